@@ -28,7 +28,7 @@ _HOMES = {
   "Lora": "models.adapters",
   "LostError": "meeting.agreement",
   "Mailbox": "meeting.mailbox",
-  "MailboxRules": "meeting.rules",
+  "MailboxRules": "meeting.members",
   "Meeting": "training.member",
   "Method": "plan.schedule.methods",
   "Model": "models.transformer",

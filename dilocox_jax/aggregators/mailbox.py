@@ -13,7 +13,7 @@ from dilocox_jax.checks import within_limits
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.meeting.carrier import Carrier
 from dilocox_jax.meeting.mailbox import Mailbox
-from dilocox_jax.meeting.rules import MailboxRules
+from dilocox_jax.meeting.members import MailboxRules
 from dilocox_jax.trees import Aggregator
 
 

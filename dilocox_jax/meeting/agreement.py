@@ -2,29 +2,23 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from dilocox_jax.meeting.inbox import Inbox
-from dilocox_jax.meeting.manifest import (
-  Manifest,
-  Sent,
-  drawn_up,
-  roster_from_json,
+from dilocox_jax.meeting.manifest import KEPT, Manifest, drawn_up
+from dilocox_jax.meeting.members import MailboxRules, Roster, Seats
+from dilocox_jax.meeting.messages import (
+  MANIFESTS,
+  Inbox,
+  manifest_path,
+  message_path,
 )
-from dilocox_jax.meeting.norms import KEPT
-from dilocox_jax.meeting.paths import MANIFESTS, manifest_path, message_path
-from dilocox_jax.meeting.roster import Roster
-from dilocox_jax.meeting.rules import MailboxRules
 from dilocox_jax.meeting.seal import JSON_BYTES, Seal
-from dilocox_jax.meeting.seats import Seats
 from dilocox_jax.meeting.snapshots import Snapshots
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 0.02, 1.0, 1.25
-
-NormOf = Callable[[Sequence[np.ndarray]], float]
 
 
 class LostError(Exception):
@@ -62,23 +56,27 @@ class Memory:
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> "Memory":
     """Returns the memory that `to_json` described."""
-    roster = roster_from_json(values["roster"])
-    return cls(values["event"], values["before"], roster, values["accepted"])
+    return cls(**{**values, "roster": Roster.from_json(values["roster"])})
 
-  def after(
-    self, agreed: Manifest, event: int, turn: int, kind: int
-  ) -> "Memory":
+  def norms(self, inbox: Inbox) -> list[float]:
+    """Returns the accepted norms of messages such as those of a turn."""
+    return self.accepted.get(f"{inbox.kind}.{inbox.turn}", [])
+
+  def after(self, agreed: Manifest, inbox: Inbox) -> "Memory":
     """Returns the memory after a turn was settled."""
-    key = f"{kind}.{turn}"
-    norms = self.accepted.get(key, []) + [each.norm for each in agreed.listed]
-    accepted = self.accepted | {key: norms[-KEPT:]}
-    if turn:
+    norms = self.norms(inbox) + [each.norm for each in agreed.listed]
+    accepted = self.accepted | {f"{inbox.kind}.{inbox.turn}": norms[-KEPT:]}
+    if inbox.turn:
       return dataclasses.replace(self, accepted=accepted)
-    return Memory(event + 1, agreed.digest(), agreed.roster, accepted)
+    return Memory(inbox.event + 1, agreed.digest(), agreed.roster, accepted)
 
 
 class Agreement:
-  """Reads the manifests of a run, and writes those that are due."""
+  """Reads the manifests of a run, and writes those that are due.
+
+  Attributes:
+    memory: What this replica knows of the events before.
+  """
 
   def __init__(
     self,
@@ -97,15 +95,16 @@ class Agreement:
       snapshots: The snapshots of the run.
       rules: The rules of the exchange.
     """
+    self.memory = Memory()
     self._store, self._seal, self._seats = store, seal, seats
     self._snapshots, self._rules = snapshots, rules
-    self._first = Manifest("", "", (), {}, Roster())
+    self._first = Manifest()
     # Objects of the last turn, which are written again if they vanish.
     self._kept: dict[str, bytes] = {}
 
   def is_listed(self, replica: str) -> bool:
     """Returns whether a replica takes part in the later turns of an event."""
-    return any(each.replica == replica for each in self._first.listed)
+    return replica in self._first.names
 
   def manifest(self, event: int, turn: int) -> Manifest | None:
     """Returns the manifest of a turn, or None if it is not written yet."""
@@ -116,27 +115,24 @@ class Agreement:
       self._store.delete([path])  # Only a stranger writes what does not open.
     return None if values is None else Manifest.from_json(values)
 
-  def reached(
-    self, inbox: Inbox, memory: Memory, kind: int, norm: NormOf
-  ) -> Manifest:
+  def reached(self, inbox: Inbox) -> Manifest:
     """Waits until the manifest of a turn is there; writes it when it is due.
 
     Raises:
       LostError: If the event was settled and deleted, or if the replicas
         before agreed on another list than this one knows.
     """
-    agreed = self._awaited(inbox, memory, kind, norm)
+    agreed = self._awaited(inbox)
     if self._snapshots.is_gone(inbox.event):
       raise LostError(f"event {inbox.event} was deleted")
-    before = memory.before if inbox.turn == 0 else self._first.digest()
-    if not inbox.is_past and agreed.before != before:
+    if not inbox.is_past and agreed.before != self._before(inbox):
       raise LostError("the others agreed on another list before")
     if inbox.turn == 0:
       self._first = agreed
     return agreed
 
   def collected(
-    self, inbox: Inbox, memory: Memory, agreed: Manifest
+    self, inbox: Inbox, agreed: Manifest
   ) -> list[tuple[str, float, list[np.ndarray]]]:
     """Waits until every listed message is there; returns them in order.
 
@@ -147,42 +143,46 @@ class Agreement:
     path = manifest_path(inbox.event, inbox.turn)
     kept = {path: self._seal.closed_json(path, agreed.to_json())}
     for each in agreed.listed:
-      path = message_path(inbox.event, inbox.turn, each.replica)
-      for _ in self._pauses(inbox, memory, agreed):
-        received = inbox.listed(each.replica, each.digest)
-        if received is not None:
-          kept[path] = received.data
-          arrays = received.message.arrays
-          messages.append((each.replica, each.weight, arrays))
+      for _ in self._pauses(inbox, agreed):
+        if message := inbox.listed(each.replica, each.digest):
+          path = message_path(inbox.event, inbox.turn, each.replica)
+          kept[path] = message.data
+          messages.append((each.replica, each.weight, message.arrays))
           break
     self._kept = kept
     return messages
 
-  def _awaited(
-    self, inbox: Inbox, memory: Memory, kind: int, norm: NormOf
-  ) -> Manifest:
+  def _before(self, inbox: Inbox) -> str:
+    """Returns the digest of the manifest before that of a turn."""
+    return self._first.digest() if inbox.turn else self.memory.before
+
+  def _awaited(self, inbox: Inbox) -> Manifest:
     path = manifest_path(inbox.event, inbox.turn)
-    pauses = self._pauses(inbox, memory)
-    while True:
-      is_late = next(pauses)
-      agreed = self.manifest(inbox.event, inbox.turn)
-      if agreed is not None:
+    for is_late in self._pauses(inbox):
+      if agreed := self.manifest(inbox.event, inbox.turn):
         return agreed
-      roster = self._due(inbox, memory, is_late)
-      if roster is not None:
-        drawn = self._drawn_up(inbox, memory, roster, kind, norm)
+      if roster := self._due(inbox, is_late):
+        names = self._first.names if inbox.turn else roster.expected()
+        drawn = drawn_up(
+          {name: inbox.held[name] for name in names if name in inbox.held},
+          before=self._before(inbox),
+          accepted=self.memory.norms(inbox),
+          max_norm_ratio=self._rules.max_norm_ratio,
+          roster=roster,
+        )
         data = self._seal.closed_json(path, drawn.to_json())
         if self._store.create(path, data):
           return drawn
+    raise AssertionError("pauses do not end")
 
-  def _due(self, inbox: Inbox, memory: Memory, is_late: bool) -> Roster | None:
+  def _due(self, inbox: Inbox, is_late: bool) -> Roster | None:
     """Returns the roster of the manifest that is to be written now, if any."""
     if inbox.is_past:
       return None
     if inbox.turn:
-      names = [each.replica for each in self._first.listed]
-      return self._first.roster if _is_time(inbox, names, is_late) else None
-    roster = memory.roster
+      is_time = _is_time(inbox, self._first.names, is_late)
+      return self._first.roster if is_time else None
+    roster = self.memory.roster
     if not (is_late or _is_time(inbox, roster.expected(), is_late)):
       return None
     # Whoever came meanwhile is asked for only now: it costs requests.
@@ -197,35 +197,8 @@ class Agreement:
     is_enough = len(present) >= self._rules.quorum
     return roster.after(inbox.event, present) if is_enough else None
 
-  def _drawn_up(
-    self,
-    inbox: Inbox,
-    memory: Memory,
-    roster: Roster,
-    kind: int,
-    norm: NormOf,
-  ) -> Manifest:
-    firsts = [each.replica for each in self._first.listed]
-    sent = {
-      name: Sent(
-        inbox.held[name].digest,
-        inbox.held[name].message.state.hex(),
-        inbox.held[name].message.weight,
-        norm(inbox.held[name].message.arrays),
-      )
-      for name in (firsts if inbox.turn else roster.expected())
-      if name in inbox.held
-    }
-    return drawn_up(
-      sent,
-      before=self._first.digest() if inbox.turn else memory.before,
-      accepted=memory.accepted.get(f"{kind}.{inbox.turn}", []),
-      max_norm_ratio=self._rules.max_norm_ratio,
-      roster=roster,
-    )
-
   def _pauses(
-    self, inbox: Inbox, memory: Memory, agreed: Manifest | None = None
+    self, inbox: Inbox, agreed: Manifest | None = None
   ) -> Iterator[bool]:
     """Yields before each try whether the grace time is over, then waits.
 
@@ -239,19 +212,17 @@ class Agreement:
       yield clock() - start > grace
       if clock() - looked > grace:
         looked = clock()
-        self._look_around(inbox, memory, agreed)
+        self._look_around(inbox, agreed)
       self._store.pause(wait)
       wait = min(PAUSE_GROWTH * wait, LONGEST_PAUSE_S)
 
-  def _look_around(
-    self, inbox: Inbox, memory: Memory, agreed: Manifest | None
-  ) -> None:
+  def _look_around(self, inbox: Inbox, agreed: Manifest | None) -> None:
     """Writes again what may have vanished; sees whether the others went on.
 
     Raises:
       LostError: If there is a newer snapshot than this replica knows.
     """
-    known = memory.event if inbox.is_past else inbox.event
+    known = self.memory.event if inbox.is_past else inbox.event
     if max(self._snapshots.events(), default=0) > known:
       raise LostError(f"the others have gone on from event {inbox.event}")
     for path, data in self._kept.items():
@@ -260,12 +231,12 @@ class Agreement:
       else:
         self._store.put(path, data)
     digests = {each.digest for each in agreed.listed} if agreed else set()
-    for name, received in inbox.held.items():
+    for name, message in inbox.held.items():
       path = message_path(inbox.event, inbox.turn, name)
-      if received.digest in digests:
-        self._store.put(path, received.data)
+      if message.digest in digests:
+        self._store.put(path, message.data)
       elif agreed is None:
-        self._store.create(path, received.data)
+        self._store.create(path, message.data)
 
 
 def _is_time(inbox: Inbox, names: Iterable[str], is_late: bool) -> bool:

@@ -6,7 +6,6 @@ a quorum has, writes the manifest, once: the list of messages that all average.
 docs/mailbox.md says what it guarantees.
 """
 
-import dataclasses
 import logging
 import os
 import time
@@ -15,26 +14,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dilocox_jax.meeting.admission import admitted, run_terms
 from dilocox_jax.meeting.agreement import (
   Agreement,
   LostError,
   Memory,
   StoppedError,
 )
-from dilocox_jax.meeting.inbox import Inbox
 from dilocox_jax.meeting.manifest import Manifest
-from dilocox_jax.meeting.norms import norm_of
-from dilocox_jax.meeting.packing import Content, layout_of
-from dilocox_jax.meeting.paths import checked_name
-from dilocox_jax.meeting.patience import Patient
-from dilocox_jax.meeting.rules import MailboxRules
-from dilocox_jax.meeting.seal import Seal
-from dilocox_jax.meeting.seats import Seats
-from dilocox_jax.meeting.secret import read_secret
+from dilocox_jax.meeting.members import (
+  MailboxRules,
+  Seats,
+  admitted,
+  checked_name,
+  run_terms,
+)
+from dilocox_jax.meeting.messages import Inbox
+from dilocox_jax.meeting.seal import Seal, read_secret
 from dilocox_jax.meeting.snapshots import Snapshot, Snapshots
-from dilocox_jax.meeting.store import Store
+from dilocox_jax.meeting.store import Patient, Store
 
+_LOG = logging.getLogger(__name__)
 STATE_BYTES = 32
 TakeSnapshot = Callable[[], tuple[int, Sequence[np.ndarray]]]
 
@@ -109,25 +108,26 @@ class Mailbox:
     store = Store(where) if is_place else where
     self.name, self.rules = checked_name(name), rules
     self._store = Patient(store, clock, pause)
-    terms = run_terms(config, text_digest, dataclasses.asdict(rules))
-    run = admitted(
+    self._run = admitted(
       self._store,
       secret,
-      terms,
+      run_terms(config, text_digest, rules),
       where=store.where,
       accept_version=accept_version,
     )
-    self._run, self._seal = run, Seal(secret, run)
+    self._seal = Seal(secret, self._run)
     self._seats = Seats(self._store, self._seal, name)
     self._snapshots = Snapshots(self._store, self._seal, rules.snapshot_every)
-    self._memory = Memory()
     self._agreement = Agreement(
       self._store, self._seal, self._seats, self._snapshots, rules
     )
-    self._is_present = self._repeats = False
-    self._loaded = self._live = self._differed = -1
+    self._is_present = self._is_past = self._repeats = False
+    self._loaded = self._differed = -1
     self._bad: set[int] = set()
-    self._counted = (-1, 0)  # The event of the last count, and the count.
+
+  @property
+  def _memory(self) -> Memory:
+    return self._agreement.memory
 
   def newest(self) -> Snapshot | None:
     """Returns the newest snapshot that is whole, and goes on from there.
@@ -139,20 +139,26 @@ class Mailbox:
     Raises:
       StoppedError: If the run has gone on, and no snapshot can be used.
     """
-    self._memory, self._is_present = Memory(), False
-    self._repeats, self._loaded, self._live = False, -1, -1
+    self._go_on(Memory())
     for event in self._snapshots.events():
-      snapshot = None if event in self._bad else self._snapshots.read(event)
-      if snapshot is not None:
-        self._memory = Memory.from_json(snapshot.meeting)
-        self._loaded = event
-        _say(f"{self.name} takes the snapshot before event {event}")
+      if event in self._bad:
+        continue
+      if snapshot := self._snapshots.read(event):
+        self._go_on(Memory.from_json(snapshot.meeting), loaded=event)
+        _LOG.info("%s takes the snapshot before event %d", self.name, event)
         return snapshot
-      if event not in self._bad:
-        _say(f"the snapshot before event {event} is damaged: it is passed over")
+      _LOG.info("the snapshot before event %d is damaged: passed over", event)
     if self._snapshots.is_gone(0):
       raise StoppedError("no snapshot of the run can be read")
     return None
+
+  def _go_on(
+    self, memory: Memory, *, loaded: int = -1, repeats: bool = False
+  ) -> None:
+    """Goes on from what is known of the events before."""
+    self._agreement.memory = memory
+    self._is_present = repeats and self.name in memory.roster.expected()
+    self._repeats, self._loaded = repeats, loaded
 
   @property
   def seat(self) -> int:
@@ -168,8 +174,8 @@ class Mailbox:
 
   def get_state(self) -> dict[str, Any]:
     """Returns what `set_state` needs, as values of JSON."""
-    seat = self._seats.index
-    return {"run": self._run, "memory": self._memory.to_json(), "seat": seat}
+    memory, seat = self._memory.to_json(), self._seats.index
+    return {"run": self._run, "memory": memory, "seat": seat}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Goes on where an earlier life of this replica was.
@@ -189,10 +195,8 @@ class Mailbox:
         f" {self.name} was: go on where that one is, or begin anew in another"
         " work directory"
       )
-    self._memory = Memory.from_json(state["memory"])
     self._seats.index = state["seat"]
-    self._is_present = self.name in self._memory.roster.expected()
-    self._repeats, self._loaded, self._live = True, -1, -1
+    self._go_on(Memory.from_json(state["memory"]), repeats=True)
 
   def attends(self, event: int) -> bool:
     """Returns whether this replica's message for an event may still count.
@@ -207,8 +211,7 @@ class Mailbox:
     if event < self._memory.event:
       return False
     if agreed := self._agreement.manifest(event, 0):
-      listed = [each.replica for each in agreed.listed]
-      return self._repeats and self.name in listed
+      return self._repeats and self.name in agreed.names
     self._repeats = False
     if self._snapshots.is_gone(event):
       raise LostError(f"event {event} was deleted")
@@ -226,7 +229,6 @@ class Mailbox:
     send: bool = True,
     state: bytes = b"",
     kind: int = 0,
-    norm: Callable[[Sequence[np.ndarray]], float] = norm_of,
     snapshot: TakeSnapshot | None = None,
   ) -> Exchanged:
     """Sends a message, and returns those that all replicas average.
@@ -242,7 +244,6 @@ class Mailbox:
         bytes; equal in all replicas, if all is well. With b"" nothing is
         compared, and no snapshot is written.
       kind: Which events have messages of a like size, e.g. the fragment.
-      norm: The size of a message.
       snapshot: Returns the first event whose result the shared state does not
         have yet, and the state; called when a snapshot is due.
 
@@ -251,48 +252,51 @@ class Mailbox:
         again with `newest`.
       StoppedError: If it must not go on at all.
     """
-    self._check_order(event, turn)
-    is_past = event < self._memory.event if turn == 0 else event != self._live
-    layout = layout_of(arrays)
-    inbox = Inbox(self._store, self._seal, event, turn, layout, is_past)
+    memory = self._memory
+    if (event > memory.event) if turn == 0 else (event >= memory.event):
+      raise ValueError(
+        f"event {event}, turn {turn} is not after {memory.event - 1}"
+      )
+    if turn == 0:
+      self._is_past = event < memory.event
+    inbox = Inbox(
+      self._store, self._seal, event, turn, arrays, kind, self._is_past
+    )
     state = state.ljust(STATE_BYTES, b"\0") if state else b""
     own = ""
     if send and (turn == 0 or self._agreement.is_listed(self.name)):
-      own = self._sent(
-        inbox, Content(state or bytes(STATE_BYTES), weight, [*arrays])
-      )
-    agreed = self._agreement.reached(inbox, self._memory, kind, norm)
-    if not is_past:
+      own = self._sent(inbox, state or bytes(STATE_BYTES), weight, arrays)
+    agreed = self._agreement.reached(inbox)
+    if not inbox.is_past:
       self._compare(agreed, event, state)
-    messages = self._agreement.collected(inbox, self._memory, agreed)
-    is_sure = not is_past and agreed.state == state.hex()
-    if turn == 0 and snapshot is not None and is_sure:
-      self._write_snapshot(event, agreed, snapshot)
-    if not is_past:
-      self._live = event
-      self._memory = self._memory.after(agreed, event, turn, kind)
+    messages = self._agreement.collected(inbox, agreed)
+    if not inbox.is_past:
+      is_due = turn == 0 and event % self.rules.snapshot_every == 0
+      if snapshot and is_due and agreed.state == state.hex():
+        self._write_snapshot(event, agreed, snapshot)
+      self._agreement.memory = memory.after(agreed, inbox)
       if turn == 0:
         self._note_presence(event, agreed, send)
-    return Exchanged(
-      messages,
-      any(each.digest == own for each in agreed.listed),
-      dict(agreed.left_out),
-    )
+    is_own_listed = any(each.digest == own for each in agreed.listed)
+    return Exchanged(messages, is_own_listed, dict(agreed.left_out))
 
-  def _check_order(self, event: int, turn: int) -> None:
-    known = self._memory.event
-    if (event > known) if turn == 0 else (event >= known):
-      raise ValueError(f"event {event}, turn {turn} is not after {known - 1}")
-
-  def _sent(self, inbox: Inbox, content: Content) -> str:
+  def _sent(
+    self,
+    inbox: Inbox,
+    state: bytes,
+    weight: float,
+    arrays: Sequence[np.ndarray],
+  ) -> str:
     """Writes this replica's message; returns its digest."""
-    own = inbox.send(self.name, content)
-    if inbox.held[self.name].digest != own.digest:
-      _say(
-        f"event {inbox.event}: {self.name} has sent already, in an earlier life"
-        " or as another process of this name; what is new stays here"
+    own = inbox.send(self.name, state, weight, arrays).digest
+    if inbox.held[self.name].digest != own:
+      _LOG.info(
+        "event %d: %s has sent already, in an earlier life or as another"
+        " process of this name; what is new stays here",
+        inbox.event,
+        self.name,
       )
-    return own.digest
+    return own
 
   def _compare(self, agreed: Manifest, event: int, state: bytes) -> None:
     """Raises an error if this replica has another state than the others."""
@@ -311,34 +315,17 @@ class Mailbox:
   def _write_snapshot(
     self, event: int, agreed: Manifest, take: TakeSnapshot
   ) -> None:
-    if event % self.rules.snapshot_every:
-      return
-    self._say_requests(event)
     if self._snapshots.is_claimed(event):
       first, arrays = take()
       memory = self._memory.to_json()
-      number, size = self._snapshots.write(
+      self._snapshots.write(
         Snapshot(event, first, agreed.state, memory, [*arrays])
       )
-      _say(
-        f"the snapshot before event {event} is written; the store holds"
-        f" {number} objects, {size / 1e6:.1f} MB"
-      )
-
-  def _say_requests(self, event: int) -> None:
-    (before, made), total = self._counted, self._store.store.requests.total()
-    if event > before >= 0:
-      each = (total - made) / (event - before)
-      _say(f"event {event}: {self.name} makes {each:.1f} requests an event")
-    self._counted = event, total
+      _LOG.info("the snapshot before event %d is written", event)
 
   def _note_presence(self, event: int, agreed: Manifest, sent: bool) -> None:
     self._is_present = self.name in agreed.roster.expected()
     if sent and not self._is_present:
-      _say(f"{self.name} was too late for event {event}")
+      _LOG.info("%s was too late for event %d", self.name, event)
     for replica, reason in agreed.left_out.items():
-      _say(f"event {event}: {replica} is left out: {reason}")
-
-
-def _say(line: str) -> None:
-  logging.getLogger(__name__).info(line)
+      _LOG.info("event %d: %s is left out: %s", event, replica, reason)

@@ -1,14 +1,27 @@
-"""The list of messages that all replicas average in a turn of an event."""
+"""The list of messages that all replicas average in a turn of an event.
+
+A replica with a broken device can send values that are wrong and finite. Its
+message is left out if its norm is more than a multiple of what is usual: the
+running median of the norms that were accepted. So that a change of all replicas
+at once (a new learning rate) does not stop the run, the median of the messages
+of the moment counts as usual too, if it is higher.
+"""
 
 import collections
 import dataclasses
+import hashlib
 import json
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dilocox_jax.meeting.norms import too_large
-from dilocox_jax.meeting.roster import Roster
-from dilocox_jax.meeting.seal import sha256_hex
+import numpy as np
+
+from dilocox_jax.meeting.members import Roster
+from dilocox_jax.meeting.messages import Message
+
+KEPT = 6  # Accepted norms behind the running median: a few events.
 
 
 class Listed(NamedTuple):
@@ -18,7 +31,7 @@ class Listed(NamedTuple):
     replica: Who sent it.
     digest: Its keyed digest.
     weight: Its weight in the mean.
-    norm: NormOf of its values, for the rule about messages that are too large.
+    norm: Norm of its values, for the rule about messages that are too large.
   """
 
   replica: str
@@ -40,11 +53,16 @@ class Manifest:
     roster: Who takes part in the next event.
   """
 
-  state: str
-  before: str
-  listed: tuple[Listed, ...]
-  left_out: dict[str, str]
-  roster: Roster
+  state: str = ""
+  before: str = ""
+  listed: tuple[Listed, ...] = ()
+  left_out: dict[str, str] = dataclasses.field(default_factory=dict)
+  roster: Roster = Roster()
+
+  @property
+  def names(self) -> list[str]:
+    """The replicas whose messages are averaged, in order."""
+    return [each.replica for each in self.listed]
 
   def to_json(self) -> dict[str, Any]:
     """Returns the manifest as values of JSON."""
@@ -52,43 +70,19 @@ class Manifest:
 
   def digest(self) -> str:
     """Returns a digest of all that the manifest says."""
-    return sha256_hex(json.dumps(self.to_json(), sort_keys=True).encode())
+    text = json.dumps(self.to_json(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "Manifest":
     """Returns the manifest that `to_json` described."""
-    return cls(
-      state=values["state"],
-      before=values["before"],
-      listed=tuple(Listed(*each) for each in values["listed"]),
-      left_out=dict(values["left_out"]),
-      roster=roster_from_json(values["roster"]),
-    )
-
-
-def roster_from_json(values: Mapping[str, Any]) -> Roster:
-  """Returns the roster that `dataclasses.asdict` described."""
-  return Roster(tuple(values["seats"]), dict(values["away"]))
-
-
-class Sent(NamedTuple):
-  """A message as whoever writes the manifest sees it.
-
-  Attributes:
-    digest: Its keyed digest.
-    state: The sender's digest of the shared state.
-    weight: Its weight in the mean.
-    norm: NormOf of its values.
-  """
-
-  digest: str
-  state: str
-  weight: float
-  norm: float
+    listed = tuple(Listed(*each) for each in values["listed"])
+    roster = Roster.from_json(values["roster"])
+    return cls(**{**values, "listed": listed, "roster": roster})
 
 
 def drawn_up(
-  sent: Mapping[str, Sent],
+  sent: Mapping[str, Message],
   *,
   before: str,
   accepted: Sequence[float],
@@ -105,7 +99,7 @@ def drawn_up(
     sent: The messages by replica, in the order of seats.
     before: Digest of the manifest before.
     accepted: Norms of accepted messages of this kind, the oldest first.
-    max_norm_ratio: See `norms.too_large`.
+    max_norm_ratio: See `too_large`.
     roster: Who takes part in the next event.
   """
   states = collections.Counter(each.state for each in sent.values())
@@ -115,11 +109,55 @@ def drawn_up(
     for name, each in sent.items()
     if each.state != state
   }
-  norms = {n: each.norm for n, each in sent.items() if n not in left_out}
+  norms = {
+    name: norm_of(each.arrays)
+    for name, each in sent.items()
+    if name not in left_out
+  }
   left_out |= too_large(norms, accepted, max_norm_ratio)
   listed = tuple(
-    Listed(name, each.digest, each.weight, each.norm)
+    Listed(name, each.digest, each.weight, norms[name])
     for name, each in sent.items()
     if name not in left_out
   )
   return Manifest(state, before, listed, left_out, roster)
+
+
+def norm_of(arrays: Sequence[np.ndarray]) -> float:
+  """Returns the Euclidean norm of all floating-point values together."""
+  squares = 0.0
+  for array in arrays:
+    if array.dtype.kind == "V":  # The short floats of `ml_dtypes`.
+      array = array.astype(np.float32)
+    if array.dtype.kind == "f":
+      flat = array.reshape(-1)
+      # The sum is in float64, and makes no copy in float64.
+      squares += float(np.einsum("i,i->", flat, flat, dtype=np.float64))
+  return math.sqrt(squares) if squares >= 0 else math.nan
+
+
+def too_large(
+  norms: Mapping[str, float], accepted: Sequence[float], max_ratio: float
+) -> dict[str, str]:
+  """Returns the messages to leave out, each with the reason.
+
+  Args:
+    norms: Norms of the messages of a turn, by replica.
+    accepted: Norms that were accepted before, the oldest first.
+    max_ratio: How many times the usual norm a message may have.
+  """
+  finite = [norm for norm in norms.values() if math.isfinite(norm)]
+  usual = [statistics.median_low(accepted[-KEPT:])] if accepted else []
+  if len(finite) > 1 or not usual:
+    usual += [statistics.median_low(finite)] if finite else []
+  limit = max_ratio * max(usual, default=0.0)
+  reasons = {}
+  for replica, norm in norms.items():
+    if not math.isfinite(norm):
+      reasons[replica] = "its values are not finite"
+    elif norm > limit:
+      reasons[replica] = (
+        f"its norm {norm:.3g} is over {max_ratio:g} times the usual"
+        f" {max(usual):.3g}"
+      )
+  return reasons

@@ -11,25 +11,26 @@ mistake a deleted manifest for one that is not written yet.
 """
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dilocox_jax.meeting.packing import Layout, arrays_in, raw_bytes
-from dilocox_jax.meeting.paths import (
+from dilocox_jax.meeting.messages import (
   EVENTS,
   MANIFESTS,
   SNAPSHOTS,
+  arrays_in,
   event_of,
   gone_path,
+  num_bytes,
+  raw_bytes,
   snapshot_path,
 )
-from dilocox_jax.meeting.seal import JSON_BYTES, TAG_BYTES, Buffer, Seal
+from dilocox_jax.meeting.seal import JSON_BYTES, TAG_BYTES, Seal
 
-PART_BYTES = 64 * 2**20
 KEPT_MARKS = 1000
-_CLAIM, _INDEX = "claim", "index"
+_CLAIM, _ARRAYS, _INDEX = "claim", "arrays", "index"
 _MARK = b"deleted"
 
 
@@ -74,23 +75,19 @@ class Snapshots:
       return True
     return self._store.get(path, len(claim)) == claim  # An answer was lost.
 
-  def write(self, snapshot: Snapshot) -> tuple[int, int]:
+  def write(self, snapshot: Snapshot) -> None:
     """Writes a snapshot that was claimed, and deletes what nobody needs now.
 
-    Returns:
-      Number and bytes of the objects of events and snapshots that are left.
+    Its index, which makes it whole, comes last.
     """
-    content = b"".join(map(raw_bytes, snapshot.arrays))
-    starts = range(0, len(content), PART_BYTES)
-    for number, start in enumerate(starts):
-      path = snapshot_path(snapshot.event, f"{number:04d}")
-      part = content[start : start + PART_BYTES]
-      self._store.put(path, self._seal.closed(path, part))
+    path = snapshot_path(snapshot.event, _ARRAYS)
+    content = self._seal.closed(path, *map(raw_bytes, snapshot.arrays))
+    self._store.put(path, content)
     kinds = [(a.dtype.name, list(a.shape)) for a in snapshot.arrays]
-    index = snapshot._asdict() | {"arrays": kinds, "bytes": len(content)}
     path = snapshot_path(snapshot.event, _INDEX)
+    index = snapshot._asdict() | {"arrays": kinds}
     self._store.put(path, self._seal.closed_json(path, index))
-    return self._delete_before(snapshot.event)
+    self._delete_before(snapshot.event)
 
   def events(self) -> list[int]:
     """Returns the events of all whole snapshots, the newest first."""
@@ -101,14 +98,13 @@ class Snapshots:
     index = self._index(event)
     if index is None:
       return None
-    parts = list(self._parts(event, index["bytes"]))
-    if any(part is None for part in parts):
-      return None
     kinds = [(np.dtype(name), tuple(s)) for name, s in index["arrays"]]
-    arrays = arrays_in(b"".join(filter(None, parts)), Layout(tuple(kinds)))
-    return Snapshot(
-      index["event"], index["first"], index["state"], index["meeting"], arrays
-    )
+    size, path = num_bytes(kinds), snapshot_path(event, _ARRAYS)
+    data = self._store.get(path, TAG_BYTES + size)
+    content = self._seal.opened(path, data)
+    if content is None or len(content) != size:
+      return None
+    return Snapshot(**{**index, "arrays": arrays_in(content, kinds)})
 
   def is_gone(self, event: int) -> bool:
     """Returns whether an event was deleted, or is about to be."""
@@ -120,24 +116,14 @@ class Snapshots:
     path = snapshot_path(event, _INDEX)
     return self._seal.opened_json(path, self._store.get(path, JSON_BYTES))
 
-  def _parts(self, event: int, size: int) -> Iterator[Buffer | None]:
-    for number, start in enumerate(range(0, size, PART_BYTES)):
-      path = snapshot_path(event, f"{number:04d}")
-      length = min(PART_BYTES, size - start)
-      data = self._store.get(path, TAG_BYTES + length)
-      part = self._seal.opened(path, data)
-      yield part if part is not None and len(part) == length else None
-
-  def _delete_before(self, event: int) -> tuple[int, int]:
-    """Deletes what the snapshot before this one replaces.
-
-    Returns:
-      Number and bytes of the objects that are left.
-    """
-    sizes = {}
-    for folder in (EVENTS, MANIFESTS, SNAPSHOTS):
-      sizes |= self._store.sizes(folder)
-    stale = self._stale(event, sizes)
+  def _delete_before(self, event: int) -> None:
+    """Deletes what the snapshot before this one replaces."""
+    paths = [
+      path
+      for folder in (EVENTS, MANIFESTS, SNAPSHOTS)
+      for path in self._store.sizes(folder)
+    ]
+    stale = self._stale(event, paths)
     blocks = {
       event_of(path) // self._every
       for path in stale
@@ -147,23 +133,21 @@ class Snapshots:
       path = gone_path(block)
       self._store.put(path, self._seal.closed(path, _MARK))
     marks = [gone_path(b - KEPT_MARKS) for b in blocks if b >= KEPT_MARKS]
-    self._store.delete([*sorted(stale), *marks])
-    left = [size for path, size in sizes.items() if path not in stale]
-    return len(left), sum(left)
+    self._store.delete([*stale, *marks])
 
-  def _stale(self, event: int, paths: Iterable[str]) -> set[str]:
+  def _stale(self, event: int, paths: Iterable[str]) -> list[str]:
     """Returns what nobody needs who starts at the snapshot before this one."""
     older = [each for each in _whole(paths) if each < event]
     index = self._index(older[0]) if older else None
     if index is None:
-      return set()
+      return []
     end = int(index["first"]) // self._every * self._every
     limits = {EVENTS: end, MANIFESTS: end, SNAPSHOTS: older[0]}
-    return {
+    return [
       path
       for path in paths
       if 0 <= event_of(path) < limits[path.partition("/")[0]]
-    }
+    ]
 
 
 def _whole(paths: Iterable[str]) -> list[int]:

@@ -1,20 +1,25 @@
 """An object store: a folder, or a bucket of S3, Google Cloud or Azure.
 
 The library `obstore` does the work. What a replica needs of a store is little,
-and a store of one's own has the methods of `Store`.
+and a store of one's own has the methods of `Store`. While it cannot be reached,
+it is waited for (`Patient`).
 """
 
 import collections
 import datetime
+import functools
+import logging
 import os
 import pathlib
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, from_url
 
+_LOG = logging.getLogger(__name__)
 # `Patient` waits and says so; the library would retry for minutes in silence.
 # The first value bounds the transfer of the largest message.
 _PATIENCE: dict[str, Any] = {
@@ -28,8 +33,6 @@ _PATIENCE: dict[str, Any] = {
     "retry_timeout": datetime.timedelta(seconds=30),
   },
 }
-
-
 _DELETED_AT_ONCE = 1000  # S3 takes so many; of files one may be missing.
 
 
@@ -65,9 +68,7 @@ class Store:
     try:
       self._objects = _opened(self.where, options)
     except (BaseError, OSError, ValueError) as error:
-      raise ValueError(
-        f"cannot open {self.where}: {first_line(error)}"
-      ) from None
+      raise ValueError(f"cannot open {self.where}: {_said(error)}") from None
 
   def get(self, path: str, at_most: int) -> bytes | None:
     """Returns an object, or None if it is missing or too large.
@@ -85,7 +86,7 @@ class Store:
     except FileNotFoundError:
       return None
     except (BaseError, OSError) as error:
-      raise AwayError(first_line(error)) from None
+      raise AwayError(_said(error)) from None
     self.bytes_down += len(data)
     return data
 
@@ -108,9 +109,8 @@ class Store:
     """Writes an object, or replaces it as a whole."""
     self._write(path, data, "overwrite")
 
-  def delete(self, paths: Iterable[str]) -> None:
+  def delete(self, paths: Sequence[str]) -> None:
     """Deletes objects; those that are missing are passed over."""
-    paths = list(paths)
     size = 1 if isinstance(self._objects, LocalStore) else _DELETED_AT_ONCE
     for start in range(0, len(paths), size):
       self.requests["delete"] += 1
@@ -119,7 +119,7 @@ class Store:
       except FileNotFoundError:
         continue
       except (BaseError, OSError) as error:
-        raise AwayError(first_line(error)) from None
+        raise AwayError(_said(error)) from None
 
   def sizes(self, prefix: str) -> dict[str, int]:
     """Returns the bytes of all objects in a folder, by path, sorted."""
@@ -129,8 +129,8 @@ class Store:
     except FileNotFoundError:
       return {}
     except (BaseError, OSError) as error:
-      raise AwayError(first_line(error)) from None
-    return {each["path"]: each["size"] for each in _by_path(found)}
+      raise AwayError(_said(error)) from None
+    return dict(sorted((each["path"], each["size"]) for each in found))
 
   def _write(self, path: str, data: bytes, mode: Any) -> None:
     self.requests["put"] += 1
@@ -139,17 +139,13 @@ class Store:
     except AlreadyExistsError:
       raise
     except (BaseError, OSError) as error:
-      raise AwayError(first_line(error)) from None
+      raise AwayError(_said(error)) from None
     self.bytes_up += len(data)
 
 
-def first_line(error: BaseException) -> str:
+def _said(error: BaseException) -> str:
   """Returns what an error says first; obstore's go on with their source."""
   return str(error).strip().split("\n")[0] or type(error).__name__
-
-
-def _by_path(found: Iterable[Any]) -> list[Any]:
-  return sorted(found, key=lambda each: each["path"])
 
 
 def _opened(where: str, options: dict[str, Any]) -> Any:
@@ -159,3 +155,56 @@ def _opened(where: str, options: dict[str, Any]) -> Any:
     return from_url(where, **(_PATIENCE | options))
   folder = pathlib.Path(where.removeprefix("file://")).expanduser().resolve()
   return LocalStore(folder, mkdir=True, automatic_cleanup=True)
+
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S, LINE_EVERY_S = 0.1, 5.0, 60.0
+
+
+class Patient:
+  """A store of which every call is repeated until it answers.
+
+  A folder without space, a bucket without permission and a link that is down
+  look alike: somebody repairs them, and the run goes on. Meanwhile one line a
+  minute says what is waited for. After a lost answer `create` is False, too.
+  """
+
+  get: Callable[[str, int], bytes | None]
+  create: Callable[[str, bytes], bool]
+  put: Callable[[str, bytes], None]
+  delete: Callable[[Sequence[str]], None]
+  sizes: Callable[[str], dict[str, int]]
+
+  def __init__(
+    self,
+    store: Any,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+  ):
+    """Wraps a store.
+
+    Args:
+      store: A `Store`, or an object with its methods.
+      clock: Seconds that never go back.
+      pause: Waits for a number of seconds.
+    """
+    self.store, self.clock, self.pause = store, clock, pause
+    for name in ("get", "create", "put", "delete", "sizes"):
+      setattr(self, name, functools.partial(self._patiently, name))
+
+  def _patiently(self, name: str, *given: Any) -> Any:
+    began, said, wait = self.clock(), None, FIRST_PAUSE_S
+    while True:
+      try:
+        answer = getattr(self.store, name)(*given)
+      except AwayError as error:
+        now = self.clock()
+        if said is None or now - said >= LINE_EVERY_S:
+          _LOG.warning("waiting for %s: %s", self.store.where, error)
+          said = now
+      else:
+        if said is not None:
+          away = self.clock() - began
+          _LOG.warning("%s is back after %.0f s", self.store.where, away)
+        return answer
+      self.pause(wait)
+      wait = min(2 * wait, LONGEST_PAUSE_S)

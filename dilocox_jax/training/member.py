@@ -16,10 +16,9 @@ from typing import Any
 from dilocox_jax.aggregators.mailbox import carried_by
 from dilocox_jax.checks import flat, require
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig, to_plan
-from dilocox_jax.meeting.admission import DiffersError
 from dilocox_jax.meeting.agreement import LostError
 from dilocox_jax.meeting.mailbox import Mailbox
-from dilocox_jax.meeting.rules import MailboxRules
+from dilocox_jax.meeting.members import DiffersError, MailboxRules
 from dilocox_jax.metrics.lines import JsonLines
 from dilocox_jax.metrics.recorder import MEETING
 from dilocox_jax.outer.newcomer import joined, passed_over

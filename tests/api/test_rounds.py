@@ -5,7 +5,7 @@ import pytest
 
 import dilocox_jax as dx
 from dilocox_jax.inner.step import accumulated_gradient, inner_step
-from dilocox_jax.meeting.admission import DiffersError
+from dilocox_jax.meeting.members import DiffersError
 from dilocox_jax.meeting.store import Store
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.trees import without_pauses

@@ -1,28 +1,110 @@
-"""How a turn is settled when something is missing or not as it was."""
+"""What a manifest lists, and how a turn is settled if something is missing."""
 
 import dataclasses
+import json
+import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from dilocox_jax.meeting import snapshots as snapshots_module
 from dilocox_jax.meeting.agreement import Agreement, LostError, Memory
-from dilocox_jax.meeting.inbox import Inbox
-from dilocox_jax.meeting.manifest import Listed, Manifest
-from dilocox_jax.meeting.norms import norm_of
-from dilocox_jax.meeting.packing import Content, layout_of
-from dilocox_jax.meeting.paths import gone_path, manifest_path, message_path
-from dilocox_jax.meeting.patience import Patient
-from dilocox_jax.meeting.roster import Roster
-from dilocox_jax.meeting.rules import MailboxRules
+from dilocox_jax.meeting.manifest import (
+  Listed,
+  Manifest,
+  drawn_up,
+  norm_of,
+  too_large,
+)
+from dilocox_jax.meeting.members import MailboxRules, Roster, Seats
+from dilocox_jax.meeting.messages import (
+  Inbox,
+  Message,
+  gone_path,
+  manifest_path,
+  message_path,
+  snapshot_path,
+)
 from dilocox_jax.meeting.seal import Seal
-from dilocox_jax.meeting.seats import Seats
 from dilocox_jax.meeting.snapshots import Snapshot, Snapshots
-from dilocox_jax.meeting.store import Store
+from dilocox_jax.meeting.store import Patient, Store
 
 SEAL = Seal(b"secret", "run")
 RULES = MailboxRules(replicas=2, quorum=2, grace_s=10.0, snapshot_every=4)
-ARRAYS = [np.array([3, 4], np.float32)]
+ARRAYS = [np.arange(6, dtype=np.float32).reshape(2, 3), np.array(7)]
 BOTH = Roster(("a", "b"))
+
+
+@pytest.fixture(name="store")
+def store_fixture():
+  return Store("memory:///")
+
+
+# Lists.
+
+
+@pytest.mark.parametrize(
+  ("sent", "listed", "reason"),
+  [
+    ({"b": ("s", 1.0), "a": ("s", 1.0)}, ["b", "a"], ""),
+    # The state that most have counts, and of two the earlier seat's.
+    ({"a": ("t", 1), "b": ("s", 1), "c": ("s", 1)}, ["b", "c"], "differs"),
+    ({"a": ("t", 1), "b": ("s", 1)}, ["a"], "its shared state differs"),
+    ({"a": ("s", 1), "b": ("s", 1e6), "c": ("s", 2)}, ["a", "c"], "8 "),
+    # Norms of another state are not usual.
+    (
+      {"a": ("t", 99), "b": ("s", 1), "c": ("s", 99), "d": ("s", 1)},
+      ["b", "d"],
+      "over 8 times",
+    ),
+    ({}, [], ""),
+  ],
+)
+def test_a_manifest_lists_those_who_agree(sent, listed, reason):
+  manifest = drawn_up(
+    {
+      name: Message(name.encode(), state, 2.0, [np.array([norm], np.float32)])
+      for name, (state, norm) in sent.items()
+    },
+    before="x",
+    accepted=[],
+    max_norm_ratio=8.0,
+    roster=Roster(("a", "b", "c"), {"c": 3}),
+  )
+  assert manifest.names == listed
+  assert all(each.weight == 2.0 for each in manifest.listed)
+  left_out = " ".join(manifest.left_out.values())
+  assert reason in left_out and bool(reason) == bool(left_out)
+  back = Manifest.from_json(json.loads(json.dumps(manifest.to_json())))
+  assert back == manifest and back.digest() == manifest.digest()
+  assert dataclasses.replace(back, before="y").digest() != back.digest()
+
+
+def left_out(norms, accepted=(), ratio=5.0):
+  named = {str(number): norm for number, norm in enumerate(norms)}
+  return set(map(int, too_large(named, accepted, ratio)))
+
+
+@pytest.mark.parametrize("factor", [10, 1e3, 1e12, np.nan, np.inf])
+@pytest.mark.parametrize("accepted", [(), (1.0, 1.1, 0.9)])
+def test_one_wrong_message_of_three_is_left_out(factor, accepted):
+  assert left_out([1.0, 1.1, factor * 1.0], accepted) == {2}
+  assert left_out([1.0, factor * 1.0], accepted) == {1}
+
+
+def test_what_is_usual_follows_the_run():
+  floats = [np.array([3], np.float32), np.array([[4]], ml_dtypes.bfloat16)]
+  assert norm_of([*floats, np.array([100])]) == pytest.approx(5)
+  assert not math.isfinite(norm_of([np.array([1, np.inf], np.float32)]))
+  assert left_out([9.0], [1.0, 1.0]) == {0}  # A lone one, and those before.
+  assert left_out([9.0]) == set() and left_out([np.nan]) == {0}
+  assert left_out([50.0, 60.0, 55.0], [1.0] * 20) == set()  # All at once.
+  assert left_out([9.0], [1.0] * 100 + [5.0] * 20) == set()
+  assert left_out([0.0, 0.0], [0.0]) == set()
+
+
+# A turn.
 
 
 class One:
@@ -31,14 +113,14 @@ class One:
   def __init__(self, store=None, **rules):
     self.now = 0.0
     self.store = store or Store("memory:///")
-    patient = Patient(self.store, lambda: self.now, self._pause)
-    self.patient = patient
-    self.snapshots = Snapshots(patient, SEAL, RULES.snapshot_every)
+    self.patient = Patient(self.store, lambda: self.now, self._pause)
+    self.snapshots = Snapshots(self.patient, SEAL, RULES.snapshot_every)
+    self.seats = Seats(self.patient, SEAL, "a")
     self.at_pause = lambda: None
     self.agreement = Agreement(
-      patient,
+      self.patient,
       SEAL,
-      Seats(patient, SEAL, "a"),
+      self.seats,
       self.snapshots,
       dataclasses.replace(RULES, **rules),
     )
@@ -48,117 +130,88 @@ class One:
     assert self.now < 1000, "it waits for ever"
     self.at_pause()
 
-  def inbox(self, event, turn=0):
-    return Inbox(self.patient, SEAL, event, turn, layout_of(ARRAYS))
+  def inbox(self, event=3, turn=0, **options):
+    return Inbox(self.patient, SEAL, event, turn, ARRAYS, **options)
 
-  def send(self, name, event, turn=0):
-    content = Content(bytes(32), 1.0, ARRAYS)
-    return self.inbox(event, turn).send(name, content)
+  def send(self, names, event=3, turn=0):
+    for name in names:
+      self.inbox(event, turn).send(name, bytes(32), 1.0, ARRAYS)
 
-  def settle(self, event, turn=0, memory=None):
-    memory = memory or Memory(event=event, roster=BOTH)
-    inbox = self.inbox(event, turn)
-    agreed = self.agreement.reached(inbox, memory, 0, norm_of)
-    self.agreement.collected(inbox, memory, agreed)
+  def settle(self, event=3, turn=0, memory=None, inbox=None):
+    self.agreement.memory = memory or Memory(event=event, roster=BOTH)
+    inbox = inbox or self.inbox(event, turn)
+    agreed = self.agreement.reached(inbox)
+    self.agreement.collected(inbox, agreed)
     return agreed
 
-  def settle_first(self, event):
-    for name in "ab":
-      self.send(name, event)
+  def settled(self, event=3):
+    self.send("ab", event)
     return self.settle(event)
 
+  def waits(self, **given):
+    with pytest.raises(AssertionError, match="waits for ever"):
+      self.settle(**given)
 
-def names(manifest):
-  return [each.replica for each in manifest.listed]
 
-
-def test_a_turn_is_settled_at_once_when_all_have_sent():
+def test_a_turn_is_settled_when_all_have_sent_or_the_grace_time_is_over():
   one = One()
-  assert names(one.settle_first(3)) == ["a", "b"]
-  assert one.now == 0
-
-
-def test_who_does_not_send_is_waited_for_up_to_the_grace_time():
+  assert one.settled().names == ["a", "b"] and one.now == 0
+  one.send("b", 5)
+  one.waits(event=5)  # It is less than a quorum.
   one = One(quorum=1)
-  one.send("b", 3)
-  agreed = one.settle(3)
-  assert names(agreed) == ["b"] and agreed.roster.away == {"a": 3}
+  one.send("b")
+  agreed = one.settle()
+  assert agreed.names == ["b"] and agreed.roster.away == {"a": 3}
   assert 10 < one.now < 12
-
-
-def test_less_than_a_quorum_settles_nothing():
-  one = One()
-  one.send("b", 3)
-  with pytest.raises(AssertionError, match="waits for ever"):
-    one.settle(3)
 
 
 def test_the_first_event_waits_for_the_replicas_of_the_rules():
   one = One(quorum=1)
-  seats = Seats(one.patient, SEAL, "a")
-  seats.announce(0, Roster())
+  one.seats.announce(0, Roster())
   one.send("a", 0)
-  assert names(one.settle(0, memory=Memory())) == ["a"]
+  assert one.settle(0, memory=Memory()).names == ["a"]
   assert one.now > 10
 
 
-def test_a_later_turn_belongs_to_those_of_the_first():
+@pytest.mark.parametrize("names", ["bca", "b", ""])
+def test_a_later_turn_belongs_to_those_of_the_first_who_still_send(names):
   one = One()
-  one.settle_first(3)
-  one.send("b", 3, 1)
-  one.send("c", 3, 1)
-  one.send("a", 3, 1)
-  agreed = one.settle(3, 1)
-  assert names(agreed) == ["a", "b"] and one.now == 0
+  one.settled()
+  one.send(names, turn=1)
+  assert one.settle(turn=1).names == sorted(set("ab") & set(names))
+  assert (one.now > 10) == (len(names) < 3)
 
 
-def test_a_later_turn_goes_on_without_those_who_died_in_between():
+def test_what_was_settled_otherwise_is_noticed():
   one = One()
-  one.settle_first(3)
-  one.send("b", 3, 1)
-  assert names(one.settle(3, 1)) == ["b"]
-  one.settle_first(4)
-  assert names(one.settle(4, 1)) == []
-
-
-def test_a_manifest_of_a_deleted_event_is_not_used():
-  one = One()
-  one.settle_first(3)
-  path = gone_path(0)
-  one.store.put(path, SEAL.closed(path, b"deleted"))
-  with pytest.raises(LostError, match="event 3 was deleted"):
-    one.settle(3)
-
-
-def test_another_list_before_is_noticed():
-  one = One()
-  one.settle_first(3)
+  one.settled()
   memory = Memory(event=3, before="another", roster=BOTH)
   with pytest.raises(LostError, match="another list before"):
-    one.settle(3, memory=memory)
+    one.settle(memory=memory)
+  path = gone_path(0)
+  one.store.put(path, b"deleted")  # A mark that a stranger wrote says nothing.
+  one.settle()
+  one.store.put(path, SEAL.closed(path, b"deleted"))
+  with pytest.raises(LostError, match="event 3 was deleted"):
+    one.settle()
 
 
-def test_a_forged_manifest_is_deleted_and_written_by_a_member():
+def test_forged_and_renamed_manifests_do_not_count():
   one = One()
-  one.store.put(manifest_path(3, 0), b'{"seal":"' + b"0" * 64 + b'","is":{}}\n')
-  assert names(one.settle_first(3)) == ["a", "b"]
-
-
-def test_a_manifest_of_another_event_does_not_count():
-  one = One()
-  one.settle_first(3)
+  forged = b'{"seal":"' + b"0" * 64 + b'","is":{}}\n'
+  one.store.put(manifest_path(3, 0), forged)
+  assert one.settled().names == ["a", "b"]
   old = one.store.get(manifest_path(3, 0), 10**6)
   assert old is not None
   one.store.put(manifest_path(4, 0), old)
-  for name in "ab":
-    one.send(name, 4)
+  one.send("ab", 4)
   agreed = one.settle(4, memory=Memory(event=4, before="x", roster=BOTH))
   assert agreed.before == "x"
 
 
 def test_a_listed_message_that_vanished_is_waited_for_and_written_again():
-  one, other = One(), None
-  one.settle_first(3)
+  one = One()
+  one.settled()
   path = message_path(3, 0, "b")
   data = one.store.get(path, 10**6)
   one.store.delete([path])
@@ -166,72 +219,141 @@ def test_a_listed_message_that_vanished_is_waited_for_and_written_again():
 
   def keep_waiting():
     if other.now > 30 and one.now == 0:  # The other waits for event 4.
-      with pytest.raises(AssertionError, match="waits for ever"):
-        one.settle(4)
+      one.waits(event=4)
 
   other.at_pause = keep_waiting
-  assert names(other.settle(3)) == ["a", "b"]
+  assert other.settle().names == ["a", "b"]
   assert one.store.get(path, 10**6) == data
 
 
 def test_two_that_wait_for_each_others_message_write_theirs_again():
   one = One()
-  for name in "ab":
-    one.send(name, 3)
-  path = message_path(3, 0, "a")
-  data = one.store.get(path, 10**6)
-  memory = Memory(event=3, roster=BOTH)
-  inbox = one.inbox(3)
-  agreed = one.agreement.reached(inbox, memory, 0, norm_of)
-  for name in "ab":
-    one.store.delete([message_path(3, 0, name)])
+  one.send("ab")
+  paths = [message_path(3, 0, name) for name in "ab"]
+  data = one.store.get(paths[0], 10**6)
+  inbox = one.inbox()
+  one.agreement.memory = Memory(event=3, roster=BOTH)
+  agreed = one.agreement.reached(inbox)
+  one.store.delete(paths)
   inbox.held.pop("b")
   with pytest.raises(AssertionError, match="waits for ever"):
-    one.agreement.collected(inbox, memory, agreed)
-  assert one.store.get(path, 10**6) == data
+    one.agreement.collected(inbox, agreed)
+  assert one.store.get(paths[0], 10**6) == data
 
 
 def test_a_message_that_vanished_before_the_manifest_is_written_again():
   one = One()
-  one.send("a", 3)
+  one.send("a")
   path = message_path(3, 0, "a")
   one.at_pause = lambda: one.store.delete([path] if one.now < 9 else [])
-  with pytest.raises(AssertionError, match="waits for ever"):
-    one.settle(3)
+  one.waits()
   assert one.store.get(path, 10**6) is not None
 
 
 def test_who_waits_for_what_was_deleted_looks_for_a_newer_snapshot():
   one = One()
-  listed = Listed("b", "0" * 64, 1.0, 5.0)
-  manifest = Manifest("", "", (listed,), {}, BOTH)
+  manifest = Manifest("", "", (Listed("b", "0" * 64, 1.0, 5.0),), {}, BOTH)
   path = manifest_path(3, 0)
   one.store.put(path, SEAL.closed_json(path, manifest.to_json()))
   one.snapshots.write(Snapshot(8, 8, "", {}, ARRAYS))
   with pytest.raises(LostError, match="gone on from event 3"):
-    one.settle(3)
+    one.settle()
   assert one.now == 0
 
 
 def test_a_turn_before_the_snapshot_is_only_read():
   one = One()
-  for name in "ab":
-    one.send(name, 3)
-  inbox = Inbox(one.patient, SEAL, 3, 0, layout_of(ARRAYS), is_past=True)
-  with pytest.raises(AssertionError, match="waits for ever"):
-    one.agreement.reached(inbox, Memory(event=5, roster=BOTH), 0, norm_of)
+  one.send("ab")
+  memory = Memory(event=5, roster=BOTH)
+  one.waits(memory=memory, inbox=one.inbox(is_past=True))
   assert one.store.get(manifest_path(3, 0), 10**6) is None
 
 
 def test_the_memory_keeps_the_last_norms_of_each_kind():
-  memory = Memory(roster=BOTH)
+  memory, one = Memory(roster=BOTH), One()
   listed = tuple(Listed(n, "", 1.0, 2.0) for n in "abc")
   manifest = Manifest("s", "", listed, {}, BOTH)
-  for event in range(4):
-    memory = memory.after(manifest, event, 0, kind=event % 2)
-    memory = memory.after(manifest, event, 1, kind=event % 2)
+  for event, turn in [(event, turn) for event in range(4) for turn in (0, 1)]:
+    memory = memory.after(manifest, one.inbox(event, turn, kind=event % 2))
   assert memory.event == 4 and memory.before == manifest.digest()
   assert {key: len(v) for key, v in memory.accepted.items()} == dict.fromkeys(
     ["0.0", "0.1", "1.0", "1.1"], 6
   )
-  assert Memory.from_json(memory.to_json()) == memory
+  back = Memory.from_json(json.loads(json.dumps(memory.to_json())))
+  assert back == memory
+
+
+# Snapshots.
+
+
+def of_run(store):
+  return Snapshots(store, SEAL, every=4)
+
+
+def snapshot(event, first=None):
+  first = event if first is None else first
+  return Snapshot(event, first, "ab", {"roster": [1]}, ARRAYS)
+
+
+def test_a_snapshot_comes_back(store):
+  of_run(store).write(snapshot(8, 6))
+  back = of_run(store).read(8)
+  assert back is not None
+  assert back[:4] == snapshot(8, 6)[:4]
+  for mine, theirs in zip(ARRAYS, back.arrays, strict=True):
+    assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+    assert mine.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("part", ["arrays", "index"])
+@pytest.mark.parametrize("harm", ["missing", "cut", "longer", "other"])
+def test_a_damaged_snapshot_is_none(store, part, harm):
+  mine = of_run(store)
+  mine.write(snapshot(8))
+  path = snapshot_path(8, part)
+  data = store.get(path, 10**6)
+  store.delete([path])
+  changed = {"cut": data[:-1], "other": data[:-2] + b"xx"}
+  changed |= {"longer": data + b"x"}
+  if harm in changed:
+    store.put(path, changed[harm])
+  assert mine.read(8) is None
+
+
+def test_one_claims_a_snapshot_and_only_whole_ones_are_found(store):
+  first, second = of_run(store), of_run(store)
+  for event in (4, 8):
+    assert first.is_claimed(event) and not second.is_claimed(event)
+    assert first.is_claimed(event)  # It may ask again.
+    first.write(snapshot(event))
+  assert second.is_claimed(12)  # And its writer died.
+  assert first.events() == [8, 4]
+
+
+def fill(store, events):
+  for event in events:
+    store.put(message_path(event, 0, "oslo"), b"x" * 10)
+    store.put(manifest_path(event, 0), b"x" * 10)
+
+
+def test_what_nobody_needs_is_deleted_and_marked(store):
+  mine = of_run(store)
+  fill(store, range(20))
+  for event, first in [(8, 8), (12, 9), (16, 15)]:
+    mine.is_claimed(event)
+    mine.write(snapshot(event, first))
+  # The snapshot before event 12 needs event 9, which is in the block from 8 on.
+  left = store.sizes("event") | store.sizes("manifest")
+  assert len(left) == 24 and min(left) == message_path(8, 0, "oslo")
+  assert mine.events() == [16, 12]
+  assert [mine.is_gone(e) for e in (0, 7, 8, 16)] == [True, True, False, False]
+
+
+def test_the_marks_do_not_grow_without_end(store, monkeypatch):
+  monkeypatch.setattr(snapshots_module, "KEPT_MARKS", 3)
+  mine = of_run(store)
+  for event in range(0, 80, 4):
+    fill(store, range(event, event + 4))
+    mine.write(snapshot(event))
+  assert len(store.sizes("gone")) <= 4
+  assert len(store.sizes("event")) <= 12

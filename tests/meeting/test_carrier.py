@@ -36,7 +36,7 @@ def test_apart_is_as_together(name):
 def test_processes_that_meet_in_a_folder_are_as_together(
   name, num_replicas, tmp_path
 ):
-  module = "tests.meeting.rounds_process"
+  module = "tests.meeting.apart"
   command = [sys.executable, "-m", module, str(tmp_path / "run"), name]
   files = [tmp_path / f"{number}.npz" for number in range(num_replicas)]
   running = [

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from dilocox_jax.meeting.secret import write_secret
+from dilocox_jax.meeting.seal import write_secret
 from tests.oracles import mailbox as twin
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -47,7 +47,7 @@ class Group:
     options |= {key: value for key, value in changes.items() if key != "path"}
     with (self.folder / f"{name}.log").open("ab") as log:
       process = subprocess.Popen(
-        [sys.executable, "-m", "tests.meeting.replica", json.dumps(options)],
+        [sys.executable, "-m", "tests.meeting.world", json.dumps(options)],
         cwd=changes.get("path", ROOT),
         stderr=log,
       )

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import stateful
 from hypothesis import strategies as st
 
-from dilocox_jax.meeting.rules import MailboxRules
-from tests.meeting.toy import MARKS, Toy
-from tests.meeting.world import Process, World
+from dilocox_jax.meeting.members import MailboxRules
+from tests.meeting.world import MARKS, Process, Toy, World
 
 NAMES = ("a", "b", "c")
 EVENTS = 12

@@ -5,9 +5,8 @@ import random
 
 import pytest
 
-from dilocox_jax.meeting.rules import MailboxRules
-from tests.meeting.toy import Toy
-from tests.meeting.world import Process, World
+from dilocox_jax.meeting.members import MailboxRules
+from tests.meeting.world import Process, Toy, World
 
 RULES = MailboxRules(replicas=3, quorum=2, grace_s=5.0, snapshot_every=4)
 EVENTS, DISTURBED = 30, 12

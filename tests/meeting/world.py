@@ -1,19 +1,132 @@
-"""Replicas in threads of which one moves at a time, and a store that fails.
+"""Replicas that train by hand through a mailbox, as a carrier would.
 
-A thread stops before every call of the store and in every pause, until the test
-lets it go on and says what happens to the call. Time is what the test says.
+Their inner steps end at a place that depends on the shared parameters and on
+their name alone. So a twin can compute what all must have, from the lists of
+messages (tests/oracles/mailbox.py). They are threads of which one moves at a
+time, before a store that fails: a thread stops before every call of the store
+and in every pause, until the test lets it go on and says what happens to the
+call. Time is what the test says. Or each is a process of its own:
+`python -m tests.meeting.world JSON`.
 """
 
+import hashlib
 import json
+import logging
+import pathlib
+import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from dilocox_jax.meeting.mailbox import Mailbox
-from dilocox_jax.meeting.rules import MailboxRules
-from dilocox_jax.meeting.store import AwayError
-from tests.meeting.toy import Toy
+import numpy as np
+
+from dilocox_jax.meeting.agreement import LostError
+from dilocox_jax.meeting.mailbox import Exchanged, Mailbox
+from dilocox_jax.meeting.members import DiffersError, MailboxRules
+from dilocox_jax.meeting.store import AwayError, Store
+from tests.oracles import mailbox as twin
+
+MARKS = 16  # 64-bit words with one bit for every piece of progress.
+
+
+class Toy:
+  """One replica.
+
+  Attributes:
+    history: Digest of what was averaged, by event, as this replica saw it.
+    credited: Marks of the progress that was averaged, by replica.
+    kept: Marks of the progress that this replica has not got rid of.
+    made: Marks of all progress that it has made.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    events: int,
+    *,
+    turns: int = 1,
+    delay: int = 0,
+    marks: Iterator[int] | None = None,
+    work: Callable[[int], None] = lambda event: None,
+  ):
+    self.name, self.events, self.turns, self.delay = name, events, turns, delay
+    self.marks, self.work = marks or iter(()), work
+    self.history: dict[int, str] = {}
+    self.credited: list[tuple[int, str, bytes]] = []
+    self.kept = np.zeros(MARKS, np.uint64)
+    self.made = np.zeros(MARKS, np.uint64)
+    self.theta, self.momentum = twin.start()
+    self.losses = self.event = 0
+
+  def run(self, box: Mailbox) -> None:
+    """Goes through all events."""
+    self._begin(box)
+    while self.event < self.events:
+      try:
+        self._one_event(box)
+      except LostError:
+        self.losses += 1
+        self.kept = np.zeros(MARKS, np.uint64)
+        self._begin(box)
+
+  def _begin(self, box: Mailbox) -> None:
+    self.pending: list[np.ndarray] = []
+    snapshot = box.newest()
+    if snapshot is None:
+      self.theta, self.momentum = twin.start()
+      self.event = 0
+    else:
+      self.theta, self.momentum = snapshot.arrays
+      self.event = snapshot.first
+
+  def saved(self, theta, momentum) -> list[np.ndarray]:
+    """Returns what a snapshot holds."""
+    return [theta, momentum]
+
+  def _one_event(self, box: Mailbox) -> None:
+    event = self.event
+    while len(self.pending) > self.delay:
+      mean = self.pending.pop(0)
+      self.theta, self.momentum = twin.outer(self.theta, self.momentum, mean)
+    theta, momentum = self.theta, self.momentum
+    is_there = box.attends(event)
+    delta = np.zeros_like(theta)
+    if is_there:
+      self.work(event)
+      mark = next(self.marks, None)
+      if mark is not None:
+        self.kept[mark // 64] |= np.uint64(1 << mark % 64)
+        self.made[mark // 64] |= np.uint64(1 << mark % 64)
+      delta = twin.delta(self.name, theta)
+    first = event - len(self.pending)
+    exchanged = Exchanged([], False, {})
+    for turn in range(self.turns):
+      exchanged = box.exchange(
+        event,
+        turn,
+        [delta, self.kept.copy()],
+        weight=twin.weight(self.name),
+        send=is_there,
+        state=hashlib.sha256(theta.tobytes() + momentum.tobytes()).digest(),
+        snapshot=lambda: (first, self.saved(theta, momentum)),
+      )
+    self._take(event, exchanged)
+    self.event += 1
+
+  def _take(self, event: int, exchanged: Exchanged) -> None:
+    if exchanged.is_own_listed:
+      self.kept = np.zeros(MARKS, np.uint64)
+    told: Any = hashlib.sha256()
+    for name, weight, arrays in exchanged.messages:
+      told.update(f"{name} {weight}".encode() + arrays[0].tobytes())
+      self.credited.append((event, name, arrays[1].tobytes()))
+    self.history[event] = told.hexdigest()
+    self.pending.append(
+      twin.mean([(w, arrays[0]) for _, w, arrays in exchanged.messages])
+    )
+
 
 SECRET = b"s" * 64
 CONFIG = {"model": {"size": 50}}
@@ -166,3 +279,52 @@ class Process:
     finally:
       self.has_ended = True
       self._back.release()
+
+
+STEP_S = 0.03
+
+
+class MarkedStore(Store):
+  """It refuses to write while a file beside it says so."""
+
+  def _write(self, path: str, data: bytes, mode: Any) -> None:
+    if pathlib.Path(f"{self.where}.read-only").exists():
+      raise AwayError("read-only file system")
+    super()._write(path, data, mode)
+
+
+def main(options: dict[str, Any]) -> None:
+  """Takes part in a run as a process of its own, until the run ends.
+
+  It writes what it has at the end, and when it took part, to a file.
+  """
+  logging.basicConfig(level=logging.INFO, format="%(message)s")
+  times: list[float] = []
+
+  def work(event: int) -> None:
+    times.append(time.time())
+    time.sleep(STEP_S)
+
+  toy = Toy(options["name"], options["events"], work=work)
+  skew = options["skew"]
+  try:
+    box = Mailbox(
+      MarkedStore(options["folder"]),
+      name=options["name"],
+      secret=options["secret"],
+      config=options["config"],
+      rules=MailboxRules(**options["rules"]),
+      accept_version=options.get("accept_version", False),
+      clock=lambda: time.monotonic() + skew,
+    )
+  except DiffersError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+  toy.run(box)
+  result = {"theta": toy.theta.tobytes().hex(), "times": times}
+  result |= {"losses": toy.losses}
+  pathlib.Path(options["result"]).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+  main(json.loads(sys.argv[1]))

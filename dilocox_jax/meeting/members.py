@@ -1,0 +1,265 @@
+"""Who takes part in a run, by which rules, and who is waited for.
+
+`run.json` says what a run is. The replica that comes first writes it, nobody
+changes it afterwards, and a newcomer that differs is refused itself. A newcomer
+takes the next free seat (create once), and writes the event from which it takes
+part. One that did not send in time is away since that event, and nobody waits
+for it until its seat names a later event. Seats have numbers, so to look for a
+newcomer is to ask for one object.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+import pathlib
+import platform
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import dilocox_jax
+from dilocox_jax.checks import check_limits, flat, limited, require
+from dilocox_jax.meeting.messages import RUN, seat_path
+from dilocox_jax.meeting.seal import JSON_BYTES, Seal
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_VERSIONED = ("jax", "jaxlib", "numpy")
+_NEVER = -1  # Before the first event.
+
+
+class DiffersError(ValueError):
+  """Means that a replica must not take part. The message is one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MailboxRules:
+  """When a round is settled, and what is left out; equal in all replicas.
+
+  Attributes:
+    replicas: Replicas that the first event waits for, up to the grace time.
+    quorum: Messages without which no event is settled.
+    grace_s: Seconds that a replica waits for those who are expected.
+    snapshot_every: Events between two snapshots of the shared state.
+    max_norm_ratio: How many times the usual norm a message may have.
+  """
+
+  replicas: int = limited(2, at_least=1)
+  quorum: int = limited(1, at_least=1)
+  grace_s: float = limited(60.0, above=0)
+  snapshot_every: int = limited(64, at_least=1)
+  max_norm_ratio: float = limited(5.0, above=1)
+
+  def __post_init__(self):
+    check_limits(self, "meet.")
+
+
+def run_terms(
+  config: Mapping[str, Any], text_digest: str, rules: MailboxRules
+) -> dict[str, Any]:
+  """Returns what must be equal in all replicas.
+
+  Args:
+    config: All that a run's result depends on, as nested mappings of JSON. What
+      may differ (devices, folders, the pace) is left out.
+    text_digest: Digest of the training text.
+    rules: The rules of the exchange.
+  """
+  return {
+    "config": dict(config),
+    "rules": dataclasses.asdict(rules),
+    "text": text_digest,
+    "code": _own_code_digest(),
+    "versions": {
+      "python": ".".join(platform.python_version_tuple()[:2]),
+      **{name: importlib.metadata.version(name) for name in _VERSIONED},
+    },
+  }
+
+
+@functools.cache  # What runs was read when the program began.
+def _own_code_digest() -> str:
+  return code_digest(pathlib.Path(dilocox_jax.__file__).parent)
+
+
+def code_digest(package: pathlib.Path) -> str:
+  """Returns a digest of the paths and texts of a package's Python files."""
+  digest = hashlib.sha256()
+  for file in sorted(package.rglob("*.py")):
+    text = hashlib.sha256(file.read_bytes()).hexdigest()
+    digest.update(f"{file.relative_to(package).as_posix()} {text}\n".encode())
+  return digest.hexdigest()
+
+
+def admitted(
+  store: Any,
+  secret: bytes,
+  terms: Mapping[str, Any],
+  *,
+  where: str,
+  accept_version: bool = False,
+) -> str:
+  """Writes `run.json`, or compares this replica with it.
+
+  Args:
+    store: A `Patient` store.
+    secret: The shared secret.
+    terms: See `run_terms`.
+    where: The store's name, for messages.
+    accept_version: Whether other code and versions are let in.
+
+  Returns:
+    What tells this run from every other one, for its seal.
+
+  Raises:
+    DiffersError: If this replica differs, or does not have the secret.
+  """
+  seal = Seal(secret, "")
+  record = {**terms, "id": secrets.token_hex(16)}
+  store.create(RUN, seal.closed_json(RUN, record))
+  found = seal.opened_json(RUN, store.get(RUN, JSON_BYTES))
+  if found is None:
+    raise DiffersError(
+      f"{RUN} at {where} is not sealed with this secret: take the secret of"
+      " that run, or another place for a new run"
+    )
+  run = str(found.pop("id"))
+  ours, theirs = flat(json.loads(json.dumps(terms))), flat(found)
+  for field in dict.fromkeys([*ours, *theirs]):
+    one, other = ours.get(field), theirs.get(field)
+    advice = "take the run's value"
+    if field.partition(".")[0] in ("code", "versions"):
+      if accept_version:
+        continue
+      advice = "install the same, or accept it if it computes the same"
+    if one != other:
+      raise DiffersError(
+        f"{field} is {_short(one)} here and {_short(other)} in the run at"
+        f" {where}: {advice}"
+      )
+  return run
+
+
+def _short(value: Any) -> str:
+  """Returns a value for a message; of a digest the first characters."""
+  is_digest = isinstance(value, str) and len(value) == 64
+  return f"{value[:8]}..." if is_digest else repr(value)
+
+
+def checked_name(replica: str) -> str:
+  """Returns the name of a replica.
+
+  Raises:
+    ValueError: If it cannot be a part of a path. The message is one line.
+  """
+  require(
+    bool(_NAME.fullmatch(replica)),
+    f"replica={replica!r} must be 1 to 32 of the characters a-z, 0-9, _ and -,"
+    " and begin with a letter or a digit",
+  )
+  return replica
+
+
+@dataclasses.dataclass(frozen=True)
+class Roster:
+  """Who takes part after an event; a part of its manifest.
+
+  Attributes:
+    seats: All replicas that ever took part, in the order of their seats.
+    away: Those that are not waited for, each with the event that it missed.
+  """
+
+  seats: tuple[str, ...] = ()
+  away: dict[str, int] = dataclasses.field(default_factory=dict)
+
+  @classmethod
+  def from_json(cls, values: Mapping[str, Any]) -> "Roster":
+    """Returns the roster that `dataclasses.asdict` described."""
+    return cls(tuple(values["seats"]), dict(values["away"]))
+
+  def expected(self) -> list[str]:
+    """Returns the replicas that are waited for, in the order of seats."""
+    return [name for name in self.seats if name not in self.away]
+
+  def renewed(
+    self, event: int, read_seat: Callable[[int], dict[str, Any] | None]
+  ) -> "Roster":
+    """Returns the roster with those who came, or came back, by an event.
+
+    Args:
+      event: The event that is about to be agreed on.
+      read_seat: Returns what the holder of a seat wrote, or None.
+    """
+    seats, away = list(self.seats), dict(self.away)
+    back = {n: read_seat(i) for i, n in enumerate(seats) if n in away}
+    while seat := read_seat(len(seats)):
+      seats.append(str(seat["name"]))
+      back[seats[-1]], away[seats[-1]] = seat, _NEVER
+    for name, seat in back.items():
+      if seat and away[name] < int(seat["since"]) <= event:
+        del away[name]
+    return Roster(tuple(seats), away)
+
+  def after(self, event: int, present: Iterable[str]) -> "Roster":
+    """Returns the roster after an event at which some were present."""
+    present = set(present)
+    away = {n: e for n, e in self.away.items() if n not in present}
+    missed = [n for n in self.expected() if n not in present]
+    return Roster(self.seats, away | dict.fromkeys(missed, event))
+
+
+class Seats:
+  """Reads all seats, and writes that of one replica.
+
+  Attributes:
+    index: Number of this replica's seat; None before it has announced itself.
+  """
+
+  def __init__(self, store: Any, seal: Seal, name: str):
+    """Opens the seats of a run.
+
+    Args:
+      store: A `Patient` store.
+      seal: The seal of the run.
+      name: Name of this replica.
+    """
+    self._store, self._seal, self._name = store, seal, name
+    self._since: int | None = None
+    self.index: int | None = None
+
+  def read(self, index: int) -> dict[str, Any] | None:
+    """Returns what the holder of a seat wrote, or None."""
+    path = seat_path(index)
+    return self._seal.opened_json(path, self._store.get(path, JSON_BYTES))
+
+  def announce(self, event: int, roster: Roster) -> None:
+    """Says that this replica is there from an event on.
+
+    It keeps its seat, and else takes one that is free, or was of an earlier
+    life of this replica.
+
+    Args:
+      event: The event.
+      roster: The roster after the event before.
+    """
+    if self._since == event:
+      return
+    index, seat = len(roster.seats), {"name": self._name, "since": event}
+    if self._name in roster.seats:
+      index = roster.seats.index(self._name)
+    while True:
+      path = seat_path(index)
+      data = self._seal.closed_json(path, seat)
+      if self._store.create(path, data):
+        break
+      found = self.read(index)
+      if found is None:  # Only a stranger writes what does not open.
+        self._store.delete([path])
+      elif found["name"] == self._name:
+        self._store.put(path, data)
+        break
+      else:
+        index += 1
+    self.index, self._since = index, event

@@ -1,0 +1,207 @@
+"""The objects of a run: their names, and messages as raw bytes.
+
+run.json                     what is trained, and by which rules
+seat/0002                    who takes part, and since when
+event/0000000012/0/oslo      message of a replica: event, turn, name
+manifest/0000000012.0        the messages of a turn that all average
+snapshot/0000000064/...      shared state before an event
+gone/0000000003              says that a block of events was deleted
+
+So nobody has to list the store. A message is numpy arrays behind a fixed
+header: a digest of the layout (types and shapes), the sender's digest of the
+shared state, and its weight. All replicas know the layout of a message from the
+plan. So they know its size before they ask for it.
+"""
+
+import hashlib
+import math
+import re
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dilocox_jax.meeting.seal import TAG_BYTES, Buffer, Seal
+
+RUN = "run.json"
+EVENTS, MANIFESTS, SNAPSHOTS = "event", "manifest", "snapshot"
+
+_HEADER = struct.Struct("<32s32sd")
+HEADER_BYTES = TAG_BYTES + _HEADER.size  # Before the arrays of a message.
+
+Kind = tuple[np.dtype, tuple[int, ...]]  # Type and shape of an array.
+
+
+def seat_path(index: int) -> str:
+  """Returns the path of a seat."""
+  return f"seat/{index:04d}"
+
+
+def message_path(event: int, turn: int, replica: str) -> str:
+  """Returns the path of a replica's message."""
+  return f"{EVENTS}/{event:010d}/{turn}/{replica}"
+
+
+def manifest_path(event: int, turn: int) -> str:
+  """Returns the path of a turn's manifest."""
+  return f"{MANIFESTS}/{event:010d}.{turn}"
+
+
+def snapshot_path(event: int, part: str) -> str:
+  """Returns the path of a part of the snapshot before an event."""
+  return f"{SNAPSHOTS}/{event:010d}/{part}"
+
+
+def gone_path(block: int) -> str:
+  """Returns the path of the mark that a block of events was deleted."""
+  return f"gone/{block:010d}"
+
+
+def event_of(path: str) -> int:
+  """Returns the event of a message, manifest or snapshot; -1 for others."""
+  found = re.match(r"(?:event|manifest|snapshot)/(\d{10})[./]", path)
+  return int(found.group(1)) if found else -1
+
+
+def kinds_of(arrays: Iterable[np.ndarray]) -> list[Kind]:
+  """Returns types and shapes of arrays."""
+  return [(array.dtype, array.shape) for array in arrays]
+
+
+def num_bytes(kinds: Iterable[Kind]) -> int:
+  """Returns the bytes of arrays of some types and shapes."""
+  return sum(kind.itemsize * math.prod(shape) for kind, shape in kinds)
+
+
+def raw_bytes(array: np.ndarray) -> memoryview:
+  """Returns the values of an array in little-endian order."""
+  little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+  return np.ascontiguousarray(little).reshape(-1).view(np.uint8).data
+
+
+def arrays_in(content: Buffer, kinds: Iterable[Kind]) -> list[np.ndarray]:
+  """Returns arrays whose raw bytes follow each other."""
+  arrays, start = [], 0
+  for kind, shape in kinds:
+    end = start + kind.itemsize * math.prod(shape)
+    flat = np.frombuffer(content[start:end], kind.newbyteorder("<"))
+    arrays.append(flat.astype(kind, copy=False).reshape(shape))
+    start = end
+  return arrays
+
+
+class Message(NamedTuple):
+  """What one replica sends in a turn.
+
+  Attributes:
+    data: The whole object.
+    state: Digest of the sender's shared state, in hexadecimal digits.
+    weight: Weight of the message in the mean.
+    arrays: The content.
+  """
+
+  data: bytes
+  state: str
+  weight: float
+  arrays: list[np.ndarray]
+
+  @property
+  def digest(self) -> str:
+    """Its keyed digest, which is what it begins with."""
+    return self.data[:TAG_BYTES].hex()
+
+
+class Inbox:
+  """The messages of one turn that a replica has read; each is read once.
+
+  Attributes:
+    event: Number of the event.
+    turn: Number of the turn.
+    kind: Which events have messages of a like size, e.g. the fragment.
+    is_past: Whether the turn was settled before the snapshot with which this
+      replica began. It is only read.
+    held: The messages by replica.
+  """
+
+  def __init__(
+    self,
+    store: Any,
+    seal: Seal,
+    event: int,
+    turn: int,
+    like: Sequence[np.ndarray],
+    kind: int = 0,
+    is_past: bool = False,
+  ):
+    """Opens the inbox of a turn.
+
+    Args:
+      store: A `Patient` store.
+      seal: The seal of the run.
+      event: See above; so are `turn`, `kind` and `is_past`.
+      turn: Number of the turn.
+      like: Arrays of the types and shapes that every message of this turn has.
+      kind: Which events have messages of a like size.
+      is_past: Whether the turn is only read.
+    """
+    self.event, self.turn = event, turn
+    self.kind, self.is_past = kind, is_past
+    self.held: dict[str, Message] = {}
+    self._store, self._seal, self._kinds = store, seal, kinds_of(like)
+    text = ";".join(f"{kind.name}{list(shape)}" for kind, shape in self._kinds)
+    self._layout = hashlib.sha256(text.encode()).digest()
+
+  def send(
+    self,
+    replica: str,
+    state: bytes,
+    weight: float,
+    arrays: Sequence[np.ndarray],
+  ) -> Message:
+    """Writes a message, unless an earlier one of this replica is there.
+
+    Args:
+      replica: Who sends it.
+      state: Digest of the sender's shared state, 32 bytes.
+      weight: Weight of the message in the mean.
+      arrays: The content.
+
+    Returns:
+      What was to be written. What is there is in `held`.
+    """
+    path = message_path(self.event, self.turn, replica)
+    header = _HEADER.pack(self._layout, state, weight)
+    data = self._seal.closed(path, header, *map(raw_bytes, arrays))
+    own = Message(data, state.hex(), weight, [*arrays])
+    if self._store.create(path, data):
+      self.held[replica] = own
+    elif not self.has(replica):  # Only a stranger writes what does not open.
+      self._store.put(path, data)
+      self.held[replica] = own
+    return own
+
+  def has(self, replica: str) -> bool:
+    """Returns whether a replica's message has arrived; asks if it is new."""
+    if replica not in self.held:
+      self._read(replica)
+    return replica in self.held
+
+  def listed(self, replica: str, digest: str) -> Message | None:
+    """Returns the message that a manifest lists, or None if it is missing."""
+    if replica not in self.held or self.held[replica].digest != digest:
+      self._read(replica)
+    message = self.held.get(replica)
+    return message if message and message.digest == digest else None
+
+  def _read(self, replica: str) -> None:
+    path = message_path(self.event, self.turn, replica)
+    size = HEADER_BYTES + num_bytes(self._kinds)
+    data = self._store.get(path, size)
+    content = self._seal.opened(path, data)
+    if data is None or content is None or len(data) != size:
+      return
+    layout, state, weight = _HEADER.unpack_from(content)
+    if layout == self._layout and 0 < weight < math.inf:
+      arrays = arrays_in(content[_HEADER.size :], self._kinds)
+      self.held[replica] = Message(data, state.hex(), weight, arrays)
