@@ -1,6 +1,7 @@
 """What a manifest lists, and how a turn is settled if something is missing."""
 
 import dataclasses
+import itertools
 import json
 import math
 
@@ -305,8 +306,15 @@ def test_a_snapshot_comes_back(store):
     assert mine.tobytes() == theirs.tobytes()
 
 
-@pytest.mark.parametrize("part", ["arrays", "index"])
-@pytest.mark.parametrize("harm", ["missing", "cut", "longer", "other"])
+@pytest.mark.parametrize(
+  ("part", "harm"),
+  [
+    *itertools.product(
+      ["arrays", "index"], ["missing", "cut", "longer", "other"]
+    ),
+    ("arrays", "sealed, shorter"),
+  ],
+)
 def test_a_damaged_snapshot_is_none(store, part, harm):
   mine = of_run(store)
   mine.write(snapshot(8))
@@ -315,6 +323,7 @@ def test_a_damaged_snapshot_is_none(store, part, harm):
   store.delete([path])
   changed = {"cut": data[:-1], "other": data[:-2] + b"xx"}
   changed |= {"longer": data + b"x"}
+  changed |= {"sealed, shorter": SEAL.closed(path, data[32:-8])}
   if harm in changed:
     store.put(path, changed[harm])
   assert mine.read(8) is None

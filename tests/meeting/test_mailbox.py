@@ -90,6 +90,14 @@ def one_dies_and_comes_back(run):
   assert run.lists()[2] == "abc" and away and max(away) <= 11
 
 
+def one_takes_a_snapshot(run):
+  """With a delay it follows events from before the snapshot."""
+  run.until(18)
+  run.kill("c")
+  run.start("c")
+  run.end()
+
+
 def one_comes(run):
   run.until(5)
   run.start("d")
@@ -109,7 +117,8 @@ def all_die(run):
 
 @pytest.mark.parametrize("delay", [0, 2])
 @pytest.mark.parametrize(
-  "scene", [nothing, one_dies_and_comes_back, one_comes, all_die]
+  "scene",
+  [nothing, one_dies_and_comes_back, one_takes_a_snapshot, one_comes, all_die],
 )
 def test_all_have_what_the_twin_computes(scene, delay):
   run = Run(rules=KEPT, delay=delay)

@@ -201,6 +201,9 @@ CHANGED = {
   "cut": lambda own: own[:-1],
   "oversized": lambda own: own + bytes(10**6),
   "empty": lambda own: b"",
+  "sealed, shorter": lambda own: SEAL.closed(
+    message_path(3, 0, "oslo"), own[32:-8]
+  ),
 }
 ELSEWHERE = {
   "forged": {"seal": Seal(b"guess", "run")},
