@@ -8,7 +8,7 @@ a way that nobody else can read, e.g. scp.
 
 from absl import flags
 
-from dilocox_jax.meeting.seal import write_secret
+from dilocox_jax.meeting.members import write_secret
 from experiments.runtime import command_line
 
 

@@ -26,10 +26,11 @@ from dilocox_jax.meeting.members import (
   Seats,
   admitted,
   checked_name,
+  read_secret,
   run_terms,
 )
 from dilocox_jax.meeting.messages import Inbox
-from dilocox_jax.meeting.seal import Seal, read_secret
+from dilocox_jax.meeting.seal import Seal
 from dilocox_jax.meeting.snapshots import Snapshot, Snapshots
 from dilocox_jax.meeting.store import Patient, Store
 

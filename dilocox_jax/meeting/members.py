@@ -1,6 +1,7 @@
 """Who takes part in a run, by which rules, and who is waited for.
 
-`run.json` says what a run is. The replica that comes first writes it, nobody
+They share a secret, a file that its owner alone reads. `run.json` says what a
+run is. The replica that comes first writes it, nobody
 changes it afterwards, and a newcomer that differs is refused itself. A newcomer
 takes the next free seat (create once), and writes the event from which it takes
 part. One that did not send in time is away since that event, and nobody waits
@@ -13,20 +14,24 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import os
 import pathlib
 import platform
 import re
 import secrets
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import dilocox_jax
 from dilocox_jax.checks import check_limits, flat, limited, require
+from dilocox_jax.files import replaced
 from dilocox_jax.meeting.messages import RUN, seat_path
 from dilocox_jax.meeting.seal import JSON_BYTES, Seal
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _VERSIONED = ("jax", "jaxlib", "numpy")
+_SECRET_BYTES = 32
 _NEVER = -1  # Before the first event.
 
 
@@ -54,6 +59,45 @@ class MailboxRules:
 
   def __post_init__(self):
     check_limits(self, "meet.")
+
+
+def write_secret(path: str | os.PathLike[str]) -> None:
+  """Writes a new secret, a line of 64 characters, to a file of mode 0600.
+
+  Raises:
+    ValueError: If the file exists. The message is one line.
+    OSError: If the system refuses.
+  """
+  path = pathlib.Path(path)
+  if os.path.lexists(path):
+    raise ValueError(f"{path} exists: a run would lose its secret; delete it")
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with replaced(path) as file:
+    os.fchmod(file.fileno(), stat.S_IRUSR | stat.S_IWUSR)
+    file.write(secrets.token_hex(_SECRET_BYTES).encode() + b"\n")
+
+
+def read_secret(path: str | os.PathLike[str]) -> bytes:
+  """Returns the secret in a file.
+
+  Raises:
+    ValueError: If others may read the file, or it holds no secret. The message
+      is one line.
+    OSError: If it cannot be read.
+  """
+  with open(path, "rb") as file:
+    mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+      raise ValueError(
+        f"{path} may be read by others (mode {mode:04o}): chmod 600 {path}"
+      )
+    text = file.read(2**16).strip()
+  if len(text) < 2 * _SECRET_BYTES:
+    raise ValueError(
+      f"{path} holds no secret of {2 * _SECRET_BYTES} characters or more: make"
+      " one with `python -m experiments.make_secret`"
+    )
+  return text
 
 
 def run_terms(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dilocox_jax.codecs.named import CODECS
-from dilocox_jax.meeting.seal import read_secret
+from dilocox_jax.meeting.members import read_secret
 from dilocox_jax.report import write_report
 from dilocox_jax.training import start
 from dilocox_jax.training.checkpoint import RefusedError

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,8 @@ class Run(World):
 
   def __init__(self, names="abc", rules=RULES, **options):
     super().__init__()
-    self.rules, self.options = rules, {"events": EVENTS} | options
+    self.options: dict[str, Any]
+    self.rules, self.options = rules, {"events": EVENTS, **options}
     self.running: dict[str, Process] = {}
     for name in names:
       self.start(name)

@@ -17,14 +17,14 @@ from dilocox_jax.meeting.members import (
   admitted,
   checked_name,
   code_digest,
+  read_secret,
   run_terms,
+  write_secret,
 )
 from dilocox_jax.meeting.messages import Inbox, message_path
 from dilocox_jax.meeting.seal import (
   JSON_BYTES,
   Seal,
-  read_secret,
-  write_secret,
 )
 from dilocox_jax.meeting.store import AwayError, Patient, Store
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from dilocox_jax.meeting.seal import write_secret
+from dilocox_jax.meeting.members import write_secret
 from tests.oracles import mailbox as twin
 
 ROOT = pathlib.Path(__file__).parents[2]
