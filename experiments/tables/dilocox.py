@@ -84,11 +84,11 @@ class PaperRuns:
     """Returns the published throughput of a method (tokens/s)."""
     return self._figures[f"{self.model}, {method}, throughput"].value
 
-  def pace(self, config: str, codec_s: float = 0.0, **changes) -> Pace:
-    """Returns the pace of a method's config with fields changed.
+  def pace(self, method: str, codec_s: float = 0.0, **changes) -> Pace:
+    """Returns the pace of a method's recipe with fields changed.
 
     Args:
-      config: Name of the config's file.
+      method: Name of the method.
       codec_s: Seconds of a round's codec that nothing hides.
       **changes: Values by field, for each section.
     """
@@ -97,7 +97,7 @@ class PaperRuns:
     cluster = equal_links(count, bps, rtt_s=0.0, efficiency=1.0)
     changes |= {"model": {"preset": MODELS[self.model]}}
     changes |= {"mesh": {"num_replicas": count}}
-    rounds = Rounds.of(config_of(config, **changes))
+    rounds = Rounds.of(config_of(method, **changes))
     return rounds.on(cluster, self.step_s, codec_s)
 
   def tokens_per_s(self, pace: Pace) -> float:

@@ -1,4 +1,4 @@
-"""Runs in their steady state, from the configs that train and real plans.
+"""Runs in their steady state, from the recipes that train and real plans.
 
 A table needs the pace of a run, without its first and last round. So three
 rounds are left out, four are measured, and all come from the plan that the
@@ -6,7 +6,6 @@ trainer would follow: no table counts a step or a byte itself.
 """
 
 import dataclasses
-import importlib
 from collections.abc import Callable
 
 import numpy as np
@@ -27,16 +26,15 @@ from dilocox_jax.simulate.steps import stated_seconds
 GOODPUT = Link.efficiency
 
 
-def config_of(name: str, **changes) -> RunConfig:
-  """Returns a config of `experiments/configs` with fields changed.
+def config_of(method: str, **changes) -> RunConfig:
+  """Returns the recipe of a method with fields changed.
 
   Args:
-    name: Name of its file.
+    method: Name of the method.
     **changes: Values by field, for each section.
   """
-  module = importlib.import_module(f"experiments.configs.{name}")
   # A recipe is spelled out, since what is changed may be the method's name.
-  values = from_mapping(module.get_config().to_dict()).to_mapping()
+  values = from_mapping({"sync": {"method": method}}).to_mapping()
   values["adaptive"]["mode"] = "off"  # A table has one rank and one H.
   for section, fields in changes.items():
     values[section] |= fields

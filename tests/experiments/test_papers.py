@@ -1,8 +1,5 @@
 """The papers' settings: a round's windows by shape, with nothing allocated."""
 
-from typing import Any
-
-import chex
 import jax
 import numpy as np
 import pytest
@@ -39,40 +36,20 @@ def described(name, **changes):
     for name in papers.PAPERS
   ],
 )
-def test_every_window_of_a_round_fits_together_at_full_size(name):
+def test_every_window_of_a_round_is_traced_at_full_size(name):
   config = described(name, mesh=FEWER_DEVICES.get(name, {}))
   programs, schedule = build.programs(config), config.sync.named.schedule
-  rounds, num_replicas = programs.rounds, config.mesh.num_replicas
   data, interval = config.data, schedule.sync_interval
   rows = (interval, data.batch_size, data.sequence_length + 1)
-  batches = jax.ShapeDtypeStruct((num_replicas, *rows), np.int32)
-  step, seen = LATE * interval, set()
+  shape = (config.mesh.num_replicas, *rows)
+  batches = jax.ShapeDtypeStruct(shape, np.int32)
+  step, kinds = LATE * interval, {}
   for window in schedule.windows(step, step + interval):
-    in_flight = schedule.num_in_flight(step)
+    kind = programs.rounds.kind(window)
+    kinds.setdefault(kind, (window, schedule.num_in_flight(step)))
     step += window.num_steps
-    if rounds.kind(window) in seen:
-      continue
-    seen.add(rounds.kind(window))
-    state: Any = states.abstract(programs, "rounds", in_flight=in_flight)
-    after: Any = states.abstract(
-      programs, "rounds", in_flight=schedule.num_in_flight(step)
-    )
-    progress, *fragments, _ = rounds.lowered(state, batches, window).out_info
-    same_shapes(progress.replica, after.replica)
-    assert progress.metrics.loss.shape == (num_replicas, interval)
-    events = window.applied, None if window.is_same else window.sent
-    for event, found in zip(events, fragments, strict=True):
-      assert (event is None) == (found is None)
-      if event:
-        same_shapes(found, after.fragments[event.fragment])
-  assert any(kind.applied is not None for kind in seen)
-
-
-def same_shapes(found, expected):
-  found, expected = (
-    jax.tree.map(
-      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), each
-    )
-    for each in (found, expected)
-  )
-  chex.assert_trees_all_equal_shapes_and_dtypes(found, expected)
+  for window, in_flight in kinds.values():
+    state = states.abstract(programs, "rounds", in_flight=in_flight)
+    progress, *_ = programs.rounds.lowered(state, batches, window).out_info
+    assert progress.metrics.loss.shape == (shape[0], interval)
+  assert any(kind.applied is not None for kind in kinds)

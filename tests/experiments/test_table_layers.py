@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import heapq
 
 import numpy as np
@@ -18,43 +17,14 @@ SMALL = LayerModel(3e6, 7, 0.02)
 ROWS = tuple(layers.table_methods(24))
 
 
-@functools.cache
-def table_errors(num_rounds=layers.NUM_ROUNDS, forward_share=0.2):
-  """Grid steps between predicted and published, by model and method."""
-  errors = {}
-  for name in streaming_diloco.MODELS:
-    model = streaming_diloco.model(FIGURES, name)
-    for row, method in layers.table_methods(model.num_layers).items():
-      model = dataclasses.replace(model, forward_share=forward_share)
-      needed = layers.needed_bandwidth_bps(model, method, num_rounds)
-      errors[name, row] = [
-        layers.grid_index(found)
-        - layers.grid_index(
-          FIGURES[f"table 4, {name}, {row}, {target:.0%}"].value * 1e9
-        )
-        for found, target in zip(needed, layers.TARGETS, strict=True)
-      ]
-  return errors
-
-
 def test_the_table_of_streaming_diloco_is_reproduced():
-  errors = table_errors()
-  cells = np.abs(list(errors.values()))
+  (rows, _) = (made.rows for made in streaming_diloco.build_tables())
+  cells = np.abs([row.grid_steps for row in rows])
   assert cells.size == 75
   assert (cells == 0).sum() >= 63
   assert cells.max() <= 1
-  for (_, row), found in errors.items():
-    assert row not in ("Data-Parallel", "DiLoCo") or found == [0] * 5
-
-
-@pytest.mark.parametrize(
-  "other", [{"num_rounds": 5}, {"num_rounds": 7}, {"forward_share": 1 / 3}]
-)
-def test_the_fitted_constants_fit_better_than_their_neighbours(other):
-  def exact(**constants):
-    return np.sum(np.equal(list(table_errors(**constants).values()), 0))
-
-  assert exact(**other) < exact()
+  for row in rows:
+    assert row.grid_steps == 0 or "Streaming" in row.name
 
 
 def free_running(model, method, bandwidth_bps, num_rounds):
@@ -123,16 +93,6 @@ def test_the_recurrence_agrees_with_an_event_simulation_of_every_node(row):
     num_steps = num_rounds * method.schedule.sync_interval
     expected = [ends["weight", s, 0] for s in range(1, num_steps + 1)]
     np.testing.assert_allclose(found.ends_s[:, index], expected, rtol=1e-12)
-
-
-def test_steady_steps_of_a_saturated_link_take_as_long_as_the_transfer():
-  model = LayerModel(1e9, 24, 0.1)
-  method = layers.table_methods(24)["Data-Parallel"]
-  found = layers.simulate_layers(model, method, [1e9], num_rounds=20)
-  (step_s,) = found.steady_step_s(10)
-  backward_of_last_layer_s = 2 * 0.08 / 47
-  expected = 16.0 + 0.02 + backward_of_last_layer_s
-  assert step_s == pytest.approx(expected, rel=1e-9)
 
 
 def test_an_unreachable_utilisation_needs_infinite_bandwidth():

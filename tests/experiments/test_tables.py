@@ -107,21 +107,6 @@ def test_the_codec_is_what_the_row_without_overlap_has_left():
   assert one.codec_s() + one.dilocox().exchange_s < compute_s
 
 
-def test_no_one_compression_gives_both_rows_of_cocktail_sgd():
-  dense_s = 8 * 4 * NUM_PARAMETERS / 1e9
-  left_s = TOKENS / 2427 - TOKENS / 3728
-  assert runs().cocktail_ratio() == pytest.approx(dense_s / left_s, rel=1e-6)
-  assert runs().cocktail_ratio() > 5 * runs("OPT-1.3B").cocktail_ratio()
-  fewer = runs().allreduce().sent_bytes / runs().cocktail_sgd().sent_bytes
-  assert fewer == pytest.approx(117, rel=0.01)
-
-
-def test_devices_achieve_a_twentieth_of_their_peak():
-  flops = 6 * (NUM_PARAMETERS - TABLES / 2) + 12 * 78 * 8192 * 2048
-  by_hand = 3728 * flops / (160 * 312e12)
-  assert runs().implied_utilisation() == pytest.approx(by_hand, rel=1e-4)
-
-
 # The other papers.
 
 
