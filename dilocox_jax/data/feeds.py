@@ -12,7 +12,6 @@ from the start, and those that the run has used are dropped.
 
 import dataclasses
 import hashlib
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,13 +20,12 @@ import numpy as np
 
 from dilocox_jax.checks import require
 from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.data.iterables import Drawn
 from dilocox_jax.data.streams import ReplicaStreams
 from dilocox_jax.trees import Tree, kinds_by_path
 
 HANDED_IN = "handed in"
 _DIGESTED = 1000  # Training examples that a digest reads.
-# As in grain, and as in torchdata and Hugging Face.
-_STATES = ("get_state", "set_state"), ("state_dict", "load_state_dict")
 
 
 @runtime_checkable
@@ -228,7 +226,7 @@ class Batches:
     what = "a function" if self._is_function else type(source).__name__
     self.says = f"batches of {what}"
     has_numbers = self._is_function or hasattr(source, "to_iter_dataset")
-    self.drawn = None if has_numbers else _Drawn(source)
+    self.drawn = None if has_numbers else Drawn(source)
     if not self._is_function:
       by_number = self.drawn.batch if self.drawn else source.__getitem__
       self._source = lambda replica, number: by_number(number)
@@ -306,80 +304,6 @@ class _BatchStreams:
     self._step = state["step"]
     if self._feed.drawn and state["drawn"]:
       self._feed.drawn.set_state(state["drawn"])
-
-
-class _Drawn:
-  """Batches of an iterable by their number, which may only rise.
-
-  An iterable begins again at its end. An iterator cannot, and ends there.
-  """
-
-  def __init__(self, source: Any):
-    self._source, self._iterator = source, iter(source)
-    self._count, self._last = 0, None
-
-  def batch(self, number: int) -> Tree:
-    """Draws up to a batch; those before it are dropped."""
-    while self._count <= number:
-      batch = next(self._iterator, None)
-      if batch is None:
-        batch = self._begin_again()
-      # A loader may fill its own arrays again.
-      self._last, self._count = jax.tree.map(np.array, batch), self._count + 1
-    return self._last
-
-  def _begin_again(self) -> Tree:
-    said = f"the data ended after {self._count} batches"
-    self._iterator = iter(self._source)
-    batch = next(self._iterator, None)
-    require(
-      batch is not None,
-      f"{said}, and the run needs more: hand in data that repeats, or take "
-      "fewer steps",
-    )
-    logging.getLogger(__name__).info("%s and begins again", said)
-    return batch
-
-  def _stateful(self) -> tuple[Any, str, str] | None:
-    """Returns what has the state, and the names of its two functions."""
-    for part in (self._iterator, self._source):
-      for names in _STATES:
-        if all(hasattr(part, name) for name in names):
-          return part, *names
-    return None
-
-  def warn_without_state(self) -> None:
-    """Says that a resumed run has to draw its batches again, if it has to."""
-    if not self._stateful():
-      logging.getLogger(__name__).warning(
-        "%s has no state to save (get_state or state_dict): a run that goes on "
-        "draws the batches that it has used again, and drops them",
-        type(self._source).__name__,
-      )
-
-  def get_state(self) -> dict[str, Any] | None:
-    """Returns the position for JSON; None if the iterable has no state."""
-    if not (found := self._stateful()):
-      return None
-    state = getattr(found[0], found[1])()
-    # A loader of grain gives bytes.
-    state = {"hex": state.hex()} if isinstance(state, bytes) else state
-    return {"count": self._count, "iterator": state}
-
-  def set_state(self, saved: Mapping[str, Any]) -> None:
-    """Goes on where `get_state` was; raises ValueError for other data."""
-    found, state = self._stateful(), saved["iterator"]
-    require(
-      found is not None,
-      "the saved position is of an iterator with a state, which "
-      f"{type(self._source).__name__} has not: hand in the same kind",
-    )
-    part, _, name = found
-    is_bytes = isinstance(state, Mapping) and state.keys() == {"hex"}
-    getattr(part, name)(bytes.fromhex(state["hex"]) if is_bytes else state)
-    if part is self._source:
-      self._iterator = iter(part)
-    self._count = saved["count"]
 
 
 Feed = Examples | Batches  # Data of a run that is no text.

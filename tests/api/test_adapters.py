@@ -16,6 +16,7 @@ from dilocox_jax.models import adapters, weights
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.schedule import methods
+from dilocox_jax.training import build
 from dilocox_jax.training import trainer as training
 from dilocox_jax.trees import leaves_by_path
 from tests import runs
@@ -92,25 +93,9 @@ def test_what_is_sent_is_the_adapter_alone(run, base, tmp_path):
   assert run.sent_bytes < plain.sent_bytes / 4
 
 
-def trainer_of(monkeypatch, *arguments):
-  made, begin = [], training.Trainer.run
-
-  def keep(self):
-    made.append(self)
-    return begin(self)
-
-  with monkeypatch.context() as patch:
-    patch.setattr(training.Trainer, "run", keep)
-    train(*arguments)
-  return made[0].programs
-
-
-def test_the_base_keeps_its_bytes_and_is_there_once(
-  base, tmp_path, monkeypatch
-):
+def test_the_base_keeps_its_bytes_and_is_there_once(run, base):
   _, before = weights.read_checkpoint(base)
-  programs = trainer_of(monkeypatch, tmp_path, base)
-  frozen = programs.rounds.frozen
+  frozen = build.programs(run.config, run.parts).rounds.frozen
   runs.assert_same_bits(jax.tree.map(np.asarray, frozen), before)
   for leaf in jax.tree.leaves(frozen):
     assert len(leaf.sharding.device_set) == 1  # And it has no replica axis.

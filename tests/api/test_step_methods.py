@@ -197,6 +197,8 @@ def test_fragments_are_divided_by_bytes_or_by_path():
 
   assert divided(None) == [{"a"}, {"b", "c"}]
   assert divided(lambda path: int(path == "c")) == [{"a", "b"}, {"c"}]
+  with pytest.raises(ValueError, match="3 of them, but num_fragments=2"):
+    divided(Fragments(3, 4))
   with pytest.raises(ValueError, match="fragments must be a function"):
     divided([["a", "b"], ["c"]])
 
@@ -264,20 +266,6 @@ def test_a_method_brings_codec_and_outer_optimizer_and_says_so(name):
   assert ("momentum" in said.split("outer optimizer is")[1]) == bool(
     config.outer.momentum
   )
-
-
-@pytest.mark.parametrize(
-  ("fragments", "message"),
-  [
-    (Fragments(3, 4), "fragments has 3 of them, but num_fragments=2"),
-    (Fragments(2, 4), r"leaf 'blocks/w' of shape \(6, 3\) is not .4, ..."),
-  ],
-)
-def test_a_division_that_leaves_layers_out_is_refused(fragments, message):
-  settings = {"num_fragments": 2, "sync_interval": 4, "overlap_steps": 1}
-  tx = dx.delayed(INNER, nesterov(), fragments=fragments, **settings)
-  with pytest.raises(ValueError, match=message):
-    tx.init({"blocks": {"w": jnp.zeros((6, 3))}, "head": jnp.zeros(2)})
 
 
 @pytest.mark.parametrize("name", ["sparse_loco", "dilocox"])

@@ -78,22 +78,15 @@ def test_a_corpus_knows_the_bytes_of_a_token_and_learns_from_training_alone():
 
 
 def test_a_file_is_taken_without_its_lengths_and_with_its_gaps(tmp_path):
-  truncation = {
-    **{"direction": "Right", "max_length": 4, "strategy": "LongestFirst"},
-    "stride": 0,
-  }
-  padding = {
-    **{"strategy": {"Fixed": 8}, "direction": "Right", "pad_token": "<eos>"},
-    **{"pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0},
-  }
+  cut = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst"}
+  fill = {"strategy": {"Fixed": 8}, "direction": "Right", "pad_token": "<eos>"}
+  fill |= {"pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0}
+  lengths = {"truncation": cut | {"stride": 0}, "padding": fill}
   for highest in (40, 300):
-    content = words(
-      {"<eos>": 0, "a": 1, "b": highest}, truncation=truncation, padding=padding
-    )
-    made = from_file(tmp_path, content)
-    long, short = made.encode([b"a " * 16, b"a b"])
+    content = words({"<eos>": 0, "a": 1, "b": highest}, **lengths)
+    long, short = from_file(tmp_path, content).encode([b"a " * 16, b"a b"])
     assert len(long) == 16 and short.tolist() == [1, highest]
-    assert made.vocab_size == highest + 1
+    assert from_file(tmp_path, content).vocab_size == highest + 1
 
 
 def test_the_token_between_documents_can_be_named(tmp_path):

@@ -1,0 +1,87 @@
+"""Batches of an iterable that somebody hands in, by their number."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from dilocox_jax.checks import require
+from dilocox_jax.trees import Tree
+
+# As in grain, and as in torchdata and Hugging Face.
+_STATES = ("get_state", "set_state"), ("state_dict", "load_state_dict")
+
+
+class Drawn:
+  """Batches of an iterable by their number, which may only rise.
+
+  An iterable begins again at its end. An iterator cannot, and ends there.
+  """
+
+  def __init__(self, source: Any):
+    self._source, self._iterator = source, iter(source)
+    self._count, self._last = 0, None
+
+  def batch(self, number: int) -> Tree:
+    """Draws up to a batch; those before it are dropped."""
+    while self._count <= number:
+      batch = next(self._iterator, None)
+      if batch is None:
+        batch = self._begin_again()
+      # A loader may fill its own arrays again.
+      self._last, self._count = jax.tree.map(np.array, batch), self._count + 1
+    return self._last
+
+  def _begin_again(self) -> Tree:
+    said = f"the data ended after {self._count} batches"
+    self._iterator = iter(self._source)
+    batch = next(self._iterator, None)
+    require(
+      batch is not None,
+      f"{said}, and the run needs more: hand in data that repeats, or take "
+      "fewer steps",
+    )
+    logging.getLogger(__name__).info("%s and begins again", said)
+    return batch
+
+  def _stateful(self) -> tuple[Any, str, str] | None:
+    """Returns what has the state, and the names of its two functions."""
+    for part in (self._iterator, self._source):
+      for names in _STATES:
+        if all(hasattr(part, name) for name in names):
+          return part, *names
+    return None
+
+  def warn_without_state(self) -> None:
+    """Says that a resumed run has to draw its batches again, if it has to."""
+    if not self._stateful():
+      logging.getLogger(__name__).warning(
+        "%s has no state to save (get_state or state_dict): a run that goes on "
+        "draws the batches that it has used again, and drops them",
+        type(self._source).__name__,
+      )
+
+  def get_state(self) -> dict[str, Any] | None:
+    """Returns the position for JSON; None if the iterable has no state."""
+    if not (found := self._stateful()):
+      return None
+    state = getattr(found[0], found[1])()
+    # A loader of grain gives bytes.
+    state = {"hex": state.hex()} if isinstance(state, bytes) else state
+    return {"count": self._count, "iterator": state}
+
+  def set_state(self, saved: Mapping[str, Any]) -> None:
+    """Goes on where `get_state` was; raises ValueError for other data."""
+    if not (found := self._stateful()):
+      raise ValueError(
+        "the saved position is of an iterator with a state, which "
+        f"{type(self._source).__name__} has not: hand in the same kind"
+      )
+    (part, _, name), state = found, saved["iterator"]
+    is_bytes = isinstance(state, Mapping) and state.keys() == {"hex"}
+    getattr(part, name)(bytes.fromhex(state["hex"]) if is_bytes else state)
+    if part is self._source:
+      self._iterator = iter(part)
+    self._count = saved["count"]
