@@ -1,5 +1,7 @@
 """What replicas receive of each other, and what they keep of what was lost."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -309,14 +311,18 @@ def test_of_large_factors_the_host_gets_the_products_of_some_layers(
   }
 
 
-@pytest.mark.parametrize("num_layers", [2, 3])
-def test_a_divided_replica_finds_the_mean_of_a_whole_one(num_layers):
-  """Two stages divide two layers evenly, and multiply three one by one."""
+@pytest.mark.parametrize(
+  ("codec", "num_layers"),
+  [(LowRank(2), 2), (LowRank(2), 3), (Float(), 3), (Int(4), 3), (TopK(1.0), 3)],
+)
+def test_a_divided_replica_finds_the_mean_of_a_whole_one(codec, num_layers):
+  """Two stages divide two layers evenly, and share the rows of three."""
   rng = np.random.default_rng(4)
   leaf = jnp.asarray(rng.normal(size=(2, num_layers, 8, 12)), jnp.float32)
   values = {"blocks": {"up": {"kernel": leaf}}}
-  aggregator = exchange(LowRank(2))
+  aggregator = exchange(codec)
   axes, found = aggregator.axes, []
+  text = ""
   for replicas in (Replicas(2), Replicas(2, "mesh", Division(2, 2))):
 
     def one(values, state, replicas=replicas):
@@ -326,8 +332,11 @@ def test_a_divided_replica_finds_the_mean_of_a_whole_one(num_layers):
     state = aggregator.init(replica(values))
     program = jax.jit(replicas.map(one, (0, axes), (None, axes)))
     placed = replicas.place_state(values, 0), replicas.place_state(state, axes)
+    text = program.lower(*placed).compile().as_text()
     found.append(jax.device_get(program(*placed)))
   close(found[0], found[1], 1e-4)
+  # No device collects what it holds a part of.
+  assert not re.search(rf"f32\[{num_layers},8,12\]\S* all-gather", text)
 
 
 @pytest.mark.parametrize("codec", [Int(4), LowRank(2), TopK(0.5), Float()])
