@@ -85,7 +85,7 @@ mutations: install ## Change the core in 200 places, and list what no test notic
 	$(RUN) -m tests.mutants
 
 docs: $(DOCS_STAMP) ## Build the documentation, and run the code that it shows
-	rm -rf docs/api/modules docs/config_fields.md
+	rm -f docs/config_fields.md
 	$(RUN) -m pytest --doctest-glob='*.md' README.md docs
 	$(RUN) -m sphinx -W --keep-going -q -b html docs build/docs
 	@echo 'documentation: build/docs/index.html'
@@ -110,7 +110,7 @@ pins: ## Renew the constraint file of this Python version
 	} > constraints/py$(subst .,,$(VERSION)).txt
 
 clean: ## Remove the environment, caches and builds; runs/ is kept
-	rm -rf .cache .hypothesis .ruff_cache .import_linter_cache build dist *.egg-info docs/api/modules docs/config_fields.md
+	rm -rf .cache .hypothesis .ruff_cache .import_linter_cache build dist *.egg-info docs/config_fields.md
 	test ! -f $(VENV)/pyvenv.cfg || rm -rf $(VENV)
 
 # An environment of its own for the extra that it is named after.

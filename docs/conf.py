@@ -14,13 +14,12 @@ version = release
 
 extensions = [
   "myst_parser",
-  "sphinx.ext.apidoc",
   "sphinx.ext.autodoc",
   "sphinx.ext.doctest",
   "sphinx.ext.napoleon",
   "sphinx_copybutton",
 ]
-exclude_patterns = ["api/modules/modules.rst", "notes"]
+exclude_patterns = ["notes"]
 highlight_language = "text"
 html_theme = "furo"
 html_title = "dilocox_jax"
@@ -33,18 +32,6 @@ default_role = "code"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
-# One page for every package below dilocox_jax, made anew at each build.
-apidoc_modules = [
-  {
-    "path": "../dilocox_jax",
-    "destination": "api/modules",
-    "max_depth": 3,
-    "separate_modules": False,
-    "include_private": False,
-    "implicit_namespaces": False,
-    "automodule_options": {"members", "show-inheritance"},
-  }
-]
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 # Names of fields are not links; several classes have fields of one name.

@@ -1,6 +1,5 @@
 """What runs would cost: some lines on the terminal, the rest on a page."""
 
-import collections
 import dataclasses
 import math
 import pathlib
@@ -11,7 +10,6 @@ import numpy as np
 from rich.console import Console
 
 from dilocox_jax.api.method_plans import MethodPlan
-from dilocox_jax.api.simulation_setup import Setup
 from dilocox_jax.checks import flat
 from dilocox_jax.config import RunConfig
 from dilocox_jax.metrics.lines import write_json
@@ -23,12 +21,10 @@ from dilocox_jax.report.tables import (
   terminal_table,
 )
 from dilocox_jax.simulate.analytic import Outcome, run_time
-from dilocox_jax.simulate.script import Launch
 from experiments.runtime.command_line import own_command
 
 Row = tuple[str, str, str]
 _COLUMNS = ("quantity", "value", "kind")
-_LINK_COLUMNS = ("link", "goodput", "bytes carried", "share of time in use")
 # What NCCL has in flight by default: two channels of four slots of 512 KiB.
 _NCCL_BYTES = 4 * 2**20
 
@@ -76,8 +72,6 @@ def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
   title = f"{plan.config.sync.method} on {setup.link_costs.cluster.name}"
   lines = ["Everything on this page is computed; nothing was measured.", ""]
   lines += markdown_table(_COLUMNS, [*rows, *_details(plan, whole)])
-  lines += ["", "## Links", ""]
-  lines += markdown_table(_LINK_COLUMNS, _links(setup, whole))
   lines += ["", "## Assumptions", "", *(f"- {each}" for each in _notes(plan))]
   numbers = {
     "tokens_per_s": plan.tokens_per_s,
@@ -113,25 +107,6 @@ def _details(plan: MethodPlan, whole: Outcome) -> Iterator[Row]:
   yield "bytes of the whole run", sent, "derived"
   bubble = units.human_share(plan.setup.bubble_fraction)
   yield "idle share of a pipeline", bubble, "derived"
-
-
-def _links(setup: Setup, whole: Outcome) -> Iterator[tuple[str, ...]]:
-  times = collections.Counter(
-    (op.members, operation)
-    for op in setup.script.ops(setup.plan)
-    if isinstance(op, Launch)
-    for operation in op.operations
-  )
-  carried: dict[str, float] = collections.defaultdict(float)
-  for (members, operation), count in times.items():
-    ring = setup.link_costs.among(members)
-    for link, size in ring.link_bytes(operation).items():
-      carried[link] += count * size
-  for link, total in sorted(carried.items()):
-    capacity = setup.link_costs.capacities[link]
-    used = total / capacity / whole.total_s if math.isfinite(capacity) else 0.0
-    rate = f"{units.human_bytes(capacity)}/s"
-    yield link, rate, units.human_bytes(round(total)), f"{used:.1%}"
 
 
 def _notes(plan: MethodPlan) -> Iterator[str]:

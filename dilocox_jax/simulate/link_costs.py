@@ -282,17 +282,3 @@ class LinkCosts:
         for route, rate in zip(routes, rates, strict=True)
       ]
     )
-
-  def link_bytes(self, operation: Collective) -> dict[str, float]:
-    """Returns the bytes that a collective sends over each link, by link name.
-
-    Links that the collective does not use are left out.
-    """
-    num_replicas = len(self.members)
-    totals_bytes: dict[str, float] = collections.defaultdict(float)
-    for step in message_steps(operation, num_replicas):
-      everyone = range(num_replicas)
-      for sender in everyone if step.sender is None else (step.sender,):
-        for link in self.route(sender, step.hop).links:
-          totals_bytes[link] += step.size_bytes
-    return totals_bytes

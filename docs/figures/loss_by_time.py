@@ -73,10 +73,7 @@ def seconds(entry: Setting, round_trip_ms: int) -> dict[int, float]:
 
 
 def ratios(
-  entries: Mapping[str, Setting],
-  name: str,
-  round_trip_ms: int,
-  other: str = "",
+  entries: Mapping[str, Setting], name: str, round_trip_ms: int
 ) -> list[float]:
   """Returns how many times sooner than AllReduce a method is, by seed.
 
@@ -84,10 +81,9 @@ def ratios(
     entries: Methods by name.
     name: Key of `PAIRS`.
     round_trip_ms: One of `ROUND_TRIPS`.
-    other: Which AllReduce; by default that of `PAIRS`.
   """
   own = seconds(entries[name], round_trip_ms)
-  base = seconds(entries[other or PAIRS[name]], round_trip_ms)
+  base = seconds(entries[PAIRS[name]], round_trip_ms)
   return [base[seed] / own[seed] for seed in sorted(own.keys() & base.keys())]
 
 
@@ -156,17 +152,9 @@ def main() -> None:
   style.legend(figure, left, 2)
   figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=110)
   for each in ROUND_TRIPS:
-    for name, label in METHODS.items():
-      times = ", ".join(
-        f"{value:.1f} s (seed {seed})"
-        for seed, value in seconds(entries[name], each).items()
-      )
-      print(f"{each} ms, {label}: {TARGET} after {times}")
     for name, other in PAIRS.items():
       text = ratio_text(ratios(entries, name, each))
       print(f"{each} ms, {name} against {other}: {text}")
-    one_sided = ratios(entries, "overlap_loco", each, "allreduce_muon")
-    print(f"{each} ms, an average on one side: {ratio_text(one_sided)}")
 
 
 if __name__ == "__main__":

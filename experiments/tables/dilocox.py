@@ -10,9 +10,10 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
+from dilocox_jax.config import to_plan
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import flops_per_token
-from experiments.tables.runs import Pace, Rounds, config_of, equal_links
+from experiments.tables.runs import Pace, config_of, equal_links, pace
 from experiments.tables.table import (
   Figures,
   Fit,
@@ -97,12 +98,12 @@ class PaperRuns:
     cluster = equal_links(count, bps, rtt_s=0.0, efficiency=1.0)
     changes |= {"model": {"preset": MODELS[self.model]}}
     changes |= {"mesh": {"num_replicas": count}}
-    rounds = Rounds.of(config_of(method, **changes))
-    return rounds.on(cluster, self.step_s, codec_s)
+    traffic = to_plan.traffic(config_of(method, **changes))
+    return pace(traffic, cluster, self.step_s, codec_s)
 
-  def tokens_per_s(self, pace: Pace) -> float:
+  def tokens_per_s(self, found: Pace) -> float:
     """Returns the throughput of all clusters together (tokens/s)."""
-    return self.setting.tokens / pace.seconds
+    return self.setting.tokens / found.seconds
 
   @functools.cache  # noqa: B019 - it lives as long as the tables.
   def allreduce(self) -> Pace:
@@ -202,7 +203,7 @@ def _rows(figures: Figures, paper: PaperRuns) -> Iterator[Prediction]:
   bytes_alone = f"{codec_s:.0f} s of codec a round; bytes alone: {alone:.0f}"
   fit, other = Fit.HERE if codec_s else Fit.ELSEWHERE, Fit.ELSEWHERE
   dense = paper.dilocox(codec="")
-  for method, pace, kind, basis in (
+  for method, found, kind, basis in (
     ("AllReduce", paper.allreduce(), other, recipe),
     ("OpenDiLoCo", paper.open_diloco(), other, "fp16, H as DiLoCoX"),
     ("CocktailSGD", paper.cocktail_sgd(), other, fewer),
@@ -211,7 +212,7 @@ def _rows(figures: Figures, paper: PaperRuns) -> Iterator[Prediction]:
     ("DiLoCoX without compression", dense, other, "fp32, in a round"),
   ):
     name = f"{paper.model}, {method}, throughput"
-    speed = paper.tokens_per_s(pace)
+    speed = paper.tokens_per_s(found)
     if name in figures:
       yield beside(figures, name, speed, kind, basis)
     else:

@@ -1,8 +1,7 @@
 """Runs in their steady state, from the recipes that train and real plans.
 
-A table needs the pace of a run, without its first and last round. So three
-rounds are left out, four are measured, and all come from the plan that the
-trainer would follow: no table counts a step or a byte itself.
+All follows from the plan that the trainer would follow: no table counts a step
+or a byte itself.
 """
 
 import dataclasses
@@ -12,15 +11,15 @@ import numpy as np
 
 from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.codecs.base import Codec
-from dilocox_jax.config import RunConfig, from_mapping, to_plan
+from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.plan.schedule.run_plan import RunPlan
-from dilocox_jax.simulate.analytic import AnalyticClock, Work
+from dilocox_jax.simulate.analytic import Work
 from dilocox_jax.simulate.cluster import Cluster, Link, Site, equal_sites
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.script import Script
-from dilocox_jax.simulate.steps import stated_seconds
+from dilocox_jax.simulate.steps import stated_seconds, steady_state
 
 # Payload share of a line rate, without the headers of TCP and Ethernet.
 GOODPUT = Link.efficiency
@@ -86,54 +85,30 @@ class Pace:
   sent_bytes: int
 
 
-class Rounds:
-  """A few rounds of a run, planned once and timed on any cluster."""
+def pace(
+  traffic: Traffic, cluster: Cluster, step_s: float, codec_s: float = 0.0
+) -> Pace:
+  """Returns the pace of a run on a cluster.
 
-  def __init__(self, traffic: Traffic, skipped: int = 3, counted: int = 4):
-    """Plans the rounds.
-
-    Args:
-      traffic: Method, model, payload and number of replicas.
-      skipped: Rounds before the steady state.
-      counted: Rounds that are measured.
-    """
-    interval = traffic.method.schedule.sync_interval
-    # One round more: the last round of a run is flushed, and is not typical.
-    total = (skipped + counted + 1) * interval
-    plan = RunPlan(traffic.method, total, steps_per_dispatch=1)
-    script = Script(traffic)
-    self.traffic, self._counted, self._interval = traffic, counted, interval
-    self._before = list(script.ops(plan, skipped * interval))
-    both = script.ops(plan, (skipped + counted) * interval)
-    self._ops = list(both)[len(self._before) :]
-
-  @classmethod
-  def of(cls, config: RunConfig, *counts: int) -> "Rounds":
-    """Plans the rounds of a config; `counts` as for the class."""
-    return cls(to_plan.traffic(config), *counts)
-
-  def on(self, cluster: Cluster, step_s: float, codec_s: float = 0.0) -> Pace:
-    """Times the rounds on a cluster.
-
-    Args:
-      cluster: Cluster of as many replicas as were planned for.
-      step_s: Seconds of an inner step at speed 1; a site of speed 0.5 takes
-        twice as long.
-      codec_s: Seconds of encoding and decoding that nothing hides.
-    """
-    steps_s = stated_seconds(cluster, step_s)
-    work = Work(steps_s, np.full(cluster.num_replicas, codec_s))
-    clock = AnalyticClock(LinkCosts(cluster), work)
-    first, last = clock.walk(self._before), clock.walk(self._ops)
-    took_s = last.now_s - first.now_s
-    compute_s = np.mean(last.compute_s - first.compute_s)
-    exchange_s = np.mean(last.exchange_s - first.exchange_s)
-    return Pace(
-      took_s / (self._counted * self._interval),
-      float(compute_s) / took_s,
-      float(exchange_s) / self._counted,
-      (last.sent_bytes - first.sent_bytes) // self._counted,
-    )
+  Args:
+    traffic: Method, model, payload and number of replicas.
+    cluster: Cluster of as many replicas.
+    step_s: Seconds of an inner step at speed 1; a site of speed 0.5 takes
+      twice as long.
+    codec_s: Seconds of encoding and decoding that nothing hides.
+  """
+  interval = traffic.method.schedule.sync_interval
+  work = Work(
+    stated_seconds(cluster, step_s), np.full(cluster.num_replicas, codec_s)
+  )
+  plan = RunPlan(traffic.method, interval, steps_per_dispatch=1)
+  found = steady_state(LinkCosts(cluster), work, Script(traffic), plan)
+  return Pace(
+    found.step_s,
+    found.utilisation,
+    found.exchange_s * interval,
+    round(found.sent_bytes * interval),
+  )
 
 
 def least(

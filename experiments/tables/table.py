@@ -120,7 +120,10 @@ class Prediction:
     """Text of the error: in grid steps if there is a grid, else in percent."""
     if self.grid_steps is not None:
       return f"{self.grid_steps:+d} steps" if self.grid_steps else "exact"
-    return f"{self.relative_error:+.1%}" if self.published else ""
+    if self.published is None:
+      return ""
+    # Adding zero takes the sign from what rounds to nothing.
+    return f"{round(self.relative_error, 3) + 0.0:+.1%}"
 
   def cells(self) -> tuple[str, ...]:
     """Returns the texts of the row in a table for readers."""

@@ -22,10 +22,10 @@ from dilocox_jax.simulate.cluster_file import load_cluster
 from experiments.tables.runs import (
   GOODPUT,
   Pace,
-  Rounds,
   equal_links,
   flat_traffic,
   least,
+  pace,
 )
 from experiments.tables.table import (
   Figures,
@@ -48,17 +48,17 @@ def open_diloco() -> list[Table]:
   count = int(figures["replicas"].value)
   interval = int(figures["sync interval"].value)
   method, size = methods.open_diloco(interval), figures["parameters"].value
-  rounds = Rounds(flat_traffic(method, size, count, Float("float16")))
+  traffic = flat_traffic(method, size, count, Float("float16"))
   compute_s = figures["compute of a round"].value * 60
   step_s = compute_s / interval
-  pace = rounds.on(load_cluster("opendiloco", count), step_s)
+  found = pace(traffic, load_cluster("opendiloco", count), step_s)
 
   def is_enough(mbps: float) -> bool:
     cluster = equal_links(count, mbps * 1e6, rtt_s=_RTT_S)
-    return rounds.on(cluster, step_s).utilisation >= 0.9
+    return pace(traffic, cluster, step_s).utilisation >= 0.9
 
   mbps = least(is_enough, 1.0, 1000.0)
-  percent, exchange_s = 100 * pace.utilisation, pace.exchange_s
+  percent, exchange_s = 100 * found.utilisation, found.exchange_s
   rows = [
     beside(figures, "utilisation, lowest", percent, Fit.NONE, basis),
     beside(figures, "utilisation, highest", percent, Fit.NONE, basis),
@@ -66,7 +66,7 @@ def open_diloco() -> list[Table]:
     Prediction("slowest link for 90 %", mbps, "Mbit/s", Fit.NONE, "as above"),
   ]
   slower = compute_s / (compute_s + figures["all-reduce"].value)
-  notes = {"share": pace.utilisation, "slower": slower, "mbps": mbps}
+  notes = {"share": found.utilisation, "slower": slower, "mbps": mbps}
   return [Table("open_diloco", rows, notes)]
 
 
@@ -81,18 +81,18 @@ class Intellect1:
     bits = int(figures["bits of a parameter in the all-reduce"].value)
     size = figures["parameters"].value, self._count
     method = methods.diloco(self._interval)
-    self._rounds = Rounds(flat_traffic(method, *size, Int(bits)))
+    self._traffic = flat_traffic(method, *size, Int(bits))
     dense = flat_traffic(methods.allreduce(), *size, Float())
     # Bytes of H data-parallel steps over those of an exchange.
     self.reduction = dense.gradient_bytes() * self._interval
-    self.reduction /= self._rounds.traffic.exchange_bytes(0)
+    self.reduction /= self._traffic.exchange_bytes(0)
 
   def at(self, mbps: float | None) -> Pace:
     """Returns the pace at a rate of all links; None: that of the preset."""
     cluster = load_cluster("intellect_1", self._count)
     if mbps is not None:
       cluster = equal_links(self._count, mbps * 1e6, rtt_s=_RTT_S)
-    return self._rounds.on(cluster, self._step_s)
+    return pace(self._traffic, cluster, self._step_s)
 
   def rate_for(self, exchange_s: float) -> float:
     """Returns the rate (Mbit/s) at which the exchange takes so long."""
@@ -155,7 +155,7 @@ def covenant_72b() -> list[Table]:
     link = Link(up_bps / share, down_bps / share, rtt_s=_RTT_S)
     cluster = equal_sites("covenant", Site("peer", link), num_replicas)
     sent = flat_traffic(method, num_parameters, num_replicas, codec)
-    return Rounds(sent).on(cluster, step_s)
+    return pace(sent, cluster, step_s)
 
   # A ring of two is an upload to storage.
   upload, half, ring = among(2), among(2, share=0.5), among(count)

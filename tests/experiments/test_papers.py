@@ -1,5 +1,7 @@
 """The papers' settings: a round's windows by shape, with nothing allocated."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -49,7 +51,7 @@ def test_every_window_of_a_round_is_traced_at_full_size(name):
     kinds.setdefault(kind, (window, schedule.num_in_flight(step)))
     step += window.num_steps
   for window, in_flight in kinds.values():
-    state = states.abstract(programs, "rounds", in_flight=in_flight)
+    state: Any = states.abstract(programs, "rounds", in_flight=in_flight)
     progress, *_ = programs.rounds.lowered(state, batches, window).out_info
     assert progress.metrics.loss.shape == (shape[0], interval)
   assert any(kind.applied is not None for kind in kinds)

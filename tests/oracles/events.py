@@ -56,13 +56,6 @@ class Graph:
     self.nodes.append(Node(*args))
     return len(self.nodes) - 1
 
-  def carried_bytes(self) -> Mapping[str, float]:
-    """Returns the bytes that cross each link."""
-    carried = collections.Counter()
-    for node in self.nodes:
-      carried.update(dict.fromkeys(node.links, node.size_bytes))
-    return carried
-
 
 def fair_rates(
   flows: Iterable[Node], capacities: Mapping[str, float]

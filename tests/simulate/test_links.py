@@ -67,15 +67,6 @@ def test_a_rate_is_that_of_the_narrowest_link_and_shared():
   np.testing.assert_allclose(shared.rate_bytes_per_s(1), 1e8 * share / 2)
 
 
-def test_every_link_of_a_route_carries_the_message():
-  costs = small.link_costs(small.cluster(3))
-  carried = costs.link_bytes(Collective("all_gather", 50))
-  ways = [f"{way}:site {n}" for way in ("up", "down") for n in range(3)]
-  assert carried == dict.fromkeys(ways, 100)
-  chain = costs.link_bytes(Collective("broadcast", 50))
-  assert "up:site 2" not in chain and chain["up:site 1"] == 50
-
-
 @pytest.mark.parametrize(
   "changes, mbit_per_s",
   [

@@ -11,7 +11,7 @@ from dilocox_jax.simulate.analytic import AnalyticClock, run_time
 from dilocox_jax.simulate.cluster import Cluster, Link, Site
 from dilocox_jax.simulate.script import Launch, Wait
 from dilocox_jax.simulate.transfer import GLOO, NCCL
-from tests.oracles.events import lower, simulate
+from tests.oracles.events import simulate
 from tests.simulate import small
 
 TRANSPORTS = {"whole messages": small.PLAIN, "nccl": NCCL, "gloo": GLOO}
@@ -164,22 +164,6 @@ def test_a_link_out_of_step_is_shared_less_than_the_formula_says():
     find(*args, script.ops(plan)).total_s for find in (simulate, run_time)
   )
   assert events <= formula * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("name, changes", small.SCHEDULES + small.COPIED)
-def test_links_carry_what_the_plan_says(name, changes):
-  script, plan = small.script(name, 3, **changes)
-  one, expected = small.cluster(3), {}
-  costs = small.link_costs(one)
-  lowered = lower(costs, small.work(one), script.ops(plan))
-  for op in script.ops(plan):
-    if not isinstance(op, Launch):
-      continue
-    for operation in op.operations:
-      ring = costs.among(op.members)
-      for link, size in ring.link_bytes(operation).items():
-        expected[link] = expected.get(link, 0) + size
-  assert lowered.graph.carried_bytes() == pytest.approx(expected)
 
 
 def test_a_clock_goes_on_from_where_it_was():
