@@ -7,8 +7,8 @@ import numpy as np
 import optax
 import pytest
 
+from dilocox_jax.config.recipes import changed_options
 from dilocox_jax.config.sections import InnerConfig
-from dilocox_jax.config.unread import changed_options
 from dilocox_jax.optimizers import (
   block_matrices,
   inner_optimizer,

@@ -7,15 +7,26 @@ that `sync.method=muloco` is MuLoCo wherever it is written.
 
 A config field that was set explicitly always wins over the recipe, also where
 it was set to the value that other methods have.
+
+A field that is set and then ignored misleads: someone who sets `data.glob` and
+forgets `data.source` would train on another text without a warning. So every
+field that only some runs read stands here too, with its condition.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dilocox_jax.checks import known
-from dilocox_jax.config.unread import unread_fields
-from dilocox_jax.plan.choices import Registry
+from dilocox_jax.codecs.named import split_links
+from dilocox_jax.config.sections import InnerConfig, MeetConfig
+from dilocox_jax.data import sources
+from dilocox_jax.plan.choices import OPTIMIZER_OPTIONS, Registry
+from dilocox_jax.plan.collective import MAILBOX
+from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.schedule.methods import METHODS
+
+Values = Mapping[str, Any]  # All fields of a run by their dotted names.
 
 # The value of every field that a recipe may set, for methods that leave it.
 DEFAULTS: Mapping[str, Any] = {
@@ -129,3 +140,102 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
       values[path] = DEFAULTS.get(path)
       del recipe[path]
   return values
+
+
+def unread_fields(values: Values, defaults: Values) -> dict[str, str]:
+  """Finds fields that are not at their default and that the run ignores.
+
+  Args:
+    values: All fields of a run by their dotted names, with values for those
+      that a method may set.
+    defaults: Default values by dotted names; only these fields are looked at.
+
+  Returns:
+    A message for each such field, by its dotted name.
+  """
+  positions = values["model.positions"]
+  found = {
+    **values,
+    _DEVICES: values["mesh.num_stages"] * values["mesh.num_data_shards"],
+    "model.positions": positions
+    or MODEL_PRESETS[values["model.preset"]].positions,
+  }
+  return {
+    path: f"{path}={values[path]!r} would be ignored, as {cause}="
+    f"{found[cause]!r} does not read it: change one of them"
+    for path, (cause, reads) in _READ_IF.items()
+    if path in defaults
+    and values[path] != defaults[path]
+    and not reads(found[cause])
+  }
+
+
+def changed_options(inner: InnerConfig) -> tuple[str, ...]:
+  """Returns the options of the inner optimizer that are not at their default.
+
+  Args:
+    inner: The section `inner` of a run's config.
+  """
+  plain = InnerConfig()
+  names = [name for name in _OPTIONS if hasattr(plain, name)]
+  return tuple(n for n in names if getattr(inner, n) != getattr(plain, n))
+
+
+def _reads(setting: str) -> Callable[[str], bool]:
+  return lambda source: sources.reads(source, setting)
+
+
+def _takes(option: str) -> Callable[[str], bool]:
+  # An optimizer that is not in the table may have any of them.
+  return lambda name: option in OPTIMIZER_OPTIONS.get(name, _OPTIONS)
+
+
+def _has_rounds(method: str) -> bool:
+  # An unknown method is refused elsewhere.
+  return method not in METHODS or METHODS[method]().exchanged != "gradient"
+
+
+def _has_low_rank(codec: str) -> bool:
+  return "low_rank" in dict(split_links(codec))
+
+
+_OPTIONS = ("b1", "b2", "weight_decay", "momentum", "nesterov")
+_DEVICES = "mesh.num_stages*num_data_shards"
+# Fields that only some runs read, with the field that decides and which of its
+# values do.
+_READ_IF: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+  "data.glob": ("data.source", _reads("glob")),
+  "data.mix": ("data.source", _reads("glob")),
+  "data.text_field": ("data.source", _reads("text_field")),
+  "data.validation_fraction": ("data.source", _reads("validation_fraction")),
+  "data.judge_fraction": ("data.source", _reads("judge_fraction")),
+  "data.tokenizer": ("data.source", _reads("tokenizer")),
+  "data.vocab_size": ("data.tokenizer", lambda name: name == "bpe"),
+  "data.end_of_text": (
+    "data.tokenizer",
+    lambda name: name not in ("bytes", "bpe"),
+  ),
+  "model.rope_base": ("model.positions", lambda kind: kind != "learned"),
+  "model.remat": (_DEVICES, lambda count: count == 1),
+  "inner.final_fraction": ("inner.schedule", lambda name: name != "constant"),
+  **{
+    f"{section}.{option}": (f"{section}.optimizer", _takes(option))
+    for section in ("inner", "outer")
+    for option in _OPTIONS
+  },
+  "outer.optimizer": ("sync.method", _has_rounds),
+  "outer.learning_rate": ("sync.method", _has_rounds),
+  "exchange.feedback": ("exchange.codec", lambda codec: codec != "float32"),
+  "exchange.keep_unsent": ("exchange.codec", lambda codec: codec != "float32"),
+  "exchange.against": ("exchange.feedback", bool),
+  **{
+    f"meet.{field.name}": ("exchange.collective", lambda how: how == MAILBOX)
+    for field in dataclasses.fields(MeetConfig)
+  },
+  "adaptive.mode": ("exchange.codec", _has_low_rank),
+  "adaptive.energy": ("exchange.codec", _has_low_rank),
+  "adaptive.window_rounds": ("adaptive.mode", lambda mode: mode != "off"),
+  "mesh.pipeline": ("mesh.num_stages", lambda count: count > 1),
+  "mesh.boundary": ("mesh.num_stages", lambda count: count > 1),
+  "mesh.remat": (_DEVICES, lambda count: count > 1),
+}

@@ -13,9 +13,7 @@ from typing import Any
 from dilocox_jax.checks import dataclass_from, flat, in_front, require
 from dilocox_jax.codecs.named import split_links
 from dilocox_jax.config import sections
-from dilocox_jax.config.membership import MembershipConfig
-from dilocox_jax.config.recipes import DEFAULTS, resolved
-from dilocox_jax.config.unread import unread_fields
+from dilocox_jax.config.recipes import DEFAULTS, resolved, unread_fields
 from dilocox_jax.plan.collective import MAILBOX
 from dilocox_jax.plan.model.division import Division, StageLayers
 from dilocox_jax.plan.model.shapes import parameter_shapes
@@ -24,13 +22,11 @@ from dilocox_jax.plan.schedule.fragments import Fragments, stacked_shape
 from dilocox_jax.plan.schedule.methods import with_interval
 
 # Fields that may differ when a run is resumed. They do not change its results,
-# only what is recorded or which devices compute it. The number of replicas does
-# change them: who is new begins as if it had been away (`training/resume.py`).
+# only what is recorded or which devices compute it.
 FREE_ON_RESUME = (
   "evaluation.interval_steps",
   "checkpoint.interval_steps",
   "checkpoint.keep",
-  "mesh.num_replicas",
   "mesh.layout",
   "mesh.num_data_shards",
   "mesh.num_stages",
@@ -61,7 +57,7 @@ class RunConfig:
   adaptive: sections.AdaptiveConfig = sections.AdaptiveConfig()
   outer: sections.OuterConfig = sections.OuterConfig()
   mesh: sections.MeshConfig = sections.MeshConfig()
-  membership: MembershipConfig = MembershipConfig()
+  membership: sections.MembershipConfig = sections.MembershipConfig()
   evaluation: sections.EvaluationConfig = sections.EvaluationConfig()
   checkpoint: sections.CheckpointConfig = sections.CheckpointConfig()
 
@@ -106,8 +102,8 @@ class RunConfig:
     self._check_unsent()
     self._check_adaptive()
     self._check_membership()
-    if self.meets and (reason := _unfit_for_meeting(self)):
-      raise ValueError(f"replicas that meet in a store do not go with {reason}")
+    if self.meets:
+      self._check_meeting()
     for message in unread_fields(flat(self.to_mapping()), _defaults()).values():
       raise ValueError(message)
 
@@ -183,15 +179,36 @@ class RunConfig:
 
   def _check_membership(self) -> None:
     """Refuses absences and uneven steps where their rules say nothing."""
-    if self.membership == MembershipConfig():
+    if self.membership == sections.MembershipConfig():
       return
-    if reason := unfit_for_absences(self):
-      raise ValueError(
-        "membership.absences, absence_rate and inner_steps do not go with "
-        f"{reason}, or drop them"
-      )
-    method, count = self.sync.named, self.mesh.num_replicas
-    _ = self.membership.plan(method, count, self.seed)
+    mode, num_stages = self.adaptive.mode, self.mesh.num_stages
+    adapts = f"adaptive.mode={mode!r}: take rank"
+    divided = f"mesh.num_stages={num_stages}: take 1, without shards"
+    others = {
+      adapts: mode == "rank_and_interval",
+      divided: self.mesh.is_divided,
+    }
+    reason = _unfit(self, others)
+    require(
+      not reason,
+      "membership.absences, absence_rate and inner_steps do not go with "
+      f"{reason}, or drop them",
+    )
+    _ = self.membership.plan(self.sync.named, self.mesh.num_replicas, self.seed)
+
+  def _check_meeting(self) -> None:
+    """Refuses what replicas that are programs of their own cannot do."""
+    mode, steps = self.adaptive.mode, self.sync.warm_start_steps
+    plans_absences = self.membership != sections.MembershipConfig()
+    others = {
+      f"adaptive.mode={mode!r}: take off": mode != "off",
+      f"sync.warm_start_steps={steps}: take 0": steps > 0,
+      "membership's planned absences: drop them": plans_absences,
+    }
+    reason = _unfit(self, others)
+    require(
+      not reason, f"replicas that meet in a store do not go with {reason}"
+    )
 
   @property
   def meets(self) -> bool:
@@ -258,58 +275,35 @@ class RunConfig:
     return dataclasses.asdict(self)
 
 
-def unfit_for_absences(config: RunConfig) -> str:
-  """Returns what no rule of absences covers, and what to take; "" if nothing.
+def _unfit(config: RunConfig, others: Mapping[str, bool]) -> str:
+  """Returns what replicas that come and go cannot do, and what to take instead.
 
   Args:
     config: Config of a run whose replicas come and go, or differ in pace.
+    others: More reasons, and whether they hold.
   """
-  method, mesh, mode = config.sync.named, config.mesh, config.adaptive.mode
-  kind, memory = config.exchange.kind, mesh.outer_memory
-  unfit = {
-    f"sync.method={config.sync.method!r}: take diloco": method.exchanged
-    == "gradient",
+  method, memory = config.sync.named, config.mesh.outer_memory
+  is_gradient, kind = method.exchanged == "gradient", config.exchange.kind
+  reasons = {
+    f"sync.method={config.sync.method!r}: take diloco": is_gradient,
     "sync.rule='eager': take continue": method.rule == "eager",
     f"exchange.kind={kind!r}: take mean": kind != "mean",
-    f"adaptive.mode={mode!r}: take rank": mode == "rank_and_interval",
-    f"mesh.num_stages={mesh.num_stages}: take 1, without shards": (
-      mesh.is_divided
-    ),
     f"mesh.outer_memory={memory!r}: take device": memory != "device",
+    **others,
   }
-  return next((reason for reason, is_so in unfit.items() if is_so), "")
-
-
-def _unfit_for_meeting(config: RunConfig) -> str:
-  """Returns what replicas of their own cannot do, and what to take instead."""
-  method, mode = config.sync.named, config.adaptive.mode
-  start, kind = config.sync.warm_start_steps, config.exchange.kind
-  memory, alone = config.mesh.outer_memory, MembershipConfig()
-  gradient = method.exchanged == "gradient"
-  for is_unfit, setting, instead in (
-    (gradient, f"sync.method={config.sync.method!r}", "'diloco'"),
-    (method.rule == "eager", "sync.rule='eager'", "'continue'"),
-    (kind != "mean", f"exchange.kind={kind!r}", "'mean'"),
-    (mode != "off", f"adaptive.mode={mode!r}", "'off'"),
-    (start > 0, f"sync.warm_start_steps={start}", "0"),
-    (memory != "device", f"mesh.outer_memory={memory!r}", "'device'"),
-    (config.membership != alone, "membership's planned absences", "none"),
-  ):
-    if is_unfit:
-      return f"{setting}: take {instead}"
-  return ""
+  return next((reason for reason, is_so in reasons.items() if is_so), "")
 
 
 @functools.cache
 def _defaults() -> dict[str, Any]:
   """Default values of all fields of all sections, by their dotted names."""
-  defaults = {
-    field.name: vars(field.default)
-    if isinstance(field.default, sections.Section)
-    else field.default
-    for field in dataclasses.fields(RunConfig)
-  }
-  return flat(defaults) | dict(DEFAULTS)
+  fields = dataclasses.fields(RunConfig)
+  return {
+    f"{section.name}.{name}": value
+    for section in fields
+    if isinstance(section.default, sections.Section)
+    for name, value in vars(section.default).items()
+  } | dict(DEFAULTS)
 
 
 from_mapping = RunConfig.from_mapping

@@ -11,11 +11,10 @@ from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.codecs.low_rank import LowRank, with_rank
 from dilocox_jax.config import RunConfig
-from dilocox_jax.config.membership import MembershipConfig
+from dilocox_jax.config.sections import MembershipConfig
 from dilocox_jax.plan.adaptive import Policy, RoundSetting
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.schedule.fragments import Shapes
-from dilocox_jax.plan.schedule.membership import Absences
 from dilocox_jax.plan.schedule.methods import Method, with_interval
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 
@@ -62,21 +61,18 @@ def method(config: RunConfig, setting: RoundSetting | None = None) -> Method:
   return with_interval(first, setting.sync_interval)
 
 
-def run_plan(
-  config: RunConfig, setting: RoundSetting | None = None, joined: Absences = ()
-) -> RunPlan:
+def run_plan(config: RunConfig, setting: RoundSetting | None = None) -> RunPlan:
   """Returns the plan of the run's segments.
 
   Args:
     config: Config of the run.
     setting: Rank and H of the rounds; None takes those of the config.
-    joined: Replicas that the run did not have at first, as absences.
   """
   sync, chosen = config.sync, method(config, setting)
   members = None
-  if joined or config.membership != MembershipConfig():
+  if config.membership != MembershipConfig():
     count, seed = config.mesh.num_replicas, config.seed
-    members = config.membership.plan(chosen, count, seed, joined)
+    members = config.membership.plan(chosen, count, seed)
   return RunPlan(
     chosen,
     config.total_steps,

@@ -277,25 +277,6 @@ class RoundStates:
 
     return jax.tree.map(chosen, self.axes, state, start, is_leaf=is_none)
 
-  def resized(self, state: RoundState) -> RoundState:
-    """Returns the state of another number of replicas with this number.
-
-    Who is too many is dropped. Who is new has a copy of replica 0's rows until
-    it begins (`rejoined`).
-
-    Args:
-      state: State with leaves [M', ...].
-    """
-    count = len(jax.tree.leaves(state.replica)[0])
-    rows = [m if m < count else 0 for m in range(self.replicas.num_replicas)]
-
-    def resize(state: RoundState) -> RoundState:
-      return map_prefix(lambda leaf: leaf[jnp.array(rows)], self.axes, state)
-
-    shapes = jax.eval_shape(resize, state)
-    places = self.replicas.state_shardings(shapes, self.axes)
-    return jax.jit(resize, out_shardings=places)(state)
-
 
 @jax.jit
 def mean_of(tree: Tree) -> Tree:

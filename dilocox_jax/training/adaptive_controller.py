@@ -21,7 +21,6 @@ from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.adaptive import RoundSetting
 from dilocox_jax.plan.ranks import energy_rank, mean_rank, spectra_of
-from dilocox_jax.plan.schedule.membership import Absences
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.training import build
 from dilocox_jax.training.parts import NO_PARTS, Parts
@@ -59,7 +58,6 @@ class AdaptiveController:
     self._measured: list[float] = []
     self.setting = self._policy.first
     self.is_adaptive = config.adaptive.mode != "off"
-    self._joined: Absences = ()
 
   @property
   def rounds(self) -> Rounds:
@@ -89,7 +87,7 @@ class AdaptiveController:
     schedule starts at step 24 - 5 = 19. Its round 0 then ends at step 24, where
     the update was sent.
     """
-    plan = to_plan.run_plan(self._config, self.setting, self._joined)
+    plan = to_plan.run_plan(self._config, self.setting)
     if self._since is None:
       return plan
     start = self._since - self.setting.sync_interval
@@ -171,7 +169,6 @@ class AdaptiveController:
     return {
       "choice": dataclasses.asdict(self.setting),
       "since": self._since,
-      "joined": [list(each) for each in self._joined],
       "measured": self._measured,
     }
 
@@ -179,4 +176,3 @@ class AdaptiveController:
     """Restores choices and measurements that `get_state` returned."""
     self.setting = RoundSetting(**state["choice"])
     self._since, self._measured = state["since"], list(state["measured"])
-    self._joined = tuple(tuple(each) for each in state["joined"])

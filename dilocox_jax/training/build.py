@@ -18,9 +18,9 @@ from dilocox_jax.aggregators.exchange import mean_of_finite_replicas
 from dilocox_jax.aggregators.kinds import EXCHANGES
 from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
-from dilocox_jax.config.membership import MembershipConfig
 from dilocox_jax.config.platforms import on_platform
-from dilocox_jax.config.unread import changed_options
+from dilocox_jax.config.recipes import changed_options
+from dilocox_jax.config.sections import MembershipConfig
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.inner.step import Loss, inner_step

@@ -40,7 +40,7 @@ _OWN = {
   *("checkpoint.init_from", "inner.accumulate_steps", "mesh.boundary"),
   *(f"model.{name}" for name in ("remat", "loss_chunk_tokens", "attention")),
   *("model.scan_unroll", "mesh.stacked_by"),
-} - {"mesh.num_replicas"}
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,26 +1,20 @@
-"""Takes up a run from its checkpoint, perhaps with another number of replicas.
+"""Takes up a run from its checkpoint.
 
-A run with other settings is refused, since its rows would mean two things. The
-number of replicas may change, always at the boundary of a round, where every
-checkpoint lies. A replica too many is dropped, together with what it has in
-flight. Who is new counts as a replica that was away until then, and begins by
-the same rule (`plan.schedule.membership`). The text is divided anew.
-
-If a directory holds a run without a checkpoint, the run is not overwritten.
+A run with other settings is refused, since its rows would mean two things. If a
+directory holds a run without a checkpoint, the run is not overwritten.
 """
 
 import logging
 import pathlib
+import re
 from typing import Any
 
 from dilocox_jax.checks import changed_fields, flat, json_object
-from dilocox_jax.config import FREE_ON_RESUME, RunConfig, to_plan
-from dilocox_jax.config.run import unfit_for_absences
+from dilocox_jax.config import FREE_ON_RESUME, RunConfig
 from dilocox_jax.distributed import processes
 from dilocox_jax.metrics.recorder import METRICS
 from dilocox_jax.metrics.run_record import CONFIG, RECORD
 from dilocox_jax.metrics.work_directory import RefusedError
-from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.report.page import PAGE
 from dilocox_jax.training import states
 from dilocox_jax.training.build import Programs
@@ -131,61 +125,17 @@ def resumed_state(
   def template(record: dict[str, Any]) -> TrainingState:
     _check_same_run(config, corpus_digest, record)
     check_same_parts(record, parts)
-    count = _other_replicas(config, record)
-    phase, in_flight = record["phase"], record["in_flight"]
-    return states.abstract(programs, phase, count, in_flight)
+    return states.abstract(programs, record["phase"], record["in_flight"])
 
   restored = checkpoints.restore(template)
   if not restored:
     return None
   state, record = restored
-  log, step = logging.getLogger(__name__), record["position"]["step"]
-  log.info("continuing at step %d of %d", step, config.total_steps)
-  if count := _other_replicas(config, record):
-    log.info("mesh.num_replicas: %d -> %d", count, config.mesh.num_replicas)
-    if isinstance(state, RoundState):
-      if parts.exchange:
-        raise RefusedError(
-          "a replica that begins anew does not go with an exchange that is "
-          "handed in: name its codec in the config"
-        )
-      state = programs.rounds.resized(state)
-      record["controller"]["joined"] = _joined(config, record)
+  step = record["position"]["step"]
+  logging.getLogger(__name__).info(
+    "continuing at step %d of %d", step, config.total_steps
+  )
   return state, record
-
-
-def _other_replicas(config: RunConfig, record: dict[str, Any]) -> int | None:
-  """Returns how many replicas a checkpoint has; None if as many as the run.
-
-  Raises:
-    RefusedError: If their number may not change.
-  """
-  saved = record["config"]["mesh"]["num_replicas"]
-  if saved == config.mesh.num_replicas or config.meets:
-    return None
-  if reason := unfit_for_absences(config):
-    raise RefusedError(
-      f"mesh.num_replicas: {saved} -> {config.mesh.num_replicas} does not go "
-      f"with {reason}, or set the saved number again"
-    )
-  return saved
-
-
-def _joined(config: RunConfig, record: dict[str, Any]) -> list[list[int]]:
-  """Returns from when on the replicas are there that were not at first.
-
-  Args:
-    config: Config of the run.
-    record: Record of the checkpoint.
-  """
-  saved = record["config"]["mesh"]["num_replicas"]
-  count = config.mesh.num_replicas
-  plan = to_plan.run_plan(config)
-  step = plan.schedule_step(record["position"]["step"])
-  last_round = plan.method.schedule.round_at(step)[0] - 1
-  kept = [each for each in record["controller"]["joined"] if each[0] < count]
-  new = range(saved, count) if last_round >= 0 else ()
-  return kept + [[m, 0, last_round] for m in new]
 
 
 def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
@@ -220,10 +170,10 @@ def _check_same_run(
   if not changes:
     return
   advice = "take another --workdir, or set the saved values again"
-  if any(change.startswith("total_steps:") for change in changes):
+  if any(re.match("total_steps|mesh.num_replicas", each) for each in changes):
     advice += (
-      "; to train longer, start a new run in another --workdir from this one's "
-      "parameters with checkpoint.init_from"
+      "; to train longer or with other replicas, start a new run in another "
+      "--workdir from this one's parameters with checkpoint.init_from"
     )
   raise RefusedError(
     "the work directory holds a run with other settings (saved value -> new "

@@ -195,25 +195,20 @@ def _saved_outer(
     Outer parameters, and the outer optimizer states of all fragments if
     replicas share them.
   """
-
-  def programs(num_replicas: int) -> Programs:
-    mesh = MeshConfig(num_replicas=num_replicas)
-    return build.programs(dataclasses.replace(config, mesh=mesh), parts)
+  mesh = MeshConfig(num_replicas=config.mesh.num_replicas)
+  programs = build.programs(dataclasses.replace(config, mesh=mesh), parts)
 
   def like(record: dict) -> Tree:
-    # The run may have gone on with another number since.
-    made.append(programs(record["config"]["mesh"]["num_replicas"]))
-    phase, in_flight = record["phase"], record["in_flight"]
-    state = states.abstract(made[0], phase, in_flight=in_flight)
+    state = states.abstract(programs, record["phase"], record["in_flight"])
     return replicas.abstract(state, None)
 
-  made: list[Programs] = []
   checkpoints = Checkpoints(source / FOLDER, read_only=True)
   with contextlib.closing(checkpoints):
     restored = checkpoints.restore(like)
   if restored is None:
     raise RefusedError(f"checkpoint.init_from={source} has no whole checkpoint")
-  state, params = restored[0], evaluation.params_to_keep(made[0], restored[0])
-  if isinstance(state, SharedState) or not made[0].rounds.outer.is_shared:
+  state, _ = restored
+  params = evaluation.params_to_keep(programs, state)
+  if isinstance(state, SharedState) or not programs.rounds.outer.is_shared:
     return params, None
   return params, [fragment.optimizer for fragment in state.fragments]

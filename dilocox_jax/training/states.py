@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.distributed import coordinator_store, host_memory
-from dilocox_jax.distributed.replicas import REPLICA_AXIS, Replicas
+from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.plan.schedule.run_plan import Segment
@@ -119,18 +119,13 @@ def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
 
 
 def abstract(
-  programs: Programs,
-  phase: str,
-  num_replicas: int | None = None,
-  in_flight: Sequence[int] = (),
+  programs: Programs, phase: str, in_flight: Sequence[int] = ()
 ) -> TrainingState:
   """Returns shapes, types and shardings of the state that `fresh` returns.
 
   Args:
     programs: Programs of the run.
     phase: "data_parallel" or "rounds".
-    num_replicas: If given, rounds are those of so many replicas, and every
-      device of the run holds their whole state.
     in_flight: Number of pseudo-gradients in flight of every fragment (`Rounds
       .abstract`).
   """
@@ -139,12 +134,7 @@ def abstract(
   if phase != "rounds":
     return programs.steps.abstract(params)
   optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
-  rounds = programs.rounds
-  if num_replicas is None:
-    return rounds.abstract(params, optimizer, in_flight)
-  stacked = dataclasses.replace(rounds, replicas=Replicas(num_replicas))
-  state = stacked.abstract(params, optimizer, in_flight)
-  return rounds.replicas.abstract(state, None)
+  return programs.rounds.abstract(params, optimizer, in_flight)
 
 
 def segment_sent_bytes(

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from dilocox_jax import report
 from dilocox_jax.config import RunConfig
-from dilocox_jax.config.unread import changed_options
+from dilocox_jax.config.recipes import changed_options
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.metrics import RecordError, work_directory

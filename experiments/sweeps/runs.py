@@ -30,12 +30,9 @@ FIELDS = (
 )
 # These fields change no number of a run, so the digest ignores them. The fields
 # of `evaluation` may change when a run is resumed, but they decide which points
-# the run's curve has, and replicas may join or leave a run, but those that it
-# begins with decide its numbers. So the digest contains both.
+# the run's curve has. So the digest contains them.
 _IGNORED = tuple(
-  field
-  for field in FREE_ON_RESUME
-  if not field.startswith("evaluation.") and field != "mesh.num_replicas"
+  field for field in FREE_ON_RESUME if not field.startswith("evaluation.")
 )
 _MAX_NAME_CHARACTERS = 120  # The limit of a directory's name is 255 bytes.
 

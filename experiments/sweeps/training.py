@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 
 from dilocox_jax.checks import in_front
 from dilocox_jax.config import RunConfig
+from dilocox_jax.config.recipes import changed_options
 from dilocox_jax.config.sections import DataConfig
-from dilocox_jax.config.unread import changed_options
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.report.run import load_run
 from dilocox_jax.training import run_text

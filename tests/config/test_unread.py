@@ -14,48 +14,41 @@ GRADIENTS = {"sync": {"method": "allreduce"}}
 
 SHARDS = {"data": {"source": "shards"}}
 FILES = {"data": {"source": "text_files"}}
+TOKENIZER = {"data": {"tokenizer": "t.json"}}
+BPE = {"data": {"tokenizer": "bpe"}}
+ADAM = {"inner": {"optimizer": "adam"}}
+CONSTANT = {"inner": {"schedule": "constant"}}
+WSD = {"inner": {"schedule": "wsd"}}
 SGD = {"inner": {"optimizer": "sgd"}}
-# A field, a run that ignores it, what the refusal says, and one that reads it.
+# A field, a run that ignores it, the field to blame, and a run that reads it.
 CASES = [
-  ("data.glob", "*.txt", {}, "reads no files: set data.source=text_f", FILES),
-  ("data.mix", "own", {}, "stdlib reads no files", SHARDS),
-  ("data.text_field", "body", {}, "stdlib reads no JSON", FILES),
-  ("data.tokenizer", "bpe", SHARDS, "shards has tokens already", {}),
-  ("data.validation_fraction", 0.1, SHARDS, "is divided already", {}),
-  ("data.judge_fraction", 0.1, SHARDS, "no documents to divide", {}),
-  (
-    *("data.end_of_text", "</s>", {}, "bytes and bpe have their own"),
-    {"data": {"tokenizer": "t.json"}},
-  ),
-  (
-    *("data.vocab_size", 500, {}, "only data.tokenizer=bpe is trained"),
-    {"data": {"tokenizer": "bpe"}},
-  ),
-  ("model.rope_base", 1e6, {"model": LEARNED}, "learned rotates nothing", {}),
-  ("model.remat", "full", STAGES, "set mesh.remat", {}),
-  ("inner.momentum", 0.9, {}, "adamw has no momentum", SGD),
-  ("inner.b1", 0.8, SGD, "sgd has no b1", {}),
-  ("inner.b2", 0.8, SGD, "sgd has no b2", {"inner": {"optimizer": "lars"}}),
-  (
-    *("inner.weight_decay", 0.0, {"inner": {"optimizer": "adam"}}),
-    *("adam has no weight_decay", {}),
-  ),
-  (
-    *("inner.final_fraction", 0.5, {"inner": {"schedule": "constant"}}),
-    *("never decays", {"inner": {"schedule": "wsd"}}),
-  ),
-  ("outer.momentum", 0.9, {"outer": {"optimizer": "adam"}}, "momentum", {}),
-  ("outer.nesterov", False, {"outer": {"optimizer": "lion"}}, "nesterov", {}),
-  ("outer.learning_rate", 1.0, GRADIENTS, "averages gradients", {}),
-  ("outer.optimizer", "adam", GRADIENTS, "averages gradients", {}),
-  ("exchange.feedback", 0.9, {}, "float32 loses nothing", LOSSY),
-  ("exchange.keep_unsent", True, {}, "float32 loses nothing", LOSSY),
-  ("exchange.against", "mean", LOSSY, "set exchange.feedback=1", FEEDBACK),
-  ("adaptive.energy", 0.9, LOSSY, "int has no rank", ADAPTS),
-  ("adaptive.window_rounds", 3, LOSSY, "adaptive.mode=off", ADAPTS),
-  ("mesh.pipeline", "gpipe", {}, "set mesh.num_stages", STAGES),
-  ("mesh.remat", "full", {}, "set mesh.num_stages", STAGES),
-  ("mesh.boundary", "int8", {}, "set mesh.num_stages", STAGES),
+  ("data.glob", "*.txt", {}, "data.source", FILES),
+  ("data.mix", "own", {}, "data.source", SHARDS),
+  ("data.text_field", "body", {}, "data.source", FILES),
+  ("data.tokenizer", "bpe", SHARDS, "data.source", {}),
+  ("data.validation_fraction", 0.1, SHARDS, "data.source", {}),
+  ("data.judge_fraction", 0.1, SHARDS, "data.source", {}),
+  ("data.end_of_text", "</s>", {}, "data.tokenizer", TOKENIZER),
+  ("data.vocab_size", 500, {}, "data.tokenizer", BPE),
+  ("model.rope_base", 1e6, {"model": LEARNED}, "model.positions", {}),
+  ("model.remat", "full", STAGES, "mesh.num_stages", {}),
+  ("inner.momentum", 0.9, {}, "inner.optimizer", SGD),
+  ("inner.b1", 0.8, SGD, "inner.optimizer", {}),
+  ("inner.b2", 0.8, SGD, "inner.optimizer", {"inner": {"optimizer": "lars"}}),
+  ("inner.weight_decay", 0.0, ADAM, "inner.optimizer", {}),
+  ("inner.final_fraction", 0.5, CONSTANT, "inner.schedule", WSD),
+  ("outer.momentum", 0.9, {"outer": {"optimizer": "adam"}}, "optimizer", {}),
+  ("outer.nesterov", False, {"outer": {"optimizer": "lion"}}, "optimizer", {}),
+  ("outer.learning_rate", 1.0, GRADIENTS, "sync.method", {}),
+  ("outer.optimizer", "adam", GRADIENTS, "sync.method", {}),
+  ("exchange.feedback", 0.9, {}, "exchange.codec", LOSSY),
+  ("exchange.keep_unsent", True, {}, "exchange.codec", LOSSY),
+  ("exchange.against", "mean", LOSSY, "exchange.feedback", FEEDBACK),
+  ("adaptive.energy", 0.9, LOSSY, "exchange.codec", ADAPTS),
+  ("adaptive.window_rounds", 3, LOSSY, "adaptive.mode", ADAPTS),
+  ("mesh.pipeline", "gpipe", {}, "mesh.num_stages", STAGES),
+  ("mesh.remat", "full", {}, "mesh.num_stages", STAGES),
+  ("mesh.boundary", "int8", {}, "mesh.num_stages", STAGES),
 ]
 
 

@@ -1,5 +1,7 @@
 """Where the outer state lies changes no bit of what is computed.
 
+`tests/outer/test_methods.py` holds all methods to it.
+
 The problem is small and its arrays are named and shaped like a model's, so
 that the table of divisions knows them.
 """
@@ -34,31 +36,9 @@ DEVICE, HOST = host_memory.DEVICE, host_memory.HOST
 INTERVAL, NUM_LAYERS = 4, 3
 STEPS = 5 * INTERVAL
 # Three layers in two fragments: one of them is short.
-METHODS = {
-  "synchronous": methods.diloco(INTERVAL),
-  "whole_round": methods.dilocox(INTERVAL),
-  "fragments": methods.streaming_diloco(INTERVAL, 3, 1),
-  "two_in_flight": methods.delayed(INTERVAL, 3, 6),
-  "eager": methods.eager(INTERVAL, 3),
-  "slices": methods.overlap_loco(INTERVAL, 2),
-}
+METHOD = methods.streaming_diloco(INTERVAL, 3, 1)
 INNER = optax.sgd(0.05, momentum=0.9)
-LAYOUTS = {
-  "stacked": Replicas(2),
-  "mesh": Replicas(2, "mesh"),
-  "divided": Replicas(2, "mesh", Division(2, 2, layers_on_stages=False)),
-}
-# Every method, and every layout with one fragment and with several; how
-# fragments go on one device is seen below.
-CASES = (
-  ("fragments", "divided"),
-  ("slices", "stacked"),
-  ("synchronous", "mesh"),
-  ("whole_round", "stacked"),
-  ("two_in_flight", "mesh"),
-  ("eager", "stacked"),
-)
-
+DIVIDED = Replicas(2, "mesh", Division(2, 2, layers_on_stages=False))
 has_host_memory = pytest.mark.skipif(
   host_memory.unsupported(HOST, jax.local_devices()) is not None,
   reason="these devices have no host memory of their own",
@@ -131,35 +111,10 @@ def kinds(tree):
   return {leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree)}
 
 
-def slow_after(count, cases):
-  """The first cases as they are, the others for the slow tier."""
-  rest = [pytest.param(*case, marks=pytest.mark.slow) for case in cases[count:]]
-  return [*cases[:count], *rest]
-
-
-@has_host_memory
-@pytest.mark.parametrize(("name", "layout"), slow_after(2, CASES))
-def test_rounds_and_flush_are_the_same_from_host_memory(name, layout):
-  ends = []
-  for kind in (DEVICE, HOST):
-    programs = programs_of(METHODS[name], LAYOUTS[layout], kind)
-    first = first_state(programs)
-    state, losses, drifts = train(programs, first)
-    flushed, _ = programs.flush(state)
-    for each in (state, flushed):  # No window leaves a part elsewhere.
-      assert kinds(each.fragments) == {kind}
-      assert kinds((each.replica, each.step)) == {DEVICE}
-    evaluated = programs.outer_params(flushed)
-    assert kinds(evaluated) == {DEVICE}
-    ends.append((state, losses, drifts, flushed, evaluated))
-  assert np.ptp(ends[0][1]) > 0.1  # It trains.
-  runs.assert_same_bits(*ends)
-
-
 @has_host_memory
 def test_a_run_with_an_average_goes_on_in_host_memory(tmp_path):
   """It was saved by a run whose outer state lay on the device."""
-  method, replicas = METHODS["fragments"], LAYOUTS["divided"]
+  method, replicas = METHOD, DIVIDED
   before = programs_of(method, replicas, DEVICE, power=3)
   middle, _, _ = train(before, first_state(before), stop=2 * INTERVAL)
   checkpoints = Checkpoints(tmp_path / "checkpoints")

@@ -33,7 +33,7 @@ MISTAKES = [
   ("train", "--config=nowhere.py", "nowhere.py"),
   ("train", "--wrokdir=x", "workdir"),
   ("train", "train", "unexpected argument 'train'"),
-  ("train", "--config.data.glob=*.txt", "set data.source=text_files"),
+  ("train", "--config.data.glob=*.txt", "data.source='stdlib'"),
   ("train", "--config.seed=-1", "seed=-1"),
   ("train", "--config.exchange.codec=low_rank(rank=99999)", "rank=99999"),
   ("train", "--config.exchange.codec=low_rank(rank=four)", "rank='four'"),

@@ -176,40 +176,6 @@ def test_lossy_rounds_equal_the_numpy_twin(name, decay, keep_unsent, x64):
   assert_close(outer_tree(programs, state), expected.theta, ROUNDED)
 
 
-@pytest.mark.parametrize(
-  ("name", "layout"), [("diloco", "mesh"), ("two in flight", "stacked")]
-)
-def test_a_replica_more_begins_as_one_that_was_away(name, layout, x64):
-  """Two replicas for two rounds, then three, then the first two again."""
-  method, num_steps, absences = METHODS[name], 24, ((2, 0, 1), (2, 4, 9))
-  problem = params, inputs, targets = make_problem(0, 3, num_steps, 4, 2, 3)
-  parts = {
-    count: begin(
-      (params, inputs[:count], targets[:count]),
-      method,
-      INNER,
-      nesterov(),
-      layout,
-    )
-    for count in (2, 3)
-  }
-  state, before = parts[2][1], 2
-  for segment in plan_of(method, num_steps, absences).segments():
-    count = 3 if segment.start in (8, 12) else 2
-    programs = parts[count][0]
-    if count != before:
-      held = jax.tree.map(jnp.asarray, jax.device_get(state))
-      state, before = programs.resized(held), count
-    batches = batches_of(problem, segment.start, segment.stop)
-    batches = jax.tree.map(lambda leaf, n=count: leaf[:n], batches)
-    attendance = segment.attendance if count == 3 else None
-    state, _, _ = programs.run(state, batches, segment.windows, attendance)
-  flushed, _ = parts[2][0].flush(state)
-  pace = (method.schedule.sync_interval,) * 3
-  expected = twin(problem, method, num_steps, absences, pace)
-  assert_close(outer_tree(parts[2][0], flushed), expected.theta, EXACT)
-
-
 def test_who_is_away_moves_nothing_and_who_is_never_away_changes_no_bit():
   method = METHODS["diloco"]
   problem = make_problem(0, NUM_REPLICAS, 12, 4, 2, 3)

@@ -1,3 +1,4 @@
+import json
 from typing import Any
 
 import jax
@@ -5,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dilocox_jax import report
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.plan.schedule.run_plan import Segment
@@ -217,3 +219,37 @@ def test_where_nothing_arrives_there_is_no_drift():
   windows = tuple(SyncSchedule(4, 1, 4).windows(0, 4))
   segment = Segment("rounds", 0, 4, windows)
   assert evaluation.drift_rows(segment, [], energy_share=0.9) == []
+
+
+def test_the_last_losses_are_of_the_last_state_and_of_held_out_text(tmp_path):
+  """What judges is read once, and both are read whole."""
+  lines = (json.dumps({"text": f"some text {n}"}) for n in range(300))
+  (tmp_path / "train.jsonl").write_text("\n".join(lines))
+  data = {"source": "text_files", "glob": f"{tmp_path}/train.jsonl"}
+  shares = {"validation_fraction": 0.5, "judge_fraction": 0.5}
+  config = runs.settings(
+    method="diloco",
+    total_steps=9,
+    data=data | shares,
+    evaluation={"interval_steps": 6, "num_sequences": 0},
+  )
+  text = runs.train(config, tmp_path / "run").data.text
+  assert text and text.judge is not None
+  (row,) = runs.rows(tmp_path / "run", "evaluation")
+  assert "judge_loss" not in row
+  state, _ = runs.saved(tmp_path / "run")
+  loss, length = jax.jit(runs.programs(config).model.loss), runs.SEQUENCE_LENGTH
+  params = state.fragments[0].params
+  (row,) = runs.rows(tmp_path / "run", "final")
+  for name, tokens in (
+    ("outer_loss", text.validation),
+    ("judge_loss", text.judge),
+  ):
+    # One sequence at a time, of at most L predicted tokens.
+    cuts = range(0, len(tokens) - 1, length)
+    parts = [tokens[None, cut : cut + length + 1] for cut in cuts]
+    losses = [float(loss(params, jnp.asarray(x, jnp.int32))) for x in parts]
+    expected = np.average(losses, weights=[part.size - 1 for part in parts])
+    assert row[name] == pytest.approx(expected, rel=1e-5)
+  page = report.write_report(tmp_path / "run").read_text()
+  assert f"{row['judge_loss']:.4f}" in page

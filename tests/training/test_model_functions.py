@@ -14,32 +14,6 @@ from dilocox_jax.training import build, evaluation
 from dilocox_jax.training.parts import Parts
 from tests import runs
 
-
-def test_evaluation_is_the_mean_over_batches_without_the_z_loss():
-  config = runs.settings(model={"z_loss": 10.0})
-  programs = runs.programs(config)
-  params = jax.jit(programs.model.init)(jax.random.key(0))
-  shape = (3, 2, runs.SEQUENCE_LENGTH + 1)
-  batches = jax.random.randint(jax.random.key(1), shape, 0, 256)
-  each = [float(programs.model.loss(params, batch)) for batch in batches]
-  assert len(set(each)) == 3
-  np.testing.assert_allclose(
-    programs.evaluate(params, batches), np.mean(each), rtol=1e-6
-  )
-
-
-def test_training_counts_the_z_loss():
-  params, losses = None, []
-  batch = np.arange(2 * 17, dtype=np.int32).reshape(1, 1, 2, 17)
-  for z_loss in (0.0, 10.0):
-    config = runs.settings(model={"z_loss": z_loss}, num_replicas=1)
-    programs = runs.programs(config)
-    params = jax.jit(programs.model.init)(jax.random.key(0))
-    _, seen = programs.steps.steps(programs.steps.init(params), batch)
-    losses.append(float(seen.loss[0, 0]))
-  assert losses[1] > losses[0] + 1.0
-
-
 DEEP = {"preset": "nano", "num_layers": 8, "model_dim": 64, "ff_dim": 172}
 
 
@@ -81,6 +55,20 @@ def test_stages_evaluate_a_model_as_one_device_does(mesh, num_rows):
   each = programs.evaluate_each(replicas.place_state(own, 0), placed)
   np.testing.assert_allclose(each, expected, rtol=2e-6)
   assert abs(expected[0] - expected[1]) > 1e-3
+
+
+@pytest.mark.parametrize("boundary", ["none", "bfloat16", "int8"])
+def test_stages_send_each_other_what_the_boundary_says(boundary):
+  """How much is lost: tests/inner/test_pipeline.py."""
+  programs = runs.programs(_of_stages(num_stages=2, boundary=boundary))
+  shapes = jax.eval_shape(programs.model.init, jax.random.key(0))
+  replicas = programs.rounds.replicas
+  batch = jax.ShapeDtypeStruct((2, 8, runs.SEQUENCE_LENGTH + 1), np.int32)
+  program = jax.jit(replicas.map(programs.steps.gradient, (None, 0), 0))
+  text = program.lower(replicas.abstract(shapes, None), batch).as_text()
+  sent = re.findall(r"collective_permute.*tensor<[\dx]*64x(\w+)>", text)
+  kinds = {"none": "f32", "bfloat16": "bf16", "int8": "i8"}
+  assert kinds[boundary] in sent, sent
 
 
 def test_a_stage_evaluates_with_no_layers_but_its_own():

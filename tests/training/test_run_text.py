@@ -109,3 +109,15 @@ def test_tokens_that_are_handed_in_must_fit(tokens, vocab_size, message):
   object.__setattr__(text, "train", tokens)
   with pytest.raises(ValueError, match=message):
     run_text.corpus(runs.settings(), Parts(data=text))
+
+
+def test_a_run_is_judged_on_text_that_it_does_not_train_on():
+  validation = np.arange(128, 256, dtype=np.uint8).repeat(5)
+  train = np.arange(128, dtype=np.uint8).repeat(50)
+  text = Corpus("halves", train, validation, "digest", 256, 2)
+  config = runs.settings(evaluation={"num_sequences": 8})
+  (batches,) = run_text.held_out(config, text)
+  assert batches.min() >= 128
+  # Two replicas of two sequences a step: 94 steps read all 376 windows.
+  seen = np.unique(run_text.streams(config, text).take(94))
+  np.testing.assert_array_equal(seen, np.arange(128))

@@ -139,7 +139,7 @@ def test_a_run_goes_on_from_its_newest_checkpoint(stopped, caplog):
     ({}, "0123456789abcdef", "corpus: .* -> 0123456789abcdef"),
     ({"inner": {"learning_rate": 0.1}}, None, "inner.learning_rate: .* -> 0.1"),
     ({"total_steps": 30, "rule": "reset"}, None, "rule: .*; total_steps: 21 "),
-    ({"checkpoint": {"init_from": "x"}}, None, "init_from: '' -> 'x'"),
+    ({"num_replicas": 3}, None, "num_replicas: 2 -> 3.*init_from"),
   ],
 )
 def test_another_run_is_named_by_what_differs(stopped, changes, digest, says):
@@ -148,20 +148,6 @@ def test_another_run_is_named_by_what_differs(stopped, changes, digest, says):
     resumed(stopped, runs.settings(**changes), digest)
   assert "\n" not in str(error.value)
   assert runs.files(stopped.workdir) == before
-
-
-def test_more_replicas_join_where_the_next_round_begins(stopped, caplog):
-  """Rounds of three steps: after step 12 rounds 0 to 3 are over."""
-  config = runs.settings(num_replicas=4)
-  with caplog.at_level(logging.INFO, "dilocox_jax"):
-    found: Any = resumed(stopped, config, programs=runs.programs(config))
-  assert "mesh.num_replicas: 2 -> 4" in caplog.text
-  state, record = found
-  assert record["controller"]["joined"] == [[2, 0, 3], [3, 0, 3]]
-  old, _ = runs.saved(stopped.workdir)
-  runs.assert_same_bits(state.fragments[0].params, old.fragments[0].params)
-  rows = jax.tree.map(lambda leaf: leaf[:2], state.replica)
-  runs.assert_same_bits(rows, old.replica)
 
 
 # A run that inherits from another one (checkpoint.init_from).
@@ -210,22 +196,6 @@ def test_an_outer_optimizer_that_does_not_fit_starts_fresh_with_a_warning(
 
 
 @pytest.mark.slow
-def test_an_inherited_run_goes_on_from_its_own_checkpoints(finished, tmp_path):
-  before = runs.files(finished[0])
-  config = runs.settings(
-    num_replicas=3, checkpoint={"init_from": str(finished[0])}
-  )
-  runs.train(config, tmp_path / "whole")
-  runs.train(config, tmp_path / "parts", until=9)
-  runs.train(config, tmp_path / "parts")
-  whole = runs.metrics_text(tmp_path / "whole")
-  assert runs.metrics_text(tmp_path / "parts") == whole
-  row = runs.rows(tmp_path / "whole", "round")[0]
-  assert row["loss"] < runs.rows(finished[0], "round")[0]["loss"]
-  assert runs.files(finished[0]) == before
-
-
-@pytest.mark.slow
 def test_personal_outer_parameters_are_averaged(tmp_path):
   runs.train(runs.settings(method="eager"), tmp_path, until=6)
   old = runs.saved(tmp_path)[0].fragments[0].params
@@ -253,16 +223,3 @@ def test_what_cannot_be_inherited_is_refused(finished, tmp_path):
   (tmp_path / "config.json").write_text(json.dumps({"sync": {"method": "x"}}))
   with pytest.raises(RefusedError, match="config.json is not a run's config"):
     inherited(tmp_path)
-
-
-def test_a_checkpoint_is_read_with_its_own_number_of_replicas(
-  finished, tmp_path
-):
-  # A run that goes on with more replicas has a new config before its next save.
-  workdir = tmp_path / "resumed"
-  shutil.copytree(finished[0], workdir)
-  config = json.loads((workdir / "config.json").read_text())
-  config["mesh"]["num_replicas"] = 4
-  (workdir / "config.json").write_text(json.dumps(config))
-  expected = start.saved_outer_params(finished[0])
-  runs.assert_same_bits(start.saved_outer_params(workdir), expected)

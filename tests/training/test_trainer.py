@@ -8,6 +8,7 @@ import pytest
 
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.metrics import read_rows
+from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.training import metrics_reader, trainer
 from dilocox_jax.training.states import StopRequestedError, TrainingStoppedError
@@ -235,47 +236,22 @@ def test_a_validation_loss_that_is_not_finite_stops_the_run(
   assert not runs.rows(tmp_path, "evaluation")
 
 
-@pytest.mark.slow
 def test_a_warm_start_is_trained_counted_and_handed_over(tmp_path):
   config = runs.settings(
     method="diloco",
-    warm_start_steps=5,
-    steps_per_dispatch=2,
-    total_steps=11,
-  )
-  run = runs.train(config, tmp_path)
-  rows = runs.rows(tmp_path, "round")
-  assert [row["step"] for row in rows] == [2, 4, 5, 8, 11]
-  phases = 3 * ["data_parallel"] + 2 * ["rounds"]
-  assert [row["phase"] for row in rows] == phases
-  assert [row["tokens"] for row in rows] == [
-    STEP_TOKENS * row["step"] for row in rows
-  ]
-  sent = [row["sent_bytes"] for row in rows]
-  assert sent == [EXCHANGE_BYTES * each for each in (2, 2, 1, 1, 1)]
-  (final,) = runs.rows(tmp_path, "final")
-  assert final["total_sent_bytes"] == sum(sent)  # Nothing was left to flush.
-  assert final["outer_loss"] == final["mean_loss"] == final["replica_loss"]
-  assert run.progress.step == 11
-
-
-def test_after_a_warm_start_all_replicas_are_where_it_ended(tmp_path):
-  config = runs.settings(
-    method="diloco",
     warm_start_steps=6,
-    steps_per_dispatch=3,
+    steps_per_dispatch=4,
+    total_steps=12,
     num_replicas=3,
   )
   runs.train(config, tmp_path, until=6)
   (row,) = runs.rows(tmp_path, "evaluation")
-  assert row["step"] == 6
-  assert row["outer_loss"] == row["replica_loss"]
+  assert row["step"] == 6 and row["outer_loss"] == row["replica_loss"]
   state, record = runs.saved(tmp_path)
   assert record["phase"] == "rounds"
-  outer = state.fragments[0].params
   for m in range(3):
     own = jax.tree.map(lambda leaf, m=m: leaf[m], state.replica.params)
-    runs.assert_same_bits(own, outer)
+    runs.assert_same_bits(own, state.fragments[0].params)
   counts = [
     np.asarray(leaf)
     for leaf in jax.tree.leaves(state.replica.optimizer)
@@ -283,3 +259,59 @@ def test_after_a_warm_start_all_replicas_are_where_it_ended(tmp_path):
   ]
   # The inner optimizer goes on; it does not begin again.
   assert counts and all((count == 6).all() for count in counts)
+  runs.train(config, tmp_path)
+  rows = runs.rows(tmp_path, "round")
+  assert [row["step"] for row in rows] == [4, 6, 9, 12]
+  phases = 2 * ["data_parallel"] + 2 * ["rounds"]
+  assert [row["phase"] for row in rows] == phases
+  a_step = 3 * STEP_TOKENS // 2
+  assert [row["tokens"] for row in rows] == [a_step * r["step"] for r in rows]
+  # A ring of three passes 4 / 3 of the values and of the flag on.
+  sent, ring = [row["sent_bytes"] for row in rows], EXCHANGE_BYTES * 4 / 3
+  assert sent == pytest.approx([ring * each for each in (4, 2, 1, 1)], rel=1e-5)
+  (final,) = runs.rows(tmp_path, "final")
+  assert final["total_sent_bytes"] == sum(sent)  # Nothing was left to flush.
+  assert final["outer_loss"] == final["mean_loss"] == final["replica_loss"]
+
+
+def apart(tree, replica):
+  """The same arrays, but one replica's copy of one is off by one bit."""
+  leaves, structure = jax.tree.flatten(tree)
+  shared = leaves[0]
+  parts = [np.asarray(shard.data).copy() for shard in shared.addressable_shards]
+  first = parts[replica].reshape(-1)[:1]
+  first[:] = np.nextafter(first, np.float32(np.inf))
+  devices = [shard.device for shard in shared.addressable_shards]
+  leaves[0] = jax.make_array_from_single_device_arrays(
+    shared.shape,
+    shared.sharding,
+    [jax.device_put(*pair) for pair in zip(parts, devices, strict=True)],
+  )
+  return jax.tree.unflatten(structure, leaves)
+
+
+def test_a_state_whose_copies_differ_is_refused_and_not_saved(tmp_path):
+  config = runs.settings(
+    method="diloco",
+    total_steps=9,
+    layout="mesh",
+    evaluation={"interval_steps": 0},
+    checkpoint={"interval_steps": 3},
+  )
+  trainer = runs.trainer(config, tmp_path)
+  dispatch = trainer._dispatch
+
+  def dispatch_and_spoil(state, segment):
+    state, dispatched = dispatch(state, segment)
+    if segment.stop == 6:
+      assert isinstance(state, RoundState)
+      (fragment,) = state.fragments
+      fragment = fragment._replace(params=apart(fragment.params, 1))
+      state = state._replace(fragments=(fragment,))
+    return state, dispatched
+
+  trainer._dispatch = dispatch_and_spoil
+  with pytest.raises(TrainingStoppedError, match="differ after step 6"):
+    runs.run(trainer)
+  saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+  assert saved == ["3"]

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import dilocox_jax as dx
-from dilocox_jax.config import from_mapping, to_plan
+from dilocox_jax.config import from_mapping
 from dilocox_jax.config.sections import MeshConfig
 from dilocox_jax.training import evaluation, resume, start
-from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
+from dilocox_jax.training.checkpoint import Checkpoints
 from tests import runs
 
 # Rank and H follow what is measured.
@@ -99,7 +99,7 @@ def test_an_average_changes_what_is_kept_alone_and_survives_a_kill(
   runs.assert_same_bits(runs.saved(tmp_path / "killed")[0], state)
 
 
-# Replicas are away, or slow, or change in number.
+# Replicas are away, or slow.
 
 APART = {"absences": "1:1-2;0:4", "inner_steps": "3,2"}
 DELAYS = ["diloco", pytest.param("dilocox", marks=pytest.mark.slow)]
@@ -142,68 +142,9 @@ def test_replicas_that_come_and_go_are_counted_and_continue(tmp_path, method):
   assert sent == (in_time if method == "diloco" else late)
 
 
-@pytest.mark.slow
-def test_a_replica_away_for_three_rounds_is_drawn_from_the_seed(tmp_path):
-  config = apart({"absence_rate": 0.5})
-  runs.train(config, tmp_path)
-  rows = runs.rows(tmp_path, "round")
-  membership = to_plan.run_plan(config).membership
-  assert membership
-  for number, row in enumerate(rows):
-    here = [x is not None for x in row["loss_per_replica"]]
-    assert here == membership.present(number).tolist()
-  assert len({tuple(membership.present(r)) for r in range(6)}) > 1
-
-
 def test_the_flush_of_a_replica_that_is_away_stops_no_run(tmp_path):
   runs.train(apart({"absences": "1:5-9"}), tmp_path)
   assert runs.rows(tmp_path, "final")[-1]["step"] == 18
-
-
-@pytest.mark.parametrize("method", DELAYS)
-def test_a_run_goes_on_with_more_replicas_and_with_fewer(tmp_path, method):
-  """Two for three rounds, three for two, then two again."""
-  two, three = (
-    runs.settings(
-      num_replicas=count, method=method, checkpoint={"interval_steps": 3}
-    )
-    for count in (2, 3)
-  )
-  runs.train(two, tmp_path, until=9)
-  runs.train(three, tmp_path, until=15)
-  runs.train(two, tmp_path)
-  rows = runs.rows(tmp_path, "round")
-  counts = [len(row["loss_per_replica"]) for row in rows]
-  assert counts == [2, 2, 2, 3, 3, 2, 2]
-  a_step = runs.BATCH_SIZE * runs.SEQUENCE_LENGTH
-  assert rows[-1]["tokens"] == (15 * 2 + 6 * 3) * a_step
-  losses = [row["loss"] for row in rows]
-  assert np.isfinite(losses).all() and losses[-1] < losses[0]
-  # One that is new is sent the state, once.
-  outer = runs.saved(tmp_path)[0].fragments[0].params
-  params = sum(x.size for x in jax.tree.leaves(outer))
-  sent = [row["sent_bytes"] for row in rows]
-  assert sent[3] - sent[4] == 4 * (3 * params + 2)
-  assert sent[5] == sent[6] == sent[2]
-
-
-@pytest.mark.parametrize(
-  ("changes", "hint"),
-  [
-    ({"method": "allreduce", "sync_interval": None}, "sync.method='allreduce'"),
-    pytest.param(
-      {"method": "eager"}, "sync.rule='eager'", marks=pytest.mark.slow
-    ),
-  ],
-)
-def test_replicas_that_cannot_change_in_number_are_refused(
-  tmp_path, changes, hint
-):
-  runs.train(runs.settings(**changes, steps_per_dispatch=3), tmp_path, until=9)
-  config = runs.settings(**changes, steps_per_dispatch=3, num_replicas=3)
-  with pytest.raises(RefusedError, match=hint) as error:
-    runs.train(config, tmp_path)
-  assert "mesh.num_replicas: 2 -> 3" in str(error.value)
 
 
 # A run goes on, or another starts, on devices that are divided otherwise.
@@ -266,28 +207,13 @@ def resumed(config, workdir):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MESHES)
 def test_a_run_goes_on_with_the_same_losses_on_other_devices(source, name):
+  """Every saved bit arrives, whatever devices hold it."""
   made, state = resumed(config_on(MESHES[name]), source)
+  runs.assert_same_bits(state, runs.saved(source)[0])
   seen = evaluation.losses(made.programs, state, made.data.validation)
   before = losses_before(source)
   for view in ("outer_loss", "mean_loss", "replica_loss"):
     np.testing.assert_allclose(seen[view], before[view], atol=SAME_LOSS, rtol=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["four stages", "stacked"])
-def test_every_saved_bit_arrives_on_other_devices(source, name):
-  _, state = resumed(config_on(MESHES[name]), source)
-  old, _ = runs.saved(source)
-  runs.assert_same_bits(state, old)
-
-
-@pytest.mark.slow
-def test_more_replicas_go_on_from_the_same_outer_parameters(source):
-  mesh = MeshConfig(num_replicas=4, layout="mesh")
-  made, state = resumed(config_on(mesh), source)
-  seen = evaluation.losses(made.programs, state, made.data.validation)
-  before = losses_before(source)["outer_loss"]
-  np.testing.assert_allclose(seen["outer_loss"], before, atol=SAME_LOSS, rtol=0)
 
 
 @pytest.mark.slow
