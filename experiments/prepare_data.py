@@ -45,7 +45,8 @@ def define_flags() -> None:
   text = "Text from which --tokenizer=bpe is trained (MB, the first documents)."
   flags.DEFINE_float("bpe_mb", 64.0, text, lower_bound=0.001)
   text = "Share of the documents that is held out for validation."
-  flags.DEFINE_float("validation_fraction", VALIDATION_FRACTION, text)
+  share = VALIDATION_FRACTION
+  flags.DEFINE_float("validation_fraction", share, text, 0.0, 1.0)
 
 
 def main(values: flags.FlagValues) -> None:

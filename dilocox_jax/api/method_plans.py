@@ -268,10 +268,7 @@ def _divided(
   config: RunConfig, ways: Sequence[Changes], device_bytes: float
 ) -> RunConfig:
   """Returns the config with the first layout that fits, else the smallest."""
-  divided, needed = [], []
-  for way in ways:
-    divided.append(changed(config, way) if way else config)
-    needed.append(device_memory(divided[-1]).total)
-    if needed[-1] <= device_bytes:
-      return divided[-1]
-  return divided[needed.index(min(needed))]
+  divided = [changed(config, way) if way else config for way in ways]
+  needed = [device_memory(one).total for one in divided]
+  fitting = (n for n, size in enumerate(needed) if size <= device_bytes)
+  return divided[next(fitting, needed.index(min(needed)))]

@@ -14,7 +14,7 @@ import numpy as np
 
 from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.api.device_memory import optimizer_copies
-from dilocox_jax.checks import require
+from dilocox_jax.checks import check_limits, limited, require
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
@@ -40,15 +40,12 @@ class Options:
     transport: "nccl" (GPUs), "tpu" or "gloo" (CPUs).
   """
 
-  step_s: float | None = None
-  codec_s: float = 0.0
+  step_s: float | None = limited(None, above=0, below=math.inf)
+  codec_s: float = limited(0.0, at_least=0, below=math.inf)
   transport: str = "nccl"
 
   def __post_init__(self):
-    if self.step_s is not None and not 0 < self.step_s < math.inf:
-      raise ValueError(f"step_s={self.step_s} must be seconds, more than 0")
-    if not 0 <= self.codec_s < math.inf:
-      raise ValueError(f"codec_s={self.codec_s} must be seconds, 0 or more")
+    check_limits(self)
 
 
 @dataclasses.dataclass(frozen=True)

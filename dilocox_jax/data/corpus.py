@@ -120,13 +120,8 @@ def from_files(
     end of a text is between two files.
 
   Raises:
-    ValueError: If a fraction is out of range, or a part has no text.
+    ValueError: If a part has no text.
   """
-  check_fraction(validation_fraction)
-  require(
-    0 <= judge_fraction < 1,
-    f"judge_fraction={judge_fraction} must lie from 0 to below 1",
-  )
   paths = sorted(files, key=lambda path: (part_of.get(path, 0), path))
   held_out = [p for p in paths if is_held_out(p, validation_fraction)]
   # If training had a copy of a validation file under another name, the
@@ -186,11 +181,3 @@ def from_files(
 def _judges(content: bytes, judge_fraction: float) -> bool:
   """Whether a held-out file judges, by its content: copies do the same."""
   return is_held_out(hashlib.sha256(content).hexdigest(), judge_fraction)
-
-
-def check_fraction(validation_fraction: float) -> None:
-  """Raises ValueError unless the fraction is above 0 and below 1."""
-  require(
-    0 < validation_fraction < 1,
-    f"validation_fraction={validation_fraction} must lie above 0 and below 1",
-  )

@@ -24,7 +24,7 @@ import numpy as np
 from dilocox_jax import files
 from dilocox_jax.checks import dataclass_from, json_object, of_type, require
 from dilocox_jax.data import tokenizers
-from dilocox_jax.data.corpus import Corpus, check_fraction, is_held_out
+from dilocox_jax.data.corpus import Corpus, is_held_out
 from dilocox_jax.data.documents import Document
 from dilocox_jax.data.tokenizers import Tokenizer
 
@@ -92,7 +92,6 @@ def write(
     ValueError: If the folder holds other tokens or files, or a split has no
       document. The message is one line.
   """
-  check_fraction(validation_fraction)
   index = Index(tokenizer.vocab_size, tokenizer.name, tokenizer.end_name)
   folder.mkdir(parents=True, exist_ok=True)
   paths = {split: _file(folder, split) for split in index.tokens}

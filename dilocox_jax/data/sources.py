@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from dilocox_jax.checks import known, require
+from dilocox_jax.checks import known
 from dilocox_jax.data import shards
 from dilocox_jax.data.corpus import (
   VALIDATION_FRACTION,
   Corpus,
-  check_fraction,
   digest_of,
   from_files,
 )
@@ -209,16 +208,7 @@ def synthetic(
 
   Returns:
     A corpus of two independent streams of the same chain.
-
-  Raises:
-    ValueError: If there are no tokens, or the vocabulary is too small.
   """
-  check_fraction(validation_fraction)
-  require(
-    num_tokens >= 1 and vocab_size >= 4,
-    f"num_tokens={num_tokens} must be at least 1 and vocab_size={vocab_size}"
-    " at least 4",
-  )
   keys = np.frombuffer(_noise(f"{seed}/chain", 8 * vocab_size), "<u8")
   table = np.argsort(keys, kind="stable").tolist()
   num_held_out = math.ceil(num_tokens * validation_fraction)

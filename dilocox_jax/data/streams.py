@@ -11,7 +11,6 @@ the whole. The sequences are the same at every evaluation, so two losses can be
 compared.
 """
 
-import ast
 import dataclasses
 import hashlib
 import math
@@ -135,7 +134,10 @@ class ReplicaStreams:
       "seed": seed,
     }
     if len(parts) > 1:
-      self._identity["mix"] = repr((list(parts), [list(row) for row in mix]))
+      rows = [list(row) for row in mix]
+      # A mix that all replicas have goes on with another number of them.
+      common = rows[:1] if all(row == rows[0] for row in rows) else rows
+      self._identity["mix"] = repr((list(parts), common))
     # A sequence is read from a view that begins at every token. The streams
     # hold numbers of sequences, because numpy gathers a whole batch faster than
     # grain collects single sequences.
@@ -223,8 +225,7 @@ class ReplicaStreams:
       f"{name}={state.get(name)} there and {self._identity.get(name)} here"
       for name in {**self._identity, **state}
       if name not in ("num_replicas", "step")
-      and _comparable(name, state.get(name))
-      != _comparable(name, self._identity.get(name))
+      and state.get(name) != self._identity.get(name)
     ]
     if differing:
       raise ValueError(
@@ -232,18 +233,6 @@ class ReplicaStreams:
         " resume with the same data, or start a new run"
       )
     self._step = int(state["step"])
-
-
-def _comparable(name: str, value: Any) -> Any:
-  """Returns a value of a state such that streams that may go on are equal.
-
-  If all replicas mix parts alike, their number does not matter.
-  """
-  if name != "mix" or value is None:
-    return value
-  parts, rows = ast.literal_eval(value)
-  is_common = all(row == rows[0] for row in rows)
-  return parts, rows[:1] if is_common else rows
 
 
 def cut(tokens: np.ndarray, sequence_length: int) -> np.ndarray:

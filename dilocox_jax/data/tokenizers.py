@@ -224,7 +224,7 @@ def _from_text(name: str, text: str, end_name: str = "") -> Tokenizer:
     return made.decode([int(token) for token in tokens])
 
   content = text.encode()
-  digest = _digest(content, *filter(None, [end_name.encode()]))
+  digest = hashlib.sha256(content + end_name.encode()).hexdigest()[:16]
   return Tokenizer(name, size, end, encode, decode, digest, content, end_name)
 
 
@@ -255,10 +255,3 @@ def _text(document: bytes) -> str:
       f"the document that begins with {document[:20]!r} is no text in UTF-8 "
       f"({error}): convert it, or take data.tokenizer=bytes"
     ) from None
-
-
-def _digest(*parts: bytes) -> str:
-  whole = hashlib.sha256()
-  for part in parts:
-    whole.update(hashlib.sha256(part).digest())
-  return whole.hexdigest()[:16]

@@ -104,12 +104,7 @@ def draw_token(
     key: Random key.
     temperature: Divides the logits; 0 takes the likeliest token.
     top_p: Tokens are drawn from the fewest that have this share together.
-
-  Raises:
-    ValueError: If the temperature is negative or top_p not from 0 to 1.
   """
-  require(temperature >= 0, f"temperature={temperature} must be at least 0")
-  require(0 < top_p <= 1, f"top_p={top_p} must be above 0 and at most 1")
   if temperature == 0:
     return jnp.argmax(logits_BxV, axis=-1).astype(np.int32)
   logits_BxV = logits_BxV / temperature

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
-from dilocox_jax.checks import require
 from dilocox_jax.models.adapters import Multiply, split_layer
 from dilocox_jax.models.attention import Cache, wide_einsum
 from dilocox_jax.models.fused_attention import named_attention
@@ -145,16 +144,7 @@ def build_model(
   Returns:
     A `Model`. Its functions are pure and may be jitted, differentiated,
     vmapped and used inside `shard_map`.
-
-  Raises:
-    ValueError: If the dtype is none of these, or `unroll` is negative.
   """
-  require(
-    jnp.dtype(dtype).name in ("float32", "bfloat16", "float64"),
-    f"dtype={dtype} must be float32, bfloat16 or float64",
-  )
-  require(unroll >= 0, f"unroll={unroll} must be 0 (all layers) or more")
-
   mix = named_attention(attention)
   # Only one layer in each step of the scan is sure to stay in a loop.
   wrap = remat_wrapper(remat, prevent_cse=unroll != 1)

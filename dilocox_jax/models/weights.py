@@ -35,7 +35,7 @@ class Family(NamedTuple):
     sizes: The field of config.json for every other field of `ModelShape`.
     modules: Name of every module; "{}" stands for the layer.
     expected: Fields of config.json that say what is computed, with the only
-      values that our model computes; a missing one has the first.
+      value that our model computes; a missing one has it.
     first_position: Row of position 0 in the table of positions.
   """
 
@@ -43,7 +43,7 @@ class Family(NamedTuple):
   options: Mapping[str, Any]
   sizes: Mapping[str, str]
   modules: Mapping[str, str]
-  expected: Mapping[str, tuple[Any, ...]]
+  expected: Mapping[str, Any]
   first_position: int = 0
 
 
@@ -90,9 +90,9 @@ _OPT_MODULES = {
   "blocks/mlp/down": "model.decoder.layers.{}.fc2",
 }
 _LLAMA_EXPECTED = {
-  "hidden_act": ("silu",),
-  "rope_scaling": (None,),
-  "rope_type": ("default",),
+  "hidden_act": "silu",
+  "rope_scaling": None,
+  "rope_type": "default",
 }
 _OPT = {"activation": "relu", "positions": "learned", "norm": "layer"}
 _OPT |= {"biases": "all", "norm_epsilon": 1e-5}
@@ -102,7 +102,7 @@ FAMILIES: Mapping[str, Family] = {
     _OPT,
     _SIZES | {"ff_dim": "ffn_dim", "num_positions": "max_position_embeddings"},
     _OPT_MODULES,
-    {"activation_function": ("relu",), "do_layer_norm_before": (True,)},
+    {"activation_function": "relu", "do_layer_norm_before": True},
     first_position=2,
   ),
   "llama": Family(
@@ -111,7 +111,7 @@ FAMILIES: Mapping[str, Family] = {
   ),
   "qwen2": Family(
     *("Qwen2ForCausalLM", {"biases": "qkv"}, _LLAMA_SIZES, _LLAMA_MODULES),
-    _LLAMA_EXPECTED | {"use_sliding_window": (False,)},
+    _LLAMA_EXPECTED | {"use_sliding_window": False},
   ),
 }
 # Where config.json leaves a size out: OPT ties its head, the others do not.
@@ -197,9 +197,9 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape:
   values = {**values, **(values.get("rope_parameters") or {})}
   for field, known in family.expected.items():
     require(
-      values.get(field, known[0]) in known,
+      values.get(field, known) == known,
       f"config.json: {field}={values.get(field)!r} is not computed here, only "
-      f"{known[0]!r}",
+      f"{known!r}",
     )
   defaults = _DEFAULTS | {"tied_head": name == "opt"}
   needed = {t for o, t in family.sizes.items() if o not in defaults}
@@ -226,8 +226,8 @@ def config_of(shape: ModelShape, name: str) -> dict[str, Any]:
   """
   family = FAMILIES[name]
   values = {t: getattr(shape, o) for o, t in family.sizes.items()}
-  values |= {field: known[0] for field, known in family.expected.items()}
-  values |= {"model_type": name, "architectures": [family.architecture]}
+  values |= {**family.expected, "model_type": name}
+  values |= {"architectures": [family.architecture]}
   values |= {"torch_dtype": "float32"}
   if name == "opt":
     return values | {"word_embed_proj_dim": shape.model_dim}

@@ -58,7 +58,7 @@ def test_what_cannot_be_prepared_is_one_line(lines, tmp_path):
   for flags, said in (
     (("--tokenizer=no.json",), "no such file"),
     (("--text_field=body",), "has no text in the field 'body'"),
-    (("--validation_fraction=2",), "must lie above 0 and below 1"),
+    (("--validation_fraction=2",), "in the range [0.0, 1.0]"),
   ):
     done = prepare(lines, tmp_path / "a", *flags)
     assert done.returncode == 2
