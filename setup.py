@@ -48,9 +48,6 @@ TRANSFORMERS = ["torch>=2.8", "transformers>=5.0", "peft>=0.17"]
 # The bench that compares rounds with PyTorch's.
 PEERS = ["torch>=2.8"]
 
-# Runs of a sweep as jobs of Slurm.
-SLURM = ["submitit>=1.5"]
-
 DOCS = [
   "furo>=2025.12",
   "myst-parser>=5.1",
@@ -75,7 +72,6 @@ setup(
     "docs": DOCS,
     "gpu": ["jax[cuda12]>=0.10.0"],
     "peers": PEERS,
-    "slurm": SLURM,
     "text": TEXT,
     "tpu": ["jax[tpu]>=0.10.0"],
     "transformers": TRANSFORMERS,

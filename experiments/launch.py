@@ -17,7 +17,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from absl import flags
 
@@ -111,7 +111,7 @@ def main(values: flags.FlagValues) -> None:
       )
       for number in range(count)
     ]
-    _run(process_group.Group(members))
+    _run(members)
 
 
 def _train_flags(values: flags.FlagValues) -> list[str]:
@@ -165,15 +165,20 @@ def _network(
     yield network
 
 
-def _run(group: process_group.Group) -> None:
+def _run(members: Sequence[process_group.Member]) -> None:
   """Runs all processes until they have ended, and passes signals on to them.
 
   After the first signal the processes save and stop. After a second signal they
   end at once (`stop_signals`). The launcher ends after all processes.
   """
+
+  def pass_on(number: int, _: object) -> None:
+    for member in members:
+      member.send_signal(number)
+
   for number in stop_signals.SIGNALS:
-    signal.signal(number, lambda number, _: group.send_signal(number))
-  failure = group.run()
+    signal.signal(number, pass_on)
+  failure = process_group.run_together(members)
   if failure and failure.is_stop:
     sys.exit(failure.exit_code)  # Process 0 has printed its last step.
   if failure:

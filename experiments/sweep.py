@@ -5,8 +5,8 @@ r"""Trains many runs from one config, and compares what they found.
     --config.base.total_steps=200
 
 A sweep is a grid of fields, or a list of runs with names, fields and seeds.
-Every run is a process of its own, on this machine or on Slurm (--slurm, with
-`pip install 'dilocox_jax[slurm]'`). A finished run is a line of
+Every run is a process of its own, on this machine or on Slurm (--slurm). A
+finished run is a line of
 WORKDIR/NAME.csv, its evaluations are lines of WORKDIR/NAME_curves.csv. The same
 command again keeps what is finished, goes on with what was interrupted and
 tries again what failed. Sweeps whose rows are committed begin with them:
@@ -41,8 +41,8 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "slurm",
     "",
-    "Run on Slurm, --processes jobs at once, with these parameters of submitit:"
-    " 'slurm_partition=gpu,gpus_per_node=1,timeout_min=120'.",
+    "Run on Slurm, --processes jobs at once, with these options of srun:"
+    " '--partition=gpu --gpus=1 --time=120'.",
   )
   flags.DEFINE_multi_string(
     "only", [], "Name of a run to train; may be repeated. Default: all."

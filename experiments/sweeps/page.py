@@ -13,7 +13,7 @@ from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.report import units
 from dilocox_jax.report.frame import Frame, Point, Setting, Trace
 from dilocox_jax.simulate.cluster_file import load_cluster
-from experiments.sweeps.clocks import PlannedTime, SweepClock, Times, clock_of
+from experiments.sweeps.clocks import SweepClock, Times, clock_of
 from experiments.sweeps.rows import Rows, RunRow
 from experiments.sweeps.runs import SweepRun, changes
 
@@ -91,7 +91,7 @@ def times_of(
   """
   configs = {run.name: run.config for run in reversed(runs)}
   return {
-    name: {k: PlannedTime(config, each).times() for k, each in clocks.items()}
+    name: {k: each.times(config) for k, each in clocks.items()}
     for name, config in configs.items()
   }
 
@@ -151,7 +151,7 @@ def intro(runs: Sequence[SweepRun], lines: Sequence[RunRow | None]) -> str:
 def _words(config: RunConfig, clock: SweepClock) -> str:
   """Says which model a clock times on which cluster."""
   timed = clock.timed(config)
-  step_s = PlannedTime(config, clock).step_s
+  step_s = clock.own_step_s(config)
   how = "from operations" if clock.step_s is None else "stated"
   text = (
     f"{timed.model.preset} on {clock.cluster} (round trip"

@@ -2,33 +2,32 @@
 
 A process that crashes takes no other with it, and its memory and its compiled
 programs go when it ends. Each writes to a log file, saves when it is asked to
-stop, and goes on from its checkpoint another time.
+stop, and goes on from its checkpoint another time. On Slurm the process is
+`srun`, which waits for a job and hands signals and the exit code on.
 """
 
 import concurrent.futures
-import dataclasses
 import math
 import os
 import pathlib
-import queue
+import shlex
+import shutil
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from dilocox_jax import files
-from dilocox_jax.checks import extra_package
 from experiments.runtime import process_group
 from experiments.runtime.command_line import UsageError
 
 _POLL_S = 0.2
-LATE = "stopped"  # Reason of a job that was asked to stop.
+_LATE = "stopped"  # Reason of a job that was asked to stop.
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
   """One run that a process brings to its end.
 
   Attributes:
@@ -52,19 +51,18 @@ class Pool:
 
     Args:
       processes: How many jobs run at once.
-      slurm: Parameters of Slurm jobs, such as "partition=gpu,timeout_min=60";
-        "" for processes on this machine.
+      slurm: Options of srun, such as "--partition=gpu --gpus=1 --time=120"; ""
+        for processes on this machine.
       deadline_s: When to stop (seconds of the monotonic clock).
 
     Raises:
-      UsageError: If submitit is not installed, or a parameter is wrong.
+      UsageError: If there is no srun, and slurm needs it.
     """
     self._processes, self._deadline_s = processes, deadline_s
-    self._slurm = _slurm_submit(slurm) if slurm else None
+    self._prefix = ["srun", *shlex.split(slurm)] if slurm else []
+    if slurm and not shutil.which("srun"):
+      raise UsageError("--slurm needs the program srun, which is not here")
     self._stop = threading.Event()
-    self._cores: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
-    for own in process_group.divided_cores(processes):
-      self._cores.put(own)
 
   @property
   def is_late(self) -> bool:
@@ -81,11 +79,10 @@ class Pool:
         stopped are left out.
     """
     threads = concurrent.futures.ThreadPoolExecutor(self._processes)
-    one = self._on_slurm if self._slurm else self._here
-    numbers = {threads.submit(one, job): n for n, job in enumerate(jobs)}
+    numbers = {threads.submit(self._run, job): n for n, job in enumerate(jobs)}
     try:
       for done in concurrent.futures.as_completed(numbers):
-        if (reason := done.result()) != LATE:
+        if (reason := done.result()) != _LATE:
           ended(numbers[done], reason)
     finally:
       self._stop.set()
@@ -94,74 +91,37 @@ class Pool:
   def _is_over(self) -> bool:
     return self._stop.is_set() or self.is_late
 
-  def _here(self, job: Job) -> str:
+  def _run(self, job: Job) -> str:
     """Runs a job as a process; returns why it failed."""
     if self._is_over():
-      return LATE
-    own = self._cores.get()
-    environment = process_group.thread_limits(self._processes)
-    if self._processes > 1:  # One process takes most of a GPU's memory.
-      environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+      return _LATE
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with files.opened_to_append(job.log) as log:
       start_bytes = log.tell()
       process = subprocess.Popen(
-        list(job.command),
+        [*self._prefix, *job.command],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        env=environment | os.environ,
+        env=self._environment() | os.environ,
       )
-    process_group.pin(process.pid, own)
     while process.poll() is None and not self._is_over():
       time.sleep(_POLL_S)
     if process.poll() is None:
       process.terminate()
     code = process.wait()
-    self._cores.put(own)
     if self._is_over() and code:
-      return LATE
+      return _LATE
     return _reason(code, job.log.read_bytes()[start_bytes:])
 
-  def _on_slurm(self, job: Job) -> str:
-    """Runs a job on Slurm; returns why it failed."""
-    assert self._slurm
-    if self._is_over():
-      return LATE
-    submitted = self._slurm(job.command)
-    while not submitted.done() and not self._is_over():
-      time.sleep(_POLL_S)
-    if not submitted.done():
-      submitted.cancel()
-      return LATE
-    error = submitted.exception()
-    job.log.parent.mkdir(parents=True, exist_ok=True)
-    with files.opened_to_append(job.log) as log:
-      log.write((submitted.stdout() or "").encode())
-      log.write((submitted.stderr() or "").encode())
-    return _reason(int(bool(error)), str(error or "").encode())
-
-
-def _slurm_submit(text: str) -> Callable[[Sequence[str]], Any]:
-  """Returns what submits a command, for parameters such as "a=1,b=c"."""
-  try:
-    submitit = extra_package("submitit", "--slurm", "slurm")
-    parameters: Mapping[str, Any] = dict(
-      part.split("=", 1) for part in text.split(",")
-    )
-    folder = parameters.pop("folder", "slurm_logs")  # pyright: ignore
-    where = parameters.pop("cluster", "slurm")  # pyright: ignore
-    executor = submitit.AutoExecutor(folder, cluster=where)
-    numbers = {k: int(v) if v.isdigit() else v for k, v in parameters.items()}
-    executor.update_parameters(**numbers)
-  except (ValueError, NameError, RuntimeError) as error:
-    raise UsageError(f"--slurm={text}: {error}") from error
-
-  def submit(command: Sequence[str]) -> Any:
-    task = submitit.helpers.CommandFunction(list(command), verbose=False)
-    return executor.submit(task)
-
-  return submit
+  def _environment(self) -> dict[str, str]:
+    """Returns what divides this machine among the processes."""
+    if self._prefix:
+      return {}
+    environment = process_group.thread_limits(self._processes)
+    if self._processes > 1:  # One process takes most of a GPU's memory.
+      environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    return environment
 
 
 def _reason(code: int, text: bytes) -> str:

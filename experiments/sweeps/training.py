@@ -19,7 +19,7 @@ from dilocox_jax.config.sections import DataConfig
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.report.run import load_run
 from dilocox_jax.training import run_text
-from experiments.runtime.process_group import divided_cores
+from experiments.runtime.process_group import usable_cores
 from experiments.sweeps.pool import Job, Pool
 from experiments.sweeps.rows import Rows, RunRow, curve_of, row_of
 from experiments.sweeps.runs import SweepRun
@@ -99,7 +99,7 @@ class Training:
       pool: Where they run.
       processes: How many run at once.
     """
-    num_cores = len(divided_cores(processes)[0])
+    num_cores = max(1, usable_cores() // processes)
     missing = [run for run in runs if self.row(run) is None]
     print(f"{len(runs)} runs, {len(missing)} to do")
     jobs = [self._job(run) for run in missing]

@@ -174,7 +174,7 @@ def _measured(
       own = [*place, str(node), str(repeats), str(asks), str(result)]
       command = network.command(node, [*module, *own])
       members.append(process_group.Member(node, command, environment))
-    if failure := process_group.Group(members).run():
+    if failure := process_group.run_together(members):
       raise StoppedError(failure.reason, failure.exit_code)
   return json.loads(result.read_text())
 

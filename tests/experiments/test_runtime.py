@@ -23,26 +23,13 @@ from experiments.runtime import (
 )
 from experiments.runtime.command_line import TRY_AGAIN, StoppedError, UsageError
 from experiments.runtime.own_parts import register_parts
-from experiments.runtime.process_group import Group, Member
-
-
-@pytest.mark.parametrize(
-  "usable, count, expected",
-  [
-    ([0, 1], 1, [[0, 1]]),
-    ([3, 5, 7, 8, 9], 2, [[3, 5], [7, 8]]),
-    ([0, 1], 3, [[0, 1]] * 3),  # Too few to go round.
-  ],
-)
-def test_cores_are_dealt_out_evenly(usable, count, expected, monkeypatch):
-  monkeypatch.setattr(process_group, "_usable_cores", lambda: usable)
-  assert process_group.divided_cores(count) == expected
+from experiments.runtime.process_group import Member, run_together
 
 
 def test_a_process_with_one_core_has_a_second_thread_that_multiplies_nothing(
   monkeypatch,
 ):
-  monkeypatch.setattr(process_group, "_usable_cores", lambda: [0, 1, 2, 3])
+  monkeypatch.setattr(process_group, "usable_cores", lambda: 4)
   assert process_group.limits_beside_exchange(2) == process_group.thread_limits(
     2
   )
@@ -172,7 +159,7 @@ DIE = "import os, time; time.sleep(1.5); os.kill(os.getpid(), 9)"
 
 
 def group(*programs):
-  return Group(
+  return run_together(
     [
       Member(number, [sys.executable, "-c", program], os.environ)
       for number, program in enumerate(programs)
@@ -182,21 +169,21 @@ def group(*programs):
 
 def test_a_group_that_ends_well_has_no_failure(capfd):
   complain = "import sys; print('disk is slow', file=sys.stderr)"
-  assert group("print('done')", complain).run() is None
+  assert group("print('done')", complain) is None
   out, errors = capfd.readouterr()
   assert out == "done\n" and errors == "process 1: disk is slow\n"
 
 
 @pytest.mark.parametrize("consequence", [AGAIN, "import os; os.abort()"])
 def test_the_cause_is_named_though_a_consequence_shows_first(consequence):
-  failure = group(consequence, DIE).run()
+  failure = group(consequence, DIE)
   assert failure and failure.reason == "process 1 was killed by SIGKILL"
   assert failure.exit_code == 128 + 9 and failure.is_from_outside
 
 
 def test_a_consequence_without_a_cause_is_a_failure_too(monkeypatch):
   monkeypatch.setattr("experiments.runtime.process_group._SETTLE_S", 0.1)
-  failure = group(WAIT, AGAIN).run()
+  failure = group(WAIT, AGAIN)
   assert failure and failure.exit_code == TRY_AGAIN and failure.is_from_outside
 
 
@@ -221,14 +208,14 @@ signal.signal(signal.SIGTERM, end)
 pathlib.Path({str(ready)!r}).touch()
 time.sleep(600)
 """
-  failure = group(WAIT, error, noise).run()
+  failure = group(WAIT, error, noise)
   assert failure and failure.reason == "process 1: no space"
   assert failure.exit_code == 1 and not failure.is_from_outside
   assert "gone" not in capfd.readouterr().err
 
 
 def test_a_traceback_is_shown_with_the_number_of_its_process(capfd):
-  failure = group(WAIT, "raise KeyError('lost')").run()
+  failure = group(WAIT, "raise KeyError('lost')")
   assert failure and failure.exit_code == 1
   assert "process 1: KeyError: 'lost'" in capfd.readouterr().err
 

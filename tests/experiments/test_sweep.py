@@ -2,8 +2,8 @@
 
 import csv
 import dataclasses
-import importlib.util
 import math
+import os
 import sys
 import textwrap
 import time
@@ -172,8 +172,6 @@ def test_a_damaged_file_is_one_line(tmp_path, text):
 
 # Processes.
 
-HAS_SUBMITIT = importlib.util.find_spec("submitit") is not None
-
 
 def job(folder, name, code):
   return Job(name, folder / f"{name}.log", [sys.executable, "-c", code])
@@ -225,16 +223,14 @@ def test_an_error_of_the_caller_stops_all(tmp_path):
   assert time.monotonic() - started_s < 20
 
 
-@pytest.mark.skipif(HAS_SUBMITIT, reason="submitit is there")
-def test_a_missing_submitit_is_one_line():
-  with pytest.raises(UsageError, match=r"pip install 'dilocox_jax\[slurm\]'"):
-    Pool(1, slurm="slurm_partition=gpu")
-
-
-@pytest.mark.skipif(not HAS_SUBMITIT, reason="needs the extra `slurm`")
-def test_jobs_run_by_submitit_end_alike(tmp_path):
-  pool = Pool(2, slurm=f"cluster=local,folder={tmp_path},timeout_min=2")
+def test_on_slurm_srun_has_the_options_and_the_command(tmp_path, monkeypatch):
+  with pytest.raises(UsageError, match="srun"):
+    Pool(1, slurm="--partition=gpu")
+  srun = tmp_path / "srun"
+  srun.write_text('#!/bin/sh\necho options $1 $2\nshift 2\nexec "$@"\n')
+  srun.chmod(0o755)
+  monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
   jobs = [job(tmp_path, name, CODES[name]) for name in ("works", "fails")]
-  found = ended(pool, jobs)
-  assert found["works"] == "" and "no text" in found["fails"]
-  assert "fine" in jobs[0].log.read_text()
+  found = ended(Pool(2, slurm="--partition=gpu --gpus=1"), jobs)
+  assert found == {"works": "", "fails": "no text"}
+  assert jobs[0].log.read_text() == "options --partition=gpu --gpus=1\nfine\n"

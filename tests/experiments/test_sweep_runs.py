@@ -9,14 +9,7 @@ from dilocox_jax.simulate.link_costs import LinkCosts
 from experiments.configs import ablations, convergence
 from experiments.runtime.command_line import CONFIGS
 from experiments.sweeps import runs
-from experiments.sweeps.clocks import (
-  PlannedTime,
-  SweepClock,
-  clock_of,
-  fitting_interval,
-  overlap_steps,
-  rounds_from,
-)
+from experiments.sweeps.clocks import SweepClock, clock_of
 from experiments.sweeps.rows import Rows, overrides_of
 
 BASE = {"sync": {"sync_interval": 6}, "total_steps": 60}
@@ -139,39 +132,6 @@ def config(method, **sync):
 
 
 @pytest.mark.parametrize(
-  "exchange_s, step_s, steps",
-  [(0.001, 1.0, 1), (1.0, 1.0, 1), (1.001, 1.0, 2), (0.3, 0.1, 3)],
-)
-def test_tau_is_the_fewest_steps_that_cover_the_transfer(
-  exchange_s, step_s, steps
-):
-  assert overlap_steps(exchange_s, step_s) == steps
-
-
-@pytest.mark.parametrize(
-  "least, total_steps, interval",
-  [(10, 2000, 10), (34, 2000, 40), (34, 1999, 34), (17, 2000, 20)],
-)
-def test_h_divides_the_run_if_a_divisor_is_near(least, total_steps, interval):
-  assert fitting_interval(least, total_steps) == interval
-
-
-def test_rounds_hide_the_exchange_of_a_clock():
-  made = config("overlap_loco", num_fragments=2, sync_interval=4)
-  timed = PlannedTime(made, SLOW)
-  longest_s = max(timed.exchange_s([fragment]) for fragment in (0, 1))
-  window = overlap_steps(longest_s, timed.step_s)
-  assert rounds_from(SLOW, made) == {"sync.sync_interval": 2 * window}
-  timed = PlannedTime(config("delayed", overlap_steps=4), SLOW)
-  tau = overlap_steps(timed.exchange_s([0]), timed.step_s)
-  found = rounds_from(SLOW, config("delayed", overlap_steps=4))
-  assert found["sync.overlap_steps"] == tau
-  assert rounds_from(SLOW, config("dilocox", sync_interval=20)) == {
-    "sync.sync_interval": fitting_interval(tau, 60)
-  }
-
-
-@pytest.mark.parametrize(
   "made",
   [
     config("allreduce"),
@@ -184,7 +144,7 @@ def test_a_run_ends_where_the_simulator_ends_it_flush_included(made):
   # The messages that sweeps were planned with.
   costs = LinkCosts(setup.link_costs.cluster, SLOW.transport)
   expected = run_time(costs, setup.work, setup.script.ops(setup.plan))
-  times = PlannedTime(made, SLOW).times()
+  times = SLOW.times(made)
   assert times.end_s == expected.now_s
   assert times.utilisation == expected.utilisation
   assert max(times.at_s) == 60 and times.at_s[60] <= times.end_s
