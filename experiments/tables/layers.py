@@ -140,21 +140,19 @@ def simulate_layers(
   model: LayerModel,
   method: LayerMethod,
   bandwidth_bps: Sequence[float] | Bandwidths,
-  num_rounds: int = NUM_ROUNDS,
 ) -> LayerRun:
-  """Simulates some rounds at every bandwidth.
+  """Simulates `NUM_ROUNDS` rounds at every bandwidth.
 
   Args:
     model: Model that is trained.
     method: What is sent when.
     bandwidth_bps: Bandwidths of the link (bit/s), [bandwidths]; infinity is
       allowed.
-    num_rounds: Number of rounds.
   """
   bandwidth = np.asarray(bandwidth_bps, np.float64)
   count = model.num_layers
   layer_bits = model.num_parameters * method.bits / count
-  num_steps = num_rounds * method.schedule.sync_interval
+  num_steps = NUM_ROUNDS * method.schedule.sync_interval
   sent = sends(method, count, num_steps)
   starts, stops = _node_times(model)
   now, link = np.zeros_like(bandwidth), np.zeros_like(bandwidth)
@@ -186,21 +184,19 @@ def _node_times(model: LayerModel):
 
 
 def needed_bandwidth_bps(
-  model: LayerModel, method: LayerMethod, num_rounds: int = NUM_ROUNDS
+  model: LayerModel, method: LayerMethod
 ) -> Float[np.ndarray, " targets"]:
   """Finds the first bandwidth of `GRID_BPS` that reaches each of `TARGETS`.
 
   Args:
     model: Model that is trained.
     method: What is sent when.
-    num_rounds: Number of rounds that are simulated.
 
   Returns:
-    [targets] (bit/s), infinity where no bandwidth of the grid suffices.
+    [targets] (bit/s); the last of the grid reaches all of them.
   """
-  run = simulate_layers(model, method, GRID_BPS, num_rounds)
-  reached = run.utilisation[:, None] >= TARGETS
-  return np.where(reached.any(0), GRID_BPS[reached.argmax(0)], np.inf)
+  run = simulate_layers(model, method, GRID_BPS)
+  return GRID_BPS[(run.utilisation[:, None] >= TARGETS).argmax(0)]
 
 
 def grid_index(bandwidth_bps: float) -> int:

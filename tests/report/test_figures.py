@@ -1,6 +1,5 @@
 """Figures hold the numbers they were given, and methods keep their looks."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -51,12 +50,6 @@ def test_the_loss_figure_shows_the_rows_against_tokens(run):
   assert trained.tolist() == [row.loss for row in run.rounds]
   # The first loss of 500 flattens nothing.
   assert ax.get_ylim()[1] < 10 and "above the axis" in ax.get_title(loc="left")
-  no_mean = [
-    dataclasses.replace(e, mean_loss=math.nan) for e in run.evaluations
-  ]
-  changed = dataclasses.replace(run, evaluations=no_mean)
-  (ax,) = drawn(figures.loss_figure, changed)
-  assert "validation, replicas' mean" not in curves(ax)
 
 
 def test_drift_has_a_line_a_fragment_and_their_mean(write_run, tmp_path):
@@ -175,13 +168,6 @@ def test_a_method_looks_alike_under_all_its_names(name, like, proper):
   others = style.looks(["30 Mbit/s", "1 Gbit/s", "DiLoCo", "DiLoCoX"])
   first, second, third, fourth = (x["color"] for x in others.values())
   assert first != second and third != fourth
-
-
-def test_long_curves_have_few_markers_and_the_last():
-  _, (ax,) = style.frame(1, "")
-  panels.draw_curves(ax, [panels.Curve("a", range(500), range(500))], ["a"])
-  marked = list(ax.lines[0].get_markevery())  # pyright: ignore
-  assert 499 in marked and 10 < len(marked) <= 20
 
 
 def test_names_of_points_do_not_overlap():
