@@ -113,20 +113,10 @@ def _notes(plan: MethodPlan) -> Iterator[str]:
   setup, config = plan.setup, plan.config
   costs, steps_s = setup.link_costs, setup.work.step_s
   rtts_ms = [1e3 * site.link.rtt_s for site in costs.cluster.sites]
+  yield "docs/simulator.md says what is left out."
   yield (
-    f"Round trips between sites take {min(rtts_ms):g} to {max(rtts_ms):g} ms; "
-    "a cluster file that does not state `rtt` gets 40 ms, which is too long "
-    "for a local network."
-  )
-  yield (
-    f"An inner step takes {min(steps_s):.4g} to {max(steps_s):.4g} s, by "
-    f"replica; the codec takes {max(setup.work.codec_s):g} s an exchange, as "
-    "stated."
-  )
-  yield (
-    "A collective is a ring in rank order; exchanges of a replica follow one "
-    f"another; messages go in {costs.transport.pieces} pieces, each "
-    f"{costs.transport.rtts_per_message:g} round trips on its way."
+    f"Round trips between sites take {min(rtts_ms):g} to {max(rtts_ms):g} ms,"
+    f" an inner step {min(steps_s):.4g} to {max(steps_s):.4g} s, by replica."
   )
   needed = float(max(costs.rate_bytes_per_s(1) * costs.latency_s(1))) * 4 / 3
   if costs.transport.pieces > 1 and _NCCL_BYTES < needed < math.inf:
@@ -135,7 +125,6 @@ def _notes(plan: MethodPlan) -> Iterator[str]:
       f"NCCL_BUFFSIZE to {math.ceil(needed / 2**20) * 2**20:,} or more. The "
       "times here assume that."
     )
-  yield "Replicas that share a link are taken to be in step."
   schedule = setup.plan.method.schedule
   if schedule.hiding_steps < schedule.overlap_steps:
     yield (

@@ -1,4 +1,4 @@
-"""Figures of one run: loss, drift, bytes, simulated time and ranks.
+"""Figures of one run: loss, drift, simulated time and ranks.
 
 Each function returns a figure, or None if a run has nothing to show in it. A
 run with one replica has no drift, for example.
@@ -98,23 +98,6 @@ def drift_figure(run: LoadedRun) -> Figure | None:
     ax.plot(steps, means, COLOURS[0], marker="o", ms=3.5, label=label)
     style.label(ax, f"measured: {_identity(run)}", "inner steps", name)
   style.legend(figure, axes[0], 1)
-  return figure
-
-
-def bytes_figure(run: LoadedRun) -> Figure | None:
-  """Draws the bytes that one replica sent; the flush takes no inner steps."""
-  rows, total = run.rounds, run.total_sent_bytes
-  if not any(row.sent_bytes for row in rows):
-    return None
-  title = f"One replica sent {units.human_bytes(total)} in {run.steps:,} steps"
-  figure, (ax,) = style.frame(1, title)
-  divisor, unit = units.bytes_unit(total)
-  steps = [0, *(row.step for row in rows), rows[-1].step]
-  sums = [0, *(row.total_sent_bytes for row in rows), total]
-  sent = [each / divisor for each in sums]
-  ax.plot(steps, sent, COLOURS[0], drawstyle="steps-post", marker=".")
-  kind = f"derived from the plan, flush included: {_identity(run)}"
-  style.label(ax, kind, "inner steps", f"sent since the start ({unit})")
   return figure
 
 

@@ -38,7 +38,6 @@ _FIGURES: dict[str, tuple[Callable[[LoadedRun], Any], str]] = {
     "Pairwise cosine of the replicas' pseudo-gradients, and the norm of their"
     " disagreement (measured).",
   ),
-  "sent": (figures.bytes_figure, "Bytes that one replica sent (derived)."),
   "hours": (
     figures.time_figure,
     "Loss (measured) against the time on the cluster of the axis (simulated).",

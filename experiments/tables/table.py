@@ -123,7 +123,7 @@ class Prediction:
     if self.published is None:
       return ""
     # Adding zero takes the sign from what rounds to nothing.
-    return f"{round(self.relative_error, 3) + 0.0:+.1%}"
+    return f"{round(self.relative_error, 6) + 0.0:+.1%}"
 
   def cells(self) -> tuple[str, ...]:
     """Returns the texts of the row in a table for readers."""

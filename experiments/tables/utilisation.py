@@ -28,7 +28,6 @@ from experiments.tables.runs import (
   pace,
 )
 from experiments.tables.table import (
-  Figures,
   Fit,
   Prediction,
   Table,
@@ -70,42 +69,31 @@ def open_diloco() -> list[Table]:
   return [Table("open_diloco", rows, notes)]
 
 
-class Intellect1:
-  """Runs of one ring of the most nodes that participated at a time."""
-
-  def __init__(self, figures: Figures):
-    self._count = int(figures["most concurrent nodes"].value)
-    self._interval = int(figures["sync interval"].value)
-    round_s = figures["compute of a round"].value * 60
-    self._step_s = round_s / self._interval
-    bits = int(figures["bits of a parameter in the all-reduce"].value)
-    size = figures["parameters"].value, self._count
-    method = methods.diloco(self._interval)
-    self._traffic = flat_traffic(method, *size, Int(bits))
-    dense = flat_traffic(methods.allreduce(), *size, Float())
-    # Bytes of H data-parallel steps over those of an exchange.
-    self.reduction = dense.gradient_bytes() * self._interval
-    self.reduction /= self._traffic.exchange_bytes(0)
-
-  def at(self, mbps: float | None) -> Pace:
-    """Returns the pace at a rate of all links; None: that of the preset."""
-    cluster = load_cluster("intellect_1", self._count)
-    if mbps is not None:
-      cluster = equal_links(self._count, mbps * 1e6, rtt_s=_RTT_S)
-    return pace(self._traffic, cluster, self._step_s)
-
-  def rate_for(self, exchange_s: float) -> float:
-    """Returns the rate (Mbit/s) at which the exchange takes so long."""
-    return least(
-      lambda mbps: self.at(mbps).exchange_s <= exchange_s, 10.0, 1e5, 1e-4
-    )
-
-
 def intellect_1() -> list[Table]:
-  """Returns the run's utilisation, its exchange, and what both imply."""
+  """Returns the run's utilisation, its exchange, and what both imply.
+
+  All follow from one ring of the most nodes that participated at a time.
+  """
   figures = load_published("intellect_1")
-  runs = Intellect1(figures)
-  slow = runs.at(None)
+  count = int(figures["most concurrent nodes"].value)
+  interval = int(figures["sync interval"].value)
+  step_s = figures["compute of a round"].value * 60 / interval
+  bits = int(figures["bits of a parameter in the all-reduce"].value)
+  size = figures["parameters"].value, count
+  traffic = flat_traffic(methods.diloco(interval), *size, Int(bits))
+  dense = flat_traffic(methods.allreduce(), *size, Float())
+  # Bytes of H data-parallel steps over those of an exchange.
+  reduction = dense.gradient_bytes() * interval / traffic.exchange_bytes(0)
+
+  def at(mbps: float) -> Pace:
+    cluster = equal_links(count, mbps * 1e6, rtt_s=_RTT_S)
+    return pace(traffic, cluster, step_s)
+
+  def rate_for(exchange_s: float) -> float:
+    """Returns the rate (Mbit/s) at which the exchange takes so long."""
+    return least(lambda x: at(x).exchange_s <= exchange_s, 10.0, 1e5, 1e-4)
+
+  slow = pace(traffic, load_cluster("intellect_1", count), step_s)
   preset = "14 nodes, int8 ring, 340 Mbit/s fitted on the lowest utilisation"
   quoted, quoted_min = "sync as quoted by Covenant-72B", slow.exchange_s / 60
   rows = [
@@ -116,8 +104,8 @@ def intellect_1() -> list[Table]:
   rates = {}
   for name in _SETTINGS:
     exchange_s = figures[f"{name}, all-reduce"].value
-    rates[name] = runs.rate_for(exchange_s)
-    percent = 100 * runs.at(rates[name]).utilisation
+    rates[name] = rate_for(exchange_s)
+    percent = 100 * at(rates[name]).utilisation
     basis = f"{rates[name]:.0f} Mbit/s, fitted on {exchange_s:.0f} s"
     rows.append((f"{name}, utilisation", percent, Fit.ELSEWHERE, basis))
     if name == "USA":
@@ -129,7 +117,7 @@ def intellect_1() -> list[Table]:
   mfu = figures["model FLOPS utilisation, highest"].value * waiting
   both = "the highest times the ratio of both utilisations"
   rows += [
-    ("bandwidth reduction", runs.reduction, Fit.NONE, scales),
+    ("bandwidth reduction", reduction, Fit.NONE, scales),
     ("model FLOPS utilisation, lowest", mfu, Fit.NONE, both),
   ]
   mbps = ", ".join(f"{rate:.0f} ({name})" for name, rate in rates.items())

@@ -66,16 +66,6 @@ def test_drift_has_a_line_a_fragment_and_their_mean(write_run, tmp_path):
     assert mean[1, 0] == pytest.approx(np.mean(first))
 
 
-def test_bytes_end_with_the_flush(run):
-  (ax,) = drawn(figures.bytes_figure, run)
-  (line,) = curves(ax).values()
-  before, after = run.rounds[-1].total_sent_bytes, run.total_sent_bytes
-  assert after - before == 3_484_672
-  np.testing.assert_allclose(
-    line[:, -2:], [[600, 600], [before / 1e6, after / 1e6]]
-  )
-
-
 def test_time_is_that_of_the_clock(run):
   (ax,) = drawn(figures.time_figure, run)
   rows = [(each.step / 360, each.outer_loss) for each in run.evaluations]

@@ -47,7 +47,7 @@ def cells(text):
 def test_the_page_of_a_run_has_its_numbers_and_their_kinds(workdir, run):
   page = workdir / "report.md"
   text, final = page.read_text(), run.result
-  names = ("loss", "drift", "sent", "hours", "ranks")
+  names = ("loss", "drift", "hours", "ranks")
   assert_pictures(page, *(f"figures/{name}.png" for name in names))
   found = cells(text)
   loss = final.outer_loss
@@ -100,7 +100,7 @@ def test_the_page_says_what_else_is_known(write_run, tmp_path):
 @pytest.mark.parametrize(
   ("changes", "shown"),
   [
-    ({"method": "allreduce"}, ["loss", "sent"]),
+    ({"method": "allreduce"}, ["loss"]),
     ({"method": "single", "num_replicas": 1}, ["loss"]),
     ({"num_steps": 0, "finish": False}, []),
   ],
