@@ -11,7 +11,7 @@ from dilocox_jax.api import method_plans, simulation_setup
 from dilocox_jax.api.device_memory import device_memory
 from dilocox_jax.api.simulation_setup import Options, set_up
 from dilocox_jax.config import RunConfig, from_mapping
-from dilocox_jax.plan.model.shapes import parameter_count, parameter_shapes
+from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.training import build, states
 from tests import runs
@@ -53,23 +53,6 @@ def test_the_state_is_what_the_arrays_take(settings, mesh):
   found = device_memory(config).state
   # Counters, and the embedding's second moment under Muon, come on top.
   assert found == pytest.approx(kept_bytes(config), rel=0.12)
-
-
-def test_muon_holds_whole_layers_where_devices_share_one():
-  def step(optimizer, stages):
-    mesh, inner = {"num_stages": stages}, {"optimizer": optimizer}
-    config = runs.settings(
-      layout="mesh", mesh=mesh, method="diloco", inner=inner
-    )
-    return config, device_memory(config).step
-
-  config, with_muon = step("muon", 2)
-  shape = config.model.shape
-  sizes = {p: math.prod(s) for p, s in parameter_shapes(shape).items()}
-  layers = sum(n for p, n in sizes.items() if p.startswith("blocks"))
-  # Gradient and momentum in fp32 of half of the layers.
-  assert with_muon - step("adamw", 2)[1] == 2 * 4 * layers // 2
-  assert step("muon", 1)[1] == step("adamw", 1)[1]
 
 
 LARGE = {

@@ -266,23 +266,3 @@ def test_a_method_brings_codec_and_outer_optimizer_and_says_so(name):
   assert ("momentum" in said.split("outer optimizer is")[1]) == bool(
     config.outer.momentum
   )
-
-
-@pytest.mark.parametrize("name", ["sparse_loco", "dilocox"])
-def test_a_method_runs_under_shard_map_as_it_is(name):
-  tx = getattr(dx, name)(INNER, nesterov(), sync_interval=2)
-  auto = (jax.sharding.AxisType.Auto,)
-  mesh = jax.make_mesh(
-    (2,), ("replica",), axis_types=auto, devices=jax.devices()[:2]
-  )
-  spec = jax.P("replica")
-  spread = jax.shard_map(
-    jax.vmap(one_step(tx)), mesh=mesh, in_specs=spec, out_specs=spec
-  )
-  stacked = jax.vmap(one_step(tx), axis_name="replica")
-  params = {"a": jnp.arange(64.0).reshape(2, 4, 8)}
-  state = other_state = jax.vmap(tx.init)(params)
-  for _ in range(2):
-    updates, state = jax.jit(spread)(params, state)
-    others, other_state = jax.jit(stacked)(params, other_state)
-  assert_close(updates, others, 1e-5)

@@ -101,15 +101,6 @@ def test_every_line_is_a_document_and_a_plain_file_is_one(name, tmp_path):
   assert documents(tmp_path / name, text_field="body")[0].content == b"x"
 
 
-@pytest.mark.parametrize(
-  "text", ["\ufeffa", "\r\n a \t", "\U0001f600", "PK is short", "BZh1 x", "%P"]
-)
-def test_whatever_is_utf_8_stays_as_it_is(text, tmp_path):
-  (tmp_path / "a.txt").write_bytes(text.encode())
-  (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}))
-  assert [d.content.decode() for d in documents(tmp_path / "*")] == [text] * 2
-
-
 def test_globs_are_parts_and_names_are_told_apart(tmp_path):
   for name in "ab":
     (tmp_path / name).mkdir()

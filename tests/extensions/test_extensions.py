@@ -27,7 +27,6 @@ from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.script import Script
 from dilocox_jax.training import build, run_text
 from dilocox_jax.trees import shapes_by_path
-from tests import runs
 from tests.contracts import test_bytes, test_codecs
 from tests.extensions import gossip, parts, ternary
 from tests.extensions.parts import GrowingSchedule
@@ -232,30 +231,6 @@ def test_a_model_is_trained_on_a_source_whole_and_in_stages():
     losses.append(nano.train(config, batches)[2].loss)
   np.testing.assert_allclose(*losses, rtol=1e-5)
   assert losses[1][:, -1].mean() < losses[1][:, 0].mean() - 0.05
-
-
-@pytest.mark.slow
-def test_a_run_of_several_parts_writes_its_rows_and_checkpoints(tmp_path):
-  config = config_of(
-    10,
-    mesh={"num_replicas": 4},
-    sync=GROWING,
-    exchange={"kind": "gossip"},
-    outer={"optimizer": "clipped_momentum"},
-    checkpoint={"interval_steps": 4},
-    evaluation={"interval_steps": 4, "num_sequences": 8},
-  )
-  runs.train(config, tmp_path)
-  rounds = runs.rows(tmp_path, "round")
-  sent = [drift["step"] for row in rounds for drift in row["drift"]]
-  assert sent == [2, 4, 8]
-  # Each has a mean of its own, so no cosine follows from it.
-  assert not any(drift["cosine"] for row in rounds for drift in row["drift"])
-  (final,) = runs.rows(tmp_path, "final")
-  assert final["total_sent_bytes"] == simulated(config).sent_bytes
-  state, _ = runs.saved(tmp_path)
-  leaves = jax.tree.leaves(state.fragments[0].params)
-  assert {leaf.shape[0] for leaf in leaves} == {4}
 
 
 @dataclasses.dataclass(frozen=True)
