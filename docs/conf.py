@@ -1,9 +1,7 @@
 """Builds the documentation: `make docs`."""
 
 import importlib.metadata
-import inspect
 import pathlib
-import re
 import runpy
 
 project = "dilocox_jax"
@@ -39,60 +37,6 @@ suppress_warnings = ["ref.python"]
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
-SECTIONS = r"(Args|Attributes|Returns|Raises|Yields):"
-REMARKS = r"(Wire|Source|Differs): "
-
-
-def show_examples_as_code(app, what, name, obj, options, lines):
-  """Marks indented blocks of a docstring as code.
-
-  The docstrings indent an example, and leave out the "::" with which
-  reStructuredText marks one.
-  """
-  del app, what, name, obj, options
-  text = inspect.cleandoc("\n".join(lines)).split("\n")
-  lines[:] = marked(text)
-
-
-def marked(lines: list[str]) -> list[str]:
-  """Returns lines of a docstring, with "::" before every indented block."""
-  done: list[str] = []
-  in_section = False
-  for number, line in enumerate(lines):
-    if line and not line.startswith(" "):
-      in_section = bool(re.fullmatch(SECTIONS, line))
-      if re.match(REMARKS, line) and done and done[-1].strip():
-        done.append("")  # A remark is a paragraph of its own.
-    starts = line.startswith("  ") and number and not lines[number - 1].strip()
-    last = next((old for old in reversed(done) if old.strip()), "")
-    inside = last.startswith(" ")
-    if starts and not in_section and not inside:
-      done += ["::", ""]
-    done.append(line)
-  return done
-
-
-def show_signs_as_they_are(app, what, name, obj, options, lines):
-  """Escapes stars and bars, which the docstrings use for arithmetic alone."""
-  del app, what, name, obj, options
-  code_indent = None
-  for number, line in enumerate(lines):
-    indent = len(line) - len(line.lstrip())
-    if code_indent is not None and line.strip() and indent <= code_indent:
-      code_indent = None
-    if code_indent is None:
-      lines[number] = escaped(line)
-      if line.rstrip().endswith("::"):
-        code_indent = indent
-
-
-def escaped(line: str) -> str:
-  """Returns a line whose stars and bars outside of code mean themselves."""
-  line = re.sub(r"(?<!:)(`[^`]+`)(?=\w)", r"\1\\ ", line)  # `Name`s
-  parts = re.split(r"(`[^`]*`)", line)
-  parts[::2] = [re.sub(r"(?<!\\)([*|])", r"\\\1", part) for part in parts[::2]]
-  return "".join(parts)
-
 
 def write_config_fields(app):
   """Writes the page of all fields, which is made anew at each build."""
@@ -101,7 +45,5 @@ def write_config_fields(app):
 
 
 def setup(app):
-  """Registers what runs before and after napoleon reads a docstring."""
+  """Registers what runs before the build."""
   app.connect("builder-inited", write_config_fields)
-  app.connect("autodoc-process-docstring", show_examples_as_code, priority=100)
-  app.connect("autodoc-process-docstring", show_signs_as_they_are, priority=900)

@@ -104,7 +104,8 @@ class LoadedRun:
   @property
   def perplexity(self) -> float:
     """Exponential of the last validation loss; depends on the tokenizer."""
-    return perplexity(self.validation_loss)
+    loss = self.validation_loss
+    return math.exp(loss) if not loss > 700 else math.inf  # It overflows.
 
   @property
   def clock(self) -> str:
@@ -154,11 +155,6 @@ class LoadedRun:
     held_out = self.record.get("held_out_digest", "unknown windows")
     digest = self.record["corpus_digest"]
     return f"{self.record['corpus_name']} ({digest}, evaluated on {held_out})"
-
-
-def perplexity(loss: float) -> float:
-  """Returns the exponential of a loss in nats; infinity where it overflows."""
-  return math.exp(loss) if not loss > 700 else math.inf
 
 
 def _furthest(run: LoadedRun, field: str) -> int:

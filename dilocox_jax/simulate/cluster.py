@@ -285,16 +285,3 @@ class Cluster:
   @functools.cached_property
   def _pair_of(self) -> dict[frozenset[str], Pair]:
     return {frozenset(pair.sites): pair for pair in self.pairs}
-
-
-def equal_sites(name: str, site: Site, num_replicas: int) -> Cluster:
-  """Returns a cluster of equal sites with one replica each.
-
-  Args:
-    name: Name of the cluster.
-    site: Site that is repeated. A number from 0 is added to its name.
-    num_replicas: Number of sites, which is also the number of replicas.
-  """
-  names = [f"{site.name}{index}" for index in range(num_replicas)]
-  sites = [dataclasses.replace(site, name=name) for name in names]
-  return Cluster(name, tuple(sites))

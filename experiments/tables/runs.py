@@ -16,7 +16,7 @@ from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.simulate.analytic import Work
-from dilocox_jax.simulate.cluster import Cluster, Link, Site, equal_sites
+from dilocox_jax.simulate.cluster import Cluster, Link, Site
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.steps import stated_seconds, steady_state
@@ -40,17 +40,21 @@ def config_of(method: str, **changes) -> RunConfig:
   return from_mapping(values)
 
 
-def equal_links(num_replicas: int, bps: float, **link) -> Cluster:
-  """Returns sites of one replica each, with equal links in both directions.
+def equal_links(
+  num_replicas: int, up_bps: float, down_bps: float | None = None, **link
+) -> Cluster:
+  """Returns sites of one replica each, with equal links.
 
   Args:
     num_replicas: Number of sites. Any number is allowed, while presets that
       divide devices need a divisor.
-    bps: Line rate (bit/s).
+    up_bps: Line rate for what leaves (bit/s).
+    down_bps: Line rate for what arrives; None: the same.
     **link: Other attributes of `Link`.
   """
-  site = Site("site", Link(bps, bps, **link))
-  return equal_sites("alike", site, num_replicas)
+  one = Link(up_bps, down_bps or up_bps, **link)
+  sites = [Site(f"site{number}", one) for number in range(num_replicas)]
+  return Cluster("alike", tuple(sites))
 
 
 def flat_traffic(

@@ -17,7 +17,6 @@ from dilocox_jax.aggregators.collectives import message_bytes
 from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.codecs.sparse import TopK
 from dilocox_jax.plan.schedule import methods
-from dilocox_jax.simulate.cluster import Link, Site, equal_sites
 from dilocox_jax.simulate.cluster_file import load_cluster
 from experiments.tables.runs import (
   GOODPUT,
@@ -140,8 +139,8 @@ def covenant_72b() -> list[Table]:
 
   def among(num_replicas: int, share: float = 1.0) -> Pace:
     """Returns the pace of a ring in which a share of the bytes is sent."""
-    link = Link(up_bps / share, down_bps / share, rtt_s=_RTT_S)
-    cluster = equal_sites("covenant", Site("peer", link), num_replicas)
+    rates = up_bps / share, down_bps / share
+    cluster = equal_links(num_replicas, *rates, rtt_s=_RTT_S)
     sent = flat_traffic(method, num_parameters, num_replicas, codec)
     return pace(sent, cluster, step_s)
 

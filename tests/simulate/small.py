@@ -31,7 +31,6 @@ CODECS = {
   "int4": Int(4),
   "int8": Int(8),
   "rank 2": LowRank(2, then=Int(4)),
-  "rank 16": LowRank(16, then=Int(4)),
 }
 
 
