@@ -117,12 +117,9 @@ def _steps(
 
 def _token_bytes(config: RunConfig) -> int:
   """Returns the bytes of a token that a stage sends to the next one."""
-  width, boundary = config.model.shape.model_dim, config.mesh.boundary
-  sent_as = config.model.compute_dtype if boundary == "none" else boundary
-  if sent_as == "int8":
-    return width + 4  # Each token has a scale.
   # Devices that may choose compute in bfloat16, if they are accelerators.
-  return width * (4 if sent_as == "float32" else 2)
+  size = 4 if config.model.compute_dtype == "float32" else 2
+  return size * config.model.shape.model_dim
 
 
 class ClusterClock:

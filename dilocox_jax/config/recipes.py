@@ -236,6 +236,5 @@ _READ_IF: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
   "adaptive.energy": ("exchange.codec", _has_low_rank),
   "adaptive.window_rounds": ("adaptive.mode", lambda mode: mode != "off"),
   "mesh.pipeline": ("mesh.num_stages", lambda count: count > 1),
-  "mesh.boundary": ("mesh.num_stages", lambda count: count > 1),
   "mesh.remat": (_DEVICES, lambda count: count > 1),
 }

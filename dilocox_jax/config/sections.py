@@ -180,8 +180,6 @@ class MeshConfig(Section):
   # What a backward of a divided replica computes again: none, dots (all except
   # matrix products) or full (everything).
   remat: str = limited("dots", choices=choices.REMATS)
-  # Compression of activations between stages: none, bfloat16 or int8.
-  boundary: str = limited("none", choices=choices.BOUNDARIES)
   # Memory of the outer state: device or pinned_host.
   outer_memory: str = limited("device", choices=choices.MEMORIES)
   # What starts a delayed exchange: round (a window's program), thread (a

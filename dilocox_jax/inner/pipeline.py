@@ -19,11 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from dilocox_jax.inner.activation_codec import (
-  AS_COMPUTED,
-  ActivationCodec,
-  Message,
-)
 from dilocox_jax.inner.pipeline_layer import LayerPasses, layer_passes
 from dilocox_jax.inner.pipeline_stage import (
   CutModel,
@@ -49,7 +44,6 @@ def pipelined_gradient(
   layer_counts: np.ndarray,
   *,
   remat: str = "dots",
-  codec: ActivationCodec = AS_COMPUTED,
 ) -> PipelinedGradient:
   """Builds one stage's gradient, for a region that is manual over the stages.
 
@@ -59,7 +53,6 @@ def pipelined_gradient(
     layer_counts: Number of layers of each stage, [stages].
     remat: What a layer's forward saves for its backward: "none", "dots" or
       "full"; see `models.transformer`.
-    codec: Encoding of activations and gradients between stages.
 
   Returns:
     (blocks, rest, tokens) -> (loss, block gradients, rest gradients).
@@ -69,8 +62,6 @@ def pipelined_gradient(
     the m micro-batches, in fp32 or wider. They are this stage's contribution:
     the caller must sum the loss and the rest gradients over the stages.
   """
-  # A single stage sends nothing, so rounding would only lose accuracy.
-  codec = codec if pipeline.num_stages > 1 else AS_COMPUTED
   ticks = timetable(pipeline)
 
   def gradient(blocks: Tree, rest: Tree, tokens: Int[Array, "m b S"]):
@@ -90,7 +81,7 @@ def pipelined_gradient(
     )
     number = jax.lax.axis_index(STAGE_AXIS)
     training = TrainingStage(
-      model, layer_counts, number, cast, rest, tokens, passes, codec
+      model, layer_counts, number, cast, rest, tokens, passes
     )
     columns = jax.tree.map(lambda x: jnp.asarray(x)[:, number], ticks)
     state = _first_state(pipeline, training, x_TxD, (blocks, rest))
@@ -107,8 +98,8 @@ class StageState(NamedTuple):
   """The arrays that a stage holds between two ticks.
 
   Attributes:
-    activations: The newest activations of this stage, as they are sent.
-    gradients: The newest gradient of this stage's input, as it is sent.
+    activations: The newest activations of this stage, [T, D].
+    gradients: The newest gradient of this stage's input, [T, D].
     activations_arrived: Those of the stage before.
     gradients_arrived: That of the stage after.
     outputs: Outputs of forwards, [slots, T, D]; the last stage reads them.
@@ -118,10 +109,10 @@ class StageState(NamedTuple):
     rest_gradients: Sums of the gradients of all other leaves.
   """
 
-  activations: Message
-  gradients: Message
-  activations_arrived: Message
-  gradients_arrived: Message
+  activations: Array
+  gradients: Array
+  activations_arrived: Array
+  gradients_arrived: Array
   outputs: Array
   saved: list[Array]
   loss: Scalar
@@ -135,11 +126,9 @@ class TrainingStage(Stage):
 
   Attributes:
     passes: Forward and backward of the model's block.
-    codec: Encoding of values on their way to another self.
   """
 
   passes: LayerPasses
-  codec: ActivationCodec
 
   def forward(self, at: TickNumbers, state: StageState) -> StageState:
     """Runs the stage's layers on a micro-batch."""
@@ -150,13 +139,12 @@ class TrainingStage(Stage):
       x_TxD, new = self.passes.forward(get(self.layers, row), x_TxD, context)
       return x_TxD, put(saved, new, at.saved_slot, row)
 
-    arrived = self.codec.decode(state.activations_arrived, state.outputs.dtype)
-    x_TxD = self.input(at.micro_batch, arrived)
+    x_TxD = self.input(at.micro_batch, state.activations_arrived)
     x_TxD, saved = self.loop(layer, (x_TxD, state.saved))
     return state._replace(
       saved=saved,
       outputs=put(state.outputs, x_TxD, at.output_slot),
-      activations=self.codec.encode(x_TxD),
+      activations=x_TxD,
     )
 
   def backward(self, at: TickNumbers, state: StageState) -> StageState:
@@ -189,12 +177,11 @@ class TrainingStage(Stage):
       )
       return jax.tree.map(added, totals, *pullback(gradient))
 
-    arrived = self.codec.decode(state.gradients_arrived, state.outputs.dtype)
-    carry = arrived, state.loss, state.rest_gradients
+    carry = state.gradients_arrived, state.loss, state.rest_gradients
     gradient, loss, rest = when(self.is_last, "head", head, at, carry)
     gradient, blocks = self.loop(layer, (gradient, state.block_gradients))
     return state._replace(
-      gradients=self.codec.encode(gradient),
+      gradients=gradient,
       loss=loss,
       block_gradients=blocks,
       rest_gradients=when(self.number == 0, "embed", embed, at, rest),
@@ -230,10 +217,9 @@ def _first_state(
       lambda leaf: empty_buffer((*slots, *leaf.shape), leaf.dtype), tree
     )
 
-  message = jax.eval_shape(training.codec.encode, x_TxD)
   most = int(training.counts.max())
   return StageState(
-    *(buffers(message) for _ in range(4)),
+    *(buffers(x_TxD) for _ in range(4)),
     outputs=buffers(x_TxD, pipeline.num_output_slots),
     saved=buffers(training.passes.saved, pipeline.num_saved_slots, most),
     loss=zeros(x_TxD, ()),

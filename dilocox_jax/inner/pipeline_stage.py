@@ -122,8 +122,7 @@ def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
   """Builds one stage's loss, for a region that is manual over the stages.
 
   Stage s runs the forward of micro-batch t - s in tick t, and keeps nothing for
-  later. Activations travel as they were computed, whatever training does with
-  them, so the loss is that of the parameters.
+  later.
 
   Args:
     model: The model.

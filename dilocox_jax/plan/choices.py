@@ -71,7 +71,6 @@ STACKED_BY = ("auto", "map", "vmap")  # How stacked replicas are run.
 SCHEDULES = ("constant", "cosine", "wsd")  # Inner learning rates.
 REFERENCES = ("own", "mean")  # What a residual is measured against.
 REMATS = ("none", "dots", "full")  # What a backward computes again.
-BOUNDARIES = ("none", "bfloat16", "int8")  # Activations sent between stages.
 MEMORIES = ("device", "pinned_host")  # Where the outer state is kept.
 # What dispatches a delayed exchange: the window's program, or a thread.
 DISPATCHES = ("auto", "round", "thread")

@@ -37,7 +37,7 @@ _OWN = {
   *FREE_ON_RESUME,
   *(f"data.{name}" for name in ("source", "glob", "batch_size")),
   "evaluation.num_sequences",
-  *("checkpoint.init_from", "inner.accumulate_steps", "mesh.boundary"),
+  *("checkpoint.init_from", "inner.accumulate_steps"),
   *(f"model.{name}" for name in ("remat", "loss_chunk_tokens", "attention")),
   *("model.scan_unroll", "mesh.stacked_by"),
 }

@@ -13,7 +13,6 @@ from jax.custom_batching import sequential_vmap
 from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig
 from dilocox_jax.inner import vocabulary
-from dilocox_jax.inner.activation_codec import ACTIVATION_CODECS
 from dilocox_jax.inner.pipeline import pipelined_gradient
 from dilocox_jax.inner.pipeline_stage import CutModel, pipelined_loss
 from dilocox_jax.inner.sharded import sharded_gradient, sharded_loss
@@ -181,7 +180,6 @@ def _divided_functions(
     config.pipeline,
     layers.counts,
     remat=mesh.remat,
-    codec=ACTIVATION_CODECS[mesh.boundary],
   )
   stage_loss = pipelined_loss(cut(0.0), layers.counts)
   num_rows = config.data.batch_size // num_micro_batches // mesh.num_data_shards

@@ -9,10 +9,6 @@ feedback varied. 20 runs for every seed; one seed of 22 runs, two at once, took
 `sync`: when to exchange and how to apply it. H, delay, rule, outer rate and
 momentum; the rules once more at the delay of a whole round. 15 runs of about a
 minute each.
-`boundary`: what may travel between pipeline stages. Activations that cross the
-cut of a replica are rounded on the way forward, their gradients on the way
-back. 3 runs for every seed, each on four devices that the CPU emulates; six
-runs, two at once, took 4 min 28 s on two CPU cores (measured).
 
     python -m experiments.sweep --workdir=runs/compression \
         --config=experiments/configs/ablations.py:compression \
@@ -21,7 +17,6 @@ runs, two at once, took 4 min 28 s on two CPU cores (measured).
 
 from ml_collections import config_dict
 
-from dilocox_jax.plan.choices import BOUNDARIES
 from experiments.configs import default
 
 FEEDBACK = {"exchange.feedback": 1.0}
@@ -40,12 +35,11 @@ def get_config(name: str = "compression"):
   """Returns a sweep.
 
   Args:
-    name: compression, sync or boundary.
+    name: compression or sync.
   """
   base, runs, baseline = {
     "compression": _compression,
     "sync": _sync,
-    "boundary": _boundary,
   }[name]()
   config = config_dict.ConfigDict({"seeds": (0,), "runs": runs, "grid": {}})
   config.base = default.get_config()
@@ -116,15 +110,3 @@ def _sync():
     "sync.mixing_alpha": 0.5,  # Read by the rule "mix" alone.
   }
   return base, runs, "base"
-
-
-def _boundary():
-  """DiLoCo with replicas of two stages, and the ways to send less inside."""
-  base = {
-    "total_steps": 300,
-    "inner.accumulate_steps": 4,
-    "mesh.layout": "mesh",
-    "mesh.num_stages": 2,
-  }
-  runs = [{"mesh.boundary": boundary} for boundary in BOUNDARIES]
-  return base, runs, "boundary=none"

@@ -48,7 +48,6 @@ CASES = [
   ("adaptive.window_rounds", 3, LOSSY, "adaptive.mode", ADAPTS),
   ("mesh.pipeline", "gpipe", {}, "mesh.num_stages", STAGES),
   ("mesh.remat", "full", {}, "mesh.num_stages", STAGES),
-  ("mesh.boundary", "int8", {}, "mesh.num_stages", STAGES),
 ]
 
 

@@ -103,7 +103,7 @@ def test_overrides_make_the_same_run_again(given):
   ("file", "name"),
   [
     *((convergence, name) for name in ("small", "muon", "long")),
-    *((ablations, name) for name in ("compression", "sync", "boundary")),
+    *((ablations, name) for name in ("compression", "sync")),
   ],
 )
 def test_every_config_of_a_sweep_has_its_baseline_and_its_committed_rows(

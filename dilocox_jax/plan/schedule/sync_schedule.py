@@ -199,13 +199,6 @@ class SyncSchedule:
       if event.kind == "apply" and event.send_step <= step
     ]
 
-  @property
-  def most_in_flight(self) -> list[int]:
-    """Exchanges of every fragment in flight, after a step with most of them."""
-    start = (self.depth + 1) * self.sync_interval
-    steps = range(start, start + self.sync_interval)
-    return max(map(self.num_in_flight, steps), key=sum)
-
   def flush_windows(self, step: int) -> list[Window]:
     """Returns the windows of the flush, which ends a run.
 
