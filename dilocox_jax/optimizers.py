@@ -219,29 +219,24 @@ def block_matrices(params: Tree) -> Tree:
   leaves = leaves_by_path(params)
   has_blocks = any(path.startswith(f"{BLOCKS}/") for path in leaves)
 
-  def is_inside(path: str) -> bool:
-    if has_blocks:
-      return path.startswith(f"{BLOCKS}/")
-    return not any(name in path.lower() for name in _OUTSIDE)
+  def is_matrix(path: str, leaf: Any) -> bool:
+    # Norm scales are [model_dim], or [num_layers, model_dim] if stacked.
+    return leaf.ndim == 2 + is_stacked(path)
 
-  # Norm scales are [model_dim], or [num_layers, model_dim] if stacked.
-  matrices = {
-    path: 2 + is_stacked(path)
-    for path, leaf in leaves.items()
-    if leaf.ndim == 2 + is_stacked(path)
-  }
+  def axes(keys: Any, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
+    path = path_name(keys)
+    is_inside = not any(name in path.lower() for name in _OUTSIDE)
+    if has_blocks:
+      is_inside = path.startswith(f"{BLOCKS}/")
+    if not is_inside or not is_matrix(path, leaf):
+      return None
+    first = int(is_stacked(path))
+    return optax.contrib.MuonDimensionNumbers(first, first + 1)
+
   require(
-    bool(matrices) or not leaves,
+    not leaves or any(is_matrix(*each) for each in leaves.items()),
     "optimizer='muon' finds no matrix in the parameters: take 'adamw'",
   )
-  chosen = {path: n for path, n in matrices.items() if is_inside(path)}
-
-  def axes(path, leaf):
-    del leaf
-    if (count := chosen.get(path_name(path))) is None:
-      return None
-    return optax.contrib.MuonDimensionNumbers(count - 2, count - 1)
-
   return jax.tree_util.tree_map_with_path(axes, params)
 
 

@@ -222,7 +222,7 @@ def _first_state(
     *(buffers(x_TxD) for _ in range(4)),
     outputs=buffers(x_TxD, pipeline.num_output_slots),
     saved=buffers(training.passes.saved, pipeline.num_saved_slots, most),
-    loss=zeros(x_TxD, ()),
+    loss=zeros(jax.ShapeDtypeStruct((), x_TxD.dtype)),
     block_gradients=jax.tree.map(zeros, params[0]),
     rest_gradients=jax.tree.map(zeros, params[1]),
   )

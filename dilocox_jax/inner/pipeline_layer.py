@@ -11,7 +11,6 @@ Letters in names: T tokens, D model.
 
 import dataclasses
 import functools
-import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,7 +22,6 @@ from dilocox_jax.trees import Tree
 
 # (layer's parameters, x [T, D], length, **context) -> x [T, D].
 Block = Callable[..., Array]
-NO_CONTEXT: Mapping[str, Any] = types.MappingProxyType({})
 
 _NUM_ARGUMENTS = 2  # Of the differentiated function: parameters and x.
 
@@ -46,7 +44,7 @@ class LayerPasses:
     self,
     layer: Tree,
     x_TxD: Float[Array, "T D"],
-    context: Mapping[str, Array] = NO_CONTEXT,
+    context: Mapping[str, Array],
   ) -> tuple[Float[Array, "T D"], list[Any]]:
     """Returns the layer's output, and the arrays for `backward`.
 
@@ -88,8 +86,8 @@ def layer_passes(
   layer: Tree,
   x_TxD: jax.ShapeDtypeStruct,
   length: int,
-  remat: str = "dots",
-  context: Mapping[str, jax.ShapeDtypeStruct] = NO_CONTEXT,
+  remat: str,
+  context: Mapping[str, jax.ShapeDtypeStruct],
 ) -> LayerPasses:
   """Cuts the gradient of a block; works with shapes and computes nothing.
 

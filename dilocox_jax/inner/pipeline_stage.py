@@ -160,7 +160,10 @@ def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
       return (stage.sent(x_TxD), total), None
 
     x_TxD = jax.eval_shape(model.embed, rest, tokens[0, :, :-1])
-    first = empty_buffer(x_TxD.shape, x_TxD.dtype), zeros(x_TxD, ())
+    first = (
+      empty_buffer(x_TxD.shape, x_TxD.dtype),
+      zeros(jax.ShapeDtypeStruct((), x_TxD.dtype)),
+    )
     ticks = jnp.arange(num_batches + len(layer_counts) - 1, dtype=np.int32)
     (_, total), _ = jax.lax.scan(tick, first, ticks)
     return total / num_batches
@@ -261,12 +264,9 @@ def _starts(buffer: Array, indices: tuple[Index, ...]) -> list:
   return [jnp.asarray(start, np.int32) for start in starts]
 
 
-def zeros(
-  x: Array | jax.ShapeDtypeStruct, shape: tuple[int, ...] | None = None
-) -> Array:
+def zeros(x: Array | jax.ShapeDtypeStruct) -> Array:
   """Returns the sum of no values like x, in fp32 or wider."""
-  dtype = np.promote_types(np.float32, x.dtype)
-  return jnp.zeros(x.shape if shape is None else shape, dtype)
+  return jnp.zeros(x.shape, np.promote_types(np.float32, x.dtype))
 
 
 def added(total: Array, value: Array) -> Array:

@@ -68,10 +68,9 @@ def sharded_gradient(
   from_stages = functools.partial(_from_stages, stage_layers)
 
   def gradient(params: Tree, batch: Array) -> tuple[Scalar, Tree]:
-    specs = _leaf_specs(params, division)
+    specs, axes, partitions = _layout(params, division, divided_tables)
 
     def local(params: Tree, batch: Array) -> tuple[Scalar, Tree]:
-      axes = _collected_axes(params, divided_tables)
       blocks, rest = _collected(stage_layers, params, specs, axes)
       of_rest = [{key: tree[key] for key in rest} for tree in (specs, axes)]
       tokens = batch.reshape(num_micro_batches, -1, *batch.shape[1:])
@@ -90,7 +89,6 @@ def sharded_gradient(
       )
       return loss, {key: gradients[key] for key in params}
 
-    partitions = _partitions(params, specs)
     mapped = map_over_devices(
       local,
       (partitions, PartitionSpec(DATA_AXIS)),
@@ -128,12 +126,11 @@ def sharded_loss(
   shards = division.num_data_shards
 
   def loss(params: Tree, batches: Array) -> Scalar:
-    specs = _leaf_specs(params, division)
+    specs, axes, partitions = _layout(params, division, divided_tables)
 
     def local(params: Tree, batches: Array) -> Scalar:
       rows = math.gcd(batches.shape[1], num_rows)
       tokens = batches.reshape(-1, rows, batches.shape[2])
-      axes = _collected_axes(params, divided_tables)
       parts = _collected(stage_layers, params, specs, axes)
       loss = stage_loss(*parts, tokens)
       return jax.lax.psum(loss, INNER_AXES) / shards
@@ -141,7 +138,7 @@ def sharded_loss(
     by_rows = DATA_AXIS if batches.shape[1] % shards == 0 else None
     mapped = map_over_devices(
       local,
-      (_partitions(params, specs), PartitionSpec(None, by_rows)),
+      (partitions, PartitionSpec(None, by_rows)),
       PartitionSpec(),
     )
     return mapped(params, batches)
@@ -163,28 +160,26 @@ def _collected(
   return blocks, jax.tree.map(_gather, rest, *of_rest)
 
 
-def _collected_axes(params: Tree, divided_tables: Collection[str]) -> Tree:
-  """Returns the mesh axes over which each leaf is collected, in its place."""
-  return jax.tree_util.tree_map_with_path(
-    lambda path, _: (
-      (STAGE_AXIS,) if path_name(path) in divided_tables else INNER_AXES
-    ),
-    params,
-  )
+def _layout(
+  params: Tree, division: Division, divided_tables: Collection[str]
+) -> tuple[Tree, Tree, Tree]:
+  """Returns three trees with a value in the place of every leaf.
 
-
-def _partitions(params: Tree, specs: Tree) -> Tree:
-  """Returns the JAX partition of every leaf, in the place of the leaf."""
-  return jax.tree.map(lambda _, at: partition(at), params, specs)
-
-
-def _leaf_specs(params: Tree, division: Division) -> Tree:
-  """Returns the spec of every leaf, in the place of the leaf."""
+  They are its spec, the mesh axes over which it is collected, and its JAX
+  partition.
+  """
 
   def spec(path: Any, leaf: Array) -> Spec:
     return division.spec(path_name(path), leaf.shape)
 
-  return jax.tree_util.tree_map_with_path(spec, params)
+  def axes(path: Any, leaf: Array) -> tuple[str, ...]:
+    del leaf
+    return (STAGE_AXIS,) if path_name(path) in divided_tables else INNER_AXES
+
+  by_path = jax.tree_util.tree_map_with_path
+  specs = by_path(spec, params)
+  partitions = jax.tree.map(lambda _, at: partition(at), params, specs)
+  return specs, by_path(axes, params), partitions
 
 
 def _dimension(spec: Spec, axis: str) -> int | None:

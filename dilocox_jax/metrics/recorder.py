@@ -44,7 +44,6 @@ class DriftRow:
       low rank.
     energy_rank: Mean rank that holds a given share of the averaged update's
       energy; NaN without low rank.
-    stable_rank: Mean stable rank of the averaged update; NaN without low rank.
   """
 
   fragment: int
@@ -54,7 +53,6 @@ class DriftRow:
   pseudo_gradient_norm: float
   rank: float = math.nan
   energy_rank: float = math.nan
-  stable_rank: float = math.nan
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,6 @@ _DRIFT = {
 _RANKS = {
   "rank": ("sent", GREY),
   "energy_rank": ("measured, by energy", COLOURS[0]),
-  "stable_rank": ("measured, stable rank", COLOURS[1]),
 }
 
 

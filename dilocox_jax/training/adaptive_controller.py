@@ -19,8 +19,7 @@ from dilocox_jax.distributed import processes
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.outer.rounds import Rounds
-from dilocox_jax.plan.adaptive import RoundSetting
-from dilocox_jax.plan.ranks import energy_rank, mean_rank, spectra_of
+from dilocox_jax.plan.adaptive import RoundSetting, energy_rank, spectra_of
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.training import build
 from dilocox_jax.training.parts import NO_PARTS, Parts
@@ -104,9 +103,7 @@ class AdaptiveController:
     for drift in drifts:
       spectra = spectra_of(drift.observed) if self.is_adaptive else {}
       if spectra:
-        self._measured.append(
-          mean_rank(spectra, lambda each: energy_rank(each, share))
-        )
+        self._measured.append(energy_rank(spectra, share))
 
   def is_choice_due(self, unread: Segment | None = None) -> bool:
     """Whether enough ranks were measured to choose a new setting.

@@ -19,13 +19,8 @@ from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.drift import Drift, disagreement
 from dilocox_jax.outer.round_states import RoundState, mean_of
 from dilocox_jax.outer.window import StepMetrics
+from dilocox_jax.plan.adaptive import energy_rank, spectra_of
 from dilocox_jax.plan.collective import Collective
-from dilocox_jax.plan.ranks import (
-  energy_rank,
-  mean_rank,
-  spectra_of,
-  stable_rank,
-)
 from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event
@@ -267,8 +262,5 @@ def _ranks(grams: dict[str, Any], energy_share: float) -> dict[str, float]:
     return {}
   return {
     "rank": float(np.mean([each.shape[1] for each in spectra.values()])),
-    "energy_rank": mean_rank(
-      spectra, lambda each: energy_rank(each, energy_share)
-    ),
-    "stable_rank": mean_rank(spectra, stable_rank),
+    "energy_rank": energy_rank(spectra, energy_share),
   }

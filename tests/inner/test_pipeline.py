@@ -250,7 +250,7 @@ def drawn_layer(shape, tokens, dtype=jnp.float32):
 
 def passes_of(block, layer, x, length, remat):
   layer, x = jax.eval_shape(lambda: (layer, x))
-  return layer_passes(block, layer, x, length, remat)
+  return layer_passes(block, layer, x, length, remat, {})
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -265,7 +265,7 @@ def test_a_layer_keeps_no_parameter_and_each_way_keeps_less(dtype):
   sizes = []
   for remat in REMATS:
     passes = passes_of(block, layer, x, 3, remat)
-    _, saved = jax.eval_shape(passes.forward, layer, x)
+    _, saved = jax.eval_shape(passes.forward, layer, x, {})
     assert saved == passes.saved
     assert not shapes & {kept.shape for kept in saved}
     sizes.append(sum(kept.size for kept in saved))

@@ -63,7 +63,7 @@ def write_run(
       "cosine": 0.75 - 0.5 * step / num_steps - 0.01 * p,
       "disagreement": (1 + p) * 0.9 * math.exp(-step / 500),
       "pseudo_gradient_norm": 1.1,
-      **{"rank": 16.0 - step / 100, "energy_rank": 9.0, "stable_rank": 2.0},
+      **{"rank": 16.0 - step / 100, "energy_rank": 9.0},
     }
 
   total = 0

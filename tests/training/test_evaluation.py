@@ -212,7 +212,6 @@ def test_drifts_find_their_events():
   assert "rank" not in rows[0]
   assert rows[1]["rank"] == 2
   assert rows[1]["energy_rank"] == 1
-  assert rows[1]["stable_rank"] == pytest.approx(4 / 3)
 
 
 def test_where_nothing_arrives_there_is_no_drift():

@@ -96,7 +96,6 @@ def test_a_segment_becomes_a_row_of_means(desk):
         "pseudo_gradient_norm": 3.0,
         "rank": None,
         "energy_rank": None,
-        "stable_rank": None,
       }
     ],
   }

@@ -10,70 +10,6 @@ from dilocox_jax.plan.model.shapes import ModelShape
 
 BYTE_VOCABULARY = 256
 
-# The numbers of a shape are its layers, width D, heads N, width F of the MLP
-# and vocabulary V, in this order.
-
-# The project's default: it trains to something readable in minutes on two CPU
-# cores. With F = 344, SwiGLU's three matrices have about as many parameters as
-# GELU's two with F = 4 D = 512: 3 x 344 = 1032 and 2 x 512 = 1024 columns.
-tiny = ModelShape(4, 128, 4, 344, BYTE_VOCABULARY)
-
-# A model for tests. It is small enough for loops in numpy, and has two of
-# everything that is stacked.
-nano = ModelShape(2, 16, 2, 24, BYTE_VOCABULARY)
-
-# Two sizes between tiny and the papers': hours on one accelerator. They read
-# bytes too; model.vocab_size sets another vocabulary.
-small = ModelShape(8, 512, 8, 1376, BYTE_VOCABULARY)
-medium = ModelShape(12, 768, 12, 2048, BYTE_VOCABULARY)
-
-# DiLoCoX's two models (arXiv 2506.21263, by their names; OPT is of Zhang et al.
-# 2022, arXiv 2205.01068, table 1; sizes of the large one recalled, unverified,
-# and without the biases of Qwen: model.biases=qkv adds them).
-opt_1_3b = ModelShape(
-  24,
-  2048,
-  32,
-  8192,
-  50272,
-  activation="relu",
-  tied_head=True,
-  positions="learned",
-  num_positions=2048,
-  norm="layer",
-  norm_epsilon=1e-5,
-  biases="all",
-)
-qwen_107b = ModelShape(78, 8192, 64, 49152, 152064, num_kv_heads=8)
-
-# OpenDiLoCo's two models (arXiv 2407.07852): the larger has the sizes of
-# TinyLlama (Zhang et al. 2024, arXiv 2401.02385); those of the smaller are
-# recalled, and its name leaves out both tables.
-llama_150m = ModelShape(12, 1024, 16, 2688, 32000, norm_epsilon=1e-5)
-llama_1_1b = ModelShape(
-  22, 2048, 32, 5632, 32000, num_kv_heads=4, norm_epsilon=1e-5
-)
-
-
-def _chinchilla(num_layers: int, ff_dim: int, num_heads: int) -> ModelShape:
-  """Returns a model of Streaming DiLoCo, arXiv 2501.18512, table 2.
-
-  The hidden dim of the table is that of the MLP. The paper does not say whether
-  the MLP has two matrices (the width of 4 D suggests it) or whether the head is
-  tied (it is here, as 35M is then 35.3 million parameters).
-  """
-  return ModelShape(
-    num_layers,
-    ff_dim // 4,
-    num_heads,
-    ff_dim,
-    vocab_size=32000,
-    activation="gelu",
-    qk_norm=True,
-    tied_head=True,
-  )
-
-
 MODEL_PRESETS: Registry[ModelShape] = Registry("model")
 
 
@@ -100,15 +36,64 @@ def register_model(name: str, shape: ModelShape) -> None:
   MODEL_PRESETS.add(name, shape)
 
 
+def _chinchilla(num_layers: int, ff_dim: int, num_heads: int) -> ModelShape:
+  """Returns a model of Streaming DiLoCo, arXiv 2501.18512, table 2.
+
+  The hidden dim of the table is that of the MLP. The paper does not say whether
+  the MLP has two matrices (the width of 4 D suggests it) or whether the head is
+  tied (it is here, as 35M is then 35.3 million parameters).
+  """
+  return ModelShape(
+    num_layers,
+    ff_dim // 4,
+    num_heads,
+    ff_dim,
+    vocab_size=32000,
+    activation="gelu",
+    qk_norm=True,
+    tied_head=True,
+  )
+
+
+# The numbers of a shape are its layers, width D, heads N, width F of the MLP
+# and vocabulary V, in this order.
 for _name, _shape in {
-  "tiny": tiny,
-  "nano": nano,
-  "small": small,
-  "medium": medium,
-  "llama_150m": llama_150m,
-  "llama_1_1b": llama_1_1b,
-  "opt_1_3b": opt_1_3b,
-  "qwen_107b": qwen_107b,
+  # The project's default: it trains to something readable in minutes on two CPU
+  # cores. With F = 344, SwiGLU's three matrices have about as many parameters
+  # as GELU's two with F = 4 D = 512: 3 x 344 = 1032 and 2 x 512 = 1024 columns.
+  "tiny": ModelShape(4, 128, 4, 344, BYTE_VOCABULARY),
+  # A model for tests. It is small enough for loops in numpy, and has two of
+  # everything that is stacked.
+  "nano": ModelShape(2, 16, 2, 24, BYTE_VOCABULARY),
+  # Two sizes between tiny and the papers': hours on one accelerator. They read
+  # bytes too; model.vocab_size sets another vocabulary.
+  "small": ModelShape(8, 512, 8, 1376, BYTE_VOCABULARY),
+  "medium": ModelShape(12, 768, 12, 2048, BYTE_VOCABULARY),
+  # OpenDiLoCo's two models (arXiv 2407.07852): the larger has the sizes of
+  # TinyLlama (Zhang et al. 2024, arXiv 2401.02385); those of the smaller are
+  # recalled, and its name leaves out both tables.
+  "llama_150m": ModelShape(12, 1024, 16, 2688, 32000, norm_epsilon=1e-5),
+  "llama_1_1b": ModelShape(
+    22, 2048, 32, 5632, 32000, num_kv_heads=4, norm_epsilon=1e-5
+  ),
+  # DiLoCoX's two models (arXiv 2506.21263, by their names; OPT is of Zhang et
+  # al. 2022, arXiv 2205.01068, table 1; sizes of the large one recalled,
+  # unverified, and without the biases of Qwen: model.biases=qkv adds them).
+  "opt_1_3b": ModelShape(
+    24,
+    2048,
+    32,
+    8192,
+    50272,
+    activation="relu",
+    tied_head=True,
+    positions="learned",
+    num_positions=2048,
+    norm="layer",
+    norm_epsilon=1e-5,
+    biases="all",
+  ),
+  "qwen_107b": ModelShape(78, 8192, 64, 49152, 152064, num_kv_heads=8),
   "chinchilla_35m": _chinchilla(6, 2048, 8),
   "chinchilla_100m": _chinchilla(9, 3072, 12),
   "chinchilla_200m": _chinchilla(12, 4096, 16),
@@ -118,3 +103,5 @@ for _name, _shape in {
   "chinchilla_4b": _chinchilla(36, 12288, 48),
 }.items():
   register_model(_name, _shape)
+
+tiny, nano = MODEL_PRESETS["tiny"], MODEL_PRESETS["nano"]

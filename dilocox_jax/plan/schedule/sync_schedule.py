@@ -238,12 +238,11 @@ class SyncSchedule:
       for event in self._pending(step)
       if event.fragment == fragment
     ]
-    just_sent = [
-      event.fragment
+    is_sent = any(
+      event.kind == "send" and event.fragment == fragment
       for event in self.events(step - 1, step)
-      if event.kind == "send"
-    ]
-    if not step or fragment in just_sent:
+    )
+    if not step or is_sent:
       yield from pending
       return
     send = Window(0, sent=Event(step, "send", fragment, step))
