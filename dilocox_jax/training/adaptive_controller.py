@@ -122,20 +122,10 @@ class AdaptiveController:
     num_measured = len(self._measured) + num_unread
     return self.is_adaptive and num_measured >= num_needed
 
-  def rescheduled(self, state: TrainingState, step: int) -> TrainingState:
-    """Returns a state that counts the steps of its schedule as the plan does.
-
-    Where H has changed, the schedule has a new start.
-
-    Args:
-      state: State of rounds.
-      step: Inner steps of the run that are done.
-    """
-    assert isinstance(state, RoundState), "only rounds measure a rank"
-    return self.rounds.at_step(state, self.plan.schedule_step(step))
-
   def with_choice(self, state: TrainingState, segment: Segment):
     """Chooses a setting; returns the state with which its rounds begin.
+
+    Where H changes, the steps of the schedule are counted from a new start.
 
     Args:
       state: State after the segment.
@@ -144,7 +134,8 @@ class AdaptiveController:
     self.choose_setting(segment)
     # A spectrum's last bits differ by machine, and so might a choice.
     self.set_state(processes.from_main(self.get_state()))
-    return self.rescheduled(state, segment.stop)
+    assert isinstance(state, RoundState), "only rounds measure a rank"
+    return self.rounds.at_step(state, self.plan.schedule_step(segment.stop))
 
   def choose_setting(self, segment: Segment) -> None:
     """Chooses the setting of the rounds that follow a segment.

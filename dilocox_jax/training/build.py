@@ -126,7 +126,7 @@ def programs(
   Args:
     config: Config of the run.
     parts: Parts that take the place of what the config names.
-    end_of_text: Token at which attention begins anew (`document_end`).
+    end_of_text: Token at which attention begins anew (`RunData`).
     platform: Kind of devices that the programs are for, e.g. "tpu"; None means
       `devices`, or those that JAX has.
     devices: Devices to compile for (`Replicas.devices`).

@@ -86,11 +86,13 @@ class Checkpoints:
   def save(self, step: int, state: Tree, record: dict[str, Any]) -> None:
     """Starts a save in the background and returns.
 
-    If an earlier save is still being written, this call waits for it first.
+    If an earlier save is still being written, this call waits for it first. A
+    checkpoint that is there already stays: a replica that has lost the others
+    begins again, and may be at a step for the second time.
 
     Args:
       step: Number of finished inner steps, which names the checkpoint; one
-        more for a run's last state, after the flush. No checkpoint may have it.
+        more for a run's last state, after the flush.
       state: Tree of arrays. They may be donated as soon as this call returns.
       record: Values that JSON can hold.
 
@@ -103,6 +105,8 @@ class Checkpoints:
     }
     with self._wording_disk_errors():
       self._manager.wait_until_finished()
+      if step in saved_steps(self._directory):
+        return
       self._manager.save(step, args=ocp.args.Composite(**args), force=True)
 
   @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 Between processes lies a slow link, and the plan counts the bytes of exchanges
 alone. So nothing here sends parameters from one process to another, with one
-exception, whose bytes are counted (`evaluation_bytes`).
+exception, whose bytes are counted (`_sent_bytes`).
 """
 
 import math
@@ -17,7 +17,7 @@ from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.outer.average import parameters_to_keep
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.drift import Drift, disagreement
-from dilocox_jax.outer.round_states import RoundState, mean_of
+from dilocox_jax.outer.round_states import mean_of
 from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.plan.adaptive import energy_rank, spectra_of
 from dilocox_jax.plan.collective import Collective
@@ -30,8 +30,11 @@ from dilocox_jax.trees import Tree
 
 
 def losses(
-  programs: Programs, state: TrainingState, parts: Iterable[Tree]
-) -> dict[str, Any]:
+  programs: Programs,
+  state: TrainingState,
+  parts: Iterable[Tree],
+  judging: Iterable[Tree] | None = None,
+) -> tuple[dict[str, Any], int]:
   """Computes validation losses of three views of a state, in nats a token.
 
   Args:
@@ -39,50 +42,37 @@ def losses(
     state: State of all replicas.
     parts: Held-out tokens, arrays [N, B, L + 1] of any sizes, or trees of
       examples. Every predicted token, or example, has the same weight.
+    judging: More of them, for the outer parameters alone.
 
   Returns:
     "outer_loss" (outer parameters), "mean_loss" (the replicas' mean),
-    "replica_loss" (replica 0). The mean is None where replicas have processes
-    of their own, as it would have to be sent.
+    "replica_loss" (replica 0) and, if it is asked for, "judge_loss". The mean
+    is None where replicas have processes of their own, as it would have to be
+    sent. And the bytes that a replica sent for them (`_sent_bytes`).
   """
 
-  def loss(params: Tree) -> float:
+  def loss(params: Tree, parts: Iterable[Tree] = parts) -> float:
     return _mean_loss(programs, programs.evaluate, params, parts)
 
   def first(params: Tree, batches: Tree) -> float:
     return arrays_to_host(programs.evaluate_each(params, batches))[0]
 
   kept = params_to_keep(programs, state)
-  outer = loss(kept)
+  found = {"outer_loss": loss(kept)}
   if isinstance(state, SharedState):  # All replicas are alike.
     # With an average the replicas go on from other parameters.
-    newest = outer if kept is state.params else loss(state.params)
-    return {"outer_loss": outer, "mean_loss": newest, "replica_loss": newest}
-  if jax.process_count() > 1:
-    return {
-      "outer_loss": outer,
-      "mean_loss": None,
-      "replica_loss": _mean_loss(programs, first, state.replica.params, parts),
-    }
-  return {
-    "outer_loss": outer,
-    "mean_loss": loss(mean_of(state.replica.params)),
-    "replica_loss": loss(_first(state.replica.params)),
-  }
-
-
-def outer_loss(
-  programs: Programs, state: TrainingState, parts: Iterable[Tree]
-) -> float:
-  """Computes the loss of the outer parameters alone.
-
-  Args:
-    programs: Programs of the run.
-    state: State of all replicas.
-    parts: Held-out tokens, as in `losses`.
-  """
-  outer = params_to_keep(programs, state)
-  return _mean_loss(programs, programs.evaluate, outer, parts)
+    is_newest = kept is state.params
+    newest = found["outer_loss"] if is_newest else loss(state.params)
+    found |= {"mean_loss": newest, "replica_loss": newest}
+  elif jax.process_count() > 1:
+    own = _mean_loss(programs, first, state.replica.params, parts)
+    found |= {"mean_loss": None, "replica_loss": own}
+  else:
+    found["mean_loss"] = loss(mean_of(state.replica.params))
+    found["replica_loss"] = loss(_first(state.replica.params))
+  if judging is not None:
+    found["judge_loss"] = loss(kept, judging)
+  return found, _sent_bytes(programs, state)
 
 
 def params_to_keep(programs: Programs, state: TrainingState) -> Tree:
@@ -97,26 +87,17 @@ def params_to_keep(programs: Programs, state: TrainingState) -> Tree:
   return programs.rounds.outer_params(state)
 
 
-def evaluation_bytes(
-  programs: Programs, state: TrainingState, num_views: int = 1
-) -> int:
+def _sent_bytes(programs: Programs, state: TrainingState) -> int:
   """Returns the bytes that a replica sends to others in an evaluation.
 
   They are 0 unless the outer parameters differ by replica, so that their mean
   is evaluated, and replicas have processes of their own.
-
-  Args:
-    programs: Programs of the run.
-    state: State of all replicas.
-    num_views: How often that mean is computed.
   """
-  is_mean = (
-    isinstance(state, RoundState) and not programs.rounds.outer.is_shared
-  )
-  if not is_mean or jax.process_count() == 1:
+  is_shared = isinstance(state, SharedState) or programs.rounds.outer.is_shared
+  if is_shared or jax.process_count() == 1:
     return 0
   summed = Collective("all_reduce", 4 * programs.parameter_count)
-  return num_views * summed.sent_bytes(programs.rounds.replicas.num_replicas)
+  return summed.sent_bytes(programs.rounds.replicas.num_replicas)
 
 
 def _mean_loss(

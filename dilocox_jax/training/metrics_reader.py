@@ -1,4 +1,4 @@
-"""Brings metrics from the devices to the records and to the progress bar.
+"""Brings metrics from the devices to the records and to the log.
 
 Segments are dispatched without waiting, and their metrics are read here later.
 A value that is not finite stops the run here, and here the wall time is divided
@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from rich import get_console, progress
 
 from dilocox_jax import metrics
 from dilocox_jax.config import RunConfig
@@ -30,68 +29,48 @@ from dilocox_jax.training.build import Programs
 from dilocox_jax.training.states import NotFiniteError, TrainingProgress
 
 _LOG_SHARE, _LOG_S = 0.1, 30.0  # Of a run's steps; seconds.
-_WIDE = 110  # Columns of a terminal that has room for a bar beside the numbers.
 
 
-class ProgressBar:
-  """A progress bar with loss, speed, bytes and time left.
+class ProgressLog:
+  """Logs a line: after the first update, then now and then.
 
-  A narrow terminal shows the numbers without the bar. Where there is no
-  terminal and no notebook, a line is logged instead: after the first update,
-  then after every tenth of the run or 30 seconds, whichever comes first.
+  That is after every tenth of the run or 30 seconds, whichever comes first.
   """
 
   def __init__(self, title: str, total_steps: int, first_step: int = 0):
-    """Prepares the bar, which the first update draws.
+    """Logs nothing yet.
 
     Args:
       title: What is running.
       total_steps: Inner steps of the run.
       first_step: Steps done before.
     """
-    console = get_console()
-    self._is_drawn = console.is_terminal or console.is_jupyter
-    is_wide = console.width >= _WIDE
-    self._bar = progress.Progress(
-      progress.TextColumn("[bold]{task.description}"),
-      *([progress.BarColumn()] if is_wide else []),
-      progress.MofNCompleteColumn(),
-      progress.TextColumn("{task.fields[status]}"),
-      *([progress.TimeElapsedColumn()] if is_wide else []),
-      progress.TimeRemainingColumn(),
-      progress.TextColumn("left"),
-      console=console,
-      disable=not self._is_drawn,
-    )
-    self._task = self._bar.add_task(
-      title, total=total_steps, completed=first_step, status=""
-    )
     self._title, self._total_steps = title, total_steps
+    self._first = first_step, time.monotonic()
     # Nothing was logged yet, so the first update is due.
     self._logged_step, self._logged_s = first_step, -math.inf
 
-  def close(self) -> None:
-    """Stops drawing."""
-    self._bar.stop()
-
   def update(self, step: int, status: str) -> None:
-    """Shows how far the run is.
+    """Says how far the run is, and how long it will take, if a line is due.
 
     Args:
       step: Inner steps finished.
       status: What else there is to say.
     """
-    self._bar.start()
-    self._bar.update(self._task, completed=step, status=status)
+    now_s, (first_step, first_s) = time.monotonic(), self._first
     is_due = (
       step - self._logged_step >= _LOG_SHARE * self._total_steps
-      or time.monotonic() - self._logged_s >= _LOG_S
+      or now_s - self._logged_s >= _LOG_S
     )
-    if is_due and not self._is_drawn:
-      self._logged_step, self._logged_s = step, time.monotonic()
-      logging.getLogger(__name__).info(
-        "%s: step %d of %d | %s", self._title, step, self._total_steps, status
-      )
+    if not is_due:
+      return
+    self._logged_step, self._logged_s = step, now_s
+    step_s = (now_s - first_s) / (step - first_step)
+    left_min = (self._total_steps - step) * step_s / 60
+    place = f"{self._title}: step {step} of {self._total_steps}"
+    logging.getLogger(__name__).info(
+      "%s | %s | %.1f min left", place, status, left_min
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,21 +109,21 @@ class MetricsReader:
     progress: TrainingProgress,
     is_resumed: bool = False,
   ):
-    """Opens the records, shows the bar and starts to measure time.
+    """Opens the records and starts to measure time.
 
     Args:
       config: Config of the run.
       programs: Programs of the run.
-      workdir: The run directory; None: another process writes and shows.
+      workdir: The run directory; None: another process writes and logs.
       progress: How far the run is before the first segment.
       is_resumed: Whether a checkpoint was restored.
     """
     step_before = progress.step if is_resumed else None
     self._recorder = metrics.Recorder(workdir, step_before)
-    self._bar = None
+    self._log = None
     if workdir:
       sizes = config.total_steps, progress.step
-      self._bar = ProgressBar(config.sync.method, *sizes)
+      self._log = ProgressLog(config.sync.method, *sizes)
     self._schedule = programs.schedule
     self._energy_share = config.adaptive.energy
     self._recorded_s = time.perf_counter()
@@ -154,11 +133,6 @@ class MetricsReader:
     # A segment with a thread is over once it is dispatched. The bytes of a
     # segment on a link must not mix with those of the next one.
     self.reads_at_once = bool(programs.rounds.thread or self._link.interface)
-
-  def close(self) -> None:
-    """Takes the bar away."""
-    if self._bar:
-      self._bar.close()
 
   def record_time(
     self,
@@ -283,10 +257,10 @@ class MetricsReader:
       progress.tokens - before.tokens,
       done.exposed_s,
     )
-    if self._bar:
+    if self._log:
       speed = (progress.tokens - self._start.tokens) / self._training_s
       sent = human_bytes(progress.total_sent_bytes)
       status = f"loss {loss:.3f} | {speed:,.0f} tokens/s | sent {sent}"
       note = f" | {done.note}" if done.note else ""
-      self._bar.update(progress.step, status + note)
+      self._log.update(progress.step, status + note)
     return exchanges

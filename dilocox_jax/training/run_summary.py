@@ -1,7 +1,7 @@
 """Says what a run trains, in its log and in its record, before its first step.
 
 Whoever starts a run for hours or days should see at once whether it is the
-right one: model, devices, text, method, bytes and, with a clock, time.
+right one: model, devices, text, method and bytes.
 """
 
 import logging
@@ -70,10 +70,8 @@ def announce(
   config: RunConfig,
   data: RunData,
   parts: Parts,
-  clock: Clock | None,
   plan: RunPlan,
   traffic: Traffic,
-  step: int = 0,
 ) -> None:
   """Logs what a run trains.
 
@@ -81,10 +79,8 @@ def announce(
     config: Config of the run.
     data: What the run is trained on.
     parts: Parts that the caller handed in.
-    clock: Simulated clock of the run, if it has one.
     plan: Plan in force.
     traffic: Bytes of the present rounds.
-    step: Inner steps finished.
   """
   log = logging.getLogger(__name__)
   model = "handed in" if parts.model else config.model.preset
@@ -98,9 +94,6 @@ def announce(
   if power := config.outer.average_power:
     average = "an average of the parameters (power %g)"
     log.info(f"evaluated and kept: {average}", power)
-  if clock:
-    hours = clock_at_end_s(clock, plan, traffic, step) / 3600
-    log.info("simulated time: %.3g h, %s", hours, clock.description)
 
 
 def _where(config: RunConfig) -> str:
@@ -133,22 +126,3 @@ def _method(config: RunConfig, plan: RunPlan, traffic: Traffic) -> str:
     f"P = {schedule.num_fragments}, tau = {schedule.overlap_steps}, "
     f"codec {codec}, a replica sends {sent} a round"
   )
-
-
-def clock_at_end_s(
-  clock: Clock, plan: RunPlan, traffic: Traffic, step: int = 0
-) -> float:
-  """Returns the simulated seconds at the end of a run, if its setting stays.
-
-  Args:
-    clock: Simulated clock of the run; its state is left as it was.
-    plan: Plan in force.
-    traffic: Bytes of the present setting.
-    step: Inner steps finished.
-  """
-  state = clock.get_state()
-  for segment in plan.segments(step):
-    clock.advance(segment, traffic)
-  seconds = clock.finish(plan, traffic)
-  clock.set_state(state)
-  return seconds

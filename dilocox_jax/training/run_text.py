@@ -43,6 +43,7 @@ class RunData:
     text: The text, if it is one.
     judging: Batches that the last evaluation alone reads, if there are any.
     bytes_per_token: As in `Corpus`.
+    end_of_text: Token at which attention begins anew; None without masks.
   """
 
   name: str
@@ -54,6 +55,7 @@ class RunData:
   text: Corpus | None = None
   judging: Iterable[Tree] | None = None
   bytes_per_token: float | None = None
+  end_of_text: int | None = None
 
   @property
   def held_out_digest(self) -> str:
@@ -74,16 +76,22 @@ def run_data(config: RunConfig, parts: Parts = NO_PARTS) -> RunData:
   if parts.data is not None and not isinstance(parts.data, Corpus):
     return _of_feed(config, parts.data)
   text = corpus(config, parts)
+  require(
+    text.judge is not None or not config.data.judge_fraction,
+    f"data.judge_fraction={config.data.judge_fraction} does not reach a text "
+    "that is handed in: drop it",
+  )
   return RunData(
     text.name,
     text.digest,
     human_tokens(text.train.size),
     config.tokens_per_replica_step,
     streams(config, text),
-    held_out(config, text),
+    held_out(config, text.validation),
     text,
-    judging(config, text),
+    None if text.judge is None else held_out(config, text.judge),
     text.bytes_per_token,
+    _end_of_text(config, text, parts),
   )
 
 
@@ -110,6 +118,7 @@ def _of_feed(config: RunConfig, feed: Feed) -> RunData:
     num_predictions(batch),
     found,
     validation,
+    end_of_text=_end_of_text(config, None),
   )
 
 
@@ -176,7 +185,7 @@ def text_of(data: DataConfig, seed: int) -> Corpus:
   return sources.load_corpus(data.source, **given, seed=seed)
 
 
-def document_end(
+def _end_of_text(
   config: RunConfig, text: Corpus | None, parts: Parts = NO_PARTS
 ) -> int | None:
   """Returns the token at which attention begins anew; None without masks.
@@ -227,38 +236,6 @@ def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
   )
 
 
-def held_out(config: RunConfig, text: Corpus) -> Iterable[np.ndarray]:
-  """Returns the validation batches that every evaluation uses.
-
-  Args:
-    config: Config of the run.
-    text: Text of the run (`corpus`).
-
-  Returns:
-    Arrays of token ids [N, B, L + 1]: N batches of B sequences of L + 1 tokens.
-    The last ones of a whole pass have fewer and shorter sequences.
-  """
-  return _batches_of(config, text.validation)
-
-
-def judging(config: RunConfig, text: Corpus) -> Iterable[np.ndarray] | None:
-  """Returns the batches of the last evaluation alone, if the text has any.
-
-  Args:
-    config: Config of the run.
-    text: Text of the run (`corpus`).
-
-  Raises:
-    ValueError: If a text that was handed in has none.
-  """
-  require(
-    text.judge is not None or not config.data.judge_fraction,
-    f"data.judge_fraction={config.data.judge_fraction} does not reach a text "
-    "that is handed in: drop it",
-  )
-  return None if text.judge is None else _batches_of(config, text.judge)
-
-
 def go_on(streams: Streams, record: Mapping[str, Any]) -> None:
   """Sets the streams to where a checkpoint left them.
 
@@ -276,7 +253,17 @@ def go_on(streams: Streams, record: Mapping[str, Any]) -> None:
     raise RefusedError(str(error)) from error
 
 
-def _batches_of(config: RunConfig, tokens: np.ndarray) -> Iterable[np.ndarray]:
+def held_out(config: RunConfig, tokens: np.ndarray) -> Iterable[np.ndarray]:
+  """Cuts held-out tokens into the batches that every evaluation uses.
+
+  Args:
+    config: Config of the run.
+    tokens: Tokens of the text (`corpus`) that validate, or judge.
+
+  Returns:
+    Arrays of token ids [N, B, L + 1]: N batches of B sequences of L + 1 tokens.
+    The last ones of a whole pass have fewer and shorter sequences.
+  """
   return held_out_batches(
     tokens,
     batch_size=config.data.batch_size,

@@ -7,7 +7,6 @@ wait for the host. Each process goes through the whole plan with the batches of
 its own replicas.
 """
 
-import contextlib
 import dataclasses
 import logging
 import pathlib
@@ -37,7 +36,7 @@ from dilocox_jax.training import (
   states,
 )
 from dilocox_jax.training.adaptive_controller import AdaptiveController
-from dilocox_jax.training.checkpoint import FOLDER, Checkpoints, saved_steps
+from dilocox_jax.training.checkpoint import FOLDER, Checkpoints
 from dilocox_jax.training.member import Meeting, Member
 from dilocox_jax.training.metrics_reader import DispatchedSegment, MetricsReader
 from dilocox_jax.training.parts import NO_PARTS, Clock, Parts
@@ -83,13 +82,11 @@ class Trainer:
     # First: processes whose meshes differ would wait for each other for ever.
     processes.check_equal(config=config.to_mapping())
     self.data = run_text.run_data(config, parts)
-    end_of_text = run_text.document_end(config, self.data.text, parts)
-    platform = build.platform_name()
     carried = parts
     if meeting:
       exchange = member.exchange(config, meeting, self.data.digest)
       carried = dataclasses.replace(parts, exchange=exchange)
-    self.programs = build.programs(config, carried, end_of_text, platform)
+    self.programs = build.programs(config, carried, self.data.end_of_text)
     rounds = self.programs.rounds
     self._member = Member(config, meeting, rounds) if meeting else None
     self.replicas = rounds.replicas
@@ -166,13 +163,8 @@ class Trainer:
     return f"{self._checkpoints.what_is_kept()} in {self.workdir}"
 
   def _start_and_train(self) -> None:
-    resumed = resume.resumed_state(
-      self.config,
-      self.programs,
-      self._checkpoints,
-      self.data.digest,
-      self.parts,
-    )
+    made = self.config, self.programs, self._checkpoints, self.data.digest
+    resumed = resume.resumed_state(*made, self.parts)
     if resumed:
       state, record = resumed
       self.progress = TrainingProgress(**record["position"])
@@ -186,28 +178,23 @@ class Trainer:
     else:
       state = self._first_state()
     if processes.is_main():
-      given = self.config, self.data, self.parts, self.clock
+      given = self.config, self.data, self.parts
       plan, traffic = self.controller.plan, self.controller.traffic
-      run_summary.announce(*given, plan, traffic, self.progress.step)
+      run_summary.announce(*given, plan, traffic)
       made = self.workdir, self.programs, self.command, bool(resumed)
-      run_summary.record(*given, *made)
+      run_summary.record(*given, self.clock, *made)
     if self._member:
       self._member.open(self.workdir, self.progress.step if resumed else None)
-    self._reader = MetricsReader(
-      self.config,
-      self.programs,
-      self.workdir if processes.is_main() else None,
-      self.progress,
-      bool(resumed),
-    )
-    with contextlib.closing(self._reader):
-      while not self.progress.is_finished:
-        try:
-          state = self._train(state)
-          self._finish(state)
-        except LostError as lost:
-          logging.getLogger(__name__).warning("beginning again: %s", lost)
-          state = self._first_state()
+    written = self.workdir if processes.is_main() else None
+    made = self.config, self.programs, written, self.progress
+    self._reader = MetricsReader(*made, bool(resumed))
+    while not self.progress.is_finished:
+      try:
+        state = self._train(state)
+        self._finish(state)
+      except LostError as lost:
+        logging.getLogger(__name__).warning("beginning again: %s", lost)
+        state = self._first_state()
 
   def _first_state(self) -> TrainingState:
     """Returns the state with which this run, or this replica of it, begins."""
@@ -348,15 +335,10 @@ class Trainer:
   def _evaluate(
     self, state: TrainingState, num_steps: int | None = None
   ) -> None:
-    losses = evaluation.losses(self.programs, state, self.data.validation)
-    if num_steps and self.data.judging is not None:
-      losses["judge_loss"] = evaluation.outer_loss(
-        self.programs, state, self.data.judging
-      )
-    num_views = 1 + ("judge_loss" in losses)
-    self.progress = self.progress.after(
-      evaluation.evaluation_bytes(self.programs, state, num_views)
-    )
+    judging = self.data.judging if num_steps else None
+    given = self.programs, state, self.data.validation, judging
+    losses, sent_bytes = evaluation.losses(*given)
+    self.progress = self.progress.after(sent_bytes)
     self._reader.record_evaluation(losses, self.progress, num_steps)
 
   def _save(self, state: TrainingState) -> None:
@@ -383,8 +365,6 @@ class Trainer:
       "meeting": self._member.get_state() if self._member else None,
     }
     number = self.progress.step + self.progress.is_finished
-    if number in saved_steps(self.workdir / FOLDER):
-      return  # A replica that began again is there a second time.
     self._checkpoints.save(number, state, record)
     self._reader.record_time("checkpoint", self.progress.step)
 

@@ -1,7 +1,6 @@
-"""What a run says: rows, times, a bar or lines, and before it what it is."""
+"""What a run says: rows, times, lines, and before it what it is."""
 
 import dataclasses
-import io
 import itertools
 import json
 import logging
@@ -14,10 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rich.console import Console
-from rich.text import Text
 
-from dilocox_jax.api.simulation_setup import ClusterClock, Options
 from dilocox_jax.config import to_plan
 from dilocox_jax.distributed import link_counter
 from dilocox_jax.metrics import read_rows
@@ -29,7 +25,7 @@ from dilocox_jax.training import metrics_reader, run_summary, run_text
 from dilocox_jax.training.metrics_reader import (
   DispatchedSegment,
   MetricsReader,
-  ProgressBar,
+  ProgressLog,
 )
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.states import NotFiniteError, TrainingProgress
@@ -44,11 +40,11 @@ SEGMENT = Segment(
 
 @pytest.fixture(name="desk")
 def desk_fixture(tmp_path, monkeypatch):
-  """A reader with its files, its bar and a clock set by hand."""
+  """A reader with its files, its log and a clock set by hand."""
   now, told = [100.0], []
   clock = SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0])
   monkeypatch.setattr(metrics_reader, "time", clock)
-  monkeypatch.setattr(ProgressBar, "update", lambda _, *args: told.append(args))
+  monkeypatch.setattr(ProgressLog, "update", lambda _, *args: told.append(args))
   before = TrainingProgress(14, 560, 4_700)
   book = MetricsReader(CONFIG, runs.programs(CONFIG), tmp_path, before)
   return SimpleNamespace(book=book, told=told, workdir=tmp_path, now=now)
@@ -112,7 +108,7 @@ def test_what_an_evaluation_sends_belongs_to_no_round(desk):
   assert (row["sent_bytes"], row["total_sent_bytes"]) == (100, 5_000)
 
 
-def test_time_is_booked_once_and_the_bar_shows_the_speed_of_training(desk):
+def test_time_is_booked_once_and_the_log_says_the_speed_of_training(desk):
   desk.now[0] += 3.0
   desk.book.record_time("compile", 14)
   desk.now[0] += 1.0
@@ -181,57 +177,36 @@ def test_beside_the_main_process_all_is_checked_and_nothing_shown(capfd):
     with pytest.raises(NotFiniteError, match="validation loss"):
       losses = finite | {name: math.nan}
       book.record_evaluation(losses, TrainingProgress(18))
-  book.close()
   assert not capfd.readouterr().out
 
 
-# The bar.
+# The log.
 
 
 @pytest.fixture(name="lines")
 def lines_fixture(caplog):
-  """The lines logged where there is no terminal."""
+  """The lines that are logged."""
   caplog.set_level(logging.INFO, "dilocox_jax")
   return lambda: [record.getMessage() for record in caplog.records]
 
 
-def test_without_a_terminal_a_line_comes_at_once_and_every_tenth(lines, capsys):
-  progress = ProgressBar("diloco", 80, first_step=8)
-  for step in range(10, 81, 2):
-    progress.update(step, "loss 2.5")
-  progress.close()
-  steps = [re.findall(r"step (\d+) of 80", line)[0] for line in lines()]
-  assert steps == [str(step) for step in range(10, 81, 8)]
-  assert lines()[1] == "diloco: step 18 of 80 | loss 2.5"
-  assert not capsys.readouterr().out
-
-
-def test_a_slow_run_is_heard_of_every_half_minute(lines, monkeypatch):
+def test_a_line_comes_at_once_then_every_tenth_or_half_minute(
+  lines, monkeypatch
+):
   now = [100.0]
   clock = SimpleNamespace(monotonic=lambda: now[0])
   monkeypatch.setattr(metrics_reader, "time", clock)
-  progress = ProgressBar("diloco", 1000)
-  for step in range(1, 7):
-    progress.update(step, "")
-    now[0] += 10
-  assert [line.split()[2] for line in lines()] == ["1", "4"]
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_on_a_terminal_the_bar_says_it_all_and_nothing_is_logged(
-  lines, monkeypatch, width
-):
-  out = io.StringIO()
-  console = Console(file=out, force_terminal=True, width=width)
-  monkeypatch.setattr(metrics_reader, "get_console", lambda: console)
-  progress = ProgressBar("overlap_loco", 800)
-  progress.update(600, "loss 2.500 | 12,345 tokens/s | sent 3.00 MB")
-  progress.close()
-  shown = Text.from_ansi(out.getvalue()).plain
-  assert "…" not in shown
-  for part in ("overlap_loco", "600/800", "loss 2.500", "3.00 MB", "left"):
-    assert part in shown
-  assert not lines()
+  log = ProgressLog("diloco", 80, first_step=8)
+  for step in range(10, 41, 2):
+    now[0] += 3.0
+    log.update(step, "loss 2.5")
+  for step in (41, 41):
+    now[0] += 15.0
+    log.update(step, "loss 2.5")
+  steps = [re.findall(r"step (\d+) of 80", line)[0] for line in lines()]
+  assert steps == ["10", "18", "26", "34", "41"]
+  left = "diloco: step 18 of 80 | loss 2.5 | 1.6 min left"  # 1.5 s a step.
+  assert lines()[1] == left
 
 
 # The summary and the record.
@@ -240,7 +215,7 @@ def test_on_a_terminal_the_bar_says_it_all_and_nothing_is_logged(
 def _summary(config, lines, **changes):
   plan, traffic = to_plan.run_plan(config), to_plan.traffic(config)
   data = dataclasses.replace(run_text.run_data(config), **changes)
-  run_summary.announce(config, data, NO_PARTS, None, plan, traffic)
+  run_summary.announce(config, data, NO_PARTS, plan, traffic)
   return lines()
 
 
@@ -266,17 +241,6 @@ def test_a_method_without_rounds_names_its_bytes_a_step(lines):
   assert method.startswith("method allreduce: codec float32, a replica sends")
   assert method.endswith("a step") and "H =" not in method
   assert average == "evaluated and kept: an average of the parameters (power 8)"
-
-
-def test_a_clock_tells_when_the_run_ends_and_is_not_moved():
-  config = runs.settings(method="diloco")
-  clock = ClusterClock(config, "100mbit", Options(step_s=600.0))
-  plan, traffic = to_plan.run_plan(config), to_plan.traffic(config)
-  before = clock.get_state()
-  end_s = run_summary.clock_at_end_s(clock, plan, traffic)
-  assert 21 * 600 < end_s < 21 * 600 + 60 and clock.get_state() == before
-  clock.advance(plan.segment(0), traffic)
-  assert run_summary.clock_at_end_s(clock, plan, traffic, 3) == end_s
 
 
 def test_the_record_names_text_evaluations_parts_and_clock(tmp_path):

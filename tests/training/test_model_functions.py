@@ -125,7 +125,7 @@ def _trained(end_of_text, layout, **mesh):
   state = programs.steps.init(replicas.place_state(params, None))
   placed = replicas.place_batches(batches)
   state, metrics = programs.steps.steps(state, placed)
-  evaluated = evaluation.losses(programs, state, [batches[0]])
+  evaluated, _ = evaluation.losses(programs, state, [batches[0]])
   return *jax.device_get(metrics), evaluated["outer_loss"]
 
 

@@ -40,7 +40,7 @@ def test_streams_and_held_out_text_have_the_configs_shapes():
   width = runs.SEQUENCE_LENGTH + 1
   batches = run_text.streams(config, corpus).take(4)
   assert batches.shape == (3, 4, runs.BATCH_SIZE, width)
-  (held_out,) = run_text.held_out(config, corpus)
+  (held_out,) = run_text.held_out(config, corpus.validation)
   assert held_out.shape == (3, runs.BATCH_SIZE, width)  # 7, in whole batches.
   again = run_text.streams(dataclasses.replace(config, seed=1), corpus)
   assert (again.take(4) != batches).any()
@@ -59,7 +59,7 @@ def _texts(tmp_path, **data):
 def test_document_masks_reach_training_and_evaluation(tmp_path):
   config = _texts(tmp_path, tokenizer="bpe", vocab_size=300)
   text = run_text.corpus(config)
-  end = run_text.document_end(config, text)
+  end = run_text._end_of_text(config, text)
   assert text.tokenizer and end == text.tokenizer.end_of_text
   made, plain = (build.programs(config, end_of_text=e) for e in (end, None))
   params = jax.tree.map(lambda x: 3 * x, made.model.init(jax.random.key(0)))
@@ -67,7 +67,7 @@ def test_document_masks_reach_training_and_evaluation(tmp_path):
   masked, _ = made.steps.gradient(params, batch)
   np.testing.assert_allclose(made.model.loss(params, batch), masked, rtol=1e-6)
   assert abs(plain.model.loss(params, batch) - masked) > 1e-4
-  assert run_text.document_end(runs.settings(), text) is None
+  assert run_text._end_of_text(runs.settings(), text) is None
 
 
 def test_where_no_token_ends_a_document_masks_are_refused(tmp_path):
@@ -81,7 +81,7 @@ def test_where_no_token_ends_a_document_masks_are_refused(tmp_path):
   config = _texts(tmp_path, tokenizer="bpe", vocab_size=300)
   parts = Parts(model=runs.programs(runs.settings()).model)
   with pytest.raises(ValueError, match="a model that is handed in"):
-    run_text.document_end(config, run_text.corpus(config), parts)
+    run_text._end_of_text(config, run_text.corpus(config), parts)
 
 
 def test_streams_of_another_run_are_refused():
@@ -116,7 +116,7 @@ def test_a_run_is_judged_on_text_that_it_does_not_train_on():
   train = np.arange(128, dtype=np.uint8).repeat(50)
   text = Corpus("halves", train, validation, "digest", 256, 2)
   config = runs.settings(evaluation={"num_sequences": 8})
-  (batches,) = run_text.held_out(config, text)
+  (batches,) = run_text.held_out(config, text.validation)
   assert batches.min() >= 128
   # Two replicas of two sequences a step: 94 steps read all 376 windows.
   seen = np.unique(run_text.streams(config, text).take(94))

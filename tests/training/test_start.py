@@ -176,7 +176,7 @@ def test_a_new_run_keeps_outer_parameters_and_momentum_alone(
   assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
   config = runs.settings(num_replicas=3, layout=layout)
   new = runs.trainer(config, tmp_path)
-  seen = evaluation.losses(new.programs, state, new.data.validation)
+  seen, _ = evaluation.losses(new.programs, state, new.data.validation)
   (final,) = runs.rows(source, "final")
   for name in ("outer_loss", "mean_loss", "replica_loss"):
     np.testing.assert_allclose(seen[name], final[name], rtol=1e-6)

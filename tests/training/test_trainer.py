@@ -230,7 +230,7 @@ def test_a_validation_loss_that_is_not_finite_stops_the_run(
   tmp_path, monkeypatch
 ):
   values = {"outer_loss": 1.0, "mean_loss": float("nan"), "replica_loss": 1.0}
-  monkeypatch.setattr(trainer.evaluation, "losses", lambda *args: values)
+  monkeypatch.setattr(trainer.evaluation, "losses", lambda *args: (values, 0))
   with pytest.raises(TrainingStoppedError, match="at step 6"):
     runs.train(runs.settings(), tmp_path)
   assert not runs.rows(tmp_path, "evaluation")

@@ -92,7 +92,7 @@ def test_an_average_changes_what_is_kept_alone_and_survives_a_kill(
   state, _ = runs.saved(tmp_path / "mean")
   kept = evaluation.params_to_keep(made.programs, state)
   runs.assert_same_bits(kept, dx.load(tmp_path / "mean").params)
-  seen = evaluation.losses(made.programs, state, made.data.validation)
+  seen, _ = evaluation.losses(made.programs, state, made.data.validation)
   assert seen["outer_loss"] == mean["outer_loss"]
   runs.train(averaged(name, 3.0), tmp_path / "killed", until=12)
   runs.train(averaged(name, 3.0), tmp_path / "killed")
@@ -210,7 +210,7 @@ def test_a_run_goes_on_with_the_same_losses_on_other_devices(source, name):
   """Every saved bit arrives, whatever devices hold it."""
   made, state = resumed(config_on(MESHES[name]), source)
   runs.assert_same_bits(state, runs.saved(source)[0])
-  seen = evaluation.losses(made.programs, state, made.data.validation)
+  seen, _ = evaluation.losses(made.programs, state, made.data.validation)
   before = losses_before(source)
   for view in ("outer_loss", "mean_loss", "replica_loss"):
     np.testing.assert_allclose(seen[view], before[view], atol=SAME_LOSS, rtol=0)
@@ -224,7 +224,7 @@ def test_twice_as_many_replicas_start_from_the_outer_parameters(
   config = config_on(mesh, checkpoint={"init_from": str(source)})
   made = runs.trainer(config, tmp_path)
   state = start.first_state(config, made.programs, "rounds")
-  seen = evaluation.losses(made.programs, state, made.data.validation)
+  seen, _ = evaluation.losses(made.programs, state, made.data.validation)
   before = losses_before(source)["outer_loss"]
   for view in ("outer_loss", "mean_loss", "replica_loss"):
     np.testing.assert_allclose(seen[view], before, atol=SAME_LOSS, rtol=0)
