@@ -8,6 +8,7 @@ import pytest
 
 from dilocox_jax.api import simulation_setup as setup
 from dilocox_jax.api.simulation_setup import ClusterClock, Options
+from dilocox_jax.config import to_plan
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.training.checkpoint import RefusedError
 from tests import runs
@@ -70,19 +71,19 @@ def larger(config):
   return dataclasses.replace(config, model=model)
 
 
-@pytest.mark.slow
-def test_a_run_can_be_timed_as_one_of_a_larger_model(tmp_path):
+def test_a_run_can_be_timed_as_one_of_a_larger_model():
   config = runs.settings()
+  plan, traffic = to_plan.run_plan(config), to_plan.traffic(config)
   clock = ClusterClock(config, "100mbit", OPTIONS, timed=larger(config))
   assert "B parameters" in clock.description
-  with mock.patch(f"{__name__}.ClusterClock", lambda *_: clock):
-    found = times(clocked(config, tmp_path), "evaluation")[21]
-  made = setup.set_up(larger(config), "100mbit", OPTIONS)
-  expected = run_time(made.link_costs, made.work, made.script.ops(made.plan))
-  assert found == expected.now_s
-  made = setup.set_up(config, "100mbit", OPTIONS)
-  own = run_time(made.link_costs, made.work, made.script.ops(made.plan))
-  assert found > own.now_s
+  for segment in plan.segments():
+    clock.advance(segment, traffic)
+  found = clock.finish(plan, traffic)
+  made = [setup.set_up(c, "100mbit", OPTIONS) for c in (config, larger(config))]
+  own, expected = (
+    run_time(m.link_costs, m.work, m.script.ops(m.plan)).now_s for m in made
+  )
+  assert found == expected > own
 
 
 def test_a_run_whose_schedule_is_another_is_not_timed_in_its_place():

@@ -1,6 +1,7 @@
 """Models and data of any kind are trained, killed and resumed to the bit."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import logging
@@ -37,12 +38,18 @@ def loss(model, batch):
 
 
 class Words(nnx.Module):
-  def __init__(self, rngs):
+  def __init__(self, rngs, depth=1):
     self.embed = nnx.Embed(CLASSES, SIZE, rngs=rngs)
-    self.heads = nnx.List([nnx.Linear(SIZE, CLASSES, rngs=rngs)])
+    self.layers = nnx.List(
+      [nnx.Linear(SIZE, SIZE, rngs=rngs) for _ in range(depth)]
+    )
+    self.head = nnx.Linear(SIZE, CLASSES, rngs=rngs)
 
   def __call__(self, tokens):
-    return self.heads[0](self.embed(tokens))
+    x = self.embed(tokens)
+    for layer in self.layers:
+      x = x + nnx.tanh(layer(x))
+    return self.head(x)
 
 
 @jax.tree_util.register_dataclass
@@ -291,29 +298,14 @@ def test_replicas_take_turns_and_what_is_held_out_is_not_trained_on():
   assert streams.take(1, [1])[..., 0, 0].tolist() == [[8]]
 
 
-class Deep(nnx.Module):
-  """Has more layers than digits."""
-
-  def __init__(self, rngs):
-    self.embed = nnx.Embed(CLASSES, SIZE, rngs=rngs)
-    self.layers = nnx.List(
-      [nnx.Linear(SIZE, SIZE, rngs=rngs) for _ in range(12)]
-    )
-
-  def __call__(self, tokens):
-    x = self.embed(tokens)
-    for layer in self.layers:
-      x = x + nnx.tanh(layer(x))
-    return x
-
-
 SEQUENCES = jnp.arange(20, dtype=np.int32).reshape(2, 10) % CLASSES
 
 
 def test_the_loss_of_a_module_is_its_cross_entropy():
-  model, keys = as_loss_model(Deep), jax.random.split(jax.random.key(0), 2)
+  deep = functools.partial(Words, depth=12)  # More layers than digits.
+  model, keys = as_loss_model(deep), jax.random.split(jax.random.key(0), 2)
   for key, other in (keys, keys[::-1]):
-    logits = Deep(nnx.Rngs(key))(SEQUENCES[:, :-1])
+    logits = deep(nnx.Rngs(key))(SEQUENCES[:, :-1])
     expected = optax.softmax_cross_entropy_with_integer_labels(
       logits, SEQUENCES[:, 1:]
     ).mean()

@@ -1,4 +1,7 @@
-"""The reference obeys the reductions that tie the rules to each other."""
+"""The reference does what loops written out by hand do.
+
+tests/outer holds the fast code to it, and to reductions to plain training.
+"""
 
 import numpy as np
 import pytest
@@ -10,12 +13,11 @@ NUM_STEPS = 34
 PROBLEM = least_squares.make_problem(
   seed=3, num_replicas=3, num_steps=NUM_STEPS, num_layers=5, width=3, batch=8
 )
-ALONE = (PROBLEM[0], PROBLEM[1][:1], PROBLEM[2][:1])
 NESTEROV = optimizers.Sgd(0.5, momentum=0.6, nesterov=True)
 AVERAGE = optimizers.Sgd(1.0)  # the outer step that goes to the mean
 
 
-def train(rule, problem=PROBLEM, **changes):
+def train(rule, **changes):
   settings = {
     "sync_interval": 5,
     "num_fragments": 1,
@@ -26,7 +28,7 @@ def train(rule, problem=PROBLEM, **changes):
     "outer": NESTEROV,
     "num_steps": NUM_STEPS,
   }
-  return least_squares.train(*problem, rule=rule, **{**settings, **changes})
+  return least_squares.train(*PROBLEM, rule=rule, **{**settings, **changes})
 
 
 def distance(a, b):
@@ -46,41 +48,6 @@ def inner_step(w, optimizer, m, step):
     least_squares.join(w), PROBLEM[1][m][step - 1], PROBLEM[2][m][step - 1]
   )
   return optimizer.step(w, least_squares.split(grads))
-
-
-@pytest.mark.parametrize(
-  ("rule", "overlap_steps", "num_fragments"),
-  [
-    ("reset", 0, 1),
-    ("reset", 0, 3),
-    ("continue", 3, 4),
-    ("continue", 5, 1),
-    ("continue", 12, 3),
-    ("eager", 5, 3),
-  ],
-)
-def test_one_replica_with_outer_sgd_lr_1_is_plain_training(
-  rule, overlap_steps, num_fragments
-):
-  run = train(
-    rule,
-    ALONE,
-    overlap_steps=overlap_steps,
-    num_fragments=num_fragments,
-    outer=AVERAGE,
-  )
-  plain = least_squares.allreduce(
-    *ALONE, inner=optimizers.AdamW(0.02), num_steps=NUM_STEPS
-  )
-  np.testing.assert_allclose(run.losses, plain.losses, rtol=1e-12)
-  assert distance(run.params[0], plain.theta) < 1e-12
-
-
-def test_averaging_every_step_of_sgd_is_data_parallel():
-  sgd = optimizers.Sgd(0.05)
-  run = train("reset", sync_interval=1, inner=sgd, outer=AVERAGE)
-  parallel = least_squares.allreduce(*PROBLEM, inner=sgd, num_steps=NUM_STEPS)
-  assert farthest(run.snapshots, parallel.snapshots) < 1e-12
 
 
 def delayed_model_averaging(interval, delay):
