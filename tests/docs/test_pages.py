@@ -20,7 +20,6 @@ PAGES = [
   for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
   if "results" not in path.relative_to(ROOT).parts
 ]
-EXTENSIONS = "ternary gossip parts".split()
 
 
 def rows(name):
@@ -43,20 +42,6 @@ def test_every_link_into_the_repository_leads_somewhere(page):
     if not any((page.parent / (link + end)).exists() for end in ends)
   }
   assert not lost
-
-
-@pytest.mark.parametrize(
-  "example",
-  [
-    *("docs/extending.md", "docs/guides/first_codec.md"),
-    *(f"tests/extensions/{name}.py" for name in EXTENSIONS),
-  ],
-)
-def test_parts_of_ones_own_need_the_package_alone(example):
-  text = (ROOT / example).read_text()
-  imports = re.findall(r"^(?:>>> )?(?:from|import) (.*)", text, re.MULTILINE)
-  assert "dilocox_jax as dx" in imports
-  assert not [name for name in imports if name.startswith("dilocox_jax.")]
 
 
 @pytest.mark.slow

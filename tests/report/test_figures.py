@@ -178,18 +178,3 @@ def test_losses_far_above_the_rest_are_cut_but_for_those_that_are_kept():
   assert max(losses) < ax.get_ylim()[1] < 3
   assert style.cut_high(ax, [2.0, 2.01, 2.02, 2.5, 60.0], [2.5])
   assert 2.5 < ax.get_ylim()[1] < 60
-
-
-@pytest.mark.parametrize(("length", "columns"), [(10, 4), (24, 3), (90, 1)])
-def test_legends_and_captions_stay_within_the_figure(length, columns):
-  figure, (ax,) = style.frame(1, "", size=(8.4, 5.6))
-  for letter in "abcde":
-    ax.plot([1, 2], label=letter * length)
-  style.caption(ax, "measured on a machine with a long name; " * 4)
-  style.legend(figure, ax, 4)
-  figure.draw_without_rendering()
-  (legend,) = figure.legends
-  box = legend.get_window_extent()
-  assert vars(legend)["_ncols"] == columns
-  assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
-  assert max(map(len, ax.get_title(loc="left").splitlines())) < 140

@@ -78,16 +78,6 @@ def test_a_loss_is_reached_between_two_evaluations(losses, target, seconds):
   assert Setting("a", [run]).seconds_to(CLOCK, target) == [seconds]
 
 
-@pytest.mark.parametrize(
-  ("time_s", "steps", "loss"),
-  [(5, 25, NAN), (10, 50, 2.0), (15, 75, 1.5), (20, 100, 1.0), (99, 100, 1.0)],
-)
-def test_a_run_is_seen_after_a_time(time_s, steps, loss):
-  run = trace(0, 1.0, 10, losses=(2.0, 1.0), seconds=20.0)
-  found = Setting("a", [run]).after(CLOCK, time_s)
-  assert found == pytest.approx((steps, loss), nan_ok=True)
-
-
 def test_a_table_has_means_errors_and_times():
   some = frame(*BOTH.settings, setting("late", [5.0], 10), target=2.1)
   rows = tables.table(some, ("run", "loss", "gap", "sent bytes"), clock=CLOCK)
