@@ -6,9 +6,14 @@ Prints the prompt and what follows. With --temperature=0 the likeliest token is
 taken every time. The run's report shows the last sample.
 """
 
+import functools
+import pathlib
+
 from absl import flags
 
 from experiments.runtime import command_line, own_parts
+
+_PROMPT_TOKENS = 64
 
 
 def define_flags() -> None:
@@ -29,20 +34,69 @@ def define_flags() -> None:
 def main(values: flags.FlagValues) -> None:
   """Prints a sample and adds it to the run's report."""
   own_parts.register_parts(values.parts)
-  # These load JAX, which takes seconds.
-  from experiments.runtime.samples import Draw, add_sample
+  given = values.temperature, values.top_p, values.seed
+  with command_line.usage_errors(kinds=(ValueError, RuntimeError)):
+    print(add_sample(values.run, values.num_tokens, values.prompt, *given))
 
-  draw = Draw(
-    values.prompt,
-    values.num_tokens,
-    values.temperature,
-    values.top_p,
-    values.seed,
+
+def add_sample(
+  workdir: str | pathlib.Path,
+  num_tokens: int,
+  prompt: str | None = None,
+  temperature: float = 0.8,
+  top_p: float = 0.95,
+  seed: int = 0,
+  text=None,
+) -> str:
+  """Continues a text with the model of a run, and adds it to the report.
+
+  Args:
+    workdir: The run directory.
+    num_tokens: Number of tokens to draw.
+    prompt: Text to continue; None: the first tokens of the validation text.
+    temperature: Divides the logits; 0 takes the likeliest token.
+    top_p: Share of the probability from which tokens are drawn, 0 to 1.
+    seed: Seed of the draws.
+    text: The `Corpus` of the run; None reads it again.
+
+  Returns:
+    The prompt and what follows.
+
+  Raises:
+    ValueError: If the directory holds no run, its text has no tokenizer, its
+      model cannot decode, or the prompt is empty.
+    RefusedError: If there is no checkpoint.
+  """
+  # These load JAX, which takes seconds.
+  import jax
+  import numpy as np
+
+  from dilocox_jax import report
+  from dilocox_jax.api.runs import load
+  from dilocox_jax.metrics.lines import write_atomically
+  from dilocox_jax.models.sampling import generate
+  from dilocox_jax.plan.choices import loaded
+  from dilocox_jax.training.run_text import corpus
+
+  run = load(workdir)
+  text = text or corpus(run.config)
+  tokenizer, tokens = text.tokenizer, text.validation[:_PROMPT_TOKENS]
+  if tokenizer is None or prompt == "":
+    why = "the prompt is empty" if tokenizer else "the text has no tokenizer"
+    raise ValueError(f"{why}: there is nothing to continue")
+  if prompt is not None:
+    (tokens,) = tokenizer.encode([prompt.encode()])
+  shape = run.config.model.shape
+  model = loaded(type(shape).builder)(shape)
+  drawn = {"temperature": temperature, "top_p": top_p}
+  draw = functools.partial(generate, model, num_tokens=num_tokens, **drawn)
+  found = jax.jit(draw)(
+    run.params, tokens[None].astype(np.int32), key=jax.random.key(seed)
   )
-  try:
-    print(add_sample(values.run, draw))
-  except (ValueError, RuntimeError) as error:
-    raise command_line.UsageError(error) from error
+  written = tokenizer.decode(np.concatenate([tokens, np.asarray(found)[0]]))
+  write_atomically(run.workdir / report.SAMPLE, written)
+  report.write_report(run.workdir)
+  return written
 
 
 if __name__ == "__main__":

@@ -5,10 +5,8 @@ that reads a run, and a process that makes one run of a sweep, first run the
 file that registers the parts.
 """
 
-import importlib.machinery
-import importlib.util
 import pathlib
-import sys
+import runpy
 from collections.abc import Iterable
 
 from absl import flags
@@ -36,18 +34,11 @@ def register_parts(paths: Iterable[str]) -> None:
   Raises:
     UsageError: If a path is not a file, or its code raises an error.
   """
-  for path in map(pathlib.Path, paths):
-    if not path.is_file():
+  for path in paths:
+    if not pathlib.Path(path).is_file():
       raise UsageError(f"--parts={path} is not a file")
-    name = f"own_parts_{path.stem}"
-    # A config file may have any suffix, and a loader is found for .py alone.
-    loader = importlib.machinery.SourceFileLoader(name, str(path))
-    spec = importlib.util.spec_from_loader(name, loader)
-    assert spec
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # Dataclasses look their module up.
     try:
-      loader.exec_module(module)
+      runpy.run_path(path, run_name=f"own_parts_{pathlib.Path(path).stem}")
     except Exception as error:  # The file is code and may raise anything.
       reason = f"{type(error).__name__}: {error}"
       raise UsageError(f"--parts={path}: {reason}") from error

@@ -1,6 +1,7 @@
 """Running the trainer from a binary: devices, compilation cache, errors."""
 
 import contextlib
+import importlib.util
 import logging
 import os
 import pathlib
@@ -24,18 +25,18 @@ from dilocox_jax.training.member import Meeting
 from dilocox_jax.training.parts import Clock
 from dilocox_jax.training.states import StopRequestedError, TrainingStoppedError
 from dilocox_jax.training.trainer import Trainer
+from experiments import sample
 from experiments.runtime import (
-  background_errors,
   command_line,
   distributed_flags,
-  samples,
   stop_signals,
-  xla_flags,
 )
 from experiments.runtime.command_line import StoppedError, UsageError
 
 CACHE_VARIABLE = "DILOCOX_JAX_CACHE"
 _DEFAULT_CACHE = "~/.cache/dilocox_jax"
+_GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+XLA_GPU_FLAG = "--xla_gpu_enable_latency_hiding_scheduler=true"
 
 
 def set_up_jax(num_cpu_devices: int = 1) -> None:
@@ -58,12 +59,25 @@ def set_up_jax(num_cpu_devices: int = 1) -> None:
     (UnicodeEncodeError,),
   ):
     path.encode()
-  xla_flags.set_flags()
+  _set_xla_flags()
   if num_cpu_devices > 1:
     jax.config.update("jax_num_cpu_devices", num_cpu_devices)
   if cache:
     jax.config.update("jax_compilation_cache_dir", path)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _set_xla_flags() -> None:
+  """Has XLA start collectives early on GPUs, and wait for them late.
+
+  Else the operations of a program keep their order, and an exchange that could
+  hide behind inner steps runs before them. On TPUs XLA overlaps by itself. XLA
+  ends a process that has a flag it does not know, so a test starts the
+  installed one with this flag. What the user has set comes last and wins.
+  """
+  if any(importlib.util.find_spec(name) for name in _GPU_PLUGINS):
+    given = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{XLA_GPU_FLAG} {given}".strip()
 
 
 def train(
@@ -96,7 +110,6 @@ def train(
     SavedAndStoppedError: If a signal asked it to stop, once its state is saved.
   """
   _check_optimizers(config)
-  background_errors.shorten()
   devices, other_processes = 1, contextlib.nullcontext()
   if place:
     devices = place.local_devices or 0
@@ -154,7 +167,7 @@ def _sample(
 ) -> None:
   """Adds a sample to the report; tokens without a tokenizer have none."""
   try:
-    samples.add_sample(workdir, samples.Draw(num_tokens=num_tokens), text)
+    sample.add_sample(workdir, num_tokens, text=text)
   except (ValueError, RuntimeError) as error:
     print(f"no sample in the report: {error}")
 

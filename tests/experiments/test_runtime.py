@@ -4,22 +4,18 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from dilocox_jax.codecs.named import CODECS
 from dilocox_jax.config import from_mapping
 from experiments.runtime import (
-  background_errors,
   distributed_flags,
   file_lock,
   process_group,
+  running,
   stop_signals,
-  xla_flags,
 )
 from experiments.runtime.command_line import TRY_AGAIN, StoppedError, UsageError
 from experiments.runtime.own_parts import register_parts
@@ -78,45 +74,23 @@ def test_a_lock_that_is_a_link_leaves_its_target_alone(tmp_path):
   assert (tmp_path / "thesis").read_text() == "precious"
 
 
-# Errors of threads.
-
-
-def test_a_full_disk_and_late_results_in_threads_are_short(monkeypatch, capsys):
-  for hook in ("excepthook", "unraisablehook"):
-    monkeypatch.setattr(sys, hook, getattr(sys, hook))
-  monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-  background_errors.shorten()
-  late, other = RuntimeError("Event loop is closed"), RuntimeError("another")
-  for error, is_shown in ((late, False), (other, True)):
-    sys.excepthook(RuntimeError, error, None)
-    failed: Any = SimpleNamespace(
-      exc_type=RuntimeError, exc_value=error, exc_traceback=None
-    )
-    failed.object, failed.err_msg = None, None
-    assert bool(capsys.readouterr().err) == is_shown
-  full: Any = SimpleNamespace(exc_value=OSError(28, "No space left"))
-  threading.excepthook(full)
-  assert capsys.readouterr().err.count("\n") == 1
-
-
 # Flags of XLA.
 
 
-def test_flags_of_the_user_stay_as_they_are(monkeypatch):
-  ours = (("--a", "1"), ("--bc", "2"))
-  assert xla_flags.with_flags("--b  --a=3", ours) == "--b --a=3 --bc=2"
-  for plugins, count in ((("no_such_plugin",), 0), (("json",), 1)):
+def test_the_installed_xla_knows_the_flag_and_the_users_come_last(monkeypatch):
+  for plugins, flags in (
+    (("no_such_plugin",), "--a=1"),
+    (("json",), f"{running.XLA_GPU_FLAG} --a=1"),
+  ):
     monkeypatch.setenv("XLA_FLAGS", "--a=1")
-    monkeypatch.setattr(xla_flags, "_PLUGINS", plugins)
-    xla_flags.set_flags()
-    assert len(os.environ["XLA_FLAGS"].split()) == 1 + count
-
-
-def test_the_installed_xla_knows_every_flag():
-  flags = xla_flags.with_flags("", xla_flags.GPU_FLAGS.items())
+    monkeypatch.setattr(running, "_GPU_PLUGINS", plugins)
+    running._set_xla_flags()
+    assert os.environ["XLA_FLAGS"] == flags
+  # XLA takes the last value.
+  twice = f"{running.XLA_GPU_FLAG} {running.XLA_GPU_FLAG[:-4]}false"
   command = [sys.executable, "-c", "import jax; jax.devices()"]
   done = subprocess.run(
-    command, env=os.environ | {"XLA_FLAGS": flags}, capture_output=True
+    command, env=os.environ | {"XLA_FLAGS": twice}, capture_output=True
   )
   assert done.returncode == 0, done.stderr.decode()[-500:]
 
