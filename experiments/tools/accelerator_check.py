@@ -5,8 +5,8 @@
 
 It compares methods, codecs and kernels with the reference page and the CPU,
 then measures inner steps (beside PyTorch where it is installed), rounds, codecs
-and memory, and trains for as long as is left. OUT/accelerator.json has every
-figure as soon as it is there, so a run that is cut loses nothing. --wheels is a
+and memory. OUT/accelerator.json has every figure as soon as it is there, so a
+run that is cut loses nothing. --wheels is a
 folder of packages for a machine without a network; docs/guides/accelerators.md
 lists them. On a CPU everything is tiny, and only shows that it works.
 """
@@ -30,7 +30,6 @@ def define_flags() -> None:
   """Defines the flags of this binary."""
   flags.DEFINE_string("out", "runs/accelerator", "Folder of the figures.")
   flags.DEFINE_string("wheels", None, "Folder of packages to load.")
-  flags.DEFINE_float("minutes", 8.0, "Time for everything.", lower_bound=0.1)
 
 
 def main(values: flags.FlagValues) -> None:
@@ -39,9 +38,8 @@ def main(values: flags.FlagValues) -> None:
 
   folder = command_line.writable(values.out, "accelerator_check")
   started = time.monotonic()
-  deadline = started + 60 * values.minutes
   rows: list[dict[str, Any]] = []
-  for name, step in _steps(deadline, rows).items():
+  for name, step in _steps(rows).items():
     run_step(name, step, rows, folder / "accelerator.json")
   failed = [row["figure"] for row in rows if "error" in row]
   print(f"{len(rows)} figures in {time.monotonic() - started:.0f} s: {folder}")
@@ -90,13 +88,12 @@ def _device() -> dict[str, Any]:
   }
 
 
-def _steps(
-  deadline: float, rows: list[dict[str, Any]]
-) -> dict[str, Callable[[], Figures]]:
+def _steps(rows: list[dict[str, Any]]) -> dict[str, Callable[[], Figures]]:
   """Returns what is measured, the most important first."""
   import jax
 
-  from experiments.tools.accelerator import exact, speed
+  from experiments.tools import accelerator_exact as exact
+  from experiments.tools import accelerator_speed as speed
 
   platform = jax.default_backend()
   sizes = speed.TINY if platform == "cpu" else speed.FULL
@@ -122,9 +119,7 @@ def _steps(
     "exactness": exactness,
     "inner steps": lambda: speed.inner_steps(sizes),
     "PyTorch": beside_torch,
-    "rounds": lambda: speed.round_ratios(sizes),
-    "codecs": lambda: speed.codec_ratios(sizes),
-    "training": lambda: speed.trained(sizes, deadline),
+    "rounds and codecs": lambda: speed.ratios(sizes),
   }
 
 

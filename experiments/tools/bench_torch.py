@@ -15,8 +15,7 @@ import jax
 import numpy as np
 
 from dilocox_jax.checks import extra_package
-from dilocox_jax.config import RunConfig
-from dilocox_jax.config.sections import ModelConfig, SyncConfig
+from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.schedule.fragments import BLOCKS
 from dilocox_jax.training import build, run_text, states
@@ -35,14 +34,6 @@ _COMPARED_STEPS = 60
 
 def _torch() -> Any:
   return extra_package("torch", "the bench peers (make bench-peers)", "peers")
-
-
-def peer_config() -> RunConfig:
-  """Returns the config whose rounds are compared."""
-  return RunConfig(
-    model=ModelConfig(preset="tiny"),
-    sync=SyncConfig(method="diloco", sync_interval=SYNC_INTERVAL),
-  )
 
 
 def peer_params(params: Mapping[str, np.ndarray]) -> Tensors:
@@ -184,7 +175,10 @@ def peer_ratios() -> list[Ratio]:
     ValueError: If PyTorch is not installed. The message is one line.
     RuntimeError: If PyTorch does not train the same model.
   """
-  torch, config = _torch(), peer_config()
+  torch = _torch()
+  config = from_mapping(
+    {"model": {"preset": "tiny"}, "sync": {"sync_interval": SYNC_INTERVAL}}
+  )
   torch.set_num_threads(len(os.sched_getaffinity(0)))
   programs = build.programs(config)
   batches = run_text.streams(config, run_text.corpus(config)).take(

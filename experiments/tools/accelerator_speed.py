@@ -6,7 +6,6 @@ beforehand. Each size of `Sizes` runs on any device, tiny ones in tests.
 
 import dataclasses
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 
-import dilocox_jax as dx
 from dilocox_jax.api.device_memory import device_memory
 from dilocox_jax.checks import extra_package
 from dilocox_jax.config import RunConfig, from_mapping
@@ -22,7 +20,6 @@ from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
 from experiments.tools import bench, bench_inner, bench_programs, bench_torch
 
 Figures = Iterator[dict[str, Any]]
-_FEW_STEPS, _MOST_STEPS = 10, 2000
 _GOAL_MFU, _GOAL_OVER_TORCH, _GOAL_MEMORY = 0.45, 1.0, 0.07
 
 
@@ -35,7 +32,6 @@ class Sizes:
       and SwiGLU, and its batch of sequences.
     length: Tokens of a sequence.
     rounds: Preset, H (inner steps) and batch of the rounds.
-    trained: Sizes of the model that is trained at the end.
     values: Values of each array that codecs work on.
     repeats: Measurements of each figure.
   """
@@ -43,7 +39,6 @@ class Sizes:
   models: Mapping[str, tuple[Mapping[str, Any], int]]
   length: int
   rounds: tuple[str, int, int]
-  trained: Mapping[str, Any]
   values: tuple[int, ...]
   repeats: int
 
@@ -57,7 +52,6 @@ FULL = Sizes(
   },
   1024,
   ("llama_150m", 16, 16),
-  {"preset": "small", "num_layers": 11},
   bench_programs.VALUES,
   5,
 )
@@ -65,7 +59,6 @@ TINY = Sizes(
   {"tiny": ({"preset": "tiny"}, 2)},
   128,
   ("nano", 4, 2),
-  {"preset": "nano"},
   (2, 64, 256),
   3,
 )
@@ -180,60 +173,14 @@ def _median_s(program: Callable[[], object], repeats: int) -> float:
   return statistics.median(seconds[1:])
 
 
-def round_ratios(sizes: Sizes) -> Figures:
-  """Yields a delayed round over its steps, and replicas that are stacked.
+def ratios(sizes: Sizes) -> Figures:
+  """Yields rounds over their steps, and codecs over a copy of the values.
 
   Args:
-    sizes: Number of repeats.
+    sizes: What is measured.
   """
-  yield from _measured(bench_programs.round_ratios(*sizes.rounds), sizes)
-
-
-def codec_ratios(sizes: Sizes) -> Figures:
-  """Yields codecs over a copy of the same values.
-
-  Args:
-    sizes: Shape of the values, and number of repeats.
-  """
-  yield from _measured(bench_programs.codec_ratios(sizes.values), sizes)
-
-
-def _measured(compared: list[bench.Ratio], sizes: Sizes) -> Figures:
-  for ratio in compared:
+  for ratio in (
+    *bench_programs.round_ratios(*sizes.rounds),
+    *bench_programs.codec_ratios(sizes.values),
+  ):
     yield {"figure": ratio.name, **bench.measure_ratio(ratio, sizes.repeats)}
-
-
-def trained(sizes: Sizes, deadline: float) -> Figures:
-  """Yields losses of `overlap_loco` and AllReduce, as far as time allows.
-
-  Args:
-    sizes: The model.
-    deadline: Time of the monotonic clock by which both should have ended.
-  """
-  num_steps = None
-  for method in ("allreduce", "overlap_loco"):
-    started = time.monotonic()
-    if num_steps is None:
-      _trained_loss(sizes, method, _FEW_STEPS)
-      per_step_s = (time.monotonic() - started) / _FEW_STEPS
-      left_s = (deadline - time.monotonic()) / 2
-      num_steps = int(min(max(left_s / per_step_s, _FEW_STEPS), _MOST_STEPS))
-      started = time.monotonic()
-    loss = _trained_loss(sizes, method, num_steps)
-    yield {
-      "figure": f"{method} for {num_steps} steps",
-      "loss": loss,
-      "seconds": time.monotonic() - started,
-    }
-
-
-def _trained_loss(sizes: Sizes, method: str, num_steps: int) -> float:
-  config = from_mapping(
-    {
-      "model": dict(sizes.trained),
-      "sync": {"method": method},
-      "total_steps": num_steps,
-    }
-  )
-  with tempfile.TemporaryDirectory() as folder:
-    return dx.train(config=config, workdir=folder).metrics.validation_loss

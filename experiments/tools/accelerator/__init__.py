@@ -1,1 +1,0 @@
-"""What experiments.tools.accelerator_check measures."""
