@@ -13,14 +13,18 @@ processes on this one. With --meet it is one replica of a run whose replicas are
 programs of their own, which meet in a folder or a bucket (docs/mailbox.md).
 """
 
+from typing import Any
+
 from absl import flags
 
 from experiments.runtime import (
   command_line,
   distributed_flags,
-  meeting_flags,
   own_parts,
 )
+from experiments.runtime.command_line import UsageError
+
+_MEETING = ("meet", "replica", "secret", "accept_version")
 
 
 def define_flags() -> None:
@@ -47,14 +51,37 @@ def define_flags() -> None:
   )
   own_parts.define_parts()
   distributed_flags.define_flags()
-  meeting_flags.define_flags()
+  _define_meeting()
+
+
+def _define_meeting() -> None:
+  """Defines --meet and the flags that need it."""
+  flags.DEFINE_string(
+    "meet",
+    None,
+    "Folder or URL (s3://bucket/run) where the replicas of the run meet: be "
+    "one of them, a program of its own with a WORKDIR of its own. Sets "
+    "exchange.collective=mailbox.",
+  )
+  flags.DEFINE_string("replica", None, "With --meet: name of this replica.")
+  flags.DEFINE_string(
+    "secret",
+    None,
+    "With --meet: file of the secret that all replicas share (see "
+    "experiments.make_secret).",
+  )
+  flags.DEFINE_bool(
+    "accept_version",
+    False,
+    "With --meet: take part with other code than the run has.",
+  )
 
 
 def main(values: flags.FlagValues) -> None:
   """Trains and prints where the report is."""
   own_parts.register_parts(values.parts)
   is_distributed = distributed_flags.check_flags(values)
-  meeting_flags.check_flags(values)
+  met = meeting(values)
   config = command_line.run_config(values.config)
   command_line.check_files(config)
   simulated_clock = clock(values, config)
@@ -68,8 +95,36 @@ def main(values: flags.FlagValues) -> None:
     profile=values.profile,
     clock=simulated_clock,
     place=values if is_distributed else None,
-    meeting=meeting_flags.meeting(values),
+    meeting=met,
     num_sample_tokens=values.sample_tokens,
+  )
+
+
+def meeting(values: flags.FlagValues) -> Any:
+  """Returns where this replica meets the others; None if it does not.
+
+  Says so in the config, too.
+
+  Raises:
+    UsageError: If the flags do not go together.
+  """
+  given = [name for name in _MEETING if values[name].value]
+  needed = [name for name in _MEETING[:3] if name not in given]
+  if not given:
+    return None
+  if needed:
+    raise UsageError(f"--{given[0]} needs --{' and --'.join(needed)}")
+  for name in ("distributed", "cluster"):
+    if values[name].value:
+      raise UsageError(
+        f"--meet does not go with --{name}: a replica is one program on real "
+        "links"
+      )
+  values.config.exchange.collective = "mailbox"
+  from dilocox_jax.training.member import Meeting  # It loads JAX.
+
+  return Meeting(
+    values.meet, values.replica, values.secret, values.accept_version
   )
 
 
@@ -81,7 +136,7 @@ def clock(values: flags.FlagValues, config):
   """
   if values.cluster is None:
     if values.step_s is not None:
-      raise command_line.UsageError("--step_s needs --cluster")
+      raise UsageError("--step_s needs --cluster")
     return None
   from dilocox_jax.api import simulation_setup as setup
 

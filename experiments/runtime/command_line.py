@@ -236,17 +236,12 @@ def _reason(error: Exception) -> str:
     error: Error of the flag library, or of a config file's code.
   """
   lines = str(error).strip().splitlines() or ["no reason given"]
-  if match := re.search(r"--config\.(\w+)=.*as a ConfigDict", lines[0]):
-    return (
-      f"config.{match[1]} is a section: set one of its fields, such as "
-      f"--config.sync.method=dilocox"
-    )
   if not isinstance(error, flags.Error):
-    lines = [f"{type(error).__name__}: {' '.join(lines)}"]
-  elif len(lines) == 1:
-    digits = " must be a whole number, written in digits"
-    line = re.sub(r": invalid literal.*", digits, lines[0])
-    return re.sub(r": could not convert.*", " must be a number", line)
+    return (
+      f"--config={_config_file()}: {type(error).__name__}: {' '.join(lines)}"
+    )
+  if len(lines) == 1:
+    return lines[0]
   # The flag library quotes a whole traceback; its last line is the reason.
   return f"--config={_config_file()}: {lines[-1]}"
 
@@ -273,12 +268,7 @@ def _check_run_field(path: str) -> None:
   from dilocox_jax.checks import check_path
   from dilocox_jax.config import RunConfig
 
-  try:
-    check_path(RunConfig, path)
-  except ValueError as error:
-    own = " (a codec's settings stand behind its name in exchange.codec)"
-    is_codec = path.startswith("codec.")
-    raise ValueError(f"{error}{own if is_codec else ''}") from error
+  check_path(RunConfig, path)
 
 
 def _check_overrides(check_field: Callable[[str], None]) -> None:
