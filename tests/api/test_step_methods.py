@@ -1,6 +1,8 @@
 """Every method by name, one step at a time, is what the trainer runs."""
 
 import pathlib
+import re
+import runpy
 import subprocess
 import sys
 
@@ -18,15 +20,13 @@ from dilocox_jax.trees import leaves_by_path
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import (
   assert_close,
-  batches_of,
   loss,
   nesterov,
-  rounds,
-  step_programs,
 )
 
+GUIDE = pathlib.Path(__file__).parents[2] / "docs/guides/own_training_loop.py"
 EXACT = 1e-12  # float64
-ROUNDS = 20
+COUNT = "sync_interval"
 NUM_REPLICAS, NUM_LAYERS, WIDTH = 3, 4, 4
 INNER = optax.sgd(0.05)
 
@@ -53,32 +53,7 @@ def config_of(name, settings):
   )
 
 
-def by_rounds(config, problem, num_steps):
-  """Parameters of all replicas after the trainer's own programs."""
-  params = jax.tree.map(jnp.asarray, problem[0])
-  outer = build.outer_step(config)
-  method = outer.method
-  if method.exchanged == "gradient":
-    programs = step_programs(INNER, NUM_REPLICAS)
-    object.__setattr__(programs, "aggregator", outer.aggregator)
-    state = programs.init(params)
-    state, _ = programs.steps(state, batches_of(problem, 0, num_steps))
-    return jax.tree.map(
-      lambda leaf: jnp.stack([leaf] * NUM_REPLICAS), state.params
-    )
-  programs = rounds(
-    *(method, NUM_LAYERS, NUM_REPLICAS, INNER, outer.optimizer, "stacked"),
-    aggregator=outer.aggregator,
-  )
-  state = programs.init(params, INNER.init(params))
-  interval = method.schedule.sync_interval
-  for number in range(num_steps // interval):
-    batches = batches_of(problem, number * interval, (number + 1) * interval)
-    state, *_ = programs.run(state, batches)
-  return state.replica.params
-
-
-def by_steps(tx, problem, num_steps):
+def by_steps(tx, problem):
   """Parameters of all replicas after one jitted step at a time."""
 
   def step(params, state, batch):
@@ -91,7 +66,7 @@ def by_steps(tx, problem, num_steps):
     lambda leaf: jnp.stack([jnp.asarray(leaf)] * NUM_REPLICAS), problem[0]
   )
   state = jax.vmap(tx.init)(params)
-  for number in range(num_steps):
+  for number in range(problem[1].shape[1]):
     batch = problem[1][:, number], problem[2][:, number]
     params, state = program(params, state, batch)
   assert program._cache_size() == 1  # pyright: ignore
@@ -108,20 +83,18 @@ FAST = {"allreduce", "diloco", "dilocox"}
     for name in SETTINGS
   ],
 )
-def test_a_method_by_name_is_what_the_trainer_runs(name, x64):
+def test_a_method_by_name_has_the_parts_of_the_trainer(name, x64):
+  """tests/outer holds transforms of given parts, and rounds, to the twins."""
   config = config_of(name, SETTINGS[name])
-  method = config.sync.named
-  interval = method.schedule.sync_interval if method.schedule else 1
-  num_steps = ROUNDS * interval
-  problem = make_problem(0, NUM_REPLICAS, num_steps, NUM_LAYERS, WIDTH, 3)
-  sends_gradients = method.exchanged == "gradient"
-  tx = getattr(dx, name)(
-    INNER,
-    fragments=None if sends_gradients else config.fragments,
-    **SETTINGS[name],
+  parts, interval = build.outer_step(config), SETTINGS[name].get(COUNT, 1)
+  problem = make_problem(0, NUM_REPLICAS, 5 * interval, NUM_LAYERS, WIDTH, 3)
+  is_divided = parts.method.exchanged == "pseudo_gradient"
+  given = {"fragments": config.fragments if is_divided else None}
+  found = getattr(dx, name)(INNER, **given, **SETTINGS[name])
+  expected = dx.step_transform(
+    parts.method, INNER, parts.optimizer, exchange=parts.aggregator, **given
   )
-  actual = by_steps(tx, problem, num_steps)
-  assert_close(actual, by_rounds(config, problem, num_steps), EXACT)
+  assert_close(by_steps(found, problem), by_steps(expected, problem), EXACT)
 
 
 def unsent(make):
@@ -266,3 +239,23 @@ def test_a_method_brings_codec_and_outer_optimizer_and_says_so(name):
   assert ("momentum" in said.split("outer optimizer is")[1]) == bool(
     config.outer.momentum
   )
+
+
+def test_the_guides_script_trains_alike_on_one_device_and_on_four(
+  capsys, tmp_path
+):
+  # The devices of this process are there already, so the script asks for none.
+  script = tmp_path / "script.py"
+  lines = GUIDE.read_text().splitlines(keepends=True)
+  asked = [line for line in lines if "jax_num_cpu_devices" not in line]
+  assert len(asked) == len(lines) - 1
+  script.write_text("".join(asked))
+  with jax.numpy_dtype_promotion("standard"):
+    targets = runpy.run_path(str(script))["targets"]
+  stacked, spread = capsys.readouterr().out.splitlines()
+  stacked, spread = (
+    [float(number) for number in re.findall(r"[\d.]+", line.split("[")[1])]
+    for line in (stacked, spread)
+  )
+  assert len(stacked) == 4 and sum(stacked) < 4 * 0.5 * targets.var()
+  assert stacked == pytest.approx(spread, abs=1e-5)

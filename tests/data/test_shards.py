@@ -17,8 +17,12 @@ BYTES = tokenizers.byte_tokenizer()
 
 
 @pytest.fixture(scope="module", name="bpe")
-def bpe_fixture():
-  return tokenizers.trained_bpe([d.content for d in DOCUMENTS[:100]], 300)
+def bpe_fixture(tmp_path_factory):
+  """Has another end of a text than those that are known."""
+  made = tokenizers.trained_bpe([d.content for d in DOCUMENTS[:100]], 300)
+  path = tmp_path_factory.mktemp("bpe") / "own.json"
+  path.write_bytes(made.content.replace(b"endof", b"ofend"))
+  return tokenizers.from_file(str(path), "<|ofendtext|>")
 
 
 def write(folder, tokenizer=BYTES, documents=DOCUMENTS, fraction=0.1):
@@ -59,6 +63,7 @@ def test_every_document_is_in_one_split_in_order_and_mapped(tmp_path, bpe):
   assert not corpus.train.flags.writeable
   num_bytes = sum(len(t.encode()) + 1 for t in held_out)
   assert corpus.bytes_per_token == num_bytes / len(corpus.validation)
+  assert corpus.tokenizer and corpus.tokenizer.digest == bpe.digest
   first, second = corpus.parts
   of_part = [text for text in all_texts[:2000] if text not in chosen]
   assert texts(corpus, corpus.train[:first]) == of_part
@@ -123,11 +128,3 @@ def test_what_is_damaged_is_one_line(tmp_path, bpe):
     (tmp_path / "train.bin").write_bytes(found)
     said = f"has {len(found):,} bytes instead of {len(content):,}"
     refused(said, mapped, tmp_path)
-
-
-def test_the_token_between_documents_is_kept(tmp_path, bpe):
-  (tmp_path / "own.json").write_bytes(bpe.content.replace(b"endof", b"ofend"))
-  tokenizer = tokenizers.from_file(f"{tmp_path}/own.json", "<|ofendtext|>")
-  write(tmp_path / "a", tokenizer)
-  made = mapped(tmp_path / "a").tokenizer
-  assert made and made.digest == tokenizer.digest
