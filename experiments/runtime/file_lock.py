@@ -3,7 +3,6 @@
 import contextlib
 import pathlib
 from collections.abc import Iterator
-from typing import IO
 
 from dilocox_jax import files
 from dilocox_jax.metrics.work_directory import try_lock
@@ -32,19 +31,6 @@ def held(path: pathlib.Path, refusal: str) -> Iterator[int]:
   except OSError as error:
     raise UsageError(f"{path} cannot be written: {error.strerror}") from error
   with file:
-    lock(file, refusal)
+    if not try_lock(file):
+      raise StoppedError(refusal, TRY_AGAIN)
     yield file.fileno()
-
-
-def lock(file: IO, refusal: str) -> None:
-  """Locks an open file until it is closed.
-
-  Args:
-    file: Any open file; nothing is written to it.
-    refusal: Message if another process holds the lock.
-
-  Raises:
-    StoppedError: If another process holds the lock.
-  """
-  if not try_lock(file):
-    raise StoppedError(refusal, TRY_AGAIN)

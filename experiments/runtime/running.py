@@ -47,23 +47,14 @@ def set_up_jax(num_cpu_devices: int = 1) -> None:
 
   Args:
     num_cpu_devices: Devices that a CPU stands for.
-
-  Raises:
-    UsageError: If the cache's path is not UTF-8, which JAX cannot take.
   """
   cache = os.environ.get(CACHE_VARIABLE, _DEFAULT_CACHE)
-  path = str(pathlib.Path(cache).expanduser())
-  with command_line.usage_errors(
-    f"{path} is not named in UTF-8: set {CACHE_VARIABLE} to another directory "
-    "for compiled programs, or to nothing: ",
-    (UnicodeEncodeError,),
-  ):
-    path.encode()
   _set_xla_flags()
   if num_cpu_devices > 1:
     jax.config.update("jax_num_cpu_devices", num_cpu_devices)
   if cache:
-    jax.config.update("jax_compilation_cache_dir", path)
+    path = pathlib.Path(cache).expanduser()
+    jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 

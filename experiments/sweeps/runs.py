@@ -115,12 +115,7 @@ class SweepRun:
   @property
   def arguments(self) -> list[str]:
     """Flags that turn the default config into the config of the run."""
-    decided = self._decided
-    return [
-      f"--config.{path}={value}"
-      for path, value in flat(self.config.to_mapping()).items()
-      if value != decided[path]
-    ]
+    return [f"--config.{path}={each}" for path, each in self.overrides.items()]
 
 
 def check_field(path: str) -> None:

@@ -1,6 +1,6 @@
 """Programs that the benches `round` and `codecs` compare.
 
-`round`: overhead of delay, of stacking, and of a step itself. `codecs`: time of
+`round`: overhead of delay and of stacking. `codecs`: time of
 encoding beside that of moving the same bytes. Bounds are goals, set beforehand.
 """
 
@@ -10,18 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dilocox_jax.codecs.base import Encoder, Reduced
-from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.base import Encoder
 from dilocox_jax.codecs.named import named_codec
-from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.training import build
-from dilocox_jax.trees import Array, Pausing, Tree, without_pauses
+from dilocox_jax.trees import Array, Tree
 from experiments.tools import bench_inner as inner
 from experiments.tools.bench import Ratio, TimedProgram
 
 VALUES = 16, 1024, 4096  # 256 MiB of fp32.
-_RANK = 32
 # Times of encoding and decoding over those of a copy, at most. Set beforehand.
 BOUNDS = {
   "int(bits=4)": 1.5,
@@ -46,39 +43,6 @@ def _timed(function: Callable[[Array], Tree], values: Array) -> TimedProgram:
   return lambda: jax.block_until_ready(program(values))
 
 
-def _factorised(values: Array) -> TimedProgram:
-  codec, key = LowRank(_RANK, then=Int(4)), jax.random.key(0)
-  state = codec.init([values.shape], key)
-
-  def encode(values: Array) -> Tree:
-    """Encodes the left factor, decodes it, and encodes the right one."""
-    sent = []
-
-    def reduce(leaves: list[Array]) -> Pausing:
-      sent.append(codec.then.encode(leaves, key))
-      shapes = [leaf.shape for leaf in leaves]
-      decoded = yield codec.then.decode(sent[-1], shapes)
-      return Reduced(decoded, decoded)
-
-    without_pauses(codec.run)([values], state, key, reduce)
-    return sent
-
-  return _timed(encode, values)
-
-
-def _multiplied(values: Array) -> TimedProgram:
-  """The two products that a low-rank encoding cannot do without."""
-  shape = (values.shape[0], values.shape[2], _RANK)
-  factor = jax.random.normal(jax.random.key(1), shape, jnp.float32)
-
-  def products(values: Array):
-    left = jnp.matmul(values, factor, precision="highest")
-    right = jnp.swapaxes(values, 1, 2)
-    return left, jnp.matmul(right, left, precision="highest")
-
-  return _timed(products, values)
-
-
 def codec_ratios(shape: tuple[int, ...] = VALUES) -> list[Ratio]:
   """Returns what is compared. Bounds are goals, set beforehand.
 
@@ -87,7 +51,7 @@ def codec_ratios(shape: tuple[int, ...] = VALUES) -> list[Ratio]:
   """
   values = _drawn(shape)
   copied = _timed(jnp.copy, values)
-  coded = [
+  return [
     Ratio(
       f"{name}: encode and decode over a copy",
       _coded(named_codec(name).encoder, values),
@@ -96,10 +60,6 @@ def codec_ratios(shape: tuple[int, ...] = VALUES) -> list[Ratio]:
     )
     for name, bound in BOUNDS.items()
   ]
-  matrices = _drawn((max(shape[0] // 4, 1), *shape[1:]))
-  encoded, products = _factorised(matrices), _multiplied(matrices)
-  name = "low rank in 4 bits: encode over its products"
-  return [*coded, Ratio(name, encoded, products, bound=1.1)]
 
 
 def _config(
@@ -162,14 +122,6 @@ def _inner_steps(config: RunConfig) -> TimedProgram:
   return run
 
 
-def _forward(config: RunConfig) -> TimedProgram:
-  """The forward passes of the same batches, one replica."""
-  programs = build.programs(config)
-  params = jax.jit(programs.model.init)(jax.random.key(0))
-  batches = _batches(config, config.sync.named.schedule.sync_interval)
-  return lambda: jax.block_until_ready(programs.evaluate(params, batches))
-
-
 def round_ratios(
   preset: str = "tiny",
   sync_interval: int = 50,
@@ -192,5 +144,4 @@ def round_ratios(
   return [
     Ratio(delayed, _delayed_round(two), _inner_steps(two), bound=1.02),
     Ratio(together, _inner_steps(many), single, bound=1.05, scale=stacked),
-    Ratio("step over its forward pass", single, _forward(one), bound=3.6),
   ]
