@@ -12,4 +12,6 @@ from dilocox_jax.metrics.recorder import Recorder as Recorder
 from dilocox_jax.metrics.recorder import RoundRow as RoundRow
 from dilocox_jax.metrics.recorder import Timing as Timing
 from dilocox_jax.metrics.recorder import from_json as from_json
-from dilocox_jax.metrics.run_record import write_run_record as write_run_record
+from dilocox_jax.metrics.work_directory import (
+  write_run_record as write_run_record,
+)

@@ -22,7 +22,7 @@ from dilocox_jax.metrics import (
 )
 from dilocox_jax.metrics.lines import Directory
 from dilocox_jax.metrics.recorder import METRICS, TIMING
-from dilocox_jax.metrics.run_record import CONFIG, RECORD
+from dilocox_jax.metrics.work_directory import CONFIG, RECORD
 from dilocox_jax.plan.collective import Collective
 from dilocox_jax.report import units
 

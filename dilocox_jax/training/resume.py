@@ -13,8 +13,7 @@ from dilocox_jax.checks import changed_fields, flat, json_object
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig
 from dilocox_jax.distributed import processes
 from dilocox_jax.metrics.recorder import METRICS
-from dilocox_jax.metrics.run_record import CONFIG, RECORD
-from dilocox_jax.metrics.work_directory import RefusedError
+from dilocox_jax.metrics.work_directory import CONFIG, RECORD, RefusedError
 from dilocox_jax.report.page import PAGE
 from dilocox_jax.training import states
 from dilocox_jax.training.build import Programs

@@ -15,8 +15,7 @@ from dilocox_jax.checks import json_object
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.sections import MeshConfig
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.metrics.run_record import CONFIG, RECORD
-from dilocox_jax.metrics.work_directory import RefusedError
+from dilocox_jax.metrics.work_directory import CONFIG, RECORD, RefusedError
 from dilocox_jax.models import weights
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_states import RoundState

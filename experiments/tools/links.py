@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from dilocox_jax.metrics.run_record import RECORD
+from dilocox_jax.metrics.work_directory import RECORD
 from experiments.runtime import command_line
 
 if TYPE_CHECKING:

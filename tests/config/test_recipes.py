@@ -56,3 +56,74 @@ def test_recipes_are_of_known_methods_and_fields():
 def test_the_warm_up_follows_the_run(total_steps, warmup_steps):
   config = fields({"total_steps": total_steps})
   assert config["inner.warmup_steps"] == warmup_steps
+
+
+# Fields that a run would ignore.
+
+LOSSY = {"exchange": {"codec": "int"}}
+FEEDBACK = {"exchange": {"codec": "int", "feedback": 1.0}}
+ADAPTS = {
+  "exchange": {"codec": "low_rank(rank=8)+int"},
+  "adaptive": {"mode": "rank"},
+}
+STAGES = {"mesh": {"layout": "mesh", "num_stages": 2}}
+LEARNED = {"positions": "learned", "num_positions": 128}
+GRADIENTS = {"sync": {"method": "allreduce"}}
+
+SHARDS = {"data": {"source": "shards"}}
+FILES = {"data": {"source": "text_files"}}
+TOKENIZER = {"data": {"tokenizer": "t.json"}}
+BPE = {"data": {"tokenizer": "bpe"}}
+ADAM = {"inner": {"optimizer": "adam"}}
+CONSTANT = {"inner": {"schedule": "constant"}}
+WSD = {"inner": {"schedule": "wsd"}}
+SGD = {"inner": {"optimizer": "sgd"}}
+# A field, a run that ignores it, the field to blame, and a run that reads it.
+CASES = [
+  ("data.glob", "*.txt", {}, "data.source", FILES),
+  ("data.mix", "own", {}, "data.source", SHARDS),
+  ("data.text_field", "body", {}, "data.source", FILES),
+  ("data.tokenizer", "bpe", SHARDS, "data.source", {}),
+  ("data.validation_fraction", 0.1, SHARDS, "data.source", {}),
+  ("data.judge_fraction", 0.1, SHARDS, "data.source", {}),
+  ("data.end_of_text", "</s>", {}, "data.tokenizer", TOKENIZER),
+  ("data.vocab_size", 500, {}, "data.tokenizer", BPE),
+  ("model.rope_base", 1e6, {"model": LEARNED}, "model.positions", {}),
+  ("model.remat", "full", STAGES, "mesh.num_stages", {}),
+  ("inner.momentum", 0.9, {}, "inner.optimizer", SGD),
+  ("inner.b1", 0.8, SGD, "inner.optimizer", {}),
+  ("inner.b2", 0.8, SGD, "inner.optimizer", {"inner": {"optimizer": "lars"}}),
+  ("inner.weight_decay", 0.0, ADAM, "inner.optimizer", {}),
+  ("inner.final_fraction", 0.5, CONSTANT, "inner.schedule", WSD),
+  ("outer.momentum", 0.9, {"outer": {"optimizer": "adam"}}, "optimizer", {}),
+  ("outer.nesterov", False, {"outer": {"optimizer": "lion"}}, "optimizer", {}),
+  ("outer.learning_rate", 1.0, GRADIENTS, "sync.method", {}),
+  ("outer.optimizer", "adam", GRADIENTS, "sync.method", {}),
+  ("exchange.feedback", 0.9, {}, "exchange.codec", LOSSY),
+  ("exchange.keep_unsent", True, {}, "exchange.codec", LOSSY),
+  ("exchange.against", "mean", LOSSY, "exchange.feedback", FEEDBACK),
+  ("adaptive.energy", 0.9, LOSSY, "exchange.codec", ADAPTS),
+  ("adaptive.window_rounds", 3, LOSSY, "adaptive.mode", ADAPTS),
+  ("mesh.pipeline", "gpipe", {}, "mesh.num_stages", STAGES),
+  ("mesh.remat", "full", {}, "mesh.num_stages", STAGES),
+]
+
+
+def with_field(values, path, value):
+  section, _, name = path.partition(".")
+  return values | {section: values.get(section, {}) | {name: value}}
+
+
+@pytest.mark.parametrize(("path", "value", "values", "part", "reader"), CASES)
+def test_a_field_is_taken_where_it_is_read_and_refused_where_it_is_not(
+  path, value, values, part, reader
+):
+  from_mapping(values)
+  with pytest.raises(ValueError, match=part) as caught:
+    from_mapping(with_field(values, path, value))
+  message = str(caught.value)
+  assert message.startswith(f"{path}={value!r} would be ignored")
+  assert "\n" not in message
+  built = from_mapping(with_field(reader, path, value))
+  section, _, name = path.partition(".")
+  assert getattr(getattr(built, section), name) == value

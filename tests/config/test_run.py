@@ -169,7 +169,6 @@ REFUSED = [
     "total_steps=60 must exceed sync.warm_start_steps=60",
   ),
   ({"total_steps": 30, "inner.warmup_steps": 30}, "less than total_steps=30"),
-  ({"total_steps": 0}, "total_steps=0"),
   ({"exchange.codec": "low_rank(rank=129)"}, "rank=129 exceeds .* at most 128"),
   (
     {"model.positions": "learned", "model.num_positions": 100},
@@ -182,7 +181,6 @@ REFUSED = [
   ),
   ({"mesh.num_stages": 2}, "set mesh.layout='mesh'"),
   (STAGES | {"mesh.pipeline": "zb_h1"}, "mesh.pipeline='zb_h1' must be one of"),
-  ({"sync.method": "dilco"}, "sync.method='dilco' must be one of.* diloco"),
   (
     {"sync.method": "streaming_diloco", "sync.overlap_steps": 30},
     "sync.overlap_steps=30 .*sync_interval=30",
@@ -193,9 +191,7 @@ REFUSED = [
     {"sync.method": "streaming_diloco", "sync.num_fragments": 9},
     "^model/sync: ",
   ),
-  ({"exchange.codec": "int5"}, "^exchange.codec='int5' must be one of float32"),
   ({"exchange.codec": "int(bits=5)"}, "exchange.codec int: bits=5 must be one"),
-  ({"exchange.codec": "int(rank=3)"}, "int has no setting rank"),
   (
     {"exchange.codec": "int", "exchange.feedback": 1.0}
     | {"exchange.keep_unsent": True},
@@ -228,10 +224,8 @@ REFUSED = [
     | {"sync.method": "streaming_diloco"},
     "take 'rank' instead",
   ),
-  ({"model.activation": "selu"}, "model.*activation='selu'.* swiglu"),
   (ABSENT | {"sync.method": "allreduce"}, "sync.method='allreduce'"),
   (ABSENT | {"sync.method": "eager"}, "sync.rule='eager': take continue"),
-  (ABSENT | STAGES, "mesh.num_stages=2: take 1"),
   (ABSENT | {"mesh.outer_memory": "pinned_host"}, "take device"),
   (ABSENT | {"mesh.num_replicas": 1}, "leave no replica in round 2"),
   (ABSENT | {"sync.method": "dilocox"}, "'rank_and_interval': take rank"),
@@ -249,19 +243,3 @@ def test_values_that_clash_are_named_in_one_line(fields, said):
       values[name] = values.get(name, {}) | given if both else given
   text = refusal(values)
   assert re.search(said, text), text
-
-
-@pytest.mark.parametrize(
-  ("codec", "collective"),
-  [
-    ("float16", "all_reduce"),
-    ("low_rank", "all_reduce"),
-    ("low_rank+int", "reduce_scatter"),
-    ("random_mask+e3m0", "reduce_scatter"),
-    ("top_k+int", "all_gather"),
-  ],
-)
-def test_a_codec_may_travel_by_any_collective_that_can_carry_it(
-  codec, collective
-):
-  from_mapping({"exchange": {"codec": codec, "collective": collective}})

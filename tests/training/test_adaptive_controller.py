@@ -128,23 +128,6 @@ def sum_of_steps(steered, number):
   return start + steered.setting.sync_interval * max(1, number)
 
 
-def test_bytes_of_a_round_fall_with_the_rank():
-  steered = controller(mode="rank")
-  before = steered.traffic.exchange_bytes(0)
-  fly(steered, [1] * WINDOW)
-  assert steered.traffic.exchange_bytes(0) < 0.5 * before
-
-
-def test_there_are_never_more_programs_than_ranks_on_the_ladder():
-  steered = controller()
-  rng = np.random.default_rng(0)
-  seen = set()
-  for rank in rng.integers(1, RANK + 1, 200):
-    fly(steered, [min(int(rank), steered.setting.rank)])
-    seen.add(steered.setting)
-  assert len(seen) <= 6
-
-
 def test_a_model_that_is_handed_in_has_its_own_leaves():
   settings = config()
   shapes = {"kernel": (40, 60)}

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.optimizers import named_optimizer
@@ -110,19 +109,6 @@ def test_a_save_holds_the_values_of_its_moment_though_they_are_donated(
     shutil.rmtree(tmp_path / "checkpoints" / str(step))
 
 
-def test_shared_arrays_come_back_on_all_devices(tmp_path):
-  replicas = Replicas(8, "mesh")
-  state = replicas.place((state_of(1).params["w"], jnp.arange(5.0)), (0, None))
-  checkpoints = Checkpoints(tmp_path / "checkpoints")
-  checkpoints.save(1, state, {})
-  checkpoints.close()
-  (spread, whole), _ = restore(
-    tmp_path / "checkpoints", lambda _: shapes(state)
-  )
-  where = NamedSharding(replicas.mesh, PartitionSpec("replica"))
-  assert spread.sharding == where and whole.sharding.is_fully_replicated
-
-
 def largest(directory: pathlib.Path) -> pathlib.Path:
   files = [path for path in directory.rglob("*") if path.is_file()]
   return max(files, key=lambda path: path.stat().st_size)
@@ -139,29 +125,13 @@ def truncate(step):
   file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def flip_in_record(step):
-  file = step / "record" / "metadata"
-  flip(file, file.read_bytes().index(b"0.1") + 2)
-
-
-def empty(step):
-  shutil.rmtree(step)
-  step.mkdir()
-
-
 DAMAGES = {
   "truncated": truncate,
   "a bit of the arrays": lambda step: flip(largest(step / "arrays"), 99),
-  "a bit of the record": flip_in_record,
-  "a bit of the digests": lambda step: flip(
-    step / "digests.json", (step / "digests.json").read_bytes().index(b": ") + 3
-  ),
+  "a bit of the record": lambda step: flip(step / "record" / "metadata", 9),
   "no digests": lambda step: (step / "digests.json").unlink(),
   "other digests": lambda step: (step / "digests.json").write_text("[" * 10**5),
-  "no arrays": lambda step: shutil.rmtree(step / "arrays"),
   "a file is gone": lambda step: largest(step / "arrays").unlink(),
-  "no record": lambda step: (step / "record" / "metadata").unlink(),
-  "empty": empty,
 }
 
 

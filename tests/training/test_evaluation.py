@@ -103,25 +103,6 @@ def test_personal_outer_parameters_are_judged_by_their_mean(batches):
   np.testing.assert_allclose(seen["outer_loss"], expected, rtol=1e-5)
 
 
-def test_before_the_rounds_there_is_one_view_computed_once(
-  batches, monkeypatch
-):
-  programs = runs.programs(runs.settings())
-  state = _state(programs, "data_parallel")
-  calls = []
-  evaluate = programs.evaluate
-
-  def counted(*args):
-    calls.append(args)
-    return evaluate(*args)
-
-  monkeypatch.setitem(programs.__dict__, "evaluate", counted)
-  seen, _ = evaluation.losses(programs, state, [batches])
-  assert len(calls) == 1 and len(set(seen.values())) == 1
-  expected = _loss(programs, state.params, batches)
-  np.testing.assert_allclose(seen["outer_loss"], expected, rtol=1e-5)
-
-
 def test_an_average_is_no_view_of_the_replicas(batches):
   config = runs.settings(
     method="allreduce", sync_interval=None, outer={"average_power": 2.0}
@@ -210,12 +191,6 @@ def test_drifts_find_their_events():
   assert "rank" not in rows[0]
   assert rows[1]["rank"] == 2
   assert rows[1]["energy_rank"] == 1
-
-
-def test_where_nothing_arrives_there_is_no_drift():
-  windows = tuple(SyncSchedule(4, 1, 4).windows(0, 4))
-  segment = Segment("rounds", 0, 4, windows)
-  assert evaluation.drift_rows(segment, [], energy_share=0.9) == []
 
 
 def test_the_last_losses_are_of_the_last_state_and_of_held_out_text(tmp_path):

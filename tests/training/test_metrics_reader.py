@@ -233,16 +233,6 @@ def test_a_method_with_rounds_names_its_schedule_and_its_bytes(lines):
   assert f"{sent_bytes / 1000:.1f} kB a round" in method
 
 
-def test_a_method_without_rounds_names_its_bytes_a_step(lines):
-  config = runs.settings(
-    method="allreduce", sync_interval=None, outer={"average_power": 8.0}
-  )
-  *_, method, average = _summary(config, lines)
-  assert method.startswith("method allreduce: codec float32, a replica sends")
-  assert method.endswith("a step") and "H =" not in method
-  assert average == "evaluated and kept: an average of the parameters (power 8)"
-
-
 def test_the_record_names_text_evaluations_parts_and_clock(tmp_path):
   clock: Any = SimpleNamespace(description="cluster 1gbit", digest="77")
   programs, data = runs.programs(CONFIG), run_text.run_data(CONFIG)

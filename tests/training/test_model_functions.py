@@ -182,13 +182,6 @@ def test_a_model_that_is_handed_in_computes_again_what_is_asked_for():
   assert seen["full"] == (12, 6)
 
 
-def test_devices_choose_nothing_for_a_model_that_is_handed_in():
-  params = _tanh_model().init(jax.random.key(0))
-  tokens = jnp.asarray(_validation()[0])
-  text = str(jax.make_jaxpr(_own_gradient("auto", "gpu"))(params, tokens))
-  assert text.count(" tanh ") == 3
-
-
 def test_splash_needs_training_sequences_that_fit():
   config = runs.settings(
     model={"attention": "splash"}, data={"sequence_length": 100}

@@ -13,27 +13,6 @@ from dilocox_jax.training.parts import Parts
 from tests import runs
 
 
-@pytest.mark.parametrize(
-  "seed, source", [(0, "synthetic"), (1, "synthetic"), (0, "text_files")]
-)
-def test_the_text_is_the_one_asked_for(seed, source, tmp_path):
-  text = b"one file of text\n" * 400
-  for number in range(40):
-    (tmp_path / f"{number}.txt").write_bytes(text + str(number).encode())
-  data = {"source": source, "validation_fraction": 0.3}
-  if source == "text_files":
-    data["glob"] = str(tmp_path / "*.txt")
-  config = dataclasses.replace(runs.settings(data=data), seed=seed)
-  corpus = run_text.corpus(config)
-  assert corpus.name == source
-  size = corpus.train.size + corpus.validation.size
-  if source == "text_files":
-    assert corpus.num_files == 40
-  np.testing.assert_allclose(corpus.validation.size / size, 0.3, atol=0.15)
-  again = run_text.corpus(dataclasses.replace(config, seed=seed + 1))
-  assert (again.digest == corpus.digest) == (source == "text_files")
-
-
 def test_streams_and_held_out_text_have_the_configs_shapes():
   config = runs.settings(num_replicas=3, evaluation={"num_sequences": 7})
   corpus = run_text.corpus(config)

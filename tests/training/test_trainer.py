@@ -1,16 +1,14 @@
 import itertools
 import signal
-import time
 
 import jax
 import numpy as np
 import pytest
 
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.metrics import read_rows
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.plan.model.shapes import parameter_count
-from dilocox_jax.training import metrics_reader, trainer
+from dilocox_jax.training import trainer
 from dilocox_jax.training.states import StopRequestedError, TrainingStoppedError
 from tests import runs
 
@@ -61,30 +59,6 @@ def test_a_segment_is_dispatched_before_the_last_ones_metrics_are_read(
     assert dispatched < calls.index(("read", start - 3))
   reads = [start for name, start in calls if name == "read"]
   assert reads == [0, 3, 6, 9, 12, 15, 18]
-
-
-def test_every_second_is_booked_under_one_event(tmp_path, monkeypatch):
-  readings = []
-
-  class Clock:
-    monotonic = time.monotonic
-
-    @staticmethod
-    def perf_counter():
-      readings.append(len(readings) ** 2.0)  # No two intervals are alike.
-      return readings[-1]
-
-  monkeypatch.setattr(metrics_reader, "time", Clock)
-  runs.train(runs.settings(), tmp_path)
-  rows = read_rows(tmp_path / "timing.jsonl")
-  assert [row["wall_s"] for row in rows] == [
-    b - a for a, b in itertools.pairwise(readings)
-  ]
-  events = [row["event"] for row in rows]
-  assert events.count("compile") == 2  # Without and with an arrival.
-  assert events.count("round") == 7
-  assert events.count("evaluation") == 4 and events.count("checkpoint") == 4
-  assert events[0] == "compile" and rows[0]["tokens_per_s"] is None
 
 
 def test_nothing_crosses_to_the_devices_unasked(tmp_path, monkeypatch):
@@ -224,16 +198,6 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path, monkeypatch):
     runs.train(runs.settings(), tmp_path)
   names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
   assert names == ["6"]
-
-
-def test_a_validation_loss_that_is_not_finite_stops_the_run(
-  tmp_path, monkeypatch
-):
-  values = {"outer_loss": 1.0, "mean_loss": float("nan"), "replica_loss": 1.0}
-  monkeypatch.setattr(trainer.evaluation, "losses", lambda *args: (values, 0))
-  with pytest.raises(TrainingStoppedError, match="at step 6"):
-    runs.train(runs.settings(), tmp_path)
-  assert not runs.rows(tmp_path, "evaluation")
 
 
 def test_a_warm_start_is_trained_counted_and_handed_over(tmp_path):
