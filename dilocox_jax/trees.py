@@ -72,15 +72,13 @@ def check_trainable(params: Tree, may_differ: bool = False) -> None:
 
   Args:
     params: Parameters.
-    may_differ: Whether integers, booleans and complex numbers are accepted
-      beside them.
+    may_differ: Whether integers and booleans are accepted beside them.
   """
   for path, leaf in leaves_by_path(params).items():
     kind = getattr(leaf, "dtype", type(leaf).__name__)
     what = f"leaf {path!r}" if path else "a single leaf"
     require(
-      _is_a(leaf, jnp.floating)
-      or (may_differ and (is_count(leaf) or is_complex(leaf))),
+      _is_a(leaf, jnp.floating) or (may_differ and is_count(leaf)),
       f"{what} of type {kind} cannot be trained, only arrays of real "
       "floats can: keep it out of the parameters (e.g. with optax.partition, "
       "which gives it an optimizer of its own)",
@@ -95,11 +93,6 @@ def has_values(tree: Tree) -> bool:
 def is_count(leaf: Any) -> bool:
   """Whether an array has integers or booleans, which have no gradient."""
   return _is_a(leaf, jnp.integer) or _is_a(leaf, jnp.bool_)
-
-
-def is_complex(leaf: Any) -> bool:
-  """Whether an array has complex numbers."""
-  return _is_a(leaf, jnp.complexfloating)
 
 
 def _is_a(leaf: Any, kind: Any) -> bool:
@@ -176,17 +169,16 @@ class Aggregator(NamedTuple):
   Attributes:
     init: Function from the parameters of one fragment to the state.
     average: Function from one replica's values, the state and the parameters
-      that the values belong to, to three things: the mean, the share of the
-      values that was sent, and the new state. The parameters are the outer
-      ones of a pseudo-gradient; few aggregators read them. If it was made by
+      that the values belong to, to three things: the mean, which is the same on
+      all replicas, the share of the values that was sent, and the new state.
+      The parameters are the outer ones of a pseudo-gradient; few aggregators
+      read them. If it was made by
       `without_pauses`, inner steps can be put between its messages: in every
       turn its generator yields what it is about to send, sends what it gets
       back, yields what has arrived, and goes on with what it gets back.
     axes: Tree prefix of the state, e.g. a dict of axes for a dict: 0 where each
       replica has its own, None where all replicas have the same.
     observe: Function from the state to arrays to record, by name.
-    is_shared: Whether the mean is the same on all replicas. If it is not, each
-      replica has outer parameters of its own.
     stretch_ends: Function from the parameters of a fragment to the shares of
       inner steps that hide each of these turns
       (`plan.collective.stretch_ends`). None: all steps hide the first turn, and
@@ -203,7 +195,6 @@ class Aggregator(NamedTuple):
   average: Callable[[Tree, Tree, Tree], tuple[Tree, Tree, Tree]]
   axes: Any = 0
   observe: Callable[[Tree], dict[str, Array]] = lambda state: {}
-  is_shared: bool = True
   stretch_ends: Callable[[Tree], tuple[int, ...]] | None = None
   keep_unsent: bool = False
   carrier: Any = None

@@ -14,7 +14,7 @@ devices: 10 bytes on 4 devices are 4 parts of 3 bytes.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,49 +27,7 @@ from dilocox_jax.distributed.local_map import (
 )
 from dilocox_jax.distributed.replicas import REPLICA_AXIS, partition
 from dilocox_jax.plan.model.division import Division
-from dilocox_jax.trees import Array, Boolean, Index, Pausing
-
-
-class Arrived(NamedTuple):
-  """What a carry brings.
-
-  Attributes:
-    own: The arrays as this replica sent them.
-    arrays: Arrays [K, ...] of the K replicas that were listed.
-    weights: Weight of each in the mean, [K]; 0 where it is not counted.
-    is_counted: Whether this replica's own arrays are among them.
-  """
-
-  own: list[Array]
-  arrays: list[Array]
-  weights: Array
-  is_counted: Boolean
-
-
-# Function (arrays, whether this replica participates) -> generator that pauses
-# and in the end returns what has `Arrived`.
-Carry = Callable[[list[Array], Boolean], Pausing]
-
-
-def by_collective(axis_name: str = REPLICA_AXIS) -> Carry:
-  """Returns the carry by collectives, which pauses as `Aggregator.paused`."""
-
-  def carry(arrays: list[Array], participates: Boolean) -> Pausing:
-    sent, flag = yield arrays, participates.astype(jnp.uint8)[None]
-    *gathered, flags = yield all_gathered([*sent, flag], axis_name)
-    return Arrived(sent, gathered, flags[:, 0], participates)
-
-  return carry
-
-
-def by_host(arrays: list[Array], participates: Boolean) -> Pausing:
-  """Carries arrays by the program's host, outside of compiled programs.
-
-  It pauses once for each message: it yields what is to be sent, and goes on
-  with what the host sends it, an `Arrived` without `own`.
-  """
-  arrived, weights, is_counted = yield arrays, participates
-  return Arrived(arrays, list(arrived), weights, is_counted)
+from dilocox_jax.trees import Array, Index
 
 
 def all_gathered(

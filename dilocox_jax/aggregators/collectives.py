@@ -11,12 +11,14 @@ A replica sends M - 1 messages when it gathers. When it scatters it sends
 with 1 bit for values and 2 for means, 2 and 2 for M = 3, 3 and 2.25 for M = 4.
 
 Bytes are those of the arrays that the codec's own `encode` returns, which JAX
-derives from shapes without computing a value (`jax.eval_shape`).
+derives from shapes without computing a value (`jax.eval_shape`). Trainer,
+report and simulator use these numbers and count nothing themselves.
 """
 
+import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +28,17 @@ from dilocox_jax.codecs.base import Codec, Encoder, Quantiser, Reduced, Shape
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.meeting.messages import HEADER_BYTES
 from dilocox_jax.plan.collective import COLLECTIVES, MAILBOX, Collective
-from dilocox_jax.plan.schedule.fragments import Shapes, stacked_shape
+from dilocox_jax.plan.schedule.fragments import (
+  Fragments,
+  Shapes,
+  stacked_shape,
+)
+from dilocox_jax.plan.schedule.membership import RoundAttendance
+from dilocox_jax.plan.schedule.methods import Method
+from dilocox_jax.plan.schedule.run_plan import Segment
+from dilocox_jax.plan.schedule.sync_schedule import Window
 from dilocox_jax.trees import Array, Pausing, without_pauses
 
-# Replicas that a sum of 16-bit values can count: bfloat16 has no 257.
-MOST_IN_16_BITS = 256
 # Bytes with which a sender says in a message whether it participates. A sum has
 # one more number instead.
 FLAG_BYTES = 1
@@ -59,14 +67,9 @@ def chosen_collective(codec: Codec, collective: str, num_replicas: int) -> str:
     return _smallest(encoder, num_replicas)
   if collective == "all_reduce":
     require(
-      isinstance(encoder, Float),
+      encoder == Float(),
       f"collective={collective!r} would add up codes: take 'all_gather' or "
-      "'reduce_scatter', or a codec of floats",
-    )
-    require(
-      encoder == Float() or num_replicas <= MOST_IN_16_BITS,
-      f"collective={collective!r} counts at most {MOST_IN_16_BITS} replicas in "
-      "16 bits: take 'all_gather' or 'reduce_scatter', or float32",
+      "'reduce_scatter', or float32",
     )
   require(
     isinstance(encoder, Quantiser) or collective != "reduce_scatter",
@@ -107,23 +110,20 @@ def collectives(
   way = collective
   if way != MAILBOX:
     way = chosen_collective(codec, collective, num_replicas)
-  found: list[Collective] = []
+  # Bytes with which a sender says whether it participates, and of a header.
+  more = {MAILBOX: HEADER_BYTES, "all_gather": FLAG_BYTES, "all_reduce": 4}
+  encoder, found = codec.encoder, []
   for leaves in message_shapes(codec, stacked_shapes(shapes)):
-    turn, encoder = len({each.turn for each in found}), codec.encoder
-    if way == "reduce_scatter":
-      values, means = _scattered_bytes(encoder, leaves, num_replicas)
-      flags = num_replicas * FLAG_BYTES
-      found.append(Collective("all_to_all", values + flags, turn))
-      # The means need what the all-to-all has brought, and no flag.
-      found.append(Collective("all_gather", means // num_replicas, turn + 1))
-    elif way == MAILBOX:
-      size = encoded_bytes(encoder, leaves) + HEADER_BYTES
+    turn = len({each.turn for each in found})
+    if way != "reduce_scatter":
+      size = encoded_bytes(encoder, leaves) + more[way]
       found.append(Collective(way, size, turn))
-    else:
-      size = encoded_bytes(encoder, leaves)
-      one_more = encoded_bytes(encoder, ((1,),))
-      flag = FLAG_BYTES if way == "all_gather" else one_more
-      found.append(Collective(way, size + flag, turn))
+      continue
+    values, means = _scattered_bytes(encoder, leaves, num_replicas)
+    size = values + num_replicas * FLAG_BYTES
+    found.append(Collective("all_to_all", size, turn))
+    # The means need what the all-to-all has brought, and no flag.
+    found.append(Collective("all_gather", means // num_replicas, turn + 1))
   return found
 
 
@@ -185,7 +185,7 @@ def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
     encoder: The encoder.
     shapes: Shapes of the leaves, with the layer axis.
   """
-  arrays = jax.eval_shape(encoder.encode, _values(shapes), _key())
+  arrays = jax.eval_shape(encoder.encode, _values(shapes))
   return _num_bytes(arrays)
 
 
@@ -196,14 +196,9 @@ def _scattered_bytes(
   """Returns the bytes of all slices of some leaves, and of all their means."""
   assert isinstance(encoder, Quantiser)
   layout = encoder.layout(shapes, num_slices)
-
-  def encode(own: Quantiser, leaves: list[Array], key: Array) -> list[Array]:
-    return own.coded(layout.rows(leaves), key)
-
+  rows = jax.eval_shape(layout.rows, _values(shapes))
   return [
-    _num_bytes(
-      jax.eval_shape(functools.partial(encode, own), _values(shapes), _key())
-    )
+    _num_bytes(jax.eval_shape(own.coded, rows))
     for own in (encoder, encoder.of_means)
   ]
 
@@ -218,3 +213,88 @@ def _values(shapes: Sequence[Shape]) -> list[jax.ShapeDtypeStruct]:
 
 def _key() -> jax.ShapeDtypeStruct:
   return jax.eval_shape(jax.random.key, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+  """Bytes that one replica sends, event by event; it receives as many.
+
+  Attributes:
+    method: Schedule and kind of what is exchanged.
+    fragments: Division of the tree into fragments.
+    shapes: Leaf shapes of the whole tree by path.
+    num_replicas: M.
+    codec: Codec of the method; warm starts send a plain sum in fp32.
+    collective: Operation that carries the messages, one of
+      `plan.collective.COLLECTIVES`.
+  """
+
+  method: Method
+  fragments: Fragments
+  shapes: Shapes
+  num_replicas: int
+  codec: Codec = Float()
+  collective: str = "auto"
+
+  def exchange(self, fragment: int) -> list[Collective]:
+    """Returns the collectives of one exchange of a fragment, in order."""
+    return self._operations(self.fragments.shapes(fragment, self.shapes))
+
+  def exchange_bytes(self, fragment: int) -> int:
+    """Returns the bytes of one exchange of a fragment."""
+    return self._sent_bytes(self.exchange(fragment))
+
+  def gradient(self) -> list[Collective]:
+    """Returns the collectives of one data-parallel step, in order.
+
+    They carry the gradients of the whole tree.
+    """
+    if self.method.exchanged == "gradient":
+      return self._operations(self.shapes)
+    # Only the warm start of a method with rounds exchanges gradients.
+    return collectives(Float(), self.shapes, self.num_replicas)
+
+  def gradient_bytes(self) -> int:
+    """Returns the bytes of one data-parallel step."""
+    return self._sent_bytes(self.gradient())
+
+  def segment_bytes(self, segment: Segment) -> int:
+    """Returns the bytes of all exchanges that a segment applies."""
+    if segment.phase == "data_parallel":
+      return segment.num_steps * self.gradient_bytes()
+    return self.among(segment.attendance)._windows_bytes(segment.windows)
+
+  def among(self, attendance: RoundAttendance | None) -> "Traffic":
+    """Returns the traffic of exchanges between those who are present.
+
+    Args:
+      attendance: Who is present; None: all replicas.
+    """
+    if attendance is None:
+      return self
+    return dataclasses.replace(self, num_replicas=len(attendance.members))
+
+  def flush_bytes(
+    self, step: int, attendance: RoundAttendance | None = None
+  ) -> int:
+    """Returns the bytes of the flush at the end of a run.
+
+    Args:
+      step: Inner steps of the schedule finished.
+      attendance: Who is present; None: all replicas.
+    """
+    windows = self.method.schedule.flush_windows(step)
+    return self.among(attendance)._windows_bytes(windows)
+
+  def _windows_bytes(self, windows: Iterable[Window]) -> int:
+    return sum(
+      self.exchange_bytes(window.applied.fragment)
+      for window in windows
+      if window.applied
+    )
+
+  def _operations(self, shapes: Shapes) -> list[Collective]:
+    return collectives(self.codec, shapes, self.num_replicas, self.collective)
+
+  def _sent_bytes(self, operations: list[Collective]) -> int:
+    return sum(op.sent_bytes(self.num_replicas) for op in operations)

@@ -26,7 +26,7 @@ A codec that rounds to whole numbers, d = 0.4 in every exchange, decay 1:
 """
 
 import dataclasses
-import itertools
+import functools
 from typing import NamedTuple
 
 import jax
@@ -34,7 +34,6 @@ import jax.numpy as jnp
 import optax
 
 from dilocox_jax.aggregators import transport
-from dilocox_jax.aggregators.carriers import by_host
 from dilocox_jax.aggregators.collectives import chosen_collective, collectives
 from dilocox_jax.checks import require, within_limits
 from dilocox_jax.codecs.base import Codec, are_finite
@@ -68,7 +67,7 @@ def exchange(
   collective: str = "auto",
   seed: int = 0,
   axis_name: str = REPLICA_AXIS,
-  number: int | None = None,
+  is_carried: bool = False,
 ) -> Aggregator:
   """Averages encoded values over the replicas whose values are finite.
 
@@ -94,10 +93,9 @@ def exchange(
       instead, where the next pseudo-gradient finds it.
     collective: What carries the messages: "auto" (the fewest bytes),
       "all_reduce", "all_gather" or "reduce_scatter".
-    seed: Seed of random masks, first low-rank factors and stochastic rounding.
+    seed: Seed of random masks and first low-rank factors.
     axis_name: Axis over which replicas are mapped.
-    number: Number of a replica whose messages the host carries (`mailbox`),
-      for its random numbers; None: collectives carry them.
+    is_carried: Whether the host carries the messages (`mailbox`).
 
   Raises:
     ValueError: One line that names what does not fit.
@@ -114,11 +112,10 @@ def exchange(
     not (feedback and keep_unsent),
     "feedback and keep_unsent both make up for what a codec loses: set one",
   )
-  plain = codec, collective, feedback, number
-  if plain == (Float(), "auto", 0, None):
+  if (codec, collective, feedback, is_carried) == (Float(), "auto", 0, False):
     return mean_of_finite_replicas(axis_name)._replace(keep_unsent=keep_unsent)
   made = CompressedMean(
-    *(codec, feedback, against, collective, seed, axis_name, number),
+    *(codec, feedback, against, collective, seed, axis_name, is_carried),
     shares_add_up=keep_unsent or (feedback > 0 and against == "own"),
   )
   return Aggregator(
@@ -127,7 +124,7 @@ def exchange(
     # Each replica has its own residual, and all have the rest alike.
     ExchangeState(None, None, residual=0),  # pyright: ignore
     made.observe,
-    stretch_ends=made.stretch_ends if number is None else None,
+    stretch_ends=None if is_carried else made.stretch_ends,
     keep_unsent=keep_unsent,
   )
 
@@ -197,7 +194,7 @@ class CompressedMean:
   collective: str
   seed: int
   axis_name: str
-  number: int | None
+  is_carried: bool
   shares_add_up: bool
 
   def init(self, params: Tree) -> ExchangeState:
@@ -255,25 +252,13 @@ class CompressedMean:
       replica's values, both float32 trees like the values, and the new state of
       the codec.
     """
-    # All replicas must draw the same mask, so codecs get the shared key. Each
-    # must round by itself, so encoders get a key of the replica.
     key = jax.random.fold_in(jax.random.key(self.seed), state.count)
-    number, turns = self.number, itertools.count(1)
-    if number is None:
-      number = jax.lax.axis_index(self.axis_name)
 
-    def reduce(leaves: list[Array]) -> Pausing:
-      return transport.reduce(
-        self.codec.encoder,
-        leaves,
-        participates,
-        jax.random.fold_in(jax.random.fold_in(key, next(turns)), number),
-        self.collective,
-        self.axis_name,
-        self.shares_add_up,
-        None if self.number is None else by_host,
-      )
-
+    reduce = functools.partial(
+      transport.reduce,
+      *(self.codec.encoder, participates, self.collective, self.axis_name),
+      *(self.shares_add_up, self.is_carried),
+    )
     leaves = _stacked(values)
     states = [state.codec[path] for path in leaves]
     given = list(leaves.values()), states, key, reduce

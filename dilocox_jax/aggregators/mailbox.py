@@ -4,7 +4,6 @@ They share no runtime and meet in a folder or a bucket (docs/mailbox.md).
 """
 
 import os
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,15 +22,12 @@ def mailbox(
   name: str,
   secret: bytes | str | os.PathLike[str],
   codec: Codec | str = "float32",
-  feedback: float = 0.0,
-  against: str = "own",
-  keep_unsent: bool = False,
-  seed: int = 0,
   weight: float = 1.0,
   config: Mapping[str, Any] | None = None,
   text_digest: str = "",
   rules: MailboxRules = MailboxRules(),  # noqa: B008 - it is frozen
   accept_version: bool = False,
+  **settings: Any,
 ) -> Aggregator:
   """Averages over replicas that meet in an object store.
 
@@ -46,29 +42,27 @@ def mailbox(
       `meeting.store.Store`.
     name: Name of this replica, another one for each.
     secret: File of the secret that all replicas share, or the secret as bytes.
-    codec: What is sent, as for `dilocox_jax.exchange`; so are the next four.
-    feedback: Share of what was not sent that is added to the next exchange. A
-      message that came too late was not sent.
-    against: What the residual is measured against.
-    keep_unsent: Whether what was not sent stays in the replica's parameters.
-    seed: Seed of random masks and first factors, equal in all replicas.
+    codec: What is sent, as for `dilocox_jax.exchange`.
     weight: Weight of this replica in the mean, e.g. its tokens in a round.
     config: All else that the result depends on and that must be equal in all
       replicas, as nested mappings of JSON, e.g. the inner learning rate.
     text_digest: Digest of the training text.
     rules: The rules of the exchange.
     accept_version: Whether this replica may have other code than the run.
+    **settings: `feedback`, `against`, `keep_unsent` and `seed`, as for
+      `dilocox_jax.exchange`. A message that came too late was not sent.
 
   Raises:
     ValueError: One line that names what does not fit.
   """
   within_limits("weight", weight, above=0)
-  settings = {
-    "feedback": feedback,
-    "against": against,
-    "keep_unsent": keep_unsent,
-    "seed": seed,
+  defaults = {
+    "feedback": 0.0,
+    "against": "own",
+    "keep_unsent": False,
+    "seed": 0,
   }
+  settings = defaults | settings
 
   def enter(terms: Mapping[str, Any]) -> Mailbox:
     given = {"exchange": {"codec": str(codec), **settings}, **terms}
@@ -82,12 +76,11 @@ def mailbox(
       accept_version=accept_version,
     )
 
-  return carried_by(enter, name, weight, codec, **settings)
+  return carried_by(enter, weight, codec, **settings)
 
 
 def carried_by(
   enter: Callable[[Mapping[str, Any]], Mailbox],
-  name: str,
   weight: float,
   codec: Codec | str,
   **settings: Any,
@@ -96,13 +89,11 @@ def carried_by(
 
   Args:
     enter: Function from what must be equal in all replicas to the mailbox.
-    name: Name of this replica; its random numbers follow from it.
     weight: Weight of this replica in the mean.
     codec: What is sent.
     **settings: Other arguments of `exchange`.
   """
-  number = zlib.crc32(name.encode())
-  aggregator = exchange(codec, number=number, **settings)
+  aggregator = exchange(codec, is_carried=True, **settings)
   keeps = bool(settings["feedback"] or settings["keep_unsent"])
   carrier = Carrier(enter, weight=weight, keeps=keeps)
   return aggregator._replace(carrier=carrier)

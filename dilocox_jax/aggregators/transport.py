@@ -24,62 +24,68 @@ from dilocox_jax.trees import Array, Boolean, Pausing, Scalar, Tree
 
 def reduce(
   encoder: Encoder,
-  leaves: Sequence[Array],
   participates: Boolean,
-  key: Array,
-  collective: str = "auto",
-  axis_name: str = REPLICA_AXIS,
-  shares_add_up: bool = False,
-  carry: carriers.Carry | None = None,
+  collective: str,
+  axis_name: str,
+  shares_add_up: bool,
+  is_carried: bool,
+  leaves: Sequence[Array],
 ) -> Pausing:
   """Averages leaves over the replicas that participate.
 
   Args:
     encoder: Encodes the leaves.
-    leaves: Values of this replica, [num_layers, *shape] each.
     participates: Whether this replica participates; if not, they are zeros.
-    key: Random key of this replica, for stochastic rounding.
     collective: One of `plan.collective.COLLECTIVES`.
     axis_name: Axis over which replicas are mapped.
     shares_add_up: Whether the own parts of all replicas add up to the mean
       times their number even where the mean is rounded too (`_scatter`).
-    carry: What carries the messages instead of a collective.
+    is_carried: Whether the host carries the messages (`_gather`).
+    leaves: Values of this replica, [num_layers, *shape] each.
 
   Returns:
-    A generator that pauses as `Aggregator.paused` does, or as `carry` does. In
-    the end it returns `Reduced`.
+    A generator that pauses as `Aggregator.paused` does. In the end it returns
+    `Reduced`.
   """
   num_replicas = jax.lax.axis_size(axis_name)
   way = chosen_collective(encoder, collective, num_replicas)
-  given = encoder, leaves, participates, key
-  if carry or way == "all_gather":
-    return _gather(*given, carry or carriers.by_collective(axis_name))
+  given = encoder, leaves, participates, axis_name
+  if is_carried or way == "all_gather":
+    return _gather(*given, is_carried)
   if way == "all_reduce":
-    return _add(*given, axis_name)
-  return _scatter(*given, axis_name, shares_add_up)
+    return _add(*given)
+  return _scatter(*given, shares_add_up)
 
 
-def _add(encoder: Any, leaves, participates, key, axis_name: str) -> Pausing:
-  """The network adds; in fp32, or in fewer bits if the user asks for it."""
-  sent = [encoder.code(leaf, key)[0] for leaf in leaves]
+def _add(encoder: Any, leaves, participates, axis_name: str) -> Pausing:
+  """The network adds values in fp32."""
+  sent = [encoder.code(leaf)[0] for leaf in leaves]
   sent, participates = yield sent, participates
   totals, count = yield summed(sent, participates, axis_name)
-  own = [encoder.values((leaf,), 1) for leaf in sent]
-  total = [encoder.values((leaf,), 1) for leaf in totals]
-  return Reduced([mean_of_participants(leaf, count) for leaf in total], own)
+  return Reduced([mean_of_participants(leaf, count) for leaf in totals], sent)
 
 
 def _gather(
-  encoder: Encoder, leaves, participates, key, carry: carriers.Carry
+  encoder: Encoder, leaves, participates, axis_name: str, is_carried: bool
 ) -> Pausing:
-  """Every replica receives all messages, decodes them and adds them up."""
+  """Every replica receives all messages, decodes them and adds them up.
+
+  If the host carries them it pauses once: it yields what is to be sent, and is
+  sent the arrays [K, ...] of the K replicas that are listed, the weight of each
+  in the mean [K], and whether its own are among them (`meeting.carrier`).
+  """
   shapes = [leaf.shape for leaf in leaves]
-  arrived = yield from carry(encoder.encode(leaves, key), participates)
-  weights = arrived.weights
+  sent = encoder.encode(leaves)
+  if is_carried:
+    arrays, weights, is_counted = yield sent, participates
+  else:
+    sent, flag = yield sent, participates.astype(jnp.uint8)[None]
+    *arrays, flags = yield carriers.all_gathered([*sent, flag], axis_name)
+    weights, is_counted = flags[:, 0], participates
   count = jnp.sum(weights, dtype=jnp.float32)
 
   def weighted(replica: int) -> list[Array]:
-    own = [array[replica] for array in arrived.arrays]
+    own = [array[replica] for array in arrays]
     values = encoder.joined(own, shapes)
     return [each * weights[replica].astype(each.dtype) for each in values]
 
@@ -90,14 +96,14 @@ def _gather(
     total = list(map(jnp.add, total, weighted(replica)))
   mean = [mean_of_participants(values, count) for values in total]
   own = [
-    jnp.where(arrived.is_counted, each, jnp.zeros_like(each))
-    for each in encoder.joined(arrived.own, shapes)
+    jnp.where(is_counted, each, jnp.zeros_like(each))
+    for each in encoder.joined(sent, shapes)
   ]
   return Reduced(encoder.leaves(mean, shapes), encoder.leaves(own, shapes))
 
 
 def _scatter(
-  encoder: Any, leaves, participates, key, axis_name: str, shares_add_up: bool
+  encoder: Any, leaves, participates, axis_name: str, shares_add_up: bool
 ) -> Pausing:
   """Each replica owns a slice, adds it up and sends its mean to all.
 
@@ -129,7 +135,7 @@ def _scatter(
   layout = encoder.layout([leaf.shape for leaf in leaves], num_replicas)
   # [M, rows, width] of every width.
   values = layout.rows(leaves)
-  sent = encoder.coded(values, key)
+  sent = encoder.coded(values)
   flag = jnp.full((num_replicas, 1), participates, jnp.uint8)
   sent, flag = yield sent, flag
   *swapped, flags = yield carriers.all_to_all([*sent, flag], axis_name)
@@ -141,9 +147,7 @@ def _scatter(
       arrived = arrived.at[replica].set(values[number][replica])
     total = jnp.sum(arrived, axis=0, keepdims=True)
     means.append(mean_of_participants(total, count))
-    # The values took their random numbers from keys of smaller numbers.
-    own_key = jax.random.fold_in(key, len(values) + number)
-    codes += encoder.of_means.code(means[-1], own_key)
+    codes += encoder.of_means.code(means[-1])
   codes = yield codes
   gathered = yield carriers.all_gathered(codes, axis_name)
   rows = encoder.of_means.decoded(layout, [array[:, 0] for array in gathered])
@@ -163,8 +167,7 @@ def summed(
 
   The count is one more number of the values' type, so that the compiler puts
   it into the same message. A message of its own would cost a slow link as much
-  latency again. In 16 bits it is exact up to
-  `aggregators.collectives.MOST_IN_16_BITS` replicas.
+  latency again.
 
   Args:
     values: Leaves of one type; zeros if this replica does not participate.

@@ -82,11 +82,6 @@ def step_transform(
   aggregator = aggregator_of(method, exchange, axis_name)
   require(
     aggregator.carrier is None,
-    "dilocox_jax.mailbox exchanges outside of compiled programs: give it to "
-    "dilocox_jax.make_rounds",
-  )
-  require(
-    aggregator.carrier is None,
     "a transform of single steps cannot wait for what dilocox_jax.mailbox "
     "carries: give it to dilocox_jax.make_rounds",
   )
@@ -294,7 +289,6 @@ def _own_settings(name: str) -> dict[str, dict[str, Any]]:
   for path, value in values.items():
     section, field = path.split(".")
     sections.setdefault(section, {})[field] = value
-  del sections["exchange"]["kind"]  # Only a config names one.
   return sections
 
 

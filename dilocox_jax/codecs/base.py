@@ -342,12 +342,11 @@ class Encoder(Codec):
     """The encoder itself: leaves are sent as they are."""
     return self
 
-  def encode(self, leaves: Arrays, key: Array) -> list[Array]:
+  def encode(self, leaves: Arrays) -> list[Array]:
     """Returns the arrays that are sent.
 
     Args:
       leaves: Values of one replica, [num_layers, *shape] each.
-      key: Random key of this replica.
     """
     raise NotImplementedError
 
@@ -384,12 +383,11 @@ class Quantiser(Encoder):
     """
     raise NotImplementedError
 
-  def code(self, rows: Array, key: Array) -> tuple[Array, ...]:
+  def code(self, rows: Array) -> tuple[Array, ...]:
     """Returns the arrays that are sent of some rows.
 
     Args:
       rows: float32 values [layers, rows, width].
-      key: Random key of this replica.
 
     Returns:
       Arrays [layers, rows, ...].
@@ -410,10 +408,10 @@ class Quantiser(Encoder):
     """Codes the means that a reduce-scatter sends back, in rows as wide."""
     return self
 
-  def encode(self, leaves: Arrays, key: Array) -> list[Array]:
+  def encode(self, leaves: Arrays) -> list[Array]:
     """Codes all rows of one width together."""
     layout = self.layout([leaf.shape for leaf in leaves])
-    return self.coded(layout.rows(leaves), key)
+    return self.coded(layout.rows(leaves))
 
   def joined(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
     """Returns the rows of every width."""
@@ -436,17 +434,13 @@ class Quantiser(Encoder):
       widths = [_cut(shape, width, num_slices) for shape, width in pairs]
     return RowLayout(tuple(shapes), tuple(widths), num_slices)
 
-  def coded(self, rows: Arrays, key: Array) -> list[Array]:
+  def coded(self, rows: Arrays) -> list[Array]:
     """Returns the arrays that are sent of some rows.
 
     Args:
       rows: Rows of every group of leaves (`RowLayout.rows`).
-      key: Random key of this replica.
     """
-    arrays = []
-    for number, own in enumerate(rows):
-      arrays += self.code(own, jax.random.fold_in(key, number))
-    return arrays
+    return [array for own in rows for array in self.code(own)]
 
   def decoded(self, layout: RowLayout, arrays: Arrays) -> list[Array]:
     """Returns the rows of a layout, as float32.

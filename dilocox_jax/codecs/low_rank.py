@@ -208,12 +208,12 @@ class LocalLowRank(Encoder):
   power_iterations: int = limited(1, at_least=1)
   then: Encoder = Float()
 
-  def encode(self, leaves: Arrays, key: Array) -> list[Array]:
+  def encode(self, leaves: Arrays) -> list[Array]:
     """Returns left factors, right factors and whole leaves as `then` does."""
     groups, whole = matrices_of([leaf.shape for leaf in leaves], self.rank)
     pairs = [self._factorised(m) for m in stacked(leaves, groups)]
     factors = [pair[side] for side in (0, 1) for pair in pairs]
-    return self.then.encode([*factors, *(leaves[n] for n in whole)], key)
+    return self.then.encode([*factors, *(leaves[n] for n in whole)])
 
   def decode(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
     """Reverses `encode`."""

@@ -96,16 +96,10 @@ def _links_of(node: ast.expr) -> Iterator[tuple[str, dict[str, Any]]]:
       yield from _links_of(right)
     case ast.Name(name):
       yield name, {}
-    case ast.Call(ast.Name(name), [], settings):
-      yield name, {_named(s): _value(s.value) for s in settings}
+    case ast.Call(ast.Name(name), [], given) if all(s.arg for s in given):
+      yield name, {str(s.arg): _value(s.value) for s in given}
     case _:
       raise ValueError("neither a name nor a name with settings")
-
-
-def _named(setting: ast.keyword) -> str:
-  if setting.arg is None:
-    raise ValueError("a setting has a name")
-  return setting.arg
 
 
 def _value(node: ast.expr) -> Any:

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import math
 
-import jax
 import jax.numpy as jnp
 
 from dilocox_jax.checks import limited
@@ -20,7 +19,6 @@ from dilocox_jax.trees import Array
 FLOATS = ("float32", "bfloat16", "float16")
 BITS = (8, 4, 2, 1)
 SCALES = ("block", "row", "tensor")
-ROUNDINGS = ("nearest", "stochastic")
 
 _LARGEST_SCALE = float(jnp.finfo(jnp.bfloat16).max)
 # Larger values saturate. The inverse of a number above 2^126 is below fp32's
@@ -41,8 +39,7 @@ class Float(Quantiser):
 
   Wire: 4 bytes for each value in float32, 2 in float16 and bfloat16.
   Source: OpenDiLoCo, arXiv 2407.07852, section 3, for fp16.
-  Differs: a value saturates instead of overflowing. The sum of several, which
-  an all-reduce adds up in fp16, may overflow nevertheless.
+  Differs: a value saturates instead of overflowing.
 
   Attributes:
     dtype: Type of the floats, one of `FLOATS`.
@@ -54,9 +51,8 @@ class Float(Quantiser):
     """Returns the length of the last axis; no row is padded."""
     return shape[-1] if shape else 1
 
-  def code(self, rows: Array, key: Array) -> tuple[Array, ...]:
+  def code(self, rows: Array) -> tuple[Array, ...]:
     """Returns the values in the type; of arrays of any shape."""
-    del key
     dtype = jnp.dtype(self.dtype)
     largest = float(jnp.finfo(dtype).max)
     wide = rows.astype(jnp.float32)
@@ -84,9 +80,6 @@ class Int(Quantiser):
 
   1 bit: the sign times the mean of |x|; 1 - 2 / pi = 0.363 on N(0, 1).
 
-  Stochastic rounding has evenly spaced levels from -max|x| to max|x| and is
-  unbiased; its error is at most one step.
-
   Wire: `bits` bits for each value and 2 bytes for each row, 4 bytes where a
   row has two magnitudes. 1024 values at 4 bits in blocks of 128 take
   512 + 8 * 2 = 528 bytes. After a reduce-scatter of 1 bit the means travel in
@@ -101,13 +94,11 @@ class Int(Quantiser):
     scale: Values that share a scale: "block", "row" (last axis) or "tensor"
       (one layer).
     block_size: Largest number of values in a block.
-    rounding: "nearest" or "stochastic" (unbiased).
   """
 
   bits: int = limited(4, choices=BITS)
   scale: str = limited("block", choices=SCALES)
   block_size: int = limited(128, at_least=1)
-  rounding: str = limited("nearest", choices=ROUNDINGS)
 
   def width(self, shape: Shape) -> int:
     """Returns the number of values that share a scale."""
@@ -118,12 +109,10 @@ class Int(Quantiser):
       size if self.scale == "tensor" else block_width(size, self.block_size)
     )
 
-  def code(self, rows: Array, key: Array) -> tuple[Array, ...]:
+  def code(self, rows: Array) -> tuple[Array, ...]:
     """Returns packed codes [..., bytes] and scales [..., 1 or 2]."""
-    if self.rounding == "stochastic":
-      codes, scales = _by_chance(rows, self.bits, self._middle, key)
-    elif self.bits > 2:
-      codes, scales = _nearest(rows, int(self._middle))
+    if self.bits > 2:
+      codes, scales = _nearest(rows, self._middle)
     else:
       codes, scales = _magnitudes(rows, self.bits)
     return pack(codes, self.bits), scales
@@ -132,10 +121,11 @@ class Int(Quantiser):
     """Reverses `code`."""
     codes, scales = unpack(arrays[0], self.bits, width), arrays[1]
     sizes = scales.astype(jnp.float32)
-    if self.bits > 2 or self.rounding == "stochastic":
+    if self.bits > 2:
       return (codes.astype(jnp.float32) - self._middle) * sizes
     if self.bits == 2:
       sizes = jnp.where((codes & 1) == 1, sizes[..., 1:], sizes[..., :1])
+    # The sign is the highest bit.
     return jnp.where(codes < self.bits, sizes, -sizes)
 
   @property
@@ -144,9 +134,9 @@ class Int(Quantiser):
     return dataclasses.replace(self, bits=2) if self.bits == 1 else self
 
   @property
-  def _middle(self) -> float:
-    """Where zero lies among the codes of evenly spaced levels."""
-    return 2 ** (self.bits - 1) if self.bits > 2 else (2**self.bits - 1) / 2
+  def _middle(self) -> int:
+    """The code of zero, where there is one."""
+    return 2 ** (self.bits - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,9 +164,8 @@ class E3M0(Quantiser):
     """Returns the number of values of a block."""
     return block_width(math.prod(shape), self.block_size)
 
-  def code(self, rows: Array, key: Array) -> tuple[Array, ...]:
+  def code(self, rows: Array) -> tuple[Array, ...]:
     """Returns packed codes [..., bytes] and scales [..., 1]."""
-    del key
     scales = _bfloat(_largest(rows))
     size = _ratio(jnp.abs(rows), scales)
     # The midpoint of 2^j and 2^(j+1) is 3/4 of 2^(j+1). Times 4/3 it is a power
@@ -210,26 +199,6 @@ def _nearest(values: Array, middle: int) -> tuple[Array, Array]:
   steps = jnp.round(_ratio(values, scales))
   steps = jnp.clip(steps, 1 - middle, middle - 1)
   return (steps + middle).astype(jnp.uint8), scales
-
-
-def _by_chance(
-  values: Array, bits: int, middle: float, key: Array
-) -> tuple[Array, Array]:
-  """Returns codes with stochastic rounding, and scales.
-
-  4 and 8 bits have a level at zero: codes 1 to 15 stand for -7 to 7 steps. 2
-  bits have no level to spare for it: codes 0 to 3 stand for -1.5, -0.5, 0.5
-  and 1.5 steps.
-  """
-  reach, half = (middle - 1 if bits > 2 else middle), middle % 1
-  # bfloat16 may round a scale down by 2^-8 of it. So it is made a little
-  # larger before, and no value lies beyond the last level.
-  scales = _bfloat(_largest(values) * ((1 + 2**-7) / reach))
-  chance = jax.random.uniform(key, values.shape, jnp.float32)
-  # The middle is added after floor. Added before, 8 + 0.9999999 would be 9
-  # in fp32, and zero would get the code of one step.
-  codes = jnp.floor(_ratio(values, scales) + half + chance) + (middle - half)
-  return jnp.clip(codes, 0, 2**bits - 1).astype(jnp.uint8), scales
 
 
 def _magnitudes(values: Array, bits: int) -> tuple[Array, Array]:

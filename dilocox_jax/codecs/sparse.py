@@ -65,7 +65,7 @@ class TopK(Encoder):
   indices: str = limited("packed", choices=INDEX_CODINGS)
   then: Encoder = Float()
 
-  def encode(self, leaves: Arrays, key: Array) -> list[Array]:
+  def encode(self, leaves: Arrays) -> list[Array]:
     """Returns the indices of each group of leaves, then the sent values."""
     shapes = [leaf.shape for leaf in leaves]
     indices, kept = [], []
@@ -75,7 +75,7 @@ class TopK(Encoder):
       own, largest = map_over_rows(select, blocks)
       indices.append(own)
       kept.append(largest.reshape(len(largest), -1))
-    return [*indices, *self.then.encode(kept, key)]
+    return [*indices, *self.then.encode(kept)]
 
   def decode(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
     """Reverses `encode`."""

@@ -32,7 +32,6 @@ Values = Mapping[str, Any]  # All fields of a run by their dotted names.
 DEFAULTS: Mapping[str, Any] = {
   "inner.optimizer": "adamw",
   "exchange.codec": "float32",
-  "exchange.kind": "mean",
   "exchange.feedback": 0.0,
   "adaptive.mode": "off",
   "outer.learning_rate": 0.7,

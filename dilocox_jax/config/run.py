@@ -283,11 +283,10 @@ def _unfit(config: RunConfig, others: Mapping[str, bool]) -> str:
     others: More reasons, and whether they hold.
   """
   method, memory = config.sync.named, config.mesh.outer_memory
-  is_gradient, kind = method.exchanged == "gradient", config.exchange.kind
+  is_gradient = method.exchanged == "gradient"
   reasons = {
     f"sync.method={config.sync.method!r}: take diloco": is_gradient,
     "sync.rule='eager': take continue": method.rule == "eager",
-    f"exchange.kind={kind!r}: take mean": kind != "mean",
     f"mesh.outer_memory={memory!r}: take device": memory != "device",
     **others,
   }

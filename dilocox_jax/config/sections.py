@@ -11,7 +11,6 @@ import math
 import typing
 from typing import Any
 
-from dilocox_jax.aggregators.kinds import EXCHANGES
 from dilocox_jax.checks import check_limits, in_front, limited, require
 from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.plan import choices
@@ -287,9 +286,6 @@ class ExchangeConfig(Section):
   # What a residual is measured against: own (the replica's message as the
   # others decode it) or mean (the average that comes back).
   against: str = limited("own", choices=choices.REFERENCES)
-  # How replicas combine what they measured: mean (over all replicas), or a
-  # kind that was registered.
-  kind: OfMethod[str] = limited(OF_METHOD, choices=EXCHANGES)
 
   def __post_init__(self):
     super().__post_init__()

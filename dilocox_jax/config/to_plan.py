@@ -7,7 +7,7 @@ Some functions take a `RoundSetting`, the rank and H that an adaptive run has
 chosen. Without a setting they use the rank and H of the config.
 """
 
-from dilocox_jax.aggregators.traffic import Traffic
+from dilocox_jax.aggregators.collectives import Traffic
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.codecs.low_rank import LowRank, with_rank
 from dilocox_jax.config import RunConfig
@@ -102,5 +102,4 @@ def traffic(
     config.mesh.num_replicas,
     codec(config, setting),
     config.exchange.collective,
-    config.exchange.kind,
   )

@@ -16,7 +16,7 @@ NEVER = 2**62
 
 
 class Arrivals(NamedTuple):
-  """What one turn brings; the fields of `aggregators.carriers.Arrived`.
+  """What one turn brings to `aggregators.transport`.
 
   Attributes:
     arrays: Arrays [K, ...] of the K replicas that are listed.

@@ -104,13 +104,11 @@ def check_outermost(optimizer: Tree) -> None:
   Args:
     optimizer: State of any optimizer.
   """
-  if isinstance(optimizer, AverageState):
-    return
-  inside = jax.tree.leaves(
+  nodes = jax.tree.leaves(
     optimizer, is_leaf=lambda node: isinstance(node, AverageState)
   )
   require(
-    not any(isinstance(node, AverageState) for node in inside),
+    all(x is optimizer or not isinstance(x, AverageState) for x in nodes),
     "an average is kept inside another transformation: make it the outermost "
     "one, dilocox_jax.averaged(optax.chain(...), power)",
   )

@@ -165,7 +165,7 @@ class Cuts:
     """Returns the tree that consists of all fragments.
 
     Args:
-      like: Arrays or shapes of the tree, masked where no fragment has a value.
+      like: Arrays of the tree, masked where no fragment has a value.
       parts: The fragments, in order.
     """
     if slices := self._slices:
@@ -177,7 +177,7 @@ class Cuts:
         return _whole(rows, axis, leaf.shape)
 
       return jax.tree_util.tree_map_with_path(join, like, *parts)
-    whole = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    whole = jax.tree.map(jnp.zeros_like, like)
     for number, part in enumerate(parts):
       whole = self.put(whole, self.groups[number], self.place(number), part)
     return whole
@@ -189,30 +189,16 @@ class Cuts:
       params: Parameters of one replica, or their shapes and types.
     """
     check_trainable(params)
-    shapes = shapes_by_path(params)
-    require(
-      any(map(math.prod, shapes.values())),
-      "the parameters have no values: there is nothing to train",
-    )
-    if self._by_rows and not self._slices:
-      _check_layers(params, shapes, self._by_rows)
-
-  def check_division(self, params: Tree) -> None:
-    """Raises ValueError unless the fragments cover a tree of any kind."""
     shapes, division = shapes_by_path(params), self.fragments
     self.divided(shapes)
-    if not isinstance(division, Fragments):
-      return
-    count, depth = division.num_fragments, division.num_layers
-    require(
-      count == self.count,
-      f"fragments has {count} of them, but num_fragments={self.count}",
-    )
-    for path, shape in shapes.items() if self.count > 1 else ():
+    if isinstance(division, Fragments):
       require(
-        division.is_sliced or not is_stacked(path) or shape[:1] == (depth,),
-        f"leaf {path!r} of shape {shape} is not [{depth}, ...]",
+        division.num_fragments == self.count,
+        f"fragments has {division.num_fragments} of them, but "
+        f"num_fragments={self.count}",
       )
+    if self._by_rows and not self._slices:
+      _check_layers(shapes, self._by_rows)
 
   def divided(self, shapes: Shapes) -> dict[str, int]:
     """Returns the group of every leaf by path; of no leaf, if there are slices.
@@ -239,31 +225,25 @@ flax.serialization.register_serialization_state(
 )
 
 
-def _check_layers(params: Tree, shapes: Shapes, fragments: Fragments) -> None:
+def _check_layers(shapes: Shapes, fragments: Fragments) -> None:
   """Raises ValueError unless layers lie below "blocks", and a rest beside."""
   count, depth = fragments.num_fragments, fragments.num_layers
-
-  def refuse_unless(fits: bool, problem: str) -> None:
-    require(
-      fits,
-      f"num_fragments={count} divides {depth} layers below {BLOCKS!r}, but "
-      f"{problem}: set num_fragments=1, or take dilocox_jax.step_transform, "
-      "which divides any tree",
-    )
-
-  refuse_unless(isinstance(params, dict) and BLOCKS in params, "there are none")
-  for path, shape in shapes.items():
-    refuse_unless(
-      path.split("/")[0] != BLOCKS
-      or (is_stacked(path) and shape[:1] == (depth,)),
-      f"leaf {path!r} of shape {shape} is not [{depth}, ...]",
-    )
+  problems = [
+    f"leaf {path!r} of shape {shape} is not [{depth}, ...]"
+    for path, shape in shapes.items()
+    if is_stacked(path) and shape[:1] != (depth,)
+  ]
   for number, place in enumerate(("outside", "below")):
     values = fragments.shapes(number, shapes).values()
-    refuse_unless(
-      any(map(math.prod, values)),
-      f"no leaf {place} has a value for fragment {number}",
-    )
+    if not any(map(math.prod, values)):
+      problems.append(f"no leaf {place} has a value for fragment {number}")
+  problem = next(iter(problems), "")
+  require(
+    not problem,
+    f"num_fragments={count} divides {depth} layers below {BLOCKS!r}, but "
+    f"{problem}: set num_fragments=1, or take dilocox_jax.step_transform, "
+    "which divides any tree",
+  )
 
 
 def _in_slices(path, leaf: Array, fragments: Fragments) -> tuple[Array, int]:

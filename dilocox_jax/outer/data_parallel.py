@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import Replicas, map_prefix
 from dilocox_jax.outer.window import StepMetrics, WithFrozen, apart
 from dilocox_jax.trees import Aggregator, Tree, shardings_of
@@ -52,13 +51,6 @@ class StepPrograms:
   aggregator: Aggregator
   replicas: Replicas
   frozen: Tree | None = None
-
-  def __post_init__(self):
-    require(
-      self.aggregator.is_shared,
-      "steps on averaged gradients need one mean for all replicas, but this "
-      "exchange gives each its own: take a method with rounds",
-    )
 
   @property
   def axes(self) -> SharedState:

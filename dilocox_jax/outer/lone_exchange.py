@@ -35,7 +35,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dilocox_jax.distributed.replicas import Replicas, is_none, without_axis
+from dilocox_jax.distributed.replicas import Replicas, map_prefix, without_axis
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.outer.rules import ExchangeResult
 from dilocox_jax.trees import Array, Tree
@@ -49,10 +49,9 @@ Exchange = Callable[[Tree, FragmentState, Tree], Averaged]
 
 def arrived_axes(outer: OuterStep) -> Averaged:
   """Returns the replica axes of what an exchange returns, tree prefixes."""
-  shared: Any = None if outer.aggregator.is_shared else 0
+  shared: Any = None
   own: Any = 0
-  unstacked: Any = None
-  return ExchangeResult(shared, own, own, unstacked), outer.axes.exchange
+  return ExchangeResult(shared, own, own, shared), outer.axes.exchange
 
 
 def lone_exchange(outer: OuterStep, replicas: Replicas) -> Exchange:
@@ -127,16 +126,14 @@ class CarriedExchange:
     outer: Measures, exchanges and applies pseudo-gradients. Its aggregator has
       a carrier.
     replicas: The replica and its devices.
+    fragment: Number of the fragment that is exchanged next.
+    fragments: States of all fragments.
   """
 
   outer: OuterStep
   replicas: Replicas
   fragment: int = 0
   fragments: Sequence[FragmentState] = ()
-
-  def begin(self, fragment: int, fragments: Sequence[FragmentState]) -> None:
-    """Says which fragment is exchanged next, and the states of all."""
-    self.fragment, self.fragments = fragment, tuple(fragments)
 
   def __call__(self, kept: Tree, rest: FragmentState, due: Tree) -> Averaged:
     """Exchanges a pseudo-gradient, and waits for the other replicas.
@@ -216,26 +213,4 @@ class CarriedExchange:
 
 def shared_leaves(outer: OuterStep, state: FragmentState) -> list[Array]:
   """Returns the leaves of a fragment's state that all replicas share."""
-  found: list[Array] = []
-
-  def take(leaf: Array) -> Array:
-    found.append(leaf)
-    return leaf
-
-  map_shared(take, outer, state)
-  return found
-
-
-def map_shared(
-  function: Callable[[Array], Array], outer: OuterStep, state: FragmentState
-) -> FragmentState:
-  """Maps a function over the leaves that all replicas share, in order."""
-
-  def under(axis, subtree):
-    return jax.tree.map(function, subtree) if axis is None else subtree
-
-  axes = outer.axes._replace(in_flight=())
-  mapped = jax.tree.map(
-    under, axes, state._replace(in_flight=()), is_leaf=is_none
-  )
-  return mapped._replace(in_flight=state.in_flight)
+  return jax.tree.leaves(map_prefix(lambda leaf: None, outer.axes, state))

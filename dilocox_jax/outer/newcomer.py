@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dilocox_jax.checks import require
-from dilocox_jax.outer.lone_exchange import map_shared
+from dilocox_jax.distributed.replicas import is_none
 from dilocox_jax.outer.outer_step import FragmentState
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.outer.rounds import Rounds
@@ -107,17 +107,15 @@ def passed_over(
 
 def _windows(schedule: SyncSchedule, last_step: int | None) -> Iterator[Any]:
   """Yields the windows of a schedule that have events, then None for ever."""
-  start = carried = 0
-  while last_step is None or start < last_step:
-    stop = start + schedule.sync_interval
+  start = 0  # Step of the last event.
+  for stop in itertools.count(schedule.sync_interval, schedule.sync_interval):
     stop = stop if last_step is None else min(stop, last_step)
     for window in schedule.windows(start, stop):
-      if not window.applied and not window.sent:
-        carried += window.num_steps  # The next round's first event ends it.
-        continue
-      yield dataclasses.replace(window, num_steps=carried + window.num_steps)
-      carried = 0
-    start = stop
+      if window.applied or window.sent:
+        yield window
+        start += window.num_steps
+    if stop == last_step:
+      break
   yield from itertools.repeat(None)
 
 
@@ -137,12 +135,13 @@ def _loaded(
   """Returns the state of a snapshot, with zeros in flight."""
   values = iter(arrays)
 
+  def shared(axis: int | None, tree: Tree) -> Tree:
+    put = lambda leaf: jax.device_put(next(values), leaf.sharding)  # noqa: E731
+    return jax.tree.map(put, tree) if axis is None else tree
+
   def fragment(old: FragmentState, count: int) -> FragmentState:
-    new = map_shared(
-      lambda leaf: jax.device_put(next(values), leaf.sharding),
-      rounds.outer,
-      rounds.on_device(old),
-    )
+    axes, old = rounds.outer.axes, rounds.on_device(old)
+    new = jax.tree.map(shared, axes, old, is_leaf=is_none)
     zeros = jax.tree.map(
       lambda leaf: rounds.replicas.copies(jnp.zeros_like(leaf)), new.params
     )

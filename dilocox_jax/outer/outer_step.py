@@ -15,16 +15,37 @@ Example: a pseudo-gradient in one dimension, with H = 4, tau = 2, rule
     step 6   apply     theta becomes 10 - 1.5 = 8.5
                        w becomes 8.4 + (8.5 - 10) + 1 = 7.9: the outer
                        parameters plus the 0.6 of progress in steps 5 and 6
+
+How far replicas have drifted apart follows from two scalars per replica. The
+cosine of every pair would need all pseudo-gradients in one place, which would
+cost a second exchange. But the sum over all pairs follows from the mean, which
+the exchange has already computed. With the pseudo-gradient d_i that replica i
+has sent, as the others decode it:
+
+    |sum_i d_i|^2 = sum_i |d_i|^2 + sum_{i != j} d_i . d_j
+    sum_{i != j} d_i . d_j = M^2 |mean|^2 - sum_i |d_i|^2
+
+For example d_1 = (3, 0) and d_2 = (0, 4): the mean is (1.5, 2) with a squared
+norm of 6.25, and 4 * 6.25 - (9 + 16) = 0, so d_1 and d_2 are orthogonal. The
+same sum over |d_i| |d_j| is (3 + 4)^2 - 25 = 24, and the mean cosine is
+0 / 24 = 0.
+
+The replicas do not add up their scalars in the program, since that would cost
+one more message on the slow link. Each replica reports its scalars together
+with its losses, and the host adds them up (`disagreement`).
 """
 
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from numpy.typing import ArrayLike
 
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.outer.average import check_outermost
@@ -44,7 +65,7 @@ class FragmentState(NamedTuple):
 
   Attributes:
     params: Outer parameters of the fragment. All replicas share them, unless
-      the rule or the exchange gives each its own (`OuterStep.is_shared`).
+      the rule gives each its own (`OuterStep.is_shared`).
     optimizer: State of the outer optimizer, shared like `params`.
     exchange: State of the aggregator. Codec state is shared by all replicas.
       Each replica has its own residual.
@@ -89,7 +110,7 @@ class OuterStep:
   @property
   def is_shared(self) -> bool:
     """Whether all replicas have the same outer parameters."""
-    return self.rule.is_shared and self.aggregator.is_shared
+    return self.rule.is_shared
 
   @property
   def is_carried(self) -> bool:
@@ -206,3 +227,98 @@ def _weighted(own: Tree, weight: Scalar) -> Tree:
   """
   factor = jnp.where(weight > 0, weight, jnp.full_like(weight, jnp.nan))
   return jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), own)
+
+
+class Drift(NamedTuple):
+  """Squared norms that a replica reports about one exchange of a fragment.
+
+  In the program of one replica the fields are scalars. Outside of it they are
+  arrays; `own_squared` and `apart_squared` then have a replica axis [M, ...].
+
+  Attributes:
+    own_squared: |sent|^2, where `sent` is the replica's part of the mean. It
+      is not finite if the replica's pseudo-gradient was not finite, in which
+      case the replica was left out of the mean.
+    apart_squared: |sent - mean|^2.
+    mean_squared: |mean|^2, the same for all replicas.
+    observed: Arrays that the aggregator wants recorded, by name.
+  """
+
+  own_squared: Any
+  apart_squared: Any
+  mean_squared: Any
+  observed: Any
+
+
+# Axis of the replicas in every field; None if there is none.
+DRIFT_AXES = Drift(0, 0, None, None)
+
+
+def squared_norm(tree: Tree) -> Scalar:
+  """Returns the sum of squares over all leaves, in at least fp32."""
+  leaves = jax.tree.leaves(tree)
+  dtypes = [leaf.dtype for leaf in leaves]
+  dtype = functools.reduce(np.promote_types, dtypes, np.dtype(np.float32))
+  squares = [jnp.sum(jnp.square(leaf.astype(dtype))) for leaf in leaves]
+  return sum(squares, start=jnp.zeros((), dtype))
+
+
+def measure_drift(result: ExchangeResult) -> Drift:
+  """Computes one replica's drift in an exchange, without sending anything."""
+  difference = jax.tree.map(jnp.subtract, result.sent, result.mean)
+  return Drift(
+    squared_norm(result.sent),
+    squared_norm(difference),
+    squared_norm(result.mean),
+    dict(result.observed or {}),
+  )
+
+
+class Disagreement(NamedTuple):
+  """Disagreement of the replicas about one fragment.
+
+  Attributes:
+    cosine: Mean cosine between two replicas' pseudo-gradients, weighted by the
+      product of their norms. It is None if no pair has a cosine (there is only
+      one replica, or at most one pseudo-gradient is not zero), or if there is
+      no mean of all replicas.
+    disagreement: Root mean square over replicas of |sent - mean|.
+    pseudo_gradient_norm: Norm of the mean pseudo-gradient.
+  """
+
+  cosine: float | None
+  disagreement: float
+  pseudo_gradient_norm: float
+
+
+def disagreement(
+  own_squared: ArrayLike, apart_squared: ArrayLike, mean_squared: ArrayLike
+) -> Disagreement:
+  """Computes the disagreement about one fragment from all replicas' scalars.
+
+  This runs on the host. The module's docstring has the formula of the cosine.
+
+  Args:
+    own_squared: Squared norm of what each replica sent, [M].
+    apart_squared: Squared distance from what it sent to the mean, [M].
+    mean_squared: Squared norm of the mean pseudo-gradient, a scalar.
+
+  Returns:
+    The mean cosine, the distance to the mean and the norm of the mean.
+  """
+  squared_norms = np.asarray(own_squared, np.float64)
+  num_replicas = squared_norms.size
+  squared_mean_norm = float(np.asarray(mean_squared, np.float64))
+  sum_of_squares = np.sum(squared_norms)
+  sum_of_norms = np.sum(np.sqrt(squared_norms))
+  with np.errstate(invalid="ignore", divide="ignore"):
+    # Both sums go over all pairs of different replicas, sum_{i != j}.
+    dot_products = num_replicas**2 * squared_mean_norm - sum_of_squares
+    norm_products = sum_of_norms**2 - sum_of_squares
+    cosine = dot_products / norm_products
+  has_cosine = num_replicas > 1 and np.isfinite(cosine)
+  return Disagreement(
+    float(cosine) if has_cosine else None,
+    math.sqrt(np.mean(np.asarray(apart_squared, np.float64))),
+    math.sqrt(squared_mean_norm),
+  )

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dilocox_jax.checks import require
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.replicas import (
   Replicas,
@@ -24,7 +25,7 @@ from dilocox_jax.outer.average import parameters_to_keep
 from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.outer.window import ReplicaState
-from dilocox_jax.trees import Array, Index, Tree, shardings_of
+from dilocox_jax.trees import Array, Index, Tree, has_values, shardings_of
 
 
 class RoundState(NamedTuple):
@@ -77,6 +78,10 @@ class RoundStates:
       ValueError: If a leaf is no array of real floats, or the fragments do not
         fit. What a step counts belongs into the state of the optimizer.
     """
+    require(
+      has_values(params),
+      "the parameters have no values: there is nothing to train",
+    )
     self.cuts.check(params)
     replicated = self._jitted(self._replicated, params, optimizer)
     programs, fragments = {}, []
@@ -196,25 +201,23 @@ class RoundStates:
   @functools.cached_property
   def _joined(self):
     """The jitted program (parameters, fragments) -> parameters to keep."""
-
-    def replica_program(params: Tree, fragments: tuple[FragmentState, ...]):
-      kept = [parameters_to_keep(f.optimizer, f.params) for f in fragments]
-      return self.replicas.divided(self.cuts.join(params, kept))
-
     out = None if self.outer.is_shared else 0
-    mapped = self.replicas.map(replica_program, (0, self.axes.fragments), out)
-    return jax.jit(mapped)
+    return self._joining(
+      lambda f: parameters_to_keep(f.optimizer, f.params), out
+    )
 
   @functools.cached_property
   def adopted(self):
     """The jitted program (parameters, fragments) -> outer ones for all."""
+    return self._joining(lambda fragment: fragment.params, 0)
 
+  def _joining(self, part: Callable[[FragmentState], Tree], out: int | None):
     def replica_program(params: Tree, fragments: tuple[FragmentState, ...]):
-      joined = self.cuts.join(params, [each.params for each in fragments])
+      joined = self.cuts.join(params, list(map(part, fragments)))
       return self.replicas.divided(joined)
 
-    mapped = self.replicas.map(replica_program, (0, self.axes.fragments), 0)
-    return jax.jit(mapped)
+    axes = 0, self.axes.fragments
+    return jax.jit(self.replicas.map(replica_program, axes, out))
 
   def with_outer_optimizers(
     self, state: RoundState, others: Sequence[Tree]

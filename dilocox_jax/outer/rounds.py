@@ -9,8 +9,8 @@ is the same programs without inner steps.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,19 +19,19 @@ import numpy as np
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import with_shardings
 from dilocox_jax.optimizers import advanced
-from dilocox_jax.outer.drift import Drift, axes_of
 from dilocox_jax.outer.lone_exchange import (
   ExchangeThread,
   arrived_axes,
   lone_exchange,
 )
-from dilocox_jax.outer.outer_step import FragmentState
+from dilocox_jax.outer.outer_step import DRIFT_AXES, Drift, FragmentState
 from dilocox_jax.outer.round_states import RoundState, RoundStates
 from dilocox_jax.outer.window import (
   InnerProgress,
   InnerStep,
   ReplicaState,
   StepMetrics,
+  WindowInput,
   WindowKind,
   WindowProgram,
   WithFrozen,
@@ -42,20 +42,6 @@ from dilocox_jax.plan.schedule.membership import (
 )
 from dilocox_jax.plan.schedule.sync_schedule import Window
 from dilocox_jax.trees import Index, Tree, leaves_by_path
-
-
-class _Given(NamedTuple):
-  """What the program of a window is called with (`WindowProgram.run`)."""
-
-  progress: Any
-  batches: Any
-  num_steps: Any
-  applied: Any = None
-  due: Any = None
-  sent: Any = None
-  places: Any = (None, None)
-  weight: Any = None
-  arrived: Any = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -97,7 +83,7 @@ class Rounds(RoundStates):
 
     Returns:
       The new state; losses and gradient norms [M, n]; a drift for each apply,
-      with axes as in `drift.axes_of`.
+      with axes as in `DRIFT_AXES`.
 
     Raises:
       ValueError: If leaves of `batches` do not begin with the same two axes.
@@ -184,13 +170,16 @@ class Rounds(RoundStates):
     attendance: RoundAttendance | None,
   ) -> tuple[RoundState, InnerProgress, list[Drift]]:
     """Runs windows one after the other."""
+    if self.outer.is_carried and not self.outer.method.schedule.depth:
+      windows = list(_measured_first(windows))
     progress = self._progress(state.replica, num_steps, attendance is not None)
     shares = attendance.windows if attendance else [None] * len(windows)
     fragments, drifts = list(state.fragments), []
     for window, share in zip(windows, shares, strict=True):
       given = self._given(window, share, progress, batches, fragments)
       if self.outer.is_carried and window.applied:
-        self._exchange.begin(window.applied.fragment, fragments)
+        self._exchange.fragment = window.applied.fragment
+        self._exchange.fragments = tuple(fragments)
       progress, applied, sent, drift = self._run(
         self.kind(window, share), given
       )
@@ -239,13 +228,13 @@ class Rounds(RoundStates):
     progress: InnerProgress,
     batches: Tree | None,
     fragments: Sequence[FragmentState],
-  ) -> _Given:
+  ) -> WindowInput:
     count, weight = self.number(window.num_steps), None
     if share:
       count = self.replicas.place(np.array(share.num_steps, np.int32), 0)
     if share and share.weights:
       weight = self.replicas.place(np.array(share.weights), 0)
-    given = _Given(progress, batches if window.num_steps else None, count)
+    given = WindowInput(progress, batches if window.num_steps else None, count)
     return _with_fragments(
       given._replace(weight=weight),
       window,
@@ -253,36 +242,16 @@ class Rounds(RoundStates):
       self.place,
     )
 
-  def _run(self, kind: WindowKind, given: _Given) -> tuple:
+  def _run(self, kind: WindowKind, given: WindowInput) -> tuple:
     """Runs a window; if a thread exchanges, beside the inner steps alone."""
-    hides = kind.has_steps and given.due is not None
-    is_carried = self.outer.is_carried and kind.applied is not None
-    if is_carried and given.due is None:
-      kind, given = self._measured(kind, given)
-    elif not is_carried and not (self.thread and hides and not kind.differs):
+    hides = self.outer.is_carried or (kind.has_steps and not kind.differs)
+    if not self.thread or given.due is None or not hides:
       return self.program(kind)(*given)
-    return self._beside_steps(kind, given)
-
-  def _measured(self, kind: WindowKind, given: _Given) -> tuple[Any, Any]:
-    """Runs a window without delay up to its exchange; returns the rest."""
-    measures = WindowKind(sent=kind.applied, has_steps=kind.has_steps)
-    first = given._replace(
-      applied=None, sent=given.applied, places=(None, given.places[0])
-    )
-    progress, _, state, _ = self.program(measures)(*first)
-    kind = dataclasses.replace(kind, sent=None, is_same=False, has_steps=False)
-    return kind, _with_due(given, state)._replace(
-      progress=progress, batches=None
-    )
-
-  def _beside_steps(self, kind: WindowKind, given: _Given) -> tuple:
-    """Exchanges in the thread, runs the inner steps, and then the events."""
-    assert self.thread is not None
     kept, rest = given.applied.exchange, given.applied._replace(exchange=None)
     exchange = self.thread.start(self._exchange, kept, rest, given.due)
     progress = given.progress
     if kind.has_steps:
-      steps = _Given(progress, given.batches, given.num_steps)
+      steps = WindowInput(progress, given.batches, given.num_steps)
       progress, *_ = self.program(WindowKind())(*steps)
     arrived = self.thread.wait(exchange, progress)
     kind = dataclasses.replace(kind, has_steps=False, has_arrived=True)
@@ -302,7 +271,7 @@ class Rounds(RoundStates):
     divided = replicas.divided
 
     def replica_program(*args):
-      progress, applied, sent, drift = window.run(*args)
+      progress, applied, sent, drift = window.run(WindowInput(*args))
       progress = progress._replace(replica=divided(progress.replica))
       return progress, divided(applied), divided(sent), drift
 
@@ -313,32 +282,30 @@ class Rounds(RoundStates):
       donated += ["due"]  # What is sent takes its place.
     if not kind.has_steps and (not kind.has_arrived or self.outer.is_carried):
       donated = []
-    numbers = tuple(map(_Given._fields.index, donated))
+    numbers = tuple(map(WindowInput._fields.index, donated))
     return jax.jit(mapped, donate_argnums=numbers)
 
   def _program_axes(self, kind: WindowKind) -> tuple[Any, Any]:
     """Replica axes of a window's arguments and results, tree prefixes."""
     own: Any = 0 if kind.differs else None
     per_replica: Any = 0
-    axes = self.outer.axes
-    has_other = kind.sent is not None and not kind.is_same
+    axes, has_arrived = self.outer.axes, kind.has_arrived
     applied = None if kind.applied is None else axes
-    progress = InnerProgress(self.axes.replica, own, per_replica)
-    of_batches: Any = (
-      0 if self.frozen is None else WithFrozen(per_replica, None)
+    has_other = kind.sent is not None and not kind.is_same
+    sent = axes if has_other else None
+    batches: Any = 0 if self.frozen is None else WithFrozen(per_replica, None)
+    given = WindowInput(
+      InnerProgress(self.axes.replica, own, per_replica),
+      batches if kind.has_steps else None,
+      own,
+      applied=axes._replace(exchange=None) if has_arrived else applied,
+      due=0,
+      sent=sent,
+      weight=own,
+      arrived=arrived_axes(self.outer) if has_arrived else None,
     )
-    given = _Given(progress, of_batches if kind.has_steps else None, own)
-    drift = sent = None
-    if applied:
-      state: Any = axes._replace(exchange=None) if kind.has_arrived else axes
-      given = given._replace(applied=state, due=per_replica, weight=own)
-      drift = axes_of(self.outer.aggregator.is_shared)
-    if kind.has_arrived:
-      given = given._replace(arrived=arrived_axes(self.outer))
-    if has_other:
-      sent = axes
-      given = given._replace(sent=axes)
-    return tuple(given), (progress, applied, sent, drift)
+    drift = applied and DRIFT_AXES
+    return tuple(given), (given.progress, applied, sent, drift)
 
   @functools.cached_property
   def _exchange(self) -> Any:
@@ -388,30 +355,39 @@ class Rounds(RoundStates):
     values = shape((replicas.num_replicas, num_steps), 0, jnp.float32)
     metrics = StepMetrics(values, values)
     progress = InnerProgress(state.replica, shape(()), metrics)
-    given = _Given(progress, self.beside_frozen(batches), shape(()))
+    given = WindowInput(progress, self.beside_frozen(batches), shape(()))
     given = _with_fragments(given, window, fragment, place)
     return self.program(self.kind(window)).lower(*given)
 
 
+def _measured_first(windows: Sequence[Window]) -> Iterator[Window]:
+  """Yields windows in which nothing is exchanged that they measure."""
+  for window in windows:
+    if window.is_same:
+      yield Window(window.num_steps, sent=window.sent)
+      yield Window(0, window.applied)
+    else:
+      yield window
+
+
 def _with_fragments(
-  given: _Given,
+  given: WindowInput,
   window: Window,
   state_of: Callable[[int], FragmentState],
   place_of: Callable[[int], Any],
-) -> _Given:
-  """Adds what is applied in a window, and what else is sent."""
+) -> WindowInput:
+  """Adds what is applied in a window, and what else is sent.
+
+  What is applied is apart from its oldest pseudo-gradient in flight.
+  """
+  places: list[Any] = [None, None]
   if window.applied:
-    number = window.applied.fragment
-    given = given._replace(places=(place_of(number), None))
-    given = _with_due(given, state_of(number))
+    state = state_of(window.applied.fragment)
+    due, *left = state.in_flight or (None,)
+    places[0] = place_of(window.applied.fragment)
+    applied = state._replace(in_flight=tuple(left))
+    given = given._replace(applied=applied, due=due)
   if window.sent and not window.is_same:
-    number = window.sent.fragment
-    places = given.places[0], place_of(number)
-    given = given._replace(sent=state_of(number), places=places)
-  return given
-
-
-def _with_due(given: _Given, state: FragmentState) -> _Given:
-  """Adds what is applied, apart from its oldest pseudo-gradient in flight."""
-  due, *left = state.in_flight or (None,)
-  return given._replace(applied=state._replace(in_flight=tuple(left)), due=due)
+    places[1] = place_of(window.sent.fragment)
+    given = given._replace(sent=state_of(window.sent.fragment))
+  return given._replace(places=tuple(places))

@@ -1,9 +1,8 @@
 """What transforms see of a caller's tree, their states, and the model in them.
 
-Real floats are trained, and complex numbers as two of them, as
-`optax.contrib.split_real_and_imaginary` does it. Integers and booleans, such as
-a counter, have no gradient: each replica keeps its own as they are, no
-optimizer sees them, and nothing of them is sent. Everything else is refused.
+Real floats are trained. Integers and booleans, such as a counter, have no
+gradient: each replica keeps its own as they are, no optimizer sees them, and
+nothing of them is sent. Everything else is refused.
 
 The tree is divided into fragments, each with an outer state of its own.
 `outer_params` puts the fragments' outer parameters back into one tree.
@@ -24,7 +23,6 @@ from dilocox_jax.trees import (
   Index,
   Tree,
   check_trainable,
-  is_complex,
   is_count,
   is_masked,
   path_name,
@@ -60,127 +58,72 @@ class GradientState(NamedTuple):
   exchange: Any
 
 
-def outer_params(state: Tree, params: Tree | None = None) -> Tree:
+def outer_params(state: Tree, params: Tree) -> Tree:
   """Returns the outer parameters of a transform, which are the model to keep.
 
-  `outer_params(state, params)` works for every method. If the outer optimizer
-  keeps an average, it is this average. A method that averages gradients has the
-  parameters themselves as its model, unless its optimizer keeps their average.
+  If the outer optimizer keeps an average, it is this average. A method that
+  averages gradients has the parameters themselves as its model, unless its
+  optimizer keeps their average.
 
   Args:
     state: State of one replica, or with a replica axis. It may lie inside the
       states of wrappers, such as `optax.chain`, `MultiSteps`, `masked`,
       `inject_hyperparams` or `multi_transform`.
     params: The parameters that the state belongs to, with a replica axis if it
-      has one. It may be left out if the whole model is in the outer parameters
-      of one transform, or in an average, and fragments do not divide leaves.
+      has one.
 
   Returns:
     The caller's tree. A replica axis stays; replicas have equal values, except
     under the rule "eager" and with exchanges whose result is not shared. Leaves
-    that a wrapper kept from the transform, and integers, are those of `params`,
-    or `optax.MaskedNode` without `params`.
+    that a wrapper kept from the transform, and integers, are those of `params`.
 
   Raises:
-    ValueError: If the state of no transform of this package is in it, or if
-      `params` is needed and missing.
+    ValueError: If the state of no transform of this package is in it.
   """
 
   def is_ours(node: Any) -> bool:
     return isinstance(node, StepState | GradientState)
 
   states = list(filter(is_ours, jax.tree.leaves(state, is_leaf=is_ours)))
-  if not states:
-    raise ValueError(
-      f"the state, a {type(state).__name__}, holds none of a transform of "
-      "dilocox_jax: pass what init and update of the whole optimizer return"
-    )
-  if params is None:
-    if len(states) > 1:
-      raise ValueError(
-        f"the state holds those of {len(states)} transforms: call "
-        "dilocox_jax.outer_params(state, params)"
-      )
-    return merged(_kept(states[0], None))
+  require(
+    bool(states),
+    f"the state, a {type(state).__name__}, holds none of a transform of "
+    "dilocox_jax: pass what init and update of the whole optimizer return",
+  )
   for own in states:
     params = jax.tree.map(
       lambda kept, old: old if is_masked(kept) else kept,
-      merged(_kept(own, trained(params, params))),
+      _kept(own, trained(params, params)),
       params,
       is_leaf=is_masked,
     )
   return params
 
 
-def _kept(state: StepState | GradientState, params: Tree | None) -> Tree:
+def _kept(state: StepState | GradientState, params: Tree) -> Tree:
   """Returns what one transform keeps; masked where it has no leaf."""
   if isinstance(state, GradientState):
-    return _average_of(state, params)
-  trees = [
-    parameters_to_keep(fragment.optimizer, fragment.params)
-    for fragment in state.fragments
-  ]
-  groups = state.cuts.groups
-  is_divided = len(set(groups)) < len(groups)
-  if params is None and not is_divided:
-    return jax.tree.map(_whole, *trees, is_leaf=is_masked)
-  require(
-    params is not None,
-    "fragments divide leaves: call dilocox_jax.outer_params(state, params)",
+    has_average = isinstance(state.inner, AverageState)
+    return state.inner.average if has_average else params
+  trees = [parameters_to_keep(f.optimizer, f.params) for f in state.fragments]
+  own = jax.tree.map(
+    lambda *parts: parts[0] if all(map(is_masked, parts[:-1])) else parts[-1],
+    *trees,
+    params,
+    is_leaf=is_masked,
   )
-  shapes = _shapes(params, trees, state.step.ndim)
+  groups = state.cuts.groups
 
-  def join(trees: Sequence[Tree]) -> Tree:
+  def join(own: Tree, trees: Sequence[Tree]) -> Tree:
     parts = []
     for fragment, group in enumerate(groups):
       part, index = trees[group], fragment - groups.index(group)
       if groups.count(group) > 1:
         part = jax.tree.map(lambda leaf, index=index: leaf[index], part)
       parts.append(part)
-    return state.cuts.join(shapes, parts)
+    return state.cuts.join(own, parts)
 
-  return jax.vmap(join)(trees) if state.step.ndim else join(trees)
-
-
-def _average_of(state: GradientState, params: Tree | None) -> Tree:
-  if isinstance(state.inner, AverageState):
-    return state.inner.average
-  if params is None:
-    raise ValueError(
-      "this method averages gradients, so the parameters themselves are the "
-      "model to keep: call dilocox_jax.outer_params(state, params)"
-    )
-  return params
-
-
-def _shapes(params: Tree, trees: Sequence[Tree], num_axes: int) -> Tree:
-  """Returns one replica's shapes, masked where no fragment has a value.
-
-  Args:
-    params: Parameters.
-    trees: Outer parameters of all fragments.
-    num_axes: 1 if there is a replica axis, else 0.
-  """
-
-  def shape(*parts):
-    *parts, leaf = parts
-    if all(map(is_masked, parts)):
-      return optax.MaskedNode()
-    return jax.ShapeDtypeStruct(leaf.shape[num_axes:], leaf.dtype)
-
-  return jax.tree.map(shape, *trees, params, is_leaf=is_masked)
-
-
-def _whole(*parts: Any) -> Any:
-  """The leaf of the fragment that has it; a mask may keep it from all."""
-  return next((part for part in parts if not is_masked(part)), parts[0])
-
-
-class _RealPair(NamedTuple):
-  """Two real arrays in the place of a complex one."""
-
-  real: Any
-  imaginary: Any
+  return (jax.vmap(join) if state.step.ndim else join)(own, trees)
 
 
 def on_trained_leaves(
@@ -209,7 +152,6 @@ def on_trained_leaves(
     updates, state = transform.update(
       trained(updates, like, trainable), state, own, **extra
     )
-    updates = merged(updates)
     return jax.tree.map(_in_full, updates, like, is_leaf=is_masked), state
 
   return optax.GradientTransformationExtraArgs(init, update)
@@ -222,29 +164,15 @@ def trained(
 
   Args:
     tree: Values like the parameters.
-    params: Parameters. A count becomes a `MaskedNode`, and a complex leaf two
-      real ones.
+    params: Parameters. A count becomes a `MaskedNode`.
     trainable: As in `on_trained_leaves`; others become a `MaskedNode` too.
   """
 
   def seen(path: Any, own: Any, leaf: Any) -> Any:
-    if is_count(own) or (trainable and not trainable(path_name(path))):
-      return optax.MaskedNode()
-    return _RealPair(leaf.real, leaf.imag) if is_complex(own) else leaf
+    is_kept = is_count(own) or (trainable and not trainable(path_name(path)))
+    return optax.MaskedNode() if is_kept else leaf
 
   return jax.tree_util.tree_map_with_path(seen, params, tree)
-
-
-def merged(tree: Tree) -> Tree:
-  """Returns a tree in which two real leaves are a complex one again."""
-
-  def is_pair(node: Any) -> bool:
-    return isinstance(node, _RealPair)
-
-  def merge(node: Any) -> Any:
-    return jax.lax.complex(*node) if is_pair(node) else node
-
-  return jax.tree.map(merge, tree, is_leaf=is_pair)
 
 
 def _in_full(update: Any, own: Any) -> Any:

@@ -11,7 +11,7 @@ one branch for all of them.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from dilocox_jax.trees import Array, Index, Tree, has_values
 # Changes of the parameters, and the states of all groups of fragments.
 Operand = tuple[Tree, tuple[FragmentState, ...]]
 Changed = tuple[Tree, FragmentState]  # And the state of one fragment.
+Cut = tuple[int, Any]  # The group of a fragment, and its place in it.
 
 
 def pseudo_gradient_steps(
@@ -73,13 +74,6 @@ def pseudo_gradient_steps(
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-class _At(NamedTuple):
-  """A fragment: its group, and its place in it."""
-
-  group: int
-  place: Any
-
-
 class _Events:
   """What the schedule has after an inner step, for one replica."""
 
@@ -100,7 +94,7 @@ class _Events:
     """
     # `optax.tree.map_params` calls init with a tree that has no leaves.
     if jax.tree.leaves(params):
-      self.cuts.check_division(params)
+      self.cuts.check(params)
     return tuple(map(functools.partial(self._first, params), self.members))
 
   def _first(self, params: Tree, members: list[int]) -> FragmentState:
@@ -156,8 +150,7 @@ class _Events:
 
     Args:
       send_step: The step; it lies in the past for an apply.
-      event: Function (where the fragment is, (updates, its state)) -> the
-        second again.
+      event: Function (cut of the fragment, updates, its state) -> the last two.
       operand: What the event changes.
     """
     number, branches = _fragment_at(self.schedule, send_step), [_unchanged]
@@ -180,7 +173,7 @@ class _Events:
       take = jax.lax.dynamic_index_in_dim
       place = place[index]
       state = jax.tree.map(lambda leaf: take(leaf, index, 0, False), state)
-    updates, state = event(_At(group, place), (updates, state))
+    updates, state = event((group, place), updates, state)
     if len(members) > 1:
       put = jax.lax.dynamic_update_index_in_dim
       state = jax.tree.map(
@@ -188,55 +181,56 @@ class _Events:
       )
     return updates, (*fragments[:group], state, *fragments[group + 1 :])
 
-  def _send(self, params: Tree, has_arrived: Array, at: _At, given: Changed):
+  def _send(
+    self, params: Tree, has_arrived: Array, cut: Cut, updates: Tree, state: Any
+  ) -> Changed:
     """Measures a fragment, and applies at once what is due on this step."""
-    (updates, state), is_whole = given, self.schedule.is_whole_rounds
-    pending = state.in_flight if is_whole else state.in_flight[1:]
-    own = self._own(params, updates, at)
+    pending, left = state.in_flight, state.in_flight[1:]
+    if not self.schedule.is_whole_rounds:
+      pending = left
+    own = self._own(params, updates, cut)
     fresh = self.outer.measure(state, pending, own)
     if not self.schedule.depth:
-      return self._arrive(params, at, fresh, fresh, given)
-    if is_whole:  # Measured, then applied, then sent.
-      due = state.in_flight[0]
-      arrive = functools.partial(self._arrive, params, at, due, fresh)
-      none = functools.partial(self._none, params, at, fresh)
-      updates, state = jax.lax.cond(
-        has_arrived, _like_given(arrive), _like_given(none), given
+      return self._arrive(params, cut, fresh, fresh, (updates, state))
+    if self.schedule.is_whole_rounds:  # Measured, then applied, then sent.
+      given = params, cut, pending[0], fresh
+      arrive, none = (
+        _like_given(functools.partial(event, *given))
+        for event in (self._arrive, self._none)
       )
-    in_flight = (*state.in_flight[1:], fresh)
-    return updates, state._replace(in_flight=in_flight)
+      updates, state = jax.lax.cond(has_arrived, arrive, none, (updates, state))
+    return updates, state._replace(in_flight=(*left, fresh))
 
-  def _apply(self, params: Tree, at: _At, given: Changed) -> Changed:
-    due = given[1].in_flight[0]
+  def _apply(self, params: Tree, cut: Cut, updates: Tree, state: Any):
+    due = state.in_flight[0]
     fresh = jax.tree.map(jnp.zeros_like, due)
-    return self._arrive(params, at, due, fresh, given)
+    return self._arrive(params, cut, due, fresh, (updates, state))
 
-  def _arrive(
-    self, params: Tree, at: _At, due: Tree, fresh: Tree, given: Changed
-  ) -> Changed:
+  def _arrive(self, params: Tree, cut: Cut, due: Tree, fresh: Tree, given):
     """Exchanges a pseudo-gradient and applies the result."""
     updates, state = given
     result, kept = self.outer.exchange(state, due)
-    given = updates, state._replace(exchange=kept)
-    return self._take_up(params, at, result, fresh, given)
+    state = state._replace(exchange=kept)
+    return self._take_up(params, cut, result, fresh, (updates, state))
 
-  def _none(self, params: Tree, at: _At, fresh: Tree, given: Changed):
+  def _none(self, params: Tree, cut: Cut, due: Tree, fresh: Tree, given):
     """Applies before anything has arrived, which only "eager" does."""
+    del due
     if self.outer.rule.is_shared:
       return given
     result = nothing(given[1].params)
-    return self._take_up(params, at, result, fresh, given)
+    return self._take_up(params, cut, result, fresh, given)
 
-  def _take_up(self, params, at: _At, result, fresh, given: Changed):
+  def _take_up(self, params, cut: Cut, result, fresh, given) -> Changed:
     updates, state = given
-    own = self._own(params, updates, at)
+    own = self._own(params, updates, cut)
     state, new = self.outer.apply(state, own, result, fresh)
-    change = jax.tree.map(jnp.subtract, new, self.cuts.take(params, *at))
-    return self.cuts.put(updates, *at, change), state
+    change = jax.tree.map(jnp.subtract, new, self.cuts.take(params, *cut))
+    return self.cuts.put(updates, *cut, change), state
 
-  def _own(self, params: Tree, updates: Tree, at: _At) -> Tree:
+  def _own(self, params: Tree, updates: Tree, cut: Cut) -> Tree:
     """The replica's own parameters of a fragment, after the inner step."""
-    before, moved = (self.cuts.take(tree, *at) for tree in (params, updates))
+    before, moved = (self.cuts.take(tree, *cut) for tree in (params, updates))
     return optax.apply_updates(before, moved)
 
 

@@ -22,11 +22,15 @@ import jax.numpy as jnp
 
 from dilocox_jax.checks import require
 from dilocox_jax.outer.cuts import Cuts
-from dilocox_jax.outer.drift import Drift, measure_drift
-from dilocox_jax.outer.outer_step import FragmentState, OuterStep, nothing
-from dilocox_jax.outer.rules import ExchangeResult
+from dilocox_jax.outer.outer_step import (
+  Drift,
+  FragmentState,
+  OuterStep,
+  measure_drift,
+  nothing,
+)
 from dilocox_jax.plan.collective import stretch_ends, stretches
-from dilocox_jax.trees import Array, Index, Pausing, Scalar, Tree
+from dilocox_jax.trees import Array, Index, Scalar, Tree
 
 # Name of the loop over inner steps in a compiled program.
 INNER_STEPS = "inner_steps"
@@ -85,6 +89,34 @@ class WindowKind:
   differs: bool = False
 
 
+class WindowInput(NamedTuple):
+  """What a window of one replica is given.
+
+  Attributes:
+    progress: The replica before the window.
+    batches: Batches that `progress.step` counts, leaves [n, ...].
+    num_steps: Inner steps of the window.
+    applied: State of the fragment that is applied, without `due`.
+    due: Its oldest pseudo-gradient in flight, which is applied; None if what is
+      applied is measured in this window.
+    sent: State of the fragment that is sent, if it is another one.
+    places: Places of both fragments in their groups (`Cuts.place`).
+    weight: Factor of this replica in the exchange; None: all have the same.
+    arrived: Result of the exchange and new state of the aggregator, if another
+      program has exchanged what is applied.
+  """
+
+  progress: Any
+  batches: Any
+  num_steps: Any
+  applied: Any = None
+  due: Any = None
+  sent: Any = None
+  places: tuple[Any, Any] = (None, None)
+  weight: Any = None
+  arrived: Any = None
+
+
 @dataclasses.dataclass(frozen=True)
 class WindowProgram:
   """Runs a window of one replica.
@@ -111,54 +143,30 @@ class WindowProgram:
     return self.kind.is_same and not self.outer.method.schedule.depth
 
   def run(
-    self,
-    progress: InnerProgress,
-    batches: Tree,
-    num_steps: Index,
-    applied: FragmentState | None = None,
-    due: Tree | None = None,
-    sent: FragmentState | None = None,
-    places: tuple[Any, Any] = (None, None),
-    weight: Scalar | None = None,
-    arrived: tuple[ExchangeResult, Tree] | None = None,
+    self, given: WindowInput
   ) -> tuple[InnerProgress, FragmentState | None, FragmentState | None, Any]:
     """Runs the inner steps and the events.
-
-    Args:
-      progress: The replica before the window.
-      batches: Batches that `progress.step` counts, leaves [n, ...].
-      num_steps: Inner steps of the window.
-      applied: State of the fragment that is applied, without `due`.
-      due: Its oldest pseudo-gradient in flight, which is applied; None if what
-        is applied is measured in this window.
-      sent: State of the fragment that is sent, if it is another one.
-      places: Places of both fragments in their groups (`Cuts.place`).
-      weight: Factor of this replica in the exchange; None: all have the same.
-      arrived: Result of the exchange and new state of the aggregator, if
-        another program has exchanged what is applied.
 
     Returns:
       The replica, both fragments, and the drift of what was applied.
     """
+    applied, sent, arrived = given.applied, given.sent, given.arrived
     if not arrived and applied and not self._is_at_once:
-      progress, arrived = self._hidden(
-        progress, batches, num_steps, applied, due, weight
-      )
+      progress, arrived = self._hidden(given, applied)
     else:
-      progress = self._run_steps(batches)(progress, num_steps)
+      run_steps = self._run_steps(given.batches)
+      progress = run_steps(given.progress, given.num_steps)
     params, drift = progress.replica.params, None
     if applied and self.kind.is_same:
-      params, applied, drift = self._renew(
-        params, applied, due, places[0], arrived, weight
-      )
+      params, applied, drift = self._renew(params, applied, given, arrived)
     elif applied:
       zeros = jax.tree.map(jnp.zeros_like, applied.params)
       newest = applied.in_flight[-1] if applied.in_flight else zeros
       params, applied, drift = self._apply(
-        self.kind.applied, params, applied, places[0], arrived, newest
+        self.kind.applied, params, applied, given.places[0], arrived, newest
       )
     if sent:
-      params, sent = self._send(params, sent, places[1])
+      params, sent = self._send(params, sent, given.places[1])
     replica = progress.replica._replace(params=params)
     return progress._replace(replica=replica), applied, sent, drift
 
@@ -167,24 +175,24 @@ class WindowProgram:
       return lambda progress, count: progress
     return inner_steps(self.inner_step, batches)
 
-  def _hidden(self, progress, batches, num_steps, applied, due, weight):
+  def _hidden(self, given: WindowInput, applied: FragmentState):
     """Runs the inner steps, and the exchange that they hide."""
-    run_steps = self._run_steps(batches)
+    run_steps = self._run_steps(given.batches)
     if not (self.has_links and self.kind.has_steps):
-      arrived = self.outer.exchange(applied, due, weight)
-      return run_steps(progress, num_steps), arrived
-    given = progress, applied, due, num_steps, weight
-    return exchange_behind_steps(self.outer, run_steps, *given)
+      arrived = self.outer.exchange(applied, given.due, given.weight)
+      return run_steps(given.progress, given.num_steps), arrived
+    return exchange_behind_steps(
+      *(self.outer, run_steps, given.progress, applied, given.due),
+      *(given.num_steps, given.weight),
+    )
 
-  def _renew(
-    self, params: Tree, state: FragmentState, due, place, arrived, weight
-  ):
+  def _renew(self, params: Tree, state: FragmentState, given, arrived):
     """Measures a fragment, applies what is due of it, and sends it."""
-    own = self._own(params, place)
-    pending = state.in_flight if due is None else (due, *state.in_flight)
+    place, due = given.places[0], () if given.due is None else (given.due,)
+    own, pending = self._own(params, place), (*due, *state.in_flight)
     fresh = self.outer.measure(state, pending, own)
     if self._is_at_once:
-      arrived = self.outer.exchange(state, fresh, weight)
+      arrived = self.outer.exchange(state, fresh, given.weight)
     left = (*pending, fresh)[1:]
     params, state, drift = self._apply(
       self.kind.applied, params, state, place, arrived, fresh
@@ -319,14 +327,8 @@ def exchange_behind_steps(
         f" but its average ends after {turn + 1}: they must be as many",
       )
       return progress, stop.value
-  # No steps are left to hide turns that `stretch_ends` does not know of.
-  return progress, _to_its_end(run, leaving)
-
-
-def _to_its_end(run: Pausing, tree: Any) -> Any:
-  """Sends a generator what it yields until it ends; returns its value."""
   try:
-    while True:
-      tree = run.send(tree)
+    while True:  # Turns that `stretch_ends` does not know of.
+      leaving = run.send(leaving)
   except StopIteration as stop:
-    return stop.value
+    return progress, stop.value

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
-from dilocox_jax.aggregators.traffic import Traffic
+from dilocox_jax.aggregators.collectives import Traffic
 from dilocox_jax.plan.collective import Collective, stretch_ends, stretches
 from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment

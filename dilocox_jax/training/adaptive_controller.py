@@ -12,11 +12,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from dilocox_jax.aggregators.collectives import message_bytes
-from dilocox_jax.aggregators.traffic import Traffic
+from dilocox_jax.aggregators.collectives import Traffic, message_bytes
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.distributed import processes
-from dilocox_jax.outer.drift import Drift
+from dilocox_jax.outer.outer_step import Drift
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.adaptive import RoundSetting, energy_rank, spectra_of

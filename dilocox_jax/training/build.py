@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import optax
 
+from dilocox_jax.aggregators.exchange import exchange as mean_exchange
 from dilocox_jax.aggregators.exchange import mean_of_finite_replicas
-from dilocox_jax.aggregators.kinds import EXCHANGES
 from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.config.platforms import on_platform
@@ -37,7 +37,6 @@ from dilocox_jax.outer.lone_exchange import ExchangeThread
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.adaptive import RoundSetting
-from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.schedule.fragments import Shapes
 from dilocox_jax.training import member
@@ -104,7 +103,7 @@ def _aggregator(config: RunConfig, setting: RoundSetting | None) -> Aggregator:
   exchange = config.exchange
   if config.meets:  # Of a run that is only read: it meets nobody.
     return member.exchange(config)
-  return loaded(EXCHANGES[exchange.kind].aggregator)(
+  return mean_exchange(
     to_plan.codec(config, setting),
     feedback=exchange.feedback,
     against=exchange.against,

@@ -16,7 +16,7 @@ from dilocox_jax.data.feeds import num_predictions
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.outer.average import parameters_to_keep
 from dilocox_jax.outer.data_parallel import SharedState
-from dilocox_jax.outer.drift import Drift, disagreement
+from dilocox_jax.outer.outer_step import Drift, disagreement
 from dilocox_jax.outer.round_states import mean_of
 from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.plan.adaptive import energy_rank, spectra_of

@@ -113,7 +113,7 @@ def exchange(
     )
 
   return carried_by(
-    *(enter, own, float(config.tokens_per_replica_step)),
+    *(enter, float(config.tokens_per_replica_step)),
     to_plan.codec(config),
     feedback=settings.feedback,
     against=settings.against,

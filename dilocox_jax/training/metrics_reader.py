@@ -19,7 +19,7 @@ from dilocox_jax import metrics
 from dilocox_jax.config import RunConfig
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.distributed.link_counter import LinkCounter
-from dilocox_jax.outer.drift import Drift
+from dilocox_jax.outer.outer_step import Drift
 from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import Segment

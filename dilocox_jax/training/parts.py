@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import optax
 
-from dilocox_jax.aggregators.traffic import Traffic
+from dilocox_jax.aggregators.collectives import Traffic
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.feeds import Feed
 from dilocox_jax.models.adapters import Adaptation

@@ -11,7 +11,7 @@ import pathlib
 import jax
 
 from dilocox_jax import metrics
-from dilocox_jax.aggregators.traffic import Traffic
+from dilocox_jax.aggregators.collectives import Traffic
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import chosen_values
 from dilocox_jax.plan.schedule.run_plan import RunPlan

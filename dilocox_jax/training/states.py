@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from dilocox_jax.aggregators.traffic import Traffic
+from dilocox_jax.aggregators.collectives import Traffic
 from dilocox_jax.distributed import coordinator_store, host_memory
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.outer.data_parallel import SharedState

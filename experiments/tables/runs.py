@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dilocox_jax.aggregators.traffic import Traffic
+from dilocox_jax.aggregators.collectives import Traffic
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.plan.schedule.fragments import Fragments

@@ -33,7 +33,7 @@ def _drawn(shape: tuple[int, ...]) -> Array:
 
 def _coded(encoder: Encoder, values: Array) -> TimedProgram:
   """Encodes, then decodes; two programs, as on two machines."""
-  encode = jax.jit(lambda x: encoder.encode([x], jax.random.key(0)))
+  encode = jax.jit(lambda x: encoder.encode([x]))
   decode = jax.jit(lambda arrays: encoder.decode(arrays, [values.shape]))
   return lambda: jax.block_until_ready(decode(encode(values)))
 

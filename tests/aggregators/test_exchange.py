@@ -43,8 +43,7 @@ WAYS = [
   ("int(bits=1,block_size=8)", "reduce_scatter"),
   ("int(bits=8,scale=row)", "reduce_scatter"),
   ("e3m0(block_size=32)", "reduce_scatter"),
-  ("top_k(fraction=0.2,block_size=64)+int(bits=2)", "all_gather"),
-  ("local_low_rank(rank=2)+int(bits=8)", "all_gather"),
+  ("top_k(fraction=0.2,block_size=64)", "all_gather"),
 ]
 
 
@@ -62,7 +61,7 @@ def each(values):
   ("codec", "collective", "against", "layout"),
   [
     (INT4, "all_gather", "mean", "stacked"),
-    *((*way, "own", layout) for way in WAYS[:-2] for layout in LAYOUTS),
+    *((*way, "own", layout) for way in WAYS for layout in LAYOUTS),
   ],
 )
 def test_exchanges_in_a_row_are_those_of_the_numpy_twin(
@@ -88,25 +87,6 @@ def test_exchanges_in_a_row_are_those_of_the_numpy_twin(
       assert is_finite == ((seed, m) != (1, 2))
       if is_finite:
         close(each(sent)[m], own[m], EXACT)
-
-
-@pytest.mark.parametrize(("codec", "collective"), WAYS[-2:])
-def test_selected_values_are_those_that_each_would_send_alone(
-  codec, collective
-):
-  values, kept = draw(), []
-  for layout in LAYOUTS:
-    run, state = program(codec, layout, collective=collective, feedback=1.0)
-    mean, sent, state = run(values, state)
-    assert_all_have_the_same((mean, state.codec, state.count))
-    close(replica(mean), mean_of(sent), EXACT)
-    # What arrived and what is kept is what was wanted.
-    close(jax.tree.map(np.add, sent, state.residual), values, EXACT)
-    alone, first = program(codec, num_replicas=1)
-    own, _, _ = alone(jax.tree.map(lambda x: x[:1], values), first)
-    close(replica(own), replica(sent), EXACT)
-    kept.append(jax.device_get(mean))
-  close(kept[0], kept[1], EXACT)
 
 
 @pytest.mark.parametrize(
@@ -139,37 +119,18 @@ def test_warm_factors_are_those_of_the_numpy_twin(link, collective, layout):
 def test_a_mask_is_one_for_all_replicas_and_another_the_next_time(layout):
   leaf = draw(2)["embed"]
   values, chosen = {"a": leaf, "b": leaf}, []
-  for seed in (0, 1):
-    made = exchange(RandomMask(0.25), seed=seed)
-    replicas = Replicas(NUM_REPLICAS, layout)
-    state = every_replicas(made.init(replica(values)))
-    run = jax.jit(replicas.map(made.average, (0, 0), 0))
-    for _ in range(2):
-      mean, own, state = run(*replicas.place((values, state), 0))
-      is_sent = jax.tree.map(lambda leaf: np.asarray(leaf) != 0, own)
-      assert_all_have_the_same(is_sent)
-      exact = jax.tree.map(np.multiply, mean_of(values), replica(is_sent))
-      close(replica(mean), exact, EXACT)
-      chosen += [tuple(is_sent[name][0].tolist()) for name in "ab"]
-  # Another for every leaf, exchange and seed.
-  assert len(set(chosen)) == len(chosen)
-  assert {sum(each) for each in chosen} == {6}
-
-
-def test_replicas_round_by_chances_of_their_own():
-  values = every_replicas(replica(draw()))
-  codec = Int(4, rounding="stochastic")
-  run, state = program(codec, collective="all_gather")
-  mean, first, state = run(values, state)
-  _, second, _ = run(values, state)
-  for path, sent in named(first).items():
-    whole = named(values)[path]
-    assert np.abs(sent - whole).max() < 2 * np.abs(whole).max() / 7
-    assert len({own.tobytes() for own in sent}) == NUM_REPLICAS
-    assert (sent[0] != named(second)[path][0]).any(), path
-    # Errors that are independent shrink in the mean.
-    error = np.square(named(mean)[path][0] - whole[0]).mean()
-    assert error < 0.7 * np.square(sent - whole).mean()
+  made, replicas = exchange(RandomMask(0.25)), Replicas(NUM_REPLICAS, layout)
+  state = every_replicas(made.init(replica(values)))
+  run = jax.jit(replicas.map(made.average, (0, 0), 0))
+  for _ in range(2):
+    mean, own, state = run(*replicas.place((values, state), 0))
+    is_sent = jax.tree.map(lambda leaf: np.asarray(leaf) != 0, own)
+    assert_all_have_the_same(is_sent)
+    exact = jax.tree.map(np.multiply, mean_of(values), replica(is_sent))
+    close(replica(mean), exact, EXACT)
+    chosen += [tuple(is_sent[name][0].tolist()) for name in "ab"]
+  # Another for every leaf and exchange.
+  assert len(set(chosen)) == 4 and {sum(each) for each in chosen} == {6}
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 5])
@@ -182,20 +143,6 @@ def test_any_number_of_replicas_may_exchange_slices(num_replicas):
   close(replica(mean), mean_of(values), EXACT)
   close(sent, values, 0)
   assert state.residual is None
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_floats_are_added_in_the_type_they_are_sent_in(dtype):
-  # Two sums and a mean, each rounded to the significant bits of the type.
-  step = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
-  values = draw(2)
-  run, state = program(dtype, collective="all_reduce")
-  mean, sent, _ = run(values, state)
-  for path, own in named(sent).items():
-    close(own, named(values)[path], step)
-    error = np.abs(named(mean)[path] - own.mean(axis=0))
-    assert (error <= 2 * step * np.abs(own).sum(axis=0) + EXACT).all()
-    assert error.max() > 0
 
 
 def exchanges(values, codec="float16"):
@@ -264,26 +211,6 @@ def test_a_replica_with_one_bad_value_is_left_out_altogether(bad):
   assert not np.any(plain_mean(np.full((2, 3), bad, np.float32)))
 
 
-def test_small_values_of_a_narrow_type_are_sent_in_the_end():
-  # The residual of the small one grows by 0.001 up to 1, which a bfloat16
-  # cannot: 0.5 + 0.001 is 0.5 there.
-  small = exchange(Int(1, "tensor"), feedback=1.0)
-  values = jnp.broadcast_to(jnp.array([1, 0.001], jnp.bfloat16), (2, 2))
-
-  def one(state, own):
-    mean, state = small.update({"w": own}, state)
-    return state, mean["w"]
-
-  def body(state, _):
-    return jax.vmap(one, axis_name="replica")(state, values)
-
-  first = jax.vmap(lambda own: small.init({"w": own}))(values)
-  _, means = jax.lax.scan(body, first, length=4000)
-  assert means.dtype == jnp.bfloat16
-  arrived = means[:, 0].astype(jnp.float32).mean(axis=0)
-  np.testing.assert_allclose(arrived, [1, 0.001], atol=3e-4)
-
-
 FACTORS = {
   "kernel": Factors(1.0 + jnp.arange(6 * 4 * 2.0).reshape(6, 4, 2)),
   "table": Factors(jnp.ones((1, 4, 2))),
@@ -332,7 +259,7 @@ def test_a_divided_replica_finds_the_mean_of_a_whole_one(codec, num_layers):
     state = aggregator.init(replica(values))
     program = jax.jit(replicas.map(one, (0, axes), (None, axes)))
     placed = replicas.place_state(values, 0), replicas.place_state(state, axes)
-    text = program.lower(*placed).compile().as_text()
+    text = program.lower(*placed).compile().as_text() or ""
     found.append(jax.device_get(program(*placed)))
   close(found[0], found[1], 1e-4)
   # No device collects what it holds a part of.
@@ -350,6 +277,8 @@ def test_results_are_like_the_values_and_empty_leaves_cost_nothing(codec):
     lambda values: made.average(values, made.init(values), values)[:2],
     axis_name="replica",
   )
+  # In bfloat16 a residual of 1 would not grow by 0.001.
+  assert made.init(values).residual["a"].dtype == jnp.float32
   for tree in jax.eval_shape(of_all, values):
     assert jax.tree.map(lambda x: (x.shape, x.dtype), tree) == jax.tree.map(
       lambda x: (x.shape, x.dtype), values

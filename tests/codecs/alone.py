@@ -18,7 +18,7 @@ def alone(codec, leaves, states=None, key=KEY):
 
   def reduce(leaves):
     shapes = [leaf.shape for leaf in leaves]
-    sent.append(encoder.encode(leaves, jax.random.fold_in(key, len(sent))))
+    sent.append(encoder.encode(leaves))
     decoded = yield encoder.decode(sent[-1], shapes)
     return Reduced(decoded, decoded)
 

@@ -10,39 +10,36 @@ from dilocox_jax.codecs.named import (
   link_names,
   named_codec,
   register_codec,
+  split_links,
 )
 from dilocox_jax.codecs.quantize import E3M0, Float, Int
 from dilocox_jax.codecs.sparse import RandomMask, TopK
 from dilocox_jax.plan.choices import loaded
 
-
-@pytest.mark.parametrize("name", CODECS)
-def test_a_link_by_itself_has_its_defaults(name):
-  assert named_codec(name) == loaded(CODECS[name])()
+INTS = Int(2, "row", 32)
 
 
-def test_names_joined_by_a_plus_are_a_chain_in_that_order():
-  found = named_codec("random_mask+top_k+int")
-  assert found == RandomMask(then=TopK(then=Int()))
-  low_rank = LowRank(then=Float("float16"))
-  assert named_codec("low_rank+float16") == low_rank
-  assert named_codec("local_low_rank+int") == LocalLowRank(then=Int())
-  assert named_codec("low_rank+top_k") == LowRank(then=TopK())
-
-
-def test_every_setting_reaches_its_own_link():
-  text = (
-    "random_mask(fraction=0.3)"
-    "+top_k(fraction=0.4,block_size=64,indices=bitmap)"
-    "+int(bits=2,scale='row',block_size=32,rounding=stochastic)"
-  )
-  ints = Int(2, "row", 32, "stochastic")
-  assert named_codec(text) == RandomMask(0.3, TopK(0.4, 64, "bitmap", ints))
-  assert named_codec("low_rank(rank=5,power_iterations=2)") == LowRank(5, 2)
-  assert named_codec("e3m0(block_size=16)") == E3M0(16)
-  assert named_codec("int()") == Int()
-  assert named_codec("bfloat16") == Float("bfloat16")
-  assert link_names("low_rank(rank=5) + int(bits=2)") == "low_rank+int"
+@pytest.mark.parametrize(
+  ("text", "codec"),
+  [
+    *((name, loaded(place)()) for name, place in CODECS.items()),
+    ("random_mask+top_k+int", RandomMask(then=TopK(then=Int()))),
+    ("low_rank + float16", LowRank(then=Float("float16"))),
+    ("local_low_rank+int()", LocalLowRank(then=Int())),
+    (
+      "random_mask(fraction=0.3)"
+      "+top_k(fraction=0.4,block_size=64,indices=bitmap)"
+      "+int(bits=2,scale='row',block_size=32)",
+      RandomMask(0.3, TopK(0.4, 64, "bitmap", INTS)),
+    ),
+    ("low_rank(rank=5,power_iterations=2)", LowRank(5, 2)),
+    ("e3m0(block_size=16)", E3M0(16)),
+  ],
+)
+def test_names_joined_by_a_plus_are_a_chain_with_its_settings(text, codec):
+  assert named_codec(text) == codec
+  names = [name for name, _ in split_links(text)]
+  assert link_names(text) == "+".join(names)
 
 
 LIKE = "must be written like 'low_rank(rank=4)+int(bits=2)'"
@@ -56,9 +53,7 @@ LIKE = "must be written like 'low_rank(rank=4)+int(bits=2)'"
     ("", f"codec='' {LIKE}"),
     ("low_rank+", f"codec='low_rank+' {LIKE}"),
     ("int(2)", f"codec='int(2)' {LIKE}"),
-    ("int(bits=2", LIKE),
     ("int(bits=f())", LIKE),
-    ("int(bits=2)*2", LIKE),
     ("int(bits={[1]:2})", LIKE),
     ("int(**{'bits': 2})", LIKE),
     ("int(rank=3)", "int has no setting rank (it has: bits, scale, "),
@@ -68,29 +63,16 @@ LIKE = "must be written like 'low_rank(rank=4)+int(bits=2)'"
     ("int(bits=4.0)", "codec int: bits=4.0 must be of type int"),
     ("low_rank(rank=four)", "low_rank: rank='four' must be of type int"),
     ("low_rank(rank=0)", "low_rank: rank=0 must be at least 1"),
-    ("low_rank(power_iterations=0)", "power_iterations=0 must be at least 1"),
-    ("top_k(fraction=half)", "top_k: fraction='half' must be of type float"),
     ("top_k(fraction=2.0)", "top_k: fraction=2.0 must be above 0 and at most"),
     ("top_k(indices=runs)", "indices='runs' must be one of packed, bitmap"),
     ("int+top_k", "int must be the last link of a codec"),
-    ("float32+e3m0", "float32 must be the last link of a codec"),
     ("top_k+low_rank+int", "LowRank cannot follow TopK: shared low rank or "),
-    ("random_mask+low_rank", "LowRank cannot follow RandomMask: shared "),
   ],
 )
 def test_an_error_is_one_line_that_names_what_to_change(text, message):
   with pytest.raises(ValueError) as caught:
     named_codec(text)
   assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_types_that_cannot_be_looked_up_are_not_checked(monkeypatch):
-  @dataclasses.dataclass(frozen=True)
-  class Half(Quantiser):
-    share: "OnlyForTypeCheckers" = 0.5  # noqa: F821  # pyright: ignore
-
-  monkeypatch.setitem(CODECS, "half", Half)
-  assert named_codec("half(share=0.25)") == Half(0.25)
 
 
 class Bare(Quantiser):

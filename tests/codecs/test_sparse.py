@@ -61,13 +61,6 @@ def test_awkward_values_are_selected_as_by_a_plain_sort(values, count):
   assert np.array_equal(np.asarray(found).ravel(), expected)
 
 
-def test_top_k_of_everything_loses_nothing_even_where_values_are_equal():
-  values = np.tile(np.array([1, -1, 0, 2], np.float32), 45).reshape(1, 4, 45)
-  for indices in ("packed", "bitmap"):
-    found, _ = through(TopK(1.0, 70, indices), values)
-    assert np.array_equal(found, values)
-
-
 @pytest.mark.parametrize(
   "size, fraction", [(1, 1.0), (7, 0.01), (7, 0.75), (360, 0.3), (360, 0.999)]
 )
@@ -119,13 +112,3 @@ def test_strata_cover_the_values_in_whole_lengths(size, count):
   )
   exact = np.arange(count + 1, dtype=np.int64) * size // count
   np.testing.assert_array_equal(bounds, exact)
-
-
-def test_a_mask_is_drawn_in_the_program_and_not_written_into_it():
-
-  def decoded(values, key):
-    return alone(RandomMask(0.5), [values], key=key)[0]
-
-  values = jax.ShapeDtypeStruct((1, 1 << 20), jnp.float32)
-  key = jax.eval_shape(jax.random.key, 0)
-  assert len(jax.jit(decoded).lower(values, key).as_text()) < 100_000

@@ -11,17 +11,15 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from dilocox_jax.aggregators.collectives import collectives
+from dilocox_jax.aggregators.collectives import Traffic, collectives
 from dilocox_jax.aggregators.exchange import exchange
-from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.quantize import E3M0, Float, Int
 from dilocox_jax.codecs.sparse import RandomMask, TopK
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.data_parallel import StepPrograms
-from dilocox_jax.outer.drift import measure_drift
-from dilocox_jax.outer.outer_step import OuterStep
+from dilocox_jax.outer.outer_step import OuterStep, measure_drift
 from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.schedule import methods
@@ -72,16 +70,6 @@ def num_inner_loops(text):
   """Number of loops over inner steps."""
   module = hlo.parse(text)
   return sum(map(is_inner_loop, itertools.chain(*module.computations.values())))
-
-
-def permuted(text):
-  """Operand bytes of one device's permutes, which only extensions use."""
-  module = hlo.parse(text)
-  return [
-    module.operand_bytes(instruction)
-    for instruction in itertools.chain(*module.computations.values())
-    if inside_kind(instruction) == "collective-permute"
-  ]
 
 
 def planned(*collectives):

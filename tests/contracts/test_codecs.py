@@ -42,10 +42,6 @@ CODECS = {
   "cocktail_sgd": (RandomMask(0.5, then=COCKTAIL), 0.691, 1.0),
   "sparse_loco": (TopK(0.1, BLOCK, then=Int(2, "tensor")), 0.556, 0.9),
 }
-STOCHASTIC = {
-  "int4_stochastic": Int(4, "row", rounding="stochastic"),
-  "int1_stochastic": Int(1, block_size=BLOCK, rounding="stochastic"),
-}
 BAD = np.nan, np.inf, -np.inf
 
 
@@ -132,9 +128,9 @@ def test_a_codec_keeps_its_promises(name):
   keeps_its_promises(*CODECS[name], is_half=name == "float16")
 
 
-@pytest.mark.parametrize("name", CODECS | STOCHASTIC)
+@pytest.mark.parametrize("name", CODECS)
 def test_bytes_of_odd_shapes_are_those_of_the_encoded_arrays(name):
-  codec = CODECS[name][0] if name in CODECS else STOCHASTIC[name]
+  codec = CODECS[name][0]
   shapes = {"leaf": (), "blocks/0": (3,), "blocks/1": (2, 13, 29), "w": (7, 5)}
   leaves = [
     jax.ShapeDtypeStruct(stacked_shape(path, shape), jnp.float32)
@@ -145,21 +141,3 @@ def test_bytes_of_odd_shapes_are_those_of_the_encoded_arrays(name):
     math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(arrays)
   ]
   assert message_bytes(codec, shapes) == sum(sizes)
-
-
-@pytest.mark.parametrize("name", STOCHASTIC)
-def test_stochastic_rounding_has_no_bias_and_errs_by_a_step_at_most(name):
-  codec, values, draws = STOCHASTIC[name], gaussian(SHAPE), 400
-  found, _, _ = decoded(codec, [values] * draws, range(draws))
-  spread = found.std(0) / math.sqrt(draws)
-  is_random = spread > 0
-  deviation = (found.mean(0) - values)[is_random] / spread[is_random]
-  # The largest of 528 normals is about 3.2; all together show a smaller slant.
-  assert np.max(np.abs(deviation)) < 5.5
-  assert abs(np.mean(deviation)) * math.sqrt(deviation.size) < 4
-  grouped = np.abs(values).reshape(SHAPE[0], -1, codec.width(SHAPE[1:]))
-  levels = 2**codec.bits - (0 if codec.bits <= 2 else 1)
-  steps = 2 * np.max(grouped, axis=-1, keepdims=True) / (levels - 1)
-  steps = np.broadcast_to(1.02 * steps, grouped.shape).reshape(SHAPE)
-  error = np.max(np.abs(found - values), axis=0) / steps
-  assert 0.5 < np.max(error) <= 1

@@ -36,9 +36,8 @@ class Ternary(dx.Quantiser):
     """Returns the number of values in a row; zeros fill the last row."""
     return min(self.row_size, math.prod(shape))
 
-  def code(self, rows, key):
+  def code(self, rows):
     """Returns codes [layers, rows, bytes] and scales [layers, rows, 1]."""
-    del key
     largest = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
     largest = jnp.minimum(largest, LARGEST)
     is_usable = largest > SMALLEST

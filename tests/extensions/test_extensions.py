@@ -10,36 +10,33 @@ import optax
 import pytest
 
 import dilocox_jax as dx
-from dilocox_jax.aggregators.kinds import EXCHANGES
 from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.named import CODECS
 from dilocox_jax.codecs.sparse import TopK
 from dilocox_jax.config import from_mapping, to_plan
 from dilocox_jax.config.recipes import RECIPES
 from dilocox_jax.data.sources import SOURCES
-from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.optimizers import OPTIMIZERS, named_optimizer
-from dilocox_jax.outer.data_parallel import StepPrograms
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.methods import METHODS, RULES, with_interval
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.script import Script
-from dilocox_jax.training import build, run_text
+from dilocox_jax.training import build, run_text, states
 from dilocox_jax.trees import shapes_by_path
 from tests.contracts import test_bytes, test_codecs
-from tests.extensions import gossip, parts, ternary
+from tests.extensions import parts, ternary
 from tests.extensions.parts import GrowingSchedule
 from tests.extensions.ternary import Ternary
 from tests.oracles import least_squares
-from tests.outer import nano
 from tests.outer.problem import assert_equal, nesterov, run_rounds
 from tests.simulate import small
 
 REGISTRIES: tuple[Any, ...] = (
-  *(CODECS, EXCHANGES, METHODS, MODEL_PRESETS),
+  *(CODECS, METHODS, MODEL_PRESETS),
   *(OPTIMIZERS, RECIPES, RULES, SOURCES),
 )
+LENGTH = 16
 ENDS = [2, 4, 8, 12, 20, 28]  # Of growing rounds, H = 2.
 GROWING = {"method": "growing", "sync_interval": 2}
 DILOCO = {"method": "diloco", "sync_interval": 3}
@@ -50,7 +47,7 @@ HALFWAY = {"method": "delayed", "sync_interval": 3, "rule": "halfway"}
 def registered():
   """All extensions, and afterwards only what was there before."""
   before = [dict(registry) for registry in REGISTRIES]
-  for extension in (ternary, gossip, parts):
+  for extension in (ternary, parts):
     extension.register()
   yield
   for registry, own in zip(REGISTRIES, before, strict=True):
@@ -62,7 +59,7 @@ def config_of(num_steps=12, **sections):
   """A config of the nano model; sections are mappings of their fields."""
   usual = {
     "total_steps": num_steps,
-    "data": {"batch_size": 4, "sequence_length": nano.SEQUENCE_LENGTH},
+    "data": {"batch_size": 4, "sequence_length": LENGTH},
     "model": {"preset": "nano", "scan_unroll": 1},
     "inner": {"warmup_steps": 2},
     "mesh": {"num_replicas": 3},
@@ -70,16 +67,35 @@ def config_of(num_steps=12, **sections):
   return from_mapping(usual | sections)
 
 
-def gossiping(num_replicas=4, layout="stacked", **changes):
-  mesh = {"num_replicas": num_replicas, "layout": layout}
-  exchange = {"kind": "gossip", **changes}
-  return config_of(mesh=mesh, sync=DILOCO, exchange=exchange)
+def tokens(config):
+  """Tokens [M, steps, B, L + 1]; each replica repeats motifs of its own."""
+  rng, count = np.random.default_rng(0), config.mesh.num_replicas
+  shape = (config.total_steps, config.data.batch_size, LENGTH + 1)
+  motifs = rng.integers(0, config.model.shape.vocab_size, [count, 5])
+  starts = rng.integers(0, 5, [count, *shape[:2], 1])
+  places = (starts + np.arange(LENGTH + 1)) % 5
+  return np.stack(
+    [motif[place] for motif, place in zip(motifs, places, strict=True)]
+  ).astype(np.int32)
+
+
+def run(config, batches=None):
+  """Runs all rounds; returns (programs, state, losses [M, steps])."""
+  programs, losses = build.programs(config), []
+  batches = tokens(config) if batches is None else batches
+  params = states.first_params(programs, config.seed)
+  state: Any = states.fresh(programs, "rounds", params)
+  for segment in to_plan.run_plan(config).segments():
+    part = batches[:, segment.start : segment.stop]
+    state, metrics, _ = programs.rounds.run(state, part)
+    losses.append(np.asarray(metrics.loss))
+  return programs, state, np.concatenate(losses, axis=1)
 
 
 def trained(config, batches=None):
   """Trains the nano model; returns (programs, state) at its end."""
-  programs, state, metrics = nano.train(config, batches)
-  losses = metrics.loss.mean(axis=0)
+  programs, state, losses = run(config, batches)
+  losses = losses.mean(axis=0)
   assert np.all(np.isfinite(losses))
   assert losses[-2:].mean() < losses[:2].mean() - 0.05
   return programs, state
@@ -110,7 +126,7 @@ def test_a_codec_keeps_what_every_codec_promises(name):
 def test_a_codec_by_hand_and_by_name_and_its_bytes():
   # The mean size is 2.2 and the threshold 1.54: 3, -4 and 2 remain.
   values = jnp.asarray([[1.0, 3.0, -4.0, 2.0, -1.0]])
-  codes, scales = Ternary().encode([values], jax.random.key(0))
+  codes, scales = Ternary().encode([values])
   assert codes.tolist() == [[[1 + 2 * 3 + 0 * 9 + 2 * 27 + 1 * 81]]]
   assert scales.tolist() == [[[3.0]]]
   [found] = Ternary().decode((codes, scales), [values.shape])
@@ -123,45 +139,6 @@ def test_a_codec_by_hand_and_by_name_and_its_bytes():
   config = config_of(sync=DILOCO, exchange=exchange)
   assert config.exchange.named_codec == Ternary(threshold=0.6)
   trained(config)
-
-
-@pytest.mark.parametrize("layout", ["stacked", "mesh"])
-def test_a_pair_averages_and_draws_its_parameters_together(layout):
-  # In the first round replica 0 meets 3, and 1 meets 2.
-  own = gossip.aggregator()
-  over = Replicas(4, layout).map(own.average, (0, None, 0), (0, 0, None))
-  values = {"w": jnp.asarray([[1.0], [2.0], [4.0], [5.0]])}
-  params = {"w": jnp.asarray([[10.0], [20.0], [20.0], [14.0]])}
-  mean, sent, count = jax.jit(over)(values, jnp.int32(0), params)
-  # 3 + 0.5 * (10 - 12) = 2, and 3 + 0.5 * (14 - 12) = 4.
-  assert mean["w"].tolist() == [[2.0], [3.0], [3.0], [4.0]]
-  assert sent["w"].tolist() == values["w"].tolist()
-  assert count == 1
-  values = {"w": values["w"].at[3].set(jnp.nan)}
-  mean, *_ = jax.jit(over)(values, jnp.int32(0), params)
-  assert mean["w"].tolist() == [[0.0], [3.0], [3.0], [0.0]]
-
-
-def test_a_pair_that_trains_sends_the_planned_bytes():
-  _, state = trained(gossiping(layout="mesh"))
-  outer = jax.tree.leaves(state.fragments[0].params)
-  assert all(leaf.shape[0] == 4 for leaf in outer)
-  spread = [float(jnp.max(jnp.std(leaf, axis=0))) for leaf in outer]
-  assert 0 < max(spread) < 0.1
-  plan = to_plan.traffic(gossiping(num_replicas=2))
-  shapes = plan.fragments.shapes(0, plan.shapes)
-  tree = {
-    path: jax.ShapeDtypeStruct((2, *shape), jnp.float32)
-    for path, shape in shapes.items()
-  }
-  own = gossip.aggregator()
-  over = Replicas(2, "mesh").map(own.average, (0, None, 0), (0, 0, None))
-  count = jax.ShapeDtypeStruct((), jnp.int32)
-  text = jax.jit(over).lower(tree, count, tree).compile().as_text()
-  (operation,) = plan.exchange(0)
-  assert test_bytes.permuted(text) == [operation.operand_bytes]
-  few, many = (simulated(gossiping(number)) for number in (2, 8))
-  np.testing.assert_allclose(few.sent_bytes, many.sent_bytes)
 
 
 def test_a_schedule_counts_its_own_rounds_and_its_flush_sends_the_rest():
@@ -220,7 +197,7 @@ def test_a_model_is_trained_on_a_source_whole_and_in_stages():
     text = run_text.corpus(config)
     assert text.name == "sums"
     batches = run_text.streams(config, text).take(12)
-    losses.append(nano.train(config, batches)[2].loss)
+    losses.append(run(config, batches)[2])
   np.testing.assert_allclose(*losses, rtol=1e-5)
   assert losses[1][:, -1].mean() < losses[1][:, 0].mean() - 0.05
 
@@ -256,13 +233,6 @@ REFUSED = {
     data={"source": "sums", "glob": "x"}
   ),
   "give it both of": lambda: dx.register_model("n", Unbuilt(2, 16, 2, 24, 256)),
-  "'gosip' must be one of mean, gossip": lambda: gossiping(kind="gosip"),
-  "gossip has no collective": lambda: to_plan.traffic(
-    gossiping(collective="all_gather")
-  ).exchange(0),
-  "need one mean for all replicas": lambda: StepPrograms(
-    *(lambda: None, optax.sgd(1.0), gossip.aggregator(), Replicas(2))
-  ),
 }
 
 

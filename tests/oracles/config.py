@@ -90,6 +90,6 @@ def lossy(codec, layers, width):
     )
   if isinstance(codec, E3M0):
     return codecs.in_groups(layers, width, lambda x: codecs.powers_of_two(x)[1])
-  assert isinstance(codec, Int) and codec.rounding == "nearest", codec
+  assert isinstance(codec, Int), codec
   rounding = codecs.BY_BITS[codec.bits]
   return codecs.in_groups(layers, width, lambda x: rounding(x)[1])

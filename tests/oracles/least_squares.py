@@ -10,11 +10,11 @@ one leaf a layer.
 """
 
 import copy
-import types
 
 import numpy as np
 
 from dilocox_jax.reference import fragments, methods
+from dilocox_jax.trees import leaves_by_path, nested
 from tests.oracles import slices
 
 
@@ -123,6 +123,12 @@ def split_loss_and_grad(leaves, batch):
   return loss, split(grads)
 
 
+def whole_loss_and_grad(leaves, batch):
+  """The same of leaves by path, whose layers stay stacked."""
+  loss, grads = loss_and_grad(nested(leaves), *batch)
+  return loss, leaves_by_path(grads)
+
+
 def arguments(params0, A, y, num_steps):
   """What the reference's methods are given first."""
   batches = [
@@ -131,18 +137,15 @@ def arguments(params0, A, y, num_steps):
   return split_loss_and_grad, split(params0), batches
 
 
-def joined(run):
+def joined(run, join=join):
   """A result of the reference with joined trees."""
 
-  def outer(theta):
-    return [join(m) for m in theta] if isinstance(theta, list) else join(theta)
+  def whole(theta):
+    return list(map(whole, theta)) if isinstance(theta, list) else join(theta)
 
-  return types.SimpleNamespace(
-    theta=outer(run.theta),
-    params=[join(w) for w in run.params],
-    losses=run.losses,
-    snapshots=[outer(theta) for theta in run.snapshots],
-  )
+  each = run.theta, run.params, run.snapshots
+  theta, params, snapshots = map(whole, each)
+  return methods.Result(theta, params, run.losses, snapshots)
 
 
 def train(params0, A, y, *, num_fragments, fragment_order, num_steps, **rest):
@@ -150,7 +153,8 @@ def train(params0, A, y, *, num_fragments, fragment_order, num_steps, **rest):
   given = arguments(params0, A, y, num_steps)
   if fragment_order in ("sliced", "interleaved"):
     rest |= {"num_fragments": num_fragments, "fragment_order": fragment_order}
-    return joined(slices.train_slices(*given, **rest))
+    whole = whole_loss_and_grad, leaves_by_path(params0), given[2]
+    return joined(slices.train_slices(*whole, **rest), nested)
   names = fragment_names(params0, num_fragments, fragment_order)
   return joined(methods.train(*given, fragments=names, **rest))
 

@@ -14,6 +14,7 @@ import pytest
 from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.config.recipes import RECIPES
 from dilocox_jax.reference import methods, optimizers
+from dilocox_jax.trees import leaves_by_path
 from tests.codecs.alone import gaussian, through
 from tests.oracles import codecs, events, least_squares, slices
 from tests.oracles.least_squares import arguments, fragment_names, make_problem
@@ -87,29 +88,6 @@ def test_the_largest_values_are_kept_and_of_equal_ones_the_first():
   assert codecs.largest(values, 3) == ([1, 2, 3], [0.0, -3.0, 2.0, 3.0, 0.0])
 
 
-def test_power_iterations_turn_to_the_main_direction():
-  # diag(4, 1) from (1, 1): the basis after n passes is (4^(2n - 1), 1).
-  matrix, start = np.diag([4.0, 1.0]), np.ones([2, 1])
-  for passes in (1, 2):
-    left = np.array([[4.0 ** (2 * passes - 1)], [1.0]])
-    left /= np.linalg.norm(left)
-    found = codecs.low_rank(matrix, start, passes)
-    np.testing.assert_allclose(found, left @ left.T @ matrix, atol=1e-14)
-
-
-def test_groups_are_equally_long_and_the_last_is_filled_up():
-  seen = []
-
-  def received(values):
-    seen.append(values)
-    return [2 * x for x in values]
-
-  layers = np.arange(1.0, 11.0).reshape(2, 5)
-  found = codecs.in_groups(layers, 4, received)
-  assert seen == [[1, 2, 3], [4, 5, 0], [6, 7, 8], [9, 10, 0]]
-  np.testing.assert_array_equal(found, 2 * layers)
-
-
 def _sparse_in_2_bits(values):
   """Keeps 64 of 4096 values, and of these the sign and one of two sizes."""
   found = codecs.in_groups(
@@ -146,9 +124,9 @@ def test_a_recipe_sends_what_its_paper_sends(name):
 
 
 @pytest.mark.parametrize("order", ["sliced", "interleaved"])
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
+@pytest.mark.parametrize("count", [1, 2, 7])
 def test_slices_are_disjoint_and_cover_every_leaf(count, order):
-  params = least_squares.split(PROBLEM[0]) | {"scale": np.array(2.0)}
+  params = leaves_by_path(PROBLEM[0])
   cut = slices.cut_into_slices(params, count, order)
   whole = slices.put_together(cut, order)
   assert {k: v.tolist() for k, v in whole.items()} == {
@@ -156,25 +134,6 @@ def test_slices_are_disjoint_and_cover_every_leaf(count, order):
   }
   sizes = {k: v.size for k, v in params.items()}
   assert sum(v.size for v in cut.values()) == sum(sizes.values())
-  # Rows of a layer are on its second axis.
-  layer = slices.cut_into_slices({"blocks/w/0": np.ones([1, 5, 2])}, 2, order)
-  assert [v.shape for v in layer.values()] == [(1, 3, 2), (1, 2, 2)]
-
-
-def test_one_slice_is_the_whole_tree_and_more_are_sent_apart():
-  given = least_squares.arguments(*PROBLEM, 12)
-  settings = {
-    "sync_interval": 5,
-    "inner": optimizers.AdamW(0.02),
-    "outer": optimizers.Sgd(0.5, momentum=0.6, nesterov=True),
-  }
-  whole = methods.train(*given, **settings)
-  one, three = (
-    slices.train_slices(*given, num_fragments=count, **settings)
-    for count in (1, 3)
-  )
-  assert distance(one.theta, whole.theta) == 0
-  assert distance(three.theta, whole.theta) > 1e-3
 
 
 M, H, STEPS = 3, 4, 22
@@ -206,35 +165,20 @@ def distance(one, other):
   return max(np.abs(one[name] - other[name]).max() for name in other)
 
 
-RULES = [
-  {},
-  {"overlap_steps": 4, "rule": "continue"},
-  {"overlap_steps": 6, "rule": "continue"},
-  {"overlap_steps": 2, "rule": "mix", "mixing_alpha": 0.3},
-]
-
-
-@pytest.mark.parametrize("method", RULES)
-def test_replicas_that_are_all_alike_train_as_ever(method):
+@pytest.mark.parametrize(
+  "method",
+  [
+    {"overlap_steps": 6, "rule": "continue"},
+    {"overlap_steps": 2, "rule": "mix", "mixing_alpha": 0.3},
+  ],
+)
+def test_a_replica_that_is_never_there_is_as_good_as_none(method):
   apart, plain = both(method)
   assert distance(apart.theta, plain.theta) == 0
   np.testing.assert_array_equal(apart.losses, plain.losses)
-
-
-@pytest.mark.parametrize("method", RULES)
-def test_a_replica_that_is_never_there_is_as_good_as_none(method):
-  away = [(2, r) for r in range(6)]
-  apart, _ = both(method, away)
+  apart, _ = both(method, [(2, r) for r in range(6)])
   _, pair = both(method, num_replicas=2)
   assert distance(apart.theta, pair.theta) < 1e-12
-
-
-def test_an_absence_and_a_slow_replica_do_change_the_end():
-  apart, plain = both({}, [(1, 2)])
-  assert distance(apart.theta, plain.theta) > 1e-3
-  slow, _ = both({}, (), (H, H, 1))
-  assert distance(slow.theta, plain.theta) > 1e-3
-  assert (slow.losses[2] != 0).sum() == 5  # One step in each whole round.
 
 
 def test_the_mean_is_weighted_by_steps():

@@ -23,6 +23,7 @@ EXACT = 1e-12  # float64; sums of a few hundred terms near 1
 ROUNDED = 1e-5  # How far fp32 codecs may lead in some tens of exchanges.
 FUSION_TOLERANCE = 1e-5  # Relative and absolute; see `assert_rounded_alike`.
 INNER_RATE = 0.05
+SGD = optax.sgd(INNER_RATE)
 
 
 def loss(params, batch):
@@ -40,18 +41,23 @@ def nesterov(learning_rate=0.7, momentum=0.6):
   return optax.sgd(learning_rate, momentum=momentum, nesterov=True)
 
 
-def oracle(problem, method, num_steps, **changes):
-  """The reference's run of a method, with `nesterov` outside."""
-  schedule = method.schedule
-  settings = {
-    "sync_interval": schedule.sync_interval,
-    "num_fragments": schedule.num_fragments,
-    "fragment_order": method.fragment_order,
-    "overlap_steps": schedule.overlap_steps,
+def settings_of(method):
+  """The settings of the reference, with `nesterov` outside."""
+  return {
+    "sync_interval": method.schedule.sync_interval,
+    "overlap_steps": method.schedule.overlap_steps,
     "rule": method.rule,
     "mixing_alpha": method.mixing_alpha,
-    "inner": optimizers.Sgd(INNER_RATE),
     "outer": optimizers.Sgd(0.7, 0.6, nesterov=True),
+  }
+
+
+def oracle(problem, method, num_steps, **changes):
+  """The reference's run of a method."""
+  settings = settings_of(method) | {
+    "num_fragments": method.schedule.num_fragments,
+    "fragment_order": method.fragment_order,
+    "inner": optimizers.Sgd(INNER_RATE),
     "num_steps": num_steps,
   }
   return least_squares.train(*problem, **settings | changes)
@@ -64,6 +70,11 @@ def stacked(trees):
   return trees
 
 
+def fragments_of(method, num_layers):
+  count = method.schedule.num_fragments
+  return Cuts(count, Fragments(count, num_layers, method.fragment_order))
+
+
 def rounds(
   method,
   num_layers,
@@ -74,10 +85,9 @@ def rounds(
   aggregator=None,
 ):
   """The method's `Rounds` for the problem's parameters."""
-  count = method.schedule.num_fragments
   return Rounds(
     OuterStep(method, outer, aggregator or mean_of_finite_replicas()),
-    Cuts(count, Fragments(count, num_layers, method.fragment_order)),
+    fragments_of(method, num_layers),
     Replicas(num_replicas, layout),
     inner_step=inner_step(accumulated_gradient(loss), inner),
   )
@@ -86,10 +96,8 @@ def rounds(
 def begin(problem, method, inner, outer, layout="stacked", aggregator=None):
   """The programs for a problem, and their first state."""
   params = jax.tree.map(jnp.asarray, problem[0])
-  num_layers = params["blocks"]["b"].shape[0]
-  programs = rounds(
-    method, num_layers, len(problem[1]), inner, outer, layout, aggregator
-  )
+  sizes = params["blocks"]["b"].shape[0], len(problem[1])
+  programs = rounds(method, *sizes, inner, outer, layout, aggregator)
   return programs, programs.init(params, inner.init(params))
 
 
@@ -121,15 +129,14 @@ def outer_tree(programs, state):
   return jax.tree.map(lambda leaf: leaf[0], whole)
 
 
-def run_rounds(problem, method, inner, outer, *, num_steps, flush=True):
-  """Trains by rounds and returns (state, losses [M, steps], programs)."""
+def run_rounds(problem, method, inner, outer, *, num_steps):
+  """Trains by rounds and returns (flushed state, losses, programs)."""
   programs, state = begin(problem, method, inner, outer)
   losses = []
   for passed in walk(programs, state, problem, num_steps):
     _, state, metrics = passed
     losses.append(metrics.loss)
-  if flush:
-    state, _ = programs.flush(state)
+  state, _ = programs.flush(state)
   return state, jnp.concatenate(losses, axis=1), programs
 
 
@@ -143,12 +150,11 @@ def step_programs(optimizer, num_replicas, layout="stacked"):
 
 
 def run_steps(problem, optimizer, *, num_steps, layout="stacked"):
-  """Trains data parallel and returns (state, losses)."""
+  """Trains data parallel and returns (state, metrics)."""
   problem = jax.tree.map(jnp.asarray, problem)
   programs = step_programs(optimizer, problem[1].shape[0], layout)
   state = programs.init(problem[0])
-  state, metrics = programs.steps(state, batches_of(problem, 0, num_steps))
-  return state, metrics.loss
+  return programs.steps(state, batches_of(problem, 0, num_steps))
 
 
 def assert_close(actual, expected, tolerance):
@@ -180,12 +186,8 @@ def assert_rounded_alike(actual, expected):
 
 def transform(method, inner, num_layers=4):
   """The method's transform, with fragments as the trainer has them."""
-  count = method.schedule.num_fragments
-  return pseudo_gradient_steps(
-    OuterStep(method, nesterov(), mean_of_finite_replicas()),
-    inner,
-    Cuts(count, Fragments(count, num_layers, method.fragment_order)),
-  )
+  outer = OuterStep(method, nesterov(), mean_of_finite_replicas())
+  return pseudo_gradient_steps(outer, inner, fragments_of(method, num_layers))
 
 
 def one_step(tx):

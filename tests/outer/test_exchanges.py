@@ -1,14 +1,11 @@
-"""Exchanges behind inner steps, and those that the host carries."""
+"""Exchanges outside of a window's program: in a thread, or by the host."""
 
 import dataclasses
 import threading
-import types
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import dilocox_jax as dx
@@ -17,78 +14,17 @@ from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.meeting.store import Store
 from dilocox_jax.outer.lone_exchange import CarriedExchange, ExchangeThread
 from dilocox_jax.outer.outer_step import OuterStep
-from dilocox_jax.outer.window import exchange_behind_steps
-from dilocox_jax.plan.collective import PARTS
 from dilocox_jax.plan.schedule import methods
 from tests.meeting import apart
 from tests.oracles.least_squares import make_problem
-from tests.outer.problem import assert_equal, begin, nesterov, walk
+from tests.outer.problem import SGD, assert_equal, begin, nesterov, walk
 
 OWN = np.random.default_rng(0).normal(size=[6, 4]).astype(np.float32)
 
 
-class Progress(NamedTuple):
-  step: Any
-
-
-def run(num_turns, ends, num_steps: Any = 8):
-  """Notes when an exchange of some turns sends and receives."""
-  events = []
-
-  def exchange_paused(state, own, weight):
-    for turn in range(num_turns):
-      own = yield own
-      events.append(f"send {turn}")
-      own = yield own + 1
-      events.append(f"receive {turn}")
-    return own
-
-  def run_steps(progress, count):
-    events.append(f"{count} steps")
-    return Progress(progress.step * 2 + count)
-
-  aggregator = types.SimpleNamespace(
-    has_turns=True, stretch_ends=ends and (lambda params: ends)
-  )
-  outer: Any = types.SimpleNamespace(
-    aggregator=aggregator, exchange_paused=exchange_paused
-  )
-  state: Any = types.SimpleNamespace(params=None)
-  found = exchange_behind_steps(
-    outer, run_steps, Progress(jnp.int32(3)), state, jnp.float32(0), num_steps
-  )
-  return events, found
-
-
-def test_the_second_message_waits_for_the_first_and_for_its_steps():
-  events, (progress, result) = run(2, (PARTS * 3 // 4, PARTS))
-  assert events == [
-    *("send 0", "6 steps", "receive 0"),
-    *("send 1", "2 steps", "receive 1"),
-  ]
-  assert (progress.step, result) == ((3 * 2 + 6) * 2 + 2, 2)
-  assert run(1, None)[0] == ["send 0", "8 steps", "receive 0"]
-  text = str(jax.make_jaxpr(lambda: run(1, None)[1])())
-  assert text.count("optimization_barrier") == 2
-
-
-@pytest.mark.parametrize("ends", [None, (PARTS // 2, PARTS)])
-def test_turns_that_nobody_told_of_come_after_the_steps(ends):
-  events, (_, result) = run(3, ends)
-  assert events[-2:] == ["send 2", "receive 2"]
-  assert result == 3
-
-
-def test_a_turn_that_does_not_come_is_said_in_one_line():
-  with pytest.raises(ValueError, match="of 2 turns, .* ends after 1") as raised:
-    run(1, (PARTS // 2, PARTS))
-  assert "\n" not in str(raised.value)
-
-
 def test_an_exchange_that_fails_in_the_thread_ends_the_round():
   problem = make_problem(8, 3, 8, 4, 2, 3)
-  given = problem, methods.dilocox(4), optax.sgd(0.05), nesterov(), "mesh"
-  programs, state = begin(*given)
+  programs, state = begin(problem, methods.dilocox(4), SGD, nesterov(), "mesh")
   programs = dataclasses.replace(programs, thread=ExchangeThread())
   (_, state, _), *_ = walk(programs, state, problem, 4)
 
@@ -118,50 +54,52 @@ class Played:
     return arrived, np.float32(self.weights), np.asarray(self.is_counted)
 
 
-def exchanged(played, own=OWN, codec="float32", feedback=0.0):
-  aggregator = exchange(codec, feedback=feedback, number=0)
+LATE = {"is_counted": False}
+KEPT = {**LATE, "keeps": True}
+NONE = np.zeros_like(OWN)
+
+
+# Of one exchange: what the messages weigh, what is measured and how it is sent;
+# what the mean, the replica's own part and its residual are, and the turns.
+@pytest.mark.parametrize(
+  ("played", "measured", "codec", "mean", "own", "residual", "turns"),
+  [
+    (([1.5, 0.5], {}), OWN, "float32", OWN / 2, OWN, None, [True]),
+    # What came late stays in the parameters, or in the residual.
+    (([1.0], LATE), OWN, "float32", -OWN, NONE, None, [True]),
+    (([1.0], KEPT), OWN, "int(bits=4)", None, OWN, OWN, [True]),
+    (
+      *(([1.0], KEPT), OWN, "low_rank(rank=2)+int(bits=4)"),
+      *(None, OWN, OWN, [True, True]),
+    ),
+    # A replica that is not finite says so and gets the mean.
+    (([0.0], LATE), np.nan * OWN, "float32", NONE, NONE, None, [False]),
+  ],
+)
+def test_the_host_carries_messages_that_count_or_come_late(
+  played, measured, codec, mean, own, residual, turns
+):
+  weights, options = played
+  carrier, feedback = Played(weights, **options), float(residual is not None)
+  aggregator = exchange(codec, feedback=feedback, is_carried=True)
   outer = OuterStep(
-    methods.dilocox(4), optax.sgd(1.0), aggregator._replace(carrier=played)
+    methods.dilocox(4), SGD, aggregator._replace(carrier=carrier)
   )
   state = outer.init({"w": jnp.zeros([6, 4])})
   kept = jax.tree.map(jnp.asarray, state.exchange)
-  if kept.residual is not None:
+  if feedback:
     kept = kept._replace(residual={"w": kept.residual["w"][None]})
   carried = CarriedExchange(outer, Replicas(1))
-  return carried(kept, state._replace(exchange=None), {"w": own[None]})
-
-
-def test_the_mean_has_the_weights_of_the_messages():
-  result, _ = exchanged(Played([1.5, 0.5]))
-  np.testing.assert_allclose(result.mean["w"], OWN / 2, rtol=1e-6)
-  np.testing.assert_allclose(result.own["w"][0], OWN)
-
-
-@pytest.mark.parametrize(
-  ("codec", "turns"), [("int(bits=4)", 1), ("low_rank(rank=2)+int(bits=4)", 2)]
-)
-def test_what_came_late_stays_in_the_residual(codec, turns):
-  played = Played([1.0], is_counted=False, keeps=True)
-  result, kept = exchanged(played, codec=codec, feedback=1.0)
-  assert played.sent == [True] * turns
-  np.testing.assert_allclose(kept.residual["w"][0], OWN, rtol=1e-6)
-  assert np.any(np.asarray(result.mean["w"]))
-  assert not np.any(np.asarray(result.sent["w"]))
-  # The residual brings it; the replica's parameters give it up.
-  np.testing.assert_allclose(result.own["w"][0], OWN)
-
-
-def test_what_came_late_stays_in_the_parameters_without_feedback():
-  result, _ = exchanged(Played([1.0], is_counted=False))
-  assert not np.any(np.asarray(result.own["w"]))
-  np.testing.assert_allclose(result.mean["w"], -OWN)
-
-
-def test_a_replica_that_is_not_finite_says_so_and_gets_the_mean():
-  played = Played([0.0], is_counted=False)
-  result, _ = exchanged(played, own=np.full_like(OWN, np.nan))
-  assert played.sent == [False]
-  np.testing.assert_array_equal(result.mean["w"], np.zeros([6, 4]))
+  given = kept, state._replace(exchange=None), {"w": measured[None]}
+  result, kept = carried(*given)
+  assert carrier.sent == turns
+  np.testing.assert_allclose(result.own["w"][0], own, rtol=1e-6)
+  if residual is not None:
+    np.testing.assert_allclose(kept.residual["w"][0], residual, rtol=1e-6)
+    assert np.any(np.asarray(result.mean["w"]))
+    assert not np.any(np.asarray(result.sent["w"]))
+  else:
+    np.testing.assert_allclose(result.mean["w"], mean, rtol=1e-6)
 
 
 def part(store, name, number, rules, stop, flush, come=None):

@@ -1,23 +1,18 @@
 """The programs of rounds and of data-parallel steps, and their states."""
 
-from typing import Any
+import types
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.extend.core import jaxprs_in_params
 
 from dilocox_jax.distributed import host_memory
-from dilocox_jax.distributed.replicas import REPLICA_AXIS
-from dilocox_jax.outer.window import (
-  InnerProgress,
-  ReplicaState,
-  StepMetrics,
-  WindowProgram,
-)
+from dilocox_jax.outer.window import exchange_behind_steps
 from dilocox_jax.plan.choices import LAYOUTS
+from dilocox_jax.plan.collective import PARTS
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.reference import optimizers
 from tests.oracles import least_squares
@@ -79,32 +74,6 @@ def test_abstract_states_describe_real_ones(name, layout):
   assert_described(programs.abstract(*given), programs.init(*given))
   shared = step_programs(INNER, 3, layout)
   assert_described(shared.abstract(start()), shared.init(start()))
-
-
-def test_parameters_that_fragments_do_not_cover_are_refused():
-  programs, _ = rounds_of(METHODS["continue"])
-  params = jax.tree.map(lambda leaf: leaf[:3], start())
-  with pytest.raises(ValueError, match="is not .4, ...."):
-    programs.init(params, INNER.init(params))
-
-
-def test_personal_outer_parameters_are_evaluated_at_their_mean():
-  programs, state = rounds_of(METHODS["eager"])
-  *_, (_, state, _) = walk(programs, state, PROBLEM, 8)
-  own = outer_tree(programs, state)
-  assert not np.array_equal(own["embed"][0], own["embed"][1])
-  mean = jax.tree.map(lambda leaf: np.asarray(leaf).sum(axis=0) / 3, own)
-  assert_close(programs.outer_params(state), mean, 1e-6)
-
-
-def test_outer_optimizers_of_another_run_take_their_places():
-  programs, state = rounds_of(METHODS["continue"])
-  others = [
-    jax.tree.map(lambda x: np.asarray(x) + 1, each.optimizer)
-    for each in state.fragments
-  ]
-  taken = programs.with_outer_optimizers(state, others)
-  assert_equal([each.optimizer for each in taken.fragments], others)
 
 
 def test_a_run_uses_its_states_memory_again_but_not_the_callers():
@@ -171,123 +140,102 @@ def test_later_rounds_need_no_new_programs():
 
   some = 0
   for step, new, _ in walk(programs, state, PROBLEM, 16):
-    if step == 12:
-      some = num_compiled()
+    some = num_compiled() if step == 12 else some
     state = new
   assert num_compiled() == some > 0
 
 
-def jaxpr_of(method, has_links):
-  """The equations of a steady window that applies, for one replica."""
-  rounds, _ = rounds_of(method)
-  window = next(w for w in method.schedule.windows(12, 20) if w.applied)
-  kind, cuts = rounds.kind(window), rounds.cuts
-  program = WindowProgram(
-    rounds.outer, cuts, rounds.inner_step, kind, has_links
+class Progress(NamedTuple):
+  step: Any
+
+
+def run_turns(num_turns, ends):
+  """Notes when an exchange of some turns sends and receives in 8 steps."""
+  events = []
+
+  def exchange_paused(state, own, weight):
+    for turn in range(num_turns):
+      own = yield own
+      events.append(f"send {turn}")
+      own = yield own + 1
+      events.append(f"receive {turn}")
+    return own
+
+  def run_steps(progress, count):
+    events.append(f"{count} steps")
+    return Progress(progress.step * 2 + count)
+
+  aggregator = types.SimpleNamespace(
+    has_turns=True, stretch_ends=ends and (lambda params: ends)
   )
-  events = window.applied, window.sent
-  places = [e and cuts.place(e.fragment) for e in events]
-  parts = [
-    e and cuts.take(start(), cuts.groups[e.fragment], place)
-    for e, place in zip(events, places, strict=True)
-  ]
-  applied, sent = (part and rounds.outer.init(part) for part in parts)
-  sent = None if window.is_same else sent
-  due = parts[0] if method.schedule.depth else None
-  zeros = jnp.zeros(window.num_steps)
-  progress = InnerProgress(
-    ReplicaState(start(), INNER.init(start())),
-    jnp.int32(0),
-    StepMetrics(zeros, zeros),
+  outer: Any = types.SimpleNamespace(
+    aggregator=aggregator, exchange_paused=exchange_paused
   )
-  batches = jax.tree.map(lambda x: x[0], batches_of(PROBLEM, 0, 8))
-  trace = jax.make_jaxpr(
-    lambda progress, count: program.run(
-      progress, batches, count, applied, due, sent, (places[0], places[1])
-    ),
-    axis_env=[(REPLICA_AXIS, 3)],
-  )
-  return trace(progress, jnp.int32(window.num_steps)).jaxpr
+  state: Any = types.SimpleNamespace(params=None)
+  steps: Any = 8
+  given = Progress(jnp.int32(3)), state, jnp.float32(0), steps
+  return events, exchange_behind_steps(outer, run_steps, *given)
 
 
-def holds(equation, name):
-  """Whether an equation is, or has inside, a primitive of this name."""
-  return equation.primitive.name.startswith(name) or any(
-    holds(inner, name)
-    for jaxpr in jaxprs_in_params(equation.params)
-    for inner in jaxpr.eqns
-  )
+THREE = (PARTS * 3 // 4, PARTS)
 
 
-def waits(jaxpr, later, earlier):
-  """Whether anything called `later` needs anything called `earlier`."""
-  made_by, before, found = {}, [], {later: [], earlier: []}
-  for number, equation in enumerate(jaxpr.eqns):
-    sources = set()
-    for variable in equation.invars:
-      if not hasattr(variable, "val") and variable in made_by:
-        sources |= {made_by[variable]} | before[made_by[variable]]
-    before.append(sources)
-    made_by |= dict.fromkeys(equation.outvars, number)
-    for name in found:
-      found[name] += [number] * holds(equation, name)
-  assert all(found.values()), found
-  return any(
-    e in before[n] or e == n for n in found[later] for e in found[earlier]
-  )
-
-
-@pytest.mark.parametrize("has_links", [True, False])
 @pytest.mark.parametrize(
-  "method",
+  ("num_turns", "ends", "order", "steps"),
   [
-    methods.dilocox(4, "continue"),
-    methods.eager(4),
-    methods.streaming_diloco(4, 3, 1),
-    methods.overlap_loco(4, 2),
+    (1, None, "send 0, 8 steps, receive 0", 3 * 2 + 8),
+    (
+      *(2, THREE, "send 0, 6 steps, receive 0, send 1, 2 steps, receive 1"),
+      (3 * 2 + 6) * 2 + 2,
+    ),
+    # Turns that nobody told of come after the steps.
+    (2, None, "send 0, 8 steps, receive 0, send 1, receive 1", 3 * 2 + 8),
   ],
-  ids=["continue", "eager", "streaming", "overlap_loco"],
 )
-def test_a_delayed_exchange_and_the_steps_may_run_at_once(method, has_links):
-  jaxpr = jaxpr_of(method, has_links)
-  assert not waits(jaxpr, "psum", "while")
-  assert not waits(jaxpr, "while", "psum")
-  if has_links:
-    assert waits(jaxpr_of(methods.diloco(4), True), "psum", "while")
+def test_a_message_waits_for_the_one_before_and_for_its_steps(
+  num_turns, ends, order, steps
+):
+  events, (progress, result) = run_turns(num_turns, ends)
+  assert ", ".join(events) == order
+  assert (progress.step, result) == (steps, num_turns)
+  text = str(jax.make_jaxpr(lambda: run_turns(num_turns, ends)[1])())
+  assert text.count("optimization_barrier") == 2 * len(ends or [PARTS])
 
 
-@pytest.mark.parametrize("kind", ["rounds", "data parallel"])
-def test_every_step_is_reported_in_its_place(kind):
+def test_a_turn_that_does_not_come_is_said_in_one_line():
+  with pytest.raises(ValueError, match="of 2 turns, .* ends after 1") as raised:
+    run_turns(1, THREE)
+  assert "\n" not in str(raised.value)
+
+
+def run_round(problem, inner, num_steps):
+  programs, state = begin(
+    problem, methods.streaming_diloco(4, 2, 1), inner, nesterov()
+  )
+  return programs.run(state, batches_of(problem, 0, num_steps))[:2]
+
+
+@pytest.mark.parametrize("run", [run_round, run_steps])
+def test_every_step_is_reported_in_its_place(run):
   params, inputs, targets = PROBLEM
-  if kind == "rounds":
-    method = methods.streaming_diloco(4, 2, 1)
-    programs, state = begin(PROBLEM, method, optax.sgd(0.0), nesterov())
-    _, seen, _ = programs.run(state, batches_of(PROBLEM, 0, 5))
-  else:
-    programs = step_programs(optax.sgd(0.0), 3)
-    state = programs.init(start())
-    _, seen = programs.steps(state, batches_of(PROBLEM, 0, 5))
+  _, seen = run(PROBLEM, optax.sgd(0.0), num_steps=5)
   for step in range(5):
-    losses, gradients = zip(
-      *(
-        least_squares.loss_and_grad(params, inputs[m, step], targets[m, step])
-        for m in range(3)
-      ),
-      strict=True,
-    )
-    vectors = np.stack([least_squares.to_vector(each) for each in gradients])
-    if kind == "data parallel":
-      vectors = np.stack([vectors.mean(axis=0)] * 3)
+    found = [
+      least_squares.loss_and_grad(params, inputs[m, step], targets[m, step])
+      for m in range(3)
+    ]
+    vectors = np.stack([least_squares.to_vector(each) for _, each in found])
+    if run is run_steps:  # Each replica has the mean gradient.
+      vectors = np.broadcast_to(vectors.mean(axis=0), vectors.shape)
     norms = np.linalg.norm(vectors, axis=1)
+    losses = [loss for loss, _ in found]
     np.testing.assert_allclose(seen.loss[:, step], losses, rtol=1e-5)
     np.testing.assert_allclose(seen.grad_norm[:, step], norms, rtol=1e-5)
 
 
 def test_rounds_go_on_from_a_warm_start_as_in_the_numpy_twin(x64):
   problem = jax.tree.map(jnp.asarray, PROBLEM)
-  programs = step_programs(INNER, 3)
-  shared, batches = programs.init(problem[0]), batches_of(problem, 0, 6)
-  shared, _ = programs.steps(shared, batches)
+  shared, _ = run_steps(problem, INNER, num_steps=6)
   rest = (problem[0], *batches_of(problem, 6, 18))
   rounds, _ = begin(rest, methods.dilocox(4), INNER, nesterov())
   state = rounds.init(shared.params, shared.optimizer)
@@ -304,18 +252,11 @@ def test_rounds_go_on_from_a_warm_start_as_in_the_numpy_twin(x64):
 def test_clipping_acts_on_the_mean_gradient():
   clipped = optax.chain(optax.clip_by_global_norm(1e-3), optax.sgd(1.0))
   state, _ = run_steps(PROBLEM, clipped, num_steps=1)
-  mean = np.mean(
-    [
-      least_squares.to_vector(
-        least_squares.loss_and_grad(
-          PROBLEM[0], PROBLEM[1][m, 0], PROBLEM[2][m, 0]
-        )[1]
-      )
-      for m in range(3)
-    ],
-    axis=0,
+  plain, _ = run_steps(PROBLEM, optax.sgd(1.0), num_steps=1)
+  one, other = (
+    least_squares.to_vector(PROBLEM[0]) - least_squares.to_vector(each.params)
+    for each in (state, plain)
   )
-  moved = jax.tree.map(lambda a, b: b - a, PROBLEM[0], state.params)
-  expected = -1e-3 * mean / np.linalg.norm(mean)
-  found = least_squares.to_vector(moved)
-  np.testing.assert_allclose(found, expected, atol=1e-6)
+  assert np.linalg.norm(other) > 1e-2
+  expected = 1e-3 * other / np.linalg.norm(other)
+  np.testing.assert_allclose(one, expected, atol=1e-6)

@@ -1,6 +1,5 @@
-"""Short runs of the nano model, divided, through codecs and resumed."""
+"""Short runs of the nano model, each replica divided among devices."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -8,14 +7,10 @@ import numpy as np
 import pytest
 
 from dilocox_jax.config import from_mapping, to_plan
-from dilocox_jax.config.sections import ExchangeConfig
-from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.training import states
 from experiments.configs import default, overlap_loco
 from tests import runs
-from tests.outer import nano
-from tests.outer.problem import assert_rounded_alike
 
 SAME_LOSS = 1e-4
 ROUNDS, INTERVAL = 5, 2
@@ -98,66 +93,3 @@ def test_two_replicas_of_four_devices_train_as_two_stacked_ones(name):
     if leaf.size > SMALL and leaf.sharding.is_fully_replicated
   ]
   assert not whole
-
-
-LOW_RANK = ExchangeConfig("low_rank(rank=2)+int(bits=8)", feedback=1.0)
-COCKTAIL = ExchangeConfig(
-  "random_mask(fraction=0.5)+top_k(fraction=0.5,indices=bitmap)+int",
-  feedback=1.0,
-)
-
-
-def first_exchange(state):
-  is_shared = isinstance(state, SharedState)
-  return state.exchange if is_shared else state.fragments[0].exchange
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ("method", "exchange", "sync"),
-  [
-    ("dilocox", LOW_RANK, {}),
-    (
-      "cocktail_sgd",
-      COCKTAIL,
-      {"sync_interval": None, "steps_per_dispatch": 3},
-    ),
-  ],
-)
-def test_a_killed_run_goes_on_with_what_it_owes(
-  method, exchange, sync, tmp_path
-):
-  config = dataclasses.replace(
-    runs.settings(total_steps=12, method=method, **sync), exchange=exchange
-  )
-  runs.train(config, tmp_path / "whole")
-  runs.train(config, tmp_path / "killed", until=9)
-  cut, _ = runs.saved(tmp_path / "killed")
-  owed = jax.tree.leaves(first_exchange(cut).residual)
-  assert any(np.asarray(leaf, np.float32).any() for leaf in owed)
-  runs.train(config, tmp_path / "killed")
-  ends = [runs.saved(tmp_path / name)[0] for name in ("whole", "killed")]
-  runs.assert_same_bits(*ends)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_stages", [1, 2])
-def test_two_messages_have_the_same_bits_from_a_thread(num_stages):
-  plain = nano.config(
-    num_steps=14,
-    num_replicas=2,
-    layout="mesh",
-    model={"num_layers": 4},
-    method="dilocox",
-    rule="continue",
-    sync_interval=4,
-  ).to_mapping()
-  plain["exchange"] |= {"codec": "low_rank(rank=2)+int(bits=4)"}
-  plain["mesh"] |= {"num_stages": num_stages}
-  results = {}
-  for dispatch in ("round", "thread"):
-    plain["mesh"]["exchange_dispatch"] = dispatch
-    programs, state, metrics = nano.train(from_mapping(plain))
-    assert bool(programs.rounds.thread) == (dispatch == "thread")
-    results[dispatch] = jax.device_get((metrics, programs.rounds.flush(state)))
-  assert_rounded_alike(results["thread"], results["round"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.config import from_mapping, to_plan
-from dilocox_jax.outer.drift import Drift
+from dilocox_jax.outer.outer_step import Drift
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.training import build
 from dilocox_jax.training.adaptive_controller import AdaptiveController

@@ -17,7 +17,7 @@ import pytest
 from dilocox_jax.config import to_plan
 from dilocox_jax.distributed import link_counter
 from dilocox_jax.metrics import read_rows
-from dilocox_jax.outer.drift import Drift
+from dilocox_jax.outer.outer_step import Drift
 from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule

@@ -67,13 +67,10 @@ def calls_fixture(monkeypatch):
     (build, "inner_optimizer"),
     (build, "named_optimizer"),
     (build, "averaged"),
+    (build, "mean_exchange"),
     (model_functions, "accumulated_gradient"),
   ):
     monkeypatch.setattr(home, name, spied(name, getattr(home, name)))
-  loaded = build.loaded
-  monkeypatch.setattr(
-    build, "loaded", lambda place: spied("exchange", loaded(place))
-  )
   return calls
 
 
@@ -116,14 +113,13 @@ def test_every_setting_of_an_exchange_reaches_it(calls):
   config = dataclasses.replace(settings(exchange=EXCHANGE), seed=7)
   build.programs(config)
   codec = named_codec(EXCHANGE["codec"])
-  assert calls["exchange"]["codec"] == codec == to_plan.codec(config)
-  found = {**calls["exchange"], "codec": EXCHANGE["codec"]}
-  # Only extensions have other kinds: tests/extensions/test_gossip.py.
-  check("exchange", ExchangeConfig, EXCHANGE, found, ("kind", "keep_unsent"))
+  assert calls["mean_exchange"]["codec"] == codec == to_plan.codec(config)
+  found = {**calls["mean_exchange"], "codec": EXCHANGE["codec"]}
+  check("exchange", ExchangeConfig, EXCHANGE, found, ("keep_unsent",))
   assert found["seed"] == 7
   kept = {"codec": "int", "keep_unsent": True}
   build.programs(settings(exchange=kept))
-  assert calls["exchange"]["keep_unsent"]
+  assert calls["mean_exchange"]["keep_unsent"]
 
 
 def test_methods_that_send_gradients_send_them_by_codec_and_others_plain():
