@@ -170,17 +170,11 @@ def aggregator_of(
 
 
 def _check_fragments(fragments: Fragmentation | None) -> None:
-  if isinstance(fragments, int):
-    raise ValueError(
-      f"fragments={fragments} says how a tree is divided; the number of "
-      f"fragments is num_fragments={fragments}"
-    )
   require(
-    fragments is None
-    or callable(fragments)
-    or isinstance(fragments, Fragments),
+    isinstance(fragments, Fragments | None) or callable(fragments),
     "fragments must be a function from a leaf's path to the number of its "
-    "fragment, or plan.schedule.fragments.Fragments",
+    "fragment, or plan.schedule.fragments.Fragments; how many there are is "
+    "num_fragments",
   )
 
 

@@ -14,7 +14,6 @@ single file can be divided.
 """
 
 import bz2
-import contextlib
 import glob
 import gzip
 import lzma
@@ -115,14 +114,23 @@ def _documents(
   is_packed = path.suffix.lower() in _OPENED_BY
   suffix = pathlib.Path(path.stem).suffix if is_packed else path.suffix
   open_file = _OPENED_BY[path.suffix.lower()] if is_packed else open
-  with _readable(path), open_file(path, "rb") as file:
-    if suffix.lower() not in _OBJECTS:
-      yield Document(name, _checked(file.read(), path), part)
-      return
-    for number, line in enumerate(file, start=1):
-      if line.strip():
-        content = _text_of(line, text_field, f"{path}, line {number}")
-        yield Document(f"{name}:{number}", content, part)
+  try:
+    with open_file(path, "rb") as file:
+      if suffix.lower() not in _OBJECTS:
+        yield Document(name, _checked(file.read(), path), part)
+        return
+      for number, line in enumerate(file, start=1):
+        if line.strip():
+          content = _text_of(line, text_field, f"{path}, line {number}")
+          yield Document(f"{name}:{number}", content, part)
+  except ValueError:
+    raise
+  # Each library has an error of its own for what it did not compress.
+  except Exception as error:
+    reason = getattr(error, "strerror", None) or error
+    raise ValueError(
+      f"cannot read {path} ({reason}): make it readable or narrow the glob"
+    ) from error
 
 
 def _open_zstd(path: pathlib.Path, mode: str) -> Any:
@@ -166,21 +174,6 @@ def _text_of(line: bytes, text_field: str, where: str) -> bytes:
       f"{where} has half of a surrogate pair in the field {text_field!r} "
       f"({error}): mend or remove it"
     ) from None
-
-
-@contextlib.contextmanager
-def _readable(path: pathlib.Path) -> Iterator[None]:
-  """Turns errors of a file into one line that names it."""
-  try:
-    yield
-  except ValueError:
-    raise
-  # Each library has an error of its own for what it did not compress.
-  except Exception as error:
-    reason = getattr(error, "strerror", None) or error
-    raise ValueError(
-      f"cannot read {path} ({reason}): make it readable or narrow the glob"
-    ) from error
 
 
 def _divided(pattern: str) -> tuple[pathlib.Path, str]:

@@ -53,8 +53,8 @@ def generate(
   dtype = jax.eval_shape(model.embed, params, prompt_BxL).dtype
   cache = empty_cache(model, batch, length + num_tokens, dtype)
   logits, cache = decode(params, prompt_BxL, cache, 0)
-  first, *keys = jax.random.split(key, num_tokens)
-  token = draw_token(logits[:, -1], first, temperature, top_p)
+  keys = jax.random.split(key, num_tokens)
+  token = draw_token(logits[:, -1], keys[0], temperature, top_p)
 
   def step(carry: tuple[Array, Cache], at: tuple[Array, Array]):
     token, cache = carry
@@ -64,9 +64,7 @@ def generate(
     return (token, cache), token
 
   positions = jnp.arange(length, length + num_tokens - 1, dtype=np.int32)
-  if not keys:
-    return token[:, None]
-  _, others = jax.lax.scan(step, (token, cache), (positions, jnp.stack(keys)))
+  _, others = jax.lax.scan(step, (token, cache), (positions, keys[1:]))
   return jnp.concatenate([token[:, None], others.T], axis=1)
 
 

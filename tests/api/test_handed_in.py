@@ -259,6 +259,9 @@ def test_an_iterator_with_a_state_goes_on_from_it(kind, caplog):
     assert source.drawn == (10 if kind == "none" else 1 + 4)
 
 
+FEW = np.ones((3, 2))
+
+
 def of_shapes(*sizes):
   return (np.ones((size, 3), np.int32) for size in sizes)
 
@@ -267,18 +270,12 @@ def of_shapes(*sizes):
   ("data", "message"),
   [
     (of_shapes(2, 2, 2, 2, 2), "ended after 5 batches, and the run needs more"),
-    (
-      of_shapes(2, 2, 2, 1),
-      r"batch 3 of replica 1 has int32\[1, 3\] .* int32\[2, 3\]: all",
-    ),
+    (of_shapes(2, 2, 2, 1), r"1 has int32\[1, 3\] .* int32\[2, 3\]: all"),
     (lambda m, s: np.ones((1 + s, 2)), "batch 1 of replica 0 has float32.2, 2"),
     (iter(["a"]), "only numbers can be trained on"),
     (iter([3]), "without an axis of examples"),
     (({"a": np.ones(3), "b": np.ones(2)}, np.ones(2)), "have 2 and 3 rows"),
-    (
-      (np.ones((3, 2)), np.ones((3, 2))),
-      "3 examples are less than a batch of 4",
-    ),
+    ((FEW, FEW), "3 examples are less than a batch of 4"),
   ],
 )
 def test_data_that_do_not_fit_are_refused_in_one_line(data, message):

@@ -112,15 +112,8 @@ def test_globs_are_parts_and_names_are_told_apart(tmp_path):
 
 
 def test_a_path_that_exists_is_taken_as_it_is(tmp_path):
-  names = [
-    "a[1].txt",
-    "b[x]/a.txt",
-    "b[x]/c/d.txt",
-    "*",
-    "[!a].txt",
-    os.fsdecode(b"\xe9"),
-  ]
-  paths = [tmp_path / name for name in names]
+  names = ("a[1].txt", "b[x]/a.txt", "b[x]/c/d.txt", "*", "[!a].txt")
+  paths = [tmp_path / name for name in (*names, os.fsdecode(b"\xe9"))]
   for path in paths:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("text")
