@@ -102,10 +102,8 @@ class Run:
     part = self.parts.trainable
     if part is None or part.lora is None:
       raise ValueError("export: hand in the trainable=Lora of the run")
-    config = self.config
-    source = config.checkpoint.init_from
-    path = pathlib.Path(folder)
-    part.lora.export(path, config.model.shape, self.params, source)
+    shape, source = self.config.model.shape, self.config.checkpoint.init_from
+    part.lora.export(pathlib.Path(folder), shape, self.params, source)
 
   @property
   def model(self) -> Any:

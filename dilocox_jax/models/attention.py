@@ -78,8 +78,8 @@ def attend(
   query_BxLxNxK: Float[Array, "B L N K"],
   key_BxSxGxK: Float[Array, "B S G K"],
   value_BxSxGxK: Float[Array, "B S G K"],
-  start: int | Int[Array, ""] = 0,
   segments_BxL: Int[Array, "B L"] | None = None,
+  start: int | Int[Array, ""] = 0,
   key_segments_BxS: Int[Array, "B S"] | None = None,
 ) -> Float[Array, "B L N K"]:
   """Computes causal attention with the weights softmax(q k / sqrt(K)).
@@ -94,9 +94,9 @@ def attend(
     key_BxSxGxK: Keys [B, S, G, K], those of position 0 first. G divides N:
       neighbouring query heads share a head of keys and one of values.
     value_BxSxGxK: Values [B, S, G, K].
-    start: Position of the first query; 0 if S = L.
     segments_BxL: Documents of the queries; a token reads only its own. By
       default all tokens are one document.
+    start: Position of the first query; 0 if S = L.
     key_segments_BxS: Documents of the keys, if they are not those of the
       queries.
 

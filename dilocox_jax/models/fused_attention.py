@@ -38,7 +38,7 @@ _SPLASH_BLOCKS = (512, 256, 128)  # Kernels take the largest that divides L.
 def named_attention(name: str) -> Attention:
   """Returns an attention by its name in `plan.choices.ATTENTIONS`."""
   return {
-    "plain": _plain,
+    "plain": attend,
     "blockwise": blockwise_attention,
     "cudnn": cudnn_attention,
     "splash": _splash_where_it_fits,
@@ -52,10 +52,6 @@ def _splash_where_it_fits(
   fits = query.shape[1] % _SPLASH_BLOCKS[-1] == 0
   function = splash_attention if fits else blockwise_attention
   return function(query, key, value, segments)
-
-
-def _plain(query: Array, key: Array, value: Array, segments=None) -> Array:
-  return attend(query, key, value, segments_BxL=segments)
 
 
 @jax.custom_vjp
@@ -103,7 +99,7 @@ def _blocks(query: Array, key: Array, value: Array, segments: Segments):
 
     of_queries = None if segments is None else cut(segments)
     return lambda query, key, value: attend(
-      cut(query), key, value, start, of_queries, segments
+      cut(query), key, value, of_queries, start, segments
     )
 
   return jnp.arange(0, length, size, dtype=jnp.int32), of_block
@@ -131,12 +127,10 @@ def _blockwise_backward(arguments, gradient):
   )
   totals, _ = jax.lax.scan(add_block, zeros, starts)
   narrow = (t.astype(x.dtype) for t, x in zip(totals, factors, strict=True))
-  return (*narrow, None if segments is None else _no_gradient(segments))
-
-
-def _no_gradient(numbers: Array) -> np.ndarray:
-  """Returns what JAX takes as the gradient of integers."""
-  return np.zeros(numbers.shape, jax.dtypes.float0)
+  if segments is None:
+    return (*narrow, None)
+  # This is what JAX takes as the gradient of integers.
+  return (*narrow, np.zeros(segments.shape, jax.dtypes.float0))
 
 
 blockwise_attention.defvjp(_blockwise_forward, _blockwise_backward)

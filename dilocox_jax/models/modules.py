@@ -131,7 +131,7 @@ class _Attention(nnx.Module):
     if cache is None:
       mixed = self.mix(query, key, value, segments)
     else:
-      mixed = attend(query, key, value, start, segments)
+      mixed = attend(query, key, value, segments, start)
     return self.output(mixed.reshape(x_TxD.shape[0], -1)), new
 
 

@@ -78,13 +78,6 @@ def _pure(module: nnx.Module) -> Callable[[Params], Any]:
   return bound
 
 
-def _head(shape: ModelShape, params: Params) -> Array:
-  """Returns the matrix [D, V] that turns the stream into logits."""
-  if shape.tied_head:
-    return params["embed"]["embedding"].T
-  return params["head"]["kernel"]
-
-
 def _divert(module: nnx.Module, multiply: Multiply) -> None:
   """Makes a module's linear layers call `multiply` for their products."""
 
@@ -178,8 +171,9 @@ def build_model(
 
   def logits(params: Params, x_TxD: Array) -> Array:
     x_TxD = final_norm(params["final_norm"])(x_TxD)
-    kernel_DxV = _head(shape, params).astype(dtype)
-    return wide_einsum("td,dv->tv", x_TxD, kernel_DxV)
+    tied = shape.tied_head
+    head = params["embed"]["embedding"].T if tied else params["head"]["kernel"]
+    return wide_einsum("td,dv->tv", x_TxD, head.astype(dtype))
 
   def stream(
     params: Params, tokens_BxL: Array, segments: Segments = None
