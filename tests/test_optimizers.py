@@ -1,3 +1,5 @@
+"""Optimizers by name, and the learning rates of inner ones."""
+
 import re
 from typing import Any
 
@@ -7,16 +9,12 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.config.recipes import changed_options
-from dilocox_jax.config.sections import InnerConfig
 from dilocox_jax.optimizers import (
   block_matrices,
   inner_optimizer,
   learning_rate_schedule,
   named_optimizer,
-  standard_promotion,
 )
-from dilocox_jax.plan.choices import SCHEDULES
 from dilocox_jax.reference import optimizers as oracle
 from dilocox_jax.trees import leaves_by_path, path_name
 
@@ -34,94 +32,58 @@ def trained(optimizer):
     state = optimizer.init(params)
     for _ in range(3):
       gradients = jax.tree.map(jnp.sin, params)
-      updates, state = optimizer.update(gradients, state, params)
+      updates, state = optimizer.update(gradients, state, params, value=1.0)
       params = optax.apply_updates(params, updates)
     return params
 
   return steps({"a": jnp.asarray([1.0, -2.0, 0.5]), "b": jnp.float32(3.0)})
 
 
+FULL = {"b1": 0.8, "weight_decay": 0.3, "momentum": 0.6, "nesterov": True}
+
+
 @pytest.mark.parametrize(
-  ("name", "options"),
+  ("name", "given", "options"),
   [
-    ("adamw", {"b1": 0.8, "b2": 0.9, "weight_decay": 0.3}),
-    ("sgd", {"momentum": 0.6, "nesterov": True}),
-    ("lion", {"b1": 0.8}),
-    ("rmsprop", {}),
+    ("adamw", {"b1": 0.8, "b2": 0.9, "weight_decay": 0.3}, None),
+    ("lion", {"b1": 0.8}, None),
+    ("rmsprop", {}, None),
+    # Options that it lacks are left out, and momentum 0 is its default.
+    ("sgd", FULL, {"momentum": 0.6, "nesterov": True}),
+    *((name, {"momentum": 0.0}, {}) for name in ("lars", "madgrad", "sgd")),
   ],
 )
-def test_an_optimizer_by_name_is_that_of_optax(name, options):
-  direct = getattr(optax, name)(0.1, **options)
+def test_an_optimizer_by_name_is_that_of_optax(name, given, options):
+  build = getattr(optax, name, getattr(optax.contrib, name, None))
+  direct = build(0.1, **(given if options is None else options))
   with jax.numpy_dtype_promotion("standard"):
-    expected = trained(direct)
+    expected = trained(optax.with_extra_args_support(direct))
   # Outside of it, strict promotion is in force.
-  actual = trained(named_optimizer(name, 0.1, **options))
+  actual = trained(named_optimizer(name, 0.1, **given))
   jax.tree.map(np.testing.assert_array_equal, actual, expected)
-
-
-def test_options_that_an_optimizer_lacks_are_left_out():
-  full = {"b1": 0.8, "weight_decay": 0.3, "momentum": 0.6, "nesterov": True}
-  actual = trained(named_optimizer("sgd", 0.1, **full))
-  expected = trained(optax.sgd(0.1, momentum=0.6, nesterov=True))
-  jax.tree.map(np.testing.assert_array_equal, actual, expected)
-
-
-# The last two are names of optax that step nothing: a function and a module.
-@pytest.mark.parametrize("name", ["adamv", "clip_by_global_norm", "losses"])
-def test_an_unknown_optimizer_is_refused_by_name(name):
-  message = f"optimizer={name!r} is not an optimizer of optax"
-  with pytest.raises(ValueError, match=re.escape(message)):
-    named_optimizer(name, 0.1)
-
-
-def mixes_dtypes(seen):
-  def update(updates, state, params=None, **extra):
-    seen.append(extra)
-    count = jnp.int32(2)
-    return jax.tree.map(lambda u: u * count, updates), state
-
-  return optax.GradientTransformationExtraArgs(
-    lambda params: optax.EmptyState(), update
-  )
-
-
-def test_an_optimizer_may_mix_dtypes_where_the_program_must_not():
-  optimizer = standard_promotion(mixes_dtypes([]))
-  params = jnp.float32(1.5)
-  updates, _ = optimizer.update(params, optimizer.init(params), params)
-  assert number(updates) == 3.0
   with pytest.raises(ValueError, match="promotion"):
-    jnp.multiply(params, jnp.int32(2))
+    jnp.multiply(jnp.float32(1), jnp.int32(2))
 
 
-def test_extra_arguments_reach_those_who_take_them_and_no_others():
-  seen = []
-  params = jnp.float32(1.0)
-  standard_promotion(mixes_dtypes(seen)).update(
-    params, optax.EmptyState(), params, value=3
-  )
-  assert seen == [{"value": 3}]
-  plain = standard_promotion(optax.scale(2.0))
-  updates, _ = plain.update(params, plain.init(params), params, value=3)
-  assert number(updates) == 2.0
+@pytest.mark.parametrize(
+  ("name", "rate", "needed", "message"),
+  [
+    # The last two are names of optax that step nothing: a function, a module.
+    ("adamv", 0.1, (), "optimizer='adamv' is not an optimizer of optax"),
+    ("clip_by_global_norm", 0.1, (), "is not an optimizer of optax"),
+    ("losses", 0.1, (), "optimizer='losses' is not an optimizer of optax"),
+    ("lars", 0.1, ("b1",), "b1 would be ignored, as optimizer=lars"),
+    ("sm3", optax.constant_schedule(0.1), (), "'sm3' cannot be built"),
+  ],
+)
+def test_what_cannot_be_built_is_refused(name, rate, needed, message):
+  with pytest.raises(ValueError, match=re.escape(message)):
+    named_optimizer(name, rate, needed, b1=0.8)
 
 
-def test_a_changed_option_that_an_optimizer_lacks_is_refused():
-  changed = changed_options(InnerConfig(optimizer="lars", b1=0.8))
-  assert changed == ("b1",)
-  with pytest.raises(
-    ValueError, match="b1 would be ignored, as optimizer=lars"
-  ):
-    named_optimizer("lars", 0.1, changed, b1=0.8)
-  changed = changed_options(InnerConfig(optimizer="lars", momentum=0.8))
-  named_optimizer("lars", 0.1, changed, momentum=0.8)
-  # Muon has its momentum under another name, and the config knows that.
-  named_optimizer("muon", 0.1, changed, beta=0.8)
-
-
-def test_an_optimizer_that_takes_no_schedule_is_refused():
-  with pytest.raises(ValueError, match="optimizer='sm3' cannot be built"):
-    named_optimizer("sm3", optax.constant_schedule(0.1))
+def test_what_an_optimizer_has_under_its_own_name_is_not_missing():
+  named_optimizer("lars", 0.1, ("momentum",), momentum=0.8)
+  named_optimizer("muon", 0.1, ("momentum",), beta=0.8)
 
 
 @pytest.mark.parametrize(
@@ -156,118 +118,63 @@ def test_muon_finds_the_matrices_of_a_tree_of_ones_own(params, chosen):
     is_leaf=lambda node: isinstance(node, optax.contrib.MuonDimensionNumbers),
   )
   assert {path_name(path): tuple(axes) for path, axes in found} == chosen
-
-
-def test_muon_without_a_matrix_is_refused():
   with pytest.raises(ValueError, match="finds no matrix in the parameters"):
     block_matrices({"bias": jnp.zeros(3), "conv": jnp.zeros((3, 3, 1))})
 
 
-@pytest.mark.parametrize("name", ["lars", "sm3", "madgrad", "sgd"])
-def test_a_momentum_of_zero_is_the_optimizers_own(name):
-  params = {"w": jnp.ones((2, 3))}
-  states = [
-    named_optimizer(name, 0.1, **given).init(params)
-    for given in ({"momentum": 0.0}, {})
-  ]
-  assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
+PEAK, LAST, MIDDLE = 2.0, 0.2, 1.1
+QUARTER = 0.2 + 1.8 * (1 + np.sqrt(0.5)) / 2  # Of a cosine.
 
 
-PEAK = 2.0
-FINAL = 0.1
-
-
-def rates(name, steps, **changes):
-  settings = {"warmup_steps": 10, "total_steps": 110, "final_fraction": FINAL}
-  schedule = learning_rate_schedule(name, PEAK, **(settings | changes))
-  with jax.numpy_dtype_promotion("standard"):
-    return [number(schedule(step)) for step in steps]
-
-
-def assert_rates(actual, expected):
-  # Schedules compute in fp32.
-  np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_the_warm_up_rises_in_a_line_to_the_peak(name):
-  assert_rates(rates(name, [0, 1, 5, 10]), [0.0, 0.2, 1.0, PEAK])
-  assert_rates(rates("constant", [11, 60, 110]), [PEAK] * 3)
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_without_a_warm_up_the_first_step_is_at_the_peak(name):
-  assert_rates(rates(name, [0], warmup_steps=0), [PEAK])
-
-
-@pytest.mark.parametrize("name", ["cosine", "wsd"])
-@pytest.mark.parametrize("warmup_steps", [0, 10, 100])
-def test_the_decay_is_complete_when_the_run_ends(name, warmup_steps):
-  changed = rates(name, [110, 500], warmup_steps=warmup_steps)
-  assert_rates(changed, [PEAK * FINAL] * 2)
-
-
-def test_a_cosine_is_half_way_down_in_the_middle():
-  middle = PEAK * (1 + FINAL) / 2
-  quarter = PEAK * (FINAL + (1 - FINAL) * (1 + np.sqrt(0.5)) / 2)
-  assert_rates(rates("cosine", [35, 60]), [quarter, middle])
-
-
-def test_wsd_is_stable_and_falls_in_a_line_in_its_last_part():
-  # A fifth of 110 steps is 22.
-  seen = rates("wsd", [50, 88, 99, 110])
-  assert_rates(seen, [PEAK, PEAK, PEAK * (1 + FINAL) / 2, PEAK * FINAL])
-
-
-def test_a_decay_that_leaves_no_stable_part_begins_after_the_warm_up():
-  seen = rates("wsd", [99, 100, 105, 110], warmup_steps=100)
-  assert_rates(seen, [1.98, PEAK, PEAK * (1 + FINAL) / 2, PEAK * FINAL])
-
-
-def moved(clip_norm, gradients, name="sgd", **options):
-  """What one step at rate 1 takes from zero parameters."""
-  schedule = optax.constant_schedule(1.0)
-  optimizer = inner_optimizer(name, schedule, clip_norm=clip_norm, **options)
-  params = jax.tree.map(jnp.zeros_like, gradients)
-  updates, _ = optimizer.update(gradients, optimizer.init(params), params)
-  return jax.tree.map(jnp.negative, updates)
-
-
-def test_gradients_are_clipped_by_the_norm_of_all_leaves():
-  gradients = {"a": jnp.float32(3.0), "b": jnp.asarray([0.0, -4.0])}
-  clipped = moved(1.0, gradients)
-  np.testing.assert_allclose(clipped["a"], 0.6, rtol=1e-6)
-  np.testing.assert_allclose(clipped["b"], [0.0, -0.8], rtol=1e-6)
-
-
-@pytest.mark.parametrize("clip_norm", [0.0, 5.5])
-def test_short_gradients_and_a_limit_of_zero_leave_them_alone(clip_norm):
-  gradients = {"a": jnp.float32(3.0), "b": jnp.asarray([0.0, -4.0])}
-  jax.tree.map(
-    np.testing.assert_array_equal, moved(clip_norm, gradients), gradients
+@pytest.mark.parametrize(
+  ("name", "warmup", "rates"),
+  [
+    *(
+      (name, 10, {0: 0.0, 1: 0.2, 5: 1.0, 10: PEAK})
+      for name in ("constant", "cosine", "wsd")
+    ),
+    *((name, 0, {0: PEAK}) for name in ("constant", "cosine", "wsd")),
+    ("constant", 10, {11: PEAK, 60: PEAK, 110: PEAK}),
+    *(
+      (name, warmup, {110: LAST, 500: LAST})
+      for name in ("cosine", "wsd")
+      for warmup in (0, 10, 100)
+    ),
+    ("cosine", 10, {35: QUARTER, 60: MIDDLE}),
+    # A fifth of 110 steps is 22.
+    ("wsd", 10, {50: PEAK, 88: PEAK, 99: MIDDLE}),
+    # A decay that leaves no stable part begins after the warm-up.
+    ("wsd", 100, {99: 1.98, 100: PEAK, 105: MIDDLE}),
+  ],
+)
+def test_a_rate_rises_to_its_peak_and_falls_until_the_end(name, warmup, rates):
+  schedule = learning_rate_schedule(
+    name, PEAK, warmup_steps=warmup, total_steps=110, final_fraction=0.1
   )
+  with jax.numpy_dtype_promotion("standard"):
+    found = [number(schedule(step)) for step in rates]
+  # Schedules compute in fp32.
+  np.testing.assert_allclose(found, [*rates.values()], rtol=1e-6, atol=1e-6)
 
 
-def test_options_reach_the_optimizer_and_the_rest_is_left_out():
-  assert float(moved(0.0, jnp.float32(2.0), momentum=0.5, nesterov=True)) == 3
-  assert float(moved(0.0, jnp.float32(2.0), b1=0.5, weight_decay=1.0)) == 2
-
-
-def test_what_muon_leaves_to_adamw_has_the_options_of_adamw():
-  options = {"b1": 0.8, "b2": 0.5, "weight_decay": 0.1}
-  rate = optax.constant_schedule(0.1)
-  muon = inner_optimizer("muon", rate, clip_norm=0.0, **options)
-  adamw = optax.adamw(rate, nesterov=True, **options)
-  params = {"embedding": jnp.asarray([[3.0, -2.0], [0.5, 1.0]])}
-  states = [optimizer.init(params) for optimizer in (muon, adamw)]
-  for scale in (1.0, -0.3, 2.0):
-    gradients = {"embedding": scale * jnp.asarray([[1.0, 4.0], [-2.0, 0.1]])}
-    found, states[0] = muon.update(gradients, states[0], params)
-    with jax.numpy_dtype_promotion("standard"):
-      wanted, states[1] = adamw.update(gradients, states[1], params)
-    jax.tree.map(
-      lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), found, wanted
-    )
+@pytest.mark.parametrize(
+  ("clip_norm", "options", "taken"),
+  [
+    # Gradients are clipped by the norm of all leaves, 5.
+    (1.0, {}, 0.2),
+    *((clip_norm, {}, 1) for clip_norm in (0.0, 5.5)),
+    (0.0, {"momentum": 0.5, "nesterov": True}, 1.5),
+    (0.0, {"b1": 0.5, "weight_decay": 1.0}, 1),
+  ],
+)
+def test_a_step_is_clipped_and_has_its_options(clip_norm, options, taken):
+  gradients = {"a": jnp.float32(3.0), "b": jnp.asarray([0.0, -4.0])}
+  schedule = optax.constant_schedule(1.0)
+  sgd = inner_optimizer("sgd", schedule, clip_norm=clip_norm, **options)
+  params = jax.tree.map(jnp.zeros_like, gradients)
+  updates, _ = sgd.update(gradients, sgd.init(params), params)
+  np.testing.assert_allclose(updates["a"], -3 * taken, rtol=1e-6)
+  np.testing.assert_allclose(updates["b"], [0, 4 * taken], rtol=1e-6)
 
 
 def test_muon_takes_the_steps_of_its_plain_twin():
