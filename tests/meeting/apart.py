@@ -1,10 +1,5 @@
-"""Replicas that train by rounds, together in one runtime or each for itself.
+"""Replicas that train by rounds, together in one runtime or each for itself."""
 
-One replica is a process by
-`python -m tests.meeting.apart FOLDER METHOD NUMBER REPLICAS RESULT`.
-"""
-
-import sys
 import threading
 
 import jax
@@ -141,15 +136,3 @@ def in_threads(function, num_replicas):
   if errors:
     raise errors[0]
   return [results[number] for number in range(num_replicas)]
-
-
-if __name__ == "__main__":
-  folder, method, own_number, replicas, result = sys.argv[1:]
-  own_losses, own_outer = alone(
-    folder,
-    method,
-    int(own_number),
-    int(replicas),
-    rules=rules(int(replicas)),
-  )
-  np.savez(result, own_losses, *jax.tree.leaves(own_outer))

@@ -107,15 +107,6 @@ def kill(group):
   return set(NAMES) - {name}
 
 
-def kill_two(group):
-  away = group.draw.sample(NAMES, 2)
-  group.moment()
-  group.kill(*away)
-  for name in away:
-    group.start(name)
-  return set(NAMES) - set(away)
-
-
 def kill_all(group):
   group.moment()
   group.kill(*NAMES)
@@ -160,23 +151,11 @@ def other_code(group):
   return set(NAMES)
 
 
-def read_only(group):
-  group.moment()
-  marker = pathlib.Path(f"{group.store}.read-only")
-  marker.touch()
-  time.sleep(1.0)
-  marker.unlink()
-  group.finish()
-  logs = "".join(map(group.log, NAMES))
-  assert "read-only file system" in logs and "is back after" in logs
-  return set()
-
-
 def damaged_snapshot(group):
   name = group.some()
   group.at(EVENTS // 2 + 2)
   group.kill(name)
-  path = group.store / "snapshot" / f"{EVENTS // 2:010d}" / "0000"
+  path = group.store / "snapshot" / f"{EVENTS // 2:010d}" / "arrays"
   path.write_bytes(path.read_bytes()[:-1])
   group.start(name)
   group.at(EVENTS - 3)
@@ -184,16 +163,7 @@ def damaged_snapshot(group):
   return set(NAMES) - {name}
 
 
-FAULTS = [
-  kill,
-  kill_two,
-  kill_all,
-  freeze,
-  wrong_config,
-  other_code,
-  read_only,
-  damaged_snapshot,
-]
+FAULTS = [kill, kill_all, freeze, wrong_config, other_code, damaged_snapshot]
 
 
 @pytest.fixture(name="make")

@@ -284,15 +284,6 @@ class Process:
 STEP_S = 0.03
 
 
-class MarkedStore(Store):
-  """It refuses to write while a file beside it says so."""
-
-  def _write(self, path: str, data: bytes, mode: Any) -> None:
-    if pathlib.Path(f"{self.where}.read-only").exists():
-      raise AwayError("read-only file system")
-    super()._write(path, data, mode)
-
-
 def main(options: dict[str, Any]) -> None:
   """Takes part in a run as a process of its own, until the run ends.
 
@@ -309,7 +300,7 @@ def main(options: dict[str, Any]) -> None:
   skew = options["skew"]
   try:
     box = Mailbox(
-      MarkedStore(options["folder"]),
+      Store(options["folder"]),
       name=options["name"],
       secret=options["secret"],
       config=options["config"],

@@ -1,3 +1,5 @@
+"""Named methods: their settings, their rules and their bounds."""
+
 import inspect
 import re
 
@@ -7,7 +9,7 @@ from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.methods import METHODS, Method, named_method
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 
-# A value for every setting, and the method that has them.
+# A value for every setting.
 SETTINGS = {
   "sync_interval": 9,
   "num_fragments": 2,
@@ -15,23 +17,28 @@ SETTINGS = {
   "mixing_alpha": 0.25,
   "fragment_order": "sequential",
 }
+ORDER = {"fragment_order": "sequential"}
+PLAIN = SyncSchedule(30), Method(SyncSchedule(9))
+# The schedule of each method by itself, and the method with every setting.
 MADE = {
-  "allreduce": Method(SyncSchedule(1), exchanged="gradient"),
-  "cocktail_sgd": Method(SyncSchedule(1), exchanged="gradient"),
-  "diloco": Method(SyncSchedule(9)),
-  "open_diloco": Method(SyncSchedule(9)),
-  "sparse_loco": Method(SyncSchedule(9)),
-  "muloco": Method(SyncSchedule(9)),
-  "streaming_diloco": Method(
-    SyncSchedule(9, 2, 7), "mix", 0.25, fragment_order="sequential"
+  **dict.fromkeys(
+    ("allreduce", "cocktail_sgd"),
+    (SyncSchedule(1), Method(SyncSchedule(1), exchanged="gradient")),
   ),
-  "eager": Method(SyncSchedule(9, 2, 9), "eager"),
-  "dilocox": Method(SyncSchedule(9, 1, 9), "reset"),
-  "delayed": Method(
-    SyncSchedule(9, 2, 7), "mix", 0.25, fragment_order="sequential"
+  **dict.fromkeys(("diloco", "open_diloco", "sparse_loco", "muloco"), PLAIN),
+  "streaming_diloco": (
+    SyncSchedule(30, 3, 4),
+    Method(SyncSchedule(9, 2, 7), "mix", 0.25, **ORDER),
   ),
-  "overlap_loco": Method(
-    SyncSchedule(9, 2, 4), "continue", fragment_order="sequential"
+  "eager": (SyncSchedule(30, 1, 30), Method(SyncSchedule(9, 2, 9), "eager")),
+  "dilocox": (SyncSchedule(30, 1, 30), Method(SyncSchedule(9, 1, 9), "reset")),
+  "delayed": (
+    SyncSchedule(30, 1, 4),
+    Method(SyncSchedule(9, 2, 7), "mix", 0.25, **ORDER),
+  ),
+  "overlap_loco": (
+    SyncSchedule(16, 16, 1),
+    Method(SyncSchedule(9, 2, 4), "continue", **ORDER),
   ),
 }
 
@@ -42,7 +49,9 @@ def test_every_setting_reaches_the_method_and_no_other_is_taken(name):
   rule = {"dilocox": "reset", "delayed": "mix"}.get(name)
   every = SETTINGS | {"rule": rule}
   settings = {key: value for key, value in every.items() if key in has}
-  assert named_method(name, **settings) == MADE[name]
+  alone, made = MADE[name]
+  assert named_method(name, **settings) == made
+  assert named_method(name).schedule == alone
   assert named_method(name, **dict.fromkeys(every)) == METHODS[name]()
   for key in every.keys() - has.keys():
     listed = ", ".join(has) or "none"
@@ -51,38 +60,28 @@ def test_every_setting_reaches_the_method_and_no_other_is_taken(name):
       named_method(name, **{key: 3})
 
 
-# By themselves: H, P and tau with the rule.
-PAPERS = {
-  **dict.fromkeys(("allreduce", "cocktail_sgd"), (1, 1, 0, "reset")),
-  **dict.fromkeys(("diloco", "open_diloco"), (30, 1, 0, "reset")),
-  **dict.fromkeys(("sparse_loco", "muloco"), (30, 1, 0, "reset")),
-  "streaming_diloco": (30, 3, 4, "mix"),
-  "eager": (30, 1, 30, "eager"),
-  "dilocox": (30, 1, 30, "continue"),
-  "delayed": (30, 1, 4, "continue"),
-  "overlap_loco": (16, 16, 1, "continue"),
-}
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_by_itself_is_that_of_its_paper(name):
-  *schedule, rule = PAPERS[name]
-  found = named_method(name)
-  assert (found.schedule, found.rule) == (SyncSchedule(*schedule), rule)
-  assert found.mixing_alpha == (0.5 if rule == "mix" else 0.0)
-  is_sliced = name == "overlap_loco"
-  assert found.fragment_order == ("sliced" if is_sliced else "strided")
-
-
-def test_unknown_names_are_answered_with_those_there_are():
-  with pytest.raises(ValueError, match="method='dilco'") as caught:
-    named_method("dilco")
-  assert all(name in str(caught.value) for name in METHODS)
-  with pytest.raises(ValueError, match="must be one of reset, continue, mix"):
-    methods.dilocox(rule="rest")
-  for name in ("overlap_loco", "eager", "streaming_diloco"):
-    with pytest.raises(ValueError, match="num_fragments=0 must lie between 1"):
-      named_method(name, num_fragments=0)
+@pytest.mark.parametrize(
+  ("name", "settings", "message"),
+  [
+    ("dilco", {}, "method='dilco' must be one of .*diloco.*overlap_loco"),
+    ("dilocox", {"rule": "rest"}, "must be one of reset, continue, mix"),
+    *(
+      (name, {"num_fragments": 0}, "num_fragments=0 must lie between 1")
+      for name in ("overlap_loco", "eager", "streaming_diloco")
+    ),
+    *(
+      (
+        "streaming_diloco",
+        {"mixing_alpha": alpha},
+        f"mixing_alpha={alpha} must",
+      )
+      for alpha in (-0.1, 1.5)
+    ),
+  ],
+)
+def test_what_no_method_has_is_refused(name, settings, message):
+  with pytest.raises(ValueError, match=message):
+    named_method(name, **settings)
 
 
 @pytest.mark.parametrize(
@@ -106,24 +105,11 @@ def test_every_rule_has_its_bounds_on_the_overlap(rule, allowed, refused):
   assert not methods.allreduce().can_keep_unsent
 
 
-@pytest.mark.parametrize("alpha", [-0.1, 1.5])
-def test_mixing_weights_lie_between_zero_and_one(alpha):
-  with pytest.raises(ValueError, match=f"mixing_alpha={alpha} must be at"):
-    methods.streaming_diloco(mixing_alpha=alpha)
-  assert methods.streaming_diloco(mixing_alpha=1.0).mixing_alpha == 1
-
-
-@pytest.mark.parametrize("method", [methods.diloco(12), methods.dilocox(12)])
-def test_another_interval_keeps_no_delay_or_a_whole_round_of_it(method):
-  shorter = methods.with_interval(method, 5)
-  expected = 5 if method.schedule.overlap_steps else 0
-  assert shorter.schedule == SyncSchedule(5, 1, expected)
-  assert methods.with_interval(shorter, 12) == method
-
-
-@pytest.mark.parametrize(
-  "method", [methods.streaming_diloco(30, 3, 0), methods.delayed(12, 1, 3)]
-)
-def test_an_interval_that_events_depend_on_cannot_change(method):
-  with pytest.raises(ValueError, match="only with one fragment and no delay"):
-    methods.with_interval(method, 5)
+def test_another_interval_keeps_no_delay_or_a_whole_round_of_it():
+  for method, overlap in ((methods.diloco(12), 0), (methods.dilocox(12), 5)):
+    shorter = methods.with_interval(method, 5)
+    assert shorter.schedule == SyncSchedule(5, 1, overlap)
+    assert methods.with_interval(shorter, 12) == method
+  for method in (methods.streaming_diloco(30, 3, 0), methods.delayed(12, 1, 3)):
+    with pytest.raises(ValueError, match="only with one fragment and no delay"):
+      methods.with_interval(method, 5)
