@@ -24,10 +24,6 @@ def define_flags() -> None:
 
 def main(values: flags.FlagValues) -> None:
   """Compares the runs and prints where the page is."""
-  if not values.runs:
-    raise command_line.UsageError(
-      "no run directories: name at least one, e.g. runs/dilocox runs/allreduce"
-    )
   from rich.console import Console
 
   from dilocox_jax import report

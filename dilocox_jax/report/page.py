@@ -46,13 +46,6 @@ _FIGURES: dict[str, tuple[Callable[[LoadedRun], Any], str]] = {
 }
 
 
-def save_figure(figure: Any, path: pathlib.Path) -> None:
-  """Writes a PNG; raises RecordError, with its path, if that fails."""
-  make_directory(path.parent)
-  with one_line(path), files.replaced(path) as file:
-    figure.savefig(file, format=path.suffix[1:])
-
-
 def picture(
   figure: Any, out_dir: pathlib.Path, name: str, caption: str
 ) -> list[str]:
@@ -63,8 +56,14 @@ def picture(
     out_dir: Directory of the page. The figure is written to its `figures/`.
     name: File name without suffix.
     caption: Text that stands for the picture where it cannot be seen.
+
+  Raises:
+    RecordError: If the file cannot be written.
   """
-  save_figure(figure, out_dir / FIGURES / f"{name}.png")
+  path = out_dir / FIGURES / f"{name}.png"
+  make_directory(path.parent)
+  with one_line(path), files.replaced(path) as file:
+    figure.savefig(file, format="png")
   return [f"![{caption}]({FIGURES}/{name}.png)", ""]
 
 

@@ -159,26 +159,24 @@ class Cluster:
   def _check_placement(self):
     counts = collections.Counter(self.placement)
     for index, site in enumerate(self.sites):
-      count = counts[index]
-      if not count:
-        raise ValueError(f"placement leaves site {site.name!r} without replica")
-      if site.num_devices % count:
-        raise ValueError(
-          f"site {site.name!r}: num_devices={site.num_devices} must be a"
-          f" multiple of its {count} replicas"
-        )
+      count, name = counts[index], repr(site.name)
+      require(count > 0, f"placement leaves site {name} without replica")
+      require(
+        not site.num_devices % count,
+        f"site {name}: num_devices={site.num_devices} must be a multiple of its"
+        f" {count} replicas",
+      )
 
   def _check_names(self):
     names = [site.name for site in self.sites]
-    for name, count in collections.Counter(names).items():
-      if count > 1:
-        raise ValueError(f"name={name!r} must be that of one site only")
-    for name in itertools.chain(*(pair.sites for pair in self.pairs)):
-      known("site", name, names)
-    counts = collections.Counter(frozenset(pair.sites) for pair in self.pairs)
-    for ends, count in counts.items():
-      if count > 1:
-        raise ValueError(f"pairs must state {sorted(ends)} only once")
+    for name in names:
+      is_one = names.count(name) == 1
+      require(is_one, f"name={name!r} must be that of one site only")
+    ends = [sorted(pair.sites) for pair in self.pairs]
+    for each in ends:
+      require(ends.count(each) == 1, f"pairs must state {each} only once")
+      for name in each:
+        known("site", name, names)
 
   @property
   def num_replicas(self) -> int:

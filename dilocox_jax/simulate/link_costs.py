@@ -94,8 +94,6 @@ def tree_steps(
   """
   count = 2 * math.ceil(math.log2(num_replicas))
   sent_bytes = 2.0 * operation.operand_bytes
-  if num_replicas == 2:  # Each is the root of one tree and the leaf of another.
-    sent_bytes /= 2
   return [MessageStep(1, sent_bytes / max(1, count), pieces=pieces)] * count
 
 

@@ -12,6 +12,8 @@ import decimal
 import re
 from typing import Any
 
+from dilocox_jax.checks import require
+
 _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf)(.*)")
 
 
@@ -60,22 +62,16 @@ def parse_quantity(text: Any, dimension: Dimension, field: str) -> float:
     ValueError: One line that names the field and a unit it expects.
   """
   match = _NUMBER.fullmatch(str(text).strip())
+  example, kind = dimension.example, dimension.name
   if match is None:
-    raise ValueError(
-      f"{field}: {text!r} is no {dimension.name}:"
-      f" write e.g. '1 {dimension.example}'"
-    )
+    hint = f"write e.g. '1 {example}'"
+    raise ValueError(f"{field}: {text!r} is no {kind}: {hint}")
   number, unit = match.group(1), match.group(2).strip()
-  if not unit:
-    raise ValueError(
-      f"{field}: {number} has no unit:"
-      f" write e.g. '{number} {dimension.example}'"
-    )
-  if unit not in dimension.units:
-    raise ValueError(
-      f"{field}: {text!r} has no unit of a {dimension.name}: have"
-      f" {', '.join(dimension.units)}"
-    )
+  hint = f"write e.g. '{number} {example}'"
+  require(unit != "", f"{field}: {number} has no unit: {hint}")
+  units = ", ".join(dimension.units)
+  is_known = unit in dimension.units
+  require(is_known, f"{field}: {text!r} has no unit of a {kind}: have {units}")
   try:
     factor = decimal.Decimal(dimension.units[unit])
     return float(decimal.Decimal(number) * factor)

@@ -51,7 +51,7 @@ MISTAKES = [
   ("speedup_tables", "--papers=nobody", "nobody"),
   ("fits", "--slices=3", "--compile"),
   ("fits", "--compile=", "--workdir needs --compile"),
-  ("compare", "", "no run directories"),
+  ("compare", "", "at least one run directory"),
   ("compare", "nowhere", "is not a run directory"),
   ("prepare_data", "--glob=*.txt --vocab_size=400", "--tokenizer=bpe"),
   ("prepare_data", "", "glob"),

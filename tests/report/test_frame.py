@@ -67,7 +67,7 @@ def test_nothing_on_the_front_is_beaten_in_loss_and_bytes():
 @pytest.mark.parametrize(
   ("losses", "target", "seconds"),
   [
-    ((2.0, 1.0), 1.5, 15.0),  # 2 at 10 s, 1 at 20 s.
+    ((2.0, 1.0), 1.25, 17.5),  # 2 at 10 s, 1 at 20 s.
     ((2.0, 1.0), 2.0, 10.0),
     ((2.0, 1.0), 0.5, INF),
     ((1.0, 2.0), 1.5, 10.0),

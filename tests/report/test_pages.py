@@ -241,6 +241,8 @@ def test_what_a_reader_would_take_to_be_alike_is_said(write_run, tmp_path):
   other = write_run(tmp_path / "b", **more)
   page = side_by_side(list(map(load_run, (first, other))))
   assert any("replicas: diloco (a) 2, diloco (b) 3" in x for x in page.intro)
+  # What sent most is the baseline where nobody sent all.
+  assert {each.baseline for each in page.frame.settings} == {"diloco (b)"}
   assert "With other numbers" in printed(page) and "not fin" in printed(page)
   alone = write_run(tmp_path / "c", num_steps=60, finish=False)
   shown = printed(side_by_side([load_run(alone)]))
