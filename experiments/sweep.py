@@ -55,9 +55,6 @@ def define_flags() -> None:
     lower_bound=0.0,
   )
   flags.DEFINE_bool("report_only", False, "Train nothing.")
-  flags.DEFINE_bool(
-    "keep_checkpoints", False, "Keep the states of finished runs."
-  )
 
 
 def check_field(path: str) -> None:
@@ -104,7 +101,7 @@ def main(values: flags.FlagValues) -> None:
       check_names(listed)
   workdir = command_line.writable(values.workdir, "sweep")
   found = rows.Rows(workdir / f"{name}.csv", start)
-  training = Training(workdir, found, [path], values.keep_checkpoints)
+  training = Training(workdir, found, [path])
   with _config_errors():
     # A wrong clock is found before anything begins.
     clocks = page.clocks_of(sweep)

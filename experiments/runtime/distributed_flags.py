@@ -121,16 +121,12 @@ def check_devices(config: RunConfig, owners: Sequence[int]) -> None:
     config: Config of the run.
     owners: Number of the process that has it, for every device.
   """
-  shares = collections.Counter(owners).values()
-  if len(set(shares)) > 1:
-    raise UsageError(
-      f"processes have {min(shares)} to {max(shares)} devices: give each as "
-      "many, by --local_devices or by what the machine lets it see"
-    )
+  shares = set(collections.Counter(owners).values())
   needed = num_devices(config)
-  if len(owners) != needed:
+  if len(shares) > 1 or len(owners) != needed:
     raise UsageError(
-      f"all processes have {len(owners)} devices together, and the run needs "
-      f"{needed} (num_replicas x num_data_shards x num_stages of mesh): change "
-      "those, the number of processes, or --local_devices"
+      f"processes have {min(shares)} to {max(shares)} devices, together "
+      f"{len(owners)}, and the run needs {needed} (num_replicas x "
+      "num_data_shards x num_stages of mesh), as many in each: change those, "
+      "the number of processes, or --local_devices"
     )

@@ -70,7 +70,6 @@ class Training:
     workdir: pathlib.Path,
     rows: Rows,
     parts_files: Sequence[str] = (),
-    keep_checkpoints: bool = False,
   ):
     """Looks for nothing yet.
 
@@ -80,10 +79,8 @@ class Training:
       rows: Lines of the runs that have ended.
       parts_files: Files that the process of a run runs first, because they may
         register parts that the run has.
-      keep_checkpoints: Whether the states of finished runs are kept.
     """
     self._workdir, self._parts_files = workdir, parts_files
-    self._keeps_checkpoints = keep_checkpoints
     self.rows = rows
     self.failed: list[dict[str, str]] = []
 
@@ -147,6 +144,6 @@ class Training:
     found = load_run(workdir)
     row = row_of(found, run, reason, num_cores)
     self.rows.add(row, curve_of(found, row))
-    if not self._keeps_checkpoints:  # They are much larger than the rest.
-      shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
+    # They are much larger than the rest.
+    shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
     return f"diverged: {reason}" if reason else f"loss {row.loss:.4f}"

@@ -13,13 +13,11 @@ import numpy as np
 import optax
 
 import dilocox_jax as dx
-from dilocox_jax.config import from_mapping
 from dilocox_jax.models.fused_attention import named_attention
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.reference import methods as page
 from dilocox_jax.reference import optimizers
-from dilocox_jax.training import build
 from dilocox_jax.trees import Array, Tree
 
 # (what, error, bound)
@@ -60,7 +58,6 @@ def errors(attention: str, length: int) -> Iterator[Error]:
     _codec_error("low_rank(rank=8)"),
     1e-5,
   )
-  yield "loss in bfloat16 over float32", _narrow_error(), 1e-2
   yield "a step of Muon over the CPU's", _muon_error(), 2e-2
   yield (
     f"{attention} attention over plain",
@@ -163,21 +160,6 @@ def _muon_error() -> float:
   muon = named_optimizer("muon", 0.02)
   state = muon.init(params)
   return _over_cpu(lambda g: muon.update(g, state, params)[0], params)
-
-
-def _narrow_error() -> float:
-  """The loss of one batch, its products narrow and wide."""
-  losses = []
-  for dtype in ("bfloat16", "float32"):
-    model = {"preset": "nano", "compute_dtype": dtype, "attention": "plain"}
-    config = from_mapping({"model": model})
-    programs = build.programs(config)
-    length, vocab = config.data.sequence_length, config.model.shape.vocab_size
-    draw = np.random.default_rng(0).integers
-    batches = jnp.asarray(draw(0, vocab, (1, 2, length + 1), np.int32))
-    params = jax.jit(programs.model.init)(jax.random.key(0))
-    losses.append(programs.evaluate(params, batches))
-  return _error(losses[0], losses[1])
 
 
 def _attention_error(name: str, length: int) -> float:
