@@ -1,6 +1,8 @@
 """Programs that read runs: sample, export, compare, simulate, secrets."""
 
 import csv
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -59,24 +61,22 @@ def test_a_run_starts_from_what_another_one_exported(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_programs_that_read_a_run_know_its_parts(tmp_path, capsys):
-  file, folder, own = tmp_path / "mine.py", tmp_path / "run", dict(CODECS)
+def test_a_program_that_reads_a_run_is_told_its_parts(
+  tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setitem(CODECS, "ternary", CODECS["int"])  # Forgotten again.
+  del CODECS["ternary"]
+  file, folder = tmp_path / "mine.py", tmp_path / "run"
   file.write_text("from tests.extensions import ternary\nternary.register()\n")
   exec(file.read_text())
   exchange = {"codec": "ternary"}
   made = runs.settings(exchange=exchange, total_steps=6, method="diloco")
   runs.train(made, folder)
-  CODECS.clear()
-  CODECS.update(own)
-  try:
-    flags = f"--run={folder}", "--num_tokens=3"
-    assert "'ternary'" in run("sample", *flags).one_line
-    # The synthetic text has no words.
-    done = run("sample", *flags, f"--parts={file}")
-    assert "no tokenizer" in done.one_line
-  finally:
-    CODECS.clear()
-    CODECS.update(own)
+  # The synthetic text has no words.
+  for more, word in ([], "'ternary'"), ([f"--parts={file}"], "no tokenizer"):
+    module = [sys.executable, "-m", "experiments.sample", f"--run={folder}"]
+    done = subprocess.run([*module, *more], capture_output=True, text=True)
+    assert done.returncode == 2 and word in done.stderr
   running._sample(folder, 5)
   assert "no sample" in capsys.readouterr().out
 
