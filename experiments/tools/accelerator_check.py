@@ -4,13 +4,15 @@
   python -m experiments.tools.accelerator_check --out=DIR --wheels=.wheels
 
 It compares methods, codecs and kernels with the reference page and the CPU,
-then measures inner steps, rounds, codecs and memory. OUT/accelerator.json has
-every figure as soon as it is there, so a run that is cut loses nothing.
---wheels is a folder of packages for a machine without a network. On a CPU
-everything is tiny, and only shows that it works.
+then measures inner steps (beside PyTorch where it is installed), rounds, codecs
+and memory, and trains for as long as is left. OUT/accelerator.json has every
+figure as soon as it is there, so a run that is cut loses nothing. --wheels is a
+folder of packages for a machine without a network; docs/guides/accelerators.md
+lists them. On a CPU everything is tiny, and only shows that it works.
 """
 
 import argparse
+import importlib.util
 import pathlib
 import sys
 import tempfile
@@ -28,6 +30,7 @@ def define_flags() -> None:
   """Defines the flags of this binary."""
   flags.DEFINE_string("out", "runs/accelerator", "Folder of the figures.")
   flags.DEFINE_string("wheels", None, "Folder of packages to load.")
+  flags.DEFINE_float("minutes", 8.0, "Time for everything.", lower_bound=0.1)
 
 
 def main(values: flags.FlagValues) -> None:
@@ -36,8 +39,9 @@ def main(values: flags.FlagValues) -> None:
 
   folder = command_line.writable(values.out, "accelerator_check")
   started = time.monotonic()
+  deadline = started + 60 * values.minutes
   rows: list[dict[str, Any]] = []
-  for name, step in _steps().items():
+  for name, step in _steps(deadline, rows).items():
     run_step(name, step, rows, folder / "accelerator.json")
   failed = [row["figure"] for row in rows if "error" in row]
   print(f"{len(rows)} figures in {time.monotonic() - started:.0f} s: {folder}")
@@ -86,7 +90,9 @@ def _device() -> dict[str, Any]:
   }
 
 
-def _steps() -> dict[str, Callable[[], Figures]]:
+def _steps(
+  deadline: float, rows: list[dict[str, Any]]
+) -> dict[str, Callable[[], Figures]]:
   """Returns what is measured, the most important first."""
   import jax
 
@@ -102,10 +108,23 @@ def _steps() -> dict[str, Callable[[], Figures]]:
       is_within = error <= bound
       yield {"figure": what, "error_of": error, "bound": bound, "ok": is_within}
 
+  def beside_torch() -> Figures:
+    if not importlib.util.find_spec("torch"):
+      yield {"figure": "PyTorch", "skipped": "it is not installed"}
+      return
+    rates = {
+      row["figure"].removeprefix("inner step "): row["tokens_per_s"]
+      for row in rows
+      if row["figure"].startswith("inner step ") and "tokens_per_s" in row
+    }
+    yield from speed.torch_steps(sizes, rates)
+
   return {
     "exactness": exactness,
     "inner steps": lambda: speed.inner_steps(sizes),
+    "PyTorch": beside_torch,
     "rounds and codecs": lambda: speed.ratios(sizes),
+    "training": lambda: speed.trained(sizes, deadline),
   }
 
 

@@ -5,17 +5,25 @@ beforehand. Each size of `Sizes` runs on any device, tiny ones in tests.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
+import dilocox_jax as dx
 from dilocox_jax.api.device_memory import device_memory
+from dilocox_jax.checks import extra_package
 from dilocox_jax.config import RunConfig, from_mapping
-from experiments.tools import bench, bench_inner, bench_programs
+from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
+from experiments.tools import bench, bench_inner, bench_programs, bench_torch
 
 Figures = Iterator[dict[str, Any]]
-_GOAL_MFU, _GOAL_MEMORY = 0.45, 0.07
+_FEW_STEPS, _MOST_STEPS = 10, 2000
+_GOAL_MFU, _GOAL_OVER_TORCH, _GOAL_MEMORY = 0.45, 1.0, 0.07
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +35,7 @@ class Sizes:
       and SwiGLU, and its batch of sequences.
     length: Tokens of a sequence.
     rounds: Preset, H (inner steps) and batch of the rounds.
+    trained: Sizes of the model that is trained at the end.
     values: Values of each array that codecs work on.
     repeats: Measurements of each figure.
   """
@@ -34,6 +43,7 @@ class Sizes:
   models: Mapping[str, tuple[Mapping[str, Any], int]]
   length: int
   rounds: tuple[str, int, int]
+  trained: Mapping[str, Any]
   values: tuple[int, ...]
   repeats: int
 
@@ -47,6 +57,7 @@ FULL = Sizes(
   },
   1024,
   ("llama_150m", 16, 16),
+  {"preset": "small", "num_layers": 11},
   bench_programs.VALUES,
   5,
 )
@@ -54,6 +65,7 @@ TINY = Sizes(
   {"tiny": ({"preset": "tiny"}, 2)},
   128,
   ("nano", 4, 2),
+  {"preset": "nano"},
   (2, 64, 256),
   3,
 )
@@ -95,6 +107,79 @@ def inner_steps(sizes: Sizes) -> Figures:
     jax.clear_caches()
 
 
+def torch_steps(sizes: Sizes, ours: Mapping[str, float]) -> Figures:
+  """Yields PyTorch's tokens a second for the same models and batches.
+
+  Args:
+    sizes: What is measured.
+    ours: Our tokens a second by the name of the model.
+  """
+  for name in sizes.models:
+    config = _config(sizes, name)
+    rate = config.tokens_per_replica_step / _torch_step_s(config, sizes.repeats)
+    yield {
+      "figure": f"PyTorch, compiled, {name}",
+      "tokens_per_s": rate,
+      "ours_over_theirs": ours[name] / rate,
+      "goal": _GOAL_OVER_TORCH,
+    }
+
+
+def _torch_step_s(config: RunConfig, repeats: int) -> float:
+  """Seconds of one step of PyTorch: bf16, flash attention, fused AdamW."""
+  torch: Any = extra_package("torch", "this comparison", "peers")
+
+  device = "cuda" if torch.cuda.is_available() else "cpu"
+  shape, data = config.model.shape, config.data
+  params = _torch_params(shape, device)
+  optimizer = torch.optim.AdamW(list(params.values()), fused=device == "cuda")
+  loss = bench_torch.peer_loss(shape, data.sequence_length, device)
+  if device == "cuda":
+    loss = torch.compile(loss, dynamic=False)
+  tokens = torch.randint(
+    shape.vocab_size,
+    (data.batch_size, data.sequence_length + 1),
+    device=device,
+  )
+
+  def steps() -> None:
+    for _ in range(bench_inner.STEPS):
+      with torch.autocast(device, torch.bfloat16):
+        value = loss(params, tokens)
+      value.backward()
+      torch.nn.utils.clip_grad_norm_(list(params.values()), 1.0)
+      optimizer.step()
+      optimizer.zero_grad()
+    value.item()
+
+  return _median_s(steps, repeats) / bench_inner.STEPS
+
+
+def _torch_params(shape: ModelShape, device: str) -> dict[str, Any]:
+  """Draws parameters on the device; matrices at a usual scale, norms at 1."""
+  leaves = {
+    path: np.broadcast_to(np.float32(1), size)
+    for path, size in parameter_shapes(shape).items()
+  }
+  params = bench_torch.peer_params(leaves)
+  for name, leaf in params.items():
+    drawn = leaf.to(device)
+    if leaf.ndim > 1:
+      drawn.normal_(std=0.02)
+    params[name] = drawn.requires_grad_()
+  return params
+
+
+def _median_s(program: Callable[[], object], repeats: int) -> float:
+  """Median of several runs; one before them compiles."""
+  seconds = []
+  for _ in range(repeats + 1):
+    started = time.perf_counter()
+    program()
+    seconds.append(time.perf_counter() - started)
+  return statistics.median(seconds[1:])
+
+
 def ratios(sizes: Sizes) -> Figures:
   """Yields rounds over their steps, and codecs over a copy of the values.
 
@@ -106,3 +191,39 @@ def ratios(sizes: Sizes) -> Figures:
     *bench_programs.codec_ratios(sizes.values),
   ):
     yield {"figure": ratio.name, **bench.measure_ratio(ratio, sizes.repeats)}
+
+
+def trained(sizes: Sizes, deadline: float) -> Figures:
+  """Yields losses of `overlap_loco` and AllReduce, as far as time allows.
+
+  Args:
+    sizes: The model.
+    deadline: Time of the monotonic clock by which both should have ended.
+  """
+  num_steps = None
+  for method in ("allreduce", "overlap_loco"):
+    started = time.monotonic()
+    if num_steps is None:
+      _trained_loss(sizes, method, _FEW_STEPS)
+      per_step_s = (time.monotonic() - started) / _FEW_STEPS
+      left_s = (deadline - time.monotonic()) / 2
+      num_steps = int(min(max(left_s / per_step_s, _FEW_STEPS), _MOST_STEPS))
+      started = time.monotonic()
+    loss = _trained_loss(sizes, method, num_steps)
+    yield {
+      "figure": f"{method} for {num_steps} steps",
+      "loss": loss,
+      "seconds": time.monotonic() - started,
+    }
+
+
+def _trained_loss(sizes: Sizes, method: str, num_steps: int) -> float:
+  config = from_mapping(
+    {
+      "model": dict(sizes.trained),
+      "sync": {"method": method},
+      "total_steps": num_steps,
+    }
+  )
+  with tempfile.TemporaryDirectory() as folder:
+    return dx.train(config=config, workdir=folder).metrics.validation_loss

@@ -10,15 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dilocox_jax.codecs.base import Encoder
+from dilocox_jax.codecs.base import Encoder, Reduced
+from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.named import named_codec
+from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.training import build
-from dilocox_jax.trees import Array, Tree
+from dilocox_jax.trees import Array, Pausing, Tree
 from experiments.tools import bench_inner as inner
 from experiments.tools.bench import Ratio, TimedProgram
 
 VALUES = 16, 1024, 4096  # 256 MiB of fp32.
+_RANK = 32
 # Times of encoding and decoding over those of a copy, at most. Set beforehand.
 BOUNDS = {
   "int(bits=4)": 1.5,
@@ -43,6 +46,39 @@ def _timed(function: Callable[[Array], Tree], values: Array) -> TimedProgram:
   return lambda: jax.block_until_ready(program(values))
 
 
+def _factorised(values: Array) -> TimedProgram:
+  """Encodes the left factor, decodes it, and encodes the right one."""
+  codec, key = LowRank(_RANK, then=Int(4)), jax.random.key(0)
+  state = codec.init([values.shape], key)
+
+  def encode(values: Array) -> Tree:
+    sent = []
+
+    def reduce(leaves: list[Array]) -> Pausing:
+      sent.append(codec.then.encode(leaves, key))
+      decoded = codec.then.decode(sent[-1], [leaf.shape for leaf in leaves])
+      return Reduced(decoded, decoded)
+      yield  # It pauses nowhere.
+
+    list(codec.run([values], state, key, reduce))
+    return sent  # The compiler leaves out what only decodes.
+
+  return _timed(encode, values)
+
+
+def _multiplied(values: Array) -> TimedProgram:
+  """The two products that a low-rank encoding cannot do without."""
+  shape = (values.shape[0], values.shape[2], _RANK)
+  factor = jax.random.normal(jax.random.key(1), shape, jnp.float32)
+
+  def products(values: Array):
+    left = jnp.matmul(values, factor, precision="highest")
+    right = jnp.swapaxes(values, 1, 2)
+    return left, jnp.matmul(right, left, precision="highest")
+
+  return _timed(products, values)
+
+
 def codec_ratios(shape: tuple[int, ...] = VALUES) -> list[Ratio]:
   """Returns what is compared. Bounds are goals, set beforehand.
 
@@ -51,7 +87,7 @@ def codec_ratios(shape: tuple[int, ...] = VALUES) -> list[Ratio]:
   """
   values = _drawn(shape)
   copied = _timed(jnp.copy, values)
-  return [
+  coded = [
     Ratio(
       f"{name}: encode and decode over a copy",
       _coded(named_codec(name).encoder, values),
@@ -60,6 +96,10 @@ def codec_ratios(shape: tuple[int, ...] = VALUES) -> list[Ratio]:
     )
     for name, bound in BOUNDS.items()
   ]
+  matrices = _drawn((max(shape[0] // 4, 1), *shape[1:]))
+  encoded, products = _factorised(matrices), _multiplied(matrices)
+  name = "low rank in 4 bits: encode over its products"
+  return [*coded, Ratio(name, encoded, products, bound=1.1)]
 
 
 def _config(

@@ -50,18 +50,21 @@ def peer_params(params: Mapping[str, np.ndarray]) -> Tensors:
   return copies
 
 
-def peer_loss(shape: ModelShape, length: int) -> Callable[..., Any]:
+def peer_loss(
+  shape: ModelShape, length: int, device: str = "cpu"
+) -> Callable[..., Any]:
   """Returns (parameters, tokens [B, L + 1]) -> loss of the decoder of `tiny`.
 
   Args:
     shape: Sizes of a model with rotary positions, RMS norms and SwiGLU.
     length: Number of tokens that are predicted in a sequence, L.
+    device: Where parameters and tokens are, "cpu" or "cuda".
   """
   torch = _torch()
   functional = torch.nn.functional
   width = shape.head_width
-  exponents = torch.arange(0, width, 2) / width
-  positions = torch.arange(length)
+  exponents = torch.arange(0, width, 2, device=device) / width
+  positions = torch.arange(length, device=device)
   angles = torch.outer(positions, shape.rope_base**-exponents)
   cos, sin = angles.cos(), angles.sin()
 

@@ -14,12 +14,15 @@ from tests.experiments import programs
 
 
 def test_every_figure_is_kept_with_its_bound(tmp_path):
-  done = programs.run("tools.accelerator_check", f"--out={tmp_path}")
+  done = programs.run(
+    "tools.accelerator_check", f"--out={tmp_path}", "--minutes=0.1"
+  )
   kept = json.loads((tmp_path / "accelerator.json").read_text())
   figures = {row["figure"]: row for row in kept["figures"]}
   assert all(row["ok"] for row in figures.values() if "ok" in row)
   assert figures["inner step tiny"]["tokens_per_s"] > 0
   assert any("delayed round" in name for name in figures)
+  assert any("overlap_loco for" in name for name in figures)
   assert not done.returncode and not any("error" in r for r in figures.values())
 
 
