@@ -10,23 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dilocox_jax.meeting.mailbox import Exchanged, Mailbox
+from dilocox_jax.meeting.mailbox import Mailbox
 
 NEVER = 2**62
-
-
-class Arrivals(NamedTuple):
-  """What one turn brings to `aggregators.transport`.
-
-  Attributes:
-    arrays: Arrays [K, ...] of the K replicas that are listed.
-    weights: Their weights in the mean [K], which add up to K.
-    is_counted: Whether this replica is one of them.
-  """
-
-  arrays: tuple[np.ndarray, ...]
-  weights: np.ndarray
-  is_counted: np.ndarray
 
 
 class Settled(NamedTuple):
@@ -158,13 +144,17 @@ class Turns:
     arrays: Sequence[np.ndarray],
     is_finite: bool,
     shared: Callable[[], Sequence[np.ndarray]],
-  ) -> Arrivals:
+  ) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
     """Sends the next turn's arrays, and returns what all average.
 
     Args:
       arrays: The message.
       is_finite: Whether the replica's values are; if not, nothing is sent.
       shared: Returns all that the replicas share, for a snapshot.
+
+    Returns:
+      Arrays [K, ...] of the K replicas that are listed, their weights in the
+      mean [K], which add up to K, and whether this replica is one of them.
     """
     turn, self._turn = self._turn, self._turn + 1
     exchanged = self._carrier.mailbox.exchange(
@@ -184,28 +174,15 @@ class Turns:
       members = [name for name, *_ in exchanged.messages]
       found = Settled(self._event, members, exchanged.left_out)
       self._carrier.settled.append(found)
-    return _stacked(exchanged, arrays)
-
-
-def _stacked(exchanged: Exchanged, like: Sequence[np.ndarray]) -> Arrivals:
-  """Returns the messages of all as arrays with a first axis.
-
-  Args:
-    exchanged: The messages.
-    like: Arrays of a message. If nobody is listed, zeros of their kind stand
-      there with weight 0, and the mean is zero.
-  """
-  messages = [arrays for _, _, arrays in exchanged.messages]
-  weights = np.array([each[1] for each in exchanged.messages], np.float64)
-  if not messages:
-    messages, weights = [list(map(np.zeros_like, like))], np.zeros(1)
-  else:
-    weights *= len(weights) / weights.sum()
-  return Arrivals(
-    tuple(map(np.stack, zip(*messages, strict=True))),
-    weights.astype(np.float32),
-    np.asarray(exchanged.is_own_listed),
-  )
+    messages = [own for _, _, own in exchanged.messages]
+    weights = np.array([each[1] for each in exchanged.messages], np.float64)
+    if messages:
+      weights *= len(weights) / weights.sum()
+    else:  # Zeros with weight 0, so that the mean is zero.
+      messages, weights = [list(map(np.zeros_like, arrays))], np.zeros(1)
+    stacked = tuple(map(np.stack, zip(*messages, strict=True)))
+    is_counted = np.asarray(exchanged.is_own_listed)
+    return stacked, weights.astype(np.float32), is_counted
 
 
 def _digest_of(arrays: Iterable[np.ndarray]) -> bytes:

@@ -4,8 +4,6 @@ import dataclasses
 from fractions import Fraction
 from typing import Any
 
-import hypothesis
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +44,7 @@ CASES = [
   Case("1f1b", 2, 4, "full", shaped(4, **OPT), end_of_text=3),
   Case("1f1b", 4, 3, "dots", shaped(5)),
   Case("1f1b", 2, 5, "none", shaped(2, num_kv_heads=1)),
+  Case("1f1b", 3, 1, "full", shaped(4, activation="gelu", qk_norm=False)),
 ]
 
 
@@ -118,31 +117,6 @@ def test_the_last_stage_has_the_loss_of_the_plain_model(case):
   *others, last = case.losses()
   np.testing.assert_allclose(last, case.plain()[0], rtol=1e-6)
   assert not np.any(others)
-
-
-@st.composite
-def drawn_cases(draw):
-  stages = draw(st.integers(1, 3))
-  shape = shaped(
-    draw(st.integers(stages, 6)),
-    num_kv_heads=draw(st.sampled_from((0, 1))),
-    activation=draw(st.sampled_from(("swiglu", "gelu"))),
-    qk_norm=draw(st.booleans()),
-    tied_head=draw(st.booleans()),
-  )
-  name, remat = draw(st.sampled_from(PIPELINES)), draw(st.sampled_from(REMATS))
-  return Case(name, stages, draw(st.integers(1, 5)), remat, shape)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("x64")
-@hypothesis.settings(
-  max_examples=40,
-  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-)
-@hypothesis.given(drawn_cases())
-def test_any_schedule_of_any_model_gives_the_plain_gradient(case):
-  check_gradient(case)
 
 
 def test_narrow_types_cost_accuracy_but_not_much():

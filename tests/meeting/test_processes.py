@@ -3,7 +3,6 @@
 import json
 import pathlib
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -44,11 +43,11 @@ class Group:
       "skew": 0.0,
       "result": str(self.folder / f"{name}.json"),
     }
-    options |= {key: value for key, value in changes.items() if key != "path"}
+    options |= changes
     with (self.folder / f"{name}.log").open("ab") as log:
       process = subprocess.Popen(
         [sys.executable, "-m", "tests.meeting.world", json.dumps(options)],
-        cwd=changes.get("path", ROOT),
+        cwd=ROOT,
         stderr=log,
       )
     self.running[name] = process
@@ -135,35 +134,7 @@ def wrong_config(group):
   return set(NAMES)
 
 
-def other_code(group):
-  group.moment()
-  copy = group.folder / "other"
-  for name in ("dilocox_jax", "tests"):
-    shutil.copytree(ROOT / name, copy / name)
-  with (copy / "dilocox_jax" / "trees.py").open("a") as file:
-    file.write("# A change.\n")
-  newcomer = group.start("bern", path=copy)
-  assert newcomer.wait(30) == 2
-  del group.running["bern"]
-  (line,) = group.log("bern").splitlines()
-  assert line.startswith("error: code is ")
-  group.start("bern", path=copy, accept_version=True)
-  return set(NAMES)
-
-
-def damaged_snapshot(group):
-  name = group.some()
-  group.at(EVENTS // 2 + 2)
-  group.kill(name)
-  path = group.store / "snapshot" / f"{EVENTS // 2:010d}" / "arrays"
-  path.write_bytes(path.read_bytes()[:-1])
-  group.start(name)
-  group.at(EVENTS - 3)
-  assert "is damaged" in group.log(name)
-  return set(NAMES) - {name}
-
-
-FAULTS = [kill, kill_all, freeze, wrong_config, other_code, damaged_snapshot]
+FAULTS = [kill, kill_all, freeze, wrong_config]
 
 
 @pytest.fixture(name="make")

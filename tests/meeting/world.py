@@ -305,7 +305,6 @@ def main(options: dict[str, Any]) -> None:
       secret=options["secret"],
       config=options["config"],
       rules=MailboxRules(**options["rules"]),
-      accept_version=options.get("accept_version", False),
       clock=lambda: time.monotonic() + skew,
     )
   except DiffersError as error:
