@@ -45,7 +45,7 @@ _REFUSAL = (
   "processes of another launch still use --workdir={}: wait until they end, or "
   "end them"
 )
-_OWN = ("processes", "devices", "link", "rtt", "loss")
+_OWN = ("processes", "link", "rtt", "loss")
 _PORT_INSIDE = 9876  # Every port of a network of one's own is free.
 
 
@@ -56,12 +56,6 @@ def define_flags() -> None:
     2,
     "Number of processes; the devices of the replicas are divided among them.",
     1,
-  )
-  flags.DEFINE_enum(
-    "devices",
-    "cpu",
-    ["cpu", "gpu"],
-    "Devices of the processes: the CPU, or GPUs that are divided in order.",
   )
   text = "Rate of every process's link, up and down, e.g. '100 Mbit/s'."
   flags.DEFINE_string("link", None, text)
@@ -81,9 +75,8 @@ def main(values: flags.FlagValues) -> None:
   command_line.check_files(config)
   train.clock(values, config)
   count = values.processes
-  devices = values.local_devices or distributed_flags.devices_each(
-    config, count
-  )
+  if not values.local_devices:
+    distributed_flags.devices_each(config, count)
   workdir = command_line.writable(values.workdir, "train")
   link = _link(values)
   # The processes inherit the lock. So they still hold it if the launcher is
@@ -105,7 +98,7 @@ def main(values: flags.FlagValues) -> None:
           *("--distributed", f"--coordinator={coordinator}"),
           *(f"--num_processes={count}", f"--process_id={number}"),
         ],
-        _environment(values.devices, number, devices, count)
+        _environment(count)
         | ({link_counter.LINK_VARIABLE: INTERFACE} if network else {}),
         keep_open=[lock],
       )
@@ -188,27 +181,14 @@ def _run(members: Sequence[process_group.Member]) -> None:
     raise StoppedError(f"{failure.reason}; {hint}", failure.exit_code)
 
 
-def _environment(
-  platform: str, number: int, num_devices: int, count: int
-) -> dict[str, str]:
-  """Returns the environment variables of a process: its devices and threads.
-
-  Args:
-    platform: "cpu" or "gpu".
-    number: Number of the process, from 0.
-    num_devices: Number of devices of each process.
-    count: Number of processes.
-  """
+def _environment(count: int) -> dict[str, str]:
+  """Returns the environment variables of so many processes: their threads."""
   given = command_line.own_command()
   environment = {**os.environ, command_line.COMMAND_VARIABLE: given}
   if "NPROC" not in os.environ:  # Else the user has set the threads.
     xla_flags = os.environ.get("XLA_FLAGS", "")
     environment |= process_group.limits_beside_exchange(count, xla_flags)
-  if platform == "cpu":
-    return environment | {"JAX_PLATFORMS": "cpu"}
-  first = number * num_devices
-  own = ",".join(map(str, range(first, first + num_devices)))
-  return environment | {"JAX_LOCAL_DEVICE_IDS": own}
+  return environment | {"JAX_PLATFORMS": "cpu"}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 r"""Trains many runs from one config, and compares what they found.
 
   python -m experiments.sweep --workdir=runs/ablation --processes=2 \
-    --config=experiments/configs/ablations.py:compression \
+    --config=experiments/configs/compression.py \
     --config.base.total_steps=200
 
 A sweep is a grid of fields, or a list of runs with names, fields and seeds.
@@ -33,7 +33,7 @@ _ROOT = pathlib.Path(__file__).parents[1]
 
 def define_flags() -> None:
   """Defines the flags of this binary."""
-  command_line.define_config(command_line.CONFIGS / "ablations.py")
+  command_line.define_config(command_line.CONFIGS / "compression.py")
   command_line.define_workdir()
   flags.DEFINE_integer(
     "processes", 1, "How many runs at once, each a process.", lower_bound=1

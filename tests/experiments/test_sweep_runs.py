@@ -6,7 +6,7 @@ from dilocox_jax.api.simulation_setup import Options, set_up
 from dilocox_jax.config import from_mapping
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.link_costs import LinkCosts
-from experiments.configs import ablations, convergence
+from experiments.configs import compression, convergence
 from experiments.runtime.command_line import CONFIGS
 from experiments.sweeps import runs
 from experiments.sweeps.clocks import SweepClock, clock_of
@@ -100,16 +100,13 @@ def test_overrides_make_the_same_run_again(given):
 
 
 @pytest.mark.parametrize(
-  ("file", "name"),
-  [
-    *((convergence, name) for name in ("small", "muon", "long")),
-    *((ablations, name) for name in ("compression", "sync")),
-  ],
+  "config",
+  [compression.get_config(), *map(convergence.get_config, convergence.SWEEPS)],
+  ids=["compression", *convergence.SWEEPS],
 )
 def test_every_config_of_a_sweep_has_its_baseline_and_its_committed_rows(
-  file, name
+  config,
 ):
-  config = file.get_config(name)
   kept, given = [], []
   if config.get("rows") and not (config.get("runs") or config.get("grid")):
     kept = list(Rows(ROOT / config.rows).runs.values())
