@@ -16,6 +16,7 @@ single file can be divided.
 import bz2
 import glob
 import gzip
+import itertools
 import lzma
 import os
 import pathlib
@@ -81,9 +82,17 @@ def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
 def split_globs(globs: str) -> list[str]:
   """Returns the paths and patterns that ";" joins, at least one.
 
-  Blanks around a part are left out, and so are empty parts.
+  Blanks around a part are left out, and so are empty parts. A ";" in a path
+  that exists divides nothing.
   """
-  return [part.strip() for part in globs.split(";") if part.strip()] or [""]
+  pieces, found = globs.split(";"), []
+  while pieces:
+    joined = list(itertools.accumulate(pieces, "{};{}".format))
+    names = (part for part in reversed(joined) if os.path.exists(part.strip()))
+    part = next(names, pieces[0])
+    del pieces[: 1 + part.count(";")]
+    found.append(part.strip())
+  return list(filter(None, found)) or [""]
 
 
 def read_globs(

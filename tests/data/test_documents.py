@@ -108,6 +108,8 @@ def test_globs_are_parts_and_names_are_told_apart(tmp_path):
   found = documents(f" {tmp_path}/a/* ;;\t{tmp_path}/b/*")
   assert found == [Document("1.txt", b"a"), Document("1/1.txt", b"b", 1)]
   assert split_globs("") == [""]
+  (tmp_path / "a;b.txt").write_text("x")
+  assert split_globs(f"{tmp_path}/a;b.txt;c") == [f"{tmp_path}/a;b.txt", "c"]
   refused(f"{tmp_path}/a/*;{tmp_path}/none/*", "no file matches the glob")
 
 
