@@ -1,3 +1,5 @@
+import importlib
+
 import pytest
 
 from dilocox_jax.checks import flat
@@ -19,6 +21,12 @@ def test_a_methods_name_alone_brings_its_recipe(name):
   expected = DEFAULT | RECIPES.get(name, {}) | {"sync.method": name}
   assert fields({"sync": {"method": name}}) == expected
   assert DEFAULT.items() >= DEFAULTS.items()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_has_a_file_that_runs_it(name):
+  file = importlib.import_module(f"experiments.configs.{name}")
+  assert from_mapping(file.get_config().to_dict()).sync.method == name
 
 
 @pytest.mark.parametrize("name", RECIPES)
