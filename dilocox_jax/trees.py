@@ -154,7 +154,7 @@ def without_pauses(pausing: Callable[..., Pausing]) -> Callable[..., Any]:
 
 
 class Aggregator(NamedTuple):
-  """Averages a tree over the replica axis, or over some of its replicas.
+  """Averages a tree over the replica axis.
 
   Like an optax transformation it is a pair of functions, written for one
   replica that sends to the others. Mapped over M replicas it takes leaves
@@ -162,9 +162,7 @@ class Aggregator(NamedTuple):
 
   A replica that is away sends NaN, and one that has diverged sends values that
   are not finite. The mean must be that of the others, and what they keep for
-  the next exchange must be finite. A run whose replicas come and go tries this
-  once before its first step. Without absences nothing depends on it but what
-  becomes of the other replicas when one diverges.
+  the next exchange must be finite.
 
   Attributes:
     init: Function from the parameters of one fragment to the state.
