@@ -55,7 +55,7 @@ def _factorised(values: Array) -> TimedProgram:
     sent = []
 
     def reduce(leaves: list[Array]) -> Pausing:
-      sent.append(codec.then.encode(leaves, key))
+      sent.append(codec.then.encode(leaves))
       decoded = codec.then.decode(sent[-1], [leaf.shape for leaf in leaves])
       return Reduced(decoded, decoded)
       yield  # It pauses nowhere.
