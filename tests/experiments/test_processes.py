@@ -20,20 +20,14 @@ from tests import runs
 from tests.experiments.programs import run
 
 DEADLINE_S = 600
-LONG = {
-  "total_steps": 400,
-  "data.source": "synthetic",
-  "data.batch_size": 2,
-  "data.sequence_length": 16,
-  "model.preset": "nano",
-  "model.scan_unroll": 1,
-  "inner.warmup_steps": 5,
-  "evaluation.interval_steps": 40,
-  "evaluation.num_sequences": 8,
-  "checkpoint.interval_steps": 40,
-  "sync.sync_interval": 10,
-}
-EXTRA = {"streaming_diloco": {"sync.num_fragments": 2}}
+LONG = (
+  *runs.SMALL_FLAGS,
+  "--config.total_steps=400",
+  "--config.evaluation.interval_steps=40",
+  "--config.checkpoint.interval_steps=40",
+  "--config.sync.sync_interval=10",
+)
+EXTRA = {"streaming_diloco": ["--config.sync.num_fragments=2"]}
 TOGETHER = (
   "--config.sync.method=dilocox",
   *runs.SMALL_FLAGS,
@@ -62,13 +56,8 @@ def end(process):
 
 
 def start_long(method, workdir):
-  settings = LONG | EXTRA.get(method, {})
-  return start(
-    "train",
-    f"--config.sync.method={method}",
-    f"--workdir={workdir}",
-    *(f"--config.{name}={value}" for name, value in settings.items()),
-  )
+  own = f"--config.sync.method={method}", f"--workdir={workdir}"
+  return start("train", *LONG, *EXTRA.get(method, ()), *own)
 
 
 def start_two(workdir):
