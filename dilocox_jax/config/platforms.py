@@ -50,32 +50,18 @@ _CUDNN_WIDTH = 128  # Widest head of every GPU that the kernel knows.
 def on_platform(
   config: RunConfig, platform: str, has_own_model: bool = False
 ) -> RunConfig:
-  """Fills in what a config leaves to the devices.
-
-  Args:
-    config: Config of a run.
-    platform: Kind of the devices, as `jax.default_backend` names it.
-    has_own_model: Whether a model is handed in to the run. It has its own way
-      to compute, so fields of `config.model` stay open.
-
-  Returns:
-    The config with values for all fields that may be left open.
-  """
-  chosen: dict[str, dict[str, Any]] = {"model": {}, "mesh": {}}
-  for path, value in _VALUES.get(platform, _ACCELERATOR).items():
-    section, name = path.split(".")
-    if section == "model" and has_own_model:
-      continue
-    if path == "model.remat" and config.mesh.is_divided:
-      continue  # Such a replica reads mesh.remat.
-    if getattr(getattr(config, section), name) in _OPEN:
-      chosen[section][name] = value
-  model = dataclasses.replace(config.model, **chosen["model"])
-  if "attention" in chosen["model"]:
-    attention = _kernel(config, model.compute_dtype, model.attention)
-    model = dataclasses.replace(model, attention=attention)
-  mesh = dataclasses.replace(config.mesh, **chosen["mesh"])
-  return dataclasses.replace(config, model=model, mesh=mesh)
+  """Fills in what a config leaves to the devices (`chosen_values`)."""
+  chosen = chosen_values(config, platform, has_own_model)
+  filled = {
+    name: dataclasses.replace(
+      getattr(config, name),
+      **{
+        k.partition(".")[2]: v for k, v in chosen.items() if k.startswith(name)
+      },
+    )
+    for name in ("model", "mesh")
+  }
+  return dataclasses.replace(config, **filled)
 
 
 def chosen_values(
@@ -86,11 +72,20 @@ def chosen_values(
   Args:
     config: Config of a run.
     platform: Kind of the devices, as `jax.default_backend` names it.
-    has_own_model: Whether a model is handed in to the run.
+    has_own_model: Whether a model is handed in to the run. It has its own way
+      to compute, so fields of `config.model` stay open.
   """
-  wanted = flat(config.to_mapping())
-  used = flat(on_platform(config, platform, has_own_model).to_mapping())
-  return {path: used[path] for path in used if used[path] != wanted[path]}
+  given, chosen = flat(config.to_mapping()), {}
+  for path, value in _VALUES.get(platform, _ACCELERATOR).items():
+    is_own = has_own_model and path.startswith("model.")
+    # A replica that devices share reads mesh.remat.
+    is_unread = path == "model.remat" and config.mesh.is_divided
+    if given[path] in _OPEN and not is_own and not is_unread:
+      chosen[path] = value
+  if attention := chosen.get("model.attention"):
+    dtype = (given | chosen)["model.compute_dtype"]
+    chosen["model.attention"] = _kernel(config, dtype, attention)
+  return chosen
 
 
 def _kernel(config: RunConfig, dtype: str, attention: str) -> str:

@@ -234,25 +234,15 @@ def test_a_disk_that_fills_up_during_a_save_is_one_line(tmp_path):
   assert "No space left on device; no checkpoint was saved yet" in line
 
 
-@pytest.mark.parametrize(
-  ("error", "is_of_disk"),
-  [
-    (OSError(28, "No space left on device"), True),
-    (ValueError("cannot write [os_error_code='28']"), True),
-    (ValueError("a bug"), False),
-  ],
-)
-def test_errors_of_the_disk_in_the_background_are_known_from_bugs(
-  tmp_path, error, is_of_disk
-):
-  outer = RuntimeError("a thread failed\nand more")
-  outer.__cause__ = error
-
+def test_a_bug_in_the_background_is_no_error_of_the_disk(tmp_path):
   def fail():
-    raise outer
+    raise RuntimeError("a thread failed") from error
 
   checkpoints = Checkpoints(tmp_path / "checkpoints")
   checkpoints._manager.wait_until_finished = fail
-  with pytest.raises(SaveError if is_of_disk else RuntimeError) as found:
+  error = ValueError("cannot write [os_error_code='28']")
+  with pytest.raises(SaveError):
     checkpoints.close()
-  assert ("\n" in str(found.value)) != is_of_disk
+  error = ValueError("a bug")
+  with pytest.raises(RuntimeError, match="a thread failed"):
+    checkpoints.close()

@@ -16,29 +16,6 @@ from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
 from tests import runs
 
 
-@pytest.mark.parametrize("layout", ["stacked", "mesh"])
-@pytest.mark.parametrize("phase", ["rounds", "data_parallel"])
-def test_a_fresh_state_is_what_its_description_says(phase, layout):
-  """A checkpoint is read into the description, so the two must agree."""
-  config = runs.settings(layout=layout, num_replicas=3)
-  programs = runs.programs(config)
-  params = jax.jit(programs.model.init)(jax.random.key(1))
-  fresh: Any = states.fresh(programs, phase, params)
-  described = states.abstract(programs, phase)
-  assert jax.tree.structure(fresh) == jax.tree.structure(described)
-  pairs = zip(jax.tree.leaves(fresh), jax.tree.leaves(described), strict=True)
-  for value, description in pairs:
-    assert value.shape == description.shape
-    assert value.dtype == description.dtype
-    assert value.sharding.is_equivalent_to(description.sharding, value.ndim)
-  if phase == "rounds":
-    runs.assert_same_bits(fresh.fragments[0].params, params)
-    copies = jax.tree.map(lambda leaf: np.stack(3 * [leaf]), params)
-    runs.assert_same_bits(fresh.replica.params, copies)
-  else:
-    runs.assert_same_bits(fresh.params, params)
-
-
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_seed_decides_where_a_run_begins(stopped, seed):
   config = dataclasses.replace(stopped.config, seed=seed)
