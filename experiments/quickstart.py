@@ -13,15 +13,12 @@ same command again goes on where it was stopped. Text of your own:
 """
 
 from absl import flags
-from rich.console import Console
 
-from dilocox_jax.api.simulation_setup import ClusterClock, Options
 from dilocox_jax.config import RunConfig
 from experiments.configs import default
 from experiments.configs.convergence import CLOCK_107B
 from experiments.configs.overlap_loco import AVERAGE
 from experiments.runtime import command_line
-from experiments.sweeps.clocks import clock_of
 
 # With 20 steps (and with 16, the default) exchanges hide on that link.
 METHODS = {
@@ -68,8 +65,12 @@ def run_of(method: str, num_steps: int, pattern: str = "") -> RunConfig:
 def main(values: flags.FlagValues) -> None:
   """Trains all methods and writes the comparison."""
   workdir = command_line.writable(values.workdir, "quickstart")
+  from rich.console import Console
+
   from dilocox_jax import report
+  from dilocox_jax.api.simulation_setup import ClusterClock, Options
   from experiments.runtime import running
+  from experiments.sweeps.clocks import clock_of
 
   clock = clock_of(CLOCK_107B)
   paths = [workdir / name for name in METHODS]
