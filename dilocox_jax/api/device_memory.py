@@ -16,9 +16,7 @@ import dataclasses
 import functools
 import math
 
-from dilocox_jax.codecs.base import (
-  Codec,
-)
+from dilocox_jax.codecs.base import Codec
 from dilocox_jax.codecs.low_rank import LowRank, factorises
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import on_platform
