@@ -54,7 +54,7 @@ FULL = {"b1": 0.8, "weight_decay": 0.3, "momentum": 0.6, "nesterov": True}
   ],
 )
 def test_an_optimizer_by_name_is_that_of_optax(name, given, options):
-  build = getattr(optax, name, getattr(optax.contrib, name, None))
+  build: Any = getattr(optax, name, getattr(optax.contrib, name, None))
   direct = build(0.1, **(given if options is None else options))
   with jax.numpy_dtype_promotion("standard"):
     expected = trained(optax.with_extra_args_support(direct))
@@ -172,7 +172,7 @@ def test_a_step_is_clipped_and_has_its_options(clip_norm, options, taken):
   schedule = optax.constant_schedule(1.0)
   sgd = inner_optimizer("sgd", schedule, clip_norm=clip_norm, **options)
   params = jax.tree.map(jnp.zeros_like, gradients)
-  updates, _ = sgd.update(gradients, sgd.init(params), params)
+  updates: Any = sgd.update(gradients, sgd.init(params), params)[0]
   np.testing.assert_allclose(updates["a"], -3 * taken, rtol=1e-6)
   np.testing.assert_allclose(updates["b"], [0, 4 * taken], rtol=1e-6)
 

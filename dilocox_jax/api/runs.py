@@ -59,6 +59,10 @@ class Run:
     except (OSError, ValueError, RecordError):
       return f"Run({self.workdir})"
 
+  def _repr_html_(self) -> str:
+    """Shows the outcome as a table in a notebook."""
+    return self.metrics._repr_html_()
+
   @functools.cached_property
   def metrics(self) -> LoadedRun:
     """Losses, bytes and times: `.rounds` and `.evaluations` are its rows."""

@@ -6,6 +6,7 @@ is False.
 """
 
 import dataclasses
+import html
 import math
 import pathlib
 import typing
@@ -65,16 +66,31 @@ class LoadedRun:
     """Says on one line what was trained and where."""
     return f"LoadedRun({self.summary})"
 
+  def _repr_html_(self) -> str:
+    """Shows the outcome as a table in a notebook."""
+    rows = (
+      f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>"
+      for name, text in self._outcome.items()
+    )
+    return f"<table>{''.join(rows)}</table>"
+
   @property
   def summary(self) -> str:
     """Method, steps, loss, bytes and directory, on one line."""
-    mark = "" if self.finished else " (not finished)"
+    method, steps, loss, sent, place = self._outcome.values()
+    return f"{method}, {steps} steps, loss {loss}, {sent} sent, {place}"
+
+  @property
+  def _outcome(self) -> dict[str, str]:
     loss = units.human_loss(self.validation_loss)
-    return (
-      f"{self.record['method']}{mark}, {self.steps:,} steps,"
-      f" loss {loss if self.evaluations else 'none yet'},"
-      f" {units.human_bytes(self.total_sent_bytes)} sent, {self.workdir}"
-    )
+    return {
+      "method": self.record["method"]
+      + ("" if self.finished else " (not finished)"),
+      "steps": f"{self.steps:,}",
+      "loss": loss if self.evaluations else "none yet",
+      "sent bytes": units.human_bytes(self.total_sent_bytes),
+      "directory": str(self.workdir),
+    }
 
   @property
   def fp32_bytes(self) -> float:

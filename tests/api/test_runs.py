@@ -81,6 +81,7 @@ def test_runs_and_corpora_are_shown_on_one_line(run, tmp_path):
   sent = human_bytes(run.metrics.total_sent_bytes)
   for word in ("Run(dilocox, 30 steps", "loss ", f"{sent} sent"):
     assert word in repr(run)
+  assert f"<td>{sent}</td>" in run._repr_html_()
   shown = [run, run.metrics, run.config, counting(), dx.load(run.workdir)]
   assert not any("\n" in repr(each) or len(repr(each)) > 250 for each in shown)
   rows = list(run.metrics)

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ SETTINGS = {
   "mixing_alpha": 0.25,
   "fragment_order": "sequential",
 }
-ORDER = {"fragment_order": "sequential"}
+ORDER: Any = {"fragment_order": "sequential"}
 PLAIN = SyncSchedule(30), Method(SyncSchedule(9))
 # The schedule of each method by itself, and the method with every setting.
 MADE = {
