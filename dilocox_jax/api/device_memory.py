@@ -4,12 +4,12 @@ What a run keeps between two steps follows exactly from shapes and the division
 of the arrays: a device has its share of every copy of the parameters, and of
 the factors that low rank keeps. What a step needs beside that is an estimate:
 the layers of a stage and the tables stand whole in the compute dtype, and their
-gradients in fp32; then come two shares of a gradient on its way into the
-optimizer or into an exchange, the whole layers that Muon works on, the
-activations that wait for their backward, the work of one layer, and the logits.
-A test holds the sums to what the compiler for TPUs needs. An evaluation is left
-out: it takes the same values and has no gradients, so it needs less than a
-step.
+gradients in fp32; then comes a share of a gradient on its way into the
+optimizer or into an exchange, and what is more of two things that follow each
+other: activations that wait for their backward, with the work of one layer and
+the logits, or the whole layers that Muon works on. A test holds the sums to
+what the compiler for TPUs needs. An evaluation is left out: it takes the same
+values and has no gradients, so it needs less than a step.
 """
 
 import dataclasses
@@ -26,9 +26,8 @@ from dilocox_jax.plan.schedule.fragments import BLOCKS, stacked_shape
 
 _FP32_BYTES = 4
 _BYTES = {"float32": 4, "bfloat16": 2}
-# Copies of a device's share that a step makes for a while. Two programs of 107
-# billion parameters have 1.75 of them beside what is named here (fitted).
-_WORKING_COPIES = 2
+# Copies of a device's share that a step makes for a while (fitted).
+_WORKING_COPIES = 1
 # Muon has the gradient and the momentum of a layer whole at the same time. A
 # third copy would be 3.3 GiB above a program of 107 billion parameters.
 _WHOLE_COPIES = 2
@@ -71,8 +70,8 @@ def device_memory(config: RunConfig) -> DeviceMemory:
 def num_copies(config: RunConfig) -> float:
   """Returns how many copies of the parameters a replica keeps, at most.
 
-  All fragments count with the exchanges that each of them may have in flight.
-  Fragments that are sent in turn have fewer at any one time.
+  Of fragments that are sent in turn only some are in flight at any one time:
+  with P = H = 16 and tau = 1 it is one, a sixteenth of a copy.
   """
   inner = 1 + optimizer_copies(config)
   method = config.sync.named
@@ -81,7 +80,9 @@ def num_copies(config: RunConfig) -> float:
   if method.exchanged == "gradient":
     return inner + residual + average
   outer = 1 + average + (config.outer.momentum > 0)
-  return inner + outer + residual + method.schedule.depth
+  plan = method.schedule
+  sent = -(-plan.overlap_steps * plan.num_fragments // plan.sync_interval)
+  return inner + outer + residual + sent / plan.num_fragments
 
 
 def optimizer_copies(config: RunConfig) -> float:
@@ -161,9 +162,10 @@ def step_bytes(config: RunConfig, optimizer: str = "") -> int:
   width = _BYTES[config.model.compute_dtype] if config.mesh.is_divided else 0
   working = _WORKING_COPIES * share_bytes(shape, config.division)
   held = (_FP32_BYTES + width) * held + working
-  if (optimizer or config.inner.optimizer) == "muon":
-    held += _whole_layers_bytes(config, layers // shape.num_layers)
-  return held + _activation_bytes(config, per_stage)
+  whole = _whole_layers_bytes(config, layers // shape.num_layers)
+  is_muon = (optimizer or config.inner.optimizer) == "muon"
+  # An optimizer begins when all activations are gone.
+  return held + max(_activation_bytes(config, per_stage), is_muon * whole)
 
 
 def _whole_layers_bytes(config: RunConfig, layer_size: int) -> int:

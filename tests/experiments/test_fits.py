@@ -117,7 +117,7 @@ ROWS = {
 }
 # Arrays of `tiny` are smaller than the tiles of a chip.
 LARGE = [name for name in ROWS if not name.startswith("tiny")]
-TOLERANCE = 0.12
+TOLERANCE = 0.1
 
 
 @pytest.mark.parametrize("name", LARGE)
