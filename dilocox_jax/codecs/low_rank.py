@@ -9,7 +9,6 @@ own, so both factors must be sent and decoded before the mean.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -343,18 +342,23 @@ def _scattered(shape: Shape, key: Array) -> Array:
   """Returns values between -1 and 1 that look random, from a hash of numbers.
 
   They are read where a column is missing, hardly ever. `jax.random` would take
-  a second to compile on CPUs, in each program with a low rank.
+  a second to compile on CPUs, in each program with a low rank. Values are
+  numbered axis by axis, since devices can divide that among them.
 
   Source: "lowbias32" of C. Wellons, 2018, "Prospecting for hash functions".
   """
   seed = jax.random.key_data(key)[-1]
-  number = jax.lax.iota(jnp.uint32, math.prod(shape)) * jnp.uint32(2654435769)
+  number = jnp.zeros(shape, jnp.uint32)
+  for axis, length in enumerate(shape):
+    place = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+    number = number * jnp.uint32(length) + place
+  number *= jnp.uint32(2654435769)
   for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
     number ^= seed
     number = (number ^ (number >> shift)) * jnp.uint32(factor)
   number ^= number >> 16
   signed = jax.lax.bitcast_convert_type(number, jnp.int32)
-  return signed.astype(jnp.float32).reshape(shape) * 2.0**-31
+  return signed.astype(jnp.float32) * 2.0**-31
 
 
 # Factor products that the host is given after an exchange. All those of a model

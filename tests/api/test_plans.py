@@ -27,7 +27,9 @@ def kept_bytes(config):
   sends = config.sync.named.exchanged
   phase = "rounds" if sends == "pseudo_gradient" else "data_parallel"
   schedule = config.sync.named.schedule
-  in_flight = [schedule.depth] * schedule.num_fragments
+  start = 3 * schedule.sync_interval
+  steps = range(start, start + schedule.sync_interval)
+  in_flight = max(map(schedule.num_in_flight, steps), key=sum)
   state = states.abstract(build.programs(config), phase, in_flight=in_flight)
   return sum(
     math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
