@@ -53,11 +53,7 @@ def test_the_choice_by_itself_follows_from_codec_and_replicas(
     (FP32, "reduce_scatter", 2, ""),
     (FP32, "all_reduce", 257, ""),
     (INT4, "reduce_scatter", 2, ""),
-    (FP16, "all_reduce", 2, "would add up codes: take"),
-    (INT4, "all_reduce", 2, "collective='all_reduce' would add up codes: take"),
     (LowRank(then=INT4), "all_reduce", 2, "would add up codes: take"),
-    (SPARSE, "all_reduce", 2, "would add up codes: take"),
-    (SPARSE, "reduce_scatter", 2, "selects values: take 'all_gather'"),
     (FP32, "ring", 2, "collective='ring' must be one of auto, all_reduce, "),
   ],
 )

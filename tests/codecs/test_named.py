@@ -1,4 +1,3 @@
-import dataclasses
 import re
 
 import pytest
@@ -49,20 +48,13 @@ LIKE = "must be written like 'low_rank(rank=4)+int(bits=2)'"
   "text, message",
   [
     ("int5", "codec='int5' must be one of float32, "),
-    ("int(bits=2)+new", "codec='new' must be one of float32, "),
     ("", f"codec='' {LIKE}"),
-    ("low_rank+", f"codec='low_rank+' {LIKE}"),
     ("int(2)", f"codec='int(2)' {LIKE}"),
     ("int(bits=f())", LIKE),
-    ("int(bits={[1]:2})", LIKE),
     ("int(**{'bits': 2})", LIKE),
     ("int(rank=3)", "int has no setting rank (it has: bits, scale, "),
     ("top_k(then=int)", "top_k has no setting then (it has: fraction, "),
-    ("float32(dtype=1)", "float32 has no setting dtype (it has: none)"),
-    ("int(bits=3)", "codec int: bits=3 must be one of 8, 4, 2, 1"),
-    ("int(bits=4.0)", "codec int: bits=4.0 must be of type int"),
     ("low_rank(rank=four)", "low_rank: rank='four' must be of type int"),
-    ("low_rank(rank=0)", "low_rank: rank=0 must be at least 1"),
     ("top_k(fraction=2.0)", "top_k: fraction=2.0 must be above 0 and at most"),
     ("top_k(indices=runs)", "indices='runs' must be one of packed, bitmap"),
     ("int+top_k", "int must be the last link of a codec"),
@@ -79,16 +71,10 @@ class Bare(Quantiser):
   pass
 
 
-@dataclasses.dataclass(frozen=True)
-class Stranger:
-  bits: int = 4
-
-
 @pytest.mark.parametrize(
   "name, codec, message",
   [
     ("new", Bare, "Bare must be a dataclass derived from dilocox_jax.Quanti"),
-    ("new", Stranger, "Stranger must be a dataclass derived from "),
     ("new", "int", "codec 'new'='int' must be a function or its 'module:name'"),
     ("int", Int, "codec 'int' is registered already"),
     ("a+b", Int, "codec 'a+b': a name has letters, digits and _"),

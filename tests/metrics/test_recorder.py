@@ -9,7 +9,6 @@ from dilocox_jax.metrics import (
   Evaluation,
   Recorder,
   RoundRow,
-  Timing,
   from_json,
   read_rows,
 )
@@ -86,20 +85,6 @@ def test_rows_are_read_back_as_they_were_recorded(tmp_path):
   del evaluated["replica_loss"]
   with pytest.raises(KeyError, match="replica_loss"):
     from_json(Evaluation, evaluated)
-
-
-def test_times_stay_out_of_the_metrics_and_are_there_if_known(tmp_path):
-  recorder = Recorder(tmp_path)
-  recorder.record_timing(step=1, event="compile", wall_s=0.5)
-  known = {"simulated_s": 2.0, "exposed_s": 0.25, "link_bytes": 70}
-  recorder.record_timing(
-    step=10, event="round", wall_s=0.5, tokens_per_s=200, **known
-  )
-  compiled, trained = read_rows(tmp_path / "timing.jsonl")
-  plain = {"step": 1, "event": "compile", "wall_s": 0.5, "tokens_per_s": None}
-  assert compiled == plain and math.isnan(from_json(Timing, plain).link_bytes)
-  assert trained.items() >= (known | {"tokens_per_s": 200.0}).items()
-  assert read_rows(tmp_path / "metrics.jsonl") == []
 
 
 @pytest.mark.parametrize("resume_step", [None, 20, 40])

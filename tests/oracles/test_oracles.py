@@ -14,9 +14,8 @@ import pytest
 from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.config.recipes import RECIPES
 from dilocox_jax.reference import methods, optimizers
-from dilocox_jax.trees import leaves_by_path
 from tests.codecs.alone import gaussian, through
-from tests.oracles import codecs, events, least_squares, slices
+from tests.oracles import codecs, events, least_squares
 from tests.oracles.least_squares import arguments, fragment_names, make_problem
 from tests.oracles.membership import train_apart
 
@@ -121,19 +120,6 @@ def test_a_recipe_sends_what_its_paper_sends(name):
   values = gaussian((1, 90, 100))
   found, _ = through(named_codec(recipe["exchange.codec"]), values)
   np.testing.assert_allclose(found[0], sent(values[0]), rtol=1e-6)
-
-
-@pytest.mark.parametrize("order", ["sliced", "interleaved"])
-@pytest.mark.parametrize("count", [1, 2, 7])
-def test_slices_are_disjoint_and_cover_every_leaf(count, order):
-  params = leaves_by_path(PROBLEM[0])
-  cut = slices.cut_into_slices(params, count, order)
-  whole = slices.put_together(cut, order)
-  assert {k: v.tolist() for k, v in whole.items()} == {
-    k: v.tolist() for k, v in params.items()
-  }
-  sizes = {k: v.size for k, v in params.items()}
-  assert sum(v.size for v in cut.values()) == sum(sizes.values())
 
 
 M, H, STEPS = 3, 4, 22

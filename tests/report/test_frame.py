@@ -7,7 +7,7 @@ import math
 import pytest
 from rich.console import Console
 
-from dilocox_jax.report import tables, units
+from dilocox_jax.report import tables
 from dilocox_jax.report.frame import (
   Frame,
   Setting,
@@ -112,12 +112,6 @@ def test_losses_at_equal_time_are_those_when_the_first_setting_is_done():
   assert cells == ["1.0000", "4.6667", "1 step"]
 
 
-def test_what_no_run_has_reached_is_said_in_words():
-  (row,) = tables.table(Frame([Setting("a", [])], 2), list(tables.CELLS))
-  assert row["run"] == "a (0 of 2 seeds)" and row["loss"] == "none yet"
-  assert row["steps"] == "-"
-
-
 @pytest.mark.parametrize(
   ("settings", "words"),
   [
@@ -146,28 +140,3 @@ def test_text_tables_lose_no_cell_and_invent_no_column():
   Console(file=text, width=40).print(table)
   assert "[bold]x" in text.getvalue() and "what is shown" in text.getvalue()
   assert [column.justify for column in table.columns] == ["left", "right"]
-
-
-@pytest.mark.parametrize(
-  ("written", "expected"),
-  [
-    (units.human_bytes(999), "999 B"),
-    (units.human_bytes(27_930_000), "27.9 MB"),
-    (units.human_bytes(INF), "-"),
-    (units.bytes_tick(20_000_000), "20 MB"),
-    (units.human_tokens(1_228_800), "1.23 M tokens"),
-    (units.human_loss(1.5, 0.25), "1.5000 ± 0.2500"),
-    (units.human_gap(-0.1, 0.02), "-10.00 ± 2.00 %"),
-    (units.human_gap(-1e-6), "+0.00 %"),
-    (units.human_gap(NAN), "-"),
-    (units.human_ratio(NAN), "-"),
-    (units.human_time(0.0125), "0.0125 s"),
-    (units.human_time(28_044, 360), "7.79 ± 0.1 h"),
-    (units.human_time(999.7 * 3600), "1,000 h"),
-    (units.human_comparison(0.0078), "0.8 % higher"),
-    (units.human_comparison(-0.11), "11.0 % lower"),
-    (units.human_missing(2, 3), " (2 of 3 seeds)"),
-  ],
-)
-def test_numbers_are_written_with_their_units(written, expected):
-  assert written == expected

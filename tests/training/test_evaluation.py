@@ -8,7 +8,6 @@ import pytest
 
 from dilocox_jax import report
 from dilocox_jax.outer.outer_step import Drift
-from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 from dilocox_jax.training import evaluation, states
@@ -45,17 +44,32 @@ def _loss(programs, params, batches):
   return np.mean([float(loss(params, batch)) for batch in batches])
 
 
-@pytest.mark.parametrize("layout", ["stacked", "mesh"])
-def test_outer_mean_and_replica_are_three_views_of_a_state(batches, layout):
-  programs = runs.programs(runs.settings(layout=layout, num_replicas=3))
+def _mean(tree):
+  return jax.tree.map(lambda leaf: leaf.mean(axis=0), tree)
+
+
+@pytest.mark.parametrize(
+  ("method", "layout"),
+  [("dilocox", "stacked"), ("dilocox", "mesh"), ("eager", "stacked")],
+)
+def test_outer_mean_and_replica_are_three_views_of_a_state(
+  batches, method, layout
+):
+  config = runs.settings(method=method, layout=layout, num_replicas=3)
+  programs = runs.programs(config)
   state = _state(programs)
   own = _noisy(state.replica.params, seed=2)
+  outer = state.fragments[0].params
+  if method == "eager":  # Every replica has outer parameters of its own.
+    outer = _noisy(outer, seed=4)
+    fragment = state.fragments[0]._replace(params=outer)
+    state = state._replace(fragments=(fragment,))
   state = state._replace(replica=state.replica._replace(params=own))
   seen, _ = evaluation.losses(programs, state, [batches])
-  own = jax.device_get(own)
+  own, outer = jax.device_get((own, outer))
   views = {
-    "outer_loss": jax.device_get(state.fragments[0].params),
-    "mean_loss": jax.tree.map(lambda leaf: leaf.mean(axis=0), own),
+    "outer_loss": _mean(outer) if method == "eager" else outer,
+    "mean_loss": _mean(own),
     "replica_loss": jax.tree.map(lambda leaf: leaf[0], own),
   }
   assert list(seen) == list(views)
@@ -89,18 +103,6 @@ def test_between_processes_no_parameters_are_sent_uncounted(
   # Eager replicas have outer parameters of their own, and a mean is summed up.
   counted = 4 * programs.parameter_count if method == "eager" else 0
   assert sent_bytes == counted
-
-
-def test_personal_outer_parameters_are_judged_by_their_mean(batches):
-  programs = runs.programs(runs.settings(method="eager", num_replicas=2))
-  state = _state(programs)
-  outer = _noisy(state.fragments[0].params, seed=4)
-  fragment = state.fragments[0]._replace(params=outer)
-  state = state._replace(fragments=(fragment,))
-  mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), jax.device_get(outer))
-  seen, _ = evaluation.losses(programs, state, [batches])
-  expected = _loss(programs, mean, batches)
-  np.testing.assert_allclose(seen["outer_loss"], expected, rtol=1e-5)
 
 
 def test_an_average_is_no_view_of_the_replicas(batches):
@@ -150,21 +152,6 @@ def test_one_bad_value_anywhere_is_found(value, where):
   flat = leaves[place].reshape(-1).at[-1].set(value)
   leaves[place] = flat.reshape(leaves[place].shape)
   assert not states.is_finite(jax.tree.unflatten(structure, leaves))
-
-
-def test_the_earliest_step_counts_and_then_the_lowest_replica():
-  segment = Segment("rounds", 10, 5, ())
-  good: Any = np.ones((3, 5), np.float32)
-  evaluation.check_losses(StepMetrics(good, good), segment)
-  late, early = good.copy(), good.copy()
-  late[0, 4] = np.nan
-  with pytest.raises(states.NotFiniteError, match="step 15 on replica 0"):
-    evaluation.check_losses(StepMetrics(late, good), segment)
-  early[2, 1] = np.inf
-  early[1, 1] = np.nan
-  for values in ((late, early), (early, late)):
-    with pytest.raises(states.NotFiniteError, match="step 12 on replica 1"):
-      evaluation.check_losses(StepMetrics(*values), segment)
 
 
 def test_drifts_find_their_events():

@@ -1,4 +1,3 @@
-import dataclasses
 import json
 
 import jax
@@ -8,21 +7,8 @@ import pytest
 
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.training import build, run_text
-from dilocox_jax.training.checkpoint import RefusedError
 from dilocox_jax.training.parts import Parts
 from tests import runs
-
-
-def test_streams_and_held_out_text_have_the_configs_shapes():
-  config = runs.settings(num_replicas=3, evaluation={"num_sequences": 7})
-  corpus = run_text.corpus(config)
-  width = runs.SEQUENCE_LENGTH + 1
-  batches = run_text.streams(config, corpus).take(4)
-  assert batches.shape == (3, 4, runs.BATCH_SIZE, width)
-  (held_out,) = run_text.held_out(config, corpus.validation)
-  assert held_out.shape == (3, runs.BATCH_SIZE, width)  # 7, in whole batches.
-  again = run_text.streams(dataclasses.replace(config, seed=1), corpus)
-  assert (again.take(4) != batches).any()
 
 
 def _texts(tmp_path, **data):
@@ -61,15 +47,6 @@ def test_where_no_token_ends_a_document_masks_are_refused(tmp_path):
   parts = Parts(model=runs.programs(runs.settings()).model)
   with pytest.raises(ValueError, match="a model that is handed in"):
     run_text._end_of_text(config, run_text.corpus(config), parts)
-
-
-def test_streams_of_another_run_are_refused():
-  config = runs.settings()
-  text = run_text.corpus(config)
-  streams = run_text.streams(config, text)
-  state = streams.get_state() | {"seed": 7}
-  with pytest.raises(RefusedError, match="resume with the same data"):
-    run_text.go_on(streams, {"streams": state})
 
 
 @pytest.mark.parametrize(

@@ -138,19 +138,6 @@ def test_methods_that_send_gradients_send_them_by_codec_and_others_plain():
   assert not jax.tree.leaves(steps.aggregator.init(params))
 
 
-@pytest.mark.parametrize("accumulate_steps", [1, 5])
-def test_a_batch_is_taken_in_as_many_parts_as_asked_for(accumulate_steps):
-  config = settings(
-    inner={"accumulate_steps": accumulate_steps}, data={"batch_size": 5}
-  )
-  programs = build.programs(config)
-  start = jax.eval_shape(programs.model.init, jax.random.key(0))
-  batch = jnp.zeros((5, runs.SEQUENCE_LENGTH + 1), jnp.int32)
-  text = str(jax.make_jaxpr(programs.steps.gradient)(start, batch))
-  # Nothing else in nano comes in fives.
-  assert ("length=5" in text) == (accumulate_steps == 5)
-
-
 def test_training_and_evaluation_go_by_their_own_loss():
   """The z-loss counts in training alone; an evaluation is a mean of batches."""
   losses, batch = [], jnp.arange(3 * 2 * 17, dtype=jnp.int32).reshape(3, 2, 17)
