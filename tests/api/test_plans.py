@@ -99,14 +99,6 @@ def test_idle_devices_do_not_compute():
   assert seconds[1:] == pytest.approx([2 * seconds[0], 8 * seconds[0]])
 
 
-def test_layouts_divide_the_batch_and_leave_none_out():
-  found = list(method_plans.layouts(RunConfig(), 4))  # 8 sequences, 4 layers.
-  sizes = {(x["mesh.num_stages"], x["mesh.num_data_shards"]) for x in found}
-  assert sizes == {(1, 1), (1, 2), (1, 4), (2, 2), (4, 1)}
-  assert all(method_plans.changed(RunConfig(), layout) for layout in found)
-  assert list(method_plans.layouts(RunConfig(), 1)) == [{}]
-
-
 def test_a_stated_step_is_that_of_the_configs_mesh():
   plan = method_plans.plan_run(RunConfig(), "100mbit", Options(step_s=0.5))
   assert plan.rounds.compute_s == pytest.approx(0.5)

@@ -3,8 +3,6 @@
 import pathlib
 import re
 import runpy
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -148,17 +146,6 @@ def test_every_name_of_the_front_door_is_there():
   assert not folders & set(dir(dx))
 
 
-def test_importing_the_package_loads_no_jax():
-  code = (
-    "import sys, dilocox_jax;"
-    "print('jax' in sys.modules, 'numpy' in sys.modules)"
-  )
-  done = subprocess.run(
-    [sys.executable, "-c", code], capture_output=True, text=True, check=True
-  )
-  assert done.stdout.split() == ["False", "False"]
-
-
 def test_fragments_are_divided_by_bytes_or_by_path():
   params = {"a": jnp.zeros(6), "b": jnp.zeros(5), "c": jnp.zeros(4)}
   settings = {"num_fragments": 2, "sync_interval": 4, "overlap_steps": 1}
@@ -219,22 +206,6 @@ def test_the_model_of_averaged_gradients_is_the_parameters():
   hidden = dx.allreduce(optax.chain(dx.averaged(INNER, 1)))
   with pytest.raises(ValueError, match="make it the outermost"):
     hidden.init(params)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_brings_codec_and_outer_optimizer_and_says_so(name):
-  tx, params = getattr(dx, name)(INNER), {"a": list(jnp.ones((4, 8, 8)))}
-  assert_close(dx.outer_params(tx.init(params), params), params, 0)
-  said = getattr(dx, name).__doc__
-  config = config_of(name, SETTINGS[name])
-  assert f"sends {config.exchange.codec!r}" in said
-  if METHODS[name]().exchanged == "gradient":
-    assert "no outer optimizer" in said
-    return
-  assert f"optax.sgd({config.outer.learning_rate}" in said
-  assert ("momentum" in said.split("outer optimizer is")[1]) == bool(
-    config.outer.momentum
-  )
 
 
 def test_the_guides_script_trains_alike_on_one_device_and_on_four(

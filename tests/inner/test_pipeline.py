@@ -9,23 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.inner.pipeline import CutModel, TrainingStage
 from dilocox_jax.inner.pipeline_layer import (
   layer_passes,
   replace_saved_arguments,
 )
-from dilocox_jax.inner.pipeline_stage import get, put, when
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.choices import REMATS
 from dilocox_jax.plan.model.shapes import flops_per_token
-from dilocox_jax.plan.pipeline import ACTIONS, PIPELINES, Pipeline, timetable
+from dilocox_jax.plan.pipeline import ACTIONS, timetable
 from tests.inner.pipelines import (
   BATCH_SIZE,
   LENGTH,
   SMALL,
   Case,
   error,
-  gradient_over_stages,
 )
 from tests.products import product_flops
 
@@ -44,7 +41,7 @@ CASES = [
   Case("1f1b", 2, 4, "full", shaped(4, **OPT), end_of_text=3),
   Case("1f1b", 4, 3, "dots", shaped(5)),
   Case("1f1b", 2, 5, "none", shaped(2, num_kv_heads=1)),
-  Case("1f1b", 3, 1, "full", shaped(4, activation="gelu", qk_norm=False)),
+  Case("1f1b", 3, 1, "full", shaped(3, activation="gelu", qk_norm=False)),
 ]
 
 
@@ -131,51 +128,6 @@ def test_narrow_types_cost_accuracy_but_not_much():
   assert 0 < error(gradients, exact) < 1.5 * error(rounded.plain()[1], exact)
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_each_stage_does_what_its_list_says_and_nothing_else(name, monkeypatch):
-  done, lost = [], []
-
-  def logged(action, method):
-    def run(stage, at, state):
-      jax.debug.callback(
-        lambda *where: done.append((*map(int, where), action)),
-        *(stage.number, at.micro_batch),
-      )
-      return method(stage, at, state)
-
-    return run
-
-  def loss(rest, x, targets):
-    stage = jax.lax.axis_index("stage")
-    jax.debug.callback(lambda stage: lost.append(int(stage)), stage)
-    return jnp.mean(x)
-
-  model = CutModel(
-    lambda rest, tokens: tokens.reshape(-1, 1).astype(jnp.float32),
-    lambda layer, x, length: x @ layer["kernel"],
-    loss,
-  )
-  for action in ACTIONS[1:]:
-    method = getattr(TrainingStage, action)
-    monkeypatch.setattr(TrainingStage, action, logged(action, method))
-  stages, batches = 4, 8
-  step = gradient_over_stages(
-    model, Pipeline(name, stages, batches), np.ones(stages, np.int32)
-  )
-  blocks = {"kernel": jnp.full((stages, 1, 1, 1), 2.0)}
-  tokens = jnp.ones((batches, 1, 3), jnp.int32)
-  found, *_ = jax.block_until_ready(step(blocks, {}, tokens))
-  jax.effects_barrier()
-  assert float(found) == 2.0**stages
-  assert sorted(done) == [
-    (stage, batch, action)
-    for stage in range(stages)
-    for batch in range(batches)
-    for action in sorted(ACTIONS[1:])
-  ]
-  assert lost == [stages - 1] * batches
-
-
 @pytest.mark.slow
 def test_memory_of_1f1b_grows_with_stages_and_of_gpipe_with_micro_batches():
   def step_bytes(name, num_stages, num_micro_batches):
@@ -258,40 +210,3 @@ def test_a_jax_that_keeps_arguments_in_another_way_is_refused():
   for pullback in (object(), Pullback((1, 2)), Pullback([1]), Pullback([1, 2])):
     with pytest.raises(RuntimeError, match=text):
       replace_saved_arguments(pullback, [])
-
-
-@pytest.mark.parametrize("num_slots", [1, 2])
-def test_an_action_runs_if_its_condition_holds_and_else_multiplies_nothing(
-  num_slots,
-):
-  def run(condition, factors, kernel, at, total):
-    def action(at, total):
-      return total + get(factors, at) @ kernel
-
-    return when(condition, "action", action, at, total)
-
-  total = jnp.full((3, 4), 2.0)
-  arguments = jnp.ones((num_slots, 3, 5)), jnp.ones((5, 4)), jnp.int32(0), total
-  for condition, expected in ((True, 7), (False, 2)):
-    found = jax.jit(run)(jnp.bool_(condition), *arguments)
-    assert np.all(found == expected)
-  # The product needs nothing that the loop changes, and yet stays inside it.
-  text = jax.jit(run).lower(jnp.bool_(True), *arguments).compile().as_text()
-  for rounds in (0, 1):
-    found = product_flops(text, lambda *_, n=rounds: n)
-    assert found == rounds * 2 * 3 * 5 * 4
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_what_is_put_somewhere_is_there_and_nothing_else_changes(count):
-  rng = np.random.default_rng(0)
-  tree = {"a": rng.normal(size=(4, 3, 2)), "b": rng.normal(size=(4, 3, 2, 5))}
-  tree = jax.tree.map(jnp.float32, tree)
-  place = tuple(map(jnp.int32, (2, 1)[:count]))
-  new = jax.tree.map(lambda x: -x[place], tree)
-  changed = jax.jit(put)(tree, new, *place)
-  for name in tree:
-    expected = np.array(tree[name])
-    expected[place] *= -1
-    np.testing.assert_array_equal(changed[name], expected)
-    np.testing.assert_array_equal(get(changed, *place)[name], new[name])

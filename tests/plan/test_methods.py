@@ -1,12 +1,18 @@
-"""Named methods: their settings, their rules and their bounds."""
+"""Named methods: their settings and rules, and what no plan may be."""
 
+import dataclasses
+import functools
 import inspect
 import re
-from typing import Any
 
 import pytest
 
+from dilocox_jax.plan.model.division import Division
+from dilocox_jax.plan.model.presets import nano
+from dilocox_jax.plan.pipeline import Pipeline
 from dilocox_jax.plan.schedule import methods
+from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.plan.schedule.membership import Membership
 from dilocox_jax.plan.schedule.methods import METHODS, Method, named_method
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 
@@ -18,28 +24,20 @@ SETTINGS = {
   "mixing_alpha": 0.25,
   "fragment_order": "sequential",
 }
-ORDER: Any = {"fragment_order": "sequential"}
-PLAIN = SyncSchedule(30), Method(SyncSchedule(9))
-# The schedule of each method by itself, and the method with every setting.
+ORDER = "sequential"
+MIXED = Method(SyncSchedule(9, 2, 7), "mix", 0.25, fragment_order=ORDER)
+# The method with every setting that it has.
 MADE = {
+  **dict.fromkeys(METHODS, Method(SyncSchedule(9))),
   **dict.fromkeys(
     ("allreduce", "cocktail_sgd"),
-    (SyncSchedule(1), Method(SyncSchedule(1), exchanged="gradient")),
+    Method(SyncSchedule(1), exchanged="gradient"),
   ),
-  **dict.fromkeys(("diloco", "open_diloco", "sparse_loco", "muloco"), PLAIN),
-  "streaming_diloco": (
-    SyncSchedule(30, 3, 4),
-    Method(SyncSchedule(9, 2, 7), "mix", 0.25, **ORDER),
-  ),
-  "eager": (SyncSchedule(30, 1, 30), Method(SyncSchedule(9, 2, 9), "eager")),
-  "dilocox": (SyncSchedule(30, 1, 30), Method(SyncSchedule(9, 1, 9), "reset")),
-  "delayed": (
-    SyncSchedule(30, 1, 4),
-    Method(SyncSchedule(9, 2, 7), "mix", 0.25, **ORDER),
-  ),
-  "overlap_loco": (
-    SyncSchedule(16, 16, 1),
-    Method(SyncSchedule(9, 2, 4), "continue", **ORDER),
+  **dict.fromkeys(("streaming_diloco", "delayed"), MIXED),
+  "eager": Method(SyncSchedule(9, 2, 9), "eager"),
+  "dilocox": Method(SyncSchedule(9, 1, 9), "reset"),
+  "overlap_loco": Method(
+    SyncSchedule(9, 2, 4), "continue", fragment_order=ORDER
   ),
 }
 
@@ -50,9 +48,7 @@ def test_every_setting_reaches_the_method_and_no_other_is_taken(name):
   rule = {"dilocox": "reset", "delayed": "mix"}.get(name)
   every = SETTINGS | {"rule": rule}
   settings = {key: value for key, value in every.items() if key in has}
-  alone, made = MADE[name]
-  assert named_method(name, **settings) == made
-  assert named_method(name).schedule == alone
+  assert named_method(name, **settings) == MADE[name]
   assert named_method(name, **dict.fromkeys(every)) == METHODS[name]()
   for key in every.keys() - has.keys():
     listed = ", ".join(has) or "none"
@@ -61,28 +57,73 @@ def test_every_setting_reaches_the_method_and_no_other_is_taken(name):
       named_method(name, **{key: 3})
 
 
-@pytest.mark.parametrize(
-  ("name", "settings", "message"),
-  [
-    ("dilco", {}, "method='dilco' must be one of .*diloco.*overlap_loco"),
-    ("dilocox", {"rule": "rest"}, "must be one of reset, continue, mix"),
+def method_of(name="streaming_diloco", **settings):
+  return named_method(name, **settings)
+
+
+# What is planned, with values that go together, and what does not go with them.
+REFUSED = {
+  method_of: [
+    ({"name": "dilco"}, "method='dilco' must be one of allreduce, coc"),
+    ({"name": "dilocox", "rule": "rest"}, "one of reset, continue, mix"),
     *(
-      (name, {"num_fragments": 0}, "num_fragments=0 must lie between 1")
+      ({"name": name, "num_fragments": 0}, "num_fragments=0 must lie between 1")
       for name in ("overlap_loco", "eager", "streaming_diloco")
     ),
-    *(
-      (
-        "streaming_diloco",
-        {"mixing_alpha": alpha},
-        f"mixing_alpha={alpha} must",
-      )
-      for alpha in (-0.1, 1.5)
-    ),
+    ({"mixing_alpha": -0.1}, "mixing_alpha=-0.1 must"),
+    ({"mixing_alpha": 1.5}, "mixing_alpha=1.5 must"),
   ],
+  functools.partial(SyncSchedule, 4): [
+    ({"num_fragments": 5}, "num_fragments=5 must lie between 1 and sync_inter"),
+    ({"num_fragments": 0}, "num_fragments=0 must lie between 1 and sync_inter"),
+    ({"overlap_steps": -2}, "overlap_steps=-2 must not be negative"),
+  ],
+  SyncSchedule: [({"sync_interval": 0}, "sync_interval=0 must be at least 1")],
+  functools.partial(Fragments, num_layers=5): [
+    ({"num_fragments": 6}, "num_fragments=6 must not exceed num_layers=5"),
+    ({"num_fragments": 2, "order": "random"}, "'random' must be one of sequ"),
+  ],
+  functools.partial(Membership, SyncSchedule(4), 2): [
+    ({"absences": ((2, 0, 1),)}, "one of 2 replicas"),
+    ({"absences": ((1, 3, 2),)}, "not after the last"),
+    ({"absences": ((0, 1, 5), (1, 4, 4))}, "no replica in round 4"),
+    ({"inner_steps": (4,)}, "must be 2 numbers"),
+    ({"inner_steps": (0, 4)}, "from 1"),
+    ({"inner_steps": (3, 3)}, "the largest is 4"),
+    ({"inner_steps": (5, 4)}, "to sync_interval=4"),
+  ],
+  functools.partial(dataclasses.replace, nano): [
+    ({"num_layers": 0}, "num_layers=0 must be at least 1"),
+    ({"num_heads": 3}, "model_dim=16 must be divisible by num_heads=3"),
+    ({"head_dim": -2}, "head_dim=-2 must be at least 0"),
+    ({"head_dim": 5}, "head width 5 (head_dim=5"),
+    ({"num_kv_heads": 3}, "num_kv_heads=3 must divide num_heads=2"),
+    ({"num_heads": 16}, "model_dim=16 / num_heads=16) must be even"),
+    ({"activation": "selu"}, "activation='selu' must be one of"),
+    ({"positions": "learned"}, "does not go with num_positions=0"),
+    ({"num_positions": 8}, "positions='rope' does not go with num_positions=8"),
+    ({"norm": "batch"}, "norm='batch' must be one of rms, layer"),
+    ({"biases": "some"}, "biases='some' must be one of none, qkv, all"),
+  ],
+  Division: [
+    ({"num_data_shards": 0}, "num_data_shards=0 must be at least 1"),
+    ({"num_stages": 0}, "num_stages=0 must be at least 1"),
+  ],
+  functools.partial(dataclasses.replace, Pipeline("gpipe", 2, 2)): [
+    ({"name": "pipedream"}, "name='pipedream' must be one of gpipe, 1f1b"),
+    ({"num_stages": 0}, "num_stages=0 must be at least 1"),
+    ({"num_micro_batches": -1}, "num_micro_batches=-1 must be at least 1"),
+  ],
+}
+
+
+@pytest.mark.parametrize(
+  ("make", "changes", "message"),
+  [(make, *row) for make, rows in REFUSED.items() for row in rows],
 )
-def test_what_no_method_has_is_refused(name, settings, message):
-  with pytest.raises(ValueError, match=message):
-    named_method(name, **settings)
+def test_what_cannot_be_planned_says_which_values_clash(make, changes, message):
+  with pytest.raises(ValueError, match=re.escape(message)):
+    make(**changes)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Schedules of pipelines: their order, their time and their buffers."""
 
 import itertools
-import re
 
 import numpy as np
 import pytest
@@ -132,18 +131,3 @@ def test_layers_are_cut_into_even_neighbouring_parts(layers, stages):
   assert parts.counts.max() - 1 <= parts.counts.min() == parts.counts[-1] > 0
   np.testing.assert_array_equal(parts.table.reshape(-1)[parts.places], found)
   assert parts.is_even == (parts.table.size == layers)
-
-
-@pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    (("pipedream", 2, 2), "name='pipedream' must be one of gpipe, 1f1b"),
-    (("gpipe", 0, 2), "num_stages=0 must be at least 1"),
-    (("1f1b", 2, -1), "num_micro_batches=-1 must be at least 1"),
-  ],
-)
-def test_a_schedule_that_cannot_be_names_the_field_to_change(
-  arguments, message
-):
-  with pytest.raises(ValueError, match=re.escape(message)):
-    Pipeline(*arguments)

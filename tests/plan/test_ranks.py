@@ -1,7 +1,6 @@
 """Ranks and H of adaptive runs, collectives, and names that are chosen."""
 
 import inspect
-import json
 
 import numpy as np
 import optax
@@ -20,9 +19,6 @@ from dilocox_jax.plan.adaptive import (
 )
 from dilocox_jax.plan.choices import (
   OPTIMIZER_OPTIONS,
-  Registry,
-  check_lazy,
-  loaded,
 )
 from dilocox_jax.plan.collective import (
   PARTS,
@@ -158,17 +154,3 @@ def test_an_optimizer_has_the_options_that_a_config_may_set_and_no_other(name):
   options = ("b1", "b2", "weight_decay", "momentum", "nesterov")
   expected = {o for o in options if o in has or f"adam_{o}" in has}
   assert set(OPTIMIZER_OPTIONS[name]) == expected
-
-
-def test_a_registry_refuses_a_name_that_is_taken_or_is_none():
-  parts = Registry("part")
-  parts.add("one", 1)
-  with pytest.raises(ValueError, match="part 'one' is registered already"):
-    parts.add("one", 2)
-  with pytest.raises(ValueError, match="part 'a b': a name has letters"):
-    parts.add("a b", 3)
-  assert dict(parts) == {"one": 1}
-  assert loaded("json:dumps") is loaded(json.dumps) is json.dumps
-  for reference in ("json.dumps", None):
-    with pytest.raises(ValueError, match="build=.* must be a function or its"):
-      check_lazy("build", reference)

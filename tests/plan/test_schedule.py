@@ -1,13 +1,11 @@
 """Events, windows, flushes, and the segments of a run."""
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_jax.plan.schedule import methods
-from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
+from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.plan.schedule.sync_schedule import Event, SyncSchedule
 
 
@@ -119,20 +117,6 @@ def test_an_exchange_hides_behind_its_last_window_alone(schedule, depth, steps):
   assert (schedule.depth, schedule.hiding_steps) == (depth, steps)
 
 
-@pytest.mark.parametrize(
-  ("values", "message"),
-  [
-    ((0,), "sync_interval=0 must be at least 1"),
-    ((4, 5), "num_fragments=5 must lie between 1 and sync_interval=4"),
-    ((4, 0), "num_fragments=0 must lie between 1 and sync_interval=4"),
-    ((4, 1, -2), "overlap_steps=-2 must not be negative"),
-  ],
-)
-def test_an_impossible_schedule_says_which_values_clash(values, message):
-  with pytest.raises(ValueError, match=re.escape(message)):
-    SyncSchedule(*values)
-
-
 METHODS = [
   methods.allreduce(),
   methods.diloco(5),
@@ -185,26 +169,3 @@ def test_segments_cover_a_run_and_are_the_same_after_a_restart(plan):
   ]
   steps = plan.total_steps - plan.local_start
   assert sorted(events) == plan.method.schedule.events(0, steps)
-
-
-@given(st.integers(0, 50), st.integers(1, 20), st.integers(0, 30))
-def test_a_segment_crosses_an_interval_where_a_step_of_it_is_a_multiple(
-  start, num_steps, interval
-):
-  steps = range(start + 1, start + num_steps + 1)
-  multiples = [s for s in steps if interval and s % interval == 0]
-  segment = Segment("rounds", start, num_steps)
-  assert segment.crosses(interval) == bool(multiples)
-
-
-def test_a_warm_start_is_cut_by_length_and_rounds_by_interval():
-  plan = RunPlan(methods.diloco(4), 17, 7, steps_per_dispatch=5)
-  assert [
-    (s.phase, s.stop, s.ends_phase, s.replica_steps(3)) for s in plan.segments()
-  ] == [
-    ("data_parallel", 5, False, 5 * 3),
-    ("data_parallel", 7, True, 2 * 3),
-    ("rounds", 11, False, 4 * 3),
-    ("rounds", 15, False, 4 * 3),
-    ("rounds", 17, False, 2 * 3),
-  ]
