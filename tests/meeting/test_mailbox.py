@@ -2,8 +2,6 @@
 
 import dataclasses
 import logging
-import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ from dilocox_jax.meeting.agreement import LostError
 from dilocox_jax.meeting.mailbox import Mailbox
 from dilocox_jax.meeting.members import MailboxRules
 from dilocox_jax.meeting.store import Store
-from tests.meeting import s3_server
 from tests.meeting.world import CONFIG, SECRET, FakeStore, Process, Toy, World
 from tests.oracles import mailbox as twin
 
@@ -86,6 +83,7 @@ def one_dies_and_comes_back(run):
   run.until(5)
   run.kill("b")
   run.until(9)
+  assert RULES.grace_s < run.now < 2 * RULES.grace_s
   run.start("b")
   run.end()
   away = [event for event, names in enumerate(run.lists()) if names == "ac"]
@@ -179,21 +177,11 @@ def test_wrong_values_are_left_out_by_all_and_reported(
   assert len(found) == 3 and all(reason in line for line in found)
 
 
-def test_without_a_quorum_nothing_is_settled():
-  run = Run("ab")
-  run.until(3)
-  run.kill("b")
-  for _ in range(2000):
-    run.turn(run.running.values())
-  assert run.now > 100 and run.running["a"].toy.event <= 4
-  run.start("b")
-  run.end()
-
-
 def test_one_alone_goes_on_where_the_quorum_is_one():
   run = Run("a", dataclasses.replace(KEPT, quorum=1))
   assert run.end() == twin.under(run.lists()[:-1]).tobytes()
-  assert run.now < 2 * RULES.grace_s  # It waited for others once.
+  # It waited for others once.
+  assert RULES.grace_s < run.now < 2 * RULES.grace_s
 
 
 def test_who_slept_past_the_deletion_takes_the_newest_snapshot():
@@ -260,33 +248,3 @@ def test_events_come_in_order():
   for event, turn in [(1, 0), (0, 1)]:
     with pytest.raises(ValueError, match="is not after -1"):
       box.exchange(event, turn, [np.zeros(1)])
-
-
-def test_a_folder_and_a_bucket_give_the_same_bits(tmp_path):
-  """Two threads, once through files and once through S3's requests."""
-
-  def run(store, options):
-    toys = [Toy(name, 6, delay=1) for name in "ab"]
-
-    def go(toy):
-      rules = MailboxRules(replicas=2, quorum=2, grace_s=30.0)
-      where = Store(store, **options)
-      toy.run(
-        Mailbox(where, name=toy.name, secret=SECRET, config={}, rules=rules)
-      )
-
-    threads = [threading.Thread(target=go, args=[toy]) for toy in toys]
-    for number, thread in enumerate(threads):
-      thread.start()
-      seat = Store(store, **options)
-      while not seat.get(f"seat/{number:04d}", 1000):  # In this order.
-        time.sleep(0.01)
-    for thread in threads:
-      thread.join(60)
-    return [toy.theta.tobytes() for toy in toys]
-
-  through_files = run(str(tmp_path), {})
-  with s3_server.serving() as options:
-    assert run("s3://bucket/run", options) == through_files
-  expected = twin.under([["a", "b"]] * 5, delay=1).tobytes()
-  assert through_files == [expected, expected]

@@ -1,7 +1,6 @@
 """Who enters a run, and what the store holds: objects of one's own alone."""
 
 import json
-import logging
 from typing import Any
 
 import ml_dtypes
@@ -26,7 +25,7 @@ from dilocox_jax.meeting.seal import (
   JSON_BYTES,
   Seal,
 )
-from dilocox_jax.meeting.store import AwayError, Patient, Store
+from dilocox_jax.meeting.store import Store
 
 SEAL = Seal(b"secret", "run")
 CONFIG = {"inner": {"learning_rate": 0.008, "betas": (0.9, 0.95)}, "seed": 1}
@@ -261,59 +260,8 @@ def test_a_seat_is_taken_once_and_kept(store):
   assert mine.read(2) == {"name": "c", "since": 3}
 
 
-def test_newcomers_are_waited_for_and_who_is_away_is_not():
-  def reader(*seats):
-    named = [{"name": name, "since": since} for name, since in seats]
-    return lambda index: named[index] if index < len(named) else None
-
-  roster = Roster().renewed(0, reader(("b", 0), ("a", 0)))
-  assert roster.expected() == ["b", "a"]
-  seats = reader(("a", 0), ("b", 7))
-  roster = Roster(("a",)).renewed(6, seats)
+def test_who_comes_later_is_not_waited_for_yet():
+  seats = {1: {"name": "b", "since": 7}}
+  roster = Roster(("a",)).renewed(6, seats.get)
   assert roster.seats == ("a", "b") and roster.expected() == ["a"]
-  assert roster.after(6, ["a"]).renewed(7, seats).expected() == ["a", "b"]
-  away = Roster(("a", "b")).after(5, ["a"])
-  assert away.away == away.after(6, ["a"]).away == {"b": 5}
-  for event, since, is_back in [(6, 0, 0), (6, 5, 0), (6, 6, 1), (5, 6, 0)]:
-    renewed = away.renewed(event, reader(("a", 0), ("b", since)))
-    assert ("b" in renewed.expected()) == is_back
-  assert away.after(6, ["a", "b"]).expected() == ["a", "b"]
-  assert away.renewed(6, lambda index: None) == away
-
-
-# A store that is away.
-
-
-class AwayStore:
-  """Answers from a moment on."""
-
-  where = "s3://bucket/run"
-
-  def __init__(self, back_at):
-    self.now, self.back_at = 0.0, back_at
-
-  def __getattr__(self, call):
-    def answer(*given):
-      if self.now < self.back_at:
-        raise AwayError("no route to host")
-      return call, given
-
-    return answer
-
-  def pause(self, seconds):
-    self.now += seconds
-
-
-@pytest.mark.parametrize("call", ["get", "create", "put", "delete", "sizes"])
-def test_every_call_waits_until_the_store_is_back(call, caplog):
-  caplog.set_level(logging.INFO)
-  store = AwayStore(170)
-  waiting = Patient(store, lambda: store.now, store.pause)
-  assert getattr(waiting, call)("a", 1) == (call, ("a", 1))
-  assert 170 <= store.now < 176
-  lines = [record.getMessage() for record in caplog.records]
-  assert len(lines) == 4  # One a minute.
-  assert lines[0] == "waiting for s3://bucket/run: no route to host"
-  caplog.clear()
-  getattr(waiting, call)("a", 1)
-  assert not caplog.records
+  assert roster.after(6, ["a"]).renewed(7, seats.get).expected() == ["a", "b"]
