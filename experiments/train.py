@@ -17,11 +17,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.runtime import (
-  command_line,
-  distributed_flags,
-  own_parts,
-)
+from experiments.runtime import command_line, distributed_flags, own_parts
 from experiments.runtime.command_line import UsageError
 
 _MEETING = ("meet", "replica", "secret", "accept_version")

@@ -28,11 +28,7 @@ from dilocox_jax.codecs.base import Codec, Encoder, Quantiser, Reduced, Shape
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.meeting.messages import HEADER_BYTES
 from dilocox_jax.plan.collective import COLLECTIVES, MAILBOX, Collective
-from dilocox_jax.plan.schedule.fragments import (
-  Fragments,
-  Shapes,
-  stacked_shape,
-)
+from dilocox_jax.plan.schedule.fragments import Fragments, Shapes, stacked_shape
 from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.plan.schedule.run_plan import Segment

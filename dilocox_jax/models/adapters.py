@@ -17,12 +17,7 @@ import numpy as np
 from jaxtyping import Array
 
 from dilocox_jax import files
-from dilocox_jax.checks import (
-  check_limits,
-  extra_package,
-  limited,
-  require,
-)
+from dilocox_jax.checks import check_limits, extra_package, limited, require
 from dilocox_jax.models.weights import FAMILIES, family_of
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.trees import Tree, leaves_by_path, nested

@@ -51,13 +51,7 @@ from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.outer.average import check_outermost
 from dilocox_jax.outer.rules import ApplyRule, ExchangeResult, apply_rule
 from dilocox_jax.plan.schedule.methods import Method
-from dilocox_jax.trees import (
-  Aggregator,
-  Pausing,
-  Scalar,
-  Tree,
-  without_pauses,
-)
+from dilocox_jax.trees import Aggregator, Pausing, Scalar, Tree, without_pauses
 
 
 class FragmentState(NamedTuple):

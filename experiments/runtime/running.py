@@ -26,11 +26,7 @@ from dilocox_jax.training.parts import Clock
 from dilocox_jax.training.states import StopRequestedError, TrainingStoppedError
 from dilocox_jax.training.trainer import Trainer
 from experiments import sample
-from experiments.runtime import (
-  command_line,
-  distributed_flags,
-  stop_signals,
-)
+from experiments.runtime import command_line, distributed_flags, stop_signals
 from experiments.runtime.command_line import StoppedError, UsageError
 
 CACHE_VARIABLE = "DILOCOX_JAX_CACHE"
