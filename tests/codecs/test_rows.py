@@ -8,7 +8,7 @@ import pytest
 from dilocox_jax.codecs import base as rows
 from dilocox_jax.codecs.base import RowLayout
 from dilocox_jax.codecs.low_rank import LocalLowRank, LowRank
-from dilocox_jax.codecs.quantize import E3M0, Float, Int, pack, unpack
+from dilocox_jax.codecs.quantize import E3M0, Float, Int, unpack
 from dilocox_jax.codecs.sparse import TopK
 from tests.codecs.alone import KEY, alone, gaussian, through
 from tests.oracles import codecs as oracle
@@ -79,25 +79,6 @@ def test_large_leaves_are_not_copied_to_join_them(monkeypatch):
   assert groups == [[0], [1, 2, 4, 5, 6], [3]]
 
 
-@pytest.mark.parametrize(
-  ("size", "block_size", "width"),
-  [(300, 128, 100), (128, 128, 128), (7, 128, 7), (129, 128, 65), (1, 1, 1)],
-)
-def test_blocks_are_as_short_as_their_number_allows(size, block_size, width):
-  assert rows.block_width(size, block_size) == width
-
-
-def test_the_quantiser_of_a_chain_sees_only_what_was_selected():
-  values = gaussian((2, 9, 16))
-  found, _ = through(TopK(0.25, 1000, then=Int(1, "tensor")), values)
-  flat = np.abs(np.asarray(values)).reshape(2, -1)
-  for layer in range(2):
-    kept = np.sort(flat[layer])[-36:]
-    sizes = np.unique(np.abs(found[layer][found[layer] != 0]))
-    assert np.count_nonzero(found[layer]) == 36
-    assert sizes == pytest.approx([kept.mean()], rel=2.0**-8)
-
-
 @pytest.mark.parametrize("kind", [LowRank, LocalLowRank])
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (2, 3, 4)])
 def test_a_leaf_that_is_not_factorised_goes_to_the_next_link(kind, shape):
@@ -134,16 +115,6 @@ def test_codes_and_values_are_those_of_the_plain_twin(name):
       expected_codes, expected = twin(values[layer, row])
       assert codes[layer, row].tolist() == expected_codes
       np.testing.assert_allclose(found[layer, row], expected, rtol=TO_SCALES)
-
-
-@pytest.mark.parametrize("bits", [8, 4, 2, 1])
-@pytest.mark.parametrize("count", [1, 8, 13])
-def test_packing_is_undone_by_unpacking(bits, count):
-  rng = np.random.default_rng(count)
-  codes = rng.integers(0, 2**bits, (2, 3, count)).astype(np.uint8)
-  packed = pack(jnp.asarray(codes), bits)
-  assert packed.shape == (2, 3, -(-count * bits // 8))
-  assert np.array_equal(unpack(packed, bits, count), codes)
 
 
 def test_fp16_saturates_instead_of_overflowing():

@@ -17,10 +17,10 @@ from dilocox_jax.metrics import Timing, read_rows
 from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.cluster import Link
 from dilocox_jax.simulate.transfer import GLOO
-from experiments.runtime import command_line, link_check, throttled_links
+from experiments.runtime import command_line, link_check
 from experiments.runtime.command_line import UsageError
 from experiments.runtime.throttled_links import throttled_network
-from experiments.tools import link_collectives, link_runs, links
+from experiments.tools import link_runs
 from tests import runs
 from tests.experiments.programs import run
 
@@ -133,13 +133,6 @@ def test_netem_delays_and_loses_in_every_queue(monkeypatch):
   ]
 
 
-def test_a_machine_without_tools_says_so(monkeypatch):
-  monkeypatch.setattr(throttled_links.shutil, "which", lambda tool: None)
-  with pytest.raises(UsageError, match="the program ip"):
-    with throttled_network([SLOW] * 2):
-      pass
-
-
 HOLDS = """
 import time
 from dilocox_jax.simulate.cluster import Link
@@ -186,21 +179,6 @@ def test_predictions_are_the_bytes_over_the_rate_times_what_gloo_takes():
   assert predicted(uneven) == pytest.approx(slowest, rel=0.35)
 
 
-def test_a_calibration_is_measured_over_predicted(monkeypatch, tmp_path):
-  def measured(cluster, asked, *_):
-    for kind, size in asked:
-      plain_s = link_runs.predicted_s(
-        cluster, link_runs._PLAIN, Collective(kind, size)
-      )
-      yield plain_s * (1 + cluster.num_replicas), size
-
-  monkeypatch.setattr(link_runs, "_measured", measured)
-  factors = link_runs.calibrated(tmp_path).factors
-  assert [kind for kind, *_ in factors] == list(link_collectives.MOVES)
-  for _, pair, more in factors:
-    assert (pair, more) == (pytest.approx(3.0), pytest.approx(5.0))
-
-
 @pytest.mark.parametrize(
   "setting", link_runs.SETTINGS, ids=lambda each: each[0]
 )
@@ -226,29 +204,6 @@ def test_a_method_is_timed_after_what_compiles_and_predicted_by_its_plan(
   rounds = [SimpleNamespace(step=20 * n, sent_bytes=100) for n in range(1, 8)]
   done: Any = SimpleNamespace(timings=timings, rounds=rounds)
   assert link_runs.measured(done) == pytest.approx((0.1, 1.05))
-
-
-@pytest.mark.parametrize("kind", link_collectives.MOVES)
-def test_each_kind_is_timed_also_by_a_single_process(kind):
-  ((seconds, _),) = link_collectives.measure([(kind, 1 << 20)], 3)
-  assert 0 < seconds < 60
-
-
-def test_the_middle_mean_leaves_a_quarter_out_at_each_end():
-  assert link_collectives.middle_mean([100.0, 1.0, 3.0, 2.0, 0.0]) == 2.0
-  assert link_collectives.middle_mean([4.0, 8.0]) == 6.0
-
-
-def test_the_page_shows_every_case_and_methods_beside_allreduce(tmp_path):
-  rows = [
-    link_runs.Row("2 x 1 Gbit/s", "permute of 2 MiB", 0.5, 0.4, 1.05),
-    link_runs.Row("2 x 50 Mbit/s", "allreduce", 2.1, 2.0, 1.06),
-    link_runs.Row("2 x 50 Mbit/s", "diloco", 0.21, 0.2, 1.05),
-  ]
-  text = "\n".join(links.report(rows, tmp_path))
-  assert "| 0.5000 | 0.4000 | 1.250 | 1.050 |  |  |" in text
-  assert "| diloco | 0.2100 | 0.2000 | 1.050 | 1.050 | 10.00 | 10.00 |" in text
-  assert len(json.loads((tmp_path / "links.json").read_text())) == 3
 
 
 def test_times_of_an_earlier_call_are_not_read_again(tmp_path):

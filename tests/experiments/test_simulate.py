@@ -8,10 +8,6 @@ import shlex
 
 import pytest
 
-from dilocox_jax.api.method_plans import plan_run
-from dilocox_jax.api.simulation_setup import Options
-from dilocox_jax.simulate.analytic import run_time
-from tests import runs
 from tests.experiments import programs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -74,20 +70,3 @@ def test_all_methods_stand_in_one_table_with_flags_of_theirs(tmp_path):
     "--cluster=100mbit", *shlex.split(flags), f"--workdir={tmp_path / 'one'}"
   )
   assert f" {speeds['muloco']} " in again.stdout
-
-
-def test_help_for_clusters_lists_them():
-  done = simulate("--cluster=help")
-  assert done.returncode == 0
-  assert {"1gbit", "consumer", "dtfm_worldwide"} <= {
-    line.split()[0] for line in done.stdout.splitlines()
-  }
-
-
-def test_the_slow_site_of_the_example_cluster_sets_the_pace():
-  config = runs.settings(num_replicas=4, method="diloco")
-  example = str(ROOT / "experiments/clusters/example.json")
-  made = plan_run(config, example, Options(step_s=0.5)).setup
-  ops = made.script.ops(made.plan)
-  whole = run_time(made.link_costs, made.work, ops)
-  assert whole.total_s > 21 * 0.5 / 0.8

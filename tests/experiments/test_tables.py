@@ -1,12 +1,9 @@
 """The papers' tables: the same numbers by hand, and what the program writes."""
 
 import csv
-import json
-import math
 
 import pytest
 
-from dilocox_jax.config import to_plan
 from experiments.tables import (
   dilocox,
   streaming_diloco,
@@ -16,12 +13,8 @@ from experiments.tables import (
 from experiments.tables.dilocox import PaperRuns
 from experiments.tables.runs import (
   GOODPUT,
-  config_of,
-  equal_links,
-  least,
-  pace,
 )
-from experiments.tables.table import Fit, Prediction, beside, load_published
+from experiments.tables.table import Fit, load_published
 from tests.experiments import programs
 
 TOKENS, INTERVAL = 32_768, 125
@@ -174,38 +167,7 @@ def test_the_tables_of_streaming_diloco_are_reproduced():
 # Rounds in their steady state.
 
 
-def test_a_round_that_waits_is_steps_codec_and_exchange():
-  config = config_of("diloco", sync={"sync_interval": 10})
-  found = pace(to_plan.traffic(config), equal_links(2, 1e7), 0.3, codec_s=2.0)
-  assert 10 * found.seconds == pytest.approx(10 * 0.3 + 2 + found.exchange_s)
-  assert found.utilisation == pytest.approx(0.3 / found.seconds)
-
-
-def test_the_least_value_is_found_from_above():
-  assert 7 <= least(lambda value: value >= 7, 1.0, 1e6) < 7 * 1.001
-  assert least(lambda value: False, 1.0, 1e6) == float("inf")
-
-
 # What the program writes and shows.
-
-
-def test_figures_have_a_source_and_a_status():
-  papers = json.loads(table._PUBLISHED.read_text())
-  for paper, content in papers.items():
-    found = load_published(paper).values()
-    assert len(found) == len(content["figures"]) > 0
-    for each in found:
-      assert math.isfinite(each.value) and each.source and each.unit
-      assert each.status in ("published", "recalled, unverified")
-
-
-def test_an_error_is_relative_or_in_grid_steps():
-  figure = table.Figure("speed", 8.0, "tokens/s", "table 1", "published")
-  args = {"speed": figure}, "speed", 10.0, Fit.NONE
-  assert beside(*args).error == "+25.0%"
-  assert beside(*args, grid_steps=-2).error == "-2 steps"
-  assert beside(*args, grid_steps=0).error == "exact"
-  assert Prediction("speed", 10.0, "tokens/s", Fit.NONE).error == ""
 
 
 def test_the_page_the_files_and_the_summary_have_the_same_rows(written):

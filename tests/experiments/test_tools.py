@@ -20,8 +20,6 @@ SMALL = {
   "inner": {"accumulate_steps": 2},
 }
 DIVIDED = {"layout": "mesh", "num_stages": 2, "num_data_shards": 2}
-MIB = 2**20
-GOODPUT = 1448 / 1514 / 8  # Bytes of payload for each bit of the line.
 
 
 @pytest.fixture

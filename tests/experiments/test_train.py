@@ -45,29 +45,6 @@ def test_a_finished_run_is_neither_changed_nor_made_longer(trained):
   assert runs.files(trained[0]) == before
 
 
-def test_text_files_are_found_by_globs_of_which_each_replica_reads_one(
-  tmp_path,
-):
-  (tmp_path / "more").mkdir()
-  for number in range(30):
-    folder = tmp_path / "more" if number % 2 else tmp_path
-    lines = [f"{number} {line} and so on\n" for line in range(60)]
-    (folder / f"{number}.txt").write_text("".join(lines))
-  done = run(
-    "train",
-    *runs.SMALL_FLAGS,
-    f"--workdir={tmp_path / 'run'}",
-    "--config.data.source=text_files",
-    f"--config.data.glob={tmp_path}/*.txt;{tmp_path}/more/**/*.txt",
-    "--config.data.mix=own",
-    "--config.data.validation_fraction=0.3",
-  )
-  assert done.returncode == 0, done.stderr
-  losses = [row["loss"] for row in runs.rows(tmp_path / "run", "round")]
-  assert losses[-1] < losses[0]
-  assert "## A sample" in (tmp_path / "run" / "report.md").read_text()
-
-
 @pytest.mark.slow
 def test_the_entropy_of_the_chain_is_reached(tmp_path):
   flags = {

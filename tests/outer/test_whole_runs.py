@@ -66,17 +66,6 @@ def losses(config):
 
 
 @pytest.mark.parametrize(
-  "name", ["allreduce", pytest.param("dilocox", marks=pytest.mark.slow)]
-)
-def test_one_replica_of_two_devices_trains_as_a_stacked_one(name):
-  alone = {"num_replicas": 1}
-  expected, _ = losses(config_of(name, alone))
-  stages = {"layout": "mesh", "num_stages": 2}
-  found, _ = losses(config_of(name, alone | stages))
-  np.testing.assert_allclose(found, expected, rtol=0, atol=SAME_LOSS)
-
-
-@pytest.mark.parametrize(
   "name",
   ["diloco"]
   + [pytest.param(n, marks=pytest.mark.slow) for n in FILES if n != "diloco"],

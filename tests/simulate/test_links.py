@@ -46,11 +46,6 @@ def test_every_replica_gets_everything_and_sends_what_the_plan_says(
   assert max(sent) == pytest.approx(operation.sent_bytes(count))
 
 
-def test_a_collective_that_nobody_knows_is_refused():
-  with pytest.raises(ValueError, match="kind='gossip' is not a collective"):
-    message_steps(Collective("gossip", 8), 2)
-
-
 def test_a_rate_is_that_of_the_narrowest_link_and_shared():
   share = 1448 / 1514 / 8
   costs = LinkCosts(small.uneven([1e8, 5e6, 4e8]))

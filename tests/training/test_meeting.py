@@ -1,7 +1,6 @@
 """Whole runs whose replicas meet in a store, each in a thread of its own."""
 
 import dataclasses
-import pathlib
 import threading
 import time
 
@@ -214,14 +213,3 @@ def test_who_differs_is_refused_and_the_others_go_on(group, tmp_path):
   met.config = dataclasses.replace(met.config, seed=1)
   with pytest.raises(checkpoint.RefusedError, match="seed"):
     met.train("oslo")
-
-
-def test_a_method_that_cannot_meet_says_what_to_take():
-  with pytest.raises(ValueError, match="sync.method='allreduce': take"):
-    runs.settings(
-      method="allreduce",
-      sync_interval=None,
-      exchange={"collective": "mailbox"},
-    )
-  with pytest.raises(ValueError, match="needs a place where replicas meet"):
-    Trainer(settings(), pathlib.Path("unused"))

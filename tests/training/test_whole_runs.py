@@ -9,7 +9,7 @@ import pytest
 import dilocox_jax as dx
 from dilocox_jax.config import from_mapping
 from dilocox_jax.config.sections import MeshConfig
-from dilocox_jax.training import evaluation, resume, start
+from dilocox_jax.training import evaluation, resume
 from dilocox_jax.training.checkpoint import Checkpoints
 from tests import runs
 
@@ -214,17 +214,3 @@ def test_a_run_goes_on_with_the_same_losses_on_other_devices(source, name):
   before = losses_before(source)
   for view in ("outer_loss", "mean_loss", "replica_loss"):
     np.testing.assert_allclose(seen[view], before[view], atol=SAME_LOSS, rtol=0)
-
-
-@pytest.mark.slow
-def test_twice_as_many_replicas_start_from_the_outer_parameters(
-  source, tmp_path
-):
-  mesh = MeshConfig(num_replicas=4, layout="mesh", num_stages=2)
-  config = config_on(mesh, checkpoint={"init_from": str(source)})
-  made = runs.trainer(config, tmp_path)
-  state = start.first_state(config, made.programs, "rounds")
-  seen, _ = evaluation.losses(made.programs, state, made.data.validation)
-  before = losses_before(source)["outer_loss"]
-  for view in ("outer_loss", "mean_loss", "replica_loss"):
-    np.testing.assert_allclose(seen[view], before, atol=SAME_LOSS, rtol=0)
