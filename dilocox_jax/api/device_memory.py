@@ -26,8 +26,6 @@ from dilocox_jax.plan.schedule.fragments import BLOCKS, stacked_shape
 
 _FP32_BYTES = 4
 _BYTES = {"float32": 4, "bfloat16": 2}
-# Copies of a device's share that a step makes for a while (fitted).
-_WORKING_COPIES = 1
 # Muon has the gradient and the momentum of a layer whole at the same time. A
 # third copy would be 3.3 GiB above a program of 107 billion parameters.
 _WHOLE_COPIES = 2
@@ -160,8 +158,8 @@ def step_bytes(config: RunConfig, optimizer: str = "") -> int:
   # Gradients and values. A single device has the values already.
   config = on_platform(config, "gpu")  # A laptop needs no such estimate.
   width = _BYTES[config.model.compute_dtype] if config.mesh.is_divided else 0
-  working = _WORKING_COPIES * share_bytes(shape, config.division)
-  held = (_FP32_BYTES + width) * held + working
+  # And a share on its way, of which one is what compiled programs show.
+  held = (_FP32_BYTES + width) * held + share_bytes(shape, config.division)
   whole = _whole_layers_bytes(config, layers // shape.num_layers)
   is_muon = (optimizer or config.inner.optimizer) == "muon"
   # An optimizer begins when all activations are gone.

@@ -243,16 +243,17 @@ def are_finite(values: Tree) -> Boolean:
   """Returns whether all values are finite, read from few joined arrays.
 
   With a flag for each leaf, XLA lets each leaf of the result read all flags by
-  itself: a program of 500 leaves has 250,000 operations that way. What devices
-  divide is read as it is, since joining it would collect it on every device.
+  itself: a program of 500 leaves has 250,000 operations that way. Leaves that
+  stay alone are read as they are: to flatten what devices divide would collect
+  it on every device.
   """
   leaves = jax.tree.leaves(values)
-  if current_division().num_devices > 1:
-    return all_finite(leaves)
   groups = alike([x.shape for x in leaves], [x.dtype for x in leaves])
   return all_finite(
     [
       jnp.concatenate([leaves[number].reshape(-1) for number in group])
+      if len(group) > 1
+      else leaves[group[0]]
       for group in groups
     ]
   )
