@@ -8,13 +8,14 @@ r"""Computes what a run would cost on given links, without running it.
 DiLoCoX of 1.3 billion parameters fits into its devices, and is some 32 times as
 fast as AllReduce (its paper has 32). A cluster is a preset (--cluster=help) or
 a JSON file such as experiments/clusters/example.json. This compares all
-methods, and writes down the flags of those that fit into the devices:
+methods, and writes a config that `train` takes for each that fits:
 
   python -m experiments.simulate --workdir=runs/methods --methods=all \
     --config.model.preset=llama_1_1b --config.data.batch_size=256 \
     --config.data.sequence_length=1024 --cluster=200mbit --memory='80 GB'
 """
 
+import math
 import shutil
 import textwrap
 
@@ -60,6 +61,8 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "memory", None, "Memory of a device, e.g. '80 GB'; else the cluster's."
   )
+  text = "Tokens of a run, in place of total_steps, e.g. 20e9."
+  flags.DEFINE_float("tokens", None, text, lower_bound=1.0)
 
 
 def main(values: flags.FlagValues) -> None:
@@ -79,6 +82,10 @@ def main(values: flags.FlagValues) -> None:
     memory = values.memory and parse_quantity(values.memory, SIZE, "--memory")
     require(memory is None or memory > 0, "--memory must be above 0")
     config = command_line.run_config(values.config)
+    if values.tokens:
+      step_tokens = config.tokens_per_replica_step * config.mesh.num_replicas
+      values.config.total_steps = math.ceil(values.tokens / step_tokens)
+      config = command_line.run_config(values.config)
     args = config, values.cluster, options, memory
     if values.methods == "all":
       found = method_plans.compare_methods(*args)

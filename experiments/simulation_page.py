@@ -3,16 +3,16 @@
 import dataclasses
 import math
 import pathlib
-import shlex
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from rich.console import Console
 
 from dilocox_jax.api.method_plans import MethodPlan
-from dilocox_jax.checks import flat
-from dilocox_jax.config import RunConfig
+from dilocox_jax.config.sections import InnerConfig
 from dilocox_jax.metrics.lines import write_json
+from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.report import units
 from dilocox_jax.report.page import write_page
 from dilocox_jax.report.tables import (
@@ -139,7 +139,7 @@ def _notes(plan: MethodPlan) -> Iterator[str]:
 def report_methods(
   plans: Sequence[MethodPlan], refused: Mapping[str, str], workdir: pathlib.Path
 ) -> None:
-  """Prints the table of every method, and writes the page.
+  """Prints the table; writes the page, and a config of each plan that fits.
 
   Args:
     plans: Plans, the best first.
@@ -150,16 +150,13 @@ def report_methods(
   header, cells = header_and_cells([_row(plan) for plan in plans])
   against = {p.config.sync.method: p.reason for p in plans if not p.fits}
   reasons = [f"{who}: {why}" for who, why in {**against, **refused}.items()]
+  paths = [_write(plan, workdir) for plan in plans if plan.fits]
   lines = [
     "Speeds and bytes are simulated, memory is estimated; nothing was measured."
     " Nothing is said about losses: see docs/results.md.",
     *("", *markdown_table(header, cells), "", "## Ruled out", ""),
     *([f"- {reason}" for reason in reasons] or ["Nothing."]),
-    *("", "## Flags", ""),
-    "For `experiments.train` in every process of all clusters, beside those of"
-    " `--distributed` (docs/clusters.md). Text, learning rate and number of"
-    " steps are yours to set.",
-    *("", *(f"    {_flags(plan.config)}" for plan in plans if plan.fits)),
+    *("", "## Configs", "", *(f"- `{path}`" for path in paths)),
   ]
   page = write_page(workdir, title, lines, own_command())
   # The terminal has no room for the last column.
@@ -170,9 +167,41 @@ def report_methods(
   console.print(table)
   for reason in reasons:
     console.print(f"ruled out: {reason}", highlight=False, soft_wrap=True)
-  if not any(plan.fits for plan in plans):
-    print("no method fits: take more devices, or a smaller batch or model")
-  print(f"report, with the flags of each that fits: {page}")
+  advice = "no method fits: take more devices, or a smaller batch or model"
+  print(_start(plans[0], paths[0]) if paths else advice)
+  print(f"report: {page}")
+
+
+def _write(plan: MethodPlan, workdir: pathlib.Path) -> str:
+  """Writes the config of a plan; returns what follows --config=."""
+  config, values = plan.config, plan.config.to_mapping()
+  is_unset = config.inner.learning_rate == InnerConfig.learning_rate
+  if is_unset and config.inner.optimizer == "adamw":
+    # A line through table 2.1 of Brown et al., 2020 (recalled).
+    scale = (parameter_count(config.model.shape) / 125e6) ** (-1 / 3)
+    values["inner"]["learning_rate"] = float(f"{6e-4 * scale:.2g}")
+  path = workdir / f"{config.sync.method}.json"
+  write_json(path, values)
+  return f"experiments/configs/default.py:{path}"
+
+
+def _start(plan: MethodPlan, config: str) -> str:
+  """Returns the command that trains a plan, and where it runs."""
+  mesh, cluster = plan.config.mesh, plan.setup.link_costs.cluster
+  sites = [cluster.site(rank).name for rank in range(cluster.num_replicas)]
+  numbers = ", ".join(f"{rank} at {name}" for rank, name in enumerate(sites))
+  where = (
+    f"{plan.config.sync.method}, {plan.config.total_steps:,} steps (--tokens):"
+    f" N is {numbers}, HOST a machine at {sites[0]}, and every process sees"
+    f" {mesh.num_stages * mesh.num_data_shards} devices and /shared (if not:"
+    " docs/clusters.md). Choose the text (data.glob) and a learning rate."
+  )
+  return (
+    f"{textwrap.fill(where, 80)}\n\n"
+    f"  python -m experiments.train --config={config} \\\n"
+    "    --workdir=/shared/run --distributed --coordinator=HOST:9876 \\\n"
+    f"    --num_processes={len(sites)} --process_id=N\n"
+  )
 
 
 def _row(plan: MethodPlan) -> dict[str, str]:
@@ -191,13 +220,3 @@ def _row(plan: MethodPlan) -> dict[str, str]:
     f"tau={schedule.overlap_steps}, {config.exchange.codec}, "
     f"stages {mesh.num_stages}",
   }
-
-
-def _flags(config: RunConfig) -> str:
-  """Returns the flags that make the config out of the default one."""
-  defaults = flat(RunConfig().to_mapping())
-  return shlex.join(
-    f"--config.{name}={value}"
-    for name, value in flat(config.to_mapping()).items()
-    if value != defaults[name]
-  )

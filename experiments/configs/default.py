@@ -5,6 +5,9 @@ Every field, and what it means, stands in `dilocox_jax/config/sections.py` and
 method brings its own codec, optimizers and feedback, all of which can be set
 too: --config.sync.method=muloco --config.exchange.codec="int(bits=4)".
 
+A file of values, such as the config.json of a run, follows a colon:
+--config=experiments/configs/default.py:runs/default/config.json.
+
 Claim: none. Cost: two minutes on two CPU cores.
 
     python -m experiments.train --config=experiments/configs/default.py \
@@ -12,6 +15,8 @@ Claim: none. Cost: two minutes on two CPU cores.
 """
 
 import dataclasses
+import json
+import pathlib
 import typing
 
 from ml_collections import config_dict
@@ -19,13 +24,18 @@ from ml_collections import config_dict
 from dilocox_jax.config import RunConfig
 
 
-def get_config() -> config_dict.ConfigDict:
+def get_config(path: str = "") -> config_dict.ConfigDict:
   """Returns every field at its default; no other field can be set.
 
   Fields that follow from `config.sync.method` are unset (None) in here.
+
+  Args:
+    path: JSON file of other values, as a run's config.json; "" for none.
   """
   config = _section(RunConfig)
   config.lock()
+  if path:
+    config.update(json.loads(pathlib.Path(path).read_text()))
   return config
 
 

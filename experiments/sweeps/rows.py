@@ -8,7 +8,6 @@ line has the same config and the same text.
 import collections
 import csv
 import dataclasses
-import io
 import json
 import math
 import pathlib
@@ -23,6 +22,7 @@ from dilocox_jax.metrics.lines import (
   write_atomically,
 )
 from dilocox_jax.report.run import LoadedRun
+from dilocox_jax.report.tables import csv_table
 from experiments.sweeps.runs import SweepRun
 
 
@@ -163,8 +163,9 @@ class Rows:
     self._keep(curve)
     self.runs[row.digest, row.corpus] = row
     points = [point for each in self._curves.values() for point in each]
-    _write(_curves_path(self.path), CurveRow, points)
-    _write(self.path, RunRow, list(self.runs.values()))
+    curves = _curves_path(self.path)
+    for path, rows in ((curves, points), (self.path, self.runs.values())):
+      write_atomically(path, csv_table([*map(dataclasses.asdict, rows)]))
 
   def _keep(self, points: Sequence[CurveRow]) -> None:
     # A run that was killed between two writes is trained again, and then its
@@ -229,17 +230,6 @@ def overrides_of(row: RunRow) -> Mapping[str, Any]:
 
 def _curves_path(path: pathlib.Path) -> pathlib.Path:
   return path.with_name(f"{path.stem}_curves.csv")
-
-
-def _write(
-  path: pathlib.Path, kind: type[RowType], rows: Sequence[RowType]
-) -> None:
-  text = io.StringIO()
-  names = [field.name for field in dataclasses.fields(kind)]
-  writer = csv.DictWriter(text, names, lineterminator="\n")
-  writer.writeheader()
-  writer.writerows([dataclasses.asdict(row) for row in rows])
-  write_atomically(path, text.getvalue())
 
 
 def _read(path: pathlib.Path, kind: type[RowType]) -> list[RowType]:

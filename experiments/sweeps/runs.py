@@ -18,7 +18,7 @@ from typing import Any
 
 from dilocox_jax.checks import check_path, flat, in_front, known, require
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig, from_mapping
-from dilocox_jax.config.recipes import DEFAULTS, RECIPES
+from dilocox_jax.config.recipes import DEFAULTS
 
 # Fields of a sweep's config. `clocks`, `baseline`, `baselines`, `target_loss`,
 # `front` and `notes` are about its page, and so is `judged`: whether its losses
@@ -58,35 +58,15 @@ class SweepRun:
   def overrides(self) -> dict[str, Any]:
     """Values that make the config, by dotted name.
 
-    A value is left out only if it is the default and nothing else that is set
-    here would change it.
+    Those that other fields may decide (the method, the length of the run) are
+    among them, also where they are defaults.
     """
-    default, decided = flat(RunConfig().to_mapping()), self._decided
+    decided = dict.fromkeys((*DEFAULTS, "inner.warmup_steps"))
+    default = flat(RunConfig().to_mapping()) | decided
     return {
       path: value
       for path, value in flat(self.config.to_mapping()).items()
-      if value != default[path] or value != decided[path]
-    }
-
-  @property
-  def _decided(self) -> dict[str, Any]:
-    """The config in which only the fields are set that decide others.
-
-    The method and the codec set defaults of other fields, and the length of the
-    run sets the default of its warm-up.
-    """
-    sync, codec = self.config.sync, self.config.exchange.codec
-    deciding_fields = {
-      "total_steps": self.config.total_steps,
-      "sync": {"method": sync.method},
-      "exchange": {"codec": codec},
-    }
-    return flat(from_mapping(deciding_fields).to_mapping()) | {
-      "total_steps": RunConfig().total_steps,
-      "sync.method": RunConfig().sync.method,
-      "exchange.codec": {**DEFAULTS, **RECIPES.get(sync.method, {})}[
-        "exchange.codec"
-      ],
+      if value != default[path]
     }
 
   @functools.cached_property
@@ -182,16 +162,14 @@ def changes(runs: Sequence[SweepRun]) -> dict[str, str]:
     runs: Runs of a sweep.
   """
   default = flat(RunConfig().to_mapping())
-  by_name = {run.name: run.overrides for run in reversed(runs)}
-  paths = dict.fromkeys(path for own in by_name.values() for path in own)
+  by_name = {run.name: flat(run.config.to_mapping()) for run in reversed(runs)}
   varied = [
     path
-    for path in paths
-    if path != "seed"
-    and len({str(own.get(path, default[path])) for own in by_name.values()}) > 1
+    for path in default
+    if path != "seed" and len({str(own[path]) for own in by_name.values()}) > 1
   ]
   return {
-    name: _words({path: own[path] for path in varied if path in own})
+    name: _words({p: own[p] for p in varied if own[p] != default[p]})
     for name, own in by_name.items()
   }
 

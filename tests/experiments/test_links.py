@@ -57,7 +57,8 @@ def test_links_carry_their_rates_and_nothing_stays_behind(user, monkeypatch):
     pids = list(network._pids.values())
     assert len(pids) == 3 and all(map(is_running, pids))
     network.throttle(0, Link(10e6, 40e6, 0.0))
-    with pytest.raises(UsageError, match=r"node 1 to node 0 .* ([123]\.9|[24]\.0)"):
+    ratio = r"node 1 to node 0 .* ([123]\.9|[24]\.0)"
+    with pytest.raises(UsageError, match=ratio):
       network.links[0] = Link(20e6, 10e6, 0.0)
       link_check.check(network)
     monkeypatch.setattr(network, "command", lambda node, words: ["false"])

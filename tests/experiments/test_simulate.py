@@ -8,6 +8,7 @@ import shlex
 
 import pytest
 
+from dilocox_jax.report import load_run
 from tests.experiments import programs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -56,17 +57,29 @@ def test_the_first_example_of_the_help_fits(tmp_path):
   assert " fits: " in done.stdout and "32.4 times" in done.stdout
 
 
-def test_all_methods_stand_in_one_table_with_flags_of_theirs(tmp_path):
-  plan = ["--methods=all", "--cluster=100mbit", "--memory=1 GB"]
+def test_all_methods_stand_in_one_table_and_their_configs_run(tmp_path):
+  links = tmp_path / "ours.json"
+  links.write_text(
+    '{"name": "ours", "every_site": {"num_devices": 1, "up": "9 Mbit/s", '
+    '"down": "9 Mbit/s"}, "sites": [{"name": "Rome"}, {"name": "Oslo"}]}'
+  )
+  plan = [f"--cluster={links}", "--methods=all", "--memory=1 GB"]
+  plan += ["--config.data.batch_size=1", "--config.model.preset=nano"]
+  plan += ["--config.sync.sync_interval=16", "--tokens=3000"]
   done = simulate(*plan, f"--workdir={tmp_path / 'all'}")
   assert done.returncode == 0, done.stderr
-  lines = done.stdout.splitlines()
+  lines = done.stdout.partition("ruled out")[0].splitlines()
   speeds = {x.split()[0]: x.split()[1] for x in lines if "x " in x}
   assert speeds.keys() >= {"allreduce", "dilocox", "overlap_loco", "muloco"}
-  assert max(map(len, lines[:-1])) <= 80
-  page = (tmp_path / "all" / "report.md").read_text()
-  (flags,) = re.findall("    (.*--config.sync.method=muloco .*)", page)
-  again = simulate(
-    "--cluster=100mbit", *shlex.split(flags), f"--workdir={tmp_path / 'one'}"
+  assert max(map(len, lines)) <= 80 and "0 at Rome, 1 at Oslo" in done.stdout
+  assert "default.py:" in done.stdout and "--process_id=N" in done.stdout
+  path = tmp_path / "all" / "diloco.json"
+  config = f"--config={ROOT / 'experiments/configs/default.py'}:{path}"
+  again = simulate(plan[0], config, f"--workdir={tmp_path / 'one'}")
+  assert f" {speeds['diloco']}, 2 replicas" in again.stdout
+  trained = programs.run(
+    "train", config, "--sample_tokens=0", f"--workdir={tmp_path / 'run'}"
   )
-  assert f" {speeds['muloco']} " in again.stdout
+  assert trained.returncode == 0, trained.stderr
+  # Two replicas see 256 tokens in a step.
+  assert load_run(tmp_path / "run").steps == 12

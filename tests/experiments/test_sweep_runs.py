@@ -84,9 +84,10 @@ def test_a_mistake_is_one_line_before_anything_runs(sweep, message):
   "given",
   [
     {"sync.method": "dilocox", "total_steps": 180},
-    {"sync.method": "muloco", "seed": 3},
+    {"sync.method": "muloco", "seed": 3, "inner.optimizer": "adamw"},
     {"sync.method": "allreduce", "inner.warmup_steps": 0},
     {"sync.method": "overlap_loco", "sync.sync_interval": 16},
+    {"model.preset": "llama_1_1b", "exchange.codec": "low_rank(rank=256)"},
   ],
 )
 def test_overrides_make_the_same_run_again(given):
@@ -96,7 +97,7 @@ def test_overrides_make_the_same_run_again(given):
   from_flags = dict(
     flag.removeprefix("--config.").split("=", 1) for flag in run.arguments
   )
-  assert from_flags["sync.method"] == given["sync.method"]
+  assert all(from_flags[path] == str(value) for path, value in given.items())
 
 
 @pytest.mark.parametrize(
