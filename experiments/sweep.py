@@ -4,9 +4,9 @@ r"""Trains many runs from one config, and compares what they found.
     --config=experiments/configs/compression.py \
     --config.base.total_steps=200
 
-A sweep is a grid of fields, or a list of runs with names, fields and seeds.
-Every run is a process of its own, on this machine or on Slurm (--slurm). A
-finished run is a line of
+These are twenty runs, ten minutes on two CPU cores. A sweep is a grid of
+fields, or a list of runs with names, fields and seeds (docs/commands.md), here
+or on Slurm (--slurm), each a process of its own. A finished run is a line of
 WORKDIR/NAME.csv, its evaluations are lines of WORKDIR/NAME_curves.csv. The same
 command again keeps what is finished, goes on with what was interrupted and
 tries again what failed. Sweeps whose rows are committed begin with them:

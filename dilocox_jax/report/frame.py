@@ -210,7 +210,8 @@ class Frame:
 
   def fewer_bytes(self, setting: Setting) -> float:
     """Returns bytes of the baseline over the setting's own; NaN for neither."""
-    base = self.base(setting)
+    is_base = setting.name == setting.baseline
+    base = setting if is_base else self.base(setting)
     most = base.sent_bytes if base else setting.fp32_bytes
     return most / setting.sent_bytes if setting.sent_bytes else math.nan
 

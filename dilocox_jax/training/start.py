@@ -112,7 +112,7 @@ def _source_config(source: pathlib.Path) -> RunConfig:
   except ValueError as error:
     raise RefusedError(f"{path} is not a run's config: {error}") from error
   if not (source / FOLDER).is_dir():
-    raise RefusedError(f"checkpoint.init_from={source} has no checkpoints")
+    raise RefusedError(f"{source} has no checkpoints, as the runs of a sweep")
   return config
 
 

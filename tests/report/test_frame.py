@@ -80,17 +80,20 @@ def test_a_loss_is_reached_between_two_evaluations(losses, target, seconds):
 
 def test_a_table_has_means_errors_and_times():
   some = frame(*BOTH.settings, setting("late", [5.0], 10), target=2.1)
-  rows = tables.table(some, ("run", "loss", "gap", "sent bytes"), clock=CLOCK)
+  columns = ("run", "loss", "gap", "sent bytes", "fewer bytes")
+  rows = tables.table(some, columns, clock=CLOCK)
   assert rows[1] == {
     "run": "diloco",
     "loss": "3.0500 ± 0.9900",
     "gap": "+1.67 ± 1.00 %",
     "sent bytes": "1.00 kB",
+    "fewer bytes": "8.00x",
     "utilisation": "50.0 %",
     "simulated time": "1.67 min",
     "to loss 2.1": "1 of 2 seeds",
   }
-  assert rows[0]["gap"] == "-" and rows[-1]["run"] == "late (1 of 2 seeds)"
+  assert rows[0]["gap"] == "-" and rows[0]["fewer bytes"] == "1.00x"
+  assert rows[-1]["run"] == "late (1 of 2 seeds)"
   assert rows[-1]["to loss 2.1"] == "not reached"
 
 
