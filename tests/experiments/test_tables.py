@@ -4,16 +4,9 @@ import csv
 
 import pytest
 
-from experiments.tables import (
-  dilocox,
-  streaming_diloco,
-  table,
-  utilisation,
-)
+from experiments.tables import dilocox, streaming_diloco, table, utilisation
 from experiments.tables.dilocox import PaperRuns
-from experiments.tables.runs import (
-  GOODPUT,
-)
+from experiments.tables.runs import GOODPUT
 from experiments.tables.table import Fit, load_published
 from tests.experiments import programs
 
@@ -162,9 +155,6 @@ def test_the_tables_of_streaming_diloco_are_reproduced():
   differing = sum(" / " in cell for cells in made.cells for cell in cells)
   assert differing == 75 - steps.count(0)
   assert max(abs(row.relative_error) for row in hours.rows[:3]) < 0.03
-
-
-# Rounds in their steady state.
 
 
 # What the program writes and shows.

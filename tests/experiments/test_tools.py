@@ -7,11 +7,7 @@ import pytest
 
 from dilocox_jax.config import from_mapping
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
-from experiments.tools import (
-  bench,
-  bench_inner,
-  bench_torch,
-)
+from experiments.tools import bench, bench_inner, bench_torch
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 SMALL = {

@@ -8,10 +8,7 @@ import pytest
 from rich.console import Console
 
 from dilocox_jax.report import tables
-from dilocox_jax.report.frame import (
-  Frame,
-  Setting,
-)
+from dilocox_jax.report.frame import Frame, Setting
 from tests.report.frames import (
   ALLREDUCE,
   BOTH,
