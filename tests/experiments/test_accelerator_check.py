@@ -13,6 +13,7 @@ from experiments.tools.bench_programs import BOUNDS
 from tests.experiments import programs
 
 
+@pytest.mark.slow
 def test_every_figure_is_kept_with_its_bound(tmp_path):
   done = programs.run(
     "tools.accelerator_check", f"--out={tmp_path}", "--minutes=0.1"

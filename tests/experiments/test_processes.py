@@ -139,12 +139,10 @@ def test_a_killed_run_continues_to_the_same_bits(
   assert_same_run(tmp_path, whole(method))
 
 
+@slow
 @pytest.mark.parametrize(
   ("number", "method"),
-  [
-    (signal.SIGINT, "diloco"),
-    pytest.param(signal.SIGTERM, "dilocox", marks=slow),
-  ],
+  [(signal.SIGINT, "diloco"), (signal.SIGTERM, "dilocox")],
 )
 def test_a_signal_saves_at_the_next_boundary_and_loses_nothing(
   number, method, whole, tmp_path
