@@ -15,9 +15,8 @@ COMPILED ?= diloco_opt_1_3b@v5e:4x4 dilocox_opt_1_3b@v5e:4x4 \
   streaming_opt_1_3b@v5e:4x4 allreduce_107b@v5p:4x4x8 \
   dilocox_107b@v5p:4x4x8 dilocox_107b_16x8@v5p:4x4x8 \
   overlap_loco_107b@v5p:4x4x8
-# So does PyTorch, which is large: a benchmark needs it, and so do comparisons
-# with the library transformers.
-PEERS := build/peers
+# So does PyTorch, which is large: comparisons with it and with the library
+# transformers need it.
 TRANSFORMERS := build/transformers
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 CONSTRAINTS := $(wildcard constraints/py$(subst .,,$(VERSION)).txt)
@@ -29,7 +28,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
 WANTED := $(VERSION) $(CURDIR)
 FOUND := $(shell $(RUN) -c 'import sys; print(open(sys.prefix + "/.installed").read())' 2>/dev/null)
 
-.PHONY: help install quickstart ablation convergence tables reproduce compile-report lint format test check check-transformers mutations docs bench bench-peers pins clean FORCE
+.PHONY: help install quickstart ablation convergence tables reproduce compile-report lint format test check check-transformers mutations docs bench pins clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -79,7 +78,7 @@ check: $(STAMP) ## Every test, the slow tier too, compiled as users compile
 	DILOCOX_JAX_COMPILE=full $(RUN) -m pytest $(PYTEST_ARGS) -m ''
 
 check-transformers: $(TRANSFORMERS)/.installed ## Logits and sizes beside the library transformers
-	$(TRANSFORMERS)/bin/python -m pytest tests/models/test_weights.py tests/api/test_adapters.py
+	$(TRANSFORMERS)/bin/python -m pytest tests/models/test_weights.py tests/api/test_adapters.py tests/experiments/test_tools.py
 
 mutations: install ## Change the core in 200 places, and list what no test notices (hours)
 	$(RUN) -m tests.mutants
@@ -94,9 +93,6 @@ bench: install ## Measure rounds, codecs and inner steps on this machine
 	$(RUN) -m experiments.tools.bench round --workdir=runs/bench
 	$(RUN) -m experiments.tools.bench codecs --workdir=runs/bench --repeats=21
 	$(RUN) -m experiments.tools.bench inner --workdir=runs/bench
-
-bench-peers: $(PEERS)/.installed ## Rounds beside PyTorch's, eager and compiled
-	$(PEERS)/bin/python -m experiments.tools.bench peers --workdir=runs/bench
 
 pins: ## Renew the constraint file of this Python version
 	@$(check-python)

@@ -16,7 +16,6 @@ import numpy as np
 
 import dilocox_jax as dx
 from dilocox_jax.api.device_memory import device_memory
-from dilocox_jax.checks import extra_package
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
 from experiments.tools import bench, bench_inner, bench_programs, bench_torch
@@ -127,8 +126,7 @@ def torch_steps(sizes: Sizes, ours: Mapping[str, float]) -> Figures:
 
 def _torch_step_s(config: RunConfig, repeats: int) -> float:
   """Seconds of one step of PyTorch: bf16, flash attention, fused AdamW."""
-  torch: Any = extra_package("torch", "this comparison", "peers")
-
+  torch = bench_torch.torch()
   device = "cuda" if torch.cuda.is_available() else "cpu"
   shape, data = config.model.shape, config.data
   params = _torch_params(shape, device)

@@ -3,14 +3,12 @@
   python -m experiments.tools.bench round --workdir=runs/bench
   python -m experiments.tools.bench codecs --workdir=runs/bench --repeats=21
   python -m experiments.tools.bench inner --workdir=runs/bench --config=...
-  python -m experiments.tools.bench peers --workdir=runs/bench
 
-`round`, `codecs` and `peers` compare the times of programs. The speed of a
+`round` and `codecs` compare the times of programs. The speed of a
 machine changes over time, so two programs run in turn many times, and the
 median of the ratios of neighbouring times is reported. `inner` reports tokens a
 second, utilisation and memory of inner steps of the config --config; no other
-bench reads the config. `peers` compares rounds with PyTorch's, which has to be
-installed (`make bench-peers`). Results go to WORKDIR/bench_NAME.json and to the
+bench reads the config. Results go to WORKDIR/bench_NAME.json and to the
 terminal.
 """
 
@@ -26,7 +24,7 @@ from rich.progress import track
 
 from experiments.runtime import command_line
 
-BENCHES = ("round", "codecs", "inner", "peers")
+BENCHES = ("round", "codecs", "inner")
 TimedProgram = Callable[[], object]
 
 
@@ -132,13 +130,11 @@ def main(values: flags.FlagValues) -> None:
 
 
 def _ratios(name: str) -> list[Ratio]:
-  from experiments.tools import bench_programs, bench_torch
+  from experiments.tools import bench_programs
 
-  return {
-    "round": bench_programs.round_ratios,
-    "codecs": bench_programs.codec_ratios,
-    "peers": bench_torch.peer_ratios,
-  }[name]()
+  if name == "round":
+    return bench_programs.round_ratios()
+  return bench_programs.codec_ratios()
 
 
 def _machine() -> dict[str, str]:

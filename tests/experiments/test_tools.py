@@ -1,15 +1,19 @@
 """Tools: paired ratios, rates of steps, links beside their predictions."""
 
-import importlib.util
 import itertools
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from dilocox_jax.config import from_mapping
+from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
+from dilocox_jax.training import build
+from dilocox_jax.trees import leaves_by_path
 from experiments.tools import bench, bench_inner, bench_torch
 
-HAS_TORCH = importlib.util.find_spec("torch") is not None
 SMALL = {
   "data": {"batch_size": 4, "sequence_length": 8},
   "model": {"preset": "nano", "scan_unroll": 1},
@@ -70,8 +74,14 @@ def test_rates_follow_from_the_measured_step(mesh, monkeypatch):
   assert found["argument_bytes"] > 2 * 4 * parameters / devices
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_TORCH, reason="make bench-peers installs PyTorch")
-def test_pytorch_trains_the_same_model():
-  # It compares losses of 60 steps itself.
-  assert [ratio.baseline() for ratio in bench_torch.peer_ratios()]
+def test_pytorch_computes_the_same_loss():
+  """Runs in `make check-transformers`, which installs PyTorch."""
+  torch = pytest.importorskip("torch")
+  model = build.programs(from_mapping(SMALL)).model
+  params, tokens = model.init(jax.random.key(0)), jnp.arange(18).reshape(2, 9)
+  theirs = bench_torch.peer_loss(MODEL_PRESETS["nano"], 8)
+  copies = bench_torch.peer_params(
+    leaves_by_path(jax.tree.map(np.array, params))
+  )
+  found = theirs(copies, torch.tensor(np.array(tokens), dtype=torch.int64))
+  assert float(found) == pytest.approx(model.loss(params, tokens), abs=1e-4)
