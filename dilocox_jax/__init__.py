@@ -24,7 +24,7 @@ _HOMES = {
   "Encoder": "codecs.base",
   "Event": "plan.schedule.sync_schedule",
   "LossModel": "models.loss",
-  "Lora": "models.adapters",
+  "Lora": "plan.model.adapters",
   "LostError": "meeting.agreement",
   "Mailbox": "meeting.mailbox",
   "MailboxRules": "meeting.members",

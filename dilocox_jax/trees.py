@@ -4,7 +4,8 @@ Dimension letters in all modules: B batch, L length, D model, N heads,
 K head width, F feed-forward, V vocabulary, S stages, M replicas, R rank.
 """
 
-from collections.abc import Callable, Generator, Mapping
+import hashlib
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -63,6 +64,20 @@ def kinds_by_path(tree: Tree) -> dict[str, str]:
   """Returns dtype and shape of each leaf by its path, e.g. "int32[8, 16]"."""
   kinds = {p: jax.typeof(leaf) for p, leaf in leaves_by_path(tree).items()}
   return {p: f"{kind.dtype}{list(kind.shape)}" for p, kind in kinds.items()}
+
+
+def tree_digest(trees: Iterable[Tree], name: str) -> str:
+  """Returns 16 hex digits that name trees of arrays.
+
+  Args:
+    trees: The trees, in order.
+    name: What else the digest depends on.
+  """
+  whole = hashlib.sha256(name.encode())
+  for leaf in jax.tree.leaves(list(trees)):
+    whole.update(f"{leaf.dtype}{leaf.shape}".encode())
+    whole.update(np.ascontiguousarray(leaf).tobytes())
+  return whole.hexdigest()[:16]
 
 
 def check_trainable(params: Tree, may_differ: bool = False) -> None:

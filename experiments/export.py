@@ -3,8 +3,9 @@
   python -m experiments.export --run=runs/x --workdir=exported
 
 The folder then has config.json and model.safetensors, in the form that OPT,
-Llama or Qwen2 has in `transformers`, whichever the model's options are. It
-needs the extra `weights`. A run starts from such a folder with
+Llama or Qwen2 has in `transformers`, whichever the model's options are. Of a
+run that trained adapters (--config.lora.rank) it has the adapters, in the form
+of `peft`. It needs the extra `weights`. A run starts from a checkpoint with
 --config.checkpoint.init_from.
 """
 
@@ -25,17 +26,15 @@ def main(values: flags.FlagValues) -> None:
   own_parts.register_parts(values.parts)
   workdir = command_line.writable(values.workdir, "export")
   import dilocox_jax as dx
-  from dilocox_jax.models import weights
-  from dilocox_jax.plan.model.shapes import parameter_count
 
-  try:
+  kinds = ValueError, RuntimeError, OSError
+  with command_line.usage_errors(kinds=kinds):
     run = dx.load(values.run)
-    shape = run.config.model.shape
-    weights.family_of(shape)  # This takes no time, reading the run does.
-    family = weights.write_checkpoint(workdir, shape, run.params)
-  except (ValueError, RuntimeError, OSError) as error:
-    raise command_line.UsageError(error) from error
-  print(f"{family}, {parameter_count(shape):,} parameters: {workdir}")
+    family, kind = run.export(workdir), ""
+  if run.config.lora.rank:
+    kind = "adapters of "
+  count = run.metrics.record["parameter_count"]
+  print(f"{kind}{family}, {count:,} parameters: {workdir}")
 
 
 if __name__ == "__main__":

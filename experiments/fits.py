@@ -62,17 +62,21 @@ def _estimate(config: RunConfig, memory_bytes: float) -> None:
   from dilocox_jax.report.units import human_bytes, human_share
 
   shape, length = config.model.shape, config.data.sequence_length
-  leaves = shapes.parameter_shapes(shape)
+  trained, whole = config.trained_shapes, shapes.parameter_shapes(shape)
+  leaves = {**whole, **trained}
   rows = [(p, str(x), f"{math.prod(x):,}") for p, x in leaves.items()]
-  rows.append(("all", "", f"{shapes.parameter_count(shape):,}"))
+  for name, summed in {"all": whole, "trained": trained}.items():
+    rows.append((name, "", f"{sum(map(math.prod, summed.values())):,}"))
   console, header = Console(), ("leaf", "shape", "parameters")
   console.print(terminal_table(header, rows, (0, 1)))
   flops = shapes.flops_per_token(shape, length)
   print(f"{flops:.4g} FLOPs a token of training (L = {length})")
-  stacked = 1 if config.mesh.is_divided else config.mesh.num_replicas
+  stacked = 1 if config.mesh.layout == "mesh" else config.num_local_replicas
   memory = device_memory(config)
-  needed, has = stacked * memory.total, human_bytes(memory_bytes)
+  own, has = memory.state + memory.step, human_bytes(memory_bytes)
+  needed = memory.frozen + stacked * own
   sizes = {
+    "frozen, for all replicas (derived)": memory.frozen,
     "kept between steps (derived)": stacked * memory.state,
     "a step beside it (estimated)": stacked * memory.step,
     "needed": needed,

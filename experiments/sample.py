@@ -91,7 +91,7 @@ def add_sample(
   drawn = {"temperature": temperature, "top_p": top_p}
   draw = functools.partial(generate, model, num_tokens=num_tokens, **drawn)
   found = jax.jit(draw)(
-    run.params, tokens[None].astype(np.int32), key=jax.random.key(seed)
+    run.model, tokens[None].astype(np.int32), key=jax.random.key(seed)
   )
   written = tokenizer.decode(np.concatenate([tokens, np.asarray(found)[0]]))
   write_atomically(run.workdir / report.SAMPLE, written)

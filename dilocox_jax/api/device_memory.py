@@ -13,7 +13,6 @@ values and has no gradients, so it needs less than a step.
 """
 
 import dataclasses
-import functools
 import math
 
 from dilocox_jax.codecs.base import Codec
@@ -22,7 +21,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
-from dilocox_jax.plan.schedule.fragments import BLOCKS, stacked_shape
+from dilocox_jax.plan.schedule.fragments import BLOCKS, Shapes, stacked_shape
 
 _FP32_BYTES = 4
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -39,15 +38,17 @@ class DeviceMemory:
   Attributes:
     state: What is kept between steps.
     step: What a step needs beside it, estimated.
+    frozen: Parameters that are not trained, once for all replicas of a device.
   """
 
   state: int
   step: int
+  frozen: int = 0
 
   @property
   def total(self) -> int:
     """All of it."""
-    return self.state + self.step
+    return self.state + self.step + self.frozen
 
 
 def device_memory(config: RunConfig) -> DeviceMemory:
@@ -59,10 +60,13 @@ def device_memory(config: RunConfig) -> DeviceMemory:
   Args:
     config: Config of the run.
   """
-  shape, division = config.model.shape, config.division
-  state = num_copies(config) * share_bytes(shape, division)
-  factors = factor_bytes(shape, division, config.exchange.named_codec)
-  return DeviceMemory(round(state) + factors, step_bytes(config))
+  shapes, division = config.trained_shapes, config.division
+  state = num_copies(config) * share_bytes(shapes, division)
+  factors = factor_bytes(shapes, division, config.exchange.named_codec)
+  frozen = 0
+  if config.lora.rank:
+    frozen = share_bytes(parameter_shapes(config.model.shape), division)
+  return DeviceMemory(round(state) + factors, step_bytes(config), frozen)
 
 
 def num_copies(config: RunConfig) -> float:
@@ -96,22 +100,20 @@ def optimizer_copies(config: RunConfig) -> float:
   if config.inner.optimizer != "muon":
     return _STATES.get(config.inner.optimizer, 2.0)
   sizes = {
-    path: math.prod(leaf)
-    for path, leaf in parameter_shapes(config.model.shape).items()
+    path: math.prod(leaf) for path, leaf in config.trained_shapes.items()
   }
   layers = sum(n for path, n in sizes.items() if path.startswith(BLOCKS))
   return 2 - layers / sum(sizes.values())
 
 
-def share_bytes(shape: ModelShape, division: Division) -> int:
-  """Returns a device's share of one copy of the parameters (bytes, fp32).
+def share_bytes(shapes: Shapes, division: Division) -> int:
+  """Returns a device's share of one copy of some leaves (bytes, fp32).
 
   Args:
-    shape: Sizes of the model.
+    shapes: Shapes of the leaves by path.
     division: How a replica is divided among its devices.
   """
-  leaves = parameter_shapes(shape).items()
-  return sum(_leaf_bytes(division, path, leaf) for path, leaf in leaves)
+  return sum(_leaf_bytes(division, *leaf) for leaf in shapes.items())
 
 
 def _leaf_bytes(division: Division, path: str, shape: tuple[int, ...]) -> int:
@@ -120,17 +122,16 @@ def _leaf_bytes(division: Division, path: str, shape: tuple[int, ...]) -> int:
   return _FP32_BYTES * math.prod(map(int.__floordiv__, shape, axes))
 
 
-@functools.cache
-def factor_bytes(shape: ModelShape, division: Division, codec: Codec) -> int:
+def factor_bytes(shapes: Shapes, division: Division, codec: Codec) -> int:
   """Returns a device's share of the factors that low rank keeps (bytes).
 
   Args:
-    shape: Sizes of the model.
+    shapes: Shapes of what is sent, by path.
     division: Division of the replica among its devices.
     codec: What is sent; one without shared factors keeps none.
   """
   found = 0
-  for path, sizes in parameter_shapes(shape).items():
+  for path, sizes in shapes.items():
     leaf = stacked_shape(path, sizes)
     if isinstance(codec, LowRank) and factorises(leaf, codec.rank):
       layers, _, columns = leaf
@@ -147,7 +148,7 @@ def step_bytes(config: RunConfig, optimizer: str = "") -> int:
     optimizer: Inner optimizer in place of the config's own; "": that one.
   """
   shape, stages = config.model.shape, config.stage_layers
-  leaves = {p: math.prod(x) for p, x in parameter_shapes(shape).items()}
+  leaves = {p: math.prod(x) for p, x in config.trained_shapes.items()}
   layers = sum(size for p, size in leaves.items() if p.startswith(BLOCKS))
   tables = sum(leaves.values()) - layers
   per_stage = stages.table.shape[1]
@@ -159,7 +160,9 @@ def step_bytes(config: RunConfig, optimizer: str = "") -> int:
   config = on_platform(config, "gpu")  # A laptop needs no such estimate.
   width = _BYTES[config.model.compute_dtype] if config.mesh.is_divided else 0
   # And a share on its way, of which one is what compiled programs show.
-  held = (_FP32_BYTES + width) * held + share_bytes(shape, config.division)
+  held = (_FP32_BYTES + width) * held + share_bytes(
+    config.trained_shapes, config.division
+  )
   whole = _whole_layers_bytes(config, layers // shape.num_layers)
   is_muon = (optimizer or config.inner.optimizer) == "muon"
   # An optimizer begins when all activations are gone.

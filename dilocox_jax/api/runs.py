@@ -2,14 +2,12 @@
 
 import dataclasses
 import functools
-import inspect
 import os
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 from flax import traverse_util
 
@@ -26,14 +24,14 @@ from dilocox_jax.config.run import from_mapping
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.feeds import as_feed
 from dilocox_jax.metrics.lines import RecordError
-from dilocox_jax.models import adapters
-from dilocox_jax.models.adapters import Lora
+from dilocox_jax.models import adapters, weights
 from dilocox_jax.models.handed_in import as_loss_model
+from dilocox_jax.plan.model.adapters import Lora
 from dilocox_jax.plan.schedule.fragments import SLICED
-from dilocox_jax.plan.schedule.methods import METHODS
+from dilocox_jax.plan.schedule.methods import takes
 from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.simulate.analytic import Outcome, run_time
-from dilocox_jax.training import build, resume, start
+from dilocox_jax.training import resume, start
 from dilocox_jax.training.member import Meeting
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.trainer import Trainer
@@ -91,29 +89,43 @@ class Run:
       RefusedError: If there is no checkpoint, or a part that was handed in to
         the run is missing here.
     """
-    resume.check_same_parts(self.metrics.record, self.parts)
-    return start.saved_outer_params(self.workdir, self.parts)
+    resume.check_same_parts(self.metrics.record, self._whole_parts)
+    return start.saved_outer_params(self.workdir, self._whole_parts)
 
-  def export(self, folder: str | os.PathLike) -> None:
-    """Writes the adapters of `Lora` as the library `peft` reads them.
+  @functools.cached_property
+  def _whole_parts(self) -> Parts:
+    """The parts with what is frozen, which is large and only read if used."""
+    return start.with_trainable(self.config, self.parts)
+
+  def export(self, folder: str | os.PathLike) -> str:
+    """Writes what was trained in the form of other libraries.
+
+    The adapters of `Lora` as `peft` reads them, or a whole checkpoint.
 
     Args:
       folder: Folder, which is made if it is missing.
 
+    Returns:
+      Name of the family of checkpoints.
+
     Raises:
-      ValueError: If the run has none, or no such library has the model.
+      ValueError: If no such library has the model.
     """
-    part = self.parts.trainable
-    if part is None or part.lora is None:
-      raise ValueError("export: hand in the trainable=Lora of the run")
-    shape, source = self.config.model.shape, self.config.checkpoint.init_from
-    part.lora.export(pathlib.Path(folder), shape, self.params, source)
+    path, shape = pathlib.Path(folder), self.config.model.shape
+    family = weights.family_of(shape)  # First, as it takes no time.
+    path.mkdir(parents=True, exist_ok=True)
+    if self.config.lora.rank:
+      source = self.config.checkpoint.init_from
+      adapters.export(self.config.lora, path, shape, self.params, source)
+    else:
+      weights.write_checkpoint(path, shape, self.model)
+    return family
 
   @property
   def model(self) -> Any:
     """The module that was handed in, with these parameters, or else they."""
-    given, params, part = self.parts.model, self.params, self.parts.trainable
-    if part:
+    given, params = self.parts.model, self.params
+    if part := self._whole_parts.trainable:
       params = jax.device_put(part.fold(params, part.frozen))
     return given.module(params) if given else params
 
@@ -178,9 +190,18 @@ def train(
     TrainingStoppedError: If a value is not finite.
   """
   parts = _parts(model, loss, data, inner_optimizer, outer_optimizer, exchange)
+  said = {
+    "sync.method": method,
+    "mesh.num_replicas": replicas,
+    "total_steps": steps,
+  }
+  if isinstance(trainable, Lora):
+    require(trainable.rank > 0, "trainable: a Lora needs a rank of at least 1")
+    said |= flat({"lora": vars(trainable)})
+    trainable = None  # The config says it now.
   has_layers = parts.model is None and trainable is None
-  whole = _config(config, method, replicas, steps, has_layers)
-  parts = _with_trainable(parts, trainable, whole)
+  whole = _config(config, said, has_layers)
+  parts = start.with_trainable(whole, parts, trainable)
   clock = None
   if cluster:
     require(
@@ -194,22 +215,15 @@ def train(
     whole, path, "dilocox_jax.train", clock, parts, meeting=meet
   )
   trainer.run()
-  return Run(path, parts)
+  return Run(path, trainer.parts)
 
 
 def _config(
   given: RunConfig | Mapping[str, Any] | None,
-  method: str | None,
-  replicas: int | None,
-  steps: int | None,
+  said: Mapping[str, Any],
   has_layers: bool,
 ) -> RunConfig:
   """Joins a config's sections with what `train` says by itself."""
-  said = {
-    "sync.method": method,
-    "mesh.num_replicas": replicas,
-    "total_steps": steps,
-  }
   said = {path: value for path, value in said.items() if value is not None}
   if not isinstance(given, Mapping | None):
     _check_config(given)
@@ -220,11 +234,8 @@ def _config(
       "pass the config's sections as a mapping"
     )
   values = dict(flat(given or {})) | said
-  name = str(values.get("sync.method"))
-  if not has_layers and name in METHODS:
-    settings = inspect.signature(METHODS[name]).parameters
-    if "fragment_order" in settings:  # All leaves are cut alike.
-      values.setdefault("sync.fragment_order", SLICED[0])
+  if not has_layers and takes(values.get("sync.method", ""), "fragment_order"):
+    values.setdefault("sync.fragment_order", SLICED[0])  # All are cut alike.
   return from_mapping(traverse_util.unflatten_dict(values, sep="."))
 
 
@@ -261,7 +272,7 @@ def load(
   model: Any = None,
   loss: Callable[[Any, Any], Any] | None = None,
   data: Any = None,
-  trainable: Lora | Callable[[str], bool] | None = None,
+  trainable: Callable[[str], bool] | None = None,
   inner_optimizer: optax.GradientTransformation | None = None,
   outer_optimizer: optax.GradientTransformation | None = None,
   exchange: Aggregator | None = None,
@@ -274,7 +285,8 @@ def load(
       likewise the parts below.
     loss: Loss that was handed in.
     data: Data of the same kind; only a module of linen with a loss needs them.
-    trainable: What was trained, if not all.
+    trainable: Function that was handed in and says what was trained; the
+      config says it of adapters.
     inner_optimizer: Inner optimizer that was handed in.
     outer_optimizer: Outer optimizer that was handed in.
     exchange: Exchange that was handed in.
@@ -286,22 +298,10 @@ def load(
   parts = _parts(model, loss, data, inner_optimizer, outer_optimizer, exchange)
   run = Run(pathlib.Path(workdir), parts)
   _ = run.metrics  # A wrong directory is reported here and not at first use.
-  parts = _with_trainable(parts, trainable, run.config)
-  return dataclasses.replace(run, parts=parts)
-
-
-def _with_trainable(parts: Parts, trainable: Any, config: RunConfig) -> Parts:
-  """Adds what is trained of a model, and reads or draws the rest."""
   if trainable is None:
-    return parts
-  source = config.checkpoint.init_from
-  if source:
-    base = start.foreign_params(config, pathlib.Path(source))
-  else:
-    model = parts.model or build.programs(config).model
-    base = jax.jit(model.init)(jax.random.key(config.seed))
-  adaptation = adapters.adapt(trainable, jax.tree.map(np.asarray, base))
-  return dataclasses.replace(parts, trainable=adaptation)
+    return run
+  parts = start.with_trainable(run.config, parts, trainable)
+  return dataclasses.replace(run, parts=parts)
 
 
 def estimate(

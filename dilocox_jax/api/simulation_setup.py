@@ -84,7 +84,8 @@ def set_up(config: RunConfig, cluster_name: str, options: Options) -> Setup:
   step_s, bubble_fraction = _steps(config, cluster, options)
   # A replica that copies another one gets its inner optimizer's state too.
   copies = _FP32_BYTES * (1 + optimizer_copies(config))
-  copied_bytes = round(copies * parameter_count(config.model.shape))
+  count = sum(map(math.prod, config.trained_shapes.values()))
+  copied_bytes = round(copies * count)
   script = Script(to_plan.traffic(config), copied_bytes)
   return Setup(
     LinkCosts(cluster, TRANSPORTS[options.transport]),

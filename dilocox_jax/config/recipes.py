@@ -24,7 +24,8 @@ from dilocox_jax.data import sources
 from dilocox_jax.plan.choices import OPTIMIZER_OPTIONS, Registry
 from dilocox_jax.plan.collective import MAILBOX
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
-from dilocox_jax.plan.schedule.methods import METHODS
+from dilocox_jax.plan.schedule.fragments import SLICED
+from dilocox_jax.plan.schedule.methods import METHODS, takes
 
 Values = Mapping[str, Any]  # All fields of a run by their dotted names.
 
@@ -130,7 +131,10 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
   recipe = {k: v for k, v in recipe.items() if given[k] is None}
   # With total_steps = 40 the warm-up has 10 steps, with 200 or more it has 50.
   warmup_steps = min(_MOST_WARMUP_STEPS, max(given["total_steps"], 0) // 4)
-  defaults = {**DEFAULTS, "inner.warmup_steps": warmup_steps}
+  defaults: dict[str, Any] = {**DEFAULTS, "inner.warmup_steps": warmup_steps}
+  if given["lora.rank"] and takes(given["sync.method"], "fragment_order"):
+    # Adapters are in layers alone, so all of them are cut alike.
+    defaults["sync.fragment_order"] = SLICED[0]
   unset = {k: v for k, v in defaults.items() if given[k] is None}
   values = {**given, **unset, **recipe}
   # A field that is left out may be what another one needs, so this is repeated.
@@ -216,6 +220,8 @@ _READ_IF: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
   ),
   "model.rope_base": ("model.positions", lambda kind: kind != "learned"),
   "model.remat": (_DEVICES, lambda count: count == 1),
+  "lora.alpha": ("lora.rank", bool),
+  "lora.products": ("lora.rank", bool),
   "inner.final_fraction": ("inner.schedule", lambda name: name != "constant"),
   **{
     f"{section}.{option}": (f"{section}.optimizer", _takes(option))

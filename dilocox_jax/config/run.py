@@ -15,10 +15,11 @@ from dilocox_jax.codecs.named import split_links
 from dilocox_jax.config import sections
 from dilocox_jax.config.recipes import DEFAULTS, resolved, unread_fields
 from dilocox_jax.plan.collective import MAILBOX
+from dilocox_jax.plan.model.adapters import Lora
 from dilocox_jax.plan.model.division import Division, StageLayers
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.pipeline import Pipeline
-from dilocox_jax.plan.schedule.fragments import Fragments, stacked_shape
+from dilocox_jax.plan.schedule.fragments import Fragments, Shapes, stacked_shape
 from dilocox_jax.plan.schedule.methods import with_interval
 
 # Fields that may differ when a run is resumed. They do not change its results,
@@ -50,6 +51,7 @@ class RunConfig:
   total_steps: int = 600  # Inner steps, warm start included.
   data: sections.DataConfig = sections.DataConfig()
   model: sections.ModelConfig = sections.ModelConfig()
+  lora: Lora = Lora()
   inner: sections.InnerConfig = sections.InnerConfig()
   sync: sections.SyncConfig = sections.SyncConfig()
   exchange: sections.ExchangeConfig = sections.ExchangeConfig()
@@ -88,7 +90,7 @@ class RunConfig:
       f"total_steps={self.total_steps}",
     )
     with in_front("model/sync: "):
-      _ = self.model.shape, self.fragments
+      _ = self.trained_shapes, self.fragments
     length, longest = self.data.sequence_length, self.model.shape.num_positions
     require(
       not longest or length <= longest,
@@ -111,14 +113,14 @@ class RunConfig:
     """Puts values in the place of all that is left to the method."""
     values = resolved(flat(self.to_mapping()))
     for name, section in vars(self).items():
-      if isinstance(section, sections.Section):
+      if dataclasses.is_dataclass(section):
         filled = {field: values[f"{name}.{field}"] for field in vars(section)}
         object.__setattr__(self, name, type(section)(**filled))
 
   def _check_rank(self) -> None:
     """Refuses a rank that no matrix has, as none would be factorised then."""
     rank = getattr(self.exchange.named_codec, "rank", 0)
-    shapes = parameter_shapes(self.model.shape).items()
+    shapes = self.trained_shapes.items()
     layers = [stacked_shape(path, shape)[1:] for path, shape in shapes]
     highest = max(min(shape) for shape in layers if len(shape) == 2)
     require(
@@ -221,6 +223,12 @@ class RunConfig:
     return 1 if self.meets else self.mesh.num_replicas
 
   @property
+  def trained_shapes(self) -> Shapes:
+    """Shape of every leaf that is trained: of the adapters, or of the model."""
+    whole = parameter_shapes(self.model.shape)
+    return self.lora.shapes(whole) if self.lora.rank else whole
+
+  @property
   def fragments(self) -> Fragments:
     """Fragments into which the method divides the model."""
     method = self.sync.named
@@ -300,7 +308,7 @@ def _defaults() -> dict[str, Any]:
   return {
     f"{section.name}.{name}": value
     for section in fields
-    if isinstance(section.default, sections.Section)
+    if dataclasses.is_dataclass(section.default)
     for name, value in vars(section.default).items()
   } | dict(DEFAULTS)
 

@@ -13,7 +13,6 @@ from dilocox_jax.codecs.low_rank import LowRank, with_rank
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.sections import MembershipConfig
 from dilocox_jax.plan.adaptive import Policy, RoundSetting
-from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.schedule.fragments import Shapes
 from dilocox_jax.plan.schedule.methods import Method, with_interval
 from dilocox_jax.plan.schedule.run_plan import RunPlan
@@ -92,13 +91,12 @@ def traffic(
   Args:
     config: Config of the run.
     setting: Rank and H of the rounds; None takes those of the config.
-    shapes: Shape of every parameter by path; None takes those of the config's
-      model.
+    shapes: Shape of every parameter by path; None takes those of the config.
   """
   return Traffic(
     method(config, setting),
     config.fragments,
-    shapes or parameter_shapes(config.model.shape),
+    shapes or config.trained_shapes,
     config.mesh.num_replicas,
     codec(config, setting),
     config.exchange.collective,

@@ -11,7 +11,6 @@ from the start, and those that the run has used are dropped.
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,7 +21,7 @@ from dilocox_jax.checks import require
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.iterables import Drawn
 from dilocox_jax.data.streams import ReplicaStreams
-from dilocox_jax.trees import Tree, kinds_by_path
+from dilocox_jax.trees import Tree, kinds_by_path, tree_digest
 
 HANDED_IN = "handed in"
 _DIGESTED = 1000  # Training examples that a digest reads.
@@ -333,20 +332,6 @@ def numbers(leaf: Any) -> np.ndarray:
 def narrow(leaf: np.ndarray) -> np.ndarray:
   """Returns an array in the type that JAX would give it."""
   return leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
-
-
-def tree_digest(trees: Iterable[Tree], name: str) -> str:
-  """Returns 16 hex digits that name trees of arrays.
-
-  Args:
-    trees: The trees, in order.
-    name: What else the digest depends on.
-  """
-  whole = hashlib.sha256(name.encode())
-  for leaf in jax.tree.leaves(list(trees)):
-    whole.update(f"{leaf.dtype}{leaf.shape}".encode())
-    whole.update(np.ascontiguousarray(leaf).tobytes())
-  return whole.hexdigest()[:16]
 
 
 def _checked(batch: Any, like: Tree | None, name: str) -> Tree:

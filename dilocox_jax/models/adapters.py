@@ -5,30 +5,36 @@ no optimizer, no outer parameters and no residual, and it is never sent.
 """
 
 import dataclasses
-import json
+import functools
 import math
 import pathlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from dilocox_jax import files
-from dilocox_jax.checks import check_limits, extra_package, limited, require
-from dilocox_jax.models.weights import FAMILIES, family_of
+from dilocox_jax.checks import require
+from dilocox_jax.models.weights import FAMILIES, family_of, save, save_json
+from dilocox_jax.plan.model.adapters import DOWN, UP, Lora
 from dilocox_jax.plan.model.shapes import ModelShape
-from dilocox_jax.trees import Tree, leaves_by_path, nested
+from dilocox_jax.trees import (
+  Tree,
+  leaves_by_path,
+  nested,
+  shapes_by_path,
+  tree_digest,
+)
 
 # (path of the kernel in its layer, x [T, I], kernel [I, O]) -> x @ kernel.
 Multiply = Callable[[str, Array, Array], Array]
-DOWN, UP = "lora_a", "lora_b"  # Beside the kernel: [I, R] and [R, O].
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
 
-class Adaptation(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Adaptation:
   """What is trained of a model, and how it makes a whole with the rest.
 
   Attributes:
@@ -36,149 +42,103 @@ class Adaptation(NamedTuple):
     frozen: The rest, arrays of the host.
     join: (trained, frozen) -> parameters of the model.
     fold: Likewise, but with the tree of a model without adapters.
-    lora: The adapters, if these are trained.
   """
 
   init: Callable[[Array], Tree]
   frozen: Tree
   join: Callable[[Tree, Tree], Tree]
   fold: Callable[[Tree, Tree], Tree]
-  lora: Any = None
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """16 hex digits that name what is frozen, values included."""
+    return tree_digest([self.frozen], "frozen")
 
 
-@dataclasses.dataclass(frozen=True)
-class Lora:
-  """Low-rank adapters beside products of the built-in decoder's layers.
+def _adapters(lora: Lora, base: Tree) -> Adaptation:
+  """Returns the adapters of a model with these parameters."""
+  shapes = lora.shapes(shapes_by_path(base))
 
-  x @ kernel becomes x @ kernel + (alpha / rank) (x @ a) @ b, with b = 0 first.
-
-  Source: Hu et al., 2021, arXiv 2106.09685.
-
-  Attributes:
-    rank: R, the columns of a.
-    alpha: Scale of the adapters, times the rank.
-    products: Names of the products: query, key, value, output, gate, up, down.
-  """
-
-  rank: int = limited(8, at_least=1)
-  alpha: float = limited(16.0, above=0, below=math.inf)
-  products: tuple[str, ...] = ("query", "value")
-
-  def __post_init__(self):
-    check_limits(self)
-
-  def adapt(self, base: Tree) -> Adaptation:
-    """Returns the adapters of a model.
-
-    Args:
-      base: Its parameters, a nested dict with "blocks/.../NAME/kernel".
-
-    Raises:
-      ValueError: If it lacks a product.
-    """
-    flat = leaves_by_path(base)
-    kernels = {
-      path.removesuffix("/kernel"): leaf
-      for path, leaf in flat.items()
-      if path.startswith("blocks/")
-      and path.endswith(tuple(f"/{name}/kernel" for name in self.products))
-    }
-    lacking = set(self.products) - {path.split("/")[-1] for path in kernels}
-    require(
-      not lacking,
-      f"Lora: the model has no product {min(lacking, default='')!r}",
-    )
-
-    def init(key: Array) -> Tree:
-      made = {}
-      for path, kernel in sorted(kernels.items()):
+  def init(key: Array) -> Tree:
+    made = {}
+    for path, shape in sorted(shapes.items()):
+      made[path] = jnp.zeros(shape)
+      if path.endswith(DOWN):
         key, own = jax.random.split(key)
-        layers, inputs, outputs = kernel.shape
-        bound = 1 / math.sqrt(inputs)
-        shape = layers, inputs, self.rank
-        down = jax.random.uniform(own, shape, jnp.float32, -bound, bound)
-        made[f"{path}/{DOWN}"] = down
-        made[f"{path}/{UP}"] = jnp.zeros((layers, self.rank, outputs))
-      return nested(made)
+        bound = 1 / math.sqrt(shape[1])
+        made[path] = jax.random.uniform(own, shape, jnp.float32, -bound, bound)
+    return nested(made)
 
-    return Adaptation(init, base, self._join, self.fold, self)
-
-  @property
-  def _scale(self) -> float:
-    return self.alpha / self.rank
-
-  def _join(self, trained: Tree, frozen: Tree) -> Tree:
+  def join(trained: Tree, frozen: Tree) -> Tree:
     scaled = jax.tree_util.tree_map_with_path(
-      lambda path, leaf: self._scale * leaf if path[-1].key == UP else leaf,
+      lambda path, leaf: lora.scale * leaf if path[-1].key == UP else leaf,
       trained,
     )
     return joined(scaled, frozen)
 
-  def fold(self, trained: Tree, frozen: Tree) -> Tree:
-    """Returns parameters without adapters that compute the same."""
-    adapters = leaves_by_path(trained)
-    flat = leaves_by_path(frozen)
+  def fold(trained: Tree, frozen: Tree) -> Tree:
+    adapters, flat = leaves_by_path(trained), leaves_by_path(frozen)
     for path, down in adapters.items():
       if path.endswith(DOWN):
         above = path.removesuffix(DOWN)
         kernel, up = flat[f"{above}kernel"], adapters[above + UP]
         # Not `+=`, which would change the frozen kernel itself.
-        flat[f"{above}kernel"] = kernel + self._scale * down @ up
+        flat[f"{above}kernel"] = kernel + lora.scale * down @ up
     return nested(flat)
 
-  def export(
-    self,
-    folder: pathlib.Path,
-    shape: ModelShape,
-    adapters: Tree,
-    base: str = "",
-  ) -> None:
-    """Writes adapters as the library `peft` reads them.
+  return Adaptation(init, base, join, fold)
 
-    Args:
-      folder: Folder, which is made if it is missing.
-      shape: Sizes of the model.
-      adapters: What was trained.
-      base: Name or folder of the model's checkpoint, for the record.
 
-    Raises:
-      ValueError: If no family of checkpoints has such a model.
-    """
-    family = family_of(shape)
-    modules = FAMILIES[family].modules
-    names = {p.split("/")[-1]: m.split(".")[-1] for p, m in modules.items()}
-    tensors = {}
-    for path, leaf in leaves_by_path(adapters).items():
-      above, _, name = path.rpartition("/")
-      kind = "lora_A" if name == DOWN else "lora_B"
-      for number, one in enumerate(np.asarray(leaf)):
-        module = modules[above].format(number)
-        tensors[f"base_model.model.{module}.{kind}.weight"] = (
-          np.ascontiguousarray(one.T)
-        )
-    settings = {
-      "peft_type": "LORA",
-      "task_type": "CAUSAL_LM",
-      "base_model_name_or_path": base,
-      "r": self.rank,
-      "lora_alpha": self.alpha,
-      "lora_dropout": 0.0,
-      "bias": "none",
-      "target_modules": [names[product] for product in self.products],
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    library = extra_package("safetensors.numpy", "an adapter", "weights")
-    with files.replaced(folder / _TENSORS) as file:
-      library.save_file(tensors, file.name, {"format": "pt"})
-    with files.replaced(folder / _CONFIG) as file:
-      file.write(json.dumps(settings, indent=2).encode() + b"\n")
+def export(
+  lora: Lora,
+  folder: pathlib.Path,
+  shape: ModelShape,
+  adapters: Tree,
+  base: str = "",
+) -> None:
+  """Writes adapters as the library `peft` reads them.
+
+  Args:
+    lora: Which adapters they are.
+    folder: Folder, which exists.
+    shape: Sizes of the model.
+    adapters: What was trained.
+    base: Name or folder of the model's checkpoint, for the record.
+
+  Raises:
+    ValueError: If no family of checkpoints has such a model.
+  """
+  family = family_of(shape)
+  modules = FAMILIES[family].modules
+  names = {p.split("/")[-1]: m.split(".")[-1] for p, m in modules.items()}
+  tensors = {}
+  for path, leaf in leaves_by_path(adapters).items():
+    above, _, name = path.rpartition("/")
+    kind = "lora_A" if name == DOWN else "lora_B"
+    for number, one in enumerate(np.asarray(leaf)):
+      module = modules[above].format(number)
+      tensors[f"base_model.model.{module}.{kind}.weight"] = (
+        np.ascontiguousarray(one.T)
+      )
+  settings = {
+    "peft_type": "LORA",
+    "task_type": "CAUSAL_LM",
+    "base_model_name_or_path": base,
+    "r": lora.rank,
+    "lora_alpha": lora.alpha,
+    "lora_dropout": 0.0,
+    "bias": "none",
+    "target_modules": [names[product] for product in lora.names],
+  }
+  save(folder / _TENSORS, tensors)
+  save_json(folder / _CONFIG, settings)
 
 
 def adapt(trainable: Any, base: Tree) -> Adaptation:
   """Returns what is trained of a model.
 
   Args:
-    trainable: Adapters, or a function of the path of a leaf, such as
+    trainable: `Lora`, or a function of the path of a leaf, such as
       "blocks/mlp/up/kernel", that says whether it is trained.
     base: Parameters of the model, a nested dict.
 
@@ -187,7 +147,7 @@ def adapt(trainable: Any, base: Tree) -> Adaptation:
     ValueError: If nothing is trained.
   """
   if isinstance(trainable, Lora):
-    return trainable.adapt(base)
+    return _adapters(trainable, base)
   if not callable(trainable):
     raise TypeError(
       f"trainable={trainable!r} must be a dilocox_jax.Lora, or a function of "

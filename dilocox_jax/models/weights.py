@@ -7,6 +7,7 @@ extra `weights` (`pip install 'dilocox_jax[weights]'`), imported when used.
 """
 
 import json
+import os
 import pathlib
 from collections.abc import Mapping
 from types import ModuleType
@@ -172,13 +173,23 @@ def write_checkpoint(
     ValueError: One line, if no family has a model of this shape.
   """
   family = family_of(shape)
-  tensors = tensors_of(params, shape, family)
-  with files.replaced(folder / TENSORS_FILE) as file:
-    _safetensors().save_file(tensors, file.name, {"format": "pt"})
-  with files.replaced(folder / CONFIG_FILE) as file:
-    text = json.dumps(config_of(shape, family), indent=2)
-    file.write(text.encode() + b"\n")
+  save(folder / TENSORS_FILE, tensors_of(params, shape, family))
+  save_json(folder / CONFIG_FILE, config_of(shape, family))
   return family
+
+
+def save(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
+  """Writes tensors for PyTorch, with the mode that other files get."""
+  with files.replaced(path) as file:
+    mode = os.stat(file.name).st_mode
+    _safetensors().save_file(tensors, file.name, {"format": "pt"})
+    os.chmod(file.name, mode)  # The library lets its owner alone in.
+
+
+def save_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
+  """Writes the settings beside tensors."""
+  with files.replaced(path) as file:
+    file.write(json.dumps(values, indent=2).encode() + b"\n")
 
 
 def shape_of(values: Mapping[str, Any]) -> ModelShape:

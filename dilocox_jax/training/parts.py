@@ -39,8 +39,14 @@ class Parts:
 
   @property
   def names(self) -> list[str]:
-    """Names of the parts that are handed in, for the record of the run."""
-    return [name for name, part in vars(self).items() if part is not None]
+    """Names of the parts that are handed in, for the record of the run.
+
+    Of a model that is trained in part the frozen values count too.
+    """
+    names = [name for name, part in vars(self).items() if part is not None]
+    if self.trainable:
+      names[-1] = f"frozen weights {self.trainable.digest}"
+    return names
 
 
 NO_PARTS = Parts()

@@ -85,7 +85,8 @@ def announce(
   log = logging.getLogger(__name__)
   model = "handed in" if parts.model else config.model.preset
   count = sum(math.prod(shape) for shape in traffic.shapes.values())
-  log.info("model %s: %s parameters, %s", model, f"{count:,}", _where(config))
+  what = f"{'adapters of ' if config.lora.rank else ''}{count:,} parameters"
+  log.info("model %s: %s, %s", model, what, _where(config))
   kind, tokens = "text" if data.text else "data", data.step_tokens
   total = human_tokens(config.total_steps * tokens)
   steps = f"{config.total_steps:,} inner steps, {total} a replica"

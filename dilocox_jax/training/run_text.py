@@ -15,18 +15,12 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.config.sections import DataConfig
 from dilocox_jax.data import sources, tokenizers
 from dilocox_jax.data.corpus import Corpus
-from dilocox_jax.data.feeds import (
-  HANDED_IN,
-  Feed,
-  Streams,
-  num_predictions,
-  tree_digest,
-)
+from dilocox_jax.data.feeds import HANDED_IN, Feed, Streams, num_predictions
 from dilocox_jax.data.streams import ReplicaStreams, held_out_batches, mix_of
 from dilocox_jax.report.units import human_tokens
 from dilocox_jax.training.checkpoint import RefusedError
 from dilocox_jax.training.parts import NO_PARTS, Parts
-from dilocox_jax.trees import Tree
+from dilocox_jax.trees import Tree, tree_digest
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,15 +8,17 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
+from collections.abc import Callable
 
 import jax
+import numpy as np
 
 from dilocox_jax.checks import json_object
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.sections import MeshConfig
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.metrics.work_directory import CONFIG, RECORD, RefusedError
-from dilocox_jax.models import weights
+from dilocox_jax.models import adapters, weights
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.training import build, evaluation, states
@@ -25,6 +27,34 @@ from dilocox_jax.training.checkpoint import FOLDER, Checkpoints
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.states import TrainingState
 from dilocox_jax.trees import Tree
+
+
+def with_trainable(
+  config: RunConfig,
+  parts: Parts,
+  trainable: Callable[[str], bool] | None = None,
+) -> Parts:
+  """Adds what is trained of a model, and reads or draws the rest.
+
+  Args:
+    config: Config of the run.
+    parts: Parts that were handed in; if they say it, they are returned.
+    trainable: As in `models.adapters.adapt`; None: what the config says.
+  """
+  chosen = trainable or (config.lora if config.lora.rank else None)
+  if chosen is None or parts.trainable:
+    return parts
+  source = pathlib.Path(config.checkpoint.init_from)
+  if not config.checkpoint.init_from:
+    model = parts.model or build.programs(config).model
+    base = jax.jit(model.init)(jax.random.key(config.seed))
+  elif _is_foreign(source):
+    base = foreign_params(config, source)
+  else:
+    one_device = Replicas(config.num_local_replicas)
+    base, _ = _saved_model(config, source, one_device, parts)
+  adaptation = adapters.adapt(chosen, jax.tree.map(np.asarray, base))
+  return dataclasses.replace(parts, trainable=adaptation)
 
 
 def first_state(
@@ -53,15 +83,8 @@ def first_state(
   if _is_foreign(source):
     params = place(foreign_params(config, source), None)
     return states.fresh(programs, phase, params)
-  old_config = _source_config(source)
-  parts = _parts_of(source, parts)
-  if not parts.model and old_config.model.shape != config.model.shape:
-    raise RefusedError(
-      f"checkpoint.init_from={source} holds a model of another shape "
-      f"({old_config.model.shape}): set the same config.model"
-    )
   replicas = programs.rounds.replicas
-  params, optimizers = _saved_outer(old_config, source, replicas, parts)
+  params, optimizers = _saved_model(config, source, replicas, parts)
   state = states.fresh(programs, phase, place(params, None))
   return _with_outer_optimizers(programs, state, optimizers, source)
 
@@ -173,6 +196,36 @@ def saved_outer_params(workdir: pathlib.Path, parts: Parts = NO_PARTS) -> Tree:
   one_device = Replicas(config.num_local_replicas)
   params, _ = _saved_outer(config, workdir, one_device, parts)
   return params
+
+
+def _saved_model(
+  config: RunConfig, source: pathlib.Path, replicas: Replicas, parts: Parts
+) -> tuple[Tree, Tree]:
+  """Reads the whole model of the run that a new run starts from.
+
+  Args:
+    config: Config of the new run.
+    source: Directory of the other run.
+    replicas: As in `_saved_outer`.
+    parts: Parts that were handed in to the new run.
+
+  Returns:
+    As `_saved_outer`, with adapters added to the kernels.
+
+  Raises:
+    RefusedError: If it cannot be read, or is another model.
+  """
+  old_config = _source_config(source)
+  parts = with_trainable(old_config, _parts_of(source, parts))
+  if not parts.model and old_config.model.shape != config.model.shape:
+    raise RefusedError(
+      f"checkpoint.init_from={source} holds a model of another shape "
+      f"({old_config.model.shape}): set the same config.model"
+    )
+  params, optimizers = _saved_outer(old_config, source, replicas, parts)
+  if part := parts.trainable:
+    return part.fold(params, part.frozen), None
+  return params, optimizers
 
 
 def _saved_outer(

@@ -77,6 +77,7 @@ class Trainer:
     """
     if meeting or config.meets:
       config = member.meeting_config(config, meeting, parts)
+    parts = start.with_trainable(config, parts)
     self.clock, self.parts = clock, parts
     self.config, self.workdir, self.command = config, workdir, command
     # First: processes whose meshes differ would wait for each other for ever.

@@ -27,7 +27,7 @@ MODEL = build_model(SHAPE)
 SIZES = "num_layers model_dim num_heads ff_dim vocab_size".split()
 SIZES += ["num_kv_heads", "tied_head"]
 TOKENS = (np.arange(6000) * 7) % 61
-LORA = dx.Lora(rank=2, alpha=8.0, products=("query", "value", "down"))
+LORA = dx.Lora(rank=2, alpha=8.0, products="query,value,down")
 NUM_VALUES = 2 * 2 * (16 + 16 + 16 + 8 + 24 + 16)  # Layers, rank, in and out.
 
 
@@ -79,7 +79,7 @@ def test_adapters_train_and_go_on_to_the_same_bits(
     patch.setattr(training.Trainer, "_dispatch", killed(16))
     train(tmp_path, base)
   runs.assert_same_bits(train(tmp_path, base).params, run.params)
-  loaded = dx.load(run.workdir, trainable=LORA)
+  loaded = dx.load(run.workdir)
   runs.assert_same_bits(loaded.model, run.model)
 
 
@@ -89,7 +89,8 @@ def test_what_is_sent_is_the_adapter_alone(run, base, tmp_path):
   assert sent == 2 * 4 * (NUM_VALUES + 1) / 2  # A ring of two, in fp32.
   record = json.loads((plain.workdir / "run.json").read_text())
   assert record["parameter_count"] == NUM_VALUES
-  assert record["handed_in"] == ["data", "trainable"]
+  digest = plain.parts.trainable.digest
+  assert record["handed_in"] == ["data", f"frozen weights {digest}"]
   assert run.sent_bytes < plain.sent_bytes / 4
 
 
@@ -210,7 +211,8 @@ def test_a_transform_and_rounds_leave_out_what_is_frozen():
 @pytest.mark.parametrize(
   ("trainable", "message"),
   [
-    (dx.Lora(products=("gat",)), "no product 'gat'"),
+    (dx.Lora(rank=2, products="gat"), "product of lora.products 'gat'.*gate"),
+    (dx.Lora(), "needs a rank"),
     (lambda path: False, "true for no leaf"),
     ("lora", "must be a dilocox_jax.Lora"),
   ],
@@ -218,5 +220,5 @@ def test_a_transform_and_rounds_leave_out_what_is_frozen():
 def test_what_cannot_be_trained_is_refused(base, trainable, message, tmp_path):
   with pytest.raises((TypeError, ValueError), match=message):
     train(pathlib.Path(tmp_path), base, trainable)
-  with pytest.raises(ValueError, match="rank=0 must be at least 1"):
-    dx.Lora(rank=0)
+  with pytest.raises(ValueError, match="lora.rank=-1 must be at least 0"):
+    dx.Lora(rank=-1)

@@ -356,6 +356,12 @@ def named_method(name: str, **settings: int | float | str | None) -> Method:
   return METHODS[name](**given)
 
 
+def takes(name: str, setting: str) -> bool:
+  """Whether there is a method of a name, and it has a setting."""
+  build = METHODS.get(name)
+  return bool(build) and setting in inspect.signature(build).parameters
+
+
 def with_interval(method: Method, sync_interval: int) -> Method:
   """Gives a method another H; a delay of a whole round stays a whole round.
 

@@ -1,0 +1,54 @@
+"""Fine-tuning with adapters, which are all that is sent; sizes after the colon.
+
+`tiny` reads the pages of docs/. `llama_1_1b` has the sizes of TinyLlama; name
+its text and tokenizer: --config.data.glob and --config.data.tokenizer.
+
+Source: LoRA, arXiv 2106.09685; the method, ranks and rates are ours. Claim: two
+stacked replicas of 1.1 billion parameters need less than 12 GB (estimated by
+`experiments.fits`; not run). Cost: a minute on two CPU cores, or one
+accelerator a replica.
+
+    python -m experiments.train --config=experiments/configs/adapters.py:tiny \
+        --config.checkpoint.init_from=base --workdir=runs/adapters
+"""
+
+from experiments.configs import default, overlap_loco
+
+_ALL = "query,key,value,output,gate,up,down"
+ADAPTERS = {
+  "tiny": {
+    "total_steps": 160,
+    "data.glob": "docs/**/*.md",
+    "data.validation_fraction": 0.2,
+    "lora.rank": 8,
+    "inner.learning_rate": 1e-2,
+    "checkpoint.interval_steps": 48,
+  },
+  "llama_1_1b": {
+    "total_steps": 1600,
+    "data.batch_size": 8,
+    "data.sequence_length": 1024,
+    "model.preset": "llama_1_1b",
+    "model.remat": "full",
+    "model.loss_chunk_tokens": 1024,
+    "lora.rank": 16,
+    "inner.accumulate_steps": 8,
+    "inner.learning_rate": 5e-4,
+  },
+}
+
+
+def get_config(name: str = "tiny"):
+  """Returns the default with adapters for a model of this size."""
+  config = default.get_config()
+  config.update_from_flattened_dict(
+    {
+      "sync.method": "overlap_loco",
+      "data.source": "text_files",
+      "lora.products": _ALL,
+      "inner.optimizer": "adamw",
+      **overlap_loco.AVERAGE,
+      **ADAPTERS[name],
+    }
+  )
+  return config
