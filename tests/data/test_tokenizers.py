@@ -82,10 +82,11 @@ def test_a_file_is_taken_without_its_lengths_and_with_its_gaps(tmp_path):
   fill = {"strategy": {"Fixed": 8}, "direction": "Right", "pad_token": "<eos>"}
   fill |= {"pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0}
   lengths = {"truncation": cut | {"stride": 0}, "padding": fill}
-  for highest in (40, 300):
+  for highest in (40, 255, 300):
     content = words({"<eos>": 0, "a": 1, "b": highest}, **lengths)
     long, short = from_file(tmp_path, content).encode([b"a " * 16, b"a b"])
     assert len(long) == 16 and short.tolist() == [1, highest]
+    assert long.dtype == np.min_scalar_type(highest)  # The narrowest.
     assert from_file(tmp_path, content).vocab_size == highest + 1
 
 
