@@ -190,7 +190,8 @@ class Aggregator(NamedTuple):
       turn its generator yields what it is about to send, sends what it gets
       back, yields what has arrived, and goes on with what it gets back.
     axes: Tree prefix of the state, e.g. a dict of axes for a dict: 0 where each
-      replica has its own, None where all replicas have the same.
+      replica has its own (the default), None where all replicas have the same.
+      The mean may depend on the latter alone.
     observe: Function from the state to arrays to record, by name.
     stretch_ends: Function from the parameters of a fragment to the shares of
       inner steps that hide each of these turns

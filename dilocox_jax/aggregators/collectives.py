@@ -24,7 +24,8 @@ import jax
 import jax.numpy as jnp
 
 from dilocox_jax.checks import one_of, require
-from dilocox_jax.codecs.base import Codec, Encoder, Quantiser, Reduced, Shape
+from dilocox_jax.codecs.base import Codec, Encoder, Quantiser, Reduced
+from dilocox_jax.codecs.joining import Shape
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.meeting.messages import HEADER_BYTES
 from dilocox_jax.plan.collective import COLLECTIVES, MAILBOX, Collective

@@ -36,7 +36,8 @@ import optax
 from dilocox_jax.aggregators import transport
 from dilocox_jax.aggregators.collectives import chosen_collective, collectives
 from dilocox_jax.checks import require, within_limits
-from dilocox_jax.codecs.base import Codec, are_finite
+from dilocox_jax.codecs.base import Codec
+from dilocox_jax.codecs.joining import are_finite
 from dilocox_jax.codecs.low_rank import Factors, LowRank, grams
 from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.codecs.quantize import Float

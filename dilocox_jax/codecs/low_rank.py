@@ -18,18 +18,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from dilocox_jax.checks import limited
-from dilocox_jax.codecs.base import (
-  Arrays,
-  Codec,
-  Encoder,
-  Projection,
-  Reduce,
-  Reduced,
-  Shape,
-  alike,
-  stacked,
-  unstacked,
-)
+from dilocox_jax.codecs import joining
+from dilocox_jax.codecs.base import Codec, Encoder, Projection, Reduce, Reduced
+from dilocox_jax.codecs.joining import Arrays, Shape
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.distributed.local_map import INNER_AXES, current_division
 from dilocox_jax.trees import Array, Index, Pausing, Tree
@@ -124,19 +115,21 @@ class LowRank(Projection):
   then: Encoder = Float()
 
   def init(self, shapes: Sequence[Shape], key: Array) -> list[Tree]:
-    """Returns a random right factor for each leaf that has factors.
+    """Returns a right factor of zeros for each leaf that has factors.
 
-    With `max_rank` all leaves keep one that would have factors at rank 1, so
-    that the state has the same shape at every rank.
+    Columns of zeros begin at random in the exchange that first needs them. With
+    `max_rank` all leaves keep a factor that would have one at rank 1, so that
+    the state has the same shape at every rank.
     """
+    del key
     least = 1 if self.max_rank else self.rank
-    states: list[Tree] = [()] * len(shapes)
-    for number, shape in enumerate(shapes):
-      if factorises(shape, least):
-        room = shape[0], shape[2], max(self.max_rank, self.rank)
-        drawn = jax.random.normal(jax.random.fold_in(key, number), room)
-        states[number] = Factors(drawn * float(factorises(shape, self.rank)))
-    return states
+    rank = max(self.max_rank, self.rank)
+    return [
+      Factors(jnp.zeros((shape[0], shape[2], rank), jnp.float32))
+      if factorises(shape, least)
+      else ()
+      for shape in shapes
+    ]
 
   def run(
     self, leaves: Arrays, state: list[Tree], key: Array, reduce: Reduce
@@ -144,13 +137,14 @@ class LowRank(Projection):
     """Sends left factors and whole leaves, then right factors."""
     shapes = [leaf.shape for leaf in leaves]
     groups, whole = matrices_of(shapes, self.rank)
-    matrices = [m.astype(jnp.float32) for m in stacked(leaves, groups)]
+    matrices = [m.astype(jnp.float32) for m in joining.stacked(leaves, groups)]
     factors = [
       _revived(
         jnp.concatenate([state[n].right[..., : self.rank] for n in group]),
-        jax.random.fold_in(key, number),
+        joining.layer_numbers(group, shapes),
+        key,
       )
-      for number, group in enumerate(groups)
+      for group in groups
     ]
     others, bases = Reduced([], []), factors
     for iteration in range(self.power_iterations):
@@ -169,7 +163,7 @@ class LowRank(Projection):
 
     def decoded(right: list[Array], others: list[Array]) -> list[Array]:
       products = list(map(_product, bases, map(turned, right)))
-      found = unstacked(products, groups, shapes)
+      found = joining.unstacked(products, groups, shapes)
       found |= dict(zip(whole, others, strict=True))
       return [found[number] for number in range(len(shapes))]
 
@@ -178,7 +172,7 @@ class LowRank(Projection):
 
   def _kept(self, state, factors, groups, shapes) -> list[Tree]:
     """Returns the new right factors, beside older columns beyond the rank."""
-    right = unstacked(factors, groups, shapes)
+    right = joining.unstacked(factors, groups, shapes)
     kept = [jax.tree.map(jnp.zeros_like, old) for old in state]
     for number, columns in right.items():
       room = state[number].right[..., self.rank :]
@@ -210,7 +204,7 @@ class LocalLowRank(Encoder):
   def encode(self, leaves: Arrays) -> list[Array]:
     """Returns left factors, right factors and whole leaves as `then` does."""
     groups, whole = matrices_of([leaf.shape for leaf in leaves], self.rank)
-    pairs = [self._factorised(m) for m in stacked(leaves, groups)]
+    pairs = [self._factorised(m) for m in joining.stacked(leaves, groups)]
     factors = [pair[side] for side in (0, 1) for pair in pairs]
     return self.then.encode([*factors, *(leaves[n] for n in whole)])
 
@@ -226,7 +220,7 @@ class LocalLowRank(Encoder):
     values, count = self.then.decode(arrays, inner), len(groups)
     right = map(turned, values[count : 2 * count])
     products = list(map(matmul, values[:count], right))
-    found = unstacked(products, groups, shapes)
+    found = joining.unstacked(products, groups, shapes)
     found |= dict(zip(whole, values[2 * count :], strict=True))
     return [found[number] for number in range(len(shapes))]
 
@@ -267,7 +261,7 @@ def matrices_of(
     shapes: Shapes of the leaves, with the layer axis.
     rank: Columns of a factor.
   """
-  groups = alike(
+  groups = joining.alike(
     shapes, [(shape[1:], factorises(shape, rank)) for shape in shapes]
   )
   return (
@@ -329,29 +323,29 @@ def unit(matrix: Array) -> Array:
   return matrix / jnp.where(length > 0, length, 1.0)
 
 
-def _revived(factor: Array, key: Array) -> Array:
-  """Replaces zero columns by random ones.
+def _revived(factor: Array, layers: Array, key: Array) -> Array:
+  """Replaces zero columns of numbered layers by random ones.
 
   A zero column would stay zero: A times 0 finds no direction again.
   """
   is_missing = jnp.all(factor == 0, axis=1, keepdims=True)
-  return jnp.where(is_missing, _scattered(factor.shape, key), factor)
+  return jnp.where(is_missing, _scattered(factor.shape, layers, key), factor)
 
 
-def _scattered(shape: Shape, key: Array) -> Array:
+def _scattered(shape: Shape, layers: Array, key: Array) -> Array:
   """Returns values between -1 and 1 that look random, from a hash of numbers.
 
-  They are read where a column is missing, hardly ever. `jax.random` would take
-  a second to compile on CPUs, in each program with a low rank. Values are
-  numbered axis by axis, since devices can divide that among them.
+  They are read where a column is missing: at first, and hardly ever later.
+  `jax.random` would take a second to compile on CPUs, in each program with a
+  low rank. Values are numbered axis by axis, since devices can divide that.
 
   Source: "lowbias32" of C. Wellons, 2018, "Prospecting for hash functions".
   """
   seed = jax.random.key_data(key)[-1]
-  number = jnp.zeros(shape, jnp.uint32)
-  for axis, length in enumerate(shape):
+  number = (layers * jnp.uint32(2654435769))[:, None, None]
+  for axis in (1, 2):
     place = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
-    number = number * jnp.uint32(length) + place
+    number = number * jnp.uint32(shape[axis]) + place
   number *= jnp.uint32(2654435769)
   for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
     number ^= seed

@@ -13,7 +13,8 @@ import math
 import jax.numpy as jnp
 
 from dilocox_jax.checks import limited
-from dilocox_jax.codecs.base import Arrays, Quantiser, Shape, block_width
+from dilocox_jax.codecs.base import Quantiser
+from dilocox_jax.codecs.joining import Arrays, Shape, block_width
 from dilocox_jax.trees import Array
 
 FLOATS = ("float32", "bfloat16", "float16")

@@ -10,19 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dilocox_jax.checks import limited
-from dilocox_jax.codecs.base import (
-  Arrays,
-  Encoder,
-  Projection,
-  Reduce,
-  Reduced,
-  Shape,
-  alike,
-  block_width,
-  padded,
-  stacked,
-  unstacked,
-)
+from dilocox_jax.codecs import joining
+from dilocox_jax.codecs.base import Encoder, Projection, Reduce, Reduced
+from dilocox_jax.codecs.joining import Arrays, Shape
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.distributed.local_map import map_over_rows
 from dilocox_jax.trees import Array, Pausing, Tree
@@ -69,7 +59,7 @@ class TopK(Encoder):
     """Returns the indices of each group of leaves, then the sent values."""
     shapes = [leaf.shape for leaf in leaves]
     indices, kept = [], []
-    for values in stacked(_flat(leaves), _same_size(shapes)):
+    for values in joining.stacked(_flat(leaves), _same_size(shapes)):
       blocks = self._blocks(values)
       select = functools.partial(self._select, self.num_kept(blocks.shape[-1]))
       own, largest = map_over_rows(select, blocks)
@@ -82,7 +72,7 @@ class TopK(Encoder):
     groups, found = _same_size(shapes), []
     indices, arrays = arrays[: len(groups)], arrays[len(groups) :]
     sizes = [math.prod(shapes[group[0]][1:]) for group in groups]
-    widths = [block_width(size, self.block_size) for size in sizes]
+    widths = [joining.block_width(size, self.block_size) for size in sizes]
     inner = [
       (len(own), own.shape[1] * self.num_kept(width))
       for own, width in zip(indices, widths, strict=True)
@@ -102,8 +92,8 @@ class TopK(Encoder):
 
   def _blocks(self, values: Array) -> Array:
     """Cuts values [layers, size] into [layers, blocks, width]."""
-    width = block_width(values.shape[1], self.block_size)
-    flat = padded(values, -values.shape[1] % width)
+    width = joining.block_width(values.shape[1], self.block_size)
+    flat = joining.padded(values, -values.shape[1] % width)
     return flat.reshape(len(flat), -1, width)
 
   def _select(self, count: int, blocks: Array) -> tuple[Array, Array]:
@@ -136,7 +126,7 @@ def _flat(leaves: Arrays) -> list[Array]:
 
 def _same_size(shapes: Sequence[Shape]) -> list[list[int]]:
   """Groups the leaves whose layers have equally many values."""
-  return alike(shapes, [math.prod(shape[1:]) for shape in shapes])
+  return joining.alike(shapes, [math.prod(shape[1:]) for shape in shapes])
 
 
 def _shaped(
@@ -145,7 +135,7 @@ def _shaped(
   shapes: Sequence[Shape],
 ) -> list[Array]:
   """Returns the leaves of groups [layers, size] in their shapes and order."""
-  leaves = unstacked(arrays, groups, shapes)
+  leaves = joining.unstacked(arrays, groups, shapes)
   return [leaves[n].reshape(shape) for n, shape in enumerate(shapes)]
 
 
@@ -293,10 +283,10 @@ class RandomMask(Projection):
     """Sends the drawn values of every group of leaves of one size."""
     shapes = [leaf.shape for leaf in leaves]
     groups = _same_size(shapes)
-    values = [flat[:, None] for flat in stacked(_flat(leaves), groups)]
+    values = [flat[:, None] for flat in joining.stacked(_flat(leaves), groups)]
     places = [
-      self._draw(flat.shape, jax.random.fold_in(key, number))
-      for number, flat in enumerate(values)
+      self._draw(flat.shape[-1], joining.layer_numbers(group, shapes), key)
+      for group, flat in zip(groups, values, strict=True)
     ]
     take = functools.partial(jnp.take_along_axis, axis=-1)
     taken = map(functools.partial(map_over_rows, take), values, places)
@@ -313,11 +303,13 @@ class RandomMask(Projection):
 
     return Reduced(*map(spread, reduced)), state
 
-  def _draw(self, shape: Shape, key: Array) -> Array:
-    """Returns one place of each stratum, for leaves [layers, 1, size]."""
-    bounds = stratum_bounds(shape[-1], self.num_kept(shape[-1]))
+  def _draw(self, size: int, layers: Array, key: Array) -> Array:
+    """Returns one place of each stratum of every layer, [layers, 1, kept]."""
+    bounds = stratum_bounds(size, self.num_kept(size))
     widths = jnp.diff(bounds)
-    uniform = jax.random.uniform(key, (shape[0], 1, len(widths)), jnp.float32)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, layers)
+    draw = functools.partial(jax.random.uniform, shape=(1, len(widths)))
+    uniform = jax.vmap(functools.partial(draw, dtype=jnp.float32))(keys)
     offset = jnp.floor(uniform * widths.astype(jnp.float32)[None, None])
     offset = jnp.minimum(offset.astype(jnp.int32), widths[None, None] - 1)
     return bounds[None, None, :-1] + offset

@@ -21,6 +21,7 @@ from dilocox_jax.distributed.replicas import (
   map_prefix,
   with_shardings,
 )
+from dilocox_jax.optimizers import advanced
 from dilocox_jax.outer.average import parameters_to_keep
 from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
@@ -219,23 +220,6 @@ class RoundStates:
     axes = 0, self.axes.fragments
     return jax.jit(self.replicas.map(replica_program, axes, out))
 
-  def with_outer_optimizers(
-    self, state: RoundState, others: Sequence[Tree]
-  ) -> RoundState:
-    """Returns the state with its outer optimizer states replaced by others.
-
-    Args:
-      state: State of all replicas.
-      others: State of each fragment, with the same tree and shapes.
-    """
-
-    def replaced(fragment: FragmentState, other: Tree) -> FragmentState:
-      other = jax.device_put(other, shardings_of(fragment.optimizer))
-      return fragment._replace(optimizer=other)
-
-    fragments = map(replaced, state.fragments, others)
-    return state._replace(fragments=tuple(fragments))
-
   def rejoined(
     self, state: RoundState, returning: Sequence[int], donor: int
   ) -> RoundState:
@@ -279,6 +263,34 @@ class RoundStates:
       return old if axis is None else jax.tree.map(choose, old, new)
 
     return jax.tree.map(chosen, self.axes, state, start, is_leaf=is_none)
+
+  def moved_on(
+    self, state: RoundState, num_steps: int, taken: Array | None = None
+  ) -> RoundState:
+    """Lets learning rates go on as if inner steps had been taken.
+
+    Args:
+      state: State of all replicas.
+      num_steps: Inner steps by which they go on.
+      taken: Those that each replica has taken, [M]; None: none.
+    """
+    if taken is None:
+      zeros = np.zeros(self.replicas.num_replicas, np.int32)
+      taken = self.replicas.place(zeros, 0)
+    replica = self._advance(state.replica, taken, self.number(num_steps))
+    return state._replace(replica=replica)
+
+  @functools.cached_property
+  def _advance(self):
+    """The jitted program that moves on schedules of steps not taken."""
+
+    def replica_program(replica: ReplicaState, taken: Index, due: Index):
+      optimizer = advanced(replica.optimizer, due - taken)
+      return replica._replace(optimizer=optimizer)
+
+    axes = self.axes.replica
+    mapped = self.replicas.map(replica_program, (axes, 0, None), axes)
+    return jax.jit(mapped, donate_argnums=0)
 
 
 @jax.jit

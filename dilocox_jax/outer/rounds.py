@@ -5,11 +5,14 @@ The host goes through the windows of the schedule. The program of a window
 every kind of window; step counts and the numbers of fragments are data. A
 window is given the states of its own fragments. The flush at the end of a run
 is the same programs without inner steps.
+
+On one device nothing travels that steps could hide. There the steps, the sends
+and the applies of a window are programs of their own, each compiled once.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +21,6 @@ import numpy as np
 
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import with_shardings
-from dilocox_jax.optimizers import advanced
 from dilocox_jax.outer.lone_exchange import (
   ExchangeThread,
   arrived_axes,
@@ -41,7 +43,7 @@ from dilocox_jax.plan.schedule.membership import (
   WindowAttendance,
 )
 from dilocox_jax.plan.schedule.sync_schedule import Window
-from dilocox_jax.trees import Index, Tree, leaves_by_path
+from dilocox_jax.trees import Tree, leaves_by_path, shardings_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -95,17 +97,11 @@ class Rounds(RoundStates):
       windows = schedule.windows(done, done + num_steps)
     if attendance and attendance.returning:
       state = self.rejoined(state, attendance.returning, attendance.donor)
-    batches = self.replicas.place_batches(batches)
-    batches = self.beside_frozen(batches)
-    state, progress, drifts = self._windows(
-      state, batches, num_steps, windows, attendance
-    )
+    batches = self.beside_frozen(self.replicas.place_batches(batches))
+    given = batches, num_steps, windows, attendance
+    state, progress, drifts = self._windows(state, *given)
     if attendance:
-      state = state._replace(
-        replica=self._advance(
-          state.replica, progress.step, self.number(num_steps)
-        )
-      )
+      state = self.moved_on(state, num_steps, progress.step)
     return self.at_step(state, done + num_steps), progress.metrics, drifts
 
   def beside_frozen(self, batches: Tree) -> Tree:
@@ -144,18 +140,12 @@ class Rounds(RoundStates):
     """
     step = int(jax.device_get(state.step))
     windows = self.outer.method.schedule.flush_windows(step)
+    # A copy, since the programs of windows use the memory of their state again.
+    state = jax.device_put(state, shardings_of(state), may_alias=False)
     state, progress, drifts = self._windows(state, None, 0, windows, attendance)
     newest = tuple(map(self.on_device, state.fragments))
     params = self.adopted(progress.replica.params, newest)
     return state._replace(replica=state.replica._replace(params=params)), drifts
-
-  def moved_on(self, state: RoundState, num_steps: int) -> RoundState:
-    """Lets learning rates go on as if inner steps had been taken."""
-    taken = self.replicas.place(
-      np.zeros(self.replicas.num_replicas, np.int32), 0
-    )
-    due = self.replicas.place(np.asarray(num_steps, np.int32), None)
-    return state._replace(replica=self._advance(state.replica, taken, due))
 
   def follow(self, state: RoundState, windows: Sequence[Window]) -> RoundState:
     """Returns the state after windows without inner steps."""
@@ -170,25 +160,36 @@ class Rounds(RoundStates):
     attendance: RoundAttendance | None,
   ) -> tuple[RoundState, InnerProgress, list[Drift]]:
     """Runs windows one after the other."""
-    if self.outer.is_carried and not self.outer.method.schedule.depth:
-      windows = list(_measured_first(windows))
     progress = self._progress(state.replica, num_steps, attendance is not None)
     shares = attendance.windows if attendance else [None] * len(windows)
+    pairs = list(zip(windows, shares, strict=True))
+    if self._goes_apart:
+      pairs = [(part, share) for each, share in pairs for part in each.parts]
     fragments, drifts = list(state.fragments), []
-    for window, share in zip(windows, shares, strict=True):
+    for window, share in pairs:
       given = self._given(window, share, progress, batches, fragments)
       if self.outer.is_carried and window.applied:
         self._exchange.fragment = window.applied.fragment
         self._exchange.fragments = tuple(fragments)
-      progress, applied, sent, drift = self._run(
-        self.kind(window, share), given
-      )
+      kind = self.kind(window, share)
+      progress, applied, sent, drift = self._run(kind, given)
       for event, new in ((window.applied, applied), (window.sent, sent)):
         if event and new is not None:
-          fragments[event.fragment] = self.kept(new)
+          left = new.in_flight or fragments[event.fragment].in_flight[1:]
+          fragments[event.fragment] = self.kept(new._replace(in_flight=left))
       drifts += [drift] if window.applied else []
     state = RoundState(progress.replica, tuple(fragments), state.step)
     return state, progress, drifts
+
+  @property
+  def _goes_apart(self) -> bool:
+    """Whether no steps of a window can hide what is exchanged in it."""
+    if self.outer.is_carried:
+      return not self.outer.method.schedule.depth
+    has_links = (
+      self.replicas.layout == "mesh" and self.replicas.num_replicas > 1
+    )
+    return not (self.thread or has_links)
 
   def _progress(
     self, replica: ReplicaState, num_steps: int, differs: bool
@@ -232,10 +233,10 @@ class Rounds(RoundStates):
     count, weight = self.number(window.num_steps), None
     if share:
       count = self.replicas.place(np.array(share.num_steps, np.int32), 0)
-    if share and share.weights:
+    if share and share.weights and window.applied:
       weight = self.replicas.place(np.array(share.weights), 0)
     given = WindowInput(progress, batches if window.num_steps else None, count)
-    return _with_fragments(
+    return self._with_fragments(
       given._replace(weight=weight),
       window,
       lambda fragment: self.on_device(fragments[fragment]),
@@ -246,7 +247,7 @@ class Rounds(RoundStates):
     """Runs a window; if a thread exchanges, beside the inner steps alone."""
     hides = self.outer.is_carried or (kind.has_steps and not kind.differs)
     if not self.thread or given.due is None or not hides:
-      return self.program(kind)(*given)
+      return self._run_program(kind, given)
     kept, rest = given.applied.exchange, given.applied._replace(exchange=None)
     exchange = self.thread.start(self._exchange, kept, rest, given.due)
     progress = given.progress
@@ -258,29 +259,39 @@ class Rounds(RoundStates):
     given = given._replace(
       progress=progress, batches=None, applied=rest, arrived=arrived
     )
-    return self.program(kind)(*given)
+    return self._run_program(kind, given)
+
+  def _run_program(self, kind: WindowKind, given: WindowInput) -> tuple:
+    """Runs the program of a window; without steps, on the parameters alone.
+
+    So it is compiled once, however many steps a round has.
+    """
+    if kind.has_steps:
+      return self.program(kind)(*given)
+    none: Any = None
+    before = given.progress
+    alone = ReplicaState(before.replica.params, none)
+    given = given._replace(progress=InnerProgress(alone, none, none))
+    found, *events = self.program(kind)(*given)
+    replica = before.replica._replace(params=found.replica.params)
+    return before._replace(replica=replica), *events
 
   @functools.cache  # noqa: B019 - programs live as long as the run.
   def program(self, kind: WindowKind):
     """The jitted program of all windows of a kind (`WindowProgram.run`)."""
-    replicas = self.replicas
-    has_links = replicas.layout == "mesh" and replicas.num_replicas > 1
-    window = WindowProgram(
-      self.outer, self.cuts, self.inner_step, kind, has_links
-    )
-    divided = replicas.divided
+    window = WindowProgram(self.outer, self.cuts, self.inner_step, kind)
+    divided = self.replicas.divided
 
     def replica_program(*args):
       progress, applied, sent, drift = window.run(WindowInput(*args))
       progress = progress._replace(replica=divided(progress.replica))
       return progress, divided(applied), divided(sent), drift
 
-    mapped = replicas.map(replica_program, *self._program_axes(kind))
-    # Without inner steps a state may be flushed, and then go on.
+    mapped = self.replicas.map(replica_program, *self._program_axes(kind))
     donated = ["progress", "applied", "sent"]
     if kind.sent == kind.applied and not kind.has_arrived:
       donated += ["due"]  # What is sent takes its place.
-    if not kind.has_steps and (not kind.has_arrived or self.outer.is_carried):
+    if self.outer.is_carried and not kind.has_steps:
       donated = []
     numbers = tuple(map(WindowInput._fields.index, donated))
     return jax.jit(mapped, donate_argnums=numbers)
@@ -311,18 +322,6 @@ class Rounds(RoundStates):
   def _exchange(self) -> Any:
     """The exchange of what was measured, outside of a window's program."""
     return lone_exchange(self.outer, self.replicas)
-
-  @functools.cached_property
-  def _advance(self):
-    """The jitted program that moves on schedules of steps not taken."""
-
-    def replica_program(replica: ReplicaState, taken: Index, due: Index):
-      optimizer = advanced(replica.optimizer, due - taken)
-      return replica._replace(optimizer=optimizer)
-
-    axes = self.axes.replica
-    mapped = self.replicas.map(replica_program, (axes, 0, None), axes)
-    return jax.jit(mapped, donate_argnums=0)
 
   def lowered(
     self, state: RoundState, batches: Tree, window: Window
@@ -356,38 +355,31 @@ class Rounds(RoundStates):
     metrics = StepMetrics(values, values)
     progress = InnerProgress(state.replica, shape(()), metrics)
     given = WindowInput(progress, self.beside_frozen(batches), shape(()))
-    given = _with_fragments(given, window, fragment, place)
+    given = self._with_fragments(given, window, fragment, place)
     return self.program(self.kind(window)).lower(*given)
 
+  def _with_fragments(
+    self,
+    given: WindowInput,
+    window: Window,
+    state_of: Callable[[int], FragmentState],
+    place_of: Callable[[int], Any],
+  ) -> WindowInput:
+    """Adds what is applied in a window, and what else is sent.
 
-def _measured_first(windows: Sequence[Window]) -> Iterator[Window]:
-  """Yields windows in which nothing is exchanged that they measure."""
-  for window in windows:
-    if window.is_same:
-      yield Window(window.num_steps, sent=window.sent)
-      yield Window(0, window.applied)
-    else:
-      yield window
-
-
-def _with_fragments(
-  given: WindowInput,
-  window: Window,
-  state_of: Callable[[int], FragmentState],
-  place_of: Callable[[int], Any],
-) -> WindowInput:
-  """Adds what is applied in a window, and what else is sent.
-
-  What is applied is apart from its oldest pseudo-gradient in flight.
-  """
-  places: list[Any] = [None, None]
-  if window.applied:
-    state = state_of(window.applied.fragment)
-    due, *left = state.in_flight or (None,)
-    places[0] = place_of(window.applied.fragment)
-    applied = state._replace(in_flight=tuple(left))
-    given = given._replace(applied=applied, due=due)
-  if window.sent and not window.is_same:
-    places[1] = place_of(window.sent.fragment)
-    given = given._replace(sent=state_of(window.sent.fragment))
-  return given._replace(places=tuple(places))
+    What is applied is apart from its oldest pseudo-gradient in flight, and from
+    the others where the window does not read them.
+    """
+    places: list[Any] = [None, None]
+    if window.applied:
+      state = state_of(window.applied.fragment)
+      due, *left = state.in_flight or (None,)
+      if not window.is_same and self.outer.is_shared:
+        left = ()
+      places[0] = place_of(window.applied.fragment)
+      applied = state._replace(in_flight=tuple(left))
+      given = given._replace(applied=applied, due=due)
+    if window.sent and not window.is_same:
+      places[1] = place_of(window.sent.fragment)
+      given = given._replace(sent=state_of(window.sent.fragment))
+    return given._replace(places=tuple(places))

@@ -127,15 +127,12 @@ class WindowProgram:
     inner_step: Function (params, optimizer state, batch) -> (params, optimizer
       state, (loss, gradient norm)).
     kind: What the window has.
-    has_links: Whether replicas have devices of their own. On one device nothing
-      travels, and a loop for each message would only be more to compile.
   """
 
   outer: OuterStep
   cuts: Cuts
   inner_step: InnerStep
   kind: WindowKind
-  has_links: bool = True
 
   @property
   def _is_at_once(self) -> bool:
@@ -151,11 +148,17 @@ class WindowProgram:
       The replica, both fragments, and the drift of what was applied.
     """
     applied, sent, arrived = given.applied, given.sent, given.arrived
-    if not arrived and applied and not self._is_at_once:
-      progress, arrived = self._hidden(given, applied)
+    run_steps = self._run_steps(given.batches)
+    is_due = applied and not arrived and not self._is_at_once
+    if is_due and self.kind.has_steps:
+      progress, arrived = exchange_behind_steps(
+        *(self.outer, run_steps, given.progress, applied, given.due),
+        *(given.num_steps, given.weight),
+      )
     else:
-      run_steps = self._run_steps(given.batches)
       progress = run_steps(given.progress, given.num_steps)
+      if is_due:
+        arrived = self.outer.exchange(applied, given.due, given.weight)
     params, drift = progress.replica.params, None
     if applied and self.kind.is_same:
       params, applied, drift = self._renew(params, applied, given, arrived)
@@ -174,17 +177,6 @@ class WindowProgram:
     if not self.kind.has_steps:
       return lambda progress, count: progress
     return inner_steps(self.inner_step, batches)
-
-  def _hidden(self, given: WindowInput, applied: FragmentState):
-    """Runs the inner steps, and the exchange that they hide."""
-    run_steps = self._run_steps(given.batches)
-    if not (self.has_links and self.kind.has_steps):
-      arrived = self.outer.exchange(applied, given.due, given.weight)
-      return run_steps(given.progress, given.num_steps), arrived
-    return exchange_behind_steps(
-      *(self.outer, run_steps, given.progress, applied, given.due),
-      *(given.num_steps, given.weight),
-    )
 
   def _renew(self, params: Tree, state: FragmentState, given, arrived):
     """Measures a fragment, applies what is due of it, and sends it."""

@@ -26,7 +26,7 @@ from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import FOLDER, Checkpoints
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.states import TrainingState
-from dilocox_jax.trees import Tree
+from dilocox_jax.trees import Tree, shardings_of
 
 
 def with_trainable(
@@ -86,7 +86,7 @@ def first_state(
   replicas = programs.rounds.replicas
   params, optimizers = _saved_model(config, source, replicas, parts)
   state = states.fresh(programs, phase, place(params, None))
-  return _with_outer_optimizers(programs, state, optimizers, source)
+  return _with_outer_optimizers(state, optimizers, source)
 
 
 def _is_foreign(source: pathlib.Path) -> bool:
@@ -98,7 +98,7 @@ def _is_foreign(source: pathlib.Path) -> bool:
 
 
 def _with_outer_optimizers(
-  programs: Programs, state: TrainingState, optimizers: Tree, source: object
+  state: TrainingState, optimizers: Tree, source: object
 ) -> TrainingState:
   """Returns a state that goes on with another run's outer optimizer."""
   if not isinstance(state, RoundState):
@@ -109,7 +109,10 @@ def _with_outer_optimizers(
 
   new = [fragment.optimizer for fragment in state.fragments]
   if shapes(new) == shapes(optimizers):
-    return programs.rounds.with_outer_optimizers(state, optimizers)
+    optimizers = jax.device_put(optimizers, shardings_of(new))
+    pairs = zip(state.fragments, optimizers, strict=True)
+    fragments = tuple(old._replace(optimizer=other) for old, other in pairs)
+    return state._replace(fragments=fragments)
   logging.getLogger(__name__).warning(
     "the outer optimizer state of %s does not fit this run: it starts with a "
     "new one",

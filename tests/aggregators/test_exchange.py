@@ -101,9 +101,12 @@ def test_warm_factors_are_those_of_the_numpy_twin(link, collective, layout):
   run, state = program(
     f"low_rank(rank=2)+{link}", layout, collective=collective
   )
-  start = named(replica(state.codec["blocks/w"].right))[""]
+  sizes = state.codec["blocks/w"].right.shape[1:]
+  start = np.random.default_rng(0).normal(size=sizes).astype(np.float32)
+  first = every_replicas(Factors(jnp.asarray(start)))
+  state = state._replace(codec=state.codec | {"blocks/w": first})
   factors = twin_of(link, collective)
-  shared = SharedFactors(2, factors, {"blocks/w": start})
+  shared = SharedFactors(2, factors, {"blocks/w": start.astype(float)})
   for seed in range(2):
     values = draw(seed)
     mean, sent, state = run(values, state)

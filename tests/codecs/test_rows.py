@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.codecs import base as rows
-from dilocox_jax.codecs.base import RowLayout
+from dilocox_jax.codecs import joining
+from dilocox_jax.codecs.joining import RowLayout
 from dilocox_jax.codecs.low_rank import LocalLowRank, LowRank
 from dilocox_jax.codecs.quantize import E3M0, Float, Int, unpack
-from dilocox_jax.codecs.sparse import TopK
+from dilocox_jax.codecs.sparse import RandomMask, TopK
 from tests.codecs.alone import KEY, alone, gaussian, through
 from tests.oracles import codecs as oracle
 
@@ -50,13 +50,16 @@ def test_leaves_that_share_a_body_are_coded_as_each_of_them_alone(codec):
   assert len(sent) < sum(len(own) for _, _, own in expected)
 
 
-def test_matrices_of_one_shape_make_one_batch_of_factors():
-  codec = LowRank(1)
-  states = codec.init(SHAPES, KEY)
-  decoded, _, _ = jax.jit(lambda x: alone(codec, x, states))(LEAVES)
-  for number, leaf in enumerate(LEAVES):
-    [expected], _, _ = alone(codec, [leaf], [states[number]])
-    np.testing.assert_allclose(decoded[number], expected, atol=1e-5)
+@pytest.mark.parametrize("codec", [LowRank(1), RandomMask(0.5)])
+def test_joined_leaves_are_coded_as_if_each_was_alone(codec, monkeypatch):
+  def decoded():
+    states = codec.init(SHAPES, KEY)
+    return jax.jit(lambda leaves: alone(codec, leaves, states)[0])(LEAVES)
+
+  joined = decoded()
+  monkeypatch.setattr(joining, "_MOST_JOINED", 0)
+  for each, expected in zip(joined, decoded(), strict=True):
+    np.testing.assert_allclose(each, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("num_slices", [0, 1, 3, 5])
@@ -73,9 +76,9 @@ def test_rows_hold_every_value_once_in_order(num_slices):
 
 
 def test_large_leaves_are_not_copied_to_join_them(monkeypatch):
-  assert rows.alike(SHAPES, [0] * len(SHAPES)) == [[*range(len(SHAPES))]]
-  monkeypatch.setattr(rows, "_MOST_JOINED", 60)
-  groups = rows.alike(SHAPES, [0] * len(SHAPES))
+  assert joining.alike(SHAPES, [0] * len(SHAPES)) == [[*range(len(SHAPES))]]
+  monkeypatch.setattr(joining, "_MOST_JOINED", 60)
+  groups = joining.alike(SHAPES, [0] * len(SHAPES))
   assert groups == [[0], [1, 2, 4, 5, 6], [3]]
 
 

@@ -60,6 +60,16 @@ class Window:
     events = self.applied, self.sent
     return all(events) and len({e and e.fragment for e in events}) == 1
 
+  @property
+  def parts(self) -> list["Window"]:
+    """Its steps, its apply and its send as windows of their own, in order.
+
+    A fragment that is applied and sent is measured first.
+    """
+    events = Window(0, self.applied), Window(0, sent=self.sent)
+    parts = Window(self.num_steps), *events[:: -1 if self.is_same else 1]
+    return [part for part in parts if part != Window(0)]
+
 
 @dataclasses.dataclass(frozen=True)
 class SyncSchedule:
