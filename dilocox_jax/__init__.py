@@ -60,6 +60,7 @@ _HOMES = {
   "register_recipe": "config.recipes",
   "register_rule": "plan.schedule.methods",
   "register_source": "data.sources",
+  "screened": "aggregators.screen",
   "step_transform": "api.step_methods",
   "train": "api.runs",
 }

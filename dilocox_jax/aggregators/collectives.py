@@ -39,6 +39,7 @@ from dilocox_jax.trees import Array, Pausing, without_pauses
 # Bytes with which a sender says in a message whether it participates. A sum has
 # one more number instead.
 FLAG_BYTES = 1
+NORM_BYTES = 4  # In which it first says how large its values are, if at all.
 
 
 def chosen_collective(codec: Codec, collective: str, num_replicas: int) -> str:
@@ -88,7 +89,11 @@ def _smallest(encoder: Encoder, num_replicas: int) -> str:
 
 
 def collectives(
-  codec: Codec, shapes: Shapes, num_replicas: int, collective: str = "auto"
+  codec: Codec,
+  shapes: Shapes,
+  num_replicas: int,
+  collective: str = "auto",
+  is_screened: bool = False,
 ) -> list[Collective]:
   """Lists the operations of one exchange of some leaves in turn.
 
@@ -100,6 +105,7 @@ def collectives(
     shapes: Leaf shapes by path.
     num_replicas: Number of replicas, M.
     collective: One of `plan.collective.COLLECTIVES`, or "mailbox".
+    is_screened: Whether norms are compared first (`aggregators.screen`).
 
   Raises:
     ValueError: If the collective cannot carry the codec.
@@ -109,7 +115,8 @@ def collectives(
     way = chosen_collective(codec, collective, num_replicas)
   # Bytes with which a sender says whether it participates, and of a header.
   more = {MAILBOX: HEADER_BYTES, "all_gather": FLAG_BYTES, "all_reduce": 4}
-  encoder, found = codec.encoder, []
+  norms = Collective("all_gather", NORM_BYTES, 0)
+  encoder, found = codec.encoder, [norms] * is_screened
   for leaves in message_shapes(codec, stacked_shapes(shapes)):
     turn = len({each.turn for each in found})
     if way != "reduce_scatter":
@@ -224,6 +231,7 @@ class Traffic:
     codec: Codec of the method; warm starts send a plain sum in fp32.
     collective: Operation that carries the messages, one of
       `plan.collective.COLLECTIVES`.
+    is_screened: Whether norms are compared first (`aggregators.screen`).
   """
 
   method: Method
@@ -232,6 +240,7 @@ class Traffic:
   num_replicas: int
   codec: Codec = Float()
   collective: str = "auto"
+  is_screened: bool = False
 
   def exchange(self, fragment: int) -> list[Collective]:
     """Returns the collectives of one exchange of a fragment, in order."""
@@ -291,7 +300,8 @@ class Traffic:
     )
 
   def _operations(self, shapes: Shapes) -> list[Collective]:
-    return collectives(self.codec, shapes, self.num_replicas, self.collective)
+    given = self.num_replicas, self.collective, self.is_screened
+    return collectives(self.codec, shapes, *given)
 
   def _sent_bytes(self, operations: list[Collective]) -> int:
     return sum(op.sent_bytes(self.num_replicas) for op in operations)

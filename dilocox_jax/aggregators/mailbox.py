@@ -4,7 +4,7 @@ They share no runtime and meet in a folder or a bucket (docs/mailbox.md).
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dilocox_jax.aggregators.exchange import exchange
@@ -56,12 +56,7 @@ def mailbox(
     ValueError: One line that names what does not fit.
   """
   within_limits("weight", weight, above=0)
-  defaults = {
-    "feedback": 0.0,
-    "against": "own",
-    "keep_unsent": False,
-    "seed": 0,
-  }
+  defaults = dict(feedback=0.0, against="own", keep_unsent=False, seed=0)
   settings = defaults | settings
 
   def enter(terms: Mapping[str, Any]) -> Mailbox:
@@ -76,23 +71,6 @@ def mailbox(
       accept_version=accept_version,
     )
 
-  return carried_by(enter, weight, codec, **settings)
-
-
-def carried_by(
-  enter: Callable[[Mapping[str, Any]], Mailbox],
-  weight: float,
-  codec: Codec | str,
-  **settings: Any,
-) -> Aggregator:
-  """Returns an exchange whose messages a mailbox carries.
-
-  Args:
-    enter: Function from what must be equal in all replicas to the mailbox.
-    weight: Weight of this replica in the mean.
-    codec: What is sent.
-    **settings: Other arguments of `exchange`.
-  """
   aggregator = exchange(codec, is_carried=True, **settings)
   keeps = bool(settings["feedback"] or settings["keep_unsent"])
   carrier = Carrier(enter, weight=weight, keeps=keeps)

@@ -233,6 +233,7 @@ _READ_IF: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
   "exchange.feedback": ("exchange.codec", lambda codec: codec != "float32"),
   "exchange.keep_unsent": ("exchange.codec", lambda codec: codec != "float32"),
   "exchange.against": ("exchange.feedback", bool),
+  "exchange.max_norm_ratio": ("sync.method", _has_rounds),
   **{
     f"meet.{field.name}": ("exchange.collective", lambda how: how == MAILBOX)
     for field in dataclasses.fields(MeetConfig)

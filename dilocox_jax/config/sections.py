@@ -286,6 +286,10 @@ class ExchangeConfig(Section):
   # What a residual is measured against: own (the replica's message as the
   # others decode it) or mean (the average that comes back).
   against: str = limited("own", choices=choices.REFERENCES)
+  # How many times the usual norm a replica's values may have, or all leave it
+  # out. None: 5 if replicas meet in a store. In one runtime none are compared
+  # then, because it costs a small message that everybody waits for.
+  max_norm_ratio: float | None = limited(None, above=1)
 
   def __post_init__(self):
     super().__post_init__()
@@ -314,8 +318,6 @@ class MeetConfig(Section):
   grace_s: float = limited(60.0, above=0, below=math.inf)
   # Events between two snapshots of the shared state.
   snapshot_every: int = limited(64, at_least=1)
-  # How many times the usual norm a message may have.
-  max_norm_ratio: float = limited(5.0, above=1)
 
 
 @dataclasses.dataclass(frozen=True)

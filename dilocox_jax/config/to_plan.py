@@ -100,4 +100,5 @@ def traffic(
     config.mesh.num_replicas,
     codec(config, setting),
     config.exchange.collective,
+    not config.meets and config.exchange.max_norm_ratio is not None,
   )

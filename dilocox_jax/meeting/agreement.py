@@ -76,6 +76,8 @@ class Agreement:
 
   Attributes:
     memory: What this replica knows of the events before.
+    first: Manifest of the event's first turn; who is listed there takes part in
+      the later ones.
   """
 
   def __init__(
@@ -98,13 +100,9 @@ class Agreement:
     self.memory = Memory()
     self._store, self._seal, self._seats = store, seal, seats
     self._snapshots, self._rules = snapshots, rules
-    self._first = Manifest()
+    self.first = Manifest()
     # Objects of the last turn, which are written again if they vanish.
     self._kept: dict[str, bytes] = {}
-
-  def is_listed(self, replica: str) -> bool:
-    """Returns whether a replica takes part in the later turns of an event."""
-    return replica in self._first.names
 
   def manifest(self, event: int, turn: int) -> Manifest | None:
     """Returns the manifest of a turn, or None if it is not written yet."""
@@ -128,7 +126,7 @@ class Agreement:
     if not inbox.is_past and agreed.before != self._before(inbox):
       raise LostError("the others agreed on another list before")
     if inbox.turn == 0:
-      self._first = agreed
+      self.first = agreed
     return agreed
 
   def collected(
@@ -154,7 +152,7 @@ class Agreement:
 
   def _before(self, inbox: Inbox) -> str:
     """Returns the digest of the manifest before that of a turn."""
-    return self._first.digest() if inbox.turn else self.memory.before
+    return self.first.digest() if inbox.turn else self.memory.before
 
   def _awaited(self, inbox: Inbox) -> Manifest:
     path = manifest_path(inbox.event, inbox.turn)
@@ -162,7 +160,7 @@ class Agreement:
       if agreed := self.manifest(inbox.event, inbox.turn):
         return agreed
       if roster := self._due(inbox, is_late):
-        names = self._first.names if inbox.turn else roster.expected()
+        names = self.first.names if inbox.turn else roster.expected()
         drawn = drawn_up(
           {name: inbox.held[name] for name in names if name in inbox.held},
           before=self._before(inbox),
@@ -180,8 +178,8 @@ class Agreement:
     if inbox.is_past:
       return None
     if inbox.turn:
-      is_time = _is_time(inbox, self._first.names, is_late)
-      return self._first.roster if is_time else None
+      is_time = _is_time(inbox, self.first.names, is_late)
+      return self.first.roster if is_time else None
     roster = self.memory.roster
     if not (is_late or _is_time(inbox, roster.expected(), is_late)):
       return None

@@ -33,6 +33,7 @@ class Carrier:
   """The mailbox of a run, and how far the run has come.
 
   Attributes:
+    mailbox: The mailbox, once the run was entered.
     weight: Weight of this replica's messages.
     keeps: Whether what was not sent is kept by feedback, or as progress that
       was not sent; the aggregator then makes up for a message that came late.
@@ -56,7 +57,6 @@ class Carrier:
       keeps: See above.
     """
     self._enter, self.weight, self.keeps = enter, weight, keeps
-    self._mailbox: Mailbox | None = None
     self.event = self._first_own = 0
     self.settled: list[Settled] = []
     self.writes_snapshots = True
@@ -67,13 +67,7 @@ class Carrier:
     Args:
       terms: What must be equal in all replicas beside what was given already.
     """
-    self._mailbox = self._enter(terms)
-
-  @property
-  def mailbox(self) -> Mailbox:
-    """The mailbox, once the run was entered."""
-    assert self._mailbox is not None, "the run was not entered"
-    return self._mailbox
+    self.mailbox = self._enter(terms)
 
   def newest(self) -> list[np.ndarray] | None:
     """Goes back to the newest snapshot; returns it, or None if there is none.
@@ -94,11 +88,6 @@ class Carrier:
     """Goes on where `get_state` was called, perhaps in an earlier life."""
     self.event, self._first_own = state["event"], state["first_own"]
     self.mailbox.set_state(state)
-
-  @property
-  def is_behind(self) -> bool:
-    """Whether the others have settled the next event without this replica."""
-    return not self.mailbox.attends(self.event)
 
   def takes_part(self, num_in_flight: int) -> bool:
     """Returns whether this replica has followed far enough to take part.
@@ -149,7 +138,8 @@ class Turns:
 
     Args:
       arrays: The message.
-      is_finite: Whether the replica's values are; if not, nothing is sent.
+      is_finite: Whether the replica's values are; if not, the message has no
+        weight, so that it is left out and nobody waits for another one.
       shared: Returns all that the replicas share, for a snapshot.
 
     Returns:
@@ -161,8 +151,8 @@ class Turns:
       self._event,
       turn,
       arrays,
-      weight=self._carrier.weight,
-      send=self._attends and is_finite,
+      weight=self._carrier.weight if is_finite else 0.0,
+      send=self._attends,
       state=self._state,
       kind=self._kind,
       snapshot=(lambda: (self._event, shared()))

@@ -126,10 +126,6 @@ class Mailbox:
     self._loaded = self._differed = -1
     self._bad: set[int] = set()
 
-  @property
-  def _memory(self) -> Memory:
-    return self._agreement.memory
-
   def newest(self) -> Snapshot | None:
     """Returns the newest snapshot that is whole, and goes on from there.
 
@@ -175,7 +171,7 @@ class Mailbox:
 
   def get_state(self) -> dict[str, Any]:
     """Returns what `set_state` needs, as values of JSON."""
-    memory, seat = self._memory.to_json(), self._seats.index
+    memory, seat = self._agreement.memory.to_json(), self._seats.index
     return {"run": self._run, "memory": memory, "seat": seat}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
@@ -209,7 +205,7 @@ class Mailbox:
     """
     if self._is_present and not self._repeats:
       return True
-    if event < self._memory.event:
+    if event < self._agreement.memory.event:
       return False
     if agreed := self._agreement.manifest(event, 0):
       return self._repeats and self.name in agreed.names
@@ -217,7 +213,7 @@ class Mailbox:
     if self._snapshots.is_gone(event):
       raise LostError(f"event {event} was deleted")
     if not self._is_present:
-      self._seats.announce(event, self._memory.roster)
+      self._seats.announce(event, self._agreement.memory.roster)
     return True
 
   def exchange(
@@ -253,7 +249,7 @@ class Mailbox:
         again with `newest`.
       StoppedError: If it must not go on at all.
     """
-    memory = self._memory
+    memory = self._agreement.memory
     if (event > memory.event) if turn == 0 else (event >= memory.event):
       raise ValueError(
         f"event {event}, turn {turn} is not after {memory.event - 1}"
@@ -265,7 +261,7 @@ class Mailbox:
     )
     state = state.ljust(STATE_BYTES, b"\0") if state else b""
     own = ""
-    if send and (turn == 0 or self._agreement.is_listed(self.name)):
+    if send and (turn == 0 or self.name in self._agreement.first.names):
       own = self._sent(inbox, state or bytes(STATE_BYTES), weight, arrays)
     agreed = self._agreement.reached(inbox)
     if not inbox.is_past:
@@ -318,7 +314,7 @@ class Mailbox:
   ) -> None:
     if self._snapshots.is_claimed(event):
       first, arrays = take()
-      memory = self._memory.to_json()
+      memory = self._agreement.memory.to_json()
       self._snapshots.write(
         Snapshot(event, first, agreed.state, memory, [*arrays])
       )

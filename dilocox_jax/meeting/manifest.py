@@ -2,9 +2,9 @@
 
 A replica with a broken device can send values that are wrong and finite. Its
 message is left out if its norm is more than a multiple of what is usual: the
-running median of the norms that were accepted. So that a change of all replicas
-at once (a new learning rate) does not stop the run, the median of the messages
-of the moment counts as usual too, if it is higher.
+median of the messages of the moment if they are three or more, which follows
+the learning rate and is never that of one wrong message. Of fewer the running
+median of the norms that were accepted is usual, or theirs if it is higher.
 """
 
 import collections
@@ -22,6 +22,7 @@ from dilocox_jax.meeting.members import Roster
 from dilocox_jax.meeting.messages import Message
 
 KEPT = 6  # Accepted norms behind the running median: a few events.
+ENOUGH = 3  # Messages of which the median is usual by itself.
 
 
 class Listed(NamedTuple):
@@ -110,7 +111,7 @@ def drawn_up(
     if each.state != state
   }
   norms = {
-    name: norm_of(each.arrays)
+    name: norm_of(each.arrays) if each.weight else math.nan
     for name, each in sent.items()
     if name not in left_out
   }
@@ -147,9 +148,10 @@ def too_large(
     max_ratio: How many times the usual norm a message may have.
   """
   finite = [norm for norm in norms.values() if math.isfinite(norm)]
-  usual = [statistics.median_low(accepted[-KEPT:])] if accepted else []
-  if len(finite) > 1 or not usual:
-    usual += [statistics.median_low(finite)] if finite else []
+  usual = [statistics.median_low(finite)] if finite else []
+  if accepted and len(finite) < ENOUGH:
+    before = statistics.median_low(accepted[-KEPT:])
+    usual = [before, *usual] if len(finite) > 1 else [before]
   limit = max_ratio * max(usual, default=0.0)
   reasons = {}
   for replica, norm in norms.items():

@@ -115,7 +115,7 @@ def run_terms(
     "config": dict(config),
     "rules": dataclasses.asdict(rules),
     "text": text_digest,
-    "code": _own_code_digest(),
+    "code": code_digest(pathlib.Path(dilocox_jax.__file__).parent),
     "versions": {
       "python": ".".join(platform.python_version_tuple()[:2]),
       **{name: importlib.metadata.version(name) for name in _VERSIONED},
@@ -124,10 +124,6 @@ def run_terms(
 
 
 @functools.cache  # What runs was read when the program began.
-def _own_code_digest() -> str:
-  return code_digest(pathlib.Path(dilocox_jax.__file__).parent)
-
-
 def code_digest(package: pathlib.Path) -> str:
   """Returns a digest of the paths and texts of a package's Python files."""
   digest = hashlib.sha256()

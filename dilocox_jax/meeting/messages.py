@@ -64,11 +64,6 @@ def event_of(path: str) -> int:
   return int(found.group(1)) if found else -1
 
 
-def kinds_of(arrays: Iterable[np.ndarray]) -> list[Kind]:
-  """Returns types and shapes of arrays."""
-  return [(array.dtype, array.shape) for array in arrays]
-
-
 def num_bytes(kinds: Iterable[Kind]) -> int:
   """Returns the bytes of arrays of some types and shapes."""
   return sum(kind.itemsize * math.prod(shape) for kind, shape in kinds)
@@ -97,7 +92,8 @@ class Message(NamedTuple):
   Attributes:
     data: The whole object.
     state: Digest of the sender's shared state, in hexadecimal digits.
-    weight: Weight of the message in the mean.
+    weight: Weight of the message in the mean; 0 if the sender's values are not
+      finite.
     arrays: The content.
   """
 
@@ -148,7 +144,8 @@ class Inbox:
     self.event, self.turn = event, turn
     self.kind, self.is_past = kind, is_past
     self.held: dict[str, Message] = {}
-    self._store, self._seal, self._kinds = store, seal, kinds_of(like)
+    self._store, self._seal = store, seal
+    self._kinds: list[Kind] = [(array.dtype, array.shape) for array in like]
     text = ";".join(f"{kind.name}{list(shape)}" for kind, shape in self._kinds)
     self._layout = hashlib.sha256(text.encode()).digest()
 
@@ -202,6 +199,6 @@ class Inbox:
     if data is None or content is None or len(data) != size:
       return
     layout, state, weight = _HEADER.unpack_from(content)
-    if layout == self._layout and 0 < weight < math.inf:
+    if layout == self._layout and 0 <= weight < math.inf:
       arrays = arrays_in(content[_HEADER.size :], self._kinds)
       self.held[replica] = Message(data, state.hex(), weight, arrays)

@@ -6,13 +6,14 @@ it is waited for (`Patient`).
 """
 
 import collections
+import contextlib
 import datetime
 import functools
 import logging
 import os
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import obstore
@@ -77,18 +78,13 @@ class Store:
       path: Name of the object.
       at_most: Bytes that it may have. What is larger is not downloaded.
     """
-    self.requests["get"] += 1
-    try:
+    with self._request("get"):
       found = obstore.get(self._objects, path)
-      if found.meta["size"] > at_most:
-        return None
-      data = bytes(found.bytes())
-    except FileNotFoundError:
-      return None
-    except (BaseError, OSError) as error:
-      raise AwayError(_said(error)) from None
-    self.bytes_down += len(data)
-    return data
+      if found.meta["size"] <= at_most:
+        data = bytes(found.bytes())
+        self.bytes_down += len(data)
+        return data
+    return None
 
   def create(self, path: str, data: bytes) -> bool:
     """Writes an object that must not exist; of several writers one wins.
@@ -113,34 +109,33 @@ class Store:
     """Deletes objects; those that are missing are passed over."""
     size = 1 if isinstance(self._objects, LocalStore) else _DELETED_AT_ONCE
     for start in range(0, len(paths), size):
-      self.requests["delete"] += 1
-      try:
+      with self._request("delete"):
         obstore.delete(self._objects, paths[start : start + size])
-      except FileNotFoundError:
-        continue
-      except (BaseError, OSError) as error:
-        raise AwayError(_said(error)) from None
 
   def sizes(self, prefix: str) -> dict[str, int]:
     """Returns the bytes of all objects in a folder, by path, sorted."""
-    self.requests["list"] += 1
-    try:
+    found = []
+    with self._request("list"):
       found = obstore.list(self._objects, prefix).collect()
-    except FileNotFoundError:
-      return {}
-    except (BaseError, OSError) as error:
-      raise AwayError(_said(error)) from None
     return dict(sorted((each["path"], each["size"]) for each in found))
 
   def _write(self, path: str, data: bytes, mode: Any) -> None:
-    self.requests["put"] += 1
-    try:
+    with self._request("put"):
       obstore.put(self._objects, path, data, mode=mode)
+      self.bytes_up += len(data)
+
+  @contextlib.contextmanager
+  def _request(self, kind: str) -> Iterator[None]:
+    """Counts a request; a store that does not answer it is away."""
+    self.requests[kind] += 1
+    try:
+      yield
+    except FileNotFoundError:
+      return  # The caller goes on without it.
     except AlreadyExistsError:
       raise
     except (BaseError, OSError) as error:
       raise AwayError(_said(error)) from None
-    self.bytes_up += len(data)
 
 
 def _said(error: BaseException) -> str:
@@ -168,12 +163,6 @@ class Patient:
   minute says what is waited for. After a lost answer `create` is False, too.
   """
 
-  get: Callable[[str, int], bytes | None]
-  create: Callable[[str, bytes], bool]
-  put: Callable[[str, bytes], None]
-  delete: Callable[[Sequence[str]], None]
-  sizes: Callable[[str], dict[str, int]]
-
   def __init__(
     self,
     store: Any,
@@ -188,14 +177,15 @@ class Patient:
       pause: Waits for a number of seconds.
     """
     self.store, self.clock, self.pause = store, clock, pause
-    for name in ("get", "create", "put", "delete", "sizes"):
-      setattr(self, name, functools.partial(self._patiently, name))
 
-  def _patiently(self, name: str, *given: Any) -> Any:
+  def __getattr__(self, call: str) -> Any:
+    return functools.partial(self._patiently, getattr(self.store, call))
+
+  def _patiently(self, call: Callable, *given: Any) -> Any:
     began, said, wait = self.clock(), None, FIRST_PAUSE_S
     while True:
       try:
-        answer = getattr(self.store, name)(*given)
+        answer = call(*given)
       except AwayError as error:
         now = self.clock()
         if said is None or now - said >= LINE_EVERY_S:

@@ -16,6 +16,7 @@ import optax
 
 from dilocox_jax.aggregators.exchange import exchange as mean_exchange
 from dilocox_jax.aggregators.exchange import mean_of_finite_replicas
+from dilocox_jax.aggregators.screen import screened
 from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.config.platforms import on_platform
@@ -103,7 +104,8 @@ def _aggregator(config: RunConfig, setting: RoundSetting | None) -> Aggregator:
   exchange = config.exchange
   if config.meets:  # Of a run that is only read: it meets nobody.
     return member.exchange(config)
-  return mean_exchange(
+  ratio = exchange.max_norm_ratio
+  mean = mean_exchange(
     to_plan.codec(config, setting),
     feedback=exchange.feedback,
     against=exchange.against,
@@ -111,6 +113,7 @@ def _aggregator(config: RunConfig, setting: RoundSetting | None) -> Aggregator:
     collective=exchange.collective,
     seed=config.seed,
   )
+  return screened(mean, ratio) if ratio else mean
 
 
 def programs(

@@ -5,6 +5,7 @@ alone. So nothing here sends parameters from one process to another, with one
 exception, whose bytes are counted (`_sent_bytes`).
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -175,7 +176,7 @@ def check_drifts(
   steps: Sequence[int],
   attendance: RoundAttendance | None = None,
 ) -> None:
-  """Checks that what every replica sent is finite.
+  """Checks that what every replica sent is finite; says who was left out.
 
   A replica that is not finite is left out of the mean, and rules that reset
   replicas would then hide that it has diverged. Its drift still shows it.
@@ -196,6 +197,13 @@ def check_drifts(
         f"the norm of the pseudo-gradient is not finite at step {step} on "
         f"replica {int(np.argmin(finite))}"
       )
+    # One that meets others in a store says itself why it is left out.
+    if exchange.mean_squared > 0 and len(takes) > 1:
+      for replica in np.flatnonzero(takes & (exchange.own_squared == 0)):
+        logging.getLogger(__name__).warning(
+          f"step {step}: replica {replica} is left out: its norm is over"
+          " exchange.max_norm_ratio times the usual, or not finite"
+        )
 
 
 def _participants(

@@ -13,11 +13,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dilocox_jax.aggregators.mailbox import carried_by
+from dilocox_jax.aggregators.mailbox import mailbox
 from dilocox_jax.checks import flat, require
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig, to_plan
 from dilocox_jax.meeting.agreement import LostError
-from dilocox_jax.meeting.mailbox import Mailbox
 from dilocox_jax.meeting.members import DiffersError, MailboxRules
 from dilocox_jax.metrics.lines import JsonLines
 from dilocox_jax.metrics.recorder import MEETING
@@ -97,24 +96,18 @@ def exchange(
     meeting: Where they meet; None only to read what such a run has saved.
     text_digest: Digest of the training text.
   """
-  settings, meet = config.exchange, config.meet
-  own = "" if meeting is None else meeting.name
-
-  def enter(terms: Mapping[str, Any]) -> Mailbox:
-    assert meeting is not None, "a run that is read meets nobody"
-    return Mailbox(
-      meeting.where,
-      name=own,
-      secret=meeting.secret,
-      config=terms,
-      text_digest=text_digest,
-      rules=MailboxRules(config.mesh.num_replicas, **vars(meet)),
-      accept_version=meeting.accept_version,
-    )
-
-  return carried_by(
-    *(enter, float(config.tokens_per_replica_step)),
-    to_plan.codec(config),
+  settings, rules = config.exchange, MailboxRules
+  met = meeting or Meeting(None, name="", secret=b"")
+  return mailbox(
+    **vars(met),
+    codec=to_plan.codec(config),
+    weight=float(config.tokens_per_replica_step),
+    text_digest=text_digest,
+    rules=rules(
+      config.mesh.num_replicas,
+      max_norm_ratio=settings.max_norm_ratio or rules.max_norm_ratio,
+      **vars(config.meet),
+    ),
     feedback=settings.feedback,
     against=settings.against,
     keep_unsent=settings.keep_unsent,
@@ -175,7 +168,7 @@ class Member:
   @property
   def is_behind(self) -> bool:
     """Whether the others have settled the next event without this replica."""
-    return self._carrier.is_behind
+    return not self._carrier.mailbox.attends(self._carrier.event)
 
   def joined(self, state: RoundState) -> RoundState:
     """Returns the state with which this replica takes part as a newcomer.

@@ -81,12 +81,6 @@ def transfer_bps(
     return float(listening.stdout.readline())
 
 
-def send(address: str, num_bytes: int) -> None:
-  """Sends zeros to a receiver."""
-  with socket.create_connection((address, _PORT)) as connection:
-    connection.sendall(bytes(num_bytes))
-
-
 def receive() -> None:
   """Receives one transfer; prints that it listens, then the bits a second."""
   with socket.create_server(("", _PORT)) as server:
@@ -104,6 +98,7 @@ def receive() -> None:
 
 if __name__ == "__main__":
   if len(sys.argv) > 1:
-    send(sys.argv[1], int(sys.argv[2]))
+    with socket.create_connection((sys.argv[1], _PORT)) as sender:
+      sender.sendall(bytes(int(sys.argv[2])))
   else:
     receive()

@@ -202,18 +202,6 @@ def test_half_precision_is_summed_in_single_precision(layout):
   assert (float(mean["narrow"]), float(mean["tall"])) == (86, 60000)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_replica_with_one_bad_value_is_left_out_altogether(bad):
-  values = {
-    "w": np.asarray([[1.0, 2.0], [bad, 5.0], [4.0, 8.0]], np.float32),
-    "b": np.asarray([1.0, 100.0, 2.0], np.float32),
-  }
-  mean = plain_mean(values)
-  np.testing.assert_array_equal(mean["w"], [2.5, 5.0])
-  np.testing.assert_array_equal(mean["b"], 1.5)
-  assert not np.any(plain_mean(np.full((2, 3), bad, np.float32)))
-
-
 FACTORS = {
   "kernel": Factors(1.0 + jnp.arange(6 * 4 * 2.0).reshape(6, 4, 2)),
   "table": Factors(jnp.ones((1, 4, 2))),

@@ -13,6 +13,7 @@ import pytest
 
 from dilocox_jax.aggregators.collectives import Traffic, collectives
 from dilocox_jax.aggregators.exchange import exchange
+from dilocox_jax.aggregators.screen import screened
 from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.quantize import E3M0, Float, Int
 from dilocox_jax.codecs.sparse import RandomMask, TopK
@@ -88,13 +89,16 @@ def params_like(shapes):
   return tree
 
 
-def traffic(method, codec, collective, num_replicas):
+def traffic(method, codec, collective, num_replicas, *more):
   fragments = Fragments(method.schedule.num_fragments, NUM_LAYERS)
-  return Traffic(method, fragments, SHAPES, num_replicas, codec, collective)
+  given = fragments, SHAPES, num_replicas, codec, collective
+  return Traffic(method, *given, *more)
 
 
-def rounds(method, codec, collective, num_replicas):
+def rounds(method, codec, collective, num_replicas, ratio=None):
   aggregator = exchange(codec, feedback=1.0, collective=collective)
+  if ratio:
+    aggregator = screened(aggregator, ratio)
   return Rounds(
     OuterStep(method, optax.sgd(1.0), aggregator),
     Cuts(
@@ -156,19 +160,19 @@ def descend(params, state, batch):
 
 
 @pytest.mark.parametrize(
-  ("method", "codec", "num_replicas"),
+  ("method", "codec", "num_replicas", "ratio"),
   [
-    (methods.diloco(4), LOW_RANK, 3),
-    (methods.streaming_diloco(6, 3, 1), E3M0(), 2),
-    (methods.dilocox(4), LOW_RANK, 2),
-    (methods.delayed(6, 3, 9), Int(4), 3),
+    (methods.diloco(4), LOW_RANK, 3, None),
+    (methods.streaming_diloco(6, 3, 1), E3M0(), 2, None),
+    (methods.dilocox(4), LOW_RANK, 2, 5.0),
+    (methods.delayed(6, 3, 9), Int(4), 3, None),
   ],
 )
 def test_a_window_moves_the_bytes_of_the_exchange_that_arrives_in_it(
-  method, codec, num_replicas
+  method, codec, num_replicas, ratio
 ):
-  plan = traffic(method, codec, "auto", num_replicas)
-  programs = rounds(method, codec, "auto", num_replicas)
+  plan = traffic(method, codec, "auto", num_replicas, ratio is not None)
+  programs = rounds(method, codec, "auto", num_replicas, ratio)
   schedule = method.schedule
   start = 3 * schedule.sync_interval
   batches = programs.replicas.abstract(

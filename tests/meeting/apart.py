@@ -9,6 +9,7 @@ import optax
 
 import dilocox_jax as dx
 from dilocox_jax.plan.schedule import methods
+from dilocox_jax.trees import without_pauses
 
 H, ROUNDS, LAYERS = 4, 10, 2
 SECRET = b"s" * 64
@@ -77,12 +78,12 @@ def rounds_of(method, exchange, num_replicas):
   )
 
 
-def trained(rounds, num_replicas, own=slice(None), start=0):
+def trained(rounds, own=slice(None), start=0):
   """Returns losses [M, steps] and the outer parameters after a flush."""
   params, losses = first_params(), []
   state = rounds.init(params, INNER.init(params))
   for number in range(start, ROUNDS):
-    points = batches(num_replicas, number * H, (number + 1) * H)
+    points = batches(3, number * H, (number + 1) * H)
     points = jax.tree.map(lambda leaf: leaf[own], points)
     state, metrics, _ = rounds.run(state, points)
     losses.append(np.asarray(metrics.loss))
@@ -91,28 +92,42 @@ def trained(rounds, num_replicas, own=slice(None), start=0):
   return np.concatenate(losses, axis=1), outer
 
 
-def together(name, num_replicas):
+def broken(aggregator, factor_of):
+  """Multiplies what replicas send, as a broken device might."""
+
+  def average(values, state, params=None):
+    values = jax.tree.map(lambda x: x * factor_of().astype(x.dtype), values)
+    return (yield from aggregator.paused(values, state, params))
+
+  return aggregator._replace(average=without_pauses(average))
+
+
+def together(name, num_replicas, factors=None, own=slice(None)):
+  """Trains all replicas; what each sends is multiplied by its factor."""
   method, settings = METHODS[name]
   # Where a mean is rounded on its way, the result is another one.
-  way = "all_reduce" if name == "diloco" else "all_gather"
+  way = "auto" if name == "diloco" else "all_gather"
   exchange = dx.exchange(**settings, collective=way)
-  return trained(rounds_of(method, exchange, num_replicas), num_replicas)
+  if factors:
+    exchange = dx.screened(exchange, 5.0)
+    every = jnp.float32(factors)
+    exchange = broken(exchange, lambda: every[jax.lax.axis_index("replica")])
+  return trained(rounds_of(method, exchange, num_replicas), own)
 
 
-def alone(where, name, number, num_replicas, **more):
+def alone(where, name, number, factor=1, **more):
   """Trains one replica of several."""
   method, settings = METHODS[name]
   exchange = dx.mailbox(
     where, name=f"r{number}", secret=SECRET, **settings, **more
   )
+  exchange = broken(exchange, lambda: jnp.float32(factor))
   rounds = rounds_of(method, exchange, 1)
-  return trained(rounds, num_replicas, slice(number, number + 1))
+  return trained(rounds, slice(number, number + 1))
 
 
-def rules(num_replicas):
-  return dx.MailboxRules(
-    replicas=num_replicas, quorum=1, grace_s=60.0, max_norm_ratio=100.0
-  )
+def rules(num_replicas, max_norm_ratio=100.0):
+  return dx.MailboxRules(num_replicas, max_norm_ratio=max_norm_ratio)
 
 
 def in_threads(function, num_replicas):

@@ -65,11 +65,9 @@ class _Requests(http.server.BaseHTTPRequestHandler):
     headers |= {"Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
     for name, value in headers.items():
       self.send_header(name, value)
-    if status != 204:
-      self.send_header("Content-Length", str(len(data)))
+    self.send_header("Content-Length", str(len(data)))
     self.end_headers()
-    if status != 204:
-      self.wfile.write(data)
+    self.wfile.write(data)
 
   def log_message(self, format, *args):
     pass

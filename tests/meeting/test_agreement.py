@@ -96,6 +96,8 @@ def test_what_is_usual_follows_the_run():
   assert left_out([50.0, 60.0, 55.0], [1.0] * 20) == set()  # All at once.
   assert left_out([9.0], [1.0] * 100 + [5.0] * 20) == set()
   assert left_out([0.0, 0.0], [0.0]) == set()
+  # What was usual before the learning rate fell hides nobody among three.
+  assert left_out([1.0, 9.0, 1.0], [3.0] * 6) == {1}
 
 
 # A turn.

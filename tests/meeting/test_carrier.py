@@ -1,5 +1,7 @@
 """Rounds whose replicas are apart and meet in a store."""
 
+import logging
+
 import numpy as np
 import pytest
 
@@ -8,19 +10,45 @@ from tests.meeting import apart
 from tests.outer.problem import assert_close, assert_equal
 
 
-@pytest.mark.parametrize("name", apart.METHODS)
-def test_apart_is_as_together(name):
-  num_replicas = 3
-  losses, outer = apart.together(name, num_replicas)
-  store = Store("memory:///")
-  rules = apart.rules(num_replicas)
+def all_alone(name, factors=(1, 1, 1), **limits):
+  """What each of three replicas that are apart has at the end."""
+  store, rules = Store("memory:///"), apart.rules(3, **limits)
 
   def replica(number):
-    return apart.alone(store, name, number, num_replicas, rules=rules)
+    return apart.alone(store, name, number, factors[number], rules=rules)
 
-  found = apart.in_threads(replica, num_replicas)
+  return apart.in_threads(replica, 3)
+
+
+@pytest.mark.parametrize("name", apart.METHODS)
+def test_apart_is_as_together(name):
+  losses, outer = apart.together(name, 3)
+  found = all_alone(name)
   for number, (own_losses, own_outer) in enumerate(found):
     assert_equal(own_outer, found[0][1])
     assert_close(own_outer, outer, 1e-6)
     assert_close(own_losses[0], losses[number], 1e-6)
   assert np.ptp(losses, axis=0).max() > 0.1
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+@pytest.mark.parametrize("factor", [-10.0, 1e3, 1e12, np.nan])
+@pytest.mark.parametrize(
+  "name", ["diloco", pytest.param("dilocox", marks=pytest.mark.slow)]
+)
+def test_who_sends_wrong_values_is_as_one_who_is_absent(
+  name, factor, is_apart, caplog
+):
+  caplog.set_level(logging.INFO)
+  losses, outer = apart.together(name, 2, own=slice(0, 3, 2))
+  factors = 1.0, factor, 1.0
+  if is_apart:
+    (first, found), _, (last, _) = all_alone(name, factors, max_norm_ratio=5.0)
+    own = np.concatenate([first, last])
+    for event in range(apart.ROUNDS):
+      assert caplog.text.count(f"event {event}: r1 is left out: its ") == 3
+  else:
+    own, found = apart.together(name, 3, factors)
+    own = own[::2]
+  assert_close(own, losses, 1e-6)
+  assert_close(found, outer, 1e-6)

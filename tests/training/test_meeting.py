@@ -4,7 +4,6 @@ import dataclasses
 import threading
 import time
 
-import numpy as np
 import pytest
 
 from dilocox_jax import report
@@ -33,8 +32,9 @@ MET = {
 
 def settings(method="diloco", meet=None, **changes):
   config = runs.settings(**(MET[method] | changes))
-  exchange = dataclasses.replace(config.exchange, collective="mailbox")
-  given = {"grace_s": 60.0, "max_norm_ratio": 100.0, **(meet or {})}
+  changes = {"collective": "mailbox", "max_norm_ratio": 100.0}
+  exchange = dataclasses.replace(config.exchange, **changes)
+  given = {"grace_s": 60.0, **(meet or {})}
   return dataclasses.replace(
     config, exchange=exchange, meet=dataclasses.replace(config.meet, **given)
   )
@@ -117,17 +117,9 @@ def test_apart_is_as_together(group, method, tmp_path):
     dataclasses.replace(config, exchange=exchange), tmp_path / "together"
   )
   (final,) = runs.rows(tmp_path / "together", "final")
-  rounds = runs.rows(tmp_path / "together", "round")
-  apart = [runs.rows(tmp_path / name, "round") for name in NAMES]
   for name in NAMES:
     (own,) = runs.rows(tmp_path / name, "final")
     assert own["outer_loss"] == pytest.approx(final["outer_loss"], rel=1e-6)
-  for row, *own in zip(rounds, *apart, strict=True):
-    found = [each["loss"] for each in own]
-    seats = met.members("oslo")[0]
-    assert sorted(seats) == sorted(NAMES)
-    found = [found[NAMES.index(name)] for name in seats]
-    np.testing.assert_allclose(found, row["loss_per_replica"], rtol=1e-6)
 
 
 def test_who_is_killed_goes_on_to_the_same_bits(group, tmp_path):

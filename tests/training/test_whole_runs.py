@@ -3,15 +3,18 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import dilocox_jax as dx
 from dilocox_jax.config import from_mapping
 from dilocox_jax.config.sections import MeshConfig
-from dilocox_jax.training import evaluation, resume
+from dilocox_jax.training import build, evaluation, resume
 from dilocox_jax.training.checkpoint import Checkpoints
+from dilocox_jax.training.trainer import Trainer
 from tests import runs
+from tests.meeting.apart import broken
 
 # Rank and H follow what is measured.
 
@@ -145,6 +148,18 @@ def test_replicas_that_come_and_go_are_counted_and_continue(tmp_path, method):
 def test_the_flush_of_a_replica_that_is_away_stops_no_run(tmp_path):
   runs.train(apart({"absences": "1:5-9"}), tmp_path)
   assert runs.rows(tmp_path, "final")[-1]["step"] == 18
+
+
+@pytest.mark.slow
+def test_wrong_values_are_left_out_and_reported(tmp_path, monkeypatch, caplog):
+  config = runs.settings(num_replicas=3, exchange={"max_norm_ratio": 5})
+  right, factors = build._aggregator, jnp.float32([1, -10, 1])
+  factor = lambda: factors[jax.lax.axis_index("replica")]  # noqa: E731
+  monkeypatch.setattr(
+    build, "_aggregator", lambda *given: broken(right(*given), factor)
+  )
+  runs.run(Trainer(config, tmp_path))
+  assert caplog.text.count("replica 1 is left out") == 7
 
 
 # A run goes on, or another starts, on devices that are divided otherwise.
