@@ -12,7 +12,6 @@ the runs, and what ends them.
 The same command goes on where it stopped. `tune` has the runs that choose rates
 (eight hours of a core, derived), `main` five seeds at the chosen ones (nine).
 `way_back` shows on a small model what rounding a mean costs (a minute a run).
-`sparse` sends fewer values in shorter rounds, beside one bit (two hours).
 """
 
 from ml_collections import config_dict
@@ -59,8 +58,7 @@ def get_config(part: str = "way_back"):
   """
   config = overlap_loco.get_config()
   config.update_from_flattened_dict(COMMON)
-  parts = {"way_back": _way_back, "tune": _tune, "main": _main}
-  sweep = (parts | {"sparse": _sparse})[part]()
+  sweep = {"way_back": _way_back, "tune": _tune, "main": _main}[part]()
   return config_dict.ConfigDict({"base": config.to_dict(), **sweep})
 
 
@@ -146,21 +144,3 @@ def _way_back() -> dict:
     {**shared, "name": "scattered", "exchange.collective": "reduce_scatter"},
   ]
   return {"runs": runs, "seeds": (1000, 1001, 1002), "baseline": "fp32"}
-
-
-def _sparse() -> dict:
-  """A sign for one value of 32, in the shortest rounds whose bytes all hide."""
-  codec = "top_k(fraction=0.03125,block_size=512)+int(bits=1)"
-  runs = []
-  for size, interval, outer in ((SIZES[0], 6, 1.5), (SIZES[1], 4, 1.0)):
-    inner = 0.004 if size[0] == 4 else 0.0057
-    bit = _overlap(size, inner, outer)
-    sparse = {
-      **_overlap((*size[:2], interval, interval), inner, outer),
-      "name": f"sparse {size[0]}x{size[1]}",
-      "exchange.codec": codec,
-      "exchange.feedback": 0.0,
-      "exchange.keep_unsent": True,
-    }
-    runs += [sparse, bit, _allreduce(*size[:2], 0.0055)]
-  return {"runs": runs, "seeds": (1000,)}
