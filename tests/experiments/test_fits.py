@@ -68,16 +68,18 @@ def test_a_model_of_the_papers_is_counted_and_spread_over_a_mesh():
   assert float(lacking) == pytest.approx(100 * (needed / 80 - 1), abs=0.7)
 
 
-def test_stacked_replicas_are_all_on_one_device():
-  one, three = (
-    run("fits", "--config.model.preset=nano", flag, "--memory=1 GB").stdout
-    for flag in ("--config.mesh.num_replicas=1", "--config.mesh.num_replicas=3")
-  )
-  assert "fits with 9" in three
-  single, all_three = (
-    sizes(text)["kept between steps (derived)"][0] for text in (one, three)
-  )
-  assert all_three == pytest.approx(3 * single, rel=0.01)
+def test_what_is_frozen_is_counted_once_and_adapters_alone_have_states():
+  flags = "--config=experiments/configs/adapters.py:llama_1_1b", "--memory=12GB"
+  # The adapters; Adam's two copies; the outer ones and their average; the
+  # residual; a sixteenth in flight.
+  megabytes = 4 * (6 + 1 / 16) * 12_615_680 / 1e6
+  for count in (1, 2):
+    text = run("fits", *flags, f"--config.mesh.num_replicas={count}").stdout
+    found = sizes(text)
+    assert found["frozen, for all replicas (derived)"] == (4.40, "GB")
+    kept, unit = found["kept between steps (derived)"]
+    assert unit == "MB" and kept == pytest.approx(count * megabytes, abs=0.5)
+    assert "fits with" in text
 
 
 @needs_compiler

@@ -78,10 +78,9 @@ def test_pytorch_computes_the_same_loss():
   """Runs in `make check-transformers`, which installs PyTorch."""
   torch = pytest.importorskip("torch")
   model = build.programs(from_mapping(SMALL)).model
-  params, tokens = model.init(jax.random.key(0)), jnp.arange(18).reshape(2, 9)
+  params, tokens = model.init(jax.random.key(0)), np.arange(18).reshape(2, 9)
+  leaves = leaves_by_path(jax.tree.map(np.array, params))
   theirs = bench_torch.peer_loss(MODEL_PRESETS["nano"], 8)
-  copies = bench_torch.peer_params(
-    leaves_by_path(jax.tree.map(np.array, params))
-  )
-  found = theirs(copies, torch.tensor(np.array(tokens), dtype=torch.int64))
-  assert float(found) == pytest.approx(model.loss(params, tokens), abs=1e-4)
+  found = theirs(bench_torch.peer_params(leaves), torch.tensor(tokens))
+  expected = float(model.loss(params, jnp.asarray(tokens)))
+  assert float(found) == pytest.approx(expected, abs=1e-4)
