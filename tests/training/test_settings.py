@@ -115,7 +115,8 @@ def test_every_setting_of_an_exchange_reaches_it(calls):
   codec = named_codec(EXCHANGE["codec"])
   assert calls["mean_exchange"]["codec"] == codec == to_plan.codec(config)
   found = {**calls["mean_exchange"], "codec": EXCHANGE["codec"]}
-  check("exchange", ExchangeConfig, EXCHANGE, found, ("keep_unsent",))
+  elsewhere = "keep_unsent", "max_norm_ratio"
+  check("exchange", ExchangeConfig, EXCHANGE, found, elsewhere)
   assert found["seed"] == 7
   kept = {"codec": "int", "keep_unsent": True}
   build.programs(settings(exchange=kept))
