@@ -18,5 +18,5 @@ if __name__ == "__main__":
       time.sleep(ROUND_S)
     return take(*given)
 
-  ReplicaStreams.take = slowly
+  setattr(ReplicaStreams, "take", slowly)  # noqa: B010 - for pyright.
   command_line.main(train.main, train.define_flags)

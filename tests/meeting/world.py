@@ -5,17 +5,12 @@ their name alone. So a twin can compute what all must have, from the lists of
 messages (tests/oracles/mailbox.py). They are threads of which one moves at a
 time, before a store that fails: a thread stops before every call of the store
 and in every pause, until the test lets it go on and says what happens to the
-call. Time is what the test says. Or each is a process of its own:
-`python -m tests.meeting.world JSON`.
+call. Time is what the test says.
 """
 
 import hashlib
 import json
-import logging
-import pathlib
-import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -25,7 +20,7 @@ import numpy as np
 from dilocox_jax.meeting.agreement import LostError
 from dilocox_jax.meeting.mailbox import Exchanged, Mailbox
 from dilocox_jax.meeting.members import MailboxRules
-from dilocox_jax.meeting.store import AwayError, Store
+from dilocox_jax.meeting.store import AwayError
 from tests.oracles import mailbox as twin
 
 MARKS = 16  # 64-bit words with one bit for every piece of progress.
@@ -49,10 +44,9 @@ class Toy:
     turns: int = 1,
     delay: int = 0,
     marks: Iterator[int] | None = None,
-    work: Callable[[int], None] = lambda event: None,
   ):
     self.name, self.events, self.turns, self.delay = name, events, turns, delay
-    self.marks, self.work = marks or iter(()), work
+    self.marks = marks or iter(())
     self.history: dict[int, str] = {}
     self.credited: list[tuple[int, str, bytes]] = []
     self.kept = np.zeros(MARKS, np.uint64)
@@ -94,7 +88,6 @@ class Toy:
     is_there = box.attends(event)
     delta = np.zeros_like(theta)
     if is_there:
-      self.work(event)
       mark = next(self.marks, None)
       if mark is not None:
         self.kept[mark // 64] |= np.uint64(1 << mark % 64)
@@ -282,35 +275,3 @@ class Process:
 
 
 STEP_S = 0.03
-
-
-def main(options: dict[str, Any]) -> None:
-  """Takes part in a run as a process of its own, until the run ends.
-
-  It writes what it has at the end, and when it took part, to a file.
-  """
-  logging.basicConfig(level=logging.INFO, format="%(message)s")
-  times: list[float] = []
-
-  def work(event: int) -> None:
-    times.append(time.time())
-    time.sleep(STEP_S)
-
-  toy = Toy(options["name"], options["events"], work=work)
-  skew = options["skew"]
-  box = Mailbox(
-    Store(options["folder"]),
-    name=options["name"],
-    secret=options["secret"],
-    config=CONFIG,
-    rules=MailboxRules(**options["rules"]),
-    clock=lambda: time.monotonic() + skew,
-  )
-  toy.run(box)
-  result = {"theta": toy.theta.tobytes().hex(), "times": times}
-  result |= {"losses": toy.losses}
-  pathlib.Path(options["result"]).write_text(json.dumps(result))
-
-
-if __name__ == "__main__":
-  main(json.loads(sys.argv[1]))

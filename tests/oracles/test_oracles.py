@@ -167,33 +167,6 @@ def test_a_replica_that_is_never_there_is_as_good_as_none(method):
   assert distance(apart.theta, pair.theta) < 1e-12
 
 
-def test_the_mean_is_weighted_by_steps():
-  """One round: theta ends at the weighted mean of where the replicas are."""
-  params, inputs, targets = make_problem(1, 2, 4, 4, 2, 3)
-  loss, start, batches = arguments(params, inputs, targets, 4)
-  found = train_apart(
-    loss,
-    start,
-    batches,
-    away=(),
-    inner_steps=(4, 1),
-    inner=optimizers.Sgd(0.05),
-    outer=optimizers.Sgd(1.0),
-    sync_interval=4,
-    fragments=fragment_names(params, 1, "strided"),
-  )
-  ends = []
-  for m, count in enumerate((4, 1)):
-    w = dict(start)
-    for step in range(count):
-      _, gradient = loss(w, batches[m][step])
-      w = optimizers.Sgd(0.05).step(w, gradient)
-    ends.append(w)
-  for name, leaf in found.theta.items():
-    mean = (4 * ends[0][name] + ends[1][name]) / 5
-    np.testing.assert_allclose(leaf, mean, rtol=1e-12)
-
-
 # Asked of SimGrid 3.32 with its model of TCP switched off as far as it departs
 # from max-min shares; the file says with which configuration.
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "simgrid.json"

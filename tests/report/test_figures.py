@@ -107,29 +107,6 @@ def test_a_setting_that_sends_nothing_is_left_out_of_the_bytes():
   assert ax.texts[0].get_text() == "nothing to show"
 
 
-def test_of_many_settings_the_ends_are_in_view_and_the_front_is_named():
-  settings = [
-    setting(f"diloco {n}", [2 + n / 50] * 2, 1000 + n) for n in range(9)
-  ]
-  far = setting("cocktail", [40.0, 40.0], 500)
-  base = setting("allreduce", [2.1, 2.1], 8_000)
-  front = ("diloco 7", "gone")
-  ax = panel(frame(base, *settings, far, target=2.1, front=front), panels.BYTES)
-  low, high = ax.get_ylim()
-  assert low < 2 < 2.16 < high < 3
-  assert "axis: CocktailSGD" in ax.get_title(loc="left")
-  names = {text.get_text() for text in ax.texts}
-  assert {"target 2.1", "DiLoCo 0"} <= names
-  # The baseline, the cheapest, what is named, and the lowest losses.
-  drawn = {x.get_gid(): x for x in ax.lines if x.get_gid()}
-  bright = [k for k, x in drawn.items() if x.get_color() != style.PALE]
-  others = [f"diloco {n}" for n in (0, 7, 1, 2, 3)]
-  assert bright == ["allreduce", *others] and len(drawn) == 11
-  widths = [drawn[name].get_linewidth() for name in bright]
-  assert widths == sorted(widths, reverse=True)
-  assert ax.get_legend_handles_labels()[1][-2:] == ["5 others", "Pareto front"]
-
-
 def test_what_reaches_the_target_first_is_no_baseline():
   fast = setting("fast", [2.0, 2.0], 10, seconds={CLOCK: 1.0})
   found = panels.first_to(frame(ALLREDUCE, fast, target=2.5), CLOCK)
