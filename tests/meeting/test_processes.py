@@ -116,7 +116,6 @@ class Group:
     for path in sorted((self.store / "seat").iterdir()):
       name, since = json.loads(path.read_text())["is"].values()
       first = [name in each for each in self.lists()[since:]].index(True)
-      print(f"{name} is there since {since}, and listed {first} later")
       assert first <= 2
 
   def twin(self, like):
@@ -214,8 +213,9 @@ def _is_refused(group, process, line):
 
 def damaged_snapshot(group):
   group.hurry.touch()
-  name, *others = group.moment(SECOND + 1, SECOND + 4)
+  group.moment(SECOND // 2, SECOND // 2)
   group.hurry.unlink()
+  name, *others = group.moment(SECOND + 1, SECOND + 4)
   group.kill(name)
   shutil.rmtree(group.folder / name)
   path = group.store / f"snapshot/{SECOND:010d}/arrays"
