@@ -321,7 +321,9 @@ class Mailbox:
       _LOG.info("the snapshot before event %d is written", event)
 
   def _note_presence(self, event: int, agreed: Manifest, sent: bool) -> None:
-    self._is_present = self.name in agreed.roster.expected()
+    # Who only reads on may be expected there from an earlier life.
+    was_here = sent or self._is_present
+    self._is_present = was_here and self.name in agreed.roster.expected()
     if sent and not self._is_present:
       _LOG.info("%s was too late for event %d", self.name, event)
     for replica, reason in agreed.left_out.items():
