@@ -35,6 +35,8 @@ os.environ.setdefault(
 )
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 os.environ.setdefault("DILOCOX_JAX_CACHE", str(_ROOT / ".cache" / "jax"))
+# Every program is kept, the smallest too: another module or process needs it.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
@@ -48,7 +50,6 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update(
   "jax_compilation_cache_dir", os.environ["DILOCOX_JAX_CACHE"] or None
 )
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 # "tf32" or "bf16": see tests/contracts/test_lint.py.
 if _PRODUCTS := os.environ.get("DILOCOX_JAX_PRODUCTS"):
