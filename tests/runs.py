@@ -113,7 +113,7 @@ def trainer(config: RunConfig, workdir, **options) -> Trainer:
   with mock.patch.object(run_text, "corpus", _load):
     made = Trainer(config, pathlib.Path(workdir), **options)
   made.programs = programs(config)
-  made.controller = AdaptiveController(config, made.programs)
+  made.controller = AdaptiveController(made.programs)
   return made
 
 

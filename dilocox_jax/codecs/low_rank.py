@@ -237,17 +237,16 @@ class LocalLowRank(Encoder):
     return basis, factor
 
 
-def with_rank(codec: Codec, rank: int, max_rank: int) -> Codec:
+def with_rank(codec: Codec, rank: int) -> Codec:
   """Returns a codec with another rank, where it has one that all share.
 
   Args:
     codec: The codec.
     rank: Columns of a factor.
-    max_rank: Columns for which states have room.
   """
   if not isinstance(codec, LowRank):
     return codec
-  return dataclasses.replace(codec, rank=rank, max_rank=max_rank)
+  return dataclasses.replace(codec, rank=rank)
 
 
 def matrices_of(

@@ -3,18 +3,19 @@
 The trainer and the simulator both read the plan that this file makes. So the
 simulator prices exactly the run that is trained.
 
-Some functions take a `RoundSetting`, the rank and H that an adaptive run has
-chosen. Without a setting they use the rank and H of the config.
+An adaptive run changes the rank and H of these objects later on, without the
+config (`training.adaptive_controller`).
 """
+
+import dataclasses
 
 from dilocox_jax.aggregators.collectives import Traffic
 from dilocox_jax.codecs.base import Codec
-from dilocox_jax.codecs.low_rank import LowRank, with_rank
+from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.sections import MembershipConfig
 from dilocox_jax.plan.adaptive import Policy, RoundSetting
 from dilocox_jax.plan.schedule.fragments import Shapes
-from dilocox_jax.plan.schedule.methods import Method, with_interval
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 
 
@@ -23,57 +24,30 @@ def policy(config: RunConfig) -> Policy:
   codec = config.exchange.named_codec
   rank = codec.rank if isinstance(codec, LowRank) else 0
   interval = config.sync.named.schedule.sync_interval
-  return Policy(
-    RoundSetting(rank, interval),
-    config.adaptive.window_rounds,
-    config.adaptive.mode == "rank_and_interval",
-  )
+  return Policy(RoundSetting(rank, interval), **vars(config.adaptive))
 
 
-def codec(config: RunConfig, setting: RoundSetting | None = None) -> Codec:
-  """Returns the codec of an exchange, with the rank of the setting.
+def codec(config: RunConfig) -> Codec:
+  """Returns the codec of the first exchange.
 
   Where the rank changes during a run, states have room for the first one, which
   is the largest.
-
-  Args:
-    config: Config of the run.
-    setting: Rank and H of some rounds; None: the first ones.
   """
   named = config.exchange.named_codec
-  if config.adaptive.mode == "off":
+  if config.adaptive.mode == "off" or not isinstance(named, LowRank):
     return named
-  first = policy(config).first.rank
-  return with_rank(named, setting.rank if setting else first, first)
+  return dataclasses.replace(named, max_rank=named.rank)
 
 
-def method(config: RunConfig, setting: RoundSetting | None = None) -> Method:
-  """Returns the method of the run, with the H of the setting.
-
-  Args:
-    config: Config of the run.
-    setting: Rank and H of some rounds; None: those of the config.
-  """
-  first = config.sync.named
-  if setting is None or setting.sync_interval == first.schedule.sync_interval:
-    return first
-  return with_interval(first, setting.sync_interval)
-
-
-def run_plan(config: RunConfig, setting: RoundSetting | None = None) -> RunPlan:
-  """Returns the plan of the run's segments.
-
-  Args:
-    config: Config of the run.
-    setting: Rank and H of the rounds; None takes those of the config.
-  """
-  sync, chosen = config.sync, method(config, setting)
+def run_plan(config: RunConfig) -> RunPlan:
+  """Returns the plan of the run's segments."""
+  sync, method = config.sync, config.sync.named
   members = None
   if config.membership != MembershipConfig():
     count, seed = config.mesh.num_replicas, config.seed
-    members = config.membership.plan(chosen, count, seed)
+    members = config.membership.plan(method, count, seed)
   return RunPlan(
-    chosen,
+    method,
     config.total_steps,
     sync.warm_start_steps,
     sync.steps_per_dispatch,
@@ -81,24 +55,19 @@ def run_plan(config: RunConfig, setting: RoundSetting | None = None) -> RunPlan:
   )
 
 
-def traffic(
-  config: RunConfig,
-  setting: RoundSetting | None = None,
-  shapes: Shapes | None = None,
-) -> Traffic:
+def traffic(config: RunConfig, shapes: Shapes | None = None) -> Traffic:
   """Returns the object that counts the bytes one replica sends.
 
   Args:
     config: Config of the run.
-    setting: Rank and H of the rounds; None takes those of the config.
     shapes: Shape of every parameter by path; None takes those of the config.
   """
   return Traffic(
-    method(config, setting),
+    config.sync.named,
     config.fragments,
     shapes or config.trained_shapes,
     config.mesh.num_replicas,
-    codec(config, setting),
+    codec(config),
     config.exchange.collective,
     not config.meets and config.exchange.max_norm_ratio is not None,
   )

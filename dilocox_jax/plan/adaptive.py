@@ -53,13 +53,15 @@ class Policy:
 
   Attributes:
     first: The setting of the first rounds: the largest rank, and its H.
+    mode: What adapts, one of `MODES`.
     window_rounds: Rounds measured before each new setting, c.
-    adapts_interval: Whether H follows the rank.
+    energy: Share of the squared norm that a rank must hold.
   """
 
   first: RoundSetting
+  mode: str = "rank"
   window_rounds: int = 5
-  adapts_interval: bool = False
+  energy: float = 0.95
 
   @property
   def ladder(self) -> tuple[int, ...]:
@@ -91,7 +93,7 @@ class Policy:
     needed = sum(measured) / len(measured) / _FULL
     rank = min([r for r in ladder if r >= needed], default=ladder[0])
     interval = self.first.sync_interval
-    if self.adapts_interval:
+    if self.mode == "rank_and_interval":
       # The shortest H that hides a transfer as the first H did.
       share = bytes_of(rank) / bytes_of(ladder[0])
       interval = max(1, math.ceil(interval * share))

@@ -13,15 +13,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from dilocox_jax.aggregators.collectives import Traffic, message_bytes
-from dilocox_jax.config import RunConfig, to_plan
+from dilocox_jax.codecs.low_rank import with_rank
 from dilocox_jax.distributed import processes
 from dilocox_jax.outer.outer_step import Drift
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.adaptive import RoundSetting, energy_rank, spectra_of
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
-from dilocox_jax.training import build
-from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.training.build import Programs
 from dilocox_jax.training.states import TrainingState
 
 
@@ -36,26 +35,14 @@ class AdaptiveController:
     is_adaptive: Whether the setting may change.
   """
 
-  def __init__(
-    self,
-    config: RunConfig,
-    programs: build.Programs,
-    parts: Parts = NO_PARTS,
-  ):
-    """Starts with the rank and H of the config.
-
-    Args:
-      config: Config of the run.
-      programs: Programs of the run.
-      parts: Parts that take the place of what the config names.
-    """
-    self._config, self._parts, self._shapes = config, parts, programs.shapes
-    self._policy = to_plan.policy(config)
+  def __init__(self, programs: Programs):
+    """Starts with the rank and H of a run's programs and plan."""
+    self._first, self._policy = programs, programs.policy
     self._rounds = {self._policy.first: programs.rounds}
     self._since: int | None = None
     self._measured: list[float] = []
     self.setting = self._policy.first
-    self.is_adaptive = config.adaptive.mode != "off"
+    self.is_adaptive = self._policy.mode != "off"
 
   @property
   def rounds(self) -> Rounds:
@@ -64,16 +51,21 @@ class AdaptiveController:
     The programs of a setting are built once and then reused.
     """
     if self.setting not in self._rounds:
-      self._rounds[self.setting] = dataclasses.replace(
-        self._rounds[self._policy.first],
-        outer=build.outer_step(self._config, self.setting, self._parts),
+      first, traffic = self._first.rounds, self.traffic
+      outer = dataclasses.replace(
+        first.outer,
+        method=traffic.method,
+        aggregator=self._first.aggregator_of(traffic.codec),
       )
+      self._rounds[self.setting] = dataclasses.replace(first, outer=outer)
     return self._rounds[self.setting]
 
   @property
   def traffic(self) -> Traffic:
     """Counts the bytes that rounds with the current rank and H send."""
-    return to_plan.traffic(self._config, self.setting, self._shapes)
+    first = self._first.traffic
+    codec = with_rank(first.codec, self.setting.rank)
+    return dataclasses.replace(first, method=self.plan.method, codec=codec)
 
   @property
   def plan(self) -> RunPlan:
@@ -85,7 +77,7 @@ class AdaptiveController:
     schedule starts at step 24 - 5 = 19. Its round 0 then ends at step 24, where
     the update was sent.
     """
-    plan = to_plan.run_plan(self._config, self.setting)
+    plan = self._first.plan.at_interval(self.setting.sync_interval)
     if self._since is None:
       return plan
     start = self._since - self.setting.sync_interval
@@ -98,11 +90,10 @@ class AdaptiveController:
       drifts: One drift for each exchange. Its field `observed` has the arrays
         from which ranks are measured.
     """
-    share = self._config.adaptive.energy
     for drift in drifts:
       spectra = spectra_of(drift.observed) if self.is_adaptive else {}
       if spectra:
-        self._measured.append(energy_rank(spectra, share))
+        self._measured.append(energy_rank(spectra, self._policy.energy))
 
   def is_choice_due(self, unread: Segment | None = None) -> bool:
     """Whether enough ranks were measured to choose a new setting.
@@ -116,8 +107,8 @@ class AdaptiveController:
     """
     windows = unread.windows if unread else ()
     num_unread = sum(window.applied is not None for window in windows)
-    fragments = self._config.sync.named.schedule.num_fragments
-    num_needed = self._config.adaptive.window_rounds * fragments
+    fragments = self._first.plan.method.schedule.num_fragments
+    num_needed = self._policy.window_rounds * fragments
     num_measured = len(self._measured) + num_unread
     return self.is_adaptive and num_measured >= num_needed
 
@@ -148,8 +139,8 @@ class AdaptiveController:
     self.setting, self._measured = setting, []
 
   def _bytes_of(self, rank: int) -> int:
-    setting = dataclasses.replace(self._policy.first, rank=rank)
-    return message_bytes(to_plan.codec(self._config, setting), self._shapes)
+    first = self._first.traffic
+    return message_bytes(with_rank(first.codec, rank), first.shapes)
 
   def get_state(self) -> dict[str, Any]:
     """Returns choices and measurements for a checkpoint, as plain values."""

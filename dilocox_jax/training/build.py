@@ -8,16 +8,18 @@ parts. The trainer only goes through the plan.
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import optax
 
+from dilocox_jax.aggregators.collectives import Traffic
 from dilocox_jax.aggregators.exchange import exchange as mean_exchange
 from dilocox_jax.aggregators.exchange import mean_of_finite_replicas
 from dilocox_jax.aggregators.screen import screened
 from dilocox_jax.checks import require
+from dilocox_jax.codecs.base import Codec
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.config.recipes import changed_options
@@ -37,9 +39,9 @@ from dilocox_jax.outer.data_parallel import StepPrograms
 from dilocox_jax.outer.lone_exchange import ExchangeThread
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.rounds import Rounds
-from dilocox_jax.plan.adaptive import RoundSetting
+from dilocox_jax.plan.adaptive import Policy
 from dilocox_jax.plan.model.shapes import parameter_shapes
-from dilocox_jax.plan.schedule.fragments import Shapes
+from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.training import member
 from dilocox_jax.training.model_functions import model_functions
 from dilocox_jax.training.parts import NO_PARTS, Parts
@@ -48,7 +50,7 @@ from dilocox_jax.trees import Aggregator, shapes_by_path
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-  """Holds the model and all programs that run on the devices.
+  """Holds the plan, the model and all programs that run on the devices.
 
   Attributes:
     model: Functions of the model; its loss is that of evaluations.
@@ -57,8 +59,11 @@ class Programs:
     schedule: Function from the inner step to the learning rate; NaN if an inner
       optimizer was handed in, which has its own.
     steps: Programs of data-parallel steps of all replicas.
-    rounds: Programs of the method's rounds.
-    shapes: Shape of every parameter by path.
+    rounds: Programs of the method's first rounds.
+    plan: Plan of the run, with the H of the first rounds.
+    traffic: Bytes that these rounds send.
+    policy: How rank and H change after them.
+    aggregator_of: Function from a codec to what averages a fragment with it.
   """
 
   model: LossModel
@@ -66,12 +71,15 @@ class Programs:
   schedule: optax.Schedule
   steps: StepPrograms
   rounds: Rounds
-  shapes: Shapes
+  plan: RunPlan
+  traffic: Traffic
+  policy: Policy
+  aggregator_of: Callable[[Codec], Aggregator]
 
   @property
   def parameter_count(self) -> int:
     """Number of parameters of one replica."""
-    return sum(math.prod(shape) for shape in self.shapes.values())
+    return sum(math.prod(shape) for shape in self.traffic.shapes.values())
 
   @functools.cached_property
   def evaluate(self):
@@ -94,26 +102,32 @@ class Programs:
     return jax.jit(self.rounds.replicas.map(self.evaluation, (0, None), 0))
 
 
-def _aggregator(config: RunConfig, setting: RoundSetting | None) -> Aggregator:
-  """Builds the function that averages a fragment over the replicas.
+def _aggregator_of(
+  config: RunConfig, given: Aggregator | None
+) -> Callable[[Codec], Aggregator]:
+  """Builds the function from a codec to what averages a fragment with it.
 
   Args:
     config: Config of the run.
-    setting: Rank and H of the rounds; None takes those of the config.
+    given: Aggregator that is handed in; None changes nothing.
   """
   exchange = config.exchange
-  if config.meets:  # Of a run that is only read: it meets nobody.
-    return member.exchange(config)
+  if config.meets and not given:  # Of a run that is only read.
+    given = member.exchange(config)
+  if given:
+    return lambda codec: given
   ratio = exchange.max_norm_ratio
-  mean = mean_exchange(
-    to_plan.codec(config, setting),
+  mean_of = functools.partial(
+    mean_exchange,
     feedback=exchange.feedback,
     against=exchange.against,
     keep_unsent=exchange.keep_unsent,
     collective=exchange.collective,
     seed=config.seed,
   )
-  return screened(mean, ratio) if ratio else mean
+  if not ratio:
+    return mean_of
+  return lambda codec: screened(mean_of(codec), ratio)
 
 
 def programs(
@@ -183,7 +197,7 @@ def programs(
   frozen = None
   if parts.trainable:
     frozen = replicas.place(parts.trainable.frozen, None)
-  outer = outer_step(config, parts=parts)
+  outer = outer_step(config, parts)
   require(
     not parts.exchange or config.membership == MembershipConfig(),
     "an exchange that is handed in does not go with membership.absences, "
@@ -211,7 +225,10 @@ def programs(
       thread=ExchangeThread() if _needs_thread(config) else None,
       frozen=frozen,
     ),
-    shapes=shapes,
+    plan=to_plan.run_plan(config),
+    traffic=to_plan.traffic(config, shapes),
+    policy=to_plan.policy(config),
+    aggregator_of=_aggregator_of(config, parts.exchange),
   )
 
 
@@ -235,19 +252,11 @@ def _averaged(config: RunConfig, optimizer: optax.GradientTransformation):
   return averaged(optimizer, power) if power else optimizer
 
 
-def outer_step(
-  config: RunConfig,
-  setting: RoundSetting | None = None,
-  parts: Parts = NO_PARTS,
-) -> OuterStep:
+def outer_step(config: RunConfig, parts: Parts = NO_PARTS) -> OuterStep:
   """Builds the outer side of a round: exchange, outer optimizer, apply rule.
-
-  Only this part of a round depends on the current rank and H. So an adaptive
-  run replaces it when they change, and keeps its model and inner step.
 
   Args:
     config: Config of the run.
-    setting: Rank and H of the rounds; None takes those of the config.
     parts: Parts that take the place of what the config names.
   """
   outer = config.outer
@@ -258,9 +267,9 @@ def outer_step(
     nesterov=outer.nesterov and bool(outer.momentum),
   )
   return OuterStep(
-    to_plan.method(config, setting),
+    config.sync.named,
     _averaged(config, optimizer),
-    parts.exchange or _aggregator(config, setting),
+    _aggregator_of(config, parts.exchange)(to_plan.codec(config)),
   )
 
 

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dilocox_jax import metrics
-from dilocox_jax.config import RunConfig
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.distributed.link_counter import LinkCounter
 from dilocox_jax.outer.outer_step import Drift
@@ -103,7 +102,7 @@ class MetricsReader:
 
   def __init__(
     self,
-    config: RunConfig,
+    title: str,
     programs: Programs,
     workdir: pathlib.Path | None,
     progress: TrainingProgress,
@@ -112,7 +111,7 @@ class MetricsReader:
     """Opens the records and starts to measure time.
 
     Args:
-      config: Config of the run.
+      title: Name of the run's method, for the log.
       programs: Programs of the run.
       workdir: The run directory; None: another process writes and logs.
       progress: How far the run is before the first segment.
@@ -122,10 +121,10 @@ class MetricsReader:
     self._recorder = metrics.Recorder(workdir, step_before)
     self._log = None
     if workdir:
-      sizes = config.total_steps, progress.step
-      self._log = ProgressLog(config.sync.method, *sizes)
+      sizes = programs.plan.total_steps, progress.step
+      self._log = ProgressLog(title, *sizes)
     self._schedule = programs.schedule
-    self._energy_share = config.adaptive.energy
+    self._energy_share = programs.policy.energy
     self._recorded_s = time.perf_counter()
     self._start = self._before = progress
     self._training_s = 0.0

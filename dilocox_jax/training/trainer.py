@@ -94,7 +94,7 @@ class Trainer:
     if jax.process_count() > 1:
       processes.open_connections(self.replicas.mesh)
     processes.check_equal(text=self.data.digest)
-    self.controller = AdaptiveController(config, self.programs, parts)
+    self.controller = AdaptiveController(self.programs)
     self.progress = TrainingProgress()
     self._compiled, self._stop_signal = set(), 0
 
@@ -187,7 +187,7 @@ class Trainer:
     if self._member:
       self._member.open(self.workdir, self.progress.step if resumed else None)
     written = self.workdir if processes.is_main() else None
-    made = self.config, self.programs, written, self.progress
+    made = self.config.sync.method, self.programs, written, self.progress
     self._reader = MetricsReader(*made, bool(resumed))
     while not self.progress.is_finished:
       try:

@@ -11,11 +11,9 @@ from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig, from_mapping, to_plan
 from dilocox_jax.config.platforms import chosen_values, on_platform
-from dilocox_jax.plan.adaptive import RoundSetting
 from dilocox_jax.plan.model.presets import nano
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments
-from tests import runs
 
 EVERYTHING = {
   "seed": 3,
@@ -86,22 +84,6 @@ def test_the_plan_of_a_run_follows_from_its_fields():
   assert whole.division.layers_on_stages and whole.mesh.is_divided
   streamed = {"mesh": divided, "sync": {"method": "streaming_diloco"}}
   assert not from_mapping(streamed).division.layers_on_stages
-
-
-def test_a_choice_changes_the_rank_and_the_interval_everywhere():
-  codec, mode = {"codec": "low_rank(rank=8)+int"}, {"mode": "rank"}
-  config = runs.settings(exchange=codec, adaptive=mode)
-  chosen = RoundSetting(rank=2, sync_interval=5)
-  traffic = to_plan.traffic(config, chosen)
-  assert traffic.method.schedule.sync_interval == 5
-  assert traffic.method.schedule.overlap_steps == 5
-  assert to_plan.run_plan(config, chosen).method == traffic.method
-  # States keep room for the first rank.
-  assert traffic.codec == LowRank(2, max_rank=8, then=Int())
-  assert to_plan.traffic(config).codec == LowRank(8, max_rank=8, then=Int())
-  assert to_plan.traffic(config).method.schedule.sync_interval == 3
-  policy = to_plan.policy(config)
-  assert policy.first == RoundSetting(8, 3) and not policy.adapts_interval
 
 
 def test_a_resumed_run_may_be_evaluated_otherwise_but_not_trained_otherwise():

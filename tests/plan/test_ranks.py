@@ -69,7 +69,7 @@ def bytes_of(rank):
 
 def test_rank_and_interval_follow_an_update_whose_rank_falls():
   now, sent = RoundSetting(FIRST, INTERVAL), []
-  steered = Policy(now, WINDOW, True)
+  steered = Policy(now, "rank_and_interval", WINDOW)
   for rank in (32, 32, 16, 16, 8, 8, 4, 4, 4):
     spectrum = np.full((1, FIRST), 1e-4)  # And a little of everything else.
     spectrum[:, :rank] = 1
@@ -85,14 +85,14 @@ def test_rank_and_interval_follow_an_update_whose_rank_falls():
 
 
 def test_an_update_that_fills_its_rank_is_given_more_room():
-  steered = Policy(RoundSetting(FIRST, INTERVAL), WINDOW)
+  steered = Policy(RoundSetting(FIRST, INTERVAL), "rank", WINDOW)
   now = RoundSetting(steered.ladder[-1], 8)
   for wider in reversed(steered.ladder[:-1]):
     now = steered.next_setting([now.rank] * WINDOW, bytes_of)
     assert now == RoundSetting(wider, INTERVAL)
   assert steered.next_setting([now.rank], bytes_of) == steered.first
   # The example of the module: a measured mean of 8 needs 8.9.
-  sixteen = Policy(RoundSetting(16, 30), WINDOW)
+  sixteen = Policy(RoundSetting(16, 30), "rank", WINDOW)
   assert sixteen.ladder == (16, 10, 6, 3, 2)
   for measured, rank in (([7, 9], 10), ([9, 9], 10), ([9.1], 16)):
     assert sixteen.next_setting(measured, bytes_of).rank == rank
@@ -101,9 +101,9 @@ def test_an_update_that_fills_its_rank_is_given_more_room():
     assert (ladder[0], ladder[-1]) == (rank, max(1, rank // 8))
     assert len(ladder) <= 5
     assert list(ladder) == sorted(set(ladder), reverse=True)
-  chosen = with_rank(LowRank(9, 2, then=Int(4)), 5, 9)
+  chosen = with_rank(LowRank(9, 2, 9, Int(4)), 5)
   assert chosen == LowRank(5, 2, 9, Int(4))
-  assert with_rank(RandomMask(0.5), 5, 9) == RandomMask(0.5)
+  assert with_rank(RandomMask(0.5), 5) == RandomMask(0.5)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.config import from_mapping
 from dilocox_jax.outer.outer_step import Drift
+from dilocox_jax.plan.adaptive import Policy, RoundSetting
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.training import build
 from dilocox_jax.training.adaptive_controller import AdaptiveController
@@ -29,8 +32,7 @@ def config(method="dilocox", mode="rank_and_interval"):
 
 
 def controller(**kwargs):
-  settings = config(**kwargs)
-  return AdaptiveController(settings, build.programs(settings))
+  return AdaptiveController(build.programs(config(**kwargs)))
 
 
 def measured(settings, rank, room=RANK):
@@ -113,6 +115,22 @@ def test_a_controller_that_was_replaced_chooses_as_the_old_one():
   assert halves.get_state()["measured"] == whole.get_state()["measured"]
 
 
+def test_a_choice_changes_the_rank_and_the_interval_everywhere():
+  programs, first = build.programs(config()), RoundSetting(RANK, INTERVAL)
+  assert programs.policy == Policy(first, "rank_and_interval", WINDOW)
+  assert programs.traffic.codec == LowRank(RANK, max_rank=RANK, then=Int())
+  given: Any = {"aggregator_of": lambda codec: codec}
+  steered = AdaptiveController(dataclasses.replace(programs, **given))
+  steered.setting = RoundSetting(rank=2, sync_interval=5)
+  outer, traffic = steered.rounds.outer, steered.traffic
+  schedule = outer.method.schedule
+  assert (schedule.sync_interval, schedule.overlap_steps) == (5, 5)
+  assert steered.plan.method == traffic.method == outer.method
+  # States keep room for the first rank.
+  assert traffic.codec == LowRank(2, max_rank=RANK, then=Int())
+  assert outer.aggregator == traffic.codec
+
+
 def sum_of_steps(steered, number):
   """A step at which a segment may begin."""
   start = steered.plan.schedule_start or 0
@@ -120,10 +138,9 @@ def sum_of_steps(steered, number):
 
 
 def test_a_model_that_is_handed_in_has_its_own_leaves():
-  settings = config()
-  shapes = {"kernel": (40, 60)}
-  programs = dataclasses.replace(build.programs(settings), shapes=shapes)
-  steered = AdaptiveController(settings, programs)
+  programs = build.programs(config())
+  kernel = dataclasses.replace(programs.traffic, shapes={"kernel": (40, 60)})
+  steered = AdaptiveController(dataclasses.replace(programs, traffic=kernel))
   gram: Any = np.diag((np.arange(RANK) < 2).astype(np.float32))[None]
   own: Any = np.ones(2)
   for _ in range(WINDOW):

@@ -45,7 +45,7 @@ def desk_fixture(tmp_path, monkeypatch):
   monkeypatch.setattr(metrics_reader, "time", clock)
   monkeypatch.setattr(ProgressLog, "update", lambda _, *args: told.append(args))
   before = TrainingProgress(14, 560, 4_700)
-  book = MetricsReader(CONFIG, runs.programs(CONFIG), tmp_path, before)
+  book = MetricsReader("diloco", runs.programs(CONFIG), tmp_path, before)
   return SimpleNamespace(book=book, told=told, workdir=tmp_path, now=now)
 
 
@@ -158,7 +158,7 @@ def test_the_bytes_of_a_link_are_recorded_for_each_event(tmp_path, monkeypatch):
   sent = itertools.count(step=70)
   monkeypatch.setenv(link_counter.LINK_VARIABLE, "wan")
   monkeypatch.setattr(link_counter, "sent_bytes", lambda interface: next(sent))
-  given = CONFIG, runs.programs(CONFIG), tmp_path, TrainingProgress()
+  given = "diloco", runs.programs(CONFIG), tmp_path, TrainingProgress()
   book = MetricsReader(*given)
   assert book.reads_at_once
   book.read(_dispatched())
@@ -169,7 +169,7 @@ def test_the_bytes_of_a_link_are_recorded_for_each_event(tmp_path, monkeypatch):
 
 def test_beside_the_main_process_all_is_checked_and_nothing_shown(capfd):
   programs = runs.programs(CONFIG)
-  book = MetricsReader(CONFIG, programs, None, TrainingProgress())
+  book = MetricsReader("diloco", programs, None, TrainingProgress())
   assert book.read(_dispatched())
   finite: Any = {"outer_loss": 1.0, "mean_loss": None, "replica_loss": 1.0}
   book.record_evaluation(finite, TrainingProgress(18))

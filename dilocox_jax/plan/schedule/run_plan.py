@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from dilocox_jax.plan.schedule.membership import Membership, RoundAttendance
-from dilocox_jax.plan.schedule.methods import Method
+from dilocox_jax.plan.schedule.methods import Method, with_interval
 from dilocox_jax.plan.schedule.sync_schedule import Window
 
 
@@ -89,6 +89,13 @@ class RunPlan:
     if step >= self.local_start and self.local_start < self.total_steps:
       return "rounds"
     return "data_parallel"
+
+  def at_interval(self, sync_interval: int) -> "RunPlan":
+    """Returns the plan of a run whose rounds have another H."""
+    if sync_interval == self.method.schedule.sync_interval:
+      return self
+    method = with_interval(self.method, sync_interval)
+    return dataclasses.replace(self, method=method)
 
   def segments(self, step: int = 0) -> Iterator[Segment]:
     """Yields all segments that follow a step at which a segment ends."""
