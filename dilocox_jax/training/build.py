@@ -197,7 +197,7 @@ def programs(
   frozen = None
   if parts.trainable:
     frozen = replicas.place(parts.trainable.frozen, None)
-  outer = outer_step(config, parts)
+  outer, power = outer_step(config, parts), config.outer.average_power
   require(
     not parts.exchange or config.membership == MembershipConfig(),
     "an exchange that is handed in does not go with membership.absences, "
@@ -207,7 +207,7 @@ def programs(
   # without compression.
   sends_gradients = config.sync.named.exchanged == "gradient"
   mean = outer.aggregator if sends_gradients else mean_of_finite_replicas()
-  shared = _averaged(config, optimizer) if sends_gradients else optimizer
+  shared = _averaged(optimizer, power) if sends_gradients else optimizer
   recorded = schedule
   if parts.inner_optimizer:  # It has its own rate.
     recorded = optax.constant_schedule(math.nan)
@@ -247,8 +247,7 @@ def _needs_thread(config: RunConfig) -> bool:
   return is_between_cpus and mesh.outer_memory == host_memory.DEVICE
 
 
-def _averaged(config: RunConfig, optimizer: optax.GradientTransformation):
-  power = config.outer.average_power
+def _averaged(optimizer: optax.GradientTransformation, power: float):
   return averaged(optimizer, power) if power else optimizer
 
 
@@ -268,7 +267,7 @@ def outer_step(config: RunConfig, parts: Parts = NO_PARTS) -> OuterStep:
   )
   return OuterStep(
     config.sync.named,
-    _averaged(config, optimizer),
+    _averaged(optimizer, outer.average_power),
     _aggregator_of(config, parts.exchange)(to_plan.codec(config)),
   )
 

@@ -122,29 +122,28 @@ class Member:
     name: Its name.
   """
 
-  def __init__(self, config: RunConfig, meeting: Meeting, rounds: Rounds):
+  def __init__(self, meeting: Meeting, rounds: Rounds):
     """Enters nothing yet.
 
     Args:
-      config: Config of the run.
       meeting: Where the replicas meet.
       rounds: Rounds with an `exchange` of this meeting.
     """
-    self.name, self._config, self._rounds = meeting.name, config, rounds
+    self.name, self._rounds = meeting.name, rounds
     self._carrier = rounds.outer.aggregator.carrier
     self._present: list[str] = []
 
-  def enter(self, handed_in: Sequence[str]) -> None:
+  def enter(self, values: Mapping[str, Any], handed_in: Sequence[str]) -> None:
     """Enters the run.
 
     Args:
+      values: Config of the run, with its sections.
       handed_in: Names of the parts that the caller handed in.
 
     Raises:
       RefusedError: If this replica must not take part.
     """
-    values = flat(self._config.to_mapping()).items()
-    terms = {name: value for name, value in values if name not in _OWN}
+    terms = {k: value for k, value in flat(values).items() if k not in _OWN}
     try:
       self._carrier.enter(terms | {"handed_in": sorted(handed_in)})
     except DiffersError as error:
@@ -163,23 +162,24 @@ class Member:
   @property
   def number(self) -> int:
     """Which of the M replicas of the plan this one is, by its seat."""
-    return self._carrier.mailbox.seat % self._config.mesh.num_replicas
+    return self._carrier.mailbox.seat % self._carrier.mailbox.rules.replicas
 
   @property
   def is_behind(self) -> bool:
     """Whether the others have settled the next event without this replica."""
     return not self._carrier.mailbox.attends(self._carrier.event)
 
-  def joined(self, state: RoundState) -> RoundState:
+  def joined(self, state: RoundState, total_steps: int) -> RoundState:
     """Returns the state with which this replica takes part as a newcomer.
 
     Args:
       state: The first state of the run.
+      total_steps: Inner steps of the run.
     """
     self._carrier.writes_snapshots = True
     while True:
       try:
-        return joined(self._rounds, state, self._config.total_steps)
+        return joined(self._rounds, state, total_steps)
       except LostError as lost:  # The others were faster.
         logging.getLogger(__name__).info("beginning again: %s", lost)
 
@@ -217,13 +217,13 @@ class Member:
       How many replicas were in the last event, for the progress line.
     """
     events, self._carrier.settled = self._carrier.settled, []
-    usage = self._carrier.mailbox.usage
+    usage, rules = self._carrier.mailbox.usage, self._carrier.mailbox.rules
     rows = [{"step": step, "usage": usage, **e._asdict()} for e in events]
     for row in rows:
       self._rows.append(row)
     for event, members, _ in events:
       self._say_changes(event, members)
-    return f"{len(self._present)} of {self._config.mesh.num_replicas} here"
+    return f"{len(self._present)} of {rules.replicas} here"
 
   def _say_changes(self, event: int, members: list[str]) -> None:
     if sorted(members) != self._present:

@@ -23,7 +23,7 @@ from dilocox_jax.training.states import TrainingState
 
 
 def check_nothing_is_lost(
-  config: RunConfig, workdir: pathlib.Path, corpus_digest: str
+  values: dict[str, Any], workdir: pathlib.Path, corpus_digest: str
 ) -> None:
   """Refuses a directory if starting at step 0 would delete results of a run.
 
@@ -39,7 +39,7 @@ def check_nothing_is_lost(
   All processes must call this function, before `Checkpoints` creates a folder.
 
   Args:
-    config: Config of the run.
+    values: Config of the run, with its sections.
     workdir: The run directory.
     corpus_digest: Digest of the text.
 
@@ -48,18 +48,18 @@ def check_nothing_is_lost(
   """
   reason = ""
   if processes.is_main() and not saved_steps(workdir / FOLDER):
-    reason = _lost_run(config, workdir, corpus_digest)
+    reason = _lost_run(values, workdir, corpus_digest)
   if reason := processes.from_main(reason):
     raise RefusedError(reason)
 
 
 def _lost_run(
-  config: RunConfig, workdir: pathlib.Path, corpus_digest: str
+  values: dict[str, Any], workdir: pathlib.Path, corpus_digest: str
 ) -> str:
   """Returns which results would be lost and what to do; "" if none would be.
 
   Args:
-    config: Config of the run.
+    values: Config of the run, with its sections.
     workdir: A directory without checkpoints.
     corpus_digest: Digest of the text.
   """
@@ -68,7 +68,7 @@ def _lost_run(
     return ""
   reason = "its checkpoints are gone"
   if (workdir / FOLDER).is_dir() and not (workdir / PAGE).exists():
-    reason = _other_run(config, workdir, corpus_digest)
+    reason = _other_run(values, workdir, corpus_digest)
   if not reason:
     logging.getLogger(__name__).info(
       "no checkpoint was saved before: starting again at step 0"
@@ -82,7 +82,7 @@ def _lost_run(
 
 
 def _other_run(
-  config: RunConfig, workdir: pathlib.Path, corpus_digest: str
+  values: dict[str, Any], workdir: pathlib.Path, corpus_digest: str
 ) -> str:
   """Returns how the run in a directory differs from the config; may be ""."""
   try:
@@ -94,12 +94,12 @@ def _other_run(
     saved = json_object((workdir / CONFIG).read_bytes(), CONFIG)
   except (OSError, ValueError):
     return f"its {CONFIG} cannot be read"
-  changes = _changes(saved, digest, config, corpus_digest)
+  changes = _changes(saved, digest, values, corpus_digest)
   return f"it has other settings ({'; '.join(changes)})" if changes else ""
 
 
 def resumed_state(
-  config: RunConfig,
+  values: dict[str, Any],
   programs: Programs,
   checkpoints: Checkpoints,
   corpus_digest: str,
@@ -108,7 +108,7 @@ def resumed_state(
   """Returns the state and the record of this run's newest whole checkpoint.
 
   Args:
-    config: Config that the user gives now.
+    values: Config that the user gives now, with its sections.
     programs: Programs of the run.
     checkpoints: Checkpoints of the run directory.
     corpus_digest: Digest of the text as it is now.
@@ -122,7 +122,7 @@ def resumed_state(
   """
 
   def template(record: dict[str, Any]) -> TrainingState:
-    _check_same_run(config, corpus_digest, record)
+    _check_same_run(values, corpus_digest, record)
     check_same_parts(record, parts)
     return states.abstract(programs, record["phase"], record["in_flight"])
 
@@ -132,7 +132,7 @@ def resumed_state(
   state, record = restored
   step = record["position"]["step"]
   logging.getLogger(__name__).info(
-    "continuing at step %d of %d", step, config.total_steps
+    "continuing at step %d of %d", step, programs.plan.total_steps
   )
   return state, record
 
@@ -161,11 +161,11 @@ def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
 
 
 def _check_same_run(
-  config: RunConfig, corpus_digest: str, record: dict[str, Any]
+  values: dict[str, Any], corpus_digest: str, record: dict[str, Any]
 ) -> None:
   """Raises RefusedError if a checkpoint's record is that of another run."""
   digest = record["corpus_digest"]
-  changes = _changes(record["config"], digest, config, corpus_digest)
+  changes = _changes(record["config"], digest, values, corpus_digest)
   if not changes:
     return
   advice = "take another --workdir, or set the saved values again"
@@ -205,19 +205,19 @@ def check_same_parts(record: dict[str, Any], parts: Parts) -> None:
 
 
 def _changes(
-  saved: dict[str, Any], digest: str, config: RunConfig, corpus_digest: str
+  saved: dict[str, Any], digest: str, now: dict[str, Any], corpus_digest: str
 ) -> list[str]:
   """Returns the differences that make a saved run another: "seed: 0 -> 1".
 
   Args:
     saved: Config of the saved run, with its sections.
     digest: Digest of the saved run's text.
-    config: Config of the run that is to go on.
+    now: Config of the run that is to go on, with its sections.
     corpus_digest: Digest of this run's text.
   """
   # A field that is newer than the saved run had its default there.
   old = flat(RunConfig().to_mapping()) | flat(saved)
-  changes = changed_fields(old, config.to_mapping(), FREE_ON_RESUME)
+  changes = changed_fields(old, now, FREE_ON_RESUME)
   if digest != corpus_digest:
     changes.append(f"corpus: {digest} -> {corpus_digest}")
   return changes

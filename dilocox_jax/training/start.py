@@ -21,6 +21,7 @@ from dilocox_jax.metrics.work_directory import CONFIG, RECORD, RefusedError
 from dilocox_jax.models import adapters, weights
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_states import RoundState
+from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.training import build, evaluation, states
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import FOLDER, Checkpoints
@@ -49,7 +50,7 @@ def with_trainable(
     model = parts.model or build.programs(config).model
     base = jax.jit(model.init)(jax.random.key(config.seed))
   elif _is_foreign(source):
-    base = foreign_params(config, source)
+    base = foreign_params(config.model.shape, source)
   else:
     one_device = Replicas(config.num_local_replicas)
     base, _ = _saved_model(config, source, one_device, parts)
@@ -81,7 +82,7 @@ def first_state(
     params = states.first_params(programs, config.seed)
     return states.fresh(programs, phase, params)
   if _is_foreign(source):
-    params = place(foreign_params(config, source), None)
+    params = place(foreign_params(config.model.shape, source), None)
     return states.fresh(programs, phase, params)
   replicas = programs.rounds.replicas
   params, optimizers = _saved_model(config, source, replicas, parts)
@@ -162,11 +163,11 @@ def _parts_of(source: pathlib.Path, parts: Parts) -> Parts:
   return Parts(**{name: getattr(parts, name) for name in needed})
 
 
-def foreign_params(config: RunConfig, source: pathlib.Path) -> Tree:
+def foreign_params(wanted: ModelShape, source: pathlib.Path) -> Tree:
   """Reads the parameters of a checkpoint that another library has written.
 
   Args:
-    config: Config of the run, whose model has its sizes.
+    wanted: Sizes of the run's model.
     source: Folder of the checkpoint.
 
   Raises:
@@ -176,7 +177,7 @@ def foreign_params(config: RunConfig, source: pathlib.Path) -> Tree:
     shape, params = weights.read_checkpoint(source)
   except ValueError as error:
     raise RefusedError(f"checkpoint.init_from={source}: {error}") from error
-  ours = vars(config.model.shape)
+  ours = vars(wanted)
   if others := {k: v for k, v in vars(shape).items() if v != ours[k]}:
     raise RefusedError(
       f"checkpoint.init_from={source} holds another model: set "

@@ -80,8 +80,9 @@ class Trainer:
     parts = start.with_trainable(config, parts)
     self.clock, self.parts = clock, parts
     self.config, self.workdir, self.command = config, workdir, command
+    self._values = config.to_mapping()
     # First: processes whose meshes differ would wait for each other for ever.
-    processes.check_equal(config=config.to_mapping())
+    processes.check_equal(config=self._values)
     self.data = run_text.run_data(config, parts)
     carried = parts
     if meeting:
@@ -89,7 +90,7 @@ class Trainer:
       carried = dataclasses.replace(parts, exchange=exchange)
     self.programs = build.programs(config, carried, self.data.end_of_text)
     rounds = self.programs.rounds
-    self._member = Member(config, meeting, rounds) if meeting else None
+    self._member = Member(meeting, rounds) if meeting else None
     self.replicas = rounds.replicas
     if jax.process_count() > 1:
       processes.open_connections(self.replicas.mesh)
@@ -137,9 +138,9 @@ class Trainer:
   def _run(self) -> None:
     """Trains to the end, and says what to do if that cannot be."""
     if self._member:
-      self._member.enter(self.parts.names)
+      self._member.enter(self._values, self.parts.names)
     with processes.detect_lost_process():
-      resume.check_nothing_is_lost(self.config, self.workdir, self.data.digest)
+      resume.check_nothing_is_lost(self._values, self.workdir, self.data.digest)
       self._checkpoints = Checkpoints(
         self.workdir / FOLDER, self.config.checkpoint.keep
       )
@@ -164,7 +165,7 @@ class Trainer:
     return f"{self._checkpoints.what_is_kept()} in {self.workdir}"
 
   def _start_and_train(self) -> None:
-    made = self.config, self.programs, self._checkpoints, self.data.digest
+    made = self._values, self.programs, self._checkpoints, self.data.digest
     resumed = resume.resumed_state(*made, self.parts)
     if resumed:
       state, record = resumed
@@ -203,7 +204,7 @@ class Trainer:
     state = start.first_state(self.config, self.programs, phase, self.parts)
     if self._member:
       assert isinstance(state, RoundState)
-      state = self._member.joined(state)
+      state = self._member.joined(state, self.config.total_steps)
       self._go_to(int(jax.device_get(state.step)))
     return state
 
@@ -360,7 +361,7 @@ class Trainer:
       "controller": self.controller.get_state(),
       "clock": self.clock.get_state() if self.clock else None,
       "in_flight": states.num_in_flight(state),
-      "config": self.config.to_mapping(),
+      "config": self._values,
       "corpus_digest": self.data.digest,
       "handed_in": self.parts.names,
       "meeting": self._member.get_state() if self._member else None,

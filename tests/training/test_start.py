@@ -28,9 +28,8 @@ def test_the_seed_decides_where_a_run_begins(stopped, seed):
 
 
 def check(stopped, workdir, config=None, digest=None):
-  resume.check_nothing_is_lost(
-    config or stopped.config, workdir, digest or stopped.data.digest
-  )
+  values = (config or stopped.config).to_mapping()
+  resume.check_nothing_is_lost(values, workdir, digest or stopped.data.digest)
 
 
 @pytest.fixture(name="unsaved")
@@ -90,7 +89,7 @@ def resumed(stopped, config=None, digest=None, programs=None) -> Any:
   checkpoints = Checkpoints(stopped.workdir / "checkpoints", read_only=True)
   try:
     return resume.resumed_state(
-      config or stopped.config,
+      (config or stopped.config).to_mapping(),
       programs or stopped.programs,
       checkpoints,
       digest or stopped.data.digest,
