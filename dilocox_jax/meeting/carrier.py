@@ -118,6 +118,7 @@ class Turns:
 
   Attributes:
     is_counted: Whether this replica's messages were listed in all turns.
+    is_wrong: Whether one of them was left out because of its values.
   """
 
   def __init__(
@@ -126,7 +127,7 @@ class Turns:
     """Sends nothing yet; see `Carrier.exchange`."""
     self._carrier, self._event, self._kind = carrier, event, kind
     self._attends, self._state, self._turn = attends, state, 0
-    self.is_counted = True
+    self.is_counted, self.is_wrong = True, False
 
   def send(
     self,
@@ -160,6 +161,7 @@ class Turns:
       else None,
     )
     self.is_counted &= exchanged.is_own_listed
+    self.is_wrong |= self._carrier.mailbox.name in exchanged.left_out
     if turn == 0:
       members = [name for name, *_ in exchanged.messages]
       found = Settled(self._event, members, exchanged.left_out)

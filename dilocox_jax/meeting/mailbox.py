@@ -48,7 +48,7 @@ class Exchanged(NamedTuple):
     is_own_listed: Whether this replica's message is one of them. If it is not,
       what it holds stays with this replica.
     left_out: Messages that were there and do not count, with the reason. One
-      whose values were wrong should start again from the shared state.
+      whose values were wrong should keep nothing of them.
   """
 
   messages: list[tuple[str, float, list[np.ndarray]]]

@@ -159,7 +159,13 @@ class CarriedExchange:
       arrived += (tuple(came),)
       leaving, result = self._stage(kept, rest, due, arrived)
     found, kept = result
-    if not turns.is_counted and not carrier.keeps:
+    if turns.is_wrong:
+      # Nothing of it may come back, or it would be left out again and again:
+      # the residual is empty, and the parameters lose it as if it were sent.
+      kept = map_prefix(jax.numpy.zeros_like, self.outer.axes.exchange, kept)
+      if self.outer.aggregator.keep_unsent:
+        found = found._replace(sent=found.own)
+    elif not turns.is_counted and not carrier.keeps:
       # Under "continue" a replica takes its own part back from its parameters,
       # because the mean has it. This mean does not.
       zeros = jax.tree.map(jax.numpy.zeros_like, found.own)

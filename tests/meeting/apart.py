@@ -92,11 +92,14 @@ def trained(rounds, own=slice(None), start=0):
   return np.concatenate(losses, axis=1), outer
 
 
-def broken(aggregator, factor_of):
-  """Multiplies what replicas send, as a broken device might."""
+def broken(aggregator, factor_of, event=None):
+  """Multiplies what replicas send, as a broken device might; or once only."""
 
   def average(values, state, params=None):
-    values = jax.tree.map(lambda x: x * factor_of().astype(x.dtype), values)
+    factor = factor_of()
+    if event is not None:
+      factor = jnp.where(state.count == event, factor, 1.0)
+    values = jax.tree.map(lambda x: x * factor.astype(x.dtype), values)
     return (yield from aggregator.paused(values, state, params))
 
   return aggregator._replace(average=without_pauses(average))
@@ -115,13 +118,13 @@ def together(name, num_replicas, factors=None, own=slice(None)):
   return trained(rounds_of(method, exchange, num_replicas), own)
 
 
-def alone(where, name, number, factor=1, **more):
+def alone(where, name, number, factor=1, event=None, **more):
   """Trains one replica of several."""
   method, settings = METHODS[name]
   exchange = dx.mailbox(
     where, name=f"r{number}", secret=SECRET, **settings, **more
   )
-  exchange = broken(exchange, lambda: jnp.float32(factor))
+  exchange = broken(exchange, lambda: jnp.float32(factor), event)
   rounds = rounds_of(method, exchange, 1)
   return trained(rounds, slice(number, number + 1))
 

@@ -10,12 +10,14 @@ from tests.meeting import apart
 from tests.outer.problem import assert_close, assert_equal
 
 
-def all_alone(name, factors=(1, 1, 1), **limits):
+def all_alone(name, factors=(1, 1, 1), wrong_event=None, **limits):
   """What each of three replicas that are apart has at the end."""
   store, rules = Store("memory:///"), apart.rules(3, **limits)
 
   def replica(number):
-    return apart.alone(store, name, number, factors[number], rules=rules)
+    return apart.alone(
+      store, name, number, factors[number], wrong_event, rules=rules
+    )
 
   return apart.in_threads(replica, 3)
 
@@ -52,3 +54,16 @@ def test_who_sends_wrong_values_is_as_one_who_is_absent(
     own = own[::2]
   assert_close(own, losses, 1e-6)
   assert_close(found, outer, 1e-6)
+
+
+@pytest.mark.parametrize(
+  "name, fragments",
+  [("overlap_loco", 2), pytest.param("dilocox", 1, marks=pytest.mark.slow)],
+)
+def test_who_sent_wrong_values_once_counts_again_in_the_next_event(
+  name, fragments, caplog
+):
+  caplog.set_level(logging.INFO)
+  found = all_alone(name, (1, 1e3, 1), wrong_event=4, max_norm_ratio=5.0)
+  assert caplog.text.count("r1 is left out: its ") == 3 * fragments
+  assert_equal(found[1][1], found[0][1])
