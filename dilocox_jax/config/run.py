@@ -114,7 +114,8 @@ class RunConfig:
     values = resolved(flat(self.to_mapping()))
     for name, section in vars(self).items():
       if dataclasses.is_dataclass(section):
-        filled = {field: values[f"{name}.{field}"] for field in vars(section)}
+        given = dataclasses.asdict(section)
+        filled = {field: values[f"{name}.{field}"] for field in given}
         object.__setattr__(self, name, type(section)(**filled))
 
   def _check_rank(self) -> None:
@@ -222,13 +223,13 @@ class RunConfig:
     """Replicas of one runtime: all of them, or one if they meet in a store."""
     return 1 if self.meets else self.mesh.num_replicas
 
-  @property
+  @functools.cached_property
   def trained_shapes(self) -> Shapes:
     """Shape of every leaf that is trained: of the adapters, or of the model."""
     whole = parameter_shapes(self.model.shape)
     return self.lora.shapes(whole) if self.lora.rank else whole
 
-  @property
+  @functools.cached_property
   def fragments(self) -> Fragments:
     """Fragments into which the method divides the model."""
     method = self.sync.named
@@ -309,7 +310,7 @@ def _defaults() -> dict[str, Any]:
     f"{section.name}.{name}": value
     for section in fields
     if dataclasses.is_dataclass(section.default)
-    for name, value in vars(section.default).items()
+    for name, value in dataclasses.asdict(section.default).items()
   } | dict(DEFAULTS)
 
 

@@ -7,6 +7,7 @@ value.
 """
 
 import dataclasses
+import functools
 import math
 import typing
 from typing import Any
@@ -121,7 +122,7 @@ class ModelConfig(Section):
   # would reward large logits.
   z_loss: float = limited(0.0, at_least=0)
 
-  @property
+  @functools.cached_property
   def shape(self) -> ModelShape:
     """Sizes of the preset, except for those that are set."""
     preset = MODEL_PRESETS[self.preset]
@@ -258,7 +259,7 @@ class SyncConfig(Section):
       "leave sync.warm_start_steps at 0",
     )
 
-  @property
+  @functools.cached_property
   def named(self) -> Method:
     """The method, with the schedule and the rule that these fields give it."""
     given = dataclasses.asdict(self)
@@ -301,7 +302,7 @@ class ExchangeConfig(Section):
       "codec loses: set one of them",
     )
 
-  @property
+  @functools.cached_property
   def named_codec(self) -> "Codec":
     """The codec that the names and settings describe."""
     with in_front("exchange."):
