@@ -25,6 +25,7 @@ from dilocox_jax.plan.schedule.fragments import BLOCKS, Shapes, stacked_shape
 
 _FP32_BYTES = 4
 _BYTES = {"float32": 4, "bfloat16": 2}
+_PLATFORM = "gpu"  # A laptop needs no such estimate.
 # Muon has the gradient and the momentum of a layer whole at the same time. A
 # third copy would be 3.3 GiB above a program of 107 billion parameters.
 _WHOLE_COPIES = 2
@@ -157,8 +158,8 @@ def step_bytes(config: RunConfig, optimizer: str = "") -> int:
   missing -= missing // config.mesh.num_data_shards
   held = tables - missing + layers // shape.num_layers * per_stage
   # Gradients and values. A single device has the values already.
-  config = on_platform(config, "gpu")  # A laptop needs no such estimate.
-  width = _BYTES[config.model.compute_dtype] if config.mesh.is_divided else 0
+  dtype = on_platform(config, _PLATFORM).compute_dtype
+  width = _BYTES[dtype] if config.mesh.is_divided else 0
   # And a share on its way, of which one is what compiled programs show.
   held = (_FP32_BYTES + width) * held + share_bytes(
     config.trained_shapes, config.division
@@ -183,19 +184,20 @@ def _whole_layers_bytes(config: RunConfig, layer_size: int) -> int:
 
 
 def _activation_bytes(config: RunConfig, num_layers: int) -> int:
-  shape, mesh, model = config.model.shape, config.mesh, config.model
+  shape, mesh = config.model.shape, config.mesh
+  chosen = on_platform(config, _PLATFORM)
   divisor = mesh.num_data_shards * config.inner.accumulate_steps
   length = config.data.sequence_length
   tokens = config.data.batch_size * length // divisor
-  width = _BYTES[model.compute_dtype]
-  scores = shape.num_heads * length if model.attention == "plain" else 0
+  width = _BYTES[chosen.compute_dtype]
+  scores = shape.num_heads * length if chosen.attention == "plain" else 0
   one_layer = tokens * (_layer_values(shape) + scores) * width
   saved = num_layers * tokens * shape.model_dim * width
-  if (mesh.remat if mesh.is_divided else model.remat) != "full":
+  if (mesh.remat if mesh.is_divided else chosen.remat) != "full":
     saved = num_layers * one_layer
   slots = config.pipeline.num_saved_slots
   # Logits and their gradient are in fp32.
-  at_once = min(model.loss_chunk_tokens or tokens, tokens)
+  at_once = min(chosen.loss_chunk_tokens or tokens, tokens)
   logits = 2 * at_once * shape.vocab_size * _FP32_BYTES
   return slots * saved + 2 * one_layer + logits
 

@@ -42,26 +42,34 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
   "tpu": {**_ACCELERATOR, "model.attention": "splash"},
 }
 
-_OPEN = (None, "auto")
+_OPEN = (None, "auto")  # What leaves a field to the devices.
 _SPLASH_LENGTH = 128  # The kernel's lengths are multiples of this.
 _CUDNN_WIDTH = 128  # Widest head of every GPU that the kernel knows.
 
 
+@dataclasses.dataclass(frozen=True)
+class Computation:
+  """How a replica computes on some kind of devices.
+
+  Its fields are those of the sections `model` and `mesh` that may be left to
+  the devices, with values. Those of a model that is handed in stay open.
+  """
+
+  attention: str
+  compute_dtype: str
+  loss_chunk_tokens: int
+  remat: str
+  scan_unroll: int
+  stacked_by: str
+
+
 def on_platform(
   config: RunConfig, platform: str, has_own_model: bool = False
-) -> RunConfig:
-  """Fills in what a config leaves to the devices (`chosen_values`)."""
+) -> Computation:
+  """Returns how a replica computes, by its config or by `chosen_values`."""
   chosen = chosen_values(config, platform, has_own_model)
-  filled = {
-    name: dataclasses.replace(
-      getattr(config, name),
-      **{
-        k.partition(".")[2]: v for k, v in chosen.items() if k.startswith(name)
-      },
-    )
-    for name in ("model", "mesh")
-  }
-  return dataclasses.replace(config, **filled)
+  values = flat(config.to_mapping()) | chosen
+  return Computation(**{p.partition(".")[2]: values[p] for p in _ACCELERATOR})
 
 
 def chosen_values(

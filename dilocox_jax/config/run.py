@@ -111,12 +111,12 @@ class RunConfig:
 
   def _resolve(self) -> None:
     """Puts values in the place of all that is left to the method."""
-    values = resolved(flat(self.to_mapping()))
-    for name, section in vars(self).items():
-      if dataclasses.is_dataclass(section):
-        given = dataclasses.asdict(section)
-        filled = {field: values[f"{name}.{field}"] for field in given}
-        object.__setattr__(self, name, type(section)(**filled))
+    given = self.to_mapping()
+    values = resolved(flat(given))
+    for name, section in given.items():
+      if isinstance(section, dict):
+        filled = {field: values[f"{name}.{field}"] for field in section}
+        object.__setattr__(self, name, type(getattr(self, name))(**filled))
 
   def _check_rank(self) -> None:
     """Refuses a rank that no matrix has, as none would be factorised then."""
@@ -307,10 +307,10 @@ def _defaults() -> dict[str, Any]:
   """Default values of all fields of all sections, by their dotted names."""
   fields = dataclasses.fields(RunConfig)
   return {
-    f"{section.name}.{name}": value
+    f"{section.name}.{field.name}": field.default
     for section in fields
     if dataclasses.is_dataclass(section.default)
-    for name, value in dataclasses.asdict(section.default).items()
+    for field in dataclasses.fields(section.default)
   } | dict(DEFAULTS)
 
 

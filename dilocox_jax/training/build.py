@@ -154,7 +154,7 @@ def programs(
   """
   if devices:
     platform = platform or devices[0].platform
-  config = on_platform(
+  computation = on_platform(
     config, platform or platform_name(), parts.model is not None
   )
   inner, mesh = config.inner, config.mesh
@@ -166,11 +166,14 @@ def programs(
     f"mesh.outer_memory={mesh.outer_memory!r}: {reason}: take 'device'",
   )
   model, gradient, evaluation = model_functions(
-    config, parts.model, end_of_text, parts.trainable
+    config, computation, parts.model, end_of_text, parts.trainable
   )
   shapes = parameter_shapes(config.model.shape)
+  cuts = Cuts(config.fragments.num_fragments, config.fragments)
   if parts.model is not None or parts.trainable:
-    shapes = shapes_by_path(jax.eval_shape(model.init, jax.random.key(0)))
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    cuts.check(params)
+    shapes = shapes_by_path(params)
   schedule = learning_rate_schedule(
     inner.schedule,
     inner.learning_rate,
@@ -218,7 +221,7 @@ def programs(
     steps=StepPrograms(gradient, shared, mean, replicas, frozen),
     rounds=Rounds(
       outer,
-      Cuts(config.fragments.num_fragments, config.fragments),
+      cuts,
       replicas,
       mesh.outer_memory,
       inner_step=inner_step(gradient, optimizer),

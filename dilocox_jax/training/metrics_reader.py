@@ -121,8 +121,7 @@ class MetricsReader:
     self._recorder = metrics.Recorder(workdir, step_before)
     self._log = None
     if workdir:
-      sizes = programs.plan.total_steps, progress.step
-      self._log = ProgressLog(title, *sizes)
+      self._log = ProgressLog(title, programs.plan.total_steps, progress.step)
     self._schedule = programs.schedule
     self._energy_share = programs.policy.energy
     self._recorded_s = time.perf_counter()

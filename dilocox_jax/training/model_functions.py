@@ -5,6 +5,7 @@ single device, or shares it, runs whole.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jax.custom_batching import sequential_vmap
 
 from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig
+from dilocox_jax.config.platforms import Computation
 from dilocox_jax.inner import vocabulary
 from dilocox_jax.inner.pipeline import pipelined_gradient
 from dilocox_jax.inner.pipeline_stage import CutModel, pipelined_loss
@@ -28,7 +30,6 @@ from dilocox_jax.models.loss import (
   token_scores,
 )
 from dilocox_jax.models.transformer import remat_wrapper
-from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.window import WithFrozen
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.trees import Scalar, Tree
@@ -36,6 +37,7 @@ from dilocox_jax.trees import Scalar, Tree
 
 def model_functions(
   config: RunConfig,
+  computation: Computation,
   given: LossModel | None,
   end_of_text: int | None,
   trainable: Adaptation | None = None,
@@ -43,7 +45,8 @@ def model_functions(
   """Builds the model, and the gradient and evaluation of a replica.
 
   Args:
-    config: Config of the run, with values for what depends on the devices.
+    config: Config of the run.
+    computation: What of it depends on the devices.
     given: Model that takes the place of the config's; None changes nothing.
     end_of_text: Token at which attention begins anew, or None.
     trainable: What is trained of the model; None: all of it.
@@ -57,24 +60,29 @@ def model_functions(
     ValueError: If a model that is handed in, or of which only a part is
       trained, is to be divided over devices.
   """
-  sizes = config.model
+  others = trainable, config.inner.accumulate_steps, computation.stacked_by
   if given is not None:
-    _check_given_model(config, given, trainable)
-    return _whole(config, given, _given_loss(config, given), trainable)
-  if sizes.attention == "splash":
+    require(
+      not config.mesh.is_divided,
+      "a model that is handed in cannot be cut into stages or shards: register "
+      "one with the functions embed, block and logits "
+      "(dilocox_jax.register_model), or set mesh.num_stages=1 and "
+      "mesh.num_data_shards=1",
+    )
+    return _whole(given, _given_loss(given, computation.remat), *others)
+  if computation.attention == "splash":
     check_splash_length(config.data.sequence_length)
-  model = loaded(type(sizes.shape).builder)(
-    sizes.shape,
-    dtype=jnp.dtype(sizes.compute_dtype),
-    unroll=sizes.scan_unroll,
-    attention=sizes.attention,
+  shape, chunk_tokens = config.model.shape, computation.loss_chunk_tokens
+  model = loaded(type(shape).builder)(
+    shape,
+    dtype=jnp.dtype(computation.compute_dtype),
+    unroll=computation.scan_unroll,
+    attention=computation.attention,
     # A pipeline wraps the layers itself, as `mesh.remat` says.
-    remat="none" if config.mesh.is_divided else sizes.remat,
+    remat="none" if config.mesh.is_divided else computation.remat,
   )
   loss = functools.partial(
-    next_token_loss,
-    end_of_text=end_of_text,
-    chunk_tokens=sizes.loss_chunk_tokens or 0,
+    next_token_loss, end_of_text=end_of_text, chunk_tokens=chunk_tokens
   )
   evaluated = LossModel(model.init, functools.partial(loss, model))
   if config.mesh.is_divided:
@@ -83,19 +91,20 @@ def model_functions(
       "trainable: a replica that devices share trains all of a model: set "
       "mesh.num_stages=1 and mesh.num_data_shards=1",
     )
-    return evaluated, *_divided_functions(config, model, end_of_text)
-  loss = functools.partial(loss, model, z_loss=sizes.z_loss)
-  return _whole(config, evaluated, loss, trainable)
+    cut = functools.partial(_cut, config, model, end_of_text, chunk_tokens)
+    return evaluated, *_divided_functions(config, cut)
+  loss = functools.partial(loss, model, z_loss=config.model.z_loss)
+  return _whole(evaluated, loss, *others)
 
 
 def _whole(
-  config: RunConfig,
   evaluated: LossModel,
   loss: Loss,
   trainable: Adaptation | None,
+  micro_batches: int,
+  stacked_by: str,
 ) -> tuple[LossModel, Gradient, Loss]:
   """Builds the functions of a replica that one device holds."""
-  micro_batches = config.inner.accumulate_steps
   functions = (
     accumulated_gradient(loss, micro_batches),
     _mean_over_batches(evaluated.loss),
@@ -106,7 +115,7 @@ def _whole(
   gradient, evaluation = functions
   # On CPU, the batched matrix products that vmap makes are slow. So replicas
   # on one device run in turn instead.
-  if config.mesh.stacked_by == "map":
+  if stacked_by == "map":
     gradient = sequential_vmap(gradient)
   return evaluated, gradient, evaluation
 
@@ -131,13 +140,12 @@ def _of_a_part(
   return gradient, evaluation
 
 
-def _given_loss(config: RunConfig, given: LossModel) -> Loss:
+def _given_loss(given: LossModel, remat: str) -> Loss:
   """Returns the training loss of a model that is handed in.
 
   Its layers are not known, so `model.remat` is applied to the loss as a whole,
   and only if it is set: a model may compute its layers again by itself.
   """
-  remat = config.model.remat
   if remat == "auto":
     return given.loss
   return remat_wrapper(remat, prevent_cse=True)(given.loss)
@@ -153,26 +161,15 @@ def _mean_over_batches(loss: Loss) -> Loss:
   return mean
 
 
-def _check_given_model(
-  config: RunConfig, model: LossModel, trainable: Adaptation | None
-) -> None:
-  if config.mesh.is_divided:
-    raise ValueError(
-      "a model that is handed in cannot be cut into stages or shards: register "
-      "one with the functions embed, block and logits "
-      "(dilocox_jax.register_model), or set mesh.num_stages=1 and "
-      "mesh.num_data_shards=1"
-    )
-  init = trainable.init if trainable else model.init
-  params = jax.eval_shape(init, jax.random.key(0))
-  Cuts(config.fragments.num_fragments, config.fragments).check(params)
-
-
 def _divided_functions(
-  config: RunConfig, model: transformer.Model, end_of_text: int | None
+  config: RunConfig, cut: Callable[[float], CutModel]
 ) -> tuple[Gradient, Loss]:
-  """Builds gradient and evaluation of a replica that several devices hold."""
-  cut = functools.partial(_cut, config, model, end_of_text)
+  """Builds gradient and evaluation of a replica that several devices hold.
+
+  Args:
+    config: Config of the run.
+    cut: Function from the weight of the z-loss to the cut model.
+  """
   mesh, layers = config.mesh, config.stage_layers
   num_micro_batches = config.inner.accumulate_steps
   stage = pipelined_gradient(
@@ -194,10 +191,10 @@ def _cut(
   config: RunConfig,
   model: transformer.Model,
   end_of_text: int | None,
+  chunk_tokens: int,
   z_loss: float,
 ) -> CutModel:
   """Cuts a model where a pipeline may cut it."""
-  chunk_tokens = config.model.loss_chunk_tokens or 0
   tables = config.division.divided_tables(config.model.shape)
   head = "embed/embedding" if config.model.shape.tied_head else "head/kernel"
 

@@ -85,7 +85,6 @@ def measure_steps(config: RunConfig, repeats: int) -> dict:
   Returns:
     Values by name, ready for JSON.
   """
-  config = on_platform(config, build.platform_name())
   programs = build.programs(config)
   replicas, data = programs.rounds.replicas, config.data
   shape = (len(replicas.own), STEPS, data.batch_size, data.sequence_length + 1)
@@ -106,6 +105,7 @@ def measure_steps(config: RunConfig, repeats: int) -> dict:
 
 def _rates(config: RunConfig, seconds: list[float]) -> dict:
   mesh, shape = config.mesh, config.model.shape
+  chosen = on_platform(config, build.platform_name())
   step_s = statistics.median(seconds) / STEPS
   tokens_per_s = mesh.num_replicas * config.tokens_per_replica_step / step_s
   flops = tokens_per_s * flops_per_token(shape, config.data.sequence_length)
@@ -117,8 +117,8 @@ def _rates(config: RunConfig, seconds: list[float]) -> dict:
   return {
     "num_devices": num_devices,
     "parameters": parameter_count(shape),
-    "compute_dtype": config.model.compute_dtype,
-    "attention": config.model.attention,
+    "compute_dtype": chosen.compute_dtype,
+    "attention": chosen.attention,
     "step_s": step_s,
     "tokens_per_s": tokens_per_s,
     "model_flops_per_s_per_device": flops / num_devices,

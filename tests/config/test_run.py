@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from dilocox_jax.checks import changed_fields, check_path, flat
+from dilocox_jax.checks import changed_fields, check_path
 from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig, from_mapping, to_plan
@@ -223,15 +223,13 @@ OPEN = (
 
 
 def chosen(platform, values):
-  config = on_platform(from_mapping(values), platform)
-  return [flat(config.to_mapping())[path] for path in OPEN]
+  return list(vars(on_platform(from_mapping(values), platform)).values())
 
 
 def test_what_was_chosen_is_named_and_nothing_else_changes():
   config = from_mapping({"model": {"compute_dtype": "float32"}})
   chosen = chosen_values(config, "gpu")
   assert set(chosen) == set(OPEN) - {"model.compute_dtype"}
-  assert chosen_values(on_platform(config, "gpu"), "gpu") == {}
   own = chosen_values(config, "gpu", has_own_model=True)
   assert own == {"mesh.stacked_by": "vmap"}
   divided = from_mapping({"mesh": {"layout": "mesh", "num_data_shards": 2}})
