@@ -1,6 +1,7 @@
 """Whole runs that adapt, keep an average, or change replicas and devices."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,9 @@ from dilocox_jax.training.checkpoint import Checkpoints
 from dilocox_jax.training.trainer import Trainer
 from tests import runs
 from tests.meeting.apart import broken
+
+# Where the model does not matter.
+train = functools.partial(runs.train, parts=runs.TINY)
 
 # Rank and H follow what is measured.
 
@@ -86,19 +90,19 @@ def without_outer(workdir):
 def test_an_average_changes_what_is_kept_alone_and_survives_a_kill(
   name, tmp_path
 ):
-  made = runs.train(averaged(name, 3.0), tmp_path / "mean")
-  runs.train(averaged(name, 0.0), tmp_path / "newest")
+  made = train(averaged(name, 3.0), tmp_path / "mean")
+  train(averaged(name, 0.0), tmp_path / "newest")
   assert without_outer(tmp_path / "mean") == without_outer(tmp_path / "newest")
   (mean,) = runs.rows(tmp_path / "mean", "final")
   (newest,) = runs.rows(tmp_path / "newest", "final")
   assert mean["outer_loss"] != newest["outer_loss"]
   state, _ = runs.saved(tmp_path / "mean")
   kept = evaluation.params_to_keep(made.programs, state)
-  runs.assert_same_bits(kept, dx.load(tmp_path / "mean").params)
+  runs.assert_same_bits(kept, dx.load(tmp_path / "mean", model=runs.TINY.model).params)
   seen, _ = evaluation.losses(made.programs, state, made.data.validation)
   assert seen["outer_loss"] == mean["outer_loss"]
-  runs.train(averaged(name, 3.0), tmp_path / "killed", until=12)
-  runs.train(averaged(name, 3.0), tmp_path / "killed")
+  train(averaged(name, 3.0), tmp_path / "killed", until=12)
+  train(averaged(name, 3.0), tmp_path / "killed")
   runs.assert_same_bits(runs.saved(tmp_path / "killed")[0], state)
 
 
@@ -117,9 +121,9 @@ def apart(membership, **changes):
 def test_replicas_that_come_and_go_are_counted_and_continue(tmp_path, method):
   config = apart(APART, method=method)
   whole, cut = tmp_path / "whole", tmp_path / "cut"
-  runs.train(config, whole)
-  runs.train(config, cut, until=12)  # Saved while replica 1 is back.
-  runs.train(config, cut)
+  train(config, whole)
+  train(config, cut, until=12)  # Saved while replica 1 is back.
+  train(config, cut)
   assert runs.metrics_text(cut) == runs.metrics_text(whole)
 
   rows = runs.rows(whole, "round")
@@ -146,7 +150,7 @@ def test_replicas_that_come_and_go_are_counted_and_continue(tmp_path, method):
 
 
 def test_the_flush_of_a_replica_that_is_away_stops_no_run(tmp_path):
-  runs.train(apart({"absences": "1:5-9"}), tmp_path)
+  train(apart({"absences": "1:5-9"}), tmp_path)
   assert runs.rows(tmp_path, "final")[-1]["step"] == 18
 
 
