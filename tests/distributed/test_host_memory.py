@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 from unittest import mock
 
@@ -16,6 +17,7 @@ from dilocox_jax.training import build
 from tests import runs
 
 HOST = host_memory.HOST
+train = functools.partial(runs.train, parts=runs.TINY)
 
 
 def kinds(tree):
@@ -46,10 +48,10 @@ def test_a_whole_run_goes_on_and_writes_the_same_rows_from_host_memory(
     exchange={"codec": "int(bits=8)", "feedback": 1.0},
     outer={"average_power": 3.0},
   )
-  runs.train(config, tmp_path / "device")
+  train(config, tmp_path / "device")
   # It was saved by a run whose outer state lay on the devices.
-  runs.train(config, tmp_path / "host", until=6)
-  runs.train(on_host(config), tmp_path / "host")
+  train(config, tmp_path / "host", until=6)
+  train(on_host(config), tmp_path / "host")
   rows = runs.rows(tmp_path / "host")
   assert rows == runs.rows(tmp_path / "device")
   state, _ = runs.saved(tmp_path / "host")

@@ -56,7 +56,7 @@ def test_outer_mean_and_replica_are_three_views_of_a_state(
   batches, method, layout
 ):
   config = runs.settings(method=method, layout=layout, num_replicas=3)
-  programs = runs.programs(config)
+  programs = runs.programs(config, runs.TINY)
   state = _state(programs)
   own = _noisy(state.replica.params, seed=2)
   outer = state.fragments[0].params
@@ -84,7 +84,7 @@ def test_between_processes_no_parameters_are_sent_uncounted(
   batches, method, monkeypatch
 ):
   settings = runs.settings(method=method, layout="mesh", num_replicas=2)
-  programs = runs.programs(settings)
+  programs = runs.programs(settings, runs.TINY)
   state = _state(programs)
   own = _noisy(state.replica.params, seed=2)
   state = state._replace(replica=state.replica._replace(params=own))
@@ -109,7 +109,7 @@ def test_an_average_is_no_view_of_the_replicas(batches):
   config = runs.settings(
     method="allreduce", sync_interval=None, outer={"average_power": 2.0}
   )
-  programs = runs.programs(config)
+  programs = runs.programs(config, runs.TINY)
   state = _state(programs, "data_parallel")
   average = state.optimizer.average
   moved = state._replace(params=_noisy(state.params, seed=2))
@@ -122,7 +122,7 @@ def test_an_average_is_no_view_of_the_replicas(batches):
 
 
 def test_every_predicted_token_of_a_whole_pass_has_one_weight(batches):
-  programs = runs.programs(runs.settings())
+  programs = runs.programs(runs.settings(), runs.TINY)
   params = _noisy(programs.model.init(jax.random.key(1)), seed=5)
   state: Any = states.fresh(programs, "data_parallel", params)
   parts = [batches, batches[:1, :1, :4]]
@@ -139,7 +139,7 @@ def test_every_predicted_token_of_a_whole_pass_has_one_weight(batches):
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["first", "last"])
 def test_one_bad_value_anywhere_is_found(value, where):
-  programs = runs.programs(runs.settings())
+  programs = runs.programs(runs.settings(), runs.TINY)
   state = _state(programs)
   assert states.is_finite(state)
   leaves, structure = jax.tree.flatten(state)
@@ -192,12 +192,12 @@ def test_the_last_losses_are_of_the_last_state_and_of_held_out_text(tmp_path):
     data=data | shares,
     evaluation={"interval_steps": 6, "num_sequences": 0},
   )
-  text = runs.train(config, tmp_path / "run").data.text
+  text = runs.train(config, tmp_path / "run", parts=runs.TINY).data.text
   assert text and text.judge is not None
   (row,) = runs.rows(tmp_path / "run", "evaluation")
   assert "judge_loss" not in row
   state, _ = runs.saved(tmp_path / "run")
-  loss, length = jax.jit(runs.programs(config).model.loss), runs.SEQUENCE_LENGTH
+  loss, length = jax.jit(runs.programs(config, runs.TINY).model.loss), runs.SEQUENCE_LENGTH
   params = state.fragments[0].params
   (row,) = runs.rows(tmp_path / "run", "final")
   for name, tokens in (
