@@ -1,7 +1,9 @@
 """Whole runs whose replicas meet in a store, each in a thread of its own."""
 
 import dataclasses
+import functools
 import threading
+from unittest import mock
 
 import pytest
 
@@ -37,10 +39,11 @@ def settings(method="diloco", **changes):
   return dataclasses.replace(config, exchange=exchange, meet=meet)
 
 
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def no_pictures():
   """`runs.run` would replace what draws them in each thread for itself."""
-  monkeypatch.setattr(report, "write_report", lambda workdir: workdir)
+  with mock.patch.object(report, "write_report"):
+    yield
 
 
 class Group:
@@ -53,7 +56,10 @@ class Group:
     """Trains a replica; calls `before` with the trainer at every segment."""
     meeting = Meeting(self.store, name, SECRET)
     trainer = Trainer(
-      config or self.config, self.folder / name, meeting=meeting
+      config or self.config,
+      self.folder / name,
+      parts=runs.TINY,
+      meeting=meeting,
     )
     dispatch = trainer._dispatch
 
@@ -88,9 +94,17 @@ class Group:
     runs.assert_same_bits(self.params("oslo"), self.params("rome"))
 
 
-@pytest.fixture(name="group")
-def group_fixture(tmp_path):
-  return lambda **changes: Group(tmp_path, settings(**changes))
+@pytest.fixture(scope="module", name="whole")
+def whole_fixture(tmp_path_factory):
+  """A run that nobody disturbed, by method."""
+
+  @functools.cache
+  def whole(method):
+    group = Group(tmp_path_factory.mktemp(method), settings(method))
+    group.train_all()
+    return group
+
+  return whole
 
 
 @pytest.mark.parametrize(
@@ -103,26 +117,30 @@ def group_fixture(tmp_path):
     ),
   ],
 )
-def test_apart_is_as_together(group, method, tmp_path):
-  met = group(method=method)
-  met.train_all()
+def test_apart_is_as_together(whole, method, tmp_path):
+  met = whole(method)
   met.assert_all_equal()
   way = "all_reduce" if method == "diloco" else "all_gather"
   exchange = dataclasses.replace(met.config.exchange, collective=way)
   config = runs.settings(**MET[method])
-  runs.train(
-    dataclasses.replace(config, exchange=exchange), tmp_path / "together"
-  )
-  (final,) = runs.rows(tmp_path / "together", "final")
+  config = dataclasses.replace(config, exchange=exchange)
+  runs.train(config, tmp_path, parts=runs.TINY)
+  (final,) = runs.rows(tmp_path, "final")
   for name in NAMES:
-    (own,) = runs.rows(tmp_path / name, "final")
+    (own,) = runs.rows(met.folder / name, "final")
     assert own["outer_loss"] == pytest.approx(final["outer_loss"], rel=1e-6)
 
 
-def test_who_is_killed_goes_on_to_the_same_bits(group, tmp_path):
-  whole = Group(tmp_path / "whole", settings(method="overlap_loco"))
-  whole.train_all()
-  met = group(method="overlap_loco")
+def test_who_is_killed_goes_on_and_who_differs_is_refused(whole, tmp_path):
+  whole, met = whole("overlap_loco"), Group(tmp_path, settings("overlap_loco"))
+  inner = dataclasses.replace(met.config.inner, learning_rate=0.5)
+
+  def come(trainer, segment):
+    if segment.start == 6:
+      with pytest.raises(checkpoint.RefusedError) as refused:
+        met.train("bern", config=dataclasses.replace(met.config, inner=inner))
+      line = str(refused.value)
+      assert "config.inner.learning_rate is 0.5" in line and "\n" not in line
 
   def die(trainer, segment):
     if segment.start >= 15:
@@ -132,7 +150,7 @@ def test_who_is_killed_goes_on_to_the_same_bits(group, tmp_path):
     if name == "rome":
       with pytest.raises(runs.Killed):
         met.train(name, die)
-    met.train(name)
+    met.train(name, come if name == "oslo" else None)
 
   in_threads(lambda n: one(NAMES[n]), 2)
   assert met.members("oslo") == met.members("rome")
@@ -141,26 +159,9 @@ def test_who_is_killed_goes_on_to_the_same_bits(group, tmp_path):
   if whole.members("oslo")[0] == met.members("oslo")[0]:  # By seats.
     runs.assert_same_bits(whole.params("rome"), met.params("rome"))
     for name in NAMES:
-      assert runs.metrics_text(tmp_path / "whole" / name) == runs.metrics_text(
+      assert runs.metrics_text(whole.folder / name) == runs.metrics_text(
         tmp_path / name
       )
-
-
-def test_who_differs_is_refused_and_the_others_go_on(group, tmp_path):
-  met = group()
-  other = dataclasses.replace(
-    met.config, inner=dataclasses.replace(met.config.inner, learning_rate=0.5)
-  )
-
-  def come(trainer, segment):
-    if segment.start == 6:
-      with pytest.raises(checkpoint.RefusedError) as refused:
-        met.train("bern", config=other)
-      line = str(refused.value)
-      assert "config.inner.learning_rate is 0.5" in line and "\n" not in line
-
-  met.train_all(oslo=come)
-  met.assert_all_equal()
   met.store = Store("memory:///")  # The place of another run.
   met.config = dataclasses.replace(met.config, seed=1)
   with pytest.raises(checkpoint.RefusedError, match="seed"):

@@ -176,9 +176,7 @@ def test_an_outer_optimizer_that_does_not_fit_starts_fresh_with_a_warning(
 
 @pytest.mark.slow
 def test_personal_outer_parameters_are_averaged(tmp_path):
-  runs.train(
-    runs.settings(method="eager"), tmp_path, until=6, parts=runs.TINY
-  )
+  runs.train(runs.settings(method="eager"), tmp_path, until=6, parts=runs.TINY)
   old = runs.saved(tmp_path)[0].fragments[0].params
   new = inherited(tmp_path).fragments[0].params
   means = jax.tree.map(lambda leaf: np.asarray(leaf).mean(axis=0), old)

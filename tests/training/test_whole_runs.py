@@ -98,7 +98,9 @@ def test_an_average_changes_what_is_kept_alone_and_survives_a_kill(
   assert mean["outer_loss"] != newest["outer_loss"]
   state, _ = runs.saved(tmp_path / "mean")
   kept = evaluation.params_to_keep(made.programs, state)
-  runs.assert_same_bits(kept, dx.load(tmp_path / "mean", model=runs.TINY.model).params)
+  runs.assert_same_bits(
+    kept, dx.load(tmp_path / "mean", model=runs.TINY.model).params
+  )
   seen, _ = evaluation.losses(made.programs, state, made.data.validation)
   assert seen["outer_loss"] == mean["outer_loss"]
   train(averaged(name, 3.0), tmp_path / "killed", until=12)
