@@ -51,7 +51,8 @@ def set_up_jax(num_cpu_devices: int = 1) -> None:
   if cache:
     path = pathlib.Path(cache).expanduser()
     jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    shortest = "jax_persistent_cache_min_compile_time_secs"
+    jax.config.update(shortest, min(0.5, getattr(jax.config, shortest)))
 
 
 def _set_xla_flags() -> None:

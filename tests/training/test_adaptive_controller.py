@@ -11,8 +11,8 @@ from dilocox_jax.config import from_mapping
 from dilocox_jax.outer.outer_step import Drift
 from dilocox_jax.plan.adaptive import Policy, RoundSetting
 from dilocox_jax.plan.model.shapes import parameter_shapes
-from dilocox_jax.training import build
 from dilocox_jax.training.adaptive_controller import AdaptiveController
+from tests import runs
 
 INTERVAL, RANK, WINDOW = 8, 6, 2
 
@@ -32,7 +32,7 @@ def config(method="dilocox", mode="rank_and_interval"):
 
 
 def controller(**kwargs):
-  return AdaptiveController(build.programs(config(**kwargs)))
+  return AdaptiveController(runs.programs(config(**kwargs)))
 
 
 def measured(settings, rank, room=RANK):
@@ -116,7 +116,7 @@ def test_a_controller_that_was_replaced_chooses_as_the_old_one():
 
 
 def test_a_choice_changes_the_rank_and_the_interval_everywhere():
-  programs, first = build.programs(config()), RoundSetting(RANK, INTERVAL)
+  programs, first = runs.programs(config()), RoundSetting(RANK, INTERVAL)
   assert programs.policy == Policy(first, "rank_and_interval", WINDOW)
   assert programs.traffic.codec == LowRank(RANK, max_rank=RANK, then=Int())
   given: Any = {"aggregator_of": lambda codec: codec}
@@ -138,7 +138,7 @@ def sum_of_steps(steered, number):
 
 
 def test_a_model_that_is_handed_in_has_its_own_leaves():
-  programs = build.programs(config())
+  programs = runs.programs(config())
   kernel = dataclasses.replace(programs.traffic, shapes={"kernel": (40, 60)})
   steered = AdaptiveController(dataclasses.replace(programs, traffic=kernel))
   gram: Any = np.diag((np.arange(RANK) < 2).astype(np.float32))[None]

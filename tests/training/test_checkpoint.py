@@ -1,5 +1,6 @@
 """States come back bit for bit, and damage or a full disk loses nothing."""
 
+import functools
 import logging
 import pathlib
 import shutil
@@ -22,6 +23,7 @@ from tests import runs
 RECORD = {"position": {"step": 3}, "phase": "rounds", "loss": 0.1}
 
 
+@functools.cache
 def state_of(seed):
   """Everything a run's state is made of: chains, counts, Nones, odd values."""
   params = {
@@ -51,14 +53,21 @@ def template(record):
   return shapes(state_of(0))
 
 
-@pytest.fixture(name="directory")
-def directory_fixture(tmp_path):
+@pytest.fixture(scope="module", name="made")
+def made_fixture(tmp_path_factory):
   """Checkpoints of steps 3 and 6, two kinds of state apart."""
-  checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+  folder = tmp_path_factory.mktemp("made") / "checkpoints"
+  checkpoints = Checkpoints(folder, keep=2)
   for step in (1, 3, 6):  # The first of three is not kept.
     checkpoints.save(step, state_of(step), RECORD | {"step": step})
   checkpoints.close()
-  return tmp_path / "checkpoints"
+  return folder
+
+
+@pytest.fixture(name="directory")
+def directory_fixture(made, tmp_path):
+  """A copy of them, to be damaged."""
+  return shutil.copytree(made, tmp_path / "checkpoints")
 
 
 def restore(directory, template=template, **options) -> Any:

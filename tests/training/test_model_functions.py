@@ -1,5 +1,4 @@
 import dataclasses
-import functools
 import re
 from typing import Any
 
@@ -9,9 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.models.loss import LossModel
-from dilocox_jax.training import build, evaluation
-from dilocox_jax.training.parts import Parts
+from dilocox_jax.training import build
 from tests import runs
 
 DEEP = {"preset": "nano", "num_layers": 8, "model_dim": 64, "ff_dim": 172}
@@ -85,8 +82,11 @@ def test_a_stage_evaluates_with_no_layers_but_its_own():
   ],
   ids=["two tables", "tied"],
 )
-def test_data_shards_that_divide_the_tables_have_the_same_gradient(model):
-  """192 tokens of which each of two shards has 96."""
+def test_shards_divide_the_tables_and_keep_documents_apart(model):
+  """192 tokens of which each of two shards has 96; token 0 ends a document."""
+  shape = (2, 8, runs.SEQUENCE_LENGTH + 1)
+  batches = np.random.default_rng(2).integers(0, 192, shape, np.int32)
+  batches[..., 5] = 0
   found = []
   for layout, mesh in (
     ("stacked", {}),
@@ -94,79 +94,35 @@ def test_data_shards_that_divide_the_tables_have_the_same_gradient(model):
   ):
     config = _of_stages(layout, **mesh)
     sizes = dataclasses.replace(config.model, vocab_size=192, **model)
-    programs = runs.programs(dataclasses.replace(config, model=sizes))
+    config = dataclasses.replace(config, model=sizes)
+    programs = build.programs(config, end_of_text=0)
     replicas = programs.rounds.replicas
     params = jax.jit(programs.model.init)(jax.random.key(0))
-    shape = (2, 8, runs.SEQUENCE_LENGTH + 1)
-    batches = np.random.default_rng(2).integers(0, 192, shape, np.int32)
+    placed = replicas.place_state(params, None)
     program = jax.jit(replicas.map(programs.steps.gradient, (None, 0), 0))
-    compiled = program.lower(
-      replicas.place_state(params, None), replicas.place(batches, 0)
-    ).compile()
-    found.append(
-      compiled(replicas.place_state(params, None), replicas.place(batches, 0))
-    )
+    own, both = (replicas.place(batches, axis) for axis in (0, None))
+    compiled = program.lower(placed, own).compile()
+    seen = programs.evaluate(placed, both)
+    found.append((compiled(placed, own), seen))
   text: Any = compiled.as_text()
   assert "[96,64]" in text
   assert "[192,64]" not in text and "[64,192]" not in text
   chex.assert_trees_all_close(found[1], found[0], rtol=1e-4, atol=1e-6)
-
-
-@functools.cache
-def _trained(end_of_text, layout, **mesh):
-  """Losses and norms of two steps, and a validation loss after them."""
-  rng = np.random.default_rng(4)
-  # Token 0 ends a document; a sequence of 16 has about four.
-  shape = (2, 2, 8, runs.SEQUENCE_LENGTH + 1)
-  batches = rng.integers(0, 4, shape, np.int32)
-  programs = build.programs(_of_stages(layout, **mesh), end_of_text=end_of_text)
-  replicas = programs.rounds.replicas
-  params = jax.jit(programs.model.init)(jax.random.key(0))
-  state = programs.steps.init(replicas.place_state(params, None))
-  placed = replicas.place_batches(batches)
-  state, metrics = programs.steps.steps(state, placed)
-  evaluated, _ = evaluation.losses(programs, state, [batches[0]])
-  return *jax.device_get(metrics), evaluated["outer_loss"]
-
-
-@pytest.mark.parametrize(
-  "num_stages", [pytest.param(1, marks=pytest.mark.slow), 2]
-)
-def test_documents_are_kept_apart_on_every_mesh(num_stages):
-  divided = _trained(0, "mesh", num_stages=num_stages, num_data_shards=2)
-  plain, joined = _trained(0, "stacked"), _trained(None, "stacked")
-  for seen, expected, other in zip(divided, plain, joined, strict=True):
-    np.testing.assert_allclose(seen, expected, rtol=1e-5)
-    assert np.abs(expected - other).min() > 1e-4
-
-
-def _tanh_model():
-  """Three products in a row, with a tanh behind each."""
-
-  def loss(params, tokens):
-    x = params["table"][tokens[:, :-1].reshape(-1)]
-    for kernel in params["kernels"]:
-      x = jnp.tanh(x @ kernel)
-    return jnp.mean((x - params["table"][tokens[:, 1:].reshape(-1)]) ** 2)
-
-  def init(key):
-    keys = jax.random.split(key, 4)
-    kernels = [jax.random.normal(each, (8, 8)) for each in keys[:3]]
-    return {"table": jax.random.normal(keys[3], (64, 8)), "kernels": kernels}
-
-  return LossModel(init, loss)
+  joined = runs.programs(config).evaluate(placed, both)
+  assert abs(float(joined) - float(seen)) > 1e-4
 
 
 def _own_gradient(remat, platform="cpu"):
   config = runs.settings(method="diloco", model={"remat": remat})
-  parts = Parts(model=_tanh_model())
-  return build.programs(config, parts, platform=platform).steps.gradient
+  programs = build.programs(config, runs.TINY, platform=platform)
+  return programs.steps.gradient
 
 
 def test_a_model_that_is_handed_in_computes_again_what_is_asked_for():
-  params = _tanh_model().init(jax.random.key(0))
+  model: Any = runs.TINY.model
+  params = model.init(jax.random.key(0))
   tokens = jnp.asarray(_validation()[0])
-  expected = jax.value_and_grad(_tanh_model().loss)(params, tokens)
+  expected = jax.value_and_grad(model.loss)(params, tokens)
   seen = {}
   for remat in ("auto", "none", "dots", "full"):
     gradient = _own_gradient(remat)
@@ -175,11 +131,11 @@ def test_a_model_that_is_handed_in_computes_again_what_is_asked_for():
     )
     text = str(jax.make_jaxpr(gradient)(params, tokens))
     seen[remat] = text.count(" dot_general["), text.count(" tanh ")
-  # Three products forward, six backward. The last one is not needed again by
+  # Two products forward, four backward. The last one is not needed again by
   # its own gradient, but by the tanh behind it.
-  assert seen["auto"] == seen["none"] == (9, 3)
-  assert seen["dots"] == (9, 6)
-  assert seen["full"] == (12, 6)
+  assert seen["auto"] == seen["none"] == (6, 2)
+  assert seen["dots"] == (6, 4)
+  assert seen["full"] == (8, 4)
 
 
 def test_splash_needs_training_sequences_that_fit():

@@ -74,7 +74,6 @@ def test_nothing_crosses_to_the_devices_unasked(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   "sync",
   [
-    {"method": "dilocox"},
     pytest.param({"method": "diloco"}, marks=pytest.mark.slow),
     pytest.param(
       {"method": "streaming_diloco", "num_fragments": 2, "overlap_steps": 1},

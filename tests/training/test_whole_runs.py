@@ -86,7 +86,13 @@ def without_outer(workdir):
   return [(row["loss"], row["grad_norm"], row["drift"]) for row in rows]
 
 
-@pytest.mark.parametrize("name", AVERAGED)
+@pytest.mark.parametrize(
+  "name",
+  [
+    *("allreduce", "slices", "per_replica"),
+    pytest.param("diloco", marks=pytest.mark.slow),
+  ],
+)
 def test_an_average_changes_what_is_kept_alone_and_survives_a_kill(
   name, tmp_path
 ):
