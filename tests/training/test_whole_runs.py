@@ -63,7 +63,6 @@ AVERAGED = {
     "sync_interval": None,
     "steps_per_dispatch": 3,
   },
-  "diloco": {"method": "diloco"},
   "slices": {
     "method": "delayed",
     "rule": "continue",
@@ -86,13 +85,7 @@ def without_outer(workdir):
   return [(row["loss"], row["grad_norm"], row["drift"]) for row in rows]
 
 
-@pytest.mark.parametrize(
-  "name",
-  [
-    *("allreduce", "slices", "per_replica"),
-    pytest.param("diloco", marks=pytest.mark.slow),
-  ],
-)
+@pytest.mark.parametrize("name", AVERAGED)
 def test_an_average_changes_what_is_kept_alone_and_survives_a_kill(
   name, tmp_path
 ):
