@@ -1,8 +1,9 @@
 """Builds every part of a run from its config.
 
 Model, inner step, exchange and outer step take plain arguments and do not know
-the config. This file and `model_functions` alone read the config and join these
-parts. The trainer only goes through the plan.
+the config. This file reads it, with `model_functions` for the model and
+`run_text` for the data, and joins these parts. The trainer only goes through
+the plan.
 """
 
 import dataclasses
