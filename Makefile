@@ -18,6 +18,8 @@ COMPILED ?= diloco_opt_1_3b@v5e:4x4 dilocox_opt_1_3b@v5e:4x4 \
 # So does PyTorch, which is large: comparisons with it and with the library
 # transformers need it.
 TRANSFORMERS := build/transformers
+# And a server of S3's protocol, whose packages do not go with ours.
+MOTO := build/moto
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 CONSTRAINTS := $(wildcard constraints/py$(subst .,,$(VERSION)).txt)
 PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
@@ -74,7 +76,7 @@ format: install ## Rewrite the code in the house style
 test: install ## The fast tier of tests, lint included: what CI runs
 	$(RUN) -m pytest $(PYTEST_ARGS)
 
-check: $(STAMP) ## Every test, the slow tier too, compiled as users compile
+check: $(STAMP) $(MOTO)/.installed ## Every test, the slow tier too, compiled as users compile
 	DILOCOX_JAX_COMPILE=full $(RUN) -m pytest $(PYTEST_ARGS) -m ''
 
 check-transformers: $(TRANSFORMERS)/.installed ## Logits and sizes beside the library transformers
@@ -116,6 +118,13 @@ build/%/.installed: setup.py $(CONSTRAINTS)
 	@$(subst $(RUN),build/$*/bin/python,$(PIP)) setuptools
 	@$(subst $(RUN),build/$*/bin/python,$(PIP)) --no-build-isolation \
 	  --editable '.[dev,$*]'
+	@touch $@
+
+$(MOTO)/.installed:
+	@$(check-python)
+	@$(PYTHON) -m venv --clear $(MOTO)
+	@$(MOTO)/bin/python -m pip --disable-pip-version-check install --quiet \
+	  'moto[s3,server]==5.2.5'
 	@touch $@
 
 define check-python

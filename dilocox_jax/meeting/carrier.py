@@ -6,6 +6,7 @@ and what has come of all who are listed comes out (`outer.lone_exchange`).
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +69,7 @@ class Carrier:
       terms: What must be equal in all replicas beside what was given already.
     """
     self.mailbox = self._enter(terms)
+    self.mailbox.beside = ThreadPoolExecutor(1, "snapshot").submit
 
   def newest(self) -> list[np.ndarray] | None:
     """Goes back to the newest snapshot; returns it, or None if there is none.

@@ -68,6 +68,10 @@ class Mailbox:
         exchanged = mailbox.exchange(event, 0, arrays, send=...)
 
   and begins again with `newest` when a `LostError` says so.
+
+  Attributes:
+    beside: Calls a function that writes a snapshot; at once, or in a thread
+      that messages do not wait for.
   """
 
   def __init__(
@@ -125,6 +129,7 @@ class Mailbox:
     self._is_present = self._is_past = self._repeats = False
     self._loaded = self._differed = -1
     self._bad: set[int] = set()
+    self.beside: Callable[[Callable[[], None]], Any] = lambda write: write()
 
   def newest(self) -> Snapshot | None:
     """Returns the newest snapshot that is whole, and goes on from there.
@@ -315,10 +320,9 @@ class Mailbox:
     if self._snapshots.is_claimed(event):
       first, arrays = take()
       memory = self._agreement.memory.to_json()
-      self._snapshots.write(
-        Snapshot(event, first, agreed.state, memory, [*arrays])
-      )
-      _LOG.info("the snapshot before event %d is written", event)
+      copies = list(map(np.array, arrays))  # The caller goes on meanwhile.
+      taken = Snapshot(event, first, agreed.state, memory, copies)
+      self.beside(lambda: self._snapshots.write(taken))
 
   def _note_presence(self, event: int, agreed: Manifest, sent: bool) -> None:
     # Who only reads on may be expected there from an earlier life.

@@ -10,6 +10,7 @@ that slept so long that its next event was deleted sees the mark, and cannot
 mistake a deleted manifest for one that is not written yet.
 """
 
+import logging
 import secrets
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from dilocox_jax.meeting.messages import (
 )
 from dilocox_jax.meeting.seal import JSON_BYTES, TAG_BYTES, Seal
 
+_LOG = logging.getLogger(__name__)
 KEPT_MARKS = 1000
 _CLAIM, _ARRAYS, _INDEX = "claim", "arrays", "index"
 _MARK = b"deleted"
@@ -118,12 +120,10 @@ class Snapshots:
 
   def _delete_before(self, event: int) -> None:
     """Deletes what the snapshot before this one replaces."""
-    paths = [
-      path
-      for folder in (EVENTS, MANIFESTS, SNAPSHOTS)
-      for path in self._store.sizes(folder)
-    ]
-    stale = self._stale(event, paths)
+    sizes = {}
+    for folder in (EVENTS, MANIFESTS, SNAPSHOTS):
+      sizes |= self._store.sizes(folder)
+    stale = self._stale(event, sizes)
     blocks = {
       event_of(path) // self._every
       for path in stale
@@ -134,6 +134,12 @@ class Snapshots:
       self._store.put(path, self._seal.closed(path, _MARK))
     marks = [gone_path(b - KEPT_MARKS) for b in blocks if b >= KEPT_MARKS]
     self._store.delete([*stale, *marks])
+    kept = [sizes[path] for path in sizes.keys() - set(stale)]
+    _LOG.info(
+      "the snapshot before event %d is written; the store has %.1f MB in %d"
+      " objects",
+      *(event, sum(kept) / 1e6, len(kept)),
+    )
 
   def _stale(self, event: int, paths: Iterable[str]) -> list[str]:
     """Returns what nobody needs who starts at the snapshot before this one."""

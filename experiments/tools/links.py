@@ -16,11 +16,11 @@ over 200 and 50 Mbit/s. --cases=all does both.
 
 import dataclasses
 import pathlib
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from dilocox_jax.metrics.work_directory import RECORD
 from experiments.runtime import command_line
 
 if TYPE_CHECKING:
@@ -57,8 +57,6 @@ def main(values: flags.FlagValues) -> None:
 
   workdir = command_line.writable(values.workdir, "links")
   trains = not values.calibrate and values.cases in ("all", "methods")
-  if trains:
-    _check_no_runs(workdir)
   is_quick = values.cases == "quick" and not values.calibrate
   repeats = link_runs.REPEATS if is_quick else link_runs.CALIBRATION_REPEATS
   transport = link_runs.calibrated(workdir, repeats)
@@ -73,21 +71,11 @@ def main(values: flags.FlagValues) -> None:
     # Training may fail, and takes minutes.
     lines = report(rows, workdir)
   if trains:
-    rows += link_runs.run_methods(transport, workdir)
+    # A run that is finished is not trained again.
+    runs = tempfile.mkdtemp(prefix="runs_", dir=workdir)
+    rows += link_runs.run_methods(transport, pathlib.Path(runs))
     lines = report(rows, workdir)
   print(*lines, f"report: {workdir / 'report.md'}", sep="\n")
-
-
-def _check_no_runs(workdir: pathlib.Path) -> None:
-  """Raises UsageError if an earlier call has trained in the directory.
-
-  A run that is finished is not trained again, so its old times would be read.
-  """
-  for record in workdir.glob(f"*/{RECORD}"):
-    raise command_line.UsageError(
-      f"{record.parent} holds a run of an earlier measurement: choose another"
-      " --workdir"
-    )
 
 
 def report(rows: "list[Row]", workdir: pathlib.Path) -> list[str]:

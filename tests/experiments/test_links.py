@@ -17,7 +17,7 @@ from dilocox_jax.metrics import Timing, read_rows
 from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.cluster import Link
 from dilocox_jax.simulate.transfer import GLOO
-from experiments.runtime import command_line, link_check
+from experiments.runtime import link_check
 from experiments.runtime.command_line import UsageError
 from experiments.runtime.throttled_links import throttled_network
 from experiments.tools import link_runs
@@ -211,14 +211,6 @@ def test_a_method_is_timed_after_what_compiles_and_predicted_by_its_plan(
   rounds = [SimpleNamespace(step=20 * n, sent_bytes=100) for n in range(1, 8)]
   done: Any = SimpleNamespace(timings=timings, rounds=rounds)
   assert link_runs.measured(done) == pytest.approx((0.1, 1.05))
-
-
-def test_times_of_an_earlier_call_are_not_read_again(tmp_path):
-  command_line.writable(str(tmp_path), "links")
-  (tmp_path / "open").mkdir()
-  (tmp_path / "open" / "run.json").touch()
-  done = run("tools.links", f"--workdir={tmp_path}")
-  assert done.returncode == 2 and "open holds a run" in done.one_line
 
 
 # Whole programs.

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import logging
 import math
 
 import ml_dtypes
@@ -322,7 +323,8 @@ def fill(store, events):
     store.put(manifest_path(event, 0), b"x" * 10)
 
 
-def test_what_nobody_needs_is_deleted_and_marked(store):
+def test_what_nobody_needs_is_deleted_and_marked(store, caplog):
+  caplog.set_level(logging.INFO)
   mine = of_run(store)
   fill(store, range(20))
   for event, first in [(8, 8), (12, 9), (16, 15)]:
@@ -332,6 +334,7 @@ def test_what_nobody_needs_is_deleted_and_marked(store):
   left = store.sizes("event") | store.sizes("manifest")
   assert len(left) == 24 and min(left) == message_path(8, 0, "oslo")
   assert mine.events() == [16, 12]
+  assert f"the store has 0.0 MB in {24 + 2 * 3} objects" in caplog.messages[-1]
   assert [mine.is_gone(e) for e in (0, 7, 8, 16)] == [True, True, False, False]
 
 

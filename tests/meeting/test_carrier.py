@@ -1,6 +1,8 @@
 """Rounds whose replicas are apart and meet in a store."""
 
 import logging
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -10,11 +12,13 @@ from tests.meeting import apart
 from tests.outer.problem import assert_close, assert_equal
 
 
-def all_alone(name, factors=(1, 1, 1), wrong_event=None, **limits):
+def all_alone(name, factors=(1, 1, 1), wrong_event=None, store=None, **limits):
   """What each of three replicas that are apart has at the end."""
-  store, rules = Store("memory:///"), apart.rules(3, **limits)
+  store, rules = store or Store("memory:///"), apart.rules(3, **limits)
 
   def replica(number):
+    while len(store.sizes("seat")) < number:  # Sums follow the order of seats.
+      time.sleep(0.01)
     return apart.alone(
       store, name, number, factors[number], wrong_event, rules=rules
     )
@@ -31,6 +35,18 @@ def test_apart_is_as_together(name):
     assert_close(own_outer, outer, 1e-6)
     assert_close(own_losses[0], losses[number], 1e-6)
   assert np.ptp(losses, axis=0).max() > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", apart.METHODS)
+def test_a_bucket_and_a_folder_give_the_same_bits(name, bucket, tmp_path):
+  through = Store(f"s3://bucket/{name}", **bucket)
+  for own, other in zip(
+    all_alone(name, store=Store(f"file://{tmp_path}")),
+    all_alone(name, store=through),
+    strict=True,
+  ):
+    assert_equal(own, other)
 
 
 @pytest.mark.parametrize("is_apart", [False, True])
@@ -67,3 +83,19 @@ def test_who_sent_wrong_values_once_counts_again_in_the_next_event(
   found = all_alone(name, (1, 1e3, 1), wrong_event=4, max_norm_ratio=5.0)
   assert caplog.text.count("r1 is left out: its ") == 3 * fragments
   assert_equal(found[1][1], found[0][1])
+
+
+def test_messages_do_not_wait_for_a_snapshot(tmp_path):
+  ended = threading.Event()
+
+  class Slow(Store):
+    def put(self, path, data):
+      assert not path.endswith("arrays") or ended.wait(120)
+      super().put(path, data)
+
+  store = Slow(tmp_path)
+  all_alone("diloco", store=store)
+  assert not any(path.endswith("index") for path in store.sizes("snapshot"))
+  ended.set()
+  while not any(path.endswith("index") for path in store.sizes("snapshot")):
+    time.sleep(0.01)

@@ -1,9 +1,10 @@
 """Stores in folders, in memory, and behind the requests of S3."""
 
+import re
+
 import pytest
 
-from dilocox_jax.meeting.store import AwayError, Store
-from tests.meeting import s3_server
+from dilocox_jax.meeting.store import AwayError, Patient, Store
 
 CALLS = {
   "get": ("a/b", 10),
@@ -14,14 +15,15 @@ CALLS = {
 }
 
 
-@pytest.fixture(params=["folder", "file", "memory", "s3"], name="store")
+REAL = pytest.param("s3", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=["folder", "file", "memory", REAL], name="store")
 def store_fixture(request, tmp_path):
   places = {"folder": f"{tmp_path}/run", "file": f"file://{tmp_path}/run"}
   if request.param == "s3":
-    with s3_server.serving() as options:
-      yield Store("s3://bucket/run", **options)
-  else:
-    yield Store(places.get(request.param, "memory:///"))
+    return Store("s3://bucket/store", **request.getfixturevalue("bucket"))
+  return Store(places.get(request.param, "memory:///"))
 
 
 def test_objects_are_created_once_replaced_read_listed_and_deleted(store):
@@ -51,9 +53,8 @@ def test_objects_are_created_once_replaced_read_listed_and_deleted(store):
 @pytest.mark.parametrize("kind", ["bucket", "folder"])
 def test_a_store_that_cannot_be_used_is_away(call, kind, tmp_path):
   if kind == "bucket":
-    with s3_server.serving() as options:
-      pass
-    store = Store("s3://bucket/run", **options)
+    place = {"endpoint": "http://127.0.0.1:1", "region": "us-east-1"}
+    store = Store("s3://bucket/run", skip_signature=True, **place)
   else:
     store = Store(tmp_path / "run")
     store.put("a/b", b"x")
@@ -69,3 +70,23 @@ def test_no_place_is_refused_in_one_line(where):
   with pytest.raises(ValueError, match="cannot open") as error:
     Store(where)
   assert "\n" not in str(error.value)
+
+
+def test_a_store_that_is_away_is_waited_for_with_one_line_a_minute(caplog):
+  now = [0.0]
+
+  class Away:
+    where = "the place"
+
+    def get(self, path, at_most):
+      if now[0] < 200:
+        raise AwayError("no route")
+      return b"x"
+
+  def pause(seconds):
+    now[0] += seconds
+
+  assert Patient(Away(), lambda: now[0], pause).get("a", 1) == b"x"
+  *waits, back = caplog.messages
+  assert waits == ["waiting for the place: no route"] * 4
+  assert re.fullmatch("the place is back after 20[0-9] s", back)
