@@ -4,6 +4,7 @@ The settings must stand before any test module touches a device, hence here
 and at import.
 """
 
+import gc
 import importlib.metadata
 import os
 import pathlib
@@ -37,6 +38,10 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 os.environ.setdefault("DILOCOX_JAX_CACHE", str(_ROOT / ".cache" / "jax"))
 # Every program is kept, the smallest too: another module or process needs it.
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+# Tracing makes objects by the million, and hardly any in cycles: to look for
+# these seldom takes a tenth less time.
+gc.set_threshold(50_000)
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402

@@ -124,6 +124,23 @@ def programs(config: RunConfig, parts: Parts = NO_PARTS, *given):
   return _programs(config, parts, *given)
 
 
+def share_programs(patch: Any) -> None:
+  """Lets runs of one config and parts of one name use the first one's programs.
+
+  Args:
+    patch: pytest's `MonkeyPatch`, which ends it.
+  """
+  made, make = {}, build.programs
+
+  def programs(config, parts, *rest):
+    key = config, *parts.names
+    if key not in made:
+      made[key] = make(config, parts, *rest)
+    return made[key]
+
+  patch.setattr(build, "programs", programs)
+
+
 _programs = functools.cache(build.programs)
 _load = functools.cache(run_text.corpus)
 

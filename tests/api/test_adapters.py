@@ -43,6 +43,13 @@ def checkpoint(folder):
   return folder
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _programs_are_shared():
+  with pytest.MonkeyPatch.context() as patch:
+    runs.share_programs(patch)
+    yield
+
+
 @pytest.fixture(scope="module", name="base")
 def base_fixture(tmp_path_factory):
   return checkpoint(tmp_path_factory.mktemp("base") / "llama")
@@ -50,7 +57,7 @@ def base_fixture(tmp_path_factory):
 
 def train(workdir, base, trainable: Any = LORA, **changes):
   method = changes.pop("method", "overlap_loco")
-  slices = {"num_fragments": 4} if method == "overlap_loco" else {}
+  slices = {"num_fragments": 2} if method == "overlap_loco" else {}
   return dx.train(
     data=(TOKENS, TOKENS[:500]),
     trainable=trainable,

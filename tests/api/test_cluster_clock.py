@@ -110,7 +110,7 @@ def test_a_run_whose_schedule_is_another_is_not_timed_in_its_place():
 def test_a_run_keeps_the_clock_that_it_began_with(
   tmp_path, before, after, said
 ):
-  config = runs.settings()
+  config = runs.settings(method="diloco")
   clocked(config, tmp_path, before[0], 9, before[1])
   kept = runs.files(tmp_path)
   with pytest.raises(RefusedError, match=said):

@@ -134,14 +134,12 @@ class Kind:
     )
 
 
-SLICES = {"num_fragments": 4}
+SLICES = {"num_fragments": 2}
 KINDS = {
   "built NNX, arrays of tokens": Kind(
     lambda: Words(nnx.Rngs(0)),
     lambda: (TOKENS, TOKENS[:400]),
     None,
-    "overlap_loco",
-    SLICES,
   ),
   "class of NNX, function": Kind(
     lambda: Words,
@@ -158,12 +156,7 @@ KINDS = {
     method="streaming_diloco",
     sync=SLICES | {"overlap_steps": 2},
   ),
-  "tree, loader": Kind(
-    tree,
-    loader,
-    method="overlap_loco",
-    sync=SLICES,
-  ),
+  "tree, loader": Kind(tree, loader, method="overlap_loco", sync=SLICES),
 }
 
 
@@ -183,6 +176,7 @@ def killed(until):
 def test_it_trains_and_goes_on_to_the_same_bits(
   name, tmp_path, monkeypatch, caplog
 ):
+  runs.share_programs(monkeypatch)
   kind = KINDS[name]
   with caplog.at_level(logging.INFO, "dilocox_jax"):
     whole = kind.train(tmp_path / "whole")

@@ -208,6 +208,7 @@ def test_the_model_of_averaged_gradients_is_the_parameters():
     hidden.init(params)
 
 
+@pytest.mark.slow
 def test_the_guides_script_trains_alike_on_one_device_and_on_four(
   capsys, tmp_path
 ):

@@ -13,16 +13,15 @@ from dilocox_jax.codecs.sparse import RandomMask, TopK
 from tests.codecs.alone import KEY, alone, gaussian, through
 from tests.oracles import codecs as oracle
 
-SHAPES = (2, 6, 10), (1, 12, 5), (1, 60), (2, 6, 10), (1,), (3, 7), (1, 12, 5)
+SHAPES = (2, 6, 10), (1, 60), (2, 6, 10), (1,), (3, 7)
 LEAVES = [
   jnp.asarray(gaussian(shape, seed), jnp.float32)
   for seed, shape in enumerate(SHAPES)
 ]
 
 
-def run(codec, leaves):
-  decoded, states, sent = jax.jit(lambda leaves: alone(codec, leaves))(leaves)
-  return decoded, states, jax.tree.leaves(sent)
+def program(codec):
+  return jax.jit(lambda leaves: alone(codec, leaves))
 
 
 @pytest.mark.parametrize(
@@ -40,14 +39,16 @@ def run(codec, leaves):
   ids=repr,
 )
 def test_leaves_that_share_a_body_are_coded_as_each_of_them_alone(codec):
-  found, _, sent = run(codec, LEAVES)
-  expected = [run(codec, [leaf]) for leaf in LEAVES]
+  run = program(codec)
+  found, _, sent = run(LEAVES)
+  expected = [run([leaf]) for leaf in LEAVES]
   for leaf, ([alone_], _, _) in zip(found, expected, strict=True):
     np.testing.assert_allclose(leaf, alone_, rtol=1e-5, atol=1e-6)
   # Fewer arrays, but not a byte more or less.
-  sizes = [sum(array.nbytes for array in own) for _, _, own in expected]
-  assert sum(array.nbytes for array in sent) == sum(sizes)
-  assert len(sent) < sum(len(own) for _, _, own in expected)
+  sent, apart = jax.tree.leaves(sent), [own for _, _, own in expected]
+  apart = jax.tree.leaves(apart)
+  sizes = [sum(array.nbytes for array in each) for each in (sent, apart)]
+  assert sizes[0] == sizes[1] and len(sent) < len(apart)
 
 
 @pytest.mark.parametrize("codec", [LowRank(1), RandomMask(0.5)])
@@ -79,17 +80,17 @@ def test_large_leaves_are_not_copied_to_join_them(monkeypatch):
   assert joining.alike(SHAPES, [0] * len(SHAPES)) == [[*range(len(SHAPES))]]
   monkeypatch.setattr(joining, "_MOST_JOINED", 60)
   groups = joining.alike(SHAPES, [0] * len(SHAPES))
-  assert groups == [[0], [1, 2, 4, 5, 6], [3]]
+  assert groups == [[0], [1, 3, 4], [2]]
 
 
 @pytest.mark.parametrize("kind", [LowRank, LocalLowRank])
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (2, 3, 4)])
 def test_a_leaf_that_is_not_factorised_goes_to_the_next_link(kind, shape):
   values = jnp.asarray(gaussian(shape), jnp.float32)
-  [found], [state], sent = run(kind(2, then=Int(4)), [values])
+  [found], [state], sent = program(kind(2, then=Int(4)))([values])
   expected, arrays = through(Int(4), values)
   assert np.array_equal(found, expected)
-  assert state == () and len(sent) == len(arrays)
+  assert state == () and len(jax.tree.leaves(sent)) == len(arrays)
 
 
 TO_SCALES = 1e-6  # fp32 against float64; the scales are bfloat16 in both.

@@ -106,9 +106,14 @@ def holds_logits(text):
 CASES = [
   ("cuda", {"mesh": {"stacked_by": "map"}}),
   ("tpu", {"data": {"document_masks": True}}),
-  ("tpu", {"mesh": MESH}),
   ("cuda", {"mesh": STAGES}),
-  ("tpu", {"mesh": STAGES, "data": {"document_masks": True}}),
+  *(
+    pytest.param("tpu", options, marks=pytest.mark.slow)
+    for options in (
+      {"mesh": MESH},
+      {"mesh": STAGES, "data": {"document_masks": True}},
+    )
+  ),
 ]
 
 

@@ -115,14 +115,19 @@ def rounds(method, codec, collective, num_replicas, ratio=None):
   [
     (Float(), "auto", 2, 3),
     (Float(), "all_gather", 3, 1),
-    (Float("bfloat16"), "reduce_scatter", 2, 3),
     (Int(4), "auto", 3, 3),
-    (Int(4, "row"), "reduce_scatter", 3, 1),
     (Int(1), "reduce_scatter", 3, 1),
-    (E3M0(), "all_gather", 3, 3),
     (LOW_RANK, "all_gather", 3, 1),
-    (SPARSE, "auto", 3, 1),
     (COCKTAIL, "auto", 2, 1),
+    *(
+      pytest.param(*case, marks=pytest.mark.slow)
+      for case in (
+        (Float("bfloat16"), "reduce_scatter", 2, 3),
+        (Int(4, "row"), "reduce_scatter", 3, 1),
+        (E3M0(), "all_gather", 3, 3),
+        (SPARSE, "auto", 3, 1),
+      )
+    ),
   ],
 )
 def test_an_exchange_moves_the_bytes_of_the_plan(
@@ -163,7 +168,10 @@ def descend(params, state, batch):
   ("method", "codec", "num_replicas", "ratio"),
   [
     (methods.diloco(4), LOW_RANK, 3, None),
-    (methods.streaming_diloco(6, 3, 1), E3M0(), 2, None),
+    pytest.param(
+      *(methods.streaming_diloco(6, 3, 1), E3M0(), 2, None),
+      marks=pytest.mark.slow,
+    ),
     (methods.dilocox(4), LOW_RANK, 2, 5.0),
     (methods.delayed(6, 3, 9), Int(4), 3, None),
   ],

@@ -60,8 +60,8 @@ def config_of(num_steps=12, **sections):
   usual = {
     "total_steps": num_steps,
     "data": {"batch_size": 4, "sequence_length": LENGTH},
-    "model": {"preset": "nano", "scan_unroll": 1},
-    "inner": {"warmup_steps": 2},
+    "model": {"preset": "running_mean", "model_dim": 32},
+    "inner": {"warmup_steps": 2, "learning_rate": 1e-2},
     "mesh": {"num_replicas": 3},
   }
   return from_mapping(usual | sections)
@@ -186,10 +186,8 @@ def test_a_model_is_trained_on_a_source_whole_and_in_stages():
   for mesh in ({}, {"layout": "mesh", "num_stages": 2}):
     config = config_of(
       mesh={"num_replicas": 2, **mesh},
-      model={"preset": "running_mean", "model_dim": 32},
       data={"source": "sums", "batch_size": 4, "sequence_length": 16},
       sync=DILOCO,
-      inner={"warmup_steps": 2, "learning_rate": 1e-2},
     )
     model = build.programs(config).model
     found = shapes_by_path(jax.eval_shape(model.init, jax.random.key(0)))

@@ -36,13 +36,19 @@ OPT |= {"positions": "learned", "num_positions": LENGTH}
 TIED = {"tied_head": True}
 # Schedule, stages, micro-batches, what is kept, and the model.
 CASES = [
-  Case("gpipe", 1, 2, "none", shaped(2)),
   Case("gpipe", 4, 4, "dots", shaped(5, **TIED)),
   Case("1f1b", 2, 4, "full", shaped(4, **OPT), end_of_text=3),
-  Case("1f1b", 4, 3, "dots", shaped(5)),
   Case("1f1b", 2, 5, "none", shaped(2, num_kv_heads=1)),
+]
+SLOW_CASES = [
+  Case("gpipe", 1, 2, "none", shaped(2)),
+  Case("1f1b", 4, 3, "dots", shaped(5)),
   Case("1f1b", 3, 1, "full", shaped(3, activation="gelu", qk_norm=False)),
 ]
+
+
+def and_slow(quick, slow):
+  return quick + [pytest.param(each, marks=pytest.mark.slow) for each in slow]
 
 
 def named(case):
@@ -91,7 +97,7 @@ def check_products(case, text):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("case", CASES, ids=named)
+@pytest.mark.parametrize("case", and_slow(CASES, SLOW_CASES), ids=named)
 def test_a_schedule_computes_the_plain_gradient_and_nothing_else(case):
   text = check_gradient(case)
   if np.ptp(case.layers.counts) == 0:
@@ -103,13 +109,13 @@ def test_a_schedule_computes_the_plain_gradient_and_nothing_else(case):
 
 
 LOSSES = [
+  Case("gpipe", 2, 3, shape=shaped(5, **OPT), end_of_text=3),
   Case("gpipe", 4, 3, shape=shaped(5)),
   Case("gpipe", 1, 2, shape=shaped(2)),
-  Case("gpipe", 2, 3, shape=shaped(5, **OPT), end_of_text=3),
 ]
 
 
-@pytest.mark.parametrize("case", LOSSES, ids=named)
+@pytest.mark.parametrize("case", and_slow(LOSSES[:1], LOSSES[1:]), ids=named)
 def test_the_last_stage_has_the_loss_of_the_plain_model(case):
   *others, last = case.losses()
   np.testing.assert_allclose(last, case.plain()[0], rtol=1e-6)
@@ -117,14 +123,15 @@ def test_the_last_stage_has_the_loss_of_the_plain_model(case):
 
 
 def test_narrow_types_cost_accuracy_but_not_much():
-  case = Case("1f1b", 2, 3, "none", shaped(2))
+  case = Case("1f1b", 2, 5, "none", shaped(2, num_kv_heads=1))
   rounded = dataclasses.replace(case, dtype="bfloat16")
   loss, gradients, text = rounded.pipelined()
   # No kernel [8, 12] is saved for each micro-batch, as a copy in bfloat16.
   assert "[2,1,8,12]" not in (text or "")
   kinds = {x.dtype for x in (loss, *jax.tree.leaves(gradients))}
   assert kinds == {np.dtype("float32")}
-  _, exact = case.plain()
+  with jax.enable_x64(True):  # Most likely another test has computed it.
+    _, exact = dataclasses.replace(case, dtype="float64").plain()
   assert 0 < error(gradients, exact) < 1.5 * error(rounded.plain()[1], exact)
 
 

@@ -47,9 +47,11 @@ def test_the_loss_is_a_mean_over_all_predicted_tokens():
     assert token_loss(logits.reshape(6, 5), targets, z_loss) == loss
 
 
-@pytest.mark.parametrize("chunk_tokens", [5, 8, 100])
+@pytest.mark.parametrize(
+  "chunk_tokens", [5, 100, pytest.param(8, marks=pytest.mark.slow)]
+)
 def test_a_loss_in_chunks_is_the_loss_at_once(chunk_tokens):
-  params = MODEL.init(jax.random.key(0))
+  params = jax.jit(MODEL.init)(jax.random.key(0))
 
   def loss(chunk_tokens):
     sizes = {"z_loss": 0.1, "chunk_tokens": chunk_tokens}
@@ -94,8 +96,9 @@ def test_greedy_tokens_are_those_of_the_whole_text_read_again():
     best = jnp.argmax(apply(params, padded)[:, text.shape[1] - 1], axis=-1)
     text = jnp.concatenate([text, best.astype(np.int32)[:, None]], axis=1)
   np.testing.assert_array_equal(made, text[:, 4:])
-  one = generate(model, params, text[:, :4], 1, jax.random.key(0), top_p=1e-6)
-  np.testing.assert_array_equal(one, text[:, 4:5])
+  one = functools.partial(generate, model, num_tokens=1, top_p=1e-6)
+  found = jax.jit(one)(params, text[:, :4], key=jax.random.key(0))
+  np.testing.assert_array_equal(found, text[:, 4:5])
 
 
 LOGITS = jnp.log(jnp.asarray([0.2, 0.5, 0.3]))

@@ -101,15 +101,15 @@ def test_its_parts_and_its_cache_compute_what_the_whole_does(name):
   model, params, batch = build_model(SHAPES[name]), drawn(name), tokens(2, 12)
   whole = logits_of(name)(params, batch)
   rest = {key: x for key, x in params.items() if key != "blocks"}
+  block, decode = jax.jit(model.block, static_argnums=2), jax.jit(model.decode)
   x = model.embed(rest, batch)
   for number in range(model.shape.num_layers):
     layer = jax.tree.map(lambda leaf, n=number: leaf[n], params["blocks"])
-    x = model.block(layer, x, 12)
+    x = block(layer, x, 12)
   assert_close(model.logits(rest, x).reshape(whole.shape), whole)
   cache, seen = empty_cache(model, 2, 12, np.dtype("float32")), []
-  assert model.decode is not None
-  for start, stop in ((0, 5), (5, 6), (6, 12)):
-    logits, cache = model.decode(params, batch[:, start:stop], cache, start)
+  for start in (0, 6):  # One by one: tests/models/test_logits.py.
+    logits, cache = decode(params, batch[:, start:][:, :6], cache, start)
     seen.append(logits)
   assert_close(jnp.concatenate(seen, axis=1), whole, 1e-5)
 
@@ -131,39 +131,42 @@ def test_packed_documents_are_read_as_each_is_alone(name):
     logits_of(name)(params, jnp.asarray([d], jnp.int32)) for d in DOCUMENTS
   ]
   alone = jnp.concatenate(alone, axis=1)
-  assert_close(model.apply(params, PACKED, ids), alone, 1e-5)
+  assert_close(jax.jit(model.apply)(params, PACKED, ids), alone, 1e-5)
   following = jnp.asarray([[*PACKED[0].tolist(), 7]], jnp.int32)
-  loss = next_token_loss(model, params, following, end_of_text=END)
+
+  def loss(end_of_text=None):
+    how = {"end_of_text": end_of_text}
+    return jax.jit(lambda p: next_token_loss(model, p, following, **how))
+
   shares = jax.nn.log_softmax(alone[0])
   wanted = -shares[jnp.arange(PACKED.size), following[0, 1:]].mean()
-  np.testing.assert_allclose(loss, wanted, rtol=1e-5)
-  assert abs(next_token_loss(model, params, following) - wanted) > 1e-3
+  np.testing.assert_allclose(loss(END)(params), wanted, rtol=1e-5)
+  assert abs(loss()(params) - wanted) > 1e-3
 
 
 def test_values_outside_the_tables_are_no_numbers():
   batch = tokens(2, 9).at[0, 4].set(nano.vocab_size)
   logits = logits_of("gelu")(drawn("gelu"), batch)
   assert jnp.all(jnp.isnan(logits[0, 4:])) and jnp.all(jnp.isfinite(logits[1]))
-  logits = build_model(SHAPES["opt"]).apply(drawn("opt"), tokens(2, 13))
+  logits = logits_of("opt")(drawn("opt"), tokens(2, 13))
   assert jnp.all(jnp.isnan(logits[:, 12]))
 
 
 def test_every_layer_draws_its_own_values_and_outputs_start_smaller():
   deep = shaped(num_layers=8, model_dim=64, biases="all")
-  for path, leaf in leaves_by_path(
-    build_model(deep).init(jax.random.key(0))
-  ).items():
+  params = jax.jit(build_model(deep).init)(jax.random.key(0))
+  for path, leaf in leaves_by_path(jax.device_get(params)).items():
     if path.endswith(("scale", "bias")):
-      assert jnp.all(leaf == float(path.endswith("scale")))
+      assert np.all(leaf == float(path.endswith("scale")))
       continue
     residual = path.endswith(("output/kernel", "down/kernel"))
     expected = 0.02 / math.sqrt(2 * 8) if residual else 0.02
-    assert jnp.std(leaf) == pytest.approx(expected, rel=0.05)
+    assert np.std(leaf) == pytest.approx(expected, rel=0.05)
     if path.startswith("blocks/"):
       assert len(np.unique(leaf)) > 0.99 * leaf.size
   # A seed draws the same embedding whatever comes after it.
   tables = [
-    build_model(shape).init(jax.random.key(3))["embed"]["embedding"]
+    jax.jit(build_model(shape).init)(jax.random.key(3))["embed"]["embedding"]
     for shape in (nano, shaped(num_layers=5, tied_head=True))
   ]
   np.testing.assert_array_equal(*tables)
@@ -193,12 +196,13 @@ def test_how_layers_run_changes_nothing_but_what_they_keep():
 def test_bfloat16_computes_nearly_the_same_from_the_same_parameters():
   shape, params, batch = SHAPES["qwen"], drawn("qwen"), tokens(2, 9)
   models = [build_model(shape, dtype=t) for t in (jnp.bfloat16, jnp.float32)]
-  starts = [model.init(jax.random.key(0)) for model in models]
+  starts = [jax.jit(model.init)(jax.random.key(0)) for model in models]
   chex.assert_trees_all_equal(*starts)
 
   def found(model):
     loss = lambda p: next_token_loss(model, p, batch)  # noqa: E731
-    return model.apply(params, batch), jax.jit(jax.grad(loss))(params)
+    both = lambda p: (model.apply(p, batch), jax.grad(loss)(p))  # noqa: E731
+    return jax.jit(both)(params)
 
   for rounded, exact in zip(*map(found, models), strict=True):
     dtypes = {x.dtype for x in jax.tree.leaves(rounded)}
@@ -225,4 +229,4 @@ def test_the_program_does_not_grow_with_depth():
     return len(text.split("\n"))
 
   assert operations(2, unroll=1) == operations(8, unroll=1)
-  assert operations(2, unroll=0) < operations(8, unroll=0)
+  assert operations(2, unroll=0) < operations(3, unroll=0)

@@ -126,7 +126,14 @@ def part(store, name, number, rules, stop, flush, come=None):
   return first, jax.tree.map(np.asarray, rounds.outer_params(state))
 
 
-@pytest.mark.parametrize("name", apart.METHODS)
+@pytest.mark.parametrize(
+  "name",
+  [
+    *("diloco", "overlap_loco"),
+    pytest.param("dilocox", marks=pytest.mark.slow),
+    pytest.param("streaming_diloco", marks=pytest.mark.slow),
+  ],
+)
 def test_a_newcomer_follows_and_takes_part(name):
   """The others' snapshots and manifests bring a replica that comes later."""
   store, stop = Store("memory:///"), 8
