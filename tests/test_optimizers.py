@@ -229,20 +229,6 @@ def test_the_momentum_of_muon_is_its_own_unless_it_is_given(momentum, kept):
   np.testing.assert_allclose(traces[0], (1 - kept) * kept, rtol=1e-5)
 
 
-def test_the_schedule_counts_the_steps_of_the_optimizer():
-  schedule = learning_rate_schedule(
-    "constant", 1.0, warmup_steps=2, total_steps=9, final_fraction=0.0
-  )
-  optimizer = inner_optimizer("sgd", schedule, clip_norm=0.5)
-  params = jnp.float32(0.0)
-  state = optimizer.init(params)
-  seen = []
-  for _ in range(4):
-    updates, state = optimizer.update(jnp.float32(8.0), state, params)
-    seen.append(number(updates))
-  np.testing.assert_allclose(seen, [0.0, -0.25, -0.5, -0.5], rtol=1e-6)
-
-
 def test_products_of_an_update_state_their_precision():
   """On a TPU the default would be one product of bfloat16 values."""
   params = {"blocks": {"kernel": jnp.ones((2, 4, 3))}}

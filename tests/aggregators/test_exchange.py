@@ -30,6 +30,7 @@ from tests.aggregators.problem import (
   replica,
 )
 from tests.oracles import config as oracle
+from tests.tiers import slow
 
 EXACT = 1e-6  # fp32, values near 1
 INT4 = "int(block_size=32)"
@@ -45,12 +46,7 @@ WAYS = [
   ("e3m0(block_size=32)", "reduce_scatter"),
   ("top_k(fraction=0.2,block_size=64)", "all_gather"),
 ]
-# Each collective once between devices, and all else stacked on one.
-ON_DEVICES = [
-  ("float32", "all_reduce"),
-  (INT4, "all_gather"),
-  (INT4, "reduce_scatter"),
-]
+ON_DEVICES = [WAYS[0], *WAYS[3:5]]  # Every collective once.
 
 
 def twin_of(codec, collective, feedback=0.0, against="own"):
@@ -67,15 +63,9 @@ def each(values):
   ("codec", "collective", "against", "layout"),
   [
     (INT4, "all_gather", "mean", "stacked"),
-    *((*way, "own", "mesh") for way in WAYS if way in ON_DEVICES),
-    *((*way, "own", "stacked") for way in WAYS if way not in ON_DEVICES),
-    *(
-      pytest.param(
-        *(*way, "own", ("mesh", "stacked")[way in ON_DEVICES]),
-        marks=pytest.mark.slow,
-      )
-      for way in WAYS
-    ),
+    *((*way, "own", "stacked") for way in WAYS),
+    *((*way, "own", "mesh") for way in ON_DEVICES),
+    *slow(*((*way, "own", "mesh") for way in WAYS if way not in ON_DEVICES)),
   ],
 )
 def test_exchanges_in_a_row_are_those_of_the_numpy_twin(
@@ -107,9 +97,7 @@ def test_exchanges_in_a_row_are_those_of_the_numpy_twin(
   ("link", "collective", "layout"),
   [
     ("float32", "all_reduce", "mesh"),
-    pytest.param(
-      *("int(bits=4)", "all_gather", "stacked"), marks=pytest.mark.slow
-    ),
+    *slow(("int(bits=4)", "all_gather", "stacked")),
     ("int(bits=4)", "reduce_scatter", "stacked"),
   ],
 )
@@ -249,8 +237,7 @@ def test_of_large_factors_the_host_gets_the_products_of_some_layers(
   ("codec", "num_layers"),
   [
     *((LowRank(2), 2), (LowRank(2), 3), (Int(4), 3)),
-    pytest.param(Float(), 3, marks=pytest.mark.slow),
-    pytest.param(TopK(1.0), 3, marks=pytest.mark.slow),
+    *slow((Float(), 3), (TopK(1.0), 3)),
   ],
 )
 def test_a_divided_replica_finds_the_mean_of_a_whole_one(codec, num_layers):

@@ -21,6 +21,7 @@ from tests.outer.problem import (
   loss,
   nesterov,
 )
+from tests.tiers import slow
 
 GUIDE = pathlib.Path(__file__).parents[2] / "docs/guides/own_training_loop.py"
 EXACT = 1e-12  # float64
@@ -71,15 +72,11 @@ def by_steps(tx, problem):
   return params
 
 
-FAST = {"allreduce", "diloco", "dilocox"}
+FAST = ("allreduce", "diloco", "dilocox")
 
 
 @pytest.mark.parametrize(
-  "name",
-  [
-    pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
-    for name in SETTINGS
-  ],
+  "name", [*FAST, *slow(*sorted(SETTINGS.keys() - FAST))]
 )
 def test_a_method_by_name_has_the_parts_of_the_trainer(name, x64):
   """tests/outer holds transforms of given parts, and rounds, to the twins."""
@@ -185,27 +182,6 @@ def test_a_state_of_all_replicas_in_the_code_of_one_is_refused():
   params = {"a": jnp.zeros((2, 3))}
   with pytest.raises(ValueError, match="the state has a replica axis"):
     tx.update(params, jax.vmap(tx.init)(params), params)
-
-
-def test_the_model_to_keep_is_put_together_from_slices():
-  keys = jax.random.split(jax.random.key(0), 3)
-  params = {
-    "a": jax.random.normal(keys[0], (7, 3)),
-    "blocks": {"c": jax.random.normal(keys[1], (2, 5))},
-    "d": jax.random.normal(keys[2], ()),
-  }
-  settings = {"num_fragments": 4, "sync_interval": 4}
-  state = dx.overlap_loco(INNER, nesterov(), **settings).init(params)
-  assert_close(dx.outer_params(state, params), params, 0)
-
-
-def test_the_model_of_averaged_gradients_is_the_parameters():
-  params = {"a": jnp.ones(3)}
-  state = dx.allreduce(INNER).init(params)
-  assert_close(dx.outer_params(state, params), params, 0)
-  hidden = dx.allreduce(optax.chain(dx.averaged(INNER, 1)))
-  with pytest.raises(ValueError, match="make it the outermost"):
-    hidden.init(params)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from jax.export import DisabledSafetyCheck
 from dilocox_jax.config import from_mapping
 from dilocox_jax.training import build, states
 from experiments.tools.bench_inner import steps_program
+from tests.tiers import slow
 
 LENGTH, BATCH, VOCAB, STEPS = 2048, 4, 32_000, 2
 TOKENS = BATCH * LENGTH
@@ -107,12 +108,9 @@ CASES = [
   ("cuda", {"mesh": {"stacked_by": "map"}}),
   ("tpu", {"data": {"document_masks": True}}),
   ("cuda", {"mesh": STAGES}),
-  *(
-    pytest.param("tpu", options, marks=pytest.mark.slow)
-    for options in (
-      {"mesh": MESH},
-      {"mesh": STAGES, "data": {"document_masks": True}},
-    )
+  *slow(
+    ("tpu", {"mesh": MESH}),
+    ("tpu", {"mesh": STAGES, "data": {"document_masks": True}}),
   ),
 ]
 

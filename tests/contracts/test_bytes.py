@@ -32,6 +32,7 @@ from experiments.tools.compiled_run import (
 )
 from tests import compiled_text as hlo
 from tests.compiled_text import is_inner_loop
+from tests.tiers import slow
 
 NUM_LAYERS = 4
 # Odd sizes: bytes that are not filled and chunks that are not whole.
@@ -119,14 +120,11 @@ def rounds(method, codec, collective, num_replicas, ratio=None):
     (Int(1), "reduce_scatter", 3, 1),
     (LOW_RANK, "all_gather", 3, 1),
     (COCKTAIL, "auto", 2, 1),
-    *(
-      pytest.param(*case, marks=pytest.mark.slow)
-      for case in (
-        (Float("bfloat16"), "reduce_scatter", 2, 3),
-        (Int(4, "row"), "reduce_scatter", 3, 1),
-        (E3M0(), "all_gather", 3, 3),
-        (SPARSE, "auto", 3, 1),
-      )
+    *slow(
+      (Float("bfloat16"), "reduce_scatter", 2, 3),
+      (Int(4, "row"), "reduce_scatter", 3, 1),
+      (E3M0(), "all_gather", 3, 3),
+      (SPARSE, "auto", 3, 1),
     ),
   ],
 )
@@ -168,10 +166,7 @@ def descend(params, state, batch):
   ("method", "codec", "num_replicas", "ratio"),
   [
     (methods.diloco(4), LOW_RANK, 3, None),
-    pytest.param(
-      *(methods.streaming_diloco(6, 3, 1), E3M0(), 2, None),
-      marks=pytest.mark.slow,
-    ),
+    *slow((methods.streaming_diloco(6, 3, 1), E3M0(), 2, None)),
     (methods.dilocox(4), LOW_RANK, 2, 5.0),
     (methods.delayed(6, 3, 9), Int(4), 3, None),
   ],

@@ -25,6 +25,7 @@ from tests.inner.pipelines import (
   error,
 )
 from tests.products import product_flops
+from tests.tiers import slow
 
 
 def shaped(num_layers, **changes):
@@ -39,16 +40,12 @@ CASES = [
   Case("gpipe", 4, 4, "dots", shaped(5, **TIED)),
   Case("1f1b", 2, 4, "full", shaped(4, **OPT), end_of_text=3),
   Case("1f1b", 2, 5, "none", shaped(2, num_kv_heads=1)),
+  *slow(
+    Case("gpipe", 1, 2, "none", shaped(2)),
+    Case("1f1b", 4, 3, "dots", shaped(5)),
+    Case("1f1b", 3, 1, "full", shaped(3, activation="gelu", qk_norm=False)),
+  ),
 ]
-SLOW_CASES = [
-  Case("gpipe", 1, 2, "none", shaped(2)),
-  Case("1f1b", 4, 3, "dots", shaped(5)),
-  Case("1f1b", 3, 1, "full", shaped(3, activation="gelu", qk_norm=False)),
-]
-
-
-def and_slow(quick, slow):
-  return quick + [pytest.param(each, marks=pytest.mark.slow) for each in slow]
 
 
 def named(case):
@@ -97,7 +94,7 @@ def check_products(case, text):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("case", and_slow(CASES, SLOW_CASES), ids=named)
+@pytest.mark.parametrize("case", CASES, ids=named)
 def test_a_schedule_computes_the_plain_gradient_and_nothing_else(case):
   text = check_gradient(case)
   if np.ptp(case.layers.counts) == 0:
@@ -110,12 +107,13 @@ def test_a_schedule_computes_the_plain_gradient_and_nothing_else(case):
 
 LOSSES = [
   Case("gpipe", 2, 3, shape=shaped(5, **OPT), end_of_text=3),
-  Case("gpipe", 4, 3, shape=shaped(5)),
-  Case("gpipe", 1, 2, shape=shaped(2)),
+  *slow(
+    Case("gpipe", 4, 3, shape=shaped(5)), Case("gpipe", 1, 2, shape=shaped(2))
+  ),
 ]
 
 
-@pytest.mark.parametrize("case", and_slow(LOSSES[:1], LOSSES[1:]), ids=named)
+@pytest.mark.parametrize("case", LOSSES, ids=named)
 def test_the_last_stage_has_the_loss_of_the_plain_model(case):
   *others, last = case.losses()
   np.testing.assert_allclose(last, case.plain()[0], rtol=1e-6)

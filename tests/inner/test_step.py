@@ -1,10 +1,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-from dilocox_jax.inner.step import accumulated_gradient, inner_step
+from dilocox_jax.inner.step import accumulated_gradient
 
 
 def loss(params, batch):
@@ -38,31 +37,3 @@ def test_gradients_of_micro_batches_are_averaged(accumulate_steps, x64):
     for n in np.split(np.arange(12), accumulate_steps)
   ]
   assert_close(found, jax.tree.map(lambda *x: sum(x) / len(x), *parts))
-
-
-def test_a_step_is_one_call_of_the_optimizer(x64):
-  params, batch = problem()
-  optimizer = optax.sgd(0.3, momentum=0.9)
-  step = jax.jit(inner_step(accumulated_gradient(loss), optimizer))
-  expected, trace = params, jax.tree.map(jnp.zeros_like, params)
-  actual, state = params, optimizer.init(params)
-  for _ in range(3):
-    value, gradients = jax.value_and_grad(loss)(expected, batch)
-    trace = jax.tree.map(lambda t, g: 0.9 * t + g, trace, gradients)
-    expected = jax.tree.map(lambda w, t: w - 0.3 * t, expected, trace)
-    actual, state, (seen, _) = step(actual, state, batch)
-    assert_close(seen, value)  # Of the parameters before the step.
-  assert_close(actual, expected)
-
-
-def test_a_step_reports_the_norm_before_clipping():
-  params, batch = problem()
-  gradients = jax.grad(loss)(params, batch)
-  norm = np.sqrt(np.sum(gradients["w"] ** 2) + gradients["b"] ** 2)
-  assert norm > 1
-  optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(1.0))
-  step = jax.jit(inner_step(accumulated_gradient(loss), optimizer))
-  moved, _, (_, reported) = step(params, optimizer.init(params), batch)
-  np.testing.assert_allclose(reported, norm, rtol=1e-5)
-  distance = optax.tree.norm(jax.tree.map(jnp.subtract, moved, params))
-  np.testing.assert_allclose(distance, 0.1, rtol=1e-5)

@@ -18,6 +18,7 @@ from dilocox_jax.models.loss import (
 from dilocox_jax.models.sampling import draw_token, generate
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.presets import nano
+from tests.tiers import slow
 
 MODEL = build_model(nano)
 
@@ -47,9 +48,7 @@ def test_the_loss_is_a_mean_over_all_predicted_tokens():
     assert token_loss(logits.reshape(6, 5), targets, z_loss) == loss
 
 
-@pytest.mark.parametrize(
-  "chunk_tokens", [5, 100, pytest.param(8, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("chunk_tokens", [5, 100, *slow(8)])
 def test_a_loss_in_chunks_is_the_loss_at_once(chunk_tokens):
   params = jax.jit(MODEL.init)(jax.random.key(0))
 

@@ -18,6 +18,7 @@ from dilocox_jax.plan.schedule import methods
 from tests.meeting import apart
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import SGD, assert_equal, begin, nesterov, walk
+from tests.tiers import slow
 
 OWN = np.random.default_rng(0).normal(size=[6, 4]).astype(np.float32)
 
@@ -127,12 +128,7 @@ def part(store, name, number, rules, stop, flush, come=None):
 
 
 @pytest.mark.parametrize(
-  "name",
-  [
-    *("diloco", "overlap_loco"),
-    pytest.param("dilocox", marks=pytest.mark.slow),
-    pytest.param("streaming_diloco", marks=pytest.mark.slow),
-  ],
+  "name", ["diloco", "overlap_loco", *slow("dilocox", "streaming_diloco")]
 )
 def test_a_newcomer_follows_and_takes_part(name):
   """The others' snapshots and manifests bring a replica that comes later."""

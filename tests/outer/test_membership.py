@@ -29,6 +29,7 @@ from tests.outer.problem import (
   settings_of,
   stacked,
 )
+from tests.tiers import slow
 
 NUM_REPLICAS, ROUNDS = 3, 8
 METHODS = {
@@ -103,7 +104,7 @@ SLOW = [
 
 @pytest.mark.parametrize(
   ("absences", "is_uneven", "layout", "name"),
-  CASES + [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW],
+  CASES + slow(*SLOW),
 )
 def test_rounds_equal_the_numpy_twin(absences, is_uneven, layout, name, x64):
   method = METHODS[name]

@@ -40,6 +40,7 @@ from tests.outer.problem import (
   transform,
   walk,
 )
+from tests.tiers import slow
 
 SINGLE = 1e-6  # float32, with sums of a few hundred terms near 1
 delayed = functools.partial(methods.delayed, rule="continue")
@@ -72,11 +73,8 @@ OWN_EXCHANGES = {
 }
 
 
-def slow_but(quick, names=tuple(CASES)):
-  return [
-    name if name in quick else pytest.param(name, marks=pytest.mark.slow)
-    for name in names
-  ]
+def slow_but(*quick):
+  return [*quick, *slow(*sorted(CASES.keys() - quick))]
 
 
 def counting_mean():
@@ -141,14 +139,14 @@ def applied(schedule, windows):
   return [fragments.count(p) for p in range(schedule.num_fragments)]
 
 
-QUICK_ROUNDS = (
+QUICK_ROUNDS = slow_but(
   *("diloco", "open_diloco", "streaming_diloco", "eager", "eager_fragments"),
   *("dilocox_continue", "dilocox_reset", "overlap_loco", "several_in_flight"),
   *("delay_of_three_rounds", "late_reset"),
 )
 
 
-@pytest.mark.parametrize("name", slow_but(QUICK_ROUNDS))
+@pytest.mark.parametrize("name", QUICK_ROUNDS)
 def test_rounds_equal_the_reference(name, x64):
   """In any portions; a flush leaves the state."""
   programs, schedule = programs_of(name), CASES[name].schedule
@@ -166,7 +164,7 @@ def test_rounds_equal_the_reference(name, x64):
   assert_equal(jax.device_get(state), held)
 
 
-@pytest.mark.parametrize("name", slow_but(("streaming_diloco", "eager")))
+@pytest.mark.parametrize("name", slow_but("streaming_diloco", "eager"))
 def test_what_waits_in_host_memory_changes_no_bit(name, x64):
   programs, ends = programs_of(name), []
   host = dataclasses.replace(programs, outer_memory=host_memory.HOST)
@@ -177,16 +175,11 @@ def test_what_waits_in_host_memory_changes_no_bit(name, x64):
   assert_equal(*ends)
 
 
-SINGLES = ("diloco", "eager", "delay_over_a_round")
-
-
-@pytest.mark.parametrize("name", slow_but(SINGLES[2:], SINGLES))
-def test_single_precision_errs_by_its_own_rounding(name):
+def test_single_precision_errs_by_its_own_rounding():
+  name = "delay_over_a_round"
   programs = begin(PROBLEM, CASES[name], SGD, nesterov())[0]
   state, losses = trained(programs, first_state(programs), STEPS)
-  held = jax.device_get(state)
-  flushed, _ = programs.flush(state)
-  given = name, programs, held, losses, flushed
+  given = name, programs, state, losses, programs.flush(state)[0]
   assert_is_the_reference(*given, tolerance=10 * SINGLE)
 
 
@@ -220,10 +213,7 @@ ON_DEVICES = ("diloco", "late_reset", "eager")
   [
     *((name, "") for name in ON_DEVICES),
     ("dilocox_continue", "rank 1"),  # Two messages, one after the other.
-    *(
-      pytest.param(name, "", marks=pytest.mark.slow)
-      for name in sorted(CASES.keys() - ON_DEVICES)
-    ),
+    *slow(*((name, "") for name in sorted(CASES.keys() - ON_DEVICES))),
   ],
 )
 def test_devices_for_each_replica_and_a_thread_change_no_bit(
@@ -287,11 +277,12 @@ def test_a_replica_that_is_not_finite_is_left_out(
   [
     ("diloco", 0.0, True),
     ("streaming_diloco", 0.9, False),
-    pytest.param("eager", 0.9, False, marks=pytest.mark.slow),
-    pytest.param("dilocox_continue", 0.0, True, marks=pytest.mark.slow),
-    pytest.param("diloco", 0.0, False, marks=pytest.mark.slow),
-    pytest.param("dilocox_reset", 1.0, False, marks=pytest.mark.slow),
-    pytest.param("several_in_flight", 1.0, False, marks=pytest.mark.slow),
+    *slow(
+      ("eager", 0.9, False),
+      ("dilocox_continue", 0.0, True),
+      ("dilocox_reset", 1.0, False),
+      ("several_in_flight", 1.0, False),
+    ),
   ],
 )
 def test_lossy_rounds_equal_the_reference(name, decay, keep_unsent, x64):
@@ -327,13 +318,13 @@ def test_allreduce_equals_the_reference(layout, x64):
   assert_close(state.params, expected.theta, EXACT)
 
 
-QUICK_STEPS = (
+QUICK_STEPS = slow_but(
   *("streaming_diloco", "dilocox_continue", "delay_over_a_round", "eager"),
   "overlap_loco",
 )
 
 
-@pytest.mark.parametrize("name", slow_but(QUICK_STEPS))
+@pytest.mark.parametrize("name", QUICK_STEPS)
 def test_a_transform_of_steps_equals_the_reference(name, x64):
   method, tx = CASES[name], transform(CASES[name], SGD)
   params = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), PROBLEM[0])

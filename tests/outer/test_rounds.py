@@ -29,6 +29,7 @@ from tests.outer.problem import (
   step_programs,
   walk,
 )
+from tests.tiers import slow
 
 PROBLEM = make_problem(8, 3, 18, 4, 2, 3)
 INNER = optax.sgd(0.05, momentum=0.9)
@@ -111,10 +112,7 @@ def programs_of(method, num_layers):
   [
     (methods.dilocox(4), methods.dilocox(400)),
     (methods.streaming_diloco(12, 4, 1), methods.streaming_diloco(96, 7, 8)),
-    pytest.param(
-      *(methods.overlap_loco(6, 3), methods.overlap_loco(64, 16)),
-      marks=pytest.mark.slow,
-    ),
+    *slow((methods.overlap_loco(6, 3), methods.overlap_loco(64, 16))),
   ],
   ids=["dilocox", "streaming", "overlap_loco"],
 )

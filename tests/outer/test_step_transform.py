@@ -26,6 +26,7 @@ from tests.outer.problem import (
   one_step,
   transform,
 )
+from tests.tiers import slow
 
 PROBLEM = jax.tree.map(
   lambda x: np.asarray(x, np.float32), make_problem(0, 3, 13, 4, 2, 3)
@@ -56,8 +57,7 @@ def start(tx, params=PROBLEM[0]):
   ("method", "check_vma"),
   [
     (methods.streaming_diloco(6, 3, 1), True),
-    pytest.param(methods.diloco(4), False, marks=pytest.mark.slow),
-    pytest.param(methods.eager(4), True, marks=pytest.mark.slow),
+    *slow((methods.diloco(4), False), (methods.eager(4), True)),
   ],
   ids=["streaming", "diloco", "eager"],
 )
@@ -91,9 +91,7 @@ def test_a_step_without_an_exchange_sends_nothing():
   assert not collectives & set(equations(program, outside=("cond",)))
 
 
-@pytest.mark.parametrize(
-  "order", ["strided", pytest.param("sliced", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("order", ["strided", *slow("sliced")])
 def test_the_program_grows_neither_with_the_interval_nor_with_fragments(order):
   def num_lines(interval, count):
     method = methods.delayed(

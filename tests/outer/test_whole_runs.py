@@ -11,6 +11,7 @@ from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.training import states
 from experiments.configs import default, overlap_loco
 from tests import runs
+from tests.tiers import slow
 
 SAME_LOSS = 1e-4
 ROUNDS, INTERVAL = 5, 2
@@ -66,9 +67,7 @@ def losses(config):
 
 
 @pytest.mark.parametrize(
-  "name",
-  ["diloco"]
-  + [pytest.param(n, marks=pytest.mark.slow) for n in FILES if n != "diloco"],
+  "name", ["diloco", *slow(*(name for name in FILES if name != "diloco"))]
 )
 def test_two_replicas_of_four_devices_train_as_two_stacked_ones(name):
   assert set(FILES) == set(METHODS)
