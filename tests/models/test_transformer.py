@@ -134,14 +134,14 @@ def test_packed_documents_are_read_as_each_is_alone(name):
   assert_close(jax.jit(model.apply)(params, PACKED, ids), alone, 1e-5)
   following = jnp.asarray([[*PACKED[0].tolist(), 7]], jnp.int32)
 
-  def loss(end_of_text=None):
-    how = {"end_of_text": end_of_text}
-    return jax.jit(lambda p: next_token_loss(model, p, following, **how))
+  def loss(end=None):
+    read = functools.partial(next_token_loss, model, end_of_text=end)
+    return jax.jit(read)(params, following)
 
   shares = jax.nn.log_softmax(alone[0])
   wanted = -shares[jnp.arange(PACKED.size), following[0, 1:]].mean()
-  np.testing.assert_allclose(loss(END)(params), wanted, rtol=1e-5)
-  assert abs(loss()(params) - wanted) > 1e-3
+  np.testing.assert_allclose(loss(END), wanted, rtol=1e-5)
+  assert abs(loss() - wanted) > 1e-3
 
 
 def test_values_outside_the_tables_are_no_numbers():
