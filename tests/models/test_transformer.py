@@ -101,6 +101,7 @@ def test_its_parts_and_its_cache_compute_what_the_whole_does(name):
   model, params, batch = build_model(SHAPES[name]), drawn(name), tokens(2, 12)
   whole = logits_of(name)(params, batch)
   rest = {key: x for key, x in params.items() if key != "blocks"}
+  assert model.decode is not None
   block, decode = jax.jit(model.block, static_argnums=2), jax.jit(model.decode)
   x = model.embed(rest, batch)
   for number in range(model.shape.num_layers):
