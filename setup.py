@@ -23,6 +23,7 @@ DEV = [
   "cosmic-ray>=8.7",
   "hypothesis>=6.170",
   "import-linter>=2.16",
+  "pyrefly>=1.5",
   # The extra brings its own Node.js, so the machine needs none.
   "pyright[nodejs]>=1.1.414",
   "pytest>=9.2",

@@ -71,7 +71,7 @@ def mailbox(
       accept_version=accept_version,
     )
 
-  aggregator = exchange(codec, is_carried=True, **settings)
+  aggregator = exchange(codec, is_carried=True, **settings)  # pyright: ignore
   keeps = bool(settings["feedback"] or settings["keep_unsent"])
   carrier = Carrier(enter, weight=weight, keeps=keeps)
   return aggregator._replace(carrier=carrier)

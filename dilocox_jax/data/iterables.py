@@ -51,7 +51,7 @@ class Drawn:
     for part in (self._iterator, self._source):
       for names in _STATES:
         if all(hasattr(part, name) for name in names):
-          return part, *names
+          return part, *names  # pyright: ignore
     return None
 
   def warn_without_state(self) -> None:

@@ -56,7 +56,7 @@ class Memory:
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> "Memory":
     """Returns the memory that `to_json` described."""
-    return cls(**{**values, "roster": Roster.from_json(values["roster"])})
+    return cls(**{**values, "roster": Roster.from_json(values["roster"])})  # pyright: ignore
 
   def norms(self, inbox: Inbox) -> list[float]:
     """Returns the accepted norms of messages such as those of a turn."""

@@ -79,7 +79,7 @@ class Manifest:
     """Returns the manifest that `to_json` described."""
     listed = tuple(Listed(*each) for each in values["listed"])
     roster = Roster.from_json(values["roster"])
-    return cls(**{**values, "listed": listed, "roster": roster})
+    return cls(**{**values, "listed": listed, "roster": roster})  # pyright: ignore
 
 
 def drawn_up(

@@ -106,7 +106,7 @@ class Snapshots:
     content = self._seal.opened(path, data)
     if content is None or len(content) != size:
       return None
-    return Snapshot(**{**index, "arrays": arrays_in(content, kinds)})
+    return Snapshot(**{**index, "arrays": arrays_in(content, kinds)})  # pyright: ignore
 
   def is_gone(self, event: int) -> bool:
     """Returns whether an event was deleted, or is about to be."""

@@ -162,10 +162,10 @@ def from_json(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
   Raises:
     KeyError: If a field without a default is missing.
   """
-  values = {}
+  values: dict[str, Any] = {}
   for field in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
     if field.name in row or _has_no_default(field):
-      values[field.name] = _CONVERT[field.type](row[field.name])
+      values[field.name] = _CONVERT[field.type](row[field.name])  # pyright: ignore
   return kind(**values)
 
 

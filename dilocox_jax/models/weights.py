@@ -216,7 +216,7 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape:
   needed = {t for o, t in family.sizes.items() if o not in defaults}
   missing = min(needed - values.keys(), default="")
   require(not missing, f"config.json has no {missing}")
-  sizes = {
+  sizes: dict[str, Any] = {
     ours: defaults[ours] if values.get(theirs) is None else values[theirs]
     for ours, theirs in family.sizes.items()
   }

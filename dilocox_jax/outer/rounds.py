@@ -212,8 +212,8 @@ class Rounds(RoundStates):
       window: The window.
       share: What each replica does in it; None: all do the same.
     """
-    events = window.applied, window.sent
-    applied, sent = (e and self.cuts.groups[e.fragment] for e in events)
+    groups, events = self.cuts.groups, (window.applied, window.sent)
+    applied, sent = (groups[e.fragment] if e else None for e in events)
     return WindowKind(
       applied,
       sent,

@@ -165,7 +165,7 @@ def legend(figure: Figure, ax: Axes, columns: int) -> None:
   while columns > 1 and _legend_width(names, columns) > room:
     columns -= 1
   look = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
-  figure.legend(handles=handles, ncols=columns, **look)
+  figure.legend(handles=handles, ncols=columns, **look)  # pyright: ignore
 
 
 def _legend_width(names: Sequence[str], columns: int) -> int:

@@ -176,7 +176,7 @@ def terminal_table(
     **look: Arguments of `rich.table.Table`, e.g. its title.
   """
   look = {"title_justify": "left", "caption_justify": "left"} | look
-  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, **look)
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, **look)  # pyright: ignore
   for index, column in enumerate(header):
     side = "left" if index in left else "right"
     is_number = index not in left

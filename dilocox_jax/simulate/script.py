@@ -185,7 +185,7 @@ class Script:
     """
     hides = bool(self.traffic.method.schedule.overlap_steps)
     shares = attendance.windows if attendance else [None] * len(windows)
-    members = attendance and attendance.members
+    members = attendance.members if attendance else None
     for window, share in zip(windows, shares, strict=True):
       steps = Compute(window.num_steps, taken=share.num_steps if share else ())
       if window.applied and hides:

@@ -43,7 +43,7 @@ def record(
     command: Command line that started the run.
     is_resumed: Whether a checkpoint was restored.
   """
-  run = {
+  run: dict = {
     "bytes_per_token": data.bytes_per_token,
     "corpus_digest": data.digest,
     "corpus_name": data.name,

@@ -195,7 +195,7 @@ def _end_of_text(
   """
   if not config.data.document_masks:
     return None
-  made = text and text.tokenizer
+  made = text.tokenizer if text else None
   if made is None or made.name == tokenizers.BYTES:
     raise ValueError(
       "data.document_masks needs a token that ends a document, which the text "

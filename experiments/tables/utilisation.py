@@ -159,6 +159,6 @@ def covenant_72b() -> list[Table]:
     Prediction(of_ring, ring_percent, "percent", Fit.NONE, gathered),
   ]
   notes = {"upload": upload, "half": half, "ring": ring, "others": count - 1}
-  notes["gigabytes"] = payload_bytes / 1e9
-  notes["others_s"] = (count - 1) * payload_bytes * 8 / (down_bps * GOODPUT)
+  notes["gigabytes"] = payload_bytes / 1e9  # pyright: ignore
+  notes["others_s"] = (count - 1) * payload_bytes * 8 / (down_bps * GOODPUT)  # pyright: ignore
   return [Table("covenant_72b", rows, notes)]

@@ -7,7 +7,7 @@ utilisation.
 
 import statistics
 import time
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ DEVICE_PEAK_FLOPS = {
 }
 
 
-def steps_program(programs: build.Programs) -> Callable:
+def steps_program(programs: build.Programs) -> Any:
   """Returns the inner steps of all replicas as one compiled program.
 
   Args:

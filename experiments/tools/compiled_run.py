@@ -371,7 +371,7 @@ def write_compiled(
     workdir: Directory to write into.
     command: Command line that made it.
   """
-  values = dataclasses.asdict(compiled)
+  values: dict[str, Any] = dataclasses.asdict(compiled)
   write_json(workdir / "compiled.json", values | {"fits": compiled.fits})
   rows = [
     (name.removesuffix("_bytes"), human_bytes(round(size)))

@@ -299,6 +299,6 @@ def test_results_are_like_the_values_and_empty_leaves_cost_nothing(codec):
 )
 def test_an_exchange_that_cannot_be_says_why(settings, message):
   with pytest.raises(ValueError) as caught:
-    exchange(**{"codec": "int", **settings})
+    exchange(**{"codec": "int", **settings})  # pyright: ignore
   assert message in str(caught.value)
   assert "\n" not in str(caught.value)

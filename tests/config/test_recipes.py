@@ -18,7 +18,7 @@ DEFAULT = fields({})
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_methods_name_alone_brings_its_recipe(name):
-  expected = DEFAULT | RECIPES.get(name, {}) | {"sync.method": name}
+  expected = DEFAULT | RECIPES.get(name, {}) | {"sync.method": name}  # pyright: ignore
   assert fields({"sync": {"method": name}}) == expected
   assert DEFAULT.items() >= DEFAULTS.items()
 

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.tiers import slow
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -14,9 +16,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
   [
     ["ruff", "check", "."],
     ["ruff", "format", "--diff", "."],
-    ["pyright", "--pythonpath", sys.executable],
+    ["pyrefly", "check", "--python-interpreter-path", sys.executable],
+    *slow(["pyright", "--pythonpath", sys.executable]),
   ],
-  ids=["ruff", "format", "pyright"],
+  ids=["ruff", "format", "pyrefly", "pyright"],
 )
 def test_the_tree_passes(tool):
   result = subprocess.run(

@@ -68,7 +68,7 @@ def assert_gathered():
   for name, value in values.items():
     assert found[name].dtype == value.dtype, name
     np.testing.assert_array_equal(found[name], value, err_msg=name)
-  turns, coordinator_store._turns = coordinator_store._turns, None
+  turns, coordinator_store._turns = coordinator_store._turns, None  # pyright: ignore
   try:  # What all hold is not sent: whoever takes a turn fails.
     arrays_to_host({n: a for n, a in arrays.items() if n[:2] in ("ow", "()")})
   finally:

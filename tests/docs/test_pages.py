@@ -81,7 +81,7 @@ def losses_by_run():
   for row in rows("replicas_gpu"):
     if row["seed"] != "1000":
       key = row["task"], row["inner_rate"], row["outer_rate"]
-      found[key].append(float(row["loss_judge"]))
+      found[key].append(float(row["loss_judge"]))  # pyright: ignore
   return found
 
 

@@ -52,7 +52,7 @@ def growing(sync_interval: int = 4) -> dx.Method:
   Args:
     sync_interval: H of the first two rounds (inner steps).
   """
-  return dx.Method(GrowingSchedule(sync_interval))
+  return dx.Method(GrowingSchedule(sync_interval))  # pyright: ignore
 
 
 def halfway(method: dx.Method, axis_name: str) -> dx.ApplyRule:
@@ -153,4 +153,4 @@ def register() -> None:
   dx.register_rule("halfway", kind)
   dx.register_optimizer("clipped_momentum", clipped_momentum)
   dx.register_source("sums", sums)
-  dx.register_model("running_mean", RunningMean(2, 16, 2, 24, 256))
+  dx.register_model("running_mean", RunningMean(2, 16, 2, 24, 256))  # pyright: ignore

@@ -142,7 +142,7 @@ def test_a_codec_by_hand_and_by_name_and_its_bytes():
 
 
 def test_a_schedule_counts_its_own_rounds_and_its_flush_sends_the_rest():
-  schedule = GrowingSchedule(2)
+  schedule = GrowingSchedule(2)  # pyright: ignore
   starts = [0, *ENDS[:-1]]
   for index, (start, end) in enumerate(zip(starts, ENDS, strict=True)):
     assert schedule.round_at(start) == (index, end - start)
@@ -208,7 +208,7 @@ class Miscounted(GrowingSchedule):
 
 
 def miscounted() -> dx.Method:
-  return dx.Method(Miscounted(2))
+  return dx.Method(Miscounted(2))  # pyright: ignore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +230,7 @@ REFUSED = {
   "data.glob='x' would be": lambda: config_of(
     data={"source": "sums", "glob": "x"}
   ),
-  "give it both of": lambda: dx.register_model("n", Unbuilt(2, 16, 2, 24, 256)),
+  "give it both of": lambda: dx.register_model("n", Unbuilt(2, 16, 2, 24, 256)),  # pyright: ignore
 }
 
 

@@ -158,7 +158,7 @@ ARRAYS = [
   np.array(3, np.int64),
   np.zeros([0, 2], np.float16),
 ]
-OTHERS = [ARRAYS[0] + 1, *ARRAYS[1:]]
+OTHERS = [ARRAYS[0] + 1, *ARRAYS[1:]]  # pyright: ignore
 
 
 def inbox(store, event=3, seal=SEAL, like=ARRAYS):

@@ -19,7 +19,7 @@ SMALL = ModelShape(2, 16, 4, 24, 60)
 OPT = {"activation": "relu", "biases": "all", "norm": "layer"}
 OPT |= {"positions": "learned", "num_positions": 12, "norm_epsilon": 1e-5}
 SHAPES = {
-  "opt": dataclasses.replace(SMALL, tied_head=True, **OPT),
+  "opt": dataclasses.replace(SMALL, tied_head=True, **OPT),  # pyright: ignore
   "llama": dataclasses.replace(SMALL, num_kv_heads=2, rope_base=5e5),
   "qwen2": dataclasses.replace(
     SMALL, num_kv_heads=1, biases="qkv", norm_epsilon=1e-5, head_dim=8

@@ -145,7 +145,7 @@ def joined(run, join=join):
 
   each = run.theta, run.params, run.snapshots
   theta, params, snapshots = map(whole, each)
-  return methods.Result(theta, params, run.losses, snapshots)
+  return methods.Result(theta, params, run.losses, snapshots)  # pyright: ignore
 
 
 def train(params0, A, y, *, num_fragments, fragment_order, num_steps, **rest):

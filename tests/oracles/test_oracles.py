@@ -142,9 +142,9 @@ def both(method, away=(), inner_steps=(H,) * M, num_replicas=M):
     batches,
     away=away,
     inner_steps=inner_steps[:num_replicas],
-    **given,
+    **given,  # pyright: ignore
   )
-  return apart, methods.train(loss, params, batches, **given)
+  return apart, methods.train(loss, params, batches, **given)  # pyright: ignore
 
 
 def distance(one, other):

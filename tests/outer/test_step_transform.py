@@ -1,6 +1,7 @@
 """Transforms of single steps: their programs, their states and their leaves."""
 
 import functools
+from typing import Any
 
 import flax.serialization
 import jax
@@ -109,7 +110,7 @@ def test_the_program_grows_neither_with_the_interval_nor_with_fragments(order):
 def test_states_work_with_the_functions_of_optax_and_flax():
   method = methods.streaming_diloco(6, 3, 2, 0.5)
   outer = OuterStep(method, nesterov(), mean_of_finite_replicas())
-  tx = pseudo_gradient_steps(outer, optax.adam(0.1), Cuts(3))
+  tx: Any = pseudo_gradient_steps(outer, optax.adam(0.1), Cuts(3))
   state = tx.init(PROBLEM[0])
   marked = optax.tree.map_params(
     tx, lambda _: "parameter", state, transform_non_params=lambda _: "other"

@@ -59,9 +59,9 @@ def losses(config):
     shape = (config.mesh.num_replicas, segment.num_steps, 4, 8 + 1)
     batches = tokens.integers(0, 256, shape, np.int32)
     if phase == "rounds":
-      state, seen, _ = programs.rounds.run(state, batches)
+      state, seen, _ = programs.rounds.run(state, batches)  # pyright: ignore
     else:
-      state, seen = programs.steps.steps(state, batches)
+      state, seen = programs.steps.steps(state, batches)  # pyright: ignore
     found.append(np.asarray(seen.loss))
   return np.concatenate(found, axis=1), state
 

@@ -42,7 +42,7 @@ def setting(name, losses, sent_bytes, baseline="allreduce", **others):
 def frame(*settings, **others):
   """A frame on one clock, with two seeds each."""
   others = {"num_seeds": 2, "clocks": {CLOCK: "tiny on 1gbit"}} | others
-  return Frame(settings, **others)
+  return Frame(settings, **others)  # pyright: ignore
 
 
 ALLREDUCE = setting("allreduce", [2.0, 4.0], 8_000, seconds={CLOCK: 900.0})

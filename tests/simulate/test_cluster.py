@@ -37,7 +37,7 @@ def two_sites(**changes):
   """Two replicas behind one link, two with a link each."""
   sites = (Site("a", SHARED, 8), Site("b", OWN, 6, intra_bps=5e9))
   return Cluster(
-    **{"name": "two", "sites": sites, "placement": (0, 1, 0, 1)} | changes
+    **{"name": "two", "sites": sites, "placement": (0, 1, 0, 1)} | changes  # pyright: ignore
   )
 
 
@@ -187,7 +187,7 @@ def test_bad_input_is_told_its_place_and_its_range(path, value, words):
   pair = {"sites": ["a", "b"], "rate": "1 Gbit/s", "rtt": "1 ms"}
   values = {"sites": [LAB, LAB | {"name": "b"}], "every_site": {}}
   if path.startswith("pairs"):
-    values["pairs"] = [pair]
+    values["pairs"] = [pair]  # pyright: ignore
   inside: Any = copy.deepcopy(values)
   values = inside
   *way, last = [int(key) if key.isdigit() else key for key in path.split(".")]

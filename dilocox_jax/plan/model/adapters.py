@@ -60,7 +60,7 @@ class Lora:
       if path.startswith("blocks/") and path.endswith("/kernel")
     }
     have = {path.split("/")[-1]: path for path in kernels}
-    made = {}
+    made: dict[str, tuple[int, ...]] = {}
     for name in self.names:
       known("product of lora.products", name, have)
       path = have[name]
