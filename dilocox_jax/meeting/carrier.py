@@ -7,27 +7,14 @@ and what has come of all who are listed comes out (`outer.lone_exchange`).
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dilocox_jax.meeting.mailbox import Mailbox
+from dilocox_jax.meeting.messages import raw_bytes
 
 NEVER = 2**62
-
-
-class Settled(NamedTuple):
-  """What became of an event.
-
-  Attributes:
-    event: Its number.
-    members: The replicas whose messages were averaged.
-    left_out: Messages that were there and do not count, with the reason.
-  """
-
-  event: int
-  members: list[str]
-  left_out: dict[str, str]
 
 
 class Carrier:
@@ -39,7 +26,9 @@ class Carrier:
     keeps: Whether what was not sent is kept by feedback, or as progress that
       was not sent; the aggregator then makes up for a message that came late.
     event: Number of the next exchange.
-    settled: What became of the events since this list was emptied last.
+    settled: What became of the events since this list was emptied last: of
+      each "event", its number, "members", the replicas whose messages were
+      averaged, and "left_out", other messages that were there, with the reason.
     writes_snapshots: Whether this replica may write a snapshot.
   """
 
@@ -59,7 +48,7 @@ class Carrier:
     """
     self._enter, self.weight, self.keeps = enter, weight, keeps
     self.event = self._first_own = 0
-    self.settled: list[Settled] = []
+    self.settled: list[dict[str, Any]] = []
     self.writes_snapshots = True
 
   def enter(self, terms: Mapping[str, Any]) -> None:
@@ -112,7 +101,10 @@ class Carrier:
     """
     event, self.event = self.event, self.event + 1
     attends = event >= self._first_own and self.mailbox.attends(event)
-    return Turns(self, event, kind, attends, _digest_of(shared))
+    digest = hashlib.sha256()
+    for array in shared:
+      digest.update(raw_bytes(array))
+    return Turns(self, event, kind, attends, digest.digest())
 
 
 class Turns:
@@ -166,8 +158,8 @@ class Turns:
     self.is_wrong |= self._carrier.mailbox.name in exchanged.left_out
     if turn == 0:
       members = [name for name, *_ in exchanged.messages]
-      found = Settled(self._event, members, exchanged.left_out)
-      self._carrier.settled.append(found)
+      found = {"event": self._event, "members": members}
+      self._carrier.settled.append(found | {"left_out": exchanged.left_out})
     messages = [own for _, _, own in exchanged.messages]
     weights = np.array([each[1] for each in exchanged.messages], np.float64)
     if messages:
@@ -177,11 +169,3 @@ class Turns:
     stacked = tuple(map(np.stack, zip(*messages, strict=True)))
     is_counted = np.asarray(exchanged.is_own_listed)
     return stacked, weights.astype(np.float32), is_counted
-
-
-def _digest_of(arrays: Iterable[np.ndarray]) -> bytes:
-  """Returns a digest of the values of arrays."""
-  digest = hashlib.sha256()
-  for array in arrays:
-    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-  return digest.digest()

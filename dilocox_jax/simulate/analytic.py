@@ -32,11 +32,14 @@ from typing import Any
 
 import numpy as np
 
-from dilocox_jax.plan.collective import Collective
+from dilocox_jax.plan.collective import MAILBOX, Collective
 from dilocox_jax.simulate.link_costs import LinkCosts, MessageStep
 from dilocox_jax.simulate.script import Compute, Join, Key, Launch, Op
 from dilocox_jax.simulate.transfer import RETRANSMISSION_TIMEOUT_S
 
+# Beside messages: for the manifest before it is due, the next free seat, the
+# manifest itself, and the mark of a deletion (docs/notes/mailbox_protocol.md).
+_AGREEING_REQUESTS = 4
 # Idle time before the first launch. JSON checkpoints have no infinity.
 _NEVER_SENT_S = 1e9
 # A moment in the life of every replica: times [M], or nodes in the tests.
@@ -238,7 +241,8 @@ class AnalyticClock:
 
   def _half_codec_s(self, members: tuple[int, ...] | None) -> np.ndarray:
     """Returns half of the codec's time; none for who is not in the ring."""
-    return self.work.codec_s / 2 * self.link_costs.among(members).is_member
+    ring = self.link_costs.among(members).members
+    return self.work.codec_s / 2 * np.isin(range(self.num_replicas), ring)
 
   def _collective(
     self, collective: Collective, start: Moment, links: LinkCosts
@@ -251,6 +255,8 @@ class AnalyticClock:
     piece of replica 1's second message. The slowest link thus delays its right
     neighbour by one step, the next one by two, until all move at its pace.
     """
+    if collective.kind == MAILBOX:
+      return self._through_store(collective.operand_bytes, start, links)
     members, pieces = list(links.members), links.transport.pieces
     steps = links.steps(collective)
     slowness = links.transport.slowness(collective.kind, len(members))
@@ -290,6 +296,25 @@ class AnalyticClock:
       slow_s[sending] = np.where(is_slow, extra_s, 0.0)
     return slow_s
 
+  def _through_store(
+    self, size_bytes: int, start: np.ndarray, links: LinkCosts
+  ) -> np.ndarray:
+    """Returns when every replica has read all messages from a store.
+
+    A replica writes its message, reads those of the others in the order of
+    seats, each as soon as it is there, and agrees with them. How long it waits
+    between two looks for a message that is not there yet is not counted.
+    """
+    write_s, slow_s, read_s, request_s = links.store_s(size_bytes)
+    written = start[links.places] + write_s
+    done, places = written + slow_s, np.arange(len(written))
+    for place in places:
+      read = np.maximum(done, written[place]) + read_s
+      done = np.where(places == place, done, read)
+    end = start.copy()
+    end[links.places] = done + _AGREEING_REQUESTS * request_s
+    return end
+
   def _take_steps(self, seconds: np.ndarray) -> None:
     self._now = self._now + seconds
     self._compute = self._compute + seconds
@@ -312,7 +337,8 @@ class AnalyticClock:
   ) -> tuple[np.ndarray, np.ndarray]:
     members = links.places
     start = ready[members]
-    sending_s = size_bytes / links.rate_bytes_per_s(step.hop, step.is_alone)
+    is_alone = step.sender is not None
+    sending_s = size_bytes / links.rate_bytes_per_s(step.hop, is_alone)
     end = start + (sending_s + slow_s)
     came = end + links.latency_s(step.hop)
     if step.sender is not None:

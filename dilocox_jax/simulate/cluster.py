@@ -15,7 +15,8 @@ occupies.
 A transfer leaves over "up:END" and arrives over "down:END", where END is a
 site whose link is shared, or "site/3" for the fourth replica of a site whose
 replicas have a link each. A measured pair of sites adds "pair:END>END".
-Replicas of one site talk over the "inside:END" of the sender alone.
+Replicas of one site talk over the "inside:END" of the sender alone. An object
+store is one more site, "store", without replicas.
 """
 
 import collections
@@ -27,6 +28,7 @@ import re
 
 from dilocox_jax.checks import check_limits, known, limited, require
 
+STORE = -1  # In place of a replica's rank: the object store.
 _NAME = re.compile(r"\w[\w .+-]*")
 _POSITIVE = {"above": 0}
 _DURATION = {"at_least": 0, "below": math.inf}
@@ -143,12 +145,15 @@ class Cluster:
       order of a ring. By default every site has one replica.
     pairs: Measured limits between two sites. Other pairs of sites are limited
       by their links only.
+    store: Access of the object store in which replicas may meet, which all of
+      them share. By default nothing limits its rate.
   """
 
   name: str
   sites: tuple[Site, ...]
   placement: tuple[int, ...] = ()
   pairs: tuple[Pair, ...] = ()
+  store: Link = Link(math.inf, math.inf)
 
   def __post_init__(self):
     placement = self.placement or tuple(range(len(self.sites)))
@@ -168,7 +173,7 @@ class Cluster:
       )
 
   def _check_names(self):
-    names = [site.name for site in self.sites]
+    names = [site.name for site in (*self.sites, self.site(STORE))]
     for name in names:
       is_one = names.count(name) == 1
       require(is_one, f"name={name!r} must be that of one site only")
@@ -187,8 +192,10 @@ class Cluster:
     """Returns the site of a replica.
 
     Args:
-      replica: Rank of the replica.
+      replica: Rank of the replica, or `STORE` for the object store.
     """
+    if replica == STORE:
+      return Site("store", self.store)
     return self.sites[self.placement[replica]]
 
   def num_devices(self, replica: int) -> int:
@@ -218,8 +225,8 @@ class Cluster:
     If a replica sends to itself, the route has no links and no delay.
 
     Args:
-      sender: Rank of the replica that sends.
-      receiver: Rank of the replica that receives.
+      sender: Rank of the replica that sends, or `STORE`.
+      receiver: Rank of the replica that receives, or `STORE`.
     """
     start, stop = self.site(sender), self.site(receiver)
     streams = min(start.link.streams, stop.link.streams)
@@ -246,7 +253,7 @@ class Cluster:
     for the inside of a site, do not include headers.
     """
     goodputs = {}
-    for site in self.sites:
+    for site in (*self.sites, self.site(STORE)):
       for end in self._ends_at(site.name):
         goodputs[f"up:{end}"] = site.link.up_bps * site.link.efficiency
         goodputs[f"down:{end}"] = site.link.down_bps * site.link.efficiency
@@ -261,15 +268,16 @@ class Cluster:
   @functools.cached_property
   def _ranks(self) -> dict[str, list[int]]:
     """Ranks of the replicas at every site, by name of the site."""
-    ranks = {site.name: [] for site in self.sites}
+    ranks = {"store": [STORE]} | {site.name: [] for site in self.sites}
     for rank, index in enumerate(self.placement):
       ranks[self.sites[index].name].append(rank)
     return ranks
 
   @functools.cached_property
   def _ends(self) -> list[str]:
-    """Name of the network end (END above) of every replica, by rank."""
-    ends = [site.name for site in map(self.site, range(self.num_replicas))]
+    """Name of the network end (END above) by rank; the store's is the last."""
+    ranks = *range(self.num_replicas), STORE
+    ends = [site.name for site in map(self.site, ranks)]
     for site in self.sites:
       if not site.link.is_shared:
         for index, rank in enumerate(self._ranks[site.name]):

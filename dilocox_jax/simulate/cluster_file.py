@@ -23,9 +23,10 @@ with a "count" stands for so many equal sites: {"name": "node", "count": 2} are
 
 A cluster may have "description" (one line for readers), "num_devices" (devices
 of all sites together, which share them evenly), "placement" (the site of every
-replica, in the order of the ring) and "pairs" (what was measured between two
-sites: their names as "sites", "rate" and "rtt"). "comment" is allowed anywhere
-and is ignored.
+replica, in the order of the ring), "pairs" (what was measured between two
+sites: their names as "sites", "rate" and "rtt") and "store" (the link of the
+object store in which replicas meet, with the keys of a site's link). "comment"
+is allowed anywhere and is ignored.
 The presets in `presets.json` have this form and are a good start: round numbers
 to sweep over, and the settings of papers. The comment of a paper's preset says
 what was published, what is recalled and not confirmed, and what is assumed, so
@@ -128,6 +129,7 @@ class _File:
   every_site: dict = dataclasses.field(default_factory=dict)
   placement: list = dataclasses.field(default_factory=list)
   pairs: list = dataclasses.field(default_factory=list)
+  store: dict | None = None
 
   __post_init__ = check_limits
 
@@ -153,7 +155,9 @@ def cluster_from_mapping(values: Any) -> Cluster:
     for path, entry in _items("pairs", file.pairs)
   ]
   placement = tuple(map(names.index, file.placement))
-  return Cluster(file.name, tuple(sites), placement, tuple(pairs))
+  access = file.store or {"up": "inf bit/s", "down": "inf bit/s"}
+  store = _built(Link, "store", _read(_keys(Link), access, "store"))
+  return Cluster(file.name, tuple(sites), placement, tuple(pairs), store)
 
 
 def _items(key: str, entries: list) -> list[tuple[str, Any]]:

@@ -42,7 +42,7 @@ import math
 import numpy as np
 
 from dilocox_jax.plan.collective import Collective
-from dilocox_jax.simulate.cluster import Cluster, Route
+from dilocox_jax.simulate.cluster import STORE, Cluster, Route
 from dilocox_jax.simulate.transfer import (
   NCCL,
   Transport,
@@ -69,11 +69,6 @@ class MessageStep:
   sender: int | None = None
   pieces: int = 1
   is_relayed: bool = True
-
-  @property
-  def is_alone(self) -> bool:
-    """Whether only one replica sends."""
-    return self.sender is not None
 
 
 def tree_steps(
@@ -105,10 +100,9 @@ def message_steps(
   An all-reduce is a ring of 2 (M - 1) steps, each with one slice a message. An
   all-gather is a ring of M - 1 steps, each with the whole operand a message. In
   an all-to-all every replica sends one slice to each other replica. A broadcast
-  passes the operand from replica 0 to 1, from 1 to 2, and so on to M - 1. In a
-  permute every replica sends the operand to the next one, which stands for any
-  other one. The messages of an all-to-all do not depend on each other; a
-  transport that sends whole messages takes them in turn nevertheless.
+  passes the operand from replica 0 to 1, from 1 to 2, and so on to M - 1. The
+  messages of an all-to-all do not depend on each other; a transport that sends
+  whole messages takes them in turn nevertheless.
 
   Source: Patarasuk and Yuan, 2009; Thakur et al., 2005, sections 3.1 and 4.
 
@@ -131,11 +125,9 @@ def message_steps(
     return [message(hop, slice_bytes, is_relayed=is_relayed) for hop in hops]
   if operation.kind == "broadcast":
     return [message(1, whole_bytes, k) for k in range(others)]
-  if operation.kind == "permute":
-    return [message(1, whole_bytes)] * min(1, others)
   raise ValueError(
     f"kind={operation.kind!r} is not a collective of the simulator: use"
-    " 'all_reduce', 'all_gather', 'all_to_all', 'broadcast' or 'permute'"
+    " 'all_reduce', 'all_gather', 'all_to_all' or 'broadcast'"
   )
 
 
@@ -194,11 +186,6 @@ class LinkCosts:
     count = len(self.members)
     return (np.arange(count) - hop) % count
 
-  @functools.cached_property
-  def is_member(self) -> np.ndarray:
-    """Which replicas of the cluster are members (boolean array)."""
-    return np.isin(range(self.cluster.num_replicas), self.members)
-
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
   def among(self, members: tuple[int, ...] | None) -> "LinkCosts":
     """Returns the costs where only some replicas send; None: all of them."""
@@ -236,7 +223,10 @@ class LinkCosts:
     Returns:
       Rate of the message of each replica, [M] (bytes per second).
     """
-    routes = self._routes(hop)
+    return self._rates(self._routes(hop), is_alone)
+
+  def _rates(self, routes: list[Route], is_alone: bool = False) -> np.ndarray:
+    """Returns the rates of messages that are under way together, or alone."""
     crossings = collections.Counter(
       link for route in routes for link in route.links
     )
@@ -272,11 +262,41 @@ class LinkCosts:
     Returns:
       Extra time of the message of each replica, [M] (seconds).
     """
-    rates = self.rate_bytes_per_s(step.hop, step.is_alone).tolist()
-    routes = self._routes(step.hop)
+    rates = self.rate_bytes_per_s(step.hop, step.sender is not None)
+    return self._slow_starts_s(self._routes(step.hop), rates, step.size_bytes)
+
+  def _slow_starts_s(
+    self, routes: list[Route], rates: np.ndarray, size_bytes: float
+  ) -> np.ndarray:
     return np.array(
       [
-        slow_start_s(self.transport, route, rate, step.size_bytes)
-        for route, rate in zip(routes, rates, strict=True)
+        slow_start_s(self.transport, route, rate, size_bytes)
+        for route, rate in zip(routes, rates.tolist(), strict=True)
       ]
+    )
+
+  @functools.cache  # noqa: B019 - as above.
+  def store_s(self, size_bytes: int) -> tuple[np.ndarray, ...]:
+    """Returns how long members take to write and read a message in a store.
+
+    Each is a request, which takes a round trip besides its bytes. All members
+    write at once, and read at once. Their connections were idle before, so the
+    first read starts slowly, as the write does.
+
+    Args:
+      size_bytes: Size of the message (bytes).
+
+    Returns:
+      Seconds of a write, of the slow start of reading, of a read, and of a
+      request without content, [M] each.
+    """
+    ups = [self.cluster.route(each, STORE) for each in self.members]
+    downs = [self.cluster.route(STORE, each) for each in self.members]
+    request_s = np.array([route.rtt_s for route in ups])
+    up, down = self._rates(ups), self._rates(downs)
+    return (
+      request_s + size_bytes / up + self._slow_starts_s(ups, up, size_bytes),
+      self._slow_starts_s(downs, down, size_bytes),
+      request_s + size_bytes / down,
+      request_s,
     )

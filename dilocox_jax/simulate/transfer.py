@@ -73,18 +73,17 @@ ACKNOWLEDGED = 1 + 66 / (2 * 1514)
 # Gloo tells the sender when it is ready to receive, so a message costs a round
 # trip (measured: 0.081 s for two messages at 40 ms). Between two processes
 # this notice waits in the same socket behind what is being sent. So they send
-# in turn: a permute or an all-to-all takes twice as long, and an all-gather,
+# in turn: an all-to-all takes twice as long, and an all-gather,
 # which goes in two halves, 1.5 times. An all-reduce keeps both directions busy.
 # What more replicas cost was measured on throttled links of one machine
 # (docs/results/links.json). To measure yours:
-# `experiments.tools.links --calibrate`.
+# `experiments.tools.links --cases=calibrate`.
 GLOO = Transport(
   rtts_per_message=1.0,
   factors=(
     ("all_reduce", ACKNOWLEDGED, ACKNOWLEDGED),
     ("all_gather", 1.5, 1.04),
     ("all_to_all", 2.0, 1.65),
-    ("permute", 2.0, 1.07),
   ),
 )
 

@@ -218,11 +218,9 @@ class Member:
     """
     events, self._carrier.settled = self._carrier.settled, []
     usage, rules = self._carrier.mailbox.usage, self._carrier.mailbox.rules
-    rows = [{"step": step, "usage": usage, **e._asdict()} for e in events]
-    for row in rows:
-      self._rows.append(row)
-    for event, members, _ in events:
-      self._say_changes(event, members)
+    for event in events:
+      self._rows.append({"step": step, "usage": usage, **event})
+      self._say_changes(event["event"], event["members"])
     return f"{len(self._present)} of {rules.replicas} here"
 
   def _say_changes(self, event: int, members: list[str]) -> None:

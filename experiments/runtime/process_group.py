@@ -58,6 +58,7 @@ class Member:
   Attributes:
     number: Number of the process, from 0.
     errors: File to which it writes its standard error, unless it is the first.
+    last: Last lines of it.
   """
 
   def __init__(
@@ -77,7 +78,7 @@ class Member:
     """
     self.number, self._command = number, list(command)
     self._environment, self._keep_open = dict(environment), keep_open
-    self._last: collections.deque[str] = collections.deque(maxlen=50)
+    self.last: collections.deque[str] = collections.deque(maxlen=50)
     self._process: subprocess.Popen[bytes] | None = None
     self.errors, self._num_read = tempfile.TemporaryFile(), 0
 
@@ -101,7 +102,7 @@ class Member:
     whole = text if has_ended else text[: text.rfind(b"\n") + 1]
     self._num_read += len(whole)
     lines = whole.decode(errors="replace").splitlines()
-    self._last.extend(lines)
+    self.last.extend(lines)
     return lines
 
   @property
@@ -118,26 +119,22 @@ class Member:
       reason = f"{name} was aborted, probably because another process ended"
     elif code < 0:
       reason = f"{name} was killed by {signal.Signals(-code).name}"
-    elif errors := self._error_lines():
+    elif errors := self.error_lines():
       # The line already has the number of the process.
       reason = errors[-1].removeprefix("error: ")
     exit_code = 128 - code if code < 0 else code
     is_from_outside = code < 0 or code == TRY_AGAIN
     return Failure(reason, exit_code, is_from_outside, code in STOP_CODES)
 
-  def _error_lines(self) -> list[str]:
-    return [line for line in self._last if line.startswith("error: ")]
+  def error_lines(self) -> list[str]:
+    """Returns those of the last lines that say why the process ended."""
+    return [line for line in self.last if line.startswith("error: ")]
 
   def show(self, lines: Sequence[str]) -> None:
     """Prints lines on standard error with the number of the process."""
     name = f"process {self.number}: "
     for line in lines:
       print(name + line.removeprefix(name), file=sys.stderr)
-
-  def show_traceback(self) -> None:
-    """Prints the last lines of standard error, unless one is an error line."""
-    if not self._error_lines():
-      self.show(list(self._last))
 
   def send_signal(self, signal_number: int) -> None:
     """Sends a signal to the process, if it runs."""
@@ -178,7 +175,8 @@ def run_together(members: Sequence[Member]) -> Failure | None:
     if failed is None:
       return None
     failure = failed.failure()
-    failed.show_traceback()
+    if not failed.error_lines():  # A traceback.
+      failed.show(list(failed.last))
     return failure
 
 

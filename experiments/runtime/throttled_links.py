@@ -207,7 +207,8 @@ class ThrottledNetwork:
       stderr=subprocess.PIPE,
       text=True,
     )
-    self._stack.callback(_end, holder)
+    self._stack.callback(holder.communicate)
+    self._stack.callback(holder.kill)  # It comes first.
     assert holder.stdout and holder.stderr
     if not holder.stdout.readline():
       reason = holder.stderr.read().strip().splitlines()[-1:]
@@ -235,8 +236,3 @@ class ThrottledNetwork:
         f"this machine cannot throttle links: {command} failed "
         f"({found.stderr.strip()})"
       )
-
-
-def _end(holder: subprocess.Popen) -> None:
-  holder.kill()
-  holder.communicate()

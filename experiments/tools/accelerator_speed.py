@@ -8,7 +8,7 @@ import dataclasses
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -150,7 +150,9 @@ def _torch_step_s(config: RunConfig, repeats: int) -> float:
       optimizer.zero_grad()
     value.item()
 
-  return _median_s(steps, repeats) / bench_inner.STEPS
+  steps()  # Compiles.
+  step_s = statistics.median(bench.seconds(steps) for _ in range(repeats))
+  return step_s / bench_inner.STEPS
 
 
 def _torch_params(shape: ModelShape, device: str) -> dict[str, Any]:
@@ -166,16 +168,6 @@ def _torch_params(shape: ModelShape, device: str) -> dict[str, Any]:
       drawn.normal_(std=0.02)
     params[name] = drawn.requires_grad_()
   return params
-
-
-def _median_s(program: Callable[[], object], repeats: int) -> float:
-  """Median of several runs; one before them compiles."""
-  seconds = []
-  for _ in range(repeats + 1):
-    started = time.perf_counter()
-    program()
-    seconds.append(time.perf_counter() - started)
-  return statistics.median(seconds[1:])
 
 
 def ratios(sizes: Sizes) -> Figures:

@@ -47,7 +47,8 @@ class Ratio:
   scale: float = 1.0
 
 
-def _seconds(program: TimedProgram) -> float:
+def seconds(program: TimedProgram) -> float:
+  """Returns how long a program runs."""
   started = time.perf_counter()
   program()
   return time.perf_counter() - started
@@ -67,10 +68,10 @@ def measure_ratio(ratio: Ratio, repeats: int) -> dict[str, float | bool]:
     # A machine that gets slower while a pair runs would favour the first, so
     # every other pair begins with the baseline.
     if number % 2:
-      baseline_s = _seconds(ratio.baseline)
-      pairs.append((_seconds(ratio.measured), baseline_s))
+      baseline_s = seconds(ratio.baseline)
+      pairs.append((seconds(ratio.measured), baseline_s))
     else:
-      pairs.append((_seconds(ratio.measured), _seconds(ratio.baseline)))
+      pairs.append((seconds(ratio.measured), seconds(ratio.baseline)))
   values = [a / b / ratio.scale for a, b in pairs]
   median = statistics.median(values)
   return {
@@ -116,10 +117,13 @@ def main(values: flags.FlagValues) -> None:
     _print({key: (value,) for key, value in record.items()}, ("measured",))
   else:
     running.set_up_jax()
+    from experiments.tools import bench_programs
+
+    is_round = name == "round"
+    programs = bench_programs
+    ratios = programs.round_ratios if is_round else programs.codec_ratios
     with command_line.usage_errors():
-      found = {
-        ratio.name: measure_ratio(ratio, repeats) for ratio in _ratios(name)
-      }
+      found = {each.name: measure_ratio(each, repeats) for each in ratios()}
     columns = ("median", "min", "max", "bound")
     _print({k: [v[c] for c in columns] for k, v in found.items()}, columns)
     label = "measured: medians of paired ratios in one process"
@@ -127,14 +131,6 @@ def main(values: flags.FlagValues) -> None:
   path = workdir / f"bench_{name}.json"
   write_json(path, _machine() | record)
   print(f"results: {path}")
-
-
-def _ratios(name: str) -> list[Ratio]:
-  from experiments.tools import bench_programs
-
-  if name == "round":
-    return bench_programs.round_ratios()
-  return bench_programs.codec_ratios()
 
 
 def _machine() -> dict[str, str]:

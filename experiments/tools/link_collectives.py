@@ -36,14 +36,7 @@ MOVES: dict[str, Callable[[jax.Array], jax.Array]] = {
   "all_reduce": lambda x: jax.lax.psum(x, REPLICA_AXIS),
   "all_gather": lambda x: jax.lax.all_gather(x, REPLICA_AXIS),
   "all_to_all": lambda x: jax.lax.all_to_all(x, REPLICA_AXIS, 0, 0),
-  "permute": lambda x: jax.lax.ppermute(
-    x, REPLICA_AXIS, [(i, (i + 1) % _count()) for i in range(_count())]
-  ),
 }
-
-
-def _count() -> int:
-  return jax.lax.axis_size(REPLICA_AXIS)
 
 
 def measure(
@@ -116,18 +109,13 @@ def _program(mesh: Mesh, kind: str, num_bytes: int, count: int):
   return lambda: jax.block_until_ready(program(operand))
 
 
-def main(
-  coordinator: str,
-  count: str,
-  number: str,
-  repeats: str,
-  asked: str,
-  result: str,
-) -> None:
+def main(coordinator: str, *given: str) -> None:
   """Joins the others, measures, and ends without waiting for them."""
-  processes.start(coordinator, int(count), int(number))
-  found = measure(json.loads(pathlib.Path(asked).read_text()), int(repeats))
-  if int(number) == int(count) - 1:
+  count, number, repeats = map(int, given[:3])
+  asked, result = given[3:]
+  processes.start(coordinator, count, number)
+  found = measure(json.loads(pathlib.Path(asked).read_text()), repeats)
+  if number == count - 1:
     write_json(result, found)
   jax.distributed.shutdown()
   sys.stdout.flush()

@@ -6,6 +6,7 @@ by the link. The simulator is told the seconds of a step of `ALONE`, which sends
 every 60 steps over a link that is not throttled, and predicts the others.
 """
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -101,10 +102,8 @@ class Row:
 
 def cluster_of(rates_bps: Sequence[float]) -> Cluster:
   """Returns a cluster of nodes with equal rates up and down, without delay."""
-  groups = [
-    (bps, len(list(same))) for bps, same in itertools.groupby(rates_bps)
-  ]
-  name = ", ".join(f"{count} x {bps / 1e6:g} Mbit/s" for bps, count in groups)
+  counts = collections.Counter(rates_bps).items()
+  name = ", ".join(f"{count} x {bps / 1e6:g} Mbit/s" for bps, count in counts)
   links = [Link(bps, bps, rtt_s=0.0) for bps in rates_bps]
   return Cluster(name, tuple(Site(f"node{n}", x) for n, x in enumerate(links)))
 

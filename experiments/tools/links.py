@@ -1,14 +1,14 @@
 """Runs exchanges over real throttled links, beside the simulator's seconds.
 
   python -m experiments.tools.links --workdir=runs/links
-  python -m experiments.tools.links --workdir=runs/links --calibrate
+  python -m experiments.tools.links --workdir=runs/links --cases=calibrate
 
 Every process has a network namespace of its own, and the kernel throttles its
 link (`experiments.launch --link`). The page has one row a case: predicted and
 measured seconds, and the bytes that the kernel counted beside the plan's.
-Predictions use what --calibrate measures first: how long gloo's collectives
-between two and among four processes take on this machine, at other sizes and
-rates than those of the cases. With --calibrate nothing else is run.
+Predictions use what is measured first: how long gloo's collectives between two
+and among four processes take on this machine, at other sizes and rates than
+those of the cases. With --cases=calibrate nothing else is run.
 
 --cases=collectives times collectives. --cases=methods trains several methods
 over 200 and 50 Mbit/s. --cases=all does both.
@@ -38,14 +38,12 @@ _INTRO = (
 def define_flags() -> None:
   """Defines the flags of this binary."""
   command_line.define_workdir()
-  flags.DEFINE_bool(
-    "calibrate", False, "Only measure and print the transport, in a minute."
-  )
   flags.DEFINE_enum(
     "cases",
     "all",
-    ("all", "quick", "collectives", "methods"),
-    "Which cases; quick takes some seconds, all about ten minutes.",
+    ("all", "calibrate", "quick", "collectives", "methods"),
+    "Which cases; quick takes some seconds, all about ten minutes, calibrate a "
+    "minute, for the transport alone.",
   )
 
 
@@ -56,13 +54,12 @@ def main(values: flags.FlagValues) -> None:
   from experiments.tools import link_runs
 
   workdir = command_line.writable(values.workdir, "links")
-  trains = not values.calibrate and values.cases in ("all", "methods")
-  is_quick = values.cases == "quick" and not values.calibrate
+  is_quick = values.cases == "quick"
   repeats = link_runs.REPEATS if is_quick else link_runs.CALIBRATION_REPEATS
   transport = link_runs.calibrated(workdir, repeats)
   print(f"transport: {transport}", flush=True)
   write_json(workdir / "transport.json", dataclasses.asdict(transport))
-  if values.calibrate:
+  if values.cases == "calibrate":
     return
   rows, lines = [], []
   if values.cases != "methods":
@@ -70,7 +67,7 @@ def main(values: flags.FlagValues) -> None:
     rows += link_runs.run_cases(cases, transport, workdir)
     # Training may fail, and takes minutes.
     lines = report(rows, workdir)
-  if trains:
+  if values.cases in ("all", "methods"):
     # A run that is finished is not trained again.
     runs = tempfile.mkdtemp(prefix="runs_", dir=workdir)
     rows += link_runs.run_methods(transport, pathlib.Path(runs))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dilocox_jax.simulate import cluster_file
-from dilocox_jax.simulate.cluster import Cluster, Link, Pair, Site
+from dilocox_jax.simulate.cluster import STORE, Cluster, Link, Pair, Site
 from dilocox_jax.simulate.cluster_file import (
   cluster_from_mapping,
   cluster_presets,
@@ -73,7 +73,7 @@ def test_a_route_is_as_good_as_the_worse_of_its_ends():
 @pytest.mark.parametrize("placement", [(0, 1, 0, 1), (0, 1, 1), (0, 0, 1)])
 def test_every_link_that_is_used_has_a_capacity_and_no_other(placement):
   one = two_sites(placement=placement, pairs=PAIRED.pairs)
-  ranks = range(one.num_replicas)
+  ranks = *range(one.num_replicas), STORE
   used = {x for i in ranks for j in ranks for x in one.route(i, j).links}
   assert set(one.goodput_bps) == used
 
@@ -126,6 +126,7 @@ def test_every_key_is_read_and_documented():
     "sites": [LAB | link | site, LAB | {"name": "b"}],
     "placement": ["b", "a"],
     "pairs": [pair],
+    "store": {"up": "3 Mbit/s", "down": "4 Mbit/s", "loss": "2 %"},
   }
   others = {"every_site", "count", "num_devices", "description"}
   own = Link(1e9, 2e9, 1e-3, 0.01, 3, 0.9, is_shared=False)
@@ -137,6 +138,7 @@ def test_every_key_is_read_and_documented():
     ),
     (1, 0),
     (Pair(("a", "b"), 2e6, 3e-3),),
+    Link(3e6, 4e6, loss=0.02),
   )
   for key in {*values, *LAB, *link, *site, *pair} | others:
     assert f'"{key}"' in (cluster_file.__doc__ or "")

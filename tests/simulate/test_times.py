@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from dilocox_jax.plan.collective import Collective
-from dilocox_jax.simulate.analytic import AnalyticClock, run_time
+from dilocox_jax.simulate.analytic import AnalyticClock, Work, run_time
 from dilocox_jax.simulate.cluster import Cluster, Link, Site
-from dilocox_jax.simulate.script import Launch, Wait
+from dilocox_jax.simulate.script import Compute, Launch, Wait
 from dilocox_jax.simulate.transfer import GLOO, NCCL
 from tests.oracles.events import simulate
 from tests.simulate import small
@@ -82,7 +82,6 @@ def two_sites(*placement):
     (star(2), "broadcast", small.PLAIN, 0.1404),
     (star(2), "all_to_all", small.PLAIN, 0.0702),
     (star(4), "all_to_all", small.PLAIN, 0.1053),
-    (star(4), "permute", small.PLAIN, 0.1404),
     # A slow node sets the pace; a ring may cross a link once or twice.
     (small.uneven([1e9, 1e9, 1e8, 1e9]), "all_reduce", small.PLAIN, 2.106),
     (two_sites(0, 0, 1, 1), "all_reduce", small.PLAIN, 0.2106),
@@ -167,3 +166,20 @@ def test_a_clock_goes_on_from_where_it_was():
     first.walk(ops[:cut])
     second.set_state(json.loads(json.dumps(first.get_state())))
     small.assert_agree(second.walk(ops[cut:]), whole)
+
+
+def test_a_store_is_written_once_and_read_by_the_others_as_they_come():
+  access = Link(5e7, 3e7, rtt_s=0.06)
+  one = dataclasses.replace(star(3, rtt_s=0.04), store=access)
+  costs = small.link_costs(one)
+  size, share, rtt_s = 10**6, 1448 / 1514 / 8 / 3, 0.05
+  write_s = rtt_s + size / (3e7 * share)
+  read_s = rtt_s + size / (5e7 * share)
+  ops = [Compute(1), Launch(KEY, (Collective("mailbox", size),)), Wait(KEY)]
+  for step_s, expected in (
+    ([1, 1, 1], [1 + write_s + 2 * read_s + 4 * rtt_s] * 3),
+    # In the order of seats: only the last has read one before.
+    ([1, 9, 1], [9 + write_s + n * read_s + 4 * rtt_s for n in (2, 2, 1)]),
+  ):
+    found = run_time(costs, Work(np.array(step_s), np.zeros(3)), ops)
+    np.testing.assert_allclose(found.busy_until_s, expected)
