@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import shutil
 from types import SimpleNamespace
 from unittest import mock
 
@@ -48,9 +49,10 @@ def test_a_whole_run_goes_on_and_writes_the_same_rows_from_host_memory(
     exchange={"codec": "int(bits=8)", "feedback": 1.0},
     outer={"average_power": 3.0},
   )
-  train(config, tmp_path / "device")
+  train(config, tmp_path / "device", until=6)
   # It was saved by a run whose outer state lay on the devices.
-  train(config, tmp_path / "host", until=6)
+  shutil.copytree(tmp_path / "device", tmp_path / "host")
+  train(config, tmp_path / "device")
   train(on_host(config), tmp_path / "host")
   rows = runs.rows(tmp_path / "host")
   assert rows == runs.rows(tmp_path / "device")

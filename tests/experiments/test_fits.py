@@ -140,7 +140,10 @@ STREAMING = {
 }
 
 
-@pytest.mark.parametrize("sync", [STREAMING, {"method": "diloco"}])
+@pytest.mark.parametrize(
+  "sync",
+  [STREAMING, pytest.param({"method": "diloco"}, marks=pytest.mark.slow)],
+)
 def test_a_window_sends_the_plans_bytes_and_the_rest_of_the_state_is_kept(
   sync, tmp_path
 ):

@@ -4,6 +4,7 @@ Moments are recognised by what a run has written, never by a clock, and each
 test asserts that the process still lived when it was killed.
 """
 
+import functools
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from dilocox_jax.metrics import read_rows
 from experiments.runtime import file_lock
 from tests import runs
 from tests.experiments.programs import run
+from tests.meeting.slow_train import SMALL
 
 DEADLINE_S = 600
 LONG = (
@@ -44,7 +46,7 @@ TWO_STAGES = "--config.mesh.num_stages=2"  # Hence two devices a process.
 
 def start(module, *arguments):
   return subprocess.Popen(
-    [sys.executable, "-m", f"experiments.{module}", *map(str, arguments)],
+    [sys.executable, "-m", module, *map(str, arguments)],
     stdout=subprocess.DEVNULL,
     stderr=subprocess.PIPE,
     text=True,
@@ -58,11 +60,17 @@ def end(process):
 
 def long(method, workdir):
   own = f"--config.sync.method={method}", f"--workdir={workdir}"
-  return "train", *LONG, *EXTRA.get(method, ()), *own
+  return *LONG, *EXTRA.get(method, ()), *own
+
+
+def start_long(method, workdir):
+  return start("tests.meeting.slow_train", *long(method, workdir))
 
 
 def start_two(workdir):
-  return start("launch", *TOGETHER, f"--workdir={workdir}", TWO_STAGES)
+  return start(
+    "experiments.launch", *TOGETHER, f"--workdir={workdir}", TWO_STAGES
+  )
 
 
 def has_rows(workdir, kind, count):
@@ -94,16 +102,23 @@ def wait_until(moment, process):
 @pytest.fixture(scope="module", name="whole")
 def whole_fixture(tmp_path_factory):
   """The run that nobody disturbed, by method."""
-  made = {}
 
-  def get(method):
-    if method not in made:
-      made[method] = tmp_path_factory.mktemp("whole") / method
-      done = run(*long(method, made[method]))
-      assert done.returncode == 0, done.stderr
-    return made[method]
+  @functools.cache
+  def whole(method):
+    workdir = tmp_path_factory.mktemp(method)
+    finish(method, workdir)
+    return workdir
 
-  return get
+  return whole
+
+
+def finish(method, workdir):
+  """Takes such a run to its end in this process."""
+  with pytest.MonkeyPatch.context() as patch:
+    for each in SMALL:
+      patch.setattr(*each)
+    done = run("train", *long(method, workdir))
+  assert done.returncode == 0, done.stderr
 
 
 def assert_same_run(workdir, other):
@@ -130,13 +145,12 @@ slow = pytest.mark.slow
 def test_a_killed_run_continues_to_the_same_bits(
   method, moment, whole, tmp_path
 ):
-  process = start(*long(method, tmp_path))
+  process = start_long(method, tmp_path)
   wait_until(lambda: MOMENTS[moment](tmp_path), process)
   process.kill()
   code, _ = end(process)
   assert code == -signal.SIGKILL, "the run had ended when it was killed"
-  done = run(*long(method, tmp_path))
-  assert done.returncode == 0, done.stderr
+  finish(method, tmp_path)
   assert_same_run(tmp_path, whole(method))
 
 
@@ -148,7 +162,7 @@ def test_a_killed_run_continues_to_the_same_bits(
 def test_a_signal_saves_at_the_next_boundary_and_loses_nothing(
   number, method, whole, tmp_path
 ):
-  process = start(*long(method, tmp_path))
+  process = start_long(method, tmp_path)
   wait_until(lambda: has_rows(tmp_path, "round", 5), process)
   process.send_signal(number)
   code, errors = end(process)
@@ -156,7 +170,7 @@ def test_a_signal_saves_at_the_next_boundary_and_loses_nothing(
   line, step = errors.splitlines()[-1], runs.rows(tmp_path, "round")[-1]["step"]
   assert 50 <= step < 160 and "Traceback" not in errors
   assert number.name in line and f"saved at step {step}" in line
-  code, errors = end(start(*long(method, tmp_path)))
+  code, errors = end(start_long(method, tmp_path))
   assert code == 0 and f"continuing at step {step}" in errors
   assert_same_run(tmp_path, whole(method))
 

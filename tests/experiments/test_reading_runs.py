@@ -34,7 +34,6 @@ def test_a_sample_continues_the_prompt_and_stands_in_the_report(trained):
   flags = f"--run={trained}", "--prompt=abc", "--num_tokens=7"
   done = run("sample", *flags, "--temperature=0")
   assert done.returncode == 0 and done.stdout.startswith("abc"), done.stderr
-  assert run("sample", *flags, "--temperature=0").stdout == done.stdout
   assert "    abc" in (trained / "report.md").read_text()
 
 

@@ -77,7 +77,11 @@ def test_a_sweep_keeps_what_is_done_and_trains_the_rest(tmp_path):
   ("more", "code", "words"),
   [
     ("", 75, "--max_minutes=0 are over"),
-    ('{"name": "x", "data.batch_size": 10**9}', 1, "runs failed, first x"),
+    (
+      '{"name": "x", "checkpoint.init_from": "nowhere"}',
+      1,
+      "runs failed, first x",
+    ),
   ],
 )
 def test_what_did_not_end_is_said_and_the_page_is_written(

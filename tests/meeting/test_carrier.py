@@ -10,11 +10,13 @@ import pytest
 from dilocox_jax.meeting.store import Store
 from tests.meeting import apart
 from tests.outer.problem import assert_close, assert_equal
+from tests.tiers import slow
 
 
-def all_alone(name, factors=(1, 1, 1), wrong_event=None, store=None, **limits):
-  """What each of three replicas that are apart has at the end."""
-  store, rules = store or Store("memory:///"), apart.rules(3, **limits)
+def all_alone(name, factors=(1, 1), wrong_event=None, store=None, **limits):
+  """What each of the replicas that are apart has at the end."""
+  store = store or Store("memory:///")
+  rules = apart.rules(len(factors), **limits)
 
   def replica(number):
     while len(store.sizes("seat")) < number:  # Sums follow the order of seats.
@@ -23,12 +25,14 @@ def all_alone(name, factors=(1, 1, 1), wrong_event=None, store=None, **limits):
       store, name, number, factors[number], wrong_event, rules=rules
     )
 
-  return apart.in_threads(replica, 3)
+  return apart.in_threads(replica, len(factors))
 
 
-@pytest.mark.parametrize("name", apart.METHODS)
+@pytest.mark.parametrize(
+  "name", ["diloco", "overlap_loco", "dilocox", *slow("streaming_diloco")]
+)
 def test_apart_is_as_together(name):
-  losses, outer = apart.together(name, 3)
+  losses, outer = apart.together(name, 2, own=slice(2))
   found = all_alone(name)
   for number, (own_losses, own_outer) in enumerate(found):
     assert_equal(own_outer, found[0][1])
@@ -50,9 +54,13 @@ def test_a_bucket_and_a_folder_give_the_same_bits(name, bucket, tmp_path):
 
 
 @pytest.mark.parametrize("is_apart", [False, True])
-@pytest.mark.parametrize("factor", [-10.0, 1e3, 1e12, np.nan])
 @pytest.mark.parametrize(
-  "name", ["diloco", pytest.param("dilocox", marks=pytest.mark.slow)]
+  ("name", "factor"),
+  [
+    *(("diloco", -10.0), ("diloco", np.nan)),
+    *slow(("diloco", 1e3), ("diloco", 1e12)),
+    *slow(("dilocox", -10.0), ("dilocox", np.nan)),
+  ],
 )
 def test_who_sends_wrong_values_is_as_one_who_is_absent(
   name, factor, is_apart, caplog
@@ -73,8 +81,7 @@ def test_who_sends_wrong_values_is_as_one_who_is_absent(
 
 
 @pytest.mark.parametrize(
-  "name, fragments",
-  [("overlap_loco", 2), pytest.param("dilocox", 1, marks=pytest.mark.slow)],
+  "name, fragments", [("overlap_loco", 2), *slow(("dilocox", 1))]
 )
 def test_who_sent_wrong_values_once_counts_again_in_the_next_event(
   name, fragments, caplog

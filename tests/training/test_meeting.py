@@ -21,7 +21,7 @@ MET = {
   "diloco": {"method": "diloco"},
   "overlap_loco": {
     "method": "overlap_loco",
-    "num_fragments": 3,
+    "num_fragments": 2,
     "exchange": {"codec": "int(bits=1)", "feedback": 1.0},
   },
   "dilocox": {
