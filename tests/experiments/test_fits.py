@@ -24,6 +24,7 @@ from experiments.tools.compiled_run import (
 )
 from tests import runs
 from tests.experiments.programs import run
+from tests.tiers import slow
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TINY = "--config=experiments/configs/compiled.py:tiny_{}"
@@ -140,10 +141,7 @@ STREAMING = {
 }
 
 
-@pytest.mark.parametrize(
-  "sync",
-  [STREAMING, pytest.param({"method": "diloco"}, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("sync", [STREAMING, *slow({"method": "diloco"})])
 def test_a_window_sends_the_plans_bytes_and_the_rest_of_the_state_is_kept(
   sync, tmp_path
 ):

@@ -9,6 +9,7 @@ import pytest
 from dilocox_jax.config import from_mapping
 from dilocox_jax.training import build, states
 from experiments.configs import papers
+from tests.tiers import slow
 
 # The tests have 8 devices; 107B over two clusters of 16 keeps its pipeline.
 FEWER_DEVICES = {"dilocox_107b": {"num_stages": 4, "num_data_shards": 1}}
@@ -26,12 +27,7 @@ def described(name, **changes):
 
 @pytest.mark.parametrize(
   "name",
-  [
-    pytest.param(
-      name, marks=[] if name in KINDS else [pytest.mark.slow], id=name
-    )
-    for name in papers.PAPERS
-  ],
+  [*KINDS, *slow(*(each for each in papers.PAPERS if each not in KINDS))],
 )
 def test_every_window_of_a_round_is_traced_at_full_size(name):
   config = described(name, mesh=FEWER_DEVICES.get(name, {}))

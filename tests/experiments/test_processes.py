@@ -20,6 +20,7 @@ from experiments.runtime import file_lock
 from tests import runs
 from tests.experiments.programs import run
 from tests.meeting.slow_train import SMALL
+from tests.tiers import slow
 
 DEADLINE_S = 600
 LONG = (
@@ -130,16 +131,15 @@ def assert_same_run(workdir, other):
   assert not partial_saves(workdir), "what the kill left was not swept"
 
 
-slow = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
   ("method", "moment"),
   [
     ("diloco", "during a save"),
-    pytest.param("diloco", "before the first save", marks=slow),
-    pytest.param("streaming_diloco", "between rounds", marks=slow),
-    pytest.param("dilocox", "during the last save", marks=slow),
+    *slow(
+      ("diloco", "before the first save"),
+      ("streaming_diloco", "between rounds"),
+      ("dilocox", "during the last save"),
+    ),
   ],
 )
 def test_a_killed_run_continues_to_the_same_bits(
@@ -154,7 +154,7 @@ def test_a_killed_run_continues_to_the_same_bits(
   assert_same_run(tmp_path, whole(method))
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("number", "method"),
   [(signal.SIGINT, "diloco"), (signal.SIGTERM, "dilocox")],
@@ -199,7 +199,7 @@ def two_fixture(tmp_path_factory):
   return workdir
 
 
-@slow
+@pytest.mark.slow
 def test_two_processes_end_where_one_does(two, tmp_path):
   """That both hold the same bits, they see to before every checkpoint."""
   done = run("train", *TOGETHER, f"--workdir={tmp_path}")
@@ -219,7 +219,7 @@ def test_two_processes_end_where_one_does(two, tmp_path):
       assert row["loss"] == pytest.approx(other["loss"], abs=1e-4)
 
 
-@slow
+@pytest.mark.slow
 def test_a_process_that_is_killed_ends_the_run_and_costs_nothing(two, tmp_path):
   process = start_two(tmp_path)
   wait_until(lambda: has_rows(tmp_path, "round", 3), process)
@@ -235,7 +235,7 @@ def test_a_process_that_is_killed_ends_the_run_and_costs_nothing(two, tmp_path):
   assert_same_run(tmp_path, two)
 
 
-@slow
+@pytest.mark.slow
 def test_a_signal_to_the_launcher_saves_the_run_and_stops_all(two, tmp_path):
   """It comes after the first round, while the second program is compiled."""
   process = start_two(tmp_path)

@@ -13,6 +13,7 @@ from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.training import build
 from dilocox_jax.trees import leaves_by_path
 from experiments.tools import bench, bench_inner, bench_torch
+from tests.tiers import slow
 
 SMALL = {
   "data": {"batch_size": 4, "sequence_length": 8},
@@ -58,9 +59,7 @@ def test_a_ratio_is_the_median_of_paired_times(
   assert found["min"] <= found["median"] <= found["max"]
 
 
-@pytest.mark.parametrize(
-  "mesh", [{}, pytest.param(DIVIDED, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("mesh", [{}, *slow(DIVIDED)])
 def test_rates_follow_from_the_measured_step(mesh, monkeypatch):
   monkeypatch.setitem(bench_inner.DEVICE_PEAK_FLOPS, "cpu", 1e9)
   config = from_mapping(SMALL | {"mesh": mesh})

@@ -1,5 +1,6 @@
 """Runs of three real processes that are disturbed when a seed says."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -25,6 +26,7 @@ from dilocox_jax.metrics import read_rows
 from dilocox_jax.trees import shapes_by_path
 from tests import runs
 from tests.meeting.slow_train import HURRY, ROUND_S
+from tests.tiers import slow
 
 ROOT = pathlib.Path(__file__).parents[2]
 NAMES = ("oslo", "rome", "lima")
@@ -237,14 +239,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(
   ("fault", "seed"),
-  [
-    (kill, 0),
-    *(
-      pytest.param(fault, seed, marks=pytest.mark.slow)
-      for fault in FAULTS
-      for seed in range(1, 11)
-    ),
-  ],
+  [(kill, 0), *slow(*itertools.product(FAULTS, range(1, 11)))],
 )
 def test_a_run_survives(tmp_path, fault, seed):
   group = Group(tmp_path, seed, 3600 * (fault is clocks))

@@ -15,6 +15,7 @@ from dilocox_jax.training.member import Meeting
 from dilocox_jax.training.trainer import Trainer
 from tests import runs
 from tests.meeting.apart import SECRET, in_threads
+from tests.tiers import slow
 
 NAMES, SAVING = ("oslo", "rome"), threading.Lock()
 MET = {
@@ -107,16 +108,7 @@ def whole_fixture(tmp_path_factory):
   return whole
 
 
-@pytest.mark.parametrize(
-  "method",
-  [
-    "overlap_loco",
-    *(
-      pytest.param(name, marks=pytest.mark.slow)
-      for name in ("diloco", "dilocox")
-    ),
-  ],
-)
+@pytest.mark.parametrize("method", ["overlap_loco", *slow("diloco", "dilocox")])
 def test_apart_is_as_together(whole, method, tmp_path):
   met = whole(method)
   met.assert_all_equal()

@@ -10,6 +10,7 @@ import pytest
 
 from dilocox_jax.training import build
 from tests import runs
+from tests.tiers import slow
 
 DEEP = {"preset": "nano", "num_layers": 8, "model_dim": 64, "ff_dim": 172}
 
@@ -33,7 +34,7 @@ def _validation(num_rows=8):
 @pytest.mark.parametrize(
   ("mesh", "num_rows"),
   [
-    pytest.param({"num_stages": 4}, 8, marks=pytest.mark.slow),
+    *slow(({"num_stages": 4}, 8)),
     ({"num_stages": 2, "num_data_shards": 2}, 5),
     ({"num_stages": 2, "pipeline": "gpipe"}, 1),
   ],
@@ -71,17 +72,10 @@ def test_a_stage_evaluates_with_no_layers_but_its_own():
   assert len(sent) == 1 and sent[0].startswith("f32[32,64]")
 
 
-@pytest.mark.parametrize(
-  "model",
-  [
-    {"loss_chunk_tokens": 7},
-    pytest.param(
-      {"tied_head": True, "positions": "learned", "num_positions": 16},
-      marks=pytest.mark.slow,
-    ),
-  ],
-  ids=["two tables", "tied"],
-)
+TIED = {"tied_head": True, "positions": "learned", "num_positions": 16}
+
+
+@pytest.mark.parametrize("model", [{"loss_chunk_tokens": 7}, *slow(TIED)])
 def test_shards_divide_the_tables_and_keep_documents_apart(model):
   """192 tokens of which each of two shards has 96; token 0 ends a document."""
   shape = (2, 8, runs.SEQUENCE_LENGTH + 1)

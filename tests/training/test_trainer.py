@@ -10,6 +10,7 @@ from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.training import trainer
 from dilocox_jax.training.states import StopRequestedError, TrainingStoppedError
 from tests import runs
+from tests.tiers import slow
 
 # fp32, and the flag of who takes part.
 EXCHANGE_BYTES = 4 * (256 * 8 + 2 * 8 * 8) + 4
@@ -73,18 +74,13 @@ def test_nothing_crosses_to_the_devices_unasked(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   "sync",
   [
-    pytest.param({"method": "diloco"}, marks=pytest.mark.slow),
-    pytest.param(
+    *slow(
+      {"method": "diloco"},
       {"method": "streaming_diloco", "num_fragments": 2, "overlap_steps": 1},
-      marks=pytest.mark.slow,
+      {"method": "eager"},
     ),
-    pytest.param({"method": "eager"}, marks=pytest.mark.slow),
     {"method": "allreduce", "sync_interval": None, "steps_per_dispatch": 3},
-    {
-      "method": "diloco",
-      "warm_start_steps": 9,
-      "steps_per_dispatch": 3,
-    },
+    {"method": "diloco", "warm_start_steps": 9, "steps_per_dispatch": 3},
   ],
   ids=lambda sync: "_".join(str(v) for v in sync.values() if v),
 )

@@ -16,6 +16,7 @@ from dilocox_jax.training.checkpoint import Checkpoints
 from dilocox_jax.training.trainer import Trainer
 from tests import runs
 from tests.meeting.apart import broken
+from tests.tiers import slow
 
 # Where the model does not matter.
 train = functools.partial(runs.train, parts=runs.TINY)
@@ -110,7 +111,6 @@ def test_an_average_changes_what_is_kept_alone_and_survives_a_kill(
 # Replicas are away, or slow.
 
 APART = {"absences": "1:1-2;0:4", "inner_steps": "3,2"}
-DELAYS = ["diloco", pytest.param("dilocox", marks=pytest.mark.slow)]
 
 
 def apart(membership, **changes):
@@ -118,7 +118,7 @@ def apart(membership, **changes):
   return from_mapping(values | {"membership": membership})
 
 
-@pytest.mark.parametrize("method", DELAYS)
+@pytest.mark.parametrize("method", ["diloco", *slow("dilocox")])
 def test_replicas_that_come_and_go_are_counted_and_continue(tmp_path, method):
   config = apart(APART, method=method)
   whole, cut = tmp_path / "whole", tmp_path / "cut"
