@@ -192,7 +192,9 @@ class Aggregator(NamedTuple):
     axes: Tree prefix of the state, e.g. a dict of axes for a dict: 0 where each
       replica has its own (the default), None where all replicas have the same.
       The mean may depend on the latter alone.
-    observe: Function from the state to arrays to record, by name.
+    observe: Function from the state to arrays to record, by name, with the
+      exchange in `metrics.jsonl`. Those of three dimensions are taken for
+      Gram matrices of an update, of which the rank alone is recorded.
     stretch_ends: Function from the parameters of a fragment to the shares of
       inner steps that hide each of these turns
       (`plan.collective.stretch_ends`). None: all steps hide the first turn, and

@@ -25,7 +25,7 @@ from experiments.runtime import command_line
 def define_flags() -> None:
   """Defines the flags of this binary."""
   command_line.define_config()
-  command_line.define_workdir("Only --compile writes into it.")
+  command_line.define_workdir(needed="required by --compile")
   flags.DEFINE_string("memory", None, "Memory of a device, e.g. '80 GB'.")
   flags.DEFINE_string(
     "compile", None, "Kind and size of a TPU slice, e.g. v5e:2x2 or v5p:4x4x8."

@@ -13,7 +13,7 @@ from typing import Any
 
 from dilocox_jax.api.device_memory import DeviceMemory, device_memory
 from dilocox_jax.api.simulation_setup import Options, Setup, set_up
-from dilocox_jax.checks import require
+from dilocox_jax.checks import flat, require
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.simulate.cluster import Cluster
@@ -121,7 +121,8 @@ def compare_methods(
     device_bytes: Memory of a device; None: that of the cluster.
 
   Returns:
-    Plans, those that fit first and the fastest first among them, and for each
+    Plans, those that fit first and the fastest first among them, and of those
+    whose speeds agree in three digits the one that sends least. And for each
     method that does not go with the config, the reason.
 
   Raises:
@@ -143,7 +144,9 @@ def compare_methods(
   require("allreduce" in speeds, refused.get("allreduce", ""))
   speed = speeds["allreduce"]
   plans = [dataclasses.replace(p, allreduce_tokens_per_s=speed) for p in plans]
-  return sorted(plans, key=lambda p: (not p.fits, -p.tokens_per_s)), refused
+  plans.sort(key=lambda p: p.bytes_per_day)
+  plans.sort(key=lambda p: (not p.fits, -float(f"{p.tokens_per_s:.3g}")))
+  return plans, refused
 
 
 def of_method(config: RunConfig, method: str) -> RunConfig:
@@ -163,7 +166,7 @@ def of_method(config: RunConfig, method: str) -> RunConfig:
     changes["exchange.codec"] = f"low_rank(rank={rank})+int(bits=4)"
   values = config.to_mapping() | {section: {} for section in _OF_METHOD}
   values["inner"] |= {"optimizer": None, "momentum": 0.0}
-  return _with(values, changes)
+  return from_mapping(flat(values) | changes)
 
 
 def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
@@ -173,14 +176,7 @@ def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     config: Config to begin with; it stays as it is.
     changes: New values by names such as "sync.sync_interval".
   """
-  return _with(config.to_mapping(), changes)
-
-
-def _with(values: dict[str, Any], changes: Mapping[str, Any]) -> RunConfig:
-  for path, value in changes.items():
-    section, field = path.split(".")
-    values[section][field] = value
-  return from_mapping(values)
+  return from_mapping(flat(config.to_mapping()) | dict(changes))
 
 
 def _plan(

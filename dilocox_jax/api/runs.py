@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import optax
-from flax import traverse_util
 
 from dilocox_jax import report
 from dilocox_jax.api.simulation_setup import ClusterClock, Options, set_up
@@ -26,6 +25,7 @@ from dilocox_jax.data.feeds import as_feed
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.models import adapters, weights
 from dilocox_jax.models.handed_in import as_loss_model
+from dilocox_jax.plan.collective import MAILBOX
 from dilocox_jax.plan.model.adapters import Lora
 from dilocox_jax.plan.schedule.fragments import SLICED
 from dilocox_jax.plan.schedule.methods import takes
@@ -199,6 +199,8 @@ def train(
     require(trainable.rank > 0, "trainable: a Lora needs a rank of at least 1")
     said |= flat({"lora": vars(trainable)})
     trainable = None  # The config says it now.
+  if meet and isinstance(config, Mapping | None):
+    said["exchange.collective"] = MAILBOX
   has_layers = parts.model is None and trainable is None
   whole = _config(config, said, has_layers)
   parts = start.with_trainable(whole, parts, trainable)
@@ -236,7 +238,7 @@ def _config(
   values = dict(flat(given or {})) | said
   if not has_layers and takes(values.get("sync.method", ""), "fragment_order"):
     values.setdefault("sync.fragment_order", SLICED[0])  # All are cut alike.
-  return from_mapping(traverse_util.unflatten_dict(values, sep="."))
+  return from_mapping(values)
 
 
 def _check_config(config: Any) -> None:

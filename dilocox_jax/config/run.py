@@ -270,14 +270,18 @@ class RunConfig:
     """Builds a config and checks it.
 
     Args:
-      values: Nested mapping from sections to fields. Fields that are missing
-        have their defaults; None leaves a field to the method where a method
-        may set it.
+      values: Nested mapping from sections to fields, or dotted names of
+        fields. Fields that are missing have their defaults; None leaves a field
+        to the method where a method may set it.
 
     Raises:
       ValueError: One line that names the field, the value and what to change.
     """
-    return dataclass_from(cls, values)
+    nested: dict[str, Any] = {}
+    for path, value in flat(values).items():
+      section, _, field = path.rpartition(".")
+      (nested.setdefault(section, {}) if section else nested)[field] = value
+    return dataclass_from(cls, nested)
 
   def to_mapping(self) -> dict[str, Any]:
     """Returns nested plain values, from which `from_mapping` builds it."""

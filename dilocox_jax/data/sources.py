@@ -139,6 +139,8 @@ def text_files(
 ) -> Corpus:
   """Reads every file that a pattern matches (`documents.read_globs`).
 
+  A single text is cut at ends of lines into a hundred, of which some validate.
+
   Args:
     glob: Glob pattern; `**` matches folders of any depth. Several, joined by
       ";", are the parts of the text.
@@ -156,9 +158,19 @@ def text_files(
   for _, documents in read_globs(glob, text_field):
     for name, content, part in documents:
       files[name], part_of[name] = content, part
+  if len(files) == 1:
+    files = _in_pieces(*files.popitem())
   return from_files(
     "text_files", files, validation_fraction, tokenizer, part_of, judge_fraction
   )
+
+
+def _in_pieces(name: str, text: bytes) -> dict[str, bytes]:
+  """Cuts a text at ends of lines into at most a hundred, by name."""
+  lines = text.splitlines(keepends=True)
+  size = math.ceil(len(lines) / 100)
+  starts = range(0, len(lines), max(size, 1))
+  return {f"{name}:{n + 1}": b"".join(lines[n : n + size]) for n in starts}
 
 
 def _library_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:

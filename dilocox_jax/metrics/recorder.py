@@ -44,6 +44,7 @@ class DriftRow:
       low rank.
     energy_rank: Mean rank that holds a given share of the averaged update's
       energy; NaN without low rank.
+    observed: What an aggregator of one's own has recorded, by name.
   """
 
   fragment: int
@@ -53,6 +54,7 @@ class DriftRow:
   pseudo_gradient_norm: float
   rank: float = math.nan
   energy_rank: float = math.nan
+  observed: dict = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +148,7 @@ _CONVERT = {
   float: float_or_nan,
   str: str,
   bool: bool,
+  dict: dict,
   list[float]: lambda values: [float_or_nan(value) for value in values],
   list[DriftRow]: lambda rows: [from_json(DriftRow, row) for row in rows],
 }

@@ -105,7 +105,7 @@ def spectra_of(grams: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
   Args:
     grams: Gram matrices by path, [num_layers, rank, rank], with zeros beyond
-      the rank in use.
+      the rank in use. Arrays of other dimensions are left out.
 
   Returns:
     Spectra by path, [layers in use, rank in use], descending. Layers of zeros,
@@ -114,6 +114,8 @@ def spectra_of(grams: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """
   spectra = {}
   for path, gram in grams.items():
+    if np.ndim(gram) != 3:
+      continue
     is_used = np.diagonal(gram, 0, 1, 2) != 0
     rank = int(np.count_nonzero(is_used.any(axis=0)))
     if rank:

@@ -231,7 +231,7 @@ def drift_rows(
       "fragment": event.fragment,
       "step": event.send_step + segment.schedule_start,
       **disagreement(own[takes], apart[takes], mean)._asdict(),
-      **_ranks(observed, energy_share),
+      **_recorded(observed, energy_share),
     }
     for event, (own, apart, mean, observed), takes in zip(
       applied_events(segment), exchanges, takes_part, strict=True
@@ -240,16 +240,17 @@ def drift_rows(
   ]
 
 
-def _ranks(grams: dict[str, Any], energy_share: float) -> dict[str, float]:
-  """Returns the ranks of an update that was sent as low-rank factors.
+def _recorded(observed: dict[str, Any], energy_share: float) -> dict[str, Any]:
+  """Returns what an aggregator observes, and the ranks of a low-rank update.
 
   Eigenvalues of every matrix are computed on the host. Of large updates it has
   only some, or none (`codecs.low_rank.grams`).
   """
-  spectra = spectra_of(grams)
-  if not spectra:
-    return {}
-  return {
-    "rank": float(np.mean([each.shape[1] for each in spectra.values()])),
-    "energy_rank": energy_rank(spectra, energy_share),
-  }
+  small = {k: x for k, x in observed.items() if np.ndim(x) < 3}
+  named = {name: np.asarray(x).tolist() for name, x in small.items()}
+  recorded: dict[str, Any] = {"observed": named} if named else {}
+  if spectra := spectra_of(observed):
+    ranks = [each.shape[1] for each in spectra.values()]
+    recorded["rank"] = float(np.mean(ranks))
+    recorded["energy_rank"] = energy_rank(spectra, energy_share)
+  return recorded

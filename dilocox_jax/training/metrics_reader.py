@@ -125,8 +125,7 @@ class MetricsReader:
     self._schedule = programs.schedule
     self._energy_share = programs.policy.energy
     self._recorded_s = time.perf_counter()
-    self._start = self._before = progress
-    self._training_s = 0.0
+    self._before = progress
     self._link = LinkCounter()
     # A segment with a thread is over once it is dispatched. The bytes of a
     # segment on a link must not mix with those of the next one.
@@ -248,7 +247,7 @@ class MetricsReader:
       total_sent_bytes=progress.total_sent_bytes,
       drift=evaluation.drift_rows(done.segment, exchanges, self._energy_share),
     )
-    self._training_s += self.record_time(
+    wall_s = self.record_time(
       "round",
       progress.step,
       progress.simulated_s,
@@ -256,7 +255,7 @@ class MetricsReader:
       done.exposed_s,
     )
     if self._log:
-      speed = (progress.tokens - self._start.tokens) / self._training_s
+      speed = (progress.tokens - before.tokens) / wall_s
       sent = human_bytes(progress.total_sent_bytes)
       status = f"loss {loss:.3f} | {speed:,.0f} tokens/s | sent {sent}"
       note = f" | {done.note}" if done.note else ""

@@ -289,13 +289,14 @@ def define_config(default: pathlib.Path = _DEFAULT_CONFIG) -> None:
   )
 
 
-def define_workdir(more: str = "") -> None:
+def define_workdir(more: str = "", needed: str = "required") -> None:
   """Defines --workdir.
 
   Args:
     more: What else its help says.
+    needed: When it is required.
   """
-  text = f"Directory of results (required); it is made if missing. {more}"
+  text = f"Directory of results ({needed}); it is made if missing. {more}"
   flags.DEFINE_string("workdir", None, text.strip())
 
 

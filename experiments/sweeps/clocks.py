@@ -17,7 +17,6 @@ from dilocox_jax.config.sections import ModelConfig
 from dilocox_jax.simulate.analytic import AnalyticClock
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.transfer import Transport
-from experiments.sweeps.runs import nested
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +81,7 @@ class SweepClock:
       if path != "exchange.codec"
       or link_names(value) == link_names(values[path])
     }
-    return from_mapping(nested(values | applies))
+    return from_mapping(values | applies)
 
   def times(self, config: RunConfig) -> Times:
     """Returns the times of all segments and of the run, and its utilisation.

@@ -152,7 +152,7 @@ def _run(
   with in_front(f"run {name!r}: "):
     for path in changed:
       check_path(RunConfig, path)
-    return SweepRun(name, from_mapping(nested(flat(base) | dict(changed))))
+    return SweepRun(name, from_mapping(flat(base) | dict(changed)))
 
 
 def changes(runs: Sequence[SweepRun]) -> dict[str, str]:
@@ -228,15 +228,3 @@ def short_name(path: str) -> str:
     field.rpartition(".")[2] for field in flat(RunConfig().to_mapping())
   )
   return last if names[last] == 1 and last != "name" else path
-
-
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Turns {"sync.method": value} into {"sync": {"method": value}}."""
-  sections: dict[str, Any] = {}
-  for path, value in values.items():
-    *names, last = path.split(".")
-    section = sections
-    for name in names:
-      section = section.setdefault(name, {})
-    section[last] = value
-  return sections

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dilocox_jax.aggregators.collectives import Traffic
+from dilocox_jax.checks import flat
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.plan.schedule.fragments import Fragments
@@ -33,10 +34,9 @@ def config_of(method: str, **changes) -> RunConfig:
     **changes: Values by field, for each section.
   """
   # A recipe is spelled out, since what is changed may be the method's name.
-  values = from_mapping({"sync": {"method": method}}).to_mapping()
-  values["adaptive"]["mode"] = "off"  # A table has one rank and one H.
-  for section, fields in changes.items():
-    values[section] |= fields
+  values = from_mapping({"sync.method": method}).to_mapping()
+  # A table has one rank and one H.
+  values |= {"adaptive.mode": "off"} | flat(changes)
   return from_mapping(values)
 
 

@@ -71,7 +71,8 @@ def test_every_method_is_priced_or_refused_and_what_fits_comes_first():
   by_name = {plan.config.sync.method: plan for plan in plans}
   assert {*by_name} | {*refused} == {*METHODS}
   assert all(plan.tokens_per_s > 0 for plan in plans)
-  order = [(not plan.fits, -plan.tokens_per_s) for plan in plans]
+  order = [(not p.fits, -float(f"{p.tokens_per_s:.3g}")) for p in plans]
+  order = list(zip(order, [p.bytes_per_day for p in plans], strict=True))
   assert order == sorted(order)
   assert plans[0].fits and plans[0].memory.total <= 80e9
   assert all("a device needs" in plan.reason for plan in plans if not plan.fits)

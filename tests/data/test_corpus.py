@@ -122,6 +122,12 @@ def test_several_globs_are_parts_in_their_order(names, tmp_path):
   one = text_files(globs[0])
   assert one.parts == (len(one.train),) and loaded.num_files == 80
   np.testing.assert_array_equal(one.train, first)
+  # One text is cut in pieces, of which some validate; one line is not.
+  (tmp_path / "one.txt").write_text("".join(f"{n}\n" for n in range(1000)))
+  one = text_files(f"{tmp_path}/one.txt")
+  together = lines(one.train) | lines(one.validation)
+  assert sorted(map(int, together)) == list(range(1000))
+  assert 0.8 < len(one.train) / (len(one.train) + len(one.validation)) < 1
   refused("of 1 files .* more files are needed", text_files, f"{tmp_path}/a/0*")
   write(tmp_path / "empty", ["only.txt"], "")
   globs = f"{globs[0]};{tmp_path}/empty/*"

@@ -50,6 +50,7 @@ def test_every_setting_reaches_the_method_and_no_other_is_taken(name):
   settings = {key: value for key, value in every.items() if key in has}
   assert named_method(name, **settings) == MADE[name]
   assert named_method(name, **dict.fromkeys(every)) == METHODS[name]()
+  assert not has or METHODS[name](sync_interval=8)  # Its defaults go with it.
   for key in every.keys() - has.keys():
     listed = ", ".join(has) or "none"
     message = f"{key}=3 is not a setting of method {name!r} (it has: {listed})"

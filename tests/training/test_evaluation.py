@@ -157,7 +157,7 @@ def test_drifts_find_their_events():
 
   one = drift([9.0, 9.0], [4.0, 4.0], 9.0, observed={})
   gram = np.diag([3.0, 1.0, 0.0])[None]  # [layers, ...]
-  low_rank = {"w": gram, "not_sent": np.zeros((1, 3, 3))}
+  low_rank = {"w": gram, "not_sent": np.zeros((1, 3, 3)), "seen": np.ones(2)}
   two = drift([np.nan, 1.0], [25.0, 25.0], 36.0, observed=low_rank)
   rows = evaluation.drift_rows(segment, [one, two], energy_share=0.7)
   # Sent after steps 4 and 6 of the schedule, which began at step 10.
@@ -165,7 +165,7 @@ def test_drifts_find_their_events():
   assert [row["cosine"] for row in rows] == [1.0, None]
   assert [row["disagreement"] for row in rows] == [2.0, 5.0]
   assert [row["pseudo_gradient_norm"] for row in rows] == [3.0, 6.0]
-  assert "rank" not in rows[0]
+  assert "rank" not in rows[0] and rows[1]["observed"] == {"seen": [1, 1]}
   assert rows[1]["rank"] == 2
   assert rows[1]["energy_rank"] == 1
 

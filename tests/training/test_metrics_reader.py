@@ -91,6 +91,7 @@ def test_a_segment_becomes_a_row_of_means(desk):
         "pseudo_gradient_norm": 3.0,
         "rank": None,
         "energy_rank": None,
+        "observed": {},
       }
     ],
   }
@@ -126,7 +127,7 @@ def test_time_is_booked_once_and_the_log_says_the_speed_of_training(desk):
   speeds = [row["tokens_per_s"] for row in rows]
   assert speeds == [None, 160.0, None, 160 / 3.0]
   line = "loss 3.500 | {} tokens/s | sent 5.00 kB | 2 here"
-  assert desk.told == [(18, line.format(160)), (18, line.format(80))]
+  assert desk.told == [(18, line.format(160)), (18, line.format(53))]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

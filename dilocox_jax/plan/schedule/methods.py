@@ -305,7 +305,7 @@ def delayed(
 @register_method
 def overlap_loco(
   sync_interval: int = 16,
-  num_fragments: int = 16,
+  num_fragments: int | None = None,
   fragment_order: str = "sliced",
 ) -> Method:
   """Sends equal slices of all leaves in turn, so the link is never idle.
@@ -324,9 +324,11 @@ def overlap_loco(
 
   Args:
     sync_interval: H (inner steps), best a multiple of P.
-    num_fragments: Number of fragments, P.
+    num_fragments: Number of fragments, P; None: 16, or H if that is less.
     fragment_order: "sliced", or "interleaved" for replicas of many devices.
   """
+  if num_fragments is None:
+    num_fragments = min(16, sync_interval)
   # A number of fragments below 1 is refused by the schedule.
   overlap = max(sync_interval // max(num_fragments, 1), 1)
   schedule = SyncSchedule(sync_interval, num_fragments, overlap)
