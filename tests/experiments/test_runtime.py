@@ -106,7 +106,7 @@ def test_a_second_signal_ends_the_process_at_once(monkeypatch):
 
 WAIT = "import time; time.sleep(600)"
 AGAIN = f"raise SystemExit({TRY_AGAIN})"
-DIE = "import os, time; time.sleep(1.5); os.kill(os.getpid(), 9)"
+DIE = "import os, time; time.sleep(0.7); os.kill(os.getpid(), 9)"
 
 
 def group(*programs):
@@ -139,7 +139,7 @@ def test_a_consequence_without_a_cause_is_a_failure_too(monkeypatch):
 
 
 def test_one_that_fails_ends_all_and_the_noise_of_others_is_dropped(capfd):
-  error = "import sys, time; time.sleep(1); print('noise', file=sys.stderr)\n"
+  error = "import sys, time; time.sleep(0.5); print('noise', file=sys.stderr)\n"
   error += "sys.exit('error: process 1: no space')"
   noise = "import sys; print('up', file=sys.stderr, flush=True)\n" + WAIT
   failure = group(WAIT, error, noise)
