@@ -49,13 +49,9 @@ class Memory:
   roster: Roster = Roster()
   accepted: dict[str, list[float]] = dataclasses.field(default_factory=dict)
 
-  def to_json(self) -> dict[str, Any]:
-    """Returns the memory as values of JSON."""
-    return dataclasses.asdict(self)
-
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> "Memory":
-    """Returns the memory that `to_json` described."""
+    """Returns the memory that `dataclasses.asdict` described."""
     return cls(**{**values, "roster": Roster.from_json(values["roster"])})  # pyright: ignore
 
   def norms(self, inbox: Inbox) -> list[float]:
@@ -139,7 +135,7 @@ class Agreement:
     """
     messages = []
     path = manifest_path(inbox.event, inbox.turn)
-    kept = {path: self._seal.closed_json(path, agreed.to_json())}
+    kept = {path: self._seal.closed_json(path, dataclasses.asdict(agreed))}
     for each in agreed.listed:
       for _ in self._pauses(inbox, agreed):
         if message := inbox.listed(each.replica, each.digest):
@@ -168,7 +164,7 @@ class Agreement:
           max_norm_ratio=self._rules.max_norm_ratio,
           roster=roster,
         )
-        data = self._seal.closed_json(path, drawn.to_json())
+        data = self._seal.closed_json(path, dataclasses.asdict(drawn))
         if self._store.create(path, data):
           return drawn
     raise AssertionError("pauses do not end")

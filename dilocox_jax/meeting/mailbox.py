@@ -6,6 +6,7 @@ a quorum has, writes the manifest, once: the list of messages that all average.
 docs/mailbox.md says what it guarantees.
 """
 
+import dataclasses
 import logging
 import os
 import time
@@ -176,8 +177,8 @@ class Mailbox:
 
   def get_state(self) -> dict[str, Any]:
     """Returns what `set_state` needs, as values of JSON."""
-    memory, seat = self._agreement.memory.to_json(), self._seats.index
-    return {"run": self._run, "memory": memory, "seat": seat}
+    memory = dataclasses.asdict(self._agreement.memory)
+    return {"run": self._run, "memory": memory, "seat": self._seats.index}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Goes on where an earlier life of this replica was.
@@ -319,7 +320,7 @@ class Mailbox:
   ) -> None:
     if self._snapshots.is_claimed(event):
       first, arrays = take()
-      memory = self._agreement.memory.to_json()
+      memory = dataclasses.asdict(self._agreement.memory)
       copies = list(map(np.array, arrays))  # The caller goes on meanwhile.
       taken = Snapshot(event, first, agreed.state, memory, copies)
       self.beside(lambda: self._snapshots.write(taken))

@@ -65,18 +65,14 @@ class Manifest:
     """The replicas whose messages are averaged, in order."""
     return [each.replica for each in self.listed]
 
-  def to_json(self) -> dict[str, Any]:
-    """Returns the manifest as values of JSON."""
-    return dataclasses.asdict(self)
-
   def digest(self) -> str:
     """Returns a digest of all that the manifest says."""
-    text = json.dumps(self.to_json(), sort_keys=True)
+    text = json.dumps(dataclasses.asdict(self), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "Manifest":
-    """Returns the manifest that `to_json` described."""
+    """Returns the manifest that `dataclasses.asdict` described."""
     listed = tuple(Listed(*each) for each in values["listed"])
     roster = Roster.from_json(values["roster"])
     return cls(**{**values, "listed": listed, "roster": roster})  # pyright: ignore

@@ -132,6 +132,7 @@ class Member:
     self.name, self._rounds = meeting.name, rounds
     self._carrier = rounds.outer.aggregator.carrier
     self._present: list[str] = []
+    self._requests = 0
 
   def enter(self, values: Mapping[str, Any], handed_in: Sequence[str]) -> None:
     """Enters the run.
@@ -214,14 +215,18 @@ class Member:
       step: Inner steps finished.
 
     Returns:
-      How many replicas were in the last event, for the progress line.
+      How many replicas were in the last event, and the requests of an event,
+      for the progress line.
     """
     events, self._carrier.settled = self._carrier.settled, []
     usage, rules = self._carrier.mailbox.usage, self._carrier.mailbox.rules
     for event in events:
       self._rows.append({"step": step, "usage": usage, **event})
       self._say_changes(event["event"], event["members"])
-    return f"{len(self._present)} of {rules.replicas} here"
+    made = sum(n for kind, n in usage.items() if "bytes" not in kind)
+    each = (made - self._requests) / max(len(events), 1)
+    self._requests, here = made, f"{len(self._present)} of {rules.replicas}"
+    return f"{here} here, {each:.0f} requests an event"
 
   def _say_changes(self, event: int, members: list[str]) -> None:
     if sorted(members) != self._present:

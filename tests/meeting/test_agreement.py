@@ -78,7 +78,9 @@ def test_a_manifest_lists_those_who_agree(sent, listed, reason):
   assert all(each.weight == 2.0 for each in manifest.listed)
   left_out = " ".join(manifest.left_out.values())
   assert reason in left_out and bool(reason) == bool(left_out)
-  back = Manifest.from_json(json.loads(json.dumps(manifest.to_json())))
+  back = Manifest.from_json(
+    json.loads(json.dumps(dataclasses.asdict(manifest)))
+  )
   assert back == manifest and back.digest() == manifest.digest()
   assert dataclasses.replace(back, before="y").digest() != back.digest()
 
@@ -243,7 +245,7 @@ def test_who_waits_for_what_was_deleted_looks_for_a_newer_snapshot():
   one = One()
   manifest = Manifest("", "", (Listed("b", "0" * 64, 1.0, 5.0),), {}, BOTH)
   path = manifest_path(3, 0)
-  one.store.put(path, SEAL.closed_json(path, manifest.to_json()))
+  one.store.put(path, SEAL.closed_json(path, dataclasses.asdict(manifest)))
   one.snapshots.write(Snapshot(8, 8, "", {}, ARRAYS))
   with pytest.raises(LostError, match="gone on from event 3"):
     one.settle()
@@ -268,7 +270,7 @@ def test_the_memory_keeps_the_last_norms_of_each_kind():
   assert {key: len(v) for key, v in memory.accepted.items()} == dict.fromkeys(
     ["0.0", "0.1", "1.0", "1.1"], 6
   )
-  back = Memory.from_json(json.loads(json.dumps(memory.to_json())))
+  back = Memory.from_json(json.loads(json.dumps(dataclasses.asdict(memory))))
   assert back == memory
 
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import logging
+import re
 import threading
 from unittest import mock
 
@@ -123,7 +125,10 @@ def test_apart_is_as_together(whole, method, tmp_path):
     assert own["outer_loss"] == pytest.approx(final["outer_loss"], rel=1e-6)
 
 
-def test_who_is_killed_goes_on_and_who_differs_is_refused(whole, tmp_path):
+def test_who_is_killed_goes_on_and_who_differs_is_refused(
+  whole, tmp_path, caplog
+):
+  caplog.set_level(logging.INFO)
   whole, met = whole("overlap_loco"), Group(tmp_path, settings("overlap_loco"))
   inner = dataclasses.replace(met.config.inner, learning_rate=0.5)
 
@@ -145,6 +150,7 @@ def test_who_is_killed_goes_on_and_who_differs_is_refused(whole, tmp_path):
     met.train(name, come if name == "oslo" else None)
 
   in_threads(lambda n: one(NAMES[n]), 2)
+  assert re.search(r"2 of 2 here, [1-9]\d* requests an event", caplog.text)
   assert met.members("oslo") == met.members("rome")
   assert whole.members("oslo").keys() == met.members("rome").keys()
   met.assert_all_equal()
