@@ -99,10 +99,6 @@ def test_a_schedule_computes_the_plain_gradient_and_nothing_else(case):
   text = check_gradient(case)
   if np.ptp(case.layers.counts) == 0:
     check_products(case, text)
-  if case.end_of_text is not None:  # Else the documents would not matter.
-    whole = dataclasses.replace(case, dtype="float64", end_of_text=None)
-    masked = dataclasses.replace(whole, end_of_text=case.end_of_text)
-    assert abs(whole.plain()[0] - masked.plain()[0]) > 1e-4
 
 
 LOSSES = [
@@ -120,6 +116,7 @@ def test_the_last_stage_has_the_loss_of_the_plain_model(case):
   assert not np.any(others)
 
 
+@pytest.mark.slow
 def test_narrow_types_cost_accuracy_but_not_much():
   case = Case("1f1b", 2, 5, "none", shaped(2, num_kv_heads=1))
   rounded = dataclasses.replace(case, dtype="bfloat16")

@@ -8,6 +8,7 @@ import pytest
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.inner.sharded import sharded_gradient, sharded_loss
 from dilocox_jax.plan.model.division import STAGE_AXIS, Division, StageLayers
+from tests.tiers import slow
 
 DIM = 8
 BATCH_SIZE, LENGTH = 8, 3
@@ -80,7 +81,9 @@ def by_stage(parts):
   return stage_gradient
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+  "name", ["even", "uneven", *slow("stages only", "data only", "5 over 4")]
+)
 def test_layers_reach_their_stages_and_gradients_come_back(name):
   num_layers, division = CASES[name]
   parts = StageLayers(num_layers, division.num_stages)
@@ -100,7 +103,7 @@ def test_layers_reach_their_stages_and_gradients_come_back(name):
     assert new.sharding.is_equivalent_to(old.sharding, new.ndim)
 
 
-@pytest.mark.parametrize("num_rows", [8, 6, 3])
+@pytest.mark.parametrize("num_rows", [6, 3, *slow(8)])
 def test_shards_divide_the_rows_of_an_evaluation_if_they_can(num_rows):
   """Two shards have 4 and 3 rows of 8 and 6, and each computes all of 3."""
   division = Division(2, 2)

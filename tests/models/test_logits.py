@@ -48,18 +48,17 @@ def test_the_loss_is_a_mean_over_all_predicted_tokens():
     assert token_loss(logits.reshape(6, 5), targets, z_loss) == loss
 
 
+@functools.cache
+def loss(chunk_tokens):
+  """The loss and its gradients."""
+  sizes = {"z_loss": 0.1, "chunk_tokens": chunk_tokens}
+  read = lambda p: next_token_loss(MODEL, p, tokens(2, 13), **sizes)  # noqa: E731
+  params = jax.jit(MODEL.init)(jax.random.key(0))
+  return jax.jit(jax.value_and_grad(read))(params)
+
+
 @pytest.mark.parametrize("chunk_tokens", [5, 100, *slow(8)])
 def test_a_loss_in_chunks_is_the_loss_at_once(chunk_tokens):
-  params = jax.jit(MODEL.init)(jax.random.key(0))
-
-  def loss(chunk_tokens):
-    sizes = {"z_loss": 0.1, "chunk_tokens": chunk_tokens}
-    return jax.jit(
-      jax.value_and_grad(
-        lambda p: next_token_loss(MODEL, p, tokens(2, 13), **sizes)
-      )
-    )(params)
-
   chex.assert_trees_all_close(loss(chunk_tokens), loss(0), atol=1e-6)
   seen = []
 

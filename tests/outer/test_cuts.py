@@ -36,7 +36,7 @@ DIVISIONS = {
   "by path": Cuts(2, lambda path: int("blocks" in path)),
   "1 strided": by_rows(1),
   **{f"{n} {order}": by_rows(n, order) for n in (2, 5) for order in ORDERS},
-  **{f"16 {order}": by_rows(16, order) for order in SLICED},
+  **{f"8 {order}": by_rows(8, order) for order in SLICED},
 }
 
 

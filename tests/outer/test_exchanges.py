@@ -40,6 +40,8 @@ def test_an_exchange_that_fails_in_the_thread_ends_the_round():
 class Played:
   """Lists the messages that the test wants, with their weights."""
 
+  is_wrong = False
+
   def __init__(self, weights, is_counted=True, keeps=False):
     self.weights, self.is_counted, self.keeps = weights, is_counted, keeps
     self.sent = []

@@ -239,7 +239,8 @@ def test_devices_for_each_replica_and_a_thread_change_no_bit(
     *((name, "") for name in ("diloco", "dilocox_reset", "dilocox_continue")),
     *((name, "") for name in ("delay_over_a_round", "streaming_diloco")),
     ("eager", ""),
-    *(("diloco", name) for name in OWN_EXCHANGES),
+    *(("diloco", name) for name in ("mask, int8", "rank 1")),
+    *slow(("diloco", "int4, feedback")),
   ],
 )
 @pytest.mark.parametrize("bad_step", [8, STEPS], ids=["round", "flush"])
