@@ -1,5 +1,7 @@
 """Fragments are cut out of a tree and put back, whatever divides it."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,26 +60,34 @@ def put(cuts, fragment, part, whole):
   return cuts.put(whole, group, place, part)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def cut(cuts, whole):
+  """The parts, and whole trees with each of them or all put back."""
+  every = range(cuts.count)
+  parts = [take(cuts, fragment, whole) for fragment in every]
+  again = [put(cuts, *each, whole) for each in zip(every, parts, strict=True)]
+  made = jax.tree.map(jnp.zeros_like, whole)
+  for each in zip(every, parts, strict=True):
+    made = put(cuts, *each, made)
+  return parts, [*again, made, cuts.join(whole, parts)]
+
+
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_all_fragments_together_are_the_tree(name):
   cuts, shapes = DIVISIONS[name], {}
   is_sliced = isinstance(cuts.fragments, Fragments) and cuts.fragments.is_sliced
   whole = tree(WHOLE | ODD if is_sliced else WHOLE)
   cuts.check(whole)
-  parts = [take(cuts, fragment, whole) for fragment in range(cuts.count)]
-  assert_equal(cuts.join(whole, parts), whole)
+  parts, again = cut(cuts, whole)
+  for each in again:
+    assert_equal(each, whole)
   for fragment, part in enumerate(parts):
-    assert_equal(put(cuts, fragment, part, whole), whole)
     own = shapes.setdefault(cuts.groups[fragment], part)
     assert jax.tree.map(jnp.shape, own) == jax.tree.map(jnp.shape, part)
     if isinstance(cuts.fragments, Fragments):
       planned = cuts.fragments.shapes(fragment, shapes_by_path(whole))
       assert shapes_by_path(part) == planned
   assert [*shapes] == [*range(len(shapes))]
-  zeros = jax.tree.map(jnp.zeros_like, whole)
-  for fragment, part in enumerate(parts):
-    zeros = put(cuts, fragment, part, zeros)
-  assert_equal(zeros, whole)
 
 
 def test_short_fragments_end_in_zeros_that_are_never_written_back():
