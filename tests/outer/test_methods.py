@@ -47,7 +47,7 @@ delayed = functools.partial(methods.delayed, rule="continue")
 CASES = {
   "diloco": methods.diloco(4),
   "open_diloco": methods.open_diloco(5),
-  "streaming_diloco": methods.streaming_diloco(6, 3, 1, 0.5),
+  "streaming_diloco": methods.streaming_diloco(6, 3, 1, 0.3),
   "eager": methods.eager(4),
   "dilocox_continue": methods.dilocox(4, "continue"),
   "dilocox_reset": methods.dilocox(4, "reset"),
