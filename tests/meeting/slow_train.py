@@ -4,6 +4,7 @@ Where a test names a file, rounds take a while until it is there.
 """
 
 import functools
+import logging
 import os
 import pathlib
 import time
@@ -31,4 +32,5 @@ if __name__ == "__main__":
 
   for each in (*SMALL, (ReplicaStreams, "take", slowly)):
     setattr(*each)
+  logging.getLogger().handlers.clear()  # A library has set one by now.
   command_line.main(train.main, train.define_flags)
