@@ -48,13 +48,21 @@ def test_the_loss_is_a_mean_over_all_predicted_tokens():
     assert token_loss(logits.reshape(6, 5), targets, z_loss) == loss
 
 
+def drawn(model):
+  """Parameters whose logits differ."""
+  rng = np.random.default_rng(0)
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  return jax.tree.map(
+    lambda x: jnp.float32(0.2 * rng.normal(size=x.shape)), shapes
+  )
+
+
 @functools.cache
 def loss(chunk_tokens):
   """The loss and its gradients."""
   sizes = {"z_loss": 0.1, "chunk_tokens": chunk_tokens}
   read = lambda p: next_token_loss(MODEL, p, tokens(2, 13), **sizes)  # noqa: E731
-  params = jax.jit(MODEL.init)(jax.random.key(0))
-  return jax.jit(jax.value_and_grad(read))(params)
+  return jax.jit(jax.value_and_grad(read))(drawn(MODEL))
 
 
 @pytest.mark.parametrize("chunk_tokens", [5, 100, *slow(8)])
@@ -75,11 +83,6 @@ def test_a_loss_in_chunks_is_the_loss_at_once(chunk_tokens):
 SHAPE = dataclasses.replace(
   nano, norm="layer", biases="all", positions="learned", num_positions=12
 )
-
-
-def drawn(model):
-  params = jax.jit(model.init)(jax.random.key(0))
-  return jax.tree.map(lambda x: 8 * x, params)  # Logits that differ.
 
 
 def test_greedy_tokens_are_those_of_the_whole_text_read_again():
