@@ -5,7 +5,7 @@ import pytest
 from dilocox_jax import report
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def _no_pictures():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(report, "write_report", lambda workdir: workdir)
