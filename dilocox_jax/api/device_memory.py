@@ -160,10 +160,10 @@ def step_bytes(config: RunConfig, optimizer: str = "") -> int:
   # Gradients and values. A single device has the values already.
   dtype = on_platform(config, _PLATFORM).compute_dtype
   width = _BYTES[dtype] if config.mesh.is_divided else 0
-  # And a share on its way, of which one is what compiled programs show.
-  held = (_FP32_BYTES + width) * held + share_bytes(
-    config.trained_shapes, config.division
-  )
+  held *= _FP32_BYTES + width
+  if config.division.num_devices > 1:
+    # And a share on its way, of which one is what compiled programs show.
+    held += share_bytes(config.trained_shapes, config.division)
   whole = _whole_layers_bytes(config, layers // shape.num_layers)
   is_muon = (optimizer or config.inner.optimizer) == "muon"
   # An optimizer begins when all activations are gone.
@@ -191,19 +191,26 @@ def _activation_bytes(config: RunConfig, num_layers: int) -> int:
   tokens = config.data.batch_size * length // divisor
   width = _BYTES[chosen.compute_dtype]
   scores = shape.num_heads * length if chosen.attention == "plain" else 0
+  remat = mesh.remat if mesh.is_divided else chosen.remat
   one_layer = tokens * (_layer_values(shape) + scores) * width
-  saved = num_layers * tokens * shape.model_dim * width
-  if (mesh.remat if mesh.is_divided else chosen.remat) != "full":
-    saved = num_layers * one_layer
+  saved = one_layer
+  if remat != "none":
+    products = _product_values(shape) + scores if remat == "dots" else 0
+    saved = tokens * (shape.model_dim + products) * width
   slots = config.pipeline.num_saved_slots
   # Logits and their gradient are in fp32.
   at_once = min(chosen.loss_chunk_tokens or tokens, tokens)
   logits = 2 * at_once * shape.vocab_size * _FP32_BYTES
-  return slots * saved + 2 * one_layer + logits
+  return slots * num_layers * saved + 2 * one_layer + logits
 
 
 def _layer_values(shape: ModelShape) -> int:
   """Returns the values of one layer that a token's backward reads."""
+  return 3 * shape.model_dim + shape.ff_dim + _product_values(shape)
+
+
+def _product_values(shape: ModelShape) -> int:
+  """Returns those that are results of products, without the last one."""
   heads = (shape.num_heads + 2 * shape.kv_heads) * shape.head_width
-  branches = 3 if shape.activation == "swiglu" else 2
-  return 4 * shape.model_dim + heads + branches * shape.ff_dim
+  branches = 2 if shape.activation == "swiglu" else 1
+  return shape.model_dim + heads + branches * shape.ff_dim

@@ -33,7 +33,7 @@ class Sizes:
     models: For each name the sizes of a model of rotary positions, RMS norms
       and SwiGLU, and its batch of sequences.
     length: Tokens of a sequence.
-    rounds: Preset, H (inner steps) and batch of the rounds.
+    rounds: Fields of the config of rounds.
     trained: Sizes of the model that is trained at the end.
     values: Values of each array that codecs work on.
     repeats: Measurements of each figure.
@@ -41,7 +41,7 @@ class Sizes:
 
   models: Mapping[str, tuple[Mapping[str, Any], int]]
   length: int
-  rounds: tuple[str, int, int]
+  rounds: Mapping[str, Any]
   trained: Mapping[str, Any]
   values: tuple[int, ...]
   repeats: int
@@ -55,7 +55,12 @@ FULL = Sizes(
     "1B": ({"preset": "llama_1_1b"}, 4),
   },
   1024,
-  ("llama_150m", 16, 16),
+  {
+    "model.preset": "llama_150m",
+    "sync.sync_interval": 16,
+    "data.batch_size": 16,
+    "data.sequence_length": 1024,
+  },
   {"preset": "small", "num_layers": 11},
   bench_programs.VALUES,
   5,
@@ -63,7 +68,7 @@ FULL = Sizes(
 TINY = Sizes(
   {"tiny": ({"preset": "tiny"}, 2)},
   128,
-  ("nano", 4, 2),
+  {"model.preset": "nano", "sync.sync_interval": 4, "data.batch_size": 2},
   {"preset": "nano"},
   (2, 64, 256),
   3,
@@ -74,10 +79,11 @@ def _config(sizes: Sizes, name: str) -> RunConfig:
   model, batch = sizes.models[name]
   return from_mapping(
     {
-      "model": dict(model),
-      "data": {"batch_size": batch, "sequence_length": sizes.length},
-      "mesh": {"num_replicas": 1},
-      "sync": {"method": "allreduce"},
+      "model": model,
+      "data.batch_size": batch,
+      "data.sequence_length": sizes.length,
+      "mesh.num_replicas": 1,
+      "sync.method": "allreduce",
     }
   )
 
@@ -177,7 +183,7 @@ def ratios(sizes: Sizes) -> Figures:
     sizes: What is measured.
   """
   for ratio in (
-    *bench_programs.round_ratios(*sizes.rounds),
+    *bench_programs.round_ratios(sizes.rounds),
     *bench_programs.codec_ratios(sizes.values),
   ):
     yield {"figure": ratio.name, **bench.measure_ratio(ratio, sizes.repeats)}
@@ -208,12 +214,7 @@ def trained(sizes: Sizes, deadline: float) -> Figures:
 
 
 def _trained_loss(sizes: Sizes, method: str, num_steps: int) -> float:
-  config = from_mapping(
-    {
-      "model": dict(sizes.trained),
-      "sync": {"method": method},
-      "total_steps": num_steps,
-    }
-  )
+  changes = {"sync.method": method, "total_steps": num_steps}
+  config = from_mapping({"model": sizes.trained, **changes})
   with tempfile.TemporaryDirectory() as folder:
     return dx.train(config=config, workdir=folder).metrics.validation_loss

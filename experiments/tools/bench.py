@@ -103,6 +103,8 @@ def main(values: flags.FlagValues) -> None:
       f"the bench {name} reads no config: leave out --config"
     )
   workdir = command_line.writable(values.workdir, "bench")
+  import jax
+
   from dilocox_jax.metrics.lines import write_json
   from experiments.runtime import distributed_flags, running
 
@@ -117,26 +119,21 @@ def main(values: flags.FlagValues) -> None:
     _print({key: (value,) for key, value in record.items()}, ("measured",))
   else:
     running.set_up_jax()
-    from experiments.tools import bench_programs
+    from experiments.tools import bench_programs as programs
 
-    is_round = name == "round"
-    programs = bench_programs
-    ratios = programs.round_ratios if is_round else programs.codec_ratios
+    ratios = {"round": programs.round_ratios, "codecs": programs.codec_ratios}
     with command_line.usage_errors():
-      found = {each.name: measure_ratio(each, repeats) for each in ratios()}
+      found = {
+        each.name: measure_ratio(each, repeats) for each in ratios[name]()
+      }
     columns = ("median", "min", "max", "bound")
     _print({k: [v[c] for c in columns] for k, v in found.items()}, columns)
     label = "measured: medians of paired ratios in one process"
     record = {"label": label, "repeats": repeats, "ratios": found}
   path = workdir / f"bench_{name}.json"
-  write_json(path, _machine() | record)
+  device = jax.devices()[0].device_kind
+  write_json(path, {"device": device, "jax": jax.__version__, **record})
   print(f"results: {path}")
-
-
-def _machine() -> dict[str, str]:
-  import jax
-
-  return {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
 
 
 def _print(rows: dict[str, Any], columns: tuple[str, ...]) -> None:

@@ -23,6 +23,7 @@ SHAPE = {"num_layers": 4, "model_dim": 256, "num_heads": 4, "num_kv_heads": 2}
 SHAPE |= {"ff_dim": 512, "vocab_size": VOCAB, "preset": "nano"}
 KERNELS = {"cuda": "__cudnn$fmhaSoftmax", "tpu": "tpu_custom_call"}
 MESH = {"layout": "mesh"}
+CHUNKS = {"loss_chunk_tokens": 1024}  # A GPU's default is more than `TOKENS`.
 STAGES = MESH | {"num_stages": 2, "num_replicas": 2}
 
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)(\w+)>")
@@ -105,9 +106,9 @@ def holds_logits(text):
 
 
 CASES = [
-  ("cuda", {"mesh": {"stacked_by": "map"}}),
+  ("cuda", {"mesh": {"stacked_by": "map"}, **CHUNKS}),
   ("tpu", {"data": {"document_masks": True}}),
-  ("cuda", {"mesh": STAGES}),
+  ("cuda", {"mesh": STAGES, **CHUNKS}),
   *slow(
     ("tpu", {"mesh": MESH}),
     ("tpu", {"mesh": STAGES, "data": {"document_masks": True}}),
@@ -140,7 +141,7 @@ def test_steps_have_fused_attention_and_narrow_products(
 def test_evaluations_have_fused_attention_wherever_they_run(
   monkeypatch, platform, mesh
 ):
-  text = lowered(monkeypatch, platform, mesh=mesh, of="evaluation")
+  text = lowered(monkeypatch, platform, mesh=mesh, of="evaluation", **CHUNKS)
   assert KERNELS[platform] in text
   assert not holds_weights(text) and not holds_logits(text)
 
