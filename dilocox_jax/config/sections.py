@@ -107,7 +107,7 @@ class ModelConfig(Section):
   # The next five are left to the devices by default (`config.platforms`).
   # float32 or bfloat16, for activations. Parameters are always float32.
   compute_dtype: str = limited("auto", choices=choices.COMPUTE_DTYPES)
-  # Number of blocks in one step of the scan; 0 takes all (fast on CPU).
+  # Blocks in one step of the scan; 0 takes all (fast, slow to compile).
   scan_unroll: int | None = limited(None, at_least=0)
   # plain (weights of the whole sequence at once), blockwise (of some queries at
   # a time), cudnn (NVIDIA) or splash (TPU).
