@@ -5,17 +5,16 @@ import functools
 import logging
 import re
 import threading
-from unittest import mock
 
 import pytest
 
-from dilocox_jax import report
 from dilocox_jax.meeting.store import Store
 from dilocox_jax.metrics import read_rows
 from dilocox_jax.training import checkpoint
 from dilocox_jax.training.member import Meeting
 from dilocox_jax.training.trainer import Trainer
 from tests import runs
+from tests.api.conftest import no_pictures  # noqa: F401
 from tests.meeting.apart import SECRET, in_threads
 from tests.tiers import slow
 
@@ -40,13 +39,6 @@ def settings(method="diloco", **changes):
   exchange = dataclasses.replace(config.exchange, **changes)
   meet = dataclasses.replace(config.meet, grace_s=60.0)
   return dataclasses.replace(config, exchange=exchange, meet=meet)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_pictures():
-  """`runs.run` would replace what draws them in each thread for itself."""
-  with mock.patch.object(report, "write_report"):
-    yield
 
 
 class Group:
