@@ -173,19 +173,23 @@ def train(
   if until is None:
     run(made)
     return made
-  dispatch = made._dispatch
-
-  def dispatch_or_die(state, segment):
-    if segment.start >= until:
-      raise Killed
-    return dispatch(state, segment)
-
-  made._dispatch = dispatch_or_die
+  made._dispatch = killed(until, made._dispatch)
   try:
     run(made)
   except Killed:
     return made
   raise AssertionError(f"the run ended before step {until}")
+
+
+def killed(until: int, dispatch: Any = Trainer._dispatch) -> Any:
+  """What dispatches a trainer's segments, and dies before the step after."""
+
+  def dispatch_or_die(*given):
+    if given[-1].start >= until:
+      raise Killed
+    return dispatch(*given)
+
+  return dispatch_or_die
 
 
 def rows(workdir, kind: str | None = None) -> list[dict]:

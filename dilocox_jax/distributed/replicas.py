@@ -137,7 +137,8 @@ class Replicas:
 
     Args:
       tree: Arrays with the same values in every process. Every device of a
-        replica gets the replica's arrays whole.
+        replica gets the replica's arrays whole. Shapes and types alone get
+        their shardings.
       axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all
         replicas share.
     """
@@ -306,10 +307,12 @@ class Replicas:
 
   @property
   def _here(self) -> SingleDeviceSharding:
-    return SingleDeviceSharding(jax.local_devices()[0])
+    return SingleDeviceSharding((self.devices or jax.local_devices())[0])
 
 
 def _put(leaf, sharding):
+  if isinstance(leaf, jax.ShapeDtypeStruct):  # It is only compiled for.
+    return leaf.update(sharding=sharding)
   # An array may have the right sharding by chance without being committed to
   # it. A program would compile again for it, so it is committed here.
   if getattr(leaf, "sharding", None) == sharding and leaf.committed:

@@ -163,7 +163,7 @@ class Rounds(RoundStates):
     progress = self._progress(state.replica, num_steps, attendance is not None)
     shares = attendance.windows if attendance else [None] * len(windows)
     pairs = list(zip(windows, shares, strict=True))
-    if self._goes_apart:
+    if self.goes_apart:
       pairs = [(part, share) for each, share in pairs for part in each.parts]
     fragments, drifts = list(state.fragments), []
     for window, share in pairs:
@@ -182,7 +182,7 @@ class Rounds(RoundStates):
     return state, progress, drifts
 
   @property
-  def _goes_apart(self) -> bool:
+  def goes_apart(self) -> bool:
     """Whether no steps of a window can hide what is exchanged in it."""
     if self.outer.is_carried:
       return not self.outer.method.schedule.depth

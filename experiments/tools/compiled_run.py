@@ -25,14 +25,18 @@ from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.metrics.lines import write_json
+from dilocox_jax.models import adapters
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.outer.window import INNER_STEPS
 from dilocox_jax.plan.collective import Collective
+from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.schedule.sync_schedule import Window
 from dilocox_jax.report.page import write_page
 from dilocox_jax.report.tables import markdown_table
 from dilocox_jax.report.units import human_bytes, human_share
 from dilocox_jax.training import build, states
+from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.trees import nested
 
 LIBTPU = "libtpu==0.0.42"
 # Memory that a program may use, as the compiler of that version says when a
@@ -93,7 +97,10 @@ def topology_devices(name: str, num_slices: int) -> list[Any]:
       f"--compile={name} with --slices={num_slices} is not known to the "
       f"compiler ({reason[:160]}): take one such as v5e:2x2 or v5p:4x4x8"
     ) from error
-  return sorted(found.devices, key=lambda each: (each.slice_index, each.id))
+  # Devices of a lone slice do not say which it is.
+  return sorted(
+    found.devices, key=lambda each: (getattr(each, "slice_index", 0), each.id)
+  )
 
 
 class Program(NamedTuple):
@@ -118,16 +125,17 @@ def steady_program(
 ) -> Program:
   """Lowers a window in which an exchange ends, late enough in a run.
 
-  Of the windows of a round it is the one that sends most.
+  Of the windows of a round it is the one that sends most. Where nothing travels
+  beside its steps they are a program of their own, and this one is lowered.
 
   Args:
-    config: Config of a run, with a mesh of devices.
+    config: Config of a run.
     devices: Devices to compile for; None: those of this machine.
 
   Raises:
     ValueError: If the run is too short to have such a window.
   """
-  programs = build.programs(config, devices=devices)
+  programs = build.programs(config, _parts(config), devices=devices)
   traffic, data = to_plan.traffic(config), config.data
 
   def batches(num_steps: int) -> jax.ShapeDtypeStruct:
@@ -140,17 +148,32 @@ def steady_program(
     given = batches(segment.num_steps).update(
       sharding=place.replicas.batch_sharding
     )
+    given = programs.rounds.beside_frozen(given)
     lowered = place.compiled.lower(state, given)
     sent = traffic.segment_bytes(segment)
     return Program(segment.num_steps, sent, 0, lowered)
   step, window = _fullest_window(config)
+  if programs.rounds.goes_apart:
+    window = window.parts[0]  # Its steps, beside which nothing is exchanged.
   counts = config.sync.named.schedule.num_in_flight(step)
   state = states.abstract(programs, "rounds", in_flight=counts)
-  assert isinstance(state, RoundState) and window.applied
+  assert isinstance(state, RoundState)
   steps = config.sync.named.schedule.sync_interval
   lowered = programs.rounds.lowered(state, batches(steps), window)
-  sent = traffic.exchange_bytes(window.applied.fragment)
+  applied = window.applied
+  sent = traffic.exchange_bytes(applied.fragment) if applied else 0
   return Program(window.num_steps, sent, _kept_bytes(state, window), lowered)
+
+
+def _parts(config: RunConfig) -> Parts:
+  """Returns what is trained, if not all, beside the shapes of the rest."""
+  if not config.lora.rank:
+    return NO_PARTS
+  base = {
+    path: jax.ShapeDtypeStruct(shape, np.float32)
+    for path, shape in parameter_shapes(config.model.shape).items()
+  }
+  return Parts(trainable=adapters.adapt(config.lora, nested(base)))
 
 
 def _fullest_window(config: RunConfig) -> tuple[int, Window]:
@@ -288,7 +311,9 @@ class Compiled:
 
 
 def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
-  """Compiles a run for slices that need not exist.
+  """Compiles a run for slices that need not exist, of which it uses all chips.
+
+  Stacked replicas share one chip.
 
   Args:
     config: Config of the run.
@@ -300,7 +325,10 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
       no way to fit the program into a chip.
   """
   devices = topology_devices(topology, num_slices)
-  needed = config.mesh.num_replicas * config.division.num_devices
+  needed, machine = config.mesh.num_replicas, f"{num_slices} x {topology}"
+  needed *= config.division.num_devices
+  if config.mesh.layout == "stacked":
+    devices, machine, needed = devices[:1], f"one chip of {topology}", 1
   kind = devices[0].device_kind
   require(
     needed == len(devices),
@@ -320,8 +348,8 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
       f"the program does not fit into a chip ({reason[:200]}): take more stages"
       " or data shards, a smaller batch or rank, or mesh.remat='full'"
     ) from error
-  machine, memory = f"{num_slices} x {topology}", _MEMORY_GIB[kind] * 2**30
-  return analyse(config, program, compiled, machine, int(memory))
+  memory = int(_MEMORY_GIB[kind] * 2**30)
+  return analyse(config, program, compiled, machine, memory)
 
 
 def analyse(

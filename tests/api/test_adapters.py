@@ -18,11 +18,10 @@ from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.training import build, resume, start
-from dilocox_jax.training import trainer as training
 from dilocox_jax.training.parts import NO_PARTS
+from dilocox_jax.training.trainer import Trainer
 from dilocox_jax.trees import leaves_by_path
 from tests import runs
-from tests.api.test_handed_in import killed
 
 SHAPE = ModelShape(2, 16, 2, 24, 64, num_kv_heads=1, tied_head=False)
 MODEL = build_model(SHAPE)
@@ -86,7 +85,7 @@ def test_adapters_train_and_go_on_to_the_same_bits(
   assert last.outer_loss < first.outer_loss - 0.01
   assert sum(leaf.size for leaf in jax.tree.leaves(run.params)) == NUM_VALUES
   with monkeypatch.context() as patch, pytest.raises(runs.Killed):
-    patch.setattr(training.Trainer, "_dispatch", killed(16))
+    patch.setattr(Trainer, "_dispatch", runs.killed(16))
     train(tmp_path, base)
   runs.assert_same_bits(train(tmp_path, base).params, run.params)
   loaded = dx.load(run.workdir)

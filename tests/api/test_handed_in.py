@@ -18,7 +18,7 @@ from flax import linen, nnx
 import dilocox_jax as dx
 from dilocox_jax.data.feeds import as_feed
 from dilocox_jax.models.handed_in import as_loss_model
-from dilocox_jax.training import trainer as training
+from dilocox_jax.training.trainer import Trainer
 from tests import runs
 
 SIZE, CLASSES, STEPS = 16, 5, 24
@@ -160,18 +160,6 @@ KINDS = {
 }
 
 
-def killed(until):
-  """A trainer that dies before the step after `until`."""
-  dispatch = training.Trainer._dispatch
-
-  def dispatch_or_die(self, state, segment):
-    if segment.start >= until:
-      raise runs.Killed
-    return dispatch(self, state, segment)
-
-  return dispatch_or_die
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_it_trains_and_goes_on_to_the_same_bits(
   name, tmp_path, monkeypatch, caplog
@@ -185,7 +173,7 @@ def test_it_trains_and_goes_on_to_the_same_bits(
   assert last.outer_loss < 0.8 * first.outer_loss
   assert whole.loss == last.outer_loss and whole.sent_bytes > 0
   with monkeypatch.context() as patch, pytest.raises(runs.Killed):
-    patch.setattr(training.Trainer, "_dispatch", killed(16))
+    patch.setattr(Trainer, "_dispatch", runs.killed(16))
     kind.train(tmp_path / "killed")
   resumed = kind.train(tmp_path / "killed")
   runs.assert_same_bits(resumed.params, whole.params)

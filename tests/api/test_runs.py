@@ -8,9 +8,7 @@ import optax
 import pytest
 
 import dilocox_jax as dx
-from dilocox_jax.aggregators.exchange import (
-  mean_of_finite_replicas,
-)
+from dilocox_jax.aggregators.exchange import mean_of_finite_replicas
 from dilocox_jax.api import runs as api_runs
 from dilocox_jax.metrics import work_directory
 from dilocox_jax.report.units import human_bytes
@@ -145,13 +143,9 @@ def test_an_exchange_of_ones_own_averages(tmp_path):
 
 
 def test_an_exchange_of_ones_own_goes_with_no_absences(tmp_path):
-  def plain(values, state, params):
-    mean = jax.tree.map(lambda v: jax.lax.pmean(v, "replica"), values)
-    return mean, values, state
-
   away = runs.settings(method="diloco").to_mapping()
   away["membership"]["absences"] = "1:1"
-  exchange = dx.Aggregator(lambda params: (), plain)
+  exchange = mean_of_finite_replicas()
   with pytest.raises(ValueError, match="does not go with membership.absences"):
     dx.train(config=away, workdir=tmp_path / "run", exchange=exchange)
 

@@ -127,7 +127,7 @@ WARM = {"sync.warm_start_steps": 5}
 MAILBOX = {"exchange.collective": "mailbox"}
 ABSENT = {"membership.absences": "0:2"}
 REFUSED = [
-  ({"sync.sync_intervall": 3}, "did you mean 'sync_interval'?"),
+  (STAGES | {"lora.rank": 2}, "lora.rank: .* mesh.num_stages=1"),
   (
     {"total_steps": 60, "sync.warm_start_steps": 60},
     "total_steps=60 must exceed sync.warm_start_steps=60",

@@ -1,6 +1,7 @@
 """Whether a run fits: by arithmetic, and by the compiler for TPUs."""
 
 import csv
+import dataclasses
 import json
 import math
 import pathlib
@@ -8,11 +9,11 @@ import re
 import subprocess
 import sys
 
-import jax
 import pytest
 
 from dilocox_jax.api.device_memory import device_memory
 from dilocox_jax.config import from_mapping, to_plan
+from dilocox_jax.plan.model.adapters import Lora
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from experiments.configs import compiled
@@ -85,10 +86,11 @@ def test_what_is_frozen_is_counted_once_and_adapters_alone_have_states():
 
 @needs_compiler
 @pytest.mark.parametrize(
-  ("topology", "word"), [("v5e:3x17", "3x17"), ("v5e:2x4", "16")]
+  ("slices", "word"),
+  [("v5e:3x17", "3x17"), ("v5e:2x4", "16"), ("v5e:2x2 --slices=1", "have 4")],
 )
-def test_slices_that_do_not_suit_are_one_line(tmp_path, topology, word):
-  flags = TINY.format("dilocox"), f"--compile={topology}"
+def test_slices_that_do_not_suit_are_one_line(tmp_path, slices, word):
+  flags = TINY.format("dilocox"), *f"--compile={slices}".split()
   done = shown(*flags, f"--workdir={tmp_path}")
   assert done.returncode == 2 and word in done.stderr
 
@@ -170,10 +172,21 @@ def test_a_run_of_which_nothing_arrives_is_refused():
     steady_program(config)
 
 
-def test_averaged_gradients_are_a_segment_of_steps():
-  config = runs.settings(layout="mesh", method="allreduce", sync_interval=None)
-  program = steady_program(config)
-  assert isinstance(program.lowered, jax.stages.Lowered)
-  assert program.planned_bytes == to_plan.traffic(config).segment_bytes(
-    to_plan.run_plan(config).segment(0)
-  )
+@pytest.mark.parametrize(
+  ("method", "layout", "count", "copies", "messages"),
+  [("diloco", "stacked", 1, 5, 0), ("diloco", "stacked", 2, 8, 0)]
+  + [("diloco", "mesh", 2, 5, 1), ("allreduce", "mesh", 2, 3, 21)],
+)
+def test_what_is_frozen_is_compiled_in_once_and_adapters_alone_have_states(
+  method, layout, count, copies, messages
+):
+  sync = {"method": method, "sync_interval": 3 if method == "diloco" else None}
+  config = runs.settings(layout=layout, num_replicas=count, **sync)
+  config = dataclasses.replace(config, lora=Lora(rank=4))
+  program, whole = steady_program(config), MODEL_PRESETS["nano"]
+  found = analyse(config, program, program.lowered.compile(), "", 10**9)
+  values = sum(map(math.prod, config.trained_shapes.values()))
+  kept = 4 * (parameter_count(whole) + copies * values)
+  # Batches and losses are beside it.
+  assert kept < found.state_bytes < kept + 4096
+  assert program.planned_bytes == messages * (4 * values + 4)
