@@ -31,6 +31,7 @@ MISTAKES = [
   ("train", "--step_s=1", "--cluster"),
   ("train", EXAMPLE, "set mesh.num_replicas="),
   ("train", "--parts=missing.py", "missing.py is not a file"),
+  ("fits", "--parts=missing.py", "missing.py is not a file"),
   ("launch", "--config.mesh.num_replicas=3", "2 processes"),
   ("launch", "--num_processes=4", "leave it out"),
   ("launch", "--rtt=40_ms --config.seed=1", "--rtt needs --link"),

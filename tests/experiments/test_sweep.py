@@ -53,8 +53,11 @@ def config(tmp_path, more=""):
 def test_a_sweep_keeps_what_is_done_and_trains_the_rest(tmp_path):
   out = tmp_path / "out"
   some = (config(tmp_path), f"--workdir={out}")
-  done = run("sweep", *some, "--only=diloco")
+  parts = tmp_path / "parts.py"
+  parts.write_text(f"import os\nos.mkdir(f'{tmp_path}/by {{os.getpid()}}')")
+  done = run("sweep", *some, "--only=diloco", f"--parts={parts}")
   assert done.returncode == 0, done.stderr
+  assert len([*tmp_path.glob("by *")]) == 2  # This process and the run's.
   assert "run 1 of 1, diloco, seed 0: loss" in done.stdout
   assert "allreduce (0 of 1 seeds)" in done.stdout
   # A run that diverges is a result, one that fails is tried again.

@@ -62,7 +62,6 @@ def test_what_means_one_run_is_run_once_and_keeps_its_name():
 @pytest.mark.parametrize(
   "sweep, message",
   [
-    ({"gird": {}}, "field 'gird': did you mean 'grid'?"),
     ({"grid": {"outer.momentm": (1,)}}, "did you mean 'momentum'?"),
     ({"grid": {"outer.momentum": 8}}, "grid.outer.momentum=8 must be a list"),
     ({"runs": [{"sync.intervall": 3}]}, "did you mean 'sync_interval'?"),
