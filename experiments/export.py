@@ -23,7 +23,6 @@ def define_flags() -> None:
 
 def main(values: flags.FlagValues) -> None:
   """Writes the checkpoint and prints where it is."""
-  own_parts.register_parts(values.parts)
   workdir = command_line.writable(values.workdir, "export")
   import dilocox_jax as dx
 

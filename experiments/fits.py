@@ -19,7 +19,7 @@ import math
 from absl import flags
 
 from dilocox_jax.config import RunConfig
-from experiments.runtime import command_line, own_parts
+from experiments.runtime import command_line
 
 
 def define_flags() -> None:
@@ -31,12 +31,10 @@ def define_flags() -> None:
     "compile", None, "Kind and size of a TPU slice, e.g. v5e:2x2 or v5p:4x4x8."
   )
   flags.DEFINE_integer("slices", 2, "Number of slices.", lower_bound=1)
-  own_parts.define_parts()
 
 
 def main(values: flags.FlagValues) -> None:
   """Prints the tables, and compiles if asked to."""
-  own_parts.register_parts(values.parts)
   is_compiled = bool(values.compile)
   command_line.refuse_unused(
     values,

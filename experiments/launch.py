@@ -30,7 +30,6 @@ from experiments.runtime import (
   distributed_flags,
   file_lock,
   link_check,
-  own_parts,
   process_group,
   stop_signals,
 )
@@ -70,7 +69,6 @@ def main(values: flags.FlagValues) -> None:
   """Checks the flags and the config, then runs the processes."""
   distributed_flags.check_unset(values, "experiments.launch")
   values.config.mesh.layout = "mesh"
-  own_parts.register_parts(values.parts)
   config = command_line.run_config(values.config)
   command_line.check_files(config)
   train.clock(values, config)

@@ -33,7 +33,6 @@ def define_flags() -> None:
 
 def main(values: flags.FlagValues) -> None:
   """Prints a sample and adds it to the run's report."""
-  own_parts.register_parts(values.parts)
   given = values.temperature, values.top_p, values.seed
   with command_line.usage_errors(kinds=(ValueError, RuntimeError)):
     print(add_sample(values.run, values.num_tokens, values.prompt, *given))

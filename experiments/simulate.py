@@ -21,7 +21,7 @@ import textwrap
 
 from absl import flags
 
-from experiments.runtime import command_line, own_parts
+from experiments.runtime import command_line
 
 
 def define_flags() -> None:
@@ -37,7 +37,6 @@ def define_flags() -> None:
     ("own", "all"),
     "own: that of the config; all: every method, with layouts that fit.",
   )
-  own_parts.define_parts()
   flags.DEFINE_float(
     "step_s",
     None,
@@ -76,7 +75,6 @@ def main(values: flags.FlagValues) -> None:
   if values.cluster == "help":
     _print_clusters()
     return
-  own_parts.register_parts(values.parts)
   with command_line.usage_errors(kinds=(ValueError, OSError)):
     options = Options(values.step_s, values.codec_s, values.transport)
     memory = values.memory and parse_quantity(values.memory, SIZE, "--memory")

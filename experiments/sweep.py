@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from absl import flags
 from ml_collections import config_flags
 
-from experiments.runtime import command_line, file_lock, own_parts
+from experiments.runtime import command_line, file_lock
 from experiments.runtime.command_line import StoppedError, UsageError
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -55,7 +55,6 @@ def define_flags() -> None:
     lower_bound=0.0,
   )
   flags.DEFINE_bool("report_only", False, "Train nothing.")
-  own_parts.define_parts()
 
 
 def check_field(path: str) -> None:
@@ -81,7 +80,6 @@ def main(values: flags.FlagValues) -> None:
   from dilocox_jax.checks import known
   from experiments.sweeps import rows, runs
 
-  own_parts.register_parts(values.parts)
   sweep = values.config.to_dict()
   file = config_flags.get_config_filename(values["config"])
   path, _, argument = file.partition(":")

@@ -17,7 +17,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.runtime import command_line, distributed_flags, own_parts
+from experiments.runtime import command_line, distributed_flags
 from experiments.runtime.command_line import UsageError
 
 _MEETING = ("meet", "replica", "secret", "accept_version")
@@ -45,7 +45,6 @@ def define_flags() -> None:
     "With --cluster: seconds of an inner step; by default from operations.",
     lower_bound=0.0,
   )
-  own_parts.define_parts()
   distributed_flags.define_flags()
   _define_meeting()
 
@@ -75,7 +74,6 @@ def _define_meeting() -> None:
 
 def main(values: flags.FlagValues) -> None:
   """Trains and prints where the report is."""
-  own_parts.register_parts(values.parts)
   is_distributed = distributed_flags.check_flags(values)
   met = meeting(values)
   config = command_line.run_config(values.config)

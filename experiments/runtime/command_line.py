@@ -31,6 +31,7 @@ from absl import app, flags
 from ml_collections import config_dict, config_flags
 
 from dilocox_jax.metrics import RecordError, work_directory
+from experiments.runtime import own_parts
 
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h.
 PIPE_CLOSED = 141  # SIGPIPE is 13.
@@ -102,6 +103,9 @@ def main(
     sys.stdout.reconfigure(errors="backslashreplace")
   try:
     _parse(define_flags, check_field or _check_run_field, positional)
+    if "parts" in flags.FLAGS:
+      with usage_errors():
+        own_parts.register_parts(flags.FLAGS.parts)
     function(flags.FLAGS)
     sys.stdout.flush()
   except (UsageError, StoppedError) as error:
@@ -281,12 +285,13 @@ def _check_overrides(check_field: Callable[[str], None]) -> None:
 
 
 def define_config(default: pathlib.Path = _DEFAULT_CONFIG) -> None:
-  """Defines --config and --config.section.field."""
+  """Defines --config, --config.section.field and --parts."""
   config_flags.DEFINE_config_file(
     "config",
     str(default),
     "Python file with get_config(); set a field with --config.section.field=.",
   )
+  own_parts.define_parts()
 
 
 def define_workdir(more: str = "", needed: str = "required") -> None:

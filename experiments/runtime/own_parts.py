@@ -1,8 +1,8 @@
 """Registers parts of the user's own before a program reads a run.
 
 A run saves the names of its parts, and not the code behind them. So a program
-that reads a run, and a process that makes one run of a sweep, first run the
-file that registers the parts.
+that reads a run or a config (`command_line.main`), and a process that makes one
+run of a sweep, first run the file that registers the parts.
 """
 
 import pathlib
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from absl import flags
 
-from experiments.runtime.command_line import UsageError
+from dilocox_jax.checks import require
 
 # In --help, flags are listed under the program that asks for them, not here.
 flags.disclaim_key_flags()
@@ -32,13 +32,12 @@ def register_parts(paths: Iterable[str]) -> None:
   """Runs the files of --parts, in order.
 
   Raises:
-    UsageError: If a path is not a file, or its code raises an error.
+    ValueError: If a path is not a file, or its code raises an error.
   """
   for path in paths:
-    if not pathlib.Path(path).is_file():
-      raise UsageError(f"--parts={path} is not a file")
+    require(pathlib.Path(path).is_file(), f"--parts={path} is not a file")
     try:
       runpy.run_path(path, run_name=f"own_parts_{pathlib.Path(path).stem}")
     except Exception as error:  # The file is code and may raise anything.
       reason = f"{type(error).__name__}: {error}"
-      raise UsageError(f"--parts={path}: {reason}") from error
+      raise ValueError(f"--parts={path}: {reason}") from error

@@ -159,7 +159,7 @@ def test_a_traceback_is_shown_with_the_number_of_its_process(capfd):
 
 def test_what_is_no_python_is_refused(tmp_path):
   (tmp_path / "mine.txt").write_text("x")
-  with pytest.raises(UsageError, match="NameError: name 'x'"):
+  with pytest.raises(ValueError, match="NameError: name 'x'"):
     register_parts([str(tmp_path / "mine.txt")])
 
 
