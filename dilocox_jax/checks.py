@@ -197,7 +197,7 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
 
 
 def dataclass_from(
-  cls: Any, values: Mapping[str, Any], prefix: str = ""
+  cls: Any, values: Mapping[str, Any], prefix: str = "", whole: Any = None
 ) -> Any:
   """Builds a dataclass and the dataclasses in it from a nested mapping.
 
@@ -205,6 +205,7 @@ def dataclass_from(
     cls: A dataclass whose fields are plain values or dataclasses.
     values: Values by field; missing fields keep their defaults.
     prefix: Dotted path of `cls` in front of its fields, for messages.
+    whole: The dataclass at the beginning of that path; None: `cls`.
 
   Raises:
     ValueError: One line that names an unknown field, or a value of a wrong
@@ -215,12 +216,12 @@ def dataclass_from(
   for name, value in values.items():
     path = prefix + name
     if name not in fields:
-      raise ValueError(_unknown(path, name, fields))
+      raise ValueError(_unknown(path, name, fields, whole or cls))
     kind = fields[name]
     if dataclasses.is_dataclass(kind):
       if not isinstance(value, Mapping):
         raise ValueError(f"{path}={value!r} must be a section of fields")
-      built[name] = dataclass_from(kind, value, f"{path}.")
+      built[name] = dataclass_from(kind, value, f"{path}.", whole or cls)
     else:
       built[name] = of_type(path, value, kind)
   return cls(**built)
@@ -239,12 +240,27 @@ def check_path(cls: type, path: str) -> None:
       typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
     )
     if name not in fields:
-      raise ValueError(_unknown(path, name, fields))
+      raise ValueError(_unknown(path, name, fields, cls))
     kind = fields[name]
 
 
-def _unknown(path: str, name: str, fields: Mapping[str, Any]) -> str:
-  return f"unknown config field {path!r}: {did_you_mean(name, fields)}"
+def _unknown(
+  path: str, name: str, fields: Mapping[str, Any], whole: type
+) -> str:
+  """Names the nearest field: almost the same one of any section comes first."""
+  said = {each.rpartition(".")[2]: each for each in _paths(whole)}
+  said |= {each: each for each in fields}
+  near = difflib.get_close_matches(name, said, n=1, cutoff=0.8)
+  hint = f"did you mean {said[near[0]]!r}?" if near else ""
+  return f"unknown config field {path!r}: {hint or did_you_mean(name, fields)}"
+
+
+def _paths(cls: type, prefix: str = "") -> Iterator[str]:
+  """Yields the dotted names of a dataclass's fields."""
+  for name, kind in typing.get_type_hints(cls).items():
+    yield prefix + name
+    if dataclasses.is_dataclass(kind):
+      yield from _paths(kind, f"{prefix}{name}.")
 
 
 def changed_fields(

@@ -75,10 +75,11 @@ def _estimate(config: RunConfig, memory_bytes: float) -> None:
   memory = device_memory(config)
   own, has = memory.state + memory.step, human_bytes(memory_bytes)
   needed = memory.frozen + stacked * own
+  batch = f"{config.data.batch_size} x {length} tokens"
   sizes = {
     "frozen, for all replicas (derived)": memory.frozen,
     "kept between steps (derived)": stacked * memory.state,
-    "a step beside it (estimated)": stacked * memory.step,
+    f"a step of {batch} (estimated)": stacked * memory.step,
     "needed": needed,
   }
   cells = [(name, human_bytes(size)) for name, size in sizes.items()]

@@ -108,7 +108,6 @@ LIMITS = {
   "sync.sync_interval": (1, 0),
   "outer.momentum": (1, 1.1),
   "outer.optimizer": ("adam", "muon"),
-  "membership.absence_rate": (0.0, 1.0),
 }
 
 

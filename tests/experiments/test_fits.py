@@ -81,7 +81,7 @@ def test_what_is_frozen_is_counted_once_and_adapters_alone_have_states():
     assert found["frozen, for all replicas (derived)"] == (4.40, "GB")
     kept, unit = found["kept between steps (derived)"]
     assert unit == "MB" and kept == pytest.approx(count * megabytes, abs=0.5)
-    assert "fits with" in text
+    assert "fits with" in text and "a step of 8 x 1024 tokens" in text
 
 
 @needs_compiler

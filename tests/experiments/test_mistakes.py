@@ -15,7 +15,7 @@ EXAMPLE = "--cluster=experiments/clusters/example.json"
 TEXT = "--config.data.source=text_files"
 # Program, its arguments, and the word that says what is wrong.
 MISTAKES = [
-  ("train", "--config.sync.sync_intervall=3", "did you mean 'sync_interval'"),
+  ("train", "--config.inner.total_steps=9", "did you mean 'total_steps'"),
   ("train", "--config.sync-interval=3", "unknown config field"),
   ("train", "--config.sync=diloco", "--config.sync=diloco"),
   ("train", "--config.total_steps=many", "total_steps=many"),
