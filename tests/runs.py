@@ -32,14 +32,6 @@ SMALL_FLAGS = (
   "--config.sync.sync_interval=3",
   "--config.evaluation.num_sequences=4",
 )
-# Section `inner` of a run whose parameters move by minus the gradient.
-MINUS_GRADIENT = {
-  "optimizer": "sgd",
-  "learning_rate": 1.0,
-  "schedule": "constant",
-  "warmup_steps": 0,
-  "clip_norm": 0.0,
-}
 
 
 def _tiny_loss(params, tokens):

@@ -317,7 +317,8 @@ class MeetConfig(Section):
   quorum: int = limited(1, at_least=1)
   # Seconds that a replica waits for those who are expected.
   grace_s: float = limited(60.0, above=0, below=math.inf)
-  # Events between two snapshots of the shared state.
+  # Events between two snapshots of the shared state, at least: each replica
+  # also sends as many bytes as a snapshot has.
   snapshot_every: int = limited(64, at_least=1)
 
 

@@ -42,12 +42,15 @@ class Memory:
     before: Digest of the manifest of the event before.
     roster: Who takes part, as that manifest says.
     accepted: Norms of accepted messages, by "kind.turn", the oldest first.
+    sent: Bytes of the messages that one replica has sent since a snapshot was
+      due.
   """
 
   event: int = 0
   before: str = ""
   roster: Roster = Roster()
   accepted: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+  sent: int = 0
 
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> "Memory":
@@ -62,51 +65,44 @@ class Memory:
     """Returns the memory after a turn was settled."""
     norms = self.norms(inbox) + [each.norm for each in agreed.listed]
     accepted = self.accepted | {f"{inbox.kind}.{inbox.turn}": norms[-KEPT:]}
+    noted = accepted, self.sent + inbox.num_bytes
     if inbox.turn:
-      return dataclasses.replace(self, accepted=accepted)
-    return Memory(inbox.event + 1, agreed.digest(), agreed.roster, accepted)
+      return Memory(self.event, self.before, self.roster, *noted)
+    return Memory(inbox.event + 1, agreed.digest(), agreed.roster, *noted)
 
 
+@dataclasses.dataclass
 class Agreement:
   """Reads the manifests of a run, and writes those that are due.
 
   Attributes:
+    store: A `Patient` store.
+    seal: The seal of the run.
+    seats: The seats of the run.
+    snapshots: The snapshots of the run.
+    rules: The rules of the exchange.
     memory: What this replica knows of the events before.
     first: Manifest of the event's first turn; who is listed there takes part in
       the later ones.
+    kept: Objects of the last turn, which are written again if they vanish.
   """
 
-  def __init__(
-    self,
-    store: Any,
-    seal: Seal,
-    seats: Seats,
-    snapshots: Snapshots,
-    rules: MailboxRules,
-  ):
-    """Binds the parts of a run together.
-
-    Args:
-      store: A `Patient` store.
-      seal: The seal of the run.
-      seats: The seats of the run.
-      snapshots: The snapshots of the run.
-      rules: The rules of the exchange.
-    """
-    self.memory = Memory()
-    self._store, self._seal, self._seats = store, seal, seats
-    self._snapshots, self._rules = snapshots, rules
-    self.first = Manifest()
-    # Objects of the last turn, which are written again if they vanish.
-    self._kept: dict[str, bytes] = {}
+  store: Any
+  seal: Seal
+  seats: Seats
+  snapshots: Snapshots
+  rules: MailboxRules
+  memory: Memory = Memory()
+  first: Manifest = Manifest()
+  kept: dict[str, bytes] = dataclasses.field(default_factory=dict)
 
   def manifest(self, event: int, turn: int) -> Manifest | None:
     """Returns the manifest of a turn, or None if it is not written yet."""
     path = manifest_path(event, turn)
-    data = self._store.get(path, JSON_BYTES)
-    values = self._seal.opened_json(path, data)
+    data = self.store.get(path, JSON_BYTES)
+    values = self.seal.opened_json(path, data)
     if data is not None and values is None:
-      self._store.delete([path])  # Only a stranger writes what does not open.
+      self.store.delete([path])  # Only a stranger writes what does not open.
     return None if values is None else Manifest.from_json(values)
 
   def reached(self, inbox: Inbox) -> Manifest:
@@ -117,7 +113,7 @@ class Agreement:
         before agreed on another list than this one knows.
     """
     agreed = self._awaited(inbox)
-    if self._snapshots.is_gone(inbox.event):
+    if self.snapshots.is_gone(inbox.event):
       raise LostError(f"event {inbox.event} was deleted")
     if not inbox.is_past and agreed.before != self._before(inbox):
       raise LostError("the others agreed on another list before")
@@ -135,7 +131,7 @@ class Agreement:
     """
     messages = []
     path = manifest_path(inbox.event, inbox.turn)
-    kept = {path: self._seal.closed_json(path, dataclasses.asdict(agreed))}
+    kept = {path: self.seal.closed_json(path, dataclasses.asdict(agreed))}
     for each in agreed.listed:
       for _ in self._pauses(inbox, agreed):
         if message := inbox.listed(each.replica, each.digest):
@@ -143,7 +139,7 @@ class Agreement:
           kept[path] = message.data
           messages.append((each.replica, each.weight, message.arrays))
           break
-    self._kept = kept
+    self.kept = kept
     return messages
 
   def _before(self, inbox: Inbox) -> str:
@@ -161,11 +157,11 @@ class Agreement:
           {name: inbox.held[name] for name in names if name in inbox.held},
           before=self._before(inbox),
           accepted=self.memory.norms(inbox),
-          max_norm_ratio=self._rules.max_norm_ratio,
+          max_norm_ratio=self.rules.max_norm_ratio,
           roster=roster,
         )
-        data = self._seal.closed_json(path, dataclasses.asdict(drawn))
-        if self._store.create(path, data):
+        data = self.seal.closed_json(path, dataclasses.asdict(drawn))
+        if self.store.create(path, data):
           return drawn
     raise AssertionError("pauses do not end")
 
@@ -180,15 +176,15 @@ class Agreement:
     if not (is_late or _is_time(inbox, roster.expected(), is_late)):
       return None
     # Whoever came meanwhile is asked for only now: it costs requests.
-    roster = roster.renewed(inbox.event, self._seats.read)
+    roster = roster.renewed(inbox.event, self.seats.read)
     names = roster.seats if is_late else roster.expected()
     is_first_time = inbox.event == 0 and not is_late
-    if is_first_time and len(names) < self._rules.replicas:
+    if is_first_time and len(names) < self.rules.replicas:
       return None
     if not _is_time(inbox, names, is_late):
       return None
     present = [name for name in names if inbox.has(name)]
-    is_enough = len(present) >= self._rules.quorum
+    is_enough = len(present) >= self.rules.quorum
     return roster.after(inbox.event, present) if is_enough else None
 
   def _pauses(
@@ -199,7 +195,7 @@ class Agreement:
     What takes longer than the grace time, and a listed message that is not
     there, is a reason to look around.
     """
-    clock, grace = self._store.clock, self._rules.grace_s
+    clock, grace = self.store.clock, self.rules.grace_s
     start, wait = clock(), FIRST_PAUSE_S
     looked = start if agreed is None else -math.inf
     while True:
@@ -207,7 +203,7 @@ class Agreement:
       if clock() - looked > grace:
         looked = clock()
         self._look_around(inbox, agreed)
-      self._store.pause(wait)
+      self.store.pause(wait)
       wait = min(PAUSE_GROWTH * wait, LONGEST_PAUSE_S)
 
   def _look_around(self, inbox: Inbox, agreed: Manifest | None) -> None:
@@ -217,20 +213,20 @@ class Agreement:
       LostError: If there is a newer snapshot than this replica knows.
     """
     known = self.memory.event if inbox.is_past else inbox.event
-    if max(self._snapshots.events(), default=0) > known:
+    if max(self.snapshots.events(), default=0) > known:
       raise LostError(f"the others have gone on from event {inbox.event}")
-    for path, data in self._kept.items():
+    for path, data in self.kept.items():
       if path.startswith(MANIFESTS):
-        self._store.create(path, data)
+        self.store.create(path, data)
       else:
-        self._store.put(path, data)
+        self.store.put(path, data)
     digests = {each.digest for each in agreed.listed} if agreed else set()
     for name, message in inbox.held.items():
       path = message_path(inbox.event, inbox.turn, name)
       if message.digest in digests:
-        self._store.put(path, message.data)
+        self.store.put(path, message.data)
       elif agreed is None:
-        self._store.create(path, message.data)
+        self.store.create(path, message.data)
 
 
 def _is_time(inbox: Inbox, names: Iterable[str], is_late: bool) -> bool:

@@ -4,6 +4,7 @@ Rounds ask it for one exchange after the other: what one turn sends goes in,
 and what has come of all who are listed comes out (`outer.lone_exchange`).
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +18,12 @@ from dilocox_jax.meeting.messages import raw_bytes
 NEVER = 2**62
 
 
+@dataclasses.dataclass(eq=False)
 class Carrier:
   """The mailbox of a run, and how far the run has come.
 
   Attributes:
-    mailbox: The mailbox, once the run was entered.
+    entered: Function from what must be equal in all replicas to the mailbox.
     weight: Weight of this replica's messages.
     keeps: Whether what was not sent is kept by feedback, or as progress that
       was not sent; the aggregator then makes up for a message that came late.
@@ -30,26 +32,18 @@ class Carrier:
       each "event", its number, "members", the replicas whose messages were
       averaged, and "left_out", other messages that were there, with the reason.
     writes_snapshots: Whether this replica may write a snapshot.
+    first_own: The first exchange with something of this replica.
+    mailbox: The mailbox, once the run was entered.
   """
 
-  def __init__(
-    self,
-    enter: Callable[[Mapping[str, Any]], Mailbox],
-    *,
-    weight: float,
-    keeps: bool,
-  ):
-    """Enters no run yet.
-
-    Args:
-      enter: Function from what must be equal in all replicas to the mailbox.
-      weight: Weight of this replica's messages.
-      keeps: See above.
-    """
-    self._enter, self.weight, self.keeps = enter, weight, keeps
-    self.event = self._first_own = 0
-    self.settled: list[dict[str, Any]] = []
-    self.writes_snapshots = True
+  entered: Callable[[Mapping[str, Any]], Mailbox]
+  weight: float
+  keeps: bool
+  event: int = 0
+  settled: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+  writes_snapshots: bool = True
+  first_own: int = 0
+  mailbox: Mailbox = dataclasses.field(init=False)
 
   def enter(self, terms: Mapping[str, Any]) -> None:
     """Enters the run.
@@ -57,7 +51,7 @@ class Carrier:
     Args:
       terms: What must be equal in all replicas beside what was given already.
     """
-    self.mailbox = self._enter(terms)
+    self.mailbox = self.entered(terms)
     self.mailbox.beside = ThreadPoolExecutor(1, "snapshot").submit
 
   def newest(self) -> list[np.ndarray] | None:
@@ -67,17 +61,17 @@ class Carrier:
     """
     snapshot = self.mailbox.newest()
     self.event = snapshot.first if snapshot else 0
-    self._first_own = NEVER  # What this replica has in flight is not its own.
+    self.first_own = NEVER  # What this replica has in flight is not its own.
     return snapshot.arrays if snapshot else None
 
   def get_state(self) -> dict[str, Any]:
     """Returns what `set_state` needs, as values of JSON."""
-    place = {"event": self.event, "first_own": self._first_own}
+    place = {"event": self.event, "first_own": self.first_own}
     return place | self.mailbox.get_state()
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Goes on where `get_state` was called, perhaps in an earlier life."""
-    self.event, self._first_own = state["event"], state["first_own"]
+    self.event, self.first_own = state["event"], state["first_own"]
     self.mailbox.set_state(state)
 
   def takes_part(self, num_in_flight: int) -> bool:
@@ -89,7 +83,7 @@ class Carrier:
     """
     if not self.mailbox.attends(self.event + num_in_flight):
       return False
-    self._first_own = self.event + num_in_flight
+    self.first_own = self.event + num_in_flight
     return True
 
   def exchange(self, kind: int, shared: Iterable[np.ndarray]) -> "Turns":
@@ -100,7 +94,7 @@ class Carrier:
       shared: Arrays that are equal in all replicas, for a digest.
     """
     event, self.event = self.event, self.event + 1
-    attends = event >= self._first_own and self.mailbox.attends(event)
+    attends = event >= self.first_own and self.mailbox.attends(event)
     digest = hashlib.sha256()
     for array in shared:
       digest.update(raw_bytes(array))

@@ -248,7 +248,7 @@ class Mailbox:
         compared, and no snapshot is written.
       kind: Which events have messages of a like size, e.g. the fragment.
       snapshot: Returns the first event whose result the shared state does not
-        have yet, and the state; called when a snapshot is due.
+        have yet, and the state; called when a snapshot may be due.
 
     Raises:
       LostError: If this replica cannot go on from its state: it has to begin
@@ -268,38 +268,21 @@ class Mailbox:
     state = state.ljust(STATE_BYTES, b"\0") if state else b""
     own = ""
     if send and (turn == 0 or self.name in self._agreement.first.names):
-      own = self._sent(inbox, state or bytes(STATE_BYTES), weight, arrays)
+      own_state = state or bytes(STATE_BYTES)
+      own = inbox.send(self.name, own_state, weight, arrays).digest
     agreed = self._agreement.reached(inbox)
     if not inbox.is_past:
       self._compare(agreed, event, state)
     messages = self._agreement.collected(inbox, agreed)
     if not inbox.is_past:
-      is_due = turn == 0 and event % self.rules.snapshot_every == 0
-      if snapshot and is_due and agreed.state == state.hex():
-        self._write_snapshot(event, agreed, snapshot)
+      may_be_due = turn == 0 and event % self.rules.snapshot_every == 0
+      if snapshot and may_be_due and agreed.state == state.hex():
+        memory = self._after_snapshot(event, agreed, snapshot)
       self._agreement.memory = memory.after(agreed, inbox)
       if turn == 0:
         self._note_presence(event, agreed, send)
     is_own_listed = any(each.digest == own for each in agreed.listed)
     return Exchanged(messages, is_own_listed, dict(agreed.left_out))
-
-  def _sent(
-    self,
-    inbox: Inbox,
-    state: bytes,
-    weight: float,
-    arrays: Sequence[np.ndarray],
-  ) -> str:
-    """Writes this replica's message; returns its digest."""
-    own = inbox.send(self.name, state, weight, arrays).digest
-    if inbox.held[self.name].digest != own:
-      _LOG.info(
-        "event %d: %s has sent already, in an earlier life or as another"
-        " process of this name; what is new stays here",
-        inbox.event,
-        self.name,
-      )
-    return own
 
   def _compare(self, agreed: Manifest, event: int, state: bytes) -> None:
     """Raises an error if this replica has another state than the others."""
@@ -315,15 +298,28 @@ class Mailbox:
     self._differed = event
     raise LostError("its shared state differs from that of the others")
 
-  def _write_snapshot(
+  def _after_snapshot(
     self, event: int, agreed: Manifest, take: TakeSnapshot
-  ) -> None:
+  ) -> Memory:
+    """Writes a snapshot if it is due and nobody else does.
+
+    It travels on the same link as messages, so it is due when it has no more
+    bytes than those that each replica has sent since the last was due. All
+    replicas know that from the same events.
+
+    Returns:
+      The memory before the event, which counts from here if it is due.
+    """
+    memory, (first, arrays) = self._agreement.memory, take()
+    if event and memory.sent < sum(array.nbytes for array in arrays):
+      return memory
+    memory = dataclasses.replace(memory, sent=0)
     if self._snapshots.is_claimed(event):
-      first, arrays = take()
-      memory = dataclasses.asdict(self._agreement.memory)
       copies = list(map(np.array, arrays))  # The caller goes on meanwhile.
-      taken = Snapshot(event, first, agreed.state, memory, copies)
+      known = dataclasses.asdict(memory)
+      taken = Snapshot(event, first, agreed.state, known, copies)
       self.beside(lambda: self._snapshots.write(taken))
+    return memory
 
   def _note_presence(self, event: int, agreed: Manifest, sent: bool) -> None:
     # Who only reads on may be expected there from an earlier life.

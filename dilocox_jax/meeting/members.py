@@ -47,7 +47,7 @@ class MailboxRules:
     replicas: Replicas that the first event waits for, up to the grace time.
     quorum: Messages without which no event is settled.
     grace_s: Seconds that a replica waits for those who are expected.
-    snapshot_every: Events between two snapshots of the shared state.
+    snapshot_every: Events between two snapshots of the shared state, at least.
     max_norm_ratio: How many times the usual norm a message may have.
   """
 

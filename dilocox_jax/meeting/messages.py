@@ -13,7 +13,9 @@ shared state, and its weight. All replicas know the layout of a message from the
 plan. So they know its size before they ask for it.
 """
 
+import dataclasses
 import hashlib
+import logging
 import math
 import re
 import struct
@@ -24,6 +26,7 @@ import numpy as np
 
 from dilocox_jax.meeting.seal import TAG_BYTES, Buffer, Seal
 
+_LOG = logging.getLogger(__name__)
 RUN = "run.json"
 EVENTS, MANIFESTS, SNAPSHOTS = "event", "manifest", "snapshot"
 
@@ -108,44 +111,36 @@ class Message(NamedTuple):
     return self.data[:TAG_BYTES].hex()
 
 
+@dataclasses.dataclass
 class Inbox:
   """The messages of one turn that a replica has read; each is read once.
 
   Attributes:
+    store: A `Patient` store.
+    seal: The seal of the run.
     event: Number of the event.
     turn: Number of the turn.
+    like: Arrays of the types and shapes that every message of this turn has.
     kind: Which events have messages of a like size, e.g. the fragment.
     is_past: Whether the turn was settled before the snapshot with which this
       replica began. It is only read.
     held: The messages by replica.
+    num_bytes: Bytes of each.
   """
 
-  def __init__(
-    self,
-    store: Any,
-    seal: Seal,
-    event: int,
-    turn: int,
-    like: Sequence[np.ndarray],
-    kind: int = 0,
-    is_past: bool = False,
-  ):
-    """Opens the inbox of a turn.
+  store: Any
+  seal: Seal
+  event: int
+  turn: int
+  like: Sequence[np.ndarray]
+  kind: int = 0
+  is_past: bool = False
+  held: dict[str, Message] = dataclasses.field(default_factory=dict)
 
-    Args:
-      store: A `Patient` store.
-      seal: The seal of the run.
-      event: See above; so are `turn`, `kind` and `is_past`.
-      turn: Number of the turn.
-      like: Arrays of the types and shapes that every message of this turn has.
-      kind: Which events have messages of a like size.
-      is_past: Whether the turn is only read.
-    """
-    self.event, self.turn = event, turn
-    self.kind, self.is_past = kind, is_past
-    self.held: dict[str, Message] = {}
-    self._store, self._seal = store, seal
-    self._kinds: list[Kind] = [(array.dtype, array.shape) for array in like]
+  def __post_init__(self) -> None:
+    """Derives the size and the layout of the messages."""
+    self._kinds: list[Kind] = [(each.dtype, each.shape) for each in self.like]
+    self.num_bytes = HEADER_BYTES + num_bytes(self._kinds)
     text = ";".join(f"{kind.name}{list(shape)}" for kind, shape in self._kinds)
     self._layout = hashlib.sha256(text.encode()).digest()
 
@@ -169,13 +164,19 @@ class Inbox:
     """
     path = message_path(self.event, self.turn, replica)
     header = _HEADER.pack(self._layout, state, weight)
-    data = self._seal.closed(path, header, *map(raw_bytes, arrays))
+    data = self.seal.closed(path, header, *map(raw_bytes, arrays))
     own = Message(data, state.hex(), weight, [*arrays])
-    if self._store.create(path, data):
+    if self.store.create(path, data):
       self.held[replica] = own
     elif not self.has(replica):  # Only a stranger writes what does not open.
-      self._store.put(path, data)
+      self.store.put(path, data)
       self.held[replica] = own
+    if self.held[replica].digest != own.digest:
+      _LOG.info(
+        "event %d: %s has sent already, in an earlier life or as another"
+        " process of this name; what is new stays here",
+        *(self.event, replica),
+      )
     return own
 
   def has(self, replica: str) -> bool:
@@ -193,10 +194,9 @@ class Inbox:
 
   def _read(self, replica: str) -> None:
     path = message_path(self.event, self.turn, replica)
-    size = HEADER_BYTES + num_bytes(self._kinds)
-    data = self._store.get(path, size)
-    content = self._seal.opened(path, data)
-    if data is None or content is None or len(data) != size:
+    data = self.store.get(path, self.num_bytes)
+    content = self.seal.opened(path, data)
+    if data is None or content is None or len(data) != self.num_bytes:
       return
     layout, state, weight = _HEADER.unpack_from(content)
     if layout == self._layout and 0 <= weight < math.inf:

@@ -64,7 +64,7 @@ class Snapshots:
     Args:
       store: A `Patient` store.
       seal: The seal of the run.
-      every: Events between two snapshots; also the events of a block.
+      every: Events of a block; snapshots are written at their starts.
     """
     self._store, self._seal, self._every = store, seal, every
     self._token = secrets.token_bytes(16)

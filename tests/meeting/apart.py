@@ -1,6 +1,7 @@
 """Replicas that train by rounds, together in one runtime or each for itself."""
 
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -78,11 +79,11 @@ def rounds_of(method, exchange, num_replicas):
   )
 
 
-def trained(rounds, own=slice(None), start=0):
+def trained(rounds, own=slice(None)):
   """Returns losses [M, steps] and the outer parameters after a flush."""
   params, losses = first_params(), []
   state = rounds.init(params, INNER.init(params))
-  for number in range(start, ROUNDS):
+  for number in range(ROUNDS):
     points = batches(3, number * H, (number + 1) * H)
     points = jax.tree.map(lambda leaf: leaf[own], points)
     state, metrics, _ = rounds.run(state, points)
@@ -129,16 +130,21 @@ def alone(where, name, number, factor=1, event=None, **more):
   return trained(rounds, slice(number, number + 1))
 
 
-def rules(num_replicas, max_norm_ratio=100.0):
-  return dx.MailboxRules(num_replicas, max_norm_ratio=max_norm_ratio)
+def rules(num_replicas, max_norm_ratio=100.0, **more):
+  return dx.MailboxRules(num_replicas, max_norm_ratio=max_norm_ratio, **more)
 
 
-def in_threads(function, num_replicas):
-  """Calls a function of a replica's number for all at once."""
+def in_threads(function, num_replicas, store=None):
+  """Calls a function of a replica's number for all at once.
+
+  In a store they take their seats in turn: sums follow the order of seats.
+  """
   results, errors = {}, []
 
   def run(number):
     try:
+      while store and not errors and len(store.sizes("seat")) < number:
+        time.sleep(0.01)
       results[number] = function(number)
     except BaseException as error:
       errors.append(error)

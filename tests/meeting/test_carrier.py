@@ -19,13 +19,11 @@ def all_alone(name, factors=(1, 1), wrong_event=None, store=None, **limits):
   rules = apart.rules(len(factors), **limits)
 
   def replica(number):
-    while len(store.sizes("seat")) < number:  # Sums follow the order of seats.
-      time.sleep(0.01)
     return apart.alone(
       store, name, number, factors[number], wrong_event, rules=rules
     )
 
-  return apart.in_threads(replica, len(factors))
+  return apart.in_threads(replica, len(factors), store)
 
 
 @pytest.mark.parametrize(

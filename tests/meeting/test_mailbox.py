@@ -187,7 +187,7 @@ class WrongSnapshot(Toy):
   """It writes another state before event 8 than it says."""
 
   def saved(self, theta, momentum):
-    return [theta + np.float32(self.event == 8), momentum]
+    return super().saved(theta + np.float32(self.event == 8), momentum)
 
 
 @pytest.mark.parametrize("kind", [Toy, WrongSnapshot])
@@ -208,13 +208,23 @@ def test_a_wrong_newest_snapshot_is_passed_over(kind, caplog):
   assert "c takes the snapshot before event 0" in caplog.text
 
 
-def test_the_store_and_the_requests_stay_bounded():
-  run, most = Run(events=200), 0
+# A snapshot of 20,400 bytes is as much as one replica sends in 47 events.
+@pytest.mark.parametrize(("unused", "every"), [(0, 8), (2500, 48)])
+def test_the_store_and_the_requests_stay_bounded(unused, every):
+  run, most = Run(events=200, unused=unused), 0
+  run.until(2 * every - 1)
+  run.kill("c")  # It comes again, and most events follow the snapshot.
+  run.start("c")
   while not all(process.has_ended for process in run.running.values()):
     run.turn(run.running.values())
     most = max(most, len(run.objects))
+  assert run.end() and run.lists()[-1] == "abc"
+  last = 199 // every * every
+  for event in range(200):
+    is_kept = f"snapshot/{event:010d}/index" in run.objects
+    assert is_kept == (event in (last, last - every))
   # Three snapshots, and the events of three blocks: messages and a manifest.
-  assert most < 3 * 3 + 3 * RULES.snapshot_every * 4 + 200 / 8 + 10
+  assert most < 3 * 3 + 3 * every * 4 + 200 / 8 + 10
   for process in run.running.values():
     requests = process.store.requests
     assert requests.total() / 200 < 16  # Measured: 10.

@@ -21,10 +21,7 @@ from dilocox_jax.meeting.members import (
   write_secret,
 )
 from dilocox_jax.meeting.messages import Inbox, message_path
-from dilocox_jax.meeting.seal import (
-  JSON_BYTES,
-  Seal,
-)
+from dilocox_jax.meeting.seal import JSON_BYTES, Seal
 from dilocox_jax.meeting.store import Store
 
 SEAL = Seal(b"secret", "run")

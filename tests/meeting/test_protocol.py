@@ -6,7 +6,7 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 
 from dilocox_jax.meeting.members import MailboxRules
-from tests.meeting.world import MARKS, Process, Toy, World
+from tests.meeting.world import MARKS, Process, Toy, World, assert_same_lists
 
 NAMES = ("a", "b", "c")
 EVENTS = 12
@@ -94,10 +94,7 @@ class Replicas(stateful.RuleBasedStateMachine):
 
   @stateful.invariant()
   def nobody_applies_another_list(self):
-    seen: dict[int, str] = {}
-    for toy in getattr(self, "lives", ()):
-      for event, digest in toy.history.items():
-        assert seen.setdefault(event, digest) == digest, event
+    assert_same_lists(getattr(self, "lives", ()))
 
   @stateful.invariant()
   def nothing_is_applied_twice(self):

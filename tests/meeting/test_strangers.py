@@ -6,7 +6,7 @@ import random
 import pytest
 
 from dilocox_jax.meeting.members import MailboxRules
-from tests.meeting.world import Process, Toy, World
+from tests.meeting.world import Process, Toy, World, assert_same_lists
 
 RULES = MailboxRules(replicas=3, quorum=2, grace_s=5.0, snapshot_every=4)
 EVENTS, DISTURBED = 30, 12
@@ -76,12 +76,4 @@ def test_what_a_stranger_does_changes_nothing_that_is_averaged(
       deed(draw, world.objects, draw.choice(newest), old)
   world.finish(running)
   assert len({process.toy.theta.tobytes() for process in running}) == 1
-  _same_lists(running)
-
-
-def _same_lists(running):
-  """What the replicas end with was averaged from the same lists."""
-  seen: dict[int, str] = {}
-  for process in running:
-    for event, digest in process.toy.history.items():
-      assert seen.setdefault(event, digest) == digest
+  assert_same_lists(process.toy for process in running)

@@ -44,9 +44,10 @@ class Toy:
     turns: int = 1,
     delay: int = 0,
     marks: Iterator[int] | None = None,
+    unused: int = 0,
   ):
     self.name, self.events, self.turns, self.delay = name, events, turns, delay
-    self.marks = marks or iter(())
+    self.marks, self.unused = marks or iter(()), np.zeros(unused)
     self.history: dict[int, str] = {}
     self.credited: list[tuple[int, str, bytes]] = []
     self.kept = np.zeros(MARKS, np.uint64)
@@ -72,12 +73,12 @@ class Toy:
       self.theta, self.momentum = twin.start()
       self.event = 0
     else:
-      self.theta, self.momentum = snapshot.arrays
+      self.theta, self.momentum, _ = snapshot.arrays
       self.event = snapshot.first
 
   def saved(self, theta, momentum) -> list[np.ndarray]:
     """Returns what a snapshot holds."""
-    return [theta, momentum]
+    return [theta, momentum, self.unused]
 
   def _one_event(self, box: Mailbox) -> None:
     event = self.event
@@ -119,6 +120,14 @@ class Toy:
     self.pending.append(
       twin.mean([(w, arrays[0]) for _, w, arrays in exchanged.messages])
     )
+
+
+def assert_same_lists(toys: Iterable[Toy]) -> None:
+  """All that was averaged at one event was averaged from the same list."""
+  seen: dict[int, str] = {}
+  for toy in toys:
+    for event, digest in toy.history.items():
+      assert seen.setdefault(event, digest) == digest, event
 
 
 SECRET = b"s" * 64
@@ -272,6 +281,3 @@ class Process:
     finally:
       self.has_ended = True
       self._back.release()
-
-
-STEP_S = 0.03
