@@ -124,6 +124,8 @@ class Mailbox:
     self._seal = Seal(secret, self._run)
     self._seats = Seats(self._store, self._seal, name)
     self._snapshots = Snapshots(self._store, self._seal, rules.snapshot_every)
+    # Without patience: nobody waits for a snapshot, least of all a run's end.
+    self._writer = Snapshots(store, self._seal, rules.snapshot_every)
     self._agreement = Agreement(
       self._store, self._seal, self._seats, self._snapshots, rules
     )
@@ -318,8 +320,15 @@ class Mailbox:
       copies = list(map(np.array, arrays))  # The caller goes on meanwhile.
       known = dataclasses.asdict(memory)
       taken = Snapshot(event, first, agreed.state, known, copies)
-      self.beside(lambda: self._snapshots.write(taken))
+      self.beside(lambda: self._write(taken))
     return memory
+
+  def _write(self, taken: Snapshot) -> None:
+    """Writes a snapshot; if it fails, the one that is due next replaces it."""
+    try:
+      self._writer.write(taken)
+    except Exception as error:
+      _LOG.warning("snapshot before event %d failed: %s", taken.event, error)
 
   def _note_presence(self, event: int, agreed: Manifest, sent: bool) -> None:
     # Who only reads on may be expected there from an earlier life.

@@ -7,7 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from dilocox_jax.meeting.store import Store
+from dilocox_jax.meeting.messages import snapshot_path
+from dilocox_jax.meeting.store import AwayError, Store
 from tests.meeting import apart
 from tests.outer.problem import assert_close, assert_equal
 from tests.tiers import slow
@@ -90,16 +91,21 @@ def test_who_sent_wrong_values_once_counts_again_in_the_next_event(
   assert_equal(found[1][1], found[0][1])
 
 
-def test_messages_do_not_wait_for_a_snapshot(tmp_path):
+def test_messages_wait_for_no_snapshot_and_one_that_fails_is_said(
+  tmp_path, caplog
+):
   ended = threading.Event()
 
   class Slow(Store):
     def put(self, path, data):
+      if path == snapshot_path(0, "arrays"):
+        raise AwayError("no space")
       assert not path.endswith("arrays") or ended.wait(120)
       super().put(path, data)
 
   store = Slow(tmp_path)
-  all_alone("diloco", store=store)
+  all_alone("diloco", store=store, snapshot_every=3)
+  assert caplog.messages == ["snapshot before event 0 failed: no space"]
   assert not any(path.endswith("index") for path in store.sizes("snapshot"))
   ended.set()
   while not any(path.endswith("index") for path in store.sizes("snapshot")):
