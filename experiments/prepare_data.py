@@ -76,17 +76,8 @@ def _prepare(values: flags.FlagValues, workdir: pathlib.Path) -> None:
   )
   tokenizer = make(_first(values))
   found = [f for one in split_globs(values.glob) for f in matching_files(one)]
-  console = Console(stderr=True)
-  with progress.Progress(
-    progress.TextColumn("[bold]{task.description}"),
-    progress.BarColumn(),
-    progress.DownloadColumn(),
-    progress.TimeElapsedColumn(),
-    progress.TimeRemainingColumn(),
-    progress.TextColumn("left"),
-    console=console,
-    disable=not console.is_terminal,
-  ) as bar:
+  err = Console(stderr=True)
+  with progress.Progress(console=err, disable=not err.is_terminal) as bar:
     total = sum(path.stat().st_size for _, path in found)
     task = bar.add_task("reading", total=total)
 

@@ -81,6 +81,11 @@ def model_functions(
     # A pipeline wraps the layers itself, as `mesh.remat` says.
     remat="none" if config.mesh.is_divided else computation.remat,
   )
+  require(
+    isinstance(model, transformer.Model),
+    f"model.preset={config.model.preset!r}: its builder returns a "
+    f"{type(model).__name__} and no dilocox_jax.Model",
+  )
   loss = functools.partial(
     next_token_loss, end_of_text=end_of_text, chunk_tokens=chunk_tokens
   )

@@ -93,8 +93,7 @@ def free_port() -> int:
 
 def num_devices(config: RunConfig) -> int:
   """Returns the number of devices of all replicas, if each has its own."""
-  mesh = config.mesh
-  return mesh.num_replicas * mesh.num_data_shards * mesh.num_stages
+  return config.mesh.num_replicas * config.division.num_devices
 
 
 def devices_each(config: RunConfig, num_processes: int) -> int:

@@ -10,11 +10,11 @@ import traceback
 from collections.abc import Iterator
 
 import jax
-import optax
 from absl import flags
 from rich.console import Console
 
 from dilocox_jax import report
+from dilocox_jax.checks import in_front
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.recipes import changed_options
 from dilocox_jax.data.corpus import Corpus
@@ -97,7 +97,8 @@ def train(
     StoppedError: If it had to stop.
     SavedAndStoppedError: If a signal asked it to stop, once its state is saved.
   """
-  _check_optimizers(config)
+  with command_line.usage_errors():  # Before any device starts.
+    check_optimizers(config)
   devices, other_processes = 1, contextlib.nullcontext()
   if place:
     devices = place.local_devices or 0
@@ -160,12 +161,11 @@ def _sample(
     print(f"no sample in the report: {error}")
 
 
-def _check_optimizers(config: RunConfig) -> None:
-  """Raises UsageError for a misspelt name, before any device starts."""
-  schedule, needed = optax.constant_schedule(1.0), changed_options(config.inner)
-  with command_line.usage_errors("inner."):
-    named_optimizer(config.inner.optimizer, schedule, needed)
-  with command_line.usage_errors("outer."):
+def check_optimizers(config: RunConfig) -> None:
+  """Raises ValueError for a misspelt name, which only optax knows."""
+  with in_front("inner."):
+    named_optimizer(config.inner.optimizer, 1.0, changed_options(config.inner))
+  with in_front("outer."):
     named_optimizer(config.outer.optimizer, 1.0)
 
 

@@ -14,12 +14,11 @@ from collections.abc import Iterable, Sequence
 
 from dilocox_jax.checks import in_front
 from dilocox_jax.config import RunConfig
-from dilocox_jax.config.recipes import changed_options
 from dilocox_jax.config.sections import DataConfig
-from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.report.run import load_run
 from dilocox_jax.training import run_text
 from experiments.runtime.process_group import usable_cores
+from experiments.runtime.running import check_optimizers
 from experiments.sweeps.pool import Job, Pool
 from experiments.sweeps.rows import Rows, RunRow, curve_of, row_of
 from experiments.sweeps.runs import SweepRun
@@ -48,11 +47,8 @@ def check_names(runs: Iterable[SweepRun]) -> None:
     ValueError: One line that names the run, the section and what is wrong.
   """
   for run in runs:
-    with in_front(f"run {run.name!r}: inner."):
-      inner = run.config.inner
-      named_optimizer(inner.optimizer, 1.0, changed_options(inner))
-    with in_front(f"run {run.name!r}: outer."):
-      named_optimizer(run.config.outer.optimizer, 1.0)
+    with in_front(f"run {run.name!r}: "):
+      check_optimizers(run.config)
     with in_front(f"run {run.name!r}: data."):
       corpus_digest(run.config)
 

@@ -129,7 +129,7 @@ def test_a_run_starts_from_one_to_which_parts_were_handed_in(run, tmp_path):
     train(tmp_path / "lacking", config, inner_optimizer=None)
 
 
-def test_an_exchange_of_ones_own_averages(tmp_path):
+def test_an_exchange_of_ones_own_averages_where_nobody_is_away(tmp_path):
   calls = []
   plain = mean_of_finite_replicas()
 
@@ -138,14 +138,11 @@ def test_an_exchange_of_ones_own_averages(tmp_path):
     calls.append(params)
     return plain.average(values, state, params)
 
-  train(tmp_path, exchange=plain._replace(average=average))
+  exchange = plain._replace(average=average)
+  train(tmp_path / "all", exchange=exchange)
   assert calls
-
-
-def test_an_exchange_of_ones_own_goes_with_no_absences(tmp_path):
   away = runs.settings(method="diloco").to_mapping()
   away["membership"]["absences"] = "1:1"
-  exchange = mean_of_finite_replicas()
   with pytest.raises(ValueError, match="does not go with membership.absences"):
     dx.train(config=away, workdir=tmp_path / "run", exchange=exchange)
 

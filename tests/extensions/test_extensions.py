@@ -2,6 +2,7 @@
 
 import dataclasses
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -200,7 +201,6 @@ def test_a_model_is_trained_on_a_source_whole_and_in_stages():
   assert losses[1][:, -1].mean() < losses[1][:, 0].mean() - 0.05
 
 
-@dataclasses.dataclass(frozen=True)
 class Miscounted(GrowingSchedule):
   def round_at(self, step):
     index, num_steps = super().round_at(step)
@@ -211,9 +211,12 @@ def miscounted() -> dx.Method:
   return dx.Method(Miscounted(2))  # pyright: ignore
 
 
-@dataclasses.dataclass(frozen=True)
-class Unbuilt(dx.ModelShape):
-  block_shapes = parts.RunningMean.block_shapes
+def build_by(builder):
+  """Registers the model with another builder, and builds it for a run."""
+  shape = type("Other", (parts.RunningMean,), {"builder": builder})
+  with mock.patch.dict(MODEL_PRESETS):
+    dx.register_model("other", shape(2, 16, 2, 24, 256))
+    build.programs(config_of(model={"preset": "other"}))
 
 
 REFUSED = {
@@ -230,7 +233,9 @@ REFUSED = {
   "data.glob='x' would be": lambda: config_of(
     data={"source": "sums", "glob": "x"}
   ),
-  "give it both of": lambda: dx.register_model("n", Unbuilt(2, 16, 2, 24, 256)),  # pyright: ignore
+  "give it both of": lambda: build_by(dx.ModelShape.builder),
+  "'other': builder must take": lambda: build_by(lambda shape, dtype: shape),
+  "'other': its builder returns a int": lambda: build_by(lambda _, **how: 1),
 }
 
 

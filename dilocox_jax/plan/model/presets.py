@@ -4,6 +4,8 @@ A preset is only a `ModelShape`: it can be counted, planned and simulated
 without building anything.
 """
 
+import inspect
+
 from dilocox_jax.checks import require
 from dilocox_jax.plan.choices import Registry, check_lazy
 from dilocox_jax.plan.model.shapes import ModelShape
@@ -22,11 +24,18 @@ def register_model(name: str, shape: ModelShape) -> None:
       builds the model, and with `block_shapes` which parameters a layer has.
 
   Raises:
-    ValueError: If the name is taken, or a class of its own says only one of
-      the two.
+    ValueError: If the name is taken, a class of its own says only one of the
+      two, or its builder cannot be called as `models.transformer.build_model`.
   """
   kind, roles = type(shape), ("builder", "block_shapes")
   check_lazy(f"model {name!r}: builder", kind.builder)
+  if callable(kind.builder):
+    options = dict.fromkeys(("dtype", "unroll", "attention", "remat"))
+    try:
+      inspect.signature(kind.builder).bind(shape, **options)
+    except TypeError as error:
+      said = f"builder must take (shape, *, {', '.join(options)})"
+      raise ValueError(f"model {name!r}: {said}: {error}") from error
   own = [r for r in roles if getattr(kind, r) != getattr(ModelShape, r)]
   require(
     len(own) != 1,
