@@ -157,17 +157,24 @@ def step_bytes(config: RunConfig, optimizer: str = "") -> int:
   missing = sum(leaves[path] for path in divided)
   missing -= missing // config.mesh.num_data_shards
   held = tables - missing + layers // shape.num_layers * per_stage
-  # Gradients and values. A single device has the values already.
-  dtype = on_platform(config, _PLATFORM).compute_dtype
-  width = _BYTES[dtype] if config.mesh.is_divided else 0
-  held *= _FP32_BYTES + width
-  if config.division.num_devices > 1:
-    # And a share on its way, of which one is what compiled programs show.
-    held += share_bytes(config.trained_shapes, config.division)
+  chosen = on_platform(config, _PLATFORM)
+  width, gradients = _BYTES[chosen.compute_dtype], held * _FP32_BYTES
+  activations = _activation_bytes(config, per_stage)
+  num_devices = config.division.num_devices
+  is_at_once = num_devices * config.inner.accumulate_steps == 1
+  if is_at_once and chosen.remat == "none":
+    # Gradients come as activations go; narrow values of all layers stay.
+    narrow = sum(map(math.prod, parameter_shapes(shape).values())) * width
+    return max(gradients, narrow * (width < _FP32_BYTES) + activations)
+  if num_devices > 1:
+    # Values, and a share on its way, of which one is what compiled programs
+    # show. A single device has the values already.
+    gradients += held * width
+    gradients += share_bytes(config.trained_shapes, config.division)
   whole = _whole_layers_bytes(config, layers // shape.num_layers)
   is_muon = (optimizer or config.inner.optimizer) == "muon"
   # An optimizer begins when all activations are gone.
-  return held + max(_activation_bytes(config, per_stage), is_muon * whole)
+  return gradients + max(activations, is_muon * whole)
 
 
 def _whole_layers_bytes(config: RunConfig, layer_size: int) -> int:
@@ -201,7 +208,8 @@ def _activation_bytes(config: RunConfig, num_layers: int) -> int:
   # Logits and their gradient are in fp32.
   at_once = min(chosen.loss_chunk_tokens or tokens, tokens)
   logits = 2 * at_once * shape.vocab_size * _FP32_BYTES
-  return slots * num_layers * saved + 2 * one_layer + logits
+  work = one_layer if remat == "none" else 2 * one_layer
+  return slots * num_layers * saved + work + logits
 
 
 def _layer_values(shape: ModelShape) -> int:

@@ -75,7 +75,8 @@ TINY = Sizes(
 )
 
 
-def _config(sizes: Sizes, name: str) -> RunConfig:
+def config_of(sizes: Sizes, name: str) -> RunConfig:
+  """Returns the config of inner steps of one of the models."""
   model, batch = sizes.models[name]
   return from_mapping(
     {
@@ -95,13 +96,12 @@ def inner_steps(sizes: Sizes) -> Figures:
     sizes: What is measured.
   """
   for name in sizes.models:
-    config = _config(sizes, name)
+    config = config_of(sizes, name)
     values = bench_inner.measure_steps(config, sizes.repeats)
     yield {"figure": f"inner step {name}", "goal_mfu": _GOAL_MFU, **values}
     needed = device_memory(config).total
-    compiled = (values["argument_bytes"] or 0) + (
-      values["temporary_bytes"] or 0
-    )
+    parts = values["argument_bytes"], values["temporary_bytes"]
+    compiled = sum(part or 0 for part in parts)
     yield {
       "figure": f"memory {name}",
       "estimated_bytes": needed,
@@ -120,7 +120,7 @@ def torch_steps(sizes: Sizes, ours: Mapping[str, float]) -> Figures:
     ours: Our tokens a second by the name of the model.
   """
   for name in sizes.models:
-    config = _config(sizes, name)
+    config = config_of(sizes, name)
     rate = config.tokens_per_replica_step / _torch_step_s(config, sizes.repeats)
     yield {
       "figure": f"PyTorch, compiled, {name}",

@@ -7,12 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dilocox_jax.api.device_memory import device_memory
 from dilocox_jax.config import from_mapping
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.training import build
 from dilocox_jax.trees import leaves_by_path
-from experiments.tools import bench, bench_inner, bench_torch
+from experiments.tools import (
+  accelerator_speed,
+  bench,
+  bench_inner,
+  bench_torch,
+)
 from tests.tiers import slow
 
 SMALL = {
@@ -57,6 +63,16 @@ def test_a_ratio_is_the_median_of_paired_times(
   assert found["median"] == pytest.approx(median)
   assert found["is_within_bound"] == is_within
   assert found["min"] <= found["median"] <= found["max"]
+
+
+# Read from programs for an NVIDIA H200 (bytes).
+COMPILED = {"150M": 13614775768, "300M": 22148327896, "1B": 21717065464}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_the_estimate_says_what_a_gpu_needs(name):
+  config = accelerator_speed.config_of(accelerator_speed.FULL, name)
+  assert device_memory(config).total == pytest.approx(COMPILED[name], rel=0.07)
 
 
 @pytest.mark.parametrize("mesh", [{}, *slow(DIVIDED)])
