@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
-from dilocox_jax.checks import require
+from dilocox_jax.checks import changed_fields, require
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import Computation
 from dilocox_jax.inner import vocabulary
@@ -32,7 +32,8 @@ from dilocox_jax.models.loss import (
 from dilocox_jax.models.transformer import remat_wrapper
 from dilocox_jax.outer.window import WithFrozen
 from dilocox_jax.plan.choices import loaded
-from dilocox_jax.trees import Scalar, Tree
+from dilocox_jax.plan.model.shapes import parameter_shapes
+from dilocox_jax.trees import Scalar, Tree, shapes_by_path
 
 
 def model_functions(
@@ -81,10 +82,15 @@ def model_functions(
     # A pipeline wraps the layers itself, as `mesh.remat` says.
     remat="none" if config.mesh.is_divided else computation.remat,
   )
+  leaves = {}
+  if isinstance(model, transformer.Model):
+    leaves = shapes_by_path(jax.eval_shape(model.init, jax.random.key(0)))
+  wrong = changed_fields(parameter_shapes(shape), leaves)
   require(
-    isinstance(model, transformer.Model),
-    f"model.preset={config.model.preset!r}: its builder returns a "
-    f"{type(model).__name__} and no dilocox_jax.Model",
+    not wrong,
+    f"model.preset={config.model.preset!r}: its builder must return a "
+    "dilocox_jax.Model whose init makes the leaves of parameter_shapes, and "
+    f"returns a {type(model).__name__} ({', '.join(wrong[:1])})",
   )
   loss = functools.partial(
     next_token_loss, end_of_text=end_of_text, chunk_tokens=chunk_tokens

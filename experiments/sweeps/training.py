@@ -62,10 +62,7 @@ class Training:
   """
 
   def __init__(
-    self,
-    workdir: pathlib.Path,
-    rows: Rows,
-    parts_files: Sequence[str] = (),
+    self, workdir: pathlib.Path, rows: Rows, parts_files: Sequence[str] = ()
   ):
     """Looks for nothing yet.
 

@@ -122,10 +122,12 @@ def running_mean(shape: dx.ModelShape, *, dtype=jnp.float32, **how) -> dx.Model:
     return (x * params["final_norm"]["scale"][None]) @ params["head"]["kernel"]
 
   def apply(params, tokens):
+    layers = jax.tree.map(lambda leaf: leaf.astype(dtype), params["blocks"])
+
     def layer(x, leaves):
       return block(leaves, x, tokens.shape[1]), None
 
-    x, _ = jax.lax.scan(layer, embed(params, tokens), params["blocks"])
+    x, _ = jax.lax.scan(layer, embed(params, tokens), layers)
     return logits(params, x).reshape(*tokens.shape, -1)
 
   return dx.Model(shape, init, apply, embed, block, logits)

@@ -211,6 +211,12 @@ def miscounted() -> dx.Method:
   return dx.Method(Miscounted(2))  # pyright: ignore
 
 
+def with_one_more(shape, **how):
+  """A model with a leaf that its shape does not have."""
+  model, more = parts.running_mean(shape, **how), {"more": jnp.ones(3)}
+  return model._replace(init=lambda key: model.init(key) | more)
+
+
 def build_by(builder):
   """Registers the model with another builder, and builds it for a run."""
   shape = type("Other", (parts.RunningMean,), {"builder": builder})
@@ -235,7 +241,8 @@ REFUSED = {
   ),
   "give it both of": lambda: build_by(dx.ModelShape.builder),
   "'other': builder must take": lambda: build_by(lambda shape, dtype: shape),
-  "'other': its builder returns a int": lambda: build_by(lambda _, **how: 1),
+  "'other': .* returns a int": lambda: build_by(lambda _, **how: 1),
+  r"a Model \(more: None -> \(3,": lambda: build_by(with_one_more),
 }
 
 
