@@ -255,7 +255,7 @@ def _unknown(
   return f"unknown config field {path!r}: {hint or did_you_mean(name, fields)}"
 
 
-def _paths(cls: type, prefix: str = "") -> Iterator[str]:
+def _paths(cls: Any, prefix: str = "") -> Iterator[str]:
   """Yields the dotted names of a dataclass's fields."""
   for name, kind in typing.get_type_hints(cls).items():
     yield prefix + name

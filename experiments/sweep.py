@@ -106,7 +106,7 @@ def main(values: flags.FlagValues) -> None:
     # A wrong clock is found before anything begins.
     clocks = page.clocks_of(sweep)
     times = page.times_of(listed, clocks)
-  signal.signal(signal.SIGTERM, _interrupt)
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
   is_late = False
   try:
     if not values.report_only:
@@ -175,10 +175,6 @@ def _write_page(name: str, values, sweep, listed, training, known) -> None:
   path = written.write(values.workdir, command_line.own_command())
   written.print(Console())
   print(f"runs: {training.rows.source}\nreport: {path}")
-
-
-def _interrupt(*_: object) -> None:
-  raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

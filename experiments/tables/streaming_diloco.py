@@ -56,13 +56,10 @@ def _table_4(figures: Figures) -> Table:
   for name in MODELS:
     one = model(figures, name)
     for label, method in layers.table_methods(one.num_layers).items():
+      needed_bps = layers.needed_bandwidth_bps(one, method)
       found = [
-        _row(figures, f"table 4, {name}, {label}, {target:.0%}", needed_bps)
-        for target, needed_bps in zip(
-          layers.TARGETS,
-          layers.needed_bandwidth_bps(one, method),
-          strict=True,
-        )
+        _row(figures, f"table 4, {name}, {label}, {target:.0%}", bps)
+        for target, bps in zip(layers.TARGETS, needed_bps, strict=True)
       ]
       rows += found
       cells.append([name, label, *map(_cell, found)])
