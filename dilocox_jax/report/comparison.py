@@ -60,15 +60,12 @@ class Page:
   @property
   def equal(self) -> Frame:
     """The settings at equal tokens: as many as most have."""
+    settings = self.frame.settings
     tokens = collections.Counter(
-      each.traces[0].tokens for each in self.frame.settings if each.traces
+      each.tokens for each in settings if each.tokens
     )
     usual = max(tokens, key=tokens.__getitem__, default=0)
-    same = [
-      each
-      for each in self.frame.settings
-      if not each.traces or each.traces[0].tokens == usual
-    ]
+    same = [each for each in settings if each.tokens in (0, usual)]
     return dataclasses.replace(self.frame, settings=same)
 
   def sections(self) -> Iterator[tuple[str, CellRows, str]]:
@@ -88,14 +85,16 @@ class Page:
       rows = tables.table(frame, ("run",), clock=clock)
       yield f"Time on the clock '{clock}'", rows, note
     others = [x for x in self.frame.settings if x not in frame.settings]
-    rows = tables.table(self.frame, ("run", "loss", "sent bytes"), others)
+    if not others:
+      return
+    rows = tables.table(self.frame, _OF_SETTINGS[:-1], others)
+    rows = tables.without_empty_columns(rows)
     for row, each in zip(rows, others, strict=True):
       for clock in frame.clocks:
         time_s = each.seconds.get(clock, math.nan)
         row[f"time on '{clock}'"] = units.human_time(time_s)
     note = "Learning rate schedules end at the last step of each run."
-    if rows:
-      yield "With other numbers of steps", rows, note
+    yield "With other numbers of tokens", rows, note
 
   def _lines(self) -> Iterator[str]:
     """Yields the page but for its pictures."""

@@ -118,6 +118,11 @@ class Setting:
     return mean(self.losses)
 
   @property
+  def tokens(self) -> int:
+    """Tokens that a run was trained on; 0 where none has ended."""
+    return self.traces[0].tokens if self.traces else 0
+
+  @property
   def sent_bytes(self) -> float:
     """Bytes that one replica sent, mean over seeds; NaN without seeds."""
     return mean([trace.sent_bytes for trace in self.traces])
@@ -179,10 +184,16 @@ class Frame:
   front: Sequence[str] = ()
 
   def base(self, setting: Setting) -> Setting | None:
-    """Returns what a setting is compared with; None for a baseline itself."""
+    """Returns what a setting is compared with; None for a baseline itself.
+
+    Losses after different numbers of tokens are not compared.
+    """
     if setting.baseline in ("", setting.name):
       return None
-    named = (each for each in self.settings if each.name == setting.baseline)
+    wanted = setting.baseline, setting.tokens
+    named = (
+      each for each in self.settings if (each.name, each.tokens) == wanted
+    )
     return next(named, None)
 
   def pairs(self, setting: Setting) -> list[tuple[float, float]]:

@@ -77,11 +77,8 @@ def losses_by_run():
   for sweep in ("convergence_small", "convergence_muon"):
     for row in rows(sweep):
       found[sweep, row["name"]].append(float(row["loss"]))
-  # Of runs with more replicas, seed 1000 chose the rates.
-  for row in rows("replicas_gpu"):
-    if row["seed"] != "1000":
-      key = row["task"], row["inner_rate"], row["outer_rate"]
-      found[key].append(float(row["loss_judge"]))  # pyright: ignore
+  for row in rows("replicas_main"):
+    found["replicas", row["name"]].append(float(row["judge_loss"]))
   return found
 
 
