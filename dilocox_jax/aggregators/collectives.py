@@ -177,7 +177,8 @@ def message_shapes(
     without_pauses(codec.run)(leaves, state, key, reduce)
     return sent
 
-  sent = jax.eval_shape(run, _values(shapes), _key())
+  key = jax.eval_shape(jax.random.key, 0)
+  sent = jax.eval_shape(run, _values(shapes), key)
   return tuple(tuple(leaf.shape for leaf in leaves) for leaves in sent)
 
 
@@ -213,10 +214,6 @@ def _num_bytes(arrays: Sequence[jax.ShapeDtypeStruct]) -> int:
 
 def _values(shapes: Sequence[Shape]) -> list[jax.ShapeDtypeStruct]:
   return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-
-
-def _key() -> jax.ShapeDtypeStruct:
-  return jax.eval_shape(jax.random.key, 0)
 
 
 @dataclasses.dataclass(frozen=True)

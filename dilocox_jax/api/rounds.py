@@ -108,7 +108,7 @@ def _enter(step: OuterStep, num_replicas: int) -> None:
     "each replica is a program of its own",
   )
   require(
-    step.is_shared,
+    step.rule.is_shared,
     f"rule={step.method.rule!r} gives each replica outer parameters of its "
     "own, which dilocox_jax.mailbox cannot offer",
   )

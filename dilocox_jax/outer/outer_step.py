@@ -59,7 +59,7 @@ class FragmentState(NamedTuple):
 
   Attributes:
     params: Outer parameters of the fragment. All replicas share them, unless
-      the rule gives each its own (`OuterStep.is_shared`).
+      the rule gives each its own (`ApplyRule.is_shared`).
     optimizer: State of the outer optimizer, shared like `params`.
     exchange: State of the aggregator. Codec state is shared by all replicas.
       Each replica has its own residual.
@@ -102,11 +102,6 @@ class OuterStep:
     return apply_rule(self.method, self.axis_name)
 
   @property
-  def is_shared(self) -> bool:
-    """Whether all replicas have the same outer parameters."""
-    return self.rule.is_shared
-
-  @property
   def is_carried(self) -> bool:
     """Whether the host carries the messages (`carried`)."""
     return self.aggregator.carrier is not None
@@ -114,7 +109,7 @@ class OuterStep:
   @property
   def axes(self) -> FragmentState:
     """Replica axes of the state as a tree prefix: 0, or None where shared."""
-    shared: Any = None if self.is_shared else 0
+    shared: Any = None if self.rule.is_shared else 0
     per_replica: Any = 0
     return FragmentState(shared, shared, self.aggregator.axes, per_replica)
 

@@ -197,12 +197,12 @@ class RoundStates:
     """
     fragments = tuple(map(self.on_device, state.fragments))
     params = self._joined(state.replica.params, fragments)
-    return params if self.outer.is_shared else mean_of(params)
+    return params if self.outer.rule.is_shared else mean_of(params)
 
   @functools.cached_property
   def _joined(self):
     """The jitted program (parameters, fragments) -> parameters to keep."""
-    out = None if self.outer.is_shared else 0
+    out = None if self.outer.rule.is_shared else 0
     return self._joining(
       lambda f: parameters_to_keep(f.optimizer, f.params), out
     )

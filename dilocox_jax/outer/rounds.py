@@ -374,7 +374,7 @@ class Rounds(RoundStates):
     if window.applied:
       state = state_of(window.applied.fragment)
       due, *left = state.in_flight or (None,)
-      if not window.is_same and self.outer.is_shared:
+      if not window.is_same and self.outer.rule.is_shared:
         left = ()
       places[0] = place_of(window.applied.fragment)
       applied = state._replace(in_flight=tuple(left))

@@ -94,7 +94,8 @@ def _sent_bytes(programs: Programs, state: TrainingState) -> int:
   They are 0 unless the outer parameters differ by replica, so that their mean
   is evaluated, and replicas have processes of their own.
   """
-  is_shared = isinstance(state, SharedState) or programs.rounds.outer.is_shared
+  rule = programs.rounds.outer.rule
+  is_shared = isinstance(state, SharedState) or rule.is_shared
   if is_shared or jax.process_count() == 1:
     return 0
   summed = Collective("all_reduce", 4 * programs.parameter_count)

@@ -186,8 +186,7 @@ class Member:
 
   def passed_over(self, state: RoundState, segment: Segment) -> RoundState:
     """Returns the state after a segment in which this replica was away."""
-    windows, steps = segment.windows, segment.num_steps
-    return passed_over(self._rounds, state, windows, steps)
+    return passed_over(self._rounds, state, segment.windows, segment.num_steps)
 
   def end(self) -> None:
     """Says that the flush begins, in which nobody can join any more."""

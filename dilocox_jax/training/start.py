@@ -265,6 +265,6 @@ def _saved_outer(
     raise RefusedError(f"checkpoint.init_from={source} has no whole checkpoint")
   state, _ = restored
   params = evaluation.params_to_keep(programs, state)
-  if isinstance(state, SharedState) or not programs.rounds.outer.is_shared:
+  if isinstance(state, SharedState) or not programs.rounds.outer.rule.is_shared:
     return params, None
   return params, [fragment.optimizer for fragment in state.fragments]

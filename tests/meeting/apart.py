@@ -26,10 +26,7 @@ METHODS = {
     methods.dilocox(H),
     {"codec": "low_rank(rank=2)+int(bits=4)", "feedback": 1.0},
   ),
-  "streaming_diloco": (
-    methods.streaming_diloco(H, 2, 1),
-    {"codec": "e3m0"},
-  ),
+  "streaming_diloco": (methods.streaming_diloco(H, 2, 1), {"codec": "e3m0"}),
 }
 
 

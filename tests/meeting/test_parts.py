@@ -112,9 +112,7 @@ def test_a_name_that_could_be_another_path_is_refused(name):
     checked_name(name)
 
 
-@pytest.mark.parametrize(
-  "field", ["replicas", "quorum", "grace_s", "snapshot_every", "max_norm_ratio"]
-)
+@pytest.mark.parametrize("field", vars(MailboxRules()))
 def test_no_rule_may_be_zero(field):
   with pytest.raises(ValueError, match=f"meet.{field}=0"):
     MailboxRules(**{field: 0})

@@ -71,9 +71,8 @@ def test_what_a_stranger_does_changes_nothing_that_is_averaged(
     # Whoever is in the middle of the run is disturbed. `run.json` is read at
     # the start alone.
     paths = [path for path in sorted(world.objects) if path != "run.json"]
-    newest = paths[-60:]
-    if newest and draw.random() < 0.02 and running[0].toy.event < DISTURBED:
-      deed(draw, world.objects, draw.choice(newest), old)
+    if paths and draw.random() < 0.02 and running[0].toy.event < DISTURBED:
+      deed(draw, world.objects, draw.choice(paths[-60:]), old)
   world.finish(running)
   assert len({process.toy.theta.tobytes() for process in running}) == 1
   assert_same_lists(process.toy for process in running)

@@ -124,7 +124,7 @@ def walk(programs, state, problem, num_steps, start=0, portion=None):
 def outer_tree(programs, state):
   """The newest outer parameters, [M, ...] where every replica has its own."""
   whole = programs.adopted(state.replica.params, state.fragments)
-  if not programs.outer.is_shared:
+  if not programs.outer.rule.is_shared:
     return whole
   return jax.tree.map(lambda leaf: leaf[0], whole)
 
