@@ -203,6 +203,8 @@ class Aggregator(NamedTuple):
       sent. If true, this part stays in the replica's parameters, and the next
       pseudo-gradient contains it. If false, this part is lost, unless error
       feedback holds it as a residual.
+    is_screened: Whether a share of zeros says that the replica was left out
+      for its values (`aggregators.screen`), of which it keeps nothing then.
     carrier: What carries the messages where the host does so, outside of
       compiled programs (`meeting.carrier`). None: collectives.
   """
@@ -213,6 +215,7 @@ class Aggregator(NamedTuple):
   observe: Callable[[Tree], dict[str, Array]] = lambda state: {}
   stretch_ends: Callable[[Tree], tuple[int, ...]] | None = None
   keep_unsent: bool = False
+  is_screened: bool = False
   carrier: Any = None
 
   @property

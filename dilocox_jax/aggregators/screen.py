@@ -19,7 +19,7 @@ def screened(
   """Returns an aggregator that leaves out replicas with too large a norm.
 
   Such a replica is treated as one that is not finite. What was sent of its
-  values is 0.
+  values is 0, and nothing of them stays with it.
 
   Wire: 4 bytes, the norm of the values, to all others and in front of the
   messages of the aggregator. Everybody waits for them.
@@ -49,4 +49,5 @@ def screened(
   return aggregator._replace(
     average=without_pauses(average),
     stretch_ends=lambda params: (0, *ends(params)),
+    is_screened=True,
   )

@@ -193,7 +193,11 @@ class OuterStep:
     if self.aggregator.keep_unsent:
       # A pseudo-gradient is parameters before minus parameters after, so the
       # progress that was not sent is -(own - sent).
-      inner = jax.tree.map(jnp.subtract, inner, result.unsent)
+      unsent = result.unsent
+      if self.aggregator.is_screened:
+        is_in = squared_norm(result.sent) > 0
+        unsent = jax.tree.map(lambda x: jnp.where(is_in, x, 0), unsent)
+      inner = jax.tree.map(jnp.subtract, inner, unsent)
     state = state._replace(params=new, optimizer=optimizer)
     return state, inner
 

@@ -1,4 +1,4 @@
-"""Exchanges outside of a window's program: in a thread, or by the host."""
+"""Exchanges outside of a window's program, and of who is left out of it."""
 
 import dataclasses
 import threading
@@ -105,7 +105,19 @@ def test_the_host_carries_messages_that_count_or_come_late(
     np.testing.assert_allclose(result.mean["w"], mean, rtol=1e-6)
 
 
-def part(store, name, number, rules, stop, flush, come=None):
+@pytest.mark.parametrize("wrong", [-100.0, np.nan])
+def test_who_is_left_out_for_its_values_keeps_nothing_of_them(wrong):
+  made = dx.screened(dx.exchange("int(bits=4)", keep_unsent=True), 5.0)
+  rounds = apart.rounds_of(methods.diloco(4), made, 3)
+  params, points = apart.first_params(), apart.batches(3, 0, 4)
+  points["head"][1, 3] *= wrong  # In the last step of one replica.
+  state, *_ = rounds.run(rounds.init(params, apart.INNER.init(params)), points)
+  other, own, _ = np.asarray(state.replica.params["head"])
+  assert_equal(own, rounds.outer_params(state)["head"])
+  assert np.isfinite(own).all() and np.any(own != other)
+
+
+def part(store, name, number, rules, stop, flush, come=lambda: None):
   """Trains a replica up to a round; returns its first step and parameters."""
   method, settings = apart.METHODS[name]
   carried = dx.mailbox(
@@ -115,8 +127,7 @@ def part(store, name, number, rules, stop, flush, come=None):
   params = apart.first_params()
   state = dx.join_rounds(rounds, params, apart.INNER.init(params))
   step = first = int(state.step)
-  if come:
-    come()
+  come()
   while step < stop * apart.H:
     # One may join in the middle of a round, and runs to its end.
     end = (step // apart.H + 1) * apart.H
