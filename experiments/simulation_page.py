@@ -22,6 +22,7 @@ from dilocox_jax.report.tables import (
 )
 from dilocox_jax.simulate.analytic import Outcome, run_time
 from experiments.runtime.command_line import own_command
+from experiments.sweeps import measured
 
 Row = tuple[str, str, str]
 _COLUMNS = ("quantity", "value", "kind")
@@ -151,9 +152,10 @@ def report_methods(
   against = {p.config.sync.method: p.reason for p in plans if not p.fits}
   reasons = [f"{who}: {why}" for who, why in {**against, **refused}.items()]
   paths = [_write(plan, workdir) for plan in plans if plan.fits]
+  losses = measured.words(plans[0].config.mesh.num_replicas)
   lines = [
-    "Speeds and bytes are simulated, memory is estimated; nothing was measured."
-    " Nothing is said about losses: see docs/results.md.",
+    "Speeds and bytes are simulated, memory is estimated.",
+    *("", losses),
     *("", *markdown_table(header, cells), "", "## Ruled out", ""),
     *([f"- {reason}" for reason in reasons] or ["Nothing."]),
     *("", "## Configs", "", *(f"- `{path}`" for path in paths)),
@@ -167,6 +169,7 @@ def report_methods(
   console.print(table)
   for reason in reasons:
     console.print(f"ruled out: {reason}", highlight=False, soft_wrap=True)
+  print(losses)
   advice = "no method fits: take more devices, or a smaller batch or model"
   print(_start(plans[0], paths[0]) if paths else advice)
   print(f"report: {page}")

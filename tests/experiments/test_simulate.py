@@ -73,6 +73,7 @@ def test_all_methods_stand_in_one_table_and_their_configs_run(tmp_path):
   assert speeds.keys() >= {"allreduce", "dilocox", "overlap_loco", "muloco"}
   assert max(map(len, lines)) <= 80 and "0 at Rome, 1 at Oslo" in done.stdout
   assert "default.py:" in done.stdout and "--process_id=N" in done.stdout
+  assert "+0.81 ± 0.16 %" in done.stdout and "+6.57" not in done.stdout
   path = tmp_path / "all" / "diloco.json"
   config = f"--config={ROOT / 'experiments/configs/default.py'}:{path}"
   again = simulate(plan[0], config, f"--workdir={tmp_path / 'one'}")

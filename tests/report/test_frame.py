@@ -32,6 +32,7 @@ NAN, INF = math.nan, math.inf
     (setting("one seed", [2.06], 10), 0.03, NAN),
     (setting("diverged", [2.0, NAN], 10), INF, NAN),
     (setting("alone", [2.0], 10, baseline="gone"), NAN, NAN),
+    (setting("longer", [2.0], 10, steps=200), NAN, NAN),
   ],
 )
 def test_gaps_are_paired_by_seed(changed, gap, error):
