@@ -66,7 +66,11 @@ def device_memory(config: RunConfig) -> DeviceMemory:
   factors = factor_bytes(shapes, division, config.exchange.named_codec)
   frozen = 0
   if config.lora.rank:
-    frozen = share_bytes(parameter_shapes(config.model.shape), division)
+    whole = parameter_shapes(config.model.shape)
+    frozen = share_bytes(whole, division)
+    # Nobody changes them, so compilers keep the layers in the narrow type too.
+    layers = {p: leaf for p, leaf in whole.items() if p.startswith(BLOCKS)}
+    frozen += _narrow_bytes(config, layers)
   return DeviceMemory(round(state) + factors, step_bytes(config), frozen)
 
 
@@ -164,8 +168,8 @@ def step_bytes(config: RunConfig, optimizer: str = "") -> int:
   is_at_once = num_devices * config.inner.accumulate_steps == 1
   if is_at_once and chosen.remat == "none":
     # Gradients come as activations go; narrow values of all layers stay.
-    narrow = sum(map(math.prod, parameter_shapes(shape).values())) * width
-    return max(gradients, narrow * (width < _FP32_BYTES) + activations)
+    narrow = _narrow_bytes(config, config.trained_shapes)
+    return max(gradients, narrow + activations)
   if num_devices > 1:
     # Values, and a share on its way, of which one is what compiled programs
     # show. A single device has the values already.
@@ -175,6 +179,14 @@ def step_bytes(config: RunConfig, optimizer: str = "") -> int:
   is_muon = (optimizer or config.inner.optimizer) == "muon"
   # An optimizer begins when all activations are gone.
   return gradients + max(activations, is_muon * whole)
+
+
+def _narrow_bytes(config: RunConfig, shapes: Shapes) -> int:
+  """Returns a device's share of a copy in the compute dtype, if it is one."""
+  width = _BYTES[on_platform(config, _PLATFORM).compute_dtype]
+  if width == _FP32_BYTES:
+    return 0
+  return share_bytes(shapes, config.division) * width // _FP32_BYTES
 
 
 def _whole_layers_bytes(config: RunConfig, layer_size: int) -> int:
