@@ -13,12 +13,8 @@ from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.training import build
 from dilocox_jax.trees import leaves_by_path
-from experiments.tools import (
-  accelerator_speed,
-  bench,
-  bench_inner,
-  bench_torch,
-)
+from experiments.tools import accelerator_speed as speed
+from experiments.tools import bench, bench_inner, bench_torch
 from tests.tiers import slow
 
 SMALL = {
@@ -71,7 +67,7 @@ COMPILED = {"150M": 13614775768, "300M": 22148327896, "1B": 21717065464}
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_the_estimate_says_what_a_gpu_needs(name):
-  config = accelerator_speed.config_of(accelerator_speed.FULL, name)
+  config = speed.config_of(speed.FULL, name)
   assert device_memory(config).total == pytest.approx(COMPILED[name], rel=0.07)
 
 
