@@ -208,22 +208,23 @@ def _magnitudes(values: Array, bits: int) -> tuple[Array, Array]:
   At 2 bits a code also says whether |x| is above its mean, and there is a scale
   for each of both.
   """
-  size = jnp.minimum(jnp.abs(values), _LARGEST_RANGE)
-  # Each is divided before the sum, which might be more than fp32 holds.
-  middle = jnp.sum(size / size.shape[-1], axis=-1, keepdims=True)
+  # A power of two rounds nothing, and with it no sum exceeds fp32.
+  share = 2.0 ** -(values.shape[-1] - 1).bit_length()
+  size = jnp.minimum(jnp.abs(values), _LARGEST_RANGE) * share
+  middle = jnp.mean(size, axis=-1, keepdims=True)
   signs = (values < 0).astype(jnp.uint8)
   if bits == 1:
-    return signs, _bfloat(middle)
+    return signs, _bfloat(middle / share)
   is_large = size > middle
   means = [_mean_where(size, each) for each in (~is_large, is_large)]
-  scales = _bfloat(jnp.concatenate(means, axis=-1))
+  scales = _bfloat(jnp.concatenate(means, axis=-1) / share)
   return 2 * signs + is_large.astype(jnp.uint8), scales
 
 
 def _mean_where(values: Array, mask: Array) -> Array:
   count = jnp.sum(mask, axis=-1, keepdims=True, dtype=jnp.int32)
-  share = 1 / jnp.maximum(count, 1).astype(values.dtype)
-  return jnp.sum(jnp.where(mask, values * share, 0.0), axis=-1, keepdims=True)
+  total = jnp.sum(jnp.where(mask, values, 0.0), axis=-1, keepdims=True)
+  return total / jnp.maximum(count, 1).astype(total.dtype)
 
 
 def _largest(values: Array) -> Array:
