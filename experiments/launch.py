@@ -15,9 +15,8 @@ and --loss delay and lose packets. A short transfer checks the links first.
 
 import contextlib
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from absl import flags
 
@@ -31,9 +30,8 @@ from experiments.runtime import (
   file_lock,
   link_check,
   process_group,
-  stop_signals,
 )
-from experiments.runtime.command_line import StoppedError, UsageError
+from experiments.runtime.command_line import UsageError
 from experiments.runtime.throttled_links import (
   INTERFACE,
   ThrottledNetwork,
@@ -102,7 +100,7 @@ def main(values: flags.FlagValues) -> None:
       )
       for number in range(count)
     ]
-    _run(members)
+    process_group.run(members)
 
 
 def _train_flags(values: flags.FlagValues) -> list[str]:
@@ -154,29 +152,6 @@ def _network(
     )
     network.impair()
     yield network
-
-
-def _run(members: Sequence[process_group.Member]) -> None:
-  """Runs all processes until they have ended, and passes signals on to them.
-
-  After the first signal the processes save and stop. After a second signal they
-  end at once (`stop_signals`). The launcher ends after all processes.
-  """
-
-  def pass_on(number: int, _: object) -> None:
-    for member in members:
-      member.send_signal(number)
-
-  for number in stop_signals.SIGNALS:
-    signal.signal(number, pass_on)
-  failure = process_group.run_together(members)
-  if failure and failure.is_stop:
-    sys.exit(failure.exit_code)  # Process 0 has printed its last step.
-  if failure:
-    hint = "all other processes were ended"
-    if failure.is_from_outside:
-      hint += ", and the same command continues the run"
-    raise StoppedError(f"{failure.reason}; {hint}", failure.exit_code)
 
 
 def _environment(count: int) -> dict[str, str]:

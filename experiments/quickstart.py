@@ -6,11 +6,16 @@ All see the same tokens of the same text, Python's own library, with two
 replicas and Muon as inner optimizer. The losses are those of a small model. The
 hours are simulated: they are those of a model with 107 billion parameters on
 two clusters that are joined by 1 Gbit/s. Rounds are the shortest whose exchange
-hides behind inner steps there. It takes a few minutes on two CPU cores. The
-same command again goes on where it was stopped. Text of your own:
+hides behind inner steps there. All three run at once, each with its share of
+the cores, and take a few minutes on two. The same command again goes on where
+it was stopped. Text of your own:
 
   python -m experiments.quickstart --workdir=runs/notes --glob='notes/**/*.txt'
 """
+
+import os
+import pathlib
+import sys
 
 from absl import flags
 
@@ -18,7 +23,7 @@ from dilocox_jax.config import RunConfig
 from experiments.configs import default
 from experiments.configs.convergence import CLOCK_107B
 from experiments.configs.overlap_loco import AVERAGE
-from experiments.runtime import command_line
+from experiments.runtime import command_line, process_group
 
 # With 20 steps (and with 16, the default) exchanges hide on that link. Rates
 # were chosen on another seed: the best of four for the first and AllReduce.
@@ -36,6 +41,8 @@ def define_flags() -> None:
   flags.DEFINE_integer("steps", 640, "Inner steps of each run.", lower_bound=60)
   text = "Pattern of your own text files, e.g. 'notes/**/*.txt'."
   flags.DEFINE_string("glob", "", text)
+  text = "Train this one alone, and compare nothing."
+  flags.DEFINE_enum("method", None, METHODS, text)
 
 
 def run_of(method: str, num_steps: int, pattern: str = "") -> RunConfig:
@@ -65,27 +72,52 @@ def run_of(method: str, num_steps: int, pattern: str = "") -> RunConfig:
 
 
 def main(values: flags.FlagValues) -> None:
-  """Trains all methods and writes the comparison."""
+  """Trains all methods at once and writes the comparison."""
   workdir = command_line.writable(values.workdir, "quickstart")
+  for name in METHODS:
+    command_line.check_files(run_of(name, values.steps, values.glob))
+  if values.method:
+    _train(values.method, values, workdir / values.method)
+    return
+  process_group.run([_member(name, values) for name in METHODS])
   from rich.console import Console
 
   from dilocox_jax import report
+
+  page = report.side_by_side([report.load_run(workdir / n) for n in METHODS])
+  page.print(Console())
+  print(f"comparison: {page.write(workdir)}")
+
+
+def _member(method: str, values: flags.FlagValues) -> process_group.Member:
+  """Returns the process of one method, which has its share of the cores."""
+  own = {"method": method, "steps": values.steps, "glob": values.glob}
+  given = [f"--{k}={v}" for k, v in own.items()]
+  command = sys.executable, "-m", "experiments.quickstart", *given
+  environment = {
+    **process_group.thread_limits(len(METHODS)),
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # One takes most of a GPU.
+    command_line.COMMAND_VARIABLE: command_line.own_command(),
+    **os.environ,
+  }
+  return process_group.Member(
+    list(METHODS).index(method),
+    [*command, f"--workdir={values.workdir}"],
+    environment,
+  )
+
+
+def _train(method: str, values: flags.FlagValues, path: pathlib.Path) -> None:
+  """Trains one method on the clock of the slow link."""
   from dilocox_jax.api.simulation_setup import ClusterClock, Options
   from experiments.runtime import running
   from experiments.sweeps.clocks import clock_of
 
+  config = run_of(method, values.steps, values.glob)
   clock = clock_of(CLOCK_107B)
-  paths = [workdir / name for name in METHODS]
-  for name, path in zip(METHODS, paths, strict=True):
-    config = run_of(name, values.steps, values.glob)
-    command_line.check_files(config)
-    options = Options(step_s=clock.step_s)
-    timed = clock.timed(config)
-    simulated = ClusterClock(config, clock.cluster, options, timed)
-    running.train(config, path, clock=simulated)
-  page = report.side_by_side([report.load_run(path) for path in paths])
-  page.print(Console())
-  print(f"comparison: {page.write(workdir)}")
+  options, timed = Options(step_s=clock.step_s), clock.timed(config)
+  simulated = ClusterClock(config, clock.cluster, options, timed)
+  running.train(config, path, clock=simulated)
 
 
 if __name__ == "__main__":

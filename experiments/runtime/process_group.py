@@ -23,7 +23,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from experiments.runtime.command_line import STOP_CODES, TRY_AGAIN
+from experiments.runtime import stop_signals
+from experiments.runtime.command_line import (
+  STOP_CODES,
+  TRY_AGAIN,
+  StoppedError,
+)
 
 _POLL_S = 0.1
 # The first process that ends may have ended only because another one failed.
@@ -149,6 +154,35 @@ class Member:
     self.send_signal(signal.SIGKILL)
     if self._process:
       self._process.wait()
+
+
+def run(members: Sequence[Member]) -> None:
+  """Runs all processes until they have ended, and passes signals on to them.
+
+  After the first signal the processes save and stop. After a second signal they
+  end at once (`stop_signals`). This one ends after all of them.
+
+  Args:
+    members: The processes in the order of their numbers.
+
+  Raises:
+    StoppedError: If one failed. It says which, and how.
+  """
+
+  def pass_on(number: int, _: object) -> None:
+    for member in members:
+      member.send_signal(number)
+
+  for number in stop_signals.SIGNALS:
+    signal.signal(number, pass_on)
+  failure = run_together(members)
+  if failure and failure.is_stop:
+    sys.exit(failure.exit_code)  # Process 0 has printed its last step.
+  if failure:
+    hint = "all other processes were ended"
+    if failure.is_from_outside:
+      hint += ", and the same command continues the run"
+    raise StoppedError(f"{failure.reason}; {hint}", failure.exit_code)
 
 
 def run_together(members: Sequence[Member]) -> Failure | None:
