@@ -13,6 +13,7 @@ it was stopped. Text of your own:
   python -m experiments.quickstart --workdir=runs/notes --glob='notes/**/*.txt'
 """
 
+import importlib.util
 import os
 import pathlib
 import sys
@@ -79,7 +80,11 @@ def main(values: flags.FlagValues) -> None:
   if values.method:
     _train(values.method, values, workdir / values.method)
     return
-  process_group.run([_member(name, values) for name in METHODS])
+  members = [_member(name, values) for name in METHODS]
+  # A TPU has one process at a time.
+  is_tpu = importlib.util.find_spec("libtpu")
+  for group in [[each] for each in members] if is_tpu else [members]:
+    process_group.run(group)
   from rich.console import Console
 
   from dilocox_jax import report
@@ -96,7 +101,6 @@ def _member(method: str, values: flags.FlagValues) -> process_group.Member:
   command = sys.executable, "-m", "experiments.quickstart", *given
   environment = {
     **process_group.thread_limits(len(METHODS)),
-    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # One takes most of a GPU.
     command_line.COMMAND_VARIABLE: command_line.own_command(),
     **os.environ,
   }
@@ -115,9 +119,8 @@ def _train(method: str, values: flags.FlagValues, path: pathlib.Path) -> None:
 
   config = run_of(method, values.steps, values.glob)
   clock = clock_of(CLOCK_107B)
-  options, timed = Options(step_s=clock.step_s), clock.timed(config)
-  simulated = ClusterClock(config, clock.cluster, options, timed)
-  running.train(config, path, clock=simulated)
+  given = config, clock.cluster, Options(step_s=clock.step_s)
+  running.train(config, path, clock=ClusterClock(*given, clock.timed(config)))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ the layers of a stage and the tables stand whole in the compute dtype, and their
 gradients in fp32; then comes a share of a gradient on its way into the
 optimizer or into an exchange, and what is more of two things that follow each
 other: activations that wait for their backward, with the work of one layer and
-the logits, or the whole layers that Muon works on. A test holds the sums to
-what the compiler for TPUs needs. An evaluation is left out: it takes the same
-values and has no gradients, so it needs less than a step.
+the logits, or the whole layers that Muon works on. On one GPU with unrolled
+layers the narrow values stay, and gradients come as activations go. Tests hold
+the sums to what compilers for TPUs and for one GPU need. An evaluation is left
+out: it takes the same values and has no gradients, so it needs less than a
+step.
 """
 
 import dataclasses
@@ -164,13 +166,12 @@ def step_bytes(config: RunConfig, optimizer: str = "") -> int:
   chosen = on_platform(config, _PLATFORM)
   width, gradients = _BYTES[chosen.compute_dtype], held * _FP32_BYTES
   activations = _activation_bytes(config, per_stage)
-  num_devices = config.division.num_devices
-  is_at_once = num_devices * config.inner.accumulate_steps == 1
-  if is_at_once and chosen.remat == "none":
+  at_once = config.division.num_devices * config.inner.accumulate_steps == 1
+  if at_once and chosen.remat == "none":
     # Gradients come as activations go; narrow values of all layers stay.
     narrow = _narrow_bytes(config, config.trained_shapes)
     return max(gradients, narrow + activations)
-  if num_devices > 1:
+  if config.division.num_devices > 1:
     # Values, and a share on its way, of which one is what compiled programs
     # show. A single device has the values already.
     gradients += held * width

@@ -208,7 +208,7 @@ def _magnitudes(values: Array, bits: int) -> tuple[Array, Array]:
   At 2 bits a code also says whether |x| is above its mean, and there is a scale
   for each of both.
   """
-  # A power of two rounds nothing, and with it no sum exceeds fp32.
+  # A power of two rounds nothing above 2^-126, and no sum exceeds fp32.
   share = 2.0 ** -(values.shape[-1] - 1).bit_length()
   size = jnp.minimum(jnp.abs(values), _LARGEST_RANGE) * share
   middle = jnp.mean(size, axis=-1, keepdims=True)

@@ -204,8 +204,10 @@ class CarriedExchange:
     run.close()
     return leaving, None
 
-  def _all(self, state: FragmentState) -> list[np.ndarray]:
+  def _all(self, state: FragmentState) -> list[Array]:
     """Returns what all replicas share of all fragments, in order.
+
+    It stays on the devices, since few replicas need it, and rarely.
 
     Args:
       state: State of the fragment that is exchanged; the one that was given
@@ -214,7 +216,7 @@ class CarriedExchange:
     states = list(self.fragments) or [state]
     states[self.fragment] = state
     leaves = [shared_leaves(self.outer, each) for each in states]
-    return jax.device_get([leaf for each in leaves for leaf in each])
+    return [leaf for each in leaves for leaf in each]
 
 
 def shared_leaves(outer: OuterStep, state: FragmentState) -> list[Array]:

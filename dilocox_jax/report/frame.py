@@ -120,7 +120,7 @@ class Setting:
   @property
   def tokens(self) -> int:
     """Tokens that a run was trained on; 0 where none has ended."""
-    return self.traces[0].tokens if self.traces else 0
+    return max((each.tokens for each in self.traces), default=0)
 
   @property
   def sent_bytes(self) -> float:

@@ -173,9 +173,10 @@ def run(members: Sequence[Member]) -> None:
     for member in members:
       member.send_signal(number)
 
-  for number in stop_signals.SIGNALS:
-    signal.signal(number, pass_on)
-  failure = run_together(members)
+  with contextlib.ExitStack() as stack:
+    for number in stop_signals.SIGNALS:
+      stack.callback(signal.signal, number, signal.signal(number, pass_on))
+    failure = run_together(members)
   if failure and failure.is_stop:
     sys.exit(failure.exit_code)  # Process 0 has printed its last step.
   if failure:
@@ -251,13 +252,15 @@ def _cause(members: Sequence[Member]) -> Member:
 
 
 def thread_limits(count: int) -> dict[str, str]:
-  """Returns environment variables that limit threads to a share of the cores.
+  """Returns environment variables that divide the cores, and a GPU's memory.
 
   Args:
     count: Number of processes; each has at least one thread.
   """
-  threads = max(1, usable_cores() // count)
-  return dict.fromkeys(("NPROC", "OMP_NUM_THREADS"), str(threads))
+  threads = str(max(1, usable_cores() // count))
+  limits = dict.fromkeys(("NPROC", "OMP_NUM_THREADS"), threads)
+  # One process takes most of a GPU's memory.
+  return limits | {"XLA_PYTHON_CLIENT_PREALLOCATE": str(count == 1).lower()}
 
 
 def limits_beside_exchange(count: int, xla_flags: str = "") -> dict[str, str]:

@@ -116,12 +116,8 @@ class Pool:
 
   def _environment(self) -> dict[str, str]:
     """Returns what divides this machine among the processes."""
-    if self._prefix:
-      return {}
-    environment = process_group.thread_limits(self._processes)
-    if self._processes > 1:  # One process takes most of a GPU's memory.
-      environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    return environment
+    own = process_group.thread_limits(self._processes)
+    return {} if self._prefix else own
 
 
 def _reason(code: int, text: bytes) -> str:
