@@ -278,7 +278,7 @@ def limits_beside_exchange(count: int, xla_flags: str = "") -> dict[str, str]:
   if own["NPROC"] != "1":
     return own
   flags = f"{xla_flags} --xla_cpu_multi_thread_eigen=false".strip()
-  return dict.fromkeys(own, "2") | {"XLA_FLAGS": flags}
+  return {**own, "NPROC": "2", "OMP_NUM_THREADS": "2", "XLA_FLAGS": flags}
 
 
 def usable_cores() -> int:

@@ -30,6 +30,7 @@ def test_a_process_with_one_core_has_a_second_thread_that_multiplies_nothing(
   assert process_group.limits_beside_exchange(4, "--xla_a=1") == {
     "NPROC": "2",
     "OMP_NUM_THREADS": "2",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     "XLA_FLAGS": "--xla_a=1 --xla_cpu_multi_thread_eigen=false",
   }
 
