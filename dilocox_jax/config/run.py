@@ -228,6 +228,12 @@ class RunConfig:
     """Replicas of one runtime: all of them, or one if they meet in a store."""
     return 1 if self.meets else self.mesh.num_replicas
 
+  @property
+  def num_devices(self) -> int:
+    """Devices of one runtime: one if the replicas are stacked."""
+    is_mesh = self.mesh.layout == "mesh"
+    return self.num_local_replicas * self.division.num_devices if is_mesh else 1
+
   @functools.cached_property
   def trained_shapes(self) -> Shapes:
     """Shape of every leaf that is trained: of the adapters, or of the model."""

@@ -36,39 +36,48 @@ class ProgressLog:
   That is after every tenth of the run or 30 seconds, whichever comes first.
   """
 
-  def __init__(self, title: str, total_steps: int, first_step: int = 0):
+  def __init__(self, title: str, total_steps: int, begun: TrainingProgress):
     """Logs nothing yet.
 
     Args:
       title: What is running.
       total_steps: Inner steps of the run.
-      first_step: Steps done before.
+      begun: How far the run was before.
     """
     self._title, self._total_steps = title, total_steps
-    self._first = first_step, time.monotonic()
+    self._begun, self._begun_s = begun, time.monotonic()
     # Nothing was logged yet, so the first update is due.
-    self._logged_step, self._logged_s = first_step, -math.inf
+    self._logged = begun.step, -math.inf
 
-  def update(self, step: int, status: str) -> None:
+  def leave_out(self, seconds: float) -> None:
+    """Lets the time since the last update not count: programs were compiled."""
+    self._begun_s += seconds
+
+  def update(self, progress: TrainingProgress, loss: float, note: str) -> None:
     """Says how far the run is, and how long it will take, if a line is due.
 
+    Speed and time left are those of the whole run so far, without what was left
+    out. A single segment says little: on a CPU the next one may have run to its
+    end before this one is read.
+
     Args:
-      step: Inner steps finished.
-      status: What else there is to say.
+      progress: How far the run is.
+      loss: Mean loss of the segment.
+      note: What else there is to say.
     """
-    now_s, (first_step, first_s) = time.monotonic(), self._first
-    is_due = (
-      step - self._logged_step >= _LOG_SHARE * self._total_steps
-      or now_s - self._logged_s >= _LOG_S
-    )
-    if not is_due:
+    step, now_s = progress.step, time.monotonic()
+    logged_step, logged_s = self._logged
+    is_many = step - logged_step >= _LOG_SHARE * self._total_steps
+    if not is_many and now_s - logged_s < _LOG_S:
       return
-    self._logged_step, self._logged_s = step, now_s
-    step_s = (now_s - first_s) / (step - first_step)
-    left_min = (self._total_steps - step) * step_s / 60
-    place = f"{self._title}: step {step} of {self._total_steps}"
+    self._logged, spent_s = (step, now_s), now_s - self._begun_s
+    speed = (progress.tokens - self._begun.tokens) / spent_s
+    step_s = spent_s / (step - self._begun.step)
     logging.getLogger(__name__).info(
-      "%s | %s | %.1f min left", place, status, left_min
+      "%s: step %d of %d | loss %.3f | %s tokens/s | sent %s%s | %.1f min left",
+      *(self._title, step, self._total_steps, loss, f"{speed:,.0f}"),
+      *(human_bytes(progress.total_sent_bytes), f" | {note}" if note else ""),
+      (self._total_steps - step) * step_s / 60,
     )
 
 
@@ -121,7 +130,7 @@ class MetricsReader:
     self._recorder = metrics.Recorder(workdir, step_before)
     self._log = None
     if workdir:
-      self._log = ProgressLog(title, programs.plan.total_steps, progress.step)
+      self._log = ProgressLog(title, programs.plan.total_steps, progress)
     self._schedule = programs.schedule
     self._energy_share = programs.policy.energy
     self._recorded_s = time.perf_counter()
@@ -138,7 +147,7 @@ class MetricsReader:
     simulated_s: float | None = None,
     tokens: int = 0,
     exposed_s: float | None = None,
-  ) -> float:
+  ) -> None:
     """Records the time since the last record under an event.
 
     Args:
@@ -147,12 +156,11 @@ class MetricsReader:
       simulated_s: Simulated seconds, if the run carries a clock.
       tokens: Tokens that all replicas saw in this time.
       exposed_s: Seconds of it spent waiting for exchanges, if it is known.
-
-    Returns:
-      That time (seconds).
     """
     before, self._recorded_s = self._recorded_s, time.perf_counter()
     wall_s = self._recorded_s - before
+    if self._log and event == "compile":
+      self._log.leave_out(wall_s)
     self._recorder.record_timing(
       step=step,
       event=event,
@@ -162,7 +170,6 @@ class MetricsReader:
       exposed_s=exposed_s,
       link_bytes=self._link.new_bytes(),
     )
-    return wall_s
 
   def record_evaluation(
     self,
@@ -247,7 +254,7 @@ class MetricsReader:
       total_sent_bytes=progress.total_sent_bytes,
       drift=evaluation.drift_rows(done.segment, exchanges, self._energy_share),
     )
-    wall_s = self.record_time(
+    self.record_time(
       "round",
       progress.step,
       progress.simulated_s,
@@ -255,9 +262,5 @@ class MetricsReader:
       done.exposed_s,
     )
     if self._log:
-      speed = (progress.tokens - before.tokens) / wall_s
-      sent = human_bytes(progress.total_sent_bytes)
-      status = f"loss {loss:.3f} | {speed:,.0f} tokens/s | sent {sent}"
-      note = f" | {done.note}" if done.note else ""
-      self._log.update(progress.step, status + note)
+      self._log.update(progress, loss, done.note)
     return exchanges

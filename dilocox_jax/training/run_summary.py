@@ -102,11 +102,8 @@ def _where(config: RunConfig) -> str:
   replicas = _count(config.mesh.num_replicas, "replica")
   if config.meets:
     replicas = f"one of {replicas}, which meet in a store,"
-  num_devices = 1
-  if config.mesh.layout == "mesh":
-    num_devices = config.num_local_replicas * config.division.num_devices
   kind = jax.devices()[0].device_kind
-  return f"{replicas} on {_count(num_devices, 'device')} ({kind})"
+  return f"{replicas} on {_count(config.num_devices, 'device')} ({kind})"
 
 
 def _count(number: int, noun: str) -> str:

@@ -91,18 +91,13 @@ def free_port() -> int:
     return probe.getsockname()[1]
 
 
-def num_devices(config: RunConfig) -> int:
-  """Returns the number of devices of all replicas, if each has its own."""
-  return config.mesh.num_replicas * config.division.num_devices
-
-
 def devices_each(config: RunConfig, num_processes: int) -> int:
   """Returns the number of devices of each process.
 
   Raises:
     UsageError: If the processes cannot share the devices evenly.
   """
-  total = num_devices(config)
+  total = config.num_devices
   if total % num_processes:
     mesh = config.mesh
     raise UsageError(
@@ -121,7 +116,7 @@ def check_devices(config: RunConfig, owners: Sequence[int]) -> None:
     owners: Number of the process that has it, for every device.
   """
   shares = set(collections.Counter(owners).values())
-  needed = num_devices(config)
+  needed = config.num_devices
   if len(shares) > 1 or len(owners) != needed:
     raise UsageError(
       f"processes have {min(shares)} to {max(shares)} devices, together "

@@ -99,16 +99,14 @@ def train(
   """
   with command_line.usage_errors():  # Before any device starts.
     check_optimizers(config)
-  devices, other_processes = 1, contextlib.nullcontext()
+  devices, other_processes = config.num_devices, contextlib.nullcontext()
   if place:
     devices = place.local_devices or 0
     if not devices and place.num_processes:
       devices = distributed_flags.devices_each(config, place.num_processes)
     other_processes = _joined(config, place)
-  elif config.mesh.layout == "mesh":
-    devices = distributed_flags.num_devices(config)
-    if meeting:
-      devices //= config.mesh.num_replicas
+  elif meeting:
+    devices = config.division.num_devices
   set_up_jax(devices)
   with other_processes:
     text = _train(config, workdir, profile, clock, meeting)

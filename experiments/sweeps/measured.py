@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dilocox_jax.report import units
 from experiments.configs import replicas
 from experiments.sweeps import page
-from experiments.sweeps.rows import Rows, overrides_of
+from experiments.sweeps.rows import Rows
 from experiments.sweeps.runs import runs_of
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -21,10 +21,11 @@ def gaps(num_replicas: int) -> Iterator[str]:
   """
   sweep = replicas.get_config("main").to_dict()
   rows = Rows(_ROOT / sweep["rows"])
-  found = list(rows.runs.values())
-  runs = runs_of(sweep, [(row.name, overrides_of(row)) for row in found])
+  runs = runs_of(sweep, rows.settings)
   configs = {run.name: run.config for run in runs}
-  frame = page.frame(sweep, runs, found, rows, {}, dict.fromkeys(configs, {}))
+  frame = page.frame(
+    sweep, runs, [*rows.runs.values()], rows, {}, dict.fromkeys(configs, {})
+  )
   for setting in frame.settings:
     config, gap = configs[setting.name], units.human_gap(*frame.gap(setting))
     # In fp32 the rates are those of one bit, so its gap says little.

@@ -128,6 +128,17 @@ class Rows:
     self._curves: dict[tuple[str, str], dict[CurveRow, None]] = {}
     self._keep(_read(_curves_path(self.source), CurveRow))
 
+  @property
+  def settings(self) -> list[tuple[str, Mapping[str, Any]]]:
+    """Name and overrides of each run, as `runs.runs_of` takes them."""
+    rows = self.runs.values()
+    try:
+      return [(row.name, json.loads(row.overrides)) for row in rows]
+    except (ValueError, RecursionError) as error:
+      raise RecordError(
+        f"a line of {self.source} is damaged: {error}"
+      ) from error
+
   def curve(self, row: RunRow) -> list[CurveRow]:
     """Returns a run's evaluations in order; empty if the files have none."""
     return list(self._curves.get((row.digest, row.corpus), ()))
@@ -218,14 +229,6 @@ def curve_of(run: LoadedRun, row: RunRow) -> list[CurveRow]:
     )
     for e in run.evaluations
   ]
-
-
-def overrides_of(row: RunRow) -> Mapping[str, Any]:
-  """Returns the fields of a finished run that are not at their defaults."""
-  try:
-    return json.loads(row.overrides)
-  except (ValueError, RecursionError) as error:
-    raise RecordError(f"the line of {row.name} is damaged: {error}") from error
 
 
 def _curves_path(path: pathlib.Path) -> pathlib.Path:

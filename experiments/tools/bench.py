@@ -106,12 +106,11 @@ def main(values: flags.FlagValues) -> None:
   import jax
 
   from dilocox_jax.metrics.lines import write_json
-  from experiments.runtime import distributed_flags, running
+  from experiments.runtime import running
 
   if name == "inner":
     config = command_line.run_config(values.config)
-    is_mesh = config.mesh.layout == "mesh"
-    running.set_up_jax(distributed_flags.num_devices(config) if is_mesh else 1)
+    running.set_up_jax(config.num_devices)
     from experiments.tools import bench_inner
 
     with command_line.usage_errors():

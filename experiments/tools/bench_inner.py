@@ -109,20 +109,17 @@ def _rates(config: RunConfig, seconds: list[float]) -> dict:
   step_s = statistics.median(seconds) / STEPS
   tokens_per_s = mesh.num_replicas * config.tokens_per_replica_step / step_s
   flops = tokens_per_s * flops_per_token(shape, config.data.sequence_length)
-  num_devices = 1
-  if mesh.layout == "mesh":
-    num_devices = mesh.num_replicas * config.division.num_devices
   kind = jax.devices()[0].device_kind
   peak = DEVICE_PEAK_FLOPS.get(kind)
   return {
-    "num_devices": num_devices,
+    "num_devices": config.num_devices,
     "parameters": parameter_count(shape),
     "compute_dtype": chosen.compute_dtype,
     "attention": chosen.attention,
     "step_s": step_s,
     "tokens_per_s": tokens_per_s,
-    "model_flops_per_s_per_device": flops / num_devices,
-    "mfu": flops / num_devices / peak if peak else None,
+    "model_flops_per_s_per_device": flops / config.num_devices,
+    "mfu": flops / config.num_devices / peak if peak else None,
     "label": f"measured: median of {len(seconds)} times {STEPS} inner steps",
   }
 

@@ -114,9 +114,11 @@ ROUNDS = {
 }
 
 
-def _batches(config: RunConfig, *lead: int) -> jax.Array:
-  data = config.data
-  shape = (*lead, data.batch_size, data.sequence_length + 1)
+def _batches(config: RunConfig) -> jax.Array:
+  """Draws a round's sequences for every replica."""
+  data, interval = config.data, config.sync.named.schedule.sync_interval
+  shape = data.batch_size, data.sequence_length + 1
+  shape = config.mesh.num_replicas, interval, *shape
   drawn = np.random.default_rng(0).integers(0, 256, shape, np.int32)
   return jax.device_put(drawn)
 
@@ -125,9 +127,7 @@ def _delayed_round(config: RunConfig) -> TimedProgram:
   """A round with an exchange pending; each call goes on from the last one."""
   programs = build.programs(config)
   params = jax.jit(programs.model.init)(jax.random.key(0))
-  batches = _batches(
-    config, config.mesh.num_replicas, config.sync.named.schedule.sync_interval
-  )
+  batches = _batches(config)
   optimizer = jax.jit(programs.steps.optimizer.init)(params)
   state = programs.rounds.init(params, optimizer)
 
@@ -146,9 +146,7 @@ def _inner_steps(config: RunConfig) -> TimedProgram:
   programs = build.programs(config)
   program = inner.steps_program(programs)
   carry = inner.first_carry(programs)
-  batches = _batches(
-    config, config.mesh.num_replicas, config.sync.named.schedule.sync_interval
-  )
+  batches = _batches(config)
 
   def run() -> None:
     nonlocal carry

@@ -325,16 +325,16 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
       no way to fit the program into a chip.
   """
   devices = topology_devices(topology, num_slices)
-  needed, machine = config.mesh.num_replicas, f"{num_slices} x {topology}"
-  needed *= config.division.num_devices
+  machine = f"{num_slices} x {topology}"
   if config.mesh.layout == "stacked":
-    devices, machine, needed = devices[:1], f"one chip of {topology}", 1
+    devices, machine = devices[:1], f"one chip of {topology}"
   kind = devices[0].device_kind
   require(
-    needed == len(devices),
-    f"the run has {needed} devices and the slices have {len(devices)}:"
-    " num_replicas x num_data_shards x num_stages must be all of them, e.g."
-    " --config.mesh.num_stages=2 --config.mesh.num_data_shards=2 for v5e:2x2",
+    config.num_devices == len(devices),
+    f"the run has {config.num_devices} devices and the slices have"
+    f" {len(devices)}: num_replicas x num_data_shards x num_stages must be all"
+    " of them, e.g. --config.mesh.num_stages=2 --config.mesh.num_data_shards=2"
+    " for v5e:2x2",
   )
   require(kind in _MEMORY_GIB, f"the memory of {kind!r} is not known here")
   program = steady_program(config, devices)

@@ -10,7 +10,7 @@ from experiments.configs import compression, convergence
 from experiments.runtime.command_line import CONFIGS
 from experiments.sweeps import runs
 from experiments.sweeps.clocks import SweepClock, clock_of
-from experiments.sweeps.rows import Rows, overrides_of
+from experiments.sweeps.rows import Rows
 
 BASE = {"sync": {"sync_interval": 6}, "total_steps": 60}
 ROOT = CONFIGS.parents[1]
@@ -109,8 +109,8 @@ def test_every_config_of_a_sweep_has_its_baseline_and_its_committed_rows(
 ):
   kept, given = [], []
   if config.get("rows") and not (config.get("runs") or config.get("grid")):
-    kept = list(Rows(ROOT / config.rows).runs.values())
-    given = [(row.name, overrides_of(row)) for row in kept]
+    rows = Rows(ROOT / config.rows)
+    kept, given = list(rows.runs.values()), rows.settings
   found = runs.runs_of(config.to_dict(), given)
   names = {run.name for run in found}
   baselines = config.get("baselines") or {}

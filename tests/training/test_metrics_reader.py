@@ -126,8 +126,8 @@ def test_time_is_booked_once_and_the_log_says_the_speed_of_training(desk):
   ]
   speeds = [row["tokens_per_s"] for row in rows]
   assert speeds == [None, 160.0, None, 160 / 3.0]
-  line = "loss 3.500 | {} tokens/s | sent 5.00 kB | 2 here"
-  assert desk.told == [(18, line.format(160)), (18, line.format(53))]
+  assert desk.told[0][1:] == (3.5, "2 here")
+  assert [each.tokens for each, *_ in desk.told] == [720, 880]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -197,17 +197,18 @@ def test_a_line_comes_at_once_then_every_tenth_or_half_minute(
   now = [100.0]
   clock = SimpleNamespace(monotonic=lambda: now[0])
   monkeypatch.setattr(metrics_reader, "time", clock)
-  log = ProgressLog("diloco", 80, first_step=8)
+  log = ProgressLog("diloco", 80, TrainingProgress(8, 800))
+  log.leave_out(1.0)
   for step in range(10, 41, 2):
     now[0] += 3.0
-    log.update(step, "loss 2.5")
+    log.update(TrainingProgress(step, 100 * step, 5_000), 2.5, "2 here")
   for step in (41, 41):
     now[0] += 15.0
-    log.update(step, "loss 2.5")
+    log.update(TrainingProgress(step, 100 * step), 2.5, "")
   steps = [re.findall(r"step (\d+) of 80", line)[0] for line in lines()]
   assert steps == ["10", "18", "26", "34", "41"]
-  left = "diloco: step 18 of 80 | loss 2.5 | 1.6 min left"  # 1.5 s a step.
-  assert lines()[1] == left
+  said = "loss 2.500 | 71 tokens/s | sent 5.00 kB | 2 here | 1.4 min left"
+  assert lines()[1] == f"diloco: step 18 of 80 | {said}"  # 1.4 s a step.
 
 
 # The summary and the record.
