@@ -20,25 +20,30 @@ small model, on a CPU.
 
 from ml_collections import config_dict
 
-_ONE, _ADAMW = "allreduce 2x4", "allreduce, AdamW, 2x4"
-SWEEPS = {
-  "main": {
-    "judged": True,
-    "baselines": {
-      "overlap_loco 2x4": _ONE,
-      "overlap_loco 4x2": _ONE,
-      "overlap_loco 8x1": _ONE,
-      "overlap_loco 4x4": "allreduce 4x4",
-      "overlap_loco 8x4": "allreduce 8x4",
-      "overlap_loco in fp32, 4x4": "allreduce 4x4",
-      "overlap_loco in fp32, 8x4": "allreduce 8x4",
-      "one replica, H = 16": _ONE,
-      "one replica, H = 30": _ONE,
-      "one replica, AdamW, H = 16": _ADAMW,
-      "one replica, AdamW, H = 30": _ADAMW,
-      "overlap_loco, AdamW, 2x4": _ADAMW,
-    },
+# Baselines, and the settings that are held against each of them.
+_HELD = {
+  "allreduce 1x8": ("one replica, H = 16", "one replica, H = 30"),
+  "allreduce 2x4": tuple(f"overlap_loco {n}" for n in ("2x4", "4x2", "8x1")),
+  "allreduce 4x4": (
+    *("overlap_loco 4x4", "overlap_loco 16x1", "overlap_loco in fp32, 4x4"),
+    *("muloco 4x4", "diloco 4x4", "dilocox 4x4"),
+  ),
+  "allreduce 8x4": ("overlap_loco 8x4", "overlap_loco in fp32, 8x4"),
+  "allreduce, AdamW, 2x4": (
+    *("one replica, AdamW, H = 16", "one replica, AdamW, H = 30"),
+    "overlap_loco, AdamW, 2x4",
+  ),
+  **{
+    f"allreduce, {which}": (f"overlap_loco, {which}",)
+    for which in ("AdamW, 4x4", "AdamW, 8x4", "41k", "131k", "380k", "857k")
   },
+}
+_JUDGED = {
+  "judged": True,
+  "baselines": {each: base for base, held in _HELD.items() for each in held},
+}
+SWEEPS = {
+  **dict.fromkeys(("main", "one", "long", "sizes"), _JUDGED),
   "tune": {},
   "way_back": {"baseline": "fp32"},
 }
