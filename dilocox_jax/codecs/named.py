@@ -120,12 +120,10 @@ def _link(name: str, settings: Mapping[str, Any], then: "Codec | None"):
   for field in settings:
     is_own = field in fields and field != "then"
     require(is_own, f"{name} has no setting {field} (it has: {has})")
-  given = dict(settings)
-  if then is not None:
-    require("then" in fields, f"{name} must be the last link of a codec")
-    given["then"] = then
+  given = {} if then is None else {"then": then}
+  require({*given} <= {*fields}, f"{name} must be the last link of a codec")
   with in_front(f"codec {name}: "):
-    return build(**given)
+    return build(**settings, **given)
 
 
 for _name, _place in {

@@ -106,8 +106,8 @@ class Int(Quantiser):
     if self.scale == "row":
       return shape[-1] if shape else 1
     size = math.prod(shape)
-    return (
-      size if self.scale == "tensor" else block_width(size, self.block_size)
+    return block_width(
+      size, size if self.scale == "tensor" else self.block_size
     )
 
   def code(self, rows: Array) -> tuple[Array, ...]:

@@ -4,7 +4,7 @@ They stand apart from the code that they choose, so that a config can be checked
 and a command line answered without the seconds that loading JAX takes.
 """
 
-import importlib
+import pkgutil
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -36,8 +36,7 @@ class Registry(dict[str, Part]):
     """
     is_name = name.isidentifier()
     require(is_name, f"{self._kind} {name!r}: a name has letters, digits and _")
-    is_free = name not in self
-    require(is_free, f"{self._kind} {name!r} is registered already")
+    require(name not in self, f"{self._kind} {name!r} is registered already")
     self[name] = part
 
 
@@ -56,11 +55,20 @@ def check_lazy(what: str, reference: Any) -> None:
 
 
 def loaded(reference: Lazy) -> Callable[..., Any]:
-  """Returns the function that a reference stands for."""
+  """Returns the function that a reference stands for.
+
+  Raises:
+    ValueError: If a place has no such module or function. The message is one
+      line.
+  """
   if not isinstance(reference, str):
     return reference
-  module, name = reference.split(":")
-  return getattr(importlib.import_module(module), name)
+  try:
+    return pkgutil.resolve_name(reference)
+  except (ImportError, AttributeError) as error:
+    raise ValueError(
+      f"{reference!r}: {error}: correct it, or add its folder to PYTHONPATH"
+    ) from error
 
 
 LAYOUTS = ("stacked", "mesh")  # Replicas share a device, or have their own.

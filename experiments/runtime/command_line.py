@@ -240,14 +240,13 @@ def _reason(error: Exception) -> str:
     error: Error of the flag library, or of a config file's code.
   """
   lines = str(error).strip().splitlines() or ["no reason given"]
+  where = f"--config={_config_file()}: "
   if not isinstance(error, flags.Error):
-    return (
-      f"--config={_config_file()}: {type(error).__name__}: {' '.join(lines)}"
-    )
+    return f"{where}{type(error).__name__}: {' '.join(lines)}"
   if len(lines) == 1:
     return lines[0]
   # The flag library quotes a whole traceback; its last line is the reason.
-  return f"--config={_config_file()}: {lines[-1]}"
+  return f"{where}{lines[-1]}"
 
 
 def _config_file() -> str:

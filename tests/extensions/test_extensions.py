@@ -236,11 +236,10 @@ REFUSED = {
   "take another name": lambda: dx.register_optimizer("sgd", optax.sgd),
   "an argument learning_rate": lambda: dx.register_optimizer("n", optax.clip),
   "argument of data source 'n'": lambda: dx.register_source("n", lambda c: c),
-  "data.glob='x' would be": lambda: config_of(
-    data={"source": "sums", "glob": "x"}
-  ),
+  "glob='x' would be": lambda: config_of(data={"source": "sums", "glob": "x"}),
   "give it both of": lambda: build_by(dx.ModelShape.builder),
   "'other': builder must take": lambda: build_by(lambda shape, dtype: shape),
+  "'lost:build': No module": lambda: build_by("lost:build"),
   "'other': .* returns a int": lambda: build_by(lambda _, **how: 1),
   r"a Model \(more: None -> \(3,": lambda: build_by(with_one_more),
 }
