@@ -59,8 +59,10 @@ reproduce: install ## The papers' tables and the sweeps' pages, from committed r
 	  $(RUN) -m experiments.sweep --report_only \
 	    --config=experiments/configs/convergence.py:$$sweep \
 	    --workdir=runs/reproduced/$$sweep; done
-	$(RUN) -m experiments.sweep --report_only --workdir=runs/reproduced/replicas \
-	  --config=experiments/configs/replicas.py:main
+	set -e; for sweep in main one long; do \
+	  $(RUN) -m experiments.sweep --report_only \
+	    --config=experiments/configs/replicas.py:$$sweep \
+	    --workdir=runs/reproduced/replicas_$$sweep; done
 	$(RUN) -m docs.figures.loss_by_time
 
 compile-report: $(TPU)/.installed ## Compile runs for TPUs that are not there (a quarter of an hour)

@@ -19,20 +19,20 @@ def gaps(num_replicas: int) -> Iterator[str]:
   Args:
     num_replicas: Number of replicas, M.
   """
-  sweep = replicas.get_config("main").to_dict()
-  rows = Rows(_ROOT / sweep["rows"])
-  runs = runs_of(sweep, rows.settings)
-  configs = {run.name: run.config for run in runs}
-  frame = page.frame(
-    sweep, runs, [*rows.runs.values()], rows, {}, dict.fromkeys(configs, {})
-  )
-  for setting in frame.settings:
-    config, gap = configs[setting.name], units.human_gap(*frame.gap(setting))
-    # In fp32 the rates are those of one bit, so its gap says little.
-    is_there = config.mesh.num_replicas == num_replicas and frame.base(setting)
-    if is_there and "fp32" not in setting.name:
-      inner, outer = config.inner.learning_rate, config.outer.learning_rate
-      yield f"{setting.name}: {gap}, inner rate {inner:.3g}, outer {outer:g}"
+  for name in ("main", "one"):
+    sweep = replicas.get_config(name).to_dict()
+    rows = Rows(_ROOT / sweep["rows"])
+    runs = runs_of(sweep, rows.settings)
+    configs = {run.name: run.config for run in runs}
+    found, times = list(rows.runs.values()), dict.fromkeys(configs, {})
+    frame = page.frame(sweep, runs, found, rows, {}, times)
+    for setting in frame.settings:
+      config, gap = configs[setting.name], units.human_gap(*frame.gap(setting))
+      is_there = config.mesh.num_replicas == num_replicas
+      # In fp32 the rates are those of one bit, so its gap says little.
+      if is_there and frame.base(setting) and "fp32" not in setting.name:
+        inner, outer = config.inner.learning_rate, config.outer.learning_rate
+        yield f"{setting.name}: {gap}, inner rate {inner:.3g}, outer {outer:g}"
 
 
 def words(num_replicas: int) -> str:
