@@ -21,13 +21,13 @@ from collections.abc import Iterator
 from absl import flags
 
 from dilocox_jax.distributed import link_counter
+from dilocox_jax.metrics import work_directory
 from dilocox_jax.simulate.cluster import Link
 from dilocox_jax.simulate.quantities import RATE, SHARE, TIME, parse_quantity
 from experiments import train
 from experiments.runtime import (
   command_line,
   distributed_flags,
-  file_lock,
   link_check,
   process_group,
 )
@@ -79,7 +79,7 @@ def main(values: flags.FlagValues) -> None:
   # killed.
   refusal = _REFUSAL.format(workdir)
   with (
-    file_lock.held(workdir / ".launch.lock", refusal) as lock,
+    work_directory.locked(workdir / ".launch.lock", refusal) as lock,
     _network(link, count) as network,
   ):
     coordinator = f"127.0.0.1:{distributed_flags.free_port()}"

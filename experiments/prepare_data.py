@@ -24,7 +24,8 @@ from dilocox_jax.data.documents import (
   read_globs,
   split_globs,
 )
-from experiments.runtime import command_line, file_lock
+from dilocox_jax.metrics import work_directory
+from experiments.runtime import command_line
 
 _MB = 10**6
 
@@ -64,7 +65,7 @@ def main(values: flags.FlagValues) -> None:
   workdir = command_line.writable(values.workdir, "prepare_data")
   refusal = f"another prepare_data writes to --workdir={workdir}: wait for it"
   with (
-    file_lock.held(workdir / ".prepare.lock", refusal),
+    work_directory.locked(workdir / ".prepare.lock", refusal),
     command_line.usage_errors(kinds=(ValueError, OSError)),
   ):
     _prepare(values, workdir)

@@ -25,7 +25,8 @@ from collections.abc import Iterator
 from absl import flags
 from ml_collections import config_flags
 
-from experiments.runtime import command_line, file_lock
+from dilocox_jax.metrics import work_directory
+from experiments.runtime import command_line
 from experiments.runtime.command_line import StoppedError, UsageError
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -138,7 +139,7 @@ def _train(values: flags.FlagValues, training, runs) -> bool:
   deadline_s = time.monotonic() + 60 * minutes
   pool = Pool(values.processes, values.slurm, deadline_s)
   lock = training.rows.path.with_suffix(".lock")
-  with file_lock.held(
+  with work_directory.locked(
     lock, f"another sweep is at {values.workdir}: wait for it"
   ):
     training.train(runs, pool, values.processes)

@@ -23,7 +23,7 @@ import platform as host
 import subprocess
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import IO, Any
+from typing import Any
 
 from dilocox_jax import files
 from dilocox_jax.checks import json_object
@@ -41,7 +41,7 @@ class RefusedError(ValueError):
 
 
 class BusyError(RuntimeError):
-  """Another run is at work in the directory; the same call works later."""
+  """Another process is at work there; the same call works later."""
 
 
 def claim(path: Directory, program: str) -> pathlib.Path:
@@ -121,42 +121,54 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
     RefusedError: If the directory is not that of a run, or the lock's file
       cannot be made.
   """
-  path = workdir / LOCK
-  try:
+  with _refusing(workdir / LOCK):
     claim(workdir, PROGRAM)
-    file = files.opened_to_append(path)
-  except OSError as error:
-    raise RefusedError(f"{path} cannot be written: {error.strerror}") from error
-  with file:
-    if not try_lock(file):
-      raise BusyError(
-        f"another run is at work in workdir={workdir}: wait for its end"
-      )
+  refusal = f"another run is at work in workdir={workdir}: wait for its end"
+  with locked(workdir / LOCK, refusal):
     yield
 
 
-def try_lock(file: IO) -> bool:
-  """Locks an open file until it is closed.
+@contextlib.contextmanager
+def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
+  """Holds a lock on a file, for what only one process at a time may do.
 
   The kernel releases a lock when the last process that has the file open ends,
   killed or not. A child process may inherit the open file and so keep the lock
   when its parent is killed: the processes of a launch do. Lock libraries open
-  and close files by themselves and do not allow that.
+  and close files by themselves and do not allow that. On a file system that has
+  no locks, as some network file systems, there is a warning.
 
   Args:
-    file: Any open file; nothing is written to it.
+    path: File of the lock; made if missing. Nothing is written to it.
+    refusal: Message if another process holds the lock.
 
-  Returns:
-    False if another process holds the lock. A file system that has no locks,
-    as some network file systems, gets a warning and counts as locked.
+  Yields:
+    Descriptor of the file.
+
+  Raises:
+    BusyError: If another process holds the lock.
+    RefusedError: If the file cannot be made.
   """
+  with _refusing(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = files.opened_to_append(path)
+  with file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise BusyError(refusal) from None
+    except OSError as error:
+      logging.warning("%s cannot be locked (%s)", path, error.strerror)
+    yield file.fileno()
+
+
+@contextlib.contextmanager
+def _refusing(path: pathlib.Path) -> Iterator[None]:
+  """Turns errors of the system inside the block into `RefusedError`."""
   try:
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
-    return False
+    yield
   except OSError as error:
-    logging.warning("%s cannot be locked (%s)", file.name, error.strerror)
-  return True
+    raise RefusedError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _git(*arguments: str) -> str:

@@ -26,11 +26,13 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from absl import app, flags
 from ml_collections import config_dict, config_flags
 
 from dilocox_jax.metrics import RecordError, work_directory
+from dilocox_jax.metrics.work_directory import BusyError, RefusedError
 from experiments.runtime import own_parts
 
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h.
@@ -50,8 +52,6 @@ flags.disclaim_key_flags()
 
 class UsageError(Exception):
   """Means that the input is wrong. The message says what to change."""
-
-  exit_code = 2
 
 
 class SavedAndStoppedError(Exception):
@@ -76,6 +76,16 @@ class StoppedError(Exception):
     self.exit_code = exit_code
 
 
+# What ends a program with one line.
+_CODES = {UsageError: 2, RefusedError: 2, BusyError: TRY_AGAIN, RecordError: 1}
+ENDINGS: tuple[type[Exception], ...] = (*_CODES, StoppedError)
+
+
+def exit_code(error: Any) -> int:
+  """Returns the exit code of one of `ENDINGS`."""
+  return _CODES.get(type(error)) or error.exit_code
+
+
 def main(
   function: Callable[[flags.FlagValues], None],
   define_flags: Callable[[], None],
@@ -86,8 +96,8 @@ def main(
 
   Args:
     function: Function that does the work, with the flags as its argument. It
-      raises `UsageError` if the input is wrong and `StoppedError` if it cannot
-      go on.
+      raises one of `ENDINGS`: `UsageError` if the input is wrong, and
+      `StoppedError` if it cannot go on.
     define_flags: Function that defines the flags and loads config files.
     check_field: Function that raises ValueError if --config has no field with
       a dotted name. By default it checks the fields of `RunConfig`.
@@ -108,18 +118,15 @@ def main(
         own_parts.register_parts(flags.FLAGS.parts)
     function(flags.FLAGS)
     sys.stdout.flush()
-  except (UsageError, StoppedError) as error:
+  except ENDINGS as error:
     print_error(error)
-    sys.exit(error.exit_code)
+    sys.exit(exit_code(error))
   except SavedAndStoppedError as request:
     print(request, file=sys.stderr)
     sys.exit(request.exit_code)
   except KeyboardInterrupt:
     print_error(StoppedError("interrupted"))
     sys.exit(INTERRUPTED)
-  except RecordError as error:
-    print_error(error)
-    sys.exit(1)
   except BrokenPipeError:
     _leave_closed_output()
     raise
@@ -361,7 +368,7 @@ def writable(workdir: str | None, program: str) -> pathlib.Path:
     path = work_directory.claim(workdir, program)
     with tempfile.TemporaryFile(dir=path):
       return path
-  except work_directory.RefusedError as error:
+  except RefusedError as error:
     raise UsageError(f"--workdir={error}") from error
   except OSError as error:
     raise UsageError(

@@ -19,7 +19,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.config.recipes import changed_options
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.distributed import coordinator_store, processes
-from dilocox_jax.metrics import RecordError, work_directory
+from dilocox_jax.metrics import RecordError
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.training.member import Meeting
 from dilocox_jax.training.parts import Clock
@@ -94,6 +94,8 @@ def train(
 
   Raises:
     UsageError: If the run cannot be set up as asked.
+    RefusedError: If the directory is not that of this run.
+    BusyError: If another run is at work in it.
     StoppedError: If it had to stop.
     SavedAndStoppedError: If a signal asked it to stop, once its state is saved.
   """
@@ -133,10 +135,6 @@ def _train(
   try:
     with tracing, stop_signals.stop_requests(trainer.request_stop):
       page = trainer.run()
-  except work_directory.RefusedError as error:
-    raise UsageError(str(error)) from error
-  except work_directory.BusyError as error:
-    raise StoppedError(str(error), command_line.TRY_AGAIN) from error
   except StopRequestedError as request:
     raise command_line.SavedAndStoppedError(request, request.signal) from None
   except (TrainingStoppedError, RecordError, OSError) as error:
@@ -190,9 +188,9 @@ def _joined(config: RunConfig, place: flags.FlagValues) -> Iterator[None]:
       distributed_flags.check_devices(config, owners)
       yield
     return
-  except (UsageError, StoppedError) as error:
+  except command_line.ENDINGS as error:
     command_line.print_error(error, where)
-    code = error.exit_code
+    code = command_line.exit_code(error)
     coordinator_store.wait_for_end()
   except command_line.SavedAndStoppedError as request:
     if processes.is_main():

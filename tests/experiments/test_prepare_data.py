@@ -8,8 +8,8 @@ import pathlib
 import pytest
 
 from dilocox_jax.data import shards
+from dilocox_jax.metrics import work_directory
 from dilocox_jax.training import run_text
-from experiments.runtime import file_lock
 from tests import runs
 from tests.experiments.programs import run
 
@@ -82,6 +82,6 @@ def test_parts_are_kept_and_replicas_may_read_one_each(tmp_path):
 
 
 def test_a_folder_is_written_by_one_process_at_a_time(lines, tmp_path):
-  with file_lock.held(tmp_path / ".prepare.lock", ""):
+  with work_directory.locked(tmp_path / ".prepare.lock", ""):
     done = prepare(lines, tmp_path)
   assert done.returncode == 75 and "another prepare_data" in done.one_line

@@ -15,8 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from dilocox_jax.metrics import read_rows
-from experiments.runtime import file_lock
+from dilocox_jax.metrics import read_rows, work_directory
 from tests import runs
 from tests.experiments.programs import run
 from tests.meeting.slow_train import SMALL
@@ -257,8 +256,6 @@ def test_a_signal_to_the_launcher_saves_the_run_and_stops_all(two, tmp_path):
   [("launch", ".launch.lock"), ("train", ".train.lock")],
 )
 def test_a_directory_has_one_run_at_a_time(program, lock, tmp_path):
-  with file_lock.held(tmp_path / lock, ""):
+  with work_directory.locked(tmp_path / lock, ""):
     done = run(program, *TOGETHER, f"--workdir={tmp_path}")
   assert done.returncode == 75 and "another" in done.stderr
-  with file_lock.held(tmp_path / lock, ""):
-    pass  # Let go with the block.

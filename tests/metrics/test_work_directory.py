@@ -4,7 +4,6 @@ import concurrent.futures
 import errno
 import fcntl
 import json
-import logging
 import subprocess
 
 import numpy as np
@@ -19,7 +18,7 @@ from dilocox_jax.metrics.work_directory import (
   RefusedError,
   claim,
   held,
-  try_lock,
+  locked,
 )
 from tests import runs
 
@@ -88,8 +87,8 @@ def test_a_file_system_without_locks_gets_a_warning(
     raise OSError(errno.ENOLCK, "No locks available")
 
   monkeypatch.setattr(fcntl, "flock", no_locks)
-  with (tmp_path / "lock").open("w") as file, caplog.at_level(logging.WARNING):
-    assert try_lock(file)
+  with locked(tmp_path / "lock", ""):
+    pass
   assert "No locks available" in caplog.text
 
 
