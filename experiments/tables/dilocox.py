@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dilocox_jax.config import to_plan
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import flops_per_token
-from experiments.tables.runs import Pace, config_of, equal_links, pace
+from dilocox_jax.simulate.steps import SteadyState
+from experiments.tables.runs import config_of, equal_links, pace
 from experiments.tables.table import (
   Figures,
   Fit,
@@ -85,7 +86,7 @@ class PaperRuns:
     """Returns the published throughput of a method (tokens/s)."""
     return self._figures[f"{self.model}, {method}, throughput"].value
 
-  def pace(self, method: str, codec_s: float = 0.0, **changes) -> Pace:
+  def pace(self, method: str, codec_s: float = 0.0, **changes) -> SteadyState:
     """Returns the pace of a method's recipe with fields changed.
 
     Args:
@@ -101,12 +102,12 @@ class PaperRuns:
     traffic = to_plan.traffic(config_of(method, **changes))
     return pace(traffic, cluster, self.step_s, codec_s)
 
-  def tokens_per_s(self, found: Pace) -> float:
+  def tokens_per_s(self, found: SteadyState) -> float:
     """Returns the throughput of all clusters together (tokens/s)."""
-    return self.setting.tokens / found.seconds
+    return self.setting.tokens / found.step_s
 
   @functools.cache  # noqa: B019 - it lives as long as the tables.
-  def allreduce(self) -> Pace:
+  def allreduce(self) -> SteadyState:
     """Returns the pace of AllReduce: gradients at every step."""
     return self.pace("allreduce", exchange={"codec": self._dense})
 
@@ -116,7 +117,7 @@ class PaperRuns:
     is_hidden: bool = True,
     codec: str = "low_rank(rank={})+int(bits=4)",
     codec_s: float = 0.0,
-  ) -> Pace:
+  ) -> SteadyState:
     """Returns the pace of DiLoCoX, complete or without a component.
 
     Args:
@@ -132,11 +133,11 @@ class PaperRuns:
       exchange = {"codec": self._dense, "feedback": 0.0}
     return self.pace("dilocox", codec_s, sync=sync, exchange=exchange)
 
-  def open_diloco(self) -> Pace:
+  def open_diloco(self) -> SteadyState:
     """Returns the pace of OpenDiLoCo: fp16, no overlap, the same H."""
     return self.pace("open_diloco", sync={"sync_interval": self.interval})
 
-  def cocktail_sgd(self) -> Pace:
+  def cocktail_sgd(self) -> SteadyState:
     """Returns the pace of CocktailSGD: 117 times fewer bytes, every step."""
     mask = "random_mask(fraction=0.15)"
     codec = f"{mask}+top_k(fraction=0.2,indices=bitmap)+int(bits=4)"
@@ -144,7 +145,7 @@ class PaperRuns:
 
   def speed_up(self) -> float:
     """Returns the speed-up of DiLoCoX over AllReduce."""
-    return self.allreduce().seconds / self.dilocox().seconds
+    return self.allreduce().step_s / self.dilocox().step_s
 
   def codec_s(self) -> float:
     """Returns the seconds of a round without overlap that bytes leave open.
@@ -156,7 +157,7 @@ class PaperRuns:
       return 0.0
     tokens = self.interval * self.setting.tokens
     round_s = tokens / self._figures[row].value
-    return round_s - self.interval * self.dilocox(is_hidden=False).seconds
+    return round_s - self.interval * self.dilocox(is_hidden=False).step_s
 
   def cocktail_ratio(self) -> float:
     """Returns how many times fewer bytes CocktailSGD's row needs."""
@@ -178,9 +179,9 @@ def build_tables() -> list[Table]:
   codec_s = large.codec_s()
   half = large.dilocox(is_hidden=False, codec="low_rank(rank={})+float16")
   numbers = {
-    "exchange_s": large.dilocox().exchange_s,
+    "exchange_s": large.interval * large.dilocox().exchange_s,
     "compute_s": large.interval * large.step_s,
-    "dense_s": large.dilocox(codec="").exchange_s,
+    "dense_s": large.interval * large.dilocox(codec="").exchange_s,
     "small_share": small.implied_utilisation(),
     "large_share": large.implied_utilisation(),
     "codec_s": codec_s,

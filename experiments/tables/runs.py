@@ -4,7 +4,6 @@ All follows from the plan that the trainer would follow: no table counts a step
 or a byte itself.
 """
 
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -16,11 +15,12 @@ from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.plan.schedule.run_plan import RunPlan
+from dilocox_jax.simulate import steps
 from dilocox_jax.simulate.analytic import Work
 from dilocox_jax.simulate.cluster import Cluster, Link, Site
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.script import Script
-from dilocox_jax.simulate.steps import stated_seconds, steady_state
+from dilocox_jax.simulate.transfer import NCCL, Transport
 
 # Payload share of a line rate, without the headers of TCP and Ethernet.
 GOODPUT = Link.efficiency
@@ -72,26 +72,13 @@ def flat_traffic(
   return Traffic(method, Fragments(1, 1), shapes, num_replicas, codec)
 
 
-@dataclasses.dataclass(frozen=True)
-class Pace:
-  """The steady state of a run.
-
-  Attributes:
-    seconds: Duration of an inner step, exchanges included.
-    utilisation: Share of the time in which replicas take inner steps.
-    exchange_s: Duration of all exchanges of a round (seconds).
-    sent_bytes: Bytes that one replica sends in a round.
-  """
-
-  seconds: float
-  utilisation: float
-  exchange_s: float
-  sent_bytes: int
-
-
 def pace(
-  traffic: Traffic, cluster: Cluster, step_s: float, codec_s: float = 0.0
-) -> Pace:
+  traffic: Traffic,
+  cluster: Cluster,
+  step_s: float,
+  codec_s: float = 0.0,
+  transport: Transport = NCCL,
+) -> steps.SteadyState:
   """Returns the pace of a run on a cluster.
 
   Args:
@@ -100,19 +87,14 @@ def pace(
     step_s: Seconds of an inner step at speed 1; a site of speed 0.5 takes
       twice as long.
     codec_s: Seconds of encoding and decoding that nothing hides.
+    transport: How messages are sent.
   """
   interval = traffic.method.schedule.sync_interval
-  work = Work(
-    stated_seconds(cluster, step_s), np.full(cluster.num_replicas, codec_s)
-  )
+  steps_s = steps.stated_seconds(cluster, step_s)
+  work = Work(steps_s, np.full(cluster.num_replicas, codec_s))
+  costs = LinkCosts(cluster, transport)
   plan = RunPlan(traffic.method, interval, steps_per_dispatch=1)
-  found = steady_state(LinkCosts(cluster), work, Script(traffic), plan)
-  return Pace(
-    found.step_s,
-    found.utilisation,
-    found.exchange_s * interval,
-    round(found.sent_bytes * interval),
-  )
+  return steps.steady_state(costs, work, Script(traffic), plan)
 
 
 def least(

@@ -18,9 +18,9 @@ from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.codecs.sparse import TopK
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.simulate.cluster_file import load_cluster
+from dilocox_jax.simulate.steps import SteadyState
 from experiments.tables.runs import (
   GOODPUT,
-  Pace,
   equal_links,
   flat_traffic,
   least,
@@ -56,7 +56,7 @@ def open_diloco() -> list[Table]:
     return pace(traffic, cluster, step_s).utilisation >= 0.9
 
   mbps = least(is_enough, 1.0, 1000.0)
-  percent, exchange_s = 100 * found.utilisation, found.exchange_s
+  percent, exchange_s = 100 * found.utilisation, interval * found.exchange_s
   rows = [
     beside(figures, "utilisation, lowest", percent, Fit.NONE, basis),
     beside(figures, "utilisation, highest", percent, Fit.NONE, basis),
@@ -84,21 +84,22 @@ def intellect_1() -> list[Table]:
   # Bytes of H data-parallel steps over those of an exchange.
   reduction = dense.gradient_bytes() * interval / traffic.exchange_bytes(0)
 
-  def at(mbps: float) -> Pace:
+  def at(mbps: float) -> SteadyState:
     cluster = equal_links(count, mbps * 1e6, rtt_s=_RTT_S)
     return pace(traffic, cluster, step_s)
 
   def rate_for(exchange_s: float) -> float:
     """Returns the rate (Mbit/s) at which the exchange takes so long."""
-    return least(lambda x: at(x).exchange_s <= exchange_s, 10.0, 1e5, 1e-4)
+    step_s = exchange_s / interval
+    return least(lambda x: at(x).exchange_s <= step_s, 10.0, 1e5, 1e-4)
 
   slow = pace(traffic, load_cluster("intellect_1", count), step_s)
   preset = "14 nodes, int8 ring, 340 Mbit/s fitted on the lowest utilisation"
-  quoted, quoted_min = "sync as quoted by Covenant-72B", slow.exchange_s / 60
+  slow_s, quoted = interval * slow.exchange_s, "sync as quoted by Covenant-72B"
   rows = [
     ("utilisation, lowest", 100 * slow.utilisation, Fit.HERE, preset),
-    ("global, all-reduce", slow.exchange_s, Fit.ELSEWHERE, preset),
-    (quoted, quoted_min, Fit.ELSEWHERE, preset),
+    ("global, all-reduce", slow_s, Fit.ELSEWHERE, preset),
+    (quoted, slow_s / 60, Fit.ELSEWHERE, preset),
   ]
   rates = {}
   for name in _SETTINGS:
@@ -137,7 +138,7 @@ def covenant_72b() -> list[Table]:
   payload_bytes = message_bytes(codec, {"parameters": (num_parameters,)})
   method = methods.sparse_loco(interval)
 
-  def among(num_replicas: int, share: float = 1.0) -> Pace:
+  def among(num_replicas: int, share: float = 1.0) -> SteadyState:
     """Returns the pace of a ring in which a share of the bytes is sent."""
     rates = up_bps / share, down_bps / share
     cluster = equal_links(num_replicas, *rates, rtt_s=_RTT_S)
@@ -151,14 +152,16 @@ def covenant_72b() -> list[Table]:
   gathered = f"{count} peers gather all payloads over the same uplinks"
   compression = 4 * num_parameters / payload_bytes
   percent, ring_percent = 100 * upload.utilisation, 100 * ring.utilisation
-  took_s, of_ring = upload.exchange_s, "utilisation of a ring"
+  took_s, of_ring = interval * upload.exchange_s, "utilisation of a ring"
   rows = [
     beside(figures, "utilisation", percent, Fit.NONE, through),
     beside(figures, "communication of a round", took_s, Fit.NONE, through),
     beside(figures, "compression", compression, Fit.NONE, sparse),
     Prediction(of_ring, ring_percent, "percent", Fit.NONE, gathered),
   ]
-  notes = {"upload": upload, "half": half, "ring": ring, "others": count - 1}
-  notes["gigabytes"] = payload_bytes / 1e9  # pyright: ignore
-  notes["others_s"] = (count - 1) * payload_bytes * 8 / (down_bps * GOODPUT)  # pyright: ignore
+  notes = {"half": half, "ring": ring, "others": count - 1, "upload_s": took_s}
+  notes["half_s"] = interval * half.exchange_s
+  notes["ring_s"] = interval * ring.exchange_s
+  notes["gigabytes"] = payload_bytes / 1e9
+  notes["others_s"] = (count - 1) * payload_bytes * 8 / (down_bps * GOODPUT)
   return [Table("covenant_72b", rows, notes)]

@@ -27,12 +27,12 @@ from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.simulate.analytic import Work, run_time
 from dilocox_jax.simulate.cluster import Cluster, Link, Site
 from dilocox_jax.simulate.link_costs import LinkCosts
-from dilocox_jax.simulate.script import Launch, Script, Wait
-from dilocox_jax.simulate.steps import steady_state
+from dilocox_jax.simulate.script import Launch, Wait
 from dilocox_jax.simulate.transfer import GLOO, Transport
 from experiments.runtime import link_check, process_group
 from experiments.runtime.command_line import StoppedError
 from experiments.runtime.throttled_links import INTERFACE, throttled_network
+from experiments.tables.runs import pace
 
 _MIB = 2**20
 _PORT = 9876
@@ -263,11 +263,6 @@ def predicted(
     transport: Transport of the prediction.
     step_s: Seconds of an inner step alone.
   """
-  checked = from_mapping(config)
-  found = steady_state(
-    LinkCosts(cluster_of([rate_bps] * 2), transport),
-    Work(np.full(2, step_s), np.zeros(2)),
-    Script(to_plan.traffic(checked)),
-    to_plan.run_plan(checked),
-  )
-  return found.step_s
+  traffic = to_plan.traffic(from_mapping(config))
+  cluster = cluster_of([rate_bps] * 2)
+  return pace(traffic, cluster, step_s, transport=transport).step_s

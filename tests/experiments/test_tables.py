@@ -69,7 +69,7 @@ def test_what_was_fitted_on_its_row_is_that_row(rows):
 def test_an_allreduce_step_is_compute_and_all_bytes_in_turn():
   step_s = TOKENS / 3728
   sent_s = 8 * 4 * NUM_PARAMETERS / 1e9  # Two clusters: 2 (D - 1) / D = 1.
-  assert runs().allreduce().seconds == pytest.approx(step_s + sent_s, rel=1e-9)
+  assert runs().allreduce().step_s == pytest.approx(step_s + sent_s, rel=1e-9)
   assert runs().speed_up() == pytest.approx(1 + sent_s / step_s, rel=1e-9)
 
 
@@ -79,23 +79,25 @@ def test_factors_of_rank_2048_are_counted_by_hand():
   values = factors + 78 * NARROW + NORMS  # Narrow matrices are sent whole.
   coded_bytes = values // 2 + 2 * values // 128
   flag_bytes = 2  # Each factor's message says whether its sender takes part.
-  assert runs().dilocox().sent_bytes == coded_bytes + flag_bytes
+  sent_bytes = INTERVAL * runs().dilocox().sent_bytes
+  assert sent_bytes == pytest.approx(coded_bytes + flag_bytes, abs=0.1)
 
 
 def test_without_compression_the_exchange_sets_the_pace():
   found = runs().dilocox(codec="")
   round_s = 8 * 4 * NUM_PARAMETERS / 1e9
   assert round_s > INTERVAL * TOKENS / 3728
-  assert found.seconds * INTERVAL == pytest.approx(round_s, rel=1e-6)
+  assert found.step_s * INTERVAL == pytest.approx(round_s, rel=1e-6)
 
 
 def test_the_codec_is_what_the_row_without_overlap_has_left():
   one = runs()
   compute_s = INTERVAL * TOKENS / 3728
-  left_s = INTERVAL * TOKENS / 2197 - compute_s - one.dilocox().exchange_s
+  exchange_s = INTERVAL * one.dilocox().exchange_s
+  left_s = INTERVAL * TOKENS / 2197 - compute_s - exchange_s
   assert one.codec_s() == pytest.approx(left_s, rel=1e-9)
   # It has to fit in a round beside the exchange, or it could not be hidden.
-  assert one.codec_s() + one.dilocox().exchange_s < compute_s
+  assert one.codec_s() + exchange_s < compute_s
 
 
 # The other papers.
