@@ -204,16 +204,9 @@ class ClusterClock:
     """Sets the clock to a state that `get_state` returned.
 
     Raises:
-      ValueError: If the state belongs to another cluster, another number of
-        replicas or another duration of a step.
+      ValueError: If the state belongs to another cluster or another duration of
+        a step.
     """
-    times_s, count = state["clock"]["_now"], self._clock.num_replicas
-    require(
-      len(times_s) == count,
-      f"mesh.num_replicas={count}, but --cluster={self._asked_for} has timed"
-      f" {len(times_s)} replicas so far: keep their number, or take another"
-      " --workdir",
-    )
     if state["cluster"] != self._name:
       raise ValueError(
         f"--cluster={self._asked_for} or --step_s is not the one with which "

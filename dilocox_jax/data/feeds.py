@@ -39,7 +39,7 @@ class Streams(Protocol):
     ...
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes on at a position; raises ValueError if it is of other streams."""
+    """Goes on at a position; raises ValueError if it is of other data."""
 
 
 def as_feed(data: Any) -> "Corpus | Feed":

@@ -126,18 +126,6 @@ class ReplicaStreams:
           f" {batch_size} need {len(readers) * batch_size}: use more text, or"
           " lower batch_size, sequence_length or num_replicas"
         )
-    self._identity: dict[str, Any] = {
-      "num_windows": sum(counts),  # The name in checkpoints.
-      "num_replicas": num_replicas,
-      "batch_size": batch_size,
-      "sequence_length": sequence_length,
-      "seed": seed,
-    }
-    if len(parts) > 1:
-      rows = [list(row) for row in mix]
-      # A mix that all replicas have goes on with another number of them.
-      common = rows[:1] if all(row == rows[0] for row in rows) else rows
-      self._identity["mix"] = repr((list(parts), common))
     # A sequence is read from a view that begins at every token. The streams
     # hold numbers of sequences, because numpy gathers a whole batch faster than
     # grain collects single sequences.
@@ -150,7 +138,7 @@ class ReplicaStreams:
     self._batches = [
       self._stream(m, mix, seed).batch(batch_size) for m in range(num_replicas)
     ]
-    self._step = 0
+    self._batch_size, self._step = batch_size, 0
 
   def _stream(self, replica: int, mix: Mix, seed: int) -> grain.MapDataset:
     """Returns the numbers of the sequences that a replica reads, for ever."""
@@ -191,7 +179,7 @@ class ReplicaStreams:
     steps = range(self._step, self._step + num_steps)
     self._step += num_steps
     found = [self._batch(replica, step) for replica in chosen for step in steps]
-    sizes = self._identity["batch_size"], self._windows.shape[1]
+    sizes = self._batch_size, self._windows.shape[1]
     return np.array(found, np.int32).reshape(len(chosen), num_steps, *sizes)
 
   def _batch(self, replica: int, step: int) -> np.ndarray:
@@ -207,31 +195,15 @@ class ReplicaStreams:
 
   def get_state(self) -> dict[str, int]:
     """Returns the position for JSON; it is the same in every process."""
-    return {"step": self._step, **self._identity}
+    return {"step": self._step}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Continues at the step of a state from `get_state`.
 
     Args:
-      state: State of streams with the same sizes, seed and number of
-        sequences. The number of replicas may differ; then the sequences are
-        divided anew, and batch s of replica m is another one.
-
-    Raises:
-      ValueError: If the state belongs to other streams. The same step would
-        mean other batches there.
+      state: State of streams with the same arguments. Whoever resumes a run
+        compares its config and the digest of its text.
     """
-    differing = [
-      f"{name}={state.get(name)} there and {self._identity.get(name)} here"
-      for name in {**self._identity, **state}
-      if name not in ("num_replicas", "step")
-      and state.get(name) != self._identity.get(name)
-    ]
-    if differing:
-      raise ValueError(
-        f"the saved position is of other streams ({', '.join(differing)}):"
-        " resume with the same data, or start a new run"
-      )
     self._step = int(state["step"])
 
 

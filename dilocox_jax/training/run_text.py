@@ -4,8 +4,7 @@
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import jax
 import numpy as np
@@ -18,7 +17,6 @@ from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.feeds import HANDED_IN, Feed, Streams, num_predictions
 from dilocox_jax.data.streams import ReplicaStreams, held_out_batches, mix_of
 from dilocox_jax.report.units import human_tokens
-from dilocox_jax.training.checkpoint import RefusedError
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.trees import Tree, tree_digest
 
@@ -228,23 +226,6 @@ def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
     parts=text.parts,
     mix=mix_of(config.data.mix, num_replicas, len(text.parts)),
   )
-
-
-def go_on(streams: Streams, record: Mapping[str, Any]) -> None:
-  """Sets the streams to where a checkpoint left them.
-
-  Args:
-    streams: Streams of the run.
-    record: Record of the checkpoint.
-
-  Raises:
-    RefusedError: If they are other streams, as those of a mix by replica are
-      with another number of replicas.
-  """
-  try:
-    streams.set_state(record["streams"])
-  except ValueError as error:
-    raise RefusedError(str(error)) from error
 
 
 def held_out(config: RunConfig, tokens: np.ndarray) -> Iterable[np.ndarray]:

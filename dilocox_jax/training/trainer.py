@@ -172,7 +172,7 @@ class Trainer:
       self.progress = TrainingProgress(**record["position"])
       if self.progress.is_finished:
         return
-      run_text.go_on(self.data.streams, record)
+      self.data.streams.set_state(record["streams"])
       self.controller.set_state(record["controller"])
       resume.set_clock(self.clock, record.get("clock"))
       if self._member:

@@ -116,12 +116,3 @@ def test_a_run_keeps_the_clock_that_it_began_with(
   with pytest.raises(RefusedError, match=said):
     clocked(config, tmp_path, after[0], None, after[1])
   assert runs.files(tmp_path) == kept
-
-
-def test_a_clock_keeps_its_number_of_replicas():
-  two, three = (
-    ClusterClock(runs.settings(num_replicas=count), "100mbit", OPTIONS)
-    for count in (2, 3)
-  )
-  with pytest.raises(ValueError, match="num_replicas=3, but .* timed 2 replic"):
-    three.set_state(two.get_state())

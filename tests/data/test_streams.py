@@ -96,23 +96,6 @@ def test_neither_processes_nor_a_restart_change_a_batch(make):
     np.testing.assert_array_equal(whole, expected[rows])
 
 
-def test_a_state_of_other_streams_is_refused():
-  plain, weights = streams(), [[0.7, 0.3]]
-  for other, text in (
-    (streams(seed=1), "seed=1 there and 0 here"),
-    (streams(batch_size=1), "batch_size=1 there"),
-    (streams(TOKENS[:200]), "num_windows=40 there"),
-    (mixed((60, 41)), "resume with the same data"),
-  ):
-    refused(text, plain.set_state, other.get_state())
-  plain.set_state(streams(num_replicas=2).get_state())
-  # A mix that all replicas have goes on with another number of them.
-  state = mixed((40, 60), weights * 3).get_state()
-  mixed((40, 60), weights * 2).set_state(state)
-  for mix in ([[0.6, 0.4]] * 3, [[0.7, 0.3], [0.3, 0.7]]):
-    refused("other streams", mixed((40, 60), mix).set_state, state)
-
-
 def test_too_little_text_for_a_batch_each_is_an_error():
   streams(TOKENS[: 6 * WIDTH])
   refused("make 5 sequences of 5, but .* need 6", streams, TOKENS[:29])
