@@ -116,22 +116,11 @@ class Script:
 
     return functools.cache(exchanges)
 
-  def ops(self, plan: RunPlan, stop: int | None = None) -> Iterator[Op]:
-    """Yields the ops of a run, flush included.
-
-    Args:
-      plan: Segments of the run.
-      stop: Inner step of the run at which to end, without a flush; None goes
-        to the end of the run, with the flush. The segment in which it lies is
-        yielded whole.
-    """
-    end = plan.total_steps if stop is None else min(stop, plan.total_steps)
+  def ops(self, plan: RunPlan) -> Iterator[Op]:
+    """Yields the ops of a run, flush included."""
     for segment in plan.segments():
-      if segment.start >= end:
-        return
       yield from self.segment(segment)
-    if stop is None:
-      yield from self.flush(plan)
+    yield from self.flush(plan)
 
   def segment(self, segment: Segment) -> Iterator[Op]:
     """Yields the ops of one segment."""

@@ -104,6 +104,12 @@ def script(method="diloco", num_replicas=2, codec="fp32", **settings):
   return Script(traffic, copied_bytes=0 if members else 3_000_000), plan
 
 
+def ops_up_to(script, plan, stop):
+  """The ops of a run up to a step at which a segment ends, without a flush."""
+  segments = dataclasses.replace(plan, total_steps=stop).segments()
+  return [op for each in segments for op in script.segment(each)]
+
+
 def link_costs(one, transport=PLAIN):
   return LinkCosts(one, transport)
 

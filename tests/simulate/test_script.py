@@ -97,7 +97,7 @@ def test_what_was_sent_before_h_changed_is_found_after_it():
   script, plan = small.script("dilocox", 3, sync_interval=8, total_steps=34)
   shorter, later = small.script("dilocox", 3, sync_interval=3, total_steps=34)
   later = dataclasses.replace(later, schedule_start=16 - 3)
-  ops = list(script.ops(plan, 16))
+  ops = small.ops_up_to(script, plan, 16)
   for segment in later.segments(16):
     ops += shorter.segment(segment)
   ops += shorter.flush(later)

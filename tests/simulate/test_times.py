@@ -121,7 +121,7 @@ def test_over_warm_connections_an_allreduce_costs_at_most_ten_delays(
 def test_a_round_is_the_sum_or_the_longer_of_steps_and_exchange(method, bps):
   one, steps_s, rounds = small.cluster(3, bps=bps), 5 * 0.05, 7
   script, plan = small.script(method, 3, sync_interval=5, total_steps=35)
-  ops = script.ops(plan, 35)
+  ops = small.ops_up_to(script, plan, 35)
   found = run_time(small.link_costs(one), small.work(one), ops)
   (operation,) = script.traffic.exchange(0)
   exchange_s = collective_s(one, operation.kind, operation.operand_bytes)
