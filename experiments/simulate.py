@@ -53,9 +53,10 @@ def define_flags() -> None:
   flags.DEFINE_enum(
     "transport",
     "nccl",
-    ("nccl", "tpu", "gloo"),
+    ("nccl", "tpu", "gloo", "mailbox"),
     "nccl (GPUs): messages in pieces that follow one another; tpu: assumed the "
-    "same; gloo (CPUs): whole messages, a round trip each.",
+    "same; gloo (CPUs): whole messages, a round trip each; mailbox: replicas "
+    "meet in a store (docs/mailbox.md).",
   )
   flags.DEFINE_string(
     "memory", None, "Memory of a device, e.g. '80 GB'; else the cluster's."

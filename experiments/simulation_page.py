@@ -120,7 +120,8 @@ def _notes(plan: MethodPlan) -> Iterator[str]:
     f" an inner step {min(steps_s):.4g} to {max(steps_s):.4g} s, by replica."
   )
   needed = float(max(costs.rate_bytes_per_s(1) * costs.latency_s(1))) * 4 / 3
-  if costs.transport.pieces > 1 and _NCCL_BYTES < needed < math.inf:
+  is_nccl = costs.transport.pieces > 1 and not config.meets
+  if is_nccl and _NCCL_BYTES < needed < math.inf:
     yield (
       "NCCL's default buffers are too small to keep this line busy: set "
       f"NCCL_BUFFSIZE to {math.ceil(needed / 2**20) * 2**20:,} or more. The "
@@ -193,17 +194,23 @@ def _start(plan: MethodPlan, config: str) -> str:
   mesh, cluster = plan.config.mesh, plan.setup.link_costs.cluster
   sites = [cluster.site(rank).name for rank in range(cluster.num_replicas)]
   numbers = ", ".join(f"{rank} at {name}" for rank, name in enumerate(sites))
+  host, seen = f"HOST a machine at {sites[0]}", "/shared (or docs/clusters.md)"
+  flags = (
+    "--workdir=/shared/run --distributed --coordinator=HOST:9876 \\\n"
+    f"    --num_processes={len(sites)} --process_id=N"
+  )
+  if plan.config.meets:
+    host, seen = "PLACE a folder or bucket", "run.secret (docs/mailbox.md)"
+    flags = "--workdir=run --meet=PLACE --secret=run.secret --replica=N"
   where = (
     f"{plan.config.sync.method}, {plan.config.total_steps:,} steps (--tokens):"
-    f" N is {numbers}, HOST a machine at {sites[0]}, and every process sees"
-    f" {mesh.num_stages * mesh.num_data_shards} devices and /shared (if not:"
-    " docs/clusters.md). Choose the text (data.glob) and a learning rate."
+    f" N is {numbers}, {host}, and every process sees"
+    f" {mesh.num_stages * mesh.num_data_shards} devices and {seen}."
+    " Choose the text (data.glob) and a learning rate."
   )
   return (
     f"{textwrap.fill(where, 80)}\n\n"
-    f"  python -m experiments.train --config={config} \\\n"
-    "    --workdir=/shared/run --distributed --coordinator=HOST:9876 \\\n"
-    f"    --num_processes={len(sites)} --process_id=N\n"
+    f"  python -m experiments.train --config={config} \\\n    {flags}\n"
   )
 
 

@@ -185,7 +185,7 @@ def _plan(
   setup = set_up(config, cluster, options)
   rounds = steady_state(setup.link_costs, setup.work, setup.script, setup.plan)
   has = _device_bytes(setup.link_costs.cluster, device_bytes)
-  return MethodPlan(config, setup, rounds, device_memory(config), has)
+  return MethodPlan(setup.config, setup, rounds, device_memory(config), has)
 
 
 def _device_bytes(cluster: Cluster, stated: float | None) -> float:
