@@ -73,5 +73,5 @@ def mailbox(
 
   aggregator = exchange(codec, is_carried=True, **settings)  # pyright: ignore
   keeps = bool(settings["feedback"] or settings["keep_unsent"])
-  carrier = Carrier(enter, weight=weight, keeps=keeps)
+  carrier = Carrier(enter, weight, keeps, rules.grace_s)
   return aggregator._replace(carrier=carrier)

@@ -26,12 +26,12 @@ import io
 import itertools
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import numpy as np
 
+from dilocox_jax.threads import in_thread
 from dilocox_jax.trees import Tree
 
 _FOLDER = "dilocox_jax"
@@ -60,11 +60,10 @@ def allgather(own: Any) -> list[Any]:
   folder, message = f"{_FOLDER}/{turn}", json.dumps(own).encode()
   if jax.process_index():
     # Both requests at once: one after the other would be two round trips.
-    with ThreadPoolExecutor(1) as thread:
-      own_key = f"{folder}/{jax.process_index()}"
-      setting = thread.submit(store.key_value_set_bytes, own_key, message)
-      joined = store.blocking_key_value_get_bytes(f"{folder}/all", _WAIT_MS)
-      setting.result()
+    own_key = f"{folder}/{jax.process_index()}"
+    setting = in_thread(store.key_value_set_bytes, own_key, message)
+    joined = store.blocking_key_value_get_bytes(f"{folder}/all", _WAIT_MS)
+    setting.result()
     return json.loads(joined)
   others = [
     store.blocking_key_value_get_bytes(f"{folder}/{process}", _WAIT_MS)

@@ -4,45 +4,62 @@ Rounds ask it for one exchange after the other: what one turn sends goes in,
 and what has come of all who are listed comes out (`outer.lone_exchange`).
 """
 
+import atexit
 import dataclasses
 import hashlib
+import logging
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from typing import Any
 
 import numpy as np
 
-from dilocox_jax.meeting.mailbox import Mailbox
+from dilocox_jax.meeting.agreement import StoppedError
+from dilocox_jax.meeting.mailbox import Exchanged, Mailbox
 from dilocox_jax.meeting.messages import raw_bytes
+from dilocox_jax.threads import in_thread
 
-NEVER = 2**62
+NEVER, LOOK_EVERY_S = 2**62, 0.5
 
 
 @dataclasses.dataclass(eq=False)
 class Carrier:
   """The mailbox of a run, and how far the run has come.
 
+  A request that a server takes and never answers is under way for minutes, and
+  an exchange without a quorum for longer. So the mailbox is called in threads:
+  Ctrl-C need not wait for it, nor does a run that was asked to stop, beyond
+  the grace time and as long as the last exchange took.
+
   Attributes:
     entered: Function from what must be equal in all replicas to the mailbox.
     weight: Weight of this replica's messages.
     keeps: Whether what was not sent is kept by feedback, or as progress that
       was not sent; the aggregator then makes up for a message that came late.
+    grace_s: Grace time of the run's rules.
     event: Number of the next exchange.
     settled: What became of the events since this list was emptied last: of
       each "event", its number, "members", the replicas whose messages were
       averaged, and "left_out", other messages that were there, with the reason.
     writes_snapshots: Whether this replica may write a snapshot.
     first_own: The first exchange with something of this replica.
+    stop: Set, perhaps in another thread, to ask the run to stop.
+    last_s: Seconds that the last exchange took.
     mailbox: The mailbox, once the run was entered.
   """
 
   entered: Callable[[Mapping[str, Any]], Mailbox]
   weight: float
   keeps: bool
+  grace_s: float
   event: int = 0
   settled: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   writes_snapshots: bool = True
   first_own: int = 0
+  stop: threading.Event = dataclasses.field(default_factory=threading.Event)
+  last_s: float = 0.0
   mailbox: Mailbox = dataclasses.field(init=False)
 
   def enter(self, terms: Mapping[str, Any]) -> None:
@@ -51,15 +68,34 @@ class Carrier:
     Args:
       terms: What must be equal in all replicas beside what was given already.
     """
-    self.mailbox = self.entered(terms)
-    self.mailbox.beside = ThreadPoolExecutor(1, "snapshot").submit
+    self.mailbox = self._awaited(self.entered, terms)
+    self.mailbox.beside = self._beside
+
+  def _awaited(self, call: Callable, *given: Any, **named: Any) -> Any:
+    """Returns what a call that asks the store comes to.
+
+    Raises:
+      StoppedError: If it does not end although the run was asked to stop.
+    """
+    found = in_thread(call, *given, **named)
+    while wait([found], LOOK_EVERY_S).not_done:
+      most_s = self.grace_s + self.last_s
+      if self.stop.is_set() and wait([found], most_s).not_done:
+        said = f"{most_s:.0f} s after the run was asked to stop"
+        raise StoppedError(f"gave up on the store, {said}")
+    return found.result()
+
+  def _beside(self, write: Callable[[], None]) -> None:
+    """Writes a snapshot in a thread, which the program's end grants a while."""
+    written = in_thread(write)
+    atexit.register(_end, written, self.grace_s)
 
   def newest(self) -> list[np.ndarray] | None:
     """Goes back to the newest snapshot; returns it, or None if there is none.
 
     The next exchange is that of the first event whose result it does not have.
     """
-    snapshot = self.mailbox.newest()
+    snapshot = self._awaited(self.mailbox.newest)
     self.event = snapshot.first if snapshot else 0
     self.first_own = NEVER  # What this replica has in flight is not its own.
     return snapshot.arrays if snapshot else None
@@ -81,10 +117,14 @@ class Carrier:
       num_in_flight: Number of exchanges before the first one of what this
         replica measures from now on.
     """
-    if not self.mailbox.attends(self.event + num_in_flight):
+    if not self.attends(self.event + num_in_flight):
       return False
     self.first_own = self.event + num_in_flight
     return True
+
+  def attends(self, event: int) -> bool:
+    """Returns whether a message for an event may count (`Mailbox.attends`)."""
+    return self._awaited(self.mailbox.attends, event)
 
   def exchange(self, kind: int, shared: Iterable[np.ndarray]) -> "Turns":
     """Begins the next exchange.
@@ -94,11 +134,26 @@ class Carrier:
       shared: Arrays that are equal in all replicas, for a digest.
     """
     event, self.event = self.event, self.event + 1
-    attends = event >= self.first_own and self.mailbox.attends(event)
+    attends = event >= self.first_own and self.attends(event)
     digest = hashlib.sha256()
     for array in shared:
       digest.update(raw_bytes(array))
     return Turns(self, event, kind, attends, digest.digest())
+
+  def turn(self, *given: Any, **named: Any) -> Exchanged:
+    """Exchanges the messages of a turn (`Mailbox.exchange`)."""
+    start_s = time.monotonic()
+    exchanged = self._awaited(self.mailbox.exchange, *given, **named)
+    self.last_s = time.monotonic() - start_s
+    return exchanged
+
+
+def _end(written: Future, grace_s: float) -> None:
+  """Waits for a snapshot at the end of the program."""
+  if wait([written], grace_s).not_done:
+    logging.getLogger(__name__).warning(
+      "gave up a snapshot that was not written %g s after the run", grace_s
+    )
 
 
 class Turns:
@@ -136,7 +191,7 @@ class Turns:
       mean [K], which add up to K, and whether this replica is one of them.
     """
     turn, self._turn = self._turn, self._turn + 1
-    exchanged = self._carrier.mailbox.exchange(
+    exchanged = self._carrier.turn(
       self._event,
       turn,
       arrays,

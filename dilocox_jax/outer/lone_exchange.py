@@ -29,7 +29,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -38,6 +38,7 @@ import numpy as np
 from dilocox_jax.distributed.replicas import Replicas, map_prefix, without_axis
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.outer.rules import ExchangeResult
+from dilocox_jax.threads import in_thread
 from dilocox_jax.trees import Array, Tree
 
 Averaged = tuple[ExchangeResult, Any]
@@ -86,14 +87,11 @@ class ExchangeThread:
 
   def __init__(self):
     """Starts no thread yet."""
-    self._thread = ThreadPoolExecutor(1, "exchange")
     self._exposed_s = 0.0
 
   def start(self, exchange, *arguments) -> Future:
     """Runs an exchange in the thread; its error comes up in `wait`."""
-    return self._thread.submit(
-      lambda: jax.block_until_ready(exchange(*arguments))
-    )
+    return in_thread(lambda: jax.block_until_ready(exchange(*arguments)))
 
   def wait(self, exchange: Future, beside: Tree):
     """Returns the result of an exchange.

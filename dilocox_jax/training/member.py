@@ -120,6 +120,7 @@ class Member:
 
   Attributes:
     name: Its name.
+    stop: Set once the run is to stop (`Carrier.stop`).
   """
 
   def __init__(self, meeting: Meeting, rounds: Rounds):
@@ -131,6 +132,7 @@ class Member:
     """
     self.name, self._rounds = meeting.name, rounds
     self._carrier = rounds.outer.aggregator.carrier
+    self.stop = self._carrier.stop
     self._present: list[str] = []
     self._requests = 0
 
@@ -168,7 +170,7 @@ class Member:
   @property
   def is_behind(self) -> bool:
     """Whether the others have settled the next event without this replica."""
-    return not self._carrier.mailbox.attends(self._carrier.event)
+    return not self._carrier.attends(self._carrier.event)
 
   def joined(self, state: RoundState, total_steps: int) -> RoundState:
     """Returns the state with which this replica takes part as a newcomer.

@@ -102,12 +102,15 @@ class Trainer:
   def request_stop(self, stop_signal: int) -> None:
     """Asks the run to save and stop after the segment under way.
 
-    May be called from another thread, and in any of several processes.
+    May be called from another thread, and in any of several processes. What
+    comes of a store is then waited for no longer than the grace time.
 
     Args:
       stop_signal: Number of the signal that asks for it.
     """
     self._stop_signal = stop_signal
+    if self._member:
+      self._member.stop.set()
     logging.getLogger(__name__).info(
       "%s: saving after the segment under way; a second signal ends at once",
       signal.Signals(stop_signal).name,
@@ -122,7 +125,8 @@ class Trainer:
       Path of the report.
 
     Raises:
-      TrainingStoppedError: If a value is not finite.
+      TrainingStoppedError: If a value is not finite, or a store does not answer
+        after a request to stop.
       StopRequestedError: If it was asked to stop, in all processes.
       RefusedError: If the directory holds a run that means something else.
       BusyError: If another run is at work in it.
@@ -137,8 +141,6 @@ class Trainer:
 
   def _run(self) -> None:
     """Trains to the end, and says what to do if that cannot be."""
-    if self._member:
-      self._member.enter(self._values, self.parts.names)
     with processes.detect_lost_process():
       resume.check_nothing_is_lost(self._values, self.workdir, self.data.digest)
       self._checkpoints = Checkpoints(
@@ -148,7 +150,7 @@ class Trainer:
       with processes.detect_lost_process():
         self._start_and_train()
     except StoppedError as error:
-      raise TrainingStoppedError(str(error)) from error
+      raise TrainingStoppedError(f"{error}; {self._kept()}") from error
     except NotFiniteError as error:
       inner, outer = self.config.inner, self.config.outer
       raise TrainingStoppedError(
@@ -165,6 +167,8 @@ class Trainer:
     return f"{self._checkpoints.what_is_kept()} in {self.workdir}"
 
   def _start_and_train(self) -> None:
+    if self._member:
+      self._member.enter(self._values, self.parts.names)
     made = self._values, self.programs, self._checkpoints, self.data.digest
     resumed = resume.resumed_state(*made, self.parts)
     if resumed:

@@ -156,13 +156,6 @@ def test_who_differs_each_time_ends_with_one_line():
     run.end()
 
 
-def test_one_alone_goes_on_where_the_quorum_is_one():
-  run = Run("a", dataclasses.replace(KEPT, quorum=1))
-  assert run.end() == twin.under(run.lists()[:-1]).tobytes()
-  # It waited for others once.
-  assert RULES.grace_s < run.now < 2 * RULES.grace_s
-
-
 def test_who_slept_past_the_deletion_takes_the_newest_snapshot():
   run = Run(events=40)
   run.until(3)

@@ -4,14 +4,20 @@ import dataclasses
 import functools
 import logging
 import re
+import signal
+import socket
 import threading
+from concurrent.futures import Future
+from unittest import mock
 
 import pytest
 
+from dilocox_jax.meeting import carrier
 from dilocox_jax.meeting.store import Store
 from dilocox_jax.metrics import read_rows
 from dilocox_jax.training import checkpoint
 from dilocox_jax.training.member import Meeting
+from dilocox_jax.training.states import TrainingStoppedError
 from dilocox_jax.training.trainer import Trainer
 from tests import runs
 from tests.api.conftest import no_pictures  # noqa: F401
@@ -33,11 +39,12 @@ MET = {
 }
 
 
-def settings(method):
+def settings(method, **meet):
   config = runs.settings(**MET[method])
   changes = {"collective": "mailbox", "max_norm_ratio": 100.0}
   exchange = dataclasses.replace(config.exchange, **changes)
-  return dataclasses.replace(config, exchange=exchange)
+  rules = dataclasses.replace(config.meet, **meet)
+  return dataclasses.replace(config, exchange=exchange, meet=rules)
 
 
 class Group:
@@ -150,3 +157,29 @@ def test_who_is_killed_goes_on_and_who_differs_is_refused(
   met.config = dataclasses.replace(met.config, seed=1)
   with pytest.raises(checkpoint.RefusedError, match="seed"):
     met.train("oslo")
+
+
+def test_a_server_that_never_answers_holds_up_no_end(
+  tmp_path, monkeypatch, caplog
+):
+  at_exit, met = mock.Mock(), Group(tmp_path, settings("diloco", grace_s=0.2))
+  monkeypatch.setattr(carrier, "atexit", at_exit)
+  answers = met.store._objects
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    place = f"http://127.0.0.1:{server.getsockname()[1]}"
+    silent = Store("s3://bucket/run", skip_signature=True, endpoint=place)
+
+    def stop(trainer, segment):
+      if segment.start == 9:
+        met.store._objects = silent._objects
+        trainer.request_stop(signal.SIGTERM)
+
+    line = "gave up on the store.* the checkpoint of step 6 is kept"
+    with pytest.raises(TrainingStoppedError, match=line):
+      met.train("oslo", stop)
+    waiting = [x for x in threading.enumerate() if x.name.endswith("(run)")]
+    assert waiting and all(thread.daemon for thread in waiting)
+    met.store._objects = answers  # Once the server is gone all threads end.
+  end, *_ = at_exit.register.call_args.args  # Of the first snapshot.
+  end(Future(), 0.1)
+  assert "a snapshot that was not written 0.1 s after" in caplog.text
