@@ -130,9 +130,9 @@ def intro(runs: Sequence[SweepRun], lines: Sequence[RunRow | None]) -> str:
   replicas = sorted({config.mesh.num_replicas for config in configs})
   sizes = sorted({parameter_count(config.model.shape) for config in configs})
   budget = (
-    f"{configs[0].total_steps:,} inner steps of"
-    f" {' or '.join(map(str, replicas))} replicas,"
-    f" {' or '.join(f'{size:,}' for size in sizes)} parameters."
+    f"{configs[0].total_steps:,} inner steps; replicas:"
+    f" {' or '.join(map(str, replicas))}; parameters:"
+    f" {' or '.join(f'{size:,}' for size in sizes)}."
   )
   if not found:
     return f"{budget} No run has ended yet."
