@@ -77,7 +77,10 @@ def main(values: flags.FlagValues) -> None:
     _print_clusters()
     return
   with command_line.usage_errors(kinds=(ValueError, OSError)):
-    options = Options(values.step_s, values.codec_s, values.transport)
+    transport = values.transport
+    if transport == "mailbox":  # The config says so, and AllReduce has nccl.
+      values.config.exchange.collective, transport = transport, "nccl"
+    options = Options(values.step_s, values.codec_s, transport)
     memory = values.memory and parse_quantity(values.memory, SIZE, "--memory")
     require(memory is None or memory > 0, "--memory must be above 0")
     config = command_line.run_config(values.config)

@@ -15,6 +15,7 @@ from dilocox_jax.api.device_memory import DeviceMemory, device_memory
 from dilocox_jax.api.simulation_setup import Options, Setup, set_up
 from dilocox_jax.checks import flat, require
 from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.plan.collective import MAILBOX
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.cluster_file import load_cluster
@@ -165,6 +166,10 @@ def of_method(config: RunConfig, method: str) -> RunConfig:
     rank = max(config.model.shape.model_dim // _RANK_SHARE, 1)
     changes["exchange.codec"] = f"low_rank(rank={rank})+int(bits=4)"
   values = config.to_mapping() | {section: {} for section in _OF_METHOD}
+  if method in _EVERY_STEP:
+    values["meet"] = {}
+  elif config.meets:  # So do all methods that can.
+    changes["exchange.collective"] = MAILBOX
   values["inner"] |= {"optimizer": None, "momentum": 0.0}
   return from_mapping(flat(values) | changes)
 
@@ -185,7 +190,7 @@ def _plan(
   setup = set_up(config, cluster, options)
   rounds = steady_state(setup.link_costs, setup.work, setup.script, setup.plan)
   has = _device_bytes(setup.link_costs.cluster, device_bytes)
-  return MethodPlan(setup.config, setup, rounds, device_memory(config), has)
+  return MethodPlan(config, setup, rounds, device_memory(config), has)
 
 
 def _device_bytes(cluster: Cluster, stated: float | None) -> float:

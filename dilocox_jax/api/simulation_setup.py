@@ -16,7 +16,6 @@ from dilocox_jax.aggregators.collectives import Traffic
 from dilocox_jax.api.device_memory import optimizer_copies
 from dilocox_jax.checks import check_limits, limited, require
 from dilocox_jax.config import RunConfig, to_plan
-from dilocox_jax.plan.collective import MAILBOX
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.simulate.analytic import AnalyticClock, Work
@@ -27,8 +26,7 @@ from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.steps import stated_seconds, step_seconds
 from dilocox_jax.simulate.transfer import GLOO, NCCL, TPU
 
-# AllReduce beside replicas that meet in a store has what is fastest.
-TRANSPORTS = {"nccl": NCCL, "tpu": TPU, "gloo": GLOO, MAILBOX: NCCL}
+TRANSPORTS = {"nccl": NCCL, "tpu": TPU, "gloo": GLOO}
 _FP32_BYTES = 4
 
 
@@ -39,8 +37,8 @@ class Options:
   Attributes:
     step_s: Duration of an inner step (seconds); None: from its operations.
     codec_s: Seconds that devices encode and decode one exchange.
-    transport: "nccl" (GPUs), "tpu", "gloo" (CPUs), or "mailbox": replicas are
-      programs of their own that meet in a store.
+    transport: "nccl" (GPUs), "tpu" or "gloo" (CPUs), for what does not go
+      through a store by the config (`exchange.collective`).
   """
 
   step_s: float | None = limited(None, above=0, below=math.inf)
@@ -56,7 +54,6 @@ class Setup:
   """A run on a cluster, ready to be timed.
 
   Attributes:
-    config: Config of the run, with its transport.
     link_costs: Cluster and transport.
     bubble_fraction: Share of a step in which a stage has nothing to do; NaN if
       steps are stated and have stages.
@@ -65,7 +62,6 @@ class Setup:
     plan: Segments of the run.
   """
 
-  config: RunConfig
   link_costs: LinkCosts
   bubble_fraction: float
   work: Work
@@ -84,10 +80,6 @@ def set_up(config: RunConfig, cluster_name: str, options: Options) -> Setup:
   Raises:
     ValueError: One line that says what does not fit.
   """
-  sends_gradients = config.sync.named.exchanged == "gradient"
-  if options.transport == MAILBOX and not sends_gradients:
-    exchange = dataclasses.replace(config.exchange, collective=MAILBOX)
-    config = dataclasses.replace(config, exchange=exchange)
   num_replicas = config.mesh.num_replicas
   cluster = load_cluster(cluster_name, num_replicas)
   step_s, bubble_fraction = _steps(config, cluster, options)
@@ -97,7 +89,6 @@ def set_up(config: RunConfig, cluster_name: str, options: Options) -> Setup:
   copied_bytes = round(copies * count)
   script = Script(to_plan.traffic(config), copied_bytes)
   return Setup(
-    config,
     LinkCosts(cluster, TRANSPORTS[options.transport]),
     bubble_fraction,
     Work(step_s, np.full(num_replicas, options.codec_s)),

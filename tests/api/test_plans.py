@@ -90,6 +90,13 @@ def test_every_method_is_priced_or_refused_and_what_fits_comes_first():
     assert by_name[name].config.sync.sync_interval == 125
 
 
+def test_who_meets_in_a_store_is_compared_with_others_that_do():
+  config = from_mapping({"exchange.collective": "mailbox", "meet.grace_s": 5.0})
+  plans, _ = method_plans.compare_methods(config, "1gbit", Options(0.5))
+  apart = {plan.config.sync.method for plan in plans if plan.config.meets}
+  assert apart == {*METHODS} - {"allreduce", "cocktail_sgd", "eager"}
+
+
 def test_idle_devices_do_not_compute():
   base = from_mapping({"model": {"preset": "llama_150m"}})
   seconds = []
@@ -110,12 +117,9 @@ def test_a_stated_step_is_that_of_the_configs_mesh():
   ("compute_dtype", "token_bytes"), [("auto", 2 * 8192), ("float32", 4 * 8192)]
 )
 def test_a_hop_of_a_pipeline_sends_what_is_computed(compute_dtype, token_bytes):
-  config = from_mapping(
-    {
-      "model": {"preset": "qwen_107b", "compute_dtype": compute_dtype},
-      "mesh": {"layout": "mesh", "num_stages": 2},
-    }
-  )
+  model = {"model.preset": "qwen_107b", "model.compute_dtype": compute_dtype}
+  mesh = {"mesh.layout": "mesh", "mesh.num_stages": 2}
+  config = from_mapping(model | mesh)
   tokens = config.tokens_per_replica_step
   with mock.patch.object(simulation_setup, "step_seconds") as found:
     found.return_value = np.ones(2), 0.0
