@@ -77,13 +77,8 @@ def _by_platform(collective: Move, permute: Move, axis_name: str) -> Move:
   if axis_name not in jax.sharding.get_abstract_mesh().axis_names:
     return collective  # All replicas are on one device.
 
-  def move(raw: Array) -> Rows:
-    moved: Any = jax.lax.platform_dependent(
-      raw, tpu=permute, default=collective
-    )
-    return moved
-
-  return move
+  choose: Any = jax.lax.platform_dependent
+  return functools.partial(choose, tpu=permute, default=collective)
 
 
 def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Rows:

@@ -151,13 +151,8 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
     del params
     finite, is_finite = yield _finite_part(widened(values))
     totals, count = yield transport.summed(finite, is_finite, axis_name)
-    mean = jax.tree.map(
-      lambda total, leaf: transport.mean_of_participants(total, count).astype(
-        leaf.dtype
-      ),
-      totals,
-      values,
-    )
+    divided = functools.partial(transport.mean_of_participants, count=count)
+    mean = optax.tree.cast_like(jax.tree.map(divided, totals), values)
     return mean, values, state
 
   return Aggregator(lambda params: optax.EmptyState(), without_pauses(average))
@@ -229,13 +224,13 @@ class CompressedMean:
     if self.feedback:
       received = own if self.against == "own" else mean
       residual = jax.tree.map(owed, wanted, received)
-    mean = jax.tree.map(lambda m, v: m.astype(v.dtype), mean, values)
+    mean = optax.tree.cast_like(mean, values)
     # A replica that was left out reports what it wanted to send as it is, so
     # that its drift is not finite and the host learns of it.
     own = jax.tree.map(
       lambda x, w: jnp.where(is_finite, x, w.astype(x.dtype)), own, wanted
     )
-    own = jax.tree.map(lambda x, v: x.astype(v.dtype), own, values)
+    own = optax.tree.cast_like(own, values)
     return mean, own, ExchangeState(state.count + 1, codec, residual)
 
   def _exchanged(

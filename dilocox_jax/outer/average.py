@@ -91,9 +91,7 @@ def parameters_to_keep(optimizer: Tree, params: Tree) -> Tree:
   """
   if not isinstance(optimizer, AverageState):
     return params
-  return jax.tree.map(
-    lambda kept, leaf: kept.astype(leaf.dtype), optimizer.average, params
-  )
+  return optax.tree.cast_like(optimizer.average, params)
 
 
 def check_outermost(optimizer: Tree) -> None:
