@@ -217,7 +217,6 @@ def _start(plan: MethodPlan, config: str) -> str:
 def _row(plan: MethodPlan) -> dict[str, str]:
   config, schedule = plan.config, plan.config.sync.named.schedule
   mesh, cluster = config.mesh, plan.setup.link_costs.cluster
-  used = mesh.num_stages * mesh.num_data_shards
   return {
     "method": config.sync.method,
     "tokens/s": _speed(plan.tokens_per_s),
@@ -225,7 +224,7 @@ def _row(plan: MethodPlan) -> dict[str, str]:
     "in steps": units.human_share(plan.rounds.utilisation),
     "sent/day": units.human_bytes(plan.bytes_per_day),
     "memory": units.human_bytes(plan.memory.total),
-    "devices": f"{used}/{cluster.num_devices(0)}",
+    "devices": f"{config.division.num_devices}/{cluster.num_devices(0)}",
     "settings": f"H={schedule.sync_interval}, P={schedule.num_fragments}, "
     f"tau={schedule.overlap_steps}, {config.exchange.codec}, "
     f"stages {mesh.num_stages}",

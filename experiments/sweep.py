@@ -95,6 +95,7 @@ def main(values: flags.FlagValues) -> None:
       known("run", each, list(dict.fromkeys(run.name for run in listed)))
     # Only a config without mistakes is worth waiting for JAX.
     from experiments.sweeps import page
+    from experiments.sweeps.clocks import clock_of
     from experiments.sweeps.training import Training, check_names
 
     if not values.report_only:
@@ -104,7 +105,7 @@ def main(values: flags.FlagValues) -> None:
   training = Training(workdir, found, [*values.parts, path])
   with _config_errors():
     # A wrong clock is found before anything begins.
-    clocks = page.clocks_of(sweep)
+    clocks = {x["name"]: clock_of(x) for x in sweep.get("clocks", ())}
     times = page.times_of(listed, clocks)
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   is_late = False

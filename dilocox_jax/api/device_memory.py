@@ -160,7 +160,7 @@ def step_bytes(config: RunConfig, optimizer: str = "") -> int:
   tables = sum(leaves.values()) - layers
   per_stage = stages.table.shape[1]
   divided = config.division.divided_tables(shape)
-  missing = sum(leaves[path] for path in divided)
+  missing = sum(leaves.get(path, 0) for path in divided)
   missing -= missing // config.mesh.num_data_shards
   held = tables - missing + layers // shape.num_layers * per_stage
   chosen = on_platform(config, _PLATFORM)
@@ -176,10 +176,25 @@ def step_bytes(config: RunConfig, optimizer: str = "") -> int:
     # show. A single device has the values already.
     gradients += held * width
     gradients += share_bytes(config.trained_shapes, config.division)
+    gradients += _collected_bytes(config) * (config.lora.rank > 0)
   whole = _whole_layers_bytes(config, layers // shape.num_layers)
   is_muon = (optimizer or config.inner.optimizer) == "muon"
   # An optimizer begins when all activations are gone.
   return gradients + max(activations, is_muon * whole)
+
+
+def _collected_bytes(config: RunConfig) -> int:
+  """Returns the frozen layers that data shards have whole at a time (bytes).
+
+  They are two, of which one is on its way, or all that a backward does not
+  collect again.
+  """
+  whole = parameter_shapes(config.model.shape).items()
+  size = sum(math.prod(leaf) for p, leaf in whole if p.startswith(BLOCKS))
+  num_layers = config.model.shape.num_layers
+  at_once = num_layers if config.mesh.remat == "none" else 2
+  width = _BYTES[on_platform(config, _PLATFORM).compute_dtype]
+  return size // num_layers * at_once * width
 
 
 def _narrow_bytes(config: RunConfig, shapes: Shapes) -> int:
@@ -212,7 +227,8 @@ def _activation_bytes(config: RunConfig, num_layers: int) -> int:
   width = _BYTES[chosen.compute_dtype]
   scores = shape.num_heads * length if chosen.attention == "plain" else 0
   remat = mesh.remat if mesh.is_divided else chosen.remat
-  one_layer = tokens * (_layer_values(shape) + scores) * width
+  values = 3 * shape.model_dim + shape.ff_dim + _product_values(shape)
+  one_layer = tokens * (values + scores) * width  # What its backward reads.
   saved = one_layer
   if remat != "none":
     products = _product_values(shape) + scores if remat == "dots" else 0
@@ -225,13 +241,8 @@ def _activation_bytes(config: RunConfig, num_layers: int) -> int:
   return slots * num_layers * saved + work + logits
 
 
-def _layer_values(shape: ModelShape) -> int:
-  """Returns the values of one layer that a token's backward reads."""
-  return 3 * shape.model_dim + shape.ff_dim + _product_values(shape)
-
-
 def _product_values(shape: ModelShape) -> int:
-  """Returns those that are results of products, without the last one."""
+  """Returns a token's results of products in a layer, without the last one."""
   heads = (shape.num_heads + 2 * shape.kv_heads) * shape.head_width
   branches = 2 if shape.activation == "swiglu" else 1
   return shape.model_dim + heads + branches * shape.ff_dim

@@ -109,19 +109,13 @@ def _steps(
   tokens = config.tokens_per_replica_step
   step_flops = tokens * flops_per_token(shape, config.data.sequence_length)
   micro_batches = pipeline.num_micro_batches if pipeline else 1
-  hop_bytes = _token_bytes(config) * tokens / micro_batches
-  mesh = config.mesh
-  used = mesh.num_stages * mesh.num_data_shards
-  # A config that says nothing of devices is meant to use them all.
-  num_used = used if mesh.layout == "mesh" else None
-  return step_seconds(cluster, step_flops, pipeline, hop_bytes, num_used)
-
-
-def _token_bytes(config: RunConfig) -> int:
-  """Returns the bytes of a token that a stage sends to the next one."""
   # Devices that may choose compute in bfloat16, if they are accelerators.
-  size = 4 if config.model.compute_dtype == "float32" else 2
-  return size * config.model.shape.model_dim
+  value_bytes = 4 if config.model.compute_dtype == "float32" else 2
+  hop_bytes = value_bytes * shape.model_dim * tokens / micro_batches
+  # A config that says nothing of devices is meant to use them all.
+  is_mesh = config.mesh.layout == "mesh"
+  num_used = config.division.num_devices if is_mesh else None
+  return step_seconds(cluster, step_flops, pipeline, hop_bytes, num_used)
 
 
 class ClusterClock:

@@ -148,9 +148,8 @@ class RunConfig:
       f"mesh.num_data_shards={self.mesh.num_data_shards}",
     )
     require(
-      not (self.lora.rank and self.mesh.is_divided),
-      "lora.rank: a replica that devices share trains all of a model: set "
-      "mesh.num_stages=1 and mesh.num_data_shards=1",
+      not (self.lora.rank and self.mesh.num_stages > 1),
+      "lora.rank: pipeline stages train all of a model: set mesh.num_stages=1",
     )
     with in_front("mesh: "):
       _ = self.pipeline, self.stage_layers

@@ -24,7 +24,9 @@ from dilocox_jax.distributed.local_map import (
   map_over_devices,
   partition,
 )
+from dilocox_jax.inner.pipeline_stage import CutModel, PipelinedLoss
 from dilocox_jax.inner.step import Gradient, Loss
+from dilocox_jax.models.transformer import remat_wrapper
 from dilocox_jax.plan.model.division import (
   DATA_AXIS,
   STAGE_AXIS,
@@ -72,12 +74,11 @@ def sharded_gradient(
 
     def local(params: Tree, batch: Array) -> tuple[Scalar, Tree]:
       blocks, rest = _collected(stage_layers, params, specs, axes)
-      of_rest = [{key: tree[key] for key in rest} for tree in (specs, axes)]
       tokens = batch.reshape(num_micro_batches, -1, *batch.shape[1:])
       loss, for_blocks, for_rest = stage_gradient(blocks, rest, tokens)
       gradients = {
         BLOCKS: jax.tree.map(from_stages, for_blocks, specs[BLOCKS]),
-        **jax.tree.map(_sum, for_rest, *of_rest),
+        **jax.tree.map(_sum, for_rest, _rest(specs), _rest(axes)),
       }
       # Sums over stages are complete now: each stage contributed its part. Sums
       # over data shards must become means, because every shard's loss is
@@ -100,9 +101,9 @@ def sharded_gradient(
 
 
 def sharded_loss(
-  stage_loss: Callable[[Tree, Tree, Array], Scalar],
+  stage_loss: PipelinedLoss,
   division: Division,
-  stage_layers: StageLayers,
+  stage_layers: StageLayers | None,
   num_rows: int,
   divided_tables: Collection[str] = (),
 ) -> Loss:
@@ -115,7 +116,8 @@ def sharded_loss(
     stage_loss: Loss of one stage, under the mesh axis "stage": (blocks, other
       leaves, tokens [m, b, L + 1]) -> its contribution to a sum over stages.
     division: Division of the parameters among the devices.
-    stage_layers: Layers of every stage.
+    stage_layers: Layers of every stage. None: blocks stay divided, for
+      `loss_by_layer`.
     num_rows: Largest number of rows b of a micro-batch.
     divided_tables: As for `sharded_gradient`.
 
@@ -136,28 +138,73 @@ def sharded_loss(
       return jax.lax.psum(loss, INNER_AXES) / shards
 
     by_rows = DATA_AXIS if batches.shape[1] % shards == 0 else None
-    mapped = map_over_devices(
-      local,
-      (partitions, PartitionSpec(None, by_rows)),
-      PartitionSpec(),
-    )
+    in_specs = partitions, PartitionSpec(None, by_rows)
+    mapped = map_over_devices(local, in_specs, PartitionSpec())
     return mapped(params, batches)
 
   return loss
 
 
+def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
+  """Builds a loss that JAX differentiates, of data shards without stages.
+
+  A shard collects one layer after the other, and what the forward does not save
+  once more for the backward, so it never holds all layers whole.
+  Source: Zhao et al. 2023, arXiv 2304.11277.
+
+  Args:
+    model: The model.
+    remat: What a layer's forward saves (`models.transformer.remat_wrapper`).
+
+  Returns:
+    (blocks, other leaves, tokens [m, b, L + 1]) -> mean loss of this shard's
+    rows. Blocks are this device's parts, and their specs.
+  """
+
+  def loss(blocks: tuple[Tree, Tree], rest: Tree, tokens: Array) -> Scalar:
+    parts, specs = blocks
+    rows = tokens.reshape(-1, tokens.shape[-1])
+    read, targets = rows[:, :-1], rows[:, 1:].reshape(-1)
+    context = model.context(read)
+
+    @remat_wrapper(remat)
+    def layer(x_TxD: Array, own: Tree) -> Array:
+      def whole(leaf: Array, spec: Spec) -> Array:
+        narrow = leaf.astype(x_TxD.dtype) if leaf.ndim > 1 else leaf
+        return _gather(narrow, spec[1:], INNER_AXES)
+
+      leaves = jax.tree.map(whole, own, specs)
+      return model.block(leaves, x_TxD, read.shape[1], **context)
+
+    x_TxD, _ = jax.lax.scan(
+      lambda x_TxD, own: (layer(x_TxD, own), None),
+      model.embed(rest, read, **context),
+      parts,
+    )
+    return model.loss(rest, x_TxD, targets)
+
+  return loss
+
+
 def _collected(
-  stage_layers: StageLayers, params: Tree, specs: Tree, axes: Tree
+  stage_layers: StageLayers | None, params: Tree, specs: Tree, axes: Tree
 ) -> tuple[Tree, Tree]:
   """Returns this stage's layers, [K, ...], and all other leaves.
 
   Layers are whole, and other leaves are collected over the given mesh axes.
+  Without stages layers stay as they are, beside their specs.
   """
+  rest = jax.tree.map(_gather, *map(_rest, (params, specs, axes)))
+  blocks = params[BLOCKS], specs[BLOCKS]
+  if stage_layers is None:
+    return blocks, rest
   to_stages = functools.partial(_to_stages, stage_layers)
-  blocks = jax.tree.map(to_stages, params[BLOCKS], specs[BLOCKS])
-  rest = {key: tree for key, tree in params.items() if key != BLOCKS}
-  of_rest = [{key: tree[key] for key in rest} for tree in (specs, axes)]
-  return blocks, jax.tree.map(_gather, rest, *of_rest)
+  return jax.tree.map(to_stages, *blocks), rest
+
+
+def _rest(tree: dict[str, Tree]) -> Tree:
+  """Returns what stands beside the blocks."""
+  return {key: leaves for key, leaves in tree.items() if key != BLOCKS}
 
 
 def _layout(

@@ -198,9 +198,8 @@ def programs(
     config.division,
     None if devices is None else tuple(devices),
   )
-  frozen = None
-  if parts.trainable:
-    frozen = replicas.place(parts.trainable.frozen, None)
+  part = parts.trainable
+  frozen = replicas.place_state(part.frozen, None) if part else None
   outer, power = outer_step(config, parts), config.outer.average_power
   require(
     not parts.exchange or config.membership == MembershipConfig(),

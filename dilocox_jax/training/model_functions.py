@@ -14,10 +14,9 @@ from jax.custom_batching import sequential_vmap
 from dilocox_jax.checks import changed_fields, require
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import Computation
-from dilocox_jax.inner import vocabulary
+from dilocox_jax.inner import sharded, vocabulary
 from dilocox_jax.inner.pipeline import pipelined_gradient
 from dilocox_jax.inner.pipeline_stage import CutModel, pipelined_loss
-from dilocox_jax.inner.sharded import sharded_gradient, sharded_loss
 from dilocox_jax.inner.step import Gradient, Loss, accumulated_gradient
 from dilocox_jax.models import transformer
 from dilocox_jax.models.adapters import Adaptation
@@ -70,7 +69,12 @@ def model_functions(
       "(dilocox_jax.register_model), or set mesh.num_stages=1 and "
       "mesh.num_data_shards=1",
     )
-    return _whole(given, _given_loss(given, computation.remat), *others)
+    loss = given.loss
+    # Its layers are not known, and it may compute them again by itself. So
+    # model.remat is applied to the loss as a whole, and only if it is set.
+    if computation.remat != "auto":
+      loss = remat_wrapper(computation.remat, prevent_cse=True)(loss)
+    return _whole(given, loss, *others)
   if computation.attention == "splash":
     check_splash_length(config.data.sequence_length)
   shape, chunk_tokens = config.model.shape, computation.loss_chunk_tokens
@@ -97,13 +101,16 @@ def model_functions(
   )
   evaluated = LossModel(model.init, functools.partial(loss, model))
   if config.mesh.is_divided:
-    require(
-      trainable is None,
-      "trainable: a replica that devices share trains all of a model: set "
-      "mesh.num_stages=1 and mesh.num_data_shards=1",
-    )
     cut = functools.partial(_cut, config, model, end_of_text, chunk_tokens)
-    return evaluated, *_divided_functions(config, cut)
+    if trainable is None:
+      return evaluated, *_divided_functions(config, cut)
+    require(
+      config.mesh.num_stages == 1,
+      "trainable: pipeline stages train all of a model: set mesh.num_stages=1",
+    )
+    evaluated = LossModel(model.init, _loss_of_shards(config, cut(0.0)))
+    loss = _loss_of_shards(config, cut(config.model.z_loss))
+    return _whole(evaluated, loss, *others)
   loss = functools.partial(loss, model, z_loss=config.model.z_loss)
   return _whole(evaluated, loss, *others)
 
@@ -116,14 +123,12 @@ def _whole(
   stacked_by: str,
 ) -> tuple[LossModel, Gradient, Loss]:
   """Builds the functions of a replica that one device holds."""
-  functions = (
-    accumulated_gradient(loss, micro_batches),
-    _mean_over_batches(evaluated.loss),
-  )
+  gradient = accumulated_gradient(loss, micro_batches)
+  evaluation = _mean_over_batches(evaluated.loss)
   if trainable:
-    functions = _of_a_part(evaluated, loss, trainable, micro_batches)
+    given = evaluated, loss, trainable, micro_batches
+    gradient, evaluation = _of_a_part(*given)
     evaluated = LossModel(trainable.init, evaluated.loss, evaluated.module)
-  gradient, evaluation = functions
   # On CPU, the batched matrix products that vmap makes are slow. So replicas
   # on one device run in turn instead.
   if stacked_by == "map":
@@ -149,17 +154,6 @@ def _of_a_part(
     return _mean_over_batches(model.loss)(params, batches.batches)
 
   return gradient, evaluation
-
-
-def _given_loss(given: LossModel, remat: str) -> Loss:
-  """Returns the training loss of a model that is handed in.
-
-  Its layers are not known, so `model.remat` is applied to the loss as a whole,
-  and only if it is set: a model may compute its layers again by itself.
-  """
-  if remat == "auto":
-    return given.loss
-  return remat_wrapper(remat, prevent_cse=True)(given.loss)
 
 
 def _mean_over_batches(loss: Loss) -> Loss:
@@ -193,9 +187,20 @@ def _divided_functions(
   num_rows = config.data.batch_size // num_micro_batches // mesh.num_data_shards
   tables = config.division.divided_tables(config.model.shape)
   return (
-    sharded_gradient(stage, config.division, layers, num_micro_batches, tables),
-    sharded_loss(stage_loss, config.division, layers, num_rows, tables),
+    sharded.sharded_gradient(
+      stage, config.division, layers, num_micro_batches, tables
+    ),
+    sharded.sharded_loss(stage_loss, config.division, layers, num_rows, tables),
   )
+
+
+def _loss_of_shards(config: RunConfig, cut: CutModel) -> Loss:
+  """Builds (params, batch) -> loss of a replica that data shards hold."""
+  division = config.division
+  tables = division.divided_tables(config.model.shape)
+  stage_loss = sharded.loss_by_layer(cut, config.mesh.remat)
+  loss = sharded.sharded_loss(stage_loss, division, None, 1, tables)
+  return lambda params, batch: loss(params, batch[None])
 
 
 def _cut(

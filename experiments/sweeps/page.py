@@ -13,14 +13,9 @@ from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.report import units
 from dilocox_jax.report.frame import Frame, Point, Setting, Trace
 from dilocox_jax.simulate.cluster_file import load_cluster
-from experiments.sweeps.clocks import SweepClock, Times, clock_of
+from experiments.sweeps.clocks import SweepClock, Times
 from experiments.sweeps.rows import Rows, RunRow
 from experiments.sweeps.runs import SweepRun, changes
-
-
-def clocks_of(sweep: Mapping[str, Any]) -> dict[str, SweepClock]:
-  """Returns the clocks of a sweep's config by name."""
-  return {each["name"]: clock_of(each) for each in sweep.get("clocks", ())}
 
 
 def frame(

@@ -61,13 +61,13 @@ class SweepRun:
     Those that other fields may decide (the method, the length of the run) are
     among them, also where they are defaults.
     """
-    decided = dict.fromkeys((*DEFAULTS, "inner.warmup_steps"))
+    return self._beside(dict.fromkeys((*DEFAULTS, "inner.warmup_steps")))
+
+  def _beside(self, decided: dict[str, Any]) -> dict[str, Any]:
+    """Returns values that are neither defaults nor decided, by dotted name."""
     default = flat(RunConfig().to_mapping()) | decided
-    return {
-      path: value
-      for path, value in flat(self.config.to_mapping()).items()
-      if value != default[path]
-    }
+    values = flat(self.config.to_mapping())
+    return {path: x for path, x in values.items() if x != default[path]}
 
   @functools.cached_property
   def digest(self) -> str:
@@ -76,12 +76,10 @@ class SweepRun:
     Only fields that are not at their defaults count, so a field that a later
     version adds does not change the digests of older runs.
     """
-    default = flat(RunConfig().to_mapping())
     counted = {
       path: value
-      for path, value in flat(self.config.to_mapping()).items()
-      if value != default[path]
-      and not any(f"{path}.".startswith(f"{field}.") for field in _IGNORED)
+      for path, value in self._beside({}).items()
+      if not any(f"{path}.".startswith(f"{field}.") for field in _IGNORED)
     }
     text = json.dumps(counted, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -27,6 +27,7 @@ from experiments.tables.runs import (
   pace,
 )
 from experiments.tables.table import (
+  Figures,
   Fit,
   Prediction,
   Table,
@@ -39,16 +40,20 @@ _RTT_S = 0.1
 _BLOCK, _KEPT = 4096, 64
 
 
+def _stated(paper: str, replicas: str) -> tuple[Figures, int, int, float]:
+  """Returns the figures of a paper, M, H and the seconds of a step in them."""
+  figures = load_published(paper)
+  count, interval = (int(figures[k].value) for k in (replicas, "sync interval"))
+  round_s = figures["compute of a round"].value * 60
+  return figures, count, interval, round_s / interval
+
+
 def open_diloco() -> list[Table]:
   """Returns the run's utilisation and the published range."""
-  figures = load_published("open_diloco")
+  figures, count, interval, step_s = _stated("open_diloco", "replicas")
   basis = "H steps in 67.5 min, 1.1 B values in fp16, 127 Mbit/s"
-  count = int(figures["replicas"].value)
-  interval = int(figures["sync interval"].value)
   method, size = methods.open_diloco(interval), figures["parameters"].value
   traffic = flat_traffic(method, size, count, Float("float16"))
-  compute_s = figures["compute of a round"].value * 60
-  step_s = compute_s / interval
   found = pace(traffic, load_cluster("opendiloco", count), step_s)
 
   def is_enough(mbps: float) -> bool:
@@ -63,6 +68,7 @@ def open_diloco() -> list[Table]:
     beside(figures, "all-reduce", exchange_s, Fit.NONE, basis),
     Prediction("slowest link for 90 %", mbps, "Mbit/s", Fit.NONE, "as above"),
   ]
+  compute_s = step_s * interval
   slower = compute_s / (compute_s + figures["all-reduce"].value)
   notes = {"share": found.utilisation, "slower": slower, "mbps": mbps}
   return [Table("open_diloco", rows, notes)]
@@ -73,10 +79,8 @@ def intellect_1() -> list[Table]:
 
   All follow from one ring of the most nodes that participated at a time.
   """
-  figures = load_published("intellect_1")
-  count = int(figures["most concurrent nodes"].value)
-  interval = int(figures["sync interval"].value)
-  step_s = figures["compute of a round"].value * 60 / interval
+  nodes = "most concurrent nodes"
+  figures, count, interval, step_s = _stated("intellect_1", nodes)
   bits = int(figures["bits of a parameter in the all-reduce"].value)
   size = figures["parameters"].value, count
   traffic = flat_traffic(methods.diloco(interval), *size, Int(bits))
@@ -127,10 +131,8 @@ def intellect_1() -> list[Table]:
 
 def covenant_72b() -> list[Table]:
   """Returns the run's utilisation, communication and compression."""
-  figures = load_published("covenant_72b")
-  count = int(figures["most contributing peers"].value)
-  interval = int(figures["sync interval"].value)
-  step_s = figures["compute of a round"].value * 60 / interval
+  peers = "most contributing peers"
+  figures, count, interval, step_s = _stated("covenant_72b", peers)
   up_bps, down_bps = (figures[x].value * 1e6 for x in ("uplink", "downlink"))
   num_parameters = int(figures["parameters"].value)
   bits = int(figures["bits of a value"].value)

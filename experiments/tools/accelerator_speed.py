@@ -196,15 +196,11 @@ def trained(sizes: Sizes, deadline: float) -> Figures:
     sizes: The model.
     deadline: Time of the monotonic clock by which both should have ended.
   """
-  num_steps = None
+  few_s = bench.seconds(lambda: _trained_loss(sizes, "allreduce", _FEW_STEPS))
+  steps = (deadline - time.monotonic()) / 2 / few_s * _FEW_STEPS
+  num_steps = int(np.clip(steps, _FEW_STEPS, _MOST_STEPS))
   for method in ("allreduce", "overlap_loco"):
     started = time.monotonic()
-    if num_steps is None:
-      _trained_loss(sizes, method, _FEW_STEPS)
-      per_step_s = (time.monotonic() - started) / _FEW_STEPS
-      left_s = (deadline - time.monotonic()) / 2
-      num_steps = int(min(max(left_s / per_step_s, _FEW_STEPS), _MOST_STEPS))
-      started = time.monotonic()
     loss = _trained_loss(sizes, method, num_steps)
     yield {
       "figure": f"{method} for {num_steps} steps",

@@ -6,7 +6,6 @@ utilisation.
 """
 
 import statistics
-import time
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from dilocox_jax.inner.step import inner_step
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.training import build, states
 from dilocox_jax.trees import Tree
+from experiments.tools.bench import TimedProgram, seconds
 
 STEPS = 10  # Inner steps of one measurement.
 
@@ -75,6 +75,39 @@ def first_carry(programs: build.Programs) -> Tree:
   return jax.jit(spread, out_shardings=places)(params)
 
 
+def drawn_batches(programs: build.Programs, config: RunConfig, num_steps: int):
+  """Draws the sequences of so many steps, [M, num_steps, B, L + 1]."""
+  replicas, data = programs.rounds.replicas, config.data
+  shape = num_steps, data.batch_size, data.sequence_length + 1
+  vocab_size = config.model.shape.vocab_size
+  drawn = np.random.default_rng(0).integers(
+    0, vocab_size, (len(replicas.own), *shape), np.int32
+  )
+  return replicas.place_batches(drawn)
+
+
+def timed_steps(
+  config: RunConfig, num_steps: int
+) -> tuple[TimedProgram, jax.stages.Compiled]:
+  """Returns what runs inner steps, on from those before, and its program.
+
+  Args:
+    config: Config of the run. Nothing is exchanged.
+    num_steps: Steps of each call.
+  """
+  programs = build.programs(config)
+  batches = drawn_batches(programs, config, num_steps)
+  carry = first_carry(programs)
+  program = steps_program(programs).lower(carry, batches).compile()
+
+  def run() -> None:
+    nonlocal carry
+    carry, metrics = program(carry, batches)
+    jax.block_until_ready((carry, metrics))
+
+  return run, program
+
+
 def measure_steps(config: RunConfig, repeats: int) -> dict:
   """Runs inner steps and returns how fast they were.
 
@@ -85,32 +118,18 @@ def measure_steps(config: RunConfig, repeats: int) -> dict:
   Returns:
     Values by name, ready for JSON.
   """
-  programs = build.programs(config)
-  replicas, data = programs.rounds.replicas, config.data
-  shape = (len(replicas.own), STEPS, data.batch_size, data.sequence_length + 1)
-  vocab_size = config.model.shape.vocab_size
-  drawn = np.random.default_rng(0).integers(0, vocab_size, shape, np.int32)
-  batches = replicas.place_batches(drawn)
-  carry = first_carry(programs)
-  program = steps_program(programs).lower(carry, batches).compile()
-  seconds = []
-  for number in range(repeats + 1):
-    start_s = time.perf_counter()
-    carry, metrics = program(carry, batches)
-    jax.block_until_ready((carry, metrics))
-    if number:  # The first one warms up.
-      seconds.append(time.perf_counter() - start_s)
-  return _rates(config, seconds) | _memory(program)
+  run, program = timed_steps(config, STEPS)
+  _, *times_s = (seconds(run) for _ in range(repeats + 1))  # One warms up.
+  return _rates(config, times_s) | _memory(program)
 
 
-def _rates(config: RunConfig, seconds: list[float]) -> dict:
+def _rates(config: RunConfig, times_s: list[float]) -> dict:
   mesh, shape = config.mesh, config.model.shape
   chosen = on_platform(config, build.platform_name())
-  step_s = statistics.median(seconds) / STEPS
+  step_s = statistics.median(times_s) / STEPS
   tokens_per_s = mesh.num_replicas * config.tokens_per_replica_step / step_s
   flops = tokens_per_s * flops_per_token(shape, config.data.sequence_length)
-  kind = jax.devices()[0].device_kind
-  peak = DEVICE_PEAK_FLOPS.get(kind)
+  peak = DEVICE_PEAK_FLOPS.get(jax.devices()[0].device_kind)
   return {
     "num_devices": config.num_devices,
     "parameters": parameter_count(shape),
@@ -120,7 +139,7 @@ def _rates(config: RunConfig, seconds: list[float]) -> dict:
     "tokens_per_s": tokens_per_s,
     "model_flops_per_s_per_device": flops / config.num_devices,
     "mfu": flops / config.num_devices / peak if peak else None,
-    "label": f"measured: median of {len(seconds)} times {STEPS} inner steps",
+    "label": f"measured: median of {len(times_s)} times {STEPS} inner steps",
   }
 
 

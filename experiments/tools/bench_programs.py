@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dilocox_jax.codecs.base import Encoder, Reduced
 from dilocox_jax.codecs.low_rank import LowRank
@@ -114,20 +113,12 @@ ROUNDS = {
 }
 
 
-def _batches(config: RunConfig) -> jax.Array:
-  """Draws a round's sequences for every replica."""
-  data, interval = config.data, config.sync.named.schedule.sync_interval
-  shape = data.batch_size, data.sequence_length + 1
-  shape = config.mesh.num_replicas, interval, *shape
-  drawn = np.random.default_rng(0).integers(0, 256, shape, np.int32)
-  return jax.device_put(drawn)
-
-
 def _delayed_round(config: RunConfig) -> TimedProgram:
   """A round with an exchange pending; each call goes on from the last one."""
   programs = build.programs(config)
   params = jax.jit(programs.model.init)(jax.random.key(0))
-  batches = _batches(config)
+  interval = config.sync.named.schedule.sync_interval
+  batches = inner.drawn_batches(programs, config, interval)
   optimizer = jax.jit(programs.steps.optimizer.init)(params)
   state = programs.rounds.init(params, optimizer)
 
@@ -143,17 +134,7 @@ def _delayed_round(config: RunConfig) -> TimedProgram:
 
 def _inner_steps(config: RunConfig) -> TimedProgram:
   """The same inner steps of the same stacked model, and nothing else."""
-  programs = build.programs(config)
-  program = inner.steps_program(programs)
-  carry = inner.first_carry(programs)
-  batches = _batches(config)
-
-  def run() -> None:
-    nonlocal carry
-    carry, metrics = program(carry, batches)
-    jax.block_until_ready((carry, metrics))
-
-  return run
+  return inner.timed_steps(config, config.sync.named.schedule.sync_interval)[0]
 
 
 def round_ratios(changes: Mapping[str, Any] = ROUNDS) -> list[Ratio]:

@@ -29,6 +29,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from dilocox_jax.distributed import link_counter, processes
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.metrics.lines import write_json
+from experiments.tools.bench import seconds
 
 _MEETINGS = 20  # Measured alone, to know what one takes.
 _APART_S = 0.001  # Between the first process that is ready and the last one.
@@ -54,21 +55,21 @@ def measure(
   devices = [one_each[process] for process in range(count)]
   mesh = Mesh(np.asarray(devices), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
   meet = _program(mesh, "all_reduce", 4, count)
-  met_s = statistics.median(_seconds(meet) for _ in range(_MEETINGS))
+  met_s = statistics.median(seconds(meet) for _ in range(_MEETINGS))
   results = []
   for kind, num_bytes in asked:
     run = _program(mesh, kind, num_bytes, count)
     run()  # Compiles.
-    seconds, sent = [], []
+    times_s, sent = [], []
     for _ in range(repeats):
       meet()
       time.sleep(late_s)
       before = link_counter.LinkCounter()
       # Gloo ends when it has received. What it sends may still wait in a
       # socket, and the next message waits behind it.
-      seconds.append(_seconds(run) + _seconds(meet) - met_s)
+      times_s.append(seconds(run) + seconds(meet) - met_s)
       sent.append(before.new_bytes())
-    results.append((middle_mean(seconds), middle_mean(sent)))
+    results.append((middle_mean(times_s), middle_mean(sent)))
   return results
 
 
@@ -76,12 +77,6 @@ def middle_mean(values: list[float]) -> float:
   """Returns the mean of the middle half: of 5 values, of the middle 3."""
   aside = len(values) // 4
   return statistics.fmean(sorted(values)[aside : len(values) - aside])
-
-
-def _seconds(run: Callable[[], object]) -> float:
-  start_s = time.perf_counter()
-  run()
-  return time.perf_counter() - start_s
 
 
 def _program(mesh: Mesh, kind: str, num_bytes: int, count: int):

@@ -2,9 +2,9 @@
 
 import functools
 import json
-import pathlib
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +13,10 @@ import pytest
 from safetensors.numpy import load_file
 
 import dilocox_jax as dx
+from dilocox_jax.api.device_memory import share_bytes
 from dilocox_jax.models import weights
 from dilocox_jax.models.transformer import build_model
-from dilocox_jax.plan.model.shapes import ModelShape
+from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.training import build, resume, start
 from dilocox_jax.training.parts import NO_PARTS
@@ -25,10 +26,9 @@ from tests import runs
 
 SHAPE = ModelShape(2, 16, 2, 24, 64, num_kv_heads=1, tied_head=False)
 MODEL = build_model(SHAPE)
-SIZES = "num_layers model_dim num_heads ff_dim vocab_size".split()
-SIZES += ["num_kv_heads", "tied_head"]
 TOKENS = (np.arange(6000) * 7) % 61
 LORA = dx.Lora(rank=2, alpha=8.0, products="query,value,down")
+SHARDS = {"layout": "mesh", "num_data_shards": 2}
 NUM_VALUES = 2 * 2 * (16 + 16 + 16 + 8 + 24 + 16)  # Layers, rank, in and out.
 
 
@@ -54,17 +54,17 @@ def base_fixture(tmp_path_factory):
   return checkpoint(tmp_path_factory.mktemp("base") / "llama")
 
 
-def train(workdir, base, trainable: Any = LORA, method="diloco", **sync):
+def train(workdir, base, trainable: Any = LORA, mesh=None, **sync):
   return dx.train(
     data=(TOKENS, TOKENS[:500]),
     trainable=trainable,
     workdir=workdir,
     steps=24,
-    method=method,
     replicas=2,
     config={
-      "model": {name: getattr(SHAPE, name) for name in SIZES},
-      "sync": {"sync_interval": 4, **sync},
+      "model": vars(SHAPE) | {"z_loss": 0.1},
+      "mesh": mesh or {},
+      "sync": {"method": "diloco", "sync_interval": 4, **sync},
       "data": {"batch_size": 4, "sequence_length": 16},
       "inner": {"optimizer": "adamw", "learning_rate": 0.05, "warmup_steps": 2},
       "checkpoint": {"interval_steps": 8, "init_from": str(base)},
@@ -73,23 +73,33 @@ def train(workdir, base, trainable: Any = LORA, method="diloco", **sync):
   )
 
 
-@pytest.fixture(scope="module", name="run")
-def run_fixture(base, tmp_path_factory):
-  return train(tmp_path_factory.mktemp("run") / "whole", base)
+@pytest.fixture(scope="module", name="run", params=[{}, SHARDS])
+def run_fixture(request, base, tmp_path_factory):
+  workdir = tmp_path_factory.mktemp("run") / "whole"
+  return train(workdir, base, mesh=request.param)
 
 
 def test_adapters_train_and_go_on_to_the_same_bits(
   run, base, tmp_path, monkeypatch
 ):
+  mesh = run.config.to_mapping()["mesh"]
   first, *_, last = run.metrics.evaluations
   assert last.outer_loss < first.outer_loss - 0.01
   assert sum(leaf.size for leaf in jax.tree.leaves(run.params)) == NUM_VALUES
   with monkeypatch.context() as patch, pytest.raises(runs.Killed):
     patch.setattr(Trainer, "_dispatch", runs.killed(16))
-    train(tmp_path, base)
-  runs.assert_same_bits(train(tmp_path, base).params, run.params)
+    train(tmp_path, base, mesh=mesh)
+  runs.assert_same_bits(train(tmp_path, base, mesh=mesh).params, run.params)
   loaded = dx.load(run.workdir)
   runs.assert_same_bits(loaded.model, run.model)
+
+
+def test_data_shards_train_what_one_device_trains(run, base, tmp_path):
+  other = train(tmp_path, base)
+  chex.assert_trees_all_close(run.params, other.params, rtol=0, atol=2e-6)
+  pairs = zip(run.metrics.evaluations, other.metrics.evaluations, strict=True)
+  for own, whole in pairs:
+    assert own.outer_loss == pytest.approx(whole.outer_loss, abs=1e-6)
 
 
 def test_what_is_sent_is_the_adapter_alone(run):
@@ -105,6 +115,9 @@ def test_the_base_keeps_its_bytes_and_is_there_once(run, base):
   _, before = weights.read_checkpoint(base)
   frozen = build.programs(run.config, run.parts).rounds.frozen
   runs.assert_same_bits(to_host(frozen), before)  # No replica axis either.
+  parts = [leaf.addressable_shards[0].data for leaf in jax.tree.leaves(frozen)]
+  share = share_bytes(parameter_shapes(SHAPE), run.config.division)
+  assert sum(part.nbytes for part in parts) == share
   part = run.parts.trainable  # Folding leaves the kernels as they are.
   part.fold(to_host(run.params), part.frozen)
   runs.assert_same_bits(part.frozen, before)
@@ -226,8 +239,9 @@ def test_a_transform_and_rounds_leave_out_what_is_frozen():
     (dx.Lora(), "needs a rank"),
     (lambda path: False, "true for no leaf"),
     ("lora", "must be a dilocox_jax.Lora"),
+    (lambda path: "norm" in path, "stages train all .* mesh.num_stages=1"),
   ],
 )
 def test_what_cannot_be_trained_is_refused(base, trainable, message, tmp_path):
   with pytest.raises((TypeError, ValueError), match=message):
-    train(pathlib.Path(tmp_path), base, trainable)
+    train(tmp_path, base, trainable, mesh=SHARDS | {"num_stages": 2})

@@ -13,8 +13,8 @@ import pytest
 from jax.export import DisabledSafetyCheck
 
 from dilocox_jax.config import from_mapping
-from dilocox_jax.training import build, states
-from experiments.tools.bench_inner import steps_program
+from dilocox_jax.training import build
+from experiments.tools.bench_inner import first_carry, steps_program
 from tests.tiers import slow
 
 LENGTH, BATCH, VOCAB, STEPS = 2048, 4, 32_000, 2
@@ -58,18 +58,8 @@ def lowered(monkeypatch, platform, data=(), mesh=(), of="inner steps", **model):
     params = replicas.abstract(params, None)
     return _text(programs.evaluate, platform, params, batches)
 
-  def carry():
-    params = states.first_params(programs, 0)
-    both = params, programs.steps.optimizer.init(params)
-    return jax.tree.map(lambda x: jnp.stack([x, x]), both)
-
-  shapes = jax.eval_shape(carry)
-  places = replicas.state_shardings(shapes, 0)
-  shapes = jax.tree.map(
-    lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-    shapes,
-    places,
-  )
+  carry = jax.eval_shape(lambda: first_carry(programs))
+  shapes = replicas.abstract(carry, 0)
   batches = jax.ShapeDtypeStruct((2, STEPS, BATCH, LENGTH + 1), jnp.int32)
   return _text(steps_program(programs), platform, shapes, batches)
 

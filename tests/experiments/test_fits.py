@@ -11,11 +11,11 @@ import sys
 
 import pytest
 
-from dilocox_jax.api.device_memory import device_memory
+from dilocox_jax.api.device_memory import device_memory, share_bytes
 from dilocox_jax.config import from_mapping, to_plan
+from dilocox_jax.plan.model import shapes
 from dilocox_jax.plan.model.adapters import Lora
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
-from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from experiments.configs import compiled
 from experiments.tools.compiled_run import (
   analyse,
@@ -56,11 +56,13 @@ def test_a_model_of_the_papers_is_counted_and_spread_over_a_mesh():
     *("--config.exchange.feedback=0", "--memory=80 GB"),
   )
   shape = MODEL_PRESETS["qwen_107b"]
-  assert f"{parameter_count(shape):,}" in done.stdout
-  assert f"{flops_per_token(shape, 2048):.4g} FLOPs a token" in done.stdout
+  assert f"{shapes.parameter_count(shape):,}" in done.stdout
+  assert (
+    f"{shapes.flops_per_token(shape, 2048):.4g} FLOPs a token" in done.stdout
+  )
   found = sizes(done.stdout)
   # 16 devices hold six copies of 4 bytes a parameter, and factors.
-  expected = 6 * 4 * parameter_count(shape) / 16 / 1e9
+  expected = 6 * 4 * shapes.parameter_count(shape) / 16 / 1e9
   number, unit = found["kept between steps (derived)"]
   assert unit == "GB" and 1 <= number / expected < 1.05
   # The memory that is needed is printed in whole GB.
@@ -174,20 +176,23 @@ def test_a_run_of_which_nothing_arrives_is_refused():
 
 
 @pytest.mark.parametrize(
-  ("method", "layout", "count", "copies", "messages"),
-  [("diloco", "stacked", 1, 5, 0), ("diloco", "stacked", 2, 8, 0)]
-  + [("diloco", "mesh", 2, 5, 1), ("allreduce", "mesh", 2, 3, 21)],
+  ("method", "layout", "count", "shards", "copies", "messages"),
+  [("diloco", "stacked", 1, 1, 5, 0), ("diloco", "stacked", 2, 1, 8, 0)]
+  + [("diloco", "mesh", 2, 1, 5, 1), ("diloco", "mesh", 2, 2, 5, 1)]
+  + [("allreduce", "mesh", 2, 1, 3, 21)],
 )
 def test_what_is_frozen_is_compiled_in_once_and_adapters_alone_have_states(
-  method, layout, count, copies, messages
+  method, layout, count, shards, copies, messages
 ):
   sync = {"method": method, "sync_interval": 3 if method == "diloco" else None}
-  config = runs.settings(layout=layout, num_replicas=count, **sync)
+  mesh = {"layout": layout, "num_data_shards": shards}
+  config = runs.settings(num_replicas=count, mesh=mesh, **sync)
   config = dataclasses.replace(config, lora=Lora(rank=4))
-  program, whole = steady_program(config), MODEL_PRESETS["nano"]
+  program, division = steady_program(config), config.division
   found = analyse(config, program, program.lowered.compile(), "", 10**9)
   values = sum(map(math.prod, config.trained_shapes.values()))
-  kept = 4 * (parameter_count(whole) + copies * values)
+  kept = share_bytes(shapes.parameter_shapes(MODEL_PRESETS["nano"]), division)
+  kept += copies * share_bytes(config.trained_shapes, division)
   # Batches and losses are beside it.
   assert kept < found.state_bytes < kept + 4096
   assert program.planned_bytes == messages * (4 * values + 4)

@@ -187,10 +187,8 @@ def test_the_last_losses_are_of_the_last_state_and_of_held_out_text(tmp_path):
   (row,) = runs.rows(tmp_path / "run", "evaluation")
   assert "judge_loss" not in row
   state, _ = runs.saved(tmp_path / "run")
-  loss, length = (
-    jax.jit(runs.programs(config, runs.TINY).model.loss),
-    runs.SEQUENCE_LENGTH,
-  )
+  loss = jax.jit(runs.programs(config, runs.TINY).model.loss)
+  length = runs.SEQUENCE_LENGTH
   params = state.fragments[0].params
   (row,) = runs.rows(tmp_path / "run", "final")
   for name, tokens in (
