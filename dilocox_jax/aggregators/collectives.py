@@ -144,11 +144,8 @@ def message_bytes(codec: Codec, shapes: Shapes) -> int:
 
 def stacked_shapes(shapes: Shapes) -> tuple[Shape, ...]:
   """Returns the shapes that codecs see, of the leaves that have values."""
-  return tuple(
-    stacked_shape(path, shape)
-    for path, shape in shapes.items()
-    if math.prod(shape)
-  )
+  sent = {path: shape for path, shape in shapes.items() if math.prod(shape)}
+  return tuple(stacked_shape(path, shape) for path, shape in sent.items())
 
 
 @functools.cache
@@ -290,11 +287,8 @@ class Traffic:
     return self.among(attendance)._windows_bytes(windows)
 
   def _windows_bytes(self, windows: Iterable[Window]) -> int:
-    return sum(
-      self.exchange_bytes(window.applied.fragment)
-      for window in windows
-      if window.applied
-    )
+    applied = [window.applied for window in windows if window.applied]
+    return sum(self.exchange_bytes(event.fragment) for event in applied)
 
   def _operations(self, shapes: Shapes) -> list[Collective]:
     given = self.num_replicas, self.collective, self.is_screened

@@ -227,9 +227,7 @@ class CompressedMean:
     mean = optax.tree.cast_like(mean, values)
     # A replica that was left out reports what it wanted to send as it is, so
     # that its drift is not finite and the host learns of it.
-    own = jax.tree.map(
-      lambda x, w: jnp.where(is_finite, x, w.astype(x.dtype)), own, wanted
-    )
+    own = optax.tree.where(is_finite, own, optax.tree.cast_like(wanted, own))
     own = optax.tree.cast_like(own, values)
     return mean, own, ExchangeState(state.count + 1, codec, residual)
 
@@ -283,9 +281,8 @@ class CompressedMean:
 def _finite_part(values: Tree) -> tuple[Tree, Boolean]:
   """Returns the values, or zeros if one is not finite; and whether all are."""
   is_finite = are_finite(values)
-  return jax.tree.map(
-    lambda leaf: jnp.where(is_finite, leaf, jnp.zeros_like(leaf)), values
-  ), is_finite
+  zeros = optax.tree.zeros_like(values)
+  return optax.tree.where(is_finite, values, zeros), is_finite
 
 
 def _stacked(tree: Tree) -> dict[str, Array]:

@@ -5,6 +5,7 @@ model has hundreds. So values that are treated alike are joined in one array.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -199,14 +200,29 @@ def in_memory(arrays: list[Array]) -> list[Array]:
   return kept
 
 
-def padded(flat: Array, missing: int) -> Array:
+def sums(arrays: list[Array], axis: int) -> list[Array]:
+  """Sums arrays of one shape along an axis, in one pass over what makes them.
+
+  XLA hands the sum of one array along rows to a library on CPUs, so that what
+  is summed is computed for each sum. A sum of several it compiles itself.
+
+  Args:
+    arrays: The arrays.
+    axis: The axis, which the sums do not have.
+  """
+  add = functools.partial(jax.tree.map, jnp.add)
+  zeros = [np.zeros((), array.dtype) for array in arrays]
+  return list(jax.lax.reduce(arrays, zeros, add, (axis,)))
+
+
+def padded(values: Array, missing: int) -> Array:
   """Adds zeros at the end of the last axis.
 
   Args:
-    flat: Values [layers, values].
-    missing: Number of zeros of each layer.
+    values: Values [..., values].
+    missing: Number of zeros of each row.
   """
-  return jnp.pad(flat, ((0, 0), (0, missing))) if missing else flat
+  return jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, missing)])
 
 
 def block_width(size: int, block_size: int) -> int:

@@ -10,11 +10,12 @@ import dataclasses
 import functools
 import math
 
+import jax
 import jax.numpy as jnp
 
 from dilocox_jax.checks import limited
 from dilocox_jax.codecs.base import Quantiser
-from dilocox_jax.codecs.joining import Arrays, Shape, block_width
+from dilocox_jax.codecs.joining import Arrays, Shape, block_width, padded, sums
 from dilocox_jax.trees import Array
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -112,10 +113,12 @@ class Int(Quantiser):
 
   def code(self, rows: Array) -> tuple[Array, ...]:
     """Returns packed codes [..., bytes] and scales [..., 1 or 2]."""
-    if self.bits > 2:
-      codes, scales = _nearest(rows, self._middle)
+    if self.bits == 1:
+      return _signs(rows)
+    if self.bits == 2:
+      codes, scales = _magnitudes(rows)
     else:
-      codes, scales = _magnitudes(rows, self.bits)
+      codes, scales = _nearest(rows, self._middle)
     return pack(codes, self.bits), scales
 
   def values(self, arrays: Arrays, width: int) -> Array:
@@ -202,23 +205,38 @@ def _nearest(values: Array, middle: int) -> tuple[Array, Array]:
   return (steps + middle).astype(jnp.uint8), scales
 
 
-def _magnitudes(values: Array, bits: int) -> tuple[Array, Array]:
-  """Returns signs as codes, and the mean of |x| as the scale.
+def _signs(values: Array) -> tuple[Array, Array]:
+  """Returns signs as `pack` would pack them, and the mean of |x|, in one pass.
 
-  At 2 bits a code also says whether |x| is above its mean, and there is a scale
-  for each of both.
+  XLA hands the sum of one array along rows to a library on CPUs, and would read
+  the values once for it and once for the signs.
   """
-  # A power of two rounds nothing above 2^-126, and no sum exceeds fp32.
-  share = 2.0 ** -(values.shape[-1] - 1).bit_length()
-  size = jnp.minimum(jnp.abs(values), _LARGEST_RANGE) * share
+  width = values.shape[-1]
+  eight = padded(values, -width % 8).reshape(*values.shape[:-1], 8, -1)
+  size, share = _shares(eight, width)
+  place = jax.lax.broadcasted_iota(jnp.uint8, eight.shape, values.ndim - 1)
+  signs = (eight < 0).astype(jnp.uint8) << place
+  size, packed = sums([size, signs], values.ndim - 1)
+  total = jnp.sum(size, axis=-1, keepdims=True)
+  return packed, _bfloat(total / (width * share))
+
+
+def _magnitudes(values: Array) -> tuple[Array, Array]:
+  """Returns signs and whether |x| is above its mean as codes; two scales."""
+  size, share = _shares(values, values.shape[-1])
   middle = jnp.mean(size, axis=-1, keepdims=True)
-  signs = (values < 0).astype(jnp.uint8)
-  if bits == 1:
-    return signs, _bfloat(middle / share)
   is_large = size > middle
   means = [_mean_where(size, each) for each in (~is_large, is_large)]
   scales = _bfloat(jnp.concatenate(means, axis=-1) / share)
+  signs = (values < 0).astype(jnp.uint8)
   return 2 * signs + is_large.astype(jnp.uint8), scales
+
+
+def _shares(values: Array, width: int) -> tuple[Array, float]:
+  """Returns |x| times a power of two, whose sum is in fp32; and the power."""
+  # A power of two rounds nothing above 2^-126, and no sum exceeds fp32.
+  share = 2.0 ** -(width - 1).bit_length()
+  return jnp.minimum(jnp.abs(values), _LARGEST_RANGE) * share, share
 
 
 def _mean_where(values: Array, mask: Array) -> Array:
@@ -261,8 +279,7 @@ def pack(codes: Array, bits: int) -> Array:
   """
   codes_per_byte = 8 // bits
   width = -(-codes.shape[-1] // codes_per_byte)
-  missing = codes_per_byte * width - codes.shape[-1]
-  codes = jnp.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, missing)])
+  codes = padded(codes, codes_per_byte * width - codes.shape[-1])
   rows = codes.reshape(*codes.shape[:-1], codes_per_byte, width)
   packed = rows[..., 0, :]
   for number in range(1, codes_per_byte):

@@ -78,9 +78,8 @@ class TopK(Encoder):
       for own, width in zip(indices, widths, strict=True)
     ]
     kept = self.then.decode(arrays, inner)
-    for own, size, width, values in zip(
-      indices, sizes, widths, kept, strict=True
-    ):
+    of_groups = zip(indices, sizes, widths, kept, strict=True)
+    for own, size, width, values in of_groups:
       largest = values.reshape(*own.shape[:2], -1)
       blocks = map_over_rows(functools.partial(self._put, width), own, largest)
       found.append(blocks.reshape(len(blocks), -1)[:, :size])
@@ -172,20 +171,14 @@ def _among_largest(blocks: Array, count: int) -> Array:
   least = jnp.zeros_like(order[..., :1])
   for shift in range(_MAGNITUDE_BITS - 3, -1, -3):
     steps = [least + jnp.uint16(n << shift) for n in range(1, 8)]
-    numbers = _counts([order >= step for step in steps])
+    reaching = [(order >= step).astype(jnp.int32)[..., None] for step in steps]
+    numbers = joining.sums(reaching, order.ndim - 1)
     reached = sum((number >= count).astype(jnp.uint16) for number in numbers)
     least += reached << jnp.uint16(shift)
   above, equal = _numbers(order > least, 32), _numbers(order == least, 32)
   num_missing = count - _running_count(above)[..., -1:, -1:]
   is_wanted = _running_count(equal) <= num_missing
   return above | (equal & _numbers(is_wanted, 32)[..., 0])
-
-
-def _counts(masks: list[Array]) -> Sequence[Array]:
-  """Counts the true values of masks [..., width] along it, in one pass."""
-  ones = [mask[..., None].astype(jnp.int32) for mask in masks]
-  add, axis = functools.partial(jax.tree.map, jnp.add), masks[0].ndim - 1
-  return jax.lax.reduce(ones, [np.int32(0)] * len(masks), add, (axis,))
 
 
 def _running_count(words: Array) -> Array:
@@ -246,8 +239,7 @@ def _bits(numbers: Array, count: int) -> Array:
 
 def _numbers(bits: Array, count: int) -> Array:
   """Returns numbers (uint32) of `count` bits, the lowest first, or fewer."""
-  missing = [(0, 0)] * (bits.ndim - 1) + [(0, -bits.shape[-1] % count)]
-  bits = jnp.pad(bits, missing).astype(jnp.uint32)
+  bits = joining.padded(bits, -bits.shape[-1] % count).astype(jnp.uint32)
   bits = bits.reshape(*bits.shape[:-1], -1, count)
   shifts = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, bits.ndim - 1)
   return jnp.sum(bits << shifts, -1, dtype=jnp.uint32)
@@ -322,12 +314,10 @@ class RandomMask(Projection):
     reduced = yield from reduce([each[:, 0] for each in taken])
 
     def spread(drawn: list[Array]) -> list[Array]:
-      found = [
-        map_over_rows(
-          functools.partial(_spread, flat.shape[-1]), own[:, None], at
-        )[:, 0]
-        for flat, own, at in zip(values, drawn, places, strict=True)
-      ]
+      found = []
+      for flat, own, at in zip(values, drawn, places, strict=True):
+        put = functools.partial(_spread, flat.shape[-1])
+        found.append(map_over_rows(put, own[:, None], at)[:, 0])
       return _shaped(found, groups, shapes)
 
     return Reduced(*map(spread, reduced)), state
