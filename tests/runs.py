@@ -124,7 +124,7 @@ def share_programs(patch: Any) -> None:
   """
   made, make = {}, build.programs
 
-  def programs(config, parts, *rest):
+  def programs(config, parts=NO_PARTS, *rest):
     key = config, *parts.names
     if key not in made:
       made[key] = make(config, parts, *rest)

@@ -47,7 +47,7 @@ def with_trainable(
     return parts
   source = pathlib.Path(config.checkpoint.init_from)
   if not config.checkpoint.init_from:
-    model = parts.model or build.programs(config).model
+    model = parts.model or build.programs(_on_one_device(config)).model
     base = jax.jit(model.init)(jax.random.key(config.seed))
   elif _is_foreign(source):
     base = foreign_params(config.model.shape, source)
@@ -56,6 +56,12 @@ def with_trainable(
     base, _ = _saved_model(config, source, one_device, parts)
   adaptation = adapters.adapt(chosen, jax.tree.map(np.asarray, base))
   return dataclasses.replace(parts, trainable=adaptation)
+
+
+def _on_one_device(config: RunConfig) -> RunConfig:
+  """Returns a run's config for a machine that may lack the run's devices."""
+  mesh = MeshConfig(num_replicas=config.mesh.num_replicas)
+  return dataclasses.replace(config, mesh=mesh)
 
 
 def first_state(
@@ -198,8 +204,7 @@ def saved_outer_params(workdir: pathlib.Path, parts: Parts = NO_PARTS) -> Tree:
   """
   config = _source_config(workdir)
   one_device = Replicas(config.num_local_replicas)
-  params, _ = _saved_outer(config, workdir, one_device, parts)
-  return params
+  return _saved_outer(config, workdir, one_device, parts)[0]
 
 
 def _saved_model(
@@ -251,16 +256,14 @@ def _saved_outer(
     Outer parameters, and the outer optimizer states of all fragments if
     replicas share them.
   """
-  mesh = MeshConfig(num_replicas=config.mesh.num_replicas)
-  programs = build.programs(dataclasses.replace(config, mesh=mesh), parts)
+  programs = build.programs(_on_one_device(config), parts)
 
   def like(record: dict) -> Tree:
     state = states.abstract(programs, record["phase"], record["in_flight"])
     return replicas.abstract(state, None)
 
-  checkpoints = Checkpoints(source / FOLDER, read_only=True)
-  with contextlib.closing(checkpoints):
-    restored = checkpoints.restore(like)
+  with contextlib.closing(Checkpoints(source / FOLDER, read_only=True)) as kept:
+    restored = kept.restore(like)
   if restored is None:
     raise RefusedError(f"checkpoint.init_from={source} has no whole checkpoint")
   state, _ = restored
