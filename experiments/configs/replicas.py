@@ -12,9 +12,10 @@ asked") says what was fixed before the runs.
 of two sequences each; AllReduce with two replicas of four is the baseline of
 each of the same eight sequences. `one`: one replica with an outer step, and its
 inner optimizer on the same batches, twenty seeds. `long`: 17,000 steps. `tune`:
-the runs on seed 1000 that chose the rates. All ran on one NVIDIA H200, many
-runs as one program, with products in TF32. `way_back`: what rounding a mean
-costs a small model, on a CPU.
+the runs on seed 1000 that chose the rates. These ran on one NVIDIA H200, many
+runs as one program, with products in TF32. On a CPU: `sizes`, three smaller
+models with 20 tokens a parameter, and `way_back`, what rounding a mean costs a
+small model.
 
     python -m experiments.sweep --workdir=runs/replicas --report_only \
         --config=experiments/configs/replicas.py:main
@@ -37,13 +38,14 @@ _HELD = {
   ),
   "allreduce, AdamW, 4x4": ("overlap_loco, AdamW, 4x4",),
   "allreduce, AdamW, 8x4": ("overlap_loco, AdamW, 8x4",),
+  **{f"allreduce {n}": (f"overlap_loco {n}",) for n in ("29k", "82k", "131k")},
 }
 _JUDGED = {
   "judged": True,
   "baselines": {each: base for base, held in _HELD.items() for each in held},
 }
 SWEEPS = {
-  **dict.fromkeys(("main", "one", "long"), _JUDGED),
+  **dict.fromkeys(("main", "one", "long", "sizes"), _JUDGED),
   "tune": {},
   "way_back": {"baseline": "fp32"},
 }
