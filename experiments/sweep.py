@@ -87,8 +87,7 @@ def main(values: flags.FlagValues) -> None:
   name = "_".join(filter(None, [pathlib.Path(path).stem, argument]))
   with _config_errors():
     start = _ROOT / sweep["rows"] if sweep.get("rows") else None
-    committed = rows.Rows(start).settings if start else ()
-    listed = runs.runs_of(sweep, committed)
+    listed = runs.runs_of(sweep, rows.Rows(start).settings if start else ())
     if not listed:
       raise ValueError("the sweep has no runs: set its `grid` or its `runs`")
     for each in values.only:

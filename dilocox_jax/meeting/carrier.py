@@ -47,6 +47,7 @@ class Carrier:
     first_own: The first exchange with something of this replica.
     stop: Set, perhaps in another thread, to ask the run to stop.
     last_s: Seconds that the last exchange took.
+    written: The newest snapshot that was or is being written, after all others.
     mailbox: The mailbox, once the run was entered.
   """
 
@@ -60,6 +61,7 @@ class Carrier:
   first_own: int = 0
   stop: threading.Event = dataclasses.field(default_factory=threading.Event)
   last_s: float = 0.0
+  written: list[Future] = dataclasses.field(default_factory=list)
   mailbox: Mailbox = dataclasses.field(init=False)
 
   def enter(self, terms: Mapping[str, Any]) -> None:
@@ -70,6 +72,7 @@ class Carrier:
     """
     self.mailbox = self._awaited(self.entered, terms)
     self.mailbox.beside = self._beside
+    atexit.register(self._end)
 
   def _awaited(self, call: Callable, *given: Any, **named: Any) -> Any:
     """Returns what a call that asks the store comes to.
@@ -86,9 +89,14 @@ class Carrier:
     return found.result()
 
   def _beside(self, write: Callable[[], None]) -> None:
-    """Writes a snapshot in a thread, which the program's end grants a while."""
-    written = in_thread(write)
-    atexit.register(_end, written, self.grace_s)
+    """Writes a snapshot in a thread, after those before it."""
+    self.written = [in_thread(_after, self.written, write)]
+
+  def _end(self) -> None:
+    """Grants snapshots a while at the end of the program."""
+    if wait(self.written, self.grace_s).not_done:
+      said = "gave up a snapshot that was not written %g s after the run"
+      logging.getLogger(__name__).warning(said, self.grace_s)
 
   def newest(self) -> list[np.ndarray] | None:
     """Goes back to the newest snapshot; returns it, or None if there is none.
@@ -148,12 +156,9 @@ class Carrier:
     return exchanged
 
 
-def _end(written: Future, grace_s: float) -> None:
-  """Waits for a snapshot at the end of the program."""
-  if wait([written], grace_s).not_done:
-    logging.getLogger(__name__).warning(
-      "gave up a snapshot that was not written %g s after the run", grace_s
-    )
+def _after(before: list[Future], write: Callable[[], None]) -> None:
+  wait(before)
+  write()
 
 
 class Turns:

@@ -135,9 +135,7 @@ class Rows:
     try:
       return [(row.name, json.loads(row.overrides)) for row in rows]
     except (ValueError, RecursionError) as error:
-      raise RecordError(
-        f"a line of {self.source} is damaged: {error}"
-      ) from error
+      raise RecordError(f"{self.source} is damaged: {error}") from error
 
   def curve(self, row: RunRow) -> list[CurveRow]:
     """Returns a run's evaluations in order; empty if the files have none."""
