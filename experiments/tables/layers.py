@@ -89,10 +89,6 @@ class LayerRun:
     """Compute over elapsed time, 0 to 1."""
     return self.compute_s / self.ends_s[-1]
 
-  def steady_step_s(self, num_steps: int) -> Bandwidths:
-    """Returns the mean duration of the last steps, waits included."""
-    return (self.ends_s[-1] - self.ends_s[-1 - num_steps]) / num_steps
-
 
 def table_methods(num_layers: int) -> dict[str, LayerMethod]:
   """Returns the methods of the five rows of Table 4, with H = 100.

@@ -126,9 +126,9 @@ def _table_1(figures: Figures) -> Table:
 
   def hours(name: str, bps: float, model: layers.LayerModel = one) -> float:
     method = methods[name]
-    run = layers.simulate_layers(model, method, [bps])
-    (step_s,) = run.steady_step_s(method.schedule.sync_interval)
-    return step_s * num_steps / _HOUR_S
+    ends_s = layers.simulate_layers(model, method, [bps]).ends_s[:, 0]
+    last = method.schedule.sync_interval  # Steps of a whole round, with waits.
+    return (ends_s[-1] - ends_s[-1 - last]) / last * num_steps / _HOUR_S
 
   bits, count = methods[_FP4].bits, one.num_parameters
   counted = of(f"{_FP4}, exchanged") * _TBIT / num_steps * interval / bits
