@@ -295,8 +295,19 @@ def unpack(packed: Array, bits: int, count: int) -> Array:
     bits: Bits of a code, as in `pack`.
     count: Number of codes of a row, N.
   """
-  mask = jnp.uint8(2**bits - 1)
-  rows = [
-    (packed >> jnp.uint8(bits * number)) & mask for number in range(8 // bits)
-  ]
-  return jnp.concatenate(rows, axis=-1)[..., :count]
+  *outer, width = packed.shape
+  per_byte = 8 // bits
+
+  def joined(packed: Array) -> Array:
+    rows = [packed >> jnp.uint8(bits * number) for number in range(per_byte)]
+    return jnp.concatenate(rows, axis=-1)
+
+  def spread(packed: Array) -> Array:
+    shape = *outer, per_byte, width
+    number = jax.lax.broadcasted_iota(jnp.uint8, shape, len(outer))
+    return (packed[..., None, :] >> (bits * number)).reshape(*outer, -1)
+
+  # A GPU would ask for each value in which of eight joined rows it is, and a
+  # CPU is slow where its innermost loop is as short as a row of bytes.
+  codes = jax.lax.platform_dependent(packed, cuda=spread, default=joined)
+  return codes[..., :count] & jnp.uint8(2**bits - 1)
