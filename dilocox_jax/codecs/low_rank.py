@@ -260,13 +260,9 @@ def matrices_of(
     shapes: Shapes of the leaves, with the layer axis.
     rank: Columns of a factor.
   """
-  groups = joining.alike(
-    shapes, [(shape[1:], factorises(shape, rank)) for shape in shapes]
-  )
-  return (
-    [group for group in groups if factorises(shapes[group[0]], rank)],
-    [n for n, shape in enumerate(shapes) if not factorises(shape, rank)],
-  )
+  kinds = [factorises(shape, rank) and shape[1:] for shape in shapes]
+  groups = [own for own in joining.alike(shapes, kinds) if kinds[own[0]]]
+  return groups, [n for n, kind in enumerate(kinds) if not kind]
 
 
 def turned(matrices: Array) -> Array:

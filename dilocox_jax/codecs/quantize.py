@@ -12,6 +12,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dilocox_jax.checks import limited
 from dilocox_jax.codecs.base import Quantiser
@@ -107,9 +108,8 @@ class Int(Quantiser):
     if self.scale == "row":
       return shape[-1] if shape else 1
     size = math.prod(shape)
-    return block_width(
-      size, size if self.scale == "tensor" else self.block_size
-    )
+    longest = size if self.scale == "tensor" else self.block_size
+    return block_width(size, longest)
 
   def code(self, rows: Array) -> tuple[Array, ...]:
     """Returns packed codes [..., bytes] and scales [..., 1 or 2]."""
@@ -184,8 +184,7 @@ class E3M0(Quantiser):
 
   def values(self, arrays: Arrays, width: int) -> Array:
     """Reverses `code`."""
-    packed, scales = arrays
-    codes = unpack(packed, 4, width)
+    codes, scales = unpack(arrays[0], 4, width), arrays[1]
     level = (codes & 7).astype(jnp.int32)
     size = jnp.where(level > 0, jnp.exp2((level - 7).astype(jnp.float32)), 0.0)
     sign = jnp.where(codes < 8, 1.0, -1.0)
@@ -295,17 +294,14 @@ def unpack(packed: Array, bits: int, count: int) -> Array:
     bits: Bits of a code, as in `pack`.
     count: Number of codes of a row, N.
   """
-  *outer, width = packed.shape
-  per_byte = 8 // bits
+  shifts = bits * np.arange(8 // bits, dtype=np.uint8)
 
   def joined(packed: Array) -> Array:
-    rows = [packed >> jnp.uint8(bits * number) for number in range(per_byte)]
-    return jnp.concatenate(rows, axis=-1)
+    return jnp.concatenate([packed >> shift for shift in shifts], axis=-1)
 
   def spread(packed: Array) -> Array:
-    shape = *outer, per_byte, width
-    number = jax.lax.broadcasted_iota(jnp.uint8, shape, len(outer))
-    return (packed[..., None, :] >> (bits * number)).reshape(*outer, -1)
+    rows = jax.vmap(lambda shift: packed >> shift, out_axes=-2)(shifts)
+    return rows.reshape(*packed.shape[:-1], -1)
 
   # A GPU would ask for each value in which of eight joined rows it is, and a
   # CPU is slow where its innermost loop is as short as a row of bytes.

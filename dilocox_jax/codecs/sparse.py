@@ -60,8 +60,10 @@ class TopK(Encoder):
     shapes = [leaf.shape for leaf in leaves]
     indices, kept = [], []
     for values in joining.stacked(_flat(leaves), _same_size(shapes)):
-      blocks = self._blocks(values)
-      select = functools.partial(self._select, self.num_kept(blocks.shape[-1]))
+      width = joining.block_width(values.shape[1], self.block_size)
+      flat = joining.padded(values, -values.shape[1] % width)
+      select = functools.partial(self._select, self.num_kept(width))
+      blocks = flat.reshape(len(flat), -1, width)
       own, largest = map_over_rows(select, blocks)
       indices.append(own)
       kept.append(largest.reshape(len(largest), -1))
@@ -88,12 +90,6 @@ class TopK(Encoder):
   def num_kept(self, width: int) -> int:
     """Returns the number of values that are sent of a block."""
     return max(1, round(self.fraction * width))
-
-  def _blocks(self, values: Array) -> Array:
-    """Cuts values [layers, size] into [layers, blocks, width]."""
-    width = joining.block_width(values.shape[1], self.block_size)
-    flat = joining.padded(values, -values.shape[1] % width)
-    return flat.reshape(len(flat), -1, width)
 
   def _select(self, count: int, blocks: Array) -> tuple[Array, Array]:
     """Returns the coded places [..., bytes] and the values [..., count]."""
@@ -194,11 +190,15 @@ def _running_count(words: Array) -> Array:
   Returns:
     int32 counts [..., words, 32].
   """
-  place = jax.lax.broadcasted_iota(jnp.uint32, (*words.shape, 32), words.ndim)
-  lower = words[..., None] & ((jnp.uint32(2) << place) - 1)
-  inside = jax.lax.population_count(lower).astype(jnp.int32)
+  inside = _count_inside(words).astype(jnp.int32)
   before = jnp.cumsum(inside[..., -1], -1, jnp.int32) - inside[..., -1]
   return inside + before[..., None]
+
+
+def _count_inside(words: Array) -> Array:
+  """Counts the bits of each word up to each of its bits (uint32)."""
+  place = jax.lax.broadcasted_iota(jnp.uint32, (*words.shape, 32), words.ndim)
+  return jax.lax.population_count(words[..., None] & ((2 << place) - 1))
 
 
 @functools.partial(jnp.vectorize, excluded=(1,), signature="(w)->(c)")
@@ -218,9 +218,19 @@ def _places(words: Array, count: int) -> Array:
   Returns:
     int32 places [..., count].
   """
-  running, ranks = _running_count(words), jnp.arange(count, dtype=jnp.int32)
-  word = jnp.searchsorted(running[:, -1], ranks, side="right").astype(jnp.int32)
-  return 32 * word + jnp.sum(running[word] <= ranks[:, None], -1, jnp.int32)
+  counts = jax.lax.population_count(words)
+  ends = jnp.cumsum(counts, dtype=jnp.uint32)
+  ranks = jnp.arange(count, dtype=jnp.uint32)
+  search = functools.partial(jnp.searchsorted, side="right")
+  # As a loop the search reads and writes all its bounds in every step on a GPU.
+  # On a CPU each step that is written out repeats those before it.
+  written_out = functools.partial(search, method="scan_unrolled")
+  word = jax.lax.platform_dependent(
+    ends, ranks, cuda=written_out, default=search
+  ).astype(jnp.int32)
+  own, before = jnp.stack([words, ends - counts])[:, word]
+  is_before = before[:, None] + _count_inside(own) <= ranks[:, None]
+  return 32 * word + jnp.sum(is_before, -1, jnp.int32)
 
 
 def _spread(width: int, values: Array, places: Array) -> Array:

@@ -70,7 +70,7 @@ def as_loss_model(
     return _of_linen(model, loss, example)
   if isinstance(model, nnx.Module):
     return _of_nnx(lambda rngs: model, loss)
-  if _has_arrays(model):
+  if callable(model) and any(map(_is_trained, jax.tree.leaves(model))):
     return _of_tree(model, loss)
   require(
     callable(model),
@@ -148,11 +148,6 @@ def _is_trained(leaf: Any) -> bool:
   return isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(
     leaf.dtype, jnp.inexact
   )
-
-
-def _has_arrays(model: Any) -> bool:
-  leaves = jax.tree.leaves(model)
-  return callable(model) and any(map(_is_trained, leaves))
 
 
 def _check_state(others: dict[str, Any]) -> None:

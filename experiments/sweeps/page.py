@@ -45,6 +45,8 @@ def frame(
   settings = []
   for name, lines in by_name.items():
     own = times[name]
+    # That an average of the parameters is evaluated.
+    is_said = "average" in name or not configs[name].outer.average_power
     baseline = others.get(name, sweep.get("baseline", ""))
     settings.append(
       Setting(
@@ -54,7 +56,7 @@ def frame(
         {clock: time.end_s for clock, time in own.items()},
         {clock: time.utilisation for clock, time in own.items()},
         changed=changed[name],
-        note=_note(name, configs[name]),
+        note="" if is_said else ", average",
       )
     )
   return Frame(
@@ -64,12 +66,6 @@ def frame(
     float(sweep.get("target_loss", 0.0)),
     tuple(sweep.get("front", ())),
   )
-
-
-def _note(name: str, config: RunConfig) -> str:
-  """Says that an average of the parameters is evaluated, if it is."""
-  is_said = "average" in name or not config.outer.average_power
-  return "" if is_said else ", average"
 
 
 def times_of(
