@@ -211,7 +211,7 @@ def _signs(values: Array) -> tuple[Array, Array]:
   the values once for it and once for the signs.
   """
   width = values.shape[-1]
-  eight = padded(values, -width % 8).reshape(*values.shape[:-1], 8, -1)
+  eight = _in_parts(values, 8)
   size, share = _shares(eight, width)
   place = jax.lax.broadcasted_iota(jnp.uint8, eight.shape, values.ndim - 1)
   signs = (eight < 0).astype(jnp.uint8) << place
@@ -222,13 +222,24 @@ def _signs(values: Array) -> tuple[Array, Array]:
 
 def _magnitudes(values: Array) -> tuple[Array, Array]:
   """Returns signs and whether |x| is above its mean as codes; two scales."""
-  size, share = _shares(values, values.shape[-1])
-  middle = jnp.mean(size, axis=-1, keepdims=True)
-  is_large = size > middle
-  means = [_mean_where(size, each) for each in (~is_large, is_large)]
-  scales = _bfloat(jnp.concatenate(means, axis=-1) / share)
+  width = values.shape[-1]
+  size, share = _shares(values, width)
+  is_large = size > jnp.mean(size, axis=-1, keepdims=True)
+  parts = [jnp.where(mask, size, 0.0) for mask in (~is_large, is_large)]
+  parts += [is_large.astype(jnp.int32)]
+  # Few values of a long row are added up at a time, which errs less.
+  found = sums([_in_parts(part, 8) for part in parts], values.ndim - 1)
+  *totals, count = [jnp.sum(part, -1, part.dtype) for part in found]
+  counts = jnp.maximum(jnp.stack([width - count, count], axis=-1), 1)
+  means = jnp.stack(totals, axis=-1) / counts.astype(size.dtype)
   signs = (values < 0).astype(jnp.uint8)
-  return 2 * signs + is_large.astype(jnp.uint8), scales
+  return 2 * signs + is_large.astype(jnp.uint8), _bfloat(means / share)
+
+
+def _in_parts(values: Array, count: int) -> Array:
+  """Cuts rows into parts [..., count, values]; zeros fill the last ones."""
+  filled = padded(values, -values.shape[-1] % count)
+  return filled.reshape(*values.shape[:-1], count, -1)
 
 
 def _shares(values: Array, width: int) -> tuple[Array, float]:
@@ -236,12 +247,6 @@ def _shares(values: Array, width: int) -> tuple[Array, float]:
   # A power of two rounds nothing above 2^-126, and no sum exceeds fp32.
   share = 2.0 ** -(width - 1).bit_length()
   return jnp.minimum(jnp.abs(values), _LARGEST_RANGE) * share, share
-
-
-def _mean_where(values: Array, mask: Array) -> Array:
-  count = jnp.sum(mask, axis=-1, keepdims=True, dtype=jnp.int32)
-  total = jnp.sum(jnp.where(mask, values, 0.0), axis=-1, keepdims=True)
-  return total / jnp.maximum(count, 1).astype(total.dtype)
 
 
 def _largest(values: Array) -> Array:
@@ -276,12 +281,9 @@ def pack(codes: Array, bits: int) -> Array:
     codes: uint8 codes.
     bits: Bits of a code: 1, 2, 4 or 8.
   """
-  codes_per_byte = 8 // bits
-  width = -(-codes.shape[-1] // codes_per_byte)
-  codes = padded(codes, codes_per_byte * width - codes.shape[-1])
-  rows = codes.reshape(*codes.shape[:-1], codes_per_byte, width)
+  rows = _in_parts(codes, 8 // bits)
   packed = rows[..., 0, :]
-  for number in range(1, codes_per_byte):
+  for number in range(1, 8 // bits):
     packed = packed | (rows[..., number, :] << jnp.uint8(bits * number))
   return packed
 
