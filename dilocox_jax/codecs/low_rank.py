@@ -260,7 +260,7 @@ def matrices_of(
     shapes: Shapes of the leaves, with the layer axis.
     rank: Columns of a factor.
   """
-  kinds = [factorises(shape, rank) and shape[1:] for shape in shapes]
+  kinds = [shape[1:] if factorises(shape, rank) else () for shape in shapes]
   groups = [own for own in joining.alike(shapes, kinds) if kinds[own[0]]]
   return groups, [n for n, kind in enumerate(kinds) if not kind]
 
