@@ -14,12 +14,11 @@ and --loss delay and lose packets. A short transfer checks the links first.
 """
 
 import contextlib
-import os
 import sys
-from collections.abc import Iterator
 
 from absl import flags
 
+from dilocox_jax.checks import require
 from dilocox_jax.distributed import link_counter
 from dilocox_jax.metrics import work_directory
 from dilocox_jax.simulate.cluster import Link
@@ -32,11 +31,7 @@ from experiments.runtime import (
   process_group,
 )
 from experiments.runtime.command_line import UsageError
-from experiments.runtime.throttled_links import (
-  INTERFACE,
-  ThrottledNetwork,
-  throttled_network,
-)
+from experiments.runtime.throttled_links import INTERFACE, throttled_network
 
 _REFUSAL = (
   "processes of another launch still use --workdir={}: wait until they end, or "
@@ -74,16 +69,18 @@ def main(values: flags.FlagValues) -> None:
   if not values.local_devices:
     distributed_flags.devices_each(config, count)
   workdir = command_line.writable(values.workdir, "train")
-  link = _link(values)
+  link, none = _link(values), contextlib.nullcontext()
   # The processes inherit the lock. So they still hold it if the launcher is
   # killed.
   refusal = _REFUSAL.format(workdir)
   with (
     work_directory.locked(workdir / ".launch.lock", refusal) as lock,
-    _network(link, count) as network,
+    throttled_network([link] * count) if link else none as network,
   ):
     coordinator = f"127.0.0.1:{distributed_flags.free_port()}"
     if network:
+      link_check.check(network)
+      network.impair()
       coordinator = f"{network.addresses[0]}:{_PORT_INSIDE}"
     members = [
       process_group.Member(
@@ -94,7 +91,7 @@ def main(values: flags.FlagValues) -> None:
           *("--distributed", f"--coordinator={coordinator}"),
           *(f"--num_processes={count}", f"--process_id={number}"),
         ],
-        _environment(count)
+        process_group.environment(count)
         | ({link_counter.LINK_VARIABLE: INTERFACE} if network else {}),
         keep_open=[lock],
       )
@@ -114,54 +111,24 @@ def _train_flags(values: flags.FlagValues) -> list[str]:
 
 def _link(values: flags.FlagValues) -> Link | None:
   """Returns the link of --link, --rtt and --loss; None without --link."""
-  numbers = {}
-  for name, dimension in {"link": RATE, "rtt": TIME, "loss": SHARE}.items():
-    text = values[name].value
-    if text is not None and values.link is None:
-      raise UsageError(f"--{name} needs --link")
-    with command_line.usage_errors():
-      text = text or f"0 {dimension.example}"
-      numbers[name] = parse_quantity(text, dimension, f"--{name}")
-  if values.link is None:
+  has_link = values.link is not None
+  command_line.refuse_unused(
+    values, [(name, has_link, "--link") for name in ("rtt", "loss")]
+  )
+  if not has_link:
     return None
   if values.processes < 2:
     raise UsageError("--link needs --processes=2 or more: one has no peer")
-  rate = numbers["link"]
-  if not 1e5 <= rate <= 1e11:
-    raise UsageError(
-      f"--link={values.link} must lie between 100 kbit/s and 100 Gbit/s"
-    )
   with command_line.usage_errors():
-    return Link(rate, rate, numbers["rtt"], numbers["loss"])
-
-
-@contextlib.contextmanager
-def _network(
-  link: Link | None, count: int
-) -> Iterator[ThrottledNetwork | None]:
-  """Makes throttled links that were checked; None if no link is given."""
-  if link is None:
-    yield None
-    return
-  with throttled_network([link] * count) as network:
-    ratios = link_check.check(network)
-    print(
-      f"links: {count}, measured {min(ratios):.3f} to {max(ratios):.3f} times "
-      "their rates less headers",
-      flush=True,
+    rate, rtt_s, loss = (
+      parse_quantity(values[name].value or f"0 {of.example}", of, f"--{name}")
+      for name, of in (("link", RATE), ("rtt", TIME), ("loss", SHARE))
     )
-    network.impair()
-    yield network
-
-
-def _environment(count: int) -> dict[str, str]:
-  """Returns the environment variables of so many processes: their threads."""
-  given = command_line.own_command()
-  environment = {**os.environ, command_line.COMMAND_VARIABLE: given}
-  if "NPROC" not in os.environ:  # Else the user has set the threads.
-    xla_flags = os.environ.get("XLA_FLAGS", "")
-    environment |= process_group.limits_beside_exchange(count, xla_flags)
-  return environment | {"JAX_PLATFORMS": "cpu"}
+    require(
+      1e5 <= rate <= 1e11,
+      f"--link={values.link} must lie between 100 kbit/s and 100 Gbit/s",
+    )
+    return Link(rate, rate, rtt_s, loss)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,8 @@ class Carrier:
 
   def _beside(self, write: Callable[[], None]) -> None:
     """Writes a snapshot in a thread, after those before it."""
-    self.written = [in_thread(_after, self.written, write)]
+    before = self.written
+    self.written = [in_thread(lambda: (wait(before), write()))]
 
   def _end(self) -> None:
     """Grants snapshots a while at the end of the program."""
@@ -154,11 +155,6 @@ class Carrier:
     exchanged = self._awaited(self.mailbox.exchange, *given, **named)
     self.last_s = time.monotonic() - start_s
     return exchanged
-
-
-def _after(before: list[Future], write: Callable[[], None]) -> None:
-  wait(before)
-  write()
 
 
 class Turns:

@@ -17,6 +17,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
+from matplotlib.ticker import EngFormatter
 from matplotlib.transforms import Bbox
 
 from dilocox_jax.report import style, units
@@ -225,7 +226,7 @@ def _scale(ax: Axes, frame: Frame, axis: str, most: float) -> float:
     return divisor
   if axis == BYTES:
     divisor = 1.0
-    style.cost_axis(ax, costs, "sent by one replica", units.bytes_tick)
+    style.cost_axis(ax, costs, "sent by one replica", EngFormatter("B"))
   else:
     is_log = max(ends, default=0) > _WIDE * min(ends, default=0)
     first_s = min(costs if is_log else ends, default=0.0)

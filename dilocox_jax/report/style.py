@@ -66,15 +66,6 @@ def proper(name: str) -> str:
   return _METHODS[key][0] + name[rest.end() if rest else 0 :].replace("_", " ")
 
 
-def method_look(name: str) -> tuple[str, str] | None:
-  """Returns colour and marker of a method, or None if it is not known.
-
-  Args:
-    name: Name of a method or of a setting, e.g. "dilocox_reset_1gbit".
-  """
-  return _METHODS[key][1:] if (key := _method(name)) else None
-
-
 def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
   """Returns colour, marker and line of each curve, by its name.
 
@@ -88,7 +79,8 @@ def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
   found: dict[str, dict[str, Any]] = {}
   seen = []
   for name in names:
-    colour, marker = method_look(name) or next(others)
+    key = _method(name)
+    colour, marker = _METHODS[key][1:] if key else next(others)
     line = _LINES[seen.count(colour) % len(_LINES)]
     seen.append(colour)
     found[name] = {"color": colour, "marker": marker, "linestyle": line}

@@ -19,11 +19,6 @@ def _scaled(value: float | int, names: tuple[str, ...]) -> tuple[float, str]:
   return 1000.0**index, names[index]
 
 
-def bytes_unit(largest: float | int) -> tuple[float, str]:
-  """Returns divisor and unit for an axis of values up to `largest` bytes."""
-  return _scaled(largest, _BYTES)
-
-
 def tokens_unit(largest: float | int) -> tuple[float, str]:
   """Returns divisor and unit for an axis of values up to `largest` tokens."""
   divisor, prefix = _scaled(largest, _COUNTS)
@@ -48,15 +43,9 @@ def _three_digits(value: float | int) -> str:
 
 def human_bytes(value: float | int) -> str:
   """Formats bytes with three digits: "27.9 MB"; "-" for NaN and infinity."""
-  divisor, unit = bytes_unit(value)
+  divisor, unit = _scaled(value, _BYTES)
   number = f"{value:.0f}" if divisor == 1 else _three_digits(value / divisor)
   return f"{number} {unit}" if math.isfinite(value) else "-"
-
-
-def bytes_tick(value: float | int) -> str:
-  """Formats bytes as a label on an axis: "20 MB"."""
-  divisor, unit = bytes_unit(value)
-  return f"{value / divisor:g} {unit}"
 
 
 def human_tokens(value: float | int) -> str:

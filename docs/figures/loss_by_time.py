@@ -47,7 +47,7 @@ def read() -> dict[str, Setting]:
   sweep = convergence.get_config("small").to_dict()
   kept = rows.Rows(DOCS.parent / sweep["rows"])
   chosen = [row for row in kept.runs.values() if row.name in METHODS]
-  given = [(row.name, rows.overrides_of(row)) for row in chosen]
+  given = [(name, own) for name, own in kept.settings if name in METHODS]
   with tempfile.TemporaryDirectory() as folder:
     clocks = {str(each): _clock(folder, each) for each in ROUND_TRIPS}
     listed = runs.runs_of(sweep, given)

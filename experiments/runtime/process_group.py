@@ -25,9 +25,11 @@ from typing import NamedTuple
 
 from experiments.runtime import stop_signals
 from experiments.runtime.command_line import (
+  COMMAND_VARIABLE,
   STOP_CODES,
   TRY_AGAIN,
   StoppedError,
+  own_command,
 )
 
 _POLL_S = 0.1
@@ -263,8 +265,8 @@ def thread_limits(count: int) -> dict[str, str]:
   return limits | {"XLA_PYTHON_CLIENT_PREALLOCATE": str(count == 1).lower()}
 
 
-def limits_beside_exchange(count: int, xla_flags: str = "") -> dict[str, str]:
-  """Returns limits for processes that exchange while they compute.
+def environment(count: int) -> dict[str, str]:
+  """Returns variables of CPU processes that exchange while they compute.
 
   A process needs two of XLA's threads, because a program that waits for a link
   holds one. With one core a process the second must not share its matrix
@@ -272,12 +274,15 @@ def limits_beside_exchange(count: int, xla_flags: str = "") -> dict[str, str]:
 
   Args:
     count: Number of processes.
-    xla_flags: Value of XLA_FLAGS so far.
   """
-  own = thread_limits(count)
+  own = {**os.environ, COMMAND_VARIABLE: own_command(), "JAX_PLATFORMS": "cpu"}
+  if "NPROC" in os.environ:  # The user has set the threads.
+    return own
+  own |= thread_limits(count)
   if own["NPROC"] != "1":
     return own
-  flags = f"{xla_flags} --xla_cpu_multi_thread_eigen=false".strip()
+  flags = "--xla_cpu_multi_thread_eigen=false"
+  flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
   return {**own, "NPROC": "2", "OMP_NUM_THREADS": "2", "XLA_FLAGS": flags}
 
 

@@ -60,6 +60,8 @@ class Pool:
     """
     self._processes, self._deadline_s = processes, deadline_s
     self._prefix = ["srun", *shlex.split(slurm)] if slurm else []
+    # What divides this machine among the processes.
+    self._limits = {} if slurm else process_group.thread_limits(processes)
     if slurm and not shutil.which("srun"):
       raise UsageError("--slurm needs the program srun, which is not here")
     self._stop = threading.Event()
@@ -103,7 +105,7 @@ class Pool:
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        env=self._environment() | os.environ,
+        env=self._limits | os.environ,
       )
     while process.poll() is None and not self._is_over():
       time.sleep(_POLL_S)
@@ -113,11 +115,6 @@ class Pool:
     if self._is_over() and code:
       return _LATE
     return _reason(code, job.log.read_bytes()[start_bytes:])
-
-  def _environment(self) -> dict[str, str]:
-    """Returns what divides this machine among the processes."""
-    own = process_group.thread_limits(self._processes)
-    return {} if self._prefix else own
 
 
 def _reason(code: int, text: bytes) -> str:

@@ -10,7 +10,6 @@ import collections
 import dataclasses
 import itertools
 import json
-import os
 import pathlib
 import statistics
 import subprocess
@@ -157,13 +156,8 @@ def _measured(
   """Returns seconds, and bytes on the link of a node, of each collective."""
   asks, result = folder / "asked.json", folder / "measured.json"
   asks.write_text(json.dumps(asked))
-  count, xla_flags = cluster.num_replicas, os.environ.get("XLA_FLAGS", "")
-  environment = {
-    **os.environ,
-    **process_group.limits_beside_exchange(count, xla_flags),
-    "JAX_PLATFORMS": "cpu",
-    LINK_VARIABLE: INTERFACE,
-  }
+  count = cluster.num_replicas
+  environment = process_group.environment(count) | {LINK_VARIABLE: INTERFACE}
   module = [sys.executable, "-m", "experiments.tools.link_collectives"]
   with throttled_network([site.link for site in cluster.sites]) as network:
     link_check.check(network)

@@ -1,6 +1,7 @@
 """What programs share: cores, locks, signals, flags of XLA, groups, parts."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -24,15 +25,11 @@ def test_a_process_with_one_core_has_a_second_thread_that_multiplies_nothing(
   monkeypatch,
 ):
   monkeypatch.setattr(process_group, "usable_cores", lambda: 4)
-  assert process_group.limits_beside_exchange(2) == process_group.thread_limits(
-    2
-  )
-  assert process_group.limits_beside_exchange(4, "--xla_a=1") == {
-    "NPROC": "2",
-    "OMP_NUM_THREADS": "2",
-    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-    "XLA_FLAGS": "--xla_a=1 --xla_cpu_multi_thread_eigen=false",
-  }
+  monkeypatch.setattr(os, "environ", {"XLA_FLAGS": "--xla_a=1"})
+  for count, flag in (2, ""), (4, " --xla_cpu_multi_thread_eigen=false"):
+    found = process_group.environment(count)
+    assert found["NPROC"] == found["OMP_NUM_THREADS"] == "2"
+    assert found["XLA_FLAGS"] == f"--xla_a=1{flag}"
 
 
 @pytest.mark.parametrize(
@@ -50,6 +47,18 @@ def test_devices_of_processes_are_as_many_as_the_run_needs(owners, word):
     return
   with pytest.raises(UsageError, match=word):
     distributed_flags.check_devices(config, owners)
+
+
+def test_memory_that_a_program_has_freed_serves_the_next_one():
+  running._keep_memory()
+
+  def new_pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    assert b"x" * 2**26
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+  new_pages()
+  assert new_pages() < 10
 
 
 # Flags of XLA.

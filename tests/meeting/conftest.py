@@ -2,10 +2,10 @@
 
 import pathlib
 import subprocess
-import time
-import urllib.request
 
+import obstore
 import pytest
+from obstore.store import HTTPStore
 
 from experiments.runtime.distributed_flags import free_port
 
@@ -18,15 +18,10 @@ def bucket_fixture():
   if not MOTO.exists():
     pytest.skip("run `make build/moto/.installed`")
   endpoint = f"http://127.0.0.1:{(port := free_port())}"
-  made = urllib.request.Request(f"{endpoint}/bucket", method="PUT")
+  plain = HTTPStore(endpoint, client_options={"allow_http": True})
   command = [MOTO, f"--port={port}"]
   with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
-    while server.poll() is None:
-      try:
-        urllib.request.urlopen(made).close()
-        break
-      except OSError:  # It does not listen yet.
-        time.sleep(0.1)
+    obstore.put(plain, "bucket", b"")  # As soon as it listens.
     keys = dict.fromkeys(["access_key_id", "secret_access_key"], "any")
     yield keys | {"endpoint": endpoint, "region": "us-east-1"}
     server.kill()
