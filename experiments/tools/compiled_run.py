@@ -2,9 +2,7 @@
 
 What is compiled is the program that the trainer runs most often, without any
 values. Memory is the compiler's own count. What is sent between slices is read
-from the text of the program, as XLA has no public way to walk through one:
-pairs of `send` and `recv` start a transfer, and `recv-done` waits for it. A
-loop over inner steps that lies between them hides it.
+from the text of the program (`compiled_transfers`).
 """
 
 import dataclasses
@@ -13,7 +11,6 @@ import itertools
 import math
 import os
 import pathlib
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,8 +24,6 @@ from dilocox_jax.distributed import host_memory
 from dilocox_jax.metrics.lines import write_json
 from dilocox_jax.models import adapters
 from dilocox_jax.outer.round_states import RoundState
-from dilocox_jax.outer.window import INNER_STEPS
-from dilocox_jax.plan.collective import Collective
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.schedule.sync_schedule import Window
 from dilocox_jax.report.page import write_page
@@ -37,6 +32,7 @@ from dilocox_jax.report.units import human_bytes, human_share
 from dilocox_jax.training import build, states
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.trees import nested
+from experiments.tools.compiled_transfers import Transfer, transfers
 
 LIBTPU = "libtpu==0.0.42"
 # Memory that a program may use, as the compiler of that version says when a
@@ -56,13 +52,6 @@ _ENVIRONMENT = {
   # Two compilers at once are fine where neither takes a chip.
   "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-_INSTRUCTION = re.compile(
-  r"%?([\w.-]+) = \(?([a-z]+)(\d*)\[([\d,]*)\].*? "
-  r"(send|recv|recv-done|while)\(%?([\w.-]*)"
-)
-_CHANNEL = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
-_KIND = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
-_KINDS = ("all_reduce", "all_gather", "all_to_all")  # Others are permutes.
 
 
 def is_compiler_installed() -> bool:
@@ -210,55 +199,6 @@ def _kept_bytes(state: RoundState, window: Window) -> int:
     for leaf in jax.tree.leaves(others)
     if leaf.sharding.memory_kind != host_memory.HOST
   )
-
-
-@dataclasses.dataclass(frozen=True)
-class Transfer:
-  """A transfer between slices.
-
-  Attributes:
-    kind: "all_reduce", "all_gather", "all_to_all" or "permute".
-    operand_bytes: Size of what one device hands over (bytes).
-    loops: Numbers of the lines with loops over inner steps that hide it.
-  """
-
-  kind: str
-  operand_bytes: int
-  loops: tuple[int, ...]
-
-  def sent_bytes(self, num_replicas: int) -> float:
-    """Returns what one device sends to the slices of all other replicas."""
-    # An operand of a permute is what goes to one other slice.
-    return Collective(self.kind, self.operand_bytes).sent_bytes(num_replicas)
-
-
-def transfers(text: str) -> list[Transfer]:
-  """Returns the transfers between slices in the order in which they end.
-
-  Args:
-    text: A scheduled program, as `compiled.as_text()` has it.
-  """
-  found, loops = [], []
-  sent: dict[str, tuple[str, int, int]] = {}  # By the name of the channel.
-  received: dict[str, str] = {}  # Channels by the name of the instruction.
-  for number, line in enumerate(text.splitlines()):
-    if not (match := _INSTRUCTION.search(line)):
-      continue
-    name, _, bits, sizes, opcode, operand = match.groups()
-    channel, kind = _CHANNEL.search(line), _KIND.search(line)
-    if opcode == "while" and f'/{INNER_STEPS}/while"' in line:
-      loops.append(number)
-    elif opcode == "send" and channel and kind:
-      values = math.prod(int(n) for n in sizes.split(",") if n)
-      known = kind[1].lower() if kind[1].lower() in _KINDS else "permute"
-      sent[channel[1]] = known, values * int(bits or 8) // 8, number
-    elif opcode == "recv" and channel:
-      received[name] = channel[1]
-    elif opcode == "recv-done" and received.get(operand) in sent:
-      known, size, start = sent.pop(received[operand])
-      between = tuple(loop for loop in loops if loop > start)
-      found.append(Transfer(known, size, between))
-  return found
 
 
 @dataclasses.dataclass(frozen=True)

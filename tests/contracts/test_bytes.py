@@ -28,8 +28,8 @@ from dilocox_jax.plan.schedule.fragments import Fragments
 from experiments.tools.compiled_run import (
   is_compiler_installed,
   topology_devices,
-  transfers,
 )
+from experiments.tools.compiled_transfers import transfers
 from tests import compiled_text as hlo
 from tests.compiled_text import is_inner_loop
 from tests.tiers import slow

@@ -5,7 +5,7 @@ The programs are scheduled, and written by hand after real ones.
 
 import pytest
 
-from experiments.tools.compiled_run import transfers
+from experiments.tools.compiled_transfers import transfers
 
 _CHANNEL = (
   'frontend_attributes={{_xla_host_transfer_rendezvous="{0}",'
