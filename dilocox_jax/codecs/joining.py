@@ -222,7 +222,8 @@ def padded(values: Array, missing: int) -> Array:
     values: Values [..., values].
     missing: Number of zeros of each row.
   """
-  return jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, missing)])
+  edges = [(0, 0)] * (values.ndim - 1) + [(0, missing)]
+  return jnp.pad(values, edges) if missing else values
 
 
 def block_width(size: int, block_size: int) -> int:

@@ -64,6 +64,21 @@ def pseudo_gradient(outer: Tree, inner: Tree) -> Tree:
   return jax.tree.map(jnp.subtract, outer, inner)
 
 
+def _from_outer(outer: Tree, unapplied: Tree, inner: Tree) -> Tree:
+  del unapplied
+  return pseudo_gradient(outer, inner)
+
+
+def _averaged(result: ExchangeResult, fresh: Tree) -> Tree:
+  del fresh
+  return result.mean
+
+
+def _adopt(inner: Tree, old: Tree, new: Tree, own: Tree) -> Tree:
+  del inner, old, own
+  return new
+
+
 class ApplyRule(NamedTuple):
   """One way of taking up an exchange; without arguments it is "reset".
 
@@ -77,11 +92,9 @@ class ApplyRule(NamedTuple):
     is_shared: Whether all replicas have the same outer parameters.
   """
 
-  measure: Callable[[Tree, Tree, Tree], Tree] = lambda a, unapplied, w: (
-    pseudo_gradient(a, w)
-  )
-  gradient: Callable[[ExchangeResult, Tree], Tree] = lambda r, fresh: r.mean
-  rejoin: Callable[[Tree, Tree, Tree, Tree], Tree] = lambda w, a, b, own: b
+  measure: Callable[[Tree, Tree, Tree], Tree] = _from_outer
+  gradient: Callable[[ExchangeResult, Tree], Tree] = _averaged
+  rejoin: Callable[[Tree, Tree, Tree, Tree], Tree] = _adopt
   is_shared: bool = True
 
 
