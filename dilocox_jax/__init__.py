@@ -52,7 +52,6 @@ _HOMES = {
   "make_rounds": "api.rounds",
   "named_codec": "codecs.named",
   "outer_params": "outer.step_state",
-  "parameter_shapes": "plan.model.shapes",
   "register_codec": "codecs.named",
   "register_method": "plan.schedule.methods",
   "register_model": "plan.model.presets",

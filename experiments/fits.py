@@ -62,7 +62,7 @@ def _estimate(config: RunConfig, memory_bytes: float) -> None:
   from dilocox_jax.report.units import human_bytes, human_share
 
   shape, length = config.model.shape, config.data.sequence_length
-  trained, whole = config.trained_shapes, shapes.parameter_shapes(shape)
+  trained, whole = config.trained_shapes, shape.parameter_shapes
   leaves = {**whole, **trained}
   rows = [(p, str(x), f"{math.prod(x):,}") for p, x in leaves.items()]
   for name, summed in {"all": whole, "trained": trained}.items():

@@ -3,6 +3,7 @@
 They share no runtime and meet in a folder or a bucket (docs/mailbox.md).
 """
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -59,19 +60,17 @@ def mailbox(
   defaults = dict(feedback=0.0, against="own", keep_unsent=False, seed=0)
   settings = defaults | settings
 
-  def enter(terms: Mapping[str, Any]) -> Mailbox:
-    given = {"exchange": {"codec": str(codec), **settings}, **terms}
-    return Mailbox(
-      where,
-      name=name,
-      secret=secret,
-      config={**(config or {}), **given},
-      text_digest=text_digest,
-      rules=rules,
-      accept_version=accept_version,
-    )
-
+  opened = functools.partial(
+    Mailbox,
+    where,
+    name=name,
+    secret=secret,
+    text_digest=text_digest,
+    rules=rules,
+    accept_version=accept_version,
+  )
+  terms = {**(config or {}), "exchange": {"codec": str(codec), **settings}}
   aggregator = exchange(codec, is_carried=True, **settings)  # pyright: ignore
   keeps = bool(settings["feedback"] or settings["keep_unsent"])
-  carrier = Carrier(enter, weight, keeps, rules.grace_s)
+  carrier = Carrier(opened, terms, weight, keeps, rules.grace_s)
   return aggregator._replace(carrier=carrier)

@@ -22,7 +22,7 @@ from dilocox_jax.codecs.low_rank import LowRank, factorises
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.plan.model.division import Division
-from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
+from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.schedule.fragments import BLOCKS, Shapes, stacked_shape
 
 _FP32_BYTES = 4
@@ -68,7 +68,7 @@ def device_memory(config: RunConfig) -> DeviceMemory:
   factors = factor_bytes(shapes, division, config.exchange.named_codec)
   frozen = 0
   if config.lora.rank:
-    whole = parameter_shapes(config.model.shape)
+    whole = config.model.shape.parameter_shapes
     frozen = share_bytes(whole, division)
     # Nobody changes them, so compilers keep the layers in the narrow type too.
     layers = {p: leaf for p, leaf in whole.items() if p.startswith(BLOCKS)}
@@ -189,7 +189,7 @@ def _collected_bytes(config: RunConfig) -> int:
   They are two, of which one is on its way, or all that a backward does not
   collect again.
   """
-  whole = parameter_shapes(config.model.shape).items()
+  whole = config.model.shape.parameter_shapes.items()
   size = sum(math.prod(leaf) for p, leaf in whole if p.startswith(BLOCKS))
   num_layers = config.model.shape.num_layers
   at_once = num_layers if config.mesh.remat == "none" else 2

@@ -11,6 +11,7 @@ from typing import Any
 
 from dilocox_jax.checks import flat
 from dilocox_jax.config.run import RunConfig
+from dilocox_jax.plan.choices import SPLASH_LENGTH
 
 _ACCELERATOR: Mapping[str, Any] = {
   "model.attention": "blockwise",
@@ -54,7 +55,6 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
 }
 
 _OPEN = (None, "auto")  # What leaves a field to the devices.
-_SPLASH_LENGTH = 128  # The kernel's lengths are multiples of this.
 _CUDNN_WIDTH = 128  # Widest head of every GPU that the kernel knows.
 
 
@@ -115,6 +115,6 @@ def _kernel(config: RunConfig, dtype: str, attention: str) -> str:
     and not config.data.document_masks
     and width % 8 == 0
     and width <= _CUDNN_WIDTH,
-    "splash": config.data.sequence_length % _SPLASH_LENGTH == 0,
+    "splash": config.data.sequence_length % SPLASH_LENGTH == 0,
   }
   return attention if fits.get(attention, True) else "blockwise"

@@ -19,9 +19,9 @@ from typing import Any
 
 from dilocox_jax.checks import known
 from dilocox_jax.codecs.named import split_links
-from dilocox_jax.config.sections import InnerConfig, MeetConfig
+from dilocox_jax.config.sections import MeetConfig
 from dilocox_jax.data import sources
-from dilocox_jax.plan.choices import OPTIMIZER_OPTIONS, Registry
+from dilocox_jax.plan.choices import OPTIMIZER_OPTIONS, OPTIONS, Registry
 from dilocox_jax.plan.collective import MAILBOX
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.schedule.fragments import SLICED
@@ -173,24 +173,13 @@ def unread_fields(values: Values, defaults: Values) -> dict[str, str]:
   }
 
 
-def changed_options(inner: InnerConfig) -> tuple[str, ...]:
-  """Returns the options of the inner optimizer that are not at their default.
-
-  Args:
-    inner: The section `inner` of a run's config.
-  """
-  plain = InnerConfig()
-  names = [name for name in _OPTIONS if hasattr(plain, name)]
-  return tuple(n for n in names if getattr(inner, n) != getattr(plain, n))
-
-
 def _reads(setting: str) -> Callable[[str], bool]:
   return lambda source: sources.reads(source, setting)
 
 
 def _takes(option: str) -> Callable[[str], bool]:
   # An optimizer that is not in the table may have any of them.
-  return lambda name: option in OPTIMIZER_OPTIONS.get(name, _OPTIONS)
+  return lambda name: option in OPTIMIZER_OPTIONS.get(name, OPTIONS)
 
 
 def _has_rounds(method: str) -> bool:
@@ -202,7 +191,6 @@ def _has_low_rank(codec: str) -> bool:
   return "low_rank" in dict(split_links(codec))
 
 
-_OPTIONS = ("b1", "b2", "weight_decay", "momentum", "nesterov")
 _DEVICES = "mesh.num_stages*num_data_shards"
 # Fields that only some runs read, with the field that decides and which of its
 # values do.
@@ -226,7 +214,7 @@ _READ_IF: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
   **{
     f"{section}.{option}": (f"{section}.optimizer", _takes(option))
     for section in ("inner", "outer")
-    for option in _OPTIONS
+    for option in OPTIONS
   },
   "outer.optimizer": ("sync.method", _has_rounds),
   "outer.learning_rate": ("sync.method", _has_rounds),

@@ -14,10 +14,10 @@ from dilocox_jax.checks import dataclass_from, flat, in_front, require
 from dilocox_jax.codecs.named import split_links
 from dilocox_jax.config import sections
 from dilocox_jax.config.recipes import DEFAULTS, resolved, unread_fields
+from dilocox_jax.plan.choices import check_splash_length
 from dilocox_jax.plan.collective import MAILBOX
 from dilocox_jax.plan.model.adapters import Lora
 from dilocox_jax.plan.model.division import Division, StageLayers
-from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.pipeline import Pipeline
 from dilocox_jax.plan.schedule.fragments import Fragments, Shapes, stacked_shape
 from dilocox_jax.plan.schedule.methods import with_interval
@@ -97,6 +97,8 @@ class RunConfig:
       f"data.sequence_length={length} exceeds the learned positions of the "
       f"model: take at most model.num_positions={longest}",
     )
+    if self.model.attention == "splash":
+      check_splash_length(length)
     with in_front("exchange."):
       self._check_collective()
     self._check_rank()
@@ -236,7 +238,7 @@ class RunConfig:
   @functools.cached_property
   def trained_shapes(self) -> Shapes:
     """Shape of every leaf that is trained: of the adapters, or of the model."""
-    whole = parameter_shapes(self.model.shape)
+    whole = self.model.shape.parameter_shapes
     return self.lora.shapes(whole) if self.lora.rank else whole
 
   @functools.cached_property

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import typing
+from collections.abc import Callable
 from typing import Any
 
 from dilocox_jax.checks import check_limits, in_front, limited, require
@@ -130,6 +131,11 @@ class ModelConfig(Section):
     sizes = {k: given.get(k, v) for k, v in vars(preset).items()}
     return type(preset)(**sizes)
 
+  @property
+  def builder(self) -> Callable[..., Any]:
+    """Function that builds the model (`ModelShape.builder`)."""
+    return choices.loaded(type(self.shape).builder)
+
 
 @dataclasses.dataclass(frozen=True)
 class InnerConfig(Section):
@@ -158,6 +164,12 @@ class InnerConfig(Section):
   # Only optimizers with a momentum read it, such as sgd and muon. With 0 it is
   # the optimizer's own: 0.95 for muon, none for sgd.
   momentum: float = limited(0.0, at_least=0, below=1)
+
+  @property
+  def changed_options(self) -> list[str]:
+    """Names of the optimizer's options that are not at their default."""
+    plain, ours = vars(type(self)()), vars(self)
+    return [k for k in choices.OPTIONS if ours.get(k) != plain.get(k)]
 
 
 @dataclasses.dataclass(frozen=True)

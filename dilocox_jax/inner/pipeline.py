@@ -31,7 +31,7 @@ from dilocox_jax.inner.pipeline_stage import (
   zeros,
 )
 from dilocox_jax.plan.model.division import STAGE_AXIS
-from dilocox_jax.plan.pipeline import ACTIONS, Pipeline, TickNumbers, timetable
+from dilocox_jax.plan.pipeline import ACTIONS, Pipeline, TickNumbers
 from dilocox_jax.trees import Index, Scalar, Tree
 
 # (blocks, rest, tokens) -> (loss, gradients of blocks, gradients of rest).
@@ -62,7 +62,7 @@ def pipelined_gradient(
     the m micro-batches, in fp32 or wider. They are this stage's contribution:
     the caller must sum the loss and the rest gradients over the stages.
   """
-  ticks = timetable(pipeline)
+  ticks = pipeline.timetable
 
   def gradient(blocks: Tree, rest: Tree, tokens: Int[Array, "m b S"]):
     x_TxD = jax.eval_shape(model.embed, rest, tokens[0, :, :-1])

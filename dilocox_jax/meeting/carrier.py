@@ -34,7 +34,9 @@ class Carrier:
   the grace time and as long as the last exchange took.
 
   Attributes:
-    entered: Function from what must be equal in all replicas to the mailbox.
+    opened: Function from `config`, what must be equal in all replicas, to the
+      mailbox.
+    terms: What of it is known before the run is entered.
     weight: Weight of this replica's messages.
     keeps: Whether what was not sent is kept by feedback, or as progress that
       was not sent; the aggregator then makes up for a message that came late.
@@ -51,7 +53,8 @@ class Carrier:
     mailbox: The mailbox, once the run was entered.
   """
 
-  entered: Callable[[Mapping[str, Any]], Mailbox]
+  opened: Callable[..., Mailbox]
+  terms: Mapping[str, Any]
   weight: float
   keeps: bool
   grace_s: float
@@ -68,9 +71,9 @@ class Carrier:
     """Enters the run.
 
     Args:
-      terms: What must be equal in all replicas beside what was given already.
+      terms: What must be equal in all replicas beside `self.terms`.
     """
-    self.mailbox = self._awaited(self.entered, terms)
+    self.mailbox = self._awaited(self.opened, config={**self.terms, **terms})
     self.mailbox.beside = self._beside
     atexit.register(self._end)
 

@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from dilocox_jax.checks import require
 from dilocox_jax.models.attention import attend
+from dilocox_jax.plan.choices import SPLASH_LENGTH, check_splash_length
 
 # (query [B, L, N, K], key [B, L, G, K], value, segments [B, L] or None) -> [B,
 # L, N, K].
@@ -32,7 +33,8 @@ Attention = Callable[..., Array]
 Segments = Int[Array, "B L"] | None
 
 _BLOCK = 256  # Queries of "blockwise" whose weights are in memory together.
-_SPLASH_BLOCKS = (512, 256, 128)  # Kernels take the largest that divides L.
+# Kernels take the largest that divides L.
+_SPLASH_BLOCKS = (512, 256, SPLASH_LENGTH)
 
 
 def named_attention(name: str) -> Attention:
@@ -49,7 +51,7 @@ def _splash_where_it_fits(
   query: Array, key: Array, value: Array, segments=None
 ):
   """The last part of a held-out text may have any length."""
-  fits = query.shape[1] % _SPLASH_BLOCKS[-1] == 0
+  fits = query.shape[1] % SPLASH_LENGTH == 0
   function = splash_attention if fits else blockwise_attention
   return function(query, key, value, segments)
 
@@ -169,16 +171,6 @@ def cudnn_attention(
     value_BxLxGxK,
     is_causal=True,
     implementation="cudnn",
-  )
-
-
-def check_splash_length(length: int) -> None:
-  """Raises ValueError unless the kernel takes sequences of so many tokens."""
-  require(
-    length % _SPLASH_BLOCKS[-1] == 0,
-    f"model.attention=splash needs sequences of a multiple of "
-    f"{_SPLASH_BLOCKS[-1]} tokens, not {length}: change data.sequence_length, "
-    "or take model.attention=blockwise",
   )
 
 

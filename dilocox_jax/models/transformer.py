@@ -37,7 +37,7 @@ class Model(NamedTuple):
   Attributes:
     shape: Sizes of the model.
     init: (key) -> parameters, a nested dict of fp32 arrays with the paths and
-      shapes of `plan.model.shapes.parameter_shapes`.
+      shapes of `ModelShape.parameter_shapes`.
     apply: (parameters, int32 tokens [B, L], segments=None) -> logits [B, L, V]
       in fp32, or in float64 for a float64 model. Segments [B, L] keep packed
       documents apart (`models.attention`).

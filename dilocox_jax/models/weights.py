@@ -17,7 +17,7 @@ import numpy as np
 
 from dilocox_jax import files
 from dilocox_jax.checks import extra_package, json_object, require
-from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
+from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.trees import leaves_by_path, nested
 
 CONFIG_FILE, TENSORS_FILE = "config.json", "model.safetensors"
@@ -283,7 +283,7 @@ def params_of(
   params: dict[str, np.ndarray] = {}
   unread = {key for key in tensors if not key.endswith("rotary_emb.inv_freq")}
   unread -= {"lm_head.weight"} if shape.tied_head else set()
-  for path, size in parameter_shapes(shape).items():
+  for path, size in shape.parameter_shapes.items():
     keys = _keys(path, shape, name)
     missing = next((key for key in keys if key not in tensors), None)
     require(missing is None, f"the checkpoint is no {name}: it lacks {missing}")
@@ -316,7 +316,7 @@ def tensors_of(
     name: Name of the family, one of `FAMILIES`.
   """
   tensors, by_path = {}, leaves_by_path(params)
-  for path in parameter_shapes(shape):
+  for path in shape.parameter_shapes:
     leaf = np.asarray(by_path[path])
     if path == "embed/positions":
       # Nothing reads the rows in front of the first position.

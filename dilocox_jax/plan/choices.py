@@ -83,6 +83,21 @@ MEMORIES = ("device", "pinned_host")  # Where the outer state is kept.
 # What dispatches a delayed exchange: the window's program, or a thread.
 DISPATCHES = ("auto", "round", "thread")
 
+SPLASH_LENGTH = 128  # That kernel's sequences are a multiple of it.
+
+
+def check_splash_length(length: int) -> None:
+  """Raises ValueError unless the kernel takes sequences of so many tokens."""
+  require(
+    length % SPLASH_LENGTH == 0,
+    f"model.attention=splash needs sequences of a multiple of {SPLASH_LENGTH} "
+    f"tokens, not {length}: change data.sequence_length, or take "
+    "model.attention=blockwise",
+  )
+
+
+# Options of optimizers that a config can set.
+OPTIONS = ("b1", "b2", "weight_decay", "momentum", "nesterov")
 # Options that common optimizers take, of those that a config can set. They are
 # checked without optax; of an optimizer that is not here, optax says the rest.
 OPTIMIZER_OPTIONS = {

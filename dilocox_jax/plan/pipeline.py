@@ -71,6 +71,25 @@ class Pipeline:
     """Micro-batches whose outputs wait on the last stage, at most."""
     return self.num_micro_batches if self.name == "gpipe" else 1
 
+  @property
+  def timetable(self) -> "TickNumbers":
+    """Table of the schedule that one compiled program executes.
+
+    Every action is done in the earliest tick that its dependencies allow.
+    """
+    start_s = timeline(self, 1, 1).start_s
+    shape = 1 + int(max(start_s.values())), self.num_stages
+    action, micro_batch = np.zeros((2, *shape), np.int32)
+    for (stage, tick), row in start_s.items():
+      action[int(row), stage] = ACTIONS.index(tick.action)
+      micro_batch[int(row), stage] = tick.micro_batch
+    return TickNumbers(
+      action,
+      micro_batch,
+      saved_slot=micro_batch % self.num_saved_slots,
+      output_slot=micro_batch % self.num_output_slots,
+    )
+
   def order(self, stage: int) -> list[Tick]:
     """Returns the ticks of a stage in order."""
     batches = range(self.num_micro_batches)
@@ -177,25 +196,3 @@ class TickNumbers(NamedTuple):
   micro_batch: Any
   saved_slot: Any
   output_slot: Any
-
-
-def timetable(pipeline: Pipeline) -> TickNumbers:
-  """Builds the table of a schedule that one compiled program executes.
-
-  Every action is done in the earliest tick that its dependencies allow.
-
-  Args:
-    pipeline: The schedule.
-  """
-  start_s = timeline(pipeline, 1, 1).start_s
-  shape = 1 + int(max(start_s.values())), pipeline.num_stages
-  action, micro_batch = np.zeros((2, *shape), np.int32)
-  for (stage, tick), row in start_s.items():
-    action[int(row), stage] = ACTIONS.index(tick.action)
-    micro_batch[int(row), stage] = tick.micro_batch
-  return TickNumbers(
-    action,
-    micro_batch,
-    saved_slot=micro_batch % pipeline.num_saved_slots,
-    output_slot=micro_batch % pipeline.num_output_slots,
-  )

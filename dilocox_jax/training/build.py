@@ -23,7 +23,6 @@ from dilocox_jax.checks import require
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.config.platforms import on_platform
-from dilocox_jax.config.recipes import changed_options
 from dilocox_jax.config.sections import MembershipConfig
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.replicas import Replicas
@@ -41,7 +40,6 @@ from dilocox_jax.outer.lone_exchange import ExchangeThread
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.adaptive import Policy
-from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.training import member
 from dilocox_jax.training.model_functions import model_functions
@@ -169,8 +167,7 @@ def programs(
   model, gradient, evaluation = model_functions(
     config, computation, parts.model, end_of_text, parts.trainable
   )
-  shapes = parameter_shapes(config.model.shape)
-  cuts = Cuts(config.fragments.num_fragments, config.fragments)
+  shapes, cuts = None, Cuts(config.fragments.num_fragments, config.fragments)
   if parts.model is not None or parts.trainable:
     params = jax.eval_shape(model.init, jax.random.key(0))
     cuts.check(params)
@@ -185,7 +182,7 @@ def programs(
   optimizer = parts.inner_optimizer or inner_optimizer(
     inner.optimizer,
     schedule,
-    changed_options(inner),
+    inner.changed_options,
     clip_norm=inner.clip_norm,
     b1=inner.b1,
     b2=inner.b2,

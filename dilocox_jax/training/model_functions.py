@@ -21,7 +21,6 @@ from dilocox_jax.inner.step import Gradient, Loss, accumulated_gradient
 from dilocox_jax.models import transformer
 from dilocox_jax.models.adapters import Adaptation
 from dilocox_jax.models.attention import segment_ids
-from dilocox_jax.models.fused_attention import check_splash_length
 from dilocox_jax.models.loss import (
   LossModel,
   chunked_token_loss,
@@ -30,8 +29,6 @@ from dilocox_jax.models.loss import (
 )
 from dilocox_jax.models.transformer import remat_wrapper
 from dilocox_jax.outer.window import WithFrozen
-from dilocox_jax.plan.choices import loaded
-from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.trees import Scalar, Tree, shapes_by_path
 
 
@@ -75,10 +72,8 @@ def model_functions(
     if computation.remat != "auto":
       loss = remat_wrapper(computation.remat, prevent_cse=True)(loss)
     return _whole(given, loss, *others)
-  if computation.attention == "splash":
-    check_splash_length(config.data.sequence_length)
   shape, chunk_tokens = config.model.shape, computation.loss_chunk_tokens
-  model = loaded(type(shape).builder)(
+  model = config.model.builder(
     shape,
     dtype=jnp.dtype(computation.compute_dtype),
     unroll=computation.scan_unroll,
@@ -89,11 +84,11 @@ def model_functions(
   leaves = {}
   if isinstance(model, transformer.Model):
     leaves = shapes_by_path(jax.eval_shape(model.init, jax.random.key(0)))
-  wrong = changed_fields(parameter_shapes(shape), leaves)
+  wrong = changed_fields(shape.parameter_shapes, leaves)
   require(
     not wrong,
     f"model.preset={config.model.preset!r}: its builder must return a "
-    "dilocox_jax.Model whose init makes the leaves of parameter_shapes, and "
+    "dilocox_jax.Model whose init makes the leaves of shape.parameter_shapes, "
     f"returns a {type(model).__name__} ({', '.join(wrong[:1])})",
   )
   loss = functools.partial(

@@ -87,10 +87,12 @@ def announce(
   count = sum(math.prod(shape) for shape in traffic.shapes.values())
   what = f"{'adapters of ' if config.lora.rank else ''}{count:,} parameters"
   log.info("model %s: %s, %s", model, what, _where(config))
-  kind, tokens = "text" if data.text else "data", data.step_tokens
-  total = human_tokens(config.total_steps * tokens)
+  kind, much = "data", data.says
+  if data.text:
+    kind, much = "text", human_tokens(data.text.train.size)
+  total = human_tokens(config.total_steps * data.step_tokens)
   steps = f"{config.total_steps:,} inner steps, {total} a replica"
-  log.info("%s %s: %s; %s", kind, data.name, data.says, steps)
+  log.info("%s %s: %s; %s", kind, data.name, much, steps)
   log.info("method %s", _method(config, plan, traffic))
   if power := config.outer.average_power:
     average = "an average of the parameters (power %g)"

@@ -16,7 +16,6 @@ from dilocox_jax.data import sources, tokenizers
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.feeds import HANDED_IN, Feed, Streams, num_predictions
 from dilocox_jax.data.streams import ReplicaStreams, held_out_batches, mix_of
-from dilocox_jax.report.units import human_tokens
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.trees import Tree, tree_digest
 
@@ -28,7 +27,6 @@ class RunData:
   Attributes:
     name: Name of the source.
     digest: 16 hex digits that name the content.
-    says: How much it is, in a few words.
     step_tokens: Tokens, or examples, of one replica's inner step.
     streams: Training batches of every replica.
     validation: Batches of every evaluation, leaves [N, B, ...].
@@ -36,11 +34,11 @@ class RunData:
     judging: Batches that the last evaluation alone reads, if there are any.
     bytes_per_token: As in `Corpus`.
     end_of_text: Token at which attention begins anew; None without masks.
+    says: How much it is, in a few words, if it is no text.
   """
 
   name: str
   digest: str
-  says: str
   step_tokens: int
   streams: Streams
   validation: Iterable[Tree]
@@ -48,6 +46,7 @@ class RunData:
   judging: Iterable[Tree] | None = None
   bytes_per_token: float | None = None
   end_of_text: int | None = None
+  says: str = ""
 
   @property
   def held_out_digest(self) -> str:
@@ -76,7 +75,6 @@ def run_data(config: RunConfig, parts: Parts = NO_PARTS) -> RunData:
   return RunData(
     text.name,
     text.digest,
-    human_tokens(text.train.size),
     config.tokens_per_replica_step,
     streams(config, text),
     held_out(config, text.validation),
@@ -106,11 +104,11 @@ def _of_feed(config: RunConfig, feed: Feed) -> RunData:
   return RunData(
     HANDED_IN,
     feed.digest(validation),
-    feed.says,
     num_predictions(batch),
     found,
     validation,
     end_of_text=_end_of_text(config, None),
+    says=feed.says,
   )
 
 

@@ -32,7 +32,7 @@ from dilocox_jax.trees import Tree, shardings_of
 
 def with_trainable(
   config: RunConfig,
-  parts: Parts,
+  parts: Parts = NO_PARTS,
   trainable: Callable[[str], bool] | None = None,
 ) -> Parts:
   """Adds what is trained of a model, and reads or draws the rest.

@@ -68,7 +68,8 @@ class Trainer:
       workdir: The run directory; made if missing, continued if it holds a run.
       command: The command line, for the record.
       clock: Simulated clock to advance; training never reads it.
-      parts: Parts that take the place of what the config names.
+      parts: Parts that take the place of what the config names, with what is
+        trained if not all is (`start.with_trainable`).
       meeting: Where this program's replica meets the others of the run; None:
         all replicas are in this runtime. Sets exchange.collective=mailbox.
 
@@ -77,12 +78,10 @@ class Trainer:
     """
     if meeting or config.meets:
       config = member.meeting_config(config, meeting, parts)
-    parts = start.with_trainable(config, parts)
+    assert parts.trainable or not config.lora.rank
     self.clock, self.parts = clock, parts
     self.config, self.workdir, self.command = config, workdir, command
     self._values = config.to_mapping()
-    # First: processes whose meshes differ would wait for each other for ever.
-    processes.check_equal(config=self._values)
     self.data = run_text.run_data(config, parts)
     carried = parts
     if meeting:
@@ -92,9 +91,6 @@ class Trainer:
     rounds = self.programs.rounds
     self._member = Member(meeting, rounds) if meeting else None
     self.replicas = rounds.replicas
-    if jax.process_count() > 1:
-      processes.open_connections(self.replicas.mesh)
-    processes.check_equal(text=self.data.digest)
     self.controller = AdaptiveController(self.programs)
     self.progress = TrainingProgress()
     self._compiled, self._stop_signal = set(), 0
@@ -128,16 +124,28 @@ class Trainer:
       TrainingStoppedError: If a value is not finite, or a store does not answer
         after a request to stop.
       StopRequestedError: If it was asked to stop, in all processes.
-      RefusedError: If the directory holds a run that means something else.
+      RefusedError: If the directory holds a run that means something else, or
+        another process does.
       BusyError: If another run is at work in it.
       LostProcessError: If another process of the run is gone.
     """
+    self._meet()
     if not processes.is_main():
       self._run()
       return self.workdir / PAGE
     with work_directory.held(self.workdir):
       self._run()
       return report.write_report(self.workdir)
+
+  def _meet(self) -> None:
+    """Connects processes, once it is sure that all mean the same run."""
+    # First: processes whose meshes differ would wait for each other for ever.
+    try:
+      processes.check_equal(config=self._values, text=self.data.digest)
+    except ValueError as error:
+      raise work_directory.RefusedError(str(error)) from error
+    if jax.process_count() > 1:
+      processes.open_connections(self.replicas.mesh)
 
   def _run(self) -> None:
     """Trains to the end, and says what to do if that cannot be."""

@@ -17,11 +17,11 @@ from rich.console import Console
 from dilocox_jax import report
 from dilocox_jax.checks import in_front
 from dilocox_jax.config import RunConfig
-from dilocox_jax.config.recipes import changed_options
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.metrics import RecordError
 from dilocox_jax.optimizers import named_optimizer
+from dilocox_jax.training import start
 from dilocox_jax.training.member import Meeting
 from dilocox_jax.training.parts import Clock
 from dilocox_jax.training.states import StopRequestedError, TrainingStoppedError
@@ -144,7 +144,8 @@ def _train(
   command = given or command_line.own_command()
   _check_directory(workdir)
   with command_line.usage_errors():
-    trainer = Trainer(config, workdir, command, clock, meeting=meeting)
+    parts = start.with_trainable(config)
+    trainer = Trainer(config, workdir, command, clock, parts, meeting)
   tracing = contextlib.nullcontext()
   if profile and processes.is_main():
     tracing = _trace(workdir / "profile")
@@ -176,7 +177,7 @@ def _sample(
 def check_optimizers(config: RunConfig) -> None:
   """Raises ValueError for a misspelt name, which only optax knows."""
   with in_front("inner."):
-    named_optimizer(config.inner.optimizer, 1.0, changed_options(config.inner))
+    named_optimizer(config.inner.optimizer, 1.0, config.inner.changed_options)
   with in_front("outer."):
     named_optimizer(config.outer.optimizer, 1.0)
 

@@ -17,7 +17,7 @@ import numpy as np
 import dilocox_jax as dx
 from dilocox_jax.api.device_memory import device_memory
 from dilocox_jax.config import RunConfig, from_mapping
-from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
+from dilocox_jax.plan.model.shapes import ModelShape
 from experiments.tools import bench, bench_inner, bench_programs, bench_torch
 
 Figures = Iterator[dict[str, Any]]
@@ -169,7 +169,7 @@ def _torch_params(shape: ModelShape, device: str) -> dict[str, Any]:
   """Draws parameters on the device; matrices at a usual scale, norms at 1."""
   leaves = {
     path: np.broadcast_to(np.float32(1), size)
-    for path, size in parameter_shapes(shape).items()
+    for path, size in shape.parameter_shapes.items()
   }
   params = bench_torch.peer_params(leaves)
   for name, leaf in params.items():

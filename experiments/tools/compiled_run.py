@@ -24,7 +24,6 @@ from dilocox_jax.distributed import host_memory
 from dilocox_jax.metrics.lines import write_json
 from dilocox_jax.models import adapters
 from dilocox_jax.outer.round_states import RoundState
-from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.schedule.sync_schedule import Window
 from dilocox_jax.report.page import write_page
 from dilocox_jax.report.tables import markdown_table
@@ -160,7 +159,7 @@ def _parts(config: RunConfig) -> Parts:
     return NO_PARTS
   base = {
     path: jax.ShapeDtypeStruct(shape, np.float32)
-    for path, shape in parameter_shapes(config.model.shape).items()
+    for path, shape in config.model.shape.parameter_shapes.items()
   }
   return Parts(trainable=adapters.adapt(config.lora, nested(base)))
 

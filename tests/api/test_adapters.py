@@ -15,7 +15,7 @@ import dilocox_jax as dx
 from dilocox_jax.api.device_memory import share_bytes
 from dilocox_jax.models import weights
 from dilocox_jax.models.transformer import build_model
-from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
+from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.training import build, resume, start
 from dilocox_jax.training.parts import NO_PARTS
@@ -114,7 +114,7 @@ def test_the_base_keeps_its_bytes_and_is_there_once(run, base):
   frozen = build.programs(run.config, run.parts).rounds.frozen
   runs.assert_same_bits(to_host(frozen), before)  # No replica axis either.
   parts = [leaf.addressable_shards[0].data for leaf in jax.tree.leaves(frozen)]
-  share = share_bytes(parameter_shapes(SHAPE), run.config.division)
+  share = share_bytes(SHAPE.parameter_shapes, run.config.division)
   assert sum(part.nbytes for part in parts) == share
   part = run.parts.trainable  # Folding leaves the kernels as they are.
   part.fold(to_host(run.params), part.frozen)

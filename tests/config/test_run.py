@@ -133,6 +133,10 @@ REFUSED = [
     {"model.positions": "learned", "model.num_positions": 100},
     "data.sequence_length=128 .* most model.num_positions=100",
   ),
+  (
+    {"model.attention": "splash", "data.sequence_length": 100},
+    "multiple of 128 tokens, not 100: change data.sequence_length",
+  ),
   (  # Each alone would do.
     STAGES | {"mesh.num_data_shards": 4, "inner.accumulate_steps": 4},
     "data.batch_size=8 .*accumulate_steps=4 times mesh.num_data_shards=4",

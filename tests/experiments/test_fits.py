@@ -191,7 +191,7 @@ def test_what_is_frozen_is_compiled_in_once_and_adapters_alone_have_states(
   program, division = steady_program(config), config.division
   found = analyse(config, program, program.lowered.compile(), "", 10**9)
   values = sum(map(math.prod, config.trained_shapes.values()))
-  kept = share_bytes(shapes.parameter_shapes(MODEL_PRESETS["nano"]), division)
+  kept = share_bytes(MODEL_PRESETS["nano"].parameter_shapes, division)
   kept += copies * share_bytes(config.trained_shapes, division)
   # Batches and losses are beside it.
   assert kept < found.state_bytes < kept + 4096

@@ -103,7 +103,7 @@ def running_mean(shape: dx.ModelShape, *, dtype=jnp.float32, **how) -> dx.Model:
 
   def init(key):
     leaves = {}
-    for path, leaf in dx.parameter_shapes(shape).items():
+    for path, leaf in shape.parameter_shapes.items():
       key, used = jax.random.split(key)
       leaves[path] = jax.random.normal(used, leaf) / math.sqrt(shape.model_dim)
     return traverse_util.unflatten_dict(leaves, sep="/")

@@ -16,7 +16,7 @@ from dilocox_jax.inner.pipeline_layer import (
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.choices import REMATS
 from dilocox_jax.plan.model.shapes import flops_per_token
-from dilocox_jax.plan.pipeline import ACTIONS, timetable
+from dilocox_jax.plan.pipeline import ACTIONS
 from tests.inner.pipelines import (
   BATCH_SIZE,
   LENGTH,
@@ -64,7 +64,7 @@ def check_gradient(case):
 
 def check_products(case, text):
   """No stage multiplies more than the model needs."""
-  action = timetable(case.pipeline).action
+  action = case.pipeline.timetable.action
   ends = {"embed": 0, "head": case.num_stages - 1}
 
   def rounds_on(stage):

@@ -3,7 +3,6 @@
 Where a test names a file, rounds take a while until it is there.
 """
 
-import functools
 import logging
 import os
 import pathlib
@@ -11,14 +10,15 @@ import time
 
 from dilocox_jax import report
 from dilocox_jax.data.streams import ReplicaStreams
+from dilocox_jax.training import start
 from experiments import train
-from experiments.runtime import command_line, running
+from experiments.runtime import command_line
 from tests import runs
 
 HURRY, ROUND_S = "TEST_HURRY", 1.5
 # What takes the place of which attribute.
 SMALL = (
-  (running, "Trainer", functools.partial(running.Trainer, parts=runs.TINY)),
+  (start, "with_trainable", lambda config: runs.TINY),
   (report, "write_report", lambda workdir: workdir),
 )
 

@@ -18,7 +18,7 @@ from dilocox_jax.models.sampling import empty_cache
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.choices import REMATS
 from dilocox_jax.plan.model.presets import MODEL_PRESETS, nano
-from dilocox_jax.plan.model.shapes import parameter_count, parameter_shapes
+from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.trees import leaves_by_path, path_name
 from tests.oracles import transformer as oracle
 
@@ -84,7 +84,7 @@ def assert_close(found, wanted, tolerance=2e-6):
 def test_parameters_are_the_leaves_that_the_plan_lists(shape):
   params = jax.eval_shape(build_model(shape).init, jax.random.key(0))
   leaves = leaves_by_path(params)
-  assert {p: x.shape for p, x in leaves.items()} == parameter_shapes(shape)
+  assert {p: x.shape for p, x in leaves.items()} == shape.parameter_shapes
   assert {x.dtype for x in leaves.values()} == {jnp.dtype("float32")}
   assert sum(x.size for x in leaves.values()) == parameter_count(shape)
 

@@ -14,7 +14,6 @@ from dilocox_jax.plan.pipeline import (
   Pipeline,
   Tick,
   timeline,
-  timetable,
 )
 
 SECONDS = st.floats(1e-3, 1e3)
@@ -84,7 +83,7 @@ def test_what_a_stage_reads_in_lockstep_is_what_it_needs(pipeline):
   Each stage sends its newest results at the end of every tick.
   """
   stages = range(pipeline.num_stages)
-  table = timetable(pipeline)
+  table = pipeline.timetable
   newest = {(s, kind): None for s in stages for kind in ACTIONS[1:]}
   arrived = dict(newest)
   saved, outputs = [{} for _ in stages], [{} for _ in stages]

@@ -10,7 +10,6 @@ from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.config import from_mapping
 from dilocox_jax.outer.outer_step import Drift
 from dilocox_jax.plan.adaptive import Policy, RoundSetting
-from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.training.adaptive_controller import AdaptiveController
 from tests import runs
 
@@ -38,7 +37,7 @@ def controller(**kwargs):
 def measured(settings, rank, room=RANK):
   """What a round reports whose updates have so many directions."""
   gram = np.diag((np.arange(room) < rank).astype(np.float32))
-  shapes = parameter_shapes(settings.model.shape)
+  shapes = settings.model.shape.parameter_shapes
   matrices = [k for k, s in shapes.items() if len(s) - ("blocks" in k) == 2]
   grams: Any = {k: np.tile(gram, (len(matrices), 1, 1)) for k in matrices}
   own: Any = np.ones(2)

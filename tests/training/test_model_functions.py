@@ -130,11 +130,3 @@ def test_a_model_that_is_handed_in_computes_again_what_is_asked_for():
   assert seen["auto"] == seen["none"] == (6, 2)
   assert seen["dots"] == (6, 4)
   assert seen["full"] == (8, 4)
-
-
-def test_splash_needs_training_sequences_that_fit():
-  config = runs.settings(
-    model={"attention": "splash"}, data={"sequence_length": 100}
-  )
-  with pytest.raises(ValueError, match="multiple of 128 tokens, not 100"):
-    build.programs(config)

@@ -19,7 +19,7 @@ import re
 import numpy as np
 
 from dilocox_jax.checks import check_limits, limited, require
-from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
+from dilocox_jax.plan.model.shapes import ModelShape
 
 # A `Spec` has one entry for each dimension of an array: the names of the mesh
 # axes that divide this dimension, outermost first.
@@ -135,7 +135,7 @@ class Division:
     Args:
       shape: Sizes of the model.
     """
-    leaves = parameter_shapes(shape)
+    leaves = shape.parameter_shapes
     return frozenset(
       path
       for path, dimension in _TOKEN_DIMENSIONS.items()

@@ -138,35 +138,30 @@ class ModelShape:
         leaves[f"{path}/bias"] = kernel[1:]
     return leaves
 
+  @property
+  def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+    """Shape of every parameter leaf of the model, by path.
+
+    There is a "/" between the keys of a path. Leaves of all blocks are stacked:
+    their paths begin with "blocks/" and their first axis is the layer.
+    """
+    layers, d, v = self.num_layers, self.model_dim, self.vocab_size
+    blocks = {
+      f"blocks/{path}": (layers, *leaf)
+      for path, leaf in self.block_shapes().items()
+    }
+    leaves = {"embed/embedding": (v, d), **blocks}
+    if self.positions == "learned":
+      leaves["embed/positions"] = (self.num_positions, d)
+    leaves |= _norm_shapes(self, "final_norm", d)
+    return leaves if self.tied_head else leaves | {"head/kernel": (d, v)}
+
 
 def _norm_shapes(
   shape: ModelShape, path: str, width: int
 ) -> dict[str, tuple[int, ...]]:
   names = ("scale", "bias") if shape.norm == "layer" else ("scale",)
   return {f"{path}/{name}": (width,) for name in names}
-
-
-def parameter_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-  """Returns the shape of every parameter leaf of the model, by path.
-
-  Args:
-    shape: Sizes of the model.
-
-  Returns:
-    Shapes by path, with "/" between the keys of a path. Leaves of all blocks
-    are stacked: their paths begin with "blocks/" and their first axis is the
-    layer.
-  """
-  layers, d, v = shape.num_layers, shape.model_dim, shape.vocab_size
-  blocks = {
-    f"blocks/{path}": (layers, *leaf)
-    for path, leaf in shape.block_shapes().items()
-  }
-  leaves = {"embed/embedding": (v, d), **blocks}
-  if shape.positions == "learned":
-    leaves["embed/positions"] = (shape.num_positions, d)
-  leaves |= _norm_shapes(shape, "final_norm", d)
-  return leaves if shape.tied_head else leaves | {"head/kernel": (d, v)}
 
 
 def parameter_count(shape: ModelShape) -> int:
@@ -191,7 +186,7 @@ def parameter_count(shape: ModelShape) -> int:
   Returns:
     Number of scalars, embedding and head included.
   """
-  return sum(math.prod(leaf) for leaf in parameter_shapes(shape).values())
+  return sum(math.prod(leaf) for leaf in shape.parameter_shapes.values())
 
 
 def flops_per_token(shape: ModelShape, sequence_length: int) -> int:
@@ -222,7 +217,7 @@ def flops_per_token(shape: ModelShape, sequence_length: int) -> int:
   """
   matrix_parameters = sum(
     math.prod(leaf)
-    for path, leaf in parameter_shapes(shape).items()
+    for path, leaf in shape.parameter_shapes.items()
     if path.endswith("/kernel")
     or (shape.tied_head and path.endswith("/embedding"))
   )
