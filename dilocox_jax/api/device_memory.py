@@ -176,7 +176,8 @@ def step_bytes(config: RunConfig, optimizer: str = "") -> int:
     # show. A single device has the values already.
     gradients += held * width
     gradients += share_bytes(config.trained_shapes, config.division)
-    gradients += _collected_bytes(config) * (config.lora.rank > 0)
+    if config.lora.rank:
+      gradients += _collected_bytes(config)
   whole = _whole_layers_bytes(config, layers // shape.num_layers)
   is_muon = (optimizer or config.inner.optimizer) == "muon"
   # An optimizer begins when all activations are gone.
