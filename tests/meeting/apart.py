@@ -27,6 +27,7 @@ METHODS = {
     {"codec": "low_rank(rank=2)+int(bits=4)", "feedback": 1.0},
   ),
   "streaming_diloco": (methods.streaming_diloco(H, 2, 1), {"codec": "e3m0"}),
+  "delayed": (methods.delayed(H, 2, 1), {}),  # Nothing makes up for losses.
 }
 
 

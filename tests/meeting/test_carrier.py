@@ -28,7 +28,8 @@ def all_alone(name, factors=(1, 1), wrong_event=None, store=None, **limits):
 
 
 @pytest.mark.parametrize(
-  "name", ["diloco", "overlap_loco", "dilocox", *slow("streaming_diloco")]
+  "name",
+  ["diloco", "overlap_loco", "dilocox", "delayed", *slow("streaming_diloco")],
 )
 def test_apart_is_as_together(name):
   losses, outer = apart.together(name, 2, own=slice(2))
