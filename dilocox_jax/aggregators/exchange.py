@@ -223,11 +223,12 @@ class CompressedMean:
     residual = None
     if self.feedback:
       received = own if self.against == "own" else mean
-      residual = jax.tree.map(owed, wanted, received)
+      # `wanted` would take memory beside `sent` while inner steps run.
+      residual = jax.tree.map(owed, sent, received)
     mean = optax.tree.cast_like(mean, values)
-    # A replica that was left out reports what it wanted to send as it is, so
-    # that its drift is not finite and the host learns of it.
-    own = optax.tree.where(is_finite, own, optax.tree.cast_like(wanted, own))
+    # A replica that was left out reports NaN, so that its drift is not finite
+    # and the host learns of it.
+    own = jax.tree.map(lambda leaf: jnp.where(is_finite, leaf, jnp.nan), own)
     own = optax.tree.cast_like(own, values)
     return mean, own, ExchangeState(state.count + 1, codec, residual)
 
