@@ -74,7 +74,6 @@ def add_sample(
   from dilocox_jax.api.runs import load
   from dilocox_jax.metrics.lines import write_atomically
   from dilocox_jax.models.sampling import generate
-  from dilocox_jax.plan.choices import loaded
   from dilocox_jax.training.run_text import corpus
 
   run = load(workdir)
@@ -85,8 +84,9 @@ def add_sample(
     raise ValueError(f"{why}: there is nothing to continue")
   if prompt is not None:
     (tokens,) = tokenizer.encode([prompt.encode()])
+  how = {"dtype": "float32", "attention": "plain", "remat": "none"}
   shape = run.config.model.shape
-  model = loaded(type(shape).builder)(shape)
+  model = run.config.model.builder(shape, unroll=1, **how)
   drawn = {"temperature": temperature, "top_p": top_p}
   draw = functools.partial(generate, model, num_tokens=num_tokens, **drawn)
   found = jax.jit(draw)(

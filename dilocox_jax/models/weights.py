@@ -259,7 +259,8 @@ def family_of(shape: ModelShape) -> str:
     free = family.sizes.keys()
     options = {k: v for k, v in usual.items() if k not in free}
     options |= family.options
-    if all(getattr(shape, k) == v for k, v in options.items()):
+    is_like = all(getattr(shape, k) == v for k, v in options.items())
+    if is_like and type(shape) is ModelShape:
       return name
   raise ValueError(
     f"no family of {', '.join(FAMILIES)} has a model like {shape}: it cannot "

@@ -9,6 +9,8 @@ import pytest
 
 from dilocox_jax.codecs.named import CODECS
 from dilocox_jax.meeting.members import read_secret
+from dilocox_jax.models.transformer import build_model
+from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.report import write_report
 from dilocox_jax.training import start
 from dilocox_jax.training.checkpoint import RefusedError
@@ -29,7 +31,16 @@ def trained_fixture(tmp_path_factory):
   return workdir
 
 
-def test_a_sample_continues_the_prompt_and_stands_in_the_report(trained):
+def builder(shape, *, dtype, unroll, attention, remat):
+  """A builder as the guide has it, without any default."""
+  del unroll, attention, remat
+  return build_model(shape, dtype=dtype)
+
+
+def test_a_sample_continues_the_prompt_and_stands_in_the_report(
+  trained, monkeypatch
+):
+  monkeypatch.setattr(ModelShape, "builder", builder)
   assert "## A sample" not in write_report(trained).read_text()
   flags = f"--run={trained}", "--prompt=abc", "--num_tokens=7"
   done = run("sample", *flags, "--temperature=0")

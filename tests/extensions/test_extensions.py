@@ -17,6 +17,7 @@ from dilocox_jax.codecs.sparse import TopK
 from dilocox_jax.config import from_mapping, to_plan
 from dilocox_jax.config.recipes import RECIPES
 from dilocox_jax.data.sources import SOURCES
+from dilocox_jax.models.weights import family_of
 from dilocox_jax.optimizers import OPTIMIZERS, named_optimizer
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.schedule import methods
@@ -240,6 +241,7 @@ REFUSED = {
   "give it both of": lambda: build_by(dx.ModelShape.builder),
   "'other': builder must take": lambda: build_by(lambda shape, dtype: shape),
   "'lost:build': No module": lambda: build_by("lost:build"),
+  "be exported": lambda: family_of(parts.RunningMean(2, 16, 2, 24, 256)),  # pyright: ignore
   "'other': .* returns a int": lambda: build_by(lambda _, **how: 1),
   r"a Model \(more: None -> \(3,": lambda: build_by(with_one_more),
 }
