@@ -120,8 +120,12 @@ def intro(runs: Sequence[SweepRun], lines: Sequence[RunRow | None]) -> str:
   configs = [run.config for run in runs]
   replicas = sorted({config.mesh.num_replicas for config in configs})
   sizes = sorted({parameter_count(config.model.shape) for config in configs})
+  (method, interval), *others = {
+    (c.sync.method, c.sync.named.schedule.sync_interval) for c in configs
+  }
+  rounds = "" if others else f" by {method}, H = {interval}"
   budget = (
-    f"{configs[0].total_steps:,} inner steps; replicas:"
+    f"{configs[0].total_steps:,} inner steps{rounds}; replicas:"
     f" {' or '.join(map(str, replicas))}; parameters:"
     f" {' or '.join(f'{size:,}' for size in sizes)}."
   )

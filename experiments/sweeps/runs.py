@@ -141,6 +141,8 @@ def runs_of(
     for seed in (changed["seed"],) if "seed" in changed else seeds:
       run = _run(name, base, changed | {"seed": seed})
       runs.setdefault(run.digest, run)
+  if baseline := sweep.get("baseline"):
+    known("baseline", baseline, [name for name, _ in settings])
   return list(runs.values())
 
 

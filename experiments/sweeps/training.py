@@ -49,7 +49,7 @@ def check_names(runs: Iterable[SweepRun]) -> None:
   for run in runs:
     with in_front(f"run {run.name!r}: "):
       check_optimizers(run.config)
-    with in_front(f"run {run.name!r}: data."):
+    with in_front(f"run {run.name!r}: data: "):
       corpus_digest(run.config)
 
 

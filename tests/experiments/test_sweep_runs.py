@@ -67,6 +67,7 @@ def test_what_means_one_run_is_run_once_and_keeps_its_name():
     ({"runs": [{"sync.intervall": 3}]}, "did you mean 'sync_interval'?"),
     ({"runs": [{"name": "x", "outer.momentum": 5.0}]}, "run 'x': outer.mom"),
     ({"runs": ["int4"]}, r"runs\[0\]='int4' must map fields"),
+    ({"runs": [{"name": "a"}], "baseline": "b"}, "baseline.* 'b'"),
     (
       {"runs": [{"name": "a"}, {"name": "a", "total_steps": 9}]},
       "two runs are called 'a'",
