@@ -173,6 +173,9 @@ def report_methods(
   print(losses)
   advice = "no method fits: take more devices, or a smaller batch or model"
   print(_start(plans[0], paths[0]) if paths else advice)
+  for plan in plans[1:]:
+    if plan.fits and _speed(plan.tokens_per_s) == _speed(plans[0].tokens_per_s):
+      print(f"as fast: {plan.config.sync.method}; losses are above")
   print(f"report: {page}")
 
 

@@ -122,8 +122,8 @@ def check_method(method: Any) -> None:
   check_kind(
     isinstance(method, Method),
     *("method", method),
-    "a Method, such as dilocox_jax.plan.schedule.methods.diloco(32); a method's"
-    " own function, such as dilocox_jax.diloco, needs none",
+    "a Method, such as dilocox_jax.plan.schedule.methods.diloco(32): call the"
+    " function of a method of your own; dilocox_jax.diloco is a transform",
   )
 
 

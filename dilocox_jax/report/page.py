@@ -227,6 +227,9 @@ def _again(run: LoadedRun) -> Iterator[str]:
     " `--config.section.field=value`."
   )
   yield from ("", *markdown_table(("what", "version"), rows))
+  if parts := record.get("handed_in"):
+    given = "Handed in, in place of what the settings say: "
+    yield from ("", f"{given}{', '.join(parts)}. Bytes are the settings'.")
   if chosen := record.get("chosen_for_device"):
     values = ", ".join(f"`{k}={v}`" for k, v in sorted(chosen.items()))
     yield from (

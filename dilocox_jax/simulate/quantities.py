@@ -69,6 +69,7 @@ def parse_quantity(text: Any, dimension: Dimension, field: str) -> float:
   number, unit = match.group(1), match.group(2).strip()
   hint = f"write e.g. '{number} {example}'"
   require(unit != "", f"{field}: {number} has no unit: {hint}")
+  require(not number.startswith("-"), f"{field}: {text!r} is below 0")
   units = ", ".join(dimension.units)
   is_known = unit in dimension.units
   require(is_known, f"{field}: {text!r} has no unit of a {kind}: have {units}")

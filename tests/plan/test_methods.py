@@ -30,8 +30,7 @@ MIXED = Method(SyncSchedule(9, 2, 7), "mix", 0.25, fragment_order=ORDER)
 MADE = {
   **dict.fromkeys(METHODS, Method(SyncSchedule(9))),
   **dict.fromkeys(
-    ("allreduce", "cocktail_sgd"),
-    Method(SyncSchedule(1), exchanged="gradient"),
+    ("allreduce", "cocktail_sgd"), Method(SyncSchedule(1), exchanged="gradient")
   ),
   **dict.fromkeys(("streaming_diloco", "delayed"), MIXED),
   "eager": Method(SyncSchedule(9, 2, 9), "eager"),
@@ -73,6 +72,7 @@ REFUSED = {
     ),
     ({"mixing_alpha": -0.1}, "mixing_alpha=-0.1 must"),
     ({"mixing_alpha": 1.5}, "mixing_alpha=1.5 must"),
+    ({"name": "delayed", "mixing_alpha": 0.5}, "alpha=0.5 would be ignored"),
   ],
   functools.partial(SyncSchedule, 4): [
     ({"num_fragments": 5}, "num_fragments=5 must lie between 1 and sync_inter"),

@@ -229,6 +229,7 @@ def test_an_error_in_a_file_names_the_file(text, tmp_path):
     ("16 MiB", SIZE, 2.0**24),
     ("0.01 %", SHARE, 1e-4),
     ("8 Mbit", SIZE, "no unit of a size"),
+    ("-80 GB", SIZE, "x: '-80 GB' is below 0"),
     ("1 Gb/s", RATE, "'1 Gb/s' has no .*: have bit/s, .* GB/s"),
     (" 1000 ", RATE, "x: 1000 has no unit: write e.g. '1000 Mbit/s'"),
     *((bad, TIME, "no time") for bad in ("fast", "", None, True, [1], "nan s")),

@@ -102,6 +102,11 @@ class Method:
       rule.allows(interval, overlap),
       f"overlap_steps={overlap} must {rule.says.format(named_interval)}",
     )
+    require(
+      not (self.mixing_alpha and self.rule in ("reset", "continue")),
+      f"mixing_alpha={self.mixing_alpha} would be ignored by rule "
+      f"{self.rule!r}: drop it, or take rule 'mix'",
+    )
 
   @property
   def can_keep_unsent(self) -> bool:
