@@ -36,10 +36,7 @@ METHODS = {
   "muloco": "MuLoCo, no average",
 }
 # Who is compared with whom: the same inner optimizer, the same average.
-PAIRS = {
-  "overlap_loco": "allreduce_muon_average",
-  "muloco": "allreduce_muon",
-}
+PAIRS = {"overlap_loco": "allreduce_muon_average", "muloco": "allreduce_muon"}
 
 
 def read() -> dict[str, Setting]:
