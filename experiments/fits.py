@@ -37,8 +37,7 @@ def main(values: flags.FlagValues) -> None:
   """Prints the tables, and compiles if asked to."""
   is_compiled = bool(values.compile)
   command_line.refuse_unused(
-    values,
-    [(name, is_compiled, "--compile") for name in ("workdir", "slices")],
+    values, [(name, is_compiled, "--compile") for name in ("workdir", "slices")]
   )
   from dilocox_jax.simulate.quantities import SIZE, parse_quantity
 

@@ -92,11 +92,7 @@ def settings(
       # What is not asked for is plain, whatever the method would bring.
       "exchange": {"codec": "float32", "feedback": 0.0, **(exchange or {})},
       "adaptive": {"mode": "off", **(adaptive or {})},
-      "mesh": {
-        "num_replicas": num_replicas,
-        "layout": layout,
-        **(mesh or {}),
-      },
+      "mesh": {"num_replicas": num_replicas, "layout": layout, **(mesh or {})},
       "evaluation": {
         "interval_steps": 6,
         "num_sequences": 4,

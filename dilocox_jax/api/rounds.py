@@ -82,9 +82,7 @@ def make_rounds(
       "dilocox_jax.step_transform, which divides any tree"
     )
   fragments = Fragments(
-    method.schedule.num_fragments,
-    max(num_layers, 1),
-    method.fragment_order,
+    method.schedule.num_fragments, max(num_layers, 1), method.fragment_order
   )
   step = OuterStep(method, outer, aggregator)
   if aggregator.carrier:

@@ -128,9 +128,7 @@ def stacked(leaves: Arrays, groups: Sequence[Sequence[int]]) -> list[Array]:
 
 
 def unstacked(
-  arrays: Arrays,
-  groups: Sequence[Sequence[int]],
-  shapes: Sequence[Shape],
+  arrays: Arrays, groups: Sequence[Sequence[int]], shapes: Sequence[Shape]
 ) -> dict[int, Array]:
   """Reverses `stacked`: returns the layers of every leaf by its number.
 

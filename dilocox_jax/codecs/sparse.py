@@ -128,9 +128,7 @@ def _same_size(shapes: Sequence[Shape]) -> list[list[int]]:
 
 
 def _shaped(
-  arrays: Arrays,
-  groups: Sequence[Sequence[int]],
-  shapes: Sequence[Shape],
+  arrays: Arrays, groups: Sequence[Sequence[int]], shapes: Sequence[Shape]
 ) -> list[Array]:
   """Returns the leaves of groups [layers, size] in their shapes and order."""
   leaves = joining.unstacked(arrays, groups, shapes)

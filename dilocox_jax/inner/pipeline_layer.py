@@ -41,10 +41,7 @@ class LayerPasses:
   _saves_input: bool
 
   def forward(
-    self,
-    layer: Tree,
-    x_TxD: Float[Array, "T D"],
-    context: Mapping[str, Array],
+    self, layer: Tree, x_TxD: Float[Array, "T D"], context: Mapping[str, Array]
   ) -> tuple[Float[Array, "T D"], list[Any]]:
     """Returns the layer's output, and the arrays for `backward`.
 

@@ -158,10 +158,7 @@ def build_model(
     return table(params["embed"])(tokens_BxL, segments=segments)
 
   def block(
-    layer: Params,
-    x_TxD: Array,
-    length: int,
-    segments: Segments = None,
+    layer: Params, x_TxD: Array, length: int, segments: Segments = None
   ) -> Array:
     layer, multiply = split_layer(layer)
     bound = one_block(layer)

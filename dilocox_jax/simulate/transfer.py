@@ -109,10 +109,7 @@ def limit_bytes_per_s(route: Route) -> float:
 
 
 def slow_start_s(
-  transport: Transport,
-  route: Route,
-  rate_bytes_per_s: float,
-  size_bytes: float,
+  transport: Transport, route: Route, rate_bytes_per_s: float, size_bytes: float
 ) -> float:
   """Returns the extra seconds of the first message after idle time.
 

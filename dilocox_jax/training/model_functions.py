@@ -173,10 +173,7 @@ def _divided_functions(
   mesh, layers = config.mesh, config.stage_layers
   num_micro_batches = config.inner.accumulate_steps
   stage = pipelined_gradient(
-    cut(config.model.z_loss),
-    config.pipeline,
-    layers.counts,
-    remat=mesh.remat,
+    cut(config.model.z_loss), config.pipeline, layers.counts, remat=mesh.remat
   )
   stage_loss = pipelined_loss(cut(0.0), layers.counts)
   num_rows = config.data.batch_size // num_micro_batches // mesh.num_data_shards

@@ -11,10 +11,7 @@ core for 107B, half a minute for `tiny`.
 
 from experiments.configs import default
 
-_TINY = {
-  "mesh.num_stages": 2,
-  "mesh.num_data_shards": 2,
-}
+_TINY = {"mesh.num_stages": 2, "mesh.num_data_shards": 2}
 _DILOCOX = {"sync.method": "dilocox", "sync.rule": "continue"}
 _RANK_64 = {"exchange.codec": "low_rank(rank=64)+int(bits=4)"}
 _RANK_2048 = {"exchange.codec": "low_rank(rank=2048)+int(bits=4)"}

@@ -145,9 +145,7 @@ def _torch_step_s(config: RunConfig, repeats: int) -> float:
   if device == "cuda":
     loss = torch.compile(loss, dynamic=False)
   tokens = torch.randint(
-    shape.vocab_size,
-    (data.batch_size, data.sequence_length + 1),
-    device=device,
+    shape.vocab_size, (data.batch_size, data.sequence_length + 1), device=device
   )
 
   def steps() -> None:

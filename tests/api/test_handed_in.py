@@ -143,9 +143,7 @@ KINDS = {
     lambda: Words(nnx.Rngs(0)), lambda: (TOKENS, TOKENS[:400]), None
   ),
   "class of NNX, function": Kind(
-    lambda: Words,
-    lambda: lambda m, s: TOKENS[m + s :][:64].reshape(8, 8),
-    None,
+    lambda: Words, lambda: lambda m, s: TOKENS[m + s :][:64].reshape(8, 8), None
   ),
   "linen, arrays of images": Kind(
     lambda: linen.Dense(CLASSES), lambda: (EXAMPLES, rows(np.arange(50)))

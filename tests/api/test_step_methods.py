@@ -16,11 +16,7 @@ from dilocox_jax.plan.schedule.methods import METHODS, diloco
 from dilocox_jax.training import build
 from dilocox_jax.trees import leaves_by_path
 from tests.oracles.least_squares import make_problem
-from tests.outer.problem import (
-  assert_close,
-  loss,
-  nesterov,
-)
+from tests.outer.problem import assert_close, loss, nesterov
 from tests.tiers import slow
 
 GUIDE = pathlib.Path(__file__).parents[2] / "docs/guides/own_training_loop.py"

@@ -25,11 +25,7 @@ import pytest
 from jax._src import distributed
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dilocox_jax.distributed import (
-  coordinator_store,
-  link_counter,
-  processes,
-)
+from dilocox_jax.distributed import coordinator_store, link_counter, processes
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.metrics import RecordError

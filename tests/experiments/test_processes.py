@@ -155,8 +155,7 @@ def test_a_killed_run_continues_to_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ("number", "method"),
-  [(signal.SIGINT, "diloco"), (signal.SIGTERM, "dilocox")],
+  ("number", "method"), [(signal.SIGINT, "diloco"), (signal.SIGTERM, "dilocox")]
 )
 def test_a_signal_saves_at_the_next_boundary_and_loses_nothing(
   number, method, whole, tmp_path
@@ -252,8 +251,7 @@ def test_a_signal_to_the_launcher_saves_the_run_and_stops_all(two, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("program", "lock"),
-  [("launch", ".launch.lock"), ("train", ".train.lock")],
+  ("program", "lock"), [("launch", ".launch.lock"), ("train", ".train.lock")]
 )
 def test_a_directory_has_one_run_at_a_time(program, lock, tmp_path):
   with work_directory.locked(tmp_path / lock, ""):

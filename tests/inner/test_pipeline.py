@@ -17,13 +17,7 @@ from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.choices import REMATS
 from dilocox_jax.plan.model.shapes import flops_per_token
 from dilocox_jax.plan.pipeline import ACTIONS
-from tests.inner.pipelines import (
-  BATCH_SIZE,
-  LENGTH,
-  SMALL,
-  Case,
-  error,
-)
+from tests.inner.pipelines import BATCH_SIZE, LENGTH, SMALL, Case, error
 from tests.products import product_flops
 from tests.tiers import slow
 

@@ -103,8 +103,7 @@ SLOW = [
 
 
 @pytest.mark.parametrize(
-  ("absences", "is_uneven", "layout", "name"),
-  CASES + slow(*SLOW),
+  ("absences", "is_uneven", "layout", "name"), CASES + slow(*SLOW)
 )
 def test_rounds_equal_the_numpy_twin(absences, is_uneven, layout, name, x64):
   method = METHODS[name]

@@ -9,10 +9,7 @@ import pytest
 
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.model.presets import MODEL_PRESETS, nano
-from dilocox_jax.plan.model.shapes import (
-  flops_per_token,
-  parameter_count,
-)
+from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 
 
 # Published counts. OPT's has two positions more, which nothing reads; that of

@@ -17,9 +17,7 @@ from dilocox_jax.plan.adaptive import (
   energy_rank,
   spectra_of,
 )
-from dilocox_jax.plan.choices import (
-  OPTIMIZER_OPTIONS,
-)
+from dilocox_jax.plan.choices import OPTIMIZER_OPTIONS
 from dilocox_jax.plan.collective import (
   PARTS,
   Collective,

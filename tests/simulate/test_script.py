@@ -127,10 +127,7 @@ WARM = {"sync_interval": 10, "warm_start_steps": 10, "total_steps": 40}
 
 @pytest.mark.parametrize(
   ("name", "settings", "count"),
-  [
-    ("diloco", WARM, 3),
-    ("cocktail_sgd", {"total_steps": 7}, 7),
-  ],
+  [("diloco", WARM, 3), ("cocktail_sgd", {"total_steps": 7}, 7)],
 )
 def test_only_what_is_encoded_costs_the_codecs_time(name, settings, count):
   """Sums of a warm start and copies of the state go as they are."""

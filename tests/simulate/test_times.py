@@ -25,7 +25,7 @@ TOPOLOGIES = {
   "uneven": (small.uneven([1e7, 4e8, 6e7]), "fp32", (1.0, 0.3, 2.0)),
 }
 IN_STEP = {
-  "shared links": (small.cluster(2, placement=(0, 1, 0, 1)), "fp32", None),
+  "shared links": (small.cluster(2, placement=(0, 1, 0, 1)), "fp32", None)
 }
 AGREE = [
   pytest.param(each, *schedule.values, id=f"{each}, {schedule.id}")

@@ -31,11 +31,7 @@ def test_a_killed_run_adapts_as_one_that_was_not(tmp_path):
     total_steps=24,
     model={"model_dim": 32, "ff_dim": 48},
     exchange={"codec": "low_rank(rank=8)+int", "feedback": 1.0},
-    adaptive={
-      "mode": "rank_and_interval",
-      "window_rounds": 2,
-      "energy": 0.5,
-    },
+    adaptive={"mode": "rank_and_interval", "window_rounds": 2, "energy": 0.5},
   )
   runs.train(config, tmp_path / "whole")
   runs.train(config, tmp_path / "killed", until=12)
