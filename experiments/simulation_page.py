@@ -194,7 +194,9 @@ def _write(plan: MethodPlan, workdir: pathlib.Path) -> str:
 
 def _start(plan: MethodPlan, config: str) -> str:
   """Returns the command that trains a plan, and where it runs."""
-  mesh, cluster = plan.config.mesh, plan.setup.link_costs.cluster
+  one, cluster = plan.config, plan.setup.link_costs.cluster
+  step_tokens = one.tokens_per_replica_step * cluster.num_replicas
+  took_s = one.total_steps * step_tokens / plan.tokens_per_s
   sites = [cluster.site(rank).name for rank in range(cluster.num_replicas)]
   numbers = ", ".join(f"{rank} at {name}" for rank, name in enumerate(sites))
   host, seen = f"HOST a machine at {sites[0]}", "/shared (or docs/clusters.md)"
@@ -202,18 +204,18 @@ def _start(plan: MethodPlan, config: str) -> str:
     "--workdir=/shared/run --distributed --coordinator=HOST:9876 \\\n"
     f"    --num_processes={len(sites)} --process_id=N"
   )
-  if plan.config.meets:
+  if one.meets:
     host, seen = "PLACE a folder or bucket", "run.secret (docs/mailbox.md)"
     flags = "--workdir=run --meet=PLACE --secret=run.secret --replica=N"
   where = (
-    f"{plan.config.sync.method}, {plan.config.total_steps:,} steps (--tokens):"
-    f" N is {numbers}, {host}, and every process sees"
-    f" {mesh.num_stages * mesh.num_data_shards} devices and {seen}."
+    f"{one.sync.method}, {one.total_steps:,} steps (--tokens) in"
+    f" {units.human_time(took_s)}: N is {numbers}, {host}, and every process"
+    f" sees {one.division.num_devices} devices and {seen}."
     " Choose the text (data.glob) and a learning rate."
   )
   return (
     f"{textwrap.fill(where, 80)}\n\n"
-    f"  python -m experiments.train --config={config} \\\n    {flags}\n"
+    f"  python -m experiments.train \\\n    --config={config} \\\n    {flags}\n"
   )
 
 

@@ -78,7 +78,7 @@ class MethodPlan:
     if self.fits:
       return ""
     needed, has = self.memory.total / 1e9, self.device_bytes / 1e9
-    return f"a device needs {needed:.3g} GB and has {has:.3g}"
+    return f"a device needs {needed:.3g} GB and has {has:.3g} GB"
 
 
 def plan_run(

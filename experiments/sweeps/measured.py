@@ -4,6 +4,7 @@ import pathlib
 import textwrap
 from collections.abc import Iterator
 
+from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.report import units
 from experiments.configs import replicas
 from experiments.sweeps import page
@@ -28,7 +29,8 @@ def gaps(num_replicas: int) -> Iterator[str]:
     frame = page.frame(sweep, runs, found, rows, {}, times)
     for setting in frame.settings:
       config, gap = configs[setting.name], units.human_gap(*frame.gap(setting))
-      is_there = config.mesh.num_replicas == num_replicas
+      is_tiny = config.model.shape == MODEL_PRESETS["tiny"]
+      is_there = is_tiny and config.mesh.num_replicas == num_replicas
       # In fp32 the rates are those of one bit, so its gap says little.
       if is_there and frame.base(setting) and "fp32" not in setting.name:
         inner, outer = config.inner.learning_rate, config.outer.learning_rate
