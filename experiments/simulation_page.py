@@ -84,6 +84,8 @@ def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
   write_json(workdir / "simulation.json", numbers)
   path = write_page(workdir, title, lines, own_command())
   Console().print(terminal_table(_COLUMNS, rows, (0, 1, 2), title=title))
+  if not plan.fits:
+    print("--methods=all divides a replica among the devices in every way")
   print(f"report: {path}")
 
 

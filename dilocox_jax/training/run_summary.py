@@ -97,6 +97,7 @@ def announce(
   if power := config.outer.average_power:
     average = "an average of the parameters (power %g)"
     log.info(f"evaluated and kept: {average}", power)
+  log.info("compiling; the first loss comes after it")
 
 
 def _where(config: RunConfig) -> str:
