@@ -124,8 +124,7 @@ class Trainer:
       TrainingStoppedError: If a value is not finite, or a store does not answer
         after a request to stop.
       StopRequestedError: If it was asked to stop, in all processes.
-      RefusedError: If the directory holds a run that means something else, or
-        another process does.
+      RefusedError: If the directory, or another process, has another run.
       BusyError: If another run is at work in it.
       LostProcessError: If another process of the run is gone.
     """
@@ -138,8 +137,7 @@ class Trainer:
       return report.write_report(self.workdir)
 
   def _meet(self) -> None:
-    """Connects processes, once it is sure that all mean the same run."""
-    # First: processes whose meshes differ would wait for each other for ever.
+    """Connects processes of one run; of two they would wait for ever."""
     try:
       processes.check_equal(config=self._values, text=self.data.digest)
     except ValueError as error:
