@@ -86,7 +86,7 @@ def add_sample(
     (tokens,) = tokenizer.encode([prompt.encode()])
   how = {"dtype": "float32", "attention": "plain", "remat": "none"}
   shape = run.config.model.shape
-  model = run.config.model.builder(shape, unroll=1, **how)
+  model = run.config.model_builder(shape, unroll=1, **how)
   drawn = {"temperature": temperature, "top_p": top_p}
   draw = functools.partial(generate, model, num_tokens=num_tokens, **drawn)
   found = jax.jit(draw)(

@@ -7,14 +7,14 @@ where they are used and are no fields.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dilocox_jax.checks import dataclass_from, flat, in_front, require
 from dilocox_jax.codecs.named import split_links
 from dilocox_jax.config import sections
 from dilocox_jax.config.recipes import DEFAULTS, resolved, unread_fields
-from dilocox_jax.plan.choices import check_splash_length
+from dilocox_jax.plan.choices import check_splash_length, loaded
 from dilocox_jax.plan.collective import MAILBOX
 from dilocox_jax.plan.model.adapters import Lora
 from dilocox_jax.plan.model.division import Division, StageLayers
@@ -250,6 +250,11 @@ class RunConfig:
       self.model.shape.num_layers,
       method.fragment_order,
     )
+
+  @property
+  def model_builder(self) -> Callable[..., Any]:
+    """Function that builds the model from its shape (`ModelShape.builder`)."""
+    return loaded(type(self.model.shape).builder)
 
   @property
   def pipeline(self) -> Pipeline:

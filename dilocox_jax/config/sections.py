@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import math
 import typing
-from collections.abc import Callable
 from typing import Any
 
 from dilocox_jax.checks import check_limits, in_front, limited, require
@@ -130,11 +129,6 @@ class ModelConfig(Section):
     given = {k: v for k, v in vars(self).items() if v is not None}
     sizes = {k: given.get(k, v) for k, v in vars(preset).items()}
     return type(preset)(**sizes)
-
-  @property
-  def builder(self) -> Callable[..., Any]:
-    """Function that builds the model (`ModelShape.builder`)."""
-    return choices.loaded(type(self.shape).builder)
 
 
 @dataclasses.dataclass(frozen=True)

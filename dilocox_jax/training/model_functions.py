@@ -73,7 +73,7 @@ def model_functions(
       loss = remat_wrapper(computation.remat, prevent_cse=True)(loss)
     return _whole(given, loss, *others)
   shape, chunk_tokens = config.model.shape, computation.loss_chunk_tokens
-  model = config.model.builder(
+  model = config.model_builder(
     shape,
     dtype=jnp.dtype(computation.compute_dtype),
     unroll=computation.scan_unroll,
