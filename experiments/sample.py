@@ -84,7 +84,7 @@ def add_sample(
     raise ValueError(f"{why}: there is nothing to continue")
   if prompt is not None:
     (tokens,) = tokenizer.encode([prompt.encode()])
-  how = {"dtype": "float32", "attention": "plain", "remat": "none"}
+  how = {"dtype": np.dtype("float32"), "attention": "plain", "remat": "none"}
   shape = run.config.model.shape
   model = run.config.model_builder(shape, unroll=1, **how)
   drawn = {"temperature": temperature, "top_p": top_p}

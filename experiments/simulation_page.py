@@ -85,7 +85,7 @@ def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
   path = write_page(workdir, title, lines, own_command())
   Console().print(terminal_table(_COLUMNS, rows, (0, 1, 2), title=title))
   if not plan.fits:
-    print("--methods=all divides a replica among the devices in every way")
+    print("--methods=all tries every division of a replica among devices")
   print(f"report: {path}")
 
 
@@ -177,7 +177,7 @@ def report_methods(
   print(_start(plans[0], paths[0]) if paths else advice)
   for plan in plans[1:]:
     if plan.fits and _speed(plan.tokens_per_s) == _speed(plans[0].tokens_per_s):
-      print(f"as fast: {plan.config.sync.method}; losses are above")
+      print(f"as fast: {plan.config.sync.method}; losses: docs/results.md")
   print(f"report: {page}")
 
 

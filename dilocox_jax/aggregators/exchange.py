@@ -223,7 +223,8 @@ class CompressedMean:
     residual = None
     if self.feedback:
       received = own if self.against == "own" else mean
-      # `wanted` would take memory beside `sent` while inner steps run.
+      # Where all is finite `sent` is `wanted`; to keep both takes memory while
+      # inner steps run.
       residual = jax.tree.map(owed, sent, received)
     mean = optax.tree.cast_like(mean, values)
     # A replica that was left out reports NaN, so that its drift is not finite

@@ -60,7 +60,7 @@ def mailbox(
   defaults = dict(feedback=0.0, against="own", keep_unsent=False, seed=0)
   settings = defaults | settings
 
-  opened = functools.partial(
+  open_mailbox = functools.partial(
     Mailbox,
     where,
     name=name,
@@ -72,5 +72,5 @@ def mailbox(
   terms = {**(config or {}), "exchange": {"codec": str(codec), **settings}}
   aggregator = exchange(codec, is_carried=True, **settings)  # pyright: ignore
   keeps = bool(settings["feedback"] or settings["keep_unsent"])
-  carrier = Carrier(opened, terms, weight, keeps, rules.grace_s)
+  carrier = Carrier(open_mailbox, terms, weight, keeps, rules.grace_s)
   return aggregator._replace(carrier=carrier)

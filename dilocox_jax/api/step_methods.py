@@ -122,8 +122,8 @@ def check_method(method: Any) -> None:
   check_kind(
     isinstance(method, Method),
     *("method", method),
-    "a Method, such as dilocox_jax.plan.schedule.methods.diloco(32): call the"
-    " function of a method of your own; dilocox_jax.diloco is a transform",
+    "a Method: call a function of dilocox_jax.plan.schedule.methods, such as"
+    " diloco(32), or one of your own; dilocox_jax.diloco is a transform",
   )
 
 

@@ -21,7 +21,7 @@ from dilocox_jax.checks import known
 from dilocox_jax.codecs.named import split_links
 from dilocox_jax.config.sections import MeetConfig
 from dilocox_jax.data import sources
-from dilocox_jax.plan.choices import OPTIMIZER_OPTIONS, OPTIONS, Registry
+from dilocox_jax.plan.choices import ALL_OPTIONS, OPTIMIZER_OPTIONS, Registry
 from dilocox_jax.plan.collective import MAILBOX
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.schedule.fragments import SLICED
@@ -179,7 +179,7 @@ def _reads(setting: str) -> Callable[[str], bool]:
 
 def _takes(option: str) -> Callable[[str], bool]:
   # An optimizer that is not in the table may have any of them.
-  return lambda name: option in OPTIMIZER_OPTIONS.get(name, OPTIONS)
+  return lambda name: option in OPTIMIZER_OPTIONS.get(name, ALL_OPTIONS)
 
 
 def _has_rounds(method: str) -> bool:
@@ -214,7 +214,7 @@ _READ_IF: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
   **{
     f"{section}.{option}": (f"{section}.optimizer", _takes(option))
     for section in ("inner", "outer")
-    for option in OPTIONS
+    for option in ALL_OPTIONS
   },
   "outer.optimizer": ("sync.method", _has_rounds),
   "outer.learning_rate": ("sync.method", _has_rounds),

@@ -163,7 +163,7 @@ class InnerConfig(Section):
   def changed_options(self) -> list[str]:
     """Names of the optimizer's options that are not at their default."""
     plain, ours = vars(type(self)()), vars(self)
-    return [k for k in choices.OPTIONS if ours.get(k) != plain.get(k)]
+    return [k for k in choices.ALL_OPTIONS if ours.get(k) != plain.get(k)]
 
 
 @dataclasses.dataclass(frozen=True)

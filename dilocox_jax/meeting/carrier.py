@@ -34,9 +34,9 @@ class Carrier:
   the grace time and as long as the last exchange took.
 
   Attributes:
-    opened: Function from `config`, what must be equal in all replicas, to the
-      mailbox.
-    terms: What of it is known before the run is entered.
+    open_mailbox: Function from `config`, what must be equal in all replicas, to
+      the mailbox.
+    terms: The part of `config` that is known before the run is entered.
     weight: Weight of this replica's messages.
     keeps: Whether what was not sent is kept by feedback, or as progress that
       was not sent; the aggregator then makes up for a message that came late.
@@ -53,7 +53,7 @@ class Carrier:
     mailbox: The mailbox, once the run was entered.
   """
 
-  opened: Callable[..., Mailbox]
+  open_mailbox: Callable[..., Mailbox]
   terms: Mapping[str, Any]
   weight: float
   keeps: bool
@@ -73,7 +73,8 @@ class Carrier:
     Args:
       terms: What must be equal in all replicas beside `self.terms`.
     """
-    self.mailbox = self._awaited(self.opened, config={**self.terms, **terms})
+    config = {**self.terms, **terms}
+    self.mailbox = self._awaited(self.open_mailbox, config=config)
     self.mailbox.beside = self._beside
     atexit.register(self._end)
 

@@ -97,7 +97,7 @@ def check_splash_length(length: int) -> None:
 
 
 # Options of optimizers that a config can set.
-OPTIONS = ("b1", "b2", "weight_decay", "momentum", "nesterov")
+ALL_OPTIONS = ("b1", "b2", "weight_decay", "momentum", "nesterov")
 # Options that common optimizers take, of those that a config can set. They are
 # checked without optax; of an optimizer that is not here, optax says the rest.
 OPTIMIZER_OPTIONS = {

@@ -227,9 +227,13 @@ def _again(run: LoadedRun) -> Iterator[str]:
     " `--config.section.field=value`."
   )
   yield from ("", *markdown_table(("what", "version"), rows))
-  if parts := record.get("handed_in"):
+  # What adapters leave frozen follows from the settings.
+  named = record.get("handed_in", ())
+  if parts := [part for part in named if not part.startswith("frozen")]:
     given = "Handed in, in place of what the settings say: "
-    yield from ("", f"{given}{', '.join(parts)}. Bytes are the settings'.")
+    yield from ("", f"{given}{', '.join(parts)}.")
+  if "exchange" in parts:
+    yield "Bytes are those of the codec in the settings."
   if chosen := record.get("chosen_for_device"):
     values = ", ".join(f"`{k}={v}`" for k, v in sorted(chosen.items()))
     yield from (

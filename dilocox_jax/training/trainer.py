@@ -78,7 +78,7 @@ class Trainer:
     """
     if meeting or config.meets:
       config = member.meeting_config(config, meeting, parts)
-    assert parts.trainable or not config.lora.rank
+    assert parts.trainable or not config.lora.rank, "start.with_trainable"
     self.clock, self.parts = clock, parts
     self.config, self.workdir, self.command = config, workdir, command
     self._values = config.to_mapping()
@@ -128,7 +128,7 @@ class Trainer:
       BusyError: If another run is at work in it.
       LostProcessError: If another process of the run is gone.
     """
-    self._meet()
+    self._join_processes()
     if not processes.is_main():
       self._run()
       return self.workdir / PAGE
@@ -136,8 +136,8 @@ class Trainer:
       self._run()
       return report.write_report(self.workdir)
 
-  def _meet(self) -> None:
-    """Connects processes of one run; of two they would wait for ever."""
+  def _join_processes(self) -> None:
+    """Connects processes; those of two runs would wait for ever."""
     try:
       processes.check_equal(config=self._values, text=self.data.digest)
     except ValueError as error:

@@ -142,7 +142,7 @@ def runs_of(
       run = _run(name, base, changed | {"seed": seed})
       runs.setdefault(run.digest, run)
   if baseline := sweep.get("baseline"):
-    known("baseline", baseline, [name for name, _ in settings])
+    known("baseline", baseline, [run.name for run in runs.values()])
   return list(runs.values())
 
 

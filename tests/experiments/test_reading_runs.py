@@ -33,7 +33,8 @@ def trained_fixture(tmp_path_factory):
 
 def builder(shape, *, dtype, unroll, attention, remat):
   """A builder as the guide has it, without any default."""
-  del unroll, attention, remat
+  assert (unroll, attention, remat) == (1, "plain", "none")
+  assert dtype.name == "float32"
   return build_model(shape, dtype=dtype)
 
 

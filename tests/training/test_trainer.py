@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.distributed.replicas import Replicas
+from dilocox_jax.metrics.work_directory import RefusedError
 from dilocox_jax.training import trainer
 from dilocox_jax.training.states import StopRequestedError, TrainingStoppedError
 from tests import runs
@@ -140,6 +141,16 @@ def test_how_often_one_looks_does_not_change_the_run(finished, tmp_path):
   runs.assert_same_bits(runs.saved(tmp_path)[0], runs.saved(finished[0])[0])
   names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
   assert names == ["22"]  # The flush counts as one step more.
+
+
+def test_processes_of_two_runs_do_not_begin(tmp_path, monkeypatch):
+  def other(**values):
+    raise ValueError(f"process 1 has another {min(values)}")
+
+  monkeypatch.setattr(trainer.processes, "check_equal", other)
+  with pytest.raises(RefusedError, match="another config"):
+    train(runs.settings(), tmp_path / "x")
+  assert not (tmp_path / "x").exists()
 
 
 def test_a_finished_run_is_left_as_it_is(finished):

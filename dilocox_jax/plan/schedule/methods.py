@@ -103,7 +103,7 @@ class Method:
       f"overlap_steps={overlap} must {rule.says.format(named_interval)}",
     )
     require(
-      not (self.mixing_alpha and self.rule in ("reset", "continue")),
+      not (self.mixing_alpha and self.rule in ("reset", "continue", "eager")),
       f"mixing_alpha={self.mixing_alpha} would be ignored by rule "
       f"{self.rule!r}: drop it, or take rule 'mix'",
     )
