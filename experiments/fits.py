@@ -39,13 +39,8 @@ def main(values: flags.FlagValues) -> None:
   command_line.refuse_unused(
     values, [(name, is_compiled, "--compile") for name in ("workdir", "slices")]
   )
-  from dilocox_jax.simulate.quantities import SIZE, parse_quantity
-
   config = command_line.run_config(values.config)
-  memory_bytes = math.inf
-  with command_line.usage_errors():
-    if values.memory:
-      memory_bytes = parse_quantity(values.memory, SIZE, "--memory")
+  memory_bytes = command_line.memory_bytes(values) or math.inf
   if is_compiled:
     _compile(config, values)
   else:

@@ -69,8 +69,6 @@ def main(values: flags.FlagValues) -> None:
   """Simulates and prints the costs."""
   from dilocox_jax.api import method_plans
   from dilocox_jax.api.simulation_setup import Options
-  from dilocox_jax.checks import require
-  from dilocox_jax.simulate.quantities import SIZE, parse_quantity
   from experiments import simulation_page
 
   if values.cluster == "help":
@@ -81,8 +79,7 @@ def main(values: flags.FlagValues) -> None:
     if transport == "mailbox":  # The config says so, and AllReduce has nccl.
       values.config.exchange.collective, transport = transport, "nccl"
     options = Options(values.step_s, values.codec_s, transport)
-    memory = values.memory and parse_quantity(values.memory, SIZE, "--memory")
-    require(memory is None or memory > 0, "--memory must be above 0")
+    memory = command_line.memory_bytes(values)
     config = command_line.run_config(values.config)
     if values.tokens:
       step_tokens = config.tokens_per_replica_step * config.mesh.num_replicas

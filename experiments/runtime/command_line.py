@@ -172,6 +172,17 @@ def usage_errors(
     raise UsageError(f"{where}{error}") from error
 
 
+def memory_bytes(values: flags.FlagValues) -> float | None:
+  """Returns what --memory says (bytes), or None if it is not given."""
+  from dilocox_jax.simulate.quantities import SIZE, parse_quantity
+
+  with usage_errors():
+    size = values.memory and parse_quantity(values.memory, SIZE, "--memory")
+  if size == 0:
+    raise UsageError("--memory must be above 0")
+  return size
+
+
 def refuse_unused(
   values: flags.FlagValues, uses: Iterable[tuple[str, bool, str]]
 ) -> None:

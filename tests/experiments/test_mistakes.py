@@ -44,6 +44,7 @@ MISTAKES = [
   ("simulate", "--cluster=1gbot", "1gbot"),
   ("simulate", EXAMPLE, "set mesh.num_replicas=4"),
   ("simulate", "--memory=80", "unit"),
+  ("fits", "--memory=0_GB", "above 0"),
   ("simulate", "--tokens=0", "tokens"),
   ("speedup_tables", "--papers=nobody", "nobody"),
   ("fits", "--slices=3", "--compile"),
