@@ -85,8 +85,7 @@ def add_sample(
   if prompt is not None:
     (tokens,) = tokenizer.encode([prompt.encode()])
   how = {"dtype": np.dtype("float32"), "attention": "plain", "remat": "none"}
-  shape = run.config.model.shape
-  model = run.config.model_builder(shape, unroll=1, **how)
+  model = run.config.model_builder(run.config.model.shape, unroll=1, **how)
   drawn = {"temperature": temperature, "top_p": top_p}
   draw = functools.partial(generate, model, num_tokens=num_tokens, **drawn)
   found = jax.jit(draw)(

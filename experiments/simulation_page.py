@@ -197,8 +197,6 @@ def _write(plan: MethodPlan, workdir: pathlib.Path) -> str:
 def _start(plan: MethodPlan, config: str) -> str:
   """Returns the command that trains a plan, and where it runs."""
   one, cluster = plan.config, plan.setup.link_costs.cluster
-  step_tokens = one.tokens_per_replica_step * cluster.num_replicas
-  took_s = one.total_steps * step_tokens / plan.tokens_per_s
   sites = [cluster.site(rank).name for rank in range(cluster.num_replicas)]
   numbers = ", ".join(f"{rank} at {name}" for rank, name in enumerate(sites))
   host, seen = f"HOST a machine at {sites[0]}", "/shared (or docs/clusters.md)"
@@ -210,10 +208,10 @@ def _start(plan: MethodPlan, config: str) -> str:
     host, seen = "PLACE a folder or bucket", "run.secret (docs/mailbox.md)"
     flags = "--workdir=run --meet=PLACE --secret=run.secret --replica=N"
   where = (
-    f"{one.sync.method}, {one.total_steps:,} steps (--tokens) in"
-    f" {units.human_time(took_s)}: N is {numbers}, {host}, and every process"
-    f" sees {one.division.num_devices} devices and {seen}."
-    " Choose the text (data.glob) and a learning rate."
+    f"{one.sync.method}, {one.total_steps:,} steps (--tokens) in "
+    f"{units.human_time(one.total_steps * plan.rounds.step_s)}: N is {numbers},"
+    f" {host}, and every process sees {one.division.num_devices} devices and"
+    f" {seen}. Choose the text (data.glob) and a learning rate."
   )
   return (
     f"{textwrap.fill(where, 80)}\n\n"

@@ -104,7 +104,7 @@ OPTIMIZER_OPTIONS = {
   "adam": ("b1", "b2", "nesterov"),
   "adamw": ("b1", "b2", "weight_decay", "nesterov"),
   "lion": ("b1", "b2", "weight_decay"),
-  "muon": ("b1", "b2", "weight_decay", "momentum", "nesterov"),
+  "muon": ALL_OPTIONS,
   "nadamw": ("b1", "b2", "weight_decay", "nesterov"),
   "rmsprop": ("momentum", "nesterov"),
   "sgd": ("momentum", "nesterov"),

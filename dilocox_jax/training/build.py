@@ -167,7 +167,8 @@ def programs(
   model, gradient, evaluation = model_functions(
     config, computation, parts.model, end_of_text, parts.trainable
   )
-  shapes, cuts = None, Cuts(config.fragments.num_fragments, config.fragments)
+  shapes = None  # Those of the config.
+  cuts = Cuts(config.fragments.num_fragments, config.fragments)
   if parts.model is not None or parts.trainable:
     params = jax.eval_shape(model.init, jax.random.key(0))
     cuts.check(params)

@@ -87,9 +87,8 @@ def announce(
   count = sum(math.prod(shape) for shape in traffic.shapes.values())
   what = f"{'adapters of ' if config.lora.rank else ''}{count:,} parameters"
   log.info("model %s: %s, %s", model, what, _where(config))
-  kind, much = "data", data.says
-  if data.text:
-    kind, much = "text", human_tokens(data.text.train.size)
+  kind = "text" if data.text else "data"
+  much = human_tokens(data.text.train.size) if data.text else data.says
   total = human_tokens(config.total_steps * data.step_tokens)
   steps = f"{config.total_steps:,} inner steps, {total} a replica"
   log.info("%s %s: %s; %s", kind, data.name, much, steps)

@@ -27,11 +27,13 @@ class RuleKind:
       axis to an `outer.rules.ApplyRule`.
     allows: Function (H, tau) -> whether the rule goes with this schedule.
     says: What must hold of tau and H, for messages.
+    reads_alpha: Whether it reads `Method.mixing_alpha`, which is refused else.
   """
 
   build: Lazy
   allows: Callable[[int, int], bool] = lambda interval, overlap: True
   says: str = "any"
+  reads_alpha: bool = True
 
 
 RULES: Registry[RuleKind] = Registry("rule")
@@ -56,8 +58,11 @@ for _name, _kind in {
     "dilocox_jax.outer.rules:reset_rule",
     lambda interval, overlap: overlap <= interval,
     "not exceed {} under rule='reset'; rule='continue' allows it",
+    reads_alpha=False,
   ),
-  "continue": RuleKind("dilocox_jax.outer.rules:continue_rule"),
+  "continue": RuleKind(
+    "dilocox_jax.outer.rules:continue_rule", reads_alpha=False
+  ),
   "mix": RuleKind(
     "dilocox_jax.outer.rules:mix_rule",
     lambda interval, overlap: overlap < interval,
@@ -67,6 +72,7 @@ for _name, _kind in {
     "dilocox_jax.outer.rules:eager_rule",
     lambda interval, overlap: overlap == interval,
     "equal {} under rule='eager'",
+    reads_alpha=False,
   ),
 }.items():
   register_rule(_name, _kind)
@@ -103,7 +109,7 @@ class Method:
       f"overlap_steps={overlap} must {rule.says.format(named_interval)}",
     )
     require(
-      not (self.mixing_alpha and self.rule in ("reset", "continue", "eager")),
+      rule.reads_alpha or not self.mixing_alpha,
       f"mixing_alpha={self.mixing_alpha} would be ignored by rule "
       f"{self.rule!r}: drop it, or take rule 'mix'",
     )
