@@ -35,10 +35,7 @@ DEV = [
 ]
 
 # Tokenisers other than bytes, and files compressed by zstd.
-TEXT = [
-  "backports.zstd>=1.0",
-  "tokenizers>=0.23",
-]
+TEXT = ["backports.zstd>=1.0", "tokenizers>=0.23"]
 
 # Checkpoints of OPT, Llama and Qwen2 that other libraries read and write.
 WEIGHTS = ["safetensors>=0.6"]
@@ -64,9 +61,7 @@ setup(
   license_files=["LICENSE"],
   python_requires=">=3.11",
   packages=find_packages(include=["dilocox_jax", "dilocox_jax.*"]),
-  package_data={
-    "dilocox_jax.simulate": ["presets.json"],
-  },
+  package_data={"dilocox_jax.simulate": ["presets.json"]},
   install_requires=RUNTIME,
   extras_require={
     "dev": DEV + TEXT + WEIGHTS,

@@ -16,7 +16,11 @@ from rich import progress
 from rich.console import Console
 
 from dilocox_jax.data import shards, tokenizers
-from dilocox_jax.data.corpus import VALIDATION_FRACTION, Corpus
+from dilocox_jax.data.corpus import (
+  VALIDATION_FRACTION,
+  Corpus,
+  content_is_held_out,
+)
 from dilocox_jax.data.documents import (
   TEXT_FIELD,
   Document,
@@ -101,9 +105,10 @@ def _first(values: flags.FlagValues) -> list[bytes]:
   left = values.bpe_mb * _MB
   for _, documents in read_globs(values.glob, values.text_field):
     for document in documents:
-      if not shards.is_validation(document, values.validation_fraction):
-        found.append(document.content)
-        left -= len(document.content)
+      content, fraction = document.content, values.validation_fraction
+      if not content_is_held_out(content, fraction):
+        found.append(content)
+        left -= len(content)
       if left <= 0:
         return found
   return found

@@ -79,11 +79,11 @@ def add_sample(
   run = load(workdir)
   text = text or corpus(run.config)
   tokenizer, tokens = text.tokenizer, text.validation[:_PROMPT_TOKENS]
-  if tokenizer is None or prompt == "":
+  if tokenizer and prompt is not None:
+    (tokens,) = tokenizer.encode([prompt.encode()])
+  if tokenizer is None or not len(tokens):
     why = "the prompt is empty" if tokenizer else "the text has no tokenizer"
     raise ValueError(f"{why}: there is nothing to continue")
-  if prompt is not None:
-    (tokens,) = tokenizer.encode([prompt.encode()])
   how = {"dtype": np.dtype("float32"), "attention": "plain", "remat": "none"}
   model = run.config.model_builder(run.config.model.shape, unroll=1, **how)
   drawn = {"temperature": temperature, "top_p": top_p}

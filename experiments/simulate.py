@@ -62,7 +62,7 @@ def define_flags() -> None:
     "memory", None, "Memory of a device, e.g. '80 GB'; else the cluster's."
   )
   text = "Tokens of a run, in place of total_steps, e.g. 20e9."
-  flags.DEFINE_float("tokens", None, text, lower_bound=1.0)
+  flags.DEFINE_float("tokens", None, text, 1.0, 1e18)
 
 
 def main(values: flags.FlagValues) -> None:

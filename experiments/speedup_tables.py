@@ -12,34 +12,31 @@ from absl import flags
 
 from experiments.runtime import command_line
 
-PAPERS = (
-  *("dilocox", "streaming_diloco", "open_diloco"),
-  *("intellect_1", "covenant_72b"),
-)
+PAPERS = {
+  "dilocox": "experiments.tables.dilocox:build_tables",
+  "streaming_diloco": "experiments.tables.streaming_diloco:build_tables",
+  "open_diloco": "experiments.tables.utilisation:open_diloco",
+  "intellect_1": "experiments.tables.utilisation:intellect_1",
+  "covenant_72b": "experiments.tables.utilisation:covenant_72b",
+}
 
 
 def define_flags() -> None:
   """Defines the flags of this binary."""
   command_line.define_workdir()
-  flags.DEFINE_multi_enum(
-    "papers", PAPERS, PAPERS, "Papers whose tables are made."
-  )
+  papers = list(PAPERS)
+  text = "Papers whose tables are made."
+  flags.DEFINE_multi_enum("papers", papers, papers, text)
 
 
 def main(values: flags.FlagValues) -> None:
   """Makes the tables of every paper that was asked for."""
   workdir = command_line.writable(values.workdir, "speedup_tables")
-  from experiments.tables import dilocox, streaming_diloco, utilisation
+  from dilocox_jax.plan.choices import loaded
   from experiments.tables.table import summary, write_tables
 
-  makers = {
-    "dilocox": dilocox.build_tables,
-    "streaming_diloco": streaming_diloco.build_tables,
-    "open_diloco": utilisation.open_diloco,
-    "intellect_1": utilisation.intellect_1,
-    "covenant_72b": utilisation.covenant_72b,
-  }
-  tables = [table for name in values.papers for table in makers[name]()]
+  makers = [loaded(PAPERS[name]) for name in values.papers]
+  tables = [table for make in makers for table in make()]
   print(*summary(tables), sep="\n")
   print(f"report: {write_tables(tables, workdir, command_line.own_command())}")
 

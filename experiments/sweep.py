@@ -15,20 +15,20 @@ tries again what failed. Sweeps whose rows are committed begin with them:
     --config=experiments/configs/convergence.py:small --report_only
 """
 
-import contextlib
 import math
 import pathlib
 import signal
 import time
-from collections.abc import Iterator
 
 from absl import flags
 from ml_collections import config_flags
 
 from dilocox_jax.metrics import work_directory
 from experiments.runtime import command_line
-from experiments.runtime.command_line import StoppedError, UsageError
+from experiments.runtime.command_line import StoppedError
 
+# What a mistake in a config raises.
+_WRONG = ValueError, TypeError, OSError, KeyError
 _ROOT = pathlib.Path(__file__).parents[1]
 
 
@@ -65,17 +65,6 @@ def check_field(path: str) -> None:
   runs.check_field(path)
 
 
-@contextlib.contextmanager
-def _config_errors() -> Iterator[None]:
-  """Turns what is wrong with a sweep's config into one line for its user."""
-  try:
-    yield
-  except KeyError as error:
-    raise UsageError(f"--config: no field {error}") from error
-  except (ValueError, TypeError, OSError) as error:
-    raise UsageError(f"--config: {error}") from error
-
-
 def main(values: flags.FlagValues) -> None:
   """Makes the runs that are missing and reports on all."""
   from dilocox_jax.checks import known
@@ -85,7 +74,7 @@ def main(values: flags.FlagValues) -> None:
   file = config_flags.get_config_filename(values["config"])
   path, _, argument = file.partition(":")
   name = "_".join(filter(None, [pathlib.Path(path).stem, argument]))
-  with _config_errors():
+  with command_line.usage_errors("--config: ", _WRONG):
     start = _ROOT / sweep["rows"] if sweep.get("rows") else None
     listed = runs.runs_of(sweep, rows.Rows(start).settings if start else ())
     if not listed:
@@ -102,7 +91,7 @@ def main(values: flags.FlagValues) -> None:
   workdir = command_line.writable(values.workdir, "sweep")
   found = rows.Rows(workdir / f"{name}.csv", start)
   training = Training(workdir, found, [*values.parts, path])
-  with _config_errors():
+  with command_line.usage_errors("--config: ", _WRONG):
     # A wrong clock is found before anything begins.
     clocks = {x["name"]: clock_of(x) for x in sweep.get("clocks", ())}
     times = page.times_of(listed, clocks)

@@ -128,9 +128,9 @@ def clock(values: flags.FlagValues, config):
   Raises:
     UsageError: If it does not fit the run.
   """
-  if values.cluster is None:
-    if values.step_s is not None:
-      raise UsageError("--step_s needs --cluster")
+  is_timed = values.cluster is not None
+  command_line.refuse_unused(values, [("step_s", is_timed, "--cluster")])
+  if not is_timed:
     return None
   from dilocox_jax.api import simulation_setup as setup
 

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dilocox_jax import metrics, report
+from dilocox_jax import report
 from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.metrics.lines import read_rows
 from dilocox_jax.models.loss import LossModel
 from dilocox_jax.training import build, run_text, states
 from dilocox_jax.training.checkpoint import Checkpoints
@@ -182,7 +183,7 @@ def killed(until: int, dispatch: Any = Trainer._dispatch) -> Any:
 
 def rows(workdir, kind: str | None = None) -> list[dict]:
   """The rows of metrics.jsonl, or those of one kind."""
-  every = metrics.read_rows(pathlib.Path(workdir) / "metrics.jsonl")
+  every = read_rows(pathlib.Path(workdir) / "metrics.jsonl")
   return [row for row in every if kind in (None, row["kind"])]
 
 

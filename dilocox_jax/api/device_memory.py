@@ -73,7 +73,7 @@ def device_memory(config: RunConfig) -> DeviceMemory:
     # Nobody changes them, so compilers keep the layers in the narrow type too.
     layers = {p: leaf for p, leaf in whole.items() if p.startswith(BLOCKS)}
     frozen += _narrow_bytes(config, layers)
-  return DeviceMemory(round(state) + factors, step_bytes(config), frozen)
+  return DeviceMemory(round(state) + factors, _step_bytes(config), frozen)
 
 
 def num_copies(config: RunConfig) -> float:
@@ -147,13 +147,8 @@ def factor_bytes(shapes: Shapes, division: Division, codec: Codec) -> int:
   return found
 
 
-def step_bytes(config: RunConfig, optimizer: str = "") -> int:
-  """Returns what a step needs beside the state (bytes).
-
-  Args:
-    config: Config of the run.
-    optimizer: Inner optimizer in place of the config's own; "": that one.
-  """
+def _step_bytes(config: RunConfig) -> int:
+  """Returns what a step needs beside the state (bytes)."""
   shape, stages = config.model.shape, config.stage_layers
   leaves = {p: math.prod(x) for p, x in config.trained_shapes.items()}
   layers = sum(size for p, size in leaves.items() if p.startswith(BLOCKS))
@@ -179,7 +174,7 @@ def step_bytes(config: RunConfig, optimizer: str = "") -> int:
     if config.lora.rank:
       gradients += _collected_bytes(config)
   whole = _whole_layers_bytes(config, layers // shape.num_layers)
-  is_muon = (optimizer or config.inner.optimizer) == "muon"
+  is_muon = config.inner.optimizer == "muon"
   # An optimizer begins when all activations are gone.
   return gradients + max(activations, is_muon * whole)
 

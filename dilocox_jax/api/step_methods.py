@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import optax
+from flax.traverse_util import unflatten_dict
 
 from dilocox_jax.aggregators.exchange import exchange as mean_exchange
 from dilocox_jax.checks import require
@@ -214,7 +215,8 @@ def named_step_transform(name: str) -> Callable[..., Any]:
   Args:
     name: One of `plan.schedule.methods.METHODS`.
   """
-  build, own = METHODS[name], _own_settings(name)
+  build: Any = METHODS[name]
+  own = unflatten_dict({**DEFAULTS, **RECIPES.get(name, {})}, sep=".")
 
   def make(
     inner: optax.GradientTransformation,
@@ -274,16 +276,6 @@ def _check_order(order: str | None) -> None:
     f"one of {', '.join(SLICED)}, or pass fragments="
     f"dilocox_jax.plan.schedule.fragments.Fragments(P, num_layers, {order!r})",
   )
-
-
-def _own_settings(name: str) -> dict[str, dict[str, Any]]:
-  """Returns the fields of exchange and outer optimizer that a method brings."""
-  values = {**DEFAULTS, **RECIPES.get(name, {})}
-  sections: dict[str, dict[str, Any]] = {"exchange": {}, "outer": {}}
-  for path, value in values.items():
-    section, field = path.split(".")
-    sections.setdefault(section, {})[field] = value
-  return sections
 
 
 def _outer(

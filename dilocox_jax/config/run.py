@@ -190,11 +190,10 @@ class RunConfig:
     """Refuses absences and uneven steps where their rules say nothing."""
     if self.membership == sections.MembershipConfig():
       return
-    mode, num_stages = self.adaptive.mode, self.mesh.num_stages
-    adapts = f"adaptive.mode={mode!r}: take rank"
-    divided = f"mesh.num_stages={num_stages}: take 1, without shards"
+    adapts = f"adaptive.mode={self.adaptive.mode!r}: take rank"
+    divided = "a replica on several devices: take one stage and one shard"
     others = {
-      adapts: mode == "rank_and_interval",
+      adapts: self.adaptive.mode == "rank_and_interval",
       divided: self.mesh.is_divided,
     }
     reason = _unfit(self, others)

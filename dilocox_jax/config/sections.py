@@ -296,7 +296,7 @@ class ExchangeConfig(Section):
   # How many times the usual norm a replica's values may have, or all leave it
   # out. None: 5 if replicas meet in a store. In one runtime none are compared
   # then, because it costs a small message that everybody waits for.
-  max_norm_ratio: float | None = limited(None, above=1)
+  max_norm_ratio: float | None = limited(None, above=1, below=math.inf)
 
   def __post_init__(self):
     super().__post_init__()

@@ -132,8 +132,8 @@ def from_files(
   ]
   kept = [files[p] for p in kept_paths]
   texts = [files[p] for p in held_out if files[p]]
-  judging = [text for text in texts if _judges(text, judge_fraction)]
-  held = [text for text in texts if not _judges(text, judge_fraction)]
+  judging = [t for t in texts if content_is_held_out(t, judge_fraction)]
+  held = [t for t in texts if not content_is_held_out(t, judge_fraction)]
   require(
     bool(judging) == bool(judge_fraction) and len(judging) < max(len(texts), 1),
     f"{name}: judge_fraction={judge_fraction} sets {len(judging)} of"
@@ -163,6 +163,10 @@ def from_files(
     f"{name} has training text in {len(parts)} of {num_parts} globs: more files"
     " are needed, or lower validation_fraction",
   )
+  require(
+    bool(len(validation)) and all(map(len, parts)),
+    f"{name}: the tokenizer makes no token of a text: more files are needed",
+  )
   num_bytes = sum(map(len, held)) + len(held) - 1
   return Corpus(
     name,
@@ -178,6 +182,11 @@ def from_files(
   )
 
 
-def _judges(content: bytes, judge_fraction: float) -> bool:
-  """Whether a held-out file judges, by its content: copies do the same."""
-  return is_held_out(hashlib.sha256(content).hexdigest(), judge_fraction)
+def content_is_held_out(content: bytes, fraction: float) -> bool:
+  """Whether a text is held out, by its content: copies do the same.
+
+  Args:
+    content: The text.
+    fraction: Share of texts that is held out, 0 to 1.
+  """
+  return is_held_out(hashlib.sha256(content).hexdigest(), fraction)

@@ -266,9 +266,14 @@ class Batches:
     given = self._validation
     if given is not None and not _gives_batches(given):
       return ExampleRows(given).held_out(batch_size, most)
+    require(
+      most > 0,
+      "evaluation.num_sequences=0 reads all, and batches may have no end: give"
+      " a number",
+    )
     feed = self if given is None else Batches(given)
     size = len(jax.tree.leaves(feed.example())[0])
-    feed._held = -(-max(most, 1) // size)
+    feed._held = -(-most // size)
     return [_stacked([feed._batch(0, n) for n in range(feed._held)])]
 
   def digest(self, held_out: Iterable[Tree]) -> str:
@@ -280,14 +285,16 @@ class _BatchStreams:
   """Streams of whole batches, in the order of their numbers."""
 
   def __init__(self, feed: Batches, num_replicas: int):
-    self._feed, self._num_replicas, self._step = feed, num_replicas, 0
+    self._feed, self._num_replicas = feed, num_replicas
+    self._step = self._ahead = 0
 
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
     """As in `Streams`."""
     everyone = range(self._num_replicas)
     chosen = everyone if replicas is None else replicas
     found = {m: [] for m in sorted(chosen)}
-    for step in range(self._step, self._step + num_steps):
+    first = self._step + self._ahead
+    for step in range(first, first + num_steps):
       for m, own in found.items():
         own.append(self._feed.batch(m, step, self._num_replicas))
     self._step += num_steps
@@ -296,13 +303,17 @@ class _BatchStreams:
   def get_state(self) -> dict[str, Any]:
     """As in `Streams`."""
     drawn = self._feed.drawn
-    return {"step": self._step, "drawn": drawn.get_state() if drawn else None}
+    position = drawn.get_state() if drawn else None
+    return {"step": self._step, "ahead": self._ahead, "drawn": position}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """As in `Streams`."""
+    self._ahead = state["ahead"]
+    if self._feed.drawn:  # Who goes back to a step cannot draw its batch again.
+      self._ahead += max(0, self._step - state["step"])
+      if state["drawn"]:
+        self._feed.drawn.set_state(state["drawn"])
     self._step = state["step"]
-    if self._feed.drawn and state["drawn"]:
-      self._feed.drawn.set_state(state["drawn"])
 
 
 Feed = Examples | Batches  # Data of a run that is no text.

@@ -24,7 +24,7 @@ import numpy as np
 from dilocox_jax import files
 from dilocox_jax.checks import dataclass_from, json_object, of_type, require
 from dilocox_jax.data import tokenizers
-from dilocox_jax.data.corpus import Corpus, is_held_out
+from dilocox_jax.data.corpus import Corpus, content_is_held_out
 from dilocox_jax.data.documents import Document
 from dilocox_jax.data.tokenizers import Tokenizer
 
@@ -104,7 +104,8 @@ def write(
     while batch := list(itertools.islice(documents, _BATCH)):
       encoded = tokenizer.encode([document.content for document in batch])
       for document, tokens in zip(batch, encoded, strict=True):
-        is_held = is_validation(document, validation_fraction)
+        content = document.content
+        is_held = content_is_held_out(content, validation_fraction)
         split = VALIDATION if is_held else TRAIN
         ended = np.append(tokens, tokenizer.end_of_text).astype(index.dtype)
         opened[split].write(ended.tobytes())
@@ -131,17 +132,6 @@ def _count(index: Index, document: Document, split: str, size: int) -> None:
   if split == TRAIN:
     index.parts += [0] * (document.part + 1 - len(index.parts))
     index.parts[document.part] += size
-
-
-def is_validation(document: Document, validation_fraction: float) -> bool:
-  """Whether a document is held out, by the hash of its content.
-
-  Args:
-    document: The document.
-    validation_fraction: Share of documents that is held out, 0 to 1.
-  """
-  content = hashlib.sha256(document.content).hexdigest()
-  return is_held_out(content, validation_fraction)
 
 
 def map_corpus(folder: str) -> Corpus:

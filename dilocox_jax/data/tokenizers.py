@@ -112,7 +112,9 @@ def byte_tokenizer(documents: Sequence[bytes] = ()) -> Tokenizer:
     return [np.frombuffer(document, np.uint8) for document in documents]
 
   def decode(tokens: Sequence[int] | Tokens) -> str:
-    return bytes(map(int, tokens)).decode(errors="replace")
+    # A model may have more tokens. No text has the byte 255.
+    known = [min(int(token), 255) for token in tokens]
+    return bytes(known).decode(errors="replace")
 
   return Tokenizer(BYTES, 256, ord("\n"), encode, decode)
 

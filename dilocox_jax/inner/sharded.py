@@ -23,6 +23,7 @@ from dilocox_jax.distributed.local_map import (
   INNER_AXES,
   map_over_devices,
   partition,
+  specs_of,
 )
 from dilocox_jax.inner.pipeline_stage import CutModel, PipelinedLoss
 from dilocox_jax.inner.step import Gradient, Loss
@@ -216,15 +217,11 @@ def _layout(
   partition.
   """
 
-  def spec(path: Any, leaf: Array) -> Spec:
-    return division.spec(path_name(path), leaf.shape)
-
   def axes(path: Any, leaf: Array) -> tuple[str, ...]:
     del leaf
     return (STAGE_AXIS,) if path_name(path) in divided_tables else INNER_AXES
 
-  by_path = jax.tree_util.tree_map_with_path
-  specs = by_path(spec, params)
+  by_path, specs = jax.tree_util.tree_map_with_path, specs_of(division, params)
   partitions = jax.tree.map(lambda _, at: partition(at), params, specs)
   return specs, by_path(axes, params), partitions
 

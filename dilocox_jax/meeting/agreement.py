@@ -1,7 +1,9 @@
 """How replicas agree on the messages of a turn."""
 
 import dataclasses
+import logging
 import math
+import statistics
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -18,6 +20,7 @@ from dilocox_jax.meeting.messages import (
 from dilocox_jax.meeting.seal import JSON_BYTES, Seal
 from dilocox_jax.meeting.snapshots import Snapshots
 
+_LOG = logging.getLogger(__name__)
 FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 0.02, 1.0, 1.25
 
 
@@ -41,7 +44,8 @@ class Memory:
     event: The next event.
     before: Digest of the manifest of the event before.
     roster: Who takes part, as that manifest says.
-    accepted: Norms of accepted messages, by "kind.turn", the oldest first.
+    accepted: Median norm of each event's listed messages, by "kind.turn", the
+      oldest first.
     sent: Bytes of the messages that one replica has sent since a snapshot was
       due.
   """
@@ -58,12 +62,13 @@ class Memory:
     return cls(**{**values, "roster": Roster.from_json(values["roster"])})  # pyright: ignore
 
   def norms(self, inbox: Inbox) -> list[float]:
-    """Returns the accepted norms of messages such as those of a turn."""
+    """Returns the usual norms of messages such as those of a turn."""
     return self.accepted.get(f"{inbox.kind}.{inbox.turn}", [])
 
   def after(self, agreed: Manifest, inbox: Inbox) -> "Memory":
     """Returns the memory after a turn was settled."""
-    norms = self.norms(inbox) + [each.norm for each in agreed.listed]
+    norms, listed = self.norms(inbox), [each.norm for each in agreed.listed]
+    norms = [*norms, statistics.median_low(listed)] if listed else norms
     accepted = self.accepted | {f"{inbox.kind}.{inbox.turn}": norms[-KEPT:]}
     noted = accepted, self.sent + inbox.num_bytes
     if inbox.turn:
@@ -183,7 +188,7 @@ class Agreement:
       return None
     if not _is_time(inbox, names, is_late):
       return None
-    present = [name for name in names if inbox.has(name)]
+    present = {name for name in names if inbox.has(name)}
     is_enough = len(present) >= self.rules.quorum
     return roster.after(inbox.event, present) if is_enough else None
 
@@ -215,6 +220,10 @@ class Agreement:
     known = self.memory.event if inbox.is_past else inbox.event
     if max(self.snapshots.events(), default=0) > known:
       raise LostError(f"the others have gone on from event {inbox.event}")
+    if agreed is None and not inbox.is_past:
+      sent, quorum = ", ".join(inbox.held), self.rules.quorum
+      said = "event %d waits for a quorum of %d messages; there are those of %s"
+      _LOG.info(said, inbox.event, quorum, sent)
     for path, data in self.kept.items():
       if path.startswith(MANIFESTS):
         self.store.create(path, data)

@@ -316,7 +316,7 @@ class Mailbox:
     if event and memory.sent < sum(array.nbytes for array in arrays):
       return memory
     memory = dataclasses.replace(memory, sent=0)
-    if self._snapshots.is_claimed(event):
+    if self._snapshots.claim(event):
       copies = list(map(np.array, arrays))  # The caller goes on meanwhile.
       known = dataclasses.asdict(memory)
       taken = Snapshot(event, first, agreed.state, known, copies)

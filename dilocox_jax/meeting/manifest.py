@@ -3,8 +3,10 @@
 A replica with a broken device can send values that are wrong and finite. Its
 message is left out if its norm is more than a multiple of what is usual: the
 median of the messages of the moment if they are three or more, which follows
-the learning rate and is never that of one wrong message. Of fewer the running
-median of the norms that were accepted is usual, or theirs if it is higher.
+the learning rate and is never that of one wrong message. Of two the running
+median of the events before is usual, or theirs if it is higher. One that is
+alone is left out only by a long memory: its first messages are of fewer inner
+steps, or of a learning rate that rises.
 """
 
 import collections
@@ -21,7 +23,7 @@ import numpy as np
 from dilocox_jax.meeting.members import Roster
 from dilocox_jax.meeting.messages import Message
 
-KEPT = 6  # Accepted norms behind the running median: a few events.
+KEPT = 6  # Events behind the running median.
 ENOUGH = 3  # Messages of which the median is usual by itself.
 
 
@@ -95,7 +97,7 @@ def drawn_up(
   Args:
     sent: The messages by replica, in the order of seats.
     before: Digest of the manifest before.
-    accepted: Norms of accepted messages of this kind, the oldest first.
+    accepted: Usual norms of the events before, the oldest first.
     max_norm_ratio: See `too_large`.
     roster: Who takes part in the next event.
   """
@@ -140,13 +142,14 @@ def too_large(
 
   Args:
     norms: Norms of the messages of a turn, by replica.
-    accepted: Norms that were accepted before, the oldest first.
+    accepted: Usual norms of the events before, the oldest first.
     max_ratio: How many times the usual norm a message may have.
   """
   finite = [norm for norm in norms.values() if math.isfinite(norm)]
   usual = [statistics.median_low(finite)] if finite else []
-  if accepted and len(finite) < ENOUGH:
-    before = statistics.median_low(accepted[-KEPT:])
+  least = 1 if len(finite) > 1 else KEPT
+  if len(finite) < ENOUGH and len(accepted) >= least:
+    before = statistics.median_high(accepted[-KEPT:])
     usual = [before, *usual] if len(finite) > 1 else [before]
   limit = max_ratio * max(usual, default=0.0)
   reasons = {}

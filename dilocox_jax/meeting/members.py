@@ -14,6 +14,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
 import platform
@@ -53,9 +54,9 @@ class MailboxRules:
 
   replicas: int = limited(2, at_least=1)
   quorum: int = limited(1, at_least=1)
-  grace_s: float = limited(60.0, above=0)
+  grace_s: float = limited(60.0, above=0, below=math.inf)
   snapshot_every: int = limited(64, at_least=1)
-  max_norm_ratio: float = limited(5.0, above=1)
+  max_norm_ratio: float = limited(5.0, above=1, below=math.inf)
 
   def __post_init__(self):
     check_limits(self, "meet.")

@@ -165,7 +165,7 @@ class Inbox:
     path = message_path(self.event, self.turn, replica)
     header = _HEADER.pack(self._layout, state, weight)
     data = self.seal.closed(path, header, *map(raw_bytes, arrays))
-    own = Message(data, state.hex(), weight, [*arrays])
+    own = Message(data, state.hex(), float(weight), [*arrays])
     if self.store.create(path, data):
       self.held[replica] = own
     elif not self.has(replica):  # Only a stranger writes what does not open.

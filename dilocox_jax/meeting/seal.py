@@ -16,7 +16,7 @@ from typing import Any
 Buffer = bytes | memoryview
 
 TAG_BYTES = hashlib.sha256().digest_size
-JSON_BYTES = 2**20  # More than any of the JSON objects has.
+JSON_BYTES = 2**24  # A snapshot has an index of 21 bytes a leaf, so 800,000.
 _BEFORE, _BETWEEN, _AFTER = b'{"seal":"', b'","is":', b"}\n"
 
 

@@ -69,13 +69,17 @@ class Snapshots:
     self._store, self._seal, self._every = store, seal, every
     self._token = secrets.token_bytes(16)
 
-  def is_claimed(self, event: int) -> bool:
+  def claim(self, event: int) -> bool:
     """Claims the snapshot before an event; False if somebody has it."""
     path = snapshot_path(event, _CLAIM)
     claim = self._seal.closed(path, self._token)
     if self._store.create(path, claim):
       return True
-    return self._store.get(path, len(claim)) == claim  # An answer was lost.
+    found = self._store.get(path, len(claim))
+    if self._seal.opened(path, found) is None:  # A stranger wrote it.
+      self._store.put(path, claim)
+      return True
+    return found == claim  # An answer was lost.
 
   def write(self, snapshot: Snapshot) -> None:
     """Writes a snapshot that was claimed, and deletes what nobody needs now.
@@ -93,7 +97,7 @@ class Snapshots:
 
   def events(self) -> list[int]:
     """Returns the events of all whole snapshots, the newest first."""
-    return _whole(self._store.sizes(SNAPSHOTS))
+    return list(self._whole(self._store.sizes(SNAPSHOTS)))
 
   def read(self, event: int) -> Snapshot | None:
     """Returns a snapshot; None if it is damaged or missing."""
@@ -113,6 +117,12 @@ class Snapshots:
     path = gone_path(event // self._every)
     data = self._store.get(path, TAG_BYTES + len(_MARK))
     return self._seal.opened(path, data) == _MARK
+
+  def _whole(self, paths: Iterable[str]) -> dict[int, int]:
+    """Returns the `first` of each whole snapshot by event, the newest first."""
+    events = {event_of(path) for path in paths if path.endswith(_INDEX)}
+    found = [(each, self._index(each)) for each in sorted(events, reverse=True)]
+    return {event: int(index["first"]) for event, index in found if index}
 
   def _index(self, event: int) -> dict[str, Any] | None:
     path = snapshot_path(event, _INDEX)
@@ -143,20 +153,12 @@ class Snapshots:
 
   def _stale(self, event: int, paths: Iterable[str]) -> list[str]:
     """Returns what nobody needs who starts at the snapshot before this one."""
-    older = [each for each in _whole(paths) if each < event]
-    index = self._index(older[0]) if older else None
-    if index is None:
-      return []
-    end = int(index["first"]) // self._every * self._every
-    limits = {EVENTS: end, MANIFESTS: end, SNAPSHOTS: older[0]}
+    known = self._whole(paths).items()
+    older, first = next((each for each in known if each[0] < event), (0, 0))
+    end = first // self._every * self._every
+    limits = {EVENTS: end, MANIFESTS: end, SNAPSHOTS: older}
     return [
       path
       for path in paths
       if 0 <= event_of(path) < limits[path.partition("/")[0]]
     ]
-
-
-def _whole(paths: Iterable[str]) -> list[int]:
-  """Returns the events of whole snapshots, the newest first."""
-  found = {event_of(path) for path in paths if path.endswith(_INDEX)}
-  return sorted(found, reverse=True)

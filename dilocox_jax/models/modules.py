@@ -124,14 +124,12 @@ class _Attention(nnx.Module):
       places = None if segments is None else segment_positions(segments)
       query, key = (rotate(x, base, start, places) for x in (query, key))
     new = {"key": key, "value": value}
-    if cache is not None:
-      new = extended(cache, new, start)
-      key, value = new["key"], new["value"]
     # The fused kernels read whole sequences, and a cache is read in parts.
     if cache is None:
       mixed = self.mix(query, key, value, segments)
     else:
-      mixed = attend(query, key, value, segments, start)
+      new = extended(cache, new, start)
+      mixed = attend(query, new["key"], new["value"], segments, start)
     return self.output(mixed.reshape(x_TxD.shape[0], -1)), new
 
 

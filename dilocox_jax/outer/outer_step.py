@@ -49,8 +49,9 @@ from numpy.typing import ArrayLike
 
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.outer.average import check_outermost
-from dilocox_jax.outer.rules import ApplyRule, ExchangeResult, apply_rule
-from dilocox_jax.plan.schedule.methods import Method
+from dilocox_jax.outer.rules import ApplyRule, ExchangeResult
+from dilocox_jax.plan.choices import loaded
+from dilocox_jax.plan.schedule.methods import RULES, Method
 from dilocox_jax.trees import Aggregator, Pausing, Scalar, Tree, without_pauses
 
 
@@ -99,7 +100,7 @@ class OuterStep:
   @functools.cached_property
   def rule(self) -> ApplyRule:
     """The method's apply rule."""
-    return apply_rule(self.method, self.axis_name)
+    return loaded(RULES[self.method.rule].build)(self.method, self.axis_name)
 
   @property
   def is_carried(self) -> bool:

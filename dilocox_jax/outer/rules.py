@@ -12,8 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.plan.choices import loaded
-from dilocox_jax.plan.schedule.methods import RULES, Method
+from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.trees import Array, Scalar, Tree
 
 
@@ -196,13 +195,3 @@ def eager_rule(method: Method, axis_name: str) -> ApplyRule:
     )
 
   return ApplyRule(gradient=gradient, is_shared=False)
-
-
-def apply_rule(method: Method, axis_name: str) -> ApplyRule:
-  """Returns the rule of a method, whose replicas are mapped over an axis.
-
-  Args:
-    method: Has the name of the rule, one of `RULES`.
-    axis_name: Axis over which replicas are mapped.
-  """
-  return loaded(RULES[method.rule].build)(method, axis_name)

@@ -185,10 +185,10 @@ class SharedFactors:
     ]
     mean, sent = self.factors.average(first)
     basis = {name: np.linalg.qr(mean[name])[0] for name in start}
-    second = [{n: turned(tree[n]) @ basis[n] for n in start} for tree in trees]
+    second = [{n: tree[n].mT @ basis[n] for n in start} for tree in trees]
     self.right, rights = self.factors.average(second)
     mean, *sent = [
-      tree | {name: basis[name] @ turned(q[name]) for name in start}
+      tree | {name: basis[name] @ q[name].mT for name in start}
       for tree, q in zip([mean, *sent], [self.right, *rights], strict=True)
     ]
     return mean, sent
@@ -201,11 +201,6 @@ class SharedFactors:
     # A direction that was lost would stay lost: 0 finds none.
     q = np.where(q.any(axis=-2, keepdims=True), q, drawn)
     return q / np.linalg.norm(q, axis=-2, keepdims=True)
-
-
-def turned(matrix: np.ndarray) -> np.ndarray:
-  """The transpose of a matrix, or of every matrix of a stack."""
-  return np.swapaxes(matrix, -1, -2)
 
 
 @dataclasses.dataclass

@@ -15,12 +15,12 @@ from typing import Any
 
 from dilocox_jax import files
 from dilocox_jax.checks import flat
-from dilocox_jax.metrics import read_rows
 from dilocox_jax.metrics.lines import (
   Directory,
   RecordError,
   make_directory,
   one_line,
+  read_rows,
   write_atomically,
 )
 from dilocox_jax.metrics.recorder import MEETING

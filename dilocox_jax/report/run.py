@@ -14,15 +14,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from dilocox_jax.checks import json_object, require
-from dilocox_jax.metrics import (
+from dilocox_jax.metrics.lines import Directory, read_rows
+from dilocox_jax.metrics.recorder import (
+  METRICS,
+  TIMING,
   Evaluation,
   RoundRow,
   Timing,
   from_json,
-  read_rows,
 )
-from dilocox_jax.metrics.lines import Directory
-from dilocox_jax.metrics.recorder import METRICS, TIMING
 from dilocox_jax.metrics.work_directory import CONFIG, RECORD
 from dilocox_jax.plan.collective import Collective
 from dilocox_jax.report import units

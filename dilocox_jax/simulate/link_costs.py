@@ -59,7 +59,6 @@ class MessageStep:
     hop: Distance of the receiver: replica i sends to i + hop (modulo M).
     size_bytes: Size of each message (bytes).
     sender: Index of the only replica that sends; None if all replicas send.
-    pieces: Pieces of each message that are sent one after the other.
     is_relayed: Whether a piece is sent on when it has arrived, as in a ring;
       otherwise it waits for nothing that is received.
   """
@@ -67,13 +66,10 @@ class MessageStep:
   hop: int
   size_bytes: float
   sender: int | None = None
-  pieces: int = 1
   is_relayed: bool = True
 
 
-def tree_steps(
-  operation: Collective, num_replicas: int, pieces: int
-) -> list[MessageStep]:
+def tree_steps(operation: Collective, num_replicas: int) -> list[MessageStep]:
   """Returns the hops of an all-reduce over two binary trees, in order.
 
   Every hop is counted as one to the next replica, with the messages of the
@@ -85,11 +81,10 @@ def tree_steps(
   Args:
     operation: The all-reduce.
     num_replicas: Number of replicas, M.
-    pieces: Pieces of each message.
   """
   count = 2 * math.ceil(math.log2(num_replicas))
   sent_bytes = 2.0 * operation.operand_bytes
-  return [MessageStep(1, sent_bytes / max(1, count), pieces=pieces)] * count
+  return [MessageStep(1, sent_bytes / max(1, count))] * count
 
 
 def message_steps(
@@ -114,17 +109,15 @@ def message_steps(
   others = num_replicas - 1
   whole_bytes = float(operation.operand_bytes)
   slice_bytes = whole_bytes / num_replicas
-  message = functools.partial(MessageStep, pieces=pieces)
   if operation.kind == "all_reduce":
-    return [message(1, slice_bytes)] * (2 * others)
+    return [MessageStep(1, slice_bytes)] * (2 * others)
   if operation.kind == "all_gather":
-    return [message(1, whole_bytes)] * others
+    return [MessageStep(1, whole_bytes)] * others
   if operation.kind == "all_to_all":
-    is_relayed = pieces == 1
-    hops = range(1, num_replicas)
-    return [message(hop, slice_bytes, is_relayed=is_relayed) for hop in hops]
+    sent, is_relayed = (slice_bytes, None), pieces == 1
+    return [MessageStep(k, *sent, is_relayed) for k in range(1, num_replicas)]
   if operation.kind == "broadcast":
-    return [message(1, whole_bytes, k) for k in range(others)]
+    return [MessageStep(1, whole_bytes, k) for k in range(others)]
   raise ValueError(
     f"kind={operation.kind!r} is not a collective of the simulator: use"
     " 'all_reduce', 'all_gather', 'all_to_all' or 'broadcast'"
@@ -165,11 +158,11 @@ class LinkCosts:
     An all-reduce of a transport that has trees takes a tree where the formula
     at the top of this file says that it is faster on these links.
     """
-    count, pieces = len(self.members), self.transport.pieces
-    ring = message_steps(operation, count, pieces)
+    count = len(self.members)
+    ring = message_steps(operation, count, self.transport.pieces)
     if operation.kind != "all_reduce" or not self.transport.has_trees:
       return ring
-    return min(ring, tree_steps(operation, count, pieces), key=self._seconds)
+    return min(ring, tree_steps(operation, count), key=self._seconds)
 
   def _seconds(self, steps: list[MessageStep]) -> float:
     """Returns the seconds of equal relayed steps, without slow start."""
@@ -177,7 +170,7 @@ class LinkCosts:
       return 0.0
     first, way_s = steps[0], float(self.latency_s(steps[0].hop).max())
     send_s = first.size_bytes / float(self.rate_bytes_per_s(first.hop).min())
-    step_s = max(send_s, send_s / first.pieces + way_s)
+    step_s = max(send_s, send_s / self.transport.pieces + way_s)
     return (len(steps) - 1) * step_s + send_s + way_s
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.

@@ -76,5 +76,5 @@ def parse_quantity(text: Any, dimension: Dimension, field: str) -> float:
   try:
     factor = decimal.Decimal(dimension.units[unit])
     return float(decimal.Decimal(number) * factor)
-  except decimal.Overflow:
+  except decimal.DecimalException:
     raise ValueError(f"{field}: {text!r} is too large") from None

@@ -188,7 +188,10 @@ class Member:
 
   def passed_over(self, state: RoundState, segment: Segment) -> RoundState:
     """Returns the state after a segment in which this replica was away."""
-    return passed_over(self._rounds, state, segment.windows, segment.num_steps)
+    windows, num_steps = segment.windows, segment.num_steps
+    state = passed_over(self._rounds, state, windows, num_steps)
+    self.record(segment.stop)
+    return state
 
   def end(self) -> None:
     """Says that the flush begins, in which nobody can join any more."""

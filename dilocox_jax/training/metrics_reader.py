@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dilocox_jax import metrics
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.distributed.link_counter import LinkCounter
+from dilocox_jax.metrics.recorder import Recorder
 from dilocox_jax.outer.outer_step import Drift
 from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.plan.schedule.membership import RoundAttendance
@@ -127,7 +127,7 @@ class MetricsReader:
       is_resumed: Whether a checkpoint was restored.
     """
     step_before = progress.step if is_resumed else None
-    self._recorder = metrics.Recorder(workdir, step_before)
+    self._recorder = Recorder(workdir, step_before)
     self._log = None
     if workdir:
       self._log = ProgressLog(title, programs.plan.total_steps, progress)

@@ -1,7 +1,7 @@
 """What the caller hands in to a run: parts of it, and a simulated clock."""
 
 import dataclasses
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import optax
 
@@ -52,7 +52,6 @@ class Parts:
 NO_PARTS = Parts()
 
 
-@runtime_checkable
 class Clock(Protocol):
   """Simulated time of a run, on some cluster.
 

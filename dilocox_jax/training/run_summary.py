@@ -10,10 +10,10 @@ import pathlib
 
 import jax
 
-from dilocox_jax import metrics
 from dilocox_jax.aggregators.collectives import Traffic
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import chosen_values
+from dilocox_jax.metrics.work_directory import write_run_record
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.report.units import human_bytes, human_tokens
 from dilocox_jax.training.build import Programs, platform_name
@@ -63,7 +63,7 @@ def record(
     "platform": jax.devices()[0].device_kind,
   }
   values = config.to_mapping()
-  metrics.write_run_record(workdir, values, run, start, is_resumed)
+  write_run_record(workdir, values, run, start, is_resumed)
 
 
 def announce(

@@ -231,8 +231,9 @@ class Trainer:
       if self._member and self._member.is_behind:
         assert isinstance(state, RoundState)
         state = self._member.passed_over(state, segment)
-        self._member.record(segment.stop)
         self._go_to(segment.stop)
+        if self._agreed_stop_signal():
+          break
         continue
       is_new = self._is_new(segment)
       if is_new:  # Else the time to compile would count as the segment's.

@@ -31,7 +31,8 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_dict, config_flags
 
-from dilocox_jax.metrics import RecordError, work_directory
+from dilocox_jax.metrics import work_directory
+from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.metrics.work_directory import BusyError, RefusedError
 from experiments.runtime import own_parts
 
@@ -169,7 +170,8 @@ def usage_errors(
   try:
     yield
   except kinds as error:
-    raise UsageError(f"{where}{error}") from error
+    field = "no field " if isinstance(error, KeyError) else ""
+    raise UsageError(f"{where}{field}{error}") from error
 
 
 def memory_bytes(values: flags.FlagValues) -> float | None:

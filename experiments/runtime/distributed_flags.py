@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from dilocox_jax.config import RunConfig
-from experiments.runtime.command_line import UsageError
+from experiments.runtime.command_line import UsageError, refuse_unused
 
 # In --help, flags are listed under the program that asks for them, not here.
 flags.disclaim_key_flags()
@@ -58,10 +58,9 @@ def check_flags(values: flags.FlagValues) -> bool:
     UsageError: If the flags do not go together.
   """
   names = (*NAMES, "local_devices")
-  given = [name for name in names if values[name].value is not None]
-  if not values.distributed:
-    if given:
-      raise UsageError(f"--{given[0]} needs --distributed")
+  is_one = values.distributed
+  refuse_unused(values, [(name, is_one, "--distributed") for name in names])
+  if not is_one:
     return False
   values.config.mesh.layout = "mesh"
   if values.coordinator is not None and ":" not in values.coordinator:

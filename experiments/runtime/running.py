@@ -19,7 +19,7 @@ from dilocox_jax.checks import in_front
 from dilocox_jax.config import RunConfig
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.distributed import coordinator_store, processes
-from dilocox_jax.metrics import RecordError
+from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.training import start
 from dilocox_jax.training.member import Meeting

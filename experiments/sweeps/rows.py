@@ -15,8 +15,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dilocox_jax.metrics import RecordError
 from dilocox_jax.metrics.lines import (
+  RecordError,
   make_directory,
   whole_lines,
   write_atomically,

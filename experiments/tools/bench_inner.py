@@ -9,7 +9,6 @@ import statistics
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dilocox_jax.config import RunConfig
@@ -67,9 +66,7 @@ def first_carry(programs: build.Programs) -> Tree:
 
   def spread(params: Tree) -> Tree:
     carry = params, programs.steps.optimizer.init(params)
-    return jax.tree.map(
-      lambda x: jnp.broadcast_to(x, (replicas.num_replicas, *x.shape)), carry
-    )
+    return jax.tree.map(replicas.copies, carry)
 
   places = replicas.state_shardings(jax.eval_shape(spread, params), 0)
   return jax.jit(spread, out_shardings=places)(params)

@@ -272,6 +272,8 @@ def test_replicas_take_turns_and_what_is_held_out_is_not_trained_on():
   streams = feed.streams(2, 8, 0)
   assert streams.take(2)[..., 0, 0].tolist() == [[3, 5], [4, 6]]
   assert streams.take(1, [1])[..., 0, 0].tolist() == [[8]]
+  streams.set_state(streams.get_state() | {"step": 1})  # No batch comes twice.
+  assert streams.take(1, [1])[..., 0, 0].tolist() == [[10]]
 
 
 SEQUENCES = jnp.arange(20, dtype=np.int32).reshape(2, 10) % CLASSES

@@ -28,7 +28,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from dilocox_jax.distributed import coordinator_store, link_counter, processes
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.metrics import RecordError
+from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.plan.model.division import Division
 
 VALUES = np.arange(48.0).reshape(2, 4, 6) - 3

@@ -64,7 +64,6 @@ def test_transfers_that_end_before_inner_steps_are_not_hidden():
   ],
 )
 def test_bytes_of_transfers_follow_from_their_kind(transfer_type, kind, factor):
-  text = "\n".join([*send("a", transfer_type), *done("a")])
-  (found,) = transfers(text)
+  (found,) = transfers("\n".join([*send("a", transfer_type), *done("a")]))
   assert (found.kind, found.operand_bytes) == (kind, 4000)
   assert found.sent_bytes(4) == factor * 4000

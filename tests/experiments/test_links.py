@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from dilocox_jax.metrics import Timing, read_rows
+from dilocox_jax.metrics.lines import read_rows
+from dilocox_jax.metrics.recorder import Timing
 from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.cluster import Link
 from dilocox_jax.simulate.transfer import GLOO

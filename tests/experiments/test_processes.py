@@ -15,7 +15,8 @@ import jax
 import numpy as np
 import pytest
 
-from dilocox_jax.metrics import read_rows, work_directory
+from dilocox_jax.metrics import work_directory
+from dilocox_jax.metrics.lines import read_rows
 from tests import runs
 from tests.experiments.programs import run
 from tests.meeting.slow_train import SMALL

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from dilocox_jax.metrics import RecordError
+from dilocox_jax.metrics.lines import RecordError
 from experiments.runtime.command_line import UsageError
 from experiments.sweeps import page, runs
 from experiments.sweeps.pool import Job, Pool

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from dilocox_jax.meeting import messages
 from dilocox_jax.meeting import snapshots as snapshots_module
 from dilocox_jax.meeting.agreement import Agreement, LostError, Memory
 from dilocox_jax.meeting.manifest import (
@@ -20,14 +21,7 @@ from dilocox_jax.meeting.manifest import (
   too_large,
 )
 from dilocox_jax.meeting.members import MailboxRules, Roster, Seats
-from dilocox_jax.meeting.messages import (
-  Inbox,
-  Message,
-  gone_path,
-  manifest_path,
-  message_path,
-  snapshot_path,
-)
+from dilocox_jax.meeting.messages import Inbox, Message
 from dilocox_jax.meeting.seal import Seal
 from dilocox_jax.meeting.snapshots import Snapshot, Snapshots
 from dilocox_jax.meeting.store import Patient, Store
@@ -94,7 +88,10 @@ def test_what_is_usual_follows_the_run():
   floats = [np.array([3], np.float32), np.array([[4]], ml_dtypes.bfloat16)]
   assert norm_of([*floats, np.array([100])]) == pytest.approx(5)
   assert not math.isfinite(norm_of([np.array([1, np.inf], np.float32)]))
-  assert left_out([9.0], [1.0, 1.0]) == {0}  # A lone one, and those before.
+  assert left_out([9.0], [1.0] * 6) == {0}  # A lone one, and those before.
+  # Its first messages are of fewer steps, at learning rates that rise from 0.
+  rising = [0.0, 9.0, 25.0, 41.0, 49.0, 49.0, 49.0, 49.0]
+  assert not any(left_out([x], rising[:n]) for n, x in enumerate(rising))
   assert left_out([9.0]) == set() and left_out([np.nan]) == {0}
   assert left_out([50.0, 60.0, 55.0], [1.0] * 20) == set()  # All at once.
   assert left_out([9.0], [1.0] * 100 + [5.0] * 20) == set()
@@ -179,7 +176,7 @@ def test_what_was_settled_otherwise_is_noticed():
   memory = Memory(event=3, before="another", roster=BOTH)
   with pytest.raises(LostError, match="another list before"):
     one.settle(memory=memory)
-  path = gone_path(0)
+  path = messages.gone_path(0)
   one.store.put(path, b"deleted")  # A mark that a stranger wrote says nothing.
   one.settle()
   one.store.put(path, SEAL.closed(path, b"deleted"))
@@ -189,14 +186,14 @@ def test_what_was_settled_otherwise_is_noticed():
 
 def test_a_forged_manifest_does_not_count():
   one = One()
-  one.store.put(manifest_path(3, 0), b"forged")
+  one.store.put(messages.manifest_path(3, 0), b"forged")
   assert one.settled().names == ["a", "b"]
 
 
 def test_a_listed_message_that_vanished_is_waited_for_and_written_again():
   one = One()
   one.settled()
-  path = message_path(3, 0, "b")
+  path = messages.message_path(3, 0, "b")
   data = one.store.get(path, 10**6)
   one.store.delete([path])
   other = One(one.store)
@@ -213,7 +210,7 @@ def test_a_listed_message_that_vanished_is_waited_for_and_written_again():
 def test_two_that_wait_for_each_others_message_write_theirs_again():
   one = One()
   one.send("ab")
-  paths = [message_path(3, 0, name) for name in "ab"]
+  paths = [messages.message_path(3, 0, name) for name in "ab"]
   data = one.store.get(paths[0], 10**6)
   inbox = one.inbox()
   one.agreement.memory = Memory(event=3, roster=BOTH)
@@ -228,7 +225,7 @@ def test_two_that_wait_for_each_others_message_write_theirs_again():
 def test_a_message_that_vanished_before_the_manifest_is_written_again():
   one = One()
   one.send("a")
-  path = message_path(3, 0, "a")
+  path = messages.message_path(3, 0, "a")
   one.at_pause = lambda: one.store.delete([path] if one.now < 9 else [])
   one.waits()
   assert one.store.get(path, 10**6) is not None
@@ -237,7 +234,7 @@ def test_a_message_that_vanished_before_the_manifest_is_written_again():
 def test_who_waits_for_what_was_deleted_looks_for_a_newer_snapshot():
   one = One()
   manifest = Manifest("", "", (Listed("b", "0" * 64, 1.0, 5.0),), {}, BOTH)
-  path = manifest_path(3, 0)
+  path = messages.manifest_path(3, 0)
   one.store.put(path, SEAL.closed_json(path, dataclasses.asdict(manifest)))
   one.snapshots.write(Snapshot(8, 8, "", {}, ARRAYS))
   with pytest.raises(LostError, match="gone on from event 3"):
@@ -250,16 +247,16 @@ def test_a_turn_before_the_snapshot_is_only_read():
   one.send("ab")
   memory = Memory(event=5, roster=BOTH)
   one.waits(memory=memory, inbox=one.inbox(is_past=True))
-  assert one.store.get(manifest_path(3, 0), 10**6) is None
+  assert one.store.get(messages.manifest_path(3, 0), 10**6) is None
 
 
 def test_the_memory_keeps_the_last_norms_of_each_kind():
   memory, one = Memory(roster=BOTH), One()
   listed = tuple(Listed(n, "", 1.0, 2.0) for n in "abc")
   manifest = Manifest("s", "", listed, {}, BOTH)
-  for event, turn in [(event, turn) for event in range(4) for turn in (0, 1)]:
+  for event, turn in [(event, turn) for event in range(14) for turn in (0, 1)]:
     memory = memory.after(manifest, one.inbox(event, turn, kind=event % 2))
-  assert memory.event == 4 and memory.before == manifest.digest()
+  assert memory.event == 14 and memory.before == manifest.digest()
   assert {key: len(v) for key, v in memory.accepted.items()} == dict.fromkeys(
     ["0.0", "0.1", "1.0", "1.1"], 6
   )
@@ -291,7 +288,7 @@ def snapshot(event, first=None):
 def test_a_damaged_snapshot_is_none(store, part, harm):
   mine = of_run(store)
   mine.write(snapshot(8))
-  path = snapshot_path(8, part)
+  path = messages.snapshot_path(8, part)
   data = store.get(path, 10**6)
   store.delete([path])
   changed = {"cut": data[:-1], "other": data[:-2] + b"xx"}
@@ -305,29 +302,32 @@ def test_a_damaged_snapshot_is_none(store, part, harm):
 def test_one_claims_a_snapshot_and_only_whole_ones_are_found(store):
   first, second = of_run(store), of_run(store)
   for event in (4, 8):
-    assert first.is_claimed(event) and not second.is_claimed(event)
-    assert first.is_claimed(event)  # It may ask again.
+    assert first.claim(event) and not second.claim(event)
+    assert first.claim(event)  # It may ask again.
     first.write(snapshot(event))
-  assert second.is_claimed(12)  # And its writer died.
-  assert first.events() == [8, 4]
+  assert second.claim(12)  # And its writer died.
+  for event, part in [(6, "index"), (9**9, "index"), (16, "claim")]:
+    store.put(messages.snapshot_path(event, part), b"of a stranger")
+  assert first.events() == [8, 4] and first.claim(16)
 
 
 def fill(store, events):
   for event in events:
-    store.put(message_path(event, 0, "oslo"), b"x" * 10)
-    store.put(manifest_path(event, 0), b"x" * 10)
+    store.put(messages.message_path(event, 0, "oslo"), b"x" * 10)
+    store.put(messages.manifest_path(event, 0), b"x" * 10)
 
 
 def test_what_nobody_needs_is_deleted_and_marked(store, caplog):
   caplog.set_level(logging.INFO)
   mine = of_run(store)
   fill(store, range(20))
+  store.put(messages.snapshot_path(10, "index"), b"of a stranger")
   for event, first in [(8, 8), (12, 9), (16, 15)]:
-    mine.is_claimed(event)
+    mine.claim(event)
     mine.write(snapshot(event, first))
   # The snapshot before event 12 needs event 9, which is in the block from 8 on.
   left = store.sizes("event") | store.sizes("manifest")
-  assert len(left) == 24 and min(left) == message_path(8, 0, "oslo")
+  assert len(left) == 24 and min(left) == messages.message_path(8, 0, "oslo")
   assert mine.events() == [16, 12]
   assert f"the store has 0.0 MB in {24 + 2 * 3} objects" in caplog.messages[-1]
   assert [mine.is_gone(e) for e in (0, 7, 8, 16)] == [True, True, False, False]

@@ -22,7 +22,7 @@ from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.meeting.members import write_secret
 from dilocox_jax.meeting.messages import HEADER_BYTES, arrays_in
 from dilocox_jax.meeting.seal import TAG_BYTES
-from dilocox_jax.metrics import read_rows
+from dilocox_jax.metrics.lines import read_rows
 from dilocox_jax.trees import shapes_by_path
 from tests import runs
 from tests.meeting.slow_train import HURRY, ROUND_S

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from dilocox_jax.metrics import (
+from dilocox_jax.metrics.lines import read_rows
+from dilocox_jax.metrics.recorder import (
   Evaluation,
   Recorder,
   RoundRow,
   from_json,
-  read_rows,
 )
 
 NAN = math.nan

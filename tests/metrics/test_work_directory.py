@@ -9,7 +9,6 @@ import subprocess
 import numpy as np
 import pytest
 
-from dilocox_jax import metrics
 from dilocox_jax.metrics import work_directory
 from dilocox_jax.metrics.work_directory import (
   LOCK,
@@ -19,6 +18,7 @@ from dilocox_jax.metrics.work_directory import (
   claim,
   held,
   locked,
+  write_run_record,
 )
 from tests import runs
 
@@ -98,7 +98,7 @@ RUN = {"method": "diloco", "num_replicas": 2, "corpus_digest": "9f3a"}
 def written(workdir, platform="cpu x 2", continues=False, **start):
   config = {"seed": np.int64(3), "outer": {"betas": (0.9, 0.95)}}
   start |= {"platform": platform, "command": "python -m x"}
-  metrics.write_run_record(workdir, config, RUN, start, continues)
+  write_run_record(workdir, config, RUN, start, continues)
   return json.loads((workdir / "run.json").read_text())
 
 

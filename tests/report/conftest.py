@@ -4,7 +4,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from dilocox_jax import metrics
+from dilocox_jax.metrics.recorder import Recorder
+from dilocox_jax.metrics.work_directory import write_run_record
 from dilocox_jax.report import load_run, write_report
 
 FRAGMENT_BYTES = 3_484_672
@@ -42,7 +43,7 @@ def write_run(
   digests = {"corpus_digest": digest, "held_out_digest": held_out}
   run = RECORD | digests | record
   start = {name: run.pop(name, value) for name, value in START.items()}
-  metrics.write_run_record(workdir, CONFIG, run, start)
+  write_run_record(workdir, CONFIG, run, start)
   exchange = FRAGMENT_BYTES * 2 * (num_replicas - 1) // num_replicas
 
   def evaluation(step, flush=0, **more):
@@ -67,7 +68,7 @@ def write_run(
     }
 
   total = 0
-  recorder = metrics.Recorder(workdir)
+  recorder = Recorder(workdir)
   recorder.record_timing(step=0, event="compile", wall_s=11.5)
   for step in range(30, num_steps + 1, 30):
     synced = step <= warm_steps or method == "allreduce"

@@ -11,8 +11,8 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from dilocox_jax import metrics
-from dilocox_jax.metrics import RecordError
+from dilocox_jax.metrics.lines import RecordError
+from dilocox_jax.metrics.recorder import Recorder
 from dilocox_jax.report import load_run, side_by_side, write_report
 from dilocox_jax.report.comparison import Page
 from tests.report.frames import ALLREDUCE, DILOCO, NOISY, frame, setting
@@ -144,7 +144,7 @@ def test_a_run_is_as_far_as_its_rows(write_run, tmp_path, run):
   killed = load_run(write_run(tmp_path / "a", num_steps=90, finish=False))
   assert not killed.finished and killed.steps == 90
   assert [row.step for row in killed.evaluations] == [60]
-  metrics.Recorder(tmp_path / "a", resume_step=30).record_timing(
+  Recorder(tmp_path / "a", resume_step=30).record_timing(
     step=60, event="round", wall_s=7.5, tokens_per_s=4096.0
   )
   # (2.5 s x 12288/s + 7.5 s x 4096/s) / 10 s; compiling trains nothing.

@@ -14,7 +14,7 @@ import pytest
 
 from dilocox_jax.meeting import carrier
 from dilocox_jax.meeting.store import Store
-from dilocox_jax.metrics import read_rows
+from dilocox_jax.metrics.lines import read_rows
 from dilocox_jax.training import checkpoint
 from dilocox_jax.training.member import Meeting
 from dilocox_jax.training.states import TrainingStoppedError

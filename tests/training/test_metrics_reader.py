@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.distributed import link_counter
-from dilocox_jax.metrics import read_rows
+from dilocox_jax.metrics.lines import read_rows
 from dilocox_jax.outer.outer_step import Drift
 from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.plan.schedule.run_plan import Segment

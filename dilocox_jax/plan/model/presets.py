@@ -113,4 +113,4 @@ for _name, _shape in {
 }.items():
   register_model(_name, _shape)
 
-tiny, nano = MODEL_PRESETS["tiny"], MODEL_PRESETS["nano"]
+nano = MODEL_PRESETS["nano"]

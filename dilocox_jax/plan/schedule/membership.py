@@ -194,12 +194,11 @@ def named_absences(text: str) -> Absences:
   triples = []
   for entry in filter(None, text.split(";")):
     found = re.fullmatch(r"(\d+):(\d+)(?:-(\d+))?", entry)
-    require(
-      found is not None,
-      f"absences={text!r} must be of the form '1:3-5;0:8': replica 1 is away "
-      "in the rounds 3 to 5, and replica 0 in round 8",
-    )
-    assert found
+    if not found:
+      raise ValueError(
+        f"absences={text!r} must be of the form '1:3-5;0:8': replica 1 is away "
+        "in the rounds 3 to 5, and replica 0 in round 8"
+      )
     replica, first, last = found.groups()
     triples.append((int(replica), int(first), int(last or first)))
   return tuple(triples)
