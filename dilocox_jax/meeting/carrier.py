@@ -123,21 +123,23 @@ class Carrier:
     self.event, self.first_own = state["event"], state["first_own"]
     self.mailbox.set_state(state)
 
-  def takes_part(self, num_in_flight: int) -> bool:
-    """Returns whether this replica has followed far enough to take part.
+  def take_part(self, num_in_flight: int) -> bool:
+    """Takes part with what is measured from now on, if that may still count.
 
     Args:
-      num_in_flight: Number of exchanges before the first one of what this
-        replica measures from now on.
+      num_in_flight: Number of exchanges before the first one of that.
+
+    Returns:
+      Whether this replica has followed far enough.
     """
-    if not self.attends(self.event + num_in_flight):
+    if not self.announce(self.event + num_in_flight):
       return False
     self.first_own = self.event + num_in_flight
     return True
 
-  def attends(self, event: int) -> bool:
-    """Returns whether a message for an event may count (`Mailbox.attends`)."""
-    return self._awaited(self.mailbox.attends, event)
+  def announce(self, event: int) -> bool:
+    """Announces this replica for an event (`Mailbox.announce`)."""
+    return self._awaited(self.mailbox.announce, event)
 
   def exchange(self, kind: int, shared: Iterable[np.ndarray]) -> "Turns":
     """Begins the next exchange.
@@ -147,7 +149,7 @@ class Carrier:
       shared: Arrays that are equal in all replicas, for a digest.
     """
     event, self.event = self.event, self.event + 1
-    attends = event >= self.first_own and self.attends(event)
+    attends = event >= self.first_own and self.announce(event)
     digest = hashlib.sha256()
     for array in shared:
       digest.update(raw_bytes(array))

@@ -64,7 +64,7 @@ class Mailbox:
   replica calls, for the state that it has or that `newest` returned,
 
       while event < events:
-        if mailbox.attends(event):  # Else the others have settled it already.
+        if mailbox.announce(event):  # Else the others have settled it already.
           ... inner steps ...
         exchanged = mailbox.exchange(event, 0, arrays, send=...)
 
@@ -203,10 +203,13 @@ class Mailbox:
     self._seats.index = state["seat"]
     self._go_on(Memory.from_json(state["memory"]), repeats=True)
 
-  def attends(self, event: int) -> bool:
-    """Returns whether this replica's message for an event may still count.
+  def announce(self, event: int) -> bool:
+    """Announces this replica for an event, so that the others wait for it.
 
-    One that was away is then announced, and the others wait for its message.
+    One that is here already is not announced again.
+
+    Returns:
+      Whether its message for the event may still count.
 
     Raises:
       LostError: If the event was deleted.

@@ -72,14 +72,14 @@ def joined(
   if found is not None:
     state = _loaded(rounds, state, found, counts)
   while window and (
-    window.num_steps == 0 or not carrier.takes_part(sum(counts))
+    window.num_steps == 0 or not carrier.take_part(sum(counts))
   ):
     state = rounds.follow(state, [dataclasses.replace(window, num_steps=0)])
     _count(counts, window)
     step, window = step + window.num_steps, next(windows)
   if window is None and last_step is not None:  # The run has come to its end.
     step = last_step
-    carrier.takes_part(sum(counts))
+    carrier.take_part(sum(counts))
   # Not to use up the number that every first state has.
   state = rounds.rejoined(rounds.at_step(state, step), [0], 0)
   return rounds.moved_on(state, step)

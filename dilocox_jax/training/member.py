@@ -170,7 +170,7 @@ class Member:
   @property
   def is_behind(self) -> bool:
     """Whether the others have settled the next event without this replica."""
-    return not self._carrier.attends(self._carrier.event)
+    return not self._carrier.announce(self._carrier.event)
 
   def joined(self, state: RoundState, total_steps: int) -> RoundState:
     """Returns the state with which this replica takes part as a newcomer.

@@ -171,9 +171,9 @@ def test_who_was_away_does_not_train_for_a_deleted_event():
   store = FakeStore(run, lambda: "ok")
   box = Mailbox(store, name="d", secret=SECRET, config=CONFIG, rules=RULES)
   with pytest.raises(LostError, match="event 0 was deleted"):
-    box.attends(0)
+    box.announce(0)
   snapshot = box.newest()
-  assert snapshot is not None and not box.attends(snapshot.event)
+  assert snapshot is not None and not box.announce(snapshot.event)
 
 
 class WrongSnapshot(Toy):

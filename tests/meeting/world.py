@@ -86,7 +86,7 @@ class Toy:
       mean = self.pending.pop(0)
       self.theta, self.momentum = twin.outer(self.theta, self.momentum, mean)
     theta, momentum = self.theta, self.momentum
-    is_there = box.attends(event)
+    is_there = box.announce(event)
     delta = np.zeros_like(theta)
     if is_there:
       mark = next(self.marks, None)
