@@ -190,11 +190,10 @@ class RunConfig:
     """Refuses absences and uneven steps where their rules say nothing."""
     if self.membership == sections.MembershipConfig():
       return
-    adapts = f"adaptive.mode={self.adaptive.mode!r}: take rank"
-    divided = "a replica on several devices: take one stage and one shard"
+    mode = self.adaptive.mode
     others = {
-      adapts: self.adaptive.mode == "rank_and_interval",
-      divided: self.mesh.is_divided,
+      f"adaptive.mode={mode!r}: take rank": mode == "rank_and_interval",
+      "a divided replica: take one stage and one shard": self.mesh.is_divided,
     }
     reason = _unfit(self, others)
     require(

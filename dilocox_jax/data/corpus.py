@@ -165,7 +165,7 @@ def from_files(
   )
   require(
     bool(len(validation)) and all(map(len, parts)),
-    f"{name}: the tokenizer makes no token of a text: more files are needed",
+    f"{name}: the tokenizer makes no token of a text: take another one",
   )
   num_bytes = sum(map(len, held)) + len(held) - 1
   return Corpus(

@@ -67,7 +67,9 @@ class Memory:
 
   def after(self, agreed: Manifest, inbox: Inbox) -> "Memory":
     """Returns the memory after a turn was settled."""
-    norms, listed = self.norms(inbox), [each.norm for each in agreed.listed]
+    # A rate of 0 makes norms of 0, of which every other one is a multiple.
+    listed = [each.norm for each in agreed.listed if each.norm]
+    norms = self.norms(inbox)
     norms = [*norms, statistics.median_low(listed)] if listed else norms
     accepted = self.accepted | {f"{inbox.kind}.{inbox.turn}": norms[-KEPT:]}
     noted = accepted, self.sent + inbox.num_bytes
@@ -220,10 +222,11 @@ class Agreement:
     known = self.memory.event if inbox.is_past else inbox.event
     if max(self.snapshots.events(), default=0) > known:
       raise LostError(f"the others have gone on from event {inbox.event}")
-    if agreed is None and not inbox.is_past:
-      sent, quorum = ", ".join(inbox.held), self.rules.quorum
-      said = "event %d waits for a quorum of %d messages; there are those of %s"
-      _LOG.info(said, inbox.event, quorum, sent)
+    lacks = not inbox.turn and len(inbox.held) < self.rules.quorum
+    if lacks and agreed is None and not inbox.is_past:
+      sent = ", ".join(inbox.held) or "nobody"
+      said = "event %d waits for a quorum of %d: there are messages of %s"
+      _LOG.info(said, inbox.event, self.rules.quorum, sent)
     for path, data in self.kept.items():
       if path.startswith(MANIFESTS):
         self.store.create(path, data)

@@ -5,8 +5,8 @@ message is left out if its norm is more than a multiple of what is usual: the
 median of the messages of the moment if they are three or more, which follows
 the learning rate and is never that of one wrong message. Of two the running
 median of the events before is usual, or theirs if it is higher. One that is
-alone is left out only by a long memory: its first messages are of fewer inner
-steps, or of a learning rate that rises.
+alone is compared only when six events are remembered, because its first
+messages are of fewer inner steps, or of a learning rate that rises from 0.
 """
 
 import collections
@@ -147,7 +147,7 @@ def too_large(
   """
   finite = [norm for norm in norms.values() if math.isfinite(norm)]
   usual = [statistics.median_low(finite)] if finite else []
-  least = 1 if len(finite) > 1 else KEPT
+  least = 1 if len(norms) > 1 else KEPT
   if len(finite) < ENOUGH and len(accepted) >= least:
     before = statistics.median_high(accepted[-KEPT:])
     usual = [before, *usual] if len(finite) > 1 else [before]

@@ -28,10 +28,11 @@ from dilocox_jax.meeting.messages import (
   raw_bytes,
   snapshot_path,
 )
-from dilocox_jax.meeting.seal import JSON_BYTES, TAG_BYTES, Seal
+from dilocox_jax.meeting.seal import TAG_BYTES, Seal
 
 _LOG = logging.getLogger(__name__)
 KEPT_MARKS = 1000
+INDEX_BYTES = 2**24  # An index has about 30 bytes a leaf, so 500,000 leaves.
 _CLAIM, _ARRAYS, _INDEX = "claim", "arrays", "index"
 _MARK = b"deleted"
 
@@ -76,7 +77,7 @@ class Snapshots:
     if self._store.create(path, claim):
       return True
     found = self._store.get(path, len(claim))
-    if self._seal.opened(path, found) is None:  # A stranger wrote it.
+    if self._seal.opened(path, found) is None:  # A stranger's, or deleted.
       self._store.put(path, claim)
       return True
     return found == claim  # An answer was lost.
@@ -126,7 +127,7 @@ class Snapshots:
 
   def _index(self, event: int) -> dict[str, Any] | None:
     path = snapshot_path(event, _INDEX)
-    return self._seal.opened_json(path, self._store.get(path, JSON_BYTES))
+    return self._seal.opened_json(path, self._store.get(path, INDEX_BYTES))
 
   def _delete_before(self, event: int) -> None:
     """Deletes what the snapshot before this one replaces."""

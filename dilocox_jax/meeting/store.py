@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import pathlib
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -148,10 +149,12 @@ def _said(error: BaseException) -> str:
 
 def _forget_cut_writes(folder: pathlib.Path) -> None:
   """Deletes what kills left in the middle of writes: no list has those."""
-  for path in folder.rglob("*#*"):
-    with contextlib.suppress(OSError):
-      if time.time() - path.stat().st_mtime > _CUT_AFTER_S:
-        path.unlink()
+  for path, _, names in os.walk(folder):  # It passes over what vanishes.
+    for name in filter(re.compile(r"#\d+$").search, names):
+      with contextlib.suppress(OSError):
+        cut = pathlib.Path(path, name)
+        if time.time() - cut.stat().st_mtime > _CUT_AFTER_S:
+          cut.unlink()
 
 
 def _opened(where: str, options: dict[str, Any]) -> Any:

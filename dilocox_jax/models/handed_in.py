@@ -18,6 +18,7 @@ from jaxtyping import Array, Int
 
 from dilocox_jax.checks import require
 from dilocox_jax.models.loss import LossModel, token_loss
+from dilocox_jax.models.transformer import bound_module
 from dilocox_jax.trees import Tree, leaves_by_path, nested
 
 MakeModule = Callable[[nnx.Rngs], nnx.Module]
@@ -110,20 +111,15 @@ def _of_linen(
 
 def _of_nnx(make: MakeModule, loss: ModelLoss) -> LossModel:
   abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
-  graph, pattern, rest = nnx.split(abstract, nnx.Param, ...)
+  _, pattern, rest = nnx.split(abstract, nnx.Param, ...)
   _check_state(nnx.to_pure_dict(rest))
-  pure = nnx.to_pure_dict(pattern)
+  pure, bound = nnx.to_pure_dict(pattern), bound_module(abstract)
 
   def init(key: Array) -> Any:
     params = nnx.to_pure_dict(nnx.state(make(nnx.Rngs(key)), nnx.Param))
     return nested(leaves_by_path(params))
 
-  def module(params: Any) -> Any:
-    state = jax.tree.map(lambda leaf: leaf, pattern)
-    nnx.replace_by_pure_dict(state, _with_leaves(pure, params))
-    return nnx.merge(graph, state)
-
-  return _with(loss, init, module)
+  return _with(loss, init, lambda params: bound(_with_leaves(pure, params)))
 
 
 def _of_tree(model: Any, loss: ModelLoss) -> LossModel:

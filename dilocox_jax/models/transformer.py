@@ -66,7 +66,7 @@ class Model(NamedTuple):
   stream: Callable[..., Array] | None = None
 
 
-def _pure(module: nnx.Module) -> Callable[[Params], Any]:
+def bound_module(module: nnx.Module) -> Callable[[Params], Any]:
   """Returns the function from a module's leaves, a nested dict, to it."""
   graph, abstract_state = nnx.split(module)
 
@@ -149,8 +149,8 @@ def build_model(
     return nnx.to_pure_dict(nnx.state(module(key), nnx.Param))
 
   abstract = nnx.eval_shape(lambda: module(jax.random.key(0)))
-  table, one_block = _pure(abstract.embed), _pure(abstract.blocks)
-  final_norm = _pure(abstract.final_norm)
+  table, one_block = bound_module(abstract.embed), bound_module(abstract.blocks)
+  final_norm = bound_module(abstract.final_norm)
 
   def embed(
     params: Params, tokens_BxL: Array, segments: Segments = None

@@ -130,9 +130,8 @@ class OuterStep:
       pending: Pseudo-gradients of the replica that are not applied yet.
       inner: The replica's own parameters of the fragment.
     """
-    total = jax.tree.map(jnp.zeros_like, state.params)
-    for each in pending:
-      total = jax.tree.map(jnp.add, total, each)
+    none = jax.tree.map(jnp.zeros_like, state.params)
+    total = functools.reduce(optax.tree.add, pending, none)
     return self.rule.measure(state.params, total, inner)
 
   def exchange(

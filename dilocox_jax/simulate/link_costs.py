@@ -104,7 +104,7 @@ def message_steps(
   Args:
     operation: Kind and operand size of the collective.
     num_replicas: Number of replicas, M. A single replica sends nothing.
-    pieces: Pieces of each message.
+    pieces: Pieces of each message; of an all-to-all one waits for the last.
   """
   others = num_replicas - 1
   whole_bytes = float(operation.operand_bytes)

@@ -77,4 +77,4 @@ def parse_quantity(text: Any, dimension: Dimension, field: str) -> float:
     factor = decimal.Decimal(dimension.units[unit])
     return float(decimal.Decimal(number) * factor)
   except decimal.DecimalException:
-    raise ValueError(f"{field}: {text!r} is too large") from None
+    raise ValueError(f"{field}: {text!r} is out of range") from None

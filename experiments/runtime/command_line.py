@@ -17,6 +17,7 @@ Any other error is a bug, and its traceback is printed.
 import contextlib
 import io
 import logging
+import math
 import os
 import pathlib
 import re
@@ -180,8 +181,8 @@ def memory_bytes(values: flags.FlagValues) -> float | None:
 
   with usage_errors():
     size = values.memory and parse_quantity(values.memory, SIZE, "--memory")
-  if size == 0:
-    raise UsageError("--memory must be above 0")
+  if size is not None and not 0 < size < math.inf:
+    raise UsageError("--memory must be above 0, and finite")
   return size
 
 

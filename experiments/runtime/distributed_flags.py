@@ -58,9 +58,9 @@ def check_flags(values: flags.FlagValues) -> bool:
     UsageError: If the flags do not go together.
   """
   names = (*NAMES, "local_devices")
-  is_one = values.distributed
-  refuse_unused(values, [(name, is_one, "--distributed") for name in names])
-  if not is_one:
+  uses = [(name, values.distributed, "--distributed") for name in names]
+  refuse_unused(values, uses)
+  if not values.distributed:
     return False
   values.config.mesh.layout = "mesh"
   if values.coordinator is not None and ":" not in values.coordinator:

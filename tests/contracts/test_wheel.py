@@ -51,7 +51,8 @@ def wheel_fixture(tmp_path_factory):
 
 def test_the_wheel_holds_the_package_its_data_and_the_licence(wheel):
   names = set(zipfile.ZipFile(wheel).namelist())
-  files = {str(p.relative_to(ROOT)) for p in (ROOT / PACKAGE).rglob("*.*")}
+  files = [path for path in (ROOT / PACKAGE).rglob("*") if path.is_file()]
+  files = {str(path.relative_to(ROOT)) for path in files}
   assert {name for name in files if "__pycache__" not in name} <= names
   tops = {name.split("/")[0].removesuffix(".dist-info") for name in names}
   assert {top.partition("-")[0] for top in tops} == {PACKAGE}
