@@ -36,6 +36,7 @@ def test_every_replica_gets_everything_and_sends_what_the_plan_says(
   sent = np.zeros(count)
   operation = Collective(kind, 840)
   for each in message_steps(operation, count):
+    assert each.is_relayed  # Whole messages wait for each other.
     before = [set(one) for one in held]
     for sender in range(count) if each.sender is None else [each.sender]:
       sent[sender] += each.size_bytes
