@@ -149,8 +149,8 @@ def test_a_consequence_without_a_cause_is_a_failure_too(monkeypatch):
 
 
 def test_one_that_fails_ends_all_and_the_noise_of_others_is_dropped(capfd):
-  error = "import sys, time; time.sleep(0.5); print('noise', file=sys.stderr)\n"
-  error += "sys.exit('error: process 1: no space')"
+  error = "import os, time; time.sleep(0.5)\n"  # And ends within the write.
+  error += "os.write(2, b'noise\\nerror: process 1: no space\\n'); os._exit(1)"
   noise = "import sys; print('up', file=sys.stderr, flush=True)\n" + WAIT
   failure = group(WAIT, error, noise)
   assert failure and failure.reason == "process 1: no space"
