@@ -25,8 +25,7 @@ def define_flags() -> None:
   """Defines the flags of this binary."""
   command_line.define_workdir()
   papers = list(PAPERS)
-  text = "Papers whose tables are made."
-  flags.DEFINE_multi_enum("papers", papers, papers, text)
+  flags.DEFINE_multi_enum("papers", papers, papers, "Papers to have tables.")
 
 
 def main(values: flags.FlagValues) -> None:

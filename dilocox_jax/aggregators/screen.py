@@ -34,10 +34,11 @@ def screened(
   def average(values: Tree, state: Tree, params: Tree = None) -> Pausing:
     norm = yield optax.tree.norm(widened(values)).astype(jnp.float32)
     norms = yield jax.lax.all_gather(norm, axis_name)
-    is_finite = jnp.isfinite(norms)
-    ordered = jnp.sort(jnp.where(is_finite, norms, jnp.nan))  # NaN comes last.
-    usual = ordered[(jnp.sum(is_finite) - 1) // 2]
-    is_in = jnp.less_equal(norm, max_norm_ratio * usual)  # NaN is not.
+    # NaN comes last. Who made no progress says nothing of what is usual.
+    counts = jnp.isfinite(norms) & (norms > 0)
+    ordered = jnp.sort(jnp.where(counts, norms, jnp.nan))
+    usual = ordered[(jnp.sum(counts) - 1) // 2]
+    is_in = (norm == 0) | (norm <= max_norm_ratio * usual)  # NaN is not.
 
     def unless_left_out(tree: Tree, other: float) -> Tree:
       return jax.tree.map(lambda leaf: jnp.where(is_in, leaf, other), tree)

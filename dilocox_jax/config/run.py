@@ -194,6 +194,8 @@ class RunConfig:
     others = {
       f"adaptive.mode={mode!r}: take rank": mode == "rank_and_interval",
       "a divided replica: take one stage and one shard": self.mesh.is_divided,
+      # It would compare norms that are weighted, and a mean of too few.
+      "exchange.max_norm_ratio: drop it": bool(self.exchange.max_norm_ratio),
     }
     reason = _unfit(self, others)
     require(

@@ -12,7 +12,6 @@ import functools
 import logging
 import os
 import pathlib
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -35,7 +34,6 @@ _PATIENCE: dict[str, Any] = {
     "retry_timeout": datetime.timedelta(seconds=30),
   },
 }
-_CUT_AFTER_S = 86_400.0  # No write takes a day.
 _DELETED_AT_ONCE = 1000  # S3 takes so many; of files one may be missing.
 
 
@@ -116,8 +114,6 @@ class Store:
 
   def sizes(self, prefix: str) -> dict[str, int]:
     """Returns the bytes of all objects in a folder, by path, sorted."""
-    if isinstance(self._objects, LocalStore):
-      _forget_cut_writes(pathlib.Path(str(self._objects.prefix), prefix))
     found = []
     with self._request("list"):
       found = obstore.list(self._objects, prefix).collect()
@@ -145,16 +141,6 @@ class Store:
 def _said(error: BaseException) -> str:
   """Returns what an error says first; obstore's go on with their source."""
   return str(error).strip().split("\n")[0] or type(error).__name__
-
-
-def _forget_cut_writes(folder: pathlib.Path) -> None:
-  """Deletes what kills left in the middle of writes: no list has those."""
-  for path, _, names in os.walk(folder):  # It passes over what vanishes.
-    for name in filter(re.compile(r"#\d+$").search, names):
-      with contextlib.suppress(OSError):
-        cut = pathlib.Path(path, name)
-        if time.time() - cut.stat().st_mtime > _CUT_AFTER_S:
-          cut.unlink()
 
 
 def _opened(where: str, options: dict[str, Any]) -> Any:

@@ -225,7 +225,9 @@ class _Events:
     updates, state = given
     own = self._own(params, updates, cut)
     state, new = self.outer.apply(state, own, result, fresh)
-    change = jax.tree.map(jnp.subtract, new, self.cuts.take(params, *cut))
+    # Updates may be wider than parameters, e.g. by `mu_dtype`.
+    old, like = (self.cuts.take(tree, *cut) for tree in (params, updates))
+    change = optax.tree.cast_like(optax.tree.sub(new, old), like)
     return self.cuts.put(updates, *cut, change), state
 
   def _own(self, params: Tree, updates: Tree, cut: Cut) -> Tree:

@@ -104,8 +104,8 @@ def spectra_of(grams: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Computes squared singular values from the products of factors' columns.
 
   Args:
-    grams: Gram matrices by path, [num_layers, rank, rank], with zeros beyond
-      the rank in use. Arrays of other dimensions are left out.
+    grams: Gram matrices by path, [num_layers, rank, rank], with zeros in
+      columns that are not in use. Arrays of other dimensions are left out.
 
   Returns:
     Spectra by path, [layers in use, rank in use], descending. Layers of zeros,
@@ -117,9 +117,9 @@ def spectra_of(grams: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     if np.ndim(gram) != 3:
       continue
     is_used = np.diagonal(gram, 0, 1, 2) != 0
-    rank = int(np.count_nonzero(is_used.any(axis=0)))
-    if rank:
-      square = gram[is_used.any(axis=1), :rank, :rank].astype(np.float64)
+    layers, columns = is_used.any(axis=1), is_used.any(axis=0)
+    if columns.any():
+      square = gram[layers][:, columns][:, :, columns].astype(np.float64)
       values = np.linalg.eigvalsh(square)
       spectra[path] = np.maximum(values[:, ::-1], 0)
   return spectra

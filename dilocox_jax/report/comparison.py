@@ -65,7 +65,12 @@ class Page:
       each.tokens for each in settings if each.tokens
     )
     usual = max(tokens, key=tokens.__getitem__, default=0)
-    same = [each for each in settings if each.tokens in (0, usual)]
+    # One that diverged did not get as far as its budget.
+    same = [
+      x
+      for x in settings
+      if x.tokens in (0, usual) or (x.tokens < usual and x.loss == math.inf)
+    ]
     return dataclasses.replace(self.frame, settings=same)
 
   def sections(self) -> Iterator[tuple[str, CellRows, str]]:

@@ -244,7 +244,8 @@ class Frame:
     Fewest bytes come first, so losses fall along the front.
     """
     front: list[Setting] = []
-    finite = [each for each in self.settings if math.isfinite(each.loss)]
+    whole = [x for x in self.settings if len(x.traces) == self.num_seeds]
+    finite = [each for each in whole if math.isfinite(each.loss)]
     for each in sorted(finite, key=lambda s: (s.sent_bytes, s.loss)):
       if not front or each.loss < front[-1].loss:
         front.append(each)

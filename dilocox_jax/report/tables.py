@@ -17,7 +17,7 @@ CellRows = list[dict[str, str]]
 
 
 def _loss(setting: Setting) -> str:
-  if not setting.traces or (math.isnan(setting.loss) and not setting.curves):
+  if all(map(math.isnan, setting.losses)) and not setting.curves:
     return "none yet"
   return units.human_loss(setting.loss, standard_error(setting.losses))
 

@@ -231,13 +231,14 @@ def drift_rows(
     {
       "fragment": event.fragment,
       "step": event.send_step + segment.schedule_start,
-      **disagreement(own[takes], apart[takes], mean)._asdict(),
+      **disagreement(own[counts], apart[counts], mean)._asdict(),
       **_recorded(observed, energy_share),
     }
     for event, (own, apart, mean, observed), takes in zip(
       applied_events(segment), exchanges, takes_part, strict=True
     )
-    if takes.any()  # Else the mean is of nobody.
+    # Who sent nothing was left out, and the mean is of the others.
+    if (counts := takes & ((own != 0) | (mean == 0))).any()
   ]
 
 

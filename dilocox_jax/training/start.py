@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ from dilocox_jax.config.sections import MeshConfig
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.metrics.work_directory import CONFIG, RECORD, RefusedError
 from dilocox_jax.models import adapters, weights
+from dilocox_jax.outer.average import AverageState
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.plan.model.shapes import ModelShape
@@ -117,8 +119,13 @@ def _with_outer_optimizers(
   new = [fragment.optimizer for fragment in state.fragments]
   if shapes(new) == shapes(optimizers):
     optimizers = jax.device_put(optimizers, shardings_of(new))
-    pairs = zip(state.fragments, optimizers, strict=True)
-    fragments = tuple(old._replace(optimizer=other) for old, other in pairs)
+
+    def taken_over(old: Any, optimizer: Any) -> Any:
+      if isinstance(old.optimizer, AverageState):  # It begins with its run.
+        optimizer = old.optimizer._replace(optimizer=optimizer.optimizer)
+      return old._replace(optimizer=optimizer)
+
+    fragments = tuple(map(taken_over, state.fragments, optimizers))
     return state._replace(fragments=fragments)
   logging.getLogger(__name__).warning(
     "the outer optimizer state of %s does not fit this run: it starts with a "

@@ -68,8 +68,7 @@ class Trainer:
       workdir: The run directory; made if missing, continued if it holds a run.
       command: The command line, for the record.
       clock: Simulated clock to advance; training never reads it.
-      parts: Parts that take the place of what the config names, with what is
-        trained if not all is (`start.with_trainable`).
+      parts: Parts in place of the config's, `start.with_trainable` among them.
       meeting: Where this program's replica meets the others of the run; None:
         all replicas are in this runtime. Sets exchange.collective=mailbox.
 

@@ -192,6 +192,7 @@ REFUSED = [
   (ABSENT | {"mesh.outer_memory": "pinned_host"}, "take device"),
   (ABSENT | {"mesh.num_replicas": 1}, "leave no replica in round 2"),
   (ABSENT | {"sync.method": "dilocox"}, "'rank_and_interval': take rank"),
+  (ABSENT | {"exchange.max_norm_ratio": 5.0}, "max_norm_ratio: drop it"),
 ]
 
 

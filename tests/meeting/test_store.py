@@ -1,8 +1,6 @@
 """Stores in folders, in memory, and behind the requests of S3."""
 
-import os
 import re
-import time
 
 import pytest
 
@@ -49,15 +47,6 @@ def test_objects_are_created_once_replaced_read_listed_and_deleted(store):
   # A bucket deletes many objects by one request.
   is_file = not store.where.startswith(("s3", "memory"))
   assert store.requests["delete"] == (2 if is_file else 1)
-
-
-def test_what_a_kill_left_of_a_write_goes_after_a_day(tmp_path):
-  store, now = Store(tmp_path), time.time()
-  store.put("a/b", b"x")
-  for name, age_s in {"old#1": 90_000, "new#1": 0}.items():
-    (tmp_path / "a" / name).touch()
-    os.utime(tmp_path / "a" / name, (now, now - age_s))
-  assert store.sizes("a") == {"a/b": 1} and len(os.listdir(tmp_path / "a")) == 2
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -199,6 +199,11 @@ def test_leaves_of_several_precisions_are_trained_as_optax_does():
     assert found[path].dtype == leaf.dtype
     near = found[path].astype(jnp.float32)
     np.testing.assert_allclose(near, expected[path], atol=0.03)
+  inner = optax.adamw(0.1, mu_dtype=jnp.float32)  # Its updates are wider.
+  make = dx.diloco(inner, optax.sgd(1.0), sync_interval=2)
+  with jax.numpy_dtype_promotion("standard"):
+    found, _ = trained(make, {"half": params["half"]})
+  assert found["half"].dtype == jnp.bfloat16
 
 
 TREE = {
