@@ -15,8 +15,9 @@ each of the same eight sequences. `one`: one replica with an outer step, and its
 inner optimizer on the same batches, twenty seeds. `long`: 17,000 steps.
 `sizes`: other models with 20 tokens a parameter, five seeds or two. `tune`: the
 runs on seed 1000 that chose the rates. These ran on one NVIDIA H200, many runs
-as one program, with products in TF32. `way_back`, on a CPU: what rounding a
-mean costs a small model.
+as one program, with products in TF32. On a CPU in fp32 ran `way_back`, what
+rounding a mean costs a small model, and `cpu`: equal time on 1 Gbit/s, and
+eager updates.
 
     python -m experiments.sweep --workdir=runs/replicas --report_only \
         --config=experiments/configs/replicas.py:main
@@ -50,7 +51,7 @@ SWEEPS = {
   **dict.fromkeys(
     ("main", "one", "long", "sizes"), {"judged": True, "baselines": _BASELINES}
   ),
-  "tune": {},
+  **dict.fromkeys(("tune", "cpu"), {}),
   "way_back": {"baseline": "fp32"},
 }
 
