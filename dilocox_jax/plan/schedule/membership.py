@@ -9,7 +9,8 @@ that was only away all begin alike.
 
 A replica m may be slow: it takes h_m of the H steps of a round, step k of them
 where floor(t h_m / H) reaches k for the first time (t counts the H steps). The
-mean of the replicas is weighted by h_m, that is by tokens.
+mean of the replicas is weighted by h_m, that is by the tokens of a whole round,
+also where a slice holds fewer steps of a replica that came back within it.
 
 Example: M = 3, H = 4, inner steps 4, 2, 4, and replica 2 is away in round 1.
 In round 0 the weights of the mean are 4, 2 and 4 tenths. In round 1 they are
