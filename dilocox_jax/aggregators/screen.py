@@ -38,7 +38,8 @@ def screened(
     counts = jnp.isfinite(norms) & (norms > 0)
     ordered = jnp.sort(jnp.where(counts, norms, jnp.nan))
     usual = ordered[(jnp.sum(counts) - 1) // 2]
-    is_in = (norm == 0) | (norm <= max_norm_ratio * usual)  # NaN is not.
+    # NaN is not in.
+    is_in = jnp.less_equal(norm, max_norm_ratio * usual) | (norm == 0)
 
     def unless_left_out(tree: Tree, other: float) -> Tree:
       return jax.tree.map(lambda leaf: jnp.where(is_in, leaf, other), tree)

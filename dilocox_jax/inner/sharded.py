@@ -23,7 +23,6 @@ from dilocox_jax.distributed.local_map import (
   INNER_AXES,
   map_over_devices,
   partition,
-  specs_of,
 )
 from dilocox_jax.inner.pipeline_stage import CutModel, PipelinedLoss
 from dilocox_jax.inner.step import Gradient, Loss
@@ -221,9 +220,10 @@ def _layout(
     del leaf
     return (STAGE_AXIS,) if path_name(path) in divided_tables else INNER_AXES
 
-  by_path, specs = jax.tree_util.tree_map_with_path, specs_of(division, params)
+  each_leaf = jax.tree_util.tree_map_with_path
+  specs = each_leaf(lambda p, x: division.spec(path_name(p), x.shape), params)
   partitions = jax.tree.map(lambda _, at: partition(at), params, specs)
-  return specs, by_path(axes, params), partitions
+  return specs, each_leaf(axes, params), partitions
 
 
 def _dimension(spec: Spec, axis: str) -> int | None:
