@@ -17,6 +17,7 @@ Buffer = bytes | memoryview
 
 TAG_BYTES = hashlib.sha256().digest_size
 JSON_BYTES = 2**20  # More than any JSON object but the index of a snapshot.
+INDEX_BYTES = 2**24  # An index has about 30 bytes a leaf, so 500,000 leaves.
 _BEFORE, _BETWEEN, _AFTER = b'{"seal":"', b'","is":', b"}\n"
 
 
@@ -53,7 +54,7 @@ class Seal:
   def opened_json(self, path: str, data: bytes | None) -> dict[str, Any] | None:
     """Returns what `closed_json` was given; None for anything else."""
     start = len(_BEFORE) + 2 * TAG_BYTES
-    if data is None or not data.endswith(_AFTER):
+    if data is None or len(data) > INDEX_BYTES or not data.endswith(_AFTER):
       return None
     content = data[start + len(_BETWEEN) : -len(_AFTER)]
     tag = self._tag(path, content).hex().encode()

@@ -28,11 +28,10 @@ from dilocox_jax.meeting.messages import (
   raw_bytes,
   snapshot_path,
 )
-from dilocox_jax.meeting.seal import TAG_BYTES, Seal
+from dilocox_jax.meeting.seal import INDEX_BYTES, TAG_BYTES, Seal
 
 _LOG = logging.getLogger(__name__)
 KEPT_MARKS = 1000
-INDEX_BYTES = 2**24  # An index has about 30 bytes a leaf, so 500,000 leaves.
 _CLAIM, _ARRAYS, _INDEX = "claim", "arrays", "index"
 _MARK = b"deleted"
 

@@ -114,8 +114,8 @@ def message_steps(
   if operation.kind == "all_gather":
     return [MessageStep(1, whole_bytes)] * others
   if operation.kind == "all_to_all":
-    sent, is_relayed = (slice_bytes, None), pieces == 1
-    return [MessageStep(k, *sent, is_relayed) for k in range(1, num_replicas)]
+    hops = range(1, num_replicas)
+    return [MessageStep(hop, slice_bytes, None, pieces == 1) for hop in hops]
   if operation.kind == "broadcast":
     return [MessageStep(1, whole_bytes, k) for k in range(others)]
   raise ValueError(

@@ -21,7 +21,7 @@ from dilocox_jax.meeting.members import (
   write_secret,
 )
 from dilocox_jax.meeting.messages import Inbox, message_path
-from dilocox_jax.meeting.seal import Seal
+from dilocox_jax.meeting.seal import INDEX_BYTES, Seal
 from dilocox_jax.meeting.store import Store
 
 SEAL = Seal(b"secret", "run")
@@ -139,6 +139,8 @@ def test_nothing_but_what_was_closed_at_its_place_opens():
     assert opened(SEAL, "a", data + b" ") is None
   assert Seal(b"s", "ab").opened("c", Seal(b"s", "a").closed("bc", b"")) is None
   assert json.loads(SEAL.closed_json("a", {"x": 1}))["is"] == {"x": 1}
+  endless = SEAL.closed_json("a", {"x": "y" * INDEX_BYTES})
+  assert SEAL.opened_json("a", endless) is None
 
 
 # Messages.
