@@ -12,7 +12,7 @@ mistake a deleted manifest for one that is not written yet.
 
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,7 +97,7 @@ class Snapshots:
 
   def events(self) -> list[int]:
     """Returns the events of all whole snapshots, the newest first."""
-    return list(self._whole(self._store.sizes(SNAPSHOTS)))
+    return [event for event, _ in self._whole(self._store.sizes(SNAPSHOTS))]
 
   def read(self, event: int) -> Snapshot | None:
     """Returns a snapshot; None if it is damaged or missing."""
@@ -118,11 +118,12 @@ class Snapshots:
     data = self._store.get(path, TAG_BYTES + len(_MARK))
     return self._seal.opened(path, data) == _MARK
 
-  def _whole(self, paths: Iterable[str]) -> dict[int, int]:
-    """Returns the `first` of each whole snapshot by event, the newest first."""
+  def _whole(self, paths: Iterable[str]) -> Iterator[tuple[int, int]]:
+    """Yields event and `first` of whole snapshots, the newest first."""
     events = {event_of(path) for path in paths if path.endswith(_INDEX)}
-    found = [(each, self._index(each)) for each in sorted(events, reverse=True)]
-    return {event: int(index["first"]) for event, index in found if index}
+    for event in sorted(events, reverse=True):
+      if index := self._index(event):
+        yield event, int(index["first"])
 
   def _index(self, event: int) -> dict[str, Any] | None:
     path = snapshot_path(event, _INDEX)
@@ -153,8 +154,7 @@ class Snapshots:
 
   def _stale(self, event: int, paths: Iterable[str]) -> list[str]:
     """Returns what nobody needs who starts at the snapshot before this one."""
-    known = self._whole(paths).items()
-    older, first = next((each for each in known if each[0] < event), (0, 0))
+    older, first = next((x for x in self._whole(paths) if x[0] < event), (0, 0))
     end = first // self._every * self._every
     limits = {EVENTS: end, MANIFESTS: end, SNAPSHOTS: older}
     return [
