@@ -39,6 +39,7 @@ _HOMES = {
   "RefusedError": "metrics.work_directory",
   "RuleKind": "plan.schedule.methods",
   "RunConfig": "config",
+  "StoppedError": "meeting.agreement",
   "SyncSchedule": "plan.schedule.sync_schedule",
   "TrainingStoppedError": "training.states",
   "averaged": "outer.average",

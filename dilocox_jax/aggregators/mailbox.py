@@ -23,7 +23,7 @@ def mailbox(
   name: str,
   secret: bytes | str | os.PathLike[str],
   codec: Codec | str = "float32",
-  weight: float = 1.0,
+  step_weight: float = 1.0,
   config: Mapping[str, Any] | None = None,
   text_digest: str = "",
   rules: MailboxRules = MailboxRules(),  # noqa: B008 - it is frozen
@@ -44,7 +44,8 @@ def mailbox(
     name: Name of this replica, another one for each.
     secret: File of the secret that all replicas share, or the secret as bytes.
     codec: What is sent, as for `dilocox_jax.exchange`.
-    weight: Weight of this replica in the mean, e.g. its tokens in a round.
+    step_weight: Weight of one inner step of this replica, e.g. its sequences.
+      The weight of a message is that of the inner steps behind it.
     config: All else that the result depends on and that must be equal in all
       replicas, as nested mappings of JSON, e.g. the inner learning rate.
     text_digest: Digest of the training text.
@@ -56,7 +57,7 @@ def mailbox(
   Raises:
     ValueError: One line that names what does not fit.
   """
-  within_limits("weight", weight, above=0)
+  within_limits("step_weight", step_weight, above=0)
   defaults = dict(feedback=0.0, against="own", keep_unsent=False, seed=0)
   settings = defaults | settings
 
@@ -72,5 +73,11 @@ def mailbox(
   terms = {**(config or {}), "exchange": {"codec": str(codec), **settings}}
   aggregator = exchange(codec, is_carried=True, **settings)  # pyright: ignore
   keeps = bool(settings["feedback"] or settings["keep_unsent"])
-  carrier = Carrier(open_mailbox, terms, weight, keeps, rules.grace_s)
+  carrier = Carrier(
+    open_mailbox=open_mailbox,
+    terms=terms,
+    step_weight=step_weight,
+    keeps=keeps,
+    grace_s=rules.grace_s,
+  )
   return aggregator._replace(carrier=carrier)

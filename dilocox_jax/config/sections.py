@@ -326,6 +326,9 @@ class MeetConfig(Section):
   # Events between two snapshots of the shared state, at least: each replica
   # also sends as many bytes as a snapshot has.
   snapshot_every: int = limited(64, at_least=1)
+  # How many times the usual norm a message may have and still keep its full
+  # weight. A larger one weighs less (`meeting.manifest`).
+  full_weight_ratio: float = limited(1.0, at_least=1, below=math.inf)
 
 
 @dataclasses.dataclass(frozen=True)

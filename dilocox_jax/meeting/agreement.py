@@ -2,26 +2,36 @@
 
 import dataclasses
 import logging
-import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
+from dilocox_jax.meeting.decisions import Decisions
 from dilocox_jax.meeting.manifest import KEPT, Manifest, drawn_up
 from dilocox_jax.meeting.members import MailboxRules, Roster, Seats
 from dilocox_jax.meeting.messages import (
-  MANIFESTS,
   Inbox,
   manifest_path,
   message_path,
+  proposal_path,
 )
-from dilocox_jax.meeting.seal import JSON_BYTES, Seal
+from dilocox_jax.meeting.seal import Seal
 from dilocox_jax.meeting.snapshots import Snapshots
 
 _LOG = logging.getLogger(__name__)
-FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 0.02, 1.0, 1.25
+# A waiting replica asks again after pauses that grow from the first to the
+# longest. After the grace time they grow further, to a sixth of the grace time
+# and at most to the last of these numbers.
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 1.0
+LONGEST_LATE_PAUSE_S = 10.0
+PAUSE_GROWTH = 1.25
+# It looks around after the grace time, then after twice as long, and so on up
+# to this.
+LONGEST_LOOK_S = 60.0
+LINE_EVERY_S = 60.0
 
 
 class LostError(Exception):
@@ -33,7 +43,7 @@ class LostError(Exception):
 
 
 class StoppedError(Exception):
-  """Means that a replica must not go on. The message is one line."""
+  """Means that a replica cannot go on, and what to do. It is one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +77,25 @@ class Memory:
 
   def after(self, agreed: Manifest, inbox: Inbox) -> "Memory":
     """Returns the memory after a turn was settled."""
-    # A rate of 0 makes norms of 0, of which every other one is a multiple.
-    listed = [each.norm for each in agreed.listed if each.norm]
     norms = self.norms(inbox)
-    norms = [*norms, statistics.median_low(listed)] if listed else norms
-    accepted = self.accepted | {f"{inbox.kind}.{inbox.turn}": norms[-KEPT:]}
-    noted = accepted, self.sent + inbox.num_bytes
+    # Messages of replicas that made no progress have a norm of 0. It is not
+    # usual, since every other norm would be far larger.
+    listed = [each.norm for each in agreed.listed if each.norm > 0]
+    if listed:
+      norms = [*norms, statistics.median_low(listed)][-KEPT:]
+    noted = dataclasses.replace(
+      self,
+      accepted=self.accepted | {f"{inbox.kind}.{inbox.turn}": norms},
+      sent=self.sent + inbox.num_bytes,
+    )
     if inbox.turn:
-      return Memory(self.event, self.before, self.roster, *noted)
-    return Memory(inbox.event + 1, agreed.digest(), agreed.roster, *noted)
+      return noted
+    return dataclasses.replace(
+      noted,
+      event=inbox.event + 1,
+      before=agreed.digest(),
+      roster=agreed.roster,
+    )
 
 
 @dataclasses.dataclass
@@ -88,10 +108,14 @@ class Agreement:
     seats: The seats of the run.
     snapshots: The snapshots of the run.
     rules: The rules of the exchange.
+    run_objects: Objects that every replica of the run has, by path. They are
+      written again if they vanish.
     memory: What this replica knows of the events before.
-    first: Manifest of the event's first turn; who is listed there takes part in
-      the later ones.
-    kept: Objects of the last turn, which are written again if they vanish.
+    first: Manifest of the event's first turn. The replicas that are listed
+      there take part in the later turns.
+    objects: Manifests and messages by event and path: of all turns of the event
+      before, and of the earlier turns of this one. They are written again if
+      they vanish, because another replica may still need them.
   """
 
   store: Any
@@ -99,27 +123,30 @@ class Agreement:
   seats: Seats
   snapshots: Snapshots
   rules: MailboxRules
+  run_objects: dict[str, bytes] = dataclasses.field(default_factory=dict)
   memory: Memory = Memory()
   first: Manifest = Manifest()
-  kept: dict[str, bytes] = dataclasses.field(default_factory=dict)
+  objects: dict[int, dict[str, bytes]] = dataclasses.field(
+    default_factory=dict
+  )
+
+  def __post_init__(self) -> None:
+    """Opens the decisions of the run."""
+    self._decisions = Decisions(self.store, self.seal)
 
   def manifest(self, event: int, turn: int) -> Manifest | None:
-    """Returns the manifest of a turn, or None if it is not written yet."""
-    path = manifest_path(event, turn)
-    data = self.store.get(path, JSON_BYTES)
-    values = self.seal.opened_json(path, data)
-    if data is not None and values is None:
-      self.store.delete([path])  # Only a stranger writes what does not open.
+    """Returns the manifest of a turn, or None if it is not decided yet."""
+    values = self._decisions.read(manifest_path(event, turn))
     return None if values is None else Manifest.from_json(values)
 
-  def reached(self, inbox: Inbox) -> Manifest:
-    """Waits until the manifest of a turn is there; writes it when it is due.
+  def wait_for_manifest(self, inbox: Inbox) -> Manifest:
+    """Waits until a turn is settled. Writes its manifest when it is due.
 
     Raises:
-      LostError: If the event was settled and deleted, or if the replicas
-        before agreed on another list than this one knows.
+      LostError: If the event was settled and deleted, or if the other replicas
+        agreed on another list before than this one knows.
     """
-    agreed = self._awaited(inbox)
+    agreed = self._decided(inbox)
     if self.snapshots.is_gone(inbox.event):
       raise LostError(f"event {inbox.event} was deleted")
     if not inbox.is_past and agreed.before != self._before(inbox):
@@ -128,49 +155,84 @@ class Agreement:
       self.first = agreed
     return agreed
 
-  def collected(
+  def fetch_messages(
     self, inbox: Inbox, agreed: Manifest
   ) -> list[tuple[str, float, list[np.ndarray]]]:
-    """Waits until every listed message is there; returns them in order.
+    """Waits until every listed message is there. Returns them in order.
+
+    Returns:
+      Replica, weight and arrays of each message.
 
     Raises:
-      LostError: If one is missing, and there is a newer snapshot.
+      LostError: If a message is missing, and there is a newer snapshot.
     """
-    messages = []
     path = manifest_path(inbox.event, inbox.turn)
-    kept = {path: self.seal.closed_json(path, dataclasses.asdict(agreed))}
-    for each in agreed.listed:
-      for _ in self._pauses(inbox, agreed):
-        if message := inbox.listed(each.replica, each.digest):
-          path = message_path(inbox.event, inbox.turn, each.replica)
-          kept[path] = message.data
-          messages.append((each.replica, each.weight, message.arrays))
+    objects = {path: self.seal.closed_json(path, dataclasses.asdict(agreed))}
+    messages = []
+    for listed in agreed.listed:
+
+      def missing(replica: str = listed.replica) -> str:
+        return (
+          f"event {inbox.event} waits for the message of {replica}, which is"
+          " listed and not there: a replica that has it writes it again. If no"
+          " such replica lives, and nobody writes a later snapshot, stop all"
+          f" replicas, delete {path} and"
+          f" {proposal_path(inbox.event, inbox.turn)}, and start them again"
+        )
+
+      for _ in self._pauses(inbox, missing, agreed):
+        message = inbox.listed(listed.replica, listed.digest)
+        if message is not None:
+          path_of = message_path(inbox.event, inbox.turn, listed.replica)
+          objects[path_of] = message.data
+          messages.append((listed.replica, listed.weight, message.arrays))
           break
-    self.kept = kept
+    if inbox.turn == 0:
+      self.objects = {inbox.event: {}}
+    self.objects.setdefault(inbox.event, {}).update(objects)
     return messages
 
   def _before(self, inbox: Inbox) -> str:
     """Returns the digest of the manifest before that of a turn."""
     return self.first.digest() if inbox.turn else self.memory.before
 
-  def _awaited(self, inbox: Inbox) -> Manifest:
+  def _decided(self, inbox: Inbox) -> Manifest:
+    """Waits for the decision of a turn. Decides when it is due."""
     path = manifest_path(inbox.event, inbox.turn)
-    for is_late in self._pauses(inbox):
-      if agreed := self.manifest(inbox.event, inbox.turn):
+    proposal = proposal_path(inbox.event, inbox.turn)
+
+    def check() -> None:
+      if self.snapshots.is_gone(inbox.event, thoroughly=True):
+        raise LostError(f"event {inbox.event} was deleted")
+
+    for is_late in self._pauses(inbox, lambda: self._awaited_in(inbox)):
+      agreed = self.manifest(inbox.event, inbox.turn)
+      if agreed is not None:
         return agreed
-      if roster := self._due(inbox, is_late):
-        names = self.first.names if inbox.turn else roster.expected()
-        drawn = drawn_up(
-          {name: inbox.held[name] for name in names if name in inbox.held},
-          before=self._before(inbox),
-          accepted=self.memory.norms(inbox),
-          max_norm_ratio=self.rules.max_norm_ratio,
-          roster=roster,
-        )
-        data = self.seal.closed_json(path, dataclasses.asdict(drawn))
-        if self.store.create(path, data):
-          return drawn
+      if inbox.is_past:
+        # It was decided long ago, so either the decision was lost or this
+        # replica is too late.
+        decided = self._decisions.complete(path, proposal, check)
+        if decided is not None:
+          return Manifest.from_json(decided)
+      roster = self._due(inbox, is_late)
+      if roster is not None:
+        drawn = dataclasses.asdict(self._drawn_up(inbox, roster))
+        decided = self._decisions.decide(path, proposal, drawn, check)
+        return Manifest.from_json(decided)
     raise AssertionError("pauses do not end")
+
+  def _drawn_up(self, inbox: Inbox, roster: Roster) -> Manifest:
+    """Returns the manifest that this replica proposes."""
+    names = self.first.names if inbox.turn else roster.expected()
+    return drawn_up(
+      {name: inbox.held[name] for name in names if name in inbox.held},
+      before=self._before(inbox),
+      accepted=self.memory.norms(inbox),
+      max_norm_ratio=self.rules.max_norm_ratio,
+      full_weight_ratio=self.rules.full_weight_ratio,
+      roster=roster,
+    )
 
   def _due(self, inbox: Inbox, is_late: bool) -> Roster | None:
     """Returns the roster of the manifest that is to be written now, if any."""
@@ -184,7 +246,7 @@ class Agreement:
       return None
     # Whoever came meanwhile is asked for only now: it costs requests.
     roster = roster.renewed(inbox.event, self.seats.read)
-    names = roster.seats if is_late else roster.expected()
+    names = roster.names() if is_late else roster.expected()
     is_first_time = inbox.event == 0 and not is_late
     if is_first_time and len(names) < self.rules.replicas:
       return None
@@ -195,26 +257,63 @@ class Agreement:
     return roster.after(inbox.event, present) if is_enough else None
 
   def _pauses(
-    self, inbox: Inbox, agreed: Manifest | None = None
+    self,
+    inbox: Inbox,
+    waiting: Callable[[], str],
+    agreed: Manifest | None = None,
   ) -> Iterator[bool]:
     """Yields before each try whether the grace time is over, then waits.
 
-    What takes longer than the grace time, and a listed message that is not
-    there, is a reason to look around.
+    A replica that waits for longer than the grace time, or for a listed message
+    that is not there, looks around. It does so before it is told that the grace
+    time is over: it may have slept, and the others may have gone on.
+
+    Args:
+      inbox: The messages of the turn.
+      waiting: Returns a line that says what is waited for.
+      agreed: The manifest, if it is decided.
     """
-    clock, grace = self.store.clock, self.rules.grace_s
-    start, wait = clock(), FIRST_PAUSE_S
-    looked = start if agreed is None else -math.inf
+    clock = self.store.clock
+    grace = self.rules.grace_s
+    start = clock()
+    wait = FIRST_PAUSE_S
+    look_after = grace
+    next_look = start if agreed else start + grace
+    next_line = start + grace
+    is_late = False
     while True:
-      yield clock() - start > grace
-      if clock() - looked > grace:
-        looked = clock()
-        self._look_around(inbox, agreed)
+      yield is_late
+      if is_late and clock() > next_line:
+        _LOG.info("%s", waiting())
+        next_line = clock() + LINE_EVERY_S
       self.store.pause(wait)
-      wait = min(PAUSE_GROWTH * wait, LONGEST_PAUSE_S)
+      longest = LONGEST_PAUSE_S
+      if is_late:
+        longest = max(longest, min(grace / 6, LONGEST_LATE_PAUSE_S))
+      wait = min(PAUSE_GROWTH * wait, longest)
+      if clock() > next_look:
+        self._look_around(inbox, agreed)
+        next_look = clock() + look_after
+        look_after = min(2 * look_after, max(grace, LONGEST_LOOK_S))
+      is_late = clock() - start > grace
+
+  def _awaited_in(self, inbox: Inbox) -> str:
+    """Returns a line that says what a turn without a manifest waits for."""
+    there = ", ".join(inbox.held) or "nobody"
+    if inbox.is_past:
+      return (
+        f"event {inbox.event} waits for its manifest, which is not there: a"
+        " replica that has it writes it again"
+      )
+    if inbox.turn or len(inbox.held) >= self.rules.quorum:
+      return f"event {inbox.event} waits: there are messages of {there}"
+    return (
+      f"event {inbox.event} waits for a quorum of {self.rules.quorum}: there"
+      f" are messages of {there}"
+    )
 
   def _look_around(self, inbox: Inbox, agreed: Manifest | None) -> None:
-    """Writes again what may have vanished; sees whether the others went on.
+    """Writes again what has vanished, and sees whether the others went on.
 
     Raises:
       LostError: If there is a newer snapshot than this replica knows.
@@ -222,30 +321,38 @@ class Agreement:
     known = self.memory.event if inbox.is_past else inbox.event
     if max(self.snapshots.events(), default=0) > known:
       raise LostError(f"the others have gone on from event {inbox.event}")
-    lacks = not inbox.turn and len(inbox.held) < self.rules.quorum
-    if lacks and agreed is None and not inbox.is_past:
-      sent = ", ".join(inbox.held) or "nobody"
-      said = "event %d waits for a quorum of %d: there are messages of %s"
-      _LOG.info(said, inbox.event, self.rules.quorum, sent)
-    for path, data in self.kept.items():
-      if path.startswith(MANIFESTS):
-        self.store.create(path, data)
-      else:
-        self.store.put(path, data)
-    digests = {each.digest for each in agreed.listed} if agreed else set()
+    self.seats.look_after(self.memory.roster)
+    for path, data in self.run_objects.items():
+      self._restore(path, data)
+    for objects in self.objects.values():
+      for path, data in objects.items():
+        self._restore(path, data)
+    digests = {each.digest for each in agreed.listed} if agreed else None
     for name, message in inbox.held.items():
-      path = message_path(inbox.event, inbox.turn, name)
-      if message.digest in digests:
-        self.store.put(path, message.data)
-      elif agreed is None:
-        self.store.create(path, message.data)
+      if digests is None or message.digest in digests:
+        path = message_path(inbox.event, inbox.turn, name)
+        self._restore(path, message.data)
+
+  def _restore(self, path: str, data: bytes) -> None:
+    """Writes an object again if it is missing or damaged."""
+    found = self.store.get(path, len(data))
+    if found == data:
+      return
+    if found is None and self.store.create(path, data):
+      return
+    is_ours = found is not None and (
+      self.seal.opened(path, found) is not None
+      or self.seal.opened_json(path, found) is not None
+    )
+    if not is_ours:
+      self.store.put(path, data)
 
 
 def _is_time(inbox: Inbox, names: Iterable[str], is_late: bool) -> bool:
-  """Returns whether nobody of these is waited for any more.
+  """Returns whether the turn waits for none of these replicas any more.
 
-  Before the grace time is over, the first who has not sent ends the search.
-  Afterwards everybody is asked for once more.
+  Before the grace time is over, the first replica that has not sent ends the
+  search. Afterwards every replica is asked for once more.
   """
   if not is_late:
     return all(inbox.has(name) for name in names)

@@ -19,6 +19,7 @@ import numpy as np
 from dilocox_jax.meeting.agreement import StoppedError
 from dilocox_jax.meeting.mailbox import Exchanged, Mailbox
 from dilocox_jax.meeting.messages import raw_bytes
+from dilocox_jax.meeting.step_counts import StepCounts
 from dilocox_jax.threads import in_thread
 
 NEVER, LOOK_EVERY_S = 2**62, 0.5
@@ -37,7 +38,7 @@ class Carrier:
     open_mailbox: Function from `config`, what must be equal in all replicas, to
       the mailbox.
     terms: The part of `config` that is known before the run is entered.
-    weight: Weight of this replica's messages.
+    step_weight: Weight of one inner step of this replica in the mean.
     keeps: Whether what was not sent is kept by feedback, or as progress that
       was not sent; the aggregator then makes up for a message that came late.
     grace_s: Grace time of the run's rules.
@@ -50,12 +51,13 @@ class Carrier:
     stop: Set, perhaps in another thread, to ask the run to stop.
     last_s: Seconds that the last exchange took.
     written: The newest snapshot that was or is being written, after all others.
+    steps: The inner steps behind this replica's messages.
     mailbox: The mailbox, once the run was entered.
   """
 
   open_mailbox: Callable[..., Mailbox]
   terms: Mapping[str, Any]
-  weight: float
+  step_weight: float
   keeps: bool
   grace_s: float
   event: int = 0
@@ -65,6 +67,7 @@ class Carrier:
   stop: threading.Event = dataclasses.field(default_factory=threading.Event)
   last_s: float = 0.0
   written: list[Future] = dataclasses.field(default_factory=list)
+  steps: StepCounts = dataclasses.field(default_factory=StepCounts)
   mailbox: Mailbox = dataclasses.field(init=False)
 
   def enter(self, terms: Mapping[str, Any]) -> None:
@@ -115,12 +118,18 @@ class Carrier:
 
   def get_state(self) -> dict[str, Any]:
     """Returns what `set_state` needs, as values of JSON."""
-    place = {"event": self.event, "first_own": self.first_own}
-    return place | self.mailbox.get_state()
+    return {
+      "event": self.event,
+      "first_own": self.first_own,
+      "steps": self.steps.get_state(),
+      **self.mailbox.get_state(),
+    }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Goes on where `get_state` was called, perhaps in an earlier life."""
-    self.event, self.first_own = state["event"], state["first_own"]
+    self.event = state["event"]
+    self.first_own = state["first_own"]
+    self.steps.set_state(state["steps"])
     self.mailbox.set_state(state)
 
   def take_part(self, num_in_flight: int) -> bool:
@@ -141,11 +150,16 @@ class Carrier:
     """Announces this replica for an event (`Mailbox.announce`)."""
     return self._awaited(self.mailbox.announce, event)
 
-  def exchange(self, kind: int, shared: Iterable[np.ndarray]) -> "Turns":
+  def exchange(
+    self, kind: int, num_steps: int, shared: Iterable[np.ndarray]
+  ) -> "Turns":
     """Begins the next exchange.
 
     Args:
       kind: Number of the fragment, or of its group of fragments alike.
+      num_steps: Inner steps behind this replica's message. One that has taken
+        none counts as if it had taken one step: its message may carry what it
+        has held back.
       shared: Arrays that are equal in all replicas, for a digest.
     """
     event, self.event = self.event, self.event + 1
@@ -153,7 +167,14 @@ class Carrier:
     digest = hashlib.sha256()
     for array in shared:
       digest.update(raw_bytes(array))
-    return Turns(self, event, kind, attends, digest.digest())
+    return Turns(
+      carrier=self,
+      event=event,
+      kind=kind,
+      attends=attends,
+      weight=self.step_weight * max(num_steps, 1),
+      state=digest.digest(),
+    )
 
   def turn(self, *given: Any, **named: Any) -> Exchanged:
     """Exchanges the messages of a turn (`Mailbox.exchange`)."""
@@ -168,16 +189,31 @@ class Turns:
 
   Attributes:
     is_counted: Whether this replica's messages were listed in all turns.
-    is_wrong: Whether one of them was left out because of its values.
+    drops_all: Whether this replica must drop all that it sends or holds back
+      of the fragment: because a message of it was left out for its values, or
+      because a message of an earlier life counts in its place.
   """
 
   def __init__(
-    self, carrier: Carrier, event: int, kind: int, attends: bool, state: bytes
+    self,
+    carrier: Carrier,
+    *,
+    event: int,
+    kind: int,
+    attends: bool,
+    weight: float,
+    state: bytes,
   ):
     """Sends nothing yet; see `Carrier.exchange`."""
-    self._carrier, self._event, self._kind = carrier, event, kind
-    self._attends, self._state, self._turn = attends, state, 0
-    self.is_counted, self.is_wrong = True, False
+    self._carrier = carrier
+    self._event = event
+    self._kind = kind
+    self._attends = attends
+    self._weight = weight
+    self._state = state
+    self._turn = 0
+    self.is_counted = True
+    self.drops_all = False
 
   def send(
     self,
@@ -202,7 +238,7 @@ class Turns:
       self._event,
       turn,
       arrays,
-      weight=self._carrier.weight if is_finite else 0.0,
+      weight=self._weight if is_finite else 0.0,
       send=self._attends,
       state=self._state,
       kind=self._kind,
@@ -211,7 +247,8 @@ class Turns:
       else None,
     )
     self.is_counted &= exchanged.is_own_listed
-    self.is_wrong |= self._carrier.mailbox.name in exchanged.left_out
+    self.drops_all |= exchanged.is_superseded
+    self.drops_all |= self._carrier.mailbox.name in exchanged.left_out
     if turn == 0:
       members = [name for name, *_ in exchanged.messages]
       found = {"event": self._event, "members": members}

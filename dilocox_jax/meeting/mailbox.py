@@ -25,8 +25,8 @@ from dilocox_jax.meeting.manifest import Manifest
 from dilocox_jax.meeting.members import (
   MailboxRules,
   Seats,
-  admitted,
   checked_name,
+  join_run,
   read_secret,
   run_terms,
 )
@@ -37,6 +37,7 @@ from dilocox_jax.meeting.store import Patient, Store
 
 _LOG = logging.getLogger(__name__)
 STATE_BYTES = 32
+_LONGEST_START_PAUSE_S = 60.0
 TakeSnapshot = Callable[[], tuple[int, Sequence[np.ndarray]]]
 
 
@@ -46,15 +47,20 @@ class Exchanged(NamedTuple):
   Attributes:
     messages: Replica, weight and arrays of each message, in the order in which
       everybody adds them up. It may be empty: then nothing is applied.
-    is_own_listed: Whether this replica's message is one of them. If it is not,
-      what it holds stays with this replica.
-    left_out: Messages that were there and do not count, with the reason. One
-      whose values were wrong should keep nothing of them.
+    is_own_listed: Whether a message of this replica is one of them. If none
+      is, its content stays with this replica.
+    left_out: Messages that were there and do not count, with the reason. A
+      replica whose values were wrong should keep nothing of them.
+    is_superseded: Whether the message of this replica that is listed is not the
+      one that it sent now, but one of an earlier life. That life may have sent
+      all that this one holds back. So this replica must drop everything that it
+      holds back, or its work would count twice.
   """
 
   messages: list[tuple[str, float, list[np.ndarray]]]
   is_own_listed: bool
   left_out: dict[str, str]
+  is_superseded: bool = False
 
 
 class Mailbox:
@@ -68,7 +74,9 @@ class Mailbox:
           ... inner steps ...
         exchanged = mailbox.exchange(event, 0, arrays, send=...)
 
-  and begins again with `newest` when a `LostError` says so.
+  and begins again with `newest` when a `LostError` says so. What a message did
+  not carry, or what came too late, the replica holds back and adds to its next
+  message, as long as no message of it is listed (`Exchanged`).
 
   Attributes:
     beside: Calls a function that writes a snapshot; at once, or in a thread
@@ -114,24 +122,35 @@ class Mailbox:
     store = Store(where) if is_place else where
     self.name, self.rules = checked_name(name), rules
     self._store = Patient(store, clock, pause)
-    self._run = admitted(
+    entry = join_run(
       self._store,
       secret,
       run_terms(config, text_digest, rules),
       where=store.where,
       accept_version=accept_version,
     )
+    self._run = entry.run
     self._seal = Seal(secret, self._run)
     self._seats = Seats(self._store, self._seal, name)
     self._snapshots = Snapshots(self._store, self._seal, rules.snapshot_every)
     # Without patience: nobody waits for a snapshot, least of all a run's end.
     self._writer = Snapshots(store, self._seal, rules.snapshot_every)
     self._agreement = Agreement(
-      self._store, self._seal, self._seats, self._snapshots, rules
+      store=self._store,
+      seal=self._seal,
+      seats=self._seats,
+      snapshots=self._snapshots,
+      rules=rules,
+      run_objects=entry.objects,
     )
-    self._is_present = self._is_past = self._repeats = False
-    self._loaded = self._differed = -1
-    self._bad: set[int] = set()
+    self._is_present = False
+    self._is_past = False
+    self._repeats = False
+    self._loaded = -1  # Event of the snapshot that was taken last.
+    self._differed = -1  # Event at which the shared state differed last.
+    self._bad: set[int] = set()  # Snapshots of a wrong state.
+    self._furthest = -1  # Most events that were settled at a new start.
+    self._starts_in_place = 0  # New starts since then.
     self.beside: Callable[[Callable[[], None]], Any] = lambda write: write()
 
   def newest(self) -> Snapshot | None:
@@ -144,18 +163,66 @@ class Mailbox:
     Raises:
       StoppedError: If the run has gone on, and no snapshot can be used.
     """
+    self._pause_before_start()
     self._go_on(Memory())
-    for event in self._snapshots.events():
-      if event in self._bad:
-        continue
-      if snapshot := self._snapshots.read(event):
-        self._go_on(Memory.from_json(snapshot.meeting), loaded=event)
-        _LOG.info("%s takes the snapshot before event %d", self.name, event)
-        return snapshot
-      _LOG.info("the snapshot before event %d is damaged: passed over", event)
-    if self._snapshots.is_gone(0):
-      raise StoppedError("no snapshot of the run can be read")
+    snapshot = self._read_newest()
+    if snapshot is not None:
+      memory = Memory.from_json(snapshot.meeting)
+      self._go_on(memory, loaded=snapshot.event)
+      _LOG.info("%s takes the snapshot before event %d", self.name, snapshot.event)
+      return snapshot
+    if self._snapshots.is_gone(0, thoroughly=True):
+      raise StoppedError(
+        f"no snapshot of the run at {self._store.store.where} can be read, and"
+        " its first events are deleted: wait until a replica has written one,"
+        " or begin the run anew in another place"
+      )
     return None
+
+  def _read_newest(self) -> Snapshot | None:
+    """Returns the newest snapshot that is whole, or None.
+
+    While it is read, other replicas may write newer ones and delete it. So the
+    snapshots are listed again after each one that could not be read.
+    """
+    passed_over: set[int] = set()
+    while True:
+      events = set(self._snapshots.events()) - self._bad - passed_over
+      if not events:
+        return None
+      event = max(events)
+      snapshot = self._snapshots.read(event)
+      if snapshot is not None:
+        return snapshot
+      _LOG.info(
+        "the snapshot before event %d is damaged or deleted: passed over", event
+      )
+      passed_over.add(event)
+
+  def _pause_before_start(self) -> None:
+    """Waits before a new start that follows another one without progress.
+
+    If replicas begin again and again from the same snapshot and fail at the
+    same event, they wait for somebody else's next snapshot. The store must not
+    be asked thousands of times meanwhile.
+    """
+    settled = self._agreement.memory.event
+    if settled > self._furthest:
+      self._furthest = settled
+      self._starts_in_place = 0
+      return
+    self._starts_in_place += 1
+    wait = min(2.0**self._starts_in_place, _LONGEST_START_PAUSE_S)
+    _LOG.warning(
+      "%s has begun again %d times and never got further than event %d: the"
+      " objects of that event disagree or are lost; it tries again in %.0f s, in"
+      " case another replica writes a newer snapshot",
+      self.name,
+      self._starts_in_place,
+      settled,
+      wait,
+    )
+    self._store.pause(wait)
 
   def _go_on(
     self, memory: Memory, *, loaded: int = -1, repeats: bool = False
@@ -185,8 +252,8 @@ class Mailbox:
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Goes on where an earlier life of this replica was.
 
-    It then repeats what it did in the events that the others have settled with
-    its message, and the message is found to be the same.
+    It then repeats its work for the events that were settled with a message
+    of its earlier life. If the new message is not the same, `Exchanged` says so.
 
     Args:
       state: What `get_state` returned before the next event.
@@ -271,14 +338,14 @@ class Mailbox:
       self._store, self._seal, event, turn, arrays, kind, self._is_past
     )
     state = state.ljust(STATE_BYTES, b"\0") if state else b""
-    own = ""
+    sent_digest = ""
     if send and (turn == 0 or self.name in self._agreement.first.names):
       own_state = state or bytes(STATE_BYTES)
-      own = inbox.send(self.name, own_state, weight, arrays).digest
-    agreed = self._agreement.reached(inbox)
+      sent_digest = inbox.send(self.name, own_state, weight, arrays).digest
+    agreed = self._agreement.wait_for_manifest(inbox)
     if not inbox.is_past:
       self._compare(agreed, event, state)
-    messages = self._agreement.collected(inbox, agreed)
+    messages = self._agreement.fetch_messages(inbox, agreed)
     if not inbox.is_past:
       may_be_due = turn == 0 and event % self.rules.snapshot_every == 0
       if snapshot and may_be_due and agreed.state == state.hex():
@@ -286,8 +353,14 @@ class Mailbox:
       self._agreement.memory = memory.after(agreed, inbox)
       if turn == 0:
         self._note_presence(event, agreed, send)
-    is_own_listed = any(each.digest == own for each in agreed.listed)
-    return Exchanged(messages, is_own_listed, dict(agreed.left_out))
+    digests = {each.replica: each.digest for each in agreed.listed}
+    is_own_listed = self.name in digests
+    return Exchanged(
+      messages=messages,
+      is_own_listed=is_own_listed,
+      left_out=dict(agreed.left_out),
+      is_superseded=is_own_listed and digests[self.name] != sent_digest,
+    )
 
   def _compare(self, agreed: Manifest, event: int, state: bytes) -> None:
     """Raises an error if this replica has another state than the others."""

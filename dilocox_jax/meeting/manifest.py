@@ -1,12 +1,26 @@
 """The list of messages that all replicas average in a turn of an event.
 
-A replica with a broken device can send values that are wrong and finite. Its
-message is left out if its norm is more than a multiple of what is usual: the
-median of the messages of the moment if they are three or more, which follows
-the learning rate and is never that of one wrong message. Of two the running
-median of the events before is usual, or theirs if it is higher. One that is
-alone is compared only when six events are remembered, because its first
-messages are of fewer inner steps, or of a learning rate that rises from 0.
+A replica with a broken device can send values that are wrong and finite. The
+norm of its message shows it, beside the *usual* norm:
+
+- of three messages or more their median, which follows the learning rate and is
+  never the norm of one wrong message;
+- of two the lower one, or the running median of the events before if that is
+  higher;
+- of one alone the running median, once six events are remembered. Its first
+  messages are of fewer inner steps, or of a learning rate that rises from 0.
+
+Messages of replicas that made no progress have a norm of 0. They do not count
+towards the usual norm.
+
+A message over `max_norm_ratio` times the usual norm is left out. A smaller one
+that is still r > 1 times the usual norm keeps its place with a smaller weight,
+1 / r^2 of its own. So the influence of a wrong message falls as its size grows,
+where a mean with equal weights would diverge: of three replicas of which one
+sends its values times -2, the mean is (1 + 1 - 2 / 4) / (2 + 1 / 4) = 0.67 of
+what it should be, instead of 0. Of two messages nobody knows which one is
+wrong. There the weight is 1 / r, so that neither has more influence than the
+other: at worst they cancel, and the run stands still until somebody looks.
 """
 
 import collections
@@ -15,7 +29,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,8 +47,8 @@ class Listed(NamedTuple):
   Attributes:
     replica: Who sent it.
     digest: Its keyed digest.
-    weight: Its weight in the mean.
-    norm: Norm of its values, for the rule about messages that are too large.
+    weight: Its weight in the mean, which may be lower than its sender wrote.
+    norm: Norm of its values.
   """
 
   replica: str
@@ -87,19 +101,23 @@ def drawn_up(
   accepted: Sequence[float],
   max_norm_ratio: float,
   roster: Roster,
+  full_weight_ratio: float = 1.0,
 ) -> Manifest:
   """Returns the manifest for the messages that have arrived.
 
-  Averaged are those whose senders have the shared state that most have; of two
-  that are as frequent, the one of the earlier seat counts. Of these, messages
-  that are too large are left out.
+  Messages are averaged if their senders have the shared state that most
+  replicas have. Of two states that are as frequent, that of the earlier seat
+  counts. Messages that are too large are left out, and large ones get a lower
+  weight (see the module).
 
   Args:
     sent: The messages by replica, in the order of seats.
     before: Digest of the manifest before.
     accepted: Usual norms of the events before, the oldest first.
-    max_norm_ratio: See `too_large`.
+    max_norm_ratio: How many times the usual norm a message may have.
     roster: Who takes part in the next event.
+    full_weight_ratio: How many times the usual norm a message may have and
+      still keep its full weight.
   """
   states = collections.Counter(each.state for each in sent.values())
   state = states.most_common(1)[0][0] if states else ""
@@ -114,10 +132,18 @@ def drawn_up(
     if name not in left_out
   }
   left_out |= too_large(norms, accepted, max_norm_ratio)
+  averaged = {
+    name: norm for name, norm in norms.items() if name not in left_out
+  }
+  factors = weight_factors(averaged, accepted, full_weight_ratio)
   listed = tuple(
-    Listed(name, each.digest, each.weight, norms[name])
-    for name, each in sent.items()
-    if name not in left_out
+    Listed(
+      replica=name,
+      digest=sent[name].digest,
+      weight=sent[name].weight * factors[name],
+      norm=norm,
+    )
+    for name, norm in averaged.items()
   )
   return Manifest(state, before, listed, left_out, roster)
 
@@ -135,6 +161,28 @@ def norm_of(arrays: Sequence[np.ndarray]) -> float:
   return math.sqrt(squares) if squares >= 0 else math.nan
 
 
+def usual_norm(
+  norms: Iterable[float], accepted: Sequence[float]
+) -> float | None:
+  """Returns the usual norm of messages; None if nothing is known of it.
+
+  Args:
+    norms: Norms of the messages of a turn. Those that are 0 or not finite do
+      not count.
+    accepted: Usual norms of the events before, the oldest first.
+  """
+  counted = [norm for norm in norms if math.isfinite(norm) and norm > 0]
+  if len(counted) >= ENOUGH:
+    return statistics.median_low(counted)
+  before = [norm for norm in accepted[-KEPT:] if norm > 0]
+  if len(counted) == 1:
+    return statistics.median_high(before) if len(before) == KEPT else None
+  if not counted:
+    return None
+  lower = min(counted)
+  return max(lower, statistics.median_high(before)) if before else lower
+
+
 def too_large(
   norms: Mapping[str, float], accepted: Sequence[float], max_ratio: float
 ) -> dict[str, str]:
@@ -145,20 +193,36 @@ def too_large(
     accepted: Usual norms of the events before, the oldest first.
     max_ratio: How many times the usual norm a message may have.
   """
-  finite = [norm for norm in norms.values() if math.isfinite(norm)]
-  usual = [statistics.median_low(finite)] if finite else []
-  least = 1 if len(norms) > 1 else KEPT
-  if len(finite) < ENOUGH and len(accepted) >= least:
-    before = statistics.median_high(accepted[-KEPT:])
-    usual = [before, *usual] if len(finite) > 1 else [before]
-  limit = max_ratio * max(usual, default=0.0)
+  usual = usual_norm(norms.values(), accepted)
   reasons = {}
   for replica, norm in norms.items():
     if not math.isfinite(norm):
       reasons[replica] = "its values are not finite"
-    elif norm > limit:
+    elif usual is not None and norm > max_ratio * usual:
       reasons[replica] = (
-        f"its norm {norm:.3g} is over {max_ratio:g} times the usual"
-        f" {max(usual):.3g}"
+        f"its norm {norm:.3g} is over {max_ratio:g} times the usual {usual:.3g}"
       )
   return reasons
+
+
+def weight_factors(
+  norms: Mapping[str, float], accepted: Sequence[float], full_ratio: float
+) -> dict[str, float]:
+  """Returns the factor of each message's weight, 1 or less.
+
+  Args:
+    norms: Norms of the messages that are averaged, by replica.
+    accepted: Usual norms of the events before, the oldest first.
+    full_ratio: How many times the usual norm a message may have and still keep
+      its full weight.
+  """
+  usual = usual_norm(norms.values(), accepted)
+  if usual is None:
+    return dict.fromkeys(norms, 1.0)
+  num_counted = sum(norm > 0 for norm in norms.values())
+  power = 2 if num_counted >= ENOUGH else 1
+  limit = full_ratio * usual
+  return {
+    replica: min(1.0, (limit / norm) ** power) if norm else 1.0
+    for replica, norm in norms.items()
+  }

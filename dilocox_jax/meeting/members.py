@@ -21,19 +21,28 @@ import platform
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import dilocox_jax
 from dilocox_jax.checks import check_limits, flat, limited, require
 from dilocox_jax.files import replaced
-from dilocox_jax.meeting.messages import RUN, seat_path
+from dilocox_jax.meeting.messages import (
+  MANIFESTS,
+  RUN,
+  RUN_COPY,
+  seat_path,
+)
 from dilocox_jax.meeting.seal import JSON_BYTES, Seal
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _VERSIONED = ("jax", "jaxlib", "numpy")
 _SECRET_BYTES = 32
 _NEVER = -1  # Before the first event.
+# A seat that exists and cannot be read yet is asked for again after pauses that
+# double. They are 13 s together, longer than the caches of network folders.
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 12.0
 
 
 class DiffersError(ValueError):
@@ -49,7 +58,10 @@ class MailboxRules:
     quorum: Messages without which no event is settled.
     grace_s: Seconds that a replica waits for those who are expected.
     snapshot_every: Events between two snapshots of the shared state, at least.
-    max_norm_ratio: How many times the usual norm a message may have.
+    max_norm_ratio: How many times the usual norm a message may have. A larger
+      one is left out.
+    full_weight_ratio: How many times the usual norm a message may have and
+      still keep its full weight (see `meeting.manifest`).
   """
 
   replicas: int = limited(2, at_least=1)
@@ -57,6 +69,7 @@ class MailboxRules:
   grace_s: float = limited(60.0, above=0, below=math.inf)
   snapshot_every: int = limited(64, at_least=1)
   max_norm_ratio: float = limited(5.0, above=1, below=math.inf)
+  full_weight_ratio: float = limited(1.0, at_least=1, below=math.inf)
 
   def __post_init__(self):
     check_limits(self, "meet.")
@@ -134,15 +147,30 @@ def code_digest(package: pathlib.Path) -> str:
   return digest.hexdigest()
 
 
-def admitted(
+class RunEntry(NamedTuple):
+  """A run that a replica has joined.
+
+  Attributes:
+    run: What tells this run from every other one, for its seal.
+    objects: The objects that say what the run is, by path.
+  """
+
+  run: str
+  objects: dict[str, bytes]
+
+
+def join_run(
   store: Any,
   secret: bytes,
   terms: Mapping[str, Any],
   *,
   where: str,
   accept_version: bool = False,
-) -> str:
-  """Writes `run.json`, or compares this replica with it.
+) -> RunEntry:
+  """Joins the run that is in a store, or begins one.
+
+  What a run is stands in two objects, `run.json` and a copy of it. If one is
+  lost or damaged, it is written again from the other.
 
   Args:
     store: A `Patient` store.
@@ -151,36 +179,94 @@ def admitted(
     where: The store's name, for messages.
     accept_version: Whether other code and versions are let in.
 
-  Returns:
-    What tells this run from every other one, for its seal.
-
   Raises:
-    DiffersError: If this replica differs, or does not have the secret.
+    DiffersError: If this replica differs from the run, or does not have its
+      secret.
   """
   seal = Seal(secret, "")
-  record = {**terms, "id": secrets.token_hex(16)}
-  store.create(RUN, seal.closed_json(RUN, record))
-  found = seal.opened_json(RUN, store.get(RUN, JSON_BYTES))
-  if found is None:
+  found = {path: store.get(path, JSON_BYTES) for path in (RUN_COPY, RUN)}
+  if all(data is None for data in found.values()):
+    found = _begin_run(store, seal, terms, where)
+  records = {path: seal.opened_json(path, found[path]) for path in found}
+  known = [record for record in records.values() if record is not None]
+  if not known:
     raise DiffersError(
       f"{RUN} at {where} is not sealed with this secret: take the secret of"
       " that run, or another place for a new run"
     )
-  run = str(found.pop("id"))
-  ours, theirs = flat(json.loads(json.dumps(terms))), flat(found)
+  record = known[0]
+  if any(other["id"] != record["id"] for other in known):
+    record = _record_in_use(store, secret, known, where)
+  objects = {path: seal.closed_json(path, record) for path in (RUN_COPY, RUN)}
+  for path, data in objects.items():
+    if records[path] == record:
+      continue
+    is_created = found[path] is None and store.create(path, data)
+    if not is_created:
+      store.put(path, data)
+  _compare_terms(record, terms, where, accept_version)
+  return RunEntry(str(record["id"]), objects)
+
+
+def _begin_run(
+  store: Any, seal: Seal, terms: Mapping[str, Any], where: str
+) -> dict[str, bytes | None]:
+  """Begins a run, unless another replica does. Returns what is there then."""
+  if store.sizes(MANIFESTS):
+    raise DiffersError(
+      f"{where} holds events of a run, and its {RUN} and {RUN_COPY} are gone:"
+      " put one of them back, or take another place for a new run"
+    )
+  record = {**terms, "id": secrets.token_hex(16)}
+  store.create(RUN_COPY, seal.closed_json(RUN_COPY, record))
+  copy = store.get(RUN_COPY, JSON_BYTES)
+  return {RUN_COPY: copy, RUN: store.get(RUN, JSON_BYTES)}
+
+
+def _record_in_use(
+  store: Any, secret: bytes, records: Sequence[dict[str, Any]], where: str
+) -> dict[str, Any]:
+  """Returns the record of the run whose manifests are in the store.
+
+  Raises:
+    DiffersError: If that is not the case for exactly one of them.
+  """
+  paths = list(store.sizes(MANIFESTS))
+  in_use = []
+  for record in records:
+    seal = Seal(secret, str(record["id"]))
+    if any(
+      seal.opened_json(path, store.get(path, JSON_BYTES)) for path in paths[-3:]
+    ):
+      in_use.append(record)
+  if len(in_use) != 1:
+    raise DiffersError(
+      f"{RUN} and {RUN_COPY} at {where} are of two runs with one secret: delete"
+      " the wrong one, or take another place for a new run"
+    )
+  return in_use[0]
+
+
+def _compare_terms(
+  record: Mapping[str, Any],
+  terms: Mapping[str, Any],
+  where: str,
+  accept_version: bool,
+) -> None:
+  """Raises DiffersError for the first field in which a replica differs."""
+  theirs = flat({key: value for key, value in record.items() if key != "id"})
+  ours = flat(json.loads(json.dumps(terms)))
   for field in dict.fromkeys([*ours, *theirs]):
-    one, other = ours.get(field), theirs.get(field)
     advice = "take the run's value"
     if field.partition(".")[0] in ("code", "versions"):
       if accept_version:
         continue
       advice = "install the same, or accept it if it computes the same"
-    if one != other:
+    if ours.get(field) != theirs.get(field):
       raise DiffersError(
-        f"{field} is {_short(one)} here and {_short(other)} in the run at"
-        f" {where}: {advice}"
+        f"{field} is {_short(ours.get(field))} here and"
+        f" {_short(theirs.get(field))} in the run at {where}: {advice}"
       )
-  return run
 
 
 def _short(value: Any) -> str:
@@ -208,7 +294,8 @@ class Roster:
   """Who takes part after an event; a part of its manifest.
 
   Attributes:
-    seats: All replicas that ever took part, in the order of their seats.
+    seats: All replicas that ever took part, in the order of their seats. It
+      is "" where a replica has a seat with a lower number, too.
     away: Those that are not waited for, each with the event that it missed.
   """
 
@@ -220,9 +307,13 @@ class Roster:
     """Returns the roster that `dataclasses.asdict` described."""
     return cls(tuple(values["seats"]), dict(values["away"]))
 
+  def names(self) -> list[str]:
+    """Returns all replicas in the order of seats."""
+    return [name for name in self.seats if name]
+
   def expected(self) -> list[str]:
     """Returns the replicas that are waited for, in the order of seats."""
-    return [name for name in self.seats if name not in self.away]
+    return [name for name in self.names() if name not in self.away]
 
   def renewed(
     self, event: int, read_seat: Callable[[int], dict[str, Any] | None]
@@ -233,13 +324,27 @@ class Roster:
       event: The event that is about to be agreed on.
       read_seat: Returns what the holder of a seat wrote, or None.
     """
-    seats, away = list(self.seats), dict(self.away)
-    back = {n: read_seat(i) for i, n in enumerate(seats) if n in away}
-    while seat := read_seat(len(seats)):
-      seats.append(str(seat["name"]))
-      back[seats[-1]], away[seats[-1]] = seat, _NEVER
-    for name, seat in back.items():
-      if seat and away[name] < int(seat["since"]) <= event:
+    seats = list(self.seats)
+    away = dict(self.away)
+    found = {
+      name: read_seat(index)
+      for index, name in enumerate(seats)
+      if name in away
+    }
+    while True:
+      seat = read_seat(len(seats))
+      if seat is None:
+        break
+      name = str(seat["name"])
+      if name in seats:
+        seats.append("")
+      else:
+        seats.append(name)
+        found[name] = seat
+        away[name] = _NEVER
+    for name, seat in found.items():
+      is_own = seat is not None and seat["name"] == name
+      if is_own and away[name] < int(seat["since"]) <= event:
         del away[name]
     return Roster(tuple(seats), away)
 
@@ -276,31 +381,53 @@ class Seats:
     return self._seal.opened_json(path, self._store.get(path, JSON_BYTES))
 
   def announce(self, event: int, roster: Roster) -> None:
-    """Says that this replica is there from an event on.
-
-    It keeps its seat, and else takes one that is free, or was of an earlier
-    life of this replica.
+    """Says that this replica takes part from an event on.
 
     Args:
       event: The event.
       roster: The roster after the event before.
     """
-    if self._since == event:
-      return
-    index, seat = len(roster.seats), {"name": self._name, "since": event}
+    if self._since != event:
+      self._since = event
+      self._take_seat(roster)
+
+  def look_after(self, roster: Roster) -> None:
+    """Takes a seat again if that of this replica has vanished.
+
+    Seats are counted from the first one on, so a gap hides every seat behind
+    it. If the replica before this one has lost its seat and has died, this one
+    takes that seat.
+
+    Args:
+      roster: The roster after the event before.
+    """
+    if self._since is not None:
+      self._take_seat(roster)
+
+  def _take_seat(self, roster: Roster) -> None:
+    """Writes the seat of this replica: its old one, or the first free one."""
+    index = len(roster.seats)
     if self._name in roster.seats:
       index = roster.seats.index(self._name)
+    record = {"name": self._name, "since": self._since}
+    wait = _FIRST_PAUSE_S
     while True:
       path = seat_path(index)
-      data = self._seal.closed_json(path, seat)
+      data = self._seal.closed_json(path, record)
       if self._store.create(path, data):
         break
-      found = self.read(index)
-      if found is None:  # Only a stranger writes what does not open.
-        self._store.delete([path])
-      elif found["name"] == self._name:
+      found = self._store.get(path, JSON_BYTES)
+      if found == data:
+        break
+      holder = self._seal.opened_json(path, found)
+      if holder is not None and holder["name"] != self._name:
+        index += 1
+      elif found is None and wait < _LONGEST_PAUSE_S:
+        # It was deleted meanwhile, or it cannot be read yet.
+        self._store.pause(wait)
+        wait = 2 * wait
+      else:
+        # It was damaged, or it is of an earlier life of this replica.
         self._store.put(path, data)
         break
-      else:
-        index += 1
-    self.index, self._since = index, event
+    self.index = index

@@ -1,11 +1,12 @@
 """The objects of a run: their names, and messages as raw bytes.
 
-run.json                     what is trained, and by which rules
+run.json, run.copy.json      what is trained, and by which rules
 seat/0002                    who takes part, and since when
 event/0000000012/0/oslo      message of a replica: event, turn, name
-manifest/0000000012.0        the messages of a turn that all average
+proposal/0000000012.0        the first list of a turn's messages
+manifest/0000000012.0        the same list, once it is decided: all average it
 snapshot/0000000064/...      shared state before an event
-gone/0000000003              says that a block of events was deleted
+gone/0000000003, ....copy    say that a block of events was deleted
 
 So nobody has to list the store. A message is numpy arrays behind a fixed
 header: a digest of the layout (types and shapes), the sender's digest of the
@@ -27,8 +28,11 @@ import numpy as np
 from dilocox_jax.meeting.seal import TAG_BYTES, Buffer, Seal
 
 _LOG = logging.getLogger(__name__)
-RUN = "run.json"
-EVENTS, MANIFESTS, SNAPSHOTS = "event", "manifest", "snapshot"
+RUN, RUN_COPY = "run.json", "run.copy.json"
+EVENTS = "event"
+PROPOSALS = "proposal"
+MANIFESTS = "manifest"
+SNAPSHOTS = "snapshot"
 
 _HEADER = struct.Struct("<32s32sd")
 HEADER_BYTES = TAG_BYTES + _HEADER.size  # Before the arrays of a message.
@@ -46,6 +50,11 @@ def message_path(event: int, turn: int, replica: str) -> str:
   return f"{EVENTS}/{event:010d}/{turn}/{replica}"
 
 
+def proposal_path(event: int, turn: int) -> str:
+  """Returns the path of the list that is proposed for a turn."""
+  return f"{PROPOSALS}/{event:010d}.{turn}"
+
+
 def manifest_path(event: int, turn: int) -> str:
   """Returns the path of a turn's manifest."""
   return f"{MANIFESTS}/{event:010d}.{turn}"
@@ -56,14 +65,16 @@ def snapshot_path(event: int, part: str) -> str:
   return f"{SNAPSHOTS}/{event:010d}/{part}"
 
 
-def gone_path(block: int) -> str:
-  """Returns the path of the mark that a block of events was deleted."""
-  return f"gone/{block:010d}"
+def gone_paths(block: int) -> tuple[str, str]:
+  """Returns the paths of the two marks that a block of events was deleted."""
+  return f"gone/{block:010d}", f"gone/{block:010d}.copy"
 
 
 def event_of(path: str) -> int:
-  """Returns the event of a message, manifest or snapshot; -1 for others."""
-  found = re.match(r"(?:event|manifest|snapshot)/(\d{10})[./]", path)
+  """Returns the event of a message, list or snapshot; -1 for other objects."""
+  found = re.match(
+    r"(?:event|proposal|manifest|snapshot)/(\d{10})[./]", path
+  )
   return int(found.group(1)) if found else -1
 
 
@@ -174,8 +185,9 @@ class Inbox:
     if self.held[replica].digest != own.digest:
       _LOG.info(
         "event %d: %s has sent already, in an earlier life or as another"
-        " process of this name; what is new stays here",
-        *(self.event, replica),
+        " process of this name: that message counts, and this one does not",
+        self.event,
+        replica,
       )
     return own
 

@@ -1,15 +1,17 @@
 """Snapshots of the shared state, and the deletion of what nobody needs.
 
 The state before an event is written when the event's manifest says that it is
-the state that most have. Whoever claims a snapshot first writes it. The newest
-two are kept, and the events since the older of them: if the newest is damaged,
-the other serves.
+the state that most replicas have. Whoever claims a snapshot first writes it.
+The newest three are kept, and the events since the oldest of them. So a replica
+can still read a snapshot while two newer ones are written, and an older one
+serves if the newest is damaged.
 
-Events are deleted by blocks, and a block's mark is written before. A replica
-that slept so long that its next event was deleted sees the mark, and cannot
-mistake a deleted manifest for one that is not written yet.
+Events are deleted by blocks, and two marks of the block are written before. A
+replica that slept so long that its next event was deleted sees a mark, and
+cannot mistake a deleted manifest for one that is not written yet.
 """
 
+import itertools
 import logging
 import secrets
 from collections.abc import Iterable, Iterator
@@ -20,10 +22,11 @@ import numpy as np
 from dilocox_jax.meeting.messages import (
   EVENTS,
   MANIFESTS,
+  PROPOSALS,
   SNAPSHOTS,
   arrays_in,
   event_of,
-  gone_path,
+  gone_paths,
   num_bytes,
   raw_bytes,
   snapshot_path,
@@ -32,6 +35,7 @@ from dilocox_jax.meeting.seal import INDEX_BYTES, TAG_BYTES, Seal
 
 _LOG = logging.getLogger(__name__)
 KEPT_MARKS = 1000
+KEPT_SNAPSHOTS = 3
 _CLAIM, _ARRAYS, _INDEX = "claim", "arrays", "index"
 _MARK = b"deleted"
 
@@ -112,11 +116,20 @@ class Snapshots:
       return None
     return Snapshot(**{**index, "arrays": arrays_in(content, kinds)})  # pyright: ignore
 
-  def is_gone(self, event: int) -> bool:
-    """Returns whether an event was deleted, or is about to be."""
-    path = gone_path(event // self._every)
-    data = self._store.get(path, TAG_BYTES + len(_MARK))
-    return self._seal.opened(path, data) == _MARK
+  def is_gone(self, event: int, thoroughly: bool = False) -> bool:
+    """Returns whether an event was deleted, or is about to be.
+
+    Args:
+      event: The event.
+      thoroughly: Whether to look for the second mark, too. It costs a request,
+        and helps if the first mark was lost.
+    """
+    marks = gone_paths(event // self._every)
+    for path in marks if thoroughly else marks[:1]:
+      data = self._store.get(path, TAG_BYTES + len(_MARK))
+      if self._seal.opened(path, data) == _MARK:
+        return True
+    return False
 
   def _whole(self, paths: Iterable[str]) -> Iterator[tuple[int, int]]:
     """Yields event and `first` of whole snapshots, the newest first."""
@@ -130,9 +143,9 @@ class Snapshots:
     return self._seal.opened_json(path, self._store.get(path, INDEX_BYTES))
 
   def _delete_before(self, event: int) -> None:
-    """Deletes what the snapshot before this one replaces."""
-    sizes = {}
-    for folder in (EVENTS, MANIFESTS, SNAPSHOTS):
+    """Deletes what nobody needs after the snapshot before an event."""
+    sizes: dict[str, int] = {}
+    for folder in (EVENTS, PROPOSALS, MANIFESTS, SNAPSHOTS):
       sizes |= self._store.sizes(folder)
     stale = self._stale(event, sizes)
     blocks = {
@@ -140,23 +153,41 @@ class Snapshots:
       for path in stale
       if not path.startswith(SNAPSHOTS)
     }
+    old_marks = []
     for block in sorted(blocks):
-      path = gone_path(block)
-      self._store.put(path, self._seal.closed(path, _MARK))
-    marks = [gone_path(b - KEPT_MARKS) for b in blocks if b >= KEPT_MARKS]
-    self._store.delete([*stale, *marks])
+      for path in gone_paths(block):
+        self._store.put(path, self._seal.closed(path, _MARK))
+      if block >= KEPT_MARKS:
+        old_marks += gone_paths(block - KEPT_MARKS)
+    self._store.delete([*stale, *old_marks])
     kept = [sizes[path] for path in sizes.keys() - set(stale)]
     _LOG.info(
       "the snapshot before event %d is written; the store has %.1f MB in %d"
       " objects",
-      *(event, sum(kept) / 1e6, len(kept)),
+      event,
+      sum(kept) / 1e6,
+      len(kept),
     )
 
   def _stale(self, event: int, paths: Iterable[str]) -> list[str]:
-    """Returns what nobody needs who starts at the snapshot before this one."""
-    older, first = next((x for x in self._whole(paths) if x[0] < event), (0, 0))
+    """Returns what nobody needs who starts at the oldest snapshot that is kept.
+
+    Args:
+      event: Event of the newest snapshot.
+      paths: Paths of all messages, lists and snapshots.
+    """
+    older = (found for found in self._whole(paths) if found[0] < event)
+    kept_besides = list(itertools.islice(older, KEPT_SNAPSHOTS - 1))
+    if len(kept_besides) < KEPT_SNAPSHOTS - 1:
+      return []
+    oldest_event, first = kept_besides[-1]
     end = first // self._every * self._every
-    limits = {EVENTS: end, MANIFESTS: end, SNAPSHOTS: older}
+    limits = {
+      EVENTS: end,
+      PROPOSALS: end,
+      MANIFESTS: end,
+      SNAPSHOTS: oldest_event,
+    }
     return [
       path
       for path in paths

@@ -125,12 +125,14 @@ class CarriedExchange:
       a carrier.
     replicas: The replica and its devices.
     fragment: Number of the fragment that is exchanged next.
+    num_steps: Inner steps behind this replica's message.
     fragments: States of all fragments.
   """
 
   outer: OuterStep
   replicas: Replicas
   fragment: int = 0
+  num_steps: int = 0
   fragments: Sequence[FragmentState] = ()
 
   def __call__(self, kept: Tree, rest: FragmentState, due: Tree) -> Averaged:
@@ -147,7 +149,7 @@ class CarriedExchange:
     carrier = self.outer.aggregator.carrier
     state = rest._replace(exchange=kept)
     shared = jax.device_get(shared_leaves(self.outer, state))
-    turns = carrier.exchange(self.fragment, shared)
+    turns = carrier.exchange(self.fragment, self.num_steps, shared)
     arrived: tuple[Any, ...] = ()
     leaving, result = self._stage(kept, rest, due, arrived)
     while result is None:
@@ -157,9 +159,10 @@ class CarriedExchange:
       arrived += (tuple(came),)
       leaving, result = self._stage(kept, rest, due, arrived)
     found, kept = result
-    if turns.is_wrong:
-      # Nothing of it may come back, or it would be left out again and again:
-      # the residual is empty, and the parameters lose it as if it were sent.
+    if turns.drops_all:
+      # Nothing of it may come back: wrong values would be left out again and
+      # again, and work that an earlier life has sent would count twice. So the
+      # residual is empty, and the parameters lose it as if it were sent.
       kept = map_prefix(jax.numpy.zeros_like, self.outer.axes.exchange, kept)
       if self.outer.aggregator.keep_unsent:
         found = found._replace(sent=found.own)

@@ -69,6 +69,7 @@ def joined(
     left -= window.applied is not None
     _count(counts, window)
     step, window = step + window.num_steps, next(windows)
+  carrier.steps.restart(counts)
   if found is not None:
     state = _loaded(rounds, state, found, counts)
   while window and (

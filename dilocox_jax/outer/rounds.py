@@ -168,11 +168,17 @@ class Rounds(RoundStates):
     fragments, drifts = list(state.fragments), []
     for window, share in pairs:
       given = self._given(window, share, progress, batches, fragments)
-      if self.outer.is_carried and window.applied:
+      carrier = self.outer.aggregator.carrier
+      if carrier:
+        carrier.steps.add(window.num_steps)
+      if carrier and window.applied:
         self._exchange.fragment = window.applied.fragment
+        self._exchange.num_steps = carrier.steps.take(window.applied.fragment)
         self._exchange.fragments = tuple(fragments)
       kind = self.kind(window, share)
       progress, applied, sent, drift = self._run(kind, given)
+      if carrier and window.sent:
+        carrier.steps.measure(window.sent.fragment)
       for event, new in ((window.applied, applied), (window.sent, sent)):
         if event and new is not None:
           left = new.in_flight or fragments[event.fragment].in_flight[1:]

@@ -101,7 +101,7 @@ def exchange(
   return mailbox(
     **vars(met),
     codec=to_plan.codec(config),
-    weight=float(config.tokens_per_replica_step),
+    step_weight=float(config.tokens_per_replica_step),
     text_digest=text_digest,
     rules=rules(
       config.mesh.num_replicas,

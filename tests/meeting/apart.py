@@ -129,7 +129,13 @@ def alone(where, name, number, factor=1, event=None, **more):
 
 
 def rules(num_replicas, max_norm_ratio=100.0, **more):
-  return dx.MailboxRules(num_replicas, max_norm_ratio=max_norm_ratio, **more)
+  """Rules under which all messages that are listed keep their full weight."""
+  return dx.MailboxRules(
+    num_replicas,
+    max_norm_ratio=max_norm_ratio,
+    full_weight_ratio=1e6,
+    **more,
+  )
 
 
 def in_threads(function, num_replicas, store=None):

@@ -13,9 +13,9 @@ from dilocox_jax.meeting.members import (
   MailboxRules,
   Roster,
   Seats,
-  admitted,
   checked_name,
   code_digest,
+  join_run,
   read_secret,
   run_terms,
   write_secret,
@@ -39,9 +39,10 @@ def store_fixture():
 def enter(store, secret=b"secret", accept_version=False, **changes):
   terms = run_terms(CONFIG, "t" * 64, MailboxRules(grace_s=5.0)) | changes
   where = "s3://bucket/run"
-  return admitted(
+  entry = join_run(
     store, secret, terms, where=where, accept_version=accept_version
   )
+  return entry.run
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,17 @@ messages (tests/oracles/mailbox.py). They are threads of which one moves at a
 time, before a store that fails: a thread stops before every call of the store
 and in every pause, until the test lets it go on and says what happens to the
 call. Time is what the test says.
+
+Event e brings a replica its unit of work number e, whichever of its lives does
+it. A message carries marks of the units that are in it, so a test can see that
+no unit is averaged twice.
 """
 
 import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +27,7 @@ from dilocox_jax.meeting.members import MailboxRules
 from dilocox_jax.meeting.store import AwayError
 from tests.oracles import mailbox as twin
 
-MARKS = 16  # 64-bit words with one bit for every piece of progress.
+MARKS = 16  # 64-bit words with one bit for every unit of work.
 
 
 class Toy:
@@ -31,9 +35,12 @@ class Toy:
 
   Attributes:
     history: Digest of what was averaged, by event, as this replica saw it.
-    credited: Marks of the progress that was averaged, by replica.
-    kept: Marks of the progress that this replica has not got rid of.
-    made: Marks of all progress that it has made.
+    credited: Event, replica and marks of each message that was averaged.
+    held_back: Marks of the units that this replica has done, or taken from a
+      checkpoint, and that no listed message of it has carried yet.
+    done: Marks of all units that this life has had.
+    losses: How often it had to begin again from a snapshot.
+    superseded: How often a message of an earlier life counted instead.
   """
 
   def __init__(
@@ -43,28 +50,77 @@ class Toy:
     *,
     turns: int = 1,
     delay: int = 0,
-    marks: Iterator[int] | None = None,
     unused: int = 0,
+    noise: float = 0.0,
+    checkpoint: dict[str, Any] | None = None,
   ):
-    self.name, self.events, self.turns, self.delay = name, events, turns, delay
-    self.marks, self.unused = marks or iter(()), np.zeros(unused)
+    """Begins a life of a replica.
+
+    Args:
+      name: Its name.
+      events: Events of the run.
+      turns: Messages of an event.
+      delay: Events between a send and its apply.
+      unused: Values of a snapshot that nobody reads.
+      noise: How much the work of this life differs from that of another one.
+      checkpoint: What `checkpoint` of an earlier life was; None: it begins with
+        the newest snapshot.
+    """
+    self.name = name
+    self.events = events
+    self.turns = turns
+    self.delay = delay
+    self.unused = np.zeros(unused)
+    self.noise = noise
     self.history: dict[int, str] = {}
     self.credited: list[tuple[int, str, bytes]] = []
-    self.kept = np.zeros(MARKS, np.uint64)
-    self.made = np.zeros(MARKS, np.uint64)
+    self.held_back = np.zeros(MARKS, np.uint64)
+    self.done = np.zeros(MARKS, np.uint64)
     self.theta, self.momentum = twin.start()
-    self.losses = self.event = 0
+    self.pending: list[np.ndarray] = []
+    self.event = 0
+    self.losses = 0
+    self.superseded = 0
+    self._start = checkpoint
+    self._box: Mailbox | None = None
+    self.checkpoint: dict[str, Any] | None = None
 
   def run(self, box: Mailbox) -> None:
     """Goes through all events."""
-    self._begin(box)
+    self._box = box
+    if self._start is None:
+      self._begin(box)
+    else:
+      self._go_on(box, self._start)
     while self.event < self.events:
+      self.checkpoint = self._saved_state(box)
       try:
         self._one_event(box)
       except LostError:
         self.losses += 1
-        self.kept = np.zeros(MARKS, np.uint64)
+        self.held_back = np.zeros(MARKS, np.uint64)
         self._begin(box)
+
+  def _saved_state(self, box: Mailbox) -> dict[str, Any]:
+    """Returns what a checkpoint before the next event holds."""
+    return {
+      "mailbox": json.loads(json.dumps(box.get_state())),
+      "event": self.event,
+      "theta": self.theta,
+      "momentum": self.momentum,
+      "pending": list(self.pending),
+      "held_back": self.held_back.copy(),
+    }
+
+  def _go_on(self, box: Mailbox, saved: dict[str, Any]) -> None:
+    """Goes on where a checkpoint was written."""
+    box.set_state(saved["mailbox"])
+    self.event = saved["event"]
+    self.theta = saved["theta"]
+    self.momentum = saved["momentum"]
+    self.pending = list(saved["pending"])
+    self.held_back = saved["held_back"].copy()
+    self.done = saved["held_back"].copy()
 
   def _begin(self, box: Mailbox) -> None:
     self.pending: list[np.ndarray] = []
@@ -89,29 +145,34 @@ class Toy:
     is_there = box.announce(event)
     delta = np.zeros_like(theta)
     if is_there:
-      mark = next(self.marks, None)
-      if mark is not None:
-        self.kept[mark // 64] |= np.uint64(1 << mark % 64)
-        self.made[mark // 64] |= np.uint64(1 << mark % 64)
+      unit = np.uint64(1 << event % 64)
+      self.held_back[event // 64] |= unit
+      self.done[event // 64] |= unit
       delta = twin.delta(self.name, theta)
+      delta = delta * np.float32(1 + self.noise)
     first = event - len(self.pending)
     exchanged = Exchanged([], False, {})
+    is_own_listed = False
     for turn in range(self.turns):
       exchanged = box.exchange(
         event,
         turn,
-        [delta, self.kept.copy()],
+        [delta, self.held_back.copy()],
         weight=twin.weight(self.name),
         send=is_there,
         state=hashlib.sha256(theta.tobytes() + momentum.tobytes()).digest(),
         snapshot=lambda: (first, self.saved(theta, momentum)),
       )
+      self.superseded += exchanged.is_superseded
+      is_own_listed |= exchanged.is_superseded or (
+        turn == self.turns - 1 and exchanged.is_own_listed
+      )
+    if is_own_listed:
+      self.held_back = np.zeros(MARKS, np.uint64)
     self._take(event, exchanged)
     self.event += 1
 
   def _take(self, event: int, exchanged: Exchanged) -> None:
-    if exchanged.is_own_listed:
-      self.kept = np.zeros(MARKS, np.uint64)
     told: Any = hashlib.sha256()
     for name, weight, arrays in exchanged.messages:
       told.update(f"{name} {weight}".encode() + arrays[0].tobytes())
@@ -155,17 +216,24 @@ class World:
     for process in awake:
       process.step()
 
-  def finish(self, processes: "Iterable[Process]", turns: int = 20_000) -> None:
-    """Goes on until all have ended, and raises the errors that ended them."""
-    processes = list(processes)
+  def move_to_end(
+    self, processes: "Sequence[Process]", turns: int = 20_000
+  ) -> bool:
+    """Goes on until all have ended. Returns whether they did."""
     for _ in range(turns):
       if all(process.has_ended for process in processes):
-        break
+        return True
       self.turn(processes)
+    return False
+
+  def finish(self, processes: "Iterable[Process]") -> None:
+    """Goes on until all have ended, and raises the errors that ended them."""
+    processes = list(processes)
+    has_ended = self.move_to_end(processes)
     for process in processes:
       if process.error is not None:
         raise process.error
-      assert process.has_ended, "a replica waits for ever"
+    assert has_ended, "a replica waits for ever"
 
   def records(self, folder: str) -> dict[str, Any]:
     """Returns the JSON objects of a folder by path, sorted."""

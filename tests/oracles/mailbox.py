@@ -54,19 +54,22 @@ def outer(
   return theta - np.float32(0.7) * step, momentum
 
 
-def under(lists: Sequence[Sequence[str]], delay: int = 0) -> np.ndarray:
+def under(
+  lists: Sequence[Sequence[tuple[str, float]]], delay: int = 0
+) -> np.ndarray:
   """Returns the shared parameters after events with the given members.
 
   Args:
-    lists: Names of the replicas that were averaged, by event, in order.
+    lists: Names and weights of the replicas that were averaged, by event, in
+      order.
     delay: Events that are sent before the result of one is applied.
   """
   theta, momentum = start()
   pending: list[np.ndarray] = []
-  for names in lists:
+  for listed in lists:
     while len(pending) > delay:
       theta, momentum = outer(theta, momentum, pending.pop(0))
-    pending.append(mean([(weight(n), delta(n, theta)) for n in names]))
+    pending.append(mean([(w, delta(name, theta)) for name, w in listed]))
   while len(pending) > delay:
     theta, momentum = outer(theta, momentum, pending.pop(0))
   return theta

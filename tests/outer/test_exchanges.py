@@ -1,6 +1,7 @@
 """Exchanges outside of a window's program, and of who is left out of it."""
 
 import dataclasses
+import json
 import threading
 
 import jax
@@ -40,13 +41,14 @@ def test_an_exchange_that_fails_in_the_thread_ends_the_round():
 class Played:
   """Lists the messages that the test wants, with their weights."""
 
-  is_wrong = False
-
-  def __init__(self, weights, is_counted=True, keeps=False):
+  def __init__(
+    self, weights, is_counted=True, keeps=False, drops_all=False
+  ):
     self.weights, self.is_counted, self.keeps = weights, is_counted, keeps
+    self.drops_all = drops_all
     self.sent = []
 
-  def exchange(self, kind, shared):
+  def exchange(self, kind, num_steps, shared):
     return self
 
   def send(self, arrays, is_finite, shared):
@@ -75,6 +77,11 @@ NONE = np.zeros_like(OWN)
       *(([1.0], KEPT), OWN, "low_rank(rank=2)+int(bits=4)"),
       *(None, OWN, OWN, [True, True]),
     ),
+    # What an earlier life has sent must not stay anywhere.
+    (
+      ([1.0], {"keeps": True, "drops_all": True}),
+      *(OWN, "int(bits=4)", None, OWN, NONE, [True]),
+    ),
     # A replica that is not finite says so and gets the mean.
     (([0.0], LATE), np.nan * OWN, "float32", NONE, NONE, None, [False]),
   ],
@@ -100,7 +107,8 @@ def test_the_host_carries_messages_that_count_or_come_late(
   if residual is not None:
     np.testing.assert_allclose(kept.residual["w"][0], residual, rtol=1e-6)
     assert np.any(np.asarray(result.mean["w"]))
-    assert not np.any(np.asarray(result.sent["w"]))
+    if not carrier.drops_all:
+      assert not np.any(np.asarray(result.sent["w"]))
   else:
     np.testing.assert_allclose(result.mean["w"], mean, rtol=1e-6)
 
@@ -159,3 +167,11 @@ def test_a_newcomer_follows_and_takes_part(name):
   assert_equal(found[0][1], found[1][1])
   senders = {path.rpartition("/")[2] for path in store.sizes("event")}
   assert senders == {"r0", "r1"}
+  # One that joins in the middle of a round counts with the steps it has done.
+  weights = set()
+  for path in store.sizes("manifest"):
+    manifest = json.loads(store.get(path, 10**6))["is"]
+    weights |= {weight for _, _, weight, _ in manifest["listed"]}
+  joins_within_a_round = any(first % apart.H for first, _ in found)
+  assert weights >= {apart.H}
+  assert (min(weights) < apart.H) == joins_within_a_round
