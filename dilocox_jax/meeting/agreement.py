@@ -126,9 +126,7 @@ class Agreement:
   run_objects: dict[str, bytes] = dataclasses.field(default_factory=dict)
   memory: Memory = Memory()
   first: Manifest = Manifest()
-  objects: dict[int, dict[str, bytes]] = dataclasses.field(
-    default_factory=dict
-  )
+  objects: dict[int, dict[str, bytes]] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     """Opens the decisions of the run."""

@@ -169,7 +169,9 @@ class Mailbox:
     if snapshot is not None:
       memory = Memory.from_json(snapshot.meeting)
       self._go_on(memory, loaded=snapshot.event)
-      _LOG.info("%s takes the snapshot before event %d", self.name, snapshot.event)
+      _LOG.info(
+        "%s takes the snapshot before event %d", self.name, snapshot.event
+      )
       return snapshot
     if self._snapshots.is_gone(0, thoroughly=True):
       raise StoppedError(

@@ -327,9 +327,7 @@ class Roster:
     seats = list(self.seats)
     away = dict(self.away)
     found = {
-      name: read_seat(index)
-      for index, name in enumerate(seats)
-      if name in away
+      name: read_seat(index) for index, name in enumerate(seats) if name in away
     }
     while True:
       seat = read_seat(len(seats))

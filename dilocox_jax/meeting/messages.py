@@ -72,9 +72,7 @@ def gone_paths(block: int) -> tuple[str, str]:
 
 def event_of(path: str) -> int:
   """Returns the event of a message, list or snapshot; -1 for other objects."""
-  found = re.match(
-    r"(?:event|proposal|manifest|snapshot)/(\d{10})[./]", path
-  )
+  found = re.match(r"(?:event|proposal|manifest|snapshot)/(\d{10})[./]", path)
   return int(found.group(1)) if found else -1
 
 

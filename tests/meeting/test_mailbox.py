@@ -289,21 +289,21 @@ def test_a_listed_message_of_an_earlier_turn_is_written_again():
   run = Run("ab", dataclasses.replace(RULES, replicas=2), turns=2)
   store = run.running["b"].store
   read = store.get
-  path = "event/0000000000/0/a"
+  damaged = "event/0000000000/0/a"
 
-  def read_too_late(wanted, at_most):
+  def read_too_late(path, at_most):
     """The message is damaged after it was listed and before it is read."""
     is_listed = "manifest/0000000000.0" in run.objects
-    if wanted == path and store.get is read_too_late:
+    if path == damaged and store.get is read_too_late:
       if not is_listed:
         return None
       run.objects[path] = b"damaged"
       store.get = read
-    return read(wanted, at_most)
+    return read(path, at_most)
 
   store.get = read_too_late
   run.end()
-  assert store.get is read and run.objects[path] != b"damaged"
+  assert store.get is read and run.objects[damaged] != b"damaged"
 
 
 def test_a_newcomer_that_is_overtaken_takes_a_newer_snapshot():

@@ -1,4 +1,4 @@
-"""The protocol under a store that delays, fails and loses objects, and kills."""
+"""The protocol beside kills, failing calls and damaged objects."""
 
 import hypothesis
 import pytest

@@ -41,9 +41,7 @@ def test_an_exchange_that_fails_in_the_thread_ends_the_round():
 class Played:
   """Lists the messages that the test wants, with their weights."""
 
-  def __init__(
-    self, weights, is_counted=True, keeps=False, drops_all=False
-  ):
+  def __init__(self, weights, is_counted=True, keeps=False, drops_all=False):
     self.weights, self.is_counted, self.keeps = weights, is_counted, keeps
     self.drops_all = drops_all
     self.sent = []
@@ -167,11 +165,44 @@ def test_a_newcomer_follows_and_takes_part(name):
   assert_equal(found[0][1], found[1][1])
   senders = {path.rpartition("/")[2] for path in store.sizes("event")}
   assert senders == {"r0", "r1"}
-  # One that joins in the middle of a round counts with the steps it has done.
-  weights = set()
-  for path in store.sizes("manifest"):
-    manifest = json.loads(store.get(path, 10**6))["is"]
-    weights |= {weight for _, _, weight, _ in manifest["listed"]}
-  joins_within_a_round = any(first % apart.H for first, _ in found)
-  assert weights >= {apart.H}
-  assert (min(weights) < apart.H) == joins_within_a_round
+
+
+def test_a_first_message_weighs_as_much_as_its_inner_steps():
+  store = Store("memory:///")
+  rules = dataclasses.replace(apart.rules(1), grace_s=0.2)
+
+  def train(number, num_steps):
+    method, settings = apart.METHODS["overlap_loco"]  # H = 4, two fragments.
+    carried = dx.mailbox(
+      store,
+      name=f"r{number}",
+      secret=apart.SECRET,
+      step_weight=8.0,
+      rules=rules,
+      **settings,
+    )
+    rounds = apart.rounds_of(method, carried, 1)
+    params = apart.first_params()
+    state = dx.join_rounds(rounds, params, apart.INNER.init(params))
+    step = int(state.step)
+    points = apart.batches(1, step, step + num_steps)
+    rounds.run(state, points)
+    return step
+
+  def weights():
+    found = []
+    for path in store.sizes("manifest"):
+      data = store.get(path, 10**6)
+      assert data is not None
+      listed = json.loads(data)["is"]["listed"]
+      found.append({name: weight for name, _, weight, _ in listed})
+    return found
+
+  # Fragments are sent after steps 2, 4, 6 and so on. So the first message
+  # stands for two steps, and every later one for four.
+  train(0, 10)
+  numbers = [each["r0"] / 8 for each in weights()]
+  assert numbers == [2, *[4] * (len(numbers) - 1)] and len(numbers) > 2
+  assert train(1, 10) == 8  # Fragment 0 is sent two steps later.
+  first, second, *_ = weights()[len(numbers) :]
+  assert first["r1"] == 8 * 2 and second["r1"] == 8 * 4

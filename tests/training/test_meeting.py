@@ -43,7 +43,8 @@ def settings(method, **meet):
   config = runs.settings(**MET[method])
   changes = {"collective": "mailbox", "max_norm_ratio": 100.0}
   exchange = dataclasses.replace(config.exchange, **changes)
-  rules = dataclasses.replace(config.meet, **meet)
+  # Messages keep their full weight, as they do in one runtime.
+  rules = dataclasses.replace(config.meet, full_weight_ratio=1e6, **meet)
   return dataclasses.replace(config, exchange=exchange, meet=rules)
 
 
