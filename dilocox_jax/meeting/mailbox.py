@@ -217,8 +217,8 @@ class Mailbox:
     wait = min(2.0**self._starts_in_place, _LONGEST_START_PAUSE_S)
     _LOG.warning(
       "%s has begun again %d times and never got further than event %d: the"
-      " objects of that event disagree or are lost; it tries again in %.0f s, in"
-      " case another replica writes a newer snapshot",
+      " objects of that event disagree or are lost; it tries again in %.0f s,"
+      " in case another replica writes a newer snapshot",
       self.name,
       self._starts_in_place,
       settled,
@@ -255,7 +255,7 @@ class Mailbox:
     """Goes on where an earlier life of this replica was.
 
     It then repeats its work for the events that were settled with a message
-    of its earlier life. If the new message is not the same, `Exchanged` says so.
+    of its earlier life. If the new message differs, `Exchanged` says so.
 
     Args:
       state: What `get_state` returned before the next event.

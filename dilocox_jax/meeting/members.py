@@ -341,8 +341,9 @@ class Roster:
         found[name] = seat
         away[name] = _NEVER
     for name, seat in found.items():
-      is_own = seat is not None and seat["name"] == name
-      if is_own and away[name] < int(seat["since"]) <= event:
+      if seat is None or seat["name"] != name:
+        continue
+      if away[name] < int(seat["since"]) <= event:
         del away[name]
     return Roster(tuple(seats), away)
 

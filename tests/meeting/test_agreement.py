@@ -131,7 +131,8 @@ def trained_beside_a_faulty_replica(num_replicas, factor):
       delta = np.float32(0.2 * (theta - target) + 0.2 * noise)
       delta *= factor if number == 0 else 1
       data = str(number).encode()
-      sent[str(number)] = Message(data, "s", 3.0, [np.float32(delta)])
+      arrays = [np.asarray(delta, np.float32)]
+      sent[str(number)] = Message(data, "s", 3.0, arrays)
     manifest = drawn_up(
       sent, before="", accepted=[], max_norm_ratio=5.0, roster=Roster()
     )
