@@ -105,11 +105,6 @@ def _enter(step: OuterStep, num_replicas: int) -> None:
     f"num_replicas={num_replicas} must be 1 with dilocox_jax.mailbox, in which "
     "each replica is a program of its own",
   )
-  require(
-    step.rule.is_shared,
-    f"rule={step.method.rule!r} gives each replica outer parameters of its "
-    "own, which dilocox_jax.mailbox cannot offer",
-  )
   step.aggregator.carrier.enter({"method": dataclasses.asdict(step.method)})
 
 

@@ -47,6 +47,7 @@ import numpy as np
 import optax
 from numpy.typing import ArrayLike
 
+from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.outer.average import check_outermost
 from dilocox_jax.outer.rules import ApplyRule, ExchangeResult
@@ -90,12 +91,36 @@ class OuterStep:
       pseudo-gradient of a fragment.
     aggregator: Averages pseudo-gradients over replicas.
     axis_name: Axis over which replicas are mapped.
+
+  Raises:
+    ValueError: One line, if the rule does not go with the schedule or with the
+      aggregator.
   """
 
   method: Method
   optimizer: optax.GradientTransformation
   aggregator: Aggregator
   axis_name: str = REPLICA_AXIS
+
+  def __post_init__(self):
+    name, rule, schedule = self.method.rule, self.rule, self.method.schedule
+    require(
+      isinstance(rule, ApplyRule),
+      f"rule={name!r}: its builder must return a dilocox_jax.ApplyRule, not a "
+      f"{type(rule).__name__}",
+    )
+    require(
+      not rule.applies_at_first_send
+      or schedule.overlap_steps == schedule.sync_interval,
+      f"rule={name!r} applies at the first send, which needs tau = H: set "
+      f"overlap_steps={schedule.sync_interval} instead of "
+      f"{schedule.overlap_steps}",
+    )
+    require(
+      rule.is_shared or not self.is_carried,
+      f"rule={name!r} gives each replica outer parameters of its own, which "
+      "replicas that meet in a store cannot have: take rule 'continue'",
+    )
 
   @functools.cached_property
   def rule(self) -> ApplyRule:

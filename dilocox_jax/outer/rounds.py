@@ -225,6 +225,7 @@ class Rounds(RoundStates):
       sent,
       window.is_same,
       has_steps=window.num_steps > 0,
+      follows_send=window.follows_send,
       differs=share is not None,
     )
 
@@ -380,7 +381,7 @@ class Rounds(RoundStates):
     if window.applied:
       state = state_of(window.applied.fragment)
       due, *left = state.in_flight or (None,)
-      if not window.is_same and self.outer.rule.is_shared:
+      if not window.is_same and not window.follows_send:
         left = ()
       places[0] = place_of(window.applied.fragment)
       applied = state._replace(in_flight=tuple(left))

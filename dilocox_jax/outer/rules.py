@@ -85,16 +85,22 @@ class ApplyRule(NamedTuple):
     measure: Function (outer, unapplied, inner) -> pseudo-gradient; `unapplied`
       is the sum of the replica's own pseudo-gradients still in flight.
     gradient: Function (result, fresh) -> gradient for the outer optimizer;
-      `fresh` is the pseudo-gradient measured on this very step.
+      `fresh` is the pseudo-gradient that was measured on this very step. It
+      is zero if none was.
     rejoin: Function (inner, old outer, new outer, own) -> the replica's
       parameters after the apply.
     is_shared: Whether all replicas have the same outer parameters.
+    applies_at_first_send: Whether the outer step is also taken at the first
+      send of a fragment, when no exchange has ended yet. The result of the
+      exchange is then all zeros, so only `fresh` changes the parameters. This
+      needs tau = H.
   """
 
   measure: Callable[[Tree, Tree, Tree], Tree] = _from_outer
   gradient: Callable[[ExchangeResult, Tree], Tree] = _averaged
   rejoin: Callable[[Tree, Tree, Tree, Tree], Tree] = _adopt
   is_shared: bool = True
+  applies_at_first_send: bool = False
 
 
 def reset_rule(method: Method, axis_name: str) -> ApplyRule:
@@ -194,4 +200,6 @@ def eager_rule(method: Method, axis_name: str) -> ApplyRule:
       result.own,
     )
 
-  return ApplyRule(gradient=gradient, is_shared=False)
+  return ApplyRule(
+    gradient=gradient, is_shared=False, applies_at_first_send=True
+  )

@@ -214,9 +214,9 @@ class _Events:
     return self._take_up(params, cut, result, fresh, (updates, state))
 
   def _none(self, params: Tree, cut: Cut, due: Tree, fresh: Tree, given):
-    """Applies before anything has arrived, which only "eager" does."""
+    """Applies zeros before anything has arrived, if the rule says so."""
     del due
-    if self.outer.rule.is_shared:
+    if not self.outer.rule.applies_at_first_send:
       return given
     result = nothing(given[1].params)
     return self._take_up(params, cut, result, fresh, given)

@@ -77,6 +77,8 @@ class WindowKind:
     sent: Group of the fragment that is sent, or None.
     is_same: Whether one fragment is applied and sent.
     has_steps: Whether there are inner steps.
+    follows_send: Whether what is applied follows a send of the same fragment
+      on the same step (`plan.schedule.sync_schedule.Window`).
     has_arrived: Whether what is applied was exchanged by another program.
     differs: Whether replicas take different steps and have different weights.
   """
@@ -85,6 +87,7 @@ class WindowKind:
   sent: int | None = None
   is_same: bool = False
   has_steps: bool = True
+  follows_send: bool = False
   has_arrived: bool = False
   differs: bool = False
 
@@ -163,10 +166,9 @@ class WindowProgram:
     if applied and self.kind.is_same:
       params, applied, drift = self._renew(params, applied, given, arrived)
     elif applied:
-      zeros = jax.tree.map(jnp.zeros_like, applied.params)
-      newest = applied.in_flight[-1] if applied.in_flight else zeros
+      fresh = self._fresh(applied, given.due)
       params, applied, drift = self._apply(
-        self.kind.applied, params, applied, given.places[0], arrived, newest
+        self.kind.applied, params, applied, given.places[0], arrived, fresh
       )
     if sent:
       params, sent = self._send(params, sent, given.places[1])
@@ -177,6 +179,17 @@ class WindowProgram:
     if not self.kind.has_steps:
       return lambda progress, count: progress
     return inner_steps(self.inner_step, batches)
+
+  def _fresh(self, state: FragmentState, due: Tree) -> Tree:
+    """Returns what the window before measured on this step; zeros if nothing.
+
+    Args:
+      state: State of the fragment that is applied, without `due`.
+      due: Its oldest pseudo-gradient in flight.
+    """
+    if not self.kind.follows_send:
+      return jax.tree.map(jnp.zeros_like, state.params)
+    return (due, *state.in_flight)[-1]
 
   def _renew(self, params: Tree, state: FragmentState, given, arrived):
     """Measures a fragment, applies what is due of it, and sends it."""
@@ -195,10 +208,10 @@ class WindowProgram:
     """Measures a fragment, which is in flight from now on."""
     own = self._own(params, place)
     fresh = self.outer.measure(state, state.in_flight, own)
-    if not self.outer.rule.is_shared and not state.in_flight:
-      # The eager rule applies after the first round too, where no exchange has
-      # ended yet. The result is then all zeros, and only this replica's own
-      # new measurement changes the parameters.
+    is_first_send = not state.in_flight
+    if is_first_send and self.outer.rule.applies_at_first_send:
+      # No exchange has ended yet. The result is then all zeros, and only this
+      # replica's own new measurement changes the parameters.
       none = nothing(state.params), state.exchange
       params, state, _ = self._apply(
         self.kind.sent, params, state, place, none, fresh

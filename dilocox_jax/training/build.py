@@ -149,7 +149,8 @@ def programs(
   Raises:
     ValueError: If there are too few devices, a device lacks the memory kind of
       the config, optax lacks an optimizer of the config, or an exchange is
-      handed in although replicas are away.
+      handed in, or a rule keeps outer parameters apart, although replicas are
+      away.
   """
   if devices:
     platform = platform or devices[0].platform
@@ -199,8 +200,15 @@ def programs(
   part = parts.trainable
   frozen = replicas.place_state(part.frozen, None) if part else None
   outer, power = outer_step(config, parts), config.outer.average_power
+  is_always_here = config.membership == MembershipConfig()
   require(
-    not parts.exchange or config.membership == MembershipConfig(),
+    is_always_here or outer.rule.is_shared,
+    f"sync.rule={outer.method.rule!r} gives each replica outer parameters of "
+    "its own, which one that was away cannot take over: drop "
+    "membership.absences, absence_rate and inner_steps, or take continue",
+  )
+  require(
+    not parts.exchange or is_always_here,
     "an exchange that is handed in does not go with membership.absences, "
     "absence_rate and inner_steps: name its codec in the config",
   )

@@ -226,6 +226,15 @@ def build_by(builder):
     build.programs(config_of(model={"preset": "other"}))
 
 
+def build_apart():
+  """Builds a run with a replica that is away, and no shared parameters."""
+  rule = dx.ApplyRule(is_shared=False)
+  with mock.patch.dict(RULES):
+    dx.register_rule("apart", dx.RuleKind(lambda method, axis_name: rule))
+    sync = HALFWAY | {"rule": "apart", "overlap_steps": 1}
+    build.programs(config_of(sync=sync, membership={"absences": "1:2"}))
+
+
 REFUSED = {
   "a dataclass derived from": lambda: dx.register_codec("other", dict),
   r"round_at\(4\) has index 2": lambda: dx.register_method(miscounted),
@@ -233,6 +242,7 @@ REFUSED = {
   "rounds of one length": lambda: with_interval(parts.growing(), 5),
   "take dilocox_jax.make_rounds": lambda: dx.growing(optax.sgd(0.1)),
   "build='rule' must be": lambda: dx.register_rule("r", dx.RuleKind("rule")),
+  "'apart' gives each replica .* drop membership": build_apart,
   "overlap_steps=4 must be below": lambda: config_of(sync=HALFWAY),
   "take another name": lambda: dx.register_optimizer("sgd", optax.sgd),
   "an argument learning_rate": lambda: dx.register_optimizer("n", optax.clip),

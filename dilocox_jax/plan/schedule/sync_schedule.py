@@ -48,11 +48,15 @@ class Window:
       exchanged beside these steps, unless it is measured after them (tau = 0).
     sent: The `Event` of the send after them, or None. The order is measure,
       apply, send.
+    follows_send: Whether the window before it sends the fragment that is
+      applied here, on the same step. That measurement is then the newest one
+      of the fragment (`outer.rules.ApplyRule.gradient` is given it).
   """
 
   num_steps: int
   applied: Event | None = None
   sent: Event | None = None
+  follows_send: bool = False
 
   @property
   def is_same(self) -> bool:
@@ -66,9 +70,13 @@ class Window:
 
     A fragment that is applied and sent is measured first.
     """
-    events = Window(0, self.applied), Window(0, sent=self.sent)
-    parts = Window(self.num_steps), *events[:: -1 if self.is_same else 1]
-    return [part for part in parts if part != Window(0)]
+    parts = [Window(self.num_steps)] if self.num_steps else []
+    send = [Window(0, sent=self.sent)] if self.sent else []
+    if self.is_same:
+      return [*parts, *send, Window(0, self.applied, follows_send=True)]
+    if self.applied:
+      parts.append(Window(0, self.applied, follows_send=self.follows_send))
+    return [*parts, *send]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,6 +264,13 @@ class SyncSchedule:
       yield from pending
       return
     send = Window(0, sent=Event(step, "send", fragment, step))
-    sends_first = overlap >= self.sync_interval
-    yield from [send, *pending] if sends_first else [*pending, send]
-    yield Window(0, Event(step + overlap, "apply", fragment, step))
+    last = Window(0, Event(step + overlap, "apply", fragment, step))
+    if overlap < self.sync_interval:
+      yield from [*pending, send]
+      # With tau = 0 a round measures and applies on the same step.
+      yield dataclasses.replace(last, follows_send=not overlap)
+      return
+    yield send
+    for number, window in enumerate([*pending, last]):
+      is_next = number == 0 and self.is_whole_rounds
+      yield dataclasses.replace(window, follows_send=is_next)
