@@ -13,23 +13,23 @@ import itertools
 import os
 import pathlib
 import re
-import socket
 import sys
 import uuid
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from dilocox_jax.distributed import coordinator_store
+from dilocox_jax.distributed import addresses, coordinator_store, rendezvous
 
 # A process that sends no heartbeat for so long is taken for dead, and all
 # others end. A process in the middle of an exchange with it notices far sooner,
 # because a connection closes.
 HEARTBEAT_TIMEOUT_S = 30
-START_TIMEOUT_S = 120  # Until all processes have come.
+START_TIMEOUT_S = 120  # Until all processes are there.
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
+_GIVE_FLAGS = "Give --coordinator=HOST:PORT, --num_processes and --process_id"
 END_TIMEOUT_S = 600  # Until the main process has written the report.
 
 # How backends say that another process does not answer.
@@ -49,22 +49,30 @@ def start(
   coordinator: str | None = None,
   num_processes: int | None = None,
   process_id: int | None = None,
+  run: str = "",
+  timeout_s: float = START_TIMEOUT_S,
 ) -> None:
   """Joins the processes of a run; must come before any use of a device.
 
-  An argument that is None is taken from the cluster, if JAX knows it.
+  An argument that is None is taken from the cluster, if JAX knows it. JAX's
+  runtime starts only when all processes are there, because it would abort this
+  process if one did not come.
 
   Process 0 listens at the coordinator's address and at no other one. Where it
-  has that address from the cluster, JAX has it listen at all addresses of the
+  has that address from the cluster, it listens at all addresses of the
   machine. `JAX_COORDINATOR_BIND_ADDRESS` names another address in both cases.
 
   Args:
     coordinator: Address of process 0, host:port.
     num_processes: Number of processes.
     process_id: Number of this process, from 0.
+    run: Hexadecimal text that all processes of the run have in common, and
+      those of other runs do not.
+    timeout_s: Seconds after which a process that is missing is given up.
 
   Raises:
-    ValueError: One line, if an argument was neither given nor found.
+    ValueError: One line, if an argument was neither given nor found, or is
+      wrong.
     LostProcessError: If not all processes came.
   """
   # A program runs in the thread that dispatches it. Otherwise an exchange in a
@@ -74,15 +82,25 @@ def start(
   # Its handler would take SIGTERM from the run's own (`stop_signals`).
   jax.config.update("jax_enable_preemption_service", False)
   coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
-  given = (coordinator, num_processes, process_id)
   listening = os.environ.get(_BIND_VARIABLE, coordinator)
-  if listening and process_id == 0:
-    _check_free(listening)
+  place = _complete(coordinator, num_processes, process_id, timeout_s)
+  try:
+    rendezvous.wait_for_processes(
+      rendezvous.Process(run, place.num_processes, place.process_id),
+      coordinator=place.coordinator,
+      listening=listening,
+      timeout_s=timeout_s,
+    )
+  except TimeoutError as error:
+    raise LostProcessError(str(error)) from error
   try:
     jax.distributed.initialize(
-      *given,
+      place.coordinator,
+      place.num_processes,
+      place.process_id,
+      local_device_ids=place.local_device_ids,
       coordinator_bind_address=listening,
-      cluster_detection_method=None if None in given else "deactivate",
+      cluster_detection_method="deactivate",
       initialization_timeout=START_TIMEOUT_S,
       heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
       shutdown_timeout_seconds=END_TIMEOUT_S,
@@ -90,21 +108,76 @@ def start(
   except (ValueError, TypeError, RuntimeError) as error:
     if _blames_a_process(error):
       raise LostProcessError(
-        f"not all {num_processes or 'the'} processes came within "
-        f"{START_TIMEOUT_S} s: the same command tries again"
+        f"one of {place.num_processes} processes came and has gone again: the "
+        "same command tries again"
       ) from error
-    reason = " ".join(str(error).split())
-    if None in given:
-      reason += (
-        " No cluster says so: give --coordinator=HOST:PORT, --num_processes"
-        " and --process_id"
-      )
-    raise ValueError(reason) from error
+    raise ValueError(" ".join(str(error).split())) from error
   _use_gloo()
   try:
     jax.devices()
   except RuntimeError as error:
     raise ValueError(str(error).splitlines()[0]) from error
+
+
+class _Place(NamedTuple):
+  """What `jax.distributed.initialize` has to know of a process.
+
+  Attributes:
+    coordinator: Address of process 0, host:port.
+    num_processes: Number of processes.
+    process_id: Number of this process.
+    local_device_ids: Numbers of this machine's devices that the process takes;
+      None: all, or those of JAX_LOCAL_DEVICE_IDS.
+  """
+
+  coordinator: str
+  num_processes: int
+  process_id: int
+  local_device_ids: Sequence[int] | None
+
+
+def _complete(
+  coordinator: str | None,
+  num_processes: int | None,
+  process_id: int | None,
+  timeout_s: float,
+) -> _Place:
+  """Takes what is None from the cluster, as JAX would when it starts.
+
+  JAX has no public name for that.
+
+  Raises:
+    ValueError: One line, if something was neither given nor found.
+  """
+  from jax._src.clusters import ClusterEnv
+
+  local_device_ids = None
+  is_complete = None not in (coordinator, num_processes, process_id)
+  if not is_complete:
+    try:
+      coordinator, num_processes, process_id, local_device_ids = (
+        ClusterEnv.auto_detect_unset_distributed_params(
+          coordinator,
+          num_processes,
+          process_id,
+          local_device_ids=None,
+          cluster_detection_method=None,
+          initialization_timeout=round(timeout_s),
+        )
+      )
+    except (ValueError, TypeError, RuntimeError, KeyError) as error:
+      reason = " ".join(str(error).split())
+      raise ValueError(f"{reason}. {_GIVE_FLAGS}") from error
+  if coordinator is None or num_processes is None or process_id is None:
+    raise ValueError(f"no cluster says where process 0 is. {_GIVE_FLAGS}")
+  if not 0 <= process_id < num_processes:
+    raise ValueError(
+      f"process_id={process_id} must be at least 0 and less than "
+      f"num_processes={num_processes}"
+    )
+  if "JAX_LOCAL_DEVICE_IDS" in os.environ:
+    local_device_ids = None  # JAX reads the variable.
+  return _Place(coordinator, num_processes, process_id, local_device_ids)
 
 
 def _use_gloo() -> None:
@@ -120,40 +193,13 @@ def _use_gloo() -> None:
   assert state.coordinator_address  # It has been found by now.
   gloo = _jax.make_gloo_tcp_collectives(
     distributed_client=state.client,
-    hostname=_own_address(state.coordinator_address),
+    hostname=addresses.own_address(state.coordinator_address),
   )
   xla_bridge.register_backend_factory(
     "cpu",
     functools.partial(xla_bridge.make_cpu_client, gloo),
     fail_quietly=False,
   )
-
-
-def _own_address(coordinator: str) -> str:
-  """Returns the address of this machine from which it reaches another one."""
-  family, address = _resolved(coordinator)
-  with socket.socket(family, socket.SOCK_DGRAM) as probe:
-    probe.connect(address)  # Of a datagram's socket: nothing is sent.
-    return probe.getsockname()[0]
-
-
-def _check_free(address: str) -> None:
-  """Raises ValueError if process 0 cannot listen; JAX would be aborted."""
-  try:
-    family, place = _resolved(address)
-    socket.create_server(place[:2], family=family).close()
-  except OSError as error:
-    raise ValueError(
-      f"process 0 cannot listen at {address} ({error.strerror}): give an "
-      f"address of its machine and a free port, or name one in {_BIND_VARIABLE}"
-    ) from error
-
-
-def _resolved(address: str) -> tuple[socket.AddressFamily, Any]:
-  """Returns the family and the place of host:port."""
-  host, _, port = address.rpartition(":")
-  family, *_, place = socket.getaddrinfo(host.strip("[]"), port)[0]
-  return family, place
 
 
 def open_connections(mesh: Mesh) -> None:

@@ -47,6 +47,13 @@ def define_flags() -> None:
   ):
     text = f"With --distributed: {text}"
     flags.DEFINE_integer(name, None, text, lower_bound=least)
+  flags.DEFINE_float(
+    "start_timeout_s",
+    120.0,
+    "With --distributed: seconds after which a process that has not come is "
+    "given up.",
+    lower_bound=0.0,
+  )
 
 
 def check_flags(values: flags.FlagValues) -> bool:
@@ -57,7 +64,7 @@ def check_flags(values: flags.FlagValues) -> bool:
   Raises:
     UsageError: If the flags do not go together.
   """
-  names = (*NAMES, "local_devices")
+  names = (*NAMES, "local_devices", "start_timeout_s")
   uses = [(name, values.distributed, "--distributed") for name in names]
   refuse_unused(values, uses)
   if not values.distributed:

@@ -2,7 +2,9 @@
 
 import contextlib
 import ctypes
+import hashlib
 import importlib.util
+import json
 import logging
 import os
 import pathlib
@@ -197,7 +199,13 @@ def _joined(config: RunConfig, place: flags.FlagValues) -> Iterator[None]:
   where = "" if place.process_id is None else f"process {place.process_id}: "
   try:
     with command_line.usage_errors():
-      processes.start(place.coordinator, place.num_processes, place.process_id)
+      processes.start(
+        place.coordinator,
+        place.num_processes,
+        place.process_id,
+        run=_digest(config),
+        timeout_s=place.start_timeout_s,
+      )
     with processes.detect_lost_process():
       where = f"process {jax.process_index()}: "
       _log_warnings_only(where)
@@ -223,6 +231,12 @@ def _joined(config: RunConfig, place: flags.FlagValues) -> Iterator[None]:
     traceback.print_exc()
     code = 1
   processes.exit_now(code)
+
+
+def _digest(config: RunConfig) -> str:
+  """Returns what processes of other configs do not have (hexadecimal)."""
+  text = json.dumps(config.to_mapping(), sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _log_warnings_only(where: str) -> None:

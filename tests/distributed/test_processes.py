@@ -168,30 +168,121 @@ def test_what_a_stranger_writes_into_the_store_is_never_executed(
     coordinator_store._from_message(0, [[0, 1]], objects)
 
 
+# Who can be named before JAX's runtime starts: tests/distributed/
+# test_rendezvous.py. Here is what may still go wrong after that.
+
+
+@pytest.fixture(name="started")
+def started_fixture(monkeypatch):
+  """What JAX's runtime would be started with; no process is waited for."""
+  given = {}
+
+  def initialize(coordinator, num_processes, process_id, **named):
+    given.update(place=(coordinator, num_processes, process_id), **named)
+    raise RuntimeError(given.get("fails", "no"))
+
+  monkeypatch.setattr(jax.distributed, "initialize", initialize)
+  monkeypatch.setattr(jax.config, "update", lambda *args: None)
+  monkeypatch.setattr(
+    processes.rendezvous, "wait_for_processes", lambda *args, **named: None
+  )
+  for name in list(os.environ):
+    if name.startswith(("SLURM_", "OMPI_", "JAX_COORDINATOR_", "JAX_LOCAL_")):
+      monkeypatch.delenv(name)
+  return given
+
+
 @pytest.mark.parametrize(
-  ("reason", "given", "kind", "says"),
+  ("reason", "kind", "says"),
   [
-    ("Failed\n RPC", ("[::1]:0", 2, 0), ValueError, "Failed RPC"),
+    ("Failed\n RPC", ValueError, "Failed RPC"),
     (
       "DEADLINE_EXCEEDED: Barrier",
-      ("[::1]:0", 2, 0),
       processes.LostProcessError,
-      "not all 2 .* tries again",
+      "one of 2 processes came and has gone .* tries again",
     ),
-    ("", ("192.0.2.1:0", 2, 0), ValueError, "cannot listen at 192.0.2.1:0"),
   ],
 )
 def test_what_keeps_a_run_from_starting_is_one_line(
-  monkeypatch, reason, given, kind, says
+  started, reason, kind, says
 ):
-  def refuse(*args, **kwargs):
-    raise RuntimeError(reason)
-
-  monkeypatch.setattr(jax.distributed, "initialize", refuse)
-  monkeypatch.setattr(jax.config, "update", lambda *args: None)
+  started["fails"] = reason
   with pytest.raises(kind, match=says) as found:
-    processes.start(*given)
+    processes.start("10.0.0.1:9876", 2, 0)
   assert "\n" not in str(found.value)
+
+
+SLURM = {
+  "SLURM_JOB_ID": "4097",
+  "SLURM_STEP_NODELIST": "node[007-009,012]",
+  "SLURM_NTASKS": "4",
+  "SLURM_PROCID": "2",
+  "SLURM_LOCALID": "1",
+}
+OPEN_MPI = {
+  "OMPI_MCA_orte_hnp_uri": "4096.0;tcp://10.96.0.1,10.148.0.1:34911",
+  "OMPI_COMM_WORLD_SIZE": "4",
+  "OMPI_COMM_WORLD_RANK": "2",
+  "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+}
+
+
+@pytest.mark.parametrize(
+  ("variables", "flags", "place", "devices"),
+  [
+    (SLURM, (None, None, None), ("node007:61441", 4, 2), [1]),
+    (OPEN_MPI, (None, None, None), ("10.96.0.1:61441", 4, 2), [1]),
+    (OPEN_MPI, ("head:9876", None, None), ("head:9876", 4, 2), [1]),
+    (SLURM, ("head:9876", 8, 6), ("head:9876", 8, 6), None),
+    (
+      {**SLURM, "JAX_COORDINATOR_ADDRESS": "head:1"},
+      (None, None, None),
+      ("head:1", 4, 2),
+      [1],
+    ),
+    (
+      {**SLURM, "JAX_COORDINATOR_PORT": "9", "JAX_LOCAL_DEVICE_IDS": "0,1"},
+      (None, None, None),
+      ("node007:9", 4, 2),
+      None,
+    ),
+  ],
+)
+def test_what_is_not_given_comes_from_the_cluster(
+  variables, flags, place, devices, started, monkeypatch
+):
+  for name, value in variables.items():
+    monkeypatch.setenv(name, value)
+  with pytest.raises(ValueError, match="no"):
+    processes.start(*flags)
+  assert started["place"] == place
+  assert started["local_device_ids"] == devices
+  is_given = flags[0] or "JAX_COORDINATOR_ADDRESS" in variables
+  listening = place[0] if is_given else None
+  assert started["coordinator_bind_address"] == listening
+
+
+@pytest.mark.parametrize(
+  ("variables", "flags", "says"),
+  [
+    ({}, (None, None, None), "no cluster says .* Give --coordinator=HOST:PORT"),
+    ({}, ("head:9876", None, None), "no cluster says"),
+    ({}, ("head:9876", 2, 2), "process_id=2 must be at least 0 and less than"),
+    (
+      {"OMPI_MCA_orte_hnp_uri": "nonsense"},
+      (None, None, None),
+      "invalid literal .* Give --coordinator=HOST:PORT",
+    ),
+  ],
+)
+def test_a_place_that_nobody_knows_is_refused(
+  variables, flags, says, started, monkeypatch
+):
+  for name, value in variables.items():
+    monkeypatch.setenv(name, value)
+  with pytest.raises(ValueError, match=says) as error:
+    processes.start(*flags)
+  assert "place" not in started and "\n" not in str(error.value)
 
 
 def test_a_lost_peer_is_recognised_and_nobody_else_is_blamed(several):

@@ -7,6 +7,7 @@ test asserts that the process still lived when it was killed.
 import functools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -249,6 +250,40 @@ def test_a_signal_to_the_launcher_saves_the_run_and_stops_all(two, tmp_path):
   code, errors = end(start_two(tmp_path))
   assert code == 0, errors
   assert_same_run(tmp_path, two)
+
+
+def free_address():
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_a_process_that_finds_no_other_says_so_in_one_line(
+  tmp_path, monkeypatch
+):
+  """JAX's runtime would abort it after two minutes, with a trace of C++."""
+  monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+  given = (*TOGETHER, f"--workdir={tmp_path}", "--distributed")
+  given += ("--num_processes=2", "--start_timeout_s=1")
+  cases = (
+    (free_address(), 0, 75, "process 1 of 2 did not come to"),
+    (free_address(), 1, 75, "process 0 does not answer at"),
+    ("no-such-host.invalid:9876", 0, 2, "cannot resolve no-such-host.invalid"),
+    ("no-such-host.invalid:9876", 1, 2, "cannot resolve no-such-host.invalid"),
+  )
+  started = [
+    start(
+      "experiments.train",
+      *given,
+      f"--coordinator={address}",
+      f"--process_id={number}",
+    )
+    for address, number, *_ in cases
+  ]
+  for process, (_, number, code, says) in zip(started, cases, strict=True):
+    found, errors = end(process)
+    (line,) = errors.splitlines()
+    assert found == code and line.startswith(f"error: process {number}: {says}")
 
 
 @pytest.mark.parametrize(

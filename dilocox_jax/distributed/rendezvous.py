@@ -1,0 +1,419 @@
+"""Waits for all processes of a run before JAX's runtime starts.
+
+JAX's runtime aborts a process if another one does not come in time, and prints
+a trace of C++ that names no cause. So the processes first meet here, at the
+port at which JAX's service listens afterwards:
+
+  process 3   connects to the coordinator's address and sends its greeting:
+              "dilocox_jax 1 RUN 4 3" means process 3 of 4 of the run RUN.
+  process 0   listens there and keeps the connections. It greets itself, too,
+              which shows that the address leads to it.
+  process 0   stops listening when all have greeted, and then sends "go".
+  process 3   waits until JAX's service listens at the port.
+
+Whoever reaches the port can send a greeting. It has a fixed form and at most
+128 bytes, nothing else is read, and no answer repeats a word of it.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import selectors
+import socket
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+
+from dilocox_jax.distributed import addresses
+from dilocox_jax.distributed.addresses import Place
+
+_VERSION = "dilocox_jax 1"
+_GREETING = re.compile(rf"{_VERSION} ([0-9a-f]*) (\d{{1,7}}) (\d{{1,7}})\n")
+_MOST_BYTES = 128  # Of a greeting.
+_MOST_ANSWER_BYTES = 65_536  # An answer may list a number for every process.
+
+# What process 0 answers. The second and the fourth are followed by numbers.
+_GO = "go"
+_MISSING = "missing"
+_OTHER_RUN = "other run"
+_OTHER_COUNT = "other count"
+_TAKEN = "taken"
+
+_GREET_S = 10.0  # Who connects and does not greet within it is a stranger.
+_MOST_STRANGERS = 64  # Besides as many as there are processes.
+_RESOLVE_S = 10.0  # Name servers may be late.
+_CONNECT_S = 5.0
+_SERVICE_S = 30.0  # Until JAX's service listens, once all are there.
+_SHORTEST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+_NOTICE_S = 30.0
+_MOST_NAMED = 8  # Numbers of missing processes in one line.
+_AGAIN = "the same command tries again"
+
+
+class Process(NamedTuple):
+  """One process of a run.
+
+  Attributes:
+    run: Hexadecimal text that all processes of the run have in common.
+    count: Number of processes.
+    number: Number of this process, from 0.
+  """
+
+  run: str
+  count: int
+  number: int
+
+
+def wait_for_processes(
+  process: Process,
+  coordinator: str,
+  listening: str | None = None,
+  timeout_s: float = 120.0,
+) -> None:
+  """Waits until all processes of a run are there.
+
+  Args:
+    process: This process.
+    coordinator: Address of process 0 for all processes, host:port.
+    listening: Address at which process 0 listens, host:port. None: all
+      addresses of its machine, with the coordinator's port.
+    timeout_s: Seconds after which a missing process is given up.
+
+  Raises:
+    ValueError: One line, if an address is not known or not one of process 0,
+      or if process 0 has another config or number of processes.
+    TimeoutError: One line, if a process did not come in time.
+  """
+  wait = _Wait(timeout_s)
+  places = _resolve(coordinator, wait)
+  if process.number:
+    _greet_until_all_are_there(process, coordinator, places, wait)
+    return
+  if listening is None:
+    _, port = addresses.split_address(coordinator)
+    listening = f"[::]:{port}"
+  with _listen(listening) as server:
+    _Reception(process, coordinator, server).wait_for_all(places, wait)
+
+
+class _Wait:
+  """The time that is left; tells now and then what is waited for."""
+
+  def __init__(self, timeout_s: float):
+    self.timeout_s = timeout_s
+    self._end_s = time.monotonic() + timeout_s
+    self._notice_s = time.monotonic() + _NOTICE_S
+
+  @property
+  def left_s(self) -> float:
+    """Seconds that are left; 0 when the time is over."""
+    return max(0.0, self._end_s - time.monotonic())
+
+  def tell(self, text: str) -> None:
+    """Logs a text, at most twice a minute."""
+    if time.monotonic() > self._notice_s:
+      self._notice_s = time.monotonic() + _NOTICE_S
+      logging.info("still waiting: %s", text)
+
+
+def _resolve(coordinator: str, wait: _Wait) -> list[Place]:
+  """Returns the places of the coordinator's address."""
+  # The name of a pod is not known before Kubernetes has found a node for the
+  # pod. So there an unknown name means that process 0 has not come yet.
+  is_pod = "KUBERNETES_SERVICE_HOST" in os.environ
+  patience = wait if is_pod else _Wait(min(_RESOLVE_S, wait.timeout_s))
+  while True:
+    try:
+      return addresses.look_up(coordinator)
+    except OSError as error:
+      host, _ = addresses.split_address(coordinator)
+      reason = f"cannot resolve {host} ({error.strerror or error})"
+    if not patience.left_s:
+      break
+    wait.tell(reason)
+    time.sleep(min(_LONGEST_PAUSE_S, patience.left_s))
+  if is_pod:
+    raise TimeoutError(
+      f"{reason}, so the pod of process 0 was not there within "
+      f"{wait.timeout_s:g} s: {_AGAIN}"
+    )
+  raise ValueError(
+    f"{reason}: give a name or an address of process 0's machine that all "
+    "machines know, by --coordinator=HOST:PORT"
+  )
+
+
+def _listen(address: str) -> socket.socket:
+  """Returns a socket of process 0 that listens."""
+  try:
+    return addresses.listen(address)
+  except OSError as error:
+    raise ValueError(
+      f"process 0 cannot listen at {address} ({error.strerror or error}): give "
+      "an address of its machine and a free port, or name one in "
+      "JAX_COORDINATOR_BIND_ADDRESS"
+    ) from error
+
+
+def _greeting(process: Process) -> bytes:
+  return f"{_VERSION} {process.run} {process.count} {process.number}\n".encode()
+
+
+def _names(numbers: Collection[int], count: int) -> str:
+  """Returns "process 1 of 2", or "processes 1, 2 and 9 others of 12"."""
+  words = [str(number) for number in sorted(numbers)]
+  if len(words) == 1:
+    return f"process {words[0]} of {count}"
+  if len(words) > _MOST_NAMED:
+    num_others = len(words) - _MOST_NAMED + 1
+    words = [*words[: _MOST_NAMED - 1], f"{num_others} others"]
+  return f"processes {', '.join(words[:-1])} and {words[-1]} of {count}"
+
+
+# Process 0.
+
+
+class _Reception:
+  """Process 0 while it waits for all processes, itself included."""
+
+  def __init__(self, process: Process, coordinator: str, server: socket.socket):
+    self._process = process
+    self._coordinator = coordinator
+    self._server = server
+    self._present: dict[int, socket.socket] = {}
+    # What others have sent so far, and when their greeting must be complete.
+    self._strangers: dict[socket.socket, tuple[bytes, float]] = {}
+    self._most_strangers = process.count + _MOST_STRANGERS
+    self._selector = selectors.DefaultSelector()
+
+  def wait_for_all(self, places: list[Place], wait: _Wait) -> None:
+    """Waits until all are there, and tells them; see `wait_for_processes`."""
+    with contextlib.ExitStack() as stack:
+      stack.callback(self._close)
+      self._server.listen(self._most_strangers)
+      self._server.setblocking(False)
+      self._selector.register(self._server, selectors.EVENT_READ)
+      stack.enter_context(self._greet_itself(places))
+      while self._missing() and wait.left_s:
+        wait.tell(f"{self._missing_names()} did not come yet")
+        self._handle_events(min(wait.left_s, _LONGEST_PAUSE_S))
+      # Whoever connects from now on is refused until JAX's service listens.
+      self._selector.unregister(self._server)
+      self._server.close()
+      missing = self._missing()
+      if not missing:
+        self._tell_all(_GO)
+        return
+      numbers = ",".join(str(number) for number in sorted(missing))
+      self._tell_all(f"{_MISSING} {numbers}")
+      raise TimeoutError(
+        f"{self._missing_names()} did not come to {self._coordinator} within "
+        f"{wait.timeout_s:g} s: {_AGAIN}"
+      )
+
+  def _close(self) -> None:
+    for connection in (*self._present.values(), *self._strangers):
+      connection.close()
+    self._selector.close()
+
+  def _greet_itself(self, places: list[Place]) -> socket.socket:
+    try:
+      connection = addresses.connect(places, _CONNECT_S)
+      connection.sendall(_greeting(self._process))
+    except OSError as error:
+      raise ValueError(
+        f"process 0 does not reach itself at {self._coordinator} "
+        f"({error.strerror or error}): give an address of its machine by "
+        "--coordinator=HOST:PORT"
+      ) from error
+    return connection
+
+  def _missing(self) -> set[int]:
+    return set(range(self._process.count)) - self._present.keys()
+
+  def _missing_names(self) -> str:
+    return _names(self._missing(), self._process.count)
+
+  def _handle_events(self, timeout_s: float) -> None:
+    for key, _ in self._selector.select(timeout_s):
+      connection = key.fileobj
+      assert isinstance(connection, socket.socket)
+      if connection is self._server:
+        self._accept()
+      elif connection in self._strangers:
+        self._read_greeting(connection)
+      else:  # Who has greeted sends nothing more. So this process has gone.
+        self._drop(connection)
+    now_s = time.monotonic()
+    for connection, (_, latest_s) in list(self._strangers.items()):
+      if now_s > latest_s:
+        self._drop(connection)
+
+  def _accept(self) -> None:
+    try:
+      connection, _ = self._server.accept()
+    except OSError:  # The caller has gone, or no more files may be opened.
+      time.sleep(_SHORTEST_PAUSE_S)
+      return
+    if len(self._strangers) >= self._most_strangers:
+      connection.close()
+      return
+    connection.setblocking(False)
+    self._strangers[connection] = (b"", time.monotonic() + _GREET_S)
+    self._selector.register(connection, selectors.EVENT_READ)
+
+  def _drop(self, connection: socket.socket) -> None:
+    self._strangers.pop(connection, None)
+    self._present = {
+      number: present
+      for number, present in self._present.items()
+      if present is not connection
+    }
+    self._selector.unregister(connection)
+    connection.close()
+
+  def _read_greeting(self, connection: socket.socket) -> None:
+    before, latest_s = self._strangers[connection]
+    try:
+      new = connection.recv(_MOST_BYTES - len(before))
+    except OSError:
+      new = b""
+    text = before + new
+    if b"\n" in new:
+      self._answer(connection, text)
+    elif not new or len(text) == _MOST_BYTES:
+      self._drop(connection)
+    else:
+      self._strangers[connection] = (text, latest_s)
+
+  def _answer(self, connection: socket.socket, text: bytes) -> None:
+    """Keeps a connection whose greeting is right, and drops all others."""
+    match = _GREETING.fullmatch(text.decode("ascii", errors="replace"))
+    if not match:
+      self._drop(connection)
+      return
+    guest = Process(match[1], int(match[2]), int(match[3]))
+    refusal = self._refusal(guest)
+    if refusal:
+      _send(connection, refusal)
+      self._drop(connection)
+      return
+    del self._strangers[connection]
+    self._present[guest.number] = connection
+
+  def _refusal(self, guest: Process) -> str:
+    """Returns why a process is not let in; empty if it is."""
+    count = self._process.count
+    if guest.run != self._process.run:
+      return _OTHER_RUN
+    if guest.count != count or guest.number >= count:
+      return f"{_OTHER_COUNT} {count}"
+    return _TAKEN if guest.number in self._present else ""
+
+  def _tell_all(self, answer: str) -> None:
+    for connection in self._present.values():
+      _send(connection, answer)
+
+
+def _send(connection: socket.socket, answer: str) -> None:
+  with contextlib.suppress(OSError):  # Who has gone needs no answer.
+    connection.sendall(f"{answer}\n".encode())
+
+
+# The other processes.
+
+
+def _greet_until_all_are_there(
+  process: Process, coordinator: str, places: list[Place], wait: _Wait
+) -> None:
+  """Greets process 0 again and again until all are there."""
+  pause_s = _SHORTEST_PAUSE_S
+  reason = ""
+  while wait.left_s:
+    try:
+      connection = addresses.connect(places, min(wait.left_s, _CONNECT_S))
+    except OSError as error:
+      cause = error.strerror or error
+      reason = f"process 0 does not answer at {coordinator} ({cause})"
+    else:
+      with connection:
+        answer = _greet(connection, process, wait)
+      if answer == _GO:
+        _wait_for_service(coordinator, places)
+        return
+      _raise_refusal(answer, process, coordinator)
+      reason = (
+        f"{coordinator} ended the connection: process 0 has gone, or another "
+        "program listens there"
+      )
+      if not wait.left_s:
+        reason = f"process 0 is at {coordinator}, but not all others came"
+    wait.tell(reason)
+    time.sleep(min(pause_s, wait.left_s))
+    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    with contextlib.suppress(OSError):  # Process 0 may come on another machine.
+      places = addresses.look_up(coordinator)
+  raise TimeoutError(f"{reason}; gave up after {wait.timeout_s:g} s: {_AGAIN}")
+
+
+def _greet(connection: socket.socket, process: Process, wait: _Wait) -> str:
+  """Returns process 0's answer; empty if none came before the time is over."""
+  text = b""
+  try:
+    connection.sendall(_greeting(process))
+    while b"\n" not in text and len(text) < _MOST_ANSWER_BYTES:
+      if not wait.left_s:
+        return ""
+      connection.settimeout(min(wait.left_s, _NOTICE_S))
+      try:
+        new = connection.recv(4096)
+      except TimeoutError:
+        wait.tell("process 0 is there, but not all others are")
+        continue
+      if not new:
+        return ""
+      text += new
+  except OSError:  # The connection broke.
+    return ""
+  return text.partition(b"\n")[0].decode("ascii", errors="replace")
+
+
+def _raise_refusal(answer: str, process: Process, coordinator: str) -> None:
+  """Raises the error that an answer of process 0 stands for, if it is one."""
+  if answer == _OTHER_RUN:
+    raise ValueError(
+      f"process 0 at {coordinator} has another config, or is of another run: "
+      "start all with the same flags, on the same files"
+    )
+  if answer == _TAKEN:
+    raise ValueError(
+      f"another process came to {coordinator} as process {process.number}: "
+      "give each another --process_id"
+    )
+  if match := re.fullmatch(rf"{_OTHER_COUNT} (\d{{1,7}})", answer):
+    raise ValueError(
+      f"process 0 at {coordinator} waits for {match[1]} processes, and this is "
+      f"process {process.number} of {process.count}: start all with the same "
+      "--num_processes"
+    )
+  if match := re.fullmatch(rf"{_MISSING} (\d{{1,7}}(?:,\d{{1,7}})*)", answer):
+    numbers = [int(number) for number in match[1].split(",")]
+    raise TimeoutError(
+      f"{_names(numbers, process.count)} did not come to {coordinator} in "
+      f"time: {_AGAIN}"
+    )
+
+
+def _wait_for_service(coordinator: str, places: list[Place]) -> None:
+  """Waits until JAX's service listens; JAX would abort if it never did."""
+  wait = _Wait(_SERVICE_S)
+  while wait.left_s:
+    try:
+      addresses.connect(places, min(wait.left_s, _CONNECT_S)).close()
+    except OSError:
+      time.sleep(_SHORTEST_PAUSE_S)
+    else:
+      return
+  raise TimeoutError(f"process 0 was at {coordinator} and has gone: {_AGAIN}")
