@@ -100,7 +100,8 @@ def meeting(values: flags.FlagValues) -> Any:
   Says so in the config, too.
 
   Raises:
-    UsageError: If the flags do not go together.
+    UsageError: If the flags do not go together, or the name or the secret is
+      wrong.
   """
   given = [name for name in _MEETING if values[name].value]
   needed = [name for name in _MEETING[:3] if name not in given]
@@ -115,6 +116,11 @@ def meeting(values: flags.FlagValues) -> Any:
         "links"
       )
   values.config.exchange.collective = "mailbox"
+  from dilocox_jax.meeting.members import checked_name, read_secret
+
+  with command_line.usage_errors():
+    checked_name(values.replica)
+    read_secret(values.secret)
   from dilocox_jax.training.member import Meeting  # It loads JAX.
 
   return Meeting(

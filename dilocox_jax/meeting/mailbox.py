@@ -116,11 +116,12 @@ class Mailbox:
       DiffersError: If this replica must not take part.
       ValueError: If an argument is wrong. Each message is one line.
     """
+    self.name = checked_name(name)
+    self.rules = rules
     if not isinstance(secret, bytes):
       secret = read_secret(secret)
     is_place = isinstance(where, (str, os.PathLike))
     store = Store(where) if is_place else where
-    self.name, self.rules = checked_name(name), rules
     self._store = Patient(store, clock, pause)
     entry = join_run(
       self._store,

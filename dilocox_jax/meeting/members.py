@@ -95,17 +95,23 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
   """Returns the secret in a file.
 
   Raises:
-    ValueError: If others may read the file, or it holds no secret. The message
-      is one line.
-    OSError: If it cannot be read.
+    ValueError: If the file cannot be read, others may read it, or it holds no
+      secret. The message is one line.
   """
-  with open(path, "rb") as file:
-    mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-      raise ValueError(
-        f"{path} may be read by others (mode {mode:04o}): chmod 600 {path}"
-      )
-    text = file.read(2**16).strip()
+  try:
+    with open(path, "rb") as file:
+      mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+      text = file.read(2**16).strip()
+  except OSError as error:
+    raise ValueError(
+      f"the secret {path} cannot be read ({error.strerror}): copy it from "
+      "another replica's machine, or make one with `python -m "
+      "experiments.make_secret`"
+    ) from error
+  if mode & (stat.S_IRWXG | stat.S_IRWXO):
+    raise ValueError(
+      f"{path} may be read by others (mode {mode:04o}): chmod 600 {path}"
+    )
   if len(text) < 2 * _SECRET_BYTES:
     raise ValueError(
       f"{path} holds no secret of {2 * _SECRET_BYTES} characters or more: make"

@@ -17,7 +17,7 @@ from dilocox_jax.aggregators.mailbox import mailbox
 from dilocox_jax.checks import flat, require
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig, to_plan
 from dilocox_jax.meeting.agreement import LostError
-from dilocox_jax.meeting.members import DiffersError, MailboxRules
+from dilocox_jax.meeting.members import MailboxRules
 from dilocox_jax.metrics.lines import JsonLines
 from dilocox_jax.metrics.recorder import MEETING
 from dilocox_jax.outer.newcomer import joined, passed_over
@@ -144,12 +144,13 @@ class Member:
       handed_in: Names of the parts that the caller handed in.
 
     Raises:
-      RefusedError: If this replica must not take part.
+      RefusedError: If this replica must not take part, or if its name, its
+        secret or the place is wrong.
     """
     terms = {k: value for k, value in flat(values).items() if k not in _OWN}
     try:
       self._carrier.enter(terms | {"handed_in": sorted(handed_in)})
-    except DiffersError as error:
+    except ValueError as error:  # Each says in one line what is wrong.
       raise RefusedError(str(error)) from error
 
   def open(self, workdir: pathlib.Path, resume_step: int | None) -> None:

@@ -107,6 +107,8 @@ class ThrottledNetwork:
     self._enter = [] if is_root else ["--user", "--preserve-credentials"]
     own = [] if is_root else ["unshare", "--user", "--map-root-user"]
     self._hold(_SWITCH, own or ["unshare"])
+    if any(link.rtt_s or link.loss for link in links):
+      self._check_netem()
     self._run(_SWITCH, "ip link add bridge type bridge")
     self._run(_SWITCH, "ip link set bridge up")
     for node, link in enumerate(links):
@@ -144,11 +146,7 @@ class ThrottledNetwork:
       self._tc(space, lines)
 
   def impair(self) -> None:
-    """Adds the delays and losses of all links, whose rates then stay.
-
-    Raises:
-      UsageError: If the kernel lacks netem.
-    """
+    """Adds the delays and losses of all links, whose rates then stay."""
     for node, link in enumerate(self.links):
       for space, device, _, delay_s in self._ends(node, link):
         words = f"netem limit {_NETEM_PACKETS}"
@@ -160,6 +158,17 @@ class ThrottledNetwork:
             for queue in range(len(self.links) - 1)
           ]
           self._tc(space, lines)
+
+  def _check_netem(self) -> None:
+    """Raises UsageError if the kernel cannot delay and lose packets."""
+    try:
+      self._run(_SWITCH, "tc qdisc add dev lo root netem")
+      self._run(_SWITCH, "tc qdisc del dev lo root")
+    except UsageError as error:
+      raise UsageError(
+        "this kernel has no netem, which delays and loses packets: leave out "
+        f"--rtt and --loss ({error})"
+      ) from error
 
   def _ends(
     self, node: int, link: Link

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import statistics
 import subprocess
@@ -139,6 +140,27 @@ def test_netem_delays_and_loses_in_every_queue(monkeypatch):
     ("10.77.0.1", [words.format("wan", q, "delay 20000us ") for q in (1, 2)]),
     ("switch", [words.format("port0", q, "") for q in (1, 2)]),
   ]
+
+
+@network_needed
+@pytest.mark.parametrize("link", [(0.04, 0.0), (0.0, 0.01)])
+def test_a_kernel_without_netem_is_named(link, tmp_path, monkeypatch):
+  """This one may have it, so that `tc` says what it says where it lacks."""
+  tc = tmp_path / "tc"
+  tc.write_text(
+    "#!/bin/sh\n"
+    'case "$*" in *netem*) echo "Error: unknown qdisc." >&2; exit 2;; esac\n'
+    f'exec {shutil.which("tc")} "$@"\n'
+  )
+  tc.chmod(0o755)
+  monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+  says = "this kernel has no netem.*leave out --rtt and --loss.*unknown qdisc"
+  with pytest.raises(UsageError, match=says) as error:
+    with throttled_network([Link(1e7, 1e7, *link)] * 2):
+      pass
+  assert "\n" not in str(error.value)
+  with throttled_network([Link(1e7, 1e7, 0.0)] * 2):
+    pass
 
 
 HOLDS = """

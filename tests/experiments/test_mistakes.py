@@ -30,6 +30,8 @@ MISTAKES = [
   ("train", "--distributed --coordinator=host", "port"),
   ("train", "--step_s=1", "--cluster"),
   ("train", EXAMPLE, "set mesh.num_replicas="),
+  ("train", "--meet=x --replica=oslo --secret=absent", "make_secret"),
+  ("train", "--meet=x --replica=Oslo --secret=absent", "='Oslo' must"),
   ("train", "--parts=missing.py", "missing.py is not a file"),
   ("fits", "--parts=missing.py", "missing.py is not a file"),
   ("launch", "--config.mesh.num_replicas=3", "2 processes"),

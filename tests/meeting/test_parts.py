@@ -105,6 +105,9 @@ def test_a_secret_is_its_owners_alone(tmp_path):
   file.write_text("password\n")
   with pytest.raises(ValueError, match="make_secret"):
     read_secret(file)
+  for path in (tmp_path / "absent", tmp_path):
+    with pytest.raises(ValueError, match=f"{path} cannot .*make_secret"):
+      read_secret(path)
 
 
 @pytest.mark.parametrize("name", ["", "A", "a/b", "..", "a.b", "x" * 33, "-a"])

@@ -184,3 +184,18 @@ def test_a_server_that_never_answers_holds_up_no_end(
   at_exit.register.call_args.args[0].__self__.written = [Future()]
   at_exit.register.call_args.args[0]()
   assert "a snapshot that was not written 0.2 s after" in caplog.text
+
+
+@pytest.mark.parametrize(
+  ("name", "secret", "says"),
+  [("oslo", "absent", "make_secret"), ("Oslo", SECRET, "replica='Oslo' must")],
+)
+def test_a_replica_whose_name_or_secret_is_wrong_is_refused(
+  name, secret, says, tmp_path
+):
+  meeting = Meeting(tmp_path / "place", name, secret)
+  config = settings("diloco")
+  trainer = Trainer(config, tmp_path / "run", parts=runs.TINY, meeting=meeting)
+  with pytest.raises(checkpoint.RefusedError, match=says) as error:
+    trainer.run()
+  assert "\n" not in str(error.value) and not (tmp_path / "place").exists()
