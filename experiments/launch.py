@@ -34,8 +34,7 @@ from experiments.runtime.command_line import UsageError
 from experiments.runtime.throttled_links import INTERFACE, throttled_network
 
 _REFUSAL = (
-  "processes of another launch still use --workdir={}: wait until they end, or "
-  "end them"
+  "another launch is at work in --workdir={}: wait until it ends, or end it"
 )
 _OWN = ("processes", "link", "rtt", "loss")
 _PORT_INSIDE = 9876  # Every port of a network of one's own is free.
@@ -70,8 +69,8 @@ def main(values: flags.FlagValues) -> None:
     distributed_flags.devices_each(config, count)
   workdir = command_line.writable(values.workdir, "train")
   link, none = _link(values), contextlib.nullcontext()
-  # The processes inherit the lock. So they still hold it if the launcher is
-  # killed.
+  # The processes inherit the lock. So it is held until the last of them has
+  # ended, also where they outlive a launcher that is killed.
   refusal = _REFUSAL.format(workdir)
   with (
     work_directory.locked(workdir / ".launch.lock", refusal) as lock,

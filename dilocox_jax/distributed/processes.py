@@ -209,8 +209,13 @@ def open_connections(mesh: Mesh) -> None:
   compile for minutes what another finds in its cache, so all groups are formed
   at the start, when the processes are at the same place.
   """
-  for size in range(len(mesh.axis_names)):
-    for axes in itertools.combinations(mesh.axis_names, size + 1):
+  groups = (
+    axes
+    for size in range(len(mesh.axis_names))
+    for axes in itertools.combinations(mesh.axis_names, size + 1)
+  )
+  with _silent_output():
+    for axes in groups:
       # XLA would compute a sum of constants without a message.
       meet = jax.shard_map(
         lambda axes=axes: jax.lax.psum(jax.lax.axis_index(axes), axes),
@@ -220,6 +225,25 @@ def open_connections(mesh: Mesh) -> None:
         check_vma=False,
       )
       jax.block_until_ready(jax.jit(meet)())
+
+
+@contextlib.contextmanager
+def _silent_output() -> Iterator[None]:
+  """Drops what is written to standard output, by C++ too.
+
+  Gloo prints a line for every group that it connects, and has no setting for
+  that. In the log of a cluster these lines would hide the first of the run.
+  """
+  sys.stdout.flush()
+  output = os.dup(1)
+  nowhere = os.open(os.devnull, os.O_WRONLY)
+  try:
+    os.dup2(nowhere, 1)
+    yield
+  finally:
+    os.dup2(output, 1)
+    os.close(nowhere)
+    os.close(output)
 
 
 def is_main() -> bool:

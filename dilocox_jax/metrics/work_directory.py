@@ -134,7 +134,7 @@ def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
 
   The kernel releases a lock when the last process that has the file open ends,
   killed or not. A child process may inherit the open file and so keep the lock
-  when its parent is killed: the processes of a launch do. Lock libraries open
+  until it has ended, too: the processes of a launch do. Lock libraries open
   and close files by themselves and do not allow that. On a file system that has
   no locks, as some network file systems, there is a warning.
 
@@ -146,7 +146,8 @@ def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
     Descriptor of the file.
 
   Raises:
-    BusyError: If another process holds the lock.
+    BusyError: If another process holds the lock. The message ends with its
+      number where the system tells it (Linux).
     RefusedError: If the file cannot be made.
   """
   with _refusing(path):
@@ -156,10 +157,25 @@ def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-      raise BusyError(refusal) from None
+      raise BusyError(refusal + _holders(path)) from None
     except OSError as error:
       logging.warning("%s cannot be locked (%s)", path, error.strerror)
     yield file.fileno()
+
+
+def _holders(path: pathlib.Path) -> str:
+  """Returns " (process 12)" for the other processes that have a file open."""
+  whole = str(path.resolve())
+  numbers = set()
+  for link in pathlib.Path("/proc").glob("[0-9]*/fd/*"):
+    with contextlib.suppress(OSError):  # It has ended, or is another user's.
+      if os.readlink(link) == whole:
+        numbers.add(int(link.parts[2]))
+  numbers.discard(os.getpid())
+  if not numbers:
+    return ""
+  word = "process" if len(numbers) == 1 else "processes"
+  return f" ({word} {', '.join(map(str, sorted(numbers)))})"
 
 
 @contextlib.contextmanager

@@ -50,7 +50,12 @@ from dilocox_jax.training.states import (
 
 
 class Trainer:
-  """One run in one directory; `run` takes it to its end."""
+  """One run in one directory; `run` takes it to its end.
+
+  Attributes:
+    has_begun: Whether this program has done anything that its end would lose.
+      Until then it reads, restores, and compiles the first segment.
+  """
 
   def __init__(
     self,
@@ -93,6 +98,8 @@ class Trainer:
     self.controller = AdaptiveController(self.programs)
     self.progress = TrainingProgress()
     self._compiled, self._stop_signal = set(), 0
+    self.has_begun = False
+    self._is_compiling = False
 
   def request_stop(self, stop_signal: int) -> None:
     """Asks the run to save and stop after the segment under way.
@@ -106,9 +113,13 @@ class Trainer:
     self._stop_signal = stop_signal
     if self._member:
       self._member.stop.set()
+    segment = "the segment under way"
+    if self._is_compiling:
+      segment += ", which is being compiled"
     logging.getLogger(__name__).info(
-      "%s: saving after the segment under way; a second signal ends at once",
+      "%s: saving after %s; a second signal ends at once",
       signal.Signals(stop_signal).name,
+      segment,
     )
 
   def run(self) -> pathlib.Path:
@@ -180,6 +191,7 @@ class Trainer:
       state, record = resumed
       self.progress = TrainingProgress(**record["position"])
       if self.progress.is_finished:
+        self.has_begun = True  # Only the report is left, which is not saved.
         return
       self.data.streams.set_state(record["streams"])
       self.controller.set_state(record["controller"])
@@ -237,7 +249,10 @@ class Trainer:
       is_new = self._is_new(segment)
       if is_new:  # Else the time to compile would count as the segment's.
         unread = self._read(unread)
+      self._is_compiling = is_new
       state, dispatched = self._dispatch(state, segment)
+      self._is_compiling = False
+      self.has_begun = True
       if is_new:
         self._reader.record_time("compile", segment.stop)
       self._read(unread)

@@ -121,12 +121,15 @@ def check_devices(config: RunConfig, owners: Sequence[int]) -> None:
     config: Config of the run.
     owners: Number of the process that has it, for every device.
   """
-  shares = set(collections.Counter(owners).values())
+  shares = sorted(set(collections.Counter(owners).values()))
   needed = config.num_devices
-  if len(shares) > 1 or len(owners) != needed:
-    raise UsageError(
-      f"processes have {min(shares)} to {max(shares)} devices, together "
-      f"{len(owners)}, and the run needs {needed} (num_replicas x "
-      "num_data_shards x num_stages of mesh), as many in each: change those, "
-      "the number of processes, or --local_devices"
-    )
+  if len(shares) == 1 and len(owners) == needed:
+    return
+  share = f"{shares[0]} device{'' if shares[0] == 1 else 's'}"
+  if len(shares) > 1:
+    share = f"{shares[0]} to {shares[-1]} devices"
+  raise UsageError(
+    f"the processes have {share} each, {len(owners)} together, and the run "
+    f"needs {needed} (num_replicas x num_data_shards x num_stages of mesh), as "
+    "many in each: change those, the number of processes, or --local_devices"
+  )

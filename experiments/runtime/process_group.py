@@ -1,7 +1,9 @@
 """Runs a group of processes that end together.
 
-Either all processes succeed, or all are ended because one of them failed. Only
-process 0 writes to the terminal directly. The warnings of the others go to
+Either all processes succeed, or all are ended: because one of them failed, or
+because the program that started them was killed.
+
+Only process 0 writes to the terminal directly. The warnings of the others go to
 files and are shown with the number of their process, until one fails. JAX
 prints many lines when other processes end, and these would hide the one line
 that says which process failed first.
@@ -31,6 +33,7 @@ from experiments.runtime.command_line import (
   StoppedError,
   own_command,
 )
+from experiments.runtime.ends_with_parent import ending_with_this_process
 
 _POLL_S = 0.1
 # The first process that ends may have ended only because another one failed.
@@ -90,10 +93,13 @@ class Member:
     self.errors, self._num_read = tempfile.TemporaryFile(), 0
 
   def start(self) -> None:
-    """Starts the process. Only process 0 writes to the terminal."""
+    """Starts the process, which ends when this one does.
+
+    Only process 0 writes to the terminal.
+    """
     hidden = self.number > 0
     self._process = subprocess.Popen(
-      self._command,
+      ending_with_this_process(self._command),
       env=self._environment,
       pass_fds=self._keep_open,
       stdin=subprocess.DEVNULL,

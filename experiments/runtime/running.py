@@ -8,9 +8,10 @@ import json
 import logging
 import os
 import pathlib
+import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 from absl import flags
@@ -152,7 +153,7 @@ def _train(
   if profile and processes.is_main():
     tracing = _trace(workdir / "profile")
   try:
-    with tracing, stop_signals.stop_requests(trainer.request_stop):
+    with tracing, stop_signals.stop_requests(stopper(trainer)):
       page = trainer.run()
   except StopRequestedError as request:
     raise command_line.SavedAndStoppedError(request, request.signal) from None
@@ -164,6 +165,29 @@ def _train(
   text = trainer.data.text
   assert text, "no data can be handed in here"
   return text
+
+
+def stopper(trainer: Trainer) -> Callable[[int], None]:
+  """Returns what takes the number of a signal and stops a run.
+
+  Compiling cannot be interrupted and may take minutes, and a scheduler does not
+  wait so long. So a run that has not begun ends at once, as it has nothing to
+  save.
+  """
+
+  def stop(number: int) -> None:
+    if trainer.has_begun:
+      trainer.request_stop(number)
+      return
+    name = signal.Signals(number).name
+    print(
+      f"stopped by {name} before the first segment: there is nothing to save, "
+      "and the same command begins again",
+      file=sys.stderr,
+    )
+    processes.exit_now(128 + number)
+
+  return stop
 
 
 def _sample(

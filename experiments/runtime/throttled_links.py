@@ -36,11 +36,12 @@ from collections.abc import Iterator, Sequence
 
 from dilocox_jax.simulate.cluster import Link
 from experiments.runtime.command_line import UsageError
+from experiments.runtime.ends_with_parent import ending_with_this_process
 
 INTERFACE = "wan"  # The end of its link on a node.
 _SWITCH = "switch"
 _SUBNET = "10.77.0.0/24"
-_TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
+_TOOLS = ("ip", "tc", "unshare", "nsenter")
 _BURST_S = 0.0005  # Time at full rate that a link which has rested catches up.
 _LEAST_BURST_BYTES = 16_384  # A burst must hold several packets.
 # TCP hands packets of many segments to a link, up to 64 kB, and others would
@@ -57,7 +58,6 @@ socket.sethostname(sys.argv[1])
 print("ready", flush=True)
 signal.pause()
 """
-_DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 
 
 @contextlib.contextmanager
@@ -122,7 +122,8 @@ class ThrottledNetwork:
       node: Number of the node, from 0.
       command: Command line, one string for each argument.
     """
-    return self._inside(self.addresses[node], command)
+    own = ending_with_this_process(command)
+    return self._inside(self.addresses[node], own)
 
   def throttle(self, node: int, link: Link) -> None:
     """Sets the rates of a node's link, also while it is in use."""
@@ -206,11 +207,9 @@ class ThrottledNetwork:
 
   def _hold(self, name: str, unshare: Sequence[str]) -> None:
     """Makes a namespace with this host name."""
+    hold = ending_with_this_process([sys.executable, "-c", _HOLD, name])
     holder = subprocess.Popen(
-      [
-        *(*unshare, "--net", "--uts", *_DIES_WITH_PARENT),
-        *(sys.executable, "-c", _HOLD, name),
-      ],
+      [*unshare, "--net", "--uts", *hold],
       stdin=subprocess.DEVNULL,
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
@@ -230,7 +229,7 @@ class ThrottledNetwork:
   def _inside(self, name: str, command: Sequence[str]) -> list[str]:
     target = f"--target={self._pids[name]}"
     enter = ["nsenter", target, *self._enter, "--net", "--uts"]
-    return [*enter, *_DIES_WITH_PARENT, *command]
+    return [*enter, *command]
 
   def _tc(self, name: str, lines: Sequence[str]) -> None:
     """Runs lines of tc in a namespace, in one process."""

@@ -299,14 +299,20 @@ def test_a_lost_peer_is_recognised_and_nobody_else_is_blamed(several):
     assert found.value is error
 
 
-def test_connections_are_opened_along_every_set_of_axes(monkeypatch):
+def test_connections_are_opened_along_every_set_of_axes(monkeypatch, capfd):
   opened, psum = [], jax.lax.psum
-  monkeypatch.setattr(
-    jax.lax, "psum", lambda x, axes: (opened.append(axes), psum(x, axes))[1]
-  )
+
+  def noted(x, axes):
+    opened.append(axes)
+    os.write(1, b"[Gloo] Rank 0 is connected")
+    return psum(x, axes)
+
+  monkeypatch.setattr(jax.lax, "psum", noted)
   processes.open_connections(Replicas(2, "mesh", Division(2, 2)).mesh)
   sets = {frozenset(axes) for axes in opened}
   assert len(sets) == 7  # All sets of three axes but the empty one.
+  os.write(1, b"model nano")
+  assert capfd.readouterr().out == "model nano"
 
 
 def test_bytes_that_left_a_link_are_counted(tmp_path, monkeypatch):

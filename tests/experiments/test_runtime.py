@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import pytest
 
 from dilocox_jax.config import from_mapping
 from experiments.runtime import (
   distributed_flags,
+  ends_with_parent,
   process_group,
   running,
   stop_signals,
@@ -36,8 +38,9 @@ def test_a_process_with_one_core_has_a_second_thread_that_multiplies_nothing(
   "owners, word",
   [
     ([0, 0, 1, 1], ""),
-    ([0, 0, 0, 1], "1 to 3 devices"),
-    ([0, 1], "run needs 4"),
+    ([0, 0, 0, 1], "have 1 to 3 devices each, 4 together, and"),
+    ([0, 1], "have 1 device each, 2 together, and the run needs 4"),
+    ([0, 0, 0, 1, 1, 1], "have 3 devices each, 6 together"),
   ],
 )
 def test_devices_of_processes_are_as_many_as_the_run_needs(owners, word):
@@ -112,6 +115,26 @@ def test_a_second_signal_ends_the_process_at_once(monkeypatch):
   assert codes == [128 + signal.SIGTERM]
 
 
+def test_a_run_that_still_compiles_its_first_program_ends_at_once(
+  monkeypatch, capsys
+):
+  trainer = mock.Mock(has_begun=False)
+  # A real end does not return.
+  leave = mock.Mock(side_effect=SystemExit)
+  monkeypatch.setattr(running.processes, "exit_now", leave)
+  stop = running.stopper(trainer)
+  with pytest.raises(SystemExit):
+    stop(signal.SIGTERM)
+  leave.assert_called_once_with(128 + signal.SIGTERM)
+  assert not trainer.request_stop.called
+  (line,) = capsys.readouterr().err.splitlines()
+  assert "stopped by SIGTERM before the first segment" in line
+  trainer.has_begun = True
+  stop(signal.SIGINT)
+  trainer.request_stop.assert_called_once_with(signal.SIGINT)
+  leave.assert_called_once()
+
+
 # Groups of plain Python processes, which start in no time.
 
 WAIT = "import time; time.sleep(600)"
@@ -162,6 +185,63 @@ def test_a_traceback_is_shown_with_the_number_of_its_process(capfd):
   failure = group(WAIT, "raise KeyError('lost')")
   assert failure and failure.exit_code == 1
   assert "process 1: KeyError: 'lost'" in capfd.readouterr().err
+
+
+LAUNCHES = """
+import os, sys
+from experiments.runtime.process_group import Member, run
+write = "open(sys.argv[1], 'w').write(str(os.getpid()))"
+wait = f"import os, sys, time; {write}; time.sleep(600)"
+run([
+  Member(number, [sys.executable, "-c", wait, path], os.environ)
+  for number, path in enumerate(sys.argv[1:])
+])
+"""
+linux_needed = pytest.mark.skipif(
+  not sys.platform.startswith("linux"), reason="no such signal"
+)
+
+
+def wait_until(condition):
+  deadline = time.monotonic() + 600
+  while not condition():
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+
+
+def is_running(pid):
+  """Whether a process runs; a zombie, which nobody has waited for, does not."""
+  found = ["ps", "-o", "state=", "-p", str(pid)]
+  state = subprocess.run(found, capture_output=True, text=True).stdout
+  return state.strip() not in ("", "Z")
+
+
+@linux_needed
+def test_a_group_ends_with_a_launcher_that_is_killed(tmp_path):
+  files = [tmp_path / "0", tmp_path / "1"]
+  launcher = subprocess.Popen([sys.executable, "-c", LAUNCHES, *files])
+  wait_until(lambda: all(each.exists() and each.read_text() for each in files))
+  pids = [int(each.read_text()) for each in files]
+  assert all(map(is_running, pids))
+  launcher.kill()
+  launcher.wait()
+  wait_until(lambda: not any(map(is_running, pids)))
+
+
+@linux_needed
+def test_a_command_whose_parent_has_ended_does_not_start():
+  command = ends_with_parent.ending_with_this_process(["echo", "started"])
+  done = subprocess.run(command, capture_output=True, text=True)
+  assert done.stdout == "started\n" and not done.returncode
+  command[-3] = "1"  # What has ended may be anybody but our own parent.
+  done = subprocess.run(command, capture_output=True, text=True)
+  assert done.returncode == 1 and not done.stdout
+  assert done.stderr == "error: the process 1 that started this one has ended\n"
+
+
+def test_a_command_that_is_not_there_is_one_line():
+  failure = run_together([Member(0, ["no-such-program"], os.environ)])
+  assert failure and failure.exit_code == 1
 
 
 # Parts of the user's own.

@@ -4,7 +4,9 @@ import concurrent.futures
 import errno
 import fcntl
 import json
+import os
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -67,6 +69,29 @@ def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path):
         raise AssertionError("both had it")
   with held(workdir):
     assert {each.name for each in workdir.iterdir()} == {LOCK, STAMP}
+
+
+HOLDS = """
+import fcntl, sys, time
+file = open(sys.argv[1], "a")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_the_process_that_holds_a_lock_is_named(tmp_path):
+  command = [sys.executable, "-c", HOLDS, tmp_path / "lock"]
+  with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+    assert holder.stdout
+    holder.stdout.readline()
+    try:
+      with pytest.raises(BusyError, match=rf"^busy \(process {holder.pid}\)$"):
+        with locked(tmp_path / "lock", "busy"):
+          pass
+    finally:
+      holder.kill()
 
 
 def test_a_lock_that_cannot_be_is_one_line_and_harms_nothing(tmp_path):

@@ -109,6 +109,7 @@ def test_a_run_asked_to_stop_saves_after_the_segment_under_way(
   dispatch = stopped._dispatch
 
   def dispatch_and_ask(state, segment):
+    assert stopped.has_begun == (segment.start > 0)
     if segment.stop == stop:
       stopped.request_stop(signal.SIGTERM)
     return dispatch(state, segment)

@@ -1,0 +1,48 @@
+"""Runs a command that ends when the process that started it ends (on Linux).
+
+  python ends_with_parent.py PARENT COMMAND...
+
+PARENT is the id of that process. The kernel sends SIGKILL to the command when
+its parent ends, however it ends, so nothing that a launcher has started is left
+behind. Other systems have no such signal, and the command outlives its parent.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+_PR_SET_PDEATHSIG = 1  # Of <linux/prctl.h>.
+
+
+def ending_with_this_process(command: Sequence[str]) -> list[str]:
+  """Returns the command line that starts a command as a child of this process.
+
+  It must be started by a thread that lives as long as this process, because the
+  signal comes when that thread ends.
+
+  Args:
+    command: Command line, one string for each argument.
+  """
+  # Without the site's packages Python starts in a hundredth of a second.
+  python = [sys.executable, "-I", "-S", __file__]
+  return [*python, str(os.getpid()), *command]
+
+
+def main(parent: str, *command: str) -> None:
+  """Asks for the signal, and becomes the command."""
+  prctl = getattr(ctypes.CDLL(None), "prctl", None)
+  if prctl:
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A parent that ended before the call above sends no signal any more.
+    if os.getppid() != int(parent):
+      sys.exit(f"error: the process {parent} that started this one has ended")
+  try:
+    os.execvp(command[0], command)
+  except OSError as error:
+    sys.exit(f"error: {command[0]}: {error.strerror}")
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])
