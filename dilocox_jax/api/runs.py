@@ -24,7 +24,7 @@ from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.feeds import as_feed
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.models import adapters, weights
-from dilocox_jax.models.handed_in import as_loss_model
+from dilocox_jax.models.handed_in import as_loss_model, reads_tokens
 from dilocox_jax.plan.collective import MAILBOX
 from dilocox_jax.plan.model.adapters import Lora
 from dilocox_jax.plan.schedule.fragments import SLICED
@@ -158,7 +158,8 @@ def train(
       `nnx.Rngs` to a module, or a pair of functions (`models.handed_in`). The
       plan's bytes are then those of its parameters.
     data: (train, validation), a function (replica, step) -> batch, or an
-      iterable of batches (`data.feeds`).
+      iterable of batches (`data.feeds`). Rows with names, as those of Hugging
+      Face, are read as tokens by their `input_ids` unless there is a loss.
     method: Name of the method; None: that of the config.
     replicas: M; None: that of the config.
     steps: Inner steps; None: those of the config.
@@ -189,7 +190,6 @@ def train(
     BusyError: If another run is at work in the directory.
     TrainingStoppedError: If a value is not finite.
   """
-  parts = _parts(model, loss, data, inner_optimizer, outer_optimizer, exchange)
   said = {
     "sync.method": method,
     "mesh.num_replicas": replicas,
@@ -201,8 +201,17 @@ def train(
     trainable = None  # The config says it now.
   if meet and isinstance(config, Mapping | None):
     said["exchange.collective"] = MAILBOX
-  has_layers = parts.model is None and trainable is None
+  has_layers = model is None and trainable is None
   whole = _config(config, said, has_layers)
+  parts = _parts(
+    model,
+    loss,
+    data,
+    inner_optimizer,
+    outer_optimizer,
+    exchange,
+    batch_size=whole.data.batch_size,
+  )
   parts = start.with_trainable(whole, parts, trainable)
   clock = None
   if cluster:
@@ -248,7 +257,13 @@ def _check_config(config: Any) -> None:
 
 
 def _parts(
-  model: Any, loss: Any, data: Any, inner: Any, outer: Any, exchange: Any
+  model: Any,
+  loss: Any,
+  data: Any,
+  inner: Any,
+  outer: Any,
+  exchange: Any,
+  batch_size: int = 1,
 ) -> Parts:
   """Returns what was handed in, once each part is of its kind."""
   for what, part in (("inner_optimizer", inner), ("outer_optimizer", outer)):
@@ -260,7 +275,9 @@ def _parts(
     model is not None or loss is None,
     "loss: it needs a model that is handed in",
   )
-  feed = None if data is None else as_feed(data)
+  feed = None
+  if data is not None:
+    feed = as_feed(data, reads_tokens(model, loss), batch_size)
   if model is not None:
     has_examples = not isinstance(feed, Corpus | None)
     examples = (feed.example,) if has_examples else ()

@@ -11,8 +11,9 @@ from the start, and those that the run has used are dropped.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,54 +21,58 @@ import numpy as np
 from dilocox_jax.checks import require
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.iterables import Drawn
-from dilocox_jax.data.streams import ReplicaStreams
+from dilocox_jax.data.streams import ReplicaStreams, Streams
+from dilocox_jax.data.token_rows import (
+  as_rows,
+  is_list_of_numbers,
+  is_row,
+  is_sequence,
+  is_sequence_of_rows,
+  next_batch,
+  token_ids,
+  token_table,
+  unread_columns,
+)
 from dilocox_jax.trees import Tree, kinds_by_path, tree_digest
 
 HANDED_IN = "handed in"
 _DIGESTED = 1000  # Training examples that a digest reads.
+_SPLITS = ("validation", "test")  # Which split is held out: the first there is.
 
 
-@runtime_checkable
-class Streams(Protocol):
-  """Endless streams of batches, one for each replica."""
-
-  def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
-    """Reads the next batches, leaves [replicas, num_steps, ...]."""
-
-  def get_state(self) -> dict[str, Any]:
-    """Returns the position, for JSON."""
-    ...
-
-  def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes on at a position; raises ValueError if it is of other data."""
-
-
-def as_feed(data: Any) -> "Corpus | Feed":
+def as_feed(
+  data: Any, reads_tokens: bool = False, batch_size: int = 1
+) -> "Corpus | Feed":
   """Returns data of any kind as what a run reads.
 
   Args:
     data: A `Corpus`; a pair (train, validation) of arrays of tokens, trees of
       arrays with an example a row, or data sets of Hugging Face; a function
       (replica, step) -> batch; or an iterable of batches, such as a data set of
-      grain or a loader. The last two may be the first of a pair too.
+      grain or a loader. The last two may be the first of a pair too. A mapping
+      with the splits "train" and "validation", or "test", is such a pair.
+    reads_tokens: Whether the model reads tokens alone. Of rows, examples and
+      batches with names it then gets `input_ids` (`data.token_rows`).
+    batch_size: Rows of a batch that is made of an iterable of single rows.
 
   Raises:
     TypeError: One line, if it is none of these.
-    ValueError: If arrays do not fit together.
+    ValueError: If arrays do not fit together, or rows with names have no
+      tokens that can be trained on.
   """
   if isinstance(data, Corpus):
     return data
-  if isinstance(data, Mapping) and {"train", "validation"} <= data.keys():
-    data = data["train"], data["validation"]
+  data = _pair_of_splits(data)
+  size = batch_size if reads_tokens else None
   if _gives_batches(data):
-    return Batches(data)
+    return Batches(data, rows_per_batch=size)
   try:
     if not isinstance(data, tuple | list) or len(data) != 2:
-      raise TypeError("it is no pair")
+      raise TypeError(f"it is no pair{_split_hint(data)}")
     train, validation = data
-    if _gives_batches(train):
-      return Batches(train, validation)
-    rows = ExampleRows(train), ExampleRows(validation)
+    if _gives_batches(train, reads_tokens):
+      return Batches(train, validation, size)
+    rows = [ExampleRows(split, reads_tokens) for split in data]
   except TypeError as error:
     raise TypeError(
       f"data of type {type(data).__name__} must be a pair (train, validation) "
@@ -82,10 +87,41 @@ def as_feed(data: Any) -> "Corpus | Feed":
   return Corpus(HANDED_IN, tokens, held, tree_digest(texts, "text"), size, 0)
 
 
-def _gives_batches(data: Any) -> bool:
-  """Whether data are a function or give batches when they are iterated."""
+def _pair_of_splits(data: Any) -> Any:
+  """Returns a mapping of splits as a pair; other data stay as they are."""
+  if not isinstance(data, Mapping) or "train" not in data:
+    return data
+  for name in _SPLITS:
+    if name in data:
+      return data["train"], data[name]
+  return data
+
+
+def _split_hint(data: Any) -> str:
+  """Says how a data set without a second split gets one."""
+  if isinstance(data, Mapping) and hasattr(data.get("train"), "column_names"):
+    data = data["train"]
+  if not hasattr(data, "train_test_split"):
+    return ""
+  return ", and dataset.train_test_split(test_size=0.05) makes one"
+
+
+def _gives_batches(data: Any, reads_tokens: bool = False) -> bool:
+  """Whether data are a function or give batches when they are iterated.
+
+  Args:
+    data: Data of any kind.
+    reads_tokens: Whether a sequence may be of rows of tokens, or of batches
+      with names.
+  """
   if callable(data) or hasattr(data, "__next__"):
     return True
+  if reads_tokens and is_sequence_of_rows(data):
+    return False
+  if reads_tokens and is_sequence(data) and len(data):
+    first = data[0]
+    if isinstance(first, Mapping):
+      return not is_row(first)
   is_plain = isinstance(data, Mapping | tuple | list | str | bytes)
   has_rows = hasattr(data, "shape") or hasattr(data, "with_format")
   is_streamed = not hasattr(data, "__len__") or not has_rows
@@ -95,17 +131,33 @@ def _gives_batches(data: Any) -> bool:
 class ExampleRows:
   """Examples with random access: arrays, or a data set of Hugging Face.
 
+  Args:
+    examples: The examples.
+    reads_tokens: Whether rows with names are reduced to their tokens.
+
   Raises:
     TypeError: If it is neither.
-    ValueError: If arrays have different numbers of examples.
+    ValueError: If arrays have different numbers of examples, or rows have no
+      tokens that can be trained on.
   """
 
-  def __init__(self, examples: Any):
-    self._set, self._arrays = None, None
+  def __init__(self, examples: Any, reads_tokens: bool = False):
+    self._set, self._table, self._arrays = None, None, None
+    self._unread: list[str] = []
+    if reads_tokens:
+      self._table = token_table(examples)
+    if self._table is not None:
+      self.count, self._unread = self._table.count, self._table.unread
+      return
+    if reads_tokens and isinstance(examples, Mapping):
+      self._unread = unread_columns(examples)
+      examples = token_ids(examples, "data")
     if hasattr(examples, "column_names"):
       self._set, self.count = examples.with_format("numpy"), len(examples)
       return
-    self._arrays = jax.tree.map(numbers, examples)
+    if reads_tokens and is_sequence_of_rows(examples):
+      examples = [examples[number] for number in range(len(examples))]
+    self._arrays = jax.tree.map(numbers, examples, is_leaf=is_list_of_numbers)
     leaves = jax.tree.leaves(self._arrays)
     counts = sorted({len(leaf) if leaf.ndim else 0 for leaf in leaves})
     if not leaves or not counts[0]:
@@ -125,12 +177,31 @@ class ExampleRows:
       return found if found.dtype.kind in "iu" else None
     return None
 
+  @property
+  def words(self) -> str:
+    """What an example is, e.g. "rows of 129 tokens"."""
+    first = self.take(np.zeros(1, int))
+    is_array = isinstance(first, np.ndarray) and first.ndim == 2
+    if not is_array or first.dtype.kind not in "iu":
+      return "examples"
+    said = f"rows of {first.shape[1]} tokens"
+    if self._unread:
+      said += f" (columns not read: {', '.join(self._unread)})"
+    return said
+
+  @property
+  def in_memory(self) -> Tree | None:
+    """All examples, if they are arrays."""
+    return self._arrays
+
   def take(self, ids: np.ndarray) -> Tree:
     """Returns examples, leaves [*ids.shape, ...].
 
     Args:
       ids: Numbers of examples, of any shape.
     """
+    if self._table is not None:
+      return narrow(numbers(self._table.take(ids)))
     if self._set is None:
       return jax.tree.map(lambda leaf: narrow(leaf[ids]), self._arrays)
     found = self._set[ids.reshape(-1).tolist()]
@@ -160,11 +231,17 @@ class Examples:
   @property
   def says(self) -> str:
     """What it is, in a few words."""
-    return f"{self.train.count:,} examples"
+    return f"{self.train.count:,} {self.train.words}"
 
   def example(self, batch_size: int = 1) -> Tree:
     """Returns a batch of examples."""
     return self.train.take(np.arange(batch_size) % self.train.count)
+
+  def seen_at_once(self) -> Tree:
+    """Returns all training examples in memory, or some of a data set."""
+    if self.train.in_memory is not None:
+      return self.train.in_memory
+    return self.train.take(self.train.spaced(_DIGESTED))
 
   def streams(self, num_replicas: int, batch_size: int, seed: int) -> Streams:
     """Divides the examples among replicas, in an order drawn each epoch."""
@@ -216,19 +293,41 @@ class Batches:
       iterable of batches.
     validation: Batches or rows for evaluations; None takes the first ones of
       the source.
+    rows_per_batch: If batches with names are reduced to their tokens: how many
+      rows make a batch where an iterable gives single rows. None: batches stay
+      as they are.
   """
 
-  def __init__(self, source: Any, validation: Any = None):
+  def __init__(
+    self,
+    source: Any,
+    validation: Any = None,
+    rows_per_batch: int | None = None,
+  ):
     self._validation, self._like, self._held = validation, None, 0
+    self._rows_per_batch = rows_per_batch
     self._source: Callable[[int, int], Any] = source
     self._is_function = callable(source)
     what = "a function" if self._is_function else type(source).__name__
     self.says = f"batches of {what}"
     has_numbers = self._is_function or hasattr(source, "to_iter_dataset")
-    self.drawn = None if has_numbers else Drawn(source)
+    self.drawn = None
+    if not has_numbers:
+      self.drawn = self._drawn(source, rows_per_batch)
     if not self._is_function:
       by_number = self.drawn.batch if self.drawn else source.__getitem__
       self._source = lambda replica, number: by_number(number)
+
+  @staticmethod
+  def _drawn(source: Any, rows_per_batch: int | None) -> Drawn:
+    if rows_per_batch is None:
+      return Drawn(source)
+    draw = functools.partial(next_batch, batch_size=rows_per_batch)
+    return Drawn(source, draw)
+
+  @property
+  def _reads_tokens(self) -> bool:
+    return self._rows_per_batch is not None
 
   def example(self, batch_size: int = 0) -> Tree:
     """Returns the first batch, of whatever size it is."""
@@ -236,6 +335,10 @@ class Batches:
     if self._like is None:
       self._like = self._batch(0, 0)
     return self._like
+
+  def seen_at_once(self) -> Tree:
+    """Returns the first batch, as nobody can see all that is to come."""
+    return self.example()
 
   def batch(self, replica: int, step: int, num_replicas: int) -> Tree:
     """Returns a training batch; those of an iterable must be asked in order.
@@ -251,7 +354,10 @@ class Batches:
 
   def _batch(self, replica: int, number: int) -> Tree:
     name = f"batch {number} of replica {replica}"
-    return _checked(self._source(replica, number), self._like, name)
+    batch = self._source(replica, number)
+    if self._reads_tokens and isinstance(batch, Mapping):
+      batch = token_ids(batch, name)
+    return _checked(batch, self._like, name)
 
   def streams(self, num_replicas: int, batch_size: int, seed: int) -> Streams:
     """Returns the batches of every replica, as the source gives them."""
@@ -264,14 +370,17 @@ class Batches:
   def held_out(self, batch_size: int, most: int) -> list[Tree]:
     """Returns validation's rows, or as many batches as make `most` examples."""
     given = self._validation
-    if given is not None and not _gives_batches(given):
-      return ExampleRows(given).held_out(batch_size, most)
+    if given is not None and not _gives_batches(given, self._reads_tokens):
+      rows = ExampleRows(given, self._reads_tokens)
+      return rows.held_out(batch_size, most)
     require(
       most > 0,
       "evaluation.num_sequences=0 reads all, and batches may have no end: give"
       " a number",
     )
-    feed = self if given is None else Batches(given)
+    feed = self
+    if given is not None:
+      feed = Batches(given, rows_per_batch=self._rows_per_batch)
     size = len(jax.tree.leaves(feed.example())[0])
     feed._held = -(-most // size)
     return [_stacked([feed._batch(0, n) for n in range(feed._held)])]
@@ -334,7 +443,8 @@ def num_predictions(batches: Tree) -> int:
 
 def numbers(leaf: Any) -> np.ndarray:
   """Returns an array; raises TypeError unless it has numbers or booleans."""
-  found = np.asarray(leaf)
+  found = as_rows(leaf, "rows of data") if is_list_of_numbers(leaf) else leaf
+  found = np.asarray(found)
   if found.dtype.kind not in "iufb" and found.dtype.name != "bfloat16":
     raise TypeError(f"it has {found.dtype}, but only numbers can be trained on")
   return found

@@ -1,7 +1,7 @@
 """Batches of an iterable that somebody hands in, by their number."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -14,20 +14,30 @@ from dilocox_jax.trees import Tree
 _STATES = ("get_state", "set_state"), ("state_dict", "load_state_dict")
 
 
+def _next(iterator: Iterator[Any]) -> Any:
+  """Returns the next item of an iterator; None at its end."""
+  return next(iterator, None)
+
+
 class Drawn:
   """Batches of an iterable by their number, which may only rise.
 
   An iterable begins again at its end. An iterator cannot, and ends there.
+
+  Args:
+    source: The iterable.
+    draw: Function from its iterator to the next batch, or to None at the end.
   """
 
-  def __init__(self, source: Any):
+  def __init__(self, source: Any, draw: Callable[[Any], Any] = _next):
     self._source, self._iterator = source, iter(source)
+    self._draw = draw
     self._count, self._last = 0, None
 
   def batch(self, number: int) -> Tree:
     """Draws up to a batch; those before it are dropped."""
     while self._count <= number:
-      batch = next(self._iterator, None)
+      batch = self._draw(self._iterator)
       if batch is None:
         batch = self._begin_again()
       # A loader may fill its own arrays again.
@@ -37,7 +47,7 @@ class Drawn:
   def _begin_again(self) -> Tree:
     said = f"the data ended after {self._count} batches"
     self._iterator = iter(self._source)
-    batch = next(self._iterator, None)
+    batch = self._draw(self._iterator)
     require(
       batch is not None,
       f"{said}, and the run needs more: hand in data that repeats, or take "

@@ -16,15 +16,31 @@ import hashlib
 import math
 import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import grain
 import numpy as np
 from jaxtyping import Int32, Integer
 
 from dilocox_jax.checks import require
+from dilocox_jax.trees import Tree
 
 Mix = Sequence[Sequence[float]]  # Weight of each part, for each replica.
+
+
+@runtime_checkable
+class Streams(Protocol):
+  """Endless streams of batches, one for each replica."""
+
+  def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
+    """Reads the next batches, leaves [replicas, num_steps, ...]."""
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns the position, for JSON."""
+    ...
+
+  def set_state(self, state: Mapping[str, Any]) -> None:
+    """Goes on at a position; raises ValueError if it is of other data."""
 
 
 def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:

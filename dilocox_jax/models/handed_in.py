@@ -66,7 +66,35 @@ def as_loss_model(
     if loss is None:
       return LossModel(init, function)
     return _with(loss, init, lambda p: functools.partial(function, p))
-  loss = loss or cross_entropy
+  if loss is None:
+    return _with_logits(_of_module(model, cross_entropy, example))
+  return _of_module(model, loss, example)
+
+
+def reads_tokens(model: Any, loss: ModelLoss | None) -> bool:
+  """Whether a model that is handed in is trained to predict tokens.
+
+  Args:
+    model: Model as for `as_loss_model`; None is the config's own.
+    loss: Loss as for `as_loss_model`.
+  """
+  has_loss = isinstance(model, LossModel | tuple) or loss is not None
+  return not has_loss
+
+
+def _with_logits(model: LossModel) -> LossModel:
+  """Adds what a module returns for tokens."""
+
+  def logits(params: Any, tokens_BxL: Array) -> Array:
+    return model.module(params)(tokens_BxL)
+
+  return model._replace(logits=logits)
+
+
+def _of_module(
+  model: Any, loss: ModelLoss, example: Callable[[], Tree]
+) -> LossModel:
+  """Returns a module, or a function that makes one, with its loss."""
   if isinstance(model, linen.Module):
     return _of_linen(model, loss, example)
   if isinstance(model, nnx.Module):

@@ -27,11 +27,14 @@ class LossModel(NamedTuple):
     loss: (parameters, batch) -> mean loss, a scalar. If batches are tokens
       [B, L + 1], the model reads the first L and predicts the last L.
     module: (parameters) -> what a user calls the model.
+    logits: (parameters, tokens [B, L]) -> logits [B, L, V], if the loss is the
+      cross-entropy of tokens; None: the loss reads batches of its own kind.
   """
 
   init: Callable[[Array], Any]
   loss: Callable[[Any, Any], Array]
   module: Callable[[Any], Any] = lambda params: params
+  logits: Callable[[Any, Array], Array] | None = None
 
 
 def token_loss(

@@ -14,8 +14,21 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.config.sections import DataConfig
 from dilocox_jax.data import sources, tokenizers
 from dilocox_jax.data.corpus import Corpus
-from dilocox_jax.data.feeds import HANDED_IN, Feed, Streams, num_predictions
-from dilocox_jax.data.streams import ReplicaStreams, held_out_batches, mix_of
+from dilocox_jax.data.feeds import HANDED_IN, Feed, num_predictions
+from dilocox_jax.data.streams import (
+  ReplicaStreams,
+  Streams,
+  held_out_batches,
+  mix_of,
+)
+from dilocox_jax.data.token_checks import (
+  CheckedBatches,
+  CheckedStreams,
+  Vocabulary,
+  check_token_batch,
+  check_token_ids,
+)
+from dilocox_jax.models.token_limits import token_limits
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.trees import Tree, tree_digest
 
@@ -62,30 +75,35 @@ def run_data(config: RunConfig, parts: Parts = NO_PARTS) -> RunData:
     parts: Parts that are handed in.
 
   Raises:
-    ValueError: One line, if there are none or too few.
+    ValueError: One line, if there are none or too few, or the model does not
+      know their tokens.
   """
   if parts.data is not None and not isinstance(parts.data, Corpus):
-    return _of_feed(config, parts.data)
+    return _of_feed(config, parts, parts.data)
   text = corpus(config, parts)
   require(
     text.judge is not None or not config.data.judge_fraction,
     f"data.judge_fraction={config.data.judge_fraction} does not reach a text "
     "that is handed in: drop it",
   )
+  vocabulary = Vocabulary(text.vocab_size, f"vocab_size={text.vocab_size}")
+  judging = None
+  if text.judge is not None:
+    judging = CheckedBatches(held_out(config, text.judge), vocabulary)
   return RunData(
-    text.name,
-    text.digest,
-    config.tokens_per_replica_step,
-    streams(config, text),
-    held_out(config, text.validation),
-    text,
-    None if text.judge is None else held_out(config, text.judge),
-    text.bytes_per_token,
-    _end_of_text(config, text, parts),
+    name=text.name,
+    digest=text.digest,
+    step_tokens=config.tokens_per_replica_step,
+    streams=CheckedStreams(streams(config, text), vocabulary),
+    validation=CheckedBatches(held_out(config, text.validation), vocabulary),
+    text=text,
+    judging=judging,
+    bytes_per_token=text.bytes_per_token,
+    end_of_text=_end_of_text(config, text, parts),
   )
 
 
-def _of_feed(config: RunConfig, feed: Feed) -> RunData:
+def _of_feed(config: RunConfig, parts: Parts, feed: Feed) -> RunData:
   require(
     not config.data.judge_fraction,
     "data.judge_fraction is of texts, but data that are none are handed in: "
@@ -94,7 +112,17 @@ def _of_feed(config: RunConfig, feed: Feed) -> RunData:
   sizes = config.data.batch_size, config.evaluation.num_sequences
   validation = feed.held_out(*sizes)  # First: it may be the head of the data.
   found = feed.streams(config.mesh.num_replicas, sizes[0], config.seed)
-  batch = jax.tree.map(lambda leaf: leaf[None], feed.example(sizes[0]))
+  example = feed.example(sizes[0])
+  if _reads_tokens(parts):
+    check_token_batch(example, "a training batch")
+    shape = example.shape[0], example.shape[1] - 1
+    vocabulary = _known_tokens(config, parts, shape)
+    check_token_ids(feed.seen_at_once(), vocabulary, "tokens of training")
+    for held in validation:
+      check_token_batch(held[0], "a validation batch")
+      check_token_ids(held, vocabulary, "tokens of validation")
+    found = CheckedStreams(found, vocabulary)
+  batch = jax.tree.map(lambda leaf: leaf[None], example)
   size = jax.tree.leaves(batch)[0].shape[1]
   micro = config.inner.accumulate_steps
   require(
@@ -134,28 +162,61 @@ def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
     f"model.vocab_size={text.vocab_size}, or lower data.vocab_size",
   )
   _check_tokens(text)
+  if parts.model is not None and _reads_tokens(parts):
+    shape = config.data.batch_size, config.data.sequence_length
+    known = _known_tokens(config, parts, shape)
+    require(
+      text.vocab_size <= known.size,
+      f"the text {text.name!r} has {text.vocab_size} different tokens, but "
+      f"{known.source} has only {known.size}: hand in a model with as many, or "
+      "data= with fewer",
+    )
   return text
 
 
+def _reads_tokens(parts: Parts) -> bool:
+  """Whether batches are tokens, and not what a loss that is handed in reads."""
+  return parts.model is None or parts.model.logits is not None
+
+
+def _known_tokens(
+  config: RunConfig, parts: Parts, shape: tuple[int, int]
+) -> Vocabulary:
+  """Returns the token ids that the run's model knows.
+
+  Args:
+    config: Config of the run.
+    parts: Parts that are handed in. A model among them has logits.
+    shape: Sequences of a batch, and the tokens of each that a model reads.
+
+  Raises:
+    ValueError: If the model returns something else than logits.
+  """
+  model = parts.model
+  if model is None:
+    size = config.model.shape.vocab_size
+    return Vocabulary(size, f"model.vocab_size={size}")
+  assert model.logits is not None
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  limits = token_limits(model.logits, params, shape)
+  if limits.table is not None and limits.table < limits.logits:
+    rows = limits.table
+    return Vocabulary(rows, f"the model, whose embedding has {rows} rows,")
+  width = limits.logits
+  return Vocabulary(width, f"the model, which has {width} logits a token,")
+
+
 def _check_tokens(text: Corpus) -> None:
-  """Raises ValueError if a text has tokens that its vocabulary lacks."""
+  """Raises TokenError if a text has tokens that its vocabulary lacks."""
+  vocabulary = Vocabulary(text.vocab_size, f"vocab_size={text.vocab_size}")
   for what in ("train", "validation", "judge"):
     tokens = getattr(text, what)
     if tokens is None:
       continue
-    require(
-      np.issubdtype(tokens.dtype, np.integer),
-      f"{what} tokens of {text.name!r} are {tokens.dtype}: pass integers",
-    )
-    # To read all of a mapped file would take minutes.
-    if isinstance(tokens, np.memmap) or not tokens.size:
-      continue
-    lowest, highest = int(tokens.min()), int(tokens.max())
-    require(
-      0 <= lowest and highest < text.vocab_size,
-      f"{what} tokens of {text.name!r} go from {lowest} to {highest}, but "
-      f"vocab_size={text.vocab_size} allows 0 to {text.vocab_size - 1}",
-    )
+    name = f"{what} tokens of {text.name!r}"
+    # To read all of a mapped file would take minutes. Its batches are checked.
+    head = tokens[:1] if isinstance(tokens, np.memmap) else tokens
+    check_token_ids(head, vocabulary, name)
 
 
 def text_of(data: DataConfig, seed: int) -> Corpus:

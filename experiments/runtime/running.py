@@ -21,6 +21,7 @@ from dilocox_jax import report
 from dilocox_jax.checks import in_front
 from dilocox_jax.config import RunConfig
 from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.data.token_checks import TokenError
 from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.optimizers import named_optimizer
@@ -157,7 +158,7 @@ def _train(
       page = trainer.run()
   except StopRequestedError as request:
     raise command_line.SavedAndStoppedError(request, request.signal) from None
-  except (TrainingStoppedError, RecordError, OSError) as error:
+  except (TrainingStoppedError, TokenError, RecordError, OSError) as error:
     raise StoppedError(str(error)) from error
   if processes.is_main():
     report.side_by_side([report.load_run(workdir)]).print(Console())

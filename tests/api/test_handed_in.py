@@ -18,8 +18,10 @@ from flax import linen, nnx
 import dilocox_jax as dx
 from dilocox_jax.data.feeds import as_feed
 from dilocox_jax.models.handed_in import as_loss_model
+from dilocox_jax.training import build
 from dilocox_jax.training.trainer import Trainer
 from tests import runs
+from tests.data.data_sets import DataSet
 from tests.tiers import slow
 
 SIZE, CLASSES, STEPS = 16, 5, 24
@@ -309,3 +311,116 @@ def test_state_that_is_no_parameter_is_refused(module):
   with pytest.raises(ValueError, match="state that is no parameter") as error:
     as_loss_model(module)
   assert "\n" not in str(error.value)
+
+
+# Token ids beyond what the model knows.
+
+
+class Narrow(nnx.Module):
+  """Embeds ten tokens, and has logits of five."""
+
+  def __init__(self, rngs, rows=2 * CLASSES):
+    self.embed = nnx.Embed(rows, SIZE, rngs=rngs)
+    self.head = nnx.Linear(SIZE, CLASSES, rngs=rngs)
+
+  def __call__(self, tokens):
+    return self.head(self.embed(tokens))
+
+
+BEYOND = TOKENS + (np.arange(4000) == 3999)  # The last of all is 5.
+ROWS = BEYOND.reshape(-1, 8)
+
+
+def streamed(tokens):
+  while True:
+    yield tokens[:16].reshape(2, 8)
+
+
+def small_train(workdir, model, data, **changes):
+  return dx.train(
+    model,
+    data,
+    method="diloco",
+    replicas=2,
+    steps=4,
+    workdir=workdir,
+    config={
+      "sync": {"sync_interval": 2},
+      "data": {"batch_size": 2, "sequence_length": 7},
+      "evaluation": {"num_sequences": 4},
+    },
+    **changes,
+  )
+
+
+@pytest.mark.parametrize(
+  ("model", "data", "message"),
+  [
+    (Words, (BEYOND, TOKENS), "has 6 different tokens, but the model, which h"),
+    (Narrow, (BEYOND, TOKENS), "which has 5 logits a token, has only 5"),
+    (
+      functools.partial(Narrow, rows=3),
+      (TOKENS, TOKENS),
+      "has 5 different tokens, but the model, whose embedding has 3 rows, has",
+    ),
+    (Words, None, "the text 'stdlib' has 256 different tokens, but the model"),
+    (
+      Words,
+      (TOKENS.reshape(-1, 8), ROWS[::-1]),
+      "tokens of validation go from 0 to 5",
+    ),
+    (Words, ({"input_ids": ROWS}, {"input_ids": ROWS}), "go from 0 to 5"),
+    (Words, streamed(TOKENS + 1), "tokens of training go from 1 to 5"),
+    (Words, streamed(TOKENS - 1), "tokens of training go from -1 to 3"),
+    (
+      None,
+      (np.int32(ROWS + 251), ROWS),
+      "model.vocab_size=256 allows 0 to 255",
+    ),
+    (Words, (TOKENS + 0.5, TOKENS), r"a training batch is float"),
+    (Words, ({"image": IMAGES}, {"image": IMAGES}), "has image and no input_i"),
+    (Words, (IMAGES, IMAGES), r"is float32\[2, 4, 4\]: without loss="),
+    (
+      lambda rngs: nnx.Embed(CLASSES, 3, rngs=rngs),
+      (TOKENS, TOKENS),
+      "has 3 lo",
+    ),
+  ],
+)
+def test_token_ids_are_checked_before_anything_is_compiled(
+  model, data, message, tmp_path, monkeypatch
+):
+  def compiled(*given, **options):
+    raise AssertionError("programs are built")
+
+  monkeypatch.setattr(build, "programs", compiled)
+  with pytest.raises(ValueError, match=message) as raised:
+    small_train(tmp_path, model, data)
+  assert "\n" not in str(raised.value)
+
+
+def test_a_token_that_comes_later_stops_the_run_in_one_line(tmp_path):
+  def late(replica, step):
+    return np.full((2, 8), 1 + 5 * (step >= 5))
+
+  with pytest.raises(ValueError, match="a training batch go from 1 to 6, but"):
+    small_train(tmp_path, Words, late)
+
+
+def test_a_data_set_with_input_ids_trains_as_its_array_does(tmp_path, caplog):
+  rows = TOKENS[:1600].reshape(-1, 8)
+  packed = DataSet({"input_ids": rows.tolist(), "text": ["a"] * len(rows)})
+  with caplog.at_level(logging.INFO, "dilocox_jax"):
+    named = small_train(
+      tmp_path / "a", Words, {"train": packed, "test": packed}
+    )
+  plain = small_train(tmp_path / "b", Words, (rows, rows))
+  runs.assert_same_bits(named.params, plain.params)
+  assert named.metrics.tokens == 2 * 4 * 2 * 7
+  assert "200 rows of 8 tokens (columns not read: text)" in caplog.text
+
+
+def test_lists_of_numbers_are_arrays():
+  text: Any = as_feed((TOKENS.tolist(), TOKENS[:99].tolist()))
+  np.testing.assert_array_equal(text.train, TOKENS)
+  assert text.vocab_size == CLASSES

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.data.token_checks import TokenError
 from dilocox_jax.training import build, run_text
 from dilocox_jax.training.parts import Parts
 from tests import runs
@@ -79,3 +80,15 @@ def test_a_run_is_judged_on_text_that_it_does_not_train_on():
   # Two replicas of two sequences a step: 94 steps read all 376 windows.
   seen = np.unique(run_text.streams(config, text).take(94))
   np.testing.assert_array_equal(seen, np.arange(128))
+
+
+def test_a_mapped_text_is_checked_batch_by_batch(tmp_path):
+  path = tmp_path / "tokens.bin"
+  tokens = (np.arange(5000) % 97).astype(np.uint8)
+  tokens[4000:] = 98
+  tokens.tofile(path)
+  mapped = np.memmap(path, np.uint8, "r")
+  text = Corpus("mapped", mapped, mapped[:500], "0" * 16, 97, 0)
+  data = run_text.run_data(runs.settings(), Parts(data=text))
+  with pytest.raises(TokenError, match="batch go from 0 to 98, but vocab_size"):
+    data.streams.take(74)  # An epoch.
