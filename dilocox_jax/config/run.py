@@ -69,7 +69,7 @@ class RunConfig:
     replicas = f"{count} replica{'s' * (count != 1)}"
     return (
       f"RunConfig({self.sync.method}, {self.total_steps:,} steps, model "
-      f"{self.model.preset}, {replicas})"
+      f"{self.model.label}, {replicas})"
     )
 
   def __post_init__(self):

@@ -122,6 +122,34 @@ class ModelConfig(Section):
   # would reward large logits.
   z_loss: float = limited(0.0, at_least=0)
 
+  def __post_init__(self):
+    super().__post_init__()
+    default, preset = type(self).preset, MODEL_PRESETS[self.preset]
+    plain = MODEL_PRESETS[default]
+    if preset is plain or type(preset) is not type(plain):
+      return
+    own = [n for n, x in vars(preset).items() if x != getattr(plain, n)]
+    unset = [name for name in own if getattr(self, name) is None]
+    sizes = ", ".join(f"model.{name}={getattr(self, name)}" for name in own)
+    require(
+      bool(unset),
+      f"model.preset={self.preset!r} would be ignored, as all that it says is "
+      f"set by hand ({sizes}): change these, or leave model.preset out",
+    )
+
+  @property
+  def label(self) -> str:
+    """Name for logs: that of the preset, if its sizes are the model's."""
+    preset = MODEL_PRESETS[self.preset]
+    changed = [
+      name for name, x in vars(self.shape).items() if x != getattr(preset, name)
+    ]
+    if not changed:
+      return self.preset
+    if changed == ["vocab_size"]:
+      return f"{self.preset} with {self.shape.vocab_size} tokens"
+    return "of own sizes"
+
   @functools.cached_property
   def shape(self) -> ModelShape:
     """Sizes of the preset, except for those that are set."""

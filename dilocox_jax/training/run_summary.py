@@ -83,7 +83,7 @@ def announce(
     traffic: Bytes of the present rounds.
   """
   log = logging.getLogger(__name__)
-  model = "handed in" if parts.model else config.model.preset
+  model = "handed in" if parts.model else config.model.label
   count = sum(math.prod(shape) for shape in traffic.shapes.values())
   what = f"{'adapters of ' if config.lora.rank else ''}{count:,} parameters"
   log.info("model %s: %s, %s", model, what, _where(config))

@@ -158,7 +158,7 @@ def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
   require(
     parts.model is not None or text.vocab_size <= size,
     f"the text has {text.vocab_size} different tokens, but the model "
-    f"{config.model.preset} has only {size}: set "
+    f"{config.model.label} has only {size}: set "
     f"model.vocab_size={text.vocab_size}, or lower data.vocab_size",
   )
   _check_tokens(text)

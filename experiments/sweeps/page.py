@@ -149,11 +149,11 @@ def _words(config: RunConfig, clock: SweepClock) -> str:
   step_s = clock.own_step_s(config)
   how = "from operations" if clock.step_s is None else "stated"
   text = (
-    f"{timed.model.preset} on {clock.cluster} (round trip"
+    f"{timed.model.label} on {clock.cluster} (round trip"
     f" {_round_trips(clock)}), {units.human_time(step_s)} a step ({how})"
   )
   if timed.model.shape != config.model.shape:
-    text += f", put on the losses of {config.model.preset}"
+    text += f", put on the losses of {config.model.label}"
   return f"{text}; codecs take no time"
 
 

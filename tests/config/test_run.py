@@ -247,3 +247,37 @@ def test_what_was_chosen_is_named_and_nothing_else_changes():
 )
 def test_a_kernel_that_does_not_fit_gives_way(platform, values):
   assert chosen(platform, values)[0] == "blockwise"
+
+
+SIZES = {"num_layers": 3, "model_dim": 32, "num_heads": 2, "ff_dim": 48}
+
+
+def test_a_preset_of_which_nothing_is_left_is_refused():
+  message = (
+    "^model.preset='nano' would be ignored, .*model.num_layers=3, .*: ch"
+  )
+  with pytest.raises(ValueError, match=message):
+    from_mapping({"model": {"preset": "nano", **SIZES}})
+  # What a preset says beside its sizes still counts.
+  kept = from_mapping({"model": {"preset": "opt_1_3b", **SIZES}}).model.shape
+  assert (kept.norm, kept.num_layers) == ("layer", 3)
+  some = from_mapping({"model": {"preset": "nano", "num_layers": 3}})
+  assert some.model.shape.model_dim == 16
+
+
+@pytest.mark.parametrize(
+  ("changes", "label"),
+  [
+    ({}, "tiny"),
+    ({"preset": "nano", "scan_unroll": 1}, "nano"),
+    ({"vocab_size": 300}, "tiny with 300 tokens"),
+    (SIZES, "of own sizes"),
+    ({"preset": "nano", "num_layers": 3}, "of own sizes"),
+  ],
+)
+def test_a_model_has_the_name_of_a_preset_only_if_it_has_its_sizes(
+  changes, label
+):
+  config = from_mapping({"model": changes})
+  assert config.model.label == label
+  assert f"model {label}, 2 replicas" in repr(config)
