@@ -39,6 +39,18 @@ def get_config(path: str = "") -> config_dict.ConfigDict:
   return config
 
 
+def sweep() -> config_dict.ConfigDict:
+  """Returns a sweep without runs, whose `base` is the default run.
+
+  Its fields are those in docs/commands.md. A `ConfigDict` of another kind would
+  refuse a grid such as {"sync.sync_interval": (10, 30)} for the dots in its
+  names.
+  """
+  config = config_dict.ConfigDict(convert_dict=False)
+  config.base = get_config()
+  return config
+
+
 def _section(kind: type) -> config_dict.ConfigDict:
   """Returns the defaults of a dataclass; unset fields have a type for flags."""
   section = config_dict.ConfigDict()

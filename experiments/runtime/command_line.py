@@ -262,6 +262,11 @@ def _reason(error: Exception) -> str:
   """
   lines = str(error).strip().splitlines() or ["no reason given"]
   where = f"--config={_config_file()}: "
+  if "does not accept dots in field names" in str(error):
+    return (
+      f"{where}a plain ConfigDict refuses dotted names in a mapping: begin with"
+      " config = experiments.configs.default.sweep()"
+    )
   if not isinstance(error, flags.Error):
     return f"{where}{type(error).__name__}: {' '.join(lines)}"
   if len(lines) == 1:

@@ -1,16 +1,20 @@
 """Which runs a sweep has, how they are known, and when they would end."""
 
+import re
+import textwrap
+
 import pytest
 
 from dilocox_jax.api.simulation_setup import Options, set_up
 from dilocox_jax.config import from_mapping
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.link_costs import LinkCosts
-from experiments.configs import compression, convergence
+from experiments.configs import compression, convergence, grid
 from experiments.runtime.command_line import CONFIGS
 from experiments.sweeps import measured, runs
 from experiments.sweeps.clocks import SweepClock, clock_of
 from experiments.sweeps.rows import Rows
+from tests.experiments import programs
 
 BASE = {"sync": {"sync_interval": 6}, "total_steps": 60}
 ROOT = CONFIGS.parents[1]
@@ -34,6 +38,64 @@ def test_a_grid_is_the_full_product_in_order():
     (h, m, s) for h in (3, 6) for m in (0.0, 0.9) for s in (4, 5)
   ]
   assert found[0].name == "sync_interval=3,outer.momentum=0"
+
+
+def documented_config(page):
+  """The first config of a sweep that a page shows."""
+  text = (ROOT / page).read_text()
+  block = re.search(r"\n\n(    from experiments.*?return config\n)", text, re.S)
+  assert block
+  return textwrap.dedent(block[1])
+
+
+@pytest.mark.parametrize(
+  ("page", "names"),
+  [
+    (
+      "docs/commands.md",
+      [
+        f"sync_interval={interval},codec={codec}"
+        for interval in (10, 30)
+        for codec in ("float32", "int(bits=4)")
+      ]
+      + ["long rounds"],
+    ),
+    ("docs/guides/your_own_text.md", ["fp32", "4 bits", "rank 16"]),
+  ],
+)
+def test_the_sweeps_that_pages_show_are_read(page, names, tmp_path):
+  (tmp_path / "mine.py").write_text(documented_config(page))
+  done = programs.run(
+    "sweep",
+    f"--config={tmp_path / 'mine.py'}",
+    "--config.base.total_steps=40",
+    f"--workdir={tmp_path / 'out'}",
+    "--report_only",
+  )
+  assert done.returncode == 0, done.stderr
+  shown = re.findall(r"^ (\S.*?) \(0 of 2 seeds\)", done.stdout, re.M)
+  assert shown == names
+
+
+def test_the_example_of_a_grid_has_four_runs():
+  found = runs.runs_of(grid.get_config().to_dict())
+  chosen = [
+    (run.config.sync.sync_interval, run.config.inner.learning_rate)
+    for run in found
+  ]
+  assert chosen == [(10, 1e-3), (10, 2e-3), (30, 1e-3), (30, 2e-3)]
+
+
+def test_a_grid_in_a_plain_config_is_told_what_to_begin_with(tmp_path):
+  plain = "config_dict.ConfigDict()"
+  shown = documented_config("docs/commands.md").replace(
+    "default.sweep()", plain
+  )
+  shown = shown.replace("config.base", "# ")
+  path = tmp_path / "mine.py"
+  path.write_text(f"from ml_collections import config_dict\n{shown}")
+  done = programs.run("sweep", f"--config={path}", f"--workdir={tmp_path}/x")
+  assert done.returncode == 2 and "default.sweep()" in done.one_line
 
 
 def test_listed_runs_follow_the_grid_and_may_have_names_and_seeds():
