@@ -33,6 +33,12 @@ def define_flags() -> None:
 
   text = "Tokens that the trained model writes for the report; 0: none."
   flags.DEFINE_integer("sample_tokens", 100, text, lower_bound=0)
+  flags.DEFINE_bool(
+    "check_memory",
+    True,
+    "Refuse a run that needs more memory than the device or this machine has. "
+    "The need is partly an estimate: --nocheck_memory tries all the same.",
+  )
   flags.DEFINE_string(
     "cluster",
     None,
@@ -91,6 +97,7 @@ def main(values: flags.FlagValues) -> None:
     place=values if is_distributed else None,
     meeting=met,
     num_sample_tokens=values.sample_tokens,
+    check_memory=values.check_memory,
   )
 
 

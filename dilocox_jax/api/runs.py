@@ -11,6 +11,7 @@ import jax
 import optax
 
 from dilocox_jax import report
+from dilocox_jax.api.memory_check import check_memory as refuse_too_large
 from dilocox_jax.api.simulation_setup import ClusterClock, Options, set_up
 from dilocox_jax.api.step_methods import (
   check_exchange,
@@ -147,6 +148,7 @@ def train(
   cluster: str | None = None,
   step_s: float | None = None,
   meet: Meeting | None = None,
+  check_memory: bool = True,
 ) -> Run:
   """Trains a run to its end, or continues the one in the directory.
 
@@ -180,13 +182,16 @@ def train(
       config's model.
     meet: Where this program's replica meets the others of the run, which are
       programs of their own; None trains all replicas here.
+    check_memory: Whether a run is refused that needs more memory than the host
+      or the device has (`api.memory_check`); the need is partly an estimate.
 
   Returns:
     The run, whose `metrics` and `model` are read when they are first used.
 
   Raises:
     TypeError: If an argument is of another kind than the one that is meant.
-    ValueError: If a part cannot be built, or the directory holds another run.
+    ValueError: If a part cannot be built, the directory holds another run, or
+      the run needs more memory than there is.
     BusyError: If another run is at work in the directory.
     TrainingStoppedError: If a value is not finite.
   """
@@ -212,6 +217,8 @@ def train(
     exchange,
     batch_size=whole.data.batch_size,
   )
+  if check_memory:
+    refuse_too_large(whole, parts)
   parts = start.with_trainable(whole, parts, trainable)
   clock = None
   if cluster:

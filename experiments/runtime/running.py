@@ -18,6 +18,7 @@ from absl import flags
 from rich.console import Console
 
 from dilocox_jax import report
+from dilocox_jax.api import memory_check
 from dilocox_jax.checks import in_front
 from dilocox_jax.config import RunConfig
 from dilocox_jax.data.corpus import Corpus
@@ -97,6 +98,7 @@ def train(
   place: flags.FlagValues | None = None,
   meeting: Meeting | None = None,
   num_sample_tokens: int = 100,
+  check_memory: bool = True,
 ) -> None:
   """Trains one run to its end, samples from its model and prints its table.
 
@@ -111,6 +113,7 @@ def train(
     meeting: Where this program's replica meets the others of the run.
     num_sample_tokens: Tokens of the sample in the report; 0: no sample. A run
       of several processes has none, as each has a part of its state.
+    check_memory: Whether a run is refused that needs more memory than there is.
 
   Raises:
     UsageError: If the run cannot be set up as asked.
@@ -131,6 +134,9 @@ def train(
     devices = config.division.num_devices
   set_up_jax(devices)
   with other_processes:
+    if check_memory:
+      with command_line.usage_errors():
+        memory_check.check_memory(config, go_on="--nocheck_memory")
     text = _train(config, workdir, profile, clock, meeting)
     if num_sample_tokens and jax.process_count() == 1:
       _sample(workdir, num_sample_tokens, text)
