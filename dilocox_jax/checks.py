@@ -171,6 +171,18 @@ def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
     raise ValueError(f"{name}={value!r} must be one of {names}")
 
 
+# What papers and other libraries call a name, in lower case.
+_OTHER_NAMES = {
+  "lr": "learning_rate",
+  "h": "sync_interval",
+  "p": "num_fragments",
+  "tau": "overlap_steps",
+  "alpha": "mixing_alpha",
+  "wd": "weight_decay",
+  "seq_len": "sequence_length",
+}
+
+
 def did_you_mean(name: str, names: Iterable[str]) -> str:
   """Returns the end of a message: the nearest known name, or all names.
 
@@ -180,6 +192,9 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
   """
   names = list(names)
   near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+  other = _OTHER_NAMES.get(str(name).lower())
+  if other in names:
+    near = [other]
   return f"did you mean {near[0]!r}?" if near else f"have: {', '.join(names)}"
 
 

@@ -157,7 +157,7 @@ def of_method(config: RunConfig, method: str) -> RunConfig:
     config: Config whose model, data and optimizer's settings stay.
     method: Name of the method.
   """
-  if method == config.sync.method:
+  if method == config.sync.method_name:
     return changed(config, {"adaptive.mode": "off"})
   changes: Changes = {"sync.method": method, "adaptive.mode": "off"}
   if config.sync.sync_interval and method not in _EVERY_STEP:

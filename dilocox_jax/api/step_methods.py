@@ -14,7 +14,7 @@ import optax
 from flax.traverse_util import unflatten_dict
 
 from dilocox_jax.aggregators.exchange import exchange as mean_exchange
-from dilocox_jax.checks import require
+from dilocox_jax.checks import did_you_mean, require
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.config.recipes import DEFAULTS, RECIPES
@@ -229,6 +229,7 @@ def named_step_transform(name: str) -> Callable[..., Any]:
     trainable: Callable[[str], bool] | None = None,
     **schedule: Any,
   ) -> optax.GradientTransformationExtraArgs:
+    _check_settings(name, build, schedule)
     counts = {k: operator.index(v) for k, v in schedule.items() if k in _COUNTS}
     _check_order(schedule.get("fragment_order"))
     method = build(**schedule | counts)
@@ -254,6 +255,23 @@ def named_step_transform(name: str) -> Callable[..., Any]:
   about = _about_own(own, METHODS[name]().exchanged == "pseudo_gradient")
   make.__doc__ = f"{inspect.getdoc(build)}\n\n{about}\n\n{_ABOUT_TRANSFORMS}"
   return make
+
+
+def _check_settings(
+  name: str, build: Callable[..., Method], given: Mapping[str, Any]
+) -> None:
+  """Raises TypeError for an argument that a method's transform lacks."""
+  own = list(inspect.signature(build).parameters)
+  for argument in given:
+    if argument in own:
+      continue
+    has = [*own, "codec", "exchange", "axis_name", "fragments", "trainable"]
+    hint = did_you_mean(argument, has)
+    end = f": {hint}" if hint.startswith("did") else ""
+    raise TypeError(
+      f"dilocox_jax.{name} has no argument {argument!r} (it has: "
+      f"{', '.join(has)}){end}"
+    )
 
 
 def _exchange(

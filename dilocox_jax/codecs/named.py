@@ -9,21 +9,36 @@ Without a quantiser at the end, values are sent in float32.
 A codec's class is loaded when it is first used, because that loads JAX.
 """
 
-import ast
 import dataclasses
 import functools
 import inspect
+import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from dilocox_jax.checks import in_front, require
-from dilocox_jax.plan.choices import Lazy, Registry, check_lazy, loaded
+from dilocox_jax.checks import did_you_mean, in_front, require
+from dilocox_jax.plan.choices import (
+  Lazy,
+  Registry,
+  check_lazy,
+  loaded,
+  parts_of,
+)
 
 if typing.TYPE_CHECKING:
   from dilocox_jax.codecs.base import Codec
 
 CODECS: Registry[Lazy] = Registry("codec")
+
+# Names that other libraries have for what is written otherwise here.
+_USUAL_NAMES = {
+  "fp32": "float32",
+  "fp16": "float16",
+  "half": "float16",
+  "bf16": "bfloat16",
+  "none": "float32",
+}
 
 
 def register_codec(name: str, codec: Lazy) -> None:
@@ -77,8 +92,8 @@ def split_links(text: str) -> list[tuple[str, dict[str, Any]]]:
     ValueError: If the text is not written like that.
   """
   try:
-    return list(_links_of(ast.parse(text, mode="eval").body))
-  except (SyntaxError, TypeError, ValueError) as error:
+    return parts_of(text)
+  except ValueError as error:
     raise ValueError(
       f"codec={text!r} must be written like 'low_rank(rank=4)+int(bits=2)'"
     ) from error
@@ -89,41 +104,39 @@ def link_names(text: str) -> str:
   return "+".join(name for name, _ in split_links(text))
 
 
-def _links_of(node: ast.expr) -> Iterator[tuple[str, dict[str, Any]]]:
-  match node:
-    case ast.BinOp(left, ast.Add(), right):
-      yield from _links_of(left)
-      yield from _links_of(right)
-    case ast.Name(name):
-      yield name, {}
-    case ast.Call(ast.Name(name), [], given) if all(s.arg for s in given):
-      yield name, {str(s.arg): _value(s.value) for s in given}
-    case _:
-      raise ValueError("neither a name nor a name with settings")
-
-
-def _value(node: ast.expr) -> Any:
-  """Returns a number or a text, which needs no quotes."""
-  return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
-
-
 def _link(name: str, settings: Mapping[str, Any], then: "Codec | None"):
   """Builds a link and what follows it."""
   if name not in CODECS:
     choices = ", ".join(CODECS)
     raise ValueError(
       f"codec={name!r} must be one of {choices}, or several joined by '+'"
+      f"{_hint(name)}"
     )
   build = loaded(CODECS[name])
   fields = list(inspect.signature(build).parameters)
   has = ", ".join(field for field in fields if field != "then") or "none"
+  own = [field for field in fields if field != "then"]
   for field in settings:
-    is_own = field in fields and field != "then"
-    require(is_own, f"{name} has no setting {field} (it has: {has})")
+    said = f"{name} has no setting {field} (it has: {has})"
+    near = did_you_mean(field, own)
+    if near.startswith("did"):
+      said += f": {near}"
+    require(field in own, said)
   given = {} if then is None else {"then": then}
   require({*given} <= {*fields}, f"{name} must be the last link of a codec")
   with in_front(f"codec {name}: "):
     return build(**settings, **given)
+
+
+def _hint(name: str) -> str:
+  """Returns the end of a message: what an unknown name is likely to mean."""
+  bits = re.fullmatch(r"u?int_?(\d+)", name)
+  if bits:
+    return f": did you mean 'int(bits={bits[1]})'?"
+  if name.lower() in _USUAL_NAMES:
+    return f": did you mean {_USUAL_NAMES[name.lower()]!r}?"
+  near = did_you_mean(name, CODECS)
+  return f": {near}" if near.startswith("did") else ""
 
 
 for _name, _place in {

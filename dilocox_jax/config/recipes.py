@@ -25,7 +25,7 @@ from dilocox_jax.plan.choices import ALL_OPTIONS, OPTIMIZER_OPTIONS, Registry
 from dilocox_jax.plan.collective import MAILBOX
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.schedule.fragments import SLICED
-from dilocox_jax.plan.schedule.methods import METHODS, takes
+from dilocox_jax.plan.schedule.methods import METHODS, method_parts, takes
 
 Values = Mapping[str, Any]  # All fields of a run by their dotted names.
 
@@ -127,7 +127,8 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
   Returns:
     The same fields with values for those of `DEFAULTS` and the warm-up.
   """
-  recipe = dict(RECIPES.get(given["sync.method"], {}))
+  name, _ = method_parts(given["sync.method"])
+  recipe = dict(RECIPES.get(name, {}))
   recipe = {k: v for k, v in recipe.items() if given[k] is None}
   # With total_steps = 40 the warm-up has 10 steps, with 200 or more it has 50.
   warmup_steps = min(_MOST_WARMUP_STEPS, max(given["total_steps"], 0) // 4)
@@ -184,7 +185,8 @@ def _takes(option: str) -> Callable[[str], bool]:
 
 def _has_rounds(method: str) -> bool:
   # An unknown method is refused elsewhere.
-  return method not in METHODS or METHODS[method]().exchanged != "gradient"
+  name, _ = method_parts(method)
+  return name not in METHODS or METHODS[name]().exchanged != "gradient"
 
 
 def _has_low_rank(codec: str) -> bool:

@@ -21,7 +21,11 @@ from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.pipeline import PIPELINES
 from dilocox_jax.plan.schedule import membership
-from dilocox_jax.plan.schedule.methods import Method, named_method
+from dilocox_jax.plan.schedule.methods import (
+  Method,
+  method_parts,
+  named_method,
+)
 
 # A field that the method's recipe may set (`config.recipes`) is None until a
 # `RunConfig` is built, which replaces None by a value. Code that reads a run's
@@ -258,12 +262,26 @@ class CheckpointConfig(Section):
   init_from: str = ""
 
 
+# Fields of `SyncConfig` that are settings of methods.
+_SCHEDULE_FIELDS = frozenset(
+  [
+    "sync_interval",
+    "num_fragments",
+    "overlap_steps",
+    "rule",
+    "mixing_alpha",
+    "fragment_order",
+  ]
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class SyncConfig(Section):
   """The method by which replicas synchronise, and its schedule.
 
   Each named method has a schedule and a rule. A field that is None has the
-  value of the method.
+  value of the method. Settings may be written behind the method's name, as in
+  "doubling(rounds=5)". Those that are fields here move to their fields.
   """
 
   method: str = "diloco"  # Its name brings codec, feedback and optimizers.
@@ -287,11 +305,30 @@ class SyncConfig(Section):
 
   def __post_init__(self):
     super().__post_init__()
+    with in_front("sync."):
+      self._move_settings()
     require(
       not self.warm_start_steps or self.named.exchanged != "gradient",
       f"sync.method={self.method!r} already averages every step: "
       "leave sync.warm_start_steps at 0",
     )
+
+  def _move_settings(self) -> None:
+    """Moves settings behind the method's name to the fields that exist."""
+    name, written = method_parts(self.method)
+    for field in _SCHEDULE_FIELDS & written.keys():
+      value = getattr(self, field)
+      require(
+        value is None or value == written[field],
+        f"{field}={value} is set in sync.method={self.method!r} too: drop one",
+      )
+      object.__setattr__(self, field, written.pop(field))
+    object.__setattr__(self, "method", choices.text_of_part(name, written))
+
+  @property
+  def method_name(self) -> str:
+    """Name of the method without settings."""
+    return method_parts(self.method)[0]
 
   @functools.cached_property
   def named(self) -> Method:

@@ -4,8 +4,9 @@ They stand apart from the code that they choose, so that a config can be checked
 and a command line answered without the seconds that loading JAX takes.
 """
 
+import ast
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from dilocox_jax.checks import require
@@ -69,6 +70,55 @@ def loaded(reference: Lazy) -> Callable[..., Any]:
     raise ValueError(
       f"{reference!r}: {error}: correct it, or add its folder to PYTHONPATH"
     ) from error
+
+
+def parts_of(text: str) -> list[tuple[str, dict[str, Any]]]:
+  """Returns name and settings of each part that a text names, joined by "+".
+
+  "low_rank(rank=4)+int" is ("low_rank", {"rank": 4}) and ("int", {}). A value
+  is a number, or a text, which needs no quotes if it is a name.
+
+  Args:
+    text: Names, each with its settings behind it.
+
+  Raises:
+    ValueError: If the text is not written like that.
+  """
+  try:
+    return list(_parts(ast.parse(text, mode="eval").body))
+  except (SyntaxError, TypeError, ValueError) as error:
+    raise ValueError(f"{text!r}: {error}") from error
+
+
+def text_of_part(name: str, settings: Mapping[str, Any]) -> str:
+  """Returns a text of which `parts_of` makes this name and these settings."""
+  if not settings:
+    return name
+  given = ", ".join(f"{key}={_text(value)}" for key, value in settings.items())
+  return f"{name}({given})"
+
+
+def _text(value: Any) -> str:
+  is_name = isinstance(value, str) and value.isidentifier()
+  return value if is_name else repr(value)
+
+
+def _parts(node: ast.expr) -> Iterator[tuple[str, dict[str, Any]]]:
+  match node:
+    case ast.BinOp(left, ast.Add(), right):
+      yield from _parts(left)
+      yield from _parts(right)
+    case ast.Name(name):
+      yield name, {}
+    case ast.Call(ast.Name(name), [], given) if all(s.arg for s in given):
+      yield name, {str(s.arg): _value(s.value) for s in given}
+    case _:
+      raise ValueError("neither a name nor a name with settings")
+
+
+def _value(node: ast.expr) -> Any:
+  """Returns a number or a text, which needs no quotes."""
+  return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
 
 
 LAYOUTS = ("stacked", "mesh")  # Replicas share a device, or have their own.

@@ -9,6 +9,7 @@ import collections
 import itertools
 import math
 import pathlib
+import shlex
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -215,8 +216,8 @@ def _spans(events: dict[int, Any]) -> Iterator[tuple[str, str, str]]:
 def _again(run: LoadedRun) -> Iterator[str]:
   record, method = run.record, run.record["method"]
   command = record.get("command") or (
-    "python -m experiments.train"
-    f" --config.sync.method={method} --workdir=runs/{method}"
+    f"python -m experiments.train --config.sync.method={shlex.quote(method)}"
+    f" --workdir=runs/{method.partition('(')[0]}"
   )
   source = "source", record["source_revision"] or "unknown"
   rows = [*sorted(record["versions"].items()), source]

@@ -93,9 +93,6 @@ def unsent(make):
 
 
 REFUSED = {
-  "diloco.. got an unexpected keyword argument 'H'": lambda: dx.diloco(
-    INNER, H=3
-  ),
   "needs an outer optimizer": lambda: dx.step_transform(diloco(4), INNER),
   "inner=0.1 must be": lambda: dx.diloco(0.1),  # pyright: ignore
   "codec={'bits': 4} must be a codec, or names such as": lambda: dx.diloco(
@@ -199,3 +196,21 @@ def test_the_guides_script_trains_alike_on_one_device_and_on_four(
   )
   assert len(stacked) == 4 and sum(stacked) < 4 * 0.5 * targets.var()
   assert stacked == pytest.approx(spread, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("given", "hint"),
+  [
+    ({"H": 8}, "did you mean 'sync_interval'?"),
+    ({"sync_intervall": 8}, "did you mean 'sync_interval'?"),
+    ({"codecs": "int"}, "did you mean 'codec'?"),
+  ],
+)
+def test_an_argument_that_a_method_lacks_is_named_with_those_it_has(
+  given, hint
+):
+  with pytest.raises(TypeError, match=r"^dilocox_jax.diloco has no argu") as e:
+    dx.diloco(optax.sgd(0.1), **given)
+  assert hint in str(e.value) and "(it has: sync_interval, codec, " in str(
+    e.value
+  )

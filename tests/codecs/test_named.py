@@ -48,6 +48,12 @@ LIKE = "must be written like 'low_rank(rank=4)+int(bits=2)'"
   "text, message",
   [
     ("int5", "codec='int5' must be one of float32, "),
+    ("int4", "joined by '+': did you mean 'int(bits=4)'?"),
+    ("2bits", "codec='2bits' must be written like"),
+    ("bf16+int", "did you mean 'bfloat16'?"),
+    ("topk", "did you mean 'top_k'?"),
+    ("int(bit=4)", "int has no setting bit (it has: bits, scale, "),
+    ("int(bit=4)", "did you mean 'bits'?"),
     ("", f"codec='' {LIKE}"),
     ("int(2)", f"codec='int(2)' {LIKE}"),
     ("int(bits=f())", LIKE),

@@ -281,3 +281,39 @@ def test_a_model_has_the_name_of_a_preset_only_if_it_has_its_sizes(
   config = from_mapping({"model": changes})
   assert config.model.label == label
   assert f"model {label}, 2 replicas" in repr(config)
+
+
+def test_settings_behind_a_methods_name_are_its_fields():
+  text = "streaming_diloco(num_fragments=2, rule=mix, sync_interval=8)"
+  with pytest.raises(ValueError, match="rule=mix is not a setting of method"):
+    from_mapping({"sync.method": text})
+  text = text.replace(" rule=mix,", "")
+  fields = {"num_fragments": 2, "sync_interval": 8}
+  config = from_mapping({"sync.method": text})
+  assert config == from_mapping(
+    {"sync": {"method": "streaming_diloco", **fields}}
+  )
+  same = from_mapping({"sync.method": text, "sync.sync_interval": 8})
+  assert same == config
+  message = "^sync.sync_interval=9 is set in sync.method='streaming.* too: drop"
+  with pytest.raises(ValueError, match=message):
+    from_mapping({"sync.method": text, "sync.sync_interval": 9})
+  with pytest.raises(ValueError, match="sync_interval=0 must be at least 1"):
+    from_mapping({"sync.method": "diloco(sync_interval=0)"})
+  with pytest.raises(
+    ValueError, match="sync.sync_interval='x' must be of type"
+  ):
+    from_mapping({"sync.method": "diloco(sync_interval=x)"})
+
+
+@pytest.mark.parametrize(
+  ("path", "name"),
+  [
+    ("inner.lr", "learning_rate"),
+    ("sync.H", "sync_interval"),
+    ("sync.tau", "overlap_steps"),
+  ],
+)
+def test_names_of_papers_and_libraries_lead_to_ours(path, name):
+  with pytest.raises(ValueError, match=f"did you mean '{name}'"):
+    from_mapping({path: 1})

@@ -19,7 +19,12 @@ class GrowingSchedule(dx.SyncSchedule):
 
   Replicas differ most in the beginning, when the learning rate is high. With
   H = 2 the rounds end after the steps 2, 4, 8, 12, 20, 28 and so on.
+
+  Attributes:
+    repeats: Rounds of one length that follow each other.
   """
+
+  repeats: int = dx.limited(2, at_least=1)
 
   def round_at(self, step: int) -> tuple[int, int]:
     """Returns the index and the number of inner steps of a round."""
@@ -41,18 +46,20 @@ class GrowingSchedule(dx.SyncSchedule):
     """Yields index, steps before and steps after every round, for ever."""
     index = start = 0
     while True:
-      end = start + self.sync_interval * 2 ** (index // 2)
+      end = start + self.sync_interval * 2 ** (index // self.repeats)
       yield index, start, end
       index, start = index + 1, end
 
 
-def growing(sync_interval: int = 4) -> dx.Method:
+def growing(sync_interval: int = 4, repeats: int = 2) -> dx.Method:
   """Averages pseudo-gradients after rounds that grow longer.
 
   Args:
-    sync_interval: H of the first two rounds (inner steps).
+    sync_interval: H of the first rounds (inner steps).
+    repeats: Rounds of one length that follow each other.
   """
-  return dx.Method(GrowingSchedule(sync_interval))  # pyright: ignore
+  schedule = GrowingSchedule(sync_interval, repeats=repeats)  # pyright: ignore
+  return dx.Method(schedule)
 
 
 def halfway(method: dx.Method, axis_name: str) -> dx.ApplyRule:

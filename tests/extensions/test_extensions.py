@@ -27,6 +27,7 @@ from dilocox_jax.simulate.script import Script
 from dilocox_jax.training import build, run_text, states
 from dilocox_jax.trees import shapes_by_path
 from tests.contracts import test_bytes, test_codecs
+from tests.experiments import programs
 from tests.extensions import parts, ternary
 from tests.extensions.parts import GrowingSchedule
 from tests.extensions.ternary import Ternary
@@ -263,3 +264,61 @@ def test_what_lacks_something_is_refused_and_leaves_no_trace(message):
   with pytest.raises(ValueError, match=message):
     REFUSED[message]()
   assert [dict(registry) for registry in REGISTRIES] == before
+
+
+# Settings of a method from outside, which no field of a config has.
+
+
+def test_a_methods_own_settings_are_written_behind_its_name():
+  config = config_of(sync={"method": "growing(repeats=3, sync_interval=2)"})
+  schedule = config.sync.named.schedule
+  assert (schedule.repeats, schedule.sync_interval) == (3, 2)
+  assert config.sync.method == "growing(repeats=3)"
+  assert config.sync.sync_interval == 2
+  assert config.outer.momentum == 0.9  # Its recipe's.
+  assert from_mapping(config.to_mapping()) == config
+  plain = config_of(sync={"method": "growing()", "sync_interval": 2})
+  assert plain == config_of(sync=GROWING)
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("growing(repeat=3)", "sync.repeat=3 is not a .*did you mean 'repeats'?"),
+    ("growing(repeats=many)", "sync.repeats='many' must be of type int"),
+    ("growing(repeats=0)", "sync.repeats=0 must be at least 1"),
+    (
+      "grown(repeats=3)",
+      "sync.method='grown' is not known: did you mean 'grow",
+    ),
+    (
+      "growing(3)",
+      "sync.method='growing.3.' must be a name, with settings beh",
+    ),
+    ("growing+diloco", "must be a name, with settings behind it"),
+    ("growing(H=3)", "sync.H=3 is not a setting .* mean 'sync_interval'?"),
+  ],
+)
+def test_a_wrong_setting_is_one_line(text, message):
+  with pytest.raises(ValueError, match=message) as raised:
+    config_of(sync={"method": text})
+  assert "\n" not in str(raised.value)
+
+
+def test_a_flag_sets_what_a_file_of_parts_registers(tmp_path):
+  path = tmp_path / "doubling.py"
+  path.write_text(
+    "import dilocox_jax as dx\n"
+    "def doubling(sync_interval=4, rounds: int = 2):\n"
+    "  return dx.Method(dx.SyncSchedule(sync_interval * rounds))\n"
+    "dx.register_method(doubling)\n"
+  )
+  done = programs.run(
+    "simulate",
+    f"--parts={path}",
+    "--config.sync.method=doubling(rounds=5)",
+    f"--workdir={tmp_path / 'out'}",
+  )
+  assert done.returncode == 0, done.stderr
+  assert "doubling(rounds=5) on 1gbit" in done.stdout
+  assert "every 20 steps" in done.stdout

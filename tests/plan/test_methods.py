@@ -64,7 +64,7 @@ def method_of(name="streaming_diloco", **settings):
 # What is planned, with values that go together, and what does not go with them.
 REFUSED = {
   method_of: [
-    ({"name": "dilco"}, "method='dilco' must be one of allreduce, coc"),
+    ({"name": "dilco"}, "method='dilco' is not known: did you mean 'dil"),
     ({"name": "dilocox", "rule": "rest"}, "one of reset, continue, mix"),
     *(
       ({"name": name, "num_fragments": 0}, "num_fragments=0 must lie between 1")

@@ -9,11 +9,19 @@ are in `config.recipes`.
 
 import dataclasses
 import inspect
-from collections.abc import Callable
-from typing import TypeVar
+import typing
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
-from dilocox_jax.checks import check_limits, in_front, limited, one_of, require
-from dilocox_jax.plan.choices import Lazy, Registry, check_lazy
+from dilocox_jax.checks import (
+  check_limits,
+  did_you_mean,
+  in_front,
+  limited,
+  of_type,
+  require,
+)
+from dilocox_jax.plan.choices import Lazy, Registry, check_lazy, parts_of
 from dilocox_jax.plan.schedule.fragments import ORDERS
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 
@@ -101,6 +109,7 @@ class Method:
 
   def __post_init__(self):
     check_limits(self)
+    check_limits(self.schedule)  # Those that a schedule from outside declares.
     interval = self.schedule.sync_interval
     overlap = self.schedule.overlap_steps
     rule, named_interval = RULES[self.rule], f"sync_interval={interval}"
@@ -346,32 +355,83 @@ def overlap_loco(
   return Method(schedule, "continue", fragment_order=fragment_order)
 
 
-def named_method(name: str, **settings: int | float | str | None) -> Method:
+def method_parts(text: str) -> tuple[str, dict[str, Any]]:
+  """Returns the name of a method and the settings that are written behind it.
+
+  "doubling(rounds=5)" is ("doubling", {"rounds": 5}).
+
+  Raises:
+    ValueError: If the text is not written like that.
+  """
+  try:
+    ((name, settings),) = parts_of(text)
+  except ValueError as error:
+    raise ValueError(
+      f"method={text!r} must be a name, with settings behind it if it has any, "
+      "as in 'streaming_diloco(num_fragments=2)'"
+    ) from error
+  return name, settings
+
+
+def named_method(text: str, **settings: int | float | str | None) -> Method:
   """Builds a method by name.
 
   Args:
-    name: A name in `METHODS`.
+    text: A name in `METHODS`; settings may follow it, as in
+      "diloco(sync_interval=8)".
     **settings: Values for the method's arguments; None leaves its default.
 
   Raises:
-    ValueError: If the name is unknown, or the method has no such setting.
+    ValueError: If the name is unknown, the method has no such setting, or a
+      value is of another type than the method's.
   """
-  one_of("method", name, METHODS)
-  taken = list(inspect.signature(METHODS[name]).parameters)
+  name, written = method_parts(text)
+  if name not in METHODS:
+    hint = did_you_mean(name, METHODS)
+    raise ValueError(f"method={name!r} is not known: {hint}")
+  build = METHODS[name]
+  taken = list(inspect.signature(build).parameters)
   given = {k: v for k, v in settings.items() if v is not None}
+  for key in given.keys() & written.keys():
+    raise ValueError(f"{key} is set twice, in method={text!r} too: drop one")
+  given |= written
+  kinds = typing.get_type_hints(build)
   for key, value in given.items():
     if key not in taken:
-      takes = ", ".join(taken) or "none"
+      has = ", ".join(taken) or "none"
       raise ValueError(
-        f"{key}={value} is not a setting of method {name!r} (it has: "
-        f"{takes}); drop it or take method 'delayed'"
+        f"{key}={value} is not a setting of method {name!r} (it has: {has}); "
+        f"{_instead(key, taken)}"
       )
-  return METHODS[name](**given)
+    if _is_plain(kinds.get(key)):
+      given[key] = of_type(key, value, kinds[key])
+  return build(**given)
 
 
-def takes(name: str, setting: str) -> bool:
-  """Whether there is a method of a name, and it has a setting."""
-  build = METHODS.get(name)
+def _is_plain(kind: Any) -> bool:
+  """Whether a type is one of those of a config's fields, or a union of them."""
+  return bool(kind) and set(typing.get_args(kind) or (kind,)) <= _PLAIN
+
+
+_PLAIN = {int, float, str, bool, type(None)}
+
+
+def _instead(key: str, taken: Iterable[str]) -> str:
+  """Says what to do about a setting that a method does not have."""
+  if key in inspect.signature(delayed).parameters:
+    return "drop it or take method 'delayed'"
+  hint = did_you_mean(key, taken)
+  return hint if hint.startswith("did") else "drop it"
+
+
+def takes(text: str, setting: str) -> bool:
+  """Whether there is a method of a name, and it has a setting.
+
+  Args:
+    text: Name of a method, known or not, maybe with settings behind it.
+    setting: Name of the setting.
+  """
+  build = METHODS.get(method_parts(text)[0]) if text else None
   return bool(build) and setting in inspect.signature(build).parameters
 
 
