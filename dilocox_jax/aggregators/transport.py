@@ -47,10 +47,11 @@ def reduce(
     A generator that pauses as `Aggregator.paused` does. In the end it returns
     `Reduced`.
   """
-  num_replicas = jax.lax.axis_size(axis_name)
-  way = chosen_collective(encoder, collective, num_replicas)
   given = encoder, leaves, participates, axis_name
-  if is_carried or way == "all_gather":
+  if is_carried:  # There is no axis.
+    return _gather(*given, is_carried)
+  way = chosen_collective(encoder, collective, jax.lax.axis_size(axis_name))
+  if way == "all_gather":
     return _gather(*given, is_carried)
   if way == "all_reduce":
     return _add(*given)

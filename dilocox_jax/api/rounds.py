@@ -16,7 +16,11 @@ from dilocox_jax.api.step_methods import (
   check_optimizer,
 )
 from dilocox_jax.checks import require
-from dilocox_jax.distributed.replicas import Replicas
+from dilocox_jax.distributed.replicas import (
+  ALONE_AXIS,
+  REPLICA_AXIS,
+  Replicas,
+)
 from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.lone_exchange import ExchangeThread
 from dilocox_jax.outer.outer_step import OuterStep
@@ -47,7 +51,8 @@ def make_rounds(
   Args:
     method: Schedule and rule, e.g. `plan.schedule.methods.dilocox(20)`.
     inner_step: (params, optimizer state, batch) -> (params, optimizer state,
-      (loss, gradient norm)) of one replica; two float32 scalars.
+      (loss, gradient norm)) of one replica; two float32 scalars. It may use
+      collectives over the axis "replica", unless the replicas meet in a store.
     outer: Optimizer of the outer parameters.
     num_replicas: M.
     num_layers: Layers of the leaves below "blocks", their first axis; only
@@ -64,7 +69,8 @@ def make_rounds(
     TypeError: If `method` is no method, `outer` no optimizer, or `exchange`
       no aggregator.
     ValueError: If the method averages gradients, or its fragments do not fit.
-      The first round raises it if the results of `inner_step` do not fit.
+      The first round raises it if the results of `inner_step` do not fit, or
+      if it uses the axis of replicas that meet in a store (`outer.alone`).
   """
   check_method(method)
   check_optimizer("outer", outer)
@@ -87,7 +93,8 @@ def make_rounds(
   step = OuterStep(method, outer, aggregator)
   if aggregator.carrier:
     _enter(step, num_replicas)
-  replicas = Replicas(num_replicas, layout)
+  axis_name = ALONE_AXIS if aggregator.carrier else REPLICA_AXIS
+  replicas = Replicas(num_replicas, layout, axis_name=axis_name)
   return Rounds(
     step,
     Cuts(fragments.num_fragments, fragments),

@@ -30,6 +30,10 @@ from dilocox_jax.plan.model.division import DATA_AXIS, Division, Spec
 from dilocox_jax.trees import Array, Tree, path_name
 
 REPLICA_AXIS = "replica"
+# The name of the axis where the other replicas are programs of their own. Code
+# that communicates over `REPLICA_AXIS` then fails, as there is no such axis. An
+# axis of length 1 would turn its sums into copies without a word.
+ALONE_AXIS = "alone"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +47,15 @@ class Replicas:
     division: How a replica is divided among its devices.
     devices: Devices of the mesh; None: those of this machine. Devices that are
       not there, of `jax.experimental.topologies`, can be compiled for.
+    axis_name: Name of the axis of the replicas: `REPLICA_AXIS`, or `ALONE_AXIS`
+      where the other replicas of the run are programs of their own.
   """
 
   num_replicas: int
   layout: str = "stacked"
   division: Division = Division()
   devices: tuple[Any, ...] | None = None
+  axis_name: str = REPLICA_AXIS
 
   def __post_init__(self):
     require(
@@ -96,7 +103,7 @@ class Replicas:
     """Mesh of all devices, [M, data shards, stages].
 
     The replica axis is outermost, so a replica has neighbouring devices, and
-    only traffic along `REPLICA_AXIS` crosses slow links. For example take two
+    only traffic along it crosses slow links. For example take two
     slices (or processes) with the devices 0-3 and 4-7, and 4 replicas of 2
     stages. Then replicas 0 and 1 have the devices (0, 1) and (2, 3), and
     replicas 2 and 3 have (4, 5) and (6, 7).
@@ -114,7 +121,7 @@ class Replicas:
     else:  # JAX numbers devices process by process, so neighbours are close.
       grid = np.asarray(devices).reshape(shape)
     types = (AxisType.Auto,) * len(shape)
-    return Mesh(grid, (REPLICA_AXIS, *INNER_AXES), axis_types=types)
+    return Mesh(grid, (self.axis_name, *INNER_AXES), axis_types=types)
 
   @property
   def _available(self) -> Sequence[Any]:
@@ -188,7 +195,7 @@ class Replicas:
     """Sharding of batches [M, H, B, ...]; data shards divide the axis B."""
     if self.layout == "stacked":
       return self._here
-    parts = (REPLICA_AXIS, None, *([DATA_AXIS] * self.is_divided))
+    parts = (self.axis_name, None, *([DATA_AXIS] * self.is_divided))
     return NamedSharding(self.mesh, PartitionSpec(*parts))
 
   def abstract(self, tree: Tree, axes) -> Tree:
@@ -218,7 +225,9 @@ class Replicas:
       def sharding(path, leaf):
         shape = leaf.shape if axis is None else leaf.shape[1:]
         parts = partition(self.spec((*prefix, *path), shape))
-        return NamedSharding(self.mesh, PartitionSpec(*_replica(axis), *parts))
+        return NamedSharding(
+          self.mesh, PartitionSpec(*self._axes(axis), *parts)
+        )
 
       return jax.tree_util.tree_map_with_path(sharding, subtree)
 
@@ -232,7 +241,7 @@ class Replicas:
     """
     if self.layout == "stacked":
       return self._here
-    return NamedSharding(self.mesh, PartitionSpec(*_replica(axis)))
+    return NamedSharding(self.mesh, PartitionSpec(*self._axes(axis)))
 
   def spec(self, path, shape: tuple[int, ...]) -> Spec:
     """Returns the mesh axes that divide each dimension of a leaf.
@@ -248,7 +257,7 @@ class Replicas:
 
     Args:
       function: Function that takes and returns the values of one replica. It
-        may use collectives over `REPLICA_AXIS`.
+        may use collectives over `axis_name`.
       in_axes: Tree prefix of the arguments: 0 where leaves have a leading
         axis [M, ...], None where all replicas share the value.
       out_axes: Tree prefix of the results, with the same meaning.
@@ -260,7 +269,7 @@ class Replicas:
       jax.vmap,
       function,
       in_axes,
-      axis_name=REPLICA_AXIS,
+      axis_name=self.axis_name,
       axis_size=self.num_replicas,
     )
     if self.layout == "stacked":
@@ -273,12 +282,12 @@ class Replicas:
       out = function(*map_prefix(lambda x: x[0], in_axes, args))
       return map_prefix(lambda x: x[None], out_axes, out)
 
-    manual = (REPLICA_AXIS, *(() if self.is_divided else INNER_AXES))
+    manual = (self.axis_name, *(() if self.is_divided else INNER_AXES))
     return jax.shard_map(
       local,
       mesh=self.mesh,
-      in_specs=_specs(in_axes),
-      out_specs=_specs(out_axes),
+      in_specs=self._specs(in_axes),
+      out_specs=self._specs(out_axes),
       axis_names=set(manual),
       # The check would need values marked as varying (pcast), which vmap does
       # not support, and `function` must work under both. Tests check instead
@@ -304,6 +313,16 @@ class Replicas:
       return jax.lax.with_sharding_constraint(leaf, spec)
 
     return jax.tree_util.tree_map_with_path(constrained, tree)
+
+  def _specs(self, axes: Tree) -> Tree:
+    """Returns the specs of a tree prefix of replica axes, for `shard_map`."""
+    return jax.tree.map(
+      lambda axis: PartitionSpec(*self._axes(axis)), axes, is_leaf=is_none
+    )
+
+  def _axes(self, axis: int | None) -> tuple[str, ...]:
+    """Returns the mesh axis of the first dimension, if replicas divide it."""
+    return () if axis is None else (self.axis_name,)
 
   @property
   def _here(self) -> SingleDeviceSharding:
@@ -355,17 +374,6 @@ def with_shardings(tree: Tree, shardings: Tree) -> Tree:
 def is_none(axis) -> bool:
   """Whether an entry of a tree prefix is None, for use as `is_leaf`."""
   return axis is None
-
-
-def _specs(axes):
-  return jax.tree.map(
-    lambda axis: PartitionSpec(*_replica(axis)), axes, is_leaf=is_none
-  )
-
-
-def _replica(axis: int | None) -> tuple[str, ...]:
-  """Returns the mesh axis of the first dimension, if replicas divide it."""
-  return () if axis is None else (REPLICA_AXIS,)
 
 
 def without_axis(axes, tree):

@@ -36,6 +36,7 @@ import jax
 import numpy as np
 
 from dilocox_jax.distributed.replicas import Replicas, map_prefix, without_axis
+from dilocox_jax.outer.alone import OUTER_STEP, refusing_collectives
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.outer.rules import ExchangeResult
 from dilocox_jax.threads import in_thread
@@ -183,7 +184,10 @@ class CarriedExchange:
     given: Any = self.outer.axes.exchange, none, 0, None
 
     def program(*arguments):
-      mapped = self.replicas.map(self._until_more_is_needed, given, 0)
+      stage = refusing_collectives(
+        OUTER_STEP, self._until_more_is_needed, self.replicas
+      )
+      mapped = self.replicas.map(stage, given, 0)
       leaving, result = mapped(*arguments)
       if result is not None:
         result = without_axis(arrived_axes(self.outer), result)

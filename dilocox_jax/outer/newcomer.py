@@ -42,7 +42,8 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
       schedules goes on at that step.
 
   Raises:
-    ValueError: If the rounds have no mailbox.
+    ValueError: If the rounds have no mailbox, or the outer step uses the axis
+      of replicas that share none (`outer.alone`).
     LostError: If the others deleted what this replica was about to follow; it
       has to call this again.
   """

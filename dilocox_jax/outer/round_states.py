@@ -22,6 +22,7 @@ from dilocox_jax.distributed.replicas import (
   with_shardings,
 )
 from dilocox_jax.optimizers import advanced
+from dilocox_jax.outer.alone import OUTER_STEP, refusing_collectives
 from dilocox_jax.outer.average import parameters_to_keep
 from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
@@ -77,13 +78,17 @@ class RoundStates:
 
     Raises:
       ValueError: If a leaf is no array of real floats, or the fragments do not
-        fit. What a step counts belongs into the state of the optimizer.
+        fit. What a step counts belongs into the state of the optimizer. Also if
+        the outer step needs replicas that are programs of their own
+        (`outer.alone`).
     """
     require(
       has_values(params),
       "the parameters have no values: there is nothing to train",
     )
     self.cuts.check(params)
+    if self.outer.is_carried:
+      self.check_outer(params)
     replicated = self._jitted(self._replicated, params, optimizer)
     programs, fragments = {}, []
     for fragment, group in enumerate(self.cuts.groups):
@@ -93,6 +98,36 @@ class RoundStates:
       fragments.append(self.kept(programs[group](*given)))
     replica = replicated(params, optimizer)
     return RoundState(replica, tuple(fragments), self.number(0))
+
+  def check_outer(self, params: Tree) -> None:
+    """Refuses an outer step that needs an axis of replicas which are apart.
+
+    It is traced with shapes alone, so nothing is computed or compiled.
+
+    Args:
+      params: Parameters of the model, or their shapes and types.
+
+    Raises:
+      ValueError: One line (`outer.alone`).
+    """
+    trace = refusing_collectives(OUTER_STEP, self._outer_step, self.replicas)
+    mapped = self.replicas.map(trace, (self.outer.axes,), 0)
+    for group in set(self.cuts.groups):
+      fragment = self.cuts.groups.index(group)
+      jax.eval_shape(mapped, self._abstract(params, fragment, 0))
+
+  def _outer_step(self, state: FragmentState) -> FragmentState:
+    """Measures, exchanges and applies a fragment, as if nobody else sent."""
+    fresh = self.outer.measure(state, (), state.params)
+    exchange = self.outer.exchange_paused(state, fresh)
+    leaving = next(exchange)
+    try:
+      while True:
+        leaving = exchange.send(_arrived_alone(leaving))
+    except StopIteration as stop:
+      result, kept = stop.value
+    state = state._replace(exchange=kept)
+    return self.outer.apply(state, state.params, result, fresh)[0]
 
   def _replicated(self, params: Tree, optimizer: Tree) -> ReplicaState:
     state = ReplicaState(params, optimizer)
@@ -291,6 +326,20 @@ class RoundStates:
     axes = self.axes.replica
     mapped = self.replicas.map(replica_program, (axes, 0, None), axes)
     return jax.jit(mapped, donate_argnums=0)
+
+
+def _arrived_alone(leaving: Tree) -> Tree:
+  """Returns what a store would bring if this replica alone had sent.
+
+  Args:
+    leaving: The arrays that are sent, and whether they are finite. An exchange
+      that does not send by a store may yield anything, which comes back.
+  """
+  if not isinstance(leaving, tuple) or not isinstance(leaving[0], Sequence):
+    return leaving
+  arrays, is_finite = leaving
+  weights = jnp.ones(1, jnp.float32)
+  return [array[None] for array in arrays], weights, is_finite
 
 
 @jax.jit

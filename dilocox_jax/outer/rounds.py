@@ -21,6 +21,11 @@ import numpy as np
 
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import with_shardings
+from dilocox_jax.outer.alone import (
+  INNER_STEP,
+  OUTER_STEP,
+  refusing_collectives,
+)
 from dilocox_jax.outer.lone_exchange import (
   ExchangeThread,
   arrived_axes,
@@ -286,11 +291,12 @@ class Rounds(RoundStates):
   @functools.cache  # noqa: B019 - programs live as long as the run.
   def program(self, kind: WindowKind):
     """The jitted program of all windows of a kind (`WindowProgram.run`)."""
-    window = WindowProgram(self.outer, self.cuts, self.inner_step, kind)
+    window = WindowProgram(self.outer, self.cuts, self._alone_step, kind)
+    run_window = refusing_collectives(OUTER_STEP, window.run, self.replicas)
     divided = self.replicas.divided
 
     def replica_program(*args):
-      progress, applied, sent, drift = window.run(WindowInput(*args))
+      progress, applied, sent, drift = run_window(WindowInput(*args))
       progress = progress._replace(replica=divided(progress.replica))
       return progress, divided(applied), divided(sent), drift
 
@@ -302,6 +308,40 @@ class Rounds(RoundStates):
       donated = []
     numbers = tuple(map(WindowInput._fields.index, donated))
     return jax.jit(mapped, donate_argnums=numbers)
+
+  @property
+  def _alone_step(self) -> InnerStep:
+    """The inner step, which refuses collectives of replicas that are apart."""
+    return refusing_collectives(INNER_STEP, self.inner_step, self.replicas)
+
+  def check_alone(self, params: Tree, optimizer: Tree, batch: Tree) -> None:
+    """Refuses code that needs an axis of replicas which are apart.
+
+    Everything is traced with shapes alone, so nothing is computed or compiled.
+
+    Args:
+      params: Parameters of the model, or their shapes and types.
+      optimizer: Inner optimizer state of one replica, or its shapes and types.
+      batch: Batch of one inner step, or its shapes and types, leaves [B, ...].
+
+    Raises:
+      ValueError: One line (`outer.alone`).
+    """
+    self.check_outer(params)
+    replica = self.abstract(params, optimizer).replica
+    batch = jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), batch
+    )
+    per_replica = 0
+    batch_axes: Any = per_replica
+    if self.frozen is not None:
+      batch_axes = WithFrozen(per_replica, None)
+    step = self.replicas.map(
+      self._alone_step, (per_replica, per_replica, batch_axes), per_replica
+    )
+    jax.eval_shape(
+      step, replica.params, replica.optimizer, self.beside_frozen(batch)
+    )
 
   def _program_axes(self, kind: WindowKind) -> tuple[Any, Any]:
     """Replica axes of a window's arguments and results, tree prefixes."""

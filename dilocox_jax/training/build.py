@@ -25,7 +25,11 @@ from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.config.sections import MembershipConfig
 from dilocox_jax.distributed import host_memory
-from dilocox_jax.distributed.replicas import Replicas
+from dilocox_jax.distributed.replicas import (
+  ALONE_AXIS,
+  REPLICA_AXIS,
+  Replicas,
+)
 from dilocox_jax.inner.step import Loss, inner_step
 from dilocox_jax.models.loss import LossModel
 from dilocox_jax.optimizers import (
@@ -196,6 +200,7 @@ def programs(
     mesh.layout,
     config.division,
     None if devices is None else tuple(devices),
+    axis_name=ALONE_AXIS if config.meets else REPLICA_AXIS,
   )
   part = parts.trainable
   frozen = replicas.place_state(part.frozen, None) if part else None
@@ -206,6 +211,11 @@ def programs(
     f"sync.rule={outer.method.rule!r} gives each replica outer parameters of "
     "its own, which one that was away cannot take over: drop "
     "membership.absences, absence_rate and inner_steps, or take continue",
+  )
+  require(
+    config.meets or not outer.is_carried,
+    "exchange: dilocox_jax.mailbox is for dilocox_jax.make_rounds: give meet= "
+    "in its place",
   )
   require(
     not parts.exchange or is_always_here,

@@ -43,6 +43,8 @@ class RunData:
     step_tokens: Tokens, or examples, of one replica's inner step.
     streams: Training batches of every replica.
     validation: Batches of every evaluation, leaves [N, B, ...].
+    batch: Shapes and types of what a replica reads in one inner step, leaves
+      [B, ...].
     text: The text, if it is one.
     judging: Batches that the last evaluation alone reads, if there are any.
     bytes_per_token: As in `Corpus`.
@@ -55,6 +57,7 @@ class RunData:
   step_tokens: int
   streams: Streams
   validation: Iterable[Tree]
+  batch: Tree
   text: Corpus | None = None
   judging: Iterable[Tree] | None = None
   bytes_per_token: float | None = None
@@ -96,11 +99,17 @@ def run_data(config: RunConfig, parts: Parts = NO_PARTS) -> RunData:
     step_tokens=config.tokens_per_replica_step,
     streams=CheckedStreams(streams(config, text), vocabulary),
     validation=CheckedBatches(held_out(config, text.validation), vocabulary),
+    batch=_batch_of_text(config),
     text=text,
     judging=judging,
     bytes_per_token=text.bytes_per_token,
     end_of_text=_end_of_text(config, text, parts),
   )
+
+
+def _batch_of_text(config: RunConfig) -> jax.ShapeDtypeStruct:
+  sizes = config.data.batch_size, config.data.sequence_length + 1
+  return jax.ShapeDtypeStruct(sizes, np.int32)
 
 
 def _of_feed(config: RunConfig, parts: Parts, feed: Feed) -> RunData:
@@ -122,8 +131,10 @@ def _of_feed(config: RunConfig, parts: Parts, feed: Feed) -> RunData:
       check_token_batch(held[0], "a validation batch")
       check_token_ids(held, vocabulary, "tokens of validation")
     found = CheckedStreams(found, vocabulary)
-  batch = jax.tree.map(lambda leaf: leaf[None], example)
-  size = jax.tree.leaves(batch)[0].shape[1]
+  batch = jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), example
+  )
+  size = jax.tree.leaves(batch)[0].shape[0]
   micro = config.inner.accumulate_steps
   require(
     not size % micro,
@@ -132,9 +143,10 @@ def _of_feed(config: RunConfig, parts: Parts, feed: Feed) -> RunData:
   return RunData(
     HANDED_IN,
     feed.digest(validation),
-    num_predictions(batch),
+    num_predictions(jax.tree.map(lambda leaf: leaf[None], example)),
     found,
     validation,
+    batch,
     end_of_text=_end_of_text(config, None),
     says=feed.says,
   )

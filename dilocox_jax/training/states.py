@@ -137,6 +137,21 @@ def abstract(
   return programs.rounds.abstract(params, optimizer, in_flight)
 
 
+def check_alone(programs: Programs, batch: Tree) -> None:
+  """Refuses code that needs an axis of replicas which are apart.
+
+  Args:
+    programs: Programs of a run whose replicas meet in a store.
+    batch: Shapes and types of a batch of one inner step, leaves [B, ...].
+
+  Raises:
+    ValueError: One line (`outer.alone`).
+  """
+  params = jax.eval_shape(programs.model.init, jax.random.key(0))
+  optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
+  programs.rounds.check_alone(params, optimizer, batch)
+
+
 def segment_sent_bytes(
   traffic: Traffic, segment: Segment, state: TrainingState
 ) -> int:

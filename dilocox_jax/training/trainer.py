@@ -93,6 +93,8 @@ class Trainer:
       carried = dataclasses.replace(parts, exchange=exchange)
     self.programs = build.programs(config, carried, self.data.end_of_text)
     rounds = self.programs.rounds
+    if meeting:
+      states.check_alone(self.programs, self.data.batch)
     self._member = Member(meeting, rounds) if meeting else None
     self.replicas = rounds.replicas
     self.controller = AdaptiveController(self.programs)

@@ -8,15 +8,22 @@ import signal
 import socket
 import threading
 from concurrent.futures import Future
+from typing import Any
 from unittest import mock
 
+import jax
+import numpy as np
+import optax
 import pytest
 
+import dilocox_jax as dx
 from dilocox_jax.meeting import carrier
 from dilocox_jax.meeting.store import Store
 from dilocox_jax.metrics.lines import read_rows
-from dilocox_jax.training import checkpoint
+from dilocox_jax.models.loss import LossModel
+from dilocox_jax.training import build, checkpoint, member, states
 from dilocox_jax.training.member import Meeting
+from dilocox_jax.training.parts import Parts
 from dilocox_jax.training.states import TrainingStoppedError
 from dilocox_jax.training.trainer import Trainer
 from tests import runs
@@ -158,6 +165,93 @@ def test_who_is_killed_goes_on_and_who_differs_is_refused(
   met.config = dataclasses.replace(met.config, seed=1)
   with pytest.raises(checkpoint.RefusedError, match="seed"):
     met.train("oslo")
+
+
+def over_replicas(optimizer):
+  """An optimizer whose updates are a mean over the replicas."""
+
+  def update(updates, state, params=None):
+    updates, state = optimizer.update(updates, state, params)
+    return jax.lax.pmean(updates, "replica"), state
+
+  return optax.GradientTransformation(optimizer.init, update)
+
+
+MODEL: Any = runs.TINY.model
+
+
+def loss_over_replicas(params, tokens):
+  return jax.lax.pmean(MODEL.loss(params, tokens), "replica")
+
+
+@pytest.mark.parametrize(
+  ("part", "what"),
+  [
+    ({"model": LossModel(MODEL.init, loss_over_replicas)}, "inner"),
+    ({"inner_optimizer": over_replicas(optax.sgd(0.1))}, "inner"),
+    ({"outer_optimizer": over_replicas(optax.sgd(0.7))}, "outer"),
+  ],
+  ids=["loss", "inner optimizer", "outer optimizer"],
+)
+def test_a_step_that_needs_the_others_is_refused_before_the_store_is_touched(
+  part, what, tmp_path
+):
+  tokens, place = np.arange(4000) % 61, tmp_path / "store"
+  with pytest.raises(ValueError, match=f"the {what} step .* axis 'r") as error:
+    dx.train(
+      **{"model": MODEL} | part,
+      data=(tokens, tokens),
+      config=settings("diloco").to_mapping() | {"data": {"batch_size": 2}},
+      workdir=tmp_path / "run",
+      meet=Meeting(place, "oslo", SECRET),
+    )
+  assert "\n" not in str(error.value)
+  assert not place.exists() and not (tmp_path / "run").exists()
+
+
+def test_an_exchange_by_a_store_is_not_handed_in(tmp_path):
+  exchange = dx.mailbox(Store("memory:///"), name="oslo", secret=SECRET)
+  tokens = np.arange(4000) % 61
+  with pytest.raises(ValueError, match="give meet= in its place"):
+    dx.train(data=(tokens, tokens), exchange=exchange, workdir=tmp_path)
+
+
+def divided(layout, shards):
+  """A run of one replica that meets others in a store, on so many devices."""
+  config = settings("diloco")
+  mesh = {"num_replicas": 1, "layout": layout, "num_data_shards": shards}
+  return dataclasses.replace(
+    config, total_steps=6, mesh=dataclasses.replace(config.mesh, **mesh)
+  )
+
+
+@pytest.mark.parametrize("what", ["", "inner", "outer"])
+def test_a_replica_on_several_devices_is_traced_without_the_others(what):
+  config, optimizer = divided("mesh", 2), over_replicas(optax.sgd(0.1))
+  parts = Parts(
+    inner_optimizer=optimizer if what == "inner" else None,
+    outer_optimizer=optimizer if what == "outer" else None,
+    exchange=member.exchange(config),
+  )
+  batch = jax.ShapeDtypeStruct((2, runs.SEQUENCE_LENGTH + 1), np.int32)
+  programs = build.programs(config, parts)
+  if not what:
+    states.check_alone(programs, batch)
+    return
+  with pytest.raises(ValueError, match=f"the {what} step .* share no axis"):
+    states.check_alone(programs, batch)
+
+
+@pytest.mark.slow
+def test_a_replica_on_several_devices_meets_as_one_on_a_single_device(tmp_path):
+  ends = []
+  for layout, shards in (("stacked", 1), ("mesh", 2)):
+    meeting = Meeting(Store("memory:///"), "oslo", SECRET)
+    config, workdir = divided(layout, shards), tmp_path / layout
+    Trainer(config, workdir, meeting=meeting).run()
+    (final,) = runs.rows(workdir, "final")
+    ends.append(final["outer_loss"])
+  assert ends[1] == pytest.approx(ends[0], rel=1e-4)
 
 
 def test_a_server_that_never_answers_holds_up_no_end(

@@ -1,0 +1,67 @@
+"""Refuses code that would communicate with replicas of other programs.
+
+Replicas that meet in a store share no axis. A collective over "replica" in an
+inner step, as SCAFFOLD has one, cannot reach the others there. On an axis of
+length 1 it would return its own argument, and the run would silently be that
+of another method. So a replica that meets others in a store is mapped without
+this axis (`distributed.replicas.ALONE_AXIS`). JAX then raises a NameError when
+it traces the collective, and this module words that error. The same holds for
+`axis_index` and `axis_size`, which would say that there is one replica.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dilocox_jax.distributed.replicas import (
+  ALONE_AXIS,
+  REPLICA_AXIS,
+  Replicas,
+)
+
+# What is traced, for messages.
+INNER_STEP = "the inner step (model, loss or inner optimizer)"
+OUTER_STEP = "the outer step (exchange, apply rule or outer optimizer)"
+
+
+@contextlib.contextmanager
+def refuse_collectives(what: str, replicas: Replicas) -> Iterator[None]:
+  """Words JAX's error about an axis that this program does not have.
+
+  Args:
+    what: What is traced, for the message.
+    replicas: The replicas of this program.
+
+  Raises:
+    ValueError: One line, if the code uses the axis of the replicas although
+      the other replicas are programs of their own.
+  """
+  try:
+    yield
+  except NameError as error:
+    is_about_axis = "axis name" in str(error) and REPLICA_AXIS in str(error)
+    if replicas.axis_name != ALONE_AXIS or not is_about_axis:
+      raise
+    raise ValueError(
+      f"{what} uses the axis {REPLICA_AXIS!r}, e.g. in a pmean or axis_index, "
+      "but replicas that meet in a store are programs of their own and share "
+      "no axis: leave it out, or train all replicas in one runtime"
+    ) from error
+
+
+def refusing_collectives(
+  what: str, function: Callable[..., Any], replicas: Replicas
+) -> Callable[..., Any]:
+  """Returns a function that raises as `refuse_collectives` when it is traced.
+
+  Args:
+    what: What the function is, for the message.
+    function: Code of one replica.
+    replicas: The replicas of this program.
+  """
+
+  def guarded(*arguments: Any) -> Any:
+    with refuse_collectives(what, replicas):
+      return function(*arguments)
+
+  return guarded
