@@ -364,7 +364,7 @@ class Batches:
     del batch_size, seed
     self.example()
     if self.drawn:
-      self.drawn.warn_without_state()
+      self.drawn.check_state()
     return _BatchStreams(self, num_replicas)
 
   def held_out(self, batch_size: int, most: int) -> list[Tree]:

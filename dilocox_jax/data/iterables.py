@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from dilocox_jax.checks import require
+from dilocox_jax.data.iterator_state import decoded, encoded
 from dilocox_jax.trees import Tree
 
 # As in grain, and as in torchdata and Hugging Face.
@@ -64,9 +65,16 @@ class Drawn:
           return part, *names  # pyright: ignore
     return None
 
-  def warn_without_state(self) -> None:
-    """Says that a resumed run has to draw its batches again, if it has to."""
-    if not self._stateful():
+  def check_state(self) -> None:
+    """Checks before a run whether the position can be saved.
+
+    An iterable without a state is drawn from its start again by a run that goes
+    on, which is logged.
+
+    Raises:
+      ValueError: One line, if the iterable has a state that cannot be saved.
+    """
+    if self.get_state() is None:
       logging.getLogger(__name__).warning(
         "%s has no state to save (get_state or state_dict): a run that goes on "
         "draws the batches that it has used again, and drops them",
@@ -74,24 +82,29 @@ class Drawn:
       )
 
   def get_state(self) -> dict[str, Any] | None:
-    """Returns the position for JSON; None if the iterable has no state."""
-    if not (found := self._stateful()):
+    """Returns the position for JSON; None if the iterable has no state.
+
+    Raises:
+      ValueError: One line, if the state would not come back as it is.
+    """
+    stateful = self._stateful()
+    if stateful is None:
       return None
-    state = getattr(found[0], found[1])()
-    # A loader of grain gives bytes.
-    state = {"hex": state.hex()} if isinstance(state, bytes) else state
+    part, get_name, _ = stateful
+    state = encoded(getattr(part, get_name)(), type(part).__name__)
     return {"count": self._count, "iterator": state}
 
   def set_state(self, saved: Mapping[str, Any]) -> None:
     """Goes on where `get_state` was; raises ValueError for other data."""
-    if not (found := self._stateful()):
+    stateful = self._stateful()
+    if stateful is None:
       raise ValueError(
         "the saved position is of an iterator with a state, which "
         f"{type(self._source).__name__} has not: hand in the same kind"
       )
-    (part, _, name), state = found, saved["iterator"]
-    is_bytes = isinstance(state, Mapping) and state.keys() == {"hex"}
-    getattr(part, name)(bytes.fromhex(state["hex"]) if is_bytes else state)
+    part, _, set_name = stateful
+    getattr(part, set_name)(decoded(saved["iterator"]))
     if part is self._source:
       self._iterator = iter(part)
     self._count = saved["count"]
+    self._last = None

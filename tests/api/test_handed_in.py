@@ -240,6 +240,77 @@ def test_an_iterator_with_a_state_goes_on_from_it(kind, caplog):
     assert source.drawn == (10 if kind == "none" else 1 + 4)
 
 
+class Loading:
+  """An iterator with the state of a usual loader, which is checked."""
+
+  def __init__(self):
+    self.at, self.random = 0, np.random.default_rng(0)
+
+  def __iter__(self):
+    return self
+
+  def __next__(self):
+    self.at += 1
+    self.random.integers(10)
+    return called(0, self.at)
+
+  def state_dict(self):
+    return {
+      "at": np.int64(self.at),
+      "epochs": {0: (self.at, None)},
+      "random": self.random.bit_generator.state,
+      "worker": {"position": bytes([self.at])},
+    }
+
+  def load_state_dict(self, state):
+    self.at = int(state["at"])
+    self.random.bit_generator.state = state["random"]
+    expected = self.state_dict()
+    assert type(state["at"]) is np.int64
+    assert {**state, "at": 0} == {**expected, "at": 0}
+
+
+def trained_on(data, workdir, steps=8):
+  return dx.train(
+    pair(),
+    data,
+    loss=loss,
+    method="diloco",
+    replicas=2,
+    steps=steps,
+    workdir=workdir,
+    config={
+      "sync": {"sync_interval": 2},
+      "checkpoint": {"interval_steps": 2},
+      "evaluation": {"num_sequences": 16},
+    },
+  )
+
+
+def test_a_loaders_state_is_in_the_checkpoint_as_it_was(tmp_path, monkeypatch):
+  whole = trained_on(Loading(), tmp_path / "whole")
+  with monkeypatch.context() as patch, pytest.raises(runs.Killed):
+    patch.setattr(Trainer, "_dispatch", runs.killed(4))
+    trained_on(Loading(), tmp_path / "killed")
+  source = Loading()
+  resumed = trained_on(source, tmp_path / "killed")
+  runs.assert_same_bits(resumed.params, whole.params)
+  assert source.at == 2 + 2 * 8  # Two batches are held out.
+
+
+def test_a_state_that_cannot_be_saved_is_refused_before_the_first_step(
+  tmp_path,
+):
+  class Own(Loading):
+    def state_dict(self):
+      return {"epochs": [self.random]}
+
+  line = r"the state of Own cannot be saved: state\['epochs'\]\[0\] is a numpy"
+  with pytest.raises(ValueError, match=line):
+    trained_on(Own(), tmp_path)
+  assert not list(tmp_path.iterdir())
+
+
 FEW = np.ones((3, 2))
 
 
