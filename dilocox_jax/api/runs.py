@@ -1,5 +1,6 @@
 """Runs from Python: train one, read one back, say what one would cost."""
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -12,6 +13,7 @@ import optax
 
 from dilocox_jax import report
 from dilocox_jax.api.memory_check import check_memory as refuse_too_large
+from dilocox_jax.api.progress import shown_progress
 from dilocox_jax.api.simulation_setup import ClusterClock, Options, set_up
 from dilocox_jax.api.step_methods import (
   check_exchange,
@@ -149,6 +151,7 @@ def train(
   step_s: float | None = None,
   meet: Meeting | None = None,
   check_memory: bool = True,
+  quiet: bool = False,
 ) -> Run:
   """Trains a run to its end, or continues the one in the directory.
 
@@ -184,6 +187,8 @@ def train(
       programs of their own; None trains all replicas here.
     check_memory: Whether a run is refused that needs more memory than the host
       or the device has (`api.memory_check`); the need is partly an estimate.
+    quiet: Whether the run says nothing. Else it logs what it trains, and now
+      and then its loss, its speed and the time that is left (`api.progress`).
 
   Returns:
     The run, whose `metrics` and `model` are read when they are first used.
@@ -229,10 +234,12 @@ def train(
     )
     clock = ClusterClock(whole, cluster, Options(step_s=step_s))
   path = pathlib.Path(workdir)
-  trainer = Trainer(
-    whole, path, "dilocox_jax.train", clock, parts, meeting=meet
-  )
-  trainer.run()
+  progress = contextlib.nullcontext() if quiet else shown_progress()
+  with progress:
+    trainer = Trainer(
+      whole, path, "dilocox_jax.train", clock, parts, meeting=meet
+    )
+    trainer.run()
   return Run(path, trainer.parts)
 
 

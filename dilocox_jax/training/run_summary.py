@@ -72,6 +72,7 @@ def announce(
   parts: Parts,
   plan: RunPlan,
   traffic: Traffic,
+  step: int = 0,
 ) -> None:
   """Logs what a run trains.
 
@@ -81,6 +82,7 @@ def announce(
     parts: Parts that the caller handed in.
     plan: Plan in force.
     traffic: Bytes of the present rounds.
+    step: Inner steps that an earlier start of the run has done.
   """
   log = logging.getLogger(__name__)
   model = "handed in" if parts.model else config.model.label
@@ -96,6 +98,10 @@ def announce(
   if power := config.outer.average_power:
     average = "an average of the parameters (power %g)"
     log.info(f"evaluated and kept: {average}", power)
+  if step:
+    log.info(
+      "going on from step %s of %s", f"{step:,}", f"{config.total_steps:,}"
+    )
   log.info("compiling; the first loss comes after it")
 
 

@@ -194,6 +194,10 @@ class Trainer:
       self.progress = TrainingProgress(**record["position"])
       if self.progress.is_finished:
         self.has_begun = True  # Only the report is left, which is not saved.
+        logging.getLogger(__name__).info(
+          "the run in %s has ended before: nothing is left to train",
+          self.workdir,
+        )
         return
       self.data.streams.set_state(record["streams"])
       self.controller.set_state(record["controller"])
@@ -205,7 +209,7 @@ class Trainer:
     if processes.is_main():
       given = self.config, self.data, self.parts
       plan, traffic = self.controller.plan, self.controller.traffic
-      run_summary.announce(*given, plan, traffic)
+      run_summary.announce(*given, plan, traffic, self.progress.step)
       made = self.workdir, self.programs, self.command, bool(resumed)
       run_summary.record(*given, self.clock, *made)
     if self._member:

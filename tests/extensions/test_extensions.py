@@ -271,7 +271,7 @@ def test_what_lacks_something_is_refused_and_leaves_no_trace(message):
 
 def test_a_methods_own_settings_are_written_behind_its_name():
   config = config_of(sync={"method": "growing(repeats=3, sync_interval=2)"})
-  schedule = config.sync.named.schedule
+  schedule: Any = config.sync.named.schedule
   assert (schedule.repeats, schedule.sync_interval) == (3, 2)
   assert config.sync.method == "growing(repeats=3)"
   assert config.sync.sync_interval == 2
