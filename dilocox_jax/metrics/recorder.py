@@ -118,10 +118,16 @@ class Evaluation:
 class Timing:
   """The time that one event took on the wall clock.
 
+  The durations of a run's events add up to the time that it trained.
+
   Attributes:
     step: Inner steps finished when the event ended.
-    event: "compile", "round", "evaluation" or "checkpoint".
-    wall_s: Duration of the event in seconds, not the time since the start.
+    event: One of "compile" (for the event of the next row), "round",
+      "evaluation", "checkpoint" (until the run can go on), "flush" (what is
+      applied after the last step), and, where replicas meet in a store,
+      "catch_up" (taking over what the others did without this one).
+    wall_s: Duration of the event in seconds, not the time since the start. A
+      round ends when the devices have its results.
     tokens_per_s: Tokens of all replicas divided by the duration; NaN for an
       event that trained on no tokens.
     simulated_s: Seconds since the start on the run's simulated clock; NaN for

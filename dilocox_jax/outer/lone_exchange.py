@@ -88,7 +88,7 @@ class ExchangeThread:
 
   def __init__(self):
     """Starts no thread yet."""
-    self._exposed_s = 0.0
+    self._waits: list[tuple[float, float]] = []
 
   def start(self, exchange, *arguments) -> Future:
     """Runs an exchange in the thread; its error comes up in `wait`."""
@@ -104,17 +104,18 @@ class ExchangeThread:
     jax.block_until_ready(beside)
     start_s = time.perf_counter()
     result = exchange.result()
-    self._exposed_s += time.perf_counter() - start_s
+    self._waits.append((start_s, time.perf_counter()))
     return result
 
-  def newly_exposed_s(self) -> float:
-    """Returns the seconds that steps waited for exchanges since the last call.
+  def new_waits(self) -> list[tuple[float, float]]:
+    """Returns when steps waited for exchanges since the last call.
 
-    That is time in which inner steps had ended and the exchange beside them had
-    not.
+    In these spans of time inner steps had ended, and the exchange beside them
+    had not: pairs of begin and end (`time.perf_counter`).
     """
-    exposed_s, self._exposed_s = self._exposed_s, 0.0
-    return exposed_s
+    waits = self._waits
+    self._waits = []
+    return waits
 
 
 @dataclasses.dataclass(eq=False)

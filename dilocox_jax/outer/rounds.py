@@ -72,6 +72,8 @@ class Rounds(RoundStates):
     batches: Tree,
     windows: Sequence[Window] | None = None,
     attendance: RoundAttendance | None = None,
+    *,
+    one_at_a_time: bool = False,
   ) -> tuple[RoundState, StepMetrics, list[Drift]]:
     """Runs inner steps and the events of the schedule that follow them.
 
@@ -87,6 +89,9 @@ class Rounds(RoundStates):
         steps that the state has done.
       attendance: What each replica does in them; None: all the same. A replica
         that takes h steps reads its first h batches.
+      one_at_a_time: Whether a window is only dispatched when the one before has
+        ended. Then a program runs while none is compiled, and the two can be
+        timed apart.
 
     Returns:
       The new state; losses and gradient norms [M, n]; a drift for each apply,
@@ -103,8 +108,14 @@ class Rounds(RoundStates):
     if attendance and attendance.returning:
       state = self.rejoined(state, attendance.returning, attendance.donor)
     batches = self.beside_frozen(self.replicas.place_batches(batches))
-    given = batches, num_steps, windows, attendance
-    state, progress, drifts = self._windows(state, *given)
+    state, progress, drifts = self._windows(
+      state,
+      batches,
+      num_steps,
+      windows,
+      attendance,
+      one_at_a_time=one_at_a_time,
+    )
     if attendance:
       state = self.moved_on(state, num_steps, progress.step)
     return self.at_step(state, done + num_steps), progress.metrics, drifts
@@ -163,6 +174,8 @@ class Rounds(RoundStates):
     num_steps: int,
     windows: Sequence[Window],
     attendance: RoundAttendance | None,
+    *,
+    one_at_a_time: bool = False,
   ) -> tuple[RoundState, InnerProgress, list[Drift]]:
     """Runs windows one after the other."""
     progress = self._progress(state.replica, num_steps, attendance is not None)
@@ -181,6 +194,8 @@ class Rounds(RoundStates):
         self._exchange.num_steps = carrier.steps.take(window.applied.fragment)
         self._exchange.fragments = tuple(fragments)
       kind = self.kind(window, share)
+      if one_at_a_time:
+        jax.block_until_ready(given)
       progress, applied, sent, drift = self._run(kind, given)
       if carrier and window.sent:
         carrier.steps.measure(window.sent.fragment)

@@ -1,9 +1,12 @@
 """Brings metrics from the devices to the records and to the log.
 
 Segments are dispatched without waiting, and their metrics are read here later.
-A value that is not finite stops the run here, and here the wall time is divided
-between the segments. With several processes all read and check, so that they
-stop together, and one writes.
+A value that is not finite stops the run here. With several processes all read
+and check, so that they stop together, and one writes.
+
+The wall time of a run is divided between its rows. A row ends when what it
+names has ended: a segment when the devices have computed its metrics, however
+much later these are read. What was compiled in that time is a row of its own.
 """
 
 import dataclasses
@@ -12,8 +15,12 @@ import math
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.distributed.link_counter import LinkCounter
@@ -26,6 +33,7 @@ from dilocox_jax.report.units import human_bytes
 from dilocox_jax.training import evaluation
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.states import NotFiniteError, TrainingProgress
+from dilocox_jax.training.wall_time import CompileTimes
 
 _LOG_SHARE, _LOG_S = 0.1, 30.0  # Of a run's steps; seconds.
 
@@ -81,6 +89,41 @@ class ProgressLog:
     )
 
 
+class LearningRates:
+  """Values of a learning rate schedule, on the host.
+
+  A schedule computes on a device. Asked for one step, it would wait until the
+  device has done all that was dispatched before, which is the next segment. So
+  the rates of many steps are computed at once.
+  """
+
+  _STEPS = 65_536  # That many rates take 256 kB.
+
+  def __init__(self, schedule: optax.Schedule):
+    """Computes the first rates.
+
+    Args:
+      schedule: Function from the inner step to the learning rate.
+    """
+    self._many = jax.jit(jax.vmap(schedule))
+    self._blocks: dict[int, np.ndarray] = {}
+    self.at(0)
+
+  def at(self, step: int) -> float:
+    """Returns the rate of an inner step.
+
+    Args:
+      step: Number of inner steps that came before it.
+    """
+    number, offset = divmod(step, self._STEPS)
+    if number not in self._blocks:
+      start = number * self._STEPS
+      steps = jnp.arange(start, start + self._STEPS)
+      with jax.numpy_dtype_promotion("standard"):
+        self._blocks = {number: np.asarray(self._many(steps))}
+    return float(self._blocks[number][offset])
+
+
 @dataclasses.dataclass(frozen=True)
 class DispatchedSegment:
   """A segment whose metrics have not been read yet.
@@ -90,7 +133,9 @@ class DispatchedSegment:
     progress: How far the run is after the segment.
     metrics: Losses and gradient norms [M, H], still on the devices.
     drifts: Drift of every exchange that it applies, still on the devices.
-    exposed_s: Seconds spent waiting for its exchanges; None if not known.
+    ready_s: When the devices will have computed these (`wall_time.ready_time`).
+    waits: When it waited for its exchanges, pairs of begin and end
+      (`time.perf_counter`); None if that is not known.
     note: What else the progress line says.
   """
 
@@ -98,12 +143,13 @@ class DispatchedSegment:
   progress: TrainingProgress
   metrics: StepMetrics
   drifts: Sequence[Drift]
-  exposed_s: float | None = None
+  ready_s: Future[float]
+  waits: Sequence[tuple[float, float]] | None = None
   note: str = ""
 
 
 class MetricsReader:
-  """Reads segments in order and records the time between them.
+  """Reads segments in order and divides the time between what was done.
 
   Attributes:
     reads_at_once: Whether a segment is to be read as soon as it is dispatched.
@@ -131,8 +177,9 @@ class MetricsReader:
     self._log = None
     if workdir:
       self._log = ProgressLog(title, programs.plan.total_steps, progress)
-    self._schedule = programs.schedule
+    self._rates = LearningRates(programs.schedule)
     self._energy_share = programs.policy.energy
+    self._compile_times = CompileTimes()
     self._recorded_s = time.perf_counter()
     self._before = progress
     self._link = LinkCounter()
@@ -140,36 +187,60 @@ class MetricsReader:
     # segment on a link must not mix with those of the next one.
     self.reads_at_once = bool(programs.rounds.thread or self._link.interface)
 
+  def close(self) -> None:
+    """Stops measuring."""
+    self._compile_times.close()
+
   def record_time(
     self,
     event: str,
     step: int,
     simulated_s: float | None = None,
     tokens: int = 0,
-    exposed_s: float | None = None,
+    waits: Sequence[tuple[float, float]] | None = None,
+    ended_s: float | None = None,
   ) -> None:
-    """Records the time since the last record under an event.
+    """Records the time since the end of the last event under an event.
+
+    What JAX compiled in that time has a row of its own in front.
 
     Args:
-      event: "compile", "round", "evaluation" or "checkpoint".
+      event: One of those of `recorder.Timing`.
       step: Inner steps finished.
       simulated_s: Simulated seconds, if the run carries a clock.
       tokens: Tokens that all replicas saw in this time.
-      exposed_s: Seconds of it spent waiting for exchanges, if it is known.
+      waits: When in this time exchanges were waited for, if it is known.
+      ended_s: When the event ended (`time.perf_counter`); None: now.
     """
-    before, self._recorded_s = self._recorded_s, time.perf_counter()
-    wall_s = self._recorded_s - before
-    if self._log and event == "compile":
-      self._log.leave_out(wall_s)
+    start_s = self._recorded_s
+    if ended_s is None:
+      ended_s = time.perf_counter()
+    self._recorded_s = max(start_s, ended_s)
+    compile_s = self._compile_times.seconds(start_s, self._recorded_s)
+    if compile_s > 0:
+      self._record_compiling(step, compile_s)
+    wall_s = self._recorded_s - start_s - compile_s
     self._recorder.record_timing(
       step=step,
       event=event,
       wall_s=wall_s,
-      tokens_per_s=tokens / wall_s if tokens else None,
+      tokens_per_s=tokens / wall_s if tokens and wall_s > 0 else None,
       simulated_s=simulated_s,
-      exposed_s=exposed_s,
+      exposed_s=None if waits is None else self._exposed_s(waits),
       link_bytes=self._link.new_bytes(),
     )
+
+  def _exposed_s(self, waits: Sequence[tuple[float, float]]) -> float:
+    """Returns the seconds of waiting in which nothing was compiled."""
+    return math.fsum(
+      end_s - start_s - self._compile_times.seconds(start_s, end_s)
+      for start_s, end_s in waits
+    )
+
+  def _record_compiling(self, step: int, compile_s: float) -> None:
+    if self._log:
+      self._log.leave_out(compile_s)
+    self._recorder.record_timing(step=step, event="compile", wall_s=compile_s)
 
   def record_evaluation(
     self,
@@ -249,17 +320,18 @@ class MetricsReader:
       loss=loss,
       loss_per_replica=each_loss,
       grad_norm=grad_norm,
-      learning_rate=float(np.asarray(self._schedule(progress.step - 1))),
+      learning_rate=self._rates.at(progress.step - 1),
       sent_bytes=progress.total_sent_bytes - before.total_sent_bytes,
       total_sent_bytes=progress.total_sent_bytes,
       drift=evaluation.drift_rows(done.segment, exchanges, self._energy_share),
     )
     self.record_time(
       "round",
-      progress.step,
-      progress.simulated_s,
-      progress.tokens - before.tokens,
-      done.exposed_s,
+      step=progress.step,
+      simulated_s=progress.simulated_s,
+      tokens=progress.tokens - before.tokens,
+      waits=done.waits,
+      ended_s=done.ready_s.result(),
     )
     if self._log:
       self._log.update(progress, loss, done.note)

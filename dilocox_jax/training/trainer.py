@@ -7,11 +7,13 @@ wait for the host. Each process goes through the whole plan with the batches of
 its own replicas.
 """
 
+import contextlib
 import dataclasses
 import logging
 import pathlib
 import signal
 import sys
+from collections.abc import Hashable
 from typing import NoReturn
 
 import jax
@@ -47,6 +49,7 @@ from dilocox_jax.training.states import (
   TrainingState,
   TrainingStoppedError,
 )
+from dilocox_jax.training.wall_time import ready_time
 
 
 class Trainer:
@@ -99,9 +102,10 @@ class Trainer:
     self.replicas = rounds.replicas
     self.controller = AdaptiveController(self.programs)
     self.progress = TrainingProgress()
-    self._compiled, self._stop_signal = set(), 0
     self.has_begun = False
+    self._compiled: set[Hashable] = set()
     self._is_compiling = False
+    self._stop_signal = 0
 
   def request_stop(self, stop_signal: int) -> None:
     """Asks the run to save and stop after the segment under way.
@@ -217,6 +221,11 @@ class Trainer:
     written = self.workdir if processes.is_main() else None
     made = self.config.sync.method, self.programs, written, self.progress
     self._reader = MetricsReader(*made, bool(resumed))
+    with contextlib.closing(self._reader):
+      self._train_to_the_end(state)
+
+  def _train_to_the_end(self, state: TrainingState) -> None:
+    """Trains and finishes; a replica that has lost the others begins again."""
     while not self.progress.is_finished:
       try:
         state = self._train(state)
@@ -224,6 +233,7 @@ class Trainer:
       except LostError as lost:
         logging.getLogger(__name__).warning("beginning again: %s", lost)
         state = self._first_state()
+        self._reader.record_time("catch_up", self.progress.step)
 
   def _first_state(self) -> TrainingState:
     """Returns the state with which this run, or this replica of it, begins."""
@@ -249,18 +259,18 @@ class Trainer:
         assert isinstance(state, RoundState)
         state = self._member.passed_over(state, segment)
         self._go_to(segment.stop)
+        self._reader.record_time("catch_up", self.progress.step)
         if self._agreed_stop_signal():
           break
         continue
-      is_new = self._is_new(segment)
-      if is_new:  # Else the time to compile would count as the segment's.
+      self._is_compiling = self._is_new(segment)
+      if self._is_compiling:
+        # Nothing runs while its programs are compiled. So the time to compile
+        # is not also that of the segment before.
         unread = self._read(unread)
-      self._is_compiling = is_new
       state, dispatched = self._dispatch(state, segment)
       self._is_compiling = False
       self.has_begun = True
-      if is_new:
-        self._reader.record_time("compile", segment.stop)
       self._read(unread)
       unread = dispatched
       if self._reader.reads_at_once:
@@ -289,13 +299,14 @@ class Trainer:
     if unread:
       self.controller.observe(self._reader.read(unread))
 
+  def _program(self, segment: Segment) -> Hashable:
+    """Returns what decides which programs a segment runs."""
+    kinds = tuple(map(self.controller.rounds.kind, segment.windows))
+    return segment.phase, segment.num_steps, kinds, self.controller.setting
+
   def _is_new(self, segment: Segment) -> bool:
-    """Whether no segment of this program has run yet."""
-    kinds = map(self.controller.rounds.kind, segment.windows)
-    program = segment.phase, segment.num_steps, *kinds, self.controller.setting
-    is_new = program not in self._compiled
-    self._compiled.add(program)
-    return is_new
+    """Whether no segment with these programs has run yet."""
+    return self._program(segment) not in self._compiled
 
   def _dispatch(
     self, state: TrainingState, segment: Segment
@@ -307,10 +318,15 @@ class Trainer:
     with jax.transfer_guard("disallow"):
       if isinstance(state, RoundState):
         state, step_metrics, drifts = self.controller.rounds.run(
-          state, batches, segment.windows, segment.attendance
+          state,
+          batches,
+          segment.windows,
+          segment.attendance,
+          one_at_a_time=self._is_new(segment),
         )
       else:
         state, step_metrics = self.programs.steps.steps(state, batches)
+    self._compiled.add(self._program(segment))
     clock, traffic = self.clock, self.controller.traffic
     sent_bytes = states.segment_sent_bytes(traffic, segment, state)
     steps = segment.replica_steps(self.config.num_local_replicas)
@@ -320,10 +336,16 @@ class Trainer:
       tokens=self.progress.tokens + steps * self.data.step_tokens,
       simulated_s=clock.advance(segment, traffic) if clock else None,
     )
-    exposed_s = thread.newly_exposed_s() if thread else None
     note = self._member.record(segment.stop) if self._member else ""
-    parts = segment, self.progress, step_metrics, drifts, exposed_s, note
-    return state, DispatchedSegment(*parts)
+    return state, DispatchedSegment(
+      segment=segment,
+      progress=self.progress,
+      metrics=step_metrics,
+      drifts=drifts,
+      ready_s=ready_time((step_metrics, drifts)),
+      waits=thread.new_waits() if thread else None,
+      note=note,
+    )
 
   def _needs_pause(self, segment: Segment) -> bool:
     """Whether anything follows before the next segment."""
@@ -413,9 +435,11 @@ class Trainer:
       if self._member:
         self._member.record(self.config.total_steps)
       self._reader.check_flush(drifts, self.config.total_steps, attendance)
+      jax.block_until_ready(state)
       sent_bytes = traffic.flush_bytes(step, attendance)
       end_s = self.clock.finish(plan, traffic) if self.clock else None
       self.progress = self.progress.after(sent_bytes, simulated_s=end_s)
+      self._reader.record_time("flush", self.config.total_steps)
     self._evaluate(state, self.config.total_steps)
     self.progress = self.progress.after(is_finished=True)
     self._save(state)

@@ -230,7 +230,8 @@ def test_devices_for_each_replica_and_a_thread_change_no_bit(
     assert_is_the_reference(name, programs, *found[0][:3])
   assert_rounded_alike(found[1], found[0])
   is_hidden = CASES[name].schedule.overlap_steps > 0
-  assert (0 < thread.newly_exposed_s() < 60) == is_hidden
+  exposed_s = sum(end_s - start_s for start_s, end_s in thread.new_waits())
+  assert (0 < exposed_s < 60) == is_hidden
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
 """What a run says: rows, times, lines, and before it what it is."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import logging
 import math
 import re
+import threading
+import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,13 +18,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dilocox_jax import optimizers
 from dilocox_jax.distributed import link_counter
 from dilocox_jax.metrics.lines import read_rows
 from dilocox_jax.outer.outer_step import Drift
 from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
-from dilocox_jax.training import metrics_reader, run_summary, run_text
+from dilocox_jax.training import (
+  metrics_reader,
+  run_summary,
+  run_text,
+  wall_time,
+)
 from dilocox_jax.training.metrics_reader import (
   DispatchedSegment,
   MetricsReader,
@@ -31,6 +41,7 @@ from dilocox_jax.training.states import NotFiniteError, TrainingProgress
 from tests import runs
 
 CONFIG = runs.settings(method="diloco", total_steps=100)
+COMPILING = "/jax/core/compile/backend_compile_duration"
 # The second round of a run whose warm start took ten steps.
 SEGMENT = Segment(
   "rounds", 14, 4, tuple(SyncSchedule(4).windows(4, 8)), schedule_start=10
@@ -46,10 +57,17 @@ def desk_fixture(tmp_path, monkeypatch):
   monkeypatch.setattr(ProgressLog, "update", lambda _, *args: told.append(args))
   before = TrainingProgress(14, 560, 4_700)
   book = MetricsReader("diloco", runs.programs(CONFIG), tmp_path, before)
-  return SimpleNamespace(book=book, told=told, workdir=tmp_path, now=now)
+  yield SimpleNamespace(book=book, told=told, workdir=tmp_path, now=now)
+  with contextlib.suppress(AssertionError):  # A test has closed it.
+    book.close()
 
 
-def _dispatched(loss=None, grad_norm=None, *, own_squared=9.0, tokens=720):
+def _dispatched(
+  loss=None, grad_norm=None, *, own_squared=9.0, tokens=720, ready_s=101.0
+):
+  """A segment that the devices have computed at a time."""
+  ready = Future()
+  ready.set_result(ready_s)
   values = np.arange(8, dtype=np.float32).reshape(2, 4)
   # Two replicas that sent the same, two away from the mean.
   own = jnp.array([9.0, own_squared])
@@ -62,6 +80,7 @@ def _dispatched(loss=None, grad_norm=None, *, own_squared=9.0, tokens=720):
       jnp.asarray(2.0 * values if grad_norm is None else grad_norm),
     ),
     drifts=[drift],
+    ready_s=ready,
     note="2 here",
   )
 
@@ -108,26 +127,95 @@ def test_what_an_evaluation_sends_belongs_to_no_round(desk):
   assert (row["sent_bytes"], row["total_sent_bytes"]) == (100, 5_000)
 
 
-def test_time_is_booked_once_and_the_log_says_the_speed_of_training(desk):
-  desk.now[0] += 3.0
-  desk.book.record_time("compile", 14)
-  desk.now[0] += 1.0
-  desk.book.read(_dispatched())
-  desk.now[0] += 0.5
-  desk.book.record_time("evaluation", 18)
-  desk.now[0] += 3.0
-  desk.book.read(_dispatched(tokens=880))
+def _timings(workdir):
+  rows = read_rows(workdir / "timing.jsonl")
+  return [(row["event"], row["step"], row["wall_s"]) for row in rows]
+
+
+def test_a_round_takes_the_time_that_the_devices_took(desk):
+  """However late it is read: here all three are, when the last has ended."""
+  for tokens, ready_s in ((720, 102.0), (880, 103.5), (1040, 104.5)):
+    desk.now[0] = 110.0
+    desk.book.read(_dispatched(tokens=tokens, ready_s=ready_s))
+  assert _timings(desk.workdir) == [
+    ("round", 18, 2.0),
+    ("round", 18, 1.5),
+    ("round", 18, 1.0),
+  ]
   rows = read_rows(desk.workdir / "timing.jsonl")
-  assert [(r["event"], r["step"], r["wall_s"]) for r in rows] == [
-    ("compile", 14, 3.0),
+  assert [row["tokens_per_s"] for row in rows] == [80.0, 160 / 1.5, 160.0]
+
+
+def test_what_comes_between_two_rounds_counts_for_neither(desk):
+  desk.book.read(_dispatched(ready_s=101.0))
+  desk.now[0] = 101.5
+  desk.book.record_time("evaluation", 18)
+  desk.now[0] = 103.5
+  desk.book.record_time("checkpoint", 18)
+  desk.book.read(_dispatched(tokens=880, ready_s=106.5))
+  assert _timings(desk.workdir) == [
     ("round", 18, 1.0),
     ("evaluation", 18, 0.5),
+    ("checkpoint", 18, 2.0),
     ("round", 18, 3.0),
   ]
-  speeds = [row["tokens_per_s"] for row in rows]
-  assert speeds == [None, 160.0, None, 160 / 3.0]
   assert desk.told[0][1:] == (3.5, "2 here")
   assert [each.tokens for each, *_ in desk.told] == [720, 880]
+
+
+def test_compiling_is_a_row_in_front_of_what_it_was_for(desk, monkeypatch):
+  now = desk.now
+  clock = SimpleNamespace(perf_counter=lambda: now[0])
+  monkeypatch.setattr(wall_time, "time", clock)
+  for end_s, duration_s in ((103.0, 1.0), (104.0, 3.0), (104.5, 2.0)):
+    now[0] = (
+      end_s  # The last began in the second, which began before the first.
+    )
+    jax.monitoring.record_event_duration_secs(COMPILING, duration_s)
+  jax.monitoring.record_event_duration_secs("/jax/other", 9.0)
+  desk.book.read(_dispatched(ready_s=106.0))
+  desk.book.read(_dispatched(tokens=880, ready_s=107.0))
+  assert _timings(desk.workdir) == [
+    ("compile", 18, 3.5),
+    ("round", 18, 2.5),
+    ("round", 18, 1.0),
+  ]
+  desk.book.close()
+  jax.monitoring.record_event_duration_secs(COMPILING, 1.0)
+  desk.now[0] = 108.0
+  desk.book.record_time("checkpoint", 18)
+  assert _timings(desk.workdir)[-1] == ("checkpoint", 18, 1.0)
+
+
+def test_a_segment_is_ready_when_its_arrays_are():
+  begin, end = threading.Event(), threading.Event()
+
+  class Slow:
+    def block_until_ready(self):
+      begin.set()
+      assert end.wait(60)
+
+  ready_s = wall_time.ready_time([Slow()])
+  assert begin.wait(60) and not ready_s.done()
+  before_s = time.perf_counter()
+  end.set()
+  assert before_s <= ready_s.result() <= time.perf_counter()
+
+
+@pytest.mark.parametrize("step", [0, 1, 49, 50, 333, 65_535, 65_536, 70_000])
+def test_learning_rates_are_those_of_the_schedule(step):
+  schedule: Any = optimizers.learning_rate_schedule(
+    "wsd", 2e-3, warmup_steps=50, total_steps=80_000, final_fraction=0.05
+  )
+  rates = metrics_reader.LearningRates(schedule)
+  assert rates.at(step) == pytest.approx(float(schedule(step)), rel=1e-6)
+
+
+def test_a_learning_rate_asks_no_device_that_trains():
+  """It would wait for the segment that was dispatched last."""
+  rates = metrics_reader.LearningRates(lambda step: 0.5 * step)
+  with jax.transfer_guard("disallow"):
+    assert [rates.at(step) for step in (0, 3, 65_535)] == [0, 1.5, 32_767.5]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

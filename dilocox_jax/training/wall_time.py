@@ -1,0 +1,79 @@
+"""Says when arrays were ready, and how long JAX compiled meanwhile.
+
+The host runs ahead of the devices. So the time at which the host reads a result
+says little about the time at which the devices had it. A thread that only waits
+knows it, and costs the devices nothing.
+"""
+
+import threading
+import time
+from concurrent.futures import Future
+
+import jax
+
+from dilocox_jax.threads import in_thread
+from dilocox_jax.trees import Tree
+
+# Names of JAX's events for tracing, lowering and compiling begin with this.
+_COMPILING = "/jax/core/compile/"
+
+
+def ready_time(arrays: Tree) -> Future[float]:
+  """Returns when arrays will have been computed (`time.perf_counter`, s).
+
+  Args:
+    arrays: Arrays that a program still computes. It must not be donated.
+  """
+
+  def wait() -> float:
+    jax.block_until_ready(arrays)
+    return time.perf_counter()
+
+  return in_thread(wait)
+
+
+class CompileTimes:
+  """The times in which JAX compiled something, in any thread."""
+
+  def __init__(self):
+    """Listens to JAX until `close`."""
+    self._lock = threading.Lock()
+    self._spans: list[tuple[float, float]] = []
+    jax.monitoring.register_event_duration_secs_listener(self._hear)
+
+  def close(self) -> None:
+    """Stops listening."""
+    jax.monitoring.unregister_event_duration_listener(self._hear)
+
+  def _hear(
+    self, event: str, duration_secs: float, **details: str | int
+  ) -> None:
+    """Notes one event, which has just ended; events may be nested."""
+    del details
+    if event.startswith(_COMPILING):
+      end_s = time.perf_counter()
+      with self._lock:
+        self._spans.append((end_s - duration_secs, end_s))
+
+  def seconds(self, start_s: float, end_s: float) -> float:
+    """Returns how long JAX compiled in a span of time; forgets what was before.
+
+    Example: compiling from 1 to 3 s, and in another thread from 2 to 4 s, takes
+    3 s of the time from 0 to 10 s.
+
+    Args:
+      start_s: Begin of the span (`time.perf_counter`).
+      end_s: Its end.
+    """
+    with self._lock:
+      self._spans = [span for span in self._spans if span[1] > start_s]
+      spans = sorted(self._spans)
+    total_s = 0.0
+    covered_s = start_s
+    for span_start_s, span_end_s in spans:
+      begin_s = max(span_start_s, covered_s)
+      stop_s = min(span_end_s, end_s)
+      if stop_s > begin_s:
+        total_s += stop_s - begin_s
+        covered_s = stop_s
+    return total_s
