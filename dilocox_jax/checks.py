@@ -1,22 +1,32 @@
-"""Checks of values and of nested mappings, such as those of a config.
+"""Checks of values, of nested mappings such as a config, and of JSON files.
 
-Their messages say what is wrong and what is allowed; for a misspelt field they
-name the nearest one.
+Their messages are one line that says what is wrong and what is allowed; for a
+misspelt field they name the nearest one.
 """
 
+import collections
 import contextlib
 import dataclasses
 import difflib
 import importlib
 import json
+import math
 import numbers
 import operator
+import os
+import pathlib
+import stat
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 Default = typing.TypeVar("Default")
+
+# Configs, records and indices are much shorter. A longer file is another one,
+# and to read all of it could take more memory than there is.
+LONGEST_JSON = 64 * 2**20
+_SHOWN = 80  # Characters of a wrong value that a message repeats.
 
 # The limits of numbers, with the comparison that must hold.
 _BOUNDS = {
@@ -110,10 +120,14 @@ def within_limits(
   try:
     is_inside = all(_BOUNDS[kind](value, at) for kind, at in bounds.items())
   except TypeError as error:
-    raise ValueError(f"{name}={value!r} must be a number") from error
+    raise ValueError(f"{name}={shown(value)} must be a number") from error
   if not is_inside:
-    texts = [f"{k.replace('_', ' ')} {bound:g}" for k, bound in bounds.items()]
-    raise ValueError(f"{name}={value} must be {' and '.join(texts)}")
+    texts = [f"{k.replace('_', ' ')} {_short(at)}" for k, at in bounds.items()]
+    raise ValueError(f"{name}={shown(value)} must be {' and '.join(texts)}")
+
+
+def _short(number: float) -> str:
+  return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 def of_type(name: str, value: Any, kind: Any) -> Any:
@@ -134,27 +148,115 @@ def of_type(name: str, value: Any, kind: Any) -> Any:
     if int in kinds and isinstance(value, numbers.Integral):
       return int(value)
     if float in kinds and isinstance(value, numbers.Real):
-      return float(value)
+      return _float(name, value)
   if type(value) not in kinds:
     names = " or ".join(k.__name__ for k in kinds if k is not type(None))
-    raise ValueError(f"{name}={value!r} must be of type {names}")
+    raise ValueError(f"{name}={shown(value)} must be of type {names}")
   return value
 
 
-def json_object(text: str | bytes, where: object) -> dict[str, Any]:
+def _float(name: str, value: numbers.Real) -> float:
+  try:
+    return float(value)
+  except OverflowError:
+    raise ValueError(f"{name}={shown(value)} is too large") from None
+
+
+def shown(value: Any) -> str:
+  """Returns a wrong value for a message: one line, however long the value is.
+
+  Args:
+    value: Anything that was read from a file or given by a user.
+  """
+  # A number of numpy is shown as a number, and not as np.float64(1.0).
+  text = str(value) if isinstance(value, numbers.Number) else repr(value)
+  if len(text) <= _SHOWN:
+    return text
+  return f"{text[:_SHOWN]}... ({len(text):,} characters)"
+
+
+def json_object(
+  text: str | bytes, where: object, *, is_ours: bool = True
+) -> dict[str, Any]:
   """Returns the object that a text in JSON describes.
 
   Args:
     text: The text, of which anything may be damaged.
     where: Place of the text, e.g. the path of a file, for the message.
+    is_ours: Whether every number must be finite, and every key be there once.
+      Python also reads NaN, 1e999 and the last of two equal keys, which we
+      write nowhere. So a text that has them is damaged.
 
   Raises:
     ValueError: If it describes no object. The message is one line.
   """
+  strict: dict[str, Any] = {}
+  if is_ours:
+    strict["parse_constant"] = _no_constant
+    strict["parse_float"] = _finite
+    strict["object_pairs_hook"] = _without_repeats
   try:
-    return of_type("it", json.loads(text), dict)
+    return of_type("it", json.loads(text, **strict), dict)
   except (ValueError, RecursionError) as error:
     raise ValueError(f"{where} is no JSON object: {error}") from None
+
+
+def _no_constant(name: str) -> None:
+  raise ValueError(f"{name} is no number")
+
+
+def _finite(text: str) -> float:
+  value = float(text)
+  if not math.isfinite(value):
+    raise ValueError(f"{shown(text)} is out of range")
+  return value
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  found = dict(pairs)
+  if len(found) < len(pairs):
+    counts = collections.Counter(name for name, _ in pairs)
+    ((repeated, _),) = counts.most_common(1)
+    raise ValueError(f"it has the key {shown(repeated)} more than once")
+  return found
+
+
+def file_bytes(path: str | os.PathLike[str], most: int = LONGEST_JSON) -> bytes:
+  """Returns the content of a file that others may have damaged.
+
+  Args:
+    path: The file. A link is followed.
+    most: Bytes that it may have.
+
+  Raises:
+    ValueError: If it is missing, is no file, cannot be read, or is larger. The
+      message is one line.
+  """
+  path = pathlib.Path(path)
+  try:
+    status = path.stat()
+    require(stat.S_ISREG(status.st_mode), f"{path} is no file")
+    require(
+      status.st_size <= most,
+      f"{path} has {status.st_size:,} bytes, and {most:,} at most are read",
+    )
+    return path.read_bytes()
+  except OSError as error:
+    reason = error.strerror or error
+    raise ValueError(f"{path} cannot be read ({reason})") from error
+
+
+def json_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+  """Returns the object that a JSON file describes.
+
+  Args:
+    path: The file, of which anything may be damaged.
+
+  Raises:
+    ValueError: If it cannot be read, or describes no object. The message is one
+      line and names the file.
+  """
+  return json_object(file_bytes(path), path)
 
 
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
@@ -168,7 +270,7 @@ def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
   choices = list(choices)
   if value not in choices:
     names = ", ".join(str(choice) for choice in choices)
-    raise ValueError(f"{name}={value!r} must be one of {names}")
+    raise ValueError(f"{name}={shown(value)} must be one of {names}")
 
 
 # What papers and other libraries call a name, in lower case.
@@ -208,7 +310,8 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
   """
   names = list(names)
   if name not in names:
-    raise ValueError(f"unknown {what} {name!r}: {did_you_mean(name, names)}")
+    hint = did_you_mean(name, names)
+    raise ValueError(f"unknown {what} {shown(name)}: {hint}")
 
 
 def dataclass_from(
@@ -235,7 +338,7 @@ def dataclass_from(
     kind = fields[name]
     if dataclasses.is_dataclass(kind):
       if not isinstance(value, Mapping):
-        raise ValueError(f"{path}={value!r} must be a section of fields")
+        raise ValueError(f"{path}={shown(value)} must be a section of fields")
       built[name] = dataclass_from(kind, value, f"{path}.", whole or cls)
     else:
       built[name] = of_type(path, value, kind)
@@ -267,7 +370,8 @@ def _unknown(
   said |= {each: each for each in fields}
   near = difflib.get_close_matches(name, said, n=1, cutoff=0.8)
   hint = f"did you mean {said[near[0]]!r}?" if near else ""
-  return f"unknown config field {path!r}: {hint or did_you_mean(name, fields)}"
+  hint = hint or did_you_mean(name, fields)
+  return f"unknown config field {shown(path)}: {hint}"
 
 
 def _paths(cls: Any, prefix: str = "") -> Iterator[str]:

@@ -49,6 +49,53 @@ def test_what_is_no_json_object_is_one_line(text):
   assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+  ("text", "said"),
+  [
+    ('{"a": NaN}', "NaN is no number"),
+    ('{"a": [-Infinity]}', "-Infinity is no number"),
+    ('{"a": 1e999}', "'1e999' is out of range"),
+    ('{"a": {"b": 1, "c": 2, "b": 1}}', "the key 'b' more than once"),
+  ],
+)
+def test_what_python_reads_and_we_never_write_is_damage(text, said):
+  with pytest.raises(ValueError, match="^run.json is no JSON object") as error:
+    checks.json_object(text, "run.json")
+  assert said in str(error.value)
+  assert checks.json_object(text, "run.json", is_ours=False)
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
+  path = tmp_path / "x.json"
+
+  def refused(said):
+    with pytest.raises(ValueError, match="x.json") as error:
+      checks.json_file(path)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+  refused("cannot be read (No such file or directory)")
+  path.mkdir()
+  refused("x.json is no file")
+  path.rmdir()
+  os.mkfifo(path)  # To read it would wait for a writer.
+  refused("x.json is no file")
+  path.unlink()
+  with path.open("wb") as file:
+    file.truncate(2**40)  # It has no content on the disk, but in memory.
+  refused("x.json has 1,099,511,627,776 bytes, and 67,108,864 at most are read")
+  path.write_text('{"a": 1}')
+  assert checks.json_file(path) == {"a": 1}
+
+
+def test_a_long_value_is_not_repeated_as_a_whole():
+  for value in ("x" * 10**6, list(range(10**5))):
+    with pytest.raises(ValueError, match=r"characters\) must be") as error:
+      checks.of_type("name", value, int)
+    assert len(str(error.value)) < 200
+  with pytest.raises(ValueError, match="rate=1000.*is too large"):
+    checks.of_type("rate", 10**400, float)
+
+
 def test_a_module_of_a_missing_package_is_named_by_its_package(monkeypatch):
   monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
   said = r"x needs the package safetensors: pip install 'dilocox_jax\[weights"

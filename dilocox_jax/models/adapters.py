@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import Array
 
 from dilocox_jax.checks import require
-from dilocox_jax.models.weights import FAMILIES, family_of, save, save_json
+from dilocox_jax.models.tensor_files import check_alone, write_tensors
+from dilocox_jax.models.weights import FAMILIES, family_of, save_json
 from dilocox_jax.plan.model.adapters import DOWN, UP, Lora
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.trees import (
@@ -106,7 +107,8 @@ def export(
     base: Name or folder of the model's checkpoint, for the record.
 
   Raises:
-    ValueError: If no family of checkpoints has such a model.
+    ValueError: If no family of checkpoints has such a model, or the folder has
+      files of another checkpoint.
   """
   family = family_of(shape)
   modules = FAMILIES[family].modules
@@ -130,7 +132,9 @@ def export(
     "bias": "none",
     "target_modules": [names[product] for product in lora.names],
   }
-  save(folder / _TENSORS, tensors)
+  check_alone(folder, {_CONFIG, _TENSORS})
+  (folder / _CONFIG).unlink(missing_ok=True)  # As in `weights`.
+  write_tensors(folder / _TENSORS, tensors)
   save_json(folder / _CONFIG, settings)
 
 

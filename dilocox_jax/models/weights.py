@@ -7,24 +7,36 @@ extra `weights` (`pip install 'dilocox_jax[weights]'`), imported when used.
 """
 
 import json
-import os
 import pathlib
-from collections.abc import Mapping
-from types import ModuleType
+import typing
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from dilocox_jax import files
-from dilocox_jax.checks import extra_package, json_object, require
+from dilocox_jax.checks import json_file, of_type, require, shown
+from dilocox_jax.models.tensor_files import (
+  TENSORS_FILE,
+  check_alone,
+  read_tensors,
+  write_tensors,
+)
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.trees import leaves_by_path, nested
 
-CONFIG_FILE, TENSORS_FILE = "config.json", "model.safetensors"
+CONFIG_FILE = "config.json"
+_HEAD = "lm_head.weight"
 # What a module's leaves are called in a checkpoint. Their kernels are
 # [outputs, inputs], ours [inputs, outputs].
-_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
-_LEAVES |= {"embedding": "weight", "positions": "weight"}
+_LEAVES = {
+  "kernel": "weight",
+  "scale": "weight",
+  "bias": "bias",
+  "embedding": "weight",
+  "positions": "weight",
+}
 
 
 class Family(NamedTuple):
@@ -90,29 +102,43 @@ _OPT_MODULES = {
   "blocks/mlp/up": "model.decoder.layers.{}.fc1",
   "blocks/mlp/down": "model.decoder.layers.{}.fc2",
 }
-_LLAMA_EXPECTED = {
+# Values that were made smaller need more tensors to be read.
+_UNCHANGED = {"quantization_config": None}
+_LLAMA_EXPECTED = _UNCHANGED | {
   "hidden_act": "silu",
   "rope_scaling": None,
   "rope_type": "default",
 }
-_OPT = {"activation": "relu", "positions": "learned", "norm": "layer"}
-_OPT |= {"biases": "all", "norm_epsilon": 1e-5}
 FAMILIES: Mapping[str, Family] = {
   "opt": Family(
-    "OPTForCausalLM",
-    _OPT,
-    _SIZES | {"ff_dim": "ffn_dim", "num_positions": "max_position_embeddings"},
-    _OPT_MODULES,
-    {"activation_function": "relu", "do_layer_norm_before": True},
+    architecture="OPTForCausalLM",
+    options={
+      "activation": "relu",
+      "positions": "learned",
+      "norm": "layer",
+      "biases": "all",
+      "norm_epsilon": 1e-5,
+    },
+    sizes=_SIZES
+    | {"ff_dim": "ffn_dim", "num_positions": "max_position_embeddings"},
+    modules=_OPT_MODULES,
+    expected=_UNCHANGED
+    | {"activation_function": "relu", "do_layer_norm_before": True},
     first_position=2,
   ),
   "llama": Family(
-    *("LlamaForCausalLM", {"biases": "none"}),
-    *(_LLAMA_SIZES, _LLAMA_MODULES, _LLAMA_EXPECTED),
+    architecture="LlamaForCausalLM",
+    options={"biases": "none"},
+    sizes=_LLAMA_SIZES,
+    modules=_LLAMA_MODULES,
+    expected=_LLAMA_EXPECTED,
   ),
   "qwen2": Family(
-    *("Qwen2ForCausalLM", {"biases": "qkv"}, _LLAMA_SIZES, _LLAMA_MODULES),
-    _LLAMA_EXPECTED | {"use_sliding_window": False},
+    architecture="Qwen2ForCausalLM",
+    options={"biases": "qkv"},
+    sizes=_LLAMA_SIZES,
+    modules=_LLAMA_MODULES,
+    expected=_LLAMA_EXPECTED | {"use_sliding_window": False},
   ),
 }
 # Where config.json leaves a size out: OPT ties its head, the others do not.
@@ -120,9 +146,13 @@ _DEFAULTS = {"head_dim": 0, "rope_base": 10_000.0, "num_kv_heads": 0}
 
 
 def is_checkpoint(folder: pathlib.Path) -> bool:
-  """Whether a folder has a config.json that names a family."""
+  """Whether a folder has a config.json that names a family.
+
+  Raises:
+    ValueError: One line, if its config.json cannot be read.
+  """
   path = folder / CONFIG_FILE
-  return path.is_file() and "model_type" in json_object(path.read_bytes(), path)
+  return path.exists() and "model_type" in json_file(path)
 
 
 def read_checkpoint(folder: pathlib.Path) -> tuple[ModelShape, dict[str, Any]]:
@@ -135,28 +165,13 @@ def read_checkpoint(folder: pathlib.Path) -> tuple[ModelShape, dict[str, Any]]:
     Sizes of the model, and its parameters in fp32 as a nested dict.
 
   Raises:
-    ValueError: One line, if it is of another family, lacks a tensor, or a file
-      is damaged.
+    ValueError: One line, if it is of another family, lacks a tensor, a file is
+      damaged, or a value is not finite.
   """
-  path = folder / CONFIG_FILE
-  values = json_object(path.read_bytes(), path)
+  values = json_file(folder / CONFIG_FILE)
   shape = shape_of(values)
-  found = sorted(folder.glob("*.safetensors"))
-  require(bool(found), f"{folder} has no .safetensors file")
-  tensors: dict[str, np.ndarray] = {}
-  for file in found:
-    tensors |= _loaded(file)
+  tensors = read_tensors(folder)
   return shape, params_of(tensors, shape, values["model_type"])
-
-
-def _loaded(file: pathlib.Path) -> dict[str, np.ndarray]:
-  library = _safetensors()
-  damage = extra_package("safetensors", str(file), "weights").SafetensorError
-  try:
-    return library.load_file(file)
-  except damage as error:
-    reason = str(error).splitlines()[0]
-    raise ValueError(f"{file} is damaged ({reason}): copy it again") from error
 
 
 def write_checkpoint(
@@ -165,25 +180,23 @@ def write_checkpoint(
   """Writes a checkpoint; returns the name of its family.
 
   Args:
-    folder: Folder, which exists.
+    folder: Folder, which exists. A checkpoint that was written into it before
+      is replaced.
     shape: Sizes of the model.
     params: Its parameters, a nested dict.
 
   Raises:
-    ValueError: One line, if no family has a model of this shape.
+    ValueError: One line, if no family has a model of this shape, or the folder
+      has files of another checkpoint.
   """
   family = family_of(shape)
-  save(folder / TENSORS_FILE, tensors_of(params, shape, family))
+  check_alone(folder, {CONFIG_FILE, TENSORS_FILE})
+  # Without its config a folder is no checkpoint. So a kill leaves none that has
+  # the sizes of one model and the tensors of another.
+  (folder / CONFIG_FILE).unlink(missing_ok=True)
+  write_tensors(folder / TENSORS_FILE, tensors_of(params, shape, family))
   save_json(folder / CONFIG_FILE, config_of(shape, family))
   return family
-
-
-def save(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
-  """Writes tensors for PyTorch, with the mode that other files get."""
-  with files.replaced(path) as file:
-    mode = os.stat(file.name).st_mode
-    _safetensors().save_file(tensors, file.name, {"format": "pt"})
-    os.chmod(file.name, mode)  # The library lets its owner alone in.
 
 
 def save_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
@@ -201,25 +214,30 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape:
   name = str(values.get("model_type"))
   require(
     name in FAMILIES,
-    f"a checkpoint of the family {name!r} cannot be read: have "
+    f"a checkpoint of the family {shown(name)} cannot be read: have "
     f"{', '.join(FAMILIES)}",
   )
   family = FAMILIES[name]
-  values = {**values, **(values.get("rope_parameters") or {})}
+  rope = values.get("rope_parameters") or {}
+  values = {**values, **of_type("config.json: rope_parameters", rope, dict)}
   for field, known in family.expected.items():
+    found = values.get(field, known)
     require(
-      values.get(field, known) == known,
-      f"config.json: {field}={values.get(field)!r} is not computed here, only "
+      found == known,
+      f"config.json: {field}={shown(found)} is not computed here, only "
       f"{known!r}",
     )
   defaults = _DEFAULTS | {"tied_head": name == "opt"}
   needed = {t for o, t in family.sizes.items() if o not in defaults}
   missing = min(needed - values.keys(), default="")
   require(not missing, f"config.json has no {missing}")
-  sizes: dict[str, Any] = {
-    ours: defaults[ours] if values.get(theirs) is None else values[theirs]
-    for ours, theirs in family.sizes.items()
-  }
+  types = typing.get_type_hints(ModelShape)
+  sizes: dict[str, Any] = {}
+  for ours, theirs in family.sizes.items():
+    value = values.get(theirs)
+    if value is None and ours in defaults:
+      value = defaults[ours]
+    sizes[ours] = of_type(f"config.json: {theirs}", value, types[ours])
   # A size that follows from the others is left to them, as in presets.
   if sizes.get("num_kv_heads") == sizes["num_heads"]:
     sizes["num_kv_heads"] = 0
@@ -283,27 +301,67 @@ def params_of(
   """
   params: dict[str, np.ndarray] = {}
   unread = {key for key in tensors if not key.endswith("rotary_emb.inv_freq")}
-  unread -= {"lm_head.weight"} if shape.tied_head else set()
+  first_position = FAMILIES[name].first_position
   for path, size in shape.parameter_shapes.items():
-    keys = _keys(path, shape, name)
-    missing = next((key for key in keys if key not in tensors), None)
-    require(missing is None, f"the checkpoint is no {name}: it lacks {missing}")
-    unread -= set(keys)
-    leaves = [_turned(path, np.asarray(tensors[k], np.float32)) for k in keys]
-    leaf = np.stack(leaves) if path.startswith("blocks/") else leaves[0]
-    if path == "embed/positions":
-      leaf = leaf[FAMILIES[name].first_position :]
+    is_stacked = path.startswith("blocks/")
+    rows = first_position if path == "embed/positions" else 0
+    leaves = []
+    for key in _keys(path, shape, name):
+      require(key in tensors, f"the checkpoint is no {name}: it lacks {key}")
+      unread.discard(key)
+      stored = size[1:] if is_stacked else (size[0] + rows, *size[1:])
+      leaf = _values(key, tensors[key], _stored_shape(path, stored))
+      leaves.append(_turned(path, leaf))
+    params[path] = np.stack(leaves) if is_stacked else leaves[0][rows:]
+  if shape.tied_head and _HEAD in unread:
+    embedding = params["embed/embedding"]
     require(
-      leaf.shape == size,
-      f"{keys[0]} of the checkpoint gives {path} the shape {leaf.shape}, but "
-      f"its config.json {size}",
+      np.array_equal(
+        _values(_HEAD, tensors[_HEAD], embedding.shape), embedding
+      ),
+      f"config.json says that head and embedding are one, but {_HEAD} is not "
+      "the embedding: copy both again",
     )
-    params[path] = leaf
-  require(
-    not unread,
-    f"the checkpoint is no {name}: what is {min(unread, default='')}?",
-  )
+    unread.discard(_HEAD)
+  unknown = min(unread, default="")
+  require(not unread, f"the checkpoint is no {name}: what is {shown(unknown)}?")
   return nested(params)
+
+
+def _stored_shape(path: str, size: tuple[int, ...]) -> tuple[int, ...]:
+  """Returns the shape that one of our leaves has in a checkpoint."""
+  return size[::-1] if path.endswith("/kernel") else size
+
+
+def _values(key: str, tensor: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+  """Returns the values of a tensor in fp32.
+
+  Args:
+    key: Its name, for messages.
+    tensor: The tensor in any floating type.
+    size: Shape that it should have.
+
+  Raises:
+    ValueError: One line, if it is another one, or not finite.
+  """
+  require(
+    tensor.shape == size,
+    f"the tensor {key} has the shape {tensor.shape}, but by its config.json "
+    f"{size}",
+  )
+  require(
+    jnp.issubdtype(tensor.dtype, jnp.floating),
+    f"the tensor {key} has the type {tensor.dtype}, and not that of a weight: "
+    "convert the checkpoint to floats",
+  )
+  with np.errstate(over="ignore"):  # It becomes infinite, which is refused.
+    values = np.asarray(tensor, np.float32)
+  require(
+    bool(np.isfinite(values).all()),
+    f"the tensor {key} has values that are not finite: the checkpoint is "
+    "damaged; copy it again",
+  )
+  return values
 
 
 def tensors_of(
@@ -328,19 +386,19 @@ def tensors_of(
   return tensors
 
 
-def _keys(path: str, shape: ModelShape, name: str) -> list[str]:
-  """Returns the names of a leaf's tensors: one, or one for each layer."""
+def _keys(path: str, shape: ModelShape, name: str) -> Iterator[str]:
+  """Yields the names of a leaf's tensors: one, or one for each layer.
+
+  A damaged config may say that there are a billion layers. The first name that
+  the files lack ends the search.
+  """
   module, _, leaf = path.rpartition("/")
   modules = FAMILIES[name].modules
   key = f"{modules.get(path) or modules[module]}.{_LEAVES[leaf]}"
   is_stacked = path.startswith("blocks/")
-  return [key.format(n) for n in range(shape.num_layers if is_stacked else 1)]
+  for number in range(shape.num_layers if is_stacked else 1):
+    yield key.format(number)
 
 
 def _turned(path: str, leaf: np.ndarray) -> np.ndarray:
   return leaf.T if path.endswith("/kernel") else leaf
-
-
-def _safetensors() -> ModuleType:
-  needed_by = "a checkpoint of another library"
-  return extra_package("safetensors.numpy", needed_by, "weights")

@@ -17,6 +17,7 @@ ACTIVATIONS = ("swiglu", "gelu", "relu")
 POSITIONS = ("rope", "learned")
 NORMS = ("rms", "layer")
 BIASES = ("none", "qkv", "all")
+_LARGEST = 2**31  # No array of JAX has a longer axis.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,22 +62,22 @@ class ModelShape:
   num_heads: int
   ff_dim: int
   vocab_size: int
-  head_dim: int = limited(0, at_least=0)
+  head_dim: int = limited(0, at_least=0, at_most=_LARGEST)
   activation: str = limited("swiglu", choices=ACTIVATIONS)
   qk_norm: bool = False
-  num_kv_heads: int = limited(0, at_least=0)
+  num_kv_heads: int = limited(0, at_least=0, at_most=_LARGEST)
   tied_head: bool = False
   positions: str = limited("rope", choices=POSITIONS)
-  num_positions: int = limited(0, at_least=0)
-  rope_base: float = limited(10_000.0, above=0)
+  num_positions: int = limited(0, at_least=0, at_most=_LARGEST)
+  rope_base: float = limited(10_000.0, above=0, below=math.inf)
   norm: str = limited("rms", choices=NORMS)
-  norm_epsilon: float = limited(1e-6, above=0)
+  norm_epsilon: float = limited(1e-6, above=0, below=math.inf)
   biases: str = limited("none", choices=BIASES)
 
   def __post_init__(self):
     """Raises ValueError if no model can have these sizes."""
     for name in "num_layers model_dim num_heads ff_dim vocab_size".split():
-      within_limits(name, getattr(self, name), at_least=1)
+      within_limits(name, getattr(self, name), at_least=1, at_most=_LARGEST)
     check_limits(self)
     if not self.head_dim and self.model_dim % self.num_heads:
       raise ValueError(
