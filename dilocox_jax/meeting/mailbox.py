@@ -31,6 +31,7 @@ from dilocox_jax.meeting.members import (
   run_terms,
 )
 from dilocox_jax.meeting.messages import Inbox
+from dilocox_jax.meeting.proof import prove
 from dilocox_jax.meeting.seal import Seal
 from dilocox_jax.meeting.snapshots import Snapshot, Snapshots
 from dilocox_jax.meeting.store import Patient, Store
@@ -114,6 +115,8 @@ class Mailbox:
 
     Raises:
       DiffersError: If this replica must not take part.
+      UnfitError: If the place is missing or closed, or does not keep what a
+        store has to promise (`proof.prove`).
       ValueError: If an argument is wrong. Each message is one line.
     """
     self.name = checked_name(name)
@@ -123,8 +126,10 @@ class Mailbox:
     is_place = isinstance(where, (str, os.PathLike))
     store = Store(where) if is_place else where
     self._store = Patient(store, clock, pause)
+    entering = Patient(store, clock, pause, is_entering=True)
+    prove(entering, name)
     entry = join_run(
-      self._store,
+      entering,
       secret,
       run_terms(config, text_digest, rules),
       where=store.where,

@@ -7,6 +7,7 @@ proposal/0000000012.0        the first list of a turn's messages
 manifest/0000000012.0        the same list, once it is decided: all average it
 snapshot/0000000064/...      shared state before an event
 gone/0000000003, ....copy    say that a block of events was deleted
+probe/oslo.1f0c...           what a replica creates to prove the store
 
 So nobody has to list the store. A message is numpy arrays behind a fixed
 header: a digest of the layout (types and shapes), the sender's digest of the
@@ -33,6 +34,12 @@ EVENTS = "event"
 PROPOSALS = "proposal"
 MANIFESTS = "manifest"
 SNAPSHOTS = "snapshot"
+_WRITTEN = {
+  EVENTS: re.compile(r"([0-9]{10,})/[0-9]+/[a-z0-9][a-z0-9_-]{0,31}"),
+  PROPOSALS: re.compile(r"([0-9]{10,})\.[0-9]+"),
+  MANIFESTS: re.compile(r"([0-9]{10,})\.[0-9]+"),
+  SNAPSHOTS: re.compile(r"([0-9]{10,})/(?:claim|arrays|index)"),
+}
 
 _HEADER = struct.Struct("<32s32sd")
 HEADER_BYTES = TAG_BYTES + _HEADER.size  # Before the arrays of a message.
@@ -70,9 +77,21 @@ def gone_paths(block: int) -> tuple[str, str]:
   return f"gone/{block:010d}", f"gone/{block:010d}.copy"
 
 
+def probe_path(replica: str, token: str) -> str:
+  """Returns the path of an object that proves the store."""
+  return f"probe/{replica}.{token}"
+
+
 def event_of(path: str) -> int:
-  """Returns the event of a message, list or snapshot; -1 for other objects."""
-  found = re.match(r"(?:event|proposal|manifest|snapshot)/(\d{10})[./]", path)
+  """Returns the event of a message, list or snapshot; -1 for other objects.
+
+  Only what a replica itself writes is one of these, up to the end of its name:
+  what is of an old event is deleted.
+  """
+  folder, _, rest = path.partition("/")
+  if folder not in _WRITTEN:
+    return -1
+  found = _WRITTEN[folder].fullmatch(rest)
   return int(found.group(1)) if found else -1
 
 

@@ -1,48 +1,29 @@
 """An object store: a folder, or a bucket of S3, Google Cloud or Azure.
 
-The library `obstore` does the work. What a replica needs of a store is little,
-and a store of one's own has the methods of `Store`. While it cannot be reached,
-it is waited for (`Patient`).
+What a replica needs of a store is little, and a store of one's own has the
+methods of `Store`. While it cannot be reached, it is waited for (`Patient`).
 """
 
 import collections
-import contextlib
-import datetime
 import functools
 import logging
 import os
-import pathlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import LocalStore, from_url
+from dilocox_jax.meeting.answers import AwayError, ClosedError, UnfitError
+from dilocox_jax.meeting.bucket import ERRORS, Bucket, said
+from dilocox_jax.meeting.folder import Folder
 
 _LOG = logging.getLogger(__name__)
-# `Patient` waits and says so; the library would retry for minutes in silence.
-# The first value bounds the transfer of the largest message.
-_PATIENCE: dict[str, Any] = {
-  "client_options": {
-    "timeout": "10m",
-    "connect_timeout": "5s",
-    "allow_http": True,  # Where the endpoint that was given says http://.
-  },
-  "retry_config": {
-    "max_retries": 2,
-    "retry_timeout": datetime.timedelta(seconds=30),
-  },
-}
-_DELETED_AT_ONCE = 1000  # S3 takes so many; of files one may be missing.
-
-
-class AwayError(Exception):
-  """Means that the store cannot be reached, or refuses; try again later."""
+_FILE = "file://"
 
 
 class Store:
   """Objects by path. Every call is one request, which is counted.
+
+  Each call raises `AwayError` if the store cannot be reached, or refuses.
 
   Attributes:
     where: The folder or URL, for messages.
@@ -52,7 +33,7 @@ class Store:
   """
 
   def __init__(self, where: str | os.PathLike[str], **options: Any):
-    """Opens a store; nothing is asked of it yet.
+    """Opens a store; nothing is asked of a bucket yet.
 
     Args:
       where: A folder, which is made if missing, or a URL such as
@@ -66,10 +47,14 @@ class Store:
     self.where = str(where)
     self.requests: collections.Counter[str] = collections.Counter()
     self.bytes_up = self.bytes_down = 0
+    self._objects: Bucket | Folder
     try:
-      self._objects = _opened(self.where, options)
-    except (BaseError, OSError, ValueError) as error:
-      raise ValueError(f"cannot open {self.where}: {_said(error)}") from None
+      if "://" in self.where and not self.where.startswith(_FILE):
+        self._objects = Bucket(self.where, options)
+      else:
+        self._objects = Folder(self.where.removeprefix(_FILE))
+    except (*ERRORS, ValueError) as error:
+      raise ValueError(f"cannot open {self.where}: {said(error)}") from None
 
   def get(self, path: str, at_most: int) -> bytes | None:
     """Returns an object, or None if it is missing or too large.
@@ -78,13 +63,11 @@ class Store:
       path: Name of the object.
       at_most: Bytes that it may have. What is larger is not downloaded.
     """
-    with self._request("get"):
-      found = obstore.get(self._objects, path)
-      if found.meta["size"] <= at_most:
-        data = bytes(found.bytes())
-        self.bytes_down += len(data)
-        return data
-    return None
+    self.requests["get"] += 1
+    data = self._objects.get(path, at_most)
+    if data is not None:
+      self.bytes_down += len(data)
+    return data
 
   def create(self, path: str, data: bytes) -> bool:
     """Writes an object that must not exist; of several writers one wins.
@@ -95,61 +78,29 @@ class Store:
     Returns:
       Whether it was written by this call.
     """
-    try:
-      self._write(path, data, "create")
-    except AlreadyExistsError:
-      return False
-    return True
+    self.requests["put"] += 1
+    is_written = self._objects.create(path, data)
+    if is_written:
+      self.bytes_up += len(data)
+    return is_written
 
   def put(self, path: str, data: bytes) -> None:
     """Writes an object, or replaces it as a whole."""
-    self._write(path, data, "overwrite")
+    self.requests["put"] += 1
+    self._objects.put(path, data)
+    self.bytes_up += len(data)
 
   def delete(self, paths: Sequence[str]) -> None:
     """Deletes objects; those that are missing are passed over."""
-    size = 1 if isinstance(self._objects, LocalStore) else _DELETED_AT_ONCE
+    size = self._objects.deleted_at_once
     for start in range(0, len(paths), size):
-      with self._request("delete"):
-        obstore.delete(self._objects, paths[start : start + size])
+      self.requests["delete"] += 1
+      self._objects.delete(paths[start : start + size])
 
   def sizes(self, prefix: str) -> dict[str, int]:
     """Returns the bytes of all objects in a folder, by path, sorted."""
-    found = []
-    with self._request("list"):
-      found = obstore.list(self._objects, prefix).collect()
-    return dict(sorted((each["path"], each["size"]) for each in found))
-
-  def _write(self, path: str, data: bytes, mode: Any) -> None:
-    with self._request("put"):
-      obstore.put(self._objects, path, data, mode=mode)
-      self.bytes_up += len(data)
-
-  @contextlib.contextmanager
-  def _request(self, kind: str) -> Iterator[None]:
-    """Counts a request; a store that does not answer it is away."""
-    self.requests[kind] += 1
-    try:
-      yield
-    except FileNotFoundError:
-      return  # The caller goes on without it.
-    except AlreadyExistsError:
-      raise
-    except (BaseError, OSError) as error:
-      raise AwayError(_said(error)) from None
-
-
-def _said(error: BaseException) -> str:
-  """Returns what an error says first; obstore's go on with their source."""
-  return str(error).strip().split("\n")[0] or type(error).__name__
-
-
-def _opened(where: str, options: dict[str, Any]) -> Any:
-  if where.startswith("memory://"):
-    return from_url(where)
-  if "://" in where and not where.startswith("file://"):
-    return from_url(where, **(_PATIENCE | options))
-  folder = pathlib.Path(where.removeprefix("file://")).expanduser().resolve()
-  return LocalStore(folder, mkdir=True, automatic_cleanup=True)
+    self.requests["list"] += 1
+    return dict(sorted(self._objects.sizes(prefix).items()))
 
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, LINE_EVERY_S = 0.1, 5.0, 60.0
@@ -168,6 +119,7 @@ class Patient:
     store: Any,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
+    is_entering: bool = False,
   ):
     """Wraps a store.
 
@@ -175,24 +127,34 @@ class Patient:
       store: A `Store`, or an object with its methods.
       clock: Seconds that never go back.
       pause: Waits for a number of seconds.
+      is_entering: Whether a place that is missing or closed is an error of who
+        asks (`UnfitError`), and is not waited for.
     """
     self.store, self.clock, self.pause = store, clock, pause
+    self._is_entering = is_entering
 
   def __getattr__(self, call: str) -> Any:
-    return functools.partial(self._patiently, getattr(self.store, call))
+    return functools.partial(self.patiently, getattr(self.store, call))
 
-  def _patiently(self, call: Callable, *given: Any) -> Any:
-    began, said, wait = self.clock(), None, FIRST_PAUSE_S
+  def patiently(self, call: Callable, *given: Any) -> Any:
+    """Returns what a function of the store returns as soon as it answers.
+
+    Raises:
+      UnfitError: See `is_entering`.
+    """
+    began, said_at, wait = self.clock(), None, FIRST_PAUSE_S
     while True:
       try:
         answer = call(*given)
       except AwayError as error:
+        if self._is_entering and isinstance(error, ClosedError):
+          raise UnfitError(f"{self.store.where}: {error}") from None
         now = self.clock()
-        if said is None or now - said >= LINE_EVERY_S:
+        if said_at is None or now - said_at >= LINE_EVERY_S:
           _LOG.warning("waiting for %s: %s", self.store.where, error)
-          said = now
+          said_at = now
       else:
-        if said is not None:
+        if said_at is not None:
           away = self.clock() - began
           _LOG.warning("%s is back after %.0f s", self.store.where, away)
         return answer
