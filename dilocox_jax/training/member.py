@@ -17,7 +17,6 @@ from dilocox_jax.aggregators.mailbox import mailbox
 from dilocox_jax.checks import flat, require
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig, to_plan
 from dilocox_jax.meeting.agreement import LostError
-from dilocox_jax.meeting.answers import UnfitError
 from dilocox_jax.meeting.members import MailboxRules
 from dilocox_jax.metrics.lines import JsonLines
 from dilocox_jax.metrics.recorder import MEETING
@@ -151,7 +150,7 @@ class Member:
     terms = {k: value for k, value in flat(values).items() if k not in _OWN}
     try:
       self._carrier.enter(terms | {"handed_in": sorted(handed_in)})
-    except (ValueError, UnfitError) as error:  # Each is one line.
+    except ValueError as error:  # Each says in one line what is wrong.
       raise RefusedError(str(error)) from error
 
   def open(self, workdir: pathlib.Path, resume_step: int | None) -> None:
