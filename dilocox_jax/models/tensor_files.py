@@ -13,7 +13,6 @@ ours has a digest of its tensors, so that a flipped bit is noticed.
 """
 
 import hashlib
-import os
 import pathlib
 import struct
 from collections.abc import Mapping
@@ -173,6 +172,9 @@ def write_tensors(
 ) -> None:
   """Writes tensors for PyTorch, with the mode that other files get.
 
+  The host holds the file a second time in memory while it is written. The
+  library can also write to a path, but would follow a link there.
+
   Args:
     path: The file; it is replaced as a whole.
     tensors: Arrays of one of numpy's own types by name.
@@ -180,9 +182,7 @@ def write_tensors(
   library = extra_package("safetensors.numpy", str(path), "weights")
   metadata = {"format": "pt", _DIGEST: _digest_of(tensors)}
   with files.replaced(path) as file:
-    mode = os.stat(file.name).st_mode
-    library.save_file(tensors, file.name, metadata)
-    os.chmod(file.name, mode)  # The library lets its owner alone in.
+    file.write(library.save(dict(tensors), metadata))
 
 
 def check_alone(folder: pathlib.Path, written: set[str]) -> None:
