@@ -55,7 +55,7 @@ def define_flags() -> None:
     "nccl",
     ("nccl", "tpu", "gloo", "mailbox"),
     "nccl (GPUs): messages in pieces that follow one another; tpu: assumed the "
-    "same; gloo (CPUs): whole messages, a round trip each; mailbox: replicas "
+    "same; gloo (CPUs): a round trip for every 2 MiB; mailbox: replicas "
     "meet in a store (docs/mailbox.md).",
   )
   flags.DEFINE_string(

@@ -21,10 +21,11 @@ from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.simulate.analytic import AnalyticClock, Work
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.cluster_file import load_cluster
+from dilocox_jax.simulate.gloo import GLOO
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.steps import stated_seconds, step_seconds
-from dilocox_jax.simulate.transfer import GLOO, NCCL, TPU
+from dilocox_jax.simulate.transfer import NCCL, TPU
 
 TRANSPORTS = {"nccl": NCCL, "tpu": TPU, "gloo": GLOO}
 _FP32_BYTES = 4

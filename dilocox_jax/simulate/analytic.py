@@ -257,8 +257,9 @@ class AnalyticClock:
     """
     if collective.kind == MAILBOX:
       return self._through_store(collective.operand_bytes, start, links)
-    members, pieces = list(links.members), links.transport.pieces
+    members = list(links.members)
     steps = links.steps(collective)
+    pieces = steps[0].pieces if steps else 1
     slowness = links.transport.slowness(collective.kind, len(members))
     warm_s = np.zeros(len(members))
     sent, arrived, end = start, [start] * pieces, start
@@ -339,8 +340,9 @@ class AnalyticClock:
     start = ready[members]
     is_alone = step.sender is not None
     sending_s = size_bytes / links.rate_bytes_per_s(step.hop, is_alone)
-    end = start + (sending_s + slow_s)
-    came = end + links.latency_s(step.hop)
+    wait_s, way_s = links.waits_s(step, size_bytes)
+    end = start + (sending_s + slow_s + wait_s)
+    came = end + way_s
     if step.sender is not None:
       is_silent = np.arange(len(members)) != step.sender
       end = np.where(is_silent, start, end)

@@ -32,6 +32,8 @@ a tree is faster (`Transport.has_trees`): sums go up a binary tree and down
 again, 2 ceil(log2 M) hops in a row. Two trees carry half of the operand each,
 and who is inside one is a leaf of the other, so the busiest replica sends twice
 the operand. That is 10 hops of 26.8 MB here, and 10 c + L = 0.23 s.
+
+Gloo's messages are asked for, and `gloo.py` says what that costs.
 """
 
 import collections
@@ -43,6 +45,12 @@ import numpy as np
 
 from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.cluster import STORE, Cluster, Route
+from dilocox_jax.simulate.gloo import (
+  AT_ONCE,
+  GATHERED_SEGMENTS,
+  num_segments,
+  request_waits_s,
+)
 from dilocox_jax.simulate.transfer import (
   NCCL,
   Transport,
@@ -61,15 +69,22 @@ class MessageStep:
     sender: Index of the only replica that sends; None if all replicas send.
     is_relayed: Whether a piece is sent on when it has arrived, as in a ring;
       otherwise it waits for nothing that is received.
+    pieces: Pieces of each message that are sent on one by one.
+    segments: Segments of each message for which the receiver asks, `pieces` at
+      a time (`gloo`); 0 if it asks for the whole message, or for nothing.
   """
 
   hop: int
   size_bytes: float
   sender: int | None = None
   is_relayed: bool = True
+  pieces: int = 1
+  segments: int = 0
 
 
-def tree_steps(operation: Collective, num_replicas: int) -> list[MessageStep]:
+def tree_steps(
+  operation: Collective, num_replicas: int, pieces: int
+) -> list[MessageStep]:
   """Returns the hops of an all-reduce over two binary trees, in order.
 
   Every hop is counted as one to the next replica, with the messages of the
@@ -81,14 +96,17 @@ def tree_steps(operation: Collective, num_replicas: int) -> list[MessageStep]:
   Args:
     operation: The all-reduce.
     num_replicas: Number of replicas, M.
+    pieces: Pieces of each message.
   """
   count = 2 * math.ceil(math.log2(num_replicas))
-  sent_bytes = 2.0 * operation.operand_bytes
-  return [MessageStep(1, sent_bytes / max(1, count))] * count
+  size_bytes = 2.0 * operation.operand_bytes / max(1, count)
+  return [MessageStep(hop=1, size_bytes=size_bytes, pieces=pieces)] * count
 
 
 def message_steps(
-  operation: Collective, num_replicas: int, pieces: int = 1
+  operation: Collective,
+  num_replicas: int,
+  transport: Transport = Transport(),  # noqa: B008 - it is frozen.
 ) -> list[MessageStep]:
   """Returns the message steps of a collective, in order.
 
@@ -97,27 +115,45 @@ def message_steps(
   an all-to-all every replica sends one slice to each other replica. A broadcast
   passes the operand from replica 0 to 1, from 1 to 2, and so on to M - 1. The
   messages of an all-to-all do not depend on each other; a transport that sends
-  whole messages takes them in turn nevertheless.
+  whole messages takes them in turn nevertheless. Gloo asks for all at once.
 
   Source: Patarasuk and Yuan, 2009; Thakur et al., 2005, sections 3.1 and 4.
 
   Args:
     operation: Kind and operand size of the collective.
     num_replicas: Number of replicas, M. A single replica sends nothing.
-    pieces: Pieces of each message; of an all-to-all one waits for the last.
+    transport: How messages are sent; by default as whole messages.
   """
   others = num_replicas - 1
   whole_bytes = float(operation.operand_bytes)
   slice_bytes = whole_bytes / num_replicas
+  pieces = transport.pieces
   if operation.kind == "all_reduce":
-    return [MessageStep(1, slice_bytes)] * (2 * others)
+    step = MessageStep(hop=1, size_bytes=slice_bytes, pieces=pieces)
+    if transport.segment_bytes is not None:
+      segments = num_segments(slice_bytes, transport.segment_bytes)
+      step = dataclasses.replace(step, pieces=AT_ONCE, segments=segments)
+    return [step] * (2 * others)
   if operation.kind == "all_gather":
-    return [MessageStep(1, whole_bytes)] * others
+    step = MessageStep(hop=1, size_bytes=whole_bytes, pieces=pieces)
+    if transport.segment_bytes is not None:
+      segments = GATHERED_SEGMENTS
+      step = dataclasses.replace(step, pieces=AT_ONCE, segments=segments)
+    return [step] * others
   if operation.kind == "all_to_all":
+    is_asked_at_once = transport.segment_bytes is not None
+    step = MessageStep(
+      hop=1,
+      size_bytes=slice_bytes,
+      is_relayed=pieces == 1 and not is_asked_at_once,
+      pieces=pieces,
+    )
     hops = range(1, num_replicas)
-    return [MessageStep(hop, slice_bytes, None, pieces == 1) for hop in hops]
+    return [dataclasses.replace(step, hop=hop) for hop in hops]
   if operation.kind == "broadcast":
-    return [MessageStep(1, whole_bytes, k) for k in range(others)]
+    step = MessageStep(hop=1, size_bytes=whole_bytes, pieces=pieces)
+    senders = range(others)
+    return [dataclasses.replace(step, sender=sender) for sender in senders]
   raise ValueError(
     f"kind={operation.kind!r} is not a collective of the simulator: use"
     " 'all_reduce', 'all_gather', 'all_to_all' or 'broadcast'"
@@ -159,10 +195,11 @@ class LinkCosts:
     at the top of this file says that it is faster on these links.
     """
     count = len(self.members)
-    ring = message_steps(operation, count, self.transport.pieces)
+    ring = message_steps(operation, count, self.transport)
     if operation.kind != "all_reduce" or not self.transport.has_trees:
       return ring
-    return min(ring, tree_steps(operation, count), key=self._seconds)
+    trees = tree_steps(operation, count, self.transport.pieces)
+    return min(ring, trees, key=self._seconds)
 
   def _seconds(self, steps: list[MessageStep]) -> float:
     """Returns the seconds of equal relayed steps, without slow start."""
@@ -170,7 +207,7 @@ class LinkCosts:
       return 0.0
     first, way_s = steps[0], float(self.latency_s(steps[0].hop).max())
     send_s = first.size_bytes / float(self.rate_bytes_per_s(first.hop).min())
-    step_s = max(send_s, send_s / self.transport.pieces + way_s)
+    step_s = max(send_s, send_s / first.pieces + way_s)
     return (len(steps) - 1) * step_s + send_s + way_s
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
@@ -189,7 +226,11 @@ class LinkCosts:
   def route(self, sender: int, hop: int) -> Route:
     """Returns the route from a replica to the one `hop` places further."""
     receiver = self.members[(sender + hop) % len(self.members)]
-    return self.cluster.route(self.members[sender], receiver)
+    route = self.cluster.route(self.members[sender], receiver)
+    if self.transport.connections is None:
+      return route
+    streams = min(route.streams, self.transport.connections)
+    return dataclasses.replace(route, streams=streams)
 
   @functools.cached_property
   def capacities(self) -> dict[str, float]:
@@ -243,8 +284,39 @@ class LinkCosts:
     Returns:
       Latency of the message of each replica, [M] (seconds).
     """
-    rtts_s = np.array([route.rtt_s for route in self._routes(hop)])
-    return self.transport.rtts_per_message * rtts_s
+    return self.transport.rtts_per_message * self._rtts_s(hop)
+
+  def _rtts_s(self, hop: int) -> np.ndarray:
+    return np.array([route.rtt_s for route in self._routes(hop)])
+
+  @functools.cache  # noqa: B019 - as above.
+  def waits_s(
+    self, step: MessageStep, size_bytes: float
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the time that a piece takes besides its bytes.
+
+    If the receiver asks for segments (`gloo`), the sender waits for requests
+    and sends nothing meanwhile. Any piece also arrives later than it was sent.
+
+    Args:
+      step: The message step.
+      size_bytes: Size of the piece (bytes).
+
+    Returns:
+      Time for which the sender of the piece waits, and time from its last byte
+      to its arrival (seconds), [M] each.
+    """
+    if not step.segments:
+      return np.zeros(len(self.members)), self.latency_s(step.hop)
+    segments = step.segments / step.pieces
+    is_alone = step.sender is not None
+    rates = self.rate_bytes_per_s(step.hop, is_alone)
+    wait_s, last_s = request_waits_s(
+      segment_s=size_bytes / segments / rates,
+      rtt_s=self._rtts_s(step.hop),
+      num_replicas=len(self.members),
+    )
+    return segments * wait_s, last_s
 
   @functools.cache  # noqa: B019 - as above.
   def slow_start_s(self, step: MessageStep) -> np.ndarray:

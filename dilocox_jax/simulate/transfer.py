@@ -27,19 +27,26 @@ class Transport:
       is the way there alone; 1 if a receiver first says that it is ready.
     pieces: Pieces of a message that are passed on one by one. With 1, a
       replica waits for a whole message before it passes it on.
+    segment_bytes: Largest segment of a slice if the receiver asks for every
+      segment (gloo); None if nothing is asked for.
+    connections: TCP connections between two replicas; None: as many as the
+      cluster says (`Link.streams`).
     has_trees: Whether an all-reduce may go over trees in place of a ring.
     starts_slowly: Whether the first message after idle time (longer than
       `RETRANSMISSION_TIMEOUT_S`) pays for TCP's slow start.
     factors: Kinds of collectives, each with its time over that of a link that
-      carries payload alone, both ways at once: between two replicas, and among
-      more. 1 for kinds that are not named.
+      carries payload alone, both ways at once, by number of replicas. Numbers
+      in between have the next factor, larger ones the last; kinds that are not
+      named have 1.
   """
 
   rtts_per_message: float = 0.5
   pieces: int = 1
+  segment_bytes: int | None = None
+  connections: int | None = None
   has_trees: bool = False
   starts_slowly: bool = True
-  factors: tuple[tuple[str, float, float], ...] = ()
+  factors: tuple[tuple[str, tuple[tuple[int, float], ...]], ...] = ()
 
   def slowness(self, kind: str, num_replicas: int) -> float:
     """Returns the time of a collective over that of a link with payload alone.
@@ -48,9 +55,11 @@ class Transport:
       kind: Kind of the collective.
       num_replicas: Number of replicas.
     """
-    found = {name: (pair, more) for name, pair, more in self.factors}
-    pair, more = found.get(kind, (1.0, 1.0))
-    return pair if num_replicas == 2 else more
+    by_count = dict(self.factors).get(kind, ((1, 1.0),))
+    for count, factor in by_count:
+      if num_replicas <= count:
+        return factor
+    return by_count[-1][1]
 
 
 # NCCL's ring has two channels between nodes with one network card, and each
@@ -67,25 +76,6 @@ NCCL = Transport(pieces=4, has_trees=True)
 # Assumed to send as NCCL does. What TPUs do between slices is not published,
 # and nothing was measured.
 TPU = NCCL
-# Where both directions carry payload, each also carries acknowledgements of the
-# other: a frame of 66 bytes for every second segment (derived).
-ACKNOWLEDGED = 1 + 66 / (2 * 1514)
-# Gloo tells the sender when it is ready to receive, so a message costs a round
-# trip (measured: 0.081 s for two messages at 40 ms). Between two processes
-# this notice waits in the same socket behind what is being sent. So they send
-# in turn: an all-to-all takes twice as long, and an all-gather,
-# which goes in two halves, 1.5 times. An all-reduce keeps both directions busy.
-# What more replicas cost was measured on throttled links of one machine
-# (docs/results/links.json). To measure yours:
-# `experiments.tools.links --cases=calibrate`.
-GLOO = Transport(
-  rtts_per_message=1.0,
-  factors=(
-    ("all_reduce", ACKNOWLEDGED, ACKNOWLEDGED),
-    ("all_gather", 1.5, 1.04),
-    ("all_to_all", 2.0, 1.65),
-  ),
-)
 
 
 def limit_bytes_per_s(route: Route) -> float:

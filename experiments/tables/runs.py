@@ -12,14 +12,15 @@ from dilocox_jax.aggregators.collectives import Traffic
 from dilocox_jax.checks import flat
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.plan.collective import Collective
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.simulate import steps
-from dilocox_jax.simulate.analytic import Work
+from dilocox_jax.simulate.analytic import Work, run_time
 from dilocox_jax.simulate.cluster import Cluster, Link, Site
 from dilocox_jax.simulate.link_costs import LinkCosts
-from dilocox_jax.simulate.script import Script
+from dilocox_jax.simulate.script import Launch, Script, Wait
 from dilocox_jax.simulate.transfer import NCCL, Transport
 
 # Payload share of a line rate, without the headers of TCP and Ethernet.
@@ -70,6 +71,24 @@ def flat_traffic(
   """
   shapes = {"parameters": (int(num_parameters),)}
   return Traffic(method, Fragments(1, 1), shapes, num_replicas, codec)
+
+
+def collective_s(
+  cluster: Cluster, transport: Transport, collective: Collective
+) -> float:
+  """Returns the simulated seconds of a collective after idle time.
+
+  Args:
+    cluster: Cluster of all replicas.
+    transport: How messages are sent.
+    collective: The collective.
+  """
+  no_work = np.zeros(cluster.num_replicas)
+  key = ("collective", 0, 0, 0)
+  ops = [Launch(key, (collective,)), Wait(key)]
+  return run_time(
+    LinkCosts(cluster, transport), Work(no_work, no_work), ops
+  ).total_s
 
 
 def pace(

@@ -4,11 +4,12 @@
   REPEATS ASKED RESULT
 
 The file ASKED has a JSON list of [kind, bytes of an operand]. The last process
-writes a JSON list of [seconds, bytes that it sent] to the file RESULT: means of
-the middle half of REPEATS repeats. Among four processes an all-to-all takes one
-of two times, so that a median would be one or the other by chance. The time
-begins when the last process is ready, a millisecond after the first, and ends
-when all processes have met again, less the seconds of such a meeting alone.
+writes a JSON list of [seconds, bytes that it sent, seconds of its CPU time] to
+the file RESULT: means of the middle half of REPEATS repeats. Among four
+processes an all-to-all takes one of two times, so that a median would be one or
+the other by chance. The time begins when the last process is ready, a
+millisecond after the first, and ends when all processes have met again, less
+the seconds of such a meeting alone.
 Processes of a training run are never ready at the same time, and gloo's gathers
 between two are faster if they are: both then send at once.
 """
@@ -42,8 +43,8 @@ MOVES: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 def measure(
   asked: list[tuple[str, int]], repeats: int
-) -> list[tuple[float, float]]:
-  """Returns seconds, and bytes that left here, of each collective.
+) -> list[tuple[float, float, float]]:
+  """Returns seconds, bytes that left here, and CPU seconds of each collective.
 
   Args:
     asked: Kind and operand size (bytes) of each.
@@ -60,16 +61,20 @@ def measure(
   for kind, num_bytes in asked:
     run = _program(mesh, kind, num_bytes, count)
     run()  # Compiles.
-    times_s, sent = [], []
+    times_s, sent, cpu_times_s = [], [], []
     for _ in range(repeats):
       meet()
       time.sleep(late_s)
       before = link_counter.LinkCounter()
+      cpu_before_s = time.process_time()  # Of all threads of the process.
       # Gloo ends when it has received. What it sends may still wait in a
       # socket, and the next message waits behind it.
       times_s.append(seconds(run) + seconds(meet) - met_s)
       sent.append(before.new_bytes())
-    results.append((middle_mean(times_s), middle_mean(sent)))
+      cpu_times_s.append(time.process_time() - cpu_before_s)
+    results.append(
+      (middle_mean(times_s), middle_mean(sent), middle_mean(cpu_times_s))
+    )
   return results
 
 

@@ -23,20 +23,19 @@ from dilocox_jax.distributed.link_counter import LINK_VARIABLE
 from dilocox_jax.plan.collective import Collective
 from dilocox_jax.plan.schedule.methods import named_method
 from dilocox_jax.report.run import LoadedRun, load_run
-from dilocox_jax.simulate.analytic import Work, run_time
 from dilocox_jax.simulate.cluster import Cluster, Link, Site
-from dilocox_jax.simulate.link_costs import LinkCosts
-from dilocox_jax.simulate.script import Launch, Wait
-from dilocox_jax.simulate.transfer import GLOO, Transport
+from dilocox_jax.simulate.gloo import GLOO
+from dilocox_jax.simulate.transfer import Transport
 from experiments.runtime import link_check, process_group
 from experiments.runtime.command_line import StoppedError
 from experiments.runtime.throttled_links import INTERFACE, throttled_network
-from experiments.tables.runs import pace
+from experiments.tables.runs import collective_s, pace
 
 _MIB = 2**20
 _PORT = 9876
 _PLAIN = dataclasses.replace(GLOO, factors=())  # Before it is calibrated.
 _KINDS = tuple(kind for kind, *_ in GLOO.factors)
+_COUNTS = (2, 4)  # Of processes, when gloo is calibrated.
 REPEATS = 5  # Of a case, which may take seconds.
 CALIBRATION_REPEATS = 12
 # Rates of the nodes (bits per second), and MiB of the collectives by kind.
@@ -52,6 +51,14 @@ CASES: Sequence[Case] = (
 QUICK_CASES: Sequence[Case] = (
   ([1e8] * 2, {"all_reduce": (2,), "all_gather": (2,)}),
 )
+
+# Networks of equal links, each with these sizes, for any number of processes.
+PROCESS_RATES_BPS = (20e6, 50e6, 100e6, 200e6)
+PROCESS_SIZES = {"all_reduce": (1, 4, 16), **dict.fromkeys(_KINDS[1:], (2,))}
+_OPEN_BPS = 1e11  # Far more than this machine's cores carry.
+# A collective that takes more than this share of its time over open links is
+# bound by the cores. Over its links it might wait for them.
+_CPU_SHARE = 0.2
 
 RATES_BPS = (200e6, 50e6)
 _COMPILING = 3  # First segments of a run, which are not counted.
@@ -90,6 +97,9 @@ class Row:
     predicted_s: Seconds by the simulator; of a step with its exchanges.
     measured_s: Measured seconds.
     bytes_ratio: Bytes that the kernel counted over those of the plan.
+    cpu_s: CPU seconds of all processes together; None of a method.
+    open_s: Seconds over open links, where the cores of the machine are what is
+      slow; None if that was not measured.
   """
 
   links: str
@@ -97,6 +107,15 @@ class Row:
   predicted_s: float
   measured_s: float
   bytes_ratio: float
+  cpu_s: float | None = None
+  open_s: float | None = None
+
+  @property
+  def is_bound_by_cpu(self) -> bool:
+    """Whether open links, and thus the cores, explain much of the time."""
+    return (
+      self.open_s is not None and self.open_s > _CPU_SHARE * self.measured_s
+    )
 
 
 def cluster_of(rates_bps: Sequence[float]) -> Cluster:
@@ -105,17 +124,6 @@ def cluster_of(rates_bps: Sequence[float]) -> Cluster:
   name = ", ".join(f"{count} x {bps / 1e6:g} Mbit/s" for bps, count in counts)
   links = [Link(bps, bps, rtt_s=0.0) for bps in rates_bps]
   return Cluster(name, tuple(Site(f"node{n}", x) for n, x in enumerate(links)))
-
-
-def predicted_s(
-  cluster: Cluster, transport: Transport, collective: Collective
-) -> float:
-  """Returns the simulated seconds of a collective."""
-  nothing = np.zeros(cluster.num_replicas)
-  key = ("case", 0, 0, 0)
-  ops = [Launch(key, (collective,)), Wait(key)]
-  costs = LinkCosts(cluster, transport)
-  return run_time(costs, Work(nothing, nothing), ops).total_s
 
 
 def run_cases(
@@ -136,15 +144,35 @@ def run_cases(
     cluster = cluster_of(rates_bps)
     asked = [(kind, n * _MIB) for kind, each in sizes.items() for n in each]
     found = _measured(cluster, asked, folder, repeats)
-    for (kind, size), (seconds, sent) in zip(asked, found, strict=True):
+    for (kind, size), (seconds, sent, cpu_s) in zip(asked, found, strict=True):
       collective = Collective(kind, size)
       yield Row(
-        cluster.name,
-        f"{kind} of {size // _MIB} MiB",
-        predicted_s(cluster, transport, collective),
-        seconds,
-        sent / collective.sent_bytes(cluster.num_replicas),
+        links=cluster.name,
+        what=f"{kind} of {size // _MIB} MiB",
+        predicted_s=collective_s(cluster, transport, collective),
+        measured_s=seconds,
+        bytes_ratio=sent / collective.sent_bytes(cluster.num_replicas),
+        cpu_s=cpu_s * cluster.num_replicas,
       )
+
+
+def run_processes(counts: Iterable[int], folder: pathlib.Path) -> Iterator[Row]:
+  """Runs collectives among several numbers of processes, at several rates.
+
+  The predictions are those of `GLOO`, for which nothing is measured first.
+
+  Args:
+    counts: Numbers of processes.
+    folder: Directory for files.
+  """
+  for count in counts:
+    open_case = [_OPEN_BPS] * count, PROCESS_SIZES
+    open_rows = list(run_cases([open_case], GLOO, folder))
+    for rate_bps in PROCESS_RATES_BPS:
+      case = [rate_bps] * count, PROCESS_SIZES
+      rows = run_cases([case], GLOO, folder)
+      for row, open_row in zip(rows, open_rows, strict=True):
+        yield dataclasses.replace(row, open_s=open_row.measured_s)
 
 
 def _measured(
@@ -152,15 +180,16 @@ def _measured(
   asked: Sequence[tuple[str, int]],
   folder: pathlib.Path,
   repeats: int,
-) -> list[tuple[float, float]]:
-  """Returns seconds, and bytes on the link of a node, of each collective."""
+) -> list[tuple[float, float, float]]:
+  """Returns seconds, bytes on a node's link and its CPU seconds, of each."""
   asks, result = folder / "asked.json", folder / "measured.json"
   asks.write_text(json.dumps(asked))
   count = cluster.num_replicas
   environment = process_group.environment(count) | {LINK_VARIABLE: INTERFACE}
   module = [sys.executable, "-m", "experiments.tools.link_collectives"]
   with throttled_network([site.link for site in cluster.sites]) as network:
-    link_check.check(network)
+    if cluster.sites[0].link.up_bps < _OPEN_BPS:
+      link_check.check(network)
     place = [f"{network.addresses[0]}:{_PORT}", str(count)]
     members = []
     for node in range(count):
@@ -184,15 +213,16 @@ def calibrated(
     repeats: How often each is measured.
   """
   sizes = dict.fromkeys(_KINDS, (3,))
-  cases = [([60e6] * count, sizes) for count in (2, 4)]
-  found = [
+  cases = [([60e6] * count, sizes) for count in _COUNTS]
+  ratios = [
     row.measured_s / row.predicted_s
     for row in run_cases(cases, _PLAIN, folder, repeats)
   ]
-  pair, more = found[: len(_KINDS)], found[len(_KINDS) :]
-  return dataclasses.replace(
-    GLOO, factors=tuple(zip(_KINDS, pair, more, strict=True))
-  )
+  factors = {
+    kind: tuple(zip(_COUNTS, ratios[place :: len(_KINDS)], strict=True))
+    for place, kind in enumerate(_KINDS)
+  }
+  return dataclasses.replace(GLOO, factors=tuple(factors.items()))
 
 
 def run_methods(transport: Transport, folder: pathlib.Path) -> Iterator[Row]:

@@ -2,6 +2,7 @@
 
   python -m experiments.tools.links --workdir=runs/links
   python -m experiments.tools.links --workdir=runs/links --cases=calibrate
+  python -m experiments.tools.links --workdir=runs/links --cases=processes
 
 Every process has a network namespace of its own, and the kernel throttles its
 link (`experiments.launch --link`). The page has one row a case: predicted and
@@ -12,6 +13,11 @@ those of the cases. With --cases=calibrate nothing else is run.
 
 --cases=collectives times collectives. --cases=methods trains several methods
 over 200 and 50 Mbit/s. --cases=all does both.
+
+--cases=processes times collectives over 20 to 200 Mbit/s, among two, four and
+eight processes (or as many as each --processes says). The predictions stand on
+no calibration there. The page marks the rows that the cores bound and not the
+links: a collective that takes more than a fifth of its time over open links.
 """
 
 import dataclasses
@@ -33,6 +39,12 @@ _INTRO = (
   " open link). If few cores are idle, the machine and not the link may be what"
   " is slow."
 )
+_PROCESSES_INTRO = (
+  "Seconds of a collective: by the simulator, for which nothing was measured"
+  " first, and the mean of five runs without the fastest and the slowest. CPU"
+  " seconds are those of all processes together. If a collective takes more"
+  " than a fifth of its time over open links as well, the cores bound it."
+)
 
 
 def define_flags() -> None:
@@ -41,9 +53,15 @@ def define_flags() -> None:
   flags.DEFINE_enum(
     "cases",
     "all",
-    ("all", "calibrate", "quick", "collectives", "methods"),
+    ("all", "calibrate", "quick", "collectives", "methods", "processes"),
     "Which cases; quick takes some seconds, all about ten minutes, calibrate a "
-    "minute, for the transport alone.",
+    "minute, for the transport alone, and processes a quarter of an hour.",
+  )
+  flags.DEFINE_multi_integer(
+    "processes",
+    [2, 4, 8],
+    "Numbers of processes of --cases=processes.",
+    lower_bound=2,
   )
 
 
@@ -53,7 +71,13 @@ def main(values: flags.FlagValues) -> None:
   from dilocox_jax.metrics.lines import write_json
   from experiments.tools import link_runs
 
+  has_counts = values.cases == "processes"
+  uses = [("processes", has_counts, "--cases=processes")]
+  command_line.refuse_unused(values, uses)
   workdir = command_line.writable(values.workdir, "links")
+  if has_counts:
+    report_processes(values.processes, workdir)
+    return
   is_quick = values.cases == "quick"
   repeats = link_runs.REPEATS if is_quick else link_runs.CALIBRATION_REPEATS
   transport = link_runs.calibrated(workdir, repeats)
@@ -72,15 +96,39 @@ def main(values: flags.FlagValues) -> None:
     runs = tempfile.mkdtemp(prefix="runs_", dir=workdir)
     rows += link_runs.run_methods(transport, pathlib.Path(runs))
     lines = report(rows, workdir)
+  print_report(lines, workdir)
+
+
+def report_processes(counts: "list[int]", workdir: pathlib.Path) -> None:
+  """Measures among numbers of processes; writes after each row.
+
+  Args:
+    counts: Numbers of processes.
+    workdir: Directory to write into.
+  """
+  from experiments.tools import link_runs
+
+  rows, lines = [], []
+  for row in link_runs.run_processes(counts, workdir):
+    rows.append(row)
+    lines = report(rows, workdir, _PROCESSES_INTRO)
+  print_report(lines, workdir)
+
+
+def print_report(lines: list[str], workdir: pathlib.Path) -> None:
+  """Prints the lines of the page, and where it is."""
   print(*lines, f"report: {workdir / 'report.md'}", sep="\n")
 
 
-def report(rows: "list[Row]", workdir: pathlib.Path) -> list[str]:
+def report(
+  rows: "list[Row]", workdir: pathlib.Path, intro: str = _INTRO
+) -> list[str]:
   """Writes the page and the JSON; returns the page's lines.
 
   Args:
     rows: All cases; those that miss are shown as the others are.
     workdir: Directory to write into.
+    intro: First paragraph of the page.
   """
   from dilocox_jax.metrics.lines import write_json
   from dilocox_jax.report.page import write_page
@@ -88,7 +136,7 @@ def report(rows: "list[Row]", workdir: pathlib.Path) -> list[str]:
 
   base = {row.links: row for row in rows if row.what == "allreduce"}
   shown = [_cells(row, base.get(row.links)) for row in rows]
-  lines = [_INTRO, "", *markdown_table(*header_and_cells(shown))]
+  lines = [intro, "", *markdown_table(*header_and_cells(shown))]
   write_json(workdir / "links.json", [dataclasses.asdict(row) for row in rows])
   write_page(workdir, "Real links", lines, command_line.own_command())
   return lines
@@ -100,13 +148,21 @@ def _cells(row: "Row", base: "Row | None") -> dict[str, Any]:
   if base:
     speed_up = f"{base.measured_s / row.measured_s:.2f}"
     simulated = f"{base.predicted_s / row.predicted_s:.2f}"
-  return {
+  cells = {
     "links": row.links,
     "what": row.what,
     "predicted (s)": f"{row.predicted_s:.4f}",
     "measured (s)": f"{row.measured_s:.4f}",
     "predicted / measured": f"{row.predicted_s / row.measured_s:.3f}",
     "counted / planned bytes": f"{row.bytes_ratio:.3f}",
+  }
+  if row.open_s is not None:
+    return cells | {
+      "over open links (s)": f"{row.open_s:.4f}",
+      "CPU (s)": f"{row.cpu_s:.3f}",
+      "bound by": "the cores" if row.is_bound_by_cpu else "the links",
+    }
+  return cells | {
     "speed-up over AllReduce": speed_up,
     "by the simulator": simulated,
   }

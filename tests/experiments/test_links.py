@@ -1,8 +1,10 @@
 """Links that the kernel throttles, and what is measured and predicted there."""
 
+import dataclasses
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import statistics
@@ -18,10 +20,11 @@ from dilocox_jax.metrics.lines import read_rows
 from dilocox_jax.metrics.recorder import Timing
 from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.cluster import Link
-from dilocox_jax.simulate.transfer import GLOO
+from dilocox_jax.simulate.gloo import GLOO
 from experiments.runtime import link_check
 from experiments.runtime.command_line import UsageError
 from experiments.runtime.throttled_links import throttled_network
+from experiments.tables.runs import collective_s
 from experiments.tools import link_runs
 from tests import runs
 from tests.experiments.programs import run
@@ -192,18 +195,18 @@ def test_a_killed_launcher_leaves_no_network_behind():
 
 def predicted(cluster, kind="all_reduce", transport=link_runs._PLAIN):
   collective = Collective(kind, 16 * MIB)
-  return link_runs.predicted_s(cluster, transport, collective)
+  return collective_s(cluster, transport, collective)
 
 
 def test_predictions_are_the_bytes_over_the_rate_times_what_gloo_takes():
-  for count, share, place in ((2, 1.0, 0), (4, 1.5, 1)):
+  for count, share in ((2, 1.0), (4, 1.5)):
     cluster = link_runs.cluster_of([1e8] * count)
     assert cluster.name == f"{count} x 100 Mbit/s"
     by_hand_s = 16 * MIB * share / 1e8 / GOODPUT
     assert predicted(cluster) == pytest.approx(by_hand_s)
-    for kind, *factors in GLOO.factors:
+    for kind, _ in GLOO.factors:
       longer = predicted(cluster, kind, GLOO) / predicted(cluster, kind)
-      assert longer == pytest.approx(factors[place])
+      assert longer == pytest.approx(GLOO.slowness(kind, count))
   uneven = link_runs.cluster_of([1e8, 1e9, 1e9, 1e9])
   slowest = predicted(link_runs.cluster_of([1e8] * 4))
   assert predicted(uneven) == pytest.approx(slowest, rel=0.35)
@@ -236,6 +239,83 @@ def test_a_method_is_timed_after_what_compiles_and_predicted_by_its_plan(
   assert link_runs.measured(done) == pytest.approx((0.1, 1.05))
 
 
+RESULTS = pathlib.Path(__file__).parents[2] / "docs/results"
+MEASURED = json.loads((RESULTS / "links_processes.json").read_text())
+
+
+def test_what_was_measured_among_processes_is_predicted_within_five_percent():
+  """By the simulator of today; what the cores bound says nothing of links."""
+  by_links = 0
+  for values in MEASURED:
+    row = link_runs.Row(**values)
+    ((count, mbps),) = re.findall(r"^(\d) x (\d+) Mbit/s$", row.links)
+    ((kind, size),) = re.findall(r"^(\w+) of (\d+) MiB$", row.what)
+    seconds = collective_s(
+      cluster=link_runs.cluster_of([1e6 * int(mbps)] * int(count)),
+      transport=GLOO,
+      collective=Collective(kind, int(size) * MIB),
+    )
+    if not row.is_bound_by_cpu:
+      by_links += 1
+      assert seconds == pytest.approx(row.measured_s, rel=0.05), row
+  assert by_links >= 0.8 * len(MEASURED)
+  counts = {row["links"].split()[0] for row in MEASURED}
+  assert counts == {"2", "4", "8"}
+
+
+def test_a_row_is_the_cores_if_open_links_take_a_fifth_of_its_time():
+  row = link_runs.Row("2 x 1 Mbit/s", "all_reduce of 1 MiB", 1.0, 2.0, 1.0)
+  assert not row.is_bound_by_cpu
+  for open_s, is_bound in ((0.39, False), (0.41, True)):
+    changed = dataclasses.replace(row, open_s=open_s)
+    assert changed.is_bound_by_cpu == is_bound
+
+
+def imitated(cluster, asked, folder, repeats):
+  """Links of an eighth of a byte a bit that carry all processes' bytes."""
+  bps = cluster.sites[0].link.up_bps
+  return [(size / bps + 0.05, float(size), 0.01) for _, size in asked]
+
+
+def test_processes_are_measured_over_open_links_and_over_slow_ones(
+  monkeypatch, tmp_path
+):
+  monkeypatch.setattr(link_runs, "_measured", imitated)
+  flags = "--cases=processes", "--processes=3", f"--workdir={tmp_path}"
+  done = run("tools.links", *flags)
+  assert done.returncode == 0, done.stderr
+  rows = json.loads((tmp_path / "links.json").read_text())
+  rates_bps = link_runs.PROCESS_RATES_BPS
+  assert len(rows) == 5 * len(rates_bps)
+  assert [row["links"] for row in rows[::5]] == [
+    f"3 x {bps / 1e6:g} Mbit/s" for bps in rates_bps
+  ]
+  first = rows[0]
+  assert first["what"] == "all_reduce of 1 MiB"
+  assert first["measured_s"] == pytest.approx(MIB / 20e6 + 0.05)
+  assert first["open_s"] == pytest.approx(0.05, rel=1e-3)
+  assert first["cpu_s"] == pytest.approx(0.03)
+  (line,) = [
+    line
+    for line in done.stdout.splitlines()
+    if line.startswith("| 3 x 200 Mbit/s | all_reduce of 1 MiB ")
+  ]
+  assert line.split(" | ")[-3:] == ["0.0500", "0.030", "the cores |"]
+
+
+def test_a_calibration_has_a_factor_for_each_number_of_processes(
+  monkeypatch, tmp_path
+):
+  monkeypatch.setattr(link_runs, "_measured", imitated)
+  transport = link_runs.calibrated(tmp_path, repeats=1)
+  size = 3 * MIB
+  took_s = size / 60e6 + 0.05
+  for count in (2, 4):
+    sent = size * 2 * (count - 1) / count
+    factor = took_s / (sent / 60e6 / GOODPUT)
+    assert transport.slowness("all_reduce", count) == pytest.approx(factor)
+
+
 # Whole programs.
 
 
@@ -249,7 +329,7 @@ def test_links_carry_what_the_plan_counts_no_faster_than_predicted(tmp_path):
     # Other tests may delay a message; nothing is faster than its link.
     assert row["predicted_s"] / row["measured_s"] <= 1.25
   transport = json.loads((tmp_path / "transport.json").read_text())
-  pair = {kind: factor for kind, factor, _ in transport["factors"]}
+  pair = {kind: dict(by_count)[2] for kind, by_count in transport["factors"]}
   # 1: both directions at once; 2: one after the other. Which of them gloo comes
   # near changes from one hour to the next, so predictions use what is measured.
   assert 0.9 < pair["all_gather"] < 2.5

@@ -63,6 +63,7 @@ MISTAKES = [
   ("sweep", "--config.base.inner.optimizer=addam", "inner."),
   ("tools.bench", "--bench=foo", "inner"),
   ("tools.bench", "--bench=round --config.seed=3", "reads no config"),
+  ("tools.links", "--processes=4", "--processes needs --cases=processes"),
 ]
 
 

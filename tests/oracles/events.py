@@ -204,7 +204,7 @@ class Lowering(AnalyticClock):
     ready: Nodes,
     links: LinkCosts,
   ) -> tuple[Nodes, Nodes]:
-    latencies_s = links.latency_s(step.hop)
+    waits_s, ways_s = links.waits_s(step, size_bytes)
     sent, received = list(ready), list(ready)
     for place, replica in enumerate(links.members):
       if step.sender not in (None, place):
@@ -214,11 +214,11 @@ class Lowering(AnalyticClock):
         route.links,
         size_bytes,
         ready[replica],
-        slow_s[place],
+        slow_s[place] + waits_s[place],
         limit_bytes_per_s(route),
       )
       # On its way a piece occupies no link.
-      way = self.graph.flow((), 0.0, [flow], latencies_s[place])
+      way = self.graph.flow((), 0.0, [flow], ways_s[place])
       receiver = links.members[(place + step.hop) % len(links.members)]
       sent[replica], received[receiver] = [flow], [way]
     return sent, received

@@ -9,11 +9,12 @@ import pytest
 from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.analytic import AnalyticClock
 from dilocox_jax.simulate.cluster import Route
+from dilocox_jax.simulate.gloo import GLOO
 from dilocox_jax.simulate.link_costs import LinkCosts, message_steps
 from dilocox_jax.simulate.script import Compute, Join, Launch, Wait
 from dilocox_jax.simulate.transfer import (
-  GLOO,
   NCCL,
+  Transport,
   limit_bytes_per_s,
   slow_start_s,
 )
@@ -199,7 +200,7 @@ def test_the_codec_runs_half_before_an_exchange_and_half_after_it():
   ],
 )
 def test_only_a_message_after_idle_time_starts_slowly(num_replicas, ops, slow):
-  told = Recorder(num_replicas, GLOO)
+  told = Recorder(num_replicas, Transport())  # Whole messages.
   told.interpret([Compute(1), *ops])
   assert [call[3] for call in told.calls if call[0] == "send"] == slow
 

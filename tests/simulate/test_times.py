@@ -9,8 +9,9 @@ import pytest
 from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.analytic import AnalyticClock, Work, run_time
 from dilocox_jax.simulate.cluster import Cluster, Link, Site
+from dilocox_jax.simulate.gloo import GLOO
 from dilocox_jax.simulate.script import Compute, Launch, Wait
-from dilocox_jax.simulate.transfer import GLOO, NCCL
+from dilocox_jax.simulate.transfer import NCCL
 from tests.oracles.events import simulate
 from tests.simulate import small
 
