@@ -18,6 +18,7 @@ PAPERS = {
   "open_diloco": "experiments.tables.utilisation:open_diloco",
   "intellect_1": "experiments.tables.utilisation:intellect_1",
   "covenant_72b": "experiments.tables.utilisation:covenant_72b",
+  "tc_cluster_setting": "experiments.tables.all_reduces:build_tables",
 }
 
 

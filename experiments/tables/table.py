@@ -262,7 +262,7 @@ _FOOTNOTE = "* recalled. fitted: on this figure; by others: on its others."
 
 
 def summary(tables: Sequence[Table]) -> Iterator[str]:
-  """Yields what the tables come to, in at most fourteen lines."""
+  """Yields what the tables come to, in at most sixteen lines."""
   by_name = {table.name: table for table in tables}
   yield from (_LINE.format(*_COLUMNS), "-" * 80)
   text = pathlib.Path(__file__).with_name("summary.csv").read_text("utf-8")

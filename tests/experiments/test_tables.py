@@ -4,7 +4,13 @@ import csv
 
 import pytest
 
-from experiments.tables import dilocox, streaming_diloco, table, utilisation
+from experiments.tables import (
+  all_reduces,
+  dilocox,
+  streaming_diloco,
+  table,
+  utilisation,
+)
 from experiments.tables.dilocox import PaperRuns
 from experiments.tables.runs import GOODPUT
 from experiments.tables.table import Fit, load_published
@@ -159,6 +165,26 @@ def test_the_tables_of_streaming_diloco_are_reproduced():
   assert max(abs(row.relative_error) for row in hours.rows[:3]) < 0.03
 
 
+def test_measured_allreduces_are_met_without_any_fitted_constant():
+  (made,) = all_reduces.build_tables()
+  assert {row.kind for row in made.rows} == {Fit.NONE}
+  assert len({row.name for row in made.rows}) == 2 * 3 * 4
+  for row in made.rows:
+    bound = 0.1 if row.name.startswith("gloo") else 0.03
+    assert abs(row.relative_error) < bound, row.name
+  figures = load_published("tc_cluster_setting")
+  assert figures["gloo, 16 machines, 1 Gbit/s, 10 ms"].value == 3873
+  assert all(figure.is_verified for figure in figures.values())
+
+
+def test_without_its_round_trips_gloo_would_take_as_long_as_nccl(monkeypatch):
+  """So the table tests what the simulator knows of gloo."""
+  monkeypatch.setitem(all_reduces.TRANSPORTS, "gloo", all_reduces.NCCL)
+  (made,) = all_reduces.build_tables()
+  gloo = [row for row in made.rows if row.name.startswith("gloo")]
+  assert max(row.relative_error for row in gloo) < -0.25
+
+
 # What the program writes and shows.
 
 
@@ -173,7 +199,7 @@ def test_the_page_the_files_and_the_summary_have_the_same_rows(written):
     assert all(row["source"] for row in found if row["published"])
   # The path of the report is as long as its folder's.
   lines = done.stdout.replace(str(folder), "").splitlines()
-  assert len(lines) <= 15 and max(map(len, lines)) <= 80
+  assert len(lines) <= 17 and max(map(len, lines)) <= 80
   (ratio,) = [line for line in lines if "107B speed-up" in line]
   assert ratio.split()[-5:] == ["357", "396", "+10.9%", "by", "others"]
   assert any("OPT-1.3B" in line and " 32* " in line for line in lines)
