@@ -73,6 +73,7 @@ class Pair:
 
 PLACES = {
   "manifest/{:010d}.0": FOREIGN,
+  "proposal/{:010d}.0": FOREIGN,
   "event/{:010d}/0/oslo": FOREIGN,
   "event/{:010d}/0": NO_FOLDER,
   "event/{:010d}": NO_FOLDER,
@@ -106,10 +107,10 @@ def test_what_is_in_the_way_of_a_mark_or_a_seat_stops_nobody(
   pair.run(0)
   planted(place, victim, kind, "gone/0000000000")
   planted(place, victim, kind, "seat/0002")
-  for event in range(1, 6):
+  for event in range(1, 8):
     pair.run(event)
   lima = Replica(place, "lima")
-  lima.box.announce(6)
+  lima.box.announce(8)
   seat = Store(place).get("seat/0002", 10**6)
   assert seat is not None and b'"lima"' in seat
   assert Store(place).get("gone/0000000000", 10**6) is not None
@@ -126,7 +127,8 @@ def test_a_run_may_begin_where_something_foreign_is_its_record(
 
 
 @pytest.mark.parametrize(
-  "folder", ["event", "manifest", "snapshot", "seat", "gone", "probe"]
+  "folder",
+  ["event", "proposal", "manifest", "snapshot", "seat", "gone", "probe"],
 )
 @pytest.mark.parametrize("kind", [link_to_folder, fifo])
 def test_whole_folders_may_be_foreign(tmp_path, victim, folder, kind):
