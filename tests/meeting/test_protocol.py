@@ -1,5 +1,11 @@
 """The protocol beside kills, failing calls and damaged objects."""
 
+import os
+import pathlib
+import random
+import shutil
+import tempfile
+
 import hypothesis
 import pytest
 from hypothesis import stateful
@@ -7,7 +13,14 @@ from hypothesis import strategies as st
 
 from dilocox_jax.meeting import messages
 from dilocox_jax.meeting.members import MailboxRules
-from tests.meeting.world import Process, Toy, World, assert_same_lists
+from tests.meeting import foreign
+from tests.meeting.world import (
+  FolderObjects,
+  Process,
+  Toy,
+  World,
+  assert_same_lists,
+)
 
 NAMES = ("a", "b", "c")
 EVENTS = 12
@@ -43,7 +56,7 @@ class Replicas(stateful.RuleBasedStateMachine):
     repeats=st.booleans(),
   )
   def begin(self, turns, delay, quorum, every, repeats):
-    self.world = World()
+    self.world = self.new_world()
     self.rules_of_run = MailboxRules(
       replicas=3, quorum=quorum, grace_s=5.0, snapshot_every=every
     )
@@ -54,6 +67,13 @@ class Replicas(stateful.RuleBasedStateMachine):
     self.checkpoints = {name: [] for name in NAMES}
     self.damaged: tuple[str, bytes] | None = None
     self.running = {name: self._started(name) for name in NAMES}
+
+  def new_world(self) -> World:
+    return World()
+
+  def plant(self, path: str) -> None:
+    """Puts something foreign at a path that is free."""
+    self.world.objects.setdefault(path, b"foreign")
 
   def _started(self, name: str, checkpoint=None) -> Process:
     toy = Toy(
@@ -149,7 +169,7 @@ class Replicas(stateful.RuleBasedStateMachine):
       messages.gone_paths(event)[0],
       "event/0000000000/of/a/stranger",
     ]
-    self.world.objects.setdefault(kind.draw(st.sampled_from(paths)), b"foreign")
+    self.plant(kind.draw(st.sampled_from(paths)))
 
   def _has_finished(self, name: str) -> bool:
     return self.running[name].toy.event >= EVENTS
@@ -225,10 +245,52 @@ class Replicas(stateful.RuleBasedStateMachine):
       assert other.theta.tobytes() == first.theta.tobytes()
 
 
+class ReplicasInAFolder(Replicas):
+  """The same in a folder, in which a stranger makes links, FIFOs and folders.
+
+  They stand under names that replicas will need.
+  """
+
+  def new_world(self) -> World:
+    self.folder = pathlib.Path(tempfile.mkdtemp(prefix="protocol"))
+    self.victim = self.folder / "victim"
+    self.victim.mkdir()
+    (self.victim / "thesis.tex").write_text("precious")
+    self.random = random.Random(0)
+    return World(FolderObjects(self.folder / "place"))
+
+  def plant(self, path: str) -> None:
+    place = self.folder / "place"
+    target = place / path
+    if not os.path.lexists(target) and target.parent.is_dir():
+      self.random.choice(foreign.FOREIGN)(target, self.victim)
+
+  def teardown(self):
+    if not hasattr(self, "running"):
+      return
+    super().teardown()
+    assert [path.name for path in self.victim.iterdir()] == ["thesis.tex"]
+    assert (self.victim / "thesis.tex").read_text() == "precious"
+    shutil.rmtree(self.folder)
+
+
 TestReplicas = Replicas.TestCase
 TestReplicas.settings = hypothesis.settings(
   max_examples=40, stateful_step_count=40, deadline=None
 )
+
+
+TestReplicasInAFolder = ReplicasInAFolder.TestCase
+TestReplicasInAFolder.settings = hypothesis.settings(
+  max_examples=8, stateful_step_count=30, deadline=None
+)
+
+
+@pytest.mark.slow
+class TestReplicasInAFolderForLonger(ReplicasInAFolder.TestCase):
+  settings = hypothesis.settings(
+    max_examples=100, stateful_step_count=60, deadline=None
+  )
 
 
 @pytest.mark.slow

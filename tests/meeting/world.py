@@ -14,9 +14,17 @@ no unit is averaged twice.
 
 import hashlib
 import json
+import os
+import pathlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import (
+  Callable,
+  Iterable,
+  Iterator,
+  MutableMapping,
+  Sequence,
+)
 from typing import Any
 
 import numpy as np
@@ -24,7 +32,7 @@ import numpy as np
 from dilocox_jax.meeting.agreement import LostError
 from dilocox_jax.meeting.mailbox import Exchanged, Mailbox
 from dilocox_jax.meeting.members import MailboxRules
-from dilocox_jax.meeting.store import AwayError
+from dilocox_jax.meeting.store import AwayError, Store
 from tests.oracles import mailbox as twin
 
 MARKS = 16  # 64-bit words with one bit for every unit of work.
@@ -199,11 +207,47 @@ class KilledError(BaseException):
   """Ends a thread as kill -9 ends a process."""
 
 
+class FolderObjects(MutableMapping):
+  """The objects of a folder, as a mapping from path to content."""
+
+  def __init__(self, place: pathlib.Path):
+    self.place = place
+    self._store = Store(place)
+
+  def __getitem__(self, path: str) -> bytes:
+    data = self._store.get(path, 2**30)
+    if data is None:
+      raise KeyError(path)
+    return data
+
+  def __setitem__(self, path: str, data: bytes) -> None:
+    self._store.put(path, data)
+
+  def __delitem__(self, path: str) -> None:
+    self[path]  # Raises an error if it is missing.
+    self._store.delete([path])
+
+  def setdefault(self, path: str, data: bytes) -> bytes:
+    return data if self._store.create(path, data) else self[path]
+
+  def __iter__(self) -> Iterator[str]:
+    for folder, folders, names in os.walk(self.place):
+      folders[:] = [name for name in folders if not name.startswith(".")]
+      for name in names:
+        path = pathlib.Path(folder, name)
+        is_object = not name.startswith(".") and path.is_file()
+        if is_object and not path.is_symlink():
+          yield str(path.relative_to(self.place))
+
+  def __len__(self) -> int:
+    return sum(1 for _ in self)
+
+
 class World:
   """The objects of a store, the time, and what is on its way to the store."""
 
-  def __init__(self):
-    self.objects: dict[str, bytes] = {}
+  def __init__(self, objects: MutableMapping[str, bytes] | None = None):
+    self.objects = {} if objects is None else objects
     self.now = 0.0
     self.on_its_way: list[Callable[[], Any]] = []
 
