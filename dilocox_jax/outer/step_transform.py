@@ -295,7 +295,8 @@ def _same_for_all(step: Index) -> Index:
 
   Under `jax.vmap` a conditional on a batched value runs both of its sides. The
   counter is batched like the rest of the state although its entries are equal,
-  so its first entry stands for all.
+  so its first entry stands for all. If one `jax.vmap` runs inside another, as
+  for replicas of several runs, the outer one finds this function again.
   """
   return step
 
@@ -303,4 +304,4 @@ def _same_for_all(step: Index) -> Index:
 @_same_for_all.def_vmap
 def _(axis_size, in_batched, step):
   del axis_size
-  return (step[0] if in_batched[0] else step), False
+  return (_same_for_all(step[0]) if in_batched[0] else step), False

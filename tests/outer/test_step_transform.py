@@ -92,6 +92,17 @@ def test_a_step_without_an_exchange_sends_nothing():
   assert not collectives & set(equations(program, outside=("cond",)))
 
 
+def test_replicas_of_several_runs_exchange_only_when_it_is_due():
+  """A conditional stays one if runs are mapped around their replicas."""
+  tx = transform(methods.diloco(4), SGD)
+  runs = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), start(tx))
+  batch = PROBLEM[1][:, 0], PROBLEM[2][:, 0]
+  replicas = jax.vmap(one_step(tx), axis_name="replica")
+  step = jax.vmap(replicas, in_axes=(0, 0, None))
+  program = jax.make_jaxpr(step)(*runs, batch).jaxpr
+  assert "cond" in set(equations(program))
+
+
 @pytest.mark.parametrize("order", ["strided", *slow("sliced")])
 def test_the_program_grows_neither_with_the_interval_nor_with_fragments(order):
   def num_lines(interval, count):
