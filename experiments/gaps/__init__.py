@@ -1,0 +1,1 @@
+"""Measures what several replicas cost in loss, by many small runs."""

@@ -1,0 +1,91 @@
+r"""Trains the runs from which the law of the gap is fitted.
+
+  python -m experiments.train_gaps --rows=runs/gaps/gap_law.csv --minutes=60
+
+Goes through a list of settings (experiments/gaps/design.py) and trains what
+each of them still needs: rates around the best ones so far, on three seeds,
+until the best rates are not at an end, and then three other seeds. Runs of one
+setting are one program. Each finished run is a line of --rows, so the same
+command goes on where another one ended, however it ended; what is lost is one
+program, which takes minutes. Several of these programs may share --rows: no
+two of them train one setting at once. On CPUs start one for each core, as
+`taskset -c 0 python -m experiments.train_gaps ...`.
+
+  python -m experiments.train_gaps --rows=runs/gaps/gap_law.csv --list
+
+prints the list, with the time that each group of settings needs.
+"""
+
+import logging
+import pathlib
+import time
+
+from absl import flags
+
+from experiments.runtime import command_line
+from experiments.runtime.command_line import StoppedError
+
+_LARGEST_POPULATION = (
+  3  # Runs of a program on CPUs: seeds of one pair of rates.
+)
+
+
+def define_flags() -> None:
+  """Defines the flags of this binary."""
+  flags.DEFINE_string("rows", None, "CSV file of finished runs.", required=True)
+  flags.DEFINE_enum("design", "cpu", ["cpu", "gpu"], "Which list of settings.")
+  flags.DEFINE_float(
+    "minutes",
+    None,
+    "Begin no program after this many minutes. Default: train all runs.",
+    lower_bound=0.0,
+  )
+  flags.DEFINE_integer(
+    "population",
+    None,
+    "Most runs of one program. Default: 3 on CPUs, else all that a setting"
+    " needs next.",
+    lower_bound=1,
+  )
+  flags.DEFINE_bool("list", False, "Print the list and train nothing.")
+
+
+def main(values: flags.FlagValues) -> None:
+  """Trains what is missing, or prints the list."""
+  from experiments.gaps import design, plan, rows
+  from experiments.runtime import running
+
+  path = pathlib.Path(values.rows)
+  groups = design.DESIGNS[values.design]()
+  if values.list:
+    print(plan.table(groups, rows.read(path), values.design))
+    return
+  running.set_up_jax()
+  from experiments.gaps.work import Work
+
+  begin = time.monotonic()
+  deadline = None
+  if values.minutes is not None:
+    deadline = begin + 60 * values.minutes
+  work = Work(
+    path=path,
+    groups=groups,
+    name=values.design,
+    deadline=deadline,
+    largest_population=values.population or _default_population(),
+  )
+  if not work.train_all():
+    raise StoppedError(
+      "runs are left: the same command goes on", command_line.TRY_AGAIN
+    )
+  logging.info("all runs are finished")
+
+
+def _default_population() -> int | None:
+  from dilocox_jax.training import build
+
+  return _LARGEST_POPULATION if build.platform_name() == "cpu" else None
+
+
+if __name__ == "__main__":
+  command_line.main(main, define_flags)
