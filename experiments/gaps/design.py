@@ -8,7 +8,7 @@ replicas are worth.
 
 import dataclasses
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.gaps.settings import Setting
 
@@ -34,10 +34,6 @@ _SMALL = Setting("26k", replicas=4, batch=4, steps=256, interval=16)
 _LARGE = Setting("131k", replicas=4, batch=4, steps=1280, interval=16)
 
 
-def _changed(setting: Setting, **changes: float) -> Setting:
-  return dataclasses.replace(setting, **changes)
-
-
 def _divided(setting: Setting, *sizes: str) -> Iterable[Setting]:
   """Returns a setting with other numbers of replicas and sequences.
 
@@ -47,7 +43,7 @@ def _divided(setting: Setting, *sizes: str) -> Iterable[Setting]:
   """
   for size in sizes:
     replicas, batch = map(int, size.split("x"))
-    yield _changed(setting, replicas=replicas, batch=batch)
+    yield dataclasses.replace(setting, replicas=replicas, batch=batch)
 
 
 def _allreduce(setting: Setting, *batches: int) -> Iterable[Setting]:
@@ -58,21 +54,24 @@ def _allreduce(setting: Setting, *batches: int) -> Iterable[Setting]:
 
 def _cpu() -> list[Group]:
   center_steps = _CENTER.steps
-  half = _changed(_CENTER, steps=center_steps // 2)
-  double = _changed(_CENTER, steps=2 * center_steps)
-  short_delay = {"delay": 2}
-  one_bit = {"bits": 1}
-  both = {"delay": 2, "bits": 1}
-  small_long = _changed(_SMALL, steps=1024)
-  small_longest = _changed(_SMALL, steps=4096)
-  small_same = _changed(_SMALL, steps=center_steps)
+  half = dataclasses.replace(_CENTER, steps=center_steps // 2)
+  double = dataclasses.replace(_CENTER, steps=2 * center_steps)
+  short_delay: dict[str, Any] = {"delay": 2}
+  one_bit: dict[str, Any] = {"bits": 1}
+  both = short_delay | one_bit
+  small_long = dataclasses.replace(_SMALL, steps=1024)
+  small_longest = dataclasses.replace(_SMALL, steps=4096)
+  small_same = dataclasses.replace(_SMALL, steps=center_steps)
   start = center_steps // 6
   return [
-    Group("AllReduce, center", (*_allreduce(_CENTER, 16, 8, 32, 4),)),
-    Group("replicas, center", (_CENTER, *_divided(_CENTER, "2x8", "8x2"))),
+    Group("four replicas, center", (*_allreduce(_CENTER, 16, 8), _CENTER)),
+    Group(
+      "two and eight replicas, center",
+      (*_divided(_CENTER, "2x8", "8x2"), *_allreduce(_CENTER, 4, 32)),
+    ),
     Group(
       "H, four replicas",
-      tuple(_changed(_CENTER, interval=h) for h in (4, 32, 8)),
+      tuple(dataclasses.replace(_CENTER, interval=h) for h in (4, 32, 8)),
     ),
     Group(
       "small size",
@@ -83,11 +82,15 @@ def _cpu() -> list[Group]:
       ),
     ),
     Group(
-      "data-parallel start of a sixth", (_changed(_CENTER, warm_start=start),)
+      "data-parallel start of a sixth",
+      (dataclasses.replace(_CENTER, warm_start=start),),
     ),
     Group(
       "delay and bits",
-      tuple(_changed(_CENTER, **each) for each in (both, short_delay, one_bit)),
+      tuple(
+        dataclasses.replace(_CENTER, **each)
+        for each in (both, short_delay, one_bit)
+      ),
     ),
     Group(
       "batch",
@@ -125,7 +128,7 @@ def _cpu() -> list[Group]:
     Group(
       "H, two and eight replicas",
       tuple(
-        _changed(each, interval=h)
+        dataclasses.replace(each, interval=h)
         for each in _divided(_CENTER, "2x8", "8x2")
         for h in (4, 32)
       ),
@@ -133,14 +136,19 @@ def _cpu() -> list[Group]:
     Group("one replica", (*_divided(_CENTER, "1x16"),)),
     Group(
       "delay and bits, two and eight replicas",
-      tuple(_changed(each, **both) for each in _divided(_CENTER, "2x8", "8x2")),
+      tuple(
+        dataclasses.replace(each, **both)
+        for each in _divided(_CENTER, "2x8", "8x2")
+      ),
     ),
     Group(
       "momentum",
       (
-        *(_changed(s, momentum=0.95) for s in _allreduce(_CENTER, 16)),
-        _changed(_CENTER, momentum=0.95),
-        _changed(_CENTER, outer_momentum=0.6),
+        *(
+          dataclasses.replace(s, momentum=0.95) for s in _allreduce(_CENTER, 16)
+        ),
+        dataclasses.replace(_CENTER, momentum=0.95),
+        dataclasses.replace(_CENTER, outer_momentum=0.6),
       ),
     ),
     Group(
@@ -172,9 +180,9 @@ def _cpu() -> list[Group]:
 def _gpu() -> list[Group]:
   """Settings for an accelerator: larger sizes, and 17,000 steps."""
   tiny = Setting("857k", replicas=4, batch=4, steps=2000, interval=20)
-  long = _changed(tiny, steps=17_000)
-  middle = _changed(tiny, size="2300k")
-  large = _changed(tiny, size="10000k")
+  long = dataclasses.replace(tiny, steps=17_000)
+  middle = dataclasses.replace(tiny, size="2300k")
+  large = dataclasses.replace(tiny, size="10000k")
   return [
     Group("AllReduce, 0.9 M", (*_allreduce(tiny, 16, 8, 4),)),
     Group("replicas, 0.9 M", (tiny, *_divided(tiny, "2x8", "8x2"))),

@@ -141,10 +141,13 @@ def train_on(
     numbers: Number of the text of each run, [R].
   """
   program = _programs(setting)
-  columns = zip(*(run.rates for run in runs), strict=True)
-  rates = Rates(*(np.asarray(column, np.float32) for column in columns))
-  seeds = np.asarray([run.seed for run in runs], np.uint32)
-  return program.train(rates, seeds, np.asarray(numbers, np.int32), tokens)
+  return program.train(
+    np.asarray([run.rates.inner for run in runs], np.float32),
+    np.asarray([run.rates.outer for run in runs], np.float32),
+    np.asarray([run.seed for run in runs], np.uint32),
+    np.asarray(numbers, np.int32),
+    tokens,
+  )
 
 
 def evaluate(setting: Setting, params: Tree, batches: np.ndarray) -> np.ndarray:
@@ -178,7 +181,8 @@ class _Programs(NamedTuple):
   """Compiled programs of a setting.
 
   Attributes:
-    train: (rates [R], seeds [R], numbers of texts [R], tokens) -> `Models`.
+    train: (inner rates [R], outer rates [R], seeds [R], numbers of texts [R],
+      tokens) -> `Models`.
     evaluate: (parameters [R, ...], batches [N, B, L + 1]) -> losses [R].
   """
 
@@ -195,7 +199,7 @@ def _programs(setting: Setting) -> _Programs:
   if computation.stacked_by == "map":
     evaluation = sequential_vmap(evaluation)
   one_run = _OneRun(setting, config, model.init, gradient)
-  train = jax.vmap(one_run.train, in_axes=(0, 0, 0, None))
+  train = jax.vmap(one_run.train, in_axes=(0, 0, 0, 0, None))
   evaluate = jax.vmap(evaluation, in_axes=(0, None))
   return _Programs(jax.jit(train), jax.jit(evaluate))
 
@@ -216,19 +220,25 @@ class _OneRun:
     self.gradient = gradient
 
   def train(
-    self, rates: Rates, seed: Array, number: Index, tokens: Array
+    self,
+    inner_rate: Array,
+    outer_rate: Array,
+    seed: Array,
+    number: Index,
+    tokens: Array,
   ) -> Models:
     """Trains one run.
 
     Args:
-      rates: Learning rates, float32 scalars.
+      inner_rate: Highest inner learning rate, a float32 scalar.
+      outer_rate: Outer learning rate; AllReduce does not read it.
       seed: Seed of the first parameters.
       number: Number of its text.
       tokens: Texts [texts, steps, M, B, L + 1].
     """
     setting = self.setting
     params = self._copies(self.init(jax.random.key(seed)))
-    inner = self._inner_optimizer(rates.inner)
+    inner = self._inner_optimizer(inner_rate)
 
     def batch_of(step: Index) -> Array:
       return tokens[number, step].astype(jnp.int32)
@@ -245,7 +255,7 @@ class _OneRun:
       carry = self._steps(transform, carry, batch_of, 0, setting.warm_start)
       params = carry.params
       inner_state = carry.state.inner
-    transform = self._rounds(inner, rates.outer)
+    transform = self._rounds(inner, outer_rate)
     carry = self._first(transform, params)
     state = carry.state._replace(inner=inner_state)
     carry = carry._replace(state=state)

@@ -6,10 +6,11 @@ has all of its neighbours. Then other seeds are trained at this point.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
+from experiments.gaps.rows import GapRow
 from experiments.gaps.settings import Rates, Run, Setting
 
 TUNING_SEEDS = 1000, 1001, 1002
@@ -40,15 +41,6 @@ class Point(NamedTuple):
   outer: int
 
 
-class Result(Protocol):
-  """What the search reads of a finished run."""
-
-  inner_rate: float
-  outer_rate: float
-  seed: int
-  loss_average: float
-
-
 class Missing(NamedTuple):
   """What is to be trained next of a setting.
 
@@ -61,7 +53,7 @@ class Missing(NamedTuple):
   num_later: int
 
 
-def missing_runs(setting: Setting, results: Sequence[Result]) -> Missing:
+def missing_runs(setting: Setting, results: Sequence[GapRow]) -> Missing:
   """Returns the runs that a setting needs next.
 
   Args:
@@ -87,7 +79,7 @@ def missing_runs(setting: Setting, results: Sequence[Result]) -> Missing:
   )
 
 
-def best_point(setting: Setting, results: Iterable[Result]) -> Point | None:
+def best_point(setting: Setting, results: Iterable[GapRow]) -> Point | None:
   """Returns the point with the lowest mean loss over the tuning seeds.
 
   Only points count that have all tuning seeds; None if there is none.
@@ -112,7 +104,7 @@ def best_point(setting: Setting, results: Iterable[Result]) -> Point | None:
   return min(finite, key=lambda point: finite[point])
 
 
-def best_rates(setting: Setting, results: Iterable[Result]) -> Rates | None:
+def best_rates(setting: Setting, results: Iterable[GapRow]) -> Rates | None:
   """Returns the rates of the best point; None if there is none yet.
 
   Args:
@@ -150,7 +142,7 @@ def _rates(setting: Setting, point: Point) -> Rates:
   return Rates(inner, outer)
 
 
-def _point(setting: Setting, result: Result) -> Point:
+def _point(setting: Setting, result: GapRow) -> Point:
   """Reverses `_rates`."""
   inner = round(np.log(result.inner_rate / _FIRST_INNER) / np.log(_RATIO))
   if setting.is_allreduce:
