@@ -29,6 +29,7 @@ DEV = [
   "pytest>=9.2",
   "pytest-timeout>=2.4",
   "pytest-xdist>=3.8",
+  "PyYAML>=6.0",
   "ruff>=0.17.6",
   # Listed so that its version is pinned: wheels are built without isolation.
   "setuptools>=77",
