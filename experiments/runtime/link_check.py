@@ -35,28 +35,30 @@ def check(network: ThrottledNetwork) -> list[float]:
   Raises:
     UsageError: If a link is off by more than 3 % three times in a row.
   """
-  ratios, count = [], len(network.links)
-  for node in range(count):
-    peer = (node + 1) % count
-    slower = min(network.links[node].up_bps, network.links[peer].down_bps)
-    for _ in range(_TRIES):
-      bps = transfer_bps(network, node, peer, _GOODPUT * slower)
-      ratio = bps / slower / _GOODPUT
-      if abs(ratio - 1) <= _TOLERANCE:
-        break
-    else:
-      raise UsageError(
-        f"the link from node {node} to node {peer} carries {ratio:.2f} "
-        "times its rate, so nothing was run: free the machine or take a lower "
-        "rate"
-      )
-    ratios.append(ratio)
+  count = len(network.links)
+  ratios = [checked_ratio(network, node) for node in range(count)]
   print(
     f"links: {count}, measured {min(ratios):.3f} to {max(ratios):.3f} times "
     "their rates less headers",
     flush=True,
   )
   return ratios
+
+
+def checked_ratio(network: ThrottledNetwork, node: int) -> float:
+  """Returns what `check` does for one node, or raises its error."""
+  peer = (node + 1) % len(network.links)
+  slower = min(network.links[node].up_bps, network.links[peer].down_bps)
+  expected_bps = _GOODPUT * slower
+  ratio = 0.0
+  for _ in range(_TRIES):
+    ratio = transfer_bps(network, node, peer, expected_bps) / expected_bps
+    if abs(ratio - 1) <= _TOLERANCE:
+      return ratio
+  raise UsageError(
+    f"the link from node {node} to node {peer} carries {ratio:.2f} times its "
+    "rate, so nothing was run: free the machine or take a lower rate"
+  )
 
 
 def transfer_bps(

@@ -230,8 +230,9 @@ def _first_failed(members: Sequence[Member]) -> Member | None:
     The process that failed or stopped, or None if all have succeeded.
   """
   while True:
-    codes = [member.exit_code for member in members]
+    # In this order: what a process wrote before it failed is not shown.
     lines = [member.new_lines() for member in members]
+    codes = [member.exit_code for member in members]
     # A process that was asked to stop may end before the process that writes
     # the checkpoint. So its exit code does not end the others.
     if any(code and code not in STOP_CODES for code in codes):
@@ -239,6 +240,8 @@ def _first_failed(members: Sequence[Member]) -> Member | None:
     for member, new_lines in zip(members, lines, strict=True):
       member.show(new_lines)
     if None not in codes:
+      for member in members:
+        member.show(member.new_lines())
       return next((m for m in members if m.exit_code), None)
     time.sleep(_POLL_S)
 

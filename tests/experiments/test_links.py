@@ -31,6 +31,7 @@ from tests.experiments.programs import run
 
 MIB = 2**20
 GOODPUT = 1448 / 1514 / 8  # Bytes of payload for each bit of the line.
+PATIENT_S = 600.0
 SLOW = Link(20e6, 40e6, 0.0)
 
 
@@ -51,16 +52,18 @@ def is_running(pid):
   return pathlib.Path(f"/proc/{pid}").exists()
 
 
-def assert_that_others_are_refused(network, monkeypatch):
-  """A link with another rate, and one that nothing passes."""
-  network.throttle(0, Link(10e6, 40e6, 0.0))
-  ratio = r"node 1 to node 0 .* ([123]\.9|[24]\.0)"
-  with pytest.raises(UsageError, match=ratio):
-    network.links[0] = Link(20e6, 10e6, 0.0)
-    link_check.check(network)
-  monkeypatch.setattr(network, "command", lambda node, words: ["false"])
-  with pytest.raises(UsageError, match="nothing passes the link from node 0"):
-    link_check.check(network)
+def eventually(function):
+  """Calls a function until it raises no error; returns what it returns.
+
+  What is measured in seconds may be wrong while other programs need the cores.
+  """
+  give_up_s = time.monotonic() + PATIENT_S
+  while True:
+    try:
+      return function()
+    except (UsageError, AssertionError):
+      if time.monotonic() > give_up_s:
+        raise
 
 
 @network_needed
@@ -69,13 +72,55 @@ def test_links_carry_their_rates_and_nothing_stays_behind(user, monkeypatch):
   if user == "other":
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
   with throttled_network([SLOW, Link(40e6, 10e6, 0.0)]) as network:
-    ratios = link_check.check(network)
+    ratios = eventually(lambda: link_check.check(network))
     assert all(abs(ratio - 1) <= 0.03 for ratio in ratios)
     pids = list(network._pids.values())
     assert len(pids) == 3 and all(map(is_running, pids))
-    if user == "root":
-      assert_that_others_are_refused(network, monkeypatch)
   assert not any(map(is_running, pids))
+
+
+@network_needed
+def test_a_link_with_another_rate_is_refused_and_one_that_carries_nothing(
+  monkeypatch,
+):
+  with throttled_network([SLOW] * 2) as network:
+    network.throttle(0, Link(20e6, 5e6, 0.0))  # It takes in a quarter.
+    with pytest.raises(UsageError, match=r"node 1 to node 0 carries 0\.[0-2]"):
+      link_check.checked_ratio(network, 1)
+    monkeypatch.setattr(network, "command", lambda node, words: ["false"])
+    with pytest.raises(UsageError, match="nothing passes the link from node 0"):
+      link_check.check(network)
+
+
+@pytest.mark.parametrize(
+  ("shares", "is_right"),
+  [
+    ([1.0], True),
+    ([0.975], True),
+    ([1.025], True),
+    ([0.5, 2.0, 1.0], True),
+    ([0.96, 1.04, 0.96], False),
+  ],
+)
+def test_a_link_has_three_tries_to_be_within_three_percent(
+  shares, is_right, monkeypatch, capsys
+):
+  network: Any = SimpleNamespace(links=[Link(20e6, 30e6, 0.0)] * 2)
+  left = 2 * shares
+
+  def transfer_bps(network, sender, receiver, expected_bps):
+    assert receiver == 1 - sender
+    assert expected_bps == pytest.approx(20e6 * 1448 / 1514)
+    return left.pop(0) * expected_bps
+
+  monkeypatch.setattr(link_check, "transfer_bps", transfer_bps)
+  if is_right:
+    assert link_check.check(network) == pytest.approx(2 * shares[-1:])
+    assert not left and "links: 2, measured" in capsys.readouterr().out
+    return
+  with pytest.raises(UsageError, match="node 0 to node 1 carries 0.96 times"):
+    link_check.check(network)
+  assert len(left) == len(shares)
 
 
 _SINK = """
@@ -122,12 +167,17 @@ def test_a_small_message_does_not_wait_behind_the_data_of_others():
       subprocess.Popen(network.command(node, [sys.executable, "-c", *words]))
       for node, words in ends
     ]
-    time.sleep(1.5)
-    full, beside = ping_s(network, 0, 1), ping_s(network, 0, 2)
-    for process in started:
-      process.kill()
-      process.wait()
-  assert full > 0.005 and beside < full / 2
+
+    def assert_that_one_waits():
+      full, beside = ping_s(network, 0, 1), ping_s(network, 0, 2)
+      assert full > 0.005 and beside < full / 2
+
+    try:
+      eventually(assert_that_one_waits)
+    finally:
+      for process in started:
+        process.kill()
+        process.wait()
 
 
 @network_needed
@@ -184,7 +234,7 @@ def test_a_killed_launcher_leaves_no_network_behind():
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert len(pids) == 3 and all(map(is_running, pids))
     process.send_signal(signal.SIGKILL)
-  deadline = time.monotonic() + 10
+  deadline = time.monotonic() + PATIENT_S
   while any(map(is_running, pids)) and time.monotonic() < deadline:
     time.sleep(0.05)
   assert not any(map(is_running, pids))

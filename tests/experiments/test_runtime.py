@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -88,14 +89,19 @@ def test_the_installed_xla_knows_the_flag_and_the_users_come_last(monkeypatch):
 # Signals.
 
 
+def wait_until(condition):
+  deadline = time.monotonic() + 600
+  while not condition():
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+
+
 def test_signals_ask_once_and_then_do_what_they_did_before():
   asked, before = [], signal.getsignal(signal.SIGINT)
   with stop_signals.stop_requests(asked.append):
     for _ in range(2):  # Two at once count as one.
       os.kill(os.getpid(), signal.SIGINT)
-    deadline = time.monotonic() + 10
-    while not asked and time.monotonic() < deadline:
-      time.sleep(0.01)
+    wait_until(lambda: asked)
   assert asked == [signal.SIGINT]
   assert signal.getsignal(signal.SIGINT) == before
 
@@ -142,13 +148,15 @@ AGAIN = f"raise SystemExit({TRY_AGAIN})"
 DIE = "import os, time; time.sleep(0.7); os.kill(os.getpid(), 9)"
 
 
+def members_of(*programs):
+  return [
+    Member(number, [sys.executable, "-c", program], os.environ)
+    for number, program in enumerate(programs)
+  ]
+
+
 def group(*programs):
-  return run_together(
-    [
-      Member(number, [sys.executable, "-c", program], os.environ)
-      for number, program in enumerate(programs)
-    ]
-  )
+  return run_together(members_of(*programs))
 
 
 def test_a_group_that_ends_well_has_no_failure(capfd):
@@ -159,7 +167,10 @@ def test_a_group_that_ends_well_has_no_failure(capfd):
 
 
 @pytest.mark.parametrize("consequence", [AGAIN, "import os; os.abort()"])
-def test_the_cause_is_named_though_a_consequence_shows_first(consequence):
+def test_the_cause_is_named_though_a_consequence_shows_first(
+  consequence, monkeypatch
+):
+  monkeypatch.setattr("experiments.runtime.process_group._SETTLE_S", 600.0)
   failure = group(consequence, DIE)
   assert failure and failure.reason == "process 1 was killed by SIGKILL"
   assert failure.exit_code == 128 + 9 and failure.is_from_outside
@@ -171,11 +182,22 @@ def test_a_consequence_without_a_cause_is_a_failure_too(monkeypatch):
   assert failure and failure.exit_code == TRY_AGAIN and failure.is_from_outside
 
 
-def test_one_that_fails_ends_all_and_the_noise_of_others_is_dropped(capfd):
-  error = "import os, time; time.sleep(0.5)\n"  # And ends within the write.
+def test_one_that_fails_ends_all_and_the_noise_of_others_is_dropped(
+  capfd, monkeypatch
+):
+  error = "import os, time; time.sleep(0.5)\n"
   error += "os.write(2, b'noise\\nerror: process 1: no space\\n'); os._exit(1)"
   noise = "import sys; print('up', file=sys.stderr, flush=True)\n" + WAIT
-  failure = group(WAIT, error, noise)
+  members = members_of(WAIT, error, noise)
+
+  def sleep(seconds):
+    """Looks again only when process 1 has ended, however long that takes."""
+    while members[1].exit_code is None:
+      time.sleep(seconds)
+
+  clock = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+  monkeypatch.setattr(process_group, "time", clock)
+  failure = run_together(members)
   assert failure and failure.reason == "process 1: no space"
   assert failure.exit_code == 1 and not failure.is_from_outside
   assert "noise" not in capfd.readouterr().err
@@ -200,13 +222,6 @@ run([
 linux_needed = pytest.mark.skipif(
   not sys.platform.startswith("linux"), reason="no such signal"
 )
-
-
-def wait_until(condition):
-  deadline = time.monotonic() + 600
-  while not condition():
-    assert time.monotonic() < deadline
-    time.sleep(0.01)
 
 
 def is_running(pid):

@@ -200,11 +200,11 @@ def test_every_job_ends_and_says_in_one_line_why_it_failed(tmp_path):
 
 
 def test_what_runs_when_time_is_over_is_asked_to_stop(tmp_path):
-  code = "import time; time.sleep(60)"
+  code = "import time; time.sleep(600)"
   pool = Pool(1, deadline_s=time.monotonic() + 0.5)
   started_s = time.monotonic()
   assert ended(pool, [job(tmp_path, "long", code)] * 2) == {}
-  assert pool.is_late and time.monotonic() - started_s < 20
+  assert pool.is_late and time.monotonic() - started_s < 300
 
 
 def test_an_error_of_the_caller_stops_all(tmp_path):
@@ -212,16 +212,18 @@ def test_an_error_of_the_caller_stops_all(tmp_path):
     raise KeyboardInterrupt
 
   jobs = [job(tmp_path, "quick", "pass")]
-  jobs.append(job(tmp_path, "long", "import time; time.sleep(60)"))
+  jobs.append(job(tmp_path, "long", "import time; time.sleep(600)"))
   started_s = time.monotonic()
   with pytest.raises(KeyboardInterrupt):
     Pool(2, deadline_s=math.inf).run(jobs, fail)
-  assert time.monotonic() - started_s < 20
+  assert time.monotonic() - started_s < 300
 
 
 def test_on_slurm_srun_has_the_options_and_the_command(tmp_path, monkeypatch):
-  with pytest.raises(UsageError, match="srun"):
-    Pool(1, slurm="--partition=gpu")
+  with monkeypatch.context() as patch:
+    patch.setenv("PATH", str(tmp_path))  # This machine may have Slurm.
+    with pytest.raises(UsageError, match="srun"):
+      Pool(1, slurm="--partition=gpu")
   srun = tmp_path / "srun"
   srun.write_text('#!/bin/sh\necho options $1 $2\nshift 2\nexec "$@"\n')
   srun.chmod(0o755)

@@ -174,7 +174,7 @@ def test_the_half_of_a_killed_save_is_ignored_and_removed(directory):
   Checkpoints(directory, read_only=True).close()
   assert partial.exists()  # Another process may still be writing it.
   assert restore(directory)[1]["step"] == 6
-  deadline = time.monotonic() + 10
+  deadline = time.monotonic() + 600
   while partial.exists() and time.monotonic() < deadline:
     time.sleep(0.01)  # A thread removes it.
   assert not partial.exists()
