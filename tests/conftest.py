@@ -9,6 +9,17 @@ import importlib.metadata
 import os
 import pathlib
 import platform
+import re
+
+# What a scheduler, a container, a proxy, a terminal, Git or a user's profile
+# may have set. It would change what programs do and print.
+_FOREIGN = re.compile(
+  r"(SLURM|OMPI|PMIX?|JAX_COORDINATOR|JAX_LOCAL|MEGASCALE|KUBERNETES|AWS|GIT)_"
+  r"|.*_proxy$|(COLUMNS|LINES|TERM|(NO|FORCE)_COLOR|DILOCOX_JAX_COMMAND)$",
+  re.IGNORECASE,
+)
+for _name in filter(_FOREIGN.match, list(os.environ)):
+  del os.environ[_name]
 
 # Read by matplotlib, by JAX and by every process that a test starts.
 os.environ["MPLBACKEND"] = "Agg"

@@ -189,9 +189,19 @@ def _refusing(path: pathlib.Path) -> Iterator[None]:
 
 def _git(*arguments: str) -> str:
   package = pathlib.Path(__file__).parent
-  command = ["git", "-C", str(package), *arguments]
+  # In a hook of Git these variables name the repository of the hook.
+  environment = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith("GIT_")
+  }
   done = subprocess.run(
-    command, capture_output=True, text=True, timeout=10, check=True
+    ["git", "-C", str(package), *arguments],
+    env=environment,
+    capture_output=True,
+    text=True,
+    timeout=10,
+    check=True,
   )
   return done.stdout.strip()
 

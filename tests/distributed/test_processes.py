@@ -186,9 +186,6 @@ def started_fixture(monkeypatch):
   monkeypatch.setattr(
     processes.rendezvous, "wait_for_processes", lambda *args, **named: None
   )
-  for name in list(os.environ):
-    if name.startswith(("SLURM_", "OMPI_", "JAX_COORDINATOR_", "JAX_LOCAL_")):
-      monkeypatch.delenv(name)
   return given
 
 

@@ -45,7 +45,6 @@ def submit(script, folder, code, restarts):
     "SLURM_JOB_ID": "7",
     "SLURM_ARRAY_TASK_ID": "3",
   }
-  environment.pop("SLURM_RESTART_COUNT", None)
   if restarts:
     environment["SLURM_RESTART_COUNT"] = str(restarts)
   done = subprocess.run(["bash", "-c", script], cwd=folder, env=environment)

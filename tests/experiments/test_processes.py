@@ -275,11 +275,8 @@ def free_address():
     return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def test_a_process_that_finds_no_other_says_so_in_one_line(
-  tmp_path, monkeypatch
-):
+def test_a_process_that_finds_no_other_says_so_in_one_line(tmp_path):
   """JAX's runtime would abort it after two minutes, with a trace of C++."""
-  monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
   given = (*TOGETHER, f"--workdir={tmp_path}", "--distributed")
   given += ("--num_processes=2", "--start_timeout_s=1")
   cases = (

@@ -147,9 +147,13 @@ def test_a_continued_run_keeps_how_else_it_was_started(tmp_path):
   assert started("gpu") == []  # A new run in an old directory.
 
 
+@pytest.mark.parametrize("is_in_hook", [False, True])
 def test_the_source_revision_is_the_commit_of_this_package(
-  tmp_path, monkeypatch
+  is_in_hook, tmp_path, monkeypatch
 ):
+  monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+  (tmp_path / "nowhere").mkdir()
+
   def git(*arguments):
     who = ("-c", "user.name=a", "-c", "user.email=a@b")
     command = ["git", "-C", str(tmp_path), *who, *arguments]
@@ -158,8 +162,12 @@ def test_the_source_revision_is_the_commit_of_this_package(
 
   def revision(source):
     source.parent.mkdir(parents=True, exist_ok=True)
-    monkeypatch.setattr(work_directory, "__file__", str(source))
-    return work_directory.source_revision()
+    with monkeypatch.context() as patch:
+      patch.setattr(work_directory, "__file__", str(source))
+      if is_in_hook:  # Git tells its hooks so where they are at work.
+        patch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
+        patch.setenv("GIT_INDEX_FILE", str(tmp_path / "nowhere" / "index"))
+      return work_directory.source_revision()
 
   source = tmp_path / "dilocox_jax" / "metrics" / "work_directory.py"
   assert revision(source) is None  # No checkout.
