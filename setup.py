@@ -62,7 +62,10 @@ setup(
   license_files=["LICENSE"],
   python_requires=">=3.11",
   packages=find_packages(include=["dilocox_jax", "dilocox_jax.*"]),
-  package_data={"dilocox_jax.simulate": ["presets.json"]},
+  package_data={
+    "dilocox_jax.api": ["measured_gaps.json"],
+    "dilocox_jax.simulate": ["presets.json"],
+  },
   install_requires=RUNTIME,
   extras_require={
     "dev": DEV + TEXT + WEIGHTS,

@@ -50,7 +50,7 @@ def main(values: flags.FlagValues) -> None:
 def _estimate(config: RunConfig, memory_bytes: float) -> None:
   from rich.console import Console
 
-  from dilocox_jax.api.device_memory import device_memory
+  from dilocox_jax.api.device_memory import LEAST_SPARE, device_memory
   from dilocox_jax.plan.model import shapes
   from dilocox_jax.report.tables import terminal_table
   from dilocox_jax.report.units import human_bytes, human_share
@@ -88,6 +88,13 @@ def _estimate(config: RunConfig, memory_bytes: float) -> None:
       " shards, a smaller batch or rank, or mesh.remat='full'"
     )
   print(f"fits with {spare} of {has} to spare")
+  if needed > (1 - LEAST_SPARE) * memory_bytes:
+    estimated = human_bytes(stacked * memory.step)
+    least = f"{100 * LEAST_SPARE:.0f} %"
+    print(
+      f"but {estimated} of it are an estimate, which may be wrong: {least} "
+      "should be left"
+    )
 
 
 def _compile(config: RunConfig, values: flags.FlagValues) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from rich.console import Console
 
+from dilocox_jax.api.device_memory import LEAST_SPARE
+from dilocox_jax.api.measured_gaps import measured_gaps
 from dilocox_jax.api.method_plans import MethodPlan
 from dilocox_jax.config.sections import InnerConfig
 from dilocox_jax.metrics.lines import write_json
@@ -22,7 +24,6 @@ from dilocox_jax.report.tables import (
 )
 from dilocox_jax.simulate.analytic import Outcome, run_time
 from experiments.runtime.command_line import own_command
-from experiments.sweeps import measured
 
 Row = tuple[str, str, str]
 _COLUMNS = ("quantity", "value", "kind")
@@ -47,7 +48,9 @@ def _answer(plan: MethodPlan) -> list[Row]:
   speed, count = _speed(plan.tokens_per_s), plan.config.mesh.num_replicas
   memory = units.human_bytes(plan.memory.total)
   if math.isfinite(plan.device_bytes):
-    verdict = "fits" if plan.fits else "does not fit"
+    verdict = "fits" if plan.has_room else "barely fits"
+    if not plan.fits:
+      verdict = "does not fit"
     memory = f"{verdict}: {memory} of {units.human_bytes(plan.device_bytes)}"
   share = units.human_share(plan.rounds.utilisation)
   a_day = units.human_bytes(plan.bytes_per_day)
@@ -84,6 +87,7 @@ def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
   write_json(workdir / "simulation.json", numbers)
   path = write_page(workdir, title, lines, own_command())
   Console().print(terminal_table(_COLUMNS, rows, (0, 1, 2), title=title))
+  print(textwrap.fill(" ".join(_assumptions(plan)), 80))
   if not plan.fits:
     print("--methods=all tries every division of a replica among devices")
   print(f"report: {path}")
@@ -117,6 +121,7 @@ def _notes(plan: MethodPlan) -> Iterator[str]:
   costs, steps_s = setup.link_costs, setup.work.step_s
   rtts_ms = [1e3 * site.link.rtt_s for site in costs.cluster.sites]
   yield "docs/simulator.md says what is left out."
+  yield from _assumptions(plan)
   yield (
     f"Round trips between sites take {min(rtts_ms):g} to {max(rtts_ms):g} ms,"
     f" an inner step {min(steps_s):.4g} to {max(steps_s):.4g} s, by replica."
@@ -146,39 +151,130 @@ def report_methods(
   """Prints the table; writes the page, and a config of each plan that fits.
 
   Args:
-    plans: Plans, the best first.
+    plans: Plans, the best first (`method_plans.compare_methods`).
     refused: Why each other method does not go with the config.
     workdir: Directory to write into.
   """
-  title = f"Every method on {plans[0].setup.link_costs.cluster.name}"
+  best = plans[0]
+  title = f"Every method on {best.setup.link_costs.cluster.name}"
+  reasons = [f"{plan.name}: {plan.reason}" for plan in plans if plan.reason]
+  reasons += [f"{name}: {reason}" for name, reason in refused.items()]
+  paths = {plan.name: _write(plan, workdir) for plan in plans if plan.fits}
+  advice = _advice(plans)
+  assumed = _assumptions(best)
   header, cells = header_and_cells([_row(plan) for plan in plans])
-  against = {p.config.sync.method: p.reason for p in plans if not p.fits}
-  reasons = [f"{who}: {why}" for who, why in {**against, **refused}.items()]
-  paths = [_write(plan, workdir) for plan in plans if plan.fits]
-  losses = measured.words(plans[0].config.mesh.num_replicas)
   lines = [
-    "Speeds and bytes are simulated, memory is estimated.",
-    *("", losses),
-    *("", *markdown_table(header, cells), "", "## Ruled out", ""),
+    "Speeds and bytes are simulated, memory is estimated. Gaps are measured, "
+    "and losses at equal time are derived from them.",
+    "",
+    advice,
+    "",
+    *markdown_table(header, cells),
+    "",
+    _RANKED_BY,
+    "",
+    "## Assumptions",
+    "",
+    *(f"- {each}" for each in assumed),
+    "",
+    "## Not recommended",
+    "",
     *([f"- {reason}" for reason in reasons] or ["Nothing."]),
-    *("", "## Configs", "", *(f"- `{path}`" for path in paths)),
+    "",
+    "## Configs",
+    "",
+    *(f"- `{path}`" for path in paths.values()),
   ]
   page = write_page(workdir, title, lines, own_command())
-  # The terminal has no room for the last column.
-  shown = header[:-1], [row[:-1] for row in cells]
-  table = terminal_table(*shown, title=title, collapse_padding=True)
+  # The terminal has no room for the last columns.
+  shown = [_row(plan, is_short=True) for plan in plans]
+  table = terminal_table(
+    *header_and_cells(shown), title=title, collapse_padding=True
+  )
   table.columns[0].no_wrap = True
-  console = Console()
-  console.print(table)
+  Console().print(table)
   for reason in reasons:
-    console.print(f"ruled out: {reason}", highlight=False, soft_wrap=True)
-  print(losses)
-  advice = "no method fits: take more devices, or a smaller batch or model"
-  print(_start(plans[0], paths[0]) if paths else advice)
-  for plan in plans[1:]:
-    if plan.fits and _speed(plan.tokens_per_s) == _speed(plans[0].tokens_per_s):
-      print(f"as fast: {plan.config.sync.method}; losses: docs/results.md")
+    print(
+      textwrap.fill(f"not recommended: {reason}", 80, subsequent_indent="  ")
+    )
+  for text in (_RANKED_BY, " ".join(assumed), advice):
+    print(f"\n{textwrap.fill(text, 80)}")
+  if best.has_room:
+    print(f"\n{_start(best, paths[best.name])}")
   print(f"report: {page}")
+
+
+_RANKED_BY = (
+  "Ranked by the loss at equal time beside AllReduce's: the gap measured at "
+  "the nearest number of replicas M (0.86 M parameters, 2,000 steps; other "
+  "sizes: not measured), and what fewer steps in this time cost (half as many: "
+  "7 % more loss, derived), at the speed of the fastest. Gaps grow with M, so "
+  "those of different M compare only roughly."
+)
+
+
+def _assumptions(plan: MethodPlan) -> list[str]:
+  """Returns what the times of all plans rest on."""
+  cluster = plan.setup.link_costs.cluster
+  shares = sorted({site.achieved_fraction for site in cluster.sites})
+  percent = " to ".join(f"{100 * share:.0f}" for share in shares)
+  return [
+    f"Assumed: inner steps reach {percent} % of a device's peak "
+    "(achieved_fraction in the cluster file; --step_s states a step instead).",
+    "AllReduce sends gradients in float32, and speed-ups are over that. In "
+    "bfloat16 it sends half of the bytes.",
+    "Codecs take no time (--codec_s).",
+  ]
+
+
+def _advice(plans: Sequence[MethodPlan]) -> str:
+  """Says which plan to take and what is known of its loss, or what helps."""
+  best = plans[0]
+  if not best.has_room:
+    needed = units.human_bytes(best.memory.total)
+    has = units.human_bytes(best.device_bytes)
+    return (
+      f"No method leaves {100 * LEAST_SPARE:.0f} % of a device's memory to "
+      f"spare: {best.name} comes next with {needed} of {has}. Take more "
+      "devices for a replica, a smaller batch (data.batch_size) or model, or "
+      "mesh.outer_memory=pinned_host."
+    )
+  said = [f"Recommended: {best.name}{_settings(best)}."]
+  if best.gap is not None:
+    known = measured_gaps(best.name, best.config.mesh.num_replicas)
+    said.append(f"Its measured gaps: {'; '.join(gap.words for gap in known)}.")
+  elif not best.is_baseline:
+    interval = best.config.sync.named.schedule.sync_interval
+    said.append(
+      f"No method's gap was measured at H = {interval}, so speed alone ranks: "
+      "leave sync.sync_interval out to compare what was measured."
+    )
+  if not math.isfinite(best.device_bytes):
+    said.append("The memory of a device is not known: --memory would say it.")
+  return " ".join([*said, _hiding(best)]).strip()
+
+
+def _settings(plan: MethodPlan) -> str:
+  schedule = plan.config.sync.named.schedule
+  if plan.config.sync.named.exchanged == "gradient":
+    return ""
+  return f" with H = {schedule.sync_interval}"
+
+
+def _hiding(plan: MethodPlan) -> str:
+  """Says whether a plan hides its exchanges, and which H would."""
+  schedule = plan.config.sync.named.schedule
+  if plan.config.sync.named.exchanged == "gradient":
+    return ""
+  if plan.hides:
+    return "Its exchanges hide behind inner steps."
+  share = units.human_share(plan.rounds.utilisation)
+  said = f"Inner steps take {share} of the time: no H whose gap was measured "
+  said += "hides its exchanges here"
+  if not schedule.overlap_steps:
+    return f"{said}, as the method waits for each."
+  least = plan.rounds.hiding_interval(schedule.sync_interval)
+  return f"{said}; H = {least:,} would (its gap: not measured)."
 
 
 def _write(plan: MethodPlan, workdir: pathlib.Path) -> str:
@@ -189,7 +285,7 @@ def _write(plan: MethodPlan, workdir: pathlib.Path) -> str:
     # A line through table 2.1 of Brown et al., 2020 (recalled).
     scale = (parameter_count(config.model.shape) / 125e6) ** (-1 / 3)
     values["inner"]["learning_rate"] = float(f"{6e-4 * scale:.2g}")
-  path = workdir / f"{config.sync.method}.json"
+  path = workdir / f"{plan.name.replace(' ', '_')}.json"
   write_json(path, values)
   return f"experiments/configs/default.py:{path}"
 
@@ -208,7 +304,7 @@ def _start(plan: MethodPlan, config: str) -> str:
     host, seen = "PLACE a folder or bucket", "run.secret (docs/mailbox.md)"
     flags = "--workdir=run --meet=PLACE --secret=run.secret --replica=N"
   where = (
-    f"{one.sync.method}, {one.total_steps:,} steps (--tokens) in "
+    f"{plan.name}, {one.total_steps:,} steps (--tokens) in "
     f"{units.human_time(one.total_steps * plan.rounds.step_s)}: N is {numbers},"
     f" {host}, and every process sees {one.division.num_devices} devices and"
     f" {seen}. Choose the text (data.glob) and a learning rate."
@@ -219,18 +315,50 @@ def _start(plan: MethodPlan, config: str) -> str:
   )
 
 
-def _row(plan: MethodPlan) -> dict[str, str]:
+def _row(plan: MethodPlan, is_short: bool = False) -> dict[str, str]:
+  """Returns the cells of a plan, by column.
+
+  Args:
+    plan: The plan.
+    is_short: Whether only those are wanted that fit into a terminal.
+  """
   config, schedule = plan.config, plan.config.sync.named.schedule
   mesh, cluster = config.mesh, plan.setup.link_costs.cluster
-  return {
-    "method": config.sync.method,
-    "tokens/s": _speed(plan.tokens_per_s),
-    "speed-up": f"{plan.speed_up:,.3g}x",
-    "in steps": units.human_share(plan.rounds.utilisation),
-    "sent/day": units.human_bytes(plan.bytes_per_day),
-    "memory": units.human_bytes(plan.memory.total),
-    "devices": f"{config.division.num_devices}/{cluster.num_devices(0)}",
-    "settings": f"H={schedule.sync_interval}, P={schedule.num_fragments}, "
-    f"tau={schedule.overlap_steps}, {config.exchange.codec}, "
-    f"stages {mesh.num_stages}",
+  equal_time = ""
+  if plan.is_measured:
+    equal_time = f"{100 * plan.gap_at_equal_time:+.1f} %"
+  spare = "not known"
+  if math.isfinite(plan.device_bytes):
+    spare = units.human_share(plan.spare)
+  row = {
+    "method": plan.name,
+    "measured gap": _gap(plan, is_short),
+    "equal time": equal_time,
+    "H": f"{schedule.sync_interval}",
+    "tokens a_second": _speed(plan.tokens_per_s),
+    "speed up": f"{plan.speed_up:,.3g}x",
+    "sent a_day": units.human_bytes(plan.bytes_per_day),
+    "memory spare": spare,
   }
+  row = {name.replace("_", "\N{NO-BREAK SPACE}"): row[name] for name in row}
+  if is_short:
+    return row
+  return row | {
+    "memory": units.human_bytes(plan.memory.total),
+    "in steps": units.human_share(plan.rounds.utilisation),
+    "devices": f"{config.division.num_devices}/{cluster.num_devices(0)}",
+    "settings": f"P={schedule.num_fragments}, tau={schedule.overlap_steps}, "
+    f"{config.exchange.codec}, inner {config.inner.optimizer}, "
+    f"outer rate {config.outer.learning_rate:g}, stages {mesh.num_stages}",
+  }
+
+
+def _gap(plan: MethodPlan, is_short: bool) -> str:
+  """Returns the measured gap and with how many replicas it was measured."""
+  if plan.is_baseline:
+    return "baseline"
+  if plan.gap is None:
+    return "not measured"
+  error = math.nan if is_short else plan.gap.error
+  gap = units.human_gap(plan.gap.gap, error)
+  return f"{gap} M={plan.gap.num_replicas}"

@@ -1,52 +1,133 @@
-"""What the committed runs of one to eight replicas say of a method's loss."""
+"""Collects what the committed runs say of the loss of each method.
 
+The planner reads the result, `dilocox_jax/api/measured_gaps.json`. After new
+rows this command writes the file anew, and a test says if it is old:
+
+    python -c 'from experiments.sweeps import measured; measured.write()'
+"""
+
+import json
+import math
 import pathlib
-import textwrap
-from collections.abc import Iterator
+import re
+import statistics
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from dilocox_jax.plan.model.presets import MODEL_PRESETS
-from dilocox_jax.report import units
-from experiments.configs import replicas
-from experiments.sweeps import page
-from experiments.sweeps.rows import Rows
-from experiments.sweeps.runs import runs_of
+from dilocox_jax.api.measured_gaps import PATH
+from dilocox_jax.metrics.lines import write_json
+from dilocox_jax.report.frame import standard_error
+from experiments.sweeps.rows import Rows, RunRow
 
 _ROOT = pathlib.Path(__file__).parents[2]
+_MAIN = "docs/results/replicas_main.csv"
+_CPU = "docs/results/replicas_cpu.csv"
+_LONG = "docs/results/replicas_long.csv"
+# Names of runs of `tiny` that tell what a method loses, and the replicas and
+# sequences in them. One with as many sequences for each replica stands for all
+# of its number of replicas.
+_NAME = re.compile(
+  r"(?P<method>\w+)(?P<optimizer>, AdamW)?"
+  r"(?P<other>, last rate zero, no average|, momentum of nine tenths)?"
+  r",? (?P<count>\d+)x(?P<sequences>\d+)"
+)
+_SIZES = ("2x4", "4x4", "8x4", "16x1")
+# AllReduce of 16 replicas with a sequence each has the batch of four with four.
+_BASE_SIZES = {"16x1": "4x4"}
+# What a config says of a method, beside its name. The inner rate of a small
+# model is no rate for a large one.
+_SETTINGS = (
+  "sync.sync_interval",
+  "sync.num_fragments",
+  "exchange.codec",
+  "exchange.feedback",
+  "inner.optimizer",
+  "inner.momentum",
+  "outer.learning_rate",
+  "outer.momentum",
+  "outer.average_power",
+)
+
+Losses = dict[int, float]
 
 
-def gaps(num_replicas: int) -> Iterator[str]:
-  """Yields methods with their gaps to AllReduce and the rates that they need.
+def collected() -> dict[str, Any]:
+  """Returns the content of `measured_gaps.json`, computed from the rows."""
+  main = _rows(_MAIN)
+  cpu = {name: each for name, each in _rows(_CPU).items() if "eager" in name}
+  gaps = list(_gaps(main, main, _MAIN))
+  gaps += _gaps(cpu, main, _CPU)
+  gaps.sort(key=lambda gap: (gap["method"], gap["num_replicas"], gap["name"]))
+  return {"exponent": _exponent(main), "gaps": gaps}
 
-  Args:
-    num_replicas: Number of replicas, M.
+
+def write() -> None:
+  """Writes the file that the planner reads."""
+  write_json(PATH, collected())
+
+
+def _rows(path: str) -> dict[str, list[RunRow]]:
+  """Returns the runs of a file by name."""
+  found: dict[str, list[RunRow]] = {}
+  for row in Rows(_ROOT / path).runs.values():
+    found.setdefault(row.name, []).append(row)
+  return found
+
+
+def _losses(rows: list[RunRow]) -> Losses:
+  """Returns the losses on the text that judges, by seed."""
+  return {row.seed: row.judge_loss for row in rows}
+
+
+def _gaps(
+  rows: Mapping[str, list[RunRow]], base: Mapping[str, list[RunRow]], path: str
+) -> Iterator[dict[str, Any]]:
+  """Yields the gap of each method to AllReduce with the same sequences."""
+  for name, runs in rows.items():
+    match = _NAME.fullmatch(name)
+    if not match or match["method"] == "allreduce":
+      continue
+    size = f"{match['count']}x{match['sequences']}"
+    if size not in _SIZES:
+      continue
+    kind = f"{match['optimizer'] or ''}{match['other'] or ''}"
+    between = ", " if kind else " "
+    other = f"allreduce{kind}{between}{_BASE_SIZES.get(size, size)}"
+    own, theirs = _losses(runs), _losses(base[other])
+    seeds = sorted(own.keys() & theirs.keys())
+    mean = statistics.mean(own[seed] for seed in seeds)
+    mean_of_base = statistics.mean(theirs[seed] for seed in seeds)
+    ratios = [own[seed] / theirs[seed] - 1 for seed in seeds]
+    changed = json.loads(runs[0].overrides)
+    yield {
+      "name": name,
+      "method": match["method"],
+      "num_replicas": int(match["count"]),
+      "sequences": int(match["sequences"]),
+      "steps": runs[0].total_steps,
+      "seeds": len(seeds),
+      "gap": round(mean / mean_of_base - 1, 6),
+      "error": round(standard_error(ratios), 6),
+      "inner_rate": changed["inner.learning_rate"],
+      "settings": {k: changed[k] for k in _SETTINGS if k in changed},
+      "rows": path,
+    }
+
+
+def _exponent(main: Mapping[str, list[RunRow]]) -> dict[str, Any]:
+  """Returns how AllReduce's loss falls with the number of steps.
+
+  Over the seeds that both have: ln(loss of the short run / loss of the long
+  one) over ln(steps of the long run / steps of the short one).
   """
-  for name in ("main", "one"):
-    sweep = replicas.get_config(name).to_dict()
-    rows = Rows(_ROOT / sweep["rows"])
-    runs = runs_of(sweep, rows.settings)
-    configs = {run.name: run.config for run in runs}
-    found, times = list(rows.runs.values()), dict.fromkeys(configs, {})
-    frame = page.frame(sweep, runs, found, rows, {}, times)
-    for setting in frame.settings:
-      config, gap = configs[setting.name], units.human_gap(*frame.gap(setting))
-      is_tiny = config.model.shape == MODEL_PRESETS["tiny"]
-      is_there = is_tiny and config.mesh.num_replicas == num_replicas
-      # In fp32 the rates are those of one bit, so its gap says little.
-      if is_there and frame.base(setting) and "fp32" not in setting.name:
-        inner, outer = config.inner.learning_rate, config.outer.learning_rate
-        yield f"{setting.name}: {gap}, inner rate {inner:.3g}, outer {outer:g}"
-
-
-def words(num_replicas: int) -> str:
-  """Returns what is known of losses, for the terminal.
-
-  Args:
-    num_replicas: Number of replicas, M.
-  """
-  known = "; ".join(gaps(num_replicas)) or f"nothing with M = {num_replicas}"
-  return textwrap.fill(
-    "Losses beside AllReduce's (measured: 0.86 M parameters, 2,000 steps, the"
-    " same average on both sides, Muon unless said; replicas x sequences): "
-    f"{known}. Under older rules: docs/results.md. Other sizes: not measured.",
-    80,
+  name = "allreduce 2x4"
+  short, long = main[name], _rows(_LONG)[name]
+  early, late = _losses(short), _losses(long)
+  seeds = sorted(early.keys() & late.keys())
+  fall = math.log(
+    statistics.mean(early[seed] for seed in seeds)
+    / statistics.mean(late[seed] for seed in seeds)
   )
+  steps = short[0].total_steps, long[0].total_steps
+  value = fall / math.log(steps[1] / steps[0])
+  return {"value": round(value, 4), "steps": list(steps), "runs": name}

@@ -87,6 +87,17 @@ def test_what_is_frozen_is_counted_once_and_adapters_alone_have_states():
     assert "fits with" in text and "a step of 8 x 1024 tokens" in text
 
 
+@pytest.mark.parametrize(("share", "is_narrow"), [(0.91, True), (0.89, False)])
+def test_less_than_a_tenth_to_spare_is_no_safe_fit(share, is_narrow):
+  config = from_mapping({"mesh.num_replicas": 1})
+  memory = round(device_memory(config).total / share)
+  done = run("fits", "--config.mesh.num_replicas=1", f"--memory={memory} B")
+  assert done.returncode == 0, done.stderr
+  assert f"fits with {100 - 100 * share:.1f} % of" in done.stdout
+  warned = "are an estimate, which may be wrong: 10 % should be left"
+  assert (warned in done.stdout) == is_narrow
+
+
 @needs_compiler
 @pytest.mark.parametrize(
   ("slices", "word"),

@@ -60,30 +60,111 @@ def test_the_first_example_of_the_help_fits(tmp_path):
   assert " fits: " in done.stdout and "32.4 times" in done.stdout
 
 
+LINKS = (
+  '{"name": "ours", "every_site": {"num_devices": DEVICES, PEAK'
+  '"up": "RATE Mbit/s", "down": "RATE Mbit/s", "rtt": "30 ms"}, '
+  '"sites": [{"name": "Rome"}, {"name": "Oslo"}]}'
+)
+
+
+def links(folder, rate, devices=1, peak=""):
+  path = folder / "ours.json"
+  text = LINKS.replace("RATE", f"{rate}").replace("DEVICES", f"{devices}")
+  path.write_text(text.replace("PEAK", peak))
+  return f"--cluster={path}"
+
+
+NANO = ("--config.data.batch_size=1", "--config.model.preset=nano")
+
+
+def cells(text):
+  """The words of each row of the table, by method."""
+  table = re.findall(r"^ (\w+(?: bf16)?) {2,}(.*x .*) $", text, re.MULTILINE)
+  return {name: rest for name, rest in table}
+
+
 def test_all_methods_stand_in_one_table_and_their_configs_run(tmp_path):
-  links = tmp_path / "ours.json"
-  links.write_text(
-    '{"name": "ours", "every_site": {"num_devices": 1, "up": "9 Mbit/s", '
-    '"down": "9 Mbit/s"}, "sites": [{"name": "Rome"}, {"name": "Oslo"}]}'
-  )
-  plan = [f"--cluster={links}", "--methods=all", "--memory=1 GB"]
-  plan += ["--config.data.batch_size=1", "--config.model.preset=nano"]
-  plan += ["--config.sync.sync_interval=16", "--tokens=3000"]
-  done = simulate(*plan, f"--workdir={tmp_path / 'all'}")
+  plan = [links(tmp_path, 9), "--methods=all", "--memory=1 GB", *NANO]
+  done = simulate(*plan, "--tokens=4096", f"--workdir={tmp_path / 'all'}")
   assert done.returncode == 0, done.stderr
-  lines = done.stdout.partition("ruled out")[0].splitlines()
-  speeds = {x.split()[0]: x.split()[1] for x in lines if "x " in x}
-  assert speeds.keys() >= {"allreduce", "dilocox", "overlap_loco", "muloco"}
-  assert max(map(len, lines)) <= 80 and "0 at Rome, 1 at Oslo" in done.stdout
+  rows = cells(done.stdout)
+  assert rows.keys() >= {"allreduce", "allreduce bf16", "dilocox", "muloco"}
+  assert rows["delayed"].startswith("not measured")
+  assert rows["muloco"].startswith("+7.02 % M=4")
+  assert rows["overlap_loco"].startswith("+1.07 % M=2")
+  printed = done.stdout.partition("  python -m")[0].splitlines()
+  assert max(map(len, printed)) <= 80 and "0 at Rome, 1 at Oslo" in done.stdout
   assert "default.py:" in done.stdout and "--process_id=N" in done.stdout
-  assert "+0.81 ± 0.16 %" in done.stdout and "+6.57" not in done.stdout
-  path = tmp_path / "all" / "diloco.json"
+  page = (tmp_path / "all/report.md").read_text()
+  for said in (page, " ".join(done.stdout.split())):
+    assert "reach 40 % of a device's peak" in said
+    assert "AllReduce sends gradients in float32" in said
+  (tokens,) = re.findall(r"\| muloco \|(?:[^|]*\|){3} ([\d.,]+ ?M?) \|", page)
+  path = tmp_path / "all" / "muloco.json"
   config = f"--config={ROOT / 'experiments/configs/default.py'}:{path}"
   again = simulate(plan[0], config, f"--workdir={tmp_path / 'one'}")
-  assert f" {speeds['diloco']}, 2 replicas" in again.stdout
+  assert f" {tokens}, 2 replicas" in again.stdout
+  assert "reach 40 % of a device's peak" in " ".join(again.stdout.split())
   trained = programs.run(
     "train", config, "--sample_tokens=0", f"--workdir={tmp_path / 'run'}"
   )
   assert trained.returncode == 0, trained.stderr
   # Two replicas see 256 tokens in a step.
-  assert load_run(tmp_path / "run").steps == 12
+  assert load_run(tmp_path / "run").steps == 16
+
+
+def test_seven_billion_on_two_clusters_get_a_small_gap_and_room(tmp_path):
+  """Two sites of eight devices of 80 GB, joined by 500 Mbit/s."""
+  peak = '"peak": "989 TFLOP/s", "memory": "80 GB", '
+  sizes = {
+    "num_layers": 32,
+    "model_dim": 4096,
+    "num_heads": 32,
+    "ff_dim": 11008,
+    "vocab_size": 32000,
+  }
+  done = simulate(
+    "--methods=all",
+    links(tmp_path, 500, 8, peak),
+    *(f"--config.model.{name}={size}" for name, size in sizes.items()),
+    "--config.data.batch_size=256",
+    "--config.data.sequence_length=4096",
+    f"--workdir={tmp_path / 'out'}",
+  )
+  assert done.returncode == 0, done.stderr
+  said = " ".join(done.stdout.split())
+  (method,) = re.findall(r"default.py:\S+/(\w+).json", said)
+  assert f"Recommended: {method} with H = 16. Its measured gaps: " in said
+  gap, _, *_, spare, _ = cells(done.stdout)[method].split()
+  gap = cells(done.stdout)[method].split()[0]
+  assert float(gap) < 2 and float(spare) >= 10
+  assert "Its exchanges hide behind inner steps." in said
+  # The gaps that are printed are of the method that is recommended.
+  after = said.partition("Its measured gaps: ")[2]
+  assert after.startswith("+0.81 ± 0.16 % (2 x 4, H = 16, muon, an average")
+  assert "+1.99 ± 0.25 %" in after and "+6.57" not in said
+
+
+@pytest.mark.parametrize(
+  ("flags", "said"),
+  [
+    (
+      ["--memory=1 kB"],
+      "No method leaves 10 % of a device's memory to spare: ",
+    ),
+    (["--memory=1 GB"], "no H whose gap was measured hides its exchanges here"),
+    (
+      ["--memory=1 GB", "--config.sync.sync_interval=77"],
+      "No method's gap was measured at H = 77, so speed alone ranks",
+    ),
+    ([], "The memory of a device is not known: --memory would say it."),
+  ],
+)
+def test_what_is_not_known_or_does_not_fit_is_said(flags, said, tmp_path):
+  slow = "0.01" if "--config" not in str(flags) else "9"
+  out = f"--workdir={tmp_path / 'out'}"
+  done = simulate("--methods=all", links(tmp_path, slow), *NANO, *flags, out)
+  assert done.returncode == 0, done.stderr
+  assert said in " ".join(done.stdout.split())
+  is_recommended = "experiments.train" in done.stdout
+  assert is_recommended == ("1 kB" not in str(flags))

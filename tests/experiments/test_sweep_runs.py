@@ -11,7 +11,7 @@ from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.link_costs import LinkCosts
 from experiments.configs import compression, convergence, grid
 from experiments.runtime.command_line import CONFIGS
-from experiments.sweeps import measured, runs
+from experiments.sweeps import runs
 from experiments.sweeps.clocks import SweepClock, clock_of
 from experiments.sweeps.rows import Rows
 from tests.experiments import programs
@@ -221,8 +221,3 @@ def test_another_model_may_be_timed():
   assert timed.model.preset == "qwen_107b" and timed.sync.sync_interval == 20
   with pytest.raises(ValueError, match="did you mean"):
     clock_of({"name": "x", "cluster": "1gbit", "modl": {"preset": "tiny"}})
-
-
-def test_what_is_measured_is_of_as_many_replicas_and_of_one_model():
-  text = measured.words(2)
-  assert "2x4" in text and "4x4" not in text and "2300k" not in text
