@@ -14,6 +14,7 @@ import contextlib
 import errno
 import os
 import pathlib
+import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
@@ -36,6 +37,7 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 # What the system says when the name is that of a link, a socket or a FIFO.
 _OF_NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)
+_PARTIAL = re.compile(r"\..+\.\d+\.partial")
 
 
 @contextlib.contextmanager
@@ -71,6 +73,21 @@ def replaced(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
     except BaseException:
       _remove(folder, partial)
       raise
+
+
+def remove_partial(directory: str | os.PathLike[str]) -> None:
+  """Removes the halves of files that killed processes left (`replaced`).
+
+  Args:
+    directory: A directory in which nobody else writes now, for example because
+      the caller holds its lock.
+
+  Raises:
+    OSError: If the system refuses.
+  """
+  for name in os.listdir(directory):
+    if _PARTIAL.fullmatch(name):
+      os.unlink(os.path.join(directory, name))
 
 
 def opened_to_append(

@@ -15,6 +15,7 @@ from absl import flags
 from rich import progress
 from rich.console import Console
 
+from dilocox_jax import files
 from dilocox_jax.data import shards, tokenizers
 from dilocox_jax.data.corpus import (
   VALIDATION_FRACTION,
@@ -72,6 +73,7 @@ def main(values: flags.FlagValues) -> None:
     work_directory.locked(workdir / ".prepare.lock", refusal),
     command_line.usage_errors(kinds=(ValueError, OSError)),
   ):
+    files.remove_partial(workdir)
     _prepare(values, workdir)
 
 

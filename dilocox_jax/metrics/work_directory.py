@@ -26,11 +26,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dilocox_jax import files
-from dilocox_jax.checks import json_object
+from dilocox_jax.checks import json_file, of_type
+from dilocox_jax.files import STAMP
 from dilocox_jax.metrics import lines
 from dilocox_jax.metrics.lines import Directory
 
-STAMP, LOCK = "made_by.json", ".train.lock"
+LOCK = ".train.lock"
 CONFIG, RECORD = "config.json", "run.json"
 _PACKAGES = ("jax", "flax", "optax", "numpy")
 PROGRAM = "train"  # The stamp of all runs, whatever program trains them.
@@ -94,9 +95,10 @@ def _check_name(path: pathlib.Path) -> None:
 
 def _owner(stamp: pathlib.Path) -> str | None:
   try:
-    return str(json.loads(stamp.read_text())["program"])
-  except (FileNotFoundError, ValueError, KeyError, TypeError):
+    program = json_file(stamp).get("program")
+  except ValueError:
     return None
+  return None if program is None else str(program)
 
 
 def _write(path: pathlib.Path, program: str) -> None:
@@ -125,6 +127,8 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
     claim(workdir, PROGRAM)
   refusal = f"another run is at work in workdir={workdir}: wait for its end"
   with locked(workdir / LOCK, refusal):
+    with _refusing(workdir):
+      files.remove_partial(workdir)
     yield
 
 
@@ -267,12 +271,13 @@ def _earlier_starts(
 ) -> list[dict[str, Any]]:
   """Lists the earlier starts that differ from this one, the oldest first."""
   try:
-    before = json_object((workdir / RECORD).read_bytes(), RECORD)
-  except (OSError, ValueError):
+    before = json_file(workdir / RECORD)
+    listed = of_type("earlier_starts", before.get("earlier_starts", []), list)
+  except ValueError:
     return []  # A run without its old record can still continue.
   last = {name: before.get(name) for name in start}
   starts = []
-  for earlier in (*before.get("earlier_starts", ()), last):
+  for earlier in (*listed, last):
     if earlier not in (*starts, start):
       starts.append(earlier)
   return starts

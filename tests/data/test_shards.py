@@ -1,13 +1,19 @@
 """Tokens that are mapped from files."""
 
+import dataclasses
+import hashlib
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
 
+from dilocox_jax import files
+from dilocox_jax.checks import dataclass_from
 from dilocox_jax.data import shards, sources, tokenizers
 from dilocox_jax.data.documents import Document
-from tests import runs
+from tests import damage, runs
 
 DOCUMENTS = [
   Document(f"{n}", f"document {n % 350} of many, größer\n".encode(), n // 2000)
@@ -82,7 +88,7 @@ def test_what_was_interrupted_is_no_folder_and_begins_anew(tmp_path):
 
 
 def test_nothing_of_others_is_lost_or_taken_for_own(tmp_path):
-  for name in ("train.bin", "validation.bin", "index.json"):
+  for name in ("train.bin", "validation.bin", "tokenizer.json", "index.json"):
     (tmp_path / name).write_text("mine")
     refused("is there already.*or take another", write, tmp_path)
     assert runs.files(tmp_path) == {name: b"mine"}
@@ -109,6 +115,14 @@ def test_the_digest_names_text_tokenizer_and_split(tmp_path, bpe):
   assert digests[0] == digests[1] and len(set(digests)) == 4
 
 
+def sealed(index):
+  """An index whose digests fit its fields, whatever they are."""
+  found = dataclass_from(shards.Index, index)
+  found.digest = found.text_digest()
+  found.index_digest = found.own_digest()
+  return dataclasses.asdict(found)
+
+
 def test_what_is_damaged_is_one_line(tmp_path, bpe):
   refused("holds no tokens", mapped, tmp_path / "none")
   write(tmp_path, bpe)
@@ -116,15 +130,123 @@ def test_what_is_damaged_is_one_line(tmp_path, bpe):
   index = json.loads(path.read_text())
   assert mapped(tmp_path)
   path.write_text(json.dumps(index | {"format": 1}))
-  refused("has format 1, not 3", mapped, tmp_path)
-  damages = {"tokens": {"train": 9}}, {"parts": ["a"]}, {"vocab_size": "9"}
-  damages = [json.dumps(index | damage) for damage in damages]
-  for damage in ("", "{", "[]", *damages):
-    path.write_text(damage)
+  refused("has format 1, not 4", mapped, tmp_path)
+  for text in ("", "{", "[]"):
+    path.write_text(text)
     refused("index.json is damaged", mapped, tmp_path)
+  for change, said in (
+    ({"tokens": {"train": 9}}, "tokens lacks a split"),
+    ({"parts": ["a"]}, "parts='a' must be of type int"),
+    ({"parts": [5, 5]}, "parts do not add up"),
+    ({"vocab_size": 10**30}, "vocab_size=1000000.* at most 4294967296"),
+    ({"files": {}}, "does not name all files"),
+    ({"documents": -3}, "documents=-3 must be at least 1"),
+  ):
+    path.write_text(json.dumps(index | change))
+    refused("fields are not those that were written", mapped, tmp_path)
+    path.write_text(json.dumps(sealed(index | change)))
+    refused(said, mapped, tmp_path)
   path.write_text(json.dumps(index))
   content = (tmp_path / "train.bin").read_bytes()
   for found in (b"", content[:-5], content + b"ab"):
     (tmp_path / "train.bin").write_bytes(found)
     said = f"has {len(found):,} bytes instead of {len(content):,}"
     refused(said, mapped, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "validation.bin"])
+@pytest.mark.parametrize("wrong", ["a flipped bit", "a token beyond"])
+def test_a_changed_token_is_noticed(tmp_path, bpe, name, wrong):
+  """Whether or not the folder was read before."""
+  write(tmp_path, bpe)
+  file = tmp_path / name
+  content = file.read_bytes()
+  tokens = np.frombuffer(content, np.uint16).copy()
+  middle = len(tokens) // 2
+  tokens[middle] = tokens[middle] ^ 4 if wrong == "a flipped bit" else 65_535
+  said = f"{name} is damaged .it is not what index.json"
+  file.write_bytes(tokens.tobytes())
+  refused(said, mapped, tmp_path)
+  file.write_bytes(content)
+  assert mapped(tmp_path)
+  file.write_bytes(tokens.tobytes())
+  refused(said, mapped, tmp_path)
+  # Neither is what a program of somebody else has written with its digest.
+  index = json.loads((tmp_path / "index.json").read_text())
+  index["files"][name] = hashlib.sha256(tokens.tobytes()).hexdigest()
+  (tmp_path / "index.json").write_text(json.dumps(sealed(index)))
+  if wrong == "a token beyond":
+    refused("has the token 65,535, but a vocabulary of 3", mapped, tmp_path)
+
+
+def test_a_folder_is_read_once_and_a_copy_of_it_again(
+  tmp_path, bpe, monkeypatch
+):
+  folder, read = tmp_path / "tokens", []
+  write(folder, bpe)
+  check = shards._check_file
+
+  def spy(path, *arguments):
+    read.append(path.name)
+    check(path, *arguments)
+
+  monkeypatch.setattr(shards, "_check_file", spy)
+  names = ["tokenizer.json", "train.bin", "validation.bin"]
+  for _ in range(3):
+    mapped(folder)
+  assert sorted(read) == names
+  shutil.copytree(folder, tmp_path / "copy")  # It keeps times and markers.
+  mapped(tmp_path / "copy")
+  assert sorted(read[3:]) == names
+  markers = [path for path in (tmp_path / "copy").glob(".checked.*")]
+  assert len(markers) == 1 and not markers[0].read_bytes()
+  # What somebody else has put there under that name is no marker.
+  markers[0].unlink()
+  markers[0].symlink_to(tmp_path / "elsewhere")
+  mapped(tmp_path / "copy")
+  assert len(read) == 9 and not (tmp_path / "elsewhere").exists()
+
+
+def test_every_file_of_a_folder_may_be_damaged(tmp_path, bpe):
+  write(tmp_path, bpe, DOCUMENTS[:60])
+  stamp = tmp_path / "made_by.json"
+  stamp.write_text('{"program": "prepare_data"}')
+  before = mapped(tmp_path)
+  for name in sorted(path.name for path in tmp_path.iterdir()):
+    if name.startswith("."):
+      continue
+    file = tmp_path / name
+    content = file.read_bytes()
+    for what, damaged in damage.in_bytes(content):
+      file.write_bytes(damaged)
+      after = damage.outcome(f"{name}: {what}", lambda: mapped(tmp_path))
+      if after:  # Blanks of JSON.
+        assert damaged.split() == content.split() and name.endswith(".json")
+        assert after.digest == before.digest
+    file.write_bytes(content)
+  assert mapped(tmp_path).digest == before.digest
+
+
+def test_a_wrong_field_is_one_line_even_if_its_digest_is_right(tmp_path, bpe):
+  write(tmp_path, bpe, DOCUMENTS[:60])
+  path = tmp_path / "index.json"
+  index = json.loads(path.read_text())
+  size = len(mapped(tmp_path).train)
+
+  def read(text):
+    try:
+      path.write_text(json.dumps(sealed(json.loads(text))))
+    except (ValueError, TypeError):
+      path.write_text(text)
+    return mapped(tmp_path)
+
+  for what, text in damage.in_fields(index):
+    corpus = damage.outcome(what, lambda text=text: read(text))
+    assert corpus is None or len(corpus.train) == size, what
+
+
+def test_what_a_killed_write_left_is_removed_by_the_next(tmp_path):
+  for name in (".train.bin.123.partial", ".prepare.lock", "notes.partial"):
+    (tmp_path / name).write_text("x")
+  files.remove_partial(tmp_path)
+  assert sorted(os.listdir(tmp_path)) == [".prepare.lock", "notes.partial"]

@@ -26,7 +26,8 @@ from tests import runs
 
 
 @pytest.mark.parametrize(
-  "content", [None, "", "[]", '"sweep"', "{}", '{"program": "sweep"']
+  "content",
+  [None, "", "[]", '"sweep"', "{}", '{"program": "sweep"', "[" * 100_000],
 )
 def test_files_without_a_whole_stamp_are_a_users(tmp_path, content):
   (tmp_path / "notes.txt").write_text("mine")
@@ -50,6 +51,16 @@ def test_a_name_that_is_not_utf_8_is_refused_before_it_is_made(tmp_path):
   with pytest.raises(RefusedError, match="not named in UTF-8"):
     claim(tmp_path / "caf\udce9" / "run", "train")
   assert not list(tmp_path.iterdir())
+
+
+def test_halves_of_files_that_a_killed_run_left_are_removed(tmp_path):
+  with held(tmp_path):
+    pass
+  for name in (".report.md.123.partial", ".run.json.9.partial", ".hidden"):
+    (tmp_path / name).write_text("half")
+  with held(tmp_path):
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {LOCK, STAMP, ".hidden"}
 
 
 def test_processes_of_one_program_claim_it_together(tmp_path):
