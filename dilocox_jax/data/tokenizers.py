@@ -12,12 +12,19 @@ import dataclasses
 import hashlib
 import logging
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Integer
 
-from dilocox_jax.checks import extra_package, require
+from dilocox_jax.checks import (
+  extra_package,
+  file_bytes,
+  json_object,
+  require,
+)
 
 Tokens = Integer[np.ndarray, " tokens"]
 
@@ -26,7 +33,16 @@ BPE_VOCAB_SIZE = 1024
 _BATCH = 1000  # Documents that are encoded together.
 # Names that tokenizers give the token between two documents.
 _ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+_MOST_BYTES = 2**28  # Of a tokenizer's file; the largest have about 2^25.
 _LISTED = 12  # Tokens that a message lists at most.
+# Numbers without a token that a vocabulary may have: some leave room for
+# special tokens of others. More than that is damage.
+_UNUSED = 1000
+# What patterns are tried with, beside the characters that they have.
+_PROBES = "aA1 \n.\u4e2d"
+_MOST_PROBES = 64
+_LONGEST_PROBE = 32
+_SLOW_S = 0.05
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -167,7 +183,7 @@ def from_file(path: str, end_of_text: str = "") -> Tokenizer:
     " give 'bytes', 'bpe' or a tokenizer.json",
   )
   with _one_line(path):
-    text = file.read_bytes().decode()
+    text = file_bytes(file, most=_MOST_BYTES).decode()
   return _from_text(path, text, end_of_text)
 
 
@@ -212,8 +228,8 @@ def _from_text(name: str, text: str, end_name: str = "") -> Tokenizer:
   # A file may ask for texts of one length. A document is kept whole here.
   made.no_truncation()
   made.no_padding()
-  # Numbers may have gaps, so there may be fewer tokens than the highest number.
-  size = 1 + max(made.get_vocab(with_added_tokens=True).values())
+  size = _vocab_size(name, made.get_vocab(with_added_tokens=True))
+  _check_patterns(name, text, made)
   dtype = np.min_scalar_type(size - 1)
 
   def encode(documents: Sequence[bytes]) -> list[Tokens]:
@@ -223,11 +239,82 @@ def _from_text(name: str, text: str, end_name: str = "") -> Tokenizer:
     return [np.asarray(one.ids, dtype) for one in encoded]
 
   def decode(tokens: Sequence[int] | Tokens) -> str:
-    return made.decode([int(token) for token in tokens])
+    with _one_line(name):
+      return made.decode([int(token) for token in tokens])
 
   content = text.encode()
   digest = hashlib.sha256(content + end_name.encode()).hexdigest()[:16]
   return Tokenizer(name, size, end, encode, decode, digest, content, end_name)
+
+
+def _vocab_size(name: str, numbers: Mapping[str, int]) -> int:
+  """Returns the number above all tokens, which may have gaps between them.
+
+  Args:
+    name: Name of the tokenizer, for messages.
+    numbers: The number of each token.
+
+  Raises:
+    ValueError: If two tokens have one number, or most numbers have no token.
+  """
+  by_number: dict[int, str] = {}
+  for token, number in sorted(numbers.items()):
+    other = by_number.setdefault(number, token)
+    require(
+      other == token,
+      f"data.tokenizer={name} is damaged: the tokens {other!r} and {token!r} "
+      f"have one number, {number}",
+    )
+  size = 1 + max(by_number)
+  unused = size - len(by_number)
+  require(
+    unused <= max(_UNUSED, len(by_number) // 10),
+    f"data.tokenizer={name} is damaged: it has {len(by_number):,} tokens, but "
+    f"{by_number[size - 1]!r} has the number {size - 1:,}",
+  )
+  return size
+
+
+def _check_patterns(name: str, text: str, made) -> None:
+  """Refuses patterns that take a time exponential in the length of a text.
+
+  Such a pattern is "(a+)+$": each further "a" in "aaaa!" doubles the time. So
+  texts of a character, each one longer, are encoded until one takes too long.
+  That is no longer than twice the limit, and for usual patterns next to no time
+  at all.
+
+  Args:
+    name: Name of the tokenizer, for the message.
+    text: Its file.
+    made: The tokenizer.
+  """
+  patterns = _patterns(json_object(text, name, is_ours=False))
+  if not patterns:
+    return
+  characters = sorted({*_PROBES, *"".join(patterns)})
+  for character in characters[:_MOST_PROBES]:
+    for count in range(1, _LONGEST_PROBE):
+      # Other processes do not make the time of this thread longer.
+      start_s = time.thread_time()
+      with _one_line(name):
+        tokens = made.encode(f"{character * count}!", add_special_tokens=False)
+        made.decode(tokens.ids)
+      require(
+        time.thread_time() - start_s < _SLOW_S,
+        f"data.tokenizer={name} takes too long for {count} times {character!r} "
+        "and would wait for ever for more: one of its patterns repeats what "
+        "is repeated already",
+      )
+
+
+def _patterns(value: Any) -> list[str]:
+  """Returns the regular expressions of a tokenizer.json."""
+  if isinstance(value, list):
+    return [found for inner in value for found in _patterns(inner)]
+  if not isinstance(value, dict):
+    return []
+  own = [value["Regex"]] if isinstance(value.get("Regex"), str) else []
+  return own + [found for x in value.values() for found in _patterns(x)]
 
 
 def _end(name: str, given: str, made) -> int:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.data import corpus, tokenizers
+from tests import damage
 
 TEXTS = [
   b"the cat sat on the mat\n" * 20,
@@ -88,6 +89,73 @@ def test_a_file_is_taken_without_its_lengths_and_with_its_gaps(tmp_path):
     assert len(long) == 16 and short.tolist() == [1, highest]
     assert long.dtype == np.min_scalar_type(highest)  # The narrowest.
     assert from_file(tmp_path, content).vocab_size == highest + 1
+
+
+@pytest.mark.parametrize(
+  ("vocab", "said"),
+  [
+    ({"<eos>": 0, "a": 1, "b": 10**6}, "has 3 tokens, but 'b' has the number"),
+    ({"<eos>": 0, "a": 1, "b": 1}, "the tokens 'a' and 'b' have one number, 1"),
+    ({"<eos>": 0, "a": 0, "b": 0}, "'<eos>' and 'a' have one number, 0"),
+  ],
+)
+def test_numbers_that_are_not_those_of_the_tokens_are_damage(
+  tmp_path, vocab, said
+):
+  with pytest.raises(ValueError, match=said) as error:
+    from_file(tmp_path, words(vocab))
+  assert "\n" not in str(error.value)
+
+
+def splitting(pattern):
+  """A tokenizer.json that splits texts by a regular expression."""
+  split = {"type": "Split", "pattern": {"Regex": pattern}}
+  split |= {"behavior": "Isolated", "invert": False}
+  return words({"<eos>": 0, "a": 1}, pre_tokenizer=split)
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(x|xx)+y", r"(\s+)+$"])
+def test_a_pattern_that_would_take_for_ever_is_refused(tmp_path, pattern):
+  with pytest.raises(ValueError, match="takes too long for") as error:
+    from_file(tmp_path, splitting(pattern))
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "pattern",
+  [
+    # Of GPT-2, of Llama 3 and of GPT-4o.
+    r"'s|'t| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|\s*[\r\n]+|\s+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{M}]*[\p{Ll}\p{M}]+(?i:'s)?| ?[^\s]+",
+  ],
+)
+def test_patterns_of_published_tokenizers_are_taken(tmp_path, pattern):
+  assert from_file(tmp_path, splitting(pattern)).vocab_size == 2
+
+
+def test_a_damaged_tokenizer_is_one_line_or_gives_tokens(tmp_path):
+  split = {"type": "Split", "pattern": {"Regex": r"\s+"}}
+  replace = {"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"}
+  content = words(
+    {"<eos>": 0, "a": 1, "b": 2},
+    normalizer=replace,
+    decoder=replace,
+    pre_tokenizer=split | {"behavior": "Isolated", "invert": False},
+  )
+
+  def read(text):
+    made = from_file(tmp_path, text)
+    (tokens,) = made.encode([b"a b aa <eos>"])
+    assert (tokens < made.vocab_size).all()
+    return made.decode(tokens)
+
+  # Half of the values are enough: the library checks most fields.
+  for what, text in damage.in_fields(json.loads(content), damage.VALUES[::2]):
+    damage.outcome(what, lambda text=text: read(text))
+  for what, damaged in damage.in_bytes(content.encode(), flips=30):
+    text = damaged.decode("latin-1")
+    damage.outcome(what, lambda text=text: read(text))
 
 
 def test_the_token_between_documents_can_be_named(tmp_path):
