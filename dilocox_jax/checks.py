@@ -175,6 +175,21 @@ def shown(value: Any) -> str:
   return f"{text[:_SHOWN]}... ({len(text):,} characters)"
 
 
+def printable(text: str) -> str:
+  r"""Returns a text on one line, with escapes for what cannot be printed.
+
+  Names of files, for example, may have line breaks, and sequences with which a
+  terminal moves its cursor. Example: "a" and a line break become r"a\n".
+
+  Args:
+    text: Any text, also with bytes of a file name that is not UTF-8.
+  """
+  return "".join(
+    each if each.isprintable() else each.encode("unicode_escape").decode()
+    for each in text
+  )
+
+
 def json_object(
   text: str | bytes, where: object, *, is_ours: bool = True
 ) -> dict[str, Any]:

@@ -36,7 +36,8 @@ def main(values: flags.FlagValues) -> None:
   from experiments.tables.table import summary, write_tables
 
   makers = [loaded(PAPERS[name]) for name in values.papers]
-  tables = [table for make in makers for table in make()]
+  with command_line.usage_errors():
+    tables = [table for make in makers for table in make()]
   print(*summary(tables), sep="\n")
   print(f"report: {write_tables(tables, workdir, command_line.own_command())}")
 

@@ -23,7 +23,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from dilocox_jax.checks import extra_package, json_object
+from dilocox_jax.checks import extra_package, json_object, printable
 
 TEXT_FIELD = "text"
 _OBJECTS = (".jsonl", ".ndjson", ".json")
@@ -120,25 +120,28 @@ def read_globs(
 def _documents(
   name: str, path: pathlib.Path, text_field: str, part: int
 ) -> Iterator[Document]:
+  where = printable(str(path))
   is_packed = path.suffix.lower() in _OPENED_BY
   suffix = pathlib.Path(path.stem).suffix if is_packed else path.suffix
   open_file = _OPENED_BY[path.suffix.lower()] if is_packed else open
   try:
+    if is_packed and not path.stat().st_size:
+      raise EOFError("it is empty, as no compressed file is")
     with open_file(path, "rb") as file:
       if suffix.lower() not in _OBJECTS:
-        yield Document(name, _checked(file.read(), path), part)
+        yield Document(name, _checked(file.read(), where), part)
         return
       for number, line in enumerate(file, start=1):
         if line.strip():
-          content = _text_of(line, text_field, f"{path}, line {number}")
+          content = _text_of(line, text_field, f"{where}, line {number}")
           yield Document(f"{name}:{number}", content, part)
   except ValueError:
     raise
   # Each library has an error of its own for what it did not compress.
   except Exception as error:
-    reason = getattr(error, "strerror", None) or error
+    reason = printable(str(getattr(error, "strerror", None) or error))
     raise ValueError(
-      f"cannot read {path} ({reason}): make it readable or narrow the glob"
+      f"cannot read {where} ({reason}): make it readable or narrow the glob"
     ) from error
 
 
@@ -155,14 +158,14 @@ _OPENED_BY = {
 }
 
 
-def _checked(content: bytes, path: pathlib.Path) -> bytes:
+def _checked(content: bytes, where: str) -> bytes:
   try:
     content.decode()
     if b"\0" in content:
       raise ValueError("it has zero bytes")
   except ValueError as error:
     raise ValueError(
-      f"{path} is no text in UTF-8 ({error}): unpack or convert it, or narrow "
+      f"{where} is no text in UTF-8 ({error}): unpack or convert it, or narrow "
       "the glob"
     ) from None
   return content
@@ -170,19 +173,21 @@ def _checked(content: bytes, path: pathlib.Path) -> bytes:
 
 def _text_of(line: bytes, text_field: str, where: str) -> bytes:
   """Returns the text of a line of JSON in UTF-8."""
-  text = json_object(line, where).get(text_field)
+  # Its other fields are not read, so they may be what only Python takes.
+  text = json_object(line, where, is_ours=False).get(text_field)
   if not isinstance(text, str):
     raise ValueError(
       f"{where} has no text in the field {text_field!r}: name another one with "
       "data.text_field, or remove the line"
     )
   try:
-    return text.encode()
+    content = text.encode()
   except UnicodeEncodeError as error:
     raise ValueError(
       f"{where} has half of a surrogate pair in the field {text_field!r} "
       f"({error}): mend or remove it"
     ) from None
+  return _checked(content, where)
 
 
 def _divided(pattern: str) -> tuple[pathlib.Path, str]:

@@ -11,7 +11,6 @@ import csv
 import dataclasses
 import enum
 import functools
-import json
 import math
 import pathlib
 import re
@@ -20,11 +19,19 @@ from typing import Any
 
 from matplotlib.figure import Figure as Picture
 
+from dilocox_jax.checks import (
+  dataclass_from,
+  in_front,
+  json_file,
+  known,
+  of_type,
+  require,
+)
 from dilocox_jax.metrics.lines import write_atomically
 from dilocox_jax.report.page import picture, write_page
 from dilocox_jax.report.tables import csv_table, markdown_table
 
-_PUBLISHED = pathlib.Path(__file__).parents[2] / "third_party/published.json"
+PUBLISHED = pathlib.Path(__file__).parents[2] / "third_party/published.json"
 _HEADER = ("figure", "published", "predicted", "error", "kind", "basis")
 _READING = (
   "Kinds: *derived* - nothing was fitted; *fitted on this row* - a constant"
@@ -63,19 +70,36 @@ class Figure:
 
 
 Figures = Mapping[str, Figure]
+_NEEDED = {"name", "value", "unit", "source", "status"}
 
 
-def load_published(paper: str) -> dict[str, Figure]:
+def load_published(
+  paper: str, path: pathlib.Path = PUBLISHED
+) -> dict[str, Figure]:
   """Returns the figures of one paper by name.
 
   Args:
-    paper: Name of the paper in `third_party/published.json`.
+    paper: Name of the paper in the file.
+    path: The file.
+
+  Raises:
+    ValueError: One line, if the file is damaged or lacks the paper.
   """
-  entries = json.loads(_PUBLISHED.read_text("utf-8"))[paper]["figures"]
-  return {
-    each["name"]: Figure(**each | {"value": float(each["value"])})
-    for each in entries
-  }
+  papers = json_file(path)
+  known("paper", paper, papers)
+  figures: dict[str, Figure] = {}
+  with in_front(f"{path} is damaged: {paper}: "):
+    section = of_type("it", papers[paper], dict)
+    entries = of_type("figures", section.get("figures"), list)
+    for number, entry in enumerate(entries):
+      of_type(f"figures[{number}]", entry, dict)
+      missing = _NEEDED - entry.keys()
+      require(not missing, f"figures[{number}] lacks {', '.join(missing)}")
+      figure = dataclass_from(Figure, entry, f"figures[{number}].")
+      is_new = figure.name not in figures
+      require(is_new, f"the figure {figure.name!r} is there twice")
+      figures[figure.name] = figure
+  return figures
 
 
 class Fit(enum.StrEnum):

@@ -20,6 +20,7 @@ from dilocox_jax.data.documents import (
   read_globs,
   split_globs,
 )
+from tests import damage
 
 LINES = [{"text": f"document {n} ü\n", "other": n} for n in range(30)]
 JSON_LINES = "\n".join(map(json.dumps, LINES)).encode() + b"\n\n"
@@ -82,11 +83,36 @@ def archive(kind):
     ("a.jsonl", b'{"text": ' + b"[" * 100_000, ", line 1 is no JSON"),
     ("a.jsonl", b'{"text": "caf\xe9"}', ", line 1 is no JSON"),
     ("a.jsonl", b'{"text": "\\ud83d"}', "half of a surrogate pair"),
+    ("a.jsonl", b'{"text": "a\\u0000b"}', ", line 1 is no text in UTF-8 (it h"),
+    *((f"a.txt{kind}", b"", "it is empty, as no comp") for kind in PACKERS),
+    ("a\nb.txt", b"\xff", r"a\nb.txt is no text in UTF-8"),
+    ("a\x1b[2J.txt.gz", b"\xff", r"a\x1b[2J.txt.gz ("),
   ],
 )
 def test_damage_is_one_line_that_names_its_place(name, content, said, tmp_path):
   (tmp_path / name).write_bytes(content)
   refused(tmp_path / "*", said)
+
+
+@pytest.mark.parametrize("kind", ["", *PACKERS])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_a_damaged_text_is_one_line_or_read(name, kind, tmp_path):
+  """What is compressed says so, if it has a check sum, as all but zstd have."""
+  path = tmp_path / f"{name}{kind}"
+  content = PACKERS.get(kind, bytes)(JSON_LINES[:600])
+  path.write_bytes(content)
+  whole = documents(path) if name == "a.txt" else []
+  for what, damaged in damage.in_bytes(content):
+    path.write_bytes(damaged)
+    found = damage.outcome(what, lambda: documents(path))
+    if found and whole and kind in (".bz2", ".xz") and what != "twice":
+      assert found == whole, what
+
+
+def test_what_only_python_reads_may_stand_beside_a_text(tmp_path):
+  line = b'{"score": NaN, "id": 1, "id": 2, "text": "a"}\n'
+  (tmp_path / "a.jsonl").write_bytes(line)
+  assert [each.content for each in documents(tmp_path / "*")] == [b"a"]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.NDJSON", "a.json"])

@@ -1,6 +1,8 @@
 """The papers' tables: the same numbers by hand, and what the program writes."""
 
 import csv
+import json
+import math
 
 import pytest
 
@@ -13,7 +15,8 @@ from experiments.tables import (
 )
 from experiments.tables.dilocox import PaperRuns
 from experiments.tables.runs import GOODPUT
-from experiments.tables.table import Fit, load_published
+from experiments.tables.table import PUBLISHED, Fit, load_published
+from tests import damage
 from tests.experiments import programs
 
 TOKENS, INTERVAL = 32_768, 125
@@ -204,3 +207,20 @@ def test_the_page_the_files_and_the_summary_have_the_same_rows(written):
   assert ratio.split()[-5:] == ["357", "396", "+10.9%", "by", "others"]
   assert any("OPT-1.3B" in line and " 32* " in line for line in lines)
   assert any("90-95" in line and "within" in line for line in lines)
+
+
+def test_a_damaged_file_of_published_figures_is_one_line(tmp_path):
+  whole = json.loads(PUBLISHED.read_text())
+  figures = whole["cocktail_sgd"]["figures"][:2]
+  path = tmp_path / "published.json"
+  path.write_text(json.dumps({"a": {"figures": figures}}))
+  before = load_published("a", path)
+  assert [*before] == [each["name"] for each in figures]
+  for what, text in damage.in_fields({"a": {"figures": figures}}):
+    path.write_text(text)
+    found = damage.outcome(what, lambda: load_published("a", path))
+    for figure in (found or {}).values():
+      assert math.isfinite(figure.value), what
+  path.write_text(json.dumps({"a": {"figures": figures[:1] * 2}}))
+  with pytest.raises(ValueError, match="is damaged: a: .* is there twice"):
+    load_published("a", path)
