@@ -28,6 +28,7 @@ import re
 
 from dilocox_jax.checks import check_limits, known, limited, require
 
+MOST_DEVICES = 2**31  # More than all there are; a damaged file may say more.
 STORE = -1  # In place of a replica's rank: the object store.
 _NAME = re.compile(r"\w[\w .+-]*")
 _POSITIVE = {"above": 0}
@@ -55,7 +56,7 @@ class Link:
   down_bps: float = dataclasses.field(metadata=_POSITIVE)
   rtt_s: float = limited(0.04, **_DURATION)
   loss: float = limited(0.0, at_least=0, below=1)
-  streams: int = limited(8, at_least=1)
+  streams: int = limited(8, at_least=1, at_most=2**31)
   efficiency: float = limited(1448 / 1514, above=0, at_most=1)
   is_shared: bool = True
 
@@ -81,7 +82,7 @@ class Site:
 
   name: str
   link: Link
-  num_devices: int = limited(8, at_least=1)
+  num_devices: int = limited(8, at_least=1, at_most=MOST_DEVICES)
   peak_flops: float = limited(312e12, **_POSITIVE)
   achieved_fraction: float = limited(0.4, above=0, at_most=1)
   memory_bytes: float | None = limited(None, **_POSITIVE)
@@ -174,8 +175,8 @@ class Cluster:
 
   def _check_names(self):
     names = [site.name for site in (*self.sites, self.site(STORE))]
-    for name in names:
-      is_one = names.count(name) == 1
+    for name, count in collections.Counter(names).items():
+      is_one = count == 1
       require(is_one, f"name={name!r} must be that of one site only")
     ends = [sorted(pair.sites) for pair in self.pairs]
     for each in ends:

@@ -44,6 +44,7 @@ from typing import Any
 
 from dilocox_jax.checks import (
   check_limits,
+  file_bytes,
   in_front,
   json_object,
   known,
@@ -52,7 +53,13 @@ from dilocox_jax.checks import (
   require,
   within_limits,
 )
-from dilocox_jax.simulate.cluster import Cluster, Link, Pair, Site
+from dilocox_jax.simulate.cluster import (
+  MOST_DEVICES,
+  Cluster,
+  Link,
+  Pair,
+  Site,
+)
 from dilocox_jax.simulate.quantities import (
   COMPUTE,
   RATE,
@@ -63,6 +70,9 @@ from dilocox_jax.simulate.quantities import (
   parse_quantity,
 )
 
+# More sites than anybody has. A damaged count could ask for more memory than
+# there is.
+_MOST_SITES = 10_000
 # What a quantity measures, by the end of its attribute's name.
 _DIMENSIONS = {
   **{"_bps": RATE, "_s": TIME, "_bytes": SIZE, "_flops": COMPUTE},
@@ -97,7 +107,7 @@ def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
       values = _resized(presets[name_or_path], num_replicas)
     else:
       require(path.is_file(), "no such cluster file")
-      values = json_object(path.read_bytes(), "the file")
+      values = json_object(file_bytes(path), "the file")
     cluster = cluster_from_mapping(values)
     require(
       num_replicas in (None, cluster.num_replicas),
@@ -125,7 +135,7 @@ class _File:
   sites: list
   name: str = "cluster"
   description: str = ""
-  num_devices: int | None = limited(None, at_least=1)
+  num_devices: int | None = limited(None, at_least=1, at_most=MOST_DEVICES)
   every_site: dict = dataclasses.field(default_factory=dict)
   placement: list = dataclasses.field(default_factory=list)
   pairs: list = dataclasses.field(default_factory=list)
@@ -203,10 +213,7 @@ def _value(holds: Any, value: Any, path: str) -> Any:
   if typing.get_origin(holds) is tuple:  # Of names.
     entries = of_type(path, value, list)
     return tuple(of_type(f"{path}[{i}]", x, str) for i, x in enumerate(entries))
-  try:
-    return of_type(path, value, holds)
-  except OverflowError:
-    raise ValueError(f"{path} is too large") from None
+  return of_type(path, value, holds)
 
 
 def _sites(file: _File) -> list[Site]:
@@ -224,7 +231,7 @@ def _sites(file: _File) -> list[Site]:
     if count is None:
       sites.append(site)
       continue
-    within_limits(f"{path}.count", count, at_least=1)
+    within_limits(f"{path}.count", count, at_least=1, at_most=_MOST_SITES)
     for number in range(len(sites), len(sites) + count):
       sites.append(dataclasses.replace(site, name=f"{site.name}{number}"))
   if file.num_devices is None:

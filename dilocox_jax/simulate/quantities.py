@@ -9,10 +9,11 @@ arithmetic keeps what was written: "0.1 ms" is exactly the float 1e-4.
 
 import dataclasses
 import decimal
+import math
 import re
 from typing import Any
 
-from dilocox_jax.checks import require
+from dilocox_jax.checks import require, shown
 
 _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf)(.*)")
 
@@ -65,16 +66,22 @@ def parse_quantity(text: Any, dimension: Dimension, field: str) -> float:
   example, kind = dimension.example, dimension.name
   if match is None:
     hint = f"write e.g. '1 {example}'"
-    raise ValueError(f"{field}: {text!r} is no {kind}: {hint}")
+    raise ValueError(f"{field}: {shown(text)} is no {kind}: {hint}")
   number, unit = match.group(1), match.group(2).strip()
-  hint = f"write e.g. '{number} {example}'"
-  require(unit != "", f"{field}: {number} has no unit: {hint}")
-  require(not number.startswith("-"), f"{field}: {text!r} is below 0")
+  short = number[:20]
+  hint = f"write e.g. '{short} {example}'"
+  require(unit != "", f"{field}: {short} has no unit: {hint}")
+  require(not number.startswith("-"), f"{field}: {shown(text)} is below 0")
   units = ", ".join(dimension.units)
-  is_known = unit in dimension.units
-  require(is_known, f"{field}: {text!r} has no unit of a {kind}: have {units}")
+  require(
+    unit in dimension.units,
+    f"{field}: {shown(text)} has no unit of a {kind}: have {units}",
+  )
   try:
     factor = decimal.Decimal(dimension.units[unit])
-    return float(decimal.Decimal(number) * factor)
+    value = float(decimal.Decimal(number) * factor)
   except decimal.DecimalException:
-    raise ValueError(f"{field}: {text!r} is out of range") from None
+    value = math.nan
+  is_in_range = math.isfinite(value) or number == "inf"
+  require(is_in_range, f"{field}: {shown(text)} is out of range")
+  return value

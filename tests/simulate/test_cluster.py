@@ -25,6 +25,7 @@ from dilocox_jax.simulate.quantities import (
   TIME,
   parse_quantity,
 )
+from tests import damage
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLE = str(ROOT / "experiments/clusters/example.json")
@@ -177,7 +178,9 @@ MISSING = object()
     ("sites.0", "a", r"sites\[0\]='a' must be of type dict"),
     ("sites.0.rtt", "inf s", "rtt_s=inf must be .* below inf"),
     ("sites.0.efficiency", "150 %", "efficiency=1.5 .* at most 1"),
-    ("sites.0.speed", 10**400, r"sites\[0\].speed is too large"),
+    ("sites.0.speed", 10**400, r"sites\[0\].speed=1000.* is too large"),
+    ("sites.0.count", 10**9, "count=1000000000 must be .* at most 10000"),
+    ("sites.0.num_devices", 10**30, "num_devices=1000.* at most 2147483648"),
     ("sites.0.dwn", "1 Mbit/s", r"sites\[0\]: unknown key 'dwn'.* 'down'"),
     ("placement", ["a", "c"], r"placement\[1\]: unknown site 'c': have: a, b"),
     ("placement", ["a"], "placement leaves site 'b' without replica"),
@@ -217,6 +220,27 @@ def test_an_error_in_a_file_names_the_file(text, tmp_path):
     load_cluster(str(path))
 
 
+def test_a_damaged_file_is_one_line_or_a_cluster(tmp_path):
+  path = tmp_path / "cluster.json"
+  whole = {
+    "name": "two",
+    "every_site": {"up": "1 Gbit/s", "down": "1 Gbit/s", "rtt": "40 ms"},
+    "sites": [{"name": "a", "speed": 0.8, "loss": "1 %"}, LAB | {"count": 1}],
+    "placement": ["a", "a1"],
+    "pairs": [{"sites": ["a", "a1"], "rate": "1 Gbit/s", "rtt": "1 ms"}],
+    "store": {"up": "1 Gbit/s", "down": "1 Gbit/s"},
+  }
+  cases = [*damage.in_fields(whole)]
+  flipped = damage.in_bytes(json.dumps(whole).encode(), flips=100)
+  cases += [(what, content.decode("latin-1")) for what, content in flipped]
+  for what, text in cases:
+    path.write_text(text, "latin-1")
+    found = damage.outcome(what, lambda: load_cluster(str(path)))
+    if found:
+      rates = [bps for bps in found.goodput_bps.values() if bps != math.inf]
+      assert rates and min(rates) > 0, what
+
+
 @pytest.mark.parametrize(
   "text, kind, value",
   [
@@ -234,6 +258,8 @@ def test_an_error_in_a_file_names_the_file(text, tmp_path):
     (" 1000 ", RATE, "x: 1000 has no unit: write e.g. '1000 Mbit/s'"),
     *((bad, TIME, "no time") for bad in ("fast", "", None, True, [1], "nan s")),
     ("1e999999 h", TIME, "out of range"),
+    ("1e999 Mbit/s", RATE, "x: '1e999 Mbit/s' is out of range"),  # Not inf.
+    ("9" * 5000 + " ms", TIME, r"\(5,005 characters\) is out of range"),
   ],
 )
 def test_a_quantity_is_a_number_with_a_unit_of_its_kind(text, kind, value):
