@@ -37,6 +37,7 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 # What the system says when the name is that of a link, a socket or a FIFO.
 _OF_NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)
+STAMP = "made_by.json"  # Says which program made a directory.
 _PARTIAL = re.compile(r"\..+\.\d+\.partial")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
 from dilocox_jax import report
@@ -214,13 +215,13 @@ def train(
   has_layers = model is None and trainable is None
   whole = _config(config, said, has_layers)
   parts = _parts(
-    model,
-    loss,
-    data,
-    inner_optimizer,
-    outer_optimizer,
-    exchange,
-    batch_size=whole.data.batch_size,
+    whole,
+    model=model,
+    loss=loss,
+    data=data,
+    inner_optimizer=inner_optimizer,
+    outer_optimizer=outer_optimizer,
+    exchange=exchange,
   )
   if check_memory:
     refuse_too_large(whole, parts)
@@ -271,18 +272,23 @@ def _check_config(config: Any) -> None:
 
 
 def _parts(
+  config: RunConfig,
+  *,
   model: Any,
   loss: Any,
   data: Any,
-  inner: Any,
-  outer: Any,
+  inner_optimizer: Any,
+  outer_optimizer: Any,
   exchange: Any,
-  batch_size: int = 1,
 ) -> Parts:
   """Returns what was handed in, once each part is of its kind."""
-  for what, part in (("inner_optimizer", inner), ("outer_optimizer", outer)):
-    if part is not None:
-      check_optimizer(what, part)
+  optimizers = {
+    "inner_optimizer": inner_optimizer,
+    "outer_optimizer": outer_optimizer,
+  }
+  for name, optimizer in optimizers.items():
+    if optimizer is not None:
+      check_optimizer(name, optimizer)
   if exchange is not None:
     check_exchange(exchange)
   require(
@@ -291,12 +297,24 @@ def _parts(
   )
   feed = None
   if data is not None:
-    feed = as_feed(data, reads_tokens(model, loss), batch_size)
+    has_tokens = reads_tokens(model, loss)
+    feed = as_feed(data, has_tokens, config.data.batch_size)
+
+  def example() -> Tree:
+    if isinstance(feed, Corpus | None):
+      sizes = config.data.batch_size, config.data.sequence_length + 1
+      return np.zeros(sizes, np.int32)
+    return feed.example()
+
   if model is not None:
-    has_examples = not isinstance(feed, Corpus | None)
-    examples = (feed.example,) if has_examples else ()
-    model = as_loss_model(model, loss, *examples)
-  return Parts(model, feed, inner, outer, exchange)
+    model = as_loss_model(model, loss, example)
+  return Parts(
+    model=model,
+    data=feed,
+    inner_optimizer=inner_optimizer,
+    outer_optimizer=outer_optimizer,
+    exchange=exchange,
+  )
 
 
 def load(
@@ -328,9 +346,18 @@ def load(
     RecordError: If the directory holds no run.
     TypeError: If a part is of another kind than the one that is meant.
   """
-  parts = _parts(model, loss, data, inner_optimizer, outer_optimizer, exchange)
-  run = Run(pathlib.Path(workdir), parts)
+  run = Run(pathlib.Path(workdir))
   _ = run.metrics  # A wrong directory is reported here and not at first use.
+  parts = _parts(
+    run.config,
+    model=model,
+    loss=loss,
+    data=data,
+    inner_optimizer=inner_optimizer,
+    outer_optimizer=outer_optimizer,
+    exchange=exchange,
+  )
+  run = dataclasses.replace(run, parts=parts)
   if trainable is None:
     return run
   parts = start.with_trainable(run.config, parts, trainable)

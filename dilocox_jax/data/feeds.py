@@ -304,7 +304,9 @@ class Batches:
     validation: Any = None,
     rows_per_batch: int | None = None,
   ):
-    self._validation, self._like, self._held = validation, None, 0
+    self._validation = validation
+    self._held = 0
+    self._first: Tree | None = None
     self._rows_per_batch = rows_per_batch
     self._source: Callable[[int, int], Any] = source
     self._is_function = callable(source)
@@ -332,9 +334,7 @@ class Batches:
   def example(self, batch_size: int = 0) -> Tree:
     """Returns the first batch, of whatever size it is."""
     del batch_size
-    if self._like is None:
-      self._like = self._batch(0, 0)
-    return self._like
+    return self._batch(0, 0)
 
   def seen_at_once(self) -> Tree:
     """Returns the first batch, as nobody can see all that is to come."""
@@ -353,11 +353,18 @@ class Batches:
     return self._batch(replica, self._held + step)
 
   def _batch(self, replica: int, number: int) -> Tree:
+    """Returns a batch; the source is asked for the first one only once."""
+    is_first = replica == 0 and number == 0
+    if is_first and self._first is not None:
+      return self._first
     name = f"batch {number} of replica {replica}"
     batch = self._source(replica, number)
     if self._reads_tokens and isinstance(batch, Mapping):
       batch = token_ids(batch, name)
-    return _checked(batch, self._like, name)
+    batch = _checked(batch, self._first, name)
+    if is_first:
+      self._first = batch
+    return batch
 
   def streams(self, num_replicas: int, batch_size: int, seed: int) -> Streams:
     """Returns the batches of every replica, as the source gives them."""
@@ -456,8 +463,11 @@ def narrow(leaf: np.ndarray) -> np.ndarray:
 
 
 def _checked(batch: Any, like: Tree | None, name: str) -> Tree:
-  """Returns a batch as arrays of numbers, if it is like the first one."""
-  batch = jax.tree.map(lambda leaf: narrow(numbers(leaf)), batch)
+  """Returns a batch as arrays of numbers, if it is like the first one.
+
+  They are copies, since the source may fill its own arrays again.
+  """
+  batch = jax.tree.map(lambda leaf: narrow(np.array(numbers(leaf))), batch)
   found = kinds_by_path(batch)
   require(
     bool(found) and all(leaf.ndim for leaf in jax.tree.leaves(batch)),

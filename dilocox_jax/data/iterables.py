@@ -4,8 +4,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import jax
-import numpy as np
 
 from dilocox_jax.checks import require
 from dilocox_jax.data.iterator_state import decoded, encoded
@@ -41,8 +39,8 @@ class Drawn:
       batch = self._draw(self._iterator)
       if batch is None:
         batch = self._begin_again()
-      # A loader may fill its own arrays again.
-      self._last, self._count = jax.tree.map(np.array, batch), self._count + 1
+      self._last = batch
+      self._count += 1
     return self._last
 
   def _begin_again(self) -> Tree:

@@ -122,9 +122,12 @@ def _with(
 def _of_linen(
   module: linen.Module, loss: ModelLoss, example: Callable[[], Tree]
 ) -> LossModel:
+  # Drawn here and not in `init`, which JAX traces: data are somebody's code.
+  batch = jax.tree.map(np.asarray, example())
+
   def init(key: Array) -> Any:
     variables = dict(
-      module.init(key, jax.tree.map(jnp.asarray, example()), method=loss)
+      module.init(key, jax.tree.map(jnp.asarray, batch), method=loss)
     )
     params = variables.pop("params", {})
     _check_state(variables)

@@ -338,6 +338,82 @@ def test_data_that_do_not_fit_are_refused_in_one_line(data, message):
   assert "\n" not in str(raised.value)
 
 
+class LinenWords(linen.Module):
+  """A model of linen whose positions have parameters, too."""
+
+  @linen.compact
+  def __call__(self, tokens):
+    x = linen.Embed(CLASSES, SIZE)(tokens)
+    shape = (tokens.shape[1], SIZE)
+    x = x + self.param("positions", linen.initializers.zeros, shape)[None]
+    return linen.Dense(CLASSES)(x)
+
+
+def drawn_by_jax(replica, step):
+  key = jax.random.fold_in(jax.random.key(replica), step)
+  return jax.random.randint(key, (2, 7), 0, CLASSES)
+
+
+@pytest.mark.parametrize("has_validation", [False, True])
+def test_a_function_is_called_outside_of_traces_and_once_for_a_batch(
+  has_validation, tmp_path
+):
+  calls = []
+
+  def batch(replica, step):
+    found = np.asarray(drawn_by_jax(replica, step))  # Fails under a trace.
+    calls.append((replica, step))
+    return found
+
+  data = (batch, drawn_by_jax) if has_validation else batch
+  run = dx.train(
+    LinenWords(),
+    data,
+    method="diloco",
+    replicas=2,
+    steps=4,
+    workdir=tmp_path,
+    config={"sync": {"sync_interval": 2}, "evaluation": {"num_sequences": 4}},
+  )
+  assert run.params["positions"].shape == (6, SIZE)
+  assert len(calls) == len(set(calls)) == 2 * 4 + 2 * (not has_validation)
+
+
+def test_a_module_of_linen_is_made_for_sequences_of_the_config(tmp_path):
+  config = {
+    "sync": {"sync_interval": 2},
+    "data": {"batch_size": 2, "sequence_length": 7},
+    "evaluation": {"num_sequences": 2},
+  }
+  run = dx.train(
+    LinenWords(),
+    (TOKENS, TOKENS[:400]),
+    method="diloco",
+    replicas=2,
+    steps=2,
+    workdir=tmp_path,
+    config=config,
+  )
+  assert run.params["positions"].shape == (7, SIZE)
+  again = dx.load(tmp_path, model=LinenWords())
+  runs.assert_same_bits(again.params, run.params)
+
+
+def test_a_function_may_fill_its_array_again():
+  buffer = np.zeros((2, 3), np.int32)
+
+  def batch(replica, step):
+    buffer[:] = 10 * replica + step
+    return buffer
+
+  feed: Any = as_feed(batch)
+  (held,) = feed.held_out(8, 4)
+  assert held[:, 0, 0].tolist() == [0, 1]
+  assert feed.example()[0, 0] == 0
+  taken = feed.streams(2, 8, 0).take(3)
+  assert taken[..., 0, 0].tolist() == [[2, 3, 4], [12, 13, 14]]
+
+
 def test_replicas_take_turns_and_what_is_held_out_is_not_trained_on():
   feed: Any = as_feed(np.full((2, 3), n) for n in itertools.count())
   (held,) = feed.held_out(8, 5)
