@@ -1,8 +1,5 @@
 """What the README and the pages say is what the repository holds."""
 
-import collections
-import csv
-import itertools
 import pathlib
 import re
 import sys
@@ -16,22 +13,14 @@ import pytest
 import dilocox_jax as dx
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.plan.schedule.methods import METHODS, diloco
-from dilocox_jax.report.frame import standard_error
-from docs.figures import loss_by_time
 
 ROOT = pathlib.Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-RESULTS = (ROOT / "docs/results.md").read_text()
 PAGES = [
   path
   for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
   if "results" not in path.relative_to(ROOT).parts
 ]
-
-
-def rows(name):
-  with (ROOT / f"docs/results/{name}.csv").open(newline="") as file:
-    return list(csv.DictReader(file))
 
 
 def test_the_readme_lists_every_method():
@@ -49,54 +38,6 @@ def test_every_link_into_the_repository_leads_somewhere(page):
     if not any((page.parent / (link + end)).exists() for end in ends)
   }
   assert not lost
-
-
-@pytest.mark.slow
-def test_the_headline_is_computed_from_rows_that_were_given_the_same():
-  entries = loss_by_time.read()
-  for name, other in loss_by_time.PAIRS.items():
-    assert entries[name].baseline == other
-  early, late = (
-    loss_by_time.seconds(entries[name], loss_by_time.SHOWN)[0]
-    for name in ("overlap_loco", loss_by_time.PAIRS["overlap_loco"])
-  )
-  assert f"**{late / early:.1f} times sooner**" in README
-  assert f"{early:.1f} s instead of {late:.1f} s" in README
-  for trip in loss_by_time.ROUND_TRIPS:
-    (ratio,) = loss_by_time.ratios(entries, "overlap_loco", trip)
-    muloco = loss_by_time.ratios(entries, "muloco", trip)
-    several = loss_by_time.ratio_text(muloco).partition(" (")[0]
-    assert f"{ratio:.1f}" in README
-    (row,) = re.findall(rf"^\| {trip} ms \|.*$", RESULTS, re.MULTILINE)
-    assert f"| {ratio:.1f} (" in row and several in row
-
-
-def losses_by_run():
-  """Losses of the seeds of every run behind the results page."""
-  found = collections.defaultdict(list)
-  for sweep in ("convergence_small", "convergence_muon"):
-    for row in rows(sweep):
-      found[sweep, row["name"]].append(float(row["loss"]))
-  for sweep in ("replicas_main", "replicas_one", "replicas_long"):
-    for row in rows(sweep):
-      found[sweep, row["name"]].append(float(row["judge_loss"]))
-  return found
-
-
-def test_losses_and_gaps_are_those_of_the_committed_runs():
-  runs = losses_by_run().values()
-  kept = {f"{sum(x) / len(x):.4f} ± {standard_error(x):.4f}" for x in runs}
-  shown = re.findall(r"\d\.\d{4} ± \d\.\d{4}", RESULTS)
-  assert len(shown) > 50 and set(shown) <= kept, set(shown) - kept
-  gaps = set()
-  for own, base in itertools.permutations(runs, 2):
-    base = base[: len(own)]  # Seeds are in order.
-    if len(own) == len(base):
-      each = standard_error([a / b - 1 for a, b in zip(own, base, strict=True)])
-      gap = 100 * (sum(own) / sum(base) - 1)
-      gaps.add(f"{gap:+.2f} ± {100 * each:.2f} %")
-  shown = re.findall(r"[+−-]\d+\.\d\d ± \d\.\d\d %", README)
-  assert len(shown) > 5 and set(shown) <= gaps, set(shown) - gaps
 
 
 def test_the_page_lists_the_files_that_hold_a_pseudo_gradient():

@@ -1,0 +1,163 @@
+"""Prints losses, gaps and bytes of committed runs as the pages print them."""
+
+import csv
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from dilocox_jax.config import RunConfig
+from dilocox_jax.plan.model.shapes import parameter_count
+from dilocox_jax.report import units
+from dilocox_jax.report.frame import Frame, Setting
+from experiments.configs import convergence, replicas
+from experiments.sweeps import page
+from experiments.sweeps.rows import Rows
+from experiments.sweeps.runs import runs_of
+
+ROOT = pathlib.Path(__file__).parents[2]
+RESULTS = ROOT / "docs/results"
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+  """Committed runs of one sweep or of several.
+
+  Attributes:
+    frame: Settings with the losses of their seeds.
+    configs: Config of each setting, by its name.
+  """
+
+  frame: Frame
+  configs: Mapping[str, RunConfig]
+
+  def setting(self, name: str) -> Setting:
+    """Returns the setting with a name."""
+    (found,) = [each for each in self.frame.settings if each.name == name]
+    return found
+
+  def losses(self, name: str) -> list[float]:
+    """Returns the losses of the seeds of a setting."""
+    return self.setting(name).losses
+
+  def loss(self, name: str) -> str:
+    """Prints a mean loss with its error, as "1.2546 ± 0.0007"."""
+    setting = self.setting(name)
+    return units.human_loss(setting.loss, page_error(setting.losses))
+
+  def ends(self, name: str, digits: int = 4) -> str:
+    """Prints the lowest and the highest seed, as "1.3412 to 1.3612"."""
+    losses = self.losses(name)
+    return f"{min(losses):.{digits}f} to {max(losses):.{digits}f}"
+
+  def gap_and_error(self, name: str, base: str = "") -> tuple[float, float]:
+    """Returns a gap and its error.
+
+    Args:
+      name: Name of the setting.
+      base: Name of its baseline; by default that of the sweep.
+    """
+    setting = self.setting(name)
+    if base:
+      setting = dataclasses.replace(setting, baseline=base)
+    return self.frame.gap(setting)
+
+  def gap(self, name: str, base: str = "") -> str:
+    """Prints a gap with its error, as "+0.81 ± 0.16 %"."""
+    return units.human_gap(*self.gap_and_error(name, base))
+
+  def short_gap(self, name: str, base: str = "") -> str:
+    """Prints a gap with one digit after the point, as "+16.1 ± 0.7"."""
+    gap, error = self.gap_and_error(name, base)
+    return f"{100 * gap:+.1f} ± {100 * error:.1f}"
+
+  def sent(self, name: str) -> str:
+    """Prints the bytes that a replica sent, as "15.4 MB"."""
+    return units.human_bytes(self.setting(name).sent_bytes)
+
+  def parameters(self, name: str) -> int:
+    """Returns how many parameters the model of a setting has."""
+    return parameter_count(self.configs[name].model.shape)
+
+  def rounds(self, name: str) -> tuple[int, int, int]:
+    """Returns H, P and tau of a setting."""
+    schedule = self.configs[name].sync.named.schedule
+    return (
+      schedule.sync_interval,
+      schedule.num_fragments,
+      schedule.overlap_steps,
+    )
+
+  def rates(self, name: str) -> str:
+    """Prints the inner and the outer rate, as "0.00286; 2.1"."""
+    config = self.configs[name]
+    return f"{config.inner.learning_rate:g}; {config.outer.learning_rate:g}"
+
+
+def page_error(losses: Sequence[float]) -> float:
+  """Returns the standard error of a mean, by the textbook's formula."""
+  count = len(losses)
+  mean = sum(losses) / count
+  squares = sum((loss - mean) ** 2 for loss in losses)
+  return (squares / (count - 1) / count) ** 0.5
+
+
+@functools.cache
+def older(name: str) -> Runs:
+  """Returns the runs of a sweep of `experiments/configs/convergence.py`."""
+  return _runs([convergence.get_config(name).to_dict()])
+
+
+@functools.cache
+def equal() -> Runs:
+  """Returns the runs of 2,000 steps under equal conditions."""
+  main = replicas.get_config("main").to_dict()
+  # Those of a CPU are judged, too, and have no baseline of their own.
+  cpu = replicas.get_config("cpu").to_dict() | {"judged": True}
+  return _runs([main, cpu])
+
+
+@functools.cache
+def equal_part(name: str) -> Runs:
+  """Returns the runs of a sweep of `experiments/configs/replicas.py`."""
+  return _runs([replicas.get_config(name).to_dict()])
+
+
+def _runs(sweeps: Sequence[Mapping]) -> Runs:
+  settings, configs = [], {}
+  for sweep in sweeps:
+    rows = Rows(ROOT / sweep["rows"])
+    runs = runs_of(sweep, rows.settings)
+    names = [run.name for run in runs]
+    found = list(rows.runs.values())
+    without_times = dict.fromkeys(names, {})
+    frame = page.frame(sweep, runs, found, rows, {}, without_times)
+    settings += frame.settings
+    configs |= {run.name: run.config for run in reversed(runs)}
+  return Runs(Frame(settings), configs)
+
+
+@functools.cache
+def first_gpu_runs(task: str, stage: str) -> list[float]:
+  """Returns judged losses of seeds 0 to 4 of the first runs on a GPU.
+
+  Args:
+    task: Name of the task, as "overlap_loco M4 b4".
+    stage: Stage of the task: the second has the rates that were chosen last.
+  """
+  with (RESULTS / "replicas_gpu.csv").open(newline="") as file:
+    rows = [
+      row
+      for row in csv.DictReader(file)
+      if (row["task"], row["stage"]) == (task, stage)
+    ]
+  # Stages of results tune once more, on seed 1000.
+  judged = [row for row in rows if row["seed"] != "1000"]
+  return [float(row["loss_judge"]) for row in judged]
+
+
+@functools.cache
+def links() -> list[Mapping]:
+  """Returns the rows that were measured over throttled links."""
+  return json.loads((RESULTS / "links.json").read_text())
