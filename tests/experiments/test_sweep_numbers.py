@@ -1,0 +1,260 @@
+"""What a sweep's page and rows say of the runs, in numbers."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from dilocox_jax.config import from_mapping
+from dilocox_jax.report import load_run
+from experiments import quickstart
+from experiments.sweeps import measured, page, rows, training
+from experiments.sweeps.clocks import SweepClock, Times, clock_of
+from experiments.sweeps.rows import CurveRow, Rows, RunRow
+from experiments.sweeps.runs import runs_of
+from tests.report.conftest import write_run
+
+BASE = {"total_steps": 60, "sync": {"method": "diloco", "sync_interval": 6}}
+
+
+def listed(*names, **changes):
+  given = [{"name": name, "seed": n} for n, name in enumerate(names)]
+  return runs_of({"base": BASE | changes, "runs": given})
+
+
+def row(run, **changes):
+  values = {
+    "name": run.name,
+    "seed": run.seed,
+    "digest": run.digest,
+    "corpus": "9f3a",
+    "overrides": "{}",
+    "total_steps": 60,
+    "tokens": 600,
+    "sent_bytes": 100,
+    "loss": 1.5,
+    "mean_loss": 1.6,
+    "best_loss": 1.4,
+    "judge_loss": math.nan,
+    "wall_s": 1800.0,
+    "platform": "cpu",
+    "python": "3.11",
+    "jax": "0.10",
+    "revision": "",
+    "cores": 1,
+    "failure": "",
+  }
+  return RunRow(**values | changes)
+
+
+def test_the_introduction_sums_hours_and_counts_runs():
+  found = listed("a", "b", "c")
+  lines = [row(found[0]), row(found[1], wall_s=5400.0), None]
+  text = page.intro(found, lines)
+  assert text.startswith("60 inner steps by diloco, H = 6; replicas: 2;")
+  assert "Trained on cpu, Python 3.11, JAX 0.10. 2 of 3 runs have ended" in text
+  assert "they took 2 hours. Corpus digest `9f3a`." in text
+  assert page.intro(found, [None] * 3).endswith("No run has ended yet.")
+
+
+def test_points_have_the_time_of_their_step_and_the_last_that_of_the_flush():
+  (run,) = listed("a")
+  line = row(run, seed=7, judge_loss=2.5)
+  points = [
+    CurveRow(run.digest, "9f3a", step, 10 * step, step, 2.0, step == 60)
+    for step in (30, 45, 60)
+  ]
+  kept = Rows.__new__(Rows)
+  kept._curves = {(run.digest, "9f3a"): dict.fromkeys(points)}
+  times = {"slow": Times({20: 2.0, 40: 4.0, 60: 6.0}, 6.5, 0.9)}
+  trace = page._trace(line, kept, times, judged=False)
+  # The last segment that ended at step 30 or before did so after 2 s.
+  assert [p.seconds["slow"] for p in trace.points] == [2.0, 4.0, 6.5]
+  assert [p.tokens for p in trace.points] == [300, 450, 600]
+  assert [p.sent_bytes for p in trace.points] == [30, 45, 60]
+  assert (trace.seed, trace.loss, trace.sent_bytes) == (7, 1.5, 100)
+  assert (trace.steps, trace.tokens, trace.wall_s) == (60, 600, 1800.0)
+  assert page._trace(line, kept, times, judged=True).loss == 2.5
+
+
+def test_a_setting_has_its_own_baseline_and_says_that_it_is_an_average():
+  runs = runs_of(
+    {
+      "base": {"total_steps": 60},
+      "runs": [
+        {"name": "allreduce", "sync.method": "allreduce"},
+        {"name": "plain"},
+        {"name": "kept", "outer.average_power": 14.0},
+        {"name": "with an average", "outer.average_power": 10.0},
+      ],
+    }
+  )
+  sweep = {"baseline": "allreduce", "baselines": {"kept": "plain"}}
+  times = {run.name: {"x": Times({60: 6.0}, 7.0, 0.5)} for run in runs}
+  lines = [row(run) for run in runs]
+  kept = Rows.__new__(Rows)
+  kept._curves = {}
+  found = page.frame(sweep, runs, lines, kept, {}, times)
+  labels = {each.label: each for each in found.settings}
+  assert set(labels) == {
+    "allreduce",
+    "plain",
+    "kept, average",
+    "with an average",
+  }
+  assert labels["kept, average"].baseline == "plain"
+  assert labels["plain"].baseline == "allreduce"
+  assert labels["plain"].seconds == {"x": 7.0}
+  assert labels["plain"].utilisation == {"x": 0.5}
+
+
+def test_a_line_has_the_last_and_the_lowest_loss_of_a_run(tmp_path):
+  folder = write_run(tmp_path / "run", num_steps=60, floor=1.0)
+  path = folder / "metrics.jsonl"
+  lines = [json.loads(text) for text in path.read_text().splitlines()]
+  # Three evaluations: the lowest is not the last.
+  first = lines[-1] | {"kind": "evaluation", "step": 30, "outer_loss": 0.5}
+  del first["num_steps"]
+  last = lines[-1] | {"outer_loss": 1.25, "mean_loss": 1.5, "judge_loss": 2.0}
+  path.write_text(
+    "".join(json.dumps(each) + "\n" for each in (*lines[:-1], first, last))
+  )
+  (run,) = listed("mine")
+  loaded = load_run(folder)
+  found = rows.row_of(loaded, run, failure="", cores=3)
+  assert (found.name, found.seed, found.cores) == ("mine", 0, 3)
+  assert (found.loss, found.mean_loss, found.judge_loss) == (1.25, 1.5, 2.0)
+  assert found.best_loss == 0.5
+  # Two replicas of 1,024 tokens; compiling 11.5 s, two rounds, one evaluation.
+  assert (found.total_steps, found.tokens) == (60, 60 * 2048)
+  assert found.wall_s == pytest.approx(11.5 + 2 * 2.5 + 0.75, abs=0.06)
+  assert found.sent_bytes == loaded.total_sent_bytes
+  diverged = rows.row_of(loaded, run, failure="not finite", cores=3)
+  assert math.isnan(diverged.loss) and math.isnan(diverged.judge_loss)
+  assert diverged.best_loss == 0.5 and diverged.failure == "not finite"
+  curve = rows.curve_of(loaded, found)
+  assert [(each.step, each.loss) for each in curve][-2:] == [
+    (30, 0.5),
+    (60, 1.25),
+  ]
+  assert curve[-1].flushed and curve[-1].digest == run.digest
+
+
+class OneByOne:
+  """A pool that runs nothing and says that all jobs have ended."""
+
+  def __init__(self, reasons):
+    self.reasons = reasons
+
+  def run(self, jobs, ended):
+    for number, reason in enumerate(self.reasons):
+      ended(number, reason)
+
+
+def test_processes_that_run_at_once_share_the_cores(tmp_path, monkeypatch):
+  monkeypatch.setattr(training, "usable_cores", lambda: 9)
+  monkeypatch.setattr(training, "corpus_digest", lambda config: "9f3a" * 4)
+  cores = []
+
+  def keep(self, run, reason, num_cores):
+    cores.append(num_cores)
+    return "" if reason else "loss 1.5"
+
+  monkeypatch.setattr(training.Training, "_keep", keep)
+  trained = training.Training(tmp_path, Rows(tmp_path / "rows.csv"))
+  runs = listed("a", "b")
+  trained.train(runs, OneByOne(["", "no text"]), processes=2)  # pyright: ignore
+  assert cores == [4, 4]
+  (failure,) = trained.failed
+  assert failure["run"] == "b, seed 1" and failure["reason"] == "no text"
+  assert runs[1].digest in failure["log"]
+
+
+def test_a_run_is_a_process_with_its_own_settings(tmp_path, monkeypatch):
+  monkeypatch.setattr(training, "corpus_digest", lambda config: "9f3a" * 4)
+  (run,) = listed("my run")
+  parts = [tmp_path / "parts.py"]
+  trained = training.Training(tmp_path, Rows(tmp_path / "rows.csv"), parts)
+  job = trained._job(run)
+  folder = tmp_path / "runs" / f"my_run-seed0-{run.digest}-9f3a9f"
+  assert job.log == tmp_path / "logs" / f"{folder.name}.log"
+  assert f"--workdir={folder}" in job.command
+  assert f"--parts={parts[0]}" in job.command
+  assert "--config.sync.sync_interval=6" in job.command
+
+
+def test_a_clock_says_what_it_times(tmp_path):
+  config = from_mapping(BASE)
+  stated = SweepClock("1gbit", 0.03)
+  assert page._words(config, stated) == (
+    "tiny on 1gbit (round trip 40 ms), 0.03 s a step (stated); codecs take no"
+    " time"
+  )
+  larger = clock_of(
+    {"name": "x", "cluster": "1gbit", "model": {"preset": "opt_1_3b"}}
+  )
+  words = page._words(config, larger)
+  assert words.startswith("opt_1_3b on 1gbit")
+  assert "a step (from operations), put on the losses of tiny" in words
+
+
+def test_a_step_of_a_clock_is_that_of_the_fastest_replica(tmp_path):
+  cluster = tmp_path / "two.json"
+  site = {"num_devices": 1, "up": "1 Gbit/s", "down": "1 Gbit/s"}
+  sites = [
+    {"name": "slow", "speed": 0.5, "rtt": "10 ms"},
+    {"name": "fast", "rtt": "40 ms"},
+  ]
+  cluster.write_text(
+    json.dumps({"name": "two", "every_site": site, "sites": sites})
+  )
+  clock = SweepClock(str(cluster), 0.03)
+  assert clock.own_step_s(from_mapping(BASE)) == pytest.approx(0.03)
+  assert page._round_trips(clock) == "10 ms to 40 ms"
+
+
+@pytest.mark.parametrize(
+  ("codec", "timed"),
+  [
+    ("low_rank(rank=4)+int(bits=4)", "low_rank(rank=64)+int(bits=4)"),
+    ("int(bits=2)", "int(bits=2)"),
+  ],
+)
+def test_a_codec_is_that_of_the_timed_model_where_it_has_the_same_parts(
+  codec, timed
+):
+  clock = SweepClock(
+    "1gbit",
+    changed={"exchange.codec": "low_rank(rank=64)+int(bits=4)"},
+  )
+  config = from_mapping(BASE | {"exchange": {"codec": codec}})
+  assert clock.timed(config).exchange.codec == timed
+
+
+def test_what_is_known_of_losses_has_its_gaps_and_rates():
+  two, four = list(measured.gaps(2)), list(measured.gaps(4))
+  assert "overlap_loco 2x4: +0.81 ± 0.16 %, inner rate 0.004, outer 1" in two
+  assert "diloco 4x4: +6.63 ± 0.41 %, inner rate 0.00286, outer 0.7" in four
+  assert not any("fp32" in line or "allreduce" in line for line in two + four)
+  assert all(" 4x" in line for line in four)
+  words = " ".join(measured.words(3).split())
+  assert words.partition("sequences): ")[2].startswith("nothing with M = 3.")
+
+
+def test_runs_of_the_quick_start_differ_in_the_method_alone():
+  configs = {name: quickstart.run_of(name, 90) for name in quickstart.METHODS}
+  for config in configs.values():
+    assert config.total_steps == 90 and config.data.batch_size == 2
+    assert config.inner.optimizer == "muon"
+    assert config.outer.average_power == 14
+    assert config.inner.final_fraction == 0.2
+    assert config.adaptive.mode == "off"
+  assert configs["dilocox"].inner.learning_rate == 0.005
+  assert configs["allreduce"].inner.learning_rate == 0.0035
+  assert configs["overlap_loco"].outer.learning_rate == 1.5
+  assert configs["dilocox"].sync.sync_interval == 20
+  own = quickstart.run_of("dilocox", 90, "notes/*.txt").data
+  assert (own.source, own.glob) == ("text_files", "notes/*.txt")
+  same = dataclasses.replace(configs["dilocox"], sync=configs["allreduce"].sync)
+  assert same.data == configs["allreduce"].data
