@@ -1,12 +1,13 @@
-"""Changes the core in random places, and says which changes no test notices.
+"""Changes the code in random places, and says which changes no test notices.
 
   python -m tests.mutants [--places=200] [--seed=0]
+  python -m tests.mutants --packages=report,metrics --nearest
 
 cosmic-ray makes the mutants and applies them in build/mutants, a clone of the
 last commit. A mutant is tried by the tests of its own module first, then by
-those of its folder, then by all: most are caught in seconds. The run takes
-hours, and the same command goes on where it was stopped. Remove build/mutants
-to begin anew.
+those of its folder, then by all: most are caught in seconds. With --nearest it
+does not meet the tests of other folders. The run takes hours, and the same
+command goes on where it was stopped. Remove build/mutants to begin anew.
 """
 
 import argparse
@@ -22,6 +23,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 COPY = ROOT / "build" / "mutants"
 CONFIG = "tests/mutants.toml"
 SESSION = "build/mutants.sqlite"
+# The config that cosmic-ray reads, which has the flags of this run.
+RUN_CONFIG = "build/mutants.toml"
+# Programs have tests of their own, and some in the folder of what they call.
+ALSO_TESTED_IN = {"experiments": ["api"]}
 # Most `|` stand in annotations, where any other operator is an error at import.
 TRIVIAL = "core/ReplaceBinaryOperator_BitOr"
 
@@ -31,19 +36,35 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
   parser.add_argument("--places", type=int, default=200)
   parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument(
+    "--packages",
+    default="",
+    help="names of packages, with commas between; by default all",
+  )
+  parser.add_argument(
+    "--nearest",
+    action="store_true",
+    help="try the tests of a mutant's own folder alone",
+  )
   parser.add_argument("--notice", action="store_true", help=argparse.SUPPRESS)
   flags = parser.parse_args()
   if flags.notice:
-    sys.exit(not all(map(passes, stages(changed_module()))))
+    found = stages(changed_module(), flags.nearest)
+    sys.exit(not all(map(passes, found)))
   if not COPY.exists():
     subprocess.run(["git", "clone", "-q", ROOT, COPY], check=True)
     (COPY / "build").mkdir()
   # A run that was killed has left its mutant.
   subprocess.run(["git", "checkout", "-q", "."], cwd=COPY, check=True)
+  config = (COPY / CONFIG).read_text()
+  if flags.nearest:
+    config = config.replace("--notice", "--notice --nearest")
+  (COPY / RUN_CONFIG).write_text(config)
   if not (COPY / SESSION).exists():
-    cosmic_ray("cli", "init", "--force", CONFIG, "build/all.sqlite")
-    draw(flags.places, flags.seed)
-  cosmic_ray("cli", "exec", CONFIG, SESSION)
+    cosmic_ray("cli", "init", "--force", RUN_CONFIG, "build/all.sqlite")
+    packages = [name for name in flags.packages.split(",") if name]
+    draw(flags.places, flags.seed, packages)
+  cosmic_ray("cli", "exec", RUN_CONFIG, SESSION)
   cosmic_ray("tools.report", "--surviving-only", "--show-diff", SESSION)
 
 
@@ -58,13 +79,20 @@ def cosmic_ray(module: str, *arguments: str) -> None:
   )
 
 
-def draw(places: int, seed: int) -> None:
-  """Keeps one mutant in each of some places, in random order."""
+def draw(places: int, seed: int, packages: list[str]) -> None:
+  """Keeps one mutant in each of some places, in random order.
+
+  Args:
+    places: Number of places.
+    seed: Seed of the order, and of the mutant in each place.
+    packages: Names of the packages to change; empty for all.
+  """
   by_place: dict[tuple, list] = {}
   with use_db(COPY / "build/all.sqlite") as every:
     for item in every.work_items:
       (mutation,) = item.mutations
-      if not mutation.operator_name.startswith(TRIVIAL):
+      is_wanted = not packages or package_of(mutation.module_path) in packages
+      if is_wanted and not mutation.operator_name.startswith(TRIVIAL):
         place = (str(mutation.module_path), mutation.start_pos)
         by_place.setdefault(place, []).append((mutation.operator_name, item))
   rng = random.Random(seed)
@@ -83,14 +111,42 @@ def changed_module() -> pathlib.Path:
   return pathlib.Path(subprocess.check_output(command, text=True).strip())
 
 
-def stages(module: pathlib.Path) -> list[list[str]]:
-  """Returns pytest's arguments, the likeliest to fail first, all tests last."""
-  folder = pathlib.Path("tests", *module.parts[1:2])
-  own = sorted(map(str, folder.rglob(f"test_{module.stem}*.py")))
-  inside = [str(folder)] if folder.is_dir() else []
-  # A linter's taste is no behaviour.
-  everything = ["-n", "2", "--ignore=tests/contracts/test_lint.py"]
-  return [stage for stage in (own, inside, everything) if stage]
+def package_of(module: pathlib.Path) -> str:
+  """Returns the package of a module: "report", or "experiments"."""
+  top, *inner = module.parts
+  return inner[0] if top == "dilocox_jax" else top
+
+
+def stages(module: pathlib.Path, is_nearest: bool) -> list[list[str]]:
+  """Returns pytest's arguments, the likeliest to fail first, all tests last.
+
+  Args:
+    module: Path of the module that is changed.
+    is_nearest: Whether tests of other folders are left out.
+  """
+  package = package_of(module)
+  names = [package, *ALSO_TESTED_IN.get(package, ())]
+  folders = [pathlib.Path("tests", name) for name in names]
+  inside = [str(folder) for folder in folders if folder.is_dir()]
+  found = [own_tests(module, folders[0]), inside]
+  if not is_nearest:
+    # A linter's taste is no behavior.
+    found.append(["-n", "2", "--ignore=tests/contracts/test_lint.py"])
+  return [stage for stage in found if stage]
+
+
+def own_tests(module: pathlib.Path, folder: pathlib.Path) -> list[str]:
+  """Returns the tests that are named after a module or a folder above it.
+
+  Those of `experiments/tables/dilocox.py` are in `test_tables.py`.
+  """
+  top, *inner, _ = module.parts
+  above = inner[1:] if top == "dilocox_jax" else inner
+  names = [module.stem, *above]
+  found = {
+    str(path) for name in names for path in folder.rglob(f"test_{name}*.py")
+  }
+  return sorted(found)
 
 
 def passes(arguments: list[str]) -> bool:
