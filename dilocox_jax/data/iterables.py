@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-
 from dilocox_jax.checks import require
 from dilocox_jax.data.iterator_state import decoded, encoded
 from dilocox_jax.trees import Tree
