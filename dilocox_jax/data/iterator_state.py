@@ -79,7 +79,7 @@ def decoded(value: Any) -> Any:
     return [decoded(each) for each in value]
   if type(value) is not dict:
     return value
-  kind = value.get("kind")
+  kind = str(value.get("kind"))
   require(
     kind in _DECODERS,
     f"the saved state of the iterator has a {kind!r}, which this version of "
@@ -167,7 +167,7 @@ def _encoded_number(number: np.generic) -> dict[str, Any]:
 
 
 def _decoded_number(saved: Mapping[str, Any]) -> np.generic:
-  return _decoded_array(saved)[()]
+  return np.asarray(_decoded_array(saved)).reshape(-1)[0]
 
 
 def _decoded_pairs(pairs: Sequence[Any]) -> dict[Any, Any]:
