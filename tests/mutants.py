@@ -14,6 +14,7 @@ import argparse
 import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 
@@ -56,14 +57,11 @@ def main() -> None:
     (COPY / "build").mkdir()
   # A run that was killed has left its mutant.
   subprocess.run(["git", "checkout", "-q", "."], cwd=COPY, check=True)
-  config = (COPY / CONFIG).read_text()
-  if flags.nearest:
-    config = config.replace("--notice", "--notice --nearest")
-  (COPY / RUN_CONFIG).write_text(config)
+  packages = [name for name in flags.packages.split(",") if name]
+  write_config(packages, flags.nearest)
   if not (COPY / SESSION).exists():
     cosmic_ray("cli", "init", "--force", RUN_CONFIG, "build/all.sqlite")
-    packages = [name for name in flags.packages.split(",") if name]
-    draw(flags.places, flags.seed, packages)
+    draw(flags.places, flags.seed)
   cosmic_ray("cli", "exec", RUN_CONFIG, SESSION)
   cosmic_ray("tools.report", "--surviving-only", "--show-diff", SESSION)
 
@@ -79,20 +77,40 @@ def cosmic_ray(module: str, *arguments: str) -> None:
   )
 
 
-def draw(places: int, seed: int, packages: list[str]) -> None:
+def write_config(packages: list[str], is_nearest: bool) -> None:
+  """Writes what cosmic-ray reads.
+
+  Args:
+    packages: Names of the packages to change; empty for all.
+    is_nearest: Whether the tests of other folders are left out.
+  """
+  lines = (COPY / CONFIG).read_text().splitlines(keepends=True)
+  if packages:
+    lines = [line for line in lines if names_no_other(line, packages)]
+  text = "".join(lines)
+  if is_nearest:
+    text = text.replace("--notice", "--notice --nearest")
+  (COPY / RUN_CONFIG).write_text(text)
+
+
+def names_no_other(line: str, packages: list[str]) -> bool:
+  """Returns whether a line of the config is no package or one of these."""
+  found = re.fullmatch(r'  "(.+)",\n', line)
+  return not found or pathlib.Path(found[1]).name in packages
+
+
+def draw(places: int, seed: int) -> None:
   """Keeps one mutant in each of some places, in random order.
 
   Args:
     places: Number of places.
     seed: Seed of the order, and of the mutant in each place.
-    packages: Names of the packages to change; empty for all.
   """
   by_place: dict[tuple, list] = {}
   with use_db(COPY / "build/all.sqlite") as every:
     for item in every.work_items:
       (mutation,) = item.mutations
-      is_wanted = not packages or package_of(mutation.module_path) in packages
-      if is_wanted and not mutation.operator_name.startswith(TRIVIAL):
+      if not mutation.operator_name.startswith(TRIVIAL):
         place = (str(mutation.module_path), mutation.start_pos)
         by_place.setdefault(place, []).append((mutation.operator_name, item))
   rng = random.Random(seed)
