@@ -86,15 +86,15 @@ def write_config(packages: list[str], is_nearest: bool) -> None:
   """
   lines = (COPY / CONFIG).read_text().splitlines(keepends=True)
   if packages:
-    lines = [line for line in lines if names_no_other(line, packages)]
+    lines = [line for line in lines if is_kept(line, packages)]
   text = "".join(lines)
   if is_nearest:
     text = text.replace("--notice", "--notice --nearest")
   (COPY / RUN_CONFIG).write_text(text)
 
 
-def names_no_other(line: str, packages: list[str]) -> bool:
-  """Returns whether a line of the config is no package or one of these."""
+def is_kept(line: str, packages: list[str]) -> bool:
+  """Returns whether a line names one of the packages, or is no package."""
   found = re.fullmatch(r'  "(.+)",\n', line)
   return not found or pathlib.Path(found[1]).name in packages
 

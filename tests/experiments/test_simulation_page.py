@@ -51,8 +51,10 @@ def plan_on(tmp_path, rate="1 Gbit/s", **changes):
   cluster.write_text(json.dumps(text))
   config = from_mapping(CONFIG | changes)
   plan = plan_run(config, str(cluster), Options(step_s=0.4))
-  memory = dataclasses.replace(plan.memory, frozen=0, state=3e8, step=1e8)
-  assert memory.total == 4e8
+  memory = dataclasses.replace(
+    plan.memory, frozen=0, state=300_000_000, step=100_000_000
+  )
+  assert memory.total == 400_000_000
   return dataclasses.replace(
     plan,
     rounds=ROUNDS,
@@ -203,7 +205,7 @@ def test_plans_that_are_as_fast_are_named(tmp_path, capsys):
   no_room = dataclasses.replace(
     first,
     config=from_mapping(CONFIG | {"sync": {"method": "muloco"}}),
-    memory=DeviceMemory(**dataclasses.asdict(first.memory) | {"state": 2e9}),
+    memory=DeviceMemory(state=2_000_000_000, step=100_000_000),
   )
   plans = [first, alike, slow, no_room]
   simulation_page.report_methods(plans, {"delayed": "no tau"}, tmp_path)

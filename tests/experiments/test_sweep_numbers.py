@@ -24,28 +24,28 @@ def listed(*names, **changes):
 
 
 def row(run, **changes):
-  values = {
-    "name": run.name,
-    "seed": run.seed,
-    "digest": run.digest,
-    "corpus": "9f3a",
-    "overrides": "{}",
-    "total_steps": 60,
-    "tokens": 600,
-    "sent_bytes": 100,
-    "loss": 1.5,
-    "mean_loss": 1.6,
-    "best_loss": 1.4,
-    "judge_loss": math.nan,
-    "wall_s": 1800.0,
-    "platform": "cpu",
-    "python": "3.11",
-    "jax": "0.10",
-    "revision": "",
-    "cores": 1,
-    "failure": "",
-  }
-  return RunRow(**values | changes)
+  first = RunRow(
+    name=run.name,
+    seed=run.seed,
+    digest=run.digest,
+    corpus="9f3a",
+    overrides="{}",
+    total_steps=60,
+    tokens=600,
+    sent_bytes=100,
+    loss=1.5,
+    mean_loss=1.6,
+    best_loss=1.4,
+    judge_loss=math.nan,
+    wall_s=1800.0,
+    platform="cpu",
+    python="3.11",
+    jax="0.10",
+    revision="",
+    cores=1,
+    failure="",
+  )
+  return dataclasses.replace(first, **changes)
 
 
 def test_the_introduction_sums_hours_and_counts_runs():
