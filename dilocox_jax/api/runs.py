@@ -343,7 +343,8 @@ def load(
     exchange: Exchange that was handed in.
 
   Raises:
-    RecordError: If the directory holds no run.
+    ValueError: One line, if the directory holds no run, or a file of it is
+      damaged.
     TypeError: If a part is of another kind than the one that is meant.
   """
   run = Run(pathlib.Path(workdir))

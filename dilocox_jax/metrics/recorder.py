@@ -13,9 +13,11 @@ does not know, so an older version can read the files of a newer one.
 
 import dataclasses
 import math
+import typing
 from collections.abc import Mapping
 from typing import Any, SupportsFloat, TypeVar
 
+from dilocox_jax.checks import of_type, require, within_limits
 from dilocox_jax.metrics import lines
 
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
@@ -176,6 +178,45 @@ def from_json(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
     if field.name in row or _has_no_default(field):
       values[field.name] = _CONVERT[field.type](row[field.name])  # pyright: ignore
   return kind(**values)
+
+
+def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
+  """Builds a row from the object of a line that may be damaged.
+
+  Args:
+    kind: As for `from_json`.
+    row: The object, as JSON has it.
+
+  Raises:
+    ValueError: One line, if a field is missing, or has a value that is never
+      written.
+  """
+  for field in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
+    if field.name in row:
+      _check(field.type, field.name, row[field.name])
+    else:
+      is_free = not _has_no_default(field)
+      require(is_free, f"the field {field.name!r} is missing")
+  return from_json(kind, row)
+
+
+def _check(kind: Any, name: str, value: Any) -> None:
+  """Raises ValueError unless a field of a row may have a value."""
+  if typing.get_origin(kind) is list:
+    (inner,) = typing.get_args(kind)
+    for each in of_type(name, value, list):
+      _check(inner, name, each)
+  elif kind is DriftRow:
+    read_row(DriftRow, of_type(name, value, dict))
+  elif kind is float:
+    value = of_type(name, value, float | None)
+    # Losses may be below 0. Seconds, rates and bytes may not.
+    if value is not None and name.endswith(("_s", "_bytes")):
+      within_limits(name, value, at_least=0)
+  else:
+    of_type(name, value, kind)
+    if kind is int:
+      within_limits(name, value, at_least=0)
 
 
 def _has_no_default(field: dataclasses.Field) -> bool:

@@ -215,7 +215,7 @@ class Frame:
     """
     pairs = self.pairs(setting)
     own, base = mean([a for a, _ in pairs]), mean([b for _, b in pairs])
-    if not math.isfinite(base):
+    if not math.isfinite(base) or not base:
       return math.nan, math.nan
     return own / base - 1, standard_error([a / b - 1 for a, b in pairs])
 
@@ -316,9 +316,15 @@ def frame_of(runs: Mapping[str, LoadedRun], baseline: str = "") -> Frame:
     baseline: Label of the one that the others are compared with.
   """
   names = {clock_of(run): run.clock for run in runs.values() if run.simulated_s}
-  is_timed = len(names) == 1 and all(run.simulated_s for run in runs.values())
+  is_timed = len(names) == 1 and all(map(_is_timed, runs.values()))
   settings = [_setting(run, k, baseline) for k, run in runs.items()]
   return Frame(settings, clocks=names if is_timed else {})
+
+
+def _is_timed(run: LoadedRun) -> bool:
+  """Whether there is a simulated time of each evaluation of a run."""
+  steps = {each.step for each in run.evaluations}
+  return bool(steps) and steps <= run.simulated_s.keys()
 
 
 def _setting(run: LoadedRun, name: str, baseline: str) -> Setting:

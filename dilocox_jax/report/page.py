@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from dilocox_jax import files
-from dilocox_jax.checks import flat
+from dilocox_jax.checks import flat, in_front, of_type
 from dilocox_jax.metrics.lines import (
   Directory,
   RecordError,
@@ -178,10 +178,17 @@ def _meeting(workdir: pathlib.Path) -> list[str]:
 
   The trainer writes a row for each event. A replica that began again may have
   several rows of an event; the last one counts.
+
+  Raises:
+    RecordError: If a row is damaged.
   """
-  if not (workdir / MEETING).exists():
-    return []
   rows = read_rows(workdir / MEETING)
+  try:
+    with in_front(f"{workdir / MEETING} has a damaged row: "):
+      for row in rows:
+        _check_meeting(row)
+  except ValueError as error:
+    raise RecordError(str(error)) from error
   events = {row["event"]: row for row in rows}
   if not events:
     return []
@@ -198,6 +205,17 @@ def _meeting(workdir: pathlib.Path) -> list[str]:
     f" {units.human_bytes(up)} and read {units.human_bytes(down)} (measured,"
     " snapshots and manifests included).",
   ]
+
+
+def _check_meeting(row: dict[str, Any]) -> None:
+  """Raises ValueError unless a row says who met."""
+  of_type("event", row.get("event"), int)
+  for name in of_type("members", row.get("members"), list):
+    of_type("members", name, str)
+  for reason in of_type("left_out", row.get("left_out"), dict).values():
+    of_type("left_out", reason, str)
+  for count in of_type("usage", row.get("usage"), dict).values():
+    of_type("usage", count, int)
 
 
 def _spans(events: dict[int, Any]) -> Iterator[tuple[str, str, str]]:
@@ -288,7 +306,7 @@ def write_report(workdir: Directory) -> pathlib.Path:
     sections["Who met"] = meeting
   sample = run.workdir / SAMPLE
   if sample.exists():
-    text = sample.read_text("utf-8").splitlines()
+    text = sample.read_text("utf-8", errors="replace").splitlines()
     sections["A sample"] = [f"    {line}" for line in text]
   lines = [_summary(run), ""]
   for title, body in sections.items():

@@ -13,26 +13,49 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from dilocox_jax.checks import json_object, require
-from dilocox_jax.metrics.lines import Directory, read_rows
+from dilocox_jax.checks import (
+  in_front,
+  json_file,
+  of_type,
+  require,
+  within_limits,
+)
+from dilocox_jax.metrics.lines import Directory, RecordError, read_rows
 from dilocox_jax.metrics.recorder import (
   METRICS,
   TIMING,
   Evaluation,
   RoundRow,
   Timing,
-  from_json,
+  read_row,
 )
 from dilocox_jax.metrics.work_directory import CONFIG, RECORD
 from dilocox_jax.plan.collective import Collective
 from dilocox_jax.report import units
 
 _Row = typing.TypeVar("_Row", RoundRow, Evaluation, Timing)
-# What every record has.
-_NEEDED = (
-  *("corpus_digest", "corpus_name", "method", "num_replicas", "platform"),
-  *("source_revision", "versions"),
-)
+# What a record holds, by field.
+_RECORD = {
+  "bytes_per_token": float | None,
+  "chosen_for_device": dict,
+  "clock": str,
+  "clock_digest": str,
+  "command": str | None,
+  "corpus_digest": str,
+  "corpus_name": str,
+  "earlier_starts": list,
+  "handed_in": list,
+  "held_out_digest": str,
+  "method": str,
+  "num_replicas": int,
+  "parameter_count": int,
+  "platform": str,
+  "source_revision": str | None,
+  "versions": dict,
+}
+# What runs without a clock, or with their own parts alone, leave out.
+_OPTIONAL = {"clock", "clock_digest", "handed_in", "held_out_digest"}
+_LARGEST = 2**63  # Of a count; floats have all smaller ones in their range.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,17 +202,6 @@ def _furthest(run: LoadedRun, field: str) -> int:
   return max((getattr(row, field) for row in last), default=0)
 
 
-def _read_object(path: pathlib.Path) -> dict[str, Any]:
-  try:
-    return json_object(path.read_bytes(), "it")
-  except FileNotFoundError:
-    raise ValueError(
-      f"{path.parent} is not a run directory: {path.name} is missing"
-    ) from None
-  except (OSError, ValueError) as error:
-    raise ValueError(f"{path} cannot be read: {error}") from error
-
-
 def load_run(workdir: Directory) -> LoadedRun:
   """Reads a run directory.
 
@@ -200,33 +212,62 @@ def load_run(workdir: Directory) -> LoadedRun:
     The run. Kinds of rows that do not exist yet are empty lists.
 
   Raises:
-    ValueError: If the directory is no run directory or cannot be read.
+    ValueError: If the directory is no run directory, or a file of it cannot be
+      read or is damaged. The message is one line.
   """
   workdir = pathlib.Path(workdir)
-  config, record = (_read_object(workdir / name) for name in (CONFIG, RECORD))
-  missing = min(set(_NEEDED) - record.keys(), default="")
-  require(not missing, f"{workdir / RECORD} is damaged: it has no {missing}")
-  path = workdir / METRICS
-  rows = read_rows(path)
+  config = _read_object(workdir / CONFIG)
+  record = _read_object(workdir / RECORD)
+  with in_front(f"{workdir / RECORD} is damaged: "):
+    _check_record(record)
+  with in_front(f"{workdir / CONFIG} is damaged: "):
+    of_type("seed", config.get("seed", 0), int)
+    of_type("outer", config.get("outer", {}), dict)
+  try:
+    rows = read_rows(workdir / METRICS)
+    timings = read_rows(workdir / TIMING)
+  except RecordError as error:
+    raise ValueError(str(error)) from error
   rounds = [r for r in rows if r.get("kind") == "round"]
   evaluations = [r for r in rows if r.get("kind") in ("evaluation", "final")]
   return LoadedRun(
     workdir=workdir,
     config=config,
     record=record,
-    rounds=_typed(path, RoundRow, rounds),
-    evaluations=_typed(path, Evaluation, evaluations),
+    rounds=_typed(workdir / METRICS, RoundRow, rounds),
+    evaluations=_typed(workdir / METRICS, Evaluation, evaluations),
     finished=any(row["kind"] == "final" for row in evaluations),
-    timings=_typed(workdir / TIMING, Timing, read_rows(workdir / TIMING)),
+    timings=_typed(workdir / TIMING, Timing, timings),
   )
+
+
+def _read_object(path: pathlib.Path) -> dict[str, Any]:
+  require(
+    path.exists(),
+    f"{path.parent} is not a run directory: {path.name} is missing",
+  )
+  return json_file(path)
+
+
+def _check_record(record: Mapping[str, Any]) -> None:
+  """Raises ValueError unless a record has what a report needs of it."""
+  for name, kind in _RECORD.items():
+    if name in _OPTIONAL and name not in record:
+      continue
+    require(name in record, f"it has no {name}")
+    of_type(name, record[name], kind)
+  for name in ("num_replicas", "parameter_count"):
+    within_limits(name, record[name], at_least=1, at_most=_LARGEST)
+  if record["bytes_per_token"] is not None:
+    within_limits("bytes_per_token", record["bytes_per_token"], above=0)
+  for name, version in record["versions"].items():
+    of_type(f"versions.{name}", version, str)
+  for number, part in enumerate(record.get("handed_in", ())):
+    of_type(f"handed_in[{number}]", part, str)
 
 
 def _typed(
   path: pathlib.Path, kind: type[_Row], rows: Iterable[Mapping[str, Any]]
 ) -> list[_Row]:
-  try:
-    return [from_json(kind, row) for row in rows]
-  except (KeyError, TypeError, ValueError, AttributeError) as error:
-    raise ValueError(
-      f"{path} has a damaged row, which is no {kind.__name__}: {error!r}"
-    ) from error
+  with in_front(f"{path} has a damaged row, which is no {kind.__name__}: "):
+    return [read_row(kind, row) for row in rows]

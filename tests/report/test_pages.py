@@ -116,8 +116,8 @@ def test_a_figure_with_nothing_to_show_is_left_out(
 @pytest.mark.parametrize(
   ("name", "text", "said"),
   [
-    ("run.json", "{", "run.json cannot be read"),
-    ("run.json", "{}", "run.json is damaged: it has no corpus_digest"),
+    ("run.json", "{", "run.json is no JSON object"),
+    ("run.json", "{}", "run.json is damaged: it has no bytes_per_token"),
     ("run.json", None, "is not a run directory: run.json is missing"),
     ("timing.jsonl", '{"step": 3}\n', "timing.jsonl has a damaged row"),
     ("metrics.jsonl", '{"step": 3, "kind": "round"}\n', "metrics.jsonl has a"),
