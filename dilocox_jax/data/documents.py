@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from dilocox_jax.checks import extra_package, json_object, printable
+from dilocox_jax.data.globs import each_file_once, names_of
 
 TEXT_FIELD = "text"
 _OBJECTS = (".jsonl", ".ndjson", ".json")
@@ -50,7 +51,8 @@ def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
   Names are relative to the part of the pattern before its first wildcard. With
   "/data/texts/**/*.txt" the name of /data/texts/a/b.txt is "a/b.txt". So the
   folder can be moved, and names stay the same. A "[1]" in the name of a file or
-  folder that exists is no wildcard.
+  folder that exists is no wildcard. Links are followed, and each file is listed
+  once, however many links lead to it.
 
   Args:
     pattern: Path, or glob pattern; `**` matches folders of any depth.
@@ -64,11 +66,11 @@ def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
   root, rest = _divided(os.path.expanduser(pattern))
   names = [rest]
   if not os.path.exists(root / rest):
-    names = glob.glob(rest, root_dir=root, recursive=True)
-  paths = {pathlib.Path(name).as_posix(): root / name for name in names}
-  found = sorted((n, path) for n, path in paths.items() if os.path.isfile(path))
+    names = names_of(rest, root)
+  found = each_file_once(names, root)
   if not found:
-    folder = next(filter(os.path.isdir, paths.values()), "") if pattern else ""
+    paths = (root / name for name in names)
+    folder = next(filter(os.path.isdir, paths), "") if pattern else ""
     reason = f"the glob {pattern!r} matches folders, and no file"
     if not folder:
       reason = f"no file matches the glob {pattern!r}"

@@ -2,6 +2,7 @@
 
 import ast
 import bz2
+import glob
 import gzip
 import io
 import json
@@ -158,3 +159,73 @@ def test_a_folder_is_answered_with_a_pattern_of_its_files(tmp_path):
       matching_files(str(pattern))
     example = str(error.value).rpartition("example ")[2]
     assert len(matching_files(ast.literal_eval(example))) == 1
+
+
+def named(pattern):
+  return [name for name, _ in matching_files(str(pattern))]
+
+
+def tree(root, *paths):
+  for path in paths:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(f"text of {path}")
+
+
+def test_a_folder_that_contains_itself_gives_its_files_once(tmp_path):
+  texts = tmp_path / "texts"
+  tree(texts, "a.txt", "b/c.txt", "b/d/e.txt")
+  for number in range(3):  # With one alone `glob` would find 41 times as many.
+    (texts / f"a_link_{number}").symlink_to(".")
+    (texts / "b" / f"up_{number}").symlink_to("..")
+  (texts / "b" / "loop").symlink_to("loop")
+  expected = ["a.txt", "b/c.txt", "b/d/e.txt"]
+  assert named(texts / "**/*.txt") == expected
+  assert named(texts / "**") == expected
+  assert named(texts / "**/**/*.txt") == expected
+  assert named(texts / "**/c.txt") == ["b/c.txt"]
+  assert [d.content for d in documents(texts / "**/*.txt")] == [
+    f"text of {name}".encode() for name in expected
+  ]
+  (tmp_path / "own_name").symlink_to("texts")
+  assert named(tmp_path / "own_name/**/*.txt") == expected
+
+
+def test_links_to_files_and_folders_elsewhere_are_followed_once(tmp_path):
+  texts, blobs = tmp_path / "texts", tmp_path / "blobs"
+  tree(tmp_path, "blobs/1", "blobs/2", "other/x.txt", "texts/z.txt")
+  # As in a snapshot of Hugging Face: all names lead elsewhere.
+  (texts / "first.txt").symlink_to(blobs / "1")
+  (texts / "second.txt").symlink_to(blobs / "2")
+  (texts / "second_again.txt").symlink_to(blobs / "2")
+  # A file has its own name, also if that of a link comes before.
+  (texts / "a.txt").symlink_to("z.txt")
+  (texts / "other").symlink_to(tmp_path / "other")
+  (texts / "other_again").symlink_to(tmp_path / "other")
+  os.link(texts / "z.txt", texts / "zz.txt")
+  (texts / "nothing.txt").symlink_to("nowhere")
+  expected = ["first.txt", "other/x.txt", "second.txt", "z.txt"]
+  assert named(texts / "**/*.txt") == expected
+  assert named(texts / "*/*.txt") == ["other/x.txt"]
+  assert named(texts / "a.txt") == ["a.txt"]
+
+
+def test_patterns_match_what_glob_matches(tmp_path):
+  tree(
+    tmp_path,
+    *("a.txt", "b.md", ".hidden.txt", "f/a.txt", "f/g/a.txt", "f/g/b.txt"),
+    *(".h/a.txt", "f/.h/a.txt", "k[1]/a.txt", "f2/g/a.txt"),
+  )
+  os.mkfifo(tmp_path / "pipe.txt")
+  for pattern in (
+    *("*.txt", "**/*.txt", "**", "f*/**/a.txt", "f/**/g/*", "*/g/*.txt"),
+    *("**/g/**", "**/g/**/*.txt", ".hidden*", ".h/*", "f/.h/*", "[f]/*"),
+    *("k[[]1]/*.txt", "f**/a.txt", "**/f", "?.*"),
+  ):
+    found = glob.glob(pattern, root_dir=tmp_path, recursive=True)
+    files = {each for each in found if os.path.isfile(tmp_path / each)}
+    if not files:
+      refused(tmp_path / pattern, "matches folders, and no file")
+      continue
+    # Names are relative to the folder before the first wildcard.
+    whole = [str(path) for _, path in matching_files(str(tmp_path / pattern))]
+    assert whole == sorted(f"{tmp_path}/{each}" for each in files)

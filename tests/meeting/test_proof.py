@@ -8,6 +8,7 @@ import pytest
 from dilocox_jax.meeting.answers import AwayError, ClosedError, UnfitError
 from dilocox_jax.meeting.mailbox import Mailbox
 from dilocox_jax.meeting.members import MailboxRules
+from dilocox_jax.meeting.messages import RUN
 from dilocox_jax.meeting.store import Store
 
 RULES = MailboxRules(replicas=2, quorum=1, grace_s=0.2)
@@ -102,7 +103,7 @@ def test_a_store_that_is_unfit_is_refused_in_one_line_at_every_replica(kind):
     assert "\n" not in str(error.value)
     assert str(error.value).startswith("memory:/// ")
   assert store.sizes("probe") == {}
-  assert Store.get(store, "run.json", 10**6) is None  # Nothing was begun.
+  assert Store.get(store, RUN, 10**6) is None  # Nothing was begun.
 
 
 def test_a_fit_store_is_entered_with_few_requests_and_nothing_is_left():
@@ -188,6 +189,23 @@ def test_many_may_enter_at_once_also_under_one_name(kind, tmp_path):
     thread.join()
   assert not errors and len(entered) == 10
   assert shared.sizes("probe") == {}
+
+
+def test_no_two_proofs_share_an_object():
+  class Noting(Store):
+    """Notes the names of objects that are created."""
+
+    created = set()
+
+    def create(self, path, data):
+      self.created.add(path)
+      return super().create(path, data)
+
+  store = Noting("memory:///")
+  for _ in range(3):
+    enter(store)  # As three processes of one name would.
+  assert len(store.created - {RUN}) == 3
+  assert all(path.startswith("probe/oslo.") for path in store.created - {RUN})
 
 
 class Closed(Store):
