@@ -233,13 +233,17 @@ def test_a_codec_is_that_of_the_timed_model_where_it_has_the_same_parts(
 
 
 def test_what_is_known_of_losses_has_its_gaps_and_rates():
-  two, four = list(measured.gaps(2)), list(measured.gaps(4))
-  assert "overlap_loco 2x4: +0.81 ± 0.16 %, inner rate 0.004, outer 1" in two
-  assert "diloco 4x4: +6.63 ± 0.41 %, inner rate 0.00286, outer 0.7" in four
-  assert not any("fp32" in line or "allreduce" in line for line in two + four)
-  assert all(" 4x" in line for line in four)
-  words = " ".join(measured.words(3).split())
-  assert words.partition("sequences): ")[2].startswith("nothing with M = 3.")
+  gaps = {gap["name"]: gap for gap in measured.collected()["gaps"]}
+  two, four = gaps["overlap_loco 2x4"], gaps["diloco 4x4"]
+  assert two["gap"] == pytest.approx(0.0081, abs=5e-5)
+  assert two["error"] == pytest.approx(0.0016, abs=5e-5)
+  assert (two["inner_rate"], two["settings"]["outer.learning_rate"]) == (
+    0.004,
+    1,
+  )
+  assert four["gap"] == pytest.approx(0.0663, abs=5e-5)
+  assert (four["num_replicas"], four["sequences"]) == (4, 4)
+  assert not any("fp32" in name or "allreduce" in name for name in gaps)
 
 
 def test_runs_of_the_quick_start_differ_in_the_method_alone():

@@ -30,20 +30,20 @@ def costs(bps, count=32, transport=NCCL):
   ],
 )
 def test_a_ring_waits_for_the_way_once_or_in_every_step(transport, seconds):
-  ring = message_steps(SUM, 32)
+  ring = message_steps(SUM, 32, transport)
   found = costs(1e9, transport=transport)._seconds(ring)
   assert found == pytest.approx(seconds, rel=1e-4)
 
 
 def test_a_fast_line_waits_for_the_way_of_each_piece():
   # c = 3.508 ms, and a piece of c / 4 travels 10 ms.
-  found = costs(1e10)._seconds(message_steps(SUM, 32))
+  found = costs(1e10)._seconds(message_steps(SUM, 32, NCCL))
   expected = 61 * (0.0035084 / 4 + 0.01) + 0.0035084 + 0.01
   assert found == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_tree_has_ten_hops_of_a_fifth():
-  tree = tree_steps(SUM, 32)
+  tree = tree_steps(SUM, 32, pieces=NCCL.pieces)
   assert len(tree) == 10
   assert tree[0].size_bytes == pytest.approx(2 * 128 * 2**20 / 10)
   # c = 22.45 ms: the way hides behind the pieces, but for the last.
@@ -56,7 +56,7 @@ def test_what_is_faster_is_taken(bps, hops):
 
 
 def test_one_replica_sends_nothing():
-  assert costs(1e9, count=1)._seconds(message_steps(SUM, 1)) == 0.0
+  assert costs(1e9, count=1)._seconds(message_steps(SUM, 1, NCCL)) == 0.0
   assert len(costs(1e9, count=1).steps(SUM)) == 0
 
 
