@@ -110,8 +110,8 @@ def test_whoever_is_missing_is_named_everywhere(port, clock):
   with pytest.raises(TimeoutError) as error:
     first.result(PATIENT_S)
   assert str(error.value) == (
-    f"processes 1 and 3 of 4 did not come to 127.0.0.1:{port} within 120 s: "
-    "the same command tries again"
+    f"processes 1 and 3 of 4 did not come to 127.0.0.1:{port} within "
+    f"{PATIENT_S:g} s: the same command tries again"
   )
 
 
