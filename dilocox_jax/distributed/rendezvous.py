@@ -16,6 +16,7 @@ Whoever reaches the port can send a greeting. It has a fixed form and at most
 """
 
 import contextlib
+import ipaddress
 import logging
 import os
 import re
@@ -199,6 +200,7 @@ class _Reception:
       while self._missing() and wait.left_s:
         wait.tell(f"{self._missing_names()} did not come yet")
         self._handle_events(min(wait.left_s, _LONGEST_PAUSE_S))
+      hint = self._loopback_hint()
       # Whoever connects from now on is refused until JAX's service listens.
       self._selector.unregister(self._server)
       self._server.close()
@@ -209,9 +211,20 @@ class _Reception:
       numbers = ",".join(str(number) for number in sorted(missing))
       self._tell_all(f"{_MISSING} {numbers}")
       raise TimeoutError(
-        f"{self._missing_names()} did not come to {self._coordinator} within "
-        f"{wait.timeout_s:g} s: {_AGAIN}"
+        f"{self._missing_names()} did not come to {self._coordinator}{hint} "
+        f"within {wait.timeout_s:g} s: {_AGAIN}"
       )
+
+  def _loopback_hint(self) -> str:
+    """Returns a hint if the coordinator's name stands for loopback here.
+
+    Debian gives the name of a machine such an address on the machine itself.
+    """
+    name, _ = addresses.split_address(self._coordinator)
+    address = self._server.getsockname()[0]
+    if address == name or not ipaddress.ip_address(address).is_loopback:
+      return ""
+    return f" (here {address}, which no other machine reaches)"
 
   def _close(self) -> None:
     for connection in (*self._present.values(), *self._strangers):

@@ -115,6 +115,17 @@ def test_whoever_is_missing_is_named_everywhere(port, clock):
   )
 
 
+def test_a_name_that_only_this_machine_reaches_is_named(port):
+  """Debian gives a machine's name the address 127.0.1.1 on that machine."""
+  address = f"localhost:{port}"
+  listening = f"127.0.0.1:{port}"
+  hint = r"come to localhost:\d+ \(here 127.0.0.1, which no other machine reach"
+  with pytest.raises(TimeoutError, match=hint):
+    rendezvous.wait_for_processes(
+      Process("", 2, 0), address, listening, timeout_s=SHORT_S
+    )
+
+
 def test_who_hears_that_others_are_missing_gives_up_too(port):
   with socket.create_server(("127.0.0.1", port)) as server:
     second = come(port, 20, 1)
