@@ -58,6 +58,9 @@ class Killed(Exception):
   """Stands for the end of a process."""
 
 
+_SIZES = {"num_layers", "model_dim", "num_heads", "ff_dim"}
+
+
 def settings(
   *,
   total_steps=21,
@@ -76,6 +79,9 @@ def settings(
 ) -> RunConfig:
   """A run of rounds of three steps that is evaluated and saved every six."""
   schedule = {"method": "dilocox", "sync_interval": 3}
+  preset = {"preset": "nano"}
+  if model and _SIZES <= model.keys():
+    preset = {}  # Nothing of it would be left.
   return from_mapping(
     {
       "total_steps": total_steps,
@@ -86,7 +92,7 @@ def settings(
         **(data or {}),
       },
       # One layer a scan step compiles fastest.
-      "model": {"preset": "nano", "scan_unroll": 1, **(model or {})},
+      "model": {**preset, "scan_unroll": 1, **(model or {})},
       "inner": {"warmup_steps": 2, **(inner or {})},
       "outer": outer or {},
       "sync": schedule | sync,

@@ -275,25 +275,25 @@ def _candidates(
     gaps = measured_gaps(method, config.mesh.num_replicas)
     same = [gap for gap in gaps if _is_of(gap, own)]
     return [(own, same[0] if same else None)]
+  asked = config.sync.sync_interval  # H that the config says, if it does.
   found: dict[tuple[Any, ...], tuple[RunConfig, MeasuredGap]] = {}
   for gap in measured_gaps(method, config.mesh.num_replicas):
     interval = gap.settings.get("sync.sync_interval")
-    if config.sync.sync_interval not in (None, interval, 0):
+    if asked and interval and interval != asked:
       continue
     if not _is_usual(gap):
       continue
     settings = dict(gap.settings)
-    # An average is for evaluations, and would be a copy more.
+    # A plan keeps no average, which would be one copy of the parameters more.
     average = settings.pop("outer.average_power", 0.0)
     one = of_method(config, method, settings)
-    schedule = (
-      one.sync.sync_interval,
-      one.sync.num_fragments,
-      one.exchange.codec,
-    )
+    sync = one.sync
+    schedule = sync.sync_interval, sync.num_fragments, one.exchange.codec
     if schedule not in found or not average:
       found[schedule] = one, gap
-  return list(found.values()) or [(of_method(config, method), None)]
+  if found:
+    return list(found.values())
+  return [(of_method(config, method), None)]
 
 
 def _is_usual(gap: MeasuredGap) -> bool:
@@ -308,9 +308,13 @@ def _says_more_than_its_name(config: RunConfig, method: str) -> bool:
   if method != config.sync.method_name:
     return False
   plain = from_mapping({"sync.method": method})
-  return any(
-    getattr(config, section) != getattr(plain, section)
-    for section in ("sync", "exchange", "outer")
+  # Where replicas meet is no setting of a method.
+  collective = plain.exchange.collective
+  exchange = dataclasses.replace(config.exchange, collective=collective)
+  return (
+    config.sync != plain.sync
+    or exchange != plain.exchange
+    or config.outer != plain.outer
   )
 
 

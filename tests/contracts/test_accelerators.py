@@ -20,7 +20,7 @@ from tests.tiers import slow
 LENGTH, BATCH, VOCAB, STEPS = 2048, 4, 32_000, 2
 TOKENS = BATCH * LENGTH
 SHAPE = {"num_layers": 4, "model_dim": 256, "num_heads": 4, "num_kv_heads": 2}
-SHAPE |= {"ff_dim": 512, "vocab_size": VOCAB, "preset": "nano"}
+SHAPE |= {"ff_dim": 512, "vocab_size": VOCAB}
 KERNELS = {"cuda": "__cudnn$fmhaSoftmax", "tpu": "tpu_custom_call"}
 MESH = {"layout": "mesh"}
 CHUNKS = {"loss_chunk_tokens": 1024}  # A GPU's default is more than `TOKENS`.
