@@ -21,12 +21,13 @@ from dilocox_jax.api.step_methods import (
   check_kind,
   check_optimizer,
 )
-from dilocox_jax.checks import flat, require
+from dilocox_jax.checks import flat, in_front, require
 from dilocox_jax.config import RunConfig
-from dilocox_jax.config.run import from_mapping
+from dilocox_jax.config.run import from_mapping, from_saved
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.feeds import as_feed
 from dilocox_jax.metrics.lines import RecordError
+from dilocox_jax.metrics.work_directory import CONFIG
 from dilocox_jax.models import adapters, weights
 from dilocox_jax.models.handed_in import as_loss_model, reads_tokens
 from dilocox_jax.plan.collective import MAILBOX
@@ -72,8 +73,13 @@ class Run:
 
   @functools.cached_property
   def config(self) -> RunConfig:
-    """Config of the run."""
-    return from_mapping(self.metrics.config)
+    """Config of the run.
+
+    Raises:
+      ValueError: One line, if config.json is damaged.
+    """
+    with in_front(f"{self.workdir / CONFIG} is not a run's config: "):
+      return from_saved(self.metrics.config)
 
   @property
   def loss(self) -> float:

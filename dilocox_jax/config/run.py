@@ -10,7 +10,13 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dilocox_jax.checks import dataclass_from, flat, in_front, require
+from dilocox_jax.checks import (
+  dataclass_from,
+  flat,
+  in_front,
+  require,
+  shown,
+)
 from dilocox_jax.codecs.named import split_links
 from dilocox_jax.config import sections
 from dilocox_jax.config.recipes import DEFAULTS, resolved, unread_fields
@@ -37,6 +43,7 @@ FREE_ON_RESUME = (
   "mesh.exchange_dispatch",
 )
 
+LARGEST_COUNT = 2**31 - 1  # Steps are counted in 32 bits, with a sign.
 LARGEST_SEED = 2**32 - 1  # jax.random.key drops the bits above the 32nd.
 
 
@@ -74,6 +81,7 @@ class RunConfig:
 
   def __post_init__(self):
     self._resolve()
+    self._check_sizes()
     require(
       0 <= self.seed <= LARGEST_SEED,
       f"seed={self.seed} must be from 0 to {LARGEST_SEED}: JAX's keys hold 32 "
@@ -110,6 +118,15 @@ class RunConfig:
       self._check_meeting()
     for message in unread_fields(flat(self.to_mapping()), _defaults()).values():
       raise ValueError(message)
+
+  def _check_sizes(self) -> None:
+    """Refuses counts that arrays and counters of JAX cannot hold."""
+    for path, value in flat(self.to_mapping()).items():
+      is_count = isinstance(value, int) and path != "seed"
+      require(
+        not is_count or abs(value) <= LARGEST_COUNT,
+        f"{path}={shown(value)} must be at most {LARGEST_COUNT}",
+      )
 
   def _resolve(self) -> None:
     """Puts values in the place of all that is left to the method."""
@@ -300,6 +317,24 @@ class RunConfig:
       (nested.setdefault(section, {}) if section else nested)[field] = value
     return dataclass_from(cls, nested)
 
+  @classmethod
+  def from_saved(cls, values: Mapping[str, Any]) -> "RunConfig":
+    """Builds a config from what a run has written, which is every field.
+
+    Args:
+      values: What `to_mapping` returned.
+
+    Raises:
+      ValueError: One line, if a field is missing or wrong. A default would take
+        the place of a field that is lost, and describe another run.
+    """
+    lost = flat(cls().to_mapping()).keys() - flat(values).keys()
+    require(
+      not lost,
+      f"it lacks {min(lost, default='')}: it is damaged, or of another version",
+    )
+    return cls.from_mapping(values)
+
   def to_mapping(self) -> dict[str, Any]:
     """Returns nested plain values, from which `from_mapping` builds it."""
     return dataclasses.asdict(self)
@@ -336,3 +371,4 @@ def _defaults() -> dict[str, Any]:
 
 
 from_mapping = RunConfig.from_mapping
+from_saved = RunConfig.from_saved

@@ -6,14 +6,15 @@ writes it in the background. A save of step 12 has three states on the disk, in
 turn:
 
   12.orbax-checkpoint-tmp/              files are being written
-  12.orbax-checkpoint-tmp/digests.json  all files are written, and the SHA-256
-                                        of each file
+  12.orbax-checkpoint-tmp/digests.json  all files are written; their number, 12,
+                                        and the SHA-256 of each file
   12/                                   complete: Orbax has renamed the folder
 
 If the process is killed, the folder stays in one of these states. The next
 start removes a folder in the first or second state. So a folder whose name is
-only a number is complete. If its files do not match their digests, the disk
-damaged them later. Then the run goes on from an older checkpoint.
+only a number is complete. If its files are not those of `digests.json`, the
+disk damaged them later, or it is a copy of another one. Then the run goes on
+from an older checkpoint.
 
 The state of a finished run counts as one step more: a run of 60 steps that was
 stopped before its flush has saved step 60, and step 61 when it has ended. So no
@@ -25,6 +26,7 @@ import hashlib
 import json
 import logging
 import pathlib
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,7 +35,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from dilocox_jax.checks import json_object
+from dilocox_jax.checks import json_file, of_type, shown
 from dilocox_jax.distributed import processes
 from dilocox_jax.metrics.work_directory import RefusedError
 from dilocox_jax.trees import Tree
@@ -45,6 +47,7 @@ ARRAYS, RECORD = "arrays", "record"
 _SAVE_TIMEOUT_S = 7 * 24 * 60 * 60
 _PARTIAL = ".orbax-checkpoint-tmp"  # Part of the folder's name during a save.
 _DIGESTS = "digests.json"  # SHA-256 of every file of a checkpoint, by its path.
+_NUMBER = re.compile(r"0|[1-9][0-9]*")  # Name of a checkpoint's folder.
 _LONGEST_REASON = 200  # Characters; Orbax lists whole trees.
 
 
@@ -135,7 +138,9 @@ class Checkpoints:
       return
     # At most one save runs at a time.
     for partial in self._directory.glob(f"*{_PARTIAL}*"):
-      (partial / _DIGESTS).write_text(json.dumps(_digests(partial), indent=2))
+      step = int(partial.name.partition(".")[0])
+      sealed = {"step": step, "files": _digests(partial)}
+      (partial / _DIGESTS).write_text(json.dumps(sealed, indent=2))
 
   def wait(self) -> None:
     """Waits until the save in the background is complete.
@@ -198,7 +203,7 @@ class Checkpoints:
       with the newest checkpoint. If there is no checkpoint, None and "".
     """
     damages: dict[int, str] = {}
-    for step in sorted(self._manager.all_steps(), reverse=True):
+    for step in reversed(saved_steps(self._directory)):
       damage = _damage(self._directory / str(step))
       if not damage:
         for damaged_step, reason in damages.items():
@@ -260,9 +265,14 @@ class Checkpoints:
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
-  """Returns the steps of the complete checkpoints in a folder, ascending."""
-  names = [path.name for path in directory.glob("*")]
-  return sorted(int(name) for name in names if name.isdigit())
+  """Returns the steps of the complete checkpoints in a folder, ascending.
+
+  Anything else in the folder is none of ours, such as a file called "12", or a
+  folder called "012".
+  """
+  names = [path.name for path in directory.glob("*") if path.is_dir()]
+  numbers = [int(name) for name in names if _NUMBER.fullmatch(name)]
+  return sorted(numbers)
 
 
 def _leaves(state: Tree) -> dict[str, Any]:
@@ -282,12 +292,22 @@ def _leaves(state: Tree) -> dict[str, Any]:
 def _damage(checkpoint: pathlib.Path) -> str:
   """Returns what is wrong with a checkpoint's files, or "" if nothing is."""
   try:
-    expected = json_object((checkpoint / _DIGESTS).read_bytes(), _DIGESTS)
+    sealed = json_file(checkpoint / _DIGESTS)
+    expected = of_type("files", sealed.get("files"), dict)
     digests = _digests(checkpoint)
   except (OSError, ValueError) as error:
     return f"its files cannot be read ({error})"
-  wrong = [path for path in expected if digests.get(path) != expected[path]]
-  return f"{wrong[0]} is damaged or missing" if wrong else ""
+  if sealed.get("step") != int(checkpoint.name):
+    return f"it is a copy of that of step {shown(sealed.get('step'))}"
+  for path in expected:
+    if digests.get(path) != expected[path]:
+      return f"{path} is damaged or missing"
+  for path in digests:
+    # Hidden files are those of a file browser, or of a network file system.
+    is_hidden = path.rpartition("/")[2].startswith(".")
+    if path not in expected and not is_hidden:
+      return f"{path} was not saved with it"
+  return ""
 
 
 def _digests(checkpoint: pathlib.Path) -> dict[str, str]:

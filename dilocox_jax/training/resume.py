@@ -9,7 +9,7 @@ import pathlib
 import re
 from typing import Any
 
-from dilocox_jax.checks import changed_fields, flat, json_object
+from dilocox_jax.checks import changed_fields, flat, json_file
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig
 from dilocox_jax.distributed import processes
 from dilocox_jax.metrics.recorder import METRICS
@@ -86,13 +86,12 @@ def _other_run(
 ) -> str:
   """Returns how the run in a directory differs from the config; may be ""."""
   try:
-    record = json_object((workdir / RECORD).read_bytes(), RECORD)
-    digest = record["corpus_digest"]
-  except (OSError, ValueError, KeyError):
+    digest = json_file(workdir / RECORD)["corpus_digest"]
+  except (ValueError, KeyError):
     digest = corpus_digest  # The run was killed before it wrote this file.
   try:
-    saved = json_object((workdir / CONFIG).read_bytes(), CONFIG)
-  except (OSError, ValueError):
+    saved = json_file(workdir / CONFIG)
+  except ValueError:
     return f"its {CONFIG} cannot be read"
   changes = _changes(saved, digest, values, corpus_digest)
   return f"it has other settings ({'; '.join(changes)})" if changes else ""

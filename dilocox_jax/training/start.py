@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from dilocox_jax.checks import json_object
-from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.checks import changed_fields, flat, json_file, of_type
+from dilocox_jax.config import FREE_ON_RESUME, RunConfig
+from dilocox_jax.config.run import from_saved
 from dilocox_jax.config.sections import MeshConfig
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.metrics.work_directory import CONFIG, RECORD, RefusedError
@@ -148,7 +149,7 @@ def _source_config(source: pathlib.Path) -> RunConfig:
   if not path.exists():
     raise RefusedError(f"checkpoint.init_from={source} is not a run directory")
   try:
-    config = from_mapping(json_object(path.read_bytes(), "it"))
+    config = from_saved(json_file(path))
   except ValueError as error:
     raise RefusedError(f"{path} is not a run's config: {error}") from error
   if not (source / FOLDER).is_dir():
@@ -163,9 +164,9 @@ def _parts_of(source: pathlib.Path, parts: Parts) -> Parts:
     RefusedError: If the other run had a part that this one lacks.
   """
   names = ()
-  with contextlib.suppress(OSError, ValueError):  # `_saved_outer` says more.
-    record = json_object((source / RECORD).read_bytes(), RECORD)
-    names = record.get("handed_in", ())
+  with contextlib.suppress(ValueError):  # `_saved_outer` says more.
+    saved = json_file(source / RECORD).get("handed_in", [])
+    names = of_type("handed_in", saved, list)
   states_of = {"model", "inner_optimizer", "outer_optimizer", "exchange"}
   needed = states_of.intersection(names)
   if missing := sorted(needed - set(parts.names)):
@@ -244,6 +245,28 @@ def _saved_model(
   return params, optimizers
 
 
+def _check_same_config(
+  config: RunConfig, record: dict[str, Any], source: pathlib.Path
+) -> None:
+  """Refuses a checkpoint that lies beside the config of another run.
+
+  Args:
+    config: What the directory's config.json says.
+    record: Record of a checkpoint in it.
+    source: The directory.
+
+  Raises:
+    RefusedError: If the two are of different runs.
+  """
+  saved = flat(record["config"])
+  changes = changed_fields(saved, config.to_mapping(), FREE_ON_RESUME)
+  if changes:
+    raise RefusedError(
+      f"{source / CONFIG} is not the config of the checkpoints beside it "
+      f"(theirs -> its: {'; '.join(changes)}): put the right one back"
+    )
+
+
 def _saved_outer(
   config: RunConfig,
   source: pathlib.Path,
@@ -266,6 +289,7 @@ def _saved_outer(
   programs = build.programs(_on_one_device(config), parts)
 
   def like(record: dict) -> Tree:
+    _check_same_config(config, record, source)
     state = states.abstract(programs, record["phase"], record["in_flight"])
     return replicas.abstract(state, None)
 

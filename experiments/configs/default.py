@@ -15,12 +15,11 @@ Claim: none. Cost: two minutes on two CPU cores.
 """
 
 import dataclasses
-import pathlib
 import typing
 
 from ml_collections import config_dict
 
-from dilocox_jax.checks import json_object
+from dilocox_jax.checks import json_file
 from dilocox_jax.config import RunConfig
 
 
@@ -35,7 +34,7 @@ def get_config(path: str = "") -> config_dict.ConfigDict:
   config = _section(RunConfig)
   config.lock()
   if path:
-    config.update(json_object(pathlib.Path(path).read_bytes(), path))
+    config.update(json_file(path))
   return config
 
 

@@ -17,7 +17,12 @@ import pytest
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.outer.window import ReplicaState
-from dilocox_jax.training.checkpoint import Checkpoints, RefusedError, SaveError
+from dilocox_jax.training.checkpoint import (
+  Checkpoints,
+  RefusedError,
+  SaveError,
+  saved_steps,
+)
 from tests import runs
 
 RECORD = {"position": {"step": 3}, "phase": "rounds", "loss": 0.1}
@@ -140,7 +145,12 @@ DAMAGES = {
   "a bit of the record": lambda step: flip(step / "record" / "metadata", 9),
   "no digests": lambda step: (step / "digests.json").unlink(),
   "other digests": lambda step: (step / "digests.json").write_text("[" * 10**5),
+  "empty digests": lambda step: (step / "digests.json").write_text("{}"),
+  "no files": lambda step: (step / "digests.json").write_text(
+    '{"step": 6, "files": {}}'
+  ),
   "a file is gone": lambda step: largest(step / "arrays").unlink(),
+  "a file more": lambda step: (step / "arrays" / "more").write_text("x"),
 }
 
 
@@ -178,6 +188,32 @@ def test_the_half_of_a_killed_save_is_ignored_and_removed(directory):
   while partial.exists() and time.monotonic() < deadline:
     time.sleep(0.01)  # A thread removes it.
   assert not partial.exists()
+
+
+STRANGERS = {
+  "a file called 12": lambda folder: (folder / "12").write_text("x"),
+  "a number of others": lambda folder: (folder / "\u00b2").mkdir(),
+  "zeros in front": lambda folder: shutil.copytree(
+    folder / "6", folder / "012"
+  ),
+}
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_what_is_no_checkpoint_is_left_alone(directory, stranger):
+  STRANGERS[stranger](directory)
+  before = runs.files(directory)
+  assert saved_steps(directory) == [3, 6]
+  assert restore(directory)[1]["step"] == 6
+  assert runs.files(directory) == before
+
+
+def test_a_copy_under_another_number_is_passed_over(directory, caplog):
+  """It would be taken for a later state, and hide all that follow."""
+  shutil.copytree(directory / "3", directory / "99")
+  assert restore(directory)[1]["step"] == 6
+  assert "it is a copy of that of step 3" in caplog.text
+  assert saved_steps(directory) == [3, 6]
 
 
 def refuse(record):

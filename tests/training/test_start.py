@@ -11,9 +11,10 @@ import numpy as np
 import optax
 import pytest
 
+from dilocox_jax.api.runs import load
 from dilocox_jax.training import evaluation, resume, start, states
 from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
-from tests import runs
+from tests import damage, runs
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -202,3 +203,36 @@ def test_what_cannot_be_inherited_is_refused(finished, tmp_path):
   (tmp_path / "config.json").write_text(json.dumps({"sync": {"method": "x"}}))
   with pytest.raises(RefusedError, match="config.json is not a run's config"):
     inherited(tmp_path)
+
+
+def test_a_config_beside_the_checkpoints_of_another_run_is_refused(
+  finished, tmp_path
+):
+  shutil.copytree(finished[0] / "checkpoints", tmp_path / "checkpoints")
+  path = tmp_path / "config.json"
+  whole = json.loads((finished[0] / "config.json").read_text())
+
+  def refused(config, said):
+    path.write_text(json.dumps(config))
+    with pytest.raises(RefusedError, match=said) as error:
+      start.saved_outer_params(tmp_path, runs.TINY)
+    assert "\n" not in str(error.value)
+
+  refused(whole | {"seed": 5}, "is not the config of .* seed: 0 -> 5")
+  less = {name: x for name, x in whole["inner"].items() if name != "optimizer"}
+  refused(whole | {"inner": less}, "it lacks inner.optimizer: it is damaged")
+  path.write_text(json.dumps(whole))
+  assert start.saved_outer_params(tmp_path, runs.TINY)
+
+
+def test_a_damaged_config_of_a_run_is_one_line_or_a_config(finished, tmp_path):
+  whole = json.loads((finished[0] / "config.json").read_text())
+  shutil.copytree(finished[0], tmp_path / "a")
+  path = tmp_path / "a" / "config.json"
+  values = (10**30, "line\nbreak")
+  for what, text in damage.in_fields(whole, values):
+    path.write_text(text)
+    damage.outcome(what, lambda: load(tmp_path / "a").config)
+  for what, content in damage.in_bytes(json.dumps(whole).encode()):
+    path.write_bytes(content)
+    damage.outcome(what, lambda: load(tmp_path / "a").config)

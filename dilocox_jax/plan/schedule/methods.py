@@ -19,6 +19,7 @@ from dilocox_jax.checks import (
   in_front,
   limited,
   of_type,
+  printable,
   require,
 )
 from dilocox_jax.plan.choices import Lazy, Registry, check_lazy, parts_of
@@ -400,8 +401,8 @@ def named_method(text: str, **settings: int | float | str | None) -> Method:
     if key not in taken:
       has = ", ".join(taken) or "none"
       raise ValueError(
-        f"{key}={value} is not a setting of method {name!r} (it has: {has}); "
-        f"{_instead(key, taken)}"
+        f"{key}={printable(str(value))} is not a setting of method {name!r} "
+        f"(it has: {has}); {_instead(key, taken)}"
       )
     if _is_plain(kinds.get(key)):
       given[key] = of_type(key, value, kinds[key])
