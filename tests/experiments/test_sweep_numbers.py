@@ -3,13 +3,16 @@
 import dataclasses
 import json
 import math
+import time
+import types
+from typing import Any
 
 import pytest
 
 from dilocox_jax.config import from_mapping
 from dilocox_jax.report import load_run
-from experiments import quickstart
-from experiments.sweeps import measured, page, rows, training
+from experiments import quickstart, sweep
+from experiments.sweeps import measured, page, pool, rows, training
 from experiments.sweeps.clocks import SweepClock, Times, clock_of
 from experiments.sweeps.rows import CurveRow, Rows, RunRow
 from experiments.sweeps.runs import runs_of
@@ -262,3 +265,29 @@ def test_runs_of_the_quick_start_differ_in_the_method_alone():
   assert (own.source, own.glob) == ("text_files", "notes/*.txt")
   same = dataclasses.replace(configs["dilocox"], sync=configs["allreduce"].sync)
   assert same.data == configs["allreduce"].data
+
+
+@pytest.mark.parametrize(
+  ("minutes", "deadline_s"), [(2.0, 1120.0), (0.0, 1000.0), (None, math.inf)]
+)
+def test_a_sweep_stops_after_so_many_minutes(
+  tmp_path, monkeypatch, minutes, deadline_s
+):
+  begun = []
+
+  class Pool:
+    is_late = True
+
+    def __init__(self, processes, slurm, deadline_s):
+      begun.append((processes, slurm, deadline_s))
+
+  monkeypatch.setattr(pool, "Pool", Pool)
+  monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+  trained = training.Training(tmp_path, Rows(tmp_path / "rows.csv"))
+  monkeypatch.setattr(trained, "train", lambda runs, pool, processes: None)
+  monkeypatch.setattr(trained, "row", lambda run: None)
+  given: Any = types.SimpleNamespace(
+    max_minutes=minutes, processes=3, slurm="", workdir=tmp_path
+  )
+  assert sweep._train(given, trained, listed("a"))
+  assert begun == [(3, "", deadline_s)]
