@@ -23,6 +23,7 @@ import time
 from absl import flags
 from ml_collections import config_flags
 
+from dilocox_jax import files
 from dilocox_jax.metrics import work_directory
 from experiments.runtime import command_line
 from experiments.runtime.command_line import StoppedError
@@ -131,6 +132,7 @@ def _train(values: flags.FlagValues, training, runs) -> bool:
   with work_directory.locked(
     lock, f"another sweep is at {values.workdir}: wait for it"
   ):
+    files.remove_partial(values.workdir)
     training.train(runs, pool, values.processes)
   return pool.is_late and any(training.row(run) is None for run in runs)
 
@@ -151,14 +153,15 @@ def _write_page(name: str, values, sweep, listed, training, known) -> None:
   from dilocox_jax.report.comparison import Page
   from experiments.sweeps import page
 
-  # Where nothing is trained, lines on another text than the one here count.
-  row = training.rows.row if values.report_only else training.row
-  found = [row(run) for run in listed]
+  if values.report_only:  # Lines on another text than the one here count, too.
+    found = training.rows.on_one_text(listed)
+  else:
+    found = [training.row(run) for run in listed]
   notes = [f"- {note}" for note in sweep.get("notes", ())]
   written = Page(
     f"Sweep: {name}",
     page.frame(sweep, listed, found, training.rows, *known),
-    [page.intro(listed, found), *notes],
+    [page.intro(listed, found, training.rows), *notes],
     training.failed,
   )
   path = written.write(values.workdir, command_line.own_command())

@@ -103,8 +103,10 @@ def whole_lines(path: pathlib.Path) -> list[bytes]:
   if not path.exists():
     return []
   with one_line(path, "read"):
-    lines = path.read_bytes().splitlines(keepends=True)
-  return [line for line in lines if line.endswith(b"\n")]
+    content = path.read_bytes()
+  # Not `splitlines`, which would also divide a line at a carriage return.
+  *lines, _ = content.split(b"\n")
+  return [line + b"\n" for line in lines]
 
 
 def _parse(path: pathlib.Path, lines: Iterable[bytes]) -> list[dict[str, Any]]:

@@ -151,11 +151,20 @@ def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
       them. A row without a column has an empty cell there.
   """
   columns = list(dict.fromkeys(name for row in rows for name in row))
+  lines = [_csv_line(columns)]
+  lines += [_csv_line([row.get(name, "") for name in columns]) for row in rows]
+  return "".join(lines)
+
+
+def _csv_line(values: Sequence[Any]) -> str:
+  """Returns values joined by commas, quoted where they have line breaks.
+
+  The writer quotes what the end of its lines has in it. So that end is a
+  carriage return and a line feed here, or only line feeds would be quoted.
+  """
   text = io.StringIO()
-  writer = csv.DictWriter(text, columns, lineterminator="\n")
-  writer.writeheader()
-  writer.writerows(rows)
-  return text.getvalue()
+  csv.writer(text, lineterminator="\r\n").writerow(values)
+  return text.getvalue().removesuffix("\r\n") + "\n"
 
 
 def terminal_table(

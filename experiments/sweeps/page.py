@@ -109,12 +109,15 @@ def _trace(
   )
 
 
-def intro(runs: Sequence[SweepRun], lines: Sequence[RunRow | None]) -> str:
+def intro(
+  runs: Sequence[SweepRun], lines: Sequence[RunRow | None], rows: Rows
+) -> str:
   """Says what was trained, where, and on which text.
 
   Args:
     runs: The runs of the sweep.
     lines: Their lines; None for those that have not ended.
+    rows: Where the lines are from.
   """
   found = [row for row in lines if row]
   configs = [run.config for run in runs]
@@ -139,8 +142,16 @@ def intro(runs: Sequence[SweepRun], lines: Sequence[RunRow | None]) -> str:
   return (
     f"{budget} Trained on {'; '.join(sorted(places))}. {len(found)} of"
     f" {len(runs)} runs have ended; they took {hours:.3g} hours. Corpus digest"
-    f" {texts}."
+    f" {texts}.{_others(rows.num_others(runs, lines))}"
   )
+
+
+def _others(count: int) -> str:
+  """Says how many lines are on other texts; nothing if there are none."""
+  if not count:
+    return ""
+  lines = "One line of these runs is" if count == 1 else f"{count} lines are"
+  return f" {lines} on another text, whose losses do not compare: not shown."
 
 
 def _words(config: RunConfig, clock: SweepClock) -> str:

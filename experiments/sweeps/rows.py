@@ -8,22 +8,24 @@ line has the same config and the same text.
 import collections
 import csv
 import dataclasses
+import io
 import json
 import math
 import pathlib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+from dilocox_jax.checks import json_object, require, shown
 from dilocox_jax.metrics.lines import (
   RecordError,
   make_directory,
-  whole_lines,
+  one_line,
   write_atomically,
 )
 from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.report.tables import csv_table
-from experiments.sweeps.runs import SweepRun
+from experiments.sweeps.runs import SweepRun, text_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,36 +125,89 @@ class Rows:
     """
     self.path = path
     self.source = start if start and not path.exists() else path
-    rows = _read(self.source, RunRow)
-    self.runs = {(row.digest, row.corpus): row for row in rows}
-    self._curves: dict[tuple[str, str], dict[CurveRow, None]] = {}
-    self._keep(_read(_curves_path(self.source), CurveRow))
+    self.runs: dict[tuple[str, str], RunRow] = {}
+    for row in _read(self.source, RunRow):
+      key = row.digest, row.corpus
+      if key in self.runs:
+        raise RecordError(
+          f"{self.source} is damaged: it has two lines of {row.name!r}, seed "
+          f"{row.seed}, on the text {row.corpus}"
+        )
+      self.runs[key] = row
+    self._curves: dict[tuple[str, str], list[CurveRow]] = {}
+    for point in _read(_curves_path(self.source), CurveRow):
+      key = point.digest, point.corpus
+      if key in self.runs:  # Else its run was killed before it had a line.
+        self._curves.setdefault(key, []).append(point)
 
   @property
   def settings(self) -> list[tuple[str, Mapping[str, Any]]]:
-    """Name and overrides of each run, as `runs.runs_of` takes them."""
-    rows = self.runs.values()
+    """Name and overrides of each run, as `runs.runs_of` takes them.
+
+    A run that has lines on several texts is there once.
+
+    Raises:
+      RecordError: If a line has no overrides.
+    """
+    by_digest = {row.digest: row for row in self.runs.values()}
     try:
-      return [(row.name, json.loads(row.overrides)) for row in rows]
-    except (ValueError, RecursionError) as error:
+      return [
+        (row.name, json_object(row.overrides, f"overrides of {row.name!r}"))
+        for row in by_digest.values()
+      ]
+    except ValueError as error:
       raise RecordError(f"{self.source} is damaged: {error}") from error
 
   def curve(self, row: RunRow) -> list[CurveRow]:
     """Returns a run's evaluations in order; empty if the files have none."""
     return list(self._curves.get((row.digest, row.corpus), ()))
 
-  def row(self, run: SweepRun, corpus: str = "") -> RunRow | None:
+  def row(self, run: SweepRun, corpus: str) -> RunRow | None:
     """Returns the line of a run.
 
     Args:
       run: The run.
-      corpus: Digest of its text; "" for the text of most lines.
+      corpus: Digest of its text.
     """
-    if corpus:
-      return self.runs.get((run.digest, corpus))
-    found = [row for key, row in self.runs.items() if key[0] == run.digest]
-    usual = collections.Counter(row.corpus for row in self.runs.values())
-    return max(found, key=lambda row: usual[row.corpus], default=None)
+    return self.runs.get((run.digest, corpus))
+
+  def on_one_text(self, runs: Sequence[SweepRun]) -> list[RunRow | None]:
+    """Returns the line of each run, all of them on one text.
+
+    Losses on two texts do not compare. The text of most lines is taken, or of
+    two with as many the one that came later. Runs whose config asks for
+    different texts, as synthetic ones do with each seed, are looked at apart.
+
+    Args:
+      runs: The runs; None stands for those that have no line on that text.
+    """
+    corpora: dict[str, list[str]] = {}
+    last: dict[str, int] = {}
+    for number, (digest, corpus) in enumerate(self.runs):
+      corpora.setdefault(digest, []).append(corpus)
+      last[corpus] = number
+    counts: dict[Hashable, collections.Counter[str]] = {}
+    for run in runs:
+      count = counts.setdefault(text_of(run.config), collections.Counter())
+      count.update(corpora.get(run.digest, ()))
+    usual = {}
+    for text, count in counts.items():
+      ranks = {corpus: (n, last[corpus]) for corpus, n in count.items()}
+      usual[text] = max(ranks, key=ranks.__getitem__, default="")
+    return [self.row(run, usual[text_of(run.config)]) for run in runs]
+
+  def num_others(
+    self, runs: Sequence[SweepRun], found: Sequence[RunRow | None]
+  ) -> int:
+    """Returns how many lines of some runs are on other texts.
+
+    Args:
+      runs: The runs.
+      found: Their lines that are shown.
+    """
+    digests = {run.digest for run in runs}
+    lines = sum(digest in digests for digest, _ in self.runs)
+    return lines - len({row.digest for row in found if row})
 
   def add(self, row: RunRow, curve: Sequence[CurveRow]) -> None:
     """Adds a finished run to the files.
@@ -169,19 +224,12 @@ class Rows:
     """
     make_directory(self.path.parent)
     self.source = self.path
-    self._keep(curve)
+    self._curves[row.digest, row.corpus] = list(curve)
     self.runs[row.digest, row.corpus] = row
     points = [point for each in self._curves.values() for point in each]
     curves = _curves_path(self.path)
     for path, rows in ((curves, points), (self.path, self.runs.values())):
       write_atomically(path, csv_table([*map(dataclasses.asdict, rows)]))
-
-  def _keep(self, points: Sequence[CurveRow]) -> None:
-    # A run that was killed between two writes is trained again, and then its
-    # points are there twice.
-    for point in points:
-      key = point.digest, point.corpus
-      self._curves.setdefault(key, {})[point] = None
 
 
 def row_of(run: LoadedRun, made: SweepRun, failure: str, cores: int) -> RunRow:
@@ -234,19 +282,41 @@ def _curves_path(path: pathlib.Path) -> pathlib.Path:
 
 
 def _read(path: pathlib.Path, kind: type[RowType]) -> list[RowType]:
-  """Returns the lines of a CSV file; none if there is no file."""
+  """Returns the lines of a CSV file; none if there is no file.
+
+  Raises:
+    RecordError: If it cannot be read, is cut, or has other columns.
+  """
+  if not path.exists():
+    return []
   types = typing.get_type_hints(kind)
+  with one_line(path, "read"):
+    content = path.read_bytes()
   try:
-    rows = csv.DictReader(line.decode() for line in whole_lines(path))
+    # The file is replaced as a whole, so a line without an end was cut.
+    require(content.endswith(b"\n"), "its last line is cut")
+    rows = csv.DictReader(io.StringIO(content.decode(), newline=""))
     return [
       kind(**{name: _value(types[name], text) for name, text in row.items()})
       for row in rows
     ]
   except (KeyError, TypeError, ValueError, csv.Error) as error:
+    reason = " ".join(str(error).split())
     raise RecordError(
-      f"{path} is no table of {kind.__name__}: {error!r}"
-    ) from (error)
+      f"{path} is no table of {kind.__name__}: {type(error).__name__} {reason}"
+    ) from error
 
 
 def _value(kind: type, text: str) -> Any:
-  return {"True": True, "False": False}[text] if kind is bool else kind(text)
+  """Returns the value of a cell, such as `csv_table` writes it."""
+  if kind is bool:
+    require(
+      text in ("True", "False"), f"{shown(text)} is neither True nor False"
+    )
+    return text == "True"
+  value = kind(text)
+  if kind is int:
+    require(value >= 0, f"{shown(text)} is below 0")
+  if kind is float:
+    require(not math.isinf(value), f"{shown(text)} is out of range")
+  return value

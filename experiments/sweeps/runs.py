@@ -19,6 +19,7 @@ from typing import Any
 from dilocox_jax.checks import check_path, flat, in_front, known, require
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig, from_mapping
 from dilocox_jax.config.recipes import DEFAULTS
+from dilocox_jax.config.sections import DataConfig
 
 # Fields of a sweep's config. `clocks`, `baseline`, `baselines`, `target_loss`,
 # `front` and `notes` are about its page, and so is `judged`: whether its losses
@@ -94,6 +95,20 @@ class SweepRun:
   def arguments(self) -> list[str]:
     """Flags that turn the default config into the config of the run."""
     return [f"--config.{path}={each}" for path, each in self.overrides.items()]
+
+
+def text_of(config: RunConfig) -> tuple[DataConfig, int]:
+  """Returns what a run's config says of its text: equal for equal texts.
+
+  Args:
+    config: Config of the run.
+
+  Returns:
+    The section without what cuts the text into batches, and the seed of a text
+    that is drawn; 0 for all others.
+  """
+  data = dataclasses.replace(config.data, batch_size=1, sequence_length=1)
+  return data, config.seed if data.source == "synthetic" else 0
 
 
 def check_field(path: str) -> None:

@@ -4,7 +4,6 @@ A run that diverges is a result like any other. A run that fails otherwise is
 tried again the next time.
 """
 
-import dataclasses
 import functools
 import pathlib
 import re
@@ -21,7 +20,7 @@ from experiments.runtime.process_group import usable_cores
 from experiments.runtime.running import check_optimizers
 from experiments.sweeps.pool import Job, Pool
 from experiments.sweeps.rows import Rows, RunRow, curve_of, row_of
-from experiments.sweeps.runs import SweepRun
+from experiments.sweeps.runs import SweepRun, text_of
 
 _DIVERGED = re.compile(r"is not finite (at|after) step")
 
@@ -33,11 +32,7 @@ def _text_digest(data: DataConfig, seed: int) -> str:
 
 def corpus_digest(config: RunConfig) -> str:
   """Returns the digest of the text that a run would train on here."""
-  data = config.data
-  seed = config.seed if data.source == "synthetic" else 0
-  # How the text is cut into batches does not matter.
-  text = dataclasses.replace(data, batch_size=1, sequence_length=1)
-  return _text_digest(text, seed)
+  return _text_digest(*text_of(config))
 
 
 def check_names(runs: Iterable[SweepRun]) -> None:

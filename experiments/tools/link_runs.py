@@ -184,6 +184,7 @@ def _measured(
   """Returns seconds, bytes on a node's link and its CPU seconds, of each."""
   asks, result = folder / "asked.json", folder / "measured.json"
   asks.write_text(json.dumps(asked))
+  result.unlink(missing_ok=True)  # Of an earlier measurement.
   count = cluster.num_replicas
   environment = process_group.environment(count) | {LINK_VARIABLE: INTERFACE}
   module = [sys.executable, "-m", "experiments.tools.link_collectives"]

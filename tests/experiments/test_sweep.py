@@ -15,6 +15,7 @@ from experiments.runtime.command_line import UsageError
 from experiments.sweeps import page, runs
 from experiments.sweeps.pool import Job, Pool
 from experiments.sweeps.rows import CurveRow, Rows, RunRow
+from tests import damage
 from tests.experiments.programs import run
 
 CONFIG = """
@@ -104,6 +105,7 @@ ROW = RunRow(
   *("a", 0, RUN.digest, "text", "{}", 60, 600, 100, 1.5, 1.5, 1.4, math.nan),
   *(9.0, "cpu", "3.11", "0.10", "", 1, ""),
 )
+ROW_WITH_ALL = dataclasses.replace(ROW, judge_loss=2.0)  # NaN is not NaN.
 POINTS = [CurveRow(RUN.digest, "text", n, n, n, 1.5, n == 60) for n in (30, 60)]
 
 
@@ -138,21 +140,105 @@ def test_a_sweep_begins_with_committed_rows_and_changes_none(tmp_path):
   Rows(start).add(ROW, POINTS)
   before = start.read_bytes()
   rows = Rows(path, start)
-  assert rows.source == start and rows.row(RUN) == rows.row(RUN, "text")
+  assert rows.source == start
+  (found,) = rows.on_one_text([RUN])
+  assert found and found is rows.row(RUN, "text") and found.loss == ROW.loss
   rows.add(dataclasses.replace(ROW, corpus="other"), [])
   assert start.read_bytes() == before and len(Rows(path, start).runs) == 2
 
 
-def test_a_line_on_another_text_counts_only_where_any_text_will_do(tmp_path):
+def other(name, **changes):
+  """Another run, and its line."""
+  runs_found = runs.runs_of(
+    {"base": {"total_steps": 60}, "runs": [{"name": name} | changes]}
+  )
+  digest = runs_found[0].digest
+  return runs_found[0], dataclasses.replace(
+    ROW_WITH_ALL, name=name, digest=digest
+  )
+
+
+def test_a_page_shows_lines_on_one_text_alone(tmp_path):
+  """Losses on two texts do not compare."""
   rows = Rows(tmp_path / "rows.csv")
-  for corpus, digest in (("rare", RUN.digest), ("text", "x"), ("text", "y")):
-    rows.add(dataclasses.replace(ROW, corpus=corpus, digest=digest), [])
-  found = rows.row(RUN)
-  assert found and found.corpus == "rare"
-  assert rows.row(RUN, "text") is None
-  rows.add(ROW, [])
-  found = rows.row(RUN)
-  assert found and found.corpus == "text"
+  second, of_second = other("b", **{"inner.learning_rate": 0.5})
+  third, of_third = other("c", **{"inner.learning_rate": 0.25})
+  rows.add(dataclasses.replace(ROW, corpus="old", loss=9.0), [])
+  rows.add(dataclasses.replace(of_third, corpus="old"), [])
+  rows.add(ROW_WITH_ALL, [])
+  rows.add(of_second, [])
+  listed = [RUN, second, third]
+  found = rows.on_one_text(listed)
+  assert found == [ROW_WITH_ALL, of_second, None]
+  assert rows.num_others(listed, found) == 2
+  text = page.intro(listed, found, rows)
+  assert "2 of 3 runs" in text and "`text`. 2 lines are on another" in text
+  assert rows.row(third, "text") is None and rows.row(third, "old")
+
+
+def test_a_text_that_is_drawn_is_another_one_for_each_seed(tmp_path):
+  rows = Rows(tmp_path / "rows.csv")
+  made = [
+    other("a", **{"data.source": "synthetic", "seed": seed})
+    for seed in range(3)
+  ]
+  lines = [
+    dataclasses.replace(row, seed=seed, corpus=f"drawn {seed}")
+    for seed, (_, row) in enumerate(made)
+  ]
+  for line in lines:
+    rows.add(line, [])
+  assert rows.on_one_text([each for each, _ in made]) == lines
+
+
+def test_a_run_that_is_trained_again_has_the_points_of_the_last_time(tmp_path):
+  path = tmp_path / "rows.csv"
+  Rows(path).add(ROW, POINTS)
+  path.unlink()  # Its curve is left, and belongs to no line.
+  assert not Rows(path).curve(ROW)
+  again = [dataclasses.replace(point, loss=2.5) for point in POINTS]
+  Rows(path).add(ROW, again)
+  assert Rows(path).curve(ROW) == again
+
+
+@pytest.mark.parametrize(
+  "name", ["a\rb", "a\r\nb", "a\nb", 'a"b,c', " a", "\u2028"]
+)
+def test_any_name_comes_back_from_a_table(tmp_path, name):
+  row = dataclasses.replace(ROW_WITH_ALL, name=name)
+  Rows(tmp_path / "rows.csv").add(row, POINTS)
+  (found,) = Rows(tmp_path / "rows.csv").runs.values()
+  assert found == row
+  with (tmp_path / "rows.csv").open(newline="") as file:
+    assert [line["name"] for line in csv.DictReader(file)] == [name]
+
+
+def test_a_damaged_table_is_one_line_or_has_whole_rows(tmp_path):
+  path = tmp_path / "rows.csv"
+  rows = Rows(path)
+  rows.add(ROW, POINTS)
+  rows.add(other("b", **{"inner.learning_rate": 0.5})[1], POINTS)
+
+  def read():
+    try:
+      return Rows(path).settings and [*Rows(path).runs.values()]
+    except RecordError as error:
+      raise ValueError(error) from error
+
+  content = path.read_bytes()
+  for what, damaged in damage.in_bytes(content, flips=150):
+    path.write_bytes(damaged)
+    for row in damage.outcome(what, read) or []:
+      assert not math.isinf(row.loss) and row.tokens >= 0, what
+  for cell in ("", "nan", "1e999", "-5", "text", "9" * 5000):
+    path.write_bytes(content.replace(b",600,", f",{cell},".encode()))
+    damage.outcome(cell, read)
+  path.write_bytes(content + content.split(b"\n")[1] + b"\n")
+  with pytest.raises(RecordError, match="two lines of 'a', seed 0"):
+    Rows(path)
+  path.write_bytes(content[:-1])
+  with pytest.raises(RecordError, match="its last line is cut"):
+    Rows(path)
 
 
 @pytest.mark.parametrize(
