@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+from unittest import mock
 
 import chex
 import jax
@@ -10,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dilocox_jax.models import sampling
 from dilocox_jax.models.loss import (
   chunked_token_loss,
   next_token_loss,
   token_loss,
 )
-from dilocox_jax.models.sampling import draw_token, generate
+from dilocox_jax.models.sampling import NO_TOKEN, draw_token, generate
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.presets import nano
 from tests.tiers import slow
@@ -125,6 +127,92 @@ def test_tokens_are_drawn_as_often_as_they_should(temperature, top_p, expected):
   np.testing.assert_allclose(
     shares(temperature, top_p), expected, atol=0.03, rtol=0
   )
+
+
+def draw(logits, temperature=1.0, top_p=1.0, dtype=np.float32, num=1000):
+  """The different tokens that are drawn from one row of logits."""
+  rows = jnp.tile(jnp.asarray([logits], dtype), (num, 1))
+  found = draw_token(rows, jax.random.key(0), temperature, top_p)
+  return set(np.asarray(found).tolist())
+
+
+LIKELY = [1.0, 5.0, 3.0, 2.0]
+INFINITE = float("inf")
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-3, 1e-20, 1e-38, 1e-45, 1e-300])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
+def test_a_temperature_near_0_takes_the_likeliest_token(temperature, dtype):
+  assert draw(LIKELY, temperature, dtype=dtype) == {1}
+  assert draw([-x for x in LIKELY], temperature, dtype=dtype) == {0}
+  assert draw([6e4, -6e4, 0.0], temperature, dtype=dtype) == {0}
+
+
+def test_a_huge_temperature_draws_all_tokens_alike():
+  assert draw(LIKELY, 1e38) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("top_p", [0, 1e-45, 1e-9, 0.2])
+def test_a_small_share_leaves_the_likeliest_token_alone(top_p):
+  assert draw(LIKELY, 1.0, top_p) == {1}
+  assert draw(LIKELY, 1e-38, top_p) == {1}
+
+
+def test_equally_likely_tokens_are_cut_where_the_share_is_reached():
+  assert draw([0.0] * 4, top_p=0.5) == {0, 1}
+  assert draw([0.0] * 4, top_p=0.6) == {0, 1, 2}
+  assert draw([0.0, 1.0, 1.0, 0.0], top_p=0.4) == {1, 2}
+
+
+def test_a_share_of_1_cuts_no_token():
+  """Rounded shares sum up to 1 before the last of 1000 tokens."""
+  rows = 3 * jax.random.normal(jax.random.key(0), (1, 1000))
+  assert not sampling._has_top_share(rows, 1.0).all()
+  with mock.patch.object(sampling, "_has_top_share", side_effect=KeyError):
+    draw_token(rows, jax.random.key(0), 1.0, 1.0)
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-38, 1.0])
+@pytest.mark.parametrize("top_p", [0.9, 1.0])
+def test_infinite_logits_decide_and_logits_that_are_no_numbers_give_no_token(
+  temperature, top_p
+):
+  assert draw([-INFINITE, 0.0, -INFINITE], temperature, top_p) == {1}
+  assert draw([0.0, INFINITE, -INFINITE], temperature, top_p) == {1}
+  assert draw([0.0], temperature, top_p) == {0}  # A vocabulary of one token.
+  assert draw([0.0, float("nan")], temperature, top_p) == {NO_TOKEN}
+  assert draw([-INFINITE] * 2, temperature, top_p) == {NO_TOKEN}
+
+
+@pytest.mark.parametrize(
+  ("numbers", "line"),
+  [
+    ((-1.0, 1.0), "temperature=-1.0 must be at least 0"),
+    ((float("nan"), 1.0), "temperature=nan must be at least 0"),
+    ((INFINITE, 1.0), "temperature=inf must be at least 0 and below inf"),
+    ((1.0, -0.1), "top_p=-0.1 must be at least 0 and at most 1"),
+    ((1.0, 1.1), "top_p=1.1 must be at least 0 and at most 1"),
+    ((1.0, float("nan")), "top_p=nan must be at least 0"),
+  ],
+)
+def test_numbers_outside_their_limits_are_refused(numbers, line):
+  model, key = build_model(SHAPE), jax.random.key(0)
+  with pytest.raises(ValueError, match=line):
+    draw_token(LOGITS[None], key, *numbers)
+  temperature, top_p = numbers
+  with pytest.raises(ValueError, match=line):
+    generate(
+      model, {}, tokens(1, 4), 1, key, temperature=temperature, top_p=top_p
+    )
+
+
+def test_no_tokens_are_none_and_an_empty_prompt_is_refused():
+  model, key = build_model(SHAPE), jax.random.key(0)
+  assert generate(model, drawn(model), tokens(2, 4), 0, key).shape == (2, 0)
+  with pytest.raises(ValueError, match="num_tokens=-1 must be at least 0"):
+    generate(model, {}, tokens(1, 4), -1, key)
+  with pytest.raises(ValueError, match="the prompt is empty"):
+    generate(model, {}, jnp.zeros((1, 0), np.int32), 1, key)
 
 
 def test_what_cannot_be_sampled_is_one_line():
