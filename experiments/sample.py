@@ -8,10 +8,16 @@ taken every time. The run's report shows the last sample.
 
 import functools
 import pathlib
+from typing import TYPE_CHECKING
 
 from absl import flags
 
+from dilocox_jax.checks import require
 from experiments.runtime import command_line, own_parts
+
+if TYPE_CHECKING:
+  from dilocox_jax.api.runs import Run
+  from dilocox_jax.data.corpus import Corpus
 
 _PROMPT_TOKENS = 64
 
@@ -45,7 +51,7 @@ def add_sample(
   temperature: float = 0.8,
   top_p: float = 0.95,
   seed: int = 0,
-  text=None,
+  text: "Corpus | None" = None,
 ) -> str:
   """Continues a text with the model of a run, and adds it to the report.
 
@@ -62,8 +68,9 @@ def add_sample(
     The prompt and what follows.
 
   Raises:
-    ValueError: If the directory holds no run, its text has no tokenizer, its
-      model cannot decode, or the prompt is empty.
+    ValueError: If the directory holds no run, its text has no tokenizer or is
+      another one now, its model cannot decode or gives no numbers, or the
+      prompt is empty or has tokens that the model lacks.
     RefusedError: If there is no checkpoint.
   """
   # These load JAX, which takes seconds.
@@ -72,18 +79,30 @@ def add_sample(
 
   from dilocox_jax import report
   from dilocox_jax.api.runs import load
+  from dilocox_jax.data.token_checks import Vocabulary, check_token_ids
   from dilocox_jax.metrics.lines import write_atomically
-  from dilocox_jax.models.sampling import generate
-  from dilocox_jax.training.run_text import corpus
+  from dilocox_jax.models.sampling import NO_TOKEN, generate
 
   run = load(workdir)
-  text = text or corpus(run.config)
-  tokenizer, tokens = text.tokenizer, text.validation[:_PROMPT_TOKENS]
-  if tokenizer and prompt is not None:
+  is_read_again = text is None
+  text = _text_of(run) if text is None else text
+  tokenizer = text.tokenizer
+  if tokenizer is None:
+    raise ValueError("the text has no tokenizer: there is nothing to continue")
+  # Bytes are the same tokens whatever the text is.
+  follows_from_text = bool(tokenizer.digest) or not is_read_again
+  require(
+    not follows_from_text or text.digest == run.metrics.record["corpus_digest"],
+    "the text or its tokenizer is not that of the run, whose tokens may mean "
+    "something else: restore the files that it was trained on",
+  )
+  tokens = text.validation[:_PROMPT_TOKENS]
+  if prompt is not None:
     (tokens,) = tokenizer.encode([prompt.encode()])
-  if tokenizer is None or not len(tokens):
-    why = "the prompt is empty" if tokenizer else "the text has no tokenizer"
-    raise ValueError(f"{why}: there is nothing to continue")
+  require(len(tokens) > 0, "the prompt is empty: there is nothing to continue")
+  size = run.config.model.shape.vocab_size
+  vocabulary = Vocabulary(size, f"model.vocab_size={size}")
+  check_token_ids(tokens, vocabulary, "tokens of the prompt")
   how = {"dtype": np.dtype("float32"), "attention": "plain", "remat": "none"}
   model = run.config.model_builder(run.config.model.shape, unroll=1, **how)
   drawn = {"temperature": temperature, "top_p": top_p}
@@ -91,10 +110,31 @@ def add_sample(
   found = jax.jit(draw)(
     run.model, tokens[None].astype(np.int32), key=jax.random.key(seed)
   )
-  written = tokenizer.decode(np.concatenate([tokens, np.asarray(found)[0]]))
+  drawn_tokens = np.asarray(found)[0]
+  require(
+    NO_TOKEN not in drawn_tokens,
+    "the logits of the model are no numbers: its parameters have diverged",
+  )
+  written = tokenizer.decode(np.concatenate([tokens, drawn_tokens]))
   write_atomically(run.workdir / report.SAMPLE, written)
   report.write_report(run.workdir)
   return written
+
+
+def _text_of(run: "Run") -> "Corpus":
+  """Reads the text of a run again.
+
+  Raises:
+    ValueError: If it was handed in, so that nobody can.
+  """
+  from dilocox_jax.training.run_text import corpus
+
+  require(
+    "data" not in run.metrics.record.get("handed_in", ()),
+    "the data of this run were handed in, so the text has no tokenizer here: "
+    "hand it in again (text=), or train on a text that the config names",
+  )
+  return corpus(run.config)
 
 
 if __name__ == "__main__":

@@ -121,6 +121,11 @@ class Run:
     Raises:
       ValueError: If no such library has the model.
     """
+    require(
+      "model" not in self.metrics.record.get("handed_in", ()),
+      "a model that is handed in has no form that other libraries read: write "
+      "`run.params` or `run.model` by yourself",
+    )
     path, shape = pathlib.Path(folder), self.config.model.shape
     family = weights.family_of(shape)  # First, as it takes no time.
     path.mkdir(parents=True, exist_ok=True)
@@ -232,8 +237,12 @@ def train(
   if check_memory:
     refuse_too_large(whole, parts)
   parts = start.with_trainable(whole, parts, trainable)
+  require(
+    step_s is None or cluster is not None,
+    f"step_s={step_s} is of a cluster on which the run is timed: give cluster",
+  )
   clock = None
-  if cluster:
+  if cluster is not None:
     require(
       parts.model is None or step_s is not None,
       "cluster: the operations of a model that is handed in are not known: "
@@ -301,6 +310,8 @@ def _parts(
     model is not None or loss is None,
     "loss: it needs a model that is handed in",
   )
+  is_function = loss is None or callable(loss)
+  check_kind(is_function, "loss", loss, "a function (model, batch) -> scalar")
   feed = None
   if data is not None:
     has_tokens = reads_tokens(model, loss)

@@ -65,7 +65,7 @@ def traffic(config: RunConfig, shapes: Shapes | None = None) -> Traffic:
   return Traffic(
     config.sync.named,
     config.fragments,
-    shapes or config.trained_shapes,
+    config.trained_shapes if shapes is None else shapes,
     config.mesh.num_replicas,
     codec(config),
     config.exchange.collective,

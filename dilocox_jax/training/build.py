@@ -185,16 +185,18 @@ def programs(
     total_steps=config.total_steps,
     final_fraction=inner.final_fraction,
   )
-  optimizer = parts.inner_optimizer or inner_optimizer(
-    inner.optimizer,
-    schedule,
-    inner.changed_options,
-    clip_norm=inner.clip_norm,
-    b1=inner.b1,
-    b2=inner.b2,
-    weight_decay=inner.weight_decay,
-    momentum=inner.momentum,
-  )
+  optimizer = parts.inner_optimizer
+  if optimizer is None:
+    optimizer = inner_optimizer(
+      inner.optimizer,
+      schedule,
+      inner.changed_options,
+      clip_norm=inner.clip_norm,
+      b1=inner.b1,
+      b2=inner.b2,
+      weight_decay=inner.weight_decay,
+      momentum=inner.momentum,
+    )
   replicas = Replicas(
     config.num_local_replicas,
     mesh.layout,
@@ -228,7 +230,7 @@ def programs(
   mean = outer.aggregator if sends_gradients else mean_of_finite_replicas()
   shared = _averaged(optimizer, power) if sends_gradients else optimizer
   recorded = schedule
-  if parts.inner_optimizer:  # It has its own rate.
+  if parts.inner_optimizer is not None:  # It has its own rate.
     recorded = optax.constant_schedule(math.nan)
   return Programs(
     model=model,
@@ -278,12 +280,14 @@ def outer_step(config: RunConfig, parts: Parts = NO_PARTS) -> OuterStep:
     parts: Parts that take the place of what the config names.
   """
   outer = config.outer
-  optimizer = parts.outer_optimizer or named_optimizer(
-    outer.optimizer,
-    outer.learning_rate,
-    momentum=outer.momentum,
-    nesterov=outer.nesterov and bool(outer.momentum),
-  )
+  optimizer = parts.outer_optimizer
+  if optimizer is None:
+    optimizer = named_optimizer(
+      outer.optimizer,
+      outer.learning_rate,
+      momentum=outer.momentum,
+      nesterov=outer.nesterov and bool(outer.momentum),
+    )
   return OuterStep(
     config.sync.named,
     _averaged(optimizer, outer.average_power),

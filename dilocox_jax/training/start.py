@@ -14,7 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from dilocox_jax.checks import changed_fields, flat, json_file, of_type
+from dilocox_jax.checks import (
+  changed_fields,
+  flat,
+  json_file,
+  of_type,
+  require,
+)
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig
 from dilocox_jax.config.run import from_saved
 from dilocox_jax.config.sections import MeshConfig
@@ -30,7 +36,7 @@ from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import FOLDER, Checkpoints
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.states import TrainingState
-from dilocox_jax.trees import Tree, shardings_of
+from dilocox_jax.trees import Tree, kinds_by_path, shardings_of
 
 
 def with_trainable(
@@ -44,8 +50,16 @@ def with_trainable(
     config: Config of the run.
     parts: Parts that were handed in; if they say it, they are returned.
     trainable: As in `models.adapters.adapt`; None: what the config says.
+
+  Raises:
+    ValueError: If both say it, or the rest cannot be read.
   """
-  chosen = trainable or (config.lora if config.lora.rank else None)
+  require(
+    trainable is None or not config.lora.rank,
+    f"trainable and lora.rank={config.lora.rank} both say what is trained: "
+    "drop one of them",
+  )
+  chosen = config.lora if config.lora.rank else trainable
   if chosen is None or parts.trainable:
     return parts
   source = pathlib.Path(config.checkpoint.init_from)
@@ -53,7 +67,7 @@ def with_trainable(
     model = parts.model or build.programs(_on_one_device(config)).model
     base = jax.jit(model.init)(jax.random.key(config.seed))
   elif _is_foreign(source):
-    base = foreign_params(config.model.shape, source)
+    base = _params_of_other_library(config, source, parts)
   else:
     one_device = Replicas(config.num_local_replicas)
     base, _ = _saved_model(config, source, one_device, parts)
@@ -91,12 +105,39 @@ def first_state(
     params = states.first_params(programs, config.seed)
     return states.fresh(programs, phase, params)
   if _is_foreign(source):
-    params = place(foreign_params(config.model.shape, source), None)
+    params = place(_params_of_other_library(config, source, parts), None)
     return states.fresh(programs, phase, params)
   replicas = programs.rounds.replicas
   params, optimizers = _saved_model(config, source, replicas, parts)
+  _check_fits(programs, params, source)
   state = states.fresh(programs, phase, place(params, None))
   return _with_outer_optimizers(state, optimizers, source)
+
+
+def _check_fits(programs: Programs, params: Tree, source: pathlib.Path) -> None:
+  """Raises RefusedError unless parameters are those of the run's model."""
+  wanted = kinds_by_path(jax.eval_shape(programs.model.init, jax.random.key(0)))
+  found = kinds_by_path(params)
+  for path in wanted | found:
+    if wanted.get(path) != found.get(path):
+      raise RefusedError(
+        f"checkpoint.init_from={source} holds another model: its leaf {path!r} "
+        f"is {found.get(path, 'missing')}, and that of this run's model is "
+        f"{wanted.get(path, 'missing')}"
+      )
+
+
+def _params_of_other_library(
+  config: RunConfig, source: pathlib.Path, parts: Parts
+) -> Tree:
+  """Reads `foreign_params` for a run, whose model must be the config's."""
+  if parts.model is not None:
+    raise RefusedError(
+      f"checkpoint.init_from={source} is a checkpoint of another library, "
+      "whose weights a model that is handed in cannot take: load them in the "
+      "model, or drop the field"
+    )
+  return foreign_params(config.model.shape, source)
 
 
 def _is_foreign(source: pathlib.Path) -> bool:

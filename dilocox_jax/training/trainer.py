@@ -174,16 +174,21 @@ class Trainer:
     except StoppedError as error:
       raise TrainingStoppedError(f"{error}; {self._kept()}") from error
     except NotFiniteError as error:
-      inner, outer = self.config.inner, self.config.outer
       raise TrainingStoppedError(
-        f"{error}: lower inner.learning_rate={inner.learning_rate} or "
-        f"outer.learning_rate={outer.learning_rate}; {self._kept()}, "
-        "and a run with another rate needs another directory"
+        f"{error}: lower {self._rate('inner')} or {self._rate('outer')}; "
+        f"{self._kept()}, and a run with another rate needs another directory"
       ) from error
     finally:
       # A save that needs a lost process would not end.
       if not isinstance(sys.exception(), processes.LostProcessError):
         self._checkpoints.close()
+
+  def _rate(self, section: str) -> str:
+    """Names the learning rate of the inner or outer optimizer, for messages."""
+    if getattr(self.parts, f"{section}_optimizer") is not None:
+      return f"the rate of the {section} optimizer that was handed in"
+    rate = getattr(self.config, section).learning_rate
+    return f"{section}.learning_rate={rate}"
 
   def _kept(self) -> str:
     return f"{self._checkpoints.what_is_kept()} in {self.workdir}"

@@ -179,9 +179,11 @@ def memory_bytes(values: flags.FlagValues) -> float | None:
   """Returns what --memory says (bytes), or None if it is not given."""
   from dilocox_jax.simulate.quantities import SIZE, parse_quantity
 
+  if values.memory is None:
+    return None
   with usage_errors():
-    size = values.memory and parse_quantity(values.memory, SIZE, "--memory")
-  if size is not None and not 0 < size < math.inf:
+    size = parse_quantity(values.memory, SIZE, "--memory")
+  if not 0 < size < math.inf:
     raise UsageError("--memory must be above 0, and finite")
   return size
 

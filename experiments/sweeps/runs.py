@@ -147,7 +147,9 @@ def runs_of(
   for field in sweep:
     check_field(field)
   base = sweep.get("base", {})
-  seeds = tuple(sweep.get("seeds") or (base.get("seed", 0),))
+  seeds = sweep.get("seeds", (base.get("seed", 0),))
+  is_list = isinstance(seeds, list | tuple) and bool(seeds)
+  require(is_list, f"seeds={seeds!r} must be a list of at least one seed")
   settings = _named([*_product(sweep), *_listed(sweep)])
   if not settings:
     return [_run(name, {}, overrides) for name, overrides in rows]

@@ -6,7 +6,7 @@ import pytest
 
 from dilocox_jax.codecs.named import link_names
 from experiments.configs import compression
-from experiments.sweeps import measured, runs
+from experiments.sweeps import runs
 from tests.experiments.programs import run
 
 # The names of codecs in names of runs.
@@ -38,8 +38,3 @@ def test_runs_of_a_sweep_of_codecs_are_what_their_names_say():
       value = float(top) / float(bottom or 1)
       assert CODECS.get(word, word) in link_names(codec)
       assert f"={value:g}" in codec or f"={value}" in codec
-
-
-def test_what_is_known_of_losses_fits_a_terminal():
-  lines = measured.words(4).splitlines()
-  assert 70 < max(map(len, lines)) <= 80

@@ -51,14 +51,15 @@ def row(run, **changes):
   return dataclasses.replace(first, **changes)
 
 
-def test_the_introduction_sums_hours_and_counts_runs():
+def test_the_introduction_sums_hours_and_counts_runs(tmp_path):
   found = listed("a", "b", "c")
   lines = [row(found[0]), row(found[1], wall_s=5400.0), None]
-  text = page.intro(found, lines)
+  rows = Rows(tmp_path / "rows.csv")
+  text = page.intro(found, lines, rows)
   assert text.startswith("60 inner steps by diloco, H = 6; replicas: 2;")
   assert "Trained on cpu, Python 3.11, JAX 0.10. 2 of 3 runs have ended" in text
   assert "they took 2 hours. Corpus digest `9f3a`." in text
-  assert page.intro(found, [None] * 3).endswith("No run has ended yet.")
+  assert page.intro(found, [None] * 3, rows).endswith("No run has ended yet.")
 
 
 def test_points_have_the_time_of_their_step_and_the_last_that_of_the_flush():
@@ -69,7 +70,7 @@ def test_points_have_the_time_of_their_step_and_the_last_that_of_the_flush():
     for step in (30, 45, 60)
   ]
   kept = Rows.__new__(Rows)
-  kept._curves = {(run.digest, "9f3a"): dict.fromkeys(points)}
+  kept._curves = {(run.digest, "9f3a"): points}
   times = {"slow": Times({20: 2.0, 40: 4.0, 60: 6.0}, 6.5, 0.9)}
   trace = page._trace(line, kept, times, judged=False)
   # The last segment that ended at step 30 or before did so after 2 s.
