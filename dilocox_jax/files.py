@@ -55,17 +55,19 @@ def replaced(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
     root: Folder above it that the user names; by default its own folder.
 
   Yields:
-    The file to write to, which is empty.
+    The file to write to, which is empty. It has a name.
 
   Raises:
     OSError: If the system refuses, or a folder between the root and the file
       is a link. The old file is unchanged.
   """
+  path = pathlib.Path(path)
   with _folder_of(path, root) as (folder, name):
     partial = f".{name}.{os.getpid()}.partial"
     _remove(folder, partial)
     try:
-      with _opened(partial, "xb", folder) as file:  # It must not exist.
+      # It must not exist.
+      with _opened(path.with_name(partial), "xb", folder) as file:
         yield file
         file.flush()
         # Without this a power cut could leave the new name on an empty file.
@@ -105,9 +107,10 @@ def opened_to_append(
     OSError: If it is a link, a FIFO or anything else that is no file, if a
       folder between the root and the file is a link, or the system refuses.
   """
+  path = pathlib.Path(path)
   with _folder_of(path, root) as (folder, name):
     try:
-      file = _opened(name, "ab", folder, buffering)
+      file = _opened(path, "ab", folder, buffering)
       kind = _KINDS.get(stat.S_IFMT(os.fstat(file.fileno()).st_mode))
       if kind == FILE:
         return file
@@ -117,7 +120,7 @@ def opened_to_append(
       if error.errno not in _OF_NO_FILE:
         raise
       reason = f"it is a {kind_of(folder, name)}"
-      raise OSError(error.errno, reason, os.fspath(path)) from None
+      raise OSError(error.errno, reason, str(path)) from None
 
 
 def folder_below(root: Path, *names: str) -> pathlib.Path:
@@ -199,7 +202,7 @@ def opened_folder(parent: int, name: str) -> int:
     if error.errno not in (errno.ENOTDIR, *_OF_NO_FILE):
       raise
     kind = kind_of(parent, name)
-    reason = f"{name} is a {kind}, and has to be a folder"
+    reason = f"{name} is a {kind} and has to be a folder: remove it"
     raise NotADirectoryError(errno.ENOTDIR, reason, name) from None
 
 
@@ -284,13 +287,15 @@ def read_file(folder: int, name: str, at_most: int) -> bytes | None:
     return file.read(found.st_size)
 
 
-def _opened(name: str, mode: str, folder: int, buffering: int = -1) -> BinaryIO:
-  """Opens a file as `open` does, without following a link or waiting."""
+def _opened(
+  path: pathlib.Path, mode: str, folder: int, buffering: int = -1
+) -> BinaryIO:
+  """Opens a file of an open folder, without following a link or waiting."""
 
-  def opener(name: str, flags: int) -> int:
-    return os.open(name, flags | _OPEN_FILE, 0o666, dir_fd=folder)
+  def opener(_: str, flags: int) -> int:
+    return os.open(path.name, flags | _OPEN_FILE, 0o666, dir_fd=folder)
 
-  return cast(BinaryIO, open(name, mode, buffering, opener=opener))
+  return cast(BinaryIO, open(path, mode, buffering, opener=opener))
 
 
 def _remove(folder: int, name: str) -> None:
@@ -307,9 +312,10 @@ def _closing(folder: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _folder_of(path: Path, root: Path | None) -> Iterator[tuple[int, str]]:
+def _folder_of(
+  path: pathlib.Path, root: Path | None
+) -> Iterator[tuple[int, str]]:
   """Opens the folder of a file; yields it and the name of the file."""
-  path = pathlib.Path(path)
   root = path.parent if root is None else root
   *names, name = path.relative_to(root).parts
   with _closing(opened_root(root)) as top:

@@ -21,6 +21,7 @@ import sys
 from absl import flags
 
 from dilocox_jax.config import RunConfig
+from dilocox_jax.metrics import work_directory
 from experiments.configs import default
 from experiments.configs.convergence import CLOCK_107B
 from experiments.configs.overlap_loco import AVERAGE
@@ -81,7 +82,8 @@ def main(values: flags.FlagValues) -> None:
   for name in METHODS:
     command_line.check_files(run_of(name, values.steps, values.glob))
   if values.method:
-    _train(values.method, values, workdir / values.method)
+    path = work_directory.check_subfolder(workdir, values.method)
+    _train(values.method, values, path)
     return
   members = [_member(name, values) for name in METHODS]
   # A TPU has one process at a time.

@@ -99,8 +99,11 @@ def write_json(path: Directory, value: Any) -> None:
 
 
 def whole_lines(path: pathlib.Path) -> list[bytes]:
-  """Returns the lines of a file that end with a newline; it may be missing."""
-  if not path.exists():
+  """Returns the lines of a file that end with a newline; it may be missing.
+
+  Whatever is no file has none: a FIFO would be waited for.
+  """
+  if not path.is_file():
     return []
   with one_line(path, "read"):
     content = path.read_bytes()
@@ -160,7 +163,7 @@ class JsonLines:
       for line, row in zip(lines, _parse(self.path, lines), strict=True)
       if row["step"] <= last_step and row.get("kind") != "final"
     )
-    if self.path.exists() and self.path.stat().st_size != len(remaining):
+    if self.path.is_file() and self.path.stat().st_size != len(remaining):
       write_atomically(self.path, remaining)
 
   def append(self, row: Mapping[str, Any]) -> None:

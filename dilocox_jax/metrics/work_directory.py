@@ -111,6 +111,24 @@ def _write(path: pathlib.Path, program: str) -> None:
   partial.replace(path / STAMP)
 
 
+def check_subfolder(workdir: pathlib.Path, *names: str) -> pathlib.Path:
+  """Returns the path of a folder in a work directory, which may be missing.
+
+  Libraries and other programs open it by its path.
+
+  Args:
+    workdir: The work directory; it may be missing.
+    *names: Names of the folders, each in the one before.
+
+  Raises:
+    RefusedError: If a link or something else has one of the names.
+  """
+  path = workdir.joinpath(*names)
+  with _refusing(path), contextlib.suppress(FileNotFoundError):
+    files.check_folder(workdir, *names)
+  return path
+
+
 @contextlib.contextmanager
 def held(workdir: pathlib.Path) -> Iterator[None]:
   """Holds the lock of a run directory for as long as the block lasts.

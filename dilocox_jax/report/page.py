@@ -62,9 +62,11 @@ def picture(
     RecordError: If the file cannot be written.
   """
   path = out_dir / FIGURES / f"{name}.png"
-  make_directory(path.parent)
-  with one_line(path), files.replaced(path) as file:
-    figure.savefig(file, format="png")
+  make_directory(out_dir)
+  with one_line(path):
+    files.folder_below(out_dir, FIGURES)
+    with files.replaced(path, root=out_dir) as file:
+      figure.savefig(file, format="png")
   return [f"![{caption}]({FIGURES}/{name}.png)", ""]
 
 

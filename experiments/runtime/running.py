@@ -24,6 +24,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.token_checks import TokenError
 from dilocox_jax.distributed import coordinator_store, processes
+from dilocox_jax.metrics import work_directory
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.training import start
@@ -37,6 +38,7 @@ from experiments.runtime.command_line import StoppedError, UsageError
 
 CACHE_VARIABLE = "DILOCOX_JAX_CACHE"
 _DEFAULT_CACHE = "~/.cache/dilocox_jax"
+_PROFILE = ("profile", "plugins", "profile")  # Folders that the profiler makes.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # Numbers of <malloc.h>.
 _GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 XLA_GPU_FLAG = "--xla_gpu_enable_latency_hiding_scheduler=true"
@@ -153,12 +155,14 @@ def _train(
   given = os.environ.get(command_line.COMMAND_VARIABLE)
   command = given or command_line.own_command()
   _check_directory(workdir)
+  if profile:
+    work_directory.check_subfolder(workdir, *_PROFILE)
   with command_line.usage_errors():
     parts = start.with_trainable(config)
     trainer = Trainer(config, workdir, command, clock, parts, meeting)
   tracing = contextlib.nullcontext()
   if profile and processes.is_main():
-    tracing = _trace(workdir / "profile")
+    tracing = _trace(workdir / _PROFILE[0])
   try:
     with tracing, stop_signals.stop_requests(stopper(trainer)):
       page = trainer.run()

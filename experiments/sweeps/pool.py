@@ -34,11 +34,13 @@ class Job(NamedTuple):
     name: Name of the run, for people.
     log: File to which the process writes.
     command: Command line of the process.
+    root: Folder above the log that the user names; by default its own folder.
   """
 
   name: str
   log: pathlib.Path
   command: Sequence[str]
+  root: pathlib.Path | None = None
 
 
 class Pool:
@@ -97,8 +99,10 @@ class Pool:
     """Runs a job as a process; returns why it failed."""
     if self._is_over():
       return _LATE
-    job.log.parent.mkdir(parents=True, exist_ok=True)
-    with files.opened_to_append(job.log) as log:
+    root = job.root or job.log.parent
+    root.mkdir(parents=True, exist_ok=True)
+    files.folder_below(root, *job.log.parent.relative_to(root).parts)
+    with files.opened_to_append(job.log, root=root) as log:
       start_bytes = log.tell()
       process = subprocess.Popen(
         [*self._prefix, *job.command],

@@ -4,16 +4,18 @@ A run that diverges is a result like any other. A run that fails otherwise is
 tried again the next time.
 """
 
+import contextlib
 import functools
 import pathlib
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 
+from dilocox_jax import files
 from dilocox_jax.checks import in_front
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.sections import DataConfig
+from dilocox_jax.metrics import work_directory
 from dilocox_jax.report.run import load_run
 from dilocox_jax.training import run_text
 from experiments.runtime.process_group import usable_cores
@@ -112,7 +114,9 @@ class Training:
     return found[0] if found else runs / f"{run.label}-{key}"
 
   def _job(self, run: SweepRun) -> Job:
-    workdir = self._directory(run)
+    name = self._directory(run).name
+    workdir = work_directory.check_subfolder(self._workdir, "runs", name)
+    work_directory.check_subfolder(self._workdir, "logs")
     return Job(
       name=f"{run.name}, seed {run.seed}",
       log=self._workdir / "logs" / f"{workdir.name}.log",
@@ -122,6 +126,7 @@ class Training:
         *(f"--parts={path}" for path in self._parts_files),
         *(f"--workdir={workdir}", "--sample_tokens=0"),
       ],
+      root=self._workdir,
     )
 
   def _keep(self, run: SweepRun, reason: str, num_cores: int) -> str:
@@ -133,5 +138,6 @@ class Training:
     row = row_of(found, run, reason, num_cores)
     self.rows.add(row, curve_of(found, row))
     # They are much larger than the rest.
-    shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
+    with contextlib.suppress(OSError):
+      files.remove_folder(self._workdir, "runs", workdir.name, "checkpoints")
     return f"diverged: {reason}" if reason else f"loss {row.loss:.4f}"

@@ -20,6 +20,7 @@ import numpy as np
 
 from dilocox_jax.config import from_mapping, to_plan
 from dilocox_jax.distributed.link_counter import LINK_VARIABLE
+from dilocox_jax.metrics.lines import write_json
 from dilocox_jax.plan.collective import Collective
 from dilocox_jax.plan.schedule.methods import named_method
 from dilocox_jax.report.run import LoadedRun, load_run
@@ -183,7 +184,7 @@ def _measured(
 ) -> list[tuple[float, float, float]]:
   """Returns seconds, bytes on a node's link and its CPU seconds, of each."""
   asks, result = folder / "asked.json", folder / "measured.json"
-  asks.write_text(json.dumps(asked))
+  write_json(asks, asked)
   result.unlink(missing_ok=True)  # Of an earlier measurement.
   count = cluster.num_replicas
   environment = process_group.environment(count) | {LINK_VARIABLE: INTERFACE}

@@ -1,6 +1,7 @@
 """Wrong input at the command line: one line, exit code 2, nothing written."""
 
 import json
+import pathlib
 import re
 import subprocess
 import sys
@@ -150,6 +151,31 @@ def test_no_program_writes_into_what_another_or_a_user_made(program, tmp_path):
     assert "choose another --workdir" in done.one_line
     assert runs.files(tmp_path) == before
   command_line.writable(str(tmp_path / "a"), "another")
+
+
+@pytest.mark.parametrize(
+  ("link", "program"),
+  [
+    ("dilocox", "quickstart --method=dilocox"),
+    ("profile", "train --profile"),
+    ("profile/plugins", "train --profile"),
+    ("checkpoints", "train"),
+  ],
+)
+def test_no_program_writes_behind_a_link_in_its_directory(
+  link, program, tmp_path
+):
+  (tmp_path / "victim").mkdir()
+  name, *given = program.split()
+  workdir = pathlib.Path(command_line.writable(str(tmp_path / "run"), name))
+  (workdir / link).parent.mkdir(parents=True, exist_ok=True)
+  (workdir / link).symlink_to(tmp_path / "victim")
+  small = runs.SMALL_FLAGS if name == "train" else []
+  done = run(name, *given, *small, f"--workdir={workdir}")
+  assert done.returncode == 2, done.stderr
+  says = f"{pathlib.Path(link).name} is a symbolic link and has to be a folder"
+  assert says in done.one_line
+  assert not list((tmp_path / "victim").iterdir())
 
 
 # How a program ends.

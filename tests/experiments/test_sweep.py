@@ -11,8 +11,9 @@ import time
 import pytest
 
 from dilocox_jax.metrics.lines import RecordError
+from dilocox_jax.metrics.work_directory import RefusedError
 from experiments.runtime.command_line import UsageError
-from experiments.sweeps import page, runs
+from experiments.sweeps import page, runs, training
 from experiments.sweeps.pool import Job, Pool
 from experiments.sweeps.rows import CurveRow, Rows, RunRow
 from tests import damage
@@ -283,6 +284,45 @@ def test_every_job_ends_and_says_in_one_line_why_it_failed(tmp_path):
     "dies": "killed by SIGKILL",
   }
   assert "fine" in jobs[0].log.read_text()
+
+
+@pytest.mark.parametrize("name", ["logs", "runs", "run"])
+def test_what_a_sweep_writes_is_not_behind_a_link(tmp_path, name, monkeypatch):
+  monkeypatch.setattr(training, "corpus_digest", lambda config: "text")
+  workdir, victim = tmp_path / "sweep", tmp_path / "victim"
+  made = training.Training(workdir, Rows(workdir / "rows.csv"))
+  first = made._job(RUN)
+  assert first.log.parent == workdir / "logs" and first.root == workdir
+  link = {"run": workdir / "runs" / first.log.stem}.get(name, workdir / name)
+  link.parent.mkdir(parents=True)
+  victim.mkdir()
+  link.symlink_to(victim)
+  with pytest.raises(RefusedError, match=f"{link.name} is a symbolic link"):
+    made._job(RUN)
+  if name == "logs":  # It may also come later.
+    with pytest.raises(NotADirectoryError):
+      ended(Pool(1), [first])
+  assert not list(victim.iterdir())
+
+
+def test_the_states_of_a_finished_run_are_removed_and_none_behind_a_link(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(training, "corpus_digest", lambda config: "text")
+  monkeypatch.setattr(training, "load_run", lambda workdir: None)
+  monkeypatch.setattr(training, "row_of", lambda *given: ROW)
+  monkeypatch.setattr(training, "curve_of", lambda *given: POINTS)
+  workdir = tmp_path / "sweep"
+  made = training.Training(workdir, Rows(workdir / "rows.csv"))
+  states = made._directory(RUN) / "checkpoints"
+  (states / "6").mkdir(parents=True)
+  made._keep(RUN, "", 1)
+  assert states.parent.exists() and not states.exists()
+  (tmp_path / "victim" / "checkpoints").mkdir(parents=True)
+  states.parent.rmdir()
+  states.parent.symlink_to(tmp_path / "victim")
+  made._keep(RUN, "", 1)
+  assert (tmp_path / "victim" / "checkpoints").exists()
 
 
 def test_what_runs_when_time_is_over_is_asked_to_stop(tmp_path):

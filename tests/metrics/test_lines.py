@@ -54,6 +54,20 @@ def test_lines_are_json_with_sorted_keys_and_null_for_no_number(
   assert rows.path.read_bytes() == expected
 
 
+def test_rows_that_are_a_pipe_or_a_link_are_one_line(tmp_path):
+  os.mkfifo(tmp_path / "pipe")
+  (tmp_path / "thesis").write_text("precious\n")
+  (tmp_path / "link").symlink_to("thesis")
+  assert read_rows(tmp_path / "pipe") == []
+  for name in ("pipe", "link"):
+    rows = JsonLines.__new__(JsonLines)
+    rows.path = tmp_path / name
+    with pytest.raises(RecordError, match=f"cannot write .*{name}: it is a "):
+      rows.append({"step": 1})
+  JsonLines(tmp_path / "pipe")
+  assert (tmp_path / "thesis").read_text() == "precious\n"
+
+
 @pytest.mark.parametrize("step", [-1, 0, 2, 4, 9])
 @pytest.mark.parametrize("tail", [b"", TORN, b'{"kind": "final", "step": 4}\n'])
 def test_opening_keeps_the_rows_up_to_the_step(rows, step, tail):

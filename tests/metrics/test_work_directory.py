@@ -17,6 +17,7 @@ from dilocox_jax.metrics.work_directory import (
   STAMP,
   BusyError,
   RefusedError,
+  check_subfolder,
   claim,
   held,
   locked,
@@ -45,6 +46,24 @@ def test_a_stamp_that_leads_elsewhere_is_not_written_through(tmp_path):
   with pytest.raises(RefusedError):
     claim(tmp_path / "run", "sweep")
   assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_stamp_that_is_a_pipe_is_not_waited_for(tmp_path):
+  os.mkfifo(tmp_path / STAMP)
+  with pytest.raises(RefusedError, match="did not make"):
+    claim(tmp_path, "train")
+
+
+def test_a_folder_in_a_work_directory_is_no_link(tmp_path):
+  workdir = tmp_path / "run"
+  assert check_subfolder(workdir, "profile") == workdir / "profile"
+  (tmp_path / "victim" / "b").mkdir(parents=True)
+  workdir.mkdir()
+  (workdir / "a").symlink_to(tmp_path / "victim")
+  for names in (["a"], ["a", "b"]):
+    with pytest.raises(RefusedError, match="a is a symbolic link") as error:
+      check_subfolder(workdir, *names)
+    assert "\n" not in str(error.value)
 
 
 def test_a_name_that_is_not_utf_8_is_refused_before_it_is_made(tmp_path):

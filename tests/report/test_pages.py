@@ -136,6 +136,16 @@ def test_a_broken_record_is_named_on_one_line(
   assert "\n" not in str(error.value)
 
 
+def test_pictures_are_not_written_behind_a_link(write_run, tmp_path):
+  workdir, victim = tmp_path / "run", tmp_path / "victim"
+  write_run(workdir, num_steps=30)
+  victim.mkdir()
+  (workdir / "figures").symlink_to(victim)
+  with pytest.raises(RecordError, match="figures is a symbolic link"):
+    write_report(workdir)
+  assert not list(victim.iterdir())
+
+
 def test_a_run_is_as_far_as_its_rows(write_run, tmp_path, run):
   assert run.finished and len(run.rounds) == 20 and len(run.evaluations) == 10
   assert (run.steps, run.tokens) == (600, 1_228_800)
