@@ -25,9 +25,9 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import pathlib
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,6 +35,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from dilocox_jax import files
 from dilocox_jax.checks import json_file, of_type, shown
 from dilocox_jax.distributed import processes
 from dilocox_jax.metrics.work_directory import RefusedError
@@ -46,6 +47,7 @@ ARRAYS, RECORD = "arrays", "record"
 # the midst of a save. Process 0 computes digests in this time, too.
 _SAVE_TIMEOUT_S = 7 * 24 * 60 * 60
 _PARTIAL = ".orbax-checkpoint-tmp"  # Part of the folder's name during a save.
+_BROKEN = "broken_checkpoints"  # Where damaged checkpoints are moved to.
 _DIGESTS = "digests.json"  # SHA-256 of every file of a checkpoint, by its path.
 _NUMBER = re.compile(r"0|[1-9][0-9]*")  # Name of a checkpoint's folder.
 _LONGEST_REASON = 200  # Characters; Orbax lists whole trees.
@@ -69,8 +71,19 @@ class Checkpoints:
       keep: Number of newest checkpoints to keep.
       read_only: Whether the directory belongs to another run, so that nothing
         in it may change.
+
+    Raises:
+      RefusedError: If the directory or something in it is a symbolic link, and
+        it is not read-only: Orbax would write and delete behind the link.
     """
-    self._directory, self._read_only = directory.resolve(), read_only
+    self._read_only = read_only
+    if read_only:
+      self._directory = directory.resolve()
+    else:
+      # What is above it is the user's own, and may be a link.
+      directory.parent.mkdir(parents=True, exist_ok=True)
+      self._directory = directory.parent.resolve() / directory.name
+      self._check_links()
     options = ocp.CheckpointManagerOptions(
       max_to_keep=keep,
       enable_async_checkpointing=True,
@@ -101,16 +114,31 @@ class Checkpoints:
 
     Raises:
       SaveError: If the disk refused the earlier save.
+      RefusedError: If somebody has put a link into the directory.
     """
     args = {
       ARRAYS: ocp.args.StandardSave(_leaves(state)),
       RECORD: ocp.args.JsonSave(record),
     }
+    self._check_links()
     with self._wording_disk_errors():
       self._manager.wait_until_finished()
       if step in saved_steps(self._directory):
         return
       self._manager.save(step, args=ocp.args.Composite(**args), force=True)
+
+  def _check_links(self) -> None:
+    """Makes the directory; raises `RefusedError` if a link is in the way."""
+    folder = self._directory
+    with _refusing_links(folder):
+      files.folder_below(folder.parent, folder.name)
+      with os.scandir(folder) as entries:
+        links = [entry.name for entry in entries if entry.is_symlink()]
+    if links:
+      raise RefusedError(
+        f"{folder / min(links)} is a symbolic link, which a run does not follow"
+        " where it writes: remove it, or take another --workdir"
+      )
 
   @contextlib.contextmanager
   def _wording_disk_errors(self) -> Iterator[None]:
@@ -140,7 +168,9 @@ class Checkpoints:
     for partial in self._directory.glob(f"*{_PARTIAL}*"):
       step = int(partial.name.partition(".")[0])
       sealed = {"step": step, "files": _digests(partial)}
-      (partial / _DIGESTS).write_text(json.dumps(sealed, indent=2))
+      text = json.dumps(sealed, indent=2)
+      with files.replaced(partial / _DIGESTS, root=self._directory) as file:
+        file.write(text.encode())
 
   def wait(self) -> None:
     """Waits until the save in the background is complete.
@@ -216,10 +246,11 @@ class Checkpoints:
     """Moves a checkpoint away, so that its step can be saved again."""
     path = self._directory / str(step)
     if not self._read_only:
-      aside = self._directory.with_name("broken_checkpoints") / str(step)
-      shutil.rmtree(aside, ignore_errors=True)
-      aside.parent.mkdir(exist_ok=True)
-      path = path.rename(aside)
+      root = self._directory.parent
+      with _refusing_links(root / _BROKEN):
+        aside = files.folder_below(root, _BROKEN)
+        files.remove_folder(root, _BROKEN, str(step))
+      path = path.rename(aside / str(step))
       self._manager.reload()
     logging.getLogger(__name__).warning(
       "skipping the broken checkpoint of step %d (%s): %s", step, path, reason
@@ -262,6 +293,17 @@ class Checkpoints:
     """
     self.wait()
     self._manager.close()
+
+
+@contextlib.contextmanager
+def _refusing_links(path: pathlib.Path) -> Iterator[None]:
+  """Turns the error of what is no folder into `RefusedError`."""
+  try:
+    yield
+  except NotADirectoryError as error:
+    raise RefusedError(
+      f"{path} cannot be written: {error.strerror}, or take another --workdir"
+    ) from None
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:

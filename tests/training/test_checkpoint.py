@@ -238,6 +238,66 @@ def test_a_whole_checkpoint_that_its_reader_refuses_is_not_moved(
   assert runs.files(directory.parent) == before
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/9"])
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_link_where_checkpoints_are_written_is_refused(
+  directory, name, is_running, tmp_path
+):
+  victim = tmp_path / "victim"
+  shutil.copytree(directory, victim)
+  before = runs.files(victim)
+  checkpoints = Checkpoints(directory)
+  if not is_running:
+    checkpoints.close()
+  link = directory.parent / name
+  if name == "checkpoints":
+    link.rename(directory.parent / "moved")
+  link.symlink_to(victim)
+  with pytest.raises(RefusedError, match="is a symbolic link") as error:
+    if is_running:
+      checkpoints.save(9, state_of(9), {})
+    else:
+      Checkpoints(directory)
+  assert "\n" not in str(error.value) and "--workdir" in str(error.value)
+  assert runs.files(victim) == before
+  # Where nothing is written links are followed.
+  if name == "checkpoints":
+    assert restore(directory, read_only=True)[1]["step"] == 6
+
+
+def test_broken_checkpoints_are_not_moved_behind_a_link(directory, tmp_path):
+  truncate(directory / "6")
+  victim = tmp_path / "victim"
+  (victim / "6").mkdir(parents=True)
+  (victim / "6" / "thesis").write_text("precious")
+  (directory.parent / "broken_checkpoints").symlink_to(victim)
+  says = "broken_checkpoints cannot be written: .* is a symbolic link"
+  with pytest.raises(RefusedError, match=says):
+    restore(directory)
+  assert runs.files(victim) == {"6/thesis": b"precious"}
+
+
+def test_the_folder_above_checkpoints_may_be_a_link(tmp_path):
+  (tmp_path / "disk").mkdir()
+  (tmp_path / "run").symlink_to("disk")
+  checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+  checkpoints.save(3, state_of(3), {"step": 3})
+  checkpoints.close()
+  assert (tmp_path / "disk" / "checkpoints" / "3").is_dir()
+
+
+def test_digests_are_not_written_behind_a_link(directory, tmp_path):
+  checkpoints = Checkpoints(directory)
+  (tmp_path / "victim").mkdir()
+  link = directory / "9.orbax-checkpoint-tmp-1"
+  link.symlink_to(tmp_path / "victim")
+  with pytest.raises(NotADirectoryError):
+    checkpoints._seal()
+  assert not runs.files(tmp_path / "victim")
+  link.unlink()
+  checkpoints.close()
+
+
 def test_if_all_are_broken_nothing_is_begun_anew_or_moved(directory):
   """The disk may bring them back; a new run would cut all rows of this one."""
   for step in (3, 6):
