@@ -23,19 +23,27 @@ import os
 import pathlib
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from dilocox_jax import files
 from dilocox_jax.meeting.answers import AwayError, ClosedError
 
 _LOG = logging.getLogger(__name__)
-_STAGED, _ASIDE = ".staged", ".aside"
+_STAGING, _ASIDE = ".staged", ".aside"
 _OLD_S = 3600.0  # A writer that is at work has written since.
 _DEEPEST = 8  # Folders of a path. What is deeper is not of a run.
 _TRIES = 10  # How often something may come in between before it is waited for.
 _LOCK_TRIES, _LOCK_PAUSE_S = 20, 0.05
 # What `link` says on a file system that has no links.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class _Staged(NamedTuple):
+  """A file that has no name of an object yet: its open folder, and its name."""
+
+  folder: int
+  name: str
 
 
 class Folder:
@@ -71,31 +79,28 @@ class Folder:
 
   def create(self, path: str, data: bytes) -> bool:
     """Writes an object that must not exist; returns whether it was written."""
-    *folders, name = _parts(path)
-
-    def link(root: int, staging: int, staged: str) -> bool:
-      with self._made(root, folders) as folder:
-        is_new = self._linked(root, staging, staged, folder, path)
-        files.flush_folder(folder)
-      return is_new
-
-    with self._call(path) as root:
-      return self._written(root, path, data, link)
+    *folders, _ = _parts(path)
+    with self._call(path) as root, self._staged(root, data) as staged:
+      for _ in range(_TRIES):
+        # Another replica may remove a folder that is empty still.
+        with contextlib.suppress(FileNotFoundError):
+          with self._made(root, folders) as folder:
+            is_new = self._linked(root, staged, folder, path)
+            files.flush_folder(folder)
+            return is_new
+    raise AwayError(f"{path}: its folder is removed again and again")
 
   def put(self, path: str, data: bytes) -> None:
     """Writes an object, or replaces it as a whole."""
-    *folders, name = _parts(path)
-
-    def rename(root: int, staging: int, staged: str) -> bool:
-      with self._made(root, folders) as folder:
-        if files.kind_of(folder, name) == files.FOLDER:
-          self._put_aside(root, folder, path, files.FILE)
-        os.replace(staged, name, src_dir_fd=staging, dst_dir_fd=folder)
-        files.flush_folder(folder)
-      return True
-
-    with self._call(path) as root:
-      self._written(root, path, data, rename)
+    *folders, _ = _parts(path)
+    with self._call(path) as root, self._staged(root, data) as staged:
+      for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):  # As above.
+          with self._made(root, folders) as folder:
+            self._renamed(root, staged, folder, path)
+            files.flush_folder(folder)
+            return
+    raise AwayError(f"{path}: its folder is removed again and again")
 
   def delete(self, paths: Sequence[str]) -> None:
     """Deletes objects, and the folders that are empty without them."""
@@ -128,47 +133,36 @@ class Folder:
     try:
       yield root
     except OSError as error:
-      raise AwayError(f"{path}: {error.strerror or error}") from None
+      raise AwayError(_said(path, error)) from None
     finally:
       os.close(root)
 
-  def _written(
-    self,
-    root: int,
-    path: str,
-    data: bytes,
-    name_it: Callable[[int, int, str], bool],
-  ) -> bool:
-    """Writes a file, and gives it its name; returns whether that was done.
-
-    Args:
-      root: The folder.
-      path: Path of the object.
-      data: The content.
-      name_it: Function of the root, the folder of staged files and the name
-        there. It may find that a folder which was empty has just been removed.
-    """
-    staged = secrets.token_hex(16)
-    with self._made(root, [_STAGED]) as staging:
+  @contextlib.contextmanager
+  def _staged(self, root: int, data: bytes) -> Iterator[_Staged]:
+    """Writes a file that has no name of an object yet, and removes it."""
+    name = secrets.token_hex(16)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with self._made(root, [_STAGING]) as staging:
       try:
-        _write(staging, staged, data)
-        for _ in range(_TRIES):
-          with contextlib.suppress(FileNotFoundError):
-            return name_it(root, staging, staged)
+        descriptor = os.open(name, flags, 0o666, dir_fd=staging)
+      except PermissionError as error:
+        raise AwayError(_said(_STAGING, error)) from None
+      try:
+        with open(descriptor, "wb") as file:
+          file.write(data)
+          file.flush()
+          os.fsync(descriptor)
+        yield _Staged(staging, name)
       finally:
         with contextlib.suppress(OSError):
-          os.unlink(staged, dir_fd=staging)
-    raise AwayError(f"{path}: others remove its folder again and again")
+          os.unlink(name, dir_fd=staging)
 
-  def _linked(
-    self, root: int, staging: int, staged: str, folder: int, path: str
-  ) -> bool:
+  def _linked(self, root: int, staged: _Staged, folder: int, path: str) -> bool:
     """Gives a staged file the name of an object; returns whether it was free.
 
     Args:
       root: The folder of the store.
-      staging: The folder of staged files.
-      staged: Name of the file there.
+      staged: The file.
       folder: The folder of the object.
       path: Path of the object.
     """
@@ -176,9 +170,9 @@ class Folder:
     for _ in range(_TRIES):
       try:
         os.link(
-          staged,
+          staged.name,
           name,
-          src_dir_fd=staging,
+          src_dir_fd=staged.folder,
           dst_dir_fd=folder,
           follow_symlinks=False,
         )
@@ -186,7 +180,7 @@ class Folder:
       except FileExistsError:
         if files.kind_of(folder, name) == files.FILE:
           # A server may have linked it, and its answer was lost.
-          return _is_same(staging, staged, folder, name)
+          return _is_same(staged.folder, staged.name, folder, name)
         self._put_aside(root, folder, path, files.FILE)
       except OSError as error:
         if error.errno not in _NO_LINKS:
@@ -197,6 +191,15 @@ class Folder:
           " bucket"
         ) from None
     raise AwayError(f"{path}: others write and remove it again and again")
+
+  def _renamed(
+    self, root: int, staged: _Staged, folder: int, path: str
+  ) -> None:
+    """Gives a staged file the name of an object, whatever has it."""
+    name = path.rpartition("/")[2]
+    if files.kind_of(folder, name) == files.FOLDER:
+      self._put_aside(root, folder, path, files.FILE)
+    os.replace(staged.name, name, src_dir_fd=staged.folder, dst_dir_fd=folder)
 
   @contextlib.contextmanager
   def _made(self, root: int, names: Sequence[str]) -> Iterator[int]:
@@ -253,7 +256,7 @@ class Folder:
   def _clean(self, root: int) -> None:
     """Removes what writers that were killed have left."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-      with files.opened_folders(root, [_STAGED]) as opened:
+      with files.opened_folders(root, [_STAGING]) as opened:
         staging = opened[-1]
         # Time is that of the file system: when something came or went there.
         last_s = os.fstat(staging).st_mtime
@@ -277,12 +280,12 @@ def _parts(path: str) -> list[str]:
   return parts
 
 
-def _write(folder: int, name: str, data: bytes) -> None:
-  flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-  with open(os.open(name, flags, 0o666, dir_fd=folder), "wb") as file:
-    file.write(data)
-    file.flush()
-    os.fsync(file.fileno())
+def _said(path: str, error: OSError) -> str:
+  """Returns what the system refuses, and what to do about it."""
+  said = f"{path}: {error.strerror or error}"
+  if isinstance(error, PermissionError):
+    return f"{said}: let all replicas read and write it, or remove it"
+  return said
 
 
 def _is_same(folder: int, name: str, other: int, other_name: str) -> bool:

@@ -294,6 +294,33 @@ def test_what_cannot_be_written_leaves_nothing(store, place, monkeypatch):
   assert not list((place / ".staged").iterdir())
 
 
+@pytest.mark.parametrize(
+  ("call", "given", "named"),
+  [
+    ("get", (PATH, 9), PATH),
+    ("put", (PATH, b"x"), ".staged"),
+    ("create", (PATH, b"x"), ".staged"),
+    ("sizes", ("event",), "event"),
+  ],
+)
+def test_what_the_system_forbids_is_named_with_what_to_do(
+  store, place, monkeypatch, call, given, named
+):
+  def forbidden(name, flags, *mode, dir_fd=None):
+    # Root may read everything, so it is not enough to take permissions away.
+    is_file = name == "oslo" or (mode and flags & os.O_CREAT)
+    if is_file or (call == "sizes" and name == "0"):
+      raise PermissionError(13, "Permission denied")
+    return opened(name, flags, *mode, dir_fd=dir_fd)
+
+  store.put(PATH, b"x")
+  opened = os.open
+  monkeypatch.setattr(os, "open", forbidden)
+  says = f"^{named}: Permission denied: let all replicas read and write it, or"
+  with pytest.raises(AwayError, match=says):
+    getattr(store, call)(*given)
+
+
 @pytest.mark.parametrize("write", ["create", "put"])
 def test_an_object_is_on_the_disk_before_it_has_its_name(
   store, monkeypatch, write
