@@ -73,7 +73,7 @@ def test_folders_behind_a_link_are_neither_made_nor_removed(root, victim, call):
   for names in (["sub"], ["sub", "deep"], ["sub", "new"], ["file", "x"]):
     with pytest.raises(NotADirectoryError) as error:
       call(root, *names)
-    assert error.value.strerror.startswith(f"{names[0]} is a ")
+    assert str(error.value.strerror).startswith(f"{names[0]} is a ")
 
 
 def test_folders_are_made_checked_and_removed_with_all_that_is_in_them(
