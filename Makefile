@@ -86,7 +86,7 @@ check: $(STAMP) $(MOTO)/.installed ## Every test, the slow tier too, compiled as
 check-transformers: $(TRANSFORMERS)/.installed ## Logits and sizes beside the library transformers
 	$(TRANSFORMERS)/bin/python -m pytest tests/models/test_weights.py tests/api/test_adapters.py tests/experiments/test_tools.py
 
-mutations: install ## Change the core in 200 places, and list what no test notices (hours)
+mutations: install ## Change the code in 200 places, and list what no test notices (hours)
 	$(RUN) -m tests.mutants
 
 docs: $(DOCS_STAMP) ## Build the documentation, and run the code that it shows
