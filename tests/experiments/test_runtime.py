@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -201,6 +202,34 @@ def test_one_that_fails_ends_all_and_the_noise_of_others_is_dropped(
   assert failure and failure.reason == "process 1: no space"
   assert failure.exit_code == 1 and not failure.is_from_outside
   assert "noise" not in capfd.readouterr().err
+
+
+class FailsAtOnce:
+  """A member that writes and fails after one look at it, before the second."""
+
+  def __init__(self):
+    self._looks = 0
+    self.shown = []
+
+  def _has_failed(self):
+    self._looks += 1
+    return self._looks > 1
+
+  def new_lines(self):
+    return ["noise"] if self._has_failed() else []
+
+  @property
+  def exit_code(self):
+    return 1 if self._has_failed() else None
+
+  def show(self, lines):
+    self.shown += lines
+
+
+def test_what_a_process_writes_while_it_fails_is_not_shown():
+  member: Any = FailsAtOnce()
+  assert process_group._first_failed([member]) is member
+  assert not member.shown
 
 
 def test_a_traceback_is_shown_with_the_number_of_its_process(capfd):
