@@ -242,7 +242,10 @@ def _ranked(plans: Sequence[Sequence[MethodPlan]]) -> list[MethodPlan]:
   fastest = max(plan.tokens_per_s for plan in with_room)
   (base,) = (plan.tokens_per_s for plan in every if plan.is_baseline)
   # If the config says an H that nobody measured, speed alone is known.
-  knows_losses = any(plan.gap for plan in every)
+  knows_losses = any(
+    plan.gap is not None and "sync.sync_interval" in plan.gap.settings
+    for plan in every
+  )
 
   def key(plan: MethodPlan) -> tuple[float, ...]:
     speed = -float(f"{plan.tokens_per_s:.3g}")
