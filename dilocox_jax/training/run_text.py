@@ -30,7 +30,7 @@ from dilocox_jax.data.token_checks import (
 )
 from dilocox_jax.models.token_limits import token_limits
 from dilocox_jax.training.parts import NO_PARTS, Parts
-from dilocox_jax.trees import Tree, tree_digest
+from dilocox_jax.trees import Tree, leaves_by_path, tree_digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,23 +123,22 @@ def _of_feed(config: RunConfig, parts: Parts, feed: Feed) -> RunData:
   found = feed.streams(config.mesh.num_replicas, sizes[0], config.seed)
   example = feed.example(sizes[0])
   if _reads_tokens(parts):
-    check_token_batch(example, "a training batch")
+    _check_sequences(config, parts, example, "a training batch")
     shape = example.shape[0], example.shape[1] - 1
     vocabulary = _known_tokens(config, parts, shape)
     check_token_ids(feed.seen_at_once(), vocabulary, "tokens of training")
     for held in validation:
-      check_token_batch(held[0], "a validation batch")
+      first = jax.tree.map(lambda leaf: leaf[0], held)
+      _check_sequences(config, parts, first, "a validation batch")
       check_token_ids(held, vocabulary, "tokens of validation")
     found = CheckedStreams(found, vocabulary)
+  else:
+    for held in validation:
+      _check_alike(example, held)
   batch = jax.tree.map(
     lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), example
   )
-  size = jax.tree.leaves(batch)[0].shape[0]
-  micro = config.inner.accumulate_steps
-  require(
-    not size % micro,
-    f"batches of {size} cannot be divided by inner.accumulate_steps={micro}",
-  )
+  _check_division(config, batch)
   return RunData(
     HANDED_IN,
     feed.digest(validation),
@@ -150,6 +149,75 @@ def _of_feed(config: RunConfig, parts: Parts, feed: Feed) -> RunData:
     end_of_text=_end_of_text(config, None),
     says=feed.says,
   )
+
+
+def _check_sequences(
+  config: RunConfig, parts: Parts, batch: Tree, what: str
+) -> None:
+  """Raises ValueError unless the run's model can read sequences of a batch.
+
+  Args:
+    config: Config of the run.
+    parts: Parts that are handed in.
+    batch: Batch, which must be token ids [B, L + 1].
+    what: What the batch is, for messages.
+  """
+  check_token_batch(batch, what)
+  if parts.model is not None:
+    return
+  length, longest = batch.shape[1] - 1, config.model.shape.num_positions
+  require(
+    not longest or length <= longest,
+    f"{what} has rows of {length + 1} tokens, of which {length} are read, but "
+    f"the model has {longest} learned positions: take shorter rows, or raise "
+    "model.num_positions",
+  )
+
+
+def _check_alike(train: Tree, validation: Tree) -> None:
+  """Raises ValueError if batches of evaluations have another form.
+
+  Args:
+    train: A training batch, leaves [B, ...].
+    validation: Batches of evaluations, leaves [N, B, ...].
+  """
+  wanted, held = leaves_by_path(train), leaves_by_path(validation)
+  for path in wanted | held:
+    expected, found = "nothing", "nothing"
+    if path in wanted:
+      expected = _form(wanted[path][0])
+    if path in held:
+      found = _form(held[path][0, 0])
+    require(
+      expected == found,
+      f"validation data have {found} at {path or 'their root'}, but training "
+      f"data have {expected}: both need the same form",
+    )
+
+
+def _form(example: np.ndarray) -> str:
+  """Says what an array of an example has, and how many axes."""
+  kinds = {"b": "booleans", "i": "integers", "u": "integers"}
+  kind = kinds.get(example.dtype.kind, "floats")
+  axes = "axis" if example.ndim == 1 else "axes"
+  return f"{kind} with {example.ndim} {axes} in an example"
+
+
+def _check_division(config: RunConfig, batch: Tree) -> None:
+  """Raises ValueError unless a batch can be divided as the config says.
+
+  Args:
+    config: Config of the run.
+    batch: Shapes of a training batch, leaves [B, ...].
+  """
+  micro, shards = config.inner.accumulate_steps, config.mesh.num_data_shards
+  for leaf in jax.tree.leaves(batch):
+    size = leaf.shape[0]
+    require(
+      size % (micro * shards) == 0,
+      f"batches of {size} cannot be divided by inner.accumulate_steps={micro} "
+      f"times mesh.num_data_shards={shards}",
+    )
 
 
 def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
