@@ -106,13 +106,17 @@ def test_the_details_are_sums_of_a_round_and_means_over_replicas(tmp_path):
 def test_a_row_of_all_methods_has_the_same_numbers(tmp_path):
   assert simulation_page._row(plan_on(tmp_path)) == {
     "method": "diloco",
-    "tokens/s": "2,048",
-    "speed-up": "8x",
-    "in steps": "80.0 %",
-    "sent/day": "173 MB",
+    "measured gap": "not measured",
+    "equal time": "",
+    "H": "10",
+    "tokens a\N{NO-BREAK SPACE}second": "2,048",
+    "speed up": "8x",
+    "sent a\N{NO-BREAK SPACE}day": "173 MB",
+    "memory spare": "60.0 %",
     "memory": "400 MB",
+    "in steps": "80.0 %",
     "devices": "1/1",
-    "settings": "H=10, P=1, tau=0, float32, stages 1",
+    "settings": ("P=1, tau=0, float32, inner adamw, outer rate 0.7, stages 1"),
   }
 
 
@@ -192,26 +196,30 @@ def test_the_command_to_train_says_how_long_and_where(tmp_path):
   assert "--config=x" in text and "--num_processes=2 --process_id=N" in text
 
 
-def test_plans_that_are_as_fast_are_named(tmp_path, capsys):
+def test_plans_that_do_not_fit_are_named_and_not_written(tmp_path, capsys):
   first = plan_on(tmp_path)
   alike = dataclasses.replace(
-    first, config=from_mapping(CONFIG | {"sync": {"method": "eager"}})
+    first,
+    name="eager",
+    config=from_mapping(CONFIG | {"sync": {"method": "eager"}}),
   )
   slow = dataclasses.replace(
     first,
+    name="dilocox",
     config=from_mapping(CONFIG | {"sync": {"method": "dilocox"}}),
     rounds=dataclasses.replace(ROUNDS, step_s=0.6),
   )
   no_room = dataclasses.replace(
     first,
+    name="muloco",
     config=from_mapping(CONFIG | {"sync": {"method": "muloco"}}),
     memory=DeviceMemory(state=2_000_000_000, step=100_000_000),
   )
   plans = [first, alike, slow, no_room]
   simulation_page.report_methods(plans, {"delayed": "no tau"}, tmp_path)
   shown = capsys.readouterr().out
-  assert "as fast: eager" in shown and "as fast: dilocox" not in shown
-  assert "ruled out: delayed: no tau" in shown
-  assert "ruled out: muloco: a device needs 2.1 GB and has 1 GB" in shown
+  assert "not recommended: delayed: no tau" in shown
+  assert "not recommended: muloco: a device needs 2.1 GB and has 1 GB" in shown
+  assert "Recommended: diloco with H = 10." in shown
   written = {path.name for path in tmp_path.glob("*.json")}
   assert written == {"ours.json", "diloco.json", "eager.json", "dilocox.json"}
