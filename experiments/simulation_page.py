@@ -12,10 +12,13 @@ from rich.console import Console
 from dilocox_jax.api.device_memory import LEAST_SPARE
 from dilocox_jax.api.measured_gaps import measured_gaps
 from dilocox_jax.api.method_plans import MethodPlan
+from dilocox_jax.checks import printable
 from dilocox_jax.config.sections import InnerConfig
 from dilocox_jax.metrics.lines import write_json
 from dilocox_jax.plan.model.shapes import parameter_count
+from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.report import units
+from dilocox_jax.report.escape import code, markdown
 from dilocox_jax.report.page import write_page
 from dilocox_jax.report.tables import (
   header_and_cells,
@@ -26,6 +29,7 @@ from dilocox_jax.simulate.analytic import Outcome, run_time
 from experiments.runtime.command_line import own_command
 
 Row = tuple[str, str, str]
+NUMBERS = "simulation.json"
 _COLUMNS = ("quantity", "value", "kind")
 # What NCCL has in flight by default: two channels of four slots of 512 KiB.
 _NCCL_BYTES = 4 * 2**20
@@ -65,12 +69,13 @@ def _answer(plan: MethodPlan) -> list[Row]:
 
 
 def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
-  """Prints the answer; writes the page and `simulation.json`.
+  """Prints the answer; writes the page and `simulation.json` (`NUMBERS`).
 
   Args:
     plan: The run and its costs.
     workdir: Directory to write into.
   """
+  _remove_earlier(workdir)
   setup, rows = plan.setup, _answer(plan)
   whole = run_time(setup.link_costs, setup.work, setup.script.ops(setup.plan))
   title = f"{plan.config.sync.method} on {setup.link_costs.cluster.name}"
@@ -84,7 +89,7 @@ def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
     "whole_run": dataclasses.asdict(whole),
     "a_step": dataclasses.asdict(plan.rounds),
   }
-  write_json(workdir / "simulation.json", numbers)
+  write_json(workdir / NUMBERS, numbers)
   path = write_page(workdir, title, lines, own_command())
   Console().print(terminal_table(_COLUMNS, rows, (0, 1, 2), title=title))
   print(textwrap.fill(" ".join(_assumptions(plan)), 80))
@@ -155,6 +160,7 @@ def report_methods(
     refused: Why each other method does not go with the config.
     workdir: Directory to write into.
   """
+  _remove_earlier(workdir)
   best = plans[0]
   title = f"Every method on {best.setup.link_costs.cluster.name}"
   reasons = [f"{plan.name}: {plan.reason}" for plan in plans if plan.reason]
@@ -179,11 +185,11 @@ def report_methods(
     "",
     "## Not recommended",
     "",
-    *([f"- {reason}" for reason in reasons] or ["Nothing."]),
+    *([f"- {markdown(reason)}" for reason in reasons] or ["Nothing."]),
     "",
     "## Configs",
     "",
-    *(f"- `{path}`" for path in paths.values()),
+    *(f"- {code(str(path))}" for path in paths.values()),
   ]
   page = write_page(workdir, title, lines, own_command())
   # The terminal has no room for the last columns.
@@ -195,7 +201,9 @@ def report_methods(
   Console().print(table)
   for reason in reasons:
     print(
-      textwrap.fill(f"not recommended: {reason}", 80, subsequent_indent="  ")
+      textwrap.fill(
+        f"not recommended: {printable(reason)}", 80, subsequent_indent="  "
+      )
     )
   for text in (_RANKED_BY, " ".join(assumed), advice):
     print(f"\n{textwrap.fill(text, 80)}")
@@ -275,6 +283,16 @@ def _hiding(plan: MethodPlan) -> str:
     return f"{said}, as the method waits for each."
   least = plan.rounds.hiding_interval(schedule.sync_interval)
   return f"{said}; H = {least:,} would (its gap: not measured)."
+
+
+def _remove_earlier(workdir: pathlib.Path) -> None:
+  """Removes what an earlier simulation left in its directory.
+
+  Somebody could train the config of a plan for other links, which is not on the
+  page any more.
+  """
+  for name in (NUMBERS, *(f"{method}.json" for method in METHODS)):
+    (workdir / name).unlink(missing_ok=True)
 
 
 def _write(plan: MethodPlan, workdir: pathlib.Path) -> str:

@@ -101,8 +101,13 @@ def write_json(path: Directory, value: Any) -> None:
 def whole_lines(path: pathlib.Path) -> list[bytes]:
   """Returns the lines of a file that end with a newline; it may be missing.
 
-  Whatever is no file has none: a FIFO would be waited for.
+  A FIFO has none, because it would be waited for.
+
+  Raises:
+    RecordError: If it is a folder, or the file cannot be read.
   """
+  if path.is_dir():
+    raise RecordError(f"{path} is a folder, and has to be a file")
   if not path.is_file():
     return []
   with one_line(path, "read"):

@@ -11,7 +11,6 @@ import collections
 import dataclasses
 import math
 import pathlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
@@ -22,9 +21,15 @@ from dilocox_jax.metrics.lines import (
   make_directory,
   write_atomically,
 )
-from dilocox_jax.report import panels, style, tables, units
+from dilocox_jax.report import escape, panels, style, tables, units
+from dilocox_jax.report.escape import file_name, markdown
 from dilocox_jax.report.frame import Frame, frame_of
-from dilocox_jax.report.page import picture, write_page
+from dilocox_jax.report.page import (
+  FIGURES,
+  picture,
+  remove_pictures,
+  write_page,
+)
 from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.report.tables import CellRows
 
@@ -35,6 +40,7 @@ _READING = (
   " are relative to the baseline, without one to fp32 gradients in every step."
 )
 _OF_SETTINGS = ("run", "loss", "gap", "to", "sent bytes", "fewer bytes")
+_HOURS = "hours_"  # Begin of the name of a picture of a clock.
 _OF_RUNS = ("run", "loss", "gap", "sent bytes", "fewer bytes", "steps")
 
 
@@ -84,8 +90,8 @@ class Page:
     yield "At equal tokens", tables.without_empty_columns(rows), _READING
     for clock, what in frame.clocks.items():
       note = (
-        f"Clock '{clock}': {what}. Times are simulated. Between two evaluations"
-        " the loss is taken to fall linearly."
+        f"Clock '{markdown(clock)}': {markdown(what)}. Times are simulated."
+        " Between two evaluations the loss is taken to fall linearly."
       )
       rows = tables.table(frame, ("run",), clock=clock)
       yield f"Time on the clock '{clock}'", rows, note
@@ -110,7 +116,7 @@ class Page:
       yield from (note, "")
     front = [each.label for each in self.equal.pareto_front()] or ["none"]
     start = "On the Pareto front of loss and bytes, fewest bytes first"
-    yield from (f"{start}: {', '.join(front)}.", "")
+    yield from (f"{start}: {', '.join(map(markdown, front))}.", "")
     settings = self.frame.settings
     changed = [{"run": s.name, "changed": s.changed} for s in settings]
     if any(each.changed for each in settings):
@@ -150,7 +156,7 @@ class Page:
 
 def _section(title: str, rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
   table = tables.markdown_table(*tables.header_and_cells(rows))
-  yield from (f"## {title}", "", *table, "")
+  yield from (f"## {markdown(title)}", "", *table, "")
 
 
 def side_by_side(runs: Sequence[LoadedRun]) -> Page:
@@ -171,7 +177,8 @@ def side_by_side(runs: Sequence[LoadedRun]) -> Page:
     sent = {label: run.total_sent_bytes for label, run in labelled.items()}
     by_method = {run.record["method"]: label for label, run in labelled.items()}
     baseline = by_method.get("allreduce") or max(sent, key=sent.__getitem__)
-  intro = [*_unlike(labelled), f"Losses on the corpus {runs[0].corpus}."]
+  corpus = markdown(runs[0].corpus)
+  intro = [*_unlike(labelled), f"Losses on the corpus {corpus}."]
   frame = frame_of(labelled, baseline)
   return Page("Methods side by side", frame, intro, columns=_OF_RUNS)
 
@@ -211,7 +218,9 @@ def _unlike(runs: Mapping[str, LoadedRun]) -> Iterator[str]:
   for what, field in fields.items():
     values = {label: run.record[field] for label, run in runs.items()}
     if len(set(values.values())) > 1:
-      each = ", ".join(f"{label} {own:,}" for label, own in values.items())
+      each = ", ".join(
+        f"{markdown(label)} {own:,}" for label, own in values.items()
+      )
       yield f"**The runs differ in their {what}: {each}.**"
   averaged = [
     label
@@ -219,7 +228,7 @@ def _unlike(runs: Mapping[str, LoadedRun]) -> Iterator[str]:
     if run.config.get("outer", {}).get("average_power")
   ]
   if averaged:
-    names = ", ".join(averaged)
+    names = ", ".join(map(markdown, averaged))
     yield f"Evaluated on an average of the parameters: {names}."
 
 
@@ -228,13 +237,34 @@ def _pictures(frame: Frame, out_dir: pathlib.Path) -> Iterator[str]:
   if any(len(points) > 1 for s in frame.settings for points in s.curves):
     titles = {panels.TOKENS: "Validation loss at equal tokens"} | titles
     titles |= {clock: _time_title(frame, clock) for clock in frame.clocks}
+  names = _picture_names(frame)
+  remove_pictures(out_dir, _earlier(out_dir) - {names[a] for a in titles})
   for axis, title in titles.items():
-    name, against = axis, axis
+    name, against = names[axis], axis
     if axis in frame.clocks:
-      name = re.sub(r"\W+", "_", f"hours_{axis}")
       against = f"simulated time on the clock {axis}"
     figure = panels.loss_panel(frame, axis, title, (8.4, 5.6))
     yield from picture(figure, out_dir, name, f"Loss against {against}")
+
+
+def _picture_names(frame: Frame) -> dict[str, str]:
+  """Returns the name of the file of each axis, without suffix.
+
+  Names of clocks that differ in other characters than letters and digits get
+  numbers, so that no picture replaces another one.
+  """
+  names = {axis: axis for axis in (panels.TOKENS, panels.BYTES)}
+  for clock in frame.clocks:
+    name = file_name(f"{_HOURS}{clock}")
+    same = sum(other.startswith(name) for other in names.values())
+    names[clock] = f"{name}_{same + 1}" if same else name
+  return names
+
+
+def _earlier(out_dir: pathlib.Path) -> set[str]:
+  """Returns the names of pictures that an earlier page may have left."""
+  timed = (out_dir / FIGURES).glob(f"{_HOURS}*.png")
+  return {panels.TOKENS, panels.BYTES, *(path.stem for path in timed)}
 
 
 def _time_title(frame: Frame, clock: str) -> str:
@@ -242,10 +272,12 @@ def _time_title(frame: Frame, clock: str) -> str:
   first = panels.first_to(frame, clock)
   base = frame.base(first) if first else None
   if not first or not base:
-    return f"Validation loss in simulated time on '{clock}'"
+    return f"Validation loss in simulated time on '{escape.picture(clock)}'"
   own, other = (
     (style.proper(each.label), tables.reached(each, clock, frame.target))
     for each in (first, base)
   )
   start = "On '{}' {} reaches loss {:g} in {}, {} in {}"
-  return start.format(clock, *own[:1], frame.target, *own[1:], *other)
+  return start.format(
+    escape.picture(clock), *own[:1], frame.target, *own[1:], *other
+  )

@@ -26,6 +26,7 @@ from dilocox_jax.metrics.lines import (
 )
 from dilocox_jax.metrics.recorder import MEETING
 from dilocox_jax.report import figures, units
+from dilocox_jax.report.escape import code, fenced, indented, markdown
 from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.report.tables import markdown_table
 
@@ -56,7 +57,8 @@ def picture(
     figure: Matplotlib figure.
     out_dir: Directory of the page. The figure is written to its `figures/`.
     name: File name without suffix.
-    caption: Text that stands for the picture where it cannot be seen.
+    caption: Text that stands for the picture where it cannot be seen, shown as
+      it is.
 
   Raises:
     RecordError: If the file cannot be written.
@@ -67,7 +69,23 @@ def picture(
     files.folder_below(out_dir, FIGURES)
     with files.replaced(path, root=out_dir) as file:
       figure.savefig(file, format="png")
-  return [f"![{caption}]({FIGURES}/{name}.png)", ""]
+  return [f"![{markdown(caption)}]({FIGURES}/{name}.png)", ""]
+
+
+def remove_pictures(out_dir: pathlib.Path, names: Iterable[str]) -> None:
+  """Removes pictures of an earlier page, which the new one does not show.
+
+  Args:
+    out_dir: Directory of the page.
+    names: File names without suffix, as for `picture`.
+
+  Raises:
+    RecordError: If the system refuses.
+  """
+  for name in names:
+    path = out_dir / FIGURES / f"{name}.png"
+    with one_line(path, "remove"):
+      path.unlink(missing_ok=True)
 
 
 def write_page(
@@ -81,7 +99,9 @@ def write_page(
   Raises:
     RecordError: If the file cannot be written.
   """
-  start = [f"# {title}", "", *([f"    {command}", ""] if command else [])]
+  start = [f"# {markdown(title)}", ""]
+  if command:
+    start += [*indented(command), ""]
   text = "\n".join([*start, *lines]).rstrip() + "\n"
   write_atomically(out_dir / PAGE, text)
   return out_dir / PAGE
@@ -92,7 +112,7 @@ def _summary(run: LoadedRun) -> str:
   replicas = record["num_replicas"]
   who = "one replica" if replicas == 1 else f"{replicas} replicas"
   start = (
-    f"`{record['method']}` trained {record['parameter_count']:,} parameters"
+    f"{code(record['method'])} trained {record['parameter_count']:,} parameters"
     f" on {who} for {run.steps:,} steps ({units.human_tokens(run.tokens)})."
   )
   if run.result is None:
@@ -105,8 +125,8 @@ def _summary(run: LoadedRun) -> str:
     f"{start} {which} validation loss is"
     f" **{units.human_loss(run.validation_loss)}** nats a token{in_bits}"
     " (measured) on"
-    f" the corpus {record['corpus_name']} with digest"
-    f" `{record['corpus_digest']}`. Compare losses only if the digests are"
+    f" the corpus {markdown(record['corpus_name'])} with digest"
+    f" {code(record['corpus_digest'])}. Compare losses only if the digests are"
     f" equal. Each replica sent {units.human_bytes(run.total_sent_bytes)}"
     " (derived from the plan)."
   )
@@ -150,7 +170,7 @@ def _cost(run: LoadedRun) -> Iterator[str]:
   if math.isfinite(speed := run.tokens_per_s):
     yield f"Throughput of the rounds: {speed:,.0f} tokens/s."
   yield (
-    f"All times were measured on `{run.record['platform']}`. A run that was"
+    f"All times were measured on {code(run.record['platform'])}. A run that was"
     " resumed counts only the work that it kept."
   )
   for text in _link(run):
@@ -241,7 +261,7 @@ def _again(run: LoadedRun) -> Iterator[str]:
   )
   source = "source", record["source_revision"] or "unknown"
   rows = [*sorted(record["versions"].items()), source]
-  yield from ("```", command, "```", "")
+  yield from (*fenced(command), "")
   yield (
     "`config.json` in this directory holds all settings of the run (the table"
     " above). Pass settings that differ from the config file as"
@@ -252,11 +272,11 @@ def _again(run: LoadedRun) -> Iterator[str]:
   named = record.get("handed_in", ())
   if parts := [part for part in named if not part.startswith("frozen")]:
     given = "Handed in, in place of what the settings say: "
-    yield from ("", f"{given}{', '.join(parts)}.")
+    yield from ("", f"{given}{markdown(', '.join(parts))}.")
   if "exchange" in parts:
     yield "Bytes are those of the codec in the settings."
   if chosen := record.get("chosen_for_device"):
-    values = ", ".join(f"`{k}={v}`" for k, v in sorted(chosen.items()))
+    values = ", ".join(code(f"{k}={v}") for k, v in sorted(chosen.items()))
     yield from (
       "",
       f"Left open by the config, chosen for the device: {values}.",
@@ -272,7 +292,10 @@ def _again(run: LoadedRun) -> Iterator[str]:
 
 def _draw(run: LoadedRun) -> Iterator[str]:
   for name, (draw, caption) in _FIGURES.items():
-    if (figure := draw(run)) is not None:
+    figure = draw(run)
+    if figure is None:
+      remove_pictures(run.workdir, [name])
+    else:
       yield from picture(figure, run.workdir, name, caption)
       yield from (f"*{caption}*", "")
 
@@ -296,7 +319,7 @@ def write_report(workdir: Directory) -> pathlib.Path:
     raise RecordError(
       f"there is no report: {error}; checkpoints and metrics stay as they are"
     ) from error
-  settings = [(f"`{k}`", f"`{v}`") for k, v in flat(run.config).items()]
+  settings = [(code(k), code(str(v))) for k, v in flat(run.config).items()]
   sections: dict[str, Iterable[str]] = {
     "Results": _results(run),
     "Figures": _draw(run),
@@ -308,8 +331,8 @@ def write_report(workdir: Directory) -> pathlib.Path:
     sections["Who met"] = meeting
   sample = run.workdir / SAMPLE
   if sample.exists():
-    text = sample.read_text("utf-8", errors="replace").splitlines()
-    sections["A sample"] = [f"    {line}" for line in text]
+    text = sample.read_text("utf-8", errors="replace")
+    sections["A sample"] = indented(text)
   lines = [_summary(run), ""]
   for title, body in sections.items():
     text = [*body] or ["None yet."]

@@ -20,7 +20,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter
 from matplotlib.transforms import Bbox
 
-from dilocox_jax.report import style, units
+from dilocox_jax.report import escape, style, units
 from dilocox_jax.report.frame import Frame, Point, Setting
 
 TOKENS, BYTES = "tokens", "bytes"  # Axes beside the names of clocks.
@@ -34,6 +34,7 @@ _FAR = 4.0
 _WIDE = 4  # Ratio of two ends from which the axis of time is logarithmic.
 _LONGEST = 100  # Ratio of a curve's end to where a logarithmic axis begins.
 _MOST_MARKERS = 20
+_LONGEST_CLOCK = 300  # Characters of the words that say what a clock times.
 _LINE_CHARACTERS = 12  # Characters of an axis' name that fit into an inch.
 _BEHIND: dict[str, Any] = {
   **{"color": style.PALE, "marker": ".", "markersize": 2.5},
@@ -234,7 +235,8 @@ def _scale(ax: Axes, frame: Frame, axis: str, most: float) -> float:
     times, name = [cost / divisor for cost in costs], f"simulated time ({unit})"
     style.cost_axis(ax, times, name, is_log=is_log)
     width = int(_LINE_CHARACTERS * ax.bbox.width / style.DPI)
-    what = textwrap.fill(frame.clocks[axis], width)
+    words = escape.picture(frame.clocks[axis], longest=_LONGEST_CLOCK)
+    what = textwrap.fill(words, width)
     ax.set_xlabel(f"{ax.get_xlabel()}\n{what}")
   if costs and ax.get_xscale() == "log":
     # A log axis begins where the first curve comes into view. A first round
@@ -297,6 +299,7 @@ def name_points(
         ha="left" if x > 0 else "right" if x else "center",
         va="bottom" if y > 0 else "top",
         arrowprops={"arrowstyle": "-", "color": style.PALE, "linewidth": 0.6},
+        parse_math=False,
         **{"fontsize": 8, "color": style.GREY, "zorder": 6},
       )
       # A white rim keeps a name readable where it crosses a curve.

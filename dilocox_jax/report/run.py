@@ -17,6 +17,7 @@ from dilocox_jax.checks import (
   in_front,
   json_file,
   of_type,
+  printable,
   require,
   within_limits,
 )
@@ -92,7 +93,7 @@ class LoadedRun:
   def _repr_html_(self) -> str:
     """Shows the outcome as a table in a notebook."""
     rows = (
-      f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>"
+      f"<tr><th>{name}</th><td>{html.escape(printable(text))}</td></tr>"
       for name, text in self._outcome.items()
     )
     return f"<table>{''.join(rows)}</table>"
@@ -101,7 +102,8 @@ class LoadedRun:
   def summary(self) -> str:
     """Method, steps, loss, bytes and directory, on one line."""
     method, steps, loss, sent, place = self._outcome.values()
-    return f"{method}, {steps} steps, loss {loss}, {sent} sent, {place}"
+    text = f"{method}, {steps} steps, loss {loss}, {sent} sent, {place}"
+    return printable(text)
 
   @property
   def _outcome(self) -> dict[str, str]:

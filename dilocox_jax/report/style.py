@@ -17,7 +17,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, NullFormatter
+
+from dilocox_jax.report import escape
 
 DPI = 150
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -58,12 +61,27 @@ def proper(name: str) -> str:
   """Returns a name for pictures: "dilocox_reset" is "DiLoCoX reset".
 
   Args:
-    name: Name of a method or of a setting.
+    name: Name of a method or of a setting, which may have any characters.
   """
-  if not (key := _method(name)):
-    return name
-  rest = re.match("[^a-zA-Z]*".join(key), name, re.IGNORECASE)
-  return _METHODS[key][0] + name[rest.end() if rest else 0 :].replace("_", " ")
+  key = _method(name)
+  if not key:
+    return escape.picture(name)
+  begin = re.match("[^a-zA-Z]*".join(key), name, re.IGNORECASE)
+  rest = name[begin.end() if begin else 0 :].replace("_", " ")
+  return escape.picture(_METHODS[key][0] + rest)
+
+
+class PlainFigure(Figure):
+  """A figure that shows "$x$" as it is.
+
+  The library would read a formula there, and refuse what is none.
+  """
+
+  def draw(self, renderer: Any) -> None:
+    """Draws the figure, as `Figure` does."""
+    for text in self.findobj(Text):
+      text.set_parse_math(False)
+    super().draw(renderer)
 
 
 def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -102,7 +120,7 @@ def frame(
   title = textwrap.fill(
     title.replace(" ± ", "\u00a0±\u00a0"), int(_TITLE * size[0])
   )
-  figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+  figure = PlainFigure(figsize=size, dpi=DPI, layout="constrained")
   figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)  # pyright: ignore
   figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold")
   axes = list(figure.subplots(1, panels, squeeze=False)[0])

@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from dilocox_jax.report import style, units
+from dilocox_jax.report.escape import markdown, terminal
 from dilocox_jax.report.frame import Frame, Setting, mean, standard_error
 
 CellRows = list[dict[str, str]]
@@ -128,12 +129,18 @@ def price(frame: Frame) -> str:
 def markdown_table(
   header: Sequence[str], rows: Iterable[Sequence[Any]]
 ) -> list[str]:
-  """Returns the lines of a Markdown table; a bar inside a cell is escaped."""
+  """Returns the lines of a Markdown table.
+
+  Args:
+    header: Names of the columns.
+    rows: Cells, shown as they are, but for those that are `escape.Markdown`.
+  """
   table = [list(header), ["---"] * len(header), *map(list, rows)]
-  return [
-    "| " + " | ".join(str(cell).replace("|", r"\|") for cell in row) + " |"
-    for row in table
-  ]
+  return ["| " + " | ".join(map(_cell, row)) + " |" for row in table]
+
+
+def _cell(value: Any) -> str:
+  return markdown(value if isinstance(value, str) else str(value))
 
 
 def header_and_cells(
@@ -185,13 +192,16 @@ def terminal_table(
     **look: Arguments of `rich.table.Table`, e.g. its title.
   """
   look = {"title_justify": "left", "caption_justify": "left"} | look
+  if "title" in look:
+    look["title"] = terminal(look["title"])
   table = Table(box=box.SIMPLE_HEAD, pad_edge=False, **look)  # pyright: ignore
   for index, column in enumerate(header):
     side = "left" if index in left else "right"
     is_number = index not in left
     # Names give way to numbers, which are read in one piece.
-    name = column.replace(" ", "\n") if is_number else column
+    words = column.split(" ") if is_number else [column]
+    name = Text("\n").join(map(terminal, words))
     table.add_column(name, justify=side, overflow="fold", no_wrap=is_number)
   for row in rows:
-    table.add_row(*map(escape, row))
+    table.add_row(*map(terminal, row))
   return table

@@ -32,6 +32,7 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_dict, config_flags
 
+from dilocox_jax.checks import printable
 from dilocox_jax.metrics import work_directory
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.metrics.work_directory import BusyError, RefusedError
@@ -83,6 +84,14 @@ _CODES = {UsageError: 2, RefusedError: 2, BusyError: TRY_AGAIN, RecordError: 1}
 ENDINGS: tuple[type[Exception], ...] = (*_CODES, StoppedError)
 
 
+class OneLine(logging.Formatter):
+  """Writes a message on one line, without what a terminal would act on."""
+
+  def formatMessage(self, record: logging.LogRecord) -> str:
+    """Returns the line of a message; a traceback may follow it."""
+    return printable(super().formatMessage(record))
+
+
 def exit_code(error: Any) -> int:
   """Returns the exit code of one of `ENDINGS`."""
   return _CODES.get(type(error)) or error.exit_code
@@ -107,7 +116,9 @@ def main(
       dashes; "" if the program has no such arguments.
   """
   _open_closed_streams()
-  logging.basicConfig(format="%(message)s", level=logging.INFO)
+  logging.basicConfig(level=logging.INFO)
+  for handler in logging.getLogger().handlers:
+    handler.setFormatter(OneLine("%(message)s"))
   for library in ("absl", "jax", "orbax"):
     logging.getLogger(library).setLevel(logging.WARNING)
   if isinstance(sys.stdout, io.TextIOWrapper):
@@ -227,7 +238,8 @@ def print_error(error: Exception, where: str = "") -> None:
     error: Error whose message is printed.
     where: Text in front of the message, such as "name: "; may be empty.
   """
-  print(f"error: {where}{' '.join(str(error).split())}", file=sys.stderr)
+  line = " ".join(str(error).split())
+  print(printable(f"error: {where}{line}"), file=sys.stderr)
 
 
 def _parse(

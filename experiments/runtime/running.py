@@ -279,7 +279,7 @@ def _log_warnings_only(where: str) -> None:
   if processes.is_main():
     return
   for handler in logging.getLogger().handlers:
-    handler.setFormatter(logging.Formatter(f"{where}%(message)s"))
+    handler.setFormatter(command_line.OneLine(f"{where}%(message)s"))
     handler.setLevel(logging.WARNING)
 
 

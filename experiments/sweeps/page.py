@@ -11,6 +11,7 @@ from typing import Any
 from dilocox_jax.config import RunConfig
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.report import units
+from dilocox_jax.report.escape import code, markdown
 from dilocox_jax.report.frame import Frame, Point, Setting, Trace
 from dilocox_jax.simulate.cluster_file import load_cluster
 from experiments.sweeps.clocks import SweepClock, Times
@@ -137,10 +138,11 @@ def intro(
   places = {
     f"{r.platform}, Python {r.python}, JAX {r.jax}" for r in found if r.platform
   }
-  texts = ", ".join(sorted({f"`{r.corpus}`" for r in found}))
+  trained_on = markdown("; ".join(sorted(places)))
+  texts = ", ".join(sorted({code(r.corpus) for r in found}))
   hours = math.fsum(r.wall_s for r in found if math.isfinite(r.wall_s)) / 3600
   return (
-    f"{budget} Trained on {'; '.join(sorted(places))}. {len(found)} of"
+    f"{budget} Trained on {trained_on}. {len(found)} of"
     f" {len(runs)} runs have ended; they took {hours:.3g} hours. Corpus digest"
     f" {texts}.{_others(rows.num_others(runs, lines))}"
   )

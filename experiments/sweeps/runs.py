@@ -35,7 +35,7 @@ FIELDS = (
 _IGNORED = tuple(
   field for field in FREE_ON_RESUME if not field.startswith("evaluation.")
 )
-_MAX_NAME_CHARACTERS = 120  # The limit of a directory's name is 255 bytes.
+_MAX_NAME_BYTES = 120  # The limit of a directory's name is 255 bytes.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,9 @@ class SweepRun:
   @property
   def label(self) -> str:
     """Readable text with which the name of the run's directory begins."""
-    name = re.sub(r"[^\w.,=+-]+", "_", self.name)[:_MAX_NAME_CHARACTERS]
+    name = re.sub(r"[^\w.,=+-]+", "_", self.name)
+    # A letter may have four bytes; half of one at the end is left out.
+    name = name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
     return f"{name}-seed{self.seed}"
 
   @property

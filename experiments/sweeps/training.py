@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from dilocox_jax import files
-from dilocox_jax.checks import in_front
+from dilocox_jax.checks import in_front, printable
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.sections import DataConfig
 from dilocox_jax.metrics import work_directory
@@ -101,7 +101,8 @@ class Training:
         failure = {"run": job.name, "reason": reason, "log": str(job.log)}
         self.failed.append(failure)
         found += f" (log: {job.log})"
-      print(f"run {ended} of {len(jobs)}, {job.name}: {found}", flush=True)
+      line = f"run {ended} of {len(jobs)}, {job.name}: {found}"
+      print(printable(line), flush=True)
 
     pool.run(jobs, end)
 
