@@ -458,8 +458,23 @@ def numbers(leaf: Any) -> np.ndarray:
 
 
 def narrow(leaf: np.ndarray) -> np.ndarray:
-  """Returns an array in the type that JAX would give it."""
-  return leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
+  """Returns an array in the type that JAX would give it.
+
+  Raises:
+    ValueError: If that type cannot hold an integer of the array, which NumPy
+      would change to another one.
+  """
+  dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+  if leaf.dtype.kind in "iu" and leaf.dtype != dtype and leaf.size:
+    limits = np.iinfo(dtype)
+    lowest, highest = int(leaf.min()), int(leaf.max())
+    require(
+      limits.min <= lowest and highest <= limits.max,
+      f"data have integers from {lowest} to {highest}, but JAX computes with "
+      f"{dtype}, which ends at {limits.max}: pass smaller ones, or leave these "
+      "out",
+    )
+  return leaf.astype(dtype, copy=False)
 
 
 def _checked(batch: Any, like: Tree | None, name: str) -> Tree:
@@ -469,10 +484,12 @@ def _checked(batch: Any, like: Tree | None, name: str) -> Tree:
   """
   batch = jax.tree.map(lambda leaf: narrow(np.array(numbers(leaf))), batch)
   found = kinds_by_path(batch)
+  leaves = jax.tree.leaves(batch)
   require(
-    bool(found) and all(leaf.ndim for leaf in jax.tree.leaves(batch)),
+    bool(found) and all(leaf.ndim for leaf in leaves),
     f"{name} has no arrays, or one without an axis of examples",
   )
+  require(len(leaves[0]) > 0, f"{name} has no rows: give it one or more")
   wanted = found if like is None else kinds_by_path(like)
   for path in wanted | found:
     require(

@@ -57,7 +57,7 @@ def check_token_ids(
 
 
 def check_token_batch(batch: Tree, what: str) -> None:
-  """Raises ValueError unless a batch is rows of at least two token ids.
+  """Raises ValueError unless a batch has rows of at least two token ids.
 
   Args:
     batch: Batch of any form, of which a loss of tokens can read only an array
@@ -73,6 +73,7 @@ def check_token_batch(batch: Tree, what: str) -> None:
   shape = list(batch.shape)
   is_tokens = len(shape) == 2 and np.issubdtype(batch.dtype, np.integer)
   require(is_tokens, f"{what} is {batch.dtype}{shape}: {wanted}")
+  require(shape[0] > 0, f"{what} has no rows: give it one or more")
   require(
     shape[1] > 1,
     f"{what} has rows of one token: a token is predicted from those before it, "

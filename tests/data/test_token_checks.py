@@ -23,6 +23,11 @@ FIFTY = Vocabulary(50, "vocab_size=50")
     (np.array([-1, 4]), "go from -1 to 4, but vocab_size=50 allows 0 to 49"),
     (np.array([0.0, 1.0]), "are float64: pass integers"),
     (np.array([True]), "are bool: pass integers"),
+    (np.array([-100, 4]), "go from -100 to 4, but vocab_size=50 .* 49"),
+    (
+      np.array([2**63 + 11], np.uint64),
+      "go from .* to 9223372036854775819, .*",
+    ),
   ],
 )
 def test_ids_that_are_not_known_are_one_line(tokens, message):
@@ -43,6 +48,7 @@ def test_ids_at_the_ends_are_known():
     (np.ones(8, int), r"is int64\[8\]: without loss="),
     (np.ones((2, 3, 4), int), r"is int64\[2, 3, 4\]: without loss="),
     (np.ones((2, 1), int), "rows of one token"),
+    (np.ones((0, 6), int), "has no rows"),
   ],
 )
 def test_a_batch_that_is_no_rows_of_tokens_is_one_line(batch, message):
