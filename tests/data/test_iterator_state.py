@@ -26,7 +26,7 @@ SAME = [
   *(np.int64(3), np.uint8(3), np.float32(1.5), np.float64("nan")),
   *(np.bool_(True), np.str_(""), np.str_("ab"), np.bytes_(b"x")),
   *(np.float16(-0.0), np.complex64(1j), ml_dtypes.bfloat16(1.5)),
-  *(np.datetime64("2020-01-01"), np.datetime64("NaT")),
+  *(np.datetime64("2020-01-01"), np.datetime64("NaT", "D")),
   *(np.arange(6).reshape(2, 3).T, np.zeros((0, 3)), np.array(3.0)),
   *(np.array([1, 2], ">i4"), np.array([True]), np.array(["a", "bcd"])),
   np.array([1, 2], ml_dtypes.bfloat16),
