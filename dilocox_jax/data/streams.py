@@ -196,7 +196,8 @@ class ReplicaStreams:
     self._step += num_steps
     found = [self._batch(replica, step) for replica in chosen for step in steps]
     sizes = self._batch_size, self._windows.shape[1]
-    return np.array(found, np.int32).reshape(len(chosen), num_steps, *sizes)
+    batches = as_int32(np.array(found))
+    return batches.reshape(len(chosen), num_steps, *sizes)
 
   def _batch(self, replica: int, step: int) -> np.ndarray:
     ids = np.asarray(self._batches[replica][step])
@@ -240,6 +241,29 @@ def cut(tokens: np.ndarray, sequence_length: int) -> np.ndarray:
   return tokens[: num_sequences * width].reshape(num_sequences, width)
 
 
+def as_int32(tokens: np.ndarray) -> np.ndarray:
+  """Converts token ids to int32 and changes none of them.
+
+  A plain conversion takes the remainder: 2**32 + 5 would become the id 5, which
+  every model knows.
+
+  Args:
+    tokens: Token ids, integers of any type and shape.
+
+  Raises:
+    ValueError: If an id does not fit into int32.
+  """
+  if not np.can_cast(tokens.dtype, np.int32) and tokens.size:
+    lowest, highest = int(tokens.min()), int(tokens.max())
+    limits = np.iinfo(np.int32)
+    require(
+      limits.min <= lowest and highest <= limits.max,
+      f"token ids go from {lowest} to {highest}, but a token id is an int32: "
+      "check the type that the file of tokens was written with",
+    )
+  return tokens.astype(np.int32, copy=False)
+
+
 def _order_seed(seed: int, replica: int, part: int) -> int:
   # Grain adds the epoch to its seed. With the seeds s and s + 1 replica 1
   # would use in epoch 0 the order that replica 0 uses in epoch 1. Hashing puts
@@ -280,7 +304,7 @@ class WholePass:
       yield self._batch(rest[None])
 
   def _batch(self, indices: np.ndarray) -> np.ndarray:
-    return np.asarray(self.tokens[indices][None], np.int32)
+    return as_int32(self.tokens[indices][None])
 
 
 def held_out_batches(
@@ -327,4 +351,4 @@ def held_out_batches(
   )
   count = num_batches * batch_size
   chosen = sequences[np.arange(count) * len(sequences) // count]
-  return [chosen.reshape(num_batches, batch_size, -1).astype(np.int32)]
+  return [as_int32(chosen.reshape(num_batches, batch_size, -1))]

@@ -171,3 +171,21 @@ def test_bytes_become_token_ids():
   tokens = np.full(NUM_SEQUENCES * WIDTH, 200, np.uint8)
   for taken in (streams(tokens).take(2), *evaluated(tokens)):
     assert (taken == 200).all()
+
+
+@pytest.mark.parametrize("wrong", [2**32 + 5, -(2**32) + 5])
+def test_an_id_above_int32_is_refused_and_never_becomes_another(wrong):
+  tokens = np.full(64, 3, np.int64)
+  tokens[40] = wrong
+  streams = ReplicaStreams(
+    tokens, num_replicas=1, batch_size=8, sequence_length=7, seed=0
+  )
+  with pytest.raises(ValueError, match=f"{wrong}.*int32"):
+    streams.take(1)
+  for num_sequences in (0, 8):
+    with pytest.raises(ValueError, match=f"{wrong}.*int32"):
+      list(
+        held_out_batches(
+          tokens, batch_size=8, sequence_length=7, max_sequences=num_sequences
+        )
+      )
