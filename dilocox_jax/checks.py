@@ -35,6 +35,7 @@ _BOUNDS = {
   "below": operator.lt,
   "at_most": operator.le,
 }
+_LIMIT_KINDS = {"choices", *_BOUNDS}
 
 
 def require(condition: bool, message: str) -> None:
@@ -96,8 +97,13 @@ def check_limits(values: Any, prefix: str = "") -> None:
   """
   for field in dataclasses.fields(values):
     value = getattr(values, field.name)
-    if field.metadata and value is not None:
-      within_limits(prefix + field.name, value, **field.metadata)
+    limits = {
+      kind: limit
+      for kind, limit in field.metadata.items()
+      if kind in _LIMIT_KINDS
+    }
+    if limits and value is not None:
+      within_limits(prefix + field.name, value, **limits)
 
 
 def within_limits(

@@ -1,12 +1,12 @@
-"""Types of arrays, names and checks of a tree's leaves, and the aggregator.
+"""Types of arrays, and names and checks of a tree's leaves.
 
 Dimension letters in all modules: B batch, L length, D model, N heads,
 K head width, F feed-forward, V vocabulary, S stages, M replicas, R rank.
 """
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -139,113 +139,3 @@ def widened(values: Tree) -> Tree:
 def shardings_of(tree: Tree) -> Tree:
   """Returns where every leaf lies, in the place of the leaf."""
   return jax.tree.map(lambda leaf: leaf.sharding, tree)
-
-
-# A computation that yields a tree and goes on with the one that it is sent,
-# which has the same values.
-Pausing = Generator[Tree, Tree, Any]
-
-
-def without_pauses(pausing: Callable[..., Pausing]) -> Callable[..., Any]:
-  """Returns a function that runs a generator to its end and returns its value.
-
-  The function has the generator's function as its attribute `pausing`.
-
-  Args:
-    pausing: Function that returns the generator.
-  """
-
-  def run(*args, **options):
-    generator = pausing(*args, **options)
-    try:
-      tree = next(generator)
-      while True:
-        tree = generator.send(tree)
-    except StopIteration as stop:
-      return stop.value
-
-  run.pausing = pausing  # pyright: ignore[reportFunctionMemberAccess]
-  return run
-
-
-class Aggregator(NamedTuple):
-  """Averages a tree over the replica axis.
-
-  Like an optax transformation it is a pair of functions, written for one
-  replica that sends to the others. Mapped over M replicas it takes leaves
-  [M, ...] to leaves [...].
-
-  A replica that is away sends NaN, and one that has diverged sends values that
-  are not finite. The mean must be that of the others, and what they keep for
-  the next exchange must be finite.
-
-  Attributes:
-    init: Function from the parameters of one fragment to the state.
-    average: Function from one replica's values, the state and the parameters
-      that the values belong to, to three things: the mean, which is the same on
-      all replicas, the share of the values that was sent, and the new state.
-      The parameters are the outer ones of a pseudo-gradient; few aggregators
-      read them. If it was made by
-      `without_pauses`, inner steps can be put between its messages: in every
-      turn its generator yields what it is about to send, sends what it gets
-      back, yields what has arrived, and goes on with what it gets back.
-    axes: Tree prefix of the state, e.g. a dict of axes for a dict: 0 where each
-      replica has its own (the default), None where all replicas have the same.
-      The mean may depend on the latter alone.
-    observe: Function from the state to arrays to record, by name, with the
-      exchange in `metrics.jsonl`. Those of three dimensions are taken for
-      Gram matrices of an update, of which the rank alone is recorded.
-    stretch_ends: Function from the parameters of a fragment to the shares of
-      inner steps that hide each of these turns
-      (`plan.collective.stretch_ends`). None: all steps hide the first turn, and
-      the steps that follow wait for the others.
-    keep_unsent: Whether a replica keeps the part of its progress that was not
-      sent. If true, this part stays in the replica's parameters, and the next
-      pseudo-gradient contains it. If false, this part is lost, unless error
-      feedback holds it as a residual.
-    is_screened: Whether a share of zeros says that the replica was left out
-      for its values (`aggregators.screen`), of which it keeps nothing then.
-    carrier: What carries the messages where the host does so, outside of
-      compiled programs (`meeting.carrier`). None: collectives.
-  """
-
-  init: Callable[[Tree], Tree]
-  average: Callable[[Tree, Tree, Tree], tuple[Tree, Tree, Tree]]
-  axes: Any = 0
-  observe: Callable[[Tree], dict[str, Array]] = lambda state: {}
-  stretch_ends: Callable[[Tree], tuple[int, ...]] | None = None
-  keep_unsent: bool = False
-  is_screened: bool = False
-  carrier: Any = None
-
-  @property
-  def has_turns(self) -> bool:
-    """Whether `average` is known to pause."""
-    return hasattr(self.average, "pausing")
-
-  def paused(self, values: Tree, state: Tree, params: Tree) -> Pausing:
-    """Runs `average` with its pauses; without any it is all one turn.
-
-    Args:
-      values: Values of this replica, as for `average`.
-      state: State of the exchange before.
-      params: Parameters that the values belong to.
-    """
-    if self.has_turns:
-      pausing: Any = getattr(self.average, "pausing")  # noqa: B009
-      return (yield from pausing(values, state, params))
-    values = yield values
-    return (yield self.average(values, state, params))
-
-  def update(
-    self, values: Tree, state: Tree, params: Tree = None
-  ) -> tuple[Tree, Tree]:
-    """Returns the mean and the new state.
-
-    Args:
-      values: Values of this replica, as for `average`.
-      state: State of the exchange before.
-      params: Parameters that the values belong to; few aggregators read them.
-    """
-    mean, _, state = self.average(values, state, params)
-    return mean, state

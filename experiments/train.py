@@ -128,7 +128,7 @@ def meeting(values: flags.FlagValues) -> Any:
   with command_line.usage_errors():
     checked_name(values.replica)
     read_secret(values.secret)
-  from dilocox_jax.training.member import Meeting  # It loads JAX.
+  from dilocox_jax.training.mailbox_replica import Meeting  # It loads JAX.
 
   return Meeting(
     values.meet, values.replica, values.secret, values.accept_version

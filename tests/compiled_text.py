@@ -12,7 +12,7 @@ import functools
 import math
 import re
 
-from dilocox_jax.outer.window import INNER_STEPS
+from dilocox_jax.rounds.window import INNER_STEPS
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) (?:\(.*)?\{$")
 _INSTRUCTION = re.compile(

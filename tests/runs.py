@@ -236,3 +236,9 @@ def files(directory) -> dict[str, bytes]:
     for path in sorted(root.rglob("*"))
     if path.is_file()
   }
+
+
+def outer_step(config, parts=NO_PARTS):
+  """The outer step of a config's run."""
+  aggregator = build.run_exchange(config, parts).aggregator
+  return build.outer_step(config, parts, aggregator)

@@ -33,8 +33,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dilocox_jax.aggregators import transport
-from dilocox_jax.aggregators.collectives import chosen_collective, collectives
+from dilocox_jax.aggregator import Aggregator, Averaged
+from dilocox_jax.aggregators.collective import (
+  Collective,
+  Sender,
+  chosen_collective,
+)
+from dilocox_jax.aggregators.means import mean_of_participants, summed
+from dilocox_jax.aggregators.traffic import exchange_operations
 from dilocox_jax.checks import require, within_limits
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.codecs.joining import are_finite
@@ -43,20 +49,19 @@ from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.plan.choices import REFERENCES
-from dilocox_jax.plan.collective import stretch_ends
+from dilocox_jax.plan.collectives import AUTO, MAILBOX
+from dilocox_jax.plan.overlap import stretch_ends
 from dilocox_jax.plan.schedule.fragments import stacked_shape
 from dilocox_jax.trees import (
-  Aggregator,
   Array,
   Boolean,
   Index,
-  Pausing,
   Tree,
   leaves_by_path,
   shapes_by_path,
   widened,
-  without_pauses,
 )
+from dilocox_jax.turns import Pausing, without_pauses
 
 
 def exchange(
@@ -65,16 +70,14 @@ def exchange(
   feedback: float = 0.0,
   against: str = "own",
   keep_unsent: bool = False,
-  collective: str = "auto",
+  collective: str | Collective = AUTO,
   seed: int = 0,
   axis_name: str = REPLICA_AXIS,
-  is_carried: bool = False,
 ) -> Aggregator:
   """Averages encoded values over the replicas whose values are finite.
 
-  Wire: bytes of the codec (`aggregators.collectives`) and one flag a message,
-  which says whether its sender participates. A residual never leaves its
-  replica.
+  Wire: bytes of the codec (`aggregators.sizes`) and one flag a message, which
+  says whether its sender participates. A residual never leaves its replica.
   Source: Seide et al., 2014, for error feedback; Karimireddy et al., 2019,
   arXiv 1901.09847, for its convergence; DiLoCoX, arXiv 2506.21263, Algorithm
   2, against the mean; SparseLoCo, arXiv 2508.15706, with decay against the
@@ -93,10 +96,10 @@ def exchange(
     keep_unsent: Whether what the codec lost stays in the replica's parameters
       instead, where the next pseudo-gradient finds it.
     collective: What carries the messages: "auto" (the fewest bytes),
-      "all_reduce", "all_gather" or "reduce_scatter".
-    seed: Seed of random masks and first low-rank factors.
+      "all_reduce", "all_gather", "reduce_scatter", "pairs", a name of
+      `dilocox_jax.register_collective`, or a `dilocox_jax.Collective`.
+    seed: Seed of random masks, random pairs and first low-rank factors.
     axis_name: Axis over which replicas are mapped.
-    is_carried: Whether the host carries the messages (`mailbox`).
 
   Raises:
     ValueError: One line that names what does not fit.
@@ -106,28 +109,30 @@ def exchange(
     isinstance(codec, Codec),
     f"codec={codec!r} must be a codec, or names such as 'top_k+int(bits=2)'",
   )
-  chosen_collective(codec, collective, 2)
+  require(
+    collective != MAILBOX,
+    f"collective={collective!r} needs a place where replicas meet: take "
+    "dilocox_jax.mailbox",
+  )
   within_limits("feedback", feedback, at_least=0, at_most=1)
   within_limits("against", against, choices=REFERENCES)
   require(
     not (feedback and keep_unsent),
     "feedback and keep_unsent both make up for what a codec loses: set one",
   )
-  if (codec, collective, feedback, is_carried) == (Float(), "auto", 0, False):
-    return mean_of_finite_replicas(axis_name)._replace(keep_unsent=keep_unsent)
-  made = CompressedMean(
-    *(codec, feedback, against, collective, seed, axis_name, is_carried),
-    shares_add_up=keep_unsent or (feedback > 0 and against == "own"),
-  )
-  return Aggregator(
-    made.init,
-    without_pauses(made.average),
-    # Each replica has its own residual, and all have the rest alike.
-    ExchangeState(None, None, residual=0),  # pyright: ignore
-    made.observe,
-    stretch_ends=None if is_carried else made.stretch_ends,
+  chosen_collective(codec, collective, 2)  # Refuses what does not fit.
+  if codec == Float() and collective == AUTO and not feedback:
+    return mean_of_finite_replicas(axis_name)
+  compressed = CompressedMean(
+    codec=codec,
+    feedback=feedback,
+    against=against,
     keep_unsent=keep_unsent,
+    collective=collective,
+    seed=seed,
+    axis_name=axis_name,
   )
+  return compressed.aggregator
 
 
 def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
@@ -150,10 +155,10 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
   def average(values: Tree, state: Tree, params: Tree = None) -> Pausing:
     del params
     finite, is_finite = yield _finite_part(widened(values))
-    totals, count = yield transport.summed(finite, is_finite, axis_name)
-    divided = functools.partial(transport.mean_of_participants, count=count)
+    totals, count = yield summed(finite, is_finite, axis_name)
+    divided = functools.partial(mean_of_participants, count=count)
     mean = optax.tree.cast_like(jax.tree.map(divided, totals), values)
-    return mean, values, state
+    return Averaged(mean=mean, sent=values, state=state)
 
   return Aggregator(lambda params: optax.EmptyState(), without_pauses(average))
 
@@ -176,62 +181,100 @@ class ExchangeState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CompressedMean:
-  """The functions of an `exchange` with a codec; its fields are those there.
-
-  Attributes:
-    shares_add_up: Whether `own` also has what this replica lost when it rounded
-      a mean that it sent on, as after a reduce-scatter. Error feedback then
-      makes up for both roundings.
-  """
+  """The functions of an `exchange` with a codec, and its arguments."""
 
   codec: Codec
   feedback: float
   against: str
-  collective: str
+  keep_unsent: bool
+  collective: str | Collective
   seed: int
   axis_name: str
-  is_carried: bool
-  shares_add_up: bool
+
+  @property
+  def aggregator(self) -> Aggregator:
+    """These functions as an `Aggregator`."""
+    any_number = 2  # Of replicas; all collectives of "auto" share the mean.
+    collective = chosen_collective(self.codec, self.collective, any_number)
+    return Aggregator(
+      init=self.init,
+      average=without_pauses(self.average),
+      # Each replica has its own residual, and all have the rest alike.
+      axes=ExchangeState(None, None, residual=0),  # pyright: ignore
+      observe=self.observe,
+      stretch_ends=self.stretch_ends,
+      is_shared=collective.is_shared,
+    )
 
   def init(self, params: Tree) -> ExchangeState:
     """Returns the first state of a fragment."""
-    leaves, residual = _stacked(params), None
+    leaves = _stacked(params)
     shapes = [leaf.shape for leaf in leaves.values()]
     states = self.codec.init(shapes, jax.random.key(self.seed))
+    residual = None
     if self.feedback:
       residual = jax.tree.map(jnp.zeros_like, widened(params))
-    codec = dict(zip(leaves, states, strict=True))
-    return ExchangeState(jnp.int32(0), codec, residual)
+    return ExchangeState(
+      count=jnp.int32(0),
+      codec=dict(zip(leaves, states, strict=True)),
+      residual=residual,
+    )
 
   def average(
     self, values: Tree, state: ExchangeState, params: Tree = None
   ) -> Pausing:
-    """Averages what is wanted, and keeps what of it was not sent."""
-    del params
-    wanted = values
+    """Averages values and what was held back of those before.
+
+    Error feedback holds back what the codec loses of them. With `keep_unsent`
+    it stays with the replica instead.
+
+    Args:
+      values: Values of this replica.
+      state: State of the exchange before.
+      params: Parameters that the values belong to, which are read if they are
+        averaged too; None if the values belong to none.
+
+    Returns:
+      A generator that returns `Averaged`.
+    """
+    if self._sends_parameters and params is not None:
+      moved = jax.tree.map(jnp.subtract, values, params)
+      averaged = yield from self.average(moved, state)
+      return averaged._replace(
+        mean=jax.tree.map(jnp.add, averaged.mean, params),
+        sent=jax.tree.map(jnp.add, averaged.sent, params),
+      )
+    corrected = values
     if self.feedback:
-      wanted = jax.tree.map(jnp.add, widened(values), state.residual)
+      corrected = jax.tree.map(jnp.add, widened(values), state.residual)
     # The sum is checked, not the values: 3e38 + 3e38 is no fp32 number, and a
     # residual that has left fp32's range would never come back.
-    sent, is_finite = _finite_part(wanted)
-    mean, own, codec = yield from self._exchanged(sent, is_finite, state)
+    finite, is_finite = _finite_part(corrected)
+    mean, own, codec = yield from self._exchanged(finite, is_finite, state)
 
-    def owed(want: Array, got: Array) -> Array:
-      rest = self.feedback * (want - got.astype(want.dtype))
+    def lost(value: Array, received: Array) -> Array:
+      rest = self.feedback * (value - received.astype(value.dtype))
       return jnp.where(is_finite, rest, jnp.zeros_like(rest))
 
     residual = None
     if self.feedback:
       received = own if self.against == "own" else mean
-      # Where all is finite `sent` is `wanted`; to keep both takes memory while
-      # inner steps run.
-      residual = jax.tree.map(owed, sent, received)
-    mean = optax.tree.cast_like(mean, values)
+      # Where all is finite `finite` is `corrected`; to keep both takes memory
+      # while inner steps run.
+      residual = jax.tree.map(lost, finite, received)
     # A replica that was left out reports NaN, so that its drift is not finite
     # and the host learns of it.
-    own = jax.tree.map(lambda leaf: jnp.where(is_finite, leaf, jnp.nan), own)
-    own = optax.tree.cast_like(own, values)
-    return mean, own, ExchangeState(state.count + 1, codec, residual)
+    sent = jax.tree.map(lambda leaf: jnp.where(is_finite, leaf, jnp.nan), own)
+    sent = optax.tree.cast_like(sent, values)
+    retained = None
+    if self.keep_unsent:
+      retained = jax.tree.map(jnp.subtract, values, sent)
+    return Averaged(
+      mean=optax.tree.cast_like(mean, values),
+      sent=sent,
+      state=ExchangeState(state.count + 1, codec, residual),
+      retained=retained,
+    )
 
   def _exchanged(
     self, values: Tree, participates: Boolean, state: ExchangeState
@@ -249,34 +292,66 @@ class CompressedMean:
       the codec.
     """
     key = jax.random.fold_in(jax.random.key(self.seed), state.count)
+    sender = Sender(
+      participates=participates,
+      key=key,
+      axis_name=self.axis_name,
+      shares_add_up=self.keep_unsent
+      or (self.feedback > 0 and self.against == "own"),
+    )
+    collective = self._chosen()
 
-    reduce = functools.partial(
-      transport.reduce,
-      *(self.codec.encoder, participates, self.collective, self.axis_name),
-      *(self.shares_add_up, self.is_carried),
-    )
+    def reduce(leaves: list[Array]) -> Pausing:
+      return collective.reduce(self.codec.encoder, leaves, sender)
+
     leaves = _stacked(values)
-    states = [state.codec[path] for path in leaves]
-    given = list(leaves.values()), states, key, reduce
-    (mean, own), states = yield from self.codec.run(*given)
-    mean, own, codec = (
-      dict(zip(leaves, each, strict=True)) for each in (mean, own, states)
+    (mean, own), states = yield from self.codec.run(
+      list(leaves.values()), [state.codec[path] for path in leaves], key, reduce
     )
-    return _like(values, mean), _like(values, own), codec
+    return (
+      _like(values, dict(zip(leaves, mean, strict=True))),
+      _like(values, dict(zip(leaves, own, strict=True))),
+      dict(zip(leaves, states, strict=True)),
+    )
+
+  def _chosen(self) -> Collective:
+    """Returns the collective, which "auto" chooses by the axis of replicas."""
+    num_replicas = 0
+    if self.collective == AUTO:
+      num_replicas = jax.lax.axis_size(self.axis_name)
+    return chosen_collective(self.codec, self.collective, num_replicas)
+
+  @property
+  def _sends_parameters(self) -> bool:
+    """Whether outer parameters are averaged with the values.
+
+    What is sent of a pseudo-gradient d = a - w is then d - a = -w, the inner
+    parameters. The mean of these plus a is a minus the mean of all w: the mean
+    pseudo-gradient, and the distance of a from the mean of all a. It costs no
+    byte, but a codec would have to code whole parameters.
+    """
+    any_number = 2  # Of replicas; no collective of "auto" does so.
+    collective = chosen_collective(self.codec, self.collective, any_number)
+    return collective.averages_parameters and self.codec == Float()
 
   def observe(self, state: ExchangeState) -> dict[str, Array]:
     """Returns what the host records of a state (`codecs.low_rank.grams`)."""
     if not isinstance(self.codec, LowRank):
       return {}
-    leaves = state.codec.items()
-    factors = {path: own for path, own in leaves if isinstance(own, Factors)}
+    factors = {
+      path: own for path, own in state.codec.items() if isinstance(own, Factors)
+    }
     return grams(factors, self.codec.rank)
 
   def stretch_ends(self, params: Tree) -> tuple[int, ...]:
     """Returns `Aggregator.stretch_ends` of a fragment."""
     num_replicas = jax.lax.axis_size(self.axis_name)
-    shapes = shapes_by_path(params)
-    operations = collectives(self.codec, shapes, num_replicas, self.collective)
+    operations = exchange_operations(
+      self.codec,
+      shapes_by_path(params),
+      num_replicas,
+      collective=self.collective,
+    )
     return stretch_ends(operations, num_replicas)
 
 

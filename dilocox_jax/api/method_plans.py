@@ -27,7 +27,7 @@ from dilocox_jax.api.simulation_setup import Options, Setup, set_up
 from dilocox_jax.checks import flat, require
 from dilocox_jax.codecs.named import link_names
 from dilocox_jax.config import RunConfig, from_mapping
-from dilocox_jax.plan.collective import MAILBOX
+from dilocox_jax.plan.collectives import MAILBOX
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.cluster_file import load_cluster

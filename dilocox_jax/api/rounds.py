@@ -5,11 +5,10 @@ method runs beside the inner steps of a window, which a transform of single
 steps (`step_methods`) cannot offer.
 """
 
-import dataclasses
-
 import jax.numpy as jnp
 import optax
 
+from dilocox_jax.aggregator import Aggregator
 from dilocox_jax.api.step_methods import (
   aggregator_of,
   check_method,
@@ -17,18 +16,16 @@ from dilocox_jax.api.step_methods import (
 )
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import (
-  ALONE_AXIS,
-  REPLICA_AXIS,
   Replicas,
 )
-from dilocox_jax.outer.cuts import Cuts
-from dilocox_jax.outer.lone_exchange import ExchangeThread
+from dilocox_jax.outer.fragment_view import Cuts
 from dilocox_jax.outer.outer_step import OuterStep
-from dilocox_jax.outer.rounds import Rounds
-from dilocox_jax.outer.window import InnerStep
 from dilocox_jax.plan.schedule.fragments import BLOCKS, SLICED, Fragments
 from dilocox_jax.plan.schedule.methods import Method
-from dilocox_jax.trees import Aggregator, Tree, kinds_by_path
+from dilocox_jax.rounds.exchanges import LocalExchange, MailboxExchange
+from dilocox_jax.rounds.rounds import Rounds
+from dilocox_jax.rounds.window import InnerStep
+from dilocox_jax.trees import Tree, kinds_by_path
 
 
 def make_rounds(
@@ -39,7 +36,7 @@ def make_rounds(
   num_replicas: int,
   num_layers: int = 0,
   layout: str = "stacked",
-  exchange: Aggregator | str = "float32",
+  exchange: Aggregator | MailboxExchange | str = "float32",
   frozen: Tree | None = None,
 ) -> Rounds:
   """Builds a method's rounds from an inner step of one's own.
@@ -62,15 +59,14 @@ def make_rounds(
     exchange: What averages over replicas, e.g. `dilocox_jax.exchange(
       "int(bits=4)", feedback=1.0)`, or the name of a codec without feedback.
     frozen: Parameters that are read and not trained. They are on a device once,
-      for all replicas, and `inner_step` gets `batch.batches` and
-      `batch.frozen` in the place of its batch.
+      for all replicas, and `inner_step` gets them as its argument `frozen`.
 
   Raises:
     TypeError: If `method` is no method, `outer` no optimizer, or `exchange`
       no aggregator.
     ValueError: If the method averages gradients, or its fragments do not fit.
       The first round raises it if the results of `inner_step` do not fit, or
-      if it uses the axis of replicas that meet in a store (`outer.alone`).
+      if it uses the axis of replicas that meet in a store (`rounds.alone`).
   """
   check_method(method)
   check_optimizer("outer", outer)
@@ -79,7 +75,10 @@ def make_rounds(
       "a method that averages gradients has no rounds: take "
       "dilocox_jax.allreduce, which is a transform of single steps"
     )
-  aggregator = aggregator_of(method, exchange)
+  if isinstance(exchange, MailboxExchange):
+    exchange_of_run = exchange
+  else:
+    exchange_of_run = LocalExchange(aggregator_of(exchange))
   is_sliced = method.fragment_order in SLICED
   if method.schedule.num_fragments > 1 and not is_sliced and num_layers < 1:
     raise ValueError(
@@ -90,29 +89,19 @@ def make_rounds(
   fragments = Fragments(
     method.schedule.num_fragments, max(num_layers, 1), method.fragment_order
   )
-  step = OuterStep(method, outer, aggregator)
-  if aggregator.carrier:
-    _enter(step, num_replicas)
-  axis_name = ALONE_AXIS if aggregator.carrier else REPLICA_AXIS
-  replicas = Replicas(num_replicas, layout, axis_name=axis_name)
-  return Rounds(
-    step,
-    Cuts(fragments.num_fragments, fragments),
-    replicas,
-    frozen=None if frozen is None else replicas.place(frozen, None),
+  step = OuterStep(method, outer, exchange_of_run.aggregator)
+  replicas = Replicas(num_replicas, layout, axis_name=exchange_of_run.axis_name)
+  rounds = Rounds(
+    outer=step,
+    cuts=Cuts(fragments.num_fragments, fragments),
+    replicas=replicas,
     inner_step=_checked(inner_step),
-    thread=ExchangeThread() if aggregator.carrier else None,
+    make_runtime=exchange_of_run.make_runtime,
+    frozen=None if frozen is None else replicas.place(frozen, None),
   )
-
-
-def _enter(step: OuterStep, num_replicas: int) -> None:
-  """Enters the run of replicas that are programs of their own."""
-  require(
-    num_replicas == 1,
-    f"num_replicas={num_replicas} must be 1 with dilocox_jax.mailbox, in which "
-    "each replica is a program of its own",
-  )
-  step.aggregator.carrier.enter({"method": dataclasses.asdict(step.method)})
+  _ = rounds.runtime  # It refuses what it cannot run.
+  exchange_of_run.enter(method, num_replicas)
+  return rounds
 
 
 def _checked(inner_step: InnerStep) -> InnerStep:
@@ -121,8 +110,8 @@ def _checked(inner_step: InnerStep) -> InnerStep:
   JAX would speak of the loop that the step runs in, and in many lines.
   """
 
-  def step(params: Tree, optimizer: Tree, batch: Tree):
-    results = inner_step(params, optimizer, batch)
+  def step(params: Tree, optimizer: Tree, batch: Tree, **others: Tree):
+    results = inner_step(params, optimizer, batch, **others)
     try:
       new_params, new_optimizer, (loss, norm) = results
     except (TypeError, ValueError) as error:

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from dilocox_jax import report
+from dilocox_jax.aggregator import Aggregator
 from dilocox_jax.api.memory_check import check_memory as refuse_too_large
 from dilocox_jax.api.progress import shown_progress
 from dilocox_jax.api.simulation_setup import ClusterClock, Options, set_up
@@ -30,17 +31,17 @@ from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.metrics.work_directory import CONFIG
 from dilocox_jax.models import adapters, weights
 from dilocox_jax.models.handed_in import as_loss_model, reads_tokens
-from dilocox_jax.plan.collective import MAILBOX
+from dilocox_jax.plan.collectives import MAILBOX
 from dilocox_jax.plan.model.adapters import Lora
 from dilocox_jax.plan.schedule.fragments import SLICED
 from dilocox_jax.plan.schedule.methods import takes
 from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.simulate.analytic import Outcome, run_time
 from dilocox_jax.training import resume, start
-from dilocox_jax.training.member import Meeting
+from dilocox_jax.training.mailbox_replica import Meeting
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.trainer import Trainer
-from dilocox_jax.trees import Aggregator, Tree
+from dilocox_jax.trees import Tree
 
 
 @dataclasses.dataclass(frozen=True)

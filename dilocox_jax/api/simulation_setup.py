@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dilocox_jax.aggregators.collectives import Traffic
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.api.device_memory import optimizer_copies
 from dilocox_jax.checks import check_limits, limited, require
 from dilocox_jax.config import RunConfig, to_plan

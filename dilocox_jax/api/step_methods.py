@@ -13,6 +13,7 @@ from typing import Any
 import optax
 from flax.traverse_util import unflatten_dict
 
+from dilocox_jax.aggregator import Aggregator
 from dilocox_jax.aggregators.exchange import exchange as mean_exchange
 from dilocox_jax.checks import did_you_mean, require
 from dilocox_jax.codecs.base import Codec
@@ -20,13 +21,14 @@ from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.config.recipes import DEFAULTS, RECIPES
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.outer.average import averaged, check_outermost
-from dilocox_jax.outer.cuts import Cuts, Fragmentation
+from dilocox_jax.outer.fragment_view import Cuts, Fragmentation
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.step_state import GradientState, on_trained_leaves
 from dilocox_jax.outer.step_transform import check_axis, pseudo_gradient_steps
 from dilocox_jax.plan.schedule.fragments import ORDERS, SLICED, Fragments
 from dilocox_jax.plan.schedule.methods import METHODS, Method
-from dilocox_jax.trees import Aggregator, Tree, has_values
+from dilocox_jax.rounds.exchanges import MailboxExchange
+from dilocox_jax.trees import Tree, has_values
 
 
 def step_transform(
@@ -80,12 +82,7 @@ def step_transform(
   check_optimizer("inner", inner)
   if outer is not None:
     check_optimizer("outer", outer)
-  aggregator = aggregator_of(method, exchange, axis_name)
-  require(
-    aggregator.carrier is None,
-    "a transform of single steps cannot wait for what dilocox_jax.mailbox "
-    "carries: give it to dilocox_jax.make_rounds",
-  )
+  aggregator = aggregator_of(exchange, axis_name)
   if method.exchanged == "gradient":
     mean = _averaged_gradients(inner, aggregator, axis_name)
     return on_trained_leaves(mean, trainable)
@@ -135,7 +132,17 @@ def check_optimizer(what: str, part: Any) -> None:
 
 
 def check_exchange(exchange: Any) -> None:
-  """Raises TypeError unless an exchange is an aggregator."""
+  """Raises unless an exchange is an aggregator.
+
+  Raises:
+    ValueError: If it is `dilocox_jax.mailbox`.
+    TypeError: If it is anything else.
+  """
+  require(
+    not isinstance(exchange, MailboxExchange),
+    "this cannot wait for what dilocox_jax.mailbox brings: give the mailbox to "
+    "dilocox_jax.make_rounds, or meet= to dilocox_jax.train",
+  )
   check_kind(
     isinstance(exchange, Aggregator),
     *("exchange", exchange),
@@ -145,28 +152,21 @@ def check_exchange(exchange: Any) -> None:
 
 
 def aggregator_of(
-  method: Method, exchange: Aggregator | str, axis_name: str = REPLICA_AXIS
+  exchange: Aggregator | str, axis_name: str = REPLICA_AXIS
 ) -> Aggregator:
-  """Returns what averages for a method.
+  """Returns what averages over replicas.
 
   Args:
-    method: Schedule and rule.
     exchange: An aggregator, or a codec such as "int(bits=4)" without feedback.
     axis_name: Axis over which replicas are mapped, for a codec.
 
   Raises:
     TypeError: If it is no aggregator.
-    ValueError: If there is no such codec, or a replica cannot keep what it
-      lost.
+    ValueError: If there is no such codec.
   """
   if isinstance(exchange, str):
     return mean_exchange(exchange, axis_name=axis_name)
   check_exchange(exchange)
-  require(
-    not exchange.keep_unsent or method.can_keep_unsent,
-    "keep_unsent=True needs replicas that go on from the outer parameters at "
-    "once, or rule 'continue': take feedback=1.0",
-  )
   return exchange
 
 

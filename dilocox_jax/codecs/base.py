@@ -34,7 +34,8 @@ from typing import NamedTuple
 
 from dilocox_jax.checks import check_limits, of_type, require
 from dilocox_jax.codecs.joining import Arrays, RowLayout, Shape, block_width
-from dilocox_jax.trees import Array, Pausing, Tree
+from dilocox_jax.trees import Array, Tree
+from dilocox_jax.turns import Pausing
 
 
 class Reduced(NamedTuple):
@@ -73,6 +74,11 @@ class Codec:
   def encoder(self) -> "Encoder":
     """What encodes the leaves of each message."""
     raise NotImplementedError
+
+  @property
+  def has_shared_state(self) -> bool:
+    """Whether it goes on from means that all replicas must have alike."""
+    return False
 
   def init(self, shapes: Sequence[Shape], key: Array) -> list[Tree]:
     """Returns the state of every leaf, which is equal on all replicas.

@@ -23,7 +23,8 @@ from dilocox_jax.codecs.base import Codec, Encoder, Projection, Reduce, Reduced
 from dilocox_jax.codecs.joining import Arrays, Shape
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.distributed.local_map import INNER_AXES, current_division
-from dilocox_jax.trees import Array, Index, Pausing, Tree
+from dilocox_jax.trees import Array, Index, Tree
+from dilocox_jax.turns import Pausing
 
 # Matrix products are computed in full fp32. By default a TPU multiplies in
 # bfloat16 and a recent GPU in TF32. Gram-Schmidt would then keep rounding
@@ -113,6 +114,11 @@ class LowRank(Projection):
   power_iterations: int = limited(1, at_least=1)
   max_rank: int = limited(0, at_least=0)
   then: Encoder = Float()
+
+  @property
+  def has_shared_state(self) -> bool:
+    """All replicas project their matrices onto the same mean factors."""
+    return True
 
   def init(self, shapes: Sequence[Shape], key: Array) -> list[Tree]:
     """Returns a right factor of zeros for each leaf that has factors.

@@ -15,7 +15,8 @@ from dilocox_jax.codecs.base import Encoder, Projection, Reduce, Reduced
 from dilocox_jax.codecs.joining import Arrays, Shape
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.distributed.local_map import map_over_rows
-from dilocox_jax.trees import Array, Pausing, Tree
+from dilocox_jax.trees import Array, Tree
+from dilocox_jax.turns import Pausing
 
 INDEX_CODINGS = ("packed", "bitmap")
 _MAGNITUDE_BITS = 15  # Bits of a bfloat16 without its sign.

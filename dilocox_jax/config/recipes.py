@@ -7,22 +7,15 @@ that `sync.method=muloco` is MuLoCo wherever it is written.
 
 A config field that was set explicitly always wins over the recipe, also where
 it was set to the value that other methods have.
-
-A field that is set and then ignored misleads: someone who sets `data.glob` and
-forgets `data.source` would train on another text without a warning. So every
-field that only some runs read stands here too, with its condition.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dilocox_jax.checks import known
-from dilocox_jax.codecs.named import split_links
-from dilocox_jax.config.sections import MeetConfig
-from dilocox_jax.data import sources
-from dilocox_jax.plan.choices import ALL_OPTIONS, OPTIMIZER_OPTIONS, Registry
-from dilocox_jax.plan.collective import MAILBOX
+from dilocox_jax.config.sections import DEVICES
+from dilocox_jax.field_facts import Facts
+from dilocox_jax.plan.choices import Registry
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.schedule.fragments import SLICED
 from dilocox_jax.plan.schedule.methods import METHODS, method_parts, takes
@@ -113,7 +106,9 @@ for _method, _values in _PUBLISHED.items():
 _MOST_WARMUP_STEPS = 50
 
 
-def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
+def resolved(
+  given: Mapping[str, Any], facts: Mapping[str, Facts]
+) -> dict[str, Any]:
   """Fills in what a config leaves to its method.
 
   What a recipe sets is left out where nothing reads it: DiLoCoX with
@@ -123,6 +118,7 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
   Args:
     given: All fields of a run by their dotted names; None where nothing was
       set.
+    facts: What is true of each field, by its dotted name.
 
   Returns:
     The same fields with values for those of `DEFAULTS` and the warm-up.
@@ -139,98 +135,44 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
   unset = {k: v for k, v in defaults.items() if given[k] is None}
   values = {**given, **unset, **recipe}
   # A field that is left out may be what another one needs, so this is repeated.
-  while left_out := recipe.keys() & unread_fields(values, DEFAULTS).keys():
+  while True:
+    left_out = recipe.keys() & unread_fields(values, DEFAULTS, facts).keys()
+    if not left_out:
+      return values
     for path in left_out:
       values[path] = DEFAULTS.get(path)
       del recipe[path]
-  return values
 
 
-def unread_fields(values: Values, defaults: Values) -> dict[str, str]:
+def unread_fields(
+  values: Values, defaults: Values, facts: Mapping[str, Facts]
+) -> dict[str, str]:
   """Finds fields that are not at their default and that the run ignores.
 
   Args:
     values: All fields of a run by their dotted names, with values for those
       that a method may set.
     defaults: Default values by dotted names; only these fields are looked at.
+    facts: What is true of each field, by its dotted name.
 
   Returns:
     A message for each such field, by its dotted name.
   """
-  positions = values["model.positions"]
-  found = {
+  preset = MODEL_PRESETS[values["model.preset"]]
+  deciding = {
     **values,
-    _DEVICES: values["mesh.num_stages"] * values["mesh.num_data_shards"],
-    "model.positions": positions
-    or MODEL_PRESETS[values["model.preset"]].positions,
+    DEVICES: values["mesh.num_stages"] * values["mesh.num_data_shards"],
+    "model.positions": values["model.positions"] or preset.positions,
   }
-  return {
-    path: f"{path}={values[path]!r} would be ignored, as {cause}="
-    f"{found[cause]!r} does not read it: change one of them"
-    for path, (cause, reads) in _READ_IF.items()
-    if path in defaults
-    and values[path] != defaults[path]
-    and not reads(found[cause])
-  }
-
-
-def _reads(setting: str) -> Callable[[str], bool]:
-  return lambda source: sources.reads(source, setting)
-
-
-def _takes(option: str) -> Callable[[str], bool]:
-  # An optimizer that is not in the table may have any of them.
-  return lambda name: option in OPTIMIZER_OPTIONS.get(name, ALL_OPTIONS)
-
-
-def _has_rounds(method: str) -> bool:
-  # An unknown method is refused elsewhere.
-  name, _ = method_parts(method)
-  return name not in METHODS or METHODS[name]().exchanged != "gradient"
-
-
-def _has_low_rank(codec: str) -> bool:
-  return "low_rank" in dict(split_links(codec))
-
-
-_DEVICES = "mesh.num_stages*num_data_shards"
-# Fields that only some runs read, with the field that decides and which of its
-# values do.
-_READ_IF: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-  "data.glob": ("data.source", _reads("glob")),
-  "data.mix": ("data.source", _reads("glob")),
-  "data.text_field": ("data.source", _reads("text_field")),
-  "data.validation_fraction": ("data.source", _reads("validation_fraction")),
-  "data.judge_fraction": ("data.source", _reads("judge_fraction")),
-  "data.tokenizer": ("data.source", _reads("tokenizer")),
-  "data.vocab_size": ("data.tokenizer", lambda name: name == "bpe"),
-  "data.end_of_text": (
-    "data.tokenizer",
-    lambda name: name not in ("bytes", "bpe"),
-  ),
-  "model.rope_base": ("model.positions", lambda kind: kind != "learned"),
-  "model.remat": (_DEVICES, lambda count: count == 1),
-  "lora.alpha": ("lora.rank", bool),
-  "lora.products": ("lora.rank", bool),
-  "inner.final_fraction": ("inner.schedule", lambda name: name != "constant"),
-  **{
-    f"{section}.{option}": (f"{section}.optimizer", _takes(option))
-    for section in ("inner", "outer")
-    for option in ALL_OPTIONS
-  },
-  "outer.optimizer": ("sync.method", _has_rounds),
-  "outer.learning_rate": ("sync.method", _has_rounds),
-  "exchange.feedback": ("exchange.codec", lambda codec: codec != "float32"),
-  "exchange.keep_unsent": ("exchange.codec", lambda codec: codec != "float32"),
-  "exchange.against": ("exchange.feedback", bool),
-  "exchange.max_norm_ratio": ("sync.method", _has_rounds),
-  **{
-    f"meet.{field.name}": ("exchange.collective", lambda how: how == MAILBOX)
-    for field in dataclasses.fields(MeetConfig)
-  },
-  "adaptive.mode": ("exchange.codec", _has_low_rank),
-  "adaptive.energy": ("exchange.codec", _has_low_rank),
-  "adaptive.window_rounds": ("adaptive.mode", lambda mode: mode != "off"),
-  "mesh.pipeline": ("mesh.num_stages", lambda count: count > 1),
-  "mesh.remat": (_DEVICES, lambda count: count > 1),
-}
+  messages = {}
+  for path, default in defaults.items():
+    read_if = facts[path].read_if
+    if read_if is None or values[path] == default:
+      continue
+    decided = deciding[read_if.field]
+    if not read_if.holds(decided):
+      messages[path] = (
+        f"{path}={values[path]!r} would be ignored, as {read_if.field}="
+        f"{decided!r} does not read it: change one of them"
+      )
+  return messages

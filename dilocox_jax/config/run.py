@@ -7,7 +7,7 @@ where they are used and are no fields.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dilocox_jax.checks import (
@@ -20,28 +20,14 @@ from dilocox_jax.checks import (
 from dilocox_jax.codecs.named import split_links
 from dilocox_jax.config import sections
 from dilocox_jax.config.recipes import DEFAULTS, resolved, unread_fields
+from dilocox_jax.field_facts import Facts, facts_of
 from dilocox_jax.plan.choices import check_splash_length, loaded
-from dilocox_jax.plan.collective import MAILBOX
+from dilocox_jax.plan.collectives import MAILBOX
 from dilocox_jax.plan.model.adapters import Lora
 from dilocox_jax.plan.model.division import Division, StageLayers
 from dilocox_jax.plan.pipeline import Pipeline
 from dilocox_jax.plan.schedule.fragments import Fragments, Shapes, stacked_shape
 from dilocox_jax.plan.schedule.methods import with_interval
-
-# Fields that may differ when a run is resumed. They do not change its results,
-# only what is recorded or which devices compute it.
-FREE_ON_RESUME = (
-  "evaluation.interval_steps",
-  "checkpoint.interval_steps",
-  "checkpoint.keep",
-  "mesh.layout",
-  "mesh.num_data_shards",
-  "mesh.num_stages",
-  "mesh.pipeline",
-  "mesh.remat",
-  "mesh.outer_memory",
-  "mesh.exchange_dispatch",
-)
 
 LARGEST_COUNT = 2**31 - 1  # Steps are counted in 32 bits, with a sign.
 LARGEST_SEED = 2**32 - 1  # jax.random.key drops the bits above the 32nd.
@@ -116,7 +102,10 @@ class RunConfig:
     self._check_membership()
     if self.meets:
       self._check_meeting()
-    for message in unread_fields(flat(self.to_mapping()), _defaults()).values():
+    messages = unread_fields(
+      flat(self.to_mapping()), _defaults(), field_facts()
+    )
+    for message in messages.values():
       raise ValueError(message)
 
   def _check_sizes(self) -> None:
@@ -131,7 +120,7 @@ class RunConfig:
   def _resolve(self) -> None:
     """Puts values in the place of all that is left to the method."""
     given = self.to_mapping()
-    values = resolved(flat(given))
+    values = resolved(flat(given), field_facts())
     for name, section in given.items():
       if isinstance(section, dict):
         filled = {field: values[f"{name}.{field}"] for field in section}
@@ -152,11 +141,19 @@ class RunConfig:
 
   def _check_collective(self) -> None:
     # Loaded here, because it loads JAX, which `--help` needs not wait for.
-    from dilocox_jax.aggregators.collectives import chosen_collective
+    from dilocox_jax.aggregators.collective import chosen_collective
 
-    if self.meets:
-      return
-    chosen_collective(self.exchange.named_codec, self.exchange.collective, 2)
+    exchange = self.exchange
+    any_number = 2  # Of replicas: it only decides what "auto" stands for.
+    chosen = chosen_collective(
+      exchange.named_codec, exchange.collective, any_number
+    )
+    require(
+      chosen.is_shared or self.sync.named.exchanged == "pseudo_gradient",
+      f"collective={exchange.collective!r} gives each replica another mean, "
+      f"but sync.method={self.sync.method!r} trains one model on mean "
+      "gradients: take 'auto', or a method with rounds such as diloco",
+    )
 
   def _check_mesh(self) -> None:
     divisor = self.inner.accumulate_steps * self.mesh.num_data_shards
@@ -358,16 +355,40 @@ def _unfit(config: RunConfig, others: Mapping[str, bool]) -> str:
   return next((reason for reason, is_so in reasons.items() if is_so), "")
 
 
+def _fields() -> Iterator[tuple[str, dataclasses.Field]]:
+  """Yields the fields of all sections, each with its dotted name."""
+  for section in dataclasses.fields(RunConfig):
+    if dataclasses.is_dataclass(section.default):
+      for field in dataclasses.fields(section.default):
+        yield f"{section.name}.{field.name}", field
+
+
 @functools.cache
 def _defaults() -> dict[str, Any]:
   """Default values of all fields of all sections, by their dotted names."""
-  fields = dataclasses.fields(RunConfig)
-  return {
-    f"{section.name}.{field.name}": field.default
-    for section in fields
-    if dataclasses.is_dataclass(section.default)
-    for field in dataclasses.fields(section.default)
-  } | dict(DEFAULTS)
+  return {path: field.default for path, field in _fields()} | dict(DEFAULTS)
+
+
+@functools.cache
+def field_facts() -> dict[str, Facts]:
+  """Returns what is true of the fields of all sections, by dotted names."""
+  return {path: facts_of(field) for path, field in _fields()}
+
+
+def free_on_resume() -> tuple[str, ...]:
+  """Returns the dotted names of fields that may change on resume."""
+  facts = field_facts().items()
+  return tuple(path for path, fact in facts if fact.is_free_on_resume)
+
+
+def may_differ() -> tuple[str, ...]:
+  """Returns the fields in which programs of one run may differ.
+
+  They are programs that have one replica each. What a replica reads of the text
+  is compared by its digest, and weights make up for another batch size.
+  """
+  facts = field_facts().items()
+  return tuple(path for path, fact in facts if fact.may_differ)
 
 
 from_mapping = RunConfig.from_mapping

@@ -12,16 +12,25 @@ import math
 import typing
 from typing import Any
 
-from dilocox_jax.checks import check_limits, in_front, limited, require
-from dilocox_jax.codecs.named import named_codec
+from dilocox_jax.checks import (
+  check_limits,
+  in_front,
+  limited,
+  one_of,
+  require,
+)
+from dilocox_jax.codecs.named import named_codec, split_links
+from dilocox_jax.data import sources
+from dilocox_jax.field_facts import ReadIf, setting
 from dilocox_jax.plan import choices
 from dilocox_jax.plan.adaptive import MODES
-from dilocox_jax.plan.collective import COLLECTIVES, MAILBOX
+from dilocox_jax.plan.collectives import MAILBOX, collective_names
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.pipeline import PIPELINES
 from dilocox_jax.plan.schedule import membership
 from dilocox_jax.plan.schedule.methods import (
+  METHODS,
   Method,
   method_parts,
   named_method,
@@ -38,6 +47,42 @@ if typing.TYPE_CHECKING:
   OfMethod = typing.Annotated[Value, "None until a run's config is built"]
 else:
   OfMethod = typing.Optional
+
+
+# Number of devices of a replica, which decides as a field does.
+DEVICES = "mesh.num_stages*num_data_shards"
+
+
+def _reads(part: str) -> ReadIf:
+  """The source of the text reads a setting, e.g. a glob."""
+  return ReadIf("data.source", lambda source: sources.reads(source, part))
+
+
+def _takes(section: str, option: str) -> ReadIf:
+  """The optimizer of a section takes an option."""
+  # An optimizer that is not in the table may have any of them.
+  return ReadIf(
+    f"{section}.optimizer",
+    lambda name: (
+      option in choices.OPTIMIZER_OPTIONS.get(name, choices.ALL_OPTIONS)
+    ),
+  )
+
+
+def _method_has_rounds(method: str) -> bool:
+  # An unknown method is refused elsewhere.
+  name, _ = method_parts(method)
+  return name not in METHODS or METHODS[name]().exchanged != "gradient"
+
+
+def _codec_has_low_rank(codec: str) -> bool:
+  return "low_rank" in dict(split_links(codec))
+
+
+HAS_ROUNDS = ReadIf("sync.method", _method_has_rounds)
+LOSES_VALUES = ReadIf("exchange.codec", lambda codec: codec != "float32")
+HAS_LOW_RANK = ReadIf("exchange.codec", _codec_has_low_rank)
+USES_MAILBOX = ReadIf("exchange.collective", lambda name: name == MAILBOX)
 
 
 class Section:
@@ -58,29 +103,43 @@ class DataConfig(Section):
   """The text that replicas are trained on."""
 
   # stdlib (Python's library), text_files, shards, synthetic.
-  source: str = "stdlib"
+  source: str = setting("stdlib", may_differ=True)
   # text_files: pattern of the files, e.g. "notes/**/*.txt". Several, joined by
   # ";", are the parts of the text. shards: their folder.
-  glob: str = ""
-  text_field: str = "text"  # Field of a JSON line that has the text.
+  glob: str = setting("", read_if=_reads("glob"), may_differ=True)
+  # Field of a JSON line that has the text.
+  text_field: str = setting("text", read_if=_reads("text_field"))
   # bytes, bpe (trained on the text), or a tokenizer.json.
-  tokenizer: str = "bytes"
-  vocab_size: int = limited(1024, at_least=257)  # bpe: number of tokens.
+  tokenizer: str = setting("bytes", read_if=_reads("tokenizer"))
+  # bpe: number of tokens.
+  vocab_size: int = setting(
+    1024,
+    at_least=257,
+    read_if=ReadIf("data.tokenizer", lambda name: name == "bpe"),
+  )
   # A file: token between documents; "": a known one, as <|endoftext|> or </s>.
-  end_of_text: str = ""
+  end_of_text: str = setting(
+    "",
+    read_if=ReadIf("data.tokenizer", lambda name: name not in ("bytes", "bpe")),
+  )
   # Whether a token reads only its own document. A sequence is cut from the text
   # anywhere, so it may hold several.
   document_masks: bool = False
   # Share of the files that is held out for validation.
-  validation_fraction: float = limited(0.05, above=0, below=1)
+  validation_fraction: float = setting(
+    0.05, above=0, below=1, read_if=_reads("validation_fraction")
+  )
   # Share of those that judge: only the last evaluation reads them, so no
   # setting is chosen by them.
-  judge_fraction: float = limited(0.0, at_least=0, below=1)
+  judge_fraction: float = setting(
+    0.0, at_least=0, below=1, read_if=_reads("judge_fraction")
+  )
   # Which parts replicas read: "" (all the same), own (replica m reads part m),
   # weights of the parts, e.g. "0.7,0.3", or such weights for each replica, e.g.
   # "0.9,0.1;0.1,0.9".
-  mix: str = ""
-  batch_size: int = limited(8, at_least=1)  # Sequences of a replica's step.
+  mix: str = setting("", read_if=_reads("glob"))
+  # Sequences of a replica's step.
+  batch_size: int = setting(8, at_least=1, may_differ=True)
   sequence_length: int = limited(128, at_least=1)  # Tokens that it predicts.
 
 
@@ -104,24 +163,45 @@ class ModelConfig(Section):
   head_dim: int | None = None  # Width of a head; 0: model_dim / num_heads.
   positions: str | None = None  # rope (rotary) or learned.
   num_positions: int | None = None  # learned: longest sequence.
-  rope_base: float | None = None  # rope: base of the angles.
+  # rope: base of the angles.
+  rope_base: float | None = setting(
+    None,
+    read_if=ReadIf("model.positions", lambda kind: kind != "learned"),
+  )
   norm: str | None = None  # rms, or layer (with a bias).
   norm_epsilon: float | None = None  # Added below the root of a norm.
   biases: str | None = None  # Projections with a bias: none, qkv or all.
   # The next five are left to the devices by default (`config.platforms`).
   # float32 or bfloat16, for activations. Parameters are always float32.
-  compute_dtype: str = limited("auto", choices=choices.COMPUTE_DTYPES)
+  compute_dtype: str = setting(
+    "auto", choices=choices.COMPUTE_DTYPES, is_left_to_device=True
+  )
   # Blocks in one step of the scan; 0 takes all (fast, slow to compile).
-  scan_unroll: int | None = limited(None, at_least=0)
+  scan_unroll: int | None = setting(
+    None, at_least=0, may_differ=True, is_left_to_device=True
+  )
   # plain (weights of the whole sequence at once), blockwise (of some queries at
   # a time), cudnn (NVIDIA) or splash (TPU).
-  attention: str = limited("auto", choices=choices.ATTENTIONS)
+  attention: str = setting(
+    "auto",
+    choices=choices.ATTENTIONS,
+    may_differ=True,
+    is_left_to_device=True,
+  )
   # What a backward computes again, for replicas of one device: none, dots (all
   # except matrix products) or full. Pipelines have mesh.remat. A model that is
   # handed in is computed again as a whole, and with "auto" nothing of it.
-  remat: str = limited("auto", choices=("auto", *choices.REMATS))
+  remat: str = setting(
+    "auto",
+    choices=("auto", *choices.REMATS),
+    read_if=ReadIf(DEVICES, lambda count: count == 1),
+    may_differ=True,
+    is_left_to_device=True,
+  )
   # Tokens whose logits are in memory together; 0 takes all of a batch.
-  loss_chunk_tokens: int | None = limited(None, at_least=0)
+  loss_chunk_tokens: int | None = setting(
+    None, at_least=0, may_differ=True, is_left_to_device=True
+  )
   # Weight of log(sum(exp(logits)))^2 in the training loss. A negative weight
   # would reward large logits.
   z_loss: float = limited(0.0, at_least=0)
@@ -176,20 +256,30 @@ class InnerConfig(Section):
   # the run, and at most 50.
   warmup_steps: OfMethod[int] = OF_METHOD
   # Last learning rate divided by the highest one.
-  final_fraction: float = limited(0.05, at_least=0, at_most=1)
+  final_fraction: float = setting(
+    0.05,
+    at_least=0,
+    at_most=1,
+    read_if=ReadIf("inner.schedule", lambda name: name != "constant"),
+  )
   # Largest norm of a gradient; 0 turns clipping off. A negative limit would
   # reverse every gradient.
   clip_norm: float = limited(1.0, at_least=0)
   # Number of micro-batches that the batch of an inner step is divided into.
-  accumulate_steps: int = limited(1, at_least=1)
+  accumulate_steps: int = setting(1, at_least=1, may_differ=True)
   # Decay of the first moment; 1 would make the first update infinite.
-  b1: float = limited(0.9, at_least=0, below=1)
-  b2: float = limited(0.95, at_least=0, below=1)  # Of the second moment.
+  b1: float = setting(0.9, at_least=0, below=1, read_if=_takes("inner", "b1"))
+  # Decay of the second moment.
+  b2: float = setting(0.95, at_least=0, below=1, read_if=_takes("inner", "b2"))
   # Share of a parameter that a step removes, times the learning rate.
-  weight_decay: float = limited(0.1, at_least=0)
+  weight_decay: float = setting(
+    0.1, at_least=0, read_if=_takes("inner", "weight_decay")
+  )
   # Only optimizers with a momentum read it, such as sgd and muon. With 0 it is
   # the optimizer's own: 0.95 for muon, none for sgd.
-  momentum: float = limited(0.0, at_least=0, below=1)
+  momentum: float = setting(
+    0.0, at_least=0, below=1, read_if=_takes("inner", "momentum")
+  )
 
   @property
   def changed_options(self) -> list[str]:
@@ -205,24 +295,45 @@ class MeshConfig(Section):
   # M: copies of the model that train on their own.
   num_replicas: int = limited(2, at_least=1)
   # stacked (all replicas on one device) or mesh (each has its own devices).
-  layout: str = limited("stacked", choices=choices.LAYOUTS)
+  layout: str = setting(
+    "stacked", choices=choices.LAYOUTS, is_free_on_resume=True
+  )
   # How stacked replicas run: map (one by one, good on CPU), vmap (together,
   # good on GPU) or auto (by the device).
-  stacked_by: str = limited("auto", choices=choices.STACKED_BY)
+  stacked_by: str = setting(
+    "auto",
+    choices=choices.STACKED_BY,
+    may_differ=True,
+    is_left_to_device=True,
+  )
   # Number of devices that share the work of a stage.
-  num_data_shards: int = limited(1, at_least=1)
+  num_data_shards: int = setting(1, at_least=1, is_free_on_resume=True)
   # Number of pipeline stages of a replica.
-  num_stages: int = limited(1, at_least=1)
+  num_stages: int = setting(1, at_least=1, is_free_on_resume=True)
   # Pipeline schedule: gpipe or 1f1b.
-  pipeline: str = limited("1f1b", choices=PIPELINES)
+  pipeline: str = setting(
+    "1f1b",
+    choices=PIPELINES,
+    read_if=ReadIf("mesh.num_stages", lambda count: count > 1),
+    is_free_on_resume=True,
+  )
   # What a backward of a divided replica computes again: none, dots (all except
   # matrix products) or full (everything).
-  remat: str = limited("dots", choices=choices.REMATS)
+  remat: str = setting(
+    "dots",
+    choices=choices.REMATS,
+    read_if=ReadIf(DEVICES, lambda count: count > 1),
+    is_free_on_resume=True,
+  )
   # Memory of the outer state: device or pinned_host.
-  outer_memory: str = limited("device", choices=choices.MEMORIES)
+  outer_memory: str = setting(
+    "device", choices=choices.MEMORIES, is_free_on_resume=True
+  )
   # What starts a delayed exchange: round (a window's program), thread (a
   # second thread, so that CPUs overlap it) or auto (thread where it is needed).
-  exchange_dispatch: str = limited("auto", choices=choices.DISPATCHES)
+  exchange_dispatch: str = setting(
+    "auto", choices=choices.DISPATCHES, is_free_on_resume=True
+  )
 
   def __post_init__(self):
     super().__post_init__()
@@ -244,9 +355,9 @@ class EvaluationConfig(Section):
   """Validation during the run and at its end."""
 
   # Inner steps between two validations; 0 validates at the end only.
-  interval_steps: int = limited(150, at_least=0)
+  interval_steps: int = setting(150, at_least=0, is_free_on_resume=True)
   # Number of sequences that one validation reads; 0 reads all tokens.
-  num_sequences: int = limited(128, at_least=0)
+  num_sequences: int = setting(128, at_least=0, may_differ=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,11 +366,12 @@ class CheckpointConfig(Section):
 
   # Inner steps between two checkpoints. When they are over, the checkpoint is
   # saved at the end of the current round.
-  interval_steps: int = limited(150, at_least=1)
-  keep: int = limited(2, at_least=1)  # Number of newest checkpoints to keep.
+  interval_steps: int = setting(150, at_least=1, is_free_on_resume=True)
+  # Number of newest checkpoints to keep.
+  keep: int = setting(2, at_least=1, is_free_on_resume=True)
   # Run directory, or folder of a checkpoint of OPT, Llama or Qwen2, whose
   # parameters this run starts from; "" starts anew.
-  init_from: str = ""
+  init_from: str = setting("", may_differ=True)
 
 
 # Fields of `SyncConfig` that are settings of methods.
@@ -347,24 +459,34 @@ class ExchangeConfig(Section):
   # Codec of what is sent: names joined by "+", each with its settings behind
   # it, e.g. float32, int(bits=1) or low_rank(rank=16)+int(bits=4).
   codec: OfMethod[str] = OF_METHOD
-  # auto, all_reduce, all_gather or reduce_scatter; mailbox, which --meet sets,
-  # if replicas are programs of their own that meet in a store.
-  collective: str = limited("auto", choices=(*COLLECTIVES, MAILBOX))
+  # auto, all_reduce, all_gather or reduce_scatter; pairs, if each replica
+  # averages with one other at a time; mailbox, which --meet sets, if replicas
+  # are programs of their own that meet in a store.
+  collective: str = "auto"
   # Share of what the codec lost that a replica keeps as a residual and adds to
   # what it sends next, 0 (none) to 1 (all).
-  feedback: OfMethod[float] = limited(OF_METHOD, at_least=0, at_most=1)
+  feedback: OfMethod[float] = setting(
+    OF_METHOD, at_least=0, at_most=1, read_if=LOSES_VALUES
+  )
   # Whether a replica keeps the lost part of its progress in its parameters.
-  keep_unsent: bool = False
+  keep_unsent: bool = setting(False, read_if=LOSES_VALUES)
   # What a residual is measured against: own (the replica's message as the
   # others decode it) or mean (the average that comes back).
-  against: str = limited("own", choices=choices.REFERENCES)
+  against: str = setting(
+    "own",
+    choices=choices.REFERENCES,
+    read_if=ReadIf("exchange.feedback", bool),
+  )
   # How many times the usual norm a replica's values may have, or all leave it
   # out. None: 5 if replicas meet in a store. In one runtime none are compared
   # then, because it costs a small message that everybody waits for.
-  max_norm_ratio: float | None = limited(None, above=1, below=math.inf)
+  max_norm_ratio: float | None = setting(
+    None, above=1, below=math.inf, read_if=HAS_ROUNDS
+  )
 
   def __post_init__(self):
     super().__post_init__()
+    one_of("exchange.collective", self.collective, collective_names())
     if self.codec is not OF_METHOD:
       _ = self.named_codec
     require(
@@ -385,15 +507,17 @@ class MeetConfig(Section):
   """When replicas that meet in a store go on, and what they keep there."""
 
   # Messages without which no event is settled.
-  quorum: int = limited(1, at_least=1)
+  quorum: int = setting(1, at_least=1, read_if=USES_MAILBOX)
   # Seconds that a replica waits for those who are expected.
-  grace_s: float = limited(60.0, above=0, below=math.inf)
+  grace_s: float = setting(60.0, above=0, below=math.inf, read_if=USES_MAILBOX)
   # Events between two snapshots of the shared state, at least: each replica
   # also sends as many bytes as a snapshot has.
-  snapshot_every: int = limited(64, at_least=1)
+  snapshot_every: int = setting(64, at_least=1, read_if=USES_MAILBOX)
   # How many times the usual norm a message may have and still keep its full
   # weight. A larger one weighs less (`meeting.manifest`).
-  full_weight_ratio: float = limited(1.0, at_least=1, below=math.inf)
+  full_weight_ratio: float = setting(
+    1.0, at_least=1, below=math.inf, read_if=USES_MAILBOX
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -401,23 +525,33 @@ class AdaptiveConfig(Section):
   """How ranks and H follow the measured rank of the averaged update."""
 
   # What adapts: off (nothing), rank, or rank_and_interval (rank and H).
-  mode: OfMethod[str] = limited(OF_METHOD, choices=MODES)
+  mode: OfMethod[str] = setting(OF_METHOD, choices=MODES, read_if=HAS_LOW_RANK)
   # Number of rounds that are measured before each choice.
-  window_rounds: int = limited(5, at_least=1)
+  window_rounds: int = setting(
+    5,
+    at_least=1,
+    read_if=ReadIf("adaptive.mode", lambda mode: mode != "off"),
+  )
   # Share of the squared norm that the chosen rank must hold.
-  energy: float = limited(0.95, above=0, at_most=1)
+  energy: float = setting(0.95, above=0, at_most=1, read_if=HAS_LOW_RANK)
 
 
 @dataclasses.dataclass(frozen=True)
 class OuterConfig(Section):
   """The optimizer of the outer parameters."""
 
-  optimizer: str = "sgd"  # Name of an optax optimizer.
+  # Name of an optax optimizer.
+  optimizer: str = setting("sgd", read_if=HAS_ROUNDS)
   # Learning rate of the outer step; 1 and no momentum go to the mean.
-  learning_rate: OfMethod[float] = limited(OF_METHOD, above=0, below=math.inf)
+  learning_rate: OfMethod[float] = setting(
+    OF_METHOD, above=0, below=math.inf, read_if=HAS_ROUNDS
+  )
   # Momentum of the outer step.
-  momentum: OfMethod[float] = limited(OF_METHOD, at_least=0, at_most=1)
-  nesterov: bool = True  # Whether that momentum looks ahead.
+  momentum: OfMethod[float] = setting(
+    OF_METHOD, at_least=0, at_most=1, read_if=_takes("outer", "momentum")
+  )
+  # Whether that momentum looks ahead.
+  nesterov: bool = setting(True, read_if=_takes("outer", "nesterov"))
   # Keep an average of the outer parameters, in which round t has about the
   # weight t^average_power (`outer.average`); 0: keep the newest.
   average_power: OfMethod[float] = limited(

@@ -9,7 +9,7 @@ config (`training.adaptive_controller`).
 
 import dataclasses
 
-from dilocox_jax.aggregators.collectives import Traffic
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.config import RunConfig
@@ -62,12 +62,15 @@ def traffic(config: RunConfig, shapes: Shapes | None = None) -> Traffic:
     config: Config of the run.
     shapes: Shape of every parameter by path; None takes those of the config.
   """
+  exchange = config.exchange
+  # Replicas that meet in a store compare norms by what their messages say.
+  compares_norms = exchange.max_norm_ratio is not None and not config.meets
   return Traffic(
-    config.sync.named,
-    config.fragments,
-    config.trained_shapes if shapes is None else shapes,
-    config.mesh.num_replicas,
-    codec(config),
-    config.exchange.collective,
-    not config.meets and config.exchange.max_norm_ratio is not None,
+    method=config.sync.named,
+    fragments=config.fragments,
+    shapes=config.trained_shapes if shapes is None else shapes,
+    num_replicas=config.mesh.num_replicas,
+    codec=codec(config),
+    collective=exchange.collective,
+    compares_norms=compares_norms,
   )

@@ -135,7 +135,7 @@ def on_whole_layers(update: Update) -> Update:
     if division.num_devices == 1:
       return update(updates, state, params)
     given = updates, state, params
-    specs = _specs(division, given)
+    specs = specs_of(division, given)
 
     def local(*parts: Tree) -> tuple[Tree, Tree]:
       whole = jax.tree.map(_swapped, parts, specs)
@@ -148,7 +148,14 @@ def on_whole_layers(update: Update) -> Update:
   return mapped
 
 
-def _specs(division: Division, trees: Tree) -> Tree:
+def specs_of(division: Division, trees: Tree) -> Tree:
+  """Returns the spec of every leaf, a tree like `trees`.
+
+  Args:
+    division: How a replica's arrays are divided among its devices.
+    trees: Trees of arrays.
+  """
+
   def spec(path: Any, leaf: Array) -> Spec:
     return division.spec(path_name(path), leaf.shape)
 

@@ -76,7 +76,7 @@ def start(
     LostProcessError: If not all processes came.
   """
   # A program runs in the thread that dispatches it. Otherwise an exchange in a
-  # thread of its own (`outer.lone_exchange`) would take one of XLA's threads,
+  # thread of its own (`rounds.lone_exchange`) would take one of XLA's threads,
   # of which a process may have few, and the inner steps might wait for it.
   jax.config.update("jax_cpu_enable_async_dispatch", False)
   # Its handler would take SIGTERM from the run's own (`stop_signals`).

@@ -23,6 +23,7 @@ from dilocox_jax.distributed.local_map import (
   INNER_AXES,
   map_over_devices,
   partition,
+  specs_of,
 )
 from dilocox_jax.inner.pipeline_stage import CutModel, PipelinedLoss
 from dilocox_jax.inner.step import Gradient, Loss
@@ -220,10 +221,9 @@ def _layout(
     del leaf
     return (STAGE_AXIS,) if path_name(path) in divided_tables else INNER_AXES
 
-  each_leaf = jax.tree_util.tree_map_with_path
-  specs = each_leaf(lambda p, x: division.spec(path_name(p), x.shape), params)
+  specs = specs_of(division, params)
   partitions = jax.tree.map(lambda _, at: partition(at), params, specs)
-  return specs, each_leaf(axes, params), partitions
+  return specs, jax.tree_util.tree_map_with_path(axes, params), partitions
 
 
 def _dimension(spec: Spec, axis: str) -> int | None:

@@ -15,7 +15,7 @@ from dilocox_jax.trees import Scalar, Tree
 
 # (params, batch) -> mean loss, and -> (mean loss, gradients).
 Loss = Callable[[Tree, Tree], Scalar]
-Gradient = Callable[[Tree, Tree], tuple[Scalar, Tree]]
+Gradient = Callable[..., tuple[Scalar, Tree]]
 
 
 def accumulated_gradient(loss: Loss, accumulate_steps: int = 1) -> Gradient:
@@ -61,7 +61,8 @@ def inner_step(
   """Builds the inner step that a round repeats H times.
 
   Args:
-    gradient: (params, batch) -> (loss, gradients).
+    gradient: (params, batch) -> (loss, gradients). What else the step is given
+      by name, such as `frozen`, the gradient is given too.
     optimizer: Inner optimizer.
 
   Returns:
@@ -69,8 +70,8 @@ def inner_step(
     gradient norm)). The norm is taken before the optimizer clips.
   """
 
-  def step(params: Tree, state: Tree, batch: Tree):
-    loss, gradients = gradient(params, batch)
+  def step(params: Tree, state: Tree, batch: Tree, **others: Tree):
+    loss, gradients = gradient(params, batch, **others)
     updates, state = optimizer.update(gradients, state, params)
     params = optax.apply_updates(params, updates)
     return params, state, (loss, optax.tree.norm(gradients))

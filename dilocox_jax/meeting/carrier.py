@@ -1,7 +1,7 @@
 """Carries the exchanges of one replica's rounds through a mailbox.
 
 Rounds ask it for one exchange after the other: what one turn sends goes in,
-and what has come of all who are listed comes out (`outer.lone_exchange`).
+and what has come of all who are listed comes out (`rounds.lone_exchange`).
 """
 
 import atexit

@@ -15,45 +15,27 @@ Example: a pseudo-gradient in one dimension, with H = 4, tau = 2, rule
     step 6   apply     theta becomes 10 - 1.5 = 8.5
                        w becomes 8.4 + (8.5 - 10) + 1 = 7.9: the outer
                        parameters plus the 0.6 of progress in steps 5 and 6
-
-How far replicas have drifted apart follows from two scalars per replica. The
-cosine of every pair would need all pseudo-gradients in one place, which would
-cost a second exchange. But the sum over all pairs follows from the mean, which
-the exchange has already computed. With the pseudo-gradient d_i that replica i
-has sent, as the others decode it:
-
-    |sum_i d_i|^2 = sum_i |d_i|^2 + sum_{i != j} d_i . d_j
-    sum_{i != j} d_i . d_j = M^2 |mean|^2 - sum_i |d_i|^2
-
-For example d_1 = (3, 0) and d_2 = (0, 4): the mean is (1.5, 2) with a squared
-norm of 6.25, and 4 * 6.25 - (9 + 16) = 0, so d_1 and d_2 are orthogonal. The
-same sum over |d_i| |d_j| is (3 + 4)^2 - 25 = 24, and the mean cosine is
-0 / 24 = 0.
-
-The replicas do not add up their scalars in the program, since that would cost
-one more message on the slow link. Each replica reports its scalars together
-with its losses, and the host adds them up (`disagreement`).
 """
 
 import dataclasses
 import functools
-import math
 from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from numpy.typing import ArrayLike
 
+from dilocox_jax.aggregator import Aggregator
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.outer.average import check_outermost
+from dilocox_jax.outer.drift import squared_norm
 from dilocox_jax.outer.rules import ApplyRule, ExchangeResult
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.schedule.methods import RULES, Method
-from dilocox_jax.trees import Aggregator, Pausing, Scalar, Tree, without_pauses
+from dilocox_jax.trees import Array, Scalar, Tree
+from dilocox_jax.turns import Pausing, without_pauses
 
 
 class FragmentState(NamedTuple):
@@ -61,7 +43,7 @@ class FragmentState(NamedTuple):
 
   Attributes:
     params: Outer parameters of the fragment. All replicas share them, unless
-      the rule gives each its own (`ApplyRule.is_shared`).
+      each has its own (`OuterStep.is_shared`).
     optimizer: State of the outer optimizer, shared like `params`.
     exchange: State of the aggregator. Codec state is shared by all replicas.
       Each replica has its own residual.
@@ -116,11 +98,6 @@ class OuterStep:
       f"overlap_steps={schedule.sync_interval} instead of "
       f"{schedule.overlap_steps}",
     )
-    require(
-      rule.is_shared or not self.is_carried,
-      f"rule={name!r} gives each replica outer parameters of its own, which "
-      "replicas that meet in a store cannot have: take rule 'continue'",
-    )
 
   @functools.cached_property
   def rule(self) -> ApplyRule:
@@ -128,14 +105,18 @@ class OuterStep:
     return loaded(RULES[self.method.rule].build)(self.method, self.axis_name)
 
   @property
-  def is_carried(self) -> bool:
-    """Whether the host carries the messages (`carried`)."""
-    return self.aggregator.carrier is not None
+  def is_shared(self) -> bool:
+    """Whether all replicas have the same outer parameters.
+
+    They have their own if the rule says so, or if the exchange gives each
+    replica a mean of its own.
+    """
+    return self.rule.is_shared and self.aggregator.is_shared
 
   @property
   def axes(self) -> FragmentState:
     """Replica axes of the state as a tree prefix: 0, or None where shared."""
-    shared: Any = None if self.rule.is_shared else 0
+    shared: Any = None if self.is_shared else 0
     per_replica: Any = 0
     return FragmentState(shared, shared, self.aggregator.axes, per_replica)
 
@@ -187,12 +168,21 @@ class OuterStep:
       own: This replica's pseudo-gradient.
       weight: Factor of it in the mean, as in `exchange`.
     """
-    given = own if weight is None else _weighted(own, weight)
-    mean, sent, kept = yield from self.aggregator.paused(
-      given, state.exchange, state.params
+    values = own if weight is None else _weighted(own, weight)
+    averaged = yield from self.aggregator.paused(
+      values, state.exchange, state.params
     )
-    observed = dict(self.aggregator.observe(kept))
-    return ExchangeResult(mean, own, sent, observed, weight), kept
+    retained = averaged.retained
+    if retained is not None and weight is not None:
+      retained = _unweighted(retained, weight)
+    result = ExchangeResult(
+      mean=averaged.mean,
+      own=own,
+      sent=averaged.sent,
+      retained=retained,
+      observed=dict(self.aggregator.observe(averaged.state)),
+    )
+    return result, averaged.state
 
   def apply(
     self, state: FragmentState, inner: Tree, result: ExchangeResult, fresh: Tree
@@ -208,6 +198,10 @@ class OuterStep:
 
     Returns:
       The new state and the replica's new parameters.
+
+    Raises:
+      ValueError: If the exchange leaves something with the replica, which the
+        rule would count twice.
     """
     old = state.params
     gradient = self.rule.gradient(result, fresh)
@@ -215,16 +209,48 @@ class OuterStep:
     updates, optimizer = self.optimizer.update(gradient, state.optimizer, old)
     new = optax.apply_updates(old, updates)
     inner = self.rule.rejoin(inner, old, new, result.own)
-    if self.aggregator.keep_unsent:
+    if result.retained is not None:
+      require(
+        self.method.can_keep_unsent,
+        "keep_unsent=True needs replicas that go on from the outer parameters "
+        f"at once, or rule 'continue', not {self.method.rule!r} with "
+        f"overlap_steps={self.method.schedule.overlap_steps}: take feedback",
+      )
       # A pseudo-gradient is parameters before minus parameters after, so the
-      # progress that was not sent is -(own - sent).
-      unsent = result.unsent
-      if self.aggregator.is_screened:
-        is_in = squared_norm(result.sent) > 0
-        unsent = jax.tree.map(lambda x: jnp.where(is_in, x, 0), unsent)
-      inner = jax.tree.map(jnp.subtract, inner, unsent)
+      # progress that was not sent is minus what was retained.
+      inner = jax.tree.map(jnp.subtract, inner, result.retained)
     state = state._replace(params=new, optimizer=optimizer)
     return state, inner
+
+  def first_correction(self, params: Tree) -> Tree | None:
+    """Returns the correction with which a replica begins; None if none.
+
+    Args:
+      params: Parameters of one replica.
+    """
+    if self.rule.correct is None:
+      return None
+    return jax.tree.map(jnp.zeros_like, params)
+
+  def correct(self, correction: Tree, result: ExchangeResult) -> Tree:
+    """Returns the new correction of a fragment (`ApplyRule.correct`).
+
+    It stays as it was if the mean does not have this replica's part, because
+    its values were not finite or came too late: then the result does not say
+    how far the replica is from the others.
+
+    Args:
+      correction: The correction before, a tree like the fragment.
+      result: Result of the exchange.
+    """
+    assert self.rule.correct is not None, "the rule corrects nothing"
+    norm = squared_norm(result.sent)
+    is_counted = jnp.isfinite(norm) & (norm > 0)
+    return jax.tree.map(
+      lambda new, old: jnp.where(is_counted, new, old).astype(old.dtype),
+      self.rule.correct(correction, result),
+      correction,
+    )
 
 
 def nothing(params: Tree) -> ExchangeResult:
@@ -234,7 +260,7 @@ def nothing(params: Tree) -> ExchangeResult:
     params: Outer parameters of the fragment.
   """
   zeros = jax.tree.map(jnp.zeros_like, params)
-  return ExchangeResult(zeros, zeros, zeros)
+  return ExchangeResult(mean=zeros, own=zeros, sent=zeros)
 
 
 def _weighted(own: Tree, weight: Scalar) -> Tree:
@@ -247,96 +273,17 @@ def _weighted(own: Tree, weight: Scalar) -> Tree:
   return jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), own)
 
 
-class Drift(NamedTuple):
-  """Squared norms that a replica reports about one exchange of a fragment.
-
-  In the program of one replica the fields are scalars. Outside of it they are
-  arrays; `own_squared` and `apart_squared` then have a replica axis [M, ...].
-
-  Attributes:
-    own_squared: |sent|^2, where `sent` is the replica's part of the mean. It
-      is not finite if the replica's pseudo-gradient was not finite, in which
-      case the replica was left out of the mean.
-    apart_squared: |sent - mean|^2.
-    mean_squared: |mean|^2, the same for all replicas.
-    observed: Arrays that the aggregator wants recorded, by name.
-  """
-
-  own_squared: Any
-  apart_squared: Any
-  mean_squared: Any
-  observed: Any
-
-
-# Axis of the replicas in every field; None if there is none.
-DRIFT_AXES = Drift(0, 0, None, None)
-
-
-def squared_norm(tree: Tree) -> Scalar:
-  """Returns the sum of squares over all leaves, in at least fp32."""
-  leaves = jax.tree.leaves(tree)
-  dtypes = [leaf.dtype for leaf in leaves]
-  dtype = functools.reduce(np.promote_types, dtypes, np.dtype(np.float32))
-  squares = [jnp.sum(jnp.square(leaf.astype(dtype))) for leaf in leaves]
-  return sum(squares, start=jnp.zeros((), dtype))
-
-
-def measure_drift(result: ExchangeResult) -> Drift:
-  """Computes one replica's drift in an exchange, without sending anything."""
-  difference = jax.tree.map(jnp.subtract, result.sent, result.mean)
-  return Drift(
-    squared_norm(result.sent),
-    squared_norm(difference),
-    squared_norm(result.mean),
-    dict(result.observed or {}),
-  )
-
-
-class Disagreement(NamedTuple):
-  """Disagreement of the replicas about one fragment.
-
-  Attributes:
-    cosine: Mean cosine between two replicas' pseudo-gradients, weighted by the
-      product of their norms. It is None if no pair has a cosine (there is only
-      one replica, or at most one pseudo-gradient is not zero), or if there is
-      no mean of all replicas.
-    disagreement: Root mean square over replicas of |sent - mean|.
-    pseudo_gradient_norm: Norm of the mean pseudo-gradient.
-  """
-
-  cosine: float | None
-  disagreement: float
-  pseudo_gradient_norm: float
-
-
-def disagreement(
-  own_squared: ArrayLike, apart_squared: ArrayLike, mean_squared: ArrayLike
-) -> Disagreement:
-  """Computes the disagreement about one fragment from all replicas' scalars.
-
-  This runs on the host. The module's docstring has the formula of the cosine.
+def _unweighted(retained: Tree, weight: Scalar) -> Tree:
+  """Returns what stays with a replica, in the units of its own values.
 
   Args:
-    own_squared: Squared norm of what each replica sent, [M].
-    apart_squared: Squared distance from what it sent to the mean, [M].
-    mean_squared: Squared norm of the mean pseudo-gradient, a scalar.
-
-  Returns:
-    The mean cosine, the distance to the mean and the norm of the mean.
+    retained: What stays of values that were scaled by the weight.
+    weight: Factor of the values; 0 if the replica was left out, of which
+      nothing stays then.
   """
-  squared_norms = np.asarray(own_squared, np.float64)
-  num_replicas = squared_norms.size
-  squared_mean_norm = float(np.asarray(mean_squared, np.float64))
-  sum_of_squares = np.sum(squared_norms)
-  sum_of_norms = np.sum(np.sqrt(squared_norms))
-  with np.errstate(invalid="ignore", divide="ignore"):
-    # Both sums go over all pairs of different replicas, sum_{i != j}.
-    dot_products = num_replicas**2 * squared_mean_norm - sum_of_squares
-    norm_products = sum_of_norms**2 - sum_of_squares
-    cosine = dot_products / norm_products
-  has_cosine = num_replicas > 1 and np.isfinite(cosine)
-  return Disagreement(
-    float(cosine) if has_cosine else None,
-    math.sqrt(np.mean(np.asarray(apart_squared, np.float64))),
-    math.sqrt(squared_mean_norm),
-  )
+
+  def unscaled(leaf: Array) -> Array:
+    rest = leaf / weight.astype(leaf.dtype)
+    return jnp.where(weight > 0, rest, jnp.zeros_like(rest))
+
+  return jax.tree.map(unscaled, retained)

@@ -13,39 +13,25 @@ import jax
 import jax.numpy as jnp
 
 from dilocox_jax.plan.schedule.methods import Method
-from dilocox_jax.trees import Array, Scalar, Tree
+from dilocox_jax.trees import Array, Tree
 
 
 class ExchangeResult(NamedTuple):
   """Result of an exchange of one fragment.
 
   Attributes:
-    mean: Averaged pseudo-gradient, the same on all replicas.
+    mean: Averaged pseudo-gradient (`Averaged.mean`).
     own: Pseudo-gradient of this replica as it was measured.
     sent: What the other replicas received of `own`; a codec changes it.
+    retained: What of `own` stays in the replica's parameters; None: nothing.
     observed: Arrays that the aggregator wants recorded, by name; None: none.
-    weight: Factor of `own` in `sent` and in the mean; 0 if the replica was left
-      out of it, and None if all replicas have the same.
   """
 
   mean: Tree
   own: Tree
   sent: Tree
+  retained: Tree | None = None
   observed: Mapping[str, Array] | None = None
-  weight: Scalar | None = None
-
-  @property
-  def unsent(self) -> Tree:
-    """What the others did not receive of `own`; none if it was left out."""
-    if self.weight is None:
-      return jax.tree.map(jnp.subtract, self.own, self.sent)
-    weight = self.weight
-
-    def lost(own: Array, sent: Array) -> Array:
-      rest = own - sent / weight.astype(own.dtype)
-      return jnp.where(weight > 0, rest, jnp.zeros_like(rest))
-
-    return jax.tree.map(lost, self.own, self.sent)
 
 
 def pseudo_gradient(outer: Tree, inner: Tree) -> Tree:
@@ -90,6 +76,11 @@ class ApplyRule(NamedTuple):
     rejoin: Function (inner, old outer, new outer, own) -> the replica's
       parameters after the apply.
     is_shared: Whether all replicas have the same outer parameters.
+    correct: Function (correction, result) -> correction of one replica, a tree
+      like the parameters. It is called at every apply. What it returns is added
+      to the replica's parameters after each inner step, so a rule can correct
+      the drift of replicas whose data differ. The first correction is zeros.
+      None: nothing is added.
     applies_at_first_send: Whether the outer step is also taken at the first
       send of a fragment, when no exchange has ended yet. The result of the
       exchange is then all zeros, so only `fresh` changes the parameters. This
@@ -100,6 +91,7 @@ class ApplyRule(NamedTuple):
   gradient: Callable[[ExchangeResult, Tree], Tree] = _averaged
   rejoin: Callable[[Tree, Tree, Tree, Tree], Tree] = _adopt
   is_shared: bool = True
+  correct: Callable[[Tree, ExchangeResult], Tree] | None = None
   applies_at_first_send: bool = False
 
 

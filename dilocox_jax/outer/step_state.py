@@ -17,7 +17,7 @@ import optax
 
 from dilocox_jax.checks import require
 from dilocox_jax.outer.average import AverageState, parameters_to_keep
-from dilocox_jax.outer.cuts import Cuts
+from dilocox_jax.outer.fragment_view import Cuts
 from dilocox_jax.outer.outer_step import FragmentState
 from dilocox_jax.trees import (
   Index,
@@ -38,12 +38,15 @@ class StepState(NamedTuple):
     fragments: State of every group of fragments (`cuts`), stacked where a group
       has several.
     cuts: How the tree is divided into fragments.
+    correction: What is added to the parameters after each inner step
+      (`ApplyRule.correct`), a tree like them; None: nothing.
   """
 
   step: Index
   inner: Any
   fragments: tuple[FragmentState, ...]
   cuts: Cuts
+  correction: Tree | None = None
 
 
 class GradientState(NamedTuple):

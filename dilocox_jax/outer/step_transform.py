@@ -11,7 +11,7 @@ one branch for all of them.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +19,31 @@ import numpy as np
 import optax
 from jax.custom_batching import custom_vmap
 
-from dilocox_jax.outer.cuts import Cuts
-from dilocox_jax.outer.outer_step import FragmentState, OuterStep, nothing
+from dilocox_jax.outer import events
+from dilocox_jax.outer.fragment_view import Cuts
+from dilocox_jax.outer.outer_step import FragmentState, OuterStep
+from dilocox_jax.outer.rules import ExchangeResult
 from dilocox_jax.outer.step_state import StepState
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 from dilocox_jax.trees import Array, Index, Tree, has_values
 
-# Changes of the parameters, and the states of all groups of fragments.
-Operand = tuple[Tree, tuple[FragmentState, ...]]
-Changed = tuple[Tree, FragmentState]  # And the state of one fragment.
+
+class Moving(NamedTuple):
+  """What a step does to the parameters of a replica, leaf by leaf.
+
+  Attributes:
+    updates: What is to be added to them now.
+    correction: What is added after each inner step (`ApplyRule.correct`); None:
+      nothing.
+  """
+
+  updates: Tree
+  correction: Tree | None
+
+
+# What a step does, and the states of all groups of fragments.
+Operand = tuple[Moving, tuple[FragmentState, ...]]
+Changed = tuple[Moving, FragmentState]  # And the state of one fragment.
 Cut = tuple[int, Any]  # The group of a fragment, and its place in it.
 
 
@@ -50,13 +66,19 @@ def pseudo_gradient_steps(
       "single steps needs rounds of one length: take dilocox_jax.make_rounds"
     )
   inner = optax.with_extra_args_support(inner)
-  events = _Events(outer, cuts)
+  fragment_events = _FragmentEvents(outer, cuts)
 
   def init(params: Tree) -> Any:
     # Copies, so that parameters and state can both be donated to a step.
     copies = jax.tree.map(jnp.copy, params)
-    step, fragments = jnp.zeros((), jnp.int32), events.init(copies)
-    return StepState(step, inner.init(params), fragments, cuts)
+    step, fragments = jnp.zeros((), jnp.int32), fragment_events.init(copies)
+    return StepState(
+      step=step,
+      inner=inner.init(params),
+      fragments=fragments,
+      cuts=cuts,
+      correction=outer.first_correction(params),
+    )
 
   def update(updates, state, params=None, **extra):
     if params is None:
@@ -66,15 +88,23 @@ def pseudo_gradient_steps(
     _check_is_mapped(state.step, outer.axis_name)
     updates, inner_state = inner.update(updates, state.inner, params, **extra)
     step = _same_for_all(state.step + 1)
-    updates, fragments = events.run(step, params, updates, state.fragments)
-    return updates, state._replace(
-      step=step, inner=inner_state, fragments=fragments
+    if state.correction is not None:
+      updates = jax.tree.map(jnp.add, updates, state.correction)
+    moving, fragments = fragment_events.run(
+      step, params, Moving(updates, state.correction), state.fragments
     )
+    state = state._replace(
+      step=step,
+      inner=inner_state,
+      fragments=fragments,
+      correction=moving.correction,
+    )
+    return moving.updates, state
 
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-class _Events:
+class _FragmentEvents:
   """What the schedule has after an inner step, for one replica."""
 
   def __init__(self, outer: OuterStep, cuts: Cuts):
@@ -122,7 +152,7 @@ class _Events:
     self,
     step: Index,
     params: Tree,
-    updates: Tree,
+    moving: Moving,
     fragments: tuple[FragmentState, ...],
   ) -> Operand:
     """Runs the events after a step.
@@ -130,13 +160,14 @@ class _Events:
     Args:
       step: Inner steps done, this one included.
       params: Parameters before the inner step.
-      updates: What the inner optimizer adds to them.
+      moving: What the inner optimizer adds to them, and the correction.
       fragments: States of all groups of fragments.
 
     Returns:
-      What is to be added to `params`, and the new states.
+      What is to be added to `params`, the new correction, and the new states.
     """
-    operand, overlap = (updates, fragments), self.schedule.overlap_steps
+    operand = moving, fragments
+    overlap = self.schedule.overlap_steps
     if not self.schedule.is_whole_rounds:
       apply = functools.partial(self._apply, params)
       operand = self._switch(step - overlap, apply, operand)
@@ -150,7 +181,7 @@ class _Events:
 
     Args:
       send_step: The step; it lies in the past for an apply.
-      event: Function (cut of the fragment, updates, its state) -> the last two.
+      event: Function (cut, `Moving`, state of the fragment) -> the last two.
       operand: What the event changes.
     """
     number, branches = _fragment_at(self.schedule, send_step), [_unchanged]
@@ -166,69 +197,135 @@ class _Events:
     self, event: Callable, group: int, number: Index, operand: Operand
   ) -> Operand:
     """Runs an event of a fragment of a group."""
-    (updates, fragments), members = operand, self.members[group]
-    place, state, index = self._places(members), fragments[group], 0
+    moving, fragments = operand
+    members = self.members[group]
+    place = self._places(members)
+    state = fragments[group]
+    index = 0
     if len(members) > 1:
       index = jnp.clip(number - members[0], 0, len(members) - 1)
       take = jax.lax.dynamic_index_in_dim
       place = place[index]
       state = jax.tree.map(lambda leaf: take(leaf, index, 0, False), state)
-    updates, state = event((group, place), updates, state)
+    moving, state = event((group, place), moving, state)
     if len(members) > 1:
       put = jax.lax.dynamic_update_index_in_dim
       state = jax.tree.map(
         lambda old, new: put(old, new, index, 0), fragments[group], state
       )
-    return updates, (*fragments[:group], state, *fragments[group + 1 :])
+    return moving, (*fragments[:group], state, *fragments[group + 1 :])
 
   def _send(
-    self, params: Tree, has_arrived: Array, cut: Cut, updates: Tree, state: Any
+    self, params: Tree, has_arrived: Array, cut: Cut, moving: Moving, state: Any
   ) -> Changed:
-    """Measures a fragment, and applies at once what is due on this step."""
-    pending, left = state.in_flight, state.in_flight[1:]
-    if not self.schedule.is_whole_rounds:
-      pending = left
-    own = self._own(params, updates, cut)
-    fresh = self.outer.measure(state, pending, own)
+    """Measures a fragment, and applies what is due on this step.
+
+    Args:
+      params: Parameters before the inner step.
+      has_arrived: Whether the oldest pseudo-gradient in flight was sent ever.
+      cut: The fragment.
+      moving: What is to be added to `params`, and the correction.
+      state: State of the fragment.
+    """
+    in_flight = state.in_flight
+    num_arrived = 1
     if not self.schedule.depth:
-      return self._arrive(params, cut, fresh, fresh, (updates, state))
-    if self.schedule.is_whole_rounds:  # Measured, then applied, then sent.
-      given = params, cut, pending[0], fresh
-      arrive, none = (
-        _like_given(functools.partial(event, *given))
-        for event in (self._arrive, self._none)
+      apply = self._at_once(params, moving, cut)
+    elif self.schedule.is_whole_rounds:
+      apply = self._if_arrived(params, moving, cut, has_arrived)
+    else:
+      # It was applied in a step before. Its place is free.
+      in_flight = in_flight[1:]
+      num_arrived = 0
+      apply = lambda state, own, fresh: (state, moving, None)  # noqa: E731
+    state, moving, _ = events.measure_apply_send(
+      self.outer,
+      state,
+      self._own(params, moving.updates, cut),
+      in_flight=in_flight,
+      apply=apply,
+      num_arrived=num_arrived,
+    )
+    return moving, state
+
+  def _apply(
+    self, params: Tree, cut: Cut, moving: Moving, state: Any
+  ) -> Changed:
+    """Exchanges and applies a fragment that is not sent on this step."""
+    arrived = self.outer.exchange(state, state.in_flight[0])
+    state, own, result = events.apply_arrived(self.outer, arrived)(
+      state,
+      self._own(params, moving.updates, cut),
+      events.no_measurement(state),
+    )
+    return self._moved_to(own, params, moving, cut, result), state
+
+  def _at_once(self, params: Tree, moving: Moving, cut: Cut) -> events.Apply:
+    """Returns what exchanges a new measurement and applies it at once."""
+
+    def apply(state: Any, own: Tree, fresh: Tree) -> Any:
+      at_once = events.exchange_at_once(self.outer)
+      state, own, result = at_once(state, own, fresh)
+      return state, self._moved_to(own, params, moving, cut, result), result
+
+    return apply
+
+  def _if_arrived(
+    self, params: Tree, moving: Moving, cut: Cut, has_arrived: Array
+  ) -> events.Apply:
+    """Returns what exchanges and applies the oldest one in flight, if any."""
+
+    def apply(state: Any, own: Tree, fresh: Tree) -> Any:
+      def arrive(operand: Changed) -> Changed:
+        moving, state = operand
+        arrived = self.outer.exchange(state, state.in_flight[0])
+        state, new, result = events.apply_arrived(self.outer, arrived)(
+          state, own, fresh
+        )
+        return self._moved_to(new, params, moving, cut, result), state
+
+      def nothing_yet(operand: Changed) -> Changed:
+        moving, state = operand
+        at_first = events.apply_nothing_yet(self.outer)
+        state, new, _ = at_first(state, own, fresh)
+        if new is own:
+          return operand
+        return self._moved_to(new, params, moving, cut, None), state
+
+      operand = moving, state
+      changed, state = jax.lax.cond(
+        has_arrived, _like_given(arrive), _like_given(nothing_yet), operand
       )
-      updates, state = jax.lax.cond(has_arrived, arrive, none, (updates, state))
-    return updates, state._replace(in_flight=(*left, fresh))
+      return state, changed, None
 
-  def _apply(self, params: Tree, cut: Cut, updates: Tree, state: Any):
-    due = state.in_flight[0]
-    fresh = jax.tree.map(jnp.zeros_like, due)
-    return self._arrive(params, cut, due, fresh, (updates, state))
+    return apply
 
-  def _arrive(self, params: Tree, cut: Cut, due: Tree, fresh: Tree, given):
-    """Exchanges a pseudo-gradient and applies the result."""
-    updates, state = given
-    result, kept = self.outer.exchange(state, due)
-    state = state._replace(exchange=kept)
-    return self._take_up(params, cut, result, fresh, (updates, state))
+  def _moved_to(
+    self,
+    own: Tree,
+    params: Tree,
+    moving: Moving,
+    cut: Cut,
+    result: ExchangeResult | None,
+  ) -> Moving:
+    """Returns what moves a fragment's parameters to new ones.
 
-  def _none(self, params: Tree, cut: Cut, due: Tree, fresh: Tree, given):
-    """Applies zeros before anything has arrived, if the rule says so."""
-    del due
-    if not self.outer.rule.applies_at_first_send:
-      return given
-    result = nothing(given[1].params)
-    return self._take_up(params, cut, result, fresh, given)
-
-  def _take_up(self, params, cut: Cut, result, fresh, given) -> Changed:
-    updates, state = given
-    own = self._own(params, updates, cut)
-    state, new = self.outer.apply(state, own, result, fresh)
+    Args:
+      own: New parameters of the fragment.
+      params: Parameters before the inner step.
+      moving: What is to be added to them so far, and the correction.
+      cut: The fragment.
+      result: The exchange that has made them new; None if it was none.
+    """
     # Updates may be wider than parameters, e.g. by `mu_dtype`.
-    old, like = (self.cuts.take(tree, *cut) for tree in (params, updates))
-    change = optax.tree.cast_like(optax.tree.sub(new, old), like)
-    return self.cuts.put(updates, *cut, change), state
+    old = self.cuts.take(params, *cut)
+    like = self.cuts.take(moving.updates, *cut)
+    change = optax.tree.cast_like(optax.tree.sub(own, old), like)
+    correction = moving.correction
+    if correction is not None and result is not None:
+      of_fragment = self.outer.correct(self.cuts.take(correction, *cut), result)
+      correction = self.cuts.put(correction, *cut, of_fragment)
+    return Moving(self.cuts.put(moving.updates, *cut, change), correction)
 
   def _own(self, params: Tree, updates: Tree, cut: Cut) -> Tree:
     """The replica's own parameters of a fragment, after the inner step."""

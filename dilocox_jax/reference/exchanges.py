@@ -3,7 +3,8 @@
 An exchange has one method: from the replicas' trees to their mean, and what
 each replica's own tree had become on the way. The fast code is in
 aggregators/exchange.py (`Mean`, `Lossy`, `ErrorFeedback`),
-aggregators/transport.py (`Scattered`) and codecs/low_rank.py (`SharedFactors`).
+aggregators/reduce_scatter.py (`Scattered`) and codecs/low_rank.py
+(`SharedFactors`). Averages in pairs are in `reference.pairs`.
 """
 
 import dataclasses

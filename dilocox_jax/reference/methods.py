@@ -43,8 +43,8 @@ The fast code does the same in these files:
     the sign of Delta, and the apply rules    outer/rules.py
     the average                               aggregators/
     the inner step                            inner/step.py
-    all rounds, and the flush                 outer/rounds.py
-    gradients averaged at every step          outer/data_parallel.py
+    all rounds, and the flush                 rounds/rounds.py
+    gradients averaged at every step          rounds/data_parallel.py
 """
 
 import copy
@@ -278,7 +278,7 @@ class Fragment:
 
     With tau >= H the next send would have come before those applies, so what
     is unsent is measured first. Ours: papers end on a whole round.
-    Fast: outer/rounds.py.
+    Fast: rounds/rounds.py.
     """
     measures_first = self.overlap_steps >= self.sync_interval
     unsent = self.measure() if measures_first else None
@@ -374,7 +374,7 @@ def train_on_mean_gradient(
   """AllReduce: the gradients are averaged at every step.
 
   With a lossy exchange and error feedback this is CocktailSGD (ICML 2023). It
-  is also the warm start of DiLoCo. Fast: outer/data_parallel.py.
+  is also the warm start of DiLoCo. Fast: rounds/data_parallel.py.
 
   Args:
     loss_and_gradient: The model and its loss.

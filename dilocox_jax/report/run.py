@@ -31,7 +31,7 @@ from dilocox_jax.metrics.recorder import (
   read_row,
 )
 from dilocox_jax.metrics.work_directory import CONFIG, RECORD
-from dilocox_jax.plan.collective import Collective
+from dilocox_jax.plan.operations import AllReduce
 from dilocox_jax.report import units
 
 _Row = typing.TypeVar("_Row", RoundRow, Evaluation, Timing)
@@ -120,7 +120,7 @@ class LoadedRun:
   @property
   def fp32_bytes(self) -> float:
     """What a replica would have sent as fp32 gradients in every step."""
-    gradients = Collective("all_reduce", 4 * self.record["parameter_count"])
+    gradients = AllReduce(4 * self.record["parameter_count"])
     return self.steps * gradients.sent_bytes(self.record["num_replicas"])
 
   @property

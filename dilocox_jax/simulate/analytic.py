@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from dilocox_jax.plan.collective import MAILBOX, Collective
+from dilocox_jax.plan.operations import Operation, StoreObject
 from dilocox_jax.simulate.link_costs import LinkCosts, MessageStep
 from dilocox_jax.simulate.script import Compute, Join, Key, Launch, Op
 from dilocox_jax.simulate.transfer import RETRANSMISSION_TIMEOUT_S
@@ -233,9 +233,9 @@ class AnalyticClock:
     # A replica can send when its own work and its last exchange are done.
     start = end = self._free_from()
     links = self.link_costs.among(op.members)
-    for collective in op.operations:
-      end = self._collective(collective, end, links)
-      self.sent_bytes += collective.sent_bytes(len(links.members))
+    for operation in op.operations:
+      end = self._operation(operation, end, links)
+      self.sent_bytes += operation.sent_bytes(len(links.members))
     self._back[op.key] = end
     self._occupy_channel(start, end)
 
@@ -244,8 +244,8 @@ class AnalyticClock:
     ring = self.link_costs.among(members).members
     return self.work.codec_s / 2 * np.isin(range(self.num_replicas), ring)
 
-  def _collective(
-    self, collective: Collective, start: Moment, links: LinkCosts
+  def _operation(
+    self, operation: Operation, start: Moment, links: LinkCosts
   ) -> Moment:
     """Returns when every replica has sent and received all its messages.
 
@@ -255,12 +255,12 @@ class AnalyticClock:
     piece of replica 1's second message. The slowest link thus delays its right
     neighbour by one step, the next one by two, until all move at its pace.
     """
-    if collective.kind == MAILBOX:
-      return self._through_store(collective.operand_bytes, start, links)
+    if isinstance(operation, StoreObject):
+      return self._through_store(operation.operand_bytes, start, links)
     members = list(links.members)
-    steps = links.steps(collective)
+    steps = links.steps(operation)
     pieces = steps[0].pieces if steps else 1
-    slowness = links.transport.slowness(collective.kind, len(members))
+    slowness = links.transport.slowness(operation.kind, len(members))
     warm_s = np.zeros(len(members))
     sent, arrived, end = start, [start] * pieces, start
     for step in steps:

@@ -43,7 +43,14 @@ import math
 
 import numpy as np
 
-from dilocox_jax.plan.collective import Collective
+from dilocox_jax.plan.operations import (
+  AllGather,
+  AllReduce,
+  AllToAll,
+  Broadcast,
+  Operation,
+  Send,
+)
 from dilocox_jax.simulate.cluster import STORE, Cluster, Route
 from dilocox_jax.simulate.gloo import (
   AT_ONCE,
@@ -83,7 +90,7 @@ class MessageStep:
 
 
 def tree_steps(
-  operation: Collective, num_replicas: int, pieces: int
+  operation: Operation, num_replicas: int, pieces: int
 ) -> list[MessageStep]:
   """Returns the hops of an all-reduce over two binary trees, in order.
 
@@ -104,60 +111,54 @@ def tree_steps(
 
 
 def message_steps(
-  operation: Collective,
+  operation: Operation,
   num_replicas: int,
   transport: Transport = Transport(),  # noqa: B008 - it is frozen.
 ) -> list[MessageStep]:
-  """Returns the message steps of a collective, in order.
+  """Returns the message steps of an operation, in order.
 
-  An all-reduce is a ring of 2 (M - 1) steps, each with one slice a message. An
-  all-gather is a ring of M - 1 steps, each with the whole operand a message. In
-  an all-to-all every replica sends one slice to each other replica. A broadcast
-  passes the operand from replica 0 to 1, from 1 to 2, and so on to M - 1. The
-  messages of an all-to-all do not depend on each other; a transport that sends
-  whole messages takes them in turn nevertheless. Gloo asks for all at once.
-
-  Source: Patarasuk and Yuan, 2009; Thakur et al., 2005, sections 3.1 and 4.
+  The operation says which messages there are (`plan.operations`). The transport
+  says how a message is cut, and whether the receiver asks for it.
 
   Args:
-    operation: Kind and operand size of the collective.
+    operation: Kind and operand size of the operation.
     num_replicas: Number of replicas, M. A single replica sends nothing.
     transport: How messages are sent; by default as whole messages.
   """
-  others = num_replicas - 1
-  whole_bytes = float(operation.operand_bytes)
-  slice_bytes = whole_bytes / num_replicas
-  pieces = transport.pieces
-  if operation.kind == "all_reduce":
-    step = MessageStep(hop=1, size_bytes=slice_bytes, pieces=pieces)
-    if transport.segment_bytes is not None:
-      segments = num_segments(slice_bytes, transport.segment_bytes)
-      step = dataclasses.replace(step, pieces=AT_ONCE, segments=segments)
-    return [step] * (2 * others)
-  if operation.kind == "all_gather":
-    step = MessageStep(hop=1, size_bytes=whole_bytes, pieces=pieces)
-    if transport.segment_bytes is not None:
-      segments = GATHERED_SEGMENTS
-      step = dataclasses.replace(step, pieces=AT_ONCE, segments=segments)
-    return [step] * others
-  if operation.kind == "all_to_all":
-    is_asked_at_once = transport.segment_bytes is not None
-    step = MessageStep(
-      hop=1,
-      size_bytes=slice_bytes,
-      is_relayed=pieces == 1 and not is_asked_at_once,
-      pieces=pieces,
-    )
-    hops = range(1, num_replicas)
-    return [dataclasses.replace(step, hop=hop) for hop in hops]
-  if operation.kind == "broadcast":
-    step = MessageStep(hop=1, size_bytes=whole_bytes, pieces=pieces)
-    senders = range(others)
-    return [dataclasses.replace(step, sender=sender) for sender in senders]
-  raise ValueError(
-    f"kind={operation.kind!r} is not a collective of the simulator: use"
-    " 'all_reduce', 'all_gather', 'all_to_all' or 'broadcast'"
+  sends = operation.sends(num_replicas)
+  return [_cut_by(transport, operation, send) for send in sends]
+
+
+def _cut_by(
+  transport: Transport, operation: Operation, send: Send
+) -> MessageStep:
+  """Returns the message step in which a transport sends messages.
+
+  Those of an all-to-all do not depend on each other; a transport that sends
+  whole messages takes them in turn nevertheless. Gloo asks for all at once.
+  Source: Thakur et al., 2005, sections 3.1 and 4.
+  """
+  step = MessageStep(
+    hop=send.hop, size_bytes=send.size_bytes, sender=send.sender
   )
+  segment_bytes = transport.segment_bytes
+  asks = segment_bytes is not None
+  match operation:
+    case Broadcast():
+      return step
+    case AllToAll():
+      is_in_turn = transport.pieces == 1 and not asks
+      return dataclasses.replace(
+        step, is_relayed=is_in_turn, pieces=transport.pieces
+      )
+    case AllReduce() if segment_bytes is not None:
+      segments = num_segments(send.size_bytes, segment_bytes)
+      return dataclasses.replace(step, pieces=AT_ONCE, segments=segments)
+    case AllGather() if asks:
+      return dataclasses.replace(
+        step, pieces=AT_ONCE, segments=GATHERED_SEGMENTS
+      )
+  return dataclasses.replace(step, pieces=transport.pieces)
 
 
 # `eq=False` makes the cached methods hash this object by its identity. Hashing
@@ -188,7 +189,7 @@ class LinkCosts:
     return np.array(self.members)
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
-  def steps(self, operation: Collective) -> list[MessageStep]:
+  def steps(self, operation: Operation) -> list[MessageStep]:
     """Returns the message steps of a collective among the members.
 
     An all-reduce of a transport that has trees takes a tree where the formula
@@ -196,7 +197,7 @@ class LinkCosts:
     """
     count = len(self.members)
     ring = message_steps(operation, count, self.transport)
-    if operation.kind != "all_reduce" or not self.transport.has_trees:
+    if not isinstance(operation, AllReduce) or not self.transport.has_trees:
       return ring
     trees = tree_steps(operation, count, self.transport.pieces)
     return min(ring, trees, key=self._seconds)

@@ -12,8 +12,9 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
-from dilocox_jax.aggregators.collectives import Traffic
-from dilocox_jax.plan.collective import Collective, stretch_ends, stretches
+from dilocox_jax.aggregators.traffic import Traffic
+from dilocox_jax.plan.operations import Broadcast, Operation
+from dilocox_jax.plan.overlap import stretch_ends, stretches
 from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event, Window
@@ -43,13 +44,13 @@ class Launch:
 
   Attributes:
     key: Name of the exchange.
-    operations: Collectives that are sent one after the other.
+    operations: Operations that are sent one after the other.
     members: Replicas of the ring, in order; None: all.
     codec_share: Share of the exchange's encoding that is done before it.
   """
 
   key: Key
-  operations: tuple[Collective, ...]
+  operations: tuple[Operation, ...]
   members: tuple[int, ...] | None = None
   codec_share: float = 1.0
 
@@ -90,7 +91,7 @@ class Script:
   """Turns segments into ops.
 
   Attributes:
-    traffic: Collectives and bytes of every exchange.
+    traffic: Operations and bytes of every exchange.
     copied_bytes: Size of the state that a replica gets which comes back
       (bytes).
   """
@@ -99,18 +100,18 @@ class Script:
   copied_bytes: int = 0
 
   @functools.cached_property
-  def _gradient(self) -> tuple[Collective, ...]:
+  def _gradient(self) -> tuple[Operation, ...]:
     return tuple(self.traffic.gradient())
 
   @functools.cached_property
-  def _exchanges(self) -> Callable[[int], list[tuple[Collective, ...]]]:
+  def _exchanges(self) -> Callable[[int], list[tuple[Operation, ...]]]:
     """Function from M to the collectives of every fragment.
 
     It keeps its results, since counting takes long for large models.
     """
     fragments = range(self.traffic.method.schedule.num_fragments)
 
-    def exchanges(num_replicas: int) -> list[tuple[Collective, ...]]:
+    def exchanges(num_replicas: int) -> list[tuple[Operation, ...]]:
       traffic = dataclasses.replace(self.traffic, num_replicas=num_replicas)
       return [tuple(traffic.exchange(fragment)) for fragment in fragments]
 
@@ -159,7 +160,7 @@ class Script:
     ring = (attendance.donor, *attendance.returning)
     key, copy = ("join", segment.start, 0, 0), self.copied_bytes
     # The state goes as it is, without a codec.
-    yield Launch(key, (Collective("broadcast", copy),), ring, codec_share=0.0)
+    yield Launch(key, (Broadcast(copy),), ring, codec_share=0.0)
     yield Wait(key, ring, codec_share=0.0)
 
   def _windows(

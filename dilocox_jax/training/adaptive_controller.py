@@ -12,14 +12,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from dilocox_jax.aggregators.collectives import Traffic, message_bytes
+from dilocox_jax.aggregators.sizes import message_bytes
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.codecs.low_rank import with_rank
 from dilocox_jax.distributed import processes
-from dilocox_jax.outer.outer_step import Drift
-from dilocox_jax.outer.round_states import RoundState
-from dilocox_jax.outer.rounds import Rounds
+from dilocox_jax.outer.drift import Drift
 from dilocox_jax.plan.adaptive import RoundSetting, energy_rank, spectra_of
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
+from dilocox_jax.rounds.rounds import Rounds
+from dilocox_jax.rounds.states import RoundState
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.states import TrainingState
 
@@ -125,7 +126,9 @@ class AdaptiveController:
     # A spectrum's last bits differ by machine, and so might a choice.
     self.set_state(processes.from_main(self.get_state()))
     assert isinstance(state, RoundState), "only rounds measure a rank"
-    return self.rounds.at_step(state, self.plan.schedule_step(segment.stop))
+    return self.rounds.states.at_step(
+      state, self.plan.schedule_step(segment.stop)
+    )
 
   def choose_setting(self, segment: Segment) -> None:
     """Chooses the setting of the rounds that follow a segment.

@@ -15,22 +15,19 @@ from typing import Any
 import jax
 import optax
 
-from dilocox_jax.aggregators.collectives import Traffic
+from dilocox_jax.aggregator import Aggregator
 from dilocox_jax.aggregators.exchange import exchange as mean_exchange
 from dilocox_jax.aggregators.exchange import mean_of_finite_replicas
-from dilocox_jax.aggregators.screen import screened
+from dilocox_jax.aggregators.norm_filter import norm_filter
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.checks import require
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.config.sections import MembershipConfig
 from dilocox_jax.distributed import host_memory
-from dilocox_jax.distributed.replicas import (
-  ALONE_AXIS,
-  REPLICA_AXIS,
-  Replicas,
-)
-from dilocox_jax.inner.step import Loss, inner_step
+from dilocox_jax.distributed.replicas import Replicas
+from dilocox_jax.inner.step import inner_step
 from dilocox_jax.models.loss import LossModel
 from dilocox_jax.optimizers import (
   inner_optimizer,
@@ -38,17 +35,17 @@ from dilocox_jax.optimizers import (
   named_optimizer,
 )
 from dilocox_jax.outer.average import averaged
-from dilocox_jax.outer.cuts import Cuts
-from dilocox_jax.outer.data_parallel import StepPrograms
-from dilocox_jax.outer.lone_exchange import ExchangeThread
+from dilocox_jax.outer.fragment_view import Cuts
 from dilocox_jax.outer.outer_step import OuterStep
-from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.adaptive import Policy
 from dilocox_jax.plan.schedule.run_plan import RunPlan
-from dilocox_jax.training import member
+from dilocox_jax.rounds.data_parallel import StepPrograms
+from dilocox_jax.rounds.exchanges import LocalExchange, MailboxExchange
+from dilocox_jax.rounds.rounds import Rounds
+from dilocox_jax.training.mailbox_replica import mailbox_exchange
 from dilocox_jax.training.model_functions import model_functions
 from dilocox_jax.training.parts import NO_PARTS, Parts
-from dilocox_jax.trees import Aggregator, shapes_by_path
+from dilocox_jax.trees import Tree, shapes_by_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +55,8 @@ class Programs:
   Attributes:
     model: Functions of the model; its loss is that of evaluations.
     evaluation: Function (params, batches [N, B, L + 1]) -> mean loss of one
-      replica, for use under `Replicas.map`.
+      replica, for use under `Replicas.map`. If anything is frozen, it has an
+      argument `frozen` too.
     schedule: Function from the inner step to the learning rate; NaN if an inner
       optimizer was handed in, which has its own.
     steps: Programs of data-parallel steps of all replicas.
@@ -70,7 +68,7 @@ class Programs:
   """
 
   model: LossModel
-  evaluation: Loss
+  evaluation: Callable[..., Any]
   schedule: optax.Schedule
   steps: StepPrograms
   rounds: Rounds
@@ -85,41 +83,52 @@ class Programs:
     return sum(math.prod(shape) for shape in self.traffic.shapes.values())
 
   @functools.cached_property
-  def evaluate(self):
+  def evaluate(self) -> Any:
     """The jitted function (params, batches) -> mean loss (nats a token).
 
     Batches are token ids [N, B, L + 1]: N batches of B sequences. A sequence
     has L + 1 tokens, and each of its last L tokens is predicted. All replicas
     compute the same.
     """
-    return jax.jit(
-      self.rounds.replicas.map(self.evaluation, (None, None), None)
-    )
+    return self._evaluation_program(None, None)
 
   @functools.cached_property
-  def evaluate_each(self):
+  def evaluate_each(self) -> Any:
     """The jitted function (params [M, ...], batches) -> losses [M].
 
     Every replica evaluates its own parameters, so nothing is sent.
     """
-    return jax.jit(self.rounds.replicas.map(self.evaluation, (0, None), 0))
+    return self._evaluation_program(0, 0)
+
+  def _evaluation_program(self, of_params: Any, of_losses: Any) -> Callable:
+    """Returns the jitted function (params, batches) -> losses.
+
+    Args:
+      of_params: Axis of the replicas in the parameters; None: there is none.
+      of_losses: Axis of the replicas in the losses.
+    """
+    frozen = self.rounds.frozen
+    replicas = self.rounds.replicas
+    if frozen is None:
+      evaluation = self.evaluation
+      return jax.jit(replicas.map(evaluation, (of_params, None), of_losses))
+
+    def evaluation(params: Tree, batches: Tree, frozen: Tree) -> Any:
+      return self.evaluation(params, batches, frozen=frozen)
+
+    program = jax.jit(
+      replicas.map(evaluation, (of_params, None, None), of_losses)
+    )
+    return lambda params, batches: program(params, batches, frozen)
 
 
-def _aggregator_of(
-  config: RunConfig, given: Aggregator | None
-) -> Callable[[Codec], Aggregator]:
+def _aggregator_of(config: RunConfig) -> Callable[[Codec], Aggregator]:
   """Builds the function from a codec to what averages a fragment with it.
 
   Args:
-    config: Config of the run.
-    given: Aggregator that is handed in; None changes nothing.
+    config: Config of a run whose replicas share a runtime.
   """
   exchange = config.exchange
-  if config.meets and not given:  # Of a run that is only read.
-    given = member.exchange(config)
-  if given:
-    return lambda codec: given
-  ratio = exchange.max_norm_ratio
   mean_of = functools.partial(
     mean_exchange,
     feedback=exchange.feedback,
@@ -128,9 +137,29 @@ def _aggregator_of(
     collective=exchange.collective,
     seed=config.seed,
   )
+  ratio = exchange.max_norm_ratio
   if not ratio:
     return mean_of
-  return lambda codec: screened(mean_of(codec), ratio)
+  return lambda codec: norm_filter(mean_of(codec), ratio)
+
+
+def run_exchange(
+  config: RunConfig, parts: Parts = NO_PARTS
+) -> LocalExchange | MailboxExchange:
+  """Builds what averages over the replicas of a run.
+
+  Args:
+    config: Config of the run.
+    parts: Parts that take the place of what the config names.
+  """
+  if isinstance(parts.exchange, MailboxExchange):
+    return parts.exchange
+  if config.meets:  # The run is only read.
+    return mailbox_exchange(config)
+  aggregator = parts.exchange
+  if aggregator is None:
+    aggregator = _aggregator_of(config)(to_plan.codec(config))
+  return LocalExchange(aggregator, in_thread=_needs_thread(config))
 
 
 def programs(
@@ -197,27 +226,26 @@ def programs(
       weight_decay=inner.weight_decay,
       momentum=inner.momentum,
     )
+  exchange = run_exchange(config, parts)
   replicas = Replicas(
     config.num_local_replicas,
     mesh.layout,
     config.division,
     None if devices is None else tuple(devices),
-    axis_name=ALONE_AXIS if config.meets else REPLICA_AXIS,
+    axis_name=exchange.axis_name,
   )
   part = parts.trainable
   frozen = replicas.place_state(part.frozen, None) if part else None
-  outer, power = outer_step(config, parts), config.outer.average_power
+  outer = outer_step(config, parts, exchange.aggregator)
+  power = config.outer.average_power
   is_always_here = config.membership == MembershipConfig()
   require(
-    is_always_here or outer.rule.is_shared,
-    f"sync.rule={outer.method.rule!r} gives each replica outer parameters of "
+    is_always_here or outer.is_shared,
+    f"sync.rule={outer.method.rule!r} with exchange.collective="
+    f"{config.exchange.collective!r} gives each replica outer parameters of "
     "its own, which one that was away cannot take over: drop "
-    "membership.absences, absence_rate and inner_steps, or take continue",
-  )
-  require(
-    config.meets or not outer.is_carried,
-    "exchange: dilocox_jax.mailbox is for dilocox_jax.make_rounds: give meet= "
-    "in its place",
+    "membership.absences, absence_rate and inner_steps, or take rule continue "
+    "and collective auto",
   )
   require(
     not parts.exchange or is_always_here,
@@ -238,30 +266,28 @@ def programs(
     schedule=recorded,
     steps=StepPrograms(gradient, shared, mean, replicas, frozen),
     rounds=Rounds(
-      outer,
-      cuts,
-      replicas,
-      mesh.outer_memory,
+      outer=outer,
+      cuts=cuts,
+      replicas=replicas,
       inner_step=inner_step(gradient, optimizer),
-      thread=ExchangeThread() if _needs_thread(config) else None,
+      outer_memory=mesh.outer_memory,
+      make_runtime=exchange.make_runtime,
       frozen=frozen,
     ),
     plan=to_plan.run_plan(config),
     traffic=to_plan.traffic(config, shapes),
     policy=to_plan.policy(config),
-    aggregator_of=_aggregator_of(config, parts.exchange),
+    aggregator_of=_aggregator_of(config),
   )
 
 
 def _needs_thread(config: RunConfig) -> bool:
-  """Whether a second thread dispatches exchanges (`outer.lone_exchange`).
+  """Whether a second thread dispatches exchanges (`rounds.exchange_thread`).
 
   XLA overlaps transfers with steps on TPUs and GPUs. Between CPUs it does not,
   and inside one process there is no link.
   """
   mesh = config.mesh
-  if config.meets:
-    return True
   if mesh.exchange_dispatch != "auto":
     return mesh.exchange_dispatch == "thread"
   is_between_cpus = jax.process_count() > 1 and jax.default_backend() == "cpu"
@@ -272,12 +298,15 @@ def _averaged(optimizer: optax.GradientTransformation, power: float):
   return averaged(optimizer, power) if power else optimizer
 
 
-def outer_step(config: RunConfig, parts: Parts = NO_PARTS) -> OuterStep:
+def outer_step(
+  config: RunConfig, parts: Parts, aggregator: Aggregator
+) -> OuterStep:
   """Builds the outer side of a round: exchange, outer optimizer, apply rule.
 
   Args:
     config: Config of the run.
     parts: Parts that take the place of what the config names.
+    aggregator: Averages a fragment over the replicas.
   """
   outer = config.outer
   optimizer = parts.outer_optimizer
@@ -289,9 +318,9 @@ def outer_step(config: RunConfig, parts: Parts = NO_PARTS) -> OuterStep:
       nesterov=outer.nesterov and bool(outer.momentum),
     )
   return OuterStep(
-    config.sync.named,
-    _averaged(optimizer, outer.average_power),
-    _aggregator_of(config, parts.exchange)(to_plan.codec(config)),
+    method=config.sync.named,
+    optimizer=_averaged(optimizer, outer.average_power),
+    aggregator=aggregator,
   )
 
 

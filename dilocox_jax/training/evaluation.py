@@ -16,15 +16,15 @@ import numpy as np
 from dilocox_jax.data.feeds import num_predictions
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.outer.average import parameters_to_keep
-from dilocox_jax.outer.data_parallel import SharedState
-from dilocox_jax.outer.outer_step import Drift, disagreement
-from dilocox_jax.outer.round_states import mean_of
-from dilocox_jax.outer.window import StepMetrics
+from dilocox_jax.outer.drift import Drift, disagreement
 from dilocox_jax.plan.adaptive import energy_rank, spectra_of
-from dilocox_jax.plan.collective import Collective
+from dilocox_jax.plan.operations import AllReduce
 from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event
+from dilocox_jax.rounds.data_parallel import SharedState
+from dilocox_jax.rounds.states import mean_of
+from dilocox_jax.rounds.window import StepMetrics
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.states import NotFiniteError, TrainingState
 from dilocox_jax.trees import Tree
@@ -94,11 +94,10 @@ def _sent_bytes(programs: Programs, state: TrainingState) -> int:
   They are 0 unless the outer parameters differ by replica, so that their mean
   is evaluated, and replicas have processes of their own.
   """
-  rule = programs.rounds.outer.rule
-  is_shared = isinstance(state, SharedState) or rule.is_shared
+  is_shared = isinstance(state, SharedState) or programs.rounds.outer.is_shared
   if is_shared or jax.process_count() == 1:
     return 0
-  summed = Collective("all_reduce", 4 * programs.parameter_count)
+  summed = AllReduce(4 * programs.parameter_count)
   return summed.sent_bytes(programs.rounds.replicas.num_replicas)
 
 
@@ -116,8 +115,7 @@ def _mean_loss(
   for part in parts:
     batches = programs.rounds.replicas.place(part, None)
     weight = num_predictions(part)
-    given = programs.rounds.beside_frozen(batches)
-    total += weight * float(evaluate(params, given))
+    total += weight * float(evaluate(params, batches))
     num_predicted += weight
   return total / num_predicted
 
@@ -199,8 +197,11 @@ def check_drifts(
         f"replica {int(np.argmin(finite))}"
       )
     # One that meets others in a store says itself why it is left out.
-    if exchange.mean_squared > 0 and len(takes) > 1:
-      for replica in np.flatnonzero(takes & (exchange.own_squared == 0)):
+    has_sent_nothing = takes & (exchange.own_squared == 0)
+    if len(takes) > 1:
+      for replica in np.flatnonzero(
+        has_sent_nothing & (exchange.mean_squared > 0)
+      ):
         logging.getLogger(__name__).warning(
           f"step {step}: replica {replica} is left out: its norm is over"
           " exchange.max_norm_ratio times the usual, or not finite"
@@ -227,19 +228,29 @@ def drift_rows(
     energy_share: Share of an update's energy by which its rank is counted.
   """
   takes_part = _participants(exchanges, segment.attendance)
-  return [
-    {
-      "fragment": event.fragment,
-      "step": event.send_step + segment.schedule_start,
-      **disagreement(own[counts], apart[counts], mean)._asdict(),
-      **_recorded(observed, energy_share),
-    }
-    for event, (own, apart, mean, observed), takes in zip(
-      applied_events(segment), exchanges, takes_part, strict=True
+  events = applied_events(segment)
+  rows = []
+  for event, drift, takes in zip(events, exchanges, takes_part, strict=True):
+    # A replica that has sent nothing was left out; the mean is of the others.
+    has_sent = (drift.own_squared != 0) | (drift.mean_squared == 0)
+    counts = takes & has_sent
+    if not counts.any():
+      continue
+    mean_squared = np.asarray(drift.mean_squared)
+    found = disagreement(
+      drift.own_squared[counts],
+      drift.apart_squared[counts],
+      mean_squared[counts] if mean_squared.ndim else mean_squared,
     )
-    # Who sent nothing was left out, and the mean is of the others.
-    if (counts := takes & ((own != 0) | (mean == 0))).any()
-  ]
+    rows.append(
+      {
+        "fragment": event.fragment,
+        "step": event.send_step + segment.schedule_start,
+        **found._asdict(),
+        **_recorded(drift.observed, energy_share),
+      }
+    )
+  return rows
 
 
 def _recorded(observed: dict[str, Any], energy_share: float) -> dict[str, Any]:

@@ -25,11 +25,11 @@ import optax
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.distributed.link_counter import LinkCounter
 from dilocox_jax.metrics.recorder import Recorder
-from dilocox_jax.outer.outer_step import Drift
-from dilocox_jax.outer.window import StepMetrics
+from dilocox_jax.outer.drift import Drift
 from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.report.units import human_bytes
+from dilocox_jax.rounds.window import StepMetrics
 from dilocox_jax.training import evaluation
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.states import NotFiniteError, TrainingProgress
@@ -183,9 +183,10 @@ class MetricsReader:
     self._recorded_s = time.perf_counter()
     self._before = progress
     self._link = LinkCounter()
-    # A segment with a thread is over once it is dispatched. The bytes of a
+    # A segment whose dispatch waits for exchanges is over then. The bytes of a
     # segment on a link must not mix with those of the next one.
-    self.reads_at_once = bool(programs.rounds.thread or self._link.interface)
+    waits = programs.rounds.runtime.waits_for_exchanges
+    self.reads_at_once = waits or bool(self._link.interface)
 
   def close(self) -> None:
     """Stops measuring."""

@@ -28,7 +28,6 @@ from dilocox_jax.models.loss import (
   token_scores,
 )
 from dilocox_jax.models.transformer import remat_wrapper
-from dilocox_jax.outer.window import WithFrozen
 from dilocox_jax.trees import Scalar, Tree, shapes_by_path
 
 
@@ -38,7 +37,7 @@ def model_functions(
   given: LossModel | None,
   end_of_text: int | None,
   trainable: Adaptation | None = None,
-) -> tuple[LossModel, Gradient, Loss]:
+) -> tuple[LossModel, Gradient, Callable[..., Scalar]]:
   """Builds the model, and the gradient and evaluation of a replica.
 
   Args:
@@ -51,7 +50,7 @@ def model_functions(
   Returns:
     The model, (params, batch) -> (loss, gradients), and (params, batches
     [N, B, L + 1]) -> mean loss. If only a part is trained, params are this
-    part, and batches are `WithFrozen`.
+    part, and gradient and evaluation have an argument `frozen`.
 
   Raises:
     ValueError: If a model that is handed in, or of which only a part is
@@ -116,7 +115,7 @@ def _whole(
   trainable: Adaptation | None,
   micro_batches: int,
   stacked_by: str,
-) -> tuple[LossModel, Gradient, Loss]:
+) -> tuple[LossModel, Gradient, Callable[..., Scalar]]:
   """Builds the functions of a replica that one device holds."""
   gradient = accumulated_gradient(loss, micro_batches)
   evaluation = _mean_over_batches(evaluated.loss)
@@ -133,20 +132,19 @@ def _whole(
 
 def _of_a_part(
   model: LossModel, loss: Loss, trainable: Adaptation, micro_batches: int
-) -> tuple[Gradient, Loss]:
+) -> tuple[Gradient, Callable[..., Scalar]]:
   """Builds gradient and evaluation where a part is trained."""
   join = trainable.join
 
-  def gradient(params: Tree, batch: WithFrozen) -> tuple[Scalar, Tree]:
+  def gradient(params: Tree, batch: Tree, frozen: Tree) -> tuple[Scalar, Tree]:
     def joint_loss(params: Tree, rows: Tree) -> Scalar:
-      return loss(join(params, batch.frozen), rows)
+      return loss(join(params, frozen), rows)
 
-    rows = batch.batches
-    return accumulated_gradient(joint_loss, micro_batches)(params, rows)
+    return accumulated_gradient(joint_loss, micro_batches)(params, batch)
 
-  def evaluation(params: Tree, batches: WithFrozen) -> Scalar:
-    params = join(params, batches.frozen)
-    return _mean_over_batches(model.loss)(params, batches.batches)
+  def evaluation(params: Tree, batches: Tree, frozen: Tree) -> Scalar:
+    mean_loss = _mean_over_batches(model.loss)
+    return mean_loss(join(params, frozen), batches)
 
   return gradient, evaluation
 

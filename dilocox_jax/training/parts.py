@@ -5,13 +5,14 @@ from typing import Any, Protocol
 
 import optax
 
-from dilocox_jax.aggregators.collectives import Traffic
+from dilocox_jax.aggregator import Aggregator
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.feeds import Feed
 from dilocox_jax.models.adapters import Adaptation
 from dilocox_jax.models.loss import LossModel
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
-from dilocox_jax.trees import Aggregator
+from dilocox_jax.rounds.exchanges import MailboxExchange
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Parts:
     outer_optimizer: Optimizer of the outer parameters, in place of
       `config.outer`.
     exchange: Averages one fragment over the replicas, in place of
-      `config.exchange`.
+      `config.exchange`. The trainer puts that of a mailbox here.
     trainable: What is trained of the model, if not all of it.
   """
 
@@ -34,7 +35,7 @@ class Parts:
   data: Corpus | Feed | None = None
   inner_optimizer: optax.GradientTransformation | None = None
   outer_optimizer: optax.GradientTransformation | None = None
-  exchange: Aggregator | None = None
+  exchange: Aggregator | MailboxExchange | None = None
   trainable: Adaptation | None = None
 
   @property

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from dilocox_jax.checks import changed_fields, flat, json_file
-from dilocox_jax.config import FREE_ON_RESUME, RunConfig
+from dilocox_jax.config import RunConfig, free_on_resume
 from dilocox_jax.distributed import processes
 from dilocox_jax.metrics.recorder import METRICS
 from dilocox_jax.metrics.work_directory import CONFIG, RECORD, RefusedError
@@ -216,7 +216,7 @@ def _changes(
   """
   # A field that is newer than the saved run had its default there.
   old = flat(RunConfig().to_mapping()) | flat(saved)
-  changes = changed_fields(old, now, FREE_ON_RESUME)
+  changes = changed_fields(old, now, free_on_resume())
   if digest != corpus_digest:
     changes.append(f"corpus: {digest} -> {corpus_digest}")
   return changes

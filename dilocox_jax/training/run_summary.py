@@ -10,7 +10,7 @@ import pathlib
 
 import jax
 
-from dilocox_jax.aggregators.collectives import Traffic
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import chosen_values
 from dilocox_jax.metrics.work_directory import write_run_record

@@ -21,16 +21,16 @@ from dilocox_jax.checks import (
   of_type,
   require,
 )
-from dilocox_jax.config import FREE_ON_RESUME, RunConfig
+from dilocox_jax.config import RunConfig, free_on_resume
 from dilocox_jax.config.run import from_saved
 from dilocox_jax.config.sections import MeshConfig
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.metrics.work_directory import CONFIG, RECORD, RefusedError
 from dilocox_jax.models import adapters, weights
 from dilocox_jax.outer.average import AverageState
-from dilocox_jax.outer.data_parallel import SharedState
-from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.plan.model.shapes import ModelShape
+from dilocox_jax.rounds.data_parallel import SharedState
+from dilocox_jax.rounds.states import RoundState
 from dilocox_jax.training import build, evaluation, states
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import FOLDER, Checkpoints
@@ -300,7 +300,7 @@ def _check_same_config(
     RefusedError: If the two are of different runs.
   """
   saved = flat(record["config"])
-  changes = changed_fields(saved, config.to_mapping(), FREE_ON_RESUME)
+  changes = changed_fields(saved, config.to_mapping(), free_on_resume())
   if changes:
     raise RefusedError(
       f"{source / CONFIG} is not the config of the checkpoints beside it "

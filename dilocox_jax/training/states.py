@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from dilocox_jax.aggregators.collectives import Traffic
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.distributed import coordinator_store, host_memory
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
-from dilocox_jax.outer.data_parallel import SharedState
-from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.plan.schedule.run_plan import Segment
+from dilocox_jax.rounds.data_parallel import SharedState
+from dilocox_jax.rounds.states import RoundState
 from dilocox_jax.training.build import Programs
 from dilocox_jax.trees import Tree, all_finite
 
@@ -134,22 +134,18 @@ def abstract(
   if phase != "rounds":
     return programs.steps.abstract(params)
   optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
-  return programs.rounds.abstract(params, optimizer, in_flight)
+  return programs.rounds.states.abstract(params, optimizer, in_flight)
 
 
-def check_alone(programs: Programs, batch: Tree) -> None:
-  """Refuses code that needs an axis of replicas which are apart.
+def shapes_of(programs: Programs) -> tuple[Tree, Tree]:
+  """Returns shapes and types of parameters and inner optimizer of a replica.
 
   Args:
-    programs: Programs of a run whose replicas meet in a store.
-    batch: Shapes and types of a batch of one inner step, leaves [B, ...].
-
-  Raises:
-    ValueError: One line (`outer.alone`).
+    programs: Programs of the run.
   """
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
   optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
-  programs.rounds.check_alone(params, optimizer, batch)
+  return params, optimizer
 
 
 def segment_sent_bytes(

@@ -23,14 +23,13 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.meeting.agreement import LostError, StoppedError
 from dilocox_jax.metrics import work_directory
-from dilocox_jax.outer.data_parallel import SharedState
-from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.report.page import PAGE
+from dilocox_jax.rounds.data_parallel import SharedState
+from dilocox_jax.rounds.states import RoundState
 from dilocox_jax.training import (
   build,
   evaluation,
-  member,
   resume,
   run_summary,
   run_text,
@@ -39,7 +38,12 @@ from dilocox_jax.training import (
 )
 from dilocox_jax.training.adaptive_controller import AdaptiveController
 from dilocox_jax.training.checkpoint import FOLDER, Checkpoints
-from dilocox_jax.training.member import Meeting, Member
+from dilocox_jax.training.local_replicas import LocalReplicas
+from dilocox_jax.training.mailbox_replica import (
+  MailboxReplica,
+  Meeting,
+  meeting_config,
+)
 from dilocox_jax.training.metrics_reader import DispatchedSegment, MetricsReader
 from dilocox_jax.training.parts import NO_PARTS, Clock, Parts
 from dilocox_jax.training.states import (
@@ -83,23 +87,24 @@ class Trainer:
     Raises:
       ValueError: One line, if a part cannot be built.
     """
-    if meeting or config.meets:
-      config = member.meeting_config(config, meeting, parts)
     assert parts.trainable or not config.lora.rank, "start.with_trainable"
-    self.clock, self.parts = clock, parts
-    self.config, self.workdir, self.command = config, workdir, command
-    self._values = config.to_mapping()
-    self.data = run_text.run_data(config, parts)
-    carried = parts
-    if meeting:
-      exchange = member.exchange(config, meeting, self.data.digest)
-      carried = dataclasses.replace(parts, exchange=exchange)
-    self.programs = build.programs(config, carried, self.data.end_of_text)
-    rounds = self.programs.rounds
-    if meeting:
-      states.check_alone(self.programs, self.data.batch)
-    self._member = Member(meeting, rounds) if meeting else None
-    self.replicas = rounds.replicas
+    self._replicas = _replicas_of(config, meeting, parts)
+    self.config = self._replicas.config
+    self.clock = clock
+    self.parts = parts
+    self.workdir = workdir
+    self.command = command
+    self._values = self.config.to_mapping()
+    self.data = run_text.run_data(self.config, parts)
+    self.programs = build.programs(
+      self.config,
+      self._replicas.with_exchange(parts, self.data.digest),
+      self.data.end_of_text,
+    )
+    params, optimizer = states.shapes_of(self.programs)
+    self._replicas.attach(
+      self.programs.rounds, params, optimizer, self.data.batch
+    )
     self.controller = AdaptiveController(self.programs)
     self.progress = TrainingProgress()
     self.has_begun = False
@@ -117,8 +122,7 @@ class Trainer:
       stop_signal: Number of the signal that asks for it.
     """
     self._stop_signal = stop_signal
-    if self._member:
-      self._member.stop.set()
+    self._replicas.request_stop()
     segment = "the segment under way"
     if self._is_compiling:
       segment += ", which is being compiled"
@@ -159,7 +163,7 @@ class Trainer:
     except ValueError as error:
       raise work_directory.RefusedError(str(error)) from error
     if jax.process_count() > 1:
-      processes.open_connections(self.replicas.mesh)
+      processes.open_connections(self.programs.rounds.replicas.mesh)
 
   def _run(self) -> None:
     """Trains to the end, and says what to do if that cannot be."""
@@ -194,10 +198,14 @@ class Trainer:
     return f"{self._checkpoints.what_is_kept()} in {self.workdir}"
 
   def _start_and_train(self) -> None:
-    if self._member:
-      self._member.enter(self._values, self.parts.names)
-    made = self._values, self.programs, self._checkpoints, self.data.digest
-    resumed = resume.resumed_state(*made, self.parts)
+    self._replicas.enter(self._values, self.parts.names)
+    resumed = resume.resumed_state(
+      self._values,
+      self.programs,
+      self._checkpoints,
+      self.data.digest,
+      self.parts,
+    )
     if resumed:
       state, record = resumed
       self.progress = TrainingProgress(**record["position"])
@@ -211,23 +219,42 @@ class Trainer:
       self.data.streams.set_state(record["streams"])
       self.controller.set_state(record["controller"])
       resume.set_clock(self.clock, record.get("clock"))
-      if self._member:
-        self._member.set_state(record["meeting"])
+      self._replicas.set_state(record["meeting"])
     else:
       state = self._first_state()
     if processes.is_main():
-      given = self.config, self.data, self.parts
-      plan, traffic = self.controller.plan, self.controller.traffic
-      run_summary.announce(*given, plan, traffic, self.progress.step)
-      made = self.workdir, self.programs, self.command, bool(resumed)
-      run_summary.record(*given, self.clock, *made)
-    if self._member:
-      self._member.open(self.workdir, self.progress.step if resumed else None)
-    written = self.workdir if processes.is_main() else None
-    made = self.config.sync.method, self.programs, written, self.progress
-    self._reader = MetricsReader(*made, bool(resumed))
+      self._announce(is_resumed=bool(resumed))
+    self._replicas.open(self.workdir, self.progress.step if resumed else None)
+    self._reader = MetricsReader(
+      self.config.sync.method,
+      self.programs,
+      self.workdir if processes.is_main() else None,
+      self.progress,
+      bool(resumed),
+    )
     with contextlib.closing(self._reader):
       self._train_to_the_end(state)
+
+  def _announce(self, *, is_resumed: bool) -> None:
+    """Says on the terminal, and records, what the run is."""
+    run_summary.announce(
+      self.config,
+      self.data,
+      self.parts,
+      self.controller.plan,
+      self.controller.traffic,
+      self.progress.step,
+    )
+    run_summary.record(
+      self.config,
+      self.data,
+      self.parts,
+      self.clock,
+      self.workdir,
+      self.programs,
+      self.command,
+      is_resumed,
+    )
 
   def _train_to_the_end(self, state: TrainingState) -> None:
     """Trains and finishes; a replica that has lost the others begins again."""
@@ -244,11 +271,13 @@ class Trainer:
     """Returns the state with which this run, or this replica of it, begins."""
     phase = self.controller.plan.phase(0)
     state = start.first_state(self.config, self.programs, phase, self.parts)
-    if self._member:
-      assert isinstance(state, RoundState)
-      state = self._member.joined(state, self.config.total_steps)
-      self._go_to(int(jax.device_get(state.step)))
-    return state
+    if not isinstance(state, RoundState):
+      return state
+    joined = self._replicas.joined(state, self.config.total_steps)
+    if joined is None:
+      return state
+    self._go_to(int(jax.device_get(joined.step)))
+    return joined
 
   def _go_to(self, step: int) -> None:
     """Goes to a step of the plan that this replica has not trained up to."""
@@ -260,9 +289,9 @@ class Trainer:
     unread: DispatchedSegment | None = None
     while self.progress.step < self.config.total_steps:
       segment = self.controller.plan.segment(self.progress.step)
-      if self._member and self._member.is_behind:
+      if self._replicas.is_behind:
         assert isinstance(state, RoundState)
-        state = self._member.passed_over(state, segment)
+        state = self._replicas.passed_over(state, segment)
         self._go_to(segment.stop)
         self._reader.record_time("catch_up", self.progress.step)
         if self._agreed_stop_signal():
@@ -317,9 +346,8 @@ class Trainer:
     self, state: TrainingState, segment: Segment
   ) -> tuple[TrainingState, DispatchedSegment]:
     """Starts a segment; no array crosses to or from the devices by accident."""
-    own = [self._member.number] if self._member else self.replicas.own
-    batches = self.data.streams.take(segment.num_steps, own)
-    drifts, thread = [], self.programs.rounds.thread
+    batches = self.data.streams.take(segment.num_steps, self._replicas.numbers)
+    drifts = []
     with jax.transfer_guard("disallow"):
       if isinstance(state, RoundState):
         state, step_metrics, drifts = self.controller.rounds.run(
@@ -332,7 +360,8 @@ class Trainer:
       else:
         state, step_metrics = self.programs.steps.steps(state, batches)
     self._compiled.add(self._program(segment))
-    clock, traffic = self.clock, self.controller.traffic
+    clock = self.clock
+    traffic = self.controller.traffic
     sent_bytes = states.segment_sent_bytes(traffic, segment, state)
     steps = segment.replica_steps(self.config.num_local_replicas)
     self.progress = self.progress.after(
@@ -341,14 +370,14 @@ class Trainer:
       tokens=self.progress.tokens + steps * self.data.step_tokens,
       simulated_s=clock.advance(segment, traffic) if clock else None,
     )
-    note = self._member.record(segment.stop) if self._member else ""
+    note = self._replicas.record(segment.stop)
     return state, DispatchedSegment(
       segment=segment,
       progress=self.progress,
       metrics=step_metrics,
       drifts=drifts,
       ready_s=ready_time((step_metrics, drifts)),
-      waits=thread.new_waits() if thread else None,
+      waits=self.controller.rounds.runtime.new_waits(),
       note=note,
     )
 
@@ -422,7 +451,7 @@ class Trainer:
       "config": self._values,
       "corpus_digest": self.data.digest,
       "handed_in": self.parts.names,
-      "meeting": self._member.get_state() if self._member else None,
+      "meeting": self._replicas.get_state(),
     }
     number = self.progress.step + self.progress.is_finished
     self._checkpoints.save(number, state, record)
@@ -432,13 +461,11 @@ class Trainer:
     """Flushes, evaluates and saves; the run cannot be continued after."""
     if isinstance(state, RoundState):
       plan, traffic = self.controller.plan, self.controller.traffic
-      if self._member:
-        self._member.end()
+      self._replicas.end()
       step = plan.schedule_step(self.config.total_steps)
       attendance = plan.flush_attendance()
       state, drifts = self.controller.rounds.flush(state, attendance)
-      if self._member:
-        self._member.record(self.config.total_steps)
+      self._replicas.record(self.config.total_steps)
       self._reader.check_flush(drifts, self.config.total_steps, attendance)
       jax.block_until_ready(state)
       sent_bytes = traffic.flush_bytes(step, attendance)
@@ -448,3 +475,23 @@ class Trainer:
     self._evaluate(state, self.config.total_steps)
     self.progress = self.progress.after(is_finished=True)
     self._save(state)
+
+
+def _replicas_of(
+  config: RunConfig, meeting: Meeting | None, parts: Parts
+) -> LocalReplicas | MailboxReplica:
+  """Returns the replicas of this program.
+
+  Args:
+    config: Config of the run.
+    meeting: Where its replica meets the others; None: all are here.
+    parts: Parts that are handed in.
+
+  Raises:
+    ValueError: If these do not go together.
+  """
+  if meeting is None and not config.meets:
+    return LocalReplicas(config)
+  config = meeting_config(config, meeting, parts)
+  assert meeting is not None, "meeting_config refuses it"
+  return MailboxReplica(config, meeting)

@@ -310,7 +310,7 @@ class _OneRun:
       config.sync.named,
       inner,
       averaged(outer, self._power),
-      exchange=build.outer_step(config).aggregator,
+      exchange=build.run_exchange(config).aggregator,
       fragments=config.fragments,
     )
 

@@ -28,7 +28,7 @@ from dilocox_jax.metrics import work_directory
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.training import start
-from dilocox_jax.training.member import Meeting
+from dilocox_jax.training.mailbox_replica import Meeting
 from dilocox_jax.training.parts import Clock
 from dilocox_jax.training.states import StopRequestedError, TrainingStoppedError
 from dilocox_jax.training.trainer import Trainer

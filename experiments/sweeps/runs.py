@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dilocox_jax.checks import check_path, flat, in_front, known, require
-from dilocox_jax.config import FREE_ON_RESUME, RunConfig, from_mapping
+from dilocox_jax.config import RunConfig, free_on_resume, from_mapping
 from dilocox_jax.config.recipes import DEFAULTS
 from dilocox_jax.config.sections import DataConfig
 
@@ -33,7 +33,7 @@ FIELDS = (
 # of `evaluation` may change when a run is resumed, but they decide which points
 # the run's curve has. So the digest contains them.
 _IGNORED = tuple(
-  field for field in FREE_ON_RESUME if not field.startswith("evaluation.")
+  field for field in free_on_resume() if not field.startswith("evaluation.")
 )
 _MAX_NAME_BYTES = 120  # The limit of a directory's name is 255 bytes.
 

@@ -5,7 +5,7 @@ among 4 to 32 machines of AWS, whose links the kernel's netem throttled and
 delayed. Nothing is fitted here.
 """
 
-from dilocox_jax.plan.collective import Collective
+from dilocox_jax.plan.operations import operation
 from dilocox_jax.simulate.gloo import GLOO
 from dilocox_jax.simulate.transfer import NCCL
 from experiments.tables.runs import collective_s, equal_links
@@ -74,7 +74,7 @@ def _row(
   predicted_s = collective_s(
     cluster=cluster,
     transport=TRANSPORTS[transport],
-    collective=Collective("all_reduce", _OPERAND_BYTES),
+    collective=operation("all_reduce", _OPERAND_BYTES),
   )
   return beside(
     figures=load_published("tc_cluster_setting"),

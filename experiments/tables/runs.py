@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dilocox_jax.aggregators.collectives import Traffic
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.checks import flat
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.config import RunConfig, from_mapping
-from dilocox_jax.plan.collective import Collective
+from dilocox_jax.plan.operations import Operation
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.plan.schedule.run_plan import RunPlan
@@ -74,7 +74,7 @@ def flat_traffic(
 
 
 def collective_s(
-  cluster: Cluster, transport: Transport, collective: Collective
+  cluster: Cluster, transport: Transport, collective: Operation
 ) -> float:
   """Returns the simulated seconds of a collective after idle time.
 

@@ -13,7 +13,7 @@ ring. Each puts its payload into object storage and takes those of the others
 from there, so a slow uplink costs less.
 """
 
-from dilocox_jax.aggregators.collectives import message_bytes
+from dilocox_jax.aggregators.sizes import message_bytes
 from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.codecs.sparse import TopK
 from dilocox_jax.plan.schedule import methods

@@ -16,7 +16,8 @@ from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.training import build
-from dilocox_jax.trees import Array, Pausing, Tree
+from dilocox_jax.trees import Array, Tree
+from dilocox_jax.turns import Pausing
 from experiments.tools import bench_inner as inner
 from experiments.tools.bench import Ratio, TimedProgram
 

@@ -23,11 +23,11 @@ from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.metrics.lines import write_json
 from dilocox_jax.models import adapters
-from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.plan.schedule.sync_schedule import Window
 from dilocox_jax.report.page import write_page
 from dilocox_jax.report.tables import markdown_table
 from dilocox_jax.report.units import human_bytes, human_share
+from dilocox_jax.rounds.states import RoundState
 from dilocox_jax.training import build, states
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.trees import nested
@@ -136,12 +136,11 @@ def steady_program(
     given = batches(segment.num_steps).update(
       sharding=place.replicas.batch_sharding
     )
-    given = programs.rounds.beside_frozen(given)
-    lowered = place.compiled.lower(state, given)
+    lowered = place.compiled.lower(state, given, programs.rounds.frozen)
     sent = traffic.segment_bytes(segment)
     return Program(segment.num_steps, sent, 0, lowered)
   step, window = _fullest_window(config)
-  if programs.rounds.goes_apart:
+  if programs.rounds.runtime.splits_windows:
     window = window.parts[0]  # Its steps, beside which nothing is exchanged.
   counts = config.sync.named.schedule.num_in_flight(step)
   state = states.abstract(programs, "rounds", in_flight=counts)

@@ -9,8 +9,8 @@ import dataclasses
 import math
 import re
 
-from dilocox_jax.outer.window import INNER_STEPS
-from dilocox_jax.plan.collective import Collective
+from dilocox_jax.plan.operations import operation
+from dilocox_jax.rounds.window import INNER_STEPS
 
 _INSTRUCTION = re.compile(
   r"%?([\w.-]+) = \(?([a-z]+)(\d*)\[([\d,]*)\].*? "
@@ -38,7 +38,7 @@ class Transfer:
   def sent_bytes(self, num_replicas: int) -> float:
     """Returns what one device sends to the slices of all other replicas."""
     # An operand of a permute is what goes to one other slice.
-    return Collective(self.kind, self.operand_bytes).sent_bytes(num_replicas)
+    return operation(self.kind, self.operand_bytes).sent_bytes(num_replicas)
 
 
 def transfers(text: str) -> list[Transfer]:

@@ -21,7 +21,7 @@ import numpy as np
 from dilocox_jax.config import from_mapping, to_plan
 from dilocox_jax.distributed.link_counter import LINK_VARIABLE
 from dilocox_jax.metrics.lines import write_json
-from dilocox_jax.plan.collective import Collective
+from dilocox_jax.plan.operations import operation
 from dilocox_jax.plan.schedule.methods import named_method
 from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.simulate.cluster import Cluster, Link, Site
@@ -146,7 +146,7 @@ def run_cases(
     asked = [(kind, n * _MIB) for kind, each in sizes.items() for n in each]
     found = _measured(cluster, asked, folder, repeats)
     for (kind, size), (seconds, sent, cpu_s) in zip(asked, found, strict=True):
-      collective = Collective(kind, size)
+      collective = operation(kind, size)
       yield Row(
         links=cluster.name,
         what=f"{kind} of {size // _MIB} MiB",

@@ -53,7 +53,8 @@ def program(codec, layout="stacked", num_replicas=NUM_REPLICAS, **settings):
   update = jax.jit(replicas.map(aggregator.average, (0, 0), 0))
 
   def run(values, state):
-    return update(replicas.place(values, 0), replicas.place(state, 0))
+    averaged = update(replicas.place(values, 0), replicas.place(state, 0))
+    return averaged.mean, averaged.sent, averaged.state
 
   return run, state
 

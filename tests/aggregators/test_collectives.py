@@ -5,16 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_jax.aggregators.collectives import (
-  Traffic,
-  chosen_collective,
-  collectives,
-  message_bytes,
-)
+from dilocox_jax.aggregators.collective import chosen_collective
+from dilocox_jax.aggregators.sizes import message_bytes
+from dilocox_jax.aggregators.traffic import Traffic, exchange_operations
 from dilocox_jax.codecs.low_rank import LocalLowRank, LowRank
 from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.codecs.sparse import RandomMask, TopK
-from dilocox_jax.plan.collective import Collective
+from dilocox_jax.plan.choices import loaded
+from dilocox_jax.plan.collectives import COLLECTIVES
+from dilocox_jax.plan.operations import operation
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.run_plan import RunPlan
@@ -23,6 +22,14 @@ FP32 = Float()
 FP16 = Float("float16")
 INT4 = Int(4)
 SPARSE = TopK(then=Int(2))
+
+
+def name_of(codec, choice, num_replicas):
+  """The name under which a chosen collective is registered."""
+  chosen = chosen_collective(codec, choice, num_replicas)
+  return next(
+    name for name, place in COLLECTIVES.items() if loaded(place) is type(chosen)
+  )
 
 
 @pytest.mark.parametrize(
@@ -42,7 +49,7 @@ SPARSE = TopK(then=Int(2))
 def test_the_choice_by_itself_follows_from_codec_and_replicas(
   codec, two, three, four
 ):
-  found = [chosen_collective(codec, "auto", m) for m in (2, 3, 4, 8)]
+  found = [name_of(codec, "auto", m) for m in (2, 3, 4, 8)]
   assert found == [two, three, four, four]
 
 
@@ -61,10 +68,10 @@ def test_a_choice_is_kept_where_it_is_possible(
   codec, choice, num_replicas, message
 ):
   if not message:
-    assert chosen_collective(codec, choice, num_replicas) == choice
+    assert name_of(codec, choice, num_replicas) == choice
     return
   with pytest.raises(ValueError, match=re.escape(message)):
-    collectives(codec, {"w": (30, 20)}, num_replicas, choice)
+    exchange_operations(codec, {"w": (30, 20)}, num_replicas, choice)
 
 
 # A flag is a byte, or one more number of a sum.
@@ -109,8 +116,8 @@ def test_a_choice_is_kept_where_it_is_possible(
 def test_what_is_asked_for_in_turn_is_sent_in_turn(
   codec, shapes, num_replicas, expected
 ):
-  found = collectives(codec, shapes, num_replicas)
-  assert found == [Collective(*each) for each in expected]
+  found = exchange_operations(codec, shapes, num_replicas)
+  assert found == [operation(*each) for each in expected]
 
 
 MATRIX, FACTORS = {"blocks/w": (3, 20, 30)}, 4 * 3 * 2 * (20 + 30)
@@ -173,7 +180,7 @@ def traffic(method, num_replicas, **settings):
 
 def ring(num_values, num_replicas):
   """Bytes of fp32 values and a flag on a ring."""
-  return Collective("all_reduce", 4 * num_values + 4).sent_bytes(num_replicas)
+  return operation("all_reduce", 4 * num_values + 4).sent_bytes(num_replicas)
 
 
 def run_bytes(plan, num_replicas):

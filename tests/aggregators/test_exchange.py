@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.aggregators.collectives import collectives
 from dilocox_jax.aggregators.exchange import exchange
+from dilocox_jax.aggregators.traffic import exchange_operations
 from dilocox_jax.codecs import low_rank
 from dilocox_jax.codecs.low_rank import Factors, LowRank
 from dilocox_jax.codecs.quantize import Float, Int
@@ -131,7 +131,7 @@ def test_a_mask_is_one_for_all_replicas_and_another_the_next_time(layout):
   state = every_replicas(made.init(replica(values)))
   run = jax.jit(replicas.map(made.average, (0, 0), 0))
   for _ in range(2):
-    mean, own, state = run(*replicas.place((values, state), 0))
+    mean, own, state, _ = run(*replicas.place((values, state), 0))
     is_sent = jax.tree.map(lambda leaf: np.asarray(leaf) != 0, own)
     assert_all_have_the_same(is_sent)
     exact = jax.tree.map(np.multiply, mean_of(values), replica(is_sent))
@@ -159,7 +159,7 @@ def exchanges(values, codec="float16"):
   state = every_replicas(made.init(jnp.zeros(23)))
   run = jax.jit(Replicas(NUM_REPLICAS).map(made.average, (0, 0), 0))
   for each in values:
-    mean, sent, state = run(each, state)
+    mean, sent, state, _ = run(each, state)
     yield mean, sent, state.residual
 
 
@@ -286,8 +286,8 @@ def test_results_are_like_the_values_and_empty_leaves_cost_nothing(codec):
       lambda x: (x.shape, x.dtype), values
     )
   alone = {"a": (3, 2, 2)}
-  both = collectives(codec, alone | {"b": (0, 5)}, 3)
-  assert both == collectives(codec, alone, 3)
+  both = exchange_operations(codec, alone | {"b": (0, 5)}, 3)
+  assert both == exchange_operations(codec, alone, 3)
 
 
 @pytest.mark.parametrize(

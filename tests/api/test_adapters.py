@@ -214,8 +214,8 @@ def test_a_transform_and_rounds_leave_out_what_is_frozen():
     )
   assert params["base"].tolist() == [[2.0] * 3] * 2
 
-  def inner_step(own, state, batch):
-    value, grads = jax.value_and_grad(loss)(own, batch.frozen, batch.batches)
+  def inner_step(own, state, batch, frozen):
+    value, grads = jax.value_and_grad(loss)(own, frozen, batch)
     updates, state = inner.update(grads, state, own)
     return optax.apply_updates(own, updates), state, (value, value)
 

@@ -144,7 +144,7 @@ def test_optimizers_that_count_as_false_are_used():
   optimizer = Silent(*optax.sgd(0.5))
   config = runs.settings()
   parts = Parts(inner_optimizer=optimizer, outer_optimizer=optimizer)
-  assert build.outer_step(config, parts).optimizer is optimizer
+  assert runs.outer_step(config, parts).optimizer is optimizer
   programs = build.programs(config, parts)
   assert np.isnan(programs.schedule(0))
   assert programs.steps.optimizer is optimizer

@@ -8,7 +8,7 @@ from dilocox_jax.inner.step import accumulated_gradient, inner_step
 from dilocox_jax.meeting.members import DiffersError
 from dilocox_jax.meeting.store import Store
 from dilocox_jax.plan.schedule import methods
-from dilocox_jax.trees import without_pauses
+from dilocox_jax.turns import without_pauses
 from tests.meeting import apart
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import (

@@ -13,8 +13,8 @@ import dilocox_jax as dx
 from dilocox_jax.config import from_mapping
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.methods import METHODS, diloco
-from dilocox_jax.training import build
 from dilocox_jax.trees import leaves_by_path
+from tests import runs
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import assert_close, loss, nesterov
 from tests.tiers import slow
@@ -77,7 +77,7 @@ FAST = ("allreduce", "diloco", "dilocox")
 def test_a_method_by_name_has_the_parts_of_the_trainer(name, x64):
   """tests/outer holds transforms of given parts, and rounds, to the twins."""
   config = config_of(name, SETTINGS[name])
-  parts, interval = build.outer_step(config), SETTINGS[name].get(COUNT, 1)
+  parts, interval = runs.outer_step(config), SETTINGS[name].get(COUNT, 1)
   problem = make_problem(0, NUM_REPLICAS, 5 * interval, NUM_LAYERS, WIDTH, 3)
   is_divided = parts.method.exchanged == "pseudo_gradient"
   given = {"fragments": config.fragments if is_divided else None}

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dilocox_jax.codecs.base import Reduced
-from dilocox_jax.trees import without_pauses
+from dilocox_jax.turns import without_pauses
 
 KEY = jax.random.key(0)
 

@@ -5,7 +5,7 @@ import pytest
 
 from dilocox_jax.codecs.base import Reduced
 from dilocox_jax.codecs.sparse import RandomMask, TopK, stratum_bounds
-from dilocox_jax.trees import without_pauses
+from dilocox_jax.turns import without_pauses
 from tests.codecs.alone import KEY, alone, gaussian, through
 from tests.oracles import codecs as oracle
 

@@ -8,8 +8,15 @@ import pytest
 from dilocox_jax.checks import changed_fields, check_path
 from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.quantize import Int
-from dilocox_jax.config import FREE_ON_RESUME, RunConfig, from_mapping, to_plan
+from dilocox_jax.config import (
+  RunConfig,
+  free_on_resume,
+  from_mapping,
+  platforms,
+  to_plan,
+)
 from dilocox_jax.config.platforms import chosen_values, on_platform
+from dilocox_jax.config.run import field_facts
 from dilocox_jax.plan.model.presets import nano
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments
@@ -86,7 +93,7 @@ def test_the_plan_of_a_run_follows_from_its_fields():
 
 
 def test_a_resumed_run_may_be_evaluated_otherwise_but_not_trained_otherwise():
-  for path in FREE_ON_RESUME:
+  for path in free_on_resume():
     check_path(RunConfig, path)
   values = {
     "seed": 1,
@@ -95,7 +102,8 @@ def test_a_resumed_run_may_be_evaluated_otherwise_but_not_trained_otherwise():
   }
   old, new = RunConfig().to_mapping(), from_mapping(values).to_mapping()
   changed = [
-    line[: line.index(":")] for line in changed_fields(old, new, FREE_ON_RESUME)
+    line[: line.index(":")]
+    for line in changed_fields(old, new, free_on_resume())
   ]
   assert changed == ["checkpoint.init_from", "evaluation.num_sequences", "seed"]
 
@@ -317,3 +325,11 @@ def test_settings_behind_a_methods_name_are_its_fields():
 def test_names_of_papers_and_libraries_lead_to_ours(path, name):
   with pytest.raises(ValueError, match=f"did you mean '{name}'"):
     from_mapping({path: 1})
+
+
+def test_what_a_field_leaves_to_the_device_has_a_value_on_every_platform():
+  left = {
+    path for path, facts in field_facts().items() if facts.is_left_to_device
+  }
+  for platform in ("cpu", "gpu", "tpu", "other"):
+    assert platforms.chosen_values(RunConfig(), platform).keys() == left

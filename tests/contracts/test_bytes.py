@@ -11,20 +11,21 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from dilocox_jax.aggregators.collectives import Traffic, collectives
 from dilocox_jax.aggregators.exchange import exchange
-from dilocox_jax.aggregators.screen import screened
+from dilocox_jax.aggregators.norm_filter import norm_filter
+from dilocox_jax.aggregators.traffic import Traffic, exchange_operations
 from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.quantize import E3M0, Float, Int
 from dilocox_jax.codecs.sparse import RandomMask, TopK
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.outer.cuts import Cuts
-from dilocox_jax.outer.data_parallel import StepPrograms
-from dilocox_jax.outer.outer_step import OuterStep, measure_drift
-from dilocox_jax.outer.rounds import Rounds
+from dilocox_jax.outer.drift import measure_drift
+from dilocox_jax.outer.fragment_view import Cuts
+from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.rounds.data_parallel import StepPrograms
+from dilocox_jax.rounds.rounds import Rounds
 from experiments.tools.compiled_run import (
   is_compiler_installed,
   topology_devices,
@@ -99,14 +100,14 @@ def traffic(method, codec, collective, num_replicas, *more):
 def rounds(method, codec, collective, num_replicas, ratio=None):
   aggregator = exchange(codec, feedback=1.0, collective=collective)
   if ratio:
-    aggregator = screened(aggregator, ratio)
+    aggregator = norm_filter(aggregator, ratio)
   return Rounds(
-    OuterStep(method, optax.sgd(1.0), aggregator),
-    Cuts(
+    outer=OuterStep(method, optax.sgd(1.0), aggregator),
+    cuts=Cuts(
       method.schedule.num_fragments,
       Fragments(method.schedule.num_fragments, NUM_LAYERS),
     ),
-    Replicas(num_replicas, "mesh"),
+    replicas=Replicas(num_replicas, "mesh"),
     inner_step=descend,
   )
 
@@ -134,7 +135,7 @@ def test_an_exchange_moves_the_bytes_of_the_plan(
   method = methods.delayed(7, num_fragments)
   programs = rounds(method, codec, collective, num_replicas)
   plan = traffic(method, codec, collective, num_replicas)
-  state = programs.abstract(params_like(SHAPES), ())
+  state = programs.states.abstract(params_like(SHAPES), ())
 
   def exchanged(fragment, own):
     result, kept = programs.outer.exchange(fragment, own)
@@ -188,7 +189,7 @@ def test_a_window_moves_the_bytes_of_the_exchange_that_arrives_in_it(
     if programs.kind(window) in seen:
       continue
     seen.add(programs.kind(window))
-    state = programs.abstract(params_like(SHAPES), (), in_flight)
+    state = programs.states.abstract(params_like(SHAPES), (), in_flight)
     text = programs.lowered(state, batches, window).compile().as_text()
     expected = plan.exchange(window.applied.fragment) if window.applied else []
     assert operations(text) == planned(*expected)
@@ -206,7 +207,7 @@ def test_a_data_parallel_step_moves_the_bytes_of_its_gradients():
   )
   state = programs.abstract(params_like(SHAPES))
   batches = programs.replicas.abstract(jnp.zeros((2, 5)), 0)
-  text = programs.compiled.lower(state, batches).compile().as_text()
+  text = programs.compiled.lower(state, batches, None).compile().as_text()
   plan = traffic(method, COCKTAIL, "auto", 2)
   assert operations(text) == planned(*plan.gradient())
 
@@ -248,5 +249,7 @@ def test_an_exchange_between_slices_sends_the_bytes_of_the_plan(codec):
   lowered = program.lower(values, replicas.abstract(state, axes))
   found = transfers(lowered.compile().as_text() or "")
   sent = division.num_devices * sum(each.sent_bytes(2) for each in found)
-  planned = sum(each.sent_bytes(2) for each in collectives(codec, shapes, 2))
+  planned = sum(
+    each.sent_bytes(2) for each in exchange_operations(codec, shapes, 2)
+  )
   assert 1 <= sent / planned < 1.05

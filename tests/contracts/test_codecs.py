@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.aggregators.collectives import message_bytes
+from dilocox_jax.aggregators.sizes import message_bytes
 from dilocox_jax.codecs.low_rank import LocalLowRank, LowRank
 from dilocox_jax.codecs.quantize import E3M0, Float, Int
 from dilocox_jax.codecs.sparse import RandomMask, TopK

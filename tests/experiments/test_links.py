@@ -18,7 +18,7 @@ import pytest
 
 from dilocox_jax.metrics.lines import read_rows
 from dilocox_jax.metrics.recorder import Timing
-from dilocox_jax.plan.collective import Collective
+from dilocox_jax.plan.operations import operation
 from dilocox_jax.simulate.cluster import Link
 from dilocox_jax.simulate.gloo import GLOO
 from experiments.runtime import link_check
@@ -244,7 +244,7 @@ def test_a_killed_launcher_leaves_no_network_behind():
 
 
 def predicted(cluster, kind="all_reduce", transport=link_runs._PLAIN):
-  collective = Collective(kind, 16 * MIB)
+  collective = operation(kind, 16 * MIB)
   return collective_s(cluster, transport, collective)
 
 
@@ -303,7 +303,7 @@ def test_what_was_measured_among_processes_is_predicted_within_five_percent():
     seconds = collective_s(
       cluster=link_runs.cluster_of([1e6 * int(mbps)] * int(count)),
       transport=GLOO,
-      collective=Collective(kind, int(size) * MIB),
+      collective=operation(kind, int(size) * MIB),
     )
     if not row.is_bound_by_cpu:
       by_links += 1

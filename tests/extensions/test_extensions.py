@@ -243,7 +243,7 @@ REFUSED = {
   "rounds of one length": lambda: with_interval(parts.growing(), 5),
   "take dilocox_jax.make_rounds": lambda: dx.growing(optax.sgd(0.1)),
   "build='rule' must be": lambda: dx.register_rule("r", dx.RuleKind("rule")),
-  "'apart' gives each replica .* drop membership": build_apart,
+  "'apart' with .* gives each replica .* drop membership": build_apart,
   "overlap_steps=4 must be below": lambda: config_of(sync=HALFWAY),
   "take another name": lambda: dx.register_optimizer("sgd", optax.sgd),
   "an argument learning_rate": lambda: dx.register_optimizer("n", optax.clip),

@@ -1,5 +1,6 @@
 """Replicas that train by rounds, together in one runtime or each for itself."""
 
+import dataclasses
 import threading
 import time
 
@@ -10,7 +11,7 @@ import optax
 
 import dilocox_jax as dx
 from dilocox_jax.plan.schedule import methods
-from dilocox_jax.trees import without_pauses
+from dilocox_jax.turns import without_pauses
 
 H, ROUNDS, LAYERS = 4, 10, 2
 SECRET = b"s" * 64
@@ -104,6 +105,12 @@ def broken(aggregator, factor_of, event=None):
   return aggregator._replace(average=without_pauses(average))
 
 
+def broken_in_a_store(exchange, factor_of, event=None):
+  """The exchange of a mailbox, with `broken` messages."""
+  aggregator = broken(exchange.aggregator, factor_of, event)
+  return dataclasses.replace(exchange, aggregator=aggregator)
+
+
 def together(name, num_replicas, factors=None, own=slice(None)):
   """Trains all replicas; what each sends is multiplied by its factor."""
   method, settings = METHODS[name]
@@ -111,7 +118,7 @@ def together(name, num_replicas, factors=None, own=slice(None)):
   way = "auto" if name == "diloco" else "all_gather"
   exchange = dx.exchange(**settings, collective=way)
   if factors:
-    exchange = dx.screened(exchange, 5.0)
+    exchange = dx.norm_filter(exchange, 5.0)
     every = jnp.float32(factors)
     exchange = broken(exchange, lambda: every[jax.lax.axis_index("replica")])
   return trained(rounds_of(method, exchange, num_replicas), own)
@@ -123,7 +130,7 @@ def alone(where, name, number, factor=1, event=None, **more):
   exchange = dx.mailbox(
     where, name=f"r{number}", secret=SECRET, **settings, **more
   )
-  exchange = broken(exchange, lambda: jnp.float32(factor), event)
+  exchange = broken_in_a_store(exchange, lambda: jnp.float32(factor), event)
   rounds = rounds_of(method, exchange, 1)
   return trained(rounds, slice(number, number + 1))
 

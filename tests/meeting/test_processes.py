@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import pytest
 
-from dilocox_jax.aggregators.collectives import stacked_shapes
+from dilocox_jax.aggregators.sizes import stacked_shapes
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.meeting.members import write_secret
 from dilocox_jax.meeting.messages import HEADER_BYTES, arrays_in

@@ -10,13 +10,13 @@ import optax
 from dilocox_jax.aggregators.exchange import mean_of_finite_replicas
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.inner.step import accumulated_gradient, inner_step
-from dilocox_jax.outer.cuts import Cuts
-from dilocox_jax.outer.data_parallel import StepPrograms
+from dilocox_jax.outer.fragment_view import Cuts
 from dilocox_jax.outer.outer_step import OuterStep
-from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.outer.step_transform import pseudo_gradient_steps
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.reference import optimizers
+from dilocox_jax.rounds.data_parallel import StepPrograms
+from dilocox_jax.rounds.rounds import Rounds
 from tests.oracles import least_squares
 
 EXACT = 1e-12  # float64; sums of a few hundred terms near 1
@@ -86,9 +86,9 @@ def rounds(
 ):
   """The method's `Rounds` for the problem's parameters."""
   return Rounds(
-    OuterStep(method, outer, aggregator or mean_of_finite_replicas()),
-    fragments_of(method, num_layers),
-    Replicas(num_replicas, layout),
+    outer=OuterStep(method, outer, aggregator or mean_of_finite_replicas()),
+    cuts=fragments_of(method, num_layers),
+    replicas=Replicas(num_replicas, layout),
     inner_step=inner_step(accumulated_gradient(loss), inner),
   )
 
@@ -123,8 +123,8 @@ def walk(programs, state, problem, num_steps, start=0, portion=None):
 
 def outer_tree(programs, state):
   """The newest outer parameters, [M, ...] where every replica has its own."""
-  whole = programs.adopted(state.replica.params, state.fragments)
-  if not programs.outer.rule.is_shared:
+  whole = programs.states.adopted(state.replica.params, state.fragments)
+  if not programs.outer.is_shared:
     return whole
   return jax.tree.map(lambda leaf: leaf[0], whole)
 
@@ -184,9 +184,10 @@ def assert_rounded_alike(actual, expected):
     assert_equal(actual, expected)
 
 
-def transform(method, inner, num_layers=4):
+def transform(method, inner, num_layers=4, aggregator=None):
   """The method's transform, with fragments as the trainer has them."""
-  outer = OuterStep(method, nesterov(), mean_of_finite_replicas())
+  aggregator = aggregator or mean_of_finite_replicas()
+  outer = OuterStep(method, nesterov(), aggregator)
   return pseudo_gradient_steps(outer, inner, fragments_of(method, num_layers))
 
 

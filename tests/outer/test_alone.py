@@ -1,6 +1,7 @@
 """Code that needs the axis of the replicas is refused where there is none."""
 
 import contextlib
+import dataclasses
 from unittest import mock
 
 import jax
@@ -148,13 +149,34 @@ def mean_rule(method, axis_name):
   )
 
 
+def filtered(exchange):
+  """The exchange of a mailbox whose norms are compared over the axis."""
+  aggregator = dx.norm_filter(exchange.aggregator, 5.0)
+  return dataclasses.replace(exchange, aggregator=aggregator)
+
+
+def numbered(exchange):
+  """The exchange of a mailbox that multiplies by the replica's number."""
+  factor_of = lambda: jax.lax.axis_index(AXIS) + 1  # noqa: E731
+  return apart.broken_in_a_store(exchange, factor_of)
+
+
+def test_norms_in_a_store_are_compared_by_the_rules_of_the_mailbox():
+  with pytest.raises(ValueError, match="MailboxRules"):
+    rounds_alone(wrap=lambda exchange: dx.norm_filter(exchange, 5.0))
+
+
 def test_an_outer_step_that_needs_the_others_is_refused_at_the_start(rules):
   dx.register_rule("mean", dx.RuleKind(mean_rule))
   for arguments in (
     {"outer": with_axis(optax.sgd(0.7))},
     {"rule": "mean"},
-    {"wrap": lambda exchange: dx.screened(exchange, 5.0)},
-    {"wrap": lambda e: apart.broken(e, lambda: jax.lax.axis_index(AXIS) + 1)},
+    {"wrap": filtered},
+    {
+      "wrap": lambda e: apart.broken_in_a_store(
+        e, lambda: jax.lax.axis_index(AXIS) + 1
+      )
+    },
   ):
     rounds = rounds_alone(**arguments)
     params = apart.first_params()

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.outer.cuts import Cuts
+from dilocox_jax.outer.fragment_view import Cuts
 from dilocox_jax.plan.schedule.fragments import ORDERS, SLICED, Fragments
 from dilocox_jax.trees import shapes_by_path
 from tests.outer.problem import assert_equal

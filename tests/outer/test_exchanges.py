@@ -11,11 +11,13 @@ import pytest
 
 import dilocox_jax as dx
 from dilocox_jax.aggregators.exchange import exchange
+from dilocox_jax.aggregators.mailbox_mean import MailboxMean
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.meeting.store import Store
-from dilocox_jax.outer.lone_exchange import CarriedExchange, ExchangeThread
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.plan.schedule import methods
+from dilocox_jax.rounds.exchange_thread import InThread
+from dilocox_jax.rounds.mailbox_runtime import Due, MailboxRuntime
 from tests.meeting import apart
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import SGD, assert_equal, begin, nesterov, walk
@@ -27,13 +29,13 @@ OWN = np.random.default_rng(0).normal(size=[6, 4]).astype(np.float32)
 def test_an_exchange_that_fails_in_the_thread_ends_the_round():
   problem = make_problem(8, 3, 8, 4, 2, 3)
   programs, state = begin(problem, methods.dilocox(4), SGD, nesterov(), "mesh")
-  programs = dataclasses.replace(programs, thread=ExchangeThread())
+  programs = dataclasses.replace(programs, make_runtime=InThread)
   (_, state, _), *_ = walk(programs, state, problem, 4)
 
   def fail(*_):
     raise RuntimeError("Gloo: connection closed by peer")
 
-  object.__setattr__(programs, "_exchange", fail)
+  vars(programs.runtime)["_exchange"] = fail
   with pytest.raises(RuntimeError, match="closed by peer"):
     list(walk(programs, state, problem, 8, start=4))
 
@@ -89,17 +91,23 @@ def test_the_host_carries_messages_that_count_or_come_late(
 ):
   weights, options = played
   carrier, feedback = Played(weights, **options), float(residual is not None)
-  aggregator = exchange(codec, feedback=feedback, is_carried=True)
-  outer = OuterStep(
-    methods.dilocox(4), SGD, aggregator._replace(carrier=carrier)
-  )
+  aggregator = exchange(codec, feedback=feedback, collective=MailboxMean())
+  outer = OuterStep(methods.dilocox(4), SGD, aggregator)
   state = outer.init({"w": jnp.zeros([6, 4])})
   kept = jax.tree.map(jnp.asarray, state.exchange)
   if feedback:
     kept = kept._replace(residual={"w": kept.residual["w"][None]})
-  carried = CarriedExchange(outer, Replicas(1))
-  given = kept, state._replace(exchange=None), {"w": measured[None]}
-  result, kept = carried(*given)
+  state = state._replace(exchange=kept)
+  runtime = MailboxRuntime(outer, Replicas(1), carrier)  # pyright: ignore
+  result, kept = runtime._exchange(
+    Due(
+      fragment=0,
+      num_steps=4,
+      state=state,
+      values={"w": measured[None]},
+      fragments=(state,),
+    )
+  )
   assert carrier.sent == turns
   np.testing.assert_allclose(result.own["w"][0], own, rtol=1e-6)
   if residual is not None:
@@ -113,7 +121,7 @@ def test_the_host_carries_messages_that_count_or_come_late(
 
 @pytest.mark.parametrize("wrong", [-100.0, np.nan])
 def test_who_is_left_out_for_its_values_keeps_nothing_of_them(wrong):
-  made = dx.screened(dx.exchange("int(bits=4)", keep_unsent=True), 5.0)
+  made = dx.norm_filter(dx.exchange("int(bits=4)", keep_unsent=True), 5.0)
   rounds = apart.rounds_of(methods.diloco(4), made, 3)
   params, points = apart.first_params(), apart.batches(3, 0, 4)
   points["head"][1, 3] *= wrong  # In the last step of one replica.

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dilocox_jax.aggregator import Aggregator
 from dilocox_jax.aggregators.exchange import exchange, mean_of_finite_replicas
 from dilocox_jax.distributed import host_memory
-from dilocox_jax.outer.lone_exchange import ExchangeThread
 from dilocox_jax.outer.step_state import outer_params
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.reference import optimizers
 from dilocox_jax.reference.exchanges import ErrorFeedback, Lossy
-from dilocox_jax.trees import Aggregator
+from dilocox_jax.rounds.exchange_thread import InThread
 from tests.oracles import least_squares
 from tests.oracles.codecs import BY_BITS, in_blocks
 from tests.oracles.least_squares import make_problem
@@ -82,7 +82,7 @@ def counting_mean():
   mean = mean_of_finite_replicas()
 
   def average(values, state, params):
-    total, sent, _ = mean.average(values, None, params)
+    total, sent, *_ = mean.average(values, None, params)
     return total, sent, state + 1
 
   return Aggregator(lambda params: jnp.int32(0), average)
@@ -220,8 +220,8 @@ def test_devices_for_each_replica_and_a_thread_change_no_bit(
   name, aggregator, x64_in_threads
 ):
   programs, found = programs_of(name, "mesh", aggregator), []
-  thread = ExchangeThread()
-  for each in (programs, dataclasses.replace(programs, thread=thread)):
+  threaded = dataclasses.replace(programs, make_runtime=InThread)
+  for each in (programs, threaded):
     state, losses = trained(each, first_state(each), STEPS)
     flushed, drifts = each.flush(state)
     found.append(jax.device_get((state, losses, flushed, drifts)))
@@ -230,7 +230,8 @@ def test_devices_for_each_replica_and_a_thread_change_no_bit(
     assert_is_the_reference(name, programs, *found[0][:3])
   assert_rounded_alike(found[1], found[0])
   is_hidden = CASES[name].schedule.overlap_steps > 0
-  exposed_s = sum(end_s - start_s for start_s, end_s in thread.new_waits())
+  waits = threaded.runtime.new_waits() or []
+  exposed_s = sum(end_s - start_s for start_s, end_s in waits)
   assert (0 < exposed_s < 60) == is_hidden
 
 

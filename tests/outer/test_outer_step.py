@@ -11,7 +11,7 @@ import dilocox_jax as dx
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.optimizers import standard_promotion
 from dilocox_jax.outer.average import averaged
-from dilocox_jax.outer.outer_step import DRIFT_AXES, disagreement, measure_drift
+from dilocox_jax.outer.drift import disagreement, drift_axes, measure_drift
 from dilocox_jax.outer.rules import ExchangeResult
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.reference import optimizers
@@ -92,7 +92,9 @@ def measured(own, layout="stacked"):
   def one(mean, own):
     return measure_drift(ExchangeResult(mean, own, own))
 
-  over = Replicas(len(own), layout).map(one, (None, 0), DRIFT_AXES)
+  over = Replicas(len(own), layout).map(
+    one, (None, 0), drift_axes(is_shared=True)
+  )
   *sums, _ = jax.jit(over)(mean, rows)
   return disagreement(*sums)
 

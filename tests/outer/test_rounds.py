@@ -1,5 +1,6 @@
 """The programs of rounds and of data-parallel steps, and their states."""
 
+import dataclasses
 import types
 from typing import Any, NamedTuple
 
@@ -10,10 +11,10 @@ import optax
 import pytest
 
 from dilocox_jax.distributed import host_memory
-from dilocox_jax.outer.window import exchange_behind_steps
-from dilocox_jax.plan.collective import PARTS
+from dilocox_jax.plan.overlap import PARTS
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.reference import optimizers
+from dilocox_jax.rounds.window import exchange_behind_steps
 from tests.oracles import least_squares
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import (
@@ -64,16 +65,16 @@ def assert_described(described, state):
 def test_abstract_states_describe_real_ones(name, layout):
   programs, state = rounds_of(METHODS[name], layout)
   given = start(), INNER.init(start())
-  assert_described(programs.abstract(*given), state)
+  assert_described(programs.states.abstract(*given), state)
   copies = jax.tree.map(lambda x: np.broadcast_to(x, (3, *x.shape)), start())
   assert_equal(state.replica.params, copies)
   assert_close(programs.outer_params(state), start(), 1e-6)
   assert not any(each.in_flight for each in state.fragments)
   step, state, _ = next(walk(programs, state, PROBLEM, 4))
   in_flight = METHODS[name].schedule.num_in_flight(step)
-  assert_described(programs.abstract(*given, in_flight), state)
-  object.__setattr__(programs, "outer_memory", host_memory.HOST)
-  assert_described(programs.abstract(*given), programs.init(*given))
+  assert_described(programs.states.abstract(*given, in_flight), state)
+  programs = dataclasses.replace(programs, outer_memory=host_memory.HOST)
+  assert_described(programs.states.abstract(*given), programs.init(*given))
   shared = step_programs(INNER, 3, layout)
   assert_described(shared.abstract(start()), shared.init(start()))
 
@@ -101,7 +102,7 @@ def programs_of(method, num_layers):
   for window in method.schedule.windows(step, step + interval):
     in_flight = method.schedule.num_in_flight(step)
     step += window.num_steps
-    state = programs.abstract(params, INNER.init(params), in_flight)
+    state = programs.states.abstract(params, INNER.init(params), in_flight)
     text = programs.lowered(state, batches, window).as_text()
     found[programs.kind(window)] = text.count("\n")
   return found

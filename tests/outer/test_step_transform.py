@@ -15,7 +15,7 @@ from jax.sharding import AxisType, PartitionSpec
 import dilocox_jax as dx
 from dilocox_jax.aggregators.exchange import mean_of_finite_replicas
 from dilocox_jax.optimizers import standard_promotion
-from dilocox_jax.outer.cuts import Cuts
+from dilocox_jax.outer.fragment_view import Cuts
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.step_transform import pseudo_gradient_steps
 from dilocox_jax.plan.schedule import methods

@@ -7,7 +7,7 @@ import optax
 import optax.contrib
 import pytest
 
-from dilocox_jax.aggregators.collectives import message_bytes
+from dilocox_jax.aggregators.sizes import message_bytes
 from dilocox_jax.codecs.low_rank import LowRank, with_rank
 from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.codecs.sparse import RandomMask
@@ -18,12 +18,8 @@ from dilocox_jax.plan.adaptive import (
   spectra_of,
 )
 from dilocox_jax.plan.choices import OPTIMIZER_OPTIONS
-from dilocox_jax.plan.collective import (
-  PARTS,
-  Collective,
-  stretch_ends,
-  stretches,
-)
+from dilocox_jax.plan.operations import operation
+from dilocox_jax.plan.overlap import PARTS, stretch_ends, stretches
 
 
 @pytest.mark.parametrize(
@@ -120,13 +116,13 @@ def test_an_update_that_fills_its_rank_is_given_more_room():
   ],
 )
 def test_a_ring_sends_what_its_hops_add_up_to(kind, size, sent):
-  operation = Collective(kind, size)
-  assert tuple(map(operation.sent_bytes, (1, 2, 3, 8))) == sent
+  ring = operation(kind, size)
+  assert tuple(map(ring.sent_bytes, (1, 2, 3, 8))) == sent
 
 
 def test_steps_behind_an_exchange_are_divided_by_bytes():
   def turns(*sizes):
-    return [Collective("all_gather", n, turn) for turn, n in enumerate(sizes)]
+    return [operation("all_gather", n, turn) for turn, n in enumerate(sizes)]
 
   ends = stretch_ends([*turns(2_000_000, 1_000_000), *turns(1_000_000)], 2)
   assert ends == (PARTS * 3 // 4, PARTS)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dilocox_jax.aggregators.collectives import Traffic
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.plan.schedule.fragments import Fragments

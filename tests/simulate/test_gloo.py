@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from dilocox_jax.plan.collective import Collective
+from dilocox_jax.plan.operations import operation
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.gloo import GLOO, num_segments, request_waits_s
 from dilocox_jax.simulate.link_costs import LinkCosts
@@ -81,7 +81,7 @@ def over_a_gigabit(num_replicas, rtt_s, kind, size=128 * MIB):
   """Seconds of a collective over warm connections."""
   one = small.cluster(num_replicas, bps=1e9, rtt_s=rtt_s)
   key = ("x", 0, 0, 0)
-  ops = [Launch(key, (Collective(kind, size),)), Wait(key)]
+  ops = [Launch(key, (operation(kind, size),)), Wait(key)]
   costs = small.link_costs(one, WARM)
   return run_time(costs, small.work(one), ops).total_s
 

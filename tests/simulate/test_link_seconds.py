@@ -2,7 +2,7 @@
 
 import pytest
 
-from dilocox_jax.plan.collective import Collective
+from dilocox_jax.plan.operations import operation
 from dilocox_jax.simulate.cluster import Cluster, Link, Site
 from dilocox_jax.simulate.link_costs import (
   LinkCosts,
@@ -11,7 +11,7 @@ from dilocox_jax.simulate.link_costs import (
 )
 from dilocox_jax.simulate.transfer import NCCL, Transport
 
-SUM = Collective("all_reduce", 128 * 2**20)
+SUM = operation("all_reduce", 128 * 2**20)
 WHOLE = Transport(pieces=1, starts_slowly=False)
 
 

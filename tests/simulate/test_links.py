@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from dilocox_jax.plan.collective import Collective
+from dilocox_jax.plan.operations import operation
 from dilocox_jax.simulate.analytic import AnalyticClock
 from dilocox_jax.simulate.cluster import Route
 from dilocox_jax.simulate.gloo import GLOO
@@ -35,8 +35,7 @@ def test_every_replica_gets_everything_and_sends_what_the_plan_says(
   if kind == "broadcast":
     held = [{0}, *(set() for _ in range(count - 1))]
   sent = np.zeros(count)
-  operation = Collective(kind, 840)
-  for each in message_steps(operation, count):
+  for each in message_steps(operation(kind, 840), count):
     assert each.is_relayed  # Whole messages wait for each other.
     before = [set(one) for one in held]
     for sender in range(count) if each.sender is None else [each.sender]:
@@ -45,7 +44,7 @@ def test_every_replica_gets_everything_and_sends_what_the_plan_says(
       held[(sender + each.hop) % count] |= news
   everything = {0} if kind == "broadcast" else set(range(count))
   assert all(one == everything for one in held)
-  assert max(sent) == pytest.approx(operation.sent_bytes(count))
+  assert max(sent) == pytest.approx(operation(kind, 840).sent_bytes(count))
 
 
 def test_a_rate_is_that_of_the_narrowest_link_and_shared():
@@ -107,9 +106,9 @@ def test_slow_start_doubles_ten_segments_until_the_line_is_full(
 
 
 KEY = ("x", 0, 0, 0)
-SUM = Collective("all_reduce", 30_000_000)
-GATHER = Collective("all_gather", 10_000_000)
-SCATTER = Collective("all_to_all", 30_000_000)
+SUM = operation("all_reduce", 30_000_000)
+GATHER = operation("all_gather", 10_000_000)
+SCATTER = operation("all_to_all", 30_000_000)
 
 
 class Recorder(AnalyticClock):
@@ -157,7 +156,7 @@ def exchange(*operations, members=None):
 
 
 def test_the_codec_runs_half_before_an_exchange_and_half_after_it():
-  operations = Collective("all_reduce", 80), Collective("broadcast", 4)
+  operations = operation("all_reduce", 80), operation("broadcast", 4)
   launch, wait = exchange(*operations)
   told = Recorder(2)
   told.interpret([launch, Compute(3), wait])
@@ -193,7 +192,7 @@ def test_the_codec_runs_half_before_an_exchange_and_half_after_it():
         Compute(1, taken=(1, 1, 0)),
         *exchange(GATHER, members=(0, 1)),
         Join((2,), 0),
-        *exchange(Collective("broadcast", 9_000_000), members=(0, 2)),
+        *exchange(operation("broadcast", 9_000_000), members=(0, 2)),
       ],
       [1, 0, 1, 1],
     ),

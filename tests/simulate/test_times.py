@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from dilocox_jax.plan.collective import Collective
+from dilocox_jax.plan.operations import operation
 from dilocox_jax.simulate.analytic import AnalyticClock, Work, run_time
 from dilocox_jax.simulate.cluster import Cluster, Link, Site
 from dilocox_jax.simulate.gloo import GLOO
@@ -56,7 +56,7 @@ RING = dataclasses.replace(NO_SLOW_START, has_trees=False)
 
 def collective_s(one, kind, size=MEBIBYTES_16, transport=small.PLAIN):
   costs, work = small.link_costs(one, transport), small.work(one)
-  ops = [Launch(KEY, (Collective(kind, size),)), Wait(KEY)]
+  ops = [Launch(KEY, (operation(kind, size),)), Wait(KEY)]
   found = run_time(costs, work, ops)
   small.assert_agree(found, simulate(costs, work, ops))
   return found.total_s
@@ -176,7 +176,7 @@ def test_a_store_is_written_once_and_read_by_the_others_as_they_come():
   size, share, rtt_s = 10**6, 1448 / 1514 / 8 / 3, 0.05
   write_s = rtt_s + size / (3e7 * share)
   read_s = rtt_s + size / (5e7 * share)
-  ops = [Compute(1), Launch(KEY, (Collective("mailbox", size),)), Wait(KEY)]
+  ops = [Compute(1), Launch(KEY, (operation("mailbox", size),)), Wait(KEY)]
   for step_s, expected in (
     ([1, 1, 1], [1 + write_s + 2 * read_s + 4 * rtt_s] * 3),
     # In the order of seats: only the last has read one before.

@@ -8,7 +8,7 @@ import pytest
 from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.config import from_mapping
-from dilocox_jax.outer.outer_step import Drift
+from dilocox_jax.outer.drift import Drift
 from dilocox_jax.plan.adaptive import Policy, RoundSetting
 from dilocox_jax.training.adaptive_controller import AdaptiveController
 from tests import runs

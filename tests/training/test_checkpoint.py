@@ -16,7 +16,7 @@ import pytest
 
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.optimizers import named_optimizer
-from dilocox_jax.outer.window import ReplicaState
+from dilocox_jax.rounds.window import ReplicaState
 from dilocox_jax.training.checkpoint import (
   Checkpoints,
   RefusedError,

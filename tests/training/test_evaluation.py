@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax import report
-from dilocox_jax.outer.outer_step import Drift
+from dilocox_jax.outer.drift import Drift
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 from dilocox_jax.training import evaluation, states

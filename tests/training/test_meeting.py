@@ -21,8 +21,8 @@ from dilocox_jax.meeting import carrier
 from dilocox_jax.meeting.store import Store
 from dilocox_jax.metrics.lines import read_rows
 from dilocox_jax.models.loss import LossModel
-from dilocox_jax.training import build, checkpoint, member, states
-from dilocox_jax.training.member import Meeting
+from dilocox_jax.training import build, checkpoint, mailbox_replica, states
+from dilocox_jax.training.mailbox_replica import Meeting
 from dilocox_jax.training.parts import Parts
 from dilocox_jax.training.states import TrainingStoppedError
 from dilocox_jax.training.trainer import Trainer
@@ -231,15 +231,15 @@ def test_a_replica_on_several_devices_is_traced_without_the_others(what):
   parts = Parts(
     inner_optimizer=optimizer if what == "inner" else None,
     outer_optimizer=optimizer if what == "outer" else None,
-    exchange=member.exchange(config),
+    exchange=mailbox_replica.mailbox_exchange(config),
   )
   batch = jax.ShapeDtypeStruct((2, runs.SEQUENCE_LENGTH + 1), np.int32)
   programs = build.programs(config, parts)
   if not what:
-    states.check_alone(programs, batch)
+    programs.rounds.check_alone(*states.shapes_of(programs), batch)
     return
   with pytest.raises(ValueError, match=f"the {what} step .* share no axis"):
-    states.check_alone(programs, batch)
+    programs.rounds.check_alone(*states.shapes_of(programs), batch)
 
 
 @pytest.mark.slow

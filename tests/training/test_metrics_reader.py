@@ -21,10 +21,10 @@ import pytest
 from dilocox_jax import optimizers
 from dilocox_jax.distributed import link_counter
 from dilocox_jax.metrics.lines import read_rows
-from dilocox_jax.outer.outer_step import Drift
-from dilocox_jax.outer.window import StepMetrics
+from dilocox_jax.outer.drift import Drift
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
+from dilocox_jax.rounds.window import StepMetrics
 from dilocox_jax.training import (
   metrics_reader,
   run_summary,

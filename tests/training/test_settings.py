@@ -105,7 +105,7 @@ def test_every_setting_of_the_optimizers_reaches_them(calls):
 
 @pytest.mark.parametrize(("momentum", "looks_ahead"), [(0.8, True), (0, False)])
 def test_a_momentum_of_zero_does_not_look_ahead(calls, momentum, looks_ahead):
-  build.outer_step(settings(outer={"momentum": momentum}))
+  runs.outer_step(settings(outer={"momentum": momentum}))
   assert calls["named_optimizer"]["nesterov"] == looks_ahead
 
 

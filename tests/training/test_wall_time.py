@@ -17,8 +17,8 @@ import pytest
 from dilocox_jax.meeting.store import Store
 from dilocox_jax.metrics.lines import read_rows
 from dilocox_jax.models.loss import LossModel
-from dilocox_jax.outer.rounds import Rounds
-from dilocox_jax.training.member import Meeting
+from dilocox_jax.rounds.rounds import Rounds
+from dilocox_jax.training.mailbox_replica import Meeting
 from dilocox_jax.training.parts import Parts
 from dilocox_jax.training.trainer import Trainer
 from tests import runs
@@ -105,9 +105,9 @@ def test_no_program_is_compiled_while_another_runs(tmp_path, monkeypatch):
 
   run, was_ready = Rounds._run, []
 
-  def spy(self, kind, given):
+  def spy(self, window, kind, given, fragments):
     was_ready.append(all(x.is_ready() for x in jax.tree.leaves(given)))
-    return run(self, kind, given)
+    return run(self, window, kind, given, fragments)
 
   monkeypatch.setattr(Rounds, "_run", spy)
   config = runs.settings(method="diloco", total_steps=3)

@@ -154,10 +154,10 @@ def test_the_flush_of_a_replica_that_is_away_stops_no_run(tmp_path):
 @pytest.mark.slow
 def test_wrong_values_are_left_out_and_reported(tmp_path, monkeypatch, caplog):
   config = runs.settings(num_replicas=3, exchange={"max_norm_ratio": 5})
-  right, factors = build.screened, jnp.float32([1, -10, 1])
+  right, factors = build.norm_filter, jnp.float32([1, -10, 1])
   factor = lambda: factors[jax.lax.axis_index("replica")]  # noqa: E731
   monkeypatch.setattr(
-    build, "screened", lambda *given: broken(right(*given), factor)
+    build, "norm_filter", lambda *given: broken(right(*given), factor)
   )
   runs.run(Trainer(config, tmp_path))
   assert caplog.text.count("replica 1 is left out") == 7

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 
 from dilocox_jax.checks import check_limits, known, limited
+from dilocox_jax.field_facts import ReadIf, setting
 
 DOWN, UP = "lora_a", "lora_b"  # Beside the kernel: [I, R] and [R, O].
 
@@ -25,9 +26,11 @@ class Lora:
   # R, columns of a and rows of b; 0: no adapters, all parameters are trained.
   rank: int = limited(0, at_least=0)
   # Scale of the adapters, times the rank.
-  alpha: float = limited(16.0, above=0, below=math.inf)
+  alpha: float = setting(
+    16.0, above=0, below=math.inf, read_if=ReadIf("lora.rank", bool)
+  )
   # Products of a layer: query, key, value, output, gate, up, down.
-  products: str = "query,value"
+  products: str = setting("query,value", read_if=ReadIf("lora.rank", bool))
 
   def __post_init__(self):
     check_limits(self, "lora.")

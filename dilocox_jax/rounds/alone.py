@@ -60,8 +60,8 @@ def refusing_collectives(
     replicas: The replicas of this program.
   """
 
-  def guarded(*arguments: Any) -> Any:
+  def guarded(*arguments: Any, **named: Any) -> Any:
     with refuse_collectives(what, replicas):
-      return function(*arguments)
+      return function(*arguments, **named)
 
   return guarded

@@ -8,12 +8,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dilocox_jax.aggregator import Aggregator
+from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
-from dilocox_jax.plan.collective import PARTS
-from dilocox_jax.trees import Aggregator, Pausing, Tree, widened, without_pauses
+from dilocox_jax.plan.overlap import PARTS
+from dilocox_jax.trees import Tree, widened
+from dilocox_jax.turns import Pausing, without_pauses
 
 
-def screened(
+def norm_filter(
   aggregator: Aggregator, max_norm_ratio: float, axis_name: str = REPLICA_AXIS
 ) -> Aggregator:
   """Returns an aggregator that leaves out replicas with too large a norm.
@@ -28,28 +31,41 @@ def screened(
     aggregator: Averages what is left, e.g. `dilocox_jax.exchange()`.
     max_norm_ratio: How many times the usual norm values may have.
     axis_name: Axis over which replicas are mapped.
+
+  Raises:
+    ValueError: If that is no `Aggregator`.
   """
+  require(
+    isinstance(aggregator, Aggregator),
+    "norm_filter needs an Aggregator of replicas in one runtime, such as "
+    "dilocox_jax.exchange(); replicas that meet in a store have "
+    "MailboxRules(max_norm_ratio=...)",
+  )
   ends = aggregator.stretch_ends or (lambda params: (PARTS,))
 
   def average(values: Tree, state: Tree, params: Tree = None) -> Pausing:
     norm = yield optax.tree.norm(widened(values)).astype(jnp.float32)
     norms = yield jax.lax.all_gather(norm, axis_name)
-    # NaN comes last. Who made no progress says nothing of what is usual.
-    counts = jnp.isfinite(norms) & (norms > 0)
-    ordered = jnp.sort(jnp.where(counts, norms, jnp.nan))
-    usual = ordered[(jnp.sum(counts) - 1) // 2]
-    # NaN is not in.
-    is_in = jnp.less_equal(norm, max_norm_ratio * usual) | (norm == 0)
+    # A replica without progress says nothing about what is usual. NaN is
+    # sorted behind all numbers.
+    has_progress = jnp.isfinite(norms) & (norms > 0)
+    ordered = jnp.sort(jnp.where(has_progress, norms, jnp.nan))
+    usual = ordered[(jnp.sum(has_progress) - 1) // 2]
+    # A comparison with NaN is false, so a norm of NaN is left out.
+    is_in = (norm <= max_norm_ratio * usual) | (norm == 0)
 
     def unless_left_out(tree: Tree, other: float) -> Tree:
       return jax.tree.map(lambda leaf: jnp.where(is_in, leaf, other), tree)
 
-    given = unless_left_out(values, jnp.nan)
-    mean, sent, state = yield from aggregator.paused(given, state, params)
-    return mean, unless_left_out(sent, 0.0), state
+    averaged = yield from aggregator.paused(
+      unless_left_out(values, jnp.nan), state, params
+    )
+    return averaged._replace(
+      sent=unless_left_out(averaged.sent, 0.0),
+      retained=unless_left_out(averaged.retained, 0.0),
+    )
 
   return aggregator._replace(
     average=without_pauses(average),
     stretch_ends=lambda params: (0, *ends(params)),
-    is_screened=True,
   )

@@ -22,11 +22,11 @@ from dilocox_jax.distributed.replicas import (
   with_shardings,
 )
 from dilocox_jax.optimizers import advanced
-from dilocox_jax.outer.alone import OUTER_STEP, refusing_collectives
 from dilocox_jax.outer.average import parameters_to_keep
-from dilocox_jax.outer.cuts import Cuts
+from dilocox_jax.outer.fragment_view import Cuts
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
-from dilocox_jax.outer.window import ReplicaState
+from dilocox_jax.rounds.alone import OUTER_STEP, refusing_collectives
+from dilocox_jax.rounds.window import ReplicaState
 from dilocox_jax.trees import Array, Index, Tree, has_values, shardings_of
 
 
@@ -66,7 +66,7 @@ class RoundStates:
     per_replica: Any = 0
     shared: Any = None
     fragments = (self.outer.axes,) * self.cuts.count
-    replica = ReplicaState(per_replica, per_replica)
+    replica = ReplicaState(per_replica, per_replica, per_replica)
     return RoundState(replica, fragments, shared)
 
   def init(self, params: Tree, optimizer: Tree) -> RoundState:
@@ -78,17 +78,13 @@ class RoundStates:
 
     Raises:
       ValueError: If a leaf is no array of real floats, or the fragments do not
-        fit. What a step counts belongs into the state of the optimizer. Also if
-        the outer step needs replicas that are programs of their own
-        (`outer.alone`).
+        fit. What a step counts belongs into the state of the optimizer.
     """
     require(
       has_values(params),
       "the parameters have no values: there is nothing to train",
     )
     self.cuts.check(params)
-    if self.outer.is_carried:
-      self.check_outer(params)
     replicated = self._jitted(self._replicated, params, optimizer)
     programs, fragments = {}, []
     for fragment, group in enumerate(self.cuts.groups):
@@ -108,7 +104,7 @@ class RoundStates:
       params: Parameters of the model, or their shapes and types.
 
     Raises:
-      ValueError: One line (`outer.alone`).
+      ValueError: One line (`rounds.alone`).
     """
     trace = refusing_collectives(OUTER_STEP, self._outer_step, self.replicas)
     mapped = self.replicas.map(trace, (self.outer.axes,), 0)
@@ -130,7 +126,8 @@ class RoundStates:
     return self.outer.apply(state, state.params, result, fresh)[0]
 
   def _replicated(self, params: Tree, optimizer: Tree) -> ReplicaState:
-    state = ReplicaState(params, optimizer)
+    correction = self.outer.first_correction(params)
+    state = ReplicaState(params, optimizer, correction)
     return jax.tree.map(self.replicas.copies, state)
 
   def _jitted(self, function: Callable, *args: Any) -> Callable:
@@ -232,12 +229,12 @@ class RoundStates:
     """
     fragments = tuple(map(self.on_device, state.fragments))
     params = self._joined(state.replica.params, fragments)
-    return params if self.outer.rule.is_shared else mean_of(params)
+    return params if self.outer.is_shared else mean_of(params)
 
   @functools.cached_property
   def _joined(self):
     """The jitted program (parameters, fragments) -> parameters to keep."""
-    out = None if self.outer.rule.is_shared else 0
+    out = None if self.outer.is_shared else 0
     return self._joining(
       lambda f: parameters_to_keep(f.optimizer, f.params), out
     )

@@ -65,6 +65,34 @@ def all_to_all(
   return _over_devices(arrays, 1, _by_platform(swap, permute, axis_name))
 
 
+def swapped_in_pairs(
+  arrays: Sequence[Array],
+  rounds: Sequence[Sequence[int]],
+  number: Index,
+  axis_name: str = REPLICA_AXIS,
+) -> list[Array]:
+  """Swaps arrays with the partner of a round: [...] becomes [...].
+
+  Args:
+    arrays: What this replica sends to its partner.
+    rounds: Partner of each replica in every round, [rounds][M]. A replica that
+      is its own partner gets what it has, without a link.
+    number: Number of the round, equal on all replicas.
+    axis_name: Axis over which replicas are mapped.
+  """
+
+  def swap_in(partners: Sequence[int]) -> Callable[[Array], Array]:
+    pairs = list(enumerate(partners))
+    return lambda raw: jax.lax.ppermute(raw, axis_name, pairs)
+
+  ways = [swap_in(partners) for partners in rounds]
+
+  def swap(raw: Array) -> Rows:
+    return (jax.lax.switch(number, ways, raw),)
+
+  return [array[0] for array in _over_devices(arrays, 0, swap)]
+
+
 Rows = tuple[Array, ...]  # Bytes [N] of every replica, by sender.
 Move = Callable[[Array], Rows]  # From bytes [N], or [M, N] by receiver.
 

@@ -13,33 +13,21 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dilocox_jax.aggregators.mailbox import mailbox
 from dilocox_jax.checks import flat, require
-from dilocox_jax.config import FREE_ON_RESUME, RunConfig, to_plan
+from dilocox_jax.config import RunConfig, may_differ, to_plan
 from dilocox_jax.meeting.agreement import LostError
 from dilocox_jax.meeting.members import MailboxRules
 from dilocox_jax.metrics.lines import JsonLines
 from dilocox_jax.metrics.recorder import MEETING
-from dilocox_jax.outer.newcomer import joined, passed_over
-from dilocox_jax.outer.round_states import RoundState
-from dilocox_jax.outer.rounds import Rounds
-from dilocox_jax.plan.collective import MAILBOX
+from dilocox_jax.plan.collectives import AUTO, MAILBOX
 from dilocox_jax.plan.schedule.run_plan import Segment
+from dilocox_jax.rounds.exchanges import MailboxExchange, mailbox
+from dilocox_jax.rounds.late_joiner import joined, passed_over
+from dilocox_jax.rounds.rounds import Rounds
+from dilocox_jax.rounds.states import RoundState
 from dilocox_jax.training.checkpoint import RefusedError
 from dilocox_jax.training.parts import Parts
-from dilocox_jax.trees import Aggregator
-
-# Fields that may differ between replicas, beside those that may change when a
-# run is resumed. What a replica reads of the text is compared by its digest,
-# and weights make up for another batch size.
-_OWN = {
-  *FREE_ON_RESUME,
-  *(f"data.{name}" for name in ("source", "glob", "batch_size")),
-  "evaluation.num_sequences",
-  *("checkpoint.init_from", "inner.accumulate_steps"),
-  *(f"model.{name}" for name in ("remat", "loss_chunk_tokens", "attention")),
-  *("model.scan_unroll", "mesh.stacked_by"),
-}
+from dilocox_jax.trees import Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,13 +70,19 @@ def meeting_config(
     "an exchange that is handed in does not go with replicas that meet in a "
     "store: drop it",
   )
+  collective = config.exchange.collective
+  require(
+    collective in (AUTO, MAILBOX),
+    f"exchange.collective={collective} needs replicas in one runtime: those "
+    "that meet in a store can only average all messages, so leave it out",
+  )
   exchange = dataclasses.replace(config.exchange, collective=MAILBOX)
   return dataclasses.replace(config, exchange=exchange)
 
 
-def exchange(
+def mailbox_exchange(
   config: RunConfig, meeting: Meeting | None = None, text_digest: str = ""
-) -> Aggregator:
+) -> MailboxExchange:
   """Returns the exchange of a run whose replicas meet.
 
   Args:
@@ -96,17 +90,25 @@ def exchange(
     meeting: Where they meet; None only to read what such a run has saved.
     text_digest: Digest of the training text.
   """
-  settings, rules = config.exchange, MailboxRules
-  met = meeting or Meeting(None, name="", secret=b"")
+  settings = config.exchange
+  usual_ratio = MailboxRules.max_norm_ratio
+  if meeting is None:
+    meeting = Meeting(None, name="", secret=b"")
   return mailbox(
-    **vars(met),
+    meeting.where,
+    name=meeting.name,
+    secret=meeting.secret,
+    accept_version=meeting.accept_version,
     codec=to_plan.codec(config),
     step_weight=float(config.tokens_per_replica_step),
     text_digest=text_digest,
-    rules=rules(
+    rules=MailboxRules(
       config.mesh.num_replicas,
-      max_norm_ratio=settings.max_norm_ratio or rules.max_norm_ratio,
-      **vars(config.meet),
+      max_norm_ratio=settings.max_norm_ratio or usual_ratio,
+      quorum=config.meet.quorum,
+      grace_s=config.meet.grace_s,
+      snapshot_every=config.meet.snapshot_every,
+      full_weight_ratio=config.meet.full_weight_ratio,
     ),
     feedback=settings.feedback,
     against=settings.against,
@@ -115,26 +117,59 @@ def exchange(
   )
 
 
-class Member:
-  """The replica of this program as a member of its run.
+class MailboxReplica:
+  """The replica of this program, whose others are programs of their own.
 
   Attributes:
-    name: Its name.
-    stop: Set once the run is to stop (`Carrier.stop`).
+    config: Config of the run.
+    name: Name of the replica.
   """
 
-  def __init__(self, meeting: Meeting, rounds: Rounds):
+  def __init__(self, config: RunConfig, meeting: Meeting):
     """Enters nothing yet.
 
     Args:
+      config: Config of the run (`meeting_config`).
       meeting: Where the replicas meet.
-      rounds: Rounds with an `exchange` of this meeting.
     """
-    self.name, self._rounds = meeting.name, rounds
-    self._carrier = rounds.outer.aggregator.carrier
-    self.stop = self._carrier.stop
+    self.config = config
+    self.name = meeting.name
+    self._meeting = meeting
     self._present: list[str] = []
     self._requests = 0
+
+  def with_exchange(self, parts: Parts, text_digest: str) -> Parts:
+    """Returns the parts of a run whose exchange is that of the mailbox.
+
+    Args:
+      parts: Parts that are handed in.
+      text_digest: Digest of the training text.
+    """
+    exchange = mailbox_exchange(self.config, self._meeting, text_digest)
+    self._client = exchange.client
+    return dataclasses.replace(parts, exchange=exchange)
+
+  def attach(
+    self, rounds: Rounds, params: Tree, optimizer: Tree, batch: Tree
+  ) -> None:
+    """Is told the rounds that the run goes through.
+
+    Args:
+      rounds: Rounds with the exchange of `with_exchange`.
+      params: Shapes and types of the parameters.
+      optimizer: Shapes and types of the inner optimizer's state.
+      batch: Shapes and types of a batch of one inner step, leaves [B, ...].
+
+    Raises:
+      ValueError: One line, if the code of a step needs an axis of replicas,
+        which are apart here (`rounds.alone`).
+    """
+    rounds.check_alone(params, optimizer, batch)
+    self._rounds = rounds
+
+  def request_stop(self) -> None:
+    """Has whatever waits for the store give up after the grace time."""
+    self._client.stop.set()
 
   def enter(self, values: Mapping[str, Any], handed_in: Sequence[str]) -> None:
     """Enters the run.
@@ -147,9 +182,10 @@ class Member:
       RefusedError: If this replica must not take part, or if its name, its
         secret or the place is wrong.
     """
-    terms = {k: value for k, value in flat(values).items() if k not in _OWN}
+    free = may_differ()
+    terms = {k: value for k, value in flat(values).items() if k not in free}
     try:
-      self._carrier.enter(terms | {"handed_in": sorted(handed_in)})
+      self._client.enter(terms | {"handed_in": sorted(handed_in)})
     except ValueError as error:  # Each says in one line what is wrong.
       raise RefusedError(str(error)) from error
 
@@ -160,18 +196,19 @@ class Member:
       workdir: The run directory.
       resume_step: Inner step of the restored checkpoint, if there is one.
     """
-    last = -1 if resume_step is None else resume_step
-    self._rows = JsonLines(workdir / MEETING, last)
+    last_step = -1 if resume_step is None else resume_step
+    self._rows = JsonLines(workdir / MEETING, last_step)
 
   @property
-  def number(self) -> int:
+  def numbers(self) -> Sequence[int]:
     """Which of the M replicas of the plan this one is, by its seat."""
-    return self._carrier.mailbox.seat % self._carrier.mailbox.rules.replicas
+    mailbox = self._client.mailbox
+    return [mailbox.seat % mailbox.rules.replicas]
 
   @property
   def is_behind(self) -> bool:
     """Whether the others have settled the next event without this replica."""
-    return not self._carrier.announce(self._carrier.event)
+    return not self._client.announce(self._client.event)
 
   def joined(self, state: RoundState, total_steps: int) -> RoundState:
     """Returns the state with which this replica takes part as a newcomer.
@@ -180,7 +217,7 @@ class Member:
       state: The first state of the run.
       total_steps: Inner steps of the run.
     """
-    self._carrier.writes_snapshots = True
+    self._client.writes_snapshots = True
     while True:
       try:
         return joined(self._rounds, state, total_steps)
@@ -189,18 +226,17 @@ class Member:
 
   def passed_over(self, state: RoundState, segment: Segment) -> RoundState:
     """Returns the state after a segment in which this replica was away."""
-    windows, num_steps = segment.windows, segment.num_steps
-    state = passed_over(self._rounds, state, windows, num_steps)
+    state = passed_over(self._rounds, state, segment.windows, segment.num_steps)
     self.record(segment.stop)
     return state
 
   def end(self) -> None:
     """Says that the flush begins, in which nobody can join any more."""
-    self._carrier.writes_snapshots = False
+    self._client.writes_snapshots = False
 
   def get_state(self) -> dict[str, Any]:
     """Returns what a checkpoint needs, as values of JSON."""
-    return self._carrier.get_state()
+    return self._client.get_state()
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Goes on where a checkpoint was saved.
@@ -209,7 +245,7 @@ class Member:
       RefusedError: If the checkpoint is of another run than the store.
     """
     try:
-      self._carrier.set_state(state)
+      self._client.set_state(state)
     except ValueError as error:
       raise RefusedError(str(error)) from error
 
@@ -223,15 +259,20 @@ class Member:
       How many replicas were in the last event, and the requests of an event,
       for the progress line.
     """
-    events, self._carrier.settled = self._carrier.settled, []
-    usage, rules = self._carrier.mailbox.usage, self._carrier.mailbox.rules
+    events = self._client.settled
+    self._client.settled = []
+    usage = self._client.mailbox.usage
     for event in events:
       self._rows.append({"step": step, "usage": usage, **event})
       self._say_changes(event["event"], event["members"])
-    made = sum(n for kind, n in usage.items() if "bytes" not in kind)
-    each = (made - self._requests) / max(len(events), 1)
-    self._requests, here = made, f"{len(self._present)} of {rules.replicas}"
-    return f"{here} here, {each:.0f} requests an event"
+    requests = sum(n for kind, n in usage.items() if "bytes" not in kind)
+    per_event = (requests - self._requests) / max(len(events), 1)
+    self._requests = requests
+    expected = self._client.mailbox.rules.replicas
+    return (
+      f"{len(self._present)} of {expected} here, "
+      f"{per_event:.0f} requests an event"
+    )
 
   def _say_changes(self, event: int, members: list[str]) -> None:
     if sorted(members) != self._present:

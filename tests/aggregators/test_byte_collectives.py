@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dilocox_jax.aggregators import carriers
+from dilocox_jax.aggregators import byte_collectives
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.plan.model.division import Division
 
@@ -52,7 +52,7 @@ def sent_bytes(text, operation):
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_all_receive_what_was_sent_in_one_message_however_divided(name):
   division, arrays = DIVISIONS[name], wire_arrays(NUM_REPLICAS)
-  received, text = moved(carriers.all_gathered, division, arrays)
+  received, text = moved(byte_collectives.all_gathered, division, arrays)
   for own, got in zip(arrays, received, strict=True):
     assert got.dtype == own.dtype
     for replica in range(NUM_REPLICAS):
@@ -66,7 +66,7 @@ def test_all_receive_what_was_sent_in_one_message_however_divided(name):
   is_all = [own_bytes <= n < own_bytes + division.num_devices for n in messages]
   assert sum(is_all) == 1
   arrays = wire_arrays(NUM_REPLICAS, lead=(NUM_REPLICAS,))
-  received, _ = moved(carriers.all_to_all, division, arrays)
+  received, _ = moved(byte_collectives.all_to_all, division, arrays)
   for own, got in zip(arrays, received, strict=True):
     np.testing.assert_array_equal(got, np.swapaxes(own, 0, 1))
 
@@ -79,7 +79,7 @@ def test_what_devices_hold_is_sent_without_being_collected_first():
   own = jax.device_put(
     codes.reshape(NUM_REPLICAS, 4, 6, 8), NamedSharding(replicas.mesh, spec)
   )
-  program = jax.jit(replicas.map(carriers.all_gathered, (0,), 0))
+  program = jax.jit(replicas.map(byte_collectives.all_gathered, (0,), 0))
   text = program.lower([own]).compile().as_text() or ""
   moves = re.findall(
     r"= \S+ (all-\S+|collective-\S+|reduce-scatter\S*)\(", text
@@ -97,7 +97,7 @@ def test_permutes_bring_what_gathering_and_swapping_bring(
   raw = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
 
   def both(raw):
-    rows = carriers._permuted(same_for_all, "replica", raw)
+    rows = byte_collectives._permuted(same_for_all, "replica", raw)
     permuted = jnp.stack(rows)
     if same_for_all:
       return permuted, jax.lax.all_gather(raw, "replica")

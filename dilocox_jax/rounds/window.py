@@ -14,22 +14,22 @@ measures after step 8, exchanges that, waits for the result and applies it.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from dilocox_jax.checks import require
-from dilocox_jax.outer.cuts import Cuts
-from dilocox_jax.outer.outer_step import (
-  Drift,
-  FragmentState,
-  OuterStep,
-  measure_drift,
-  nothing,
-)
-from dilocox_jax.plan.collective import stretch_ends, stretches
+from dilocox_jax.outer import events
+from dilocox_jax.outer.drift import Drift, measure_drift
+from dilocox_jax.outer.events import Arrived
+from dilocox_jax.outer.fragment_view import Cuts
+from dilocox_jax.outer.outer_step import FragmentState, OuterStep
+from dilocox_jax.outer.rules import ExchangeResult
+from dilocox_jax.plan.overlap import stretch_ends, stretches
 from dilocox_jax.trees import Array, Index, Scalar, Tree
 
 # Name of the loop over inner steps in a compiled program.
@@ -37,10 +37,18 @@ INNER_STEPS = "inner_steps"
 
 
 class ReplicaState(NamedTuple):
-  """Holds the parameters and the inner optimizer state of one replica."""
+  """State of one replica beside that of its fragments.
+
+  Attributes:
+    params: Parameters of the replica.
+    optimizer: State of the inner optimizer.
+    correction: What is added to the parameters after each inner step
+      (`ApplyRule.correct`), a tree like them; None: nothing.
+  """
 
   params: Tree
   optimizer: Tree
+  correction: Tree | None = None
 
 
 class StepMetrics(NamedTuple):
@@ -64,7 +72,7 @@ class InnerProgress(NamedTuple):
   metrics: StepMetrics
 
 
-InnerStep = Callable[[Tree, Tree, Tree], tuple[Tree, Tree, tuple]]
+InnerStep = Callable[..., tuple[Tree, Tree, tuple]]
 RunSteps = Callable[[InnerProgress, Index], InnerProgress]
 
 
@@ -107,6 +115,7 @@ class WindowInput(NamedTuple):
     weight: Factor of this replica in the exchange; None: all have the same.
     arrived: Result of the exchange and new state of the aggregator, if another
       program has exchanged what is applied.
+    frozen: Parameters that inner steps read and nobody trains; None: none.
   """
 
   progress: Any
@@ -118,6 +127,7 @@ class WindowInput(NamedTuple):
   places: tuple[Any, Any] = (None, None)
   weight: Any = None
   arrived: Any = None
+  frozen: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +138,8 @@ class WindowProgram:
     outer: Measures, exchanges and applies pseudo-gradients.
     cuts: Cuts fragments out of the replica's parameters.
     inner_step: Function (params, optimizer state, batch) -> (params, optimizer
-      state, (loss, gradient norm)).
+      state, (loss, gradient norm)). If anything is frozen, it has an argument
+      `frozen` too.
     kind: What the window has.
   """
 
@@ -144,134 +155,185 @@ class WindowProgram:
 
   def run(
     self, given: WindowInput
-  ) -> tuple[InnerProgress, FragmentState | None, FragmentState | None, Any]:
+  ) -> tuple[
+    InnerProgress, FragmentState | None, FragmentState | None, Drift | None
+  ]:
     """Runs the inner steps and the events.
+
+    Args:
+      given: The replica, its batches, and the states of the fragments.
 
     Returns:
       The replica, both fragments, and the drift of what was applied.
     """
-    applied, sent, arrived = given.applied, given.sent, given.arrived
-    run_steps = self._run_steps(given.batches)
-    is_due = applied and not arrived and not self._is_at_once
-    if is_due and self.kind.has_steps:
-      progress, arrived = exchange_behind_steps(
-        *(self.outer, run_steps, given.progress, applied, given.due),
-        *(given.num_steps, given.weight),
-      )
-    else:
-      progress = run_steps(given.progress, given.num_steps)
-      if is_due:
-        arrived = self.outer.exchange(applied, given.due, given.weight)
-    params, drift = progress.replica.params, None
+    progress, arrived = self._steps_and_exchange(given)
+    replica = progress.replica
+    applied = given.applied
+    sent = given.sent
+    drift = None
     if applied and self.kind.is_same:
-      params, applied, drift = self._renew(params, applied, given, arrived)
+      replica, applied, drift = self._apply_and_send(replica, given, arrived)
     elif applied:
-      fresh = self._fresh(applied, given.due)
-      params, applied, drift = self._apply(
-        self.kind.applied, params, applied, given.places[0], arrived, fresh
-      )
+      assert arrived is not None, "what is applied was exchanged"
+      replica, applied, drift = self._apply(replica, given, arrived)
     if sent:
-      params, sent = self._send(params, sent, given.places[1])
-    replica = progress.replica._replace(params=params)
+      replica, sent = self._send(replica, sent, given.places[1])
     return progress._replace(replica=replica), applied, sent, drift
 
-  def _run_steps(self, batches: Tree) -> RunSteps:
+  @property
+  def _applied_group(self) -> int:
+    assert self.kind.applied is not None, "nothing is applied"
+    return self.kind.applied
+
+  def _steps_and_exchange(
+    self, given: WindowInput
+  ) -> tuple[InnerProgress, Arrived | None]:
+    """Takes the inner steps, and exchanges what is due behind them."""
+    run_steps = self._run_steps(given.batches, given.frozen)
+    is_due = given.applied and not given.arrived and not self._is_at_once
+    if is_due and self.kind.has_steps:
+      return exchange_behind_steps(
+        self.outer,
+        run_steps,
+        given.progress,
+        given.applied,
+        given.due,
+        num_steps=given.num_steps,
+        weight=given.weight,
+      )
+    progress = run_steps(given.progress, given.num_steps)
+    arrived = given.arrived
+    if is_due:
+      arrived = self.outer.exchange(given.applied, given.due, given.weight)
+    return progress, arrived
+
+  def _run_steps(self, batches: Tree, frozen: Tree | None) -> RunSteps:
     if not self.kind.has_steps:
       return lambda progress, count: progress
-    return inner_steps(self.inner_step, batches)
-
-  def _fresh(self, state: FragmentState, due: Tree) -> Tree:
-    """Returns what the window before measured on this step; zeros if nothing.
-
-    Args:
-      state: State of the fragment that is applied, without `due`.
-      due: Its oldest pseudo-gradient in flight.
-    """
-    if not self.kind.follows_send:
-      return jax.tree.map(jnp.zeros_like, state.params)
-    return (due, *state.in_flight)[-1]
-
-  def _renew(self, params: Tree, state: FragmentState, given, arrived):
-    """Measures a fragment, applies what is due of it, and sends it."""
-    place, due = given.places[0], () if given.due is None else (given.due,)
-    own, pending = self._own(params, place), (*due, *state.in_flight)
-    fresh = self.outer.measure(state, pending, own)
-    if self._is_at_once:
-      arrived = self.outer.exchange(state, fresh, given.weight)
-    left = (*pending, fresh)[1:]
-    params, state, drift = self._apply(
-      self.kind.applied, params, state, place, arrived, fresh
-    )
-    return params, state._replace(in_flight=left), drift
-
-  def _send(self, params: Tree, state: FragmentState, place):
-    """Measures a fragment, which is in flight from now on."""
-    own = self._own(params, place)
-    fresh = self.outer.measure(state, state.in_flight, own)
-    is_first_send = not state.in_flight
-    if is_first_send and self.outer.rule.applies_at_first_send:
-      # No exchange has ended yet. The result is then all zeros, and only this
-      # replica's own new measurement changes the parameters.
-      none = nothing(state.params), state.exchange
-      params, state, _ = self._apply(
-        self.kind.sent, params, state, place, none, fresh
-      )
-    return params, state._replace(in_flight=(*state.in_flight, fresh))
-
-  def _own(self, params: Tree, place: Any) -> Tree:
-    assert self.kind.sent is not None, "nothing is sent"
-    return self.cuts.take(params, self.kind.sent, place)
+    return inner_steps(with_frozen(self.inner_step, frozen), batches)
 
   def _apply(
-    self, group, params: Tree, state: FragmentState, place, arrived, fresh
-  ) -> tuple[Tree, FragmentState, Drift]:
-    """Applies what has arrived to the state and to the replica."""
-    result, kept = arrived
-    own = self.cuts.take(params, group, place)
-    state = state._replace(exchange=kept)
-    state, own = self.outer.apply(state, own, result, fresh)
-    params = self.cuts.put(params, group, place, own)
-    return params, state, measure_drift(result)
+    self, replica: ReplicaState, given: WindowInput, arrived: Arrived
+  ) -> tuple[ReplicaState, FragmentState, Drift]:
+    """Applies a fragment that is not sent in this window."""
+    state = given.applied
+    group = self._applied_group
+    place = given.places[0]
+    fresh = events.no_measurement(state)
+    if self.kind.follows_send:  # The window before has measured it.
+      fresh = (given.due, *state.in_flight)[-1]
+    state, own, result = events.apply_arrived(self.outer, arrived)(
+      state, self.cuts.take(replica.params, group, place), fresh
+    )
+    assert result is not None, "something is applied"
+    replica = self._with_fragment(replica, place, own, result)
+    return replica, state, measure_drift(result)
+
+  def _apply_and_send(
+    self, replica: ReplicaState, given: WindowInput, arrived: Arrived | None
+  ) -> tuple[ReplicaState, FragmentState, Drift]:
+    """Measures a fragment, applies what is due of it, and sends it."""
+    group = self._applied_group
+    place = given.places[0]
+    due = () if given.due is None else (given.due,)
+    apply = events.exchange_at_once(self.outer, given.weight)
+    if arrived is not None:
+      apply = events.apply_arrived(self.outer, arrived)
+    state, own, result = events.measure_apply_send(
+      self.outer,
+      given.applied,
+      self.cuts.take(replica.params, group, place),
+      in_flight=(*due, *given.applied.in_flight),
+      apply=apply,
+      num_arrived=1,
+    )
+    assert result is not None, "something is applied"
+    replica = self._with_fragment(replica, place, own, result)
+    return replica, state, measure_drift(result)
+
+  def _with_fragment(
+    self, replica: ReplicaState, place: Any, own: Tree, result: ExchangeResult
+  ) -> ReplicaState:
+    """Returns the replica after an apply.
+
+    Args:
+      replica: The replica before.
+      place: Place of the fragment that was applied.
+      own: New parameters of the fragment.
+      result: Result of its exchange.
+    """
+    group = self._applied_group
+    correction = replica.correction
+    if correction is not None:
+      of_fragment = self.outer.correct(
+        self.cuts.take(correction, group, place), result
+      )
+      correction = self.cuts.put(correction, group, place, of_fragment)
+    params = self.cuts.put(replica.params, group, place, own)
+    return replica._replace(params=params, correction=correction)
+
+  def _send(
+    self, replica: ReplicaState, state: FragmentState, place: Any
+  ) -> tuple[ReplicaState, FragmentState]:
+    """Measures a fragment, which is in flight from now on."""
+    assert self.kind.sent is not None, "nothing is sent"
+    group = self.kind.sent
+    own = self.cuts.take(replica.params, group, place)
+    state, new, _ = events.measure_apply_send(
+      self.outer,
+      state,
+      own,
+      in_flight=state.in_flight,
+      apply=self._apply_while_in_flight(state),
+      num_arrived=0,
+    )
+    if new is not own:
+      params = self.cuts.put(replica.params, group, place, new)
+      replica = replica._replace(params=params)
+    return replica, state
+
+  def _apply_while_in_flight(self, state: FragmentState) -> events.Apply:
+    """Returns what a send applies: nothing, but by some rules the first."""
+    if state.in_flight:
+      return lambda state, own, fresh: (state, own, None)
+    return events.apply_nothing_yet(self.outer)
 
 
-class WithFrozen(NamedTuple):
-  """Batches, and parameters that nobody trains, which all replicas read.
+def with_frozen(function: Callable, frozen: Tree | None) -> Callable:
+  """Gives a function its argument `frozen`, if there is anything frozen.
 
-  The second has no replica axis, so it is on a device once. An inner step gets
-  both in the place of its batch.
+  Args:
+    function: An inner step, a gradient or a loss.
+    frozen: Parameters that it reads and nobody trains; None: it takes none.
   """
-
-  batches: Tree
-  frozen: Tree
-
-
-def apart(batches: Tree) -> tuple[Tree, Callable[[Tree], Tree]]:
-  """Returns batches alone, and what puts a batch beside what is frozen."""
-  if not isinstance(batches, WithFrozen):
-    return batches, lambda batch: batch
-  frozen = batches.frozen
-  return batches.batches, lambda batch: WithFrozen(batch, frozen)
+  if frozen is None:
+    return function
+  return functools.partial(function, frozen=frozen)
 
 
 def inner_steps(inner_step: InnerStep, batches: Tree) -> RunSteps:
   """Returns a function (progress, count) that runs `count` inner steps.
 
   Args:
-    inner_step: Function as in `WindowProgram`.
-    batches: Batches, leaves [n, ...], perhaps `WithFrozen`.
+    inner_step: Function (params, optimizer state, batch) as in `WindowProgram`.
+    batches: Batches, leaves [n, ...].
   """
-  own, beside = apart(batches)
 
   def body(_, progress: InnerProgress) -> InnerProgress:
     replica, step, metrics = progress
-    batch = beside(jax.tree.map(lambda leaf: leaf[step], own))
-    params, optimizer, values = inner_step(*replica, batch)
+    batch = jax.tree.map(lambda leaf: leaf[step], batches)
+    params, optimizer, values = inner_step(
+      replica.params, replica.optimizer, batch
+    )
+    if replica.correction is not None:
+      params = optax.apply_updates(params, replica.correction)
     metrics = jax.tree.map(
       lambda buffer, value: buffer.at[step].set(value.astype(buffer.dtype)),
       metrics,
       StepMetrics(*values),
     )
-    return InnerProgress(ReplicaState(params, optimizer), step + 1, metrics)
+    replica = replica._replace(params=params, optimizer=optimizer)
+    return InnerProgress(replica, step + 1, metrics)
 
   def run_steps(progress: InnerProgress, count: Index) -> InnerProgress:
     with jax.named_scope(INNER_STEPS):
@@ -288,7 +350,7 @@ def exchange_behind_steps(
   own: Tree,
   num_steps: Index,
   weight: Scalar | None = None,
-):
+) -> tuple[Any, Arrived]:
   """Exchanges behind inner steps, a stretch of them for each message.
 
   Low rank: send the left factor, run steps, receive its mean, make it

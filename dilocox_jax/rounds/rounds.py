@@ -20,20 +20,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from dilocox_jax.checks import require
-from dilocox_jax.distributed.replicas import with_shardings
-from dilocox_jax.outer.alone import (
+from dilocox_jax.distributed import host_memory
+from dilocox_jax.distributed.replicas import Replicas, with_shardings
+from dilocox_jax.outer.drift import Drift, drift_axes
+from dilocox_jax.outer.fragment_view import Cuts
+from dilocox_jax.outer.outer_step import FragmentState, OuterStep
+from dilocox_jax.plan.schedule.membership import (
+  RoundAttendance,
+  WindowAttendance,
+)
+from dilocox_jax.plan.schedule.sync_schedule import Window
+from dilocox_jax.rounds.alone import (
   INNER_STEP,
   OUTER_STEP,
   refusing_collectives,
 )
-from dilocox_jax.outer.lone_exchange import (
-  ExchangeThread,
-  arrived_axes,
-  lone_exchange,
-)
-from dilocox_jax.outer.outer_step import DRIFT_AXES, Drift, FragmentState
-from dilocox_jax.outer.round_states import RoundState, RoundStates
-from dilocox_jax.outer.window import (
+from dilocox_jax.rounds.exchange_program import arrived_axes
+from dilocox_jax.rounds.in_program import InProgram
+from dilocox_jax.rounds.runtime import Runtime, WindowWork
+from dilocox_jax.rounds.states import RoundState, RoundStates
+from dilocox_jax.rounds.window import (
   InnerProgress,
   InnerStep,
   ReplicaState,
@@ -41,30 +47,69 @@ from dilocox_jax.outer.window import (
   WindowInput,
   WindowKind,
   WindowProgram,
-  WithFrozen,
+  with_frozen,
 )
-from dilocox_jax.plan.schedule.membership import (
-  RoundAttendance,
-  WindowAttendance,
-)
-from dilocox_jax.plan.schedule.sync_schedule import Window
 from dilocox_jax.trees import Tree, leaves_by_path, shardings_of
+
+MakeRuntime = Callable[[OuterStep, Replicas], Runtime]
+
+
+def in_program(outer: OuterStep, replicas: Replicas) -> Runtime:
+  """Returns the runtime in which the window's own program exchanges."""
+  del outer
+  return InProgram(replicas)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Rounds(RoundStates):
+class Rounds:
   """Runs the windows of a method for all replicas.
 
   Attributes:
+    outer: Measures, exchanges and applies pseudo-gradients.
+    cuts: Cuts fragments out of the parameters.
+    replicas: Number of replicas, and their devices.
     inner_step: Optimizer step of one replica.
-    thread: Thread that dispatches the exchanges; None keeps them in the
-      program of their window.
-    frozen: Parameters that inner steps read and nobody trains (`WithFrozen`).
+    outer_memory: Memory of the fragments' states, "device" or "pinned_host".
+    make_runtime: Function from `outer` and `replicas` to what dispatches the
+      exchanges (`runtime`).
+    frozen: Parameters that inner steps read and nobody trains.
   """
 
+  outer: OuterStep
+  cuts: Cuts
+  replicas: Replicas
   inner_step: InnerStep
-  thread: ExchangeThread | None = None
+  outer_memory: str = host_memory.DEVICE
+  make_runtime: MakeRuntime = in_program
   frozen: Tree | None = None
+
+  @functools.cached_property
+  def states(self) -> RoundStates:
+    """Makes and changes the states of all replicas."""
+    return RoundStates(self.outer, self.cuts, self.replicas, self.outer_memory)
+
+  @functools.cached_property
+  def runtime(self) -> Runtime:
+    """What dispatches the exchanges."""
+    return self.make_runtime(self.outer, self.replicas)
+
+  def init(self, params: Tree, optimizer: Tree) -> RoundState:
+    """Returns the first state, as `RoundStates.init`.
+
+    Args:
+      params: Parameters of the model, without a replica axis.
+      optimizer: Inner optimizer state of one replica to start from.
+
+    Raises:
+      ValueError: As `RoundStates.init`, or if the outer step needs replicas
+        that are programs of their own (`rounds.alone`).
+    """
+    self.runtime.check(lambda: self.states.check_outer(params))
+    return self.states.init(params, optimizer)
+
+  def outer_params(self, state: RoundState) -> Tree:
+    """Returns the outer parameters to evaluate and to keep, on the device."""
+    return self.states.outer_params(state)
 
   def run(
     self,
@@ -95,7 +140,7 @@ class Rounds(RoundStates):
 
     Returns:
       The new state; losses and gradient norms [M, n]; a drift for each apply,
-      with axes as in `DRIFT_AXES`.
+      with axes as in `drift_axes`.
 
     Raises:
       ValueError: If leaves of `batches` do not begin with the same two axes.
@@ -106,8 +151,10 @@ class Rounds(RoundStates):
       schedule = self.outer.method.schedule
       windows = schedule.windows(done, done + num_steps)
     if attendance and attendance.returning:
-      state = self.rejoined(state, attendance.returning, attendance.donor)
-    batches = self.beside_frozen(self.replicas.place_batches(batches))
+      state = self.states.rejoined(
+        state, attendance.returning, attendance.donor
+      )
+    batches = self.replicas.place_batches(batches)
     state, progress, drifts = self._windows(
       state,
       batches,
@@ -117,12 +164,12 @@ class Rounds(RoundStates):
       one_at_a_time=one_at_a_time,
     )
     if attendance:
-      state = self.moved_on(state, num_steps, progress.step)
-    return self.at_step(state, done + num_steps), progress.metrics, drifts
-
-  def beside_frozen(self, batches: Tree) -> Tree:
-    """Returns batches as inner steps and evaluations read them."""
-    return batches if self.frozen is None else WithFrozen(batches, self.frozen)
+      state = self.states.moved_on(state, num_steps, progress.step)
+    return (
+      self.states.at_step(state, done + num_steps),
+      progress.metrics,
+      drifts,
+    )
 
   def _num_steps(self, batches: Tree) -> int:
     """Returns how many batches there are for each replica of this process."""
@@ -159,8 +206,8 @@ class Rounds(RoundStates):
     # A copy, since the programs of windows use the memory of their state again.
     state = jax.device_put(state, shardings_of(state), may_alias=False)
     state, progress, drifts = self._windows(state, None, 0, windows, attendance)
-    newest = tuple(map(self.on_device, state.fragments))
-    params = self.adopted(progress.replica.params, newest)
+    newest = tuple(map(self.states.on_device, state.fragments))
+    params = self.states.adopted(progress.replica.params, newest)
     return state._replace(replica=state.replica._replace(params=params)), drifts
 
   def follow(self, state: RoundState, windows: Sequence[Window]) -> RoundState:
@@ -181,41 +228,25 @@ class Rounds(RoundStates):
     progress = self._progress(state.replica, num_steps, attendance is not None)
     shares = attendance.windows if attendance else [None] * len(windows)
     pairs = list(zip(windows, shares, strict=True))
-    if self.goes_apart:
+    if self.runtime.splits_windows:
       pairs = [(part, share) for each, share in pairs for part in each.parts]
-    fragments, drifts = list(state.fragments), []
+    fragments = list(state.fragments)
+    drifts = []
     for window, share in pairs:
       given = self._given(window, share, progress, batches, fragments)
-      carrier = self.outer.aggregator.carrier
-      if carrier:
-        carrier.steps.add(window.num_steps)
-      if carrier and window.applied:
-        self._exchange.fragment = window.applied.fragment
-        self._exchange.num_steps = carrier.steps.take(window.applied.fragment)
-        self._exchange.fragments = tuple(fragments)
       kind = self.kind(window, share)
       if one_at_a_time:
         jax.block_until_ready(given)
-      progress, applied, sent, drift = self._run(kind, given)
-      if carrier and window.sent:
-        carrier.steps.measure(window.sent.fragment)
+      progress, applied, sent, drift = self._run(window, kind, given, fragments)
       for event, new in ((window.applied, applied), (window.sent, sent)):
         if event and new is not None:
           left = new.in_flight or fragments[event.fragment].in_flight[1:]
-          fragments[event.fragment] = self.kept(new._replace(in_flight=left))
-      drifts += [drift] if window.applied else []
+          new = new._replace(in_flight=left)
+          fragments[event.fragment] = self.states.kept(new)
+      if window.applied:
+        drifts.append(drift)
     state = RoundState(progress.replica, tuple(fragments), state.step)
     return state, progress, drifts
-
-  @property
-  def goes_apart(self) -> bool:
-    """Whether no steps of a window can hide what is exchanged in it."""
-    if self.outer.is_carried:
-      return not self.outer.method.schedule.depth
-    has_links = (
-      self.replicas.layout == "mesh" and self.replicas.num_replicas > 1
-    )
-    return not (self.thread or has_links)
 
   def _progress(
     self, replica: ReplicaState, num_steps: int, differs: bool
@@ -257,36 +288,57 @@ class Rounds(RoundStates):
     batches: Tree | None,
     fragments: Sequence[FragmentState],
   ) -> WindowInput:
-    count, weight = self.number(window.num_steps), None
+    count, weight = self.states.number(window.num_steps), None
     if share:
       count = self.replicas.place(np.array(share.num_steps, np.int32), 0)
     if share and share.weights and window.applied:
       weight = self.replicas.place(np.array(share.weights), 0)
-    given = WindowInput(progress, batches if window.num_steps else None, count)
+    given = WindowInput(progress, None, count)
+    if window.num_steps:
+      given = given._replace(batches=batches, frozen=self.frozen)
     return self._with_fragments(
       given._replace(weight=weight),
       window,
-      lambda fragment: self.on_device(fragments[fragment]),
-      self.place,
+      lambda fragment: self.states.on_device(fragments[fragment]),
+      self.states.place,
     )
 
-  def _run(self, kind: WindowKind, given: WindowInput) -> tuple:
-    """Runs a window; if a thread exchanges, beside the inner steps alone."""
-    hides = self.outer.is_carried or (kind.has_steps and not kind.differs)
-    if not self.thread or given.due is None or not hides:
-      return self._run_program(kind, given)
-    kept, rest = given.applied.exchange, given.applied._replace(exchange=None)
-    exchange = self.thread.start(self._exchange, kept, rest, given.due)
-    progress = given.progress
-    if kind.has_steps:
-      steps = WindowInput(progress, given.batches, given.num_steps)
-      progress, *_ = self.program(WindowKind())(*steps)
-    arrived = self.thread.wait(exchange, progress)
-    kind = dataclasses.replace(kind, has_steps=False, has_arrived=True)
-    given = given._replace(
-      progress=progress, batches=None, applied=rest, arrived=arrived
+  def _run(
+    self,
+    window: Window,
+    kind: WindowKind,
+    given: WindowInput,
+    fragments: Sequence[FragmentState],
+  ) -> tuple:
+    """Runs what the runtime takes of a window, then the rest in its program."""
+    work = WindowWork(
+      window=window,
+      kind=kind,
+      given=given,
+      fragments=tuple(fragments),
+      take_steps=lambda: self._take_steps(kind, given),
     )
+    progress, arrived = self.runtime.run(work)
+    if arrived is not None:
+      kind = dataclasses.replace(kind, has_steps=False, has_arrived=True)
+      given = given._replace(
+        progress=progress,
+        batches=None,
+        frozen=None,
+        applied=given.applied._replace(exchange=None),
+        arrived=arrived,
+      )
     return self._run_program(kind, given)
+
+  def _take_steps(self, kind: WindowKind, given: WindowInput) -> InnerProgress:
+    """Takes the inner steps of a window in a program of their own."""
+    if not kind.has_steps:
+      return given.progress
+    steps = WindowInput(
+      given.progress, given.batches, given.num_steps, frozen=given.frozen
+    )
+    progress, *_ = self.program(WindowKind())(*steps)
+    return progress
 
   def _run_program(self, kind: WindowKind, given: WindowInput) -> tuple:
     """Runs the program of a window; without steps, on the parameters alone.
@@ -297,10 +349,10 @@ class Rounds(RoundStates):
       return self.program(kind)(*given)
     none: Any = None
     before = given.progress
-    alone = ReplicaState(before.replica.params, none)
+    alone = before.replica._replace(optimizer=none)
     given = given._replace(progress=InnerProgress(alone, none, none))
     found, *events = self.program(kind)(*given)
-    replica = before.replica._replace(params=found.replica.params)
+    replica = found.replica._replace(optimizer=before.replica.optimizer)
     return before._replace(replica=replica), *events
 
   @functools.cache  # noqa: B019 - programs live as long as the run.
@@ -319,7 +371,7 @@ class Rounds(RoundStates):
     donated = ["progress", "applied", "sent"]
     if kind.sent == kind.applied and not kind.has_arrived:
       donated += ["due"]  # What is sent takes its place.
-    if self.outer.is_carried and not kind.has_steps:
+    if not kind.has_steps and not self.runtime.reuses_states:
       donated = []
     numbers = tuple(map(WindowInput._fields.index, donated))
     return jax.jit(mapped, donate_argnums=numbers)
@@ -340,23 +392,20 @@ class Rounds(RoundStates):
       batch: Batch of one inner step, or its shapes and types, leaves [B, ...].
 
     Raises:
-      ValueError: One line (`outer.alone`).
+      ValueError: One line (`rounds.alone`).
     """
-    self.check_outer(params)
-    replica = self.abstract(params, optimizer).replica
+    self.states.check_outer(params)
+    replica = self.states.abstract(params, optimizer).replica
     batch = jax.tree.map(
       lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), batch
     )
     per_replica = 0
-    batch_axes: Any = per_replica
-    if self.frozen is not None:
-      batch_axes = WithFrozen(per_replica, None)
     step = self.replicas.map(
-      self._alone_step, (per_replica, per_replica, batch_axes), per_replica
+      with_frozen(self._alone_step, self.frozen),
+      (per_replica, per_replica, per_replica),
+      per_replica,
     )
-    jax.eval_shape(
-      step, replica.params, replica.optimizer, self.beside_frozen(batch)
-    )
+    jax.eval_shape(step, replica.params, replica.optimizer, batch)
 
   def _program_axes(self, kind: WindowKind) -> tuple[Any, Any]:
     """Replica axes of a window's arguments and results, tree prefixes."""
@@ -366,10 +415,9 @@ class Rounds(RoundStates):
     applied = None if kind.applied is None else axes
     has_other = kind.sent is not None and not kind.is_same
     sent = axes if has_other else None
-    batches: Any = 0 if self.frozen is None else WithFrozen(per_replica, None)
     given = WindowInput(
-      InnerProgress(self.axes.replica, own, per_replica),
-      batches if kind.has_steps else None,
+      InnerProgress(self.states.axes.replica, own, per_replica),
+      per_replica if kind.has_steps else None,
       own,
       applied=axes._replace(exchange=None) if has_arrived else applied,
       due=0,
@@ -377,13 +425,8 @@ class Rounds(RoundStates):
       weight=own,
       arrived=arrived_axes(self.outer) if has_arrived else None,
     )
-    drift = applied and DRIFT_AXES
+    drift = applied and drift_axes(self.outer.aggregator.is_shared)
     return tuple(given), (given.progress, applied, sent, drift)
-
-  @functools.cached_property
-  def _exchange(self) -> Any:
-    """The exchange of what was measured, outside of a window's program."""
-    return lone_exchange(self.outer, self.replicas)
 
   def lowered(
     self, state: RoundState, batches: Tree, window: Window
@@ -403,7 +446,7 @@ class Rounds(RoundStates):
 
     def fragment(number: int) -> FragmentState:
       old = state.fragments[number]
-      return with_shardings(old, self.shardings(old))
+      return with_shardings(old, self.states.shardings(old))
 
     def place(number: int) -> Any:
       found = self.cuts.place(number)
@@ -416,7 +459,7 @@ class Rounds(RoundStates):
     values = shape((replicas.num_replicas, num_steps), 0, jnp.float32)
     metrics = StepMetrics(values, values)
     progress = InnerProgress(state.replica, shape(()), metrics)
-    given = WindowInput(progress, self.beside_frozen(batches), shape(()))
+    given = WindowInput(progress, batches, shape(()), frozen=self.frozen)
     given = self._with_fragments(given, window, fragment, place)
     return self.program(self.kind(window)).lower(*given)
 

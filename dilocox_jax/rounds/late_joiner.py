@@ -22,9 +22,10 @@ import numpy as np
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import is_none
 from dilocox_jax.outer.outer_step import FragmentState
-from dilocox_jax.outer.round_states import RoundState
-from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule, Window
+from dilocox_jax.rounds.mailbox_runtime import MailboxRuntime
+from dilocox_jax.rounds.rounds import Rounds
+from dilocox_jax.rounds.states import RoundState
 from dilocox_jax.trees import Tree
 
 
@@ -43,11 +44,14 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
 
   Raises:
     ValueError: If the rounds have no mailbox, or the outer step uses the axis
-      of replicas that share none (`outer.alone`).
+      of replicas that share none (`rounds.alone`).
     LostError: If the others deleted what this replica was about to follow; it
       has to call this again.
   """
-  require(rounds.outer.is_carried, "rounds: they have no dilocox_jax.mailbox")
+  require(
+    isinstance(rounds.runtime, MailboxRuntime),
+    "rounds: they have no dilocox_jax.mailbox",
+  )
   return joined(rounds, rounds.init(params, optimizer))
 
 
@@ -61,7 +65,8 @@ def joined(
     state: The first state.
     last_step: Inner steps of the schedule; None: it has no end.
   """
-  carrier = rounds.outer.aggregator.carrier
+  assert isinstance(rounds.runtime, MailboxRuntime)
+  carrier = rounds.runtime.client
   found = carrier.newest()
   windows = _windows(rounds.outer.method.schedule, last_step)
   counts, step, window = [0] * rounds.cuts.count, 0, next(windows)
@@ -83,8 +88,8 @@ def joined(
     step = last_step
     carrier.take_part(sum(counts))
   # Not to use up the number that every first state has.
-  state = rounds.rejoined(rounds.at_step(state, step), [0], 0)
-  return rounds.moved_on(state, step)
+  state = rounds.states.rejoined(rounds.states.at_step(state, step), [0], 0)
+  return rounds.states.moved_on(state, step)
 
 
 def passed_over(
@@ -103,8 +108,8 @@ def passed_over(
   done = int(jax.device_get(state.step))
   still = [dataclasses.replace(window, num_steps=0) for window in windows]
   events = [window for window in still if window.applied or window.sent]
-  state = rounds.moved_on(rounds.follow(state, events), num_steps)
-  return rounds.at_step(state, done + num_steps)
+  state = rounds.states.moved_on(rounds.follow(state, events), num_steps)
+  return rounds.states.at_step(state, done + num_steps)
 
 
 def _windows(schedule: SyncSchedule, last_step: int | None) -> Iterator[Any]:
@@ -142,17 +147,17 @@ def _loaded(
     return jax.tree.map(put, tree) if axis is None else tree
 
   def fragment(old: FragmentState, count: int) -> FragmentState:
-    axes, old = rounds.outer.axes, rounds.on_device(old)
+    axes, old = rounds.outer.axes, rounds.states.on_device(old)
     new = jax.tree.map(shared, axes, old, is_leaf=is_none)
     zeros = jax.tree.map(
       lambda leaf: rounds.replicas.copies(jnp.zeros_like(leaf)), new.params
     )
     new = new._replace(in_flight=(zeros,) * count)
-    return rounds.kept(jax.device_put(new, rounds.shardings(new)))
+    return rounds.states.kept(jax.device_put(new, rounds.states.shardings(new)))
 
   fragments = tuple(map(fragment, state.fragments, counts))
-  newest = tuple(map(rounds.on_device, fragments))
-  params = rounds.adopted(state.replica.params, newest)
+  newest = tuple(map(rounds.states.on_device, fragments))
+  params = rounds.states.adopted(state.replica.params, newest)
   return RoundState(
     state.replica._replace(params=params), fragments, state.step
   )

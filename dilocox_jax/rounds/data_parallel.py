@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dilocox_jax.aggregator import Aggregator
 from dilocox_jax.distributed.replicas import Replicas, map_prefix
-from dilocox_jax.outer.window import StepMetrics, WithFrozen, apart
-from dilocox_jax.trees import Aggregator, Tree, shardings_of
+from dilocox_jax.rounds.window import StepMetrics, with_frozen
+from dilocox_jax.trees import Tree, shardings_of
 
 
 class SharedState(NamedTuple):
@@ -89,36 +90,45 @@ class StepPrograms:
       The new state; losses and gradient norms, [M, num_steps].
     """
     batches = self.replicas.place_batches(batches)
-    if self.frozen is not None:
-      batches = WithFrozen(batches, self.frozen)
-    return self.compiled(state, batches)
+    return self.compiled(state, batches, self.frozen)
 
   @functools.cached_property
   def compiled(self):
-    """The jitted program (state, batches) -> (state, metrics)."""
+    """The jitted program (state, batches, frozen) -> (state, metrics)."""
 
-    def replica_program(state: SharedState, batches: Tree):
-      own, beside = apart(batches)
+    def replica_program(
+      state: SharedState, batches: Tree, frozen: Tree | None
+    ) -> tuple[SharedState, StepMetrics]:
+      gradient = with_frozen(self.gradient, frozen)
       state, metrics = jax.lax.scan(
-        lambda state, batch: self._step(state, beside(batch)), state, own
+        functools.partial(self._step, gradient), state, batches
       )
       return self.replicas.divided(state), metrics
 
-    of_batches = 0 if self.frozen is None else WithFrozen(0, None)
     program = self.replicas.map(
-      replica_program, (self.axes, of_batches), (self.axes, 0)
+      replica_program, (self.axes, 0, None), (self.axes, 0)
     )
     return jax.jit(program, donate_argnums=0)
 
   def _step(
-    self, state: SharedState, batch: Tree
+    self, gradient: Callable, state: SharedState, batch: Tree
   ) -> tuple[SharedState, StepMetrics]:
-    """Takes a step of one replica; its loss, and the mean gradient's norm."""
+    """Takes a step of one replica.
+
+    Args:
+      gradient: Function (params, batch) -> (loss, gradients).
+      state: State that all replicas share.
+      batch: Batch of this replica.
+
+    Returns:
+      The new state, and the loss of this replica with the norm of the mean
+      gradient.
+    """
     params = state.params
-    loss, gradients = self.gradient(params, batch)
-    mean, kept = self.aggregator.update(gradients, state.exchange, params)
+    loss, gradients = gradient(params, batch)
+    mean, exchange = self.aggregator.update(gradients, state.exchange, params)
     updates, optimizer = self.optimizer.update(mean, state.optimizer, params)
     metrics = StepMetrics(loss, optax.tree.norm(mean))
     metrics = jax.tree.map(lambda x: x.astype(jnp.float32), metrics)
     params = optax.apply_updates(params, updates)
-    return SharedState(params, optimizer, kept), metrics
+    return SharedState(params, optimizer, exchange), metrics

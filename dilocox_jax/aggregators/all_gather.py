@@ -1,0 +1,46 @@
+"""Every replica receives all messages, decodes them and averages them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from dilocox_jax.aggregators import byte_collectives
+from dilocox_jax.aggregators.collective import FLAG_BYTES, Collective, Sender
+from dilocox_jax.aggregators.means import mean_of_messages
+from dilocox_jax.aggregators.sizes import encoded_bytes
+from dilocox_jax.codecs.base import Encoder
+from dilocox_jax.codecs.joining import Shape
+from dilocox_jax.plan.operations import AllGather, Operation
+from dilocox_jax.trees import Array
+from dilocox_jax.turns import Pausing
+
+
+class AllGatherMean(Collective):
+  """Averages the messages of any codec, which all replicas gather."""
+
+  def operations(
+    self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
+  ) -> list[Operation]:
+    """Returns one gathering of the codes and of a flag."""
+    del num_replicas
+    return [AllGather(encoded_bytes(encoder, shapes) + FLAG_BYTES)]
+
+  def reduce(
+    self, encoder: Any, leaves: Sequence[Array], sender: Sender
+  ) -> Pausing:
+    """Averages as `Collective.reduce` says."""
+    arrays = encoder.encode(leaves)
+    flag = sender.participates.astype(jnp.uint8)[None]
+    arrays, flag = yield arrays, flag
+    *gathered, flags = yield byte_collectives.all_gathered(
+      [*arrays, flag], sender.axis_name
+    )
+    return mean_of_messages(
+      encoder,
+      [leaf.shape for leaf in leaves],
+      own=arrays,
+      arrays=gathered,
+      weights=flags[:, 0],
+      is_counted=sender.participates,
+    )

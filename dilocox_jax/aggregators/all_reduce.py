@@ -1,0 +1,45 @@
+"""The network adds up values in fp32."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dilocox_jax.aggregators.collective import Collective, Sender
+from dilocox_jax.aggregators.means import mean_of_participants, summed
+from dilocox_jax.aggregators.sizes import encoded_bytes
+from dilocox_jax.codecs.base import Codec, Encoder, Reduced
+from dilocox_jax.codecs.joining import Shape
+from dilocox_jax.codecs.quantize import Float
+from dilocox_jax.plan.operations import AllReduce, Operation
+from dilocox_jax.trees import Array
+from dilocox_jax.turns import Pausing
+
+COUNT_BYTES = 4  # The number of participants, one more value of the sum.
+
+
+class AllReduceMean(Collective):
+  """Averages fp32 values by a sum over the network."""
+
+  def refusal(self, codec: Codec) -> str:
+    """Refuses codes, which cannot be added."""
+    if codec.encoder == Float():
+      return ""
+    return (
+      "would add up codes: take 'all_gather' or 'reduce_scatter', or float32"
+    )
+
+  def operations(
+    self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
+  ) -> list[Operation]:
+    """Returns one sum of the values and of the number of participants."""
+    del num_replicas
+    return [AllReduce(encoded_bytes(encoder, shapes) + COUNT_BYTES)]
+
+  def reduce(
+    self, encoder: Any, leaves: Sequence[Array], sender: Sender
+  ) -> Pausing:
+    """Averages as `Collective.reduce` says."""
+    values = [encoder.code(leaf)[0] for leaf in leaves]
+    values, participates = yield values, sender.participates
+    totals, count = yield summed(values, participates, sender.axis_name)
+    mean = [mean_of_participants(total, count) for total in totals]
+    return Reduced(mean=mean, own=values)

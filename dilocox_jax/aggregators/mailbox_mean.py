@@ -1,0 +1,46 @@
+"""The host carries the messages of programs that have one replica each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dilocox_jax.aggregators.collective import Collective, Sender
+from dilocox_jax.aggregators.means import mean_of_messages
+from dilocox_jax.aggregators.sizes import encoded_bytes
+from dilocox_jax.codecs.base import Encoder
+from dilocox_jax.codecs.joining import Shape
+from dilocox_jax.meeting.messages import HEADER_BYTES
+from dilocox_jax.plan.operations import Operation, StoreObject
+from dilocox_jax.trees import Array
+from dilocox_jax.turns import Pausing
+
+
+class MailboxMean(Collective):
+  """Averages the messages that a mailbox brings."""
+
+  def operations(
+    self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
+  ) -> list[Operation]:
+    """Returns one object, which has a header."""
+    del num_replicas
+    return [StoreObject(encoded_bytes(encoder, shapes) + HEADER_BYTES)]
+
+  def reduce(
+    self, encoder: Any, leaves: Sequence[Array], sender: Sender
+  ) -> Pausing:
+    """Averages as `Collective.reduce` says, and pauses once.
+
+    It yields the arrays that are to be sent, and whether the replica
+    participates. It is sent the arrays [K, ...] of the K replicas that are
+    listed, the weight of each in the mean [K], and whether this replica's own
+    are among them (`meeting.carrier`).
+    """
+    message = encoder.encode(leaves)
+    arrays, weights, is_counted = yield message, sender.participates
+    return mean_of_messages(
+      encoder,
+      [leaf.shape for leaf in leaves],
+      own=message,
+      arrays=arrays,
+      weights=weights,
+      is_counted=is_counted,
+    )

@@ -1,0 +1,83 @@
+"""Sums and means over the replicas that participate."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from dilocox_jax.codecs.base import Encoder, Reduced
+from dilocox_jax.codecs.joining import Arrays, Shape
+from dilocox_jax.distributed.replicas import REPLICA_AXIS
+from dilocox_jax.trees import Array, Boolean, Scalar, Tree
+
+
+def summed(
+  values: Tree, participates: Boolean, axis_name: str = REPLICA_AXIS
+) -> tuple[Tree, Scalar]:
+  """Sums values over replicas and counts the participants.
+
+  The count is one more number of the values' type, so that the compiler puts
+  it into the same message. A message of its own would cost a slow link as much
+  latency again.
+
+  Args:
+    values: Leaves of one type; zeros if this replica does not participate.
+    participates: Whether this replica participates.
+    axis_name: Axis over which replicas are mapped.
+  """
+  flag = participates.astype(jax.tree.leaves(values)[0].dtype)
+  return jax.lax.psum((values, flag), axis_name)
+
+
+def mean_of_participants(total: Array, count: Scalar) -> Array:
+  """Divides a sum by the number of participants; zero if there is none.
+
+  Args:
+    total: Sum over the participants.
+    count: Number of participants.
+  """
+  return total / jnp.maximum(count, 1).astype(total.dtype)
+
+
+def mean_of_messages(
+  encoder: Encoder,
+  shapes: Sequence[Shape],
+  own: Arrays,
+  arrays: Arrays,
+  weights: Array,
+  is_counted: Boolean,
+) -> Reduced:
+  """Decodes the messages of several replicas, and averages them.
+
+  Args:
+    encoder: What the messages were encoded with.
+    shapes: Shapes of the leaves, with the layer axis.
+    own: Arrays of this replica's message, [...] each.
+    arrays: Arrays of all messages, [K, ...] each.
+    weights: Weight of each message in the mean, [K].
+    is_counted: Whether this replica's message is among them.
+
+  Returns:
+    The mean, and what the others decoded of this replica's message, which is
+    zero if it was not counted.
+  """
+  count = jnp.sum(weights, dtype=jnp.float32)
+
+  def weighted(number: int) -> list[Array]:
+    message = [array[number] for array in arrays]
+    values = encoder.joined(message, shapes)
+    return [each * weights[number].astype(each.dtype) for each in values]
+
+  # One message after the other, so that the decoded values of one message at
+  # most are in memory.
+  total = weighted(0)
+  for number in range(1, weights.shape[0]):
+    total = [a + b for a, b in zip(total, weighted(number), strict=True)]
+  mean = [mean_of_participants(values, count) for values in total]
+  decoded = [
+    jnp.where(is_counted, values, jnp.zeros_like(values))
+    for values in encoder.joined(own, shapes)
+  ]
+  return Reduced(
+    mean=encoder.leaves(mean, shapes), own=encoder.leaves(decoded, shapes)
+  )

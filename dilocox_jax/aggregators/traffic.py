@@ -1,0 +1,146 @@
+"""What the exchanges of a run send."""
+
+import dataclasses
+from collections.abc import Iterable
+
+from dilocox_jax.aggregators.collective import (
+  Collective,
+  chosen_collective,
+)
+from dilocox_jax.aggregators.sizes import message_shapes, stacked_shapes
+from dilocox_jax.codecs.base import Codec
+from dilocox_jax.codecs.quantize import Float
+from dilocox_jax.plan.collectives import AUTO
+from dilocox_jax.plan.operations import AllGather, Operation
+from dilocox_jax.plan.schedule.fragments import Fragments, Shapes
+from dilocox_jax.plan.schedule.membership import RoundAttendance
+from dilocox_jax.plan.schedule.methods import Method
+from dilocox_jax.plan.schedule.run_plan import Segment
+from dilocox_jax.plan.schedule.sync_schedule import Window
+
+NORM_BYTES = 4  # In which a replica first says how large its values are.
+
+
+def exchange_operations(
+  codec: Codec,
+  shapes: Shapes,
+  num_replicas: int,
+  collective: str | Collective = AUTO,
+  compares_norms: bool = False,
+) -> list[Operation]:
+  """Returns the operations of one exchange of some leaves, in order.
+
+  All leaves travel as one message, and a codec may need several messages, one
+  after the other. A leaf of zero size is not sent.
+
+  Args:
+    codec: Codec of the exchange.
+    shapes: Leaf shapes by path.
+    num_replicas: Number of replicas, M.
+    collective: One of `plan.collectives.collective_names()`, or a collective.
+    compares_norms: Whether norms are compared first (`norm_filter`).
+
+  Raises:
+    ValueError: If the collective cannot carry the codec.
+  """
+  chosen = chosen_collective(codec, collective, num_replicas)
+  operations: list[Operation] = []
+  if compares_norms:
+    operations.append(AllGather(NORM_BYTES))
+  for leaves in message_shapes(codec, stacked_shapes(shapes)):
+    # Each message needs the results of all before it.
+    first_turn = len({operation.turn for operation in operations})
+    for operation in chosen.operations(codec.encoder, leaves, num_replicas):
+      turn = first_turn + operation.turn
+      operations.append(dataclasses.replace(operation, turn=turn))
+  return operations
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+  """Bytes that one replica sends, event by event; it receives as many.
+
+  Attributes:
+    method: Schedule and kind of what is exchanged.
+    fragments: Division of the tree into fragments.
+    shapes: Leaf shapes of the whole tree by path.
+    num_replicas: M.
+    codec: Codec of the method; warm starts send a plain sum in fp32.
+    collective: Name of what carries the messages, one of
+      `plan.collectives.collective_names()`.
+    compares_norms: Whether norms are compared first (`norm_filter`).
+  """
+
+  method: Method
+  fragments: Fragments
+  shapes: Shapes
+  num_replicas: int
+  codec: Codec = Float()
+  collective: str = AUTO
+  compares_norms: bool = False
+
+  def exchange(self, fragment: int) -> list[Operation]:
+    """Returns the operations of one exchange of a fragment, in order."""
+    return self._operations(self.fragments.shapes(fragment, self.shapes))
+
+  def exchange_bytes(self, fragment: int) -> int:
+    """Returns the bytes of one exchange of a fragment."""
+    return self._sent_bytes(self.exchange(fragment))
+
+  def gradient(self) -> list[Operation]:
+    """Returns the operations of one data-parallel step, in order.
+
+    They carry the gradients of the whole tree.
+    """
+    if self.method.exchanged == "gradient":
+      return self._operations(self.shapes)
+    # Only the warm start of a method with rounds exchanges gradients.
+    return exchange_operations(Float(), self.shapes, self.num_replicas)
+
+  def gradient_bytes(self) -> int:
+    """Returns the bytes of one data-parallel step."""
+    return self._sent_bytes(self.gradient())
+
+  def segment_bytes(self, segment: Segment) -> int:
+    """Returns the bytes of all exchanges that a segment applies."""
+    if segment.phase == "data_parallel":
+      return segment.num_steps * self.gradient_bytes()
+    return self.among(segment.attendance)._windows_bytes(segment.windows)
+
+  def among(self, attendance: RoundAttendance | None) -> "Traffic":
+    """Returns the traffic of exchanges between those who are present.
+
+    Args:
+      attendance: Who is present; None: all replicas.
+    """
+    if attendance is None:
+      return self
+    return dataclasses.replace(self, num_replicas=len(attendance.members))
+
+  def flush_bytes(
+    self, step: int, attendance: RoundAttendance | None = None
+  ) -> int:
+    """Returns the bytes of the flush at the end of a run.
+
+    Args:
+      step: Inner steps of the schedule finished.
+      attendance: Who is present; None: all replicas.
+    """
+    windows = self.method.schedule.flush_windows(step)
+    return self.among(attendance)._windows_bytes(windows)
+
+  def _windows_bytes(self, windows: Iterable[Window]) -> int:
+    applied = [window.applied for window in windows if window.applied]
+    return sum(self.exchange_bytes(event.fragment) for event in applied)
+
+  def _operations(self, shapes: Shapes) -> list[Operation]:
+    return exchange_operations(
+      self.codec,
+      shapes,
+      self.num_replicas,
+      collective=self.collective,
+      compares_norms=self.compares_norms,
+    )
+
+  def _sent_bytes(self, operations: list[Operation]) -> int:
+    return sum(each.sent_bytes(self.num_replicas) for each in operations)

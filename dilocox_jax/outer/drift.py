@@ -1,0 +1,142 @@
+"""How far replicas have drifted apart, from two scalars per replica.
+
+The cosine of every pair would need all pseudo-gradients in one place, which
+would cost a second exchange. But the sum over all pairs follows from the mean,
+which the exchange has already computed. With the pseudo-gradient d_i that
+replica i has sent, as the others decode it:
+
+    |sum_i d_i|^2 = sum_i |d_i|^2 + sum_{i != j} d_i . d_j
+    sum_{i != j} d_i . d_j = M^2 |mean|^2 - sum_i |d_i|^2
+
+For example d_1 = (3, 0) and d_2 = (0, 4): the mean is (1.5, 2) with a squared
+norm of 6.25, and 4 * 6.25 - (9 + 16) = 0, so d_1 and d_2 are orthogonal. The
+same sum over |d_i| |d_j| is (3 + 4)^2 - 25 = 24, and the mean cosine is
+0 / 24 = 0.
+
+The replicas do not add up their scalars in the program, since that would cost
+one more message on the slow link. Each replica reports its scalars together
+with its losses, and the host adds them up (`disagreement`).
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dilocox_jax.outer.rules import ExchangeResult
+from dilocox_jax.trees import Scalar, Tree
+
+
+class Drift(NamedTuple):
+  """Squared norms that a replica reports about one exchange of a fragment.
+
+  In the program of one replica the fields are scalars. Outside of it they are
+  arrays; `own_squared` and `apart_squared` then have a replica axis [M, ...].
+
+  Attributes:
+    own_squared: |sent|^2, where `sent` is the replica's part of the mean. It
+      is not finite if the replica's pseudo-gradient was not finite, in which
+      case the replica was left out of the mean.
+    apart_squared: |sent - mean|^2.
+    mean_squared: |mean|^2. It is the same for all replicas, unless the
+      exchange gives each its own mean; then the field has a replica axis too.
+    observed: Arrays that the aggregator wants recorded, by name.
+  """
+
+  own_squared: Any
+  apart_squared: Any
+  mean_squared: Any
+  observed: Any
+
+
+def drift_axes(is_shared: bool) -> Drift:
+  """Returns the axis of the replicas in every field; None if there is none.
+
+  Args:
+    is_shared: Whether all replicas have got the same mean.
+  """
+  per_replica: Any = 0
+  shared: Any = None
+  return Drift(
+    own_squared=per_replica,
+    apart_squared=per_replica,
+    mean_squared=shared if is_shared else per_replica,
+    observed=shared,
+  )
+
+
+def squared_norm(tree: Tree) -> Scalar:
+  """Returns the sum of squares over all leaves, in at least fp32."""
+  leaves = jax.tree.leaves(tree)
+  dtypes = [leaf.dtype for leaf in leaves]
+  dtype = functools.reduce(np.promote_types, dtypes, np.dtype(np.float32))
+  squares = [jnp.sum(jnp.square(leaf.astype(dtype))) for leaf in leaves]
+  return sum(squares, start=jnp.zeros((), dtype))
+
+
+def measure_drift(result: ExchangeResult) -> Drift:
+  """Computes one replica's drift in an exchange, without sending anything."""
+  difference = jax.tree.map(jnp.subtract, result.sent, result.mean)
+  return Drift(
+    own_squared=squared_norm(result.sent),
+    apart_squared=squared_norm(difference),
+    mean_squared=squared_norm(result.mean),
+    observed=dict(result.observed or {}),
+  )
+
+
+class Disagreement(NamedTuple):
+  """Disagreement of the replicas about one fragment.
+
+  Attributes:
+    cosine: Mean cosine between two replicas' pseudo-gradients, weighted by the
+      product of their norms. It is None if no pair has a cosine (there is only
+      one replica, or at most one pseudo-gradient is not zero), or if there is
+      no mean of all replicas.
+    disagreement: Root mean square over replicas of |sent - mean|.
+    pseudo_gradient_norm: Norm of the mean pseudo-gradient.
+  """
+
+  cosine: float | None
+  disagreement: float
+  pseudo_gradient_norm: float
+
+
+def disagreement(
+  own_squared: ArrayLike, apart_squared: ArrayLike, mean_squared: ArrayLike
+) -> Disagreement:
+  """Computes the disagreement about one fragment from all replicas' scalars.
+
+  This runs on the host. The module's docstring has the formula of the cosine.
+
+  Args:
+    own_squared: Squared norm of what each replica sent, [M].
+    apart_squared: Squared distance from what it sent to the mean, [M].
+    mean_squared: Squared norm of the mean pseudo-gradient, a scalar; [M] if
+      each replica has got a mean of its own. Then there is no cosine, and the
+      norm is the root of the mean square.
+
+  Returns:
+    The mean cosine, the distance to the mean and the norm of the mean.
+  """
+  squared_norms = np.asarray(own_squared, np.float64)
+  num_replicas = squared_norms.size
+  has_one_mean = not np.ndim(mean_squared)
+  squared_mean_norm = float(np.mean(np.asarray(mean_squared, np.float64)))
+  sum_of_squares = np.sum(squared_norms)
+  sum_of_norms = np.sum(np.sqrt(squared_norms))
+  with np.errstate(invalid="ignore", divide="ignore"):
+    # Both sums go over all pairs of different replicas, sum_{i != j}.
+    dot_products = num_replicas**2 * squared_mean_norm - sum_of_squares
+    norm_products = sum_of_norms**2 - sum_of_squares
+    cosine = dot_products / norm_products
+  has_cosine = has_one_mean and num_replicas > 1 and np.isfinite(cosine)
+  return Disagreement(
+    float(cosine) if has_cosine else None,
+    math.sqrt(np.mean(np.asarray(apart_squared, np.float64))),
+    math.sqrt(squared_mean_norm),
+  )

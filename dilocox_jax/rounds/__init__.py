@@ -1,0 +1,1 @@
+"""Rounds of a method, for all replicas: programs, and what dispatches them."""

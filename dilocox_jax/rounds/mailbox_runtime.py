@@ -1,0 +1,227 @@
+"""Exchanges through a mailbox, which the host carries messages to.
+
+What arrives comes from outside, so an exchange cannot be one compiled program.
+It is cut into stages, one more than there are messages. Stage k is the whole
+exchange from its start, which is given what k turns have brought and stops
+where it needs more; the compiler drops what it does not need. Low rank:
+
+    stage 0    ()               -> left factors, which the host sends
+    stage 1    (left,)          -> right factors, which the host sends
+    stage 2    (left, right)    -> the mean, and the new state
+
+How many replicas have sent may change: the stage is then compiled again.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dilocox_jax.checks import require
+from dilocox_jax.distributed.replicas import Replicas, map_prefix, without_axis
+from dilocox_jax.meeting.carrier import Carrier
+from dilocox_jax.outer.events import Arrived
+from dilocox_jax.outer.outer_step import FragmentState, OuterStep
+from dilocox_jax.rounds.alone import OUTER_STEP, refusing_collectives
+from dilocox_jax.rounds.exchange_program import arrived_axes, divided_arrived
+from dilocox_jax.rounds.exchange_thread import WaitingTimes, beside_steps
+from dilocox_jax.rounds.runtime import Waits, WindowWork
+from dilocox_jax.rounds.window import InnerProgress
+from dilocox_jax.trees import Array, Tree
+
+
+class Due(NamedTuple):
+  """An exchange that is due.
+
+  Attributes:
+    fragment: Number of the fragment.
+    num_steps: Inner steps behind this replica's message.
+    state: State of the fragment.
+    values: Its pseudo-gradient.
+    fragments: States of all fragments.
+  """
+
+  fragment: int
+  num_steps: int
+  state: FragmentState
+  values: Tree
+  fragments: Sequence[FragmentState]
+
+
+class MailboxRuntime:
+  """Exchanges the fragments of the one replica of this program.
+
+  Attributes:
+    reuses_states: False, because a snapshot of the states may be written while
+      later programs run.
+    waits_for_exchanges: True.
+    client: The mailbox, and how far the run has come.
+  """
+
+  reuses_states = False
+  waits_for_exchanges = True
+
+  def __init__(self, outer: OuterStep, replicas: Replicas, client: Carrier):
+    """Sends nothing yet.
+
+    Args:
+      outer: Measures, exchanges and applies pseudo-gradients.
+      replicas: The replica and its devices.
+      client: The mailbox, and how far the run has come.
+
+    Raises:
+      ValueError: If the replicas would have outer parameters of their own.
+    """
+    require(
+      outer.is_shared,
+      f"rule={outer.method.rule!r} gives each replica outer parameters of its "
+      "own, which replicas that meet in a store cannot have: take rule "
+      "'continue'",
+    )
+    self.client = client
+    self._outer = outer
+    self._replicas = replicas
+    self._waiting = WaitingTimes()
+
+  @property
+  def splits_windows(self) -> bool:
+    """Whether a result is applied right after it was measured."""
+    return not self._outer.method.schedule.depth
+
+  def check(self, trace_outer_step: Callable[[], None]) -> None:
+    """Refuses outer steps that use the axis of replicas, which is not there."""
+    trace_outer_step()
+
+  def new_waits(self) -> Waits:
+    """Returns when steps waited for exchanges since the last call."""
+    return self._waiting.take()
+
+  def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
+    """Exchanges what is due in a thread, and takes inner steps meanwhile."""
+    steps = self.client.steps
+    steps.add(work.window.num_steps)
+    due = self._due(work)
+    if work.window.sent:
+      steps.measure(work.window.sent.fragment)
+    if due is None:
+      return work.given.progress, None
+    return beside_steps(
+      lambda: self._exchange(due), work.take_steps, self._waiting
+    )
+
+  def _due(self, work: WindowWork) -> Due | None:
+    """Returns the exchange that is due in a window; None if there is none."""
+    if work.window.applied is None:
+      return None
+    fragment = work.window.applied.fragment
+    return Due(
+      fragment=fragment,
+      num_steps=self.client.steps.take(fragment),
+      state=work.given.applied,
+      values=work.given.due,
+      fragments=work.fragments,
+    )
+
+  def _exchange(self, due: Due) -> Arrived:
+    """Exchanges a pseudo-gradient, and waits for the other replicas."""
+    rest = due.state._replace(exchange=None)
+    shared = jax.device_get(shared_leaves(self._outer, due.state))
+    turns = self.client.exchange(due.fragment, due.num_steps, shared)
+
+    def stage(arrived: tuple[Any, ...]) -> tuple[Any, Arrived | None]:
+      return self._stage(due.state.exchange, rest, due.values, arrived)
+
+    arrived: tuple[Any, ...] = ()
+    leaving, result = stage(arrived)
+    while result is None:
+      arrays, is_finite = jax.device_get(leaving)
+      message = turns.send(
+        [np.asarray(array[0]) for array in arrays],
+        is_finite=bool(is_finite[0]),
+        shared=lambda: self._snapshot(due),
+      )
+      arrived = (*arrived, tuple(message))
+      leaving, result = stage(arrived)
+    if turns.drops_all:
+      return self._without_own_part(*result)
+    if not turns.is_counted and not self.client.keeps:
+      return self._without_own_measurement(*result)
+    return result
+
+  def _without_own_part(self, result: Any, exchange: Tree) -> Arrived:
+    """Returns a result of which nothing stays with this replica.
+
+    Wrong values would be left out again and again, and work that an earlier
+    life has sent would count twice. So the residual is empty, and the
+    parameters lose the measurement as if it were sent.
+    """
+    zeros = functools.partial(map_prefix, jnp.zeros_like)
+    if result.retained is not None:
+      nothing = jax.tree.map(jnp.zeros_like, result.retained)
+      result = result._replace(retained=nothing)
+    return result, zeros(self._outer.axes.exchange, exchange)
+
+  def _without_own_measurement(self, result: Any, exchange: Tree) -> Arrived:
+    """Returns a result whose mean does not have this replica's part.
+
+    Under "continue" a replica takes its own part back from its parameters,
+    because the mean has it. This mean does not.
+    """
+    zeros = jax.tree.map(jnp.zeros_like, result.own)
+    return result._replace(own=zeros), exchange
+
+  @functools.cached_property
+  def _stage(self) -> Any:
+    """The program (state, rest, due, arrived) -> what leaves, or the result.
+
+    There is one replica, so each value has an axis of length 1 at first.
+    """
+    rest = self._outer.axes._replace(exchange=None)
+    arguments: Any = self._outer.axes.exchange, rest, 0, None
+
+    def program(*values: Any) -> tuple[Any, Arrived | None]:
+      stage = refusing_collectives(
+        OUTER_STEP, self._until_more_is_needed, self._replicas
+      )
+      leaving, result = self._replicas.map(stage, arguments, 0)(*values)
+      if result is not None:
+        result = without_axis(arrived_axes(self._outer), result)
+      return leaving, result
+
+    return jax.jit(program)
+
+  def _until_more_is_needed(
+    self, kept: Tree, rest: FragmentState, due: Tree, arrived: tuple[Any, ...]
+  ) -> tuple[Any, Arrived | None]:
+    """Runs the exchange as far as it comes.
+
+    Returns:
+      What leaves next, and None; or None, and the result of the exchange.
+    """
+    run = self._outer.exchange_paused(rest._replace(exchange=kept), due)
+    leaving = next(run)
+    try:
+      for message in arrived:
+        leaving = run.send(message)
+    except StopIteration as stop:
+      return None, divided_arrived(self._replicas, *stop.value)
+    run.close()
+    return leaving, None
+
+  def _snapshot(self, due: Due) -> list[Any]:
+    """Returns what all replicas share of all fragments, in order.
+
+    It stays on the devices, since few replicas need it, and rarely.
+    """
+    states = list(due.fragments)
+    states[due.fragment] = due.state
+    leaves = [shared_leaves(self._outer, state) for state in states]
+    return [leaf for of_fragment in leaves for leaf in of_fragment]
+
+
+def shared_leaves(outer: OuterStep, state: FragmentState) -> list[Array]:
+  """Returns the leaves of a fragment's state that all replicas share."""
+  return jax.tree.leaves(map_prefix(lambda leaf: None, outer.axes, state))
