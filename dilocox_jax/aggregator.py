@@ -8,6 +8,7 @@ gradient: functions written for one replica. The exchange of this package
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from dilocox_jax.checks import require
 from dilocox_jax.trees import Array, Tree
 from dilocox_jax.turns import Pausing
 
@@ -104,6 +105,15 @@ class Aggregator(NamedTuple):
       values: Values of this replica, as for `average`.
       state: State of the exchange before.
       params: Parameters that the values belong to; few aggregators read them.
+
+    Raises:
+      ValueError: If a part of the values stays with the replica, which has
+        nowhere to keep it.
     """
     averaged = Averaged(*self.average(values, state, params))
+    require(
+      averaged.retained is None,
+      "keep_unsent=True needs a method that averages pseudo-gradients, of "
+      "which a replica can keep a part: take feedback=1.0",
+    )
     return averaged.mean, averaged.state

@@ -214,7 +214,8 @@ class OuterStep:
         self.method.can_keep_unsent,
         "keep_unsent=True needs replicas that go on from the outer parameters "
         f"at once, or rule 'continue', not {self.method.rule!r} with "
-        f"overlap_steps={self.method.schedule.overlap_steps}: take feedback",
+        f"overlap_steps={self.method.schedule.overlap_steps}: take "
+        "feedback=1.0",
       )
       # A pseudo-gradient is parameters before minus parameters after, so the
       # progress that was not sent is minus what was retained.

@@ -89,7 +89,19 @@ def test_a_method_by_name_has_the_parts_of_the_trainer(name, x64):
 
 
 def unsent(make):
-  return lambda: make(INNER, exchange=dx.exchange("int", keep_unsent=True))
+  """Traces a step whose exchange leaves with the replica what it lost."""
+
+  def step():
+    tx = make(INNER, exchange=dx.exchange("int", keep_unsent=True))
+    params = {"w": jnp.zeros((2, 8, 4))}
+
+    def of_replica(params):
+      state = tx.init(params)
+      return tx.update(params, state, params)
+
+    jax.eval_shape(jax.vmap(of_replica, axis_name="replica"), params)
+
+  return step
 
 
 REFUSED = {
