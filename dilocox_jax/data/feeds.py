@@ -24,11 +24,14 @@ from dilocox_jax.data.iterables import Drawn
 from dilocox_jax.data.streams import ReplicaStreams, Streams
 from dilocox_jax.data.token_rows import (
   as_rows,
+  check_not_masked,
   is_list_of_numbers,
   is_row,
   is_sequence,
   is_sequence_of_rows,
+  is_table,
   next_batch,
+  read_by_number,
   token_ids,
   token_table,
   unread_columns,
@@ -63,6 +66,12 @@ def as_feed(
   if isinstance(data, Corpus):
     return data
   data = _pair_of_splits(data)
+  for part in data if isinstance(data, tuple | list) else (data,):
+    if is_table(part):
+      raise TypeError(
+        f"data of type {type(part).__name__} is a table: pass a mapping of its "
+        "columns, e.g. {'input_ids': table['input_ids'].tolist()}"
+      )
   size = batch_size if reads_tokens else None
   if _gives_batches(data):
     return Batches(data, rows_per_batch=size)
@@ -156,7 +165,7 @@ class ExampleRows:
       self._set, self.count = examples.with_format("numpy"), len(examples)
       return
     if reads_tokens and is_sequence_of_rows(examples):
-      examples = [examples[number] for number in range(len(examples))]
+      examples = as_rows(read_by_number(examples), "rows of data")
     self._arrays = jax.tree.map(numbers, examples, is_leaf=is_list_of_numbers)
     leaves = jax.tree.leaves(self._arrays)
     counts = sorted({len(leaf) if leaf.ndim else 0 for leaf in leaves})
@@ -449,12 +458,34 @@ def num_predictions(batches: Tree) -> int:
 
 
 def numbers(leaf: Any) -> np.ndarray:
-  """Returns an array; raises TypeError unless it has numbers or booleans."""
-  found = as_rows(leaf, "rows of data") if is_list_of_numbers(leaf) else leaf
-  found = np.asarray(found)
+  """Returns an array.
+
+  Raises:
+    TypeError: One line, unless it has numbers or booleans.
+    ValueError: One line, if some of its values are masked, or its rows differ
+      in length.
+  """
+  found = _array(leaf)
   if found.dtype.kind not in "iufb" and found.dtype.name != "bfloat16":
     raise TypeError(f"it has {found.dtype}, but only numbers can be trained on")
   return found
+
+
+def _array(leaf: Any) -> np.ndarray:
+  check_not_masked(leaf)
+  if is_list_of_numbers(leaf):
+    return as_rows(leaf, "rows of data")
+  if is_sequence(leaf) and not hasattr(leaf, "__array__"):
+    # NumPy asks for items until one raises IndexError, which the data sets of
+    # others need not do.
+    leaf = read_by_number(leaf)
+  try:
+    return np.asarray(leaf)
+  except ValueError:  # Its items differ in shape or kind.
+    raise TypeError(
+      "it has items of different shapes or kinds, which make no array: pass a "
+      "mapping of arrays"
+    ) from None
 
 
 def narrow(leaf: np.ndarray) -> np.ndarray:

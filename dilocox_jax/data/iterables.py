@@ -17,6 +17,32 @@ def _next(iterator: Iterator[Any]) -> Any:
   return next(iterator, None)
 
 
+def _is_of_hugging_face(source: Any) -> bool:
+  """Whether a source is a streamed data set of the library `datasets`."""
+  module = type(source).__module__.partition(".")[0]
+  return module == "datasets" and hasattr(source, "load_state_dict")
+
+
+def _has_shuffle_buffer(source: Any) -> bool:
+  """Whether the state of a source lacks the examples of a shuffle buffer.
+
+  A data set of Hugging Face that was shuffled goes on from its state without
+  the examples in its buffer, as `IterableDataset.load_state_dict` says.
+  """
+  if not _is_of_hugging_face(source):
+    return False
+  return _is_shuffled(getattr(source, "_ex_iterable", None))
+
+
+def _is_shuffled(step: Any) -> bool:
+  """Whether a step of such a data set, or one inside it, has a buffer."""
+  if "BufferShuffled" in type(step).__name__:
+    return True
+  inner = [getattr(step, "ex_iterable", None)]
+  inner += getattr(step, "ex_iterables", [])
+  return any(_is_shuffled(each) for each in inner if each is not None)
+
+
 class Drawn:
   """Batches of an iterable by their number, which may only rise.
 
@@ -31,6 +57,7 @@ class Drawn:
     self._source, self._iterator = source, iter(source)
     self._draw = draw
     self._count, self._last = 0, None
+    self._passes = 0  # Times that the source has begun again.
 
   def batch(self, number: int) -> Tree:
     """Draws up to a batch; those before it are dropped."""
@@ -44,7 +71,11 @@ class Drawn:
 
   def _begin_again(self) -> Tree:
     said = f"the data ended after {self._count} batches"
+    if _is_of_hugging_face(self._source):
+      # Else it would begin where the last state that was loaded says.
+      self._source.load_state_dict(None)
     self._iterator = iter(self._source)
+    self._passes += 1
     batch = self._draw(self._iterator)
     require(
       batch is not None,
@@ -56,6 +87,8 @@ class Drawn:
 
   def _stateful(self) -> tuple[Any, str, str] | None:
     """Returns what has the state, and the names of its two functions."""
+    if _has_shuffle_buffer(self._source):
+      return None
     for part in (self._iterator, self._source):
       for names in _STATES:
         if all(hasattr(part, name) for name in names):
@@ -89,7 +122,7 @@ class Drawn:
       return None
     part, get_name, _ = stateful
     state = encoded(getattr(part, get_name)(), type(part).__name__)
-    return {"count": self._count, "iterator": state}
+    return {"count": self._count, "passes": self._passes, "iterator": state}
 
   def set_state(self, saved: Mapping[str, Any]) -> None:
     """Goes on where `get_state` was; raises ValueError for other data."""
@@ -100,8 +133,13 @@ class Drawn:
         f"{type(self._source).__name__} has not: hand in the same kind"
       )
     part, _, set_name = stateful
+    if part is not self._source:
+      # A source that shuffles anew for each pass may count its iterators.
+      for _ in range(saved["passes"] - self._passes):
+        part = self._iterator = iter(self._source)
     getattr(part, set_name)(decoded(saved["iterator"]))
     if part is self._source:
       self._iterator = iter(part)
     self._count = saved["count"]
+    self._passes = saved["passes"]
     self._last = None

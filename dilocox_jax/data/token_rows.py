@@ -82,6 +82,19 @@ def _is_text(values: Any) -> bool:
   return is_sequence(values) and len(values) > 0 and _is_text(values[0])
 
 
+def check_not_masked(values: Any) -> None:
+  """Raises ValueError if an array of numpy has values under a mask.
+
+  They would be trained on, as a model gets no mask.
+  """
+  is_masked = isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values)
+  require(
+    not is_masked,
+    "data are a masked array, and a model would read what is under its mask: "
+    "fill it, or leave these rows out",
+  )
+
+
 def as_rows(values: Any, what: str) -> np.ndarray:
   """Returns numbers in rows as one array.
 
@@ -90,8 +103,9 @@ def as_rows(values: Any, what: str) -> np.ndarray:
     what: What the rows are, for the message.
 
   Raises:
-    ValueError: One line, if the rows differ in length.
+    ValueError: One line, if the rows differ in length, or values are masked.
   """
+  check_not_masked(values)
   try:
     found = np.asarray(values)
   except ValueError:  # Rows of different lengths.
@@ -124,8 +138,24 @@ def is_list_of_numbers(data: Any) -> bool:
 
 
 def is_sequence_of_rows(data: Any) -> bool:
-  """Whether data are a sequence whose items are lists of numbers."""
-  return is_sequence(data) and len(data) > 0 and is_list_of_numbers(data[0])
+  """Whether data are a sequence of lists of numbers, or of arrays of them."""
+  if not is_sequence(data) or not len(data):
+    return False
+  return is_list_of_numbers(data[0]) or getattr(data[0], "ndim", 0) == 1
+
+
+def read_by_number(data: Any) -> list[Any]:
+  """Returns the items of a sequence, which need not end when it is iterated."""
+  return [data[number] for number in range(len(data))]
+
+
+def is_table(data: Any) -> bool:
+  """Whether data are a table of pandas, Polars or PyArrow.
+
+  Their items are columns or rows, as each library has it.
+  """
+  has_columns = hasattr(data, "columns") or hasattr(data, "column_names")
+  return has_columns and not hasattr(data, "with_format")
 
 
 class TokenTable:

@@ -5,13 +5,15 @@ one position and not the whole text again.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from dilocox_jax.checks import require, within_limits
+from dilocox_jax.checks import of_type, require, within_limits
+from dilocox_jax.data.token_checks import Vocabulary, check_token_ids
 from dilocox_jax.models.attention import Cache
 from dilocox_jax.models.transformer import Model, Params
 
@@ -45,14 +47,16 @@ def generate(
 
   Raises:
     ValueError: If the model cannot decode, or has too few positions, the prompt
-      is empty, or a number is outside its limits.
+      is empty or has tokens that the model lacks, or a number is outside its
+      limits.
   """
   if (decode := model.decode) is None:
     raise ValueError("this model has no cache to sample with")
   _check_limits(temperature, top_p)
+  num_tokens = of_type("num_tokens", num_tokens, int)
   within_limits("num_tokens", num_tokens, at_least=0)
+  _check_prompt(prompt_BxL, model.shape.vocab_size)
   batch, length = prompt_BxL.shape
-  require(length > 0, "the prompt is empty: there is nothing to continue")
   longest = model.shape.num_positions
   require(
     not longest or length + num_tokens <= longest,
@@ -77,6 +81,31 @@ def generate(
   positions = jnp.arange(length, length + num_tokens - 1, dtype=np.int32)
   _, others = jax.lax.scan(step, (token, cache), (positions, keys[1:]))
   return jnp.concatenate([token[:, None], others.T], axis=1)
+
+
+def _check_prompt(prompt: Any, vocab_size: int) -> None:
+  """Raises ValueError unless a prompt is token ids [B, L] of a vocabulary.
+
+  Args:
+    prompt: The prompt. Inside a program that is traced its ids are not known,
+      and whoever calls the program checks them.
+    vocab_size: Number of different tokens.
+  """
+  require(
+    isinstance(prompt, jax.Array | np.ndarray) and prompt.ndim == 2,
+    "the prompt must be an array of token ids [texts, tokens]",
+  )
+  require(prompt.shape[0] > 0, "the prompt has no texts: give one or more")
+  require(
+    prompt.shape[1] > 0, "the prompt is empty: there is nothing to continue"
+  )
+  require(
+    np.issubdtype(prompt.dtype, np.integer),
+    f"the prompt has {prompt.dtype}, and token ids are integers",
+  )
+  if not isinstance(prompt, jax.core.Tracer):
+    vocabulary = Vocabulary(vocab_size, f"model.vocab_size={vocab_size}")
+    check_token_ids(np.asarray(prompt), vocabulary, "tokens of the prompt")
 
 
 def empty_cache(
@@ -147,11 +176,16 @@ def _drawn(
   top_p: float | int,
 ) -> Array:
   """Draws tokens at a temperature above 0."""
-  # The likeliest token has 0, also where a tiny temperature rounds to 0 or a
-  # logit is infinite.
-  scaled_BxV = jnp.where(
-    logits_BxV == highest_Bx1, 0.0, (logits_BxV - highest_Bx1) / temperature
-  )
+  if temperature > 1:  # Here a difference could overflow, below 1 a quotient.
+    scaled_BxV = logits_BxV / temperature - highest_Bx1 / temperature
+  else:
+    scaled_BxV = (logits_BxV - highest_Bx1) / temperature
+  # The likeliest token has 0, also where a tiny temperature rounds to 0. What a
+  # logit of -inf or one beside inf has does not depend on the temperature: a
+  # huge one rounds to inf, and inf / inf is no number.
+  is_out_BxV = (logits_BxV == -jnp.inf) | (highest_Bx1 == jnp.inf)
+  scaled_BxV = jnp.where(is_out_BxV, -jnp.inf, scaled_BxV)
+  scaled_BxV = jnp.where(logits_BxV == highest_Bx1, 0.0, scaled_BxV)
   if top_p < 1:  # Sums of rounded shares may reach 1 before the last token.
     is_in_BxV = _has_top_share(scaled_BxV, top_p)
     scaled_BxV = jnp.where(is_in_BxV, scaled_BxV, -jnp.inf)

@@ -144,6 +144,9 @@ def _mapped(file: pathlib.Path) -> dict[str, np.ndarray]:
 def _header(file: pathlib.Path) -> dict[str, Any]:
   """Returns the header of a file, which the library has checked."""
   library = extra_package("safetensors", str(file), "weights")
+  # The library would wait for a FIFO, for ever.
+  is_other = file.exists() and not file.is_file()
+  require(not is_other, f"{file} is no file: copy the checkpoint again")
   try:
     # It also finds offsets that overlap, leave gaps, or lie beyond the end.
     with library.safe_open(file, framework="np"):
@@ -201,9 +204,13 @@ def check_alone(folder: pathlib.Path, written: set[str]) -> None:
   for path in sorted(folder.iterdir()):
     is_tensors = path.name.endswith((SUFFIX, f"{SUFFIX}.index.json"))
     is_other = path.name.startswith(("pytorch_model", "adapter_"))
-    is_settings = path.name == "config.json"
+    is_settings = path.name in ("config.json", "generation_config.json")
     require(
       path.name in written or not (is_tensors or is_other or is_settings),
       f"{folder} has {path.name} of another checkpoint, which readers would "
       "take for a part of this one: take an empty folder",
+    )
+    require(
+      path.name not in written or path.is_symlink() or path.is_file(),
+      f"{path} is no file, and has to be replaced by one: take an empty folder",
     )

@@ -109,6 +109,8 @@ _LLAMA_EXPECTED = _UNCHANGED | {
   "rope_scaling": None,
   "rope_type": "default",
 }
+# Other fields turn a part of each head alone, or name types of layers.
+_ROPE_FIELDS = ("rope_theta", "rope_type")
 FAMILIES: Mapping[str, Family] = {
   "opt": Family(
     architecture="OPTForCausalLM",
@@ -191,12 +193,34 @@ def write_checkpoint(
   """
   family = family_of(shape)
   check_alone(folder, {CONFIG_FILE, TENSORS_FILE})
+  _check_config_is_ours(folder / CONFIG_FILE)
   # Without its config a folder is no checkpoint. So a kill leaves none that has
   # the sizes of one model and the tensors of another.
   (folder / CONFIG_FILE).unlink(missing_ok=True)
   write_tensors(folder / TENSORS_FILE, tensors_of(params, shape, family))
   save_json(folder / CONFIG_FILE, config_of(shape, family))
   return family
+
+
+def _check_config_is_ours(path: pathlib.Path) -> None:
+  """Refuses to replace a config.json that is none of a checkpoint.
+
+  Other programs give that name to their settings, too, and so do runs.
+
+  Raises:
+    ValueError: One line that names the file.
+  """
+  if not path.exists():
+    return
+  try:
+    is_ours = "model_type" in json_file(path)
+  except ValueError:
+    is_ours = False
+  require(
+    is_ours,
+    f"{path} is not the config of a checkpoint, and would be replaced: take an "
+    "empty folder",
+  )
 
 
 def save_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
@@ -219,13 +243,20 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape:
   )
   family = FAMILIES[name]
   rope = values.get("rope_parameters") or {}
-  values = {**values, **of_type("config.json: rope_parameters", rope, dict)}
+  rope = of_type("config.json: rope_parameters", rope, dict)
+  values = {**values, **rope}
   for field, known in family.expected.items():
     found = values.get(field, known)
     require(
       found == known,
       f"config.json: {field}={shown(found)} is not computed here, only "
       f"{known!r}",
+    )
+  for field in rope:
+    require(
+      field in _ROPE_FIELDS,
+      f"config.json: rope_parameters has {shown(field)}, which is not computed "
+      f"here, only {' and '.join(_ROPE_FIELDS)}",
     )
   defaults = _DEFAULTS | {"tied_head": name == "opt"}
   needed = {t for o, t in family.sizes.items() if o not in defaults}

@@ -34,6 +34,16 @@ class Sequence:
     return {"input_ids": IDS[number]}
 
 
+class Endless:
+  """Rows by their numbers, which never end when they are iterated."""
+
+  def __len__(self):
+    return ROWS
+
+  def __getitem__(self, number):
+    return IDS[number % ROWS]
+
+
 WITH_RANDOM_ACCESS = {
   "packed": PACKED,
   "formatted": PACKED.with_format("numpy"),
@@ -43,6 +53,9 @@ WITH_RANDOM_ACCESS = {
   "list of examples": [{"input_ids": row} for row in IDS.tolist()],
   "sequence of examples": Sequence(),
   "list of rows": IDS.tolist(),
+  "list of arrays": list(IDS),
+  "sequence of arrays": Endless(),
+  "an array without a mask": np.ma.masked_array(IDS),
 }
 
 
@@ -151,6 +164,55 @@ def test_rows_that_cannot_be_trained_on_are_refused_in_one_line(kind):
     with pytest.raises((TypeError, ValueError), match=message) as raised:
       as_feed(data, reads_tokens=True)
     assert "\n" not in str(raised.value)
+
+
+class Table:
+  """Answers as a table of pandas: it has columns, and no rows by number."""
+
+  columns = ("input_ids",)
+
+  def __len__(self):
+    return ROWS
+
+  def __getitem__(self, name):
+    return {"input_ids": IDS}[name]
+
+
+def test_a_table_is_refused_in_one_line():
+  for data in (Table(), (Table(), IDS), (IDS, Table())):
+    for reads_tokens in (True, False):
+      with pytest.raises(TypeError, match="is a table: pass a mapp") as raised:
+        as_feed(data, reads_tokens)
+      assert "\n" not in str(raised.value)
+
+
+def test_what_is_under_a_mask_is_not_trained_on():
+  masked = np.ma.masked_array(IDS, IDS == 3)
+
+  def batch(replica, step):
+    return masked
+
+  for data in ((masked, IDS), (IDS, {"input_ids": masked}), batch):
+    for reads_tokens in (True, False):
+      with pytest.raises(ValueError, match="data are a masked array, and"):
+        feed: Any = as_feed(data, reads_tokens)
+        feed.example()
+
+
+def test_sequences_are_read_by_number_for_a_loss_of_ones_own():
+  """NumPy would ask an endless one for items for ever."""
+  feed: Any = as_feed((Endless(), {"x": Endless()}))
+  np.testing.assert_array_equal(feed.train.in_memory, IDS)
+  np.testing.assert_array_equal(feed.validation.in_memory["x"], IDS)
+  with pytest.raises(TypeError, match="items of different shapes or kinds"):
+    as_feed((Unlike(), Unlike()))
+
+
+class Unlike(Endless):
+  """Pairs of a row and a number."""
+
+  def __getitem__(self, number):
+    return IDS[number % ROWS], 1.5
 
 
 def test_a_row_that_differs_is_found_when_it_is_drawn():

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import inspect
 import itertools
+from typing import Any
 from unittest import mock
 
 import chex
@@ -136,6 +138,8 @@ def draw(logits, temperature=1.0, top_p=1.0, dtype=np.float32, num=1000):
   return set(np.asarray(found).tolist())
 
 
+# The tests check types of arguments, but nobody does so where users call it.
+unchecked_generate: Any = inspect.unwrap(generate)
 LIKELY = [1.0, 5.0, 3.0, 2.0]
 INFINITE = float("inf")
 
@@ -150,6 +154,12 @@ def test_a_temperature_near_0_takes_the_likeliest_token(temperature, dtype):
 
 def test_a_huge_temperature_draws_all_tokens_alike():
   assert draw(LIKELY, 1e38) == {0, 1, 2, 3}
+  assert draw(LIKELY, 1e300) == {0, 1, 2, 3}
+
+
+def test_a_huge_temperature_divides_before_it_subtracts():
+  """The second logit is 6 below the first, so its share is 0.0025."""
+  assert draw([3e38, -3e38], 1e38, num=4000) == {0, 1}
 
 
 @pytest.mark.parametrize("top_p", [0, 1e-45, 1e-9, 0.2])
@@ -172,7 +182,7 @@ def test_a_share_of_1_cuts_no_token():
     draw_token(rows, jax.random.key(0), 1.0, 1.0)
 
 
-@pytest.mark.parametrize("temperature", [0, 1e-38, 1.0])
+@pytest.mark.parametrize("temperature", [0, 1e-38, 1.0, 1e38, 1e300])
 @pytest.mark.parametrize("top_p", [0.9, 1.0])
 def test_infinite_logits_decide_and_logits_that_are_no_numbers_give_no_token(
   temperature, top_p
@@ -211,8 +221,26 @@ def test_no_tokens_are_none_and_an_empty_prompt_is_refused():
   assert generate(model, drawn(model), tokens(2, 4), 0, key).shape == (2, 0)
   with pytest.raises(ValueError, match="num_tokens=-1 must be at least 0"):
     generate(model, {}, tokens(1, 4), -1, key)
-  with pytest.raises(ValueError, match="the prompt is empty"):
-    generate(model, {}, jnp.zeros((1, 0), np.int32), 1, key)
+  with pytest.raises(ValueError, match="num_tokens=2.0 must be of type int"):
+    unchecked_generate(model, {}, tokens(1, 4), 2.0, key)
+
+
+@pytest.mark.parametrize(
+  ("prompt", "line"),
+  [
+    (np.zeros((1, 0), np.int32), "the prompt is empty"),
+    (np.zeros((0, 3), np.int32), "the prompt has no texts"),
+    (np.zeros(3, np.int32), "must be an array of token ids"),
+    ([[1, 2]], "must be an array of token ids"),
+    (np.zeros((1, 3)), "the prompt has float64"),
+    (np.full((1, 3), -1), "go from -1 to -1, but model.vocab_size"),
+    (np.full((1, 3), SHAPE.vocab_size), "but model.vocab_size"),
+    (np.full((1, 3), 2**32), "go from 4294967296"),
+  ],
+)
+def test_a_prompt_that_is_no_text_of_the_model_is_one_line(prompt, line):
+  with pytest.raises(ValueError, match=line):
+    unchecked_generate(build_model(SHAPE), {}, prompt, 1, jax.random.key(0))
 
 
 def test_what_cannot_be_sampled_is_one_line():

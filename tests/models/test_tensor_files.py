@@ -1,6 +1,7 @@
 """Folders of tensors: what belongs to a checkpoint, and damaged ones."""
 
 import json
+import os
 import struct
 
 import jax
@@ -147,7 +148,14 @@ def test_an_index_that_does_not_fit_is_one_line(folder, change, said):
 
 @pytest.mark.parametrize(
   "left",
-  [FIRST, INDEX, "pytorch_model.bin", "adapter_config.json", "config.json"],
+  [
+    FIRST,
+    INDEX,
+    "pytorch_model.bin",
+    "adapter_config.json",
+    "config.json",
+    "generation_config.json",
+  ],
 )
 def test_what_another_save_left_is_not_written_beside(tmp_path, params, left):
   (tmp_path / left).write_text("{}")
@@ -163,6 +171,28 @@ def test_what_another_save_left_is_not_written_beside(tmp_path, params, left):
       *(adapters.export, lora, tmp_path, SHAPE, {}),
     )
   assert [path.name for path in tmp_path.iterdir()] == [left]
+
+
+def test_settings_of_another_program_are_not_replaced(tmp_path, params):
+  """A run's directory has a config.json, too."""
+  settings = tmp_path / "config.json"
+  for text in ('{"seed": 0}', "[]", "text"):
+    settings.write_text(text)
+    refused(
+      "is not the config of a checkpoint",
+      *(weights.write_checkpoint, tmp_path, SHAPE, params),
+    )
+    assert settings.read_text() == text
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_folder_is_not_written_over(tmp_path, params, name):
+  (tmp_path / name).mkdir()
+  refused(
+    f"{name} is no file",
+    *(weights.write_checkpoint, tmp_path, SHAPE, params),
+  )
+  assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_checkpoint_replaces_the_one_that_was_written_before(folder, params):
@@ -274,3 +304,10 @@ def test_a_folder_in_place_of_a_file_is_one_line(folder, name):
   (folder / name).unlink(missing_ok=True)
   (folder / name).mkdir()
   refused(name, read, folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", INDEX])
+def test_a_fifo_in_place_of_a_file_is_not_waited_for(folder, name):
+  (folder / name).unlink(missing_ok=True)
+  os.mkfifo(folder / name)
+  refused(f"{name} is no file", read, folder)

@@ -162,6 +162,8 @@ def test_what_our_model_does_not_compute_is_refused():
     ("llama", {"model_type": "gpt2"}, "family 'gpt2' cannot be read: have opt"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu' is not computed"),
     ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type='yarn'"),
+    ("llama", {"rope_parameters": {"full_attention": {}}}, "full_attention"),
+    ("llama", {"rope_parameters": {"partial_rotary_factor": 1}}, "partial"),
     ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before=False"),
     ("qwen2", {"use_sliding_window": True}, "use_sliding_window=True"),
   ):
