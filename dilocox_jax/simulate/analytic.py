@@ -42,6 +42,9 @@ from dilocox_jax.simulate.transfer import RETRANSMISSION_TIMEOUT_S
 _AGREEING_REQUESTS = 4
 # Idle time before the first launch. JSON checkpoints have no infinity.
 _NEVER_SENT_S = 1e9
+# A connection that was idle for exactly the time after which it would start
+# slowly does not, whatever sums of steps are rounded to.
+_SLOW_AFTER_S = RETRANSMISSION_TIMEOUT_S + 1e-6
 # A moment in the life of every replica: times [M], or nodes in the tests.
 Moment = Any
 
@@ -112,18 +115,12 @@ class Outcome:
     return np.maximum(self.exchange_s - self.exposed_s, 0.0)
 
 
-# Attributes of the clock that are arrays of seconds, [M] or [M, M]. Checkpoints
-# save them under these names.
-_ARRAYS = (
-  "_now",
-  "_channel",
-  "_compute",
-  "_codec",
-  "_exposed",
-  "_exchange",
-  "_worked_s",
-  "_last_sent_s",
-)
+# Attributes of the clock that are arrays of seconds. Checkpoints save them by
+# these names.
+POINTS_IN_TIME = ("_now", "_channel")  # [M]
+SUMS = ("_compute", "_codec", "_exposed", "_exchange", "_worked_s")  # [M]
+LAST_SENT = "_last_sent_s"  # [M, M]
+_ARRAYS = (*POINTS_IN_TIME, *SUMS, LAST_SENT)
 
 
 class AnalyticClock:
@@ -169,6 +166,10 @@ class AnalyticClock:
       Times, steps and bytes of all ops so far.
     """
     self.interpret(ops)
+    return self.outcome()
+
+  def outcome(self) -> Outcome:
+    """Returns times, steps and bytes of all ops so far."""
     return Outcome(
       busy_until_s=self._now,
       end_s=np.maximum(self._now, self._channel),
@@ -291,7 +292,7 @@ class AnalyticClock:
     worked_s = self._worked_s[senders]
     idle_s = worked_s - self._last_sent_s[senders, receivers]
     self._last_sent_s[senders, receivers] = worked_s  # It is in use again.
-    slow_s, is_slow = np.zeros(len(members)), idle_s > RETRANSMISSION_TIMEOUT_S
+    slow_s, is_slow = np.zeros(len(members)), idle_s > _SLOW_AFTER_S
     if is_slow.any():
       extra_s = links.slow_start_s(step)[sending]
       slow_s[sending] = np.where(is_slow, extra_s, 0.0)
@@ -346,7 +347,7 @@ class AnalyticClock:
     if step.sender is not None:
       is_silent = np.arange(len(members)) != step.sender
       end = np.where(is_silent, start, end)
-      came = np.where(is_silent, 0.0, came)
+      came = np.where(is_silent, -np.inf, came)
     sent, received = ready.copy(), ready.copy()
     sent[members] = end
     received[members] = came[links.neighbours(step.hop)]

@@ -122,6 +122,21 @@ class Script:
       yield from self.segment(segment)
     yield from self.flush(plan)
 
+  def repeated_ops(self, plan: RunPlan) -> Iterator[tuple[list[Op], int]]:
+    """Yields the ops of a run, flush included; ops that repeat come once.
+
+    The keys of exchanges that repeat are those of the first time.
+
+    Args:
+      plan: Plan of the run.
+
+    Yields:
+      Ops, and how often they come in a row.
+    """
+    for segment, count in plan.repeated_segments():
+      yield list(self.segment(segment)), count
+    yield list(self.flush(plan)), 1
+
   def segment(self, segment: Segment) -> Iterator[Op]:
     """Yields the ops of one segment."""
     if segment.phase == "rounds":
