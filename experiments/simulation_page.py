@@ -25,7 +25,8 @@ from dilocox_jax.report.tables import (
   markdown_table,
   terminal_table,
 )
-from dilocox_jax.simulate.analytic import Outcome, run_time
+from dilocox_jax.simulate.analytic import Outcome
+from dilocox_jax.simulate.long_runs import simulate_run
 from experiments.runtime.command_line import own_command
 
 Row = tuple[str, str, str]
@@ -77,7 +78,12 @@ def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
   """
   _remove_earlier(workdir)
   setup, rows = plan.setup, _answer(plan)
-  whole = run_time(setup.link_costs, setup.work, setup.script.ops(setup.plan))
+  whole = simulate_run(
+    link_costs=setup.link_costs,
+    work=setup.work,
+    script=setup.script,
+    plan=setup.plan,
+  )
   title = f"{plan.config.sync.method} on {setup.link_costs.cluster.name}"
   lines = ["Everything on this page is computed; nothing was measured.", ""]
   lines += markdown_table(_COLUMNS, [*rows, *_details(plan, whole)])

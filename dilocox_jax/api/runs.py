@@ -36,7 +36,8 @@ from dilocox_jax.plan.model.adapters import Lora
 from dilocox_jax.plan.schedule.fragments import SLICED
 from dilocox_jax.plan.schedule.methods import takes
 from dilocox_jax.report.run import LoadedRun
-from dilocox_jax.simulate.analytic import Outcome, run_time
+from dilocox_jax.simulate.analytic import Outcome
+from dilocox_jax.simulate.long_runs import simulate_run
 from dilocox_jax.training import resume, start
 from dilocox_jax.training.mailbox_replica import Meeting
 from dilocox_jax.training.parts import NO_PARTS, Parts
@@ -404,4 +405,9 @@ def estimate(
   """
   _check_config(config)
   setup = set_up(config, cluster, Options(step_s=step_s))
-  return run_time(setup.link_costs, setup.work, setup.script.ops(setup.plan))
+  return simulate_run(
+    link_costs=setup.link_costs,
+    work=setup.work,
+    script=setup.script,
+    plan=setup.plan,
+  )

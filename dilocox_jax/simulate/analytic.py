@@ -9,7 +9,7 @@ sends to replica i + 1, message step k of replica i ends at
   start[k + 1][i] = max(end[k][i], end[k][i - 1] + latency)
 
 because a replica sends its next message when it has sent the one before and has
-received that of its neighbour. With M = 2 and messages of 0.1 s and 0.3 s both
+received that of its neighbor. With M = 2 and messages of 0.1 s and 0.3 s both
 replicas start step 2 at 0.3 s: replica 0 has to wait for the slow message of
 replica 1. Pieces of a message follow the same rule, each after the one before.
 
@@ -42,7 +42,11 @@ from dilocox_jax.simulate.transfer import RETRANSMISSION_TIMEOUT_S
 _AGREEING_REQUESTS = 4
 # Idle time before the first launch. JSON checkpoints have no infinity.
 _NEVER_SENT_S = 1e9
-# A moment in the life of every replica: times [M], or nodes in the tests.
+# A connection that was idle for exactly the time after which it would start
+# slowly does not, whatever sums of steps are rounded to.
+_SLOW_AFTER_S = RETRANSMISSION_TIMEOUT_S + 1e-6
+# A point in time for every replica: seconds [M]. The event simulation of the
+# tests has lists of nodes in their place.
 Moment = Any
 
 
@@ -68,8 +72,8 @@ class Outcome:
   time are counted from the start of the run.
 
   Attributes:
-    busy_until_s: Time at which the replica finished its own work. Its exchanges
-      may still be under way then.
+    busy_until_s: Time at which the replica finished its own work. Some of its
+      exchanges may end later.
     end_s: Time at which the replica finished its own work and its exchanges.
     compute_s: Time that the replica spent in inner steps.
     codec_s: Time that the replica spent encoding and decoding.
@@ -112,22 +116,16 @@ class Outcome:
     return np.maximum(self.exchange_s - self.exposed_s, 0.0)
 
 
-# Attributes of the clock that are arrays of seconds, [M] or [M, M]. Checkpoints
-# save them under these names.
-_ARRAYS = (
-  "_now",
-  "_channel",
-  "_compute",
-  "_codec",
-  "_exposed",
-  "_exchange",
-  "_worked_s",
-  "_last_sent_s",
-)
+# Attributes of the clock that are arrays of seconds. Checkpoints save them by
+# these names.
+POINTS_IN_TIME = ("_now", "_channel")  # [M]
+SUMS = ("_compute", "_codec", "_exposed", "_exchange", "_worked_s")  # [M]
+LAST_SENT = "_last_sent_s"  # [M, M]
+_ARRAYS = (*POINTS_IN_TIME, *SUMS, LAST_SENT)
 
 
 class AnalyticClock:
-  """Adds up the times of a script, whose ops may come in several calls.
+  """Adds up the times of ops, which may come in several calls.
 
   Attributes:
     link_costs: Cluster and transport.
@@ -143,21 +141,26 @@ class AnalyticClock:
       link_costs: Cluster and transport.
       work: Seconds of a replica's own work.
     """
-    self.link_costs, self.work = link_costs, work
+    self.link_costs = link_costs
+    self.work = work
     self.num_replicas = link_costs.cluster.num_replicas
-    self.num_steps, self.sent_bytes = 0, 0
-    # How long each replica has worked, [M], and how long it had when it last
-    # sent to each other one, [M, M] (seconds). A connection was idle in
-    # between. A transfer that goes on behind those steps would shorten the idle
-    # time, so the cost of slow start is never too low.
+    self.num_steps = 0
+    self.sent_bytes = 0
+    # Seconds that each replica has worked so far, [M], and seconds that it had
+    # worked when it last sent to each other replica, [M, M]. The connection was
+    # idle in between. In fact a transfer may have gone on during a part of
+    # these steps, so the idle time, and with it slow start, is never too short.
     self._worked_s = np.zeros(self.num_replicas)
     self._last_sent_s = np.full([self.num_replicas] * 2, -_NEVER_SENT_S)
-    # When each exchange that is under way ends, by the key of the exchange.
-    self._back: dict[Key, Moment] = {}
+    # When each exchange under way ends, by its key.
+    self._exchange_ends: dict[Key, Moment] = {}
     zeros = np.zeros(self.num_replicas)  # Replaced by sums, never written to.
-    self._now, self._channel = zeros, zeros
-    self._compute, self._codec = zeros, zeros
-    self._exposed, self._exchange = zeros, zeros
+    self._now = zeros
+    self._channel = zeros
+    self._compute = zeros
+    self._codec = zeros
+    self._exposed = zeros
+    self._exchange = zeros
 
   def walk(self, ops: Iterable[Op]) -> Outcome:
     """Adds the times of the next ops of the script.
@@ -169,6 +172,10 @@ class AnalyticClock:
       Times, steps and bytes of all ops so far.
     """
     self.interpret(ops)
+    return self.outcome()
+
+  def outcome(self) -> Outcome:
+    """Returns times, steps and bytes of all ops so far."""
     return Outcome(
       busy_until_s=self._now,
       end_s=np.maximum(self._now, self._channel),
@@ -183,9 +190,11 @@ class AnalyticClock:
   def get_state(self) -> dict[str, Any]:
     """Returns the state for `set_state`, as values that JSON can hold."""
     arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
-    exchange_ends = [[*key, end.tolist()] for key, end in self._back.items()]
+    exchange_ends = [
+      [*key, end.tolist()] for key, end in self._exchange_ends.items()
+    ]
     return arrays | {
-      "_back": exchange_ends,
+      "_exchange_ends": exchange_ends,
       "_num_steps": self.num_steps,
       "_sent_bytes": self.sent_bytes,
     }
@@ -194,7 +203,9 @@ class AnalyticClock:
     """Sets the clock to a state that `get_state` returned."""
     for name in _ARRAYS:
       setattr(self, name, np.array(state[name]))
-    self._back = {tuple(k): np.array(end) for *k, end in state["_back"]}
+    self._exchange_ends = {
+      tuple(key): np.array(end) for *key, end in state["_exchange_ends"]
+    }
     self.num_steps = state["_num_steps"]
     self.sent_bytes = state["_sent_bytes"]
 
@@ -213,13 +224,15 @@ class AnalyticClock:
         self._last_sent_s[list(op.returning)] = -_NEVER_SENT_S
         self._join(op)
       else:
-        self._wait(self._back.pop(op.key))
+        self._wait(self._exchange_ends.pop(op.key))
         half_s = self._half_codec_s(op.members)
         self._run_codec(half_s * op.codec_share)
 
   def _on_compute(self, op: Compute) -> None:
-    # A stretch in which only slow replicas have a step has none of the run's.
-    count, step_s = max(op.num_steps, *op.taken, 0), self.work.step_s
+    # Where a round is cut into parts, a slow replica may take a step in a part
+    # in which the run's count of steps does not advance.
+    count = max(op.num_steps, *op.taken, 0)
+    step_s = self.work.step_s
     if op.taken:
       step_s = step_s * (np.array(op.taken) / count)
     self._take_steps(count * step_s)
@@ -236,11 +249,14 @@ class AnalyticClock:
     for operation in op.operations:
       end = self._operation(operation, end, links)
       self.sent_bytes += operation.sent_bytes(len(links.members))
-    self._back[op.key] = end
+    self._exchange_ends[op.key] = end
     self._occupy_channel(start, end)
 
   def _half_codec_s(self, members: tuple[int, ...] | None) -> np.ndarray:
-    """Returns half of the codec's time; none for who is not in the ring."""
+    """Returns half of the time of the codec (seconds), [M].
+
+    It is 0 for replicas outside of the ring.
+    """
     ring = self.link_costs.among(members).members
     return self.work.codec_s / 2 * np.isin(range(self.num_replicas), ring)
 
@@ -291,7 +307,7 @@ class AnalyticClock:
     worked_s = self._worked_s[senders]
     idle_s = worked_s - self._last_sent_s[senders, receivers]
     self._last_sent_s[senders, receivers] = worked_s  # It is in use again.
-    slow_s, is_slow = np.zeros(len(members)), idle_s > RETRANSMISSION_TIMEOUT_S
+    slow_s, is_slow = np.zeros(len(members)), idle_s > _SLOW_AFTER_S
     if is_slow.any():
       extra_s = links.slow_start_s(step)[sending]
       slow_s[sending] = np.where(is_slow, extra_s, 0.0)
@@ -346,7 +362,7 @@ class AnalyticClock:
     if step.sender is not None:
       is_silent = np.arange(len(members)) != step.sender
       end = np.where(is_silent, start, end)
-      came = np.where(is_silent, 0.0, came)
+      came = np.where(is_silent, -np.inf, came)
     sent, received = ready.copy(), ready.copy()
     sent[members] = end
     received[members] = came[links.neighbours(step.hop)]

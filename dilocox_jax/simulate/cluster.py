@@ -1,15 +1,16 @@
 """Sites, their replicas, and the links that a transfer occupies.
 
-People know the numbers of their own sites: links, devices, measured pairs. Each
-attribute is described once, here. The ending of its name is its unit, and what
-is in front of that is its key in a cluster file.
+Users know the numbers of their own sites: links, devices, and rates that were
+measured between two sites. This file describes each of these attributes. The
+end of an attribute's name is its unit (`up_bps`, `rtt_s`); the part before it
+is its key in a cluster file (`up`, `rtt`).
 
 The time of a transfer depends most on the other transfers that share its links.
 Two replicas behind one access link get half of it each. A ring that visits the
 sites in a bad order uses a link twice. For example, replicas 0 and 1 are at
 site a, and replicas 2 and 3 are at site b. The ring a a b b leaves site a once
 a round, and the ring a b a b leaves it twice. So a user describes sites and
-replicas, and only this module derives the names of the links that a transfer
+replicas, and only this file derives the names of the links that a transfer
 occupies.
 
 A transfer leaves over "up:END" and arrives over "down:END", where END is a
@@ -28,7 +29,8 @@ import re
 
 from dilocox_jax.checks import check_limits, known, limited, require
 
-MOST_DEVICES = 2**31  # More than all there are; a damaged file may say more.
+# More devices than there are in the world. A damaged file may state more.
+MOST_DEVICES = 2**31
 STORE = -1  # In place of a replica's rank: the object store.
 _NAME = re.compile(r"\w[\w .+-]*")
 _POSITIVE = {"above": 0}
@@ -65,7 +67,7 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-  """A place with devices; its replicas divide them evenly.
+  """A place with devices, which its replicas divide evenly.
 
   Attributes:
     name: Letters, digits, spaces and any of "_.+-".
@@ -73,9 +75,9 @@ class Site:
     num_devices: Devices at the site.
     peak_flops: Peak of each device (FLOP/s).
     achieved_fraction: Share of the peak that training achieves (MFU).
-    memory_bytes: Memory of each device (bytes); None is not known.
-    speed: Speed of its steps relative to what the other numbers give; 0.5 is
-      a straggler whose steps take twice as long.
+    memory_bytes: Memory of each device (bytes); None: it is not known.
+    speed: Speed of the inner steps relative to the one that the other numbers
+      give; at 0.5 steps take twice as long.
     intra_bps: Rate of a transfer between replicas of this site (bit/s).
     intra_rtt_s: Round trip between replicas of this site (seconds).
   """
@@ -100,12 +102,14 @@ class Site:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-  """What was measured between two sites; it holds in either direction.
+  """Rate and round trip that were measured between two sites.
+
+  They hold in both directions.
 
   Attributes:
     sites: Names of the two sites.
-    rate_bps: Payload that passes from one end to the other (bit/s).
-    rtt_s: Round trip between them (seconds), instead of what their links say.
+    rate_bps: Rate of the payload from one end to the other (bit/s).
+    rtt_s: Round trip between them (seconds), in place of that of their links.
   """
 
   sites: tuple[str, ...]
@@ -146,8 +150,8 @@ class Cluster:
       order of a ring. By default every site has one replica.
     pairs: Measured limits between two sites. Other pairs of sites are limited
       by their links only.
-    store: Access of the object store in which replicas may meet, which all of
-      them share. By default nothing limits its rate.
+    store: Access link of the object store of a mailbox, which all replicas
+      share. By default nothing limits its rate.
   """
 
   name: str
@@ -165,7 +169,8 @@ class Cluster:
   def _check_placement(self):
     counts = collections.Counter(self.placement)
     for index, site in enumerate(self.sites):
-      count, name = counts[index], repr(site.name)
+      count = counts[index]
+      name = repr(site.name)
       require(count > 0, f"placement leaves site {name} without replica")
       require(
         not site.num_devices % count,
@@ -178,10 +183,11 @@ class Cluster:
     for name, count in collections.Counter(names).items():
       is_one = count == 1
       require(is_one, f"name={name!r} must be that of one site only")
-    ends = [sorted(pair.sites) for pair in self.pairs]
-    for each in ends:
-      require(ends.count(each) == 1, f"pairs must state {each} only once")
-      for name in each:
+    ends_of_pairs = [sorted(pair.sites) for pair in self.pairs]
+    for ends in ends_of_pairs:
+      is_one = ends_of_pairs.count(ends) == 1
+      require(is_one, f"pairs must state {ends} only once")
+      for name in ends:
         known("site", name, names)
 
   @property
@@ -229,29 +235,40 @@ class Cluster:
       sender: Rank of the replica that sends, or `STORE`.
       receiver: Rank of the replica that receives, or `STORE`.
     """
-    start, stop = self.site(sender), self.site(receiver)
+    start = self.site(sender)
+    stop = self.site(receiver)
     streams = min(start.link.streams, stop.link.streams)
     if sender == receiver:
-      return Route((), 0.0, 0.0, streams)
-    source, target = self._ends[sender], self._ends[receiver]
+      return Route(links=(), rtt_s=0.0, loss=0.0, streams=streams)
+    source = self._ends[sender]
+    target = self._ends[receiver]
     if start.name == stop.name:
-      return Route((f"inside:{source}",), start.intra_rtt_s, 0.0, streams)
+      return Route(
+        links=(f"inside:{source}",),
+        rtt_s=start.intra_rtt_s,
+        loss=0.0,
+        streams=streams,
+      )
+    links = (f"up:{source}", f"down:{target}")
+    rtt_s = (start.link.rtt_s + stop.link.rtt_s) / 2
     pair = self._pair_of.get(frozenset((start.name, stop.name)))
-    between = (f"pair:{source}>{target}",) if pair else ()
+    if pair is not None:
+      links = (f"up:{source}", f"pair:{source}>{target}", f"down:{target}")
+      rtt_s = pair.rtt_s
     return Route(
-      (f"up:{source}", *between, f"down:{target}"),
-      pair.rtt_s if pair else (start.link.rtt_s + stop.link.rtt_s) / 2,
-      1 - (1 - start.link.loss) * (1 - stop.link.loss),
-      streams,
+      links=links,
+      rtt_s=rtt_s,
+      loss=1 - (1 - start.link.loss) * (1 - stop.link.loss),
+      streams=streams,
     )
 
   @functools.cached_property
   def goodput_bps(self) -> dict[str, float]:
     """Largest payload rate of every link (bit/s), by name of the link.
 
-    For example, an access link of 1 Gbit/s carries 956 Mbit/s of payload; the
-    rest are headers. Rates that were measured between two sites, or are stated
-    for the inside of a site, do not include headers.
+    For example, an access link of 1 Gbit/s carries 956 Mbit/s of payload, and
+    the rest are headers. Rates between two sites and inside a site are those of
+    the payload.
     """
     goodputs = {}
     for site in (*self.sites, self.site(STORE)):
@@ -276,9 +293,12 @@ class Cluster:
 
   @functools.cached_property
   def _ends(self) -> list[str]:
-    """Name of the network end (END above) by rank; the store's is the last."""
-    ranks = *range(self.num_replicas), STORE
-    ends = [site.name for site in map(self.site, ranks)]
+    """Name of the network end of every replica (END above), by rank.
+
+    The last one is that of the store.
+    """
+    ranks = (*range(self.num_replicas), STORE)
+    ends = [self.site(rank).name for rank in ranks]
     for site in self.sites:
       if not site.link.is_shared:
         for index, rank in enumerate(self._ranks[site.name]):
@@ -291,4 +311,5 @@ class Cluster:
 
   @functools.cached_property
   def _pair_of(self) -> dict[frozenset[str], Pair]:
+    """Measured pair by the names of its sites."""
     return {frozenset(pair.sites): pair for pair in self.pairs}

@@ -1,7 +1,7 @@
 """Clusters as JSON files, short enough to write by hand.
 
-What all sites have in common is said once, every quantity carries its unit,
-and a replica is placed by the name of its site:
+Values that all sites have in common are written once, under "every_site". Every
+quantity has its unit. For example:
 
     {
       "name": "two labs and a home",
@@ -17,20 +17,22 @@ and a replica is placed by the name of its site:
 A site needs "name", "up" and "down". It may have "rtt", "loss", "streams",
 "efficiency" and "shared" (its link); "num_devices", "peak", "achieved",
 "memory" and "speed" (its devices); "intra" and "intra_rtt" (the network
-inside). `cluster.py` says what each key means and what its default is. A site
-with a "count" stands for so many equal sites: {"name": "node", "count": 2} are
-"node0" and "node1", numbered by their places in the list.
+inside). `cluster.py` describes each key and its default. A site with a "count"
+stands for that many equal sites: {"name": "node", "count": 2} are "node0" and
+"node1", numbered by their positions in the list.
 
 A cluster may have "description" (one line for readers), "num_devices" (devices
 of all sites together, which share them evenly), "placement" (the site of every
-replica, in the order of the ring), "pairs" (what was measured between two
-sites: their names as "sites", "rate" and "rtt") and "store" (the link of the
-object store in which replicas meet, with the keys of a site's link). "comment"
-is allowed anywhere and is ignored.
-The presets in `presets.json` have this form and are a good start: round numbers
-to sweep over, and the settings of papers. The comment of a paper's preset says
-what was published, what is recalled and not confirmed, and what is assumed, so
-that nobody takes our assumption for a result of the paper.
+replica, in the order of the ring), "pairs" (measurements between two sites:
+their names as "sites", "rate" and "rtt") and "store" (the link of the object
+store of a mailbox, with the keys of a site's link). "comment" is allowed
+anywhere and is ignored.
+
+The presets in `presets.json` have this form and are a good start: some have
+round numbers, others the settings of papers. The comment of a paper's preset
+tells which numbers were published, which are recalled and not confirmed, and
+which are assumed, so that nobody takes our assumption for a result of the
+paper.
 """
 
 import dataclasses
@@ -70,8 +72,8 @@ from dilocox_jax.simulate.quantities import (
   parse_quantity,
 )
 
-# More sites than anybody has. A damaged count could ask for more memory than
-# there is.
+# More sites than anybody has. The sites of a damaged count might not fit into
+# memory.
 _MOST_SITES = 10_000
 # What a quantity measures, by the end of its attribute's name.
 _DIMENSIONS = {
@@ -82,7 +84,7 @@ _DIMENSIONS = {
 
 @functools.cache
 def cluster_presets() -> dict[str, dict[str, Any]]:
-  """Returns what the file of every preset would hold, by the preset's name."""
+  """Returns the presets as the content of cluster files, by name."""
   folder = importlib.resources.files("dilocox_jax.simulate")
   return json.loads(folder.joinpath("presets.json").read_text("utf-8"))
 
@@ -92,14 +94,14 @@ def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
 
   Args:
     name_or_path: One of `cluster_presets`, or a JSON file.
-    num_replicas: Number of replicas; None is as many as the cluster has. A
-      preset of equal sites has as many as are asked for, any other cluster its
-      own.
+    num_replicas: Number of replicas; None: as many as the cluster has. A preset
+      of equal sites gets this number of sites. Any other cluster must have it.
 
   Raises:
-    ValueError: One line that says the field and what it expects.
+    ValueError: One line that names the field and what the field expects.
   """
-  path, presets = pathlib.Path(name_or_path), cluster_presets()
+  path = pathlib.Path(name_or_path)
+  presets = cluster_presets()
   is_path = path.suffix == ".json" or path.name != name_or_path or path.exists()
   with in_front(f"{name_or_path}: " if is_path else ""):
     if name_or_path in presets or not is_path:
@@ -130,7 +132,7 @@ def _resized(
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-  """A file, whose sites are still as JSON has them."""
+  """The content of a file; its sites are still mappings from JSON."""
 
   sites: list
   name: str = "cluster"
@@ -151,7 +153,7 @@ def cluster_from_mapping(values: Any) -> Cluster:
     values: Content of the file, as JSON reads it.
 
   Raises:
-    ValueError: One line that says the field and what it expects.
+    ValueError: One line that names the field and what the field expects.
   """
   file = _built(_File, "", _read(_keys(_File), values, ""))
   require(bool(file.sites), "sites is missing: write a list of at least one")
@@ -171,15 +173,17 @@ def cluster_from_mapping(values: Any) -> Cluster:
 
 
 def _items(key: str, entries: list) -> list[tuple[str, Any]]:
+  """Returns the entries of a list, each with its place in the file."""
   return [(f"{key}[{i}]", entry) for i, entry in enumerate(entries)]
 
 
 @functools.cache
 def _keys(kind: type) -> dict[str, tuple[str, Any]]:
   """Returns attribute, and dimension or type, by the key of a file."""
-  hints, keys = typing.get_type_hints(kind), {}
-  for attribute, hint in hints.items():
-    key, holds = attribute.removeprefix("is_"), hint
+  keys: dict[str, tuple[str, Any]] = {}
+  for attribute, hint in typing.get_type_hints(kind).items():
+    key = attribute.removeprefix("is_")
+    holds = hint
     for ending, dimension in _DIMENSIONS.items():
       if attribute.endswith(ending):
         key = attribute.removesuffix(ending) or attribute
@@ -196,18 +200,19 @@ def _read(keys: Mapping[str, Any], values: Any, path: str) -> dict[str, Any]:
     values: The section as JSON reads it.
     path: Where it stands in the file, for messages.
   """
-  read = {}
+  by_attribute = {}
   for key, value in of_type(path or "a cluster", values, dict).items():
     if key == "comment":
       continue
     with in_front(f"{path}: " if path else ""):
       known("key", key, keys)
     attribute, holds = keys[key]
-    read[attribute] = _value(holds, value, f"{path}.{key}".lstrip("."))
-  return read
+    by_attribute[attribute] = _value(holds, value, f"{path}.{key}".lstrip("."))
+  return by_attribute
 
 
 def _value(holds: Any, value: Any, path: str) -> Any:
+  """Returns the value of a key, of a dimension or type."""
   if isinstance(holds, Dimension):
     return parse_quantity(value, holds, path)
   if typing.get_origin(holds) is tuple:  # Of names.
@@ -217,7 +222,7 @@ def _value(holds: Any, value: Any, path: str) -> Any:
 
 
 def _sites(file: _File) -> list[Site]:
-  """Returns the sites, with those that have a count repeated."""
+  """Returns the sites; a site with a count is repeated."""
   keys = _keys(Link) | _keys(Site) | {"count": ("count", int)}
   del keys["link"]
   common = _read(keys, file.every_site, "every_site")
@@ -246,7 +251,16 @@ def _sites(file: _File) -> list[Site]:
 
 
 def _built(kind: Any, path: str, values: dict[str, Any]) -> Any:
-  """Returns the section, if nothing is missing and all is in range."""
+  """Builds a section of a file.
+
+  Args:
+    kind: Dataclass of the section.
+    path: Where the section stands in the file, for messages.
+    values: Values by attribute.
+
+  Raises:
+    ValueError: If an attribute is missing or out of range.
+  """
   has_default = {
     field.name
     for field in dataclasses.fields(kind)

@@ -1,10 +1,10 @@
-"""Numbers that carry their units, as people write them.
+"""Numbers with their units, as people write them.
 
 A bandwidth without a unit is sooner or later wrong by a factor of eight or of
 a million. So every quantity in a cluster file has its unit: "1 Gbit/s",
 "40 ms", "16 MiB", "312 TFLOP/s", "2 %". Bits and bytes would differ by the
-case of one letter (Gb, GB), hence "bit" is always spelt out. Decimal
-arithmetic keeps what was written: "0.1 ms" is exactly the float 1e-4.
+case of one letter (Gb, GB), so "bit" is always spelled out. The arithmetic is
+decimal, so that "0.1 ms" is exactly the float 1e-4.
 """
 
 import dataclasses
@@ -63,11 +63,13 @@ def parse_quantity(text: Any, dimension: Dimension, field: str) -> float:
     ValueError: One line that names the field and a unit it expects.
   """
   match = _NUMBER.fullmatch(str(text).strip())
-  example, kind = dimension.example, dimension.name
+  example = dimension.example
+  kind = dimension.name
   if match is None:
     hint = f"write e.g. '1 {example}'"
     raise ValueError(f"{field}: {shown(text)} is no {kind}: {hint}")
-  number, unit = match.group(1), match.group(2).strip()
+  number = match.group(1)
+  unit = match.group(2).strip()
   short = number[:20]
   hint = f"write e.g. '{short} {example}'"
   require(unit != "", f"{field}: {short} has no unit: {hint}")

@@ -1,11 +1,13 @@
 """A run as operations of a replica that cost time: compute, launch, wait.
 
-The plan's segments describe what the trainer does; here they become these
-three operations, so the simulator itself counts no step and no byte.
+The segments of the plan say what the trainer does. This file turns them into
+these three operations ("ops"). So the trainer and the simulator count steps and
+bytes in the same way.
 
-For example one round of H = 4, tau = 4 is Launch, Compute(4), Wait, and one of
-H = 4, tau = 0 is Compute(4), Launch, Wait. Low rank has two messages, of which
-the second needs the first: Launch, Compute(2), Wait, Launch, Compute(2), Wait.
+Example: a round of H = 4 and tau = 4 is Launch, Compute(4), Wait. One of H = 4
+and tau = 0 is Compute(4), Launch, Wait. Low rank has two messages, and the
+second needs the result of the first. So a round of H = 4 and tau = 4 is Launch,
+Compute(2), Wait, Launch, Compute(2), Wait.
 """
 
 import dataclasses
@@ -19,7 +21,8 @@ from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event, Window
 
-# Name, number, step, and turn of what is sent.
+# What names an exchange: "fragment", "gradient" or "join"; the index of the
+# fragment; the inner step at which it is measured; the turn of the message.
 Key = tuple[str, int, int, int]
 
 
@@ -30,8 +33,8 @@ class Compute:
   Attributes:
     num_steps: Number of inner steps.
     taken: Number of them that each replica takes, [M]; empty: all of them.
-      Where a round is cut into stretches, a slow replica may have a step in a
-      stretch that has none of the run's.
+      Where a round is cut into parts, a slow replica may take a step in a part
+      whose `num_steps` is 0.
   """
 
   num_steps: int
@@ -72,7 +75,7 @@ class Wait:
 
 @dataclasses.dataclass(frozen=True)
 class Join:
-  """Replicas that were away are there again, at the donor's time.
+  """Replicas come back from an absence and go on at the donor's time.
 
   Attributes:
     returning: Indices of the replicas.
@@ -123,12 +126,30 @@ class Script:
       yield from self.segment(segment)
     yield from self.flush(plan)
 
+  def repeated_ops(self, plan: RunPlan) -> Iterator[tuple[list[Op], int]]:
+    """Yields the ops of a run, flush included; ops that repeat come once.
+
+    The keys of exchanges that repeat are those of the first time.
+
+    Args:
+      plan: Plan of the run.
+
+    Yields:
+      Ops, and how often they come in a row.
+    """
+    for segment, count in plan.repeated_segments():
+      yield list(self.segment(segment)), count
+    yield list(self.flush(plan)), 1
+
   def segment(self, segment: Segment) -> Iterator[Op]:
     """Yields the ops of one segment."""
     if segment.phase == "rounds":
-      start, attendance = segment.schedule_start, segment.attendance
       yield from self._joins(segment)
-      yield from self._windows(segment.windows, start, attendance)
+      yield from self._windows(
+        windows=segment.windows,
+        start=segment.schedule_start,
+        attendance=segment.attendance,
+      )
       return
     for step in range(segment.start, segment.stop):
       yield Compute(1)
@@ -147,21 +168,24 @@ class Script:
     if plan.local_start >= plan.total_steps:
       return
     step = plan.schedule_step(plan.total_steps)
-    windows = self.traffic.method.schedule.flush_windows(step)
-    start, attendance = plan.total_steps - step, plan.flush_attendance()
-    yield from self._windows(windows, start, attendance)
+    yield from self._windows(
+      windows=self.traffic.method.schedule.flush_windows(step),
+      start=plan.total_steps - step,
+      attendance=plan.flush_attendance(),
+    )
 
   def _joins(self, segment: Segment) -> Iterator[Op]:
-    """Yields the ops by which replicas come back: they copy the donor."""
+    """Yields the ops of replicas that come back and copy the donor's state."""
     attendance = segment.attendance
     if attendance is None or not attendance.returning:
       return
     yield Join(attendance.returning, attendance.donor)
     ring = (attendance.donor, *attendance.returning)
-    key, copy = ("join", segment.start, 0, 0), self.copied_bytes
+    key = ("join", segment.start, 0, 0)
+    broadcast = Broadcast(self.copied_bytes)
     # The state goes as it is, without a codec.
-    yield Launch(key, (Broadcast(copy),), ring, codec_share=0.0)
-    yield Wait(key, ring, codec_share=0.0)
+    yield Launch(key, operations=(broadcast,), members=ring, codec_share=0.0)
+    yield Wait(key, members=ring, codec_share=0.0)
 
   def _windows(
     self,
@@ -171,7 +195,13 @@ class Script:
   ) -> Iterator[Op]:
     """Yields the ops of windows in the order of the compiled program.
 
-    What is applied in a window is exchanged from the window's start on.
+    The exchange whose result a window applies starts with the window. Without
+    overlap it starts after the window's steps, where it is measured.
+
+    Args:
+      windows: Windows of a round or of a flush.
+      start: Inner step of the run from which the schedule counts.
+      attendance: Who takes part, and with how many steps; None: all alike.
     """
     hides = bool(self.traffic.method.schedule.overlap_steps)
     shares = attendance.windows if attendance else [None] * len(windows)
@@ -183,7 +213,6 @@ class Script:
         continue
       if window.num_steps:
         yield steps
-      # Without overlap the exchange that is applied is the one just measured.
       if window.applied:
         yield from self._exchange(window.applied, start, Compute(0), members)
 
@@ -196,8 +225,9 @@ class Script:
   ) -> Iterator[Op]:
     """Yields the ops of an exchange and of the inner steps behind it.
 
-    What needs the result of a message is sent behind a stretch of its own, as
-    in the compiled program. The turns share the time of the codec evenly.
+    A message that needs the result of another is sent after it, and each of
+    them has a part of the inner steps to hide behind, as in the compiled
+    program. The time of the codec is divided evenly among them.
 
     Args:
       event: Apply of the exchange.
@@ -206,8 +236,8 @@ class Script:
         all messages are sent at once.
       members: Replicas of the ring; None: all.
     """
-    # Where H changes, the schedule starts again at step 0. The key has the
-    # step of the run, so that no two exchanges have the same name.
+    # A schedule starts again at step 0 when H changes. So the key has the step
+    # of the run, and no two exchanges have the same key.
     key = ("fragment", event.fragment, start + event.send_step)
     count = len(members) if members else self.traffic.num_replicas
     operations = self._exchanges(count)[event.fragment]
@@ -218,8 +248,8 @@ class Script:
     ends = stretch_ends(operations, count)
     taken = zip(*(stretches(each, ends) for each in behind.taken), strict=True)
     for turn, num_steps in enumerate(stretches(behind.num_steps, ends)):
-      own = tuple(each for each in operations if each.turn == turn)
-      yield Launch((*key, turn), own, members, 1 / len(ends))
+      of_turn = tuple(each for each in operations if each.turn == turn)
+      yield Launch((*key, turn), of_turn, members, 1 / len(ends))
       of_replicas = next(taken, ())
       if num_steps or any(of_replicas):
         yield dataclasses.replace(

@@ -1,12 +1,13 @@
 """Time of an inner step: alone, and with the exchanges of a long run.
 
-A step takes its operations divided by what the devices achieve. Pipeline
-stages make it longer by the bubble, which is computed from the same lists of
-ticks that a pipelined step executes.
+A step takes its operations (FLOP) divided by what the devices achieve (FLOP/s).
+Pipeline stages make it longer by the bubble, which is computed from the same
+lists of ticks that a pipelined step executes.
 
-The first exchange of a run meets an idle line, and the flush at the end waits
-for everything in flight. A long run repeats the rounds between them. So the
-formula's clock walks a few rounds, and the time of as many more is counted.
+The first and the last rounds of a run are different: the first exchange meets
+an idle line, and the flush at the end waits for everything in flight. To know
+the time of the rounds between them, the clock walks through a few rounds and
+then counts the time of a few more.
 """
 
 import dataclasses
@@ -46,7 +47,7 @@ def step_seconds(
   hop_bytes: float = 0.0,
   num_used: int | None = None,
 ) -> tuple[np.ndarray, float]:
-  """Computes step times from operations.
+  """Computes step times from the operations of a step.
 
   Every stage has an equal share of the work. A backward pass costs twice as
   much as a forward pass, so of every 3 seconds 1 is forward. Activations are
@@ -57,8 +58,8 @@ def step_seconds(
     step_flops: Operations of one replica's step (FLOP).
     pipeline: Pipeline inside a replica; None: no stages, no bubble.
     hop_bytes: Bytes of activations that a micro-batch sends between stages.
-    num_used: Devices of a replica that compute, the others being idle; None:
-      all of them.
+    num_used: Number of devices of a replica that compute while its others are
+      idle; None: all of them.
 
   Returns:
     Duration of one step for each replica, [M] (seconds), and the share of a
@@ -99,9 +100,9 @@ class SteadyState:
     step_s: Time of an inner step with all that it waits for (seconds).
     compute_s: Time of an inner step alone, mean over replicas (seconds).
     exposed_s: Waiting for exchanges a step, mean over replicas (seconds).
-    exchange_s: Time in which the line is busy a step (seconds). It is that of
-      the replica with the shortest exchanges, which waits for bytes alone.
-      Others wait for slower replicas too.
+    exchange_s: Time a step in which the line is busy (seconds), that of the
+      replica with the shortest exchanges. This replica waits for bytes alone,
+      and the others wait for slower replicas too.
     slowest_s: Time of an inner step of the slowest replica alone (seconds).
     sent_bytes: Bytes that one replica sends a step.
     replica_steps: Inner steps that all replicas together take a step: their
@@ -124,9 +125,10 @@ class SteadyState:
   def hiding_interval(self, sync_interval: int) -> int:
     """Returns the least H whose exchanges take no longer than its steps.
 
-    It counts bytes and messages alone: a schedule whose overlap is shorter
-    than a round needs more. Example: at H = 30 the line is busy 0.5 s of every
-    step of 1 s, so 15 steps take as long as the exchanges of a round.
+    A schedule whose overlap is shorter than a round needs a larger H.
+
+    Example: at H = 30 the line is busy for 0.5 s of every step of 1 s. So 15
+    steps take as long as the exchanges of a round.
 
     Args:
       sync_interval: H of the run (inner steps).
@@ -140,10 +142,11 @@ class SteadyState:
 def steady_state(
   link_costs: LinkCosts, work: Work, script: Script, plan: RunPlan
 ) -> SteadyState:
-  """Computes the costs of rounds in the middle of a run that is long enough.
+  """Computes the costs of rounds in the middle of a long run.
 
-  Absences from given rounds to others have their own times in a run, so they
-  are left out. Absences by chance are averaged over many rounds.
+  Planned absences (`Membership.absences`) are left out, because they change
+  only the rounds that they name. Absences by chance are averaged over many
+  rounds.
 
   Args:
     link_costs: Cluster and transport.
@@ -153,9 +156,10 @@ def steady_state(
   """
   method = plan.method
   first = 0 if method.exchanged == "gradient" else plan.warm_start_steps
-  # What is sent may be applied many rounds later.
+  # A result may be applied many rounds after it was sent.
   num_first = method.schedule.depth + _FIRST_ROUNDS
-  members, num_counted = plan.membership, _COUNTED_ROUNDS
+  members = plan.membership
+  num_counted = _COUNTED_ROUNDS
   if members:
     members = dataclasses.replace(members, absences=())
     num_counted = _DRAWN_ROUNDS if members.absence_rate else num_counted
@@ -172,18 +176,20 @@ def steady_state(
   return _between(walked[num_first - 1], walked[-1], replica_steps)
 
 
-def _between(begun: Outcome, done: Outcome, replica_steps: int) -> SteadyState:
-  num_steps = done.num_steps - begun.num_steps
+def _between(first: Outcome, last: Outcome, replica_steps: int) -> SteadyState:
+  """Returns the averages of the rounds between two outcomes of one run."""
+  num_steps = last.num_steps - first.num_steps
 
-  def spent(name: str) -> np.ndarray:
-    return (getattr(done, name) - getattr(begun, name)) / num_steps
+  def a_step(name: str) -> np.ndarray:
+    """Returns the change of a field for every inner step."""
+    return (getattr(last, name) - getattr(first, name)) / num_steps
 
   return SteadyState(
-    step_s=(done.now_s - begun.now_s) / num_steps,
-    compute_s=float(np.mean(spent("compute_s"))),
-    exposed_s=float(np.mean(spent("exposed_s"))),
-    exchange_s=float(np.min(spent("exchange_s"))),
-    slowest_s=float(np.max(spent("compute_s"))),
-    sent_bytes=(done.sent_bytes - begun.sent_bytes) / num_steps,
+    step_s=(last.now_s - first.now_s) / num_steps,
+    compute_s=float(np.mean(a_step("compute_s"))),
+    exposed_s=float(np.mean(a_step("exposed_s"))),
+    exchange_s=float(np.min(a_step("exchange_s"))),
+    slowest_s=float(np.max(a_step("compute_s"))),
+    sent_bytes=(last.sent_bytes - first.sent_bytes) / num_steps,
     replica_steps=replica_steps / num_steps,
   )

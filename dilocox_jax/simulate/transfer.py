@@ -1,8 +1,8 @@
-"""What TCP itself costs a transfer, besides the links that it shares.
+"""Time that TCP adds to a transfer, besides the links that the transfer shares.
 
-A long link can be slow although its capacity is high: losses halve the window,
-and a connection starts slowly after it was idle. This file has a formula for
-each of the two.
+A long link can be slow although its capacity is high. Losses halve the window
+of a connection, and a connection that was idle starts slowly. This file has a
+formula for each of the two.
 """
 
 import dataclasses
@@ -23,21 +23,23 @@ class Transport:
   """How messages are sent.
 
   Attributes:
-    rtts_per_message: Round trips that a message costs besides its bytes. 0.5
-      is the way there alone; 1 if a receiver first says that it is ready.
-    pieces: Pieces of a message that are passed on one by one. With 1, a
-      replica waits for a whole message before it passes it on.
+    rtts_per_message: Round trips that a message costs besides its bytes: 0.5
+      for the way to the receiver alone; 1 if the receiver first tells the
+      sender that it is ready.
+    pieces: Number of pieces of a message that are passed on one by one. With 1,
+      a replica receives a whole message before it passes it on.
     segment_bytes: Largest segment of a slice if the receiver asks for every
-      segment (gloo); None if nothing is asked for.
+      segment (gloo); None: it asks for nothing.
     connections: TCP connections between two replicas; None: as many as the
-      cluster says (`Link.streams`).
+      cluster has (`Link.streams`).
     has_trees: Whether an all-reduce may go over trees in place of a ring.
     starts_slowly: Whether the first message after idle time (longer than
       `RETRANSMISSION_TIMEOUT_S`) pays for TCP's slow start.
-    factors: Kinds of collectives, each with its time over that of a link that
-      carries payload alone, both ways at once, by number of replicas. Numbers
-      in between have the next factor, larger ones the last; kinds that are not
-      named have 1.
+    factors: Factors by which collectives take longer than on a link that
+      carries payload alone, in both directions at once. Each entry is a kind of
+      collective and its factors by number of replicas. Numbers of replicas in
+      between have the next factor, and larger ones the last. Kinds without an
+      entry have 1.
   """
 
   rtts_per_message: float = 0.5
@@ -49,7 +51,7 @@ class Transport:
   factors: tuple[tuple[str, tuple[tuple[int, float], ...]], ...] = ()
 
   def slowness(self, kind: str, num_replicas: int) -> float:
-    """Returns the time of a collective over that of a link with payload alone.
+    """Returns the factor by which a collective takes longer (`factors`).
 
     Args:
       kind: Kind of the collective.
@@ -66,20 +68,20 @@ class Transport:
 # passes on a chunk in two slices, so a message goes in four pieces. That is
 # derived from its source (ALLREDUCE_CHUNKSTEPS is 4 of the 8 steps of a
 # channel's buffer, ALLREDUCE_SLICESTEPS 2), not measured. NCCL chooses between
-# ring and trees by a table of latencies inside a data centre (its tuning.cc),
+# ring and trees by a table of latencies inside a data center (its tuning.cc),
 # and does not know the delay of a link: from some MiB on it would take rings.
-# Here it takes what is faster on the given links, as one would set it by
-# NCCL_ALGO, so that no other method looks better for a poor choice. Not
-# modelled: its buffers, which are taken to be large enough for the line
-# (NCCL_BUFFSIZE, by default 4 MiB a channel).
+# Here it takes the faster one on the given links, as a user would set it by
+# NCCL_ALGO. Otherwise other methods would look better only because NCCL chose
+# poorly. Its buffers are not modeled: they are taken to be large enough for the
+# line (NCCL_BUFFSIZE, by default 4 MiB a channel).
 NCCL = Transport(pieces=4, has_trees=True)
-# Assumed to send as NCCL does. What TPUs do between slices is not published,
+# Assumed to send as NCCL does. How TPUs send between slices is not published,
 # and nothing was measured.
 TPU = NCCL
 
 
 def limit_bytes_per_s(route: Route) -> float:
-  """Returns the highest rate of a transfer on a route that is else empty.
+  """Returns the highest rate of a transfer on a route without other transfers.
 
     k C MSS / (RTT sqrt(p))
 

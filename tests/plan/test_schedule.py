@@ -1,11 +1,14 @@
 """Events, windows, flushes, and the segments of a run."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_jax.plan.schedule import methods
-from dilocox_jax.plan.schedule.run_plan import RunPlan
+from dilocox_jax.plan.schedule.membership import Membership
+from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event, SyncSchedule
 
 
@@ -169,3 +172,89 @@ def test_segments_cover_a_run_and_are_the_same_after_a_restart(plan):
   ]
   steps = plan.total_steps - plan.local_start
   assert sorted(events) == plan.method.schedule.events(0, steps)
+
+
+@st.composite
+def plans_with_absences(draw):
+  plan = draw(plans())
+  if plan.method.exchanged == "gradient" or plan.warm_start_steps:
+    return plan
+  absences = []
+  for replica in draw(st.lists(st.integers(1, 2), max_size=3)):
+    first = draw(st.integers(0, 12))
+    absences.append((replica, first, first + draw(st.integers(0, 5))))
+  members = Membership(plan.method.schedule, 3, tuple(absences))
+  return dataclasses.replace(plan, membership=members)
+
+
+def moved_to_zero(segment):
+  """The segment as it would be at the start of a run."""
+  done = segment.start - segment.schedule_start
+
+  def moved(event):
+    if event is None:
+      return None
+    return dataclasses.replace(
+      event, step=event.step - done, send_step=event.send_step - done
+    )
+
+  windows = [
+    dataclasses.replace(
+      window, applied=moved(window.applied), sent=moved(window.sent)
+    )
+    for window in segment.windows
+  ]
+  return dataclasses.replace(
+    segment,
+    start=0,
+    windows=tuple(windows),
+    ends_phase=False,
+    schedule_start=0,
+  )
+
+
+@given(plans_with_absences())
+def test_repeated_segments_are_those_of_the_run(plan):
+  expected = []
+  for segment in plan.segments():
+    if segment.phase == "rounds":
+      expected.append(moved_to_zero(segment))
+    else:
+      expected += [Segment("data_parallel", 0, 1)] * segment.num_steps
+  found = []
+  for segment, count in plan.repeated_segments():
+    found += [moved_to_zero(segment)] * count
+  assert found == expected
+
+
+def test_rounds_that_are_alike_come_once():
+  warm = RunPlan(methods.diloco(30), 1010, warm_start_steps=100)
+  found = list(warm.repeated_segments())
+  sizes = [(segment.num_steps, count) for segment, count in found]
+  assert sizes == [(1, 100), (30, 30), (10, 1)]
+  members = Membership(SyncSchedule(4), 2, absences=((1, 3, 5),))
+  away = RunPlan(methods.diloco(4), 80, membership=members)
+  counts = [count for _, count in away.repeated_segments()]
+  # Rounds 0 to 2, 3, 4 and 5, 6 (replica 1 comes back), 7 to 19.
+  assert counts == [3, 1, 2, 1, 13]
+
+
+class UnknownSchedule(SyncSchedule):
+  """Says nothing about its rounds."""
+
+
+class KnownSchedule(SyncSchedule):
+  """Says that its rounds are alike."""
+
+  @property
+  def steady_round(self):
+    return 0
+
+
+@pytest.mark.parametrize(
+  "kind, counts",
+  [(UnknownSchedule, [1, 1, 1, 1, 1]), (KnownSchedule, [5])],
+)
+def test_a_schedule_from_outside_may_say_that_rounds_repeat(kind, counts):
+  plan = RunPlan(methods.Method(kind(4)), 20)
+  assert [count for _, count in plan.repeated_segments()] == counts

@@ -144,3 +144,19 @@ def test_a_slow_replica_takes_all_its_steps_behind_several_messages():
   ops = dataclasses.replace(script, traffic=traffic).ops(plan)
   taken = [op.taken for op in ops if isinstance(op, Compute) and op.taken]
   assert np.sum(taken, axis=0).tolist() == [12, 8, 12]
+
+
+def without_keys(ops):
+  return [
+    dataclasses.replace(op, key=("", 0, 0, 0)) if hasattr(op, "key") else op
+    for op in ops
+  ]
+
+
+@pytest.mark.parametrize("name, settings", ALL)
+def test_repeated_ops_are_those_of_the_run(name, settings):
+  script, plan, ops = walked(name, settings, total_steps=60)
+  found = []
+  for repeated, count in script.repeated_ops(plan):
+    found += without_keys(repeated) * count
+  assert found == without_keys(ops)

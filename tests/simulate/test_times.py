@@ -156,6 +156,53 @@ def test_an_all_to_all_over_uneven_links_is_at_most_a_little_longer(codec):
     assert 1 - 1e-9 < events / formula < 1.12
 
 
+def test_idle_time_at_the_limit_is_not_over_it_by_rounding():
+  """Four steps of 0.05 s take 0.2 s, after which TCP starts slowly."""
+  one = small.cluster(2, bps=1e9, rtt_s=0.1)
+  script, plan = small.script("diloco", 2, sync_interval=4, total_steps=4000)
+  ops = list(script.ops(plan))
+  work = small.work(one)
+  costs = small.link_costs(one, NCCL)
+  slow = run_time(costs, work, ops)
+  never = run_time(small.link_costs(one, NO_SLOW_START), work, ops)
+  # Only the first exchange of the run starts slowly.
+  (collective,) = script.traffic.exchange(0)
+  extra_s = costs.slow_start_s(costs.steps(collective)[0])
+  added_s = slow.exchange_s - never.exchange_s
+  np.testing.assert_allclose(added_s, extra_s, rtol=1e-6)
+
+
+EXCHANGES = [
+  Launch(KEY, (Collective(kind, 1_000_000),), members)
+  for kind in ("all_reduce", "all_gather", "all_to_all", "broadcast", "mailbox")
+  for members in (None, (0, 2))
+]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("launch", EXCHANGES)
+def test_a_later_start_moves_all_times_and_nothing_else(launch, transport):
+  """Long runs count on it (`simulate.long_runs`)."""
+  one = small.uneven([1e7, 4e8, 6e7])
+  ops = [Compute(3), launch, Compute(1), Wait(KEY, launch.members)]
+  work = small.work(one, codec_s=0.02, speeds=(1.0, 0.3, 2.0))
+  outcomes = []
+  for start_s in (0.0, -1000.0):
+    clock = AnalyticClock(small.link_costs(one, TRANSPORTS[transport]), work)
+    state = clock.get_state()
+    moved = {name: [start_s] * 3 for name in ("_now", "_channel")}
+    clock.set_state(state | moved)
+    outcomes.append(clock.walk(ops))
+  early, late = outcomes[1], outcomes[0]
+  moved_s = {
+    "busy_until_s": early.busy_until_s + 1000,
+    "end_s": early.end_s + 1000,
+  }
+  for field in dataclasses.fields(early):
+    value = moved_s.get(field.name, getattr(early, field.name))
+    np.testing.assert_allclose(value, getattr(late, field.name), atol=1e-9)
+
+
 def test_a_clock_goes_on_from_where_it_was():
   """Idle lines and exchanges under way included."""
   one = small.cluster(2, bps=1e10, rtt_s=0.1)

@@ -20,6 +20,7 @@ the four steps.
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Sequence
 
@@ -135,6 +136,28 @@ class Membership:
     if away.all():
       away[np.argmin(planned)] = False
     return ~away
+
+  def num_alike(self, round_index: int) -> int | float:
+    """Returns how many rounds have the same attendance, from one on.
+
+    It is infinite from the last absence on. With tau = 0 and replica 1 away in
+    rounds 3 to 5, rounds 4 and 5 are alike; round 3 is not like them, because
+    all replicas were present in the round before it.
+
+    Args:
+      round_index: Index of the first of these rounds.
+    """
+    if self.absence_rate:
+      return 1
+    # A change of who is present tells on the round after it, and on rounds that
+    # apply what was sent before it.
+    num_affected = max(self.schedule.depth, 1)
+    others: list[int] = []
+    for _, first, last in self.absences:
+      for change in (first, last + 1):
+        others += range(change, change + num_affected + 1)
+    later = [index for index in others if index > round_index]
+    return min(later, default=math.inf) - round_index
 
   def _done(self, step: int, is_present: np.ndarray) -> np.ndarray:
     """Returns the steps of each replica in the first `step` of a round."""

@@ -104,6 +104,45 @@ class RunPlan:
       yield segment
       step = segment.stop
 
+  def repeated_segments(self) -> Iterator[tuple[Segment, int]]:
+    """Yields each kind of segment in a row once, with how often it comes.
+
+    Segments are of one kind if they differ only in where in the run they lie. A
+    data-parallel phase is one step that comes again and again.
+
+    Example: 100 data-parallel steps and then DiLoCo with H = 30 up to step 1010
+    are a segment of 1 step, 100 times; one of 30 steps, 30 times; and one of 10
+    steps.
+
+    Yields:
+      The first segment of a kind, and the number of these segments.
+    """
+    step = 0
+    while step < self.total_steps:
+      segment = self.segment(step)
+      if segment.phase == "rounds":
+        count = self._num_alike(segment)
+      else:
+        segment = dataclasses.replace(segment, num_steps=1, ends_phase=False)
+        count = self.local_start - step
+      yield segment, count
+      step += count * segment.num_steps
+
+  def _num_alike(self, segment: Segment) -> int:
+    """Returns how many rounds in a row are alike, from this one on."""
+    schedule = self.method.schedule
+    done = segment.start - segment.schedule_start
+    round_index, interval = schedule.round_at(done)
+    steady_round = schedule.steady_round
+    if steady_round is None or round_index < steady_round:
+      return 1
+    whole_rounds = (self.total_steps - segment.start) // interval
+    if whole_rounds == 0:
+      return 1
+    if self.membership is None:
+      return whole_rounds
+    return min(whole_rounds, self.membership.num_alike(round_index))
+
   def schedule_step(self, step: int) -> int:
     """Returns the step of the schedule at a step of the run."""
     start = self.schedule_start

@@ -141,6 +141,19 @@ class SyncSchedule:
     """Whether all rounds have H steps; schedules of subclasses need not."""
     return type(self) is SyncSchedule
 
+  @property
+  def steady_round(self) -> int | None:
+    """Index of the round from which on all rounds have the same windows.
+
+    Rounds before it apply less, because less was sent before them. With H = 4
+    and tau = 6 the send of step 4 is applied after step 10. So rounds 0 and 1
+    apply nothing, and round 2 is the first of equal rounds.
+
+    None means that no such round is known, as for a subclass that does not
+    state one. The simulator then goes through every round of a run.
+    """
+    return self.depth if self.is_regular else None
+
   def round_at(self, step: int) -> tuple[int, int]:
     """Returns the index and the number of inner steps of a round.
 
