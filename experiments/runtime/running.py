@@ -5,7 +5,6 @@ import ctypes
 import hashlib
 import importlib.util
 import json
-import logging
 import os
 import pathlib
 import signal
@@ -14,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 
 import jax
-from absl import flags
+from absl import logging as absl_logging
 from rich.console import Console
 
 from dilocox_jax import report
@@ -32,9 +31,14 @@ from dilocox_jax.training.member import Meeting
 from dilocox_jax.training.parts import Clock
 from dilocox_jax.training.states import StopRequestedError, TrainingStoppedError
 from dilocox_jax.training.trainer import Trainer
-from experiments import sample
-from experiments.runtime import command_line, distributed_flags, stop_signals
+from experiments.runtime import (
+  command_line,
+  placement,
+  samples,
+  stop_signals,
+)
 from experiments.runtime.command_line import StoppedError, UsageError
+from experiments.runtime.placement import Place
 
 CACHE_VARIABLE = "DILOCOX_JAX_CACHE"
 _DEFAULT_CACHE = "~/.cache/dilocox_jax"
@@ -87,8 +91,8 @@ def _set_xla_flags() -> None:
   installed one with this flag. What the user has set comes last and wins.
   """
   if any(importlib.util.find_spec(name) for name in _GPU_PLUGINS):
-    given = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{XLA_GPU_FLAG} {given}".strip()
+    user_flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{XLA_GPU_FLAG} {user_flags}".strip()
 
 
 def train(
@@ -97,7 +101,7 @@ def train(
   *,
   profile: bool = False,
   clock: Clock | None = None,
-  place: flags.FlagValues | None = None,
+  place: Place | None = None,
   meeting: Meeting | None = None,
   num_sample_tokens: int = 100,
   check_memory: bool = True,
@@ -109,9 +113,9 @@ def train(
     workdir: The run directory.
     profile: Whether to write a profiler trace to workdir/profile.
     clock: Simulated clock of the run.
-    place: The flags that `distributed_flags` defines, if this process is one
-      of several. Any error then ends it at once, as an orderly end would wait
-      for the others.
+    place: The place of this process among those of the run, if there are
+      several. Any error then ends the process at once, as an orderly end would
+      wait for the others.
     meeting: Where this program's replica meets the others of the run.
     num_sample_tokens: Tokens of the sample in the report; 0: no sample. A run
       of several processes has none, as each has a part of its state.
@@ -126,15 +130,14 @@ def train(
   """
   with command_line.usage_errors():  # Before any device starts.
     check_optimizers(config)
-  devices, other_processes = config.num_devices, contextlib.nullcontext()
+  num_devices = config.num_devices
+  other_processes = contextlib.nullcontext()
   if place:
-    devices = place.local_devices or 0
-    if not devices and place.num_processes:
-      devices = distributed_flags.devices_each(config, place.num_processes)
+    num_devices = place.num_devices(config)
     other_processes = _joined(config, place)
   elif meeting:
-    devices = config.division.num_devices
-  set_up_jax(devices)
+    num_devices = config.division.num_devices
+  set_up_jax(num_devices)
   with other_processes:
     if check_memory:
       with command_line.usage_errors():
@@ -152,8 +155,8 @@ def _train(
   meeting: Meeting | None,
 ) -> Corpus:
   """Trains, prints the table and returns the run's text."""
-  given = os.environ.get(command_line.COMMAND_VARIABLE)
-  command = given or command_line.own_command()
+  command = os.environ.get(command_line.COMMAND_VARIABLE)
+  command = command or command_line.own_command()
   _check_directory(workdir)
   if profile:
     work_directory.check_subfolder(workdir, *_PROFILE)
@@ -206,7 +209,7 @@ def _sample(
 ) -> None:
   """Adds a sample to the report; tokens without a tokenizer have none."""
   try:
-    sample.add_sample(workdir, num_tokens, text=text)
+    samples.add_sample(workdir, num_tokens, text=text)
   except (ValueError, RuntimeError) as error:
     print(f"no sample in the report: {error}")
 
@@ -229,7 +232,7 @@ def _check_directory(workdir: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def _joined(config: RunConfig, place: flags.FlagValues) -> Iterator[None]:
+def _joined(config: RunConfig, place: Place) -> Iterator[None]:
   """Joins the other processes; any error inside the block ends this one."""
   where = "" if place.process_id is None else f"process {place.process_id}: "
   try:
@@ -245,7 +248,7 @@ def _joined(config: RunConfig, place: flags.FlagValues) -> Iterator[None]:
       where = f"process {jax.process_index()}: "
       _log_warnings_only(where)
       owners = [device.process_index for device in jax.devices()]
-      distributed_flags.check_devices(config, owners)
+      placement.check_devices(config, owners)
       yield
     return
   except command_line.ENDINGS as error:
@@ -278,9 +281,10 @@ def _log_warnings_only(where: str) -> None:
   """Lets processes other than the main one log warnings, with their number."""
   if processes.is_main():
     return
-  for handler in logging.getLogger().handlers:
-    handler.setFormatter(command_line.OneLine(f"{where}%(message)s"))
-    handler.setLevel(logging.WARNING)
+  absl_logging.set_verbosity(absl_logging.WARNING)
+  absl_logging.get_absl_handler().setFormatter(
+    command_line.OneLine(f"{where}%(message)s")
+  )
 
 
 def _trace(directory: pathlib.Path) -> contextlib.AbstractContextManager:

@@ -18,7 +18,7 @@ import dilocox_jax as dx
 from dilocox_jax.api.device_memory import device_memory
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.plan.model.shapes import ModelShape
-from experiments.tools import bench, bench_inner, bench_programs, bench_torch
+from experiments.tools import bench_inner, bench_programs, bench_torch, timing
 
 Figures = Iterator[dict[str, Any]]
 _FEW_STEPS = 10
@@ -159,7 +159,7 @@ def _torch_step_s(config: RunConfig, repeats: int) -> float:
     value.item()
 
   steps()  # Compiles.
-  step_s = statistics.median(bench.seconds(steps) for _ in range(repeats))
+  step_s = statistics.median(timing.seconds(steps) for _ in range(repeats))
   return step_s / bench_inner.STEPS
 
 
@@ -188,7 +188,7 @@ def ratios(sizes: Sizes) -> Figures:
     *bench_programs.round_ratios(sizes.rounds),
     *bench_programs.codec_ratios(sizes.values),
   ):
-    yield {"figure": ratio.name, **bench.measure_ratio(ratio, sizes.repeats)}
+    yield {"figure": ratio.name, **timing.measure_ratio(ratio, sizes.repeats)}
 
 
 def trained(sizes: Sizes, deadline: float) -> Figures:
@@ -200,7 +200,7 @@ def trained(sizes: Sizes, deadline: float) -> Figures:
   """
   num_steps = _FEW_STEPS
   if sizes.most_steps > num_steps:
-    few_s = bench.seconds(lambda: _trained_loss(sizes, "allreduce", num_steps))
+    few_s = timing.seconds(lambda: _trained_loss(sizes, "allreduce", num_steps))
     steps = (deadline - time.monotonic()) / 2 / few_s * num_steps
     num_steps = int(np.clip(steps, num_steps, sizes.most_steps))
   for method in ("allreduce", "overlap_loco"):

@@ -17,7 +17,7 @@ from dilocox_jax.inner.step import inner_step
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.training import build, states
 from dilocox_jax.trees import Tree
-from experiments.tools.bench import TimedProgram, seconds
+from experiments.tools.timing import TimedProgram, seconds
 
 STEPS = 10  # Inner steps of one measurement.
 

@@ -18,7 +18,7 @@ from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.training import build
 from dilocox_jax.trees import Array, Pausing, Tree
 from experiments.tools import bench_inner as inner
-from experiments.tools.bench import Ratio, TimedProgram
+from experiments.tools.timing import Ratio, TimedProgram
 
 VALUES = 16, 1024, 4096  # 256 MiB of fp32.
 _RANK = 32

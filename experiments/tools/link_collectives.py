@@ -30,7 +30,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from dilocox_jax.distributed import link_counter, processes
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.metrics.lines import write_json
-from experiments.tools.bench import seconds
+from experiments.tools.timing import seconds
 
 _MEETINGS = 20  # Measured alone, to know what one takes.
 _APART_S = 0.001  # Between the first process that is ready and the last one.

@@ -23,11 +23,12 @@ links: a collective that takes more than a fifth of its time over open links.
 import dataclasses
 import pathlib
 import tempfile
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from absl import flags
+from absl import app, flags
 
-from experiments.runtime import command_line
+from experiments.runtime import command_line, workdir_flag
 
 if TYPE_CHECKING:
   from experiments.tools.link_runs import Row
@@ -47,59 +48,74 @@ _PROCESSES_INTRO = (
 )
 
 
-def define_flags() -> None:
-  """Defines the flags of this binary."""
-  command_line.define_workdir()
-  flags.DEFINE_enum(
-    "cases",
-    "all",
-    ("all", "calibrate", "quick", "collectives", "methods", "processes"),
-    "Which cases; quick takes some seconds, all about ten minutes, calibrate a "
-    "minute, for the transport alone, and processes a quarter of an hour.",
-  )
-  flags.DEFINE_multi_integer(
-    "processes",
-    [2, 4, 8],
-    "Numbers of processes of --cases=processes.",
-    lower_bound=2,
-  )
+flags.adopt_module_key_flags(workdir_flag)
+_CASES = flags.DEFINE_enum(
+  "cases",
+  "all",
+  ("all", "calibrate", "quick", "collectives", "methods", "processes"),
+  "Which cases; quick takes some seconds, all about ten minutes, calibrate a "
+  "minute, for the transport alone, and processes a quarter of an hour.",
+)
+_PROCESSES = flags.DEFINE_multi_integer(
+  "processes",
+  [2, 4, 8],
+  "Numbers of processes of --cases=processes.",
+  lower_bound=2,
+)
 
 
-def main(values: flags.FlagValues) -> None:
+@command_line.one_line_errors()
+def main(argv: Sequence[str]) -> None:
   """Measures, writes page and JSON, and prints the table."""
+  command_line.refuse_arguments(argv)
+  cases = _CASES.value
+  command_line.refuse_unused(
+    _PROCESSES, is_used=cases == "processes", needs="--cases=processes"
+  )
+  workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "links")
+  if cases == "processes":
+    report_processes(_PROCESSES.value, workdir)
+  else:
+    _report_cases(cases, workdir)
+
+
+def _report_cases(cases: str, workdir: pathlib.Path) -> None:
+  """Calibrates the transport, then runs collectives and methods.
+
+  Args:
+    cases: Value of --cases, other than "processes".
+    workdir: Directory to write into.
+  """
   # This loads JAX, which takes seconds.
   from dilocox_jax.metrics.lines import write_json
   from experiments.tools import link_runs
 
-  has_counts = values.cases == "processes"
-  uses = [("processes", has_counts, "--cases=processes")]
-  command_line.refuse_unused(values, uses)
-  workdir = command_line.writable(values.workdir, "links")
-  if has_counts:
-    report_processes(values.processes, workdir)
-    return
-  is_quick = values.cases == "quick"
-  repeats = link_runs.REPEATS if is_quick else link_runs.CALIBRATION_REPEATS
+  repeats = link_runs.CALIBRATION_REPEATS
+  if cases == "quick":
+    repeats = link_runs.REPEATS
   transport = link_runs.calibrated(workdir, repeats)
   print(f"transport: {transport}", flush=True)
   write_json(workdir / "transport.json", dataclasses.asdict(transport))
-  if values.cases == "calibrate":
+  if cases == "calibrate":
     return
-  rows, lines = [], []
-  if values.cases != "methods":
-    cases = link_runs.QUICK_CASES if is_quick else link_runs.CASES
-    rows += link_runs.run_cases(cases, transport, workdir)
+  rows = []
+  lines = []
+  if cases != "methods":
+    collectives = link_runs.CASES
+    if cases == "quick":
+      collectives = link_runs.QUICK_CASES
+    rows += link_runs.run_cases(collectives, transport, workdir)
     # Training may fail, and takes minutes.
     lines = report(rows, workdir)
-  if values.cases in ("all", "methods"):
+  if cases in ("all", "methods"):
     # A run that is finished is not trained again.
-    runs = tempfile.mkdtemp(prefix="runs_", dir=workdir)
-    rows += link_runs.run_methods(transport, pathlib.Path(runs))
+    runs_folder = tempfile.mkdtemp(prefix="runs_", dir=workdir)
+    rows += link_runs.run_methods(transport, pathlib.Path(runs_folder))
     lines = report(rows, workdir)
   print_report(lines, workdir)
 
 
-def report_processes(counts: "list[int]", workdir: pathlib.Path) -> None:
+def report_processes(counts: list[int], workdir: pathlib.Path) -> None:
   """Measures among numbers of processes; writes after each row.
 
   Args:
@@ -108,7 +124,8 @@ def report_processes(counts: "list[int]", workdir: pathlib.Path) -> None:
   """
   from experiments.tools import link_runs
 
-  rows, lines = [], []
+  rows = []
+  lines = []
   for row in link_runs.run_processes(counts, workdir):
     rows.append(row)
     lines = report(rows, workdir, _PROCESSES_INTRO)
@@ -169,4 +186,4 @@ def _cells(row: "Row", base: "Row | None") -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-  command_line.main(main, define_flags)
+  app.run(main, flags_parser=command_line.parse_flags)

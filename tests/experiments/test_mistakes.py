@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from experiments.runtime import command_line
+from experiments.runtime import command_line, config_flag, workdir_flag
 from tests import runs
 from tests.experiments.programs import run
 
@@ -62,8 +62,8 @@ MISTAKES = [
   ("sweep", "--config.gird.x=1", "did you mean 'grid'"),
   ("sweep", "--only=int5", "did you mean"),
   ("sweep", "--config.base.inner.optimizer=addam", "inner."),
-  ("tools.bench", "--bench=foo", "inner"),
-  ("tools.bench", "--bench=round --config.seed=3", "reads no config"),
+  ("tools.bench", "foo", "inner"),
+  ("tools.bench", "round --config.seed=3", "reads no config"),
   ("tools.links", "--processes=4", "--processes needs --cases=processes"),
 ]
 
@@ -141,7 +141,7 @@ def test_text_and_weights_that_do_not_fit_are_one_line(tmp_path):
 )
 def test_no_program_writes_into_what_another_or_a_user_made(program, tmp_path):
   name, *given = program.split()
-  command_line.writable(str(tmp_path / "a"), "another")
+  workdir_flag.writable(str(tmp_path / "a"), "another")
   (tmp_path / "b").mkdir()
   (tmp_path / "b" / "report.md").write_text("of somebody")
   before = runs.files(tmp_path)
@@ -150,7 +150,7 @@ def test_no_program_writes_into_what_another_or_a_user_made(program, tmp_path):
     assert done.returncode == 2 and word in done.one_line
     assert "choose another --workdir" in done.one_line
     assert runs.files(tmp_path) == before
-  command_line.writable(str(tmp_path / "a"), "another")
+  workdir_flag.writable(str(tmp_path / "a"), "another")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_no_program_writes_behind_a_link_in_its_directory(
 ):
   (tmp_path / "victim").mkdir()
   name, *given = program.split()
-  workdir = pathlib.Path(command_line.writable(str(tmp_path / "run"), name))
+  workdir = pathlib.Path(workdir_flag.writable(str(tmp_path / "run"), name))
   (workdir / link).parent.mkdir(parents=True, exist_ok=True)
   (workdir / link).symlink_to(tmp_path / "victim")
   small = runs.SMALL_FLAGS if name == "train" else []
@@ -190,15 +190,13 @@ def test_no_program_writes_behind_a_link_in_its_directory(
     (command_line.RecordError("line 3"), 1, "error: line 3\n"),
   ],
 )
-def test_what_stops_a_program_is_one_line(
-  error, code, said, monkeypatch, capsys
-):
-  def stop(values):
+def test_what_stops_a_program_is_one_line(error, code, said, capsys):
+  @command_line.one_line_errors()
+  def main(argv):
     raise error
 
-  monkeypatch.setattr(sys, "argv", ["x"])
   with pytest.raises(SystemExit) as ended:
-    command_line.main(stop, lambda: None)
+    main(["x"])
   assert ended.value.code == code and capsys.readouterr().err == said
 
 
@@ -206,8 +204,12 @@ def test_what_stops_a_program_is_one_line(
   "shell", ['exec "$@" | head -c 1', 'exec "$@" <&- >&- 2>&-']
 )
 def test_a_reader_that_leaves_and_closed_streams_cause_no_traceback(shell):
-  code = "from experiments.runtime import command_line\n"
-  code += "command_line.main(lambda _: print('x' * 10**6), lambda: None)"
+  code = """
+from absl import app
+from experiments.runtime import command_line
+main = command_line.one_line_errors()(lambda _: print('x' * 10**6))
+app.run(main, flags_parser=command_line.parse_flags)
+"""
   words = ["sh", "-c", shell, "sh", sys.executable, "-c", code]
   done = subprocess.run(words, capture_output=True, check=False)
   assert done.returncode == 0 and done.stderr == b""
@@ -216,10 +218,10 @@ def test_a_reader_that_leaves_and_closed_streams_cause_no_traceback(shell):
 # Help.
 
 PROGRAMS = sorted(
-  ".".join(path.relative_to(command_line.CONFIGS.parent).with_suffix("").parts)
+  ".".join(path.relative_to(config_flag.CONFIGS.parent).with_suffix("").parts)
   for folder in (".", "tools")
-  for path in (command_line.CONFIGS.parent / folder).glob("*.py")
-  if "command_line.main(" in path.read_text()
+  for path in (config_flag.CONFIGS.parent / folder).glob("*.py")
+  if "app.run(main" in path.read_text()
 )
 
 
@@ -237,7 +239,7 @@ def test_help_fits_a_terminal_and_its_examples_can_be_copied(program):
 def test_help_is_there_at_once_and_loads_no_jax(tmp_path):
   """A module named jax that cannot be imported stands in the way."""
   (tmp_path / "jax.py").write_text("raise RuntimeError('jax was loaded')\n")
-  root = str(command_line.CONFIGS.parents[1])
+  root = str(config_flag.CONFIGS.parents[1])
   code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {root!r}]\n"
   code += "import runpy, time; sys.argv[1:] = ['--help']\n"
   code += "try:\n  runpy.run_module('experiments.train', run_name='__main__')\n"

@@ -316,12 +316,12 @@ def test_the_states_of_a_finished_run_are_removed_and_none_behind_a_link(
   made = training.Training(workdir, Rows(workdir / "rows.csv"))
   states = made._directory(RUN) / "checkpoints"
   (states / "6").mkdir(parents=True)
-  made._keep(RUN, "", 1)
+  made._record(RUN, "", 1)
   assert states.parent.exists() and not states.exists()
   (tmp_path / "victim" / "checkpoints").mkdir(parents=True)
   states.parent.rmdir()
   states.parent.symlink_to(tmp_path / "victim")
-  made._keep(RUN, "", 1)
+  made._record(RUN, "", 1)
   assert (tmp_path / "victim" / "checkpoints").exists()
 
 

@@ -10,7 +10,7 @@ from dilocox_jax.config import from_mapping
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.link_costs import LinkCosts
 from experiments.configs import compression, convergence, grid
-from experiments.runtime.command_line import CONFIGS
+from experiments.runtime.config_flag import CONFIGS
 from experiments.sweeps import runs
 from experiments.sweeps.clocks import SweepClock, clock_of
 from experiments.sweeps.rows import Rows
