@@ -49,16 +49,14 @@ def main(argv: Sequence[str]) -> None:
   """Prints the tables, and compiles if asked to."""
   command_line.refuse_arguments(argv)
   own_parts.register_given_parts()
+  topology = _COMPILE.value
   command_line.refuse_unused(
-    workdir_flag.WORKDIR,
-    _SLICES,
-    is_used=bool(_COMPILE.value),
-    needs="--compile",
+    workdir_flag.WORKDIR, _SLICES, is_used=bool(topology), needs="--compile"
   )
   config = run_configs.run_config(config_flag.CONFIG.value)
   memory_bytes = memory_flag.memory_bytes()
-  if _COMPILE.value:
-    _compile(config)
+  if topology:
+    _compile(config, topology)
   else:
     _estimate(config, math.inf if memory_bytes is None else memory_bytes)
 
@@ -145,11 +143,12 @@ def _print_table(
   Console().print(terminal_table(header, rows, text_columns))
 
 
-def _compile(config: RunConfig) -> None:
+def _compile(config: RunConfig, topology: str) -> None:
   """Compiles, writes the page and prints where it is.
 
   Args:
     config: Config of the run.
+    topology: Kind and size of a slice.
 
   Raises:
     StoppedError: If the program does not fit into a chip.
@@ -160,7 +159,7 @@ def _compile(config: RunConfig) -> None:
 
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "fits")
   with command_line.usage_errors():
-    compiled = compiled_run.compiled_run(config, _COMPILE.value, _SLICES.value)
+    compiled = compiled_run.compiled_run(config, topology, _SLICES.value)
   page = compiled_run.write_compiled(
     compiled, workdir, command_line.own_command()
   )

@@ -55,5 +55,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  flags.mark_flag_as_required(run_flag.RUN)
   app.run(main, flags_parser=command_line.parse_flags)

@@ -126,14 +126,16 @@ def _meeting() -> "Meeting | None":
     UsageError: If the flags do not go together, or the name or the secret is
       wrong.
   """
-  needed = (_MEET, _REPLICA, _SECRET)
-  flags_given = [flag for flag in (*needed, _ACCEPT_VERSION) if flag.value]
-  if not flags_given:
+  needed_flags = (_MEET, _REPLICA, _SECRET)
+  present = [f for f in (*needed_flags, _ACCEPT_VERSION) if f.value]
+  if not present:
     return None
-  missing = [f"--{flag.name}" for flag in needed if not flag.value]
-  if missing:
-    first = flags_given[0].name
-    raise UsageError(f"--{first} needs {' and '.join(missing)}")
+  where = _MEET.value
+  name = _REPLICA.value
+  secret = _SECRET.value
+  if not where or not name or not secret:
+    missing = [f"--{flag.name}" for flag in needed_flags if not flag.value]
+    raise UsageError(f"--{present[0].name} needs {' and '.join(missing)}")
   for other in (distributed_flags.DISTRIBUTED, _CLUSTER):
     if other.value:
       raise UsageError(
@@ -143,14 +145,14 @@ def _meeting() -> "Meeting | None":
   from dilocox_jax.meeting.members import checked_name, read_secret
 
   with command_line.usage_errors():
-    checked_name(_REPLICA.value)
-    read_secret(_SECRET.value)
+    checked_name(name)
+    read_secret(secret)
   from dilocox_jax.training.member import Meeting  # It loads JAX.
 
   return Meeting(
-    where=_MEET.value,
-    name=_REPLICA.value,
-    secret=_SECRET.value,
+    where=where,
+    name=name,
+    secret=secret,
     accept_version=_ACCEPT_VERSION.value,
   )
 
@@ -164,15 +166,17 @@ def clock(config: "RunConfig") -> "ClusterClock | None":
   Raises:
     UsageError: If the cluster does not exist or does not fit the run.
   """
-  has_cluster = _CLUSTER.value is not None
-  command_line.refuse_unused(_STEP_S, is_used=has_cluster, needs="--cluster")
-  if not has_cluster:
+  cluster = _CLUSTER.value
+  command_line.refuse_unused(
+    _STEP_S, is_used=cluster is not None, needs="--cluster"
+  )
+  if cluster is None:
     return None
   from dilocox_jax.api import simulation_setup as setup
 
   with command_line.usage_errors(kinds=(ValueError, OSError)):
     options = setup.Options(step_s=_STEP_S.value)
-    return setup.ClusterClock(config, _CLUSTER.value, options)
+    return setup.ClusterClock(config, cluster, options)
 
 
 if __name__ == "__main__":

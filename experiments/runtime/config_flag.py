@@ -6,9 +6,10 @@ in it or in the name of a field is one line like any other mistake.
 
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from absl import flags
-from ml_collections import config_dict, config_flags
+from ml_collections import config_flags
 
 from dilocox_jax.checks import check_path
 from dilocox_jax.config import RunConfig
@@ -40,8 +41,8 @@ class _ConfigFileParser(flags.ArgumentParser):
     super().__init__()
     self._parser = parser
 
-  def parse(self, path: str) -> config_dict.ConfigDict:
-    """Returns the config of a file.
+  def parse(self, path: str) -> Any:
+    """Returns the config of a file, a `ConfigDict`.
 
     Args:
       path: Path of the file. Text after a colon is the argument of its

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from dilocox_jax.checks import require
 
 if TYPE_CHECKING:
+  import numpy as np
+
   from dilocox_jax.api.runs import Run
   from dilocox_jax.data.corpus import Corpus
-  from dilocox_jax.trees import Array
+
 
 _PROMPT_TOKENS = 64
 
@@ -82,13 +84,13 @@ def add_sample(
 
 def _drawn_tokens(
   run: "Run",
-  prompt_tokens: "Array",
+  prompt_tokens: "np.ndarray",
   *,
   num_tokens: int,
   temperature: float,
   top_p: float,
   seed: int,
-) -> "Array":
+) -> "np.ndarray":
   """Draws tokens that follow a prompt.
 
   Args:

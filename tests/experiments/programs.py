@@ -14,13 +14,13 @@ from unittest import mock
 from absl import app, flags
 from absl.testing import flagsaver
 
-# These define flags that several programs share. They are imported once.
+# These define flags that several programs share and that a program may leave
+# out. They are imported once.
 from experiments.runtime import (  # noqa: F401
   config_flag,
   distributed_flags,
   memory_flag,
   own_parts,
-  run_flag,
   workdir_flag,
 )
 

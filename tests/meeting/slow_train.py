@@ -13,7 +13,6 @@ from absl import app
 from dilocox_jax import report
 from dilocox_jax.data.streams import ReplicaStreams
 from dilocox_jax.training import start
-from experiments import train
 from experiments.runtime import config_flag
 from tests import runs
 
@@ -25,6 +24,8 @@ SMALL = (
 )
 
 if __name__ == "__main__":
+  from experiments import train
+
   take = ReplicaStreams.take
 
   def slowly(*given):
