@@ -43,7 +43,9 @@ from experiments.runtime.placement import Place
 CACHE_VARIABLE = "DILOCOX_JAX_CACHE"
 _DEFAULT_CACHE = "~/.cache/dilocox_jax"
 _PROFILE = ("profile", "plugins", "profile")  # Folders that the profiler makes.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # Numbers of <malloc.h>.
+# Numbers of <malloc.h>.
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
 _GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 XLA_GPU_FLAG = "--xla_gpu_enable_latency_hiding_scheduler=true"
 
@@ -70,11 +72,11 @@ def set_up_jax(num_cpu_devices: int = 1) -> None:
 
 
 def _keep_memory() -> None:
-  """Has the C library keep freed memory, up to 1 GiB, for what comes next.
+  """Has the C library keep freed memory, up to 1 GiB, for the next program.
 
-  On CPUs each program asks for its buffers anew. The library of GNU hands large
-  ones back, and the kernel then clears every page of the next: half of the time
-  of an exchange. Other libraries have no such setting.
+  On CPUs each program asks for its buffers anew. The GNU library returns large
+  buffers to the kernel, which then clears every page of the next buffer. This
+  took half of the time of an exchange. Other libraries have no such setting.
   """
   setting = getattr(ctypes.CDLL(None), "mallopt", None)
   if setting:
@@ -85,10 +87,10 @@ def _keep_memory() -> None:
 def _set_xla_flags() -> None:
   """Has XLA start collectives early on GPUs, and wait for them late.
 
-  Else the operations of a program keep their order, and an exchange that could
-  hide behind inner steps runs before them. On TPUs XLA overlaps by itself. XLA
-  ends a process that has a flag it does not know, so a test starts the
-  installed one with this flag. What the user has set comes last and wins.
+  Without the flag the operations of a program keep their order, and an exchange
+  that could hide behind inner steps runs before them. On TPUs XLA overlaps by
+  itself. XLA ends a process that has an unknown flag, so a test starts the
+  installed XLA with this flag. The user's own flags come last and win.
   """
   if any(importlib.util.find_spec(name) for name in _GPU_PLUGINS):
     user_flags = os.environ.get("XLA_FLAGS", "")
@@ -142,7 +144,9 @@ def train(
     if check_memory:
       with command_line.usage_errors():
         memory_check.check_memory(config, go_on="--nocheck_memory")
-    text = _train(config, workdir, profile, clock, meeting)
+    text = _train(
+      config, workdir, profile=profile, clock=clock, meeting=meeting
+    )
     if num_sample_tokens and jax.process_count() == 1:
       _sample(workdir, num_sample_tokens, text)
 
@@ -150,11 +154,15 @@ def train(
 def _train(
   config: RunConfig,
   workdir: pathlib.Path,
+  *,
   profile: bool,
   clock: Clock | None,
   meeting: Meeting | None,
 ) -> Corpus:
-  """Trains, prints the table and returns the run's text."""
+  """Trains, prints the table and returns the run's text.
+
+  Arguments and errors are those of `train`.
+  """
   command = os.environ.get(command_line.COMMAND_VARIABLE)
   command = command or command_line.own_command()
   _check_directory(workdir)
@@ -162,7 +170,14 @@ def _train(
     work_directory.check_subfolder(workdir, *_PROFILE)
   with command_line.usage_errors():
     parts = start.with_trainable(config)
-    trainer = Trainer(config, workdir, command, clock, parts, meeting)
+    trainer = Trainer(
+      config,
+      workdir,
+      command=command,
+      clock=clock,
+      parts=parts,
+      meeting=meeting,
+    )
   tracing = contextlib.nullcontext()
   if profile and processes.is_main():
     tracing = _trace(workdir / _PROFILE[0])
@@ -182,11 +197,17 @@ def _train(
 
 
 def stopper(trainer: Trainer) -> Callable[[int], None]:
-  """Returns what takes the number of a signal and stops a run.
+  """Returns a function that stops a run when a signal has come.
 
   Compiling cannot be interrupted and may take minutes, and a scheduler does not
   wait so long. So a run that has not begun ends at once, as it has nothing to
   save.
+
+  Args:
+    trainer: The trainer of the run.
+
+  Returns:
+    A function that takes the number of the signal.
   """
 
   def stop(number: int) -> None:
@@ -207,7 +228,7 @@ def stopper(trainer: Trainer) -> Callable[[int], None]:
 def _sample(
   workdir: pathlib.Path, num_tokens: int, text: Corpus | None = None
 ) -> None:
-  """Adds a sample to the report; tokens without a tokenizer have none."""
+  """Adds a sample to the report; says so if the text has no tokenizer."""
   try:
     samples.add_sample(workdir, num_tokens, text=text)
   except (ValueError, RuntimeError) as error:
@@ -272,7 +293,10 @@ def _joined(config: RunConfig, place: Place) -> Iterator[None]:
 
 
 def _digest(config: RunConfig) -> str:
-  """Returns what processes of other configs do not have (hexadecimal)."""
+  """Returns a digest of a config (hexadecimal).
+
+  Processes with other digests belong to other runs.
+  """
   text = json.dumps(config.to_mapping(), sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:32]
 

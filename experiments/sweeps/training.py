@@ -192,7 +192,7 @@ class Training:
       return ""
     run_directory = self._directory(run)
     loaded_run = load_run(run_directory)
-    row = row_of(loaded_run, run, failure, num_cores)
+    row = row_of(loaded_run, run, failure=failure, cores=num_cores)
     self.rows.add(row, curve_of(loaded_run, row))
     # Checkpoints are much larger than everything else.
     with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ from dilocox_jax.plan.model.adapters import Lora
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from experiments.configs import compiled
 from experiments.tools.compiled_run import (
-  analyse,
+  analyze,
   is_compiler_installed,
   steady_program,
   write_compiled,
@@ -164,7 +164,7 @@ def test_a_window_sends_the_plans_bytes_and_the_rest_of_the_state_is_kept(
   config = runs.settings(layout="mesh", total_steps=30, **sync)
   program, traffic = steady_program(config), to_plan.traffic(config)
   compiled = program.lowered.compile()
-  found = analyse(config, program, compiled, "2 x v5e:2x2", 10**9)
+  found = analyze(config, program, compiled, "2 x v5e:2x2", 10**9)
   numbers = range(config.fragments.num_fragments)
   assert found.planned_bytes == max(map(traffic.exchange_bytes, numbers))
   assert found.num_steps == sync.get("overlap_steps", 3)
@@ -174,8 +174,8 @@ def test_a_window_sends_the_plans_bytes_and_the_rest_of_the_state_is_kept(
     for p in numbers
   ]
   # Parameters and momentum of the fragment that sends less.
-  assert program.kept_bytes == 2 * sum(sorted(sizes)[:-1])
-  assert found.needed_bytes >= found.state_bytes >= program.kept_bytes
+  assert program.idle_bytes == 2 * sum(sorted(sizes)[:-1])
+  assert found.needed_bytes >= found.state_bytes >= program.idle_bytes
   page = write_compiled(found, tmp_path, "command")
   assert "## Memory" in page.read_text() and found.fits
 
@@ -200,7 +200,7 @@ def test_what_is_frozen_is_compiled_in_once_and_adapters_alone_have_states(
   config = runs.settings(num_replicas=count, mesh=mesh, **sync)
   config = dataclasses.replace(config, lora=Lora(rank=4))
   program, division = steady_program(config), config.division
-  found = analyse(config, program, program.lowered.compile(), "", 10**9)
+  found = analyze(config, program, program.lowered.compile(), "", 10**9)
   values = sum(map(math.prod, config.trained_shapes.values()))
   kept = share_bytes(MODEL_PRESETS["nano"].parameter_shapes, division)
   kept += copies * share_bytes(config.trained_shapes, division)

@@ -263,7 +263,7 @@ def test_predictions_are_the_bytes_over_the_rate_times_what_gloo_takes():
 
 
 @pytest.mark.parametrize(
-  "setting", link_runs.SETTINGS, ids=lambda each: each[0]
+  "setting", link_runs.SETTINGS, ids=lambda each: each.method
 )
 def test_a_method_is_timed_after_what_compiles_and_predicted_by_its_plan(
   setting, tmp_path
@@ -275,18 +275,18 @@ def test_a_method_is_timed_after_what_compiles_and_predicted_by_its_plan(
     place = values.setdefault(section, {}) if section else values
     place[field] = text if not text.isdigit() else int(text)
   slow, fast = (
-    link_runs.predicted(values, rate_bps, GLOO, 0.05)
+    link_runs.predicted_step_s(values, rate_bps, GLOO, 0.05)
     for rate_bps in (50e6, 1e12)
   )
   assert slow >= 0.05 and fast == pytest.approx(0.05, rel=0.05)
-  assert slow > 0.1 or setting[0] != "allreduce"
+  assert slow > 0.1 or setting.method != "allreduce"
   timings = [
     Timing(20 * n, "round", 99.0 if n <= 3 else 2.0, link_bytes=105)
     for n in range(1, 8)
   ]
   rounds = [SimpleNamespace(step=20 * n, sent_bytes=100) for n in range(1, 8)]
   done: Any = SimpleNamespace(timings=timings, rounds=rounds)
-  assert link_runs.measured(done) == pytest.approx((0.1, 1.05))
+  assert link_runs.measured_step(done) == pytest.approx((0.1, 1.05))
 
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs/results"
@@ -321,10 +321,10 @@ def test_a_row_is_the_cores_if_open_links_take_a_fifth_of_its_time():
     assert changed.is_bound_by_cpu == is_bound
 
 
-def imitated(cluster, asked, folder, repeats):
+def imitated(cluster, collectives, folder, repeats):
   """Links of an eighth of a byte a bit that carry all processes' bytes."""
   bps = cluster.sites[0].link.up_bps
-  return [(size / bps + 0.05, float(size), 0.01) for _, size in asked]
+  return [(size / bps + 0.05, float(size), 0.01) for _, size in collectives]
 
 
 def test_processes_are_measured_over_open_links_and_over_slow_ones(

@@ -310,8 +310,8 @@ def test_the_states_of_a_finished_run_are_removed_and_none_behind_a_link(
 ):
   monkeypatch.setattr(training, "corpus_digest", lambda config: "text")
   monkeypatch.setattr(training, "load_run", lambda workdir: None)
-  monkeypatch.setattr(training, "row_of", lambda *given: ROW)
-  monkeypatch.setattr(training, "curve_of", lambda *given: POINTS)
+  monkeypatch.setattr(training, "row_of", lambda *_, **__: ROW)
+  monkeypatch.setattr(training, "curve_of", lambda *_: POINTS)
   workdir = tmp_path / "sweep"
   made = training.Training(workdir, Rows(workdir / "rows.csv"))
   states = made._directory(RUN) / "checkpoints"
