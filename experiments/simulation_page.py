@@ -31,7 +31,8 @@ from experiments.runtime.command_line import own_command
 Row = tuple[str, str, str]
 NUMBERS = "simulation.json"
 _COLUMNS = ("quantity", "value", "kind")
-# What NCCL has in flight by default: two channels of four slots of 512 KiB.
+# Bytes that NCCL has under way by default: two channels of four slots of
+# 512 KiB.
 _NCCL_BYTES = 4 * 2**20
 
 

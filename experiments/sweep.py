@@ -37,7 +37,7 @@ if TYPE_CHECKING:
   from experiments.sweeps.training import Training
 
 _ROOT = pathlib.Path(__file__).parents[1]
-# What a mistake in a config raises.
+# Errors that a mistake in a config raises.
 _MISTAKES = (ValueError, TypeError, OSError, KeyError)
 
 flags.adopt_module_key_flags(config_flag)

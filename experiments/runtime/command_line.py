@@ -50,7 +50,7 @@ STOP_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 # Environment variable with the command that the user typed. A program that
 # starts others sets it for them.
 COMMAND_VARIABLE = "DILOCOX_JAX_COMMAND"
-# Loggers of libraries whose remarks are no news of a run.
+# Loggers of libraries of which only warnings are shown.
 _QUIET_LOGGERS = ("absl", "jax", "orbax")
 
 
@@ -87,7 +87,7 @@ ENDINGS: tuple[type[Exception], ...] = (*_CODES, StoppedError)
 
 
 class OneLine(logging.Formatter):
-  """Writes a message on one line, without what a terminal would act on."""
+  """Writes a message on one line, without codes that a terminal acts on."""
 
   def formatMessage(self, record: logging.LogRecord) -> str:
     """Returns the line of a message; a traceback may follow it."""
@@ -146,10 +146,11 @@ def read_flags(argv: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-  """Ends the program with one line, and the right code, for an error inside.
+  """Ends the program with one line if the block raises a known error.
 
-  It is a decorator for `main`, too. Errors other than `ENDINGS` and those of
-  signals and closed outputs pass through.
+  It is a decorator for `main`, too. The known errors are `ENDINGS`,
+  `SavedAndStoppedError`, Ctrl-C, and an output whose reader has gone. Any other
+  error passes through.
   """
   try:
     yield

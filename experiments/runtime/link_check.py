@@ -19,7 +19,7 @@ _TRANSFER_S = 0.6
 _CHUNK_BYTES = 65_536
 _TOLERANCE = 0.03
 _TRIES = 3  # A busy machine may disturb a transfer of less than a second.
-# Share of a full Ethernet frame that TCP hands on: 1448 bytes of 1514.
+# Share of a full Ethernet frame that is payload of TCP: 1448 of 1514 bytes.
 _GOODPUT = 1448 / 1514
 
 

@@ -236,7 +236,7 @@ def _sample(
 
 
 def check_optimizers(config: RunConfig) -> None:
-  """Raises ValueError for a misspelt name, which only optax knows."""
+  """Raises ValueError if optax has no optimizer with a name of the config."""
   with in_front("inner."):
     named_optimizer(config.inner.optimizer, 1.0, config.inner.changed_options)
   with in_front("outer."):
@@ -302,7 +302,11 @@ def _digest(config: RunConfig) -> str:
 
 
 def _log_warnings_only(where: str) -> None:
-  """Lets processes other than the main one log warnings, with their number."""
+  """Has all processes but the main one log only warnings, with a number.
+
+  Args:
+    where: Text in front of each line, such as "process 1: ".
+  """
   if processes.is_main():
     return
   absl_logging.set_verbosity(absl_logging.WARNING)

@@ -29,7 +29,7 @@ def stop_requests(request_stop: Callable[[int], None]) -> Iterator[None]:
       second signal ends the process at once, with exit code 128 + its number.
   """
   if threading.current_thread() is not threading.main_thread():
-    yield  # Only the main thread may say what a signal does.
+    yield  # Only the main thread may handle signals.
     return
   reader, writer = os.pipe()
   os.set_blocking(writer, False)

@@ -42,16 +42,18 @@ INTERFACE = "wan"  # The end of its link on a node.
 _SWITCH = "switch"
 _SUBNET = "10.77.0.0/24"
 _TOOLS = ("ip", "tc", "unshare", "nsenter")
-_BURST_S = 0.0005  # Time at full rate that a link which has rested catches up.
+# A link that has rested may catch up this time at full rate.
+_BURST_S = 0.0005
 _LEAST_BURST_BYTES = 16_384  # A burst must hold several packets.
-# TCP hands packets of many segments to a link, up to 64 kB, and others would
-# wait for each to leave. With headers these stay below any burst.
+# TCP hands packets of up to 64 kB to a link, and other packets would wait until
+# each has left. This limit is below any burst, headers included.
 _PACKET_BYTES = 14_000
 _TURN_BYTES = 15_000  # What a queue may send in its turn: a large packet.
 _NETEM_PACKETS = 100_000  # Most packets under way; 150 MB of full frames.
-_QUEUE_S = 0.05  # Longest wait in a link's queue; what comes then is dropped.
-# The holder says when its namespace is there. Gloo finds the address to listen
-# on by the name of the host, so the name of the host is the address.
+_QUEUE_S = 0.05  # Longest wait in a link's queue; later packets are dropped.
+# The holder of a namespace prints a line as soon as the namespace is there. The
+# name of the host is its address, because gloo finds the address to listen on
+# by that name.
 _HOLD = """
 import signal, socket, sys
 socket.sethostname(sys.argv[1])
@@ -187,7 +189,7 @@ class ThrottledNetwork:
     yield _SWITCH, f"port{node}", link.down_bps, 0.0
 
   def _connect(self, node: int) -> None:
-    """Makes a node, joins it with the switch, and tells its pairs apart."""
+    """Makes a node, joins it with the switch, and gives each pair a queue."""
     address = self.addresses[node]
     port = f"port{node}"
     unshare = ["unshare"]

@@ -73,7 +73,8 @@ class SweepClock:
     """
     values = flat(config.to_mapping())
     if "model.preset" in self.changed:
-      # The other model replaces this one whole, sizes that were set included.
+      # The other model replaces all fields of this one, also those that were
+      # set.
       values |= flat({"model": dataclasses.asdict(ModelConfig())})
     applies = {
       path: value

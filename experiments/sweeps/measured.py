@@ -23,9 +23,9 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _MAIN = "docs/results/replicas_main.csv"
 _CPU = "docs/results/replicas_cpu.csv"
 _LONG = "docs/results/replicas_long.csv"
-# Names of runs of `tiny` that tell what a method loses, and the replicas and
-# sequences in them. One with as many sequences for each replica stands for all
-# of its number of replicas.
+# Names of the runs of `tiny` whose gaps are collected. "4x2" is four replicas
+# of two sequences each. The sizes below stand for all runs with as many
+# replicas.
 _NAME = re.compile(
   r"(?P<method>\w+)(?P<optimizer>, AdamW)?"
   r"(?P<other>, last rate zero, no average|, momentum of nine tenths)?"
@@ -34,8 +34,8 @@ _NAME = re.compile(
 _SIZES = ("2x4", "4x4", "8x4", "16x1")
 # AllReduce of 16 replicas with a sequence each has the batch of four with four.
 _BASE_SIZES = {"16x1": "4x4"}
-# What a config says of a method, beside its name. The inner rate of a small
-# model is no rate for a large one.
+# Fields of a config that are listed with a gap. The inner rate is not among
+# them, as the rate of a small model is too high for a large one.
 _SETTINGS = (
   "sync.sync_interval",
   "sync.num_fragments",

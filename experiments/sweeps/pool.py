@@ -44,7 +44,7 @@ class Job(NamedTuple):
 
 
 class Pool:
-  """Runs jobs, so many at a time, until all have ended or time is over."""
+  """Runs jobs, a few at a time, until all have ended or the time is over."""
 
   def __init__(
     self, processes: int, slurm: str = "", deadline_s: float = math.inf

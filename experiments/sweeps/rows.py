@@ -327,7 +327,7 @@ def _read(path: pathlib.Path, kind: type[RowType]) -> list[RowType]:
 
 
 def _value(kind: type, text: str) -> Any:
-  """Returns the value of a cell, such as `csv_table` writes it."""
+  """Returns the value of a cell that `csv_table` wrote."""
   if kind is bool:
     require(
       text in ("True", "False"), f"{shown(text)} is neither True nor False"

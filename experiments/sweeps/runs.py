@@ -35,9 +35,9 @@ _FIELDS_OF_PAGE = (
   "judged",
 )
 FIELDS = _FIELDS_OF_RUNS + _FIELDS_OF_PAGE
-# These fields change no number of a run, so the digest ignores them. The fields
-# of `evaluation` may change when a run is resumed, but they decide which points
-# the run's curve has. So the digest contains them.
+# Fields that change no result of a run, so that the digest ignores them. The
+# fields of `evaluation` may change when a run is resumed, but they decide which
+# points the curve of the run has, so that the digest contains them.
 _IGNORED = tuple(
   field for field in FREE_ON_RESUME if not field.startswith("evaluation.")
 )
@@ -101,7 +101,7 @@ class SweepRun:
   def label(self) -> str:
     """Readable text with which the name of the run's directory begins."""
     name = re.sub(r"[^\w.,=+-]+", "_", self.name)
-    # A letter may have four bytes; half of one at the end is left out.
+    # A letter may have four bytes. The rest of a divided letter is left out.
     name = name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
     return f"{name}-seed{self.seed}"
 

@@ -79,7 +79,7 @@ class Training:
     self.failed: list[dict[str, str]] = []
 
   def row(self, run: SweepRun) -> RunRow | None:
-    """Returns the line of a run on the text that is here."""
+    """Returns the line of a run on the text that this machine has."""
     return self.rows.row(run, corpus_digest(run.config))
 
   def train_for(

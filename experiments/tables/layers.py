@@ -164,8 +164,8 @@ def simulate_layers(
   arrivals: dict[int, dict[int, Bandwidths]] = {}
   for step in range(1, num_steps + 1):
     for layer, arrival in sorted(arrivals.pop(step, {}).items()):
-      # The forward pass of this layer cannot start before its arrival. `now` is
-      # shifted so that now + starts[layer] is when it does start.
+      # The forward pass of this layer cannot start before its arrival, so `now`
+      # is shifted such that the pass starts at now + starts[layer].
       now = np.maximum(now, arrival - starts[layer])
     due = arrivals.setdefault(step + 1 + method.schedule.overlap_steps, {})
     for layer in layers_by_step.get(step, ()):

@@ -103,7 +103,7 @@ def load_published(
 
 
 class Fit(enum.StrEnum):
-  """On which published numbers the constants of a prediction were fitted."""
+  """Tells on which published numbers the constants of a prediction rest."""
 
   NONE = "derived"
   HERE = "fitted on this row"

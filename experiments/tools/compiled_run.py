@@ -33,8 +33,8 @@ from dilocox_jax.trees import nested
 from experiments.tools.compiled_transfers import Transfer, transfers
 
 LIBTPU = "libtpu==0.0.42"
-# Memory that a program may use, as the compiler of that version says when a
-# program does not fit (GiB), by kind of device.
+# Memory that a program may use (GiB), by kind of device. The compiler of that
+# version prints it when a program does not fit.
 _MEMORY_GIB = {
   "TPU v4": 30.75,
   "TPU v5": 95.74,
@@ -112,11 +112,11 @@ class Program(NamedTuple):
 def steady_program(
   config: RunConfig, devices: Sequence[Any] | None = None
 ) -> Program:
-  """Lowers a window in which an exchange ends, late enough in a run.
+  """Lowers the window that sends most, of a round late enough in a run.
 
-  It is the window of a round that sends most. If nothing is exchanged beside
-  the steps of that window, the steps are a program of their own, which is
-  lowered.
+  Results of earlier rounds arrive in that round. If nothing is exchanged beside
+  the steps of the window, the steps are a program of their own, which is
+  lowered. Of a method that averages gradients, a segment is lowered.
 
   Args:
     config: Config of a run.
@@ -194,7 +194,7 @@ def _parts(config: RunConfig) -> Parts:
 def _fullest_window(config: RunConfig) -> tuple[int, Window]:
   """Returns the window of a round that sends most, and its first step.
 
-  The round is one in which everything is exchanged that earlier rounds sent.
+  Results of earlier rounds arrive in that round, as in most rounds of a run.
 
   Returns:
     The step of the schedule before the window, and the window.

@@ -39,7 +39,7 @@ class Transfer:
 
   def sent_bytes(self, num_replicas: int) -> float:
     """Returns the bytes that one device sends to all other replicas' slices."""
-    # An operand of a permute is what goes to one other slice.
+    # The operand of a permute goes to one other slice.
     return Collective(self.kind, self.operand_bytes).sent_bytes(num_replicas)
 
 

@@ -33,8 +33,8 @@ from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.metrics.lines import write_json
 from experiments.tools.timing import seconds
 
-_MEETINGS = 20  # Measured alone, to know what one takes.
-_APART_S = 0.001  # Between the first process that is ready and the last one.
+_MEETINGS = 20  # Measured alone, to know the time of a meeting.
+_APART_S = 0.001  # Time between the first and the last process that is ready.
 MOVES: dict[str, Callable[[jax.Array], jax.Array]] = {
   "all_reduce": lambda x: jax.lax.psum(x, REPLICA_AXIS),
   "all_gather": lambda x: jax.lax.all_gather(x, REPLICA_AXIS),
