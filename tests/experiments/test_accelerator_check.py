@@ -33,7 +33,8 @@ def test_what_fails_is_a_figure_too_and_the_others_follow(tmp_path):
     raise RuntimeError("out of memory")
 
   steps = {"broken": lambda: broken(0), "last": lambda: iter([{"figure": "x"}])}
-  rows, path = [], tmp_path / "kept.json"
+  rows = []
+  path = tmp_path / "kept.json"
   for name, step in steps.items():
     accelerator_figures.run_step(name, step, rows, path)
   kept = json.loads(path.read_text())["figures"]

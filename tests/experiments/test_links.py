@@ -169,8 +169,9 @@ def test_a_small_message_does_not_wait_behind_the_data_of_others():
     ]
 
     def assert_that_one_waits():
-      full, beside = ping_s(network, 0, 1), ping_s(network, 0, 2)
-      assert full > 0.005 and beside < full / 2
+      full_s = ping_s(network, 0, 1)
+      beside_s = ping_s(network, 0, 2)
+      assert full_s > 0.005 and beside_s < full_s / 2
 
     try:
       eventually(assert_that_one_waits)
@@ -196,8 +197,8 @@ def test_netem_delays_and_loses_in_every_queue(monkeypatch):
 
 
 @network_needed
-@pytest.mark.parametrize("link", [(0.04, 0.0), (0.0, 0.01)])
-def test_a_kernel_without_netem_is_named(link, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("rtt_s", "loss"), [(0.04, 0.0), (0.0, 0.01)])
+def test_a_kernel_without_netem_is_named(rtt_s, loss, tmp_path, monkeypatch):
   """This one may have it, so that `tc` says what it says where it lacks."""
   tc = tmp_path / "tc"
   tc.write_text(
@@ -209,7 +210,7 @@ def test_a_kernel_without_netem_is_named(link, tmp_path, monkeypatch):
   monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
   says = "this kernel has no netem.*leave out --rtt and --loss.*unknown qdisc"
   with pytest.raises(UsageError, match=says) as error:
-    with throttled_network([Link(1e7, 1e7, *link)] * 2):
+    with throttled_network([Link(1e7, 1e7, rtt_s, loss)] * 2):
       pass
   assert "\n" not in str(error.value)
   with throttled_network([Link(1e7, 1e7, 0.0)] * 2):

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from tests.experiments.programs import run
 
 EXAMPLE = "--cluster=experiments/clusters/example.json"
 TEXT = "--config.data.source=text_files"
+DEFAULT = "--config=experiments/configs/default.py"
 # Program, its arguments, and the word that says what is wrong.
 MISTAKES = [
   ("train", "--config.inner.total_steps=9", "did you mean 'total_steps'"),
@@ -24,6 +26,10 @@ MISTAKES = [
   ("train", "--config=experiments/configs/default.py:Makefile", "no JSON"),
   ("train", "--wrokdir=x", "workdir"),
   ("train", "train", "unexpected argument 'train'"),
+  ("train", "--config.sync.method.x=1", "unknown config field"),
+  ("train", "--noconfig.total_stepz", "did you mean 'total_steps'"),
+  ("train", f"--config.seed=3 {DEFAULT}", "before a value for --config"),
+  ("train", f"{DEFAULT} --config.seed=x", "config.seed=x"),
   ("train", f"{TEXT} --config.data.glob=nowhere/*.txt", "nowhere/*.txt"),
   ("train", "--config.checkpoint.init_from=nowhere", "init_from=nowhere"),
   ("train", "--config.inner.optimizer=adamv --distributed", "'adamv'"),
@@ -37,18 +43,22 @@ MISTAKES = [
   ("fits", "--parts=missing.py", "missing.py is not a file"),
   ("launch", "--config.mesh.num_replicas=3", "2 processes"),
   ("launch", "--num_processes=4", "leave it out"),
-  ("launch", "--rtt=40_ms --config.seed=1", "--rtt needs --link"),
-  ("launch", "--link=1_Gbit/s --rtt=40 --config.seed=1", "unit"),
-  ("launch", "--link=1_Gbit/s --loss=100_% --config.seed=1", "below 1"),
+  ("launch", "--rtt='40 ms' --config.seed=1", "--rtt needs --link"),
+  ("launch", "--link='1 Gbit/s' --rtt=40 --config.seed=1", "unit"),
+  ("launch", "--link='1 Gbit/s' --loss='100 %' --config.seed=1", "below 1"),
   ("launch", "--link=fast --config.seed=1", "rate"),
-  ("launch", "--link=1_bit/s --config.seed=1", "between"),
-  ("launch", "--processes=1 --link=1_Gbit/s --config.seed=1", "--processes=2"),
+  ("launch", "--link='1 bit/s' --config.seed=1", "between"),
+  (
+    "launch",
+    "--processes=1 --link='1 Gbit/s' --config.seed=1",
+    "--processes=2",
+  ),
   ("simulate", "--step_s=nan", "step_s=nan"),
   ("simulate", "--cluster=1gbot", "1gbot"),
   ("simulate", EXAMPLE, "set mesh.num_replicas=4"),
   ("simulate", "--memory=80", "unit"),
-  ("simulate", "--memory=0_GB", "above 0"),
-  ("simulate", "--memory=1e9999999999999999999_GB", "out of range"),
+  ("simulate", "--memory='0 GB'", "above 0"),
+  ("simulate", "--memory='1e9999999999999999999 GB'", "out of range"),
   ("simulate", "--tokens=0", "tokens"),
   ("simulate", "--tokens=inf", "tokens"),
   ("speedup_tables", "--papers=nobody", "nobody"),
@@ -62,22 +72,24 @@ MISTAKES = [
   ("sweep", "--config.gird.x=1", "did you mean 'grid'"),
   ("sweep", "--only=int5", "did you mean"),
   ("sweep", "--config.base.inner.optimizer=addam", "inner."),
+  ("tools.bench", "", "name one bench"),
   ("tools.bench", "foo", "inner"),
+  ("tools.bench", "round codecs", "name one bench"),
   ("tools.bench", "round --config.seed=3", "reads no config"),
   ("tools.links", "--processes=4", "--processes needs --cases=processes"),
 ]
 
 
 @pytest.mark.parametrize(
-  ("program", "given", "word"), MISTAKES, ids=lambda each: each or "nothing"
+  ("program", "arguments", "word"),
+  MISTAKES,
+  ids=lambda each: each or "nothing",
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
-  program, given, word, tmp_path
+  program, arguments, word, tmp_path
 ):
-  words = [
-    re.sub("_(ms|%|GB|G?bit/s)$", r" \1", each) for each in given.split()
-  ]
-  done = run(program, *words, f"--workdir={tmp_path / 'run'}")
+  workdir = tmp_path / "run"
+  done = run(program, *shlex.split(arguments), f"--workdir={workdir}")
   assert done.returncode == 2 and word in done.one_line
   assert done.one_line.startswith("error: ")
   # An export makes its directory first.
@@ -135,8 +147,13 @@ def test_text_and_weights_that_do_not_fit_are_one_line(tmp_path):
 @pytest.mark.parametrize(
   "program",
   [
-    *("train", "quickstart", "simulate", "speedup_tables", "sweep"),
-    *("prepare_data --glob=*.md", "tools.links"),
+    "train",
+    "quickstart",
+    "simulate",
+    "speedup_tables",
+    "sweep",
+    "prepare_data --glob=*.md",
+    "tools.links",
   ],
 )
 def test_no_program_writes_into_what_another_or_a_user_made(program, tmp_path):
@@ -198,6 +215,24 @@ def test_what_stops_a_program_is_one_line(error, code, said, capsys):
   with pytest.raises(SystemExit) as ended:
     main(["x"])
   assert ended.value.code == code and capsys.readouterr().err == said
+
+
+def test_a_log_has_the_lines_of_the_run_and_no_marks_of_a_library():
+  code = """
+import logging
+from absl import app
+from experiments.runtime import command_line
+def main(argv):
+  logging.info("a line\\nand another")
+  for library in ("absl", "jax", "orbax"):
+    logging.getLogger(library).info("an aside of %s", library)
+  logging.getLogger("jax").warning("a warning")
+app.run(main, flags_parser=command_line.parse_flags)
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+  )
+  assert done.stderr == "a line\\nand another\na warning\n"
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,8 @@ def wait_until(condition):
 
 
 def test_signals_ask_once_and_then_do_what_they_did_before():
-  asked, before = [], signal.getsignal(signal.SIGINT)
+  asked = []
+  before = signal.getsignal(signal.SIGINT)
   with stop_signals.stop_requests(asked.append):
     for _ in range(2):  # Two at once count as one.
       os.kill(os.getpid(), signal.SIGINT)
@@ -108,7 +109,8 @@ def test_signals_ask_once_and_then_do_what_they_did_before():
 
 
 def test_a_second_signal_ends_the_process_at_once(monkeypatch):
-  codes, (reader, writer) = [], os.pipe()
+  codes = []
+  reader, writer = os.pipe()
 
   def leave(code):
     codes.append(code)

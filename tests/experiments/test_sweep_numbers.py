@@ -236,7 +236,8 @@ def test_a_codec_is_that_of_the_timed_model_where_it_has_the_same_parts(
 
 def test_what_is_known_of_losses_has_its_gaps_and_rates():
   gaps = {gap["name"]: gap for gap in measured.collected()["gaps"]}
-  two, four = gaps["overlap_loco 2x4"], gaps["diloco 4x4"]
+  two = gaps["overlap_loco 2x4"]
+  four = gaps["diloco 4x4"]
   assert two["gap"] == pytest.approx(0.0081, abs=5e-5)
   assert two["error"] == pytest.approx(0.0016, abs=5e-5)
   assert (two["inner_rate"], two["settings"]["outer.learning_rate"]) == (

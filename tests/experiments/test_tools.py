@@ -89,7 +89,8 @@ def test_pytorch_computes_the_same_loss():
   """Runs in `make check-transformers`, which installs PyTorch."""
   torch = pytest.importorskip("torch")
   model = build.programs(from_mapping(SMALL)).model
-  params, tokens = model.init(jax.random.key(0)), np.arange(18).reshape(2, 9)
+  params = model.init(jax.random.key(0))
+  tokens = np.arange(18).reshape(2, 9)
   leaves = leaves_by_path(jax.tree.map(np.array, params))
   theirs = bench_torch.peer_loss(MODEL_PRESETS["nano"], 8)
   found = theirs(bench_torch.peer_params(leaves), torch.tensor(tokens))
