@@ -9,32 +9,31 @@ data. Bytes and gaps are relative to AllReduce, or without it to the run that
 sent most. Simulated time comes first if the runs were trained with --cluster.
 """
 
-from absl import flags
+from collections.abc import Sequence
 
-from experiments.runtime import command_line
+from absl import app, flags
 
+from experiments.runtime import command_line, workdir_flag
 
-def define_flags() -> None:
-  """Defines the flags of this binary."""
-  command_line.define_workdir()
-  flags.DEFINE_multi_string(
-    "runs", [], "Run directories; they may also be given without --runs=."
-  )
+flags.adopt_module_key_flags(workdir_flag)
 
 
-def main(values: flags.FlagValues) -> None:
+@command_line.one_line_errors()
+def main(argv: Sequence[str]) -> None:
   """Compares the runs and prints where the page is."""
   from rich.console import Console
 
   from dilocox_jax import report
 
+  run_directories = argv[1:]
   with command_line.usage_errors():
     # Bad runs must be found before the work directory is made.
-    page = report.side_by_side([report.load_run(path) for path in values.runs])
-    workdir = command_line.writable(values.workdir, "compare")
+    runs = [report.load_run(path) for path in run_directories]
+    page = report.side_by_side(runs)
+  workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "compare")
   page.print(Console())
   print(f"comparison: {page.write(workdir, command_line.own_command())}")
 
 
 if __name__ == "__main__":
-  command_line.main(main, define_flags, positional="runs")
+  app.run(main, flags_parser=command_line.parse_flags)

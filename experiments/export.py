@@ -9,32 +9,31 @@ of `peft`. It needs the extra `weights`. A run starts from a checkpoint with
 --config.checkpoint.init_from.
 """
 
-from absl import flags
+from collections.abc import Sequence
 
-from experiments.runtime import command_line, own_parts
+from absl import app, flags
 
+from experiments.runtime import command_line, own_parts, run_flag, workdir_flag
 
-def define_flags() -> None:
-  """Defines the flags of this binary."""
-  flags.DEFINE_string("run", None, "Directory of the run.", required=True)
-  own_parts.define_parts()
-  command_line.define_workdir()
+flags.adopt_module_key_flags(run_flag)
+flags.adopt_module_key_flags(workdir_flag)
 
 
-def main(values: flags.FlagValues) -> None:
+@command_line.one_line_errors()
+def main(argv: Sequence[str]) -> None:
   """Writes the checkpoint and prints where it is."""
-  workdir = command_line.writable(values.workdir, "export")
+  command_line.refuse_arguments(argv)
+  own_parts.register_given_parts()
+  workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "export")
   import dilocox_jax as dx
 
-  kinds = ValueError, RuntimeError, OSError
-  with command_line.usage_errors(kinds=kinds):
-    run = dx.load(values.run)
-    family, kind = run.export(workdir), ""
-  if run.config.lora.rank:
-    kind = "adapters of "
+  with command_line.usage_errors(kinds=(ValueError, RuntimeError, OSError)):
+    run = dx.load(run_flag.RUN.value)
+    family = run.export(workdir)
+  kind = f"adapters of {family}" if run.config.lora.rank else family
   count = run.metrics.record["parameter_count"]
-  print(f"{kind}{family}, {count:,} parameters: {workdir}")
+  print(f"{kind}, {count:,} parameters: {workdir}")
 
 
 if __name__ == "__main__":
-  command_line.main(main, define_flags)
+  app.run(main, flags_parser=command_line.parse_flags)

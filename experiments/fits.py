@@ -10,104 +10,156 @@ can be looked at on a laptop. What a run keeps between two steps follows from
 shapes; what a step needs beside it is an estimate. Tests hold both to the
 compiler's numbers. With --compile the TPU's compiler works on the trainer's own
 program, for slices that need not be there (`make compile-report` makes the
-environment that this needs). Its page says how much memory a chip needs, what
-it sends between slices, and which transfers hide behind inner steps.
+environment that this needs). Its page, in WORKDIR, says how much memory a chip
+needs, what it sends between slices, and which transfers hide behind inner
+steps.
 """
 
 import math
+import os
+from collections.abc import Sequence
 
-from absl import flags
+from absl import app, flags
 
 from dilocox_jax.config import RunConfig
-from experiments.runtime import command_line
+from experiments.runtime import (
+  command_line,
+  config_flag,
+  memory_flag,
+  own_parts,
+  run_configs,
+  workdir_flag,
+)
+
+flags.adopt_module_key_flags(config_flag)
+flags.adopt_module_key_flags(memory_flag)
+flags.adopt_module_key_flags(workdir_flag)
+_COMPILE = flags.DEFINE_string(
+  "compile",
+  None,
+  "Kind and size of a TPU slice, e.g. v5e:2x2 or v5p:4x4x8. Needs --workdir.",
+)
+_SLICES = flags.DEFINE_integer(
+  "slices", 2, "With --compile: number of slices.", lower_bound=1
+)
 
 
-def define_flags() -> None:
-  """Defines the flags of this binary."""
-  command_line.define_config()
-  command_line.define_workdir(needed="required by --compile")
-  flags.DEFINE_string("memory", None, "Memory of a device, e.g. '80 GB'.")
-  flags.DEFINE_string(
-    "compile", None, "Kind and size of a TPU slice, e.g. v5e:2x2 or v5p:4x4x8."
-  )
-  flags.DEFINE_integer("slices", 2, "Number of slices.", lower_bound=1)
-
-
-def main(values: flags.FlagValues) -> None:
+@command_line.one_line_errors()
+def main(argv: Sequence[str]) -> None:
   """Prints the tables, and compiles if asked to."""
-  is_compiled = bool(values.compile)
+  command_line.refuse_arguments(argv)
+  own_parts.register_given_parts()
+  topology = _COMPILE.value
   command_line.refuse_unused(
-    values, [(name, is_compiled, "--compile") for name in ("workdir", "slices")]
+    workdir_flag.WORKDIR, _SLICES, is_used=bool(topology), needs="--compile"
   )
-  config = command_line.run_config(values.config)
-  memory_bytes = command_line.memory_bytes(values) or math.inf
-  if is_compiled:
-    _compile(config, values)
+  config = run_configs.run_config(config_flag.CONFIG.value)
+  memory_bytes = memory_flag.memory_bytes()
+  if topology:
+    _compile(config, topology)
   else:
-    _estimate(config, memory_bytes)
+    _estimate(config, math.inf if memory_bytes is None else memory_bytes)
 
 
 def _estimate(config: RunConfig, memory_bytes: float) -> None:
-  from rich.console import Console
+  """Prints what a run needs by arithmetic, and whether it fits.
 
+  Args:
+    config: Config of the run.
+    memory_bytes: Memory of a device (bytes); infinity if it is not known.
+
+  Raises:
+    StoppedError: If the run does not fit.
+  """
   from dilocox_jax.api.device_memory import LEAST_SPARE, device_memory
   from dilocox_jax.plan.model import shapes
-  from dilocox_jax.report.tables import terminal_table
   from dilocox_jax.report.units import human_bytes, human_share
 
-  shape, length = config.model.shape, config.data.sequence_length
-  trained, whole = config.trained_shapes, shape.parameter_shapes
-  leaves = {**whole, **trained}
-  rows = [(p, str(x), f"{math.prod(x):,}") for p, x in leaves.items()]
-  for name, summed in {"all": whole, "trained": trained}.items():
-    rows.append((name, "", f"{sum(map(math.prod, summed.values())):,}"))
-  console, header = Console(), ("leaf", "shape", "parameters")
-  console.print(terminal_table(header, rows, (0, 1)))
-  flops = shapes.flops_per_token(shape, length)
-  print(f"{flops:.4g} FLOPs a token of training (L = {length})")
-  stacked = 1 if config.mesh.layout == "mesh" else config.num_local_replicas
+  _print_parameters(config)
+  flops = shapes.flops_per_token(
+    config.model.shape, config.data.sequence_length
+  )
+  print(
+    f"{flops:.4g} FLOPs a token of training (L = {config.data.sequence_length})"
+  )
   memory = device_memory(config)
-  own, has = memory.state + memory.step, human_bytes(memory_bytes)
-  needed = memory.frozen + stacked * own
-  batch = f"{config.data.batch_size} x {length} tokens"
-  sizes = {
-    "frozen, for all replicas (derived)": memory.frozen,
-    "kept between steps (derived)": stacked * memory.state,
-    f"a step of {batch} (estimated)": stacked * memory.step,
-    "needed": needed,
-  }
-  cells = [(name, human_bytes(size)) for name, size in sizes.items()]
-  console.print(terminal_table(("on a device", "memory"), cells))
+  num_stacked = 1
+  if config.mesh.layout != "mesh":
+    num_stacked = config.num_local_replicas
+  kept_bytes = num_stacked * memory.state
+  step_bytes = num_stacked * memory.step
+  needed_bytes = memory.frozen + kept_bytes + step_bytes
+  batch = f"{config.data.batch_size} x {config.data.sequence_length} tokens"
+  _print_table(
+    ("on a device", "memory"),
+    [
+      ("frozen, for all replicas (derived)", human_bytes(memory.frozen)),
+      ("kept between steps (derived)", human_bytes(kept_bytes)),
+      (f"a step of {batch} (estimated)", human_bytes(step_bytes)),
+      ("needed", human_bytes(needed_bytes)),
+    ],
+  )
   if not math.isfinite(memory_bytes):
     print("--memory='80 GB' would say whether it fits")
     return
-  spare = human_share(abs(1 - needed / memory_bytes))
-  if needed > memory_bytes:
+  spare = human_share(abs(1 - needed_bytes / memory_bytes))
+  available = human_bytes(memory_bytes)
+  if needed_bytes > memory_bytes:
     raise command_line.StoppedError(
-      f"does not fit: it lacks {spare} of {has}; take more stages or data"
-      " shards, a smaller batch or rank, or mesh.remat='full'"
+      f"does not fit: it lacks {spare} of {available}; take more stages or "
+      "data shards, a smaller batch or rank, or mesh.remat='full'"
     )
-  print(f"fits with {spare} of {has} to spare")
-  if needed > (1 - LEAST_SPARE) * memory_bytes:
-    estimated = human_bytes(stacked * memory.step)
-    least = f"{100 * LEAST_SPARE:.0f} %"
+  print(f"fits with {spare} of {available} to spare")
+  if needed_bytes > (1 - LEAST_SPARE) * memory_bytes:
     print(
-      f"but {estimated} of it are an estimate, which may be wrong: {least} "
-      "should be left"
+      f"but {human_bytes(step_bytes)} of it are an estimate, which may be "
+      f"wrong: {100 * LEAST_SPARE:.0f} % should be left"
     )
 
 
-def _compile(config: RunConfig, values: flags.FlagValues) -> None:
-  """Compiles, writes the page and prints where it is."""
-  import os
+def _print_parameters(config: RunConfig) -> None:
+  """Prints every leaf of the parameters, and their numbers."""
+  trained_shapes = config.trained_shapes
+  all_shapes = config.model.shape.parameter_shapes
+  rows = []
+  for path, shape in {**all_shapes, **trained_shapes}.items():
+    rows.append((path, str(shape), f"{math.prod(shape):,}"))
+  num_all = sum(math.prod(shape) for shape in all_shapes.values())
+  num_trained = sum(math.prod(shape) for shape in trained_shapes.values())
+  rows.append(("all", "", f"{num_all:,}"))
+  rows.append(("trained", "", f"{num_trained:,}"))
+  _print_table(("leaf", "shape", "parameters"), rows, text_columns=(0, 1))
 
+
+def _print_table(
+  header: Sequence[str],
+  rows: Sequence[Sequence[str]],
+  text_columns: Sequence[int] = (0,),
+) -> None:
+  from rich.console import Console
+
+  from dilocox_jax.report.tables import terminal_table
+
+  Console().print(terminal_table(header, rows, text_columns))
+
+
+def _compile(config: RunConfig, topology: str) -> None:
+  """Compiles, writes the page and prints where it is.
+
+  Args:
+    config: Config of the run.
+    topology: Kind and size of a slice.
+
+  Raises:
+    StoppedError: If the program does not fit into a chip.
+  """
   # The slices are only compiled for; nothing may look for a real one.
   os.environ["JAX_PLATFORMS"] = "cpu"
   from experiments.tools import compiled_run
 
-  workdir = command_line.writable(values.workdir, "fits")
+  workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "fits")
   with command_line.usage_errors():
-    compiled = compiled_run.compiled_run(config, values.compile, values.slices)
+    compiled = compiled_run.compiled_run(config, topology, _SLICES.value)
   page = compiled_run.write_compiled(
     compiled, workdir, command_line.own_command()
   )
@@ -120,4 +172,4 @@ def _compile(config: RunConfig, values: flags.FlagValues) -> None:
 
 
 if __name__ == "__main__":
-  command_line.main(main, define_flags)
+  app.run(main, flags_parser=config_flag.parse_flags)

@@ -13,122 +13,162 @@ of that rate, which the kernel throttles (Linux only; root is not needed). --rtt
 and --loss delay and lose packets. A short transfer checks the links first.
 """
 
-import contextlib
 import sys
+from collections.abc import Sequence
 
-from absl import flags
+from absl import app, flags
 
 from dilocox_jax.checks import require
 from dilocox_jax.distributed import link_counter
 from dilocox_jax.metrics import work_directory
+from dilocox_jax.simulate import quantities
 from dilocox_jax.simulate.cluster import Link
-from dilocox_jax.simulate.quantities import RATE, SHARE, TIME, parse_quantity
 from experiments import train
 from experiments.runtime import (
   command_line,
+  config_flag,
   distributed_flags,
   link_check,
+  own_parts,
+  placement,
   process_group,
+  run_configs,
+  workdir_flag,
 )
 from experiments.runtime.command_line import UsageError
-from experiments.runtime.throttled_links import INTERFACE, throttled_network
+from experiments.runtime.throttled_links import (
+  INTERFACE,
+  ThrottledNetwork,
+  throttled_network,
+)
 
 _REFUSAL = (
   "another launch is at work in --workdir={}: wait until it ends, or end it"
 )
-_OWN = ("processes", "link", "rtt", "loss")
 _PORT_INSIDE = 9876  # Every port of a network of one's own is free.
 
+flags.adopt_module_key_flags(train)
+_PROCESSES = flags.DEFINE_integer(
+  "processes",
+  2,
+  "Number of processes; the devices of the replicas are divided among them.",
+  lower_bound=1,
+)
+_LINK = flags.DEFINE_string(
+  "link", None, "Rate of every process's link, up and down, e.g. '100 Mbit/s'."
+)
+_RTT = flags.DEFINE_string(
+  "rtt", "0 ms", "With --link: round trip between processes, e.g. '40 ms'."
+)
+_LOSS = flags.DEFINE_string(
+  "loss", "0 %", "With --link: share of packets lost at each end, e.g. '0.1 %'."
+)
+# The flags that the launcher does not hand on to experiments.train.
+_OWN_FLAGS = (_PROCESSES, _LINK, _RTT, _LOSS)
 
-def define_flags() -> None:
-  """Defines the flags of the launcher, and those of the processes."""
-  flags.DEFINE_integer(
-    "processes",
-    2,
-    "Number of processes; the devices of the replicas are divided among them.",
-    1,
-  )
-  text = "Rate of every process's link, up and down, e.g. '100 Mbit/s'."
-  flags.DEFINE_string("link", None, text)
-  text = "With --link: round trip between processes, e.g. '40 ms'."
-  flags.DEFINE_string("rtt", None, text)
-  text = "With --link: share of packets lost at each end, e.g. '0.1 %'."
-  flags.DEFINE_string("loss", None, text)
-  train.define_flags()
 
-
-def main(values: flags.FlagValues) -> None:
+@command_line.one_line_errors()
+def main(argv: Sequence[str]) -> None:
   """Checks the flags and the config, then runs the processes."""
-  distributed_flags.check_unset(values, "experiments.launch")
-  values.config.mesh.layout = "mesh"
-  config = command_line.run_config(values.config)
-  command_line.check_files(config)
-  train.clock(values, config)
-  count = values.processes
-  if not values.local_devices:
-    distributed_flags.devices_each(config, count)
-  workdir = command_line.writable(values.workdir, "train")
-  link, none = _link(values), contextlib.nullcontext()
+  command_line.refuse_arguments(argv)
+  distributed_flags.check_unset("experiments.launch")
+  own_parts.register_given_parts()
+  config_values = config_flag.CONFIG.value
+  config_values.mesh.layout = "mesh"
+  config = run_configs.run_config(config_values)
+  run_configs.check_files(config)
+  train.clock(config)
+  count = _PROCESSES.value
+  if not distributed_flags.LOCAL_DEVICES.value:
+    placement.devices_each(config, count)
+  workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "train")
+  link = _link()
   # The processes inherit the lock. So it is held until the last of them has
   # ended, also where they outlive a launcher that is killed.
-  refusal = _REFUSAL.format(workdir)
-  with (
-    work_directory.locked(workdir / ".launch.lock", refusal) as lock,
-    throttled_network([link] * count) if link else none as network,
-  ):
-    coordinator = f"127.0.0.1:{distributed_flags.free_port()}"
-    if network:
+  with work_directory.locked(
+    workdir / ".launch.lock", _REFUSAL.format(workdir)
+  ) as lock:
+    if link is None:
+      _run_processes(count, lock)
+      return
+    with throttled_network([link] * count) as network:
       link_check.check(network)
       network.impair()
-      coordinator = f"{network.addresses[0]}:{_PORT_INSIDE}"
-    members = [
-      process_group.Member(
-        number,
-        [
-          *(network.command(number, []) if network else ()),
-          *(sys.executable, "-m", "experiments.train", *_train_flags(values)),
-          *("--distributed", f"--coordinator={coordinator}"),
-          *(f"--num_processes={count}", f"--process_id={number}"),
-        ],
-        process_group.environment(count)
-        | ({link_counter.LINK_VARIABLE: INTERFACE} if network else {}),
-        keep_open=[lock],
-      )
-      for number in range(count)
+      _run_processes(count, lock, network)
+
+
+def _run_processes(
+  count: int, lock: int, network: ThrottledNetwork | None = None
+) -> None:
+  """Runs the processes to their end.
+
+  Args:
+    count: Number of processes.
+    lock: File descriptor of the lock that they inherit.
+    network: Network of which each process gets a node; None: all share this
+      machine's network.
+
+  Raises:
+    StoppedError: If a process fails.
+  """
+  environment = process_group.environment(count)
+  if network:
+    coordinator = f"{network.addresses[0]}:{_PORT_INSIDE}"
+    environment[link_counter.LINK_VARIABLE] = INTERFACE
+  else:
+    coordinator = f"127.0.0.1:{placement.free_port()}"
+  members = []
+  for number in range(count):
+    command = [
+      sys.executable,
+      "-m",
+      "experiments.train",
+      *_train_flags(),
+      "--distributed",
+      f"--coordinator={coordinator}",
+      f"--num_processes={count}",
+      f"--process_id={number}",
     ]
-    process_group.run(members)
+    if network:
+      command = network.command(number, command)
+    members.append(
+      process_group.Member(number, command, environment, keep_open=[lock])
+    )
+  process_group.run(members)
 
 
-def _train_flags(values: flags.FlagValues) -> list[str]:
-  """Returns the flags of the command line that are not the launcher's own."""
-  own = flags.FlagValues()
-  own.set_gnu_getopt()
-  for name in _OWN:
-    own[name] = values[name]
-  return own(sys.argv, known_only=True)[1:]
+def _train_flags() -> list[str]:
+  """Returns the flags of the command line without those of the launcher."""
+  own_flags = flags.FlagValues()
+  own_flags.set_gnu_getopt()
+  for flag in _OWN_FLAGS:
+    own_flags[flag.name] = flags.FLAGS[flag.name]
+  _, *others = own_flags(sys.argv, known_only=True)
+  return others
 
 
-def _link(values: flags.FlagValues) -> Link | None:
-  """Returns the link of --link, --rtt and --loss; None without --link."""
-  has_link = values.link is not None
-  command_line.refuse_unused(
-    values, [(name, has_link, "--link") for name in ("rtt", "loss")]
-  )
+def _link() -> Link | None:
+  """Returns the link of --link, --rtt and --loss; None without --link.
+
+  Raises:
+    UsageError: If one of them is wrong, or there is only one process.
+  """
+  has_link = _LINK.value is not None
+  command_line.refuse_unused(_RTT, _LOSS, is_used=has_link, needs="--link")
   if not has_link:
     return None
-  if values.processes < 2:
+  if _PROCESSES.value < 2:
     raise UsageError("--link needs --processes=2 or more: one has no peer")
   with command_line.usage_errors():
-    rate, rtt_s, loss = (
-      parse_quantity(values[name].value or f"0 {of.example}", of, f"--{name}")
-      for name, of in (("link", RATE), ("rtt", TIME), ("loss", SHARE))
-    )
+    rate_bps = quantities.parse_quantity(_LINK.value, quantities.RATE, "--link")
+    rtt_s = quantities.parse_quantity(_RTT.value, quantities.TIME, "--rtt")
+    loss = quantities.parse_quantity(_LOSS.value, quantities.SHARE, "--loss")
     require(
-      1e5 <= rate <= 1e11,
-      f"--link={values.link} must lie between 100 kbit/s and 100 Gbit/s",
+      1e5 <= rate_bps <= 1e11,
+      f"--link={_LINK.value} must lie between 100 kbit/s and 100 Gbit/s",
     )
-    return Link(rate, rate, rtt_s, loss)
+    return Link(up_bps=rate_bps, down_bps=rate_bps, rtt_s=rtt_s, loss=loss)
 
 
 if __name__ == "__main__":
-  command_line.main(main, define_flags)
+  app.run(main, flags_parser=config_flag.parse_flags)

@@ -6,24 +6,26 @@ The file can be read by its owner alone. Copy it to every machine of the run by
 a way that nobody else can read, e.g. scp.
 """
 
-from absl import flags
+from collections.abc import Sequence
+
+from absl import app, flags
 
 from dilocox_jax.meeting.members import write_secret
 from experiments.runtime import command_line
 
-
-def define_flags() -> None:
-  """Defines the flags of this binary."""
-  text = "File to write; it must not exist."
-  flags.DEFINE_string("file", None, text, required=True)
+_FILE = flags.DEFINE_string(
+  "file", None, "File to write; it must not exist.", required=True
+)
 
 
-def main(values: flags.FlagValues) -> None:
+@command_line.one_line_errors()
+def main(argv: Sequence[str]) -> None:
   """Writes the secret."""
+  command_line.refuse_arguments(argv)
   with command_line.usage_errors():
-    write_secret(values.file)
-  print(f"the secret is in {values.file}; only you can read it")
+    write_secret(_FILE.value)
+  print(f"the secret is in {_FILE.value}; only you can read it")
 
 
 if __name__ == "__main__":
-  command_line.main(main, define_flags)
+  app.run(main, flags_parser=command_line.parse_flags)

@@ -9,9 +9,9 @@ instead of reading them.
 """
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from absl import flags
+from absl import app, flags
 from rich import progress
 from rich.console import Console
 
@@ -30,93 +30,124 @@ from dilocox_jax.data.documents import (
   split_globs,
 )
 from dilocox_jax.metrics import work_directory
-from experiments.runtime import command_line
+from experiments.runtime import command_line, workdir_flag
 
 _MB = 10**6
 
+flags.adopt_module_key_flags(workdir_flag)
+_GLOB = flags.DEFINE_string(
+  "glob",
+  None,
+  "Pattern of the files, e.g. 'texts/**/*.jsonl.gz'; several with ;.",
+  required=True,
+)
+_TEXT_FIELD = flags.DEFINE_string(
+  "text_field", TEXT_FIELD, "Field of a JSON line that has the text."
+)
+_TOKENIZER = flags.DEFINE_string(
+  "tokenizer",
+  tokenizers.BYTES,
+  "bytes, bpe (trained here), or a tokenizer.json.",
+)
+_END_OF_TEXT = flags.DEFINE_string(
+  "end_of_text",
+  "",
+  "Token between documents of a --tokenizer file whose own is not known.",
+)
+_VOCAB_SIZE = flags.DEFINE_integer(
+  "vocab_size", 8192, "Number of tokens of --tokenizer=bpe.", lower_bound=257
+)
+_BPE_MB = flags.DEFINE_float(
+  "bpe_mb",
+  64.0,
+  "Text from which --tokenizer=bpe is trained (MB, the first documents).",
+  lower_bound=0.001,
+)
+_VALIDATION_FRACTION = flags.DEFINE_float(
+  "validation_fraction",
+  VALIDATION_FRACTION,
+  "Share of the documents that is held out for validation.",
+  lower_bound=0.0,
+  upper_bound=1.0,
+)
 
-def define_flags() -> None:
-  """Defines the flags of this binary."""
-  command_line.define_workdir()
-  text = "Pattern of the files, e.g. 'texts/**/*.jsonl.gz'; several with ;."
-  flags.DEFINE_string("glob", None, text, required=True)
-  text = "Field of a JSON line that has the text."
-  flags.DEFINE_string("text_field", TEXT_FIELD, text)
-  text = "bytes, bpe (trained here), or a tokenizer.json."
-  flags.DEFINE_string("tokenizer", tokenizers.BYTES, text)
-  text = "Token between documents of a --tokenizer file whose own is not known."
-  flags.DEFINE_string("end_of_text", "", text)
-  text = "Number of tokens of --tokenizer=bpe."
-  flags.DEFINE_integer("vocab_size", 8192, text, lower_bound=257)
-  text = "Text from which --tokenizer=bpe is trained (MB, the first documents)."
-  flags.DEFINE_float("bpe_mb", 64.0, text, lower_bound=0.001)
-  text = "Share of the documents that is held out for validation."
-  share = VALIDATION_FRACTION
-  flags.DEFINE_float("validation_fraction", share, text, 0.0, 1.0)
 
-
-def main(values: flags.FlagValues) -> None:
+@command_line.one_line_errors()
+def main(argv: Sequence[str]) -> None:
   """Writes the tokens and prints what a run needs to read them."""
-  is_bpe = values.tokenizer == "bpe"
-  is_file = values.tokenizer not in (tokenizers.BYTES, tokenizers.BPE)
+  command_line.refuse_arguments(argv)
   command_line.refuse_unused(
-    values,
-    [
-      ("vocab_size", is_bpe, "--tokenizer=bpe"),
-      ("bpe_mb", is_bpe, "--tokenizer=bpe"),
-      ("end_of_text", is_file, "--tokenizer of a file"),
-    ],
+    _VOCAB_SIZE,
+    _BPE_MB,
+    is_used=_TOKENIZER.value == tokenizers.BPE,
+    needs="--tokenizer=bpe",
   )
-  workdir = command_line.writable(values.workdir, "prepare_data")
+  is_file = _TOKENIZER.value not in (tokenizers.BYTES, tokenizers.BPE)
+  command_line.refuse_unused(
+    _END_OF_TEXT, is_used=is_file, needs="--tokenizer of a file"
+  )
+  workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "prepare_data")
   refusal = f"another prepare_data writes to --workdir={workdir}: wait for it"
   with (
     work_directory.locked(workdir / ".prepare.lock", refusal),
     command_line.usage_errors(kinds=(ValueError, OSError)),
   ):
     files.remove_partial(workdir)
-    _prepare(values, workdir)
+    _prepare(workdir)
 
 
-def _prepare(values: flags.FlagValues, workdir: pathlib.Path) -> None:
-  make = tokenizers.choose(
-    values.tokenizer, values.vocab_size, values.end_of_text
+def _prepare(workdir: pathlib.Path) -> None:
+  """Writes the tokens of all files, and shows how far that is."""
+  make_tokenizer = tokenizers.choose(
+    _TOKENIZER.value, _VOCAB_SIZE.value, _END_OF_TEXT.value
   )
-  tokenizer = make(_first(values))
-  found = [f for one in split_globs(values.glob) for f in matching_files(one)]
-  err = Console(stderr=True)
-  with progress.Progress(console=err, disable=not err.is_terminal) as bar:
-    total = sum(path.stat().st_size for _, path in found)
-    task = bar.add_task("reading", total=total)
+  tokenizer = make_tokenizer(_training_documents())
+  total_bytes = 0
+  for pattern in split_globs(_GLOB.value):
+    for _, path in matching_files(pattern):
+      total_bytes += path.stat().st_size
+  console = Console(stderr=True)
+  with progress.Progress(
+    console=console, disable=not console.is_terminal
+  ) as bar:
+    task = bar.add_task("reading", total=total_bytes)
 
-    def documents() -> Iterator[Document]:
-      for path, read in read_globs(values.glob, values.text_field):
-        yield from read
+    def all_documents() -> Iterator[Document]:
+      for path, documents in read_globs(_GLOB.value, _TEXT_FIELD.value):
+        yield from documents
         bar.update(task, advance=path.stat().st_size)
 
-    fraction = values.validation_fraction
-    for written in shards.write(workdir, documents(), tokenizer, fraction):
-      bar.update(task, description=f"{sum(written.tokens.values()):,} tokens")
+    for index in shards.write(
+      workdir, all_documents(), tokenizer, _VALIDATION_FRACTION.value
+    ):
+      num_tokens = sum(index.tokens.values())
+      bar.update(task, description=f"{num_tokens:,} tokens")
   _report(shards.map_corpus(str(workdir)), workdir)
 
 
-def _first(values: flags.FlagValues) -> list[bytes]:
-  """Returns the documents from which a tokenizer is trained, if it is."""
-  found: list[bytes] = []
-  if values.tokenizer != tokenizers.BPE:
-    return found
-  left = values.bpe_mb * _MB
-  for _, documents in read_globs(values.glob, values.text_field):
+def _training_documents() -> list[bytes]:
+  """Returns the documents from which a tokenizer is trained.
+
+  They are the first that are not held out for validation, up to --bpe_mb; none
+  if the tokenizer is not trained here.
+  """
+  contents: list[bytes] = []
+  if _TOKENIZER.value != tokenizers.BPE:
+    return contents
+  bytes_left = _BPE_MB.value * _MB
+  for _, documents in read_globs(_GLOB.value, _TEXT_FIELD.value):
     for document in documents:
-      content, fraction = document.content, values.validation_fraction
-      if not content_is_held_out(content, fraction):
-        found.append(content)
-        left -= len(content)
-      if left <= 0:
-        return found
-  return found
+      content = document.content
+      if not content_is_held_out(content, _VALIDATION_FRACTION.value):
+        contents.append(content)
+        bytes_left -= len(content)
+      if bytes_left <= 0:
+        return contents
+  return contents
 
 
 def _report(corpus: Corpus, workdir: pathlib.Path) -> None:
+  """Prints the sizes of the text, and the flags of a run that reads it."""
   print(
     f"{corpus.num_files:,} documents: "
     f"{len(corpus.train):,} training and {len(corpus.validation):,} validation "
@@ -129,4 +160,4 @@ def _report(corpus: Corpus, workdir: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-  command_line.main(main, define_flags)
+  app.run(main, flags_parser=command_line.parse_flags)

@@ -18,83 +18,140 @@ methods, and writes a config that `train` takes for each that fits:
 import math
 import shutil
 import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from absl import flags
+from absl import app, flags
 
-from experiments.runtime import command_line
+from experiments.runtime import (
+  command_line,
+  config_flag,
+  memory_flag,
+  own_parts,
+  run_configs,
+  workdir_flag,
+)
 
-
-def define_flags() -> None:
-  """Defines the flags of this binary."""
-  command_line.define_config()
-  command_line.define_workdir()
-  flags.DEFINE_string(
-    "cluster", "1gbit", "Preset or JSON file; 'help' lists the presets."
-  )
-  flags.DEFINE_enum(
-    "methods",
-    "own",
-    ("own", "all"),
-    "own: that of the config; all: every method, with layouts that fit.",
-  )
-  flags.DEFINE_float(
-    "step_s",
-    None,
-    "Seconds of an inner step; by default its operations over what the "
-    "cluster's devices achieve.",
-    lower_bound=0.0,
-  )
-  flags.DEFINE_float(
-    "codec_s",
-    0.0,
-    "Seconds on the devices to encode and decode one exchange.",
-    lower_bound=0.0,
-  )
-  flags.DEFINE_enum(
-    "transport",
-    "nccl",
-    ("nccl", "tpu", "gloo", "mailbox"),
-    "nccl (GPUs): messages in pieces that follow one another; tpu: assumed the "
-    "same; gloo (CPUs): a round trip for every 2 MiB; mailbox: replicas "
-    "meet in a store (docs/mailbox.md).",
-  )
-  flags.DEFINE_string(
-    "memory", None, "Memory of a device, e.g. '80 GB'; else the cluster's."
-  )
-  text = "Tokens of a run, in place of total_steps, e.g. 20e9."
-  flags.DEFINE_float("tokens", None, text, 1.0, 1e18)
-
-
-def main(values: flags.FlagValues) -> None:
-  """Simulates and prints the costs."""
-  from dilocox_jax.api import method_plans
+if TYPE_CHECKING:
   from dilocox_jax.api.simulation_setup import Options
-  from experiments import simulation_page
+  from dilocox_jax.config import RunConfig
 
-  if values.cluster == "help":
+flags.adopt_module_key_flags(config_flag)
+flags.adopt_module_key_flags(memory_flag)
+flags.adopt_module_key_flags(workdir_flag)
+_CLUSTER = flags.DEFINE_string(
+  "cluster", "1gbit", "Preset or JSON file; 'help' lists the presets."
+)
+_METHODS = flags.DEFINE_enum(
+  "methods",
+  "own",
+  ("own", "all"),
+  "own: that of the config; all: every method, with layouts that fit.",
+)
+_STEP_S = flags.DEFINE_float(
+  "step_s",
+  None,
+  "Seconds of an inner step; by default its operations over what the "
+  "cluster's devices achieve.",
+  lower_bound=0.0,
+)
+_CODEC_S = flags.DEFINE_float(
+  "codec_s",
+  0.0,
+  "Seconds on the devices to encode and decode one exchange.",
+  lower_bound=0.0,
+)
+_TRANSPORT = flags.DEFINE_enum(
+  "transport",
+  "nccl",
+  ("nccl", "tpu", "gloo", "mailbox"),
+  "nccl (GPUs): messages in pieces that follow one another; tpu: assumed the "
+  "same; gloo (CPUs): a round trip for every 2 MiB; mailbox: replicas "
+  "meet in a store (docs/mailbox.md).",
+)
+_TOKENS = flags.DEFINE_float(
+  "tokens",
+  None,
+  "Tokens of a run, in place of total_steps, e.g. 20e9.",
+  lower_bound=1.0,
+  upper_bound=1e18,
+)
+
+
+@command_line.one_line_errors()
+def main(argv: Sequence[str]) -> None:
+  """Simulates and prints the costs."""
+  command_line.refuse_arguments(argv)
+  if _CLUSTER.value == "help":
     _print_clusters()
     return
-  with command_line.usage_errors(kinds=(ValueError, OSError)):
-    transport = values.transport
-    if transport == "mailbox":  # The config says so, and AllReduce has nccl.
-      values.config.exchange.collective, transport = transport, "nccl"
-    options = Options(values.step_s, values.codec_s, transport)
-    memory = command_line.memory_bytes(values)
-    config = command_line.run_config(values.config)
-    if values.tokens:
-      step_tokens = config.tokens_per_replica_step * config.mesh.num_replicas
-      values.config.total_steps = math.ceil(values.tokens / step_tokens)
-      config = command_line.run_config(values.config)
-    args = config, values.cluster, options, memory
-    if values.methods == "all":
-      found = method_plans.compare_methods(*args)
-    else:
-      found = method_plans.plan_run(*args)
-  workdir = command_line.writable(values.workdir, "simulate")
-  if isinstance(found, method_plans.MethodPlan):
-    simulation_page.report_plan(found, workdir)
+  own_parts.register_given_parts()
+  config = _config()
+  options = _options()
+  if _METHODS.value == "all":
+    _compare_methods(config, options)
   else:
-    simulation_page.report_methods(*found, workdir)
+    _simulate_run(config, options)
+
+
+def _config() -> "RunConfig":
+  """Returns the config of the run that is simulated.
+
+  Raises:
+    UsageError: If a field is wrong.
+  """
+  values = config_flag.CONFIG.value
+  if _TRANSPORT.value == "mailbox":
+    values.exchange.collective = "mailbox"
+  config = run_configs.run_config(values)
+  if _TOKENS.value is None:
+    return config
+  step_tokens = config.tokens_per_replica_step * config.mesh.num_replicas
+  values.total_steps = math.ceil(_TOKENS.value / step_tokens)
+  return run_configs.run_config(values)
+
+
+def _options() -> "Options":
+  """Returns the settings of the simulation that are in no config.
+
+  Raises:
+    UsageError: If one is out of range.
+  """
+  from dilocox_jax.api.simulation_setup import Options
+
+  transport = _TRANSPORT.value
+  if transport == "mailbox":
+    transport = "nccl"  # AllReduce, with which the run is compared, has it.
+  with command_line.usage_errors():
+    return Options(
+      step_s=_STEP_S.value, codec_s=_CODEC_S.value, transport=transport
+    )
+
+
+def _simulate_run(config: "RunConfig", options: "Options") -> None:
+  """Simulates the run as it is, and reports it beside AllReduce."""
+  from dilocox_jax.api import method_plans
+  from experiments import simulation_page
+
+  with command_line.usage_errors(kinds=(ValueError, OSError)):
+    plan = method_plans.plan_run(
+      config, _CLUSTER.value, options, memory_flag.memory_bytes()
+    )
+  workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "simulate")
+  simulation_page.report_plan(plan, workdir)
+
+
+def _compare_methods(config: "RunConfig", options: "Options") -> None:
+  """Simulates every method, and reports them from the best to the worst."""
+  from dilocox_jax.api import method_plans
+  from experiments import simulation_page
+
+  with command_line.usage_errors(kinds=(ValueError, OSError)):
+    plans, refused = method_plans.compare_methods(
+      config, _CLUSTER.value, options, memory_flag.memory_bytes()
+    )
+  workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "simulate")
+  simulation_page.report_methods(plans, refused, workdir)
 
 
 def _print_clusters() -> None:
@@ -108,4 +165,4 @@ def _print_clusters() -> None:
 
 
 if __name__ == "__main__":
-  command_line.main(main, define_flags)
+  app.run(main, flags_parser=config_flag.parse_flags)

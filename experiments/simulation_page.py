@@ -1,4 +1,4 @@
-"""What runs would cost: some lines on the terminal, the rest on a page."""
+"""Reports what runs would cost: briefly on the terminal, in full on a page."""
 
 import dataclasses
 import math
@@ -32,7 +32,8 @@ from experiments.runtime.command_line import own_command
 Row = tuple[str, str, str]
 NUMBERS = "simulation.json"
 _COLUMNS = ("quantity", "value", "kind")
-# What NCCL has in flight by default: two channels of four slots of 512 KiB.
+# Bytes that NCCL has under way by default: two channels of four slots of
+# 512 KiB.
 _NCCL_BYTES = 4 * 2**20
 
 
@@ -45,28 +46,45 @@ def _speed(tokens_per_s: float) -> str:
 
 
 def _answer(plan: MethodPlan) -> list[Row]:
-  """Returns the rows that say whether a plan is any good."""
-  interval = plan.config.sync.named.schedule.sync_interval
-  sent = units.human_bytes(plan.rounds.sent_bytes * interval)
-  often = f"{interval} steps" if interval > 1 else "step"
-  base = f"AllReduce: {_speed(plan.allreduce_tokens_per_s)}"
-  speed, count = _speed(plan.tokens_per_s), plan.config.mesh.num_replicas
-  memory = units.human_bytes(plan.memory.total)
-  if math.isfinite(plan.device_bytes):
-    verdict = "fits" if plan.has_room else "barely fits"
-    if not plan.fits:
-      verdict = "does not fit"
-    memory = f"{verdict}: {memory} of {units.human_bytes(plan.device_bytes)}"
+  """Returns the rows of a plan that the terminal shows, too."""
+  base_speed = _speed(plan.allreduce_tokens_per_s)
+  speed_up = f"{plan.speed_up:,.3g} times (AllReduce: {base_speed})"
+  speed = _speed(plan.tokens_per_s)
+  num_replicas = plan.config.mesh.num_replicas
   share = units.human_share(plan.rounds.utilisation)
+  interval = plan.config.sync.named.schedule.sync_interval
+  period = f"{interval} steps" if interval > 1 else "step"
+  a_period = units.human_bytes(plan.rounds.sent_bytes * interval)
   a_day = units.human_bytes(plan.bytes_per_day)
-  speed_up = f"{plan.speed_up:,.3g} times ({base})"
   return [
     ("speed-up over AllReduce", speed_up, "simulated"),
-    ("tokens a second", f"{speed}, {count} replicas together", "simulated"),
+    (
+      "tokens a second",
+      f"{speed}, {num_replicas} replicas together",
+      "simulated",
+    ),
     ("time in inner steps", share, "simulated"),
-    ("sent by a replica", f"{sent} every {often}, {a_day} a day", "derived"),
-    ("memory of a device", memory, "estimated"),
+    (
+      "sent by a replica",
+      f"{a_period} every {period}, {a_day} a day",
+      "derived",
+    ),
+    ("memory of a device", _memory(plan), "estimated"),
   ]
+
+
+def _memory(plan: MethodPlan) -> str:
+  """Returns the memory that a plan needs, and whether a device has it."""
+  needed = units.human_bytes(plan.memory.total)
+  if not math.isfinite(plan.device_bytes):
+    return needed
+  if not plan.fits:
+    verdict = "does not fit"
+  elif not plan.has_room:
+    verdict = "barely fits"
+  else:
+    verdict = "fits"
+  return f"{verdict}: {needed} of {units.human_bytes(plan.device_bytes)}"
 
 
 def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
@@ -77,22 +95,29 @@ def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
     workdir: Directory to write into.
   """
   _remove_earlier(workdir)
-  setup, rows = plan.setup, _answer(plan)
-  whole = simulate_run(
+  setup = plan.setup
+  whole_run = simulate_run(
     link_costs=setup.link_costs,
     work=setup.work,
     script=setup.script,
     plan=setup.plan,
   )
   title = f"{plan.config.sync.method} on {setup.link_costs.cluster.name}"
-  lines = ["Everything on this page is computed; nothing was measured.", ""]
-  lines += markdown_table(_COLUMNS, [*rows, *_details(plan, whole)])
-  lines += ["", "## Assumptions", "", *(f"- {each}" for each in _notes(plan))]
+  rows = _answer(plan)
+  lines = [
+    "Everything on this page is computed; nothing was measured.",
+    "",
+    *markdown_table(_COLUMNS, [*rows, *_details(plan, whole_run)]),
+    "",
+    "## Assumptions",
+    "",
+    *(f"- {note}" for note in _notes(plan)),
+  ]
   numbers = {
     "tokens_per_s": plan.tokens_per_s,
     "speed_up": plan.speed_up,
     "memory_bytes": plan.memory.total,
-    "whole_run": dataclasses.asdict(whole),
+    "whole_run": dataclasses.asdict(whole_run),
     "a_step": dataclasses.asdict(plan.rounds),
   }
   write_json(workdir / NUMBERS, numbers)
@@ -104,32 +129,41 @@ def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
   print(f"report: {path}")
 
 
-def _details(plan: MethodPlan, whole: Outcome) -> Iterator[Row]:
+def _details(plan: MethodPlan, whole_run: Outcome) -> Iterator[Row]:
+  """Yields the rows of a plan that only the page shows.
+
+  Args:
+    plan: The run and its costs.
+    whole_run: Its simulated times from the start to the flush.
+  """
   rounds = plan.rounds
   interval = plan.config.sync.named.schedule.sync_interval
   times_s = {
     "exchanges of a round": rounds.exchange_s * interval,
-    "the whole run": whole.total_s,
-    "its inner steps": np.mean(whole.compute_s),
-    "its codec": np.mean(whole.codec_s),
-    "its waiting for exchanges": np.mean(whole.exposed_s),
-    "its exchanges behind steps": np.mean(whole.hidden_s),
+    "the whole run": whole_run.total_s,
+    "its inner steps": np.mean(whole_run.compute_s),
+    "its codec": np.mean(whole_run.codec_s),
+    "its waiting for exchanges": np.mean(whole_run.exposed_s),
+    "its exchanges behind steps": np.mean(whole_run.hidden_s),
   }
-  least = f"{rounds.hiding_interval(interval):,}"
+  hiding_interval = f"{rounds.hiding_interval(interval):,}"
   yield "seconds a step", f"{rounds.step_s:.4g}", "simulated"
-  yield "least H whose steps take as long", least, "simulated"
+  yield "least H whose steps take as long", hiding_interval, "simulated"
   for name, time_s in times_s.items():
     yield f"time of {name}", units.human_time(float(time_s)), "simulated"
-  yield "steps of the whole run", f"{whole.num_steps:,}", "counted"
-  sent = units.human_bytes(whole.sent_bytes)
-  yield "bytes of the whole run", sent, "derived"
+  yield "steps of the whole run", f"{whole_run.num_steps:,}", "counted"
+  sent_bytes = units.human_bytes(whole_run.sent_bytes)
+  yield "bytes of the whole run", sent_bytes, "derived"
   bubble = units.human_share(plan.setup.bubble_fraction)
   yield "idle share of a pipeline", bubble, "derived"
 
 
 def _notes(plan: MethodPlan) -> Iterator[str]:
-  setup, config = plan.setup, plan.config
-  costs, steps_s = setup.link_costs, setup.work.step_s
+  """Yields the assumptions of a plan, and settings that would help it."""
+  setup = plan.setup
+  config = plan.config
+  costs = setup.link_costs
+  steps_s = setup.work.step_s
   rtts_ms = [1e3 * site.link.rtt_s for site in costs.cluster.sites]
   yield "docs/simulator.md says what is left out."
   yield from _assumptions(plan)
@@ -137,13 +171,14 @@ def _notes(plan: MethodPlan) -> Iterator[str]:
     f"Round trips between sites take {min(rtts_ms):g} to {max(rtts_ms):g} ms,"
     f" an inner step {min(steps_s):.4g} to {max(steps_s):.4g} s, by replica."
   )
-  needed = float(max(costs.rate_bytes_per_s(1) * costs.latency_s(1))) * 4 / 3
+  bytes_under_way = float(max(costs.rate_bytes_per_s(1) * costs.latency_s(1)))
+  buffer_bytes = bytes_under_way * 4 / 3
   is_nccl = costs.transport.pieces > 1 and not config.meets
-  if is_nccl and _NCCL_BYTES < needed < math.inf:
+  if is_nccl and _NCCL_BYTES < buffer_bytes < math.inf:
     yield (
       "NCCL's default buffers are too small to keep this line busy: set "
-      f"NCCL_BUFFSIZE to {math.ceil(needed / 2**20) * 2**20:,} or more. The "
-      "times here assume that."
+      f"NCCL_BUFFSIZE to {math.ceil(buffer_bytes / 2**20) * 2**20:,} or more. "
+      "The times here assume that."
     )
   schedule = setup.plan.method.schedule
   if schedule.hiding_steps < schedule.overlap_steps:
@@ -171,9 +206,11 @@ def report_methods(
   title = f"Every method on {best.setup.link_costs.cluster.name}"
   reasons = [f"{plan.name}: {plan.reason}" for plan in plans if plan.reason]
   reasons += [f"{name}: {reason}" for name, reason in refused.items()]
-  paths = {plan.name: _write(plan, workdir) for plan in plans if plan.fits}
+  config_paths = {
+    plan.name: _write_config(plan, workdir) for plan in plans if plan.fits
+  }
   advice = _advice(plans)
-  assumed = _assumptions(best)
+  assumptions = _assumptions(best)
   header, cells = header_and_cells([_row(plan) for plan in plans])
   lines = [
     "Speeds and bytes are simulated, memory is estimated. Gaps are measured, "
@@ -187,7 +224,7 @@ def report_methods(
     "",
     "## Assumptions",
     "",
-    *(f"- {each}" for each in assumed),
+    *(f"- {assumption}" for assumption in assumptions),
     "",
     "## Not recommended",
     "",
@@ -195,14 +232,14 @@ def report_methods(
     "",
     "## Configs",
     "",
-    *(f"- {code(str(path))}" for path in paths.values()),
+    *(f"- {code(path)}" for path in config_paths.values()),
   ]
   page = write_page(workdir, title, lines, own_command())
   # The terminal has no room for the last columns.
-  shown = [_row(plan, is_short=True) for plan in plans]
-  table = terminal_table(
-    *header_and_cells(shown), title=title, collapse_padding=True
+  header, cells = header_and_cells(
+    [_row(plan, is_short=True) for plan in plans]
   )
+  table = terminal_table(header, cells, title=title, collapse_padding=True)
   table.columns[0].no_wrap = True
   Console().print(table)
   for reason in reasons:
@@ -211,10 +248,10 @@ def report_methods(
         f"not recommended: {printable(reason)}", 80, subsequent_indent="  "
       )
     )
-  for text in (_RANKED_BY, " ".join(assumed), advice):
+  for text in (_RANKED_BY, " ".join(assumptions), advice):
     print(f"\n{textwrap.fill(text, 80)}")
   if best.has_room:
-    print(f"\n{_start(best, paths[best.name])}")
+    print(f"\n{_start(best, config_paths[best.name])}")
   print(f"report: {page}")
 
 
@@ -228,7 +265,7 @@ _RANKED_BY = (
 
 
 def _assumptions(plan: MethodPlan) -> list[str]:
-  """Returns what the times of all plans rest on."""
+  """Returns the assumptions of the times of all plans."""
   cluster = plan.setup.link_costs.cluster
   shares = sorted({site.achieved_fraction for site in cluster.sites})
   percent = " to ".join(f"{100 * share:.0f}" for share in shares)
@@ -242,33 +279,43 @@ def _assumptions(plan: MethodPlan) -> list[str]:
 
 
 def _advice(plans: Sequence[MethodPlan]) -> str:
-  """Says which plan to take and what is known of its loss, or what helps."""
+  """Returns which plan to take and the gaps measured for its method.
+
+  If no plan has memory to spare, it returns what would help.
+
+  Args:
+    plans: Plans, the best first.
+  """
   best = plans[0]
   if not best.has_room:
     needed = units.human_bytes(best.memory.total)
-    has = units.human_bytes(best.device_bytes)
+    available = units.human_bytes(best.device_bytes)
     return (
       f"No method leaves {100 * LEAST_SPARE:.0f} % of a device's memory to "
-      f"spare: {best.name} comes next with {needed} of {has}. Take more "
+      f"spare: {best.name} comes next with {needed} of {available}. Take more "
       "devices for a replica, a smaller batch (data.batch_size) or model, or "
       "mesh.outer_memory=pinned_host."
     )
-  said = [f"Recommended: {best.name}{_settings(best)}."]
+  sentences = [f"Recommended: {best.name}{_settings(best)}."]
   if best.gap is not None:
-    known = measured_gaps(best.name, best.config.mesh.num_replicas)
-    said.append(f"Its measured gaps: {'; '.join(gap.words for gap in known)}.")
+    gaps = measured_gaps(best.name, best.config.mesh.num_replicas)
+    words = "; ".join(gap.words for gap in gaps)
+    sentences.append(f"Its measured gaps: {words}.")
   elif not best.is_baseline:
     interval = best.config.sync.named.schedule.sync_interval
-    said.append(
+    sentences.append(
       f"No method's gap was measured at H = {interval}, so speed alone ranks: "
       "leave sync.sync_interval out to compare what was measured."
     )
   if not math.isfinite(best.device_bytes):
-    said.append("The memory of a device is not known: --memory would say it.")
-  return " ".join([*said, _hiding(best)]).strip()
+    sentences.append(
+      "The memory of a device is not known: --memory would say it."
+    )
+  return " ".join([*sentences, _hiding(best)]).strip()
 
 
 def _settings(plan: MethodPlan) -> str:
+  """Returns the H of a method that has one, e.g. " with H = 30"."""
   schedule = plan.config.sync.named.schedule
   if plan.config.sync.named.exchanged == "gradient":
     return ""
@@ -276,34 +323,37 @@ def _settings(plan: MethodPlan) -> str:
 
 
 def _hiding(plan: MethodPlan) -> str:
-  """Says whether a plan hides its exchanges, and which H would."""
+  """Returns whether a plan hides its exchanges, and which H would."""
   schedule = plan.config.sync.named.schedule
   if plan.config.sync.named.exchanged == "gradient":
     return ""
   if plan.hides:
     return "Its exchanges hide behind inner steps."
   share = units.human_share(plan.rounds.utilisation)
-  said = f"Inner steps take {share} of the time: no H whose gap was measured "
-  said += "hides its exchanges here"
+  finding = (
+    f"Inner steps take {share} of the time: no H whose gap was measured hides "
+    "its exchanges here"
+  )
   if not schedule.overlap_steps:
-    return f"{said}, as the method waits for each."
-  least = plan.rounds.hiding_interval(schedule.sync_interval)
-  return f"{said}; H = {least:,} would (its gap: not measured)."
+    return f"{finding}, as the method waits for each."
+  interval = plan.rounds.hiding_interval(schedule.sync_interval)
+  return f"{finding}; H = {interval:,} would (its gap: not measured)."
 
 
 def _remove_earlier(workdir: pathlib.Path) -> None:
-  """Removes what an earlier simulation left in its directory.
+  """Removes the files of an earlier simulation in the same directory.
 
-  Somebody could train the config of a plan for other links, which is not on the
-  page any more.
+  The config of a plan for other links could otherwise be trained, although it
+  is not on the page any more.
   """
   for name in (NUMBERS, *(f"{method}.json" for method in METHODS)):
     (workdir / name).unlink(missing_ok=True)
 
 
-def _write(plan: MethodPlan, workdir: pathlib.Path) -> str:
-  """Writes the config of a plan; returns what follows --config=."""
-  config, values = plan.config, plan.config.to_mapping()
+def _write_config(plan: MethodPlan, workdir: pathlib.Path) -> str:
+  """Writes the config of a plan; returns the value of --config for it."""
+  config = plan.config
+  values = config.to_mapping()
   is_unset = config.inner.learning_rate == InnerConfig.learning_rate
   if is_unset and config.inner.optimizer == "adamw":
     # A line through table 2.1 of Brown et al., 2020 (recalled).
@@ -315,26 +365,36 @@ def _write(plan: MethodPlan, workdir: pathlib.Path) -> str:
 
 
 def _start(plan: MethodPlan, config: str) -> str:
-  """Returns the command that trains a plan, and where it runs."""
-  one, cluster = plan.config, plan.setup.link_costs.cluster
+  """Returns the command that trains a plan, and where it runs.
+
+  Args:
+    plan: The plan.
+    config: Value of --config.
+  """
+  cluster = plan.setup.link_costs.cluster
   sites = [cluster.site(rank).name for rank in range(cluster.num_replicas)]
   numbers = ", ".join(f"{rank} at {name}" for rank, name in enumerate(sites))
-  host, seen = f"HOST a machine at {sites[0]}", "/shared (or docs/clusters.md)"
-  flags = (
-    "--workdir=/shared/run --distributed --coordinator=HOST:9876 \\\n"
-    f"    --num_processes={len(sites)} --process_id=N"
-  )
-  if one.meets:
-    host, seen = "PLACE a folder or bucket", "run.secret (docs/mailbox.md)"
+  if plan.config.meets:
+    place = "PLACE a folder or bucket"
+    needed_file = "run.secret (docs/mailbox.md)"
     flags = "--workdir=run --meet=PLACE --secret=run.secret --replica=N"
-  where = (
-    f"{plan.name}, {one.total_steps:,} steps (--tokens) in "
-    f"{units.human_time(one.total_steps * plan.rounds.step_s)}: N is {numbers},"
-    f" {host}, and every process sees {one.division.num_devices} devices and"
-    f" {seen}. Choose the text (data.glob) and a learning rate."
+  else:
+    place = f"HOST a machine at {sites[0]}"
+    needed_file = "/shared (or docs/clusters.md)"
+    flags = (
+      "--workdir=/shared/run --distributed --coordinator=HOST:9876 \\\n"
+      f"    --num_processes={len(sites)} --process_id=N"
+    )
+  num_steps = plan.config.total_steps
+  num_devices = plan.config.division.num_devices
+  time = units.human_time(num_steps * plan.rounds.step_s)
+  text = (
+    f"{plan.name}, {num_steps:,} steps (--tokens) in {time}: N is {numbers}, "
+    f"{place}, and every process sees {num_devices} devices and {needed_file}. "
+    "Choose the text (data.glob) and a learning rate."
   )
   return (
-    f"{textwrap.fill(where, 80)}\n\n"
+    f"{textwrap.fill(text, 80)}\n\n"
     f"  python -m experiments.train \\\n    --config={config} \\\n    {flags}\n"
   )
 
@@ -344,10 +404,12 @@ def _row(plan: MethodPlan, is_short: bool = False) -> dict[str, str]:
 
   Args:
     plan: The plan.
-    is_short: Whether only those are wanted that fit into a terminal.
+    is_short: Whether to leave out the columns for which a terminal has no
+      room.
   """
-  config, schedule = plan.config, plan.config.sync.named.schedule
-  mesh, cluster = config.mesh, plan.setup.link_costs.cluster
+  config = plan.config
+  schedule = config.sync.named.schedule
+  cluster = plan.setup.link_costs.cluster
   equal_time = ""
   if plan.is_measured:
     equal_time = f"{100 * plan.gap_at_equal_time:+.1f} %"
@@ -364,21 +426,32 @@ def _row(plan: MethodPlan, is_short: bool = False) -> dict[str, str]:
     "sent a_day": units.human_bytes(plan.bytes_per_day),
     "memory spare": spare,
   }
-  row = {name.replace("_", "\N{NO-BREAK SPACE}"): row[name] for name in row}
+  row = {
+    name.replace("_", "\N{NO-BREAK SPACE}"): cell for name, cell in row.items()
+  }
   if is_short:
     return row
+  settings = (
+    f"P={schedule.num_fragments}, tau={schedule.overlap_steps}, "
+    f"{config.exchange.codec}, inner {config.inner.optimizer}, "
+    f"outer rate {config.outer.learning_rate:g}, "
+    f"stages {config.mesh.num_stages}"
+  )
   return row | {
     "memory": units.human_bytes(plan.memory.total),
     "in steps": units.human_share(plan.rounds.utilisation),
     "devices": f"{config.division.num_devices}/{cluster.num_devices(0)}",
-    "settings": f"P={schedule.num_fragments}, tau={schedule.overlap_steps}, "
-    f"{config.exchange.codec}, inner {config.inner.optimizer}, "
-    f"outer rate {config.outer.learning_rate:g}, stages {mesh.num_stages}",
+    "settings": settings,
   }
 
 
 def _gap(plan: MethodPlan, is_short: bool) -> str:
-  """Returns the measured gap and with how many replicas it was measured."""
+  """Returns the measured gap, and the number of replicas that it is for.
+
+  Args:
+    plan: The plan.
+    is_short: Whether to leave out the standard error.
+  """
   if plan.is_baseline:
     return "baseline"
   if plan.gap is None:

@@ -8,10 +8,13 @@ elsewhere. No accelerator is used. The terminal shows a summary, and
 WORKDIR/report.md every table, with figures and a CSV for each.
 """
 
-from absl import flags
+from collections.abc import Sequence
 
-from experiments.runtime import command_line
+from absl import app, flags
 
+from experiments.runtime import command_line, workdir_flag
+
+# Function that makes the tables of each paper.
 PAPERS = {
   "dilocox": "experiments.tables.dilocox:build_tables",
   "streaming_diloco": "experiments.tables.streaming_diloco:build_tables",
@@ -21,26 +24,28 @@ PAPERS = {
   "tc_cluster_setting": "experiments.tables.all_reduces:build_tables",
 }
 
-
-def define_flags() -> None:
-  """Defines the flags of this binary."""
-  command_line.define_workdir()
-  papers = list(PAPERS)
-  flags.DEFINE_multi_enum("papers", papers, papers, "Papers to have tables.")
+flags.adopt_module_key_flags(workdir_flag)
+_PAPERS = flags.DEFINE_multi_enum(
+  "papers", list(PAPERS), list(PAPERS), "Papers to have tables."
+)
 
 
-def main(values: flags.FlagValues) -> None:
+@command_line.one_line_errors()
+def main(argv: Sequence[str]) -> None:
   """Makes the tables of every paper that was asked for."""
-  workdir = command_line.writable(values.workdir, "speedup_tables")
+  command_line.refuse_arguments(argv)
+  workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "speedup_tables")
   from dilocox_jax.plan.choices import loaded
   from experiments.tables.table import summary, write_tables
 
-  makers = [loaded(PAPERS[name]) for name in values.papers]
+  tables = []
   with command_line.usage_errors():
-    tables = [table for make in makers for table in make()]
+    for paper in _PAPERS.value:
+      make_tables = loaded(PAPERS[paper])
+      tables += make_tables()
   print(*summary(tables), sep="\n")
   print(f"report: {write_tables(tables, workdir, command_line.own_command())}")
 
 
 if __name__ == "__main__":
-  command_line.main(main, define_flags)
+  app.run(main, flags_parser=command_line.parse_flags)

@@ -15,94 +15,86 @@ tries again what failed. Sweeps whose rows are committed begin with them:
     --config=experiments/configs/convergence.py:small --report_only
 """
 
-import math
+import functools
 import pathlib
 import signal
-import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from absl import flags
-from ml_collections import config_flags
+from absl import app, flags
 
-from dilocox_jax import files
-from dilocox_jax.metrics import work_directory
-from experiments.runtime import command_line
+from experiments.runtime import (
+  command_line,
+  config_flag,
+  own_parts,
+  workdir_flag,
+)
 from experiments.runtime.command_line import StoppedError
 
-# What a mistake in a config raises.
-_WRONG = ValueError, TypeError, OSError, KeyError
+if TYPE_CHECKING:
+  from experiments.sweeps.clocks import SweepClock, Times
+  from experiments.sweeps.runs import SweepRun
+  from experiments.sweeps.training import Training
+
 _ROOT = pathlib.Path(__file__).parents[1]
+# Errors that a mistake in a config raises.
+_MISTAKES = (ValueError, TypeError, OSError, KeyError)
+
+flags.adopt_module_key_flags(config_flag)
+flags.adopt_module_key_flags(workdir_flag)
+_PROCESSES = flags.DEFINE_integer(
+  "processes", 1, "How many runs at once, each a process.", lower_bound=1
+)
+_SLURM = flags.DEFINE_string(
+  "slurm",
+  "",
+  "Run on Slurm, --processes jobs at once, with these options of srun:"
+  " '--partition=gpu --gpus=1 --time=120'.",
+)
+_ONLY = flags.DEFINE_multi_string(
+  "only", [], "Name of a run to train; may be repeated. Default: all."
+)
+_MAX_MINUTES = flags.DEFINE_float(
+  "max_minutes",
+  None,
+  "Stop after this many minutes. The same command then continues each run"
+  " from its last checkpoint.",
+  lower_bound=0.0,
+)
+_REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Train nothing.")
 
 
-def define_flags() -> None:
-  """Defines the flags of this binary."""
-  command_line.define_config(command_line.CONFIGS / "compression.py")
-  command_line.define_workdir()
-  flags.DEFINE_integer(
-    "processes", 1, "How many runs at once, each a process.", lower_bound=1
+@command_line.one_line_errors()
+def main(argv: Sequence[str]) -> None:
+  """Trains the runs that are missing and reports on all."""
+  command_line.refuse_arguments(argv)
+  own_parts.register_given_parts()
+  from experiments.sweeps import rows
+
+  sweep = config_flag.CONFIG.value.to_dict()
+  config_file, argument = config_flag.file_and_argument()
+  name = pathlib.Path(config_file).stem
+  if argument:
+    name += f"_{argument}"
+  committed_rows = _ROOT / sweep["rows"] if sweep.get("rows") else None
+  runs = _checked_runs(sweep, committed_rows)
+  workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "sweep")
+  # Only a config without mistakes is worth waiting for JAX.
+  from experiments.sweeps.training import Training
+
+  training = Training(
+    workdir,
+    rows.Rows(workdir / f"{name}.csv", committed_rows),
+    parts_files=[*own_parts.PARTS.value, config_file],
   )
-  flags.DEFINE_string(
-    "slurm",
-    "",
-    "Run on Slurm, --processes jobs at once, with these options of srun:"
-    " '--partition=gpu --gpus=1 --time=120'.",
-  )
-  flags.DEFINE_multi_string(
-    "only", [], "Name of a run to train; may be repeated. Default: all."
-  )
-  flags.DEFINE_float(
-    "max_minutes",
-    None,
-    "Stop after this many minutes. The same command then continues each run"
-    " from its last checkpoint.",
-    lower_bound=0.0,
-  )
-  flags.DEFINE_bool("report_only", False, "Train nothing.")
-
-
-def check_field(path: str) -> None:
-  """Raises ValueError if a sweep's config has no such field."""
-  from experiments.sweeps import runs  # Only a mistake needs it this early.
-
-  runs.check_field(path)
-
-
-def main(values: flags.FlagValues) -> None:
-  """Makes the runs that are missing and reports on all."""
-  from dilocox_jax.checks import known
-  from experiments.sweeps import rows, runs
-
-  sweep = values.config.to_dict()
-  file = config_flags.get_config_filename(values["config"])
-  path, _, argument = file.partition(":")
-  name = "_".join(filter(None, [pathlib.Path(path).stem, argument]))
-  with command_line.usage_errors("--config: ", _WRONG):
-    start = _ROOT / sweep["rows"] if sweep.get("rows") else None
-    listed = runs.runs_of(sweep, rows.Rows(start).settings if start else ())
-    if not listed:
-      raise ValueError("the sweep has no runs: set its `grid` or its `runs`")
-    for each in values.only:
-      known("run", each, list(dict.fromkeys(run.name for run in listed)))
-    # Only a config without mistakes is worth waiting for JAX.
-    from experiments.sweeps import page
-    from experiments.sweeps.clocks import clock_of
-    from experiments.sweeps.training import Training, check_names
-
-    if not values.report_only:
-      check_names(listed)
-  workdir = command_line.writable(values.workdir, "sweep")
-  found = rows.Rows(workdir / f"{name}.csv", start)
-  training = Training(workdir, found, [*values.parts, path])
-  with command_line.usage_errors("--config: ", _WRONG):
-    # A wrong clock is found before anything begins.
-    clocks = {x["name"]: clock_of(x) for x in sweep.get("clocks", ())}
-    times = page.times_of(listed, clocks)
+  # A wrong clock is found before anything begins.
+  clocks, times = _clocks_and_times(sweep, runs)
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   is_late = False
   try:
-    if not values.report_only:
-      chosen = [r for r in listed if r.name in values.only or not values.only]
-      is_late = _train(values, training, chosen)
-    _write_page(name, values, sweep, listed, training, (clocks, times))
+    if not _REPORT_ONLY.value:
+      is_late = _train(training, runs)
+    _write_page(name, sweep, runs, training, clocks, times)
   except KeyboardInterrupt:
     raise StoppedError(
       "interrupted: the same command goes on from here",
@@ -115,59 +107,138 @@ def main(values: flags.FlagValues) -> None:
       f" {first['reason']} (log: {first['log']})"
     )
   if is_late:
-    over = f"--max_minutes={values.max_minutes:g} are over"
     raise StoppedError(
-      f"{over}: the same command goes on", command_line.TRY_AGAIN
+      f"--max_minutes={_MAX_MINUTES.value:g} are over: the same command goes"
+      " on",
+      command_line.TRY_AGAIN,
     )
 
 
-def _train(values: flags.FlagValues, training, runs) -> bool:
-  """Trains what has no line yet; returns whether time was over before."""
-  from experiments.sweeps.pool import Pool
+def _checked_runs(
+  sweep: Mapping[str, Any], committed_rows: pathlib.Path | None
+) -> "list[SweepRun]":
+  """Returns the runs of a sweep, once names and texts are known to exist.
 
-  minutes = math.inf if values.max_minutes is None else values.max_minutes
-  deadline_s = time.monotonic() + 60 * minutes
-  pool = Pool(values.processes, values.slurm, deadline_s)
-  lock = training.rows.path.with_suffix(".lock")
-  with work_directory.locked(
-    lock, f"another sweep is at {values.workdir}: wait for it"
-  ):
-    files.remove_partial(values.workdir)
-    training.train(runs, pool, values.processes)
-  return pool.is_late and any(training.row(run) is None for run in runs)
+  Args:
+    sweep: The sweep's config.
+    committed_rows: CSV file of runs with which the sweep begins; may be None.
+
+  Raises:
+    UsageError: If the config or --only is wrong.
+  """
+  from dilocox_jax.checks import known
+  from experiments.sweeps import rows
+  from experiments.sweeps.runs import runs_of
+
+  with command_line.usage_errors("--config: ", _MISTAKES):
+    settings = rows.Rows(committed_rows).settings if committed_rows else ()
+    runs = runs_of(sweep, settings)
+    if not runs:
+      raise ValueError("the sweep has no runs: set its `grid` or its `runs`")
+    names = list(dict.fromkeys(run.name for run in runs))
+    for name in _ONLY.value:
+      known("run", name, names)
+    if not _REPORT_ONLY.value:
+      from experiments.sweeps.training import check_names  # It loads JAX.
+
+      check_names(runs)
+  return runs
 
 
-def _write_page(name: str, values, sweep, listed, training, known) -> None:
-  """Writes and prints the report on what there is.
+def _clocks_and_times(
+  sweep: Mapping[str, Any], runs: "Sequence[SweepRun]"
+) -> "tuple[dict[str, SweepClock], dict[str, dict[str, Times]]]":
+  """Returns a sweep's clocks by name, and the times of its runs on them.
+
+  Args:
+    sweep: The sweep's config.
+    runs: Its runs.
+
+  Returns:
+    The clocks; and for each setting of the runs its times by clock.
+
+  Raises:
+    UsageError: If a clock is wrong, or does not fit a run.
+  """
+  from experiments.sweeps import page
+  from experiments.sweeps.clocks import clock_of
+
+  with command_line.usage_errors("--config: ", _MISTAKES):
+    clocks = {
+      entry["name"]: clock_of(entry) for entry in sweep.get("clocks", ())
+    }
+    return clocks, page.times_of(runs, clocks)
+
+
+def _train(training: "Training", runs: "Sequence[SweepRun]") -> bool:
+  """Trains the runs that are chosen and have no line yet.
+
+  Returns:
+    Whether the time was over before all of them had ended.
+  """
+  chosen_runs = runs
+  if _ONLY.value:
+    chosen_runs = [run for run in runs if run.name in _ONLY.value]
+  return training.train_for(
+    chosen_runs,
+    num_processes=_PROCESSES.value,
+    slurm=_SLURM.value,
+    max_minutes=_MAX_MINUTES.value,
+  )
+
+
+def _write_page(
+  name: str,
+  sweep: Mapping[str, Any],
+  runs: "Sequence[SweepRun]",
+  training: "Training",
+  clocks: "Mapping[str, SweepClock]",
+  times: "Mapping[str, Mapping[str, Times]]",
+) -> None:
+  """Writes and prints the report on the runs that have ended.
 
   Args:
     name: Name of the sweep.
-    values: The flags.
     sweep: Its config.
-    listed: Its runs.
-    training: What trained them.
-    known: Clocks by name, and the times of all settings on them.
+    runs: Its runs.
+    training: The lines of the runs, and those that failed.
+    clocks: Clocks by name.
+    times: Times of every setting by clock.
   """
   from rich.console import Console
 
   from dilocox_jax.report.comparison import Page
   from experiments.sweeps import page
 
-  if values.report_only:  # Lines on another text than the one here count, too.
-    found = training.rows.on_one_text(listed)
+  if _REPORT_ONLY.value:
+    # Lines on another text than the one of this machine count, too.
+    lines = training.rows.on_one_text(runs)
   else:
-    found = [training.row(run) for run in listed]
+    lines = [training.row(run) for run in runs]
   notes = [f"- {note}" for note in sweep.get("notes", ())]
-  written = Page(
-    f"Sweep: {name}",
-    page.frame(sweep, listed, found, training.rows, *known),
-    [page.intro(listed, found, training.rows), *notes],
-    training.failed,
+  sweep_page = Page(
+    title=f"Sweep: {name}",
+    frame=page.frame(sweep, runs, lines, training.rows, clocks, times),
+    intro=[page.intro(runs, lines, training.rows), *notes],
+    failed=training.failed,
   )
-  path = written.write(values.workdir, command_line.own_command())
-  written.print(Console())
+  path = sweep_page.write(training.workdir, command_line.own_command())
+  sweep_page.print(Console())
   print(f"runs: {training.rows.source}\nreport: {path}")
 
 
+def _check_field(path: str) -> None:
+  """Raises ValueError if a sweep's config has no such field."""
+  from experiments.sweeps import runs  # Only a mistake needs it this early.
+
+  runs.check_field(path)
+
+
+_parse_flags = functools.partial(
+  config_flag.parse_flags,
+  default_file=config_flag.CONFIGS / "compression.py",
+  check_field=_check_field,
+)
+
 if __name__ == "__main__":
-  command_line.main(main, define_flags, check_field)
+  app.run(main, flags_parser=_parse_flags)

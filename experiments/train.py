@@ -13,144 +13,172 @@ processes on this one. With --meet it is one replica of a run whose replicas are
 programs of their own, which meet in a folder or a bucket (docs/mailbox.md).
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from absl import flags
+from absl import app, flags
 
-from experiments.runtime import command_line, distributed_flags
+from experiments.runtime import (
+  command_line,
+  config_flag,
+  distributed_flags,
+  own_parts,
+  run_configs,
+  workdir_flag,
+)
 from experiments.runtime.command_line import UsageError
 
-_MEETING = ("meet", "replica", "secret", "accept_version")
+if TYPE_CHECKING:
+  from dilocox_jax.training.mailbox_replica import Meeting
+
+  from dilocox_jax.api.simulation_setup import ClusterClock
+  from dilocox_jax.config import RunConfig
+
+flags.adopt_module_key_flags(config_flag)
+flags.adopt_module_key_flags(workdir_flag)
+flags.adopt_module_key_flags(distributed_flags)
+_PROFILE = flags.DEFINE_bool(
+  "profile", False, "Write a jax.profiler trace to WORKDIR/profile."
+)
+_SAMPLE_TOKENS = flags.DEFINE_integer(
+  "sample_tokens",
+  100,
+  "Tokens that the trained model writes for the report; 0: none.",
+  lower_bound=0,
+)
+_CHECK_MEMORY = flags.DEFINE_bool(
+  "check_memory",
+  True,
+  "Refuse a run that needs more memory than the device or this machine has. "
+  "The need is partly an estimate: --nocheck_memory tries all the same.",
+)
+
+# A simulated clock.
+_CLUSTER = flags.DEFINE_string(
+  "cluster",
+  None,
+  "Also say what the run would cost on this cluster (see experiments."
+  "simulate): loss against simulated hours. The loss does not depend on it.",
+)
+_STEP_S = flags.DEFINE_float(
+  "step_s",
+  None,
+  "With --cluster: seconds of an inner step; by default from operations.",
+  lower_bound=0.0,
+)
+
+# One replica of a run by mailbox.
+_MEET = flags.DEFINE_string(
+  "meet",
+  None,
+  "Folder or URL (s3://bucket/run) where the replicas of the run meet: be "
+  "one of them, a program of its own with a WORKDIR of its own. Sets "
+  "exchange.collective=mailbox.",
+)
+_REPLICA = flags.DEFINE_string(
+  "replica", None, "With --meet: name of this replica."
+)
+_SECRET = flags.DEFINE_string(
+  "secret",
+  None,
+  "With --meet: file of the secret that all replicas share (see "
+  "experiments.make_secret).",
+)
+_ACCEPT_VERSION = flags.DEFINE_bool(
+  "accept_version",
+  False,
+  "With --meet: take part with other code than the run has.",
+)
 
 
-def define_flags() -> None:
-  """Defines the flags of this binary."""
-  command_line.define_config()
-  command_line.define_workdir("A run that it holds goes on.")
-  flags.DEFINE_bool(
-    "profile", False, "Write a jax.profiler trace to WORKDIR/profile."
-  )
-
-  text = "Tokens that the trained model writes for the report; 0: none."
-  flags.DEFINE_integer("sample_tokens", 100, text, lower_bound=0)
-  flags.DEFINE_bool(
-    "check_memory",
-    True,
-    "Refuse a run that needs more memory than the device or this machine has. "
-    "The need is partly an estimate: --nocheck_memory tries all the same.",
-  )
-  flags.DEFINE_string(
-    "cluster",
-    None,
-    "Also say what the run would cost on this cluster (see experiments."
-    "simulate): loss against simulated hours. The loss does not depend on it.",
-  )
-  flags.DEFINE_float(
-    "step_s",
-    None,
-    "With --cluster: seconds of an inner step; by default from operations.",
-    lower_bound=0.0,
-  )
-  distributed_flags.define_flags()
-  _define_meeting()
-
-
-def _define_meeting() -> None:
-  """Defines --meet and the flags that need it."""
-  flags.DEFINE_string(
-    "meet",
-    None,
-    "Folder or URL (s3://bucket/run) where the replicas of the run meet: be "
-    "one of them, a program of its own with a WORKDIR of its own. Sets "
-    "exchange.collective=mailbox.",
-  )
-  flags.DEFINE_string("replica", None, "With --meet: name of this replica.")
-  flags.DEFINE_string(
-    "secret",
-    None,
-    "With --meet: file of the secret that all replicas share (see "
-    "experiments.make_secret).",
-  )
-  flags.DEFINE_bool(
-    "accept_version",
-    False,
-    "With --meet: take part with other code than the run has.",
-  )
-
-
-def main(values: flags.FlagValues) -> None:
+@command_line.one_line_errors()
+def main(argv: Sequence[str]) -> None:
   """Trains and prints where the report is."""
-  is_distributed = distributed_flags.check_flags(values)
-  met = meeting(values)
-  config = command_line.run_config(values.config)
-  command_line.check_files(config)
-  simulated_clock = clock(values, config)
-  workdir = command_line.writable(values.workdir, "train")
+  command_line.refuse_arguments(argv)
+  own_parts.register_given_parts()
+  config_values = config_flag.CONFIG.value
+  place = distributed_flags.place(config_values)
+  meeting = _meeting()
+  if meeting:
+    config_values.exchange.collective = "mailbox"
+  config = run_configs.run_config(config_values)
+  run_configs.check_files(config)
+  simulated_clock = clock(config)
+  workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "train")
   # This takes seconds, so bad input is refused before it.
   from experiments.runtime import running
 
   running.train(
     config,
     workdir,
-    profile=values.profile,
+    profile=_PROFILE.value,
     clock=simulated_clock,
-    place=values if is_distributed else None,
-    meeting=met,
-    num_sample_tokens=values.sample_tokens,
-    check_memory=values.check_memory,
+    place=place,
+    meeting=meeting,
+    num_sample_tokens=_SAMPLE_TOKENS.value,
+    check_memory=_CHECK_MEMORY.value,
   )
 
 
-def meeting(values: flags.FlagValues) -> Any:
-  """Returns where this replica meets the others; None if it does not.
-
-  Says so in the config, too.
+def _meeting() -> "Meeting | None":
+  """Returns where this replica meets the others; None without --meet.
 
   Raises:
     UsageError: If the flags do not go together, or the name or the secret is
       wrong.
   """
-  given = [name for name in _MEETING if values[name].value]
-  needed = [name for name in _MEETING[:3] if name not in given]
-  if not given:
+  needed_flags = (_MEET, _REPLICA, _SECRET)
+  present = [f for f in (*needed_flags, _ACCEPT_VERSION) if f.value]
+  if not present:
     return None
-  if needed:
-    raise UsageError(f"--{given[0]} needs --{' and --'.join(needed)}")
-  for name in ("distributed", "cluster"):
-    if values[name].value:
+  where = _MEET.value
+  name = _REPLICA.value
+  secret = _SECRET.value
+  if not where or not name or not secret:
+    missing = [f"--{flag.name}" for flag in needed_flags if not flag.value]
+    raise UsageError(f"--{present[0].name} needs {' and '.join(missing)}")
+  for other in (distributed_flags.DISTRIBUTED, _CLUSTER):
+    if other.value:
       raise UsageError(
-        f"--meet does not go with --{name}: a replica is one program on real "
-        "links"
+        f"--meet does not go with --{other.name}: a replica is one program on "
+        "real links"
       )
-  values.config.exchange.collective = "mailbox"
   from dilocox_jax.meeting.members import checked_name, read_secret
 
   with command_line.usage_errors():
-    checked_name(values.replica)
-    read_secret(values.secret)
+    checked_name(name)
+    read_secret(secret)
   from dilocox_jax.training.mailbox_replica import Meeting  # It loads JAX.
 
   return Meeting(
-    values.meet, values.replica, values.secret, values.accept_version
+    where=where,
+    name=name,
+    secret=secret,
+    accept_version=_ACCEPT_VERSION.value,
   )
 
 
-def clock(values: flags.FlagValues, config):
+def clock(config: "RunConfig") -> "ClusterClock | None":
   """Returns the simulated clock that --cluster asks for, or None.
 
+  Args:
+    config: Config of the run.
+
   Raises:
-    UsageError: If it does not fit the run.
+    UsageError: If the cluster does not exist or does not fit the run.
   """
-  is_timed = values.cluster is not None
-  command_line.refuse_unused(values, [("step_s", is_timed, "--cluster")])
-  if not is_timed:
+  cluster = _CLUSTER.value
+  command_line.refuse_unused(
+    _STEP_S, is_used=cluster is not None, needs="--cluster"
+  )
+  if cluster is None:
     return None
   from dilocox_jax.api import simulation_setup as setup
 
   with command_line.usage_errors(kinds=(ValueError, OSError)):
-    options = setup.Options(step_s=values.step_s)
-    return setup.ClusterClock(config, values.cluster, options)
+    options = setup.Options(step_s=_STEP_S.value)
+    return setup.ClusterClock(config, cluster, options)
 
 
 if __name__ == "__main__":
-  command_line.main(main, define_flags)
+  app.run(main, flags_parser=config_flag.parse_flags)

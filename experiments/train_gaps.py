@@ -19,60 +19,63 @@ prints the list, with the time that each group of settings needs.
 import logging
 import pathlib
 import time
+from collections.abc import Sequence
 
-from absl import flags
+from absl import app, flags
 
 from experiments.runtime import command_line
 from experiments.runtime.command_line import StoppedError
 
-_LARGEST_POPULATION = (
-  3  # Runs of a program on CPUs: seeds of one pair of rates.
+# Runs of a program on CPUs: seeds of one pair of rates.
+_LARGEST_POPULATION = 3
+
+_ROWS = flags.DEFINE_string(
+  "rows", None, "CSV file of finished runs.", required=True
 )
+_DESIGN = flags.DEFINE_enum(
+  "design", "cpu", ["cpu", "gpu"], "Which list of settings."
+)
+_MINUTES = flags.DEFINE_float(
+  "minutes",
+  None,
+  "Begin no program after this many minutes. Default: train all runs.",
+  lower_bound=0.0,
+)
+_POPULATION = flags.DEFINE_integer(
+  "population",
+  None,
+  "Most runs of one program. Default: 3 on CPUs, else all that a setting"
+  " needs next.",
+  lower_bound=1,
+)
+_LIST = flags.DEFINE_bool("list", False, "Print the list and train nothing.")
 
 
-def define_flags() -> None:
-  """Defines the flags of this binary."""
-  flags.DEFINE_string("rows", None, "CSV file of finished runs.", required=True)
-  flags.DEFINE_enum("design", "cpu", ["cpu", "gpu"], "Which list of settings.")
-  flags.DEFINE_float(
-    "minutes",
-    None,
-    "Begin no program after this many minutes. Default: train all runs.",
-    lower_bound=0.0,
-  )
-  flags.DEFINE_integer(
-    "population",
-    None,
-    "Most runs of one program. Default: 3 on CPUs, else all that a setting"
-    " needs next.",
-    lower_bound=1,
-  )
-  flags.DEFINE_bool("list", False, "Print the list and train nothing.")
-
-
-def main(values: flags.FlagValues) -> None:
+@command_line.one_line_errors()
+def main(argv: Sequence[str]) -> None:
   """Trains what is missing, or prints the list."""
+  command_line.refuse_arguments(argv)
   from experiments.gaps import design, plan, rows
   from experiments.runtime import running
 
-  path = pathlib.Path(values.rows)
-  groups = design.DESIGNS[values.design]()
-  if values.list:
-    print(plan.table(groups, rows.read(path), values.design))
+  path = pathlib.Path(_ROWS.value)
+  groups = design.DESIGNS[_DESIGN.value]()
+  if _LIST.value:
+    print(plan.table(groups, rows.read(path), _DESIGN.value))
     return
   running.set_up_jax()
   from experiments.gaps.work import Work
 
   begin = time.monotonic()
   deadline = None
-  if values.minutes is not None:
-    deadline = begin + 60 * values.minutes
+  if _MINUTES.value is not None:
+    deadline = begin + 60 * _MINUTES.value
   work = Work(
     path=path,
     groups=groups,
-    name=values.design,
+    name=_DESIGN.value,
     deadline=deadline,
-    largest_population=values.population or _default_population(),
+    largest_population=_POPULATION.value or _default_population(),
   )
   if not work.train_all():
     raise StoppedError(
@@ -88,4 +91,4 @@ def _default_population() -> int | None:
 
 
 if __name__ == "__main__":
-  command_line.main(main, define_flags)
+  app.run(main, flags_parser=command_line.parse_flags)

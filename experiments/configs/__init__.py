@@ -1,1 +1,1 @@
-"""Configs: `default` holds every field, the others are diffs of it."""
+"""Config files: `default` holds every field; the others change some of them."""

@@ -1,8 +1,8 @@
 """Runs to compile for TPUs that are not there; the name follows the colon.
 
-experiments.fits says what each needs. Sizes of 107B as
-in `papers.py`, on two slices of 128 chips with 32 stages of 4 chips, or 16 of
-8. Differs from the paper: batches of 256 sequences. Cost: minutes of one CPU
+experiments.fits reports what each run needs. The 107B runs have the sizes of
+`papers.py`, on two slices of 128 chips with 32 stages of 4 chips, or 16 stages
+of 8. Differs from the paper: batches of 256 sequences. Cost: minutes of one CPU
 core for 107B, half a minute for `tiny`.
 
     python -m experiments.fits --workdir=runs/compiled --compile=v5e:2x2 \

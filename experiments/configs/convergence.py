@@ -41,10 +41,13 @@ CLOCK_107B = {
 # A step is stated: a replica that has two CPU cores takes 32 ms (measured).
 CLOCKS = ({"name": "1gbit", "cluster": "1gbit", "step_s": 0.03}, CLOCK_107B)
 FRONT = (
-  *("allreduce_muon_average", "overlap_loco", "muloco", "diloco_cold"),
+  "allreduce_muon_average",
+  "overlap_loco",
+  "muloco",
+  "diloco_cold",
   "dilocox_continue_1gbit",
 )
-# What else a reader must know is in docs/results.md.
+# docs/results.md says more.
 NOTES = (
   "DiLoCoX applies a pseudo-gradient late. `continue` and `reset` are the two"
   " readings of its rule: the late update is added to a replica's own progress,"
@@ -61,8 +64,8 @@ NOTES = (
   "docs/results.md says how settings were chosen, on which seeds, and where an"
   " average of the parameters is on one side only.",
 )
-# What an optimizer or an average gains must not pass for what an exchange
-# loses, so these have another baseline.
+# A method with another optimizer or an average of its parameters has a baseline
+# with the same, so that the gap measures the exchange alone.
 SWEEPS = {
   "small": {
     "target_loss": 1.5,

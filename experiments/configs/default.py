@@ -51,7 +51,11 @@ def sweep() -> config_dict.ConfigDict:
 
 
 def _section(kind: type) -> config_dict.ConfigDict:
-  """Returns the defaults of a dataclass; unset fields have a type for flags."""
+  """Returns the defaults of a dataclass.
+
+  A field that is unset (None) is a placeholder with a type, so that a flag can
+  set it.
+  """
   section = config_dict.ConfigDict()
   kinds = typing.get_type_hints(kind)
   for field in dataclasses.fields(kind):

@@ -1,7 +1,7 @@
 """A grid: every combination of two lengths of a round and two inner rates.
 
-It claims nothing, and shows how to write a grid. Cost: 4 runs of 300 steps for
-every seed, a minute each on two CPU cores.
+Claim: none; it shows how to write a grid. Cost: 4 runs of 300 steps for every
+seed, a minute each on two CPU cores.
 
     python -m experiments.sweep --config=experiments/configs/grid.py \
         --workdir=runs/grid --processes=2
@@ -11,7 +11,7 @@ from experiments.configs import default
 
 
 def get_config():
-  """DiLoCo with H = 10 and 30, each with two rates."""
+  """Returns a sweep: DiLoCo with H = 10 and 30, each with two rates."""
   config = default.sweep()
   config.base.total_steps = 300
   config.grid = {

@@ -26,8 +26,8 @@ dilocox: the whole next round hides the exchange. Source: arXiv 2506.21263.
   Claim (published): 357 times the throughput of AllReduce for 107B parameters
   over 1 Gbit/s. Differs: replicas keep progress that is not averaged yet
   ("continue"). With rounds of four steps that ends lower than dropping it, with
-  twenty they end alike (measured). The residual is what the replica's own
-  message lost; in the paper it is what the mean lost (recalled).
+  twenty they end alike (measured). The residual is the error of the
+  replica's own message; in the paper it is the error of the mean (recalled).
 delayed: any schedule with any rule that it allows. Source: ours as a
   combination; the rule is LOSCAR-SGD's (arXiv 2605.20866). Claim: with rounds
   of four steps "continue" ends lower than "reset", with twenty they end alike

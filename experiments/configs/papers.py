@@ -2,10 +2,11 @@
 
 Sources: DiLoCoX, arXiv 2506.21263 (H, ranks, steps and layers recalled, not
 verified); OpenDiLoCo, arXiv 2407.07852, with the batches, steps and rates of
-its repository; Streaming DiLoCo, arXiv 2501.18512, tables 2 and 5. What they do
-not say is ours: the batches and inner rates of DiLoCoX and Streaming DiLoCo,
-and the stages' schedule. Differs: E3M0 has a scale for each block. Claims: see
-docs/reproduction.md. Cost: one accelerator a replica, and 32 for 107B.
+its repository; Streaming DiLoCo, arXiv 2501.18512, tables 2 and 5. The papers
+leave some settings open, which are ours: the batches and inner rates of DiLoCoX
+and Streaming DiLoCo, and the stages' schedule. Differs: E3M0 has a scale for
+each block. Claims: see docs/reproduction.md. Cost: one accelerator a replica,
+and 32 for 107B.
 
 The text comes from experiments.prepare_data, with the tokenizer of the paper:
 WikiText-103 for DiLoCoX, C4 for the others.
@@ -81,6 +82,13 @@ _TOKENS = {
 
 
 def _streaming(size: str, batch_size: int = 128, length: int = 1024):
+  """Returns the fields of a run of Streaming DiLoCo.
+
+  Args:
+    size: One of `_TOKENS`.
+    batch_size: Sequences of a replica's step.
+    length: Tokens of a sequence.
+  """
   preset = f"chinchilla_{size}"
   return {
     "total_steps": int(_TOKENS[size] / (2 * batch_size * length)),
@@ -88,7 +96,7 @@ def _streaming(size: str, batch_size: int = 128, length: int = 1024):
     "model.z_loss": 1e-4,
     "sync.method": "streaming_diloco",
     "sync.sync_interval": 30,
-    # Three layers make a fragment, and what is no layer makes one more.
+    # Three layers make a fragment; embeddings and the last norm make one more.
     "sync.num_fragments": 1 + MODEL_PRESETS[preset].num_layers // 3,
     "sync.overlap_steps": 1,
     "sync.mixing_alpha": 0.5,

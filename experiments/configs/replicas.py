@@ -27,31 +27,54 @@ from ml_collections import config_dict
 
 from dilocox_jax.plan.schedule.methods import METHODS
 
-# What baselines and methods that are held against them may have in common.
-_ALIKE = (
-  *(" 2x4", " 4x4", " 8x4", " 29k", " 82k", " 131k", " 380k", " 2300k"),
-  *(f", AdamW, {size}" for size in ("2x4", "4x4", "8x4")),
-  *(f", momentum of nine tenths, {size}" for size in ("2x4", "4x4")),
-  *(f", last rate {end}, 2x4" for end in ("a tenth", "zero, no average")),
+# Ends of the names of settings. A method and AllReduce with the same end are
+# compared.
+_ENDS = (
+  " 2x4",
+  " 4x4",
+  " 8x4",
+  " 29k",
+  " 82k",
+  " 131k",
+  " 380k",
+  " 2300k",
+  ", AdamW, 2x4",
+  ", AdamW, 4x4",
+  ", AdamW, 8x4",
+  ", momentum of nine tenths, 2x4",
+  ", momentum of nine tenths, 4x4",
+  ", last rate a tenth, 2x4",
+  ", last rate zero, no average, 2x4",
 )
-_BASELINES = {
-  **{
-    f"{name}{each}": f"allreduce{each}"
-    for name in (*METHODS, "overlap_loco in fp32,")
-    for each in _ALIKE
-    if name != "allreduce"
-  },
-  **{f"overlap_loco {each}": "allreduce 2x4" for each in ("4x2", "8x1")},
-  "overlap_loco 16x1": "allreduce 4x4",
-  **{f"one replica, H = {each}": "allreduce 1x8" for each in (16, 30)},
-  "one replica, AdamW, H = 16": "allreduce, AdamW, 2x4",
-  "one replica, AdamW, H = 30": "allreduce, AdamW, 2x4",
-}
+
+
+def _baselines() -> dict[str, str]:
+  """Returns the name of the baseline of each setting."""
+  baselines = {}
+  for method in (*METHODS, "overlap_loco in fp32,"):
+    if method != "allreduce":
+      for end in _ENDS:
+        baselines[f"{method}{end}"] = f"allreduce{end}"
+  # Other divisions of the same sequences among replicas.
+  return baselines | {
+    "overlap_loco 4x2": "allreduce 2x4",
+    "overlap_loco 8x1": "allreduce 2x4",
+    "overlap_loco 16x1": "allreduce 4x4",
+    "one replica, H = 16": "allreduce 1x8",
+    "one replica, H = 30": "allreduce 1x8",
+    "one replica, AdamW, H = 16": "allreduce, AdamW, 2x4",
+    "one replica, AdamW, H = 30": "allreduce, AdamW, 2x4",
+  }
+
+
+_JUDGED = {"judged": True, "baselines": _baselines()}
 SWEEPS = {
-  **dict.fromkeys(
-    ("main", "one", "long", "sizes"), {"judged": True, "baselines": _BASELINES}
-  ),
-  **dict.fromkeys(("tune", "cpu"), {}),
+  "main": _JUDGED,
+  "one": _JUDGED,
+  "long": _JUDGED,
+  "sizes": _JUDGED,
+  "tune": {},
+  "cpu": {},
   "way_back": {"baseline": "fp32"},
 }
 

@@ -1,4 +1,14 @@
-"""Flags, logging and one-line errors that all programs here share.
+"""Reads the command line of a program, and ends the program with one line.
+
+Every program here is one of absl:
+
+  @command_line.one_line_errors()
+  def main(argv: Sequence[str]) -> None:
+    command_line.refuse_arguments(argv)
+    ...
+
+  if __name__ == "__main__":
+    app.run(main, flags_parser=command_line.parse_flags)
 
 A program that stops early prints one line on standard error and exits with one
 of these codes:
@@ -8,7 +18,7 @@ of these codes:
   75   Another process holds the work directory or was lost, or the time limit
        is over. A scheduler may start the same command again: the run goes on.
   130  Ctrl-C stopped the program (128 + 2, the number of SIGINT).
-  141  Whoever read its output has gone, e.g. `head` (128 + 13, SIGPIPE).
+  141  The reader of its output has gone, e.g. `head` (128 + 13, SIGPIPE).
   143  SIGTERM stopped the program (128 + 15).
 
 Any other error is a bug, and its traceback is printed.
@@ -17,40 +27,31 @@ Any other error is a bug, and its traceback is printed.
 import contextlib
 import io
 import logging
-import math
 import os
-import pathlib
-import re
 import select
 import shlex
 import signal
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import app, flags
-from ml_collections import config_dict, config_flags
+from absl import logging as absl_logging
 
 from dilocox_jax.checks import printable
-from dilocox_jax.metrics import work_directory
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.metrics.work_directory import BusyError, RefusedError
-from experiments.runtime import own_parts
 
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h.
 PIPE_CLOSED = 141  # SIGPIPE is 13.
 INTERRUPTED = 130  # Shells use 128 + the signal's number; SIGINT is 2.
 # A process that was asked to stop saves, and ends with one of these exit codes.
 STOP_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-COMMAND_VARIABLE = "DILOCOX_JAX_COMMAND"  # What a user typed to start it all.
-
-# Folder of the config files that come with the programs.
-CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
-_DEFAULT_CONFIG = CONFIGS / "default.py"
-
-# In --help, flags are listed under the program that asks for them, not here.
-flags.disclaim_key_flags()
+# Environment variable with the command that the user typed. A program that
+# starts others sets it for them.
+COMMAND_VARIABLE = "DILOCOX_JAX_COMMAND"
+# Loggers of libraries of which only warnings are shown.
+_QUIET_LOGGERS = ("absl", "jax", "orbax")
 
 
 class UsageError(Exception):
@@ -79,13 +80,14 @@ class StoppedError(Exception):
     self.exit_code = exit_code
 
 
-# What ends a program with one line.
+# Errors that end a program with one line, with their exit codes.
 _CODES = {UsageError: 2, RefusedError: 2, BusyError: TRY_AGAIN, RecordError: 1}
+# The same errors, and the one that brings its own exit code.
 ENDINGS: tuple[type[Exception], ...] = (*_CODES, StoppedError)
 
 
 class OneLine(logging.Formatter):
-  """Writes a message on one line, without what a terminal would act on."""
+  """Writes a message on one line, without codes that a terminal acts on."""
 
   def formatMessage(self, record: logging.LogRecord) -> str:
     """Returns the line of a message; a traceback may follow it."""
@@ -97,39 +99,61 @@ def exit_code(error: Any) -> int:
   return _CODES.get(type(error)) or error.exit_code
 
 
-def main(
-  function: Callable[[flags.FlagValues], None],
-  define_flags: Callable[[], None],
-  check_field: Callable[[str], None] | None = None,
-  positional: str = "",
-) -> None:
-  """Runs a binary.
+def parse_flags(argv: Sequence[str]) -> list[str]:
+  """Parses the flags of a program, as `app.run` asks its `flags_parser` to.
+
+  Absl would print a heading and exit with code 1. Here a mistake is one line
+  and exits with code 2; help exits with code 0.
 
   Args:
-    function: Function that does the work, with the flags as its argument. It
-      raises one of `ENDINGS`: `UsageError` if the input is wrong, and
-      `StoppedError` if it cannot go on.
-    define_flags: Function that defines the flags and loads config files.
-    check_field: Function that raises ValueError if --config has no field with
-      a dotted name. By default it checks the fields of `RunConfig`.
-    positional: Name of a multi-string flag that takes the arguments without
-      dashes; "" if the program has no such arguments.
+    argv: The command line, with the path of the program in front.
+
+  Returns:
+    The path of the program, and the arguments that are no flags.
   """
+  set_up_terminal()
+  with one_line_errors():
+    return read_flags(argv)
+
+
+def set_up_terminal() -> None:
+  """Prepares the standard streams and the log for lines that a user reads."""
   _open_closed_streams()
-  logging.basicConfig(level=logging.INFO)
-  for handler in logging.getLogger().handlers:
-    handler.setFormatter(OneLine("%(message)s"))
-  for library in ("absl", "jax", "orbax"):
-    logging.getLogger(library).setLevel(logging.WARNING)
   if isinstance(sys.stdout, io.TextIOWrapper):
     # A path may have bytes or letters that the output has no encoding for.
     sys.stdout.reconfigure(errors="backslashreplace")
+  absl_logging.get_absl_handler().setFormatter(OneLine("%(message)s"))
+  # Absl sets the levels of loggers after it has parsed the flags.
+  app.call_after_init(_quiet_libraries)
+
+
+def read_flags(argv: Sequence[str]) -> list[str]:
+  """Does the work of `parse_flags`, and raises an error for a mistake.
+
+  Raises:
+    UsageError: If a flag does not exist or has a wrong value.
+  """
+  if "h" not in flags.FLAGS:
+    flags.DEFINE_alias("h", "help")
   try:
-    _parse(define_flags, check_field or _check_run_field, positional)
-    if "parts" in flags.FLAGS:
-      with usage_errors():
-        own_parts.register_parts(flags.FLAGS.parts)
-    function(flags.FLAGS)
+    return flags.FLAGS(argv)
+  except flags.Error as error:
+    raise UsageError(error) from error
+  except SystemExit:  # absl exits with an error code after it has printed help.
+    sys.stdout.flush()
+    sys.exit(0)
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+  """Ends the program with one line if the block raises a known error.
+
+  It is a decorator for `main`, too. The known errors are `ENDINGS`,
+  `SavedAndStoppedError`, Ctrl-C, and an output whose reader has gone. Any other
+  error passes through.
+  """
+  try:
+    yield
     sys.stdout.flush()
   except ENDINGS as error:
     print_error(error)
@@ -145,13 +169,21 @@ def main(
     raise
 
 
-def _open_closed_streams() -> None:
-  """Has standard streams that were closed lead to nowhere.
+def _quiet_libraries() -> None:
+  for name in _QUIET_LOGGERS:
+    logging.getLogger(name).setLevel(logging.WARNING)
 
-  The next file would else take the place of, say, standard error, and get what
-  a library writes there.
+
+def _open_closed_streams() -> None:
+  """Connects standard streams that are closed with the null device.
+
+  The next file that a library opens would else take the place of, say,
+  standard error, and get the warnings that are written there.
   """
-  while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+  while True:
+    number = os.open(os.devnull, os.O_RDWR)
+    if number > 2:
+      break
     os.set_inheritable(number, True)
   os.close(number)
   sys.stdin = sys.stdin or open(0, closefd=False)
@@ -160,7 +192,7 @@ def _open_closed_streams() -> None:
 
 
 def _leave_closed_output() -> None:
-  """Ends the program if whoever read its output has gone."""
+  """Exits if the reader of the output has gone; else does nothing."""
   output = select.poll()
   output.register(sys.stdout, 0)
   if any(event & select.POLLERR for _, event in output.poll(0)):
@@ -186,49 +218,39 @@ def usage_errors(
     raise UsageError(f"{where}{field}{error}") from error
 
 
-def memory_bytes(values: flags.FlagValues) -> float | None:
-  """Returns what --memory says (bytes), or None if it is not given."""
-  from dilocox_jax.simulate.quantities import SIZE, parse_quantity
+def refuse_arguments(argv: Sequence[str]) -> None:
+  """Raises UsageError if a program that takes only flags has other arguments.
 
-  if values.memory is None:
-    return None
-  with usage_errors():
-    size = parse_quantity(values.memory, SIZE, "--memory")
-  if not 0 < size < math.inf:
-    raise UsageError("--memory must be above 0, and finite")
-  return size
+  Args:
+    argv: The argument of `main`: the program, and what is no flag.
+  """
+  if len(argv) > 1:
+    raise UsageError(f"unexpected argument {argv[1]!r}: flags start with --")
 
 
 def refuse_unused(
-  values: flags.FlagValues, uses: Iterable[tuple[str, bool, str]]
+  *holders: flags.FlagHolder, is_used: bool, needs: str
 ) -> None:
-  """Refuses flags that were given and that nothing would read.
+  """Refuses flags that are on the command line although nothing reads them.
 
   Args:
-    values: The flags.
-    uses: Name of each flag, whether it is read, and what it needs for that.
+    *holders: The flags.
+    is_used: Whether the program reads them this time.
+    needs: What else must be given so that they are read, e.g. "--cluster".
 
   Raises:
-    UsageError: If a flag was given and is not read.
+    UsageError: If one of the flags is given and not used.
   """
-  for name, is_read, needed in uses:
-    if values[name].present and not is_read:
-      raise UsageError(f"--{name} needs {needed}: else nothing reads it")
-
-
-def is_config_given() -> bool:
-  """Whether the command line has --config, or a field of it."""
-  return any(re.match(r"--?(no)?config\b", each) for each in sys.argv[1:])
+  for holder in holders:
+    if holder.present and not is_used:
+      raise UsageError(f"--{holder.name} needs {needs}: else nothing reads it")
 
 
 def own_command() -> str:
   """Returns the command line as one would type it in the checkout."""
-  script = pathlib.Path(sys.argv[0])
-  folder = script.parent.name
-  module = f"{folder}.{script.stem}"
-  if folder == "tools":
-    module = f"{script.parent.parent.name}.{module}"
-  return shlex.join(["python", "-m", module, *sys.argv[1:]])
+  spec = sys.modules["__main__"].__spec__
+  program = ["-m", spec.name] if spec else [sys.argv[0]]
+  return shlex.join(["python", *program, *sys.argv[1:]])
 
 
 def print_error(error: Exception, where: str = "") -> None:
@@ -240,171 +262,3 @@ def print_error(error: Exception, where: str = "") -> None:
   """
   line = " ".join(str(error).split())
   print(printable(f"error: {where}{line}"), file=sys.stderr)
-
-
-def _parse(
-  define_flags: Callable[[], None],
-  check_field: Callable[[str], None],
-  positional: str,
-) -> None:
-  try:
-    app.define_help_flags()
-    define_flags()
-    _check_config_file()
-    arguments = flags.FLAGS(["--help" if a == "-h" else a for a in sys.argv])
-  except SystemExit:  # absl exits with an error code after it has printed help.
-    sys.stdout.flush()
-    sys.exit(0)
-  except (UsageError, BrokenPipeError):
-    raise
-  except Exception as error:  # A config file is code and may raise anything.
-    _check_overrides(check_field)
-    raise UsageError(_reason(error)) from None
-  if positional and arguments[1:]:
-    flags.FLAGS[positional].value = arguments[1:]
-  elif arguments[1:]:
-    raise UsageError(
-      f"unexpected argument {arguments[1]!r}: flags start with --"
-    )
-
-
-def _reason(error: Exception) -> str:
-  """Returns one line that says why the flags could not be read.
-
-  Args:
-    error: Error of the flag library, or of a config file's code.
-  """
-  lines = str(error).strip().splitlines() or ["no reason given"]
-  where = f"--config={_config_file()}: "
-  if "does not accept dots in field names" in str(error):
-    return (
-      f"{where}a plain ConfigDict refuses dotted names in a mapping: begin with"
-      " config = experiments.configs.default.sweep()"
-    )
-  if not isinstance(error, flags.Error):
-    return f"{where}{type(error).__name__}: {' '.join(lines)}"
-  if len(lines) == 1:
-    return lines[0]
-  # The flag library quotes a whole traceback; its last line is the reason.
-  return f"{where}{lines[-1]}"
-
-
-def _config_file() -> str:
-  """Returns the config file that the command line names."""
-  path = str(_DEFAULT_CONFIG)
-  for argument, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
-    if match := re.fullmatch(r"--?config(?:=(.*))?", argument):
-      path = following if match[1] is None else match[1]
-  # In --config=file.py:text, the text is an argument of get_config.
-  return path.split(":", 1)[0]
-
-
-def _check_config_file() -> None:
-  path = pathlib.Path(_config_file())
-  if "config" in flags.FLAGS and not path.is_file():
-    raise UsageError(
-      f"--config={path} is not a file: use one of experiments/configs/*.py"
-    )
-
-
-def _check_run_field(path: str) -> None:
-  from dilocox_jax.checks import check_path
-  from dilocox_jax.config import RunConfig
-
-  check_path(RunConfig, path)
-
-
-def _check_overrides(check_field: Callable[[str], None]) -> None:
-  """Raises UsageError if the command line sets an unknown config field."""
-  for argument in sys.argv[1:]:
-    match = re.match(r"--?(?:no)?config\.([^=]+)", argument)
-    if match:
-      with usage_errors():
-        check_field(match[1])
-
-
-def define_config(default: pathlib.Path = _DEFAULT_CONFIG) -> None:
-  """Defines --config, --config.section.field and --parts."""
-  config_flags.DEFINE_config_file(
-    "config",
-    str(default),
-    "Python file with get_config(); set a field with --config.section.field=.",
-  )
-  own_parts.define_parts()
-
-
-def define_workdir(more: str = "", needed: str = "required") -> None:
-  """Defines --workdir.
-
-  Args:
-    more: What else its help says.
-    needed: When it is required.
-  """
-  text = f"Directory of results ({needed}); it is made if missing. {more}"
-  flags.DEFINE_string("workdir", None, text.strip())
-
-
-def run_config(config: config_dict.ConfigDict):
-  """Returns the checked config that --config describes.
-
-  Raises:
-    UsageError: If the file or a field is wrong.
-  """
-  from dilocox_jax.config import from_mapping
-
-  kinds = (ValueError, OSError, AttributeError, ImportError)
-  with usage_errors("--config: ", kinds):
-    return from_mapping(config.to_dict())
-
-
-def check_files(config) -> None:
-  """Checks that the files that a run reads exist, without loading JAX.
-
-  Args:
-    config: The checked config of the run.
-
-  Raises:
-    UsageError: If no file matches data.glob, or checkpoint.init_from is not
-      the directory of a run.
-  """
-  data, source = config.data, config.checkpoint.init_from
-  if data.source == "text_files":
-    from dilocox_jax.data.documents import matching_files, split_globs
-
-    with usage_errors("data.glob: "):
-      for pattern in split_globs(data.glob):
-        matching_files(pattern)
-  if source and not (pathlib.Path(source) / "config.json").is_file():
-    raise UsageError(
-      f"checkpoint.init_from={source} is not a run directory: name the "
-      "--workdir of a run that has checkpoints"
-    )
-
-
-def writable(workdir: str | None, program: str) -> pathlib.Path:
-  """Makes the work directory and checks that a program may write in it.
-
-  Args:
-    workdir: Value of --workdir; None if the flag was not given.
-    program: Name of the program, as `work_directory.claim` takes it.
-
-  Returns:
-    Path of the work directory.
-
-  Raises:
-    UsageError: If --workdir is missing, cannot be written or is not the
-      program's.
-  """
-  if not workdir:
-    raise UsageError("--workdir is missing: say where the results should go")
-  try:
-    path = work_directory.claim(workdir, program)
-    with tempfile.TemporaryFile(dir=path):
-      return path
-  except RefusedError as error:
-    raise UsageError(f"--workdir={error}") from error
-  except OSError as error:
-    raise UsageError(
-      f"--workdir={workdir} cannot be written ({error.strerror}): choose"
-      " another directory"
-    ) from error

@@ -35,7 +35,7 @@ def main(parent: str, *command: str) -> None:
   prctl = getattr(ctypes.CDLL(None), "prctl", None)
   if prctl:
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # A parent that ended before the call above sends no signal any more.
+    # If the parent ended before the call above, no signal comes.
     if os.getppid() != int(parent):
       sys.exit(f"error: the process {parent} that started this one has ended")
   try:

@@ -19,21 +19,21 @@ _TRANSFER_S = 0.6
 _CHUNK_BYTES = 65_536
 _TOLERANCE = 0.03
 _TRIES = 3  # A busy machine may disturb a transfer of less than a second.
-# Share of a full Ethernet frame that TCP hands on: 1448 bytes of 1514.
+# Share of a full Ethernet frame that is payload of TCP: 1448 of 1514 bytes.
 _GOODPUT = 1448 / 1514
 
 
 def check(network: ThrottledNetwork) -> list[float]:
-  """Measures the link from every node to the next one, and says how fast it is.
+  """Measures the link from every node to the next one, and prints the result.
 
   Args:
     network: The network.
 
   Returns:
-    Measured payload in bits a second over what TCP should reach, by node.
+    By node: the measured payload rate over the rate that TCP should reach.
 
   Raises:
-    UsageError: If a link is off by more than 3 % three times in a row.
+    UsageError: If a rate is wrong by more than 3 % three times in a row.
   """
   count = len(network.links)
   ratios = [checked_ratio(network, node) for node in range(count)]
@@ -46,13 +46,27 @@ def check(network: ThrottledNetwork) -> list[float]:
 
 
 def checked_ratio(network: ThrottledNetwork, node: int) -> float:
-  """Returns what `check` does for one node, or raises its error."""
+  """Measures the link from one node to the next one.
+
+  Args:
+    network: The network.
+    node: Number of the node, from 0.
+
+  Returns:
+    The measured payload rate over the rate that TCP should reach.
+
+  Raises:
+    UsageError: If the rate is wrong by more than 3 % three times in a row.
+  """
   peer = (node + 1) % len(network.links)
   slower = min(network.links[node].up_bps, network.links[peer].down_bps)
   expected_bps = _GOODPUT * slower
   ratio = 0.0
   for _ in range(_TRIES):
-    ratio = transfer_bps(network, node, peer, expected_bps) / expected_bps
+    measured_bps = transfer_bps(
+      network, sender=node, receiver=peer, expected_bps=expected_bps
+    )
+    ratio = measured_bps / expected_bps
     if abs(ratio - 1) <= _TOLERANCE:
       return ratio
   raise UsageError(
@@ -64,23 +78,37 @@ def checked_ratio(network: ThrottledNetwork, node: int) -> float:
 def transfer_bps(
   network: ThrottledNetwork, sender: int, receiver: int, expected_bps: float
 ) -> float:
-  """Returns the bits a second of one transfer of about 0.6 s."""
+  """Measures one transfer of about 0.6 s.
+
+  Args:
+    network: The network.
+    sender: Number of the node that sends.
+    receiver: Number of the node that receives.
+    expected_bps: Payload rate that decides how much is sent (bit/s).
+
+  Returns:
+    The payload rate from the first byte to the last (bit/s).
+
+  Raises:
+    UsageError: If nothing arrives.
+  """
   module = [sys.executable, "-m", "experiments.runtime.link_check"]
   with subprocess.Popen(
     network.command(receiver, module), stdout=subprocess.PIPE, text=True
   ) as listening:
     assert listening.stdout
     listening.stdout.readline()
-    size = max(4 * _CHUNK_BYTES, round(expected_bps / 8 * _TRANSFER_S))
-    given = [network.addresses[receiver], str(size)]
-    sent = subprocess.run(
-      network.command(sender, [*module, *given]),
+    num_bytes = max(4 * _CHUNK_BYTES, round(expected_bps / 8 * _TRANSFER_S))
+    arguments = [network.addresses[receiver], str(num_bytes)]
+    sending = subprocess.run(
+      network.command(sender, [*module, *arguments]),
       stderr=subprocess.PIPE,
       text=True,
     )
-    if sent.returncode:
+    if sending.returncode:
       listening.kill()  # It would wait for ever.
-      *_, reason = ["unknown", *sent.stderr.splitlines()]
+      errors = sending.stderr.splitlines()
+      reason = errors[-1] if errors else "unknown"
       raise UsageError(
         f"nothing passes the link from node {sender} to node {receiver}, so "
         f"nothing was run ({reason})"
@@ -89,7 +117,10 @@ def transfer_bps(
 
 
 def receive() -> None:
-  """Receives one transfer; prints that it listens, then the bits a second."""
+  """Receives one transfer.
+
+  Prints a line as soon as it listens, and then the payload rate (bit/s).
+  """
   with socket.create_server(("", _PORT)) as server:
     print("listening", flush=True)
     connection, _ = server.accept()
@@ -98,14 +129,22 @@ def receive() -> None:
       start = time.perf_counter()
       # The first bytes came before the clock was started.
       num_bytes = 0
-      while chunk := connection.recv(_CHUNK_BYTES):
+      while True:
+        chunk = connection.recv(_CHUNK_BYTES)
+        if not chunk:
+          break
         num_bytes += len(chunk)
       print(8 * num_bytes / (time.perf_counter() - start), flush=True)
 
 
+def send(address: str, num_bytes: int) -> None:
+  """Sends one transfer of zeros to an address that listens."""
+  with socket.create_connection((address, _PORT)) as connection:
+    connection.sendall(bytes(num_bytes))
+
+
 if __name__ == "__main__":
   if len(sys.argv) > 1:
-    with socket.create_connection((sys.argv[1], _PORT)) as sender:
-      sender.sendall(bytes(int(sys.argv[2])))
+    send(sys.argv[1], int(sys.argv[2]))
   else:
     receive()

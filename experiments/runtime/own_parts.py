@@ -1,8 +1,8 @@
-"""Registers parts of the user's own before a program reads a run.
+"""The flag --parts: files that register parts of the user's own.
 
 A run saves the names of its parts, and not the code behind them. So a program
-that reads a run or a config (`command_line.main`), and a process that makes one
-run of a sweep, first run the file that registers the parts.
+that reads a run or a config, and a process that trains one run of a sweep,
+first runs the files that register the parts.
 """
 
 import pathlib
@@ -12,24 +12,32 @@ from collections.abc import Iterable
 from absl import flags
 
 from dilocox_jax.checks import require
+from experiments.runtime import command_line
 
-# In --help, flags are listed under the program that asks for them, not here.
-flags.disclaim_key_flags()
+PARTS = flags.DEFINE_multi_string(
+  "parts",
+  [],
+  "Python file that registers parts of your own which the run has, for "
+  "example the run's config file. It is run first; may be given repeatedly. "
+  "Parts that were handed in to dilocox_jax.train cannot be given so.",
+)
 
 
-def define_parts() -> None:
-  """Defines --parts."""
-  flags.DEFINE_multi_string(
-    "parts",
-    [],
-    "Python file that registers parts of your own which the run has, for "
-    "example the run's config file. It is run first; may be given repeatedly. "
-    "Parts that were handed in to dilocox_jax.train cannot be given so.",
-  )
+def register_given_parts() -> None:
+  """Runs the files of --parts, in order.
+
+  Raises:
+    UsageError: If a path is not a file, or its code raises an error.
+  """
+  with command_line.usage_errors():
+    register_parts(PARTS.value)
 
 
 def register_parts(paths: Iterable[str]) -> None:
-  """Runs the files of --parts, in order.
+  """Runs Python files that register parts, in order.
+
+  Args:
+    paths: Paths of the files.
 
   Raises:
     ValueError: If a path is not a file, or its code raises an error.

@@ -67,8 +67,9 @@ class Member:
 
   Attributes:
     number: Number of the process, from 0.
-    errors: File to which it writes its standard error, unless it is the first.
-    last: Last lines of it.
+    errors: File that gets the standard error of the process. Process 0 writes
+      to the terminal instead.
+    last: Last lines of the file.
   """
 
   def __init__(
@@ -86,11 +87,14 @@ class Member:
       environment: All environment variables of the process.
       keep_open: File descriptors that the process inherits.
     """
-    self.number, self._command = number, list(command)
-    self._environment, self._keep_open = dict(environment), keep_open
+    self.number = number
+    self.errors = tempfile.TemporaryFile()
     self.last: collections.deque[str] = collections.deque(maxlen=50)
+    self._command = list(command)
+    self._environment = dict(environment)
+    self._keep_open = keep_open
     self._process: subprocess.Popen[bytes] | None = None
-    self.errors, self._num_read = tempfile.TemporaryFile(), 0
+    self._num_bytes_read = 0
 
   def start(self) -> None:
     """Starts the process, which ends when this one does.
@@ -109,12 +113,14 @@ class Member:
 
   def new_lines(self) -> list[str]:
     """Returns the lines that standard error got since the last call."""
-    file, has_ended = self.errors.fileno(), self.exit_code is not None
-    size = os.fstat(file).st_size
-    text = os.pread(file, size - self._num_read, self._num_read)
-    whole = text if has_ended else text[: text.rfind(b"\n") + 1]
-    self._num_read += len(whole)
-    lines = whole.decode(errors="replace").splitlines()
+    has_ended = self.exit_code is not None
+    file = self.errors.fileno()
+    num_new_bytes = os.fstat(file).st_size - self._num_bytes_read
+    text = os.pread(file, num_new_bytes, self._num_bytes_read)
+    if not has_ended:  # The last line may still grow.
+      text = text[: text.rfind(b"\n") + 1]
+    self._num_bytes_read += len(text)
+    lines = text.decode(errors="replace").splitlines()
     self.last.extend(lines)
     return lines
 
@@ -126,21 +132,33 @@ class Member:
   def failure(self) -> Failure:
     """Returns why the process failed. It must have failed before the call."""
     self.new_lines()
-    name, code = f"process {self.number}", self.exit_code or 0
-    reason = f"{name} failed with exit code {code} (see above)"
+    code = self.exit_code or 0
+    return Failure(
+      reason=self._reason(code),
+      exit_code=128 - code if code < 0 else code,
+      is_from_outside=code < 0 or code == TRY_AGAIN,
+      is_stop=code in STOP_CODES,
+    )
+
+  def _reason(self, code: int) -> str:
+    """Returns one line that says how the process failed.
+
+    Args:
+      code: Exit code as `subprocess` reports it.
+    """
+    name = f"process {self.number}"
     if code == -signal.SIGABRT:
-      reason = f"{name} was aborted, probably because another process ended"
-    elif code < 0:
-      reason = f"{name} was killed by {signal.Signals(-code).name}"
-    elif errors := self.error_lines():
+      return f"{name} was aborted, probably because another process ended"
+    if code < 0:
+      return f"{name} was killed by {signal.Signals(-code).name}"
+    errors = self.error_lines()
+    if errors:
       # The line already has the number of the process.
-      reason = errors[-1].removeprefix("error: ")
-    exit_code = 128 - code if code < 0 else code
-    is_from_outside = code < 0 or code == TRY_AGAIN
-    return Failure(reason, exit_code, is_from_outside, code in STOP_CODES)
+      return errors[-1].removeprefix("error: ")
+    return f"{name} failed with exit code {code} (see above)"
 
   def error_lines(self) -> list[str]:
-    """Returns those of the last lines that say why the process ended."""
+    """Returns the lines among the last ones that say why the process ended."""
     return [line for line in self.last if line.startswith("error: ")]
 
   def show(self, lines: Sequence[str]) -> None:
@@ -174,7 +192,7 @@ def run(members: Sequence[Member]) -> None:
     members: The processes in the order of their numbers.
 
   Raises:
-    StoppedError: If one failed. It says which, and how.
+    StoppedError: If a process failed. The message says which, and how.
   """
 
   def pass_on(number: int, _: object) -> None:
@@ -230,7 +248,8 @@ def _first_failed(members: Sequence[Member]) -> Member | None:
     The process that failed or stopped, or None if all have succeeded.
   """
   while True:
-    # In this order: what a process wrote before it failed is not shown.
+    # Lines are read before exit codes, so that the lines that a process wrote
+    # just before it failed are not shown.
     lines = [member.new_lines() for member in members]
     codes = [member.exit_code for member in members]
     # A process that was asked to stop may end before the process that writes
@@ -255,7 +274,7 @@ def _cause(members: Sequence[Member]) -> Member:
   deadline = time.monotonic() + _SETTLE_S
   while True:
     failed = [member for member in members if member.exit_code]
-    causes = [each for each in failed if each.exit_code not in _CONSEQUENCES]
+    causes = [m for m in failed if m.exit_code not in _CONSEQUENCES]
     have_all_failed = len(failed) == len(members)
     if causes or have_all_failed or time.monotonic() > deadline:
       return (causes or failed)[0]
@@ -284,15 +303,19 @@ def environment(count: int) -> dict[str, str]:
   Args:
     count: Number of processes.
   """
-  own = {**os.environ, COMMAND_VARIABLE: own_command(), "JAX_PLATFORMS": "cpu"}
+  variables = dict(os.environ)
+  variables[COMMAND_VARIABLE] = own_command()
+  variables["JAX_PLATFORMS"] = "cpu"
   if "NPROC" in os.environ:  # The user has set the threads.
-    return own
-  own |= thread_limits(count)
-  if own["NPROC"] != "1":
-    return own
-  flags = "--xla_cpu_multi_thread_eigen=false"
-  flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
-  return {**own, "NPROC": "2", "OMP_NUM_THREADS": "2", "XLA_FLAGS": flags}
+    return variables
+  variables |= thread_limits(count)
+  if variables["NPROC"] == "1":
+    variables["NPROC"] = "2"
+    variables["OMP_NUM_THREADS"] = "2"
+    user_flags = os.environ.get("XLA_FLAGS", "")
+    flags = f"{user_flags} --xla_cpu_multi_thread_eigen=false"
+    variables["XLA_FLAGS"] = flags.strip()
+  return variables
 
 
 def usable_cores() -> int:

@@ -5,7 +5,6 @@ import ctypes
 import hashlib
 import importlib.util
 import json
-import logging
 import os
 import pathlib
 import signal
@@ -14,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 
 import jax
-from absl import flags
+from absl import logging as absl_logging
 from rich.console import Console
 
 from dilocox_jax import report
@@ -32,14 +31,21 @@ from dilocox_jax.training.mailbox_replica import Meeting
 from dilocox_jax.training.parts import Clock
 from dilocox_jax.training.states import StopRequestedError, TrainingStoppedError
 from dilocox_jax.training.trainer import Trainer
-from experiments import sample
-from experiments.runtime import command_line, distributed_flags, stop_signals
+from experiments.runtime import (
+  command_line,
+  placement,
+  samples,
+  stop_signals,
+)
 from experiments.runtime.command_line import StoppedError, UsageError
+from experiments.runtime.placement import Place
 
 CACHE_VARIABLE = "DILOCOX_JAX_CACHE"
 _DEFAULT_CACHE = "~/.cache/dilocox_jax"
 _PROFILE = ("profile", "plugins", "profile")  # Folders that the profiler makes.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # Numbers of <malloc.h>.
+# Numbers of <malloc.h>.
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
 _GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 XLA_GPU_FLAG = "--xla_gpu_enable_latency_hiding_scheduler=true"
 
@@ -66,11 +72,11 @@ def set_up_jax(num_cpu_devices: int = 1) -> None:
 
 
 def _keep_memory() -> None:
-  """Has the C library keep freed memory, up to 1 GiB, for what comes next.
+  """Has the C library keep freed memory, up to 1 GiB, for the next program.
 
-  On CPUs each program asks for its buffers anew. The library of GNU hands large
-  ones back, and the kernel then clears every page of the next: half of the time
-  of an exchange. Other libraries have no such setting.
+  On CPUs each program asks for its buffers anew. The GNU library returns large
+  buffers to the kernel, which then clears every page of the next buffer. This
+  took half of the time of an exchange. Other libraries have no such setting.
   """
   setting = getattr(ctypes.CDLL(None), "mallopt", None)
   if setting:
@@ -81,14 +87,14 @@ def _keep_memory() -> None:
 def _set_xla_flags() -> None:
   """Has XLA start collectives early on GPUs, and wait for them late.
 
-  Else the operations of a program keep their order, and an exchange that could
-  hide behind inner steps runs before them. On TPUs XLA overlaps by itself. XLA
-  ends a process that has a flag it does not know, so a test starts the
-  installed one with this flag. What the user has set comes last and wins.
+  Without the flag the operations of a program keep their order, and an exchange
+  that could hide behind inner steps runs before them. On TPUs XLA overlaps by
+  itself. XLA ends a process that has an unknown flag, so a test starts the
+  installed XLA with this flag. The user's own flags come last and win.
   """
   if any(importlib.util.find_spec(name) for name in _GPU_PLUGINS):
-    given = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{XLA_GPU_FLAG} {given}".strip()
+    user_flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{XLA_GPU_FLAG} {user_flags}".strip()
 
 
 def train(
@@ -97,7 +103,7 @@ def train(
   *,
   profile: bool = False,
   clock: Clock | None = None,
-  place: flags.FlagValues | None = None,
+  place: Place | None = None,
   meeting: Meeting | None = None,
   num_sample_tokens: int = 100,
   check_memory: bool = True,
@@ -109,9 +115,9 @@ def train(
     workdir: The run directory.
     profile: Whether to write a profiler trace to workdir/profile.
     clock: Simulated clock of the run.
-    place: The flags that `distributed_flags` defines, if this process is one
-      of several. Any error then ends it at once, as an orderly end would wait
-      for the others.
+    place: The place of this process among those of the run, if there are
+      several. Any error then ends the process at once, as an orderly end would
+      wait for the others.
     meeting: Where this program's replica meets the others of the run.
     num_sample_tokens: Tokens of the sample in the report; 0: no sample. A run
       of several processes has none, as each has a part of its state.
@@ -126,20 +132,21 @@ def train(
   """
   with command_line.usage_errors():  # Before any device starts.
     check_optimizers(config)
-  devices, other_processes = config.num_devices, contextlib.nullcontext()
+  num_devices = config.num_devices
+  other_processes = contextlib.nullcontext()
   if place:
-    devices = place.local_devices or 0
-    if not devices and place.num_processes:
-      devices = distributed_flags.devices_each(config, place.num_processes)
+    num_devices = place.num_devices(config)
     other_processes = _joined(config, place)
   elif meeting:
-    devices = config.division.num_devices
-  set_up_jax(devices)
+    num_devices = config.division.num_devices
+  set_up_jax(num_devices)
   with other_processes:
     if check_memory:
       with command_line.usage_errors():
         memory_check.check_memory(config, go_on="--nocheck_memory")
-    text = _train(config, workdir, profile, clock, meeting)
+    text = _train(
+      config, workdir, profile=profile, clock=clock, meeting=meeting
+    )
     if num_sample_tokens and jax.process_count() == 1:
       _sample(workdir, num_sample_tokens, text)
 
@@ -147,19 +154,30 @@ def train(
 def _train(
   config: RunConfig,
   workdir: pathlib.Path,
+  *,
   profile: bool,
   clock: Clock | None,
   meeting: Meeting | None,
 ) -> Corpus:
-  """Trains, prints the table and returns the run's text."""
-  given = os.environ.get(command_line.COMMAND_VARIABLE)
-  command = given or command_line.own_command()
+  """Trains, prints the table and returns the run's text.
+
+  Arguments and errors are those of `train`.
+  """
+  command = os.environ.get(command_line.COMMAND_VARIABLE)
+  command = command or command_line.own_command()
   _check_directory(workdir)
   if profile:
     work_directory.check_subfolder(workdir, *_PROFILE)
   with command_line.usage_errors():
     parts = start.with_trainable(config)
-    trainer = Trainer(config, workdir, command, clock, parts, meeting)
+    trainer = Trainer(
+      config,
+      workdir,
+      command=command,
+      clock=clock,
+      parts=parts,
+      meeting=meeting,
+    )
   tracing = contextlib.nullcontext()
   if profile and processes.is_main():
     tracing = _trace(workdir / _PROFILE[0])
@@ -179,11 +197,17 @@ def _train(
 
 
 def stopper(trainer: Trainer) -> Callable[[int], None]:
-  """Returns what takes the number of a signal and stops a run.
+  """Returns a function that stops a run when a signal has come.
 
   Compiling cannot be interrupted and may take minutes, and a scheduler does not
   wait so long. So a run that has not begun ends at once, as it has nothing to
   save.
+
+  Args:
+    trainer: The trainer of the run.
+
+  Returns:
+    A function that takes the number of the signal.
   """
 
   def stop(number: int) -> None:
@@ -204,15 +228,15 @@ def stopper(trainer: Trainer) -> Callable[[int], None]:
 def _sample(
   workdir: pathlib.Path, num_tokens: int, text: Corpus | None = None
 ) -> None:
-  """Adds a sample to the report; tokens without a tokenizer have none."""
+  """Adds a sample to the report; says so if the text has no tokenizer."""
   try:
-    sample.add_sample(workdir, num_tokens, text=text)
+    samples.add_sample(workdir, num_tokens, text=text)
   except (ValueError, RuntimeError) as error:
     print(f"no sample in the report: {error}")
 
 
 def check_optimizers(config: RunConfig) -> None:
-  """Raises ValueError for a misspelt name, which only optax knows."""
+  """Raises ValueError if optax has no optimizer with a name of the config."""
   with in_front("inner."):
     named_optimizer(config.inner.optimizer, 1.0, config.inner.changed_options)
   with in_front("outer."):
@@ -229,7 +253,7 @@ def _check_directory(workdir: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def _joined(config: RunConfig, place: flags.FlagValues) -> Iterator[None]:
+def _joined(config: RunConfig, place: Place) -> Iterator[None]:
   """Joins the other processes; any error inside the block ends this one."""
   where = "" if place.process_id is None else f"process {place.process_id}: "
   try:
@@ -245,7 +269,7 @@ def _joined(config: RunConfig, place: flags.FlagValues) -> Iterator[None]:
       where = f"process {jax.process_index()}: "
       _log_warnings_only(where)
       owners = [device.process_index for device in jax.devices()]
-      distributed_flags.check_devices(config, owners)
+      placement.check_devices(config, owners)
       yield
     return
   except command_line.ENDINGS as error:
@@ -269,18 +293,26 @@ def _joined(config: RunConfig, place: flags.FlagValues) -> Iterator[None]:
 
 
 def _digest(config: RunConfig) -> str:
-  """Returns what processes of other configs do not have (hexadecimal)."""
+  """Returns a digest of a config (hexadecimal).
+
+  Processes with other digests belong to other runs.
+  """
   text = json.dumps(config.to_mapping(), sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _log_warnings_only(where: str) -> None:
-  """Lets processes other than the main one log warnings, with their number."""
+  """Has all processes but the main one log only warnings, with a number.
+
+  Args:
+    where: Text in front of each line, such as "process 1: ".
+  """
   if processes.is_main():
     return
-  for handler in logging.getLogger().handlers:
-    handler.setFormatter(command_line.OneLine(f"{where}%(message)s"))
-    handler.setLevel(logging.WARNING)
+  absl_logging.set_verbosity(absl_logging.WARNING)
+  absl_logging.get_absl_handler().setFormatter(
+    command_line.OneLine(f"{where}%(message)s")
+  )
 
 
 def _trace(directory: pathlib.Path) -> contextlib.AbstractContextManager:

@@ -29,14 +29,15 @@ def stop_requests(request_stop: Callable[[int], None]) -> Iterator[None]:
       second signal ends the process at once, with exit code 128 + its number.
   """
   if threading.current_thread() is not threading.main_thread():
-    yield  # Only the main thread may say what a signal does.
+    yield  # Only the main thread may handle signals.
     return
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
   old_handlers = {s: signal.signal(s, lambda *_: None) for s in SIGNALS}
   old_writer = signal.set_wakeup_fd(writer)
-  arguments = (reader, request_stop)
-  thread = threading.Thread(target=_watch, args=arguments, daemon=True)
+  thread = threading.Thread(
+    target=_watch, args=(reader, request_stop), daemon=True
+  )
   thread.start()
   try:
     yield
@@ -52,14 +53,18 @@ def stop_requests(request_stop: Callable[[int], None]) -> Iterator[None]:
 def _watch(reader: int, request_stop: Callable[[int], None]) -> None:
   """Acts on the signals whose numbers come out of a pipe, until it closes."""
   requested_s = None
-  while byte := os.read(reader, 1):
-    if byte[0] not in SIGNALS:
+  while True:
+    byte = os.read(reader, 1)
+    if not byte:
+      return
+    number = byte[0]
+    if number not in SIGNALS:
       continue
     now_s = time.monotonic()
     if requested_s is None:
       requested_s = now_s
-      request_stop(byte[0])
+      request_stop(number)
     elif now_s - requested_s > _SAME_REQUEST_S:
-      name = signal.Signals(byte[0]).name
+      name = signal.Signals(number).name
       print(f"error: ended by a second {name}", file=sys.stderr, flush=True)
-      os._exit(128 + byte[0])
+      os._exit(128 + number)

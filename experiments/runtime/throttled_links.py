@@ -42,16 +42,18 @@ INTERFACE = "wan"  # The end of its link on a node.
 _SWITCH = "switch"
 _SUBNET = "10.77.0.0/24"
 _TOOLS = ("ip", "tc", "unshare", "nsenter")
-_BURST_S = 0.0005  # Time at full rate that a link which has rested catches up.
+# A link that has rested may catch up this time at full rate.
+_BURST_S = 0.0005
 _LEAST_BURST_BYTES = 16_384  # A burst must hold several packets.
-# TCP hands packets of many segments to a link, up to 64 kB, and others would
-# wait for each to leave. With headers these stay below any burst.
+# TCP hands packets of up to 64 kB to a link, and other packets would wait until
+# each has left. This limit is below any burst, headers included.
 _PACKET_BYTES = 14_000
 _TURN_BYTES = 15_000  # What a queue may send in its turn: a large packet.
 _NETEM_PACKETS = 100_000  # Most packets under way; 150 MB of full frames.
-_QUEUE_S = 0.05  # Longest wait in a link's queue; what comes then is dropped.
-# The holder says when its namespace is there. Gloo finds the address to listen
-# on by the name of the host, so the name of the host is the address.
+_QUEUE_S = 0.05  # Longest wait in a link's queue; later packets are dropped.
+# The holder of a namespace prints a line as soon as the namespace is there. The
+# name of the host is its address, because gloo finds the address to listen on
+# by that name.
 _HOLD = """
 import signal, socket, sys
 socket.sethostname(sys.argv[1])
@@ -105,8 +107,10 @@ class ThrottledNetwork:
     self._pids: dict[str, int] = {}  # Of the holders, by name of the host.
     is_root = os.geteuid() == 0
     self._enter = [] if is_root else ["--user", "--preserve-credentials"]
-    own = [] if is_root else ["unshare", "--user", "--map-root-user"]
-    self._hold(_SWITCH, own or ["unshare"])
+    unshare = ["unshare"]
+    if not is_root:
+      unshare += ["--user", "--map-root-user"]
+    self._hold(_SWITCH, unshare)
     if any(link.rtt_s or link.loss for link in links):
       self._check_netem()
     self._run(_SWITCH, "ip link add bridge type bridge")
@@ -122,27 +126,28 @@ class ThrottledNetwork:
       node: Number of the node, from 0.
       command: Command line, one string for each argument.
     """
-    own = ending_with_this_process(command)
-    return self._inside(self.addresses[node], own)
+    return self._inside(self.addresses[node], ending_with_this_process(command))
 
   def throttle(self, node: int, link: Link) -> None:
     """Sets the rates of a node's link, also while it is in use."""
     for space, device, bps, _ in self._ends(node, link):
       burst = max(_LEAST_BURST_BYTES, round(bps / 8 * _BURST_S))
-      held = max(4 * _LEAST_BURST_BYTES, round(bps / 8 * _QUEUE_S))
+      queue_bytes = max(4 * _LEAST_BURST_BYTES, round(bps / 8 * _QUEUE_S))
       count = len(self.links) - 1
       lines = [
         f"class replace dev {device} parent 1: classid 1:ffff htb "
         f"rate {round(bps)}bit burst {burst}b cburst {burst}b"
       ]
       for queue in range(1, count + 1):
-        # What a queue has saved goes first, so it may save one turn and no
-        # more. Who sends little, such as a notice, never waits for others.
+        # A queue that has rested may send first what it saved meanwhile, so
+        # it saves one turn and no more. A small message, such as a notice,
+        # never waits for others.
         lines += [
           f"class replace dev {device} parent 1:ffff classid 1:{queue:x} htb "
           f"rate {round(bps / count)}bit ceil {round(bps)}bit "
           f"burst {_TURN_BYTES}b cburst {burst}b quantum {_TURN_BYTES}",
-          f"qdisc replace dev {device} parent 1:{queue:x} bfifo limit {held}",
+          f"qdisc replace dev {device} parent 1:{queue:x} bfifo "
+          f"limit {queue_bytes}",
         ]
       self._tc(space, lines)
 
@@ -174,15 +179,24 @@ class ThrottledNetwork:
   def _ends(
     self, node: int, link: Link
   ) -> Iterator[tuple[str, str, float, float]]:
-    """Yields namespace, device, rate and delay of what sends into a link."""
+    """Yields the two devices that send into a node's link.
+
+    Yields:
+      Name of the namespace, name of the device, rate (bit/s) and delay
+      (seconds): of the node, and of the switch's port to it.
+    """
     yield self.addresses[node], INTERFACE, link.up_bps, link.rtt_s / 2
     yield _SWITCH, f"port{node}", link.down_bps, 0.0
 
   def _connect(self, node: int) -> None:
-    """Makes a node, joins it with the switch, and tells its pairs apart."""
-    address, port = self.addresses[node], f"port{node}"
-    enter = ["nsenter", f"--target={self._pids[_SWITCH]}", *self._enter]
-    self._hold(address, [*(enter if self._enter else []), "unshare"])
+    """Makes a node, joins it with the switch, and gives each pair a queue."""
+    address = self.addresses[node]
+    port = f"port{node}"
+    unshare = ["unshare"]
+    if self._enter:
+      target = f"--target={self._pids[_SWITCH]}"
+      unshare = ["nsenter", target, *self._enter, "unshare"]
+    self._hold(address, unshare)
     peer = f"peer name {INTERFACE} netns {self._pids[address]}"
     self._run(_SWITCH, f"ip link add {port} type veth {peer}")
     for space, command in (
@@ -193,7 +207,7 @@ class ThrottledNetwork:
       (address, f"ip route change {_SUBNET} dev {INTERFACE} congctl reno"),
     ):
       self._run(space, command)
-    others = [each for each in self.addresses if each != address]
+    others = [other for other in self.addresses if other != address]
     sides = (address, INTERFACE, "dst"), (_SWITCH, port, "src")
     for space, device, side in sides:
       size = f"ip link set dev {device} gso_max_size {_PACKET_BYTES}"
@@ -238,9 +252,9 @@ class ThrottledNetwork:
   def _run(self, name: str, command: str, stdin: str = "") -> None:
     """Runs a command in a namespace to its end."""
     inside = self._inside(name, command.split())
-    found = subprocess.run(inside, input=stdin, capture_output=True, text=True)
-    if found.returncode:
+    done = subprocess.run(inside, input=stdin, capture_output=True, text=True)
+    if done.returncode:
       raise UsageError(
         f"this machine cannot throttle links: {command} failed "
-        f"({found.stderr.strip()})"
+        f"({done.stderr.strip()})"
       )

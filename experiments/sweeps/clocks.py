@@ -24,8 +24,8 @@ class Times:
   """Simulated times of a run on a clock.
 
   Attributes:
-    at_s: Time from the start to the end of every segment (seconds), by the
-      segment's last inner step. The flush is not included.
+    at_s: Time from the start of the run to the end of every segment (seconds),
+      by the segment's last inner step. The flush is not included.
     end_s: Time of the whole run with its flush (seconds).
     utilisation: Share of `end_s` in which replicas took inner steps.
   """
@@ -73,7 +73,8 @@ class SweepClock:
     """
     values = flat(config.to_mapping())
     if "model.preset" in self.changed:
-      # The other model replaces this one whole, sizes that were set included.
+      # The other model replaces all fields of this one, also those that were
+      # set.
       values |= flat({"model": dataclasses.asdict(ModelConfig())})
     applies = {
       path: value
@@ -111,10 +112,24 @@ class SweepClock:
     return set_up(self.timed(config), self.cluster, options)
 
 
-def clock_of(given: Mapping[str, Any]) -> SweepClock:
-  """Returns a clock from its entry in a sweep's config (`clocks`)."""
-  own = ("name", "cluster", "step_s")
-  changed = flat({k: v for k, v in given.items() if k not in own})
+def clock_of(entry: Mapping[str, Any]) -> SweepClock:
+  """Returns the clock that an entry of `clocks` in a sweep's config describes.
+
+  Args:
+    entry: Has a `cluster`, may have a `step_s`, and may change fields of the
+      run that is timed.
+
+  Raises:
+    ValueError: If a field does not exist.
+  """
+  fields = {
+    key: value
+    for key, value in entry.items()
+    if key not in ("name", "cluster", "step_s")
+  }
+  changed = flat(fields)
   for path in changed:
     check_path(RunConfig, path)
-  return SweepClock(given["cluster"], given.get("step_s"), changed)
+  return SweepClock(
+    cluster=entry["cluster"], step_s=entry.get("step_s"), changed=changed
+  )

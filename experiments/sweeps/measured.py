@@ -1,4 +1,4 @@
-"""Collects what the committed runs say of the loss of each method.
+"""Collects the loss of each method beside AllReduce from the committed runs.
 
 The planner reads the result, `dilocox_jax/api/measured_gaps.json`. After new
 rows this command writes the file anew, and a test says if it is old:
@@ -23,9 +23,9 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _MAIN = "docs/results/replicas_main.csv"
 _CPU = "docs/results/replicas_cpu.csv"
 _LONG = "docs/results/replicas_long.csv"
-# Names of runs of `tiny` that tell what a method loses, and the replicas and
-# sequences in them. One with as many sequences for each replica stands for all
-# of its number of replicas.
+# Names of the runs of `tiny` whose gaps are collected. "4x2" is four replicas
+# of two sequences each. The sizes below stand for all runs with as many
+# replicas.
 _NAME = re.compile(
   r"(?P<method>\w+)(?P<optimizer>, AdamW)?"
   r"(?P<other>, last rate zero, no average|, momentum of nine tenths)?"
@@ -34,8 +34,8 @@ _NAME = re.compile(
 _SIZES = ("2x4", "4x4", "8x4", "16x1")
 # AllReduce of 16 replicas with a sequence each has the batch of four with four.
 _BASE_SIZES = {"16x1": "4x4"}
-# What a config says of a method, beside its name. The inner rate of a small
-# model is no rate for a large one.
+# Fields of a config that are listed with a gap. The inner rate is not among
+# them, as the rate of a small model is too high for a large one.
 _SETTINGS = (
   "sync.sync_interval",
   "sync.num_fragments",
@@ -54,7 +54,7 @@ Losses = dict[int, float]
 def collected() -> dict[str, Any]:
   """Returns the content of `measured_gaps.json`, computed from the rows."""
   main = _rows(_MAIN)
-  cpu = {name: each for name, each in _rows(_CPU).items() if "eager" in name}
+  cpu = {name: runs for name, runs in _rows(_CPU).items() if "eager" in name}
   gaps = list(_gaps(main, main, _MAIN))
   gaps += _gaps(cpu, main, _CPU)
   gaps.sort(key=lambda gap: (gap["method"], gap["num_replicas"], gap["name"]))
@@ -68,10 +68,10 @@ def write() -> None:
 
 def _rows(path: str) -> dict[str, list[RunRow]]:
   """Returns the runs of a file by name."""
-  found: dict[str, list[RunRow]] = {}
+  rows: dict[str, list[RunRow]] = {}
   for row in Rows(_ROOT / path).runs.values():
-    found.setdefault(row.name, []).append(row)
-  return found
+    rows.setdefault(row.name, []).append(row)
+  return rows
 
 
 def _losses(rows: list[RunRow]) -> Losses:
@@ -92,12 +92,13 @@ def _gaps(
       continue
     kind = f"{match['optimizer'] or ''}{match['other'] or ''}"
     between = ", " if kind else " "
-    other = f"allreduce{kind}{between}{_BASE_SIZES.get(size, size)}"
-    own, theirs = _losses(runs), _losses(base[other])
-    seeds = sorted(own.keys() & theirs.keys())
-    mean = statistics.mean(own[seed] for seed in seeds)
-    mean_of_base = statistics.mean(theirs[seed] for seed in seeds)
-    ratios = [own[seed] / theirs[seed] - 1 for seed in seeds]
+    base_name = f"allreduce{kind}{between}{_BASE_SIZES.get(size, size)}"
+    losses = _losses(runs)
+    base_losses = _losses(base[base_name])
+    seeds = sorted(losses.keys() & base_losses.keys())
+    mean = statistics.mean(losses[seed] for seed in seeds)
+    mean_of_base = statistics.mean(base_losses[seed] for seed in seeds)
+    ratios = [losses[seed] / base_losses[seed] - 1 for seed in seeds]
     changed = json.loads(runs[0].overrides)
     yield {
       "name": name,
@@ -121,13 +122,20 @@ def _exponent(main: Mapping[str, list[RunRow]]) -> dict[str, Any]:
   one) over ln(steps of the long run / steps of the short one).
   """
   name = "allreduce 2x4"
-  short, long = main[name], _rows(_LONG)[name]
-  early, late = _losses(short), _losses(long)
-  seeds = sorted(early.keys() & late.keys())
+  short_runs = main[name]
+  long_runs = _rows(_LONG)[name]
+  short_losses = _losses(short_runs)
+  long_losses = _losses(long_runs)
+  seeds = sorted(short_losses.keys() & long_losses.keys())
   fall = math.log(
-    statistics.mean(early[seed] for seed in seeds)
-    / statistics.mean(late[seed] for seed in seeds)
+    statistics.mean(short_losses[seed] for seed in seeds)
+    / statistics.mean(long_losses[seed] for seed in seeds)
   )
-  steps = short[0].total_steps, long[0].total_steps
-  value = fall / math.log(steps[1] / steps[0])
-  return {"value": round(value, 4), "steps": list(steps), "runs": name}
+  short_steps = short_runs[0].total_steps
+  long_steps = long_runs[0].total_steps
+  value = fall / math.log(long_steps / short_steps)
+  return {
+    "value": round(value, 4),
+    "steps": [short_steps, long_steps],
+    "runs": name,
+  }

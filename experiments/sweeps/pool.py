@@ -44,7 +44,7 @@ class Job(NamedTuple):
 
 
 class Pool:
-  """Runs jobs, so many at a time, until all have ended or time is over."""
+  """Runs jobs, a few at a time, until all have ended or the time is over."""
 
   def __init__(
     self, processes: int, slurm: str = "", deadline_s: float = math.inf
@@ -60,12 +60,17 @@ class Pool:
     Raises:
       UsageError: If there is no srun, and slurm needs it.
     """
-    self._processes, self._deadline_s = processes, deadline_s
-    self._prefix = ["srun", *shlex.split(slurm)] if slurm else []
-    # What divides this machine among the processes.
-    self._limits = {} if slurm else process_group.thread_limits(processes)
-    if slurm and not shutil.which("srun"):
-      raise UsageError("--slurm needs the program srun, which is not here")
+    self._processes = processes
+    self._deadline_s = deadline_s
+    if slurm:
+      if not shutil.which("srun"):
+        raise UsageError("--slurm needs the program srun, which is not here")
+      self._prefix = ["srun", *shlex.split(slurm)]
+      self._limits = {}
+    else:
+      self._prefix = []
+      # Divides this machine among the processes.
+      self._limits = process_group.thread_limits(processes)
     self._stop = threading.Event()
 
   @property
@@ -78,15 +83,18 @@ class Pool:
 
     Args:
       jobs: The jobs in order.
-      ended: Is called in this thread with the number of each job that has
-        ended and the reason why it failed; empty: it did not. Jobs that were
-        stopped are left out.
+      ended: Called in this thread for each job that has ended, with its number
+        and the reason why it failed, or "" if it did not. It is not called for
+        jobs that were stopped.
     """
     threads = concurrent.futures.ThreadPoolExecutor(self._processes)
-    numbers = {threads.submit(self._run, job): n for n, job in enumerate(jobs)}
+    numbers = {}
+    for number, job in enumerate(jobs):
+      numbers[threads.submit(self._run, job)] = number
     try:
       for done in concurrent.futures.as_completed(numbers):
-        if (reason := done.result()) != _LATE:
+        reason = done.result()
+        if reason != _LATE:
           ended(numbers[done], reason)
     finally:
       self._stop.set()
@@ -96,7 +104,11 @@ class Pool:
     return self._stop.is_set() or self.is_late
 
   def _run(self, job: Job) -> str:
-    """Runs a job as a process; returns why it failed."""
+    """Runs a job as a process.
+
+    Returns:
+      Why it failed; "" if it did not; `_LATE` if it was stopped.
+    """
     if self._is_over():
       return _LATE
     root = job.root or job.log.parent

@@ -13,7 +13,7 @@ import json
 import math
 import pathlib
 import typing
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dilocox_jax.checks import json_object, require, shown
@@ -137,7 +137,8 @@ class Rows:
     self._curves: dict[tuple[str, str], list[CurveRow]] = {}
     for point in _read(_curves_path(self.source), CurveRow):
       key = point.digest, point.corpus
-      if key in self.runs:  # Else its run was killed before it had a line.
+      # A run that was killed before its line was written has a curve alone.
+      if key in self.runs:
         self._curves.setdefault(key, []).append(point)
 
   @property
@@ -174,40 +175,44 @@ class Rows:
   def on_one_text(self, runs: Sequence[SweepRun]) -> list[RunRow | None]:
     """Returns the line of each run, all of them on one text.
 
-    Losses on two texts do not compare. The text of most lines is taken, or of
-    two with as many the one that came later. Runs whose config asks for
-    different texts, as synthetic ones do with each seed, are looked at apart.
+    Losses on two texts do not compare. The text with the most lines is taken;
+    of two texts with as many lines, the one that came later. Runs whose config
+    asks for different texts, as synthetic ones do with each seed, are counted
+    separately.
 
     Args:
-      runs: The runs; None stands for those that have no line on that text.
+      runs: The runs.
+
+    Returns:
+      For each run its line on the chosen text, or None if it has none.
     """
     corpora: dict[str, list[str]] = {}
-    last: dict[str, int] = {}
+    last_line: dict[str, int] = {}
     for number, (digest, corpus) in enumerate(self.runs):
       corpora.setdefault(digest, []).append(corpus)
-      last[corpus] = number
+      last_line[corpus] = number
     counts: dict[Hashable, collections.Counter[str]] = {}
     for run in runs:
       count = counts.setdefault(text_of(run.config), collections.Counter())
       count.update(corpora.get(run.digest, ()))
-    usual = {}
+    chosen_corpus = {}
     for text, count in counts.items():
-      ranks = {corpus: (n, last[corpus]) for corpus, n in count.items()}
-      usual[text] = max(ranks, key=ranks.__getitem__, default="")
-    return [self.row(run, usual[text_of(run.config)]) for run in runs]
+      ranks = {corpus: (n, last_line[corpus]) for corpus, n in count.items()}
+      chosen_corpus[text] = max(ranks, key=ranks.__getitem__, default="")
+    return [self.row(run, chosen_corpus[text_of(run.config)]) for run in runs]
 
   def num_others(
-    self, runs: Sequence[SweepRun], found: Sequence[RunRow | None]
+    self, runs: Sequence[SweepRun], lines: Sequence[RunRow | None]
   ) -> int:
-    """Returns how many lines of some runs are on other texts.
+    """Returns how many lines of some runs are on texts that are not shown.
 
     Args:
       runs: The runs.
-      found: Their lines that are shown.
+      lines: The line of each run that is shown; None if there is none.
     """
     digests = {run.digest for run in runs}
-    lines = sum(digest in digests for digest, _ in self.runs)
-    return lines - len({row.digest for row in found if row})
+    num_lines = sum(digest in digests for digest, _ in self.runs)
+    return num_lines - len({row.digest for row in lines if row})
 
   def add(self, row: RunRow, curve: Sequence[CurveRow]) -> None:
     """Adds a finished run to the files.
@@ -227,36 +232,38 @@ class Rows:
     self._curves[row.digest, row.corpus] = list(curve)
     self.runs[row.digest, row.corpus] = row
     points = [point for each in self._curves.values() for point in each]
-    curves = _curves_path(self.path)
-    for path, rows in ((curves, points), (self.path, self.runs.values())):
-      write_atomically(path, csv_table([*map(dataclasses.asdict, rows)]))
+    _write_table(_curves_path(self.path), points)
+    _write_table(self.path, self.runs.values())
 
 
-def row_of(run: LoadedRun, made: SweepRun, failure: str, cores: int) -> RunRow:
-  """Returns what a run directory found as a line of NAME.csv.
+def row_of(
+  loaded_run: LoadedRun, run: SweepRun, failure: str, cores: int
+) -> RunRow:
+  """Returns the results in a run directory as a line of NAME.csv.
 
   Args:
-    run: The run directory.
-    made: The run of the sweep that made it.
+    loaded_run: The run directory.
+    run: The run of the sweep that was trained there.
     failure: Why it diverged; empty if it did not.
     cores: Number of CPU cores that it had; 0 if unknown.
   """
-  record, last = run.record, None if failure else run.result
-  losses = [each.outer_loss for each in run.evaluations]
+  record = loaded_run.record
+  losses = [row.outer_loss for row in loaded_run.evaluations]
+  result = None if failure else loaded_run.result
   return RunRow(
-    name=made.name,
-    seed=made.seed,
-    digest=made.digest,
+    name=run.name,
+    seed=run.seed,
+    digest=run.digest,
     corpus=record["corpus_digest"],
-    overrides=json.dumps(made.overrides, sort_keys=True),
-    total_steps=made.config.total_steps,
-    tokens=run.tokens,
-    sent_bytes=run.total_sent_bytes,
-    loss=last.outer_loss if last else math.nan,
-    mean_loss=last.mean_loss if last else math.nan,
+    overrides=json.dumps(run.overrides, sort_keys=True),
+    total_steps=run.config.total_steps,
+    tokens=loaded_run.tokens,
+    sent_bytes=loaded_run.total_sent_bytes,
+    loss=result.outer_loss if result else math.nan,
+    mean_loss=result.mean_loss if result else math.nan,
     best_loss=min(losses, default=math.nan),
-    judge_loss=last.judge_loss if last else math.nan,
-    wall_s=round(run.wall_s, 1),
+    judge_loss=result.judge_loss if result else math.nan,
+    wall_s=round(loaded_run.wall_s, 1),
     platform=record["platform"],
     python=record["versions"]["python"],
     jax=record["versions"]["jax"],
@@ -270,15 +277,27 @@ def curve_of(run: LoadedRun, row: RunRow) -> list[CurveRow]:
   """Returns the evaluations of a run directory as lines of a curve."""
   return [
     CurveRow(
-      *(row.digest, row.corpus, e.step, e.tokens, e.total_sent_bytes),
-      *(e.outer_loss, e.flushed),
+      digest=row.digest,
+      corpus=row.corpus,
+      step=evaluation.step,
+      tokens=evaluation.tokens,
+      sent_bytes=evaluation.total_sent_bytes,
+      loss=evaluation.outer_loss,
+      flushed=evaluation.flushed,
     )
-    for e in run.evaluations
+    for evaluation in run.evaluations
   ]
 
 
 def _curves_path(path: pathlib.Path) -> pathlib.Path:
   return path.with_name(f"{path.stem}_curves.csv")
+
+
+def _write_table(
+  path: pathlib.Path, rows: Iterable[RunRow] | Iterable[CurveRow]
+) -> None:
+  """Writes rows as a CSV file, which replaces an earlier one as a whole."""
+  write_atomically(path, csv_table([dataclasses.asdict(row) for row in rows]))
 
 
 def _read(path: pathlib.Path, kind: type[RowType]) -> list[RowType]:
@@ -308,7 +327,7 @@ def _read(path: pathlib.Path, kind: type[RowType]) -> list[RowType]:
 
 
 def _value(kind: type, text: str) -> Any:
-  """Returns the value of a cell, such as `csv_table` writes it."""
+  """Returns the value of a cell that `csv_table` wrote."""
   if kind is bool:
     require(
       text in ("True", "False"), f"{shown(text)} is neither True nor False"

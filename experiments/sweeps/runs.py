@@ -21,17 +21,23 @@ from dilocox_jax.config import RunConfig, free_on_resume, from_mapping
 from dilocox_jax.config.recipes import DEFAULTS
 from dilocox_jax.config.sections import DataConfig
 
-# Fields of a sweep's config. `clocks`, `baseline`, `baselines`, `target_loss`,
-# `front` and `notes` are about its page, and so is `judged`: whether its losses
-# are those on the text that judges, which no sweep that chooses may show.
-FIELDS = (
-  *("base", "grid", "runs", "seeds", "rows"),
-  *("clocks", "baseline", "baselines", "target_loss", "front", "notes"),
+# Fields of a sweep's config that say what is trained.
+_FIELDS_OF_RUNS = ("base", "grid", "runs", "seeds", "rows")
+# Fields about its page. `judged` is whether the page shows the losses on the
+# text that judges, which no sweep that chooses settings may show.
+_FIELDS_OF_PAGE = (
+  "clocks",
+  "baseline",
+  "baselines",
+  "target_loss",
+  "front",
+  "notes",
   "judged",
 )
-# These fields change no number of a run, so the digest ignores them. The fields
-# of `evaluation` may change when a run is resumed, but they decide which points
-# the run's curve has. So the digest contains them.
+FIELDS = _FIELDS_OF_RUNS + _FIELDS_OF_PAGE
+# Fields that change no result of a run, so that the digest ignores them. The
+# fields of `evaluation` may change when a run is resumed, but they decide which
+# points the curve of the run has, so that the digest contains them.
 _IGNORED = tuple(
   field for field in free_on_resume() if not field.startswith("evaluation.")
 )
@@ -59,16 +65,22 @@ class SweepRun:
   def overrides(self) -> dict[str, Any]:
     """Values that make the config, by dotted name.
 
-    Those that other fields may decide (the method, the length of the run) are
-    among them, also where they are defaults.
+    A field whose default follows from other fields (the method, the length of
+    the run) is always among them, also where it has its default.
     """
-    return self._beside(dict.fromkeys((*DEFAULTS, "inner.warmup_steps")))
+    return self._changed(always=(*DEFAULTS, "inner.warmup_steps"))
 
-  def _beside(self, decided: dict[str, Any]) -> dict[str, Any]:
-    """Returns values that are neither defaults nor decided, by dotted name."""
-    default = flat(RunConfig().to_mapping()) | decided
+  def _changed(self, always: Iterable[str] = ()) -> dict[str, Any]:
+    """Returns the values that are not at their defaults, by dotted name.
+
+    Args:
+      always: Fields that are included unless they are None.
+    """
+    defaults = flat(RunConfig().to_mapping()) | dict.fromkeys(always)
     values = flat(self.config.to_mapping())
-    return {path: x for path, x in values.items() if x != default[path]}
+    return {
+      path: value for path, value in values.items() if value != defaults[path]
+    }
 
   @functools.cached_property
   def digest(self) -> str:
@@ -79,7 +91,7 @@ class SweepRun:
     """
     counted = {
       path: value
-      for path, value in self._beside({}).items()
+      for path, value in self._changed().items()
       if not any(f"{path}.".startswith(f"{field}.") for field in _IGNORED)
     }
     text = json.dumps(counted, sort_keys=True)
@@ -89,7 +101,7 @@ class SweepRun:
   def label(self) -> str:
     """Readable text with which the name of the run's directory begins."""
     name = re.sub(r"[^\w.,=+-]+", "_", self.name)
-    # A letter may have four bytes; half of one at the end is left out.
+    # A letter may have four bytes. The rest of a divided letter is left out.
     name = name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
     return f"{name}-seed{self.seed}"
 
@@ -100,17 +112,20 @@ class SweepRun:
 
 
 def text_of(config: RunConfig) -> tuple[DataConfig, int]:
-  """Returns what a run's config says of its text: equal for equal texts.
+  """Returns the part of a config that decides its text.
+
+  Two runs have the same text if their parts are equal.
 
   Args:
     config: Config of the run.
 
   Returns:
-    The section without what cuts the text into batches, and the seed of a text
-    that is drawn; 0 for all others.
+    The section `data` with batches of one token, as the size of batches does
+    not change the text; and the seed of a synthetic text, 0 for others.
   """
   data = dataclasses.replace(config.data, batch_size=1, sequence_length=1)
-  return data, config.seed if data.source == "synthetic" else 0
+  seed = config.seed if data.source == "synthetic" else 0
+  return data, seed
 
 
 def check_field(path: str) -> None:
@@ -157,10 +172,12 @@ def runs_of(
     return [_run(name, {}, overrides) for name, overrides in rows]
   runs: dict[str, SweepRun] = {}
   for name, changed in settings:
-    for seed in (changed["seed"],) if "seed" in changed else seeds:
+    setting_seeds = [changed["seed"]] if "seed" in changed else seeds
+    for seed in setting_seeds:
       run = _run(name, base, changed | {"seed": seed})
       runs.setdefault(run.digest, run)
-  if baseline := sweep.get("baseline"):
+  baseline = sweep.get("baseline")
+  if baseline:
     known("baseline", baseline, [run.name for run in runs.values()])
   return list(runs.values())
 
@@ -168,6 +185,11 @@ def runs_of(
 def _run(
   name: str, base: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> SweepRun:
+  """Returns a run whose config is `base` with some fields changed.
+
+  Raises:
+    ValueError: If the config is not possible. The message names the run.
+  """
   with in_front(f"run {name!r}: "):
     for path in changed:
       check_path(RunConfig, path)
@@ -175,22 +197,25 @@ def _run(
 
 
 def changes(runs: Sequence[SweepRun]) -> dict[str, str]:
-  """Returns what tells each setting from the others, in words, by its name.
+  """Returns how each setting differs from the others, in words, by its name.
 
   Args:
     runs: Runs of a sweep.
   """
-  default = flat(RunConfig().to_mapping())
-  by_name = {run.name: flat(run.config.to_mapping()) for run in reversed(runs)}
-  varied = [
-    path
-    for path in default
-    if path != "seed" and len({str(own[path]) for own in by_name.values()}) > 1
-  ]
-  return {
-    name: _words({p: own[p] for p in varied if own[p] != default[p]})
-    for name, own in by_name.items()
+  defaults = flat(RunConfig().to_mapping())
+  values_by_name = {
+    run.name: flat(run.config.to_mapping()) for run in reversed(runs)
   }
+  varied = []
+  for path in defaults:
+    all_values = {str(values[path]) for values in values_by_name.values()}
+    if path != "seed" and len(all_values) > 1:
+      varied.append(path)
+  words = {}
+  for name, values in values_by_name.items():
+    changed = {p: values[p] for p in varied if values[p] != defaults[p]}
+    words[name] = _words(changed)
+  return words
 
 
 def _product(sweep: Mapping[str, Any]) -> Iterator[tuple[str, dict]]:
@@ -218,10 +243,11 @@ def _listed(sweep: Mapping[str, Any]) -> Iterator[tuple[str, dict]]:
 def _named(settings: list[tuple[str, dict]]) -> list[tuple[str, dict]]:
   """Gives every setting a name and drops settings that are repeated."""
   by_name: dict[tuple[str, Any], dict] = {}
-  for given_name, changed in settings:
-    own = {path: value for path, value in changed.items() if path != "seed"}
-    name = given_name or _words(own, ",") or "base"
-    key = name, changed.get("seed")
+  for name, changed in settings:
+    if not name:
+      fields = {path: x for path, x in changed.items() if path != "seed"}
+      name = _words(fields, ",") or "base"
+    key = (name, changed.get("seed"))
     if by_name.setdefault(key, changed) != changed:
       raise ValueError(f"two runs are called {name!r}: rename one of them")
   return [(name, changed) for (name, _), changed in by_name.items()]
@@ -229,11 +255,11 @@ def _named(settings: list[tuple[str, dict]]) -> list[tuple[str, dict]]:
 
 def _words(values: Mapping[str, Any], between: str = " ") -> str:
   """Names values, e.g. "rank=8 outer.momentum=0.6"."""
-  return between.join(
-    f"{short_name(path)}="
-    + (f"{value:g}" if isinstance(value, float) else str(value))
-    for path, value in values.items()
-  )
+  words = []
+  for path, value in values.items():
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    words.append(f"{short_name(path)}={text}")
+  return between.join(words)
 
 
 def short_name(path: str) -> str:

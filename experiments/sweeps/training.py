@@ -6,9 +6,11 @@ tried again the next time.
 
 import contextlib
 import functools
+import math
 import pathlib
 import re
 import sys
+import time
 from collections.abc import Iterable, Sequence
 
 from dilocox_jax import files
@@ -54,91 +56,147 @@ class Training:
   """The runs of a sweep below its work directory.
 
   Attributes:
+    workdir: The work directory. Directories of runs are in WORKDIR/runs; their
+      processes print into WORKDIR/logs.
     rows: Lines of the runs that have ended.
-    failed: Run, reason and log of each that failed.
+    failed: Run, reason and log of each run that failed.
   """
 
   def __init__(
     self, workdir: pathlib.Path, rows: Rows, parts_files: Sequence[str] = ()
   ):
-    """Looks for nothing yet.
+    """Trains nothing yet.
 
     Args:
-      workdir: Directories of runs are in WORKDIR/runs, what their processes
-        print in WORKDIR/logs.
+      workdir: The work directory.
       rows: Lines of the runs that have ended.
       parts_files: Files that the process of a run runs first, because they may
         register parts that the run has.
     """
-    self._workdir, self._parts_files = workdir, parts_files
+    self.workdir = workdir
     self.rows = rows
+    self._parts_files = parts_files
     self.failed: list[dict[str, str]] = []
 
   def row(self, run: SweepRun) -> RunRow | None:
-    """Returns the line of a run on the text that is here."""
+    """Returns the line of a run on the text that this machine has."""
     return self.rows.row(run, corpus_digest(run.config))
 
-  def train(self, runs: Sequence[SweepRun], pool: Pool, processes: int) -> None:
+  def train_for(
+    self,
+    runs: Sequence[SweepRun],
+    *,
+    num_processes: int,
+    slurm: str,
+    max_minutes: float | None,
+  ) -> bool:
+    """Trains runs that have no line yet, for some time at most.
+
+    Args:
+      runs: The runs.
+      num_processes: How many run at once.
+      slurm: Options of srun; "" for processes on this machine.
+      max_minutes: Time after which runs are stopped; None: no limit.
+
+    Returns:
+      Whether the time was over before all runs had ended.
+
+    Raises:
+      BusyError: If another sweep is at work in the directory.
+    """
+    deadline_s = math.inf
+    if max_minutes is not None:
+      deadline_s = time.monotonic() + 60 * max_minutes
+    pool = Pool(num_processes, slurm, deadline_s)
+    with work_directory.locked(
+      self.rows.path.with_suffix(".lock"),
+      f"another sweep is at {self.workdir}: wait for it",
+    ):
+      files.remove_partial(self.workdir)
+      self.train(runs, pool, num_processes)
+    return pool.is_late and any(self.row(run) is None for run in runs)
+
+  def train(
+    self, runs: Sequence[SweepRun], pool: Pool, num_processes: int
+  ) -> None:
     """Trains runs that have no line yet, each once, in order.
 
     Args:
       runs: The runs.
-      pool: Where they run.
-      processes: How many run at once.
+      pool: Runs their processes.
+      num_processes: How many run at once.
     """
-    num_cores = max(1, usable_cores() // processes)
-    missing = [run for run in runs if self.row(run) is None]
-    print(f"{len(runs)} runs, {len(missing)} to do")
-    jobs = [self._job(run) for run in missing]
-    ended = 0
+    num_cores = max(1, usable_cores() // num_processes)
+    missing_runs = [run for run in runs if self.row(run) is None]
+    print(f"{len(runs)} runs, {len(missing_runs)} to do")
+    jobs = [self._job(run) for run in missing_runs]
+    num_ended = 0
 
-    def end(number: int, reason: str) -> None:
-      nonlocal ended
-      ended += 1
-      run, job = missing[number], jobs[number]
-      found = self._keep(run, reason, num_cores) or f"failed: {reason}"
-      if found.startswith("failed"):
-        failure = {"run": job.name, "reason": reason, "log": str(job.log)}
-        self.failed.append(failure)
-        found += f" (log: {job.log})"
-      line = f"run {ended} of {len(jobs)}, {job.name}: {found}"
+    def end(number: int, failure: str) -> None:
+      nonlocal num_ended
+      num_ended += 1
+      job = jobs[number]
+      finding = self._record(missing_runs[number], failure, num_cores)
+      if not finding:
+        log = str(job.log)
+        self.failed.append({"run": job.name, "reason": failure, "log": log})
+        finding = f"failed: {failure} (log: {log})"
+      line = f"run {num_ended} of {len(jobs)}, {job.name}: {finding}"
       print(printable(line), flush=True)
 
     pool.run(jobs, end)
 
   def _directory(self, run: SweepRun) -> pathlib.Path:
-    # It is found by the digests at the end of its name, as the name before them
-    # may change. Texts differ between machines.
+    """Returns the directory of a run, which need not exist yet.
+
+    The digests of config and text at the end of its name tell an earlier one,
+    as the label before them may change. Texts differ between machines.
+    """
     key = f"{run.digest}-{corpus_digest(run.config)[:6]}"
-    runs = self._workdir / "runs"
-    found = sorted(runs.glob(f"*-{key}"))
-    return found[0] if found else runs / f"{run.label}-{key}"
+    folder = self.workdir / "runs"
+    earlier = sorted(folder.glob(f"*-{key}"))
+    return earlier[0] if earlier else folder / f"{run.label}-{key}"
 
   def _job(self, run: SweepRun) -> Job:
+    """Returns the process that trains a run."""
     name = self._directory(run).name
-    workdir = work_directory.check_subfolder(self._workdir, "runs", name)
-    work_directory.check_subfolder(self._workdir, "logs")
+    run_directory = work_directory.check_subfolder(self.workdir, "runs", name)
+    work_directory.check_subfolder(self.workdir, "logs")
     return Job(
       name=f"{run.name}, seed {run.seed}",
-      log=self._workdir / "logs" / f"{workdir.name}.log",
+      log=self.workdir / "logs" / f"{run_directory.name}.log",
       command=[
-        *(sys.executable, "-m", "experiments.train"),
+        sys.executable,
+        "-m",
+        "experiments.train",
         *run.arguments,
         *(f"--parts={path}" for path in self._parts_files),
-        *(f"--workdir={workdir}", "--sample_tokens=0"),
+        f"--workdir={run_directory}",
+        "--sample_tokens=0",
       ],
-      root=self._workdir,
+      root=self.workdir,
     )
 
-  def _keep(self, run: SweepRun, reason: str, num_cores: int) -> str:
-    """Writes a run's line; returns what it found, or "" if it failed."""
-    if reason and not _DIVERGED.search(reason):
+  def _record(self, run: SweepRun, failure: str, num_cores: int) -> str:
+    """Adds the line of a run that has ended to the rows.
+
+    Args:
+      run: The run.
+      failure: Why its process failed; "" if it did not.
+      num_cores: Number of CPU cores that it had.
+
+    Returns:
+      The loss, or that the run diverged; "" if it failed and has no line.
+    """
+    if failure and not _DIVERGED.search(failure):
       return ""
-    workdir = self._directory(run)
-    found = load_run(workdir)
-    row = row_of(found, run, reason, num_cores)
-    self.rows.add(row, curve_of(found, row))
-    # They are much larger than the rest.
+    run_directory = self._directory(run)
+    loaded_run = load_run(run_directory)
+    row = row_of(loaded_run, run, failure=failure, cores=num_cores)
+    self.rows.add(row, curve_of(loaded_run, row))
+    # Checkpoints are much larger than everything else.
     with contextlib.suppress(OSError):
-      files.remove_folder(self._workdir, "runs", workdir.name, "checkpoints")
-    return f"diverged: {reason}" if reason else f"loss {row.loss:.4f}"
+      files.remove_folder(
+        self.workdir, "runs", run_directory.name, "checkpoints"
+      )
+    return f"diverged: {failure}" if failure else f"loss {row.loss:.4f}"

@@ -1,9 +1,9 @@
 """DiLoCoX (arXiv 2506.21263): throughput, ablation and the two ratios.
 
-One recipe is used for both models, and only the seconds of a step are fitted,
-once for each model, on the throughput of DiLoCoX: it is bound by compute, so it
-is that of the devices. The rest is the plan's bytes over 1 Gbit/s. So the table
-shows which of the paper's numbers follow from that and which do not.
+One recipe is used for both models. Only the duration of a step is fitted, once
+for each model, on the throughput of DiLoCoX, which compute bounds and not the
+link. All other times follow from the plan's bytes over 1 Gbit/s. So the table
+shows which of the paper's numbers follow from these bytes and which do not.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ _A800_FLOPS = 312e12  # Of an A800, half precision, as recalled.
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """What the paper leaves open, one for both models.
+  """Choices that the paper leaves open, the same for both models.
 
   Attributes:
     num_clusters: D, the number of clusters; each has one link.
@@ -61,7 +61,7 @@ class PaperRuns:
 
   Attributes:
     model: One of `MODELS`.
-    setting: What the paper leaves open.
+    setting: Choices that the paper leaves open.
     interval: H (inner steps).
     rank: Rank of DiLoCoX.
     step_s: Seconds of a step, fitted on the throughput of DiLoCoX.
@@ -73,9 +73,11 @@ class PaperRuns:
     Args:
       figures: Figures of the paper.
       model: One of `MODELS`.
-      setting: What the paper leaves open.
+      setting: Choices that the paper leaves open.
     """
-    self.model, self.setting, self._figures = model, setting, figures
+    self.model = model
+    self.setting = setting
+    self._figures = figures
     self.interval = int(figures["sync interval"].value)
     self.rank = int(figures[f"{model}, rank"].value)
     self.step_s = setting.tokens / self.published("DiLoCoX")
@@ -102,9 +104,9 @@ class PaperRuns:
     traffic = to_plan.traffic(config_of(method, **changes))
     return pace(traffic, cluster, self.step_s, codec_s)
 
-  def tokens_per_s(self, found: SteadyState) -> float:
+  def tokens_per_s(self, pace: SteadyState) -> float:
     """Returns the throughput of all clusters together (tokens/s)."""
-    return self.setting.tokens / found.step_s
+    return self.setting.tokens / pace.step_s
 
   @functools.cache  # noqa: B019 - it lives as long as the tables.
   def allreduce(self) -> SteadyState:
@@ -122,7 +124,8 @@ class PaperRuns:
 
     Args:
       is_hidden: Whether exchanges run beside the next round.
-      codec: What is sent, with the rank for braces; "": every value.
+      codec: Name of the codec, in which the rank replaces the braces; "":
+        every value is sent.
       codec_s: As in `pace`.
     """
     sync = {"sync_interval": self.interval}
@@ -148,9 +151,10 @@ class PaperRuns:
     return self.allreduce().step_s / self.dilocox().step_s
 
   def codec_s(self) -> float:
-    """Returns the seconds of a round without overlap that bytes leave open.
+    """Returns the part of a round without overlap that bytes do not explain.
 
-    It is 0 for OPT-1.3B, whose row was not found.
+    Returns:
+      Seconds; 0 for OPT-1.3B, for which no such row was published.
     """
     row = f"{self.model}, DiLoCoX without overlap, throughput"
     if row not in self._figures:
@@ -160,12 +164,12 @@ class PaperRuns:
     return round_s - self.interval * self.dilocox(is_hidden=False).step_s
 
   def cocktail_ratio(self) -> float:
-    """Returns how many times fewer bytes CocktailSGD's row needs."""
+    """Returns by which factor CocktailSGD's published row shrinks the bytes."""
     step_s = self.setting.tokens / self.published("CocktailSGD")
     return self.allreduce().exchange_s / (step_s - self.step_s)
 
   def implied_utilisation(self) -> float:
-    """Returns the share of the devices' peak behind the throughput."""
+    """Returns the share of the devices' peak that the throughput implies."""
     devices = self._figures[f"{self.model}, GPUs"].value
     shape = MODEL_PRESETS[MODELS[self.model]]
     flops = flops_per_token(shape, SEQUENCE_LENGTH)
@@ -175,7 +179,8 @@ class PaperRuns:
 def build_tables() -> list[Table]:
   """Returns the throughputs beside the published ones."""
   figures = load_published("dilocox")
-  small, large = runs = [PaperRuns(figures, model) for model in MODELS]
+  runs = [PaperRuns(figures, model) for model in MODELS]
+  small, large = runs
   codec_s = large.codec_s()
   half = large.dilocox(is_hidden=False, codec="low_rank(rank={})+float16")
   numbers = {
@@ -195,32 +200,63 @@ def build_tables() -> list[Table]:
 
 
 def _rows(figures: Figures, paper: PaperRuns) -> Iterator[Prediction]:
-  step = f"step of {paper.step_s:.3f} s"
-  recipe = f"{RECIPE}; {step}, fitted on the row of DiLoCoX"
-  fewer, hidden = "117 times fewer bytes, in turn", "the exchange is hidden"
-  codec_s = paper.codec_s()
-  exposed = paper.dilocox(is_hidden=False, codec_s=codec_s)
-  alone = paper.tokens_per_s(paper.dilocox(is_hidden=False))
-  bytes_alone = f"{codec_s:.0f} s of codec a round; bytes alone: {alone:.0f}"
-  fit, other = Fit.HERE if codec_s else Fit.ELSEWHERE, Fit.ELSEWHERE
-  dense = paper.dilocox(codec="")
-  for method, found, kind, basis in (
-    ("AllReduce", paper.allreduce(), other, recipe),
-    ("OpenDiLoCo", paper.open_diloco(), other, "fp16, H as DiLoCoX"),
-    ("CocktailSGD", paper.cocktail_sgd(), other, fewer),
-    ("DiLoCoX", paper.dilocox(), Fit.HERE, f"{step}; {hidden}"),
-    ("DiLoCoX without overlap", exposed, fit, bytes_alone),
-    ("DiLoCoX without compression", dense, other, "fp32, in a round"),
-  ):
+  """Yields the predictions of one model: throughputs, then speed-ups."""
+
+  def throughput(
+    method: str, pace: SteadyState, kind: Fit, basis: str
+  ) -> Prediction:
     name = f"{paper.model}, {method}, throughput"
-    speed = paper.tokens_per_s(found)
+    tokens_per_s = paper.tokens_per_s(pace)
     if name in figures:
-      yield beside(figures, name, speed, kind, basis)
-    else:
-      yield Prediction(name, speed, "tokens/s", kind, basis)
+      return beside(figures, name, tokens_per_s, kind, basis)
+    return Prediction(
+      name=name,
+      predicted=tokens_per_s,
+      unit="tokens/s",
+      kind=kind,
+      basis=basis,
+    )
+
+  step = f"step of {paper.step_s:.3f} s"
+  yield throughput(
+    "AllReduce",
+    paper.allreduce(),
+    Fit.ELSEWHERE,
+    f"{RECIPE}; {step}, fitted on the row of DiLoCoX",
+  )
+  yield throughput(
+    "OpenDiLoCo", paper.open_diloco(), Fit.ELSEWHERE, "fp16, H as DiLoCoX"
+  )
+  yield throughput(
+    "CocktailSGD",
+    paper.cocktail_sgd(),
+    Fit.ELSEWHERE,
+    "117 times fewer bytes, in turn",
+  )
+  yield throughput(
+    "DiLoCoX", paper.dilocox(), Fit.HERE, f"{step}; the exchange is hidden"
+  )
+  codec_s = paper.codec_s()
+  by_bytes = paper.tokens_per_s(paper.dilocox(is_hidden=False))
+  yield throughput(
+    "DiLoCoX without overlap",
+    paper.dilocox(is_hidden=False, codec_s=codec_s),
+    Fit.HERE if codec_s else Fit.ELSEWHERE,
+    f"{codec_s:.0f} s of codec a round; bytes alone: {by_bytes:.0f}",
+  )
+  yield throughput(
+    "DiLoCoX without compression",
+    paper.dilocox(codec=""),
+    Fit.ELSEWHERE,
+    "fp32, in a round",
+  )
   ratio = f"{paper.model}, speed-up over AllReduce"
-  yield beside(figures, ratio, paper.speed_up(), other, str(RECIPE))
-  for setting in PICKED if paper.model == "107B" else ():
-    basis = f"{setting}: a setting picked for this ratio"
+  yield beside(
+    figures, ratio, paper.speed_up(), Fit.ELSEWHERE, basis=str(RECIPE)
+  )
+  if paper.model != "107B":
+    return
+  for setting in PICKED:
     speed_up = PaperRuns(figures, paper.model, setting).speed_up()
+    basis = f"{setting}: a setting picked for this ratio"
     yield beside(figures, ratio, speed_up, Fit.HERE, basis)

@@ -33,15 +33,15 @@ TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)  # Compute utilisation of its columns.
 Bandwidths = Float[np.ndarray, " bandwidths"]
 
 
-# Number of rounds of H steps that are simulated, fitted on Table 4. Transfers
-# of the last round are not waited for, so 5 of 6 count. With 5 or 7 rounds the
-# fit is worse.
+# Number of rounds of H steps that are simulated, fitted on Table 4. Nothing
+# waits for the transfers of the last round, so 5 of 6 count. With 5 or 7 rounds
+# the fit is worse.
 NUM_ROUNDS = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerModel:
-  """A model as the table describes it: equal layers and nothing else.
+  """A model of equal layers, as the table describes it.
 
   Attributes:
     num_parameters: Number of parameters, spread evenly over the layers.
@@ -64,7 +64,7 @@ class LayerMethod:
 
   Attributes:
     schedule: Schedule of the plan. With more than one fragment, fragment 0
-      holds no layer, and nothing of it is sent here.
+      holds no layer, and sending it takes no time here.
     bits: Bits of a parameter on the wire.
   """
 
@@ -96,12 +96,12 @@ def table_methods(num_layers: int) -> dict[str, LayerMethod]:
   Args:
     num_layers: L, which gives the number of fragments, of three layers each.
   """
-  parts = 1 + num_layers // 3
-  overlapped = SyncSchedule(100, parts, overlap_steps=1)
+  num_fragments = 1 + num_layers // 3
+  overlapped = SyncSchedule(100, num_fragments, overlap_steps=1)
   return {
     "Data-Parallel": LayerMethod(SyncSchedule(1)),
     "DiLoCo": LayerMethod(SyncSchedule(100)),
-    "Streaming": LayerMethod(SyncSchedule(100, parts)),
+    "Streaming": LayerMethod(SyncSchedule(100, num_fragments)),
     "Streaming + overlap": LayerMethod(overlapped),
     "Streaming + overlap, FP4": LayerMethod(overlapped, bits=4),
   }
@@ -110,26 +110,33 @@ def table_methods(num_layers: int) -> dict[str, LayerMethod]:
 def sends(
   method: LayerMethod, num_layers: int, num_steps: int
 ) -> dict[int, list[int]]:
-  """Returns the layers sent after each inner step, in order of readiness.
+  """Returns the layers that are sent after each inner step.
 
-  The events are those of the plan with one difference: here a fragment is
-  first sent after H steps, while the plan sends it at its first offset. The
-  table decides for this (63 exact cells against 50).
+  The events are those of the plan with one difference: a fragment is first sent
+  after H steps, while the plan sends it at its first offset. The table agrees
+  better with this (63 exact cells against 50).
 
   Args:
     method: Method with its schedule.
     num_layers: L.
     num_steps: Number of inner steps that are simulated.
+
+  Returns:
+    Layers by inner step, in the order in which their gradients are ready: the
+    last layer first.
   """
-  schedule, sent = method.schedule, {}
+  schedule = method.schedule
+  layers_by_step: dict[int, list[int]] = {}
   fragments = Fragments(schedule.num_fragments, num_layers)
   for event in schedule.events(0, num_steps):
-    if event.kind == "send" and event.step >= schedule.sync_interval:
-      layers = list(range(num_layers))
-      if fragments.num_fragments > 1:
-        layers = fragments.layers(event.fragment).tolist()
-      sent[event.step] = sorted(sent.get(event.step, []) + layers)[::-1]
-  return sent
+    if event.kind != "send" or event.step < schedule.sync_interval:
+      continue
+    layers = list(range(num_layers))
+    if fragments.num_fragments > 1:
+      layers = fragments.layers(event.fragment).tolist()
+    layers += layers_by_step.get(event.step, [])
+    layers_by_step[event.step] = sorted(layers, reverse=True)
+  return layers_by_step
 
 
 def simulate_layers(
@@ -141,26 +148,27 @@ def simulate_layers(
 
   Args:
     model: Model that is trained.
-    method: What is sent when.
+    method: Schedule and bits of what is sent.
     bandwidth_bps: Bandwidths of the link (bit/s), [bandwidths]; infinity is
       allowed.
   """
   bandwidth = np.asarray(bandwidth_bps, np.float64)
-  count = model.num_layers
-  layer_bits = model.num_parameters * method.bits / count
+  layer_bits = model.num_parameters * method.bits / model.num_layers
   num_steps = NUM_ROUNDS * method.schedule.sync_interval
-  sent = sends(method, count, num_steps)
+  layers_by_step = sends(method, model.num_layers, num_steps)
   starts, stops = _node_times(model)
-  now, link = np.zeros_like(bandwidth), np.zeros_like(bandwidth)
+  # Ends of the compute and of the transfers so far [bandwidths].
+  now = np.zeros_like(bandwidth)
+  link = np.zeros_like(bandwidth)
   ends = np.empty((num_steps, *bandwidth.shape))
   arrivals: dict[int, dict[int, Bandwidths]] = {}
   for step in range(1, num_steps + 1):
     for layer, arrival in sorted(arrivals.pop(step, {}).items()):
-      # The forward pass of this layer cannot start before its arrival. `now` is
-      # shifted so that now + starts[layer] is when it does start.
+      # The forward pass of this layer cannot start before its arrival, so `now`
+      # is shifted such that the pass starts at now + starts[layer].
       now = np.maximum(now, arrival - starts[layer])
     due = arrivals.setdefault(step + 1 + method.schedule.overlap_steps, {})
-    for layer in sent.get(step, ()):
+    for layer in layers_by_step.get(step, ()):
       link = np.maximum(link, now + stops[layer]) + layer_bits / bandwidth
       due[layer] = link
     now = now + model.step_s
@@ -169,7 +177,14 @@ def simulate_layers(
 
 
 def _node_times(model: LayerModel):
-  """Returns starts of forwards and ends of weight gradients, no waits, [L]."""
+  """Returns the times of the nodes of a step without waits (seconds).
+
+  Args:
+    model: Model that is trained.
+
+  Returns:
+    Starts of the forward passes [L] and ends of the weight gradients [L].
+  """
   layers = np.arange(model.num_layers)
   forward_s = model.forward_share * model.step_s
   # Layer 0 has no activation gradient.
@@ -186,10 +201,10 @@ def needed_bandwidth_bps(
 
   Args:
     model: Model that is trained.
-    method: What is sent when.
+    method: Schedule and bits of what is sent.
 
   Returns:
-    [targets] (bit/s); the last of the grid reaches all of them.
+    [targets] (bit/s). The last bandwidth of the grid reaches all targets.
   """
   run = simulate_layers(model, method, GRID_BPS)
   return GRID_BPS[(run.utilisation[:, None] >= TARGETS).argmax(0)]

@@ -1,7 +1,7 @@
-"""Runs in their steady state, from the recipes that train and real plans.
+"""Computes the pace of runs from the recipes and plans of the trainer.
 
-All follows from the plan that the trainer would follow: no table counts a step
-or a byte itself.
+Steps and bytes are those of the plan that the trainer would follow: no table
+counts them itself.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,8 @@ def config_of(method: str, **changes) -> RunConfig:
     method: Name of the method.
     **changes: Values by field, for each section.
   """
-  # A recipe is spelled out, since what is changed may be the method's name.
+  # All fields of the recipe are written out, since the change may be another
+  # name of the method, which would bring another recipe.
   values = from_mapping({"sync.method": method}).to_mapping()
   # A table has one rank and one H.
   values |= {"adaptive.mode": "off"} | flat(changes)
@@ -53,8 +54,8 @@ def equal_links(
     down_bps: Line rate for what arrives; None: the same.
     **link: Other attributes of `Link`.
   """
-  one = Link(up_bps, down_bps or up_bps, **link)
-  sites = [Site(f"site{number}", one) for number in range(num_replicas)]
+  site_link = Link(up_bps, down_bps or up_bps, **link)
+  sites = [Site(f"site{number}", site_link) for number in range(num_replicas)]
   return Cluster("alike", tuple(sites))
 
 
@@ -65,12 +66,17 @@ def flat_traffic(
 
   Args:
     method: Method of the run.
-    num_parameters: Number of parameters, all that is known of the model.
+    num_parameters: Number of parameters.
     num_replicas: Number of replicas.
-    codec: How values are sent.
+    codec: Codec of the values.
   """
-  shapes = {"parameters": (int(num_parameters),)}
-  return Traffic(method, Fragments(1, 1), shapes, num_replicas, codec)
+  return Traffic(
+    method=method,
+    fragments=Fragments(num_fragments=1, num_layers=1),
+    shapes={"parameters": (int(num_parameters),)},
+    num_replicas=num_replicas,
+    codec=codec,
+  )
 
 
 def collective_s(

@@ -1,7 +1,7 @@
-"""Streaming DiLoCo (arXiv 2501.18512): bandwidth needed, and hours.
+"""Streaming DiLoCo (arXiv 2501.18512): needed bandwidth, and hours.
 
-Table 4 says which bandwidth a method needs for a utilisation. Table 1 says how
-many hours one run takes.
+Table 4 has the bandwidth that a method needs for a utilisation. Table 1 has the
+hours that one run takes.
 """
 
 import dataclasses
@@ -23,7 +23,9 @@ from experiments.tables.table import (
 MODELS = ("1B", "10B", "100B")
 _FP4 = "Streaming + overlap, FP4"
 _DATA_PARALLEL = "Data-Parallel"
-_GBPS, _TBIT, _HOUR_S = 1e9, 1e12, 3600.0
+_GBPS = 1e9
+_TBIT = 1e12
+_HOUR_S = 3600.0
 _CAPTION = (
   "Compute utilisation against bandwidth: simulated (lines; two constants"
   " fitted on the markers) and published (markers: the first bandwidth of a"
@@ -45,47 +47,71 @@ def model(figures: Figures, name: str) -> layers.LayerModel:
     name: One of `MODELS`.
   """
 
-  def of(what: str) -> float:
-    return figures[f"table 4, {name}, {what}"].value
+  def value(figure: str) -> float:
+    return figures[f"table 4, {name}, {figure}"].value
 
-  return layers.LayerModel(of("parameters"), int(of("layers")), of("step time"))
+  return layers.LayerModel(
+    num_parameters=value("parameters"),
+    num_layers=int(value("layers")),
+    step_s=value("step time"),
+  )
 
 
 def _table_4(figures: Figures) -> Table:
-  rows, cells = [], []
+  """Returns the bandwidth that each method needs for each utilisation."""
+  rows = []
+  cells = []
   for name in MODELS:
-    one = model(figures, name)
-    for label, method in layers.table_methods(one.num_layers).items():
-      needed_bps = layers.needed_bandwidth_bps(one, method)
-      found = [
+    layer_model = model(figures, name)
+    methods = layers.table_methods(layer_model.num_layers)
+    for label, method in methods.items():
+      needed_bps = layers.needed_bandwidth_bps(layer_model, method)
+      method_rows = [
         _row(figures, f"table 4, {name}, {label}, {target:.0%}", bps)
         for target, bps in zip(layers.TARGETS, needed_bps, strict=True)
       ]
-      rows += found
-      cells.append([name, label, *map(_cell, found)])
+      rows += method_rows
+      cells.append([name, label, *(_cell(row) for row in method_rows)])
   steps = [abs(row.grid_steps or 0) for row in rows]
-  near = sum(step <= 1 for step in steps)
+  num_near = sum(step <= 1 for step in steps)
   return Table(
-    "streaming_diloco_table_4",
-    rows,
-    {"exact": steps.count(0), "near": near, "worst": max(steps)},
-    ("model", "method", *(f"{target:.0%}" for target in layers.TARGETS)),
-    cells,
-    {"streaming_diloco": (_CAPTION, _picture(figures))},
+    name="streaming_diloco_table_4",
+    rows=rows,
+    numbers={
+      "exact": steps.count(0),
+      "near": num_near,
+      "worst": max(steps),
+    },
+    header=(
+      "model",
+      "method",
+      *(f"{target:.0%}" for target in layers.TARGETS),
+    ),
+    cells=cells,
+    pictures={"streaming_diloco": (_CAPTION, _picture(figures))},
   )
 
 
 def _row(figures: Figures, name: str, needed_bps: float) -> Prediction:
+  """Returns a needed bandwidth beside the published one."""
   published_bps = figures[name].value * _GBPS
   steps = layers.grid_index(needed_bps) - layers.grid_index(published_bps)
-  basis = "two constants for 75 cells"
-  return beside(figures, name, needed_bps / _GBPS, Fit.HERE, basis, steps)
+  return beside(
+    figures,
+    name,
+    needed_bps / _GBPS,
+    Fit.HERE,
+    basis="two constants for 75 cells",
+    grid_steps=steps,
+  )
 
 
 def _cell(row: Prediction) -> str:
-  """Returns what readers see: both numbers where they differ."""
+  """Returns the published number, and the predicted one if they differ."""
   published = f"{row.published.value:g}" if row.published else ""
-  return f"{published} / {row.predicted:.1f}" if row.grid_steps else published
+  if row.grid_steps:
+    return f"{published} / {row.predicted:.1f}"
+  return published
 
 
 def _picture(figures: Figures) -> Picture:
@@ -93,12 +119,12 @@ def _picture(figures: Figures) -> Picture:
   picture, axes = style.frame(len(MODELS), title, size=(12.0, 4.6))
   looks = list(zip(style.COLOURS, style.MARKERS, strict=True))
   for ax, name in zip(axes, MODELS, strict=True):
-    one = model(figures, name)
-    methods = layers.table_methods(one.num_layers)
+    layer_model = model(figures, name)
+    methods = layers.table_methods(layer_model.num_layers)
     for (colour, marker), (label, method) in zip(
       looks, methods.items(), strict=False
     ):
-      run = layers.simulate_layers(one, method, layers.GRID_BPS)
+      run = layers.simulate_layers(layer_model, method, layers.GRID_BPS)
       ax.plot(
         layers.GRID_BPS / _GBPS, run.utilisation, color=colour, label=label
       )
@@ -116,38 +142,85 @@ def _picture(figures: Figures) -> Picture:
 
 
 def _table_1(figures: Figures) -> Table:
-  def of(what: str) -> float:
-    return figures[f"table 1, {what}"].value
+  """Returns the hours and the exchanged bits of two methods."""
 
-  one = model(figures, "1B")
-  methods = layers.table_methods(one.num_layers)
+  def value(figure: str) -> float:
+    return figures[f"table 1, {figure}"].value
+
+  layer_model = model(figures, "1B")
+  methods = layers.table_methods(layer_model.num_layers)
   interval = figures["table 4, sync interval"].value
-  num_steps = of("tokens") / (of("sequences per step") * of("sequence length"))
+  step_tokens = value("sequences per step") * value("sequence length")
+  num_steps = value("tokens") / step_tokens
 
-  def hours(name: str, bps: float, model: layers.LayerModel = one) -> float:
+  def hours(name: str, bps: float, model: layers.LayerModel) -> float:
+    """Returns the hours of a run, from the pace of its last round."""
     method = methods[name]
     ends_s = layers.simulate_layers(model, method, [bps]).ends_s[:, 0]
-    last = method.schedule.sync_interval  # Steps of a whole round, with waits.
-    return (ends_s[-1] - ends_s[-1 - last]) / last * num_steps / _HOUR_S
+    round_steps = method.schedule.sync_interval
+    round_s = ends_s[-1] - ends_s[-1 - round_steps]
+    return round_s / round_steps * num_steps / _HOUR_S
 
-  bits, count = methods[_FP4].bits, one.num_parameters
-  counted = of(f"{_FP4}, exchanged") * _TBIT / num_steps * interval / bits
-  larger = dataclasses.replace(one, num_parameters=counted)
-  dense_tbit = count * 16 * num_steps / _TBIT
-  fp4_tbit = count * bits * num_steps / interval / _TBIT
-  exact, fitted = "1.0 B parameters", f"{counted / 1e9:.3f} B parameters"
-  dense, fp4 = f"table 1, {_DATA_PARALLEL}", f"table 1, {_FP4}"
-  slow, free = "hours at 1 Gbit/s", "hours at infinite bandwidth"
-  dense_h, free_h = (hours(_DATA_PARALLEL, x) for x in (_GBPS, math.inf))
-  larger_h, fp4_h = hours(_FP4, _GBPS, larger), hours(_FP4, _GBPS)
-  hides, sent = "the link hides no forward pass", "from the bits exchanged"
-  rows = (
-    (f"{dense}, {slow}", dense_h, Fit.NONE, f"{exact}; {hides}"),
-    (f"{dense}, {free}", free_h, Fit.NONE, "compute alone"),
-    (f"{fp4}, {slow}", larger_h, Fit.ELSEWHERE, f"{fitted}, {sent}"),
-    (f"{fp4}, {slow}", fp4_h, Fit.ELSEWHERE, exact),
-    (f"{dense}, exchanged", dense_tbit, Fit.NONE, f"{exact} of 16 bit"),
-    (f"{fp4}, exchanged", fp4_tbit, Fit.NONE, f"{exact} of 4 bit"),
+  def row(
+    method: str, figure: str, predicted: float, kind: Fit, basis: str
+  ) -> Prediction:
+    return beside(
+      figures, f"table 1, {method}, {figure}", predicted, kind, basis
+    )
+
+  bits = methods[_FP4].bits
+  num_parameters = layer_model.num_parameters
+  # The number of parameters that follows from the exchanged bits.
+  fitted_parameters = (
+    value(f"{_FP4}, exchanged") * _TBIT / num_steps * interval / bits
   )
-  found = [beside(figures, *row) for row in rows]
-  return Table("streaming_diloco_table_1", found)
+  fitted_model = dataclasses.replace(
+    layer_model, num_parameters=fitted_parameters
+  )
+  stated = "1.0 B parameters"
+  fitted = f"{fitted_parameters / 1e9:.3f} B parameters"
+  rows = [
+    row(
+      _DATA_PARALLEL,
+      "hours at 1 Gbit/s",
+      hours(_DATA_PARALLEL, _GBPS, layer_model),
+      Fit.NONE,
+      f"{stated}; the link hides no forward pass",
+    ),
+    row(
+      _DATA_PARALLEL,
+      "hours at infinite bandwidth",
+      hours(_DATA_PARALLEL, math.inf, layer_model),
+      Fit.NONE,
+      "compute alone",
+    ),
+    row(
+      _FP4,
+      "hours at 1 Gbit/s",
+      hours(_FP4, _GBPS, fitted_model),
+      Fit.ELSEWHERE,
+      f"{fitted}, from the bits exchanged",
+    ),
+    row(
+      _FP4,
+      "hours at 1 Gbit/s",
+      hours(_FP4, _GBPS, layer_model),
+      Fit.ELSEWHERE,
+      stated,
+    ),
+    row(
+      _DATA_PARALLEL,
+      "exchanged",
+      num_parameters * 16 * num_steps / _TBIT,
+      Fit.NONE,
+      f"{stated} of 16 bit",
+    ),
+    row(
+      _FP4,
+      "exchanged",
+      num_parameters * bits * num_steps / interval / _TBIT,
+      Fit.NONE,
+      f"{stated} of 4 bit",
+    ),
+  ]
+  return Table("streaming_diloco_table_1", rows)

@@ -103,7 +103,7 @@ def load_published(
 
 
 class Fit(enum.StrEnum):
-  """On which published numbers the constants of a prediction were fitted."""
+  """Tells on which published numbers the constants of a prediction rest."""
 
   NONE = "derived"
   HERE = "fitted on this row"
@@ -146,22 +146,24 @@ class Prediction:
       return f"{self.grid_steps:+d} steps" if self.grid_steps else "exact"
     if self.published is None:
       return ""
-    # Adding zero takes the sign from what rounds to nothing.
+    # Adding zero turns the -0.0 of a small negative error into 0.0.
     return f"{round(self.relative_error, 6) + 0.0:+.1%}"
 
   def cells(self) -> tuple[str, ...]:
     """Returns the texts of the row in a table for readers."""
-    predicted, figure = _short(self.predicted), self.published
+    predicted = _short(self.predicted)
+    figure = self.published
     if figure is None:
       with_unit = f"{predicted} {self.unit}"
       return self.name, "", with_unit, "", self.kind, self.basis
     name = re.sub(r"^table \d+, ", "", figure.name)
-    value = f"{figure.value:g} {figure.unit}"
-    value += "" if figure.is_verified else " (unverified)"
-    return name, value, predicted, self.error, self.kind, self.basis
+    published = f"{figure.value:g} {figure.unit}"
+    if not figure.is_verified:
+      published += " (unverified)"
+    return name, published, predicted, self.error, self.kind, self.basis
 
   def data(self) -> dict[str, Any]:
-    """Returns the values by column of a CSV; None where there is none."""
+    """Returns the values by column of a CSV; None for an empty cell."""
     figure = self.published
     return {
       "figure": self.name,
@@ -203,7 +205,13 @@ def beside(
   """
   figure = figures[name]
   return Prediction(
-    name, predicted, figure.unit, kind, basis, figure, grid_steps
+    name=name,
+    predicted=predicted,
+    unit=figure.unit,
+    kind=kind,
+    basis=basis,
+    published=figure,
+    grid_steps=grid_steps,
   )
 
 
@@ -230,7 +238,11 @@ class Table:
   )
 
   def lines(self, out_dir: pathlib.Path) -> Iterator[str]:
-    """Yields the section of a page, whose pictures it writes beside it."""
+    """Yields the lines of the table's section, and writes its pictures.
+
+    Args:
+      out_dir: Directory of the page.
+    """
     title, *paragraphs = _notes()[self.name]
     rows = self.cells if self.header else [row.cells() for row in self.rows]
     table = markdown_table(self.header or _HEADER, rows)
@@ -262,7 +274,7 @@ def write_tables(
   Args:
     tables: Tables in the order in which they are shown.
     out_dir: Directory to which the files are written. It must exist.
-    command: Command line that made the tables, which the page shows.
+    command: Command line of the program, which the page shows.
 
   Returns:
     The path of `report.md`.
@@ -273,42 +285,81 @@ def write_tables(
   for table in tables:
     rows = csv_table([row.data() for row in table.rows])
     write_atomically(out_dir / f"{table.name}.csv", rows)
-  sections = (line for table in tables for line in table.lines(out_dir))
-  lines = [_READING, "", *sections]
-  return write_page(out_dir, "Speed, published and predicted", lines, command)
+  lines = [_READING, ""]
+  for table in tables:
+    lines += table.lines(out_dir)
+  title = "Speed, published and predicted"
+  return write_page(out_dir, title, lines, command)
 
 
 _CELLS = "streaming_diloco_table_4"
 _LINE = "{:<12} {:<26} {:>9} {:>9} {:>8} {}"
-_COLUMNS = ("paper", "figure", "published", "predicted", "error", "kind")
+_COLUMNS = _LINE.format(
+  "paper", "figure", "published", "predicted", "error", "kind"
+)
 _KINDS = {Fit.NONE: "derived", Fit.HERE: "fitted", Fit.ELSEWHERE: "by others"}
 _FOOTNOTE = "* recalled. fitted: on this figure; by others: on its others."
 
 
 def summary(tables: Sequence[Table]) -> Iterator[str]:
-  """Yields what the tables come to, in at most sixteen lines."""
+  """Yields the main figures of the tables, in at most sixteen lines.
+
+  `summary.csv` lists these figures: a single one, or two ends of a range.
+  """
   by_name = {table.name: table for table in tables}
-  yield from (_LINE.format(*_COLUMNS), "-" * 80)
+  yield _COLUMNS
+  yield "-" * 80
   text = pathlib.Path(__file__).with_name("summary.csv").read_text("utf-8")
-  for shown in csv.DictReader(text.splitlines(), delimiter=";"):
-    if table := by_name.get(shown["table"]):
-      ends = [name for name in (shown["figure"], shown["upper_end"]) if name]
-      found = [next(r for r in table.rows if r.name == end) for end in ends]
-      yield _LINE.format(shown["paper"], shown["label"], *_summary(found))
-  if table := by_name.get(_CELLS):
+  for entry in csv.DictReader(text.splitlines(), delimiter=";"):
+    table = by_name.get(entry["table"])
+    if not table:
+      continue
+    rows = [_first_row(table, entry["figure"])]
+    if entry["upper_end"]:
+      rows.append(_first_row(table, entry["upper_end"]))
+    yield _summary_line(entry["paper"], entry["label"], rows)
+  table = by_name.get(_CELLS)
+  if table:
     steps = [abs(row.grid_steps or 0) for row in table.rows]
-    counts = len(steps), steps.count(0), f"{max(steps)} step", "fitted"
-    yield _LINE.format("Streaming", "bandwidths, exact cells", *counts)
+    yield _LINE.format(
+      "Streaming",
+      "bandwidths, exact cells",
+      len(steps),
+      steps.count(0),
+      f"{max(steps)} step",
+      "fitted",
+    )
   yield _FOOTNOTE
 
 
-def _summary(rows: Sequence[Prediction]) -> Iterator[str]:
-  """Yields the cells of a figure, or of the two ends of a range."""
+def _first_row(table: Table, name: str) -> Prediction:
+  """Returns the first row with a name; later ones vary its assumptions."""
+  return next(row for row in table.rows if row.name == name)
+
+
+def _summary_line(paper: str, label: str, rows: Sequence[Prediction]) -> str:
+  """Returns the line of a figure, or of the two ends of a range.
+
+  Args:
+    paper: Short name of the paper.
+    label: Short name of the figure.
+    rows: Prediction of the figure, or of both ends.
+  """
+  prediction = rows[0]
   figures = [row.published for row in rows if row.published]
   values = [figure.value for figure in figures]
-  is_read = all(figure.is_verified for figure in figures)
-  yield "-".join(f"{v:g}" for v in values) + ("" if is_read else "*")
-  yield _short(rows[0].predicted)
-  is_within = min(values) <= rows[0].predicted <= max(values)
-  yield rows[0].error if len(rows) == 1 else ("no", "within")[is_within]
-  yield _KINDS[rows[0].kind]
+  published = "-".join(f"{value:g}" for value in values)
+  if not all(figure.is_verified for figure in figures):
+    published += "*"
+  error = prediction.error
+  if len(rows) > 1:
+    is_within = min(values) <= prediction.predicted <= max(values)
+    error = "within" if is_within else "no"
+  return _LINE.format(
+    paper,
+    label,
+    published,
+    _short(prediction.predicted),
+    error,
+    _KINDS[prediction.kind],
+  )

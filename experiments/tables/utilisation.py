@@ -9,9 +9,11 @@ all-reduces but no bandwidth, so a rate is fitted for each of three settings.
 The notes say how little follows from that.
 
 Covenant-72B (arXiv 2603.08163): sparse 2-bit exchanges. Its peers do not form a
-ring. Each puts its payload into object storage and takes those of the others
-from there, so a slow uplink costs less.
+ring. Each peer puts its payload into object storage and reads the payloads of
+the others from there, so a slow uplink costs less.
 """
+
+from typing import NamedTuple
 
 from dilocox_jax.aggregators.sizes import message_bytes
 from dilocox_jax.codecs.quantize import Float, Int
@@ -37,41 +39,85 @@ from experiments.tables.table import (
 
 _SETTINGS = ("USA", "USA and Europe", "global")
 _RTT_S = 0.1
-_BLOCK, _KEPT = 4096, 64
+# Values of a block that Covenant-72B sends, and values of a block.
+_NUM_SENT = 64
+_BLOCK = 4096
 
 
-def _stated(paper: str, replicas: str) -> tuple[Figures, int, int, float]:
-  """Returns the figures of a paper, M, H and the seconds of a step in them."""
+class _StatedRun(NamedTuple):
+  """Inputs that a paper states.
+
+  Attributes:
+    figures: Figures of the paper, by name.
+    num_replicas: M.
+    interval: H (inner steps).
+    step_s: Duration of an inner step (seconds).
+  """
+
+  figures: Figures
+  num_replicas: int
+  interval: int
+  step_s: float
+
+
+def _stated_run(paper: str, replicas: str) -> _StatedRun:
+  """Returns the inputs that a paper states.
+
+  Args:
+    paper: Name of the paper in the file of published figures.
+    replicas: Name of the figure with the number of replicas.
+  """
   figures = load_published(paper)
-  count, interval = (int(figures[k].value) for k in (replicas, "sync interval"))
+  interval = int(figures["sync interval"].value)
   round_s = figures["compute of a round"].value * 60
-  return figures, count, interval, round_s / interval
+  return _StatedRun(
+    figures=figures,
+    num_replicas=int(figures[replicas].value),
+    interval=interval,
+    step_s=round_s / interval,
+  )
 
 
 def open_diloco() -> list[Table]:
   """Returns the run's utilisation and the published range."""
-  figures, count, interval, step_s = _stated("open_diloco", "replicas")
-  basis = "H steps in 67.5 min, 1.1 B values in fp16, 127 Mbit/s"
-  method, size = methods.open_diloco(interval), figures["parameters"].value
-  traffic = flat_traffic(method, size, count, Float("float16"))
-  found = pace(traffic, load_cluster("opendiloco", count), step_s)
+  run = _stated_run("open_diloco", "replicas")
+  figures = run.figures
+  traffic = flat_traffic(
+    method=methods.open_diloco(run.interval),
+    num_parameters=figures["parameters"].value,
+    num_replicas=run.num_replicas,
+    codec=Float("float16"),
+  )
+  cluster = load_cluster("opendiloco", run.num_replicas)
+  run_pace = pace(traffic, cluster, run.step_s)
 
   def is_enough(mbps: float) -> bool:
-    cluster = equal_links(count, mbps * 1e6, rtt_s=_RTT_S)
-    return pace(traffic, cluster, step_s).utilisation >= 0.9
+    links = equal_links(run.num_replicas, mbps * 1e6, rtt_s=_RTT_S)
+    return pace(traffic, links, run.step_s).utilisation >= 0.9
 
-  mbps = least(is_enough, 1.0, 1000.0)
-  percent, exchange_s = 100 * found.utilisation, interval * found.exchange_s
+  slowest_mbps = least(is_enough, low=1.0, high=1000.0)
+  percent = 100 * run_pace.utilisation
+  exchange_s = run.interval * run_pace.exchange_s
+  basis = "H steps in 67.5 min, 1.1 B values in fp16, 127 Mbit/s"
   rows = [
-    beside(figures, "utilisation, lowest", percent, Fit.NONE, basis),
-    beside(figures, "utilisation, highest", percent, Fit.NONE, basis),
-    beside(figures, "all-reduce", exchange_s, Fit.NONE, basis),
-    Prediction("slowest link for 90 %", mbps, "Mbit/s", Fit.NONE, "as above"),
+    beside(figures, "utilisation, lowest", percent, Fit.NONE, basis=basis),
+    beside(figures, "utilisation, highest", percent, Fit.NONE, basis=basis),
+    beside(figures, "all-reduce", exchange_s, Fit.NONE, basis=basis),
+    Prediction(
+      name="slowest link for 90 %",
+      predicted=slowest_mbps,
+      unit="Mbit/s",
+      kind=Fit.NONE,
+      basis="as above",
+    ),
   ]
-  compute_s = step_s * interval
-  slower = compute_s / (compute_s + figures["all-reduce"].value)
-  notes = {"share": found.utilisation, "slower": slower, "mbps": mbps}
-  return [Table("open_diloco", rows, notes)]
+  compute_s = run.step_s * run.interval
+  numbers = {
+    "share": run_pace.utilisation,
+    "slower": compute_s / (compute_s + figures["all-reduce"].value),
+    "mbps": slowest_mbps,
+  }
+  return [Table("open_diloco", rows, numbers)]
 
 
 def intellect_1() -> list[Table]:
@@ -79,91 +125,163 @@ def intellect_1() -> list[Table]:
 
   All follow from one ring of the most nodes that participated at a time.
   """
-  nodes = "most concurrent nodes"
-  figures, count, interval, step_s = _stated("intellect_1", nodes)
+  run = _stated_run("intellect_1", "most concurrent nodes")
+  figures = run.figures
   bits = int(figures["bits of a parameter in the all-reduce"].value)
-  size = figures["parameters"].value, count
-  traffic = flat_traffic(methods.diloco(interval), *size, Int(bits))
-  dense = flat_traffic(methods.allreduce(), *size, Float())
-  # Bytes of H data-parallel steps over those of an exchange.
-  reduction = dense.gradient_bytes() * interval / traffic.exchange_bytes(0)
+  traffic = flat_traffic(
+    method=methods.diloco(run.interval),
+    num_parameters=figures["parameters"].value,
+    num_replicas=run.num_replicas,
+    codec=Int(bits),
+  )
 
   def at(mbps: float) -> SteadyState:
-    cluster = equal_links(count, mbps * 1e6, rtt_s=_RTT_S)
-    return pace(traffic, cluster, step_s)
+    cluster = equal_links(run.num_replicas, mbps * 1e6, rtt_s=_RTT_S)
+    return pace(traffic, cluster, run.step_s)
 
   def rate_for(exchange_s: float) -> float:
-    """Returns the rate (Mbit/s) at which the exchange takes so long."""
-    step_s = exchange_s / interval
-    return least(lambda x: at(x).exchange_s <= step_s, 10.0, 1e5, 1e-4)
+    """Returns the rate (Mbit/s) at which an exchange takes `exchange_s`."""
 
-  slow = pace(traffic, load_cluster("intellect_1", count), step_s)
-  preset = "14 nodes, int8 ring, 340 Mbit/s fitted on the lowest utilisation"
-  slow_s, quoted = interval * slow.exchange_s, "sync as quoted by Covenant-72B"
+    def is_fast_enough(mbps: float) -> bool:
+      return at(mbps).exchange_s <= exchange_s / run.interval
+
+    return least(is_fast_enough, low=10.0, high=1e5, precision=1e-4)
+
+  preset = load_cluster("intellect_1", run.num_replicas)
+  slow = pace(traffic, preset, run.step_s)
+  slow_s = run.interval * slow.exchange_s
+  basis = "14 nodes, int8 ring, 340 Mbit/s fitted on the lowest utilisation"
   rows = [
-    ("utilisation, lowest", 100 * slow.utilisation, Fit.HERE, preset),
-    ("global, all-reduce", slow_s, Fit.ELSEWHERE, preset),
-    (quoted, slow_s / 60, Fit.ELSEWHERE, preset),
+    beside(
+      figures,
+      "utilisation, lowest",
+      100 * slow.utilisation,
+      Fit.HERE,
+      basis=basis,
+    ),
+    beside(figures, "global, all-reduce", slow_s, Fit.ELSEWHERE, basis=basis),
+    beside(
+      figures,
+      "sync as quoted by Covenant-72B",
+      slow_s / 60,
+      Fit.ELSEWHERE,
+      basis=basis,
+    ),
   ]
-  rates = {}
-  for name in _SETTINGS:
-    exchange_s = figures[f"{name}, all-reduce"].value
-    rates[name] = rate_for(exchange_s)
-    percent = 100 * at(rates[name]).utilisation
-    basis = f"{rates[name]:.0f} Mbit/s, fitted on {exchange_s:.0f} s"
-    rows.append((f"{name}, utilisation", percent, Fit.ELSEWHERE, basis))
-    if name == "USA":
-      rows.append(("utilisation, highest", percent, Fit.ELSEWHERE, basis))
-  scales = "H = 100, int8 with a scale for every 128 values"
+  rates_mbps = {}
+  for setting in _SETTINGS:
+    exchange_s = figures[f"{setting}, all-reduce"].value
+    mbps = rate_for(exchange_s)
+    rates_mbps[setting] = mbps
+    percent = 100 * at(mbps).utilisation
+    basis = f"{mbps:.0f} Mbit/s, fitted on {exchange_s:.0f} s"
+    names = [f"{setting}, utilisation"]
+    if setting == "USA":
+      names.append("utilisation, highest")
+    for name in names:
+      rows.append(beside(figures, name, percent, Fit.ELSEWHERE, basis=basis))
+  dense = flat_traffic(
+    method=methods.allreduce(),
+    num_parameters=figures["parameters"].value,
+    num_replicas=run.num_replicas,
+    codec=Float(),
+  )
+  # Bytes of H data-parallel steps over the bytes of an exchange.
+  reduction = dense.gradient_bytes() * run.interval / traffic.exchange_bytes(0)
+  rows.append(
+    beside(
+      figures,
+      "bandwidth reduction",
+      reduction,
+      Fit.NONE,
+      basis="H = 100, int8 with a scale for every 128 values",
+    )
+  )
   # The share of the peak is predicted as if only the waiting differed.
-  waiting = figures["utilisation, lowest"].value
-  waiting /= figures["utilisation, highest"].value
-  mfu = figures["model FLOPS utilisation, highest"].value * waiting
-  both = "the highest times the ratio of both utilisations"
-  rows += [
-    ("bandwidth reduction", reduction, Fit.NONE, scales),
-    ("model FLOPS utilisation, lowest", mfu, Fit.NONE, both),
-  ]
-  mbps = ", ".join(f"{rate:.0f} ({name})" for name, rate in rates.items())
-  found = [beside(figures, *row) for row in rows]
-  return [Table("intellect_1", found, {"rates": mbps})]
+  waiting = (
+    figures["utilisation, lowest"].value / figures["utilisation, highest"].value
+  )
+  rows.append(
+    beside(
+      figures,
+      "model FLOPS utilisation, lowest",
+      figures["model FLOPS utilisation, highest"].value * waiting,
+      Fit.NONE,
+      basis="the highest times the ratio of both utilisations",
+    )
+  )
+  rates = ", ".join(
+    f"{mbps:.0f} ({setting})" for setting, mbps in rates_mbps.items()
+  )
+  return [Table("intellect_1", rows, {"rates": rates})]
 
 
 def covenant_72b() -> list[Table]:
   """Returns the run's utilisation, communication and compression."""
-  peers = "most contributing peers"
-  figures, count, interval, step_s = _stated("covenant_72b", peers)
-  up_bps, down_bps = (figures[x].value * 1e6 for x in ("uplink", "downlink"))
+  run = _stated_run("covenant_72b", "most contributing peers")
+  figures = run.figures
+  up_bps = figures["uplink"].value * 1e6
+  down_bps = figures["downlink"].value * 1e6
   num_parameters = int(figures["parameters"].value)
   bits = int(figures["bits of a value"].value)
-  codec = TopK(_KEPT / _BLOCK, _BLOCK, then=Int(bits, "tensor"))
+  codec = TopK(_NUM_SENT / _BLOCK, _BLOCK, then=Int(bits, "tensor"))
   payload_bytes = message_bytes(codec, {"parameters": (num_parameters,)})
-  method = methods.sparse_loco(interval)
 
   def among(num_replicas: int, share: float = 1.0) -> SteadyState:
     """Returns the pace of a ring in which a share of the bytes is sent."""
-    rates = up_bps / share, down_bps / share
-    cluster = equal_links(num_replicas, *rates, rtt_s=_RTT_S)
-    sent = flat_traffic(method, num_parameters, num_replicas, codec)
-    return pace(sent, cluster, step_s)
+    cluster = equal_links(
+      num_replicas, up_bps / share, down_bps / share, rtt_s=_RTT_S
+    )
+    traffic = flat_traffic(
+      method=methods.sparse_loco(run.interval),
+      num_parameters=num_parameters,
+      num_replicas=num_replicas,
+      codec=codec,
+    )
+    return pace(traffic, cluster, run.step_s)
 
-  # A ring of two is an upload to storage.
-  upload, half, ring = among(2), among(2, share=0.5), among(count)
-  through = "each peer uploads its payload once; downloads are hidden"
-  sparse = "64 of 4096 values, 12 bits of index and 2 of value"
-  gathered = f"{count} peers gather all payloads over the same uplinks"
-  compression = 4 * num_parameters / payload_bytes
-  percent, ring_percent = 100 * upload.utilisation, 100 * ring.utilisation
-  took_s, of_ring = interval * upload.exchange_s, "utilisation of a ring"
+  upload = among(2)  # A ring of two is an upload to storage.
+  half = among(2, share=0.5)
+  ring = among(run.num_replicas)
+  upload_s = run.interval * upload.exchange_s
+  storage = "each peer uploads its payload once; downloads are hidden"
   rows = [
-    beside(figures, "utilisation", percent, Fit.NONE, through),
-    beside(figures, "communication of a round", took_s, Fit.NONE, through),
-    beside(figures, "compression", compression, Fit.NONE, sparse),
-    Prediction(of_ring, ring_percent, "percent", Fit.NONE, gathered),
+    beside(
+      figures,
+      "utilisation",
+      100 * upload.utilisation,
+      Fit.NONE,
+      basis=storage,
+    ),
+    beside(
+      figures, "communication of a round", upload_s, Fit.NONE, basis=storage
+    ),
+    beside(
+      figures,
+      "compression",
+      4 * num_parameters / payload_bytes,
+      Fit.NONE,
+      basis="64 of 4096 values, 12 bits of index and 2 of value",
+    ),
+    Prediction(
+      name="utilisation of a ring",
+      predicted=100 * ring.utilisation,
+      unit="percent",
+      kind=Fit.NONE,
+      basis=f"{run.num_replicas} peers gather all payloads over the same "
+      "uplinks",
+    ),
   ]
-  notes = {"half": half, "ring": ring, "others": count - 1, "upload_s": took_s}
-  notes["half_s"] = interval * half.exchange_s
-  notes["ring_s"] = interval * ring.exchange_s
-  notes["gigabytes"] = payload_bytes / 1e9
-  notes["others_s"] = (count - 1) * payload_bytes * 8 / (down_bps * GOODPUT)
-  return [Table("covenant_72b", rows, notes)]
+  num_others = run.num_replicas - 1
+  download_s = num_others * payload_bytes * 8 / (down_bps * GOODPUT)
+  numbers = {
+    "half": half,
+    "ring": ring,
+    "others": num_others,
+    "upload_s": upload_s,
+    "half_s": run.interval * half.exchange_s,
+    "ring_s": run.interval * ring.exchange_s,
+    "gigabytes": payload_bytes / 1e9,
+    "others_s": download_s,
+  }
+  return [Table("covenant_72b", rows, numbers)]

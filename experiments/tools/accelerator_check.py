@@ -11,89 +11,54 @@ folder of packages for a machine without a network; docs/guides/accelerators.md
 lists them. On a CPU everything is tiny, and only shows that it works.
 """
 
-import argparse
 import importlib.util
 import pathlib
 import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from absl import flags
+from absl import app, flags
 
-Figures = Iterator[dict[str, Any]]
+from experiments.runtime import command_line, workdir_flag
+from experiments.tools.accelerator_figures import Figures, run_step
+
+_OUT = flags.DEFINE_string("out", "runs/accelerator", "Folder of the figures.")
+_WHEELS = flags.DEFINE_string("wheels", None, "Folder of packages to load.")
+_MINUTES = flags.DEFINE_float(
+  "minutes", 8.0, "Time for everything.", lower_bound=0.1
+)
 
 
-def define_flags() -> None:
-  """Defines the flags of this binary."""
-  flags.DEFINE_string("out", "runs/accelerator", "Folder of the figures.")
-  flags.DEFINE_string("wheels", None, "Folder of packages to load.")
-  flags.DEFINE_float("minutes", 8.0, "Time for everything.", lower_bound=0.1)
-
-
-def main(values: flags.FlagValues) -> None:
+@command_line.one_line_errors()
+def main(argv: Sequence[str]) -> None:
   """Measures, and prints each figure on a line."""
-  from experiments.runtime import command_line
-
-  folder = command_line.writable(values.out, "accelerator_check")
-  started = time.monotonic()
-  deadline = started + 60 * values.minutes
+  command_line.refuse_arguments(argv)
+  if _WHEELS.value:
+    _load_wheels(pathlib.Path(_WHEELS.value))
+  folder = workdir_flag.writable(_OUT.value, "accelerator_check")
+  start = time.monotonic()
+  deadline = start + 60 * _MINUTES.value
   rows: list[dict[str, Any]] = []
   for name, step in _steps(deadline, rows).items():
     run_step(name, step, rows, folder / "accelerator.json")
   failed = [row["figure"] for row in rows if "error" in row]
-  print(f"{len(rows)} figures in {time.monotonic() - started:.0f} s: {folder}")
+  print(f"{len(rows)} figures in {time.monotonic() - start:.0f} s: {folder}")
   if failed:
     raise command_line.StoppedError(f"failed: {', '.join(failed)}")
-
-
-def run_step(
-  name: str,
-  step: Callable[[], Figures],
-  rows: list[dict[str, Any]],
-  path: pathlib.Path,
-) -> None:
-  """Keeps the figures of a step as they come; an error is one of them."""
-  from dilocox_jax.metrics.lines import write_json
-
-  started = time.monotonic()
-  figures = step()
-  while True:
-    try:
-      row = next(figures, None)
-    except Exception as error:  # noqa: BLE001 - the others can still be had.
-      row = {"figure": name, "error": f"{type(error).__name__}: {error}"[:500]}
-      figures = iter(())
-    if row is None:
-      return
-    rows.append(row | {"after_s": round(time.monotonic() - started, 1)})
-    write_json(path, {**_device(), "label": "measured", "figures": rows})
-    print("  ".join(f"{k} {_short(v)}" for k, v in row.items()), flush=True)
-
-
-def _short(value: Any) -> str:
-  return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _device() -> dict[str, Any]:
-  import flax
-  import jax
-  import optax
-
-  return {
-    "device": jax.devices()[0].device_kind,
-    "platform": jax.default_backend(),
-    "python": sys.version.split()[0],
-    "versions": {m.__name__: m.__version__ for m in (jax, flax, optax)},
-  }
 
 
 def _steps(
   deadline: float, rows: list[dict[str, Any]]
 ) -> dict[str, Callable[[], Figures]]:
-  """Returns what is measured, the most important first."""
+  """Returns the steps of the check by name, the most important first.
+
+  Args:
+    deadline: Time of the monotonic clock by which all should have ended.
+    rows: The figures so far. PyTorch is compared with them.
+  """
   import jax
 
   from experiments.tools import accelerator_exact as exact
@@ -128,20 +93,13 @@ def _steps(
   }
 
 
-def _load_wheels() -> None:
-  """Unpacks the packages that --wheels names, before anything needs them."""
-  parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-  parser.add_argument("--wheels")
-  given, _ = parser.parse_known_args()
-  if given.wheels:
-    target = tempfile.mkdtemp(prefix="wheels_")
-    for wheel in sorted(pathlib.Path(given.wheels).glob("*.whl")):
-      zipfile.ZipFile(wheel).extractall(target)
-    sys.path.append(target)
+def _load_wheels(folder: pathlib.Path) -> None:
+  """Unpacks the packages of a folder, before anything imports them."""
+  target = tempfile.mkdtemp(prefix="wheels_")
+  for wheel in sorted(folder.glob("*.whl")):
+    zipfile.ZipFile(wheel).extractall(target)
+  sys.path.append(target)
 
 
 if __name__ == "__main__":
-  _load_wheels()
-  from experiments.runtime import command_line
-
-  command_line.main(main, define_flags)
+  app.run(main, flags_parser=command_line.parse_flags)

@@ -1,11 +1,12 @@
 """Whether a device computes what the reference page and the CPU compute.
 
-A figure is an error: the largest difference, over the largest value of what is
-expected. Products on a GPU are rounded to TF32 unless a program asks for more,
-so what holds on a CPU has to be seen on the device.
+A figure is an error: the largest difference over the largest expected value.
+Products on a GPU are rounded to TF32 unless a program asks for more, so a
+result that is right on a CPU has to be checked on the device.
 """
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,18 +21,33 @@ from dilocox_jax.reference import methods as page
 from dilocox_jax.reference import optimizers
 from dilocox_jax.trees import Array, Tree
 
-# (what, error, bound)
-Error = tuple[str, float, float]
 
-_REPLICAS, _ROUNDS, _RATE, _ROWS = 2, 3, 0.05, 24
+class Error(NamedTuple):
+  """One comparison: its name, its error, and the largest allowed error."""
+
+  name: str
+  error: float
+  bound: float
+
+
+_REPLICAS = 2
+_ROUNDS = 3
+_RATE = 0.05
+_ROWS = 24
 _METHODS = {
   "diloco": methods.diloco(4),
-  "streaming_diloco": methods.streaming_diloco(6, 3, 1, 0.5, "sliced"),
+  "streaming_diloco": methods.streaming_diloco(
+    sync_interval=6,
+    num_fragments=3,
+    overlap_steps=1,
+    mixing_alpha=0.5,
+    fragment_order="sliced",
+  ),
   "eager": methods.eager(4),
   "dilocox": methods.dilocox(4, "reset"),
   "overlap_loco": methods.delayed(4, 4, 1, "continue", fragment_order="sliced"),
 }
-# Codecs, and bounds of their errors; products of low rank are rounded.
+# Bounds of the errors of codecs. Products of low rank are rounded.
 _CODECS = {
   **dict.fromkeys(("int(bits=4)", "int(bits=1)", "e3m0", "float16"), 1e-6),
   "top_k(fraction=0.1)": 1e-6,
@@ -41,37 +57,42 @@ _CODECS = {
 
 
 def errors(attention: str, length: int) -> Iterator[Error]:
-  """Yields what is compared, one error after the other.
+  """Yields the errors of methods, codecs, Muon and attention.
 
   Args:
     attention: Name of the fused attention of this device.
     length: Tokens of a sequence for attention, a multiple of 128.
   """
   for name in _METHODS:
-    yield f"{name} over the reference page", _method_error(name), 1e-6
+    yield Error(f"{name} over the reference page", _method_error(name), 1e-6)
   for codec, bound in _CODECS.items():
-    yield f"{codec} over the CPU's", _codec_error(codec), bound
-  yield "a step of Muon over the CPU's", _muon_error(), 2e-2
-  yield (
+    yield Error(f"{codec} over the CPU's", _codec_error(codec), bound)
+  yield Error("a step of Muon over the CPU's", _muon_error(), 2e-2)
+  yield Error(
     f"{attention} attention over plain",
     _attention_error(attention, length),
     2e-2,
   )
 
 
-def _error(found: Tree, expected: Tree) -> float:
-  pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-  worst = 0.0
-  for x, y in pairs:
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    worst = max(worst, float(np.abs(x - y).max() / max(np.abs(y).max(), 1e-30)))
-  return worst
+def _error(result: Tree, expected: Tree) -> float:
+  """Returns the largest error of all leaves, relative to the largest value."""
+  errors = jax.tree.leaves(jax.tree.map(_leaf_error, result, expected))
+  return max(errors)
 
 
-def _over_cpu(function: Callable[..., Tree], *arguments: Tree) -> float:
-  """Returns the error of a function here, beside that on the CPU."""
-  there = jax.device_put(arguments, jax.devices("cpu")[0])
-  return _error(jax.jit(function)(*arguments), jax.jit(function)(*there))
+def _leaf_error(result: Array, expected: Array) -> float:
+  expected_values = np.asarray(expected, np.float64)
+  difference = np.asarray(result, np.float64) - expected_values
+  scale = max(np.abs(expected_values).max(), 1e-30)
+  return float(np.abs(difference).max() / scale)
+
+
+def _over_cpu(function: Callable[[Tree], Tree], argument: Tree) -> float:
+  """Returns the error of a function on the device, beside the CPU."""
+  program = jax.jit(function)
+  cpu_argument = jax.device_put(argument, jax.devices("cpu")[0])
+  return _error(program(argument), program(cpu_argument))
 
 
 def _drawn(*shape: int, seed: int = 0) -> Array:
@@ -81,11 +102,15 @@ def _drawn(*shape: int, seed: int = 0) -> Array:
 
 
 def _method_error(name: str) -> float:
-  """Trains towards random targets; the gradient w - target has no product."""
+  """Returns the error of a method beside the reference page.
+
+  It trains towards random targets; the gradient, w - target, has no product.
+  """
   method = _METHODS[name]
   interval = method.schedule.sync_interval
   targets = np.asarray(_drawn(_REPLICAS, _ROUNDS * interval, _ROWS, 8))
-  inner, first = optax.sgd(_RATE), jnp.zeros((_ROWS, 8))
+  inner = optax.sgd(_RATE)
+  first = jnp.zeros((_ROWS, 8))
 
   def step(w, state, target):
     updates, state = inner.update(w - target, state)
@@ -97,9 +122,8 @@ def _method_error(name: str) -> float:
   for start in range(0, targets.shape[1], interval):
     batches = jnp.asarray(targets[:, start : start + interval])
     state, _, _ = rounds.run(state, batches)
-  return _error(
-    rounds.flush(state)[0].replica.params, _on_page(method, targets)
-  )
+  flushed_state, *_ = rounds.flush(state)
+  return _error(flushed_state.replica.params, _on_page(method, targets))
 
 
 def _on_page(method: dx.Method, targets: np.ndarray) -> np.ndarray:
@@ -117,10 +141,13 @@ def _on_page(method: dx.Method, targets: np.ndarray) -> np.ndarray:
       zip(names, np.split(rows.astype(np.float64), len(names)), strict=True)
     )
 
-  found = page.train(
-    lambda w, target: (0.0, {name: w[name] - target[name] for name in names}),
+  def loss_and_gradient(w, target):
+    return 0.0, {name: w[name] - target[name] for name in names}
+
+  result = page.train(
+    loss_and_gradient,
     cut(np.zeros(targets.shape[2:])),
-    [[cut(target) for target in own] for own in targets],
+    [[cut(target) for target in row] for row in targets],
     inner=optimizers.Sgd(_RATE),
     outer=optimizers.Sgd(0.7, 0.6, nesterov=True),
     sync_interval=schedule.sync_interval,
@@ -129,19 +156,21 @@ def _on_page(method: dx.Method, targets: np.ndarray) -> np.ndarray:
     mixing_alpha=method.mixing_alpha,
     fragments=[[name] for name in names],
   )
-  return np.stack([np.concatenate([w[n] for n in names]) for w in found.params])
+  return np.stack(
+    [np.concatenate([w[n] for n in names]) for w in result.params]
+  )
 
 
 def _codec_error(name: str) -> float:
-  """The mean of two replicas through a codec, beside the CPU's."""
+  """Returns the error of the mean of two replicas through a codec."""
   aggregator = dx.exchange(name, collective="all_gather")
   values = {"w": _drawn(_REPLICAS, 64, 256)}
   outer = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), values)
   state = aggregator.init(outer)
 
   def mean(values: Tree) -> Tree:
-    def average(own: Tree) -> Tree:
-      return aggregator.average(own, state, outer)[0]
+    def average(update: Tree) -> Tree:
+      return aggregator.average(update, state, outer)[0]
 
     return jax.vmap(average, axis_name="replica")(values)
 
@@ -156,9 +185,14 @@ def _muon_error() -> float:
 
 
 def _attention_error(name: str, length: int) -> float:
-  """Both on this device, in bfloat16, which the kernels ask for."""
-  heads = [
-    _drawn(2, length, 4, 64, seed=n).astype(jnp.bfloat16) for n in range(3)
-  ]
-  fused, plain = named_attention(name), named_attention("plain")
-  return _error(jax.jit(fused)(*heads), jax.jit(plain)(*heads))
+  """Returns the error of fused attention beside plain attention.
+
+  Both run on the device in bfloat16, which the fused kernels need.
+  """
+  query, key, value = (
+    _drawn(2, length, 4, 64, seed=seed).astype(jnp.bfloat16)
+    for seed in range(3)
+  )
+  fused = jax.jit(named_attention(name))
+  plain = jax.jit(named_attention("plain"))
+  return _error(fused(query, key, value), plain(query, key, value))

@@ -1,7 +1,7 @@
-"""How fast inner steps and codecs are on a device, and what they need.
+"""Measures how fast inner steps and codecs are on a device, and their memory.
 
-A figure is a dict that says what was measured, with its goal where one was set
-beforehand. Each size of `Sizes` runs on any device, tiny ones in tests.
+A figure is a dict with the name of the measurement, its results, and its goal
+if one was set beforehand. All sizes run on any device; tests take tiny ones.
 """
 
 import dataclasses
@@ -18,16 +18,18 @@ import dilocox_jax as dx
 from dilocox_jax.api.device_memory import device_memory
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.plan.model.shapes import ModelShape
-from experiments.tools import bench, bench_inner, bench_programs, bench_torch
+from experiments.tools import bench_inner, bench_programs, bench_torch, timing
 
 Figures = Iterator[dict[str, Any]]
 _FEW_STEPS = 10
-_GOAL_MFU, _GOAL_OVER_TORCH, _GOAL_MEMORY = 0.45, 1.0, 0.07
+_GOAL_MFU = 0.45
+_GOAL_OVER_TORCH = 1.0
+_GOAL_MEMORY = 0.07
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-  """What is measured.
+  """Sizes of all measurements.
 
   Attributes:
     models: For each name the sizes of a model of rotary positions, RMS norms
@@ -51,31 +53,35 @@ class Sizes:
 
 _LLAMA = {"preset": "llama_150m"}
 FULL = Sizes(
-  {
+  models={
     "150M": (_LLAMA, 16),
     "300M": (_LLAMA | {"num_layers": 24}, 16),
     "1B": ({"preset": "llama_1_1b"}, 4),
   },
-  1024,
-  {
+  length=1024,
+  rounds={
     "model.preset": "llama_150m",
     "sync.sync_interval": 16,
     "data.batch_size": 16,
     "data.sequence_length": 1024,
   },
-  {"preset": "small", "num_layers": 11},
-  bench_programs.VALUES,
-  5,
-  2000,
+  trained={"preset": "small", "num_layers": 11},
+  values=bench_programs.VALUES,
+  repeats=5,
+  most_steps=2000,
 )
 TINY = Sizes(
-  {"tiny": ({"preset": "tiny"}, 2)},
-  128,
-  {"model.preset": "nano", "sync.sync_interval": 4, "data.batch_size": 2},
-  {"preset": "nano"},
-  (2, 64, 256),
-  3,
-  _FEW_STEPS,
+  models={"tiny": ({"preset": "tiny"}, 2)},
+  length=128,
+  rounds={
+    "model.preset": "nano",
+    "sync.sync_interval": 4,
+    "data.batch_size": 2,
+  },
+  trained={"preset": "nano"},
+  values=(2, 64, 256),
+  repeats=3,
+  most_steps=_FEW_STEPS,
 )
 
 
@@ -94,23 +100,24 @@ def config_of(sizes: Sizes, name: str) -> RunConfig:
 
 
 def inner_steps(sizes: Sizes) -> Figures:
-  """Yields tokens a second, utilisation and memory of each model.
+  """Yields tokens a second, utilization and memory of each model.
 
   Args:
-    sizes: What is measured.
+    sizes: Models, batches and repeats.
   """
   for name in sizes.models:
     config = config_of(sizes, name)
     values = bench_inner.measure_steps(config, sizes.repeats)
     yield {"figure": f"inner step {name}", "goal_mfu": _GOAL_MFU, **values}
-    needed = device_memory(config).total
-    parts = values["argument_bytes"], values["temporary_bytes"]
-    compiled = sum(part or 0 for part in parts)
+    estimated_bytes = device_memory(config).total
+    argument_bytes = values["argument_bytes"] or 0
+    temporary_bytes = values["temporary_bytes"] or 0
+    compiled_bytes = argument_bytes + temporary_bytes
     yield {
       "figure": f"memory {name}",
-      "estimated_bytes": needed,
-      "compiled_bytes": compiled,
-      "estimate_over_compiled": needed / max(compiled, 1),
+      "estimated_bytes": estimated_bytes,
+      "compiled_bytes": compiled_bytes,
+      "estimate_over_compiled": estimated_bytes / max(compiled_bytes, 1),
       "goal_error": _GOAL_MEMORY,
     }
     jax.clear_caches()
@@ -120,7 +127,7 @@ def torch_steps(sizes: Sizes, ours: Mapping[str, float]) -> Figures:
   """Yields PyTorch's tokens a second for the same models and batches.
 
   Args:
-    sizes: What is measured.
+    sizes: Models, batches and repeats.
     ours: Our tokens a second by the name of the model.
   """
   for name in sizes.models:
@@ -135,10 +142,14 @@ def torch_steps(sizes: Sizes, ours: Mapping[str, float]) -> Figures:
 
 
 def _torch_step_s(config: RunConfig, repeats: int) -> float:
-  """Seconds of one step of PyTorch: bf16, flash attention, fused AdamW."""
+  """Returns the time of one step of PyTorch (seconds).
+
+  PyTorch has bf16, flash attention and fused AdamW.
+  """
   torch = bench_torch.torch()
   device = "cuda" if torch.cuda.is_available() else "cpu"
-  shape, data = config.model.shape, config.data
+  shape = config.model.shape
+  data = config.data
   params = _torch_params(shape, device)
   optimizer = torch.optim.AdamW(list(params.values()), fused=device == "cuda")
   loss = bench_torch.peer_loss(shape, data.sequence_length, device)
@@ -159,22 +170,22 @@ def _torch_step_s(config: RunConfig, repeats: int) -> float:
     value.item()
 
   steps()  # Compiles.
-  step_s = statistics.median(bench.seconds(steps) for _ in range(repeats))
+  step_s = statistics.median(timing.seconds(steps) for _ in range(repeats))
   return step_s / bench_inner.STEPS
 
 
 def _torch_params(shape: ModelShape, device: str) -> dict[str, Any]:
-  """Draws parameters on the device; matrices at a usual scale, norms at 1."""
+  """Draws matrices with a deviation of 0.02 on a device; norms are 1."""
   leaves = {
     path: np.broadcast_to(np.float32(1), size)
     for path, size in shape.parameter_shapes.items()
   }
   params = bench_torch.peer_params(leaves)
   for name, leaf in params.items():
-    drawn = leaf.to(device)
+    leaf_on_device = leaf.to(device)
     if leaf.ndim > 1:
-      drawn.normal_(std=0.02)
-    params[name] = drawn.requires_grad_()
+      leaf_on_device.normal_(std=0.02)
+    params[name] = leaf_on_device.requires_grad_()
   return params
 
 
@@ -182,38 +193,44 @@ def ratios(sizes: Sizes) -> Figures:
   """Yields rounds over their steps, and codecs over a copy of the values.
 
   Args:
-    sizes: What is measured.
+    sizes: Fields of the rounds, shape of the values and repeats.
   """
   for ratio in (
     *bench_programs.round_ratios(sizes.rounds),
     *bench_programs.codec_ratios(sizes.values),
   ):
-    yield {"figure": ratio.name, **bench.measure_ratio(ratio, sizes.repeats)}
+    yield {"figure": ratio.name, **timing.measure_ratio(ratio, sizes.repeats)}
 
 
 def trained(sizes: Sizes, deadline: float) -> Figures:
-  """Yields losses of `overlap_loco` and AllReduce, as far as time allows.
+  """Yields losses of `overlap_loco` and AllReduce after the same steps.
+
+  The number of steps follows from the time that is left.
 
   Args:
-    sizes: The model.
+    sizes: The model, and the largest number of steps.
     deadline: Time of the monotonic clock by which both should have ended.
   """
   num_steps = _FEW_STEPS
   if sizes.most_steps > num_steps:
-    few_s = bench.seconds(lambda: _trained_loss(sizes, "allreduce", num_steps))
-    steps = (deadline - time.monotonic()) / 2 / few_s * num_steps
-    num_steps = int(np.clip(steps, num_steps, sizes.most_steps))
+    few_steps_s = timing.seconds(
+      lambda: _trained_loss(sizes, "allreduce", _FEW_STEPS)
+    )
+    time_of_each_s = (deadline - time.monotonic()) / 2
+    affordable_steps = time_of_each_s / few_steps_s * _FEW_STEPS
+    num_steps = int(np.clip(affordable_steps, _FEW_STEPS, sizes.most_steps))
   for method in ("allreduce", "overlap_loco"):
-    started = time.monotonic()
+    start = time.monotonic()
     loss = _trained_loss(sizes, method, num_steps)
     yield {
       "figure": f"{method} for {num_steps} steps",
       "loss": loss,
-      "seconds": time.monotonic() - started,
+      "seconds": time.monotonic() - start,
     }
 
 
 def _trained_loss(sizes: Sizes, method: str, num_steps: int) -> float:
+  """Trains a run in a temporary folder and returns its validation loss."""
   changes = {"sync.method": method, "total_steps": num_steps}
   config = from_mapping({"model": sizes.trained, **changes})
   with tempfile.TemporaryDirectory() as folder:

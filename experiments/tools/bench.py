@@ -4,152 +4,120 @@
   python -m experiments.tools.bench codecs --workdir=runs/bench --repeats=21
   python -m experiments.tools.bench inner --workdir=runs/bench --config=...
 
-`round` and `codecs` compare the times of programs. The speed of a
-machine changes over time, so two programs run in turn many times, and the
-median of the ratios of neighbouring times is reported. `inner` reports tokens a
-second, utilisation and memory of inner steps of the config --config; no other
-bench reads the config. Results go to WORKDIR/bench_NAME.json and to the
-terminal.
+`round` and `codecs` compare the times of programs that run in turn, and report
+the median of the ratios of neighboring times. `inner` reports tokens a second,
+utilization and memory of inner steps of the config --config; no other bench
+reads the config. Results go to WORKDIR/bench_NAME.json and to the terminal.
 """
 
-import dataclasses
-import statistics
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from absl import flags
-from rich.progress import track
+from absl import app, flags
 
-from experiments.runtime import command_line
+from dilocox_jax.checks import known
+from experiments.runtime import (
+  command_line,
+  config_flag,
+  own_parts,
+  run_configs,
+  workdir_flag,
+)
 
 BENCHES = ("round", "codecs", "inner")
-TimedProgram = Callable[[], object]
+
+flags.adopt_module_key_flags(config_flag)
+flags.adopt_module_key_flags(workdir_flag)
+_REPEATS = flags.DEFINE_integer(
+  "repeats", 9, "Number of measurements of each ratio or rate.", lower_bound=3
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class Ratio:
-  """One comparison: how many times slower `measured` is than `baseline`.
-
-  Attributes:
-    name: What is compared.
-    measured: Runs a program once and waits until it has ended.
-    baseline: Does so with the other program.
-    bound: What the ratio must not exceed, set beforehand.
-    scale: Number by which the ratio is divided.
-  """
-
-  name: str
-  measured: TimedProgram
-  baseline: TimedProgram
-  bound: float
-  scale: float = 1.0
-
-
-def seconds(program: TimedProgram) -> float:
-  """Returns how long a program runs."""
-  started = time.perf_counter()
-  program()
-  return time.perf_counter() - started
-
-
-def measure_ratio(ratio: Ratio, repeats: int) -> dict[str, float | bool]:
-  """Runs both programs in turn and takes medians.
-
-  Args:
-    ratio: What is compared.
-    repeats: Paired measurements.
-  """
-  ratio.measured()  # Compiles.
-  ratio.baseline()
-  pairs = []
-  for number in track(range(repeats), description=ratio.name):
-    # A machine that gets slower while a pair runs would favour the first, so
-    # every other pair begins with the baseline.
-    if number % 2:
-      baseline_s = seconds(ratio.baseline)
-      pairs.append((seconds(ratio.measured), baseline_s))
-    else:
-      pairs.append((seconds(ratio.measured), seconds(ratio.baseline)))
-  values = [a / b / ratio.scale for a, b in pairs]
-  median = statistics.median(values)
-  return {
-    "median": median,
-    "min": min(values),
-    "max": max(values),
-    "bound": ratio.bound,
-    "is_within_bound": median <= ratio.bound,
-    "measured_s": statistics.median(a for a, _ in pairs),
-    "baseline_s": statistics.median(b for _, b in pairs),
-  }
-
-
-def define_flags() -> None:
-  """Defines the flags of this binary."""
-  command_line.define_config()
-  command_line.define_workdir()
-  flags.DEFINE_enum("bench", "round", BENCHES, "Bench to run.")
-  flags.DEFINE_integer(
-    "repeats", 9, "Number of measurements of each ratio or rate.", lower_bound=3
-  )
-
-
-def main(values: flags.FlagValues) -> None:
-  """Runs the bench that the flag --bench names."""
-  name, repeats = values.bench, values.repeats
-  if command_line.is_config_given() and name != "inner":
+@command_line.one_line_errors()
+def main(argv: Sequence[str]) -> None:
+  """Runs the bench whose name is on the command line."""
+  if len(argv) != 2:
+    raise command_line.UsageError(f"name one bench: {', '.join(BENCHES)}")
+  bench = argv[1]
+  with command_line.usage_errors():
+    known("bench", bench, BENCHES)
+  if bench != "inner" and config_flag.is_given():
     raise command_line.UsageError(
-      f"the bench {name} reads no config: leave out --config"
+      f"the bench {bench} reads no config: leave out --config"
     )
-  workdir = command_line.writable(values.workdir, "bench")
+  own_parts.register_given_parts()
+  workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "bench")
   import jax
 
   from dilocox_jax.metrics.lines import write_json
-  from experiments.runtime import running
 
-  if name == "inner":
-    config = command_line.run_config(values.config)
-    running.set_up_jax(config.num_devices)
-    from experiments.tools import bench_inner
-
-    with command_line.usage_errors():
-      record = bench_inner.measure_steps(config, repeats)
-    _print({key: (value,) for key, value in record.items()}, ("measured",))
-  else:
-    running.set_up_jax()
-    from experiments.tools import bench_programs as programs
-
-    ratios = {"round": programs.round_ratios, "codecs": programs.codec_ratios}
-    with command_line.usage_errors():
-      found = {
-        each.name: measure_ratio(each, repeats) for each in ratios[name]()
-      }
-    columns = ("median", "min", "max", "bound")
-    _print({k: [v[c] for c in columns] for k, v in found.items()}, columns)
-    label = "measured: medians of paired ratios in one process"
-    record = {"label": label, "repeats": repeats, "ratios": found}
-  path = workdir / f"bench_{name}.json"
+  record = _inner_record() if bench == "inner" else _ratios_record(bench)
+  path = workdir / f"bench_{bench}.json"
   device = jax.devices()[0].device_kind
   write_json(path, {"device": device, "jax": jax.__version__, **record})
   print(f"results: {path}")
 
 
-def _print(rows: dict[str, Any], columns: tuple[str, ...]) -> None:
+def _inner_record() -> dict[str, Any]:
+  """Measures and prints the speed of inner steps; returns the record."""
+  from experiments.runtime import running
+
+  config = run_configs.run_config(config_flag.CONFIG.value)
+  running.set_up_jax(config.num_devices)
+  from experiments.tools import bench_inner
+
+  with command_line.usage_errors():
+    record = bench_inner.measure_steps(config, _REPEATS.value)
+  _print(("measured",), {name: (value,) for name, value in record.items()})
+  return record
+
+
+def _ratios_record(bench: str) -> dict[str, Any]:
+  """Measures and prints the ratios of a bench; returns the record."""
+  from experiments.runtime import running
+
+  running.set_up_jax()
+  from experiments.tools import bench_programs, timing
+
+  results = {}
+  with command_line.usage_errors():
+    if bench == "round":
+      ratios = bench_programs.round_ratios()
+    else:
+      ratios = bench_programs.codec_ratios()
+    for ratio in ratios:
+      results[ratio.name] = timing.measure_ratio(ratio, _REPEATS.value)
+  columns = ("median", "min", "max", "bound")
+  rows = {
+    name: [result[column] for column in columns]
+    for name, result in results.items()
+  }
+  _print(columns, rows)
+  return {
+    "label": "measured: medians of paired ratios in one process",
+    "repeats": _REPEATS.value,
+    "ratios": results,
+  }
+
+
+def _print(columns: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> None:
+  """Prints a table.
+
+  Args:
+    columns: Names of the columns of values.
+    rows: Values by the name of the row.
+  """
   from rich.console import Console
 
   from dilocox_jax.report.tables import terminal_table
 
-  cells = [
-    (name, *(f"{v:.4g}" if isinstance(v, float) else f"{v}" for v in values))
-    for name, values in rows.items()
-  ]
+  cells = [(name, *map(_cell, values)) for name, values in rows.items()]
   Console().print(terminal_table(("what", *columns), cells))
 
 
+def _cell(value: Any) -> str:
+  return f"{value:.4g}" if isinstance(value, float) else f"{value}"
+
+
 if __name__ == "__main__":
-  # `bench round` is turned into `bench --bench=round`. The flag refuses unknown
-  # names.
-  if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
-    sys.argv[1] = f"--bench={sys.argv[1]}"
-  command_line.main(main, define_flags)
+  app.run(main, flags_parser=config_flag.parse_flags)

@@ -1,8 +1,8 @@
-"""The bench `inner`: tokens a second, utilisation and memory of inner steps.
+"""The bench `inner`: tokens a second, utilization and memory of inner steps.
 
 Rates are absolute and belong to the device that they name. Only operations of
 the model count (`flops_per_token`), so recomputing activations lowers the
-utilisation.
+utilization.
 """
 
 import statistics
@@ -17,7 +17,7 @@ from dilocox_jax.inner.step import inner_step
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.training import build, states
 from dilocox_jax.trees import Tree
-from experiments.tools.bench import TimedProgram, seconds
+from experiments.tools.timing import TimedProgram, seconds
 
 STEPS = 10  # Inner steps of one measurement.
 
@@ -50,7 +50,8 @@ def steps_program(programs: build.Programs) -> Any:
 
   def steps(carry: Tree, batches: Tree):
     def body(carry, batch):
-      params, optimizer, metrics = step(*carry, batch)
+      params, optimizer = carry
+      params, optimizer, metrics = step(params, optimizer, batch)
       return (params, optimizer), metrics
 
     carry, metrics = jax.lax.scan(body, carry, batches)
@@ -65,32 +66,40 @@ def first_carry(programs: build.Programs) -> Tree:
   params = states.first_params(programs, 0)
 
   def spread(params: Tree) -> Tree:
-    carry = params, programs.steps.optimizer.init(params)
+    carry = (params, programs.steps.optimizer.init(params))
     return jax.tree.map(replicas.copies, carry)
 
-  places = replicas.state_shardings(jax.eval_shape(spread, params), 0)
-  return jax.jit(spread, out_shardings=places)(params)
+  shardings = replicas.state_shardings(jax.eval_shape(spread, params), 0)
+  return jax.jit(spread, out_shardings=shardings)(params)
 
 
 def drawn_batches(programs: build.Programs, config: RunConfig, num_steps: int):
-  """Draws the sequences of so many steps, [M, num_steps, B, L + 1]."""
-  replicas, data = programs.rounds.replicas, config.data
-  shape = num_steps, data.batch_size, data.sequence_length + 1
-  vocab_size = config.model.shape.vocab_size
-  drawn = np.random.default_rng(0).integers(
-    0, vocab_size, (len(replicas.own), *shape), np.int32
+  """Draws the sequences of some steps, [M, num_steps, B, L + 1]."""
+  replicas = programs.rounds.replicas
+  shape = (
+    len(replicas.own),
+    num_steps,
+    config.data.batch_size,
+    config.data.sequence_length + 1,
   )
-  return replicas.place_batches(drawn)
+  tokens = np.random.default_rng(0).integers(
+    low=0, high=config.model.shape.vocab_size, size=shape, dtype=np.int32
+  )
+  return replicas.place_batches(tokens)
 
 
 def timed_steps(
   config: RunConfig, num_steps: int
 ) -> tuple[TimedProgram, jax.stages.Compiled]:
-  """Returns what runs inner steps, on from those before, and its program.
+  """Compiles inner steps.
 
   Args:
     config: Config of the run. Nothing is exchanged.
     num_steps: Steps of each call.
+
+  Returns:
+    A function that takes the next steps and waits for their end, and its
+    compiled program.
   """
   programs = build.programs(config)
   batches = drawn_batches(programs, config, num_steps)
@@ -116,32 +125,43 @@ def measure_steps(config: RunConfig, repeats: int) -> dict:
     Values by name, ready for JSON.
   """
   run, program = timed_steps(config, STEPS)
-  _, *times_s = (seconds(run) for _ in range(repeats + 1))  # One warms up.
+  run()  # Warms up.
+  times_s = [seconds(run) for _ in range(repeats)]
   return _rates(config, times_s) | _memory(program)
 
 
 def _rates(config: RunConfig, times_s: list[float]) -> dict:
-  mesh, shape = config.mesh, config.model.shape
-  chosen = on_platform(config, build.platform_name())
+  """Returns the rates that follow from the times of `STEPS` inner steps.
+
+  Args:
+    config: Config of the run.
+    times_s: Measured times (seconds).
+  """
+  shape = config.model.shape
   step_s = statistics.median(times_s) / STEPS
-  tokens_per_s = mesh.num_replicas * config.tokens_per_replica_step / step_s
-  flops = tokens_per_s * flops_per_token(shape, config.data.sequence_length)
+  step_tokens = config.mesh.num_replicas * config.tokens_per_replica_step
+  tokens_per_s = step_tokens / step_s
+  flops_per_s = tokens_per_s * flops_per_token(
+    shape, config.data.sequence_length
+  )
+  device_flops_per_s = flops_per_s / config.num_devices
   peak = DEVICE_PEAK_FLOPS.get(jax.devices()[0].device_kind)
+  platform_options = on_platform(config, build.platform_name())
   return {
     "num_devices": config.num_devices,
     "parameters": parameter_count(shape),
-    "compute_dtype": chosen.compute_dtype,
-    "attention": chosen.attention,
+    "compute_dtype": platform_options.compute_dtype,
+    "attention": platform_options.attention,
     "step_s": step_s,
     "tokens_per_s": tokens_per_s,
-    "model_flops_per_s_per_device": flops / config.num_devices,
-    "mfu": flops / config.num_devices / peak if peak else None,
+    "model_flops_per_s_per_device": device_flops_per_s,
+    "mfu": device_flops_per_s / peak if peak else None,
     "label": f"measured: median of {len(times_s)} times {STEPS} inner steps",
   }
 
 
 def _memory(program: jax.stages.Compiled) -> dict:
-  """Bytes of one device, as the compiler and as the device count them."""
+  """Returns the bytes of one device, counted by compiler and by device."""
   analysis = program.memory_analysis()
   stats = jax.local_devices()[0].memory_stats() or {}
   return {

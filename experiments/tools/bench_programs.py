@@ -1,7 +1,8 @@
 """Programs that the benches `round` and `codecs` compare.
 
-`round`: overhead of delay and of stacking. `codecs`: time of
-encoding beside that of moving the same bytes. Bounds are goals, set beforehand.
+`round` measures the overhead of delay and of stacking. `codecs` compares the
+time of encoding with the time of moving the same bytes. Bounds are goals that
+were set beforehand.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,11 +20,11 @@ from dilocox_jax.training import build
 from dilocox_jax.trees import Array, Tree
 from dilocox_jax.turns import Pausing
 from experiments.tools import bench_inner as inner
-from experiments.tools.bench import Ratio, TimedProgram
+from experiments.tools.timing import Ratio, TimedProgram
 
-VALUES = 16, 1024, 4096  # 256 MiB of fp32.
+VALUES = (16, 1024, 4096)  # 256 MiB of fp32.
 _RANK = 32
-# Times of encoding and decoding over those of a copy, at most. Set beforehand.
+# Largest time of encoding and decoding over the time of a copy, by codec.
 BOUNDS = {
   "int(bits=4)": 1.5,
   "int(bits=1)": 1.5,
@@ -36,7 +37,7 @@ def _drawn(shape: tuple[int, ...]) -> Array:
 
 
 def _coded(encoder: Encoder, values: Array) -> TimedProgram:
-  """Encodes, then decodes; two programs, as on two machines."""
+  """Returns two programs that encode and decode, as on two machines."""
   encode = jax.jit(lambda x: encoder.encode([x]))
   decode = jax.jit(lambda arrays: encoder.decode(arrays, [values.shape]))
   return lambda: jax.block_until_ready(decode(encode(values)))
@@ -47,28 +48,34 @@ def _timed(function: Callable[[Array], Tree], values: Array) -> TimedProgram:
   return lambda: jax.block_until_ready(program(values))
 
 
-def _factorised(values: Array) -> TimedProgram:
-  """Encodes the left factor, decodes it, and encodes the right one."""
-  codec, key = LowRank(_RANK, then=Int(4)), jax.random.key(0)
+def _factorized(values: Array) -> TimedProgram:
+  """Returns a program that encodes both factors of matrices of low rank.
+
+  It encodes the left factor, decodes it, and encodes the right factor.
+  """
+  codec = LowRank(_RANK, then=Int(4))
+  key = jax.random.key(0)
   state = codec.init([values.shape], key)
 
   def encode(values: Array) -> Tree:
-    sent = []
+    messages = []
 
     def reduce(leaves: list[Array]) -> Pausing:
-      sent.append(codec.then.encode(leaves))
-      decoded = codec.then.decode(sent[-1], [leaf.shape for leaf in leaves])
+      message = codec.then.encode(leaves)
+      messages.append(message)
+      decoded = codec.then.decode(message, [leaf.shape for leaf in leaves])
       return Reduced(decoded, decoded)
-      yield  # It pauses nowhere.
+      yield  # Makes this a generator, which pauses nowhere.
 
     list(codec.run([values], state, key, reduce))
-    return sent  # The compiler leaves out what only decodes.
+    # The compiler leaves out the decoding whose result nothing uses.
+    return messages
 
   return _timed(encode, values)
 
 
 def _multiplied(values: Array) -> TimedProgram:
-  """The two products that a low-rank encoding cannot do without."""
+  """Returns a program of the two products that a low-rank encoding needs."""
   shape = (values.shape[0], values.shape[2], _RANK)
   factor = jax.random.normal(jax.random.key(1), shape, jnp.float32)
 
@@ -81,29 +88,35 @@ def _multiplied(values: Array) -> TimedProgram:
 
 
 def codec_ratios(shape: tuple[int, ...] = VALUES) -> list[Ratio]:
-  """Returns what is compared. Bounds are goals, set beforehand.
+  """Returns the comparisons of the bench `codecs`.
 
   Args:
     shape: Shape of the values, [layers, rows, columns].
   """
   values = _drawn(shape)
-  copied = _timed(jnp.copy, values)
-  coded = [
+  copy = _timed(jnp.copy, values)
+  ratios = [
     Ratio(
-      f"{name}: encode and decode over a copy",
-      _coded(named_codec(name).encoder, values),
-      copied,
-      bound,
+      name=f"{name}: encode and decode over a copy",
+      measured=_coded(named_codec(name).encoder, values),
+      baseline=copy,
+      bound=bound,
     )
     for name, bound in BOUNDS.items()
   ]
   matrices = _drawn((max(shape[0] // 4, 1), *shape[1:]))
-  encoded, products = _factorised(matrices), _multiplied(matrices)
-  name = "low rank in 4 bits: encode over its products"
-  return [*coded, Ratio(name, encoded, products, bound=1.1)]
+  ratios.append(
+    Ratio(
+      name="low rank in 4 bits: encode over its products",
+      measured=_factorized(matrices),
+      baseline=_multiplied(matrices),
+      bound=1.1,
+    )
+  )
+  return ratios
 
 
-# What the rounds train, and no codec, since only the delay is timed.
+# Fields of the rounds. They have no codec, since only the delay is timed.
 ROUNDS = {
   "model.preset": "tiny",
   "sync.method": "dilocox",
@@ -115,7 +128,7 @@ ROUNDS = {
 
 
 def _delayed_round(config: RunConfig) -> TimedProgram:
-  """A round with an exchange pending; each call goes on from the last one."""
+  """Returns a program that runs the next round, with an exchange pending."""
   programs = build.programs(config)
   params = jax.jit(programs.model.init)(jax.random.key(0))
   interval = config.sync.named.schedule.sync_interval
@@ -125,32 +138,42 @@ def _delayed_round(config: RunConfig) -> TimedProgram:
 
   def run() -> None:
     nonlocal state
-    # The program reuses the memory of the state that it is given.
+    # The program reuses the memory of its argument `state`.
     state, metrics, _ = programs.rounds.run(state, batches)
     jax.block_until_ready((state, metrics))
 
-  run()  # Nothing is pending in the first one.
+  run()  # Nothing is pending in the first round.
   return run
 
 
 def _inner_steps(config: RunConfig) -> TimedProgram:
-  """The same inner steps of the same stacked model, and nothing else."""
-  return inner.timed_steps(config, config.sync.named.schedule.sync_interval)[0]
+  """Returns a program of a round's inner steps, without its exchange."""
+  run, _ = inner.timed_steps(config, config.sync.named.schedule.sync_interval)
+  return run
 
 
 def round_ratios(changes: Mapping[str, Any] = ROUNDS) -> list[Ratio]:
-  """Returns what is compared. Bounds are goals, set beforehand.
+  """Returns the comparisons of the bench `round`.
 
   Args:
-    changes: Fields of a config, by dotted names, in place of `ROUNDS`.
+    changes: Fields of a config, by dotted names, that replace or extend
+      `ROUNDS`.
   """
-  two, one = (
-    from_mapping({**ROUNDS, **changes, "mesh.num_replicas": count})
-    for count in (2, 1)
-  )
-  delayed = "delayed round over its inner steps"
-  stacked = "2 stacked replicas over one, for the same tokens"
+  fields = {**ROUNDS, **changes}
+  one_replica = from_mapping({**fields, "mesh.num_replicas": 1})
+  two_replicas = from_mapping({**fields, "mesh.num_replicas": 2})
   return [
-    Ratio(delayed, _delayed_round(two), _inner_steps(two), bound=1.02),
-    Ratio(stacked, _inner_steps(two), _inner_steps(one), bound=1.05, scale=2),
+    Ratio(
+      name="delayed round over its inner steps",
+      measured=_delayed_round(two_replicas),
+      baseline=_inner_steps(two_replicas),
+      bound=1.02,
+    ),
+    Ratio(
+      name="2 stacked replicas over one, for the same tokens",
+      measured=_inner_steps(two_replicas),
+      baseline=_inner_steps(one_replica),
+      bound=1.05,
+      scale=2,
+    ),
   ]

@@ -1,4 +1,4 @@
-"""The decoder in PyTorch, as people there write it, to time a step beside ours.
+"""The decoder as PyTorch users write it, to time a step beside ours.
 
 It computes the same function of the same parameters, with PyTorch's fused
 attention. PyTorch is loaded only when something here is called.
@@ -51,15 +51,18 @@ def peer_loss(
   exponents = library.arange(0, width, 2, device=device) / width
   positions = library.arange(length, device=device)
   angles = library.outer(positions, shape.rope_base**-exponents)
-  cos, sin = angles.cos(), angles.sin()
+  cos = angles.cos()
+  sin = angles.sin()
 
   def norm(x, scale):
     return functional.rms_norm(x, scale.shape, scale, shape.norm_epsilon)
 
   def rotated(x):  # [B, N, L, K]
     first, second = x.chunk(2, dim=-1)
-    parts = first * cos - second * sin, second * cos + first * sin
-    return library.cat(parts, dim=-1).to(x.dtype)
+    rotated_first = first * cos - second * sin
+    rotated_second = second * cos + first * sin
+    halves = [rotated_first, rotated_second]
+    return library.cat(halves, dim=-1).to(x.dtype)
 
   def layer(params: Tensors, path: str, x):
     def product(name: str, x):

@@ -1,13 +1,12 @@
-"""Compiles a run for TPU slices that need not exist, and says what it needs.
+"""Compiles a run for TPU slices that need not exist, and reports its needs.
 
-What is compiled is the program that the trainer runs most often, without any
-values. Memory is the compiler's own count. What is sent between slices is read
-from the text of the program (`compiled_transfers`).
+The program that the trainer runs most often is compiled, without any values.
+The memory is counted by the compiler. The bytes that are sent between slices
+are read from the text of the program (`compiled_transfers`).
 """
 
 import dataclasses
 import importlib.util
-import itertools
 import math
 import os
 import pathlib
@@ -34,8 +33,8 @@ from dilocox_jax.trees import nested
 from experiments.tools.compiled_transfers import Transfer, transfers
 
 LIBTPU = "libtpu==0.0.42"
-# Memory that a program may use, as the compiler of that version says when a
-# program does not fit (GiB), by kind of device.
+# Memory that a program may use (GiB), by kind of device. The compiler of that
+# version prints it when a program does not fit.
 _MEMORY_GIB = {
   "TPU v4": 30.75,
   "TPU v5": 95.74,
@@ -43,7 +42,7 @@ _MEMORY_GIB = {
   "TPU v5 lite": 15.75,
   "TPU v6 lite": 31.25,
 }
-# What libtpu asks a real machine for; the values only stop its questions.
+# Values for which libtpu would ask a real machine.
 _ENVIRONMENT = {
   "TPU_WORKER_HOSTNAMES": "localhost",
   "TPU_ACCELERATOR_TYPE": "v5p-256",
@@ -76,7 +75,7 @@ def topology_devices(name: str, num_slices: int) -> list[Any]:
   for variable, value in _ENVIRONMENT.items():
     os.environ.setdefault(variable, value)
   try:
-    found = topologies.get_topology_desc(
+    topology = topologies.get_topology_desc(
       name, platform="tpu", num_slices=num_slices
     )
   except Exception as error:  # The compiler raises several kinds.
@@ -85,36 +84,39 @@ def topology_devices(name: str, num_slices: int) -> list[Any]:
       f"--compile={name} with --slices={num_slices} is not known to the "
       f"compiler ({reason[:160]}): take one such as v5e:2x2 or v5p:4x4x8"
     ) from error
-  # Devices of a lone slice do not say which it is.
-  return sorted(
-    found.devices, key=lambda each: (getattr(each, "slice_index", 0), each.id)
-  )
+
+  def slice_and_id(device: Any) -> tuple[int, int]:
+    # Devices of a lone slice have no index of the slice.
+    return getattr(device, "slice_index", 0), device.id
+
+  return sorted(topology.devices, key=slice_and_id)
 
 
 class Program(NamedTuple):
   """A window of a run, or a segment of averaged gradients, to be compiled.
 
   Attributes:
-    num_steps: Inner steps of it.
-    planned_bytes: Bytes that one replica sends in it, by the plan.
-    kept_bytes: Bytes of the training state that a device keeps beside it: of
-      the fragments that no event of the window is about.
-    lowered: Its program.
+    num_steps: Inner steps of the window.
+    planned_bytes: Bytes that one replica sends in the window, by the plan.
+    idle_bytes: Bytes of the training state that a device keeps and that the
+      program does not take: fragments that no event of the window is about.
+    lowered: The program.
   """
 
   num_steps: int
   planned_bytes: int
-  kept_bytes: int
+  idle_bytes: int
   lowered: jax.stages.Lowered
 
 
 def steady_program(
   config: RunConfig, devices: Sequence[Any] | None = None
 ) -> Program:
-  """Lowers a window in which an exchange ends, late enough in a run.
+  """Lowers the window that sends most, of a round late enough in a run.
 
-  Of the windows of a round it is the one that sends most. Where nothing travels
-  beside its steps they are a program of their own, and this one is lowered.
+  Results of earlier rounds arrive in that round. If nothing is exchanged beside
+  the steps of the window, the steps are a program of their own, which is
+  lowered. Of a method that averages gradients, a segment is lowered.
 
   Args:
     config: Config of a run.
@@ -124,36 +126,63 @@ def steady_program(
     ValueError: If the run is too short to have such a window.
   """
   programs = build.programs(config, _parts(config), devices=devices)
-  traffic, data = to_plan.traffic(config), config.data
-
-  def batches(num_steps: int) -> jax.ShapeDtypeStruct:
-    rows = num_steps, data.batch_size, data.sequence_length + 1
-    return jax.ShapeDtypeStruct((config.mesh.num_replicas, *rows), np.int32)
-
   if config.sync.named.exchanged == "gradient":
-    segment = to_plan.run_plan(config).segment(0)
-    state, place = states.abstract(programs, segment.phase), programs.steps
-    given = batches(segment.num_steps).update(
-      sharding=place.replicas.batch_sharding
-    )
-    lowered = place.compiled.lower(state, given, programs.rounds.frozen)
-    sent = traffic.segment_bytes(segment)
-    return Program(segment.num_steps, sent, 0, lowered)
+    return _segment_of_gradients(config, programs)
   step, window = _fullest_window(config)
   if programs.rounds.runtime.splits_windows:
-    window = window.parts[0]  # Its steps, beside which nothing is exchanged.
-  counts = config.sync.named.schedule.num_in_flight(step)
-  state = states.abstract(programs, "rounds", in_flight=counts)
+    window = window.parts[0]  # The steps, beside which nothing is exchanged.
+  schedule = config.sync.named.schedule
+  state = states.abstract(
+    programs, "rounds", in_flight=schedule.num_in_flight(step)
+  )
   assert isinstance(state, RoundState)
-  steps = config.sync.named.schedule.sync_interval
-  lowered = programs.rounds.lowered(state, batches(steps), window)
-  applied = window.applied
-  sent = traffic.exchange_bytes(applied.fragment) if applied else 0
-  return Program(window.num_steps, sent, _kept_bytes(state, window), lowered)
+  batches = _batches(config, schedule.sync_interval)
+  planned_bytes = 0
+  if window.applied:
+    planned_bytes = to_plan.traffic(config).exchange_bytes(
+      window.applied.fragment
+    )
+  return Program(
+    num_steps=window.num_steps,
+    planned_bytes=planned_bytes,
+    idle_bytes=_idle_bytes(state, window),
+    lowered=programs.rounds.lowered(state, batches, window),
+  )
+
+
+def _segment_of_gradients(
+  config: RunConfig, programs: build.Programs
+) -> Program:
+  """Lowers the first segment of a method that averages gradients."""
+  segment = to_plan.run_plan(config).segment(0)
+  state = states.abstract(programs, segment.phase)
+  batches = _batches(config, segment.num_steps).update(
+    sharding=programs.steps.replicas.batch_sharding
+  )
+  return Program(
+    num_steps=segment.num_steps,
+    planned_bytes=to_plan.traffic(config).segment_bytes(segment),
+    idle_bytes=0,
+    lowered=programs.steps.compiled.lower(
+      state, batches, programs.rounds.frozen
+    ),
+  )
+
+
+def _batches(config: RunConfig, num_steps: int) -> jax.ShapeDtypeStruct:
+  """Returns the shape of the tokens of some steps [M, steps, B, L + 1]."""
+  data = config.data
+  shape = (
+    config.mesh.num_replicas,
+    num_steps,
+    data.batch_size,
+    data.sequence_length + 1,
+  )
+  return jax.ShapeDtypeStruct(shape, np.int32)
 
 
 def _parts(config: RunConfig) -> Parts:
-  """Returns what is trained, if not all, beside the shapes of the rest."""
+  """Returns the shapes of adapters and base model, if adapters are trained."""
   if not config.lora.rank:
     return NO_PARTS
   base = {
@@ -164,55 +193,71 @@ def _parts(config: RunConfig) -> Parts:
 
 
 def _fullest_window(config: RunConfig) -> tuple[int, Window]:
-  """Returns the window that sends most, and the schedule's step before it."""
-  plan, traffic = to_plan.run_plan(config), to_plan.traffic(config)
+  """Returns the window of a round that sends most, and its first step.
+
+  Results of earlier rounds arrive in that round, as in most rounds of a run.
+
+  Returns:
+    The step of the schedule before the window, and the window.
+
+  Raises:
+    ValueError: If the run is too short to have such a round.
+  """
+  plan = to_plan.run_plan(config)
+  traffic = to_plan.traffic(config)
   schedule = config.sync.named.schedule
   interval = schedule.sync_interval
   start = (schedule.depth + 1) * interval
-  least = plan.local_start + start + interval
-  if least > plan.total_steps:
+  needed_steps = plan.local_start + start + interval
+  if needed_steps > plan.total_steps:
     raise ValueError(
       f"total_steps={plan.total_steps} ends before everything that is sent in "
-      f"one round arrives in another: take at least {least}"
+      f"one round arrives in another: take at least {needed_steps}"
     )
+
+  def size(window: Window) -> tuple[int, bool]:
+    num_bytes = -1
+    if window.applied:
+      num_bytes = traffic.exchange_bytes(window.applied.fragment)
+    return num_bytes, bool(window.sent)
+
   windows = list(schedule.windows(start, start + interval))
-  lengths = (window.num_steps for window in windows)
-  steps = itertools.accumulate(lengths, initial=start)
-
-  def size(each: tuple[int, Window]) -> tuple[int, bool]:
-    applied = each[1].applied
-    sent = traffic.exchange_bytes(applied.fragment) if applied else -1
-    return sent, bool(each[1].sent)
-
-  return max(zip(steps, windows, strict=False), key=size)
+  fullest = max(range(len(windows)), key=lambda number: size(windows[number]))
+  steps_before = sum(window.num_steps for window in windows[:fullest])
+  return start + steps_before, windows[fullest]
 
 
-def _kept_bytes(state: RoundState, window: Window) -> int:
+def _idle_bytes(state: RoundState, window: Window) -> int:
   """Returns the bytes on a device of fragments that a window leaves alone."""
-  events = window.applied, window.sent
-  own = {event.fragment for event in events if event}
-  others = [f for p, f in enumerate(state.fragments) if p not in own]
-  return sum(
-    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-    for leaf in jax.tree.leaves(others)
-    if leaf.sharding.memory_kind != host_memory.HOST
-  )
+  events = (window.applied, window.sent)
+  busy = {event.fragment for event in events if event}
+  idle_fragments = [
+    fragment
+    for number, fragment in enumerate(state.fragments)
+    if number not in busy
+  ]
+  num_bytes = 0
+  for leaf in jax.tree.leaves(idle_fragments):
+    if leaf.sharding.memory_kind != host_memory.HOST:
+      shape = leaf.sharding.shard_shape(leaf.shape)
+      num_bytes += math.prod(shape) * leaf.dtype.itemsize
+  return num_bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-  """What the compiler says of one device, for one window of a run.
+  """Needs of one device in one window of a run, as the compiler counts them.
 
   Attributes:
     name: Method and model.
     machine: The slices, e.g. "2 x v5p:4x4x8".
     memory_bytes: Memory of a device.
     num_steps: Inner steps of the window.
-    state_bytes: What the program is given, and what lies beside it.
-    temporaries_bytes: What it needs while it runs.
+    state_bytes: Arguments of the program, and the state that it leaves alone.
+    temporaries_bytes: Memory that only the running program needs.
     needed_bytes: Memory that the run needs.
-    sent_bytes: Bytes that go to other slices.
-    planned_bytes: The same by the plan.
+    sent_bytes: Bytes that go to other slices, by the program's text.
+    planned_bytes: Bytes that go to other slices, by the plan.
     transfers: Transfers between slices.
   """
 
@@ -234,24 +279,24 @@ class Compiled:
 
   @property
   def finding(self) -> str:
-    """Whether the run fits, and what is hidden, in one sentence each."""
+    """Sentences: whether the run fits, and how many transfers are hidden."""
     spare = 1 - self.needed_bytes / self.memory_bytes
     fit = f"fits with {human_share(spare)} to spare"
     if not self.fits:
       fit = f"does NOT fit: it lacks {human_share(-spare)} of a device's memory"
-    hidden = sum(bool(each.loops) for each in self.transfers)
+    num_hidden = sum(bool(transfer.loops) for transfer in self.transfers)
     return (
       f"A window of {self.num_steps} inner steps {fit} on {self.machine}."
-      f" {hidden} of {len(self.transfers)} transfers between slices start"
+      f" {num_hidden} of {len(self.transfers)} transfers between slices start"
       " before inner steps and end after them. Nothing was run: all numbers are"
       " the compiler's."
     )
 
 
 def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
-  """Compiles a run for slices that need not exist, of which it uses all chips.
+  """Compiles a run for slices that need not exist.
 
-  Stacked replicas share one chip.
+  The run must use all their chips, or one chip if replicas are stacked.
 
   Args:
     config: Config of the run.
@@ -259,13 +304,14 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
     num_slices: Number of slices.
 
   Raises:
-    ValueError: One line that says what is wrong, e.g. that the compiler found
-      no way to fit the program into a chip.
+    ValueError: If there are no such slices, the run does not use all chips, or
+      the compiler cannot fit the program into a chip.
   """
   devices = topology_devices(topology, num_slices)
   machine = f"{num_slices} x {topology}"
   if config.mesh.layout == "stacked":
-    devices, machine = devices[:1], f"one chip of {topology}"
+    devices = devices[:1]
+    machine = f"one chip of {topology}"
   kind = devices[0].device_kind
   require(
     config.num_devices == len(devices),
@@ -286,11 +332,16 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
       f"the program does not fit into a chip ({reason[:200]}): take more stages"
       " or data shards, a smaller batch or rank, or mesh.remat='full'"
     ) from error
-  memory = int(_MEMORY_GIB[kind] * 2**30)
-  return analyse(config, program, compiled, machine, memory)
+  return analyze(
+    config,
+    program,
+    compiled,
+    machine=machine,
+    memory_bytes=int(_MEMORY_GIB[kind] * 2**30),
+  )
 
 
-def analyse(
+def analyze(
   config: RunConfig,
   program: Program,
   compiled: jax.stages.Compiled,
@@ -301,29 +352,36 @@ def analyse(
 
   Args:
     config: Config of the run.
-    program: What was compiled.
+    program: The program that was compiled.
     compiled: The result.
     machine: The slices, in words.
     memory_bytes: Memory of a device.
   """
   sizes: Any = compiled.memory_analysis()
-  found = transfers(compiled.as_text() or "")
-  state = sizes.argument_size_in_bytes + program.kept_bytes
-  # What is given may be reused for what is returned.
-  returned = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-  beside = sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
-  count = config.mesh.num_replicas
+  slice_transfers = transfers(compiled.as_text() or "")
+  state_bytes = sizes.argument_size_in_bytes + program.idle_bytes
+  # The program writes some results over its arguments.
+  new_bytes = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+  needed_bytes = (
+    state_bytes
+    + new_bytes
+    + sizes.temp_size_in_bytes
+    + sizes.generated_code_size_in_bytes
+  )
+  num_replicas = config.mesh.num_replicas
   return Compiled(
-    f"{config.sync.method}, {config.model.preset or 'own model'}",
-    machine,
-    memory_bytes,
-    program.num_steps,
-    state,
-    sizes.temp_size_in_bytes,
-    state + returned + beside,
-    math.fsum(each.sent_bytes(count) for each in found),
-    program.planned_bytes / config.division.num_devices,
-    found,
+    name=f"{config.sync.method}, {config.model.preset or 'own model'}",
+    machine=machine,
+    memory_bytes=memory_bytes,
+    num_steps=program.num_steps,
+    state_bytes=state_bytes,
+    temporaries_bytes=sizes.temp_size_in_bytes,
+    needed_bytes=needed_bytes,
+    sent_bytes=math.fsum(
+      transfer.sent_bytes(num_replicas) for transfer in slice_transfers
+    ),
+    planned_bytes=program.planned_bytes / config.division.num_devices,
+    transfers=slice_transfers,
   )
 
 
@@ -333,9 +391,9 @@ def write_compiled(
   """Writes `report.md` and `compiled.json`; returns the path of the page.
 
   Args:
-    compiled: What was compiled.
+    compiled: The needs of the run.
     workdir: Directory to write into.
-    command: Command line that made it.
+    command: Command line of the program.
   """
   values: dict[str, Any] = dataclasses.asdict(compiled)
   write_json(workdir / "compiled.json", values | {"fits": compiled.fits})
@@ -344,15 +402,26 @@ def write_compiled(
     for name, size in values.items()
     if name.endswith("_bytes")
   ]
-  moved = [
-    (each.kind, human_bytes(each.operand_bytes), "yes" if each.loops else "no")
-    for each in compiled.transfers
+  transfer_rows = [
+    (
+      transfer.kind,
+      human_bytes(transfer.operand_bytes),
+      "yes" if transfer.loops else "no",
+    )
+    for transfer in compiled.transfers
   ]
   lines = [
-    *(compiled.finding, "", "## Memory of a device, and its bytes", ""),
+    compiled.finding,
+    "",
+    "## Memory of a device, and its bytes",
+    "",
     *markdown_table(("what", "size"), rows),
-    *("", "## Transfers between slices", ""),
-    *markdown_table(("kind", "operand", "hidden by inner steps"), moved),
+    "",
+    "## Transfers between slices",
+    "",
+    *markdown_table(
+      ("kind", "operand", "hidden by inner steps"), transfer_rows
+    ),
   ]
   title = f"{compiled.name}, compiled for {compiled.machine}"
   return write_page(workdir, title, lines, command)

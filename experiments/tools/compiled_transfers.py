@@ -1,4 +1,4 @@
-"""Reads what goes between slices from the text of a compiled program.
+"""Finds the transfers between slices in the text of a compiled program.
 
 XLA has no public way to walk through one. Pairs of `send` and `recv` start a
 transfer, and `recv-done` waits for it. A loop over inner steps that lies
@@ -8,6 +8,7 @@ between them hides it.
 import dataclasses
 import math
 import re
+from typing import NamedTuple
 
 from dilocox_jax.plan.operations import operation
 from dilocox_jax.rounds.window import INNER_STEPS
@@ -27,8 +28,9 @@ class Transfer:
 
   Attributes:
     kind: "all_reduce", "all_gather", "all_to_all" or "permute".
-    operand_bytes: Size of what one device hands over (bytes).
-    loops: Numbers of the lines with loops over inner steps that hide it.
+    operand_bytes: Size of the operand on one device (bytes).
+    loops: Numbers of the lines with loops over inner steps that hide the
+      transfer.
   """
 
   kind: str
@@ -36,9 +38,17 @@ class Transfer:
   loops: tuple[int, ...]
 
   def sent_bytes(self, num_replicas: int) -> float:
-    """Returns what one device sends to the slices of all other replicas."""
-    # An operand of a permute is what goes to one other slice.
+    """Returns the bytes that one device sends to all other replicas' slices."""
+    # The operand of a permute goes to one other slice.
     return operation(self.kind, self.operand_bytes).sent_bytes(num_replicas)
+
+
+class _Send(NamedTuple):
+  """The start of a transfer, in the line with a number."""
+
+  kind: str
+  operand_bytes: int
+  line_number: int
 
 
 def transfers(text: str) -> list[Transfer]:
@@ -47,24 +57,30 @@ def transfers(text: str) -> list[Transfer]:
   Args:
     text: A scheduled program, as `compiled.as_text()` has it.
   """
-  found, loops = [], []
-  sent: dict[str, tuple[str, int, int]] = {}  # By the name of the channel.
-  received: dict[str, str] = {}  # Channels by the name of the instruction.
+  ended: list[Transfer] = []
+  loops: list[int] = []
+  sends: dict[str, _Send] = {}  # By the name of the channel.
+  channels: dict[str, str] = {}  # By the name of the `recv` instruction.
   for number, line in enumerate(text.splitlines()):
-    if not (match := _INSTRUCTION.search(line)):
+    match = _INSTRUCTION.search(line)
+    if not match:
       continue
     name, _, bits, sizes, opcode, operand = match.groups()
-    channel, kind = _CHANNEL.search(line), _KIND.search(line)
+    channel = _CHANNEL.search(line)
+    kind = _KIND.search(line)
     if opcode == "while" and f'/{INNER_STEPS}/while"' in line:
       loops.append(number)
     elif opcode == "send" and channel and kind:
-      values = math.prod(int(n) for n in sizes.split(",") if n)
-      known = kind[1].lower() if kind[1].lower() in _KINDS else "permute"
-      sent[channel[1]] = known, values * int(bits or 8) // 8, number
+      num_values = math.prod(int(n) for n in sizes.split(",") if n)
+      sends[channel[1]] = _Send(
+        kind=kind[1].lower() if kind[1].lower() in _KINDS else "permute",
+        operand_bytes=num_values * int(bits or 8) // 8,
+        line_number=number,
+      )
     elif opcode == "recv" and channel:
-      received[name] = channel[1]
-    elif opcode == "recv-done" and received.get(operand) in sent:
-      known, size, start = sent.pop(received[operand])
-      between = tuple(loop for loop in loops if loop > start)
-      found.append(Transfer(known, size, between))
-  return found
+      channels[name] = channel[1]
+    elif opcode == "recv-done" and channels.get(operand) in sends:
+      send = sends.pop(channels[operand])
+      between = tuple(loop for loop in loops if loop > send.line_number)
+      ended.append(Transfer(send.kind, send.operand_bytes, between))
+  return ended

@@ -1,17 +1,18 @@
 """One of several processes that time collectives over the links between them.
 
   python -m experiments.tools.link_collectives COORDINATOR COUNT NUMBER
-  REPEATS ASKED RESULT
+  REPEATS REQUEST RESULT
 
-The file ASKED has a JSON list of [kind, bytes of an operand]. The last process
-writes a JSON list of [seconds, bytes that it sent, seconds of its CPU time] to
-the file RESULT: means of the middle half of REPEATS repeats. Among four
-processes an all-to-all takes one of two times, so that a median would be one or
-the other by chance. The time begins when the last process is ready, a
-millisecond after the first, and ends when all processes have met again, less
-the seconds of such a meeting alone.
-Processes of a training run are never ready at the same time, and gloo's gathers
-between two are faster if they are: both then send at once.
+The file REQUEST has a JSON list of [kind, bytes of an operand]. The last
+process writes a JSON list of [seconds, bytes that it sent, seconds of its CPU
+time] to the file RESULT: means of the middle half of REPEATS repeats. Among
+four processes an all-to-all takes one of two times, so that a median would be
+one or the other by chance.
+
+The time begins when the last process is ready, a millisecond after the first.
+It ends when all processes have met again; the time of such a meeting alone is
+subtracted. Processes of a training run are never ready at the same time. If
+they were, gloo's gathers between two would be faster, as both send at once.
 """
 
 import json
@@ -20,7 +21,7 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +31,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from dilocox_jax.distributed import link_counter, processes
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.metrics.lines import write_json
-from experiments.tools.bench import seconds
+from experiments.tools.timing import seconds
 
-_MEETINGS = 20  # Measured alone, to know what one takes.
-_APART_S = 0.001  # Between the first process that is ready and the last one.
+_MEETINGS = 20  # Measured alone, to know the time of a meeting.
+_APART_S = 0.001  # Time between the first and the last process that is ready.
 MOVES: dict[str, Callable[[jax.Array], jax.Array]] = {
   "all_reduce": lambda x: jax.lax.psum(x, REPLICA_AXIS),
   "all_gather": lambda x: jax.lax.all_gather(x, REPLICA_AXIS),
@@ -42,59 +43,69 @@ MOVES: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def measure(
-  asked: list[tuple[str, int]], repeats: int
+  collectives: list[tuple[str, int]], repeats: int
 ) -> list[tuple[float, float, float]]:
-  """Returns seconds, bytes that left here, and CPU seconds of each collective.
+  """Times collectives with the other processes.
 
   Args:
-    asked: Kind and operand size (bytes) of each.
+    collectives: Kind and operand size (bytes) of each collective.
     repeats: How often each is measured.
+
+  Returns:
+    For each collective: seconds, bytes that left this process, and seconds of
+    its CPU time.
   """
   count = jax.process_count()
   late_s = _APART_S * jax.process_index() / max(1, count - 1)
-  one_each = {device.process_index: device for device in jax.devices()[::-1]}
-  devices = [one_each[process] for process in range(count)]
+  # The first device of every process.
+  first_devices = {d.process_index: d for d in reversed(jax.devices())}
+  devices = [first_devices[process] for process in range(count)]
   mesh = Mesh(np.asarray(devices), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
   meet = _program(mesh, "all_reduce", 4, count)
-  met_s = statistics.median(seconds(meet) for _ in range(_MEETINGS))
+  meeting_s = statistics.median(seconds(meet) for _ in range(_MEETINGS))
   results = []
-  for kind, num_bytes in asked:
+  for kind, num_bytes in collectives:
     run = _program(mesh, kind, num_bytes, count)
     run()  # Compiles.
-    times_s, sent, cpu_times_s = [], [], []
+    times_s = []
+    sent_bytes = []
+    cpu_times_s = []
     for _ in range(repeats):
       meet()
       time.sleep(late_s)
-      before = link_counter.LinkCounter()
-      cpu_before_s = time.process_time()  # Of all threads of the process.
+      counter = link_counter.LinkCounter()
+      cpu_start_s = time.process_time()  # Of all threads of the process.
       # Gloo ends when it has received. What it sends may still wait in a
       # socket, and the next message waits behind it.
-      times_s.append(seconds(run) + seconds(meet) - met_s)
-      sent.append(before.new_bytes())
-      cpu_times_s.append(time.process_time() - cpu_before_s)
+      times_s.append(seconds(run) + seconds(meet) - meeting_s)
+      sent_bytes.append(counter.new_bytes())
+      cpu_times_s.append(time.process_time() - cpu_start_s)
     results.append(
-      (middle_mean(times_s), middle_mean(sent), middle_mean(cpu_times_s))
+      (middle_mean(times_s), middle_mean(sent_bytes), middle_mean(cpu_times_s))
     )
   return results
 
 
 def middle_mean(values: list[float]) -> float:
   """Returns the mean of the middle half: of 5 values, of the middle 3."""
-  aside = len(values) // 4
-  return statistics.fmean(sorted(values)[aside : len(values) - aside])
+  num_left_out = len(values) // 4  # At each end.
+  middle = sorted(values)[num_left_out : len(values) - num_left_out]
+  return statistics.fmean(middle)
 
 
 def _program(mesh: Mesh, kind: str, num_bytes: int, count: int):
   """Returns a function that runs a collective and waits for its end."""
-  shape, dtype = (num_bytes,), jnp.uint8
+  dtype = jnp.uint8
+  shape = (num_bytes,)
   if kind == "all_reduce":
-    shape, dtype = (num_bytes // 4,), jnp.float32
-  if kind == "all_to_all":
+    dtype = jnp.float32
+    shape = (num_bytes // 4,)
+  elif kind == "all_to_all":
     shape = (count, num_bytes // count)
   spec = PartitionSpec(REPLICA_AXIS)
-  own = jax.device_put(np.zeros((1, *shape), dtype), jax.local_devices()[0])
+  shard = jax.device_put(np.zeros((1, *shape), dtype), jax.local_devices()[0])
   operand = jax.make_array_from_single_device_arrays(
-    (count, *shape), NamedSharding(mesh, spec), [own]
+    (count, *shape), NamedSharding(mesh, spec), [shard]
   )
   move = MOVES[kind]
   program = jax.jit(
@@ -109,18 +120,18 @@ def _program(mesh: Mesh, kind: str, num_bytes: int, count: int):
   return lambda: jax.block_until_ready(program(operand))
 
 
-def main(coordinator: str, *given: str) -> None:
+def main(argv: Sequence[str]) -> None:
   """Joins the others, measures, and ends without waiting for them."""
-  count, number, repeats = map(int, given[:3])
-  asked, result = given[3:]
-  processes.start(coordinator, count, number)
-  found = measure(json.loads(pathlib.Path(asked).read_text()), repeats)
-  if number == count - 1:
-    write_json(result, found)
+  _, coordinator, count, number, repeats, request_path, result_path = argv
+  processes.start(coordinator, int(count), int(number))
+  collectives = json.loads(pathlib.Path(request_path).read_text())
+  results = measure(collectives, int(repeats))
+  if int(number) == int(count) - 1:
+    write_json(result_path, results)
   jax.distributed.shutdown()
   sys.stdout.flush()
   os._exit(0)
 
 
 if __name__ == "__main__":
-  main(*sys.argv[1:])
+  main(sys.argv)

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,19 +40,29 @@ _KINDS = tuple(kind for kind, *_ in GLOO.factors)
 _COUNTS = (2, 4)  # Of processes, when gloo is calibrated.
 REPEATS = 5  # Of a case, which may take seconds.
 CALIBRATION_REPEATS = 12
-# Rates of the nodes (bits per second), and MiB of the collectives by kind.
-Case = tuple[Sequence[float], Mapping[str, Sequence[int]]]
+
+
+class Case(NamedTuple):
+  """A network, and the collectives that run on it.
+
+  Attributes:
+    rates_bps: Rate of the link of every node (bit/s).
+    sizes_mib: Sizes of the collectives (MiB), by kind.
+  """
+
+  rates_bps: Sequence[float]
+  sizes_mib: Mapping[str, Sequence[int]]
+
+
 _SIZES = {"all_reduce": (1, 16), **dict.fromkeys(_KINDS[1:], (2,))}
-CASES: Sequence[Case] = (
-  ([1e8] * 2, _SIZES),
-  ([1e9] * 2, _SIZES),
-  ([1e8] * 4, _SIZES),
-  ([1e9] * 4, _SIZES),
-  ([1e8, 1e9, 1e9, 1e9], {"all_reduce": (1, 16)}),
+CASES = (
+  Case([1e8] * 2, _SIZES),
+  Case([1e9] * 2, _SIZES),
+  Case([1e8] * 4, _SIZES),
+  Case([1e9] * 4, _SIZES),
+  Case([1e8, 1e9, 1e9, 1e9], {"all_reduce": (1, 16)}),
 )
-QUICK_CASES: Sequence[Case] = (
-  ([1e8] * 2, {"all_reduce": (2,), "all_gather": (2,)}),
-)
+QUICK_CASES = (Case([1e8] * 2, {"all_reduce": (2,), "all_gather": (2,)}),)
 
 # Networks of equal links, each with these sizes, for any number of processes.
 PROCESS_RATES_BPS = (20e6, 50e6, 100e6, 200e6)
@@ -64,26 +75,48 @@ _CPU_SHARE = 0.2
 RATES_BPS = (200e6, 50e6)
 _COMPILING = 3  # First segments of a run, which are not counted.
 _SEGMENTS = 4
-# Name of a method, inner steps of a segment, and changed fields. A segment is a
-# round, or some steps of a method that has no rounds.
-Setting = tuple[str, int, tuple[str, ...]]
-ALONE: Setting = ("diloco", 60, ())
-SETTINGS: tuple[Setting, ...] = (
-  ("allreduce", 4, ()),
-  ("diloco", 20, ()),
-  ("open_diloco", 20, ()),
-  ("streaming_diloco", 20, ("sync.num_fragments=4", "sync.overlap_steps=10")),
-  ("cocktail_sgd", 10, ()),
-  ("dilocox", 20, ("exchange.codec=low_rank(rank=32)+int(bits=4)",)),
-  ("overlap_loco", 20, ("sync.num_fragments=4",)),
+
+
+class Setting(NamedTuple):
+  """A method in a short run.
+
+  Attributes:
+    method: Name of the method.
+    num_steps: Inner steps of a segment: of a round, or of some steps of a
+      method that has no rounds.
+    changes: Other fields of the config, as "field=value".
+  """
+
+  method: str
+  num_steps: int
+  changes: tuple[str, ...] = ()
+
+
+ALONE = Setting("diloco", 60)
+SETTINGS = (
+  Setting("allreduce", 4),
+  Setting("diloco", 20),
+  Setting("open_diloco", 20),
+  Setting(
+    "streaming_diloco", 20, ("sync.num_fragments=4", "sync.overlap_steps=10")
+  ),
+  Setting("cocktail_sgd", 10),
+  Setting("dilocox", 20, ("exchange.codec=low_rank(rank=32)+int(bits=4)",)),
+  Setting("overlap_loco", 20, ("sync.num_fragments=4",)),
 )
-# Messages are so large that gloo's own, about 1 kB an exchange, are a few
-# percent of them, though a step takes as long as one of `tiny`.
+# Fields of all settings. Messages are so large that gloo's own messages, about
+# 1 kB an exchange, are a few percent of them, though a step takes as long as
+# one of `tiny`.
 _COMMON = (
-  *("model.model_dim=256", "model.ff_dim=768", "data.batch_size=2"),
-  *("data.sequence_length=32", "inner.optimizer=adamw"),
-  *("inner.warmup_steps=1", "adaptive.mode=off"),
-  *("evaluation.interval_steps=0", "evaluation.num_sequences=8"),
+  "model.model_dim=256",
+  "model.ff_dim=768",
+  "data.batch_size=2",
+  "data.sequence_length=32",
+  "inner.optimizer=adamw",
+  "inner.warmup_steps=1",
+  "adaptive.mode=off",
+  "evaluation.interval_steps=0",
+  "evaluation.num_sequences=8",
   "checkpoint.interval_steps=1000000",
 )
 
@@ -95,12 +128,13 @@ class Row:
   Attributes:
     links: The links, e.g. "2 x 100 Mbit/s".
     what: Kind and size of the collective, or name of the method.
-    predicted_s: Seconds by the simulator; of a step with its exchanges.
-    measured_s: Measured seconds.
-    bytes_ratio: Bytes that the kernel counted over those of the plan.
-    cpu_s: CPU seconds of all processes together; None of a method.
-    open_s: Seconds over open links, where the cores of the machine are what is
-      slow; None if that was not measured.
+    predicted_s: Time of the collective, or of a step with its exchanges, by the
+      simulator (seconds).
+    measured_s: The same time as measured (seconds).
+    bytes_ratio: Bytes that the kernel counted over the bytes of the plan.
+    cpu_s: CPU time of all processes together (seconds); None for a method.
+    open_s: Time over open links, which only the cores of the machine limit
+      (seconds); None if it was not measured.
   """
 
   links: str
@@ -123,8 +157,11 @@ def cluster_of(rates_bps: Sequence[float]) -> Cluster:
   """Returns a cluster of nodes with equal rates up and down, without delay."""
   counts = collections.Counter(rates_bps).items()
   name = ", ".join(f"{count} x {bps / 1e6:g} Mbit/s" for bps, count in counts)
-  links = [Link(bps, bps, rtt_s=0.0) for bps in rates_bps]
-  return Cluster(name, tuple(Site(f"node{n}", x) for n, x in enumerate(links)))
+  sites = []
+  for number, bps in enumerate(rates_bps):
+    link = Link(up_bps=bps, down_bps=bps, rtt_s=0.0)
+    sites.append(Site(f"node{number}", link))
+  return Cluster(name, tuple(sites))
 
 
 def run_cases(
@@ -141,18 +178,25 @@ def run_cases(
     folder: Directory for files.
     repeats: How often each is measured.
   """
-  for rates_bps, sizes in cases:
-    cluster = cluster_of(rates_bps)
-    asked = [(kind, n * _MIB) for kind, each in sizes.items() for n in each]
-    found = _measured(cluster, asked, folder, repeats)
-    for (kind, size), (seconds, sent, cpu_s) in zip(asked, found, strict=True):
-      collective = operation(kind, size)
+  for case in cases:
+    cluster = cluster_of(case.rates_bps)
+    collectives = [
+      (kind, size_mib * _MIB)
+      for kind, sizes_mib in case.sizes_mib.items()
+      for size_mib in sizes_mib
+    ]
+    measurements = _measured(cluster, collectives, folder, repeats)
+    for (kind, num_bytes), (seconds, sent_bytes, cpu_s) in zip(
+      collectives, measurements, strict=True
+    ):
+      collective = operation(kind, num_bytes)
+      planned_bytes = collective.sent_bytes(cluster.num_replicas)
       yield Row(
         links=cluster.name,
-        what=f"{kind} of {size // _MIB} MiB",
+        what=f"{kind} of {num_bytes // _MIB} MiB",
         predicted_s=collective_s(cluster, transport, collective),
         measured_s=seconds,
-        bytes_ratio=sent / collective.sent_bytes(cluster.num_replicas),
+        bytes_ratio=sent_bytes / planned_bytes,
         cpu_s=cpu_s * cluster.num_replicas,
       )
 
@@ -167,10 +211,10 @@ def run_processes(counts: Iterable[int], folder: pathlib.Path) -> Iterator[Row]:
     folder: Directory for files.
   """
   for count in counts:
-    open_case = [_OPEN_BPS] * count, PROCESS_SIZES
+    open_case = Case([_OPEN_BPS] * count, PROCESS_SIZES)
     open_rows = list(run_cases([open_case], GLOO, folder))
     for rate_bps in PROCESS_RATES_BPS:
-      case = [rate_bps] * count, PROCESS_SIZES
+      case = Case([rate_bps] * count, PROCESS_SIZES)
       rows = run_cases([case], GLOO, folder)
       for row, open_row in zip(rows, open_rows, strict=True):
         yield dataclasses.replace(row, open_s=open_row.measured_s)
@@ -178,53 +222,79 @@ def run_processes(counts: Iterable[int], folder: pathlib.Path) -> Iterator[Row]:
 
 def _measured(
   cluster: Cluster,
-  asked: Sequence[tuple[str, int]],
+  collectives: Sequence[tuple[str, int]],
   folder: pathlib.Path,
   repeats: int,
 ) -> list[tuple[float, float, float]]:
-  """Returns seconds, bytes on a node's link and its CPU seconds, of each."""
-  asks, result = folder / "asked.json", folder / "measured.json"
-  write_json(asks, asked)
-  result.unlink(missing_ok=True)  # Of an earlier measurement.
+  """Times collectives over the real links of a network.
+
+  Args:
+    cluster: The network; each node has a process.
+    collectives: Kind and operand size (bytes) of each collective.
+    folder: Directory for files.
+    repeats: How often each is measured.
+
+  Returns:
+    For each collective: seconds, bytes on a node's link, and CPU seconds of
+    the node's process.
+
+  Raises:
+    StoppedError: If a process fails.
+  """
+  request_path = folder / "asked.json"
+  result_path = folder / "measured.json"
+  write_json(request_path, collectives)
+  result_path.unlink(missing_ok=True)  # Of an earlier measurement.
   count = cluster.num_replicas
   environment = process_group.environment(count) | {LINK_VARIABLE: INTERFACE}
   module = [sys.executable, "-m", "experiments.tools.link_collectives"]
   with throttled_network([site.link for site in cluster.sites]) as network:
     if cluster.sites[0].link.up_bps < _OPEN_BPS:
       link_check.check(network)
-    place = [f"{network.addresses[0]}:{_PORT}", str(count)]
     members = []
     for node in range(count):
-      own = [*place, str(node), str(repeats), str(asks), str(result)]
-      command = network.command(node, [*module, *own])
+      arguments = [
+        f"{network.addresses[0]}:{_PORT}",
+        str(count),
+        str(node),
+        str(repeats),
+        str(request_path),
+        str(result_path),
+      ]
+      command = network.command(node, [*module, *arguments])
       members.append(process_group.Member(node, command, environment))
-    if failure := process_group.run_together(members):
+    failure = process_group.run_together(members)
+    if failure:
       raise StoppedError(failure.reason, failure.exit_code)
-  return json.loads(result.read_text())
+  return json.loads(result_path.read_text())
 
 
 def calibrated(
   folder: pathlib.Path, repeats: int = CALIBRATION_REPEATS
 ) -> Transport:
-  """Measures what gloo costs here by kind, between two and among four.
+  """Measures how slow gloo is on this machine, between two and among four.
 
   The sizes and rates differ from those of all cases.
 
   Args:
     folder: Directory for files.
-    repeats: How often each is measured.
+    repeats: How often each collective is measured.
+
+  Returns:
+    Gloo with a factor for every kind of collective and number of processes:
+    the measured time over the time at the links' full rate.
   """
   sizes = dict.fromkeys(_KINDS, (3,))
-  cases = [([60e6] * count, sizes) for count in _COUNTS]
-  ratios = [
-    row.measured_s / row.predicted_s
-    for row in run_cases(cases, _PLAIN, folder, repeats)
-  ]
-  factors = {
-    kind: tuple(zip(_COUNTS, ratios[place :: len(_KINDS)], strict=True))
-    for place, kind in enumerate(_KINDS)
-  }
-  return dataclasses.replace(GLOO, factors=tuple(factors.items()))
+  factors: dict[str, list[tuple[int, float]]] = {kind: [] for kind in _KINDS}
+  for count in _COUNTS:
+    case = Case([60e6] * count, sizes)
+    rows = run_cases([case], _PLAIN, folder, repeats)
+    for kind, row in zip(_KINDS, rows, strict=True):
+      factors[kind].append((count, row.measured_s / row.predicted_s))
+  return dataclasses.replace(
+    GLOO,
+    factors=tuple((kind, tuple(each)) for kind, each in factors.items()),
+  )
 
 
 def run_methods(transport: Transport, folder: pathlib.Path) -> Iterator[Row]:
@@ -234,60 +304,91 @@ def run_methods(transport: Transport, folder: pathlib.Path) -> Iterator[Row]:
     transport: Transport of the predictions.
     folder: Directory for the runs.
   """
-  alone_s, _ = measured(_train(ALONE, folder / "alone"))
+  alone_s, _ = measured_step(_train(ALONE, folder / "alone"))
   for rate_bps, setting in itertools.product(RATES_BPS, SETTINGS):
     rate = f"{rate_bps / 1e6:g} Mbit/s"
-    path = folder / f"{setting[0]}_{rate_bps / 1e6:.0f}mbit"
-    run = _train(setting, path, f"--link={rate}")
-    expected_s = predicted(run.config, rate_bps, transport, alone_s)
-    yield Row(f"2 x {rate}", setting[0], expected_s, *measured(run))
+    workdir = folder / f"{setting.method}_{rate_bps / 1e6:.0f}mbit"
+    run = _train(setting, workdir, link=rate)
+    step_s, bytes_ratio = measured_step(run)
+    yield Row(
+      links=f"2 x {rate}",
+      what=setting.method,
+      predicted_s=predicted_step_s(run.config, rate_bps, transport, alone_s),
+      measured_s=step_s,
+      bytes_ratio=bytes_ratio,
+    )
 
 
 def flags_of(setting: Setting, workdir: pathlib.Path) -> list[str]:
   """Returns the flags of `experiments.train` for a short run."""
-  method, interval, changes = setting
-  has_rounds = named_method(method).exchanged != "gradient"
-  field = "sync_interval" if has_rounds else "steps_per_dispatch"
-  steps = f"total_steps={interval * (_COMPILING + _SEGMENTS)}"
-  own = f"sync.method={method}", f"sync.{field}={interval}", steps
-  fields = [f"--config.{field}" for field in (*_COMMON, *own, *changes)]
-  return [f"--workdir={workdir}", *fields]
+  length_field = "sync_interval"
+  if named_method(setting.method).exchanged == "gradient":
+    length_field = "steps_per_dispatch"
+  total_steps = setting.num_steps * (_COMPILING + _SEGMENTS)
+  fields = [
+    *_COMMON,
+    f"sync.method={setting.method}",
+    f"sync.{length_field}={setting.num_steps}",
+    f"total_steps={total_steps}",
+    *setting.changes,
+  ]
+  return [f"--workdir={workdir}", *(f"--config.{field}" for field in fields)]
 
 
-def _train(setting: Setting, workdir: pathlib.Path, *link: str) -> LoadedRun:
-  """Trains with two processes; without a link they use the loopback."""
-  launch = [sys.executable, "-m", "experiments.launch", "--processes=2", *link]
-  done = subprocess.run([*launch, *flags_of(setting, workdir)])
+def _train(
+  setting: Setting, workdir: pathlib.Path, link: str = ""
+) -> LoadedRun:
+  """Trains with two processes and returns the run.
+
+  Args:
+    setting: What to train.
+    workdir: The run directory.
+    link: Rate of the processes' links; "": they use the loopback interface.
+
+  Raises:
+    StoppedError: If the run fails.
+  """
+  command = [sys.executable, "-m", "experiments.launch", "--processes=2"]
+  if link:
+    command.append(f"--link={link}")
+  done = subprocess.run([*command, *flags_of(setting, workdir)])
   if done.returncode:
-    raise StoppedError(f"{setting[0]} failed (see above)", done.returncode)
+    raise StoppedError(f"{setting.method} failed (see above)", done.returncode)
   return load_run(workdir)
 
 
-def measured(run: LoadedRun) -> tuple[float, float]:
-  """Returns seconds of a step (median), and bytes on the link over the plan's.
+def measured_step(run: LoadedRun) -> tuple[float, float]:
+  """Returns how long a step took, and how much was on the link.
 
   Args:
     run: A finished run, whose first segments compiled.
+
+  Returns:
+    Median time of a step with its exchanges (seconds), and the bytes on the
+    link over the bytes of the plan.
   """
   timings = [row for row in run.timings if row.event == "round"][_COMPILING:]
   ends = [row.step for row in run.rounds]
   lengths = np.diff([0, *ends]).tolist()[_COMPILING:]
-  seconds = [t.wall_s / n for t, n in zip(timings, lengths, strict=True)]
-  planned = sum(row.sent_bytes for row in run.rounds[_COMPILING:])
-  on_link = sum(timing.link_bytes for timing in timings)
-  return statistics.median(seconds), on_link / planned
+  step_times_s = [
+    timing.wall_s / num_steps
+    for timing, num_steps in zip(timings, lengths, strict=True)
+  ]
+  planned_bytes = sum(row.sent_bytes for row in run.rounds[_COMPILING:])
+  link_bytes = sum(timing.link_bytes for timing in timings)
+  return statistics.median(step_times_s), link_bytes / planned_bytes
 
 
-def predicted(
+def predicted_step_s(
   config: dict, rate_bps: float, transport: Transport, step_s: float
 ) -> float:
-  """Returns the simulated seconds of a step in the middle of a run.
+  """Returns the simulated time of a step in the middle of a run (seconds).
 
   Args:
     config: Config of the run, as its directory has it.
-    rate_bps: Rate of both links (bits per second).
+    rate_bps: Rate of both links (bit/s).
     transport: Transport of the prediction.
-    step_s: Seconds of an inner step alone.
+    step_s: Time of an inner step alone (seconds).
   """
   traffic = to_plan.traffic(from_mapping(config))
   cluster = cluster_of([rate_bps] * 2)

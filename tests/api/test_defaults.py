@@ -17,7 +17,7 @@ from dilocox_jax.plan.model.presets import nano
 from dilocox_jax.training import build, start
 from dilocox_jax.training.parts import Parts
 from dilocox_jax.training.states import TrainingStoppedError
-from experiments import sample
+from experiments.runtime import samples
 from tests import runs
 from tests.report.conftest import write_run
 
@@ -53,7 +53,7 @@ def test_a_run_on_tokens_is_not_sampled_as_another_text(run):
   text = dx.Corpus("own", TOKENS, TOKENS[:200], "0" * 16, 256, 0)
   for given in (None, text):
     with pytest.raises(ValueError, match="the text has no tokenizer"):
-      sample.add_sample(run.workdir, 4, text=given)
+      samples.add_sample(run.workdir, 4, text=given)
   assert not (run.workdir / "sample.txt").exists()
 
 
@@ -63,7 +63,7 @@ def test_another_text_than_the_runs_is_refused(run):
     "own", tokens, tokens, "0" * 16, 256, 0, tokenizer=byte_tokenizer()
   )
   with pytest.raises(ValueError, match="is not that of the run"):
-    sample.add_sample(run.workdir, 4, text=text)
+    samples.add_sample(run.workdir, 4, text=text)
 
 
 def test_a_text_whose_tokenizer_has_changed_is_not_the_runs(tmp_path):
@@ -81,7 +81,7 @@ def test_a_text_whose_tokenizer_has_changed_is_not_the_runs(tmp_path):
   workdir = write_run(tmp_path / "run")
   (workdir / "config.json").write_text(json.dumps(config.to_mapping()))
   with pytest.raises(ValueError, match="is not that of the run"):
-    sample.add_sample(workdir, 3)
+    samples.add_sample(workdir, 3)
 
 
 def test_a_model_that_was_handed_in_is_not_exported_as_the_configs(

@@ -84,6 +84,40 @@ def test_every_foreign_import_is_a_declared_requirement():
   assert not undeclared, "\n".join(undeclared)
 
 
+def imported_names(text):
+  """Names of the modules that a file may import, wherever in the file."""
+  for node in ast.walk(ast.parse(text)):
+    if isinstance(node, ast.Import):
+      yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+      yield node.module
+      yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+# The launcher has the flags of the trainer, and so has a test's trainer.
+IMPORTS_OF_PROGRAMS = {
+  ("experiments/launch.py", "experiments.train"),
+  ("tests/meeting/slow_train.py", "experiments.train"),
+}
+
+
+def test_no_program_is_imported_so_that_flags_are_defined_once():
+  programs = {
+    ".".join(path.with_suffix("").parts)
+    for path, text in PACKAGES.items()
+    if path.parts[0] == "experiments"
+    and re.search(r"^  app\.run\(main", text, re.MULTILINE)
+  }
+  assert {"experiments.train", "experiments.tools.bench"} <= programs
+  imports = set()
+  for folder in ("dilocox_jax", "docs", "experiments", "tests"):
+    for path in (ROOT / folder).rglob("*.py"):
+      for name in imported_names(path.read_text()):
+        if name in programs:
+          imports.add((path.relative_to(ROOT).as_posix(), name))
+  assert imports == IMPORTS_OF_PROGRAMS
+
+
 def test_annotations_that_state_shapes_are_executed():
   shaped = re.compile(r"\b(Float|Int|Bool|Integer|UInt)\[")
   names = [

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from dilocox_jax.config import from_mapping
 from dilocox_jax.report import units
 from docs.figures import loss_by_time
-from experiments import quickstart
+from experiments.configs import quickstart
 from tests.docs.committed_runs import equal
 from tests.docs.simulated import (
   OF_107B,
@@ -115,7 +116,10 @@ def _times_of_methods() -> Iterator[str]:
 
 def _quick_start() -> Iterator[str]:
   """Yields bytes (derived) and times (simulated) of the three runs."""
-  configs = {name: quickstart.run_of(name, 800) for name in quickstart.METHODS}
+  configs = {
+    name: from_mapping(quickstart.get_config(name).to_dict())
+    for name in quickstart.METHODS
+  }
   sent = {name: sent_bytes(config) for name, config in configs.items()}
   for name, config in configs.items():
     fewer = units.human_ratio(sent["allreduce"] / sent[name])

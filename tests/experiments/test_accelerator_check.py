@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from dilocox_jax.codecs.named import named_codec
-from experiments.tools import accelerator_check
 from experiments.tools import accelerator_exact as exact
+from experiments.tools import accelerator_figures
 from experiments.tools.bench_programs import BOUNDS
 from tests.experiments import programs
 
@@ -33,9 +33,10 @@ def test_what_fails_is_a_figure_too_and_the_others_follow(tmp_path):
     raise RuntimeError("out of memory")
 
   steps = {"broken": lambda: broken(0), "last": lambda: iter([{"figure": "x"}])}
-  rows, path = [], tmp_path / "kept.json"
+  rows = []
+  path = tmp_path / "kept.json"
   for name, step in steps.items():
-    accelerator_check.run_step(name, step, rows, path)
+    accelerator_figures.run_step(name, step, rows, path)
   kept = json.loads(path.read_text())["figures"]
   assert [row["figure"] for row in kept] == ["first", "broken", "x"]
   assert "out of memory" in kept[1]["error"]

@@ -18,7 +18,7 @@ from dilocox_jax.plan.model.adapters import Lora
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from experiments.configs import compiled
 from experiments.tools.compiled_run import (
-  analyse,
+  analyze,
   is_compiler_installed,
   steady_program,
   write_compiled,
@@ -53,7 +53,8 @@ def test_a_model_of_the_papers_is_counted_and_spread_over_a_mesh():
   done = run(
     "fits",
     "--config=experiments/configs/papers.py:dilocox_107b",
-    *("--config.exchange.feedback=0", "--memory=80 GB"),
+    "--config.exchange.feedback=0",
+    "--memory=80 GB",
   )
   shape = MODEL_PRESETS["qwen_107b"]
   assert f"{shapes.parameter_count(shape):,}" in done.stdout
@@ -142,11 +143,12 @@ TOLERANCE = 0.1
 @pytest.mark.parametrize("name", LARGE)
 def test_the_estimate_says_what_a_compiled_program_needs(name):
   config = from_mapping(compiled.get_config(name).to_dict())
-  found, row = device_memory(config), ROWS[name]
-  needed = float(row["needed_bytes"])
-  print(f"{name}: {found.total / 2**30:.1f} of {needed / 2**30:.1f} GiB")
-  assert found.total == pytest.approx(needed, rel=TOLERANCE)
-  assert found.state == pytest.approx(float(row["state_bytes"]), rel=TOLERANCE)
+  memory = device_memory(config)
+  needed_bytes = float(ROWS[name]["needed_bytes"])
+  state_bytes = float(ROWS[name]["state_bytes"])
+  print(f"{name}: {memory.total / 2**30:.1f} of {needed_bytes / 2**30:.1f} GiB")
+  assert memory.total == pytest.approx(needed_bytes, rel=TOLERANCE)
+  assert memory.state == pytest.approx(state_bytes, rel=TOLERANCE)
 
 
 STREAMING = {
@@ -162,9 +164,10 @@ def test_a_window_sends_the_plans_bytes_and_the_rest_of_the_state_is_kept(
   sync, tmp_path
 ):
   config = runs.settings(layout="mesh", total_steps=30, **sync)
-  program, traffic = steady_program(config), to_plan.traffic(config)
+  program = steady_program(config)
+  traffic = to_plan.traffic(config)
   compiled = program.lowered.compile()
-  found = analyse(config, program, compiled, "2 x v5e:2x2", 10**9)
+  found = analyze(config, program, compiled, "2 x v5e:2x2", 10**9)
   numbers = range(config.fragments.num_fragments)
   assert found.planned_bytes == max(map(traffic.exchange_bytes, numbers))
   assert found.num_steps == sync.get("overlap_steps", 3)
@@ -174,8 +177,8 @@ def test_a_window_sends_the_plans_bytes_and_the_rest_of_the_state_is_kept(
     for p in numbers
   ]
   # Parameters and momentum of the fragment that sends less.
-  assert program.kept_bytes == 2 * sum(sorted(sizes)[:-1])
-  assert found.needed_bytes >= found.state_bytes >= program.kept_bytes
+  assert program.idle_bytes == 2 * sum(sorted(sizes)[:-1])
+  assert found.needed_bytes >= found.state_bytes >= program.idle_bytes
   page = write_compiled(found, tmp_path, "command")
   assert "## Memory" in page.read_text() and found.fits
 
@@ -199,8 +202,9 @@ def test_what_is_frozen_is_compiled_in_once_and_adapters_alone_have_states(
   mesh = {"layout": layout, "num_data_shards": shards}
   config = runs.settings(num_replicas=count, mesh=mesh, **sync)
   config = dataclasses.replace(config, lora=Lora(rank=4))
-  program, division = steady_program(config), config.division
-  found = analyse(config, program, program.lowered.compile(), "", 10**9)
+  program = steady_program(config)
+  division = config.division
+  found = analyze(config, program, program.lowered.compile(), "", 10**9)
   values = sum(map(math.prod, config.trained_shapes.values()))
   kept = share_bytes(MODEL_PRESETS["nano"].parameter_shapes, division)
   kept += copies * share_bytes(config.trained_shapes, division)

@@ -169,8 +169,9 @@ def test_a_small_message_does_not_wait_behind_the_data_of_others():
     ]
 
     def assert_that_one_waits():
-      full, beside = ping_s(network, 0, 1), ping_s(network, 0, 2)
-      assert full > 0.005 and beside < full / 2
+      full_s = ping_s(network, 0, 1)
+      beside_s = ping_s(network, 0, 2)
+      assert full_s > 0.005 and beside_s < full_s / 2
 
     try:
       eventually(assert_that_one_waits)
@@ -196,8 +197,8 @@ def test_netem_delays_and_loses_in_every_queue(monkeypatch):
 
 
 @network_needed
-@pytest.mark.parametrize("link", [(0.04, 0.0), (0.0, 0.01)])
-def test_a_kernel_without_netem_is_named(link, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("rtt_s", "loss"), [(0.04, 0.0), (0.0, 0.01)])
+def test_a_kernel_without_netem_is_named(rtt_s, loss, tmp_path, monkeypatch):
   """This one may have it, so that `tc` says what it says where it lacks."""
   tc = tmp_path / "tc"
   tc.write_text(
@@ -209,7 +210,7 @@ def test_a_kernel_without_netem_is_named(link, tmp_path, monkeypatch):
   monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
   says = "this kernel has no netem.*leave out --rtt and --loss.*unknown qdisc"
   with pytest.raises(UsageError, match=says) as error:
-    with throttled_network([Link(1e7, 1e7, *link)] * 2):
+    with throttled_network([Link(1e7, 1e7, rtt_s, loss)] * 2):
       pass
   assert "\n" not in str(error.value)
   with throttled_network([Link(1e7, 1e7, 0.0)] * 2):
@@ -263,7 +264,7 @@ def test_predictions_are_the_bytes_over_the_rate_times_what_gloo_takes():
 
 
 @pytest.mark.parametrize(
-  "setting", link_runs.SETTINGS, ids=lambda each: each[0]
+  "setting", link_runs.SETTINGS, ids=lambda each: each.method
 )
 def test_a_method_is_timed_after_what_compiles_and_predicted_by_its_plan(
   setting, tmp_path
@@ -275,18 +276,18 @@ def test_a_method_is_timed_after_what_compiles_and_predicted_by_its_plan(
     place = values.setdefault(section, {}) if section else values
     place[field] = text if not text.isdigit() else int(text)
   slow, fast = (
-    link_runs.predicted(values, rate_bps, GLOO, 0.05)
+    link_runs.predicted_step_s(values, rate_bps, GLOO, 0.05)
     for rate_bps in (50e6, 1e12)
   )
   assert slow >= 0.05 and fast == pytest.approx(0.05, rel=0.05)
-  assert slow > 0.1 or setting[0] != "allreduce"
+  assert slow > 0.1 or setting.method != "allreduce"
   timings = [
     Timing(20 * n, "round", 99.0 if n <= 3 else 2.0, link_bytes=105)
     for n in range(1, 8)
   ]
   rounds = [SimpleNamespace(step=20 * n, sent_bytes=100) for n in range(1, 8)]
   done: Any = SimpleNamespace(timings=timings, rounds=rounds)
-  assert link_runs.measured(done) == pytest.approx((0.1, 1.05))
+  assert link_runs.measured_step(done) == pytest.approx((0.1, 1.05))
 
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs/results"
@@ -321,10 +322,10 @@ def test_a_row_is_the_cores_if_open_links_take_a_fifth_of_its_time():
     assert changed.is_bound_by_cpu == is_bound
 
 
-def imitated(cluster, asked, folder, repeats):
+def imitated(cluster, collectives, folder, repeats):
   """Links of an eighth of a byte a bit that carry all processes' bytes."""
   bps = cluster.sites[0].link.up_bps
-  return [(size / bps + 0.05, float(size), 0.01) for _, size in asked]
+  return [(size / bps + 0.05, float(size), 0.01) for _, size in collectives]
 
 
 def test_processes_are_measured_over_open_links_and_over_slow_ones(

@@ -3,17 +3,19 @@
 import json
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 
-from experiments.runtime import command_line
+from experiments.runtime import command_line, config_flag, workdir_flag
 from tests import runs
 from tests.experiments.programs import run
 
 EXAMPLE = "--cluster=experiments/clusters/example.json"
 TEXT = "--config.data.source=text_files"
+DEFAULT = "--config=experiments/configs/default.py"
 # Program, its arguments, and the word that says what is wrong.
 MISTAKES = [
   ("train", "--config.inner.total_steps=9", "did you mean 'total_steps'"),
@@ -24,6 +26,10 @@ MISTAKES = [
   ("train", "--config=experiments/configs/default.py:Makefile", "no JSON"),
   ("train", "--wrokdir=x", "workdir"),
   ("train", "train", "unexpected argument 'train'"),
+  ("train", "--config.sync.method.x=1", "unknown config field"),
+  ("train", "--noconfig.total_stepz", "did you mean 'total_steps'"),
+  ("train", f"--config.seed=3 {DEFAULT}", "before a value for --config"),
+  ("train", f"{DEFAULT} --config.seed=x", "config.seed=x"),
   ("train", f"{TEXT} --config.data.glob=nowhere/*.txt", "nowhere/*.txt"),
   ("train", "--config.checkpoint.init_from=nowhere", "init_from=nowhere"),
   ("train", "--config.inner.optimizer=adamv --distributed", "'adamv'"),
@@ -37,18 +43,22 @@ MISTAKES = [
   ("fits", "--parts=missing.py", "missing.py is not a file"),
   ("launch", "--config.mesh.num_replicas=3", "2 processes"),
   ("launch", "--num_processes=4", "leave it out"),
-  ("launch", "--rtt=40_ms --config.seed=1", "--rtt needs --link"),
-  ("launch", "--link=1_Gbit/s --rtt=40 --config.seed=1", "unit"),
-  ("launch", "--link=1_Gbit/s --loss=100_% --config.seed=1", "below 1"),
+  ("launch", "--rtt='40 ms' --config.seed=1", "--rtt needs --link"),
+  ("launch", "--link='1 Gbit/s' --rtt=40 --config.seed=1", "unit"),
+  ("launch", "--link='1 Gbit/s' --loss='100 %' --config.seed=1", "below 1"),
   ("launch", "--link=fast --config.seed=1", "rate"),
-  ("launch", "--link=1_bit/s --config.seed=1", "between"),
-  ("launch", "--processes=1 --link=1_Gbit/s --config.seed=1", "--processes=2"),
+  ("launch", "--link='1 bit/s' --config.seed=1", "between"),
+  (
+    "launch",
+    "--processes=1 --link='1 Gbit/s' --config.seed=1",
+    "--processes=2",
+  ),
   ("simulate", "--step_s=nan", "step_s=nan"),
   ("simulate", "--cluster=1gbot", "1gbot"),
   ("simulate", EXAMPLE, "set mesh.num_replicas=4"),
   ("simulate", "--memory=80", "unit"),
-  ("simulate", "--memory=0_GB", "above 0"),
-  ("simulate", "--memory=1e9999999999999999999_GB", "out of range"),
+  ("simulate", "--memory='0 GB'", "above 0"),
+  ("simulate", "--memory='1e9999999999999999999 GB'", "out of range"),
   ("simulate", "--tokens=0", "tokens"),
   ("simulate", "--tokens=inf", "tokens"),
   ("speedup_tables", "--papers=nobody", "nobody"),
@@ -62,22 +72,24 @@ MISTAKES = [
   ("sweep", "--config.gird.x=1", "did you mean 'grid'"),
   ("sweep", "--only=int5", "did you mean"),
   ("sweep", "--config.base.inner.optimizer=addam", "inner."),
-  ("tools.bench", "--bench=foo", "inner"),
-  ("tools.bench", "--bench=round --config.seed=3", "reads no config"),
+  ("tools.bench", "", "name one bench"),
+  ("tools.bench", "foo", "inner"),
+  ("tools.bench", "round codecs", "name one bench"),
+  ("tools.bench", "round --config.seed=3", "reads no config"),
   ("tools.links", "--processes=4", "--processes needs --cases=processes"),
 ]
 
 
 @pytest.mark.parametrize(
-  ("program", "given", "word"), MISTAKES, ids=lambda each: each or "nothing"
+  ("program", "arguments", "word"),
+  MISTAKES,
+  ids=lambda each: each or "nothing",
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
-  program, given, word, tmp_path
+  program, arguments, word, tmp_path
 ):
-  words = [
-    re.sub("_(ms|%|GB|G?bit/s)$", r" \1", each) for each in given.split()
-  ]
-  done = run(program, *words, f"--workdir={tmp_path / 'run'}")
+  workdir = tmp_path / "run"
+  done = run(program, *shlex.split(arguments), f"--workdir={workdir}")
   assert done.returncode == 2 and word in done.one_line
   assert done.one_line.startswith("error: ")
   # An export makes its directory first.
@@ -135,13 +147,18 @@ def test_text_and_weights_that_do_not_fit_are_one_line(tmp_path):
 @pytest.mark.parametrize(
   "program",
   [
-    *("train", "quickstart", "simulate", "speedup_tables", "sweep"),
-    *("prepare_data --glob=*.md", "tools.links"),
+    "train",
+    "quickstart",
+    "simulate",
+    "speedup_tables",
+    "sweep",
+    "prepare_data --glob=*.md",
+    "tools.links",
   ],
 )
 def test_no_program_writes_into_what_another_or_a_user_made(program, tmp_path):
   name, *given = program.split()
-  command_line.writable(str(tmp_path / "a"), "another")
+  workdir_flag.writable(str(tmp_path / "a"), "another")
   (tmp_path / "b").mkdir()
   (tmp_path / "b" / "report.md").write_text("of somebody")
   before = runs.files(tmp_path)
@@ -150,7 +167,7 @@ def test_no_program_writes_into_what_another_or_a_user_made(program, tmp_path):
     assert done.returncode == 2 and word in done.one_line
     assert "choose another --workdir" in done.one_line
     assert runs.files(tmp_path) == before
-  command_line.writable(str(tmp_path / "a"), "another")
+  workdir_flag.writable(str(tmp_path / "a"), "another")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +184,7 @@ def test_no_program_writes_behind_a_link_in_its_directory(
 ):
   (tmp_path / "victim").mkdir()
   name, *given = program.split()
-  workdir = pathlib.Path(command_line.writable(str(tmp_path / "run"), name))
+  workdir = pathlib.Path(workdir_flag.writable(str(tmp_path / "run"), name))
   (workdir / link).parent.mkdir(parents=True, exist_ok=True)
   (workdir / link).symlink_to(tmp_path / "victim")
   small = runs.SMALL_FLAGS if name == "train" else []
@@ -190,24 +207,44 @@ def test_no_program_writes_behind_a_link_in_its_directory(
     (command_line.RecordError("line 3"), 1, "error: line 3\n"),
   ],
 )
-def test_what_stops_a_program_is_one_line(
-  error, code, said, monkeypatch, capsys
-):
-  def stop(values):
+def test_what_stops_a_program_is_one_line(error, code, said, capsys):
+  @command_line.one_line_errors()
+  def main(argv):
     raise error
 
-  monkeypatch.setattr(sys, "argv", ["x"])
   with pytest.raises(SystemExit) as ended:
-    command_line.main(stop, lambda: None)
+    main(["x"])
   assert ended.value.code == code and capsys.readouterr().err == said
+
+
+def test_a_log_has_the_lines_of_the_run_and_no_marks_of_a_library():
+  code = """
+import logging
+from absl import app
+from experiments.runtime import command_line
+def main(argv):
+  logging.info("a line\\nand another")
+  for library in ("absl", "jax", "orbax"):
+    logging.getLogger(library).info("an aside of %s", library)
+  logging.getLogger("jax").warning("a warning")
+app.run(main, flags_parser=command_line.parse_flags)
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+  )
+  assert done.stderr == "a line\\nand another\na warning\n"
 
 
 @pytest.mark.parametrize(
   "shell", ['exec "$@" | head -c 1', 'exec "$@" <&- >&- 2>&-']
 )
 def test_a_reader_that_leaves_and_closed_streams_cause_no_traceback(shell):
-  code = "from experiments.runtime import command_line\n"
-  code += "command_line.main(lambda _: print('x' * 10**6), lambda: None)"
+  code = """
+from absl import app
+from experiments.runtime import command_line
+main = command_line.one_line_errors()(lambda _: print('x' * 10**6))
+app.run(main, flags_parser=command_line.parse_flags)
+"""
   words = ["sh", "-c", shell, "sh", sys.executable, "-c", code]
   done = subprocess.run(words, capture_output=True, check=False)
   assert done.returncode == 0 and done.stderr == b""
@@ -216,10 +253,10 @@ def test_a_reader_that_leaves_and_closed_streams_cause_no_traceback(shell):
 # Help.
 
 PROGRAMS = sorted(
-  ".".join(path.relative_to(command_line.CONFIGS.parent).with_suffix("").parts)
+  ".".join(path.relative_to(config_flag.CONFIGS.parent).with_suffix("").parts)
   for folder in (".", "tools")
-  for path in (command_line.CONFIGS.parent / folder).glob("*.py")
-  if "command_line.main(" in path.read_text()
+  for path in (config_flag.CONFIGS.parent / folder).glob("*.py")
+  if "app.run(main" in path.read_text()
 )
 
 
@@ -237,7 +274,7 @@ def test_help_fits_a_terminal_and_its_examples_can_be_copied(program):
 def test_help_is_there_at_once_and_loads_no_jax(tmp_path):
   """A module named jax that cannot be imported stands in the way."""
   (tmp_path / "jax.py").write_text("raise RuntimeError('jax was loaded')\n")
-  root = str(command_line.CONFIGS.parents[1])
+  root = str(config_flag.CONFIGS.parents[1])
   code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {root!r}]\n"
   code += "import runpy, time; sys.argv[1:] = ['--help']\n"
   code += "try:\n  runpy.run_module('experiments.train', run_name='__main__')\n"

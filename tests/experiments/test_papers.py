@@ -31,12 +31,18 @@ def described(name, **changes):
 )
 def test_every_window_of_a_round_is_traced_at_full_size(name):
   config = described(name, mesh=FEWER_DEVICES.get(name, {}))
-  programs, schedule = build.programs(config), config.sync.named.schedule
-  data, interval = config.data, schedule.sync_interval
-  rows = (interval, data.batch_size, data.sequence_length + 1)
-  shape = (config.mesh.num_replicas, *rows)
+  programs = build.programs(config)
+  schedule = config.sync.named.schedule
+  interval = schedule.sync_interval
+  shape = (
+    config.mesh.num_replicas,
+    interval,
+    config.data.batch_size,
+    config.data.sequence_length + 1,
+  )
   batches = jax.ShapeDtypeStruct(shape, np.int32)
-  step, kinds = LATE * interval, {}
+  step = LATE * interval
+  kinds = {}
   for window in schedule.windows(step, step + interval):
     kind = programs.rounds.kind(window)
     kinds.setdefault(kind, (window, schedule.num_in_flight(step)))

@@ -70,8 +70,11 @@ def test_parts_are_kept_and_replicas_may_read_one_each(tmp_path):
     (tmp_path / name).mkdir()
     for number in range(60):
       (tmp_path / name / f"{number}.txt").write_text(f"{name * 80}{number}")
-  glob, workdir = f"{tmp_path}/a/*;{tmp_path}/b/*", f"{tmp_path}/tokens"
-  done = run("prepare_data", f"--glob={glob}", f"--workdir={workdir}")
+  done = run(
+    "prepare_data",
+    f"--glob={tmp_path}/a/*;{tmp_path}/b/*",
+    f"--workdir={tmp_path}/tokens",
+  )
   assert done.returncode == 0, done.stderr
   corpus = shards.map_corpus(f"{tmp_path}/tokens")
   assert len(corpus.parts) == 2 and sum(corpus.parts) == len(corpus.train)

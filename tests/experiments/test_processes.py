@@ -167,7 +167,8 @@ def test_a_signal_saves_at_the_next_boundary_and_loses_nothing(
   process.send_signal(number)
   code, errors = end(process)
   assert code == 128 + number, errors
-  line, step = errors.splitlines()[-1], runs.rows(tmp_path, "round")[-1]["step"]
+  line = errors.splitlines()[-1]
+  step = runs.rows(tmp_path, "round")[-1]["step"]
   assert 50 <= step < 160 and "Traceback" not in errors
   assert number.name in line and f"saved at step {step}" in line
   code, errors = end(start_long(method, tmp_path))
@@ -204,7 +205,8 @@ def test_two_processes_end_where_one_does(two, tmp_path):
   """That both hold the same bits, they see to before every checkpoint."""
   done = run("train", *TOGETHER, f"--workdir={tmp_path}")
   assert done.returncode == 0, done.stderr
-  (state, record), (alone, _) = runs.saved(two), runs.saved(tmp_path)
+  state, record = runs.saved(two)
+  alone, _ = runs.saved(tmp_path)
   assert record["position"]["is_finished"]
   found_at = jax.device_get((state.fragments, state.replica.params))
   expected = jax.device_get((alone.fragments, alone.replica.params))

@@ -77,7 +77,8 @@ def test_a_program_that_reads_a_run_is_told_its_parts(
 ):
   monkeypatch.setitem(CODECS, "ternary", CODECS["int"])  # Forgotten again.
   del CODECS["ternary"]
-  file, folder = tmp_path / "mine.py", tmp_path / "run"
+  file = tmp_path / "mine.py"
+  folder = tmp_path / "run"
   file.write_text("from tests.extensions import ternary\nternary.register()\n")
   exec(file.read_text())
   exchange = {"codec": "ternary"}

@@ -14,8 +14,8 @@ import pytest
 
 from dilocox_jax.config import from_mapping
 from experiments.runtime import (
-  distributed_flags,
   ends_with_parent,
+  placement,
   process_group,
   running,
   stop_signals,
@@ -48,10 +48,10 @@ def test_a_process_with_one_core_has_a_second_thread_that_multiplies_nothing(
 def test_devices_of_processes_are_as_many_as_the_run_needs(owners, word):
   config = from_mapping({"mesh": {"layout": "mesh", "num_replicas": 4}})
   if not word:
-    distributed_flags.check_devices(config, owners)
+    placement.check_devices(config, owners)
     return
   with pytest.raises(UsageError, match=word):
-    distributed_flags.check_devices(config, owners)
+    placement.check_devices(config, owners)
 
 
 def test_memory_that_a_program_has_freed_serves_the_next_one():
@@ -98,7 +98,8 @@ def wait_until(condition):
 
 
 def test_signals_ask_once_and_then_do_what_they_did_before():
-  asked, before = [], signal.getsignal(signal.SIGINT)
+  asked = []
+  before = signal.getsignal(signal.SIGINT)
   with stop_signals.stop_requests(asked.append):
     for _ in range(2):  # Two at once count as one.
       os.kill(os.getpid(), signal.SIGINT)
@@ -108,7 +109,8 @@ def test_signals_ask_once_and_then_do_what_they_did_before():
 
 
 def test_a_second_signal_ends_the_process_at_once(monkeypatch):
-  codes, (reader, writer) = [], os.pipe()
+  codes = []
+  reader, writer = os.pipe()
 
   def leave(code):
     codes.append(code)

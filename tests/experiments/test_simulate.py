@@ -23,7 +23,8 @@ def simulate(*arguments):
 def test_the_first_lines_say_what_a_run_is_worth(tmp_path, transport, ways):
   done = simulate(
     f"--transport={transport}",
-    *("--config.sync.method=dilocox", "--config.adaptive.mode=off"),
+    "--config.sync.method=dilocox",
+    "--config.adaptive.mode=off",
     "--cluster=dilocox_107b",
     "--config.model.preset=qwen_107b",
     "--config.exchange.codec=low_rank(rank=2048)+int(bits=4)",

@@ -172,7 +172,7 @@ def test_a_larger_model_gets_a_lower_learning_rate(
   given = {"model": {"preset": model}, "inner": {"optimizer": optimizer}}
   config = from_mapping(CONFIG | given)
   plan = dataclasses.replace(plan_on(tmp_path), config=config)
-  named = simulation_page._write(plan, tmp_path)
+  named = simulation_page._write_config(plan, tmp_path)
   assert named == f"experiments/configs/default.py:{tmp_path / 'diloco.json'}"
   written = json.loads((tmp_path / "diloco.json").read_text())
   expected = config.inner.learning_rate if rate is None else rate
@@ -181,7 +181,7 @@ def test_a_larger_model_gets_a_lower_learning_rate(
 
 def test_a_learning_rate_that_was_chosen_is_kept(tmp_path):
   plan = plan_on(tmp_path, inner={"learning_rate": 0.0123})
-  simulation_page._write(plan, tmp_path)
+  simulation_page._write_config(plan, tmp_path)
   written = json.loads((tmp_path / "diloco.json").read_text())
   assert written["inner"]["learning_rate"] == 0.0123
 

@@ -103,8 +103,25 @@ def test_what_did_not_end_is_said_and_the_page_is_written(
 
 (RUN,) = runs.runs_of({"base": {"total_steps": 60}, "runs": [{"name": "a"}]})
 ROW = RunRow(
-  *("a", 0, RUN.digest, "text", "{}", 60, 600, 100, 1.5, 1.5, 1.4, math.nan),
-  *(9.0, "cpu", "3.11", "0.10", "", 1, ""),
+  name="a",
+  seed=0,
+  digest=RUN.digest,
+  corpus="text",
+  overrides="{}",
+  total_steps=60,
+  tokens=600,
+  sent_bytes=100,
+  loss=1.5,
+  mean_loss=1.5,
+  best_loss=1.4,
+  judge_loss=math.nan,
+  wall_s=9.0,
+  platform="cpu",
+  python="3.11",
+  jax="0.10",
+  revision="",
+  cores=1,
+  failure="",
 )
 ROW_WITH_ALL = dataclasses.replace(ROW, judge_loss=2.0)  # NaN is not NaN.
 POINTS = [CurveRow(RUN.digest, "text", n, n, n, 1.5, n == 60) for n in (30, 60)]
@@ -113,7 +130,8 @@ POINTS = [CurveRow(RUN.digest, "text", n, n, n, 1.5, n == 60) for n in (30, 60)]
 def test_what_is_added_is_read_again_by_anybody_and_has_each_point_once(
   tmp_path,
 ):
-  path, row = tmp_path / "rows.csv", dataclasses.replace(ROW, judge_loss=2.0)
+  path = tmp_path / "rows.csv"
+  row = dataclasses.replace(ROW, judge_loss=2.0)
   Rows(path).add(row, POINTS)
   path.unlink()  # Killed between the two writes.
   Rows(path).add(row, POINTS)
@@ -137,7 +155,8 @@ def test_only_a_sweep_of_results_shows_losses_of_the_text_that_judges(
 
 
 def test_a_sweep_begins_with_committed_rows_and_changes_none(tmp_path):
-  start, path = tmp_path / "start.csv", tmp_path / "new" / "rows.csv"
+  start = tmp_path / "start.csv"
+  path = tmp_path / "new" / "rows.csv"
   Rows(start).add(ROW, POINTS)
   before = start.read_bytes()
   rows = Rows(path, start)
@@ -289,7 +308,8 @@ def test_every_job_ends_and_says_in_one_line_why_it_failed(tmp_path):
 @pytest.mark.parametrize("name", ["logs", "runs", "run"])
 def test_what_a_sweep_writes_is_not_behind_a_link(tmp_path, name, monkeypatch):
   monkeypatch.setattr(training, "corpus_digest", lambda config: "text")
-  workdir, victim = tmp_path / "sweep", tmp_path / "victim"
+  workdir = tmp_path / "sweep"
+  victim = tmp_path / "victim"
   made = training.Training(workdir, Rows(workdir / "rows.csv"))
   first = made._job(RUN)
   assert first.log.parent == workdir / "logs" and first.root == workdir
@@ -310,18 +330,18 @@ def test_the_states_of_a_finished_run_are_removed_and_none_behind_a_link(
 ):
   monkeypatch.setattr(training, "corpus_digest", lambda config: "text")
   monkeypatch.setattr(training, "load_run", lambda workdir: None)
-  monkeypatch.setattr(training, "row_of", lambda *given: ROW)
-  monkeypatch.setattr(training, "curve_of", lambda *given: POINTS)
+  monkeypatch.setattr(training, "row_of", lambda *_, **__: ROW)
+  monkeypatch.setattr(training, "curve_of", lambda *_: POINTS)
   workdir = tmp_path / "sweep"
   made = training.Training(workdir, Rows(workdir / "rows.csv"))
   states = made._directory(RUN) / "checkpoints"
   (states / "6").mkdir(parents=True)
-  made._keep(RUN, "", 1)
+  made._record(RUN, "", 1)
   assert states.parent.exists() and not states.exists()
   (tmp_path / "victim" / "checkpoints").mkdir(parents=True)
   states.parent.rmdir()
   states.parent.symlink_to(tmp_path / "victim")
-  made._keep(RUN, "", 1)
+  made._record(RUN, "", 1)
   assert (tmp_path / "victim" / "checkpoints").exists()
 
 

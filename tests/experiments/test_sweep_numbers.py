@@ -4,15 +4,13 @@ import dataclasses
 import json
 import math
 import time
-import types
-from typing import Any
 
 import pytest
 
 from dilocox_jax.config import from_mapping
 from dilocox_jax.report import load_run
-from experiments import quickstart, sweep
-from experiments.sweeps import measured, page, pool, rows, training
+from experiments.configs import quickstart
+from experiments.sweeps import measured, page, rows, training
 from experiments.sweeps.clocks import SweepClock, Times, clock_of
 from experiments.sweeps.rows import CurveRow, Rows, RunRow
 from experiments.sweeps.runs import runs_of
@@ -72,14 +70,14 @@ def test_points_have_the_time_of_their_step_and_the_last_that_of_the_flush():
   kept = Rows.__new__(Rows)
   kept._curves = {(run.digest, "9f3a"): points}
   times = {"slow": Times({20: 2.0, 40: 4.0, 60: 6.0}, 6.5, 0.9)}
-  trace = page._trace(line, kept, times, judged=False)
+  trace = page._trace(line, kept, times, uses_judge=False)
   # The last segment that ended at step 30 or before did so after 2 s.
   assert [p.seconds["slow"] for p in trace.points] == [2.0, 4.0, 6.5]
   assert [p.tokens for p in trace.points] == [300, 450, 600]
   assert [p.sent_bytes for p in trace.points] == [30, 45, 60]
   assert (trace.seed, trace.loss, trace.sent_bytes) == (7, 1.5, 100)
   assert (trace.steps, trace.tokens, trace.wall_s) == (60, 600, 1800.0)
-  assert page._trace(line, kept, times, judged=True).loss == 2.5
+  assert page._trace(line, kept, times, uses_judge=True).loss == 2.5
 
 
 def test_a_setting_has_its_own_baseline_and_says_that_it_is_an_average():
@@ -165,10 +163,10 @@ def test_processes_that_run_at_once_share_the_cores(tmp_path, monkeypatch):
     cores.append(num_cores)
     return "" if reason else "loss 1.5"
 
-  monkeypatch.setattr(training.Training, "_keep", keep)
+  monkeypatch.setattr(training.Training, "_record", keep)
   trained = training.Training(tmp_path, Rows(tmp_path / "rows.csv"))
   runs = listed("a", "b")
-  trained.train(runs, OneByOne(["", "no text"]), processes=2)  # pyright: ignore
+  trained.train(runs, OneByOne(["", "no text"]), num_processes=2)  # pyright: ignore
   assert cores == [4, 4]
   (failure,) = trained.failed
   assert failure["run"] == "b, seed 1" and failure["reason"] == "no text"
@@ -238,7 +236,8 @@ def test_a_codec_is_that_of_the_timed_model_where_it_has_the_same_parts(
 
 def test_what_is_known_of_losses_has_its_gaps_and_rates():
   gaps = {gap["name"]: gap for gap in measured.collected()["gaps"]}
-  two, four = gaps["overlap_loco 2x4"], gaps["diloco 4x4"]
+  two = gaps["overlap_loco 2x4"]
+  four = gaps["diloco 4x4"]
   assert two["gap"] == pytest.approx(0.0081, abs=5e-5)
   assert two["error"] == pytest.approx(0.0016, abs=5e-5)
   assert (two["inner_rate"], two["settings"]["outer.learning_rate"]) == (
@@ -251,7 +250,10 @@ def test_what_is_known_of_losses_has_its_gaps_and_rates():
 
 
 def test_runs_of_the_quick_start_differ_in_the_method_alone():
-  configs = {name: quickstart.run_of(name, 90) for name in quickstart.METHODS}
+  configs = {
+    name: from_mapping(quickstart.get_config(name, 90).to_dict())
+    for name in quickstart.METHODS
+  }
   for config in configs.values():
     assert config.total_steps == 90 and config.data.batch_size == 2
     assert config.inner.optimizer == "muon"
@@ -262,7 +264,7 @@ def test_runs_of_the_quick_start_differ_in_the_method_alone():
   assert configs["allreduce"].inner.learning_rate == 0.0035
   assert configs["overlap_loco"].outer.learning_rate == 1.5
   assert configs["dilocox"].sync.sync_interval == 20
-  own = quickstart.run_of("dilocox", 90, "notes/*.txt").data
+  own = quickstart.get_config("dilocox", 90, "notes/*.txt").data
   assert (own.source, own.glob) == ("text_files", "notes/*.txt")
   same = dataclasses.replace(configs["dilocox"], sync=configs["allreduce"].sync)
   assert same.data == configs["allreduce"].data
@@ -282,13 +284,12 @@ def test_a_sweep_stops_after_so_many_minutes(
     def __init__(self, processes, slurm, deadline_s):
       begun.append((processes, slurm, deadline_s))
 
-  monkeypatch.setattr(pool, "Pool", Pool)
+  monkeypatch.setattr(training, "Pool", Pool)
   monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
   trained = training.Training(tmp_path, Rows(tmp_path / "rows.csv"))
-  monkeypatch.setattr(trained, "train", lambda runs, pool, processes: None)
+  monkeypatch.setattr(trained, "train", lambda runs, pool, num_processes: None)
   monkeypatch.setattr(trained, "row", lambda run: None)
-  given: Any = types.SimpleNamespace(
-    max_minutes=minutes, processes=3, slurm="", workdir=tmp_path
+  assert trained.train_for(
+    listed("a"), num_processes=3, slurm="", max_minutes=minutes
   )
-  assert sweep._train(given, trained, listed("a"))
   assert begun == [(3, "", deadline_s)]

@@ -10,7 +10,7 @@ from dilocox_jax.config import from_mapping
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.link_costs import LinkCosts
 from experiments.configs import compression, convergence, grid
-from experiments.runtime.command_line import CONFIGS
+from experiments.runtime.config_flag import CONFIGS
 from experiments.sweeps import runs
 from experiments.sweeps.clocks import SweepClock, clock_of
 from experiments.sweeps.rows import Rows
@@ -108,7 +108,9 @@ def test_listed_runs_follow_the_grid_and_may_have_names_and_seeds():
     ],
   )
   assert [(r.name, r.seed) for r in found] == [
-    *(("sync_interval=3", 0), ("mine", 7), ("mine", 8)),
+    ("sync_interval=3", 0),
+    ("mine", 7),
+    ("mine", 8),
     ("sync_interval=12", 0),
   ]
   assert runs.changes(found)["mine"] == "sync_interval=6 outer.momentum=0.1"
@@ -170,18 +172,21 @@ def test_overrides_make_the_same_run_again(given):
 def test_every_config_of_a_sweep_has_its_baseline_and_its_committed_rows(
   config,
 ):
-  kept, given = [], []
+  committed_rows = []
+  settings = []
   if config.get("rows") and not (config.get("runs") or config.get("grid")):
     rows = Rows(ROOT / config.rows)
-    kept, given = list(rows.runs.values()), rows.settings
-  found = runs.runs_of(config.to_dict(), given)
+    committed_rows = list(rows.runs.values())
+    settings = rows.settings
+  found = runs.runs_of(config.to_dict(), settings)
   names = {run.name for run in found}
   baselines = config.get("baselines") or {}
   assert len(found) > 2 and config.baseline in names
   assert names >= {*baselines, *baselines.values()}
-  if kept:
-    assert [run.digest for run in found] == [row.digest for row in kept]
-    assert [run.seed for run in found] == [row.seed for row in kept]
+  if committed_rows:
+    assert [(run.digest, run.seed) for run in found] == [
+      (row.digest, row.seed) for row in committed_rows
+    ]
 
 
 def config(method, **sync):

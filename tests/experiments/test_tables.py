@@ -19,7 +19,8 @@ from experiments.tables.table import PUBLISHED, Fit, load_published
 from tests import damage
 from tests.experiments import programs
 
-TOKENS, INTERVAL = 32_768, 125
+TOKENS = 32_768
+INTERVAL = 125
 # Counted by hand: 78 layers, D 8192, F 49152, 8 of 64 heads of width 128.
 MATRICES = 2 * 8192**2 + 3 * 8192 * 49152
 NARROW = 2 * 8192 * 1024

@@ -14,7 +14,7 @@ from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.training import build
 from dilocox_jax.trees import leaves_by_path
 from experiments.tools import accelerator_speed as speed
-from experiments.tools import bench, bench_inner, bench_torch
+from experiments.tools import bench_inner, bench_torch, timing
 from tests.tiers import slow
 
 SMALL = {
@@ -29,7 +29,7 @@ DIVIDED = {"layout": "mesh", "num_stages": 2, "num_data_shards": 2}
 def clock(monkeypatch):
   """A clock that only moves when a program says how long it took."""
   now = [0.0]
-  monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
+  monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
 
   def takes(*seconds):
     durations = itertools.cycle(seconds)
@@ -54,8 +54,8 @@ def clock(monkeypatch):
 def test_a_ratio_is_the_median_of_paired_times(
   clock, slow, fast, scale, median, is_within
 ):
-  ratio = bench.Ratio("made up", clock(*slow), clock(*fast), 3.6, scale)
-  found = bench.measure_ratio(ratio, 3)
+  ratio = timing.Ratio("made up", clock(*slow), clock(*fast), 3.6, scale)
+  found = timing.measure_ratio(ratio, 3)
   assert found["median"] == pytest.approx(median)
   assert found["is_within_bound"] == is_within
   assert found["min"] <= found["median"] <= found["max"]
@@ -89,7 +89,8 @@ def test_pytorch_computes_the_same_loss():
   """Runs in `make check-transformers`, which installs PyTorch."""
   torch = pytest.importorskip("torch")
   model = build.programs(from_mapping(SMALL)).model
-  params, tokens = model.init(jax.random.key(0)), np.arange(18).reshape(2, 9)
+  params = model.init(jax.random.key(0))
+  tokens = np.arange(18).reshape(2, 9)
   leaves = leaves_by_path(jax.tree.map(np.array, params))
   theirs = bench_torch.peer_loss(MODEL_PRESETS["nano"], 8)
   found = theirs(bench_torch.peer_params(leaves), torch.tensor(tokens))

@@ -22,8 +22,13 @@ def trained_fixture(tmp_path_factory):
 def test_a_run_leaves_what_explains_it(trained):
   workdir, done = trained
   for name in (
-    *("config.json", "run.json", "metrics.jsonl", "timing.jsonl"),
-    *("report.md", "figures", "checkpoints"),
+    "config.json",
+    "run.json",
+    "metrics.jsonl",
+    "timing.jsonl",
+    "report.md",
+    "figures",
+    "checkpoints",
   ):
     assert (workdir / name).exists(), name
   assert f"report: {workdir / 'report.md'}" in done.stdout

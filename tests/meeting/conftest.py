@@ -9,7 +9,7 @@ import pytest
 from obstore.exceptions import BaseError
 from obstore.store import HTTPStore
 
-from experiments.runtime.distributed_flags import free_port
+from experiments.runtime.placement import free_port
 from tests import runs
 
 MOTO = pathlib.Path(__file__).parents[2] / "build/moto/bin/moto_server"

@@ -8,11 +8,12 @@ import os
 import pathlib
 import time
 
+from absl import app
+
 from dilocox_jax import report
 from dilocox_jax.data.streams import ReplicaStreams
 from dilocox_jax.training import start
-from experiments import train
-from experiments.runtime import command_line
+from experiments.runtime import config_flag
 from tests import runs
 
 HURRY, ROUND_S = "TEST_HURRY", 1.5
@@ -23,6 +24,8 @@ SMALL = (
 )
 
 if __name__ == "__main__":
+  from experiments import train
+
   take = ReplicaStreams.take
 
   def slowly(*given):
@@ -33,4 +36,4 @@ if __name__ == "__main__":
   for each in (*SMALL, (ReplicaStreams, "take", slowly)):
     setattr(*each)
   logging.getLogger().handlers.clear()  # A library has set one by now.
-  command_line.main(train.main, train.define_flags)
+  app.run(train.main, flags_parser=config_flag.parse_flags)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilocox_jax.plan.collective import MAILBOX, Collective
+from dilocox_jax.plan.operations import StoreObject, operation
 from dilocox_jax.simulate.analytic import AnalyticClock, run_time
 from dilocox_jax.simulate.gloo import GLOO
 from dilocox_jax.simulate.long_runs import LongRunClock, simulate_run
@@ -41,7 +41,7 @@ def drifting_pair(step_s=(10.0, 11.0)):
   costs = small.link_costs(one)
   size_bytes = round(2 * costs.rate_bytes_per_s(1)[0])
   work = small.work(one, step_s=1.0, speeds=1 / np.array(step_s))
-  gather = Collective("all_gather", size_bytes)
+  gather = operation("all_gather", size_bytes)
   ops = [Launch(KEY, (gather,)), Compute(1), Wait(KEY)]
   return CountingClock(costs, work), ops
 
@@ -86,7 +86,7 @@ def test_delays_that_go_round_a_ring_have_a_period_of_their_own():
   one = small.cluster(3, bps=1e9, rtt_s=2.0)
   work = small.work(one, step_s=0.01)
   # One message step: each waits for its neighbor, which is far away.
-  ring = Collective("all_gather", 8)
+  ring = operation("all_gather", 8)
   ops = [Launch(KEY, (ring,)), Compute(1), Wait(KEY)]
   clocks = []
   for kind in (AnalyticClock, CountingClock):
@@ -165,7 +165,7 @@ def runs(draw, num_rounds):
   codec = draw(st.sampled_from(list(small.CODECS)))
   script, plan = small.script(name, count, codec, **changes)
   if draw(st.integers(0, 9)) == 0:
-    traffic = dataclasses.replace(script.traffic, collective=MAILBOX)
+    traffic = dataclasses.replace(script.traffic, collective=StoreObject.kind)
     script = dataclasses.replace(script, traffic=traffic)
   cluster = LINKS[draw(st.sampled_from(list(LINKS)))](count)
   # Nearly equal replicas drift apart for a long time.

@@ -173,7 +173,7 @@ def test_idle_time_at_the_limit_is_not_over_it_by_rounding():
 
 
 EXCHANGES = [
-  Launch(KEY, (Collective(kind, 1_000_000),), members)
+  Launch(KEY, (operation(kind, 1_000_000),), members)
   for kind in ("all_reduce", "all_gather", "all_to_all", "broadcast", "mailbox")
   for members in (None, (0, 2))
 ]

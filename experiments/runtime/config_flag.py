@@ -1,0 +1,140 @@
+"""The flag --config: a config file, and the fields of it that flags set.
+
+The file is loaded while flags are parsed and not at import, so that a mistake
+in it or in the name of a field is one line like any other mistake.
+"""
+
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from dilocox_jax.checks import check_path
+from dilocox_jax.config import RunConfig
+from experiments.runtime import command_line, own_parts
+from experiments.runtime.command_line import UsageError
+
+# Folder of the config files that come with the programs.
+CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+_DEFAULT_FILE = CONFIGS / "default.py"
+
+CONFIG = config_flags.DEFINE_config_file(
+  "config",
+  None,
+  "Python file with get_config(); set a field with --config.section.field=.",
+)
+# A config may name parts of the user's own.
+flags.adopt_module_key_flags(own_parts)
+
+
+class _ConfigFileParser(flags.ArgumentParser):
+  """Loads a config file, and raises `UsageError` if that fails."""
+
+  def __init__(self, parser: flags.ArgumentParser):
+    """Takes the parser that loads the file.
+
+    Args:
+      parser: Parser of a flag of `config_flags.DEFINE_config_file`.
+    """
+    super().__init__()
+    self._parser = parser
+
+  def parse(self, path: str) -> Any:
+    """Returns the config of a file, a `ConfigDict`.
+
+    Args:
+      path: Path of the file. Text after a colon is the argument of its
+        get_config().
+    """
+    file, _, _ = path.partition(":")
+    if not pathlib.Path(file).is_file():
+      raise UsageError(
+        f"--config={file} is not a file: use one of experiments/configs/*.py"
+      )
+    try:
+      return self._parser.parse(path)
+    except Exception as error:  # The file is code and may raise anything.
+      raise UsageError(f"--config={file}: {_reason(error)}") from error
+
+
+_flag = flags.FLAGS[CONFIG.name]
+_flag.parser = _ConfigFileParser(_flag.parser)
+
+
+def _reason(error: Exception) -> str:
+  """Returns one line that says why the code of a config file failed."""
+  if "does not accept dots in field names" in str(error):
+    return (
+      "a plain ConfigDict refuses dotted names in a mapping: begin with"
+      " config = experiments.configs.default.sweep()"
+    )
+  # The library quotes a whole traceback in an error of its own, of which the
+  # error of the file is the context.
+  cause = error.__context__ or error
+  return f"{type(cause).__name__}: {cause}"
+
+
+def _check_run_field(path: str) -> None:
+  """Raises ValueError if the config of a run has no such field."""
+  check_path(RunConfig, path)
+
+
+def parse_flags(
+  argv: Sequence[str],
+  default_file: pathlib.Path = _DEFAULT_FILE,
+  check_field: Callable[[str], None] = _check_run_field,
+) -> list[str]:
+  """Parses the flags of a program that has --config.
+
+  Args:
+    argv: The command line, with the path of the program in front.
+    default_file: Config file where --config is not given.
+    check_field: Raises ValueError if --config has no field with a dotted name.
+
+  Returns:
+    The path of the program, and the arguments that are no flags.
+  """
+  command_line.set_up_terminal()
+  with command_line.one_line_errors():
+    try:
+      # Loads the file, unless the command line names another one.
+      flags.FLAGS.set_default(CONFIG.name, str(default_file))
+      return command_line.read_flags(argv)
+    except BrokenPipeError:
+      raise
+    except UsageError:
+      _check_fields(argv, check_field)
+      raise
+    except Exception as error:  # The library raises many kinds for a field.
+      _check_fields(argv, check_field)
+      raise UsageError(f"--config: {error}") from error
+
+
+def _check_fields(
+  argv: Sequence[str], check_field: Callable[[str], None]
+) -> None:
+  """Raises UsageError if the command line sets a field that does not exist."""
+  for argument in argv[1:]:
+    flag, _, _ = argument.lstrip("-").partition("=")
+    name, _, field = flag.partition(".")
+    if field and name in (CONFIG.name, f"no{CONFIG.name}"):
+      with command_line.usage_errors():
+        check_field(field)
+
+
+def is_given() -> bool:
+  """Whether the command line has --config, or sets a field of it."""
+  flag = flags.FLAGS[CONFIG.name]
+  return bool(flag.present or config_flags.get_override_values(flag))
+
+
+def file_and_argument() -> tuple[str, str]:
+  """Returns the path of the config file, and the argument of get_config().
+
+  The argument is what follows the colon in --config=FILE:ARGUMENT, or "".
+  """
+  path = config_flags.get_config_filename(flags.FLAGS[CONFIG.name])
+  file, _, argument = path.partition(":")
+  return file, argument

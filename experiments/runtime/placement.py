@@ -1,0 +1,91 @@
+"""Which process of a run a process is, and which devices it has."""
+
+import collections
+import dataclasses
+import socket
+from collections.abc import Sequence
+
+from dilocox_jax.config import RunConfig
+from experiments.runtime.command_line import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """The place of this process among those of its run.
+
+  Attributes:
+    coordinator: HOST:PORT of process 0. None, as for the next two: JAX finds
+      the value where it knows the cluster.
+    num_processes: Number of processes.
+    process_id: Number of this process, from 0.
+    local_devices: Devices that the CPU of this process stands for; None: its
+      share of the devices that the run needs.
+    start_timeout_s: Time after which a process that has not come is given up
+      (seconds).
+  """
+
+  coordinator: str | None
+  num_processes: int | None
+  process_id: int | None
+  local_devices: int | None
+  start_timeout_s: float
+
+  def num_devices(self, config: RunConfig) -> int:
+    """Returns how many devices a CPU stands for; 0 if that is not known.
+
+    Args:
+      config: Config of the run.
+
+    Raises:
+      UsageError: If the processes cannot share the devices evenly.
+    """
+    if self.local_devices:
+      return self.local_devices
+    if self.num_processes:
+      return devices_each(config, self.num_processes)
+    return 0
+
+
+def free_port() -> int:
+  """Returns a port of this machine that nobody listens on."""
+  with socket.socket() as probe:
+    probe.bind(("", 0))
+    return probe.getsockname()[1]
+
+
+def devices_each(config: RunConfig, num_processes: int) -> int:
+  """Returns the number of devices of each process.
+
+  Raises:
+    UsageError: If the processes cannot share the devices evenly.
+  """
+  total = config.num_devices
+  if total % num_processes:
+    mesh = config.mesh
+    raise UsageError(
+      f"{num_processes} processes cannot share {total} devices alike "
+      f"(num_replicas={mesh.num_replicas} x num_data_shards="
+      f"{mesh.num_data_shards} x num_stages={mesh.num_stages}): change one"
+    )
+  return total // num_processes
+
+
+def check_devices(config: RunConfig, owners: Sequence[int]) -> None:
+  """Raises UsageError if the processes lack devices that the run needs.
+
+  Args:
+    config: Config of the run.
+    owners: For every device, the number of the process that has it.
+  """
+  shares = sorted(set(collections.Counter(owners).values()))
+  needed = config.num_devices
+  if len(shares) == 1 and len(owners) == needed:
+    return
+  share = f"{shares[0]} device{'' if shares[0] == 1 else 's'}"
+  if len(shares) > 1:
+    share = f"{shares[0]} to {shares[-1]} devices"
+  raise UsageError(
+    f"the processes have {share} each, {len(owners)} together, and the run "
+    f"needs {needed} (num_replicas x num_data_shards x num_stages of mesh), as "
+    "many in each: change those, the number of processes, or --local_devices"
+  )

@@ -1,0 +1,48 @@
+"""Turns a `ConfigDict` into the checked config of a run."""
+
+import pathlib
+
+from ml_collections import config_dict
+
+from dilocox_jax.config import RunConfig, from_mapping
+from experiments.runtime import command_line
+from experiments.runtime.command_line import UsageError
+
+
+def run_config(values: config_dict.ConfigDict) -> RunConfig:
+  """Returns the checked config of a run.
+
+  Args:
+    values: The fields, e.g. those of --config.
+
+  Raises:
+    UsageError: If the config file could not be loaded or a field is wrong.
+  """
+  kinds = (ValueError, OSError, AttributeError, ImportError)
+  with command_line.usage_errors("--config: ", kinds):
+    return from_mapping(values.to_dict())
+
+
+def check_files(config: RunConfig) -> None:
+  """Checks that the files that a run reads exist, without loading JAX.
+
+  Args:
+    config: The checked config of the run.
+
+  Raises:
+    UsageError: If no file matches data.glob, or checkpoint.init_from is not
+      the directory of a run.
+  """
+  data = config.data
+  if data.source == "text_files":
+    from dilocox_jax.data.documents import matching_files, split_globs
+
+    with command_line.usage_errors("data.glob: "):
+      for pattern in split_globs(data.glob):
+        matching_files(pattern)
+  source = config.checkpoint.init_from
+  if source and not (pathlib.Path(source) / "config.json").is_file():
+    raise UsageError(
+      f"checkpoint.init_from={source} is not a run directory: name the "
+      "--workdir of a run that has checkpoints"
+    )

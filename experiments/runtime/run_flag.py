@@ -1,0 +1,9 @@
+"""The flag --run: a run that is finished or under way."""
+
+from absl import flags
+
+from experiments.runtime import own_parts
+
+RUN = flags.DEFINE_string("run", None, "Directory of the run.", required=True)
+# A run may have parts of the user's own.
+flags.adopt_module_key_flags(own_parts)

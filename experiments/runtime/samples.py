@@ -1,0 +1,162 @@
+"""Lets the model of a run continue a text, and shows it in the run's report."""
+
+import functools
+import pathlib
+from typing import TYPE_CHECKING
+
+from dilocox_jax.checks import require
+
+if TYPE_CHECKING:
+  import numpy as np
+
+  from dilocox_jax.api.runs import Run
+  from dilocox_jax.data.corpus import Corpus
+
+
+_PROMPT_TOKENS = 64
+
+
+def add_sample(
+  workdir: str | pathlib.Path,
+  num_tokens: int,
+  prompt: str | None = None,
+  temperature: float = 0.8,
+  top_p: float = 0.95,
+  seed: int = 0,
+  text: "Corpus | None" = None,
+) -> str:
+  """Continues a text with the model of a run, and adds it to the report.
+
+  Args:
+    workdir: The run directory.
+    num_tokens: Number of tokens to draw.
+    prompt: Text to continue; None: the first tokens of the validation text.
+    temperature: Divides the logits; 0 takes the likeliest token.
+    top_p: Share of the probability from which tokens are drawn, 0 to 1.
+    seed: Seed of the draws.
+    text: The `Corpus` of the run; None reads it again.
+
+  Returns:
+    The prompt and its continuation.
+
+  Raises:
+    ValueError: If the directory holds no run, its text has no tokenizer or has
+      changed, its model cannot decode or computes logits that are no numbers,
+      or the prompt is empty or has tokens that the model lacks.
+    RefusedError: If there is no checkpoint.
+  """
+  # These load JAX, which takes seconds.
+  import numpy as np
+
+  from dilocox_jax import report
+  from dilocox_jax.api.runs import load
+  from dilocox_jax.metrics.lines import write_atomically
+
+  run = load(workdir)
+  is_read_again = text is None
+  text = _text_of(run) if text is None else text
+  tokenizer = text.tokenizer
+  if tokenizer is None:
+    raise ValueError("the text has no tokenizer: there is nothing to continue")
+  # Bytes are the same tokens whatever the text is.
+  follows_from_text = bool(tokenizer.digest) or not is_read_again
+  require(
+    not follows_from_text or text.digest == run.metrics.record["corpus_digest"],
+    "the text or its tokenizer is not that of the run, whose tokens may mean "
+    "something else: restore the files that it was trained on",
+  )
+  prompt_tokens = text.validation[:_PROMPT_TOKENS]
+  if prompt is not None:
+    (prompt_tokens,) = tokenizer.encode([prompt.encode()])
+  drawn_tokens = _drawn_tokens(
+    run,
+    prompt_tokens,
+    num_tokens=num_tokens,
+    temperature=temperature,
+    top_p=top_p,
+    seed=seed,
+  )
+  sample = tokenizer.decode(np.concatenate([prompt_tokens, drawn_tokens]))
+  write_atomically(run.workdir / report.SAMPLE, sample)
+  report.write_report(run.workdir)
+  return sample
+
+
+def _drawn_tokens(
+  run: "Run",
+  prompt_tokens: "np.ndarray",
+  *,
+  num_tokens: int,
+  temperature: float,
+  top_p: float,
+  seed: int,
+) -> "np.ndarray":
+  """Draws tokens that follow a prompt.
+
+  Args:
+    run: The run whose model draws.
+    prompt_tokens: Tokens of the prompt [L].
+    num_tokens: As of `add_sample`, like the others.
+    temperature: Divides the logits.
+    top_p: Share of the probability.
+    seed: Seed of the draws.
+
+  Returns:
+    The tokens after the prompt [num_tokens].
+
+  Raises:
+    ValueError: As of `add_sample`.
+  """
+  import jax
+  import numpy as np
+
+  from dilocox_jax.data.token_checks import Vocabulary, check_token_ids
+  from dilocox_jax.models.sampling import NO_TOKEN, generate
+
+  require(
+    len(prompt_tokens) > 0,
+    "the prompt is empty: there is nothing to continue",
+  )
+  shape = run.config.model.shape
+  vocabulary = Vocabulary(
+    shape.vocab_size, f"model.vocab_size={shape.vocab_size}"
+  )
+  check_token_ids(prompt_tokens, vocabulary, "tokens of the prompt")
+  model = run.config.model_builder(
+    shape,
+    unroll=1,
+    dtype=np.dtype("float32"),
+    attention="plain",
+    remat="none",
+  )
+  draw = functools.partial(
+    generate,
+    model,
+    num_tokens=num_tokens,
+    temperature=temperature,
+    top_p=top_p,
+  )
+  batch = prompt_tokens[None].astype(np.int32)
+  drawn_batch = jax.jit(draw)(run.model, batch, key=jax.random.key(seed))
+  drawn_tokens = np.asarray(drawn_batch)[0]
+  require(
+    NO_TOKEN not in drawn_tokens,
+    "the logits of the model are no numbers: its parameters have diverged",
+  )
+  return drawn_tokens
+
+
+def _text_of(run: "Run") -> "Corpus":
+  """Reads the text of a run again.
+
+  Raises:
+    ValueError: If the text was handed in, so that it cannot be read again.
+  """
+  from dilocox_jax.training.run_text import corpus
+
+  require(
+    "data" not in run.metrics.record.get("handed_in", ()),
+    "the data of this run were handed in, so the text has no tokenizer here: "
+    "hand it in again (text=), or train on a text that the config names",
+  )
+  return corpus(run.config)
