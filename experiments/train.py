@@ -29,10 +29,9 @@ from experiments.runtime import (
 from experiments.runtime.command_line import UsageError
 
 if TYPE_CHECKING:
-  from dilocox_jax.training.mailbox_replica import Meeting
-
   from dilocox_jax.api.simulation_setup import ClusterClock
   from dilocox_jax.config import RunConfig
+  from dilocox_jax.training.mailbox_replica import Meeting
 
 flags.adopt_module_key_flags(config_flag)
 flags.adopt_module_key_flags(workdir_flag)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ def test_delays_that_go_round_a_ring_have_a_period_of_their_own():
   # One message step: each waits for its neighbor, which is far away.
   ring = operation("all_gather", 8)
   ops = [Launch(KEY, (ring,)), Compute(1), Wait(KEY)]
-  clocks = []
+  clocks: list[Any] = []
   for kind in (AnalyticClock, CountingClock):
     clock = kind(small.link_costs(one), work)
     clock.interpret([Compute(90, taken=(0, 10, 90))])

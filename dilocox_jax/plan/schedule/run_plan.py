@@ -141,7 +141,7 @@ class RunPlan:
       return 1
     if self.membership is None:
       return whole_rounds
-    return min(whole_rounds, self.membership.num_alike(round_index))
+    return int(min(whole_rounds, self.membership.num_alike(round_index)))
 
   def schedule_step(self, step: int) -> int:
     """Returns the step of the schedule at a step of the run."""
