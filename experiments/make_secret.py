@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
-from dilocox_jax.meeting.members import write_secret
+from dilocox_jax.mailbox_protocol.roster import write_secret
 from experiments.runtime import command_line
 
 _FILE = flags.DEFINE_string(

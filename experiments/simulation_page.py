@@ -51,7 +51,7 @@ def _answer(plan: MethodPlan) -> list[Row]:
   speed_up = f"{plan.speed_up:,.3g} times (AllReduce: {base_speed})"
   speed = _speed(plan.tokens_per_s)
   num_replicas = plan.config.mesh.num_replicas
-  share = units.human_share(plan.rounds.utilisation)
+  share = units.human_share(plan.rounds.utilization)
   interval = plan.config.sync.named.schedule.sync_interval
   period = f"{interval} steps" if interval > 1 else "step"
   a_period = units.human_bytes(plan.rounds.sent_bytes * interval)
@@ -173,7 +173,7 @@ def _notes(plan: MethodPlan) -> Iterator[str]:
   )
   bytes_under_way = float(max(costs.rate_bytes_per_s(1) * costs.latency_s(1)))
   buffer_bytes = bytes_under_way * 4 / 3
-  is_nccl = costs.transport.pieces > 1 and not config.meets
+  is_nccl = costs.transport.pieces > 1 and not config.uses_mailbox
   if is_nccl and _NCCL_BYTES < buffer_bytes < math.inf:
     yield (
       "NCCL's default buffers are too small to keep this line busy: set "
@@ -329,7 +329,7 @@ def _hiding(plan: MethodPlan) -> str:
     return ""
   if plan.hides:
     return "Its exchanges hide behind inner steps."
-  share = units.human_share(plan.rounds.utilisation)
+  share = units.human_share(plan.rounds.utilization)
   finding = (
     f"Inner steps take {share} of the time: no H whose gap was measured hides "
     "its exchanges here"
@@ -374,10 +374,10 @@ def _start(plan: MethodPlan, config: str) -> str:
   cluster = plan.setup.link_costs.cluster
   sites = [cluster.site(rank).name for rank in range(cluster.num_replicas)]
   numbers = ", ".join(f"{rank} at {name}" for rank, name in enumerate(sites))
-  if plan.config.meets:
+  if plan.config.uses_mailbox:
     place = "PLACE a folder or bucket"
     needed_file = "run.secret (docs/mailbox.md)"
-    flags = "--workdir=run --meet=PLACE --secret=run.secret --replica=N"
+    flags = "--workdir=run --mailbox=PLACE --secret=run.secret --replica=N"
   else:
     place = f"HOST a machine at {sites[0]}"
     needed_file = "/shared (or docs/clusters.md)"
@@ -439,7 +439,7 @@ def _row(plan: MethodPlan, is_short: bool = False) -> dict[str, str]:
   )
   return row | {
     "memory": units.human_bytes(plan.memory.total),
-    "in steps": units.human_share(plan.rounds.utilisation),
+    "in steps": units.human_share(plan.rounds.utilization),
     "devices": f"{config.division.num_devices}/{cluster.num_devices(0)}",
     "settings": settings,
   }

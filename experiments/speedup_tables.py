@@ -18,9 +18,9 @@ from experiments.runtime import command_line, workdir_flag
 PAPERS = {
   "dilocox": "experiments.tables.dilocox:build_tables",
   "streaming_diloco": "experiments.tables.streaming_diloco:build_tables",
-  "open_diloco": "experiments.tables.utilisation:open_diloco",
-  "intellect_1": "experiments.tables.utilisation:intellect_1",
-  "covenant_72b": "experiments.tables.utilisation:covenant_72b",
+  "open_diloco": "experiments.tables.utilization:open_diloco",
+  "intellect_1": "experiments.tables.utilization:intellect_1",
+  "covenant_72b": "experiments.tables.utilization:covenant_72b",
   "tc_cluster_setting": "experiments.tables.all_reduces:build_tables",
 }
 

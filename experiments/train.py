@@ -9,8 +9,8 @@ directory then holds config, versions, metrics.jsonl, figures and report.md.
 
 With --distributed it is one of several processes of the run: start the same
 command on every machine of a cluster, or see experiments.launch for several
-processes on this one. With --meet it is one replica of a run whose replicas are
-programs of their own, which meet in a folder or a bucket (docs/mailbox.md).
+processes on this one. With --mailbox it is one replica of a run whose replicas
+are programs of their own, which meet in a folder or a bucket (docs/mailbox.md).
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from experiments.runtime.command_line import UsageError
 if TYPE_CHECKING:
   from dilocox_jax.api.simulation_setup import ClusterClock
   from dilocox_jax.config import RunConfig
-  from dilocox_jax.training.mailbox_replica import Meeting
+  from dilocox_jax.training.mailbox_replica import MailboxAddress
 
 flags.adopt_module_key_flags(config_flag)
 flags.adopt_module_key_flags(workdir_flag)
@@ -67,26 +67,26 @@ _STEP_S = flags.DEFINE_float(
 )
 
 # One replica of a run by mailbox.
-_MEET = flags.DEFINE_string(
-  "meet",
+_MAILBOX = flags.DEFINE_string(
+  "mailbox",
   None,
   "Folder or URL (s3://bucket/run) where the replicas of the run meet: be "
   "one of them, a program of its own with a WORKDIR of its own. Sets "
   "exchange.collective=mailbox.",
 )
 _REPLICA = flags.DEFINE_string(
-  "replica", None, "With --meet: name of this replica."
+  "replica", None, "With --mailbox: name of this replica."
 )
 _SECRET = flags.DEFINE_string(
   "secret",
   None,
-  "With --meet: file of the secret that all replicas share (see "
+  "With --mailbox: file of the secret that all replicas share (see "
   "experiments.make_secret).",
 )
 _ACCEPT_VERSION = flags.DEFINE_bool(
   "accept_version",
   False,
-  "With --meet: take part with other code than the run has.",
+  "With --mailbox: take part with other code than the run has.",
 )
 
 
@@ -97,8 +97,9 @@ def main(argv: Sequence[str]) -> None:
   own_parts.register_given_parts()
   config_values = config_flag.CONFIG.value
   place = distributed_flags.place(config_values)
-  meeting = _meeting()
-  if meeting:
+  address = _mailbox_address()
+  # Another collective than the default is refused when the run is built.
+  if address and config_values.exchange.collective == "auto":
     config_values.exchange.collective = "mailbox"
   config = run_configs.run_config(config_values)
   run_configs.check_files(config)
@@ -113,24 +114,24 @@ def main(argv: Sequence[str]) -> None:
     profile=_PROFILE.value,
     clock=simulated_clock,
     place=place,
-    meeting=meeting,
+    address=address,
     num_sample_tokens=_SAMPLE_TOKENS.value,
     check_memory=_CHECK_MEMORY.value,
   )
 
 
-def _meeting() -> "Meeting | None":
-  """Returns where this replica meets the others; None without --meet.
+def _mailbox_address() -> "MailboxAddress | None":
+  """Returns where this replica meets the others; None without --mailbox.
 
   Raises:
     UsageError: If the flags do not go together, or the name or the secret is
       wrong.
   """
-  needed_flags = (_MEET, _REPLICA, _SECRET)
+  needed_flags = (_MAILBOX, _REPLICA, _SECRET)
   present = [f for f in (*needed_flags, _ACCEPT_VERSION) if f.value]
   if not present:
     return None
-  where = _MEET.value
+  where = _MAILBOX.value
   name = _REPLICA.value
   secret = _SECRET.value
   if not where or not name or not secret:
@@ -139,17 +140,19 @@ def _meeting() -> "Meeting | None":
   for other in (distributed_flags.DISTRIBUTED, _CLUSTER):
     if other.value:
       raise UsageError(
-        f"--meet does not go with --{other.name}: a replica is one program on "
-        "real links"
+        f"--mailbox does not go with --{other.name}: a replica is one program "
+        "on real links"
       )
-  from dilocox_jax.meeting.members import checked_name, read_secret
+  from dilocox_jax.mailbox_protocol.roster import checked_name, read_secret
 
   with command_line.usage_errors():
     checked_name(name)
     read_secret(secret)
-  from dilocox_jax.training.mailbox_replica import Meeting  # It loads JAX.
+  from dilocox_jax.training.mailbox_replica import (
+    MailboxAddress,  # It loads JAX.
+  )
 
-  return Meeting(
+  return MailboxAddress(
     where=where,
     name=name,
     secret=secret,

@@ -7,7 +7,7 @@ from dilocox_jax.aggregators.collective import Collective, Sender
 from dilocox_jax.aggregators.means import mean_of_participants, summed
 from dilocox_jax.aggregators.sizes import encoded_bytes
 from dilocox_jax.codecs.base import Codec, Encoder, Reduced
-from dilocox_jax.codecs.joining import Shape
+from dilocox_jax.codecs.batching import Shape
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.plan.operations import AllReduce, Operation
 from dilocox_jax.trees import Array

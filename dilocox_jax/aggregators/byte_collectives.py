@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from dilocox_jax.codecs.joining import padded
+from dilocox_jax.codecs.batching import padded
 from dilocox_jax.distributed.local_map import (
   INNER_AXES,
   current_division,

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from dilocox_jax.aggregators.sizes import encoded_bytes
 from dilocox_jax.checks import one_of, require
-from dilocox_jax.codecs.base import Codec, Encoder, Quantiser
-from dilocox_jax.codecs.joining import Shape
+from dilocox_jax.codecs.base import Codec, Encoder, Quantizer
+from dilocox_jax.codecs.batching import Shape
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.collectives import AUTO, COLLECTIVES, collective_names
@@ -164,7 +164,7 @@ def _smallest(encoder: Encoder, num_replicas: int) -> str:
   """Returns the name of the collective that sends the fewest bytes."""
   if encoder == Float():
     return "all_reduce"
-  if not isinstance(encoder, Quantiser):
+  if not isinstance(encoder, Quantizer):
     return "all_gather"
   large_leaf = ((1, 4096),)
   values = encoded_bytes(encoder, large_leaf)

@@ -43,7 +43,7 @@ from dilocox_jax.aggregators.means import mean_of_participants, summed
 from dilocox_jax.aggregators.traffic import exchange_operations
 from dilocox_jax.checks import require, within_limits
 from dilocox_jax.codecs.base import Codec
-from dilocox_jax.codecs.joining import are_finite
+from dilocox_jax.codecs.batching import are_finite
 from dilocox_jax.codecs.low_rank import Factors, LowRank, grams
 from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.codecs.quantize import Float

@@ -7,8 +7,8 @@ from dilocox_jax.aggregators.collective import Collective, Sender
 from dilocox_jax.aggregators.means import mean_of_messages
 from dilocox_jax.aggregators.sizes import encoded_bytes
 from dilocox_jax.codecs.base import Encoder
-from dilocox_jax.codecs.joining import Shape
-from dilocox_jax.meeting.messages import HEADER_BYTES
+from dilocox_jax.codecs.batching import Shape
+from dilocox_jax.mailbox_protocol.messages import HEADER_BYTES
 from dilocox_jax.plan.operations import Operation, StoreObject
 from dilocox_jax.trees import Array
 from dilocox_jax.turns import Pausing
@@ -32,7 +32,7 @@ class MailboxMean(Collective):
     It yields the arrays that are to be sent, and whether the replica
     participates. It is sent the arrays [K, ...] of the K replicas that are
     listed, the weight of each in the mean [K], and whether this replica's own
-    are among them (`meeting.carrier`).
+    are among them (`mailbox_protocol.client`).
     """
     message = encoder.encode(leaves)
     arrays, weights, is_counted = yield message, sender.participates

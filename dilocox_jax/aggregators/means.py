@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from dilocox_jax.codecs.base import Encoder, Reduced
-from dilocox_jax.codecs.joining import Arrays, Shape
+from dilocox_jax.codecs.batching import Arrays, Shape
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.trees import Array, Boolean, Scalar, Tree
 

@@ -1,7 +1,8 @@
 """Leaves out of a mean the replicas whose values are far larger than usual.
 
-It is the rule of replicas that meet in a store (`meeting.manifest`) for those
-whose messages are all there: usual is the lower median of their norms.
+It is the rule of replicas that meet in a store (`mailbox_protocol.manifest`)
+for those whose messages are all there: usual is the lower median of their
+norms.
 """
 
 import jax

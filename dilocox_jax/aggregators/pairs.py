@@ -25,7 +25,7 @@ from dilocox_jax.aggregators.collective import FLAG_BYTES, Collective, Sender
 from dilocox_jax.aggregators.means import mean_of_messages
 from dilocox_jax.aggregators.sizes import encoded_bytes
 from dilocox_jax.codecs.base import Codec, Encoder
-from dilocox_jax.codecs.joining import Shape
+from dilocox_jax.codecs.batching import Shape
 from dilocox_jax.plan.operations import Operation, Permute
 from dilocox_jax.trees import Array
 from dilocox_jax.turns import Pausing

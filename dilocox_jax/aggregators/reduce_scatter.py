@@ -10,8 +10,8 @@ from dilocox_jax.aggregators import byte_collectives
 from dilocox_jax.aggregators.collective import FLAG_BYTES, Collective, Sender
 from dilocox_jax.aggregators.means import mean_of_participants
 from dilocox_jax.aggregators.sizes import scattered_bytes
-from dilocox_jax.codecs.base import Codec, Encoder, Quantiser, Reduced
-from dilocox_jax.codecs.joining import Shape
+from dilocox_jax.codecs.base import Codec, Encoder, Quantizer, Reduced
+from dilocox_jax.codecs.batching import Shape
 from dilocox_jax.plan.operations import AllGather, AllToAll, Operation
 from dilocox_jax.trees import Array
 from dilocox_jax.turns import Pausing
@@ -47,7 +47,7 @@ class ReduceScatterMean(Collective):
 
   def refusal(self, codec: Codec) -> str:
     """Refuses codecs that select values: a slice needs all of its values."""
-    if isinstance(codec.encoder, Quantiser):
+    if isinstance(codec.encoder, Quantizer):
       return ""
     return (
       "needs every value in its place, but the codec selects values: take "

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.codecs.base import Codec, Encoder, Quantiser, Reduced
-from dilocox_jax.codecs.joining import Shape
+from dilocox_jax.codecs.base import Codec, Encoder, Quantizer, Reduced
+from dilocox_jax.codecs.batching import Shape
 from dilocox_jax.plan.schedule.fragments import Shapes, stacked_shape
 from dilocox_jax.trees import Array
 from dilocox_jax.turns import Pausing, without_pauses
@@ -93,11 +93,11 @@ def scattered_bytes(
   """Returns the bytes of all slices of some leaves, and of all their means.
 
   Args:
-    encoder: The encoder of the values, a `Quantiser`.
+    encoder: The encoder of the values, a `Quantizer`.
     shapes: Shapes of the leaves, with the layer axis.
     num_slices: Number of slices, one for each replica.
   """
-  assert isinstance(encoder, Quantiser)
+  assert isinstance(encoder, Quantizer)
   layout = encoder.layout(shapes, num_slices)
   rows = jax.eval_shape(layout.rows, _values(shapes))
   values = jax.eval_shape(encoder.coded, rows)

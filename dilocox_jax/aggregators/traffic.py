@@ -13,7 +13,7 @@ from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.plan.collectives import AUTO
 from dilocox_jax.plan.operations import AllGather, Operation
 from dilocox_jax.plan.schedule.fragments import Fragments, Shapes
-from dilocox_jax.plan.schedule.membership import RoundAttendance
+from dilocox_jax.plan.schedule.membership import RoundParticipation
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import Window
@@ -105,29 +105,29 @@ class Traffic:
     """Returns the bytes of all exchanges that a segment applies."""
     if segment.phase == "data_parallel":
       return segment.num_steps * self.gradient_bytes()
-    return self.among(segment.attendance)._windows_bytes(segment.windows)
+    return self.among(segment.participation)._windows_bytes(segment.windows)
 
-  def among(self, attendance: RoundAttendance | None) -> "Traffic":
+  def among(self, participation: RoundParticipation | None) -> "Traffic":
     """Returns the traffic of exchanges between those who are present.
 
     Args:
-      attendance: Who is present; None: all replicas.
+      participation: Who is present; None: all replicas.
     """
-    if attendance is None:
+    if participation is None:
       return self
-    return dataclasses.replace(self, num_replicas=len(attendance.members))
+    return dataclasses.replace(self, num_replicas=len(participation.members))
 
   def flush_bytes(
-    self, step: int, attendance: RoundAttendance | None = None
+    self, step: int, participation: RoundParticipation | None = None
   ) -> int:
     """Returns the bytes of the flush at the end of a run.
 
     Args:
       step: Inner steps of the schedule finished.
-      attendance: Who is present; None: all replicas.
+      participation: Who is present; None: all replicas.
     """
     windows = self.method.schedule.flush_windows(step)
-    return self.among(attendance)._windows_bytes(windows)
+    return self.among(participation)._windows_bytes(windows)
 
   def _windows_bytes(self, windows: Iterable[Window]) -> int:
     applied = [window.applied for window in windows if window.applied]

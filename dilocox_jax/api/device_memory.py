@@ -18,7 +18,7 @@ import dataclasses
 import math
 
 from dilocox_jax.codecs.base import Codec
-from dilocox_jax.codecs.low_rank import LowRank, factorises
+from dilocox_jax.codecs.low_rank import LowRank, factorizes
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.plan.model.division import Division
@@ -143,7 +143,7 @@ def factor_bytes(shapes: Shapes, division: Division, codec: Codec) -> int:
   found = 0
   for path, sizes in shapes.items():
     leaf = stacked_shape(path, sizes)
-    if isinstance(codec, LowRank) and factorises(leaf, codec.rank):
+    if isinstance(codec, LowRank) and factorizes(leaf, codec.rank):
       layers, _, columns = leaf
       right = layers, columns, codec.rank
       found += _leaf_bytes(division, f"{path}/right", right)

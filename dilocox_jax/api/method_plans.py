@@ -112,7 +112,7 @@ class MethodPlan:
   @property
   def hides(self) -> bool:
     """Whether inner steps take all of the time."""
-    return self.rounds.utilisation >= _HIDDEN
+    return self.rounds.utilization >= _HIDDEN
 
   @property
   def tokens_per_s(self) -> float:
@@ -357,8 +357,8 @@ def of_method(
     changes["exchange.codec"] = f"low_rank(rank={rank})+int(bits=4)"
   values = config.to_mapping() | {section: {} for section in _OF_METHOD}
   if method in _EVERY_STEP:
-    values["meet"] = {}
-  elif config.meets:  # So do all methods that can.
+    values["mailbox"] = {}
+  elif config.uses_mailbox:  # So do all methods that can.
     changes["exchange.collective"] = MAILBOX
   values["inner"] |= {"optimizer": None, "momentum": 0.0}
   return from_mapping(flat(values) | changes)

@@ -30,7 +30,7 @@ from dilocox_jax.data.feeds import as_feed
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.metrics.work_directory import CONFIG
 from dilocox_jax.models import adapters, weights
-from dilocox_jax.models.handed_in import as_loss_model, reads_tokens
+from dilocox_jax.models.custom import as_loss_model, reads_tokens
 from dilocox_jax.plan.collectives import MAILBOX
 from dilocox_jax.plan.model.adapters import Lora
 from dilocox_jax.plan.schedule.fragments import SLICED
@@ -39,7 +39,7 @@ from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.simulate.analytic import Outcome
 from dilocox_jax.simulate.long_runs import simulate_run
 from dilocox_jax.training import resume, start
-from dilocox_jax.training.mailbox_replica import Meeting
+from dilocox_jax.training.mailbox_replica import MailboxAddress
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.trainer import Trainer
 from dilocox_jax.trees import Tree
@@ -163,7 +163,7 @@ def train(
   exchange: Aggregator | None = None,
   cluster: str | None = None,
   step_s: float | None = None,
-  meet: Meeting | None = None,
+  mailbox: MailboxAddress | None = None,
   check_memory: bool = True,
   quiet: bool = False,
 ) -> Run:
@@ -174,7 +174,7 @@ def train(
 
   Args:
     model: Model to train: a module of NNX, linen or Equinox, a function from
-      `nnx.Rngs` to a module, or a pair of functions (`models.handed_in`). The
+      `nnx.Rngs` to a module, or a pair of functions (`models.custom`). The
       plan's bytes are then those of its parameters.
     data: (train, validation), a function (replica, step) -> batch, or an
       iterable of batches (`data.feeds`). Rows with names, as those of Hugging
@@ -197,7 +197,7 @@ def train(
     cluster: Cluster, preset or file, on which the run is timed (simulated).
     step_s: Duration of an inner step there (seconds); None derives it from the
       config's model.
-    meet: Where this program's replica meets the others of the run, which are
+    mailbox: Where this program's replica meets the others of the run, which are
       programs of their own; None trains all replicas here.
     check_memory: Whether a run is refused that needs more memory than the host
       or the device has (`api.memory_check`); the need is partly an estimate.
@@ -223,7 +223,7 @@ def train(
     require(trainable.rank > 0, "trainable: a Lora needs a rank of at least 1")
     said |= flat({"lora": vars(trainable)})
     trainable = None  # The config says it now.
-  if meet and isinstance(config, Mapping | None):
+  if mailbox and isinstance(config, Mapping | None):
     said["exchange.collective"] = MAILBOX
   has_layers = model is None and trainable is None
   whole = _config(config, said, has_layers)
@@ -255,7 +255,7 @@ def train(
   progress = contextlib.nullcontext() if quiet else shown_progress()
   with progress:
     trainer = Trainer(
-      whole, path, "dilocox_jax.train", clock, parts, meeting=meet
+      whole, path, "dilocox_jax.train", clock, parts, address=mailbox
     )
     trainer.run()
   return Run(path, trainer.parts)
@@ -396,7 +396,7 @@ def estimate(
       operations of a step and the cluster's devices.
 
   Returns:
-    Simulated times: `total_s`, `utilisation` (0 to 1), `sent_bytes` of one
+    Simulated times: `total_s`, `utilization` (0 to 1), `sent_bytes` of one
     replica, and for every replica `compute_s`, `exposed_s` and more.
 
   Raises:

@@ -141,7 +141,7 @@ def check_exchange(exchange: Any) -> None:
   require(
     not isinstance(exchange, MailboxExchange),
     "this cannot wait for what dilocox_jax.mailbox brings: give it to "
-    "dilocox_jax.make_rounds; for dilocox_jax.train give meet= in its place",
+    "dilocox_jax.make_rounds; for dilocox_jax.train give mailbox= in its place",
   )
   check_kind(
     isinstance(exchange, Aggregator),

@@ -4,7 +4,7 @@ A codec is a frozen dataclass. Its fields are its settings, and it works on all
 leaves of a fragment at once: a list of arrays [num_layers, *shape], where a
 leaf that is not stacked has one layer. There are three kinds:
 
-- A `Quantiser` sends every value in few bits. It works on rows of values, so
+- A `Quantizer` sends every value in few bits. It works on rows of values, so
   leaves whose rows have one width are coded together.
 - Any other `Encoder` sends some values. What it keeps, `then` encodes.
 - A `Projection` is linear and the same on all replicas, so the mean may be
@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dilocox_jax.checks import check_limits, of_type, require
-from dilocox_jax.codecs.joining import Arrays, RowLayout, Shape, block_width
+from dilocox_jax.codecs.batching import Arrays, RowLayout, Shape, block_width
 from dilocox_jax.trees import Array, Tree
 from dilocox_jax.turns import Pausing
 
@@ -67,7 +67,7 @@ class Codec:
     require(
       then is None or isinstance(then, Encoder),
       f"{type(then).__name__} cannot follow {type(self).__name__}: shared low "
-      "rank or a random mask comes first, one quantiser comes last",
+      "rank or a random mask comes first, one quantizer comes last",
     )
 
   @property
@@ -154,7 +154,7 @@ class Encoder(Codec):
     return list(joined)
 
 
-class Quantiser(Encoder):
+class Quantizer(Encoder):
   """Codes every value, one row of values at a time.
 
   It says how wide the rows of a leaf are, and how rows become arrays.
@@ -189,7 +189,7 @@ class Quantiser(Encoder):
     raise NotImplementedError
 
   @property
-  def of_means(self) -> "Quantiser":
+  def of_means(self) -> "Quantizer":
     """Codes the means that a reduce-scatter sends back, in rows as wide."""
     return self
 

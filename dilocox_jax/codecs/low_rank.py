@@ -18,9 +18,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from dilocox_jax.checks import limited
-from dilocox_jax.codecs import joining
+from dilocox_jax.codecs import batching
 from dilocox_jax.codecs.base import Codec, Encoder, Projection, Reduce, Reduced
-from dilocox_jax.codecs.joining import Arrays, Shape
+from dilocox_jax.codecs.batching import Arrays, Shape
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.distributed.local_map import INNER_AXES, current_division
 from dilocox_jax.trees import Array, Index, Tree
@@ -66,7 +66,7 @@ class Factors(NamedTuple):
   right: Array
 
 
-def factorises(shape: Shape, rank: int) -> bool:
+def factorizes(shape: Shape, rank: int) -> bool:
   """Whether a leaf is sent as factors.
 
   It is if its layers are matrices, and factors have fewer values than they.
@@ -97,7 +97,7 @@ class LowRank(Projection):
   instead of 1,048,576. Left and right factors are two messages, because the
   right factor needs the mean of the left one.
   Source: PowerSGD, Vogels et al., 2019, arXiv 1905.13727, Algorithm 1; DiLoCoX,
-  arXiv 2506.21263, for quantised factors.
+  arXiv 2506.21263, for quantized factors.
   Differs: Gram-Schmidt is run twice. A missing direction becomes a zero column
   instead of noise, and starts at random the next time. Sums run over rows
   only, so rows may be sharded.
@@ -132,7 +132,7 @@ class LowRank(Projection):
     rank = max(self.max_rank, self.rank)
     return [
       Factors(jnp.zeros((shape[0], shape[2], rank), jnp.float32))
-      if factorises(shape, least)
+      if factorizes(shape, least)
       else ()
       for shape in shapes
     ]
@@ -143,11 +143,11 @@ class LowRank(Projection):
     """Sends left factors and whole leaves, then right factors."""
     shapes = [leaf.shape for leaf in leaves]
     groups, whole = matrices_of(shapes, self.rank)
-    matrices = [m.astype(jnp.float32) for m in joining.stacked(leaves, groups)]
+    matrices = [m.astype(jnp.float32) for m in batching.stacked(leaves, groups)]
     factors = [
       _revived(
         jnp.concatenate([state[n].right[..., : self.rank] for n in group]),
-        joining.layer_numbers(group, shapes),
+        batching.layer_numbers(group, shapes),
         key,
       )
       for group in groups
@@ -169,7 +169,7 @@ class LowRank(Projection):
 
     def decoded(right: list[Array], others: list[Array]) -> list[Array]:
       products = list(map(_product, bases, map(turned, right)))
-      found = joining.unstacked(products, groups, shapes)
+      found = batching.unstacked(products, groups, shapes)
       found |= dict(zip(whole, others, strict=True))
       return [found[number] for number in range(len(shapes))]
 
@@ -178,7 +178,7 @@ class LowRank(Projection):
 
   def _kept(self, state, factors, groups, shapes) -> list[Tree]:
     """Returns the new right factors, beside older columns beyond the rank."""
-    right = joining.unstacked(factors, groups, shapes)
+    right = batching.unstacked(factors, groups, shapes)
     kept = [jax.tree.map(jnp.zeros_like, old) for old in state]
     for number, columns in right.items():
       room = state[number].right[..., self.rank :]
@@ -210,7 +210,7 @@ class LocalLowRank(Encoder):
   def encode(self, leaves: Arrays) -> list[Array]:
     """Returns left factors, right factors and whole leaves as `then` does."""
     groups, whole = matrices_of([leaf.shape for leaf in leaves], self.rank)
-    pairs = [self._factorised(m) for m in joining.stacked(leaves, groups)]
+    pairs = [self._factorized(m) for m in batching.stacked(leaves, groups)]
     factors = [pair[side] for side in (0, 1) for pair in pairs]
     return self.then.encode([*factors, *(leaves[n] for n in whole)])
 
@@ -226,11 +226,11 @@ class LocalLowRank(Encoder):
     values, count = self.then.decode(arrays, inner), len(groups)
     right = map(turned, values[count : 2 * count])
     products = list(map(matmul, values[:count], right))
-    found = joining.unstacked(products, groups, shapes)
+    found = batching.unstacked(products, groups, shapes)
     found |= dict(zip(whole, values[2 * count :], strict=True))
     return [found[number] for number in range(len(shapes))]
 
-  def _factorised(self, values: Array) -> tuple[Array, Array]:
+  def _factorized(self, values: Array) -> tuple[Array, Array]:
     matrix = values.astype(jnp.float32)
     # The same for every layer, so that a layer does not feel the others.
     shape = (matrix.shape[2], self.rank)
@@ -266,8 +266,8 @@ def matrices_of(
     shapes: Shapes of the leaves, with the layer axis.
     rank: Columns of a factor.
   """
-  kinds = [shape[1:] if factorises(shape, rank) else () for shape in shapes]
-  groups = [own for own in joining.alike(shapes, kinds) if kinds[own[0]]]
+  kinds = [shape[1:] if factorizes(shape, rank) else () for shape in shapes]
+  groups = [own for own in batching.alike(shapes, kinds) if kinds[own[0]]]
   return groups, [n for n, kind in enumerate(kinds) if not kind]
 
 

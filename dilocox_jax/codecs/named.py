@@ -1,10 +1,10 @@
 """Codecs by name, as configs write them: "low_rank(rank=16)+int(bits=4)".
 
 Each link of a chain encodes what the link before it has left. Projections come
-first, since only they may be undone after the mean. A quantiser comes last, as
+first, since only they may be undone after the mean. A quantizer comes last, as
 codes can be decoded but not reduced further. So low_rank+int, top_k+int and
 random_mask+top_k+int are chains; int+top_k and top_k+low_rank are refused.
-Without a quantiser at the end, values are sent in float32.
+Without a quantizer at the end, values are sent in float32.
 
 A codec's class is loaded when it is first used, because that loads JAX.
 """
@@ -59,7 +59,7 @@ def register_codec(name: str, codec: Lazy) -> None:
     require(
       issubclass(codec, Codec) and dataclasses.is_dataclass(codec),
       f"codec {name!r}: {codec.__name__} must be a dataclass derived from "
-      "dilocox_jax.Quantiser, Encoder or Projection",
+      "dilocox_jax.Quantizer, Encoder or Projection",
     )
   CODECS.add(name, codec)
 

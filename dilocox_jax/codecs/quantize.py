@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dilocox_jax.checks import limited
-from dilocox_jax.codecs.base import Quantiser
-from dilocox_jax.codecs.joining import Arrays, Shape, block_width, padded, sums
+from dilocox_jax.codecs.base import Quantizer
+from dilocox_jax.codecs.batching import Arrays, Shape, block_width, padded, sums
 from dilocox_jax.trees import Array
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -31,7 +31,7 @@ _SMALLEST_SCALE = float(jnp.finfo(jnp.bfloat16).tiny)
 
 
 @dataclasses.dataclass(frozen=True)
-class Float(Quantiser):
+class Float(Quantizer):
   """Sends every value as a float.
 
   A value that is too large for fp16 becomes fp16's largest number, 65504.
@@ -68,7 +68,7 @@ class Float(Quantiser):
 
 
 @dataclasses.dataclass(frozen=True)
-class Int(Quantiser):
+class Int(Quantizer):
   """Sends values rounded to few bits, packed, with a scale for each row.
 
   8 and 4 bits: q = round(x / s), s = max|x| / (2^(bits-1) - 1) over the row
@@ -144,7 +144,7 @@ class Int(Quantiser):
 
 
 @dataclasses.dataclass(frozen=True)
-class E3M0(Quantiser):
+class E3M0(Quantizer):
   """Sends a sign and a power of two in 4 bits, and a scale for each block.
 
   Levels are 0 and s 2^-6, s 2^-5, ..., s, with s = max|x| of a block, and each
@@ -269,7 +269,7 @@ def _ratio(values: Array, scales: Array) -> Array:
 def pack(codes: Array, bits: int) -> Array:
   """Packs codes [..., N] below 2^bits into bytes [..., ceil(N bits / 8)].
 
-  A byte does not hold neighbours, but codes that lie a whole row of bytes
+  A byte does not hold neighbors, but codes that lie a whole row of bytes
   apart. Packing is then an "or" of a few shifted slices, which vectorises.
 
   4 bits, codes a b c d e f: rows (a b c) and (d e f), so the 3 bytes are

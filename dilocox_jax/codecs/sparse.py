@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dilocox_jax.checks import limited
-from dilocox_jax.codecs import joining
+from dilocox_jax.codecs import batching
 from dilocox_jax.codecs.base import Encoder, Projection, Reduce, Reduced
-from dilocox_jax.codecs.joining import Arrays, Shape
+from dilocox_jax.codecs.batching import Arrays, Shape
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.distributed.local_map import map_over_rows
 from dilocox_jax.trees import Array, Tree
@@ -60,9 +60,9 @@ class TopK(Encoder):
     """Returns the indices of each group of leaves, then the sent values."""
     shapes = [leaf.shape for leaf in leaves]
     indices, kept = [], []
-    for values in joining.stacked(_flat(leaves), _same_size(shapes)):
-      width = joining.block_width(values.shape[1], self.block_size)
-      flat = joining.padded(values, -values.shape[1] % width)
+    for values in batching.stacked(_flat(leaves), _same_size(shapes)):
+      width = batching.block_width(values.shape[1], self.block_size)
+      flat = batching.padded(values, -values.shape[1] % width)
       select = functools.partial(self._select, self.num_kept(width))
       blocks = flat.reshape(len(flat), -1, width)
       own, largest = map_over_rows(select, blocks)
@@ -75,7 +75,7 @@ class TopK(Encoder):
     groups, found = _same_size(shapes), []
     indices, arrays = arrays[: len(groups)], arrays[len(groups) :]
     sizes = [math.prod(shapes[group[0]][1:]) for group in groups]
-    widths = [joining.block_width(size, self.block_size) for size in sizes]
+    widths = [batching.block_width(size, self.block_size) for size in sizes]
     inner = [
       (len(own), own.shape[1] * self.num_kept(width))
       for own, width in zip(indices, widths, strict=True)
@@ -96,8 +96,8 @@ class TopK(Encoder):
     """Returns the coded places [..., bytes] and the values [..., count]."""
     words, width = _among_largest(blocks, count), blocks.shape[-1]
     places = _places(words, count)
-    # Each pass of the quantiser would otherwise look the values up again.
-    [largest] = joining.in_memory([jnp.take_along_axis(blocks, places, -1)])
+    # Each pass of the quantizer would otherwise look the values up again.
+    [largest] = batching.in_memory([jnp.take_along_axis(blocks, places, -1)])
     if self.indices == "packed":
       bits = _bits(places, _index_bits(width))
     else:
@@ -125,14 +125,14 @@ def _flat(leaves: Arrays) -> list[Array]:
 
 def _same_size(shapes: Sequence[Shape]) -> list[list[int]]:
   """Groups the leaves whose layers have equally many values."""
-  return joining.alike(shapes, [math.prod(shape[1:]) for shape in shapes])
+  return batching.alike(shapes, [math.prod(shape[1:]) for shape in shapes])
 
 
 def _shaped(
   arrays: Arrays, groups: Sequence[Sequence[int]], shapes: Sequence[Shape]
 ) -> list[Array]:
   """Returns the leaves of groups [layers, size] in their shapes and order."""
-  leaves = joining.unstacked(arrays, groups, shapes)
+  leaves = batching.unstacked(arrays, groups, shapes)
   return [leaves[n].reshape(shape) for n, shape in enumerate(shapes)]
 
 
@@ -167,7 +167,7 @@ def _among_largest(blocks: Array, count: int) -> Array:
   for shift in range(_MAGNITUDE_BITS - 3, -1, -3):
     steps = [least + jnp.uint16(n << shift) for n in range(1, 8)]
     reaching = [(order >= step).astype(jnp.int32)[..., None] for step in steps]
-    numbers = joining.sums(reaching, order.ndim - 1)
+    numbers = batching.sums(reaching, order.ndim - 1)
     reached = sum((number >= count).astype(jnp.uint16) for number in numbers)
     least += reached << jnp.uint16(shift)
   above, equal = _numbers(order > least, 32), _numbers(order == least, 32)
@@ -248,7 +248,7 @@ def _bits(numbers: Array, count: int) -> Array:
 
 def _numbers(bits: Array, count: int) -> Array:
   """Returns numbers (uint32) of `count` bits, the lowest first, or fewer."""
-  bits = joining.padded(bits, -bits.shape[-1] % count).astype(jnp.uint32)
+  bits = batching.padded(bits, -bits.shape[-1] % count).astype(jnp.uint32)
   bits = bits.reshape(*bits.shape[:-1], -1, count)
   shifts = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, bits.ndim - 1)
   return jnp.sum(bits << shifts, -1, dtype=jnp.uint32)
@@ -282,7 +282,7 @@ def stratum_bounds(size: int, count: int) -> Array:
 class RandomMask(Projection):
   """Sends random values of a leaf; every exchange draws other values.
 
-  The leaf is cut into strata of neighbouring values, and one value is drawn
+  The leaf is cut into strata of neighboring values, and one value is drawn
   from each stratum. For example, 10 values and a fraction of 0.3 give three
   strata: values 0-2, 3-5 and 6-9. Each value is drawn with a probability equal
   to the fraction p, except that strata have whole lengths. Values that are not
@@ -313,9 +313,9 @@ class RandomMask(Projection):
     """Sends the drawn values of every group of leaves of one size."""
     shapes = [leaf.shape for leaf in leaves]
     groups = _same_size(shapes)
-    values = [flat[:, None] for flat in joining.stacked(_flat(leaves), groups)]
+    values = [flat[:, None] for flat in batching.stacked(_flat(leaves), groups)]
     places = [
-      self._draw(flat.shape[-1], joining.layer_numbers(group, shapes), key)
+      self._draw(flat.shape[-1], batching.layer_numbers(group, shapes), key)
       for group, flat in zip(groups, values, strict=True)
     ]
     take = functools.partial(jnp.take_along_axis, axis=-1)

@@ -48,7 +48,7 @@ class RunConfig:
   inner: sections.InnerConfig = sections.InnerConfig()
   sync: sections.SyncConfig = sections.SyncConfig()
   exchange: sections.ExchangeConfig = sections.ExchangeConfig()
-  meet: sections.MeetConfig = sections.MeetConfig()
+  mailbox: sections.MailboxConfig = sections.MailboxConfig()
   adaptive: sections.AdaptiveConfig = sections.AdaptiveConfig()
   outer: sections.OuterConfig = sections.OuterConfig()
   mesh: sections.MeshConfig = sections.MeshConfig()
@@ -100,7 +100,7 @@ class RunConfig:
     self._check_unsent()
     self._check_adaptive()
     self._check_membership()
-    if self.meets:
+    if self.uses_mailbox:
       self._check_meeting()
     messages = unread_fields(
       flat(self.to_mapping()), _defaults(), field_facts()
@@ -127,7 +127,7 @@ class RunConfig:
         object.__setattr__(self, name, type(getattr(self, name))(**filled))
 
   def _check_rank(self) -> None:
-    """Refuses a rank that no matrix has, as none would be factorised then."""
+    """Refuses a rank that no matrix has, as none would be factorized then."""
     rank = getattr(self.exchange.named_codec, "rank", 0)
     shapes = self.trained_shapes.items()
     layers = [stacked_shape(path, shape)[1:] for path, shape in shapes]
@@ -135,7 +135,7 @@ class RunConfig:
     require(
       rank <= highest,
       f"exchange.codec={self.exchange.codec!r}: rank={rank} exceeds that of "
-      "every matrix of the model, so nothing would be factorised: take at most "
+      "every matrix of the model, so nothing would be factorized: take at most "
       f"{highest}",
     )
 
@@ -234,14 +234,14 @@ class RunConfig:
     )
 
   @property
-  def meets(self) -> bool:
+  def uses_mailbox(self) -> bool:
     """Whether replicas are programs of their own that meet in a store."""
     return self.exchange.collective == MAILBOX
 
   @property
   def num_local_replicas(self) -> int:
     """Replicas of one runtime: all of them, or one if they meet in a store."""
-    return 1 if self.meets else self.mesh.num_replicas
+    return 1 if self.uses_mailbox else self.mesh.num_replicas
 
   @property
   def num_devices(self) -> int:

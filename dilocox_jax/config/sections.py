@@ -154,7 +154,7 @@ class ModelConfig(Section):
   num_heads: int | None = None  # Attention heads of a layer.
   ff_dim: int | None = None  # Width inside the MLP.
   activation: str | None = None  # swiglu, gelu or relu.
-  qk_norm: bool | None = None  # Whether queries and keys are normalised.
+  qk_norm: bool | None = None  # Whether queries and keys are normalized.
   # Number of heads of keys and values. If it is less than num_heads, several
   # heads share keys and values.
   num_kv_heads: int | None = None
@@ -389,7 +389,7 @@ _SCHEDULE_FIELDS = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class SyncConfig(Section):
-  """The method by which replicas synchronise, and its schedule.
+  """The method by which replicas synchronize, and its schedule.
 
   Each named method has a schedule and a rule. A field that is None has the
   value of the method. Settings may be written behind the method's name, as in
@@ -460,8 +460,8 @@ class ExchangeConfig(Section):
   # it, e.g. float32, int(bits=1) or low_rank(rank=16)+int(bits=4).
   codec: OfMethod[str] = OF_METHOD
   # auto, all_reduce, all_gather or reduce_scatter; pairs, if each replica
-  # averages with one other at a time; mailbox, which --meet sets, if replicas
-  # are programs of their own that meet in a store.
+  # averages with one other at a time; mailbox, which --mailbox sets, if
+  # replicas are programs of their own that meet in a store.
   collective: str = "auto"
   # Share of what the codec lost that a replica keeps as a residual and adds to
   # what it sends next, 0 (none) to 1 (all).
@@ -503,7 +503,7 @@ class ExchangeConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class MeetConfig(Section):
+class MailboxConfig(Section):
   """When replicas that meet in a store go on, and what they keep there."""
 
   # Messages without which no event is settled.
@@ -514,7 +514,7 @@ class MeetConfig(Section):
   # also sends as many bytes as a snapshot has.
   snapshot_every: int = setting(64, at_least=1, read_if=USES_MAILBOX)
   # How many times the usual norm a message may have and still keep its full
-  # weight. A larger one weighs less (`meeting.manifest`).
+  # weight. A larger one weighs less (`mailbox_protocol.manifest`).
   full_weight_ratio: float = setting(
     1.0, at_least=1, below=math.inf, read_if=USES_MAILBOX
   )

@@ -64,7 +64,9 @@ def traffic(config: RunConfig, shapes: Shapes | None = None) -> Traffic:
   """
   exchange = config.exchange
   # Replicas that meet in a store compare norms by what their messages say.
-  compares_norms = exchange.max_norm_ratio is not None and not config.meets
+  compares_norms = (
+    exchange.max_norm_ratio is not None and not config.uses_mailbox
+  )
   return Traffic(
     method=config.sync.named,
     fragments=config.fragments,

@@ -276,7 +276,7 @@ def _order_seed(seed: int, replica: int, part: int) -> int:
 class WholePass:
   """All validation tokens in batches [1, B, L + 1], which are cut when read.
 
-  Neighbouring sequences share one token. So every token but the first is
+  Neighboring sequences share one token. So every token but the first is
   predicted exactly once. Example with 10 tokens, L = 2 and B = 3: one batch
   predicts the tokens 1 to 6, one batch of a single sequence 7 and 8, and one
   batch [1, 1, 2] the token 9. The loss of the text is the mean of the three

@@ -102,7 +102,7 @@ class Replicas:
   def mesh(self) -> Mesh:
     """Mesh of all devices, [M, data shards, stages].
 
-    The replica axis is outermost, so a replica has neighbouring devices, and
+    The replica axis is outermost, so a replica has neighboring devices, and
     only traffic along it crosses slow links. For example take two
     slices (or processes) with the devices 0-3 and 4-7, and 4 replicas of 2
     stages. Then replicas 0 and 1 have the devices (0, 1) and (2, 3), and
@@ -118,7 +118,7 @@ class Replicas:
       grid = mesh_utils.create_hybrid_device_mesh(
         within, (len(slices), 1, 1), devices
       )
-    else:  # JAX numbers devices process by process, so neighbours are close.
+    else:  # JAX numbers devices process by process, so neighbors are close.
       grid = np.asarray(devices).reshape(shape)
     types = (AxisType.Auto,) * len(shape)
     return Mesh(grid, (self.axis_name, *INNER_AXES), axis_types=types)

@@ -2,7 +2,7 @@
 
 All stages of a replica run this one program. In every tick each stage looks up
 its action in the timetable, runs it, and sends its newest results to its
-neighbours. Forward and backward are ticks like any other, so the schedule alone
+neighbors. Forward and backward are ticks like any other, so the schedule alone
 decides how many micro-batches' activations are alive at once. The program is a
 scan over ticks around a loop over layers. It does not grow with the number of
 ticks, layers or micro-batches.

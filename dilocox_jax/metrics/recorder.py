@@ -21,7 +21,7 @@ from dilocox_jax.checks import of_type, require, within_limits
 from dilocox_jax.metrics import lines
 
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
-MEETING = "meeting.jsonl"  # Who was there, if replicas meet in a store.
+MAILBOX_LOG = "mailbox.jsonl"  # Who was there, if replicas meet in a store.
 _Row = TypeVar("_Row")
 
 

@@ -46,7 +46,7 @@ def rotate(
 
   Source: Su et al. 2021, arXiv 2104.09864, equation 34.
   Differs: the two features of a pair are K/2 apart, while in the paper they are
-  neighbours. The results are equal up to a permutation of the features, and
+  neighbors. The results are equal up to a permutation of the features, and
   this version needs no strided access.
 
   Args:
@@ -92,7 +92,7 @@ def attend(
   Args:
     query_BxLxNxK: Queries [B, L, N, K].
     key_BxSxGxK: Keys [B, S, G, K], those of position 0 first. G divides N:
-      neighbouring query heads share a head of keys and one of values.
+      neighboring query heads share a head of keys and one of values.
     value_BxSxGxK: Values [B, S, G, K].
     segments_BxL: Documents of the queries; a token reads only its own. By
       default all tokens are one document.

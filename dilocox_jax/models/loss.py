@@ -1,4 +1,4 @@
-"""The loss that training minimises and every report shows.
+"""The loss that training minimizes and every report shows.
 
 It is the mean over predicted tokens, in nats and fp32. All methods use this
 function, so their curves can share an axis.

@@ -19,7 +19,7 @@ Short fragments: 5 layers, P = 3, strided, have the places
 index out of bounds reads the fill value and writes nothing. Zeros change no
 mean, no norm and no other row, so the padding is harmless, but it is sent. So
 are rows of zeros that fill up a slice: 344 rows and P = 16 make slices of 22
-rows, and the last one of neighbours has 14 rows of the leaf and 8 of zeros.
+rows, and the last one of neighbors has 14 rows of the leaf and 8 of zeros.
 """
 
 import dataclasses
@@ -264,7 +264,7 @@ def _whole(rows: Array, axis: int, shape: Shape) -> Array:
 
 
 def _joined(array: Array, axis: int, num_axes: int) -> Array:
-  """Makes one axis of neighbouring ones, which may have no entries at all."""
+  """Makes one axis of neighboring ones, which may have no entries at all."""
   end = axis + num_axes
   size = math.prod(array.shape[axis:end])
   return array.reshape(*array.shape[:axis], size, *array.shape[end:])

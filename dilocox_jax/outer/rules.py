@@ -38,7 +38,7 @@ def pseudo_gradient(outer: Tree, inner: Tree) -> Tree:
   """Returns the outer gradient of a replica, outer minus inner.
 
   It points away from the replica, so that the optimizer's descent moves the
-  outer parameters towards it.
+  outer parameters toward it.
 
   Args:
     outer: Outer parameters.

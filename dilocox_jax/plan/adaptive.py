@@ -67,7 +67,7 @@ class Policy:
   def ladder(self) -> tuple[int, ...]:
     """Ranks to choose among, descending, from the first to its eighth.
 
-    Neighbours have about the same ratio, the fourth root of 8 = 1.68 for five
+    Neighbors have about the same ratio, the fourth root of 8 = 1.68 for five
     ranks.
     """
     lowest = max(1, self.first.rank // 8)

@@ -165,7 +165,7 @@ class SharedFactors:
   Vectors are in the first message as they are.
 
   Source: PowerSGD, Vogels et al., 2019, arXiv 1905.13727, Algorithm 1; DiLoCoX,
-  arXiv 2506.21263, for factors that are quantised.
+  arXiv 2506.21263, for factors that are quantized.
 
   Attributes:
     rank: Columns of the factors.

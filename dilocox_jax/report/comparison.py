@@ -172,14 +172,14 @@ def side_by_side(runs: Sequence[LoadedRun]) -> Page:
   """
   require(bool(runs), "nothing to compare: give at least one run directory")
   _require_one_text(runs)
-  labelled, baseline = _labelled(runs), ""
+  labeled, baseline = _labeled(runs), ""
   if len(runs) > 1:
-    sent = {label: run.total_sent_bytes for label, run in labelled.items()}
-    by_method = {run.record["method"]: label for label, run in labelled.items()}
+    sent = {label: run.total_sent_bytes for label, run in labeled.items()}
+    by_method = {run.record["method"]: label for label, run in labeled.items()}
     baseline = by_method.get("allreduce") or max(sent, key=sent.__getitem__)
   corpus = markdown(runs[0].corpus)
-  intro = [*_unlike(labelled), f"Losses on the corpus {corpus}."]
-  frame = frame_of(labelled, baseline)
+  intro = [*_unlike(labeled), f"Losses on the corpus {corpus}."]
+  frame = frame_of(labeled, baseline)
   return Page("Methods side by side", frame, intro, columns=_OF_RUNS)
 
 
@@ -200,7 +200,7 @@ def _require_one_text(runs: Sequence[LoadedRun]) -> None:
     )
 
 
-def _labelled(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
+def _labeled(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
   """Returns runs by label: the method, and the directory if methods repeat."""
   methods = [run.record["method"] for run in runs]
   labels = {}

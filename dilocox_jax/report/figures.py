@@ -77,7 +77,7 @@ def loss_figure(run: LoadedRun) -> Figure | None:
 def drift_figure(run: LoadedRun) -> Figure | None:
   """Draws pairwise cosine and disagreement by step.
 
-  Fragments are grey lines, and their mean over each round is in front.
+  Fragments are gray lines, and their mean over each round is in front.
   """
   rounds = [row.drift for row in run.rounds if row.drift]
   if not rounds:
@@ -93,7 +93,7 @@ def drift_figure(run: LoadedRun) -> Figure | None:
       [frame.mean([getattr(entry, what) for entry in row]) for row in rounds]
       for what in ("step", field)
     )
-    label = f"mean of fragments ({len(fragments)}, grey)"
+    label = f"mean of fragments ({len(fragments)}, gray)"
     ax.plot(steps, means, COLOURS[0], marker="o", ms=3.5, label=label)
     style.label(ax, f"measured: {_identity(run)}", "inner steps", name)
   style.legend(figure, axes[0], 1)
@@ -121,8 +121,8 @@ def rank_figure(run: LoadedRun) -> Figure | None:
   ranks = f"{entries[0].rank:.3g} to {entries[-1].rank:.3g}"
   title = f"Rank of the updates, sent from {ranks}, and length of the rounds"
   figure, (left, right) = style.frame(2, title)
-  for field, (name, colour) in _RANKS.items():
-    _plot(left, entries, "step", field, label=name, color=colour)
+  for field, (name, color) in _RANKS.items():
+    _plot(left, entries, "step", field, label=name, color=color)
   steps = [0, *(row.step for row in run.rounds)]
   lengths = [
     (row.step, row.step - start)

@@ -87,7 +87,7 @@ class Setting:
     traces: Its runs, one a seed.
     baseline: Name of the setting that it is compared with.
     seconds: Simulated time of the whole run (s), by clock.
-    utilisation: Share of that time in which replicas take inner steps.
+    utilization: Share of that time in which replicas take inner steps.
     fp32_bytes: What a replica would send as fp32 gradients in every step.
     changed: What tells it from the other settings, in words.
     note: End of the name, such as " (not finished)".
@@ -97,7 +97,7 @@ class Setting:
   traces: Sequence[Trace]
   baseline: str = ""
   seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  utilisation: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  utilization: Mapping[str, float] = dataclasses.field(default_factory=dict)
   fp32_bytes: float = math.nan
   changed: str = ""
   note: str = ""
@@ -173,7 +173,7 @@ class Frame:
     num_seeds: How many runs each setting should have.
     clocks: What each clock times, by its name.
     target: Loss whose time tables and pictures show (nats a token); 0: none.
-    front: Names of settings that pictures show in colour, the most important
+    front: Names of settings that pictures show in color, the most important
       first; the lowest losses come after them.
   """
 
@@ -276,7 +276,7 @@ class Frame:
     }
     for clock in self.clocks:
       values[f"seconds:{clock}"] = setting.seconds.get(clock, math.nan)
-      values[f"utilisation:{clock}"] = setting.utilisation.get(clock, math.nan)
+      values[f"utilization:{clock}"] = setting.utilization.get(clock, math.nan)
       if self.target:
         to = mean(setting.seconds_to(clock, self.target))
         values[f"seconds_to_target:{clock}"] = to

@@ -24,7 +24,7 @@ from dilocox_jax.metrics.lines import (
   read_rows,
   write_atomically,
 )
-from dilocox_jax.metrics.recorder import MEETING
+from dilocox_jax.metrics.recorder import MAILBOX_LOG
 from dilocox_jax.report import figures, units
 from dilocox_jax.report.escape import code, fenced, indented, markdown
 from dilocox_jax.report.run import LoadedRun, load_run
@@ -195,7 +195,7 @@ def _link(run: LoadedRun) -> Iterator[str]:
     )
 
 
-def _meeting(workdir: pathlib.Path) -> list[str]:
+def _mailbox_members(workdir: pathlib.Path) -> list[str]:
   """Says who met in a store and what it cost; nothing if nobody did.
 
   The trainer writes a row for each event. A replica that began again may have
@@ -204,9 +204,9 @@ def _meeting(workdir: pathlib.Path) -> list[str]:
   Raises:
     RecordError: If a row is damaged.
   """
-  rows = read_rows(workdir / MEETING)
+  rows = read_rows(workdir / MAILBOX_LOG)
   try:
-    with in_front(f"{workdir / MEETING} has a damaged row: "):
+    with in_front(f"{workdir / MAILBOX_LOG} has a damaged row: "):
       for row in rows:
         _check_meeting(row)
   except ValueError as error:
@@ -327,8 +327,8 @@ def write_report(workdir: Directory) -> pathlib.Path:
     "Settings": markdown_table(("field", "value"), settings),
     "How to reproduce": _again(run),
   }
-  if meeting := _meeting(run.workdir):
-    sections["Who met"] = meeting
+  if members := _mailbox_members(run.workdir):
+    sections["Who met"] = members
   sample = run.workdir / SAMPLE
   if sample.exists():
     text = sample.read_text("utf-8", errors="replace")

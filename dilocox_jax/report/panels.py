@@ -2,9 +2,9 @@
 
 A curve is the mean over seeds, and the band around it reaches from the lowest
 seed to the highest. A reader tells about six curves apart. So at most six have
-a colour and a name in the legend, chosen by one rule for all figures: the
+a color and a name in the legend, chosen by one rule for all figures: the
 baseline, what the frame names, then the lowest losses. All others are thin and
-grey behind them, where they still show the range of results.
+gray behind them, where they still show the range of results.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ class Curve:
 def draw_curves(
   ax: Axes, curves: Sequence[Curve], front: Sequence[str]
 ) -> None:
-  """Draws curves: those in front with their method's look, the others grey.
+  """Draws curves: those in front with their method's look, the others gray.
 
   Each curve is a little thicker than the next, so that none hides an equal one.
 

@@ -1,7 +1,7 @@
 """The look of all figures, so that a reader has to learn it only once.
 
-The first colours are those of Okabe and Ito, which people with impaired colour
-vision can tell apart; markers tell the rest. A method has one colour and one
+The first colors are those of Okabe and Ito, which people with impaired color
+vision can tell apart; markers tell the rest. A method has one color and one
 marker in every picture, and AllReduce is black. Figures are matplotlib Figure
 objects; pyplot and its global state are not used. The title states the
 finding, the legend is outside the axes, and a line above each panel says
@@ -30,7 +30,7 @@ LOSS_AXIS = "validation loss (nats a token)"
 # Characters that fit into an inch of a title, a legend, a caption.
 _TITLE, _LEGEND, _CAPTION = 10, 13, 16
 _LEGEND_LINE = 6  # Characters for which the line beside a name has room.
-# Proper name, colour and marker by the start of a name without anything but
+# Proper name, color and marker by the start of a name without anything but
 # letters: settings of a method begin with its name.
 _METHODS = {
   "allreduce": ("AllReduce", "black", "."),
@@ -85,9 +85,9 @@ class PlainFigure(Figure):
 
 
 def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-  """Returns colour, marker and line of each curve, by its name.
+  """Returns color, marker and line of each curve, by its name.
 
-  Curves of one method differ in their lines. What is no method gets the colours
+  Curves of one method differ in their lines. What is no method gets the colors
   in order.
 
   Args:
@@ -98,10 +98,10 @@ def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
   seen = []
   for name in names:
     key = _method(name)
-    colour, marker = _METHODS[key][1:] if key else next(others)
-    line = _LINES[seen.count(colour) % len(_LINES)]
-    seen.append(colour)
-    found[name] = {"color": colour, "marker": marker, "linestyle": line}
+    color, marker = _METHODS[key][1:] if key else next(others)
+    line = _LINES[seen.count(color) % len(_LINES)]
+    seen.append(color)
+    found[name] = {"color": color, "marker": marker, "linestyle": line}
   return found
 
 

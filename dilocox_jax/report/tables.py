@@ -57,9 +57,9 @@ def table(
 
 def _times(frame: Frame, setting: Setting, clock: str) -> dict[str, str]:
   cells = {}
-  if setting.utilisation:
-    share = setting.utilisation.get(clock, math.nan)
-    cells["utilisation"] = units.human_share(share)
+  if setting.utilization:
+    share = setting.utilization.get(clock, math.nan)
+    cells["utilization"] = units.human_share(share)
   time_s = setting.seconds.get(clock, math.nan)
   cells["simulated time"] = units.human_time(time_s)
   if frame.target:

@@ -21,9 +21,9 @@ from dilocox_jax.distributed.replicas import (
   REPLICA_AXIS,
   Replicas,
 )
-from dilocox_jax.meeting.carrier import Carrier
-from dilocox_jax.meeting.mailbox import Mailbox
-from dilocox_jax.meeting.members import MailboxRules
+from dilocox_jax.mailbox_protocol.client import MailboxClient
+from dilocox_jax.mailbox_protocol.mailbox import Mailbox
+from dilocox_jax.mailbox_protocol.roster import MailboxRules
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.plan.collectives import MAILBOX
 from dilocox_jax.plan.schedule.methods import Method
@@ -68,7 +68,7 @@ class MailboxExchange:
   """
 
   aggregator: Aggregator
-  client: Carrier
+  client: MailboxClient
   axis_name: str = ALONE_AXIS
 
   def enter(self, method: Method, num_replicas: int) -> None:
@@ -120,7 +120,7 @@ def mailbox(
 
   Args:
     where: Folder or URL of the run, or an object with the methods of
-      `meeting.store.Store`.
+      `mailbox_protocol.store.Store`.
     name: Name of this replica, another one for each.
     secret: File of the secret that all replicas share, or the secret as bytes.
     codec: What is sent, as for `dilocox_jax.exchange`.
@@ -171,7 +171,7 @@ def mailbox(
     seed=seed,
     collective=MailboxMean(),
   )
-  client = Carrier(
+  client = MailboxClient(
     open_mailbox=open_mailbox,
     terms={**(config or {}), "exchange": settings},
     step_weight=step_weight,

@@ -33,7 +33,7 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
   """Returns the state with which a replica of a mailbox takes part.
 
   It stands in place of `rounds.init`, at the start and after a
-  `dilocox_jax.LostError`. `state.step` says how many inner steps of the
+  `dilocox_jax.ReplicaStaleError`. `state.step` says how many inner steps of the
   schedule count as done.
 
   Args:
@@ -45,8 +45,8 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
   Raises:
     ValueError: If the rounds have no mailbox, or the outer step uses the axis
       of replicas that share none (`rounds.alone`).
-    LostError: If the others deleted what this replica was about to follow; it
-      has to call this again.
+    ReplicaStaleError: If the others deleted what this replica was about to
+      follow; it has to call this again.
   """
   require(
     isinstance(rounds.runtime, MailboxRuntime),
@@ -66,27 +66,25 @@ def joined(
     last_step: Inner steps of the schedule; None: it has no end.
   """
   assert isinstance(rounds.runtime, MailboxRuntime)
-  carrier = rounds.runtime.client
-  found = carrier.newest()
+  client = rounds.runtime.client
+  found = client.newest()
   windows = _windows(rounds.outer.method.schedule, last_step)
   counts, step, window = [0] * rounds.cuts.count, 0, next(windows)
-  left = carrier.event
+  left = client.event
   while left or (found is not None and window and not window.applied):
     left -= window.applied is not None
     _count(counts, window)
     step, window = step + window.num_steps, next(windows)
-  carrier.steps.restart(counts)
+  client.steps.restart(counts)
   if found is not None:
     state = _loaded(rounds, state, found, counts)
-  while window and (
-    window.num_steps == 0 or not carrier.take_part(sum(counts))
-  ):
+  while window and (window.num_steps == 0 or not client.take_part(sum(counts))):
     state = rounds.follow(state, [dataclasses.replace(window, num_steps=0)])
     _count(counts, window)
     step, window = step + window.num_steps, next(windows)
   if window is None and last_step is not None:  # The run has come to its end.
     step = last_step
-    carrier.take_part(sum(counts))
+    client.take_part(sum(counts))
   # Not to use up the number that every first state has.
   state = rounds.states.rejoined(rounds.states.at_step(state, step), [0], 0)
   return rounds.states.moved_on(state, step)

@@ -22,7 +22,7 @@ import numpy as np
 
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import Replicas, map_prefix, without_axis
-from dilocox_jax.meeting.carrier import Carrier
+from dilocox_jax.mailbox_protocol.client import MailboxClient
 from dilocox_jax.outer.events import Arrived
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.rounds.alone import OUTER_STEP, refusing_collectives
@@ -64,7 +64,9 @@ class MailboxRuntime:
   reuses_states = False
   waits_for_exchanges = True
 
-  def __init__(self, outer: OuterStep, replicas: Replicas, client: Carrier):
+  def __init__(
+    self, outer: OuterStep, replicas: Replicas, client: MailboxClient
+  ):
     """Sends nothing yet.
 
     Args:

@@ -26,8 +26,8 @@ from dilocox_jax.outer.drift import Drift, drift_axes
 from dilocox_jax.outer.fragment_view import Cuts
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.plan.schedule.membership import (
-  RoundAttendance,
-  WindowAttendance,
+  RoundParticipation,
+  WindowParticipation,
 )
 from dilocox_jax.plan.schedule.sync_schedule import Window
 from dilocox_jax.rounds.alone import (
@@ -116,7 +116,7 @@ class Rounds:
     state: RoundState,
     batches: Tree,
     windows: Sequence[Window] | None = None,
-    attendance: RoundAttendance | None = None,
+    participation: RoundParticipation | None = None,
     *,
     one_at_a_time: bool = False,
   ) -> tuple[RoundState, StepMetrics, list[Drift]]:
@@ -132,8 +132,8 @@ class Rounds:
         replicas (`Replicas.own`).
       windows: Windows of these n steps; None: those of the schedule after the
         steps that the state has done.
-      attendance: What each replica does in them; None: all the same. A replica
-        that takes h steps reads its first h batches.
+      participation: What each replica does in them; None: all the same. A
+        replica that takes h steps reads its first h batches.
       one_at_a_time: Whether a window is only dispatched when the one before has
         ended. Then a program runs while none is compiled, and the two can be
         timed apart.
@@ -150,9 +150,9 @@ class Rounds:
     if windows is None:
       schedule = self.outer.method.schedule
       windows = schedule.windows(done, done + num_steps)
-    if attendance and attendance.returning:
+    if participation and participation.returning:
       state = self.states.rejoined(
-        state, attendance.returning, attendance.donor
+        state, participation.returning, participation.donor
       )
     batches = self.replicas.place_batches(batches)
     state, progress, drifts = self._windows(
@@ -160,10 +160,10 @@ class Rounds:
       batches,
       num_steps,
       windows,
-      attendance,
+      participation,
       one_at_a_time=one_at_a_time,
     )
-    if attendance:
+    if participation:
       state = self.states.moved_on(state, num_steps, progress.step)
     return (
       self.states.at_step(state, done + num_steps),
@@ -185,7 +185,7 @@ class Rounds:
     return wanted[1]
 
   def flush(
-    self, state: RoundState, attendance: RoundAttendance | None = None
+    self, state: RoundState, participation: RoundParticipation | None = None
   ) -> tuple[RoundState, list[Drift]]:
     """Exchanges and applies every update that is pending or not yet sent.
 
@@ -194,7 +194,7 @@ class Rounds:
 
     Args:
       state: State of all replicas. It stays valid after the call.
-      attendance: Who takes part in the flush; None: all replicas alike.
+      participation: Who takes part in the flush; None: all replicas alike.
 
     Returns:
       The flushed state, in which nothing is in flight and the replicas'
@@ -205,7 +205,9 @@ class Rounds:
     windows = self.outer.method.schedule.flush_windows(step)
     # A copy, since the programs of windows use the memory of their state again.
     state = jax.device_put(state, shardings_of(state), may_alias=False)
-    state, progress, drifts = self._windows(state, None, 0, windows, attendance)
+    state, progress, drifts = self._windows(
+      state, None, 0, windows, participation
+    )
     newest = tuple(map(self.states.on_device, state.fragments))
     params = self.states.adopted(progress.replica.params, newest)
     return state._replace(replica=state.replica._replace(params=params)), drifts
@@ -220,13 +222,15 @@ class Rounds:
     batches: Tree | None,
     num_steps: int,
     windows: Sequence[Window],
-    attendance: RoundAttendance | None,
+    participation: RoundParticipation | None,
     *,
     one_at_a_time: bool = False,
   ) -> tuple[RoundState, InnerProgress, list[Drift]]:
     """Runs windows one after the other."""
-    progress = self._progress(state.replica, num_steps, attendance is not None)
-    shares = attendance.windows if attendance else [None] * len(windows)
+    progress = self._progress(
+      state.replica, num_steps, participation is not None
+    )
+    shares = participation.windows if participation else [None] * len(windows)
     pairs = list(zip(windows, shares, strict=True))
     if self.runtime.splits_windows:
       pairs = [(part, share) for each, share in pairs for part in each.parts]
@@ -261,7 +265,7 @@ class Rounds:
     return InnerProgress(replica, step, metrics)
 
   def kind(
-    self, window: Window, share: WindowAttendance | None = None
+    self, window: Window, share: WindowParticipation | None = None
   ) -> WindowKind:
     """Returns what decides the program of a window.
 
@@ -283,7 +287,7 @@ class Rounds:
   def _given(
     self,
     window: Window,
-    share: WindowAttendance | None,
+    share: WindowParticipation | None,
     progress: InnerProgress,
     batches: Tree | None,
     fragments: Sequence[FragmentState],

@@ -104,7 +104,7 @@ class Outcome:
     return float(np.max(self.end_s))
 
   @property
-  def utilisation(self) -> float:
+  def utilization(self) -> float:
     """Share of `total_s` spent in inner steps, mean over replicas, 0 to 1."""
     return (
       float(np.mean(self.compute_s)) / self.total_s if self.total_s else 1.0
@@ -266,10 +266,10 @@ class AnalyticClock:
     """Returns when every replica has sent and received all its messages.
 
     Ring all-reduce of M = 4: each replica sends 2 (M - 1) = 6 messages of a
-    quarter of the operand to its right neighbour. Replica 2 sends a piece of
+    quarter of the operand to its right neighbor. Replica 2 sends a piece of
     its third message when it has sent the piece before and has received that
     piece of replica 1's second message. The slowest link thus delays its right
-    neighbour by one step, the next one by two, until all move at its pace.
+    neighbor by one step, the next one by two, until all move at its pace.
     """
     if isinstance(operation, StoreObject):
       return self._through_store(operation.operand_bytes, start, links)
@@ -303,7 +303,7 @@ class AnalyticClock:
     members = links.places
     sending = slice(None) if step.sender is None else [step.sender]
     senders = members[sending]
-    receivers = members[links.neighbours(-step.hop)][sending]
+    receivers = members[links.neighbors(-step.hop)][sending]
     worked_s = self._worked_s[senders]
     idle_s = worked_s - self._last_sent_s[senders, receivers]
     self._last_sent_s[senders, receivers] = worked_s  # It is in use again.
@@ -365,7 +365,7 @@ class AnalyticClock:
       came = np.where(is_silent, -np.inf, came)
     sent, received = ready.copy(), ready.copy()
     sent[members] = end
-    received[members] = came[links.neighbours(step.hop)]
+    received[members] = came[links.neighbors(step.hop)]
     if step.sender is not None:
       received = np.maximum(received, ready)
     return sent, received

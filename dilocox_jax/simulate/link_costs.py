@@ -212,7 +212,7 @@ class LinkCosts:
     return (len(steps) - 1) * step_s + send_s + way_s
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
-  def neighbours(self, hop: int) -> np.ndarray:
+  def neighbors(self, hop: int) -> np.ndarray:
     """Returns the place in the ring from which each place receives, [M]."""
     count = len(self.members)
     return (np.arange(count) - hop) % count

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.plan.operations import Broadcast, Operation
 from dilocox_jax.plan.overlap import stretch_ends, stretches
-from dilocox_jax.plan.schedule.membership import RoundAttendance
+from dilocox_jax.plan.schedule.membership import RoundParticipation
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event, Window
 
@@ -148,7 +148,7 @@ class Script:
       yield from self._windows(
         windows=segment.windows,
         start=segment.schedule_start,
-        attendance=segment.attendance,
+        participation=segment.participation,
       )
       return
     for step in range(segment.start, segment.stop):
@@ -171,16 +171,16 @@ class Script:
     yield from self._windows(
       windows=self.traffic.method.schedule.flush_windows(step),
       start=plan.total_steps - step,
-      attendance=plan.flush_attendance(),
+      participation=plan.flush_participation(),
     )
 
   def _joins(self, segment: Segment) -> Iterator[Op]:
     """Yields the ops of replicas that come back and copy the donor's state."""
-    attendance = segment.attendance
-    if attendance is None or not attendance.returning:
+    participation = segment.participation
+    if participation is None or not participation.returning:
       return
-    yield Join(attendance.returning, attendance.donor)
-    ring = (attendance.donor, *attendance.returning)
+    yield Join(participation.returning, participation.donor)
+    ring = (participation.donor, *participation.returning)
     key = ("join", segment.start, 0, 0)
     broadcast = Broadcast(self.copied_bytes)
     # The state goes as it is, without a codec.
@@ -191,7 +191,7 @@ class Script:
     self,
     windows: Sequence[Window],
     start: int,
-    attendance: RoundAttendance | None,
+    participation: RoundParticipation | None,
   ) -> Iterator[Op]:
     """Yields the ops of windows in the order of the compiled program.
 
@@ -201,11 +201,11 @@ class Script:
     Args:
       windows: Windows of a round or of a flush.
       start: Inner step of the run from which the schedule counts.
-      attendance: Who takes part, and with how many steps; None: all alike.
+      participation: Who takes part, and with how many steps; None: all alike.
     """
     hides = bool(self.traffic.method.schedule.overlap_steps)
-    shares = attendance.windows if attendance else [None] * len(windows)
-    members = attendance.members if attendance else None
+    shares = participation.windows if participation else [None] * len(windows)
+    members = participation.members if participation else None
     for window, share in zip(windows, shares, strict=True):
       steps = Compute(window.num_steps, taken=share.num_steps if share else ())
       if window.applied and hides:

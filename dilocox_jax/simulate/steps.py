@@ -118,7 +118,7 @@ class SteadyState:
   replica_steps: float
 
   @property
-  def utilisation(self) -> float:
+  def utilization(self) -> float:
     """Share of the time that replicas spend in inner steps, 0 to 1."""
     return self.compute_s / self.step_s if self.step_s else 1.0
 

@@ -154,7 +154,7 @@ def run_exchange(
   """
   if isinstance(parts.exchange, MailboxExchange):
     return parts.exchange
-  if config.meets:  # The run is only read.
+  if config.uses_mailbox:  # The run is only read.
     return mailbox_exchange(config)
   aggregator = parts.exchange
   if aggregator is None:

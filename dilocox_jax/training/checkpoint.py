@@ -88,7 +88,7 @@ class Checkpoints:
       max_to_keep=keep,
       enable_async_checkpointing=True,
       async_options=ocp.AsyncOptions(
-        timeout_secs=_SAVE_TIMEOUT_S, post_finalization_callback=self._seal
+        timeout_secs=_SAVE_TIMEOUT_S, post_finalization_callback=self._signer
       ),
       create=not read_only,
       cleanup_tmp_directories=not read_only,  # A killed save left them.
@@ -160,15 +160,15 @@ class Checkpoints:
         "goes on"
       ) from error
 
-  def _seal(self) -> None:
+  def _signer(self) -> None:
     """Writes the digests of a save. All its files must be written before."""
     if not processes.is_main():
       return
     # At most one save runs at a time.
     for partial in self._directory.glob(f"*{_PARTIAL}*"):
       step = int(partial.name.partition(".")[0])
-      sealed = {"step": step, "files": _digests(partial)}
-      text = json.dumps(sealed, indent=2)
+      signed = {"step": step, "files": _digests(partial)}
+      text = json.dumps(signed, indent=2)
       with files.replaced(partial / _DIGESTS, root=self._directory) as file:
         file.write(text.encode())
 
@@ -334,13 +334,13 @@ def _leaves(state: Tree) -> dict[str, Any]:
 def _damage(checkpoint: pathlib.Path) -> str:
   """Returns what is wrong with a checkpoint's files, or "" if nothing is."""
   try:
-    sealed = json_file(checkpoint / _DIGESTS)
-    expected = of_type("files", sealed.get("files"), dict)
+    signed = json_file(checkpoint / _DIGESTS)
+    expected = of_type("files", signed.get("files"), dict)
     digests = _digests(checkpoint)
   except (OSError, ValueError) as error:
     return f"its files cannot be read ({error})"
-  if sealed.get("step") != int(checkpoint.name):
-    return f"it is a copy of that of step {shown(sealed.get('step'))}"
+  if signed.get("step") != int(checkpoint.name):
+    return f"it is a copy of that of step {shown(signed.get('step'))}"
   for path in expected:
     if digests.get(path) != expected[path]:
       return f"{path} is damaged or missing"

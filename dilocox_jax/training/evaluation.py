@@ -19,7 +19,7 @@ from dilocox_jax.outer.average import parameters_to_keep
 from dilocox_jax.outer.drift import Drift, disagreement
 from dilocox_jax.plan.adaptive import energy_rank, spectra_of
 from dilocox_jax.plan.operations import AllReduce
-from dilocox_jax.plan.schedule.membership import RoundAttendance
+from dilocox_jax.plan.schedule.membership import RoundParticipation
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event
 from dilocox_jax.rounds.data_parallel import SharedState
@@ -151,21 +151,21 @@ def applied_events(segment: Segment) -> list[Event]:
 
 
 def step_means(
-  values: np.ndarray, attendance: RoundAttendance | None
+  values: np.ndarray, participation: RoundParticipation | None
 ) -> tuple[float, list[float]]:
   """Averages a metric over the inner steps that replicas took.
 
   Args:
     values: Metric of every step, [M, num_steps]; a replica's own steps first.
-    attendance: Steps of each replica; None: all take all of them.
+    participation: Steps of each replica; None: all take all of them.
 
   Returns:
     The mean over all steps of all replicas, and over the steps of each replica,
     [M]; NaN if it took none.
   """
   taken = list(np.asarray(values, np.float64))
-  if attendance:
-    taken = [x[:n] for x, n in zip(taken, attendance.num_steps, strict=True)]
+  if participation:
+    taken = [x[:n] for x, n in zip(taken, participation.num_steps, strict=True)]
   each = [float(own.mean()) if own.size else math.nan for own in taken]
   return float(np.mean(np.concatenate(taken))), each
 
@@ -173,7 +173,7 @@ def step_means(
 def check_drifts(
   exchanges: Sequence[Drift],
   steps: Sequence[int],
-  attendance: RoundAttendance | None = None,
+  participation: RoundParticipation | None = None,
 ) -> None:
   """Checks that what every replica sent is finite; says who was left out.
 
@@ -183,12 +183,12 @@ def check_drifts(
   Args:
     exchanges: Drift of every exchange, on the host.
     steps: Inner step of the run at which each exchange was sent.
-    attendance: Who takes part in them; None: all replicas.
+    participation: Who takes part in them; None: all replicas.
 
   Raises:
     NotFiniteError: One line that names the replica and the step.
   """
-  takes_part = _participants(exchanges, attendance)
+  takes_part = _participants(exchanges, participation)
   for step, exchange, takes in zip(steps, exchanges, takes_part, strict=True):
     finite = np.isfinite(exchange.own_squared) | ~takes
     if not finite.all():
@@ -209,11 +209,11 @@ def check_drifts(
 
 
 def _participants(
-  exchanges: Sequence[Drift], attendance: RoundAttendance | None
+  exchanges: Sequence[Drift], participation: RoundParticipation | None
 ) -> list[np.ndarray]:
   """Returns who takes part in every exchange, booleans [M]."""
-  if attendance:
-    return attendance.participants
+  if participation:
+    return participation.participants
   return [np.ones(np.shape(each.own_squared), bool) for each in exchanges]
 
 
@@ -227,7 +227,7 @@ def drift_rows(
     exchanges: Drift of every exchange that it applies, on the host.
     energy_share: Share of an update's energy by which its rank is counted.
   """
-  takes_part = _participants(exchanges, segment.attendance)
+  takes_part = _participants(exchanges, segment.participation)
   events = applied_events(segment)
   rows = []
   for event, drift, takes in zip(events, exchanges, takes_part, strict=True):

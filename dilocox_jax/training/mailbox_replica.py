@@ -15,10 +15,10 @@ from typing import Any
 
 from dilocox_jax.checks import flat, require
 from dilocox_jax.config import RunConfig, may_differ, to_plan
-from dilocox_jax.meeting.agreement import LostError
-from dilocox_jax.meeting.members import MailboxRules
+from dilocox_jax.mailbox_protocol.agreement import ReplicaStaleError
+from dilocox_jax.mailbox_protocol.roster import MailboxRules
 from dilocox_jax.metrics.lines import JsonLines
-from dilocox_jax.metrics.recorder import MEETING
+from dilocox_jax.metrics.recorder import MAILBOX_LOG
 from dilocox_jax.plan.collectives import AUTO, MAILBOX
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.rounds.exchanges import MailboxExchange, mailbox
@@ -31,7 +31,7 @@ from dilocox_jax.trees import Tree
 
 
 @dataclasses.dataclass(frozen=True)
-class Meeting:
+class MailboxAddress:
   """Where a replica meets the others of its run, and as whom.
 
   Attributes:
@@ -47,23 +47,23 @@ class Meeting:
   accept_version: bool = False
 
 
-def meeting_config(
-  config: RunConfig, meeting: Meeting | None, parts: Parts
+def mailbox_config(
+  config: RunConfig, address: MailboxAddress | None, parts: Parts
 ) -> RunConfig:
   """Returns the config of a run whose replicas meet in a store.
 
   Args:
     config: Config as it is given.
-    meeting: Where they meet.
+    address: Where they meet.
     parts: Parts that are handed in.
 
   Raises:
     ValueError: If these do not go together.
   """
   require(
-    meeting is not None,
+    address is not None,
     f"exchange.collective={MAILBOX!r} needs a place where replicas meet: give "
-    "--meet, or meet= of dilocox_jax.train",
+    "--mailbox, or mailbox= of dilocox_jax.train",
   )
   require(
     parts.exchange is None,
@@ -81,34 +81,36 @@ def meeting_config(
 
 
 def mailbox_exchange(
-  config: RunConfig, meeting: Meeting | None = None, text_digest: str = ""
+  config: RunConfig,
+  address: MailboxAddress | None = None,
+  text_digest: str = "",
 ) -> MailboxExchange:
   """Returns the exchange of a run whose replicas meet.
 
   Args:
     config: Config of the run.
-    meeting: Where they meet; None only to read what such a run has saved.
+    address: Where they meet; None only to read what such a run has saved.
     text_digest: Digest of the training text.
   """
   settings = config.exchange
   usual_ratio = MailboxRules.max_norm_ratio
-  if meeting is None:
-    meeting = Meeting(None, name="", secret=b"")
+  if address is None:
+    address = MailboxAddress(None, name="", secret=b"")
   return mailbox(
-    meeting.where,
-    name=meeting.name,
-    secret=meeting.secret,
-    accept_version=meeting.accept_version,
+    address.where,
+    name=address.name,
+    secret=address.secret,
+    accept_version=address.accept_version,
     codec=to_plan.codec(config),
     step_weight=float(config.tokens_per_replica_step),
     text_digest=text_digest,
     rules=MailboxRules(
       config.mesh.num_replicas,
       max_norm_ratio=settings.max_norm_ratio or usual_ratio,
-      quorum=config.meet.quorum,
-      grace_s=config.meet.grace_s,
-      snapshot_every=config.meet.snapshot_every,
-      full_weight_ratio=config.meet.full_weight_ratio,
+      quorum=config.mailbox.quorum,
+      grace_s=config.mailbox.grace_s,
+      snapshot_every=config.mailbox.snapshot_every,
+      full_weight_ratio=config.mailbox.full_weight_ratio,
     ),
     feedback=settings.feedback,
     against=settings.against,
@@ -125,16 +127,16 @@ class MailboxReplica:
     name: Name of the replica.
   """
 
-  def __init__(self, config: RunConfig, meeting: Meeting):
+  def __init__(self, config: RunConfig, address: MailboxAddress):
     """Enters nothing yet.
 
     Args:
-      config: Config of the run (`meeting_config`).
-      meeting: Where the replicas meet.
+      config: Config of the run (`mailbox_config`).
+      address: Where the replicas meet.
     """
     self.config = config
-    self.name = meeting.name
-    self._meeting = meeting
+    self.name = address.name
+    self._address = address
     self._present: list[str] = []
     self._requests = 0
 
@@ -145,7 +147,7 @@ class MailboxReplica:
       parts: Parts that are handed in.
       text_digest: Digest of the training text.
     """
-    exchange = mailbox_exchange(self.config, self._meeting, text_digest)
+    exchange = mailbox_exchange(self.config, self._address, text_digest)
     self._client = exchange.client
     return dataclasses.replace(parts, exchange=exchange)
 
@@ -197,7 +199,7 @@ class MailboxReplica:
       resume_step: Inner step of the restored checkpoint, if there is one.
     """
     last_step = -1 if resume_step is None else resume_step
-    self._rows = JsonLines(workdir / MEETING, last_step)
+    self._rows = JsonLines(workdir / MAILBOX_LOG, last_step)
 
   @property
   def numbers(self) -> Sequence[int]:
@@ -221,7 +223,7 @@ class MailboxReplica:
     while True:
       try:
         return joined(self._rounds, state, total_steps)
-      except LostError as lost:  # The others were faster.
+      except ReplicaStaleError as lost:  # The others were faster.
         logging.getLogger(__name__).info("beginning again: %s", lost)
 
   def passed_over(self, state: RoundState, segment: Segment) -> RoundState:

@@ -26,7 +26,7 @@ from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.distributed.link_counter import LinkCounter
 from dilocox_jax.metrics.recorder import Recorder
 from dilocox_jax.outer.drift import Drift
-from dilocox_jax.plan.schedule.membership import RoundAttendance
+from dilocox_jax.plan.schedule.membership import RoundParticipation
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.report.units import human_bytes
 from dilocox_jax.rounds.window import StepMetrics
@@ -278,20 +278,20 @@ class MetricsReader:
     self,
     drifts: Sequence[Drift],
     step: int,
-    attendance: RoundAttendance | None = None,
+    participation: RoundParticipation | None = None,
   ) -> None:
     """Checks that what every replica sent in the flush is finite.
 
     Args:
       drifts: Drifts of the exchanges of the flush, on the devices.
       step: Inner steps of the run.
-      attendance: Who takes part in the flush; None: all replicas alike.
+      participation: Who takes part in the flush; None: all replicas alike.
 
     Raises:
       NotFiniteError: One line that names the replica and the step.
     """
     exchanges = arrays_to_host(drifts)
-    evaluation.check_drifts(exchanges, [step] * len(exchanges), attendance)
+    evaluation.check_drifts(exchanges, [step] * len(exchanges), participation)
 
   def read(self, done: DispatchedSegment) -> Sequence[Drift]:
     """Waits for a segment, checks it and records it.
@@ -305,12 +305,15 @@ class MetricsReader:
     """
     step_metrics, exchanges = arrays_to_host((done.metrics, done.drifts))
     evaluation.check_losses(step_metrics, done.segment)
-    start, attendance = done.segment.schedule_start, done.segment.attendance
+    start, participation = (
+      done.segment.schedule_start,
+      done.segment.participation,
+    )
     events = evaluation.applied_events(done.segment)
     sent_steps = [start + event.send_step for event in events]
-    evaluation.check_drifts(exchanges, sent_steps, attendance)
+    evaluation.check_drifts(exchanges, sent_steps, participation)
     (loss, each_loss), (grad_norm, _) = (
-      evaluation.step_means(values, attendance) for values in step_metrics
+      evaluation.step_means(values, participation) for values in step_metrics
     )
     before, progress = self._before, done.progress
     self._before = progress

@@ -108,7 +108,7 @@ def announce(
 def _where(config: RunConfig) -> str:
   """Names the replicas and their devices."""
   replicas = _count(config.mesh.num_replicas, "replica")
-  if config.meets:
+  if config.uses_mailbox:
     replicas = f"one of {replicas}, which meet in a store,"
   kind = jax.devices()[0].device_kind
   return f"{replicas} on {_count(config.num_devices, 'device')} ({kind})"

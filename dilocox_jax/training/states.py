@@ -162,7 +162,7 @@ def segment_sent_bytes(
     state: State after it.
   """
   total = traffic.segment_bytes(segment)
-  if segment.attendance and segment.attendance.returning:
+  if segment.participation and segment.participation.returning:
     assert isinstance(state, RoundState)
     leaves = jax.tree.leaves(state.replica)
     total += sum(leaf.nbytes // len(leaf) for leaf in leaves)

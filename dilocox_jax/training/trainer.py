@@ -21,7 +21,10 @@ import jax
 from dilocox_jax import report
 from dilocox_jax.config import RunConfig
 from dilocox_jax.distributed import coordinator_store, processes
-from dilocox_jax.meeting.agreement import LostError, StoppedError
+from dilocox_jax.mailbox_protocol.agreement import (
+  ReplicaStaleError,
+  StoppedError,
+)
 from dilocox_jax.metrics import work_directory
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.report.page import PAGE
@@ -40,9 +43,9 @@ from dilocox_jax.training.adaptive_controller import AdaptiveController
 from dilocox_jax.training.checkpoint import FOLDER, Checkpoints
 from dilocox_jax.training.local_replicas import LocalReplicas
 from dilocox_jax.training.mailbox_replica import (
+  MailboxAddress,
   MailboxReplica,
-  Meeting,
-  meeting_config,
+  mailbox_config,
 )
 from dilocox_jax.training.metrics_reader import DispatchedSegment, MetricsReader
 from dilocox_jax.training.parts import NO_PARTS, Clock, Parts
@@ -71,7 +74,7 @@ class Trainer:
     command: str = "",
     clock: Clock | None = None,
     parts: Parts = NO_PARTS,
-    meeting: Meeting | None = None,
+    address: MailboxAddress | None = None,
   ):
     """Builds all parts of the run.
 
@@ -81,14 +84,14 @@ class Trainer:
       command: The command line, for the record.
       clock: Simulated clock to advance; training never reads it.
       parts: Parts in place of the config's, `start.with_trainable` among them.
-      meeting: Where this program's replica meets the others of the run; None:
+      address: Where this program's replica meets the others of the run; None:
         all replicas are in this runtime. Sets exchange.collective=mailbox.
 
     Raises:
       ValueError: One line, if a part cannot be built.
     """
     assert parts.trainable or not config.lora.rank, "start.with_trainable"
-    self._replicas = _replicas_of(config, meeting, parts)
+    self._replicas = _replicas_of(config, address, parts)
     self.config = self._replicas.config
     self.clock = clock
     self.parts = parts
@@ -219,7 +222,7 @@ class Trainer:
       self.data.streams.set_state(record["streams"])
       self.controller.set_state(record["controller"])
       resume.set_clock(self.clock, record.get("clock"))
-      self._replicas.set_state(record["meeting"])
+      self._replicas.set_state(record["mailbox"])
     else:
       state = self._first_state()
     if processes.is_main():
@@ -262,7 +265,7 @@ class Trainer:
       try:
         state = self._train(state)
         self._finish(state)
-      except LostError as lost:
+      except ReplicaStaleError as lost:
         logging.getLogger(__name__).warning("beginning again: %s", lost)
         state = self._first_state()
         self._reader.record_time("catch_up", self.progress.step)
@@ -354,7 +357,7 @@ class Trainer:
           state,
           batches,
           segment.windows,
-          segment.attendance,
+          segment.participation,
           one_at_a_time=self._is_new(segment),
         )
       else:
@@ -451,7 +454,7 @@ class Trainer:
       "config": self._values,
       "corpus_digest": self.data.digest,
       "handed_in": self.parts.names,
-      "meeting": self._replicas.get_state(),
+      "mailbox": self._replicas.get_state(),
     }
     number = self.progress.step + self.progress.is_finished
     self._checkpoints.save(number, state, record)
@@ -463,12 +466,12 @@ class Trainer:
       plan, traffic = self.controller.plan, self.controller.traffic
       self._replicas.end()
       step = plan.schedule_step(self.config.total_steps)
-      attendance = plan.flush_attendance()
-      state, drifts = self.controller.rounds.flush(state, attendance)
+      participation = plan.flush_participation()
+      state, drifts = self.controller.rounds.flush(state, participation)
       self._replicas.record(self.config.total_steps)
-      self._reader.check_flush(drifts, self.config.total_steps, attendance)
+      self._reader.check_flush(drifts, self.config.total_steps, participation)
       jax.block_until_ready(state)
-      sent_bytes = traffic.flush_bytes(step, attendance)
+      sent_bytes = traffic.flush_bytes(step, participation)
       end_s = self.clock.finish(plan, traffic) if self.clock else None
       self.progress = self.progress.after(sent_bytes, simulated_s=end_s)
       self._reader.record_time("flush", self.config.total_steps)
@@ -478,20 +481,20 @@ class Trainer:
 
 
 def _replicas_of(
-  config: RunConfig, meeting: Meeting | None, parts: Parts
+  config: RunConfig, address: MailboxAddress | None, parts: Parts
 ) -> LocalReplicas | MailboxReplica:
   """Returns the replicas of this program.
 
   Args:
     config: Config of the run.
-    meeting: Where its replica meets the others; None: all are here.
+    address: Where its replica meets the others; None: all are here.
     parts: Parts that are handed in.
 
   Raises:
     ValueError: If these do not go together.
   """
-  if meeting is None and not config.meets:
+  if address is None and not config.uses_mailbox:
     return LocalReplicas(config)
-  config = meeting_config(config, meeting, parts)
-  assert meeting is not None, "meeting_config refuses it"
-  return MailboxReplica(config, meeting)
+  config = mailbox_config(config, address, parts)
+  assert address is not None, "mailbox_config refuses it"
+  return MailboxReplica(config, address)

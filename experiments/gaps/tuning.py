@@ -1,8 +1,8 @@
 """Chooses the rates of a setting so that the best ones are not at an end.
 
-Rates lie on a grid whose neighbours differ by the square root of two. The
-search begins with a point and its neighbours, and goes on until the best point
-has all of its neighbours. Then other seeds are trained at this point.
+Rates lie on a grid whose neighbors differ by the square root of two. The
+search begins with a point and its neighbors, and goes on until the best point
+has all of its neighbors. Then other seeds are trained at this point.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ _FIRST_POINTS = {  # Inner coordinate of the first point, by size.
   "10000k": -7,
 }
 # An outer rate that is twice as high goes well with half the inner rate, so
-# two diagonal neighbours are tried too.
+# two diagonal neighbors are tried too.
 _BOTH_STEPS = (0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, -1), (-1, 1)
 _INNER_STEPS = (0, 0), (1, 0), (-1, 0)
 # Points that a setting needs as a rule (AllReduce, others), for plans of time.
@@ -65,7 +65,7 @@ def missing_runs(setting: Setting, results: Sequence[GapRow]) -> Missing:
   done = {(_point(setting, each), each.seed) for each in results}
   wanted = [
     (point, seed)
-    for point in _neighbourhood(setting, center)
+    for point in _neighborhood(setting, center)
     for seed in TUNING_SEEDS
   ]
   runs = [key for key in wanted if key not in done]
@@ -127,7 +127,7 @@ def _first_point(setting: Setting) -> Point:
   return Point(_FIRST_POINTS[setting.size], int(has_others))
 
 
-def _neighbourhood(setting: Setting, center: Point) -> list[Point]:
+def _neighborhood(setting: Setting, center: Point) -> list[Point]:
   """Returns a point and those that must be worse for it to be the best."""
   steps = _INNER_STEPS if setting.is_allreduce else _BOTH_STEPS
   return [

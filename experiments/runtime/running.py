@@ -27,7 +27,7 @@ from dilocox_jax.metrics import work_directory
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.training import start
-from dilocox_jax.training.mailbox_replica import Meeting
+from dilocox_jax.training.mailbox_replica import MailboxAddress
 from dilocox_jax.training.parts import Clock
 from dilocox_jax.training.states import StopRequestedError, TrainingStoppedError
 from dilocox_jax.training.trainer import Trainer
@@ -104,7 +104,7 @@ def train(
   profile: bool = False,
   clock: Clock | None = None,
   place: Place | None = None,
-  meeting: Meeting | None = None,
+  address: MailboxAddress | None = None,
   num_sample_tokens: int = 100,
   check_memory: bool = True,
 ) -> None:
@@ -118,7 +118,7 @@ def train(
     place: The place of this process among those of the run, if there are
       several. Any error then ends the process at once, as an orderly end would
       wait for the others.
-    meeting: Where this program's replica meets the others of the run.
+    address: Where this program's replica meets the others of the run.
     num_sample_tokens: Tokens of the sample in the report; 0: no sample. A run
       of several processes has none, as each has a part of its state.
     check_memory: Whether a run is refused that needs more memory than there is.
@@ -137,7 +137,7 @@ def train(
   if place:
     num_devices = place.num_devices(config)
     other_processes = _joined(config, place)
-  elif meeting:
+  elif address:
     num_devices = config.division.num_devices
   set_up_jax(num_devices)
   with other_processes:
@@ -145,7 +145,7 @@ def train(
       with command_line.usage_errors():
         memory_check.check_memory(config, go_on="--nocheck_memory")
     text = _train(
-      config, workdir, profile=profile, clock=clock, meeting=meeting
+      config, workdir, profile=profile, clock=clock, address=address
     )
     if num_sample_tokens and jax.process_count() == 1:
       _sample(workdir, num_sample_tokens, text)
@@ -157,7 +157,7 @@ def _train(
   *,
   profile: bool,
   clock: Clock | None,
-  meeting: Meeting | None,
+  address: MailboxAddress | None,
 ) -> Corpus:
   """Trains, prints the table and returns the run's text.
 
@@ -176,7 +176,7 @@ def _train(
       command=command,
       clock=clock,
       parts=parts,
-      meeting=meeting,
+      address=address,
     )
   tracing = contextlib.nullcontext()
   if profile and processes.is_main():
@@ -248,7 +248,8 @@ def _check_directory(workdir: pathlib.Path) -> None:
   if not processes.share_directory(workdir):
     raise UsageError(
       f"processes do not see one directory at --workdir={workdir}: take one on "
-      "a file system that all share, or let replicas meet in a store by --meet"
+      "a file system that all share, or let replicas meet in a store by "
+      "--mailbox"
     )
 
 

@@ -27,12 +27,12 @@ class Times:
     at_s: Time from the start of the run to the end of every segment (seconds),
       by the segment's last inner step. The flush is not included.
     end_s: Time of the whole run with its flush (seconds).
-    utilisation: Share of `end_s` in which replicas took inner steps.
+    utilization: Share of `end_s` in which replicas took inner steps.
   """
 
   at_s: dict[int, float]
   end_s: float
-  utilisation: float
+  utilization: float
 
   def after(self, step: int) -> float:
     """Returns the time at which the last segment up to a step ended (seconds).
@@ -85,7 +85,7 @@ class SweepClock:
     return from_mapping(values | applies)
 
   def times(self, config: RunConfig) -> Times:
-    """Returns the times of all segments and of the run, and its utilisation.
+    """Returns the times of all segments and of the run, and its utilization.
 
     Args:
       config: Config of the run that is trained.
@@ -101,7 +101,7 @@ class SweepClock:
       for segment in setup.plan.segments()
     }
     outcome = clock.walk(setup.script.flush(setup.plan))
-    return Times(at_s, outcome.now_s, outcome.utilisation)
+    return Times(at_s, outcome.now_s, outcome.utilization)
 
   def own_step_s(self, config: RunConfig) -> float:
     """Returns the time of an inner step on the fastest replica (seconds)."""

@@ -61,8 +61,8 @@ def frame(
         ],
         baseline=baseline if baseline in lines_by_name else "",
         seconds={clock: time.end_s for clock, time in times[name].items()},
-        utilisation={
-          clock: time.utilisation for clock, time in times[name].items()
+        utilization={
+          clock: time.utilization for clock, time in times[name].items()
         },
         changed=changed_by_name[name],
         note=note,

@@ -168,7 +168,7 @@ class PaperRuns:
     step_s = self.setting.tokens / self.published("CocktailSGD")
     return self.allreduce().exchange_s / (step_s - self.step_s)
 
-  def implied_utilisation(self) -> float:
+  def implied_utilization(self) -> float:
     """Returns the share of the devices' peak that the throughput implies."""
     devices = self._figures[f"{self.model}, GPUs"].value
     shape = MODEL_PRESETS[MODELS[self.model]]
@@ -187,8 +187,8 @@ def build_tables() -> list[Table]:
     "exchange_s": large.interval * large.dilocox().exchange_s,
     "compute_s": large.interval * large.step_s,
     "dense_s": large.interval * large.dilocox(codec="").exchange_s,
-    "small_share": small.implied_utilisation(),
-    "large_share": large.implied_utilisation(),
+    "small_share": small.implied_utilization(),
+    "large_share": large.implied_utilization(),
     "codec_s": codec_s,
     "exposed": large.tokens_per_s(large.dilocox(codec_s=codec_s)),
     "half": large.tokens_per_s(half),

@@ -1,4 +1,4 @@
-"""Utilisation layer by layer, as Streaming DiLoCo's Table 4 counts it.
+"""Utilization layer by layer, as Streaming DiLoCo's Table 4 counts it.
 
 Elsewhere in this package a step is one block of compute. That paper (arXiv
 2501.18512) divides a step of L layers into 4 L - 1 nodes: every layer has a
@@ -28,7 +28,7 @@ from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 # Every value of Table 4 is on this grid, rounded to two decimals of a Gbit/s
 # and then to one.
 GRID_BPS = np.logspace(-1, 3, 50) * 1e9
-TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)  # Compute utilisation of its columns.
+TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)  # Compute utilization of its columns.
 
 Bandwidths = Float[np.ndarray, " bandwidths"]
 
@@ -85,7 +85,7 @@ class LayerRun:
   ends_s: Float[np.ndarray, "steps bandwidths"]
 
   @property
-  def utilisation(self) -> Bandwidths:
+  def utilization(self) -> Bandwidths:
     """Compute over elapsed time, 0 to 1."""
     return self.compute_s / self.ends_s[-1]
 
@@ -207,7 +207,7 @@ def needed_bandwidth_bps(
     [targets] (bit/s). The last bandwidth of the grid reaches all targets.
   """
   run = simulate_layers(model, method, GRID_BPS)
-  return GRID_BPS[(run.utilisation[:, None] >= TARGETS).argmax(0)]
+  return GRID_BPS[(run.utilization[:, None] >= TARGETS).argmax(0)]
 
 
 def grid_index(bandwidth_bps: float) -> int:

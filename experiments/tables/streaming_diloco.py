@@ -1,6 +1,6 @@
 """Streaming DiLoCo (arXiv 2501.18512): needed bandwidth, and hours.
 
-Table 4 has the bandwidth that a method needs for a utilisation. Table 1 has the
+Table 4 has the bandwidth that a method needs for a utilization. Table 1 has the
 hours that one run takes.
 """
 
@@ -27,9 +27,9 @@ _GBPS = 1e9
 _TBIT = 1e12
 _HOUR_S = 3600.0
 _CAPTION = (
-  "Compute utilisation against bandwidth: simulated (lines; two constants"
+  "Compute utilization against bandwidth: simulated (lines; two constants"
   " fitted on the markers) and published (markers: the first bandwidth of a"
-  " grid that reaches the utilisation)."
+  " grid that reaches the utilization)."
 )
 
 
@@ -58,7 +58,7 @@ def model(figures: Figures, name: str) -> layers.LayerModel:
 
 
 def _table_4(figures: Figures) -> Table:
-  """Returns the bandwidth that each method needs for each utilisation."""
+  """Returns the bandwidth that each method needs for each utilization."""
   rows = []
   cells = []
   for name in MODELS:
@@ -121,22 +121,22 @@ def _picture(figures: Figures) -> Picture:
   for ax, name in zip(axes, MODELS, strict=True):
     layer_model = model(figures, name)
     methods = layers.table_methods(layer_model.num_layers)
-    for (colour, marker), (label, method) in zip(
+    for (color, marker), (label, method) in zip(
       looks, methods.items(), strict=False
     ):
       run = layers.simulate_layers(layer_model, method, layers.GRID_BPS)
       ax.plot(
-        layers.GRID_BPS / _GBPS, run.utilisation, color=colour, label=label
+        layers.GRID_BPS / _GBPS, run.utilization, color=color, label=label
       )
       published = [
         figures[f"table 4, {name}, {label}, {target:.0%}"].value
         for target in layers.TARGETS
       ]
-      ax.plot(published, layers.TARGETS, marker, color=colour, markersize=5)
+      ax.plot(published, layers.TARGETS, marker, color=color, markersize=5)
     ax.set_xscale("log")
     ax.set_xlabel("bandwidth (Gbit/s, log scale)")
     style.caption(ax, f"{name}: simulated (lines), published (markers)")
-  axes[0].set_ylabel("compute utilisation")
+  axes[0].set_ylabel("compute utilization")
   style.legend(picture, axes[0], 5)
   return picture
 

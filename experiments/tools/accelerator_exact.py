@@ -104,7 +104,7 @@ def _drawn(*shape: int, seed: int = 0) -> Array:
 def _method_error(name: str) -> float:
   """Returns the error of a method beside the reference page.
 
-  It trains towards random targets; the gradient, w - target, has no product.
+  It trains toward random targets; the gradient, w - target, has no product.
   """
   method = _METHODS[name]
   interval = method.schedule.sync_interval
@@ -130,7 +130,7 @@ def _on_page(method: dx.Method, targets: np.ndarray) -> np.ndarray:
   """Returns the replicas' parameters as the reference page computes them.
 
   Args:
-    method: The method; its fragments are slices of neighbouring rows.
+    method: The method; its fragments are slices of neighboring rows.
     targets: Targets by replica and step [M, steps, rows, columns].
   """
   schedule = method.schedule

@@ -203,9 +203,11 @@ def test_on_a_fast_link_nothing_beats_allreduce():
 
 
 def test_who_meets_in_a_store_is_compared_with_others_that_do():
-  config = from_mapping({"exchange.collective": "mailbox", "meet.grace_s": 5.0})
+  config = from_mapping(
+    {"exchange.collective": "mailbox", "mailbox.grace_s": 5.0}
+  )
   plans, _ = method_plans.compare_methods(config, "1gbit", Options(0.5))
-  apart = {plan.name for plan in plans if plan.config.meets}
+  apart = {plan.name for plan in plans if plan.config.uses_mailbox}
   assert apart == {*METHODS} - {"allreduce", "cocktail_sgd", "eager"}
 
 

@@ -5,11 +5,11 @@ import pytest
 
 import dilocox_jax as dx
 from dilocox_jax.inner.step import accumulated_gradient, inner_step
-from dilocox_jax.meeting.members import DiffersError
-from dilocox_jax.meeting.store import Store
+from dilocox_jax.mailbox_protocol.roster import RunMismatchError
+from dilocox_jax.mailbox_protocol.store import Store
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.turns import without_pauses
-from tests.meeting import apart
+from tests.mailbox import apart
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import (
   assert_close,
@@ -184,5 +184,5 @@ def test_a_newcomer_that_differs_is_refused():
     ("exchange.codec", 4, {"codec": "int(bits=4)"}),
     ("learning_rate", 4, {"config": {"learning_rate": 0.1}}),
   ):
-    with pytest.raises(DiffersError, match=f"^config.{field} is "):
+    with pytest.raises(RunMismatchError, match=f"^config.{field} is "):
       apart.rounds_of(methods.diloco(interval), mailbox(store, **settings), 1)

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from dilocox_jax.codecs.base import Quantiser
+from dilocox_jax.codecs.base import Quantizer
 from dilocox_jax.codecs.low_rank import LocalLowRank, LowRank
 from dilocox_jax.codecs.named import (
   CODECS,
@@ -73,7 +73,7 @@ def test_an_error_is_one_line_that_names_what_to_change(text, message):
   assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-class Bare(Quantiser):
+class Bare(Quantizer):
   pass
 
 

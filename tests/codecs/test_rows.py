@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.codecs import joining
-from dilocox_jax.codecs.joining import RowLayout
+from dilocox_jax.codecs import batching
+from dilocox_jax.codecs.batching import RowLayout
 from dilocox_jax.codecs.low_rank import LocalLowRank, LowRank
 from dilocox_jax.codecs.quantize import E3M0, Float, Int, unpack
 from dilocox_jax.codecs.sparse import RandomMask, TopK
@@ -58,7 +58,7 @@ def test_joined_leaves_are_coded_as_if_each_was_alone(codec, monkeypatch):
     return jax.jit(lambda leaves: alone(codec, leaves, states)[0])(LEAVES)
 
   joined = decoded()
-  monkeypatch.setattr(joining, "_MOST_JOINED", 0)
+  monkeypatch.setattr(batching, "_MOST_JOINED", 0)
   for each, expected in zip(joined, decoded(), strict=True):
     np.testing.assert_allclose(each, expected, atol=1e-5)
 
@@ -77,15 +77,15 @@ def test_rows_hold_every_value_once_in_order(num_slices):
 
 
 def test_large_leaves_are_not_copied_to_join_them(monkeypatch):
-  assert joining.alike(SHAPES, [0] * len(SHAPES)) == [[*range(len(SHAPES))]]
-  monkeypatch.setattr(joining, "_MOST_JOINED", 60)
-  groups = joining.alike(SHAPES, [0] * len(SHAPES))
+  assert batching.alike(SHAPES, [0] * len(SHAPES)) == [[*range(len(SHAPES))]]
+  monkeypatch.setattr(batching, "_MOST_JOINED", 60)
+  groups = batching.alike(SHAPES, [0] * len(SHAPES))
   assert groups == [[0], [1, 3, 4], [2]]
 
 
 @pytest.mark.parametrize("kind", [LowRank, LocalLowRank])
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (2, 3, 4)])
-def test_a_leaf_that_is_not_factorised_goes_to_the_next_link(kind, shape):
+def test_a_leaf_that_is_not_factorized_goes_to_the_next_link(kind, shape):
   values = jnp.asarray(gaussian(shape), jnp.float32)
   [found], [state], sent = program(kind(2, then=Int(4)))([values])
   expected, arrays = through(Int(4), values)

@@ -39,7 +39,10 @@ HEAVY |= {"optax", "orbax", "rich", "scipy"}
 @pytest.mark.parametrize(
   ("module", "arguments", "heavy"),
   [
-    *((name, ["all"], HEAVY) for name in ("plan", "reference", "meeting")),
+    *(
+      (name, ["all"], HEAVY)
+      for name in ("plan", "reference", "mailbox_protocol")
+    ),
     ("config", [], HEAVY),
     ("", [], HEAVY | {"numpy"}),
   ],
@@ -97,7 +100,7 @@ def imported_names(text):
 # The launcher has the flags of the trainer, and so has a test's trainer.
 IMPORTS_OF_PROGRAMS = {
   ("experiments/launch.py", "experiments.train"),
-  ("tests/meeting/slow_train.py", "experiments.train"),
+  ("tests/mailbox/slow_train.py", "experiments.train"),
 }
 
 

@@ -164,8 +164,8 @@ def test_sources_have_names_and_get_the_settings_that_they_read():
     seeds_differ = loaded[0].digest != loaded[2].digest
     assert seeds_differ == sources.reads(name, "seed") == (name == "synthetic")
   refused("'wiki': have: stdlib, text_files", sources.load_corpus, "wiki")
-  with pytest.raises(ValueError, match="colour"):
-    sources.register_source("bad", lambda colour: None)  # pyright: ignore
+  with pytest.raises(ValueError, match="color"):
+    sources.register_source("bad", lambda color: None)  # pyright: ignore
 
 
 ENTROPY_NATS = -sum(p * math.log(p) for p in (1 / 2, 1 / 4, 1 / 8, 1 / 8))

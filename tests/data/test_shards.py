@@ -115,7 +115,7 @@ def test_the_digest_names_text_tokenizer_and_split(tmp_path, bpe):
   assert digests[0] == digests[1] and len(set(digests)) == 4
 
 
-def sealed(index):
+def signed(index):
   """An index whose digests fit its fields, whatever they are."""
   found = dataclass_from(shards.Index, index)
   found.digest = found.text_digest()
@@ -144,7 +144,7 @@ def test_what_is_damaged_is_one_line(tmp_path, bpe):
   ):
     path.write_text(json.dumps(index | change))
     refused("fields are not those that were written", mapped, tmp_path)
-    path.write_text(json.dumps(sealed(index | change)))
+    path.write_text(json.dumps(signed(index | change)))
     refused(said, mapped, tmp_path)
   path.write_text(json.dumps(index))
   content = (tmp_path / "train.bin").read_bytes()
@@ -174,7 +174,7 @@ def test_a_changed_token_is_noticed(tmp_path, bpe, name, wrong):
   # Neither is what a program of somebody else has written with its digest.
   index = json.loads((tmp_path / "index.json").read_text())
   index["files"][name] = hashlib.sha256(tokens.tobytes()).hexdigest()
-  (tmp_path / "index.json").write_text(json.dumps(sealed(index)))
+  (tmp_path / "index.json").write_text(json.dumps(signed(index)))
   if wrong == "a token beyond":
     refused("has the token 65,535, but a vocabulary of 3", mapped, tmp_path)
 
@@ -235,7 +235,7 @@ def test_a_wrong_field_is_one_line_even_if_its_digest_is_right(tmp_path, bpe):
 
   def read(text):
     try:
-      path.write_text(json.dumps(sealed(json.loads(text))))
+      path.write_text(json.dumps(signed(json.loads(text))))
     except (ValueError, TypeError):
       path.write_text(text)
     return mapped(tmp_path)

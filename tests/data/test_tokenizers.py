@@ -33,7 +33,7 @@ def from_file(tmp_path, content, *options):
 
 def test_a_trained_vocabulary_gives_every_text_back():
   made = tokenizers.choose("bpe", 300)(TEXTS)
-  # It has learnt whatever pairs there are to learn, and stops there.
+  # It has learned whatever pairs there are to learn, and stops there.
   assert 257 < made.vocab_size <= 300 and made.dtype == np.uint16
   unseen = "\ufeffZwölf Boxkämpfer,\r\n\0 日本<|endoftext|>".encode()
   for text in (*TEXTS, unseen, b""):

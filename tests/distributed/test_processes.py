@@ -282,7 +282,7 @@ def test_a_place_that_nobody_knows_is_refused(
   assert "place" not in started and "\n" not in str(error.value)
 
 
-def test_a_lost_peer_is_recognised_and_nobody_else_is_blamed(several):
+def test_a_lost_peer_is_recognized_and_nobody_else_is_blamed(several):
   with pytest.raises(processes.LostProcessError, match="the same command"):
     with processes.detect_lost_process():
       raise RuntimeError("does not fit") from ValueError(GLOO)

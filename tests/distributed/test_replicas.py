@@ -62,7 +62,7 @@ def test_a_function_of_one_replica_becomes_one_of_all(layout):
     np.testing.assert_array_equal(piece, OWN[number : number + 1])
 
 
-def test_neighbouring_devices_make_up_a_replica_and_divide_its_state():
+def test_neighboring_devices_make_up_a_replica_and_divide_its_state():
   devices = Replicas(2, "mesh", FOUR)
   assert devices.mesh.axis_names == ("replica", "data", "stage")
   assert [device.id for device in devices.mesh.devices.flat] == list(range(8))

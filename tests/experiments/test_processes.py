@@ -1,6 +1,6 @@
 """Real processes of runs: killed, stopped, and several of one run.
 
-Moments are recognised by what a run has written, never by a clock, and each
+Moments are recognized by what a run has written, never by a clock, and each
 test asserts that the process still lived when it was killed.
 """
 
@@ -20,7 +20,7 @@ from dilocox_jax.metrics import work_directory
 from dilocox_jax.metrics.lines import read_rows
 from tests import runs
 from tests.experiments.programs import run
-from tests.meeting.slow_train import SMALL
+from tests.mailbox.slow_train import SMALL
 from tests.tiers import slow
 
 DEADLINE_S = 600
@@ -66,7 +66,7 @@ def long(method, workdir):
 
 
 def start_long(method, workdir):
-  return start("tests.meeting.slow_train", *long(method, workdir))
+  return start("tests.mailbox.slow_train", *long(method, workdir))
 
 
 def start_two(workdir):

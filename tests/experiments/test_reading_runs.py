@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dilocox_jax.codecs.named import CODECS
-from dilocox_jax.meeting.members import read_secret
+from dilocox_jax.mailbox_protocol.roster import read_secret
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.report import write_report

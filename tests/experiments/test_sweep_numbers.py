@@ -108,7 +108,7 @@ def test_a_setting_has_its_own_baseline_and_says_that_it_is_an_average():
   assert labels["kept, average"].baseline == "plain"
   assert labels["plain"].baseline == "allreduce"
   assert labels["plain"].seconds == {"x": 7.0}
-  assert labels["plain"].utilisation == {"x": 0.5}
+  assert labels["plain"].utilization == {"x": 0.5}
 
 
 def test_a_line_has_the_last_and_the_lowest_loss_of_a_run(tmp_path):

@@ -211,7 +211,7 @@ def test_a_run_ends_where_the_simulator_ends_it_flush_included(made):
   expected = run_time(costs, setup.work, setup.script.ops(setup.plan))
   times = SLOW.times(made)
   assert times.end_s == expected.now_s
-  assert times.utilisation == expected.utilisation
+  assert times.utilization == expected.utilization
   assert max(times.at_s) == 60 and times.at_s[60] <= times.end_s
   (first, *_) = times.at_s
   assert times.after(first) == times.at_s[first]

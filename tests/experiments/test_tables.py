@@ -11,7 +11,7 @@ from experiments.tables import (
   dilocox,
   streaming_diloco,
   table,
-  utilisation,
+  utilization,
 )
 from experiments.tables.dilocox import PaperRuns
 from experiments.tables.runs import GOODPUT
@@ -114,7 +114,7 @@ def test_the_codec_is_what_the_row_without_overlap_has_left():
 
 
 def test_covenant_uploads_its_payload_and_a_ring_sends_those_of_all_others():
-  (made,) = utilisation.covenant_72b()
+  (made,) = utilization.covenant_72b()
   share, exchange, compression, ring = made.rows
   assert abs(share.relative_error) < 0.1
   assert abs(compression.relative_error) < 0.01
@@ -128,11 +128,11 @@ def test_covenant_uploads_its_payload_and_a_ring_sends_those_of_all_others():
 
 
 def test_intellect_fits_a_rate_on_each_allreduce_and_derives_two_rows():
-  (made,) = utilisation.intellect_1()
-  shares = [row for row in made.rows if "utilisation" in row.name]
+  (made,) = utilization.intellect_1()
+  shares = [row for row in made.rows if "utilization" in row.name]
   assert all(abs(row.relative_error) < 0.1 for row in shares)
   derived = {row.name for row in made.rows if row.kind == Fit.NONE}
-  assert derived == {"bandwidth reduction", "model FLOPS utilisation, lowest"}
+  assert derived == {"bandwidth reduction", "model FLOPS utilization, lowest"}
   sent_bits = 2 * 13 / 14 * 1e10 * (8 + 16 / 128)
   by_hand = sent_bits / (469 * GOODPUT) / 1e6
   # Round trips take a few seconds of the 469.
@@ -144,7 +144,7 @@ def test_intellect_fits_a_rate_on_each_allreduce_and_derives_two_rows():
 
 
 def test_open_diloco_is_bytes_over_the_slowest_link_within_the_band():
-  (made,) = utilisation.open_diloco()
+  (made,) = utilization.open_diloco()
   lowest, highest, exchange, needed = made.rows
   by_hand_s = 8 * 2 * 3 / 4 * 1.1e9 * 2 / (127e6 * GOODPUT)
   # The rest is round trips and slow start.

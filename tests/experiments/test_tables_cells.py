@@ -74,10 +74,10 @@ def test_the_share_of_the_peak_is_that_of_all_devices():
   paper = PaperRuns(load_published("dilocox"), "107B")
   # 3,728 tokens a second on 160 devices of 312 TFLOP/s.
   flops = 3728 * flops_per_token(MODEL_PRESETS["qwen_107b"], 2048)
-  assert paper.implied_utilisation() == pytest.approx(flops / (160 * 312e12))
+  assert paper.implied_utilization() == pytest.approx(flops / (160 * 312e12))
   # Six operations a parameter and token are most of them.
   most = 3728 * 6 * 107e9 / (160 * 312e12)
-  assert most < paper.implied_utilisation() < 1.1 * most
+  assert most < paper.implied_utilization() < 1.1 * most
 
 
 def test_cocktail_sgd_sends_in_the_time_that_its_steps_leave():

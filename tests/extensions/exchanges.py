@@ -6,12 +6,12 @@ import dilocox_jax as dx
 
 
 class Gossip(dx.Collective):
-  """Averages with the neighbour on the left and on the right in turn."""
+  """Averages with the neighbor on the left and on the right in turn."""
 
   is_shared = False
 
   def operations(self, encoder, shapes, num_replicas):
-    """Returns one message to the neighbour."""
+    """Returns one message to the neighbor."""
     del num_replicas
     return [dx.operation("permute", dx.encoded_bytes(encoder, shapes))]
 

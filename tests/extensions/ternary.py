@@ -16,7 +16,7 @@ SMALLEST, LARGEST = float(jnp.finfo(jnp.float32).tiny), 2.0**124
 
 
 @dataclasses.dataclass(frozen=True)
-class Ternary(dx.Quantiser):
+class Ternary(dx.Quantizer):
   """Sends -1, 0 or 1 for each value, and a scale for each row.
 
   Wire: a byte for 5 values, and 2 bytes a row.

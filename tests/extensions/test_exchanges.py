@@ -11,12 +11,12 @@ import pytest
 import dilocox_jax as dx
 from dilocox_jax.aggregators.traffic import exchange_operations
 from dilocox_jax.codecs.quantize import Int
-from dilocox_jax.meeting.store import Store
+from dilocox_jax.mailbox_protocol.store import Store
 from dilocox_jax.plan.collectives import COLLECTIVES
 from dilocox_jax.plan.schedule.methods import RULES
 from dilocox_jax.trees import leaves_by_path, nested
 from tests.extensions import exchanges
-from tests.meeting import apart
+from tests.mailbox import apart
 from tests.oracles import least_squares
 from tests.outer.problem import (
   INNER_RATE,

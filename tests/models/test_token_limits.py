@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from flax import linen, nnx
 
-from dilocox_jax.models.handed_in import as_loss_model, reads_tokens
+from dilocox_jax.models.custom import as_loss_model, reads_tokens
 from dilocox_jax.models.token_limits import TokenLimits, token_limits
 
 WIDTH, ROWS, LOGITS = 8, 10, 16

@@ -2,7 +2,7 @@
 
 A script becomes a graph of nodes that wait for each other. Nothing assumes that
 replicas work at the same pace: a piece waits until its replica has sent the
-piece before and has received its neighbour's. Flows that share a link share it
+piece before and has received its neighbor's. Flows that share a link share it
 max-min fairly: no rate can rise without lowering one that is no higher. Then
 the graph is run from event to event, all rates solved anew at each. It is slow
 and plain on purpose; its own times are held to SimGrid's.

@@ -1,6 +1,6 @@
 """A least-squares problem on which the replicas disagree.
 
-Replica m minimises 0.5 ||A_m x - y_m||^2 / n over the vector x of all leaves.
+Replica m minimizes 0.5 ||A_m x - y_m||^2 / n over the vector x of all leaves.
 Each replica has its own solution and its own curvature, so that an average of
 replicas is not what any of them would have reached alone, and a term that is
 dropped or counted twice shows.

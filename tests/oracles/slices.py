@@ -21,7 +21,7 @@ def cut_into_slices(params: Arrays, count: int, order: str) -> Arrays:
   Args:
     params: Arrays by name; those of layers begin with "blocks/".
     count: Number of slices, P.
-    order: "sliced" gives a slice neighbouring rows, and "interleaved" the rows
+    order: "sliced" gives a slice neighboring rows, and "interleaved" the rows
       p, p + P, p + 2 P, ...
   """
   slices: Arrays = {}

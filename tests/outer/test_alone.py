@@ -11,10 +11,10 @@ import pytest
 from jax.experimental import io_callback
 
 import dilocox_jax as dx
-from dilocox_jax.meeting.store import Store
+from dilocox_jax.mailbox_protocol.store import Store
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.methods import RULES
-from tests.meeting import apart
+from tests.mailbox import apart
 
 AXIS = "replica"
 H = 4

@@ -13,12 +13,12 @@ import dilocox_jax as dx
 from dilocox_jax.aggregators.exchange import exchange
 from dilocox_jax.aggregators.mailbox_mean import MailboxMean
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.meeting.store import Store
+from dilocox_jax.mailbox_protocol.store import Store
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.rounds.exchange_thread import InThread
 from dilocox_jax.rounds.mailbox_runtime import Due, MailboxRuntime
-from tests.meeting import apart
+from tests.mailbox import apart
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import SGD, assert_equal, begin, nesterov, walk
 from tests.tiers import slow
@@ -90,7 +90,7 @@ def test_the_host_carries_messages_that_count_or_come_late(
   played, measured, codec, mean, own, residual, turns
 ):
   weights, options = played
-  carrier, feedback = Played(weights, **options), float(residual is not None)
+  client, feedback = Played(weights, **options), float(residual is not None)
   aggregator = exchange(codec, feedback=feedback, collective=MailboxMean())
   outer = OuterStep(methods.dilocox(4), SGD, aggregator)
   state = outer.init({"w": jnp.zeros([6, 4])})
@@ -98,7 +98,7 @@ def test_the_host_carries_messages_that_count_or_come_late(
   if feedback:
     kept = kept._replace(residual={"w": kept.residual["w"][None]})
   state = state._replace(exchange=kept)
-  runtime = MailboxRuntime(outer, Replicas(1), carrier)  # pyright: ignore
+  runtime = MailboxRuntime(outer, Replicas(1), client)  # pyright: ignore
   result, kept = runtime._exchange(
     Due(
       fragment=0,
@@ -108,12 +108,12 @@ def test_the_host_carries_messages_that_count_or_come_late(
       fragments=(state,),
     )
   )
-  assert carrier.sent == turns
+  assert client.sent == turns
   np.testing.assert_allclose(result.own["w"][0], own, rtol=1e-6)
   if residual is not None:
     np.testing.assert_allclose(kept.residual["w"][0], residual, rtol=1e-6)
     assert np.any(np.asarray(result.mean["w"]))
-    if not carrier.drops_all:
+    if not client.drops_all:
       assert not np.any(np.asarray(result.sent["w"]))
   else:
     np.testing.assert_allclose(result.mean["w"], mean, rtol=1e-6)

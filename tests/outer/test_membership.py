@@ -84,10 +84,10 @@ def trained(problem, plan, programs, state):
   """Yields state and losses of every round, then the flushed state."""
   for segment in plan.segments():
     batches = batches_of(problem, segment.start, segment.stop)
-    given = segment.windows, segment.attendance
+    given = segment.windows, segment.participation
     state, metrics, _ = programs.run(state, batches, *given)
     yield state, metrics.loss
-  yield programs.flush(state, plan.flush_attendance())[0], None
+  yield programs.flush(state, plan.flush_participation())[0], None
 
 
 CASES = [
@@ -120,9 +120,9 @@ def test_rounds_equal_the_numpy_twin(absences, is_uneven, layout, name, x64):
     state, loss = next(rounds)
     assert_close(outer_tree(programs, state), theta, EXACT)
     losses.append(loss)
-  attendance = plan.flush_attendance()
-  assert attendance
-  here = list(attendance.members)  # Where the others stand does not matter.
+  participation = plan.flush_participation()
+  assert participation
+  here = list(participation.members)  # Where the others stand does not matter.
   chosen = functools.partial(jax.tree.map, lambda leaf: np.asarray(leaf)[here])
   params = chosen(stacked(expected.params))
   assert_close(chosen(state.replica.params), params, EXACT)

@@ -116,7 +116,7 @@ def test_what_a_stage_reads_in_lockstep_is_what_it_needs(pipeline):
 
 
 @given(st.integers(1, 40), st.integers(1, 6))
-def test_layers_are_cut_into_even_neighbouring_parts(layers, stages):
+def test_layers_are_cut_into_even_neighboring_parts(layers, stages):
   if stages > layers:
     with pytest.raises(ValueError, match=f"num_layers={layers} cannot be cut"):
       StageLayers(layers, stages)

@@ -35,7 +35,7 @@ def setting(name, losses, sent_bytes, baseline="allreduce", **others):
     )
     for seed, loss in enumerate(losses)
   ]
-  others.setdefault("utilisation", {CLOCK: 0.5})
+  others.setdefault("utilization", {CLOCK: 0.5})
   return Setting(name, traces, baseline, **others)
 
 

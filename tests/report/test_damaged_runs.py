@@ -89,7 +89,7 @@ def test_a_folder_in_place_of_a_file_is_one_line(run_folder, name):
 def test_a_row_of_who_met_may_be_damaged(run_folder):
   usage = {"get": 3, "bytes_up": 10, "bytes_down": 20}
   row = {"step": 3, "event": 1, "members": ["a"], "left_out": {"b": "late"}}
-  path = run_folder / "meeting.jsonl"
+  path = run_folder / "mailbox.jsonl"
   path.write_text(json.dumps(row | {"usage": usage}) + "\n")
   assert "| 1 | a | b: late |" in page._meeting(run_folder)
 

@@ -60,7 +60,7 @@ def test_drift_has_a_line_a_fragment_and_their_mean(write_run, tmp_path):
       np.array(ax.lines[2].get_data()).T.tolist() == np.array(rows).tolist()
     )
     first = [getattr(entry, field) for entry in run.rounds[0].drift]
-    mean = curves(ax)["mean of fragments (3, grey)"]
+    mean = curves(ax)["mean of fragments (3, gray)"]
     assert mean[1, 0] == pytest.approx(np.mean(first))
 
 

@@ -86,7 +86,7 @@ def test_a_table_has_means_errors_and_times():
     "gap": "+1.67 ± 1.00 %",
     "sent bytes": "1.00 kB",
     "fewer bytes": "8.00x",
-    "utilisation": "50.0 %",
+    "utilization": "50.0 %",
     "simulated time": "1.67 min",
     "to loss 2.1": "1 of 2 seeds",
   }

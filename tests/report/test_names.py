@@ -117,7 +117,7 @@ def test_a_name_on_a_terminal_is_shown_without_acting(name):
   text = written.getvalue()
   assert printable(name).strip() in text
   for line in text.splitlines():
-    # Rich's own sequences have colours alone.
+    # Rich's own sequences have colors alone.
     plain = line.replace("\x1b[0m", "").replace("\x1b[1m", "")
     plain = plain.replace("\x1b[3m", "")
     assert plain.isprintable()
@@ -171,7 +171,7 @@ def test_the_name_of_a_clock_is_shown_as_it_is(tmp_path, monkeypatch):
     dataclasses.replace(
       each,
       seconds={name: each.seconds[CLOCK]},
-      utilisation={},
+      utilization={},
       traces=[
         dataclasses.replace(
           trace,

@@ -24,7 +24,7 @@ def test_the_page_of_replicas_that_meet_says_what_went_which_way(
   write_run, tmp_path
 ):
   write_run(tmp_path, num_steps=30)
-  rows = JsonLines(tmp_path / "meeting.jsonl")
+  rows = JsonLines(tmp_path / "mailbox.jsonl")
   usage = {"put": 1_200, "get": 7, "bytes_up": 2_000_000, "bytes_down": 3_000}
   rows.append(event(1, ["ann", "bob"], {}, **usage))
   rows.append(event(2, ["ann", "bob"], {}, **usage))

@@ -36,8 +36,10 @@ def test_bytes_and_steps_are_those_of_the_trainer(name, settings, total_steps):
   trainers = sum(script.traffic.segment_bytes(each) for each in segments)
   if plan.local_start < plan.total_steps:
     step = plan.schedule_step(plan.total_steps)
-    trainers += script.traffic.flush_bytes(step, plan.flush_attendance())
-  joins = sum(bool(s.attendance and s.attendance.returning) for s in segments)
+    trainers += script.traffic.flush_bytes(step, plan.flush_participation())
+  joins = sum(
+    bool(s.participation and s.participation.returning) for s in segments
+  )
   launched = [op for op in ops if isinstance(op, Launch)]
   assert trainers + joins * script.copied_bytes == sum(
     operation.sent_bytes(len(op.members or "123"))

@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.meeting.store import Store
+from dilocox_jax.mailbox_protocol.store import Store
 from dilocox_jax.metrics.lines import read_rows
 from dilocox_jax.models.loss import LossModel
 from dilocox_jax.rounds.rounds import Rounds
-from dilocox_jax.training.mailbox_replica import Meeting
+from dilocox_jax.training.mailbox_replica import MailboxAddress
 from dilocox_jax.training.parts import Parts
 from dilocox_jax.training.trainer import Trainer
 from tests import runs
-from tests.meeting.apart import SECRET
+from tests.mailbox.apart import SECRET
 
 STEP_S = 0.01  # Of one replica; two are stacked, and take turns.
 ROUND_S = 2 * 3 * STEP_S
@@ -131,13 +131,13 @@ def test_a_run_that_goes_on_counts_what_it_kept(tmp_path):
 
 
 def test_so_has_each_round_of_a_replica_that_meets_others_in_a_store(tmp_path):
-  meeting = Meeting(Store("memory:///"), "oslo", SECRET)
+  address = MailboxAddress(Store("memory:///"), "oslo", SECRET)
   exchange = {"collective": "mailbox"}
   config = runs.settings(method="diloco", total_steps=12, exchange=exchange)
-  meet = dataclasses.replace(config.meet, grace_s=0.2)
-  config = dataclasses.replace(config, meet=meet)
+  meet = dataclasses.replace(config.mailbox, grace_s=0.2)
+  config = dataclasses.replace(config, mailbox=meet)
   with timed() as spent_s:
-    Trainer(config, tmp_path, parts=SLOW, meeting=meeting).run()
+    Trainer(config, tmp_path, parts=SLOW, address=address).run()
   rows = timings(tmp_path)
   total_s = sum(row["wall_s"] for row in rows)
   assert total_s == pytest.approx(spent_s[0], abs=0.5)

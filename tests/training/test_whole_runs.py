@@ -15,7 +15,7 @@ from dilocox_jax.training import build, evaluation, resume
 from dilocox_jax.training.checkpoint import Checkpoints
 from dilocox_jax.training.trainer import Trainer
 from tests import runs
-from tests.meeting.apart import broken
+from tests.mailbox.apart import broken
 from tests.tiers import slow
 
 # Where the model does not matter.

@@ -184,7 +184,7 @@ class Division:
 class StageLayers:
   """Says which layers each pipeline stage computes.
 
-  Stages have neighbouring layers, and as equally many as possible. Those with
+  Stages have neighboring layers, and as equally many as possible. Those with
   one more come first, because the last stage also computes the head. Five
   layers over two stages are 0 to 2, and 3 and 4.
 

@@ -34,7 +34,7 @@ class ModelShape:
     head_dim: Width of one attention head as configured. 0 means
       model_dim / num_heads. `head_width` is the resulting width.
     activation: "swiglu" (Shazeer 2020, arXiv 2002.05202), "gelu" or "relu".
-    qk_norm: Whether queries and keys of each head are normalised before their
+    qk_norm: Whether queries and keys of each head are normalized before their
       product (Dehghani et al. 2023, arXiv 2302.05442, section 2.1).
     num_kv_heads: Number of heads of keys and values as configured. Equally many
       query heads share each of them (Ainslie et al. 2023, arXiv 2305.13245). 0

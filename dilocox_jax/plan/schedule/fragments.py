@@ -8,7 +8,7 @@ its number and does not grow with P.
 
 If the order is "sliced" or "interleaved", a fragment has no layers of its own
 but some rows of every leaf. So fragments are equal for any P, also in a model
-of few layers. A slice has neighbouring rows, or every P-th row. Devices that
+of few layers. A slice has neighboring rows, or every P-th row. Devices that
 divide the rows of a replica have a part of each interleaved slice, so none has
 to send rows to another one before an exchange.
 
@@ -37,9 +37,9 @@ class Fragments:
   Attributes:
     num_fragments: Number of fragments, P.
     num_layers: Number of layers, the length of the layer axis.
-    order: "sequential" (neighbouring layers together), "strided"
+    order: "sequential" (neighboring layers together), "strided"
       (interleaved, the default of Streaming DiLoCo, arXiv 2501.18512),
-      "sliced" (each fragment has neighbouring rows of every leaf), or
+      "sliced" (each fragment has neighboring rows of every leaf), or
       "interleaved" (every P-th row of every leaf).
   """
 
@@ -91,7 +91,7 @@ class Fragments:
   def slices(self, path: str, shape: Shape) -> tuple[Shape, int]:
     """Returns the shape of a leaf in slices, [..., parts, P, rows, ...].
 
-    Parts are of neighbouring rows. With 6 rows and P = 2, slice 1 has rows 3 to
+    Parts are of neighboring rows. With 6 rows and P = 2, slice 1 has rows 3 to
     5 in one part ("sliced"), or the rows 1, 3 and 5 in three ("interleaved").
     Rows of zeros fill up what P does not divide. A leaf is sliced along the
     axis after the layers, and one that has no other axis along its layers.

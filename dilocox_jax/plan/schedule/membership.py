@@ -34,7 +34,7 @@ Absences = tuple[tuple[int, int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class WindowAttendance:
+class WindowParticipation:
   """What each replica does in a window.
 
   Attributes:
@@ -49,20 +49,20 @@ class WindowAttendance:
 
 
 @dataclasses.dataclass(frozen=True)
-class RoundAttendance:
+class RoundParticipation:
   """What each replica does in a round.
 
   Attributes:
     members: Indices of the replicas that are present.
     returning: Indices of those that were away in the round before.
     donor: Index of the replica that they copy.
-    windows: Attendance of the round's windows, in order.
+    windows: Participation of the round's windows, in order.
   """
 
   members: tuple[int, ...]
   returning: tuple[int, ...]
   donor: int
-  windows: tuple[WindowAttendance, ...]
+  windows: tuple[WindowParticipation, ...]
 
   @property
   def participants(self) -> list[np.ndarray]:
@@ -138,7 +138,7 @@ class Membership:
     return ~away
 
   def num_alike(self, round_index: int) -> int | float:
-    """Returns how many rounds have the same attendance, from one on.
+    """Returns how many rounds have the same participation, from one on.
 
     It is infinite from the last absence on. With tau = 0 and replica 1 away in
     rounds 3 to 5, rounds 4 and 5 are alike; round 3 is not like them, because
@@ -177,9 +177,9 @@ class Membership:
     shares = self._done(self.schedule.sync_interval, stays)
     return tuple((shares * (stays.sum() / max(shares.sum(), 1))).tolist())
 
-  def attendance(
+  def participation(
     self, round_index: int, windows: Sequence[Window]
-  ) -> RoundAttendance:
+  ) -> RoundParticipation:
     """Returns what each replica does in the windows of a round or a flush.
 
     Args:
@@ -195,9 +195,9 @@ class Membership:
       weights = ()
       if window.applied:
         weights = self._weights(window.applied.send_step, round_index)
-      parts.append(WindowAttendance(taken, weights))
+      parts.append(WindowParticipation(taken, weights))
     was_present = self.present(round_index - 1) if round_index else is_present
-    return RoundAttendance(
+    return RoundParticipation(
       tuple(np.flatnonzero(is_present).tolist()),
       tuple(np.flatnonzero(is_present & ~was_present).tolist()),
       int(np.argmax(was_present)),

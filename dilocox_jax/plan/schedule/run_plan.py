@@ -11,7 +11,7 @@ steps_per_dispatch = 50, the segments have 50, 10, 30, 30 and 10 steps.
 import dataclasses
 from collections.abc import Iterator
 
-from dilocox_jax.plan.schedule.membership import Membership, RoundAttendance
+from dilocox_jax.plan.schedule.membership import Membership, RoundParticipation
 from dilocox_jax.plan.schedule.methods import Method, with_interval
 from dilocox_jax.plan.schedule.sync_schedule import Window
 
@@ -27,7 +27,7 @@ class Segment:
     windows: Windows of a local segment, in order.
     ends_phase: Whether the next segment is of another phase.
     schedule_start: Inner step of the run at which step 0 of its windows lies.
-    attendance: What each replica does in the windows; None: all the same.
+    participation: What each replica does in the windows; None: all the same.
   """
 
   phase: str
@@ -36,7 +36,7 @@ class Segment:
   windows: tuple[Window, ...] = ()
   ends_phase: bool = False
   schedule_start: int = 0
-  attendance: RoundAttendance | None = None
+  participation: RoundParticipation | None = None
 
   @property
   def stop(self) -> int:
@@ -45,8 +45,8 @@ class Segment:
 
   def replica_steps(self, num_replicas: int) -> int:
     """Returns the inner steps of all replicas together."""
-    if self.attendance:
-      return sum(self.attendance.num_steps)
+    if self.participation:
+      return sum(self.participation.num_steps)
     return self.num_steps * num_replicas
 
   def crosses(self, interval_steps: int) -> bool:
@@ -159,23 +159,23 @@ class RunPlan:
     round_index, interval = self.method.schedule.round_at(done)
     count = min(interval, self.total_steps - step)
     windows = self.method.schedule.windows(done, done + count)
-    attendance = None
+    participation = None
     if self.membership:
-      attendance = self.membership.attendance(round_index, windows)
+      participation = self.membership.participation(round_index, windows)
     return Segment(
       phase,
       step,
       count,
       tuple(windows),
       schedule_start=step - done,
-      attendance=attendance,
+      participation=participation,
     )
 
-  def flush_attendance(self) -> RoundAttendance | None:
+  def flush_participation(self) -> RoundParticipation | None:
     """Returns who takes part in the flush; None: all replicas alike."""
     if self.membership is None or self.local_start == self.total_steps:
       return None
     step, schedule = self.schedule_step(self.total_steps), self.method.schedule
     last_round, _ = schedule.round_at(step - 1)
     windows = schedule.flush_windows(step)
-    return self.membership.attendance(last_round, windows)
+    return self.membership.participation(last_round, windows)

@@ -1,0 +1,233 @@
+"""The objects of a run: their names, and messages as raw bytes.
+
+run.json, run.copy.json      what is trained, and by which rules
+seat/0002                    who takes part, and since when
+event/0000000012/0/oslo      message of a replica: event, turn, name
+proposal/0000000012.0        the first list of a turn's messages
+manifest/0000000012.0        the same list, once it is decided: all average it
+snapshot/0000000064/...      shared state before an event
+gone/0000000003, ....copy    say that a block of events was deleted
+probe/oslo.1f0c...           what a replica creates to prove the store
+
+So nobody has to list the store. A message is numpy arrays behind a fixed
+header: a digest of the layout (types and shapes), the sender's digest of the
+shared state, and its weight. All replicas know the layout of a message from the
+plan. So they know its size before they ask for it.
+"""
+
+import dataclasses
+import hashlib
+import logging
+import math
+import re
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dilocox_jax.mailbox_protocol.signer import TAG_BYTES, Buffer, Signer
+
+_LOG = logging.getLogger(__name__)
+RUN, RUN_COPY = "run.json", "run.copy.json"
+EVENTS = "event"
+PROPOSALS = "proposal"
+MANIFESTS = "manifest"
+SNAPSHOTS = "snapshot"
+_WRITTEN = {
+  EVENTS: re.compile(r"([0-9]{10,})/[0-9]+/[a-z0-9][a-z0-9_-]{0,31}"),
+  PROPOSALS: re.compile(r"([0-9]{10,})\.[0-9]+"),
+  MANIFESTS: re.compile(r"([0-9]{10,})\.[0-9]+"),
+  SNAPSHOTS: re.compile(r"([0-9]{10,})/(?:claim|arrays|index)"),
+}
+
+_HEADER = struct.Struct("<32s32sd")
+HEADER_BYTES = TAG_BYTES + _HEADER.size  # Before the arrays of a message.
+
+Kind = tuple[np.dtype, tuple[int, ...]]  # Type and shape of an array.
+
+
+def seat_path(index: int) -> str:
+  """Returns the path of a seat."""
+  return f"seat/{index:04d}"
+
+
+def message_path(event: int, turn: int, replica: str) -> str:
+  """Returns the path of a replica's message."""
+  return f"{EVENTS}/{event:010d}/{turn}/{replica}"
+
+
+def proposal_path(event: int, turn: int) -> str:
+  """Returns the path of the list that is proposed for a turn."""
+  return f"{PROPOSALS}/{event:010d}.{turn}"
+
+
+def manifest_path(event: int, turn: int) -> str:
+  """Returns the path of a turn's manifest."""
+  return f"{MANIFESTS}/{event:010d}.{turn}"
+
+
+def snapshot_path(event: int, part: str) -> str:
+  """Returns the path of a part of the snapshot before an event."""
+  return f"{SNAPSHOTS}/{event:010d}/{part}"
+
+
+def gone_paths(block: int) -> tuple[str, str]:
+  """Returns the paths of the two marks that a block of events was deleted."""
+  return f"gone/{block:010d}", f"gone/{block:010d}.copy"
+
+
+def probe_path(replica: str, token: str) -> str:
+  """Returns the path of an object that proves the store."""
+  return f"probe/{replica}.{token}"
+
+
+def event_of(path: str) -> int:
+  """Returns the event of a message, list or snapshot; -1 for other objects.
+
+  Only what a replica itself writes is one of these, up to the end of its name:
+  what is of an old event is deleted.
+  """
+  folder, _, rest = path.partition("/")
+  if folder not in _WRITTEN:
+    return -1
+  found = _WRITTEN[folder].fullmatch(rest)
+  return int(found.group(1)) if found else -1
+
+
+def num_bytes(kinds: Iterable[Kind]) -> int:
+  """Returns the bytes of arrays of some types and shapes."""
+  return sum(kind.itemsize * math.prod(shape) for kind, shape in kinds)
+
+
+def raw_bytes(array: np.ndarray) -> memoryview:
+  """Returns the values of an array in little-endian order."""
+  little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+  return np.ascontiguousarray(little).reshape(-1).view(np.uint8).data
+
+
+def arrays_in(content: Buffer, kinds: Iterable[Kind]) -> list[np.ndarray]:
+  """Returns arrays whose raw bytes follow each other."""
+  arrays, start = [], 0
+  for kind, shape in kinds:
+    end = start + kind.itemsize * math.prod(shape)
+    flat = np.frombuffer(content[start:end], kind.newbyteorder("<"))
+    arrays.append(flat.astype(kind, copy=False).reshape(shape))
+    start = end
+  return arrays
+
+
+class Message(NamedTuple):
+  """What one replica sends in a turn.
+
+  Attributes:
+    data: The whole object.
+    state: Digest of the sender's shared state, in hexadecimal digits.
+    weight: Weight of the message in the mean; 0 if the sender's values are not
+      finite.
+    arrays: The content.
+  """
+
+  data: bytes
+  state: str
+  weight: float
+  arrays: list[np.ndarray]
+
+  @property
+  def digest(self) -> str:
+    """Its keyed digest, which is what it begins with."""
+    return self.data[:TAG_BYTES].hex()
+
+
+@dataclasses.dataclass
+class Inbox:
+  """The messages of one turn that a replica has read; each is read once.
+
+  Attributes:
+    store: A `RetryingStore` store.
+    signer: The signer of the run.
+    event: Number of the event.
+    turn: Number of the turn.
+    like: Arrays of the types and shapes that every message of this turn has.
+    kind: Which events have messages of a like size, e.g. the fragment.
+    is_past: Whether the turn was settled before the snapshot with which this
+      replica began. It is only read.
+    held: The messages by replica.
+    num_bytes: Bytes of each.
+  """
+
+  store: Any
+  signer: Signer
+  event: int
+  turn: int
+  like: Sequence[np.ndarray]
+  kind: int = 0
+  is_past: bool = False
+  held: dict[str, Message] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self) -> None:
+    """Derives the size and the layout of the messages."""
+    self._kinds: list[Kind] = [(each.dtype, each.shape) for each in self.like]
+    self.num_bytes = HEADER_BYTES + num_bytes(self._kinds)
+    text = ";".join(f"{kind.name}{list(shape)}" for kind, shape in self._kinds)
+    self._layout = hashlib.sha256(text.encode()).digest()
+
+  def send(
+    self,
+    replica: str,
+    state: bytes,
+    weight: float,
+    arrays: Sequence[np.ndarray],
+  ) -> Message:
+    """Writes a message, unless an earlier one of this replica is there.
+
+    Args:
+      replica: Who sends it.
+      state: Digest of the sender's shared state, 32 bytes.
+      weight: Weight of the message in the mean.
+      arrays: The content.
+
+    Returns:
+      What was to be written. What is there is in `held`.
+    """
+    path = message_path(self.event, self.turn, replica)
+    header = _HEADER.pack(self._layout, state, weight)
+    data = self.signer.sign(path, header, *map(raw_bytes, arrays))
+    own = Message(data, state.hex(), float(weight), [*arrays])
+    if self.store.create(path, data):
+      self.held[replica] = own
+    elif not self.has(replica):  # Only a stranger writes what does not open.
+      self.store.put(path, data)
+      self.held[replica] = own
+    if self.held[replica].digest != own.digest:
+      _LOG.info(
+        "event %d: %s has sent already, in an earlier life or as another"
+        " process of this name: that message counts, and this one does not",
+        self.event,
+        replica,
+      )
+    return own
+
+  def has(self, replica: str) -> bool:
+    """Returns whether a replica's message has arrived; asks if it is new."""
+    if replica not in self.held:
+      self._read(replica)
+    return replica in self.held
+
+  def listed(self, replica: str, digest: str) -> Message | None:
+    """Returns the message that a manifest lists, or None if it is missing."""
+    if replica not in self.held or self.held[replica].digest != digest:
+      self._read(replica)
+    message = self.held.get(replica)
+    return message if message and message.digest == digest else None
+
+  def _read(self, replica: str) -> None:
+    path = message_path(self.event, self.turn, replica)
+    data = self.store.get(path, self.num_bytes)
+    content = self.signer.verify(path, data)
+    if data is None or content is None or len(data) != self.num_bytes:
+      return
+    layout, state, weight = _HEADER.unpack_from(content)
+    if layout == self._layout and 0 <= weight < math.inf:
+      arrays = arrays_in(content[_HEADER.size :], self._kinds)
+      self.held[replica] = Message(data, state.hex(), weight, arrays)

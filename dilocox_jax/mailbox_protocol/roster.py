@@ -1,0 +1,439 @@
+"""Who takes part in a run, by which rules, and who is waited for.
+
+They share a secret, a file that its owner alone reads. `run.json` says what a
+run is. The replica that comes first writes it, nobody
+changes it afterwards, and a newcomer that differs is refused itself. A newcomer
+takes the next free seat (create once), and writes the event from which it takes
+part. One that did not send in time is away since that event, and nobody waits
+for it until its seat names a later event. Seats have numbers, so to look for a
+newcomer is to ask for one object.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import pathlib
+import platform
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import dilocox_jax
+from dilocox_jax.checks import check_limits, flat, limited, require
+from dilocox_jax.files import replaced
+from dilocox_jax.mailbox_protocol.messages import (
+  MANIFESTS,
+  RUN,
+  RUN_COPY,
+  seat_path,
+)
+from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_VERSIONED = ("jax", "jaxlib", "numpy")
+_SECRET_BYTES = 32
+_NEVER = -1  # Before the first event.
+# A seat that exists and cannot be read yet is asked for again after pauses that
+# double. They are 13 s together, longer than the caches of network folders.
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 12.0
+
+
+class RunMismatchError(ValueError):
+  """Means that a replica must not take part. The message is one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MailboxRules:
+  """When a round is settled, and what is left out; equal in all replicas.
+
+  Attributes:
+    replicas: Replicas that the first event waits for, up to the grace time.
+    quorum: Messages without which no event is settled.
+    grace_s: Seconds that a replica waits for those who are expected.
+    snapshot_every: Events between two snapshots of the shared state, at least.
+    max_norm_ratio: How many times the usual norm a message may have. A larger
+      one is left out.
+    full_weight_ratio: How many times the usual norm a message may have and
+      still keep its full weight (see `mailbox_protocol.manifest`).
+  """
+
+  replicas: int = limited(2, at_least=1)
+  quorum: int = limited(1, at_least=1)
+  grace_s: float = limited(60.0, above=0, below=math.inf)
+  snapshot_every: int = limited(64, at_least=1)
+  max_norm_ratio: float = limited(5.0, above=1, below=math.inf)
+  full_weight_ratio: float = limited(1.0, at_least=1, below=math.inf)
+
+  def __post_init__(self):
+    check_limits(self, "mailbox.")
+
+
+def write_secret(path: str | os.PathLike[str]) -> None:
+  """Writes a new secret, a line of 64 characters, to a file of mode 0600.
+
+  Raises:
+    ValueError: If the file exists. The message is one line.
+    OSError: If the system refuses.
+  """
+  path = pathlib.Path(path)
+  if os.path.lexists(path):
+    raise ValueError(f"{path} exists: a run would lose its secret; delete it")
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with replaced(path) as file:
+    os.fchmod(file.fileno(), stat.S_IRUSR | stat.S_IWUSR)
+    file.write(secrets.token_hex(_SECRET_BYTES).encode() + b"\n")
+
+
+def read_secret(path: str | os.PathLike[str]) -> bytes:
+  """Returns the secret in a file.
+
+  Raises:
+    ValueError: If the file cannot be read, others may read it, or it holds no
+      secret. The message is one line.
+  """
+  try:
+    with open(path, "rb") as file:
+      mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+      text = file.read(2**16).strip()
+  except OSError as error:
+    raise ValueError(
+      f"the secret {path} cannot be read ({error.strerror}): copy it from "
+      "another replica's machine, or make one with `python -m "
+      "experiments.make_secret`"
+    ) from error
+  if mode & (stat.S_IRWXG | stat.S_IRWXO):
+    raise ValueError(
+      f"{path} may be read by others (mode {mode:04o}): chmod 600 {path}"
+    )
+  if len(text) < 2 * _SECRET_BYTES:
+    raise ValueError(
+      f"{path} holds no secret of {2 * _SECRET_BYTES} characters or more: make"
+      " one with `python -m experiments.make_secret`"
+    )
+  return text
+
+
+def run_terms(
+  config: Mapping[str, Any], text_digest: str, rules: MailboxRules
+) -> dict[str, Any]:
+  """Returns what must be equal in all replicas.
+
+  Args:
+    config: All that a run's result depends on, as nested mappings of JSON. What
+      may differ (devices, folders, the pace) is left out.
+    text_digest: Digest of the training text.
+    rules: The rules of the exchange.
+  """
+  return {
+    "config": dict(config),
+    "rules": dataclasses.asdict(rules),
+    "text": text_digest,
+    "code": code_digest(pathlib.Path(dilocox_jax.__file__).parent),
+    "versions": {
+      "python": ".".join(platform.python_version_tuple()[:2]),
+      **{name: importlib.metadata.version(name) for name in _VERSIONED},
+    },
+  }
+
+
+@functools.cache  # What runs was read when the program began.
+def code_digest(package: pathlib.Path) -> str:
+  """Returns a digest of the paths and texts of a package's Python files."""
+  digest = hashlib.sha256()
+  for file in sorted(package.rglob("*.py")):
+    text = hashlib.sha256(file.read_bytes()).hexdigest()
+    digest.update(f"{file.relative_to(package).as_posix()} {text}\n".encode())
+  return digest.hexdigest()
+
+
+class RunEntry(NamedTuple):
+  """A run that a replica has joined.
+
+  Attributes:
+    run: What tells this run from every other one, for its signer.
+    objects: The objects that say what the run is, by path.
+  """
+
+  run: str
+  objects: dict[str, bytes]
+
+
+def join_run(
+  store: Any,
+  secret: bytes,
+  terms: Mapping[str, Any],
+  *,
+  where: str,
+  accept_version: bool = False,
+) -> RunEntry:
+  """Joins the run that is in a store, or begins one.
+
+  What a run is stands in two objects, `run.json` and a copy of it. If one is
+  lost or damaged, it is written again from the other.
+
+  Args:
+    store: A `RetryingStore` store.
+    secret: The shared secret.
+    terms: See `run_terms`.
+    where: The store's name, for messages.
+    accept_version: Whether other code and versions are let in.
+
+  Raises:
+    RunMismatchError: If this replica differs from the run, or does not have its
+      secret.
+  """
+  signer = Signer(secret, "")
+  found = {path: store.get(path, JSON_BYTES) for path in (RUN_COPY, RUN)}
+  if all(data is None for data in found.values()):
+    found = _begin_run(store, signer, terms, where)
+  records = {path: signer.verify_json(path, found[path]) for path in found}
+  known = [record for record in records.values() if record is not None]
+  if not known:
+    raise RunMismatchError(
+      f"{RUN} at {where} is not signed with this secret: take the secret of"
+      " that run, or another place for a new run"
+    )
+  record = known[0]
+  if any(other["id"] != record["id"] for other in known):
+    record = _record_in_use(store, secret, known, where)
+  objects = {path: signer.sign_json(path, record) for path in (RUN_COPY, RUN)}
+  for path, data in objects.items():
+    if records[path] == record:
+      continue
+    is_created = found[path] is None and store.create(path, data)
+    if not is_created:
+      store.put(path, data)
+  _compare_terms(record, terms, where, accept_version)
+  return RunEntry(str(record["id"]), objects)
+
+
+def _begin_run(
+  store: Any, signer: Signer, terms: Mapping[str, Any], where: str
+) -> dict[str, bytes | None]:
+  """Begins a run, unless another replica does. Returns what is there then."""
+  if store.sizes(MANIFESTS):
+    raise RunMismatchError(
+      f"{where} holds events of a run, and its {RUN} and {RUN_COPY} are gone:"
+      " put one of them back, or take another place for a new run"
+    )
+  record = {**terms, "id": secrets.token_hex(16)}
+  store.create(RUN_COPY, signer.sign_json(RUN_COPY, record))
+  copy = store.get(RUN_COPY, JSON_BYTES)
+  return {RUN_COPY: copy, RUN: store.get(RUN, JSON_BYTES)}
+
+
+def _record_in_use(
+  store: Any, secret: bytes, records: Sequence[dict[str, Any]], where: str
+) -> dict[str, Any]:
+  """Returns the record of the run whose manifests are in the store.
+
+  Raises:
+    RunMismatchError: If that is not the case for exactly one of them.
+  """
+  paths = list(store.sizes(MANIFESTS))
+  in_use = []
+  for record in records:
+    signer = Signer(secret, str(record["id"]))
+    if any(
+      signer.verify_json(path, store.get(path, JSON_BYTES))
+      for path in paths[-3:]
+    ):
+      in_use.append(record)
+  if len(in_use) != 1:
+    raise RunMismatchError(
+      f"{RUN} and {RUN_COPY} at {where} are of two runs with one secret: delete"
+      " the wrong one, or take another place for a new run"
+    )
+  return in_use[0]
+
+
+def _compare_terms(
+  record: Mapping[str, Any],
+  terms: Mapping[str, Any],
+  where: str,
+  accept_version: bool,
+) -> None:
+  """Raises RunMismatchError for the first field in which a replica differs."""
+  theirs = flat({key: value for key, value in record.items() if key != "id"})
+  ours = flat(json.loads(json.dumps(terms)))
+  for field in dict.fromkeys([*ours, *theirs]):
+    advice = "take the run's value"
+    if field.partition(".")[0] in ("code", "versions"):
+      if accept_version:
+        continue
+      advice = "install the same, or accept it if it computes the same"
+    if ours.get(field) != theirs.get(field):
+      raise RunMismatchError(
+        f"{field} is {_short(ours.get(field))} here and"
+        f" {_short(theirs.get(field))} in the run at {where}: {advice}"
+      )
+
+
+def _short(value: Any) -> str:
+  """Returns a value for a message; of a digest the first characters."""
+  is_digest = isinstance(value, str) and len(value) == 64
+  return f"{value[:8]}..." if is_digest else repr(value)
+
+
+def checked_name(replica: str) -> str:
+  """Returns the name of a replica.
+
+  Raises:
+    ValueError: If it cannot be a part of a path. The message is one line.
+  """
+  require(
+    bool(_NAME.fullmatch(replica)),
+    f"replica={replica!r} must be 1 to 32 of the characters a-z, 0-9, _ and -,"
+    " and begin with a letter or a digit",
+  )
+  return replica
+
+
+@dataclasses.dataclass(frozen=True)
+class Roster:
+  """Who takes part after an event; a part of its manifest.
+
+  Attributes:
+    seats: All replicas that ever took part, in the order of their seats. It
+      is "" where a replica has a seat with a lower number, too.
+    away: Those that are not waited for, each with the event that it missed.
+  """
+
+  seats: tuple[str, ...] = ()
+  away: dict[str, int] = dataclasses.field(default_factory=dict)
+
+  @classmethod
+  def from_json(cls, values: Mapping[str, Any]) -> "Roster":
+    """Returns the roster that `dataclasses.asdict` described."""
+    return cls(tuple(values["seats"]), dict(values["away"]))
+
+  def names(self) -> list[str]:
+    """Returns all replicas in the order of seats."""
+    return [name for name in self.seats if name]
+
+  def expected(self) -> list[str]:
+    """Returns the replicas that are waited for, in the order of seats."""
+    return [name for name in self.names() if name not in self.away]
+
+  def renewed(
+    self, event: int, read_seat: Callable[[int], dict[str, Any] | None]
+  ) -> "Roster":
+    """Returns the roster with those who came, or came back, by an event.
+
+    Args:
+      event: The event that is about to be agreed on.
+      read_seat: Returns what the holder of a seat wrote, or None.
+    """
+    seats = list(self.seats)
+    away = dict(self.away)
+    found = {
+      name: read_seat(index) for index, name in enumerate(seats) if name in away
+    }
+    while True:
+      seat = read_seat(len(seats))
+      if seat is None:
+        break
+      name = str(seat["name"])
+      if name in seats:
+        seats.append("")
+      else:
+        seats.append(name)
+        found[name] = seat
+        away[name] = _NEVER
+    for name, seat in found.items():
+      if seat is None or seat["name"] != name:
+        continue
+      if away[name] < int(seat["since"]) <= event:
+        del away[name]
+    return Roster(tuple(seats), away)
+
+  def after(self, event: int, present: Iterable[str]) -> "Roster":
+    """Returns the roster after an event at which some were present."""
+    present = set(present)
+    away = {n: e for n, e in self.away.items() if n not in present}
+    missed = [n for n in self.expected() if n not in present]
+    return Roster(self.seats, away | dict.fromkeys(missed, event))
+
+
+class Seats:
+  """Reads all seats, and writes that of one replica.
+
+  Attributes:
+    index: Number of this replica's seat; None before it has announced itself.
+  """
+
+  def __init__(self, store: Any, signer: Signer, name: str):
+    """Opens the seats of a run.
+
+    Args:
+      store: A `RetryingStore` store.
+      signer: The signer of the run.
+      name: Name of this replica.
+    """
+    self._store, self._signer, self._name = store, signer, name
+    self._since: int | None = None
+    self.index: int | None = None
+
+  def read(self, index: int) -> dict[str, Any] | None:
+    """Returns what the holder of a seat wrote, or None."""
+    path = seat_path(index)
+    return self._signer.verify_json(path, self._store.get(path, JSON_BYTES))
+
+  def announce(self, event: int, roster: Roster) -> None:
+    """Says that this replica takes part from an event on.
+
+    Args:
+      event: The event.
+      roster: The roster after the event before.
+    """
+    if self._since != event:
+      self._since = event
+      self._take_seat(roster)
+
+  def look_after(self, roster: Roster) -> None:
+    """Takes a seat again if that of this replica has vanished.
+
+    Seats are counted from the first one on, so a gap hides every seat behind
+    it. If the replica before this one has lost its seat and has died, this one
+    takes that seat.
+
+    Args:
+      roster: The roster after the event before.
+    """
+    if self._since is not None:
+      self._take_seat(roster)
+
+  def _take_seat(self, roster: Roster) -> None:
+    """Writes the seat of this replica: its old one, or the first free one."""
+    index = len(roster.seats)
+    if self._name in roster.seats:
+      index = roster.seats.index(self._name)
+    record = {"name": self._name, "since": self._since}
+    wait = _FIRST_PAUSE_S
+    while True:
+      path = seat_path(index)
+      data = self._signer.sign_json(path, record)
+      if self._store.create(path, data):
+        break
+      found = self._store.get(path, JSON_BYTES)
+      if found == data:
+        break
+      holder = self._signer.verify_json(path, found)
+      if holder is not None and holder["name"] != self._name:
+        index += 1
+      elif found is None and wait < _LONGEST_PAUSE_S:
+        # It was deleted meanwhile, or it cannot be read yet.
+        self._store.pause(wait)
+        wait = 2 * wait
+      else:
+        # It was damaged, or it is of an earlier life of this replica.
+        self._store.put(path, data)
+        break
+    self.index = index

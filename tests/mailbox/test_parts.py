@@ -1,0 +1,271 @@
+"""Who enters a run, and what the store holds: objects of one's own alone."""
+
+import json
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from dilocox_jax.mailbox_protocol import messages
+from dilocox_jax.mailbox_protocol.messages import Inbox, message_path
+from dilocox_jax.mailbox_protocol.roster import (
+  MailboxRules,
+  Roster,
+  RunMismatchError,
+  Seats,
+  checked_name,
+  code_digest,
+  join_run,
+  read_secret,
+  run_terms,
+  write_secret,
+)
+from dilocox_jax.mailbox_protocol.signer import INDEX_BYTES, Signer
+from dilocox_jax.mailbox_protocol.store import Store
+
+SIGNER = Signer(b"secret", "run")
+CONFIG = {"inner": {"learning_rate": 0.008, "betas": (0.9, 0.95)}, "seed": 1}
+
+
+@pytest.fixture(name="store")
+def store_fixture():
+  return Store("memory:///")
+
+
+# Who enters.
+
+
+def enter(store, secret=b"secret", accept_version=False, **changes):
+  terms = run_terms(CONFIG, "t" * 64, MailboxRules(grace_s=5.0)) | changes
+  where = "s3://bucket/run"
+  entry = join_run(
+    store, secret, terms, where=where, accept_version=accept_version
+  )
+  return entry.run
+
+
+@pytest.mark.parametrize(
+  ("changes", "says"),
+  [
+    (
+      {"config": {**CONFIG, "inner": {"learning_rate": 0.5}}},
+      "config.inner.learning_rate is 0.5 here and 0.008 in the run",
+    ),
+    ({"config": {**CONFIG, "new": 1}}, "config.new is 1 here and None"),
+    ({"rules": {"grace_s": 6.0}}, "rules.grace_s is 6.0 here"),
+    ({"text": "u" * 64}, r"text is uuuuuuuu\.\.\. here and tttttttt\.\.\. in"),
+    ({"code": "x"}, "code is 'x' here and .*: install the same, or accept"),
+    ({"versions": {"jax": "9"}}, "versions.jax is '9' here and"),
+  ],
+)
+def test_who_differs_is_refused_in_one_line_that_names_the_field(
+  store, changes, says
+):
+  assert enter(store) == enter(store) != enter(Store("memory:///"))
+  before = store.get(messages.RUN, 10**6)
+  with pytest.raises(RunMismatchError, match=says) as error:
+    enter(store, **changes)
+  assert "\n" not in str(error.value)
+  assert store.get(messages.RUN, 10**6) == before
+  with pytest.raises(RunMismatchError, match="not signed with this secret"):
+    enter(store, secret=b"another")
+  if changes.keys() & {"code", "versions"}:
+    enter(store, accept_version=True, **changes)
+  else:
+    with pytest.raises(RunMismatchError, match=says):
+      enter(store, accept_version=True, **changes)
+
+
+def test_the_digest_of_code_sees_texts_and_names(tmp_path):
+  (tmp_path / "a.py").write_text("x = 1\n")
+  digest = code_digest.__wrapped__
+  first = digest(tmp_path)
+  (tmp_path / "notes.txt").write_text("not code")
+  assert digest(tmp_path) == first
+  (tmp_path / "a.py").write_text("x = 2\n")
+  second = digest(tmp_path)
+  (tmp_path / "a.py").rename(tmp_path / "b.py")
+  assert len({first, second, digest(tmp_path)}) == 3
+
+
+def test_a_secret_is_its_owners_alone(tmp_path):
+  file = tmp_path / "folder" / "secret"
+  write_secret(file)
+  write_secret(tmp_path / "other")
+  assert file.stat().st_mode & 0o777 == 0o600
+  assert len(read_secret(file)) == 64 != read_secret(tmp_path / "other")
+  with pytest.raises(ValueError, match="exists"):
+    write_secret(file)
+  for mode in (0o640, 0o604, 0o620):
+    file.chmod(mode)
+    with pytest.raises(ValueError, match="chmod 600"):
+      read_secret(file)
+  file.chmod(0o600)
+  file.write_text("password\n")
+  with pytest.raises(ValueError, match="make_secret"):
+    read_secret(file)
+  for path in (tmp_path / "absent", tmp_path):
+    with pytest.raises(ValueError, match=f"{path} cannot .*make_secret"):
+      read_secret(path)
+
+
+@pytest.mark.parametrize("name", ["", "A", "a/b", "..", "a.b", "x" * 33, "-a"])
+def test_a_name_that_could_be_another_path_is_refused(name):
+  with pytest.raises(ValueError, match="must be 1 to 32"):
+    checked_name(name)
+
+
+@pytest.mark.parametrize("field", vars(MailboxRules()))
+def test_no_rule_may_be_zero(field):
+  with pytest.raises(ValueError, match=f"mailbox.{field}=0"):
+    MailboxRules(**{field: 0})
+
+
+# What opens.
+
+
+def test_nothing_but_what_was_closed_at_its_place_opens():
+  cases: Any = (
+    (Signer.sign, Signer.verify, b"content"),
+    (Signer.sign_json, Signer.verify_json, {"x": [1, 2.5]}),
+  )
+  for closed, opened, content in cases:
+    data = closed(SIGNER, "a", content)
+    assert opened(SIGNER, "a", data) == content
+    assert (
+      opened(SIGNER, "b", data) is None and opened(SIGNER, "a", None) is None
+    )
+    for other in (Signer(b"another", "run"), Signer(b"secret", "another")):
+      assert opened(SIGNER, "a", closed(other, "a", content)) is None
+    for end in range(len(data)):
+      assert opened(SIGNER, "a", data[:end]) is None
+      changed = bytes([*data[:end], data[end] ^ 1, *data[end + 1 :]])
+      assert opened(SIGNER, "a", changed) is None
+    assert opened(SIGNER, "a", data + b" ") is None
+  assert (
+    Signer(b"s", "ab").verify("c", Signer(b"s", "a").sign("bc", b"")) is None
+  )
+  assert json.loads(SIGNER.sign_json("a", {"x": 1}))["is"] == {"x": 1}
+  endless = SIGNER.sign_json("a", {"x": "y" * INDEX_BYTES})
+  assert SIGNER.verify_json("a", endless) is None
+
+
+# Messages.
+
+ARRAYS = [
+  np.arange(6, dtype=np.float32).reshape(2, 3),
+  np.array([1, 255], np.uint8),
+  np.array([0.5], ml_dtypes.bfloat16),
+  np.array([1], ">i4"),
+  np.array(3, np.int64),
+  np.zeros([0, 2], np.float16),
+]
+OTHERS = [ARRAYS[0] + 1, *ARRAYS[1:]]  # pyright: ignore
+
+
+def inbox(store, event=3, signer=SIGNER, like=ARRAYS):
+  return Inbox(store, signer, event, 0, like)
+
+
+def sent(store, name="oslo", weight=2.5, arrays=ARRAYS, **where):
+  own = inbox(store, **where, like=arrays)
+  return own.send(name, b"s" * 32, weight, arrays)
+
+
+def test_arrays_come_back_as_they_were_and_the_size_is_known(store):
+  own = sent(store)
+  size = sum(array.nbytes for array in ARRAYS)
+  assert len(own.data) == messages.HEADER_BYTES + size
+  reader = inbox(store)
+  assert reader.has("oslo") and reader.has("oslo")
+  assert store.requests["get"] == 1  # It is read once.
+  back = reader.listed("oslo", own.digest)
+  assert back is not None and back[:3] == (own.data, b"s".hex() * 32, 2.5)
+  for mine, theirs in zip(ARRAYS, back.arrays, strict=True):
+    assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+    assert mine.tobytes() == theirs.tobytes()
+  assert bytes(messages.raw_bytes(np.array([1], ">i4"))) == b"\1\0\0\0"
+
+
+def test_that_of_an_earlier_life_stays(store):
+  own, reader, again = sent(store), inbox(store), inbox(store)
+  assert reader.has("oslo")
+  later = again.send("oslo", b"s" * 32, 2.5, OTHERS)
+  assert again.held["oslo"].digest == own.digest != later.digest
+  store.delete([message_path(3, 0, "oslo")])
+  new = sent(store, arrays=OTHERS)
+  received = reader.listed("oslo", new.digest)
+  assert received and received.arrays[0][0, 0] == 1
+  assert reader.listed("oslo", own.digest) is None
+
+
+CHANGED = {
+  "cut": lambda own: own[:-1],
+  "oversized": lambda own: own + bytes(10**6),
+  "empty": lambda own: b"",
+  "signed, shorter": lambda own: SIGNER.sign(
+    message_path(3, 0, "oslo"), own[32:-8]
+  ),
+}
+ELSEWHERE = {
+  "forged": {"mac": Signer(b"guess", "run")},
+  "event": {"event": 4},
+  "replica": {"name": "rome"},
+  "run": {"mac": Signer(b"secret", "before")},
+  # From somebody who has the secret, and another plan or a broken device.
+  "weight -1": {"weight": -1.0},
+  "weight nan": {"weight": np.nan},
+  "weight inf": {"weight": np.inf},
+  "shape": {"arrays": [ARRAYS[0].T, *ARRAYS[1:]]},
+  "type": {"arrays": [ARRAYS[0].view(np.int32), *ARRAYS[1:]]},
+  "fewer": {"arrays": ARRAYS[:-1]},
+}
+
+
+@pytest.mark.parametrize("kind", [*CHANGED, *ELSEWHERE])
+def test_what_is_no_message_of_this_place_is_as_if_it_were_missing(store, kind):
+  own, path = sent(store), message_path(3, 0, "oslo")
+  sent(store, "rome")
+  if kind in CHANGED:
+    store.put(path, CHANGED[kind](own.data))
+  else:
+    store.put(path, sent(Store("memory:///"), **ELSEWHERE[kind]).data)
+  down, reader = store.bytes_down, inbox(store)
+  assert not reader.has("oslo")
+  assert reader.listed("oslo", own.digest) is None
+  assert store.bytes_down - down <= 2 * len(own.data)
+  assert reader.has("rome")
+  again = sent(store)  # It replaces what is garbage.
+  assert inbox(store).listed("oslo", again.digest)
+
+
+# Seats.
+
+
+def seats(store, name):
+  return Seats(store, SIGNER, name)
+
+
+def test_a_seat_is_taken_once_and_kept(store):
+  store.put(messages.seat_path(0), b"garbage")  # A stranger's is free.
+  assert seats(store, "a").read(0) is None
+  seats(store, "a").announce(0, Roster())
+  seats(store, "b").announce(2, Roster())
+  seats(store, "b").announce(2, Roster())  # A second life, of no roster.
+  seats(store, "a").announce(7, Roster(("a", "b")))
+  found = [seats(store, "c").read(number) for number in range(3)]
+  assert found == [{"name": "a", "since": 7}, {"name": "b", "since": 2}, None]
+  mine = seats(store, "c")
+  mine.announce(3, Roster(("a", "b")))
+  before = store.requests["put"]
+  mine.announce(3, Roster(("a", "b")))
+  assert store.requests["put"] == before and mine.index == 2
+  assert mine.read(2) == {"name": "c", "since": 3}
+
+
+def test_who_comes_later_is_not_waited_for_yet():
+  seats = {1: {"name": "b", "since": 7}}
+  roster = Roster(("a",)).renewed(6, seats.get)
+  assert roster.seats == ("a", "b") and roster.expected() == ["a"]
+  assert roster.after(6, ["a"]).renewed(7, seats.get).expected() == ["a", "b"]

@@ -1,0 +1,190 @@
+"""What every store promises: folders, memory, and the requests of S3."""
+
+import re
+import threading
+
+import pytest
+
+from dilocox_jax.mailbox_protocol.answers import (
+  ClosedError,
+  StoreUnavailableError,
+  UnfitStoreError,
+)
+from dilocox_jax.mailbox_protocol.store import RetryingStore, Store
+
+CALLS = {
+  "get": ("a/b", 10),
+  "create": ("a/b", b"x"),
+  "put": ("a/b", b"x"),
+  "delete": (["a/b"],),
+  "sizes": ("a",),
+}
+REAL = pytest.param("s3", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=["folder", "file", "memory", REAL], name="store")
+def store_fixture(request, tmp_path):
+  places = {"folder": f"{tmp_path}/run", "file": f"file://{tmp_path}/run"}
+  if request.param == "s3":
+    place = f"s3://bucket/{tmp_path.name}"
+    return Store(place, **request.getfixturevalue("bucket"))
+  return Store(places.get(request.param, "memory:///"))
+
+
+class TestEveryStore:
+  """The contract; a store of one's own has to keep it, too."""
+
+  def test_of_two_who_create_an_object_one_wins(self, store):
+    assert store.create("a/b", b"first")
+    assert not store.create("a/b", b"second")
+    assert store.get("a/b", 5) == b"first"
+
+  def test_of_many_who_create_an_object_at_once_one_wins(self, store):
+    won, start = [], threading.Barrier(8)
+
+    def create(number):
+      start.wait()
+      if store.create("a/b", b"%d" % number):
+        won.append(number)
+
+    threads = [threading.Thread(target=create, args=[n]) for n in range(8)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+    assert len(won) == 1
+    assert store.get("a/b", 1) == b"%d" % won[0]
+
+  def test_what_is_put_replaces_the_whole_object(self, store):
+    store.put("a/b", b"longer than the next one")
+    store.put("a/b", b"short")
+    assert store.get("a/b", 100) == b"short"
+
+  def test_what_is_missing_or_too_large_is_not_read(self, store):
+    store.put("a/b", b"12345")
+    assert store.get("a/b", 4) is None
+    assert store.get("a/c", 4) is None
+    assert store.get("c/b", 4) is None
+    assert store.bytes_down == 0
+    assert store.get("a/b", 5) == b"12345"
+    assert store.bytes_down == 5
+
+  def test_an_object_may_be_empty_or_large(self, store):
+    large = bytes(range(256)) * 2**15  # 8 MiB: more than a part of an upload.
+    assert store.create("a/empty", b"") and store.get("a/empty", 0) == b""
+    assert store.create("a/large", large)
+    assert not store.create("a/large", large[::-1])
+    assert store.get("a/large", len(large)) == large
+    store.put("a/large", large[::-1])
+    assert store.get("a/large", len(large)) == large[::-1]
+
+  def test_objects_below_a_folder_are_listed_in_order(self, store):
+    for path in ("a/c/1", "a/b", "ab/1", "c", "a/c/0/x"):
+      store.put(path, path.encode())
+    expected = [("a/b", 3), ("a/c/0/x", 7), ("a/c/1", 5)]
+    assert list(store.sizes("a").items()) == expected
+    assert list(store.sizes("a/c")) == ["a/c/0/x", "a/c/1"]
+    assert store.sizes("d") == store.sizes("c") == {}
+
+  def test_what_is_deleted_is_gone_and_can_be_created_again(self, store):
+    store.put("a/b", b"1")
+    store.put("a/c/d", b"2")
+    store.delete(["a/c/missing", "a/b", "e/f", "a/c/d"])
+    assert store.get("a/b", 1) is None
+    assert store.sizes("a") == {}
+    assert store.create("a/c/d", b"3")
+    store.delete([])
+    assert store.sizes("a") == {"a/c/d": 1}
+
+  def test_requests_and_bytes_are_counted(self, store):
+    store.create("a/b", b"12345")
+    store.create("a/b", b"12345")
+    store.put("a/c", b"1")
+    store.get("a/b", 5)
+    store.get("a/d", 5)
+    store.sizes("a")
+    store.delete(["a/b", "a/missing"])
+    # A bucket deletes many objects by one request.
+    is_file = not store.where.startswith(("s3", "memory"))
+    deleted = 2 if is_file else 1
+    expected = {"put": 3, "get": 2, "list": 1, "delete": deleted}
+    assert dict(store.requests) == expected
+    assert store.bytes_up == 6 and store.bytes_down == 5
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("kind", ["bucket", "folder", "folder that is gone"])
+def test_a_store_that_cannot_be_used_is_away(call, kind, tmp_path):
+  if kind == "bucket":
+    place = {"endpoint": "http://127.0.0.1:1", "region": "us-east-1"}
+    store = Store("s3://bucket/run", skip_signature=True, **place)
+  else:
+    store = Store(tmp_path / "run")
+    store.put("a/b", b"x")
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    if kind == "folder":
+      (tmp_path / "run").touch()
+  with pytest.raises(StoreUnavailableError) as error:
+    getattr(store, call)(*CALLS[call])
+  assert "\n" not in str(error.value)
+  if kind == "folder that is gone":
+    (tmp_path / "elsewhere").rename(tmp_path / "run")
+    assert store.get("a/b", 1) == b"x"  # It may come back.
+
+
+@pytest.mark.parametrize("where", ["nowhere://bucket/run", "s3://"])
+def test_no_place_is_refused_in_one_line(where):
+  with pytest.raises(ValueError, match="cannot open") as error:
+    Store(where)
+  assert "\n" not in str(error.value)
+
+
+def test_a_file_is_no_place(tmp_path):
+  (tmp_path / "file").touch()
+  for where in (tmp_path / "file", tmp_path / "file" / "run"):
+    with pytest.raises(ValueError, match=f"cannot open {where}: ") as error:
+      Store(where)
+    assert "\n" not in str(error.value)
+
+
+class Away:
+  """A store that refuses for a while."""
+
+  where = "the place"
+
+  def __init__(self, error, until_s=200.0):
+    self.now, self._error, self._until_s = 0.0, error, until_s
+
+  def get(self, path, at_most):
+    if self.now < self._until_s:
+      raise self._error
+    return b"x"
+
+  def pause(self, seconds):
+    self.now += seconds
+
+
+@pytest.mark.parametrize("kind", [StoreUnavailableError, ClosedError])
+def test_a_store_that_is_away_is_waited_for_with_one_line_a_minute(
+  kind, caplog
+):
+  store = Away(kind("no route"))
+  patient = RetryingStore(store, lambda: store.now, store.pause)
+  assert patient.get("a", 1) == b"x"
+  *waits, back = caplog.messages
+  assert waits == ["waiting for the place: no route"] * 4
+  assert re.fullmatch("the place is back after 20[0-9] s", back)
+
+
+def test_who_enters_is_told_that_a_place_is_closed():
+  store = Away(ClosedError("no such bucket"))
+  entering = RetryingStore(
+    store, lambda: store.now, store.pause, is_entering=True
+  )
+  with pytest.raises(UnfitStoreError, match="^the place: no such bucket$"):
+    entering.get("a", 1)
+  store = Away(StoreUnavailableError("no route"))
+  entering = RetryingStore(
+    store, lambda: store.now, store.pause, is_entering=True
+  )
+  assert entering.get("a", 1) == b"x"  # A link that is down is waited for.
