@@ -209,10 +209,10 @@ CHANGED = {
   ),
 }
 ELSEWHERE = {
-  "forged": {"mac": Signer(b"guess", "run")},
+  "forged": {"signer": Signer(b"guess", "run")},
   "event": {"event": 4},
   "replica": {"name": "rome"},
-  "run": {"mac": Signer(b"secret", "before")},
+  "run": {"signer": Signer(b"secret", "before")},
   # From somebody who has the secret, and another plan or a broken device.
   "weight -1": {"weight": -1.0},
   "weight nan": {"weight": np.nan},

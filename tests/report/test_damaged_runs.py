@@ -91,11 +91,11 @@ def test_a_row_of_who_met_may_be_damaged(run_folder):
   row = {"step": 3, "event": 1, "members": ["a"], "left_out": {"b": "late"}}
   path = run_folder / "mailbox.jsonl"
   path.write_text(json.dumps(row | {"usage": usage}) + "\n")
-  assert "| 1 | a | b: late |" in page._meeting(run_folder)
+  assert "| 1 | a | b: late |" in page._mailbox_members(run_folder)
 
   def met():
     try:
-      return page._meeting(run_folder)
+      return page._mailbox_members(run_folder)
     except RecordError as error:
       raise ValueError(error) from error
 
