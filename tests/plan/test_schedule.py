@@ -239,6 +239,18 @@ def test_rounds_that_are_alike_come_once():
   assert counts == [3, 1, 2, 1, 13]
 
 
+def test_rounds_that_apply_what_was_sent_before_an_absence_are_not_alike():
+  """With tau above H, weights of the mean change for some more rounds."""
+  method = methods.delayed(4, 2, 9)
+  members = Membership(method.schedule, 2, absences=((1, 10, 19),))
+  plan = RunPlan(method, 120, membership=members)
+  expected = [moved_to_zero(segment) for segment in plan.segments()]
+  found = []
+  for segment, count in plan.repeated_segments():
+    found += [moved_to_zero(segment)] * count
+  assert found == expected
+
+
 class UnknownSchedule(SyncSchedule):
   """Says nothing about its rounds."""
 

@@ -38,9 +38,9 @@ def drifting_pair(step_s=(10.0, 11.0)):
   Returns:
     A clock, and the ops of a round.
   """
-  one = small.cluster(2, rtt_s=0.0)
+  one = small.cluster(2, rtt_s=0.0, efficiency=1.0)
   costs = small.link_costs(one)
-  size_bytes = round(2 * costs.rate_bytes_per_s(1)[0])
+  size_bytes = int(2 * costs.rate_bytes_per_s(1)[0])
   work = small.work(one, step_s=1.0, speeds=1 / np.array(step_s))
   gather = operation("all_gather", size_bytes)
   ops = [Launch(KEY, (gather,)), Compute(1), Wait(KEY)]
@@ -65,9 +65,45 @@ def test_replicas_drift_apart_until_one_waits_for_the_other(
   clock, ops = drifting_pair()
   clock.repeat(ops, round_index)
   found = clock.outcome()
-  np.testing.assert_allclose(found.busy_until_s, times_s, rtol=1e-7)
+  np.testing.assert_allclose(found.busy_until_s, times_s, rtol=1e-12)
   assert found.num_steps == round_index
   assert clock.num_walked < 40 * len(ops)
+
+
+def test_a_stretch_ends_where_only_an_exchange_changes():
+  """A begins 0.5 s after B, and overtakes B without ever waiting."""
+  clock, ops = drifting_pair(step_s=(10.0, 10.001))
+  plain = AnalyticClock(clock.link_costs, clock.work)
+  for each in (clock, plain):
+    each.work = dataclasses.replace(clock.work, step_s=np.array([0.5, 0.0]))
+    each.interpret([Compute(1)])
+    each.work = dataclasses.replace(clock.work, step_s=np.array([10.0, 10.001]))
+  plain.interpret(ops * 2000)
+  clock.repeat(ops, 2000)
+  small.assert_agree(clock.outcome(), plain.outcome())
+  # A's exchanges take 2 s before round 500, and longer and longer after it.
+  longer_s = 0.001 * np.arange(1500).sum()
+  assert clock.outcome().exchange_s[0] == pytest.approx(4000 + longer_s)
+
+
+def test_a_stretch_ends_where_its_second_period_is_not_like_its_first():
+  """A replica that comes back copies another, which delays it for a while."""
+  away = {"absences": ((2, 9, 20),)}
+  script, plan = small.script(
+    "delayed",
+    num_replicas=3,
+    codec="rank 2",
+    sync_interval=4,
+    overlap_steps=2,
+    total_steps=180,
+    membership=away,
+  )
+  script = dataclasses.replace(script, copied_bytes=1_000_000)
+  one = small.uneven([1e8, 1e7, 3e7])
+  work = small.work(one, step_s=0.01, speeds=(1.0, 0.9, 1.0))
+  costs = small.link_costs(one)
+  found = simulate_run(costs, work, script, plan)
+  small.assert_agree(found, run_time(costs, work, script.ops(plan)))
 
 
 def test_what_grows_from_round_to_round_is_added_up():
@@ -200,6 +236,31 @@ def test_a_run_of_a_million_rounds_walks_through_few(arguments):
   assert clock.outcome().num_steps == plan.total_steps
   # An end of a stretch takes some 20 jumps, and there are few ends.
   assert clock.num_walked < 1000 * num_kinds
+
+
+@pytest.mark.parametrize(
+  "absences",
+  [
+    ((1, 1000, 20_000), (2, 900_000, 910_000)),
+    # One replica leaves while another has been away for long.
+    ((1, 300_000, 950_000), (2, 450_000, 640_000)),
+    ((1, 600_000, MILLION), (2, 0, 400_000)),
+  ],
+)
+def test_a_replica_that_is_far_behind_costs_nothing(absences):
+  script, plan = small.script(
+    "dilocox",
+    num_replicas=3,
+    sync_interval=4,
+    total_steps=4 * MILLION,
+    membership={"absences": absences},
+  )
+  one = small.uneven([1e8, 3e7, 1e8])
+  work = small.work(one, step_s=0.1, speeds=(1.0, 1 - 1e-4, 0.95))
+  clock = CountingClock(small.link_costs(one), work)
+  for ops, count in script.repeated_ops(plan):
+    clock.repeat(ops, count)
+  assert clock.num_walked < 5000
 
 
 @pytest.mark.parametrize(
