@@ -91,10 +91,13 @@ def limited(default: Default, **limits: Any) -> Default:
 def check_limits(values: Any, prefix: str = "") -> None:
   """Raises ValueError for the first field of a dataclass outside its limits.
 
+  A field of another type than its own is outside, too.
+
   Args:
     values: A dataclass, some of whose fields are declared with `limited`.
     prefix: Text in front of the fields' names, for messages.
   """
+  types = typing.get_type_hints(type(values))
   for field in dataclasses.fields(values):
     value = getattr(values, field.name)
     limits = {
@@ -103,6 +106,7 @@ def check_limits(values: Any, prefix: str = "") -> None:
       if kind in _LIMIT_KINDS
     }
     if limits and value is not None:
+      of_type(prefix + field.name, value, types[field.name])
       within_limits(prefix + field.name, value, **limits)
 
 
@@ -429,12 +433,13 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
   """Returns the values of a nested mapping by their dotted names, in order.
 
   Args:
-    values: A nested mapping; names that are dotted already stay as they are.
+    values: A nested mapping; names that are dotted already stay as they are. An
+      empty mapping in it is a value.
     prefix: Text in front of every name.
   """
   by_path: dict[str, Any] = {}
   for name, value in values.items():
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and value:
       by_path |= flat(value, f"{prefix}{name}.")
     else:
       by_path[prefix + name] = value

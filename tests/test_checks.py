@@ -31,6 +31,20 @@ def test_a_value_outside_its_limits_is_named_with_them(
     checks.within_limits("inner.b1", refused, **limits)
 
 
+@dataclasses.dataclass
+class Limits:
+  count: int = checks.limited(2, at_least=1)
+  share: float | None = checks.limited(None, above=0, below=1)
+
+
+def test_a_limit_of_a_field_is_one_of_its_type_too():
+  for right in (Limits(), Limits(count=3, share=0.5)):
+    checks.check_limits(right)
+  for name, wrong in (("count", 2.5), ("count", True), ("share", True)):
+    with pytest.raises(ValueError, match=f"^a.{name}={wrong} must be of type"):
+      checks.check_limits(dataclasses.replace(Limits(), **{name: wrong}), "a.")
+
+
 def test_an_unknown_name_is_answered_with_the_nearest():
   checks.known("method", "diloco", ["diloco", "eager"])
   for name, answer in (("dilocoo", "you mean 'diloco'"), ("x", "have: diloco")):
@@ -173,7 +187,8 @@ def test_changes_name_the_field_and_both_values():
   # A name that begins like a free one is another name.
   assert changed_fields(old, new, ["b", "x.y", "com"]) == changes[2:]
   nested = {"b": {"x": 1, "c": {"y": None}}, "a.z": 2, "empty": {}}
-  assert list(flat(nested).items()) == [("b.x", 1), ("b.c.y", None), ("a.z", 2)]
+  expected = [("b.x", 1), ("b.c.y", None), ("a.z", 2), ("empty", {})]
+  assert list(flat(nested).items()) == expected
 
 
 def test_leaves_have_names_and_one_that_is_not_finite_is_found():

@@ -27,6 +27,7 @@ from dilocox_jax.api.simulation_setup import Options, Setup, set_up
 from dilocox_jax.checks import flat, require
 from dilocox_jax.codecs.named import link_names
 from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.config.run import check_config
 from dilocox_jax.plan.collectives import MAILBOX
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.simulate.cluster import Cluster
@@ -199,8 +200,10 @@ def compare_methods(
     config, the reason.
 
   Raises:
+    TypeError: If the config is no `RunConfig`.
     ValueError: If config and cluster do not fit.
   """
+  check_config(config)
   placed = load_cluster(cluster, config.mesh.num_replicas)
   has = _device_bytes(placed, device_bytes)
   base, ways = of_method(config, "allreduce"), [{}]

@@ -24,7 +24,7 @@ from dilocox_jax.api.step_methods import (
 )
 from dilocox_jax.checks import flat, in_front, require
 from dilocox_jax.config import RunConfig
-from dilocox_jax.config.run import from_mapping, from_saved
+from dilocox_jax.config.run import check_config, from_mapping, from_saved
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.feeds import as_feed
 from dilocox_jax.metrics.lines import RecordError
@@ -214,6 +214,12 @@ def train(
     BusyError: If another run is at work in the directory.
     TrainingStoppedError: If a value is not finite.
   """
+  check_kind(
+    isinstance(mailbox, MailboxAddress | None),
+    "mailbox",
+    mailbox,
+    "a dilocox_jax.MailboxAddress",
+  )
   said = {
     "sync.method": method,
     "mesh.num_replicas": replicas,
@@ -269,7 +275,7 @@ def _config(
   """Joins a config's sections with what `train` says by itself."""
   said = {path: value for path, value in said.items() if value is not None}
   if not isinstance(given, Mapping | None):
-    _check_config(given)
+    check_config(given)
     if not said:
       return given
     raise TypeError(
@@ -280,12 +286,6 @@ def _config(
   if not has_layers and takes(values.get("sync.method", ""), "fragment_order"):
     values.setdefault("sync.fragment_order", SLICED[0])  # All are cut alike.
   return from_mapping(values)
-
-
-def _check_config(config: Any) -> None:
-  """Raises TypeError unless the config of a run is one."""
-  wanted = "a dilocox_jax.RunConfig, such as RunConfig(total_steps=100)"
-  check_kind(isinstance(config, RunConfig), "config", config, wanted)
 
 
 def _parts(
@@ -403,7 +403,7 @@ def estimate(
     TypeError: If the config is no `RunConfig`.
     ValueError: If config and cluster do not fit.
   """
-  _check_config(config)
+  check_config(config)
   setup = set_up(config, cluster, Options(step_s=step_s))
   return simulate_run(
     link_costs=setup.link_costs,

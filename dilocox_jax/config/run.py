@@ -310,6 +310,9 @@ class RunConfig:
     """
     nested: dict[str, Any] = {}
     for path, value in flat(values).items():
+      if value == {} and "." not in path:  # A section in which nothing is set.
+        nested.setdefault(path, {})
+        continue
       section, _, field = path.rpartition(".")
       (nested.setdefault(section, {}) if section else nested)[field] = value
     return dataclass_from(cls, nested)
@@ -335,6 +338,15 @@ class RunConfig:
   def to_mapping(self) -> dict[str, Any]:
     """Returns nested plain values, from which `from_mapping` builds it."""
     return dataclasses.asdict(self)
+
+
+def check_config(config: Any) -> None:
+  """Raises TypeError unless a value is the config of a run."""
+  if not isinstance(config, RunConfig):
+    raise TypeError(
+      f"config={shown(config)} must be a dilocox_jax.RunConfig, such as "
+      "RunConfig(total_steps=100)"
+    )
 
 
 def _unfit(config: RunConfig, others: Mapping[str, bool]) -> str:

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from dilocox_jax.checks import of_type, require, within_limits
-from dilocox_jax.data.token_checks import Vocabulary, check_token_ids
 from dilocox_jax.models.attention import Cache
 from dilocox_jax.models.transformer import Model, Params
+from dilocox_jax.token_ids import Vocabulary, check_token_ids
 
 NO_TOKEN = -1  # Where logits say nothing, as those of a model that diverged.
 

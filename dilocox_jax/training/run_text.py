@@ -24,11 +24,10 @@ from dilocox_jax.data.streams import (
 from dilocox_jax.data.token_checks import (
   CheckedBatches,
   CheckedStreams,
-  Vocabulary,
   check_token_batch,
-  check_token_ids,
 )
 from dilocox_jax.models.token_limits import token_limits
+from dilocox_jax.token_ids import Vocabulary, check_token_ids
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.trees import Tree, leaves_by_path, tree_digest
 

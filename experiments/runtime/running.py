@@ -21,11 +21,11 @@ from dilocox_jax.api import memory_check
 from dilocox_jax.checks import in_front
 from dilocox_jax.config import RunConfig
 from dilocox_jax.data.corpus import Corpus
-from dilocox_jax.data.token_checks import TokenError
 from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.metrics import work_directory
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.optimizers import named_optimizer
+from dilocox_jax.token_ids import TokenError
 from dilocox_jax.training import start
 from dilocox_jax.training.mailbox_replica import MailboxAddress
 from dilocox_jax.training.parts import Clock

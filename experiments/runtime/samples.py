@@ -110,8 +110,8 @@ def _drawn_tokens(
   import jax
   import numpy as np
 
-  from dilocox_jax.data.token_checks import Vocabulary, check_token_ids
   from dilocox_jax.models.sampling import NO_TOKEN, generate
+  from dilocox_jax.token_ids import Vocabulary, check_token_ids
 
   require(
     len(prompt_tokens) > 0,

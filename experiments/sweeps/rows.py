@@ -315,6 +315,7 @@ def _read(path: pathlib.Path, kind: type[RowType]) -> list[RowType]:
     # The file is replaced as a whole, so a line without an end was cut.
     require(content.endswith(b"\n"), "its last line is cut")
     rows = csv.DictReader(io.StringIO(content.decode(), newline=""))
+    _check_columns(rows.fieldnames or (), types)
     return [
       kind(**{name: _value(types[name], text) for name, text in row.items()})
       for row in rows
@@ -326,8 +327,24 @@ def _read(path: pathlib.Path, kind: type[RowType]) -> list[RowType]:
     ) from error
 
 
-def _value(kind: type, text: str) -> Any:
-  """Returns the value of a cell that `csv_table` wrote."""
+def _check_columns(found: Sequence[str], wanted: Iterable[str]) -> None:
+  """Raises ValueError unless a table has each column once, and no other."""
+  missing = sorted(set(wanted) - set(found))
+  require(not missing, f"it lacks the column {missing[:1]}")
+  others = sorted(set(found) - set(wanted))
+  require(not others, f"it has a column {shown(others[:1])}")
+  require(len(found) == len(set(found)), "it has a column twice")
+
+
+def _value(kind: type, text: str | None) -> Any:
+  """Returns the value of a cell, such as `csv_table` writes it.
+
+  Args:
+    kind: Type of the value.
+    text: The cell; None if its line is shorter than the others.
+  """
+  if text is None:
+    raise ValueError("a line is shorter than the others")
   if kind is bool:
     require(
       text in ("True", "False"), f"{shown(text)} is neither True nor False"

@@ -169,6 +169,7 @@ def test_a_model_that_does_not_fit_is_refused_in_one_line(tmp_path):
     ({"outer_optimizer": 0.7}, "outer_optimizer=0.7 must be an optax"),
     ({"exchange": "int"}, "exchange='int' must be a dilocox_jax.Aggregator"),
     ({"config": 3}, "config=3 must be a dilocox"),
+    ({"mailbox": ""}, "mailbox='' must be a dilocox_jax.MailboxAddress"),
     ({"method": "diloco"}, "config has a value for sync.method already"),
     ({"model": 3}, "a model of type int cannot be trained"),
     ({"model": None, "loss": max}, "needs a model that is handed in"),
@@ -185,6 +186,8 @@ def test_a_part_of_another_kind_is_refused(tmp_path, handed_in, message):
 def test_an_estimate_needs_no_training_but_a_config():
   with pytest.raises(TypeError, match="config={} must be a dilocox"):
     dx.estimate({}, "two_workers")  # pyright: ignore
+  with pytest.raises(TypeError, match="config={} must be a dilocox"):
+    dx.compare_methods({}, "two_workers")  # pyright: ignore
   slow, fast = (
     dx.estimate(settings(), "100mbit", step_s=s) for s in (0.2, 0.1)
   )

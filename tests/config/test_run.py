@@ -71,6 +71,14 @@ def test_a_config_comes_back_from_its_own_mapping_and_cannot_be_changed():
       assert kept == values
 
 
+def test_an_empty_section_sets_nothing_and_an_empty_value_is_refused():
+  rate = {"inner.learning_rate": 0.5, "inner": {}, "data": {}}
+  assert from_mapping(rate) == from_mapping({"inner": {"learning_rate": 0.5}})
+  for values in ({"inner": {"learning_rate": {}}}, {"total_steps": {}}):
+    with pytest.raises(ValueError, match="={} must be of type"):
+      from_mapping(values)
+
+
 def test_the_plan_of_a_run_follows_from_its_fields():
   built = from_mapping(EVERYTHING)
   method = methods.streaming_diloco(8, 4, 5, 0.25, "sequential")

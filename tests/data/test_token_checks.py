@@ -7,11 +7,9 @@ from dilocox_jax.data.streams import ReplicaStreams
 from dilocox_jax.data.token_checks import (
   CheckedBatches,
   CheckedStreams,
-  TokenError,
-  Vocabulary,
   check_token_batch,
-  check_token_ids,
 )
+from dilocox_jax.token_ids import TokenError, Vocabulary, check_token_ids
 
 FIFTY = Vocabulary(50, "vocab_size=50")
 

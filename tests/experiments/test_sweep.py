@@ -261,6 +261,21 @@ def test_a_damaged_table_is_one_line_or_has_whole_rows(tmp_path):
     Rows(path)
 
 
+def test_a_table_has_each_column_once_and_no_line_is_shorter(tmp_path):
+  path = tmp_path / "rows.csv"
+  Rows(path).add(ROW, POINTS)
+  header, line, _ = path.read_text().split("\n")
+  for wrong, said in (
+    ([header, line.rpartition(",")[0]], "a line is shorter than the others"),
+    ([line], "it lacks the column"),
+    ([f"{header},more", f"{line},1"], "it has a column .'more'"),
+    ([f"{header},name", f"{line},b"], "it has a column twice"),
+  ):
+    path.write_text("\n".join([*wrong, ""]))
+    with pytest.raises(RecordError, match=f"is no table of RunRow.*{said}"):
+      Rows(path)
+
+
 @pytest.mark.parametrize(
   "text", ["name,seed\na,0\n", "nonsense\n1\n", "\xff\xfe\n", "a" * 200_000]
 )

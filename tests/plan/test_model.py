@@ -128,3 +128,10 @@ def test_data_shards_divide_the_tokens_of_tables_if_they_can():
   assert Division(4, 4).divided_tables(tied) == {"embed/embedding"}
   assert Division(1, 16).divided_tables(large) == set()
   assert Division(5, 16).divided_tables(large) == set()
+
+
+@pytest.mark.parametrize("name", ["num_layers", "vocab_size", "num_kv_heads"])
+def test_a_size_is_a_whole_number(name):
+  for wrong in (2.0, True, "2"):
+    with pytest.raises(ValueError, match=f"{name}=.* must be of type int"):
+      dataclasses.replace(nano, **{name: wrong})  # pyright: ignore

@@ -10,8 +10,8 @@ from flax import nnx
 
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.feeds import as_feed
-from dilocox_jax.data.token_checks import TokenError
 from dilocox_jax.models.custom import as_loss_model
+from dilocox_jax.token_ids import TokenError
 from dilocox_jax.training import build, run_text
 from dilocox_jax.training.parts import Parts
 from tests import runs

@@ -10,7 +10,13 @@ import dataclasses
 import math
 from typing import ClassVar
 
-from dilocox_jax.checks import check_limits, limited, require, within_limits
+from dilocox_jax.checks import (
+  check_limits,
+  limited,
+  of_type,
+  require,
+  within_limits,
+)
 from dilocox_jax.plan.choices import Lazy
 
 ACTIVATIONS = ("swiglu", "gelu", "relu")
@@ -77,7 +83,8 @@ class ModelShape:
   def __post_init__(self):
     """Raises ValueError if no model can have these sizes."""
     for name in "num_layers model_dim num_heads ff_dim vocab_size".split():
-      within_limits(name, getattr(self, name), at_least=1, at_most=_LARGEST)
+      size = of_type(name, getattr(self, name), int)
+      within_limits(name, size, at_least=1, at_most=_LARGEST)
     check_limits(self)
     if not self.head_dim and self.model_dim % self.num_heads:
       raise ValueError(

@@ -1,0 +1,48 @@
+"""Token ids, which models look up in tables.
+
+An id that a table lacks becomes NaN or another token, and no library reports
+it. So ids are checked before they reach a device.
+"""
+
+import dataclasses
+
+import numpy as np
+
+
+class TokenError(ValueError):
+  """Means that data have token ids that the model does not know."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+  """The token ids that something knows: 0 to size - 1.
+
+  Attributes:
+    size: Number of different tokens.
+    source: What has this size, for messages, e.g. "vocab_size=50".
+  """
+
+  size: int
+  source: str
+
+
+def check_token_ids(
+  tokens: np.ndarray, vocabulary: Vocabulary, what: str
+) -> None:
+  """Raises TokenError unless all ids are integers that a vocabulary has.
+
+  Args:
+    tokens: Token ids, of any shape.
+    vocabulary: The ids that are known.
+    what: What the tokens are, for the message, e.g. "train tokens of 'own'".
+  """
+  if not np.issubdtype(tokens.dtype, np.integer):
+    raise TokenError(f"{what} are {tokens.dtype}: pass integers")
+  if not tokens.size:
+    return
+  lowest, highest = int(tokens.min()), int(tokens.max())
+  if lowest < 0 or highest >= vocabulary.size:
+    raise TokenError(
+      f"{what} go from {lowest} to {highest}, but {vocabulary.source} allows 0 "
+      f"to {vocabulary.size - 1}"
+    )
