@@ -26,7 +26,7 @@ from dilocox_jax.report.tables import (
   terminal_table,
 )
 from dilocox_jax.simulate.analytic import Outcome, run_time
-from experiments.runtime.command_line import own_command
+from experiments.runtime.command_line import typed_command
 
 Row = tuple[str, str, str]
 NUMBERS = "simulation.json"
@@ -117,7 +117,7 @@ def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
     "a_step": dataclasses.asdict(plan.rounds),
   }
   write_json(workdir / NUMBERS, numbers)
-  path = write_page(workdir, title, lines, own_command())
+  path = write_page(workdir, title, lines, typed_command())
   Console().print(terminal_table(_COLUMNS, rows, (0, 1, 2), title=title))
   print(textwrap.fill(" ".join(_assumptions(plan)), 80))
   if not plan.fits:
@@ -230,7 +230,7 @@ def report_methods(
     "",
     *(f"- {code(path)}" for path in config_paths.values()),
   ]
-  page = write_page(workdir, title, lines, own_command())
+  page = write_page(workdir, title, lines, typed_command())
   # The terminal has no room for the last columns.
   header, cells = header_and_cells(
     [_row(plan, is_short=True) for plan in plans]

@@ -9,6 +9,8 @@ seed. One seed of 22 runs, two at once, took 22 minutes on two CPU cores
         --config.seeds='(0, 1, 2)'
 """
 
+from typing import Any
+
 from ml_collections import config_dict
 
 from experiments.configs import default
@@ -56,7 +58,7 @@ def get_config():
 
 def _codec(name: str, codec: str, feedback: float = 0.0) -> dict:
   """Returns a run with a codec and its error feedback (0: none)."""
-  run = {"name": name, "exchange.codec": codec}
+  run: dict[str, Any] = {"name": name, "exchange.codec": codec}
   if feedback:
     run["exchange.feedback"] = feedback
   return run

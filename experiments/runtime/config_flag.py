@@ -13,7 +13,7 @@ from ml_collections import config_flags
 
 from dilocox_jax.checks import check_path
 from dilocox_jax.config import RunConfig
-from experiments.runtime import command_line, own_parts
+from experiments.runtime import command_line, parts_flag
 from experiments.runtime.command_line import UsageError
 
 # Folder of the config files that come with the programs.
@@ -26,7 +26,7 @@ CONFIG = config_flags.DEFINE_config_file(
   "Python file with get_config(); set a field with --config.section.field=.",
 )
 # A config may name parts of the user's own.
-flags.adopt_module_key_flags(own_parts)
+flags.adopt_module_key_flags(parts_flag)
 
 
 class _ConfigFileParser(flags.ArgumentParser):

@@ -21,7 +21,7 @@ from experiments.runtime import (
   stop_signals,
 )
 from experiments.runtime.command_line import TRY_AGAIN, UsageError
-from experiments.runtime.own_parts import register_parts
+from experiments.runtime.parts_flag import register_parts
 from experiments.runtime.process_group import Member, run_together
 
 
