@@ -20,6 +20,10 @@ from experiments.runtime.command_line import UsageError
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _DEFAULT_FILE = CONFIGS / "default.py"
 
+# The library quotes some errors of a config file, traceback and all, in an
+# error of its own that begins like this. Its context is the error of the file.
+_QUOTED = "Error whilst parsing config file"
+
 CONFIG = config_flags.DEFINE_config_file(
   "config",
   None,
@@ -70,9 +74,9 @@ def _reason(error: Exception) -> str:
       "a plain ConfigDict refuses dotted names in a mapping: begin with"
       " config = experiments.configs.default.sweep()"
     )
-  # The library quotes a whole traceback in an error of its own, of which the
-  # error of the file is the context.
-  cause = error.__context__ or error
+  cause = error
+  if str(error).startswith(_QUOTED):
+    cause = error.__context__ or error
   return f"{type(cause).__name__}: {cause}"
 
 

@@ -2,7 +2,7 @@
 
 All runs are checked and named before the first of them starts, since a misspelt
 field that is found after an hour of training costs that hour. A finished run is
-recognised later, in another process or in a fresh clone, by the digest of its
+recognized later, in another process or in a fresh clone, by the digest of its
 overrides. This module does not load JAX.
 """
 

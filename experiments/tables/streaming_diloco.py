@@ -121,18 +121,18 @@ def _picture(figures: Figures) -> Picture:
   for ax, name in zip(axes, MODELS, strict=True):
     layer_model = model(figures, name)
     methods = layers.table_methods(layer_model.num_layers)
-    for (colour, marker), (label, method) in zip(
+    for (color, marker), (label, method) in zip(
       looks, methods.items(), strict=False
     ):
       run = layers.simulate_layers(layer_model, method, layers.GRID_BPS)
       ax.plot(
-        layers.GRID_BPS / _GBPS, run.utilisation, color=colour, label=label
+        layers.GRID_BPS / _GBPS, run.utilisation, color=color, label=label
       )
       published = [
         figures[f"table 4, {name}, {label}, {target:.0%}"].value
         for target in layers.TARGETS
       ]
-      ax.plot(published, layers.TARGETS, marker, color=colour, markersize=5)
+      ax.plot(published, layers.TARGETS, marker, color=color, markersize=5)
     ax.set_xscale("log")
     ax.set_xlabel("bandwidth (Gbit/s, log scale)")
     style.caption(ax, f"{name}: simulated (lines), published (markers)")

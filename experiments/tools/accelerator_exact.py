@@ -130,7 +130,7 @@ def _on_page(method: dx.Method, targets: np.ndarray) -> np.ndarray:
   """Returns the replicas' parameters as the reference page computes them.
 
   Args:
-    method: The method; its fragments are slices of neighbouring rows.
+    method: The method; its fragments are slices of neighboring rows.
     targets: Targets by replica and step [M, steps, rows, columns].
   """
   schedule = method.schedule
