@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> None:
     page = report.side_by_side(runs)
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "compare")
   page.print(Console())
-  print(f"comparison: {page.write(workdir, command_line.own_command())}")
+  print(f"comparison: {page.write(workdir, command_line.typed_command())}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
-from experiments.runtime import command_line, own_parts, run_flag, workdir_flag
+from experiments.runtime import command_line, parts_flag, run_flag, workdir_flag
 
 flags.adopt_module_key_flags(run_flag)
 flags.adopt_module_key_flags(workdir_flag)
@@ -23,7 +23,7 @@ flags.adopt_module_key_flags(workdir_flag)
 def main(argv: Sequence[str]) -> None:
   """Writes the checkpoint and prints where it is."""
   command_line.refuse_arguments(argv)
-  own_parts.register_given_parts()
+  parts_flag.register()
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "export")
   import dilocox_jax as dx
 

@@ -26,7 +26,7 @@ from experiments.runtime import (
   command_line,
   config_flag,
   memory_flag,
-  own_parts,
+  parts_flag,
   run_configs,
   workdir_flag,
 )
@@ -48,7 +48,7 @@ _SLICES = flags.DEFINE_integer(
 def main(argv: Sequence[str]) -> None:
   """Prints the tables, and compiles if asked to."""
   command_line.refuse_arguments(argv)
-  own_parts.register_given_parts()
+  parts_flag.register()
   topology = _COMPILE.value
   command_line.refuse_unused(
     workdir_flag.WORKDIR, _SLICES, is_used=bool(topology), needs="--compile"
@@ -161,7 +161,7 @@ def _compile(config: RunConfig, topology: str) -> None:
   with command_line.usage_errors():
     compiled = compiled_run.compiled_run(config, topology, _SLICES.value)
   page = compiled_run.write_compiled(
-    compiled, workdir, command_line.own_command()
+    compiled, workdir, command_line.typed_command()
   )
   print(f"{compiled.name}: {compiled.finding}\nreport: {page}")
   if not compiled.fits:

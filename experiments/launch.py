@@ -29,7 +29,7 @@ from experiments.runtime import (
   config_flag,
   distributed_flags,
   link_check,
-  own_parts,
+  parts_flag,
   placement,
   process_group,
   run_configs,
@@ -64,7 +64,7 @@ _LOSS = flags.DEFINE_string(
   "loss", "0 %", "With --link: share of packets lost at each end, e.g. '0.1 %'."
 )
 # The flags that the launcher does not hand on to experiments.train.
-_OWN_FLAGS = (_PROCESSES, _LINK, _RTT, _LOSS)
+_LAUNCHER_FLAGS = (_PROCESSES, _LINK, _RTT, _LOSS)
 
 
 @command_line.one_line_errors()
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
   """Checks the flags and the config, then runs the processes."""
   command_line.refuse_arguments(argv)
   distributed_flags.check_unset("experiments.launch")
-  own_parts.register_given_parts()
+  parts_flag.register()
   config_values = config_flag.CONFIG.value
   config_values.mesh.layout = "mesh"
   config = run_configs.run_config(config_values)
@@ -141,7 +141,7 @@ def _train_flags() -> list[str]:
   """Returns the flags of the command line without those of the launcher."""
   own_flags = flags.FlagValues()
   own_flags.set_gnu_getopt()
-  for flag in _OWN_FLAGS:
+  for flag in _LAUNCHER_FLAGS:
     own_flags[flag.name] = flags.FLAGS[flag.name]
   _, *others = own_flags(sys.argv, known_only=True)
   return others

@@ -103,7 +103,7 @@ def _environment() -> dict[str, str]:
   """Returns the variables of a process that has its share of the cores."""
   return {
     **process_group.thread_limits(len(METHODS)),
-    command_line.COMMAND_VARIABLE: command_line.own_command(),
+    command_line.COMMAND_VARIABLE: command_line.typed_command(),
     **os.environ,
   }
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
-from experiments.runtime import command_line, own_parts, run_flag, samples
+from experiments.runtime import command_line, parts_flag, run_flag, samples
 
 flags.adopt_module_key_flags(run_flag)
 _PROMPT = flags.DEFINE_string(
@@ -41,7 +41,7 @@ _SEED = flags.DEFINE_integer("seed", 0, "Seed of the draws.", lower_bound=0)
 def main(argv: Sequence[str]) -> None:
   """Prints a sample and adds it to the run's report."""
   command_line.refuse_arguments(argv)
-  own_parts.register_given_parts()
+  parts_flag.register()
   with command_line.usage_errors(kinds=(ValueError, RuntimeError)):
     sample = samples.add_sample(
       run_flag.RUN.value,

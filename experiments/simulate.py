@@ -27,7 +27,7 @@ from experiments.runtime import (
   command_line,
   config_flag,
   memory_flag,
-  own_parts,
+  parts_flag,
   run_configs,
   workdir_flag,
 )
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> None:
   if _CLUSTER.value == "help":
     _print_clusters()
     return
-  own_parts.register_given_parts()
+  parts_flag.register()
   config = _config()
   options = _options()
   if _METHODS.value == "all":

@@ -27,7 +27,7 @@ from dilocox_jax.report.tables import (
 )
 from dilocox_jax.simulate.analytic import Outcome
 from dilocox_jax.simulate.long_runs import simulate_run
-from experiments.runtime.command_line import own_command
+from experiments.runtime.command_line import typed_command
 
 Row = tuple[str, str, str]
 NUMBERS = "simulation.json"
@@ -121,7 +121,7 @@ def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
     "a_step": dataclasses.asdict(plan.rounds),
   }
   write_json(workdir / NUMBERS, numbers)
-  path = write_page(workdir, title, lines, own_command())
+  path = write_page(workdir, title, lines, typed_command())
   Console().print(terminal_table(_COLUMNS, rows, (0, 1, 2), title=title))
   print(textwrap.fill(" ".join(_assumptions(plan)), 80))
   if not plan.fits:
@@ -234,7 +234,7 @@ def report_methods(
     "",
     *(f"- {code(path)}" for path in config_paths.values()),
   ]
-  page = write_page(workdir, title, lines, own_command())
+  page = write_page(workdir, title, lines, typed_command())
   # The terminal has no room for the last columns.
   header, cells = header_and_cells(
     [_row(plan, is_short=True) for plan in plans]

@@ -44,7 +44,8 @@ def main(argv: Sequence[str]) -> None:
       make_tables = loaded(PAPERS[paper])
       tables += make_tables()
   print(*summary(tables), sep="\n")
-  print(f"report: {write_tables(tables, workdir, command_line.own_command())}")
+  page = write_tables(tables, workdir, command_line.typed_command())
+  print(f"report: {page}")
 
 
 if __name__ == "__main__":

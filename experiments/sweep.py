@@ -26,7 +26,7 @@ from absl import app, flags
 from experiments.runtime import (
   command_line,
   config_flag,
-  own_parts,
+  parts_flag,
   workdir_flag,
 )
 from experiments.runtime.command_line import StoppedError
@@ -68,7 +68,7 @@ _REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Train nothing.")
 def main(argv: Sequence[str]) -> None:
   """Trains the runs that are missing and reports on all."""
   command_line.refuse_arguments(argv)
-  own_parts.register_given_parts()
+  parts_flag.register()
   from experiments.sweeps import rows
 
   sweep = config_flag.CONFIG.value.to_dict()
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> None:
   training = Training(
     workdir,
     rows.Rows(workdir / f"{name}.csv", committed_rows),
-    parts_files=[*own_parts.PARTS.value, config_file],
+    parts_files=[*parts_flag.PARTS.value, config_file],
   )
   # A wrong clock is found before anything begins.
   clocks, times = _clocks_and_times(sweep, runs)
@@ -222,7 +222,7 @@ def _write_page(
     intro=[page.intro(runs, lines, training.rows), *notes],
     failed=training.failed,
   )
-  path = sweep_page.write(training.workdir, command_line.own_command())
+  path = sweep_page.write(training.workdir, command_line.typed_command())
   sweep_page.print(Console())
   print(f"runs: {training.rows.source}\nreport: {path}")
 

@@ -22,7 +22,7 @@ from experiments.runtime import (
   command_line,
   config_flag,
   distributed_flags,
-  own_parts,
+  parts_flag,
   run_configs,
   workdir_flag,
 )
@@ -94,7 +94,7 @@ _ACCEPT_VERSION = flags.DEFINE_bool(
 def main(argv: Sequence[str]) -> None:
   """Trains and prints where the report is."""
   command_line.refuse_arguments(argv)
-  own_parts.register_given_parts()
+  parts_flag.register()
   config_values = config_flag.CONFIG.value
   place = distributed_flags.place(config_values)
   address = _mailbox_address()

@@ -246,7 +246,7 @@ def refuse_unused(
       raise UsageError(f"--{holder.name} needs {needs}: else nothing reads it")
 
 
-def own_command() -> str:
+def typed_command() -> str:
   """Returns the command line as one would type it in the checkout."""
   spec = sys.modules["__main__"].__spec__
   program = ["-m", spec.name] if spec else [sys.argv[0]]

@@ -13,12 +13,16 @@ from ml_collections import config_flags
 
 from dilocox_jax.checks import check_path
 from dilocox_jax.config import RunConfig
-from experiments.runtime import command_line, own_parts
+from experiments.runtime import command_line, parts_flag
 from experiments.runtime.command_line import UsageError
 
 # Folder of the config files that come with the programs.
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _DEFAULT_FILE = CONFIGS / "default.py"
+
+# The library quotes some errors of a config file, traceback and all, in an
+# error of its own that begins like this. Its context is the error of the file.
+_QUOTED = "Error whilst parsing config file"
 
 CONFIG = config_flags.DEFINE_config_file(
   "config",
@@ -26,7 +30,7 @@ CONFIG = config_flags.DEFINE_config_file(
   "Python file with get_config(); set a field with --config.section.field=.",
 )
 # A config may name parts of the user's own.
-flags.adopt_module_key_flags(own_parts)
+flags.adopt_module_key_flags(parts_flag)
 
 
 class _ConfigFileParser(flags.ArgumentParser):
@@ -70,9 +74,9 @@ def _reason(error: Exception) -> str:
       "a plain ConfigDict refuses dotted names in a mapping: begin with"
       " config = experiments.configs.default.sweep()"
     )
-  # The library quotes a whole traceback in an error of its own, of which the
-  # error of the file is the context.
-  cause = error.__context__ or error
+  cause = error
+  if str(error).startswith(_QUOTED):
+    cause = error.__context__ or error
   return f"{type(cause).__name__}: {cause}"
 
 

@@ -31,7 +31,7 @@ from experiments.runtime.command_line import (
   STOP_CODES,
   TRY_AGAIN,
   StoppedError,
-  own_command,
+  typed_command,
 )
 from experiments.runtime.ends_with_parent import ending_with_this_process
 
@@ -304,7 +304,7 @@ def environment(count: int) -> dict[str, str]:
     count: Number of processes.
   """
   variables = dict(os.environ)
-  variables[COMMAND_VARIABLE] = own_command()
+  variables[COMMAND_VARIABLE] = typed_command()
   variables["JAX_PLATFORMS"] = "cpu"
   if "NPROC" in os.environ:  # The user has set the threads.
     return variables

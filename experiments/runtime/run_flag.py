@@ -2,8 +2,8 @@
 
 from absl import flags
 
-from experiments.runtime import own_parts
+from experiments.runtime import parts_flag
 
 RUN = flags.DEFINE_string("run", None, "Directory of the run.", required=True)
 # A run may have parts of the user's own.
-flags.adopt_module_key_flags(own_parts)
+flags.adopt_module_key_flags(parts_flag)

@@ -164,7 +164,7 @@ def _train(
   Arguments and errors are those of `train`.
   """
   command = os.environ.get(command_line.COMMAND_VARIABLE)
-  command = command or command_line.own_command()
+  command = command or command_line.typed_command()
   _check_directory(workdir)
   if profile:
     work_directory.check_subfolder(workdir, *_PROFILE)

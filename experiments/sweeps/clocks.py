@@ -103,7 +103,7 @@ class SweepClock:
     outcome = clock.walk(setup.script.flush(setup.plan))
     return Times(at_s, outcome.now_s, outcome.utilization)
 
-  def own_step_s(self, config: RunConfig) -> float:
+  def step_s_of(self, config: RunConfig) -> float:
     """Returns the time of an inner step on the fastest replica (seconds)."""
     return float(min(self._setup(config).work.step_s))
 

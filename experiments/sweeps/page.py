@@ -201,7 +201,7 @@ def _others(count: int) -> str:
 def _words(config: RunConfig, clock: SweepClock) -> str:
   """Returns which model a clock times on which cluster, in words."""
   timed = clock.timed(config)
-  step_s = clock.own_step_s(config)
+  step_s = clock.step_s_of(config)
   source = "from operations" if clock.step_s is None else "stated"
   text = (
     f"{timed.model.label} on {clock.cluster} (round trip"

@@ -19,7 +19,7 @@ from dilocox_jax.checks import known
 from experiments.runtime import (
   command_line,
   config_flag,
-  own_parts,
+  parts_flag,
   run_configs,
   workdir_flag,
 )
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
     raise command_line.UsageError(
       f"the bench {bench} reads no config: leave out --config"
     )
-  own_parts.register_given_parts()
+  parts_flag.register()
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "bench")
   import jax
 

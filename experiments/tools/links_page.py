@@ -46,7 +46,7 @@ def report(
   )
   lines = [intro, "", *markdown_table(header, cells)]
   write_json(workdir / "links.json", [dataclasses.asdict(row) for row in rows])
-  write_page(workdir, "Real links", lines, command_line.own_command())
+  write_page(workdir, "Real links", lines, command_line.typed_command())
   return lines
 
 

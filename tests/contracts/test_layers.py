@@ -1,6 +1,7 @@
 """Who imports whom, and what comes along with it."""
 
 import ast
+import graphlib
 import importlib.metadata
 import importlib.util
 import json
@@ -95,6 +96,20 @@ def imported_names(text):
     elif isinstance(node, ast.ImportFrom) and node.module:
       yield node.module
       yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_modules_of_experiments_do_not_import_each_other_in_a_circle():
+  modules = {
+    ".".join(path.with_suffix("").parts): text
+    for path, text in PACKAGES.items()
+    if path.parts[0] == "experiments"
+  }
+  assert "experiments.tools.bench_inner" in modules
+  imports = {
+    name: set(imported_names(text)) & modules.keys()
+    for name, text in modules.items()
+  }
+  graphlib.TopologicalSorter(imports).prepare()  # Raises for a circle.
 
 
 # The launcher has the flags of the trainer, and so has a test's trainer.

@@ -31,7 +31,7 @@ def seconds(clock: SweepClock, config: RunConfig) -> float:
 
 def over_steps_alone(config: RunConfig) -> float:
   """Returns a run's time over that of its steps, on the clock of 107B."""
-  steps_s = config.total_steps * OF_107B.own_step_s(config)
+  steps_s = config.total_steps * OF_107B.step_s_of(config)
   return seconds(OF_107B, config) / steps_s
 
 

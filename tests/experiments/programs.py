@@ -20,7 +20,7 @@ from experiments.runtime import (  # noqa: F401
   config_flag,
   distributed_flags,
   memory_flag,
-  own_parts,
+  parts_flag,
   workdir_flag,
 )
 

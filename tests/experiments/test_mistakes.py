@@ -34,7 +34,8 @@ MISTAKES = [
   ("train", "--config.checkpoint.init_from=nowhere", "init_from=nowhere"),
   ("train", "--config.inner.optimizer=adamv --distributed", "'adamv'"),
   ("train", "--process_id=1", "--distributed"),
-  ("train", "--distributed --coordinator=host", "port"),
+  ("train", "--distributed --coordinator=host", "give HOST:PORT"),
+  ("train", "--distributed --num_processes=2 --process_id=2", "less than"),
   ("train", "--step_s=1", "--cluster"),
   ("train", EXAMPLE, "set mesh.num_replicas="),
   ("train", "--mailbox=x --replica=oslo --secret=absent", "make_secret"),
@@ -106,7 +107,12 @@ def test_a_missing_work_directory_is_asked_for():
   [
     ("x = (", "SyntaxError"),
     ("def get_config():\n  raise ValueError('late')", "ValueError: late"),
-    ("def get_config():\n  return {}['stepz']", "stepz"),
+    ("def get_config():\n  return {}['stepz']", "KeyError: 'stepz'"),
+    (
+      "def get_config():\n  try:\n    {}['a']\n  except KeyError:\n"
+      "    raise RuntimeError('late')",
+      "RuntimeError: late",
+    ),
   ],
 )
 def test_a_config_file_that_fails_is_named_with_the_reason(

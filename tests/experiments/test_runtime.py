@@ -21,7 +21,7 @@ from experiments.runtime import (
   stop_signals,
 )
 from experiments.runtime.command_line import TRY_AGAIN, UsageError
-from experiments.runtime.own_parts import register_parts
+from experiments.runtime.parts_flag import register_parts
 from experiments.runtime.process_group import Member, run_together
 
 
@@ -52,6 +52,24 @@ def test_devices_of_processes_are_as_many_as_the_run_needs(owners, word):
     return
   with pytest.raises(UsageError, match=word):
     placement.check_devices(config, owners)
+
+
+@pytest.mark.parametrize(
+  ("local_devices", "num_processes", "count"),
+  [(3, 2, 3), (None, 2, 2), (None, 4, 1), (None, None, 0)],
+)
+def test_a_cpu_stands_for_its_share_of_the_devices(
+  local_devices, num_processes, count
+):
+  config = from_mapping({"mesh": {"layout": "mesh", "num_replicas": 4}})
+  place = placement.Place(
+    coordinator=None,
+    num_processes=num_processes,
+    process_id=None,
+    local_devices=local_devices,
+    start_timeout_s=1.0,
+  )
+  assert place.num_devices(config) == count
 
 
 def test_memory_that_a_program_has_freed_serves_the_next_one():

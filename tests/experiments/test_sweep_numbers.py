@@ -212,7 +212,7 @@ def test_a_step_of_a_clock_is_that_of_the_fastest_replica(tmp_path):
     json.dumps({"name": "two", "every_site": site, "sites": sites})
   )
   clock = SweepClock(str(cluster), 0.03)
-  assert clock.own_step_s(from_mapping(BASE)) == pytest.approx(0.03)
+  assert clock.step_s_of(from_mapping(BASE)) == pytest.approx(0.03)
   assert page._round_trips(clock) == "10 ms to 40 ms"
 
 

@@ -23,7 +23,7 @@ PARTS = flags.DEFINE_multi_string(
 )
 
 
-def register_given_parts() -> None:
+def register() -> None:
   """Runs the files of --parts, in order.
 
   Raises:
@@ -45,7 +45,7 @@ def register_parts(paths: Iterable[str]) -> None:
   for path in paths:
     require(pathlib.Path(path).is_file(), f"--parts={path} is not a file")
     try:
-      runpy.run_path(path, run_name=f"own_parts_{pathlib.Path(path).stem}")
+      runpy.run_path(path, run_name=f"parts_{pathlib.Path(path).stem}")
     except Exception as error:  # The file is code and may raise anything.
       reason = f"{type(error).__name__}: {error}"
       raise ValueError(f"--parts={path}: {reason}") from error
