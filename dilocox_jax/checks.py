@@ -420,7 +420,8 @@ def changed_fields(
   Returns:
     Lines "section.field: old -> new".
   """
-  before, after = flat(old), flat(new)
+  before = flat(old)
+  after = flat(new)
   return [
     f"{path}: {before.get(path)!r} -> {after.get(path)!r}"
     for path in sorted(before.keys() | after.keys())

@@ -22,7 +22,9 @@ from typing import BinaryIO, cast
 
 Path = str | os.PathLike[str]
 
-FILE, FOLDER, LINK = "file", "folder", "symbolic link"
+FILE = "file"
+FOLDER = "folder"
+LINK = "symbolic link"
 _KINDS = {
   stat.S_IFREG: FILE,
   stat.S_IFDIR: FOLDER,

@@ -125,7 +125,8 @@ def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Rows:
   """
   num_replicas = jax.lax.axis_size(axis_name)
   own = jax.lax.axis_index(axis_name)
-  rows, parts = () if same_for_all else tuple(raw), []
+  rows = () if same_for_all else tuple(raw)
+  parts = []
   for hop in range(num_replicas):
     pairs = [(i, (i + hop) % num_replicas) for i in range(num_replicas)]
     part = raw if same_for_all else _chosen(rows, own + hop)
@@ -177,7 +178,8 @@ def _over_devices(
   )
   results = list(over_devices(*operands))
   unpacked = _unbundled(results.pop(), undivided, num_kept) if undivided else []
-  from_divided, from_undivided = iter(results), iter(unpacked)
+  from_divided = iter(results)
+  from_undivided = iter(unpacked)
   return [next(from_divided if spec else from_undivided) for spec in specs]
 
 
@@ -219,7 +221,8 @@ def _unbundled(raw: Array, like: Sequence[Array], num_kept: int) -> list[Array]:
     like: Arrays that were bundled.
     num_kept: Leading axes that were kept, as for `_bundled`.
   """
-  start, arrays = 0, []
+  start = 0
+  arrays = []
   for array in like:
     shape = (*raw.shape[:-1], *array.shape[num_kept:])
     item_bytes = array.dtype.itemsize

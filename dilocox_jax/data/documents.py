@@ -87,7 +87,8 @@ def split_globs(globs: str) -> list[str]:
   Blanks around a part are left out, and so are empty parts. A ";" in a path
   that exists divides nothing.
   """
-  pieces, found = globs.split(";"), []
+  pieces = globs.split(";")
+  found = []
   while pieces:
     joined = list(itertools.accumulate(pieces, "{};{}".format))
     names = (part for part in reversed(joined) if os.path.exists(part.strip()))
@@ -197,10 +198,12 @@ def _divided(pattern: str) -> tuple[pathlib.Path, str]:
 
   What exists as it is written is no wildcard.
   """
-  root, rest = pathlib.Path(), list(pathlib.Path(pattern).parts)
+  root = pathlib.Path()
+  rest = list(pathlib.Path(pattern).parts)
   while len(rest) > 1:
     folder = root / rest[0]
     if glob.has_magic(rest[0]) and not os.path.exists(folder):
       break
-    root, rest = folder, rest[1:]
+    root = folder
+    rest = rest[1:]
   return root, os.path.join("", *rest)

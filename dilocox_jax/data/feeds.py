@@ -151,18 +151,22 @@ class ExampleRows:
   """
 
   def __init__(self, examples: Any, reads_tokens: bool = False):
-    self._set, self._table, self._arrays = None, None, None
+    self._set = None
+    self._table = None
+    self._arrays = None
     self._unread: list[str] = []
     if reads_tokens:
       self._table = token_table(examples)
     if self._table is not None:
-      self.count, self._unread = self._table.count, self._table.unread
+      self.count = self._table.count
+      self._unread = self._table.unread
       return
     if reads_tokens and isinstance(examples, Mapping):
       self._unread = unread_columns(examples)
       examples = token_ids(examples, "data")
     if hasattr(examples, "column_names"):
-      self._set, self.count = examples.with_format("numpy"), len(examples)
+      self._set = examples.with_format("numpy")
+      self.count = len(examples)
       return
     if reads_tokens and is_sequence_of_rows(examples):
       examples = as_rows(read_by_number(examples), "rows of data")
@@ -283,8 +287,10 @@ class _Ordered:
   """Streams of examples, in the order of a stream of their numbers."""
 
   def __init__(self, order: ReplicaStreams, rows: ExampleRows):
-    self._order, self._rows = order, rows
-    self.get_state, self.set_state = order.get_state, order.set_state
+    self._order = order
+    self._rows = rows
+    self.get_state = order.get_state
+    self.set_state = order.set_state
 
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
     """As in `Streams`."""
@@ -410,7 +416,8 @@ class _BatchStreams:
   """Streams of whole batches, in the order of their numbers."""
 
   def __init__(self, feed: Batches, num_replicas: int):
-    self._feed, self._num_replicas = feed, num_replicas
+    self._feed = feed
+    self._num_replicas = num_replicas
     self._step = self._ahead = 0
 
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
@@ -498,7 +505,8 @@ def narrow(leaf: np.ndarray) -> np.ndarray:
   dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
   if leaf.dtype.kind in "iu" and leaf.dtype != dtype and leaf.size:
     limits = np.iinfo(dtype)
-    lowest, highest = int(leaf.min()), int(leaf.max())
+    lowest = int(leaf.min())
+    highest = int(leaf.max())
     require(
       limits.min <= lowest and highest <= limits.max,
       f"data have integers from {lowest} to {highest}, but JAX computes with "

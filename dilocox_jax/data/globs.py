@@ -83,7 +83,8 @@ def _folders(root: pathlib.Path, top: str) -> Iterator[str]:
   its own name.
   """
   seen: set[Identity] = set()
-  folders, links = [top], []
+  folders = [top]
+  links = []
   while folders or links:
     name = folders.pop() if folders else links.pop(0)
     with contextlib.suppress(OSError):  # As `glob` passes over it.

@@ -54,9 +54,11 @@ class Drawn:
   """
 
   def __init__(self, source: Any, draw: Callable[[Any], Any] = _next):
-    self._source, self._iterator = source, iter(source)
+    self._source = source
+    self._iterator = iter(source)
     self._draw = draw
-    self._count, self._last = 0, None
+    self._count = 0
+    self._last = None
     self._passes = 0  # Times that the source has begun again.
 
   def batch(self, number: int) -> Tree:

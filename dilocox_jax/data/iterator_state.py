@@ -139,7 +139,8 @@ def _encoded_array(array: np.ndarray) -> dict[str, Any]:
   name = next((name for name in names if _has_name(array.dtype, name)), None)
   if name is None or array.dtype.hasobject:
     raise _UnknownTypeError(f"an array of {array.dtype}")
-  shape, raw = list(array.shape), array.tobytes()
+  shape = list(array.shape)
+  raw = array.tobytes()
   return {"dtype": name, "shape": shape, "hex": raw.hex()}
 
 
@@ -154,7 +155,8 @@ def _has_name(dtype: np.dtype, name: str) -> bool:
 def _decoded_array(saved: Mapping[str, Any]) -> np.ndarray:
   # A bytearray, so that the loader may write into the array.
   raw = bytearray.fromhex(saved["hex"])
-  dtype, shape = np.dtype(saved["dtype"]), tuple(saved["shape"])
+  dtype = np.dtype(saved["dtype"])
+  shape = tuple(saved["shape"])
   return np.ndarray(shape, dtype, buffer=raw or None)
 
 

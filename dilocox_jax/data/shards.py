@@ -43,8 +43,10 @@ from dilocox_jax.data.documents import Document
 from dilocox_jax.data.tokenizers import Tokenizer
 
 FORMAT = 4
-INDEX, _TOKENIZER = "index.json", "tokenizer.json"
-TRAIN, VALIDATION = "train", "validation"
+INDEX = "index.json"
+_TOKENIZER = "tokenizer.json"
+TRAIN = "train"
+VALIDATION = "validation"
 _BATCH = 1000  # Documents that are encoded and written together.
 _CHUNK_BYTES = 2**24  # Read at once to compare digests.
 _CHECKED = ".checked."  # Begin of the name of the file that says so.
@@ -187,7 +189,8 @@ def map_corpus(folder: str) -> Corpus:
   path = pathlib.Path(os.path.expanduser(folder))
   index = _read(path / INDEX)
   _check_stamp(path)
-  arrays, made = {}, tokenizers.byte_tokenizer()
+  arrays = {}
+  made = tokenizers.byte_tokenizer()
   for split, count in index.tokens.items():
     file = _file(path, split)
     size = file.stat().st_size if file.exists() else 0

@@ -154,10 +154,12 @@ def text_files(
     ValueError: If no file matches, if a file cannot be read, or if training or
       validation has no text.
   """
-  files, part_of = {}, {}
+  files = {}
+  part_of = {}
   for _, documents in read_globs(glob, text_field):
     for name, content, part in documents:
-      files[name], part_of[name] = content, part
+      files[name] = content
+      part_of[name] = part
   if len(files) == 1:
     files = _in_pieces(*files.popitem())
   return from_files(

@@ -131,7 +131,8 @@ class ReplicaStreams:
   ):
     width = sequence_length + 1
     if mix is None:
-      parts, mix = (len(tokens),), [[1.0]] * num_replicas
+      parts = (len(tokens),)
+      mix = [[1.0]] * num_replicas
     counts = [part // width for part in parts]
     for p, (part, count) in enumerate(zip(parts, counts, strict=True)):
       readers = [m for m in range(num_replicas) if mix[m][p]]
@@ -154,11 +155,13 @@ class ReplicaStreams:
     self._batches = [
       self._stream(m, mix, seed).batch(batch_size) for m in range(num_replicas)
     ]
-    self._batch_size, self._step = batch_size, 0
+    self._batch_size = batch_size
+    self._step = 0
 
   def _stream(self, replica: int, mix: Mix, seed: int) -> grain.MapDataset:
     """Returns the numbers of the sequences that a replica reads, for ever."""
-    weights, streams = [], []
+    weights = []
+    streams = []
     for p, weight in enumerate(mix[replica]):
       if not weight:
         continue
@@ -254,7 +257,8 @@ def as_int32(tokens: np.ndarray) -> np.ndarray:
     ValueError: If an id does not fit into int32.
   """
   if not np.can_cast(tokens.dtype, np.int32) and tokens.size:
-    lowest, highest = int(tokens.min()), int(tokens.max())
+    lowest = int(tokens.min())
+    highest = int(tokens.max())
     limits = np.iinfo(np.int32)
     require(
       limits.min <= lowest and highest <= limits.max,

@@ -14,7 +14,8 @@ import numpy as np
 from dilocox_jax.checks import require
 
 IDS = "input_ids"
-_MASK, _LABELS = "attention_mask", "labels"
+_MASK = "attention_mask"
+_LABELS = "labels"
 _READ = (IDS, _MASK, _LABELS)
 _OWN_LOSS = "pass loss=, a function of model and batch"
 _JOIN = (
@@ -182,7 +183,9 @@ class TokenTable:
     """
     if not count:
       raise TypeError("there are no examples")
-    self._read, self._what, self.count = read, what, count
+    self._read = read
+    self._what = what
+    self.count = count
     ends = read([0, count - 1])
     self.unread = unread_columns(ends)
     token_ids(ends, what)

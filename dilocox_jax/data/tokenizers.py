@@ -28,7 +28,8 @@ from dilocox_jax.checks import (
 
 Tokens = Integer[np.ndarray, " tokens"]
 
-BYTES, BPE = "bytes", "bpe"
+BYTES = "bytes"
+BPE = "bpe"
 BPE_VOCAB_SIZE = 1024
 _BATCH = 1000  # Documents that are encoded together.
 # Names that tokenizers give the token between two documents.

@@ -189,7 +189,8 @@ class Cuts:
       params: Parameters of one replica, or their shapes and types.
     """
     check_trainable(params)
-    shapes, division = shapes_by_path(params), self.fragments
+    shapes = shapes_by_path(params)
+    division = self.fragments
     self.divided(shapes)
     if isinstance(division, Fragments):
       require(
@@ -227,7 +228,8 @@ flax.serialization.register_serialization_state(
 
 def _check_layers(shapes: Shapes, fragments: Fragments) -> None:
   """Raises ValueError unless layers lie below "blocks", and a rest beside."""
-  count, depth = fragments.num_fragments, fragments.num_layers
+  count = fragments.num_fragments
+  depth = fragments.num_layers
   problems = [
     f"leaf {path!r} of shape {shape} is not [{depth}, ...]"
     for path, shape in shapes.items()

@@ -85,7 +85,9 @@ class OuterStep:
   axis_name: str = REPLICA_AXIS
 
   def __post_init__(self):
-    name, rule, schedule = self.method.rule, self.rule, self.method.schedule
+    name = self.method.rule
+    rule = self.rule
+    schedule = self.method.schedule
     require(
       isinstance(rule, ApplyRule),
       f"rule={name!r}: its builder must return a dilocox_jax.ApplyRule, not a "

@@ -120,7 +120,8 @@ def _kept(state: StepState | GradientState, params: Tree) -> Tree:
   def join(own: Tree, trees: Sequence[Tree]) -> Tree:
     parts = []
     for fragment, group in enumerate(groups):
-      part, index = trees[group], fragment - groups.index(group)
+      part = trees[group]
+      index = fragment - groups.index(group)
       if groups.count(group) > 1:
         part = jax.tree.map(lambda leaf, index=index: leaf[index], part)
       parts.append(part)

@@ -71,7 +71,8 @@ def pseudo_gradient_steps(
   def init(params: Tree) -> Any:
     # Copies, so that parameters and state can both be donated to a step.
     copies = jax.tree.map(jnp.copy, params)
-    step, fragments = jnp.zeros((), jnp.int32), fragment_events.init(copies)
+    step = jnp.zeros((), jnp.int32)
+    fragments = fragment_events.init(copies)
     return StepState(
       step=step,
       inner=inner.init(params),
@@ -108,7 +109,8 @@ class _FragmentEvents:
   """What the schedule has after an inner step, for one replica."""
 
   def __init__(self, outer: OuterStep, cuts: Cuts):
-    self.outer, self.cuts = outer, cuts
+    self.outer = outer
+    self.cuts = cuts
     self.schedule = outer.method.schedule
     self.groups = cuts.groups
     self.members = [
@@ -184,7 +186,8 @@ class _FragmentEvents:
       event: Function (cut, `Moving`, state of the fragment) -> the last two.
       operand: What the event changes.
     """
-    number, branches = _fragment_at(self.schedule, send_step), [_unchanged]
+    number = _fragment_at(self.schedule, send_step)
+    branches = [_unchanged]
     for group, state in enumerate(operand[1]):
       change = functools.partial(self._change, event, group, number)
       # One number in two slices leaves one of them empty.

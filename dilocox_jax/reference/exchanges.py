@@ -101,7 +101,8 @@ class Scattered:
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
     """Returns the mean that all received, and each replica's share of it."""
     finite = [are_finite(tree) for tree in trees]
-    count, owners = max(sum(finite), 1), np.arange(len(trees))
+    count = max(sum(finite), 1)
+    owners = np.arange(len(trees))
     mean: Arrays = {}
     shares: list[Arrays] = [{} for _ in trees]
     for name, leaf in trees[0].items():

@@ -28,7 +28,8 @@ def layers_of(
     num_fragments: P, fragment 0 included.
     order: "strided" or "sequential".
   """
-  layers, groups = np.arange(num_layers), num_fragments - 1
+  layers = np.arange(num_layers)
+  groups = num_fragments - 1
   if order == "strided":
     return layers[fragment - 1 :: groups].tolist()
   assert order == "sequential", order

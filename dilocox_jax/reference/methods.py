@@ -119,7 +119,8 @@ def train(
     flush: Whether everything pending and unsent is applied at the end.
   """
   assert rule in ("reset", "continue", "mix", "eager"), rule
-  num_replicas, num_steps = len(batches), len(batches[0])
+  num_replicas = len(batches)
+  num_steps = len(batches[0])
   replicas = [dict(params) for _ in range(num_replicas)]
   inner_optimizers = [copy.deepcopy(inner) for _ in range(num_replicas)]
   names = fragments
@@ -142,7 +143,8 @@ def train(
     )
     for number, each in enumerate(names)
   ]
-  losses, snapshots = np.zeros([num_replicas, num_steps]), []
+  losses = np.zeros([num_replicas, num_steps])
+  snapshots = []
   for step in range(1, num_steps + 1):
     for m, w in enumerate(replicas):
       losses[m, step - 1], gradient = loss_and_gradient(w, batches[m][step - 1])
@@ -337,7 +339,8 @@ class EagerFragment(Fragment):
       }
       self.theta[m] = self.outer[m].step(self.theta[m], gradient)
       w.update(self.theta[m])
-    self.before, self.has_sent = deltas, True
+    self.before = deltas
+    self.has_sent = True
 
   def flush(self, step: int) -> None:
     """One eager apply of what is unsent, and one more so that it arrives."""
@@ -384,7 +387,8 @@ def train_on_mean_gradient(
     exchange: Averages gradients; None: the plain mean.
   """
   exchange = exchange or Mean()
-  params, snapshots = dict(params), []
+  params = dict(params)
+  snapshots = []
   losses = np.zeros([len(batches), len(batches[0])])
   for step in range(len(batches[0])):
     gradients = []

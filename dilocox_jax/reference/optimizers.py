@@ -61,7 +61,8 @@ class Sgd:
     return {name: params[name] - lr * self._move(name, grads) for name in grads}
 
   def _move(self, name: str, grads: Arrays):
-    g, mu = grads[name], self.momentum
+    g = grads[name]
+    mu = self.momentum
     if mu is None:
       return g
     self.trace[name] = g + mu * self.trace.get(name, np.zeros_like(g))

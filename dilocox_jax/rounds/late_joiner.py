@@ -69,19 +69,23 @@ def joined(
   client = rounds.runtime.client
   found = client.newest()
   windows = _windows(rounds.outer.method.schedule, last_step)
-  counts, step, window = [0] * rounds.cuts.count, 0, next(windows)
+  counts = [0] * rounds.cuts.count
+  step = 0
+  window = next(windows)
   left = client.event
   while left or (found is not None and window and not window.applied):
     left -= window.applied is not None
     _count(counts, window)
-    step, window = step + window.num_steps, next(windows)
+    step = step + window.num_steps
+    window = next(windows)
   client.steps.restart(counts)
   if found is not None:
     state = _loaded(rounds, state, found, counts)
   while window and (window.num_steps == 0 or not client.take_part(sum(counts))):
     state = rounds.follow(state, [dataclasses.replace(window, num_steps=0)])
     _count(counts, window)
-    step, window = step + window.num_steps, next(windows)
+    step = step + window.num_steps
+    window = next(windows)
   if window is None and last_step is not None:  # The run has come to its end.
     step = last_step
     client.take_part(sum(counts))
@@ -145,7 +149,8 @@ def _loaded(
     return jax.tree.map(put, tree) if axis is None else tree
 
   def fragment(old: FragmentState, count: int) -> FragmentState:
-    axes, old = rounds.outer.axes, rounds.states.on_device(old)
+    axes = rounds.outer.axes
+    old = rounds.states.on_device(old)
     new = jax.tree.map(shared, axes, old, is_leaf=is_none)
     zeros = jax.tree.map(
       lambda leaf: rounds.replicas.copies(jnp.zeros_like(leaf)), new.params

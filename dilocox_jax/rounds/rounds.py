@@ -273,7 +273,8 @@ class Rounds:
       window: The window.
       share: What each replica does in it; None: all do the same.
     """
-    groups, events = self.cuts.groups, (window.applied, window.sent)
+    groups = self.cuts.groups
+    events = (window.applied, window.sent)
     applied, sent = (groups[e.fragment] if e else None for e in events)
     return WindowKind(
       applied,
@@ -292,7 +293,8 @@ class Rounds:
     batches: Tree | None,
     fragments: Sequence[FragmentState],
   ) -> WindowInput:
-    count, weight = self.states.number(window.num_steps), None
+    count = self.states.number(window.num_steps)
+    weight = None
     if share:
       count = self.replicas.place(np.array(share.num_steps, np.int32), 0)
     if share and share.weights and window.applied:
@@ -415,7 +417,8 @@ class Rounds:
     """Replica axes of a window's arguments and results, tree prefixes."""
     own: Any = 0 if kind.differs else None
     per_replica: Any = 0
-    axes, has_arrived = self.outer.axes, kind.has_arrived
+    axes = self.outer.axes
+    has_arrived = kind.has_arrived
     applied = None if kind.applied is None else axes
     has_other = kind.sent is not None and not kind.is_same
     sent = axes if has_other else None

@@ -86,7 +86,8 @@ class RoundStates:
     )
     self.cuts.check(params)
     replicated = self._jitted(self._replicated, params, optimizer)
-    programs, fragments = {}, []
+    programs = {}
+    fragments = []
     for fragment, group in enumerate(self.cuts.groups):
       given = params, self.place(fragment)
       if group not in programs:
@@ -174,7 +175,8 @@ class RoundStates:
     )
 
   def _abstract(self, params: Tree, fragment: int, count: int) -> FragmentState:
-    group, place = self.cuts.groups[fragment], self.cuts.place(fragment)
+    group = self.cuts.groups[fragment]
+    place = self.cuts.place(fragment)
 
     def make(params: Tree, place: Any) -> FragmentState:
       own = self.cuts.take(params, group, place)

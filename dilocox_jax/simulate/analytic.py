@@ -278,7 +278,9 @@ class AnalyticClock:
     pieces = steps[0].pieces if steps else 1
     slowness = links.transport.slowness(operation.kind, len(members))
     warm_s = np.zeros(len(members))
-    sent, arrived, end = start, [start] * pieces, start
+    sent = start
+    arrived = [start] * pieces
+    end = start
     for step in steps:
       slow_s = self._slow_start_s(step, links)
       size_bytes = step.size_bytes / pieces * slowness
@@ -307,7 +309,8 @@ class AnalyticClock:
     worked_s = self._worked_s[senders]
     idle_s = worked_s - self._last_sent_s[senders, receivers]
     self._last_sent_s[senders, receivers] = worked_s  # It is in use again.
-    slow_s, is_slow = np.zeros(len(members)), idle_s > _SLOW_AFTER_S
+    slow_s = np.zeros(len(members))
+    is_slow = idle_s > _SLOW_AFTER_S
     if is_slow.any():
       extra_s = links.slow_start_s(step)[sending]
       slow_s[sending] = np.where(is_slow, extra_s, 0.0)
@@ -324,7 +327,8 @@ class AnalyticClock:
     """
     write_s, slow_s, read_s, request_s = links.store_s(size_bytes)
     written = start[links.places] + write_s
-    done, places = written + slow_s, np.arange(len(written))
+    done = written + slow_s
+    places = np.arange(len(written))
     for place in places:
       read = np.maximum(done, written[place]) + read_s
       done = np.where(places == place, done, read)
@@ -363,7 +367,8 @@ class AnalyticClock:
       is_silent = np.arange(len(members)) != step.sender
       end = np.where(is_silent, start, end)
       came = np.where(is_silent, -np.inf, came)
-    sent, received = ready.copy(), ready.copy()
+    sent = ready.copy()
+    received = ready.copy()
     sent[members] = end
     received[members] = came[links.neighbors(step.hop)]
     if step.sender is not None:

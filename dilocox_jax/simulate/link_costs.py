@@ -206,7 +206,8 @@ class LinkCosts:
     """Returns the seconds of equal relayed steps, without slow start."""
     if not steps:
       return 0.0
-    first, way_s = steps[0], float(self.latency_s(steps[0].hop).max())
+    first = steps[0]
+    way_s = float(self.latency_s(steps[0].hop).max())
     send_s = first.size_bytes / float(self.rate_bytes_per_s(first.hop).min())
     step_s = max(send_s, send_s / first.pieces + way_s)
     return (len(steps) - 1) * step_s + send_s + way_s
@@ -359,7 +360,8 @@ class LinkCosts:
     ups = [self.cluster.route(each, STORE) for each in self.members]
     downs = [self.cluster.route(STORE, each) for each in self.members]
     request_s = np.array([route.rtt_s for route in ups])
-    up, down = self._rates(ups), self._rates(downs)
+    up = self._rates(ups)
+    down = self._rates(downs)
     return (
       request_s + size_bytes / up + self._slow_starts_s(ups, up, size_bytes),
       self._slow_starts_s(downs, down, size_bytes),

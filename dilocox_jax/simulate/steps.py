@@ -22,7 +22,8 @@ from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.script import Script
 
-_FIRST_ROUNDS, _COUNTED_ROUNDS = 4, 4
+_FIRST_ROUNDS = 4
+_COUNTED_ROUNDS = 4
 _DRAWN_ROUNDS = 100  # Counted where replicas are away by chance.
 
 
