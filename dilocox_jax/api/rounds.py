@@ -18,7 +18,7 @@ from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import (
   Replicas,
 )
-from dilocox_jax.outer.fragment_view import Cuts
+from dilocox_jax.outer.fragment_view import FragmentView
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.plan.schedule.fragments import BLOCKS, SLICED, Fragments
 from dilocox_jax.plan.schedule.methods import Method
@@ -93,7 +93,7 @@ def make_rounds(
   replicas = Replicas(num_replicas, layout, axis_name=exchange_of_run.axis_name)
   rounds = Rounds(
     outer=step,
-    cuts=Cuts(fragments.num_fragments, fragments),
+    view=FragmentView(fragments.num_fragments, fragments),
     replicas=replicas,
     inner_step=_checked(inner_step),
     make_runtime=exchange_of_run.make_runtime,

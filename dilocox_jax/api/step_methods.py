@@ -21,7 +21,7 @@ from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.config.recipes import DEFAULTS, RECIPES
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.outer.average import averaged, check_outermost
-from dilocox_jax.outer.fragment_view import Cuts, Fragmentation
+from dilocox_jax.outer.fragment_view import Fragmentation, FragmentView
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.step_state import GradientState, on_trained_leaves
 from dilocox_jax.outer.step_transform import check_axis, pseudo_gradient_steps
@@ -93,7 +93,7 @@ def step_transform(
     fragments = Fragments(count, 1, method.fragment_order)
   _check_fragments(fragments)
   step = OuterStep(method, outer, aggregator, axis_name)
-  steps = pseudo_gradient_steps(step, inner, Cuts(count, fragments))
+  steps = pseudo_gradient_steps(step, inner, FragmentView(count, fragments))
   return on_trained_leaves(steps, trainable)
 
 

@@ -1,4 +1,4 @@
-"""Cuts fragments out of a parameter tree, and puts them back.
+"""FragmentView fragments out of a parameter tree, and puts them back.
 
 A fragment is the whole tree, a slice of every leaf, some layers of the stacked
 leaves or everything else, or some leaves (`plan.schedule.fragments`). It is a
@@ -15,8 +15,8 @@ Short fragments: 5 layers, P = 3, strided, have the places
     fragment 1: layers 0, 2, 4
     fragment 2: layers 1, 3, and 5 = num_layers, which stands for no layer
 
-`take` of fragment 2 fills the missing row with zeros, and `put` drops it: an
-index out of bounds reads the fill value and writes nothing. Zeros change no
+`extract` of fragment 2 fills the missing row with zeros, and `insert` drops it:
+an index out of bounds reads the fill value and writes nothing. Zeros change no
 mean, no norm and no other row, so the padding is harmless, but it is sent. So
 are rows of zeros that fill up a slice: 344 rows and P = 16 make slices of 22
 rows, and the last one of neighbors has 14 rows of the leaf and 8 of zeros.
@@ -59,7 +59,7 @@ Fragmentation = Callable[[str], int] | Fragments
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class Cuts:
+class FragmentView:
   """Takes fragments out of trees and puts them back.
 
   It is a pytree without leaves. Two with equal settings are equal, and so are
@@ -108,7 +108,7 @@ class Cuts:
       return division.layer_table[fragment - 1]
     return None
 
-  def take(self, tree: Tree, group: int, place: Any) -> Tree:
+  def extract(self, tree: Tree, group: int, place: Any) -> Tree:
     """Returns one fragment of a tree.
 
     Args:
@@ -132,14 +132,14 @@ class Cuts:
 
     return jax.tree_util.tree_map_with_path(take, tree)
 
-  def put(self, tree: Tree, group: int, place: Any, values: Tree) -> Tree:
-    """Returns the tree with one fragment replaced by values like `take`'s.
+  def insert(self, tree: Tree, group: int, place: Any, values: Tree) -> Tree:
+    """Returns the tree with one fragment replaced by values like `extract`'s.
 
     Args:
       tree: Parameters of one replica.
       group: Group of the fragment.
-      place: Its place, as in `take`.
-      values: The fragment, a tree that `take` could have returned.
+      place: Its place, as in `extract`.
+      values: The fragment, a tree that `extract` could have returned.
     """
     owner = self.divided(shapes_by_path(tree))
 
@@ -161,7 +161,7 @@ class Cuts:
       put, values, tree, is_leaf=is_masked
     )
 
-  def join(self, like: Tree, parts: Sequence[Tree]) -> Tree:
+  def merge(self, like: Tree, parts: Sequence[Tree]) -> Tree:
     """Returns the tree that consists of all fragments.
 
     Args:
@@ -179,7 +179,7 @@ class Cuts:
       return jax.tree_util.tree_map_with_path(join, like, *parts)
     whole = jax.tree.map(jnp.zeros_like, like)
     for number, part in enumerate(parts):
-      whole = self.put(whole, self.groups[number], self.place(number), part)
+      whole = self.insert(whole, self.groups[number], self.place(number), part)
     return whole
 
   def check(self, params: Tree) -> None:
@@ -202,7 +202,9 @@ class Cuts:
       _check_layers(shapes, self._by_rows)
 
   def divided(self, shapes: Shapes) -> dict[str, int]:
-    """Returns the group of every leaf by path; of no leaf, if there are slices.
+    """Returns the group of every leaf by path, or nothing if there are slices.
+
+    A slice has rows of every leaf, so no leaf belongs to one group.
 
     Args:
       shapes: Leaf shapes by path.
@@ -222,7 +224,7 @@ class Cuts:
 
 # It has no values, so `flax.serialization` stores nothing of it.
 flax.serialization.register_serialization_state(
-  Cuts, lambda cuts: {}, lambda cuts, saved: cuts
+  FragmentView, lambda view: {}, lambda view, saved: view
 )
 
 

@@ -17,7 +17,7 @@ import optax
 
 from dilocox_jax.checks import require
 from dilocox_jax.outer.average import AverageState, parameters_to_keep
-from dilocox_jax.outer.fragment_view import Cuts
+from dilocox_jax.outer.fragment_view import FragmentView
 from dilocox_jax.outer.outer_step import FragmentState
 from dilocox_jax.trees import (
   Index,
@@ -35,9 +35,9 @@ class StepState(NamedTuple):
   Attributes:
     step: Inner steps done (int32 scalar).
     inner: State of the inner optimizer.
-    fragments: State of every group of fragments (`cuts`), stacked where a group
-      has several.
-    cuts: How the tree is divided into fragments.
+    fragments: State of every group of fragments (`fragment_view`), stacked
+      where a group has several.
+    view: How the tree is divided into fragments.
     correction: What is added to the parameters after each inner step
       (`ApplyRule.correct`), a tree like them; None: nothing.
   """
@@ -45,7 +45,7 @@ class StepState(NamedTuple):
   step: Index
   inner: Any
   fragments: tuple[FragmentState, ...]
-  cuts: Cuts
+  view: FragmentView
   correction: Tree | None = None
 
 
@@ -115,7 +115,7 @@ def _kept(state: StepState | GradientState, params: Tree) -> Tree:
     params,
     is_leaf=is_masked,
   )
-  groups = state.cuts.groups
+  groups = state.view.groups
 
   def join(own: Tree, trees: Sequence[Tree]) -> Tree:
     parts = []
@@ -125,7 +125,7 @@ def _kept(state: StepState | GradientState, params: Tree) -> Tree:
       if groups.count(group) > 1:
         part = jax.tree.map(lambda leaf, index=index: leaf[index], part)
       parts.append(part)
-    return state.cuts.join(own, parts)
+    return state.view.merge(own, parts)
 
   return (jax.vmap(join) if state.step.ndim else join)(own, trees)
 

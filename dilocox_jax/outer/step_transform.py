@@ -5,8 +5,8 @@ fragment the outer parameters, the outer optimizer's state, and what is in
 flight. A step without an event of the schedule runs the inner optimizer alone;
 exchange and outer step stand under one conditional.
 
-Fragments of one group (`cuts`) have one state, stacked, and the conditional has
-one branch for all of them.
+Fragments of one group (`fragment_view`) have one state, stacked, and the
+conditional has one branch for all of them.
 """
 
 import functools
@@ -20,7 +20,7 @@ import optax
 from jax.custom_batching import custom_vmap
 
 from dilocox_jax.outer import events
-from dilocox_jax.outer.fragment_view import Cuts
+from dilocox_jax.outer.fragment_view import FragmentView
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.outer.rules import ExchangeResult
 from dilocox_jax.outer.step_state import StepState
@@ -48,14 +48,14 @@ Cut = tuple[int, Any]  # The group of a fragment, and its place in it.
 
 
 def pseudo_gradient_steps(
-  outer: OuterStep, inner: optax.GradientTransformation, cuts: Cuts
+  outer: OuterStep, inner: optax.GradientTransformation, view: FragmentView
 ) -> optax.GradientTransformationExtraArgs:
   """Builds the transform of a method that exchanges pseudo-gradients.
 
   Args:
     outer: Measures, exchanges and applies a fragment.
     inner: Optimizer of the inner steps.
-    cuts: Divides a tree into fragments.
+    view: Divides a tree into fragments.
 
   Raises:
     ValueError: If the rounds of the schedule differ in length.
@@ -66,7 +66,7 @@ def pseudo_gradient_steps(
       "single steps needs rounds of one length: take dilocox_jax.make_rounds"
     )
   inner = optax.with_extra_args_support(inner)
-  fragment_events = _FragmentEvents(outer, cuts)
+  fragment_events = _FragmentEvents(outer, view)
 
   def init(params: Tree) -> Any:
     # Copies, so that parameters and state can both be donated to a step.
@@ -77,7 +77,7 @@ def pseudo_gradient_steps(
       step=step,
       inner=inner.init(params),
       fragments=fragments,
-      cuts=cuts,
+      view=view,
       correction=outer.first_correction(params),
     )
 
@@ -108,11 +108,11 @@ def pseudo_gradient_steps(
 class _FragmentEvents:
   """What the schedule has after an inner step, for one replica."""
 
-  def __init__(self, outer: OuterStep, cuts: Cuts):
+  def __init__(self, outer: OuterStep, view: FragmentView):
     self.outer = outer
-    self.cuts = cuts
+    self.view = view
     self.schedule = outer.method.schedule
-    self.groups = cuts.groups
+    self.groups = view.groups
     self.members = [
       [p for p, own in enumerate(self.groups) if own == group]
       for group in range(max(self.groups) + 1)
@@ -126,7 +126,7 @@ class _FragmentEvents:
     """
     # `optax.tree.map_params` calls init with a tree that has no leaves.
     if jax.tree.leaves(params):
-      self.cuts.check(params)
+      self.view.check(params)
     return tuple(map(functools.partial(self._first, params), self.members))
 
   def _first(self, params: Tree, members: list[int]) -> FragmentState:
@@ -137,7 +137,7 @@ class _FragmentEvents:
     """
 
     def first(place: Any) -> FragmentState:
-      own = self.cuts.take(params, self.groups[members[0]], place)
+      own = self.view.extract(params, self.groups[members[0]], place)
       zeros = jax.tree.map(jnp.zeros_like, own)
       in_flight = (zeros,) * self.schedule.depth
       return self.outer.init(own)._replace(in_flight=in_flight)
@@ -147,7 +147,7 @@ class _FragmentEvents:
 
   def _places(self, members: list[int]) -> Any:
     """Returns the place of a fragment, or of all of a group, stacked."""
-    places: list[Any] = [self.cuts.place(fragment) for fragment in members]
+    places: list[Any] = [self.view.place(fragment) for fragment in members]
     return places[0] if len(places) == 1 else jnp.asarray(np.stack(places))
 
   def run(
@@ -321,18 +321,22 @@ class _FragmentEvents:
       result: The exchange that has made them new; None if it was none.
     """
     # Updates may be wider than parameters, e.g. by `mu_dtype`.
-    old = self.cuts.take(params, *cut)
-    like = self.cuts.take(moving.updates, *cut)
+    old = self.view.extract(params, *cut)
+    like = self.view.extract(moving.updates, *cut)
     change = optax.tree.cast_like(optax.tree.sub(own, old), like)
     correction = moving.correction
     if correction is not None and result is not None:
-      of_fragment = self.outer.correct(self.cuts.take(correction, *cut), result)
-      correction = self.cuts.put(correction, *cut, of_fragment)
-    return Moving(self.cuts.put(moving.updates, *cut, change), correction)
+      of_fragment = self.outer.correct(
+        self.view.extract(correction, *cut), result
+      )
+      correction = self.view.insert(correction, *cut, of_fragment)
+    return Moving(self.view.insert(moving.updates, *cut, change), correction)
 
   def _own(self, params: Tree, updates: Tree, cut: Cut) -> Tree:
     """The replica's own parameters of a fragment, after the inner step."""
-    before, moved = (self.cuts.take(tree, *cut) for tree in (params, updates))
+    before, moved = (
+      self.view.extract(tree, *cut) for tree in (params, updates)
+    )
     return optax.apply_updates(before, moved)
 
 

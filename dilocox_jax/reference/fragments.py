@@ -6,7 +6,7 @@ fragments 1 to P - 1 share the layers; with P = 1 everything is fragment 0.
 "Sliced" fragments have some rows of every leaf, and their own file:
 tests/oracles/slices.py.
 The fast code stacks layers and picks rows of them: plan/schedule/fragments.py
-and outer/cuts.py.
+and outer/fragment_view.py.
 """
 
 from collections.abc import Iterable

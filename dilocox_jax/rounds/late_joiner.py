@@ -13,7 +13,6 @@ event 9 is the first that has its own.
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,10 +51,10 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
     isinstance(rounds.runtime, MailboxRuntime),
     "rounds: they have no dilocox_jax.mailbox",
   )
-  return joined(rounds, rounds.init(params, optimizer))
+  return join(rounds, rounds.init(params, optimizer))
 
 
-def joined(
+def join(
   rounds: Rounds, state: RoundState, last_step: int | None = None
 ) -> RoundState:
   """Returns the state with which a newcomer takes part (`join_rounds`).
@@ -64,37 +63,93 @@ def joined(
     rounds: Rounds whose exchange a mailbox carries.
     state: The first state.
     last_step: Inner steps of the schedule; None: it has no end.
+
+  Raises:
+    ReplicaStaleError: As `join_rounds`.
   """
   assert isinstance(rounds.runtime, MailboxRuntime)
   client = rounds.runtime.client
-  found = client.newest()
-  windows = _windows(rounds.outer.method.schedule, last_step)
-  counts = [0] * rounds.cuts.count
-  step = 0
-  window = next(windows)
-  left = client.event
-  while left or (found is not None and window and not window.applied):
-    left -= window.applied is not None
-    _count(counts, window)
-    step = step + window.num_steps
-    window = next(windows)
-  client.steps.restart(counts)
-  if found is not None:
-    state = _loaded(rounds, state, found, counts)
-  while window and (window.num_steps == 0 or not client.take_part(sum(counts))):
-    state = rounds.follow(state, [dataclasses.replace(window, num_steps=0)])
-    _count(counts, window)
-    step = step + window.num_steps
-    window = next(windows)
-  if window is None and last_step is not None:  # The run has come to its end.
-    step = last_step
-    client.take_part(sum(counts))
-  # Not to use up the number that every first state has.
-  state = rounds.states.rejoined(rounds.states.at_step(state, step), [0], 0)
-  return rounds.states.moved_on(state, step)
+  snapshot = client.newest()
+  walk = _Walk(rounds.outer.method.schedule, rounds.view.count, last_step)
+  walk.pass_events(client.event)
+  if snapshot is not None:
+    walk.pass_sends()
+  client.steps.restart(walk.in_flight)
+  if snapshot is not None:
+    state = _loaded(rounds, state, snapshot, walk.in_flight)
+  while walk.window is not None:
+    can_begin = walk.window.num_steps > 0
+    if can_begin and client.take_part(sum(walk.in_flight)):
+      break
+    # The others have settled this event. It is applied without inner steps.
+    event = dataclasses.replace(walk.window, num_steps=0)
+    state = rounds.replay(state, [event])
+    walk.go_on()
+  has_ended = walk.window is None
+  step = last_step if has_ended and last_step is not None else walk.step
+  if has_ended:
+    client.take_part(sum(walk.in_flight))
+  # `rejoin` uses up the memory of its state. All first states share one cached
+  # array with their step, so it gets an array of its own before.
+  state = rounds.states.with_step(state, step)
+  state = rounds.states.rejoin(state, returning=[0], donor=0)
+  return rounds.states.advance_schedules(state, step)
 
 
-def passed_over(
+class _Walk:
+  """Goes through the windows of a schedule that have events.
+
+  Attributes:
+    window: The window that comes next; None at the end of the schedule.
+    step: Inner steps before it.
+    in_flight: Exchanges in flight of each fragment before it.
+  """
+
+  def __init__(
+    self, schedule: SyncSchedule, num_fragments: int, last_step: int | None
+  ):
+    """Begins at the first window.
+
+    Args:
+      schedule: The schedule.
+      num_fragments: Number of its fragments, P.
+      last_step: Inner steps of the schedule; None: it has no end.
+    """
+    self._windows = _windows_with_events(schedule, last_step)
+    self.step = 0
+    self.in_flight = [0] * num_fragments
+    self.window: Window | None = next(self._windows, None)
+
+  def go_on(self) -> None:
+    """Goes to the next window."""
+    window = self.window
+    assert window is not None, "the schedule has ended"
+    if window.sent:
+      self.in_flight[window.sent.fragment] += 1
+    if window.applied:
+      self.in_flight[window.applied.fragment] -= 1
+    self.step += window.num_steps
+    self.window = next(self._windows, None)
+
+  def pass_events(self, count: int) -> None:
+    """Goes behind the first windows that apply something.
+
+    Args:
+      count: How many of them.
+    """
+    while count:
+      assert self.window is not None, "the others have gone on for longer"
+      if self.window.applied:
+        count -= 1
+      self.go_on()
+
+  def pass_sends(self) -> None:
+    """Goes to the next window that applies something."""
+    while self.window is not None and not self.window.applied:
+      self.go_on()
+
+
+def skip_windows(
   rounds: Rounds, state: RoundState, windows: Sequence[Window], num_steps: int
 ) -> RoundState:
   """Returns the state of a replica after windows in which it was away.
@@ -108,31 +163,31 @@ def passed_over(
     num_steps: Inner steps of these windows.
   """
   done = int(jax.device_get(state.step))
-  still = [dataclasses.replace(window, num_steps=0) for window in windows]
-  events = [window for window in still if window.applied or window.sent]
-  state = rounds.states.moved_on(rounds.follow(state, events), num_steps)
-  return rounds.states.at_step(state, done + num_steps)
+  events = [
+    dataclasses.replace(window, num_steps=0)
+    for window in windows
+    if window.applied or window.sent
+  ]
+  state = rounds.replay(state, events)
+  state = rounds.states.advance_schedules(state, num_steps)
+  return rounds.states.with_step(state, done + num_steps)
 
 
-def _windows(schedule: SyncSchedule, last_step: int | None) -> Iterator[Any]:
-  """Yields the windows of a schedule that have events, then None for ever."""
-  start = 0  # Step of the last event.
-  for stop in itertools.count(schedule.sync_interval, schedule.sync_interval):
-    stop = stop if last_step is None else min(stop, last_step)
-    for window in schedule.windows(start, stop):
+def _windows_with_events(
+  schedule: SyncSchedule, last_step: int | None
+) -> Iterator[Window]:
+  """Yields the windows of a schedule that have events, in order."""
+  last_event_step = 0
+  for round_end in itertools.count(
+    schedule.sync_interval, schedule.sync_interval
+  ):
+    stop = round_end if last_step is None else min(round_end, last_step)
+    for window in schedule.windows(last_event_step, stop):
       if window.applied or window.sent:
         yield window
-        start += window.num_steps
+        last_event_step += window.num_steps
     if stop == last_step:
-      break
-  yield from itertools.repeat(None)
-
-
-def _count(counts: list[int], window: Window) -> None:
-  """Counts what is in flight of each fragment after a window."""
-  for event, change in ((window.sent, 1), (window.applied, -1)):
-    if event:
-      counts[event.fragment] += change
+      return
 
 
 def _loaded(
@@ -145,22 +200,24 @@ def _loaded(
   values = iter(arrays)
 
   def shared(axis: int | None, tree: Tree) -> Tree:
-    put = lambda leaf: jax.device_put(next(values), leaf.sharding)  # noqa: E731
-    return jax.tree.map(put, tree) if axis is None else tree
+    if axis is not None:
+      return tree
+    return jax.tree.map(
+      lambda leaf: jax.device_put(next(values), leaf.sharding), tree
+    )
 
   def fragment(old: FragmentState, count: int) -> FragmentState:
-    axes = rounds.outer.axes
     old = rounds.states.on_device(old)
-    new = jax.tree.map(shared, axes, old, is_leaf=is_none)
+    new = jax.tree.map(shared, rounds.outer.axes, old, is_leaf=is_none)
     zeros = jax.tree.map(
       lambda leaf: rounds.replicas.copies(jnp.zeros_like(leaf)), new.params
     )
     new = new._replace(in_flight=(zeros,) * count)
-    return rounds.states.kept(jax.device_put(new, rounds.states.shardings(new)))
+    placed = jax.device_put(new, rounds.states.shardings(new))
+    return rounds.states.kept(placed)
 
   fragments = tuple(map(fragment, state.fragments, counts))
   newest = tuple(map(rounds.states.on_device, fragments))
   params = rounds.states.adopted(state.replica.params, newest)
-  return RoundState(
-    state.replica._replace(params=params), fragments, state.step
-  )
+  replica = state.replica._replace(params=params)
+  return RoundState(replica, fragments, state.step)

@@ -23,7 +23,7 @@ from dilocox_jax.checks import require
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.replicas import Replicas, with_shardings
 from dilocox_jax.outer.drift import Drift, drift_axes
-from dilocox_jax.outer.fragment_view import Cuts
+from dilocox_jax.outer.fragment_view import FragmentView
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.plan.schedule.membership import (
   RoundParticipation,
@@ -66,7 +66,7 @@ class Rounds:
 
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.
-    cuts: Cuts fragments out of the parameters.
+    view: Cuts fragments out of the parameters.
     replicas: Number of replicas, and their devices.
     inner_step: Optimizer step of one replica.
     outer_memory: Memory of the fragments' states, "device" or "pinned_host".
@@ -76,7 +76,7 @@ class Rounds:
   """
 
   outer: OuterStep
-  cuts: Cuts
+  view: FragmentView
   replicas: Replicas
   inner_step: InnerStep
   outer_memory: str = host_memory.DEVICE
@@ -86,7 +86,7 @@ class Rounds:
   @functools.cached_property
   def states(self) -> RoundStates:
     """Makes and changes the states of all replicas."""
-    return RoundStates(self.outer, self.cuts, self.replicas, self.outer_memory)
+    return RoundStates(self.outer, self.view, self.replicas, self.outer_memory)
 
   @functools.cached_property
   def runtime(self) -> Runtime:
@@ -151,7 +151,7 @@ class Rounds:
       schedule = self.outer.method.schedule
       windows = schedule.windows(done, done + num_steps)
     if participation and participation.returning:
-      state = self.states.rejoined(
+      state = self.states.rejoin(
         state, participation.returning, participation.donor
       )
     batches = self.replicas.place_batches(batches)
@@ -164,9 +164,9 @@ class Rounds:
       one_at_a_time=one_at_a_time,
     )
     if participation:
-      state = self.states.moved_on(state, num_steps, progress.step)
+      state = self.states.advance_schedules(state, num_steps, progress.step)
     return (
-      self.states.at_step(state, done + num_steps),
+      self.states.with_step(state, done + num_steps),
       progress.metrics,
       drifts,
     )
@@ -212,7 +212,7 @@ class Rounds:
     params = self.states.adopted(progress.replica.params, newest)
     return state._replace(replica=state.replica._replace(params=params)), drifts
 
-  def follow(self, state: RoundState, windows: Sequence[Window]) -> RoundState:
+  def replay(self, state: RoundState, windows: Sequence[Window]) -> RoundState:
     """Returns the state after windows without inner steps."""
     return self._windows(state, None, 0, windows, None)[0]
 
@@ -273,7 +273,7 @@ class Rounds:
       window: The window.
       share: What each replica does in it; None: all do the same.
     """
-    groups = self.cuts.groups
+    groups = self.view.groups
     events = (window.applied, window.sent)
     applied, sent = (groups[e.fragment] if e else None for e in events)
     return WindowKind(
@@ -364,7 +364,7 @@ class Rounds:
   @functools.cache  # noqa: B019 - programs live as long as the run.
   def program(self, kind: WindowKind):
     """The jitted program of all windows of a kind (`WindowProgram.run`)."""
-    window = WindowProgram(self.outer, self.cuts, self._alone_step, kind)
+    window = WindowProgram(self.outer, self.view, self._alone_step, kind)
     run_window = refusing_collectives(OUTER_STEP, window.run, self.replicas)
     divided = self.replicas.divided
 
@@ -456,7 +456,7 @@ class Rounds:
       return with_shardings(old, self.states.shardings(old))
 
     def place(number: int) -> Any:
-      found = self.cuts.place(number)
+      found = self.view.place(number)
       return None if found is None else shape(found.shape)
 
     batches = jax.tree.map(

@@ -23,7 +23,7 @@ from dilocox_jax.distributed.replicas import (
 )
 from dilocox_jax.optimizers import advanced
 from dilocox_jax.outer.average import parameters_to_keep
-from dilocox_jax.outer.fragment_view import Cuts
+from dilocox_jax.outer.fragment_view import FragmentView
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.rounds.alone import OUTER_STEP, refusing_collectives
 from dilocox_jax.rounds.window import ReplicaState
@@ -50,13 +50,13 @@ class RoundStates:
 
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.
-    cuts: Cuts fragments out of the parameters.
+    view: Cuts fragments out of the parameters.
     replicas: Number of replicas, and their devices.
     outer_memory: Memory of the fragments' states, "device" or "pinned_host".
   """
 
   outer: OuterStep
-  cuts: Cuts
+  view: FragmentView
   replicas: Replicas
   outer_memory: str = host_memory.DEVICE
 
@@ -65,7 +65,7 @@ class RoundStates:
     """Replica axes of the state as a tree prefix: 0, or None where shared."""
     per_replica: Any = 0
     shared: Any = None
-    fragments = (self.outer.axes,) * self.cuts.count
+    fragments = (self.outer.axes,) * self.view.count
     replica = ReplicaState(per_replica, per_replica, per_replica)
     return RoundState(replica, fragments, shared)
 
@@ -84,11 +84,11 @@ class RoundStates:
       has_values(params),
       "the parameters have no values: there is nothing to train",
     )
-    self.cuts.check(params)
+    self.view.check(params)
     replicated = self._jitted(self._replicated, params, optimizer)
     programs = {}
     fragments = []
-    for fragment, group in enumerate(self.cuts.groups):
+    for fragment, group in enumerate(self.view.groups):
       given = params, self.place(fragment)
       if group not in programs:
         programs[group] = self._jitted(self._first(group), *given)
@@ -109,8 +109,8 @@ class RoundStates:
     """
     trace = refusing_collectives(OUTER_STEP, self._outer_step, self.replicas)
     mapped = self.replicas.map(trace, (self.outer.axes,), 0)
-    for group in set(self.cuts.groups):
-      fragment = self.cuts.groups.index(group)
+    for group in set(self.view.groups):
+      fragment = self.view.groups.index(group)
       jax.eval_shape(mapped, self._abstract(params, fragment, 0))
 
   def _outer_step(self, state: FragmentState) -> FragmentState:
@@ -141,7 +141,7 @@ class RoundStates:
     """Returns a function (parameters, place) -> first state of a fragment."""
 
     def first(params: Tree, place: Any) -> FragmentState:
-      state = self.outer.init(self.cuts.take(params, group, place))
+      state = self.outer.init(self.view.extract(params, group, place))
       return map_prefix(self.replicas.copies, self.outer.axes, state)
 
     return first
@@ -163,7 +163,7 @@ class RoundStates:
       in_flight: Number of pseudo-gradients in flight of every fragment
         (`SyncSchedule.num_in_flight`); empty: none, as in `init`'s result.
     """
-    counts = in_flight or (0,) * self.cuts.count
+    counts = in_flight or (0,) * self.view.count
     replica = jax.eval_shape(self._replicated, params, optimizer)
     step: Any = jax.ShapeDtypeStruct(
       (), jnp.int32, sharding=self.replicas.whole(None)
@@ -175,11 +175,11 @@ class RoundStates:
     )
 
   def _abstract(self, params: Tree, fragment: int, count: int) -> FragmentState:
-    group = self.cuts.groups[fragment]
-    place = self.cuts.place(fragment)
+    group = self.view.groups[fragment]
+    place = self.view.place(fragment)
 
     def make(params: Tree, place: Any) -> FragmentState:
-      own = self.cuts.take(params, group, place)
+      own = self.view.extract(params, group, place)
       sent = jax.tree.map(self.replicas.copies, own)
       first = self._first(group)(params, place)
       return first._replace(in_flight=(sent,) * count)
@@ -197,8 +197,8 @@ class RoundStates:
 
   @functools.cache  # noqa: B019 - P small arrays.
   def place(self, fragment: int) -> Any:
-    """Returns the place of a fragment (`Cuts.place`), on all devices."""
-    place = self.cuts.place(fragment)
+    """Returns `FragmentView.place` of a fragment, on all devices."""
+    place = self.view.place(fragment)
     return None if place is None else self.replicas.place(place, None)
 
   def on_device(self, state: FragmentState) -> FragmentState:
@@ -213,7 +213,7 @@ class RoundStates:
       return state
     return host_memory.moved(state, self.outer_memory)
 
-  def at_step(self, state: RoundState, step: int) -> RoundState:
+  def with_step(self, state: RoundState, step: int) -> RoundState:
     """Returns the state at another step of a schedule.
 
     Args:
@@ -248,13 +248,13 @@ class RoundStates:
 
   def _joining(self, part: Callable[[FragmentState], Tree], out: int | None):
     def replica_program(params: Tree, fragments: tuple[FragmentState, ...]):
-      joined = self.cuts.join(params, list(map(part, fragments)))
+      joined = self.view.merge(params, list(map(part, fragments)))
       return self.replicas.divided(joined)
 
     axes = 0, self.axes.fragments
     return jax.jit(self.replicas.map(replica_program, axes, out))
 
-  def rejoined(
+  def rejoin(
     self, state: RoundState, returning: Sequence[int], donor: int
   ) -> RoundState:
     """Lets replicas begin as copies of another one.
@@ -276,10 +276,18 @@ class RoundStates:
   def _rejoin(
     self, state: RoundState, begins: Array, donor: Index
   ) -> RoundState:
-    """Takes what begins from a first state, leaf by leaf with an axis [M]."""
+    """Gives the replicas that begin the values of a first state.
+
+    Only leaves with an axis [M] change; the others are shared by all replicas.
+
+    Args:
+      state: State of all replicas.
+      begins: Whether each replica begins, [M].
+      donor: Index of the replica whose optimizer state they copy.
+    """
     inner = jax.tree.map(lambda leaf: leaf[donor], state.replica.optimizer)
     like = jax.tree.map(lambda leaf: leaf[0], state.replica.params)
-    params = self.cuts.join(like, [each.params for each in state.fragments])
+    params = self.view.merge(like, [each.params for each in state.fragments])
 
     def first(old: FragmentState) -> FragmentState:
       new = self.outer.init(old.params)
@@ -298,7 +306,7 @@ class RoundStates:
 
     return jax.tree.map(chosen, self.axes, state, start, is_leaf=is_none)
 
-  def moved_on(
+  def advance_schedules(
     self, state: RoundState, num_steps: int, taken: Array | None = None
   ) -> RoundState:
     """Lets learning rates go on as if inner steps had been taken.

@@ -26,7 +26,7 @@ from dilocox_jax.checks import require
 from dilocox_jax.outer import events
 from dilocox_jax.outer.drift import Drift, measure_drift
 from dilocox_jax.outer.events import Arrived
-from dilocox_jax.outer.fragment_view import Cuts
+from dilocox_jax.outer.fragment_view import FragmentView
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.outer.rules import ExchangeResult
 from dilocox_jax.plan.overlap import stretch_ends, stretches
@@ -81,7 +81,7 @@ class WindowKind:
   """What decides the program of a window; all else is data.
 
   Attributes:
-    applied: Group of the fragment that is applied (`cuts`), or None.
+    applied: Group of the fragment that is applied (`fragment_view`), or None.
     sent: Group of the fragment that is sent, or None.
     is_same: Whether one fragment is applied and sent.
     has_steps: Whether there are inner steps.
@@ -111,7 +111,7 @@ class WindowInput(NamedTuple):
     due: Its oldest pseudo-gradient in flight, which is applied; None if what is
       applied is measured in this window.
     sent: State of the fragment that is sent, if it is another one.
-    places: Places of both fragments in their groups (`Cuts.place`).
+    places: Places of both fragments in their groups (`FragmentView.place`).
     weight: Factor of this replica in the exchange; None: all have the same.
     arrived: Result of the exchange and new state of the aggregator, if another
       program has exchanged what is applied.
@@ -136,7 +136,7 @@ class WindowProgram:
 
   Attributes:
     outer: Measures, exchanges and applies pseudo-gradients.
-    cuts: Cuts fragments out of the replica's parameters.
+    view: Cuts fragments out of the replica's parameters.
     inner_step: Function (params, optimizer state, batch) -> (params, optimizer
       state, (loss, gradient norm)). If anything is frozen, it has an argument
       `frozen` too.
@@ -144,7 +144,7 @@ class WindowProgram:
   """
 
   outer: OuterStep
-  cuts: Cuts
+  view: FragmentView
   inner_step: InnerStep
   kind: WindowKind
 
@@ -223,7 +223,7 @@ class WindowProgram:
     if self.kind.follows_send:  # The window before has measured it.
       fresh = (given.due, *state.in_flight)[-1]
     state, own, result = events.apply_arrived(self.outer, arrived)(
-      state, self.cuts.take(replica.params, group, place), fresh
+      state, self.view.extract(replica.params, group, place), fresh
     )
     assert result is not None, "something is applied"
     replica = self._with_fragment(replica, place, own, result)
@@ -242,7 +242,7 @@ class WindowProgram:
     state, own, result = events.measure_apply_send(
       self.outer,
       given.applied,
-      self.cuts.take(replica.params, group, place),
+      self.view.extract(replica.params, group, place),
       in_flight=(*due, *given.applied.in_flight),
       apply=apply,
       num_arrived=1,
@@ -266,10 +266,10 @@ class WindowProgram:
     correction = replica.correction
     if correction is not None:
       of_fragment = self.outer.correct(
-        self.cuts.take(correction, group, place), result
+        self.view.extract(correction, group, place), result
       )
-      correction = self.cuts.put(correction, group, place, of_fragment)
-    params = self.cuts.put(replica.params, group, place, own)
+      correction = self.view.insert(correction, group, place, of_fragment)
+    params = self.view.insert(replica.params, group, place, own)
     return replica._replace(params=params, correction=correction)
 
   def _send(
@@ -278,7 +278,7 @@ class WindowProgram:
     """Measures a fragment, which is in flight from now on."""
     assert self.kind.sent is not None, "nothing is sent"
     group = self.kind.sent
-    own = self.cuts.take(replica.params, group, place)
+    own = self.view.extract(replica.params, group, place)
     state, new, _ = events.measure_apply_send(
       self.outer,
       state,
@@ -288,7 +288,7 @@ class WindowProgram:
       num_arrived=0,
     )
     if new is not own:
-      params = self.cuts.put(replica.params, group, place, new)
+      params = self.view.insert(replica.params, group, place, new)
       replica = replica._replace(params=params)
     return replica, state
 

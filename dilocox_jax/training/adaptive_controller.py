@@ -126,7 +126,7 @@ class AdaptiveController:
     # A spectrum's last bits differ by machine, and so might a choice.
     self.set_state(processes.from_main(self.get_state()))
     assert isinstance(state, RoundState), "only rounds measure a rank"
-    return self.rounds.states.at_step(
+    return self.rounds.states.with_step(
       state, self.plan.schedule_step(segment.stop)
     )
 

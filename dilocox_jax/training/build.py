@@ -35,7 +35,7 @@ from dilocox_jax.optimizers import (
   named_optimizer,
 )
 from dilocox_jax.outer.average import averaged
-from dilocox_jax.outer.fragment_view import Cuts
+from dilocox_jax.outer.fragment_view import FragmentView
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.plan.adaptive import Policy
 from dilocox_jax.plan.schedule.run_plan import RunPlan
@@ -202,10 +202,10 @@ def programs(
     config, computation, parts.model, end_of_text, parts.trainable
   )
   shapes = None  # Those of the config.
-  cuts = Cuts(config.fragments.num_fragments, config.fragments)
+  view = FragmentView(config.fragments.num_fragments, config.fragments)
   if parts.model is not None or parts.trainable:
     params = jax.eval_shape(model.init, jax.random.key(0))
-    cuts.check(params)
+    view.check(params)
     shapes = shapes_by_path(params)
   schedule = learning_rate_schedule(
     inner.schedule,
@@ -267,7 +267,7 @@ def programs(
     steps=StepPrograms(gradient, shared, mean, replicas, frozen),
     rounds=Rounds(
       outer=outer,
-      cuts=cuts,
+      view=view,
       replicas=replicas,
       inner_step=inner_step(gradient, optimizer),
       outer_memory=mesh.outer_memory,

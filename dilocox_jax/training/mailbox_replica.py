@@ -22,7 +22,7 @@ from dilocox_jax.metrics.recorder import MAILBOX_LOG
 from dilocox_jax.plan.collectives import AUTO, MAILBOX
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.rounds.exchanges import MailboxExchange, mailbox
-from dilocox_jax.rounds.late_joiner import joined, passed_over
+from dilocox_jax.rounds.late_joiner import join, skip_windows
 from dilocox_jax.rounds.rounds import Rounds
 from dilocox_jax.rounds.states import RoundState
 from dilocox_jax.training.checkpoint import RefusedError
@@ -222,13 +222,15 @@ class MailboxReplica:
     self._client.writes_snapshots = True
     while True:
       try:
-        return joined(self._rounds, state, total_steps)
+        return join(self._rounds, state, total_steps)
       except ReplicaStaleError as lost:  # The others were faster.
         logging.getLogger(__name__).info("beginning again: %s", lost)
 
   def passed_over(self, state: RoundState, segment: Segment) -> RoundState:
     """Returns the state after a segment in which this replica was away."""
-    state = passed_over(self._rounds, state, segment.windows, segment.num_steps)
+    state = skip_windows(
+      self._rounds, state, segment.windows, segment.num_steps
+    )
     self.record(segment.stop)
     return state
 

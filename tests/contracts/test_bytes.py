@@ -19,7 +19,7 @@ from dilocox_jax.codecs.quantize import E3M0, Float, Int
 from dilocox_jax.codecs.sparse import RandomMask, TopK
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.outer.drift import measure_drift
-from dilocox_jax.outer.fragment_view import Cuts
+from dilocox_jax.outer.fragment_view import FragmentView
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.schedule import methods
@@ -103,7 +103,7 @@ def rounds(method, codec, collective, num_replicas, ratio=None):
     aggregator = norm_filter(aggregator, ratio)
   return Rounds(
     outer=OuterStep(method, optax.sgd(1.0), aggregator),
-    cuts=Cuts(
+    view=FragmentView(
       method.schedule.num_fragments,
       Fragments(method.schedule.num_fragments, NUM_LAYERS),
     ),

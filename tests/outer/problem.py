@@ -10,7 +10,7 @@ import optax
 from dilocox_jax.aggregators.exchange import mean_of_finite_replicas
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.inner.step import accumulated_gradient, inner_step
-from dilocox_jax.outer.fragment_view import Cuts
+from dilocox_jax.outer.fragment_view import FragmentView
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.step_transform import pseudo_gradient_steps
 from dilocox_jax.plan.schedule.fragments import Fragments
@@ -72,7 +72,9 @@ def stacked(trees):
 
 def fragments_of(method, num_layers):
   count = method.schedule.num_fragments
-  return Cuts(count, Fragments(count, num_layers, method.fragment_order))
+  return FragmentView(
+    count, Fragments(count, num_layers, method.fragment_order)
+  )
 
 
 def rounds(
@@ -87,7 +89,7 @@ def rounds(
   """The method's `Rounds` for the problem's parameters."""
   return Rounds(
     outer=OuterStep(method, outer, aggregator or mean_of_finite_replicas()),
-    cuts=fragments_of(method, num_layers),
+    view=fragments_of(method, num_layers),
     replicas=Replicas(num_replicas, layout),
     inner_step=inner_step(accumulated_gradient(loss), inner),
   )

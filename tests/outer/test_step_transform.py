@@ -15,7 +15,7 @@ from jax.sharding import AxisType, PartitionSpec
 import dilocox_jax as dx
 from dilocox_jax.aggregators.exchange import mean_of_finite_replicas
 from dilocox_jax.optimizers import standard_promotion
-from dilocox_jax.outer.fragment_view import Cuts
+from dilocox_jax.outer.fragment_view import FragmentView
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.step_transform import pseudo_gradient_steps
 from dilocox_jax.plan.schedule import methods
@@ -121,7 +121,7 @@ def test_the_program_grows_neither_with_the_interval_nor_with_fragments(order):
 def test_states_work_with_the_functions_of_optax_and_flax():
   method = methods.streaming_diloco(6, 3, 2, 0.5)
   outer = OuterStep(method, nesterov(), mean_of_finite_replicas())
-  tx: Any = pseudo_gradient_steps(outer, optax.adam(0.1), Cuts(3))
+  tx: Any = pseudo_gradient_steps(outer, optax.adam(0.1), FragmentView(3))
   state = tx.init(PROBLEM[0])
   marked = optax.tree.map_params(
     tx, lambda _: "parameter", state, transform_non_params=lambda _: "other"

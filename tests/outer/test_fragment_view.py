@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.outer.fragment_view import Cuts
+from dilocox_jax.outer.fragment_view import FragmentView
 from dilocox_jax.plan.schedule.fragments import ORDERS, SLICED, Fragments
 from dilocox_jax.trees import shapes_by_path
 from tests.outer.problem import assert_equal
@@ -24,14 +24,14 @@ ODD = {"number": (), "empty": (0, 2), "thin": (3, 0)}
 
 
 def by_rows(count, order="strided"):
-  return Cuts(count, Fragments(count, LAYERS, order))
+  return FragmentView(count, Fragments(count, LAYERS, order))
 
 
 SHORT = by_rows(3)  # Layers 0, 2, 4 and 1, 3.
 DIVISIONS = {
-  "one": Cuts(1),
-  "leaves": Cuts(2),
-  "by path": Cuts(2, lambda path: int("blocks" in path)),
+  "one": FragmentView(1),
+  "leaves": FragmentView(2),
+  "by path": FragmentView(2, lambda path: int("blocks" in path)),
   "1 strided": by_rows(1),
   **{f"{n} {order}": by_rows(n, order) for n in (2, 5) for order in ORDERS},
   **{f"8 {order}": by_rows(8, order) for order in SLICED},
@@ -47,41 +47,41 @@ def tree(shapes=WHOLE):
   )
 
 
-def take(cuts, fragment, whole):
-  return cuts.take(whole, cuts.groups[fragment], cuts.place(fragment))
+def take(view, fragment, whole):
+  return view.extract(whole, view.groups[fragment], view.place(fragment))
 
 
-def put(cuts, fragment, part, whole):
-  group, place = cuts.groups[fragment], cuts.place(fragment)
-  return cuts.put(whole, group, place, part)
+def put(view, fragment, part, whole):
+  group, place = view.groups[fragment], view.place(fragment)
+  return view.insert(whole, group, place, part)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def cut(cuts, whole):
+def cut(view, whole):
   """The parts, and whole trees with each of them or all put back."""
-  every = range(cuts.count)
-  parts = [take(cuts, fragment, whole) for fragment in every]
-  again = [put(cuts, *each, whole) for each in zip(every, parts, strict=True)]
+  every = range(view.count)
+  parts = [take(view, fragment, whole) for fragment in every]
+  again = [put(view, *each, whole) for each in zip(every, parts, strict=True)]
   made = jax.tree.map(jnp.zeros_like, whole)
   for each in zip(every, parts, strict=True):
-    made = put(cuts, *each, made)
-  return parts, [*again, made, cuts.join(whole, parts)]
+    made = put(view, *each, made)
+  return parts, [*again, made, view.merge(whole, parts)]
 
 
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_all_fragments_together_are_the_tree(name):
-  cuts, shapes = DIVISIONS[name], {}
-  is_sliced = isinstance(cuts.fragments, Fragments) and cuts.fragments.is_sliced
+  view, shapes = DIVISIONS[name], {}
+  is_sliced = isinstance(view.fragments, Fragments) and view.fragments.is_sliced
   whole = tree(WHOLE | ODD if is_sliced else WHOLE)
-  cuts.check(whole)
-  parts, again = cut(cuts, whole)
+  view.check(whole)
+  parts, again = cut(view, whole)
   for each in again:
     assert_equal(each, whole)
   for fragment, part in enumerate(parts):
-    own = shapes.setdefault(cuts.groups[fragment], part)
+    own = shapes.setdefault(view.groups[fragment], part)
     assert jax.tree.map(jnp.shape, own) == jax.tree.map(jnp.shape, part)
-    if isinstance(cuts.fragments, Fragments):
-      planned = cuts.fragments.shapes(fragment, shapes_by_path(whole))
+    if isinstance(view.fragments, Fragments):
+      planned = view.fragments.shapes(fragment, shapes_by_path(whole))
       assert shapes_by_path(part) == planned
   assert [*shapes] == [*range(len(shapes))]
 
@@ -100,16 +100,24 @@ def test_short_fragments_end_in_zeros_that_are_never_written_back():
 
 
 @pytest.mark.parametrize(
-  ("cuts", "params", "message"),
+  ("view", "params", "message"),
   [
     (SHORT, {"w": jnp.ones((LAYERS, 2))}, "below has a value"),
     (SHORT, {"blocks": jnp.ones((4, 2)), "w": jnp.ones(2)}, "not .5, ...."),
     (SHORT, {"blocks": {"w": jnp.ones((LAYERS, 2))}}, "outside has a value"),
     (SHORT, {"w": jnp.ones(2, jnp.int32)}, "real floats"),
-    (Cuts(3, Fragments(3, LAYERS + 1)), tree(), "leaf 'blocks/.*not .6, ...."),
-    (Cuts(2, SHORT.fragments), tree(), "has 3 of them.* num_fragments=2"),
+    (
+      FragmentView(3, Fragments(3, LAYERS + 1)),
+      tree(),
+      "leaf 'blocks/.*not .6, ....",
+    ),
+    (
+      FragmentView(2, SHORT.fragments),
+      tree(),
+      "has 3 of them.* num_fragments=2",
+    ),
   ],
 )
-def test_parameters_that_do_not_fit_are_refused(cuts, params, message):
+def test_parameters_that_do_not_fit_are_refused(view, params, message):
   with pytest.raises(ValueError, match=message):
-    cuts.check(params)
+    view.check(params)
