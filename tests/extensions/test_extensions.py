@@ -19,6 +19,7 @@ from dilocox_jax.config.recipes import RECIPES
 from dilocox_jax.data.sources import SOURCES
 from dilocox_jax.models.weights import family_of
 from dilocox_jax.optimizers import OPTIMIZERS, named_optimizer
+from dilocox_jax.plan.collectives import COLLECTIVES
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.methods import METHODS, RULES, with_interval
@@ -28,7 +29,7 @@ from dilocox_jax.training import build, run_text, states
 from dilocox_jax.trees import shapes_by_path
 from tests.contracts import test_bytes, test_codecs
 from tests.experiments import programs
-from tests.extensions import parts, ternary
+from tests.extensions import exchanges, parts, ternary
 from tests.extensions.parts import GrowingSchedule
 from tests.extensions.ternary import Ternary
 from tests.oracles import least_squares
@@ -36,8 +37,14 @@ from tests.outer.problem import assert_equal, nesterov, run_rounds
 from tests.simulate import small
 
 REGISTRIES: tuple[Any, ...] = (
-  *(CODECS, METHODS, MODEL_PRESETS),
-  *(OPTIMIZERS, RECIPES, RULES, SOURCES),
+  CODECS,
+  COLLECTIVES,
+  METHODS,
+  MODEL_PRESETS,
+  OPTIMIZERS,
+  RECIPES,
+  RULES,
+  SOURCES,
 )
 LENGTH = 16
 ENDS = [2, 4, 8, 12, 20, 28]  # Of growing rounds, H = 2.
@@ -50,7 +57,7 @@ HALFWAY = {"method": "delayed", "sync_interval": 3, "rule": "halfway"}
 def registered():
   """All extensions, and afterwards only what was there before."""
   before = [dict(registry) for registry in REGISTRIES]
-  for extension in (ternary, parts):
+  for extension in (ternary, parts, exchanges):
     extension.register()
   yield
   for registry, own in zip(REGISTRIES, before, strict=True):
@@ -201,6 +208,23 @@ def test_a_model_is_trained_on_a_source_whole_and_in_stages():
     losses.append(run(config, batches)[2])
   np.testing.assert_allclose(*losses, rtol=1e-5)
   assert losses[1][:, -1].mean() < losses[1][:, 0].mean() - 0.05
+
+
+@pytest.mark.parametrize("sync", [GROWING, HALFWAY | {"overlap_steps": 1}])
+def test_all_parts_from_outside_work_together_in_stages(sync):
+  exchange = {"codec": "ternary", "feedback": 1.0, "collective": "gossip"}
+  config = config_of(
+    mesh={"num_replicas": 2, "layout": "mesh", "num_stages": 2},
+    data={"source": "sums", "batch_size": 4, "sequence_length": LENGTH},
+    sync=sync,
+    exchange=exchange,
+    outer={"optimizer": "clipped_momentum", "learning_rate": 0.9},
+  )
+  _, state = trained(config)
+  first, second = np.asarray(state.replica.params["head"]["kernel"])
+  assert np.isfinite(first).all() and np.isfinite(second).all()
+  [swap] = to_plan.traffic(config).exchange(0)
+  assert swap.kind == "permute" and swap.sent_bytes(2) == swap.operand_bytes
 
 
 class Miscounted(GrowingSchedule):
