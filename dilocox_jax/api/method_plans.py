@@ -23,7 +23,7 @@ from dilocox_jax.api.measured_gaps import (
   measured_gaps,
   share_of_more_steps,
 )
-from dilocox_jax.api.simulation_setup import Options, Setup, set_up
+from dilocox_jax.api.simulation_setup import Options, Setup, cluster_of, set_up
 from dilocox_jax.checks import flat, require
 from dilocox_jax.codecs.named import link_names
 from dilocox_jax.config import RunConfig, from_mapping
@@ -31,7 +31,6 @@ from dilocox_jax.config.run import check_config
 from dilocox_jax.plan.collectives import MAILBOX
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.simulate.cluster import Cluster
-from dilocox_jax.simulate.cluster_file import load_cluster
 from dilocox_jax.simulate.steps import SteadyState, steady_state
 
 # Sections that belong to the method; those of another method do not apply.
@@ -166,10 +165,11 @@ def plan_run(
   Raises:
     ValueError: If config and cluster do not fit.
   """
+  placed = cluster_of(config, cluster)
   name = config.sync.method
-  own = _plan(name, config, cluster, options, device_bytes)
+  own = _plan(name, config, placed, options, device_bytes)
   every_step = of_method(config, "allreduce")
-  base = _plan("allreduce", every_step, cluster, options, device_bytes)
+  base = _plan("allreduce", every_step, placed, options, device_bytes)
   return dataclasses.replace(own, allreduce_tokens_per_s=base.tokens_per_s)
 
 
@@ -204,17 +204,18 @@ def compare_methods(
     ValueError: If config and cluster do not fit.
   """
   check_config(config)
-  placed = load_cluster(cluster, config.mesh.num_replicas)
+  placed = cluster_of(config, cluster)
   has = _device_bytes(placed, device_bytes)
-  base, ways = of_method(config, "allreduce"), [{}]
+  base = of_method(config, "allreduce")
+  ways: list[Changes] = [{}]
   if options.step_s is None:
-    ways = _fastest_layouts(base, cluster, options, has)
+    ways = _fastest_layouts(base, placed, options, has)
   plans, refused = [], {}
   for method in METHODS:
     try:
       candidates = [
         dataclasses.replace(
-          _plan(method, _divided(one, ways, has), cluster, options, has),
+          _plan(method, _divided(one, ways, has), placed, options, has),
           gap=gap,
         )
         for one, gap in _candidates(config, method)
@@ -226,7 +227,7 @@ def compare_methods(
   names = [candidates[0].name for candidates in plans]
   require("allreduce" in names, refused.get("allreduce", ""))
   narrow = _divided(changed(base, _NARROW), ways, has)
-  plans.append([_plan(NARROW_ALLREDUCE, narrow, cluster, options, has)])
+  plans.append([_plan(NARROW_ALLREDUCE, narrow, placed, options, has)])
   return _ranked(plans), refused
 
 
@@ -380,7 +381,7 @@ def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 def _plan(
   name: str,
   config: RunConfig,
-  cluster: str,
+  cluster: Cluster,
   options: Options,
   device_bytes: float | None,
 ) -> MethodPlan:
@@ -432,7 +433,7 @@ def _powers_of_two_in(number: int) -> list[int]:
 
 
 def _fastest_layouts(
-  base: RunConfig, cluster: str, options: Options, device_bytes: float
+  base: RunConfig, cluster: Cluster, options: Options, device_bytes: float
 ) -> list[Changes]:
   """Returns the layouts that fit, the fastest first; else the smallest.
 
@@ -441,12 +442,11 @@ def _fastest_layouts(
 
   Args:
     base: Config of AllReduce.
-    cluster: Name of a cluster preset, or path of a cluster file.
+    cluster: The cluster.
     options: What config and cluster leave open.
     device_bytes: Memory of a device.
   """
-  placed = load_cluster(cluster, base.mesh.num_replicas)
-  devices = min(map(placed.num_devices, range(placed.num_replicas)))
+  devices = min(map(cluster.num_devices, range(cluster.num_replicas)))
   found: list[tuple[float, int, Changes]] = []
   for way in layouts(base, devices):
     with contextlib.suppress(ValueError):

@@ -16,7 +16,12 @@ from dilocox_jax import report
 from dilocox_jax.aggregator import Aggregator
 from dilocox_jax.api.memory_check import check_memory as refuse_too_large
 from dilocox_jax.api.progress import shown_progress
-from dilocox_jax.api.simulation_setup import ClusterClock, Options, set_up
+from dilocox_jax.api.simulation_setup import (
+  ClusterClock,
+  Options,
+  cluster_of,
+  set_up,
+)
 from dilocox_jax.api.step_methods import (
   check_exchange,
   check_kind,
@@ -404,7 +409,8 @@ def estimate(
     ValueError: If config and cluster do not fit.
   """
   check_config(config)
-  setup = set_up(config, cluster, Options(step_s=step_s))
+  placed = cluster_of(config, cluster)
+  setup = set_up(config, placed, Options(step_s=step_s))
   return simulate_run(
     link_costs=setup.link_costs,
     work=setup.work,

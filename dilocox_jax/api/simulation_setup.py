@@ -70,19 +70,31 @@ class Setup:
   plan: RunPlan
 
 
-def set_up(config: RunConfig, cluster_name: str, options: Options) -> Setup:
+def cluster_of(config: RunConfig, name: str) -> Cluster:
+  """Returns the cluster on which the replicas of a run are placed.
+
+  Args:
+    config: Config of the run, which has the number of replicas.
+    name: Name of a cluster preset, or path of a cluster file.
+
+  Raises:
+    ValueError: One line, if there is no such cluster, or it is too small.
+  """
+  return load_cluster(name, config.mesh.num_replicas)
+
+
+def set_up(config: RunConfig, cluster: Cluster, options: Options) -> Setup:
   """Joins a config with a cluster.
 
   Args:
     config: Config of the run.
-    cluster_name: Name of a preset, or path of a file.
+    cluster: The cluster (`cluster_of`).
     options: What config and cluster leave open.
 
   Raises:
     ValueError: One line that says what does not fit.
   """
   num_replicas = config.mesh.num_replicas
-  cluster = load_cluster(cluster_name, num_replicas)
   step_s, bubble_fraction = _steps(config, cluster, options)
   # A replica that copies another one gets its inner optimizer's state too.
   copies = _FP32_BYTES * (1 + optimizer_copies(config))
@@ -152,7 +164,8 @@ class ClusterClock:
     if timed:
       _check_schedules(config, timed)
       self._timed_traffic = to_plan.traffic(timed)
-    setup = set_up(timed or config, cluster, options)
+    timed = timed or config
+    setup = set_up(timed, cluster_of(timed, cluster), options)
     self._copied_bytes = setup.script.copied_bytes
     self._clock = AnalyticClock(setup.link_costs, setup.work)
     # The name also has the duration of a step, because pipeline stages change

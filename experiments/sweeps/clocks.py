@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from dilocox_jax.api.simulation_setup import Options, Setup, set_up
+from dilocox_jax.api.simulation_setup import Options, Setup, cluster_of, set_up
 from dilocox_jax.checks import check_path, flat
 from dilocox_jax.codecs.named import link_names
 from dilocox_jax.config import RunConfig, from_mapping
@@ -109,7 +109,8 @@ class SweepClock:
 
   def _setup(self, config: RunConfig) -> Setup:
     options = Options(step_s=self.step_s)
-    return set_up(self.timed(config), self.cluster, options)
+    timed = self.timed(config)
+    return set_up(timed, cluster_of(timed, self.cluster), options)
 
 
 def clock_of(entry: Mapping[str, Any]) -> SweepClock:

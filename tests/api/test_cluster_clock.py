@@ -16,6 +16,11 @@ from tests import runs
 OPTIONS = Options(step_s=0.25)
 
 
+def placed(config):
+  """A run on a cluster of 100 Mbit/s, ready to be timed."""
+  return setup.set_up(config, setup.cluster_of(config, "100mbit"), OPTIONS)
+
+
 def clocked(
   config, workdir, cluster: str | None = "100mbit", until=None, options=OPTIONS
 ):
@@ -59,7 +64,7 @@ def test_a_killed_run_ends_where_the_simulator_does(tmp_path):
   clocked(config, tmp_path, until=9)
   assert max(times(tmp_path, "round")) <= 9
   clocked(config, tmp_path)
-  made = setup.set_up(config, "100mbit", OPTIONS)
+  made = placed(config)
   expected = run_time(made.link_costs, made.work, made.script.ops(made.plan))
   assert times(tmp_path, "evaluation")[21] == expected.now_s
   assert expected.now_s > 21 * 0.25
@@ -79,7 +84,7 @@ def test_a_run_can_be_timed_as_one_of_a_larger_model():
   for segment in plan.segments():
     clock.advance(segment, traffic)
   found = clock.finish(plan, traffic)
-  made = [setup.set_up(c, "100mbit", OPTIONS) for c in (config, larger(config))]
+  made = [placed(c) for c in (config, larger(config))]
   own, expected = (
     run_time(m.link_costs, m.work, m.script.ops(m.plan)).now_s for m in made
   )

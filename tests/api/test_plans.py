@@ -10,7 +10,7 @@ import pytest
 
 from dilocox_jax.api import method_plans, simulation_setup
 from dilocox_jax.api.device_memory import device_memory
-from dilocox_jax.api.simulation_setup import Options, set_up
+from dilocox_jax.api.simulation_setup import Options, cluster_of, set_up
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.plan.schedule.methods import METHODS
@@ -22,6 +22,11 @@ MESHES = [
   {"num_stages": 2, "num_data_shards": 1},
   {"num_stages": 2, "num_data_shards": 2},
 ]
+
+
+def placed(config, cluster, options):
+  """A run on a cluster by its name, ready to be timed."""
+  return set_up(config, cluster_of(config, cluster), options)
 
 
 def kept_bytes(config):
@@ -216,7 +221,7 @@ def test_idle_devices_do_not_compute():
   seconds = []
   for shards in (8, 4, 1):
     mesh = {"mesh.layout": "mesh", "mesh.num_data_shards": shards}
-    setup = set_up(method_plans.changed(base, mesh), "1gbit", Options())
+    setup = placed(method_plans.changed(base, mesh), "1gbit", Options())
     seconds.append(max(setup.work.step_s))
   assert seconds[1:] == pytest.approx([2 * seconds[0], 8 * seconds[0]])
 
@@ -237,7 +242,7 @@ def test_a_hop_of_a_pipeline_sends_what_is_computed(compute_dtype, token_bytes):
   tokens = config.tokens_per_replica_step
   with mock.patch.object(simulation_setup, "step_seconds") as found:
     found.return_value = np.ones(2), 0.0
-    set_up(config, "dilocox_107b", Options())
+    placed(config, "dilocox_107b", Options())
   assert found.call_args.args[3] == token_bytes * tokens
 
 
@@ -246,6 +251,6 @@ def test_a_hop_of_a_pipeline_sends_what_is_computed(compute_dtype, token_bytes):
 )
 def test_a_copied_state_has_the_optimizers_own(optimizer, copies):
   config = runs.settings(inner={"optimizer": optimizer})
-  script = set_up(config, "1gbit", Options(step_s=0.5)).script
+  script = placed(config, "1gbit", Options(step_s=0.5)).script
   size = parameter_count(config.model.shape)
   assert script.copied_bytes == 4 * copies * size

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from dilocox_jax.api.simulation_setup import Options, set_up
+from dilocox_jax.api.simulation_setup import Options, cluster_of, set_up
 from dilocox_jax.config import from_mapping
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.link_costs import LinkCosts
@@ -205,7 +205,8 @@ def config(method, **sync):
   ],
 )
 def test_a_run_ends_where_the_simulator_ends_it_flush_included(made):
-  setup = set_up(made, SLOW.cluster, Options(step_s=SLOW.step_s))
+  cluster = cluster_of(made, SLOW.cluster)
+  setup = set_up(made, cluster, Options(step_s=SLOW.step_s))
   # The messages that sweeps were planned with.
   costs = LinkCosts(setup.link_costs.cluster, SLOW.transport)
   expected = run_time(costs, setup.work, setup.script.ops(setup.plan))
