@@ -29,7 +29,7 @@ from dilocox_jax.plan.schedule.membership import (
   RoundParticipation,
   WindowParticipation,
 )
-from dilocox_jax.plan.schedule.sync_schedule import Window
+from dilocox_jax.plan.schedule.sync_schedule import Event, Window
 from dilocox_jax.rounds.alone import (
   INNER_STEP,
   OUTER_STEP,
@@ -165,11 +165,8 @@ class Rounds:
     )
     if participation:
       state = self.states.advance_schedules(state, num_steps, progress.step)
-    return (
-      self.states.with_step(state, done + num_steps),
-      progress.metrics,
-      drifts,
-    )
+    state = self.states.with_step(state, done + num_steps)
+    return state, progress.metrics, drifts
 
   def _num_steps(self, batches: Tree) -> int:
     """Returns how many batches there are for each replica of this process."""
@@ -206,15 +203,28 @@ class Rounds:
     # A copy, since the programs of windows use the memory of their state again.
     state = jax.device_put(state, shardings_of(state), may_alias=False)
     state, progress, drifts = self._windows(
-      state, None, 0, windows, participation
+      state,
+      batches=None,
+      num_steps=0,
+      windows=windows,
+      participation=participation,
     )
     newest = tuple(map(self.states.on_device, state.fragments))
     params = self.states.adopted(progress.replica.params, newest)
-    return state._replace(replica=state.replica._replace(params=params)), drifts
+    replica = state.replica._replace(params=params)
+    return state._replace(replica=replica), drifts
 
   def replay(self, state: RoundState, windows: Sequence[Window]) -> RoundState:
-    """Returns the state after windows without inner steps."""
-    return self._windows(state, None, 0, windows, None)[0]
+    """Returns the state after windows without inner steps.
+
+    Args:
+      state: State of all replicas.
+      windows: Windows whose `num_steps` is 0.
+    """
+    state, _, _ = self._windows(
+      state, batches=None, num_steps=0, windows=windows, participation=None
+    )
+    return state
 
   def _windows(
     self,
@@ -255,7 +265,14 @@ class Rounds:
   def _progress(
     self, replica: ReplicaState, num_steps: int, differs: bool
   ) -> InnerProgress:
-    """Returns the values with which inner steps begin."""
+    """Returns the progress with which the windows of a round begin.
+
+    Args:
+      replica: State of all replicas.
+      num_steps: Inner steps of the round, n.
+      differs: Whether replicas take different steps, so that each has a counter
+        of its own.
+    """
     count = self.replicas.num_replicas
     zeros: Any = np.zeros((count, num_steps), np.float32)
     metrics = self.replicas.place(StepMetrics(zeros, zeros), 0)
@@ -273,17 +290,20 @@ class Rounds:
       window: The window.
       share: What each replica does in it; None: all do the same.
     """
-    groups = self.view.groups
-    events = (window.applied, window.sent)
-    applied, sent = (groups[e.fragment] if e else None for e in events)
     return WindowKind(
-      applied,
-      sent,
-      window.is_same,
+      applied=self._group_of(window.applied),
+      sent=self._group_of(window.sent),
+      is_same=window.is_same,
       has_steps=window.num_steps > 0,
       follows_send=window.follows_send,
       differs=share is not None,
     )
+
+  def _group_of(self, event: Event | None) -> int | None:
+    """Returns the group of an event's fragment; None if there is no event."""
+    if event is None:
+      return None
+    return self.view.groups[event.fragment]
 
   def _given(
     self,
@@ -293,6 +313,15 @@ class Rounds:
     batches: Tree | None,
     fragments: Sequence[FragmentState],
   ) -> WindowInput:
+    """Returns what the program of a window is given.
+
+    Args:
+      window: The window.
+      share: What each replica does in it; None: all do the same.
+      progress: The replicas before it.
+      batches: Batches of the round, leaves [M, n, ...].
+      fragments: States of all fragments before it.
+    """
     count = self.states.number(window.num_steps)
     weight = None
     if share:
