@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -24,9 +23,8 @@ from tests.outer.problem import (
   assert_close,
   begin,
   nesterov,
-  one_step,
+  outer_params_by_transform,
   outer_tree,
-  transform,
   walk,
 )
 from tests.tiers import slow
@@ -61,15 +59,9 @@ def by_rounds(problem, method, layout, exchange=None):
 
 
 def by_transform(problem, method, exchange=None):
-  tx = transform(method, SGD, aggregator=exchange)
-  count = len(problem[1])
-  params = jax.tree.map(lambda leaf: jnp.stack([leaf] * count), problem[0])
-  state = jax.vmap(tx.init, axis_name="replica")(params)
-  step = jax.jit(jax.vmap(one_step(tx), axis_name="replica"))
-  for number in range(STEPS):
-    batch = problem[1][:, number], problem[2][:, number]
-    params, state = step(params, state, batch)
-  return dx.outer_params(state, params)
+  return outer_params_by_transform(
+    problem, method, SGD, STEPS, aggregator=exchange
+  )
 
 
 @pytest.mark.parametrize("codec", ["float32", "int(bits=4)"])

@@ -12,6 +12,7 @@ from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.inner.step import accumulated_gradient, inner_step
 from dilocox_jax.outer.fragment_view import FragmentView
 from dilocox_jax.outer.outer_step import OuterStep
+from dilocox_jax.outer.step_state import outer_params
 from dilocox_jax.outer.step_transform import pseudo_gradient_steps
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.reference import optimizers
@@ -202,3 +203,18 @@ def one_step(tx):
     return optax.apply_updates(params, updates), state
 
   return step
+
+
+def outer_params_by_transform(
+  problem, method, inner, num_steps, aggregator=None
+):
+  """Trains by a transform; returns the outer parameters [M, ...]."""
+  tx = transform(method, inner, aggregator=aggregator)
+  params, inputs, targets = problem
+  params = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(inputs)), params)
+  state = jax.vmap(tx.init, axis_name="replica")(params)
+  step = jax.jit(jax.vmap(one_step(tx), axis_name="replica"))
+  for number in range(num_steps):
+    batch = inputs[:, number], targets[:, number]
+    params, state = step(params, state, batch)
+  return outer_params(state, params)

@@ -24,9 +24,8 @@ from tests.outer.problem import (
   assert_close,
   begin,
   nesterov,
-  one_step,
+  outer_params_by_transform,
   outer_tree,
-  transform,
   walk,
 )
 from tests.tiers import slow
@@ -99,19 +98,6 @@ def by_rounds(problem, layout, exchange):
   return programs, state
 
 
-def by_transform(problem, exchange):
-  method = methods.diloco(INTERVAL)
-  tx = transform(method, optax.sgd(INNER_RATE), aggregator=exchange)
-  count = len(problem[1])
-  params = jax.tree.map(lambda leaf: jnp.stack([leaf] * count), problem[0])
-  state = jax.vmap(tx.init, axis_name="replica")(params)
-  step = jax.jit(jax.vmap(one_step(tx), axis_name="replica"))
-  for number in range(STEPS):
-    batch = problem[1][:, number], problem[2][:, number]
-    params, state = step(params, state, batch)
-  return dx.outer_params(state, params)
-
-
 @pytest.mark.parametrize("num_replicas", [3, 4])
 def test_pairs_equal_the_plain_loops_through_three_doors(num_replicas, x64):
   problem = problem_of(num_replicas)
@@ -123,7 +109,17 @@ def test_pairs_equal_the_plain_loops_through_three_doors(num_replicas, x64):
     assert_close(outer_tree(programs, state), expected, ROUNDED)
     mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), expected)
     assert_close(programs.outer_params(state), mean, ROUNDED)
-  assert_close(by_transform(problem, exchange), expected, ROUNDED)
+  assert_close(
+    outer_params_by_transform(
+      problem,
+      methods.diloco(INTERVAL),
+      optax.sgd(INNER_RATE),
+      STEPS,
+      aggregator=exchange,
+    ),
+    expected,
+    ROUNDED,
+  )
   spread = np.std(expected["head"], axis=0)
   assert spread.max() > 1e-4
 

@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -17,7 +16,7 @@ from tests.outer.problem import (
   assert_close,
   begin,
   nesterov,
-  one_step,
+  outer_params_by_transform,
   outer_tree,
   transform,
   walk,
@@ -80,14 +79,7 @@ def by_rounds(method, layout):
 
 def by_transform(method):
   """The replicas' mean of the outer parameters."""
-  tx = transform(method, INNER)
-  params = jax.tree.map(lambda leaf: jnp.stack([leaf] * REPLICAS), PROBLEM[0])
-  state = jax.vmap(tx.init, axis_name="replica")(params)
-  step = jax.jit(jax.vmap(one_step(tx), axis_name="replica"))
-  for number in range(STEPS):
-    batch = PROBLEM[1][:, number], PROBLEM[2][:, number]
-    params, state = step(params, state, batch)
-  each = dx.outer_params(state, params)
+  each = outer_params_by_transform(PROBLEM, method, INNER, STEPS)
   return jax.tree.map(lambda leaf: leaf.mean(axis=0), each)
 
 
