@@ -1,13 +1,13 @@
 """Computes the times of a run of any length in about the same time.
 
-A run has a few kinds of rounds, and most of its rounds are of one kind. To walk
+A run has a few kinds of rounds, and most of its rounds are of one kind. Walking
 through a round takes 0.2 ms or more, which is minutes for a million of them. So
 this clock walks through some of the rounds that repeat, and computes the others
 from them.
 
 Example: replica A takes 10 s for the inner steps of a round, and replica B
-takes 11 s. The exchange of a round starts when both have started the round,
-takes 2 s, and is waited for at the end of the round:
+takes 11 s. The exchange of a round starts when both have started the round. It
+takes 2 s, and both wait for it at the end of the round:
 
     A's next time = max(A's time + 10, max(A's time, B's time) + 2)
     B's next time = max(B's time + 11, max(A's time, B's time) + 2)
@@ -17,34 +17,41 @@ takes 2 s, and is waited for at the end of the round:
     B         0   11   22  ...  88   99  110  121
 
 In rounds 0 to 8 A gets ahead of B by 1 s a round. From round 9 on A waits for
-the exchange, and both take 11 s a round. So the run has two stretches, and in
-each of them the times move on by equal amounts.
+the exchange, and both take 11 s a round. So this run has two *stretches*: in a
+stretch, each time moves on by the same amount in every round.
 
-Where does a stretch end? The clock does only two things with a time: it adds a
-duration, and it takes the later one of two times. So a time within a round is a
-maximum of straight lines, seen as a function of the number of times that the
-replicas have moved on. Such a function is convex. If a convex function lies on
-a straight line in three places, then it lies on the line everywhere between the
-outer two. The three places are the first round of a stretch, the second round,
-and a later round to which the clock jumps. If all times within the later round
-are on the line, no round in between was different. Otherwise bisection finds
-the last round that is on the line. In the example a jump from round 0 to round
-1000 finds A at 10,000 s and B at 11,000 s. There A waits for the exchange,
-which A does not do in rounds 0 and 1. The last round like them is round 8.
+Where does a stretch end? The clock does only two things with times: it adds a
+duration to a time, and it takes the later one of two times. Let each replica
+move on n times by its own amount. Then every time within the next round is a
+maximum of straight lines in n, and such a function is convex. If a convex
+function lies on a straight line in three places, then it lies on this line
+everywhere between the outer two. The clock looks at three rounds: the first
+round of the stretch, the second one, and a later one to which it jumps. If all
+times within the later round are on the lines through those of the first two,
+then no round in between is different. Otherwise bisection finds the last round
+that is on the lines.
 
-The amounts may also repeat only after several rounds: messages that go round a
-ring of three may hand the delay of a replica to the next one in every round, so
-that every third round is alike. These rounds are a *period*, and the clock
-jumps over whole periods.
+In the example a jump from round 0 to round 1000 finds A at 10,000 s and B at
+11,000 s. There A waits for the exchange, which A does not do in rounds 0 and 1.
+Bisection finds that round 8 is the last one that is like them.
+
+Sums follow from the first round and the last one. For example, the exchanges of
+A take 2, 3, 4, ... 10 s in rounds 0 to 8, because A waits longer and longer for
+the messages of B. That is nine times the mean of 2 s and 10 s.
+
+The amounts may also repeat only every few rounds: on a ring of three replicas
+the delay of one may move on to the next one in every round, so that each round
+is like the third one after it. The number of rounds, here 3, is the *period*.
+Then the clock compares and jumps over whole periods.
 
 Within a stretch times are counted from its start, so that the rounding of large
 numbers does not look like a change. Amounts that differ by less than 1e-12 of a
-period count as equal. The result is that of walking through all rounds, to 1e-9
-of the run's time (tests/simulate/test_long_runs.py).
+period count as equal. The result agrees with that of walking through all rounds
+to 1e-9 of the run's time (tests/simulate/test_long_runs.py).
 
-The clock walks through every round where rounds do not repeat: if replicas are
-away by chance, and for schedules from outside that do not say when their rounds
-are alike (`SyncSchedule.steady_round`).
+In two kinds of runs no two rounds need be alike, so the clock walks through all
+rounds: if replicas are away by chance, and if a schedule from outside does not
+say when its rounds repeat (`SyncSchedule.steady_round`).
 """
 
 import copy
@@ -161,7 +168,7 @@ class LongRunClock(AnalyticClock):
     longest_period = 2 * self.num_replicas
     history: list[np.ndarray] = []
     while len(history) < min(count, 2 * longest_period + 1):
-      history.append(self._walk(ops))
+      history.append(self._walk_through(ops))
       period = _period(history)
       if period:
         return len(history), period
@@ -178,7 +185,7 @@ class LongRunClock(AnalyticClock):
       Number of periods that the stretch has, at least 2.
     """
     start = self._state()
-    first_moments_s = self._walk(ops)
+    first_moments_s = self._walk_through(ops)
     first = self._changes_since(start)
     line = _Line(start, first)
     second_moments_s = self._walk_from(line.state_before(1), ops)
@@ -194,6 +201,7 @@ class LongRunClock(AnalyticClock):
       rounding = _ROUNDING + index * _ROUNDING_OF_JUMPS
       return bool(np.all(distances_s <= rounding * scales_s))
 
+    # A second period that adds other amounts is the last one of the stretch.
     last_index = 1
     if not line.without_rounding(second["_now"] - first["_now"]).any():
       last_index = _last_index(is_on_line, num_periods - 1)
@@ -212,12 +220,12 @@ class LongRunClock(AnalyticClock):
     return added
 
   def _walk_from(self, state: State, ops: Sequence[Op]) -> np.ndarray:
-    """Sets the clock to a state, and walks through ops as `_walk` does."""
+    """Sets the clock to a state, and then does as `_walk_through`."""
     for name, value in state.items():
       setattr(self, name, copy.copy(value))
-    return self._walk(ops)
+    return self._walk_through(ops)
 
-  def _walk(self, ops: Sequence[Op]) -> np.ndarray:
+  def _walk_through(self, ops: Sequence[Op]) -> np.ndarray:
     """Walks through ops; returns all points in time, [number of points * M]."""
     self._moments = []
     self.interpret(ops)

@@ -121,15 +121,15 @@ class Script:
     return functools.cache(exchanges)
 
   def ops(self, plan: RunPlan) -> Iterator[Op]:
-    """Yields the ops of a run, flush included."""
+    """Yields the ops of a run one by one, flush included."""
     for segment in plan.segments():
       yield from self.segment(segment)
     yield from self.flush(plan)
 
   def repeated_ops(self, plan: RunPlan) -> Iterator[tuple[list[Op], int]]:
-    """Yields the ops of a run, flush included; ops that repeat come once.
+    """Yields the ops of a run, flush included, without repeating them.
 
-    The keys of exchanges that repeat are those of the first time.
+    Exchanges that repeat keep the keys of their first time.
 
     Args:
       plan: Plan of the run.

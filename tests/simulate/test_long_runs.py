@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -125,12 +124,10 @@ def test_delays_that_go_round_a_ring_have_a_period_of_their_own():
   # One message step: each waits for its neighbor, which is far away.
   ring = operation("all_gather", 8)
   ops = [Launch(KEY, (ring,)), Compute(1), Wait(KEY)]
-  clocks: list[Any] = []
-  for kind in (AnalyticClock, CountingClock):
-    clock = kind(small.link_costs(one), work)
+  plain = AnalyticClock(small.link_costs(one), work)
+  long = CountingClock(small.link_costs(one), work)
+  for clock in (plain, long):
     clock.interpret([Compute(90, taken=(0, 10, 90))])
-    clocks.append(clock)
-  plain, long = clocks
   plain.interpret(ops * 3001)
   long.repeat(ops, 3001)
   small.assert_agree(long.outcome(), plain.outcome())
@@ -260,7 +257,7 @@ def test_a_replica_that_is_far_behind_costs_nothing(absences):
   clock = CountingClock(small.link_costs(one), work)
   for ops, count in script.repeated_ops(plan):
     clock.repeat(ops, count)
-  assert clock.num_walked < 5000
+  assert clock.num_walked < 1000
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ the four steps.
 
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Sequence
 
@@ -137,27 +136,31 @@ class Membership:
       away[np.argmin(planned)] = False
     return ~away
 
-  def num_alike(self, round_index: int) -> int | float:
-    """Returns how many rounds have the same participation, from one on.
+  def num_alike(self, round_index: int) -> int | None:
+    """Returns how many rounds in a row have the same participation.
 
-    It is infinite from the last absence on. With tau = 0 and replica 1 away in
-    rounds 3 to 5, rounds 4 and 5 are alike; round 3 is not like them, because
-    all replicas were present in the round before it.
+    Example: with tau = 0 and replica 1 away in rounds 3 to 5, rounds 4 and 5
+    are alike. Round 3 is not like them, because all replicas were present in
+    the round before it.
 
     Args:
       round_index: Index of the first of these rounds.
+
+    Returns:
+      Number of rounds; None if all later rounds are alike.
     """
     if self.absence_rate:
       return 1
-    # A change of who is present tells on the round after it, and on rounds that
-    # apply what was sent before it.
-    num_affected = max(self.schedule.depth, 1)
-    others: list[int] = []
+    # A round differs from the one before it if other replicas are present, if
+    # other replicas were present before it, or if it applies an exchange that
+    # was sent while others were present.
+    num_affected = 1 + max(self.schedule.depth, 1)
+    different: list[int] = []
     for _, first, last in self.absences:
       for change in (first, last + 1):
-        others += range(change, change + num_affected + 1)
-    later = [index for index in others if index > round_index]
-    return min(later, default=math.inf) - round_index
+        different += range(change, change + num_affected)
+    later = [index for index in different if index > round_index]
+    return min(later) - round_index if later else None
 
   def _done(self, step: int, is_present: np.ndarray) -> np.ndarray:
     """Returns the steps of each replica in the first `step` of a round."""

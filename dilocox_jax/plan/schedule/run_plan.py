@@ -141,7 +141,10 @@ class RunPlan:
       return 1
     if self.membership is None:
       return whole_rounds
-    return int(min(whole_rounds, self.membership.num_alike(round_index)))
+    num_alike = self.membership.num_alike(round_index)
+    if num_alike is None:
+      return whole_rounds
+    return min(whole_rounds, num_alike)
 
   def schedule_step(self, step: int) -> int:
     """Returns the step of the schedule at a step of the run."""
