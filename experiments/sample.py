@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from dilocox_jax.checks import require
+from dilocox_jax.checks import of_type, printable, require, within_limits
 from experiments.runtime import command_line, own_parts
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
   from dilocox_jax.data.corpus import Corpus
 
 _PROMPT_TOKENS = 64
+_LARGEST_SEED = 2**32 - 1  # As in a config.
 
 
 def define_flags() -> None:
@@ -34,14 +35,18 @@ def define_flags() -> None:
   flags.DEFINE_float("temperature", 0.8, text, lower_bound=0.0)
   text = "Share of the probability from which tokens are drawn."
   flags.DEFINE_float("top_p", 0.95, text, lower_bound=1e-6, upper_bound=1.0)
-  flags.DEFINE_integer("seed", 0, "Seed of the draws.", lower_bound=0)
+  limits = {"lower_bound": 0, "upper_bound": _LARGEST_SEED}
+  flags.DEFINE_integer("seed", 0, "Seed of the draws.", **limits)
 
 
 def main(values: flags.FlagValues) -> None:
   """Prints a sample and adds it to the run's report."""
   given = values.temperature, values.top_p, values.seed
   with command_line.usage_errors(kinds=(ValueError, RuntimeError)):
-    print(add_sample(values.run, values.num_tokens, values.prompt, *given))
+    text = add_sample(values.run, values.num_tokens, values.prompt, *given)
+  for line in text.splitlines():
+    # A model may write sequences with which a terminal moves its cursor.
+    print("\t".join(map(printable, line.split("\t"))))
 
 
 def add_sample(
@@ -69,8 +74,8 @@ def add_sample(
 
   Raises:
     ValueError: If the directory holds no run, its text has no tokenizer or is
-      another one now, its model cannot decode or gives no numbers, or the
-      prompt is empty or has tokens that the model lacks.
+      another one now, its model cannot decode or gives no numbers, the prompt
+      is empty or has tokens that the model lacks, or a number is out of range.
     RefusedError: If there is no checkpoint.
   """
   # These load JAX, which takes seconds.
@@ -83,6 +88,11 @@ def add_sample(
   from dilocox_jax.metrics.lines import write_atomically
   from dilocox_jax.models.sampling import NO_TOKEN, generate
 
+  within_limits(
+    "seed", of_type("seed", seed, int), at_least=0, at_most=_LARGEST_SEED
+  )
+  if prompt is not None:
+    of_type("prompt", prompt, str)
   run = load(workdir)
   is_read_again = text is None
   text = _text_of(run) if text is None else text
