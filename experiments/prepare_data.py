@@ -47,7 +47,7 @@ def define_flags() -> None:
   text = "Token between documents of a --tokenizer file whose own is not known."
   flags.DEFINE_string("end_of_text", "", text)
   text = "Number of tokens of --tokenizer=bpe."
-  flags.DEFINE_integer("vocab_size", 8192, text, lower_bound=257)
+  flags.DEFINE_integer("vocab_size", 8192, text, 257, tokenizers.MOST_TOKENS)
   text = "Text from which --tokenizer=bpe is trained (MB, the first documents)."
   flags.DEFINE_float("bpe_mb", 64.0, text, lower_bound=0.001)
   text = "Share of the documents that is held out for validation."

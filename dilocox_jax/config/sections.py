@@ -65,7 +65,7 @@ class DataConfig(Section):
   text_field: str = "text"  # Field of a JSON line that has the text.
   # bytes, bpe (trained on the text), or a tokenizer.json.
   tokenizer: str = "bytes"
-  vocab_size: int = limited(1024, at_least=257)  # bpe: number of tokens.
+  vocab_size: int = limited(1024, at_least=257, at_most=2**24)  # Of "bpe".
   # A file: token between documents; "": a known one, as <|endoftext|> or </s>.
   end_of_text: str = ""
   # Whether a token reads only its own document. A sequence is cut from the text

@@ -30,6 +30,8 @@ Tokens = Integer[np.ndarray, " tokens"]
 
 BYTES, BPE = "bytes", "bpe"
 BPE_VOCAB_SIZE = 1024
+# The library reserves memory for as many tokens as are asked for.
+MOST_TOKENS = 2**24
 _BATCH = 1000  # Documents that are encoded together.
 # Names that tokenizers give the token between two documents.
 _ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
@@ -146,9 +148,9 @@ def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
     vocab_size: Number of tokens, at least 257: the bytes and the end of a text.
   """
   require(
-    vocab_size >= 257,
-    f"data.vocab_size={vocab_size} must be at least 257: 256 bytes and the end "
-    "of a document",
+    257 <= vocab_size <= MOST_TOKENS,
+    f"data.vocab_size={vocab_size} must be at least 257 (256 bytes and the end "
+    f"of a document) and at most {MOST_TOKENS}",
   )
   library = extra_package("tokenizers", "data.tokenizer")
   made = library.Tokenizer(library.models.BPE())

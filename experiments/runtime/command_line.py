@@ -260,12 +260,29 @@ def _parse(
   except Exception as error:  # A config file is code and may raise anything.
     _check_overrides(check_field)
     raise UsageError(_reason(error)) from None
+  _check_values()
   if positional and arguments[1:]:
     flags.FLAGS[positional].value = arguments[1:]
   elif arguments[1:]:
     raise UsageError(
       f"unexpected argument {arguments[1]!r}: flags start with --"
     )
+
+
+def _check_values() -> None:
+  """Raises UsageError for values that the flag library lets through.
+
+  It compares numbers with their limits, and NaN is beyond none of them. And a
+  config file may return anything.
+  """
+  for name, value in flags.FLAGS.flag_values_dict().items():
+    if isinstance(value, float) and math.isnan(value):
+      raise UsageError(f"--{name}=nan must be a number")
+    if name == "config" and not isinstance(value, config_dict.ConfigDict):
+      raise UsageError(
+        f"--config={_config_file()}: get_config returns a "
+        f"{type(value).__name__}, and must return a ConfigDict"
+      )
 
 
 def _reason(error: Exception) -> str:

@@ -42,8 +42,9 @@ def test_a_trained_vocabulary_gives_every_text_back():
     assert made.decode(tokens) == text.decode()
     assert made.end_of_text not in tokens
   assert len(made.encode([TEXTS[0]])[0]) < len(TEXTS[0]) / 2
-  with pytest.raises(ValueError, match="at least 257"):
-    tokenizers.choose("bpe", 256)(TEXTS)
+  for size in (256, tokenizers.MOST_TOKENS + 1):  # Else memory is reserved.
+    with pytest.raises(ValueError, match=f"vocab_size={size} must be at least"):
+      tokenizers.choose("bpe", size)(TEXTS)
   assert tokenizers.choose("bpe", 257)(TEXTS).vocab_size == 257
   assert tokenizers.choose("bpe", 300)(TEXTS).digest == made.digest
   assert tokenizers.choose("bpe", 280)(TEXTS).digest != made.digest
