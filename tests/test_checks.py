@@ -41,8 +41,10 @@ def test_a_limit_of_a_field_is_one_of_its_type_too():
   for right in (Limits(), Limits(count=3, share=0.5)):
     checks.check_limits(right)
   for name, wrong in (("count", 2.5), ("count", True), ("share", True)):
+    limits = Limits()
+    setattr(limits, name, wrong)
     with pytest.raises(ValueError, match=f"^a.{name}={wrong} must be of type"):
-      checks.check_limits(dataclasses.replace(Limits(), **{name: wrong}), "a.")
+      checks.check_limits(limits, "a.")
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
