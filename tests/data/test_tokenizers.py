@@ -50,6 +50,16 @@ def test_a_trained_vocabulary_gives_every_text_back():
   assert tokenizers.choose("bpe", 280)(TEXTS).digest != made.digest
 
 
+def test_tokens_of_a_larger_model_are_shown_and_not_left_out():
+  made = tokenizers.choose("bpe", 300)(TEXTS)
+  (tokens,) = made.encode([TEXTS[0]])
+  text = TEXTS[0].decode()
+  beyond = [made.vocab_size, 2**31 - 1]
+  assert made.decode([*tokens.tolist(), *beyond]) == text + "\ufffd\ufffd"
+  assert made.decode([beyond[0], *tokens.tolist()]) == "\ufffd" + text
+  assert made.decode(beyond[:1]) == tokenizers.byte_tokenizer().decode([256])
+
+
 def test_documents_are_joined_by_the_end_of_a_text():
   made = tokenizers.choose("bpe", 280)(TEXTS)
   joined = tokenizers.join(made, TEXTS)
