@@ -55,7 +55,11 @@ _END_OF_TEXT = flags.DEFINE_string(
   "Token between documents of a --tokenizer file whose own is not known.",
 )
 _VOCAB_SIZE = flags.DEFINE_integer(
-  "vocab_size", 8192, "Number of tokens of --tokenizer=bpe.", lower_bound=257
+  "vocab_size",
+  8192,
+  "Number of tokens of --tokenizer=bpe.",
+  lower_bound=257,
+  upper_bound=tokenizers.MOST_TOKENS,
 )
 _BPE_MB = flags.DEFINE_float(
   "bpe_mb",

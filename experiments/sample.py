@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
+from dilocox_jax.checks import printable
 from experiments.runtime import command_line, parts_flag, run_flag, samples
 
 flags.adopt_module_key_flags(run_flag)
@@ -34,7 +35,13 @@ _TOP_P = flags.DEFINE_float(
   lower_bound=1e-6,
   upper_bound=1.0,
 )
-_SEED = flags.DEFINE_integer("seed", 0, "Seed of the draws.", lower_bound=0)
+_SEED = flags.DEFINE_integer(
+  "seed",
+  0,
+  "Seed of the draws.",
+  lower_bound=0,
+  upper_bound=samples.LARGEST_SEED,
+)
 
 
 @command_line.one_line_errors()
@@ -51,7 +58,9 @@ def main(argv: Sequence[str]) -> None:
       top_p=_TOP_P.value,
       seed=_SEED.value,
     )
-  print(sample)
+  for line in sample.splitlines():
+    # A model may write sequences with which a terminal moves its cursor.
+    print("\t".join(map(printable, line.split("\t"))))
 
 
 if __name__ == "__main__":

@@ -115,6 +115,7 @@ class DataConfig(Section):
   vocab_size: int = setting(
     1024,
     at_least=257,
+    at_most=2**24,
     read_if=ReadIf("data.tokenizer", lambda name: name == "bpe"),
   )
   # A file: token between documents; "": a known one, as <|endoftext|> or </s>.

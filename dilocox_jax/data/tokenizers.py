@@ -31,10 +31,13 @@ Tokens = Integer[np.ndarray, " tokens"]
 BYTES = "bytes"
 BPE = "bpe"
 BPE_VOCAB_SIZE = 1024
+# The library reserves memory for as many tokens as are asked for.
+MOST_TOKENS = 2**24
 _BATCH = 1000  # Documents that are encoded together.
 # Names that tokenizers give the token between two documents.
 _ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _MOST_BYTES = 2**28  # Of a tokenizer's file; the largest have about 2^25.
+_UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # In place of what is no token.
 _LISTED = 12  # Tokens that a message lists at most.
 # Numbers without a token that a vocabulary may have: some leave room for
 # special tokens of others. More than that is damage.
@@ -147,9 +150,9 @@ def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
     vocab_size: Number of tokens, at least 257: the bytes and the end of a text.
   """
   require(
-    vocab_size >= 257,
-    f"data.vocab_size={vocab_size} must be at least 257: 256 bytes and the end "
-    "of a document",
+    257 <= vocab_size <= MOST_TOKENS,
+    f"data.vocab_size={vocab_size} must be at least 257 (256 bytes and the end "
+    f"of a document) and at most {MOST_TOKENS}",
   )
   library = extra_package("tokenizers", "data.tokenizer")
   made = library.Tokenizer(library.models.BPE())
@@ -229,7 +232,9 @@ def _from_text(name: str, text: str, end_name: str = "") -> Tokenizer:
   # A file may ask for texts of one length. A document is kept whole here.
   made.no_truncation()
   made.no_padding()
-  size = _vocab_size(name, made.get_vocab(with_added_tokens=True))
+  numbers = made.get_vocab(with_added_tokens=True)
+  size = _vocab_size(name, numbers)
+  known = frozenset(numbers.values())
   _check_patterns(name, text, made)
   dtype = np.min_scalar_type(size - 1)
 
@@ -240,8 +245,15 @@ def _from_text(name: str, text: str, end_name: str = "") -> Tokenizer:
     return [np.asarray(one.ids, dtype) for one in encoded]
 
   def decode(tokens: Sequence[int] | Tokens) -> str:
+    # A model may have more tokens. The library would leave them out in silence.
+    pieces: list[list[int]] = [[]]
+    for token in map(int, tokens):
+      if token in known:
+        pieces[-1].append(token)
+      else:
+        pieces.append([])
     with _one_line(name):
-      return made.decode([int(token) for token in tokens])
+      return _UNKNOWN.join(map(made.decode, pieces))
 
   content = text.encode()
   digest = hashlib.sha256(content + end_name.encode()).hexdigest()[:16]

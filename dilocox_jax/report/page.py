@@ -8,6 +8,7 @@ is measured or derived.
 import collections
 import itertools
 import math
+import os
 import pathlib
 import shlex
 import statistics
@@ -32,6 +33,7 @@ from dilocox_jax.report.tables import markdown_table
 
 PAGE, FIGURES = "report.md", "figures"
 SAMPLE = "sample.txt"  # Written by experiments.sample.
+_LONGEST_SAMPLE = 2**24  # Bytes. A longer file is not one of ours.
 # What draws a figure of a run, and the figure's caption, by name of its file.
 _FIGURES: dict[str, tuple[Callable[[LoadedRun], Any], str]] = {
   "loss": (figures.loss_figure, "Loss against tokens (measured)."),
@@ -229,6 +231,24 @@ def _mailbox_members(workdir: pathlib.Path) -> list[str]:
   ]
 
 
+def _sample(workdir: pathlib.Path) -> str:
+  """Returns what a model wrote; nothing if there is none.
+
+  A link, or anything else that is no file, is none: whoever may write in the
+  directory could bring another file onto the page.
+
+  Raises:
+    RecordError: If it cannot be read.
+  """
+  with one_line(workdir / SAMPLE, "read"):
+    folder = files.opened_root(workdir)
+    try:
+      content = files.read_file(folder, SAMPLE, at_most=_LONGEST_SAMPLE)
+    finally:
+      os.close(folder)
+  return (content or b"").decode(errors="replace")
+
+
 def _check_meeting(row: dict[str, Any]) -> None:
   """Raises ValueError unless a row says who met."""
   of_type("event", row.get("event"), int)
@@ -329,10 +349,8 @@ def write_report(workdir: Directory) -> pathlib.Path:
   }
   if members := _mailbox_members(run.workdir):
     sections["Who met"] = members
-  sample = run.workdir / SAMPLE
-  if sample.exists():
-    text = sample.read_text("utf-8", errors="replace")
-    sections["A sample"] = indented(text)
+  if sample := _sample(run.workdir):
+    sections["A sample"] = indented(sample)
   lines = [_summary(run), ""]
   for title, body in sections.items():
     text = [*body] or ["None yet."]

@@ -27,6 +27,7 @@ Any other error is a bug, and its traceback is printed.
 import contextlib
 import io
 import logging
+import math
 import os
 import select
 import shlex
@@ -136,12 +137,24 @@ def read_flags(argv: Sequence[str]) -> list[str]:
   if "h" not in flags.FLAGS:
     flags.DEFINE_alias("h", "help")
   try:
-    return flags.FLAGS(argv)
+    arguments = flags.FLAGS(argv)
   except flags.Error as error:
     raise UsageError(error) from error
   except SystemExit:  # absl exits with an error code after it has printed help.
     sys.stdout.flush()
     sys.exit(0)
+  _refuse_nan()
+  return arguments
+
+
+def _refuse_nan() -> None:
+  """Raises UsageError for a flag that is NaN.
+
+  Absl compares numbers with their limits, and NaN is beyond none of them.
+  """
+  for name, value in flags.FLAGS.flag_values_dict().items():
+    if isinstance(value, float) and math.isnan(value):
+      raise UsageError(f"--{name}=nan must be a number")
 
 
 @contextlib.contextmanager

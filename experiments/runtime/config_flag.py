@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import config_dict, config_flags
 
 from dilocox_jax.checks import check_path
 from dilocox_jax.config import RunConfig
@@ -58,9 +58,15 @@ class _ConfigFileParser(flags.ArgumentParser):
         f"--config={file} is not a file: use one of experiments/configs/*.py"
       )
     try:
-      return self._parser.parse(path)
+      config = self._parser.parse(path)
     except Exception as error:  # The file is code and may raise anything.
       raise UsageError(f"--config={file}: {_reason(error)}") from error
+    if not isinstance(config, config_dict.ConfigDict):
+      raise UsageError(
+        f"--config={file}: get_config returns a {type(config).__name__}, and "
+        "must return a ConfigDict"
+      )
+    return config
 
 
 _flag = flags.FLAGS[CONFIG.name]

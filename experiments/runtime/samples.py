@@ -4,7 +4,7 @@ import functools
 import pathlib
 from typing import TYPE_CHECKING
 
-from dilocox_jax.checks import require
+from dilocox_jax.checks import of_type, require, within_limits
 
 if TYPE_CHECKING:
   import numpy as np
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 _PROMPT_TOKENS = 64
+LARGEST_SEED = 2**32 - 1  # As in a config.
 
 
 def add_sample(
@@ -42,7 +43,8 @@ def add_sample(
   Raises:
     ValueError: If the directory holds no run, its text has no tokenizer or has
       changed, its model cannot decode or computes logits that are no numbers,
-      or the prompt is empty or has tokens that the model lacks.
+      the prompt is empty or has tokens that the model lacks, or a number is out
+      of range.
     RefusedError: If there is no checkpoint.
   """
   # These load JAX, which takes seconds.
@@ -52,6 +54,10 @@ def add_sample(
   from dilocox_jax.api.runs import load
   from dilocox_jax.metrics.lines import write_atomically
 
+  of_type("seed", seed, int)
+  within_limits("seed", seed, at_least=0, at_most=LARGEST_SEED)
+  if prompt is not None:
+    of_type("prompt", prompt, str)
   run = load(workdir)
   is_read_again = text is None
   text = _text_of(run) if text is None else text

@@ -57,6 +57,20 @@ def test_a_run_on_tokens_is_not_sampled_as_another_text(run):
   assert not (run.workdir / "sample.txt").exists()
 
 
+@pytest.mark.parametrize(
+  ("how", "line"),
+  [
+    ({"seed": 2**32}, "seed=4294967296 must be at least 0 and at most"),
+    ({"seed": -1}, "seed=-1 must be at least 0"),
+    ({"seed": 0.5}, "seed=0.5 must be of type int"),
+    ({"prompt": b"text"}, "prompt=b'text' must be of type str"),
+  ],
+)
+def test_how_a_sample_is_drawn_is_checked_first(tmp_path, how, line):
+  with pytest.raises(ValueError, match=line):
+    samples.add_sample(tmp_path, 4, **how)
+
+
 def test_another_text_than_the_runs_is_refused(run):
   tokens = TOKENS.astype(np.uint8)
   text = dx.Corpus(

@@ -17,6 +17,7 @@ from dilocox_jax.config import (
 )
 from dilocox_jax.config.platforms import chosen_values, on_platform
 from dilocox_jax.config.run import field_facts
+from dilocox_jax.data import tokenizers
 from dilocox_jax.plan.model.presets import nano
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments
@@ -124,6 +125,13 @@ LIMITS = {
   "sync.sync_interval": (1, 0),
   "outer.optimizer": ("adam", "muon"),
 }
+
+
+def test_as_many_tokens_may_be_asked_for_as_a_tokenizer_makes():
+  bpe = {"data.tokenizer": "bpe", "model.vocab_size": 2**24}
+  from_mapping(bpe | {"data.vocab_size": tokenizers.MOST_TOKENS})
+  with pytest.raises(ValueError, match="data.vocab_size=.* at most"):
+    from_mapping(bpe | {"data.vocab_size": tokenizers.MOST_TOKENS + 1})
 
 
 @pytest.mark.parametrize("path", LIMITS)

@@ -42,11 +42,22 @@ def test_a_trained_vocabulary_gives_every_text_back():
     assert made.decode(tokens) == text.decode()
     assert made.end_of_text not in tokens
   assert len(made.encode([TEXTS[0]])[0]) < len(TEXTS[0]) / 2
-  with pytest.raises(ValueError, match="at least 257"):
-    tokenizers.choose("bpe", 256)(TEXTS)
+  for size in (256, tokenizers.MOST_TOKENS + 1):  # Else memory is reserved.
+    with pytest.raises(ValueError, match=f"vocab_size={size} must be at least"):
+      tokenizers.choose("bpe", size)(TEXTS)
   assert tokenizers.choose("bpe", 257)(TEXTS).vocab_size == 257
   assert tokenizers.choose("bpe", 300)(TEXTS).digest == made.digest
   assert tokenizers.choose("bpe", 280)(TEXTS).digest != made.digest
+
+
+def test_tokens_of_a_larger_model_are_shown_and_not_left_out():
+  made = tokenizers.choose("bpe", 300)(TEXTS)
+  (tokens,) = made.encode([TEXTS[0]])
+  text = TEXTS[0].decode()
+  beyond = [made.vocab_size, 2**31 - 1]
+  assert made.decode([*tokens.tolist(), *beyond]) == text + "\ufffd\ufffd"
+  assert made.decode([beyond[0], *tokens.tolist()]) == "\ufffd" + text
+  assert made.decode(beyond[:1]) == tokenizers.byte_tokenizer().decode([256])
 
 
 def test_documents_are_joined_by_the_end_of_a_text():

@@ -15,7 +15,13 @@ CODECS = {"top": "top_k", "mask": "random_mask", "rank": "low_rank"}
 
 @pytest.mark.parametrize(
   "flag",
-  ["--temperature=-0.5", "--top_p=0", "--top_p=1.5", "--num_tokens=0"],
+  [
+    "--temperature=-0.5",
+    "--top_p=0",
+    "--top_p=1.5",
+    "--num_tokens=0",
+    "--seed=4294967296",
+  ],
 )
 def test_a_sample_has_limits(tmp_path, flag):
   done = run("sample", f"--run={tmp_path}", flag)

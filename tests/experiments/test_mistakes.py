@@ -68,6 +68,12 @@ MISTAKES = [
   ("compare", "", "at least one run directory"),
   ("compare", "nowhere", "is not a run directory"),
   ("prepare_data", "--glob=*.txt --vocab_size=400", "--tokenizer=bpe"),
+  (
+    "prepare_data",
+    "--glob=*.txt --tokenizer=bpe --vocab_size=99999999999999999999",
+    "vocab_size",
+  ),
+  ("prepare_data", "--glob=*.txt --validation_fraction=nan", "_fraction=nan"),
   ("prepare_data", "", "glob"),
   ("export", "--run=nowhere", "is not a run directory"),
   ("sweep", "--config.gird.x=1", "did you mean 'grid'"),
@@ -113,13 +119,18 @@ def test_a_missing_work_directory_is_asked_for():
       "    raise RuntimeError('late')",
       "RuntimeError: late",
     ),
+    (
+      "def get_config():\n  return 3",
+      "returns a int, and must return a Config",
+    ),
   ],
 )
+@pytest.mark.parametrize("program", ["train", "sweep"])
 def test_a_config_file_that_fails_is_named_with_the_reason(
-  code, word, tmp_path
+  program, code, word, tmp_path
 ):
   (tmp_path / "mine.py").write_text(code + "\n")
-  done = run("train", f"--config={tmp_path}/mine.py", f"--workdir={tmp_path}/x")
+  done = run(program, f"--config={tmp_path}/mine.py", f"--workdir={tmp_path}/x")
   assert done.returncode == 2
   assert word in done.one_line and f"{tmp_path}/mine.py" in done.one_line
 

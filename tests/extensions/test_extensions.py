@@ -267,6 +267,8 @@ REFUSED = {
   "rounds of one length": lambda: with_interval(parts.growing(), 5),
   "take dilocox_jax.make_rounds": lambda: dx.growing(optax.sgd(0.1)),
   "build='rule' must be": lambda: dx.register_rule("r", dx.RuleKind("rule")),
+  "rule 'r': 3 must be a RuleKind": lambda: dx.register_rule("r", 3),  # pyright: ignore
+  "model 'm': 3 must be a ModelShape": lambda: dx.register_model("m", 3),  # pyright: ignore
   "'apart' with .* gives each replica .* drop membership": build_apart,
   "overlap_steps=4 must be below": lambda: config_of(sync=HALFWAY),
   "take another name": lambda: dx.register_optimizer("sgd", optax.sgd),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
@@ -133,5 +134,6 @@ def test_data_shards_divide_the_tokens_of_tables_if_they_can():
 @pytest.mark.parametrize("name", ["num_layers", "vocab_size", "num_kv_heads"])
 def test_a_size_is_a_whole_number(name):
   for wrong in (2.0, True, "2"):
+    sizes: Any = {name: wrong}
     with pytest.raises(ValueError, match=f"{name}=.* must be of type int"):
-      dataclasses.replace(nano, **{name: wrong})  # pyright: ignore
+      dataclasses.replace(nano, **sizes)

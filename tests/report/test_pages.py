@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import math
+import os
 import re
 
 import pytest
@@ -144,6 +145,26 @@ def test_pictures_are_not_written_behind_a_link(write_run, tmp_path):
   with pytest.raises(RecordError, match="figures is a symbolic link"):
     write_report(workdir)
   assert not list(victim.iterdir())
+
+
+def test_a_sample_is_a_file_of_the_run_and_nothing_else(write_run, tmp_path):
+  workdir, other = write_run(tmp_path / "run"), tmp_path / "other"
+  other.write_text("secret")
+  sample = workdir / "sample.txt"
+
+  def page():
+    return write_report(workdir).read_text()
+
+  sample.write_text("once upon\n\x1b[31m")
+  assert "## A sample\n\n    once upon\n    \\x1b[31m\n" in page()
+  for make in (
+    lambda: sample.symlink_to(other),
+    lambda: os.mkfifo(sample),
+    sample.mkdir,
+  ):
+    sample.unlink()
+    make()
+    assert "## A sample" not in page() and "secret" not in page()
 
 
 def test_a_run_is_as_far_as_its_rows(write_run, tmp_path, run):

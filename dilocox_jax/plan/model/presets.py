@@ -6,7 +6,7 @@ without building anything.
 
 import inspect
 
-from dilocox_jax.checks import require
+from dilocox_jax.checks import require, shown
 from dilocox_jax.plan.choices import Registry, check_lazy
 from dilocox_jax.plan.model.shapes import ModelShape
 
@@ -24,10 +24,13 @@ def register_model(name: str, shape: ModelShape) -> None:
       builds the model, and with `block_shapes` which parameters a layer has.
 
   Raises:
-    ValueError: If the name is taken, a class of its own says only one of the
-      two, or its builder cannot be called as `models.transformer.build_model`.
+    ValueError: If the name is taken, it is no shape, a class of its own says
+      only one of the two, or its builder cannot be called as
+      `models.transformer.build_model`.
   """
   kind, roles = type(shape), ("builder", "block_shapes")
+  is_shape = hasattr(kind, "builder")
+  require(is_shape, f"model {name!r}: {shown(shape)} must be a ModelShape")
   check_lazy(f"model {name!r}: builder", kind.builder)
   if callable(kind.builder):
     options = dict.fromkeys(("dtype", "unroll", "attention", "remat"))

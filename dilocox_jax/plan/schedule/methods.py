@@ -21,6 +21,7 @@ from dilocox_jax.checks import (
   of_type,
   printable,
   require,
+  shown,
 )
 from dilocox_jax.plan.choices import Lazy, Registry, check_lazy, parts_of
 from dilocox_jax.plan.schedule.fragments import ORDERS
@@ -56,8 +57,11 @@ def register_rule(name: str, kind: RuleKind) -> None:
     kind: What builds the rule, and the schedules that it goes with.
 
   Raises:
-    ValueError: If the name is taken or what builds the rule is missing.
+    ValueError: If the name is taken, it is no kind, or what builds the rule is
+      missing.
   """
+  is_kind = isinstance(kind, RuleKind)
+  require(is_kind, f"rule {name!r}: {shown(kind)} must be a RuleKind")
   check_lazy(f"rule {name!r}: build", kind.build)
   RULES.add(name, kind)
 
