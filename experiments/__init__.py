@@ -1,1 +1,1 @@
-"""Thin binaries over `dilocox_jax`; each explains itself with --help."""
+"""Programs that use `dilocox_jax`; each explains itself with --help."""

@@ -135,7 +135,10 @@ def _simulate_run(config: "RunConfig", options: "Options") -> None:
 
   with command_line.usage_errors(kinds=(ValueError, OSError)):
     plan = method_plans.plan_run(
-      config, _CLUSTER.value, options, memory_flag.memory_bytes()
+      config,
+      _CLUSTER.value,
+      options,
+      device_bytes=memory_flag.memory_bytes(),
     )
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "simulate")
   simulation_page.report_plan(plan, workdir)
@@ -148,7 +151,10 @@ def _compare_methods(config: "RunConfig", options: "Options") -> None:
 
   with command_line.usage_errors(kinds=(ValueError, OSError)):
     plans, refused = method_plans.compare_methods(
-      config, _CLUSTER.value, options, memory_flag.memory_bytes()
+      config,
+      _CLUSTER.value,
+      options,
+      device_bytes=memory_flag.memory_bytes(),
     )
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "simulate")
   simulation_page.report_methods(plans, refused, workdir)

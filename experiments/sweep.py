@@ -1,4 +1,4 @@
-r"""Trains many runs from one config, and compares what they found.
+r"""Trains many runs from one config, and compares their results.
 
   python -m experiments.sweep --workdir=runs/ablation --processes=2 \
     --config=experiments/configs/compression.py \
@@ -94,7 +94,14 @@ def main(argv: Sequence[str]) -> None:
   try:
     if not _REPORT_ONLY.value:
       is_late = _train(training, runs)
-    _write_page(name, sweep, runs, training, clocks, times)
+    _write_page(
+      name=name,
+      sweep=sweep,
+      runs=runs,
+      training=training,
+      clocks=clocks,
+      times=times,
+    )
   except KeyboardInterrupt:
     raise StoppedError(
       "interrupted: the same command goes on from here",
@@ -218,7 +225,14 @@ def _write_page(
   notes = [f"- {note}" for note in sweep.get("notes", ())]
   sweep_page = Page(
     title=f"Sweep: {name}",
-    frame=page.frame(sweep, runs, lines, training.rows, clocks, times),
+    frame=page.frame(
+      sweep=sweep,
+      runs=runs,
+      lines=lines,
+      rows=training.rows,
+      clocks=clocks,
+      times=times,
+    ),
     intro=[page.intro(runs, lines, training.rows), *notes],
     failed=training.failed,
   )

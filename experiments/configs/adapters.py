@@ -1,7 +1,8 @@
-"""Fine-tuning with adapters, which are all that is sent; sizes after the colon.
+"""Fine-tuning with adapters, the only parameters that are sent.
 
-`tiny` reads the pages of docs/. `llama_1_1b` has the sizes of TinyLlama; name
-its text and tokenizer: --config.data.glob and --config.data.tokenizer.
+The size of the model follows the colon. `tiny` reads the pages of docs/.
+`llama_1_1b` has the sizes of TinyLlama; name its text and tokenizer:
+--config.data.glob and --config.data.tokenizer.
 
 Source: LoRA, arXiv 2106.09685; the method, ranks and rates are ours. Claim: two
 stacked replicas of 1.1 billion parameters need less than 12 GB (estimated by

@@ -1,23 +1,22 @@
-"""One to eight replicas, both sides alike, judged by a text that chose nothing.
+"""One to eight replicas, compared with AllReduce of the same settings.
 
 Every run has 2,000 steps, a warm-up of 50, an inner momentum of 0.95 (Muon), an
-average of power 14 and a last rate of a fifth, where its name says no other.
+average of power 14 and a last rate of a fifth, unless its name says otherwise.
 Rounds of `overlap_loco` are the shortest whose bytes all hide on the clock of
-107B parameters (simulated). The text is divided into three: settings were
-chosen by `loss`, results are `judge_loss`, which only the evaluation after the
-last step reads.
-docs/notes/log.md ("What will be compared in slices", "What one GPU will be
-asked") says what was fixed before the runs.
+107B parameters (simulated). The text is divided into three parts. Settings were
+chosen by `loss`. Results are `judge_loss`, on a part that only the evaluation
+after the last step reads. docs/notes/log.md ("What will be compared in slices",
+"What one GPU will be asked") lists the choices that were fixed before the runs.
 
-`main`: five or three seeds at the chosen rates. "4x2" stands for four replicas
-of two sequences each; AllReduce with two replicas of four is the baseline of
-each of the same eight sequences. `one`: one replica with an outer step, and its
-inner optimizer on the same batches, twenty seeds. `long`: 17,000 steps.
-`sizes`: other models with 20 tokens a parameter, five seeds or two. `tune`: the
-runs on seed 1000 that chose the rates. These ran on one NVIDIA H200, many runs
-as one program, with products in TF32. On a CPU in fp32 ran `way_back`, what
-rounding a mean costs a small model, and `cpu`: equal time on 1 Gbit/s, and
-eager updates.
+`main`: three or five seeds at the chosen rates. "4x2" stands for four replicas
+of two sequences each. All divisions of the same eight sequences have one
+baseline, AllReduce with two replicas of four. `one`: one replica with an outer
+step, beside its inner optimizer on the same batches; twenty seeds. `long`:
+17,000 steps. `sizes`: other models with 20 tokens a parameter; two or five
+seeds. `tune`: the runs on seed 1000 that chose the rates. All these ran on one
+NVIDIA H200, many runs as one program, with products in TF32. Two sweeps ran on
+a CPU in fp32: `way_back` (how much loss the rounding of a mean costs a small
+model) and `cpu` (equal time on 1 Gbit/s, and eager updates).
 
     python -m experiments.sweep --workdir=runs/replicas --report_only \
         --config=experiments/configs/replicas.py:main

@@ -1,1 +1,1 @@
-"""What all binaries share: flags, errors, processes, locks and logs."""
+"""Parts that all programs share: flags, errors, processes and links."""

@@ -1,4 +1,4 @@
-"""Which process of a run a process is, and which devices it has."""
+"""The place of a process among those of its run, and its devices."""
 
 import collections
 import dataclasses

@@ -1,4 +1,4 @@
-"""Running the trainer from a binary: devices, compilation cache, errors."""
+"""Runs the trainer for a program: devices, compilation cache, errors."""
 
 import contextlib
 import ctypes

@@ -1,1 +1,1 @@
-"""Many runs from one config: which, where they run, and what they found."""
+"""Lists many runs from one config, trains them, and reports their results."""

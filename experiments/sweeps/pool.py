@@ -1,4 +1,4 @@
-"""Runs as processes of their own, here or on Slurm, a few at a time.
+"""Runs jobs as processes, on this machine or on Slurm, a few at a time.
 
 A process that crashes takes no other with it, and its memory and its compiled
 programs go when it ends. Each writes to a log file, saves when it is asked to

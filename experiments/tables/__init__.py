@@ -1,1 +1,1 @@
-"""One module a paper: its figures beside what the simulator predicts."""
+"""One module for each paper: its figures beside the simulator's predictions."""

@@ -1,4 +1,4 @@
-"""Utilization layer by layer, as Streaming DiLoCo's Table 4 counts it.
+"""Simulates a step layer by layer, as Table 4 of Streaming DiLoCo does.
 
 Elsewhere in this package a step is one block of compute. That paper (arXiv
 2501.18512) divides a step of L layers into 4 L - 1 nodes: every layer has a

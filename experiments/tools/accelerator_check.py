@@ -1,4 +1,4 @@
-"""Measures in minutes what this project claims of one accelerator.
+"""Checks within minutes the figures that this project claims of an accelerator.
 
   python -m experiments.tools.accelerator_check --out=runs/accelerator
   python -m experiments.tools.accelerator_check --out=DIR --wheels=.wheels

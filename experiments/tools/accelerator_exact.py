@@ -1,4 +1,4 @@
-"""Whether a device computes what the reference page and the CPU compute.
+"""Compares the results of a device with the reference page and the CPU.
 
 A figure is an error: the largest difference over the largest expected value.
 Products on a GPU are rounded to TF32 unless a program asks for more, so a

@@ -1,4 +1,4 @@
-"""Collectives and methods over throttled links, beside the simulator's seconds.
+"""Times collectives and methods over throttled links, and predicts the times.
 
 DiLoCoX (arXiv 2506.21263) reports tokens a second of several methods over
 1 Gbit/s. Here the same methods train a small model for which AllReduce is bound
