@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from dilocox_jax.plan.operations import operation
+from dilocox_jax.plan.operations import OPERATIONS, operation
 from dilocox_jax.simulate.analytic import AnalyticClock, Work, run_time
 from dilocox_jax.simulate.cluster import Cluster, Link, Site
 from dilocox_jax.simulate.gloo import GLOO
@@ -174,7 +174,7 @@ def test_idle_time_at_the_limit_is_not_over_it_by_rounding():
 
 EXCHANGES = [
   Launch(KEY, (operation(kind, 1_000_000),), members)
-  for kind in ("all_reduce", "all_gather", "all_to_all", "broadcast", "mailbox")
+  for kind in OPERATIONS
   for members in (None, (0, 2))
 ]
 
