@@ -276,7 +276,7 @@ class Trainer:
     state = start.first_state(self.config, self.programs, phase, self.parts)
     if not isinstance(state, RoundState):
       return state
-    joined = self._replicas.joined(state, self.config.total_steps)
+    joined = self._replicas.join(state, self.config.total_steps)
     if joined is None:
       return state
     self._go_to(int(jax.device_get(joined.step)))
@@ -294,7 +294,7 @@ class Trainer:
       segment = self.controller.plan.segment(self.progress.step)
       if self._replicas.is_behind:
         assert isinstance(state, RoundState)
-        state = self._replicas.passed_over(state, segment)
+        state = self._replicas.skip_segment(state, segment)
         self._go_to(segment.stop)
         self._reader.record_time("catch_up", self.progress.step)
         if self._agreed_stop_signal():
@@ -349,7 +349,7 @@ class Trainer:
     self, state: TrainingState, segment: Segment
   ) -> tuple[TrainingState, DispatchedSegment]:
     """Starts a segment; no array crosses to or from the devices by accident."""
-    batches = self.data.streams.take(segment.num_steps, self._replicas.numbers)
+    batches = self.data.streams.take(segment.num_steps, self._replicas.indices)
     drifts = []
     with jax.transfer_guard("disallow"):
       if isinstance(state, RoundState):
