@@ -1,9 +1,9 @@
 """Builds optimizers of optax by name, and learning rate schedules.
 
-A config names the inner and the outer optimizer. This file leaves out options
-that an optimizer does not have. An option that the user has changed is refused
-instead: by the config for the optimizers that it knows (`config.unread`), and
-here for all others.
+A config names the inner and the outer optimizer. Options that an optimizer does
+not have are left out. If the user has changed such an option, it is refused
+instead. The config refuses it for the optimizers in `OPTIMIZER_OPTIONS`, and
+this module for all other optimizers.
 """
 
 import inspect
@@ -24,15 +24,17 @@ OPTIMIZERS: Registry[Callable[..., Any]] = Registry("optimizer")
 
 
 def register_optimizer(name: str, build: Callable[..., Any]) -> None:
-  """Makes an optimizer known under a name, for `inner` and `outer`.
+  """Registers an optimizer under a name, for `inner` and `outer` of a config.
 
   Args:
-    name: The name, which no optimizer of optax has.
-    build: Function that returns an `optax.GradientTransformation`. It takes
-      `learning_rate`, and those options of a config that it has.
+    name: Name of the optimizer. No optimizer of optax may have it.
+    build: Function that returns an `optax.GradientTransformation`. It must have
+      an argument `learning_rate`. It gets the options of the config that are
+      among its arguments.
 
   Raises:
-    ValueError: If the name is taken or the function takes no learning rate.
+    ValueError: If the name is taken, or if the function has no argument
+      `learning_rate`.
   """
   is_new = not hasattr(optax, name) and not hasattr(optax.contrib, name)
   require(is_new, f"optimizer {name!r} is optax's own: take another name")
@@ -56,14 +58,14 @@ def named_optimizer(
     name: Name of a function of optax or optax.contrib that has an argument
       `learning_rate`, such as "adamw", "sgd" or "muon", or in `OPTIMIZERS`.
     learning_rate: Learning rate, a number or a schedule.
-    needed: Names of options that are not at their default. The config has
-      refused those that an optimizer in `OPTIMIZER_OPTIONS` lacks.
+    needed: Names of options that the user has changed. They are not checked for
+      optimizers in `OPTIMIZER_OPTIONS`, because the config has checked them.
     **options: Keyword arguments of the function. Arguments that the function
-      does not have are left out, and a momentum of 0 is its default.
+      does not have are left out. A momentum of 0 means the function's default.
 
   Raises:
-    ValueError: If optax has no such optimizer, it takes no schedule, or lacks
-      an option that is needed.
+    ValueError: If optax has no such optimizer, or if the optimizer takes no
+      schedule or lacks an option that the user has changed.
   """
   build: Any = OPTIMIZERS.get(name) or getattr(
     optax, name, getattr(optax.contrib, name, None)
@@ -73,19 +75,27 @@ def named_optimizer(
     "learning_rate" in parameters,
     f"optimizer={name!r} is not an optimizer of optax; try 'adamw' or 'sgd'",
   )
-  for option in () if name in OPTIMIZER_OPTIONS else needed:
-    remedy = f"optimizer={name} has no {option}: drop it"
-    require(option in parameters, f"{option} would be ignored, as {remedy}")
-  known = {k: v for k, v in options.items() if k in parameters}
-  if known.get("momentum") == 0:
-    # lars, sm3 and madgrad have 0.9 of their own, and sgd would keep a trace.
-    del known["momentum"]
+  if name not in OPTIMIZER_OPTIONS:
+    for option in needed:
+      require(
+        option in parameters,
+        f"{option} would be ignored, as optimizer={name} has no {option}: drop "
+        "it",
+      )
+  arguments = {
+    option: value for option, value in options.items() if option in parameters
+  }
+  if arguments.get("momentum") == 0:
+    # With 0, lars, sm3 and madgrad should use their default of 0.9, and sgd
+    # should not keep a trace.
+    del arguments["momentum"]
   try:
-    optimizer: Any = build(learning_rate=learning_rate, **known)
+    optimizer: Any = build(learning_rate=learning_rate, **arguments)
   except TypeError as error:
     raise ValueError(
-      f"optimizer={name!r} cannot be built with {', '.join(known) or 'nothing'}"
-      f" and a learning rate of type {type(learning_rate).__name__}: {error}"
+      f"optimizer={name!r} cannot be built with "
+      f"{', '.join(arguments) or 'nothing'} and a learning rate of type "
+      f"{type(learning_rate).__name__}: {error}"
     ) from error
   return standard_promotion(optimizer)
 
@@ -97,16 +107,22 @@ def standard_promotion(
 
   Several optimizers of optax raise a float to the power of an integer count,
   which strict dtype promotion refuses. Only the update of the optimizer runs
-  with JAX's standard promotion; the rest of the program stays strict.
+  with JAX's standard promotion. The rest of the program stays strict.
 
-  Products in an update, as those of Muon's Newton-Schulz iteration, are TF32 on
-  a recent NVIDIA GPU and three products of bfloat16 on a TPU, whose default
-  would be one. Full fp32 would be several times as slow, and the iteration ends
-  with singular values between 0.7 and 1.2 anyway.
+  The update also has its own precision of matrix products, e.g. those of Muon's
+  Newton-Schulz iteration. A recent NVIDIA GPU computes them in TF32. A TPU
+  computes three bfloat16 products for each, instead of one by default. Full
+  fp32 would be several times as slow, and the iteration ends with singular
+  values between 0.7 and 1.2 anyway.
+
+  Args:
+    optimizer: The optimizer.
   """
   inner = optax.with_extra_args_support(optimizer)
 
-  def update(updates, state, params=None, **extra):
+  def update(
+    updates: Tree, state: Any, params: Tree = None, **extra: Any
+  ) -> tuple[Tree, Any]:
     with (
       jax.numpy_dtype_promotion("standard"),
       jax.default_matmul_precision("high"),
@@ -119,7 +135,8 @@ def standard_promotion(
 # Muon's updates are scaled to the usual size of AdamW's (Liu et al., 2025,
 # arXiv 2502.16982, section 2.2), so that learning rates carry over.
 _MUON_UPDATE_RMS = 0.2
-_OUTSIDE = "embed", "head"  # Names of what is before and after the layers.
+# Words in the names of the leaves before and after the layers.
+_OUTSIDE = ("embed", "head")
 _WSD_DECAY = 0.2  # Share of the run's steps in which "wsd" decays.
 
 
@@ -139,25 +156,32 @@ def learning_rate_schedule(
 
   Args:
     name: "constant", "cosine" or "wsd" (warm-up, stable, linear decay). Each
-      schedule begins with a linear warm-up from 0.
+      schedule starts with a linear warm-up from 0.
     peak: Highest learning rate.
     warmup_steps: Inner steps until the peak.
     total_steps: Inner steps of the run. The decay ends at the last step.
     final_fraction: Ratio of the last learning rate to the peak.
   """
-  parts, starts = [optax.constant_schedule(peak)], []
-  if name == "cosine":
-    rest = total_steps - warmup_steps
-    parts = [optax.cosine_decay_schedule(peak, rest, final_fraction)]
-  if name == "wsd":
-    decay = round(_WSD_DECAY * total_steps)
-    decay = max(1, min(total_steps - warmup_steps, decay))
-    parts += [optax.linear_schedule(peak, peak * final_fraction, decay)]
-    starts += [total_steps - decay]
+  schedules = []
+  boundaries = []  # Step at which each schedule after the first starts.
+  steps_after_warmup = total_steps - warmup_steps
   if warmup_steps:
-    parts = [optax.linear_schedule(0.0, peak, warmup_steps), *parts]
-    starts = [warmup_steps, *starts]
-  return optax.join_schedules(parts, starts)
+    schedules.append(optax.linear_schedule(0.0, peak, warmup_steps))
+    boundaries.append(warmup_steps)
+  if name == "cosine":
+    schedules.append(
+      optax.cosine_decay_schedule(peak, steps_after_warmup, final_fraction)
+    )
+  else:
+    schedules.append(optax.constant_schedule(peak))
+  if name == "wsd":
+    decay_steps = round(_WSD_DECAY * total_steps)
+    decay_steps = max(1, min(steps_after_warmup, decay_steps))
+    schedules.append(
+      optax.linear_schedule(peak, peak * final_fraction, decay_steps)
+    )
+    boundaries.append(total_steps - decay_steps)
+  return optax.join_schedules(schedules, boundaries)
 
 
 def inner_optimizer(
@@ -169,26 +193,30 @@ def inner_optimizer(
   clip_norm: float,
   **options: float | bool,
 ) -> optax.GradientTransformation:
-  """Builds an optimizer that clips gradients by their global norm first.
+  """Builds an optimizer that first clips gradients by their global norm.
 
   Args:
-    name: Name of an optimizer of optax.
-    schedule: Learning rate by inner step.
-    needed: Names of options that are not at their default.
-    clip_norm: Largest gradient norm; 0 leaves gradients alone.
+    name: Name of an optimizer, as in `named_optimizer`.
+    schedule: Function from the inner step to the learning rate.
+    needed: Names of options that the user has changed.
+    clip_norm: Largest norm of a gradient; 0 means no clipping.
     **options: Options of the optimizer, e.g. b1, b2, weight_decay. A momentum
-      of 0 stands for the optimizer's own.
+      of 0 means the optimizer's default.
   """
-  for_muon = {
+  # `named_optimizer` passes these options only to Muon: no other optimizer has
+  # arguments of these names.
+  muon_options: dict[str, Any] = {
     "muon_weight_dimension_numbers": block_matrices,
     "consistent_rms": _MUON_UPDATE_RMS,
   }
-  # Leaves that Muon gives to its AdamW get the steps that AdamW alone would
-  # take, except that Muon's AdamW has Nesterov momentum.
-  for_muon |= {f"adam_{option}": value for option, value in options.items()}
+  # Muon gives the leaves that are not matrices to its own AdamW. With these
+  # options they get the steps of AdamW, except that Muon's AdamW has Nesterov
+  # momentum.
+  for option, value in options.items():
+    muon_options[f"adam_{option}"] = value
   if options.get("momentum"):
-    for_muon["beta"] = options["momentum"]  # The name that optax gives it.
-  optimizer = named_optimizer(name, schedule, needed, **options, **for_muon)
+    muon_options["beta"] = options["momentum"]  # Name of the momentum in Muon.
+  optimizer = named_optimizer(name, schedule, needed, **options, **muon_options)
   if name == "muon":
     update = on_whole_layers(optimizer.update)
     optimizer = optax.GradientTransformation(optimizer.init, update)
@@ -200,18 +228,19 @@ def inner_optimizer(
 def block_matrices(params: Tree) -> Tree:
   """Selects the leaves that Muon updates: the matrices of the blocks.
 
-  Embedding, head and norms are left to its AdamW, as its authors advise
-  (Jordan et al., 2024, "Muon"). Below "blocks" stand either stacked leaves
-  [num_layers, ...], or "0", "1" and so on with the leaves of a layer each. Of a
-  tree without "blocks" all matrices are taken but those that are called an
-  embedding or a head.
+  Muon leaves embedding, head and norms to its AdamW, as its authors advise
+  (Jordan et al., 2024, "Muon"). The tree below "blocks" has either stacked
+  leaves [num_layers, ...], or the keys "0", "1" and so on, each with the leaves
+  of one layer. In a tree without "blocks", Muon updates all matrices whose
+  names do not contain "embed" or "head".
 
   Args:
     params: Parameters of one replica.
 
   Returns:
-    A tree like `params`: for a leaf that Muon updates, the axes of its
-    matrices (`MuonDimensionNumbers`), and None for a leaf left to AdamW.
+    A tree like `params`. It has the axes of the matrices
+    (`MuonDimensionNumbers`) for a leaf that Muon updates, and None for a leaf
+    that AdamW updates.
 
   Raises:
     ValueError: If there is no matrix at all, so that Muon would be AdamW.
@@ -220,34 +249,38 @@ def block_matrices(params: Tree) -> Tree:
   has_blocks = any(path.startswith(f"{BLOCKS}/") for path in leaves)
 
   def is_matrix(path: str, leaf: Any) -> bool:
-    # Norm scales are [model_dim], or [num_layers, model_dim] if stacked.
-    return leaf.ndim == 2 + is_stacked(path)
+    # Scales of norms are [model_dim], or [num_layers, model_dim] if stacked.
+    num_axes = 3 if is_stacked(path) else 2
+    return leaf.ndim == num_axes
 
   def axes(keys: Any, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
     path = path_name(keys)
-    is_inside = not any(name in path.lower() for name in _OUTSIDE)
     if has_blocks:
-      is_inside = path.startswith(f"{BLOCKS}/")
-    if not is_inside or not is_matrix(path, leaf):
+      is_in_layer = path.startswith(f"{BLOCKS}/")
+    else:
+      is_in_layer = not any(word in path.lower() for word in _OUTSIDE)
+    if not is_in_layer or not is_matrix(path, leaf):
       return None
-    first = int(is_stacked(path))
-    return optax.contrib.MuonDimensionNumbers(first, first + 1)
+    first_axis = 1 if is_stacked(path) else 0
+    return optax.contrib.MuonDimensionNumbers(first_axis, first_axis + 1)
 
+  has_matrix = any(is_matrix(path, leaf) for path, leaf in leaves.items())
   require(
-    not leaves or any(is_matrix(*each) for each in leaves.items()),
+    not leaves or has_matrix,
     "optimizer='muon' finds no matrix in the parameters: take 'adamw'",
   )
   return jax.tree_util.tree_map_with_path(axes, params)
 
 
 def advanced(state: Tree, num_steps: Index) -> Tree:
-  """Lets the learning rate go on as if more steps had been taken.
+  """Advances the learning rate schedule of an optimizer without steps.
 
-  What an optimizer counts of its own updates, as Adam does, stays as it is.
+  Only the count of the schedule changes. Counts that an optimizer keeps of its
+  own updates, as Adam does, do not change.
 
   Args:
     state: State of an optimizer of optax with a learning rate schedule.
-    num_steps: Steps by which the schedule moves on.
+    num_steps: Steps by which the schedule advances.
   """
 
   def is_schedule(node: Any) -> bool:

@@ -1,17 +1,25 @@
-"""Memory of one device, from a config alone.
+"""Computes the memory of one device from a config.
 
-What a run keeps between two steps follows exactly from shapes and the division
-of the arrays: a device has its share of every copy of the parameters, and of
-the factors that low rank keeps. What a step needs beside that is an estimate:
-the layers of a stage and the tables stand whole in the compute dtype, and their
-gradients in fp32; then comes a share of a gradient on its way into the
-optimizer or into an exchange, and what is more of two things that follow each
-other: activations that wait for their backward, with the work of one layer and
-the logits, or the whole layers that Muon works on. On one GPU with unrolled
-layers the narrow values stay, and gradients come as activations go. Tests hold
-the sums to what compilers for TPUs and for one GPU need. An evaluation is left
-out: it takes the same values and has no gradients, so it needs less than a
-step.
+The state that a run keeps between two steps is exact. It follows from the
+shapes and from the division of the arrays: a device has its share of every copy
+of the parameters, and of the factors that low rank keeps.
+
+The memory that a step needs in addition is an estimate. It is the sum of:
+
+- the layers of a stage and the tables, whole, in the compute dtype,
+- their gradients in fp32,
+- the device's share of a gradient on its way into the optimizer or into an
+  exchange,
+- the larger of two things that are not needed at the same time: the activations
+  that wait for their backward, with the work of one layer and the logits; or
+  the whole layers on which Muon works.
+
+One GPU with unrolled layers differs. It keeps the values in the compute dtype,
+and allocates gradients while it frees activations.
+
+Tests compare the sums with the memory that compilers for TPUs and for one GPU
+need. An evaluation needs less than a step, because it has no gradients. So it
+is left out.
 """
 
 import dataclasses
@@ -27,13 +35,17 @@ from dilocox_jax.plan.schedule.fragments import BLOCKS, Shapes, stacked_shape
 
 _FP32_BYTES = 4
 _BYTES = {"float32": 4, "bfloat16": 2}
-_PLATFORM = "gpu"  # A laptop needs no such estimate.
-# Muon has the gradient and the momentum of a layer whole at the same time. A
-# third copy would be 3.3 GiB above a program of 107 billion parameters.
+# The estimate is for accelerators. It takes the choices that the config leaves
+# to the devices as those for a GPU.
+_PLATFORM = "gpu"
+# Muon has the gradient and the momentum of a layer whole at the same time. With
+# a third copy the estimate would be 3.3 GiB above the memory that a compiled
+# program of 107 billion parameters needs.
 _WHOLE_COPIES = 2
-# Share of a device's memory that should be left, as a step's part is estimated
-# (tests/experiments/test_fits.py holds the sum to within a tenth).
+# Share of a device's memory that should stay free, because the memory of a step
+# is an estimate (tests/experiments/test_fits.py holds it to within a tenth).
 LEAST_SPARE = 0.1
+# Copies of the parameters that an inner optimizer keeps.
 _STATES = {"adamw": 2.0, "adam": 2.0, "lion": 1.0}
 
 
@@ -42,9 +54,10 @@ class DeviceMemory:
   """Memory of one device of a replica (bytes).
 
   Attributes:
-    state: What is kept between steps.
-    step: What a step needs beside it, estimated.
-    frozen: Parameters that are not trained, once for all replicas of a device.
+    state: State that is kept between steps.
+    step: Memory that a step needs in addition, estimated.
+    frozen: Parameters that are not trained. All replicas of a device share one
+      copy.
   """
 
   state: int
@@ -53,67 +66,94 @@ class DeviceMemory:
 
   @property
   def total(self) -> int:
-    """All of it."""
+    """The sum of all parts."""
     return self.state + self.step + self.frozen
 
 
 def device_memory(config: RunConfig) -> DeviceMemory:
   """Returns the memory of one device, for replicas on devices of their own.
 
-  Leaves out all that a compiler adds or saves. Optimizers other than Adam,
-  Muon, Lion and SGD count as Adam.
+  The estimate ignores everything that a compiler adds or saves. Optimizers
+  other than Adam, Muon, Lion and SGD count as Adam.
 
   Args:
     config: Config of the run.
   """
-  shapes, division = config.trained_shapes, config.division
+  shapes = config.trained_shapes
+  division = config.division
   state = num_copies(config) * share_bytes(shapes, division)
   factors = factor_bytes(shapes, division, config.exchange.named_codec)
   frozen = 0
   if config.lora.rank:
-    whole = config.model.shape.parameter_shapes
-    frozen = share_bytes(whole, division)
-    # Nobody changes them, so compilers keep the layers in the narrow type too.
-    layers = {p: leaf for p, leaf in whole.items() if p.startswith(BLOCKS)}
-    frozen += _narrow_bytes(config, layers)
-  return DeviceMemory(round(state) + factors, _step_bytes(config), frozen)
+    frozen_shapes = config.model.shape.parameter_shapes
+    frozen = share_bytes(frozen_shapes, division)
+    # No step changes the frozen layers, so compilers also keep a copy of them
+    # in the compute dtype.
+    layer_shapes = {
+      path: shape
+      for path, shape in frozen_shapes.items()
+      if path.startswith(BLOCKS)
+    }
+    frozen += _narrow_bytes(config, layer_shapes)
+  return DeviceMemory(
+    state=round(state) + factors, step=_step_bytes(config), frozen=frozen
+  )
 
 
 def num_copies(config: RunConfig) -> float:
   """Returns how many copies of the parameters a replica keeps, at most.
 
-  Of fragments that are sent in turn only some are in flight at any one time:
-  with P = H = 16 and tau = 1 it is one, a sixteenth of a copy.
+  If fragments are sent in turn, only some are in flight at any time. Example:
+  with P = H = 16 and tau = 1 one fragment is in flight, a sixteenth of a copy.
+
+  Args:
+    config: Config of the run.
   """
-  inner = 1 + optimizer_copies(config)
+  copies = 1 + optimizer_copies(config)
+  if config.exchange.feedback > 0:
+    copies += 1  # The residual.
+  if config.outer.average_power > 0:
+    copies += 1  # The average of the parameters.
   method = config.sync.named
-  residual = config.exchange.feedback > 0
-  average = config.outer.average_power > 0
   if method.exchanged == "gradient":
-    return inner + residual + average
-  outer = 1 + average + (config.outer.momentum > 0)
-  plan = method.schedule
-  sent = -(-plan.overlap_steps * plan.num_fragments // plan.sync_interval)
-  return inner + outer + residual + sent / plan.num_fragments
+    return copies
+  copies += 1  # The outer parameters.
+  if config.outer.momentum > 0:
+    copies += 1
+  schedule = method.schedule
+  num_in_flight = math.ceil(
+    schedule.overlap_steps * schedule.num_fragments / schedule.sync_interval
+  )
+  return copies + num_in_flight / schedule.num_fragments
 
 
 def optimizer_copies(config: RunConfig) -> float:
   """Returns how many copies of the parameters an inner optimizer keeps.
 
-  Muon keeps one copy of the kernels of layers, and Adam's two of the rest.
+  Muon keeps one copy of the kernels of layers. For all other leaves it keeps
+  two copies, as Adam does.
 
   Args:
     config: Config of the run.
   """
   if config.inner.optimizer == "sgd":
-    return float(config.inner.momentum > 0)
+    return 1.0 if config.inner.momentum > 0 else 0.0
   if config.inner.optimizer != "muon":
     return _STATES.get(config.inner.optimizer, 2.0)
-  sizes = {
-    path: math.prod(leaf) for path, leaf in config.trained_shapes.items()
-  }
-  layers = sum(n for path, n in sizes.items() if path.startswith(BLOCKS))
-  return 2 - layers / sum(sizes.values())
+  layers_size, other_size = _trained_sizes(config)
+  return 2 - layers_size / (layers_size + other_size)
+
+
+def _trained_sizes(config: RunConfig) -> tuple[int, int]:
+  """Returns the trained parameters in layers, and those outside of layers."""
+  layers_size = 0
+  other_size = 0
+  for path, shape in config.trained_shapes.items():
+    if path.startswith(BLOCKS):
+      layers_size += math.prod(shape)
+    else:
+      other_size += math.prod(shape)
+  return layers_size, other_size
 
 
 def share_bytes(shapes: Shapes, division: Division) -> int:
@@ -123,92 +163,119 @@ def share_bytes(shapes: Shapes, division: Division) -> int:
     shapes: Shapes of the leaves by path.
     division: How a replica is divided among its devices.
   """
-  return sum(_leaf_bytes(division, *leaf) for leaf in shapes.items())
+  return sum(
+    _leaf_bytes(division, path, shape) for path, shape in shapes.items()
+  )
 
 
 def _leaf_bytes(division: Division, path: str, shape: tuple[int, ...]) -> int:
   """Returns a device's share of a leaf in fp32 (bytes)."""
-  axes = map(division.num_shards, division.spec(path, shape))
-  return _FP32_BYTES * math.prod(map(int.__floordiv__, shape, axes))
+  share = 1
+  for size, axis in zip(shape, division.spec(path, shape), strict=False):
+    share *= size // division.num_shards(axis)
+  return _FP32_BYTES * share
 
 
 def factor_bytes(shapes: Shapes, division: Division, codec: Codec) -> int:
   """Returns a device's share of the factors that low rank keeps (bytes).
 
   Args:
-    shapes: Shapes of what is sent, by path.
-    division: Division of the replica among its devices.
-    codec: What is sent; one without shared factors keeps none.
+    shapes: Shapes of the exchanged leaves, by path.
+    division: How a replica is divided among its devices.
+    codec: Codec of the exchange. Codecs other than low rank keep no factors.
   """
-  found = 0
-  for path, sizes in shapes.items():
-    leaf = stacked_shape(path, sizes)
-    if isinstance(codec, LowRank) and factorizes(leaf, codec.rank):
-      layers, _, columns = leaf
-      right = layers, columns, codec.rank
-      found += _leaf_bytes(division, f"{path}/right", right)
-  return found
+  if not isinstance(codec, LowRank):
+    return 0
+  total = 0
+  for path, shape in shapes.items():
+    leaf_shape = stacked_shape(path, shape)
+    if factorizes(leaf_shape, codec.rank):
+      num_layers, _, num_columns = leaf_shape
+      right_shape = (num_layers, num_columns, codec.rank)
+      total += _leaf_bytes(division, f"{path}/right", right_shape)
+  return total
 
 
 def _step_bytes(config: RunConfig) -> int:
-  """Returns what a step needs beside the state (bytes)."""
-  shape, stages = config.model.shape, config.stage_layers
-  leaves = {p: math.prod(x) for p, x in config.trained_shapes.items()}
-  layers = sum(size for p, size in leaves.items() if p.startswith(BLOCKS))
-  tables = sum(leaves.values()) - layers
-  per_stage = stages.table.shape[1]
-  divided = config.division.divided_tables(shape)
-  missing = sum(leaves.get(path, 0) for path in divided)
-  missing -= missing // config.mesh.num_data_shards
-  held = tables - missing + layers // shape.num_layers * per_stage
-  chosen = on_platform(config, _PLATFORM)
-  width, gradients = _BYTES[chosen.compute_dtype], held * _FP32_BYTES
-  activations = _activation_bytes(config, per_stage)
-  at_once = config.division.num_devices * config.inner.accumulate_steps == 1
-  if at_once and chosen.remat == "none":
-    # Gradients come as activations go; narrow values of all layers stay.
+  """Returns the memory that a step needs in addition to the state (bytes)."""
+  shape = config.model.shape
+  layers_size, tables_size = _trained_sizes(config)
+  layer_size = layers_size // shape.num_layers
+  layers_per_stage = config.stage_layers.table.shape[1]
+  # A device holds the layers of its stage and the tables. Of tables that are
+  # divided over the vocabulary it holds one shard.
+  divided_size = sum(
+    math.prod(config.trained_shapes[path])
+    for path in config.division.divided_tables(shape)
+    if path in config.trained_shapes
+  )
+  other_shards_size = divided_size - divided_size // config.mesh.num_data_shards
+  held_size = tables_size - other_shards_size + layer_size * layers_per_stage
+  gradients = held_size * _FP32_BYTES
+  activations = _activation_bytes(config, layers_per_stage)
+  computation = on_platform(config, _PLATFORM)
+  num_devices = config.division.num_devices
+  is_one_backward = num_devices == 1 and config.inner.accumulate_steps == 1
+  if is_one_backward and computation.remat == "none":
+    # Gradients are allocated while activations are freed. The values in the
+    # compute dtype of all layers stay.
     narrow = _narrow_bytes(config, config.trained_shapes)
     return max(gradients, narrow + activations)
-  if config.division.num_devices > 1:
-    # Values, and a share on its way, of which one is what compiled programs
-    # show. A single device has the values already.
-    gradients += held * width
-    gradients += share_bytes(config.trained_shapes, config.division)
+  total = gradients
+  if num_devices > 1:
+    # The whole values, and one share of a gradient on its way, as compiled
+    # programs show. A single device has the whole values anyway.
+    total += held_size * _BYTES[computation.compute_dtype]
+    total += share_bytes(config.trained_shapes, config.division)
     if config.lora.rank:
-      gradients += _collected_bytes(config)
-  whole = _whole_layers_bytes(config, layers // shape.num_layers)
-  is_muon = config.inner.optimizer == "muon"
-  # An optimizer begins when all activations are gone.
-  return gradients + max(activations, is_muon * whole)
+      total += _collected_bytes(config)
+  # The optimizer starts after all activations are freed.
+  if config.inner.optimizer == "muon":
+    whole_layers = _whole_layers_bytes(config, layer_size)
+    return total + max(activations, whole_layers)
+  return total + activations
 
 
 def _collected_bytes(config: RunConfig) -> int:
-  """Returns the frozen layers that data shards have whole at a time (bytes).
+  """Returns the frozen layers that a data shard holds whole at a time (bytes).
 
-  They are two, of which one is on its way, or all that a backward does not
-  collect again.
+  With remat a shard holds two layers, of which one is on its way. Without remat
+  it holds all layers, because the backward does not collect them again.
   """
-  whole = config.model.shape.parameter_shapes.items()
-  size = sum(math.prod(leaf) for p, leaf in whole if p.startswith(BLOCKS))
+  layers_size = sum(
+    math.prod(shape)
+    for path, shape in config.model.shape.parameter_shapes.items()
+    if path.startswith(BLOCKS)
+  )
   num_layers = config.model.shape.num_layers
-  at_once = num_layers if config.mesh.remat == "none" else 2
-  width = _BYTES[on_platform(config, _PLATFORM).compute_dtype]
-  return size // num_layers * at_once * width
+  num_held = 2
+  if config.mesh.remat == "none":
+    num_held = num_layers
+  value_bytes = _BYTES[on_platform(config, _PLATFORM).compute_dtype]
+  return layers_size // num_layers * num_held * value_bytes
 
 
 def _narrow_bytes(config: RunConfig, shapes: Shapes) -> int:
-  """Returns a device's share of a copy in the compute dtype, if it is one."""
-  width = _BYTES[on_platform(config, _PLATFORM).compute_dtype]
-  if width == _FP32_BYTES:
+  """Returns a device's share of a copy in the compute dtype (bytes).
+
+  It is 0 if the compute dtype is float32, because no copy is needed.
+  """
+  value_bytes = _BYTES[on_platform(config, _PLATFORM).compute_dtype]
+  if value_bytes == _FP32_BYTES:
     return 0
-  return share_bytes(shapes, config.division) * width // _FP32_BYTES
+  return share_bytes(shapes, config.division) * value_bytes // _FP32_BYTES
 
 
 def _whole_layers_bytes(config: RunConfig, layer_size: int) -> int:
-  """Returns what Muon's swap of shares for whole layers takes (bytes).
+  """Returns the memory of the whole layers on which Muon works (bytes).
 
-  78 layers on 128 devices make one layer for each of 78 devices, and a layer of
-  zeros for each of the others.
+  The devices of a replica swap their shares for whole layers. Example: of 78
+  layers on 128 devices, 78 devices get one layer each, and the other 50 devices
+  get a layer of zeros.
+
+  Args:
+    config: Config of the run.
+    layer_size: Parameters of one layer.
   """
   num_devices = config.division.num_devices
   if num_devices == 1:
@@ -218,30 +285,56 @@ def _whole_layers_bytes(config: RunConfig, layer_size: int) -> int:
 
 
 def _activation_bytes(config: RunConfig, num_layers: int) -> int:
-  shape, mesh = config.model.shape, config.mesh
-  chosen = on_platform(config, _PLATFORM)
-  divisor = mesh.num_data_shards * config.inner.accumulate_steps
+  """Returns the memory of activations, logits and the work of a layer (bytes).
+
+  Args:
+    config: Config of the run.
+    num_layers: Layers of a stage.
+  """
+  shape = config.model.shape
+  mesh = config.mesh
+  computation = on_platform(config, _PLATFORM)
   length = config.data.sequence_length
+  divisor = mesh.num_data_shards * config.inner.accumulate_steps
   tokens = config.data.batch_size * length // divisor
-  width = _BYTES[chosen.compute_dtype]
-  scores = shape.num_heads * length if chosen.attention == "plain" else 0
-  remat = mesh.remat if mesh.is_divided else chosen.remat
-  values = 3 * shape.model_dim + shape.ff_dim + _product_values(shape)
-  one_layer = tokens * (values + scores) * width  # What its backward reads.
-  saved = one_layer
+  value_bytes = _BYTES[computation.compute_dtype]
+  remat = mesh.remat if mesh.is_divided else computation.remat
+  attention_scores = 0
+  if computation.attention == "plain":
+    attention_scores = shape.num_heads * length
+  # The values for each token that the backward of a layer reads.
+  layer_values = (
+    3 * shape.model_dim
+    + shape.ff_dim
+    + _matmul_output_values(shape)
+    + attention_scores
+  )
+  layer_bytes = tokens * layer_values * value_bytes
+  # The values for each token that a layer saves for its backward.
+  if remat == "none":
+    saved_values = layer_values
+  elif remat == "dots":
+    saved_values = (
+      shape.model_dim + _matmul_output_values(shape) + attention_scores
+    )
+  else:
+    saved_values = shape.model_dim
+  saved_bytes = tokens * saved_values * value_bytes
+  work_bytes = layer_bytes
   if remat != "none":
-    products = _product_values(shape) + scores if remat == "dots" else 0
-    saved = tokens * (shape.model_dim + products) * width
-  slots = config.pipeline.num_saved_slots
+    work_bytes *= 2  # The forward of the layer is computed again.
   # Logits and their gradient are in fp32.
-  at_once = min(chosen.loss_chunk_tokens or tokens, tokens)
-  logits = 2 * at_once * shape.vocab_size * _FP32_BYTES
-  work = one_layer if remat == "none" else 2 * one_layer
-  return slots * num_layers * saved + work + logits
+  chunk_tokens = min(computation.loss_chunk_tokens or tokens, tokens)
+  logits_bytes = 2 * chunk_tokens * shape.vocab_size * _FP32_BYTES
+  num_saved = config.pipeline.num_saved_slots * num_layers
+  return num_saved * saved_bytes + work_bytes + logits_bytes
 
 
-def _product_values(shape: ModelShape) -> int:
-  """Returns a token's results of products in a layer, without the last one."""
-  heads = (shape.num_heads + 2 * shape.kv_heads) * shape.head_width
-  branches = 2 if shape.activation == "swiglu" else 1
-  return shape.model_dim + heads + branches * shape.ff_dim
+def _matmul_output_values(shape: ModelShape) -> int:
+  """Returns how many matmul outputs a layer computes for each token.
+
+  The output of the layer's last matmul is not counted.
+  """
+  head_values = (shape.num_heads + 2 * shape.kv_heads) * shape.head_width
+  num_branches = 2 if shape.activation == "swiglu" else 1
+  return shape.model_dim + head_values + num_branches * shape.ff_dim

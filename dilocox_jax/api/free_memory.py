@@ -1,4 +1,4 @@
-"""How much memory a run may still take: that of the host, or of a device."""
+"""Reads how much memory a run may still take on the host and on a device."""
 
 import math
 import pathlib
@@ -16,23 +16,24 @@ def free_host_bytes(
 ) -> float:
   """Returns the memory that this process may still take (bytes).
 
-  That is what Linux says is available, swap included, or what the control
-  groups of this process allow, as those of a container or of a job of Slurm.
+  It is the smallest of two kinds of limits: the available memory of the
+  machine, swap included; and the memory that the control groups of this process
+  allow. A container or a job of Slurm has such a group.
 
   Args:
-    meminfo: File in which Linux says how much there is.
+    meminfo: File of Linux with the available memory.
     own_group: File that names the control group of this process.
     groups: Folder of all control groups (version 2).
 
   Returns:
-    The number; infinity where the system does not say it.
+    The number of bytes; infinity if the system does not tell it.
   """
   limits = [_free_in_group(group) for group in _own_groups(own_group, groups)]
   return min([_available(meminfo), *limits])
 
 
 def _available(meminfo: pathlib.Path) -> float:
-  """Returns MemAvailable and SwapFree (bytes); infinity if unknown."""
+  """Returns MemAvailable plus SwapFree (bytes); infinity if unknown."""
   try:
     lines = meminfo.read_text().splitlines()
   except OSError:
@@ -59,12 +60,17 @@ def _own_groups(
     if line.startswith("0::"):
       path = groups / line.removeprefix("0::").strip("/")
       yield path
-      yield from (each for each in path.parents if groups in each.parents)
+      for parent in path.parents:
+        if groups in parent.parents:
+          yield parent
       yield groups
 
 
 def _free_in_group(group: pathlib.Path) -> float:
-  """Returns what a control group may still take (bytes); infinity: no limit."""
+  """Returns the bytes that a control group may still take.
+
+  Without a limit it is infinity.
+  """
   try:
     limit = (group / "memory.max").read_text().strip()
     used = int((group / "memory.current").read_text())
@@ -73,20 +79,22 @@ def _free_in_group(group: pathlib.Path) -> float:
     return math.inf
   if limit == "max":
     return math.inf
-  # Files that were read stay in memory for as long as nobody needs it.
-  values = dict(zip(statistics[::2], statistics[1::2], strict=False))
-  cached = int(values.get("inactive_file", 0))
+  names = statistics[::2]
+  values = statistics[1::2]
+  statistic_by_name = dict(zip(names, values, strict=False))
+  # The memory of cached files is free: the system takes it when it is needed.
+  cached = int(statistic_by_name.get("inactive_file", 0))
   return int(limit) - used + cached
 
 
 def device_bytes(device: Any) -> float:
-  """Returns the memory that JAX may take of a device (bytes).
+  """Returns the memory of a device that JAX may take (bytes).
 
   Args:
     device: A device of JAX.
 
   Returns:
-    The number; infinity where the device does not say it.
+    The number of bytes; infinity if the device does not tell it.
   """
   statistics = device.memory_stats() or {}
   return float(statistics.get("bytes_limit", math.inf))

@@ -1,12 +1,12 @@
-"""How much more loss a method ends with than AllReduce, as far as measured.
+"""Measured gaps: how much higher a method's last loss is than AllReduce's.
 
-A gap is (loss of the method / loss of AllReduce) - 1 after equally many steps
-on equally many sequences. All were measured on one small model (0.86 million
-parameters, 2,000 steps), with the same inner optimizer on both sides, and with
-the same average of the parameters. Nobody measured them for large models.
+A gap is (loss of the method / loss of AllReduce) - 1 after the same number of
+steps on the same number of sequences. All gaps were measured on one small model
+(0.86 million parameters, 2,000 steps). Both sides had the same inner optimizer
+and the same average of the parameters. No gap was measured on a large model.
 
-`measured_gaps.json` holds them; `experiments.sweeps.measured` writes it from
-the committed runs.
+The gaps are in `measured_gaps.json`. `experiments.sweeps.measured` writes this
+file from the committed runs.
 """
 
 import dataclasses
@@ -29,14 +29,14 @@ class MeasuredGap:
   Attributes:
     name: Name of the runs in their file, e.g. "overlap_loco 2x4".
     method: Name of the method.
-    num_replicas: M of the runs.
+    num_replicas: Number of replicas of the runs, M.
     sequences: Sequences of a replica's step.
     steps: Inner steps of the runs.
     seeds: Number of seeds.
-    gap: Mean loss over that of AllReduce, minus 1.
+    gap: Mean loss divided by the mean loss of AllReduce, minus 1.
     error: Standard error of the gap over the seeds.
-    inner_rate: Inner learning rate, which suited the small model.
-    settings: What else the config of the runs says, by dotted name.
+    inner_rate: Inner learning rate, which was tuned for the small model.
+    settings: Other fields of the config of the runs, by dotted name.
     rows: File of the runs.
   """
 
@@ -54,59 +54,68 @@ class MeasuredGap:
 
   @property
   def size(self) -> str:
-    """Replicas and sequences, e.g. "2 x 4"."""
+    """Numbers of replicas and of sequences, e.g. "2 x 4"."""
     return f"{self.num_replicas} x {self.sequences}"
 
   @property
   def words(self) -> str:
-    """The gap with its error and what it was measured with."""
-    said = self.settings
-    interval = said.get("sync.sync_interval")
-    rounds = f", H = {interval}" if interval else ""
-    average = said.get("outer.average_power", 0.0)
-    optimizer = said["inner.optimizer"]
-    if "inner.momentum" in said:
-      optimizer += f" with momentum {said['inner.momentum']}"
+    """The gap with its error and the setting in which it was measured."""
+    size = self.size
+    sync_interval = self.settings.get("sync.sync_interval")
+    if sync_interval:
+      size += f", H = {sync_interval}"
+    optimizer = self.settings["inner.optimizer"]
+    if "inner.momentum" in self.settings:
+      optimizer += f" with momentum {self.settings['inner.momentum']}"
+    average = "no average"
+    if self.settings.get("outer.average_power"):
+      average = "an average"
+    outer_rate = self.settings["outer.learning_rate"]
     return (
-      f"{human_gap(self.gap, self.error)} ({self.size}{rounds}, "
-      f"{optimizer}, {'an' if average else 'no'} average; inner "
-      f"rate {self.inner_rate:.3g}, outer {said['outer.learning_rate']:g})"
+      f"{human_gap(self.gap, self.error)} ({size}, {optimizer}, {average}; "
+      f"inner rate {self.inner_rate:.3g}, outer {outer_rate:g})"
     )
 
 
 @functools.cache
 def _content() -> dict[str, Any]:
+  """Returns the content of `measured_gaps.json`."""
   return json.loads(PATH.read_text())
 
 
 def measured_gaps(method: str, num_replicas: int) -> list[MeasuredGap]:
-  """Returns what was measured of a method at the nearest number of replicas.
+  """Returns the gaps of a method at the measured number of replicas nearest M.
 
   Args:
     method: Name of the method.
-    num_replicas: M of the run. Of two numbers that are equally near, as two
-      and eight are to four, the larger counts, whose gap is larger.
+    num_replicas: Number of replicas of the run, M. If two measured numbers are
+      equally near, as 2 and 8 are to 4, the larger one is taken, because its
+      gap is larger.
   """
-  found = [MeasuredGap(**gap) for gap in _content()["gaps"]]
-  found = [gap for gap in found if gap.method == method]
-  if not found:
+  gaps_of_method = []
+  for fields in _content()["gaps"]:
+    gap = MeasuredGap(**fields)
+    if gap.method == method:
+      gaps_of_method.append(gap)
+  if not gaps_of_method:
     return []
 
   def distance(gap: MeasuredGap) -> tuple[float, int]:
     doublings = abs(math.log2(gap.num_replicas / num_replicas))
     return round(doublings, 6), -gap.num_replicas
 
-  nearest = min(found, key=distance).num_replicas
-  return [gap for gap in found if gap.num_replicas == nearest]
+  nearest = min(gaps_of_method, key=distance).num_replicas
+  return [gap for gap in gaps_of_method if gap.num_replicas == nearest]
 
 
 def share_of_more_steps(ratio: float) -> float:
-  """Returns the factor of the loss after `ratio` times as many steps.
+  """Returns by which factor the loss changes with more steps.
 
-  It is that of AllReduce between 2,000 and 17,000 steps: twice as many steps
-  end 6.6 % lower (derived from measured losses of a small model).
+  The factor is that of AllReduce between 2,000 and 17,000 steps. Example: with
+  twice as many steps the loss ends 6.6 % lower (derived from measured losses of
+  a small model).
 
   Args:
-    ratio: Number of steps over that of another run.
+    ratio: Number of steps divided by the number of steps of another run.
   """
   return ratio ** -_content()["exponent"]["value"]

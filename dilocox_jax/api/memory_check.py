@@ -1,9 +1,10 @@
 """Refuses a run for which this machine has too little memory.
 
-An operating system ends a program that takes more memory than there is, without
-a word and after minutes, and may end others with it. So a run is held against
-the memory before any array is made. What it keeps between steps is exact, and
-what a step needs beside that is an estimate, so there is a margin.
+If a program takes more memory than there is, the operating system ends it
+without a message, after minutes, and may end other programs too. So the memory
+that a run needs is compared with the free memory before any array is made. The
+state that is kept between steps is exact. The memory of a step is an estimate,
+so the comparison has a margin.
 """
 
 import math
@@ -29,7 +30,7 @@ MARGIN = 1.1
 
 
 class MemoryRefusedError(ValueError):
-  """Means that a run would need more memory than there is."""
+  """Raised if a run would need more memory than there is."""
 
 
 def check_memory(
@@ -39,31 +40,32 @@ def check_memory(
 
   Args:
     config: Config of the run.
-    parts: Parts that were handed in. Of a model among them only what is kept
-      between steps is counted, as nobody knows its layers.
-    go_on: How a user says that the run may try all the same.
+    parts: Parts that the user supplies. If there is a model among them, only
+      its state between steps is counted, because its layers are not known.
+    go_on: How a user can start the run all the same, for the message.
 
   Raises:
     MemoryRefusedError: One line with both numbers and what to change.
   """
-  kept, step = _needed_bytes(config, parts)
-  platform = platform_name()
-  if platform == "cpu":
-    # All devices of a CPU are in the memory of the host.
-    devices = min(config.num_devices, jax.local_device_count())
-    kept = kept * devices
-    step = step * devices
+  state_bytes, step_bytes = _needed_bytes(config, parts)
+  if platform_name() == "cpu":
+    # All devices of a CPU use the memory of the host.
+    num_devices = min(config.num_devices, jax.local_device_count())
+    state_bytes = state_bytes * num_devices
+    step_bytes = step_bytes * num_devices
     free = free_host_bytes()
-    where = f"and this machine has {human_bytes(free)} free"
+    free_memory = f"and this machine has {human_bytes(free)} free"
   else:
     device = jax.local_devices()[0]
     free = device_bytes(device)
-    where = f"and a device ({device.device_kind}) has {human_bytes(free)}"
-  if kept + step <= MARGIN * free:
+    free_memory = f"and a device ({device.device_kind}) has {human_bytes(free)}"
+  needed = state_bytes + step_bytes
+  if needed <= MARGIN * free:
     return
   raise MemoryRefusedError(
-    f"the run needs about {human_bytes(kept + step)} of memory "
-    f"({human_bytes(kept)} of it are kept between steps), {where}: take a "
+    f"the run needs about {human_bytes(needed)} of memory "
+    f"({human_bytes(state_bytes)} of it are kept between steps), "
+    f"{free_memory}: take a "
     "smaller model (model.preset, or its sizes), fewer replicas on a device, a "
     "smaller batch, or more devices (mesh.num_data_shards); experiments.fits "
     f"says what each needs, and {go_on} tries all the same"
@@ -71,33 +73,46 @@ def check_memory(
 
 
 def _needed_bytes(config: RunConfig, parts: Parts) -> tuple[float, float]:
-  """Returns what a device keeps between steps, and what a step needs beside."""
-  stacked = 1
+  """Returns the memory that a device needs (bytes).
+
+  Returns:
+    The memory of the state that is kept between steps, and the memory that a
+    step needs in addition.
+  """
+  num_replicas = 1
   if config.mesh.layout == "stacked":
-    stacked = config.num_local_replicas
+    num_replicas = config.num_local_replicas
   if parts.model is not None:
-    return stacked * _kept_of_a_model(config, parts), 0
+    return num_replicas * _supplied_model_bytes(config, parts), 0
   memory = device_memory(config)
-  kept = memory.state
+  state_bytes = memory.state
   if config.mesh.outer_memory != "device" and platform_name() != "cpu":
-    # The outer state is on the host.
-    shapes = config.trained_shapes
-    outer = num_copies(config) - 1 - optimizer_copies(config)
-    kept -= round(outer * share_bytes(shapes, config.division))
-  runs_together = on_platform(config, platform_name()).stacked_by == "vmap"
-  at_once = stacked if runs_together else 1
-  return memory.frozen + stacked * kept, at_once * memory.step
+    # The outer state is in the memory of the host.
+    outer_copies = num_copies(config) - 1 - optimizer_copies(config)
+    copy_bytes = share_bytes(config.trained_shapes, config.division)
+    state_bytes -= round(outer_copies * copy_bytes)
+  num_at_once = 1
+  if on_platform(config, platform_name()).stacked_by == "vmap":
+    num_at_once = num_replicas
+  return (
+    memory.frozen + num_replicas * state_bytes,
+    num_at_once * memory.step,
+  )
 
 
-def _kept_of_a_model(config: RunConfig, parts: Parts) -> float:
-  """Returns the least that a replica of a model of somebody's own keeps."""
+def _supplied_model_bytes(config: RunConfig, parts: Parts) -> float:
+  """Returns the least state that a replica of a supplied model keeps (bytes).
+
+  If only a part of the model is trained, one copy of the parameters is counted.
+  The state of the inner optimizer is not counted.
+  """
   assert parts.model is not None
   params = jax.eval_shape(parts.model.init, jax.random.key(0))
-  size = sum(
+  copy_bytes = sum(
     math.prod(leaf.shape) * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(params)
   )
   if parts.trainable or config.lora.rank:
-    return size
+    return copy_bytes
   copies = num_copies(config) - optimizer_copies(config)
-  return copies * size
+  return copies * copy_bytes

@@ -1,7 +1,7 @@
-"""Shows what a run says of itself, as the commands do.
+"""Shows the log lines of a run that was started from Python.
 
-Parts of a run log to the logger of this package. Python shows such lines only
-if a program asks for them. `dilocox_jax.train` asks while a run is at work.
+A run logs to the logger of this package. Python shows such lines only if a
+program asks for them. `dilocox_jax.train` asks for them while it trains.
 """
 
 import contextlib
@@ -9,16 +9,16 @@ import logging
 from collections.abc import Iterator
 
 _PACKAGE = "dilocox_jax"
-# What these say about each checkpoint would hide the lines of the run.
+# The lines of these packages about checkpoints would hide the lines of the run.
 _TALKATIVE = ("absl", "jax", "orbax")
 
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[None]:
-  """Shows the lines of a run inside the block.
+  """Shows the log lines of a run while the block runs.
 
-  They go to the handlers that the program has set up, or else to standard
-  error. Nothing stays changed after the block.
+  The lines go to the handlers that the program has set up. If there are none,
+  they go to standard error. After the block everything is as before.
   """
   logger = logging.getLogger(_PACKAGE)
   handler = None
@@ -29,16 +29,17 @@ def shown_progress() -> Iterator[None]:
   levels = {_PACKAGE: min(logger.level or logging.INFO, logging.INFO)}
   for name in _TALKATIVE:
     levels[name] = max(logging.getLogger(name).level, logging.WARNING)
-  before = {name: logging.getLogger(name).level for name in levels}
+  levels_before = {name: logging.getLogger(name).level for name in levels}
   _set_levels(levels)
   try:
     yield
   finally:
-    _set_levels(before)
+    _set_levels(levels_before)
     if handler:
       logger.removeHandler(handler)
 
 
 def _set_levels(levels: dict[str, int]) -> None:
+  """Sets the levels of loggers, given by name."""
   for name, level in levels.items():
     logging.getLogger(name).setLevel(level)

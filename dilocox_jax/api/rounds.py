@@ -1,12 +1,13 @@
-"""A method's rounds around one's own inner step, without a config.
+"""Builds a method's rounds around a user's inner step, without a config.
 
-The host goes from window to window of the schedule. The transfer of a delayed
-method runs beside the inner steps of a window, which a transform of single
-steps (`step_methods`) cannot offer.
+The host runs one window of the schedule after the other. The transfer of a
+delayed method runs during the inner steps of a window. A transform of single
+steps (`step_methods`) cannot do that.
 """
 
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from dilocox_jax.aggregator import Aggregator
 from dilocox_jax.api.step_methods import (
@@ -15,9 +16,7 @@ from dilocox_jax.api.step_methods import (
   check_optimizer,
 )
 from dilocox_jax.checks import require
-from dilocox_jax.distributed.replicas import (
-  Replicas,
-)
+from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.outer.fragment_view import FragmentView
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.plan.schedule.fragments import BLOCKS, SLICED, Fragments
@@ -39,34 +38,39 @@ def make_rounds(
   exchange: Aggregator | MailboxExchange | str = "float32",
   frozen: Tree | None = None,
 ) -> Rounds:
-  """Builds a method's rounds from an inner step of one's own.
+  """Builds a method's rounds from a user's inner step.
 
-  A method brings its schedule and its rule. Unlike `dilocox_jax.open_diloco`
-  and the other transforms, rounds bring none of its recipe: codec, feedback and
-  outer optimizer are those that are given here.
+  A method brings its schedule and its apply rule. It does not bring the rest of
+  its recipe, unlike `dilocox_jax.open_diloco` and the other transforms. Codec,
+  feedback and outer optimizer are only those of the arguments.
 
   Args:
     method: Schedule and rule, e.g. `plan.schedule.methods.dilocox(20)`.
     inner_step: (params, optimizer state, batch) -> (params, optimizer state,
-      (loss, gradient norm)) of one replica; two float32 scalars. It may use
-      collectives over the axis "replica", unless the replicas meet in a store.
+      (loss, gradient norm)) of one replica. Loss and norm are float32 scalars.
+      The step may use collectives over the axis "replica", unless the replicas
+      use a mailbox.
     outer: Optimizer of the outer parameters.
-    num_replicas: M.
-    num_layers: Layers of the leaves below "blocks", their first axis; only
-      needed for more than one fragment that is not sliced.
+    num_replicas: Number of replicas, M.
+    num_layers: Number of layers of the leaves below "blocks", which is the size
+      of their first axis. It is needed only if a method has several fragments
+      that are groups of layers.
     layout: "stacked" (one device holds all replicas) or "mesh" (a device for
       each replica).
-    exchange: What averages over replicas, e.g. `dilocox_jax.exchange(
-      "int(bits=4)", feedback=1.0)`, or the name of a codec without feedback.
-    frozen: Parameters that are read and not trained. They are on a device once,
-      for all replicas, and `inner_step` gets them as its argument `frozen`.
+    exchange: Aggregator or mailbox that averages over replicas, e.g.
+      `dilocox_jax.exchange("int(bits=4)", feedback=1.0)`, or the name of a
+      codec without feedback.
+    frozen: Parameters that are read and not trained. A device holds one copy of
+      them for all its replicas. `inner_step` gets them as its argument
+      `frozen`.
 
   Raises:
-    TypeError: If `method` is no method, `outer` no optimizer, or `exchange`
-      no aggregator.
-    ValueError: If the method averages gradients, or its fragments do not fit.
-      The first round raises it if the results of `inner_step` do not fit, or
-      if it uses the axis of replicas that meet in a store (`rounds.alone`).
+    TypeError: If `method` is not a method, `outer` not an optimizer, or
+      `exchange` not an exchange.
+    ValueError: If the method averages gradients, or if its fragments do not
+      fit. The first round raises it if the results of `inner_step` do not fit,
+      or if `inner_step` uses the axis of replicas that use a mailbox
+      (`rounds.alone`).
   """
   check_method(method)
   check_optimizer("outer", outer)
@@ -76,38 +80,45 @@ def make_rounds(
       "dilocox_jax.allreduce, which is a transform of single steps"
     )
   if isinstance(exchange, MailboxExchange):
-    exchange_of_run = exchange
+    run_exchange = exchange
   else:
-    exchange_of_run = LocalExchange(aggregator_of(exchange))
+    run_exchange = LocalExchange(aggregator_of(exchange))
+  num_fragments = method.schedule.num_fragments
   is_sliced = method.fragment_order in SLICED
-  if method.schedule.num_fragments > 1 and not is_sliced and num_layers < 1:
+  if num_fragments > 1 and not is_sliced and num_layers < 1:
     raise ValueError(
-      f"num_fragments={method.schedule.num_fragments} divides the layers of "
+      f"num_fragments={num_fragments} divides the layers of "
       f'leaves below "{BLOCKS}": give num_layers, or take '
       "dilocox_jax.step_transform, which divides any tree"
     )
   fragments = Fragments(
-    method.schedule.num_fragments, max(num_layers, 1), method.fragment_order
+    num_fragments, max(num_layers, 1), method.fragment_order
   )
-  step = OuterStep(method, outer, exchange_of_run.aggregator)
-  replicas = Replicas(num_replicas, layout, axis_name=exchange_of_run.axis_name)
+  replicas = Replicas(num_replicas, layout, axis_name=run_exchange.axis_name)
+  if frozen is not None:
+    frozen = replicas.place(frozen, None)
   rounds = Rounds(
-    outer=step,
-    view=FragmentView(fragments.num_fragments, fragments),
+    outer=OuterStep(method, outer, run_exchange.aggregator),
+    view=FragmentView(num_fragments, fragments),
     replicas=replicas,
     inner_step=_checked(inner_step),
-    make_runtime=exchange_of_run.make_runtime,
-    frozen=None if frozen is None else replicas.place(frozen, None),
+    make_runtime=run_exchange.make_runtime,
+    frozen=frozen,
   )
-  _ = rounds.runtime  # It refuses what it cannot run.
-  exchange_of_run.enter(method, num_replicas)
+  _ = rounds.runtime  # This builds the runtime, which refuses a wrong method.
+  run_exchange.enter(method, num_replicas)
   return rounds
 
 
 def _checked(inner_step: InnerStep) -> InnerStep:
-  """Has an inner step say in one line which of its results do not fit.
+  """Wraps an inner step so that it checks its results when it is traced.
 
-  JAX would speak of the loop that the step runs in, and in many lines.
+  The wrapped step raises a ValueError of one line that names the result that
+  does not fit. JAX would raise an error of many lines about the loop in which
+  the step runs.
+
+  Args:
+    inner_step: As in `make_rounds`.
   """
 
   def step(params: Tree, optimizer: Tree, batch: Tree, **others: Tree):
@@ -121,24 +132,36 @@ def _checked(inner_step: InnerStep) -> InnerStep:
       ) from error
     _check_same("params", params, new_params)
     _check_same("optimizer state", optimizer, new_optimizer)
-    for what, value in {"loss": loss, "gradient norm": norm}.items():
-      require(
-        not jnp.shape(value),
-        f"inner_step returns a {what} of shape {jnp.shape(value)}; it must be "
-        "a scalar",
-      )
+    _check_scalar("loss", loss)
+    _check_scalar("gradient norm", norm)
     return new_params, new_optimizer, (jnp.asarray(loss), jnp.asarray(norm))
 
   return step
 
 
-def _check_same(what: str, before: Tree, after: Tree) -> None:
-  """Raises ValueError if a step changes a tree, a shape or a dtype."""
-  wanted, found = kinds_by_path(before), kinds_by_path(after)
-  for path in wanted | found:
+def _check_scalar(name: str, value: ArrayLike) -> None:
+  """Raises ValueError unless a result of the inner step is a scalar."""
+  require(
+    not jnp.shape(value),
+    f"inner_step returns a {name} of shape {jnp.shape(value)}; it must be "
+    "a scalar",
+  )
+
+
+def _check_same(name: str, before: Tree, after: Tree) -> None:
+  """Raises ValueError if a step changes the shape or dtype of a leaf.
+
+  Args:
+    name: Name of the tree for the message.
+    before: Tree that the step gets.
+    after: Tree that the step returns.
+  """
+  kinds_before = kinds_by_path(before)
+  kinds_after = kinds_by_path(after)
+  for path in kinds_before | kinds_after:
     require(
-      wanted.get(path) == found.get(path),
-      f"inner_step returns {what} whose leaf {path!r} is "
-      f"{found.get(path, 'missing')}; it must be "
-      f"{wanted.get(path, 'left out')}",
+      kinds_before.get(path) == kinds_after.get(path),
+      f"inner_step returns {name} whose leaf {path!r} is "
+      f"{kinds_after.get(path, 'missing')}; it must be "
+      f"{kinds_before.get(path, 'left out')}",
     )

@@ -1,8 +1,8 @@
-"""Joins a run's config with a cluster, so that the simulator can price it.
+"""Combines a run's config with a cluster, so that a run can be simulated.
 
-The simulator knows plans but no configs, and a config knows no clusters. They
-meet here, for `estimate`, `experiments.simulate` and the simulated clock of
-`experiments.train`.
+The simulator knows plans but not configs, and a config knows nothing of
+clusters. This module combines the two for `estimate`, for
+`experiments.simulate` and for the simulated clock of `experiments.train`.
 """
 
 import dataclasses
@@ -33,13 +33,14 @@ _FP32_BYTES = 4
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """What a cluster and a config leave open.
+  """Settings of a simulation that neither cluster nor config have.
 
   Attributes:
-    step_s: Duration of an inner step (seconds); None: from its operations.
-    codec_s: Seconds that devices encode and decode one exchange.
-    transport: "nccl" (GPUs), "tpu" or "gloo" (CPUs), for what does not go
-      through a store by the config (`exchange.collective`).
+    step_s: Duration of an inner step (seconds). None means that it is computed
+      from the operations of the step.
+    codec_s: Time in which devices encode and decode one exchange (seconds).
+    transport: Library of collectives: "nccl" (GPUs), "tpu" or "gloo" (CPUs).
+      Messages of a mailbox (`exchange.collective`) do not use it.
   """
 
   step_s: float | None = limited(None, above=0, below=math.inf)
@@ -55,12 +56,12 @@ class Setup:
   """A run on a cluster, ready to be timed.
 
   Attributes:
-    link_costs: Cluster and transport.
-    bubble_fraction: Share of a step in which a stage has nothing to do; NaN if
-      steps are stated and have stages.
-    work: Seconds of a replica's own work.
-    script: Turns segments into the ops of every replica.
-    plan: Segments of the run.
+    link_costs: Costs of messages on the links of the cluster.
+    bubble_fraction: Share of a step in which a pipeline stage is idle; NaN if
+      the duration of a step is given and the pipeline has several stages.
+    work: Time of steps and of encoding for every replica (seconds).
+    script: Turns segments into the operations of every replica.
+    plan: Plan of the run.
   """
 
   link_costs: LinkCosts
@@ -84,58 +85,79 @@ def cluster_of(config: RunConfig, name: str) -> Cluster:
 
 
 def set_up(config: RunConfig, cluster: Cluster, options: Options) -> Setup:
-  """Joins a config with a cluster.
+  """Combines a config with a cluster.
 
   Args:
     config: Config of the run.
     cluster: The cluster (`cluster_of`).
-    options: What config and cluster leave open.
+    options: Settings that config and cluster do not have.
 
   Raises:
     ValueError: One line that says what does not fit.
   """
   num_replicas = config.mesh.num_replicas
   step_s, bubble_fraction = _steps(config, cluster, options)
-  # A replica that copies another one gets its inner optimizer's state too.
-  copies = _FP32_BYTES * (1 + optimizer_copies(config))
-  count = sum(map(math.prod, config.trained_shapes.values()))
-  copied_bytes = round(copies * count)
-  script = Script(to_plan.traffic(config), copied_bytes)
+  # A replica that copies the state of another replica gets the parameters and
+  # the state of the inner optimizer.
+  num_parameters = sum(
+    math.prod(shape) for shape in config.trained_shapes.values()
+  )
+  parameter_bytes = _FP32_BYTES * (1 + optimizer_copies(config))
+  copied_bytes = round(parameter_bytes * num_parameters)
   return Setup(
-    LinkCosts(cluster, TRANSPORTS[options.transport]),
-    bubble_fraction,
-    Work(step_s, np.full(num_replicas, options.codec_s)),
-    script,
-    to_plan.run_plan(config),
+    link_costs=LinkCosts(cluster, TRANSPORTS[options.transport]),
+    bubble_fraction=bubble_fraction,
+    work=Work(step_s, np.full(num_replicas, options.codec_s)),
+    script=Script(to_plan.traffic(config), copied_bytes),
+    plan=to_plan.run_plan(config),
   )
 
 
 def _steps(
   config: RunConfig, cluster: Cluster, options: Options
 ) -> tuple[np.ndarray, float]:
+  """Returns the seconds of an inner step [M], and its bubble fraction.
+
+  Args:
+    config: Config of the run.
+    cluster: The cluster.
+    options: As in `set_up`.
+  """
+  has_stages = config.mesh.num_stages > 1
   if options.step_s is not None:
-    # A stated step includes whatever its pipeline waits.
-    bubble = math.nan if config.mesh.num_stages > 1 else 0.0
-    return stated_seconds(cluster, options.step_s), bubble
-  pipeline = config.pipeline if config.mesh.num_stages > 1 else None
+    # A given duration includes the time in which the pipeline waits.
+    bubble_fraction = math.nan if has_stages else 0.0
+    return stated_seconds(cluster, options.step_s), bubble_fraction
+  pipeline = None
+  num_micro_batches = 1
+  if has_stages:
+    pipeline = config.pipeline
+    num_micro_batches = pipeline.num_micro_batches
   shape = config.model.shape
   tokens = config.tokens_per_replica_step
   step_flops = tokens * flops_per_token(shape, config.data.sequence_length)
-  micro_batches = pipeline.num_micro_batches if pipeline else 1
-  # Devices that may choose compute in bfloat16, if they are accelerators.
+  # If the config leaves the dtype to the devices, accelerators take bfloat16.
   value_bytes = 4 if config.model.compute_dtype == "float32" else 2
-  hop_bytes = value_bytes * shape.model_dim * tokens / micro_batches
-  # A config that says nothing of devices is meant to use them all.
-  is_mesh = config.mesh.layout == "mesh"
-  num_used = config.division.num_devices if is_mesh else None
-  return step_seconds(cluster, step_flops, pipeline, hop_bytes, num_used)
+  hop_bytes = value_bytes * shape.model_dim * tokens / num_micro_batches
+  # A config without a mesh does not say how many devices a replica has. None
+  # means all devices that the cluster gives to a replica.
+  num_devices = None
+  if config.mesh.layout == "mesh":
+    num_devices = config.division.num_devices
+  return step_seconds(
+    cluster,
+    step_flops,
+    pipeline,
+    hop_bytes=hop_bytes,
+    num_used=num_devices,
+  )
 
 
 class ClusterClock:
   """Adds up the simulated time of the segments that the trainer runs.
 
   Attributes:
-    description: What is timed, for reports, e.g. "cluster 1gbit".
+    description: Name of the cluster for reports, e.g. "cluster 1gbit".
     digest: Short digest of the cluster and of all durations.
   """
 
@@ -152,13 +174,13 @@ class ClusterClock:
       config: Config of the run.
       cluster: Name of a cluster preset, or path of a cluster file.
       options: Settings of the simulation that config and cluster do not have.
-      timed: Config of a run with the same schedule, whose steps and exchanges
-        are timed in place of those of the run: usually the same method with a
-        larger model. None times the run itself.
+      timed: Config of another run with the same schedule, usually with a larger
+        model. The clock then shows the time that the other run would take. None
+        means the run itself.
 
     Raises:
-      ValueError: If the config does not fit the cluster or the options, or the
-        schedule of `timed` is not that of the run. The message has one line.
+      ValueError: If the config does not fit the cluster or the options, or if
+        `timed` has another schedule than the run. The message has one line.
     """
     self._timed_traffic = None
     if timed:
@@ -168,44 +190,46 @@ class ClusterClock:
     setup = set_up(timed, cluster_of(timed, cluster), options)
     self._copied_bytes = setup.script.copied_bytes
     self._clock = AnalyticClock(setup.link_costs, setup.work)
-    # The name also has the duration of a step, because pipeline stages change
-    # it even if cluster and options stay the same.
+    # The name includes the duration of a step, because the duration depends on
+    # the number of pipeline stages, which neither cluster nor options have.
     step_s = setup.work.step_s.tolist()
     self._name = f"{setup.link_costs.cluster} {options} {step_s}"
     self.description = f"cluster {setup.link_costs.cluster.name}"
     if timed:
       self._name += f" {timed.model.shape}"
-      count = parameter_count(timed.model.shape)
-      self.description += f", for a model of {count / 1e9:.3g} B parameters"
+      billions = parameter_count(timed.model.shape) / 1e9
+      self.description += f", for a model of {billions:.3g} B parameters"
     self.digest = hashlib.sha256(self._name.encode()).hexdigest()[:12]
-    self._asked_for = cluster
+    self._requested_cluster = cluster
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:
-    """Adds the time of a segment; returns seconds since the run's start.
+    """Adds the time of a segment and returns seconds since the run's start.
 
     Args:
       segment: The segment, as in `Clock.advance`.
-      traffic: Bytes of the exchanges; not read where another run is timed.
+      traffic: Counts the bytes of the exchanges. It is not read if the time of
+        another run is simulated.
     """
     script = Script(self._timed_traffic or traffic, self._copied_bytes)
     return self._clock.walk(script.segment(segment)).now_s
 
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
-    """Adds the time of the flush; returns seconds since the run's start.
+    """Adds the time of the flush and returns seconds since the run's start.
 
     Args:
       plan: Plan of the run, as in `Clock.finish`.
-      traffic: Bytes of the exchanges, as in `advance`.
+      traffic: Counts the bytes of the exchanges, as in `advance`.
     """
     script = Script(self._timed_traffic or traffic)
     return self._clock.walk(script.flush(plan)).now_s
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the state that a checkpoint saves, as values that JSON can hold.
+    """Returns the state of the clock for a checkpoint, as JSON values.
 
     Returns:
-      The description of the cluster ("cluster"), with which `set_state` checks
-      that the same cluster is simulated, and the times so far ("clock").
+      A dictionary with the description of the cluster ("cluster") and the times
+      so far ("clock"). `set_state` compares the description with that of its
+      own cluster.
     """
     return {"cluster": self._name, "clock": self._clock.get_state()}
 
@@ -218,17 +242,22 @@ class ClusterClock:
     """
     if state["cluster"] != self._name:
       raise ValueError(
-        f"--cluster={self._asked_for} or --step_s is not the one with which "
-        "the run began: give the old flags again, or take another --workdir"
+        f"--cluster={self._requested_cluster} or --step_s is not the one with "
+        "which the run began: give the old flags again, or take another "
+        "--workdir"
       )
     self._clock.set_state(state["clock"])
 
 
 def _check_schedules(config: RunConfig, timed: RunConfig) -> None:
-  """Raises ValueError unless one run's rounds can be timed as another's."""
-  plans = to_plan.run_plan(config), to_plan.run_plan(timed)
+  """Raises ValueError unless the time of another run can be simulated.
+
+  Args:
+    config: Config of the run.
+    timed: Config of the other run.
+  """
   require(
-    plans[0] == plans[1],
+    to_plan.run_plan(config) == to_plan.run_plan(timed),
     "a run is timed as another one only if both have the same steps, method, "
     "H, P and tau",
   )

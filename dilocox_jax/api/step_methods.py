@@ -1,4 +1,4 @@
-"""The named methods as optax transforms, for anybody's training loop.
+"""Builds the named methods as optax transforms for a user's training loop.
 
 A transform runs in the code of one replica, under an axis name that the caller
 binds with `jax.vmap`, `jax.shard_map` or `jax.pmap`.
@@ -41,42 +41,44 @@ def step_transform(
   fragments: Fragmentation | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Makes an optax transform of a method.
+  """Builds an optax transform of a method.
 
-  A step's program cannot hide a transfer behind later steps, since each step
-  ends before the next one begins: the rounds of `make_rounds` can.
+  A transform cannot transfer messages during later steps, because each step
+  ends before the next one starts. The rounds of `make_rounds` can.
 
   Args:
     method: Schedule and rule, e.g. `plan.schedule.methods.diloco(32)`.
     inner: Optimizer of the inner steps.
-    outer: Optimizer of the outer parameters; it is given the averaged
-      pseudo-gradient of one fragment. None, and not read, for methods that
-      average gradients. The functions of named methods bring one.
-    exchange: What averages over replicas, e.g. `dilocox_jax.exchange(
-      "int(bits=4)", feedback=1.0)`, or the name of a codec without feedback.
+    outer: Optimizer of the outer parameters. Its gradient is the averaged
+      pseudo-gradient of one fragment. Methods that average gradients do not
+      read it. The functions of named methods bring one.
+    exchange: Aggregator that averages over replicas, e.g.
+      `dilocox_jax.exchange("int(bits=4)", feedback=1.0)`, or the name of a
+      codec without feedback.
     axis_name: Axis over which replicas are mapped.
-    fragments: How the tree is divided. A function from the path of a leaf, such
-      as "layers/0/kernel", to its fragment, 0 to P - 1, or
-      `plan.schedule.fragments.Fragments`, which divides stacked layers. None
-      divides whole leaves such that the fragments have about equal bytes, or
-      slices every leaf if the method does.
-    trainable: Function of the path of a leaf that says whether it is trained.
-      The others stay, have no state and are not sent.
+    fragments: How the tree is divided into P fragments. It is a function from
+      the path of a leaf, such as "layers/0/kernel", to the number of its
+      fragment, 0 to P - 1; or `plan.schedule.fragments.Fragments`, which
+      divides stacked layers. None divides whole leaves so that the fragments
+      have about equal bytes, or slices every leaf if the method does so.
+    trainable: Function from the path of a leaf to whether the leaf is trained.
+      Other leaves do not change, have no state and are not sent.
 
   Returns:
-    A transform whose `init` takes the parameters of one replica, a tree of
-    arrays of any shapes, and whose `update(grads, state, params)` returns what
-    `optax.apply_updates` adds to them. Arrays of real floats are trained;
-    integers and booleans stay as they are (`outer.step_state`). Outer
-    parameters and what is in flight have the types of the parameters. It must
-    be the last transformation, as nothing may change its updates afterwards,
-    and every replica must call it in every step: what may skip a step belongs
-    into `inner`.
+    A transform. Its `init` takes the parameters of one replica, a tree of
+    arrays of any shapes. Its `update(grads, state, params)` returns the updates
+    that `optax.apply_updates` adds to the parameters. Arrays of real floats are
+    trained; integers and booleans do not change (`outer.step_state`). Outer
+    parameters and updates in flight have the types of the parameters.
+
+    The transform must be the last one of a chain, because nothing may change
+    its updates. Every replica must call it in every step. A transform that may
+    skip a step belongs into `inner`.
 
   Raises:
-    TypeError: If `method` is no method, `inner` or `outer` no optimizer, or
-      `exchange` no aggregator.
-    ValueError: One line that names what does not fit.
+    TypeError: If `method` is not a method, `inner` or `outer` not an optimizer,
+      or `exchange` not an aggregator.
+    ValueError: One line that names the argument that does not fit.
   """
   check_method(method)
   check_optimizer("inner", inner)
@@ -88,55 +90,75 @@ def step_transform(
     return on_trained_leaves(mean, trainable)
   if outer is None:
     raise ValueError("outer=None: this method needs an outer optimizer")
-  count = method.schedule.num_fragments
+  num_fragments = method.schedule.num_fragments
   if fragments is None and method.fragment_order in SLICED:
-    fragments = Fragments(count, 1, method.fragment_order)
+    fragments = Fragments(num_fragments, 1, method.fragment_order)
   _check_fragments(fragments)
-  step = OuterStep(method, outer, aggregator, axis_name)
-  steps = pseudo_gradient_steps(step, inner, FragmentView(count, fragments))
+  outer_step = OuterStep(method, outer, aggregator, axis_name)
+  view = FragmentView(num_fragments, fragments)
+  steps = pseudo_gradient_steps(outer_step, inner, view)
   return on_trained_leaves(steps, trainable)
 
 
 def check_kind(is_right: bool, what: str, part: Any, wanted: str) -> None:
-  """Raises TypeError unless an argument is of the kind that is meant.
+  """Raises TypeError unless an argument is of the right kind.
 
-  Without it a wrong argument would end in an error from deep inside, such as
-  "'str' object has no attribute 'init'".
+  Without this check a wrong argument would raise an error from deep inside,
+  such as "'str' object has no attribute 'init'".
 
   Args:
-    is_right: Whether the argument is of that kind.
+    is_right: Whether the argument is of the right kind.
     what: Name of the argument.
-    part: Its value.
-    wanted: The kind, in words.
+    part: Value of the argument.
+    wanted: Description of the right kind.
   """
   if not is_right:
-    # A tree of arrays would fill many lines.
-    shown = textwrap.shorten(repr(part), 80, placeholder=" ...")
-    raise TypeError(f"{what}={shown} must be {wanted}")
+    # The text of a tree of arrays would fill many lines.
+    shown_value = textwrap.shorten(repr(part), 80, placeholder=" ...")
+    raise TypeError(f"{what}={shown_value} must be {wanted}")
 
 
 def check_method(method: Any) -> None:
-  """Raises TypeError for anything but a method, such as a method's name."""
+  """Raises TypeError unless an argument is a `Method`.
+
+  A method's name and the transform of a method are not.
+
+  Args:
+    method: Value of the argument `method`.
+  """
   check_kind(
-    isinstance(method, Method),
-    *("method", method),
-    "a Method: call a function of dilocox_jax.plan.schedule.methods, such as"
-    " diloco(32), or one of your own; dilocox_jax.diloco is a transform",
+    is_right=isinstance(method, Method),
+    what="method",
+    part=method,
+    wanted="a Method: call a function of dilocox_jax.plan.schedule.methods, "
+    "such as diloco(32), or one of your own; dilocox_jax.diloco is a transform",
   )
 
 
 def check_optimizer(what: str, part: Any) -> None:
-  """Raises TypeError unless an argument is an optax transformation."""
-  is_optimizer = hasattr(part, "init") and hasattr(part, "update")
-  check_kind(is_optimizer, what, part, "an optax transformation")
+  """Raises TypeError unless an argument is an optax transformation.
+
+  Args:
+    what: Name of the argument.
+    part: Value of the argument.
+  """
+  check_kind(
+    is_right=hasattr(part, "init") and hasattr(part, "update"),
+    what=what,
+    part=part,
+    wanted="an optax transformation",
+  )
 
 
 def check_exchange(exchange: Any) -> None:
-  """Raises unless an exchange is an aggregator.
+  """Checks that an exchange is an aggregator.
+
+  Args:
+    exchange: Value of the argument `exchange`.
 
   Raises:
-    ValueError: If it is `dilocox_jax.mailbox`.
-    TypeError: If it is anything else.
+    ValueError: If the exchange is a mailbox (`dilocox_jax.mailbox`).
+    TypeError: If the exchange is anything else.
   """
   require(
     not isinstance(exchange, MailboxExchange),
@@ -144,24 +166,26 @@ def check_exchange(exchange: Any) -> None:
     "dilocox_jax.make_rounds; for dilocox_jax.train give mailbox= in its place",
   )
   check_kind(
-    isinstance(exchange, Aggregator),
-    *("exchange", exchange),
-    "a dilocox_jax.Aggregator, such as dilocox_jax.exchange('int(bits=4)', "
-    "feedback=1.0)",
+    is_right=isinstance(exchange, Aggregator),
+    what="exchange",
+    part=exchange,
+    wanted="a dilocox_jax.Aggregator, such as "
+    "dilocox_jax.exchange('int(bits=4)', feedback=1.0)",
   )
 
 
 def aggregator_of(
   exchange: Aggregator | str, axis_name: str = REPLICA_AXIS
 ) -> Aggregator:
-  """Returns what averages over replicas.
+  """Returns the aggregator that averages over replicas.
 
   Args:
-    exchange: An aggregator, or a codec such as "int(bits=4)" without feedback.
-    axis_name: Axis over which replicas are mapped, for a codec.
+    exchange: An aggregator, which is returned; or the name of a codec, such as
+      "int(bits=4)", which gets an aggregator without feedback.
+    axis_name: Axis over which replicas are mapped; only read for a codec.
 
   Raises:
-    TypeError: If it is no aggregator.
+    TypeError: If `exchange` is neither an aggregator nor a string.
     ValueError: If there is no such codec.
   """
   if isinstance(exchange, str):
@@ -171,6 +195,7 @@ def aggregator_of(
 
 
 def _check_fragments(fragments: Fragmentation | None) -> None:
+  """Raises ValueError unless an argument says how a tree is divided."""
   require(
     isinstance(fragments, Fragments | None) or callable(fragments),
     "fragments must be a function from a leaf's path to the number of its "
@@ -180,43 +205,57 @@ def _check_fragments(fragments: Fragmentation | None) -> None:
 
 
 def _averaged_gradients(
-  inner: optax.GradientTransformation, exchange: Aggregator, axis_name: str
+  inner: optax.GradientTransformation, aggregator: Aggregator, axis_name: str
 ) -> optax.GradientTransformationExtraArgs:
+  """Builds the transform of a method that averages gradients.
+
+  Args:
+    inner: Optimizer that gets the averaged gradients.
+    aggregator: Averages the gradients over replicas.
+    axis_name: Axis over which replicas are mapped.
+  """
   inner = optax.with_extra_args_support(inner)
 
   def init(params: Tree) -> GradientState:
-    state = GradientState(inner.init(params), exchange.init(params))
+    state = GradientState(inner.init(params), aggregator.init(params))
     check_outermost(state.inner)
     return state
 
-  def update(updates, state, params=None, **extra):
+  def update(
+    updates: Tree, state: Any, params: Tree = None, **extra: Any
+  ) -> tuple[Tree, GradientState]:
     check_axis(axis_name)
-    mean, exchanged = updates, state.exchange
-    if has_values(mean):
-      mean, exchanged = exchange.update(mean, exchanged)
-    updates, kept = inner.update(mean, state.inner, params, **extra)
-    return updates, GradientState(kept, exchanged)
+    exchange_state = state.exchange
+    if has_values(updates):
+      updates, exchange_state = aggregator.update(updates, exchange_state)
+    updates, inner_state = inner.update(updates, state.inner, params, **extra)
+    return updates, GradientState(inner_state, exchange_state)
 
   return optax.GradientTransformationExtraArgs(init, update)
 
 
+# Arguments of a method that are whole numbers.
 _COUNTS = ("sync_interval", "num_fragments", "overlap_steps")
 _ABOUT_TRANSFORMS = """\
-Returns an optax transform; `step_transform` has the arguments beside the
-schedule's. `codec` takes the place of the method's own codec, and `exchange`
-that of codec and feedback. Rank and H stay as they are given here; only runs of
-a config adapt them. A step's program cannot hide a transfer behind later steps:
-`make_rounds` can."""
+Returns an optax transform. `step_transform` explains the arguments that do not
+belong to the schedule. `codec` replaces the codec of the method. `exchange`
+replaces codec and feedback. Rank and H do not change during training; only runs
+of a config adapt them. A transform cannot transfer messages during later steps;
+the rounds of `make_rounds` can."""
 
 
 def named_step_transform(name: str) -> Callable[..., Any]:
-  """The function behind `dilocox_jax.NAME`, e.g. `dilocox_jax.diloco`.
+  """Builds the function `dilocox_jax.NAME`, e.g. `dilocox_jax.diloco`.
 
   Args:
-    name: One of `plan.schedule.methods.METHODS`.
+    name: Name of a method in `plan.schedule.methods.METHODS`.
+
+  Returns:
+    A function that returns an optax transform of the method. Its docstring is
+    that of the method, with the defaults of the method's recipe.
   """
   build: Any = METHODS[name]
-  own = unflatten_dict({**DEFAULTS, **RECIPES.get(name, {})}, sep=".")
+  recipe = unflatten_dict({**DEFAULTS, **RECIPES.get(name, {})}, sep=".")
 
   def make(
     inner: optax.GradientTransformation,
@@ -230,17 +269,20 @@ def named_step_transform(name: str) -> Callable[..., Any]:
     **schedule: Any,
   ) -> optax.GradientTransformationExtraArgs:
     _check_settings(name, build, schedule)
-    counts = {k: operator.index(v) for k, v in schedule.items() if k in _COUNTS}
+    for argument in _COUNTS:
+      if argument in schedule:
+        # A float or a string raises a TypeError here.
+        schedule[argument] = operator.index(schedule[argument])
     _check_order(schedule.get("fragment_order"))
-    method = build(**schedule | counts)
+    method = build(**schedule)
     if outer is None and method.exchanged == "pseudo_gradient":
-      outer = _outer(**own["outer"])
+      outer = _outer_optimizer(**recipe["outer"])
     require(
       codec is None or exchange is None,
       "codec and exchange both say what is sent",
     )
     if exchange is None:
-      exchange = _exchange(own["exchange"], codec, axis_name)
+      exchange = _exchange(recipe["exchange"], codec, axis_name)
     return step_transform(
       method,
       inner,
@@ -251,42 +293,65 @@ def named_step_transform(name: str) -> Callable[..., Any]:
       trainable=trainable,
     )
 
-  make.__name__ = make.__qualname__ = name
-  about = _about_own(own, METHODS[name]().exchanged == "pseudo_gradient")
+  make.__name__ = name
+  make.__qualname__ = name
+  has_outer = METHODS[name]().exchanged == "pseudo_gradient"
+  about = _about_recipe(recipe, has_outer=has_outer)
   make.__doc__ = f"{inspect.getdoc(build)}\n\n{about}\n\n{_ABOUT_TRANSFORMS}"
   return make
 
 
 def _check_settings(
-  name: str, build: Callable[..., Method], given: Mapping[str, Any]
+  name: str, build: Callable[..., Method], settings: Mapping[str, Any]
 ) -> None:
-  """Raises TypeError for an argument that a method's transform lacks."""
-  own = list(inspect.signature(build).parameters)
-  for argument in given:
-    if argument in own:
+  """Raises TypeError for an argument that a method's transform lacks.
+
+  Args:
+    name: Name of the method.
+    build: Function that builds the method.
+    settings: Arguments of the schedule that the user gives.
+  """
+  method_arguments = list(inspect.signature(build).parameters)
+  arguments = [
+    *method_arguments,
+    "codec",
+    "exchange",
+    "axis_name",
+    "fragments",
+    "trainable",
+  ]
+  for argument in settings:
+    if argument in method_arguments:
       continue
-    has = [*own, "codec", "exchange", "axis_name", "fragments", "trainable"]
-    hint = did_you_mean(argument, has)
-    end = f": {hint}" if hint.startswith("did") else ""
+    hint = did_you_mean(argument, arguments)
+    suggestion = f": {hint}" if hint.startswith("did") else ""
     raise TypeError(
       f"dilocox_jax.{name} has no argument {argument!r} (it has: "
-      f"{', '.join(has)}){end}"
+      f"{', '.join(arguments)}){suggestion}"
     )
 
 
 def _exchange(
-  own: Mapping[str, Any], codec: Codec | str | None, axis_name: str
+  recipe: Mapping[str, Any], codec: Codec | str | None, axis_name: str
 ) -> Aggregator:
-  """Builds a method's own exchange, or the one with another codec."""
-  settings = dict(own) if codec is None else {**own, "codec": codec}
+  """Builds the exchange of a method.
+
+  Args:
+    recipe: Exchange settings of the method's recipe.
+    codec: Codec to use in place of that of the recipe, or None.
+    axis_name: Axis over which replicas are mapped.
+  """
+  settings = dict(recipe)
+  if codec is not None:
+    settings["codec"] = codec
   if settings["codec"] in ("float32", Float()):
-    # Without a loss there is no error that could be fed back.
+    # A codec without loss leaves no error that could be fed back.
     settings["feedback"] = 0.0
   return mean_exchange(**settings, axis_name=axis_name)
 
 
 def _check_order(order: str | None) -> None:
-  """Raises ValueError for an order that a transform would not read."""
+  """Raises ValueError for an order of fragments that a transform ignores."""
   require(
     order is None or order in SLICED or order not in ORDERS,
     f"fragment_order={order!r} divides the layers of a stacked model, and a "
@@ -296,24 +361,39 @@ def _check_order(order: str | None) -> None:
   )
 
 
-def _outer(
+def _outer_optimizer(
   learning_rate: float, momentum: float, average_power: float
 ) -> optax.GradientTransformation:
-  nesterov = bool(momentum)
-  optimizer = optax.sgd(learning_rate, momentum or None, nesterov)
-  return averaged(optimizer, average_power) if average_power else optimizer
+  """Builds the outer optimizer of a recipe: SGD with Nesterov momentum.
+
+  Args:
+    learning_rate: Outer learning rate.
+    momentum: Nesterov momentum; 0 means none.
+    average_power: Power of the average of the parameters; 0 means no average.
+  """
+  optimizer = optax.sgd(
+    learning_rate, momentum=momentum or None, nesterov=bool(momentum)
+  )
+  if not average_power:
+    return optimizer
+  return averaged(optimizer, average_power)
 
 
-def _about_own(own: dict[str, dict[str, Any]], has_outer: bool) -> str:
-  """Says which codec and which outer optimizer a method brings."""
-  codec = f"Without `codec` it sends {own['exchange']['codec']!r}."
+def _about_recipe(recipe: dict[str, dict[str, Any]], *, has_outer: bool) -> str:
+  """Describes the codec and the outer optimizer of a method, for a docstring.
+
+  Args:
+    recipe: Sections of the method's recipe.
+    has_outer: Whether the method has an outer optimizer.
+  """
+  codec = f"Without `codec` it sends {recipe['exchange']['codec']!r}."
   if not has_outer:
     return f"{codec} It has no outer optimizer; `outer` is not read."
-  outer = own["outer"]
-  text = f"optax.sgd({outer['learning_rate']}"
+  outer = recipe["outer"]
+  optimizer = f"optax.sgd({outer['learning_rate']}"
   if outer["momentum"]:
-    text += f", momentum={outer['momentum']}, nesterov=True"
-  text += ")"
+    optimizer += f", momentum={outer['momentum']}, nesterov=True"
+  optimizer += ")"
   if outer["average_power"]:
-    text = f"dilocox_jax.averaged({text}, {outer['average_power']})"
-  return f"{codec} Without `outer` the outer optimizer is `{text}`."
+    optimizer = f"dilocox_jax.averaged({optimizer}, {outer['average_power']})"
+  return f"{codec} Without `outer` the outer optimizer is `{optimizer}`."

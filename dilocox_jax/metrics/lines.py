@@ -2,11 +2,11 @@
 
 A row is one line, written by one system call. A line counts only if it ends
 with a newline. So a kill at any moment leaves at most one torn line at the end
-of the file, which readers ignore and the next writer cuts:
+of the file. Readers ignore this line, and the next writer cuts it:
 
     {"loss": 2.5, "step": 30}   newline: this is a row
     {"loss": 2.4, "step": 60}   newline: this is a row
-    {"loss": 2.3, "st           torn: no newline, so this is no row
+    {"loss": 2.3, "st           torn: no newline, so this is not a row
 
 JSON has no NaN or infinity. A float that is not finite is written as null, and
 the row types read null as NaN.
@@ -29,12 +29,17 @@ Directory = str | os.PathLike[str]
 
 
 class RecordError(RuntimeError):
-  """A file cannot be written or read; the message is one line."""
+  """Raised if a file cannot be written or read. The message is one line."""
 
 
 @contextlib.contextmanager
 def one_line(path: Directory, verb: str = "write") -> Iterator[None]:
-  """Turns an OSError in the block into a RecordError that names the path."""
+  """Turns an OSError in the block into a RecordError of one line.
+
+  Args:
+    path: File or directory that the block uses, for the message.
+    verb: What the block does with the path, for the message.
+  """
   try:
     yield
   except OSError as error:
@@ -72,7 +77,9 @@ def plain(value: Any) -> Any:
     return plain(value.tolist())
   if isinstance(value, float):
     return value if math.isfinite(value) else None
-  return os.fspath(value) if isinstance(value, os.PathLike) else value
+  if isinstance(value, os.PathLike):
+    return os.fspath(value)
+  return value
 
 
 def write_atomically(path: Directory, text: str | bytes) -> None:
@@ -80,8 +87,8 @@ def write_atomically(path: Directory, text: str | bytes) -> None:
 
   Args:
     path: File to replace; its directory must exist.
-    text: New content; a string is written as UTF-8, with escapes for the bytes
-      of a file name that is none.
+    text: New content. A string is written as UTF-8. Bytes of file names that
+      are not UTF-8 are written as escapes.
 
   Raises:
     RecordError: If the system refuses.
@@ -99,12 +106,13 @@ def write_json(path: Directory, value: Any) -> None:
 
 
 def whole_lines(path: pathlib.Path) -> list[bytes]:
-  """Returns the lines of a file that end with a newline; it may be missing.
+  """Returns the lines of a file that end with a newline.
 
-  A FIFO has none, because it would be waited for.
+  A missing file has no lines. Neither has a FIFO, because to read it would mean
+  to wait for a writer.
 
   Raises:
-    RecordError: If it is a folder, or the file cannot be read.
+    RecordError: If the path is a folder, or if the file cannot be read.
   """
   if path.is_dir():
     raise RecordError(f"{path} is a folder, and has to be a file")
@@ -118,6 +126,11 @@ def whole_lines(path: pathlib.Path) -> list[bytes]:
 
 
 def _parse(path: pathlib.Path, lines: Iterable[bytes]) -> list[dict[str, Any]]:
+  """Returns the rows of some lines.
+
+  Raises:
+    RecordError: If a line is not a JSON object with an integer "step".
+  """
   rows = []
   for number, line in enumerate(lines, start=1):
     try:
@@ -146,16 +159,17 @@ def read_rows(path: Directory) -> list[dict[str, Any]]:
 
 
 class JsonLines:
-  """A file of rows to which rows are appended, one JSON object per line."""
+  """A file with one JSON object per line, to which rows are appended."""
 
   def __init__(self, path: Directory, last_step: int = -1):
     """Cuts a torn last line, and the rows that a restored run writes again.
 
-    Example: rows of the steps 30, 60 and 90 and a checkpoint of step 60. The
-    row of step 90 is cut, and the restored run writes it again.
+    Example: a file has rows of the steps 30, 60 and 90, and the checkpoint is
+    of step 60. The row of step 90 is cut, and the restored run writes it again.
 
-    The closing row is always cut. It is written after the flush, and no
-    checkpoint holds the flush. So a run that ends again writes it again.
+    The row of kind "final" is always cut. It is written after the flush, and no
+    checkpoint of a run that continues is after the flush. So the run writes the
+    row again.
 
     Args:
       path: File, created with the first row; its directory must exist.
@@ -163,11 +177,12 @@ class JsonLines:
     """
     self.path = pathlib.Path(path)
     lines = whole_lines(self.path)
-    remaining = b"".join(
-      line
-      for line, row in zip(lines, _parse(self.path, lines), strict=True)
-      if row["step"] <= last_step and row.get("kind") != "final"
-    )
+    remaining_lines = []
+    for line, row in zip(lines, _parse(self.path, lines), strict=True):
+      is_final = row.get("kind") == "final"
+      if row["step"] <= last_step and not is_final:
+        remaining_lines.append(line)
+    remaining = b"".join(remaining_lines)
     if self.path.is_file() and self.path.stat().st_size != len(remaining):
       write_atomically(self.path, remaining)
 

@@ -1,14 +1,14 @@
-"""Records the numbers of a run; the trainer writes them through one object.
+"""Defines the rows of a run's records, and writes and reads them.
 
-There are two files. Rows of `metrics.jsonl` depend on seed and config alone. A
-run that was killed and resumed must write the same bytes as one that was not.
-For that the trainer must record every row up to a step before it saves a
-checkpoint of that step. Rows of `timing.jsonl` depend on the machine, so they
-differ between two runs.
+There are two files. The rows of `metrics.jsonl` depend only on seed and config.
+A run that was killed and resumed must write the same bytes as a run that was
+not killed. So the trainer must record every row up to a step before it saves a
+checkpoint of that step. The rows of `timing.jsonl` depend on the machine, so
+they differ between two runs.
 
-The recorder builds the types of rows from the trainer's numbers, and reports
-read them again. So every field has one spelling. A reader skips fields that it
-does not know, so an older version can read the files of a newer one.
+The recorder builds rows from the trainer's numbers, and reports read the rows
+as the same types. So every field has one spelling. A reader skips fields that
+it does not know, so an older version can read the files of a newer one.
 """
 
 import dataclasses
@@ -20,8 +20,9 @@ from typing import Any, SupportsFloat, TypeVar
 from dilocox_jax.checks import of_type, require, within_limits
 from dilocox_jax.metrics import lines
 
-METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
-MAILBOX_LOG = "mailbox.jsonl"  # Who was there, if replicas meet in a store.
+METRICS = "metrics.jsonl"
+TIMING = "timing.jsonl"
+MAILBOX_LOG = "mailbox.jsonl"  # Members of each event of a run with a mailbox.
 _Row = TypeVar("_Row")
 
 
@@ -46,7 +47,7 @@ class DriftRow:
       low rank.
     energy_rank: Mean rank that holds a given share of the averaged update's
       energy; NaN without low rank.
-    observed: What an aggregator of one's own has recorded, by name.
+    observed: Values that a user's aggregator has recorded, by name.
   """
 
   fragment: int
@@ -64,7 +65,7 @@ class RoundRow:
   """One round of training.
 
   Attributes:
-    step: Inner steps finished.
+    step: Finished inner steps.
     tokens: Tokens seen so far by all replicas together.
     phase: "rounds" or "data_parallel".
     loss: Mean loss over the round's steps and the replicas, in nats.
@@ -72,8 +73,8 @@ class RoundRow:
     grad_norm: Norm of the inner gradient before clipping.
     learning_rate: Learning rate of the inner optimizer at the last step.
     sent_bytes: Bytes that one replica sent in this round.
-    total_sent_bytes: Bytes that one replica has sent since the start, also in
-      evaluations and in the flush, which belong to no round.
+    total_sent_bytes: Bytes that one replica has sent since the start. They
+      include evaluations and the flush, which belong to no round.
     drift: One entry per fragment that was measured in the round.
   """
 
@@ -94,16 +95,16 @@ class Evaluation:
   """The validation losses of one evaluation, in nats per token.
 
   Attributes:
-    step: Inner steps finished.
+    step: Finished inner steps.
     tokens: Tokens seen so far by all replicas together.
     total_sent_bytes: Bytes that one replica has sent since the start.
     outer_loss: Loss of the outer parameters.
-    mean_loss: Loss of the mean of the replicas' parameters; NaN where it would
-      have had to be sent between processes.
+    mean_loss: Loss of the mean of the replicas' parameters; NaN if there are
+      several processes, which would have to send their parameters.
     replica_loss: Loss of replica 0.
     flushed: Whether all pending exchanges had been applied.
-    judge_loss: Loss of the outer parameters on the text that judges; NaN but
-      after the last step of a run that has one.
+    judge_loss: Loss of the outer parameters on the judge text. It is NaN,
+      except in the last evaluation of a run that has such a text.
   """
 
   step: int
@@ -120,24 +121,29 @@ class Evaluation:
 class Timing:
   """The time that one event took on the wall clock.
 
-  The durations of a run's events add up to the time that it trained.
+  The durations of all events add up to the training time of the run.
 
   Attributes:
-    step: Inner steps finished when the event ended.
-    event: One of "compile" (for the event of the next row), "round",
-      "evaluation", "checkpoint" (until the run can go on), "flush" (what is
-      applied after the last step), and, where replicas meet in a store,
-      "catch_up" (taking over what the others did without this one).
+    step: Finished inner steps when the event ended.
+    event: Name of the event:
+
+      - "compile": JAX compiled programs for the event of the next row.
+      - "round": a segment of training.
+      - "evaluation": validation losses were computed.
+      - "checkpoint": a save was started, until the run could continue.
+      - "flush": the updates still in flight after the last step were applied.
+      - "catch_up": a replica with a mailbox took over what the others had done
+        without it.
     wall_s: Duration of the event in seconds, not the time since the start. A
-      round ends when the devices have its results.
+      round ends when the devices have computed its results.
     tokens_per_s: Tokens of all replicas divided by the duration; NaN for an
       event that trained on no tokens.
     simulated_s: Seconds since the start on the run's simulated clock; NaN for
-      a run without one.
+      a run without a clock.
     exposed_s: Seconds of a round in which the replicas had done their inner
-      steps and waited for a delayed exchange; NaN where the exchange is part of
-      the window's program, which does not tell.
-    link_bytes: Bytes that left this process by its throttled link, headers
+      steps and waited for a delayed exchange; NaN if the exchange is part of
+      the window's program, so that nobody can measure the time.
+    link_bytes: Bytes that left this process through its throttled link, headers
       included; NaN without such a link.
   """
 
@@ -150,7 +156,7 @@ class Timing:
   link_bytes: float = math.nan
 
 
-# Function that converts a number or JSON value to the type of a field.
+# Functions that convert a number or a JSON value to the type of a field.
 _CONVERT = {
   int: int,
   float: float_or_nan,
@@ -167,7 +173,7 @@ def from_json(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
   Args:
     kind: `RoundRow`, `Evaluation`, `Timing` or `DriftRow`.
-    row: Values by field; None in a float field becomes NaN. Fields that `kind`
+    row: Values by field. None in a float field becomes NaN. Fields that `kind`
       does not have are skipped.
 
   Raises:
@@ -185,32 +191,32 @@ def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
   Args:
     kind: As for `from_json`.
-    row: The object, as JSON has it.
+    row: The object, as `json.loads` returns it.
 
   Raises:
-    ValueError: One line, if a field is missing, or has a value that is never
-      written.
+    ValueError: One line, if a field is missing, or if the recorder never writes
+      such a value.
   """
   for field in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
     if field.name in row:
       _check(field.type, field.name, row[field.name])
     else:
-      is_free = not _has_no_default(field)
-      require(is_free, f"the field {field.name!r} is missing")
+      has_default = not _has_no_default(field)
+      require(has_default, f"the field {field.name!r} is missing")
   return from_json(kind, row)
 
 
 def _check(kind: Any, name: str, value: Any) -> None:
   """Raises ValueError unless a field of a row may have a value."""
   if typing.get_origin(kind) is list:
-    (inner,) = typing.get_args(kind)
-    for each in of_type(name, value, list):
-      _check(inner, name, each)
+    (item_kind,) = typing.get_args(kind)
+    for item in of_type(name, value, list):
+      _check(item_kind, name, item)
   elif kind is DriftRow:
     read_row(DriftRow, of_type(name, value, dict))
   elif kind is float:
     value = of_type(name, value, float | None)
-    # Losses may be below 0. Seconds, rates and bytes may not.
+    # Losses may be below 0. Seconds and bytes may not.
     if value is not None and name.endswith(("_s", "_bytes")):
       within_limits(name, value, at_least=0)
   else:
@@ -220,6 +226,7 @@ def _check(kind: Any, name: str, value: Any) -> None:
 
 
 def _has_no_default(field: dataclasses.Field) -> bool:
+  """Whether a field of a dataclass must be given."""
   missing = dataclasses.MISSING
   return field.default is missing and field.default_factory is missing
 
@@ -233,10 +240,10 @@ class Recorder:
     """Opens the files and cuts the rows that a restored run writes again.
 
     Args:
-      workdir: Run directory; created if missing. None writes nothing, for all
-        processes but the first.
+      workdir: Run directory; created if missing. None writes nothing; all
+        processes but the first pass it.
       resume_step: Inner step of the restored checkpoint. None starts a new run
-        and cuts all rows. There are some if a run was killed before its first
+        and cuts all rows that a run has left which was killed before its first
         checkpoint.
     """
     self._files: dict[str, lines.JsonLines] = {}
@@ -247,6 +254,7 @@ class Recorder:
         self._files[name] = lines.JsonLines(workdir / name, last_step)
 
   def _append(self, name: str, row: Mapping[str, Any]) -> None:
+    """Appends a row to a file, if this process writes."""
     if name in self._files:
       self._files[name].append(row)
 
@@ -266,27 +274,27 @@ class Recorder:
     """Records the validation losses of one evaluation.
 
     Args:
-      num_steps: Inner steps that the run was asked for. Given for the closing
-        row only, which is recorded after the flush.
+      num_steps: Inner steps of the run, for the last row only, which is
+        recorded after the flush.
       **fields: Fields of `Evaluation` without `flushed`.
     """
     fields["flushed"] = num_steps is not None
     row = dataclasses.asdict(from_json(Evaluation, fields))
-    if math.isnan(row["judge_loss"]):  # Most runs have no such column.
-      del row["judge_loss"]
+    if math.isnan(row["judge_loss"]):
+      del row["judge_loss"]  # Most rows have no judge loss.
     kind: dict[str, Any] = {"kind": "evaluation"}
     if num_steps is not None:
       kind = {"kind": "final", "num_steps": int(num_steps)}
     self._append(METRICS, kind | row)
 
   def record_timing(self, **fields: Any) -> None:
-    """Records the time of an event; events must not overlap in time.
+    """Records the time of an event. Events must not overlap in time.
 
     Args:
-      **fields: Fields of `Timing`. Those without a value may be None.
+      **fields: Fields of `Timing`. Fields without a value may be None.
     """
     row = dataclasses.asdict(from_json(Timing, fields))
-    # Runs without a clock or a throttled link have no columns of NaN.
+    # A run without a clock or a throttled link does not write columns of NaN.
     for name in ("simulated_s", "exposed_s", "link_bytes"):
       if math.isnan(row[name]):
         del row[name]

@@ -1,13 +1,13 @@
-"""What says whose a work directory is, what was run in it, and who is at work.
+"""Claims and locks work directories, and writes the record of a run.
 
 Several programs write files with the same names, such as `report.md`. So the
-first file of a directory is `made_by.json`, and a program writes only into a
-directory that is empty or has its own stamp. Hidden files do not count: they
-are locks, halves of files, or those of a file browser. Two runs at once would
-mix their rows, so a run locks its directory.
+first file of a directory is the stamp `made_by.json`, and a program writes only
+into a directory that is empty or has its own stamp. Hidden files do not count:
+they are locks, partly written files, or files of a file browser. Two runs in
+one directory would mix their rows, so a run locks its directory.
 
-A loss can only be compared with another one if its config, source revision and
-corpus digest are known. So `config.json` and `run.json` are written before the
+Two losses can only be compared if config, source revision and corpus digest of
+both runs are known. So `config.json` and `run.json` are written before the
 first step, and every report reads them. Versions come from the metadata of
 installed packages, so no package is imported for its version.
 """
@@ -32,39 +32,43 @@ from dilocox_jax.metrics import lines
 from dilocox_jax.metrics.lines import Directory
 
 LOCK = ".train.lock"
-CONFIG, RECORD = "config.json", "run.json"
+CONFIG = "config.json"
+RECORD = "run.json"
 _PACKAGES = ("jax", "flax", "optax", "numpy")
-PROGRAM = "train"  # The stamp of all runs, whatever program trains them.
+PROGRAM = "train"  # The program in the stamp of every run's directory.
 
 
 class RefusedError(ValueError):
-  """The directory must not be used in this way; the message says why."""
+  """Raised if a directory must not be used so. The message says why."""
 
 
 class BusyError(RuntimeError):
-  """Another process is at work there; the same call works later."""
+  """Raised if another process uses a directory. The call works later."""
 
 
 def claim(path: Directory, program: str) -> pathlib.Path:
-  """Makes a directory, with the stamp of a program, or finds it so.
+  """Claims a directory for a program: creates it and writes the stamp.
+
+  A directory that already has the program's stamp is left as it is.
 
   Args:
-    path: The directory; made if missing. Several processes of the program may
-      claim it at once.
+    path: The directory; created if missing. Several processes of the program
+      may claim it at once.
     program: Name of the program.
 
   Returns:
     The path.
 
   Raises:
-    RefusedError: If another program or a user made it, or its path is
-      not UTF-8. It is as it was then.
+    RefusedError: If the directory has files or a stamp of another program, or
+      if its path is not UTF-8. Nothing in it is changed then.
     OSError: If the system refuses.
   """
   path = pathlib.Path(path)
   _check_name(path)
   path.mkdir(parents=True, exist_ok=True)
-  # Listed first: whoever else claims it writes the stamp before other files.
+  # The files are listed before the stamp is read, because a process that claims
+  # the directory at the same time writes the stamp before other files.
   names = [name for name in os.listdir(path) if not name.startswith(".")]
   owner = _owner(path / STAMP)
   if owner is None and names:
@@ -77,32 +81,35 @@ def claim(path: Directory, program: str) -> pathlib.Path:
       "choose another --workdir"
     )
   if owner is None:
-    _write(path, program)
+    _write_stamp(path, program)
   return path
 
 
 def _check_name(path: pathlib.Path) -> None:
-  """Refuses a path that Orbax and the pages cannot write."""
-  whole = str(path.resolve())
+  """Refuses a path that is not UTF-8: Orbax and reports cannot write it."""
+  full_path = str(path.resolve())
   try:
-    whole.encode()
+    full_path.encode()
   except UnicodeEncodeError as error:
     raise RefusedError(
-      f"{whole} is not named in UTF-8: choose another directory, or set "
+      f"{full_path} is not named in UTF-8: choose another directory, or set "
       "PYTHONUTF8=1 if its name is UTF-8 and the locale is not"
     ) from error
 
 
 def _owner(stamp: pathlib.Path) -> str | None:
+  """Returns the program that a stamp names; None without a readable stamp."""
   try:
     program = json_file(stamp).get("program")
   except ValueError:
     return None
-  return None if program is None else str(program)
+  if program is None:
+    return None
+  return str(program)
 
 
-def _write(path: pathlib.Path, program: str) -> None:
-  """Writes the stamp, also if other processes do so at the same time."""
+def _write_stamp(path: pathlib.Path, program: str) -> None:
+  """Writes the stamp. Other processes may write it at the same time."""
   partial = path / f".{STAMP}.{uuid.uuid4().hex}"
   with partial.open("x") as file:
     file.write(json.dumps({"program": program}) + "\n")
@@ -112,16 +119,18 @@ def _write(path: pathlib.Path, program: str) -> None:
 
 
 def check_subfolder(workdir: pathlib.Path, *names: str) -> pathlib.Path:
-  """Returns the path of a folder in a work directory, which may be missing.
+  """Returns the path of a folder in a work directory, and checks the path.
 
-  Libraries and other programs open it by its path.
+  Libraries and other programs open the folder by its path, and would follow a
+  link. The folder may be missing.
 
   Args:
     workdir: The work directory; it may be missing.
-    *names: Names of the folders, each in the one before.
+    *names: Names of the folders. Each lies in the folder before it.
 
   Raises:
-    RefusedError: If a link or something else has one of the names.
+    RefusedError: If something with one of the names is not a folder, for
+      example a link.
   """
   path = workdir.joinpath(*names)
   with _refusing(path), contextlib.suppress(FileNotFoundError):
@@ -131,15 +140,15 @@ def check_subfolder(workdir: pathlib.Path, *names: str) -> pathlib.Path:
 
 @contextlib.contextmanager
 def held(workdir: pathlib.Path) -> Iterator[None]:
-  """Holds the lock of a run directory for as long as the block lasts.
+  """Holds the lock of a run directory while the block runs.
 
   Args:
-    workdir: The run directory; made if missing.
+    workdir: The run directory; created if missing.
 
   Raises:
-    BusyError: If another run holds it.
-    RefusedError: If the directory is not that of a run, or the lock's file
-      cannot be made.
+    BusyError: If another run holds the lock.
+    RefusedError: If the directory does not belong to a run, or if the file of
+      the lock cannot be created.
   """
   with _refusing(workdir / LOCK):
     claim(workdir, PROGRAM)
@@ -152,25 +161,25 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
-  """Holds a lock on a file, for what only one process at a time may do.
+  """Holds a lock on a file while the block runs.
 
-  The kernel releases a lock when the last process that has the file open ends,
-  killed or not. A child process may inherit the open file and so keep the lock
-  until it has ended, too: the processes of a launch do. Lock libraries open
-  and close files by themselves and do not allow that. On a file system that has
-  no locks, as some network file systems, there is a warning.
+  The kernel releases the lock when the last process that has the file open
+  ends, killed or not. A child process that inherits the open file keeps the
+  lock until it has ended, too. The processes of a launch do so. Lock libraries
+  open and close the file by themselves, so they do not allow that. Some network
+  file systems have no locks. There the function logs a warning and goes on.
 
   Args:
-    path: File of the lock; made if missing. Nothing is written to it.
+    path: File of the lock; created if missing. Nothing is written to it.
     refusal: Message if another process holds the lock.
 
   Yields:
     Descriptor of the file.
 
   Raises:
-    BusyError: If another process holds the lock. The message ends with its
-      number where the system tells it (Linux).
-    RefusedError: If the file cannot be made.
+    BusyError: If another process holds the lock. On Linux the message ends with
+      the number of the process.
+    RefusedError: If the file cannot be created.
   """
   with _refusing(path):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -186,12 +195,13 @@ def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
 
 
 def _holders(path: pathlib.Path) -> str:
-  """Returns " (process 12)" for the other processes that have a file open."""
-  whole = str(path.resolve())
+  """Names the other processes that have a file open, e.g. " (process 12)"."""
+  full_path = str(path.resolve())
   numbers = set()
   for link in pathlib.Path("/proc").glob("[0-9]*/fd/*"):
-    with contextlib.suppress(OSError):  # It has ended, or is another user's.
-      if os.readlink(link) == whole:
+    # Reading fails if the process has ended, or belongs to another user.
+    with contextlib.suppress(OSError):
+      if os.readlink(link) == full_path:
         numbers.add(int(link.parts[2]))
   numbers.discard(os.getpid())
   if not numbers:
@@ -210,6 +220,7 @@ def _refusing(path: pathlib.Path) -> Iterator[None]:
 
 
 def _git(*arguments: str) -> str:
+  """Runs Git on the source of this package and returns its output."""
   package = pathlib.Path(__file__).parent
   # In a hook of Git these variables name the repository of the hook.
   environment = {
@@ -217,7 +228,7 @@ def _git(*arguments: str) -> str:
     for name, value in os.environ.items()
     if not name.startswith("GIT_")
   }
-  done = subprocess.run(
+  finished = subprocess.run(
     ["git", "-C", str(package), *arguments],
     env=environment,
     capture_output=True,
@@ -225,24 +236,27 @@ def _git(*arguments: str) -> str:
     timeout=10,
     check=True,
   )
-  return done.stdout.strip()
+  return finished.stdout.strip()
 
 
 def source_revision() -> str | None:
   """Returns the commit of this source, or None outside a checkout.
 
-  It ends with "-dirty" if tracked files were edited.
+  The text ends with "-dirty" if tracked files were edited.
   """
   try:
     # An installed copy may lie inside the checkout of another project, for
-    # example in its virtual environment. That commit is not ours.
+    # example in its virtual environment. The commit of that project is not the
+    # revision of this source.
     if _git("rev-parse", "--show-prefix") != "dilocox_jax/metrics/":
       return None
     revision = _git("rev-parse", "--verify", "HEAD")
     edited = _git("status", "--porcelain", "--untracked-files=no")
   except (OSError, subprocess.SubprocessError):
     return None
-  return f"{revision}-dirty" if edited else revision
+  if edited:
+    return f"{revision}-dirty"
+  return revision
 
 
 def write_run_record(
@@ -254,17 +268,17 @@ def write_run_record(
 ) -> None:
   """Writes `config.json` and `run.json`.
 
-  The record of a continued run lists its earlier starts if they differ: by
-  another command, on other devices, or from other source.
+  The record of a continued run lists the earlier starts that differ from this
+  one: by another command, on other devices, or from another source.
 
   Args:
     workdir: Run directory; created if missing.
     config: Whole config as nested mappings.
-    run: What is trained, on what. Runs can be compared only if corpus_digest
-      and held_out_digest are equal: hashes of the training text and of the
-      sequences of every evaluation.
-    start: How this program trains it: command, platform, and the values that
-      the config left to the devices (chosen_for_device).
+    run: Facts about the run: its model, its method and its data. Two runs can
+      be compared only if corpus_digest and held_out_digest are equal. These are
+      hashes of the training text and of the sequences of every evaluation.
+    start: Facts about this start of the run: command, platform, and the values
+      that the config left to the devices (chosen_for_device).
     continues: Whether the run continues from a checkpoint.
 
   Raises:
@@ -278,9 +292,11 @@ def write_run_record(
     "source_revision": source_revision(),
     "versions": {"python": host.python_version(), **versions},
   }
-  earlier = _earlier_starts(workdir, start) if continues else []
+  earlier_starts = []
+  if continues:
+    earlier_starts = _earlier_starts(workdir, start)
   lines.write_json(
-    workdir / RECORD, {**run, **start, "earlier_starts": earlier}
+    workdir / RECORD, {**run, **start, "earlier_starts": earlier_starts}
   )
 
 
@@ -289,13 +305,15 @@ def _earlier_starts(
 ) -> list[dict[str, Any]]:
   """Lists the earlier starts that differ from this one, the oldest first."""
   try:
-    before = json_file(workdir / RECORD)
-    listed = of_type("earlier_starts", before.get("earlier_starts", []), list)
+    record = json_file(workdir / RECORD)
+    listed_starts = of_type(
+      "earlier_starts", record.get("earlier_starts", []), list
+    )
   except ValueError:
     return []  # A run without its old record can still continue.
-  last = {name: before.get(name) for name in start}
-  starts = []
-  for earlier in (*listed, last):
-    if earlier not in (*starts, start):
-      starts.append(earlier)
-  return starts
+  last_start = {name: record.get(name) for name in start}
+  earlier_starts = []
+  for earlier_start in [*listed_starts, last_start]:
+    if earlier_start != start and earlier_start not in earlier_starts:
+      earlier_starts.append(earlier_start)
+  return earlier_starts

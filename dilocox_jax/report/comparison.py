@@ -1,10 +1,11 @@
-"""Several runs, or all settings of a sweep, in the same tables and pictures.
+"""Shows several runs, or all settings of a sweep, in one page.
 
-A loss means nothing across two texts, and the default text differs between
-Python versions. So runs with different digests are refused, also if they only
-differ in the windows of one corpus that they are evaluated on. A sweep may take
-hours and is often done in several sittings: runs that are missing are shown as
-missing, and everything else is reported.
+Losses on two texts cannot be compared, and the default text differs between
+Python versions. So runs with different digests are refused. They are also
+refused if they were evaluated on different windows of one corpus.
+
+A sweep may take hours, and is often run in several parts. So missing runs are
+shown as missing, and everything else is reported.
 """
 
 import collections
@@ -40,21 +41,20 @@ _READING = (
   " are relative to the baseline, without one to fp32 gradients in every step."
 )
 _OF_SETTINGS = ("run", "loss", "gap", "to", "sent bytes", "fewer bytes")
-_HOURS = "hours_"  # Begin of the name of a picture of a clock.
+_HOURS = "hours_"  # Start of the file name of a clock's picture.
 _OF_RUNS = ("run", "loss", "gap", "sent bytes", "fewer bytes", "steps")
 
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-  """What a comparison says, on a page and on a terminal.
+  """A comparison of settings, for a page or for a terminal.
 
   Attributes:
     title: Title of the page.
     frame: All settings.
     intro: Paragraphs in front of the tables.
     failed: Run, reason and log of each run that failed.
-    columns: Columns of the first table; those with nothing in them are left
-      out.
+    columns: Columns of the first table. Empty columns are left out.
   """
 
   title: str
@@ -65,71 +65,92 @@ class Page:
 
   @property
   def equal(self) -> Frame:
-    """The settings at equal tokens: as many as most have."""
-    settings = self.frame.settings
-    tokens = collections.Counter(
-      each.tokens for each in settings if each.tokens
+    """The settings with the number of tokens that most settings have.
+
+    They include settings that have not ended, and settings that diverged
+    earlier.
+    """
+    num_settings = collections.Counter(
+      setting.tokens for setting in self.frame.settings if setting.tokens
     )
-    usual = max(tokens, key=tokens.__getitem__, default=0)
-    # One that diverged did not get as far as its budget.
-    same = [
-      x
-      for x in settings
-      if x.tokens in (0, usual) or (x.tokens < usual and x.loss == math.inf)
-    ]
-    return dataclasses.replace(self.frame, settings=same)
+    usual_tokens = max(num_settings, key=num_settings.__getitem__, default=0)
+    equal_settings = []
+    for setting in self.frame.settings:
+      has_not_ended = setting.tokens == 0
+      has_diverged = setting.tokens < usual_tokens and setting.loss == math.inf
+      if has_not_ended or has_diverged or setting.tokens == usual_tokens:
+        equal_settings.append(setting)
+    return dataclasses.replace(self.frame, settings=equal_settings)
 
   def sections(self) -> Iterator[tuple[str, CellRows, str]]:
     """Yields title, rows and a note of each table.
 
-    They are those at equal tokens, in simulated time, and of the settings with
-    other numbers of tokens.
+    The first table compares settings at equal tokens. Then there is a table for
+    each clock. The last table has the settings with other numbers of tokens, if
+    there are any.
     """
     frame = self.equal
     rows = tables.table(frame, self.columns)
     yield "At equal tokens", tables.without_empty_columns(rows), _READING
-    for clock, what in frame.clocks.items():
+    for clock, description in frame.clocks.items():
       note = (
-        f"Clock '{markdown(clock)}': {markdown(what)}. Times are simulated."
-        " Between two evaluations the loss is taken to fall linearly."
+        f"Clock '{markdown(clock)}': {markdown(description)}. Times are"
+        " simulated. Between two evaluations the loss is taken to fall"
+        " linearly."
       )
       rows = tables.table(frame, ("run",), clock=clock)
       yield f"Time on the clock '{clock}'", rows, note
-    others = [x for x in self.frame.settings if x not in frame.settings]
-    if not others:
+    other_settings = [
+      setting
+      for setting in self.frame.settings
+      if setting not in frame.settings
+    ]
+    if not other_settings:
       return
-    rows = tables.table(self.frame, _OF_SETTINGS[:-1], others)
+    columns = [column for column in _OF_SETTINGS if column != "fewer bytes"]
+    rows = tables.table(self.frame, columns, other_settings)
     rows = tables.without_empty_columns(rows)
-    for row, each in zip(rows, others, strict=True):
+    for row, setting in zip(rows, other_settings, strict=True):
       for clock in frame.clocks:
-        time_s = each.seconds.get(clock, math.nan)
+        time_s = setting.seconds.get(clock, math.nan)
         row[f"time on '{clock}'"] = units.human_time(time_s)
     note = "Learning rate schedules end at the last step of each run."
     yield "With other numbers of tokens", rows, note
 
   def _lines(self) -> Iterator[str]:
-    """Yields the page but for its pictures."""
+    """Yields the lines of the page without its pictures."""
     for paragraph in self.intro:
-      yield from (paragraph, "")
+      yield paragraph
+      yield ""
     for title, rows, note in self.sections():
       yield from _section(title, rows)
-      yield from (note, "")
-    front = [each.label for each in self.equal.pareto_front()] or ["none"]
-    start = "On the Pareto front of loss and bytes, fewest bytes first"
-    yield from (f"{start}: {', '.join(map(markdown, front))}.", "")
+      yield note
+      yield ""
+    labels = [setting.label for setting in self.equal.pareto_front()]
+    front = ", ".join(map(markdown, labels or ["none"]))
+    yield (
+      f"On the Pareto front of loss and bytes, fewest bytes first: {front}."
+    )
+    yield ""
     settings = self.frame.settings
-    changed = [{"run": s.name, "changed": s.changed} for s in settings]
-    if any(each.changed for each in settings):
-      yield from _section("Settings", changed)
+    if any(setting.changed for setting in settings):
+      changes = [
+        {"run": setting.name, "changed": setting.changed}
+        for setting in settings
+      ]
+      yield from _section("Settings", changes)
     if self.failed:
       yield from _section("Failed", self.failed)
 
   def write(self, out_dir: Directory, command: str = "") -> pathlib.Path:
-    """Writes `report.md`, `table.csv` and `figures/`; returns the page's path.
+    """Writes `report.md`, `table.csv` and `figures/`.
 
     Args:
-      out_dir: Directory to write into; made if missing.
+      out_dir: Directory to write into; created if missing.
       command: Command line to show on the page.
+
+    Returns:
+      Path of `report.md`.
 
     Raises:
       RecordError: If a file cannot be written.
@@ -143,47 +164,74 @@ class Page:
     return write_page(out_dir, self.title, lines, command)
 
   def print(self, console: Console) -> None:
-    """Prints the tables on a terminal."""
+    """Prints the tables on a terminal.
+
+    Args:
+      console: The terminal.
+    """
     for title, rows, _ in self.sections():
+      header, cells = tables.header_and_cells(rows)
+      text_columns = [0]
+      if "to" in header:
+        text_columns.append(header.index("to"))
       table = tables.terminal_table(
-        *tables.header_and_cells(rows),
-        left=(0, *(n for n, column in enumerate(rows[0]) if column == "to")),
-        collapse_padding=True,
-        title=title,
+        header, cells, left=text_columns, collapse_padding=True, title=title
       )
       console.print(table)
 
 
 def _section(title: str, rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
-  table = tables.markdown_table(*tables.header_and_cells(rows))
-  yield from (f"## {markdown(title)}", "", *table, "")
+  """Yields the lines of a section with one table."""
+  header, cells = tables.header_and_cells(rows)
+  yield f"## {markdown(title)}"
+  yield ""
+  yield from tables.markdown_table(header, cells)
+  yield ""
 
 
 def side_by_side(runs: Sequence[LoadedRun]) -> Page:
   """Returns the page of several runs.
 
-  Gaps and bytes are relative to AllReduce, or else to the run that sent most.
+  Gaps and bytes are relative to AllReduce. Without AllReduce they are relative
+  to the run that sent most bytes.
 
   Args:
     runs: Runs, at least one, all evaluated on one text.
 
   Raises:
-    ValueError: If there is none, or they were not evaluated on one text.
+    ValueError: If there is no run, or if the runs were not evaluated on one
+      text.
   """
   require(bool(runs), "nothing to compare: give at least one run directory")
   _require_one_text(runs)
-  labeled, baseline = _labeled(runs), ""
+  runs_by_label = _runs_by_label(runs)
+  baseline = ""
   if len(runs) > 1:
-    sent = {label: run.total_sent_bytes for label, run in labeled.items()}
-    by_method = {run.record["method"]: label for label, run in labeled.items()}
-    baseline = by_method.get("allreduce") or max(sent, key=sent.__getitem__)
+    baseline = _baseline(runs_by_label)
   corpus = markdown(runs[0].corpus)
-  intro = [*_unlike(labeled), f"Losses on the corpus {corpus}."]
-  frame = frame_of(labeled, baseline)
-  return Page("Methods side by side", frame, intro, columns=_OF_RUNS)
+  intro = [*_differences(runs_by_label), f"Losses on the corpus {corpus}."]
+  return Page(
+    title="Methods side by side",
+    frame=frame_of(runs_by_label, baseline),
+    intro=intro,
+    columns=_OF_RUNS,
+  )
+
+
+def _baseline(runs: Mapping[str, LoadedRun]) -> str:
+  """Returns the label of AllReduce, or of the run that sent most bytes.
+
+  Args:
+    runs: Runs by label.
+  """
+  label_by_method = {run.record["method"]: label for label, run in runs.items()}
+  if "allreduce" in label_by_method:
+    return label_by_method["allreduce"]
+  return max(runs, key=lambda label: runs[label].total_sent_bytes)
 
 
 def _require_one_text(runs: Sequence[LoadedRun]) -> None:
+  """Raises ValueError unless all runs were evaluated on the same sequences."""
   first = runs[0]
   for run in runs[1:]:
     require(
@@ -200,84 +248,114 @@ def _require_one_text(runs: Sequence[LoadedRun]) -> None:
     )
 
 
-def _labeled(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
+def _runs_by_label(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
   """Returns runs by label: the method, and the directory if methods repeat."""
   methods = [run.record["method"] for run in runs]
-  labels = {}
+  runs_by_label = {}
   for method, run in zip(methods, runs, strict=True):
-    is_repeated = methods.count(method) > 1
-    label = f"{method} ({run.workdir.name})" if is_repeated else method
-    # Directories in different places may have the same name.
-    labels[f"{method} ({run.workdir})" if label in labels else label] = run
-  return labels
+    label = method
+    if methods.count(method) > 1:
+      label = f"{method} ({run.workdir.name})"
+    if label in runs_by_label:
+      # Two directories in different places may have the same name.
+      label = f"{method} ({run.workdir})"
+    runs_by_label[label] = run
+  return runs_by_label
 
 
-def _unlike(runs: Mapping[str, LoadedRun]) -> Iterator[str]:
-  """Says in what runs differ that a reader would take to be alike."""
+def _differences(runs: Mapping[str, LoadedRun]) -> Iterator[str]:
+  """Yields sentences about differences that a reader would not expect.
+
+  They are about numbers of parameters, numbers of replicas, and averages of the
+  parameters.
+
+  Args:
+    runs: Runs by label.
+  """
   fields = {"parameters": "parameter_count", "replicas": "num_replicas"}
-  for what, field in fields.items():
+  for noun, field in fields.items():
     values = {label: run.record[field] for label, run in runs.items()}
     if len(set(values.values())) > 1:
-      each = ", ".join(
-        f"{markdown(label)} {own:,}" for label, own in values.items()
+      values_text = ", ".join(
+        f"{markdown(label)} {value:,}" for label, value in values.items()
       )
-      yield f"**The runs differ in their {what}: {each}.**"
+      yield f"**The runs differ in their {noun}: {values_text}.**"
   averaged = [
     label
     for label, run in runs.items()
     if run.config.get("outer", {}).get("average_power")
   ]
   if averaged:
-    names = ", ".join(map(markdown, averaged))
-    yield f"Evaluated on an average of the parameters: {names}."
+    labels = ", ".join(map(markdown, averaged))
+    yield f"Evaluated on an average of the parameters: {labels}."
 
 
 def _pictures(frame: Frame, out_dir: pathlib.Path) -> Iterator[str]:
-  titles = {panels.BYTES: tables.price(frame) or "Loss and bytes"}
-  if any(len(points) > 1 for s in frame.settings for points in s.curves):
-    titles = {panels.TOKENS: "Validation loss at equal tokens"} | titles
-    titles |= {clock: _time_title(frame, clock) for clock in frame.clocks}
+  """Draws the pictures of a page, and yields the lines that show them.
+
+  Args:
+    frame: Settings at equal tokens, at least one.
+    out_dir: Directory of the page.
+  """
+  titles = {}
+  has_curves = any(
+    len(points) > 1 for setting in frame.settings for points in setting.curves
+  )
+  if has_curves:
+    titles[panels.TOKENS] = "Validation loss at equal tokens"
+  titles[panels.BYTES] = tables.price(frame) or "Loss and bytes"
+  if has_curves:
+    for clock in frame.clocks:
+      titles[clock] = _time_title(frame, clock)
   names = _picture_names(frame)
-  remove_pictures(out_dir, _earlier(out_dir) - {names[a] for a in titles})
+  new_names = {names[axis] for axis in titles}
+  remove_pictures(out_dir, _old_picture_names(out_dir) - new_names)
   for axis, title in titles.items():
-    name, against = names[axis], axis
+    cost = axis
     if axis in frame.clocks:
-      against = f"simulated time on the clock {axis}"
-    figure = panels.loss_panel(frame, axis, title, (8.4, 5.6))
-    yield from picture(figure, out_dir, name, f"Loss against {against}")
+      cost = f"simulated time on the clock {axis}"
+    figure = panels.loss_panel(frame, axis, title, size=(8.4, 5.6))
+    yield from picture(figure, out_dir, names[axis], f"Loss against {cost}")
 
 
 def _picture_names(frame: Frame) -> dict[str, str]:
-  """Returns the name of the file of each axis, without suffix.
+  """Returns the file name of the picture of each axis, without suffix.
 
-  Names of clocks that differ in other characters than letters and digits get
-  numbers, so that no picture replaces another one.
+  If the names of two clocks differ only in characters that are neither letters
+  nor digits, the file names get numbers. So no picture replaces another one.
   """
-  names = {axis: axis for axis in (panels.TOKENS, panels.BYTES)}
+  names = {panels.TOKENS: panels.TOKENS, panels.BYTES: panels.BYTES}
   for clock in frame.clocks:
     name = file_name(f"{_HOURS}{clock}")
-    same = sum(other.startswith(name) for other in names.values())
-    names[clock] = f"{name}_{same + 1}" if same else name
+    num_same = sum(other.startswith(name) for other in names.values())
+    if num_same:
+      name = f"{name}_{num_same + 1}"
+    names[clock] = name
   return names
 
 
-def _earlier(out_dir: pathlib.Path) -> set[str]:
+def _old_picture_names(out_dir: pathlib.Path) -> set[str]:
   """Returns the names of pictures that an earlier page may have left."""
-  timed = (out_dir / FIGURES).glob(f"{_HOURS}*.png")
-  return {panels.TOKENS, panels.BYTES, *(path.stem for path in timed)}
+  names = {panels.TOKENS, panels.BYTES}
+  for path in (out_dir / FIGURES).glob(f"{_HOURS}*.png"):
+    names.add(path.stem)
+  return names
 
 
 def _time_title(frame: Frame, clock: str) -> str:
-  """Names what reaches the target loss first, beside its baseline."""
+  """Returns the title of the picture of a clock.
+
+  It names the setting that reaches the target loss first, and its baseline.
+  """
+  clock_name = escape.picture(clock)
   first = panels.first_to(frame, clock)
   base = frame.base(first) if first else None
   if not first or not base:
-    return f"Validation loss in simulated time on '{escape.picture(clock)}'"
-  own, other = (
-    (style.proper(each.label), tables.reached(each, clock, frame.target))
-    for each in (first, base)
-  )
-  start = "On '{}' {} reaches loss {:g} in {}, {} in {}"
-  return start.format(
-    escape.picture(clock), *own[:1], frame.target, *own[1:], *other
+    return f"Validation loss in simulated time on '{clock_name}'"
+  first_time = tables.reached(first, clock, frame.target)
+  base_time = tables.reached(base, clock, frame.target)
+  return (
+    f"On '{clock_name}' {style.proper(first.label)} reaches loss "
+    f"{frame.target:g} in {first_time}, {style.proper(base.label)} in "
+    f"{base_time}"
   )

@@ -1,9 +1,9 @@
-"""Shows names as they are: on a page, in a picture and on a terminal.
+"""Escapes names, so that pages, pictures and terminals show them as they are.
 
-Names come from others: those of directories, methods, texts, clusters and
-replicas, and values of a config. A name may have characters that mean something
-to Markdown, to the picture library or to a terminal. Each medium has one
-function here, through which every name goes.
+Users choose the names of directories, methods, texts, clusters and replicas,
+and the values of a config. A name may have characters with a meaning in
+Markdown, in the picture library or on a terminal. This module has one function
+for each of them, and every name goes through it.
 """
 
 import functools
@@ -15,7 +15,8 @@ from rich.text import Text
 
 from dilocox_jax.checks import printable
 
-# What Markdown reads: but for a "_" inside a word, as in "overlap_loco".
+# Characters with a meaning in Markdown. A "_" inside a word, as in
+# "overlap_loco", has none.
 _SPECIAL = re.compile(r"([\\`*\[\]~$|]|(?<![^\W_])_|_(?![^\W_]))")
 _LONGEST = 80  # Characters of a name in a picture.
 _NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
@@ -23,14 +24,14 @@ _NO_GLYPH = "\u25a1"  # A square, in place of what the font does not have.
 
 
 class Markdown(str):
-  """A text in which Markdown is meant; any other text is only shown."""
+  """A text that is Markdown. All other texts are escaped."""
 
 
 def markdown(text: str) -> Markdown:
-  """Returns a text, on one line, as Markdown that shows it as it is.
+  """Returns Markdown that shows a text as it is, on one line.
 
   Args:
-    text: The text; if it is `Markdown` already, it is returned.
+    text: The text. If it is `Markdown` already, it is returned unchanged.
   """
   if isinstance(text, Markdown):
     return text
@@ -39,12 +40,15 @@ def markdown(text: str) -> Markdown:
 
 
 def code(text: str) -> Markdown:
-  """Returns a text, on one line, as code of Markdown.
+  """Returns Markdown that shows a text as code, on one line.
 
-  What would end the code, or a table's cell, is shown as plain text instead.
+  A text with a character that would end the code, or the cell of a table, is
+  shown as plain text instead.
   """
   text = printable(text)
-  return markdown(text) if re.search("[`|]", text) else Markdown(f"`{text}`")
+  if re.search("[`|]", text):
+    return markdown(text)
+  return Markdown(f"`{text}`")
 
 
 def indented(text: str) -> Iterator[str]:
@@ -54,37 +58,43 @@ def indented(text: str) -> Iterator[str]:
 
 
 def fenced(text: str) -> list[str]:
-  """Returns the lines of a text between fences, which it cannot close."""
-  longest = max(map(len, re.findall("`+", text)), default=0)
-  fence = "`" * max(3, longest + 1)
+  """Returns the lines of a text between fences that the text cannot close."""
+  longest_run = max(map(len, re.findall("`+", text)), default=0)
+  fence = "`" * max(3, longest_run + 1)
   return [fence, *map(printable, text.splitlines()), fence]
 
 
 def terminal(text: str) -> Text:
-  """Returns a text for a terminal: no markup, no control characters.
+  """Returns a text for a terminal, without markup and control characters.
 
-  A no-break space is only a blank, so it stays.
+  No-break spaces are harmless, so they stay.
   """
   pieces = text.split(_NO_BREAK_SPACE)
   return Text(_NO_BREAK_SPACE.join(map(printable, pieces)))
 
 
 def picture(name: str, longest: int = _LONGEST) -> str:
-  """Returns a name for a picture: one line, not too long, in known letters.
+  """Returns a name for a picture, on one line and not too long.
 
-  A name that begins with "_" has a blank in front: the picture library leaves
-  such names out of a legend.
+  A square replaces characters that the font does not have. A name that starts
+  with "_" gets a blank in front, because the picture library would leave it out
+  of the legend.
 
   Args:
     name: The name.
-    longest: Characters that it may have. The middle of a longer one is left
-      out, since names often differ at their ends.
+    longest: Largest number of characters. The middle of a longer name is left
+      out, because names often differ at their ends.
   """
   name = printable(name)
   if len(name) > longest:
     name = f"{name[: longest - 20]}\u2026{name[-19:]}"
-  shown = "".join(each if _has_glyph(each) else _NO_GLYPH for each in name)
-  return f" {shown}" if shown.startswith("_") else shown
+  characters = [
+    character if _has_glyph(character) else _NO_GLYPH for character in name
+  ]
+  text = "".join(characters)
+  if text.startswith("_"):
+    return f" {text}"
+  return text
 
 
 @functools.cache

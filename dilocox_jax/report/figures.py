@@ -1,7 +1,7 @@
-"""Figures of one run: loss, drift, simulated time and ranks.
+"""Draws the figures of one run: loss, drift, simulated time and ranks.
 
-Each function returns a figure, or None if a run has nothing to show in it. A
-run with one replica has no drift, for example.
+Each function returns a figure, or None if the run has no values for it. For
+example, a run with one replica has no drift.
 """
 
 import math
@@ -15,8 +15,8 @@ from dilocox_jax.report import frame, panels, style, units
 from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.report.style import COLOURS, GREY, MARKERS, PALE
 
-# The three losses are often equal. Larger hollow markers under smaller ones
-# keep all of them visible.
+# The three losses are often equal. The markers of the second and the third are
+# larger and hollow, and lie under the first, so that all of them are visible.
 _LOSSES = {
   "outer_loss": "validation, outer parameters",
   "mean_loss": "validation, replicas' mean",
@@ -33,43 +33,90 @@ _RANKS = {
 
 
 def _plot(
-  ax: Axes, rows: Sequence[Any], across: str, up: str, divisor=1.0, **look: Any
+  ax: Axes,
+  rows: Sequence[Any],
+  *,
+  x_field: str,
+  y_field: str,
+  divisor: float = 1.0,
+  **look: Any,
 ) -> None:
-  """Draws one field of some rows against another, which is divided first."""
-  x = [getattr(row, across) / divisor for row in rows]
-  ax.plot(x, [getattr(row, up) for row in rows], **look)
+  """Draws one field of some rows against another field.
+
+  Args:
+    ax: Axes to draw into.
+    rows: Rows of a run.
+    x_field: Field on the horizontal axis.
+    y_field: Field on the vertical axis.
+    divisor: Number by which the horizontal values are divided.
+    **look: Arguments of `Axes.plot`.
+  """
+  x = [getattr(row, x_field) / divisor for row in rows]
+  y = [getattr(row, y_field) for row in rows]
+  ax.plot(x, y, **look)
 
 
 def _identity(run: LoadedRun) -> str:
-  count = run.record["num_replicas"]
-  noun = "replica" if count == 1 else "replicas"
-  return f"{style.proper(run.record['method'])}, {count} {noun}"
+  """Returns method and number of replicas of a run, for a caption."""
+  num_replicas = run.record["num_replicas"]
+  noun = "replica" if num_replicas == 1 else "replicas"
+  return f"{style.proper(run.record['method'])}, {num_replicas} {noun}"
 
 
 def loss_figure(run: LoadedRun) -> Figure | None:
-  """Draws training and validation loss against tokens."""
+  """Draws training and validation loss against tokens.
+
+  Args:
+    run: The run. Without any loss the result is None.
+  """
   if not run.rounds and not run.evaluations:
     return None
   title = "Training loss so far"
   if run.result:
-    reached = units.human_loss(run.validation_loss)
-    seen = units.human_tokens(run.result.tokens)
-    title = f"Validation loss {reached} after {seen}"
+    loss = units.human_loss(run.validation_loss)
+    tokens = units.human_tokens(run.result.tokens)
+    title = f"Validation loss {loss} after {tokens}"
   figure, (ax,) = style.frame(1, title)
   divisor, unit = units.tokens_unit(run.tokens)
   for index, (field, name) in enumerate(_LOSSES.items()):
-    rows = [x for x in run.evaluations if not math.isnan(getattr(x, field))]
-    if rows and (not index or run.record["num_replicas"] > 1):
-      look: dict[str, Any] = {"marker": MARKERS[index], "label": name}
-      look |= {"color": COLOURS[index], "markersize": 4 + 2 * index}
-      look |= {"fillstyle": "none" if index else "full", "zorder": 5 - index}
-      _plot(ax, rows, "tokens", field, divisor, **look)
-  look = {"color": PALE, "zorder": 2}
-  look |= {"label": "training, mean of replicas"}
-  _plot(ax, run.rounds, "tokens", "loss", divisor, **look)
+    is_of_replicas = index > 0
+    if is_of_replicas and run.record["num_replicas"] == 1:
+      continue  # It equals the loss of the outer parameters.
+    rows = [
+      row for row in run.evaluations if not math.isnan(getattr(row, field))
+    ]
+    if rows:
+      _plot(
+        ax,
+        rows,
+        x_field="tokens",
+        y_field=field,
+        divisor=divisor,
+        marker=MARKERS[index],
+        label=name,
+        color=COLOURS[index],
+        markersize=4 + 2 * index,
+        fillstyle="none" if is_of_replicas else "full",
+        zorder=5 - index,
+      )
+  _plot(
+    ax,
+    run.rounds,
+    x_field="tokens",
+    y_field="loss",
+    divisor=divisor,
+    color=PALE,
+    zorder=2,
+    label="training, mean of replicas",
+  )
   cut = style.cut_high(ax, [row.loss for row in run.rounds], [])
   kind = f"measured: {_identity(run)}{cut}"
-  style.label(ax, kind, f"{unit}, all replicas", "loss (nats a token)")
+  style.label(
+    ax,
+    kind,
+    horizontal=f"{unit}, all replicas",
+    vertical="loss (nats a token)",
+  )
   style.legend(figure, ax, 2)
   return figure
 
@@ -77,63 +124,111 @@ def loss_figure(run: LoadedRun) -> Figure | None:
 def drift_figure(run: LoadedRun) -> Figure | None:
   """Draws pairwise cosine and disagreement by step.
 
-  Fragments are gray lines, and their mean over each round is in front.
+  Each fragment is a gray line. The mean over the fragments of each round is in
+  front of these lines.
+
+  Args:
+    run: The run. Without any drift the result is None.
   """
-  rounds = [row.drift for row in run.rounds if row.drift]
-  if not rounds:
+  drifts_of_rounds = [row.drift for row in run.rounds if row.drift]
+  if not drifts_of_rounds:
     return None
-  entries = [entry for row in rounds for entry in row]
-  fragments = {entry.fragment for entry in entries}
+  drifts = [drift for of_round in drifts_of_rounds for drift in of_round]
+  fragments = {drift.fragment for drift in drifts}
   figure, axes = style.frame(2, "How far the replicas agree on an update")
   for ax, (field, name) in zip(axes, _DRIFT.items(), strict=True):
     for fragment in fragments:
-      rows = [entry for entry in entries if entry.fragment == fragment]
-      _plot(ax, rows, "step", field, marker=".", color=PALE, linewidth=0.9)
-    steps, means = (
-      [frame.mean([getattr(entry, what) for entry in row]) for row in rounds]
-      for what in ("step", field)
+      _plot(
+        ax,
+        [drift for drift in drifts if drift.fragment == fragment],
+        x_field="step",
+        y_field=field,
+        marker=".",
+        color=PALE,
+        linewidth=0.9,
+      )
+    mean_steps = []
+    mean_values = []
+    for of_round in drifts_of_rounds:
+      mean_steps.append(frame.mean([drift.step for drift in of_round]))
+      mean_values.append(
+        frame.mean([getattr(drift, field) for drift in of_round])
+      )
+    ax.plot(
+      mean_steps,
+      mean_values,
+      COLOURS[0],
+      marker="o",
+      ms=3.5,
+      label=f"mean of fragments ({len(fragments)}, gray)",
     )
-    label = f"mean of fragments ({len(fragments)}, gray)"
-    ax.plot(steps, means, COLOURS[0], marker="o", ms=3.5, label=label)
-    style.label(ax, f"measured: {_identity(run)}", "inner steps", name)
+    style.label(
+      ax,
+      f"measured: {_identity(run)}",
+      horizontal="inner steps",
+      vertical=name,
+    )
   style.legend(figure, axes[0], 1)
   return figure
 
 
 def time_figure(run: LoadedRun) -> Figure | None:
-  """Draws validation loss against simulated time; None without a clock."""
+  """Draws validation loss against simulated time.
+
+  Args:
+    run: The run. Without a clock the result is None.
+  """
   if not run.simulated_s:
     return None
-  found = frame.frame_of({run.record["method"]: run})
-  last = units.human_time(max(run.simulated_s.values()))
-  reached = units.human_loss(run.validation_loss)
-  title = f"Loss {reached} after {last} of simulated time"
-  (clock,) = found.clocks
-  return panels.loss_panel(found, clock, title)
+  run_frame = frame.frame_of({run.record["method"]: run})
+  end_time = units.human_time(max(run.simulated_s.values()))
+  loss = units.human_loss(run.validation_loss)
+  title = f"Loss {loss} after {end_time} of simulated time"
+  (clock,) = run_frame.clocks
+  return panels.loss_panel(run_frame, clock, title)
 
 
 def rank_figure(run: LoadedRun) -> Figure | None:
-  """Draws ranks of the averaged updates and H; None without low rank."""
-  drift = [entry for row in run.rounds for entry in row.drift]
-  entries = [entry for entry in drift if math.isfinite(entry.rank)]
-  if not entries:
+  """Draws the ranks of the averaged updates, and H of the rounds.
+
+  Args:
+    run: The run. Without low rank the result is None.
+  """
+  drifts = [
+    drift
+    for row in run.rounds
+    for drift in row.drift
+    if math.isfinite(drift.rank)
+  ]
+  if not drifts:
     return None
-  ranks = f"{entries[0].rank:.3g} to {entries[-1].rank:.3g}"
+  ranks = f"{drifts[0].rank:.3g} to {drifts[-1].rank:.3g}"
   title = f"Rank of the updates, sent from {ranks}, and length of the rounds"
   figure, (left, right) = style.frame(2, title)
   for field, (name, color) in _RANKS.items():
-    _plot(left, entries, "step", field, label=name, color=color)
-  steps = [0, *(row.step for row in run.rounds)]
-  lengths = [
-    (row.step, row.step - start)
-    for row, start in zip(run.rounds, steps, strict=False)
-    if row.phase == "rounds"
-  ]
-  ends, counts = zip(*lengths, strict=True)
-  right.plot(ends, counts, color=COLOURS[2], drawstyle="steps-pre")
+    _plot(left, drifts, x_field="step", y_field=field, label=name, color=color)
+  end_steps = []
+  lengths = []
+  start_step = 0
+  for row in run.rounds:
+    if row.phase == "rounds":
+      end_steps.append(row.step)
+      lengths.append(row.step - start_step)
+    start_step = row.step
+  right.plot(end_steps, lengths, color=COLOURS[2], drawstyle="steps-pre")
   kind = f"measured, averaged update: {_identity(run)}"
-  style.label(left, kind, "inner steps", "rank, mean over matrices")
-  style.label(right, "chosen", "inner steps", "inner steps a round (H)")
+  style.label(
+    left,
+    kind,
+    horizontal="inner steps",
+    vertical="rank, mean over matrices",
+  )
+  style.label(
+    right,
+    "chosen",
+    horizontal="inner steps",
+    vertical="inner steps a round (H)",
+  )
   for ax in (left, right):
     ax.set_ylim(bottom=0)
   style.legend(figure, left, 3)

@@ -1,9 +1,9 @@
-"""The frame of every report: evaluations of runs, by setting and seed.
+"""The frame of a report: evaluations of runs, by setting and seed.
 
-A setting is a method with all its hyper-parameters, and has one run for every
+A setting is a method with all its hyper-parameters. It has one run for every
 seed. A run's page, a comparison and a sweep make the same tables and pictures
-of a frame. A mean of three seeds without its error invites readers to believe
-noise, so a mean and its standard error always come together here.
+of a frame. Readers who see a mean of three seeds without its error may believe
+noise. So this module returns a mean together with its standard error.
 """
 
 import dataclasses
@@ -16,15 +16,15 @@ import numpy as np
 
 from dilocox_jax.report.run import LoadedRun
 
-_NEAR = 0.1  # A loss at most a tenth above the baseline's counts as near it.
+_NEAR = 0.1  # Gap up to which a loss counts as near that of the baseline.
 
 
 def standard_error(values: Sequence[float]) -> float:
   """Returns the standard error of a mean.
 
   Args:
-    values: The values; the result is NaN if they are fewer than two, or if one
-      is not finite.
+    values: The values. The result is NaN if there are fewer than two values, or
+      if a value is not finite.
   """
   if len(values) < 2 or not all(map(math.isfinite, values)):
     return math.nan
@@ -32,10 +32,17 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def mean(values: Sequence[float]) -> float:
-  """Returns the mean; infinity if a value is not finite, NaN without values."""
+  """Returns the mean of some values.
+
+  Args:
+    values: The values. The result is infinity if a value is not finite, and NaN
+      without values.
+  """
+  if not values:
+    return math.nan
   if not all(map(math.isfinite, values)):
     return math.inf
-  return statistics.fmean(values) if values else math.nan
+  return statistics.fmean(values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +69,7 @@ class Trace:
   Attributes:
     seed: Seed of the run.
     loss: Last validation loss (nats a token); NaN if the run diverged.
-    sent_bytes: Bytes that one replica sent in all.
+    sent_bytes: Bytes that one replica sent during the whole run.
     steps: Inner steps.
     tokens: Tokens of all replicas together.
     points: Evaluations in order; may be empty.
@@ -84,13 +91,14 @@ class Setting:
 
   Attributes:
     name: Name of the setting.
-    traces: Its runs, one a seed.
-    baseline: Name of the setting that it is compared with.
+    traces: Runs of the setting, one for each seed.
+    baseline: Name of the setting with which this one is compared.
     seconds: Simulated time of the whole run (s), by clock.
-    utilization: Share of that time in which replicas take inner steps.
-    fp32_bytes: What a replica would send as fp32 gradients in every step.
-    changed: What tells it from the other settings, in words.
-    note: End of the name, such as " (not finished)".
+    utilization: Share of this time in which replicas take inner steps, by
+      clock.
+    fp32_bytes: Bytes that a replica would send as fp32 gradients in every step.
+    changed: Hyper-parameters that differ from other settings, in words.
+    note: Text after the name, such as " (not finished)".
   """
 
   name: str
@@ -119,8 +127,8 @@ class Setting:
 
   @property
   def tokens(self) -> int:
-    """Tokens that a run was trained on; 0 where none has ended."""
-    return max((each.tokens for each in self.traces), default=0)
+    """Tokens on which a run was trained; 0 if no run has ended."""
+    return max((trace.tokens for trace in self.traces), default=0)
 
   @property
   def sent_bytes(self) -> float:
@@ -131,17 +139,18 @@ class Setting:
   def curves(self) -> list[Sequence[Point]]:
     """Evaluations of every seed that has some.
 
-    Seeds that diverged are left out if others did not, since they end early.
+    If some seeds diverged and others did not, the curves of diverged seeds are
+    left out, because they end early.
     """
-    begun = [trace for trace in self.traces if trace.points]
-    ended = [trace for trace in begun if math.isfinite(trace.loss)]
-    return [trace.points for trace in ended or begun]
+    with_points = [trace for trace in self.traces if trace.points]
+    finite = [trace for trace in with_points if math.isfinite(trace.loss)]
+    return [trace.points for trace in finite or with_points]
 
   def after(self, clock: str, time_s: float) -> tuple[int, float]:
     """Returns the steps and the loss of the first seed after a simulated time.
 
-    Steps and loss are taken to change linearly between two evaluations. The
-    loss is NaN before the first one.
+    Steps and loss are interpolated linearly between two evaluations. Before the
+    first evaluation the loss is NaN.
 
     Args:
       clock: Name of the clock.
@@ -152,29 +161,39 @@ class Setting:
     times_s = [point.seconds[clock] for point in points]
     if time_s >= times_s[-1]:
       return trace.steps, trace.loss
-    tokens, loss = (
-      float(np.interp(time_s, times_s, [getattr(p, field) for p in points]))
-      for field in ("tokens", "loss")
-    )
+    tokens_of_points = [point.tokens for point in points]
+    losses_of_points = [point.loss for point in points]
+    tokens = float(np.interp(time_s, times_s, tokens_of_points))
+    loss = float(np.interp(time_s, times_s, losses_of_points))
     return int(trace.steps * tokens / trace.tokens), loss
 
   def seconds_to(self, clock: str, target: float) -> list[float]:
-    """Returns when each seed with a curve reached a loss; infinity if never."""
-    found = (trace.points for trace in self.traces if trace.points)
-    return [_seconds_to(points, clock, target) for points in found]
+    """Returns the time at which each seed with a curve reached a loss (s).
+
+    Args:
+      clock: Name of the clock.
+      target: The loss (nats a token). If a seed never reached it, the time is
+        infinity.
+    """
+    return [
+      _seconds_to(trace.points, clock, target)
+      for trace in self.traces
+      if trace.points
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-  """What a report is about.
+  """All settings of a report.
 
   Attributes:
-    settings: In the order of tables.
-    num_seeds: How many runs each setting should have.
-    clocks: What each clock times, by its name.
-    target: Loss whose time tables and pictures show (nats a token); 0: none.
+    settings: Settings in the order of the tables.
+    num_seeds: Number of runs that each setting should have.
+    clocks: Description of each clock, by its name.
+    target: Loss (nats a token). Tables and pictures show the time to reach it.
+      0 means no target.
     front: Names of settings that pictures show in color, the most important
-      first; the lowest losses come after them.
+      first. The settings with the lowest losses follow after them.
   """
 
   settings: Sequence[Setting]
@@ -184,80 +203,109 @@ class Frame:
   front: Sequence[str] = ()
 
   def base(self, setting: Setting) -> Setting | None:
-    """Returns what a setting is compared with; None for a baseline itself.
+    """Returns the baseline of a setting; None for a baseline itself.
 
-    Losses after different numbers of tokens are not compared.
+    Losses after different numbers of tokens are not compared. So the result is
+    also None if the baseline has another number of tokens.
     """
     if setting.baseline in ("", setting.name):
       return None
-    wanted = setting.baseline, setting.tokens
-    named = (
-      each for each in self.settings if (each.name, each.tokens) == wanted
-    )
-    return next(named, None)
+    for other in self.settings:
+      if other.name == setting.baseline and other.tokens == setting.tokens:
+        return other
+    return None
 
   def pairs(self, setting: Setting) -> list[tuple[float, float]]:
-    """Losses of a setting and of its baseline, for each seed of both."""
+    """Returns pairs of a setting's loss and its baseline's, by common seed."""
     base = self.base(setting)
-    losses = {trace.seed: trace.loss for trace in base.traces} if base else {}
+    if base is None:
+      return []
+    base_losses = {trace.seed: trace.loss for trace in base.traces}
     return [
-      (trace.loss, losses[trace.seed])
+      (trace.loss, base_losses[trace.seed])
       for trace in setting.traces
-      if trace.seed in losses
+      if trace.seed in base_losses
     ]
 
   def gap(self, setting: Setting) -> tuple[float, float]:
-    """Returns mean loss / mean loss of the baseline - 1, and its error.
+    """Returns the gap of a setting to its baseline, and its standard error.
 
-    Both means are over the seeds that both have, since losses differ more from
-    seed to seed than between methods. The error is that of the gaps of the
-    seeds. Both are NaN without a baseline, or if it diverged.
+    The gap is (mean loss / mean loss of the baseline) - 1. Both means are over
+    the common seeds, because losses differ more between seeds than between
+    methods. The error is the standard error of the gaps of the seeds. Gap and
+    error are NaN without a baseline, and if the baseline diverged.
     """
     pairs = self.pairs(setting)
-    own, base = mean([a for a, _ in pairs]), mean([b for _, b in pairs])
-    if not math.isfinite(base) or not base:
+    mean_loss = mean([loss for loss, _ in pairs])
+    mean_base_loss = mean([base_loss for _, base_loss in pairs])
+    if not math.isfinite(mean_base_loss) or not mean_base_loss:
       return math.nan, math.nan
-    return own / base - 1, standard_error([a / b - 1 for a, b in pairs])
+    gaps = [loss / base_loss - 1 for loss, base_loss in pairs]
+    return mean_loss / mean_base_loss - 1, standard_error(gaps)
 
   def fewer_bytes(self, setting: Setting) -> float:
-    """Returns bytes of the baseline over the setting's own; NaN for neither."""
-    is_base = setting.name == setting.baseline
-    base = setting if is_base else self.base(setting)
-    most = base.sent_bytes if base else setting.fp32_bytes
-    return most / setting.sent_bytes if setting.sent_bytes else math.nan
+    """Returns by which factor a setting sends fewer bytes than its baseline.
+
+    Without a baseline, the bytes of fp32 gradients in every step are taken
+    instead. The result is NaN if the setting sends nothing.
+    """
+    if not setting.sent_bytes:
+      return math.nan
+    base = self.base(setting)
+    if setting.name == setting.baseline:
+      base = setting
+    base_bytes = base.sent_bytes if base else setting.fp32_bytes
+    return base_bytes / setting.sent_bytes
 
   def cheapest(self) -> Setting | None:
-    """Returns what sends least among what ends near its baseline, if any."""
-    gaps = [self.gap(each)[0] for each in self.settings]
-    whole = [
-      (each, gap)
-      for each, gap in zip(self.settings, gaps, strict=True)
-      if len(each.traces) == self.num_seeds and math.isfinite(gap)
-    ]
-    near = [each for each, gap in whole if gap <= _NEAR]
-    found = near or [each for each, _ in whole]
-    return min(found, key=lambda each: each.sent_bytes, default=None)
+    """Returns the setting that sends fewest bytes at about the same loss.
+
+    Only settings with all seeds and a finite gap count. If the loss of some is
+    near that of their baseline, only these count. The result is None if there
+    is no such setting.
+    """
+    compared = []
+    near = []
+    for setting in self.settings:
+      gap, _ = self.gap(setting)
+      if len(setting.traces) == self.num_seeds and math.isfinite(gap):
+        compared.append(setting)
+        if gap <= _NEAR:
+          near.append(setting)
+    return min(
+      near or compared, key=lambda setting: setting.sent_bytes, default=None
+    )
 
   def pareto_front(self) -> list[Setting]:
-    """Returns the settings that no other one beats in both loss and bytes.
+    """Returns the settings that no other setting beats in both loss and bytes.
 
-    Fewest bytes come first, so losses fall along the front.
+    Only settings with all seeds and a finite loss count. The setting with the
+    fewest bytes comes first, so losses fall along the front.
     """
+    complete = [
+      setting
+      for setting in self.settings
+      if len(setting.traces) == self.num_seeds and math.isfinite(setting.loss)
+    ]
     front: list[Setting] = []
-    whole = [x for x in self.settings if len(x.traces) == self.num_seeds]
-    finite = [each for each in whole if math.isfinite(each.loss)]
-    for each in sorted(finite, key=lambda s: (s.sent_bytes, s.loss)):
-      if not front or each.loss < front[-1].loss:
-        front.append(each)
+    for setting in sorted(complete, key=lambda s: (s.sent_bytes, s.loss)):
+      if not front or setting.loss < front[-1].loss:
+        front.append(setting)
     return front
 
   def records(self) -> list[dict[str, Any]]:
     """Returns all numbers of the settings at full precision, for a CSV."""
-    return [self._record(each) for each in self.settings]
+    return [self._record(setting) for setting in self.settings]
 
   def _record(self, setting: Setting) -> dict[str, Any]:
+    """Returns all numbers of a setting by column."""
     gap, gap_error = self.gap(setting)
-    base, first = self.base(setting), (*setting.traces, None)[0]
+    base = self.base(setting)
+    steps = 0
+    tokens = 0
+    if setting.traces:
+      steps = setting.traces[0].steps
+      tokens = setting.traces[0].tokens
     values = {
       "run": setting.name,
       "changed": setting.changed,
@@ -269,81 +317,110 @@ class Frame:
       "gap_standard_error": gap_error,
       "sent_bytes": setting.sent_bytes,
       "fewer_bytes": self.fewer_bytes(setting),
-      "steps": first.steps if first else 0,
-      "tokens": first.tokens if first else 0,
-      "wall_s": mean([t.wall_s for t in setting.traces]),
+      "steps": steps,
+      "tokens": tokens,
+      "wall_s": mean([trace.wall_s for trace in setting.traces]),
       "is_on_pareto_front": setting in self.pareto_front(),
     }
     for clock in self.clocks:
       values[f"seconds:{clock}"] = setting.seconds.get(clock, math.nan)
       values[f"utilization:{clock}"] = setting.utilization.get(clock, math.nan)
       if self.target:
-        to = mean(setting.seconds_to(clock, self.target))
-        values[f"seconds_to_target:{clock}"] = to
+        times_s = setting.seconds_to(clock, self.target)
+        values[f"seconds_to_target:{clock}"] = mean(times_s)
     return values
 
 
 def _seconds_to(points: Sequence[Point], clock: str, target: float) -> float:
-  """Returns when a run first reached a loss; infinity if it never did.
+  """Returns when a run first reached a loss (s); infinity if it never did.
 
-  The loss is taken to fall linearly between two evaluations: if it is 2 at 10 s
-  and 1 at 20 s, it reaches 1.5 at 15 s.
+  The loss is interpolated linearly between two evaluations. Example: if it is 2
+  at 10 s and 1 at 20 s, it reaches 1.5 at 15 s.
   """
-  first = next((n for n, p in enumerate(points) if p.loss <= target), None)
-  if first is None:
+  before = points[0]
+  for point in points:
+    if point.loss <= target:
+      break
+    before = point
+  else:
     return math.inf
-  before, point = points[max(first - 1, 0)], points[first]
-  start_s, end_s = before.seconds[clock], point.seconds[clock]
+  start_s = before.seconds[clock]
+  end_s = point.seconds[clock]
   fall = before.loss - point.loss
   share = (before.loss - target) / fall if fall else 1.0
   return start_s + share * (end_s - start_s)
 
 
 def clock_of(run: LoadedRun) -> str:
-  """Names the clock of a run such that equal names stand for equal clocks.
+  """Returns a name of a run's clock that different clocks do not share.
 
-  Two clocks of one cluster may have steps of different length.
+  Two clocks of one cluster may differ, for example in the length of a step. So
+  the name includes the digest of the clock.
   """
   digest = run.record.get("clock_digest", "")
-  return f"{run.clock}, {digest}" if digest else run.clock
+  if not digest:
+    return run.clock
+  return f"{run.clock}, {digest}"
 
 
 def frame_of(runs: Mapping[str, LoadedRun], baseline: str = "") -> Frame:
-  """Returns runs side by side; with clocks if all have the same one.
+  """Returns a frame with one setting for each run.
+
+  The frame has a clock if all runs have the same one.
 
   Args:
     runs: The runs by label, finished or not.
-    baseline: Label of the one that the others are compared with.
+    baseline: Label of the run with which the others are compared.
   """
-  names = {clock_of(run): run.clock for run in runs.values() if run.simulated_s}
-  is_timed = len(names) == 1 and all(map(_is_timed, runs.values()))
-  settings = [_setting(run, k, baseline) for k, run in runs.items()]
-  return Frame(settings, clocks=names if is_timed else {})
+  clocks = {
+    clock_of(run): run.clock for run in runs.values() if run.simulated_s
+  }
+  has_one_clock = len(clocks) == 1 and all(map(_is_timed, runs.values()))
+  if not has_one_clock:
+    clocks = {}
+  settings = [_setting(run, label, baseline) for label, run in runs.items()]
+  return Frame(settings, clocks=clocks)
 
 
 def _is_timed(run: LoadedRun) -> bool:
-  """Whether there is a simulated time of each evaluation of a run."""
-  steps = {each.step for each in run.evaluations}
+  """Whether a run has a simulated time for each of its evaluations."""
+  steps = {evaluation.step for evaluation in run.evaluations}
   return bool(steps) and steps <= run.simulated_s.keys()
 
 
 def _setting(run: LoadedRun, name: str, baseline: str) -> Setting:
   """Returns a run as a setting with one seed."""
-  clock, at_s = clock_of(run), run.simulated_s
+  clock = clock_of(run)
+  simulated_s = run.simulated_s
   points = []
-  for each in run.evaluations:
-    seconds = {clock: at_s[each.step]} if each.step in at_s else {}
-    sent = each.total_sent_bytes
-    points.append(Point(each.tokens, sent, each.outer_loss, seconds))
+  for evaluation in run.evaluations:
+    seconds = {}
+    if evaluation.step in simulated_s:
+      seconds[clock] = simulated_s[evaluation.step]
+    point = Point(
+      tokens=evaluation.tokens,
+      sent_bytes=evaluation.total_sent_bytes,
+      loss=evaluation.outer_loss,
+      seconds=seconds,
+    )
+    points.append(point)
   trace = Trace(
-    *(run.config.get("seed", 0), run.validation_loss, run.total_sent_bytes),
-    *(run.steps, run.tokens, points, run.wall_s),
+    seed=run.config.get("seed", 0),
+    loss=run.validation_loss,
+    sent_bytes=run.total_sent_bytes,
+    steps=run.steps,
+    tokens=run.tokens,
+    points=points,
+    wall_s=run.wall_s,
   )
+  end_s = {}
+  if simulated_s:
+    end_s[clock] = max(simulated_s.values())
   return Setting(
-    name,
-    [trace],
-    baseline,
-    {clock: max(at_s.values())} if at_s else {},
+    name=name,
+    traces=[trace],
+    baseline=baseline,
+    seconds=end_s,
     fp32_bytes=run.fp32_bytes,
     note="" if run.finished else " (not finished)",
   )

@@ -1,8 +1,8 @@
 """Page of one run: results, figures, cost, settings and how to reproduce it.
 
-A reader who has only this page must be able to judge its numbers. So the loss
-stands beside the corpus it was measured on, and every figure says whether it
-is measured or derived.
+A reader who has only this page must be able to judge its numbers. So the page
+names the corpus on which the loss was measured, and says of every figure
+whether it is measured or derived.
 """
 
 import collections
@@ -31,10 +31,11 @@ from dilocox_jax.report.escape import code, fenced, indented, markdown
 from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.report.tables import markdown_table
 
-PAGE, FIGURES = "report.md", "figures"
+PAGE = "report.md"
+FIGURES = "figures"  # Folder of the page's pictures.
 SAMPLE = "sample.txt"  # Written by experiments.sample.
 _LONGEST_SAMPLE = 2**24  # Bytes. A longer file is not one of ours.
-# What draws a figure of a run, and the figure's caption, by name of its file.
+# Function that draws a figure of a run, and the figure's caption, by file name.
 _FIGURES: dict[str, tuple[Callable[[LoadedRun], Any], str]] = {
   "loss": (figures.loss_figure, "Loss against tokens (measured)."),
   "drift": (
@@ -53,14 +54,14 @@ _FIGURES: dict[str, tuple[Callable[[LoadedRun], Any], str]] = {
 def picture(
   figure: Any, out_dir: pathlib.Path, name: str, caption: str
 ) -> list[str]:
-  """Saves a figure for a page; returns the lines that show it there.
+  """Saves a figure for a page, and returns the lines that show it there.
 
   Args:
     figure: Matplotlib figure.
-    out_dir: Directory of the page. The figure is written to its `figures/`.
+    out_dir: Directory of the page. The figure is written to its folder
+      `figures/`.
     name: File name without suffix.
-    caption: Text that stands for the picture where it cannot be seen, shown as
-      it is.
+    caption: Text that replaces the picture if the picture cannot be shown.
 
   Raises:
     RecordError: If the file cannot be written.
@@ -75,7 +76,7 @@ def picture(
 
 
 def remove_pictures(out_dir: pathlib.Path, names: Iterable[str]) -> None:
-  """Removes pictures of an earlier page, which the new one does not show.
+  """Removes pictures of an earlier page that the new page does not show.
 
   Args:
     out_dir: Directory of the page.
@@ -93,7 +94,13 @@ def remove_pictures(out_dir: pathlib.Path, names: Iterable[str]) -> None:
 def write_page(
   out_dir: pathlib.Path, title: str, lines: Sequence[str], command: str = ""
 ) -> pathlib.Path:
-  """Writes `report.md`: title, command line if there is one, then the lines.
+  """Writes `report.md`.
+
+  Args:
+    out_dir: Directory of the page.
+    title: Title of the page.
+    lines: Lines below title and command.
+    command: Command line to show below the title; may be "".
 
   Returns:
     Path of `report.md`.
@@ -110,22 +117,27 @@ def write_page(
 
 
 def _summary(run: LoadedRun) -> str:
+  """Returns the first paragraph: what was trained, and how it ended."""
   record = run.record
-  replicas = record["num_replicas"]
-  who = "one replica" if replicas == 1 else f"{replicas} replicas"
-  start = (
+  replicas = "one replica"
+  if record["num_replicas"] != 1:
+    replicas = f"{record['num_replicas']} replicas"
+  tokens = units.human_tokens(run.tokens)
+  training = (
     f"{code(record['method'])} trained {record['parameter_count']:,} parameters"
-    f" on {who} for {run.steps:,} steps ({units.human_tokens(run.tokens)})."
+    f" on {replicas} for {run.steps:,} steps ({tokens})."
   )
   if run.result is None:
-    return f"{start} There is no validation yet."
-  in_bits = f", perplexity {run.perplexity:,.4g}"
+    return f"{training} There is no validation yet."
+  other_units = f", perplexity {run.perplexity:,.4g}"
   if math.isfinite(run.bits_per_byte):
-    in_bits += f", {units.human_loss(run.bits_per_byte)} bits a byte"
-  which = "The final" if run.finished else "The run has not ended. So far the"
+    other_units += f", {units.human_loss(run.bits_per_byte)} bits a byte"
+  start = "The final"
+  if not run.finished:
+    start = "The run has not ended. So far the"
   return (
-    f"{start} {which} validation loss is"
-    f" **{units.human_loss(run.validation_loss)}** nats a token{in_bits}"
+    f"{training} {start} validation loss is"
+    f" **{units.human_loss(run.validation_loss)}** nats a token{other_units}"
     " (measured) on"
     f" the corpus {markdown(record['corpus_name'])} with digest"
     f" {code(record['corpus_digest'])}. Compare losses only if the digests are"
@@ -135,6 +147,7 @@ def _summary(run: LoadedRun) -> str:
 
 
 def _results(run: LoadedRun) -> list[str]:
+  """Returns the table of losses, bytes, steps and tokens."""
   losses = {}
   if run.result:
     losses = {
@@ -145,50 +158,54 @@ def _results(run: LoadedRun) -> list[str]:
     }
   if run.rounds:
     losses["training loss, last round"] = run.rounds[-1].loss
+  rows = []
+  for name, loss in losses.items():
+    if not math.isnan(loss):
+      rows.append((name, units.human_loss(loss), "measured"))
   sent = units.human_bytes(run.total_sent_bytes)
-  rows = [
-    (name, units.human_loss(loss), "measured")
-    for name, loss in losses.items()
-    if not math.isnan(loss)
-  ]
-  rows += [
-    ("bytes sent by one replica", sent, "derived"),
-    ("inner steps", f"{run.steps:,}", "counted"),
-    ("tokens, all replicas", f"{run.tokens:,}", "counted"),
-  ]
+  rows.append(("bytes sent by one replica", sent, "derived"))
+  rows.append(("inner steps", f"{run.steps:,}", "counted"))
+  rows.append(("tokens, all replicas", f"{run.tokens:,}", "counted"))
   return markdown_table(("quantity", "value", "kind"), rows)
 
 
 def _cost(run: LoadedRun) -> Iterator[str]:
-  spent_s = collections.defaultdict(list)
+  """Yields the table of wall times, and sentences about them."""
+  seconds_by_event = collections.defaultdict(list)
   for timing in run.timings:
-    spent_s[timing.event].append(timing.wall_s)
-  rows = [
-    (k, len(v), f"{math.fsum(v):.1f}") for k, v in sorted(spent_s.items())
-  ]
+    seconds_by_event[timing.event].append(timing.wall_s)
+  rows = []
+  for event, seconds in sorted(seconds_by_event.items()):
+    rows.append((event, len(seconds), f"{math.fsum(seconds):.1f}"))
   rows.append(("all", len(run.timings), f"{run.wall_s:.1f}"))
   yield from markdown_table(("event", "times", "wall time (s)"), rows)
   yield ""
-  if math.isfinite(speed := run.tokens_per_s):
-    yield f"Throughput of the rounds: {speed:,.0f} tokens/s."
+  if math.isfinite(run.tokens_per_s):
+    yield f"Throughput of the rounds: {run.tokens_per_s:,.0f} tokens/s."
   yield (
     f"All times were measured on {code(run.record['platform'])}. A run that was"
     " resumed counts only the work that it kept."
   )
   for text in _link(run):
-    yield from ("", text)
+    yield ""
+    yield text
 
 
 def _link(run: LoadedRun) -> Iterator[str]:
   """Yields sentences about a throttled link and about hidden exchanges."""
-  counted = math.fsum(timing.link_bytes for timing in run.timings)
-  if run.total_sent_bytes and math.isfinite(counted):
+  link_bytes = math.fsum(timing.link_bytes for timing in run.timings)
+  if run.total_sent_bytes and math.isfinite(link_bytes):
     yield (
-      f"The kernel counted {units.human_bytes(round(counted))} on the link of"
-      f" process 0 (measured), {counted / run.total_sent_bytes:.3f} times what"
+      f"The kernel counted {units.human_bytes(round(link_bytes))} on the link"
+      " of process 0 (measured),"
+      f" {link_bytes / run.total_sent_bytes:.3f} times what"
       " the plan says that a replica sends."
     )
-  waits = [t.exposed_s for t in run.timings if math.isfinite(t.exposed_s)]
+  waits = [
+    timing.exposed_s
+    for timing in run.timings
+    if math.isfinite(timing.exposed_s)
+  ]
   if waits:
     yield (
       "Exchanges ran beside the inner steps. After its steps a round waited"
@@ -198,10 +215,14 @@ def _link(run: LoadedRun) -> Iterator[str]:
 
 
 def _mailbox_members(workdir: pathlib.Path) -> list[str]:
-  """Says who met in a store and what it cost; nothing if nobody did.
+  """Returns lines about the events of a mailbox; none without a mailbox.
 
-  The trainer writes a row for each event. A replica that began again may have
-  several rows of an event; the last one counts.
+  They name the members of each event, and the requests to the store. The
+  trainer writes a row for each event. If a replica joined the run again, there
+  may be several rows of an event. The last of them counts.
+
+  Args:
+    workdir: Run directory.
 
   Raises:
     RecordError: If a row is damaged.
@@ -210,24 +231,24 @@ def _mailbox_members(workdir: pathlib.Path) -> list[str]:
   try:
     with in_front(f"{workdir / MAILBOX_LOG} has a damaged row: "):
       for row in rows:
-        _check_meeting(row)
+        _check_mailbox_row(row)
   except ValueError as error:
     raise RecordError(str(error)) from error
-  events = {row["event"]: row for row in rows}
-  if not events:
+  if not rows:
     return []
+  rows_by_event = {row["event"]: row for row in rows}
   lines = markdown_table(
-    ("events", "averaged (measured)", "left out"), [*_spans(events)]
+    ("events", "averaged (measured)", "left out"), _event_spans(rows_by_event)
   )
   usage = dict(rows[-1]["usage"])
-  up, down = usage.pop("bytes_up", 0), usage.pop("bytes_down", 0)
-  requests = ", ".join(f"{count:,} {kind}" for kind, count in usage.items())
+  written = units.human_bytes(usage.pop("bytes_up", 0))
+  read = units.human_bytes(usage.pop("bytes_down", 0))
+  requests = ", ".join(f"{number:,} {kind}" for kind, number in usage.items())
   return [
     *lines,
     "",
     f"Since its last start this replica made {requests} requests, wrote"
-    f" {units.human_bytes(up)} and read {units.human_bytes(down)} (measured,"
-    " snapshots and manifests included).",
+    f" {written} and read {read} (measured, snapshots and manifests included).",
   ]
 
 
@@ -249,8 +270,8 @@ def _sample(workdir: pathlib.Path) -> str:
   return (content or b"").decode(errors="replace")
 
 
-def _check_meeting(row: dict[str, Any]) -> None:
-  """Raises ValueError unless a row says who met."""
+def _check_mailbox_row(row: dict[str, Any]) -> None:
+  """Raises ValueError unless a row has the fields of a mailbox event."""
   of_type("event", row.get("event"), int)
   for name in of_type("members", row.get("members"), list):
     of_type("members", name, str)
@@ -260,64 +281,93 @@ def _check_meeting(row: dict[str, Any]) -> None:
     of_type("usage", count, int)
 
 
-def _spans(events: dict[int, Any]) -> Iterator[tuple[str, str, str]]:
-  """Yields events with the same members, one after the other, as one row."""
+def _event_spans(
+  rows_by_event: dict[int, Any],
+) -> Iterator[tuple[str, str, str]]:
+  """Yields the rows of the table of events.
+
+  Consecutive events with the same members share a row.
+
+  Args:
+    rows_by_event: Row of the log by the number of its event.
+  """
 
   def outcome(event: int) -> tuple[str, str]:
-    members, left_out = events[event]["members"], events[event]["left_out"]
-    reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
-    return ", ".join(members) or "nobody", reasons
+    row = rows_by_event[event]
+    members = ", ".join(row["members"]) or "nobody"
+    reasons = "; ".join(
+      f"{name}: {reason}" for name, reason in row["left_out"].items()
+    )
+    return members, reasons
 
-  for found, group in itertools.groupby(sorted(events), outcome):
-    first, *_, last = [*group] * 2
-    yield (f"{first}" if first == last else f"{first} to {last}", *found)
+  events = sorted(rows_by_event)
+  for (members, reasons), group in itertools.groupby(events, outcome):
+    span = list(group)
+    numbers = f"{span[0]}"
+    if len(span) > 1:
+      numbers = f"{span[0]} to {span[-1]}"
+    yield numbers, members, reasons
 
 
-def _again(run: LoadedRun) -> Iterator[str]:
-  record, method = run.record, run.record["method"]
+def _how_to_reproduce(run: LoadedRun) -> Iterator[str]:
+  """Yields the command, the versions, and what the config does not contain."""
+  record = run.record
+  method = record["method"]
   command = record.get("command") or (
     f"python -m experiments.train --config.sync.method={shlex.quote(method)}"
     f" --workdir=runs/{method.partition('(')[0]}"
   )
-  source = "source", record["source_revision"] or "unknown"
-  rows = [*sorted(record["versions"].items()), source]
-  yield from (*fenced(command), "")
+  yield from fenced(command)
+  yield ""
   yield (
     "`config.json` in this directory holds all settings of the run (the table"
     " above). Pass settings that differ from the config file as"
     " `--config.section.field=value`."
   )
-  yield from ("", *markdown_table(("what", "version"), rows))
-  # What adapters leave frozen follows from the settings.
-  named = record.get("handed_in", ())
-  if parts := [part for part in named if not part.startswith("frozen")]:
-    given = "Handed in, in place of what the settings say: "
-    yield from ("", f"{given}{markdown(', '.join(parts))}.")
+  yield ""
+  versions = sorted(record["versions"].items())
+  versions.append(("source", record["source_revision"] or "unknown"))
+  yield from markdown_table(("what", "version"), versions)
+  # The frozen weights of adapters are not named: the settings decide them.
+  parts = [
+    part
+    for part in record.get("handed_in", ())
+    if not part.startswith("frozen")
+  ]
+  if parts:
+    names = markdown(", ".join(parts))
+    yield ""
+    yield f"Handed in, in place of what the settings say: {names}."
   if "exchange" in parts:
     yield "Bytes are those of the codec in the settings."
-  if chosen := record.get("chosen_for_device"):
-    values = ", ".join(code(f"{k}={v}") for k, v in sorted(chosen.items()))
-    yield from (
-      "",
-      f"Left open by the config, chosen for the device: {values}.",
+  chosen = record.get("chosen_for_device")
+  if chosen:
+    values = ", ".join(
+      code(f"{field}={value}") for field, value in sorted(chosen.items())
     )
-  if earlier := record.get("earlier_starts"):
+    yield ""
+    yield f"Left open by the config, chosen for the device: {values}."
+  earlier_starts = record.get("earlier_starts")
+  if earlier_starts:
     yield ""
     yield (
-      f"Parts of this run were started in another way ({len(earlier)} earlier"
+      "Parts of this run were started in another way"
+      f" ({len(earlier_starts)} earlier"
       " starts with another command, platform, source revision or choice for"
       " the device). `run.json` lists them."
     )
 
 
 def _draw(run: LoadedRun) -> Iterator[str]:
+  """Draws the figures of a run, and yields the lines that show them."""
   for name, (draw, caption) in _FIGURES.items():
     figure = draw(run)
     if figure is None:
       remove_pictures(run.workdir, [name])
-    else:
-      yield from picture(figure, run.workdir, name, caption)
-      yield from (f"*{caption}*", "")
+      continue
+    yield from picture(figure, run.workdir, name, caption)
+    yield f"*{caption}*"
+    yield ""
 
 
 def write_report(workdir: Directory) -> pathlib.Path:
@@ -330,8 +380,8 @@ def write_report(workdir: Directory) -> pathlib.Path:
     Path of `report.md`.
 
   Raises:
-    RecordError: If the directory is no run directory, or a file of it cannot be
-      read or written.
+    RecordError: If the directory is not a run directory, or if one of its files
+      cannot be read or written.
   """
   try:
     run = load_run(workdir)
@@ -339,21 +389,25 @@ def write_report(workdir: Directory) -> pathlib.Path:
     raise RecordError(
       f"there is no report: {error}; checkpoints and metrics stay as they are"
     ) from error
-  settings = [(code(k), code(str(v))) for k, v in flat(run.config).items()]
+  settings = [
+    (code(field), code(str(value))) for field, value in flat(run.config).items()
+  ]
   sections: dict[str, Iterable[str]] = {
     "Results": _results(run),
     "Figures": _draw(run),
     "What it cost": _cost(run),
     "Settings": markdown_table(("field", "value"), settings),
-    "How to reproduce": _again(run),
+    "How to reproduce": _how_to_reproduce(run),
   }
-  if members := _mailbox_members(run.workdir):
-    sections["Who met"] = members
-  if sample := _sample(run.workdir):
+  mailbox_members = _mailbox_members(run.workdir)
+  if mailbox_members:
+    sections["Who met"] = mailbox_members
+  sample = _sample(run.workdir)
+  if sample:
     sections["A sample"] = indented(sample)
   lines = [_summary(run), ""]
   for title, body in sections.items():
-    text = [*body] or ["None yet."]
-    lines += [f"## {title}", "", *text, ""]
+    body_lines = list(body) or ["None yet."]
+    lines += [f"## {title}", "", *body_lines, ""]
   title = f"{run.record['method']} on {run.record['corpus_name']}"
   return write_page(run.workdir, title, lines)

@@ -1,51 +1,65 @@
-"""Pictures of a frame: loss against tokens, bytes and simulated time.
+"""Draws pictures of a frame: loss against tokens, bytes and simulated time.
 
-A curve is the mean over seeds, and the band around it reaches from the lowest
-seed to the highest. A reader tells about six curves apart. So at most six have
-a color and a name in the legend, chosen by one rule for all figures: the
-baseline, what the frame names, then the lowest losses. All others are thin and
-gray behind them, where they still show the range of results.
+A curve is the mean over seeds. The band around it reaches from the lowest seed
+to the highest. A reader can tell about six curves apart. So at most six curves
+have a color and a name in the legend. One rule chooses them for all figures:
+first the baseline, then the settings that the frame names, then the lowest
+losses. All other curves are thin and gray, and lie behind. They show the range
+of results.
 """
 
 import dataclasses
 import math
 import statistics
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
+from matplotlib.text import Annotation
 from matplotlib.ticker import EngFormatter
 from matplotlib.transforms import Bbox
 
 from dilocox_jax.report import escape, style, units
 from dilocox_jax.report.frame import Frame, Point, Setting
 
-TOKENS, BYTES = "tokens", "bytes"  # Axes beside the names of clocks.
-MAX_FRONT = 6
+# An axis is `TOKENS`, `BYTES` or the name of a clock.
+TOKENS = "tokens"
+BYTES = "bytes"
+MAX_FRONT = 6  # Number of curves in color.
 _KINDS = {
   TOKENS: "measured",
   BYTES: "loss measured, bytes derived from the plan",
 }
 _TIMED = "loss measured, time simulated"
+# Median distances from the median loss beyond which a loss is out of view.
 _FAR = 4.0
-_WIDE = 4  # Ratio of two ends from which the axis of time is logarithmic.
-_LONGEST = 100  # Ratio of a curve's end to where a logarithmic axis begins.
-_MOST_MARKERS = 20
-_LONGEST_CLOCK = 300  # Characters of the words that say what a clock times.
+_WIDE = 4  # Ratio of the longest to the shortest time that needs a log axis.
+_LONGEST = 100  # Largest ratio of the shortest curve's end to the axis' start.
+_MOST_MARKERS = 20  # Markers on a curve.
+_LONGEST_CLOCK = 300  # Characters of the description of a clock.
 _LINE_CHARACTERS = 12  # Characters of an axis' name that fit into an inch.
 _BEHIND: dict[str, Any] = {
-  **{"color": style.PALE, "marker": ".", "markersize": 2.5},
-  **{"linewidth": 0.9, "zorder": 1.8},
+  "color": style.PALE,
+  "marker": ".",
+  "markersize": 2.5,
+  "linewidth": 0.9,
+  "zorder": 1.8,
 }
 _PARETO: dict[str, Any] = {
-  **{"color": style.GREY, "linestyle": ":", "drawstyle": "steps-post"},
-  **{"marker": "o", "markersize": 8, "markerfacecolor": "none"},
-  **{"linewidth": 1.2, "zorder": 4, "label": "Pareto front"},
+  "color": style.GREY,
+  "linestyle": ":",
+  "drawstyle": "steps-post",
+  "marker": "o",
+  "markersize": 8,
+  "markerfacecolor": "none",
+  "linewidth": 1.2,
+  "zorder": 4,
+  "label": "Pareto front",
 }
-# Places of a name relative to its point (points, 1/72 inch), nearest first.
+# Positions of a name relative to its point (1/72 inch), nearest first.
 _OFFSETS = [
   (x * far, y * far)
   for far in (1.0, 2.0, 3.5)
@@ -62,8 +76,8 @@ class Curve:
     x: Horizontal values.
     y: Losses (nats a token), as many as `x`.
     low: Lower edge of the band around the curve; empty without a band.
-    high: Upper edge of the band.
-    label: Text of the legend; by default the name.
+    high: Upper edge of the band; empty without a band.
+    label: Text of the legend; "" means the name.
   """
 
   name: str
@@ -77,37 +91,54 @@ class Curve:
 def draw_curves(
   ax: Axes, curves: Sequence[Curve], front: Sequence[str]
 ) -> None:
-  """Draws curves: those in front with their method's look, the others gray.
+  """Draws curves: curves in front in their method's color, the others gray.
 
-  Each curve is a little thicker than the next, so that none hides an equal one.
+  Each curve in front is a little thicker than the next one, so that no curve
+  hides an equal one.
 
   Args:
     ax: Axes to draw into.
-    curves: All curves. One without points gets no line and no legend entry.
+    curves: All curves. Curves without points are not drawn.
     front: Names of the curves in front, the thickest first.
   """
-  drawn = {curve.name: curve for curve in curves if len(curve.x)}
+  curves_by_name = {curve.name: curve for curve in curves if len(curve.x)}
   for number, (name, look) in enumerate(style.looks(front).items()):
-    if name not in drawn:
+    if name not in curves_by_name:
       continue
-    curve, wider = drawn.pop(name), 0.2 * (len(front) - 1 - number)
-    size: dict[str, Any] = {"linewidth": 1.4 + wider, "zorder": 3}
-    size["markersize"] = 3.5 + wider if len(curve.x) > 1 else 9
-    # Markers of a long run would merge; the last one is always drawn.
-    spacing = -(-len(curve.x) // _MOST_MARKERS)
-    marked = list(range(len(curve.x) - 1, -1, -spacing))
-    label = curve.label or style.proper(name)
+    curve = curves_by_name.pop(name)
+    extra_width = 0.2 * (len(front) - 1 - number)
+    marker_size = 3.5 + extra_width
+    if len(curve.x) == 1:
+      marker_size = 9
+    # The markers of a long run would merge, so only some are drawn. The last
+    # one is always drawn.
+    spacing = math.ceil(len(curve.x) / _MOST_MARKERS)
+    marked_points = list(range(len(curve.x) - 1, -1, -spacing))
     ax.plot(
-      curve.x, curve.y, gid=name, label=label, markevery=marked, **size, **look
+      curve.x,
+      curve.y,
+      gid=name,
+      label=curve.label or style.proper(name),
+      markevery=marked_points,
+      markersize=marker_size,
+      linewidth=1.4 + extra_width,
+      zorder=3,
+      **look,
     )
     if len(curve.low):
-      band = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
-      ax.fill_between(curve.x, curve.low, curve.high, **band)
-  # Matplotlib leaves labels that begin with "_" out of the legend.
-  for name, curve in drawn.items():
+      ax.fill_between(
+        curve.x,
+        curve.low,
+        curve.high,
+        color=look["color"],
+        alpha=0.15,
+        linewidth=0,
+      )
+  # Matplotlib leaves labels that start with "_" out of the legend.
+  for name, curve in curves_by_name.items():
     ax.plot(curve.x, curve.y, label=f"_{name}", gid=name, **_BEHIND)
-  if drawn:
-    ax.plot([], [], color=style.PALE, label=f"{len(drawn)} others")
+  if curves_by_name:
+    ax.plot([], [], color=style.PALE, label=f"{len(curves_by_name)} others")
 
 
 def loss_panel(
@@ -116,111 +147,199 @@ def loss_panel(
   """Draws validation loss against a cost.
 
   Args:
-    frame: What the report is about, at least one setting.
+    frame: All settings, at least one.
     axis: `TOKENS`, `BYTES` or the name of a clock.
-    title: What the figure shows.
+    title: Title of the figure.
     size: Width and height (inches).
   """
   figure, (ax,) = style.frame(1, title, size)
-  limits, cut, front = _view(frame, axis)
-  most = limits[1] if limits else math.inf
-  divisor, seeds = _scale(ax, frame, axis, most), frame.num_seeds
-  curves = [curve(each, axis, divisor, seeds) for each in frame.settings]
+  limits, above, front = _view(frame, axis)
+  highest_loss = limits[1] if limits else math.inf
+  divisor = _scale(ax, frame, axis, highest_loss)
+  num_seeds = frame.num_seeds
+  curves = [
+    curve(setting, axis, divisor, num_seeds) for setting in frame.settings
+  ]
   draw_curves(ax, curves, front)
-  pareto = [each for each in frame.pareto_front() if each.sent_bytes > 0]
-  is_named = axis == BYTES and len(frame.settings) > MAX_FRONT
-  if is_named and pareto:
-    ends = [(setting.sent_bytes, setting.loss) for setting in pareto]
-    ax.plot(*zip(*ends, strict=True), **_PARETO)
+  pareto = [
+    setting for setting in frame.pareto_front() if setting.sent_bytes > 0
+  ]
+  shows_pareto = axis == BYTES and len(frame.settings) > MAX_FRONT
+  if shows_pareto and pareto:
+    ax.plot(
+      [setting.sent_bytes for setting in pareto],
+      [setting.loss for setting in pareto],
+      **_PARETO,
+    )
   if limits:
     ax.set_ylim(*limits)
   else:
-    ends = [setting.loss for setting in frame.settings]
-    cut = style.cut_high(ax, [point.loss for point in _points(frame)], ends)
-  band = f"; mean and band of {seeds} seeds" if seeds > 1 else ""
-  style.caption(ax, _KINDS.get(axis, _TIMED) + band + cut)
-  if frame.target and frame.target <= most:
+    last_losses = [setting.loss for setting in frame.settings]
+    losses = [point.loss for point in _points(frame)]
+    above = style.cut_high(ax, losses, last_losses)
+  caption = _KINDS.get(axis, _TIMED)
+  if num_seeds > 1:
+    caption += f"; mean and band of {num_seeds} seeds"
+  style.caption(ax, caption + above)
+  if frame.target and frame.target <= highest_loss:
     style.mark(ax, frame.target, f"target {frame.target:g}")
   ax.set_ylabel(style.LOSS_AXIS)
   style.legend(figure, ax, 4)
-  if is_named:
-    names = [(style.proper(s.name), s.sent_bytes, s.loss) for s in pareto]
-    name_points(figure, ax, names)
+  if shows_pareto:
+    named_points = [
+      (style.proper(setting.name), setting.sent_bytes, setting.loss)
+      for setting in pareto
+    ]
+    name_points(figure, ax, named_points)
   return figure
 
 
 def _points(frame: Frame) -> list[Point]:
-  return [p for s in frame.settings for curve in s.curves for p in curve]
+  """Returns all evaluations of all settings."""
+  return [
+    point
+    for setting in frame.settings
+    for points in setting.curves
+    for point in points
+  ]
 
 
 def _view(
   frame: Frame, axis: str
 ) -> tuple[tuple[float, float] | None, str, list[str]]:
-  """Returns the limits of the losses, what is above them, and who is in front.
+  """Chooses the part of the losses that a picture shows.
 
-  With many settings the axis shows where curves end, not where they begin,
-  which is alike for all. One that ends far above the others would squeeze them,
-  so the axis ends below it: farther above the median end than four times the
-  median distance from it.
+  If there are many settings, the axis shows the ends of the curves. The starts
+  are much the same for all. A curve that ends far above the others would
+  squeeze them, so the axis ends below it. "Far above" means: its end is farther
+  above the median end than four times the median distance from the median end.
+
+  Args:
+    frame: All settings.
+    axis: As in `loss_panel`.
+
+  Returns:
+    The lowest and the highest loss of the axis, or None if the axis shows all
+    losses; the end of the caption, about curves above the axis; and the names
+    of the settings in front.
   """
-  ends = {s.name: s.loss for s in frame.settings if math.isfinite(s.loss)}
-  losses = [p.loss for p in _points(frame) if math.isfinite(p.loss)]
-  limits, seen, above = None, ends, ""
-  if len(ends) > MAX_FRONT and losses:
-    middle = statistics.median(ends.values())
-    usual = statistics.median(abs(loss - middle) for loss in ends.values())
-    most = middle + _FAR * usual
-    low, high = min(losses), max(x for x in ends.values() if x <= most)
-    top = high + 0.6 * max(high - low, 0.05 * low)
-    limits = low - 0.04 * (top - low), top
-    seen = {name: loss for name, loss in ends.items() if loss <= top}
+  last_losses = {
+    setting.name: setting.loss
+    for setting in frame.settings
+    if math.isfinite(setting.loss)
+  }
+  losses = [point.loss for point in _points(frame) if math.isfinite(point.loss)]
+  limits = None
+  visible = last_losses
+  above = ""
+  if len(last_losses) > MAX_FRONT and losses:
+    limits = _loss_limits(losses, list(last_losses.values()))
+    _, top = limits
+    visible = {name: loss for name, loss in last_losses.items() if loss <= top}
     above = "; higher losses are above the axis"
-    if missing := [name for name in ends if name not in seen]:
-      above = f"; above the axis: {', '.join(map(style.proper, missing))}"
-  baseline = next((s.baseline for s in frame.settings if s.baseline), "")
-  first = first_to(frame, axis) if axis in frame.clocks else None
-  named = [each.name for each in (first, frame.cheapest()) if each]
-  lowest = sorted(seen, key=seen.__getitem__)
-  wanted = dict.fromkeys((baseline, *named, *frame.front, *lowest))
-  return limits, above, [name for name in wanted if name in seen][:MAX_FRONT]
+    hidden = [name for name in last_losses if name not in visible]
+    if hidden:
+      above = f"; above the axis: {', '.join(map(style.proper, hidden))}"
+  return limits, above, _front_names(frame, axis, visible)
+
+
+def _loss_limits(
+  losses: Sequence[float], last_losses: Sequence[float]
+) -> tuple[float, float]:
+  """Returns the lowest and the highest loss of an axis, as `_view` says.
+
+  Args:
+    losses: All losses.
+    last_losses: Last loss of each setting.
+  """
+  middle = statistics.median(last_losses)
+  usual_distance = statistics.median(abs(loss - middle) for loss in last_losses)
+  far_above = middle + _FAR * usual_distance
+  low = min(losses)
+  high = max(loss for loss in last_losses if loss <= far_above)
+  top = high + 0.6 * max(high - low, 0.05 * low)
+  return low - 0.04 * (top - low), top
+
+
+def _front_names(
+  frame: Frame, axis: str, visible: Mapping[str, float]
+) -> list[str]:
+  """Returns the names of the settings in front, the most important first.
+
+  Args:
+    frame: All settings.
+    axis: As in `loss_panel`.
+    visible: Last loss of each visible setting, by its name.
+  """
+  names = [setting.baseline for setting in frame.settings if setting.baseline]
+  names = names[:1]
+  if axis in frame.clocks:
+    first = first_to(frame, axis)
+    if first:
+      names.append(first.name)
+  cheapest = frame.cheapest()
+  if cheapest:
+    names.append(cheapest.name)
+  names += frame.front
+  names += sorted(visible, key=visible.__getitem__)
+  unique_names = dict.fromkeys(names)
+  return [name for name in unique_names if name in visible][:MAX_FRONT]
 
 
 def first_to(frame: Frame, clock: str) -> Setting | None:
-  """Returns what reaches the target first, without AllReduce and the like.
+  """Returns the setting that reaches the target first.
+
+  Baselines, such as AllReduce, are not counted. The result is None if no
+  setting reaches the target, or if there is no target.
 
   Args:
-    frame: What the report is about.
+    frame: All settings.
     clock: Name of the clock.
   """
-  baselines = {each.baseline for each in frame.settings}
-  times = [
-    (statistics.fmean(found), number)
-    for number, each in enumerate(frame.settings)
-    if frame.target and frame.base(each) and each.name not in baselines
-    if (found := each.seconds_to(clock, frame.target))
-  ]
-  first_s, number = min(times, default=(math.inf, 0))
-  return frame.settings[number] if math.isfinite(first_s) else None
+  if not frame.target:
+    return None
+  baselines = {setting.baseline for setting in frame.settings}
+  first = None
+  first_s = math.inf
+  for setting in frame.settings:
+    if setting.name in baselines or not frame.base(setting):
+      continue
+    times_s = setting.seconds_to(clock, frame.target)
+    if times_s and statistics.fmean(times_s) < first_s:
+      first = setting
+      first_s = statistics.fmean(times_s)
+  return first
 
 
 def _cost(point: Point, axis: str) -> float:
-  if axis in (TOKENS, BYTES):
-    return float(point.tokens if axis == TOKENS else point.sent_bytes)
+  """Returns the tokens, the bytes or the seconds of an evaluation."""
+  if axis == TOKENS:
+    return float(point.tokens)
+  if axis == BYTES:
+    return float(point.sent_bytes)
   return point.seconds.get(axis, 0.0)
 
 
-def _scale(ax: Axes, frame: Frame, axis: str, most: float) -> float:
-  """Labels the horizontal axis; returns the divisor of its unit.
+def _scale(ax: Axes, frame: Frame, axis: str, highest_loss: float) -> float:
+  """Labels the horizontal axis, and returns the divisor of its unit.
 
   Args:
     ax: Axes to label.
-    frame: What the report is about.
+    frame: All settings.
     axis: As in `loss_panel`.
-    most: Largest loss in view.
+    highest_loss: Highest loss in view.
   """
-  seen = [p for p in _points(frame) if p.loss <= most]
-  costs = [cost for p in seen if (cost := _cost(p, axis)) > 0]
-  ends = [_cost(curve[-1], axis) for s in frame.settings for curve in s.curves]
+  costs = []
+  for point in _points(frame):
+    cost = _cost(point, axis)
+    if point.loss <= highest_loss and cost > 0:
+      costs.append(cost)
+  last_costs = [
+    _cost(points[-1], axis)
+    for setting in frame.settings
+    for points in setting.curves
+  ]
+  shortest = min(last_costs, default=0)
   if axis == TOKENS:
     divisor, unit = units.tokens_unit(max(costs, default=0))
     ax.set_xlabel(f"{unit}, all replicas")
@@ -229,83 +348,124 @@ def _scale(ax: Axes, frame: Frame, axis: str, most: float) -> float:
     divisor = 1.0
     style.cost_axis(ax, costs, "sent by one replica", EngFormatter("B"))
   else:
-    is_log = max(ends, default=0) > _WIDE * min(ends, default=0)
-    first_s = min(costs if is_log else ends, default=0.0)
-    divisor, unit = units.time_unit(first_s)
-    times, name = [cost / divisor for cost in costs], f"simulated time ({unit})"
-    style.cost_axis(ax, times, name, is_log=is_log)
+    is_log = max(last_costs, default=0) > _WIDE * shortest
+    divisor, unit = units.time_unit(
+      min(costs if is_log else last_costs, default=0.0)
+    )
+    times = [cost / divisor for cost in costs]
+    style.cost_axis(ax, times, f"simulated time ({unit})", is_log=is_log)
     width = int(_LINE_CHARACTERS * ax.bbox.width / style.DPI)
-    words = escape.picture(frame.clocks[axis], longest=_LONGEST_CLOCK)
-    what = textwrap.fill(words, width)
-    ax.set_xlabel(f"{ax.get_xlabel()}\n{what}")
+    description = escape.picture(frame.clocks[axis], longest=_LONGEST_CLOCK)
+    lines = textwrap.fill(description, width)
+    ax.set_xlabel(f"{ax.get_xlabel()}\n{lines}")
   if costs and ax.get_xscale() == "log":
-    # A log axis begins where the first curve comes into view. A first round
-    # that waits for nothing may have taken next to no time.
-    low = max(min(costs), min(ends, default=0) / _LONGEST)
+    # A log axis starts where the first curve comes into view. The first round
+    # of a method that waits for nothing may take next to no time.
+    low = max(min(costs), shortest / _LONGEST)
     ax.set_xlim(0.8 * low / divisor, 1.25 * max(costs) / divisor)
   return divisor
 
 
 def curve(setting: Setting, axis: str, divisor: float, seeds: int) -> Curve:
-  """Returns mean, lowest and highest loss where all seeds were evaluated.
+  """Returns the curve of a setting: mean, lowest and highest loss over seeds.
+
+  It has a point for every evaluation that all seeds have.
 
   Args:
-    setting: What is drawn.
+    setting: The setting.
     axis: As in `loss_panel`.
-    divisor: What the costs are divided by.
-    seeds: How many runs the setting should have.
+    divisor: Number by which the costs are divided.
+    seeds: Number of runs that the setting should have.
   """
-  # A logarithmic axis has no place for zero bytes or zero seconds.
-  rows = [
-    (_cost(points[0], axis) / divisor, [point.loss for point in points])
-    for points in zip(*setting.curves, strict=False)
-    if _cost(points[0], axis) > 0
-  ]
-  several = len(setting.curves) > 1
-  missing = units.human_missing(len(setting.curves), seeds)
-  return Curve(
-    setting.name,
-    x=[x for x, _ in rows],
-    y=[math.fsum(losses) / len(losses) for _, losses in rows],
-    low=[min(losses) for _, losses in rows] if several else [],
-    high=[max(losses) for _, losses in rows] if several else [],
-    label=style.proper(setting.label) + (missing if seeds > 1 else ""),
-  )
+  has_band = len(setting.curves) > 1
+  x = []
+  y = []
+  low = []
+  high = []
+  for points in zip(*setting.curves, strict=False):
+    cost = _cost(points[0], axis)
+    if cost <= 0:
+      continue  # A logarithmic axis cannot show zero bytes or zero seconds.
+    losses = [point.loss for point in points]
+    x.append(cost / divisor)
+    y.append(math.fsum(losses) / len(losses))
+    if has_band:
+      low.append(min(losses))
+      high.append(max(losses))
+  label = style.proper(setting.label)
+  if seeds > 1:
+    label += units.human_missing(len(setting.curves), seeds)
+  return Curve(name=setting.name, x=x, y=y, low=low, high=high, label=label)
 
 
 def name_points(
   figure: Figure, ax: Axes, points: Sequence[tuple[str, float, float]]
 ) -> None:
-  """Writes names beside points, where they cover no other name or point.
+  """Writes names beside points so that they cover no other name or point.
+
+  A name for which there is no free space is left out.
 
   Args:
-    figure: Figure of the axes. All else must be drawn already.
+    figure: Figure of the axes. Everything else must be drawn already.
     ax: Axes of the points.
-    points: Name and place of each point, the most important first.
+    points: Name, horizontal and vertical value of each point, the most
+      important first.
   """
-  figure.draw_without_rendering()  # Only now pixels of points are known.
+  # The pixels of points are known only after the figure was drawn.
+  figure.draw_without_rendering()
   low, high = ax.get_ylim()
-  points = [point for point in points if low <= point[2] <= high]
-  places = [ax.transData.transform(point[1:]) for point in points]
-  taken = [Bbox([place - 6, place + 6]) for place in places]
-  for number, (name, *place) in enumerate(points):
-    others = taken[:number] + taken[number + 1 :]
-    for x, y in _OFFSETS:
-      text = ax.annotate(
-        name,
-        (place[0], place[1]),
-        (x, y),
-        textcoords="offset points",
-        ha="left" if x > 0 else "right" if x else "center",
-        va="bottom" if y > 0 else "top",
-        arrowprops={"arrowstyle": "-", "color": style.PALE, "linewidth": 0.6},
-        parse_math=False,
-        **{"fontsize": 8, "color": style.GREY, "zorder": 6},
-      )
-      # A white rim keeps a name readable where it crosses a curve.
-      text.set_path_effects([withStroke(linewidth=2, foreground="white")])
+  visible_points = [(name, x, y) for name, x, y in points if low <= y <= high]
+  boxes = []  # Boxes of all points, and then of all names.
+  for _, x, y in visible_points:
+    pixel = ax.transData.transform((x, y))
+    boxes.append(Bbox([pixel - 6, pixel + 6]))
+  for number, (name, x, y) in enumerate(visible_points):
+    other_boxes = boxes[:number] + boxes[number + 1 :]
+    for offset in _OFFSETS:
+      text = _annotate(ax, name, point=(x, y), offset=offset)
       box = text.get_window_extent()
-      if not box.count_overlaps(others) and ax.bbox.containsx(box.x1):
-        taken.append(box)
+      is_free = not box.count_overlaps(other_boxes)
+      if is_free and ax.bbox.containsx(box.x1):
+        boxes.append(box)
         break
       text.remove()
+
+
+def _annotate(
+  ax: Axes,
+  name: str,
+  *,
+  point: tuple[float, float],
+  offset: tuple[float, float],
+) -> Annotation:
+  """Writes a name beside a point, with a line between the two.
+
+  Args:
+    ax: Axes of the point.
+    name: The name.
+    point: Horizontal and vertical value of the point.
+    offset: Position of the name relative to the point (1/72 inch).
+  """
+  right, up = offset
+  if right > 0:
+    horizontal_alignment = "left"
+  elif right < 0:
+    horizontal_alignment = "right"
+  else:
+    horizontal_alignment = "center"
+  text = ax.annotate(
+    name,
+    point,
+    offset,
+    textcoords="offset points",
+    ha=horizontal_alignment,
+    va="bottom" if up > 0 else "top",
+    arrowprops={"arrowstyle": "-", "color": style.PALE, "linewidth": 0.6},
+    parse_math=False,
+    fontsize=8,
+    color=style.GREY,
+    zorder=6,
+  )
+  # A white rim keeps a name readable where it crosses a curve.
+  text.set_path_effects([withStroke(linewidth=2, foreground="white")])
+  return text

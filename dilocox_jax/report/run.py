@@ -1,7 +1,7 @@
-"""Reads a run directory back as one value.
+"""Reads a run directory as one object, `LoadedRun`.
 
-Figures, page and comparison all start from this value. A run that has not
-finished or was killed can be read too: its lists are shorter, and `finished`
+Figures, pages and comparisons start from this object. A run that has not
+finished, or was killed, can be read too. Its lists are shorter, and `finished`
 is False.
 """
 
@@ -35,7 +35,7 @@ from dilocox_jax.plan.operations import AllReduce
 from dilocox_jax.report import units
 
 _Row = typing.TypeVar("_Row", RoundRow, Evaluation, Timing)
-# What a record holds, by field.
+# Type of each field of a record.
 _RECORD = {
   "bytes_per_token": float | None,
   "chosen_for_device": dict,
@@ -54,9 +54,9 @@ _RECORD = {
   "source_revision": str | None,
   "versions": dict,
 }
-# What runs without a clock, or with their own parts alone, leave out.
+# Fields that may be missing, for example in a run without a clock.
 _OPTIONAL = {"clock", "clock_digest", "handed_in", "held_out_digest"}
-_LARGEST = 2**63  # Of a count; floats have all smaller ones in their range.
+_LARGEST = 2**63  # Largest number that a record may have.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,8 @@ class LoadedRun:
   Attributes:
     workdir: Path of the run directory.
     config: All fields of the config, nested by section.
-    record: Versions, source revision, corpus, method and sizes.
+    record: Content of `run.json`: versions, source revision, corpus, method and
+      sizes.
     rounds: Rows of training rounds, in order.
     evaluations: Rows of validations, in order; the final one is last.
     finished: Whether the run wrote its final row.
@@ -82,16 +83,16 @@ class LoadedRun:
   timings: list[Timing]
 
   def __iter__(self) -> Iterator[RoundRow | Evaluation]:
-    """Goes through the rows of rounds and evaluations, by step."""
+    """Returns an iterator over the rows of rounds and evaluations, by step."""
     rows = [*self.rounds, *self.evaluations]
     return iter(sorted(rows, key=lambda row: row.step))
 
   def __repr__(self) -> str:
-    """Says on one line what was trained and where."""
+    """Describes the run on one line."""
     return f"LoadedRun({self.summary})"
 
   def _repr_html_(self) -> str:
-    """Shows the outcome as a table in a notebook."""
+    """Returns the outcome as an HTML table, which notebooks show."""
     rows = (
       f"<tr><th>{name}</th><td>{html.escape(printable(text))}</td></tr>"
       for name, text in self._outcome.items()
@@ -101,25 +102,33 @@ class LoadedRun:
   @property
   def summary(self) -> str:
     """Method, steps, loss, bytes and directory, on one line."""
-    method, steps, loss, sent, place = self._outcome.values()
-    text = f"{method}, {steps} steps, loss {loss}, {sent} sent, {place}"
+    outcome = self._outcome
+    text = (
+      f"{outcome['method']}, {outcome['steps']} steps, loss {outcome['loss']}, "
+      f"{outcome['sent bytes']} sent, {outcome['directory']}"
+    )
     return printable(text)
 
   @property
   def _outcome(self) -> dict[str, str]:
-    loss = units.human_loss(self.validation_loss)
+    """Texts of method, steps, loss, bytes and directory."""
+    method = self.record["method"]
+    if not self.finished:
+      method += " (not finished)"
+    loss = "none yet"
+    if self.evaluations:
+      loss = units.human_loss(self.validation_loss)
     return {
-      "method": self.record["method"]
-      + ("" if self.finished else " (not finished)"),
+      "method": method,
       "steps": f"{self.steps:,}",
-      "loss": loss if self.evaluations else "none yet",
+      "loss": loss,
       "sent bytes": units.human_bytes(self.total_sent_bytes),
       "directory": str(self.workdir),
     }
 
   @property
   def fp32_bytes(self) -> float:
-    """What a replica would have sent as fp32 gradients in every step."""
+    """Bytes that a replica would have sent as fp32 gradients in every step."""
     gradients = AllReduce(4 * self.record["parameter_count"])
     return self.steps * gradients.sent_bytes(self.record["num_replicas"])
 
@@ -135,22 +144,23 @@ class LoadedRun:
 
   @property
   def bits_per_byte(self) -> float:
-    """Last validation loss in bits a byte, which tokenizers do not change.
+    """Last validation loss in bits a byte, which no tokenizer changes.
 
-    NaN if the text has no bytes, or the run does not say how many.
+    It is NaN if the record does not say how many bytes a token has.
     """
-    size = self.record.get("bytes_per_token") or math.nan
-    return self.validation_loss / math.log(2) / size
+    bytes_per_token = self.record.get("bytes_per_token") or math.nan
+    return self.validation_loss / math.log(2) / bytes_per_token
 
   @property
   def perplexity(self) -> float:
-    """Exponential of the last validation loss; depends on the tokenizer."""
-    loss = self.validation_loss
-    return math.exp(loss) if not loss > 700 else math.inf  # It overflows.
+    """Exponential of the last validation loss; it depends on the tokenizer."""
+    if self.validation_loss > 700:
+      return math.inf  # The exponential would overflow.
+    return math.exp(self.validation_loss)
 
   @property
   def clock(self) -> str:
-    """What simulated time is that of, e.g. "cluster 1gbit"."""
+    """Name of the simulated cluster, e.g. "cluster 1gbit"."""
     return self.record.get("clock", "the given cluster")
 
   @property
@@ -176,10 +186,14 @@ class LoadedRun:
   @property
   def tokens_per_s(self) -> float:
     """Tokens per second over the duration of all rounds; NaN without any."""
-    done = [t for t in self.timings if math.isfinite(t.tokens_per_s)]
-    spent_s = math.fsum(t.wall_s for t in done)
-    tokens = math.fsum(t.wall_s * t.tokens_per_s for t in done)
-    return tokens / spent_s if spent_s else math.nan
+    rounds = [
+      timing for timing in self.timings if math.isfinite(timing.tokens_per_s)
+    ]
+    total_s = math.fsum(timing.wall_s for timing in rounds)
+    if not total_s:
+      return math.nan
+    tokens = math.fsum(timing.wall_s * timing.tokens_per_s for timing in rounds)
+    return tokens / total_s
 
   @property
   def simulated_s(self) -> dict[int, float]:
@@ -192,16 +206,19 @@ class LoadedRun:
 
   @property
   def corpus(self) -> str:
-    """Name and digests of the text; losses compare only where it is equal."""
+    """Name and digests of the text. Compare losses only if they are equal."""
     held_out = self.record.get("held_out_digest", "unknown windows")
     digest = self.record["corpus_digest"]
     return f"{self.record['corpus_name']} ({digest}, evaluated on {held_out})"
 
 
 def _furthest(run: LoadedRun, field: str) -> int:
-  # Rounds and evaluations both count up, and either may be ahead of the other.
-  last = [*run.rounds[-1:], *run.evaluations[-1:]]
-  return max((getattr(row, field) for row in last), default=0)
+  """Returns the largest value of a field that grows during a run.
+
+  It is in the last round or in the last evaluation.
+  """
+  last_rows = [*run.rounds[-1:], *run.evaluations[-1:]]
+  return max((getattr(row, field) for row in last_rows), default=0)
 
 
 def load_run(workdir: Directory) -> LoadedRun:
@@ -211,11 +228,11 @@ def load_run(workdir: Directory) -> LoadedRun:
     workdir: Directory that a trainer wrote.
 
   Returns:
-    The run. Kinds of rows that do not exist yet are empty lists.
+    The run. A list is empty if there are no rows of its kind yet.
 
   Raises:
-    ValueError: If the directory is no run directory, or a file of it cannot be
-      read or is damaged. The message is one line.
+    ValueError: If the directory is not a run directory, or if one of its files
+      cannot be read or is damaged. The message is one line.
   """
   workdir = pathlib.Path(workdir)
   config = _read_object(workdir / CONFIG)
@@ -230,8 +247,10 @@ def load_run(workdir: Directory) -> LoadedRun:
     timings = read_rows(workdir / TIMING)
   except RecordError as error:
     raise ValueError(str(error)) from error
-  rounds = [r for r in rows if r.get("kind") == "round"]
-  evaluations = [r for r in rows if r.get("kind") in ("evaluation", "final")]
+  rounds = [row for row in rows if row.get("kind") == "round"]
+  evaluations = [
+    row for row in rows if row.get("kind") in ("evaluation", "final")
+  ]
   return LoadedRun(
     workdir=workdir,
     config=config,
@@ -244,6 +263,11 @@ def load_run(workdir: Directory) -> LoadedRun:
 
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
+  """Reads a JSON object of a run directory.
+
+  Raises:
+    ValueError: If the file is missing or damaged.
+  """
   require(
     path.exists(),
     f"{path.parent} is not a run directory: {path.name} is missing",
@@ -252,7 +276,7 @@ def _read_object(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _check_record(record: Mapping[str, Any]) -> None:
-  """Raises ValueError unless a record has what a report needs of it."""
+  """Raises ValueError unless a record has the fields that reports read."""
   for name, kind in _RECORD.items():
     if name in _OPTIONAL and name not in record:
       continue
@@ -271,5 +295,15 @@ def _check_record(record: Mapping[str, Any]) -> None:
 def _typed(
   path: pathlib.Path, kind: type[_Row], rows: Iterable[Mapping[str, Any]]
 ) -> list[_Row]:
+  """Converts JSON objects to rows of a type.
+
+  Args:
+    path: File of the rows, for messages.
+    kind: Type of the rows.
+    rows: The JSON objects.
+
+  Raises:
+    ValueError: If a row is damaged.
+  """
   with in_front(f"{path} has a damaged row, which is no {kind.__name__}: "):
     return [read_row(kind, row) for row in rows]

@@ -28,8 +28,8 @@ from dilocox_jax.training.states import TrainingState
 class AdaptiveController:
   """Holds the rank and H of a run's rounds, and changes them during the run.
 
-  The method, the schedule and the phases of the run follow from the current
-  rank and H. So the trainer reads them from `plan`.
+  The method, the schedule and the phases of the run depend on the current rank
+  and H. So the trainer reads them from `plan`.
 
   Attributes:
     setting: Current rank and H of the rounds.
@@ -37,8 +37,13 @@ class AdaptiveController:
   """
 
   def __init__(self, programs: Programs):
-    """Starts with the rank and H of a run's programs and plan."""
-    self._first, self._policy = programs, programs.policy
+    """Starts with the rank and H of a run's programs and plan.
+
+    Args:
+      programs: Programs of the run's first rounds.
+    """
+    self._first = programs
+    self._policy = programs.policy
     self._rounds = {self._policy.first: programs.rounds}
     self._since: int | None = None
     self._measured: list[float] = []
@@ -52,21 +57,25 @@ class AdaptiveController:
     The programs of a setting are built once and then reused.
     """
     if self.setting not in self._rounds:
-      first, traffic = self._first.rounds, self.traffic
+      first_rounds = self._first.rounds
+      traffic = self.traffic
       outer = dataclasses.replace(
-        first.outer,
+        first_rounds.outer,
         method=traffic.method,
         aggregator=self._first.aggregator_of(traffic.codec),
       )
-      self._rounds[self.setting] = dataclasses.replace(first, outer=outer)
+      rounds = dataclasses.replace(first_rounds, outer=outer)
+      self._rounds[self.setting] = rounds
     return self._rounds[self.setting]
 
   @property
   def traffic(self) -> Traffic:
     """Counts the bytes that rounds with the current rank and H send."""
-    first = self._first.traffic
-    codec = with_rank(first.codec, self.setting.rank)
-    return dataclasses.replace(first, method=self.plan.method, codec=codec)
+    first_traffic = self._first.traffic
+    codec = with_rank(first_traffic.codec, self.setting.rank)
+    return dataclasses.replace(
+      first_traffic, method=self.plan.method, codec=codec
+    )
 
   @property
   def plan(self) -> RunPlan:
@@ -91,39 +100,45 @@ class AdaptiveController:
       drifts: One drift for each exchange. Its field `observed` has the arrays
         from which ranks are measured.
     """
+    if not self.is_adaptive:
+      return
     for drift in drifts:
-      spectra = spectra_of(drift.observed) if self.is_adaptive else {}
+      spectra = spectra_of(drift.observed)
       if spectra:
         self._measured.append(energy_rank(spectra, self._policy.energy))
 
-  def is_choice_due(self, unread: Segment | None = None) -> bool:
+  def is_choice_due(self, pending: Segment | None = None) -> bool:
     """Whether enough ranks were measured to choose a new setting.
 
-    Every fragment is measured once in a round. For example 5 rounds of 3
+    Every fragment is measured once in a round. For example, 5 rounds of 3
     fragments have 15 measurements.
 
     Args:
-      unread: Segment whose drifts are not yet recorded. Its ranks are counted
+      pending: Segment whose drifts are not yet recorded. Its ranks are counted
         as if they were.
     """
-    windows = unread.windows if unread else ()
-    num_unread = sum(window.applied is not None for window in windows)
-    fragments = self._first.plan.method.schedule.num_fragments
-    num_needed = self._policy.window_rounds * fragments
-    num_measured = len(self._measured) + num_unread
-    return self.is_adaptive and num_measured >= num_needed
+    if not self.is_adaptive:
+      return False
+    num_measured = len(self._measured)
+    if pending is not None:
+      for window in pending.windows:
+        if window.applied is not None:
+          num_measured += 1
+    num_fragments = self._first.plan.method.schedule.num_fragments
+    return num_measured >= self._policy.window_rounds * num_fragments
 
-  def with_choice(self, state: TrainingState, segment: Segment):
-    """Chooses a setting; returns the state with which its rounds begin.
+  def with_choice(self, state: TrainingState, segment: Segment) -> RoundState:
+    """Chooses a setting and returns the state with which its rounds begin.
 
-    Where H changes, the steps of the schedule are counted from a new start.
+    If H changes, the steps of the schedule are counted from a new start.
 
     Args:
       state: State after the segment.
       segment: Segment that has just ended.
     """
     self.choose_setting(segment)
-    # A spectrum's last bits differ by machine, and so might a choice.
+    # The last bits of a spectrum can differ between machines, and so could the
+    # choice. So all processes take the choice of the main process.
     self.set_state(processes.from_main(self.get_state()))
     assert isinstance(state, RoundState), "only rounds measure a rank"
     return self.rounds.states.with_step(
@@ -139,14 +154,16 @@ class AdaptiveController:
     setting = self._policy.next_setting(self._measured, self._bytes_of)
     if setting.sync_interval != self.setting.sync_interval:
       self._since = segment.stop
-    self.setting, self._measured = setting, []
+    self.setting = setting
+    self._measured = []
 
   def _bytes_of(self, rank: int) -> int:
-    first = self._first.traffic
-    return message_bytes(with_rank(first.codec, rank), first.shapes)
+    """Returns the bytes of all fragments' messages with a given rank."""
+    traffic = self._first.traffic
+    return message_bytes(with_rank(traffic.codec, rank), traffic.shapes)
 
   def get_state(self) -> dict[str, Any]:
-    """Returns choices and measurements for a checkpoint, as plain values."""
+    """Returns choices and measurements for a checkpoint, as JSON values."""
     return {
       "choice": dataclasses.asdict(self.setting),
       "since": self._since,
@@ -156,4 +173,5 @@ class AdaptiveController:
   def set_state(self, state: dict[str, Any]) -> None:
     """Restores choices and measurements that `get_state` returned."""
     self.setting = RoundSetting(**state["choice"])
-    self._since, self._measured = state["since"], list(state["measured"])
+    self._since = state["since"]
+    self._measured = list(state["measured"])

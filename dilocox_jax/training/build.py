@@ -1,9 +1,8 @@
 """Builds every part of a run from its config.
 
-Model, inner step, exchange and outer step take plain arguments and do not know
-the config. This file reads it, with `model_functions` for the model and
-`run_text` for the data, and joins these parts. The trainer only goes through
-the plan.
+The model, the inner step, the exchange and the outer step take plain arguments
+and do not know the config. This module reads the config and connects them.
+`model_functions` does the same for the model, and `run_text` for the data.
 """
 
 import dataclasses
@@ -53,18 +52,18 @@ class Programs:
   """Holds the plan, the model and all programs that run on the devices.
 
   Attributes:
-    model: Functions of the model; its loss is that of evaluations.
+    model: Functions of the model. Evaluations use its loss.
     evaluation: Function (params, batches [N, B, L + 1]) -> mean loss of one
-      replica, for use under `Replicas.map`. If anything is frozen, it has an
-      argument `frozen` too.
-    schedule: Function from the inner step to the learning rate; NaN if an inner
-      optimizer was handed in, which has its own.
+      replica, for use under `Replicas.map`. If some parameters are frozen, the
+      function has one more argument, `frozen`.
+    schedule: Function from the inner step to the learning rate. It returns NaN
+      if the user supplied an inner optimizer, which has its own rate.
     steps: Programs of data-parallel steps of all replicas.
     rounds: Programs of the method's first rounds.
     plan: Plan of the run, with the H of the first rounds.
-    traffic: Bytes that these rounds send.
-    policy: How rank and H change after them.
-    aggregator_of: Function from a codec to what averages a fragment with it.
+    traffic: Counts the bytes that the first rounds send.
+    policy: Chooses rank and H of the rounds after the first ones.
+    aggregator_of: Function from a codec to the aggregator that uses it.
   """
 
   model: LossModel
@@ -90,7 +89,7 @@ class Programs:
     has L + 1 tokens, and each of its last L tokens is predicted. All replicas
     compute the same.
     """
-    return self._evaluation_program(None, None)
+    return self._evaluation_program(params_axis=None, losses_axis=None)
 
   @functools.cached_property
   def evaluate_each(self) -> Any:
@@ -98,35 +97,42 @@ class Programs:
 
     Every replica evaluates its own parameters, so nothing is sent.
     """
-    return self._evaluation_program(0, 0)
+    return self._evaluation_program(params_axis=0, losses_axis=0)
 
-  def _evaluation_program(self, of_params: Any, of_losses: Any) -> Callable:
+  def _evaluation_program(
+    self, params_axis: int | None, losses_axis: int | None
+  ) -> Callable:
     """Returns the jitted function (params, batches) -> losses.
 
     Args:
-      of_params: Axis of the replicas in the parameters; None: there is none.
-      of_losses: Axis of the replicas in the losses.
+      params_axis: Axis of the replicas in the parameters, if they have one.
+      losses_axis: Axis of the replicas in the losses, if they have one.
     """
     frozen = self.rounds.frozen
     replicas = self.rounds.replicas
     if frozen is None:
-      evaluation = self.evaluation
-      return jax.jit(replicas.map(evaluation, (of_params, None), of_losses))
+      return jax.jit(
+        replicas.map(self.evaluation, (params_axis, None), losses_axis)
+      )
 
     def evaluation(params: Tree, batches: Tree, frozen: Tree) -> Any:
       return self.evaluation(params, batches, frozen=frozen)
 
     program = jax.jit(
-      replicas.map(evaluation, (of_params, None, None), of_losses)
+      replicas.map(evaluation, (params_axis, None, None), losses_axis)
     )
     return lambda params, batches: program(params, batches, frozen)
 
 
 def _aggregator_of(config: RunConfig) -> Callable[[Codec], Aggregator]:
-  """Builds the function from a codec to what averages a fragment with it.
+  """Builds the function from a codec to the aggregator that uses it.
 
   Args:
     config: Config of a run whose replicas share a runtime.
+
+  Returns:
+    A function (codec) -> `Aggregator`. It has the exchange settings of the
+    config, and the norm filter if `exchange.max_norm_ratio` is set.
   """
   exchange = config.exchange
   mean_of = functools.partial(
@@ -146,15 +152,16 @@ def _aggregator_of(config: RunConfig) -> Callable[[Codec], Aggregator]:
 def run_exchange(
   config: RunConfig, parts: Parts = NO_PARTS
 ) -> LocalExchange | MailboxExchange:
-  """Builds what averages over the replicas of a run.
+  """Builds the exchange that averages over the replicas of a run.
 
   Args:
     config: Config of the run.
-    parts: Parts that take the place of what the config names.
+    parts: Parts that the user supplies in place of those of the config.
   """
   if isinstance(parts.exchange, MailboxExchange):
     return parts.exchange
-  if config.uses_mailbox:  # The run is only read.
+  if config.uses_mailbox:
+    # Nobody gave a mailbox, so the caller only reads what the run has saved.
     return mailbox_exchange(config)
   aggregator = parts.exchange
   if aggregator is None:
@@ -173,24 +180,25 @@ def programs(
 
   Args:
     config: Config of the run.
-    parts: Parts that take the place of what the config names.
-    end_of_text: Token at which attention begins anew (`RunData`).
-    platform: Kind of devices that the programs are for, e.g. "tpu"; None means
-      `devices`, or those that JAX has.
+    parts: Parts that the user supplies in place of those of the config.
+    end_of_text: Token after which attention starts anew (`RunData`).
+    platform: Kind of devices that the programs are for, e.g. "tpu". None means
+      the kind of `devices`, or the kind of JAX's devices.
     devices: Devices to compile for (`Replicas.devices`).
 
   Raises:
-    ValueError: If there are too few devices, a device lacks the memory kind of
-      the config, optax lacks an optimizer of the config, or an exchange is
-      handed in, or a rule keeps outer parameters apart, although replicas are
-      away.
+    ValueError: If there are too few devices, if a device lacks the memory kind
+      of the config, or if optax lacks an optimizer of the config. If replicas
+      are absent for some rounds, also if the user supplies an exchange, or if
+      each replica keeps outer parameters of its own.
   """
   if devices:
     platform = platform or devices[0].platform
   computation = on_platform(
     config, platform or platform_name(), parts.model is not None
   )
-  inner, mesh = config.inner, config.mesh
+  inner = config.inner
+  mesh = config.mesh
   reason = host_memory.unsupported(
     mesh.outer_memory, devices or jax.local_devices()
   )
@@ -199,9 +207,13 @@ def programs(
     f"mesh.outer_memory={mesh.outer_memory!r}: {reason}: take 'device'",
   )
   model, gradient, evaluation = model_functions(
-    config, computation, parts.model, end_of_text, parts.trainable
+    config,
+    computation,
+    supplied=parts.model,
+    end_of_text=end_of_text,
+    trainable=parts.trainable,
   )
-  shapes = None  # Those of the config.
+  shapes = None  # None means the shapes of the config's model.
   view = FragmentView(config.fragments.num_fragments, config.fragments)
   if parts.model is not None or parts.trainable:
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -228,19 +240,19 @@ def programs(
     )
   exchange = run_exchange(config, parts)
   replicas = Replicas(
-    config.num_local_replicas,
-    mesh.layout,
-    config.division,
-    None if devices is None else tuple(devices),
+    num_replicas=config.num_local_replicas,
+    layout=mesh.layout,
+    division=config.division,
+    devices=None if devices is None else tuple(devices),
     axis_name=exchange.axis_name,
   )
-  part = parts.trainable
-  frozen = replicas.place_state(part.frozen, None) if part else None
+  frozen = None
+  if parts.trainable:
+    frozen = replicas.place_state(parts.trainable.frozen, None)
   outer = outer_step(config, parts, exchange.aggregator)
-  power = config.outer.average_power
-  is_always_here = config.membership == MembershipConfig()
+  has_full_participation = config.membership == MembershipConfig()
   require(
-    is_always_here or outer.is_shared,
+    has_full_participation or outer.is_shared,
     f"sync.rule={outer.method.rule!r} with exchange.collective="
     f"{config.exchange.collective!r} gives each replica outer parameters of "
     "its own, which one that was away cannot take over: drop "
@@ -248,23 +260,33 @@ def programs(
     "and collective auto",
   )
   require(
-    not parts.exchange or is_always_here,
+    not parts.exchange or has_full_participation,
     "an exchange that is handed in does not go with membership.absences, "
     "absence_rate and inner_steps: name its codec in the config",
   )
   # A method that sends gradients compresses them. A warm start sends gradients
   # without compression.
-  sends_gradients = config.sync.named.exchanged == "gradient"
-  mean = outer.aggregator if sends_gradients else mean_of_finite_replicas()
-  shared = _averaged(optimizer, power) if sends_gradients else optimizer
-  recorded = schedule
-  if parts.inner_optimizer is not None:  # It has its own rate.
-    recorded = optax.constant_schedule(math.nan)
+  if config.sync.named.exchanged == "gradient":
+    gradient_aggregator = outer.aggregator
+    step_optimizer = _with_average(optimizer, config.outer.average_power)
+  else:
+    gradient_aggregator = mean_of_finite_replicas()
+    step_optimizer = optimizer
+  recorded_schedule = schedule
+  if parts.inner_optimizer is not None:
+    # A supplied optimizer has its own learning rate, which nobody can read.
+    recorded_schedule = optax.constant_schedule(math.nan)
   return Programs(
     model=model,
     evaluation=evaluation,
-    schedule=recorded,
-    steps=StepPrograms(gradient, shared, mean, replicas, frozen),
+    schedule=recorded_schedule,
+    steps=StepPrograms(
+      gradient=gradient,
+      optimizer=step_optimizer,
+      aggregator=gradient_aggregator,
+      replicas=replicas,
+      frozen=frozen,
+    ),
     rounds=Rounds(
       outer=outer,
       view=view,
@@ -284,8 +306,8 @@ def programs(
 def _needs_thread(config: RunConfig) -> bool:
   """Whether a second thread dispatches exchanges (`rounds.exchange_thread`).
 
-  XLA overlaps transfers with steps on TPUs and GPUs. Between CPUs it does not,
-  and inside one process there is no link.
+  On TPUs and GPUs XLA overlaps transfers with steps, so a thread is not needed.
+  Between CPUs XLA does not overlap them. Inside one process there is no link.
   """
   mesh = config.mesh
   if mesh.exchange_dispatch != "auto":
@@ -294,8 +316,13 @@ def _needs_thread(config: RunConfig) -> bool:
   return is_between_cpus and mesh.outer_memory == host_memory.DEVICE
 
 
-def _averaged(optimizer: optax.GradientTransformation, power: float):
-  return averaged(optimizer, power) if power else optimizer
+def _with_average(
+  optimizer: optax.GradientTransformation, power: float
+) -> optax.GradientTransformation:
+  """Adds an average of the parameters to an optimizer, unless power is 0."""
+  if not power:
+    return optimizer
+  return averaged(optimizer, power)
 
 
 def outer_step(
@@ -305,7 +332,7 @@ def outer_step(
 
   Args:
     config: Config of the run.
-    parts: Parts that take the place of what the config names.
+    parts: Parts that the user supplies in place of those of the config.
     aggregator: Averages a fragment over the replicas.
   """
   outer = config.outer
@@ -319,7 +346,7 @@ def outer_step(
     )
   return OuterStep(
     method=config.sync.named,
-    optimizer=_averaged(optimizer, outer.average_power),
+    optimizer=_with_average(optimizer, outer.average_power),
     aggregator=aggregator,
   )
 
@@ -327,10 +354,12 @@ def outer_step(
 def platform_name() -> str:
   """Returns the kind of JAX's devices: "cpu", "tpu", "gpu" (NVIDIA) or "rocm".
 
-  JAX calls the GPUs of NVIDIA and AMD by one name, and only the first have
-  cuDNN.
+  JAX calls GPUs of NVIDIA and of AMD "gpu". They must be told apart because
+  only those of NVIDIA have cuDNN.
   """
   name = jax.default_backend()
-  if name == "gpu" and "rocm" in jax.local_devices()[0].client.platform_version:
-    return "rocm"
+  if name == "gpu":
+    version = jax.local_devices()[0].client.platform_version
+    if "rocm" in version:
+      return "rocm"
   return name

@@ -13,12 +13,12 @@ turn:
 If the process is killed, the folder stays in one of these states. The next
 start removes a folder in the first or second state. So a folder whose name is
 only a number is complete. If its files are not those of `digests.json`, the
-disk damaged them later, or it is a copy of another one. Then the run goes on
-from an older checkpoint.
+disk damaged them later, or somebody copied another checkpoint there. Then the
+run goes on from an older checkpoint.
 
-The state of a finished run counts as one step more: a run of 60 steps that was
-stopped before its flush has saved step 60, and step 61 when it has ended. So no
-save replaces another.
+The checkpoint of a finished run has the number of its last step plus one.
+Example: a run of 60 steps that stops before its flush saves checkpoint 60. When
+the run has ended, it saves checkpoint 61. So no save replaces another.
 """
 
 import contextlib
@@ -42,9 +42,10 @@ from dilocox_jax.metrics.work_directory import RefusedError
 from dilocox_jax.trees import Tree
 
 FOLDER = "checkpoints"  # Name of the folder in a run directory.
-ARRAYS, RECORD = "arrays", "record"
-# A week: Orbax measures it by the system's clock, which may jump by a day in
-# the midst of a save. Process 0 computes digests in this time, too.
+ARRAYS = "arrays"
+RECORD = "record"
+# A week. Orbax measures the time with the system's clock, which may jump by a
+# day during a save. The time includes the digests, which process 0 computes.
 _SAVE_TIMEOUT_S = 7 * 24 * 60 * 60
 _PARTIAL = ".orbax-checkpoint-tmp"  # Part of the folder's name during a save.
 _BROKEN = "broken_checkpoints"  # Where damaged checkpoints are moved to.
@@ -54,7 +55,7 @@ _LONGEST_REASON = 200  # Characters; Orbax lists whole trees.
 
 
 class SaveError(OSError):
-  """The disk refused to store a checkpoint; the message says why."""
+  """Raised if the disk refused to store a checkpoint. The message says why."""
 
 
 class Checkpoints:
@@ -80,7 +81,7 @@ class Checkpoints:
     if read_only:
       self._directory = directory.resolve()
     else:
-      # What is above it is the user's own, and may be a link.
+      # The folders above belong to the user and may be links.
       directory.parent.mkdir(parents=True, exist_ok=True)
       self._directory = directory.parent.resolve() / directory.name
       self._check_links()
@@ -94,21 +95,21 @@ class Checkpoints:
       cleanup_tmp_directories=not read_only,  # A killed save left them.
     )
     self._manager = ocp.CheckpointManager(self._directory, options=options)
-    # Orbax logs by absl. Where nobody asks for the error of one of its tasks,
-    # asyncio logs it, perhaps not before the process ends.
+    # Orbax logs with absl. If one of its tasks fails and nobody reads the
+    # error, asyncio logs the error, perhaps only when the process ends.
     for name in ("absl", "asyncio"):
       logging.getLogger(name).addFilter(_has_no_traceback)
 
   def save(self, step: int, state: Tree, record: dict[str, Any]) -> None:
     """Starts a save in the background and returns.
 
-    If an earlier save is still being written, this call waits for it first. A
-    checkpoint that is there already stays: a replica that has lost the others
-    begins again, and may be at a step for the second time.
+    If an earlier save is still being written, this call waits for it first. An
+    existing checkpoint of the same step is kept. It exists if a replica lost
+    the others, restarted, and reaches the step for the second time.
 
     Args:
-      step: Number of finished inner steps, which names the checkpoint; one
-        more for a run's last state, after the flush.
+      step: Name of the checkpoint: the number of finished inner steps, or one
+        more for the last state of a run, after the flush.
       state: Tree of arrays. They may be donated as soon as this call returns.
       record: Values that JSON can hold.
 
@@ -128,7 +129,11 @@ class Checkpoints:
       self._manager.save(step, args=ocp.args.Composite(**args), force=True)
 
   def _check_links(self) -> None:
-    """Makes the directory; raises `RefusedError` if a link is in the way."""
+    """Creates the directory.
+
+    Raises:
+      RefusedError: If the directory or something in it is a symbolic link.
+    """
     folder = self._directory
     with _refusing_links(folder):
       files.folder_below(folder.parent, folder.name)
@@ -152,7 +157,8 @@ class Checkpoints:
       if not _is_of_disk(error):
         raise
       reason = str(error).strip().partition("\n")[0]
-      if "No space left on device" in reason:  # Four paths come before it.
+      if "No space left on device" in reason:
+        # The library puts four paths before these words.
         reason = "No space left on device"
       raise SaveError(
         f"cannot save a checkpoint in {self._directory}: {reason}; "
@@ -161,14 +167,14 @@ class Checkpoints:
       ) from error
 
   def _signer(self) -> None:
-    """Writes the digests of a save. All its files must be written before."""
+    """Writes the digests of a save, after all its files were written."""
     if not processes.is_main():
       return
     # At most one save runs at a time.
     for partial in self._directory.glob(f"*{_PARTIAL}*"):
       step = int(partial.name.partition(".")[0])
-      signed = {"step": step, "files": _digests(partial)}
-      text = json.dumps(signed, indent=2)
+      manifest = {"step": step, "files": _digests(partial)}
+      text = json.dumps(manifest, indent=2)
       with files.replaced(partial / _DIGESTS, root=self._directory) as file:
         file.write(text.encode())
 
@@ -183,11 +189,13 @@ class Checkpoints:
 
   def what_is_kept(self) -> str:
     """Returns a part of a sentence that names the newest kept checkpoint."""
-    with contextlib.suppress(SaveError):  # Older checkpoints are still there.
+    # If the save failed, older checkpoints are still there.
+    with contextlib.suppress(SaveError):
       self.wait()
     return self._kept()
 
   def _kept(self) -> str:
+    """Returns a part of a sentence that names the newest complete one."""
     steps = saved_steps(self._directory)
     if not steps:
       return "no checkpoint was saved yet"
@@ -199,17 +207,17 @@ class Checkpoints:
     """Reads the newest checkpoint whose files are not damaged.
 
     Args:
-      template: Function from a checkpoint's record to the shapes, types and
-        placement that the state must have. It may raise `RefusedError`.
+      template: Function from a checkpoint's record to a tree of the shapes,
+        types and shardings of the state. It may raise `RefusedError`.
 
     Returns:
       The state and the record. The result is None if there is no checkpoint,
       or if the directory is read-only and all checkpoints are damaged.
 
     Raises:
-      RefusedError: If an undamaged checkpoint does not fit the template, or if
-        all checkpoints are damaged. In the second case a run would begin anew
-        and delete all rows of metrics.
+      RefusedError: If an undamaged checkpoint does not fit the template. Also
+        if all checkpoints are damaged and the directory is not read-only,
+        because the run would start again and delete all rows of metrics.
     """
     self._manager.wait_until_finished()
     # The main process chooses the checkpoint and moves damaged ones, so that
@@ -223,14 +231,19 @@ class Checkpoints:
       )
     if not processes.is_main():
       self._manager.reload()  # The main process may have moved folders.
-    return None if step is None else self._read(step, template)
+    if step is None:
+      return None
+    return self._read(step, template)
 
   def _newest_whole(self) -> tuple[int | None, str]:
     """Finds the newest checkpoint that is not damaged.
 
     Returns:
-      Its step and "". If all checkpoints are damaged, None and what is wrong
-      with the newest checkpoint. If there is no checkpoint, None and "".
+      A step and a description of a damage:
+
+      - The step of the newest undamaged checkpoint and "".
+      - None and the damage of the newest checkpoint, if all are damaged.
+      - None and "", if there is no checkpoint.
     """
     damages: dict[int, str] = {}
     for step in reversed(saved_steps(self._directory)):
@@ -248,23 +261,25 @@ class Checkpoints:
     if not self._read_only:
       root = self._directory.parent
       with _refusing_links(root / _BROKEN):
-        aside = files.folder_below(root, _BROKEN)
+        broken_folder = files.folder_below(root, _BROKEN)
         files.remove_folder(root, _BROKEN, str(step))
-      path = path.rename(aside / str(step))
+      path = path.rename(broken_folder / str(step))
       self._manager.reload()
     logging.getLogger(__name__).warning(
       "skipping the broken checkpoint of step %d (%s): %s", step, path, reason
     )
 
   def _read(self, step: int, template: Callable) -> tuple[Tree, dict]:
+    """Returns the state and the record of a checkpoint."""
     record = self._item(step, RECORD, ocp.args.JsonRestore())
     return self._state(step, template(record)), record
 
   def _state(self, step: int, like: Tree) -> Tree:
-    """Reads a state whose leaves have the shapes and places of `like`."""
-    named = _leaves(like)
+    """Reads a state whose leaves have the shapes and shardings of `like`."""
+    leaves_by_name = _leaves(like)
     try:
-      arrays = self._item(step, ARRAYS, ocp.args.StandardRestore(named))
+      restore_args = ocp.args.StandardRestore(leaves_by_name)
+      arrays = self._item(step, ARRAYS, restore_args)
     except (ValueError, KeyError, TypeError) as error:
       # The files are not damaged, so another version may be able to read them.
       reason = " ".join(str(error).split())
@@ -273,15 +288,19 @@ class Checkpoints:
         "hand in the same model and optimizers as before, or take the version "
         f"of the program that saved it ({reason[:_LONGEST_REASON]})"
       ) from error
-    # Names sort like leaves only as long as their numbers have four digits.
-    stored = (arrays[name] for name in named)
-    leaves = [
-      next(stored) if x.size else jnp.zeros_like(x, device=x.sharding)
-      for x in jax.tree.leaves(like)
-    ]
+    # The order is that of the template, because the names of a state of more
+    # than 10,000 leaves do not sort like the leaves.
+    stored = (arrays[name] for name in leaves_by_name)
+    leaves = []
+    for leaf in jax.tree.leaves(like):
+      if leaf.size:
+        leaves.append(next(stored))
+      else:
+        leaves.append(jnp.zeros_like(leaf, device=leaf.sharding))
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
   def _item(self, step: int, name: str, args: Any) -> Any:
+    """Reads one item of a checkpoint: `ARRAYS` or `RECORD`."""
     composite = ocp.args.Composite(**{name: args})
     return self._manager.restore(step, args=composite)[name]
 
@@ -297,7 +316,7 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _refusing_links(path: pathlib.Path) -> Iterator[None]:
-  """Turns the error of what is no folder into `RefusedError`."""
+  """Turns a `NotADirectoryError` into a `RefusedError` that names the path."""
   try:
     yield
   except NotADirectoryError as error:
@@ -309,8 +328,8 @@ def _refusing_links(path: pathlib.Path) -> Iterator[None]:
 def saved_steps(directory: pathlib.Path) -> list[int]:
   """Returns the steps of the complete checkpoints in a folder, ascending.
 
-  Anything else in the folder is none of ours, such as a file called "12", or a
-  folder called "012".
+  Everything else in the folder is ignored, e.g. a file with the name "12" or a
+  folder with the name "012".
   """
   names = [path.name for path in directory.glob("*") if path.is_dir()]
   numbers = [int(name) for name in names if _NUMBER.fullmatch(name)]
@@ -321,31 +340,32 @@ def _leaves(state: Tree) -> dict[str, Any]:
   """Returns the leaves by name, such as "0002['params']['scale']".
 
   A name is the number of the leaf in the flattened tree and its key path.
-  Leaves of zero size are left out, as Orbax refuses them.
+  Leaves of zero size are left out, because Orbax refuses them.
   """
-  paths, _ = jax.tree.flatten_with_path(state)
-  return {
-    f"{number:04d}{jax.tree_util.keystr(path)}".replace("/", "|"): leaf
-    for number, (path, leaf) in enumerate(paths)
-    if leaf.size
-  }
+  paths_and_leaves, _ = jax.tree.flatten_with_path(state)
+  leaves = {}
+  for number, (path, leaf) in enumerate(paths_and_leaves):
+    if leaf.size:
+      name = f"{number:04d}{jax.tree_util.keystr(path)}".replace("/", "|")
+      leaves[name] = leaf
+  return leaves
 
 
 def _damage(checkpoint: pathlib.Path) -> str:
   """Returns what is wrong with a checkpoint's files, or "" if nothing is."""
   try:
-    signed = json_file(checkpoint / _DIGESTS)
-    expected = of_type("files", signed.get("files"), dict)
+    manifest = json_file(checkpoint / _DIGESTS)
+    expected = of_type("files", manifest.get("files"), dict)
     digests = _digests(checkpoint)
   except (OSError, ValueError) as error:
     return f"its files cannot be read ({error})"
-  if signed.get("step") != int(checkpoint.name):
-    return f"it is a copy of that of step {shown(signed.get('step'))}"
+  if manifest.get("step") != int(checkpoint.name):
+    return f"it is a copy of that of step {shown(manifest.get('step'))}"
   for path in expected:
     if digests.get(path) != expected[path]:
       return f"{path} is damaged or missing"
   for path in digests:
-    # Hidden files are those of a file browser, or of a network file system.
+    # File browsers and network file systems write hidden files.
     is_hidden = path.rpartition("/")[2].startswith(".")
     if path not in expected and not is_hidden:
       return f"{path} was not saved with it"
@@ -366,18 +386,19 @@ def _digests(checkpoint: pathlib.Path) -> dict[str, str]:
 def _has_no_traceback(record: logging.LogRecord) -> bool:
   """Log filter that drops the tracebacks of Orbax's background threads.
 
-  If a save fails, each thread prints a traceback, and Orbax raises the error in
-  the next call. The run then ends with one line (`SaveError`). 200 lines of
+  If a save fails, each thread prints a traceback. Orbax raises the error in its
+  next call, and the run ends with one line (`SaveError`). The 200 lines of
   tracebacks would hide this line.
   """
   return not record.exc_info
 
 
 def _is_of_disk(error: BaseException | None) -> bool:
-  """Whether an error, or an error that caused it, is of the operating system.
+  """Whether the operating system raised an error, or a cause of the error.
 
-  The library that writes the arrays (TensorStore) raises a ValueError. Its text
-  contains the system's code, e.g. "[os_error_code='28']" for a full disk.
+  The library that writes the arrays (TensorStore) raises a ValueError instead.
+  Its text contains the system's code, e.g. "[os_error_code='28']" for a full
+  disk.
   """
   while error:
     if isinstance(error, OSError) or "os_error_code=" in str(error):

@@ -1,8 +1,8 @@
-"""Computes what is recorded of a state or a segment, and checks it.
+"""Computes the losses and drifts that a run records, and checks them.
 
-Between processes lies a slow link, and the plan counts the bytes of exchanges
-alone. So nothing here sends parameters from one process to another, with one
-exception, whose bytes are counted (`_sent_bytes`).
+Processes are connected by a slow link, and the plan counts only the bytes of
+exchanges. So no function of this module sends parameters from one process to
+another, with one exception. `_sent_bytes` counts the bytes of this exception.
 """
 
 import logging
@@ -33,7 +33,7 @@ from dilocox_jax.trees import Tree
 def losses(
   programs: Programs,
   state: TrainingState,
-  parts: Iterable[Tree],
+  validation: Iterable[Tree],
   judging: Iterable[Tree] | None = None,
 ) -> tuple[dict[str, Any], int]:
   """Computes validation losses of three views of a state, in nats a token.
@@ -41,43 +41,53 @@ def losses(
   Args:
     programs: Programs of the run.
     state: State of all replicas.
-    parts: Held-out tokens, arrays [N, B, L + 1] of any sizes, or trees of
-      examples. Every predicted token, or example, has the same weight.
-    judging: More of them, for the outer parameters alone.
+    validation: Held-out batches: arrays of token ids [N, B, L + 1] of any
+      sizes, or trees of examples. Every predicted token, or example, has the
+      same weight.
+    judging: More held-out batches, for the outer parameters alone.
 
   Returns:
-    "outer_loss" (outer parameters), "mean_loss" (the replicas' mean),
-    "replica_loss" (replica 0) and, if it is asked for, "judge_loss". The mean
-    is None where replicas have processes of their own, as it would have to be
-    sent. And the bytes that a replica sent for them (`_sent_bytes`).
+    The losses, and the bytes that a replica sent to compute them
+    (`_sent_bytes`). The losses are:
+
+    - "outer_loss": loss of the outer parameters.
+    - "mean_loss": loss of the mean of the replicas' parameters. It is None if
+      there are several processes, which would have to send their parameters.
+    - "replica_loss": loss of replica 0.
+    - "judge_loss": loss of the outer parameters on `judging`, if it is given.
   """
 
-  def loss(params: Tree, parts: Iterable[Tree] = parts) -> float:
-    return _mean_loss(programs, programs.evaluate, params, parts)
+  def loss(params: Tree, batches: Iterable[Tree] = validation) -> float:
+    return _mean_loss(programs, programs.evaluate, params, batches)
 
-  def first(params: Tree, batches: Tree) -> float:
+  def loss_of_first_replica(params: Tree, batches: Tree) -> float:
     return arrays_to_host(programs.evaluate_each(params, batches))[0]
 
-  kept = params_to_keep(programs, state)
-  found = {"outer_loss": loss(kept)}
-  if isinstance(state, SharedState):  # All replicas are alike.
-    # With an average the replicas go on from other parameters.
-    is_newest = kept is state.params
-    newest = found["outer_loss"] if is_newest else loss(state.params)
-    found |= {"mean_loss": newest, "replica_loss": newest}
+  outer_params = params_to_keep(programs, state)
+  losses_by_view: dict[str, float | None] = {"outer_loss": loss(outer_params)}
+  if isinstance(state, SharedState):
+    # All replicas have equal parameters. They differ from the outer parameters
+    # if these are an average over the steps.
+    shared_loss = losses_by_view["outer_loss"]
+    if outer_params is not state.params:
+      shared_loss = loss(state.params)
+    losses_by_view["mean_loss"] = shared_loss
+    losses_by_view["replica_loss"] = shared_loss
   elif jax.process_count() > 1:
-    own = _mean_loss(programs, first, state.replica.params, parts)
-    found |= {"mean_loss": None, "replica_loss": own}
+    losses_by_view["mean_loss"] = None
+    losses_by_view["replica_loss"] = _mean_loss(
+      programs, loss_of_first_replica, state.replica.params, validation
+    )
   else:
-    found["mean_loss"] = loss(mean_of(state.replica.params))
-    found["replica_loss"] = loss(_first(state.replica.params))
+    losses_by_view["mean_loss"] = loss(mean_of(state.replica.params))
+    losses_by_view["replica_loss"] = loss(_first(state.replica.params))
   if judging is not None:
-    found["judge_loss"] = loss(kept, judging)
-  return found, _sent_bytes(programs, state)
+    losses_by_view["judge_loss"] = loss(outer_params, judging)
+  return losses_by_view, _sent_bytes(programs, state)
 
 
 def params_to_keep(programs: Programs, state: TrainingState) -> Tree:
-  """Returns the parameters that a run evaluates and hands on.
+  """Returns the parameters that a run evaluates and exports.
 
   Args:
     programs: Programs of the run.
@@ -91,37 +101,46 @@ def params_to_keep(programs: Programs, state: TrainingState) -> Tree:
 def _sent_bytes(programs: Programs, state: TrainingState) -> int:
   """Returns the bytes that a replica sends to others in an evaluation.
 
-  They are 0 unless the outer parameters differ by replica, so that their mean
-  is evaluated, and replicas have processes of their own.
+  An evaluation sends bytes only if there are several processes and each replica
+  has outer parameters of its own. Their mean is evaluated then.
   """
   is_shared = isinstance(state, SharedState) or programs.rounds.outer.is_shared
   if is_shared or jax.process_count() == 1:
     return 0
-  summed = AllReduce(4 * programs.parameter_count)
-  return summed.sent_bytes(programs.rounds.replicas.num_replicas)
+  float32_bytes = 4 * programs.parameter_count
+  num_replicas = programs.rounds.replicas.num_replicas
+  return AllReduce(float32_bytes).sent_bytes(num_replicas)
 
 
 def _mean_loss(
   programs: Programs,
   evaluate: Callable[[Tree, Tree], Any],
   params: Tree,
-  parts: Iterable[Tree],
+  validation: Iterable[Tree],
 ) -> float:
   """Returns the mean loss of all predicted tokens, in nats.
 
-  The devices of the replicas compute it: one device, or all of a mesh.
+  The devices of the replicas compute the loss: one device, or all of a mesh.
+
+  Args:
+    programs: Programs of the run.
+    evaluate: Function (params, batches [N, B, ...]) -> mean loss of them.
+    params: Parameters to evaluate.
+    validation: Trees of held-out batches, leaves [N, B, ...].
   """
-  total, num_predicted = 0.0, 0
-  for part in parts:
-    batches = programs.rounds.replicas.place(part, None)
-    weight = num_predictions(part)
-    total += weight * float(evaluate(params, batches))
+  total_loss = 0.0
+  num_predicted = 0
+  for host_batches in validation:
+    batches = programs.rounds.replicas.place(host_batches, None)
+    weight = num_predictions(host_batches)
+    total_loss += weight * float(evaluate(params, batches))
     num_predicted += weight
-  return total / num_predicted
+  return total_loss / num_predicted
 
 
 @jax.jit
 def _first(tree: Tree) -> Tree:
+  """Returns the values of replica 0 of a tree with leaves [M, ...]."""
   return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
@@ -133,8 +152,8 @@ def check_losses(metrics: StepMetrics, segment: Segment) -> None:
     segment: The segment that was run.
 
   Raises:
-    NotFiniteError: One line that names the earliest step, and of the replicas
-      that are not finite there the first.
+    NotFiniteError: One line that names the earliest step at which a value is
+      not finite, and the first replica with such a value at this step.
   """
   is_bad = ~np.isfinite(np.stack(metrics)).all(axis=0)
   if is_bad.any():
@@ -156,18 +175,30 @@ def step_means(
   """Averages a metric over the inner steps that replicas took.
 
   Args:
-    values: Metric of every step, [M, num_steps]; a replica's own steps first.
-    participation: Steps of each replica; None: all take all of them.
+    values: Metric of every step, [M, num_steps]. If a replica took only n
+      steps, the first n values of its row count.
+    participation: Steps of each replica; None means that all replicas took all
+      steps.
 
   Returns:
-    The mean over all steps of all replicas, and over the steps of each replica,
-    [M]; NaN if it took none.
+    The mean over all steps of all replicas, and a list of M means over the
+    steps of each replica. The mean of a replica without steps is NaN.
   """
-  taken = list(np.asarray(values, np.float64))
+  values_of_replicas = list(np.asarray(values, np.float64))
   if participation:
-    taken = [x[:n] for x, n in zip(taken, participation.num_steps, strict=True)]
-  each = [float(own.mean()) if own.size else math.nan for own in taken]
-  return float(np.mean(np.concatenate(taken))), each
+    values_of_replicas = [
+      of_replica[:num_steps]
+      for of_replica, num_steps in zip(
+        values_of_replicas, participation.num_steps, strict=True
+      )
+    ]
+  means = []
+  for of_replica in values_of_replicas:
+    if of_replica.size:
+      means.append(float(of_replica.mean()))
+    else:
+      means.append(math.nan)
+  return float(np.mean(np.concatenate(values_of_replicas))), means
 
 
 def check_drifts(
@@ -175,46 +206,49 @@ def check_drifts(
   steps: Sequence[int],
   participation: RoundParticipation | None = None,
 ) -> None:
-  """Checks that what every replica sent is finite; says who was left out.
+  """Checks that every replica sent finite values, and logs rejected replicas.
 
-  A replica that is not finite is left out of the mean, and rules that reset
-  replicas would then hide that it has diverged. Its drift still shows it.
+  The mean leaves out a replica whose values are not finite. A rule that resets
+  replicas would then hide that this replica has diverged. Its drift shows it.
 
   Args:
     exchanges: Drift of every exchange, on the host.
     steps: Inner step of the run at which each exchange was sent.
-    participation: Who takes part in them; None: all replicas.
+    participation: Who takes part in the exchanges; None means all replicas.
 
   Raises:
     NotFiniteError: One line that names the replica and the step.
   """
-  takes_part = _participants(exchanges, participation)
-  for step, exchange, takes in zip(steps, exchanges, takes_part, strict=True):
-    finite = np.isfinite(exchange.own_squared) | ~takes
-    if not finite.all():
+  participants = _participants(exchanges, participation)
+  for step, drift, takes_part in zip(
+    steps, exchanges, participants, strict=True
+  ):
+    is_finite = np.isfinite(drift.own_squared) | ~takes_part
+    if not is_finite.all():
       raise NotFiniteError(
         f"the norm of the pseudo-gradient is not finite at step {step} on "
-        f"replica {int(np.argmin(finite))}"
+        f"replica {int(np.argmin(is_finite))}"
       )
-    # One that meets others in a store says itself why it is left out.
-    has_sent_nothing = takes & (exchange.own_squared == 0)
-    if len(takes) > 1:
-      for replica in np.flatnonzero(
-        has_sent_nothing & (exchange.mean_squared > 0)
-      ):
-        logging.getLogger(__name__).warning(
-          f"step {step}: replica {replica} is left out: its norm is over"
-          " exchange.max_norm_ratio times the usual, or not finite"
-        )
+    if len(takes_part) == 1:
+      continue  # With a mailbox, each replica logs its own rejection.
+    has_sent_nothing = takes_part & (drift.own_squared == 0)
+    is_rejected = has_sent_nothing & (drift.mean_squared > 0)
+    for replica in np.flatnonzero(is_rejected):
+      logging.getLogger(__name__).warning(
+        "step %d: replica %d is left out: its norm is over"
+        " exchange.max_norm_ratio times the usual, or not finite",
+        step,
+        replica,
+      )
 
 
 def _participants(
   exchanges: Sequence[Drift], participation: RoundParticipation | None
 ) -> list[np.ndarray]:
-  """Returns who takes part in every exchange, booleans [M]."""
+  """Returns who takes part in each exchange, as arrays of booleans [M]."""
   if participation:
     return participation.participants
-  return [np.ones(np.shape(each.own_squared), bool) for each in exchanges]
+  return [np.ones(np.shape(drift.own_squared), bool) for drift in exchanges]
 
 
 def drift_rows(
@@ -224,46 +258,62 @@ def drift_rows(
 
   Args:
     segment: The segment that was run.
-    exchanges: Drift of every exchange that it applies, on the host.
+    exchanges: Drift of every exchange that the segment applies, on the host.
     energy_share: Share of an update's energy by which its rank is counted.
   """
-  takes_part = _participants(exchanges, segment.participation)
+  participants = _participants(exchanges, segment.participation)
   events = applied_events(segment)
   rows = []
-  for event, drift, takes in zip(events, exchanges, takes_part, strict=True):
-    # A replica that has sent nothing was left out; the mean is of the others.
+  for event, drift, takes_part in zip(
+    events, exchanges, participants, strict=True
+  ):
+    # A replica that sent only zeros was rejected, and the mean is that of the
+    # others. If the mean is zero too, nobody was rejected.
     has_sent = (drift.own_squared != 0) | (drift.mean_squared == 0)
-    counts = takes & has_sent
-    if not counts.any():
+    is_counted = takes_part & has_sent
+    if not is_counted.any():
       continue
     mean_squared = np.asarray(drift.mean_squared)
-    found = disagreement(
-      drift.own_squared[counts],
-      drift.apart_squared[counts],
-      mean_squared[counts] if mean_squared.ndim else mean_squared,
-    )
-    rows.append(
-      {
-        "fragment": event.fragment,
-        "step": event.send_step + segment.schedule_start,
-        **found._asdict(),
-        **_recorded(drift.observed, energy_share),
-      }
-    )
+    if mean_squared.ndim:
+      mean_squared = mean_squared[is_counted]
+    row = {
+      "fragment": event.fragment,
+      "step": event.send_step + segment.schedule_start,
+    }
+    row |= disagreement(
+      drift.own_squared[is_counted],
+      drift.apart_squared[is_counted],
+      mean_squared,
+    )._asdict()
+    row |= _observed_columns(drift.observed, energy_share)
+    rows.append(row)
   return rows
 
 
-def _recorded(observed: dict[str, Any], energy_share: float) -> dict[str, Any]:
-  """Returns what an aggregator observes, and the ranks of a low-rank update.
+def _observed_columns(
+  observed: dict[str, Any], energy_share: float
+) -> dict[str, Any]:
+  """Returns the columns of a row for the values that an aggregator observed.
 
-  Eigenvalues of every matrix are computed on the host. Of large updates it has
-  only some, or none (`codecs.low_rank.grams`).
+  The host computes the ranks of a low-rank update from the eigenvalues of its
+  Gram matrices. For large updates only some matrices are observed, or none
+  (`codecs.low_rank.grams`).
+
+  Args:
+    observed: Observed values by name. Arrays with three axes are Gram matrices.
+    energy_share: Share of an update's energy by which its rank is counted.
   """
-  small = {k: x for k, x in observed.items() if np.ndim(x) < 3}
-  named = {name: np.asarray(x).tolist() for name, x in small.items()}
-  recorded: dict[str, Any] = {"observed": named} if named else {}
-  if spectra := spectra_of(observed):
-    ranks = [each.shape[1] for each in spectra.values()]
-    recorded["rank"] = float(np.mean(ranks))
-    recorded["energy_rank"] = energy_rank(spectra, energy_share)
-  return recorded
+  columns: dict[str, Any] = {}
+  values_by_name = {
+    name: np.asarray(values).tolist()
+    for name, values in observed.items()
+    if np.ndim(values) < 3
+  }
+  if values_by_name:
+    columns["observed"] = values_by_name
+  spectra = spectra_of(observed)
+  if spectra:
+    ranks = [spectrum.shape[1] for spectrum in spectra.values()]
+    columns["rank"] = float(np.mean(ranks))
+    columns["energy_rank"] = energy_rank(spectra, energy_share)
+  return columns

@@ -1,8 +1,9 @@
-"""The replicas of a run that are all in this runtime.
+"""The replicas of a run whose replicas all live in this runtime.
 
-A trainer goes through its plan in the same way whether it has all replicas or
-one that meets others in a store. What differs it asks of an object: this one,
-or `mailbox_replica.MailboxReplica`, which has the same methods.
+The trainer goes through its plan in the same way with all replicas or with one
+replica that exchanges messages through a mailbox. It asks an object for
+everything that differs between the two: `LocalReplicas`, or
+`mailbox_replica.MailboxReplica`, which has the same methods.
 """
 
 import pathlib
@@ -18,17 +19,18 @@ from dilocox_jax.trees import Tree
 
 
 class LocalReplicas:
-  """All replicas of a run.
+  """All replicas of a run, in this runtime.
 
   Attributes:
     config: Config of the run.
-    is_behind: Whether others have settled the next event already; False.
+    is_behind: Whether other replicas have finished the next exchange without
+      these; always False.
   """
 
   is_behind = False
 
   def __init__(self, config: RunConfig):
-    """Enters nothing.
+    """Stores the config.
 
     Args:
       config: Config of the run.
@@ -36,10 +38,10 @@ class LocalReplicas:
     self.config = config
 
   def with_exchange(self, parts: Parts, text_digest: str) -> Parts:
-    """Returns the parts of a run with what averages over its replicas.
+    """Returns the parts of a run unchanged: the config names the exchange.
 
     Args:
-      parts: Parts that are handed in.
+      parts: Parts that the user supplies.
       text_digest: Digest of the training text.
     """
     del text_digest
@@ -48,7 +50,7 @@ class LocalReplicas:
   def attach(
     self, rounds: Rounds, params: Tree, optimizer: Tree, batch: Tree
   ) -> None:
-    """Is told the rounds that the run goes through.
+    """Stores the rounds of the run.
 
     Args:
       rounds: First rounds of the run.
@@ -60,15 +62,15 @@ class LocalReplicas:
     self._rounds = rounds
 
   def enter(self, values: Mapping[str, Any], handed_in: Sequence[str]) -> None:
-    """Enters the run, of which there is nothing to enter here.
+    """Does nothing: replicas in one runtime need not join a run.
 
     Args:
       values: Config of the run, with its sections.
-      handed_in: Names of the parts that the caller handed in.
+      handed_in: Names of the parts that the user supplies.
     """
 
   def open(self, workdir: pathlib.Path, resume_step: int | None) -> None:
-    """Opens the files of its own, of which there are none.
+    """Does nothing: these replicas have no log of their own.
 
     Args:
       workdir: The run directory.
@@ -76,12 +78,12 @@ class LocalReplicas:
     """
 
   @property
-  def numbers(self) -> Sequence[int]:
-    """Which of the M replicas of the plan are in this process."""
+  def indices(self) -> Sequence[int]:
+    """Indices of this process's replicas among the M replicas of the plan."""
     return self._rounds.replicas.own
 
-  def joined(self, state: RoundState, total_steps: int) -> RoundState | None:
-    """Returns the state with which a newcomer takes part; None if it is none.
+  def join(self, state: RoundState, total_steps: int) -> RoundState | None:
+    """Returns None: no replica joins a run in one runtime late.
 
     Args:
       state: The first state of the run.
@@ -90,36 +92,36 @@ class LocalReplicas:
     del state, total_steps
     return None
 
-  def passed_over(self, state: RoundState, segment: Segment) -> RoundState:
-    """Returns the state after a segment in which replicas were away.
+  def skip_segment(self, state: RoundState, segment: Segment) -> RoundState:
+    """Is never called, because these replicas are never behind.
 
     Args:
-      state: State before it.
+      state: State before the segment.
       segment: The segment.
     """
     raise AssertionError("replicas in one runtime are never behind")
 
   def request_stop(self) -> None:
-    """Is told that the run is to stop after the segment under way."""
+    """Does nothing: no request to a store has to be given up."""
 
   def end(self) -> None:
-    """Is told that the flush begins."""
+    """Does nothing when the flush starts: no replica can join anyway."""
 
   def record(self, step: int) -> str:
-    """Records what has happened; returns a note for the progress line.
+    """Records nothing, and returns "" as the note for the progress line.
 
     Args:
-      step: Inner steps finished.
+      step: Finished inner steps.
     """
     del step
     return ""
 
   def get_state(self) -> dict[str, Any] | None:
-    """Returns what a checkpoint needs, as values of JSON; None: nothing."""
+    """Returns None: a checkpoint needs nothing more of these replicas."""
     return None
 
   def set_state(self, state: Mapping[str, Any] | None) -> None:
-    """Goes on where a checkpoint was saved.
+    """Does nothing: a checkpoint holds nothing more of these replicas.
 
     Args:
       state: What `get_state` returned.

@@ -1,9 +1,9 @@
-"""One replica of a run whose replicas are programs that meet in a store.
+"""One replica of a run whose replicas are separate programs with a mailbox.
 
-The trainer goes through the same plan as ever, with one replica. What differs
-stands here: the exchange that a mailbox carries (docs/mailbox.md), how a
-newcomer finds its place in the plan, and how one that was away passes over what
-the others have settled without it.
+The trainer goes through the same plan as with all replicas, but with one
+replica. This module has what differs: the exchange through the mailbox
+(docs/mailbox.md), how a late joiner finds its step of the plan, and how a
+replica that was absent skips the segments that the others finished without it.
 """
 
 import dataclasses
@@ -32,13 +32,14 @@ from dilocox_jax.trees import Tree
 
 @dataclasses.dataclass(frozen=True)
 class MailboxAddress:
-  """Where a replica meets the others of its run, and as whom.
+  """Names the mailbox of a run, and the replica that uses it.
 
   Attributes:
     where: Folder or URL of the run, as for `dilocox_jax.mailbox`.
-    name: Name of this replica, another one for each.
+    name: Name of this replica. Every replica of a run has a different name.
     secret: File of the secret that all replicas share, or the secret as bytes.
-    accept_version: Whether this replica may have other code than the run.
+    accept_version: Whether this replica may run another version of the code
+      than the run's other replicas.
   """
 
   where: Any
@@ -50,15 +51,16 @@ class MailboxAddress:
 def mailbox_config(
   config: RunConfig, address: MailboxAddress | None, parts: Parts
 ) -> RunConfig:
-  """Returns the config of a run whose replicas meet in a store.
+  """Returns the config of a run with exchange.collective=mailbox.
 
   Args:
-    config: Config as it is given.
-    address: Where they meet.
-    parts: Parts that are handed in.
+    config: Config of the user.
+    address: Mailbox of the run, and name of the replica.
+    parts: Parts that the user supplies.
 
   Raises:
-    ValueError: If these do not go together.
+    ValueError: If there is no address, if the user supplies an exchange, or if
+      the config names another collective.
   """
   require(
     address is not None,
@@ -85,15 +87,16 @@ def mailbox_exchange(
   address: MailboxAddress | None = None,
   text_digest: str = "",
 ) -> MailboxExchange:
-  """Returns the exchange of a run whose replicas meet.
+  """Returns the exchange of a run whose replicas use a mailbox.
 
   Args:
     config: Config of the run.
-    address: Where they meet; None only to read what such a run has saved.
+    address: Mailbox of the run, and name of the replica. None gives an exchange
+      that can read what a run has saved, but can exchange nothing.
     text_digest: Digest of the training text.
   """
   settings = config.exchange
-  usual_ratio = MailboxRules.max_norm_ratio
+  default_ratio = MailboxRules.max_norm_ratio
   if address is None:
     address = MailboxAddress(None, name="", secret=b"")
   return mailbox(
@@ -105,8 +108,8 @@ def mailbox_exchange(
     step_weight=float(config.tokens_per_replica_step),
     text_digest=text_digest,
     rules=MailboxRules(
-      config.mesh.num_replicas,
-      max_norm_ratio=settings.max_norm_ratio or usual_ratio,
+      replicas=config.mesh.num_replicas,
+      max_norm_ratio=settings.max_norm_ratio or default_ratio,
       quorum=config.mailbox.quorum,
       grace_s=config.mailbox.grace_s,
       snapshot_every=config.mailbox.snapshot_every,
@@ -120,7 +123,7 @@ def mailbox_exchange(
 
 
 class MailboxReplica:
-  """The replica of this program, whose others are programs of their own.
+  """The replica of this program. The other replicas are other programs.
 
   Attributes:
     config: Config of the run.
@@ -128,23 +131,23 @@ class MailboxReplica:
   """
 
   def __init__(self, config: RunConfig, address: MailboxAddress):
-    """Enters nothing yet.
+    """Stores config and address; connects to nothing yet.
 
     Args:
       config: Config of the run (`mailbox_config`).
-      address: Where the replicas meet.
+      address: Mailbox of the run, and name of the replica.
     """
     self.config = config
     self.name = address.name
     self._address = address
-    self._present: list[str] = []
-    self._requests = 0
+    self._last_members: list[str] = []
+    self._num_requests = 0
 
   def with_exchange(self, parts: Parts, text_digest: str) -> Parts:
-    """Returns the parts of a run whose exchange is that of the mailbox.
+    """Returns the parts of a run with the exchange through the mailbox.
 
     Args:
-      parts: Parts that are handed in.
+      parts: Parts that the user supplies.
       text_digest: Digest of the training text.
     """
     exchange = mailbox_exchange(self.config, self._address, text_digest)
@@ -154,7 +157,7 @@ class MailboxReplica:
   def attach(
     self, rounds: Rounds, params: Tree, optimizer: Tree, batch: Tree
   ) -> None:
-    """Is told the rounds that the run goes through.
+    """Checks and stores the rounds of the run.
 
     Args:
       rounds: Rounds with the exchange of `with_exchange`.
@@ -163,36 +166,40 @@ class MailboxReplica:
       batch: Shapes and types of a batch of one inner step, leaves [B, ...].
 
     Raises:
-      ValueError: One line, if the code of a step needs an axis of replicas,
-        which are apart here (`rounds.alone`).
+      ValueError: One line, if the code of a step needs an axis over the
+        replicas. There is none, as each program has one replica
+        (`rounds.alone`).
     """
     rounds.check_alone(params, optimizer, batch)
     self._rounds = rounds
 
   def request_stop(self) -> None:
-    """Has whatever waits for the store give up after the grace time."""
+    """Lets requests to the store fail after the grace time from now on."""
     self._client.stop.set()
 
   def enter(self, values: Mapping[str, Any], handed_in: Sequence[str]) -> None:
-    """Enters the run.
+    """Joins the run, or starts it if no replica has.
 
     Args:
       values: Config of the run, with its sections.
-      handed_in: Names of the parts that the caller handed in.
+      handed_in: Names of the parts that the user supplies.
 
     Raises:
-      RefusedError: If this replica must not take part, or if its name, its
-        secret or the place is wrong.
+      RefusedError: If the run has other settings than this replica, or if the
+        name, the secret or the address of the mailbox is wrong.
     """
-    free = may_differ()
-    terms = {k: value for k, value in flat(values).items() if k not in free}
+    fields_that_may_differ = may_differ()
+    terms: dict[str, Any] = {"handed_in": sorted(handed_in)}
+    for field, value in flat(values).items():
+      if field not in fields_that_may_differ:
+        terms[field] = value
     try:
-      self._client.enter(terms | {"handed_in": sorted(handed_in)})
-    except ValueError as error:  # Each says in one line what is wrong.
+      self._client.enter(terms)
+    except ValueError as error:  # The message is one line.
       raise RefusedError(str(error)) from error
 
   def open(self, workdir: pathlib.Path, resume_step: int | None) -> None:
-    """Opens the file that says who was there.
+    """Opens the log of the replicas that took part in each event.
 
     Args:
       workdir: The run directory.
@@ -202,8 +209,11 @@ class MailboxReplica:
     self._rows = JsonLines(workdir / MAILBOX_LOG, last_step)
 
   @property
-  def numbers(self) -> Sequence[int]:
-    """Which of the M replicas of the plan this one is, by its seat."""
+  def indices(self) -> Sequence[int]:
+    """Index of this replica among the M replicas of the plan.
+
+    It is the number of the replica's seat in the mailbox, modulo M.
+    """
     mailbox = self._client.mailbox
     return [mailbox.seat % mailbox.rules.replicas]
 
@@ -212,8 +222,8 @@ class MailboxReplica:
     """Whether the others have settled the next event without this replica."""
     return not self._client.announce(self._client.event)
 
-  def joined(self, state: RoundState, total_steps: int) -> RoundState:
-    """Returns the state with which this replica takes part as a newcomer.
+  def join(self, state: RoundState, total_steps: int) -> RoundState:
+    """Joins the run late, and returns the state with which to go on.
 
     Args:
       state: The first state of the run.
@@ -223,11 +233,18 @@ class MailboxReplica:
     while True:
       try:
         return join(self._rounds, state, total_steps)
-      except ReplicaStaleError as lost:  # The others were faster.
-        logging.getLogger(__name__).info("beginning again: %s", lost)
+      except ReplicaStaleError as error:
+        # The others went on meanwhile and deleted what this replica was
+        # reading.
+        logging.getLogger(__name__).info("beginning again: %s", error)
 
-  def passed_over(self, state: RoundState, segment: Segment) -> RoundState:
-    """Returns the state after a segment in which this replica was away."""
+  def skip_segment(self, state: RoundState, segment: Segment) -> RoundState:
+    """Returns the state after a segment in which this replica was absent.
+
+    Args:
+      state: State before the segment.
+      segment: The segment.
+    """
     state = skip_windows(
       self._rounds, state, segment.windows, segment.num_steps
     )
@@ -235,18 +252,21 @@ class MailboxReplica:
     return state
 
   def end(self) -> None:
-    """Says that the flush begins, in which nobody can join any more."""
+    """Stops writing snapshots: nobody can join once the flush has started."""
     self._client.writes_snapshots = False
 
   def get_state(self) -> dict[str, Any]:
-    """Returns what a checkpoint needs, as values of JSON."""
+    """Returns the state of the exchange for a checkpoint, as JSON values."""
     return self._client.get_state()
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes on where a checkpoint was saved.
+    """Restores what `get_state` returned.
+
+    Args:
+      state: What `get_state` returned when the checkpoint was saved.
 
     Raises:
-      RefusedError: If the checkpoint is of another run than the store.
+      RefusedError: If the checkpoint belongs to another run than the store.
     """
     try:
       self._client.set_state(state)
@@ -257,29 +277,34 @@ class MailboxReplica:
     """Records the events since the last call.
 
     Args:
-      step: Inner steps finished.
+      step: Finished inner steps.
 
     Returns:
-      How many replicas were in the last event, and the requests of an event,
-      for the progress line.
+      A note for the progress line: the number of replicas in the last event,
+      and the mean number of requests to the store for each event.
     """
     events = self._client.settled
     self._client.settled = []
     usage = self._client.mailbox.usage
     for event in events:
       self._rows.append({"step": step, "usage": usage, **event})
-      self._say_changes(event["event"], event["members"])
-    requests = sum(n for kind, n in usage.items() if "bytes" not in kind)
-    per_event = (requests - self._requests) / max(len(events), 1)
-    self._requests = requests
-    expected = self._client.mailbox.rules.replicas
+      self._log_changed_members(event["event"], event["members"])
+    num_requests = sum(
+      number for kind, number in usage.items() if "bytes" not in kind
+    )
+    new_requests = num_requests - self._num_requests
+    self._num_requests = num_requests
+    requests_per_event = new_requests / max(len(events), 1)
+    num_expected = self._client.mailbox.rules.replicas
     return (
-      f"{len(self._present)} of {expected} here, "
-      f"{per_event:.0f} requests an event"
+      f"{len(self._last_members)} of {num_expected} here, "
+      f"{requests_per_event:.0f} requests an event"
     )
 
-  def _say_changes(self, event: int, members: list[str]) -> None:
-    if sorted(members) != self._present:
-      names = ", ".join(members) or "nobody"
-      logging.getLogger(__name__).info("event %d has %s", event, names)
-      self._present = sorted(members)
+  def _log_changed_members(self, event: int, members: list[str]) -> None:
+    """Logs the members of an event if they are not those of the last one."""
+    if sorted(members) == self._last_members:
+      return
+    names = ", ".join(members) or "nobody"
+    logging.getLogger(__name__).info("event %d has %s", event, names)
+    self._last_members = sorted(members)

@@ -1,12 +1,12 @@
-"""Brings metrics from the devices to the records and to the log.
+"""Reads metrics from the devices, checks them, and records and logs them.
 
-Segments are dispatched without waiting, and their metrics are read here later.
-A value that is not finite stops the run here. With several processes all read
-and check, so that they stop together, and one writes.
+The trainer dispatches segments without waiting, and this module reads their
+metrics later. It stops the run if a value is not finite. If there are several
+processes, all read and check, so that they stop together, and one writes.
 
-The wall time of a run is divided between its rows. A row ends when what it
-names has ended: a segment when the devices have computed its metrics, however
-much later these are read. What was compiled in that time is a row of its own.
+The wall time of a run is divided between the rows of its timings. A row of a
+segment ends when the devices have computed the metrics of the segment, even if
+the host reads them much later. The time to compile has rows of its own.
 """
 
 import dataclasses
@@ -35,69 +35,90 @@ from dilocox_jax.training.build import Programs
 from dilocox_jax.training.states import NotFiniteError, TrainingProgress
 from dilocox_jax.training.wall_time import CompileTimes
 
-_LOG_SHARE, _LOG_S = 0.1, 30.0  # Of a run's steps; seconds.
+_LOG_SHARE = 0.1  # Share of a run's steps between two lines, at most.
+_LOG_S = 30.0  # Seconds between two lines, at most.
 
 
 class ProgressLog:
-  """Logs a line: after the first update, then now and then.
+  """Logs how far a run is.
 
-  That is after every tenth of the run or 30 seconds, whichever comes first.
+  It logs a line after the first update, and then after every tenth of the run
+  or every 30 seconds, whichever comes first.
   """
 
-  def __init__(self, title: str, total_steps: int, begun: TrainingProgress):
-    """Logs nothing yet.
+  def __init__(
+    self, title: str, total_steps: int, start_progress: TrainingProgress
+  ):
+    """Starts to measure time; logs nothing yet.
 
     Args:
-      title: What is running.
+      title: Name of the run's method.
       total_steps: Inner steps of the run.
-      begun: How far the run was before.
+      start_progress: Progress of the run before the first update.
     """
-    self._title, self._total_steps = title, total_steps
-    self._begun, self._begun_s = begun, time.monotonic()
-    # Nothing was logged yet, so the first update is due.
-    self._logged = begun.step, -math.inf
+    self._title = title
+    self._total_steps = total_steps
+    self._start_progress = start_progress
+    self._start_s = time.monotonic()
+    # The minus infinity makes a line due at the first update.
+    self._logged_step = start_progress.step
+    self._logged_s = -math.inf
 
   def leave_out(self, seconds: float) -> None:
-    """Lets the time since the last update not count: programs were compiled."""
-    self._begun_s += seconds
-
-  def update(self, progress: TrainingProgress, loss: float, note: str) -> None:
-    """Says how far the run is, and how long it will take, if a line is due.
-
-    Speed and time left are those of the whole run so far, without what was left
-    out. A single segment says little: on a CPU the next one may have run to its
-    end before this one is read.
+    """Subtracts seconds, in which programs were compiled, from the run's time.
 
     Args:
-      progress: How far the run is.
-      loss: Mean loss of the segment.
-      note: What else there is to say.
+      seconds: Seconds that the speed and the time left do not include.
     """
-    step, now_s = progress.step, time.monotonic()
-    logged_step, logged_s = self._logged
-    is_many = step - logged_step >= _LOG_SHARE * self._total_steps
-    if not is_many and now_s - logged_s < _LOG_S:
+    self._start_s += seconds
+
+  def update(self, progress: TrainingProgress, loss: float, note: str) -> None:
+    """Logs how far the run is, and how long it will take, if a line is due.
+
+    The speed and the time left are computed from the whole run so far, without
+    the time that was left out. A single segment would tell little: on a CPU the
+    next segment may have ended before the host reads this one.
+
+    Args:
+      progress: Progress of the run.
+      loss: Mean loss of the segment.
+      note: A text to add to the line; may be "".
+    """
+    step = progress.step
+    now_s = time.monotonic()
+    has_many_steps = step - self._logged_step >= _LOG_SHARE * self._total_steps
+    if not has_many_steps and now_s - self._logged_s < _LOG_S:
       return
-    self._logged, spent_s = (step, now_s), now_s - self._begun_s
-    speed = (progress.tokens - self._begun.tokens) / spent_s
-    step_s = spent_s / (step - self._begun.step)
+    self._logged_step = step
+    self._logged_s = now_s
+    spent_s = now_s - self._start_s
+    speed = (progress.tokens - self._start_progress.tokens) / spent_s
+    step_s = spent_s / (step - self._start_progress.step)
+    minutes_left = (self._total_steps - step) * step_s / 60
+    sent = human_bytes(progress.total_sent_bytes)
+    if note:
+      sent += f" | {note}"
     logging.getLogger(__name__).info(
-      "%s: step %d of %d | loss %.3f | %s tokens/s | sent %s%s | %.1f min left",
-      *(self._title, step, self._total_steps, loss, f"{speed:,.0f}"),
-      *(human_bytes(progress.total_sent_bytes), f" | {note}" if note else ""),
-      (self._total_steps - step) * step_s / 60,
+      "%s: step %d of %d | loss %.3f | %s tokens/s | sent %s | %.1f min left",
+      self._title,
+      step,
+      self._total_steps,
+      loss,
+      f"{speed:,.0f}",
+      sent,
+      minutes_left,
     )
 
 
 class LearningRates:
   """Values of a learning rate schedule, on the host.
 
-  A schedule computes on a device. Asked for one step, it would wait until the
-  device has done all that was dispatched before, which is the next segment. So
-  the rates of many steps are computed at once.
+  A schedule computes on a device. To compute the rate of a single step would
+  take until the device has finished the next segment, which was dispatched
+  before. So the rates of many steps are computed at once.
   """
 
-  _STEPS = 65_536  # That many rates take 256 kB.
+  _STEPS = 65_536  # Steps of a block. Their rates take 256 kB.
 
   def __init__(self, schedule: optax.Schedule):
     """Computes the first rates.
@@ -105,23 +126,25 @@ class LearningRates:
     Args:
       schedule: Function from the inner step to the learning rate.
     """
-    self._many = jax.jit(jax.vmap(schedule))
-    self._blocks: dict[int, np.ndarray] = {}
+    self._rates_of_steps = jax.jit(jax.vmap(schedule))
+    self._block_number = -1
+    self._block = np.zeros(0)
     self.at(0)
 
   def at(self, step: int) -> float:
     """Returns the rate of an inner step.
 
     Args:
-      step: Number of inner steps that came before it.
+      step: Number of the inner step, from 0.
     """
-    number, offset = divmod(step, self._STEPS)
-    if number not in self._blocks:
-      start = number * self._STEPS
+    block_number, offset = divmod(step, self._STEPS)
+    if block_number != self._block_number:
+      start = block_number * self._STEPS
       steps = jnp.arange(start, start + self._STEPS)
       with jax.numpy_dtype_promotion("standard"):
-        self._blocks = {number: np.asarray(self._many(steps))}
-    return float(self._blocks[number][offset])
+        self._block = np.asarray(self._rates_of_steps(steps))
+      self._block_number = block_number
+    return float(self._block[offset])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,14 +152,16 @@ class DispatchedSegment:
   """A segment whose metrics have not been read yet.
 
   Attributes:
-    segment: The segment that runs.
-    progress: How far the run is after the segment.
+    segment: The segment.
+    progress: Progress of the run after the segment.
     metrics: Losses and gradient norms [M, H], still on the devices.
-    drifts: Drift of every exchange that it applies, still on the devices.
-    ready_s: When the devices will have computed these (`wall_time.ready_time`).
-    waits: When it waited for its exchanges, pairs of begin and end
-      (`time.perf_counter`); None if that is not known.
-    note: What else the progress line says.
+    drifts: Drift of every exchange that the segment applies, still on the
+      devices.
+    ready_s: Time at which the devices have computed metrics and drifts
+      (`wall_time.ready_time`).
+    waits: Times in which the segment waited for exchanges, as pairs of start
+      and end (`time.perf_counter`); None if they are not known.
+    note: A text for the progress line; may be "".
   """
 
   segment: Segment
@@ -168,8 +193,9 @@ class MetricsReader:
     Args:
       title: Name of the run's method, for the log.
       programs: Programs of the run.
-      workdir: The run directory; None: another process writes and logs.
-      progress: How far the run is before the first segment.
+      workdir: The run directory; None means that another process writes and
+        logs.
+      progress: Progress of the run before the first segment.
       is_resumed: Whether a checkpoint was restored.
     """
     step_before = progress.step if is_resumed else None
@@ -181,12 +207,14 @@ class MetricsReader:
     self._energy_share = programs.policy.energy
     self._compile_times = CompileTimes()
     self._recorded_s = time.perf_counter()
-    self._before = progress
+    self._last_progress = progress
     self._link = LinkCounter()
-    # A segment whose dispatch waits for exchanges is over then. The bytes of a
-    # segment on a link must not mix with those of the next one.
-    waits = programs.rounds.runtime.waits_for_exchanges
-    self.reads_at_once = waits or bool(self._link.interface)
+    # If a dispatch waits for exchanges, the segment has ended when the dispatch
+    # returns. If the bytes on a link are counted, those of one segment must not
+    # mix with those of the next one.
+    waits_for_exchanges = programs.rounds.runtime.waits_for_exchanges
+    counts_link_bytes = bool(self._link.interface)
+    self.reads_at_once = waits_for_exchanges or counts_link_bytes
 
   def close(self) -> None:
     """Stops measuring."""
@@ -201,17 +229,20 @@ class MetricsReader:
     waits: Sequence[tuple[float, float]] | None = None,
     ended_s: float | None = None,
   ) -> None:
-    """Records the time since the end of the last event under an event.
+    """Records the time since the end of the last event as that of an event.
 
-    What JAX compiled in that time has a row of its own in front.
+    If JAX compiled something in this time, the time to compile becomes a row of
+    its own before the row of the event.
 
     Args:
-      event: One of those of `recorder.Timing`.
-      step: Inner steps finished.
-      simulated_s: Simulated seconds, if the run carries a clock.
+      event: Name of the event, as in `recorder.Timing`.
+      step: Finished inner steps.
+      simulated_s: Simulated seconds, if the run has a clock.
       tokens: Tokens that all replicas saw in this time.
-      waits: When in this time exchanges were waited for, if it is known.
-      ended_s: When the event ended (`time.perf_counter`); None: now.
+      waits: Times in which the run waited for exchanges, if they are known, as
+        pairs of start and end (`time.perf_counter`).
+      ended_s: Time at which the event ended (`time.perf_counter`); None means
+        now.
     """
     start_s = self._recorded_s
     if ended_s is None:
@@ -221,13 +252,19 @@ class MetricsReader:
     if compile_s > 0:
       self._record_compiling(step, compile_s)
     wall_s = self._recorded_s - start_s - compile_s
+    tokens_per_s = None
+    if tokens and wall_s > 0:
+      tokens_per_s = tokens / wall_s
+    exposed_s = None
+    if waits is not None:
+      exposed_s = self._exposed_s(waits)
     self._recorder.record_timing(
       step=step,
       event=event,
       wall_s=wall_s,
-      tokens_per_s=tokens / wall_s if tokens and wall_s > 0 else None,
+      tokens_per_s=tokens_per_s,
       simulated_s=simulated_s,
-      exposed_s=None if waits is None else self._exposed_s(waits),
+      exposed_s=exposed_s,
       link_bytes=self._link.new_bytes(),
     )
 
@@ -239,6 +276,7 @@ class MetricsReader:
     )
 
   def _record_compiling(self, step: int, compile_s: float) -> None:
+    """Records a time to compile, which the speed in the log leaves out."""
     if self._log:
       self._log.leave_out(compile_s)
     self._recorder.record_timing(step=step, event="compile", wall_s=compile_s)
@@ -253,11 +291,11 @@ class MetricsReader:
 
     Args:
       losses: Loss of each view, in nats a token; None if it was not computed.
-      progress: How far the run is.
-      num_steps: For the closing row only: total steps of the run.
+      progress: Progress of the run.
+      num_steps: For the last row only: total steps of the run.
 
     Raises:
-      NotFiniteError: If a loss is not finite; nothing is recorded then.
+      NotFiniteError: If a loss is not finite. Nothing is recorded then.
     """
     self.record_time("evaluation", progress.step, progress.simulated_s)
     computed = [loss for loss in losses.values() if loss is not None]
@@ -272,7 +310,8 @@ class MetricsReader:
       total_sent_bytes=progress.total_sent_bytes,
       **losses,
     )
-    self._before = progress  # What an evaluation sends belongs to no round.
+    # The bytes that an evaluation sends belong to no round.
+    self._last_progress = progress
 
   def check_flush(
     self,
@@ -285,7 +324,7 @@ class MetricsReader:
     Args:
       drifts: Drifts of the exchanges of the flush, on the devices.
       step: Inner steps of the run.
-      participation: Who takes part in the flush; None: all replicas alike.
+      participation: Who takes part in the flush; None means all replicas.
 
     Raises:
       NotFiniteError: One line that names the replica and the step.
@@ -296,38 +335,41 @@ class MetricsReader:
   def read(self, done: DispatchedSegment) -> Sequence[Drift]:
     """Waits for a segment, checks it and records it.
 
+    Args:
+      done: The dispatched segment.
+
     Returns:
-      The drift of every exchange that it applies, on the host.
+      The drift of every exchange that the segment applies, on the host.
 
     Raises:
-      NotFiniteError: If a loss, a gradient or what a replica sent is not
-        finite; nothing of the segment is recorded then.
+      NotFiniteError: If a loss, a gradient or a sent pseudo-gradient is not
+        finite. Nothing of the segment is recorded then.
     """
-    step_metrics, exchanges = arrays_to_host((done.metrics, done.drifts))
-    evaluation.check_losses(step_metrics, done.segment)
-    start, participation = (
-      done.segment.schedule_start,
-      done.segment.participation,
-    )
-    events = evaluation.applied_events(done.segment)
-    sent_steps = [start + event.send_step for event in events]
-    evaluation.check_drifts(exchanges, sent_steps, participation)
-    (loss, each_loss), (grad_norm, _) = (
-      evaluation.step_means(values, participation) for values in step_metrics
-    )
-    before, progress = self._before, done.progress
-    self._before = progress
+    metrics, exchanges = arrays_to_host((done.metrics, done.drifts))
+    segment = done.segment
+    evaluation.check_losses(metrics, segment)
+    sent_steps = [
+      segment.schedule_start + event.send_step
+      for event in evaluation.applied_events(segment)
+    ]
+    evaluation.check_drifts(exchanges, sent_steps, segment.participation)
+    losses, grad_norms = metrics
+    loss, replica_losses = evaluation.step_means(losses, segment.participation)
+    grad_norm, _ = evaluation.step_means(grad_norms, segment.participation)
+    before = self._last_progress
+    progress = done.progress
+    self._last_progress = progress
     self._recorder.record_round(
       step=progress.step,
       tokens=progress.tokens,
-      phase=done.segment.phase,
+      phase=segment.phase,
       loss=loss,
-      loss_per_replica=each_loss,
+      loss_per_replica=replica_losses,
       grad_norm=grad_norm,
       learning_rate=self._rates.at(progress.step - 1),
       sent_bytes=progress.total_sent_bytes - before.total_sent_bytes,
       total_sent_bytes=progress.total_sent_bytes,
-      drift=evaluation.drift_rows(done.segment, exchanges, self._energy_share),
+      drift=evaluation.drift_rows(segment, exchanges, self._energy_share),
     )
     self.record_time(
       "round",

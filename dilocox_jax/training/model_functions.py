@@ -1,7 +1,7 @@
-"""Joins a model with what computes its gradient and its validation loss.
+"""Builds the functions that compute a model's gradient and validation loss.
 
-A replica that several devices hold runs through pipeline stages. One that has a
-single device, or shares it, runs whole.
+A model that is divided over several devices runs through pipeline stages or
+data shards. A model on one device runs whole.
 """
 
 import functools
@@ -34,30 +34,40 @@ from dilocox_jax.trees import Scalar, Tree, shapes_by_path
 def model_functions(
   config: RunConfig,
   computation: Computation,
-  given: LossModel | None,
+  supplied: LossModel | None,
   end_of_text: int | None,
   trainable: Adaptation | None = None,
 ) -> tuple[LossModel, Gradient, Callable[..., Scalar]]:
-  """Builds the model, and the gradient and evaluation of a replica.
+  """Builds the model of a replica with its gradient and its evaluation.
 
   Args:
     config: Config of the run.
-    computation: What of it depends on the devices.
-    given: Model that takes the place of the config's; None changes nothing.
-    end_of_text: Token at which attention begins anew, or None.
-    trainable: What is trained of the model; None: all of it.
+    computation: Settings of the computation that depend on the devices.
+    supplied: Model of the user; None means the model of the config.
+    end_of_text: Token after which attention starts anew, or None.
+    trainable: The part of the model that is trained; None means all of it.
 
   Returns:
-    The model, (params, batch) -> (loss, gradients), and (params, batches
-    [N, B, L + 1]) -> mean loss. If only a part is trained, params are this
-    part, and gradient and evaluation have an argument `frozen`.
+    Three values:
+
+    - The model.
+    - The gradient: (params, batch) -> (loss, gradients).
+    - The evaluation: (params, batches [N, B, L + 1]) -> mean loss.
+
+    If only a part of the model is trained, params are this part, and the
+    gradient and the evaluation have one more argument, `frozen`.
 
   Raises:
-    ValueError: If a model that is handed in, or of which only a part is
-      trained, is to be divided over devices.
+    ValueError: If a model cannot be divided over devices as the config says,
+      because the user supplied the model or trains only a part of it.
   """
-  others = trainable, config.inner.accumulate_steps, computation.stacked_by
-  if given is not None:
+  whole_model_functions = functools.partial(
+    _whole_model_functions,
+    trainable=trainable,
+    micro_batches=config.inner.accumulate_steps,
+    stacked_by=computation.stacked_by,
+  )
+  if supplied is not None:
     require(
       not config.mesh.is_divided,
       "a model that is handed in cannot be cut into stages or shards: register "
@@ -65,19 +75,21 @@ def model_functions(
       "(dilocox_jax.register_model), or set mesh.num_stages=1 and "
       "mesh.num_data_shards=1",
     )
-    loss = given.loss
-    # Its layers are not known, and it may compute them again by itself. So
-    # model.remat is applied to the loss as a whole, and only if it is set.
+    loss = supplied.loss
+    # The layers of this model are not known, and it may compute them again by
+    # itself. So model.remat is applied to the whole loss, and only if it is
+    # set.
     if computation.remat != "auto":
       loss = remat_wrapper(computation.remat, prevent_cse=True)(loss)
-    return _whole(given, loss, *others)
-  shape, chunk_tokens = config.model.shape, computation.loss_chunk_tokens
+    return whole_model_functions(supplied, loss)
+  shape = config.model.shape
+  chunk_tokens = computation.loss_chunk_tokens
   model = config.model_builder(
     shape,
     dtype=jnp.dtype(computation.compute_dtype),
     unroll=computation.scan_unroll,
     attention=computation.attention,
-    # A pipeline wraps the layers itself, as `mesh.remat` says.
+    # A pipeline applies `mesh.remat` to the layers itself.
     remat="none" if config.mesh.is_divided else computation.remat,
   )
   leaves = {}
@@ -95,45 +107,59 @@ def model_functions(
   )
   evaluated = LossModel(model.init, functools.partial(loss, model))
   if config.mesh.is_divided:
-    cut = functools.partial(_cut, config, model, end_of_text, chunk_tokens)
+    cut_model = functools.partial(
+      _cut_model, config, model, end_of_text, chunk_tokens
+    )
     if trainable is None:
-      return evaluated, *_divided_functions(config, cut)
+      gradient, evaluation = _divided_functions(config, cut_model)
+      return evaluated, gradient, evaluation
     require(
       config.mesh.num_stages == 1,
       "trainable: pipeline stages train all of a model: set mesh.num_stages=1",
     )
-    evaluated = LossModel(model.init, _loss_of_shards(config, cut(0.0)))
-    loss = _loss_of_shards(config, cut(config.model.z_loss))
-    return _whole(evaluated, loss, *others)
+    evaluated = LossModel(model.init, _loss_of_shards(config, cut_model(0.0)))
+    loss = _loss_of_shards(config, cut_model(config.model.z_loss))
+    return whole_model_functions(evaluated, loss)
   loss = functools.partial(loss, model, z_loss=config.model.z_loss)
-  return _whole(evaluated, loss, *others)
+  return whole_model_functions(evaluated, loss)
 
 
-def _whole(
+def _whole_model_functions(
   evaluated: LossModel,
   loss: Loss,
   trainable: Adaptation | None,
   micro_batches: int,
   stacked_by: str,
 ) -> tuple[LossModel, Gradient, Callable[..., Scalar]]:
-  """Builds the functions of a replica that one device holds."""
-  gradient = accumulated_gradient(loss, micro_batches)
-  evaluation = _mean_over_batches(evaluated.loss)
+  """Returns what `model_functions` returns, without pipeline stages.
+
+  Args:
+    evaluated: Model with the loss of evaluations.
+    loss: Loss of training.
+    trainable: The part of the model that is trained; None means all of it.
+    micro_batches: Parts of a batch whose gradients are accumulated.
+    stacked_by: "map" if replicas on one device take their steps in turn,
+      "vmap" if they take them together.
+  """
   if trainable:
-    given = evaluated, loss, trainable, micro_batches
-    gradient, evaluation = _of_a_part(*given)
+    gradient, evaluation = _partial_functions(
+      evaluated, loss, trainable, micro_batches
+    )
     evaluated = LossModel(trainable.init, evaluated.loss, evaluated.module)
-  # On CPU, the batched matrix products that vmap makes are slow. So replicas
-  # on one device run in turn instead.
+  else:
+    gradient = accumulated_gradient(loss, micro_batches)
+    evaluation = _mean_over_batches(evaluated.loss)
+  # On a CPU the batched matrix products of vmap are slow. So replicas on one
+  # device run in turn instead.
   if stacked_by == "map":
     gradient = sequential_vmap(gradient)
   return evaluated, gradient, evaluation
 
 
-def _of_a_part(
+def _partial_functions(
   model: LossModel, loss: Loss, trainable: Adaptation, micro_batches: int
 ) -> tuple[Gradient, Callable[..., Scalar]]:
-  """Builds gradient and evaluation where a part is trained."""
+  """Builds gradient and evaluation if only a part of the model is trained."""
   join = trainable.join
 
   def gradient(params: Tree, batch: Tree, frozen: Tree) -> tuple[Scalar, Tree]:
@@ -150,7 +176,7 @@ def _of_a_part(
 
 
 def _mean_over_batches(loss: Loss) -> Loss:
-  """Builds the evaluation of a replica that one device holds."""
+  """Builds (params, batches [N, B, ...]) -> mean loss over the N batches."""
 
   def mean(params: Tree, batches: Tree) -> Scalar:
     # `map` runs the batches in turn, so memory holds the logits of one batch.
@@ -160,56 +186,90 @@ def _mean_over_batches(loss: Loss) -> Loss:
 
 
 def _divided_functions(
-  config: RunConfig, cut: Callable[[float], CutModel]
+  config: RunConfig, cut_model: Callable[[float], CutModel]
 ) -> tuple[Gradient, Loss]:
   """Builds gradient and evaluation of a replica that several devices hold.
 
   Args:
     config: Config of the run.
-    cut: Function from the weight of the z-loss to the cut model.
+    cut_model: Function from the weight of the z-loss to the cut model.
   """
-  mesh, layers = config.mesh, config.stage_layers
+  mesh = config.mesh
+  layers = config.stage_layers
   num_micro_batches = config.inner.accumulate_steps
-  stage = pipelined_gradient(
-    cut(config.model.z_loss), config.pipeline, layers.counts, remat=mesh.remat
-  )
-  stage_loss = pipelined_loss(cut(0.0), layers.counts)
   num_rows = config.data.batch_size // num_micro_batches // mesh.num_data_shards
   tables = config.division.divided_tables(config.model.shape)
-  return (
-    sharded.sharded_gradient(
-      stage, config.division, layers, num_micro_batches, tables
-    ),
-    sharded.sharded_loss(stage_loss, config.division, layers, num_rows, tables),
+  stage_gradient = pipelined_gradient(
+    cut_model(config.model.z_loss),
+    config.pipeline,
+    layers.counts,
+    remat=mesh.remat,
   )
+  gradient = sharded.sharded_gradient(
+    stage_gradient,
+    config.division,
+    layers,
+    num_micro_batches=num_micro_batches,
+    divided_tables=tables,
+  )
+  stage_loss = pipelined_loss(cut_model(0.0), layers.counts)
+  evaluation = sharded.sharded_loss(
+    stage_loss,
+    config.division,
+    layers,
+    num_rows=num_rows,
+    divided_tables=tables,
+  )
+  return gradient, evaluation
 
 
-def _loss_of_shards(config: RunConfig, cut: CutModel) -> Loss:
-  """Builds (params, batch) -> loss of a replica that data shards hold."""
+def _loss_of_shards(config: RunConfig, cut_model: CutModel) -> Loss:
+  """Builds (params, batch) -> loss of a replica on several data shards."""
   division = config.division
-  tables = division.divided_tables(config.model.shape)
-  stage_loss = sharded.loss_by_layer(cut, config.mesh.remat)
-  loss = sharded.sharded_loss(stage_loss, division, None, 1, tables)
+  stage_loss = sharded.loss_by_layer(cut_model, config.mesh.remat)
+  loss = sharded.sharded_loss(
+    stage_loss,
+    division,
+    None,
+    num_rows=1,
+    divided_tables=division.divided_tables(config.model.shape),
+  )
   return lambda params, batch: loss(params, batch[None])
 
 
-def _cut(
+def _cut_model(
   config: RunConfig,
   model: transformer.Model,
   end_of_text: int | None,
   chunk_tokens: int,
   z_loss: float,
 ) -> CutModel:
-  """Cuts a model where a pipeline may cut it."""
+  """Cuts a model into embedding, blocks and loss.
+
+  Args:
+    config: Config of the run, which says which tables are divided.
+    model: The whole model.
+    end_of_text: Token after which attention starts anew, or None.
+    chunk_tokens: Tokens whose logits are computed at once; 0 means all.
+    z_loss: Weight of the z-loss.
+  """
   tables = config.division.divided_tables(config.model.shape)
   head = "embed/embedding" if config.model.shape.tied_head else "head/kernel"
 
-  def end(rest: Tree, x: Tree, targets: Tree) -> Scalar:
-    logits, scores = functools.partial(model.logits, rest), token_scores
+  def loss(outside_blocks: Tree, x: Tree, targets: Tree) -> Scalar:
+    logits = functools.partial(model.logits, outside_blocks)
+    scores = token_scores
     if head in tables:
       logits = vocabulary.divided_logits(logits)
       scores = vocabulary.divided_scores
-    return chunked_token_loss(logits, x, targets, z_loss, chunk_tokens, scores)
+    return chunked_token_loss(
+      logits,
+      x,
+      targets,
+      z_loss=z_loss,
+      chunk_tokens=chunk_tokens,
+      scores=scores,
+    )
 
   embed = model.embed
   if "embed/embedding" in tables:
@@ -217,4 +277,4 @@ def _cut(
   segments = None
   if end_of_text is not None:
     segments = functools.partial(segment_ids, end_of_text=end_of_text)
-  return CutModel(embed, model.block, end, segments)
+  return CutModel(embed=embed, block=model.block, loss=loss, segments=segments)

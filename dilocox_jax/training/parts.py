@@ -1,4 +1,4 @@
-"""What the caller hands in to a run: parts of it, and a simulated clock."""
+"""Objects that the user supplies to a run: parts of it, and a clock."""
 
 import dataclasses
 from typing import Any, Protocol
@@ -17,7 +17,9 @@ from dilocox_jax.rounds.exchanges import MailboxExchange
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """What takes the place of parts that the config names; None changes nothing.
+  """Parts that the user supplies in place of those that the config names.
+
+  None means that the part of the config is used.
 
   Attributes:
     model: Model to train, in place of `config.model`.
@@ -27,8 +29,8 @@ class Parts:
     outer_optimizer: Optimizer of the outer parameters, in place of
       `config.outer`.
     exchange: Averages one fragment over the replicas, in place of
-      `config.exchange`. The trainer puts that of a mailbox here.
-    trainable: What is trained of the model, if not all of it.
+      `config.exchange`. For a run with a mailbox the trainer sets it.
+    trainable: The part of the model that is trained; None means all of it.
   """
 
   model: LossModel | None = None
@@ -40,13 +42,17 @@ class Parts:
 
   @property
   def names(self) -> list[str]:
-    """Names of the parts that are handed in, for the record of the run.
+    """Names of the supplied parts, for the record of the run.
 
-    Of a model that is trained in part the frozen values count too.
+    If only a part of the model is trained, the list has the digest of the
+    frozen weights instead of "trainable".
     """
-    names = [name for name, part in vars(self).items() if part is not None]
+    names = []
+    for name, part in vars(self).items():
+      if name != "trainable" and part is not None:
+        names.append(name)
     if self.trainable:
-      names[-1] = f"frozen weights {self.trainable.digest}"
+      names.append(f"frozen weights {self.trainable.digest}")
     return names
 
 
@@ -54,22 +60,24 @@ NO_PARTS = Parts()
 
 
 class Clock(Protocol):
-  """Simulated time of a run, on some cluster.
+  """Simulated time of a run on a cluster.
 
-  The trainer advances it after every segment and records what it returns.
-  Nothing else reads it, so no loss can depend on a link. `api.simulation_setup`
-  makes one from a cluster's description.
+  The trainer advances the clock after every segment and records the time that
+  it returns. Nothing else reads the clock, so no loss can depend on a link.
+  `api.simulation_setup` makes a clock from the description of a cluster.
 
   Attributes:
-    description: What is timed, for reports, e.g. "cluster 1gbit".
-    digest: Short digest of all that its times depend on beside the run.
+    description: Name of the simulated cluster for reports, e.g. "cluster
+      1gbit".
+    digest: Short digest of everything that the times depend on, except the
+      run itself.
   """
 
   description: str
   digest: str
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:
-    """Advances by a segment; returns seconds since the start of the run.
+    """Advances by a segment and returns seconds since the start of the run.
 
     Args:
       segment: Next segment of the run.
@@ -78,7 +86,7 @@ class Clock(Protocol):
     ...
 
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
-    """Advances by the flush; returns seconds since the start of the run.
+    """Advances by the flush and returns seconds since the start of the run.
 
     Args:
       plan: Plan of the run.
@@ -87,13 +95,13 @@ class Clock(Protocol):
     ...
 
   def get_state(self) -> dict[str, Any]:
-    """Returns what a checkpoint must hold, as plain values."""
+    """Returns the state of the clock for a checkpoint, as JSON values."""
     ...
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Continues from what `get_state` returned.
+    """Restores what `get_state` returned.
 
     Raises:
-      ValueError: If that was the clock of another cluster.
+      ValueError: If the state is that of another cluster's clock.
     """
     ...

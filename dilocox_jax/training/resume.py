@@ -1,7 +1,8 @@
-"""Takes up a run from its checkpoint.
+"""Continues a run from its checkpoint.
 
-A run with other settings is refused, since its rows would mean two things. If a
-directory holds a run without a checkpoint, the run is not overwritten.
+A run with other settings is refused, because the rows before and after the
+checkpoint would not be of one run. If a directory holds a run without a
+checkpoint, the run is not overwritten.
 """
 
 import logging
@@ -28,10 +29,10 @@ def check_nothing_is_lost(
   """Refuses a directory if starting at step 0 would delete results of a run.
 
   A run that was killed before its first save may start again, because it will
-  compute the same rows again, equal in every bit. So a directory that holds a
-  run but no checkpoint is accepted only if all of this is true:
+  compute the same rows again, equal in every bit. So a directory with a run but
+  without a checkpoint is accepted only if all of this is true:
 
-  - Config and text are those of the same run.
+  - The directory has the config and the text of this run.
   - The folder of checkpoints exists. A run creates it before its first row, so
     if it is missing, someone removed it.
   - There is no report, which a run writes at its end.
@@ -49,7 +50,8 @@ def check_nothing_is_lost(
   reason = ""
   if processes.is_main() and not saved_steps(workdir / FOLDER):
     reason = _lost_run(values, workdir, corpus_digest)
-  if reason := processes.from_main(reason):
+  reason = processes.from_main(reason)
+  if reason:
     raise RefusedError(reason)
 
 
@@ -63,7 +65,9 @@ def _lost_run(
     workdir: A directory without checkpoints.
     corpus_digest: Digest of the text.
   """
-  files = [n for n in (CONFIG, RECORD, METRICS) if (workdir / n).exists()]
+  files = [
+    name for name in (CONFIG, RECORD, METRICS) if (workdir / name).exists()
+  ]
   if not files:
     return ""
   reason = "its checkpoints are gone"
@@ -84,7 +88,13 @@ def _lost_run(
 def _other_run(
   values: dict[str, Any], workdir: pathlib.Path, corpus_digest: str
 ) -> str:
-  """Returns how the run in a directory differs from the config; may be ""."""
+  """Returns how the run in a directory differs from a run; "" if it does not.
+
+  Args:
+    values: Config of the run, with its sections.
+    workdir: A directory that holds a run.
+    corpus_digest: Digest of the text.
+  """
   try:
     digest = json_file(workdir / RECORD)["corpus_digest"]
   except (ValueError, KeyError):
@@ -94,7 +104,9 @@ def _other_run(
   except ValueError:
     return f"its {CONFIG} cannot be read"
   changes = _changes(saved, digest, values, corpus_digest)
-  return f"it has other settings ({'; '.join(changes)})" if changes else ""
+  if not changes:
+    return ""
+  return f"it has other settings ({'; '.join(changes)})"
 
 
 def resumed_state(
@@ -104,17 +116,17 @@ def resumed_state(
   corpus_digest: str,
   parts: Parts = NO_PARTS,
 ) -> tuple[TrainingState, dict[str, Any]] | None:
-  """Returns the state and the record of this run's newest whole checkpoint.
+  """Reads the newest undamaged checkpoint of this run.
 
   Args:
     values: Config that the user gives now, with its sections.
     programs: Programs of the run.
     checkpoints: Checkpoints of the run directory.
     corpus_digest: Digest of the text as it is now.
-    parts: Parts that the caller hands in now.
+    parts: Parts that the user supplies now.
 
   Returns:
-    The state and the record; None if there is no checkpoint.
+    The state and the record of the checkpoint; None if there is none.
 
   Raises:
     RefusedError: If the checkpoints belong to a run with other settings.
@@ -137,14 +149,15 @@ def resumed_state(
 
 
 def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
-  """Sets a run's clock to what it was; a run keeps the one it began with.
+  """Restores the clock of a run. A run keeps the clock with which it began.
 
   Args:
-    clock: Clock of the run as it is started now, if it has one.
-    saved: State of the clock in the checkpoint; None if there was none.
+    clock: Clock that the user gives now, if any.
+    saved: State of the clock in the checkpoint; None if the run had no clock.
 
   Raises:
-    RefusedError: If the two do not go together.
+    RefusedError: If only one of the two is there, or if they are of different
+      clusters.
   """
   if (saved is None) != (clock is None):
     began = "without" if saved is None else "with"
@@ -168,7 +181,7 @@ def _check_same_run(
   if not changes:
     return
   advice = "take another --workdir, or set the saved values again"
-  if any(re.match("total_steps|mesh.num_replicas", each) for each in changes):
+  if any(re.match("total_steps|mesh.num_replicas", line) for line in changes):
     advice += (
       "; to train longer or with other replicas, start a new run in another "
       "--workdir from this one's parameters with checkpoint.init_from"
@@ -180,43 +193,45 @@ def _check_same_run(
 
 
 def check_same_parts(record: dict[str, Any], parts: Parts) -> None:
-  """Refuses other parts than those with which a run began.
+  """Refuses other supplied parts than those with which a run began.
 
-  The data is not compared by its name, because the digest of the text is.
+  The name of the data is not compared, because the digest of the text is.
 
   Args:
     record: Record of the run or of a checkpoint.
-    parts: Parts that the caller hands in now.
+    parts: Parts that the user supplies now.
 
   Raises:
-    RefusedError: If their names differ.
+    RefusedError: If the names of the parts differ.
   """
-  saved, given = (
-    sorted(set(names) - {"data"})
-    for names in (record.get("handed_in", ()), parts.names)
-  )
-  if saved != given:
+  saved_names = sorted(set(record.get("handed_in", ())) - {"data"})
+  new_names = sorted(set(parts.names) - {"data"})
+  if saved_names != new_names:
     raise RefusedError(
       "the work directory holds a run in which other parts were handed in "
-      f"({', '.join(saved) or 'none'}; now {', '.join(given) or 'none'}): hand "
-      "in the same, or take another work directory"
+      f"({', '.join(saved_names) or 'none'}; now "
+      f"{', '.join(new_names) or 'none'}): hand in the same, or take another "
+      "work directory"
     )
 
 
 def _changes(
   saved: dict[str, Any], digest: str, now: dict[str, Any], corpus_digest: str
 ) -> list[str]:
-  """Returns the differences that make a saved run another: "seed: 0 -> 1".
+  """Returns the differences between a saved run and a run that continues it.
+
+  Example of a difference: "seed: 0 -> 1". Fields that may change when a run
+  continues (`free_on_resume`) are not compared.
 
   Args:
     saved: Config of the saved run, with its sections.
     digest: Digest of the saved run's text.
-    now: Config of the run that is to go on, with its sections.
-    corpus_digest: Digest of this run's text.
+    now: Config of the run that is to continue, with its sections.
+    corpus_digest: Digest of the text of the run that is to continue.
   """
-  # A field that is newer than the saved run had its default there.
-  old = flat(RunConfig().to_mapping()) | flat(saved)
-  changes = changed_fields(old, now, free_on_resume())
+  # If a field is newer than the saved run, the run had the field's default.
+  saved_fields = flat(RunConfig().to_mapping()) | flat(saved)
+  changes = changed_fields(saved_fields, now, free_on_resume())
   if digest != corpus_digest:
     changes.append(f"corpus: {digest} -> {corpus_digest}")
   return changes

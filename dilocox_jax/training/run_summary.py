@@ -1,7 +1,8 @@
-"""Says what a run trains, in its log and in its record, before its first step.
+"""Logs and records what a run trains, before its first step.
 
-Whoever starts a run for hours or days should see at once whether it is the
-right one: model, devices, text, method and bytes.
+A user who starts a run of hours or days should see at once whether it is the
+right one. So the log names the model, the devices, the text, the method and the
+bytes.
 """
 
 import logging
@@ -35,8 +36,8 @@ def record(
 
   Args:
     config: Config of the run.
-    data: What the run is trained and evaluated on.
-    parts: Parts that the caller handed in.
+    data: Data of the run.
+    parts: Parts that the user supplies.
     clock: Simulated clock of the run, if it has one.
     workdir: The run directory.
     programs: Programs of the run.
@@ -78,26 +79,42 @@ def announce(
 
   Args:
     config: Config of the run.
-    data: What the run is trained on.
-    parts: Parts that the caller handed in.
-    plan: Plan in force.
-    traffic: Bytes of the present rounds.
+    data: Data of the run.
+    parts: Parts that the user supplies.
+    plan: Current plan of the run.
+    traffic: Counts the bytes of the current rounds.
     step: Inner steps that an earlier start of the run has done.
   """
   log = logging.getLogger(__name__)
-  model = "handed in" if parts.model else config.model.label
-  count = sum(math.prod(shape) for shape in traffic.shapes.values())
-  what = f"{'adapters of ' if config.lora.rank else ''}{count:,} parameters"
-  log.info("model %s: %s, %s", model, what, _where(config))
-  kind = "text" if data.text else "data"
-  much = human_tokens(data.text.train.size) if data.text else data.says
-  total = human_tokens(config.total_steps * data.step_tokens)
-  steps = f"{config.total_steps:,} inner steps, {total} a replica"
-  log.info("%s %s: %s; %s", kind, data.name, much, steps)
+  model = config.model.label
+  if parts.model:
+    model = "handed in"
+  num_parameters = sum(math.prod(shape) for shape in traffic.shapes.values())
+  size = f"{num_parameters:,} parameters"
+  if config.lora.rank:
+    size = f"adapters of {size}"
+  log.info("model %s: %s, %s", model, size, _replicas_and_devices(config))
+  if data.text:
+    kind = "text"
+    amount = human_tokens(data.text.train.size)
+  else:
+    kind = "data"
+    amount = data.says
+  replica_tokens = human_tokens(config.total_steps * data.step_tokens)
+  log.info(
+    "%s %s: %s; %s inner steps, %s a replica",
+    kind,
+    data.name,
+    amount,
+    f"{config.total_steps:,}",
+    replica_tokens,
+  )
   log.info("method %s", _method(config, plan, traffic))
-  if power := config.outer.average_power:
-    average = "an average of the parameters (power %g)"
-    log.info(f"evaluated and kept: {average}", power)
+  power = config.outer.average_power
+  if power:
+    log.info(
+      "evaluated and kept: an average of the parameters (power %g)", power
+    )
   if step:
     log.info(
       "going on from step %s of %s", f"{step:,}", f"{config.total_steps:,}"
@@ -105,28 +122,40 @@ def announce(
   log.info("compiling; the first loss comes after it")
 
 
-def _where(config: RunConfig) -> str:
-  """Names the replicas and their devices."""
-  replicas = _count(config.mesh.num_replicas, "replica")
+def _replicas_and_devices(config: RunConfig) -> str:
+  """Names the replicas and their devices, e.g. "2 replicas on 1 device (cpu)".
+
+  Args:
+    config: Config of the run.
+  """
+  replicas = _with_plural(config.mesh.num_replicas, "replica")
   if config.uses_mailbox:
     replicas = f"one of {replicas}, which meet in a store,"
+  devices = _with_plural(config.num_devices, "device")
   kind = jax.devices()[0].device_kind
-  return f"{replicas} on {_count(config.num_devices, 'device')} ({kind})"
+  return f"{replicas} on {devices} ({kind})"
 
 
-def _count(number: int, noun: str) -> str:
-  return f"{number} {noun}{'s' * (number != 1)}"
+def _with_plural(number: int, noun: str) -> str:
+  """Returns a number with a noun, e.g. "1 device" or "2 devices"."""
+  if number == 1:
+    return f"{number} {noun}"
+  return f"{number} {noun}s"
 
 
 def _method(config: RunConfig, plan: RunPlan, traffic: Traffic) -> str:
   """Names the method, its schedule and codec, and the bytes that it sends."""
-  method, codec = plan.method, config.exchange.codec
+  method = plan.method
+  codec = config.exchange.codec
   if method.exchanged == "gradient":
     sent = human_bytes(traffic.gradient_bytes())
     return f"{config.sync.method}: codec {codec}, a replica sends {sent} a step"
   schedule = method.schedule
-  fragments = range(schedule.num_fragments)
-  sent = human_bytes(sum(traffic.exchange_bytes(p) for p in fragments))
+  round_bytes = sum(
+    traffic.exchange_bytes(fragment)
+    for fragment in range(schedule.num_fragments)
+  )
+  sent = human_bytes(round_bytes)
   return (
     f"{config.sync.method}: H = {schedule.sync_interval}, "
     f"P = {schedule.num_fragments}, tau = {schedule.overlap_steps}, "

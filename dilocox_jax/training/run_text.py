@@ -1,6 +1,7 @@
 """Loads the data of a run, and cuts texts into batches.
 
-`data` takes plain arguments and does not know the config, which is read here.
+The package `data` takes plain arguments and does not know the config. This
+module reads the config and calls it.
 """
 
 import dataclasses
@@ -34,21 +35,22 @@ from dilocox_jax.trees import Tree, leaves_by_path, tree_digest
 
 @dataclasses.dataclass(frozen=True)
 class RunData:
-  """What a run is trained and evaluated on.
+  """Data on which a run is trained and evaluated.
 
   Attributes:
     name: Name of the source.
-    digest: 16 hex digits that name the content.
+    digest: Digest of the content, 16 hex digits.
     step_tokens: Tokens, or examples, of one replica's inner step.
     streams: Training batches of every replica.
     validation: Batches of every evaluation, leaves [N, B, ...].
-    batch: Shapes and types of what a replica reads in one inner step, leaves
+    batch: Shapes and types of one replica's batch of an inner step, leaves
       [B, ...].
-    text: The text, if it is one.
-    judging: Batches that the last evaluation alone reads, if there are any.
+    text: The text; None if the data is not a text.
+    judging: Batches for the last evaluation only, if there are any.
     bytes_per_token: As in `Corpus`.
-    end_of_text: Token at which attention begins anew; None without masks.
-    says: How much it is, in a few words, if it is no text.
+    end_of_text: Token after which attention starts anew; None without document
+      masks.
+    says: Size of data that is not a text, in a few words, for the log.
   """
 
   name: str
@@ -65,23 +67,23 @@ class RunData:
 
   @property
   def held_out_digest(self) -> str:
-    """Names the batches of every evaluation."""
+    """Digest of the batches of every evaluation."""
     return tree_digest(self.validation, "held out")
 
 
 def run_data(config: RunConfig, parts: Parts = NO_PARTS) -> RunData:
-  """Returns the data that are handed in, or those of the config's source.
+  """Returns the data of the user, or of the config's source.
 
   Args:
     config: Config of the run.
-    parts: Parts that are handed in.
+    parts: Parts that the user supplies.
 
   Raises:
-    ValueError: One line, if there are none or too few, or the model does not
-      know their tokens.
+    ValueError: One line, if there is no data or too little, or if the model
+      does not know a token of it.
   """
   if parts.data is not None and not isinstance(parts.data, Corpus):
-    return _of_feed(config, parts, parts.data)
+    return _feed_data(config, parts, parts.data)
   text = corpus(config, parts)
   require(
     text.judge is not None or not config.data.judge_fraction,
@@ -98,7 +100,7 @@ def run_data(config: RunConfig, parts: Parts = NO_PARTS) -> RunData:
     step_tokens=config.tokens_per_replica_step,
     streams=CheckedStreams(streams(config, text), vocabulary),
     validation=CheckedBatches(held_out(config, text.validation), vocabulary),
-    batch=_batch_of_text(config),
+    batch=_text_batch(config),
     text=text,
     judging=judging,
     bytes_per_token=text.bytes_per_token,
@@ -106,96 +108,113 @@ def run_data(config: RunConfig, parts: Parts = NO_PARTS) -> RunData:
   )
 
 
-def _batch_of_text(config: RunConfig) -> jax.ShapeDtypeStruct:
-  sizes = config.data.batch_size, config.data.sequence_length + 1
-  return jax.ShapeDtypeStruct(sizes, np.int32)
+def _text_batch(config: RunConfig) -> jax.ShapeDtypeStruct:
+  """Returns shape [B, L + 1] and type of a batch of token ids."""
+  shape = (config.data.batch_size, config.data.sequence_length + 1)
+  return jax.ShapeDtypeStruct(shape, np.int32)
 
 
-def _of_feed(config: RunConfig, parts: Parts, feed: Feed) -> RunData:
+def _feed_data(config: RunConfig, parts: Parts, feed: Feed) -> RunData:
+  """Returns the data of a run from a feed that the user supplies.
+
+  Args:
+    config: Config of the run.
+    parts: Parts that the user supplies.
+    feed: Data of any kind.
+
+  Raises:
+    ValueError: One line, if training and validation batches have different
+      forms, if the model cannot read them, or if they cannot be divided.
+  """
   require(
     not config.data.judge_fraction,
     "data.judge_fraction is of texts, but data that are none are handed in: "
     "drop it",
   )
-  sizes = config.data.batch_size, config.evaluation.num_sequences
-  validation = feed.held_out(*sizes)  # First: it may be the head of the data.
-  found = feed.streams(config.mesh.num_replicas, sizes[0], config.seed)
-  example = feed.example(sizes[0])
+  batch_size = config.data.batch_size
+  # Validation comes before training: it may be the first part of the data.
+  validation = feed.held_out(batch_size, config.evaluation.num_sequences)
+  training = feed.streams(config.mesh.num_replicas, batch_size, config.seed)
+  example = feed.example(batch_size)
   if _reads_tokens(parts):
     _check_sequences(config, parts, example, "a training batch")
-    shape = example.shape[0], example.shape[1] - 1
-    vocabulary = _known_tokens(config, parts, shape)
+    sequences_shape = (example.shape[0], example.shape[1] - 1)
+    vocabulary = _known_tokens(config, parts, sequences_shape)
     check_token_ids(feed.seen_at_once(), vocabulary, "tokens of training")
-    for held in validation:
-      first = jax.tree.map(lambda leaf: leaf[0], held)
-      _check_sequences(config, parts, first, "a validation batch")
-      check_token_ids(held, vocabulary, "tokens of validation")
-    found = CheckedStreams(found, vocabulary)
+    for batches in validation:
+      first_batch = jax.tree.map(lambda leaf: leaf[0], batches)
+      _check_sequences(config, parts, first_batch, "a validation batch")
+      check_token_ids(batches, vocabulary, "tokens of validation")
+    training = CheckedStreams(training, vocabulary)
   else:
-    for held in validation:
-      _check_alike(example, held)
+    for batches in validation:
+      _check_same_form(example, batches)
   batch = jax.tree.map(
     lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), example
   )
   _check_division(config, batch)
+  one_batch = jax.tree.map(lambda leaf: leaf[None], example)
   return RunData(
-    HANDED_IN,
-    feed.digest(validation),
-    num_predictions(jax.tree.map(lambda leaf: leaf[None], example)),
-    found,
-    validation,
-    batch,
+    name=HANDED_IN,
+    digest=feed.digest(validation),
+    step_tokens=num_predictions(one_batch),
+    streams=training,
+    validation=validation,
+    batch=batch,
     end_of_text=_end_of_text(config, None),
     says=feed.says,
   )
 
 
 def _check_sequences(
-  config: RunConfig, parts: Parts, batch: Tree, what: str
+  config: RunConfig, parts: Parts, batch: Tree, name: str
 ) -> None:
-  """Raises ValueError unless the run's model can read sequences of a batch.
+  """Raises ValueError unless the run's model can read the rows of a batch.
 
   Args:
     config: Config of the run.
-    parts: Parts that are handed in.
+    parts: Parts that the user supplies.
     batch: Batch, which must be token ids [B, L + 1].
-    what: What the batch is, for messages.
+    name: Name of the batch for messages.
   """
-  check_token_batch(batch, what)
+  check_token_batch(batch, name)
   if parts.model is not None:
     return
-  length, longest = batch.shape[1] - 1, config.model.shape.num_positions
+  length = batch.shape[1] - 1
+  num_positions = config.model.shape.num_positions
   require(
-    not longest or length <= longest,
-    f"{what} has rows of {length + 1} tokens, of which {length} are read, but "
-    f"the model has {longest} learned positions: take shorter rows, or raise "
-    "model.num_positions",
+    not num_positions or length <= num_positions,
+    f"{name} has rows of {length + 1} tokens, of which {length} are read, but "
+    f"the model has {num_positions} learned positions: take shorter rows, or "
+    "raise model.num_positions",
   )
 
 
-def _check_alike(train: Tree, validation: Tree) -> None:
-  """Raises ValueError if batches of evaluations have another form.
+def _check_same_form(train: Tree, validation: Tree) -> None:
+  """Raises ValueError if validation batches have another form than training.
 
   Args:
     train: A training batch, leaves [B, ...].
-    validation: Batches of evaluations, leaves [N, B, ...].
+    validation: Validation batches, leaves [N, B, ...].
   """
-  wanted, held = leaves_by_path(train), leaves_by_path(validation)
-  for path in wanted | held:
-    expected, found = "nothing", "nothing"
-    if path in wanted:
-      expected = _form(wanted[path][0])
-    if path in held:
-      found = _form(held[path][0, 0])
+  train_leaves = leaves_by_path(train)
+  validation_leaves = leaves_by_path(validation)
+  for path in train_leaves | validation_leaves:
+    train_form = "nothing"
+    if path in train_leaves:
+      train_form = _form(train_leaves[path][0])
+    validation_form = "nothing"
+    if path in validation_leaves:
+      validation_form = _form(validation_leaves[path][0, 0])
     require(
-      expected == found,
-      f"validation data have {found} at {path or 'their root'}, but training "
-      f"data have {expected}: both need the same form",
+      train_form == validation_form,
+      f"validation data have {validation_form} at {path or 'their root'}, but "
+      f"training data have {train_form}: both need the same form",
     )
 
 
 def _form(example: np.ndarray) -> str:
-  """Says what an array of an example has, and how many axes."""
+  """Describes an array, e.g. "integers with 1 axis in an example"."""
   kinds = {"b": "booleans", "i": "integers", "u": "integers"}
   kind = kinds.get(example.dtype.kind, "floats")
   axes = "axis" if example.ndim == 1 else "axes"
@@ -209,64 +228,67 @@ def _check_division(config: RunConfig, batch: Tree) -> None:
     config: Config of the run.
     batch: Shapes of a training batch, leaves [B, ...].
   """
-  micro, shards = config.inner.accumulate_steps, config.mesh.num_data_shards
+  accumulate_steps = config.inner.accumulate_steps
+  num_data_shards = config.mesh.num_data_shards
   for leaf in jax.tree.leaves(batch):
-    size = leaf.shape[0]
+    batch_size = leaf.shape[0]
     require(
-      size % (micro * shards) == 0,
-      f"batches of {size} cannot be divided by inner.accumulate_steps={micro} "
-      f"times mesh.num_data_shards={shards}",
+      batch_size % (accumulate_steps * num_data_shards) == 0,
+      f"batches of {batch_size} cannot be divided by "
+      f"inner.accumulate_steps={accumulate_steps} times "
+      f"mesh.num_data_shards={num_data_shards}",
     )
 
 
 def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
-  """Returns the text that is handed in, or that of the config's data source.
+  """Returns the text of the user, or of the config's data source.
 
   Args:
     config: Config of the run.
-    parts: Parts that are handed in.
+    parts: Parts that the user supplies.
 
   Raises:
-    ValueError: If there is no text, or the model has too few tokens for it. The
-      message is one line.
+    ValueError: If there is no text, or if the vocabulary of the model is too
+      small for it. The message is one line.
   """
   text = parts.data
   if not isinstance(text, Corpus):
     text = text_of(config.data, config.seed)
-  size = config.model.shape.vocab_size
+  model_vocab_size = config.model.shape.vocab_size
   require(
-    parts.model is not None or text.vocab_size <= size,
+    parts.model is not None or text.vocab_size <= model_vocab_size,
     f"the text has {text.vocab_size} different tokens, but the model "
-    f"{config.model.label} has only {size}: set "
+    f"{config.model.label} has only {model_vocab_size}: set "
     f"model.vocab_size={text.vocab_size}, or lower data.vocab_size",
   )
   _check_tokens(text)
   if parts.model is not None and _reads_tokens(parts):
-    shape = config.data.batch_size, config.data.sequence_length
-    known = _known_tokens(config, parts, shape)
+    sequences_shape = (config.data.batch_size, config.data.sequence_length)
+    vocabulary = _known_tokens(config, parts, sequences_shape)
     require(
-      text.vocab_size <= known.size,
+      text.vocab_size <= vocabulary.size,
       f"the text {text.name!r} has {text.vocab_size} different tokens, but "
-      f"{known.source} has only {known.size}: hand in a model with as many, or "
-      "data= with fewer",
+      f"{vocabulary.source} has only {vocabulary.size}: hand in a model with "
+      "as many, or data= with fewer",
     )
   return text
 
 
 def _reads_tokens(parts: Parts) -> bool:
-  """Whether batches are tokens, and not what a loss that is handed in reads."""
+  """Whether batches must be tokens: False for a supplied loss of its own."""
   return parts.model is None or parts.model.logits is not None
 
 
 def _known_tokens(
-  config: RunConfig, parts: Parts, shape: tuple[int, int]
+  config: RunConfig, parts: Parts, sequences_shape: tuple[int, int]
 ) -> Vocabulary:
   """Returns the token ids that the run's model knows.
 
   Args:
     config: Config of the run.
-    parts: Parts that are handed in. A model among them has logits.
-    shape: Sequences of a batch, and the tokens of each that a model reads.
+    parts: Parts that the user supplies. A model among them must have logits.
+    sequences_shape: Shape [B, L] of the tokens that the model reads: B
+      sequences of L tokens.
 
   Raises:
     ValueError: If the model returns something else than logits.
@@ -277,7 +299,7 @@ def _known_tokens(
     return Vocabulary(size, f"model.vocab_size={size}")
   assert model.logits is not None
   params = jax.eval_shape(model.init, jax.random.key(0))
-  limits = token_limits(model.logits, params, shape)
+  limits = token_limits(model.logits, params, sequences_shape)
   if limits.table is not None and limits.table < limits.logits:
     rows = limits.table
     return Vocabulary(rows, f"the model, whose embedding has {rows} rows,")
@@ -288,51 +310,56 @@ def _known_tokens(
 def _check_tokens(text: Corpus) -> None:
   """Raises TokenError if a text has tokens that its vocabulary lacks."""
   vocabulary = Vocabulary(text.vocab_size, f"vocab_size={text.vocab_size}")
-  for what in ("train", "validation", "judge"):
-    tokens = getattr(text, what)
+  for split in ("train", "validation", "judge"):
+    tokens = getattr(text, split)
     if tokens is None:
       continue
-    name = f"{what} tokens of {text.name!r}"
-    # To read all of a mapped file would take minutes. Its batches are checked.
-    head = tokens[:1] if isinstance(tokens, np.memmap) else tokens
-    check_token_ids(head, vocabulary, name)
+    if isinstance(tokens, np.memmap):
+      # To read a whole mapped file would take minutes. Its tokens are checked
+      # when its batches are read.
+      tokens = tokens[:1]
+    check_token_ids(tokens, vocabulary, f"{split} tokens of {text.name!r}")
 
 
 def text_of(data: DataConfig, seed: int) -> Corpus:
-  """Returns the text of a data source with the tokens that the config names.
+  """Returns the text of a data source, as tokens of the config's tokenizer.
 
   Args:
     data: Section of a config.
-    seed: Seed of the run; the source "synthetic" reads it.
+    seed: Seed of the run; only the source "synthetic" uses it.
 
   Raises:
     ValueError: If the source has no text. The message is one line.
   """
-  given = {k: v for k, v in vars(data).items() if k in sources.SETTINGS}
-  given["tokenizer"] = tokenizers.choose(
+  settings = {
+    name: value
+    for name, value in vars(data).items()
+    if name in sources.SETTINGS
+  }
+  settings["tokenizer"] = tokenizers.choose(
     data.tokenizer, data.vocab_size, data.end_of_text
   )
-  return sources.load_corpus(data.source, **given, seed=seed)
+  return sources.load_corpus(data.source, **settings, seed=seed)
 
 
 def _end_of_text(
   config: RunConfig, text: Corpus | None, parts: Parts = NO_PARTS
 ) -> int | None:
-  """Returns the token at which attention begins anew; None without masks.
+  """Returns the token after which attention starts anew; None without masks.
 
   Args:
     config: Config of the run.
     text: Text of the run (`corpus`), if it has one.
-    parts: Parts that are handed in.
+    parts: Parts that the user supplies.
 
   Raises:
-    ValueError: If `data.document_masks` is set, and the text has no such token
-      or the model is handed in.
+    ValueError: If `data.document_masks` is set, but the text has no token that
+      ends a document, or the user supplies the model.
   """
   if not config.data.document_masks:
     return None
-  made = text.tokenizer if text else None
-  if made is None or made.name == tokenizers.BYTES:
+  tokenizer = text.tokenizer if text else None
+  if tokenizer is None or tokenizer.name == tokenizers.BYTES:
     raise ValueError(
       "data.document_masks needs a token that ends a document, which the text "
       "has not: set data.tokenizer to 'bpe' or a tokenizer.json"
@@ -341,7 +368,7 @@ def _end_of_text(
     parts.model is None,
     "data.document_masks does not reach a model that is handed in: drop it",
   )
-  return made.end_of_text
+  return tokenizer.end_of_text
 
 
 def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
@@ -352,7 +379,8 @@ def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
     text: Text of the run (`corpus`).
 
   Raises:
-    ValueError: If there is too little text, or `data.mix` does not fit it.
+    ValueError: If there is too little text, or if `data.mix` does not fit the
+      parts of the text.
   """
   num_replicas = config.mesh.num_replicas
   return ReplicaStreams(
@@ -367,15 +395,16 @@ def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
 
 
 def held_out(config: RunConfig, tokens: np.ndarray) -> Iterable[np.ndarray]:
-  """Cuts held-out tokens into the batches that every evaluation uses.
+  """Cuts held-out tokens into the batches of an evaluation.
 
   Args:
     config: Config of the run.
-    tokens: Tokens of the text (`corpus`) that validate, or judge.
+    tokens: Validation tokens, or judge tokens, of the text (`corpus`).
 
   Returns:
     Arrays of token ids [N, B, L + 1]: N batches of B sequences of L + 1 tokens.
-    The last ones of a whole pass have fewer and shorter sequences.
+    If an evaluation reads all tokens, the last arrays have fewer and shorter
+    sequences.
   """
   return held_out_batches(
     tokens,

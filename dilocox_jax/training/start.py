@@ -1,7 +1,8 @@
-"""Finds the state with which a run begins at step 0.
+"""Builds the state with which a run starts at step 0.
 
-Its parameters are new, or those of another run, or of a checkpoint that another
-library has written. `resume` takes up a run that has begun.
+The parameters are drawn at random, or read from another run, or read from a
+checkpoint that another library has written. The module `resume` continues a run
+that has already started.
 """
 
 import contextlib
@@ -44,39 +45,46 @@ def with_trainable(
   parts: Parts = NO_PARTS,
   trainable: Callable[[str], bool] | None = None,
 ) -> Parts:
-  """Adds what is trained of a model, and reads or draws the rest.
+  """Adds the trained part of a model, and reads or draws the frozen part.
 
   Args:
     config: Config of the run.
-    parts: Parts that were handed in; if they say it, they are returned.
-    trainable: As in `models.adapters.adapt`; None: what the config says.
+    parts: Parts that the user supplies. If they have a trained part already,
+      they are returned unchanged.
+    trainable: As in `models.adapters.adapt`; None means the adapters of the
+      config, or the whole model if the config has none.
 
   Raises:
-    ValueError: If both say it, or the rest cannot be read.
+    ValueError: If both `trainable` and the config name a trained part, or if
+      the frozen part cannot be read.
   """
   require(
     trainable is None or not config.lora.rank,
     f"trainable and lora.rank={config.lora.rank} both say what is trained: "
     "drop one of them",
   )
-  chosen = config.lora if config.lora.rank else trainable
-  if chosen is None or parts.trainable:
+  trained_part = config.lora if config.lora.rank else trainable
+  if trained_part is None or parts.trainable:
     return parts
   source = pathlib.Path(config.checkpoint.init_from)
   if not config.checkpoint.init_from:
     model = parts.model or build.programs(_on_one_device(config)).model
-    base = jax.jit(model.init)(jax.random.key(config.seed))
-  elif _is_foreign(source):
-    base = _params_of_other_library(config, source, parts)
+    base_params = jax.jit(model.init)(jax.random.key(config.seed))
+  elif _is_of_other_library(source):
+    base_params = _params_of_other_library(config, source, parts)
   else:
     one_device = Replicas(config.num_local_replicas)
-    base, _ = _saved_model(config, source, one_device, parts)
-  adaptation = adapters.adapt(chosen, jax.tree.map(np.asarray, base))
+    base_params, _ = _saved_model(config, source, one_device, parts)
+  host_params = jax.tree.map(np.asarray, base_params)
+  adaptation = adapters.adapt(trained_part, host_params)
   return dataclasses.replace(parts, trainable=adaptation)
 
 
 def _on_one_device(config: RunConfig) -> RunConfig:
-  """Returns a run's config for a machine that may lack the run's devices."""
+  """Returns the config with all replicas on one device.
+
+  The machine that reads a run's checkpoint may lack the devices of the run.
+  """
   mesh = MeshConfig(num_replicas=config.mesh.num_replicas)
   return dataclasses.replace(config, mesh=mesh)
 
@@ -86,51 +94,58 @@ def first_state(
 ) -> TrainingState:
   """Returns the state before the first step.
 
-  A run that starts from another one takes over the outer parameters and, if its
-  shapes fit, the state of the outer optimizer.
+  A run that starts from another run takes over its outer parameters and, if the
+  shapes fit, the state of its outer optimizer.
 
   Args:
     config: Config of the run.
     programs: Programs of the run.
     phase: First phase of the run.
-    parts: Parts that were handed in to the run. Those of the same names that
-      were handed in to the other run must be among them.
+    parts: Parts that the user supplies. If the user supplied a model, an
+      optimizer or an exchange to the other run, they must be among these parts.
 
   Raises:
     RefusedError: If the run should start from another run and cannot.
   """
   source = pathlib.Path(config.checkpoint.init_from)
-  place = programs.rounds.replicas.place_state
-  if not config.checkpoint.init_from or parts.trainable:  # Else: the frozen.
+  replicas = programs.rounds.replicas
+  # If only a part is trained, `init_from` names the frozen part, which
+  # `with_trainable` has read.
+  if not config.checkpoint.init_from or parts.trainable:
     params = states.first_params(programs, config.seed)
     return states.fresh(programs, phase, params)
-  if _is_foreign(source):
-    params = place(_params_of_other_library(config, source, parts), None)
-    return states.fresh(programs, phase, params)
-  replicas = programs.rounds.replicas
+  if _is_of_other_library(source):
+    params = _params_of_other_library(config, source, parts)
+    return states.fresh(programs, phase, replicas.place_state(params, None))
   params, optimizers = _saved_model(config, source, replicas, parts)
   _check_fits(programs, params, source)
-  state = states.fresh(programs, phase, place(params, None))
+  state = states.fresh(programs, phase, replicas.place_state(params, None))
   return _with_outer_optimizers(state, optimizers, source)
 
 
 def _check_fits(programs: Programs, params: Tree, source: pathlib.Path) -> None:
   """Raises RefusedError unless parameters are those of the run's model."""
-  wanted = kinds_by_path(jax.eval_shape(programs.model.init, jax.random.key(0)))
-  found = kinds_by_path(params)
-  for path in wanted | found:
-    if wanted.get(path) != found.get(path):
+  model_params = jax.eval_shape(programs.model.init, jax.random.key(0))
+  model_kinds = kinds_by_path(model_params)
+  saved_kinds = kinds_by_path(params)
+  for path in model_kinds | saved_kinds:
+    if model_kinds.get(path) != saved_kinds.get(path):
       raise RefusedError(
         f"checkpoint.init_from={source} holds another model: its leaf {path!r} "
-        f"is {found.get(path, 'missing')}, and that of this run's model is "
-        f"{wanted.get(path, 'missing')}"
+        f"is {saved_kinds.get(path, 'missing')}, and that of this run's model "
+        f"is {model_kinds.get(path, 'missing')}"
       )
 
 
 def _params_of_other_library(
   config: RunConfig, source: pathlib.Path, parts: Parts
 ) -> Tree:
-  """Reads `foreign_params` for a run, whose model must be the config's."""
+  """Reads `foreign_params` for a run. Its model must be that of the config.
+
+  Raises:
+    RefusedError: If the user supplies the model, or if the checkpoint cannot be
+      read or holds another model.
+  """
   if parts.model is not None:
     raise RefusedError(
       f"checkpoint.init_from={source} is a checkpoint of another library, "
@@ -140,7 +155,8 @@ def _params_of_other_library(
   return foreign_params(config.model.shape, source)
 
 
-def _is_foreign(source: pathlib.Path) -> bool:
+def _is_of_other_library(source: pathlib.Path) -> bool:
+  """Whether a folder is a checkpoint that another library has written."""
   try:
     return weights.is_checkpoint(source)
   except ValueError as error:
@@ -151,30 +167,39 @@ def _is_foreign(source: pathlib.Path) -> bool:
 def _with_outer_optimizers(
   state: TrainingState, optimizers: Tree, source: object
 ) -> TrainingState:
-  """Returns a state that goes on with another run's outer optimizer."""
+  """Returns a state with the outer optimizer states of another run.
+
+  If their shapes do not fit, a warning is logged, and the state is returned
+  unchanged. A `SharedState` has no outer optimizer and is returned unchanged.
+
+  Args:
+    state: First state of the run.
+    optimizers: Outer optimizer state of each fragment of the other run; None if
+      there is none.
+    source: Directory of the other run, for the warning.
+  """
   if not isinstance(state, RoundState):
     return state
 
   def shapes(tree: Tree) -> Tree:
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
 
-  new = [fragment.optimizer for fragment in state.fragments]
-  if shapes(new) == shapes(optimizers):
-    optimizers = jax.device_put(optimizers, shardings_of(new))
-
-    def taken_over(old: Any, optimizer: Any) -> Any:
-      if isinstance(old.optimizer, AverageState):  # It begins with its run.
-        optimizer = old.optimizer._replace(optimizer=optimizer.optimizer)
-      return old._replace(optimizer=optimizer)
-
-    fragments = tuple(map(taken_over, state.fragments, optimizers))
-    return state._replace(fragments=fragments)
-  logging.getLogger(__name__).warning(
-    "the outer optimizer state of %s does not fit this run: it starts with a "
-    "new one",
-    source,
-  )
-  return state
+  new_optimizers = [fragment.optimizer for fragment in state.fragments]
+  if shapes(new_optimizers) != shapes(optimizers):
+    logging.getLogger(__name__).warning(
+      "the outer optimizer state of %s does not fit this run: it starts with a "
+      "new one",
+      source,
+    )
+    return state
+  optimizers = jax.device_put(optimizers, shardings_of(new_optimizers))
+  fragments = []
+  for fragment, optimizer in zip(state.fragments, optimizers, strict=True):
+    if isinstance(fragment.optimizer, AverageState):
+      # The average over the steps of a run does not continue that of another.
+      optimizer = fragment.optimizer._replace(optimizer=optimizer.optimizer)
+    fragments.append(fragment._replace(optimizer=optimizer))
+  return state._replace(fragments=tuple(fragments))
 
 
 def _source_config(source: pathlib.Path) -> RunConfig:
@@ -198,19 +223,28 @@ def _source_config(source: pathlib.Path) -> RunConfig:
   return config
 
 
-def _parts_of(source: pathlib.Path, parts: Parts) -> Parts:
-  """Returns those of a run's parts that another run had too.
+def _common_parts(source: pathlib.Path, parts: Parts) -> Parts:
+  """Returns the parts of a run that were also supplied to another run.
+
+  Only parts that decide what a checkpoint holds are returned: the model, the
+  optimizers and the exchange.
+
+  Args:
+    source: Directory of the other run.
+    parts: Parts that the user supplies to the new run.
 
   Raises:
-    RefusedError: If the other run had a part that this one lacks.
+    RefusedError: If the other run had a part that the new run lacks.
   """
-  names = ()
-  with contextlib.suppress(ValueError):  # `_saved_outer` says more.
-    saved = json_file(source / RECORD).get("handed_in", [])
-    names = of_type("handed_in", saved, list)
-  states_of = {"model", "inner_optimizer", "outer_optimizer", "exchange"}
-  needed = states_of.intersection(names)
-  if missing := sorted(needed - set(parts.names)):
+  saved_names = []
+  # If the record cannot be read, `_saved_outer` raises a clearer error.
+  with contextlib.suppress(ValueError):
+    handed_in = json_file(source / RECORD).get("handed_in", [])
+    saved_names = of_type("handed_in", handed_in, list)
+  parts_with_state = {"model", "inner_optimizer", "outer_optimizer", "exchange"}
+  needed = parts_with_state.intersection(saved_names)
+  missing = sorted(needed - set(parts.names))
+  if missing:
     raise RefusedError(
       f"checkpoint.init_from={source} is a run to which {', '.join(missing)} "
       "was handed in: hand in the same to this one"
@@ -222,21 +256,25 @@ def foreign_params(wanted: ModelShape, source: pathlib.Path) -> Tree:
   """Reads the parameters of a checkpoint that another library has written.
 
   Args:
-    wanted: Sizes of the run's model.
+    wanted: Shape of the run's model.
     source: Folder of the checkpoint.
 
   Raises:
-    RefusedError: If it cannot be read, or holds another model.
+    RefusedError: If the checkpoint cannot be read, or holds another model.
   """
   try:
     shape, params = weights.read_checkpoint(source)
   except ValueError as error:
     raise RefusedError(f"checkpoint.init_from={source}: {error}") from error
-  ours = vars(wanted)
-  if others := {k: v for k, v in vars(shape).items() if v != ours[k]}:
+  flags = [
+    f"--config.model.{name}={value}"
+    for name, value in vars(shape).items()
+    if value != getattr(wanted, name)
+  ]
+  if flags:
     raise RefusedError(
       f"checkpoint.init_from={source} holds another model: set "
-      + " ".join(f"--config.model.{name}={v}" for name, v in others.items())
+      + " ".join(flags)
     )
   return params
 
@@ -246,14 +284,15 @@ def saved_outer_params(workdir: pathlib.Path, parts: Parts = NO_PARTS) -> Tree:
 
   Args:
     workdir: Directory of the run.
-    parts: Parts that were handed in to the run.
+    parts: Parts that the user supplied to the run.
 
   Raises:
-    RefusedError: If the directory holds no run or no whole checkpoint.
+    RefusedError: If the directory holds no run or no undamaged checkpoint.
   """
   config = _source_config(workdir)
   one_device = Replicas(config.num_local_replicas)
-  return _saved_outer(config, workdir, one_device, parts)[0]
+  params, _ = _saved_outer(config, workdir, one_device, parts)
+  return params
 
 
 def _saved_model(
@@ -265,39 +304,42 @@ def _saved_model(
     config: Config of the new run.
     source: Directory of the other run.
     replicas: As in `_saved_outer`.
-    parts: Parts that were handed in to the new run.
+    parts: Parts that the user supplies to the new run.
 
   Returns:
-    As `_saved_outer`, with adapters added to the kernels.
+    The parameters and the outer optimizer states, as `_saved_outer` returns
+    them. If the other run trained adapters, they are added to the kernels, and
+    the optimizer states are None.
 
   Raises:
-    RefusedError: If it cannot be read, or is another model.
+    RefusedError: If the model cannot be read, or is another model.
   """
-  old_config = _source_config(source)
-  parts = with_trainable(old_config, _parts_of(source, parts))
-  if not parts.model and old_config.model.shape != config.model.shape:
+  source_config = _source_config(source)
+  parts = with_trainable(source_config, _common_parts(source, parts))
+  if not parts.model and source_config.model.shape != config.model.shape:
     raise RefusedError(
       f"checkpoint.init_from={source} holds a model of another shape "
-      f"({old_config.model.shape}): set the same config.model"
+      f"({source_config.model.shape}): set the same config.model"
     )
-  params, optimizers = _saved_outer(old_config, source, replicas, parts)
-  if part := parts.trainable:
-    return part.fold(params, part.frozen), None
+  params, optimizers = _saved_outer(source_config, source, replicas, parts)
+  trainable = parts.trainable
+  if trainable:
+    return trainable.fold(params, trainable.frozen), None
   return params, optimizers
 
 
 def _check_same_config(
   config: RunConfig, record: dict[str, Any], source: pathlib.Path
 ) -> None:
-  """Refuses a checkpoint that lies beside the config of another run.
+  """Refuses a directory whose config is not that of its checkpoints.
 
   Args:
-    config: What the directory's config.json says.
-    record: Record of a checkpoint in it.
+    config: Config in the directory's config.json.
+    record: Record of a checkpoint in the directory.
     source: The directory.
 
   Raises:
-    RefusedError: If the two are of different runs.
+    RefusedError: If config and checkpoint belong to different runs.
   """
   saved = flat(record["config"])
   changes = changed_fields(saved, config.to_mapping(), free_on_resume())
@@ -314,18 +356,23 @@ def _saved_outer(
   replicas: Replicas,
   parts: Parts = NO_PARTS,
 ) -> tuple[Tree, Tree]:
-  """Reads another run's newest whole checkpoint, without changing its files.
+  """Reads another run's newest undamaged checkpoint; changes none of its files.
 
   Args:
     config: Config of the other run.
-    source: Its directory.
-    replicas: Whose devices the arrays are read onto. The other run may have
-      used other devices, so only its number of replicas matters here.
-    parts: Parts that were handed in to the other run.
+    source: Directory of the other run.
+    replicas: Replicas on whose devices the arrays are placed. The other run may
+      have used other devices.
+    parts: Parts that the user supplied to the other run.
 
   Returns:
-    Outer parameters, and the outer optimizer states of all fragments if
-    replicas share them.
+    The outer parameters, and a list of the outer optimizer states of all
+    fragments. Instead of the list, None is returned for a `SharedState`, and
+    for a rule that gives every replica its own outer parameters.
+
+  Raises:
+    RefusedError: If there is no undamaged checkpoint, or if it does not belong
+      to the config.
   """
   programs = build.programs(_on_one_device(config), parts)
 
@@ -334,8 +381,9 @@ def _saved_outer(
     state = states.abstract(programs, record["phase"], record["in_flight"])
     return replicas.abstract(state, None)
 
-  with contextlib.closing(Checkpoints(source / FOLDER, read_only=True)) as kept:
-    restored = kept.restore(like)
+  checkpoints = Checkpoints(source / FOLDER, read_only=True)
+  with contextlib.closing(checkpoints):
+    restored = checkpoints.restore(like)
   if restored is None:
     raise RefusedError(f"checkpoint.init_from={source} has no whole checkpoint")
   state, _ = restored

@@ -1,7 +1,7 @@
-"""Makes the first state of a phase, describes a saved one, and checks both.
+"""Builds the first state of a phase, describes a saved state, and checks both.
 
-A state is a `SharedState` during a warm start and a `RoundState` in the rounds.
-The phase of the run alone decides which of the two a checkpoint holds.
+During a warm start a state is a `SharedState`. During the rounds it is a
+`RoundState`. So the phase of a run decides which of the two a checkpoint holds.
 """
 
 import dataclasses
@@ -27,25 +27,25 @@ TrainingState = SharedState | RoundState
 
 
 class NotFiniteError(RuntimeError):
-  """A value that is not finite; the message says which and where."""
+  """Raised if a value is not finite. The message says which and where."""
 
 
 class TrainingStoppedError(RuntimeError):
-  """The run cannot go on; the message says where and what to change."""
+  """Raised if a run cannot continue. The message says what to change."""
 
 
 class StopRequestedError(Exception):
-  """The run was asked to stop, and its state is saved.
+  """Raised if a run was asked to stop, after its state was saved.
 
   Attributes:
-    signal: Number of the signal that asked for it.
+    signal: Number of the signal that asked the run to stop.
   """
 
   def __init__(self, place: str, stop_signal: int):
-    """Words the line for the user.
+    """Writes the message for the user.
 
     Args:
-      place: Step and directory.
+      place: Step and directory of the saved state, for the message.
       stop_signal: Number of the signal.
     """
     super().__init__(
@@ -75,9 +75,16 @@ class TrainingProgress:
   simulated_s: float | None = None
 
   def after(self, sent_bytes: int = 0, **changes: Any) -> "TrainingProgress":
-    """Returns the progress after so many more bytes, and other changes."""
-    total = self.total_sent_bytes + sent_bytes
-    return dataclasses.replace(self, total_sent_bytes=total, **changes)
+    """Returns a changed copy of the progress.
+
+    Args:
+      sent_bytes: Bytes to add to `total_sent_bytes`.
+      **changes: New values of other fields.
+    """
+    total_sent_bytes = self.total_sent_bytes + sent_bytes
+    return dataclasses.replace(
+      self, total_sent_bytes=total_sent_bytes, **changes
+    )
 
 
 def first_params(programs: Programs, seed: int) -> Tree:
@@ -94,11 +101,13 @@ def first_params(programs: Programs, seed: int) -> Tree:
   def draw() -> Tree:
     return programs.model.init(jax.random.key(seed))
 
-  return _placed(programs, draw)
+  return _run_with_shared_result(programs, draw)
 
 
-def _placed(programs: Programs, function: Callable, *args: Tree) -> Tree:
-  """Calls a function in a program whose results replicas share."""
+def _run_with_shared_result(
+  programs: Programs, function: Callable, *args: Tree
+) -> Tree:
+  """Compiles and calls a function whose result all replicas share."""
   shapes = jax.eval_shape(function, *args)
   shardings = programs.rounds.replicas.state_shardings(shapes, None)
   return jax.jit(function, out_shardings=shardings)(*args)
@@ -114,7 +123,9 @@ def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
   """
   if phase != "rounds":
     return programs.steps.init(params)
-  optimizer = _placed(programs, programs.steps.optimizer.init, params)
+  optimizer = _run_with_shared_result(
+    programs, programs.steps.optimizer.init, params
+  )
   return programs.rounds.init(params, optimizer)
 
 
@@ -126,8 +137,8 @@ def abstract(
   Args:
     programs: Programs of the run.
     phase: "data_parallel" or "rounds".
-    in_flight: Number of pseudo-gradients in flight of every fragment (`Rounds
-      .abstract`).
+    in_flight: Number of pseudo-gradients in flight of every fragment
+      (`rounds.states.abstract`).
   """
   # `eval_shape` draws no numbers, so the seed of the key does not matter.
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
@@ -153,20 +164,21 @@ def segment_sent_bytes(
 ) -> int:
   """Returns the bytes that a replica sends in a segment.
 
-  They are those of its exchanges, and of the copies with which replicas begin
-  after an absence.
+  A replica sends the messages of the exchanges. If replicas return after an
+  absence, it also sends a copy of a replica's state, with which they start.
 
   Args:
-    traffic: Bytes of the exchanges.
+    traffic: Counts the bytes of the exchanges.
     segment: The segment.
-    state: State after it.
+    state: State after the segment.
   """
-  total = traffic.segment_bytes(segment)
+  sent_bytes = traffic.segment_bytes(segment)
   if segment.participation and segment.participation.returning:
     assert isinstance(state, RoundState)
-    leaves = jax.tree.leaves(state.replica)
-    total += sum(leaf.nbytes // len(leaf) for leaf in leaves)
-  return total
+    for leaf in jax.tree.leaves(state.replica):
+      num_replicas = leaf.shape[0]
+      sent_bytes += leaf.nbytes // num_replicas
+  return sent_bytes
 
 
 def num_in_flight(state: TrainingState) -> list[int]:
@@ -177,48 +189,55 @@ def num_in_flight(state: TrainingState) -> list[int]:
 
 
 def is_finite(state: TrainingState) -> bool:
-  """Whether every floating value of a state is finite; waits for it.
+  """Waits for a state, and returns whether all its floats are finite.
 
-  Every process looks at what its own devices hold, and all tell each other.
+  Every process checks the shards on its own devices, and the processes tell
+  each other the result.
+
+  Args:
+    state: State of all replicas.
   """
-  own: dict[Any, list[Any]] = {}
+  shards_by_device: dict[Any, list[Any]] = {}
   for leaf in jax.tree.leaves(state):
     for shard in leaf.addressable_shards:
-      own.setdefault(shard.device, []).append(shard.data)
-  finite = all(
-    bool(_all_finite(host_memory.moved(arrays, host_memory.DEVICE)))
-    for arrays in own.values()
+      shards_by_device.setdefault(shard.device, []).append(shard.data)
+  is_finite_here = all(
+    bool(_all_finite(host_memory.moved(shards, host_memory.DEVICE)))
+    for shards in shards_by_device.values()
   )
-  return all(coordinator_store.allgather(finite))
+  return all(coordinator_store.allgather(is_finite_here))
 
 
 _all_finite = jax.jit(all_finite)
 
 
 def copies_are_equal(state: Tree) -> bool:
-  """Whether replicas on devices of their own hold the same bits of what is one.
+  """Whether all replicas have equal copies of the arrays that they share.
 
-  Outer parameters and outer state are not sent. Every replica computes them,
-  and they are equal as long as all devices compute alike. If one does not,
-  replicas drift apart unnoticed and every later number is wrong. So the copies
-  are compared before each checkpoint, by check sums that the devices compute.
+  Outer parameters and outer state are never sent. Every replica computes its
+  own copy, and the copies are equal if all devices compute alike. If one device
+  does not, the replicas drift apart unnoticed, and every later number is wrong.
+  So the copies are compared before each checkpoint. The devices compute
+  checksums of them.
 
   Args:
-    state: Arrays. Those on a mesh whose sharding does not divide them among
-      replicas are compared; the others need not be equal.
+    state: Tree of arrays. Arrays on a mesh whose sharding does not divide them
+      among replicas are compared. Other arrays need not be equal.
   """
-  leaves = [x for x in jax.tree.leaves(state) if _is_shared(x.sharding)]
+  leaves = [
+    leaf for leaf in jax.tree.leaves(state) if _is_shared(leaf.sharding)
+  ]
   if not leaves:
     return True
   mesh = leaves[0].sharding.mesh  # All leaves of a state have the same mesh.
   specs = tuple(leaf.sharding.spec for leaf in leaves)
   leaves = host_memory.moved(leaves, host_memory.DEVICE)
-  sums = coordinator_store.arrays_to_host(_summing(mesh, specs)(leaves))
+  sums = coordinator_store.arrays_to_host(_bit_sums(mesh, specs)(leaves))
   return bool((sums == sums[0]).all())
 
 
 def _is_shared(sharding: Sharding) -> bool:
-  """Whether every replica has a copy on devices of its own."""
+  """Whether every replica has a copy of an array, on devices of its own."""
   if not isinstance(sharding, NamedSharding):
     return False
   has_replicas = REPLICA_AXIS in sharding.mesh.axis_names
@@ -226,13 +245,15 @@ def _is_shared(sharding: Sharding) -> bool:
 
 
 @functools.cache
-def _summing(mesh: Any, specs: tuple[PartitionSpec, ...]) -> Callable:
-  """Builds leaves -> sums [M] over the bits of each replica's copies."""
-  inside = tuple(name for name in mesh.axis_names if name != REPLICA_AXIS)
+def _bit_sums(mesh: Any, specs: tuple[PartitionSpec, ...]) -> Callable:
+  """Builds (leaves) -> checksums [M] of the bits of each replica's copies."""
+  axes_within_replica = tuple(
+    name for name in mesh.axis_names if name != REPLICA_AXIS
+  )
 
   def replica_sum(leaves: list[Any]) -> jax.Array:
     total = sum((_sum_of_bits(leaf) for leaf in leaves), jnp.uint32(0))
-    return jax.lax.psum(total, inside)[None]
+    return jax.lax.psum(total, axes_within_replica)[None]
 
   mapped = jax.shard_map(
     replica_sum,
@@ -245,6 +266,7 @@ def _summing(mesh: Any, specs: tuple[PartitionSpec, ...]) -> Callable:
 
 
 def _sum_of_bits(leaf: jax.Array) -> jax.Array:
+  """Returns the sum of an array's values, read as unsigned integers."""
   if leaf.dtype == jnp.bool_:
     leaf = leaf.astype(jnp.uint8)
   unsigned = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")

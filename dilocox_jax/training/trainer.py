@@ -1,10 +1,11 @@
-"""Goes through the plan of a run and calls its parts.
+"""Runs the segments of a plan one after the other.
 
-Nothing is computed here: segments come from the plan, programs from `build`,
-rows go to the metrics reader, state to the checkpoints. A segment is
-dispatched before the metrics of the one before it are read, so devices never
-wait for the host. Each process goes through the whole plan with the batches of
-its own replicas.
+The trainer computes nothing itself. The plan names the segments, and the
+programs of `build` run them. The metrics reader records their metrics, and the
+checkpoints save the state. The trainer dispatches a segment before it reads the
+metrics of the segment before, so the devices never wait for the host. If there
+are several processes, each goes through the whole plan with the batches of its
+own replicas.
 """
 
 import contextlib
@@ -60,11 +61,12 @@ from dilocox_jax.training.wall_time import ready_time
 
 
 class Trainer:
-  """One run in one directory; `run` takes it to its end.
+  """One run in one directory. The method `run` trains it to its end.
 
   Attributes:
-    has_begun: Whether this program has done anything that its end would lose.
-      Until then it reads, restores, and compiles the first segment.
+    has_begun: Whether this program has trained a segment, or has found that the
+      run has ended. Before that, it reads, restores, and compiles the first
+      segment, so nothing is lost if it is stopped.
   """
 
   def __init__(
@@ -80,12 +82,15 @@ class Trainer:
 
     Args:
       config: Config of the run.
-      workdir: The run directory; made if missing, continued if it holds a run.
+      workdir: The run directory. It is created if it is missing. If it holds
+        this run, the run continues.
       command: The command line, for the record.
       clock: Simulated clock to advance; training never reads it.
-      parts: Parts in place of the config's, `start.with_trainable` among them.
-      address: Where this program's replica meets the others of the run; None:
-        all replicas are in this runtime. Sets exchange.collective=mailbox.
+      parts: Parts that the user supplies in place of those of the config, as
+        `start.with_trainable` returns them.
+      address: Mailbox of the run, and name of this program's replica. It sets
+        exchange.collective=mailbox. None means that all replicas are in this
+        runtime.
 
     Raises:
       ValueError: One line, if a part cannot be built.
@@ -116,13 +121,13 @@ class Trainer:
     self._stop_signal = 0
 
   def request_stop(self, stop_signal: int) -> None:
-    """Asks the run to save and stop after the segment under way.
+    """Asks the run to save and stop after the current segment.
 
-    May be called from another thread, and in any of several processes. What
-    comes of a store is then waited for no longer than the grace time.
+    Another thread may call this method, and in any of several processes.
+    From then on, the run waits for a store no longer than the grace time.
 
     Args:
-      stop_signal: Number of the signal that asks for it.
+      stop_signal: Number of the signal that asks the run to stop.
     """
     self._stop_signal = stop_signal
     self._replicas.request_stop()
@@ -138,17 +143,19 @@ class Trainer:
   def run(self) -> pathlib.Path:
     """Trains to the end and writes the report.
 
-    Of several processes only the main one locks the directory and writes.
+    If there are several processes, only the main process locks the directory
+    and writes.
 
     Returns:
       Path of the report.
 
     Raises:
-      TrainingStoppedError: If a value is not finite, or a store does not answer
-        after a request to stop.
-      StopRequestedError: If it was asked to stop, in all processes.
+      TrainingStoppedError: If a value is not finite, if copies of the outer
+        state differ, or if a store does not answer after a request to stop.
+      StopRequestedError: If any process was asked to stop. All processes raise
+        it.
       RefusedError: If the directory, or another process, has another run.
-      BusyError: If another run is at work in it.
+      BusyError: If another program is training in the directory.
       LostProcessError: If another process of the run is gone.
     """
     self._join_processes()
@@ -160,7 +167,12 @@ class Trainer:
       return report.write_report(self.workdir)
 
   def _join_processes(self) -> None:
-    """Connects processes; those of two runs would wait for ever."""
+    """Connects the processes of the run.
+
+    Raises:
+      RefusedError: If the processes belong to different runs. They would wait
+        for each other for ever.
+    """
     try:
       processes.check_equal(config=self._values, text=self.data.digest)
     except ValueError as error:
@@ -169,7 +181,7 @@ class Trainer:
       processes.open_connections(self.programs.rounds.replicas.mesh)
 
   def _run(self) -> None:
-    """Trains to the end, and says what to do if that cannot be."""
+    """Trains to the end. If the run must stop, says what the user can do."""
     with processes.detect_lost_process():
       resume.check_nothing_is_lost(self._values, self.workdir, self.data.digest)
       self._checkpoints = Checkpoints(
@@ -179,14 +191,17 @@ class Trainer:
       with processes.detect_lost_process():
         self._start_and_train()
     except StoppedError as error:
-      raise TrainingStoppedError(f"{error}; {self._kept()}") from error
+      raise TrainingStoppedError(
+        f"{error}; {self._kept_checkpoint()}"
+      ) from error
     except NotFiniteError as error:
       raise TrainingStoppedError(
         f"{error}: lower {self._rate('inner')} or {self._rate('outer')}; "
-        f"{self._kept()}, and a run with another rate needs another directory"
+        f"{self._kept_checkpoint()}, and a run with another rate needs another "
+        "directory"
       ) from error
     finally:
-      # A save that needs a lost process would not end.
+      # If a process is lost, a save that needs this process would never end.
       if not isinstance(sys.exception(), processes.LostProcessError):
         self._checkpoints.close()
 
@@ -197,23 +212,25 @@ class Trainer:
     rate = getattr(self.config, section).learning_rate
     return f"{section}.learning_rate={rate}"
 
-  def _kept(self) -> str:
+  def _kept_checkpoint(self) -> str:
+    """Names the newest kept checkpoint and its directory, for messages."""
     return f"{self._checkpoints.what_is_kept()} in {self.workdir}"
 
   def _start_and_train(self) -> None:
+    """Restores the newest checkpoint, or starts anew, and trains to the end."""
     self._replicas.enter(self._values, self.parts.names)
     resumed = resume.resumed_state(
-      self._values,
-      self.programs,
-      self._checkpoints,
-      self.data.digest,
-      self.parts,
+      values=self._values,
+      programs=self.programs,
+      checkpoints=self._checkpoints,
+      corpus_digest=self.data.digest,
+      parts=self.parts,
     )
     if resumed:
       state, record = resumed
       self.progress = TrainingProgress(**record["position"])
       if self.progress.is_finished:
-        self.has_begun = True  # Only the report is left, which is not saved.
+        self.has_begun = True  # Only the report is left to write.
         logging.getLogger(__name__).info(
           "the run in %s has ended before: nothing is left to train",
           self.workdir,
@@ -225,131 +242,171 @@ class Trainer:
       self._replicas.set_state(record["mailbox"])
     else:
       state = self._first_state()
+    is_resumed = resumed is not None
     if processes.is_main():
-      self._announce(is_resumed=bool(resumed))
-    self._replicas.open(self.workdir, self.progress.step if resumed else None)
+      self._announce(is_resumed=is_resumed)
+    resume_step = self.progress.step if is_resumed else None
+    self._replicas.open(self.workdir, resume_step)
     self._reader = MetricsReader(
-      self.config.sync.method,
-      self.programs,
-      self.workdir if processes.is_main() else None,
-      self.progress,
-      bool(resumed),
+      title=self.config.sync.method,
+      programs=self.programs,
+      workdir=self.workdir if processes.is_main() else None,
+      progress=self.progress,
+      is_resumed=is_resumed,
     )
     with contextlib.closing(self._reader):
       self._train_to_the_end(state)
 
   def _announce(self, *, is_resumed: bool) -> None:
-    """Says on the terminal, and records, what the run is."""
+    """Logs and records what the run trains."""
     run_summary.announce(
-      self.config,
-      self.data,
-      self.parts,
-      self.controller.plan,
-      self.controller.traffic,
-      self.progress.step,
+      config=self.config,
+      data=self.data,
+      parts=self.parts,
+      plan=self.controller.plan,
+      traffic=self.controller.traffic,
+      step=self.progress.step,
     )
     run_summary.record(
-      self.config,
-      self.data,
-      self.parts,
-      self.clock,
-      self.workdir,
-      self.programs,
-      self.command,
-      is_resumed,
+      config=self.config,
+      data=self.data,
+      parts=self.parts,
+      clock=self.clock,
+      workdir=self.workdir,
+      programs=self.programs,
+      command=self.command,
+      is_resumed=is_resumed,
     )
 
   def _train_to_the_end(self, state: TrainingState) -> None:
-    """Trains and finishes; a replica that has lost the others begins again."""
+    """Trains and finishes the run.
+
+    If the replica has lost the others of its mailbox, it joins them again.
+
+    Args:
+      state: State with which to start or to continue.
+    """
     while not self.progress.is_finished:
       try:
         state = self._train(state)
         self._finish(state)
-      except ReplicaStaleError as lost:
-        logging.getLogger(__name__).warning("beginning again: %s", lost)
+      except ReplicaStaleError as error:
+        logging.getLogger(__name__).warning("beginning again: %s", error)
         state = self._first_state()
         self._reader.record_time("catch_up", self.progress.step)
 
   def _first_state(self) -> TrainingState:
-    """Returns the state with which this run, or this replica of it, begins."""
+    """Returns the state with which this run, or this replica of it, starts.
+
+    A replica that joins a run late starts with the state of the others, and
+    continues with their step of the plan.
+    """
     phase = self.controller.plan.phase(0)
     state = start.first_state(self.config, self.programs, phase, self.parts)
     if not isinstance(state, RoundState):
       return state
-    joined = self._replicas.joined(state, self.config.total_steps)
-    if joined is None:
+    joined_state = self._replicas.join(state, self.config.total_steps)
+    if joined_state is None:
       return state
-    self._go_to(int(jax.device_get(joined.step)))
-    return joined
+    self._skip_to(int(jax.device_get(joined_state.step)))
+    return joined_state
 
-  def _go_to(self, step: int) -> None:
-    """Goes to a step of the plan that this replica has not trained up to."""
+  def _skip_to(self, step: int) -> None:
+    """Continues at a step of the plan without training the steps before it."""
     self.progress = self.progress.after(step=step)
     self.data.streams.set_state(self.data.streams.get_state() | {"step": step})
 
   def _train(self, state: TrainingState) -> TrainingState:
-    """Goes through all segments that are left."""
-    unread: DispatchedSegment | None = None
+    """Trains all segments that are left, and returns the state after them.
+
+    Args:
+      state: State before the next segment of the plan.
+
+    Raises:
+      StopRequestedError: If the run was asked to stop, after a save.
+    """
+    pending: DispatchedSegment | None = None  # Its metrics are not yet read.
     while self.progress.step < self.config.total_steps:
       segment = self.controller.plan.segment(self.progress.step)
       if self._replicas.is_behind:
         assert isinstance(state, RoundState)
-        state = self._replicas.passed_over(state, segment)
-        self._go_to(segment.stop)
+        state = self._replicas.skip_segment(state, segment)
+        self._skip_to(segment.stop)
         self._reader.record_time("catch_up", self.progress.step)
         if self._agreed_stop_signal():
           break
         continue
       self._is_compiling = self._is_new(segment)
       if self._is_compiling:
-        # Nothing runs while its programs are compiled. So the time to compile
-        # is not also that of the segment before.
-        unread = self._read(unread)
+        # The segment before has ended when the programs of this one are
+        # compiled. So its time does not include the time to compile.
+        self._read(pending)
+        pending = None
       state, dispatched = self._dispatch(state, segment)
       self._is_compiling = False
       self.has_begun = True
-      self._read(unread)
-      unread = dispatched
+      self._read(pending)
+      pending = dispatched
       if self._reader.reads_at_once:
-        unread = self._read(unread)
+        self._read(pending)
+        pending = None
       if segment.stop == self.config.total_steps:
-        break  # What follows is the same for a run that goes on from here.
+        # A run that continues from a checkpoint of the last step does not pause
+        # here either.
+        break
       stop_signal = self._agreed_stop_signal()
       if stop_signal or self._needs_pause(segment):
-        unread = self._read(unread)
+        self._read(pending)
+        pending = None
         state = self._pause(state, segment, stop_signal)
-    self._read(unread)
-    if stop_signal := self._agreed_stop_signal():
+    self._read(pending)
+    stop_signal = self._agreed_stop_signal()
+    if stop_signal:
       self._save_and_stop(state, stop_signal)
     return state
 
   def _agreed_stop_signal(self) -> int:
     """Returns the signal that asks any process to stop; 0 if none does.
 
-    All processes must stop at one boundary, so they tell each other after
-    every segment, by the coordinator's store; the devices send nothing.
+    All processes must stop after the same segment. So they tell each other
+    after every segment, through the coordinator's store. The devices send
+    nothing.
     """
     return max(coordinator_store.allgather(self._stop_signal))
 
-  def _read(self, unread: DispatchedSegment | None) -> None:
-    """Waits for a segment; the controller learns what was measured in it."""
-    if unread:
-      self.controller.observe(self._reader.read(unread))
+  def _read(self, pending: DispatchedSegment | None) -> None:
+    """Waits for a segment, records it, and tells the controller its drifts."""
+    if pending is not None:
+      self.controller.observe(self._reader.read(pending))
 
-  def _program(self, segment: Segment) -> Hashable:
-    """Returns what decides which programs a segment runs."""
-    kinds = tuple(map(self.controller.rounds.kind, segment.windows))
-    return segment.phase, segment.num_steps, kinds, self.controller.setting
+  def _program_key(self, segment: Segment) -> Hashable:
+    """Returns a key that is equal for segments that run the same programs."""
+    window_kinds = tuple(
+      self.controller.rounds.kind(window) for window in segment.windows
+    )
+    setting = self.controller.setting
+    return (segment.phase, segment.num_steps, window_kinds, setting)
 
   def _is_new(self, segment: Segment) -> bool:
-    """Whether no segment with these programs has run yet."""
-    return self._program(segment) not in self._compiled
+    """Whether no segment with the programs of a segment has run yet."""
+    return self._program_key(segment) not in self._compiled
 
   def _dispatch(
     self, state: TrainingState, segment: Segment
   ) -> tuple[TrainingState, DispatchedSegment]:
-    """Starts a segment; no array crosses to or from the devices by accident."""
-    batches = self.data.streams.take(segment.num_steps, self._replicas.numbers)
+    """Dispatches a segment without waiting for it.
+
+    The transfer guard makes sure that no array moves between host and devices
+    by accident.
+
+    Args:
+      state: State before the segment. Its memory may be reused.
+      segment: The segment.
+
+    Returns:
+      The state after the segment, and the segment with its metrics.
+    """
+    batches = self.data.streams.take(segment.num_steps, self._replicas.indices)
     drifts = []
     with jax.transfer_guard("disallow"):
       if isinstance(state, RoundState):
@@ -362,16 +419,17 @@ class Trainer:
         )
       else:
         state, step_metrics = self.programs.steps.steps(state, batches)
-    self._compiled.add(self._program(segment))
-    clock = self.clock
+    self._compiled.add(self._program_key(segment))
     traffic = self.controller.traffic
-    sent_bytes = states.segment_sent_bytes(traffic, segment, state)
-    steps = segment.replica_steps(self.config.num_local_replicas)
+    simulated_s = None
+    if self.clock:
+      simulated_s = self.clock.advance(segment, traffic)
+    replica_steps = segment.replica_steps(self.config.num_local_replicas)
     self.progress = self.progress.after(
-      sent_bytes,
+      sent_bytes=states.segment_sent_bytes(traffic, segment, state),
       step=segment.stop,
-      tokens=self.progress.tokens + steps * self.data.step_tokens,
-      simulated_s=clock.advance(segment, traffic) if clock else None,
+      tokens=self.progress.tokens + replica_steps * self.data.step_tokens,
+      simulated_s=simulated_s,
     )
     note = self._replicas.record(segment.stop)
     return state, DispatchedSegment(
@@ -385,20 +443,29 @@ class Trainer:
     )
 
   def _needs_pause(self, segment: Segment) -> bool:
-    """Whether anything follows before the next segment."""
-    config = self.config
-    is_due = segment.ends_phase or self.controller.is_choice_due(segment)
-    intervals = config.evaluation, config.checkpoint
-    return is_due or any(segment.crosses(i.interval_steps) for i in intervals)
+    """Whether `_pause` has something to do between two segments.
+
+    Args:
+      segment: Segment that was dispatched, and whose metrics are not yet read.
+    """
+    if segment.ends_phase:
+      return True
+    if self.controller.is_choice_due(segment):
+      return True
+    if segment.crosses(self.config.evaluation.interval_steps):
+      return True
+    return segment.crosses(self.config.checkpoint.interval_steps)
 
   def _pause(
     self, state: TrainingState, segment: Segment, stop_signal: int
   ) -> TrainingState:
-    """Ends a warm start, chooses a setting, evaluates and saves, as is due.
+    """Does everything that is due between two segments.
+
+    It ends a warm start, chooses a setting, evaluates and saves.
 
     Args:
-      state: State after the segment, whose rows are all written.
-      segment: The segment that has ended.
+      state: State after the segment.
+      segment: Segment that has ended, and whose rows are all written.
       stop_signal: Signal that asks the run to stop; 0 if none does.
 
     Returns:
@@ -418,22 +485,36 @@ class Trainer:
     return state
 
   def _save_and_stop(self, state: TrainingState, stop_signal: int) -> NoReturn:
-    """Saves at a boundary of segments, as was asked for, and ends the run."""
+    """Saves a state between two segments and raises `StopRequestedError`."""
     self._save(state)
     self._checkpoints.wait()
-    done = f"step {self.progress.step} of {self.config.total_steps}"
-    raise StopRequestedError(f"{done} in {self.workdir}", stop_signal)
+    step = f"step {self.progress.step} of {self.config.total_steps}"
+    raise StopRequestedError(f"{step} in {self.workdir}", stop_signal)
 
   def _evaluate(
     self, state: TrainingState, num_steps: int | None = None
   ) -> None:
+    """Computes and records the validation losses of a state.
+
+    Args:
+      state: State of all replicas.
+      num_steps: For the last evaluation only: total steps of the run.
+    """
     judging = self.data.judging if num_steps else None
-    given = self.programs, state, self.data.validation, judging
-    losses, sent_bytes = evaluation.losses(*given)
+    losses, sent_bytes = evaluation.losses(
+      self.programs, state, self.data.validation, judging=judging
+    )
     self.progress = self.progress.after(sent_bytes)
     self._reader.record_evaluation(losses, self.progress, num_steps)
 
   def _save(self, state: TrainingState) -> None:
+    """Checks a state and starts to save it in the background.
+
+    Raises:
+      NotFiniteError: If a value of the state is not finite.
+      TrainingStoppedError: If replicas have different copies of the outer
+        state.
+    """
     if not states.is_finite(state):
       raise NotFiniteError(
         f"a parameter is not finite after step {self.progress.step}"
@@ -442,7 +523,7 @@ class Trainer:
       raise TrainingStoppedError(
         f"the replicas' copies of the outer state differ after step "
         f"{self.progress.step}: their devices do not compute alike; "
-        f"{self._kept()}"
+        f"{self._kept_checkpoint()}"
       )
     record = {
       "position": dataclasses.asdict(self.progress),
@@ -456,28 +537,42 @@ class Trainer:
       "handed_in": self.parts.names,
       "mailbox": self._replicas.get_state(),
     }
-    number = self.progress.step + self.progress.is_finished
-    self._checkpoints.save(number, state, record)
+    checkpoint_number = self.progress.step
+    if self.progress.is_finished:
+      checkpoint_number += 1  # The step was saved before the flush.
+    self._checkpoints.save(checkpoint_number, state, record)
     self._reader.record_time("checkpoint", self.progress.step)
 
   def _finish(self, state: TrainingState) -> None:
-    """Flushes, evaluates and saves; the run cannot be continued after."""
+    """Flushes, evaluates and saves. The run has ended then."""
     if isinstance(state, RoundState):
-      plan, traffic = self.controller.plan, self.controller.traffic
-      self._replicas.end()
-      step = plan.schedule_step(self.config.total_steps)
-      participation = plan.flush_participation()
-      state, drifts = self.controller.rounds.flush(state, participation)
-      self._replicas.record(self.config.total_steps)
-      self._reader.check_flush(drifts, self.config.total_steps, participation)
-      jax.block_until_ready(state)
-      sent_bytes = traffic.flush_bytes(step, participation)
-      end_s = self.clock.finish(plan, traffic) if self.clock else None
-      self.progress = self.progress.after(sent_bytes, simulated_s=end_s)
-      self._reader.record_time("flush", self.config.total_steps)
+      state = self._flush(state)
     self._evaluate(state, self.config.total_steps)
     self.progress = self.progress.after(is_finished=True)
     self._save(state)
+
+  def _flush(self, state: RoundState) -> RoundState:
+    """Applies all updates in flight, and returns the state after that."""
+    plan = self.controller.plan
+    traffic = self.controller.traffic
+    total_steps = self.config.total_steps
+    self._replicas.end()
+    participation = plan.flush_participation()
+    state, drifts = self.controller.rounds.flush(state, participation)
+    self._replicas.record(total_steps)
+    self._reader.check_flush(drifts, total_steps, participation)
+    jax.block_until_ready(state)
+    simulated_s = None
+    if self.clock:
+      simulated_s = self.clock.finish(plan, traffic)
+    self.progress = self.progress.after(
+      sent_bytes=traffic.flush_bytes(
+        plan.schedule_step(total_steps), participation
+      ),
+      simulated_s=simulated_s,
+    )
+    self._reader.record_time("flush", total_steps)
+    return state
 
 
 def _replicas_of(
@@ -487,11 +582,12 @@ def _replicas_of(
 
   Args:
     config: Config of the run.
-    address: Where its replica meets the others; None: all are here.
-    parts: Parts that are handed in.
+    address: Mailbox of the run, and name of this program's replica; None means
+      that all replicas are in this runtime.
+    parts: Parts that the user supplies.
 
   Raises:
-    ValueError: If these do not go together.
+    ValueError: If config, address and parts do not go together.
   """
   if address is None and not config.uses_mailbox:
     return LocalReplicas(config)

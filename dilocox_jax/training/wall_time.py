@@ -1,8 +1,8 @@
-"""Says when arrays were ready, and how long JAX compiled meanwhile.
+"""Measures when the devices have computed arrays, and how long JAX compiled.
 
 The host runs ahead of the devices. So the time at which the host reads a result
-says little about the time at which the devices had it. A thread that only waits
-knows it, and costs the devices nothing.
+tells little about the time at which the devices had computed it. A thread that
+only waits for the result measures this time, and costs the devices nothing.
 """
 
 import threading
@@ -14,15 +14,18 @@ import jax
 from dilocox_jax.threads import in_thread
 from dilocox_jax.trees import Tree
 
-# Names of JAX's events for tracing, lowering and compiling begin with this.
+# Names of JAX's events for tracing, lowering and compiling start with this.
 _COMPILING = "/jax/core/compile/"
 
 
 def ready_time(arrays: Tree) -> Future[float]:
-  """Returns when arrays will have been computed (`time.perf_counter`, s).
+  """Returns a future of the time at which arrays are computed.
 
   Args:
-    arrays: Arrays that a program still computes. It must not be donated.
+    arrays: Arrays that a program still computes. They must not be donated.
+
+  Returns:
+    A future of seconds, as `time.perf_counter` counts them.
   """
 
   def wait() -> float:
@@ -36,7 +39,7 @@ class CompileTimes:
   """The times in which JAX compiled something, in any thread."""
 
   def __init__(self):
-    """Listens to JAX until `close`."""
+    """Listens to JAX's events until `close` is called."""
     self._lock = threading.Lock()
     self._spans: list[tuple[float, float]] = []
     jax.monitoring.register_event_duration_secs_listener(self._hear)
@@ -48,7 +51,7 @@ class CompileTimes:
   def _hear(
     self, event: str, duration_secs: float, **details: str | int
   ) -> None:
-    """Notes one event, which has just ended; events may be nested."""
+    """Stores the span of an event that has just ended; spans may overlap."""
     del details
     if event.startswith(_COMPILING):
       end_s = time.perf_counter()
@@ -56,14 +59,17 @@ class CompileTimes:
         self._spans.append((end_s - duration_secs, end_s))
 
   def seconds(self, start_s: float, end_s: float) -> float:
-    """Returns how long JAX compiled in a span of time; forgets what was before.
+    """Returns how many seconds of a span of time JAX compiled.
 
-    Example: compiling from 1 to 3 s, and in another thread from 2 to 4 s, takes
-    3 s of the time from 0 to 10 s.
+    Example: if JAX compiles from 1 to 3 s, and in another thread from 2 to 4 s,
+    it compiles for 3 s of the span from 0 to 10 s.
+
+    The object forgets everything that ended before `start_s`, so spans must be
+    asked for in order.
 
     Args:
-      start_s: Begin of the span (`time.perf_counter`).
-      end_s: Its end.
+      start_s: Start of the span (`time.perf_counter`).
+      end_s: End of the span.
     """
     with self._lock:
       self._spans = [span for span in self._spans if span[1] > start_s]
