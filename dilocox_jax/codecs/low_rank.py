@@ -143,7 +143,9 @@ class LowRank(Projection):
     """Sends left factors and whole leaves, then right factors."""
     shapes = [leaf.shape for leaf in leaves]
     groups, whole = matrices_of(shapes, self.rank)
-    matrices = [m.astype(jnp.float32) for m in batching.stacked(leaves, groups)]
+    matrices = [
+      m.astype(jnp.float32) for m in batching.concat_layers(leaves, groups)
+    ]
     factors = [
       _revived(
         jnp.concatenate([state[n].right[..., : self.rank] for n in group]),
@@ -154,7 +156,7 @@ class LowRank(Projection):
     ]
     others, bases = Reduced([], []), factors
     for iteration in range(self.power_iterations):
-      left = list(map(_product, matrices, map(unit, factors)))
+      left = list(map(_product, matrices, map(normalize_columns, factors)))
       # Leaves without factors travel with the first left ones.
       rest = [] if iteration else [leaves[number] for number in whole]
       reduced = yield from reduce([*left, *rest])
@@ -163,13 +165,13 @@ class LowRank(Projection):
       if not groups:
         return others, self._kept(state, [], [], shapes)
       bases = [orthonormal(mean) for mean in reduced.mean[: len(groups)]]
-      right = list(map(_product, map(turned, matrices), bases))
+      right = list(map(_product, map(transpose, matrices), bases))
       reduced = yield from reduce(right)
       factors = reduced.mean
 
     def decoded(right: list[Array], others: list[Array]) -> list[Array]:
-      products = list(map(_product, bases, map(turned, right)))
-      found = batching.unstacked(products, groups, shapes)
+      products = list(map(_product, bases, map(transpose, right)))
+      found = batching.split_layers(products, groups, shapes)
       found |= dict(zip(whole, others, strict=True))
       return [found[number] for number in range(len(shapes))]
 
@@ -178,7 +180,7 @@ class LowRank(Projection):
 
   def _kept(self, state, factors, groups, shapes) -> list[Tree]:
     """Returns the new right factors, beside older columns beyond the rank."""
-    right = batching.unstacked(factors, groups, shapes)
+    right = batching.split_layers(factors, groups, shapes)
     kept = [jax.tree.map(jnp.zeros_like, old) for old in state]
     for number, columns in right.items():
       room = state[number].right[..., self.rank :]
@@ -210,7 +212,9 @@ class LocalLowRank(Encoder):
   def encode(self, leaves: Arrays) -> list[Array]:
     """Returns left factors, right factors and whole leaves as `then` does."""
     groups, whole = matrices_of([leaf.shape for leaf in leaves], self.rank)
-    pairs = [self._factorized(m) for m in batching.stacked(leaves, groups)]
+    pairs = [
+      self._factorized(m) for m in batching.concat_layers(leaves, groups)
+    ]
     factors = [pair[side] for side in (0, 1) for pair in pairs]
     return self.then.encode([*factors, *(leaves[n] for n in whole)])
 
@@ -224,9 +228,9 @@ class LocalLowRank(Encoder):
     ]
     inner += [shapes[number] for number in whole]
     values, count = self.then.decode(arrays, inner), len(groups)
-    right = map(turned, values[count : 2 * count])
+    right = map(transpose, values[count : 2 * count])
     products = list(map(matmul, values[:count], right))
-    found = batching.unstacked(products, groups, shapes)
+    found = batching.split_layers(products, groups, shapes)
     found |= dict(zip(whole, values[2 * count :], strict=True))
     return [found[number] for number in range(len(shapes))]
 
@@ -238,8 +242,8 @@ class LocalLowRank(Encoder):
     factor = jnp.broadcast_to(factor, (len(matrix), *shape))
     basis = factor
     for _ in range(self.power_iterations):
-      basis = orthonormal(matmul(matrix, unit(factor)))
-      factor = matmul(turned(matrix), basis)
+      basis = orthonormal(matmul(matrix, normalize_columns(factor)))
+      factor = matmul(transpose(matrix), basis)
     return basis, factor
 
 
@@ -267,11 +271,13 @@ def matrices_of(
     rank: Columns of a factor.
   """
   kinds = [shape[1:] if factorizes(shape, rank) else () for shape in shapes]
-  groups = [own for own in batching.alike(shapes, kinds) if kinds[own[0]]]
+  groups = [
+    own for own in batching.group_by_shape(shapes, kinds) if kinds[own[0]]
+  ]
   return groups, [n for n, kind in enumerate(kinds) if not kind]
 
 
-def turned(matrices: Array) -> Array:
+def transpose(matrices: Array) -> Array:
   """Returns the transposed matrices [layers, columns, rows]."""
   return jnp.swapaxes(matrices, 1, 2)
 
@@ -289,7 +295,7 @@ def orthonormal(matrix: Array) -> Array:
   written out, because XLA's batched QR and eigenvalue routines can wait for
   each other for ever on few CPU cores.
   """
-  columns = unit(matrix)
+  columns = normalize_columns(matrix)
 
   def add_column(number: Index, basis: Array) -> Array:
     column = jax.lax.dynamic_slice_in_dim(columns, number, 1, axis=2)
@@ -312,7 +318,7 @@ def orthonormal(matrix: Array) -> Array:
   return jax.lax.fori_loop(*bounds, add_column, jnp.zeros_like(columns))
 
 
-def unit(matrix: Array) -> Array:
+def normalize_columns(matrix: Array) -> Array:
   """Scales columns to length 1; a zero column stays zero.
 
   A column is divided by its largest value first, so that no square overflows
@@ -383,5 +389,5 @@ def grams(factors: Mapping[str, Factors], rank: int) -> dict[str, Array]:
     most = MAX_OBSERVED_BYTES // (4 * rank**2 * len(factors))
     count = min(max(most, 1), num_layers)
     some = right[np.arange(count) * num_layers // count]
-    found[path] = _product(turned(some), some) * (num_layers / count)
+    found[path] = _product(transpose(some), some) * (num_layers / count)
   return found

@@ -16,7 +16,7 @@ import numpy as np
 
 from dilocox_jax.checks import limited
 from dilocox_jax.codecs.base import Quantizer
-from dilocox_jax.codecs.batching import Arrays, Shape, block_width, padded, sums
+from dilocox_jax.codecs.batching import Arrays, Shape, block_width, pad, sums
 from dilocox_jax.trees import Array
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -238,7 +238,7 @@ def _magnitudes(values: Array) -> tuple[Array, Array]:
 
 def _in_parts(values: Array, count: int) -> Array:
   """Cuts rows into parts [..., count, values]; zeros fill the last ones."""
-  filled = padded(values, -values.shape[-1] % count)
+  filled = pad(values, -values.shape[-1] % count)
   return filled.reshape(*values.shape[:-1], count, -1)
 
 

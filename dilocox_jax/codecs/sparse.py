@@ -60,9 +60,9 @@ class TopK(Encoder):
     """Returns the indices of each group of leaves, then the sent values."""
     shapes = [leaf.shape for leaf in leaves]
     indices, kept = [], []
-    for values in batching.stacked(_flat(leaves), _same_size(shapes)):
+    for values in batching.concat_layers(_flat(leaves), _same_size(shapes)):
       width = batching.block_width(values.shape[1], self.block_size)
-      flat = batching.padded(values, -values.shape[1] % width)
+      flat = batching.pad(values, -values.shape[1] % width)
       select = functools.partial(self._select, self.num_kept(width))
       blocks = flat.reshape(len(flat), -1, width)
       own, largest = map_over_rows(select, blocks)
@@ -97,7 +97,7 @@ class TopK(Encoder):
     words, width = _among_largest(blocks, count), blocks.shape[-1]
     places = _places(words, count)
     # Each pass of the quantizer would otherwise look the values up again.
-    [largest] = batching.in_memory([jnp.take_along_axis(blocks, places, -1)])
+    [largest] = batching.materialize([jnp.take_along_axis(blocks, places, -1)])
     if self.indices == "packed":
       bits = _bits(places, _index_bits(width))
     else:
@@ -125,14 +125,16 @@ def _flat(leaves: Arrays) -> list[Array]:
 
 def _same_size(shapes: Sequence[Shape]) -> list[list[int]]:
   """Groups the leaves whose layers have equally many values."""
-  return batching.alike(shapes, [math.prod(shape[1:]) for shape in shapes])
+  return batching.group_by_shape(
+    shapes, [math.prod(shape[1:]) for shape in shapes]
+  )
 
 
 def _shaped(
   arrays: Arrays, groups: Sequence[Sequence[int]], shapes: Sequence[Shape]
 ) -> list[Array]:
   """Returns the leaves of groups [layers, size] in their shapes and order."""
-  leaves = batching.unstacked(arrays, groups, shapes)
+  leaves = batching.split_layers(arrays, groups, shapes)
   return [leaves[n].reshape(shape) for n, shape in enumerate(shapes)]
 
 
@@ -248,7 +250,7 @@ def _bits(numbers: Array, count: int) -> Array:
 
 def _numbers(bits: Array, count: int) -> Array:
   """Returns numbers (uint32) of `count` bits, the lowest first, or fewer."""
-  bits = batching.padded(bits, -bits.shape[-1] % count).astype(jnp.uint32)
+  bits = batching.pad(bits, -bits.shape[-1] % count).astype(jnp.uint32)
   bits = bits.reshape(*bits.shape[:-1], -1, count)
   shifts = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, bits.ndim - 1)
   return jnp.sum(bits << shifts, -1, dtype=jnp.uint32)
@@ -313,7 +315,9 @@ class RandomMask(Projection):
     """Sends the drawn values of every group of leaves of one size."""
     shapes = [leaf.shape for leaf in leaves]
     groups = _same_size(shapes)
-    values = [flat[:, None] for flat in batching.stacked(_flat(leaves), groups)]
+    values = [
+      flat[:, None] for flat in batching.concat_layers(_flat(leaves), groups)
+    ]
     places = [
       self._draw(flat.shape[-1], batching.layer_numbers(group, shapes), key)
       for group, flat in zip(groups, values, strict=True)
