@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from dilocox_jax.codecs.batching import padded
+from dilocox_jax.codecs.batching import pad
 from dilocox_jax.distributed.local_map import (
   INNER_AXES,
   current_division,
@@ -165,7 +165,7 @@ def _over_devices(
   out_specs = [PartitionSpec(None, *spec[num_kept:]) for spec in in_specs]
   if undivided:
     raw = _bundled(undivided, num_kept)
-    raw = padded(raw, -raw.shape[-1] % division.num_devices)
+    raw = pad(raw, -raw.shape[-1] % division.num_devices)
     operands.append(raw)
     in_specs.append(PartitionSpec(*([None] * num_kept), INNER_AXES))
     out_specs.append(PartitionSpec(None, INNER_AXES))

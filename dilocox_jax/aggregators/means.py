@@ -65,7 +65,7 @@ def mean_of_messages(
 
   def weighted(number: int) -> list[Array]:
     message = [array[number] for array in arrays]
-    values = encoder.joined(message, shapes)
+    values = encoder.concatenated(message, shapes)
     return [each * weights[number].astype(each.dtype) for each in values]
 
   # One message after the other, so that the decoded values of one message at
@@ -76,7 +76,7 @@ def mean_of_messages(
   mean = [mean_of_participants(values, count) for values in total]
   decoded = [
     jnp.where(is_counted, values, jnp.zeros_like(values))
-    for values in encoder.joined(own, shapes)
+    for values in encoder.concatenated(own, shapes)
   ]
   return Reduced(
     mean=encoder.leaves(mean, shapes), own=encoder.leaves(decoded, shapes)

@@ -1,30 +1,34 @@
-"""What a codec is.
+"""Base classes of codecs.
 
-A codec is a frozen dataclass. Its fields are its settings, and it works on all
-leaves of a fragment at once: a list of arrays [num_layers, *shape], where a
-leaf that is not stacked has one layer. There are three kinds:
+A codec compresses what replicas send each other. It is a frozen dataclass, and
+its fields are its settings. It works on all leaves of a fragment at once: a
+list of arrays [num_layers, *shape], where a leaf outside the stack of layers
+has one layer. There are three kinds of codecs:
 
 - A `Quantizer` sends every value in few bits. It works on rows of values, so
   leaves whose rows have one width are coded together.
-- Any other `Encoder` sends some values. What it keeps, `then` encodes.
+- Any other `Encoder` sends some of the values. Its field `then` is the encoder
+  of the values that it sends.
 - A `Projection` is linear and the same on all replicas, so the mean may be
-  taken before it is undone. It may need several messages in turn.
+  taken before the projection is undone. It may need several messages in turn.
 
-A projection is written as a generator, which hands leaves to `reduce` and gets
-their mean over replicas and the replica's own part of it, as the others decode
-it. The exchange encodes the leaves with `then` and chooses the collective. For
-example, a projection that sends the mean of each leaf and then the rest:
+A projection is written as a generator. It hands leaves to `reduce` and gets
+their mean over replicas, and this replica's leaves as the other replicas decode
+them. The exchange encodes the leaves with `then` and chooses the collective.
+For example, a projection that sends the mean of each leaf first, and then how
+the leaf differs from its mean:
 
     def run(self, leaves, state, key, reduce):
-      sizes = [jnp.mean(leaf, keepdims=True) for leaf in leaves]
-      mean, own = yield from reduce(sizes)
-      rest, own_rest = yield from reduce(
-        [leaf - m for leaf, m in zip(leaves, own)]
+      means = [jnp.mean(leaf, keepdims=True) for leaf in leaves]
+      average, decoded = yield from reduce(means)
+      average_rest, decoded_rest = yield from reduce(
+        [leaf - mean for leaf, mean in zip(leaves, decoded)]
       )
       ...
-      return Reduced(sums, own_sums), state
+      return Reduced(mean=sums, own=own_sums), state
 
-Generators run while a program is traced; nothing of them is left in it.
+Generators run while a program is traced. The compiled program contains only
+the operations that they asked for.
 """
 
 import dataclasses
@@ -43,7 +47,7 @@ class Reduced(NamedTuple):
 
   Attributes:
     mean: Mean over replicas of the decoded leaves.
-    own: Decoded leaves of this replica.
+    own: This replica's leaves, as the other replicas decode them.
   """
 
   mean: list[Array]
@@ -72,12 +76,12 @@ class Codec:
 
   @property
   def encoder(self) -> "Encoder":
-    """What encodes the leaves of each message."""
+    """The encoder of the leaves of each message."""
     raise NotImplementedError
 
   @property
   def has_shared_state(self) -> bool:
-    """Whether it goes on from means that all replicas must have alike."""
+    """Whether the codec keeps means that must be equal on all replicas."""
     return False
 
   def init(self, shapes: Sequence[Shape], key: Array) -> list[Tree]:
@@ -93,13 +97,16 @@ class Codec:
   def run(
     self, leaves: Arrays, state: list[Tree], key: Array, reduce: Reduce
   ) -> Pausing:
-    """Sends one message after the other; returns the result and new states.
+    """Sends one message after the other.
 
     Args:
       leaves: Values of one replica, [num_layers, *shape] each.
       state: State of every leaf.
       key: Random key, equal on all replicas.
       reduce: Sends the leaves of a message, and returns `Reduced` in the end.
+
+    Returns:
+      `Reduced` of the leaves, and the new state of every leaf.
     """
     del key
     return (yield from reduce(list(leaves))), state
@@ -108,14 +115,14 @@ class Codec:
 class Projection(Codec):
   """Sends a linear function of the leaves, the same on all replicas.
 
-  A subclass has a field `then`, the encoder of what it sends.
+  A subclass has a field `then`, the encoder of the values that it sends.
   """
 
   then: "Encoder"
 
   @property
   def encoder(self) -> "Encoder":
-    """What encodes the leaves of its messages."""
+    """The encoder of the leaves of each message: the field `then`."""
     return self.then
 
 
@@ -142,22 +149,40 @@ class Encoder(Codec):
       arrays: What `encode` returned.
       shapes: Shapes of the leaves, with the layer axis.
     """
-    return self.leaves(self.joined(arrays, shapes), shapes)
+    return self.leaves(self.concatenated(arrays, shapes), shapes)
 
-  def joined(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
-    """Returns the values of the leaves as they are added up, in few arrays."""
+  def concatenated(
+    self, arrays: Arrays, shapes: Sequence[Shape]
+  ) -> list[Array]:
+    """Decodes a message into few arrays, each with the values of many leaves.
+
+    A mean over replicas adds up these arrays, not the leaves: a program with
+    few arrays is smaller.
+
+    Args:
+      arrays: What `encode` returned.
+      shapes: Shapes of the leaves, with the layer axis.
+    """
     return self.decode(arrays, shapes)
 
-  def leaves(self, joined: Arrays, shapes: Sequence[Shape]) -> list[Array]:
-    """Returns the leaves whose values `joined` has returned."""
+  def leaves(
+    self, concatenated: Arrays, shapes: Sequence[Shape]
+  ) -> list[Array]:
+    """Splits the arrays that `concatenated` returned into the leaves.
+
+    Args:
+      concatenated: What `concatenated` returned, or a mean of such arrays.
+      shapes: Shapes of the leaves, with the layer axis.
+    """
     del shapes
-    return list(joined)
+    return list(concatenated)
 
 
 class Quantizer(Encoder):
   """Codes every value, one row of values at a time.
 
-  It says how wide the rows of a leaf are, and how rows become arrays.
+  A subclass says how wide the rows of a leaf are (`width`), and how rows become
+  arrays (`code`) and arrays become rows again (`values`).
   """
 
   def width(self, shape: Shape) -> int:
@@ -169,7 +194,7 @@ class Quantizer(Encoder):
     raise NotImplementedError
 
   def code(self, rows: Array) -> tuple[Array, ...]:
-    """Returns the arrays that are sent of some rows.
+    """Returns the arrays that are sent for some rows.
 
     Args:
       rows: float32 values [layers, rows, width].
@@ -190,7 +215,10 @@ class Quantizer(Encoder):
 
   @property
   def of_means(self) -> "Quantizer":
-    """Codes the means that a reduce-scatter sends back, in rows as wide."""
+    """The quantizer of the means that a reduce-scatter sends back.
+
+    Its rows have the same width.
+    """
     return self
 
   def encode(self, leaves: Arrays) -> list[Array]:
@@ -198,54 +226,69 @@ class Quantizer(Encoder):
     layout = self.layout([leaf.shape for leaf in leaves])
     return self.coded(layout.rows(leaves))
 
-  def joined(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
-    """Returns the rows of every width."""
+  def concatenated(
+    self, arrays: Arrays, shapes: Sequence[Shape]
+  ) -> list[Array]:
+    """Decodes a message into one array of rows for each group of leaves."""
     return self.decoded(self.layout(shapes), arrays)
 
-  def leaves(self, joined: Arrays, shapes: Sequence[Shape]) -> list[Array]:
-    """Takes the rows apart."""
-    return self.layout(shapes).leaves(joined)
+  def leaves(
+    self, concatenated: Arrays, shapes: Sequence[Shape]
+  ) -> list[Array]:
+    """Splits the rows of all groups into the leaves."""
+    return self.layout(shapes).leaves(concatenated)
 
   def layout(self, shapes: Sequence[Shape], num_slices: int = 0) -> RowLayout:
-    """Says in which rows the leaves are coded.
+    """Returns the rows in which the leaves are coded.
 
     Args:
       shapes: Shapes of the leaves, with the layer axis.
-      num_slices: Slices of equally many rows; 0 cuts none.
+      num_slices: Number of slices with equally many rows, one for each replica
+        of a reduce-scatter; 0: the rows are not divided into slices.
     """
     widths = [self.width(shape[1:]) for shape in shapes]
     if num_slices:
-      pairs = zip(shapes, widths, strict=True)
-      widths = [_cut(shape, width, num_slices) for shape, width in pairs]
+      widths = [
+        _width_in_slices(shape, width, num_slices)
+        for shape, width in zip(shapes, widths, strict=True)
+      ]
     return RowLayout(tuple(shapes), tuple(widths), num_slices)
 
   def coded(self, rows: Arrays) -> list[Array]:
-    """Returns the arrays that are sent of some rows.
+    """Returns the arrays that are sent for the rows of all groups.
 
     Args:
       rows: Rows of every group of leaves (`RowLayout.rows`).
     """
-    return [array for own in rows for array in self.code(own)]
+    return [array for group_rows in rows for array in self.code(group_rows)]
 
   def decoded(self, layout: RowLayout, arrays: Arrays) -> list[Array]:
-    """Returns the rows of a layout, as float32.
+    """Returns the float32 rows of all groups, the reverse of `coded`.
 
     Args:
       layout: Where the values of the leaves lie.
-      arrays: What `coded` has returned of these rows.
+      arrays: What `coded` returned.
     """
-    count = len(arrays) // len(layout.groups)
-    return [
-      self.values(arrays[number * count :][:count], layout.widths[group[0]])
-      for number, group in enumerate(layout.groups)
-    ]
+    arrays_per_group = len(arrays) // len(layout.groups)
+    rows = []
+    for index, group in enumerate(layout.groups):
+      first = index * arrays_per_group
+      group_arrays = arrays[first : first + arrays_per_group]
+      rows.append(self.values(group_arrays, layout.widths[group[0]]))
+    return rows
 
 
-def _cut(shape: Shape, width: int, num_slices: int) -> int:
-  """Returns the width of a leaf's rows in slices.
+def _width_in_slices(shape: Shape, width: int, num_slices: int) -> int:
+  """Returns the width of a leaf's rows when they are divided into slices.
 
-  A slice has whole rows, and rows of zeros fill the last one. So rows of more
-  than 128 values are cut where they are longer than a 16th of a slice.
+  A slice has whole rows, and rows of zeros fill the last slice. Wide rows would
+  waste much of it, so rows are at most a 16th of a slice. Rows of up to 128
+  values are never made narrower.
+
+  Args:
+    shape: Shape of the leaf, with the layer axis.
+    width: Width of the rows without slices.
+    num_slices: Number of slices.
   """
   longest = max(128, math.prod(shape) // (16 * num_slices))
   return min(width, block_width(math.prod(shape[1:]), longest))

@@ -1,7 +1,8 @@
-"""Joins the values of leaves that are coded alike, and takes them apart again.
+"""Concatenates leaves that are coded in the same way, and splits them again.
 
-A program that works on each leaf by itself grows with the leaves: an unscanned
-model has hundreds. So values that are treated alike are joined in one array.
+A program that codes each leaf by itself grows with the number of leaves, and a
+model without a scan over its layers has hundreds of them. So the values of
+leaves that are coded in the same way are concatenated into one array.
 """
 
 import dataclasses
@@ -20,27 +21,30 @@ from dilocox_jax.trees import Array, Boolean, Tree, all_finite
 Shape = tuple[int, ...]
 Arrays = Sequence[Array]
 
-# Values of a leaf that is joined with others, at most. To join a leaf is to
-# copy it: 16 MB are copied in no time, and leaves of gigabytes are few.
-_MOST_JOINED = 2**22
+# Largest number of values of a leaf that is concatenated with others. A leaf is
+# copied when it is concatenated: 16 MB are copied in no time, and leaves of
+# gigabytes are few, so that the program stays small without that.
+_MOST_CONCATENATED = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
 class RowLayout:
   """Where the values of leaves lie in rows.
 
-  A layer of n values has ceil(n / width) rows, and zeros fill the last one. The
-  rows of all leaves of one width stand in one array [1, rows, width], so that a
-  program does not grow with the leaves. A leaf that is alone keeps its layers,
-  [num_layers, rows, width], because devices divide them.
+  A layer of n values has ceil(n / width) rows, and zeros fill the last row. The
+  rows of all leaves of one width are one array [1, rows, width], so that a
+  program does not grow with the number of leaves. A leaf that is the only one
+  of its group keeps its layers, [num_layers, rows, width], because devices
+  divide them.
 
-  With slices it is [num_slices, rows, width], and rows of zeros fill the last
-  slice of every leaf: 5 rows in 2 slices are rows 0-2, and 3, 4 and zeros.
+  With slices the array is [num_slices, rows, width], and rows of zeros fill the
+  last slice of every leaf. For example, 5 rows in 2 slices are rows 0, 1 and 2
+  in the first slice, and rows 3, 4 and a row of zeros in the second one.
 
   Attributes:
     shapes: Shapes of the leaves, with the layer axis.
     widths: Values of a row, by leaf.
-    num_slices: Number of slices, or 0.
+    num_slices: Number of slices; 0: the rows are not divided into slices.
   """
 
   shapes: tuple[Shape, ...]
@@ -49,139 +53,167 @@ class RowLayout:
 
   @property
   def groups(self) -> list[list[int]]:
-    """The numbers of the leaves that are coded together."""
-    return alike(self.shapes, self.widths)
+    """The groups of leaves that are coded together, as indices of leaves."""
+    return group_by_shape(self.shapes, self.widths)
 
   def rows(self, leaves: Arrays) -> list[Array]:
     """Returns the rows of every group of leaves, as float32."""
-    return [
-      jnp.concatenate([self._laid(n, leaves[n], group) for n in group], axis=1)
-      for group in self.groups
-    ]
+    rows = []
+    for group in self.groups:
+      leaf_rows = [self._to_rows(i, leaves[i], group) for i in group]
+      rows.append(jnp.concatenate(leaf_rows, axis=1))
+    return rows
 
   def leaves(self, rows: Arrays) -> list[Array]:
-    """Reverses `rows`."""
+    """Returns the leaves, the reverse of `rows`."""
     leaves = {}
-    for group, array in zip(self.groups, rows, strict=True):
-      lengths = [self._num_rows(number, group)[1] for number in group]
-      for number, own in zip(group, apart(array, lengths, 1), strict=True):
-        leaves[number] = self._picked(number, own)
-    return [leaves[number] for number in range(len(self.shapes))]
+    for group, group_rows in zip(self.groups, rows, strict=True):
+      lengths = [self._num_rows(i, group)[1] for i in group]
+      parts = split(group_rows, lengths, axis=1)
+      for i, leaf_rows in zip(group, parts, strict=True):
+        leaves[i] = self._to_leaf(i, leaf_rows)
+    return [leaves[i] for i in range(len(self.shapes))]
 
-  def _num_rows(self, number: int, group: list[int]) -> tuple[int, int]:
-    """Returns the first two axes of a leaf's rows."""
-    layers, *shape = self.shapes[number]
-    rows = -(-math.prod(shape) // self.widths[number])
+  def _num_rows(self, index: int, group: list[int]) -> tuple[int, int]:
+    """Returns the first two axes of the rows of a leaf.
+
+    Args:
+      index: Index of the leaf.
+      group: Indices of the leaves that are coded together with it.
+    """
+    num_layers, *shape = self.shapes[index]
+    rows_per_layer = -(-math.prod(shape) // self.widths[index])
     if self.num_slices:
-      return self.num_slices, -(-layers * rows // self.num_slices)
-    return (layers, rows) if len(group) == 1 else (1, layers * rows)
+      num_rows = num_layers * rows_per_layer
+      return self.num_slices, -(-num_rows // self.num_slices)
+    if len(group) == 1:
+      return num_layers, rows_per_layer
+    return 1, num_layers * rows_per_layer
 
-  def _laid(self, number: int, leaf: Array, group: list[int]) -> Array:
-    """Returns one leaf as rows."""
-    width = self.widths[number]
+  def _to_rows(self, index: int, leaf: Array, group: list[int]) -> Array:
+    """Returns a leaf as rows, with zeros where a row or a slice is not full."""
+    width = self.widths[index]
     flat = leaf.reshape(len(leaf), -1).astype(jnp.float32)
-    flat = padded(flat, -flat.shape[1] % width)
-    count, rows = self._num_rows(number, group)
-    if flat.size != count * rows * width:
-      flat = padded(flat.reshape(1, -1), count * rows * width - flat.size)
-    return flat.reshape(count, rows, width)
+    flat = pad(flat, -flat.shape[1] % width)
+    length, num_rows = self._num_rows(index, group)
+    size = length * num_rows * width
+    if flat.size != size:
+      flat = pad(flat.reshape(1, -1), size - flat.size)
+    return flat.reshape(length, num_rows, width)
 
-  def _picked(self, number: int, rows: Array) -> Array:
-    """Reverses `_laid`: drops the zeros and restores the leaf's shape."""
-    layers, *shape = self.shapes[number]
+  def _to_leaf(self, index: int, rows: Array) -> Array:
+    """Drops the zeros and restores the leaf's shape, as `_to_rows` had it."""
+    num_layers, *shape = self.shapes[index]
+    width = self.widths[index]
     size = math.prod(shape)
-    of_layer = -(-size // self.widths[number]) * self.widths[number]
-    if rows.size != layers * of_layer:
-      rows = rows.reshape(-1)[: layers * of_layer]
-    return rows.reshape(layers, of_layer)[:, :size].reshape(layers, *shape)
+    padded_size = -(-size // width) * width
+    if rows.size != num_layers * padded_size:
+      rows = rows.reshape(-1)[: num_layers * padded_size]
+    layers = rows.reshape(num_layers, padded_size)[:, :size]
+    return layers.reshape(num_layers, *shape)
 
 
-def alike(
+def group_by_shape(
   shapes: Sequence[Shape], kinds: Sequence[Hashable]
 ) -> list[list[int]]:
-  """Groups the numbers of leaves that may share one body of a program.
+  """Groups the leaves that are concatenated into one array.
 
-  Large leaves stay alone. So do all leaves of a replica that is divided among
-  devices, each of which works on its own part of every leaf.
+  A large leaf has a group of its own. If the replica is divided among devices,
+  every leaf has one, because each device works on its own part of every leaf.
 
   Args:
     shapes: Shapes of the leaves, with the layer axis.
-    kinds: Kind of each leaf; those of one kind share.
+    kinds: Kind of each leaf; leaves of one kind may be concatenated.
+
+  Returns:
+    Indices of the leaves of each group.
   """
   is_divided = current_division().num_devices > 1
   groups: dict[Hashable, list[int]] = {}
-  for number, (shape, kind) in enumerate(zip(shapes, kinds, strict=True)):
-    is_alone = is_divided or math.prod(shape) > _MOST_JOINED
-    own = is_alone, number if is_alone else kind
-    groups.setdefault(own, []).append(number)
+  for index, (shape, kind) in enumerate(zip(shapes, kinds, strict=True)):
+    if is_divided or math.prod(shape) > _MOST_CONCATENATED:
+      group_key = ("alone", index)
+    else:
+      group_key = ("together", kind)
+    groups.setdefault(group_key, []).append(index)
   return list(groups.values())
 
 
-def stacked(leaves: Arrays, groups: Sequence[Sequence[int]]) -> list[Array]:
-  """Joins the layers of each group of leaves, whose layers have one shape.
+def concat_layers(
+  leaves: Arrays, groups: Sequence[Sequence[int]]
+) -> list[Array]:
+  """Concatenates the layers of each group of leaves along the layer axis.
 
   Args:
-    leaves: Leaves [num_layers, *shape].
-    groups: Numbers of the leaves that are joined (`alike`).
+    leaves: Leaves [num_layers, *shape]; those of a group have one `shape`.
+    groups: Indices of the leaves of each group (`group_by_shape`).
+
+  Returns:
+    An array [layers of all leaves, *shape] for each group.
   """
-  return [jnp.concatenate([leaves[n] for n in group]) for group in groups]
+  return [jnp.concatenate([leaves[i] for i in group]) for group in groups]
 
 
-def unstacked(
+def split_layers(
   arrays: Arrays, groups: Sequence[Sequence[int]], shapes: Sequence[Shape]
 ) -> dict[int, Array]:
-  """Reverses `stacked`: returns the layers of every leaf by its number.
+  """Returns the layers of every leaf by its index, reversing `concat_layers`.
 
   Args:
     arrays: An array for each group.
-    groups: Numbers of the leaves in each.
+    groups: Indices of the leaves of each group.
     shapes: Shapes of all leaves, with the layer axis.
   """
   leaves = {}
   for group, array in zip(groups, arrays, strict=True):
-    lengths = [shapes[number][0] for number in group]
-    leaves |= dict(zip(group, apart(array, lengths, axis=0), strict=True))
+    lengths = [shapes[i][0] for i in group]
+    leaves |= dict(zip(group, split(array, lengths, axis=0), strict=True))
   return leaves
 
 
 def layer_numbers(group: Sequence[int], shapes: Sequence[Shape]) -> Array:
-  """Numbers the layers of some leaves (uint32), whoever stands beside them.
+  """Returns a number (uint32) for every layer of a group of leaves.
 
-  What is random in a layer follows from its number. So a replica that is
-  divided draws what an undivided one draws, though its leaves stay alone.
+  The number depends only on the leaf and the layer, not on the group. Random
+  draws for a layer follow from its number. So a replica that is divided among
+  devices draws what an undivided one draws, although its leaves have other
+  groups.
 
   Args:
-    group: Numbers of the leaves.
+    group: Indices of the leaves.
     shapes: Shapes of all leaves, with the layer axis.
   """
-  own = [number * 2**16 + np.arange(shapes[number][0]) for number in group]
-  return jnp.asarray(np.concatenate(own), jnp.uint32)
+  numbers = [i * 2**16 + np.arange(shapes[i][0]) for i in group]
+  return jnp.asarray(np.concatenate(numbers), jnp.uint32)
 
 
-def apart(array: Array, lengths: Sequence[int], axis: int) -> list[Array]:
-  """Cuts an array along an axis.
+def split(array: Array, lengths: Sequence[int], axis: int) -> list[Array]:
+  """Splits an array along an axis.
 
   Args:
     array: The array.
     lengths: Lengths of the parts, in order.
-    axis: The axis.
+    axis: The axis that is split.
   """
   if len(lengths) == 1:
     return [array]
-  [array] = in_memory([array])
+  [array] = materialize([array])
   ends = np.cumsum(lengths)[:-1].tolist()
-  return in_memory(jnp.split(array, ends, axis=axis))
+  return materialize(jnp.split(array, ends, axis=axis))
 
 
-def in_memory(arrays: list[Array]) -> list[Array]:
-  """Returns arrays that are computed once, however often they are read.
+def materialize(arrays: list[Array]) -> list[Array]:
+  """Returns the arrays such that XLA computes them once for all their readers.
 
-  XLA would otherwise repeat in each of 100 slices all that leads to them, and
-  the slice in all that reads it. On CPUs each slice is compiled by itself (10
-  ms), while equal operations of equal shapes are compiled once. There XLA
-  removes a barrier before it decides that, but it does not look into a loop.
-  This loop never runs, unless the first value is not a number, and then it
-  changes no number that is finite.
+  Without this, XLA fuses: each of 100 slices of an array computes the array
+  anew, and each reader of a slice computes the slice anew. On CPUs it also
+  compiles each slice by itself (10 ms each), while it compiles operations of
+  equal kind and shapes once.
+
+  On CPUs XLA removes an optimization barrier before it decides what to fuse,
+  but it does not fuse through a loop. So the arrays pass through a loop there.
+  The loop takes no step, unless the first value is NaN, and then it changes no
+  finite value.
   """
 
   def loop(arrays: list[Array]) -> list[Array]:
@@ -194,66 +226,76 @@ def in_memory(arrays: list[Array]) -> list[Array]:
     )[0]
 
   barrier = jax.lax.optimization_barrier
-  kept: Any = jax.lax.platform_dependent(arrays, cpu=loop, default=barrier)
-  return kept
+  computed: Any = jax.lax.platform_dependent(arrays, cpu=loop, default=barrier)
+  return computed
 
 
 def sums(arrays: list[Array], axis: int) -> list[Array]:
-  """Sums arrays of one shape along an axis, in one pass over what makes them.
+  """Sums several arrays of one shape along an axis, in one pass.
 
-  XLA hands the sum of one array along rows to a library on CPUs, so that what
-  is summed is computed for each sum. A sum of several it compiles itself.
+  XLA hands the sum of a single array along its rows to a library on CPUs. Then
+  the operands that several sums share are computed again for each sum. XLA
+  compiles a sum of several arrays itself, and computes shared operands once.
 
   Args:
     arrays: The arrays.
-    axis: The axis, which the sums do not have.
+    axis: The axis that is summed, and that the sums do not have.
   """
   add = functools.partial(jax.tree.map, jnp.add)
   zeros = [np.zeros((), array.dtype) for array in arrays]
   return list(jax.lax.reduce(arrays, zeros, add, (axis,)))
 
 
-def padded(values: Array, missing: int) -> Array:
+def pad(values: Array, num_zeros: int) -> Array:
   """Adds zeros at the end of the last axis.
 
   Args:
-    values: Values [..., values].
-    missing: Number of zeros of each row.
+    values: Values [..., length].
+    num_zeros: Number of zeros that each row gets.
+
+  Returns:
+    Values [..., length + num_zeros].
   """
-  edges = [(0, 0)] * (values.ndim - 1) + [(0, missing)]
-  return jnp.pad(values, edges) if missing else values
+  if num_zeros == 0:
+    return values
+  edges = [(0, 0)] * (values.ndim - 1) + [(0, num_zeros)]
+  return jnp.pad(values, edges)
 
 
 def block_width(size: int, block_size: int) -> int:
-  """Returns the width of equal blocks of at most `block_size` of some values.
+  """Returns the width of equal blocks that hold `size` values.
 
-  Blocks are as short as their number allows, which pads by less than one value
-  for each block. A layer of 300 values in blocks of at most 128 needs 3 blocks:
-  blocks of 100 need no padding, while blocks of 128 would have to be padded by
-  84 values.
+  There are as few blocks as `block_size` allows, and they are as short as that
+  number allows. So padding takes less than one value for each block. For
+  example, a layer of 300 values in blocks of at most 128 needs 3 blocks: blocks
+  of 100 need no padding, while blocks of 128 would have to be padded by 84
+  values.
 
   Args:
     size: Number of values.
     block_size: Largest number of values in a block.
   """
-  return -(-size // -(-size // block_size))
+  num_blocks = -(-size // block_size)
+  return -(-size // num_blocks)
 
 
 def are_finite(values: Tree) -> Boolean:
-  """Returns whether all values are finite, read from few joined arrays.
+  """Returns whether all values are finite.
 
-  With a flag for each leaf, XLA lets each leaf of the result read all flags by
-  itself: a program of 500 leaves has 250,000 operations that way. Leaves that
-  stay alone are read as they are: to flatten what devices divide would collect
-  it on every device.
+  It reads few concatenated arrays. With a flag for each leaf, XLA would let
+  each leaf of the result read all flags by itself: a program of 500 leaves
+  would have 250,000 operations for that. A leaf with a group of its own keeps
+  its shape, because flattening a leaf that devices divide would collect it on
+  every device.
   """
   leaves = jax.tree.leaves(values)
-  groups = alike([x.shape for x in leaves], [x.dtype for x in leaves])
-  return all_finite(
-    [
-      jnp.concatenate([leaves[number].reshape(-1) for number in group])
-      if len(group) > 1
-      else leaves[group[0]]
-      for group in groups
-    ]
-  )
+  shapes = [leaf.shape for leaf in leaves]
+  dtypes = [leaf.dtype for leaf in leaves]
+  arrays = []
+  for group in group_by_shape(shapes, kinds=dtypes):
+    if len(group) == 1:
+      arrays.append(leaves[group[0]])
+    else:
+      flat = [leaves[i].reshape(-1) for i in group]
+      arrays.append(jnp.concatenate(flat))
+  return all_finite(arrays)

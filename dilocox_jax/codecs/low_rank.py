@@ -1,10 +1,12 @@
-"""A matrix as two thin factors, of all replicas together or of each alone.
+"""Codecs that send a matrix as two thin factors.
 
-Together (PowerSGD), the left factor is averaged first and made orthonormal,
-which gives all replicas one basis. The right factor is what each replica's
-matrix is in that basis. Both are linear in the matrices, so the mean of the
-factors gives the mean of the matrices. Alone, each replica has a basis of its
-own, so both factors must be sent and decoded before the mean.
+`LowRank` (PowerSGD) finds one basis for all replicas: the left factor is
+averaged first, and then made orthonormal. The right factor holds the
+coordinates of each replica's matrix in that basis. Both factors are linear in
+the matrices, so the mean of the factors gives the mean of the matrices.
+
+`LocalLowRank` finds a basis for each replica by itself. So each replica sends
+both factors, and they must be decoded before the mean.
 """
 
 import dataclasses
@@ -36,12 +38,14 @@ matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 def _product(left: Array, right: Array) -> Array:
   """Multiplies matrices [num_layers, ...], all at once or layer by layer.
 
-  Where all devices of a replica divide the rows of a matrix, each needs the
-  whole of a factor. Of a model of 107B at rank 2048 that is 29 GiB for all
-  layers and 0.4 GiB for one. Results are divided by rows again.
+  If all devices of a replica divide the rows of a matrix, each device needs a
+  whole factor. For a model of 107B at rank 2048, the factors of all layers take
+  29 GiB, and those of one layer 0.4 GiB. So these matrices are multiplied layer
+  by layer. The rows of the result are divided among the devices again.
   """
   division = current_division()
-  num_devices, num_layers = division.num_devices, left.shape[0]
+  num_devices = division.num_devices
+  num_layers = left.shape[0]
   if num_devices == 1 or num_layers % division.num_stages == 0:
     return matmul(left, right)
 
@@ -56,10 +60,10 @@ def _product(left: Array, right: Array) -> Array:
 
 
 class Factors(NamedTuple):
-  """State that low rank keeps of a leaf; it is equal on all replicas.
+  """State that `LowRank` keeps for a leaf. It is equal on all replicas.
 
   Attributes:
-    right: Averaged right factor, [num_layers, columns, max_rank]; zero where
+    right: Averaged right factor, [num_layers, columns, max_rank]. It is zero if
       the leaf was sent whole.
   """
 
@@ -67,9 +71,10 @@ class Factors(NamedTuple):
 
 
 def factorizes(shape: Shape, rank: int) -> bool:
-  """Whether a leaf is sent as factors.
+  """Returns whether a leaf is sent as factors.
 
-  It is if its layers are matrices, and factors have fewer values than they.
+  It is sent as factors if its layers are matrices, and if two factors have
+  fewer values than a matrix.
 
   Args:
     shape: Shape of the leaf, with the layer axis.
@@ -83,10 +88,10 @@ def factorizes(shape: Shape, rank: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class LowRank(Projection):
-  """Sends each matrix as two thin factors that all replicas make together.
+  """Sends each matrix as two thin factors that all replicas compute together.
 
   One power iteration on the mean matrix starts from the right factor Q of the
-  exchange before. P = mean_m (A_m Q) is made orthonormal, then
+  previous exchange. P = mean_m (A_m Q) is made orthonormal, then
   Q = mean_m (A_m^T P), and the mean decodes to P Q^T. This is exact if the mean
   matrix has no more than `rank` directions and none of them is orthogonal to
   all columns of the old Q. A leaf whose factors would have more values than the
@@ -105,9 +110,9 @@ class LowRank(Projection):
   Attributes:
     rank: Columns of a factor (count).
     power_iterations: Passes over the matrix (count), two messages each.
-    max_rank: Columns for which the factor that is kept has room, where the rank
-      changes from exchange to exchange; 0 means `rank`.
-    then: Encodes the factors.
+    max_rank: Columns of the factors in the state, if the rank changes from
+      exchange to exchange (count); 0: as many as `rank`.
+    then: Encoder of the factors.
   """
 
   rank: int = limited(16, at_least=1)
@@ -117,78 +122,130 @@ class LowRank(Projection):
 
   @property
   def has_shared_state(self) -> bool:
-    """All replicas project their matrices onto the same mean factors."""
+    """True: all replicas project their matrices onto the same mean factors."""
     return True
 
   def init(self, shapes: Sequence[Shape], key: Array) -> list[Tree]:
     """Returns a right factor of zeros for each leaf that has factors.
 
-    Columns of zeros begin at random in the exchange that first needs them. With
-    `max_rank` all leaves keep a factor that would have one at rank 1, so that
-    the state has the same shape at every rank.
+    The first exchange that needs a column of zeros replaces it by a random one.
+    With `max_rank`, every leaf has a factor that would have one at rank 1, so
+    that the state has the same shapes at every rank.
+
+    Args:
+      shapes: Shapes of the leaves, with the layer axis.
+      key: Not used.
+
+    Returns:
+      `Factors`, or () for a leaf without factors.
     """
     del key
-    least = 1 if self.max_rank else self.rank
-    rank = max(self.max_rank, self.rank)
-    return [
-      Factors(jnp.zeros((shape[0], shape[2], rank), jnp.float32))
-      if factorizes(shape, least)
-      else ()
-      for shape in shapes
-    ]
+    smallest_rank = 1 if self.max_rank else self.rank
+    num_columns = max(self.max_rank, self.rank)
+    states: list[Tree] = []
+    for shape in shapes:
+      if factorizes(shape, smallest_rank):
+        factor_shape = (shape[0], shape[2], num_columns)
+        states.append(Factors(jnp.zeros(factor_shape, jnp.float32)))
+      else:
+        states.append(())
+    return states
 
   def run(
     self, leaves: Arrays, state: list[Tree], key: Array, reduce: Reduce
   ) -> Pausing:
-    """Sends left factors and whole leaves, then right factors."""
+    """Sends left factors and whole leaves, then right factors.
+
+    Args:
+      leaves: Values of one replica, [num_layers, *shape] each.
+      state: `Factors` of every leaf that has them.
+      key: Random key, equal on all replicas.
+      reduce: Sends the leaves of a message, and returns `Reduced` in the end.
+
+    Returns:
+      `Reduced` of the leaves, and the new state of every leaf.
+    """
     shapes = [leaf.shape for leaf in leaves]
     groups, whole = matrices_of(shapes, self.rank)
-    matrices = [m.astype(jnp.float32) for m in batching.stacked(leaves, groups)]
+    matrices = [
+      m.astype(jnp.float32) for m in batching.concat_layers(leaves, groups)
+    ]
     factors = [
-      _revived(
+      _with_random_columns(
         jnp.concatenate([state[n].right[..., : self.rank] for n in group]),
         batching.layer_numbers(group, shapes),
         key,
       )
       for group in groups
     ]
-    others, bases = Reduced([], []), factors
+    whole_leaves = Reduced(mean=[], own=[])
+    bases = factors
     for iteration in range(self.power_iterations):
-      left = list(map(_product, matrices, map(unit, factors)))
-      # Leaves without factors travel with the first left ones.
-      rest = [] if iteration else [leaves[number] for number in whole]
-      reduced = yield from reduce([*left, *rest])
-      if rest:
-        others = Reduced(*(each[len(groups) :] for each in reduced))
+      left = [
+        _product(matrix, normalize_columns(factor))
+        for matrix, factor in zip(matrices, factors, strict=True)
+      ]
+      # Leaves without factors travel with the first left factors.
+      sent_whole = [leaves[i] for i in whole] if iteration == 0 else []
+      reduced = yield from reduce([*left, *sent_whole])
+      if sent_whole:
+        whole_leaves = Reduced(
+          mean=reduced.mean[len(groups) :], own=reduced.own[len(groups) :]
+        )
       if not groups:
-        return others, self._kept(state, [], [], shapes)
+        return whole_leaves, self._new_state(state, [], [], shapes)
       bases = [orthonormal(mean) for mean in reduced.mean[: len(groups)]]
-      right = list(map(_product, map(turned, matrices), bases))
+      right = [
+        _product(transpose(matrix), basis)
+        for matrix, basis in zip(matrices, bases, strict=True)
+      ]
       reduced = yield from reduce(right)
       factors = reduced.mean
 
-    def decoded(right: list[Array], others: list[Array]) -> list[Array]:
-      products = list(map(_product, bases, map(turned, right)))
-      found = batching.unstacked(products, groups, shapes)
-      found |= dict(zip(whole, others, strict=True))
-      return [found[number] for number in range(len(shapes))]
+    def decoded(right: list[Array], sent_whole: list[Array]) -> list[Array]:
+      products = [
+        _product(basis, transpose(factor))
+        for basis, factor in zip(bases, right, strict=True)
+      ]
+      decoded_leaves = batching.split_layers(products, groups, shapes)
+      decoded_leaves |= dict(zip(whole, sent_whole, strict=True))
+      return [decoded_leaves[i] for i in range(len(shapes))]
 
-    result = Reduced(*map(decoded, reduced, others))
-    return result, self._kept(state, factors, groups, shapes)
+    mean = decoded(reduced.mean, whole_leaves.mean)
+    own = decoded(reduced.own, whole_leaves.own)
+    new_state = self._new_state(state, factors, groups, shapes)
+    return Reduced(mean=mean, own=own), new_state
 
-  def _kept(self, state, factors, groups, shapes) -> list[Tree]:
-    """Returns the new right factors, beside older columns beyond the rank."""
-    right = batching.unstacked(factors, groups, shapes)
-    kept = [jax.tree.map(jnp.zeros_like, old) for old in state]
-    for number, columns in right.items():
-      room = state[number].right[..., self.rank :]
-      kept[number] = Factors(jnp.concatenate([columns, room], axis=-1))
-    return kept
+  def _new_state(
+    self,
+    state: list[Tree],
+    factors: Arrays,
+    groups: Sequence[Sequence[int]],
+    shapes: Sequence[Shape],
+  ) -> list[Tree]:
+    """Returns the state with new right factors.
+
+    Columns beyond the rank stay as they were. The factors of a leaf that was
+    sent whole become zero.
+
+    Args:
+      state: State of every leaf before this exchange.
+      factors: New right factors of each group, [layers, columns, rank].
+      groups: Indices of the leaves of each group.
+      shapes: Shapes of all leaves, with the layer axis.
+    """
+    right = batching.split_layers(factors, groups, shapes)
+    new_state = [jax.tree.map(jnp.zeros_like, old) for old in state]
+    for i, columns in right.items():
+      other_columns = state[i].right[..., self.rank :]
+      factor = jnp.concatenate([columns, other_columns], axis=-1)
+      new_state[i] = Factors(factor)
+    return new_state
 
 
 @dataclasses.dataclass(frozen=True)
 class LocalLowRank(Encoder):
-  """Sends each matrix as two thin factors that its replica makes alone.
+  """Sends each matrix as two thin factors that its replica computes alone.
 
   The power iteration starts from a fixed random matrix.
 
@@ -200,7 +257,7 @@ class LocalLowRank(Encoder):
   Attributes:
     rank: Columns of a factor (count).
     power_iterations: Passes over the matrix (count).
-    then: Encodes both factors, and the leaves that have none.
+    then: Encoder of both factors, and of the leaves that have none.
   """
 
   rank: int = limited(16, at_least=1)
@@ -208,43 +265,72 @@ class LocalLowRank(Encoder):
   then: Encoder = Float()
 
   def encode(self, leaves: Arrays) -> list[Array]:
-    """Returns left factors, right factors and whole leaves as `then` does."""
+    """Encodes left factors, right factors and whole leaves with `then`.
+
+    Args:
+      leaves: Values of one replica, [num_layers, *shape] each.
+    """
     groups, whole = matrices_of([leaf.shape for leaf in leaves], self.rank)
-    pairs = [self._factorized(m) for m in batching.stacked(leaves, groups)]
-    factors = [pair[side] for side in (0, 1) for pair in pairs]
-    return self.then.encode([*factors, *(leaves[n] for n in whole)])
+    pairs = [
+      self._factorized(m) for m in batching.concat_layers(leaves, groups)
+    ]
+    left = [basis for basis, _ in pairs]
+    right = [factor for _, factor in pairs]
+    sent_whole = [leaves[i] for i in whole]
+    return self.then.encode([*left, *right, *sent_whole])
 
   def decode(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
-    """Reverses `encode`."""
+    """Returns the products of the factors, and the whole leaves, as float32.
+
+    Args:
+      arrays: What `encode` returned.
+      shapes: Shapes of the leaves, with the layer axis.
+    """
     groups, whole = matrices_of(shapes, self.rank)
-    inner = [
-      (sum(shapes[n][0] for n in group), shapes[group[0]][side], self.rank)
-      for side in (1, 2)
-      for group in groups
+    left_shapes = []
+    right_shapes = []
+    for group in groups:
+      _, rows, columns = shapes[group[0]]
+      num_layers = sum(shapes[i][0] for i in group)
+      left_shapes.append((num_layers, rows, self.rank))
+      right_shapes.append((num_layers, columns, self.rank))
+    whole_shapes = [shapes[i] for i in whole]
+    values = self.then.decode(
+      arrays, [*left_shapes, *right_shapes, *whole_shapes]
+    )
+    num_groups = len(groups)
+    left = values[:num_groups]
+    right = values[num_groups : 2 * num_groups]
+    products = [
+      matmul(left_factor, transpose(right_factor))
+      for left_factor, right_factor in zip(left, right, strict=True)
     ]
-    inner += [shapes[number] for number in whole]
-    values, count = self.then.decode(arrays, inner), len(groups)
-    right = map(turned, values[count : 2 * count])
-    products = list(map(matmul, values[:count], right))
-    found = batching.unstacked(products, groups, shapes)
-    found |= dict(zip(whole, values[2 * count :], strict=True))
-    return [found[number] for number in range(len(shapes))]
+    decoded = batching.split_layers(products, groups, shapes)
+    decoded |= dict(zip(whole, values[2 * num_groups :], strict=True))
+    return [decoded[i] for i in range(len(shapes))]
 
   def _factorized(self, values: Array) -> tuple[Array, Array]:
+    """Factorizes matrices [layers, rows, columns].
+
+    Returns:
+      Orthonormal left factors [layers, rows, rank], and right factors
+      [layers, columns, rank].
+    """
     matrix = values.astype(jnp.float32)
-    # The same for every layer, so that a layer does not feel the others.
+    # All layers start from one random matrix, so that the factors of a layer do
+    # not depend on the other layers.
     shape = (matrix.shape[2], self.rank)
     factor = jax.random.normal(jax.random.key(0), shape, jnp.float32)
     factor = jnp.broadcast_to(factor, (len(matrix), *shape))
     basis = factor
     for _ in range(self.power_iterations):
-      basis = orthonormal(matmul(matrix, unit(factor)))
-      factor = matmul(turned(matrix), basis)
+      basis = orthonormal(matmul(matrix, normalize_columns(factor)))
+      factor = matmul(transpose(matrix), basis)
     return basis, factor
 
 
 def with_rank(codec: Codec, rank: int) -> Codec:
-  """Returns a codec with another rank, where it has one that all share.
+  """Returns a `LowRank` codec with another rank, and other codecs as they are.
 
   Args:
     codec: The codec.
@@ -258,48 +344,65 @@ def with_rank(codec: Codec, rank: int) -> Codec:
 def matrices_of(
   shapes: Sequence[Shape], rank: int
 ) -> tuple[list[list[int]], list[int]]:
-  """Returns groups of leaves that have factors, and the leaves that have none.
+  """Divides leaves into those that have factors and those that are sent whole.
 
-  Matrices of one shape stand in one group, whose layers are one batch.
+  Matrices of one shape are one group, and their layers are one batch.
 
   Args:
     shapes: Shapes of the leaves, with the layer axis.
     rank: Columns of a factor.
+
+  Returns:
+    Indices of the leaves of each group that has factors, and indices of the
+    leaves that are sent whole.
   """
-  kinds = [shape[1:] if factorizes(shape, rank) else () for shape in shapes]
-  groups = [own for own in batching.alike(shapes, kinds) if kinds[own[0]]]
-  return groups, [n for n, kind in enumerate(kinds) if not kind]
+  matrix_shapes = [
+    shape[1:] if factorizes(shape, rank) else () for shape in shapes
+  ]
+  groups = [
+    group
+    for group in batching.group_by_shape(shapes, matrix_shapes)
+    if matrix_shapes[group[0]]
+  ]
+  whole = [i for i, shape in enumerate(matrix_shapes) if not shape]
+  return groups, whole
 
 
-def turned(matrices: Array) -> Array:
-  """Returns the transposed matrices [layers, columns, rows]."""
+def transpose(matrices: Array) -> Array:
+  """Returns transposed matrices [layers, columns, rows]."""
   return jnp.swapaxes(matrices, 1, 2)
 
 
-# A column of length 1 whose new part is shorter than this has no direction of
-# its own: what is left of it is rounding (fp32 rounds at 6e-8, and the sums
-# over a few thousand rows make about 1e-6 of it).
+# Gram-Schmidt subtracts from a column of length 1 its part along the columns
+# before it. If the remainder is shorter than this, it is only rounding errors:
+# fp32 rounds at 6e-8, and a sum over a few thousand rows makes that about 1e-6.
 _SHORTEST_NEW_PART = 1e-5
 
 
 def orthonormal(matrix: Array) -> Array:
-  """Returns an orthonormal basis of the columns of [num_layers, rows, rank].
+  """Returns orthonormal bases of the columns of matrices.
 
   A column that adds no direction becomes a zero column. Gram-Schmidt is
-  written out, because XLA's batched QR and eigenvalue routines can wait for
-  each other for ever on few CPU cores.
+  written out here, because XLA's batched QR and eigenvalue routines can
+  deadlock on few CPU cores.
+
+  Args:
+    matrix: Matrices [num_layers, rows, rank].
+
+  Returns:
+    Bases [num_layers, rows, rank].
   """
-  columns = unit(matrix)
+  columns = normalize_columns(matrix)
 
   def add_column(number: Index, basis: Array) -> Array:
     column = jax.lax.dynamic_slice_in_dim(columns, number, 1, axis=2)
     # Columns are added from left to right, so the basis holds the columns
-    # before this one, and zeros where the others will be. The column's part
-    # along the basis is subtracted twice. If the column lies close to the
-    # basis, little of it is left, and the rounding errors are large beside
-    # that: of a part of length 1e-4, errors of 1e-7 are 1e-3, so the new
-    # column would be orthogonal to 3 digits only. The second pass removes
-    # them; after it the errors are those of fp32 again (twice is enough).
+    # before this one, and zeros in place of the later columns. The column's
+    # part along the basis is subtracted twice. If the column lies close to the
+    # span of the basis, its remainder is short, and rounding errors are large
+    # relative to the remainder: for a length of 1e-4, errors of 1e-7 are 1e-3,
+    # so the new column would be orthogonal to 3 digits only. The second pass
+    # removes these errors to the accuracy of fp32 ("twice is enough").
     for _ in range(2):
       along_basis = matmul(jnp.swapaxes(basis, 1, 2), column)
       column = column - matmul(basis, along_basis)
@@ -308,15 +411,22 @@ def orthonormal(matrix: Array) -> Array:
     column = jnp.where(is_new, column / jnp.where(is_new, length, 1.0), 0.0)
     return jax.lax.dynamic_update_slice_in_dim(basis, column, number, axis=2)
 
-  bounds = jnp.int32(0), jnp.int32(matrix.shape[2])
-  return jax.lax.fori_loop(*bounds, add_column, jnp.zeros_like(columns))
+  return jax.lax.fori_loop(
+    jnp.int32(0),
+    jnp.int32(matrix.shape[2]),
+    body_fun=add_column,
+    init_val=jnp.zeros_like(columns),
+  )
 
 
-def unit(matrix: Array) -> Array:
-  """Scales columns to length 1; a zero column stays zero.
+def normalize_columns(matrix: Array) -> Array:
+  """Scales columns to length 1. A zero column stays zero.
 
-  A column is divided by its largest value first, so that no square overflows
-  or underflows: 1e-30 squared is zero in fp32.
+  A column is divided by its largest magnitude first, so that no square
+  overflows or underflows: 1e-30 squared is zero in fp32.
+
+  Args:
+    matrix: Matrices [num_layers, rows, columns].
   """
   largest = jnp.max(jnp.abs(matrix), axis=1, keepdims=True)
   matrix = matrix / jnp.where(largest > 0, largest, 1.0)
@@ -324,29 +434,41 @@ def unit(matrix: Array) -> Array:
   return matrix / jnp.where(length > 0, length, 1.0)
 
 
-def _revived(factor: Array, layers: Array, key: Array) -> Array:
-  """Replaces zero columns of numbered layers by random ones.
+def _with_random_columns(factor: Array, layers: Array, key: Array) -> Array:
+  """Replaces zero columns of factors by random columns.
 
-  A zero column would stay zero: A times 0 finds no direction again.
+  A zero column would stay zero in all later power iterations.
+
+  Args:
+    factor: Factors [num_layers, columns, rank].
+    layers: Numbers of the layers (`batching.layer_numbers`).
+    key: Random key, equal on all replicas.
   """
   is_missing = jnp.all(factor == 0, axis=1, keepdims=True)
-  return jnp.where(is_missing, _scattered(factor.shape, layers, key), factor)
+  random_values = _hashed_values(factor.shape, layers, key)
+  return jnp.where(is_missing, random_values, factor)
 
 
-def _scattered(shape: Shape, layers: Array, key: Array) -> Array:
-  """Returns values between -1 and 1 that look random, from a hash of numbers.
+def _hashed_values(shape: Shape, layers: Array, key: Array) -> Array:
+  """Returns pseudo-random values between -1 and 1, from a hash of numbers.
 
-  They are read where a column is missing: at first, and hardly ever later.
-  `jax.random` would take a second to compile on CPUs, in each program with a
-  low rank. Values are numbered axis by axis, since devices can divide that.
+  They fill columns that are missing: all columns at first, and hardly any
+  later. `jax.random` would take a second to compile on CPUs, in each program
+  with a low rank. Values are numbered axis by axis, so that devices can divide
+  the computation.
 
   Source: "lowbias32" of C. Wellons, 2018, "Prospecting for hash functions".
+
+  Args:
+    shape: Shape of the result, three axes.
+    layers: Numbers of the layers (`batching.layer_numbers`).
+    key: Random key, equal on all replicas.
   """
   seed = jax.random.key_data(key)[-1]
   number = (layers * jnp.uint32(2654435769))[:, None, None]
   for axis in (1, 2):
-    place = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
-    number = number * jnp.uint32(shape[axis]) + place
+    index = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+    number = number * jnp.uint32(shape[axis]) + index
   number *= jnp.uint32(2654435769)
   for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
     number ^= seed
@@ -356,19 +478,20 @@ def _scattered(shape: Shape, layers: Array, key: Array) -> Array:
   return signed.astype(jnp.float32) * 2.0**-31
 
 
-# Factor products that the host is given after an exchange. All those of a model
-# of 1.3 billion parameters at rank 64 are 2 MB. Of 107 billion at rank 2048
-# they are 6.6 GB, and their eigenvalues take minutes; so it gets one layer of
-# each leaf.
+# Most bytes of factor products (`grams`) that the host gets after an exchange.
+# For a model of 1.3 billion parameters at rank 64 all of them are 2 MB. For 107
+# billion at rank 2048 they are 6.6 GB, and their eigenvalues take minutes. So
+# the host then gets the products of one layer of each leaf.
 MAX_OBSERVED_BYTES = 64 * 2**20
 
 
 def grams(factors: Mapping[str, Factors], rank: int) -> dict[str, Array]:
-  """Returns products of right factors' columns with each other, for the host.
+  """Returns the Gram matrices Q^T Q of the right factors, for the host.
 
   Their eigenvalues are the squared singular values of the last averaged update.
-  Of large ones it returns those of a few layers, at least one, evenly spread
-  and scaled so that their sum over layers stays what it was.
+  If the Gram matrices of all layers are too large, those of a few layers are
+  returned: at least one layer of each leaf, evenly spread. They are scaled such
+  that their sum over layers estimates the sum over all layers.
 
   Args:
     factors: State of every leaf that has one, by path.
@@ -377,11 +500,13 @@ def grams(factors: Mapping[str, Factors], rank: int) -> dict[str, Array]:
   Returns:
     Arrays [layers, rank, rank] by path, zero for leaves that were sent whole.
   """
-  found = {}
-  for path, each in factors.items():
-    right, num_layers = each.right[..., :rank], len(each.right)
-    most = MAX_OBSERVED_BYTES // (4 * rank**2 * len(factors))
-    count = min(max(most, 1), num_layers)
-    some = right[np.arange(count) * num_layers // count]
-    found[path] = _product(turned(some), some) * (num_layers / count)
-  return found
+  products = {}
+  for path, leaf_factors in factors.items():
+    right = leaf_factors.right[..., :rank]
+    num_layers = len(leaf_factors.right)
+    most_layers = MAX_OBSERVED_BYTES // (4 * rank**2 * len(factors))
+    num_observed = min(max(most_layers, 1), num_layers)
+    observed = right[np.arange(num_observed) * num_layers // num_observed]
+    product = _product(transpose(observed), observed)
+    products[path] = product * (num_layers / num_observed)
+  return products

@@ -1,8 +1,9 @@
 """Codecs by name, as configs write them: "low_rank(rank=16)+int(bits=4)".
 
-Each link of a chain encodes what the link before it has left. Projections come
-first, since only they may be undone after the mean. A quantizer comes last, as
-codes can be decoded but not reduced further. So low_rank+int, top_k+int and
+Names joined by "+" are a chain, and each name is a link of it. Each link
+encodes the values that the link before it sends. Projections come first, since
+only they may be undone after the mean. A quantizer comes last, because its
+codes can be decoded but not compressed further. So low_rank+int, top_k+int and
 random_mask+top_k+int are chains; int+top_k and top_k+low_rank are refused.
 Without a quantizer at the end, values are sent in float32.
 
@@ -31,7 +32,7 @@ if typing.TYPE_CHECKING:
 
 CODECS: Registry[Lazy] = Registry("codec")
 
-# Names that other libraries have for what is written otherwise here.
+# Names of other libraries for codecs that have another name here.
 _USUAL_NAMES = {
   "fp32": "float32",
   "fp16": "float16",
@@ -42,15 +43,15 @@ _USUAL_NAMES = {
 
 
 def register_codec(name: str, codec: Lazy) -> None:
-  """Makes a codec known under a name, which configs may use in chains.
+  """Registers a codec under a name, which configs may use in chains.
 
   Args:
     name: The name, e.g. "int".
-    codec: Its class, a frozen dataclass whose fields all have defaults, or the
-      place of the class as "module:name".
+    codec: The class of the codec, a frozen dataclass whose fields all have
+      defaults; or where to import the class from, as "module:name".
 
   Raises:
-    ValueError: If the name is taken, or the class is no codec.
+    ValueError: If the name is taken, or the class is not a codec.
   """
   check_lazy(f"codec {name!r}", codec)
   if isinstance(codec, type):
@@ -86,10 +87,11 @@ def named_codec(text: str) -> "Codec":
 def split_links(text: str) -> list[tuple[str, dict[str, Any]]]:
   """Returns name and settings of every link, without loading a class.
 
-  "low_rank(rank=4)+int" is ("low_rank", {"rank": 4}) and ("int", {}).
+  For example, "low_rank(rank=4)+int" gives ("low_rank", {"rank": 4}) and
+  ("int", {}).
 
   Raises:
-    ValueError: If the text is not written like that.
+    ValueError: If the text is not a chain of names and settings.
   """
   try:
     return parts_of(text)
@@ -104,8 +106,16 @@ def link_names(text: str) -> str:
   return "+".join(name for name, _ in split_links(text))
 
 
-def _link(name: str, settings: Mapping[str, Any], then: "Codec | None"):
-  """Builds a link and what follows it."""
+def _link(
+  name: str, settings: Mapping[str, Any], then: "Codec | None"
+) -> "Codec":
+  """Builds one link of a chain.
+
+  Args:
+    name: Name of the link.
+    settings: Values of its fields.
+    then: The link that follows; None: the link is the last one.
+  """
   if name not in CODECS:
     choices = ", ".join(CODECS)
     raise ValueError(
@@ -114,32 +124,40 @@ def _link(name: str, settings: Mapping[str, Any], then: "Codec | None"):
     )
   build = loaded(CODECS[name])
   fields = list(inspect.signature(build).parameters)
-  has = ", ".join(field for field in fields if field != "then") or "none"
-  own = [field for field in fields if field != "then"]
+  known_settings = [field for field in fields if field != "then"]
+  known_names = ", ".join(known_settings) or "none"
   for field in settings:
-    said = f"{name} has no setting {field} (it has: {has})"
-    near = did_you_mean(field, own)
-    if near.startswith("did"):
-      said += f": {near}"
-    require(field in own, said)
-  given = {} if then is None else {"then": then}
-  require({*given} <= {*fields}, f"{name} must be the last link of a codec")
+    message = f"{name} has no setting {field} (it has: {known_names})"
+    suggestion = did_you_mean(field, known_settings)
+    if suggestion.startswith("did"):
+      message += f": {suggestion}"
+    require(field in known_settings, message)
+  arguments = dict(settings)
+  if then is not None:
+    require("then" in fields, f"{name} must be the last link of a codec")
+    arguments["then"] = then
   with in_front(f"codec {name}: "):
-    return build(**settings, **given)
+    return build(**arguments)
 
 
 def _hint(name: str) -> str:
-  """Returns the end of a message: what an unknown name is likely to mean."""
+  """Returns the end of the message about an unknown name.
+
+  The hint names the codec that was probably meant. It is empty if none is
+  near.
+  """
   bits = re.fullmatch(r"u?int_?(\d+)", name)
   if bits:
     return f": did you mean 'int(bits={bits[1]})'?"
   if name.lower() in _USUAL_NAMES:
     return f": did you mean {_USUAL_NAMES[name.lower()]!r}?"
-  near = did_you_mean(name, CODECS)
-  return f": {near}" if near.startswith("did") else ""
+  suggestion = did_you_mean(name, CODECS)
+  if suggestion.startswith("did"):
+    return f": {suggestion}"
+  return ""
 
 
-for _name, _place in {
+for _name, _import_path in {
   "float32": "dilocox_jax.codecs.quantize:float32",
   "bfloat16": "dilocox_jax.codecs.quantize:bfloat16",
   "float16": "dilocox_jax.codecs.quantize:float16",
@@ -150,4 +168,4 @@ for _name, _place in {
   "top_k": "dilocox_jax.codecs.sparse:TopK",
   "random_mask": "dilocox_jax.codecs.sparse:RandomMask",
 }.items():
-  register_codec(_name, _place)
+  register_codec(_name, _import_path)

@@ -1,9 +1,9 @@
-"""Values as floats or codes of a few bits.
+"""Codecs that send every value, as a float or as a code of a few bits.
 
 Codes are packed into bytes, because JAX's own sub-byte types take a whole byte
 for each value. Scales are bfloat16, because pseudo-gradients can be smaller
-than fp16 reaches (6e-8). A scale is rounded first and codes are then chosen
-for the rounded one, which is the one that is sent.
+than the smallest number of fp16 (6e-8). A scale is rounded first. Codes are
+then chosen for the rounded scale, because that is the scale that is sent.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import numpy as np
 
 from dilocox_jax.checks import limited
 from dilocox_jax.codecs.base import Quantizer
-from dilocox_jax.codecs.batching import Arrays, Shape, block_width, padded, sums
+from dilocox_jax.codecs.batching import Arrays, Shape, block_width, pad, sums
 from dilocox_jax.trees import Array
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -55,14 +55,23 @@ class Float(Quantizer):
     return shape[-1] if shape else 1
 
   def code(self, rows: Array) -> tuple[Array, ...]:
-    """Returns the values in the type; of arrays of any shape."""
+    """Returns the values in the type `dtype`.
+
+    Args:
+      rows: Values of any shape.
+    """
     dtype = jnp.dtype(self.dtype)
     largest = float(jnp.finfo(dtype).max)
     wide = rows.astype(jnp.float32)
     return (jnp.clip(wide, -largest, largest).astype(dtype),)
 
   def values(self, arrays: Arrays, width: int) -> Array:
-    """Returns the values in float32; of arrays of any shape."""
+    """Returns the values in float32.
+
+    Args:
+      arrays: What `code` returned: one array of any shape.
+      width: Not used.
+    """
     del width
     return arrays[0].astype(jnp.float32)
 
@@ -122,24 +131,33 @@ class Int(Quantizer):
     return pack(codes, self.bits), scales
 
   def values(self, arrays: Arrays, width: int) -> Array:
-    """Reverses `code`."""
-    codes, scales = unpack(arrays[0], self.bits, width), arrays[1]
-    sizes = scales.astype(jnp.float32)
+    """Returns float32 rows [..., width], the reverse of `code`.
+
+    Args:
+      arrays: Packed codes and scales.
+      width: Values of a row (count).
+    """
+    codes = unpack(arrays[0], self.bits, width)
+    magnitudes = arrays[1].astype(jnp.float32)
     if self.bits > 2:
-      return (codes.astype(jnp.float32) - self._middle) * sizes
+      return (codes.astype(jnp.float32) - self._middle) * magnitudes
     if self.bits == 2:
-      sizes = jnp.where((codes & 1) == 1, sizes[..., 1:], sizes[..., :1])
-    # The sign is the highest bit.
-    return jnp.where(codes < self.bits, sizes, -sizes)
+      is_large = (codes & 1) == 1
+      magnitudes = jnp.where(is_large, magnitudes[..., 1:], magnitudes[..., :1])
+    # The sign is the highest bit: codes 0 and 1 of 2 bits, and 0 of 1 bit, are
+    # positive.
+    return jnp.where(codes < self.bits, magnitudes, -magnitudes)
 
   @property
   def of_means(self) -> "Int":
-    """Codes means in 2 bits where values have 1, else as values."""
-    return dataclasses.replace(self, bits=2) if self.bits == 1 else self
+    """The quantizer of means: with 2 bits if values have 1, else `self`."""
+    if self.bits == 1:
+      return dataclasses.replace(self, bits=2)
+    return self
 
   @property
   def _middle(self) -> int:
-    """The code of zero, where there is one."""
+    """The code of the value zero, at 4 or 8 bits."""
     return 2 ** (self.bits - 1)
 
 
@@ -148,15 +166,15 @@ class E3M0(Quantizer):
   """Sends a sign and a power of two in 4 bits, and a scale for each block.
 
   Levels are 0 and s 2^-6, s 2^-5, ..., s, with s = max|x| of a block, and each
-  value goes to the nearest one. Between 2^j and 2^(j+1) the error is at
+  value is rounded to the nearest level. Between 2^j and 2^(j+1) the error is at
   most 2^(j-1), a third of the value; below 2^-6 s at most 2^-7 s. Hence the
   squared error is at most x^2 / 9 + (2^-7 s)^2, which is 0.112 on N(0, 1); if
   log |x| is spread evenly between 2^j and 2^(j+1), it is 0.038 x^2.
 
   Wire: 4 bits for each value and 2 bytes for each block.
   Source: Streaming DiLoCo, arXiv 2501.18512, section 2.4.
-  Differs: the paper gives no scale; here the exponents hang from each block's
-  largest value, and the lowest code is zero.
+  Differs: the paper gives no scale. Here the levels are relative to the largest
+  value of each block, and the lowest code means zero.
 
   Attributes:
     block_size: Largest number of values in a block.
@@ -170,21 +188,27 @@ class E3M0(Quantizer):
 
   def code(self, rows: Array) -> tuple[Array, ...]:
     """Returns packed codes [..., bytes] and scales [..., 1]."""
-    scales = _bfloat(_largest(rows))
+    scales = _to_bfloat16(_largest(rows))
     size = _ratio(jnp.abs(rows), scales)
     # The midpoint of 2^j and 2^(j+1) is 3/4 of 2^(j+1). Times 4/3 it is a power
     # of two, where frexp's exponent changes: 0.74 gives 0.987 = 0.987 * 2^0,
     # so level 6 or s/2; 0.76 gives 1.013 = 0.507 * 2^1, so level 7 or s.
     _, exponent = jnp.frexp(size * (4 / 3))
-    # Below half of the lowest level, 2^-6, a value is 0. This is asked of the
-    # size, because frexp gives zero the exponent 0, as it gives 0.75.
+    # A value below 2^-7, half of the lowest level, becomes 0. The exponent
+    # cannot tell that: frexp gives the exponent 0 both for zero and for 0.75.
     level = jnp.where(size >= 2.0**-7, jnp.clip(exponent + 6, 1, 7), 0)
     sign = (rows < 0).astype(level.dtype)
     return pack((level + 8 * sign).astype(jnp.uint8), 4), scales
 
   def values(self, arrays: Arrays, width: int) -> Array:
-    """Reverses `code`."""
-    codes, scales = unpack(arrays[0], 4, width), arrays[1]
+    """Returns float32 rows [..., width], the reverse of `code`.
+
+    Args:
+      arrays: Packed codes and scales.
+      width: Values of a row (count).
+    """
+    codes = unpack(arrays[0], 4, width)
+    scales = arrays[1]
     level = (codes & 7).astype(jnp.int32)
     size = jnp.where(level > 0, jnp.exp2((level - 7).astype(jnp.float32)), 0.0)
     sign = jnp.where(codes < 8, 1.0, -1.0)
@@ -197,69 +221,112 @@ float16 = functools.partial(Float, "float16")
 
 
 def _nearest(values: Array, middle: int) -> tuple[Array, Array]:
-  """Returns codes of the nearest levels, and scales."""
-  scales = _bfloat(_largest(values) / (middle - 1))
+  """Rounds values to codes of 8 or 4 bits.
+
+  Args:
+    values: Rows [..., width].
+    middle: Code of the value zero.
+
+  Returns:
+    uint8 codes [..., width], and the scales [..., 1].
+  """
+  scales = _to_bfloat16(_largest(values) / (middle - 1))
   steps = jnp.round(_ratio(values, scales))
   steps = jnp.clip(steps, 1 - middle, middle - 1)
   return (steps + middle).astype(jnp.uint8), scales
 
 
 def _signs(values: Array) -> tuple[Array, Array]:
-  """Returns signs as `pack` would pack them, and the mean of |x|, in one pass.
+  """Codes values in 1 bit, in one pass over the values.
 
-  XLA hands the sum of one array along rows to a library on CPUs, and would read
-  the values once for it and once for the signs.
+  On CPUs XLA hands the sum of a single array along its rows to a library, and
+  would read the values once for that sum and once for the signs.
+
+  Args:
+    values: Rows [..., width].
+
+  Returns:
+    The signs, packed as `pack` packs them, and the mean of |x| of each row,
+    [..., 1].
   """
   width = values.shape[-1]
-  eight = _in_parts(values, 8)
-  size, share = _shares(eight, width)
-  place = jax.lax.broadcasted_iota(jnp.uint8, eight.shape, values.ndim - 1)
-  signs = (eight < 0).astype(jnp.uint8) << place
-  size, packed = sums([size, signs], values.ndim - 1)
-  total = jnp.sum(size, axis=-1, keepdims=True)
-  return packed, _bfloat(total / (width * share))
+  parts = _in_parts(values, 8)
+  sizes, factor = _scaled_magnitudes(parts, width)
+  shift = jax.lax.broadcasted_iota(jnp.uint8, parts.shape, values.ndim - 1)
+  signs = (parts < 0).astype(jnp.uint8) << shift
+  # No two signs of a byte share a bit, so their sum is their "or".
+  part_sums, packed = sums([sizes, signs], values.ndim - 1)
+  total = jnp.sum(part_sums, axis=-1, keepdims=True)
+  return packed, _to_bfloat16(total / (width * factor))
 
 
 def _magnitudes(values: Array) -> tuple[Array, Array]:
-  """Returns signs and whether |x| is above its mean as codes; two scales."""
+  """Codes values in 2 bits: the sign, and whether |x| is above its mean.
+
+  Args:
+    values: Rows [..., width].
+
+  Returns:
+    uint8 codes [..., width], and the two scales of each row, [..., 2]: the mean
+    of the small |x| and the mean of the large |x|.
+  """
   width = values.shape[-1]
-  size, share = _shares(values, width)
-  is_large = size > jnp.mean(size, axis=-1, keepdims=True)
-  parts = [jnp.where(mask, size, 0.0) for mask in (~is_large, is_large)]
-  parts += [is_large.astype(jnp.int32)]
-  # Few values of a long row are added up at a time, which errs less.
-  found = sums([_in_parts(part, 8) for part in parts], values.ndim - 1)
-  *totals, count = [jnp.sum(part, -1, part.dtype) for part in found]
-  counts = jnp.maximum(jnp.stack([width - count, count], axis=-1), 1)
-  means = jnp.stack(totals, axis=-1) / counts.astype(size.dtype)
+  sizes, factor = _scaled_magnitudes(values, width)
+  is_large = sizes > jnp.mean(sizes, axis=-1, keepdims=True)
+  small_sizes = jnp.where(~is_large, sizes, 0.0)
+  large_sizes = jnp.where(is_large, sizes, 0.0)
+  summands = [small_sizes, large_sizes, is_large.astype(jnp.int32)]
+  # A long row is summed in eight parts, which has smaller rounding errors.
+  part_sums = sums([_in_parts(each, 8) for each in summands], values.ndim - 1)
+  small_total, large_total, num_large = [
+    jnp.sum(each, -1, each.dtype) for each in part_sums
+  ]
+  counts = jnp.stack([width - num_large, num_large], axis=-1)
+  counts = jnp.maximum(counts, 1)
+  totals = jnp.stack([small_total, large_total], axis=-1)
+  means = totals / counts.astype(sizes.dtype)
   signs = (values < 0).astype(jnp.uint8)
-  return 2 * signs + is_large.astype(jnp.uint8), _bfloat(means / share)
+  codes = 2 * signs + is_large.astype(jnp.uint8)
+  return codes, _to_bfloat16(means / factor)
 
 
 def _in_parts(values: Array, count: int) -> Array:
-  """Cuts rows into parts [..., count, values]; zeros fill the last ones."""
-  filled = padded(values, -values.shape[-1] % count)
+  """Divides rows into `count` parts, [..., count, values of a part].
+
+  Zeros fill the last parts.
+  """
+  filled = pad(values, -values.shape[-1] % count)
   return filled.reshape(*values.shape[:-1], count, -1)
 
 
-def _shares(values: Array, width: int) -> tuple[Array, float]:
-  """Returns |x| times a power of two, whose sum is in fp32; and the power."""
-  # A power of two rounds nothing above 2^-126, and no sum exceeds fp32.
-  share = 2.0 ** -(width - 1).bit_length()
-  return jnp.minimum(jnp.abs(values), _LARGEST_RANGE) * share, share
+def _scaled_magnitudes(values: Array, width: int) -> tuple[Array, float]:
+  """Returns |x| times a factor, such that a sum of `width` of them is finite.
+
+  The factor is a power of two, so the product rounds nothing above 2^-126.
+
+  Returns:
+    The magnitudes, in the shape of `values`, and the factor.
+  """
+  factor = 2.0 ** -(width - 1).bit_length()
+  return jnp.minimum(jnp.abs(values), _LARGEST_RANGE) * factor, factor
 
 
 def _largest(values: Array) -> Array:
+  """Returns the largest |x| of each row, [..., 1], at most `_LARGEST_RANGE`."""
   largest = jnp.max(jnp.abs(values), axis=-1, keepdims=True)
   return jnp.minimum(largest, _LARGEST_RANGE)
 
 
-def _bfloat(scales: Array) -> Array:
+def _to_bfloat16(scales: Array) -> Array:
+  """Rounds scales to bfloat16; scales that are too large saturate."""
   return jnp.minimum(scales, _LARGEST_SCALE).astype(jnp.bfloat16)
 
 
 def _ratio(values: Array, scales: Array) -> Array:
-  """Divides by scales in fp32; 0 where a scale is 0 or too small to invert."""
+  """Divides by scales in fp32.
+
+  The ratio is 0 where a scale is 0 or too small to invert.
+  """
   wide = scales.astype(jnp.float32)
   is_usable = wide > _SMALLEST_SCALE
   inverse = jnp.where(is_usable, 1 / jnp.where(is_usable, wide, 1.0), 0.0)
@@ -269,16 +336,16 @@ def _ratio(values: Array, scales: Array) -> Array:
 def pack(codes: Array, bits: int) -> Array:
   """Packs codes [..., N] below 2^bits into bytes [..., ceil(N bits / 8)].
 
-  A byte does not hold neighbors, but codes that lie a whole row of bytes
-  apart. Packing is then an "or" of a few shifted slices, which vectorises.
+  A byte does not hold neighboring codes: in n bytes, the codes of a byte lie n
+  codes apart. So packing is an "or" of a few shifted slices, which vectorizes.
 
-  4 bits, codes a b c d e f: rows (a b c) and (d e f), so the 3 bytes are
-  a + 16 d, b + 16 e, c + 16 f. 2 bits, codes a to g: padded with a zero to the
-  rows (a b), (c d), (e f), (g 0), so the 2 bytes are a + 4 c + 16 e + 64 g and
-  b + 4 d + 16 f.
+  For example, 6 codes a to f of 4 bits are the rows (a b c) and (d e f), so the
+  3 bytes are a + 16 d, b + 16 e, c + 16 f. And 7 codes a to g of 2 bits are
+  padded with a zero to the rows (a b), (c d), (e f), (g 0), so the 2 bytes are
+  a + 4 c + 16 e + 64 g and b + 4 d + 16 f.
 
   Args:
-    codes: uint8 codes.
+    codes: uint8 codes [..., N].
     bits: Bits of a code: 1, 2, 4 or 8.
   """
   rows = _in_parts(codes, 8 // bits)
@@ -289,7 +356,7 @@ def pack(codes: Array, bits: int) -> Array:
 
 
 def unpack(packed: Array, bits: int, count: int) -> Array:
-  """Reverses `pack`: returns the `count` codes of every row of bytes.
+  """Returns the codes [..., count] of every row of bytes, reversing `pack`.
 
   Args:
     packed: Bytes that `pack` returned.
@@ -298,14 +365,15 @@ def unpack(packed: Array, bits: int, count: int) -> Array:
   """
   shifts = bits * np.arange(8 // bits, dtype=np.uint8)
 
-  def joined(packed: Array) -> Array:
+  def concatenated(packed: Array) -> Array:
     return jnp.concatenate([packed >> shift for shift in shifts], axis=-1)
 
-  def spread(packed: Array) -> Array:
+  def mapped(packed: Array) -> Array:
     rows = jax.vmap(lambda shift: packed >> shift, out_axes=-2)(shifts)
     return rows.reshape(*packed.shape[:-1], -1)
 
-  # A GPU would ask for each value in which of eight joined rows it is, and a
-  # CPU is slow where its innermost loop is as short as a row of bytes.
-  codes = jax.lax.platform_dependent(packed, cuda=spread, default=joined)
+  # Both return the same codes. A GPU is slow with the concatenation, because
+  # it decides for each value which of eight rows holds it. A CPU is slow with
+  # the map, because its innermost loop is as short as a row of bytes.
+  codes = jax.lax.platform_dependent(packed, cuda=mapped, default=concatenated)
   return codes[..., :count] & jnp.uint8(2**bits - 1)

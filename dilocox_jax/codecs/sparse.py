@@ -46,9 +46,9 @@ class TopK(Encoder):
 
   Attributes:
     fraction: Share of a block's values that is sent.
-    block_size: Most values of a block (count).
-    indices: Coding of the places: "packed" or "bitmap".
-    then: Encodes the sent values, one vector for each layer.
+    block_size: Largest number of values in a block.
+    indices: Coding of the indices of the sent values: "packed" or "bitmap".
+    then: Encoder of the sent values, one vector for each layer.
   """
 
   fraction: float = limited(1 / 64, above=0, at_most=1)
@@ -57,62 +57,101 @@ class TopK(Encoder):
   then: Encoder = Float()
 
   def encode(self, leaves: Arrays) -> list[Array]:
-    """Returns the indices of each group of leaves, then the sent values."""
+    """Returns the coded indices of each group of leaves, then the sent values.
+
+    Args:
+      leaves: Values of one replica, [num_layers, *shape] each.
+    """
     shapes = [leaf.shape for leaf in leaves]
-    indices, kept = [], []
-    for values in batching.stacked(_flat(leaves), _same_size(shapes)):
+    coded_indices = []
+    sent_values = []
+    for values in batching.concat_layers(_flat(leaves), _same_size(shapes)):
       width = batching.block_width(values.shape[1], self.block_size)
-      flat = batching.padded(values, -values.shape[1] % width)
+      flat = batching.pad(values, -values.shape[1] % width)
       select = functools.partial(self._select, self.num_kept(width))
       blocks = flat.reshape(len(flat), -1, width)
-      own, largest = map_over_rows(select, blocks)
-      indices.append(own)
-      kept.append(largest.reshape(len(largest), -1))
-    return [*indices, *self.then.encode(kept)]
+      indices, largest = map_over_rows(select, blocks)
+      coded_indices.append(indices)
+      sent_values.append(largest.reshape(len(largest), -1))
+    return [*coded_indices, *self.then.encode(sent_values)]
 
   def decode(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
-    """Reverses `encode`."""
-    groups, found = _same_size(shapes), []
-    indices, arrays = arrays[: len(groups)], arrays[len(groups) :]
+    """Returns float32 leaves with zeros for the values that were not sent.
+
+    Args:
+      arrays: What `encode` returned.
+      shapes: Shapes of the leaves, with the layer axis.
+    """
+    groups = _same_size(shapes)
+    coded_indices = arrays[: len(groups)]
+    coded_values = arrays[len(groups) :]
     sizes = [math.prod(shapes[group[0]][1:]) for group in groups]
     widths = [batching.block_width(size, self.block_size) for size in sizes]
-    inner = [
-      (len(own), own.shape[1] * self.num_kept(width))
-      for own, width in zip(indices, widths, strict=True)
+    value_shapes = [
+      (len(indices), indices.shape[1] * self.num_kept(width))
+      for indices, width in zip(coded_indices, widths, strict=True)
     ]
-    kept = self.then.decode(arrays, inner)
-    of_groups = zip(indices, sizes, widths, kept, strict=True)
-    for own, size, width, values in of_groups:
-      largest = values.reshape(*own.shape[:2], -1)
-      blocks = map_over_rows(functools.partial(self._put, width), own, largest)
-      found.append(blocks.reshape(len(blocks), -1)[:, :size])
-    return _shaped(found, groups, shapes)
+    sent_values = self.then.decode(coded_values, value_shapes)
+    layers_of_groups = []
+    for indices, size, width, values in zip(
+      coded_indices, sizes, widths, sent_values, strict=True
+    ):
+      largest = values.reshape(*indices.shape[:2], -1)
+      to_blocks = functools.partial(self._to_blocks, width)
+      blocks = map_over_rows(to_blocks, indices, largest)
+      layers_of_groups.append(blocks.reshape(len(blocks), -1)[:, :size])
+    return _shaped(layers_of_groups, groups, shapes)
 
   def num_kept(self, width: int) -> int:
-    """Returns the number of values that are sent of a block."""
+    """Returns how many values of a block are sent.
+
+    Args:
+      width: Number of values in the block.
+    """
     return max(1, round(self.fraction * width))
 
   def _select(self, count: int, blocks: Array) -> tuple[Array, Array]:
-    """Returns the coded places [..., bytes] and the values [..., count]."""
-    words, width = _among_largest(blocks, count), blocks.shape[-1]
-    places = _places(words, count)
+    """Selects the largest values of each block.
+
+    Args:
+      count: Number of values that are selected in each block.
+      blocks: Values [..., width].
+
+    Returns:
+      The coded indices of the values, [..., bytes], and the values,
+      [..., count].
+    """
+    width = blocks.shape[-1]
+    words = _mark_largest(blocks, count)
+    indices = _bit_indices(words, count)
     # Each pass of the quantizer would otherwise look the values up again.
-    [largest] = batching.in_memory([jnp.take_along_axis(blocks, places, -1)])
+    [largest] = batching.materialize([jnp.take_along_axis(blocks, indices, -1)])
     if self.indices == "packed":
-      bits = _bits(places, _index_bits(width))
+      bits = _to_bits(indices, _index_bits(width))
     else:
-      bits = _bits(words, 32)[..., :width]
+      bits = _to_bits(words, 32)[..., :width]
     return jnp.packbits(bits, axis=-1), largest
 
-  def _put(self, width: int, indices: Array, largest: Array) -> Array:
-    """Returns blocks [..., width] with the values at their places."""
+  def _to_blocks(self, width: int, indices: Array, largest: Array) -> Array:
+    """Returns blocks with the sent values at their indices, and zeros.
+
+    Args:
+      width: Number of values in a block.
+      indices: Coded indices [..., bytes].
+      largest: The sent values [..., count].
+
+    Returns:
+      Blocks [..., width].
+    """
     bits = jnp.unpackbits(indices, axis=-1)
     if self.indices == "packed":
-      places = _numbers(bits, _index_bits(width))[..., : largest.shape[-1]]
-      return _spread(width, largest, places.astype(jnp.int32))
+      numbers = _from_bits(bits, _index_bits(width))
+      numbers = numbers[..., : largest.shape[-1]]
+      return _scatter(width, largest, numbers.astype(jnp.int32))
     # For the mask 0 1 0 1 the running count minus one is -1 0 0 1. At a true
     # value it is the index of this value in `largest`.
-    index = _running_count(_numbers(bits, 32)).reshape(*bits.shape[:-1], -1)
+    words = _from_bits(bits, 32)
+    index = _running_count(words).reshape(*bits.shape[:-1], -1)
     index = jnp.maximum(index[..., :width] - 1, 0)
     values = jnp.take_along_axis(largest, index, axis=-1)
     return jnp.where(bits[..., :width] == 1, values, 0.0)
@@ -124,16 +163,28 @@ def _flat(leaves: Arrays) -> list[Array]:
 
 
 def _same_size(shapes: Sequence[Shape]) -> list[list[int]]:
-  """Groups the leaves whose layers have equally many values."""
-  return batching.alike(shapes, [math.prod(shape[1:]) for shape in shapes])
+  """Groups the leaves whose layers have equally many values.
+
+  Returns:
+    Indices of the leaves of each group.
+  """
+  return batching.group_by_shape(
+    shapes, [math.prod(shape[1:]) for shape in shapes]
+  )
 
 
 def _shaped(
   arrays: Arrays, groups: Sequence[Sequence[int]], shapes: Sequence[Shape]
 ) -> list[Array]:
-  """Returns the leaves of groups [layers, size] in their shapes and order."""
-  leaves = batching.unstacked(arrays, groups, shapes)
-  return [leaves[n].reshape(shape) for n, shape in enumerate(shapes)]
+  """Returns the leaves in their shapes and order.
+
+  Args:
+    arrays: Layers of the leaves of each group, [layers, size].
+    groups: Indices of the leaves of each group.
+    shapes: Shapes of all leaves, with the layer axis.
+  """
+  leaves = batching.split_layers(arrays, groups, shapes)
+  return [leaves[i].reshape(shape) for i, shape in enumerate(shapes)]
 
 
 def _index_bits(width: int) -> int:
@@ -141,15 +192,17 @@ def _index_bits(width: int) -> int:
   return max(1, (width - 1).bit_length())
 
 
-def _among_largest(blocks: Array, count: int) -> Array:
+def _mark_largest(blocks: Array, count: int) -> Array:
   """Marks the `count` values of largest magnitude along the last axis.
 
-  Among values of equal magnitude the first ones are marked. The smallest
-  magnitude among the marked values, `least`, is built from the highest bits
-  on, three in each pass over the values: the largest three bits are taken that
-  at least `count` values reach. Example: the 2 largest of 6, 3, 5, 1 in 3 bits.
-  Two values reach 101 and one reaches 110, so `least` is 5. Sorting takes 80
-  times as long on a CPU (measured).
+  Among values of equal magnitude it marks the first ones.
+
+  It first finds `least`, the smallest magnitude among the values to mark. It
+  builds `least` from its highest bits on, three bits in each pass over the
+  values: it takes the largest three bits such that at least `count` values are
+  as large. Example: the 2 largest of 6, 3, 5, 1 in 3 bits. Two values are at
+  least 101 and only one is at least 110, so `least` is 101, which is 5. Sorting
+  takes 80 times as long on a CPU (measured).
 
   Args:
     blocks: Values [..., width].
@@ -165,23 +218,28 @@ def _among_largest(blocks: Array, count: int) -> Array:
   # Made from the values, so that it varies over the same mesh axes as they do.
   least = jnp.zeros_like(order[..., :1])
   for shift in range(_MAGNITUDE_BITS - 3, -1, -3):
-    steps = [least + jnp.uint16(n << shift) for n in range(1, 8)]
-    reaching = [(order >= step).astype(jnp.int32)[..., None] for step in steps]
-    numbers = batching.sums(reaching, order.ndim - 1)
-    reached = sum((number >= count).astype(jnp.uint16) for number in numbers)
-    least += reached << jnp.uint16(shift)
-  above, equal = _numbers(order > least, 32), _numbers(order == least, 32)
+    candidates = [least + jnp.uint16(n << shift) for n in range(1, 8)]
+    is_reached = [
+      (order >= candidate).astype(jnp.int32)[..., None]
+      for candidate in candidates
+    ]
+    totals = batching.sums(is_reached, order.ndim - 1)
+    # Candidates grow, so their number with enough values is the best one's n.
+    three_bits = sum((total >= count).astype(jnp.uint16) for total in totals)
+    least += three_bits << jnp.uint16(shift)
+  above = _from_bits(order > least, 32)
+  equal = _from_bits(order == least, 32)
   num_missing = count - _running_count(above)[..., -1:, -1:]
   is_wanted = _running_count(equal) <= num_missing
-  return above | (equal & _numbers(is_wanted, 32)[..., 0])
+  return above | (equal & _from_bits(is_wanted, 32)[..., 0])
 
 
 def _running_count(words: Array) -> Array:
-  """Counts the bits of a row of words up to each bit.
+  """Counts the set bits of a row of words up to each bit.
 
-  Few words are counted one after the other instead of many values, and the
-  count inside a word asks for no other word. Example with words of 2 bits: the
-  row 01 11 (its lowest bits first: 1 0, 1 1) has the counts 1 1, 2 3.
+  The sum over words runs over few words instead of many values, and the count
+  within a word depends on no other word. Example with words of 2 bits: the row
+  01 11 (its lowest bits first: 1 0, 1 1) has the counts 1 1, 2 3.
 
   Args:
     words: Words [..., words], the lowest bits first.
@@ -195,94 +253,108 @@ def _running_count(words: Array) -> Array:
 
 
 def _count_inside(words: Array) -> Array:
-  """Counts the bits of each word up to each of its bits (uint32)."""
-  place = jax.lax.broadcasted_iota(jnp.uint32, (*words.shape, 32), words.ndim)
-  return jax.lax.population_count(words[..., None] & ((2 << place) - 1))
+  """Counts the set bits of each word up to each of its bits.
+
+  Returns:
+    uint32 counts [..., words, 32].
+  """
+  bit = jax.lax.broadcasted_iota(jnp.uint32, (*words.shape, 32), words.ndim)
+  return jax.lax.population_count(words[..., None] & ((2 << bit) - 1))
 
 
 @functools.partial(jnp.vectorize, excluded=(1,), signature="(w)->(c)")
-def _places(words: Array, count: int) -> Array:
-  """Returns the places of the `count` bits of a row of words, ascending.
+def _bit_indices(words: Array, count: int) -> Array:
+  """Returns the indices of the `count` set bits of a row of words, ascending.
 
-  The bit of a rank, from 0, is in the first word at whose end more bits are
-  counted than the rank. Before it are the bits of this word up to which no
-  more are counted. Example with words of 2 bits: up to the bits of 01 11 are
-  counted 1 1, 2 3, so the bit of rank 1 is in the second word, and at its
-  place 0, since no count of 2 and 3 is at most 1.
+  It looks up each set bit by its rank, which starts at 0. The bit is in the
+  first word with more than `rank` set bits up to the end of the word. Its
+  position in this word is the number of bits whose running count is at most
+  `rank`. Example with words of 2 bits: the running counts of 01 11 are 1 1 and
+  2 3. The bit of rank 1 is in the second word. Its position there is 0, because
+  neither of the counts 2 and 3 is at most 1. So its index is 2.
 
   Args:
-    words: Words [..., words], with `count` bits in each row.
-    count: Number of bits in each row.
+    words: Words [..., words], with `count` set bits in each row.
+    count: Number of set bits in each row.
 
   Returns:
-    int32 places [..., count].
+    int32 indices [..., count].
   """
   counts = jax.lax.population_count(words)
   ends = jnp.cumsum(counts, dtype=jnp.uint32)
   ranks = jnp.arange(count, dtype=jnp.uint32)
   search = functools.partial(jnp.searchsorted, side="right")
-  # As a loop the search reads and writes all its bounds in every step on a GPU.
-  # On a CPU each step that is written out repeats those before it.
-  written_out = functools.partial(search, method="scan_unrolled")
+  # On a GPU, a search as a loop reads and writes all bounds in every step. On a
+  # CPU, a search without a loop repeats in each step all steps before it.
+  unrolled_search = functools.partial(search, method="scan_unrolled")
   word = jax.lax.platform_dependent(
-    ends, ranks, cuda=written_out, default=search
+    ends, ranks, cuda=unrolled_search, default=search
   ).astype(jnp.int32)
-  own, before = jnp.stack([words, ends - counts])[:, word]
-  is_before = before[:, None] + _count_inside(own) <= ranks[:, None]
+  words_of_bits, before = jnp.stack([words, ends - counts])[:, word]
+  running_counts = before[:, None] + _count_inside(words_of_bits)
+  is_before = running_counts <= ranks[:, None]
   return 32 * word + jnp.sum(is_before, -1, jnp.int32)
 
 
-def _spread(width: int, values: Array, places: Array) -> Array:
-  """Returns zeros [..., width] with values [..., count] at their places."""
+def _scatter(width: int, values: Array, indices: Array) -> Array:
+  """Returns zeros [..., width] with values [..., count] at some indices."""
   zeros = jnp.zeros((*values.shape[:-1], width), values.dtype)
-  return jnp.put_along_axis(zeros, places, values, -1, inplace=False)
+  return jnp.put_along_axis(zeros, indices, values, -1, inplace=False)
 
 
-def _bits(numbers: Array, count: int) -> Array:
-  """Returns the lowest bits of each number, [..., numbers * count] as uint8."""
-  shape = *numbers.shape, count
-  place = jax.lax.broadcasted_iota(numbers.dtype, shape, numbers.ndim)
-  bits = (numbers[..., None] >> place).astype(jnp.uint8) & 1
+def _to_bits(numbers: Array, count: int) -> Array:
+  """Returns the `count` lowest bits of each number, the lowest bit first.
+
+  Returns:
+    uint8 bits [..., numbers * count].
+  """
+  shape = (*numbers.shape, count)
+  shift = jax.lax.broadcasted_iota(numbers.dtype, shape, numbers.ndim)
+  bits = (numbers[..., None] >> shift).astype(jnp.uint8) & 1
   return bits.reshape(*numbers.shape[:-1], -1)
 
 
-def _numbers(bits: Array, count: int) -> Array:
-  """Returns numbers (uint32) of `count` bits, the lowest first, or fewer."""
-  bits = batching.padded(bits, -bits.shape[-1] % count).astype(jnp.uint32)
+def _from_bits(bits: Array, count: int) -> Array:
+  """Returns numbers (uint32) of `count` bits each, the lowest bit first.
+
+  The last number may have fewer bits.
+  """
+  bits = batching.pad(bits, -bits.shape[-1] % count).astype(jnp.uint32)
   bits = bits.reshape(*bits.shape[:-1], -1, count)
   shifts = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, bits.ndim - 1)
   return jnp.sum(bits << shifts, -1, dtype=jnp.uint32)
 
 
 def stratum_bounds(size: int, count: int) -> Array:
-  """Cuts `size` values into strata; returns floor(i size / count).
+  """Divides `size` values into strata; returns where each stratum begins.
 
-  The program computes them. As constants they would be written into it, some
-  10 MB of text for 4 million values.
+  The ith stratum begins at floor(i size / count). The compiled program computes
+  the bounds. As constants they would be a part of the program: some 10 MB of
+  text for 4 million values.
 
   Args:
     size: Number of values.
     count: Number of strata, less than 80 million.
 
   Returns:
-    int32 bounds [count + 1]: stratum i begins at the ith.
+    int32 bounds [count + 1]. The last bound is `size`.
   """
-  width, rest = divmod(size, count)
+  width, remainder = divmod(size, count)
   number = jnp.arange(count + 1, dtype=jnp.int32)
-  # i rest / count is what is missing. The product may exceed int32, so the
-  # quotient is guessed in fp32. What the guess is off by is small, and exact
-  # although both products wrap around.
-  share = np.float32(rest / count)
+  # A bound is i width + floor(i remainder / count). The product i remainder may
+  # exceed int32, so the quotient is guessed in fp32. The error of the guess is
+  # small, and it is exact although both products wrap around.
+  share = np.float32(remainder / count)
   guess = jnp.floor(number.astype(jnp.float32) * share).astype(jnp.int32)
-  off = number * rest - guess * count
-  return number * width + guess + off // count
+  error = number * remainder - guess * count
+  return number * width + guess + error // count
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomMask(Projection):
   """Sends random values of a leaf; every exchange draws other values.
 
-  The leaf is cut into strata of neighboring values, and one value is drawn
+  A leaf is divided into strata of neighboring values, and one value is drawn
   from each stratum. For example, 10 values and a fraction of 0.3 give three
   strata: values 0-2, 3-5 and 6-9. Each value is drawn with a probability equal
   to the fraction p, except that strata have whole lengths. Values that are not
@@ -290,49 +362,76 @@ class RandomMask(Projection):
   sends them later.
 
   Wire: the drawn values as `then` encodes them. The mask itself takes no
-  bytes, because all replicas draw the same places.
+  bytes, because all replicas draw the same indices.
   Source: CocktailSGD (Wang et al., 2023, ICML).
   Differs: one value is drawn from each stratum, which needs no permutation of
   all values.
 
   Attributes:
     fraction: Share of the values that is sent.
-    then: Encodes the drawn values, one vector for each layer.
+    then: Encoder of the drawn values, one vector for each layer.
   """
 
   fraction: float = limited(0.1, above=0, at_most=1)
   then: Encoder = Float()
 
   def num_kept(self, size: int) -> int:
-    """Returns the number of values drawn of a layer of some values."""
+    """Returns how many of the `size` values of a layer are drawn."""
     return max(1, round(self.fraction * size))
 
   def run(
     self, leaves: Arrays, state: list[Tree], key: Array, reduce: Reduce
   ) -> Pausing:
-    """Sends the drawn values of every group of leaves of one size."""
+    """Sends the drawn values of all leaves in one message.
+
+    Args:
+      leaves: Values of one replica, [num_layers, *shape] each.
+      state: Returned as it is: this codec has no state.
+      key: Random key, equal on all replicas.
+      reduce: Sends the leaves of a message, and returns `Reduced` in the end.
+
+    Returns:
+      `Reduced` leaves with zeros for the values that were not drawn; and the
+      state.
+    """
     shapes = [leaf.shape for leaf in leaves]
     groups = _same_size(shapes)
-    values = [flat[:, None] for flat in batching.stacked(_flat(leaves), groups)]
-    places = [
+    values = [
+      flat[:, None] for flat in batching.concat_layers(_flat(leaves), groups)
+    ]
+    indices = [
       self._draw(flat.shape[-1], batching.layer_numbers(group, shapes), key)
       for group, flat in zip(groups, values, strict=True)
     ]
     take = functools.partial(jnp.take_along_axis, axis=-1)
-    taken = map(functools.partial(map_over_rows, take), values, places)
-    reduced = yield from reduce([each[:, 0] for each in taken])
+    drawn_values = []
+    for flat, group_indices in zip(values, indices, strict=True):
+      drawn_values.append(map_over_rows(take, flat, group_indices)[:, 0])
+    reduced = yield from reduce(drawn_values)
 
-    def spread(drawn: list[Array]) -> list[Array]:
-      found = []
-      for flat, own, at in zip(values, drawn, places, strict=True):
-        put = functools.partial(_spread, flat.shape[-1])
-        found.append(map_over_rows(put, own[:, None], at)[:, 0])
-      return _shaped(found, groups, shapes)
+    def decoded(drawn: list[Array]) -> list[Array]:
+      layers_of_groups = []
+      for flat, sent, group_indices in zip(values, drawn, indices, strict=True):
+        scatter = functools.partial(_scatter, flat.shape[-1])
+        layers = map_over_rows(scatter, sent[:, None], group_indices)
+        layers_of_groups.append(layers[:, 0])
+      return _shaped(layers_of_groups, groups, shapes)
 
-    return Reduced(*map(spread, reduced)), state
+    mean = decoded(reduced.mean)
+    own = decoded(reduced.own)
+    return Reduced(mean=mean, own=own), state
 
   def _draw(self, size: int, layers: Array, key: Array) -> Array:
-    """Returns one place of each stratum of every layer, [layers, 1, kept]."""
+    """Draws one index of each stratum of every layer.
+
+    Args:
+      size: Number of values of a layer.
+      layers: Numbers of the layers (`batching.layer_numbers`).
+      key: Random key, equal on all replicas.
+
+    Returns:
+      int32 indices [layers, 1, strata].
+    """
     bounds = stratum_bounds(size, self.num_kept(size))
     widths = jnp.diff(bounds)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, layers)

@@ -1,1 +1,1 @@
-"""Devices and processes, and which of them holds which part of a replica."""
+"""Devices and processes: the parts of replicas they hold, their connections."""

@@ -1,15 +1,15 @@
-"""Addresses of processes: how they are read, looked up, and connected to."""
+"""Reads, looks up, listens at and connects to the addresses of processes."""
 
 import socket
 from typing import Any, NamedTuple
 
 
 class Place(NamedTuple):
-  """One address that a name of a host has.
+  """One of the socket addresses that the name of a host has.
 
   Attributes:
-    family: Kind of the address, such as `socket.AF_INET`.
-    address: Address as functions of sockets take it.
+    family: Address family, such as `socket.AF_INET`.
+    address: Address in the form that sockets of the family take.
   """
 
   family: socket.AddressFamily
@@ -29,7 +29,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def look_up(address: str) -> list[Place]:
-  """Returns all places of host:port, the one to prefer first.
+  """Returns all socket addresses of host:port, the preferred one first.
 
   Raises:
     ValueError: One line, if the address has another form.
@@ -37,24 +37,26 @@ def look_up(address: str) -> list[Place]:
   """
   host, port = split_address(address)
   try:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-  except UnicodeError as error:  # The name has a part that no name may have.
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+  except UnicodeError as error:  # The name is not a valid name of a host.
     raise OSError(f"{host!r} is no name of a host") from error
-  return [Place(family, place) for family, _, _, _, place in found]
+  return [
+    Place(family, socket_address) for family, _, _, _, socket_address in entries
+  ]
 
 
 def own_address(address: str) -> str:
-  """Returns the address of this machine from which it reaches another one.
+  """Returns the address that this machine uses when it connects to another.
 
   Args:
     address: Address of the other machine, host:port.
 
   Raises:
-    OSError: If no way leads there.
+    OSError: If there is no route to the other machine.
   """
   place = look_up(address)[0]
   with socket.socket(place.family, socket.SOCK_DGRAM) as probe:
-    probe.connect(place.address)  # A datagram's socket sends nothing here.
+    probe.connect(place.address)  # A datagram socket sends nothing here.
     return probe.getsockname()[0]
 
 
@@ -62,8 +64,8 @@ def listen(address: str) -> socket.socket:
   """Returns a socket that listens at host:port as JAX's service does.
 
   Args:
-    address: Address of this machine. The host `::` stands for all addresses,
-      those of IPv4 among them.
+    address: Address of this machine. The host `::` means all addresses,
+      including those of IPv4.
 
   Raises:
     OSError: If this machine does not have the address, or the port is taken.
@@ -80,23 +82,23 @@ def listen(address: str) -> socket.socket:
 
 
 def connect(places: list[Place], timeout_s: float) -> socket.socket:
-  """Connects to the first of several places that answers.
+  """Connects to the first of several socket addresses that answers.
 
   Args:
-    places: The places.
-    timeout_s: Seconds after which a place that does not answer is given up.
+    places: The socket addresses, which are tried in this order.
+    timeout_s: Seconds to wait for the answer of each address.
 
   Raises:
-    OSError: If none answers.
+    OSError: If none of them answers.
   """
   failure = OSError("there is no address")
   for place in places:
     connection = socket.socket(place.family, socket.SOCK_STREAM)
     try:
       connection.bind(("", 0))
-      # The system may choose the port that is called as the port to call from
-      # while nobody listens there. The connection would lead back to itself,
-      # and for a minute nobody could listen there.
+      # The system chooses the source port. While nobody listens at the target
+      # port, it may choose that one. The connection would then lead back to
+      # itself, and for a minute nobody could listen at the port.
       if connection.getsockname()[1] == place.address[1]:
         raise ConnectionRefusedError("the port to call is the port called from")
       connection.settimeout(timeout_s)

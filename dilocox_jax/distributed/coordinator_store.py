@@ -1,23 +1,26 @@
-"""Messages between the hosts of a run that the devices take no part in.
+"""Messages between the processes of a run, without the devices.
 
-A collective for a few bytes would wait in the devices' queue, and every message
-between replicas costs a slow link its latency. The processes use another way:
-the key-value store that JAX's coordinator keeps at process 0.
+A collective for a few bytes would wait in the devices' queue, and every
+collective between replicas costs a slow link its latency. So the processes send
+small messages through the key-value store of JAX's coordinator, which process 0
+keeps.
 
-Every call of `allgather` is one turn, numbered alike in all processes because
-all make the same calls in the same order. Turn 7 of three processes:
+Every call of `allgather` is one turn. Turns have the same number in all
+processes, because all make the same calls in the same order. Turn 7 of three
+processes:
 
   process 1, 2  set 7/1, 7/2 and wait for 7/all
   process 0     waits for 7/1 and 7/2, sets 7/all, deletes all of turn 6
 
-Process 0 may delete turn 6 then: who has set its key of turn 7 has read 6/all.
+Process 0 may delete turn 6 then, because a process that has set its key of turn
+7 has read 6/all.
 
-Values that are small and read often, such as losses and drifts, take this way
-too (`arrays_to_host`). With one process nothing is sent.
+Values that are small and read often, such as losses and drifts, are sent in
+this way too (`arrays_to_host`). With one process nothing is sent.
 
 Whoever reaches the coordinator's port can write into the store. So a message is
-JSON, and arrays in it are files of numpy's format without Python objects: what
-a stranger writes may be wrong, but it is never executed.
+JSON, and arrays in it are files of numpy's format without Python objects: a
+message of a stranger may be wrong, but it is never executed.
 """
 
 import base64
@@ -35,44 +38,50 @@ from dilocox_jax.threads import in_thread
 from dilocox_jax.trees import Tree
 
 _FOLDER = "dilocox_jax"
-# A process may compile or wait for a link for hours. That it is gone is noticed
-# by the coordinator's heartbeats, not by this limit.
+# A process may compile or wait for a link for hours. If a process has died, the
+# coordinator's heartbeats show it, not this limit.
 _WAIT_MS = 24 * 60 * 60 * 1000
-_END_MS = 5_000  # Enough for a round trip; a process may not come at all.
-_LAST_S = 0.5  # Process 0 stays this long, until the others have ended.
+_END_MS = 5_000  # Enough for a round trip, in case a process does not come.
+_LAST_S = 0.5  # Process 0 waits so long for the other processes to end.
 
 _turns = itertools.count()
 
 
-def allgather(own: Any) -> list[Any]:
-  """Returns every process's value, by process, in every process.
+def allgather(value: Any) -> list[Any]:
+  """Returns the values of all processes, in every process.
 
-  All processes must call it, in the same order; each waits for the slowest.
-  Process 0 collects, so the others wait for one round trip to it.
+  All processes must call it, in the same order. Each waits for the slowest one.
+  Process 0 collects the values, so the others wait for one round trip to it.
 
   Args:
-    own: Value of this process, which JSON must have. Tuples become lists, also
-      in this process, if there are several.
+    value: Value of this process, of types that JSON has. With several
+      processes, tuples become lists in the result.
+
+  Returns:
+    The values in the order of the processes.
   """
   if jax.process_count() == 1:
-    return [own]
-  store, turn = _store(), next(_turns)
-  folder, message = f"{_FOLDER}/{turn}", json.dumps(own).encode()
+    return [value]
+  store = _store()
+  turn = next(_turns)
+  folder = f"{_FOLDER}/{turn}"
+  message = json.dumps(value).encode()
   if jax.process_index():
-    # Both requests at once: one after the other would be two round trips.
-    own_key = f"{folder}/{jax.process_index()}"
-    setting = in_thread(store.key_value_set_bytes, own_key, message)
-    joined = store.blocking_key_value_get_bytes(f"{folder}/all", _WAIT_MS)
-    setting.result()
-    return json.loads(joined)
-  others = [
+    # Both requests are sent at once: one after the other would be two round
+    # trips.
+    key = f"{folder}/{jax.process_index()}"
+    set_request = in_thread(store.key_value_set_bytes, key, message)
+    gathered = store.blocking_key_value_get_bytes(f"{folder}/all", _WAIT_MS)
+    set_request.result()
+    return json.loads(gathered)
+  other_messages = [
     store.blocking_key_value_get_bytes(f"{folder}/{process}", _WAIT_MS)
     for process in range(1, jax.process_count())
   ]
-  joined = b"[" + b",".join([message, *others]) + b"]"
-  values = json.loads(joined)
-  store.key_value_set_bytes(f"{folder}/all", joined)
-  if turn:  # All have read the turn before (see above).
+  gathered = b"[" + b",".join([message, *other_messages]) + b"]"
+  values = json.loads(gathered)
+  store.key_value_set_bytes(f"{folder}/all", gathered)
+  if turn > 0:  # All processes have read the turn before (see the module).
     store.key_value_delete(f"{_FOLDER}/{turn - 1}")
   return values
 
@@ -81,71 +90,83 @@ def arrays_to_host(tree: Tree) -> Tree:
   """Returns the values of arrays as numpy arrays, in every process.
 
   All processes must call it, in the same order, with trees of one structure.
-  Arrays that every device holds whole are not sent.
+  Arrays of which every device has a copy are not sent.
 
   Args:
-    tree: Arrays, each on devices of this process alone or of all processes.
+    tree: Arrays, each on devices of only this process or of all processes.
   """
   leaves, structure = jax.tree.flatten(tree)
-  divided = {n: leaf for n, leaf in enumerate(leaves) if _is_divided(leaf)}
+  divided = {i: leaf for i, leaf in enumerate(leaves) if _is_divided(leaf)}
   if not divided:
     return jax.device_get(tree)
-  values = {n: np.empty(leaf.shape, leaf.dtype) for n, leaf in divided.items()}
-  # Of all devices that hold a part, the one with the number 0 sends it.
-  sent = [
-    _to_message(n, shard.index, np.asarray(shard.data))
-    for n, leaf in divided.items()
+  values = {i: np.empty(leaf.shape, leaf.dtype) for i, leaf in divided.items()}
+  # If several devices hold the same part, the one with the replica_id 0 sends
+  # it.
+  sent_parts = [
+    _to_message(i, shard.index, np.asarray(shard.data))
+    for i, leaf in divided.items()
     for shard in leaf.addressable_shards
     if shard.replica_id == 0
   ]
-  for message in itertools.chain.from_iterable(allgather(sent)):
-    n, span, part = _from_message(*message)
-    values[n][span] = part.view(values[n].dtype)
-  return jax.device_get(
-    structure.unflatten(values.get(n, leaf) for n, leaf in enumerate(leaves))
-  )
+  for message in itertools.chain.from_iterable(allgather(sent_parts)):
+    i, index, part = _from_message(*message)
+    values[i][index] = part.view(values[i].dtype)
+  all_leaves = [values.get(i, leaf) for i, leaf in enumerate(leaves)]
+  return jax.device_get(structure.unflatten(all_leaves))
 
 
 def _is_divided(leaf: Any) -> bool:
-  """Whether devices of other processes hold parts that this one lacks."""
-  is_array = isinstance(leaf, jax.Array)
-  return is_array and not (
-    leaf.is_fully_addressable or leaf.is_fully_replicated
-  )
+  """Returns whether this process lacks parts of an array."""
+  if not isinstance(leaf, jax.Array):
+    return False
+  return not (leaf.is_fully_addressable or leaf.is_fully_replicated)
 
 
-def _to_message(n: int, span: tuple[slice, ...], part: np.ndarray) -> Any:
-  """Returns a part of array number n as JSON has it."""
+def _to_message(
+  number: int, index: tuple[slice, ...], part: np.ndarray
+) -> tuple[int, list[tuple[int | None, int | None]], str]:
+  """Returns a part of an array as values of JSON.
+
+  Args:
+    number: Number of the array.
+    index: Where the part lies in the array.
+    part: The values.
+  """
   file = io.BytesIO()
   np.lib.format.write_array(file, np.asanyarray(part), allow_pickle=False)
-  bounds = [(each.start, each.stop) for each in span]
-  return n, bounds, base64.b64encode(file.getvalue()).decode()
+  bounds = [(axis_slice.start, axis_slice.stop) for axis_slice in index]
+  return number, bounds, base64.b64encode(file.getvalue()).decode()
 
 
 def _from_message(
-  n: int, bounds: list[list[int | None]], text: str
+  number: int, bounds: list[list[int | None]], text: str
 ) -> tuple[int, tuple[slice, ...], np.ndarray]:
-  """Undoes `_to_message`; types that numpy lacks come as their bytes."""
+  """Returns what `_to_message` got.
+
+  Values of types that numpy lacks come as raw bytes.
+  """
   file = io.BytesIO(base64.b64decode(text, validate=True))
   part = np.lib.format.read_array(file, allow_pickle=False)
-  return n, tuple(slice(*each) for each in bounds), part
+  index = tuple(slice(start, stop) for start, stop in bounds)
+  return number, index, part
 
 
 def wait_for_end() -> None:
-  """Waits a little for the others to reach an end that all come to.
+  """Waits up to 5 s for the other processes to reach the end of the run.
 
-  The store ends with process 0. If it ended first, the others would take that
-  for the loss of a process.
+  The store ends with process 0. So process 0 waits a little longer: if it ended
+  first, the others would report that they have lost a process.
   """
   store = _store()
   if store:
     with contextlib.suppress(RuntimeError):  # A process may not come.
       store.wait_at_barrier(f"{_FOLDER}/end", _END_MS)
-      time.sleep(0 if jax.process_index() else _LAST_S)
+      if jax.process_index() == 0:
+        time.sleep(_LAST_S)
 
 
 def _store() -> Any:
-  """Returns the client of the store, for which JAX has no public name."""
+  """Returns the client of the store. JAX has no public function for that."""
   from jax._src import distributed
 
   return distributed.global_state.client

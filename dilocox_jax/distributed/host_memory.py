@@ -1,10 +1,11 @@
-"""Where the outer state of a fragment lies between its windows.
+"""Keeps the outer state of a fragment in host memory between its windows.
 
-A fragment is needed in few windows; in between it would only fill the
-accelerator. In host memory it costs nothing there, and the host moves it for
-the windows that need it.
+Only a few windows need the outer state of a fragment. Between them it would
+take memory of the accelerator for nothing. So it may stay in host memory, and
+is moved to the devices for the windows that need it.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -16,36 +17,44 @@ DEVICE, HOST = MEMORIES
 
 
 def moved(tree: Tree, kind: str) -> Tree:
-  """Returns arrays in a memory of the devices that hold them.
+  """Moves arrays to a memory of the devices that hold them.
 
   Args:
-    tree: Arrays in any memory; those that are there already stay.
+    tree: Arrays in any memory. Arrays that are in the memory already stay.
     kind: One of `plan.choices.MEMORIES`.
+
+  Returns:
+    The arrays in that memory.
   """
   return jax.device_put(tree, with_memory_kind(shardings_of(tree), kind))
 
 
-def with_memory_kind(places: Tree, kind: str) -> Tree:
-  """Returns a tree of shardings over the same devices in a memory.
+def with_memory_kind(shardings: Tree, kind: str) -> Tree:
+  """Returns shardings over the same devices with another memory.
 
   Args:
-    places: Tree of shardings.
+    shardings: Tree of shardings.
     kind: One of `plan.choices.MEMORIES`.
   """
 
-  def change(place: Any) -> Any:
-    own = next(iter(place.device_set)).default_memory().kind
-    return place.with_memory_kind(own if kind == DEVICE else kind)
+  def change(sharding: Any) -> Any:
+    if kind != DEVICE:
+      return sharding.with_memory_kind(kind)
+    device = next(iter(sharding.device_set))
+    return sharding.with_memory_kind(device.default_memory().kind)
 
-  return jax.tree.map(change, places)
+  return jax.tree.map(change, shardings)
 
 
-def unsupported(kind: str, devices) -> str | None:
-  """Returns why devices cannot keep the outer state in a memory, or None.
+def unsupported(kind: str, devices: Iterable[Any]) -> str | None:
+  """Returns why devices cannot keep the outer state in a memory.
 
   Args:
     kind: One of `plan.choices.MEMORIES`.
     devices: Devices of this process.
+
+  Returns:
+    The reason; None if they can.
   """
   if kind == DEVICE:
     return None

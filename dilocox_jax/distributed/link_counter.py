@@ -1,8 +1,8 @@
-"""Counts the bytes that leave this process by a network interface.
+"""Counts the bytes that this process sends over a network interface.
 
 The launcher of throttled links gives every process an interface of its own and
-names it in an environment variable. The kernel's counter then stands beside the
-bytes of the plan, so that no byte crosses a slow link uncounted.
+names it in an environment variable. A run then records the kernel's count next
+to the bytes of the plan, so that no byte crosses a slow link uncounted.
 """
 
 import math
@@ -32,21 +32,26 @@ def sent_bytes(interface: str, table: str = "/proc/self/net/dev") -> int:
 
 
 class LinkCounter:
-  """Counts what left by this process's throttled link, if it has one.
+  """Counts the bytes that are sent over this process's throttled link, if any.
 
   Attributes:
     interface: Name of the link's interface; "" if there is none.
   """
 
   def __init__(self):
-    """Starts to count from here."""
+    """Starts to count at the kernel's present count."""
     self.interface = os.environ.get(LINK_VARIABLE, "")
-    self._before = self._now()
+    self._last_count = self._count()
 
   def new_bytes(self) -> float:
-    """Returns the bytes since the last call; NaN without a link."""
-    before, self._before = self._before, self._now()
-    return self._before - before
+    """Returns the bytes sent since the last call; NaN without a link."""
+    count = self._count()
+    new_bytes = count - self._last_count
+    self._last_count = count
+    return new_bytes
 
-  def _now(self) -> float:
-    return sent_bytes(self.interface) if self.interface else math.nan
+  def _count(self) -> float:
+    """Returns the kernel's count of sent bytes; NaN without a link."""
+    if not self.interface:
+      return math.nan
+    return sent_bytes(self.interface)

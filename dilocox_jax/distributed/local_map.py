@@ -9,11 +9,12 @@ device. This file maps such functions over the devices, so that a device works
 on its own part of the arrays.
 
 Muon multiplies a matrix with itself ten times in every step. If the devices of
-a replica share the rows of each matrix, every product would need the rows of
-all. So the devices swap rows for layers before the update, and swap back after
-it (`on_whole_layers`). Each sends what it holds once in either direction.
+a replica divide the rows of each matrix, every product needs the rows of all
+devices. So the devices swap rows for layers before the update, and swap back
+after it (`on_whole_layers`). Each device sends its part once in each direction.
 
-Three layers [3, 8, 5] on two devices, each of which has four rows of all:
+For example, three layers [3, 8, 5] on two devices, each of which has four rows
+of every layer:
 
   before         [3, 4, 5] and [3, 4, 5]
   filled up      [4, 4, 5] and [4, 4, 5], layer 3 is zero
@@ -49,11 +50,11 @@ def partition(spec: Spec) -> PartitionSpec:
 
 
 def current_division() -> Division:
-  """Returns how the replica whose code is being traced is divided.
+  """Returns the division of the replica whose code is being traced.
 
-  A replica on one device has the default division, `Division()`. So has one on
-  a caller's own mesh, whose "data" axis is not ours: the partitioner divides
-  its work.
+  A replica on one device has the default division, `Division()`. A replica on a
+  mesh of the caller has it too, because an axis "data" of that mesh is not an
+  axis of this project: there the partitioner divides the work.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if not set(INNER_AXES) <= set(mesh.auto_axes):
@@ -61,7 +62,9 @@ def current_division() -> Division:
   return Division(mesh.shape[DATA_AXIS], mesh.shape[STAGE_AXIS])
 
 
-def map_over_devices(function: Callable, in_specs, out_specs) -> Callable:
+def map_over_devices(
+  function: Callable, in_specs: Tree, out_specs: Tree
+) -> Callable:
   """Maps a function over the devices of one replica.
 
   Args:
@@ -69,6 +72,9 @@ def map_over_devices(function: Callable, in_specs, out_specs) -> Callable:
       that one device holds.
     in_specs: `jax.sharding.PartitionSpec`s of the arguments (tree prefix).
     out_specs: `jax.sharding.PartitionSpec`s of the results (tree prefix).
+
+  Returns:
+    Function of the whole arrays.
   """
   return jax.shard_map(
     function,
@@ -101,49 +107,62 @@ def map_over_rows(function: Callable, *arrays: Array) -> Any:
 def _rows(division: Division, shape: tuple[int, ...]) -> PartitionSpec:
   """Chooses the mesh axes that divide the axes [layers, groups].
 
-  The function takes the first way of the list that divides both axes evenly.
-  Ways that use all devices come first. Among them, the first ones leave layers
-  on their stage, where the pipeline keeps them.
+  It takes the first entry of a list that divides both axes evenly. The entries
+  that use all devices come first. Of these, the first ones leave layers on
+  their stage, where the pipeline keeps them.
 
   For example take 2 stages and 2 data shards. [4, 6] is divided by ("stage",
   "data"), so a device has 2 layers and 3 groups. The 3 layers of [3, 8] cannot
   be divided by 2, so all 4 devices divide the groups. [3, 5] is not divided.
   """
-  stage, data, whole = (STAGE_AXIS,), (DATA_AXIS,), ()
-  ways = (
+  stage = (STAGE_AXIS,)
+  data = (DATA_AXIS,)
+  both = (STAGE_AXIS, DATA_AXIS)
+  undivided = ()
+  specs = (
     (stage, data),
-    (whole, stage + data),
-    (stage + data, whole),
-    (stage, whole),
-    (whole, data),
-    (whole, stage),
+    (undivided, both),
+    (both, undivided),
+    (stage, undivided),
+    (undivided, data),
+    (undivided, stage),
   )
-  way = next((way for way in ways if division.divides(way, shape)), ())
-  return partition(way)
+  for spec in specs:
+    if division.divides(spec, shape):
+      return partition(spec)
+  return partition(())
 
 
 def on_whole_layers(update: Update) -> Update:
-  """Has each device of a replica update whole layers.
+  """Lets each device of a replica update whole layers.
 
   Args:
     update: Update of an optimizer. It computes stacked matrices layer by layer,
       also a layer of zeros, and all other leaves value by value.
+
+  Returns:
+    The same update of arrays that are divided among the devices in any way.
   """
 
-  def mapped(updates: Tree, state: Tree, params: Tree = None):
+  def mapped(
+    updates: Tree, state: Tree, params: Tree = None
+  ) -> tuple[Tree, Tree]:
     division = current_division()
     if division.num_devices == 1:
       return update(updates, state, params)
-    given = updates, state, params
-    specs = specs_of(division, given)
+    arguments = (updates, state, params)
+    specs = specs_of(division, arguments)
 
     def local(*parts: Tree) -> tuple[Tree, Tree]:
-      whole = jax.tree.map(_swapped, parts, specs)
-      results = update(*whole)
-      return jax.tree.map(_swapped_back, results, parts[:2], specs[:2])
+      whole_layers = jax.tree.map(_rows_to_layers, parts, specs)
+      results = update(*whole_layers)
+      return jax.tree.map(_layers_to_rows, results, parts[:2], specs[:2])
 
-    places = jax.tree.map(lambda _, spec: partition(spec), given, specs)
-    return map_over_devices(local, places, places[:2])(*given)
+    partitions = jax.tree.map(lambda _, spec: partition(spec), arguments, specs)
+    mapped_update = map_over_devices(
+      local, in_specs=partitions, out_specs=partitions[:2]
+    )
+    return mapped_update(*arguments)
 
   return mapped
 
@@ -162,27 +181,54 @@ def specs_of(division: Division, trees: Tree) -> Tree:
   return jax.tree_util.tree_map_with_path(spec, trees)
 
 
-def _swapped(leaf: Array, spec: Spec) -> Array:
-  """Returns layers [n, R, C] of a part [L, r, c] of all layers."""
-  shared = _shared_axes(leaf, spec)
-  num_devices = math.prod(jax.lax.axis_size(names) for _, names in shared)
+def _rows_to_layers(leaf: Array, spec: Spec) -> Array:
+  """Swaps a device's rows and columns of all layers for some whole layers.
+
+  Args:
+    leaf: Part of all layers, [L, r, c].
+    spec: Mesh axes that divide each axis of the whole leaf.
+
+  Returns:
+    Whole layers [n, R, C]. Layers of zeros fill up the last device's part.
+  """
+  divided = _divided_axes(leaf, spec)
+  num_devices = math.prod(jax.lax.axis_size(names) for _, names in divided)
   if num_devices > 1:
     missing = -leaf.shape[0] % num_devices
     leaf = jnp.pad(leaf, [(0, missing), (0, 0), (0, 0)])
-  for axis, names in shared:
-    leaf = jax.lax.all_to_all(leaf, names, 0, axis, tiled=True)
+  for axis, names in divided:
+    leaf = jax.lax.all_to_all(
+      leaf, names, split_axis=0, concat_axis=axis, tiled=True
+    )
   return leaf
 
 
-def _swapped_back(leaf: Array, part: Array, spec: Spec) -> Array:
-  """Reverses `_swapped` of a part."""
-  for axis, names in reversed(_shared_axes(part, spec)):
-    leaf = jax.lax.all_to_all(leaf, names, axis, 0, tiled=True)
-  return leaf[: len(part)] if part.ndim == _NUM_AXES else leaf
+def _layers_to_rows(leaf: Array, part: Array, spec: Spec) -> Array:
+  """Swaps whole layers for a device's rows and columns of all layers.
+
+  Args:
+    leaf: Whole layers [n, R, C], as `_rows_to_layers` returned them.
+    part: The argument of `_rows_to_layers`, for its shape [L, r, c].
+    spec: Mesh axes that divide each axis of the whole leaf.
+
+  Returns:
+    Part of all layers, [L, r, c].
+  """
+  for axis, names in reversed(_divided_axes(part, spec)):
+    leaf = jax.lax.all_to_all(
+      leaf, names, split_axis=axis, concat_axis=0, tiled=True
+    )
+  if part.ndim != _NUM_AXES:
+    return leaf
+  return leaf[: len(part)]
 
 
-def _shared_axes(leaf: Array, spec: Spec) -> list[tuple[int, tuple[str, ...]]]:
-  """Returns the axes of rows and columns that devices share, with theirs."""
+def _divided_axes(leaf: Array, spec: Spec) -> list[tuple[int, tuple[str, ...]]]:
+  """Returns the axes of rows and columns that devices divide.
+
+  Returns:
+    Each axis with the mesh axes that divide it.
+  """
   if leaf.ndim != _NUM_AXES:
     return []
   return [(axis, spec[axis]) for axis in (1, 2) if spec[axis]]

@@ -1,10 +1,10 @@
 """One run in several processes, by JAX's multi-controller runtime.
 
 Every process builds the same programs over all devices and goes through the
-same plan. What they must agree on, they tell each other here; and here a
-process notices that another one is gone. In a run of one process these
-functions do nothing, so the rest of the project need not ask how many there
-are.
+same plan. With the functions of this module, processes tell each other the
+values that they must agree on, and notice that another process is gone. In a
+run of one process these functions do nothing, so the rest of the project need
+not ask how many processes there are.
 """
 
 import contextlib
@@ -23,26 +23,27 @@ from jax.sharding import Mesh, PartitionSpec
 
 from dilocox_jax.distributed import addresses, coordinator_store, rendezvous
 
-# A process that sends no heartbeat for so long is taken for dead, and all
-# others end. A process in the middle of an exchange with it notices far sooner,
+# If a process sends no heartbeat for this long, it counts as dead, and all
+# other processes end. A process that exchanges with it notices far sooner,
 # because a connection closes.
 HEARTBEAT_TIMEOUT_S = 30
-START_TIMEOUT_S = 120  # Until all processes are there.
+START_TIMEOUT_S = 120  # All processes have to come in this time.
+END_TIMEOUT_S = 600  # The main process has to write the report in this time.
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 _GIVE_FLAGS = "Give --coordinator=HOST:PORT, --num_processes and --process_id"
-END_TIMEOUT_S = 600  # Until the main process has written the report.
 
-# How backends say that another process does not answer.
-_SIGNS = re.compile(
+# Words of backends' errors that mean that another process does not answer.
+_LOST_PROCESS = re.compile(
   r"gloo|nccl|heartbeat|coordination|connection (reset|closed|refused)|barrier"
   r"|unavailable:|deadline_exceeded|broken pipe",
   re.IGNORECASE,
 )
-_STATUS = re.compile("[A-Z_]+: ")  # Errors from below Python begin like this.
+# Errors of XLA begin with a status, such as "UNAVAILABLE: ".
+_STATUS = re.compile("[A-Z_]+: ")
 
 
 class LostProcessError(RuntimeError):
-  """Another process of the run is gone; the message is one line."""
+  """Means that another process of the run is gone. The message is one line."""
 
 
 def start(
@@ -52,23 +53,24 @@ def start(
   run: str = "",
   timeout_s: float = START_TIMEOUT_S,
 ) -> None:
-  """Joins the processes of a run; must come before any use of a device.
+  """Connects the processes of a run. Must come before any use of a device.
 
-  An argument that is None is taken from the cluster, if JAX knows it. JAX's
-  runtime starts only when all processes are there, because it would abort this
-  process if one did not come.
+  An argument that is None is read from the cluster's environment, if JAX knows
+  the kind of cluster. JAX's runtime starts only when all processes are there,
+  because it would abort this process if another one did not come. Processes of
+  different runs are refused, because they would wait for each other for ever.
 
-  Process 0 listens at the coordinator's address and at no other one. Where it
-  has that address from the cluster, it listens at all addresses of the
-  machine. `JAX_COORDINATOR_BIND_ADDRESS` names another address in both cases.
+  Process 0 listens only at the coordinator's address. If that address comes
+  from the cluster, process 0 listens at all addresses of its machine.
+  `JAX_COORDINATOR_BIND_ADDRESS` names another address in both cases.
 
   Args:
     coordinator: Address of process 0, host:port.
     num_processes: Number of processes.
     process_id: Number of this process, from 0.
     run: Hexadecimal text that all processes of the run have in common, and
-      those of other runs do not.
-    timeout_s: Seconds after which a process that is missing is given up.
+      processes of other runs do not have.
+    timeout_s: Seconds to wait for all processes.
 
   Raises:
     ValueError: One line, if an argument was neither given nor found, or is
@@ -76,10 +78,10 @@ def start(
     LostProcessError: If not all processes came.
   """
   # A program runs in the thread that dispatches it. Otherwise an exchange in a
-  # thread of its own (`rounds.lone_exchange`) would take one of XLA's threads,
-  # of which a process may have few, and the inner steps might wait for it.
+  # thread (`rounds.exchange_thread`) would take one of XLA's threads. A process
+  # may have few of them, and the inner steps might wait for the exchange.
   jax.config.update("jax_cpu_enable_async_dispatch", False)
-  # Its handler would take SIGTERM from the run's own (`stop_signals`).
+  # JAX's handler of SIGTERM would replace that of the run (`stop_signals`).
   jax.config.update("jax_enable_preemption_service", False)
   coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
   listening = os.environ.get(_BIND_VARIABLE, coordinator)
@@ -106,7 +108,7 @@ def start(
       shutdown_timeout_seconds=END_TIMEOUT_S,
     )
   except (ValueError, TypeError, RuntimeError) as error:
-    if _blames_a_process(error):
+    if _is_from_lost_process(error):
       raise LostProcessError(
         f"one of {place.num_processes} processes came and has gone again: the "
         "same command tries again"
@@ -120,14 +122,14 @@ def start(
 
 
 class _Place(NamedTuple):
-  """What `jax.distributed.initialize` has to know of a process.
+  """The arguments of `jax.distributed.initialize` for this process.
 
   Attributes:
     coordinator: Address of process 0, host:port.
     num_processes: Number of processes.
     process_id: Number of this process.
-    local_device_ids: Numbers of this machine's devices that the process takes;
-      None: all, or those of JAX_LOCAL_DEVICE_IDS.
+    local_device_ids: Numbers of this machine's devices that the process uses;
+      None: all devices, or those of JAX_LOCAL_DEVICE_IDS.
   """
 
   coordinator: str
@@ -142,12 +144,12 @@ def _complete(
   process_id: int | None,
   timeout_s: float,
 ) -> _Place:
-  """Takes what is None from the cluster, as JAX would when it starts.
+  """Reads arguments that are None from the cluster, as JAX does when it starts.
 
-  JAX has no public name for that.
+  JAX has no public function for that.
 
   Raises:
-    ValueError: One line, if something was neither given nor found.
+    ValueError: One line, if an argument was neither given nor found.
   """
   from jax._src.clusters import ClusterEnv
 
@@ -181,16 +183,17 @@ def _complete(
 
 
 def _use_gloo() -> None:
-  """Has CPUs exchange by gloo, at the address that reaches process 0.
+  """Makes CPUs exchange by gloo, at the address that reaches process 0.
 
-  JAX has no public name for that, and takes the address of the host's name. It
-  may be one that no other machine reaches, or one that strangers reach.
+  JAX itself would take the address of the host's name. That may be an address
+  that no other machine reaches, or one that strangers reach. JAX has no public
+  function to choose another address.
   """
   from jax._src import distributed, xla_bridge
   from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
   state = distributed.global_state
-  assert state.coordinator_address  # It has been found by now.
+  assert state.coordinator_address
   gloo = _jax.make_gloo_tcp_collectives(
     distributed_client=state.client,
     hostname=addresses.own_address(state.coordinator_address),
@@ -205,14 +208,14 @@ def _use_gloo() -> None:
 def open_connections(mesh: Mesh) -> None:
   """Connects the devices of every group along the axes of a mesh.
 
-  Gloo gives a group 30 s to form when it is first used. Later one process may
-  compile for minutes what another finds in its cache, so all groups are formed
-  at the start, when the processes are at the same place.
+  Gloo gives a group 30 s to form when it is first used. Later, one process may
+  compile a program for minutes that another process finds in its cache. So all
+  groups are formed at the start, when all processes are at the same point.
   """
   groups = (
     axes
-    for size in range(len(mesh.axis_names))
-    for axes in itertools.combinations(mesh.axis_names, size + 1)
+    for size in range(1, len(mesh.axis_names) + 1)
+    for axes in itertools.combinations(mesh.axis_names, size)
   )
   with _silent_output():
     for axes in groups:
@@ -229,10 +232,11 @@ def open_connections(mesh: Mesh) -> None:
 
 @contextlib.contextmanager
 def _silent_output() -> Iterator[None]:
-  """Drops what is written to standard output, by C++ too.
+  """Drops everything that is written to standard output, also by C++ code.
 
-  Gloo prints a line for every group that it connects, and has no setting for
-  that. In the log of a cluster these lines would hide the first of the run.
+  Gloo prints a line for every group that it connects, and has no setting to
+  turn that off. In the log of a cluster these lines would hide the first lines
+  of the run.
   """
   sys.stdout.flush()
   output = os.dup(1)
@@ -247,47 +251,58 @@ def _silent_output() -> Iterator[None]:
 
 
 def is_main() -> bool:
-  """Whether this is process 0, which writes the files of the run."""
+  """Returns whether this is process 0, which writes the files of the run."""
   return jax.process_index() == 0
 
 
 def from_main(value: Any) -> Any:
-  """Returns process 0's value in every process; all wait for all.
+  """Returns process 0's value in every process. All processes wait for all.
 
   Args:
-    value: Any value that JSON has; only process 0's is used.
+    value: A value of types that JSON has. Only that of process 0 is used.
   """
-  return coordinator_store.allgather(value if is_main() else None)[0]
+  sent_value = value if is_main() else None
+  return coordinator_store.allgather(sent_value)[0]
 
 
 def share_directory(directory: pathlib.Path) -> bool:
-  """Whether all processes see the same directory; all wait for all.
+  """Returns whether all processes see the same directory.
+
+  All processes wait for all.
 
   Args:
     directory: A directory in which process 0 may write.
   """
   if jax.process_count() == 1:
     return True
-  # No file system has cached whether a file with a new name exists.
+  # The name is new, so no file system has cached whether the file exists.
   name = f".common-{uuid.uuid4().hex}"
   if is_main():
     (directory / name).touch(exist_ok=False)
-  mark = directory / from_main(name)  # The others get it after that.
-  exists = coordinator_store.allgather(mark.exists())
+  # Process 0 has made the file before the other processes get its name.
+  mark = directory / from_main(name)
+  is_seen = coordinator_store.allgather(mark.exists())
   if is_main():
     mark.unlink()
-  return all(exists)
+  return all(is_seen)
 
 
 def check_equal(**values: Any) -> None:
-  """Raises ValueError with one line if this process differs from process 0.
+  """Checks that this process has the same values as process 0.
 
   Args:
-    **values: Named values that JSON has.
+    **values: Named values of types that JSON has.
+
+  Raises:
+    ValueError: One line that names the first value that differs.
   """
-  found = coordinator_store.allgather(values)
-  main, own = found[0], found[jax.process_index()]
-  differing = [name for name in values if own[name] != main.get(name)]
+  gathered = coordinator_store.allgather(values)
+  values_of_main = gathered[0]
+  # These are `values` as JSON returns them, e.g. with lists instead of tuples.
+  values_here = gathered[jax.process_index()]
+  differing = [
+    name for name in values if values_here[name] != values_of_main.get(name)
+  ]
   if differing:
     raise ValueError(
       f"process {jax.process_index()} has another {differing[0]} than process "
@@ -303,7 +318,7 @@ def detect_lost_process() -> Iterator[None]:
   except LostProcessError:
     raise
   except Exception as error:
-    if jax.process_count() > 1 and _blames_a_process(error):
+    if jax.process_count() > 1 and _is_from_lost_process(error):
       raise LostProcessError(
         "another process of this run is gone: its own last lines say why, and "
         "the same command continues the run"
@@ -311,21 +326,27 @@ def detect_lost_process() -> Iterator[None]:
     raise
 
 
-def _blames_a_process(error: BaseException | None) -> bool:
-  """Whether an error, or one below it, is about a lost connection."""
+def _is_from_lost_process(error: BaseException | None) -> bool:
+  """Returns whether an error, or a cause of it, is about a lost connection."""
   kinds = (RuntimeError, ValueError, TimeoutError, jax.errors.JaxRuntimeError)
   while error:
     text = str(error)
-    # The message of a bad value may hold any word that a user typed.
-    is_own = type(error) is ValueError and not _STATUS.match(text)
-    if type(error) in kinds and not is_own and _SIGNS.search(text):
+    # A ValueError without a status is about a bad value. Its message may hold
+    # any word that a user typed.
+    is_bad_value = type(error) is ValueError and not _STATUS.match(text)
+    is_candidate = type(error) in kinds and not is_bad_value
+    if is_candidate and _LOST_PROCESS.search(text):
       return True
     error = error.__cause__ or error.__context__
   return False
 
 
 def exit_now(code: int) -> NoReturn:
-  """Ends this process without waiting for the others, which may be gone."""
+  """Ends this process without waiting for the others, which may be gone.
+
+  Args:
+    code: Exit code.
+  """
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(code)

@@ -1,8 +1,8 @@
 """Waits for all processes of a run before JAX's runtime starts.
 
 JAX's runtime aborts a process if another one does not come in time, and prints
-a trace of C++ that names no cause. So the processes first meet here, at the
-port at which JAX's service listens afterwards:
+a C++ trace that names no cause. So the processes first wait for each other
+here, at the port at which JAX's service listens afterwards:
 
   process 3   connects to the coordinator's address and sends its greeting:
               "dilocox_jax 1 RUN 4 3" means process 3 of 4 of the run RUN.
@@ -34,18 +34,18 @@ _GREETING = re.compile(rf"{_VERSION} ([0-9a-f]*) (\d{{1,7}}) (\d{{1,7}})\n")
 _MOST_BYTES = 128  # Of a greeting.
 _MOST_ANSWER_BYTES = 65_536  # An answer may list a number for every process.
 
-# What process 0 answers. The second and the fourth are followed by numbers.
+# The answers of process 0. The second and the fourth are followed by numbers.
 _GO = "go"
 _MISSING = "missing"
 _OTHER_RUN = "other run"
 _OTHER_COUNT = "other count"
 _TAKEN = "taken"
 
-_GREET_S = 10.0  # Who connects and does not greet within it is a stranger.
-_MOST_STRANGERS = 64  # Besides as many as there are processes.
-_RESOLVE_S = 10.0  # Name servers may be late.
+_GREET_S = 10.0  # A connection without a greeting by then is dropped.
+_MOST_STRANGERS = 64  # Open connections without a greeting, beyond one each.
+_RESOLVE_S = 10.0  # Name servers may be slow.
 _CONNECT_S = 5.0
-_SERVICE_S = 30.0  # Until JAX's service listens, once all are there.
+_SERVICE_S = 30.0  # JAX's service listens this soon after all have come.
 _SHORTEST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _NOTICE_S = 30.0
@@ -80,10 +80,10 @@ def wait_for_processes(
     coordinator: Address of process 0 for all processes, host:port.
     listening: Address at which process 0 listens, host:port. None: all
       addresses of its machine, with the coordinator's port.
-    timeout_s: Seconds after which a missing process is given up.
+    timeout_s: Seconds to wait for all processes.
 
   Raises:
-    ValueError: One line, if an address is not known or not one of process 0,
+    ValueError: One line, if an address is unknown or is not that of process 0,
       or if process 0 has another config or number of processes.
     TimeoutError: One line, if a process did not come in time.
   """
@@ -100,9 +100,14 @@ def wait_for_processes(
 
 
 class _Wait:
-  """The time that is left; tells now and then what is waited for."""
+  """A time limit. It logs now and then what the process waits for.
+
+  Attributes:
+    timeout_s: Seconds from the start to the limit.
+  """
 
   def __init__(self, timeout_s: float):
+    """Starts the time."""
     self.timeout_s = timeout_s
     self._end_s = time.monotonic() + timeout_s
     self._notice_s = time.monotonic() + _NOTICE_S
@@ -120,21 +125,36 @@ class _Wait:
 
 
 def _resolve(coordinator: str, wait: _Wait) -> list[Place]:
-  """Returns the places of the coordinator's address."""
-  # The name of a pod is not known before Kubernetes has found a node for the
-  # pod. So there an unknown name means that process 0 has not come yet.
+  """Looks up the coordinator's address.
+
+  Args:
+    coordinator: Address of process 0, host:port.
+    wait: Time limit for all processes to come.
+
+  Returns:
+    The socket addresses of the coordinator's address.
+
+  Raises:
+    ValueError: One line, if the name is unknown.
+    TimeoutError: One line, if the name of a pod is unknown until the limit.
+  """
+  # Kubernetes knows the name of a pod only after it has found a node for the
+  # pod. So an unknown name means there that process 0 has not come yet.
   is_pod = "KUBERNETES_SERVICE_HOST" in os.environ
-  patience = wait if is_pod else _Wait(min(_RESOLVE_S, wait.timeout_s))
+  if is_pod:
+    name_wait = wait
+  else:
+    name_wait = _Wait(min(_RESOLVE_S, wait.timeout_s))
   while True:
     try:
       return addresses.look_up(coordinator)
     except OSError as error:
       host, _ = addresses.split_address(coordinator)
       reason = f"cannot resolve {host} ({error.strerror or error})"
-    if not patience.left_s:
+    if not name_wait.left_s:
       break
     wait.tell(reason)
-    time.sleep(min(_LONGEST_PAUSE_S, patience.left_s))
+    time.sleep(min(_LONGEST_PAUSE_S, name_wait.left_s))
   if is_pod:
     raise TimeoutError(
       f"{reason}, so the pod of process 0 was not there within "
@@ -159,6 +179,7 @@ def _listen(address: str) -> socket.socket:
 
 
 def _greeting(process: Process) -> bytes:
+  """Returns the greeting that a process sends, one line."""
   return f"{_VERSION} {process.run} {process.count} {process.number}\n".encode()
 
 
@@ -180,17 +201,34 @@ class _Reception:
   """Process 0 while it waits for all processes, itself included."""
 
   def __init__(self, process: Process, coordinator: str, server: socket.socket):
+    """Accepts nobody yet.
+
+    Args:
+      process: Process 0.
+      coordinator: Address of process 0 for all processes, for messages.
+      server: The socket at which process 0 listens.
+    """
     self._process = process
     self._coordinator = coordinator
     self._server = server
     self._present: dict[int, socket.socket] = {}
-    # What others have sent so far, and when their greeting must be complete.
+    # Connections without a whole greeting: the bytes that have come, and the
+    # time by which the greeting must be whole.
     self._strangers: dict[socket.socket, tuple[bytes, float]] = {}
     self._most_strangers = process.count + _MOST_STRANGERS
     self._selector = selectors.DefaultSelector()
 
   def wait_for_all(self, places: list[Place], wait: _Wait) -> None:
-    """Waits until all are there, and tells them; see `wait_for_processes`."""
+    """Waits until all processes are there, and tells them.
+
+    Args:
+      places: Socket addresses of the coordinator.
+      wait: Time limit for all processes to come.
+
+    Raises:
+      ValueError: One line, if process 0 does not reach itself.
+      TimeoutError: One line, if a process did not come in time.
+    """
     with contextlib.ExitStack() as stack:
       stack.callback(self._close)
       self._server.listen(self._most_strangers)
@@ -201,7 +239,7 @@ class _Reception:
         wait.tell(f"{self._missing_names()} did not come yet")
         self._handle_events(min(wait.left_s, _LONGEST_PAUSE_S))
       hint = self._loopback_hint()
-      # Whoever connects from now on is refused until JAX's service listens.
+      # Connections from now on are refused until JAX's service listens.
       self._selector.unregister(self._server)
       self._server.close()
       missing = self._missing()
@@ -227,11 +265,13 @@ class _Reception:
     return f" (here {address}, which no other machine reaches)"
 
   def _close(self) -> None:
+    """Closes all connections."""
     for connection in (*self._present.values(), *self._strangers):
       connection.close()
     self._selector.close()
 
   def _greet_itself(self, places: list[Place]) -> socket.socket:
+    """Connects to process 0 itself, and returns the connection."""
     try:
       connection = addresses.connect(places, _CONNECT_S)
       connection.sendall(_greeting(self._process))
@@ -244,12 +284,15 @@ class _Reception:
     return connection
 
   def _missing(self) -> set[int]:
+    """Returns the numbers of the processes that have not come."""
     return set(range(self._process.count)) - self._present.keys()
 
   def _missing_names(self) -> str:
+    """Returns the missing processes as a message names them."""
     return _names(self._missing(), self._process.count)
 
   def _handle_events(self, timeout_s: float) -> None:
+    """Waits for connections and greetings, and reads those that have come."""
     for key, _ in self._selector.select(timeout_s):
       connection = key.fileobj
       assert isinstance(connection, socket.socket)
@@ -257,7 +300,9 @@ class _Reception:
         self._accept()
       elif connection in self._strangers:
         self._read_greeting(connection)
-      else:  # Who has greeted sends nothing more. So this process has gone.
+      else:
+        # A process sends nothing after its greeting. So this event means that
+        # the process has gone.
         self._drop(connection)
     now_s = time.monotonic()
     for connection, (_, latest_s) in list(self._strangers.items()):
@@ -265,9 +310,10 @@ class _Reception:
         self._drop(connection)
 
   def _accept(self) -> None:
+    """Accepts a connection, unless there are too many without a greeting."""
     try:
       connection, _ = self._server.accept()
-    except OSError:  # The caller has gone, or no more files may be opened.
+    except OSError:  # The other side has gone, or too many files are open.
       time.sleep(_SHORTEST_PAUSE_S)
       return
     if len(self._strangers) >= self._most_strangers:
@@ -278,6 +324,7 @@ class _Reception:
     self._selector.register(connection, selectors.EVENT_READ)
 
   def _drop(self, connection: socket.socket) -> None:
+    """Closes a connection and forgets it."""
     self._strangers.pop(connection, None)
     self._present = {
       number: present
@@ -288,15 +335,16 @@ class _Reception:
     connection.close()
 
   def _read_greeting(self, connection: socket.socket) -> None:
-    before, latest_s = self._strangers[connection]
+    """Reads the bytes that have come, and answers if the greeting is whole."""
+    earlier_bytes, latest_s = self._strangers[connection]
     try:
-      new = connection.recv(_MOST_BYTES - len(before))
+      new_bytes = connection.recv(_MOST_BYTES - len(earlier_bytes))
     except OSError:
-      new = b""
-    text = before + new
-    if b"\n" in new:
+      new_bytes = b""
+    text = earlier_bytes + new_bytes
+    if b"\n" in new_bytes:
       self._answer(connection, text)
-    elif not new or len(text) == _MOST_BYTES:
+    elif not new_bytes or len(text) == _MOST_BYTES:
       self._drop(connection)
     else:
       self._strangers[connection] = (text, latest_s)
@@ -317,21 +365,25 @@ class _Reception:
     self._present[guest.number] = connection
 
   def _refusal(self, guest: Process) -> str:
-    """Returns why a process is not let in; empty if it is."""
+    """Returns the refusal that a process gets; "" if it is let in."""
     count = self._process.count
     if guest.run != self._process.run:
       return _OTHER_RUN
     if guest.count != count or guest.number >= count:
       return f"{_OTHER_COUNT} {count}"
-    return _TAKEN if guest.number in self._present else ""
+    if guest.number in self._present:
+      return _TAKEN
+    return ""
 
   def _tell_all(self, answer: str) -> None:
+    """Sends an answer to all processes that have come."""
     for connection in self._present.values():
       _send(connection, answer)
 
 
 def _send(connection: socket.socket, answer: str) -> None:
-  with contextlib.suppress(OSError):  # Who has gone needs no answer.
+  """Sends an answer, one line."""
+  with contextlib.suppress(OSError):  # The process may have gone.
     connection.sendall(f"{answer}\n".encode())
 
 
@@ -341,7 +393,18 @@ def _send(connection: socket.socket, answer: str) -> None:
 def _greet_until_all_are_there(
   process: Process, coordinator: str, places: list[Place], wait: _Wait
 ) -> None:
-  """Greets process 0 again and again until all are there."""
+  """Greets process 0 again and again until all processes are there.
+
+  Args:
+    process: This process.
+    coordinator: Address of process 0, host:port.
+    places: Socket addresses of the coordinator.
+    wait: Time limit for all processes to come.
+
+  Raises:
+    ValueError: One line, if process 0 refuses this process.
+    TimeoutError: One line, if a process did not come in time.
+  """
   pause_s = _SHORTEST_PAUSE_S
   reason = ""
   while wait.left_s:
@@ -366,13 +429,18 @@ def _greet_until_all_are_there(
     wait.tell(reason)
     time.sleep(min(pause_s, wait.left_s))
     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-    with contextlib.suppress(OSError):  # Process 0 may come on another machine.
+    # Process 0 may be started again on another machine.
+    with contextlib.suppress(OSError):
       places = addresses.look_up(coordinator)
   raise TimeoutError(f"{reason}; gave up after {wait.timeout_s:g} s: {_AGAIN}")
 
 
 def _greet(connection: socket.socket, process: Process, wait: _Wait) -> str:
-  """Returns process 0's answer; empty if none came before the time is over."""
+  """Sends the greeting and returns process 0's answer.
+
+  Returns:
+    The answer; "" if none came before the time was over.
+  """
   text = b""
   try:
     connection.sendall(_greeting(process))
@@ -381,20 +449,31 @@ def _greet(connection: socket.socket, process: Process, wait: _Wait) -> str:
         return ""
       connection.settimeout(min(wait.left_s, _NOTICE_S))
       try:
-        new = connection.recv(4096)
+        new_bytes = connection.recv(4096)
       except TimeoutError:
         wait.tell("process 0 is there, but not all others are")
         continue
-      if not new:
+      if not new_bytes:
         return ""
-      text += new
+      text += new_bytes
   except OSError:  # The connection broke.
     return ""
   return text.partition(b"\n")[0].decode("ascii", errors="replace")
 
 
 def _raise_refusal(answer: str, process: Process, coordinator: str) -> None:
-  """Raises the error that an answer of process 0 stands for, if it is one."""
+  """Raises the error that an answer of process 0 means, if it is a refusal.
+
+  Args:
+    answer: The answer of process 0.
+    process: This process.
+    coordinator: Address of process 0, for messages.
+
+  Raises:
+    ValueError: One line, if process 0 has another config, number of processes
+      or process of this number.
+    TimeoutError: One line, if a process did not come in time.
+  """
   if answer == _OTHER_RUN:
     raise ValueError(
       f"process 0 at {coordinator} has another config, or is of another run: "
@@ -405,14 +484,16 @@ def _raise_refusal(answer: str, process: Process, coordinator: str) -> None:
       f"another process came to {coordinator} as process {process.number}: "
       "give each another --process_id"
     )
-  if match := re.fullmatch(rf"{_OTHER_COUNT} (\d{{1,7}})", answer):
+  other_count = re.fullmatch(rf"{_OTHER_COUNT} (\d{{1,7}})", answer)
+  if other_count:
     raise ValueError(
-      f"process 0 at {coordinator} waits for {match[1]} processes, and this is "
-      f"process {process.number} of {process.count}: start all with the same "
-      "--num_processes"
+      f"process 0 at {coordinator} waits for {other_count[1]} processes, and "
+      f"this is process {process.number} of {process.count}: start all with "
+      "the same --num_processes"
     )
-  if match := re.fullmatch(rf"{_MISSING} (\d{{1,7}}(?:,\d{{1,7}})*)", answer):
-    numbers = [int(number) for number in match[1].split(",")]
+  missing = re.fullmatch(rf"{_MISSING} (\d{{1,7}}(?:,\d{{1,7}})*)", answer)
+  if missing:
+    numbers = [int(number) for number in missing[1].split(",")]
     raise TimeoutError(
       f"{_names(numbers, process.count)} did not come to {coordinator} in "
       f"time: {_AGAIN}"
@@ -420,7 +501,11 @@ def _raise_refusal(answer: str, process: Process, coordinator: str) -> None:
 
 
 def _wait_for_service(coordinator: str, places: list[Place]) -> None:
-  """Waits until JAX's service listens; JAX would abort if it never did."""
+  """Waits until JAX's service listens, because JAX would abort otherwise.
+
+  Raises:
+    TimeoutError: One line, if the service does not listen in time.
+  """
   wait = _Wait(_SERVICE_S)
   while wait.left_s:
     try:

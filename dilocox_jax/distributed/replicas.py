@@ -1,8 +1,8 @@
-"""Assigns devices to replicas, and places arrays on the devices.
+"""Assigns devices to replicas, and puts arrays on the devices.
 
 Replicas are stacked on one device, or spread over a mesh whose axes are
 replica, data shard and stage. The plan's `Division` decides which part of an
-array a device holds. Only this file turns the division into JAX shardings.
+array a device holds. Only this module turns the division into JAX shardings.
 """
 
 import dataclasses
@@ -30,9 +30,10 @@ from dilocox_jax.plan.model.division import DATA_AXIS, Division, Spec
 from dilocox_jax.trees import Array, Tree, path_name
 
 REPLICA_AXIS = "replica"
-# The name of the axis where the other replicas are programs of their own. Code
-# that communicates over `REPLICA_AXIS` then fails, as there is no such axis. An
-# axis of length 1 would turn its sums into copies without a word.
+# The name of the axis if the other replicas of the run are other programs. Code
+# that communicates over `REPLICA_AXIS` then fails, because there is no such
+# axis. An axis of length 1 with that name would silently turn its sums into
+# copies.
 ALONE_AXIS = "alone"
 
 
@@ -45,10 +46,11 @@ class Replicas:
     layout: "stacked" (one device holds all replicas) or "mesh" (each replica
       has its own devices).
     division: How a replica is divided among its devices.
-    devices: Devices of the mesh; None: those of this machine. Devices that are
-      not there, of `jax.experimental.topologies`, can be compiled for.
+    devices: Devices of the mesh; None: those of this machine. Programs can also
+      be compiled for devices of `jax.experimental.topologies`, which this
+      machine does not have.
     axis_name: Name of the axis of the replicas: `REPLICA_AXIS`, or `ALONE_AXIS`
-      where the other replicas of the run are programs of their own.
+      if the other replicas of the run are other programs.
   """
 
   num_replicas: int
@@ -58,6 +60,7 @@ class Replicas:
   axis_name: str = REPLICA_AXIS
 
   def __post_init__(self):
+    """Raises ValueError if the replicas do not fit on the devices."""
     require(
       not jax.config.jax_disable_jit,  # pyright: ignore
       "JAX_DISABLE_JIT is set, and replicas need compiled programs: unset it",
@@ -72,8 +75,10 @@ class Replicas:
         f"among {self.division.num_devices}: take mesh.layout='mesh'"
       )
 
-  def _check_devices(self):
-    available, per_replica = len(self._available), self.division.num_devices
+  def _check_devices(self) -> None:
+    """Raises ValueError if a mesh does not fit on the devices."""
+    available = len(self._available)
+    per_replica = self.division.num_devices
     needed = f"{self.num_devices} devices ({per_replica} for each replica)"
     if self.num_devices > available:
       raise ValueError(
@@ -102,29 +107,36 @@ class Replicas:
   def mesh(self) -> Mesh:
     """Mesh of all devices, [M, data shards, stages].
 
-    The replica axis is outermost, so a replica has neighboring devices, and
-    only traffic along it crosses slow links. For example take two
-    slices (or processes) with the devices 0-3 and 4-7, and 4 replicas of 2
-    stages. Then replicas 0 and 1 have the devices (0, 1) and (2, 3), and
+    The replica axis is outermost. So the devices of a replica are neighbors,
+    and only traffic along the replica axis crosses slow links. For example,
+    take two slices (or processes) with the devices 0-3 and 4-7, and 4 replicas
+    of 2 stages. Then replicas 0 and 1 have the devices (0, 1) and (2, 3), and
     replicas 2 and 3 have (4, 5) and (6, 7).
     """
-    division = self.division
-    inside = (division.num_data_shards, division.num_stages)
-    shape = (self.num_replicas, *inside)
+    num_data_shards = self.division.num_data_shards
+    num_stages = self.division.num_stages
     devices = self._available[: self.num_devices]
     slices = {getattr(device, "slice_index", 0) for device in devices}
     if len(slices) > 1 and self.num_replicas % len(slices) == 0:
-      within = (self.num_replicas // len(slices), *inside)
+      replicas_per_slice = self.num_replicas // len(slices)
       grid = mesh_utils.create_hybrid_device_mesh(
-        within, (len(slices), 1, 1), devices
+        (replicas_per_slice, num_data_shards, num_stages),
+        (len(slices), 1, 1),
+        devices,
       )
-    else:  # JAX numbers devices process by process, so neighbors are close.
+    else:
+      # JAX numbers devices process by process, so neighbors are close.
+      shape = (self.num_replicas, num_data_shards, num_stages)
       grid = np.asarray(devices).reshape(shape)
-    types = (AxisType.Auto,) * len(shape)
-    return Mesh(grid, (self.axis_name, *INNER_AXES), axis_types=types)
+    return Mesh(
+      grid,
+      (self.axis_name, *INNER_AXES),
+      axis_types=(AxisType.Auto,) * 3,
+    )
 
   @property
   def _available(self) -> Sequence[Any]:
+    """The devices that the mesh may use."""
     return self.devices or jax.devices()
 
   @property
@@ -132,30 +144,29 @@ class Replicas:
     """Indices of the replicas that have a device in this process."""
     if self.layout == "stacked":
       return list(range(self.num_replicas))
-    here = jax.process_index()
+    process_index = jax.process_index()
     return [
       replica
       for replica, devices in enumerate(self.mesh.devices)
-      if any(device.process_index == here for device in devices.flat)
+      if any(device.process_index == process_index for device in devices.flat)
     ]
 
-  def place(self, tree: Tree, axes) -> Tree:
-    """Copies each replica's values whole to every device of the replica.
+  def place(self, tree: Tree, axes: Tree) -> Tree:
+    """Copies the whole arrays of each replica to every device of the replica.
 
     Args:
-      tree: Arrays with the same values in every process. Every device of a
-        replica gets the replica's arrays whole. Shapes and types alone get
-        their shardings.
+      tree: Arrays with the same values in every process, or
+        `jax.ShapeDtypeStruct`s, which get a sharding.
       axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all
         replicas share.
     """
 
-    def put(axis, subtree):
+    def put(axis: int | None, subtree: Tree) -> Tree:
       return jax.tree.map(lambda leaf: _put(leaf, self.whole(axis)), subtree)
 
     return jax.tree.map(put, axes, tree, is_leaf=is_none)
 
-  def place_state(self, tree: Tree, axes) -> Tree:
+  def place_state(self, tree: Tree, axes: Tree) -> Tree:
     """Puts parameters and states on the devices that hold their parts.
 
     Args:
@@ -176,15 +187,15 @@ class Replicas:
     # {2: 0, 3: 1}.
     row_of = {replica: row for row, replica in enumerate(self.own)}
 
-    def put(leaf):
+    def put(leaf: Any) -> jax.Array:
       if self.layout == "stacked":
         return jax.device_put(leaf, self.batch_sharding)
       shape = (self.num_replicas, *leaf.shape[1:])
 
-      def part(index):
-        replica, *rest = index
-        rows = [row_of[m] for m in range(*replica.indices(shape[0]))]
-        return leaf[(rows, *rest)]
+      def part(index: tuple[slice, ...]) -> Any:
+        replicas = range(*index[0].indices(self.num_replicas))
+        rows = [row_of[replica] for replica in replicas]
+        return leaf[(rows, *index[1:])]
 
       return _assembled(shape, self.batch_sharding, part)
 
@@ -192,13 +203,16 @@ class Replicas:
 
   @property
   def batch_sharding(self) -> Sharding:
-    """Sharding of batches [M, H, B, ...]; data shards divide the axis B."""
+    """Sharding of batches [M, H, B, ...]. Data shards divide the axis B."""
     if self.layout == "stacked":
-      return self._here
-    parts = (self.axis_name, None, *([DATA_AXIS] * self.is_divided))
-    return NamedSharding(self.mesh, PartitionSpec(*parts))
+      return self._first_device
+    if self.is_divided:
+      spec = PartitionSpec(self.axis_name, None, DATA_AXIS)
+    else:
+      spec = PartitionSpec(self.axis_name, None)
+    return NamedSharding(self.mesh, spec)
 
-  def abstract(self, tree: Tree, axes) -> Tree:
+  def abstract(self, tree: Tree, axes: Tree) -> Tree:
     """Returns shapes, types and shardings of a state, without values.
 
     Args:
@@ -207,7 +221,7 @@ class Replicas:
     """
     return with_shardings(tree, self.state_shardings(tree, axes))
 
-  def state_shardings(self, tree: Tree, axes) -> Tree:
+  def state_shardings(self, tree: Tree, axes: Tree) -> Tree:
     """Returns the sharding of every leaf of a state.
 
     Args:
@@ -219,10 +233,12 @@ class Replicas:
       ValueError: If `Division` has no rule for a leaf.
     """
     if self.layout == "stacked":
-      return jax.tree.map(lambda _: self._here, tree)
+      return jax.tree.map(lambda _: self._first_device, tree)
 
-    def under(prefix, axis, subtree):
-      def sharding(path, leaf):
+    def shardings_below(
+      prefix: tuple[Any, ...], axis: int | None, subtree: Tree
+    ) -> Tree:
+      def sharding(path: tuple[Any, ...], leaf: Any) -> Sharding:
         shape = leaf.shape if axis is None else leaf.shape[1:]
         parts = partition(self.spec((*prefix, *path), shape))
         return NamedSharding(
@@ -231,7 +247,9 @@ class Replicas:
 
       return jax.tree_util.tree_map_with_path(sharding, subtree)
 
-    return jax.tree_util.tree_map_with_path(under, axes, tree, is_leaf=is_none)
+    return jax.tree_util.tree_map_with_path(
+      shardings_below, axes, tree, is_leaf=is_none
+    )
 
   def whole(self, axis: int | None) -> Sharding:
     """Returns the sharding of values that are not divided inside a replica.
@@ -240,19 +258,21 @@ class Replicas:
       axis: 0 for values [M, ...], None for values that all replicas share.
     """
     if self.layout == "stacked":
-      return self._here
+      return self._first_device
     return NamedSharding(self.mesh, PartitionSpec(*self._axes(axis)))
 
-  def spec(self, path, shape: tuple[int, ...]) -> Spec:
+  def spec(self, path: tuple[Any, ...], shape: tuple[int, ...]) -> Spec:
     """Returns the mesh axes that divide each dimension of a leaf.
 
     Args:
       path: JAX key path of the leaf in the state.
       shape: Shape of the leaf in one replica.
     """
-    return self.division.spec(path_name(path), shape) if self.is_divided else ()
+    if not self.is_divided:
+      return ()
+    return self.division.spec(path_name(path), shape)
 
-  def map(self, function: Callable, in_axes, out_axes) -> Callable:
+  def map(self, function: Callable, in_axes: Tree, out_axes: Tree) -> Callable:
     """Maps a function that is written for one replica over all replicas.
 
     Args:
@@ -275,20 +295,23 @@ class Replicas:
     if self.layout == "stacked":
       return stacked(out_axes)
 
-    def local(*args):
+    def local(*args: Tree) -> Tree:
       if self.num_replicas == 1:
         # XLA refuses a collective of one replica that has several devices.
         return without_axis(out_axes, stacked(0)(*args))
-      out = function(*map_prefix(lambda x: x[0], in_axes, args))
-      return map_prefix(lambda x: x[None], out_axes, out)
+      arguments = map_prefix(lambda x: x[0], in_axes, args)
+      results = function(*arguments)
+      return map_prefix(lambda x: x[None], out_axes, results)
 
-    manual = (self.axis_name, *(() if self.is_divided else INNER_AXES))
+    manual_axes = {self.axis_name}
+    if not self.is_divided:
+      manual_axes |= set(INNER_AXES)
     return jax.shard_map(
       local,
       mesh=self.mesh,
       in_specs=self._specs(in_axes),
       out_specs=self._specs(out_axes),
-      axis_names=set(manual),
+      axis_names=manual_axes,
       # The check would need values marked as varying (pcast), which vmap does
       # not support, and `function` must work under both. Tests check instead
       # that copies of shared values are equal on all replicas.
@@ -304,11 +327,14 @@ class Replicas:
 
     Args:
       tree: State of one replica, inside a function that `map` maps.
+
+    Returns:
+      The state, with sharding constraints.
     """
     if not self.is_divided:
       return tree
 
-    def constrained(path, leaf):
+    def constrained(path: tuple[Any, ...], leaf: Array) -> Array:
       spec = partition(self.spec(path, leaf.shape))
       return jax.lax.with_sharding_constraint(leaf, spec)
 
@@ -321,19 +347,28 @@ class Replicas:
     )
 
   def _axes(self, axis: int | None) -> tuple[str, ...]:
-    """Returns the mesh axis of the first dimension, if replicas divide it."""
-    return () if axis is None else (self.axis_name,)
+    """Returns the mesh axis that divides the first dimension, if any.
+
+    Args:
+      axis: 0 if replicas divide the first dimension, else None.
+    """
+    if axis is None:
+      return ()
+    return (self.axis_name,)
 
   @property
-  def _here(self) -> SingleDeviceSharding:
-    return SingleDeviceSharding((self.devices or jax.local_devices())[0])
+  def _first_device(self) -> SingleDeviceSharding:
+    """The sharding of stacked replicas: one device holds everything."""
+    devices = self.devices or jax.local_devices()
+    return SingleDeviceSharding(devices[0])
 
 
-def _put(leaf, sharding):
-  if isinstance(leaf, jax.ShapeDtypeStruct):  # It is only compiled for.
+def _put(leaf: Any, sharding: Sharding) -> Any:
+  """Puts an array on devices. A `ShapeDtypeStruct` gets the sharding."""
+  if isinstance(leaf, jax.ShapeDtypeStruct):
     return leaf.update(sharding=sharding)
   # An array may have the right sharding by chance without being committed to
-  # it. A program would compile again for it, so it is committed here.
+  # it. A program would be compiled again for that array, so it is committed.
   if getattr(leaf, "sharding", None) == sharding and leaf.committed:
     return leaf
   if sharding.is_fully_addressable:
@@ -342,7 +377,9 @@ def _put(leaf, sharding):
   return _assembled(values.shape, sharding, lambda index: values[index])
 
 
-def _assembled(shape, sharding, part: Callable) -> jax.Array:
+def _assembled(
+  shape: tuple[int, ...], sharding: Sharding, part: Callable
+) -> jax.Array:
   """Builds a global array from the parts on the devices of this process.
 
   Args:
@@ -358,7 +395,7 @@ def _assembled(shape, sharding, part: Callable) -> jax.Array:
 
 
 def with_shardings(tree: Tree, shardings: Tree) -> Tree:
-  """Returns the shapes and types of arrays together with given shardings.
+  """Returns the shapes and types of arrays, with shardings.
 
   Args:
     tree: Arrays, or only their shapes and types.
@@ -371,30 +408,39 @@ def with_shardings(tree: Tree, shardings: Tree) -> Tree:
   )
 
 
-def is_none(axis) -> bool:
-  """Whether an entry of a tree prefix is None, for use as `is_leaf`."""
+def is_none(axis: Any) -> bool:
+  """Returns whether an entry of a tree prefix is None, for use as `is_leaf`."""
   return axis is None
 
 
-def without_axis(axes, tree):
-  """Takes the first axis, of length 1, from leaves whose axis is None."""
+def without_axis(axes: Tree, tree: Tree) -> Tree:
+  """Removes the first axis, of length 1, of leaves whose axis is None.
 
-  def under(axis, subtree):
-    return jax.tree.map(lambda x: x[0], subtree) if axis is None else subtree
+  Args:
+    axes: Tree prefix with 0 or None.
+    tree: Tree of arrays, all with the first axis.
+  """
 
-  return jax.tree.map(under, axes, tree, is_leaf=is_none)
+  def change(axis: int | None, subtree: Tree) -> Tree:
+    if axis is not None:
+      return subtree
+    return jax.tree.map(lambda x: x[0], subtree)
+
+  return jax.tree.map(change, axes, tree, is_leaf=is_none)
 
 
-def map_prefix(function, axes, tree):
+def map_prefix(function: Callable, axes: Tree, tree: Tree) -> Tree:
   """Applies a function to all leaves whose axis in a tree prefix is 0.
 
   Args:
     function: Function from a leaf to a leaf.
-    axes: Tree prefix with 0 or None; what is below None stays as it is.
+    axes: Tree prefix with 0 or None. Leaves below None stay as they are.
     tree: Tree of arrays.
   """
 
-  def under(axis, subtree):
-    return subtree if axis is None else jax.tree.map(function, subtree)
+  def change(axis: int | None, subtree: Tree) -> Tree:
+    if axis is None:
+      return subtree
+    return jax.tree.map(function, subtree)
 
-  return jax.tree.map(under, axes, tree, is_leaf=is_none)
+  return jax.tree.map(change, axes, tree, is_leaf=is_none)

@@ -1,1 +1,1 @@
-"""One optimizer step of a replica, which does not know other replicas."""
+"""The optimizer step of one replica. It does not depend on other replicas."""

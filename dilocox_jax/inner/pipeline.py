@@ -2,10 +2,10 @@
 
 All stages of a replica run this one program. In every tick each stage looks up
 its action in the timetable, runs it, and sends its newest results to its
-neighbors. Forward and backward are ticks like any other, so the schedule alone
-decides how many micro-batches' activations are alive at once. The program is a
-scan over ticks around a loop over layers. It does not grow with the number of
-ticks, layers or micro-batches.
+neighbors. Forwards and backwards are actions of the timetable. So only the
+schedule decides for how many micro-batches a stage holds activations. The
+program is a scan over ticks around a loop over layers. It does not grow with
+the number of ticks, layers or micro-batches.
 
 Letters in names: T tokens, D model, K layers of a stage.
 """
@@ -45,7 +45,7 @@ def pipelined_gradient(
   *,
   remat: str = "dots",
 ) -> PipelinedGradient:
-  """Builds one stage's gradient, for a region that is manual over the stages.
+  """Builds one stage's gradient, for use in `shard_map` over the stages.
 
   Args:
     model: The model.
@@ -56,35 +56,44 @@ def pipelined_gradient(
 
   Returns:
     (blocks, rest, tokens) -> (loss, block gradients, rest gradients).
-    `blocks`: this stage's layers, leaves [K, ...], where K is the largest of
-    all layer counts. The last rows of a shorter stage are not read. `rest`: all
-    other leaves, whole. `tokens`: int32 [m, b, L + 1]. Results are means over
-    the m micro-batches, in fp32 or wider. They are this stage's contribution:
-    the caller must sum the loss and the rest gradients over the stages.
+    `blocks` are this stage's layers, leaves [K, ...], where K is the largest of
+    all layer counts. The last rows of a shorter stage are not read. `rest` are
+    all other leaves, whole. `tokens` are int32 [m, b, L + 1]. Results are means
+    over the m micro-batches, in fp32 or wider. They are this stage's
+    contribution: the caller must sum the loss and the rest gradients over the
+    stages.
   """
   ticks = pipeline.timetable
 
-  def gradient(blocks: Tree, rest: Tree, tokens: Int[Array, "m b S"]):
+  def gradient(
+    blocks: Tree, rest: Tree, tokens: Int[Array, "m b S"]
+  ) -> tuple[Scalar, Tree, Tree]:
     x_TxD = jax.eval_shape(model.embed, rest, tokens[0, :, :-1])
     # Matrices are cast once, before the scan. If a forward cast its kernel, the
-    # cast copy would be a residual and so be saved for every micro-batch.
-    cast = jax.tree.map(
+    # cast copy would be a residual, and would be saved for every micro-batch.
+    cast_blocks = jax.tree.map(
       lambda x: x.astype(x_TxD.dtype) if x.ndim > 2 else x, blocks
     )
     passes = layer_passes(
-      model.block,
-      jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], cast)),
-      x_TxD,
-      tokens.shape[2] - 1,
-      remat,
-      jax.eval_shape(model.context, tokens[0, :, :-1]),
+      block=model.block,
+      layer=jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], cast_blocks)),
+      x_TxD=x_TxD,
+      length=tokens.shape[2] - 1,
+      remat=remat,
+      context=jax.eval_shape(model.context, tokens[0, :, :-1]),
     )
     number = jax.lax.axis_index(STAGE_AXIS)
     training = TrainingStage(
-      model, layer_counts, number, cast, rest, tokens, passes
+      model=model,
+      counts=layer_counts,
+      number=number,
+      layers=cast_blocks,
+      rest=rest,
+      tokens=tokens,
+      passes=passes,
     )
     columns = jax.tree.map(lambda x: jnp.asarray(x)[:, number], ticks)
-    state = _first_state(pipeline, training, x_TxD, (blocks, rest))
+    state = _first_state(pipeline, training, x_TxD=x_TxD, params=(blocks, rest))
     state, _ = jax.lax.scan(_tick(training), state, columns)
     return jax.tree.map(
       lambda total: total / tokens.shape[0],
@@ -100,12 +109,12 @@ class StageState(NamedTuple):
   Attributes:
     activations: The newest activations of this stage, [T, D].
     gradients: The newest gradient of this stage's input, [T, D].
-    activations_arrived: Those of the stage before.
-    gradients_arrived: That of the stage after.
-    outputs: Outputs of forwards, [slots, T, D]; the last stage reads them.
-    saved: Arrays from forwards for backwards; leaves [slots, K, ...].
+    activations_arrived: The newest activations of the stage before, [T, D].
+    gradients_arrived: The newest gradient of the next stage's input, [T, D].
+    outputs: Outputs of forwards, [slots, T, D]. Only the last stage reads them.
+    saved: Arrays that forwards save for backwards, leaves [slots, K, ...].
     loss: Sum of the losses of the micro-batches so far.
-    block_gradients: Sums of the layers' gradients; leaves [K, ...].
+    block_gradients: Sums of the layers' gradients, leaves [K, ...].
     rest_gradients: Sums of the gradients of all other leaves.
   """
 
@@ -122,7 +131,7 @@ class StageState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainingStage(Stage):
-  """A stage's actions in training, which take its state to the next one.
+  """A stage in training. Each of its actions returns a new state of the stage.
 
   Attributes:
     passes: Forward and backward of the model's block.
@@ -131,13 +140,22 @@ class TrainingStage(Stage):
   passes: LayerPasses
 
   def forward(self, at: TickNumbers, state: StageState) -> StageState:
-    """Runs the stage's layers on a micro-batch."""
+    """Runs the stage's layers on a micro-batch.
+
+    Args:
+      at: The stage's numbers in this tick.
+      state: State before the action.
+    """
     context = self.context(at.micro_batch)
 
-    def layer(row: Index, carry: tuple[Array, list[Array]]):
+    def layer(
+      row: Index, carry: tuple[Array, list[Array]]
+    ) -> tuple[Array, list[Array]]:
       x_TxD, saved = carry
-      x_TxD, new = self.passes.forward(get(self.layers, row), x_TxD, context)
-      return x_TxD, put(saved, new, at.saved_slot, row)
+      x_TxD, saved_by_layer = self.passes.forward(
+        get(self.layers, row), x_TxD, context
+      )
+      return x_TxD, put(saved, saved_by_layer, at.saved_slot, row)
 
     x_TxD = self.input(at.micro_batch, state.activations_arrived)
     x_TxD, saved = self.loop(layer, (x_TxD, state.saved))
@@ -150,56 +168,75 @@ class TrainingStage(Stage):
   def backward(self, at: TickNumbers, state: StageState) -> StageState:
     """Computes gradients of a micro-batch, layer by layer.
 
-    On the last stage they begin with the loss and the head.
+    The last stage begins with the loss and the head.
+
+    Args:
+      at: The stage's numbers in this tick.
+      state: State before the action.
     """
-    last = self.count - 1
+    last_row = self.count - 1
 
-    def head(at: TickNumbers, carry: tuple[Array, Scalar, Tree]):
-      _, total, totals = carry
+    def head(
+      at: TickNumbers, carry: tuple[Array, Scalar, Tree]
+    ) -> tuple[Array, Scalar, Tree]:
+      _, loss_sum, gradient_sums = carry
       x_TxD = get(state.outputs, at.output_slot)
-      loss, (rest, gradient) = jax.value_and_grad(self.model.loss, (0, 1))(
-        self.rest, x_TxD, self.targets(at.micro_batch)
+      loss, (rest_gradients, x_gradient) = jax.value_and_grad(
+        self.model.loss, (0, 1)
+      )(self.rest, x_TxD, self.targets(at.micro_batch))
+      return (
+        x_gradient,
+        added(loss_sum, loss),
+        jax.tree.map(added, gradient_sums, rest_gradients),
       )
-      return gradient, added(total, loss), jax.tree.map(added, totals, rest)
 
-    def layer(step: Index, carry: tuple[Array, Tree]):
-      (gradient, totals), row = carry, last - step
+    def layer(step: Index, carry: tuple[Array, Tree]) -> tuple[Array, Tree]:
+      x_gradient, gradient_sums = carry
+      row = last_row - step
       saved = get(state.saved, at.saved_slot, row)
-      new, gradient = self.passes.backward(
-        get(self.layers, row), saved, gradient
+      layer_gradients, x_gradient = self.passes.backward(
+        get(self.layers, row), saved, x_gradient
       )
-      new = jax.tree.map(added, get(totals, row), new)
-      return gradient, put(totals, new, row)
+      layer_sums = jax.tree.map(added, get(gradient_sums, row), layer_gradients)
+      return x_gradient, put(gradient_sums, layer_sums, row)
 
-    def embed(at: TickNumbers, totals: Tree) -> Tree:
+    def embed(at: TickNumbers, gradient_sums: Tree) -> Tree:
       _, pullback = jax.vjp(
         lambda rest: self.embed(rest, at.micro_batch), self.rest
       )
-      return jax.tree.map(added, totals, *pullback(gradient))
+      [rest_gradients] = pullback(x_gradient)
+      return jax.tree.map(added, gradient_sums, rest_gradients)
 
-    carry = state.gradients_arrived, state.loss, state.rest_gradients
-    gradient, loss, rest = when(self.is_last, "head", head, at, carry)
-    gradient, blocks = self.loop(layer, (gradient, state.block_gradients))
+    carry = (state.gradients_arrived, state.loss, state.rest_gradients)
+    x_gradient, loss_sum, rest_sums = when(
+      self.is_last, "head", head, at=at, state=carry
+    )
+    x_gradient, block_sums = self.loop(
+      layer, (x_gradient, state.block_gradients)
+    )
+    rest_sums = when(self.number == 0, "embed", embed, at=at, state=rest_sums)
     return state._replace(
-      gradients=gradient,
-      loss=loss,
-      block_gradients=blocks,
-      rest_gradients=when(self.number == 0, "embed", embed, at, rest),
+      gradients=x_gradient,
+      loss=loss_sum,
+      block_gradients=block_sums,
+      rest_gradients=rest_sums,
     )
 
 
 def _tick(training: TrainingStage) -> Callable:
-  """Returns the body of the scan: one row of the timetable on one self."""
+  """Returns the body of the scan: one stage runs one row of the timetable."""
 
   def tick(state: StageState, at: TickNumbers) -> tuple[StageState, None]:
-    for name in ("forward", "backward"):
-      is_on = at.action == ACTIONS.index(name)
-      state = when(is_on, name, getattr(training, name), at, state)
+    is_forward = at.action == ACTIONS.index("forward")
+    state = when(is_forward, "forward", training.forward, at=at, state=state)
+    is_backward = at.action == ACTIONS.index("backward")
+    state = when(is_backward, "backward", training.backward, at=at, state=state)
     # Every stage sends in every tick, because a collective needs all of them.
-    return state._replace(
+    state = state._replace(
       activations_arrived=training.sent(state.activations),
-      gradients_arrived=training.sent(state.gradients, -1),
-    ), None
+      gradients_arrived=training.sent(state.gradients, step=-1),
+    )
+    return state, None
 
   return tick
 
@@ -210,19 +247,30 @@ def _first_state(
   x_TxD: jax.ShapeDtypeStruct,
   params: tuple[Tree, Tree],
 ) -> StageState:
-  """Returns the state before the first tick: empty buffers and zero sums."""
+  """Returns the state before the first tick: empty buffers and zero sums.
+
+  Args:
+    pipeline: The schedule.
+    training: The stage.
+    x_TxD: Shape and dtype of the stream.
+    params: Parameters of the blocks, and all other parameters.
+  """
 
   def buffers(tree: Tree, *slots: int) -> Tree:
     return jax.tree.map(
       lambda leaf: empty_buffer((*slots, *leaf.shape), leaf.dtype), tree
     )
 
-  most = int(training.counts.max())
+  most_layers = int(training.counts.max())
+  blocks, rest = params
   return StageState(
-    *(buffers(x_TxD) for _ in range(4)),
+    activations=buffers(x_TxD),
+    gradients=buffers(x_TxD),
+    activations_arrived=buffers(x_TxD),
+    gradients_arrived=buffers(x_TxD),
     outputs=buffers(x_TxD, pipeline.num_output_slots),
-    saved=buffers(training.passes.saved, pipeline.num_saved_slots, most),
+    saved=buffers(training.passes.saved, pipeline.num_saved_slots, most_layers),
     loss=zeros(jax.ShapeDtypeStruct((), x_TxD.dtype)),
-    block_gradients=jax.tree.map(zeros, params[0]),
-    rest_gradients=jax.tree.map(zeros, params[1]),
+    block_gradients=jax.tree.map(zeros, blocks),
+    rest_gradients=jax.tree.map(zeros, rest),
   )

@@ -1,8 +1,8 @@
-"""What a stage of a pipeline reads, and the loss of a pipelined model.
+"""The stages of a pipeline, and the loss of a pipelined model.
 
-All stages run the same program, so the embedding and the loss, which only the
-first and the last stage have, stand under a condition. An evaluation needs no
-gradient, so it runs forwards alone, and no stage keeps anything for later.
+All stages run the same program. Only the first stage embeds, and only the last
+one computes the loss, so both computations are under a condition. An evaluation
+needs no gradient. So it only runs forwards, and stages save no arrays.
 
 Letters in names: T tokens, D model, K layers of a stage.
 """
@@ -25,15 +25,16 @@ PipelinedLoss = Callable[[Tree, Tree, Array], Scalar]
 
 
 class CutModel(NamedTuple):
-  """A model, cut where a pipeline may cut it.
+  """A model as functions for the parts that a pipeline separates.
 
   Attributes:
     embed: (leaves outside the blocks, tokens [b, L]) -> x [T, D], T = b L.
-    block: (one layer's leaves, x [T, D], L) -> x [T, D]. Leaves of two axes or
-      more come in the dtype of x.
+    block: (one layer's leaves, x [T, D], L) -> x [T, D]. Leaves with two axes
+      or more have the dtype of x.
     loss: (leaves outside the blocks, x [T, D], targets [T]) -> mean loss.
-    segments: (tokens [b, L]) -> segments [b, L] (`models.attention`), which
-      `embed` and `block` then take by this name. None: they take none.
+    segments: (tokens [b, L]) -> segments [b, L] (`models.attention`). `embed`
+      and `block` take them as the keyword argument `segments`. None: they take
+      no segments.
   """
 
   embed: Callable[..., Array]
@@ -42,8 +43,14 @@ class CutModel(NamedTuple):
   segments: Callable[[Array], Array] | None = None
 
   def context(self, tokens: Array) -> dict[str, Array]:
-    """Returns what `embed` and `block` take by name, for tokens [b, L]."""
-    return {} if self.segments is None else {"segments": self.segments(tokens)}
+    """Returns the keyword arguments of `embed` and `block`.
+
+    Args:
+      tokens: int32 [b, L].
+    """
+    if self.segments is None:
+      return {}
+    return {"segments": self.segments(tokens)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,7 +80,10 @@ class Stage:
 
   @property
   def count(self) -> np.int32 | Index:
-    """Number of layers of this stage; a constant if all stages are alike."""
+    """Number of layers of this stage.
+
+    It is a constant of the program if all stages have equally many layers.
+    """
     if np.ptp(self.counts) == 0:
       return self.counts[0]
     return jnp.asarray(self.counts)[self.number]
@@ -81,12 +91,15 @@ class Stage:
   def context(self, batch: Index) -> dict[str, Array]:
     """Returns `CutModel.context` of a micro-batch.
 
-    Every stage has all tokens, so no segments have to travel.
+    Every stage has all tokens, so stages need not send each other segments.
+
+    Args:
+      batch: Index of the micro-batch.
     """
     return self.model.context(get(self.tokens, batch)[:, :-1])
 
   def targets(self, batch: Index) -> Array:
-    """Returns the tokens [T] that the model should predict."""
+    """Returns the tokens [T] that the model should predict in a micro-batch."""
     return get(self.tokens, batch)[:, 1:].reshape(-1)
 
   def embed(self, rest: Tree, batch: Index) -> Array:
@@ -95,7 +108,12 @@ class Stage:
     return self.model.embed(rest, tokens, **self.context(batch))
 
   def input(self, batch: Index, arrived: Array) -> Array:
-    """Returns the stream [T, D] that the first layer reads."""
+    """Returns the stream [T, D] that the stage's first layer reads.
+
+    Args:
+      batch: Index of the micro-batch.
+      arrived: The stream that the stage before has sent.
+    """
 
     def embed(batch: Index, _: Array) -> Array:
       return self.embed(self.rest, batch)
@@ -103,13 +121,25 @@ class Stage:
     return when(self.number == 0, "embed", embed, batch, arrived)
 
   def loop(self, body: Callable, start: Tree) -> Tree:
-    """Runs (row, carry) -> carry for every layer."""
+    """Runs a loop over the stage's layers.
+
+    Args:
+      body: (row, carry) -> carry, for one layer.
+      start: The first carry.
+
+    Returns:
+      The last carry.
+    """
     return jax.lax.fori_loop(np.int32(0), self.count, body, start)
 
   def sent(self, message: Tree, step: int = 1) -> Tree:
-    """Sends a message to the next stage, or back with step -1.
+    """Sends a message to the next stage, or to the stage before with step -1.
 
-    What the last stage sends to the first, and back, is not read there.
+    The last stage also sends to the first one, and the first one to the last
+    one. These messages are not read.
+
+    Returns:
+      The message that has arrived at this stage.
     """
     num_stages = len(self.counts)
     if num_stages == 1:
@@ -121,8 +151,7 @@ class Stage:
 def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
   """Builds one stage's loss, for a region that is manual over the stages.
 
-  Stage s runs the forward of micro-batch t - s in tick t, and keeps nothing for
-  later.
+  Stage s runs the forward of micro-batch t - s in tick t, and saves no arrays.
 
   Args:
     model: The model.
@@ -136,11 +165,20 @@ def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
 
   def loss(blocks: Tree, rest: Tree, tokens: Int[Array, "m b S"]) -> Scalar:
     number = jax.lax.axis_index(STAGE_AXIS)
-    stage = Stage(model, layer_counts, number, blocks, rest, tokens)
+    stage = Stage(
+      model=model,
+      counts=layer_counts,
+      number=number,
+      layers=blocks,
+      rest=rest,
+      tokens=tokens,
+    )
     num_batches = tokens.shape[0]
     length = tokens.shape[2] - 1
 
-    def forward(batch: Index, carry: tuple[Array, Scalar]):
+    def forward(
+      batch: Index, carry: tuple[Array, Scalar]
+    ) -> tuple[Array, Scalar]:
       context = stage.context(batch)
 
       def layer(row: Index, x_TxD: Array) -> Array:
@@ -153,7 +191,9 @@ def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
       x_TxD = stage.loop(layer, stage.input(batch, arrived))
       return x_TxD, when(stage.is_last, "head", head, batch, total)
 
-    def tick(carry: tuple[Array, Scalar], at: Index):
+    def tick(
+      carry: tuple[Array, Scalar], at: Index
+    ) -> tuple[tuple[Array, Scalar], None]:
       batch = at - number
       is_on = (batch >= 0) & (batch < num_batches)
       x_TxD, total = when(is_on, "forward", forward, batch, carry)
@@ -172,7 +212,7 @@ def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
 
 
 def empty_buffer(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-  """Returns a buffer before it is written; no result depends on its values.
+  """Returns a buffer before it is written. No result depends on its values.
 
   Args:
     shape: Shape of the buffer.
@@ -188,51 +228,63 @@ def when(
   at: Tree,
   state: Tree,
 ) -> Tree:
-  """Returns the state after an action, or unchanged if a condition is false.
+  """Runs an action on a state if a condition holds.
 
-  This is `jax.lax.cond`, written as a loop of one round or none, because XLA
-  changes the values that a loop carries in place. With one conditional over
-  all actions it copied every buffer in each tick, also in idle ones. That
-  doubled memory and traffic.
+  This does the same as `jax.lax.cond`. It is written as a loop with one
+  iteration or none, because XLA updates the values that a loop carries in
+  place. With a conditional over all actions, XLA copied every buffer in each
+  tick, also in idle ticks. That doubled memory and traffic.
 
   Args:
     condition: Whether to run the action.
     name: Name of the action in compiled operations and profiles.
-    action: (numbers, state) -> state. Any other array must be read at an index
-      from the numbers that the action is given.
+    action: (numbers, state) -> state. It may read other arrays only at indices
+      that come from its argument `numbers`.
     at: Numbers of the tick.
     state: State before the action.
+
+  Returns:
+    The state after the action, or the unchanged state.
   """
 
   def body(number: Index, state: Tree) -> Tree:
-    # XLA moves operations that do not depend on the round out of a loop. Then
-    # they would run although the loop has no round. `is_on` is always true
-    # here, but XLA does not know that. So all numbers depend on the round, and
-    # with them every slice that the action reads.
-    is_on = number < rounds
-    here = jax.tree.map(lambda index: jnp.where(is_on, index, -1), at)
-    return action(here, state)
+    # XLA moves operations that do not depend on the iteration out of a loop.
+    # They would then run although the loop has no iteration. `is_on` is always
+    # true here, but XLA does not know that. So all numbers depend on the
+    # iteration, and so does every slice that the action reads.
+    is_on = number < num_iterations
+    numbers = jax.tree.map(lambda index: jnp.where(is_on, index, -1), at)
+    return action(numbers, state)
 
   with jax.named_scope(name):
-    rounds = condition.astype(np.int32)
-    return jax.lax.fori_loop(np.int32(0), rounds, body, state)
+    num_iterations = condition.astype(np.int32)
+    return jax.lax.fori_loop(np.int32(0), num_iterations, body, state)
 
 
 def get(tree: Tree, *indices: Index) -> Tree:
   """Reads leaves [N1, ..., *shape] at indices of their first axes.
 
   Example: get(saved, 1, 3) of a leaf [slots, K, T, D] is leaf[1, 3], with the
-  shape [T, D]. It is layer 3 of the micro-batch whose arrays lie in slot 1.
+  shape [T, D]. It is layer 3 of the micro-batch whose arrays are in slot 1.
+
+  Args:
+    tree: Buffers, leaves [N1, ..., *shape].
+    *indices: Indices of the first axes.
+
+  Returns:
+    Leaves [*shape].
   """
 
   def read(buffer: Array) -> Array:
-    axes, shape = buffer.shape[: len(indices)], buffer.shape[len(indices) :]
-    sizes = (*[1] * len(indices), *shape)
+    num_indices = len(indices)
+    indexed_axes = buffer.shape[:num_indices]
+    shape = buffer.shape[num_indices:]
+    sizes = (1,) * num_indices + shape
     leaf = jax.lax.dynamic_slice(buffer, _starts(buffer, indices), sizes)
-    if max(axes) == 1:
-      # With a single slot XLA knows that the index must be 0, so the slice
-      # does not depend on the tick and would leave the loop of `when`. The
-      # first index is -1 only in a round that never runs.
+    if max(indexed_axes) == 1:
+      # With a single slot XLA knows that the index must be 0. So the slice does
+      # not depend on the tick, and XLA would move it out of the loop of `when`.
+      # The first index is -1 only in an iteration that never runs.
       is_on = jnp.asarray(indices[0]) >= 0
       leaf = jnp.where(is_on, leaf, jnp.zeros_like(leaf))
     return leaf.reshape(shape)
@@ -241,34 +293,40 @@ def get(tree: Tree, *indices: Index) -> Tree:
 
 
 def put(tree: Tree, new: Tree, *indices: Index) -> Tree:
-  """Writes leaves [*shape] at indices of the first axes; reverses `get`.
+  """Writes leaves [*shape] at indices of the first axes, as `get` reads them.
 
   Args:
     tree: Buffers, leaves [N1, ..., *shape].
-    new: What is written, leaves [*shape].
-    *indices: Numbers in the first axes, as in `get`.
+    new: The values to write, leaves [*shape].
+    *indices: Indices of the first axes.
+
+  Returns:
+    The new buffers.
   """
 
-  # What a layer saves may be a constant, which JAX does not take for an Array.
+  # A value that a layer saves may be a constant, which is not an `Array`.
   def write(buffer: Array, leaf: Any) -> Array:
-    leaf = leaf.reshape(*[1] * len(indices), *leaf.shape)
+    leaf = leaf.reshape((1,) * len(indices) + leaf.shape)
     return jax.lax.dynamic_update_slice(buffer, leaf, _starts(buffer, indices))
 
   return jax.tree.map(write, tree, new)
 
 
-def _starts(buffer: Array, indices: tuple[Index, ...]) -> list:
-  # All starts must have one type, but a loop counts in int64 where JAX has
-  # that enabled.
-  starts = (*indices, *[0] * (buffer.ndim - len(indices)))
+def _starts(buffer: Array, indices: tuple[Index, ...]) -> list[Array]:
+  """Returns the start of a slice along every axis of a buffer.
+
+  All starts must have one type. A loop counts in int64 if JAX has that enabled.
+  """
+  num_other_axes = buffer.ndim - len(indices)
+  starts = indices + (0,) * num_other_axes
   return [jnp.asarray(start, np.int32) for start in starts]
 
 
 def zeros(x: Array | jax.ShapeDtypeStruct) -> Array:
-  """Returns the sum of no values like x, in fp32 or wider."""
+  """Returns zeros in the shape of x, to sum arrays like x in fp32 or wider."""
   return jnp.zeros(x.shape, np.promote_types(np.float32, x.dtype))
 
 
 def added(total: Array, value: Array) -> Array:
-  """Returns a sum with one value more, in the dtype of the sum."""
+  """Adds a value to a sum, in the dtype of the sum."""
   return total + value.astype(total.dtype)

@@ -1,13 +1,12 @@
-"""Computes the gradient of one replica whose arrays lie on several devices.
+"""Computes the gradient of one replica whose arrays are on several devices.
 
 The loss of an evaluation, which needs no gradient, is computed in the same way.
 
 Before the pipeline starts, every device collects the layers that its stage
-computes and the few leaves that all stages share; of large tables it collects
-a part only (`inner.vocabulary`). Afterwards the gradients go
-back to the devices that keep the parameters. Both happen once per optimizer
-step, whatever the number of micro-batches, over the fast links inside a
-cluster.
+computes, and the few leaves that all stages share. Of large tables it collects
+only a part (`inner.vocabulary`). Afterwards the gradients go back to the
+devices that keep the parameters. Both happen once per optimizer step, for any
+number of micro-batches, over the fast links inside a cluster.
 """
 
 import functools
@@ -58,9 +57,9 @@ def sharded_gradient(
     division: Division of the parameters among the devices.
     stage_layers: Layers of every stage.
     num_micro_batches: Number m of micro-batches into which every data shard
-      cuts its rows of a batch.
+      divides its rows of a batch.
     divided_tables: Paths of leaves outside the blocks of which a data shard
-      gets its own part alone (`Division.divided_tables`). The gradient of such
+      gets only its own part (`Division.divided_tables`). The gradient of such
       a part already is a sum over the data shards.
 
   Returns:
@@ -74,12 +73,16 @@ def sharded_gradient(
     specs, axes, partitions = _layout(params, division, divided_tables)
 
     def local(params: Tree, batch: Array) -> tuple[Scalar, Tree]:
-      blocks, rest = _collected(stage_layers, params, specs, axes)
+      blocks, rest = _collected(stage_layers, params, specs=specs, axes=axes)
       tokens = batch.reshape(num_micro_batches, -1, *batch.shape[1:])
-      loss, for_blocks, for_rest = stage_gradient(blocks, rest, tokens)
+      loss, block_gradients, rest_gradients = stage_gradient(
+        blocks, rest, tokens
+      )
       gradients = {
-        BLOCKS: jax.tree.map(from_stages, for_blocks, specs[BLOCKS]),
-        **jax.tree.map(_sum, for_rest, _rest(specs), _rest(axes)),
+        BLOCKS: jax.tree.map(from_stages, block_gradients, specs[BLOCKS]),
+        **jax.tree.map(
+          _sum, rest_gradients, _without_blocks(specs), _without_blocks(axes)
+        ),
       }
       # Sums over stages are complete now: each stage contributed its part. Sums
       # over data shards must become means, because every shard's loss is
@@ -87,7 +90,9 @@ def sharded_gradient(
       shards = jax.lax.axis_size(DATA_AXIS)
       loss = jax.lax.psum(loss, INNER_AXES) / shards
       gradients = jax.tree.map(
-        lambda new, old: (new / shards).astype(old.dtype), gradients, params
+        lambda total, param: (total / shards).astype(param.dtype),
+        gradients,
+        params,
       )
       return loss, {key: gradients[key] for key in params}
 
@@ -110,8 +115,9 @@ def sharded_loss(
 ) -> Loss:
   """Spreads the loss of an evaluation over the devices of one replica.
 
-  Every data shard cuts its rows of the batches into micro-batches. If the rows
-  of a batch cannot be divided evenly, every shard computes all of them.
+  Every data shard divides its rows of the batches into micro-batches. If the
+  shards cannot divide the rows of a batch evenly, every shard computes all of
+  them.
 
   Args:
     stage_loss: Loss of one stage, under the mesh axis "stage": (blocks, other
@@ -134,23 +140,27 @@ def sharded_loss(
     def local(params: Tree, batches: Array) -> Scalar:
       rows = math.gcd(batches.shape[1], num_rows)
       tokens = batches.reshape(-1, rows, batches.shape[2])
-      parts = _collected(stage_layers, params, specs, axes)
-      loss = stage_loss(*parts, tokens)
+      blocks, rest = _collected(stage_layers, params, specs=specs, axes=axes)
+      loss = stage_loss(blocks, rest, tokens)
       return jax.lax.psum(loss, INNER_AXES) / shards
 
-    by_rows = DATA_AXIS if batches.shape[1] % shards == 0 else None
-    in_specs = partitions, PartitionSpec(None, by_rows)
-    mapped = map_over_devices(local, in_specs, PartitionSpec())
+    row_axis = DATA_AXIS if batches.shape[1] % shards == 0 else None
+    mapped = map_over_devices(
+      local,
+      in_specs=(partitions, PartitionSpec(None, row_axis)),
+      out_specs=PartitionSpec(),
+    )
     return mapped(params, batches)
 
   return loss
 
 
 def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
-  """Builds a loss that JAX differentiates, of data shards without stages.
+  """Builds the loss of data shards without stages, which JAX differentiates.
 
-  A shard collects one layer after the other, and what the forward does not save
-  once more for the backward, so it never holds all layers whole.
+  A shard collects one layer after the other. The backward collects a layer
+  again, unless the forward has saved it. So a shard never holds all layers
+  whole.
   Source: Zhao et al. 2023, arXiv 2304.11277.
 
   Args:
@@ -159,28 +169,30 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
 
   Returns:
     (blocks, other leaves, tokens [m, b, L + 1]) -> mean loss of this shard's
-    rows. Blocks are this device's parts, and their specs.
+    rows. Blocks are this device's parts of the layers, and their specs.
   """
 
   def loss(blocks: tuple[Tree, Tree], rest: Tree, tokens: Array) -> Scalar:
-    parts, specs = blocks
+    block_parts, specs = blocks
     rows = tokens.reshape(-1, tokens.shape[-1])
-    read, targets = rows[:, :-1], rows[:, 1:].reshape(-1)
-    context = model.context(read)
+    inputs = rows[:, :-1]
+    targets = rows[:, 1:].reshape(-1)
+    context = model.context(inputs)
 
     @remat_wrapper(remat)
-    def layer(x_TxD: Array, own: Tree) -> Array:
+    def layer(x_TxD: Array, layer_part: Tree) -> Array:
       def whole(leaf: Array, spec: Spec) -> Array:
-        narrow = leaf.astype(x_TxD.dtype) if leaf.ndim > 1 else leaf
-        return _gather(narrow, spec[1:], INNER_AXES)
+        if leaf.ndim > 1:
+          leaf = leaf.astype(x_TxD.dtype)
+        return _gather(leaf, spec[1:], INNER_AXES)
 
-      leaves = jax.tree.map(whole, own, specs)
-      return model.block(leaves, x_TxD, read.shape[1], **context)
+      leaves = jax.tree.map(whole, layer_part, specs)
+      return model.block(leaves, x_TxD, inputs.shape[1], **context)
 
     x_TxD, _ = jax.lax.scan(
-      lambda x_TxD, own: (layer(x_TxD, own), None),
-      model.embed(rest, read, **context),
-      parts,
+      lambda x_TxD, layer_part: (layer(x_TxD, layer_part), None),
+      model.embed(rest, inputs, **context),
+      block_parts,
     )
     return model.loss(rest, x_TxD, targets)
 
@@ -190,45 +202,68 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
 def _collected(
   stage_layers: StageLayers | None, params: Tree, specs: Tree, axes: Tree
 ) -> tuple[Tree, Tree]:
-  """Returns this stage's layers, [K, ...], and all other leaves.
+  """Collects the parameters that this device needs.
 
-  Layers are whole, and other leaves are collected over the given mesh axes.
-  Without stages layers stay as they are, beside their specs.
+  Args:
+    stage_layers: Layers of every stage; None: there are no stages.
+    params: This device's parts of all parameters.
+    specs: Spec of every leaf.
+    axes: Mesh axes over which each leaf outside the blocks is collected.
+
+  Returns:
+    This stage's layers, whole, [K, ...], and all other leaves. Without stages,
+    the first value is this device's parts of all layers, and their specs.
   """
-  rest = jax.tree.map(_gather, *map(_rest, (params, specs, axes)))
-  blocks = params[BLOCKS], specs[BLOCKS]
+  rest = jax.tree.map(
+    _gather,
+    _without_blocks(params),
+    _without_blocks(specs),
+    _without_blocks(axes),
+  )
   if stage_layers is None:
-    return blocks, rest
+    return (params[BLOCKS], specs[BLOCKS]), rest
   to_stages = functools.partial(_to_stages, stage_layers)
-  return jax.tree.map(to_stages, *blocks), rest
+  return jax.tree.map(to_stages, params[BLOCKS], specs[BLOCKS]), rest
 
 
-def _rest(tree: dict[str, Tree]) -> Tree:
-  """Returns what stands beside the blocks."""
+def _without_blocks(tree: dict[str, Tree]) -> Tree:
+  """Returns a tree without the blocks."""
   return {key: leaves for key, leaves in tree.items() if key != BLOCKS}
 
 
 def _layout(
   params: Tree, division: Division, divided_tables: Collection[str]
 ) -> tuple[Tree, Tree, Tree]:
-  """Returns three trees with a value in the place of every leaf.
+  """Returns how parameters are divided and collected.
 
-  They are its spec, the mesh axes over which it is collected, and its JAX
-  partition.
+  Args:
+    params: The parameters.
+    division: Division of the parameters among the devices.
+    divided_tables: As for `sharded_gradient`.
+
+  Returns:
+    Three trees like `params`: the spec of every leaf, the mesh axes over which
+    it is collected, and its JAX partition.
   """
 
-  def axes(path: Any, leaf: Array) -> tuple[str, ...]:
+  def collected_over(path: Any, leaf: Array) -> tuple[str, ...]:
     del leaf
-    return (STAGE_AXIS,) if path_name(path) in divided_tables else INNER_AXES
+    if path_name(path) in divided_tables:
+      return (STAGE_AXIS,)
+    return INNER_AXES
 
   specs = specs_of(division, params)
-  partitions = jax.tree.map(lambda _, at: partition(at), params, specs)
-  return specs, jax.tree_util.tree_map_with_path(axes, params), partitions
+  partitions = jax.tree.map(lambda _, spec: partition(spec), params, specs)
+  axes = jax.tree_util.tree_map_with_path(collected_over, params)
+  return specs, axes, partitions
 
 
 def _dimension(spec: Spec, axis: str) -> int | None:
-  """Returns the dimension that a mesh axis divides, or None."""
-  return next((n for n, axes in enumerate(spec) if axis in axes), None)
+  """Returns the dimension that a mesh axis divides; None if it divides none."""
+  for dimension, axes in enumerate(spec):
+    if axis in axes:
+      return dimension
+  return None
 
 
 # Five layers over four stages (S = 4, K = 2):
@@ -236,16 +271,26 @@ def _dimension(spec: Spec, axis: str) -> int | None:
 #   stage_layers.table   [0, 1] [2, 5] [3, 5] [4, 5]   by stage
 #   stage_layers.places  [0, 1, 2, 4, 6]               by layer
 #
-# There is no layer 5: the number fills the rows of short stages. Five does not
-# divide by four, so no stage can keep its own layers. A kernel [5, D, F] is
-# divided along D instead: each stage keeps [5, D / 4, F].
+# There is no layer 5: the number 5 fills the rows of short stages. Five layers
+# cannot be divided by four, so no stage can keep its own layers. A kernel
+# [5, D, F] is divided along D instead: each stage keeps [5, D / 4, F].
 #
 # `_to_stages` puts the rows in the order of the table, [8, D / 4, F] with zeros
-# for layer 5. The all-to-all gives rows 2 s and 2 s + 1 to stage s and joins
-# the pieces of D there: [2, D, F]. `_from_stages` runs the all-to-all backward
-# and picks the rows `places` of the eight, which leaves out the fillers.
+# for layer 5. The all-to-all gives rows 2 s and 2 s + 1 to stage s and
+# concatenates the pieces of D there: [2, D, F]. `_from_stages` runs the
+# all-to-all in the other direction and picks the rows `places` of the eight
+# rows, which leaves out the rows of layer 5.
 def _to_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
-  """Takes a leaf as it is kept to this stage's layers, [K, ...] whole."""
+  """Collects this stage's layers.
+
+  Args:
+    stage_layers: Layers of every stage.
+    leaf: This device's part of a leaf of the blocks.
+    spec: Spec of the leaf.
+
+  Returns:
+    The stage's layers, whole, [K, ...].
+  """
   by_stage = _dimension(spec, STAGE_AXIS)
   table = jnp.asarray(stage_layers.table)
   if by_stage is None:
@@ -264,10 +309,21 @@ def _to_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
 
 
 def _from_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
-  """Sums gradients of this stage's layers over data; reverses `_to_stages`."""
-  by_stage, by_data = _dimension(spec, STAGE_AXIS), _dimension(spec, DATA_AXIS)
+  """Sums gradients over data shards, and gives each device its part.
+
+  Args:
+    stage_layers: Layers of every stage.
+    leaf: Gradients of this stage's layers, [K, ...].
+    spec: Spec of the leaf.
+
+  Returns:
+    Gradients of this device's part of the leaf, as `_to_stages` got it.
+  """
+  by_stage = _dimension(spec, STAGE_AXIS)
+  by_data = _dimension(spec, DATA_AXIS)
   if by_data and by_data == by_stage:
-    return _rows(_scattered(leaf, by_data), jnp.asarray(stage_layers.places))
+    all_layers = _sum_and_swap(leaf, by_data)
+    return _rows(all_layers, jnp.asarray(stage_layers.places))
   if by_data is None:
     leaf = jax.lax.psum(leaf, DATA_AXIS)
   else:
@@ -283,32 +339,45 @@ def _from_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
   return _rows(leaf, jnp.asarray(stage_layers.places))
 
 
-def _scattered(leaf: Array, dimension: int) -> Array:
-  """Sums over data, and swaps parts of a dimension that all devices divide.
+def _sum_and_swap(leaf: Array, dimension: int) -> Array:
+  """Sums over data shards, and swaps layers for parts of a dimension.
 
-  Shards and stages have an axis of their own here. Without it the compiler for
-  TPUs sums the whole leaf on every device: 7.5 GiB for the five layers of a
-  stage of 107B.
+  Data shards and stages get an axis of their own here. Without these axes the
+  compiler for TPUs sums the whole leaf on every device: 7.5 GiB for the five
+  layers of a stage of 107B.
 
   Args:
     leaf: Gradients [n, ...] of this stage's layers.
-    dimension: Dimension divided by data shard and then by stage.
+    dimension: Dimension that is divided by data shards and then by stages.
+
+  Returns:
+    Gradients of this device's part of the dimension, for all layers.
   """
-  sizes = map(jax.lax.axis_size, INNER_AXES)
-  shape, rest = leaf.shape[:dimension], leaf.shape[dimension + 1 :]
-  leaf = leaf.reshape(*shape, *sizes, -1, *rest)
+  num_shards = jax.lax.axis_size(DATA_AXIS)
+  num_stages = jax.lax.axis_size(STAGE_AXIS)
+  before = leaf.shape[:dimension]
+  after = leaf.shape[dimension + 1 :]
+  leaf = leaf.reshape(*before, num_shards, num_stages, -1, *after)
   leaf = jax.lax.psum_scatter(leaf, DATA_AXIS, scatter_dimension=dimension)
-  leaf = jax.lax.all_to_all(leaf, STAGE_AXIS, dimension, 0, tiled=True)
-  return leaf.reshape(-1, *shape[1:], leaf.shape[dimension + 1], *rest)
+  leaf = jax.lax.all_to_all(
+    leaf, STAGE_AXIS, split_axis=dimension, concat_axis=0, tiled=True
+  )
+  return leaf.reshape(-1, *before[1:], leaf.shape[dimension + 1], *after)
 
 
 def _rows(leaf: Array, numbers: Array) -> Array:
-  """Picks layers by number; a number without a layer gives zeros."""
+  """Returns layers by number. A number without a layer gives zeros."""
   return leaf.at[numbers].get(mode="fill", fill_value=0)
 
 
 def _gather(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
-  """Returns the leaf of which every device along some axes keeps a part."""
+  """Collects a leaf from the devices that hold its parts.
+
+  Args:
+    leaf: This device's part.
+    spec: Spec of the leaf.
+    over: Mesh axes over which the leaf is collected.
+  """
   for dimension, axes in enumerate(spec):
     axes = tuple(axis for axis in axes if axis in over)
     if axes:
@@ -317,7 +386,13 @@ def _gather(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
 
 
 def _sum(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
-  """Sums a leaf over some axes; each device returns the part that it keeps."""
+  """Sums a leaf over devices, and gives each device its part of the sum.
+
+  Args:
+    leaf: Values of the whole leaf on this device.
+    spec: Spec of the leaf.
+    over: Mesh axes over which the leaf is summed.
+  """
   used = set()
   for dimension, axes in enumerate(spec):
     axes = tuple(axis for axis in axes if axis in over)
@@ -326,6 +401,8 @@ def _sum(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
       leaf = jax.lax.psum_scatter(
         leaf, axes, scatter_dimension=dimension, tiled=True
       )
-  # A leaf that is not divided along an axis is kept by all devices of it.
-  missing = tuple(axis for axis in over if axis not in used)
-  return jax.lax.psum(leaf, missing) if missing else leaf
+  # Along an axis that does not divide the leaf, all devices keep the whole sum.
+  other_axes = tuple(axis for axis in over if axis not in used)
+  if other_axes:
+    leaf = jax.lax.psum(leaf, other_axes)
+  return leaf

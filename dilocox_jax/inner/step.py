@@ -1,8 +1,8 @@
 """One optimizer step of one replica.
 
-H counts these steps. An inner step is one call of the optimizer, whatever the
-number of micro-batches over which the gradient is accumulated. This module
-does not know that there are other replicas.
+A round has H of these steps. An inner step is one call of the optimizer, over
+however many micro-batches its gradient is accumulated. It does not depend on
+other replicas.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,9 @@ Gradient = Callable[..., tuple[Scalar, Tree]]
 def accumulated_gradient(loss: Loss, accumulate_steps: int = 1) -> Gradient:
   """Builds the mean loss and gradient over a batch's micro-batches.
 
-  Example: a batch of 12 rows and 4 steps are 4 micro-batches of 3 rows. Rows
-  0, 1 and 2 are the first. The micro-batches have equal sizes, so the mean of
-  their means is the mean over the batch.
+  Example: with 4 steps a batch of 12 rows has 4 micro-batches of 3 rows. The
+  first one has the rows 0, 1 and 2. The micro-batches have equal sizes, so the
+  mean of their means is the mean over the batch.
 
   Args:
     loss: (params, micro-batch) -> mean loss.
@@ -42,12 +42,12 @@ def accumulated_gradient(loss: Loss, accumulate_steps: int = 1) -> Gradient:
       lambda x: x.reshape(accumulate_steps, -1, *x.shape[1:]), batch
     )
 
-    def body(total, micro_batch):
-      new = gradient(params, micro_batch)
-      return jax.tree.map(jnp.add, total, new), None
+    def body(total: Tree, micro_batch: Tree) -> tuple[Tree, None]:
+      loss_and_gradients = gradient(params, micro_batch)
+      return jax.tree.map(jnp.add, total, loss_and_gradients), None
 
-    first = jax.tree.map(lambda x: x[0], micro_batches)
-    shapes = jax.eval_shape(gradient, params, first)
+    first_micro_batch = jax.tree.map(lambda x: x[0], micro_batches)
+    shapes = jax.eval_shape(gradient, params, first_micro_batch)
     zeros = jax.tree.map(jnp.zeros_like, shapes)
     total, _ = jax.lax.scan(body, zeros, micro_batches)
     return jax.tree.map(lambda x: x / accumulate_steps, total)
@@ -61,8 +61,8 @@ def inner_step(
   """Builds the inner step that a round repeats H times.
 
   Args:
-    gradient: (params, batch) -> (loss, gradients). What else the step is given
-      by name, such as `frozen`, the gradient is given too.
+    gradient: (params, batch) -> (loss, gradients). It also gets the keyword
+      arguments of the step, such as `frozen`.
     optimizer: Inner optimizer.
 
   Returns:
@@ -70,8 +70,10 @@ def inner_step(
     gradient norm)). The norm is taken before the optimizer clips.
   """
 
-  def step(params: Tree, state: Tree, batch: Tree, **others: Tree):
-    loss, gradients = gradient(params, batch, **others)
+  def step(
+    params: Tree, state: Tree, batch: Tree, **kwargs: Tree
+  ) -> tuple[Tree, Tree, tuple[Scalar, Scalar]]:
+    loss, gradients = gradient(params, batch, **kwargs)
     updates, state = optimizer.update(gradients, state, params)
     params = optax.apply_updates(params, updates)
     return params, state, (loss, optax.tree.norm(gradients))

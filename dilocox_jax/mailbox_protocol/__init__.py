@@ -1,5 +1,6 @@
-"""Replicas that share no runtime meet in an object store.
+"""The mailbox: replicas without a common runtime exchange through a store.
 
-docs/mailbox.md says how it is used, what it guarantees, and who can do what.
-Nothing here needs JAX: a message is a list of numpy arrays.
+The store is a folder or a bucket. docs/mailbox.md says how a mailbox is used,
+what it guarantees, and what whoever can write in the store can do. This package
+does not import JAX: a message is a list of numpy arrays.
 """

@@ -1,4 +1,9 @@
-"""How replicas agree on the messages of a turn."""
+"""Replicas agree on the messages of a turn.
+
+The agreement on one turn is a manifest: the list of the messages that all
+replicas average. `Agreement` waits for the manifest, writes it when it is due,
+and reads the messages that it lists.
+"""
 
 import dataclasses
 import logging
@@ -9,7 +14,11 @@ from typing import Any
 import numpy as np
 
 from dilocox_jax.mailbox_protocol.decisions import Decisions
-from dilocox_jax.mailbox_protocol.manifest import KEPT, Manifest, make_manifest
+from dilocox_jax.mailbox_protocol.manifest import (
+  NUM_REMEMBERED,
+  Manifest,
+  make_manifest,
+)
 from dilocox_jax.mailbox_protocol.messages import (
   Inbox,
   manifest_path,
@@ -28,8 +37,8 @@ FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
 LONGEST_LATE_PAUSE_S = 10.0
 PAUSE_GROWTH = 1.25
-# It looks around after the grace time, then after twice as long, and so on up
-# to this.
+# It looks around (`Agreement._look_around`) after the grace time, then after
+# twice as long, and so on. The times between grow up to this.
 LONGEST_LOOK_S = 60.0
 LINE_EVERY_S = 60.0
 
@@ -37,27 +46,28 @@ LINE_EVERY_S = 60.0
 class ReplicaStaleError(Exception):
   """Means that a replica has to begin again from the newest snapshot.
 
-  It begins as a newcomer does. What it has sent may have been averaged, so it
-  drops its residual and what it has in flight: nothing is applied twice.
+  It begins as a newcomer does. The other replicas may have averaged what it has
+  sent. So it drops its residual and its exchanges in flight, and nothing is
+  applied twice.
   """
 
 
 class StoppedError(Exception):
-  """Means that a replica cannot go on, and what to do. It is one line."""
+  """Means that a replica cannot go on. One line says what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-  """What a replica knows of the events before.
+  """What a replica knows of the earlier events.
 
   Attributes:
-    event: The next event.
+    event: Number of the next event.
     before: Digest of the manifest of the event before.
-    roster: Who takes part, as that manifest says.
+    roster: The replicas that take part, according to that manifest.
     accepted: Median norm of each event's listed messages, by "kind.turn", the
       oldest first.
     sent: Bytes of the messages that one replica has sent since a snapshot was
-      due.
+      last due.
   """
 
   event: int = 0
@@ -68,30 +78,43 @@ class Memory:
 
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> "Memory":
-    """Returns the memory that `dataclasses.asdict` described."""
-    return cls(**{**values, "roster": Roster.from_json(values["roster"])})  # pyright: ignore
+    """Returns the memory of which `values` are the `dataclasses.asdict`."""
+    fields = {**values, "roster": Roster.from_json(values["roster"])}
+    return cls(**fields)  # pyright: ignore
 
   def norms(self, inbox: Inbox) -> list[float]:
-    """Returns the usual norms of messages such as those of a turn."""
+    """Returns the usual norms of earlier messages of the same kind and turn.
+
+    Args:
+      inbox: The inbox of a turn.
+    """
     return self.accepted.get(f"{inbox.kind}.{inbox.turn}", [])
 
   def after(self, agreed: Manifest, inbox: Inbox) -> "Memory":
-    """Returns the memory after a turn was settled."""
+    """Returns the memory after a turn was settled.
+
+    Args:
+      agreed: The manifest of the turn.
+      inbox: The inbox of the turn.
+    """
     norms = self.norms(inbox)
     # Messages of replicas that made no progress have a norm of 0. It is not
     # usual, since every other norm would be far larger.
-    listed = [each.norm for each in agreed.listed if each.norm > 0]
-    if listed:
-      norms = [*norms, statistics.median_low(listed)][-KEPT:]
-    noted = dataclasses.replace(
+    positive_norms = [
+      message.norm for message in agreed.listed if message.norm > 0
+    ]
+    if positive_norms:
+      norms = [*norms, statistics.median_low(positive_norms)]
+      norms = norms[-NUM_REMEMBERED:]
+    memory = dataclasses.replace(
       self,
       accepted=self.accepted | {f"{inbox.kind}.{inbox.turn}": norms},
       sent=self.sent + inbox.num_bytes,
     )
     if inbox.turn:
-      return noted
+      return memory
     return dataclasses.replace(
-      noted,
+      memory,
       event=inbox.event + 1,
       before=agreed.digest(),
       roster=agreed.roster,
@@ -110,12 +133,13 @@ class Agreement:
     rules: The rules of the exchange.
     run_objects: Objects that every replica of the run has, by path. They are
       written again if they vanish.
-    memory: What this replica knows of the events before.
+    memory: What this replica knows of the earlier events.
     first: Manifest of the event's first turn. The replicas that are listed
       there take part in the later turns.
-    objects: Manifests and messages by event and path: of all turns of the event
-      before, and of the earlier turns of this one. They are written again if
-      they vanish, because another replica may still need them.
+    objects: Manifests and messages, by event and path. They are those of all
+      turns of the event before, and of the earlier turns of this event. They
+      are written again if they vanish, because another replica may still need
+      them.
   """
 
   store: Any
@@ -140,9 +164,15 @@ class Agreement:
   def wait_for_manifest(self, inbox: Inbox) -> Manifest:
     """Waits until a turn is settled. Writes its manifest when it is due.
 
+    Args:
+      inbox: The inbox of the turn.
+
+    Returns:
+      The manifest of the turn.
+
     Raises:
       ReplicaStaleError: If the event was settled and deleted, or if the other
-        replicas agreed on another list before than this one knows.
+        replicas have another manifest of the event before than this replica.
     """
     agreed = self._decided(inbox)
     if self.snapshots.is_gone(inbox.event):
@@ -156,10 +186,14 @@ class Agreement:
   def fetch_messages(
     self, inbox: Inbox, agreed: Manifest
   ) -> list[tuple[str, float, list[np.ndarray]]]:
-    """Waits until every listed message is there. Returns them in order.
+    """Waits until every listed message is there, and reads it.
+
+    Args:
+      inbox: The inbox of the turn.
+      agreed: The manifest of the turn.
 
     Returns:
-      Replica, weight and arrays of each message.
+      Replica, weight and arrays of each message, in the order of the manifest.
 
     Raises:
       ReplicaStaleError: If a message is missing, and there is a newer snapshot.
@@ -181,8 +215,8 @@ class Agreement:
       for _ in self._pauses(inbox, missing, agreed):
         message = inbox.listed(listed.replica, listed.digest)
         if message is not None:
-          path_of = message_path(inbox.event, inbox.turn, listed.replica)
-          objects[path_of] = message.data
+          object_path = message_path(inbox.event, inbox.turn, listed.replica)
+          objects[object_path] = message.data
           messages.append((listed.replica, listed.weight, message.arrays))
           break
     if inbox.turn == 0:
@@ -191,8 +225,10 @@ class Agreement:
     return messages
 
   def _before(self, inbox: Inbox) -> str:
-    """Returns the digest of the manifest before that of a turn."""
-    return self.first.digest() if inbox.turn else self.memory.before
+    """Returns the digest of the manifest that precedes that of a turn."""
+    if inbox.turn:
+      return self.first.digest()
+    return self.memory.before
 
   def _decided(self, inbox: Inbox) -> Manifest:
     """Waits for the decision of a turn. Decides when it is due."""
@@ -208,21 +244,24 @@ class Agreement:
       if agreed is not None:
         return agreed
       if inbox.is_past:
-        # It was decided long ago, so either the decision was lost or this
-        # replica is too late.
+        # The turn was decided long ago. So either the decision was lost, or
+        # this replica is too late.
         decided = self._decisions.complete(path, proposal, check)
         if decided is not None:
           return Manifest.from_json(decided)
       roster = self._due(inbox, is_late)
       if roster is not None:
-        drawn = dataclasses.asdict(self._drawn_up(inbox, roster))
-        decided = self._decisions.decide(path, proposal, drawn, check)
+        proposed = dataclasses.asdict(self._proposed(inbox, roster))
+        decided = self._decisions.decide(path, proposal, proposed, check)
         return Manifest.from_json(decided)
     raise AssertionError("pauses do not end")
 
-  def _drawn_up(self, inbox: Inbox, roster: Roster) -> Manifest:
+  def _proposed(self, inbox: Inbox, roster: Roster) -> Manifest:
     """Returns the manifest that this replica proposes."""
-    names = self.first.names if inbox.turn else roster.expected()
+    if inbox.turn:
+      names = self.first.names
+    else:
+      names = roster.expected()
     return make_manifest(
       {name: inbox.held[name] for name in names if name in inbox.held},
       before=self._before(inbox),
@@ -233,16 +272,23 @@ class Agreement:
     )
 
   def _due(self, inbox: Inbox, is_late: bool) -> Roster | None:
-    """Returns the roster of the manifest that is to be written now, if any."""
+    """Returns the roster of the manifest that is due; None if none is due.
+
+    Args:
+      inbox: The inbox of the turn.
+      is_late: Whether the grace time is over.
+    """
     if inbox.is_past:
       return None
     if inbox.turn:
-      is_time = _is_time(inbox, self.first.names, is_late)
-      return self.first.roster if is_time else None
+      if _is_time(inbox, self.first.names, is_late):
+        return self.first.roster
+      return None
     roster = self.memory.roster
     if not (is_late or _is_time(inbox, roster.expected(), is_late)):
       return None
-    # Whoever came meanwhile is asked for only now: it costs requests.
+    # Only now the seats are read for replicas that came meanwhile, because
+    # that costs requests.
     roster = roster.renewed(inbox.event, self.seats.read)
     names = roster.names() if is_late else roster.expected()
     is_first_time = inbox.event == 0 and not is_late
@@ -251,8 +297,9 @@ class Agreement:
     if not _is_time(inbox, names, is_late):
       return None
     present = {name for name in names if inbox.has(name)}
-    is_enough = len(present) >= self.rules.quorum
-    return roster.after(inbox.event, present) if is_enough else None
+    if len(present) < self.rules.quorum:
+      return None
+    return roster.after(inbox.event, present)
 
   def _pauses(
     self,
@@ -260,15 +307,16 @@ class Agreement:
     waiting: Callable[[], str],
     agreed: Manifest | None = None,
   ) -> Iterator[bool]:
-    """Yields before each try whether the grace time is over, then waits.
+    """Yields before each try whether the grace time is over, and then waits.
 
     A replica that waits for longer than the grace time, or for a listed message
-    that is not there, looks around. It does so before it is told that the grace
-    time is over: it may have slept, and the others may have gone on.
+    that is missing, looks around (`_look_around`). It does so before it learns
+    that the grace time is over: this process may have slept, and the other
+    replicas may have gone on.
 
     Args:
-      inbox: The messages of the turn.
-      waiting: Returns a line that says what is waited for.
+      inbox: The inbox of the turn.
+      waiting: Returns a line for the log that says what the replica waits for.
       agreed: The manifest, if it is decided.
     """
     clock = self.store.clock
@@ -296,7 +344,7 @@ class Agreement:
       is_late = clock() - start > grace
 
   def _awaited_in(self, inbox: Inbox) -> str:
-    """Returns a line that says what a turn without a manifest waits for."""
+    """Returns a line for the log: what a turn without a manifest waits for."""
     there = ", ".join(inbox.held) or "nobody"
     if inbox.is_past:
       return (
@@ -311,7 +359,12 @@ class Agreement:
     )
 
   def _look_around(self, inbox: Inbox, agreed: Manifest | None) -> None:
-    """Writes again what has vanished, and sees whether the others went on.
+    """Writes vanished objects again, and checks whether the others went on.
+
+    Args:
+      inbox: The inbox of the turn.
+      agreed: The manifest, if it is decided. Then only the messages that it
+        lists are written again.
 
     Raises:
       ReplicaStaleError: If there is a newer snapshot than this replica knows.
@@ -327,32 +380,43 @@ class Agreement:
     for objects in self.objects.values():
       for path, data in objects.items():
         self._restore(path, data)
-    digests = {each.digest for each in agreed.listed} if agreed else None
-    for name, message in inbox.held.items():
-      if digests is None or message.digest in digests:
-        path = message_path(inbox.event, inbox.turn, name)
-        self._restore(path, message.data)
+    needed = list(inbox.held.items())
+    if agreed is not None:
+      listed_digests = {listed.digest for listed in agreed.listed}
+      needed = [
+        (name, message)
+        for name, message in needed
+        if message.digest in listed_digests
+      ]
+    for name, message in needed:
+      path = message_path(inbox.event, inbox.turn, name)
+      self._restore(path, message.data)
 
   def _restore(self, path: str, data: bytes) -> None:
     """Writes an object again if it is missing or damaged."""
-    found = self.store.get(path, len(data))
-    if found == data:
+    stored = self.store.get(path, len(data))
+    if stored == data:
       return
-    if found is None and self.store.create(path, data):
+    if stored is None and self.store.create(path, data):
       return
-    is_ours = found is not None and (
-      self.signer.verify(path, found) is not None
-      or self.signer.verify_json(path, found) is not None
-    )
-    if not is_ours:
-      self.store.put(path, data)
+    if stored is not None:
+      if self.signer.verify(path, stored) is not None:
+        return
+      if self.signer.verify_json(path, stored) is not None:
+        return
+    self.store.put(path, data)
 
 
 def _is_time(inbox: Inbox, names: Iterable[str], is_late: bool) -> bool:
-  """Returns whether the turn waits for none of these replicas any more.
+  """Returns whether the turn need not wait for any of these replicas.
 
-  Before the grace time is over, the first replica that has not sent ends the
-  search. Afterwards every replica is asked for once more.
+  Until the grace time is over, it waits until all of them have sent a message.
+  After the grace time, it reads the messages that are there and waits for none.
+
+  Args:
+    inbox: The inbox of the turn.
+    names: Names of the replicas.
+    is_late: Whether the grace time is over.
   """
   if not is_late:
     return all(inbox.has(name) for name in names)

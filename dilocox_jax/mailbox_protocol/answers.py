@@ -1,4 +1,4 @@
-"""What a store says instead of an answer."""
+"""Errors of a store."""
 
 
 class StoreUnavailableError(Exception):
@@ -6,12 +6,13 @@ class StoreUnavailableError(Exception):
 
 
 class ClosedError(StoreUnavailableError):
-  """Means that there is no such place, or that it does not let a replica in.
+  """Means that the store does not exist, or does not let this replica in.
 
-  Somebody who enters has made a mistake, and is told so. Later on it is waited
-  for like any other store that is away: somebody repairs it.
+  When a replica enters a run, this is a mistake of its user, and the replica
+  stops with a message. Later on, the replica waits as for any other store that
+  cannot be reached, until somebody repairs the store.
   """
 
 
 class UnfitStoreError(ValueError):
-  """Means that no run can be held at a place. The message is one line."""
+  """Means that a store cannot hold a run. The message is one line."""

@@ -1,8 +1,9 @@
 """Objects in a bucket of S3, Google Cloud or Azure, or in memory.
 
-The library `obstore` does the work. It turns the status of an answer into a
-class of errors, which does not always mean the same for each call. So the
-status is looked at here; docs/notes/mailbox_protocol.md has the table.
+The library `obstore` does the work. It turns the HTTP status of an answer into
+a class of errors, but one class can mean different things for different calls.
+So this module reads the status itself. docs/notes/mailbox_protocol.md has the
+table of answers.
 """
 
 import datetime
@@ -19,66 +20,69 @@ from dilocox_jax.mailbox_protocol.answers import (
   StoreUnavailableError,
 )
 
-# A run waits by itself, and says so; the library would retry for minutes in
-# silence. The first value bounds the transfer of the largest message.
-_PATIENCE: dict[str, Any] = {
+# `RetryingStore` repeats requests and logs that it waits. The library would
+# retry for minutes in silence, so it gets short limits. The timeout must be
+# long enough to transfer the largest message.
+_SETTINGS: dict[str, Any] = {
   "client_options": {
     "timeout": "10m",
     "connect_timeout": "5s",
-    "allow_http": True,  # Where the endpoint that was given says http://.
+    "allow_http": True,  # For endpoints of the user that begin with http://.
   },
   "retry_config": {
     "max_retries": 2,
     "retry_timeout": datetime.timedelta(seconds=30),
   },
 }
-ERRORS = (BaseError, OSError)  # What the library raises.
+ERRORS = (BaseError, OSError)  # Errors that the library raises.
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>|\(code: (\w+)\)")
 _MESSAGE = re.compile(r"<Message>([^<]{1,300})</Message>")
-_CONFLICT, _NOT_IMPLEMENTED = 409, 501
-# A request is wrong if its status is from 400 to 499. Of these another try may
-# do after a timeout, a conflict with a request at the same time, a condition
-# that did not hold, and too many requests.
+_CONFLICT = 409
+_NOT_IMPLEMENTED = 501
+# A status from 400 to 499 means that the request is wrong. With these
+# exceptions another try may succeed: a timeout, a conflict with a simultaneous
+# request, a condition that did not hold, and too many requests.
 _TRY_AGAIN = (408, _CONFLICT, 412, 429)
-_TIMEOUT = "RequestTimeout"  # S3 says it with status 400.
+_TIMEOUT = "RequestTimeout"  # S3 sends this code with status 400.
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
-_NO_OBJECT, _DENIED = "NoSuchKey", "AccessDenied"
-_ELSEWHERE = "Received redirect"  # The region is a wrong one.
+_NO_OBJECT = "NoSuchKey"
+_DENIED = "AccessDenied"
+_ELSEWHERE = "Received redirect"  # The region is wrong.
 
 
 class Bucket:
   """The objects of a bucket, below a prefix.
 
   Attributes:
-    deleted_at_once: Objects that one call of `delete` may have.
+    deleted_at_once: Largest number of objects in one call of `delete`.
   """
 
-  deleted_at_once = 1000  # S3 takes so many.
+  deleted_at_once = 1000  # The limit of S3.
 
   def __init__(self, where: str, options: dict[str, Any]):
-    """Opens a bucket; nothing is asked of it yet.
+    """Opens a bucket, without a request.
 
     Args:
       where: URL such as `s3://bucket/run` or `memory:///`.
       options: Settings of `obstore.store.from_url`.
 
     Raises:
-      BaseError: If it is no URL of a bucket.
+      BaseError: If `where` is not the URL of a bucket.
       ValueError: For the same reason.
     """
     if where.startswith("memory://"):
       self._objects: Any = from_url(where)
     else:
-      self._objects = from_url(where, **(_PATIENCE | options))
+      self._objects = from_url(where, **(_SETTINGS | options))
 
   def get(self, path: str, at_most: int) -> bytes | None:
     """Returns an object; None if it is missing or larger than `at_most`."""
     try:
-      found = obstore.get(self._objects, path)
-      if found.meta["size"] > at_most:
+      response = obstore.get(self._objects, path)
+      if response.meta["size"] > at_most:
         return None
-      return bytes(found.bytes())
+      return bytes(response.bytes())
     except FileNotFoundError as error:
       if _code(error) in _NO_BUCKET:
         raise _refusal(error) from None
@@ -92,7 +96,7 @@ class Bucket:
       obstore.put(self._objects, path, data, mode="create")
     except AlreadyExistsError as error:
       if _status(error) == _CONFLICT and not self._has(path):
-        # Somebody else wrote or deleted it at that moment.
+        # Somebody else wrote or deleted the object at that moment.
         raise _refusal(error) from None
       return False
     except ERRORS as error:
@@ -107,27 +111,31 @@ class Bucket:
       raise _refusal(error) from None
 
   def delete(self, paths: Sequence[str]) -> None:
-    """Deletes objects; those that are missing are passed over."""
+    """Deletes objects. Missing objects are no error."""
     try:
       obstore.delete(self._objects, paths)
     except ERRORS as error:
-      is_missing = isinstance(error, FileNotFoundError)
-      is_missing = is_missing or _code(error) == _NO_OBJECT
+      is_missing = (
+        isinstance(error, FileNotFoundError) or _code(error) == _NO_OBJECT
+      )
       if not is_missing or _code(error) in _NO_BUCKET:
         raise _refusal(error) from None
-      # Where one was missing, some servers were not asked for those after it.
-      for path in paths if len(paths) > 1 else ():
+      if len(paths) == 1:
+        return
+      # With some servers, the objects after a missing one are not deleted yet.
+      for path in paths:
         self.delete([path])
 
   def sizes(self, prefix: str) -> dict[str, int]:
-    """Returns the bytes of the objects below a prefix, by path."""
+    """Returns the sizes in bytes of the objects below a prefix, by path."""
     try:
-      found = obstore.list(self._objects, prefix).collect()
+      objects = obstore.list(self._objects, prefix).collect()
     except ERRORS as error:
       raise _refusal(error) from None
-    return {each["path"]: each["size"] for each in found}
+    return {meta["path"]: meta["size"] for meta in objects}
 
   def _has(self, path: str) -> bool:
+    """Returns whether an object exists."""
     try:
       obstore.head(self._objects, path)
     except FileNotFoundError:
@@ -137,33 +145,42 @@ class Bucket:
     return True
 
 
-def said(error: BaseException) -> str:
-  """Returns what an error says first; the library's go on with their source."""
+def first_line(error: BaseException) -> str:
+  """Returns the first line of an error's message.
+
+  The other lines of the library's messages name the source of the error.
+  """
   return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def _status(error: BaseException) -> int:
-  """Returns the status of an answer; 0 if there was none."""
-  found = _STATUS.search(str(error))
-  return int(found.group(1)) if found else 0
+  """Returns the HTTP status in an error's message; 0 if there is none."""
+  match = _STATUS.search(str(error))
+  if match is None:
+    return 0
+  return int(match.group(1))
 
 
 def _code(error: BaseException) -> str:
-  """Returns the word by which a server says what is wrong; "" if none."""
-  found = _CODE.search(str(error))
-  return found.group(1) or found.group(2) if found else ""
+  """Returns the server's code of an error, e.g. "NoSuchKey"; "" if none."""
+  match = _CODE.search(str(error))
+  if match is None:
+    return ""
+  return match.group(1) or match.group(2)
 
 
 def _refusal(error: BaseException) -> StoreUnavailableError:
-  """Returns what an answer means that is not the one that was asked for."""
-  status, code = _status(error), _code(error)
+  """Returns the error of this package for an error of the library."""
+  status = _status(error)
+  code = _code(error)
   message = _MESSAGE.search(str(error))
-  text = said(error)
+  text = first_line(error)
   if message:
     text = " ".join(f"{status} {code}: {message.group(1)}".split())
   if code in _NO_BUCKET:
-    advice = "make it, or correct its name"
-    return ClosedError(f"there is no such bucket ({text}): {advice}")
+    return ClosedError(
+      f"there is no such bucket ({text}): make it, or correct its name"
+    )
   is_wrong = 400 <= status < 500 and status not in _TRY_AGAIN
   if is_wrong and code != _TIMEOUT:
     return ClosedError(text)

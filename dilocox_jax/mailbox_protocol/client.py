@@ -1,7 +1,8 @@
-"""Carries the exchanges of one replica's rounds through a mailbox.
+"""The client of a mailbox: exchanges the messages of one replica's rounds.
 
-Rounds ask it for one exchange after the other: what one turn sends goes in,
-and what has come of all who are listed comes out (`rounds.lone_exchange`).
+Rounds ask it for one exchange after the other (`rounds.mailbox_runtime`). For
+each turn of an exchange, it sends this replica's message and returns the
+messages of all replicas that are listed in the manifest.
 """
 
 import atexit
@@ -22,35 +23,38 @@ from dilocox_jax.mailbox_protocol.messages import raw_bytes
 from dilocox_jax.mailbox_protocol.step_counts import StepCounts
 from dilocox_jax.threads import in_thread
 
-NEVER, LOOK_EVERY_S = 2**62, 0.5
+NEVER = 2**62  # Number of an event that no run reaches.
+LOOK_EVERY_S = 0.5
 
 
 @dataclasses.dataclass(eq=False)
 class MailboxClient:
   """The mailbox of a run, and how far the run has come.
 
-  A request that a server takes and never answers is under way for minutes, and
-  an exchange without a quorum for longer. So the mailbox is called in threads:
-  Ctrl-C need not wait for it, nor does a run that was asked to stop, beyond
-  the grace time and as long as the last exchange took.
+  A server may take a request and not answer it for minutes, and an exchange
+  without a quorum takes even longer. So the client calls the mailbox in
+  threads. Ctrl-C then works at once. A run that was asked to stop waits no
+  longer than the grace time plus the duration of the last exchange.
 
   Attributes:
-    open_mailbox: Function from `config`, what must be equal in all replicas, to
-      the mailbox.
+    open_mailbox: Function from `config`, the values that must be equal in all
+      replicas, to the mailbox.
     terms: The part of `config` that is known before the run is entered.
     step_weight: Weight of one inner step of this replica in the mean.
-    keeps: Whether what was not sent is kept by feedback, or as progress that
-      was not sent; the aggregator then makes up for a message that came late.
-    grace_s: Grace time of the run's rules.
+    keeps: Whether the replica keeps values that were not sent, by error
+      feedback or in its parameters. The aggregator then sends them later, so
+      nothing of a late message is lost.
+    grace_s: Grace time of the run's rules, in seconds.
     event: Number of the next exchange.
-    settled: What became of the events since this list was emptied last: of
-      each "event", its number, "members", the replicas whose messages were
-      averaged, and "left_out", other messages that were there, with the reason.
+    settled: Events that were settled since this list was emptied last. Each has
+      its number "event"; "members", the replicas whose messages were averaged;
+      and "left_out", the reasons why other messages were not, by replica.
     writes_snapshots: Whether this replica may write a snapshot.
-    first_own: The first exchange with something of this replica.
+    first_own: Number of the first exchange that this replica takes part in.
     stop: Set, perhaps in another thread, to ask the run to stop.
     last_s: Seconds that the last exchange took.
-    written: The newest snapshot that was or is being written, after all others.
+    written: The newest snapshot that is being written or was written, as a list
+      of at most one future. It is written after all earlier ones.
     steps: The inner steps behind this replica's messages.
     mailbox: The mailbox, once the run was entered.
   """
@@ -74,50 +78,76 @@ class MailboxClient:
     """Enters the run.
 
     Args:
-      terms: What must be equal in all replicas beside `self.terms`.
+      terms: The values that must be equal in all replicas, beside `self.terms`.
     """
     config = {**self.terms, **terms}
-    self.mailbox = self._awaited(self.open_mailbox, config=config)
-    self.mailbox.beside = self._beside
-    atexit.register(self._end)
+    self.mailbox = self._wait_for(self.open_mailbox, config=config)
+    self.mailbox.beside = self._write_in_thread
+    atexit.register(self._wait_for_snapshots)
 
-  def _awaited(self, call: Callable, *given: Any, **named: Any) -> Any:
-    """Returns what a call that asks the store comes to.
+  def _wait_for(self, call: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Calls a function that asks the store, and waits for its result.
+
+    Args:
+      call: The function. It runs in a thread.
+      *args: Its arguments.
+      **kwargs: Its keyword arguments.
+
+    Returns:
+      The result of the function.
 
     Raises:
-      StoppedError: If it does not end although the run was asked to stop.
+      StoppedError: If the call does not end although the run was asked to stop.
     """
-    found = in_thread(call, *given, **named)
-    while wait([found], LOOK_EVERY_S).not_done:
+    future = in_thread(call, *args, **kwargs)
+    while wait([future], LOOK_EVERY_S).not_done:
       most_s = self.grace_s + self.last_s
-      if self.stop.is_set() and wait([found], most_s).not_done:
-        said = f"{most_s:.0f} s after the run was asked to stop"
-        raise StoppedError(f"gave up on the store, {said}")
-    return found.result()
+      if self.stop.is_set() and wait([future], most_s).not_done:
+        raise StoppedError(
+          f"gave up on the store, {most_s:.0f} s after the run was asked to"
+          " stop"
+        )
+    return future.result()
 
-  def _beside(self, write: Callable[[], None]) -> None:
-    """Writes a snapshot in a thread, after those before it."""
-    before = self.written
-    self.written = [in_thread(lambda: (wait(before), write()))]
+  def _write_in_thread(self, write: Callable[[], None]) -> None:
+    """Writes a snapshot in a thread, after all earlier snapshots."""
+    earlier = self.written
 
-  def _end(self) -> None:
-    """Grants snapshots a while at the end of the program."""
+    def write_after_earlier() -> None:
+      wait(earlier)
+      write()
+
+    self.written = [in_thread(write_after_earlier)]
+
+  def _wait_for_snapshots(self) -> None:
+    """Waits up to the grace time, at the end of the program, for snapshots."""
     if wait(self.written, self.grace_s).not_done:
-      said = "gave up a snapshot that was not written %g s after the run"
-      logging.getLogger(__name__).warning(said, self.grace_s)
+      logging.getLogger(__name__).warning(
+        "gave up a snapshot that was not written %g s after the run",
+        self.grace_s,
+      )
 
   def newest(self) -> list[np.ndarray] | None:
-    """Goes back to the newest snapshot; returns it, or None if there is none.
+    """Reads the newest snapshot, and goes back to it.
 
-    The next exchange is that of the first event whose result it does not have.
+    The next exchange is that of the first event whose result the snapshot does
+    not have.
+
+    Returns:
+      The arrays of the snapshot; None if there is none.
     """
-    snapshot = self._awaited(self.mailbox.newest)
-    self.event = snapshot.first if snapshot else 0
-    self.first_own = NEVER  # What this replica has in flight is not its own.
-    return snapshot.arrays if snapshot else None
+    snapshot = self._wait_for(self.mailbox.newest)
+    # This replica has no part in the exchanges that are in flight in the
+    # snapshot.
+    self.first_own = NEVER
+    if snapshot is None:
+      self.event = 0
+      return None
+    self.event = snapshot.first
+    return snapshot.arrays
 
   def get_state(self) -> dict[str, Any]:
-    """Returns what `set_state` needs, as values of JSON."""
+    """Returns the state of this client for `set_state`, as values of JSON."""
     return {
       "event": self.event,
       "first_own": self.first_own,
@@ -126,20 +156,22 @@ class MailboxClient:
     }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes on where `get_state` was called, perhaps in an earlier life."""
+    """Goes on where `get_state` was called, perhaps in an earlier process."""
     self.event = state["event"]
     self.first_own = state["first_own"]
     self.steps.set_state(state["steps"])
     self.mailbox.set_state(state)
 
   def take_part(self, num_in_flight: int) -> bool:
-    """Takes part with what is measured from now on, if that may still count.
+    """Takes part in the exchanges of what is measured from now on.
 
     Args:
-      num_in_flight: Number of exchanges before the first one of that.
+      num_in_flight: Number of exchanges that are in flight. They come before
+        the first exchange of a new measurement.
 
     Returns:
-      Whether this replica has followed far enough.
+      Whether this replica takes part. If the other replicas have settled that
+      event already, it does not, and has to follow them further.
     """
     if not self.announce(self.event + num_in_flight):
       return False
@@ -148,7 +180,7 @@ class MailboxClient:
 
   def announce(self, event: int) -> bool:
     """Announces this replica for an event (`Mailbox.announce`)."""
-    return self._awaited(self.mailbox.announce, event)
+    return self._wait_for(self.mailbox.announce, event)
 
   def exchange(
     self, kind: int, num_steps: int, shared: Iterable[np.ndarray]
@@ -156,13 +188,16 @@ class MailboxClient:
     """Begins the next exchange.
 
     Args:
-      kind: Number of the fragment, or of its group of fragments alike.
-      num_steps: Inner steps behind this replica's message. One that has taken
-        none counts as if it had taken one step: its message may carry what it
-        has held back.
-      shared: Arrays that are equal in all replicas, for a digest.
+      kind: Number that is equal for exchanges with messages of one size, e.g.
+        the number of the fragment.
+      num_steps: Number of inner steps behind this replica's message. With 0
+        steps the message counts as one of 1 step, because it may carry values
+        that were held back.
+      shared: Arrays that should be equal in all replicas. Their digest is
+        compared.
     """
-    event, self.event = self.event, self.event + 1
+    event = self.event
+    self.event += 1
     attends = event >= self.first_own and self.announce(event)
     digest = hashlib.sha256()
     for array in shared:
@@ -176,22 +211,22 @@ class MailboxClient:
       state=digest.digest(),
     )
 
-  def turn(self, *given: Any, **named: Any) -> Exchanged:
+  def turn(self, *args: Any, **kwargs: Any) -> Exchanged:
     """Exchanges the messages of a turn (`Mailbox.exchange`)."""
     start_s = time.monotonic()
-    exchanged = self._awaited(self.mailbox.exchange, *given, **named)
+    exchanged = self._wait_for(self.mailbox.exchange, *args, **kwargs)
     self.last_s = time.monotonic() - start_s
     return exchanged
 
 
 class ExchangeSession:
-  """One exchange.
+  """One exchange, with one or several turns.
 
   Attributes:
-    is_counted: Whether this replica's messages were listed in all turns.
-    drops_all: Whether this replica must drop all that it sends or holds back
-      of the fragment: because a message of it was left out for its values, or
-      because a message of an earlier life counts in its place.
+    is_counted: Whether this replica's messages were listed in all turns so far.
+    drops_all: Whether this replica must drop all values of the fragment that it
+      sends or holds back. The reason is that a message of this replica was left
+      out for its values, or that a message of an earlier life counts instead.
   """
 
   def __init__(
@@ -204,8 +239,17 @@ class ExchangeSession:
     weight: float,
     state: bytes,
   ):
-    """Sends nothing yet; see `MailboxClient.exchange`."""
-    self._carrier = client
+    """Sends nothing yet.
+
+    Args:
+      client: The client of the mailbox.
+      event: Number of the event.
+      kind: As in `MailboxClient.exchange`.
+      attends: Whether this replica sends messages.
+      weight: Weight of this replica's messages.
+      state: Digest of the shared state.
+    """
+    self._client = client
     self._event = event
     self._kind = kind
     self._attends = attends
@@ -221,20 +265,26 @@ class ExchangeSession:
     is_finite: bool,
     shared: Callable[[], Sequence[np.ndarray]],
   ) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
-    """Sends the next turn's arrays, and returns what all average.
+    """Sends the next turn's message, and returns the messages that all average.
 
     Args:
-      arrays: The message.
-      is_finite: Whether the replica's values are; if not, the message has no
-        weight, so that it is left out and nobody waits for another one.
-      shared: Returns all that the replicas share, for a snapshot.
+      arrays: The arrays of the message.
+      is_finite: Whether this replica's values are finite. If not, the message
+        has the weight 0. It is then left out, but nobody waits for it.
+      shared: Returns the arrays that all replicas share, for a snapshot.
 
     Returns:
       Arrays [K, ...] of the K replicas that are listed, their weights in the
-      mean [K], which add up to K, and whether this replica is one of them.
+      mean [K], which add up to K, and whether this replica is one of them. If
+      no replica is listed, zeros [1, ...] with the weight 0.
     """
-    turn, self._turn = self._turn, self._turn + 1
-    exchanged = self._carrier.turn(
+    turn = self._turn
+    self._turn += 1
+
+    def take_snapshot() -> tuple[int, Sequence[np.ndarray]]:
+      return self._event, shared()
+
+    exchanged = self._client.turn(
       self._event,
       turn,
       arrays,
@@ -242,23 +292,32 @@ class ExchangeSession:
       send=self._attends,
       state=self._state,
       kind=self._kind,
-      snapshot=(lambda: (self._event, shared()))
-      if self._carrier.writes_snapshots
-      else None,
+      snapshot=take_snapshot if self._client.writes_snapshots else None,
     )
-    self.is_counted &= exchanged.is_own_listed
-    self.drops_all |= exchanged.is_superseded
-    self.drops_all |= self._carrier.mailbox.name in exchanged.left_out
+    if not exchanged.is_own_listed:
+      self.is_counted = False
+    is_left_out = self._client.mailbox.name in exchanged.left_out
+    if exchanged.is_superseded or is_left_out:
+      self.drops_all = True
     if turn == 0:
-      members = [name for name, *_ in exchanged.messages]
-      found = {"event": self._event, "members": members}
-      self._carrier.settled.append(found | {"left_out": exchanged.left_out})
-    messages = [own for _, _, own in exchanged.messages]
-    weights = np.array([each[1] for each in exchanged.messages], np.float64)
-    if messages:
-      weights *= len(weights) / weights.sum()
-    else:  # Zeros with weight 0, so that the mean is zero.
-      messages, weights = [list(map(np.zeros_like, arrays))], np.zeros(1)
-    stacked = tuple(map(np.stack, zip(*messages, strict=True)))
-    is_counted = np.asarray(exchanged.is_own_listed)
-    return stacked, weights.astype(np.float32), is_counted
+      self._client.settled.append(
+        {
+          "event": self._event,
+          "members": [name for name, _, _ in exchanged.messages],
+          "left_out": exchanged.left_out,
+        }
+      )
+    is_listed = np.asarray(exchanged.is_own_listed)
+    if not exchanged.messages:
+      zeros = tuple(np.zeros_like(array)[np.newaxis] for array in arrays)
+      return zeros, np.zeros(1, np.float32), is_listed
+    contents = [content for _, _, content in exchanged.messages]
+    weights = np.array(
+      [weight for _, weight, _ in exchanged.messages], np.float64
+    )
+    weights *= len(weights) / weights.sum()
+    stacked = tuple(
+      np.stack(arrays_of_replicas)
+      for arrays_of_replicas in zip(*contents, strict=True)
+    )
+    return stacked, weights.astype(np.float32), is_listed

@@ -1,21 +1,22 @@
-"""What replicas decide once, kept in two objects.
+"""Decisions that replicas take once, each kept in two objects.
 
 All replicas follow a decision, for example the list of messages of an event.
 Whoever may write in the store can delete or damage the object that holds it,
 also after some replicas have followed it. The other replicas must then not
 decide anew. So a replica decides in two steps:
 
-1. It creates the *proposal*. Of several replicas exactly one succeeds.
+1. It creates the *proposal*. If several replicas do so, exactly one succeeds.
 2. It creates the *decision* with the content of the proposal.
 
-Replicas follow the decision alone. If one of the two objects is lost, the other
+Replicas follow only the decision. If one of the two objects is lost, the other
 one still has the content:
 
     lost: the decision    The next replica cannot create the proposal, because
-                          it is there, and writes the decision again from it.
+                          the proposal is there. It reads the proposal, and
+                          writes the decision again.
     lost: the proposal    A replica that has not seen the decision may create
                           another proposal. It cannot create the decision,
-                          because that is there, and follows it.
+                          because the decision is there, and follows it.
 """
 
 from collections.abc import Callable
@@ -23,8 +24,9 @@ from typing import Any
 
 from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
 
-# An object that exists and cannot be read yet is asked for so many times. The
-# pauses double, so these are 13 s: longer than the caches of network folders.
+# How often a replica tries to read an object that exists and cannot be read
+# yet. The pauses double, and all of them take 13 s: longer than the caches of
+# network folders.
 _TRIES = 8
 _FIRST_PAUSE_S = 0.05
 
@@ -33,7 +35,7 @@ class Decisions:
   """The decisions of one run."""
 
   def __init__(self, store: Any, signer: Signer):
-    """Reads and writes nothing yet.
+    """Opens the decisions of a run, without a request.
 
     Args:
       store: A `RetryingStore` store.
@@ -43,7 +45,7 @@ class Decisions:
     self._signer = signer
 
   def read(self, path: str) -> dict[str, Any] | None:
-    """Returns what an object says; None if it is missing or damaged."""
+    """Returns the content of an object; None if it is missing or damaged."""
     return self._signer.verify_json(path, self._store.get(path, JSON_BYTES))
 
   def decide(
@@ -53,14 +55,17 @@ class Decisions:
     value: dict[str, Any],
     check: Callable[[], None],
   ) -> dict[str, Any]:
-    """Decides, and returns what all replicas have decided.
+    """Proposes a value, and decides.
 
     Args:
       path: Path of the decision.
       proposal: Path of its proposal.
-      value: What this replica proposes, as JSON.
-      check: Is called between the two steps, and raises an error if there must
-        be no decision any more.
+      value: The value that this replica proposes, as JSON.
+      check: Function that is called between the two steps. It raises an error
+        if there must be no decision any more.
+
+    Returns:
+      The value that all replicas follow. Another replica may have proposed it.
     """
     proposed = self._create(proposal, value)
     check()
@@ -69,7 +74,16 @@ class Decisions:
   def complete(
     self, path: str, proposal: str, check: Callable[[], None]
   ) -> dict[str, Any] | None:
-    """Decides what was proposed; returns None if there is no proposal."""
+    """Decides on the proposal that is there. Proposes nothing.
+
+    Args:
+      path: Path of the decision.
+      proposal: Path of its proposal.
+      check: As in `decide`.
+
+    Returns:
+      The value that all replicas follow; None if there is no proposal.
+    """
     proposed = self.read(proposal)
     if proposed is None:
       return None
@@ -77,19 +91,19 @@ class Decisions:
     return self._create(path, proposed)
 
   def _create(self, path: str, value: dict[str, Any]) -> dict[str, Any]:
-    """Creates an object unless it is there; returns what it says then."""
+    """Creates an object unless it exists. Returns the content of the object."""
     data = self._signer.sign_json(path, value)
     wait = _FIRST_PAUSE_S
     for _ in range(_TRIES):
       if self._store.create(path, data):
         return value
-      found = self._store.get(path, JSON_BYTES)
-      content = self._signer.verify_json(path, found)
+      stored = self._store.get(path, JSON_BYTES)
+      content = self._signer.verify_json(path, stored)
       if content is not None:
         return content
-      if found is not None:
-        break  # A stranger wrote it, or it was damaged.
-      # It was deleted meanwhile, or it cannot be read yet.
+      if stored is not None:
+        break  # No replica wrote this object, or it was damaged.
+      # The object was deleted meanwhile, or it cannot be read yet.
       self._store.pause(wait)
       wait = 2 * wait
     self._store.put(path, data)

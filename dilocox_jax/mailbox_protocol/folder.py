@@ -1,18 +1,19 @@
-"""Objects in a folder, as files; no symbolic link below the folder is followed.
+"""Objects in a folder, as files. Symbolic links in the folder are not followed.
 
-An object is written to a file in `.staged`, flushed to the disk, and then given
-its name: `create` links the name, which fails if the name is taken, and `put`
-renames the file, which replaces what has the name. So nobody sees half of an
-object, and a power cut takes none away.
+An object is first written to a file in `.staged` and flushed to the disk. Then
+it gets its name. `create` links the name, which fails if the name is taken.
+`put` renames the file, which replaces the old object. So nobody sees half of an
+object, and a power cut loses none.
 
-Whatever is no file counts as absent: a link, a FIFO, a socket, a device, or a
-folder. It is neither read nor waited for. If it stands where an object has to
-be, it is renamed, and a line says so: nothing of anybody is deleted. Names that
-begin with a dot are no objects.
+A link, a FIFO, a socket, a device or a folder is not an object and counts as
+absent. It is neither read nor waited for. If an object has to have its name, it
+is renamed, and a line in the log says so: nothing of anybody is deleted. Names
+that begin with a dot are not objects.
 
-Nobody follows a link, by race neither, because each folder is opened by its
-name in the folder before (`dilocox_jax.files`). The folder that the user names
-is opened anew for every call: its file system may have gone and come back.
+Each folder is opened by its name in its parent folder (`dilocox_jax.files`). So
+no link is followed, even if somebody replaces a folder by a link meanwhile.
+The folder that the user names is opened anew for every call, because its file
+system may have gone and come back.
 """
 
 import contextlib
@@ -33,17 +34,24 @@ from dilocox_jax.mailbox_protocol.answers import (
 )
 
 _LOG = logging.getLogger(__name__)
-_STAGING, _ASIDE = ".staged", ".aside"
-_OLD_S = 3600.0  # A writer that is at work has written since.
-_DEEPEST = 8  # Folders of a path. What is deeper is not of a run.
-_TRIES = 10  # How often something may come in between before it is waited for.
-_LOCK_TRIES, _LOCK_PAUSE_S = 20, 0.05
-# What `link` says on a file system that has no links.
+_STAGING = ".staged"
+_ASIDE = ".aside"
+_OLD_S = 3600.0  # A staged file of this age belongs to a writer that has died.
+_DEEPEST = 8  # Largest number of folders in a path. No run has deeper ones.
+_TRIES = 10  # Tries of a call while others change the folder at the same time.
+_LOCK_TRIES = 20
+_LOCK_PAUSE_S = 0.05
+# Errors of `link` on a file system that has no hard links.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class _Staged(NamedTuple):
-  """A file that has no name of an object yet: its open folder, and its name."""
+  """A file in `.staged`, before it gets the name of an object.
+
+  Attributes:
+    folder: Descriptor of the open folder `.staged`.
+    name: Name of the file in it.
+  """
 
   folder: int
   name: str
@@ -53,7 +61,7 @@ class Folder:
   """The objects of a folder.
 
   Attributes:
-    deleted_at_once: Objects that one call of `delete` may have.
+    deleted_at_once: Largest number of objects in one call of `delete`.
   """
 
   deleted_at_once = 1
@@ -62,7 +70,7 @@ class Folder:
     """Opens a folder, which is made if missing.
 
     Args:
-      path: The folder. It may be a link, or lie behind one.
+      path: The folder. It may be a link, or its path may have links.
 
     Raises:
       OSError: If the system refuses.
@@ -85,10 +93,10 @@ class Folder:
     *folders, _ = _parts(path)
     with self._call(path) as root, self._staged(root, data) as staged:
       for _ in range(_TRIES):
-        # Another replica may remove a folder that is empty still.
+        # Another replica may remove the folder while it is still empty.
         with contextlib.suppress(FileNotFoundError):
-          with self._made(root, folders) as folder:
-            is_new = self._linked(root, staged, folder, path)
+          with self._open_or_make(root, folders) as folder:
+            is_new = self._link(root, staged, folder=folder, path=path)
             files.flush_folder(folder)
             return is_new
     raise StoreUnavailableError(
@@ -100,9 +108,9 @@ class Folder:
     *folders, _ = _parts(path)
     with self._call(path) as root, self._staged(root, data) as staged:
       for _ in range(_TRIES):
-        with contextlib.suppress(FileNotFoundError):  # As above.
-          with self._made(root, folders) as folder:
-            self._renamed(root, staged, folder, path)
+        with contextlib.suppress(FileNotFoundError):  # As in `create`.
+          with self._open_or_make(root, folders) as folder:
+            self._rename(root, staged, folder=folder, path=path)
             files.flush_folder(folder)
             return
     raise StoreUnavailableError(
@@ -121,18 +129,28 @@ class Folder:
               _remove_empty(opened, folders)
 
   def sizes(self, prefix: str) -> dict[str, int]:
-    """Returns the bytes of the objects below a folder, by path."""
+    """Returns the sizes in bytes of the objects below a folder, by path."""
     folders = _parts(prefix)
     with self._call(prefix) as root:
       self._clean(root)
       with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         with files.opened_folders(root, folders) as opened:
-          return dict(_found(opened[-1], prefix, len(folders)))
+          return dict(_sizes_below(opened[-1], prefix, len(folders)))
     return {}
 
   @contextlib.contextmanager
   def _call(self, path: str) -> Iterator[int]:
-    """Opens the folder; a refusal of the system is a StoreUnavailableError."""
+    """Opens the folder, and turns errors of the system into those of a store.
+
+    Args:
+      path: Path of the object, for messages.
+
+    Yields:
+      Descriptor of the folder.
+
+    Raises:
+      StoreUnavailableError: For an OSError of the system.
+    """
     try:
       root = files.opened_root(self._path)
     except OSError as error:
@@ -140,20 +158,20 @@ class Folder:
     try:
       yield root
     except OSError as error:
-      raise StoreUnavailableError(_said(path, error)) from None
+      raise StoreUnavailableError(_message(path, error)) from None
     finally:
       os.close(root)
 
   @contextlib.contextmanager
   def _staged(self, root: int, data: bytes) -> Iterator[_Staged]:
-    """Writes a file that has no name of an object yet, and removes it."""
+    """Writes a file in `.staged`, yields it, and removes its staged name."""
     name = secrets.token_hex(16)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with self._made(root, [_STAGING]) as staging:
+    with self._open_or_make(root, [_STAGING]) as staging:
       try:
         descriptor = os.open(name, flags, 0o666, dir_fd=staging)
       except PermissionError as error:
-        raise StoreUnavailableError(_said(_STAGING, error)) from None
+        raise StoreUnavailableError(_message(_STAGING, error)) from None
       try:
         with open(descriptor, "wb") as file:
           file.write(data)
@@ -164,14 +182,17 @@ class Folder:
         with contextlib.suppress(OSError):
           os.unlink(name, dir_fd=staging)
 
-  def _linked(self, root: int, staged: _Staged, folder: int, path: str) -> bool:
-    """Gives a staged file the name of an object; returns whether it was free.
+  def _link(self, root: int, staged: _Staged, folder: int, path: str) -> bool:
+    """Gives a staged file the name of an object, if the name is free.
 
     Args:
-      root: The folder of the store.
+      root: Descriptor of the folder of the store.
       staged: The file.
-      folder: The folder of the object.
+      folder: Descriptor of the folder of the object.
       path: Path of the object.
+
+    Returns:
+      Whether the name was free.
     """
     name = path.rpartition("/")[2]
     for _ in range(_TRIES):
@@ -186,7 +207,7 @@ class Folder:
         return True
       except FileExistsError:
         if files.kind_of(folder, name) == files.FILE:
-          # A server may have linked it, and its answer was lost.
+          # The file server may have linked it before, and its answer was lost.
           return _is_same(staged.folder, staged.name, folder, name)
         self._put_aside(root, folder, path, files.FILE)
       except OSError as error:
@@ -201,73 +222,91 @@ class Folder:
       f"{path}: others write and remove it again and again"
     )
 
-  def _renamed(
-    self, root: int, staged: _Staged, folder: int, path: str
-  ) -> None:
-    """Gives a staged file the name of an object, whatever has it."""
+  def _rename(self, root: int, staged: _Staged, folder: int, path: str) -> None:
+    """Gives a staged file the name of an object, and replaces an old object.
+
+    Args:
+      root: Descriptor of the folder of the store.
+      staged: The file.
+      folder: Descriptor of the folder of the object.
+      path: Path of the object.
+    """
     name = path.rpartition("/")[2]
     if files.kind_of(folder, name) == files.FOLDER:
       self._put_aside(root, folder, path, files.FILE)
     os.replace(staged.name, name, src_dir_fd=staged.folder, dst_dir_fd=folder)
 
   @contextlib.contextmanager
-  def _made(self, root: int, names: Sequence[str]) -> Iterator[int]:
-    """Opens folders of which each is in the one before; yields the last one.
+  def _open_or_make(self, root: int, names: Sequence[str]) -> Iterator[int]:
+    """Opens nested folders, and yields the innermost one.
 
-    Those that are missing are made, and what stands there instead is renamed.
+    Missing folders are made. Anything else that has the name of a folder is
+    renamed.
+
+    Args:
+      root: Descriptor of the folder of the store.
+      names: Names of the folders, each of which is in the one before.
     """
     with contextlib.ExitStack() as stack:
       folder = root
-      for number, name in enumerate(names, start=1):
+      for depth, name in enumerate(names, start=1):
         try:
-          found = files.opened_folder(folder, name)
+          inner_folder = files.opened_folder(folder, name)
         except (FileNotFoundError, NotADirectoryError):
-          path = "/".join(names[:number])
-          self._put_aside(root, folder, path, files.FOLDER)
+          path = "/".join(names[:depth])
+          self._put_aside(root, folder, path=path, expected_kind=files.FOLDER)
           files.make_folder(folder, name)
-          found = files.opened_folder(folder, name)
-        stack.callback(os.close, found)
-        folder = found
+          inner_folder = files.opened_folder(folder, name)
+        stack.callback(os.close, inner_folder)
+        folder = inner_folder
       yield folder
 
-  def _put_aside(self, root: int, folder: int, path: str, fit: str) -> None:
-    """Renames what stands where an object or a folder has to be.
+  def _put_aside(
+    self, root: int, folder: int, path: str, expected_kind: str
+  ) -> None:
+    """Renames what has the name of an object or folder and is of another kind.
 
-    Only one replica at a time does so: another one might have written the
-    object a moment ago, and it must not be taken away.
+    It does so under a lock. Another replica may have written the object a
+    moment ago, and this replica must not rename that object.
 
     Args:
-      root: The folder of the store.
-      folder: The folder in which it stands.
+      root: Descriptor of the folder of the store.
+      folder: Descriptor of the folder that has the object or folder.
       path: Path of the object or folder.
-      fit: What has to be there: what is of this kind stays.
+      expected_kind: `files.FILE` or `files.FOLDER`. Whatever is of this kind
+        stays.
     """
     name = path.rpartition("/")[2]
     kind = files.kind_of(folder, name)
-    if kind in ("", fit):
+    if kind in ("", expected_kind):
       return
-    aside = f"{_ASIDE}.{name}.{secrets.token_hex(4)}"
-    with _alone(root):
-      if files.kind_of(folder, name) in ("", fit):
+    new_name = f"{_ASIDE}.{name}.{secrets.token_hex(4)}"
+    with _locked(root):
+      if files.kind_of(folder, name) in ("", expected_kind):
         return
       try:
-        os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(name, new_name, src_dir_fd=folder, dst_dir_fd=folder)
       except OSError as error:
         raise StoreUnavailableError(
-          f"{path} is a {kind} and has to be a {fit} of the run, and it cannot"
-          f" be renamed ({error.strerror}): remove it"
+          f"{path} is a {kind} and has to be a {expected_kind} of the run, and"
+          f" it cannot be renamed ({error.strerror}): remove it"
         ) from None
     _LOG.warning(
       "%s/%s was a %s and has to be a %s of the run: it is called %s now",
-      *(self._path, path, kind, fit, aside),
+      self._path,
+      path,
+      kind,
+      expected_kind,
+      new_name,
     )
 
   def _clean(self, root: int) -> None:
-    """Removes what writers that were killed have left."""
+    """Removes files that writers have staged before they were killed."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
       with files.opened_folders(root, [_STAGING]) as opened:
         staging = opened[-1]
-        # Time is that of the file system: when something came or went there.
+        # The age of a file is measured by the clock of the file system: up to
+        # the last time that an entry was added or removed.
         last_s = os.fstat(staging).st_mtime
         with os.scandir(staging) as entries:
           for entry in entries:
@@ -278,7 +317,7 @@ class Folder:
 
 
 def _parts(path: str) -> list[str]:
-  """Returns the names of a path, which stays below its folder.
+  """Returns the names in a path, which cannot lead out of the folder.
 
   Raises:
     StoreUnavailableError: If a name is empty or begins with a dot.
@@ -289,16 +328,16 @@ def _parts(path: str) -> list[str]:
   return parts
 
 
-def _said(path: str, error: OSError) -> str:
-  """Returns what the system refuses, and what to do about it."""
-  said = f"{path}: {error.strerror or error}"
+def _message(path: str, error: OSError) -> str:
+  """Returns the message for an error of the system: what to do about it."""
+  message = f"{path}: {error.strerror or error}"
   if isinstance(error, PermissionError):
-    return f"{said}: let all replicas read and write it, or remove it"
-  return said
+    return f"{message}: let all replicas read and write it, or remove it"
+  return message
 
 
 def _is_same(folder: int, name: str, other: int, other_name: str) -> bool:
-  """Returns whether two names are those of one file."""
+  """Returns whether two names, in two folders, are links to one file."""
   return os.path.samestat(
     os.stat(name, dir_fd=folder, follow_symlinks=False),
     os.stat(other_name, dir_fd=other, follow_symlinks=False),
@@ -306,33 +345,46 @@ def _is_same(folder: int, name: str, other: int, other_name: str) -> bool:
 
 
 def _remove_empty(opened: Sequence[int], names: Sequence[str]) -> None:
-  """Removes folders from the last one on, up to one that is not empty."""
+  """Removes nested folders, the innermost first, until one is not empty.
+
+  Args:
+    opened: Descriptors of the outermost folder's parent and of all folders.
+    names: Names of the folders.
+  """
   with contextlib.suppress(OSError):
     for parent, name in reversed(list(zip(opened, names, strict=False))):
       os.rmdir(name, dir_fd=parent)
 
 
-def _found(folder: int, path: str, depth: int) -> Iterator[tuple[str, int]]:
-  """Yields path and size of the files below a folder."""
+def _sizes_below(
+  folder: int, path: str, depth: int
+) -> Iterator[tuple[str, int]]:
+  """Yields path and size in bytes of the files below a folder.
+
+  Args:
+    folder: Descriptor of the folder.
+    path: Path of the folder.
+    depth: Number of names in the path.
+  """
   with os.scandir(folder) as entries:
     for entry in entries:
       below = f"{path}/{entry.name}"
       if entry.name.startswith("."):
         continue
-      # What somebody removes meanwhile is not there.
+      # Somebody may remove the entry at the same time.
       with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if entry.is_file(follow_symlinks=False):
           yield below, entry.stat(follow_symlinks=False).st_size
         elif entry.is_dir(follow_symlinks=False) and depth < _DEEPEST:
           with files.opened_folders(folder, [entry.name]) as opened:
-            yield from _found(opened[-1], below, depth + 1)
+            yield from _sizes_below(opened[-1], below, depth + 1)
 
 
 @contextlib.contextmanager
-def _alone(root: int) -> Iterator[None]:
-  """Holds a lock on a folder that nobody else holds.
+def _locked(root: int) -> Iterator[None]:
+  """Holds an exclusive lock on a folder.
 
-  On a file system without such locks, e.g. NFS, it is not held.
+  A file system without such locks, e.g. some NFS, is used without a lock.
 
   Raises:
     StoreUnavailableError: If another process holds it all the time.

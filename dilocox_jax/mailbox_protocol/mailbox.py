@@ -1,9 +1,10 @@
-"""Replicas exchange messages through a store, and agree on who was there.
+"""Replicas exchange messages through a store, and agree on which ones count.
 
-For every event of a run's schedule, each replica writes a message. Whoever sees
-first that all who are expected have written, or that the grace time is over and
-a quorum has, writes the manifest, once: the list of messages that all average.
-docs/mailbox.md says what it guarantees.
+For every event of a run's schedule, each replica writes a message. A replica
+that sees that all expected replicas have written, or that the grace time is
+over and a quorum has written, writes the manifest. The manifest is written
+once. It is the list of messages that all replicas average. docs/mailbox.md says
+what the mailbox guarantees.
 """
 
 import dataclasses
@@ -43,19 +44,19 @@ TakeSnapshot = Callable[[], tuple[int, Sequence[np.ndarray]]]
 
 
 class Exchanged(NamedTuple):
-  """What all replicas average in a turn.
+  """The messages that all replicas average in a turn.
 
   Attributes:
     messages: Replica, weight and arrays of each message, in the order in which
-      everybody adds them up. It may be empty: then nothing is applied.
-    is_own_listed: Whether a message of this replica is one of them. If none
-      is, its content stays with this replica.
-    left_out: Messages that were there and do not count, with the reason. A
-      replica whose values were wrong should keep nothing of them.
-    is_superseded: Whether the message of this replica that is listed is not the
-      one that it sent now, but one of an earlier life. That life may have sent
-      all that this one holds back. So this replica must drop everything that it
-      holds back, or its work would count twice.
+      all replicas add them up. If it is empty, nothing is applied.
+    is_own_listed: Whether a message of this replica is one of them. If not,
+      this replica keeps the values, and may send them later.
+    left_out: Reasons why messages that were there do not count, by replica. A
+      replica whose values were wrong should not keep them.
+    is_superseded: Whether the listed message of this replica is one that it
+      sent in an earlier life, and not the one that it sent now. The earlier
+      life may have sent all values that this replica still holds back. So this
+      replica must drop them, or its work would count twice.
   """
 
   messages: list[tuple[str, float, list[np.ndarray]]]
@@ -65,23 +66,24 @@ class Exchanged(NamedTuple):
 
 
 class Mailbox:
-  """The place where one replica meets the others.
+  """The mailbox of a run, for one replica.
 
   Events are numbered from 0, and every replica goes through them in order. A
-  replica calls, for the state that it has or that `newest` returned,
+  replica begins with its first state, or with the state that `newest` returned,
+  and runs
 
       while event < events:
         if mailbox.announce(event):  # Else the others have settled it already.
           ... inner steps ...
         exchanged = mailbox.exchange(event, 0, arrays, send=...)
 
-  and begins again with `newest` when a `ReplicaStaleError` says so. What a
-  message did not carry, or what came too late, the replica holds back and adds
-  to its next message, as long as no message of it is listed (`Exchanged`).
+  After a `ReplicaStaleError` it begins again with `newest`. If its message came
+  too late, or did not carry all values, the replica holds the values back and
+  adds them to its next message (see `Exchanged`).
 
   Attributes:
-    beside: Calls a function that writes a snapshot; at once, or in a thread
-      that messages do not wait for.
+    beside: Function that gets a function that writes a snapshot, and calls it:
+      at once, or in a thread that messages do not wait for.
   """
 
   def __init__(
@@ -105,26 +107,29 @@ class Mailbox:
       name: Name of this replica.
       secret: File of the secret that all replicas share (see
         `experiments.make_secret`), or the secret itself as bytes.
-      config: All that the result depends on, as nested mappings of JSON.
+      config: All settings that the result depends on, as nested mappings of
+        JSON.
       text_digest: Digest of the training text.
       rules: The rules of the exchange.
       accept_version: Whether this replica may have other code or versions than
-        the run. Its user vouches for it that they compute the same.
-      clock: Seconds that never go back.
+        the run. Then its user is responsible that they compute the same.
+      clock: Returns seconds that never go back.
       pause: Waits for a number of seconds.
 
     Raises:
       RunMismatchError: If this replica must not take part.
-      UnfitStoreError: If the place is missing or closed, or does not keep what
-        a store has to promise (`proof.prove`).
+      UnfitStoreError: If the store is missing or closed, or does not keep the
+        promises of a store (`proof.prove`).
       ValueError: If an argument is wrong. Each message is one line.
     """
     self.name = checked_name(name)
     self.rules = rules
     if not isinstance(secret, bytes):
       secret = read_secret(secret)
-    is_place = isinstance(where, (str, os.PathLike))
-    store = Store(where) if is_place else where
+    if isinstance(where, (str, os.PathLike)):
+      store = Store(where)
+    else:
+      store = where
     self._store = RetryingStore(store, clock, pause)
     entering = RetryingStore(store, clock, pause, is_entering=True)
     prove(entering, name)
@@ -139,7 +144,8 @@ class Mailbox:
     self._signer = Signer(secret, self._run)
     self._seats = Seats(self._store, self._signer, name)
     self._snapshots = Snapshots(self._store, self._signer, rules.snapshot_every)
-    # Without patience: nobody waits for a snapshot, least of all a run's end.
+    # The writer does not retry: nothing waits for a snapshot, and the end of a
+    # run must not.
     self._writer = Snapshots(store, self._signer, rules.snapshot_every)
     self._agreement = Agreement(
       store=self._store,
@@ -152,28 +158,29 @@ class Mailbox:
     self._is_present = False
     self._is_past = False
     self._repeats = False
-    self._loaded = -1  # Event of the snapshot that was taken last.
+    self._loaded = -1  # Event of the snapshot that was loaded last.
     self._differed = -1  # Event at which the shared state differed last.
-    self._bad: set[int] = set()  # Snapshots of a wrong state.
-    self._furthest = -1  # Most events that were settled at a new start.
+    self._bad: set[int] = set()  # Events of snapshots with a wrong state.
+    self._furthest = -1  # Most events that were settled at any new start.
     self._starts_in_place = 0  # New starts since then.
     self.beside: Callable[[Callable[[], None]], Any] = lambda write: write()
 
   def newest(self) -> Snapshot | None:
-    """Returns the newest snapshot that is whole, and goes on from there.
+    """Reads the newest whole snapshot. This mailbox then goes on from there.
 
     Returns:
-      The snapshot: the caller takes its arrays, and goes on with the event
-      `first`. None if there is none: the caller begins with event 0.
+      The snapshot. The caller takes its arrays, and goes on with the event
+      `first`. If there is no snapshot, None: the caller begins with event 0.
 
     Raises:
-      StoppedError: If the run has gone on, and no snapshot can be used.
+      StoppedError: If the first events are deleted, and no snapshot can be
+        read.
     """
     self._pause_before_start()
     self._go_on(Memory())
     snapshot = self._read_newest()
     if snapshot is not None:
-      memory = Memory.from_json(snapshot.meeting)
+      memory = Memory.from_json(snapshot.memory)
       self._go_on(memory, loaded=snapshot.event)
       _LOG.info(
         "%s takes the snapshot before event %d", self.name, snapshot.event
@@ -188,10 +195,10 @@ class Mailbox:
     return None
 
   def _read_newest(self) -> Snapshot | None:
-    """Returns the newest snapshot that is whole, or None.
+    """Returns the newest whole snapshot, or None if there is none.
 
-    While it is read, other replicas may write newer ones and delete it. So the
-    snapshots are listed again after each one that could not be read.
+    While a snapshot is read, other replicas may write newer ones and delete it.
+    So the snapshots are listed again after each one that cannot be read.
     """
     passed_over: set[int] = set()
     while True:
@@ -208,11 +215,11 @@ class Mailbox:
       passed_over.add(event)
 
   def _pause_before_start(self) -> None:
-    """Waits before a new start that follows another one without progress.
+    """Waits before a new start, if the last start has led to no progress.
 
-    If replicas begin again and again from the same snapshot and fail at the
-    same event, they wait for somebody else's next snapshot. The store must not
-    be asked thousands of times meanwhile.
+    Replicas that begin again and again from the same snapshot, and fail at the
+    same event, wait for another replica's next snapshot. They must not send the
+    store thousands of requests meanwhile.
     """
     settled = self._agreement.memory.event
     if settled > self._furthest:
@@ -235,39 +242,50 @@ class Mailbox:
   def _go_on(
     self, memory: Memory, *, loaded: int = -1, repeats: bool = False
   ) -> None:
-    """Goes on from what is known of the events before."""
+    """Sets where this replica goes on.
+
+    Args:
+      memory: What is known of the earlier events.
+      loaded: Event of the snapshot that was loaded; -1: none was.
+      repeats: Whether this replica repeats the work of an earlier life.
+    """
     self._agreement.memory = memory
     self._is_present = repeats and self.name in memory.roster.expected()
-    self._repeats, self._loaded = repeats, loaded
+    self._repeats = repeats
+    self._loaded = loaded
 
   @property
   def seat(self) -> int:
-    """Number of this replica's seat; 0 before it has announced itself."""
+    """Index of this replica's seat; 0 before it has announced itself."""
     return self._seats.index or 0
 
   @property
   def usage(self) -> dict[str, int]:
     """Requests and bytes of this replica since it entered, by kind."""
     store = self._store.store
-    counted = {"bytes_up": store.bytes_up, "bytes_down": store.bytes_down}
-    return dict(store.requests) | counted
+    return {
+      **store.requests,
+      "bytes_up": store.bytes_up,
+      "bytes_down": store.bytes_down,
+    }
 
   def get_state(self) -> dict[str, Any]:
-    """Returns what `set_state` needs, as values of JSON."""
+    """Returns the state of this mailbox for `set_state`, as values of JSON."""
     memory = dataclasses.asdict(self._agreement.memory)
     return {"run": self._run, "memory": memory, "seat": self._seats.index}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes on where an earlier life of this replica was.
+    """Goes on where an earlier process of this replica was.
 
-    It then repeats its work for the events that were settled with a message
-    of its earlier life. If the new message differs, `Exchanged` says so.
+    This replica then repeats its work for the events that were settled with a
+    message of the earlier process. If the new message differs,
+    `Exchanged.is_superseded` says so.
 
     Args:
       state: What `get_state` returned before the next event.
 
     Raises:
-      ValueError: If it is the state of another run. The message is one line.
+      ValueError: If the state is that of another run. The message is one line.
     """
     if state["run"] != self._run:
       raise ValueError(
@@ -281,10 +299,13 @@ class Mailbox:
   def announce(self, event: int) -> bool:
     """Announces this replica for an event, so that the others wait for it.
 
-    One that is here already is not announced again.
+    Nothing is written if the others already wait for it.
+
+    Args:
+      event: Number of the event.
 
     Returns:
-      Whether its message for the event may still count.
+      Whether this replica's message for the event may still count.
 
     Raises:
       ReplicaStaleError: If the event was deleted.
@@ -293,7 +314,8 @@ class Mailbox:
       return True
     if event < self._agreement.memory.event:
       return False
-    if agreed := self._agreement.manifest(event, 0):
+    agreed = self._agreement.manifest(event, turn=0)
+    if agreed is not None:
       return self._repeats and self.name in agreed.names
     self._repeats = False
     if self._snapshots.is_gone(event):
@@ -314,42 +336,63 @@ class Mailbox:
     kind: int = 0,
     snapshot: TakeSnapshot | None = None,
   ) -> Exchanged:
-    """Sends a message, and returns those that all replicas average.
+    """Sends a message, and returns the messages that all replicas average.
 
     Args:
       event: Number of the event: the one after the last.
-      turn: Number of the message within the event. Turns after the first
-        belong to those whose first message is listed.
-      arrays: The message. With `send` off they say what messages look like.
+      turn: Number of the message within the event. In the turns after the
+        first, only replicas whose first message is listed send messages.
+      arrays: The message. If `send` is False, only their types and shapes
+        matter.
       weight: Weight of the message.
-      send: Whether this replica has something to send.
+      send: Whether this replica sends a message.
       state: Digest of the shared state that the message belongs to, at most 32
-        bytes; equal in all replicas, if all is well. With b"" nothing is
+        bytes. It should be equal in all replicas. If it is b"", nothing is
         compared, and no snapshot is written.
-      kind: Which events have messages of a like size, e.g. the fragment.
+      kind: Number that is equal for events with messages of one size, e.g. the
+        number of the fragment.
       snapshot: Returns the first event whose result the shared state does not
-        have yet, and the state; called when a snapshot may be due.
+        have yet, and the arrays of the state. It is called when a snapshot may
+        be due. None: this replica writes no snapshot.
+
+    Returns:
+      The messages that all replicas average.
 
     Raises:
       ReplicaStaleError: If this replica cannot go on from its state: it has to
         begin again with `newest`.
-      StoppedError: If it must not go on at all.
+      StoppedError: If this replica must not go on at all.
+      ValueError: If an event was skipped.
     """
     memory = self._agreement.memory
-    if (event > memory.event) if turn == 0 else (event >= memory.event):
+    # The first turn of an event settles it, so `memory` then names the next.
+    is_in_order = event <= memory.event if turn == 0 else event < memory.event
+    if not is_in_order:
       raise ValueError(
         f"event {event}, turn {turn} is not after {memory.event - 1}"
       )
     if turn == 0:
       self._is_past = event < memory.event
     inbox = Inbox(
-      self._store, self._signer, event, turn, arrays, kind, self._is_past
+      store=self._store,
+      signer=self._signer,
+      event=event,
+      turn=turn,
+      like=arrays,
+      kind=kind,
+      is_past=self._is_past,
     )
-    state = state.ljust(STATE_BYTES, b"\0") if state else b""
+    if state:
+      state = state.ljust(STATE_BYTES, b"\0")
     sent_digest = ""
     if send and (turn == 0 or self.name in self._agreement.first.names):
-      own_state = state or bytes(STATE_BYTES)
-      sent_digest = inbox.send(self.name, own_state, weight, arrays).digest
+      message = inbox.send(
+        self.name,
+        state=state or bytes(STATE_BYTES),
+        weight=weight,
+        arrays=arrays,
+      )
+      sent_digest = message.digest
     agreed = self._agreement.wait_for_manifest(inbox)
     if not inbox.is_past:
       self._compare(agreed, event, state)
@@ -361,7 +404,7 @@ class Mailbox:
       self._agreement.memory = memory.after(agreed, inbox)
       if turn == 0:
         self._note_presence(event, agreed, send)
-    digests = {each.replica: each.digest for each in agreed.listed}
+    digests = {listed.replica: listed.digest for listed in agreed.listed}
     is_own_listed = self.name in digests
     return Exchanged(
       messages=messages,
@@ -371,7 +414,13 @@ class Mailbox:
     )
 
   def _compare(self, agreed: Manifest, event: int, state: bytes) -> None:
-    """Raises an error if this replica has another state than the others."""
+    """Raises an error if this replica has another state than the others.
+
+    Args:
+      agreed: The manifest of the event.
+      event: Number of the event.
+      state: Digest of this replica's shared state.
+    """
     if not state or not agreed.listed or agreed.state == state.hex():
       return
     if event == self._loaded:
@@ -387,35 +436,56 @@ class Mailbox:
   def _after_snapshot(
     self, event: int, agreed: Manifest, take: TakeSnapshot
   ) -> Memory:
-    """Writes a snapshot if it is due and nobody else does.
+    """Writes a snapshot if it is due and no other replica writes it.
 
-    It travels on the same link as messages, so it is due when it has no more
-    bytes than those that each replica has sent since the last was due. All
-    replicas know that from the same events.
+    A snapshot travels on the same link as messages. So it is due when each
+    replica has sent at least as many bytes of messages as the snapshot has,
+    since the last snapshot was due. All replicas agree on that, because they
+    count the same events.
+
+    Args:
+      event: Number of the event.
+      agreed: The manifest of the event.
+      take: Returns the first event that the snapshot needs, and its arrays.
 
     Returns:
-      The memory before the event, which counts from here if it is due.
+      The memory before the event. If a snapshot is due, its count of bytes
+      begins anew.
     """
-    memory, (first, arrays) = self._agreement.memory, take()
+    memory = self._agreement.memory
+    first, arrays = take()
     if event and memory.sent < sum(array.nbytes for array in arrays):
       return memory
     memory = dataclasses.replace(memory, sent=0)
     if self._snapshots.claim(event):
-      copies = list(map(np.array, arrays))  # The caller goes on meanwhile.
-      known = dataclasses.asdict(memory)
-      taken = Snapshot(event, first, agreed.state, known, copies)
-      self.beside(lambda: self._write(taken))
+      snapshot = Snapshot(
+        event=event,
+        first=first,
+        state=agreed.state,
+        memory=dataclasses.asdict(memory),
+        # Copies, because the caller may change the arrays before the write.
+        arrays=[np.array(array) for array in arrays],
+      )
+      self.beside(lambda: self._write(snapshot))
     return memory
 
-  def _write(self, taken: Snapshot) -> None:
-    """Writes a snapshot; if it fails, the one that is due next replaces it."""
+  def _write(self, snapshot: Snapshot) -> None:
+    """Writes a snapshot. A failure is only logged: the next one replaces it."""
     try:
-      self._writer.write(taken)
+      self._writer.write(snapshot)
     except Exception as error:
-      _LOG.warning("snapshot before event %d failed: %s", taken.event, error)
+      _LOG.warning("snapshot before event %d failed: %s", snapshot.event, error)
 
   def _note_presence(self, event: int, agreed: Manifest, sent: bool) -> None:
-    # Who only reads on may be expected there from an earlier life.
+    """Notes whether the others wait for this replica at the next event.
+
+    Args:
+      event: Number of the event that was settled.
+      agreed: The manifest of the event.
+      sent: Whether this replica has sent a message for the event.
+    """
+    # A replica that only reads may be expected there from an earlier life. That
+    # does not count.
     was_here = sent or self._is_present
     self._is_present = was_here and self.name in agreed.roster.expected()
     if sent and not self._is_present:

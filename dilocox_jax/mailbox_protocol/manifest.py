@@ -1,26 +1,29 @@
 """The list of messages that all replicas average in a turn of an event.
 
-A replica with a broken device can send values that are wrong and finite. The
-norm of its message shows it, beside the *usual* norm:
+A replica with a broken device can send values that are finite and wrong. Then
+the norm of its message often differs from the *usual* norm:
 
-- of three messages or more their median, which follows the learning rate and is
-  never the norm of one wrong message;
-- of two the lower one, or the running median of the events before if that is
-  higher;
-- of one alone the running median, once six events are remembered. Its first
-  messages are of fewer inner steps, or of a learning rate that rises from 0.
+- For three or more messages, the usual norm is their median. The median follows
+  the learning rate, and one wrong message never decides it.
+- For two messages, it is the lower norm, or the running median of earlier
+  events if that is higher.
+- For a single message, it is the running median, once six events are
+  remembered. Before that there is no usual norm, because the first messages
+  have fewer inner steps, or a learning rate that rises from 0.
 
 Messages of replicas that made no progress have a norm of 0. They do not count
 toward the usual norm.
 
-A message over `max_norm_ratio` times the usual norm is left out. A smaller one
-that is still r > 1 times the usual norm keeps its place with a smaller weight,
-1 / r^2 of its own. So the influence of a wrong message falls as its size grows,
-where a mean with equal weights would diverge: of three replicas of which one
-sends its values times -2, the mean is (1 + 1 - 2 / 4) / (2 + 1 / 4) = 0.67 of
-what it should be, instead of 0. Of two messages nobody knows which one is
-wrong. There the weight is 1 / r, so that neither has more influence than the
-other: at worst they cancel, and the run stands still until somebody looks.
+A message with more than `max_norm_ratio` times the usual norm is left out. A
+smaller message, whose norm is r > 1 times the usual norm, is averaged with less
+weight: 1 / r^2 of its own weight. So the influence of a wrong message falls as
+its size grows, where a mean with equal weights would diverge. For example, one
+of three replicas sends its values times -2. The mean is then
+(1 + 1 - 2 / 4) / (2 + 1 / 4) = 0.67 of the right one, instead of 0.
+
+Of two messages nobody knows which one is wrong. So their weight is 1 / r, and
+neither has more influence than the other. At worst the two cancel, and the run
+makes no progress until somebody looks at it.
 """
 
 import collections
@@ -37,18 +40,18 @@ import numpy as np
 from dilocox_jax.mailbox_protocol.messages import Message
 from dilocox_jax.mailbox_protocol.roster import Roster
 
-KEPT = 6  # Events behind the running median.
-ENOUGH = 3  # Messages of which the median is usual by itself.
+NUM_REMEMBERED = 6  # Events of the running median.
+ENOUGH = 3  # So many messages need no running median.
 
 
 class Listed(NamedTuple):
   """A message that is averaged.
 
   Attributes:
-    replica: Who sent it.
-    digest: Its keyed digest.
-    weight: Its weight in the mean, which may be lower than its sender wrote.
-    norm: Norm of its values.
+    replica: Name of its sender.
+    digest: Signature of the message, in hexadecimal digits.
+    weight: Weight in the mean. It may be lower than the sender wrote.
+    norm: Norm of the values.
   """
 
   replica: str
@@ -59,15 +62,15 @@ class Listed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """What one replica wrote, once, and all follow.
+  """The agreement on a turn. One replica writes it once, and all follow it.
 
   Attributes:
     state: Digest of the shared state that the listed messages belong to.
     before: Digest of the manifest before this one. So two replicas with
       different lists cannot go on together.
-    listed: What is averaged, in this order.
-    left_out: Messages that were there and are not averaged, with the reason.
-    roster: Who takes part in the next event.
+    listed: The messages that are averaged, in this order.
+    left_out: Reasons why messages that were there are not averaged, by replica.
+    roster: The replicas that take part in the next event.
   """
 
   state: str = ""
@@ -79,19 +82,20 @@ class Manifest:
   @property
   def names(self) -> list[str]:
     """The replicas whose messages are averaged, in order."""
-    return [each.replica for each in self.listed]
+    return [message.replica for message in self.listed]
 
   def digest(self) -> str:
-    """Returns a digest of all that the manifest says."""
+    """Returns a digest of the whole manifest."""
     text = json.dumps(dataclasses.asdict(self), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "Manifest":
-    """Returns the manifest that `dataclasses.asdict` described."""
-    listed = tuple(Listed(*each) for each in values["listed"])
+    """Returns the manifest of which `values` are the `dataclasses.asdict`."""
+    listed = tuple(Listed(*fields) for fields in values["listed"])
     roster = Roster.from_json(values["roster"])
-    return cls(**{**values, "listed": listed, "roster": roster})  # pyright: ignore
+    fields = {**values, "listed": listed, "roster": roster}
+    return cls(**fields)  # pyright: ignore
 
 
 def make_manifest(
@@ -106,31 +110,30 @@ def make_manifest(
   """Returns the manifest for the messages that have arrived.
 
   Messages are averaged if their senders have the shared state that most
-  replicas have. Of two states that are as frequent, that of the earlier seat
-  counts. Messages that are too large are left out, and large ones get a lower
-  weight (see the module).
+  replicas have. If two states are equally frequent, the state of the earlier
+  seat counts. Messages that are too large are left out, and large ones get a
+  lower weight (see the module).
 
   Args:
     sent: The messages by replica, in the order of seats.
-    before: Digest of the manifest before.
-    accepted: Usual norms of the events before, the oldest first.
+    before: Digest of the manifest before this one.
+    accepted: Usual norms of the earlier events, the oldest first.
     max_norm_ratio: How many times the usual norm a message may have.
-    roster: Who takes part in the next event.
+    roster: The replicas that take part in the next event.
     full_weight_ratio: How many times the usual norm a message may have and
       still keep its full weight.
   """
-  states = collections.Counter(each.state for each in sent.values())
+  states = collections.Counter(message.state for message in sent.values())
   state = states.most_common(1)[0][0] if states else ""
-  left_out = {
-    name: "its shared state differs"
-    for name, each in sent.items()
-    if each.state != state
-  }
-  norms = {
-    name: norm_of(each.arrays) if each.weight else math.nan
-    for name, each in sent.items()
-    if name not in left_out
-  }
+  left_out = {}
+  norms = {}
+  for name, message in sent.items():
+    if message.state != state:
+      left_out[name] = "its shared state differs"
+    elif message.weight == 0:
+      norms[name] = math.nan  # The sender's values are not finite.
+    else:
+      norms[name] = norm_of(message.arrays)
   left_out |= too_large(norms, accepted, max_norm_ratio)
   averaged = {
     name: norm for name, norm in norms.items() if name not in left_out
@@ -164,33 +167,36 @@ def norm_of(arrays: Sequence[np.ndarray]) -> float:
 def usual_norm(
   norms: Iterable[float], accepted: Sequence[float]
 ) -> float | None:
-  """Returns the usual norm of messages; None if nothing is known of it.
+  """Returns the usual norm of messages; None if it is not known.
 
   Args:
-    norms: Norms of the messages of a turn. Those that are 0 or not finite do
+    norms: Norms of the messages of a turn. Norms that are 0 or not finite do
       not count.
-    accepted: Usual norms of the events before, the oldest first.
+    accepted: Usual norms of the earlier events, the oldest first.
   """
   counted = [norm for norm in norms if math.isfinite(norm) and norm > 0]
-  if len(counted) >= ENOUGH:
-    return statistics.median_low(counted)
-  before = [norm for norm in accepted[-KEPT:] if norm > 0]
-  if len(counted) == 1:
-    return statistics.median_high(before) if len(before) == KEPT else None
   if not counted:
     return None
-  lower = min(counted)
-  return max(lower, statistics.median_high(before)) if before else lower
+  if len(counted) >= ENOUGH:
+    return statistics.median_low(counted)
+  earlier = [norm for norm in accepted[-NUM_REMEMBERED:] if norm > 0]
+  if len(counted) == 1:
+    if len(earlier) < NUM_REMEMBERED:
+      return None
+    return statistics.median_high(earlier)
+  if not earlier:
+    return min(counted)
+  return max(min(counted), statistics.median_high(earlier))
 
 
 def too_large(
   norms: Mapping[str, float], accepted: Sequence[float], max_ratio: float
 ) -> dict[str, str]:
-  """Returns the messages to leave out, each with the reason.
+  """Returns why messages are left out, by replica.
 
   Args:
     norms: Norms of the messages of a turn, by replica.
-    accepted: Usual norms of the events before, the oldest first.
+    accepted: Usual norms of the earlier events, the oldest first.
     max_ratio: How many times the usual norm a message may have.
   """
   usual = usual_norm(norms.values(), accepted)
@@ -208,11 +214,11 @@ def too_large(
 def weight_factors(
   norms: Mapping[str, float], accepted: Sequence[float], full_ratio: float
 ) -> dict[str, float]:
-  """Returns the factor of each message's weight, 1 or less.
+  """Returns the factor of each message's weight, at most 1, by replica.
 
   Args:
     norms: Norms of the messages that are averaged, by replica.
-    accepted: Usual norms of the events before, the oldest first.
+    accepted: Usual norms of the earlier events, the oldest first.
     full_ratio: How many times the usual norm a message may have and still keep
       its full weight.
   """
@@ -222,7 +228,10 @@ def weight_factors(
   num_counted = sum(norm > 0 for norm in norms.values())
   power = 2 if num_counted >= ENOUGH else 1
   limit = full_ratio * usual
-  return {
-    replica: min(1.0, (limit / norm) ** power) if norm else 1.0
-    for replica, norm in norms.items()
-  }
+  factors = {}
+  for replica, norm in norms.items():
+    if norm > 0:
+      factors[replica] = min(1.0, (limit / norm) ** power)
+    else:
+      factors[replica] = 1.0
+  return factors

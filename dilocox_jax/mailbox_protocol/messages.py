@@ -1,18 +1,19 @@
-"""The objects of a run: their names, and messages as raw bytes.
+"""The objects of a run: their paths, and messages as raw bytes.
 
 run.json, run.copy.json      what is trained, and by which rules
-seat/0002                    who takes part, and since when
+seat/0002                    a replica that takes part, and since when
 event/0000000012/0/oslo      message of a replica: event, turn, name
 proposal/0000000012.0        the first list of a turn's messages
 manifest/0000000012.0        the same list, once it is decided: all average it
 snapshot/0000000064/...      shared state before an event
 gone/0000000003, ....copy    say that a block of events was deleted
-probe/oslo.1f0c...           what a replica creates to prove the store
+probe/oslo.1f0c...           an object that a replica creates to test the store
 
-So nobody has to list the store. A message is numpy arrays behind a fixed
-header: a digest of the layout (types and shapes), the sender's digest of the
-shared state, and its weight. All replicas know the layout of a message from the
-plan. So they know its size before they ask for it.
+So a replica knows the path of each object that it needs, without listing the
+store. A message is a fixed header and then numpy arrays. The header has a
+digest of the layout (types and shapes), the sender's digest of the shared
+state, and the weight of the message. All replicas know the layout of a message
+from the plan. So they know its size before they ask for it.
 """
 
 import dataclasses
@@ -29,12 +30,14 @@ import numpy as np
 from dilocox_jax.mailbox_protocol.signer import TAG_BYTES, Buffer, Signer
 
 _LOG = logging.getLogger(__name__)
-RUN, RUN_COPY = "run.json", "run.copy.json"
+RUN = "run.json"
+RUN_COPY = "run.copy.json"
 EVENTS = "event"
 PROPOSALS = "proposal"
 MANIFESTS = "manifest"
 SNAPSHOTS = "snapshot"
-_WRITTEN = {
+# Paths, within each folder, of the objects that replicas write for an event.
+_PATHS_OF_EVENTS = {
   EVENTS: re.compile(r"([0-9]{10,})/[0-9]+/[a-z0-9][a-z0-9_-]{0,31}"),
   PROPOSALS: re.compile(r"([0-9]{10,})\.[0-9]+"),
   MANIFESTS: re.compile(r"([0-9]{10,})\.[0-9]+"),
@@ -73,30 +76,32 @@ def snapshot_path(event: int, part: str) -> str:
 
 
 def gone_paths(block: int) -> tuple[str, str]:
-  """Returns the paths of the two marks that a block of events was deleted."""
+  """Returns the paths of the two marks of a deleted block of events."""
   return f"gone/{block:010d}", f"gone/{block:010d}.copy"
 
 
 def probe_path(replica: str, token: str) -> str:
-  """Returns the path of an object that proves the store."""
+  """Returns the path of an object that a replica creates to test the store."""
   return f"probe/{replica}.{token}"
 
 
 def event_of(path: str) -> int:
   """Returns the event of a message, list or snapshot; -1 for other objects.
 
-  Only what a replica itself writes is one of these, up to the end of its name:
-  what is of an old event is deleted.
+  Objects of old events are deleted. So the whole path must be one that a
+  replica writes: an object with any other name belongs to somebody else.
   """
-  folder, _, rest = path.partition("/")
-  if folder not in _WRITTEN:
+  folder, _, path_in_folder = path.partition("/")
+  if folder not in _PATHS_OF_EVENTS:
     return -1
-  found = _WRITTEN[folder].fullmatch(rest)
-  return int(found.group(1)) if found else -1
+  match = _PATHS_OF_EVENTS[folder].fullmatch(path_in_folder)
+  if match is None:
+    return -1
+  return int(match.group(1))
 
 
 def num_bytes(kinds: Iterable[Kind]) -> int:
-  """Returns the bytes of arrays of some types and shapes."""
+  """Returns the number of bytes of arrays of some types and shapes."""
   return sum(kind.itemsize * math.prod(shape) for kind, shape in kinds)
 
 
@@ -107,8 +112,14 @@ def raw_bytes(array: np.ndarray) -> memoryview:
 
 
 def arrays_in(content: Buffer, kinds: Iterable[Kind]) -> list[np.ndarray]:
-  """Returns arrays whose raw bytes follow each other."""
-  arrays, start = [], 0
+  """Returns the arrays whose raw bytes follow each other in a buffer.
+
+  Args:
+    content: The bytes of all arrays.
+    kinds: Type and shape of each array.
+  """
+  arrays = []
+  start = 0
   for kind, shape in kinds:
     end = start + kind.itemsize * math.prod(shape)
     flat = np.frombuffer(content[start:end], kind.newbyteorder("<"))
@@ -118,14 +129,14 @@ def arrays_in(content: Buffer, kinds: Iterable[Kind]) -> list[np.ndarray]:
 
 
 class Message(NamedTuple):
-  """What one replica sends in a turn.
+  """The message of one replica in a turn.
 
   Attributes:
-    data: The whole object.
+    data: The whole object as it is in the store.
     state: Digest of the sender's shared state, in hexadecimal digits.
     weight: Weight of the message in the mean; 0 if the sender's values are not
       finite.
-    arrays: The content.
+    arrays: The arrays that are averaged.
   """
 
   data: bytes
@@ -135,13 +146,13 @@ class Message(NamedTuple):
 
   @property
   def digest(self) -> str:
-    """Its keyed digest, which is what it begins with."""
+    """The signature with which the object begins, in hexadecimal digits."""
     return self.data[:TAG_BYTES].hex()
 
 
 @dataclasses.dataclass
 class Inbox:
-  """The messages of one turn that a replica has read; each is read once.
+  """The messages of one turn that a replica has read. Each is read once.
 
   Attributes:
     store: A `RetryingStore` store.
@@ -149,11 +160,12 @@ class Inbox:
     event: Number of the event.
     turn: Number of the turn.
     like: Arrays of the types and shapes that every message of this turn has.
-    kind: Which events have messages of a like size, e.g. the fragment.
+    kind: Number that is equal for events with messages of one size, e.g. the
+      number of the fragment.
     is_past: Whether the turn was settled before the snapshot with which this
-      replica began. It is only read.
-    held: The messages by replica.
-    num_bytes: Bytes of each.
+      replica began. Then the replica only reads the turn's objects.
+    held: The messages that this replica has, by name of their sender.
+    num_bytes: Bytes of one message.
   """
 
   store: Any
@@ -167,7 +179,9 @@ class Inbox:
 
   def __post_init__(self) -> None:
     """Derives the size and the layout of the messages."""
-    self._kinds: list[Kind] = [(each.dtype, each.shape) for each in self.like]
+    self._kinds: list[Kind] = [
+      (array.dtype, array.shape) for array in self.like
+    ]
     self.num_bytes = HEADER_BYTES + num_bytes(self._kinds)
     text = ";".join(f"{kind.name}{list(shape)}" for kind, shape in self._kinds)
     self._layout = hashlib.sha256(text.encode()).digest()
@@ -179,37 +193,43 @@ class Inbox:
     weight: float,
     arrays: Sequence[np.ndarray],
   ) -> Message:
-    """Writes a message, unless an earlier one of this replica is there.
+    """Writes a message, unless an earlier message of this replica is there.
 
     Args:
-      replica: Who sends it.
+      replica: Name of this replica, the sender.
       state: Digest of the sender's shared state, 32 bytes.
       weight: Weight of the message in the mean.
-      arrays: The content.
+      arrays: The arrays that are averaged.
 
     Returns:
-      What was to be written. What is there is in `held`.
+      The new message. The message that is in the store may be an earlier one;
+      it is in `held`.
     """
     path = message_path(self.event, self.turn, replica)
     header = _HEADER.pack(self._layout, state, weight)
-    data = self.signer.sign(path, header, *map(raw_bytes, arrays))
-    own = Message(data, state.hex(), float(weight), [*arrays])
+    content = [raw_bytes(array) for array in arrays]
+    data = self.signer.sign(path, header, *content)
+    message = Message(data, state.hex(), float(weight), list(arrays))
     if self.store.create(path, data):
-      self.held[replica] = own
-    elif not self.has(replica):  # Only a stranger writes what does not open.
+      self.held[replica] = message
+    elif not self.has(replica):
+      # The object there has no valid signature, so no replica has written it.
       self.store.put(path, data)
-      self.held[replica] = own
-    if self.held[replica].digest != own.digest:
+      self.held[replica] = message
+    if self.held[replica].digest != message.digest:
       _LOG.info(
         "event %d: %s has sent already, in an earlier life or as another"
         " process of this name: that message counts, and this one does not",
         self.event,
         replica,
       )
-    return own
+    return message
 
   def has(self, replica: str) -> bool:
-    """Returns whether a replica's message has arrived; asks if it is new."""
+    """Returns whether a replica's message has arrived.
+
+    It asks the store unless the message is in `held`.
+    """
     if replica not in self.held:
       self._read(replica)
     return replica in self.held
@@ -219,9 +239,12 @@ class Inbox:
     if replica not in self.held or self.held[replica].digest != digest:
       self._read(replica)
     message = self.held.get(replica)
-    return message if message and message.digest == digest else None
+    if message is None or message.digest != digest:
+      return None
+    return message
 
   def _read(self, replica: str) -> None:
+    """Reads a replica's message into `held`, if it is there and valid."""
     path = message_path(self.event, self.turn, replica)
     data = self.store.get(path, self.num_bytes)
     content = self.signer.verify(path, data)

@@ -1,9 +1,10 @@
-"""Proves a store when a replica enters: it has to keep what it promises.
+"""Tests a store when a replica enters a run.
 
-The agreement of the replicas rests on one promise: of several who create an
-object exactly one wins. Some servers do not know the condition with which S3
-asks for that, and overwrite the object without a word. Then one replica would
-train alone, and another would wait for ever.
+The replicas can agree only if the store keeps one promise: if several replicas
+create the same object, exactly one succeeds. S3 asks for that with a condition
+(If-None-Match). Some servers do not know the condition, and overwrite the
+object without an error. Then one replica would train alone, and another would
+wait for ever.
 """
 
 import contextlib
@@ -16,20 +17,26 @@ from dilocox_jax.mailbox_protocol.answers import (
 )
 from dilocox_jax.mailbox_protocol.messages import probe_path
 
-_TRIES = 3  # A stranger may harm one object, and hardly that of each try.
-_MOST_ERRORS = 8  # In 13 s: a store that answers all else is not away.
-# As long as each other: some servers note the length of what was there first.
-_FIRST, _SECOND = b"first", b"other"
+# Somebody else may damage the object of one try, but hardly those of all tries.
+_TRIES = 3
+# The store answers other requests. So after this many errors, which take 13 s,
+# it is not a store that cannot be reached.
+_MOST_ERRORS = 8
+# Both contents are equally long, because some servers overwrite an object but
+# remember the length of the first content.
+_FIRST = b"first"
+_SECOND = b"other"
 _OVERWRITES = (
   "overwrites an object that was to be created only if it is missing"
 )
 
 
 def prove(store: Any, name: str) -> None:
-  """Creates an object twice, reads it and deletes it, with five requests.
+  """Tests that a store creates an object only if it is missing.
 
-  Its name is used once. So any number of replicas may prove a store at once,
-  also two processes of one name.
+  It reads a missing object, creates it, creates it again, reads it and deletes
+  it: five requests. The name of the object is drawn at random, so any number of
+  replicas may test a store at the same time, also two processes with one name.
 
   Args:
     store: A `RetryingStore` store.
@@ -37,8 +44,7 @@ def prove(store: Any, name: str) -> None:
 
   Raises:
     UnfitStoreError: If the second creation changes the object or ends in an
-      error,
-      or if the object is not read as it was written.
+      error, or if the store does not give back the object as it was written.
   """
   fault = ""
   for _ in range(_TRIES):
@@ -47,9 +53,8 @@ def prove(store: Any, name: str) -> None:
     if not fault:
       store.delete([path])
       return
-    with contextlib.suppress(
-      StoreUnavailableError
-    ):  # Without patience: it is refused.
+    # The store is refused anyway, so nobody waits until it deletes the object.
+    with contextlib.suppress(StoreUnavailableError):
       store.store.delete([path])
   raise UnfitStoreError(
     f"{store.store.where} {fault}: replicas cannot agree there; take a server"
@@ -59,22 +64,23 @@ def prove(store: Any, name: str) -> None:
 
 def _fault_of(store: Any, path: str) -> str:
   """Returns what is wrong with a store; "" if nothing is."""
-  # Some buckets answer that what is missing is forbidden.
+  # Some buckets answer that a missing object is forbidden. `get` then raises
+  # an error.
   store.get(path, len(_FIRST))
   store.create(path, _FIRST)
   fault = _fault_of_second(store, path)
   if fault:
     return fault
-  found = store.get(path, len(_FIRST))
-  if found == _FIRST:
+  content = store.get(path, len(_FIRST))
+  if content == _FIRST:
     return ""
-  if found == _SECOND:
+  if content == _SECOND:
     return _OVERWRITES
   return "does not give back an object that was just written"
 
 
 def _fault_of_second(store: Any, path: str) -> str:
-  """Creates an object that exists; returns what is wrong with the answer."""
+  """Creates an object that exists. Returns what is wrong with the answer."""
   errors: list[StoreUnavailableError] = []
 
   def create() -> str:

@@ -1,12 +1,14 @@
-"""Who takes part in a run, by which rules, and who is waited for.
+"""The replicas that take part in a run, and the rules of the run.
 
-They share a secret, a file that its owner alone reads. `run.json` says what a
-run is. The replica that comes first writes it, nobody
-changes it afterwards, and a newcomer that differs is refused itself. A newcomer
-takes the next free seat (create once), and writes the event from which it takes
-part. One that did not send in time is away since that event, and nobody waits
-for it until its seat names a later event. Seats have numbers, so to look for a
-newcomer is to ask for one object.
+Replicas share a secret, a file that only its owner may read. `run.json` says
+what a run is. The first replica writes it, and nobody changes it afterwards. A
+later replica whose config or code differs is refused.
+
+A new replica takes the next free seat, an object that is created once. The seat
+holds the event from which the replica takes part. A replica that did not send
+its message in time is away since that event. Nobody waits for it until its seat
+names a later event. Seats are numbered, so one request is enough to look for a
+new replica.
 """
 
 import dataclasses
@@ -38,7 +40,7 @@ from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _VERSIONED = ("jax", "jaxlib", "numpy")
 _SECRET_BYTES = 32
-_NEVER = -1  # Before the first event.
+_BEFORE_FIRST_EVENT = -1
 # A seat that exists and cannot be read yet is asked for again after pauses that
 # double. They are 13 s together, longer than the caches of network folders.
 _FIRST_PAUSE_S = 0.05
@@ -51,15 +53,19 @@ class RunMismatchError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class MailboxRules:
-  """When a round is settled, and what is left out; equal in all replicas.
+  """Rules of a run, equal in all replicas.
+
+  They say when an event is settled, and which messages are left out.
 
   Attributes:
-    replicas: Replicas that the first event waits for, up to the grace time.
-    quorum: Messages without which no event is settled.
-    grace_s: Seconds that a replica waits for those who are expected.
-    snapshot_every: Events between two snapshots of the shared state, at least.
+    replicas: Number of replicas that the first event waits for, up to the grace
+      time.
+    quorum: Least number of messages with which an event is settled.
+    grace_s: Seconds that a replica waits for the expected replicas.
+    snapshot_every: Least number of events between two snapshots of the shared
+      state.
     max_norm_ratio: How many times the usual norm a message may have. A larger
-      one is left out.
+      message is left out.
     full_weight_ratio: How many times the usual norm a message may have and
       still keep its full weight (see `mailbox_protocol.manifest`).
   """
@@ -72,6 +78,7 @@ class MailboxRules:
   full_weight_ratio: float = limited(1.0, at_least=1, below=math.inf)
 
   def __post_init__(self):
+    """Raises ValueError if a field is outside its limits."""
     check_limits(self, "mailbox.")
 
 
@@ -95,8 +102,8 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
   """Returns the secret in a file.
 
   Raises:
-    ValueError: If the file cannot be read, others may read it, or it holds no
-      secret. The message is one line.
+    ValueError: If the file cannot be read, other users may read it, or it holds
+      no secret. The message is one line.
   """
   try:
     with open(path, "rb") as file:
@@ -123,11 +130,12 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
 def run_terms(
   config: Mapping[str, Any], text_digest: str, rules: MailboxRules
 ) -> dict[str, Any]:
-  """Returns what must be equal in all replicas.
+  """Returns the values that must be equal in all replicas.
 
   Args:
-    config: All that a run's result depends on, as nested mappings of JSON. What
-      may differ (devices, folders, the pace) is left out.
+    config: All settings that a run's result depends on, as nested mappings of
+      JSON. Settings that may differ between replicas are left out: devices,
+      folders, the number of local steps.
     text_digest: Digest of the training text.
     rules: The rules of the exchange.
   """
@@ -143,7 +151,7 @@ def run_terms(
   }
 
 
-@functools.cache  # What runs was read when the program began.
+@functools.cache  # The code in memory does not change while the program runs.
 def code_digest(package: pathlib.Path) -> str:
   """Returns a digest of the paths and texts of a package's Python files."""
   digest = hashlib.sha256()
@@ -157,7 +165,7 @@ class RunEntry(NamedTuple):
   """A run that a replica has joined.
 
   Attributes:
-    run: What tells this run from every other one, for its signer.
+    run: Identifier of the run, for its signer.
     objects: The objects that say what the run is, by path.
   """
 
@@ -175,25 +183,28 @@ def join_run(
 ) -> RunEntry:
   """Joins the run that is in a store, or begins one.
 
-  What a run is stands in two objects, `run.json` and a copy of it. If one is
-  lost or damaged, it is written again from the other.
+  Two objects say what the run is: `run.json` and a copy of it. If one is lost
+  or damaged, it is written again from the other.
 
   Args:
     store: A `RetryingStore` store.
     secret: The shared secret.
-    terms: See `run_terms`.
+    terms: The values that must be equal in all replicas (`run_terms`).
     where: The store's name, for messages.
-    accept_version: Whether other code and versions are let in.
+    accept_version: Whether this replica may have other code and versions than
+      the run.
 
   Raises:
     RunMismatchError: If this replica differs from the run, or does not have its
       secret.
   """
   signer = Signer(secret, "")
-  found = {path: store.get(path, JSON_BYTES) for path in (RUN_COPY, RUN)}
-  if all(data is None for data in found.values()):
-    found = _begin_run(store, signer, terms, where)
-  records = {path: signer.verify_json(path, found[path]) for path in found}
+  stored = {path: store.get(path, JSON_BYTES) for path in (RUN_COPY, RUN)}
+  if all(data is None for data in stored.values()):
+    stored = _begin_run(store, signer, terms, where)
+  records = {
+    path: signer.verify_json(path, data) for path, data in stored.items()
+  }
   known = [record for record in records.values() if record is not None]
   if not known:
     raise RunMismatchError(
@@ -207,7 +218,7 @@ def join_run(
   for path, data in objects.items():
     if records[path] == record:
       continue
-    is_created = found[path] is None and store.create(path, data)
+    is_created = stored[path] is None and store.create(path, data)
     if not is_created:
       store.put(path, data)
   _compare_terms(record, terms, where, accept_version)
@@ -217,7 +228,11 @@ def join_run(
 def _begin_run(
   store: Any, signer: Signer, terms: Mapping[str, Any], where: str
 ) -> dict[str, bytes | None]:
-  """Begins a run, unless another replica does. Returns what is there then."""
+  """Begins a run, unless another replica does.
+
+  Returns:
+    The objects `run.json` and its copy that are in the store then, by path.
+  """
   if store.sizes(MANIFESTS):
     raise RunMismatchError(
       f"{where} holds events of a run, and its {RUN} and {RUN_COPY} are gone:"
@@ -232,10 +247,10 @@ def _begin_run(
 def _record_in_use(
   store: Any, secret: bytes, records: Sequence[dict[str, Any]], where: str
 ) -> dict[str, Any]:
-  """Returns the record of the run whose manifests are in the store.
+  """Returns the one of several records whose run has manifests in the store.
 
   Raises:
-    RunMismatchError: If that is not the case for exactly one of them.
+    RunMismatchError: If not exactly one of the runs has manifests there.
   """
   paths = list(store.sizes(MANIFESTS))
   in_use = []
@@ -277,16 +292,17 @@ def _compare_terms(
 
 
 def _short(value: Any) -> str:
-  """Returns a value for a message; of a digest the first characters."""
-  is_digest = isinstance(value, str) and len(value) == 64
-  return f"{value[:8]}..." if is_digest else repr(value)
+  """Returns a value as a message shows it, a digest by its first characters."""
+  if isinstance(value, str) and len(value) == 64:
+    return f"{value[:8]}..."
+  return repr(value)
 
 
 def checked_name(replica: str) -> str:
-  """Returns the name of a replica.
+  """Checks the name of a replica, and returns it.
 
   Raises:
-    ValueError: If it cannot be a part of a path. The message is one line.
+    ValueError: If the name cannot be a part of a path. The message is one line.
   """
   require(
     bool(_NAME.fullmatch(replica)),
@@ -298,12 +314,12 @@ def checked_name(replica: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Roster:
-  """Who takes part after an event; a part of its manifest.
+  """The replicas that take part after an event. It is a part of the manifest.
 
   Attributes:
-    seats: All replicas that ever took part, in the order of their seats. It
-      is "" where a replica has a seat with a lower number, too.
-    away: Those that are not waited for, each with the event that it missed.
+    seats: Names of all replicas that ever took part, in the order of their
+      seats. If a replica has two seats, the later one has the name "".
+    away: Replicas that nobody waits for, each with the event that it missed.
   """
 
   seats: tuple[str, ...] = ()
@@ -311,7 +327,7 @@ class Roster:
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "Roster":
-    """Returns the roster that `dataclasses.asdict` described."""
+    """Returns the roster of which `values` are the `dataclasses.asdict`."""
     return cls(tuple(values["seats"]), dict(values["away"]))
 
   def names(self) -> list[str]:
@@ -319,21 +335,24 @@ class Roster:
     return [name for name in self.seats if name]
 
   def expected(self) -> list[str]:
-    """Returns the replicas that are waited for, in the order of seats."""
+    """Returns the replicas that others wait for, in the order of seats."""
     return [name for name in self.names() if name not in self.away]
 
   def renewed(
     self, event: int, read_seat: Callable[[int], dict[str, Any] | None]
   ) -> "Roster":
-    """Returns the roster with those who came, or came back, by an event.
+    """Adds the replicas that came, or came back, by an event.
 
     Args:
       event: The event that is about to be agreed on.
       read_seat: Returns what the holder of a seat wrote, or None.
+
+    Returns:
+      The new roster.
     """
     seats = list(self.seats)
     away = dict(self.away)
-    found = {
+    seats_of_away = {
       name: read_seat(index) for index, name in enumerate(seats) if name in away
     }
     while True:
@@ -345,9 +364,9 @@ class Roster:
         seats.append("")
       else:
         seats.append(name)
-        found[name] = seat
-        away[name] = _NEVER
-    for name, seat in found.items():
+        seats_of_away[name] = seat
+        away[name] = _BEFORE_FIRST_EVENT
+    for name, seat in seats_of_away.items():
       if seat is None or seat["name"] != name:
         continue
       if away[name] < int(seat["since"]) <= event:
@@ -355,15 +374,26 @@ class Roster:
     return Roster(tuple(seats), away)
 
   def after(self, event: int, present: Iterable[str]) -> "Roster":
-    """Returns the roster after an event at which some were present."""
+    """Returns the roster after an event.
+
+    Args:
+      event: Number of the event.
+      present: Names of the replicas whose messages were there.
+    """
     present = set(present)
-    away = {n: e for n, e in self.away.items() if n not in present}
-    missed = [n for n in self.expected() if n not in present]
-    return Roster(self.seats, away | dict.fromkeys(missed, event))
+    away = {
+      name: missed_event
+      for name, missed_event in self.away.items()
+      if name not in present
+    }
+    for name in self.expected():
+      if name not in present:
+        away[name] = event
+    return Roster(self.seats, away)
 
 
 class Seats:
-  """Reads all seats, and writes that of one replica.
+  """Reads all seats, and writes the seat of one replica.
 
   Attributes:
     index: Number of this replica's seat; None before it has announced itself.
@@ -377,7 +407,9 @@ class Seats:
       signer: The signer of the run.
       name: Name of this replica.
     """
-    self._store, self._signer, self._name = store, signer, name
+    self._store = store
+    self._signer = signer
+    self._name = name
     self._since: int | None = None
     self.index: int | None = None
 
@@ -387,22 +419,22 @@ class Seats:
     return self._signer.verify_json(path, self._store.get(path, JSON_BYTES))
 
   def announce(self, event: int, roster: Roster) -> None:
-    """Says that this replica takes part from an event on.
+    """Writes in this replica's seat that it takes part from an event on.
 
     Args:
-      event: The event.
-      roster: The roster after the event before.
+      event: Number of the event.
+      roster: The roster after the event before it.
     """
     if self._since != event:
       self._since = event
       self._take_seat(roster)
 
   def look_after(self, roster: Roster) -> None:
-    """Takes a seat again if that of this replica has vanished.
+    """Takes a seat again if this replica's seat has vanished.
 
-    Seats are counted from the first one on, so a gap hides every seat behind
-    it. If the replica before this one has lost its seat and has died, this one
-    takes that seat.
+    Seats are counted from the first one on, so a gap hides every seat after it.
+    If an earlier seat has vanished and its replica has died, this replica takes
+    that seat.
 
     Args:
       roster: The roster after the event before.
@@ -422,18 +454,18 @@ class Seats:
       data = self._signer.sign_json(path, record)
       if self._store.create(path, data):
         break
-      found = self._store.get(path, JSON_BYTES)
-      if found == data:
+      stored = self._store.get(path, JSON_BYTES)
+      if stored == data:
         break
-      holder = self._signer.verify_json(path, found)
+      holder = self._signer.verify_json(path, stored)
       if holder is not None and holder["name"] != self._name:
         index += 1
-      elif found is None and wait < _LONGEST_PAUSE_S:
-        # It was deleted meanwhile, or it cannot be read yet.
+      elif stored is None and wait < _LONGEST_PAUSE_S:
+        # The seat was deleted meanwhile, or it cannot be read yet.
         self._store.pause(wait)
         wait = 2 * wait
       else:
-        # It was damaged, or it is of an earlier life of this replica.
+        # The seat was damaged, or this replica wrote it in an earlier life.
         self._store.put(path, data)
         break
     self.index = index

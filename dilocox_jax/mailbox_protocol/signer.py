@@ -1,11 +1,12 @@
-"""Objects carry a keyed digest, so that only holders of the secret write them.
+"""Signs objects, so that only replicas with the secret can write them.
 
-The digest (HMAC-SHA256) covers the run, the path and the content. The path has
-the event, the turn and the replica. So an object that was changed, cut, renamed
-or taken from another run does not open, and is as if it were missing.
+Every object has a message authentication code (HMAC-SHA256) of the run, the
+path and the content. The path names the event, the turn and the replica. So an
+object that was changed, cut, renamed or taken from another run is not accepted,
+and counts as missing.
 
-Arrays are raw bytes behind the digest. Everything else is JSON that anybody can
-read: `{"mac":"<64 hexadecimal digits>","is":{...}}`.
+Arrays are raw bytes that follow the code. Everything else is JSON that anybody
+can read: `{"mac":"<64 hexadecimal digits>","is":{...}}`.
 """
 
 import hashlib
@@ -18,27 +19,43 @@ Buffer = bytes | memoryview
 TAG_BYTES = hashlib.sha256().digest_size
 JSON_BYTES = 2**20  # More than any JSON object but the index of a snapshot.
 INDEX_BYTES = 2**24  # An index has about 30 bytes a leaf, so 500,000 leaves.
-_BEFORE, _BETWEEN, _AFTER = b'{"mac":"', b'","is":', b"}\n"
+# The text of a JSON object before the code, between code and content, and after
+# the content.
+_BEFORE = b'{"mac":"'
+_BETWEEN = b'","is":'
+_AFTER = b"}\n"
 
 
 class Signer:
-  """Closes and opens the objects of one run."""
+  """Signs and verifies the objects of one run."""
 
   def __init__(self, secret: bytes, run: str):
     """Makes the signer of a run.
 
     Args:
-      secret: What all replicas share, and nobody else has.
-      run: What tells this run from every other one.
+      secret: The secret that all replicas of the run share, and nobody else
+        has.
+      run: Identifier of the run, different from that of every other run.
     """
-    self._secret, self._run = secret, run
+    self._secret = secret
+    self._run = run
 
   def sign(self, path: str, *content: Buffer) -> bytes:
-    """Returns what to write at a path; the parts of it follow each other."""
+    """Returns the signed bytes to write at a path.
+
+    Args:
+      path: Path of the object.
+      *content: The parts of the content, which follow each other.
+    """
     return b"".join([self._tag(path, *content), *content])
 
   def verify(self, path: str, data: bytes | None) -> memoryview | None:
-    """Returns the content of what was read at a path; None if it is not so."""
+    """Returns the content of an object; None if its signature is wrong.
+
+    Args:
+      path: Path of the object.
+      data: The bytes that were read there; None: the object is missing.
+    """
     if data is None or len(data) < TAG_BYTES:
       return None
     content = memoryview(data)[TAG_BYTES:]
@@ -46,13 +63,23 @@ class Signer:
     return content if is_ours else None
 
   def sign_json(self, path: str, value: dict[str, Any]) -> bytes:
-    """Returns what to write at a path so that it can be read as JSON."""
+    """Returns the signed JSON to write at a path.
+
+    Args:
+      path: Path of the object.
+      value: Values of JSON without NaN or infinity.
+    """
     content = json.dumps(value, sort_keys=True, allow_nan=False).encode()
     tag = self._tag(path, content).hex().encode()
     return _BEFORE + tag + _BETWEEN + content + _AFTER
 
   def verify_json(self, path: str, data: bytes | None) -> dict[str, Any] | None:
-    """Returns what `sign_json` was given; None for anything else."""
+    """Returns the value that `sign_json` signed; None if something is wrong.
+
+    Args:
+      path: Path of the object.
+      data: The bytes that were read there; None: the object is missing.
+    """
     start = len(_BEFORE) + 2 * TAG_BYTES
     if data is None or len(data) > INDEX_BYTES or not data.endswith(_AFTER):
       return None
@@ -64,6 +91,7 @@ class Signer:
     return json.loads(content)
 
   def _tag(self, path: str, *content: Buffer) -> bytes:
+    """Returns the message authentication code of an object, 32 bytes."""
     digest = hmac.new(self._secret, digestmod="sha256")
     for part in (self._run.encode(), path.encode()):
       digest.update(len(part).to_bytes(8, "little") + part)

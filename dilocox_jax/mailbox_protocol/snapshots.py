@@ -1,14 +1,15 @@
-"""Snapshots of the shared state, and the deletion of what nobody needs.
+"""Snapshots of the shared state, and the deletion of old objects.
 
-The state before an event is written when the event's manifest says that it is
-the state that most replicas have. Whoever claims a snapshot first writes it.
-The newest three are kept, and the events since the oldest of them. So a replica
-can still read a snapshot while two newer ones are written, and an older one
-serves if the newest is damaged.
+A snapshot is the state before an event. It is written when the event's manifest
+says that most replicas have that state. The replica that claims the snapshot
+first writes it. The store keeps the newest three snapshots, and the events
+since the oldest of them. So a replica can still read a snapshot while two newer
+ones are written, and it can read an older one if the newest is damaged.
 
-Events are deleted by blocks, and two marks of the block are written before. A
-replica that slept so long that its next event was deleted sees a mark, and
-cannot mistake a deleted manifest for one that is not written yet.
+Events are deleted by blocks. Before a block is deleted, two marks (tombstones)
+are written for it. A process may sleep so long that its next event is deleted.
+The mark then tells it that the manifest was deleted, and is not just missing
+because nobody has written it yet.
 """
 
 import itertools
@@ -36,7 +37,10 @@ from dilocox_jax.mailbox_protocol.signer import INDEX_BYTES, TAG_BYTES, Signer
 _LOG = logging.getLogger(__name__)
 KEPT_MARKS = 1000
 KEPT_SNAPSHOTS = 3
-_CLAIM, _ARRAYS, _INDEX = "claim", "arrays", "index"
+# The parts of a snapshot.
+_CLAIM = "claim"
+_ARRAYS = "arrays"
+_INDEX = "index"
 _MARK = b"deleted"
 
 
@@ -48,14 +52,14 @@ class Snapshot(NamedTuple):
     first: The first event whose result the state does not have yet. It is
       earlier than `event` if results are applied late.
     state: Digest of the shared state.
-    meeting: What the mailbox itself needs to go on.
-    arrays: What the caller needs to go on.
+    memory: `agreement.Memory` as JSON: what replicas know of earlier events.
+    arrays: The arrays of the shared state.
   """
 
   event: int
   first: int
   state: str
-  meeting: dict[str, Any]
+  memory: dict[str, Any]
   arrays: list[np.ndarray]
 
 
@@ -68,35 +72,45 @@ class Snapshots:
     Args:
       store: A `RetryingStore` store.
       signer: The signer of the run.
-      every: Events of a block; snapshots are written at their starts.
+      every: Number of events in a block. Snapshots are written at the starts of
+        blocks.
     """
-    self._store, self._signer, self._every = store, signer, every
+    self._store = store
+    self._signer = signer
+    self._every = every
     self._token = secrets.token_bytes(16)
 
   def claim(self, event: int) -> bool:
-    """Claims the snapshot before an event; False if somebody has it."""
+    """Claims the snapshot before an event.
+
+    Returns:
+      Whether this replica has the claim. If another one has it, False.
+    """
     path = snapshot_path(event, _CLAIM)
     claim = self._signer.sign(path, self._token)
     if self._store.create(path, claim):
       return True
-    found = self._store.get(path, len(claim))
-    if self._signer.verify(path, found) is None:  # A stranger's, or deleted.
+    stored = self._store.get(path, len(claim))
+    if self._signer.verify(path, stored) is None:
+      # No replica wrote this object, or it was deleted meanwhile.
       self._store.put(path, claim)
       return True
-    return found == claim  # An answer was lost.
+    # If the stored claim is that of this replica, the answer to its first
+    # request was lost.
+    return stored == claim
 
   def write(self, snapshot: Snapshot) -> None:
-    """Writes a snapshot that was claimed, and deletes what nobody needs now.
+    """Writes a snapshot that this replica claimed, and deletes old objects.
 
-    Its index, which makes it whole, comes last.
+    The index is written last. A snapshot with an index is whole.
     """
-    path = snapshot_path(snapshot.event, _ARRAYS)
-    content = self._signer.sign(path, *map(raw_bytes, snapshot.arrays))
-    self._store.put(path, content)
-    kinds = [(a.dtype.name, list(a.shape)) for a in snapshot.arrays]
-    path = snapshot_path(snapshot.event, _INDEX)
+    arrays_path = snapshot_path(snapshot.event, _ARRAYS)
+    content = [raw_bytes(array) for array in snapshot.arrays]
+    self._store.put(arrays_path, self._signer.sign(arrays_path, *content))
+    index_path = snapshot_path(snapshot.event, _INDEX)
+    kinds = [(array.dtype.name, list(array.shape)) for array in snapshot.arrays]
     index = snapshot._asdict() | {"arrays": kinds}
-    self._store.put(path, self._signer.sign_json(path, index))
+    self._store.put(index_path, self._signer.sign_json(index_path, index))
     self._delete_before(snapshot.event)
 
   def events(self) -> list[int]:
@@ -104,28 +118,32 @@ class Snapshots:
     return [event for event, _ in self._whole(self._store.sizes(SNAPSHOTS))]
 
   def read(self, event: int) -> Snapshot | None:
-    """Returns a snapshot; None if it is damaged or missing."""
+    """Returns the snapshot before an event; None if damaged or missing."""
     index = self._index(event)
     if index is None:
       return None
-    kinds = [(np.dtype(name), tuple(s)) for name, s in index["arrays"]]
-    size, path = num_bytes(kinds), snapshot_path(event, _ARRAYS)
+    kinds = [(np.dtype(name), tuple(shape)) for name, shape in index["arrays"]]
+    size = num_bytes(kinds)
+    path = snapshot_path(event, _ARRAYS)
     data = self._store.get(path, TAG_BYTES + size)
     content = self._signer.verify(path, data)
     if content is None or len(content) != size:
       return None
-    return Snapshot(**{**index, "arrays": arrays_in(content, kinds)})  # pyright: ignore
+    fields = {**index, "arrays": arrays_in(content, kinds)}
+    return Snapshot(**fields)  # pyright: ignore
 
   def is_gone(self, event: int, thoroughly: bool = False) -> bool:
     """Returns whether an event was deleted, or is about to be.
 
     Args:
       event: The event.
-      thoroughly: Whether to look for the second mark, too. It costs a request,
-        and helps if the first mark was lost.
+      thoroughly: Whether to read the second mark, too. It costs a request, and
+        helps if the first mark was lost.
     """
-    marks = gone_paths(event // self._every)
-    for path in marks if thoroughly else marks[:1]:
+    paths = gone_paths(event // self._every)
+    if not thoroughly:
+      paths = paths[:1]
+    for path in paths:
       data = self._store.get(path, TAG_BYTES + len(_MARK))
       if self._signer.verify(path, data) == _MARK:
         return True
@@ -135,15 +153,21 @@ class Snapshots:
     """Yields event and `first` of whole snapshots, the newest first."""
     events = {event_of(path) for path in paths if path.endswith(_INDEX)}
     for event in sorted(events, reverse=True):
-      if index := self._index(event):
+      index = self._index(event)
+      if index is not None:
         yield event, int(index["first"])
 
   def _index(self, event: int) -> dict[str, Any] | None:
+    """Returns the index of a snapshot; None if it is missing or damaged."""
     path = snapshot_path(event, _INDEX)
     return self._signer.verify_json(path, self._store.get(path, INDEX_BYTES))
 
   def _delete_before(self, event: int) -> None:
-    """Deletes what nobody needs after the snapshot before an event."""
+    """Deletes the objects that nobody needs any more.
+
+    Args:
+      event: Event of the newest snapshot.
+    """
     sizes: dict[str, int] = {}
     for folder in (EVENTS, PROPOSALS, MANIFESTS, SNAPSHOTS):
       sizes |= self._store.sizes(folder)
@@ -160,27 +184,35 @@ class Snapshots:
       if block >= KEPT_MARKS:
         old_marks += gone_paths(block - KEPT_MARKS)
     self._store.delete([*stale, *old_marks])
-    kept = [sizes[path] for path in sizes.keys() - set(stale)]
+    remaining = [sizes[path] for path in sizes.keys() - set(stale)]
     _LOG.info(
       "the snapshot before event %d is written; the store has %.1f MB in %d"
       " objects",
       event,
-      sum(kept) / 1e6,
-      len(kept),
+      sum(remaining) / 1e6,
+      len(remaining),
     )
 
   def _stale(self, event: int, paths: Iterable[str]) -> list[str]:
-    """Returns what nobody needs who starts at the oldest snapshot that is kept.
+    """Returns the paths of the objects that nobody needs any more.
+
+    A replica may start at the oldest snapshot that is kept. It needs that
+    snapshot, and all events whose results the snapshot does not have.
 
     Args:
       event: Event of the newest snapshot.
       paths: Paths of all messages, lists and snapshots.
     """
-    older = (found for found in self._whole(paths) if found[0] < event)
-    kept_besides = list(itertools.islice(older, KEPT_SNAPSHOTS - 1))
-    if len(kept_besides) < KEPT_SNAPSHOTS - 1:
+    older = (
+      (older_event, first)
+      for older_event, first in self._whole(paths)
+      if older_event < event
+    )
+    kept_older = list(itertools.islice(older, KEPT_SNAPSHOTS - 1))
+    if len(kept_older) < KEPT_SNAPSHOTS - 1:
       return []
-    oldest_event, first = kept_besides[-1]
+    oldest_event, first = kept_older[-1]
+    # Only whole blocks of events are deleted.
     end = first // self._every * self._every
     limits = {
       EVENTS: end,

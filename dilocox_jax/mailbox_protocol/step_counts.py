@@ -8,8 +8,9 @@ that. Its message has the weight of 3 steps beside messages of 6 steps:
 
     mean = (6 * 12 + 3 * 6) / (6 + 3) = 10
 
-What a replica holds back of an earlier message does not count again: the weight
-of a message is that of the steps since the fragment was measured last.
+A replica may add values to its message that an earlier message did not carry.
+Their steps do not count again: the weight of a message counts only the steps
+since the fragment was measured last.
 """
 
 import collections
@@ -31,11 +32,11 @@ class StepCounts:
     self._in_flight: dict[int, list[int]] = collections.defaultdict(list)
 
   def restart(self, num_in_flight: Sequence[int]) -> None:
-    """Begins anew, as a replica does that has taken a snapshot.
+    """Begins anew, after the replica has taken the state of a snapshot.
 
     Args:
-      num_in_flight: Exchanges in flight of each fragment. The replica has no
-        part in them.
+      num_in_flight: Number of exchanges in flight, by fragment. This replica
+        has no part in them.
     """
     self._done = 0
     self._measured_at = {}
@@ -44,7 +45,7 @@ class StepCounts:
       self._in_flight[fragment] = [0] * count
 
   def add(self, num_steps: int) -> None:
-    """Counts inner steps that the replica takes."""
+    """Adds inner steps that the replica has taken."""
     self._done += num_steps
 
   def measure(self, fragment: int) -> None:
@@ -58,7 +59,7 @@ class StepCounts:
     return self._in_flight[fragment].pop(0)
 
   def get_state(self) -> dict[str, Any]:
-    """Returns what `set_state` needs, as values of JSON."""
+    """Returns the counts for `set_state`, as values of JSON."""
     return {
       "done": self._done,
       "measured_at": {str(k): n for k, n in self._measured_at.items()},
@@ -66,7 +67,7 @@ class StepCounts:
     }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes on where `get_state` was called."""
+    """Restores the counts that `get_state` returned."""
     self._done = int(state["done"])
     self._measured_at = {int(k): n for k, n in state["measured_at"].items()}
     self._in_flight = collections.defaultdict(list)

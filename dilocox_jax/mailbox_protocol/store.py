@@ -1,7 +1,7 @@
 """An object store: a folder, or a bucket of S3, Google Cloud or Azure.
 
-What a replica needs of a store is little, and a store of one's own has the
-methods of `Store`. While it cannot be reached, it is waited for
+A replica needs only a few methods of a store. A user's own store has the
+methods of `Store`. While a store cannot be reached, replicas wait for it
 (`RetryingStore`).
 """
 
@@ -18,7 +18,7 @@ from dilocox_jax.mailbox_protocol.answers import (
   StoreUnavailableError,
   UnfitStoreError,
 )
-from dilocox_jax.mailbox_protocol.bucket import ERRORS, Bucket, said
+from dilocox_jax.mailbox_protocol.bucket import ERRORS, Bucket, first_line
 from dilocox_jax.mailbox_protocol.folder import Folder
 
 _LOG = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _FILE = "file://"
 
 
 class Store:
-  """Objects by path. Every call is one request, which is counted.
+  """Objects by path. Every call makes one request and counts it.
 
   Each call raises `StoreUnavailableError` if the store cannot be reached, or
   refuses.
@@ -34,25 +34,27 @@ class Store:
   Attributes:
     where: The folder or URL, for messages.
     requests: Number of requests by kind: get, put, list, delete.
-    bytes_up: Bytes that were written.
-    bytes_down: Bytes that were read.
+    bytes_up: Number of bytes that were written.
+    bytes_down: Number of bytes that were read.
   """
 
   def __init__(self, where: str | os.PathLike[str], **options: Any):
-    """Opens a store; nothing is asked of a bucket yet.
+    """Opens a store. It makes no request to a bucket yet.
 
     Args:
       where: A folder, which is made if missing, or a URL such as
         `file:///mnt/share/run`, `s3://bucket/run` or `memory:///`.
-      **options: Settings of `obstore.store.from_url`, e.g. `endpoint`. Those
-        of a bucket also come from the environment (`AWS_ACCESS_KEY_ID`, ...).
+      **options: Settings of `obstore.store.from_url`, e.g. `endpoint`. The
+        library also reads settings of a bucket from the environment
+        (`AWS_ACCESS_KEY_ID`, ...).
 
     Raises:
-      ValueError: If it is no place that can be opened. The message is one line.
+      ValueError: If the store cannot be opened. The message is one line.
     """
     self.where = str(where)
     self.requests: collections.Counter[str] = collections.Counter()
-    self.bytes_up = self.bytes_down = 0
+    self.bytes_up = 0
+    self.bytes_down = 0
     self._objects: Bucket | Folder
     try:
       if "://" in self.where and not self.where.startswith(_FILE):
@@ -60,14 +62,17 @@ class Store:
       else:
         self._objects = Folder(self.where.removeprefix(_FILE))
     except (*ERRORS, ValueError) as error:
-      raise ValueError(f"cannot open {self.where}: {said(error)}") from None
+      raise ValueError(
+        f"cannot open {self.where}: {first_line(error)}"
+      ) from None
 
   def get(self, path: str, at_most: int) -> bytes | None:
     """Returns an object, or None if it is missing or too large.
 
     Args:
       path: Name of the object.
-      at_most: Bytes that it may have. What is larger is not downloaded.
+      at_most: Number of bytes that it may have. A larger object is not
+        downloaded.
     """
     self.requests["get"] += 1
     data = self._objects.get(path, at_most)
@@ -76,13 +81,17 @@ class Store:
     return data
 
   def create(self, path: str, data: bytes) -> bool:
-    """Writes an object that must not exist; of several writers one wins.
+    """Writes an object that must not exist. Of several writers one succeeds.
 
-    An answer may be lost on its way. So a writer that is told that the object
-    exists may have written it itself: it has to read it.
+    The answer to a request may be lost. So a caller that gets False may have
+    written the object itself: it has to read the object to know.
+
+    Args:
+      path: Name of the object.
+      data: Content of the object.
 
     Returns:
-      Whether it was written by this call.
+      Whether this call has written the object.
     """
     self.requests["put"] += 1
     is_written = self._objects.create(path, data)
@@ -97,27 +106,30 @@ class Store:
     self.bytes_up += len(data)
 
   def delete(self, paths: Sequence[str]) -> None:
-    """Deletes objects; those that are missing are passed over."""
+    """Deletes objects. Missing objects are no error."""
     size = self._objects.deleted_at_once
     for start in range(0, len(paths), size):
       self.requests["delete"] += 1
       self._objects.delete(paths[start : start + size])
 
   def sizes(self, prefix: str) -> dict[str, int]:
-    """Returns the bytes of all objects in a folder, by path, sorted."""
+    """Returns the sizes in bytes of all objects in a folder, by sorted path."""
     self.requests["list"] += 1
     return dict(sorted(self._objects.sizes(prefix).items()))
 
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S, LINE_EVERY_S = 0.1, 5.0, 60.0
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+LINE_EVERY_S = 60.0
 
 
 class RetryingStore:
-  """A store of which every call is repeated until it answers.
+  """A store that repeats every call until it succeeds.
 
   A folder without space, a bucket without permission and a link that is down
-  look alike: somebody repairs them, and the run goes on. Meanwhile one line a
-  minute says what is waited for. After a lost answer `create` is False, too.
+  are treated in the same way: somebody repairs them, and the run goes on.
+  Meanwhile the log has one line a minute that says what the replica waits for.
+  `create` also returns False if it wrote the object and the answer was lost.
   """
 
   def __init__(
@@ -133,36 +145,50 @@ class RetryingStore:
       store: A `Store`, or an object with its methods.
       clock: Seconds that never go back.
       pause: Waits for a number of seconds.
-      is_entering: Whether a place that is missing or closed is an error of who
-        asks (`UnfitStoreError`), and is not waited for.
+      is_entering: Whether this replica is entering a run. Then a store that is
+        missing or closed is a mistake of the user, and raises
+        `UnfitStoreError` instead of being waited for.
     """
-    self.store, self.clock, self.pause = store, clock, pause
+    self.store = store
+    self.clock = clock
+    self.pause = pause
     self._is_entering = is_entering
 
   def __getattr__(self, call: str) -> Any:
+    """Returns a method of the store that is repeated until it succeeds."""
     return functools.partial(self.retry, getattr(self.store, call))
 
-  def retry(self, call: Callable, *given: Any) -> Any:
-    """Returns what a function of the store returns as soon as it answers.
+  def retry(self, call: Callable, *args: Any) -> Any:
+    """Calls a function of the store until it succeeds.
+
+    Args:
+      call: The function.
+      *args: Its arguments.
+
+    Returns:
+      The result of the function.
 
     Raises:
-      UnfitStoreError: See `is_entering`.
+      UnfitStoreError: If the store is missing or closed, and this replica is
+        entering a run.
     """
-    began, said_at, wait = self.clock(), None, FIRST_PAUSE_S
+    start_s = self.clock()
+    last_line_s = None
+    wait = FIRST_PAUSE_S
     while True:
       try:
-        answer = call(*given)
+        answer = call(*args)
       except StoreUnavailableError as error:
         if self._is_entering and isinstance(error, ClosedError):
           raise UnfitStoreError(f"{self.store.where}: {error}") from None
-        now = self.clock()
-        if said_at is None or now - said_at >= LINE_EVERY_S:
+        now_s = self.clock()
+        if last_line_s is None or now_s - last_line_s >= LINE_EVERY_S:
           _LOG.warning("waiting for %s: %s", self.store.where, error)
-          said_at = now
+          last_line_s = now_s
       else:
-        if said_at is not None:
-          away = self.clock() - began
-          _LOG.warning("%s is back after %.0f s", self.store.where, away)
+        if last_line_s is not None:
+          away_s = self.clock() - start_s
+          _LOG.warning("%s is back after %.0f s", self.store.where, away_s)
         return answer
       self.pause(wait)
       wait = min(2 * wait, LONGEST_PAUSE_S)

@@ -58,7 +58,7 @@ def test_joined_leaves_are_coded_as_if_each_was_alone(codec, monkeypatch):
     return jax.jit(lambda leaves: alone(codec, leaves, states)[0])(LEAVES)
 
   joined = decoded()
-  monkeypatch.setattr(batching, "_MOST_JOINED", 0)
+  monkeypatch.setattr(batching, "_MOST_CONCATENATED", 0)
   for each, expected in zip(joined, decoded(), strict=True):
     np.testing.assert_allclose(each, expected, atol=1e-5)
 
@@ -77,9 +77,11 @@ def test_rows_hold_every_value_once_in_order(num_slices):
 
 
 def test_large_leaves_are_not_copied_to_join_them(monkeypatch):
-  assert batching.alike(SHAPES, [0] * len(SHAPES)) == [[*range(len(SHAPES))]]
-  monkeypatch.setattr(batching, "_MOST_JOINED", 60)
-  groups = batching.alike(SHAPES, [0] * len(SHAPES))
+  assert batching.group_by_shape(SHAPES, [0] * len(SHAPES)) == [
+    [*range(len(SHAPES))]
+  ]
+  monkeypatch.setattr(batching, "_MOST_CONCATENATED", 60)
+  groups = batching.group_by_shape(SHAPES, [0] * len(SHAPES))
   assert groups == [[0], [1, 3, 4], [2]]
 
 
