@@ -41,8 +41,10 @@ def table(kind: type, prefix: str = "") -> list[str]:
     kind: A dataclass whose fields are values or dataclasses.
     prefix: What stands before a field's name, e.g. "mesh.".
   """
-  hints, texts = typing.get_type_hints(kind), comments(kind)
-  lines, sections = ["| field | type | default | |", "|---|---|---|---|"], []
+  hints = typing.get_type_hints(kind)
+  texts = comments(kind)
+  lines = ["| field | type | default | |", "|---|---|---|---|"]
+  sections = []
   for field in dataclasses.fields(kind):
     own = hints[field.name]
     if dataclasses.is_dataclass(own):

@@ -84,7 +84,8 @@ class Module:
 def parse(text: str) -> Module:
   """Reads a compiled program, as `compiled.as_text()` has it."""
   computations: dict[str, list[Instruction]] = {}
-  entry, current = "", computations.setdefault("", [])
+  entry = ""
+  current = computations.setdefault("", [])
   for line in text.splitlines():
     if start := _COMPUTATION.match(line):
       current = computations.setdefault(start[1], [])

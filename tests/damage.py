@@ -47,7 +47,8 @@ def in_bytes(
   """
   draw = random.Random(seed)
   for _ in range(flips):
-    place, bit = draw.randrange(len(content)), draw.randrange(8)
+    place = draw.randrange(len(content))
+    bit = draw.randrange(8)
     flipped = bytearray(content)
     flipped[place] ^= 1 << bit
     yield f"bit {bit} of byte {place} flipped", bytes(flipped)

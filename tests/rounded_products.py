@@ -19,7 +19,8 @@ _HIGH = (jax.lax.Precision.HIGH,) * 2
 
 def round_products(kind: str) -> None:
   """Rounds the factors of all fp32 products from now on: "tf32" or "bf16"."""
-  bits, exact = MANTISSA_BITS[kind], dot_general_p.bind
+  bits = MANTISSA_BITS[kind]
+  exact = dot_general_p.bind
 
   def rounded(x):
     return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=bits)
@@ -31,7 +32,8 @@ def round_products(kind: str) -> None:
     is_wide = x.dtype == y.dtype == jnp.float32
     if not is_wide or precision == _HIGHEST:
       return product(x, y)
-    high_x, high_y = rounded(x), rounded(y)
+    high_x = rounded(x)
+    high_y = rounded(y)
     total = product(high_x, high_y)
     if kind == "bf16" and precision == _HIGH:
       # A TPU adds the products of what rounding left, except the smallest.

@@ -20,7 +20,8 @@ from dilocox_jax.training.checkpoint import Checkpoints
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.trainer import Trainer
 
-BATCH_SIZE, SEQUENCE_LENGTH = 2, 16
+BATCH_SIZE = 2
+SEQUENCE_LENGTH = 16
 # A run of the nano model for a command line: a few seconds.
 SMALL_FLAGS = (
   "--config.data.source=synthetic",
@@ -125,7 +126,8 @@ def share_programs(patch: Any) -> None:
   Args:
     patch: pytest's `MonkeyPatch`, which ends it.
   """
-  made, make = {}, build.programs
+  made = {}
+  make = build.programs
 
   def programs(config, parts=NO_PARTS, *rest):
     key = config, *parts.names

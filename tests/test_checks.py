@@ -203,7 +203,8 @@ def test_leaves_have_names_and_one_that_is_not_finite_is_found():
 
 
 def test_a_link_is_not_followed_and_a_directory_may_be_one(tmp_path):
-  precious, ours = tmp_path / "precious", tmp_path / "ours"
+  precious = tmp_path / "precious"
+  ours = tmp_path / "ours"
   precious.write_text("kept")
   ours.mkdir()
   for name in ("file", f".file.{os.getpid()}.partial"):

@@ -119,7 +119,8 @@ def test_a_link_that_comes_while_a_file_is_written_is_not_followed(
 def test_a_link_that_comes_while_a_folder_is_removed_is_not_followed(
   root, victim
 ):
-  is_over, place = threading.Event(), pathlib.Path(os.path.realpath(root))
+  is_over = threading.Event()
+  place = pathlib.Path(os.path.realpath(root))
 
   def swap():
     number = 0

@@ -122,7 +122,9 @@ def test_muon_finds_the_matrices_of_a_tree_of_ones_own(params, chosen):
     block_matrices({"bias": jnp.zeros(3), "conv": jnp.zeros((3, 3, 1))})
 
 
-PEAK, LAST, MIDDLE = 2.0, 0.2, 1.1
+PEAK = 2.0
+LAST = 0.2
+MIDDLE = 1.1
 QUARTER = 0.2 + 1.8 * (1 + np.sqrt(0.5)) / 2  # Of a cosine.
 
 

@@ -86,7 +86,8 @@ def ratios(
 
 def ratio_text(values: list[float]) -> str:
   """Formats a mean ratio with its standard error or its single seed."""
-  mean, error = statistics.mean(values), standard_error(values)
+  mean = statistics.mean(values)
+  error = standard_error(values)
   if len(values) == 1:
     return f"{mean:.1f} (one seed)"
   return f"{mean:.2f} ± {error:.2f} ({len(values)} seeds)"

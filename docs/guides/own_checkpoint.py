@@ -16,7 +16,8 @@ import orbax.checkpoint as ocp
 import dilocox_jax as dx
 
 jax.config.update("jax_num_cpu_devices", 4)
-NUM_REPLICAS, SAVE_EVERY = 4, 5
+NUM_REPLICAS = 4
+SAVE_EVERY = 5
 spec = jax.P("replica")
 axes = (jax.sharding.AxisType.Auto,)
 mesh = jax.make_mesh((NUM_REPLICAS,), ("replica",), axis_types=axes)
@@ -60,7 +61,8 @@ def restored(checkpointer, folder, number):
   return checkpointer.restore(folder / str(number), targets)
 
 
-folder, num_steps = pathlib.Path(sys.argv[1]).absolute(), int(sys.argv[2])
+folder = pathlib.Path(sys.argv[1]).absolute()
+num_steps = int(sys.argv[2])
 checkpointer = ocp.StandardCheckpointer()
 # A checkpoint that is not complete has a longer name.
 saved = [int(each.name) for each in folder.glob("*") if each.name.isdigit()]
@@ -73,7 +75,8 @@ else:
 replicas = jax.jit(
   jax.shard_map(jax.vmap(step), mesh=mesh, in_specs=spec, out_specs=spec)
 )
-params, state = values["params"], values["state"]
+params = values["params"]
+state = values["state"]
 for number in range(begun + 1, num_steps + 1):
   batch = jax.random.normal(jax.random.key(number), (NUM_REPLICAS, 32, 8))
   params, state, losses = replicas(params, state, batch)

@@ -40,7 +40,8 @@ def last_losses(program):
 
 
 print("vmap", last_losses(jax.jit(jax.vmap(step, axis_name="replica"))))
-axes, spec = (jax.sharding.AxisType.Auto,), jax.P("replica")
+axes = (jax.sharding.AxisType.Auto,)
+spec = jax.P("replica")
 mesh = jax.make_mesh((4,), ("replica",), axis_types=axes)
 on_devices = jax.shard_map(
   jax.vmap(step), mesh=mesh, in_specs=spec, out_specs=spec

@@ -51,7 +51,8 @@ def sent_bytes(text, operation):
 
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_all_receive_what_was_sent_in_one_message_however_divided(name):
-  division, arrays = DIVISIONS[name], wire_arrays(NUM_REPLICAS)
+  division = DIVISIONS[name]
+  arrays = wire_arrays(NUM_REPLICAS)
   received, text = moved(byte_collectives.all_gathered, division, arrays)
   for own, got in zip(arrays, received, strict=True):
     assert got.dtype == own.dtype

@@ -120,8 +120,10 @@ def test_what_is_asked_for_in_turn_is_sent_in_turn(
   assert found == [operation(*each) for each in expected]
 
 
-MATRIX, FACTORS = {"blocks/w": (3, 20, 30)}, 4 * 3 * 2 * (20 + 30)
-BLOCK, DRAWN = 4096, 6_400_000
+MATRIX = {"blocks/w": (3, 20, 30)}
+FACTORS = 4 * 3 * 2 * (20 + 30)
+BLOCK = 4096
+DRAWN = 6_400_000
 
 
 # Bytes by formula; that they are sent is held in contracts/test_codecs.

@@ -126,8 +126,10 @@ def test_warm_factors_are_those_of_the_numpy_twin(link, collective, layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_mask_is_one_for_all_replicas_and_another_the_next_time(layout):
   leaf = draw(2)["embed"]
-  values, chosen = {"a": leaf, "b": leaf}, []
-  made, replicas = exchange(RandomMask(0.25)), Replicas(NUM_REPLICAS, layout)
+  values = {"a": leaf, "b": leaf}
+  chosen = []
+  made = exchange(RandomMask(0.25))
+  replicas = Replicas(NUM_REPLICAS, layout)
   state = every_replicas(made.init(replica(values)))
   run = jax.jit(replicas.map(made.average, (0, 0), 0))
   for _ in range(2):
@@ -247,7 +249,8 @@ def test_a_divided_replica_finds_the_mean_of_a_whole_one(codec, num_layers):
   leaf = jnp.asarray(rng.normal(size=(2, num_layers, 8, 12)), jnp.float32)
   values = {"blocks": {"up": {"kernel": leaf}}}
   aggregator = exchange(codec)
-  axes, found = aggregator.axes, []
+  axes = aggregator.axes
+  found = []
   text = ""
   for replicas in (Replicas(2), Replicas(2, "mesh", Division(2, 2))):
 

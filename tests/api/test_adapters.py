@@ -138,7 +138,8 @@ def test_folded_adapters_have_the_same_logits(run):
   frozen = jax.tree.map(jnp.asarray, part.frozen)
   joined = part.join(run.params, frozen)
   tokens = jnp.asarray(TOKENS[None, :12])
-  beside, folded = MODEL.apply(joined, tokens), MODEL.apply(run.model, tokens)
+  beside = MODEL.apply(joined, tokens)
+  folded = MODEL.apply(run.model, tokens)
   plain = MODEL.apply(frozen, tokens)
   np.testing.assert_allclose(beside, folded, atol=2e-5)
   assert np.abs(plain - folded).max() > 0.01

@@ -78,7 +78,8 @@ def larger(config):
 
 def test_a_run_can_be_timed_as_one_of_a_larger_model():
   config = runs.settings(method="diloco")  # Every exchange is waited for.
-  plan, traffic = to_plan.run_plan(config), to_plan.traffic(config)
+  plan = to_plan.run_plan(config)
+  traffic = to_plan.traffic(config)
   clock = ClusterClock(config, "100mbit", OPTIONS, timed=larger(config))
   assert "B parameters" in clock.description
   for segment in plan.segments():

@@ -24,7 +24,9 @@ from tests import runs
 from tests.data.data_sets import DataSet
 from tests.tiers import slow
 
-SIZE, CLASSES, STEPS = 16, 5, 24
+SIZE = 16
+CLASSES = 5
+STEPS = 24
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, CLASSES, 400)
 IMAGES = RNG.normal(size=(400, 4, 4)).astype(np.float32)
@@ -68,7 +70,8 @@ class Tree:
 
 
 def tree():
-  shapes, drawn = ((SIZE, 8), (8, CLASSES)), np.random.default_rng(1)
+  shapes = ((SIZE, 8), (8, CLASSES))
+  drawn = np.random.default_rng(1)
   made = [jnp.asarray(drawn.normal(size=s) / 4, "float32") for s in shapes]
   return Tree(made, 3)
 
@@ -217,7 +220,8 @@ class Counted:
     return self
 
   def __next__(self):
-    self.at, self.drawn = self.at + 1, self.drawn + 1
+    self.at = self.at + 1
+    self.drawn = self.drawn + 1
     return called(0, self.at)
 
 
@@ -244,7 +248,8 @@ class Loading:
   """An iterator with the state of a usual loader, which is checked."""
 
   def __init__(self):
-    self.at, self.random = 0, np.random.default_rng(0)
+    self.at = 0
+    self.random = np.random.default_rng(0)
 
   def __iter__(self):
     return self
@@ -430,7 +435,8 @@ SEQUENCES = jnp.arange(20, dtype=np.int32).reshape(2, 10) % CLASSES
 
 def test_the_loss_of_a_module_is_its_cross_entropy():
   deep = functools.partial(Words, depth=12)  # More layers than digits.
-  model, keys = as_loss_model(deep), jax.random.split(jax.random.key(0), 2)
+  model = as_loss_model(deep)
+  keys = jax.random.split(jax.random.key(0), 2)
   for key, other in (keys, keys[::-1]):
     logits = deep(nnx.Rngs(key))(SEQUENCES[:, :-1])
     expected = optax.softmax_cross_entropy_with_integer_labels(

@@ -123,7 +123,8 @@ def test_the_least_of_host_and_control_groups_is_free(tmp_path):
   meminfo.write_text(
     "MemTotal: 9 kB\nMemAvailable:  3000 kB\nSwapFree: 72 kB\n"
   )
-  own, groups = tmp_path / "cgroup", tmp_path / "groups"
+  own = tmp_path / "cgroup"
+  groups = tmp_path / "groups"
   own.write_text("1:cpu:/elsewhere\n0::/job/step\n")
   (groups / "job/step").mkdir(parents=True)
 

@@ -95,7 +95,8 @@ def test_every_method_is_priced_or_refused_and_what_fits_comes_first():
   )
   # The fastest division that fits lets two of 80 devices idle; the smallest
   # would have 64 stages.
-  base, mesh = by_name["allreduce"], by_name["allreduce"].config.mesh
+  base = by_name["allreduce"]
+  mesh = by_name["allreduce"].config.mesh
   assert (mesh.num_stages, mesh.num_data_shards) == (39, 2)
   assert base.fits and base.speed_up == 1
   # The config's own method keeps its settings.
@@ -195,7 +196,8 @@ def test_a_tenth_of_the_memory_must_be_left():
 
 def test_allreduce_with_two_bytes_sends_half_and_is_compared_with_four():
   by_name = {plan.name: plan for plan in small_plans(step_s=0.001)}
-  wide, narrow = by_name["allreduce"], by_name["allreduce bf16"]
+  wide = by_name["allreduce"]
+  narrow = by_name["allreduce bf16"]
   assert narrow.rounds.sent_bytes == pytest.approx(
     wide.rounds.sent_bytes / 2, rel=0.01
   )

@@ -73,7 +73,8 @@ def test_an_aggregator_of_ones_own_has_a_dict_of_axes_and_turns(layout):
     state = rounds.init(params, INNER.init(params))
     for _ in range(2):
       state, *_ = rounds.run(state, jnp.arange(12.0).reshape(2, 2, 3))
-    (fragment,), (flushed, _) = state.fragments, rounds.flush(state)
+    (fragment,) = state.fragments
+    (flushed, _) = rounds.flush(state)
     return rounds.outer_params(flushed), fragment.exchange
 
   own = dx.Aggregator(

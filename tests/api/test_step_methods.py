@@ -22,7 +22,9 @@ from tests.tiers import slow
 GUIDE = pathlib.Path(__file__).parents[2] / "docs/guides/own_training_loop.py"
 EXACT = 1e-12  # float64
 COUNT = "sync_interval"
-NUM_REPLICAS, NUM_LAYERS, WIDTH = 3, 4, 4
+NUM_REPLICAS = 3
+NUM_LAYERS = 4
+WIDTH = 4
 INNER = optax.sgd(0.05)
 
 THREE = {"sync_interval": 6, "num_fragments": 3}
@@ -77,7 +79,8 @@ FAST = ("allreduce", "diloco", "dilocox")
 def test_a_method_by_name_has_the_parts_of_the_trainer(name, x64):
   """tests/outer holds transforms of given parts, and rounds, to the twins."""
   config = config_of(name, SETTINGS[name])
-  parts, interval = runs.outer_step(config), SETTINGS[name].get(COUNT, 1)
+  parts = runs.outer_step(config)
+  interval = SETTINGS[name].get(COUNT, 1)
   problem = make_problem(0, NUM_REPLICAS, 5 * interval, NUM_LAYERS, WIDTH, 3)
   is_divided = parts.method.exchanged == "pseudo_gradient"
   given = {"fragments": config.fragments if is_divided else None}

@@ -14,7 +14,8 @@ def alone(codec, leaves, states=None, key=KEY):
   """Decoded leaves, new states, and the arrays of every message."""
   if states is None:
     states = codec.init([leaf.shape for leaf in leaves], key)
-  encoder, sent = codec.encoder, []
+  encoder = codec.encoder
+  sent = []
 
   def reduce(leaves):
     shapes = [leaf.shape for leaf in leaves]

@@ -69,7 +69,8 @@ def test_matrices_of_a_rank_up_to_that_are_recovered(name, rank, scale):
 
 @pytest.mark.parametrize("passes", [1, 3])
 def test_power_iterations_are_those_of_the_plain_twin(passes):
-  values, starts = of_rank(10), drawn(start("shared")).right
+  values = of_rank(10)
+  starts = drawn(start("shared")).right
   fixed = jax.random.normal(KEY, (SHAPE[2], RANK), jnp.float32)
   for codec, first in (
     (LowRank(RANK, passes), starts),
@@ -128,7 +129,8 @@ def test_a_basis_is_orthonormal_and_spans_what_there_is(rank, scale):
 
 
 def test_room_for_a_higher_rank_is_kept_as_it_was():
-  codec, small = LowRank(2, max_rank=RANK), (1, 5, 6)
+  codec = LowRank(2, max_rank=RANK)
+  small = (1, 5, 6)
   [state, room] = drawn(codec.init([SHAPE, small], KEY))
   assert state.right.shape == (3, 24, RANK)
   _, after = program(codec)(of_rank(RANK), state, KEY)

@@ -45,7 +45,8 @@ def test_leaves_that_share_a_body_are_coded_as_each_of_them_alone(codec):
   for leaf, ([alone_], _, _) in zip(found, expected, strict=True):
     np.testing.assert_allclose(leaf, alone_, rtol=1e-5, atol=1e-6)
   # Fewer arrays, but not a byte more or less.
-  sent, apart = jax.tree.leaves(sent), [own for _, _, own in expected]
+  sent = jax.tree.leaves(sent)
+  apart = [own for _, _, own in expected]
   apart = jax.tree.leaves(apart)
   sizes = [sum(array.nbytes for array in each) for each in (sent, apart)]
   assert sizes[0] == sizes[1] and len(sent) < len(apart)

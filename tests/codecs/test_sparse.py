@@ -75,7 +75,8 @@ def test_a_mask_keeps_its_share_of_different_places(fraction, size):
 
 
 def test_every_value_has_the_same_chance_and_layers_are_drawn_apart():
-  draws, ones = 400, jnp.ones((2, 64), jnp.float32)
+  draws = 400
+  ones = jnp.ones((2, 64), jnp.float32)
   draw = jax.jit(
     jax.vmap(lambda key: alone(RandomMask(0.25), [ones], key=key)[0][0])
   )

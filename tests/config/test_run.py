@@ -109,7 +109,8 @@ def test_a_resumed_run_may_be_evaluated_otherwise_but_not_trained_otherwise():
     "evaluation": {"interval_steps": 7, "num_sequences": 9},
     "checkpoint": {"keep": 9, "init_from": "elsewhere"},
   }
-  old, new = RunConfig().to_mapping(), from_mapping(values).to_mapping()
+  old = RunConfig().to_mapping()
+  new = from_mapping(values).to_mapping()
   changed = [
     line[: line.index(":")]
     for line in changed_fields(old, new, free_on_resume())

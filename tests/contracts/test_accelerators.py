@@ -17,7 +17,10 @@ from dilocox_jax.training import build
 from experiments.tools.bench_inner import first_carry, steps_program
 from tests.tiers import slow
 
-LENGTH, BATCH, VOCAB, STEPS = 2048, 4, 32_000, 2
+LENGTH = 2048
+BATCH = 4
+VOCAB = 32_000
+STEPS = 2
 TOKENS = BATCH * LENGTH
 SHAPE = {"num_layers": 4, "model_dim": 256, "num_heads": 4, "num_kv_heads": 2}
 SHAPE |= {"ff_dim": 512, "vocab_size": VOCAB}
@@ -113,7 +116,8 @@ def test_steps_have_fused_attention_and_narrow_products(
   text = lowered(monkeypatch, platform, **options)
   assert KERNELS[platform] in text
   assert not holds_weights(text) and not holds_logits(text)
-  wide, narrow = [], []
+  wide = []
+  narrow = []
   for factor, result in _PRODUCT.findall(text):
     kind = narrow if "bf16" in factor else wide
     kind.append((factor.count("x"), result.count("x")))

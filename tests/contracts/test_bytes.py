@@ -60,7 +60,8 @@ def inside_kind(instruction):
 
 def operations(text):
   """Kind and operand bytes of one device's collectives, sorted."""
-  module, found = hlo.parse(text), []
+  module = hlo.parse(text)
+  found = []
   for instruction in itertools.chain(*module.computations.values()):
     kind = inside_kind(instruction)
     assert kind in (None, *KINDS), f"not expected among replicas: {instruction}"
@@ -231,7 +232,8 @@ def test_an_exchange_between_slices_sends_the_bytes_of_the_plan(codec):
   devices = tuple(topology_devices("v5e:2x2", 2))
   replicas = Replicas(2, "mesh", division, devices)
   aggregator = exchange(codec, feedback=1.0)
-  params, axes = params_like(shapes), aggregator.axes
+  params = params_like(shapes)
+  axes = aggregator.axes
 
   def one(values, state):
     mean, state = aggregator.update(values, state)

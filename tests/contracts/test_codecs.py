@@ -80,7 +80,8 @@ def keeps_its_promises(codec, lost, most_lost, is_half=False):
     most_lost: The largest share of the energy of an input that is lost.
     is_half: Whether only values that fp16 holds are sent.
   """
-  plain, is_matrix = gaussian(SHAPE), hasattr(codec, "power_iterations")
+  plain = gaussian(SHAPE)
+  is_matrix = hasattr(codec, "power_iterations")
   peak = np.where(plain == plain.max(), 1.0, 0.0)
   kinds = [plain, peak, np.maximum(plain, 0), np.ones(SHAPE), plain**5]
   scales = (1.0, 10.0) if is_half else (1.0, 1e-6, 1e4, 1e-30, 1e30)

@@ -62,7 +62,9 @@ class Streamed:
   """An iterable data set: examples, or batches, with a position to save."""
 
   def __init__(self, data_set, batch_size=None):
-    self._data_set, self._batch_size, self._next = data_set, batch_size, 0
+    self._data_set = data_set
+    self._batch_size = batch_size
+    self._next = 0
     self.column_names = data_set.column_names
 
   def with_format(self, kind):
@@ -71,7 +73,8 @@ class Streamed:
   def __iter__(self):
     size = self._batch_size or 1
     while self._next + size <= len(self._data_set):
-      start, self._next = self._next, self._next + size
+      start = self._next
+      self._next = self._next + size
       is_batch = self._batch_size is not None
       key = slice(start, start + size) if is_batch else start
       yield self._data_set[key]

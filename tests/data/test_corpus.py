@@ -28,7 +28,8 @@ def refused(text, function, *arguments, **options):
 
 def test_every_file_is_in_one_text_and_a_larger_share_keeps_those_held_out():
   loaded = made()
-  train, held = lines(loaded.train), lines(loaded.validation)
+  train = lines(loaded.train)
+  held = lines(loaded.validation)
   assert not train & held and len(train | held) == len(FILES)
   assert held == {FILES[p].split(b"\n")[0] for p in HELD_OUT}
   assert loaded.num_files == 200 and loaded.vocab_size == 256
@@ -45,7 +46,8 @@ def test_every_file_is_in_one_text_and_a_larger_share_keeps_those_held_out():
 
 def test_neither_more_files_nor_another_order_nor_copies_move_a_file():
   few = made({path: FILES[path] for path in sorted(FILES)[::2]})
-  whole, turned = made(), made(dict(reversed(FILES.items())))
+  whole = made()
+  turned = made(dict(reversed(FILES.items())))
   copies = {f"copies/{i}.txt": FILES[HELD_OUT[0]] for i in range(9)}
   for more in (whole, made(FILES | copies)):
     assert lines(few.train) < lines(more.train)
@@ -70,7 +72,8 @@ def test_held_out_files_choose_or_judge_and_training_stays():
 
 
 def test_the_digest_names_paths_and_contents():
-  first, second = FILES["folder/7.txt"], FILES["folder/8.txt"]
+  first = FILES["folder/7.txt"]
+  second = FILES["folder/8.txt"]
   others = (
     FILES,
     FILES | {"folder/7.txt": first[:-1] + b"."},
@@ -172,7 +175,8 @@ ENTROPY_NATS = -sum(p * math.log(p) for p in (1 / 2, 1 / 4, 1 / 8, 1 / 8))
 
 
 def test_synthetic_text_has_the_entropy_that_it_states():
-  size, num_tokens = 16, 200_000
+  size = 16
+  num_tokens = 200_000
   text = sources.synthetic(
     3, num_tokens=num_tokens, vocab_size=size, validation_fraction=0.5
   )

@@ -191,7 +191,8 @@ def test_a_folder_that_contains_itself_gives_its_files_once(tmp_path):
 
 
 def test_links_to_files_and_folders_elsewhere_are_followed_once(tmp_path):
-  texts, blobs = tmp_path / "texts", tmp_path / "blobs"
+  texts = tmp_path / "texts"
+  blobs = tmp_path / "blobs"
   tree(tmp_path, "blobs/1", "blobs/2", "other/x.txt", "texts/z.txt")
   # As in a snapshot of Hugging Face: all names lead elsewhere.
   (texts / "first.txt").symlink_to(blobs / "1")

@@ -40,7 +40,8 @@ class Pass:
   """One pass over shuffled numbers, with a position."""
 
   def __init__(self, seed):
-    self.order, self.at = np.random.default_rng(seed).permutation(LENGTH), 0
+    self.order = np.random.default_rng(seed).permutation(LENGTH)
+    self.at = 0
 
   def __iter__(self):
     return self
@@ -79,13 +80,15 @@ class OfSource:
     while self.at < LENGTH:
       self.at += 1
       yield np.random.default_rng(self.passes).permutation(LENGTH)[self.at - 1]
-    self.passes, self.at = self.passes + 1, 0
+    self.passes = self.passes + 1
+    self.at = 0
 
   def state_dict(self):
     return {"passes": self.passes, "at": self.at}
 
   def load_state_dict(self, state):
-    self.passes, self.at = state["passes"], state["at"]
+    self.passes = state["passes"]
+    self.at = state["at"]
 
 
 @pytest.mark.parametrize("source", [CountsPasses, OfSource])
@@ -110,7 +113,9 @@ class OfHuggingFace:
   __module__ = "datasets.iterable_dataset"
 
   def __init__(self, step: Any = None):
-    self._ex_iterable, self._start, self._at = step, None, 0
+    self._ex_iterable = step
+    self._start = None
+    self._at = 0
 
   def __iter__(self):
     self._at = 0 if self._start is None else self._start

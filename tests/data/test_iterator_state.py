@@ -94,7 +94,8 @@ def test_what_is_saved_shares_nothing_with_the_iterator():
   saved = encoded(state, "Loader")
   state["left"].clear()
   state["buffer"][:] = 0
-  first, second = decoded(saved), decoded(saved)
+  first = decoded(saved)
+  second = decoded(saved)
   assert first["left"] == [1, 2] and first["buffer"].tolist() == [0, 1, 2]
   first["left"].clear()
   assert second["left"] == [1, 2]

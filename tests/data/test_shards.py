@@ -182,7 +182,8 @@ def test_a_changed_token_is_noticed(tmp_path, bpe, name, wrong):
 def test_a_folder_is_read_once_and_a_copy_of_it_again(
   tmp_path, bpe, monkeypatch
 ):
-  folder, read = tmp_path / "tokens", []
+  folder = tmp_path / "tokens"
+  read = []
   write(folder, bpe)
   check = shards._check_file
 

@@ -16,7 +16,8 @@ WIDTH = LENGTH + 1
 NUM_SEQUENCES = 101
 TOKENS = np.arange(NUM_SEQUENCES * WIDTH + 3, dtype=np.int32)
 # Parts of a text, and weights of three replicas for each of them.
-COUNTS, MIX = (20, 40, 31), ((3.0, 1.0, 0.0), (0.0, 1.0, 1.0), (0.0, 1.0, 0.0))
+COUNTS = (20, 40, 31)
+MIX = ((3.0, 1.0, 0.0), (0.0, 1.0, 1.0), (0.0, 1.0, 0.0))
 
 
 def streams(tokens: np.ndarray = TOKENS, **options):
@@ -89,7 +90,8 @@ def test_neither_processes_nor_a_restart_change_a_batch(make):
   expected = make().take(24)
   for chosen in (None, [0], [2, 1]):
     rows = [0, 1, 2] if chosen is None else chosen
-    before, again = make(), make()
+    before = make()
+    again = make()
     taken = [before.take(n, chosen) for n in (5, 0, 8, 1)]
     again.set_state(json.loads(json.dumps(before.get_state())))
     whole = np.concatenate([*taken, again.take(10, chosen)], axis=1)
@@ -115,7 +117,8 @@ def test_the_form_of_a_mix():
 
 
 def test_pages_of_a_file_that_were_read_are_not_held(tmp_path):
-  smaps, path = pathlib.Path("/proc/self/smaps"), tmp_path / "tokens"
+  smaps = pathlib.Path("/proc/self/smaps")
+  path = tmp_path / "tokens"
   if not smaps.exists():
     pytest.skip("only Linux says which pages a process holds")
 

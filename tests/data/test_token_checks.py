@@ -64,7 +64,8 @@ def test_streams_and_held_out_batches_are_checked_as_they_are_read():
       tokens, num_replicas=2, batch_size=4, sequence_length=9, seed=0
     )
 
-  checked, plain = CheckedStreams(streams(), FIFTY), streams()
+  checked = CheckedStreams(streams(), FIFTY)
+  plain = streams()
   with pytest.raises(TokenError, match="tokens of a training batch go from"):
     checked.take(5)  # An epoch.
   checked = CheckedStreams(streams(), Vocabulary(51, "vocab_size=51"))

@@ -10,7 +10,8 @@ import pytest
 from dilocox_jax.data.feeds import as_feed
 from tests.data.data_sets import DataSet, Streamed
 
-ROWS, LENGTH = 40, 9
+ROWS = 40
+LENGTH = 9
 IDS = np.arange(ROWS * LENGTH).reshape(ROWS, LENGTH) % 23
 ONES = np.ones_like(IDS)
 PACKED = DataSet({"input_ids": IDS.tolist()})

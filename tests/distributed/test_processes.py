@@ -44,7 +44,8 @@ def trees():
   values: dict[str, Any] = dict(arrays)
   for spec in SPECS:
     for dtype in DTYPES:
-      name, value = f"{spec} {jnp.dtype(dtype)}", VALUES.astype(dtype)
+      name = f"{spec} {jnp.dtype(dtype)}"
+      value = VALUES.astype(dtype)
       where = NamedSharding(mesh, PartitionSpec(*spec))
       arrays[name] = jax.make_array_from_callback(
         value.shape, where, value.__getitem__
@@ -64,7 +65,8 @@ def assert_gathered():
   for name, value in values.items():
     assert found[name].dtype == value.dtype, name
     np.testing.assert_array_equal(found[name], value, err_msg=name)
-  turns, coordinator_store._turns = coordinator_store._turns, None  # pyright: ignore
+  turns = coordinator_store._turns
+  coordinator_store._turns = None  # pyright: ignore
   try:  # What all hold is not sent: whoever takes a turn fails.
     arrays_to_host({n: a for n, a in arrays.items() if n[:2] in ("ow", "()")})
   finally:
@@ -297,7 +299,8 @@ def test_a_lost_peer_is_recognized_and_nobody_else_is_blamed(several):
 
 
 def test_connections_are_opened_along_every_set_of_axes(monkeypatch, capfd):
-  opened, psum = [], jax.lax.psum
+  opened = []
+  psum = jax.lax.psum
 
   def noted(x, axes):
     opened.append(axes)
@@ -313,7 +316,8 @@ def test_connections_are_opened_along_every_set_of_axes(monkeypatch, capfd):
 
 
 def test_bytes_that_left_a_link_are_counted(tmp_path, monkeypatch):
-  path, real = tmp_path / "dev", link_counter.sent_bytes
+  path = tmp_path / "dev"
+  real = link_counter.sent_bytes
   monkeypatch.setattr(
     link_counter, "sent_bytes", lambda interface: real(interface, str(path))
   )

@@ -41,7 +41,8 @@ def one(shared, own):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_function_of_one_replica_becomes_one_of_all(layout):
-  replicas, axes = Replicas(4, layout), (None, {"x": 0})
+  replicas = Replicas(4, layout)
+  axes = (None, {"x": 0})
   shared, own = replicas.place((SHARED, {"x": OWN}), axes)
   moved, total = jax.jit(replicas.map(one, axes, (0, None)))(shared, own)
   expected = OWN * SHARED + np.arange(4, dtype=np.float32)[:, None]
@@ -164,7 +165,9 @@ def ranked(values, weights):
 
 @pytest.mark.parametrize("division", DIVISIONS, ids=str)
 def test_rows_are_the_same_however_many_devices_share_them(division):
-  rng, seen, shapes = np.random.default_rng(0), [], []
+  rng = np.random.default_rng(0)
+  seen = []
+  shapes = []
 
   def noted(values, weights):
     shapes.append(values.shape)
@@ -228,7 +231,8 @@ def blocks(shape):
 @pytest.mark.parametrize("shape", MATRICES, ids=str)
 @pytest.mark.parametrize("division", DIVISIONS, ids=str)
 def test_whole_layers_are_those_of_one_device_and_shared_out(division, shape):
-  replicas, given = Replicas(1, "mesh", division), (blocks(shape),) * 3
+  replicas = Replicas(1, "mesh", division)
+  given = (blocks(shape),) * 3
   over = replicas.map(on_whole_layers(cubes), (None,) * 3, (None, None))
   seen.clear()
   found = jax.jit(over)(*(replicas.place_state(t, None) for t in given))

@@ -125,7 +125,8 @@ def equal_part(name: str) -> Runs:
 
 
 def _runs(sweeps: Sequence[Mapping]) -> Runs:
-  settings, configs = [], {}
+  settings = []
+  configs = {}
   for sweep in sweeps:
     rows = Rows(ROOT / sweep["rows"])
     runs = runs_of(sweep, rows.settings)

@@ -350,7 +350,8 @@ def other_methods() -> Iterator[str]:
     name: runs.rounds(f"{name} 4x4")
     for name in ("diloco", "streaming_diloco", "dilocox", "open_diloco")
   }
-  streaming, dilocox = interval["streaming_diloco"], interval["dilocox"]
+  streaming = interval["streaming_diloco"]
+  dilocox = interval["dilocox"]
   eager = runs.rounds("eager, 4x4")
   yield (
     "DiLoCo, which sends all in fp32 and waits for it (H ="
@@ -369,7 +370,8 @@ def other_methods() -> Iterator[str]:
   yield f"`overlap_loco` ends at {runs.ends('overlap_loco 4x4', 3)}, MuLoCo"
   yield f"DiLoCoX at {runs.ends('dilocox 4x4', 3)}, DiLoCo"
   link = "overlap_loco, 1 Gbit/s, 4x4"
-  muloco, diloco = "muloco, 1425 steps, 4x4", "diloco, 1325 steps, 4x4"
+  muloco = "muloco, 1425 steps, 4x4"
+  diloco = "diloco, 1325 steps, 4x4"
   yield (
     f"on 1 Gbit/s with 40 ms (H = {runs.rounds(link)[0]}, one fragment; CPU)"
     f" at {runs.ends(link, 3)}, MuLoCo"
@@ -413,7 +415,8 @@ def paired_gap(losses: list, base: list) -> tuple[float, float]:
 def long_runs() -> Iterator[str]:
   """Yields the bullet about 17,000 steps."""
   runs = equal_part("long")
-  tenth, zero = "last rate a tenth, 2x4", "last rate zero, no average, 2x4"
+  tenth = "last rate a tenth, 2x4"
+  zero = "last rate zero, no average, 2x4"
   steps = runs.configs["overlap_loco 2x4"].total_steps
   yield (
     f"**After {steps:,} steps** (rates of 2,000 steps, 2.3 passes over the"
@@ -427,7 +430,8 @@ def long_runs() -> Iterator[str]:
 
 def one_replica() -> Iterator[str]:
   """Yields the table "One replica"."""
-  one, main = equal_part("one"), equal()
+  one = equal_part("one")
+  main = equal()
   rows = (
     (one, "Muon", "one replica, H = 16", "allreduce 1x8"),
     (one, "Muon", "one replica, H = 30", "allreduce 1x8"),
@@ -443,7 +447,8 @@ def one_replica() -> Iterator[str]:
 
 def other_sizes() -> Iterator[str]:
   """Yields the gaps of other models."""
-  runs, long = equal_part("sizes"), equal_part("long")
+  runs = equal_part("sizes")
+  long = equal_part("long")
   gap = {
     size: runs.gap(f"overlap_loco {size}")
     for size in ("29k", "82k", "131k", "380k", "2300k")
@@ -502,7 +507,8 @@ def equal_time() -> Iterator[str]:
 def longer_runs() -> Iterator[str]:
   """Yields what "Longer runs" says."""
   runs = older("long")
-  muon, adamw = "allreduce_muon", "allreduce"
+  muon = "allreduce_muon"
+  adamw = "allreduce"
   steps = runs.configs["overlap_loco"].total_steps
   yield (
     f"{steps:,} steps, 20 tokens a parameter, three seeds that chose no"

@@ -122,7 +122,8 @@ def test_failures_that_would_come_again_end_the_job(objects, pod):
 
 
 def test_pods_find_process_0_and_are_as_many_as_it_waits_for(objects, pod):
-  job, service = objects["Job"], objects["Service"]
+  job = objects["Job"]
+  service = objects["Service"]
   given = flags(pod["containers"][0])
   count = job["spec"]["completions"]
   assert job["spec"]["completionMode"] == "Indexed"

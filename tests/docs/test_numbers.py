@@ -64,7 +64,8 @@ def test_every_figure_has_a_row_or_a_reason(path):
 
 @pytest.mark.parametrize("path", PAGES)
 def test_any_figure_that_is_changed_is_noticed(path):
-  text, claims = read(path), claims_of(path)
+  text = read(path)
+  claims = claims_of(path)
   unnoticed = []
   for figure in FIGURE.finditer(text):
     place = figure.start()

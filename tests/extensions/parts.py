@@ -48,7 +48,8 @@ class GrowingSchedule(dx.SyncSchedule):
     while True:
       end = start + self.sync_interval * 2 ** (index // self.repeats)
       yield index, start, end
-      index, start = index + 1, end
+      index = index + 1
+      start = end
 
 
 def growing(sync_interval: int = 4, repeats: int = 2) -> dx.Method:

@@ -12,7 +12,8 @@ import dilocox_jax as dx
 
 POWERS = (1, 3, 9, 27, 81)  # Five codes share a byte: 3^5 = 243.
 # The inverse of a larger number could become zero on a device.
-SMALLEST, LARGEST = float(jnp.finfo(jnp.float32).tiny), 2.0**124
+SMALLEST = float(jnp.finfo(jnp.float32).tiny)
+LARGEST = 2.0**124
 
 
 @dataclasses.dataclass(frozen=True)

@@ -79,7 +79,8 @@ def config_of(num_steps=12, **sections):
 
 def tokens(config):
   """Tokens [M, steps, B, L + 1]; each replica repeats motifs of its own."""
-  rng, count = np.random.default_rng(0), config.mesh.num_replicas
+  rng = np.random.default_rng(0)
+  count = config.mesh.num_replicas
   shape = (config.total_steps, config.data.batch_size, LENGTH + 1)
   motifs = rng.integers(0, config.model.shape.vocab_size, [count, 5])
   starts = rng.integers(0, 5, [count, *shape[:2], 1])
@@ -91,7 +92,8 @@ def tokens(config):
 
 def run(config, batches=None):
   """Runs all rounds; returns (programs, state, losses [M, steps])."""
-  programs, losses = build.programs(config), []
+  programs = build.programs(config)
+  losses = []
   batches = tokens(config) if batches is None else batches
   params = states.first_params(programs, config.seed)
   state: Any = states.fresh(programs, "rounds", params)
@@ -113,7 +115,8 @@ def trained(config, batches=None):
 
 def simulated(config):
   """The outcome of a run on a small cluster (by formula)."""
-  traffic, plan = to_plan.traffic(config), to_plan.run_plan(config)
+  traffic = to_plan.traffic(config)
+  plan = to_plan.run_plan(config)
   one = small.cluster(config.mesh.num_replicas)
   ops = Script(traffic).ops(plan)
   return run_time(small.link_costs(one), small.work(one), ops)
@@ -239,7 +242,8 @@ def miscounted() -> dx.Method:
 
 def with_one_more(shape, **how):
   """A model with a leaf that its shape does not have."""
-  model, more = parts.running_mean(shape, **how), {"more": jnp.ones(3)}
+  model = parts.running_mean(shape, **how)
+  more = {"more": jnp.ones(3)}
   return model._replace(init=lambda key: model.init(key) | more)
 
 

@@ -22,11 +22,13 @@ from dilocox_jax.plan.pipeline import Pipeline
 SMALL = ModelShape(
   num_layers=5, model_dim=8, num_heads=2, ff_dim=12, vocab_size=17, qk_norm=True
 )
-BATCH_SIZE, LENGTH = 2, 6
+BATCH_SIZE = 2
+LENGTH = 6
 # Compiling is nearly all that these tests do; machine code may be slow.
 QUICKLY = {"xla_backend_optimization_level": 0}
 Z_LOSS = 0.01
-STAGE, WHOLE = PartitionSpec("stage"), PartitionSpec()
+STAGE = PartitionSpec("stage")
+WHOLE = PartitionSpec()
 
 
 def over_stages(local, num_stages, out=(WHOLE, WHOLE, STAGE)):
@@ -178,7 +180,8 @@ def error(actual, expected) -> float:
   """Largest difference in any leaf, as a share of the leaf's maximum."""
 
   def one(a, b):
-    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    a = np.asarray(a, np.float64)
+    b = np.asarray(b, np.float64)
     assert a.shape == b.shape
     # Shifting all scores of a token changes nothing: some gradients are 0.
     return np.max(np.abs(a - b)) / np.maximum(np.max(np.abs(b)), 1e-4)

@@ -11,7 +11,8 @@ from dilocox_jax.plan.model.division import STAGE_AXIS, Division, StageLayers
 from tests.tiers import slow
 
 DIM = 8
-BATCH_SIZE, LENGTH = 8, 3
+BATCH_SIZE = 8
+LENGTH = 3
 CASES = {
   "even": (4, Division(2, 2)),
   "stages only": (4, Division(1, 4)),

@@ -7,7 +7,8 @@ from dilocox_jax.inner.step import accumulated_gradient
 
 
 def loss(params, batch):
-  inputs, targets = batch["inputs"], batch["targets"]
+  inputs = batch["inputs"]
+  targets = batch["targets"]
   errors = inputs @ params["w"] + params["b"] - targets
   # Not linear in the rows: it depends on who shares a micro-batch.
   return jnp.mean(jnp.square(errors) + jnp.abs(errors)) + jnp.mean(errors) ** 2

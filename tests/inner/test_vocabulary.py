@@ -17,9 +17,12 @@ from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.division import DATA_AXIS
 from dilocox_jax.plan.model.shapes import ModelShape
 
-SHARDS, ROWS, LENGTH = 4, 2, 5
+SHARDS = 4
+ROWS = 2
+LENGTH = 5
 SHAPE = ModelShape(1, 8, 2, 12, 24, positions="learned", num_positions=LENGTH)
-ROW, COLUMN = PartitionSpec(DATA_AXIS), PartitionSpec(None, DATA_AXIS)
+ROW = PartitionSpec(DATA_AXIS)
+COLUMN = PartitionSpec(None, DATA_AXIS)
 PLACES = {
   "embed": {"embedding": ROW, "positions": PartitionSpec()},
   "final_norm": {"scale": PartitionSpec()},
@@ -65,7 +68,8 @@ def test_tokens_have_the_same_rows_and_none_outside_the_vocabulary(end_of_text):
   over = over_shards(lambda p, t, c: embed(p, t, **c), PLACES, ROW, ROW)
   expected = jax.jit(model.embed)(params, read, **context)
   np.testing.assert_array_equal(over(params, read, context), expected)
-  read[1, 2], read[0, 1] = 24, -1
+  read[1, 2] = 24
+  read[0, 1] = -1
   is_lost = np.isnan(over(params, read, context)).all(axis=1)
   assert list(np.flatnonzero(is_lost)) == [1, 1 * LENGTH + 2]
 

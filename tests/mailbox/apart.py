@@ -13,7 +13,9 @@ import dilocox_jax as dx
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.turns import without_pauses
 
-H, ROUNDS, LAYERS = 4, 10, 2
+H = 4
+ROUNDS = 10
+LAYERS = 2
 SECRET = b"s" * 64
 INNER = optax.sgd(0.1)
 # Name -> method and settings of its exchange.
@@ -80,7 +82,8 @@ def rounds_of(method, exchange, num_replicas):
 
 def trained(rounds, own=slice(None)):
   """Returns losses [M, steps] and the outer parameters after a flush."""
-  params, losses = first_params(), []
+  params = first_params()
+  losses = []
   state = rounds.init(params, INNER.init(params))
   for number in range(ROUNDS):
     points = batches(3, number * H, (number + 1) * H)
@@ -150,7 +153,8 @@ def in_threads(function, num_replicas, store=None):
 
   In a store they take their seats in turn: sums follow the order of seats.
   """
-  results, errors = {}, []
+  results = {}
+  errors = []
 
   def run(number):
     try:

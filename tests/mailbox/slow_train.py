@@ -16,7 +16,8 @@ from dilocox_jax.training import start
 from experiments.runtime import config_flag
 from tests import runs
 
-HURRY, ROUND_S = "TEST_HURRY", 1.5
+HURRY = "TEST_HURRY"
+ROUND_S = 1.5
 # What takes the place of which attribute.
 SMALL = (
   (start, "with_trainable", lambda config: runs.TINY),

@@ -347,7 +347,8 @@ def test_a_turn_before_the_snapshot_is_only_read():
 
 
 def test_the_memory_keeps_the_last_norms_of_each_kind():
-  memory, one = Memory(roster=BOTH), One()
+  memory = Memory(roster=BOTH)
+  one = One()
   listed = tuple(Listed(n, "", 1.0, 2.0) for n in "abc")
   manifest = Manifest("s", "", listed, {}, BOTH)
   for event, turn in [(event, turn) for event in range(14) for turn in (0, 1)]:
@@ -396,7 +397,8 @@ def test_a_damaged_snapshot_is_none(store, part, harm):
 
 
 def test_one_claims_a_snapshot_and_only_whole_ones_are_found(store):
-  first, second = of_run(store), of_run(store)
+  first = of_run(store)
+  second = of_run(store)
   for event in (4, 8):
     assert first.claim(event) and not second.claim(event)
     assert first.claim(event)  # It may ask again.

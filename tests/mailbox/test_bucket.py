@@ -31,7 +31,8 @@ class Server:
   """
 
   def __init__(self):
-    self.answers, self.asked = {}, []
+    self.answers = {}
+    self.asked = []
     server = self
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -88,7 +89,8 @@ def server_fixture():
 
 def answer_of(server, call, answers):
   """Returns what a call comes to, or the class of its error and its text."""
-  server.answers, server.asked = answers, []
+  server.answers = answers
+  server.asked = []
   try:
     return CALLS[call](server.store())
   except StoreUnavailableError as error:
@@ -179,13 +181,15 @@ def test_what_could_not_be_deleted_is_said(server):
 
 
 def test_those_after_a_missing_object_are_deleted_too(server):
-  server.answers, server.asked = {"": (404, "NoSuchKey")}, []
+  server.answers = {"": (404, "NoSuchKey")}
+  server.asked = []
   server.store().delete(["a", "b", "c"])
   assert len(server.asked) == 1 + 3
 
 
 def test_nothing_counts_as_written_that_was_not(server):
-  server.answers, store = {"": (404, "NoSuchBucket")}, server.store()
+  server.answers = {"": (404, "NoSuchBucket")}
+  store = server.store()
   for call in ("create", "put"):
     with pytest.raises(ClosedError):
       CALLS[call](store)

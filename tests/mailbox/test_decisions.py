@@ -7,7 +7,8 @@ from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
 from dilocox_jax.mailbox_protocol.store import RetryingStore, Store
 
 SIGNER = Signer(b"secret", "run")
-PATH, PROPOSAL = "manifest/0.0", "proposal/0.0"
+PATH = "manifest/0.0"
+PROPOSAL = "proposal/0.0"
 DAMAGES = {
   "deleted": lambda store, path: store.delete([path]),
   "damaged": lambda store, path: store.put(path, b"damaged"),

@@ -166,7 +166,8 @@ def beside(work):
 def test_a_link_that_comes_in_between_is_not_followed(
   store, place, victim, path
 ):
-  ours, numbers = place / path, itertools.count()
+  ours = place / path
+  numbers = itertools.count()
 
   def swap():
     """Puts a link to what is precious where the store has just been."""
@@ -194,7 +195,8 @@ def test_of_many_who_create_where_something_foreign_is_one_wins(
   for number in range(20):
     path = f"manifest/{number}"
     planted(place, victim, kind, path)
-    won, start = [], threading.Barrier(len(stores))
+    won = []
+    start = threading.Barrier(len(stores))
 
     def create(index, path=path, won=won, start=start):
       start.wait()
@@ -217,7 +219,9 @@ def test_what_another_one_has_just_created_is_not_taken_for_foreign(
   store, place, victim, monkeypatch
 ):
   planted(place, victim, fifo, PATH)
-  rename, others, began = os.rename, [], []
+  rename = os.rename
+  others = []
+  began = []
 
   def create():
     others.append(Folder(str(place)).create(PATH, b"other"))
@@ -238,7 +242,8 @@ def test_what_another_one_has_just_created_is_not_taken_for_foreign(
 
 
 def test_a_folder_that_is_removed_as_empty_meanwhile_is_made_again(place):
-  store, other = Folder(str(place)), Folder(str(place))
+  store = Folder(str(place))
+  other = Folder(str(place))
 
   def come_and_go():
     other.put("event/1/x", b"x")

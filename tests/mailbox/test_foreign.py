@@ -86,8 +86,10 @@ PLACES = {
 
 @pytest.mark.parametrize("path", PLACES)
 def test_one_act_of_a_stranger_stops_nobody(tmp_path, victim, path):
-  place, step = tmp_path / "place", 2 if path.startswith("snapshot") else 1
-  pair, event = Pair(place), 0
+  place = tmp_path / "place"
+  step = 2 if path.startswith("snapshot") else 1
+  pair = Pair(place)
+  event = 0
   for kind in PLACES[path]:
     for _ in range(step):
       pair.run(event)

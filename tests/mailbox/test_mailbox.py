@@ -26,7 +26,8 @@ class Run(World):
   def __init__(self, names="abc", rules=RULES, **options):
     super().__init__()
     self.options: dict[str, Any]
-    self.rules, self.options = rules, {"events": EVENTS, **options}
+    self.rules = rules
+    self.options = {"events": EVENTS, **options}
     self.running: dict[str, Process] = {}
     for name in names:
       self.start(name)
@@ -208,7 +209,8 @@ def test_a_wrong_newest_snapshot_is_passed_over(kind, caplog):
 # A snapshot of 20,400 bytes is as much as one replica sends in 47 events.
 @pytest.mark.parametrize(("unused", "every"), [(0, 8), (2500, 48)])
 def test_the_store_and_the_requests_stay_bounded(unused, every):
-  run, most = Run(events=200, unused=unused), 0
+  run = Run(events=200, unused=unused)
+  most = 0
   run.until(2 * every - 1)
   run.kill("c")  # It comes again, and most events follow the snapshot.
   run.start("c")
@@ -377,8 +379,10 @@ def test_no_work_counts_twice_after_a_kill(is_repeated):
   Its second life repeats its work, or does other work in its place.
   """
   store = Store("memory:///")
-  a, b = of_life(store, "a"), of_life(store, "b")
-  saved, credited = {}, []
+  a = of_life(store, "a")
+  b = of_life(store, "b")
+  saved = {}
+  credited = []
 
   def event(number, held_back, late=False, first=True):
     announced = a.announce(number)

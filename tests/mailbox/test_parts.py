@@ -189,7 +189,9 @@ def test_arrays_come_back_as_they_were_and_the_size_is_known(store):
 
 
 def test_that_of_an_earlier_life_stays(store):
-  own, reader, again = sent(store), inbox(store), inbox(store)
+  own = sent(store)
+  reader = inbox(store)
+  again = inbox(store)
   assert reader.has("oslo")
   later = again.send("oslo", b"s" * 32, 2.5, OTHERS)
   assert again.held["oslo"].digest == own.digest != later.digest
@@ -225,13 +227,15 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("kind", [*CHANGED, *ELSEWHERE])
 def test_what_is_no_message_of_this_place_is_as_if_it_were_missing(store, kind):
-  own, path = sent(store), message_path(3, 0, "oslo")
+  own = sent(store)
+  path = message_path(3, 0, "oslo")
   sent(store, "rome")
   if kind in CHANGED:
     store.put(path, CHANGED[kind](own.data))
   else:
     store.put(path, sent(Store("memory:///"), **ELSEWHERE[kind]).data)
-  down, reader = store.bytes_down, inbox(store)
+  down = store.bytes_down
+  reader = inbox(store)
   assert not reader.has("oslo")
   assert reader.listed("oslo", own.digest) is None
   assert store.bytes_down - down <= 2 * len(own.data)

@@ -31,8 +31,13 @@ from tests.tiers import slow
 ROOT = pathlib.Path(__file__).parents[2]
 NAMES = ("oslo", "rome", "lima")
 # Of two snapshots none is deleted, nor an event, and the twin needs all.
-EVENTS, SECOND, GRACE_S, H = 47, 24, 5.0, 2
-LEARNING_RATE, MOMENTUM, BUSY_S = 0.7, 0.6, 10.0
+EVENTS = 47
+SECOND = 24
+GRACE_S = 5.0
+H = 2
+LEARNING_RATE = 0.7
+MOMENTUM = 0.6
+BUSY_S = 10.0
 CONFIG = {
   "sync.method": "diloco",
   "sync.warm_start_steps": 0,
@@ -52,8 +57,10 @@ class Group:
   """Three processes that meet in a folder."""
 
   def __init__(self, folder, seed, skew_s=0):
-    self.folder, self.store = folder, folder / "store"
-    self.draw, self.hurry = random.Random(seed), folder / "hurry"
+    self.folder = folder
+    self.store = folder / "store"
+    self.draw = random.Random(seed)
+    self.hurry = folder / "hurry"
     write_secret(folder / "secret")
     self.running = {}
     for number, name in enumerate(NAMES):
@@ -88,7 +95,8 @@ class Group:
 
   def moment(self, first=3, last=6):
     """Draws an event, and waits until it is settled."""
-    event, end = self.draw.randint(first, last), time.monotonic() + 200
+    event = self.draw.randint(first, last)
+    end = time.monotonic() + 200
     while len(self.lists()) <= event:
       assert time.monotonic() < end, "the run does not go on"
       time.sleep(0.05)
@@ -96,7 +104,8 @@ class Group:
 
   def finish(self, survivors):
     """Goes on quickly once all are back; returns the worst wait (s)."""
-    begun, end = len(self.lists()) + 2, time.monotonic() + 300
+    begun = len(self.lists()) + 2
+    end = time.monotonic() + 300
     while all(set(each) != set(NAMES) for each in self.lists()[begun:]):
       assert time.monotonic() < end, f"{self.lists()[-1]} are there"
       time.sleep(0.1)
@@ -127,7 +136,8 @@ class Group:
     kinds = [(k.dtype, k.shape) for k in jax.eval_shape(Float().encode, given)]
     raw = (self.store / f"snapshot/{0:010d}/arrays").read_bytes()[TAG_BYTES:]
     both = arrays_in(raw, 2 * [(np.dtype("f4"), shape) for shape in shapes])
-    theta, trace = both[: len(shapes)], both[len(shapes) :]
+    theta = both[: len(shapes)]
+    trace = both[len(shapes) :]
     for event, record in enumerate(self.manifests()):
       folder = self.store / f"event/{event:010d}/0"
       mean: list[Any] = [np.zeros(shape) for shape in shapes]

@@ -122,7 +122,9 @@ class Disturbed(Store):
 
   def __init__(self, where, at, disturb):
     super().__init__(where)
-    self.count, self.at, self.disturb = 0, at, disturb
+    self.count = 0
+    self.at = at
+    self.disturb = disturb
 
   def _call(self, call, *given):
     self.count += 1
@@ -177,7 +179,9 @@ def test_what_happens_once_is_no_reason_to_refuse(disturb, at, caplog):
 @pytest.mark.parametrize("kind", ["memory", "folder"])
 def test_many_may_enter_at_once_also_under_one_name(kind, tmp_path):
   where = "memory:///" if kind == "memory" else tmp_path
-  shared, entered, errors = Store(where), [], []
+  shared = Store(where)
+  entered = []
+  errors = []
 
   def one(number):
     store = shared if kind == "memory" else Store(where)
@@ -230,14 +234,16 @@ def test_a_missing_bucket_is_refused_when_entering_and_waited_for_later(caplog):
   with pytest.raises(UnfitStoreError, match=says):
     enter(store)
   store.is_closed = False
-  box, clock = enter(store), Clock()
+  box = enter(store)
+  clock = Clock()
   store.is_closed = True
 
   def pause(seconds):
     clock.pause(seconds)
     store.is_closed = clock.now < 150
 
-  box._store.clock, box._store.pause = clock, pause
+  box._store.clock = clock
+  box._store.pause = pause
   assert box.announce(0)
   assert 150 <= clock.now < 160
   *waits, _ = [each for each in caplog.messages if "memory" in each]

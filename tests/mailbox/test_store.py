@@ -40,7 +40,8 @@ class TestEveryStore:
     assert store.get("a/b", 5) == b"first"
 
   def test_of_many_who_create_an_object_at_once_one_wins(self, store):
-    won, start = [], threading.Barrier(8)
+    won = []
+    start = threading.Barrier(8)
 
     def create(number):
       start.wait()
@@ -153,7 +154,9 @@ class Away:
   where = "the place"
 
   def __init__(self, error, until_s=200.0):
-    self.now, self._error, self._until_s = 0.0, error, until_s
+    self.now = 0.0
+    self._error = error
+    self._until_s = until_s
 
   def get(self, path, at_most):
     if self.now < self._until_s:

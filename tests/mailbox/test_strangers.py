@@ -9,7 +9,8 @@ from dilocox_jax.mailbox_protocol.roster import MailboxRules
 from tests.mailbox.world import Process, Toy, World, assert_same_lists
 
 RULES = MailboxRules(replicas=3, quorum=2, grace_s=5.0, snapshot_every=4)
-EVENTS, DISTURBED = 30, 12
+EVENTS = 30
+DISTURBED = 12
 
 
 def overwrite(draw, objects, path, old):
@@ -64,7 +65,8 @@ def test_what_a_stranger_does_changes_nothing_that_is_averaged(
   old, deed, seed, caplog
 ):
   caplog.set_level(logging.CRITICAL)
-  draw, world = random.Random(seed), World()
+  draw = random.Random(seed)
+  world = World()
   running = replicas(world)
   while not any(process.has_ended for process in running):
     world.turn(running)

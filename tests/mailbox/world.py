@@ -149,7 +149,8 @@ class Toy:
     while len(self.pending) > self.delay:
       mean = self.pending.pop(0)
       self.theta, self.momentum = twin.outer(self.theta, self.momentum, mean)
-    theta, momentum = self.theta, self.momentum
+    theta = self.theta
+    momentum = self.momentum
     is_there = box.announce(event)
     delta = np.zeros_like(theta)
     if is_there:
@@ -291,7 +292,8 @@ class FakeStore:
   where = "the fake store"
 
   def __init__(self, world: World, gate: Callable[[], str]):
-    self._world, self._gate = world, gate
+    self._world = world
+    self._gate = gate
     self.requests: Counter[str] = Counter()
 
   def get(self, path: str, at_most: int) -> bytes | None:
@@ -346,11 +348,15 @@ class Process:
   def __init__(
     self, world: World, toy: Toy, rules: MailboxRules, skew: float = 0.0
   ):
-    self.world, self.toy, self._skew = world, toy, skew
-    self.has_ended, self.wakes_at = False, 0.0
+    self.world = world
+    self.toy = toy
+    self._skew = skew
+    self.has_ended = False
+    self.wakes_at = 0.0
     self.error: BaseException | None = None
     self._outcome = "ok"
-    self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+    self._go = threading.Semaphore(0)
+    self._back = threading.Semaphore(0)
     self._rules = rules
     self.store = FakeStore(world, self._gate)
     thread = threading.Thread(target=self._run, daemon=True)

@@ -39,7 +39,8 @@ def fixed_logits(logits_BxLxV):
 def test_the_loss_is_a_mean_over_all_predicted_tokens():
   logits = jax.random.normal(jax.random.key(0), (2, 3, 5))
   batch = jnp.array([[0, 1, 2, 3], [4, 3, 2, 1]], jnp.int32)
-  nats, squares = [], []
+  nats = []
+  squares = []
   for b, i in itertools.product(range(2), range(3)):
     p = np.exp(logits[b, i], dtype=np.float64)
     nats.append(-np.log(p[batch[b, i + 1]] / p.sum()))
@@ -78,7 +79,8 @@ def test_a_loss_in_chunks_is_the_loss_at_once(chunk_tokens):
     seen.append(len(x_CxD))
     return x_CxD
 
-  x_TxD, targets = jnp.eye(24, dtype=jnp.float32), jnp.arange(24) % 3
+  x_TxD = jnp.eye(24, dtype=jnp.float32)
+  targets = jnp.arange(24) % 3
   found = chunked_token_loss(logits, x_TxD, targets, 0.0, chunk_tokens)
   assert min(seen) == min(chunk_tokens, 24)  # Chunks are all that stands.
   assert float(found) == pytest.approx(float(token_loss(x_TxD, targets)))
@@ -90,7 +92,8 @@ SHAPE = dataclasses.replace(
 
 
 def test_greedy_tokens_are_those_of_the_whole_text_read_again():
-  model, text = build_model(SHAPE), tokens(2, 4)
+  model = build_model(SHAPE)
+  text = tokens(2, 4)
   params = drawn(model)
   made = jax.jit(
     functools.partial(generate, model, num_tokens=8, temperature=0.0)
@@ -206,7 +209,8 @@ def test_infinite_logits_decide_and_logits_that_are_no_numbers_give_no_token(
   ],
 )
 def test_numbers_outside_their_limits_are_refused(numbers, line):
-  model, key = build_model(SHAPE), jax.random.key(0)
+  model = build_model(SHAPE)
+  key = jax.random.key(0)
   with pytest.raises(ValueError, match=line):
     draw_token(LOGITS[None], key, *numbers)
   temperature, top_p = numbers
@@ -217,7 +221,8 @@ def test_numbers_outside_their_limits_are_refused(numbers, line):
 
 
 def test_no_tokens_are_none_and_an_empty_prompt_is_refused():
-  model, key = build_model(SHAPE), jax.random.key(0)
+  model = build_model(SHAPE)
+  key = jax.random.key(0)
   assert generate(model, drawn(model), tokens(2, 4), 0, key).shape == (2, 0)
   with pytest.raises(ValueError, match="num_tokens=-1 must be at least 0"):
     generate(model, {}, tokens(1, 4), -1, key)

@@ -56,7 +56,8 @@ def write_index(folder, weight_map):
 def raw(folder, dtype, of):
   """Replaces the file by one of tensors in a type that the library lacks."""
   tensors = numpy_files.load_file(folder / "model.safetensors")
-  header, body = {}, b""
+  header = {}
+  body = b""
   for name, values in tensors.items():
     part = of(values)
     offsets = [len(body), len(body) + len(part)]

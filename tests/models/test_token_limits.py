@@ -8,7 +8,9 @@ from flax import linen, nnx
 from dilocox_jax.models.custom import as_loss_model, reads_tokens
 from dilocox_jax.models.token_limits import TokenLimits, token_limits
 
-WIDTH, ROWS, LOGITS = 8, 10, 16
+WIDTH = 8
+ROWS = 10
+LOGITS = 16
 
 
 class OfNnx(nnx.Module):

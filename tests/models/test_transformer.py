@@ -91,7 +91,8 @@ def test_parameters_are_the_leaves_that_the_plan_lists(shape):
 
 @every_shape
 def test_the_loss_is_the_oracles(name):
-  batch, params = tokens(2, LENGTH + 1), drawn(name)
+  batch = tokens(2, LENGTH + 1)
+  params = drawn(name)
   logits = logits_of(name)(params, batch[:, :-1])
   loss = token_loss(logits.reshape(2 * LENGTH, -1), batch[:, 1:].reshape(-1))
   doubles = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
@@ -101,17 +102,21 @@ def test_the_loss_is_the_oracles(name):
 
 @every_shape
 def test_its_parts_and_its_cache_compute_what_the_whole_does(name):
-  model, params, batch = build_model(SHAPES[name]), drawn(name), tokens(2, 12)
+  model = build_model(SHAPES[name])
+  params = drawn(name)
+  batch = tokens(2, 12)
   whole = logits_of(name)(params, batch)
   rest = {key: x for key, x in params.items() if key != "blocks"}
   assert model.decode is not None
-  block, decode = jax.jit(model.block, static_argnums=2), jax.jit(model.decode)
+  block = jax.jit(model.block, static_argnums=2)
+  decode = jax.jit(model.decode)
   x = model.embed(rest, batch)
   for number in range(model.shape.num_layers):
     layer = jax.tree.map(lambda leaf, n=number: leaf[n], params["blocks"])
     x = block(layer, x, 12)
   assert_close(model.logits(rest, x).reshape(whole.shape), whole)
-  cache, seen = empty_cache(model, 2, 12, np.dtype("float32")), []
+  cache = empty_cache(model, 2, 12, np.dtype("float32"))
+  seen = []
   for start in (0, 6):  # One by one: tests/models/test_logits.py.
     logits, cache = decode(params, batch[:, start:][:, :6], cache, start)
     seen.append(logits)
@@ -126,7 +131,8 @@ PACKED = jnp.asarray([sum(DOCUMENTS, [])], jnp.int32)
 
 @pytest.mark.parametrize("name", ["qwen", "opt"])
 def test_packed_documents_are_read_as_each_is_alone(name):
-  model, params = build_model(SHAPES[name]), drawn(name)
+  model = build_model(SHAPES[name])
+  params = drawn(name)
   ids = segment_ids(PACKED, END)
   assert ids.tolist() == [[0] * 5 + [1] + [2] * 5 + [3]]
   places = segment_positions(ids).tolist()
@@ -177,9 +183,11 @@ def test_every_layer_draws_its_own_values_and_outputs_start_smaller():
 
 
 def test_how_layers_run_changes_nothing_but_what_they_keep():
-  shape, batch = shaped(num_layers=4), tokens(2, 9)
+  shape = shaped(num_layers=4)
+  batch = tokens(2, 9)
   params = jax.jit(build_model(shape).init)(jax.random.key(0))
-  found, kept = [], []
+  found = []
+  kept = []
   for unroll, remat in ((1, "none"), (3, "dots")):
     model = build_model(shape, unroll=unroll, remat=remat)
     loss = jax.value_and_grad(lambda p, m=model: next_token_loss(m, p, batch))
@@ -198,7 +206,9 @@ def test_how_layers_run_changes_nothing_but_what_they_keep():
 
 
 def test_bfloat16_computes_nearly_the_same_from_the_same_parameters():
-  shape, params, batch = SHAPES["qwen"], drawn("qwen"), tokens(2, 9)
+  shape = SHAPES["qwen"]
+  params = drawn("qwen")
+  batch = tokens(2, 9)
   models = [build_model(shape, dtype=t) for t in (jnp.bfloat16, jnp.float32)]
   starts = [jax.make_jaxpr(each.init)(jax.random.key(0)) for each in models]
   assert str(starts[0]) == str(starts[1])

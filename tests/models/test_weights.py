@@ -47,7 +47,8 @@ def by_hand(family, tensors, config):
   w = {name: x.astype(np.float64) for name, x in tensors.items()}
   is_opt = family == "opt"
   root = "model.decoder" if is_opt else "model"
-  heads, width = config["num_attention_heads"], config["hidden_size"]
+  heads = config["num_attention_heads"]
+  width = config["hidden_size"]
   k = config.get("head_dim", width // heads)
   first_norm = "self_attn_layer_norm" if is_opt else "input_layernorm"
   ff_norm = "final_layer_norm" if is_opt else "post_attention_layernorm"
@@ -67,8 +68,10 @@ def by_hand(family, tensors, config):
     angle = np.outer(
       np.arange(len(x)), config["rope_theta"] ** -(np.arange(k // 2) / (k / 2))
     )[:, None]
-    a, b = x[..., : k // 2], x[..., k // 2 :]
-    cos, sin = np.cos(angle), np.sin(angle)
+    a = x[..., : k // 2]
+    b = x[..., k // 2 :]
+    cos = np.cos(angle)
+    sin = np.sin(angle)
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
   def layer(x, at):
@@ -77,7 +80,8 @@ def by_hand(family, tensors, config):
       linear(y, f"{at}.self_attn.{name}_proj").reshape(len(x), -1, k)
       for name in "qkv"
     )
-    q, h = turned(q), turned(h)
+    q = turned(q)
+    h = turned(h)
     h, v = (np.repeat(t, heads // t.shape[1], axis=1) for t in (h, v))
     scores = np.einsum("lnk,mnk->nlm", q, h) / np.sqrt(k)
     scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
@@ -107,7 +111,8 @@ def by_hand(family, tensors, config):
 
 @FAMILIES
 def test_a_family_is_written_and_read_and_computes_what_it_should(family):
-  shape, params = SHAPES[family], drawn(SHAPES[family])
+  shape = SHAPES[family]
+  params = drawn(SHAPES[family])
   tensors = weights.tensors_of(params, shape, family)
   again = weights.params_of(tensors, shape, family)
   assert jax.tree.structure(again) == jax.tree.structure(params)
@@ -179,7 +184,8 @@ def test_what_our_model_does_not_compute_is_refused():
 
 
 def test_a_checkpoint_of_another_family_is_one_line():
-  shape, params = SHAPES["llama"], drawn(SHAPES["llama"])
+  shape = SHAPES["llama"]
+  params = drawn(SHAPES["llama"])
   tensors = weights.tensors_of(params, shape, "llama")
   longer = dataclasses.replace(shape, vocab_size=61)
   bias = {"model.layers.0.self_attn.q_proj.bias": np.zeros(16)}

@@ -108,7 +108,8 @@ def low_rank(
     start: Right factor to start from, [columns, rank].
     iterations: Power iterations.
   """
-  left, right = matrix, start
+  left = matrix
+  right = start
   for _ in range(iterations):
     left, _ = np.linalg.qr(matrix @ right)
     right = matrix.T @ left

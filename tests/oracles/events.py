@@ -64,7 +64,8 @@ def fair_rates(
 
   All rates rise together; a flow stops at its limit, or when a link is full.
   """
-  left, rising = dict(capacities), list(flows)
+  left = dict(capacities)
+  rising = list(flows)
   rates: dict[int, float] = {}
   while rising:
     counts = collections.Counter(x for flow in rising for x in flow.links)
@@ -88,7 +89,8 @@ class _Run:
   """A graph under way; `run` goes from event to event."""
 
   def __init__(self, graph: Graph, capacities: Mapping[str, float]):
-    self.nodes, self.now_s = graph.nodes, 0.0
+    self.nodes = graph.nodes
+    self.now_s = 0.0
     self.start_s, self.end_s = np.full((2, len(self.nodes)), np.nan)
     self._capacities = capacities
     self._missing = [len(set(node.after)) for node in self.nodes]
@@ -205,7 +207,8 @@ class Lowering(AnalyticClock):
     links: LinkCosts,
   ) -> tuple[Nodes, Nodes]:
     waits_s, ways_s = links.waits_s(step, size_bytes)
-    sent, received = list(ready), list(ready)
+    sent = list(ready)
+    received = list(ready)
     for place, replica in enumerate(links.members):
       if step.sender not in (None, place):
         continue
@@ -220,7 +223,8 @@ class Lowering(AnalyticClock):
       # On its way a piece occupies no link.
       way = self.graph.flow((), 0.0, [flow], ways_s[place])
       receiver = links.members[(place + step.hop) % len(links.members)]
-      sent[replica], received[receiver] = [flow], [way]
+      sent[replica] = [flow]
+      received[receiver] = [way]
     return sent, received
 
   def _later(self, first: Nodes, second: Nodes) -> Nodes:

@@ -38,7 +38,8 @@ def delta(name: str, theta: np.ndarray) -> np.ndarray:
 
 def mean(messages: Sequence[tuple[float, np.ndarray]]) -> np.ndarray:
   """Returns the weighted mean, added up in the order of the list."""
-  total, weights = np.zeros(SIZE, np.float32), np.float32(0)
+  total = np.zeros(SIZE, np.float32)
+  weights = np.float32(0)
   for each, values in messages:
     total = total + np.float32(each) * values
     weights += np.float32(each)

@@ -70,7 +70,8 @@ def train_apart(
     keep_unsent: Whether a replica keeps what the exchange did not send.
     flush: Whether everything pending and unsent is applied at the end.
   """
-  num_replicas, num_steps = len(batches), len(batches[0])
+  num_replicas = len(batches)
+  num_steps = len(batches[0])
   everyone = range(num_replicas)
   replicas = [dict(params) for _ in everyone]
   optimizers = [copy.deepcopy(inner) for _ in everyone]
@@ -92,7 +93,8 @@ def train_apart(
     )
     for number, each in enumerate(fragments)
   ]
-  losses, snapshots = np.zeros([num_replicas, num_steps]), []
+  losses = np.zeros([num_replicas, num_steps])
+  snapshots = []
   for step in range(1, num_steps + 1):
     round_index, tick = divmod(step - 1, sync_interval)
     if tick == 0:
@@ -157,7 +159,8 @@ class WeightedFragment(Fragment):
 
   def apply(self, deltas: list[Arrays]) -> None:
     """The same with weights; see `Fragment.apply`."""
-    share, old = self.shares.pop(0), self.theta
+    share = self.shares.pop(0)
+    old = self.theta
     weights = share * (np.count_nonzero(share) / max(share.sum(), 1))
     scaled = [
       {name: delta[name] * (weight if weight else np.nan) for name in delta}

@@ -27,7 +27,8 @@ def cut_into_slices(params: Arrays, count: int, order: str) -> Arrays:
   slices: Arrays = {}
   for name, leaf in params.items():
     axis = _axis(name, leaf)
-    num_rows, width = leaf.shape[axis], -(-leaf.shape[axis] // count)
+    num_rows = leaf.shape[axis]
+    width = -(-leaf.shape[axis] // count)
     for number in range(count):
       rows = range(number, num_rows, count)
       if order == "sliced":
@@ -47,7 +48,8 @@ def put_together(slices: Arrays, order: str) -> Arrays:
     axis = _axis(name, found[0])
     whole = np.concatenate(found, axis)
     if order == "interleaved":
-      count, num_rows = len(found), whole.shape[axis]
+      count = len(found)
+      num_rows = whole.shape[axis]
       places = [r for p in range(count) for r in range(p, num_rows, count)]
       whole = whole.take(np.argsort(places), axis)
     wholes[name] = whole

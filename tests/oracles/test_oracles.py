@@ -115,14 +115,17 @@ PAPERS = {
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_recipe_sends_what_its_paper_sends(name):
-  recipe, (sent, feedback) = RECIPES[name], PAPERS[name]
+  recipe = RECIPES[name]
+  (sent, feedback) = PAPERS[name]
   assert recipe.get("exchange.feedback", 0.0) == feedback
   values = gaussian((1, 90, 100))
   found, _ = through(named_codec(recipe["exchange.codec"]), values)
   np.testing.assert_allclose(found[0], sent(values[0]), rtol=1e-6)
 
 
-M, H, STEPS = 3, 4, 22
+M = 3
+H = 4
+STEPS = 22
 
 
 def both(method, away=(), inner_steps=(H,) * M, num_replicas=M):
@@ -175,7 +178,9 @@ CASES = json.loads(GOLDEN.read_text())["cases"]
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_flow_ends_when_simgrid_says(name):
-  case, graph, numbers = CASES[name], events.Graph(), []
+  case = CASES[name]
+  graph = events.Graph()
+  numbers: list[int] = []
   for each in case["flows"]:
     after = [numbers[earlier] for earlier in each["after"]]
     after.append(graph.flow((), 0.0, (), each["start_s"]))

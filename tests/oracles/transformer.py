@@ -22,7 +22,8 @@ def rope(x, position, base):
   for i in range(half):
     z = complex(x[i], x[i + half])
     z *= np.exp(1j * position * base ** (-2 * i / len(x)))
-    out[i], out[i + half] = z.real, z.imag
+    out[i] = z.real
+    out[i + half] = z.imag
   return out
 
 
@@ -41,9 +42,12 @@ def relu(x):
 
 def attention(p, stream, shape):
   """What attention adds to each position of one sequence."""
-  n, k = shape.num_heads, shape.head_width
+  n = shape.num_heads
+  k = shape.head_width
   group = n // shape.kv_heads
-  queries, keys, values = [], [], []
+  queries = []
+  keys = []
+  values = []
   for position, x in enumerate(stream):
     y = norm(p["norm"], x, shape)
     q, h, v = (

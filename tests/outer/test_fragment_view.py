@@ -52,7 +52,8 @@ def take(view, fragment, whole):
 
 
 def put(view, fragment, part, whole):
-  group, place = view.groups[fragment], view.place(fragment)
+  group = view.groups[fragment]
+  place = view.place(fragment)
   return view.insert(whole, group, place, part)
 
 
@@ -70,7 +71,8 @@ def cut(view, whole):
 
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_all_fragments_together_are_the_tree(name):
-  view, shapes = DIVISIONS[name], {}
+  view = DIVISIONS[name]
+  shapes = {}
   is_sliced = isinstance(view.fragments, Fragments) and view.fragments.is_sliced
   whole = tree(WHOLE | ODD if is_sliced else WHOLE)
   view.check(whole)
@@ -89,7 +91,8 @@ def test_all_fragments_together_are_the_tree(name):
 def test_short_fragments_end_in_zeros_that_are_never_written_back():
   part = take(SHORT, 2, tree())
   assert part["head"] == optax.MaskedNode()  # A leaf of another fragment.
-  rows, layers = part["blocks"]["w"], tree()["blocks"]["w"]
+  rows = part["blocks"]["w"]
+  layers = tree()["blocks"]["w"]
   np.testing.assert_array_equal(rows[:2], layers[1::2])
   np.testing.assert_array_equal(rows[2], np.zeros([3, 2]))
   part = jax.tree.map(lambda x: x.at[2].set(jnp.nan), part)

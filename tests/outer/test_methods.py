@@ -64,7 +64,8 @@ CASES = {
   "eager_fragments": methods.eager(6, 3),
 }
 # Most rounds end inside a portion, and some runs inside a round.
-STEPS, PORTION = 25, 5
+STEPS = 25
+PORTION = 5
 PROBLEM = make_problem(0, 3, STEPS + PORTION, 4, 2, 3)
 OWN_EXCHANGES = {
   "int4, feedback": lambda: exchange("int(bits=4)", feedback=1.0),
@@ -102,7 +103,8 @@ def first_state(programs, problem=PROBLEM):
 
 def trained(programs, state, num_steps):
   """The state after portions of steps, and all losses."""
-  losses, start = [], int(state.step)
+  losses = []
+  start = int(state.step)
   for passed in walk(programs, state, PROBLEM, num_steps, start, PORTION):
     _, state, metrics = passed
     losses.append(jax.device_get(metrics.loss))
@@ -120,7 +122,8 @@ def assert_is_the_reference(
   """Losses, all replicas and the outer parameters, flushed and not."""
   for found, flush in ((state, False), (flushed, True)):
     expected = twin(name, flush)
-    theta, params = stacked(expected.theta), stacked(expected.params)
+    theta = stacked(expected.theta)
+    params = stacked(expected.params)
     assert_close(outer_tree(programs, found), theta, tolerance)
     assert_close(found.replica.params, params, tolerance)
   np.testing.assert_allclose(losses, twin(name).losses, rtol=1e-5)
@@ -149,7 +152,8 @@ QUICK_ROUNDS = slow_but(
 @pytest.mark.parametrize("name", QUICK_ROUNDS)
 def test_rounds_equal_the_reference(name, x64):
   """In any portions; a flush leaves the state."""
-  programs, schedule = programs_of(name), CASES[name].schedule
+  programs = programs_of(name)
+  schedule = CASES[name].schedule
   state, losses = trained(programs, first_state(programs), STEPS)
   held = jax.device_get(state)
   flushed, drifts = programs.flush(state)
@@ -166,7 +170,8 @@ def test_rounds_equal_the_reference(name, x64):
 
 @pytest.mark.parametrize("name", slow_but("streaming_diloco", "eager"))
 def test_what_waits_in_host_memory_changes_no_bit(name, x64):
-  programs, ends = programs_of(name), []
+  programs = programs_of(name)
+  ends = []
   host = dataclasses.replace(programs, outer_memory=host_memory.HOST)
   for each in (programs, host):
     ends.append(trained(each, first_state(each), STEPS))
@@ -219,7 +224,8 @@ ON_DEVICES = ("diloco", "late_reset", "eager")
 def test_devices_for_each_replica_and_a_thread_change_no_bit(
   name, aggregator, x64_in_threads
 ):
-  programs, found = programs_of(name, "mesh", aggregator), []
+  programs = programs_of(name, "mesh", aggregator)
+  found = []
   threaded = dataclasses.replace(programs, make_runtime=InThread)
   for each in (programs, threaded):
     state, losses = trained(each, first_state(each), STEPS)
@@ -253,9 +259,11 @@ def test_a_replica_that_is_not_finite_is_left_out(
   params, inputs, targets = PROBLEM
   targets = targets.copy()
   targets[1, bad_step - 1] = np.nan
-  problem, method = (params, inputs, targets), CASES[name]
+  problem = (params, inputs, targets)
+  method = CASES[name]
   programs = programs_of(name, aggregator=aggregator)
-  state, seen = first_state(programs), []
+  state = first_state(programs)
+  seen = []
   for start in range(0, STEPS, PORTION):
     batches = batches_of(problem, start, start + PORTION)
     state, _, drifts = programs.run(state, batches)
@@ -314,7 +322,8 @@ def test_lossy_rounds_equal_the_reference(name, decay, keep_unsent, x64):
 
 @pytest.mark.parametrize("layout", ["stacked", "mesh"])
 def test_allreduce_equals_the_reference(layout, x64):
-  num_steps, optimizer = 20, nesterov(0.05, 0.9)
+  num_steps = 20
+  optimizer = nesterov(0.05, 0.9)
   state, _ = run_steps(PROBLEM, optimizer, num_steps=num_steps, layout=layout)
   inner = optimizers.Sgd(0.05, 0.9, nesterov=True)
   expected = least_squares.allreduce(*PROBLEM, inner=inner, num_steps=num_steps)
@@ -329,7 +338,8 @@ QUICK_STEPS = slow_but(
 
 @pytest.mark.parametrize("name", QUICK_STEPS)
 def test_a_transform_of_steps_equals_the_reference(name, x64):
-  method, tx = CASES[name], transform(CASES[name], SGD)
+  method = CASES[name]
+  tx = transform(CASES[name], SGD)
   params = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), PROBLEM[0])
   state = jax.vmap(tx.init)(params)
   program = jax.jit(jax.vmap(one_step(tx), axis_name="replica"))

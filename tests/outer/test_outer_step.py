@@ -107,7 +107,8 @@ def test_drift_is_that_of_all_pairs_weighted_by_their_norms(
   rng = np.random.default_rng(num_replicas)
   sizes = np.arange(1, num_replicas + 1)[:, None]
   own = rng.normal(size=[num_replicas, 7]) * sizes
-  dots, norms = own @ own.T, np.linalg.norm(own, axis=1)
+  dots = own @ own.T
+  norms = np.linalg.norm(own, axis=1)
   weights = np.outer(norms, norms)
   off = ~np.eye(num_replicas, dtype=bool)
   apart = np.square(own - own.mean(axis=0)).sum(axis=1)

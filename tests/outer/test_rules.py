@@ -23,7 +23,9 @@ from tests.outer.problem import (
 )
 from tests.tiers import slow
 
-INTERVAL, ROUNDS, REPLICAS = 4, 3, 2
+INTERVAL = 4
+ROUNDS = 3
+REPLICAS = 2
 STEPS = INTERVAL * ROUNDS
 PROBLEM = jax.tree.map(
   lambda leaf: np.asarray(leaf, np.float32),

@@ -40,7 +40,8 @@ def on_devices(tx, check_vma=True):
   mesh = jax.make_mesh(
     (3,), ("replica",), (AxisType.Auto,), devices=jax.devices()[:3]
   )
-  spec, step = PartitionSpec("replica"), jax.vmap(one_step(tx))
+  spec = PartitionSpec("replica")
+  step = jax.vmap(one_step(tx))
   return jax.jit(
     jax.shard_map(
       step, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
@@ -69,7 +70,8 @@ def test_a_device_for_each_replica_changes_nothing(method, check_vma):
   one = other = start(tx)
   for step in range(2 * method.schedule.sync_interval + 1):
     batch = PROBLEM[1][:, step], PROBLEM[2][:, step]
-    one, other = stacked(*one, batch), devices(*other, batch)
+    one = stacked(*one, batch)
+    other = devices(*other, batch)
   assert_close(other[0], one[0], 1e-5)
 
 
@@ -114,7 +116,9 @@ def test_the_program_grows_neither_with_the_interval_nor_with_fragments(order):
     step = jax.jit(jax.vmap(tx.update, axis_name="replica"))
     return step.lower(params, state, params).as_text().count("\n")
 
-  few, long, many = num_lines(16, 4), num_lines(64, 4), num_lines(64, 16)
+  few = num_lines(16, 4)
+  long = num_lines(64, 4)
+  many = num_lines(64, 16)
   assert max(long, many) <= 1.3 * few
 
 

@@ -14,7 +14,8 @@ from tests import runs
 from tests.tiers import slow
 
 SAME_LOSS = 1e-4
-ROUNDS, INTERVAL = 5, 2
+ROUNDS = 5
+INTERVAL = 2
 SMALL = 16 * 16  # Norms, and products of factors; what is larger is divided.
 DIVIDED = {"layout": "mesh", "num_data_shards": 2, "num_stages": 2}
 FILES = {  # Methods as the experiments have them, with their codecs.
@@ -48,11 +49,14 @@ def config_of(name, mesh):
 
 def losses(config):
   """Losses of every replica and step of five rounds, and the last state."""
-  programs, plan = runs.programs(config), to_plan.run_plan(config)
-  phase, found = plan.phase(0), []
+  programs = runs.programs(config)
+  plan = to_plan.run_plan(config)
+  phase = plan.phase(0)
+  found = []
   params = states.first_params(programs, config.seed)
   state: Any = states.fresh(programs, phase, params)
-  tokens, step = np.random.default_rng(0), 0
+  tokens = np.random.default_rng(0)
+  step = 0
   for _ in range(ROUNDS):
     segment = plan.segment(step)
     step = segment.stop

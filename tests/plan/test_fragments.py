@@ -28,7 +28,8 @@ def divisions(draw):
 
 @given(divisions())
 def test_every_layer_is_in_one_fragment_and_the_table_is_padded(fragments):
-  table, count = fragments.layer_table, fragments.num_layers
+  table = fragments.layer_table
+  count = fragments.num_layers
   assert table.dtype == np.int32
   assert len(table) == fragments.num_fragments - 1
   if not len(table):

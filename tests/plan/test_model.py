@@ -38,7 +38,9 @@ def test_models_of_the_papers_have_about_the_size_of_their_name(
 
 
 def test_flops_are_the_operations_of_every_product_counted_one_by_one():
-  length, d, k = 32, nano.model_dim, nano.head_width
+  length = 32
+  d = nano.model_dim
+  k = nano.head_width
   heads = nano.num_heads * k
   # (rows, inner, columns) of every matrix product for one sequence.
   block = [(length, d, heads)] * 3 + [(length, heads, d)]
@@ -88,8 +90,11 @@ def test_a_division_comes_out_even_and_uses_an_axis_once(division, path, shape):
     assert all(size % division.num_devices for size in shape)
 
 
-WHOLE, DATA, STAGE = (), ("data",), ("stage",)
-BOTH, ON_STAGES = ("data", "stage"), (STAGE, DATA, WHOLE)
+WHOLE = ()
+DATA = ("data",)
+STAGE = ("stage",)
+BOTH = ("data", "stage")
+ON_STAGES = (STAGE, DATA, WHOLE)
 SPREAD = Division(2, 2, layers_on_stages=False)
 FIVE = Division(5, 16, layers_on_stages=False)
 
@@ -121,7 +126,8 @@ def test_leaves_are_divided_in_the_first_way_that_fits(
 
 
 def test_data_shards_divide_the_tokens_of_tables_if_they_can():
-  large, tied = MODEL_PRESETS["qwen_107b"], MODEL_PRESETS["opt_1_3b"]
+  large = MODEL_PRESETS["qwen_107b"]
+  tied = MODEL_PRESETS["opt_1_3b"]
   both = {"embed/embedding", "head/kernel"}
   assert Division(8, 16).divided_tables(large) == both
   # 128 x 256 devices do not divide 152064 tokens, but 128 shards do.

@@ -65,7 +65,8 @@ def test_a_tick_starts_as_soon_as_nothing_is_left_to_wait_for(
   for key, limits_s in waits(pipeline, hop_s, end_s).items():
     assert found.start_s[key] == max(limits_s)
   assert found.step_s == max(end_s.values())
-  stages, batches = pipeline.num_stages, pipeline.num_micro_batches
+  stages = pipeline.num_stages
+  batches = pipeline.num_micro_batches
   if pipeline.name == "gpipe" or not hop_s:
     # arXiv 1811.06965; arXiv 2104.04473, section 2.2.1.
     step_s = (batches + stages - 1) * (forward_s + backward_s)
@@ -86,7 +87,8 @@ def test_what_a_stage_reads_in_lockstep_is_what_it_needs(pipeline):
   table = pipeline.timetable
   newest = {(s, kind): None for s in stages for kind in ACTIONS[1:]}
   arrived = dict(newest)
-  saved, outputs = [{} for _ in stages], [{} for _ in stages]
+  saved = [{} for _ in stages]
+  outputs = [{} for _ in stages]
   done = [[] for _ in stages]
   for row in zip(*table, strict=True):
     for stage, (action, batch, slot, output) in enumerate(
@@ -100,7 +102,8 @@ def test_what_a_stage_reads_in_lockstep_is_what_it_needs(pipeline):
       if tick.action == "forward":
         assert stage == 0 or arrived[stage - 1, "forward"] == batch
         assert slot not in saved[stage]  # Nobody needs it any more.
-        saved[stage][slot], outputs[stage][output] = batch, batch
+        saved[stage][slot] = batch
+        outputs[stage][output] = batch
       else:
         assert saved[stage].pop(slot) == batch
         is_last = stage == stages[-1]

@@ -54,7 +54,9 @@ def test_factors_give_the_spectrum_of_what_they_multiply_to():
   np.testing.assert_allclose(found["w"], values[:, :3] ** 2, rtol=1e-12)
 
 
-FIRST, INTERVAL, WINDOW = 32, 64, 5
+FIRST = 32
+INTERVAL = 64
+WINDOW = 5
 SHAPES = {"w": (256, 256), "blocks/w": (4, 128, 512)}
 
 
@@ -63,7 +65,8 @@ def bytes_of(rank):
 
 
 def test_rank_and_interval_follow_an_update_whose_rank_falls():
-  now, sent = RoundSetting(FIRST, INTERVAL), []
+  now = RoundSetting(FIRST, INTERVAL)
+  sent = []
   steered = Policy(now, "rank_and_interval", WINDOW)
   for rank in (32, 32, 16, 16, 8, 8, 4, 4, 4):
     spectrum = np.full((1, FIRST), 1e-4)  # And a little of everything else.

@@ -14,7 +14,8 @@ from dilocox_jax.plan.schedule.sync_schedule import Event, SyncSchedule
 
 def log(schedule, stop):
   """Every event up to a step, by looking at each step and fragment."""
-  interval, parts = schedule.sync_interval, schedule.num_fragments
+  interval = schedule.sync_interval
+  parts = schedule.num_fragments
   found = []
   for step in range(1, stop + 1):
     for kind in ("apply", "send"):
@@ -76,7 +77,8 @@ def test_what_is_in_flight_was_sent_and_not_applied(schedule, step):
 
   assert schedule.num_in_flight(step) == pending(step)
   assert max(pending(step)) <= schedule.depth
-  tau, interval = schedule.overlap_steps, schedule.sync_interval
+  tau = schedule.overlap_steps
+  interval = schedule.sync_interval
   assert schedule.is_whole_rounds == (tau % interval == 0)
 
 
@@ -140,7 +142,8 @@ def plans(draw):
 
 @given(plans())
 def test_segments_cover_a_run_and_are_the_same_after_a_restart(plan):
-  segments, reached = list(plan.segments()), 0
+  segments = list(plan.segments())
+  reached = 0
   for index, segment in enumerate(segments):
     assert segment.start == reached and segment.num_steps > 0
     reached = segment.stop

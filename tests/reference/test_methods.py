@@ -83,10 +83,13 @@ def test_continue_with_outer_sgd_lr_1_is_delayed_model_averaging(delay):
 
 @pytest.mark.parametrize("rule", ["continue", "mix", "reset"])
 def test_within_a_round_the_rules_differ_only_in_later_progress(rule):
-  interval, delay, alpha = 5, 2, 0.3
+  interval = 5
+  delay = 2
+  alpha = 0.3
   w = [least_squares.split(PROBLEM[0]) for _ in range(3)]
   inners = [optimizers.AdamW(0.02) for _ in range(3)]
-  theta, trace = dict(w[0]), {n: 0.0 for n in w[0]}
+  theta = dict(w[0])
+  trace = {n: 0.0 for n in w[0]}
   sent = w
   for step in range(1, NUM_STEPS + 1):
     w = [inner_step(w[m], inners[m], m, step) for m in range(3)]

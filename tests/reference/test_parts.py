@@ -95,7 +95,8 @@ def test_shared_factors_find_a_mean_of_low_rank_whatever_the_replicas_have():
 
 
 def test_a_direction_that_was_lost_comes_back():
-  exchange, matrix = SharedFactors(1), np.outer([1.0, 2.0], [3.0, 4.0])
+  exchange = SharedFactors(1)
+  matrix = np.outer([1.0, 2.0], [3.0, 4.0])
   exchange.average([{"w": np.zeros([2, 2])}])
   assert not exchange.right["w"].any()
   mean, _ = exchange.average([{"w": matrix}])

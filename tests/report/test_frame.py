@@ -20,7 +20,8 @@ from tests.report.frames import (
   trace,
 )
 
-NAN, INF = math.nan, math.inf
+NAN = math.nan
+INF = math.inf
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,8 @@ def inlines(text):
 
 def cells_of(text):
   """The cells of all tables, as a reader sees them."""
-  found, tokens = [], inlines(text)[1]
+  found = []
+  tokens = inlines(text)[1]
   for before, token in zip(tokens, tokens[1:], strict=False):
     if before.type in ("td_open", "th_open"):
       assert {child.type for child in token.children or ()} <= {

@@ -47,7 +47,8 @@ def cells(text):
 
 def test_the_page_of_a_run_has_its_numbers_and_their_kinds(workdir, run):
   page = workdir / "report.md"
-  text, final = page.read_text(), run.result
+  text = page.read_text()
+  final = run.result
   names = ("loss", "drift", "hours", "ranks")
   assert_pictures(page, *(f"figures/{name}.png" for name in names))
   found = cells(text)
@@ -138,7 +139,8 @@ def test_a_broken_record_is_named_on_one_line(
 
 
 def test_pictures_are_not_written_behind_a_link(write_run, tmp_path):
-  workdir, victim = tmp_path / "run", tmp_path / "victim"
+  workdir = tmp_path / "run"
+  victim = tmp_path / "victim"
   write_run(workdir, num_steps=30)
   victim.mkdir()
   (workdir / "figures").symlink_to(victim)
@@ -148,7 +150,8 @@ def test_pictures_are_not_written_behind_a_link(write_run, tmp_path):
 
 
 def test_a_sample_is_a_file_of_the_run_and_nothing_else(write_run, tmp_path):
-  workdir, other = write_run(tmp_path / "run"), tmp_path / "other"
+  workdir = write_run(tmp_path / "run")
+  other = tmp_path / "other"
   other.write_text("secret")
   sample = workdir / "sample.txt"
 
@@ -226,8 +229,10 @@ def test_runs_are_compared_at_equal_time_and_at_equal_tokens(
   )
   page = side_by_side([run, other])
   path = page.write(tmp_path / "out")
-  text, shown = path.read_text(), printed(page)
-  loss, base_loss = run.validation_loss, other.validation_loss
+  text = path.read_text()
+  shown = printed(page)
+  loss = run.validation_loss
+  base_loss = other.validation_loss
   gap = f"{100 * (loss / base_loss - 1):+.2f} %"
   # After 6,000 s AllReduce has made 6 of its steps.
   for cells in (

@@ -6,7 +6,8 @@ import pytest
 
 from dilocox_jax.report import units
 
-NAN, INF = math.nan, math.inf
+NAN = math.nan
+INF = math.inf
 
 
 @pytest.mark.parametrize(

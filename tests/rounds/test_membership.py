@@ -1,6 +1,7 @@
 """Replicas that are away, or slow, train as their numpy twin in float64."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,8 @@ from tests.outer.problem import (
 )
 from tests.tiers import slow
 
-NUM_REPLICAS, ROUNDS = 3, 8
+NUM_REPLICAS = 3
+ROUNDS = 8
 METHODS = {
   "diloco": methods.diloco(4),
   "streaming": methods.streaming_diloco(6, 3, 1, 0.5),
@@ -115,7 +117,8 @@ def test_rounds_equal_the_numpy_twin(absences, is_uneven, layout, name, x64):
   programs, state = begin(problem, method, INNER, nesterov(), layout)
   given = problem, method, num_steps, absences, pace
   expected = twin(*given, flush=False)
-  losses, rounds = [], trained(problem, plan, programs, state)
+  losses: list[Any] = []
+  rounds = trained(problem, plan, programs, state)
   for theta in [*expected.snapshots, expected.theta]:
     state, loss = next(rounds)
     assert_close(outer_tree(programs, state), theta, EXACT)

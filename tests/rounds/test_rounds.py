@@ -80,7 +80,8 @@ def test_abstract_states_describe_real_ones(name, layout):
 
 
 def test_a_run_uses_its_states_memory_again_but_not_the_callers():
-  params, before = start(), jax.device_get(start())
+  params = start()
+  before = jax.device_get(start())
   programs, _ = rounds_of(METHODS["continue"])
   state = programs.init(params, INNER.init(params))
   programs.run(state, batches_of(PROBLEM, 0, 12))
@@ -98,7 +99,8 @@ def programs_of(method, num_layers):
     (inputs, targets),
   )
   programs, _ = begin(problem, method, INNER, nesterov())
-  found, step = {}, 5 * interval
+  found = {}
+  step = 5 * interval
   for window in method.schedule.windows(step, step + interval):
     in_flight = method.schedule.num_in_flight(step)
     step += window.num_steps

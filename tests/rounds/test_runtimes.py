@@ -44,7 +44,9 @@ class Played:
   """Lists the messages that the test wants, with their weights."""
 
   def __init__(self, weights, is_counted=True, keeps=False, drops_all=False):
-    self.weights, self.is_counted, self.keeps = weights, is_counted, keeps
+    self.weights = weights
+    self.is_counted = is_counted
+    self.keeps = keeps
     self.drops_all = drops_all
     self.sent = []
 
@@ -90,7 +92,8 @@ def test_the_host_carries_messages_that_count_or_come_late(
   played, measured, codec, mean, own, residual, turns
 ):
   weights, options = played
-  client, feedback = Played(weights, **options), float(residual is not None)
+  client = Played(weights, **options)
+  feedback = float(residual is not None)
   aggregator = exchange(codec, feedback=feedback, collective=MailboxMean())
   outer = OuterStep(methods.dilocox(4), SGD, aggregator)
   state = outer.init({"w": jnp.zeros([6, 4])})
@@ -123,7 +126,8 @@ def test_the_host_carries_messages_that_count_or_come_late(
 def test_who_is_left_out_for_its_values_keeps_nothing_of_them(wrong):
   made = dx.norm_filter(dx.exchange("int(bits=4)", keep_unsent=True), 5.0)
   rounds = apart.rounds_of(methods.diloco(4), made, 3)
-  params, points = apart.first_params(), apart.batches(3, 0, 4)
+  params = apart.first_params()
+  points = apart.batches(3, 0, 4)
   points["head"][1, 3] *= wrong  # In the last step of one replica.
   state, *_ = rounds.run(rounds.init(params, apart.INNER.init(params)), points)
   other, own, _ = np.asarray(state.replica.params["head"])
@@ -159,7 +163,8 @@ def part(store, name, number, rules, stop, flush, come=lambda: None):
 )
 def test_a_newcomer_follows_and_takes_part(name):
   """The others' snapshots and manifests bring a replica that comes later."""
-  store, stop = Store("memory:///"), 10
+  store = Store("memory:///")
+  stop = 10
   rules = dataclasses.replace(apart.rules(1), snapshot_every=3, grace_s=2.0)
   # The first trains by itself, and stops as if it was killed.
   part(store, name, 0, rules, 8, False)

@@ -93,7 +93,8 @@ def script(method="diloco", num_replicas=2, codec="fp32", **settings):
   if method == "allreduce":
     settings.pop("sync_interval", None)
   chosen = named_method(method, **settings)
-  count, order = chosen.schedule.num_fragments, chosen.fragment_order
+  count = chosen.schedule.num_fragments
+  order = chosen.fragment_order
   fragments = Fragments(count, 6, order)
   traffic = Traffic(chosen, fragments, SHAPES, num_replicas, CODECS[codec])
   if members is not None:

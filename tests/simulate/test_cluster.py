@@ -80,7 +80,8 @@ def test_every_link_that_is_used_has_a_capacity_and_no_other(placement):
 
 
 def test_links_carry_their_payload_or_what_was_measured():
-  share, goodput = 1448 / 1514, PAIRED.goodput_bps
+  share = 1448 / 1514
+  goodput = PAIRED.goodput_bps
   for link, bps in {
     "up:a": 1e9 * share,
     "down:a": 2e9 * share,

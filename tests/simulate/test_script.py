@@ -69,7 +69,9 @@ def test_an_exchange_hides_behind_the_steps_of_its_last_window(
   settings = {"sync_interval": 6, "num_fragments": num_fragments}
   settings |= {"overlap_steps": overlap_steps}
   ops = walked("delayed", settings)[-1]
-  done, launched, gaps = 0, {}, set()
+  done = 0
+  launched = {}
+  gaps = set()
   for op in ops:
     if isinstance(op, Compute):
       done += op.num_steps

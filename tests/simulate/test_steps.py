@@ -58,7 +58,8 @@ def test_a_stated_step_takes_as_long_as_the_speed_of_its_site_says():
 
 def found(script, plan, codec_s=0.0, speeds=None):
   one = small.cluster(script.traffic.num_replicas, bps=1e7)
-  costs, work = small.link_costs(one), small.work(one, 0.05, codec_s, speeds)
+  costs = small.link_costs(one)
+  work = small.work(one, 0.05, codec_s, speeds)
   return costs, work, steady_state(costs, work, script, plan)
 
 
@@ -69,7 +70,8 @@ def test_a_longer_run_costs_as_much_more(name, changes):
   length = plan.method.schedule.sync_interval
   if plan.method.exchanged == "gradient":
     length = plan.steps_per_dispatch
-  first, more = plan.warm_start_steps + 20 * length, 12 * length
+  first = plan.warm_start_steps + 20 * length
+  more = 12 * length
   begun, done = (
     run_time(costs, work, small.ops_up_to(script, plan, stop))
     for stop in (first, first + more)

@@ -55,7 +55,8 @@ RING = dataclasses.replace(NO_SLOW_START, has_trees=False)
 
 
 def collective_s(one, kind, size=MEBIBYTES_16, transport=small.PLAIN):
-  costs, work = small.link_costs(one, transport), small.work(one)
+  costs = small.link_costs(one, transport)
+  work = small.work(one)
   ops = [Launch(KEY, (operation(kind, size),)), Wait(KEY)]
   found = run_time(costs, work, ops)
   small.assert_agree(found, simulate(costs, work, ops))
@@ -120,15 +121,19 @@ def test_over_warm_connections_an_allreduce_costs_at_most_ten_delays(
 @pytest.mark.parametrize("bps", [1e6, 3e7, 1e10])
 @pytest.mark.parametrize("method", ["diloco", "dilocox"])
 def test_a_round_is_the_sum_or_the_longer_of_steps_and_exchange(method, bps):
-  one, steps_s, rounds = small.cluster(3, bps=bps), 5 * 0.05, 7
+  one = small.cluster(3, bps=bps)
+  steps_s = 5 * 0.05
+  rounds = 7
   script, plan = small.script(method, 3, sync_interval=5, total_steps=35)
   ops = small.ops_up_to(script, plan, 35)
   found = run_time(small.link_costs(one), small.work(one), ops)
   (operation,) = script.traffic.exchange(0)
   exchange_s = collective_s(one, operation.kind, operation.operand_bytes)
-  exposed_s, sent = exchange_s, rounds
+  exposed_s = exchange_s
+  sent = rounds
   if method == "dilocox":  # The first round has nothing to wait for.
-    exposed_s, sent = max(0.0, exchange_s - steps_s), rounds - 1
+    exposed_s = max(0.0, exchange_s - steps_s)
+    sent = rounds - 1
   assert found.exposed_s == pytest.approx(sent * exposed_s, abs=1e-9)
   assert found.total_s == pytest.approx(rounds * steps_s + sent * exposed_s)
   hidden_s = sent * (exchange_s - exposed_s)
@@ -193,7 +198,8 @@ def test_a_later_start_moves_all_times_and_nothing_else(launch, transport):
     moved = {name: [start_s] * 3 for name in ("_now", "_channel")}
     clock.set_state(state | moved)
     outcomes.append(clock.walk(ops))
-  early, late = outcomes[1], outcomes[0]
+  early = outcomes[1]
+  late = outcomes[0]
   moved_s = {
     "busy_until_s": early.busy_until_s + 1000,
     "end_s": early.end_s + 1000,
@@ -207,7 +213,8 @@ def test_a_clock_goes_on_from_where_it_was():
   """Idle lines and exchanges under way included."""
   one = small.cluster(2, bps=1e10, rtt_s=0.1)
   script, plan = small.script("delayed", 2, sync_interval=4, overlap_steps=6)
-  costs, ops = small.link_costs(one, GLOO), list(script.ops(plan))
+  costs = small.link_costs(one, GLOO)
+  ops = list(script.ops(plan))
   whole = run_time(costs, small.work(one), ops)
   for cut in range(0, len(ops), 3):
     first, second = (AnalyticClock(costs, small.work(one)) for _ in range(2))
@@ -220,7 +227,9 @@ def test_a_store_is_written_once_and_read_by_the_others_as_they_come():
   access = Link(5e7, 3e7, rtt_s=0.06)
   one = dataclasses.replace(star(3, rtt_s=0.04), store=access)
   costs = small.link_costs(one)
-  size, share, rtt_s = 10**6, 1448 / 1514 / 8 / 3, 0.05
+  size = 10**6
+  share = 1448 / 1514 / 8 / 3
+  rtt_s = 0.05
   write_s = rtt_s + size / (3e7 * share)
   read_s = rtt_s + size / (5e7 * share)
   ops = [Compute(1), Launch(KEY, (operation("mailbox", size),)), Wait(KEY)]

@@ -13,7 +13,9 @@ from dilocox_jax.plan.adaptive import Policy, RoundSetting
 from dilocox_jax.training.adaptive_controller import AdaptiveController
 from tests import runs
 
-INTERVAL, RANK, WINDOW = 8, 6, 2
+INTERVAL = 8
+RANK = 6
+WINDOW = 2
 
 
 def config(method="dilocox", mode="rank_and_interval"):
@@ -46,7 +48,8 @@ def measured(settings, rank, room=RANK):
 
 def fly(steered, ranks):
   """Runs rounds of which only the measurements are real."""
-  segments, step = [], 0
+  segments = []
+  step = 0
   for rank in ranks:
     segment = steered.plan.segment(step)
     segments.append(segment)
@@ -59,7 +62,9 @@ def fly(steered, ranks):
 
 @pytest.mark.parametrize("method", ["dilocox", "diloco"])
 def test_it_is_known_before_it_ends_which_segment_fills_the_window(method):
-  steered, step, turns = controller(method=method), 0, []
+  steered = controller(method=method)
+  step = 0
+  turns = []
   for _ in range(3 * WINDOW + 1):
     segment = steered.plan.segment(step)
     may_turn = steered.is_choice_due(segment)
@@ -115,13 +120,15 @@ def test_a_controller_that_was_replaced_chooses_as_the_old_one():
 
 
 def test_a_choice_changes_the_rank_and_the_interval_everywhere():
-  programs, first = runs.programs(config()), RoundSetting(RANK, INTERVAL)
+  programs = runs.programs(config())
+  first = RoundSetting(RANK, INTERVAL)
   assert programs.policy == Policy(first, "rank_and_interval", WINDOW)
   assert programs.traffic.codec == LowRank(RANK, max_rank=RANK, then=Int())
   given: Any = {"aggregator_of": lambda codec: codec}
   steered = AdaptiveController(dataclasses.replace(programs, **given))
   steered.setting = RoundSetting(rank=2, sync_interval=5)
-  outer, traffic = steered.rounds.outer, steered.traffic
+  outer = steered.rounds.outer
+  traffic = steered.traffic
   schedule = outer.method.schedule
   assert (schedule.sync_interval, schedule.overlap_steps) == (5, 5)
   assert steered.plan.method == traffic.method == outer.method

@@ -102,7 +102,8 @@ def test_a_save_holds_the_values_of_its_moment_though_they_are_donated(
   )
   first = {"a": jnp.ones((8, 250_000)), "b": jnp.full((8, 250_000), -3.0)}
   state = replicas.place(jax.tree.map(lambda x: x * 1.0, first), 0)
-  like, expected = shapes(state), {}
+  like = shapes(state)
+  expected = {}
   checkpoints = Checkpoints(tmp_path / "checkpoints", keep=9)
   for step in range(1, 4):
     # Sums would hide exchanged elements; these leaves are constant.

@@ -31,7 +31,8 @@ from tests.api.conftest import no_pictures  # noqa: F401
 from tests.mailbox.apart import SECRET, in_threads
 from tests.tiers import slow
 
-NAMES, SAVING = ("oslo", "rome"), threading.Lock()
+NAMES = ("oslo", "rome")
+SAVING = threading.Lock()
 MET = {
   "diloco": {"method": "diloco"},
   "overlap_loco": {
@@ -59,7 +60,9 @@ class Group:
   """Replicas of one run, with their directories and their store."""
 
   def __init__(self, folder, config):
-    self.folder, self.config, self.store = folder, config, Store("memory:///")
+    self.folder = folder
+    self.config = config
+    self.store = Store("memory:///")
 
   def train(self, name, before=None, config=None):
     """Trains a replica; calls `before` with the trainer at every segment."""
@@ -84,7 +87,8 @@ class Group:
         save(state)
         trainer._checkpoints.wait()
 
-    trainer._dispatch, trainer._save = watched, alone
+    trainer._dispatch = watched
+    trainer._save = alone
     trainer.run()
 
   def params(self, name):
@@ -131,7 +135,8 @@ def test_who_is_killed_goes_on_and_who_differs_is_refused(
   whole, tmp_path, caplog
 ):
   caplog.set_level(logging.INFO)
-  whole, met = whole("overlap_loco"), Group(tmp_path, settings("overlap_loco"))
+  whole = whole("overlap_loco")
+  met = Group(tmp_path, settings("overlap_loco"))
   inner = dataclasses.replace(met.config.inner, learning_rate=0.5)
 
   def come(trainer, segment):
@@ -196,7 +201,8 @@ def loss_over_replicas(params, tokens):
 def test_a_step_that_needs_the_others_is_refused_before_the_store_is_touched(
   part, what, tmp_path
 ):
-  tokens, place = np.arange(4000) % 61, tmp_path / "store"
+  tokens = np.arange(4000) % 61
+  place = tmp_path / "store"
   with pytest.raises(ValueError, match=f"the {what} step .* axis 'r") as error:
     dx.train(
       **{"model": MODEL} | part,
@@ -227,7 +233,8 @@ def divided(layout, shards):
 
 @pytest.mark.parametrize("what", ["", "inner", "outer"])
 def test_a_replica_on_several_devices_is_traced_without_the_others(what):
-  config, optimizer = divided("mesh", 2), over_replicas(optax.sgd(0.1))
+  config = divided("mesh", 2)
+  optimizer = over_replicas(optax.sgd(0.1))
   parts = Parts(
     inner_optimizer=optimizer if what == "inner" else None,
     outer_optimizer=optimizer if what == "outer" else None,
@@ -247,7 +254,8 @@ def test_a_replica_on_several_devices_meets_as_one_on_a_single_device(tmp_path):
   ends = []
   for layout, shards in (("stacked", 1), ("mesh", 2)):
     address = MailboxAddress(Store("memory:///"), "oslo", SECRET)
-    config, workdir = divided(layout, shards), tmp_path / layout
+    config = divided(layout, shards)
+    workdir = tmp_path / layout
     Trainer(config, workdir, address=address).run()
     (final,) = runs.rows(workdir, "final")
     ends.append(final["outer_loss"])
@@ -257,7 +265,8 @@ def test_a_replica_on_several_devices_meets_as_one_on_a_single_device(tmp_path):
 def test_a_server_that_never_answers_holds_up_no_end(
   tmp_path, monkeypatch, caplog
 ):
-  at_exit, met = mock.Mock(), Group(tmp_path, settings("diloco", grace_s=0.2))
+  at_exit = mock.Mock()
+  met = Group(tmp_path, settings("diloco", grace_s=0.2))
   monkeypatch.setattr(client, "atexit", at_exit)
   answers = met.store._objects
   with socket.create_server(("127.0.0.1", 0)) as server:

@@ -51,7 +51,8 @@ SEGMENT = Segment(
 @pytest.fixture(name="desk")
 def desk_fixture(tmp_path, monkeypatch):
   """A reader with its files, its log and a clock set by hand."""
-  now, told = [100.0], []
+  now = [100.0]
+  told = []
   clock = SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0])
   monkeypatch.setattr(metrics_reader, "time", clock)
   monkeypatch.setattr(ProgressLog, "update", lambda _, *args: told.append(args))
@@ -188,7 +189,8 @@ def test_compiling_is_a_row_in_front_of_what_it_was_for(desk, monkeypatch):
 
 
 def test_a_segment_is_ready_when_its_arrays_are():
-  begin, end = threading.Event(), threading.Event()
+  begin = threading.Event()
+  end = threading.Event()
 
   class Slow:
     def block_until_ready(self):
@@ -304,7 +306,8 @@ def test_a_line_comes_at_once_then_every_tenth_or_half_minute(
 
 def test_the_record_names_text_evaluations_parts_and_clock(tmp_path):
   clock: Any = SimpleNamespace(description="cluster 1gbit", digest="77")
-  programs, data = runs.programs(CONFIG), run_text.run_data(CONFIG)
+  programs = runs.programs(CONFIG)
+  data = run_text.run_data(CONFIG)
 
   def recorded(held_out=0, parts=NO_PARTS, clock=None):
     batches = [np.full((1, 2, 3), held_out, np.int32)]

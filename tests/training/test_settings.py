@@ -90,7 +90,8 @@ def check(section, kind, given, found, but=()):
 
 def test_every_setting_of_the_optimizers_reaches_them(calls):
   build.programs(settings(inner=INNER, outer=OUTER))
-  schedule, inner = calls["learning_rate_schedule"], calls["inner_optimizer"]
+  schedule = calls["learning_rate_schedule"]
+  inner = calls["inner_optimizer"]
   assert schedule["total_steps"] == 21
   _, micro_batches = calls["accumulated_gradient"].values()
   own = {
@@ -98,7 +99,8 @@ def test_every_setting_of_the_optimizers_reaches_them(calls):
     **{"schedule": schedule["name"], "accumulate_steps": micro_batches},
   }
   check("inner", InnerConfig, INNER, {**inner, **schedule, **own})
-  outer, power = calls["named_optimizer"], calls["averaged"]["power"]
+  outer = calls["named_optimizer"]
+  power = calls["averaged"]["power"]
   own = {"optimizer": outer["name"], "average_power": power}
   check("outer", OuterConfig, OUTER, {**outer, **own})
 

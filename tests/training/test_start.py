@@ -144,8 +144,10 @@ def test_a_new_run_keeps_outer_parameters_and_momentum_alone(
   finished, tmp_path, layout, caplog
 ):
   source = finished[0]
-  state, old = inherited(source, layout=layout), runs.saved(source)[0]
-  outer, kept = state.fragments[0], old.fragments[0]
+  state = inherited(source, layout=layout)
+  old = runs.saved(source)[0]
+  outer = state.fragments[0]
+  kept = old.fragments[0]
   runs.assert_same_bits(outer.params, kept.params)
   copies = jax.tree.map(lambda leaf: np.stack(3 * [leaf]), kept.params)
   runs.assert_same_bits(state.replica.params, copies)

@@ -95,7 +95,8 @@ def test_a_run_stopped_and_continued_equals_one_that_was_not(tmp_path, sync):
   assert runs.metrics_text(tmp_path / "parts") == runs.metrics_text(
     tmp_path / "whole"
   )
-  whole, parts = runs.saved(tmp_path / "whole"), runs.saved(tmp_path / "parts")
+  whole = runs.saved(tmp_path / "whole")
+  parts = runs.saved(tmp_path / "parts")
   runs.assert_same_bits(parts[0], whole[0])
   assert parts[1] == whole[1]
 
@@ -123,7 +124,8 @@ def test_a_run_asked_to_stop_saves_after_the_segment_under_way(
   assert not runs.rows(tmp_path, "final")
   train(runs.settings(), tmp_path)
   assert runs.metrics_text(tmp_path) == runs.metrics_text(finished[0])
-  whole, parts = runs.saved(finished[0]), runs.saved(tmp_path)
+  whole = runs.saved(finished[0])
+  parts = runs.saved(tmp_path)
   runs.assert_same_bits(parts[0], whole[0])
   assert parts[1] == whole[1]
 
@@ -249,7 +251,8 @@ def test_a_warm_start_is_trained_counted_and_handed_over(tmp_path):
   a_step = 3 * STEP_TOKENS // 2
   assert [row["tokens"] for row in rows] == [a_step * r["step"] for r in rows]
   # A ring of three passes 4 / 3 of the values and of the flag on.
-  sent, ring = [row["sent_bytes"] for row in rows], -(-EXCHANGE_BYTES * 4 // 3)
+  sent = [row["sent_bytes"] for row in rows]
+  ring = -(-EXCHANGE_BYTES * 4 // 3)
   assert sent == [ring * each for each in (4, 2, 1, 1)]
   (final,) = runs.rows(tmp_path, "final")
   assert final["total_sent_bytes"] == sum(sent)  # Nothing was left to flush.

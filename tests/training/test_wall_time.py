@@ -45,7 +45,8 @@ SLOW = Parts(model=LossModel(TINY.init, _slow_loss))
 @contextlib.contextmanager
 def timed():
   """Measures how long a run trains."""
-  spent_s, train = [], Trainer._train_to_the_end
+  spent_s = []
+  train = Trainer._train_to_the_end
 
   def spy(self, state):
     start_s = time.perf_counter()
@@ -103,7 +104,8 @@ def test_no_program_is_compiled_while_another_runs(tmp_path, monkeypatch):
     result = jax.lax.fori_loop(0, 8, lambda _, x: jnp.tanh(x @ eye), eye)
     return TINY.loss(params, tokens) + 0.0 * result.sum()
 
-  run, was_ready = Rounds._run, []
+  run = Rounds._run
+  was_ready = []
 
   def spy(self, window, kind, given, fragments):
     was_ready.append(all(x.is_ready() for x in jax.tree.leaves(given)))

@@ -117,7 +117,8 @@ def apart(membership, **changes):
 @pytest.mark.parametrize("method", ["diloco", *slow("dilocox")])
 def test_replicas_that_come_and_go_are_counted_and_continue(tmp_path, method):
   config = apart(APART, method=method)
-  whole, cut = tmp_path / "whole", tmp_path / "cut"
+  whole = tmp_path / "whole"
+  cut = tmp_path / "cut"
   train(config, whole)
   train(config, cut, until=12)  # Saved while replica 1 is back.
   train(config, cut)
@@ -128,7 +129,9 @@ def test_replicas_that_come_and_go_are_counted_and_continue(tmp_path, method):
   tokens = np.diff([0, *(row["tokens"] for row in rows)]) / a_step
   assert tokens.tolist() == [5, 3, 3, 5, 2, 5]
   away = [[x is None for x in row["loss_per_replica"]] for row in rows]
-  both, first, second = [False, False], [False, True], [True, False]
+  both = [False, False]
+  first = [False, True]
+  second = [True, False]
   assert away == [both, first, first, both, second, both]
   first_loss, second_loss = rows[0]["loss_per_replica"]
   mean = (3 * first_loss + 2 * second_loss) / 5
@@ -154,7 +157,8 @@ def test_the_flush_of_a_replica_that_is_away_stops_no_run(tmp_path):
 @pytest.mark.slow
 def test_wrong_values_are_left_out_and_reported(tmp_path, monkeypatch, caplog):
   config = runs.settings(num_replicas=3, exchange={"max_norm_ratio": 5})
-  right, factors = build.norm_filter, jnp.float32([1, -10, 1])
+  right = build.norm_filter
+  factors = jnp.float32([1, -10, 1])
   factor = lambda: factors[jax.lax.axis_index("replica")]  # noqa: E731
   monkeypatch.setattr(
     build, "norm_filter", lambda *given: broken(right(*given), factor)
