@@ -45,6 +45,20 @@ def register_optimizer(name: str, build: Callable[..., Any]) -> None:
   OPTIMIZERS.add(name, build)
 
 
+def _builder(name: str) -> Any:
+  """Returns the registered optimizer, or the attribute of optax, of a name.
+
+  The result is None if there is neither. An attribute of optax need not be an
+  optimizer.
+  """
+  build = OPTIMIZERS.get(name)
+  if build is None:
+    build = getattr(optax, name, None)
+  if build is None:
+    build = getattr(optax.contrib, name, None)
+  return build
+
+
 def named_optimizer(
   name: str,
   learning_rate: float | optax.Schedule,
@@ -67,10 +81,10 @@ def named_optimizer(
     ValueError: If optax has no such optimizer, or if the optimizer takes no
       schedule or lacks an option that the user has changed.
   """
-  build: Any = OPTIMIZERS.get(name) or getattr(
-    optax, name, getattr(optax.contrib, name, None)
-  )
-  parameters = inspect.signature(build).parameters if callable(build) else {}
+  build = _builder(name)
+  parameters = {}
+  if callable(build):
+    parameters = inspect.signature(build).parameters
   require(
     "learning_rate" in parameters,
     f"optimizer={name!r} is not an optimizer of optax; try 'adamw' or 'sgd'",

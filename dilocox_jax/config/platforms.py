@@ -1,8 +1,9 @@
-"""Fields of a config that follow from the devices, and their values.
+"""Fields whose values a config leaves to the devices, and these values.
 
-The same command should be fast on every device. So a config may leave these
-fields open ("auto", or None for a number), and they get values here when the
-programs of a run are built. A value that is set explicitly always wins.
+The same command should be fast on every kind of device. So a config may leave
+these fields open ("auto", or None for a number). When the programs of a run are
+built, this module chooses their values by the kind of the devices. A value that
+the user sets always wins.
 """
 
 import dataclasses
@@ -15,20 +16,21 @@ from dilocox_jax.plan.choices import SPLASH_LENGTH
 
 _ACCELERATOR: Mapping[str, Any] = {
   "model.attention": "blockwise",
-  # Matrix units multiply bfloat16 many times as fast as fp32. Parameters,
-  # gradients' sums, norms, softmax and the loss stay in fp32.
+  # Matrix units multiply bfloat16 many times as fast as fp32. Parameters, sums
+  # of gradients, norms, softmax and the loss stay in fp32.
   "model.compute_dtype": "bfloat16",
-  # Memory is what limits the batch, so only results of products are kept.
+  # The memory limits the size of a batch, so only matmul outputs are saved.
   "model.remat": "dots",
-  # A program of one layer in a loop compiles fast.
+  # A program with one layer in a loop compiles fast.
   "model.scan_unroll": 1,
-  # [1024, V] keeps the matrix units busy; at V = 32,000 it takes 131 MB.
+  # Logits [1024, V] keep the matrix units busy. For V = 32,000 they take
+  # 131 MB.
   "model.loss_chunk_tokens": 1024,
-  # Small replicas fill a device only together.
+  # Small replicas use a whole device only if they run together.
   "mesh.stacked_by": "vmap",
 }
 
-# By the names that JAX has for kinds of devices; others have `_ACCELERATOR`.
+# Values by JAX's name of a kind of devices. All other kinds get `_ACCELERATOR`.
 _VALUES: Mapping[str, Mapping[str, Any]] = {
   "cpu": {
     "model.attention": "plain",
@@ -36,34 +38,36 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
     "model.remat": "none",
     "model.scan_unroll": 0,
     "model.loss_chunk_tokens": 0,
-    # The batched matrix products that vmap makes are slow on CPU.
+    # The batched matrix products of vmap are slow on a CPU.
     "mesh.stacked_by": "map",
   },
   "gpu": {
     **_ACCELERATOR,
     "model.attention": "cudnn",
-    # On an H200 layers in a loop copy what they read and save: 24 of them take
-    # 84 ms a step unrolled and 94 ms in a loop, and 81 ms if XLA decides what
-    # to save, with 14.7 GB of temporaries for 10.5 (measured).
+    # On an H200, layers in a loop copy the values that they read and save. A
+    # step of 24 layers takes 94 ms in a loop, and 84 ms unrolled. It takes
+    # 81 ms if XLA decides what to save, but 14.7 GB of temporaries instead of
+    # 10.5 GB (measured).
     "model.remat": "none",
     "model.scan_unroll": 0,
-    # Computing logits again takes 3 % of a step (measured); at V = 32,000 these
-    # take 2.1 GB.
+    # To compute logits again takes 3 % of a step (measured). For V = 32,000 the
+    # logits of these tokens take 2.1 GB.
     "model.loss_chunk_tokens": 16384,
   },
   "tpu": {**_ACCELERATOR, "model.attention": "splash"},
 }
 
-_OPEN = (None, "auto")  # What leaves a field to the devices.
-_CUDNN_WIDTH = 128  # Widest head of every GPU that the kernel knows.
+_OPEN = (None, "auto")  # Values that leave a field to the devices.
+_CUDNN_WIDTH = 128  # Widest head that the kernel supports on every GPU.
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-  """How a replica computes on some kind of devices.
+  """Settings of the computation on one kind of devices.
 
-  Its fields are those of the sections `model` and `mesh` that may be left to
-  the devices, with values. Those of a model that is handed in stay open.
+  They are the fields of the sections `model` and `mesh` that a config may leave
+  to the devices. If the user supplies the model, fields of `model` may still be
+  open.
   """
 
   attention: str
@@ -77,10 +81,23 @@ class Computation:
 def on_platform(
   config: RunConfig, platform: str, has_own_model: bool = False
 ) -> Computation:
-  """Returns how a replica computes, by its config or by `chosen_values`."""
-  chosen = chosen_values(config, platform, has_own_model)
-  values = flat(config.to_mapping()) | chosen
-  return Computation(**{p.partition(".")[2]: values[p] for p in _ACCELERATOR})
+  """Returns the settings of the computation on a kind of devices.
+
+  A setting has the value of the config. If the config leaves it open, it has
+  the value of `chosen_values`.
+
+  Args:
+    config: Config of a run.
+    platform: Kind of the devices, as in `chosen_values`.
+    has_own_model: Whether the user supplies the model.
+  """
+  values = flat(config.to_mapping())
+  values |= chosen_values(config, platform, has_own_model)
+  settings = {}
+  for path in _ACCELERATOR:
+    _, _, field = path.partition(".")
+    settings[field] = values[path]
+  return Computation(**settings)
 
 
 def chosen_values(
@@ -91,30 +108,39 @@ def chosen_values(
   Args:
     config: Config of a run.
     platform: Kind of the devices, as `jax.default_backend` names it.
-    has_own_model: Whether a model is handed in to the run. It has its own way
-      to compute, so fields of `config.model` stay open.
+    has_own_model: Whether the user supplies the model. Such a model decides by
+      itself how to compute, so the fields of `config.model` stay open.
   """
-  given, chosen = flat(config.to_mapping()), {}
+  config_values = flat(config.to_mapping())
+  chosen = {}
   for path, value in _VALUES.get(platform, _ACCELERATOR).items():
-    is_own = has_own_model and path.startswith("model.")
-    # A replica that devices share reads mesh.remat.
-    is_unread = path == "model.remat" and config.mesh.is_divided
-    if given[path] in _OPEN and not is_own and not is_unread:
-      chosen[path] = value
-  if attention := chosen.get("model.attention"):
-    dtype = (given | chosen)["model.compute_dtype"]
-    chosen["model.attention"] = _kernel(config, dtype, attention)
+    if config_values[path] not in _OPEN:
+      continue
+    if has_own_model and path.startswith("model."):
+      continue
+    if path == "model.remat" and config.mesh.is_divided:
+      continue  # A replica on several devices has mesh.remat instead.
+    chosen[path] = value
+  if "model.attention" in chosen:
+    dtype = (config_values | chosen)["model.compute_dtype"]
+    if not _has_kernel(config, dtype, chosen["model.attention"]):
+      chosen["model.attention"] = "blockwise"
   return chosen
 
 
-def _kernel(config: RunConfig, dtype: str, attention: str) -> str:
-  """Returns the attention, or "blockwise" where its kernel does not fit."""
-  width = config.model.shape.head_width
-  fits = {
-    "cudnn": dtype == "bfloat16"
-    and not config.data.document_masks
-    and width % 8 == 0
-    and width <= _CUDNN_WIDTH,
-    "splash": config.data.sequence_length % SPLASH_LENGTH == 0,
-  }
-  return attention if fits.get(attention, True) else "blockwise"
+def _has_kernel(config: RunConfig, dtype: str, attention: str) -> bool:
+  """Whether the kernel of an attention supports a config.
+
+  Args:
+    config: Config of a run.
+    dtype: The compute dtype.
+    attention: Name of the attention.
+  """
+  if attention == "cudnn":
+    if dtype != "bfloat16" or config.data.document_masks:
+      return False
+    head_width = config.model.shape.head_width
+    return head_width % 8 == 0 and head_width <= _CUDNN_WIDTH
+  if attention == "splash":
+    return config.data.sequence_length % SPLASH_LENGTH == 0
+  return True

@@ -1,12 +1,12 @@
-"""What a named method consists of beside its schedule, as plain data.
+"""Recipes: the config fields that a named method sets, except its schedule.
 
 A paper's method is a schedule (`plan.schedule.methods`) together with an inner
-optimizer, a codec, error feedback and an outer optimizer. The schedule follows
-from the method's name alone. The rest stands here, once for each method, so
-that `sync.method=muloco` is MuLoCo wherever it is written.
+optimizer, a codec, error feedback and an outer optimizer. The name of a method
+decides its schedule. The other parts are its recipe. Every recipe is in this
+module, so `sync.method=muloco` means the whole of MuLoCo everywhere.
 
-A config field that was set explicitly always wins over the recipe, also where
-it was set to the value that other methods have.
+A field that the user sets always wins over the recipe, even if the user sets it
+to the default value.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from dilocox_jax.plan.schedule.methods import METHODS, method_parts, takes
 
 Values = Mapping[str, Any]  # All fields of a run by their dotted names.
 
-# The value of every field that a recipe may set, for methods that leave it.
+# All fields that a recipe may set, with the values for methods that do not.
 DEFAULTS: Mapping[str, Any] = {
   "inner.optimizer": "adamw",
   "exchange.codec": "float32",
@@ -33,9 +33,9 @@ DEFAULTS: Mapping[str, Any] = {
   "outer.average_power": 0.0,
 }
 
-# Methods that are not listed here are their schedule and `DEFAULTS`.
+# Methods that are not in this table have the fields of `DEFAULTS`.
 _PUBLISHED: Mapping[str, Mapping[str, Any]] = {
-  # Wang et al., 2023, ICML: a random mask, top-k of its values, 4 bits.
+  # Wang et al., 2023, ICML: a random mask, the top-k of its values, 4 bits.
   "cocktail_sgd": {
     "exchange.codec": "random_mask(fraction=0.1)"
     "+top_k(fraction=0.2,indices=bitmap)+int(bits=4)",
@@ -55,13 +55,13 @@ _PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "outer.learning_rate": 1.0,
     "outer.momentum": 0.0,
   },
-  # arXiv 2505.23725: Muon inside, 2 bits a value between replicas.
+  # arXiv 2505.23725: Muon as inner optimizer; messages of 2 bits a value.
   "muloco": {
     "inner.optimizer": "muon",
     "exchange.codec": "int(bits=2)",
     "exchange.feedback": 0.95,
   },
-  # arXiv 2501.18512: sign and exponent alone, 4 bits a value.
+  # arXiv 2501.18512: only sign and exponent, 4 bits a value.
   "streaming_diloco": {"exchange.codec": "e3m0"},
   # arXiv 2506.21263: low-rank factors in 4 bits; rank and H follow the rank of
   # the averaged update (Algorithm 3).
@@ -70,7 +70,7 @@ _PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "exchange.feedback": 1.0,
     "adaptive.mode": "rank_and_interval",
   },
-  # Ours: what ended lowest in our sweeps (docs/results.md).
+  # Ours: the settings with the lowest loss in our sweeps (docs/results.md).
   "overlap_loco": {
     "inner.optimizer": "muon",
     "exchange.codec": "int(bits=1)",
@@ -84,15 +84,15 @@ RECIPES: Registry[Mapping[str, Any]] = Registry("recipe")
 
 
 def register_recipe(method: str, values: Mapping[str, Any]) -> None:
-  """Says which fields a method sets beside its schedule.
+  """Registers the recipe of a method.
 
   Args:
     method: Name of the method.
     values: Values by the dotted names of their fields.
 
   Raises:
-    ValueError: If the method has a recipe or there is no such method, or if a
-      field is not left to methods.
+    ValueError: If there is no such method, if the method has a recipe already,
+      or if a method may not set one of the fields.
   """
   known("method", method, METHODS)
   for path in values:
@@ -109,37 +109,45 @@ _MOST_WARMUP_STEPS = 50
 def resolved(
   given: Mapping[str, Any], facts: Mapping[str, Facts]
 ) -> dict[str, Any]:
-  """Fills in what a config leaves to its method.
+  """Fills in the fields that a config leaves to its method.
 
-  What a recipe sets is left out where nothing reads it: DiLoCoX with
-  `exchange.codec=int` has no rank to adapt, and with float32 it loses nothing
-  that could be fed back.
+  A field of the recipe is left out if the run would not read it. Examples:
+  DiLoCoX with `exchange.codec=int` has no rank to adapt. With float32 the codec
+  loses nothing that could be fed back.
 
   Args:
-    given: All fields of a run by their dotted names; None where nothing was
-      set.
-    facts: What is true of each field, by its dotted name.
+    given: All fields of a run by their dotted names; None for a field that the
+      user did not set.
+    facts: Facts about each field, by its dotted name.
 
   Returns:
-    The same fields with values for those of `DEFAULTS` and the warm-up.
+    The same fields. Those of `DEFAULTS` and the warm-up have values.
   """
   name, _ = method_parts(given["sync.method"])
-  recipe = dict(RECIPES.get(name, {}))
-  recipe = {k: v for k, v in recipe.items() if given[k] is None}
+  recipe = {
+    path: value
+    for path, value in RECIPES.get(name, {}).items()
+    if given[path] is None
+  }
   # With total_steps = 40 the warm-up has 10 steps, with 200 or more it has 50.
   warmup_steps = min(_MOST_WARMUP_STEPS, max(given["total_steps"], 0) // 4)
   defaults: dict[str, Any] = {**DEFAULTS, "inner.warmup_steps": warmup_steps}
   if given["lora.rank"] and takes(given["sync.method"], "fragment_order"):
-    # Adapters are in layers alone, so all of them are cut alike.
+    # Only layers have adapters, so all fragments can be equal slices.
     defaults["sync.fragment_order"] = SLICED[0]
-  unset = {k: v for k, v in defaults.items() if given[k] is None}
-  values = {**given, **unset, **recipe}
-  # A field that is left out may be what another one needs, so this is repeated.
+  values = dict(given)
+  for path, value in defaults.items():
+    if values[path] is None:
+      values[path] = value
+  values |= recipe
+  # Without one field of the recipe another one may become unread. So this is
+  # repeated until all fields of the recipe are read.
   while True:
-    left_out = recipe.keys() & unread_fields(values, DEFAULTS, facts).keys()
-    if not left_out:
+    unread = unread_fields(values, DEFAULTS, facts)
+    unread_of_recipe = recipe.keys() & unread.keys()
+    if not unread_of_recipe:
       return values
-    for path in left_out:
+    for path in unread_of_recipe:
       values[path] = DEFAULTS.get(path)
       del recipe[path]
 
@@ -150,16 +158,16 @@ def unread_fields(
   """Finds fields that are not at their default and that the run ignores.
 
   Args:
-    values: All fields of a run by their dotted names, with values for those
-      that a method may set.
-    defaults: Default values by dotted names; only these fields are looked at.
-    facts: What is true of each field, by its dotted name.
+    values: All fields of a run by their dotted names. Fields that a method may
+      set have values.
+    defaults: Default values by dotted names. Only these fields are checked.
+    facts: Facts about each field, by its dotted name.
 
   Returns:
     A message for each such field, by its dotted name.
   """
   preset = MODEL_PRESETS[values["model.preset"]]
-  deciding = {
+  deciding_values = {
     **values,
     DEVICES: values["mesh.num_stages"] * values["mesh.num_data_shards"],
     "model.positions": values["model.positions"] or preset.positions,
@@ -169,10 +177,10 @@ def unread_fields(
     read_if = facts[path].read_if
     if read_if is None or values[path] == default:
       continue
-    decided = deciding[read_if.field]
-    if not read_if.holds(decided):
+    deciding_value = deciding_values[read_if.field]
+    if not read_if.holds(deciding_value):
       messages[path] = (
         f"{path}={values[path]!r} would be ignored, as {read_if.field}="
-        f"{decided!r} does not read it: change one of them"
+        f"{deciding_value!r} does not read it: change one of them"
       )
   return messages

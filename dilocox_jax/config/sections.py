@@ -1,9 +1,9 @@
 """Defines the sections of a run's config and their fields.
 
-The declaration of a field also holds its limits (`limited`), and each section
-checks its own fields. `config.run.RunConfig` checks that the sections fit
-together. If a field stays None, the preset, the method or the codec decides its
-value.
+The declaration of a field includes its limits (`limited`) and the facts about
+it (`setting`), and each section checks its own fields. `config.run.RunConfig`
+checks that the sections fit together. If a field is None, the preset, the
+method or the codec decides its value.
 """
 
 import dataclasses
@@ -37,8 +37,9 @@ from dilocox_jax.plan.schedule.methods import (
 )
 
 # A field that the method's recipe may set (`config.recipes`) is None until a
-# `RunConfig` is built, which replaces None by a value. Code that reads a run's
-# config never finds None there, so type checkers are told the type without it.
+# `RunConfig` is built. The `RunConfig` replaces None by a value. Code that
+# reads a run's config never gets None, so the type for type checkers is the
+# type without None.
 OF_METHOD: Any = None
 if typing.TYPE_CHECKING:
   from dilocox_jax.codecs.base import Codec
@@ -49,33 +50,49 @@ else:
   OfMethod = typing.Optional
 
 
-# Number of devices of a replica, which decides as a field does.
+# Number of devices of a replica. A `ReadIf` may name it like a field.
 DEVICES = "mesh.num_stages*num_data_shards"
 
 
-def _reads(part: str) -> ReadIf:
-  """The source of the text reads a setting, e.g. a glob."""
-  return ReadIf("data.source", lambda source: sources.reads(source, part))
+def _reads(field: str) -> ReadIf:
+  """Returns the condition that the source of the text reads a field.
+
+  Args:
+    field: Name of a field of `DataConfig`, e.g. "glob".
+  """
+  return ReadIf("data.source", lambda source: sources.reads(source, field))
 
 
 def _takes(section: str, option: str) -> ReadIf:
-  """The optimizer of a section takes an option."""
-  # An optimizer that is not in the table may have any of them.
-  return ReadIf(
-    f"{section}.optimizer",
-    lambda name: (
-      option in choices.OPTIMIZER_OPTIONS.get(name, choices.ALL_OPTIONS)
-    ),
-  )
+  """Returns the condition that the optimizer of a section has an option.
+
+  An optimizer that is not in `OPTIMIZER_OPTIONS` may have any option.
+
+  Args:
+    section: "inner" or "outer".
+    option: Name of the option.
+  """
+
+  def has_option(optimizer: str) -> bool:
+    options = choices.OPTIMIZER_OPTIONS.get(optimizer, choices.ALL_OPTIONS)
+    return option in options
+
+  return ReadIf(f"{section}.optimizer", has_option)
 
 
 def _method_has_rounds(method: str) -> bool:
-  # An unknown method is refused elsewhere.
+  """Whether a method sends pseudo-gradients.
+
+  The result is True for an unknown method, which another check refuses.
+  """
   name, _ = method_parts(method)
-  return name not in METHODS or METHODS[name]().exchanged != "gradient"
+  if name not in METHODS:
+    return True
+  return METHODS[name]().exchanged != "gradient"
 
 
 def _codec_has_low_rank(codec: str) -> bool:
+  """Whether a codec has low-rank factors."""
   return "low_rank" in dict(split_links(codec))
 
 
@@ -100,14 +117,14 @@ class Section:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(Section):
-  """The text that replicas are trained on."""
+  """The text on which replicas are trained."""
 
   # stdlib (Python's library), text_files, shards, synthetic.
   source: str = setting("stdlib", may_differ=True)
-  # text_files: pattern of the files, e.g. "notes/**/*.txt". Several, joined by
-  # ";", are the parts of the text. shards: their folder.
+  # text_files: pattern of the files, e.g. "notes/**/*.txt". Several patterns,
+  # joined by ";", name the parts of the text. shards: folder of the shards.
   glob: str = setting("", read_if=_reads("glob"), may_differ=True)
-  # Field of a JSON line that has the text.
+  # Name of the field of a JSON line that holds the text.
   text_field: str = setting("text", read_if=_reads("text_field"))
   # bytes, bpe (trained on the text), or a tokenizer.json.
   tokenizer: str = setting("bytes", read_if=_reads("tokenizer"))
@@ -118,35 +135,37 @@ class DataConfig(Section):
     at_most=2**24,
     read_if=ReadIf("data.tokenizer", lambda name: name == "bpe"),
   )
-  # A file: token between documents; "": a known one, as <|endoftext|> or </s>.
+  # tokenizer.json: token between documents; "" means a known one, such as
+  # <|endoftext|> or </s>.
   end_of_text: str = setting(
     "",
     read_if=ReadIf("data.tokenizer", lambda name: name not in ("bytes", "bpe")),
   )
-  # Whether a token reads only its own document. A sequence is cut from the text
-  # anywhere, so it may hold several.
+  # Whether a token attends only to its own document. A sequence may start and
+  # end anywhere in the text, so it may have parts of several documents.
   document_masks: bool = False
   # Share of the files that is held out for validation.
   validation_fraction: float = setting(
     0.05, above=0, below=1, read_if=_reads("validation_fraction")
   )
-  # Share of those that judge: only the last evaluation reads them, so no
-  # setting is chosen by them.
+  # Share of the held-out files that only the last evaluation reads. So nobody
+  # can choose settings by the loss on these files.
   judge_fraction: float = setting(
     0.0, at_least=0, below=1, read_if=_reads("judge_fraction")
   )
-  # Which parts replicas read: "" (all the same), own (replica m reads part m),
-  # weights of the parts, e.g. "0.7,0.3", or such weights for each replica, e.g.
-  # "0.9,0.1;0.1,0.9".
+  # Parts of the text that replicas read: "" (all replicas read all parts), own
+  # (replica m reads part m), weights of the parts, e.g. "0.7,0.3", or weights
+  # for each replica, e.g. "0.9,0.1;0.1,0.9".
   mix: str = setting("", read_if=_reads("glob"))
-  # Sequences of a replica's step.
+  # Number of sequences of a replica's step.
   batch_size: int = setting(8, at_least=1, may_differ=True)
-  sequence_length: int = limited(128, at_least=1)  # Tokens that it predicts.
+  # Number of tokens that are predicted in a sequence.
+  sequence_length: int = limited(128, at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Section):
-  """The model. A size that is None has the value of the preset."""
+  """The model. A field that is None has the value of the preset."""
 
   # Name of a model; `python -m experiments.fits` shows its leaves.
   preset: str = limited("tiny", choices=MODEL_PRESETS)
@@ -177,21 +196,22 @@ class ModelConfig(Section):
   compute_dtype: str = setting(
     "auto", choices=choices.COMPUTE_DTYPES, is_left_to_device=True
   )
-  # Blocks in one step of the scan; 0 takes all (fast, slow to compile).
+  # Blocks in one step of the scan; 0 means all (fast, but slow to compile).
   scan_unroll: int | None = setting(
     None, at_least=0, may_differ=True, is_left_to_device=True
   )
-  # plain (weights of the whole sequence at once), blockwise (of some queries at
-  # a time), cudnn (NVIDIA) or splash (TPU).
+  # plain (weights of all queries at once), blockwise (weights of some queries
+  # at a time), cudnn (NVIDIA) or splash (TPU).
   attention: str = setting(
     "auto",
     choices=choices.ATTENTIONS,
     may_differ=True,
     is_left_to_device=True,
   )
-  # What a backward computes again, for replicas of one device: none, dots (all
-  # except matrix products) or full. Pipelines have mesh.remat. A model that is
-  # handed in is computed again as a whole, and with "auto" nothing of it.
+  # What the backward computes again, if a replica has one device: none, dots
+  # (everything except matrix products) or full (everything). Replicas of
+  # several devices have mesh.remat. The setting applies to the whole loss of a
+  # model that the user supplies; "auto" means none for it.
   remat: str = setting(
     "auto",
     choices=("auto", *choices.REMATS),
@@ -199,7 +219,7 @@ class ModelConfig(Section):
     may_differ=True,
     is_left_to_device=True,
   )
-  # Tokens whose logits are in memory together; 0 takes all of a batch.
+  # Tokens whose logits are in memory together; 0 means all of a batch.
   loss_chunk_tokens: int | None = setting(
     None, at_least=0, may_differ=True, is_left_to_device=True
   )
@@ -209,25 +229,39 @@ class ModelConfig(Section):
 
   def __post_init__(self):
     super().__post_init__()
-    default, preset = type(self).preset, MODEL_PRESETS[self.preset]
-    plain = MODEL_PRESETS[default]
-    if preset is plain or type(preset) is not type(plain):
+    self._check_preset_is_read()
+
+  def _check_preset_is_read(self) -> None:
+    """Raises ValueError if the other fields override the whole preset."""
+    preset = MODEL_PRESETS[self.preset]
+    default_preset = MODEL_PRESETS[type(self).preset]
+    is_default = preset is default_preset
+    if is_default or type(preset) is not type(default_preset):
       return
-    own = [n for n, x in vars(preset).items() if x != getattr(plain, n)]
-    unset = [name for name in own if getattr(self, name) is None]
-    sizes = ", ".join(f"model.{name}={getattr(self, name)}" for name in own)
+    # Only fields in which the preset differs from the default preset count.
+    preset_fields = [
+      name
+      for name, value in vars(preset).items()
+      if value != getattr(default_preset, name)
+    ]
+    is_read = any(getattr(self, name) is None for name in preset_fields)
+    values = ", ".join(
+      f"model.{name}={getattr(self, name)}" for name in preset_fields
+    )
     require(
-      bool(unset),
+      is_read,
       f"model.preset={self.preset!r} would be ignored, as all that it says is "
-      f"set by hand ({sizes}): change these, or leave model.preset out",
+      f"set by hand ({values}): change these, or leave model.preset out",
     )
 
   @property
   def label(self) -> str:
-    """Name for logs: that of the preset, if its sizes are the model's."""
+    """Name for logs: the preset, if the model has the sizes of the preset."""
     preset = MODEL_PRESETS[self.preset]
     changed = [
-      name for name, x in vars(self.shape).items() if x != getattr(preset, name)
+      name
+      for name, value in vars(self.shape).items()
+      if value != getattr(preset, name)
     ]
     if not changed:
       return self.preset
@@ -237,24 +271,27 @@ class ModelConfig(Section):
 
   @functools.cached_property
   def shape(self) -> ModelShape:
-    """Sizes of the preset, except for those that are set."""
+    """Shape of the preset, with the values of the fields that are set."""
     preset = MODEL_PRESETS[self.preset]
-    given = {k: v for k, v in vars(self).items() if v is not None}
-    sizes = {k: given.get(k, v) for k, v in vars(preset).items()}
-    return type(preset)(**sizes)
+    values = dict(vars(preset))
+    for name in values:
+      value = getattr(self, name, None)
+      if value is not None:
+        values[name] = value
+    return type(preset)(**values)
 
 
 @dataclasses.dataclass(frozen=True)
 class InnerConfig(Section):
-  """The optimizer of the inner steps, which each replica takes by itself."""
+  """The optimizer of the inner steps, which each replica does by itself."""
 
   optimizer: OfMethod[str] = OF_METHOD  # Name of an optax optimizer.
   # Highest learning rate.
   learning_rate: float = limited(2e-3, above=0, below=math.inf)
   # constant, cosine or wsd.
   schedule: str = limited("cosine", choices=choices.SCHEDULES)
-  # Inner steps in which the learning rate rises. If None, it is a quarter of
-  # the run, and at most 50.
+  # Inner steps in which the learning rate rises. None means a quarter of the
+  # run, at most 50.
   warmup_steps: OfMethod[int] = OF_METHOD
   # Last learning rate divided by the highest one.
   final_fraction: float = setting(
@@ -272,12 +309,13 @@ class InnerConfig(Section):
   b1: float = setting(0.9, at_least=0, below=1, read_if=_takes("inner", "b1"))
   # Decay of the second moment.
   b2: float = setting(0.95, at_least=0, below=1, read_if=_takes("inner", "b2"))
-  # Share of a parameter that a step removes, times the learning rate.
+  # Weight decay: a step subtracts this share of a parameter, times the learning
+  # rate.
   weight_decay: float = setting(
     0.1, at_least=0, read_if=_takes("inner", "weight_decay")
   )
-  # Only optimizers with a momentum read it, such as sgd and muon. With 0 it is
-  # the optimizer's own: 0.95 for muon, none for sgd.
+  # Momentum of optimizers that have one, such as sgd and muon. 0 means the
+  # default of the optimizer: 0.95 for muon, none for sgd.
   momentum: float = setting(
     0.0, at_least=0, below=1, read_if=_takes("inner", "momentum")
   )
@@ -285,22 +323,27 @@ class InnerConfig(Section):
   @property
   def changed_options(self) -> list[str]:
     """Names of the optimizer's options that are not at their default."""
-    plain, ours = vars(type(self)()), vars(self)
-    return [k for k in choices.ALL_OPTIONS if ours.get(k) != plain.get(k)]
+    defaults = vars(type(self)())
+    values = vars(self)
+    return [
+      option
+      for option in choices.ALL_OPTIONS
+      if values.get(option) != defaults.get(option)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig(Section):
   """The number of replicas, and how each replica is divided among devices."""
 
-  # M: copies of the model that train on their own.
+  # M: number of copies of the model that train on their own.
   num_replicas: int = limited(2, at_least=1)
   # stacked (all replicas on one device) or mesh (each has its own devices).
   layout: str = setting(
     "stacked", choices=choices.LAYOUTS, is_free_on_resume=True
   )
-  # How stacked replicas run: map (one by one, good on CPU), vmap (together,
-  # good on GPU) or auto (by the device).
+  # How stacked replicas run: map (one by one, good on a CPU), vmap (together,
+  # good on a GPU) or auto (chosen by the device).
   stacked_by: str = setting(
     "auto",
     choices=choices.STACKED_BY,
@@ -318,8 +361,8 @@ class MeshConfig(Section):
     read_if=ReadIf("mesh.num_stages", lambda count: count > 1),
     is_free_on_resume=True,
   )
-  # What a backward of a divided replica computes again: none, dots (all except
-  # matrix products) or full (everything).
+  # What the backward computes again, if a replica has several devices: none,
+  # dots (everything except matrix products) or full (everything).
   remat: str = setting(
     "dots",
     choices=choices.REMATS,
@@ -330,8 +373,9 @@ class MeshConfig(Section):
   outer_memory: str = setting(
     "device", choices=choices.MEMORIES, is_free_on_resume=True
   )
-  # What starts a delayed exchange: round (a window's program), thread (a
-  # second thread, so that CPUs overlap it) or auto (thread where it is needed).
+  # What starts a delayed exchange: round (the program of a window), thread (a
+  # second thread, so that CPUs overlap it with steps) or auto (a thread if it
+  # is needed).
   exchange_dispatch: str = setting(
     "auto", choices=choices.DISPATCHES, is_free_on_resume=True
   )
@@ -363,28 +407,26 @@ class EvaluationConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig(Section):
-  """How often the state is saved, and the run that a new run starts from."""
+  """How often the state is saved, and the run from which a new run starts."""
 
-  # Inner steps between two checkpoints. When they are over, the checkpoint is
-  # saved at the end of the current round.
+  # Inner steps between two checkpoints. A checkpoint is saved at the end of the
+  # round in which they are over.
   interval_steps: int = setting(150, at_least=1, is_free_on_resume=True)
   # Number of newest checkpoints to keep.
   keep: int = setting(2, at_least=1, is_free_on_resume=True)
-  # Run directory, or folder of a checkpoint of OPT, Llama or Qwen2, whose
-  # parameters this run starts from; "" starts anew.
+  # Run directory, or folder of a checkpoint of OPT, Llama or Qwen2. The run
+  # starts from its parameters. "" means random parameters.
   init_from: str = setting("", may_differ=True)
 
 
 # Fields of `SyncConfig` that are settings of methods.
-_SCHEDULE_FIELDS = frozenset(
-  [
-    "sync_interval",
-    "num_fragments",
-    "overlap_steps",
-    "rule",
-    "mixing_alpha",
-    "fragment_order",
-  ]
+_SCHEDULE_FIELDS = (
+  "sync_interval",
+  "num_fragments",
+  "overlap_steps",
+  "rule",
+  "mixing_alpha",
+  "fragment_order",
 )
 
 
@@ -393,23 +435,25 @@ class SyncConfig(Section):
   """The method by which replicas synchronize, and its schedule.
 
   Each named method has a schedule and a rule. A field that is None has the
-  value of the method. Settings may be written behind the method's name, as in
-  "doubling(rounds=5)". Those that are fields here move to their fields.
+  value of the method. Settings may also be written after the method's name, as
+  in "doubling(rounds=5)". Settings that are fields of this section are moved to
+  these fields.
   """
 
-  method: str = "diloco"  # Its name brings codec, feedback and optimizers.
+  # Name of the method. It also brings codec, feedback and optimizers.
+  method: str = "diloco"
   # H: inner steps between two sends of the same fragment.
   sync_interval: int | None = None
   # P: number of fragments that the parameters are cut into.
   num_fragments: int | None = None
-  # tau: inner steps between the send of a fragment and its apply.
+  # tau: inner steps from when a fragment is sent to when its update is applied.
   overlap_steps: int | None = None
-  # What a replica does at an apply: reset, continue, mix or eager.
+  # What a replica does with an update: reset, continue, mix or eager.
   rule: str | None = None
   # Rule mix: weight of the replica's own value, 0 to 1.
   mixing_alpha: float | None = None
-  # What a fragment has: whole layers (strided or sequential), or rows of every
-  # leaf (sliced or interleaved).
+  # Content of a fragment: whole layers (strided or sequential), or rows of
+  # every leaf (sliced or interleaved).
   fragment_order: str | None = None
   # Inner steps before the first round, in which gradients are averaged.
   warm_start_steps: int = limited(0, at_least=0)
@@ -427,60 +471,66 @@ class SyncConfig(Section):
     )
 
   def _move_settings(self) -> None:
-    """Moves settings behind the method's name to the fields that exist."""
-    name, written = method_parts(self.method)
-    for field in _SCHEDULE_FIELDS & written.keys():
+    """Moves settings after the method's name to the fields of their names.
+
+    Raises:
+      ValueError: If a setting and its field have different values.
+    """
+    name, settings = method_parts(self.method)
+    for field in _SCHEDULE_FIELDS:
+      if field not in settings:
+        continue
       value = getattr(self, field)
       require(
-        value is None or value == written[field],
+        value is None or value == settings[field],
         f"{field}={value} is set in sync.method={self.method!r} too: drop one",
       )
-      object.__setattr__(self, field, written.pop(field))
-    object.__setattr__(self, "method", choices.text_of_part(name, written))
+      object.__setattr__(self, field, settings.pop(field))
+    object.__setattr__(self, "method", choices.text_of_part(name, settings))
 
   @property
   def method_name(self) -> str:
     """Name of the method without settings."""
-    return method_parts(self.method)[0]
+    name, _ = method_parts(self.method)
+    return name
 
   @functools.cached_property
   def named(self) -> Method:
-    """The method, with the schedule and the rule that these fields give it."""
-    given = dataclasses.asdict(self)
-    for name in ("warm_start_steps", "steps_per_dispatch"):
-      given.pop(name)
+    """The method with the schedule and the rule of these fields."""
+    settings = {field: getattr(self, field) for field in _SCHEDULE_FIELDS}
     with in_front("sync."):
-      return named_method(given.pop("method"), **given)
+      return named_method(self.method, **settings)
 
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeConfig(Section):
-  """What replicas send, how, and what becomes of what a codec loses."""
+  """How replicas send their pseudo-gradients, and how they correct losses."""
 
-  # Codec of what is sent: names joined by "+", each with its settings behind
-  # it, e.g. float32, int(bits=1) or low_rank(rank=16)+int(bits=4).
+  # Codec of the messages: names joined by "+", each followed by its settings,
+  # e.g. float32, int(bits=1) or low_rank(rank=16)+int(bits=4).
   codec: OfMethod[str] = OF_METHOD
-  # auto, all_reduce, all_gather or reduce_scatter; pairs, if each replica
-  # averages with one other at a time; mailbox, which --mailbox sets, if
-  # replicas are programs of their own that meet in a store.
+  # auto, all_reduce, all_gather or reduce_scatter; pairs (each replica averages
+  # with one other replica at a time); or mailbox (replicas are separate
+  # programs that exchange messages through a store), which --mailbox sets.
   collective: str = "auto"
-  # Share of what the codec lost that a replica keeps as a residual and adds to
-  # what it sends next, 0 (none) to 1 (all).
+  # Share of the compression error that a replica keeps as a residual and adds
+  # to its next message, 0 (none) to 1 (all).
   feedback: OfMethod[float] = setting(
     OF_METHOD, at_least=0, at_most=1, read_if=LOSES_VALUES
   )
-  # Whether a replica keeps the lost part of its progress in its parameters.
+  # Whether a replica keeps the compression error in its parameters instead.
   keep_unsent: bool = setting(False, read_if=LOSES_VALUES)
-  # What a residual is measured against: own (the replica's message as the
+  # What is subtracted to get the residual: own (the replica's message as the
   # others decode it) or mean (the average that comes back).
   against: str = setting(
     "own",
     choices=choices.REFERENCES,
     read_if=ReadIf("exchange.feedback", bool),
   )
-  # How many times the usual norm a replica's values may have, or all leave it
-  # out. None: 5 if replicas meet in a store. In one runtime none are compared
-  # then, because it costs a small message that everybody waits for.
+  # Largest norm of a replica's values, as a multiple of the usual norm. A
+  # replica with a larger norm is left out of the mean. None means 5 with a
+  # mailbox. Without a mailbox it means that norms are not compared, because the
+  # comparison takes a small message for which all replicas wait.
   max_norm_ratio: float | None = setting(
     None, above=1, below=math.inf, read_if=HAS_ROUNDS
   )
@@ -498,24 +548,24 @@ class ExchangeConfig(Section):
 
   @functools.cached_property
   def named_codec(self) -> "Codec":
-    """The codec that the names and settings describe."""
+    """The codec that the text in `codec` describes."""
     with in_front("exchange."):
       return named_codec(self.codec)
 
 
 @dataclasses.dataclass(frozen=True)
 class MailboxConfig(Section):
-  """When replicas that meet in a store go on, and what they keep there."""
+  """Rules of replicas that exchange messages through a mailbox."""
 
-  # Messages without which no event is settled.
+  # Least number of messages that settle an event.
   quorum: int = setting(1, at_least=1, read_if=USES_MAILBOX)
-  # Seconds that a replica waits for those who are expected.
+  # Seconds that a replica waits for the messages of expected replicas.
   grace_s: float = setting(60.0, above=0, below=math.inf, read_if=USES_MAILBOX)
-  # Events between two snapshots of the shared state, at least: each replica
-  # also sends as many bytes as a snapshot has.
+  # Least number of events between two snapshots of the shared state. Between
+  # two snapshots each replica also sends at least as many bytes as one has.
   snapshot_every: int = setting(64, at_least=1, read_if=USES_MAILBOX)
-  # How many times the usual norm a message may have and still keep its full
-  # weight. A larger one weighs less (`mailbox_protocol.manifest`).
+  # Largest norm of a message with full weight, as a multiple of the usual norm.
+  # A message with a larger norm has less weight (`mailbox_protocol.manifest`).
   full_weight_ratio: float = setting(
     1.0, at_least=1, below=math.inf, read_if=USES_MAILBOX
   )
@@ -523,7 +573,7 @@ class MailboxConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveConfig(Section):
-  """How ranks and H follow the measured rank of the averaged update."""
+  """How rank and H follow the measured rank of the averaged update."""
 
   # What adapts: off (nothing), rank, or rank_and_interval (rank and H).
   mode: OfMethod[str] = setting(OF_METHOD, choices=MODES, read_if=HAS_LOW_RANK)
@@ -543,7 +593,8 @@ class OuterConfig(Section):
 
   # Name of an optax optimizer.
   optimizer: str = setting("sgd", read_if=HAS_ROUNDS)
-  # Learning rate of the outer step; 1 and no momentum go to the mean.
+  # Learning rate of the outer step. With 1 and no momentum, the outer
+  # parameters become the mean of the replicas.
   learning_rate: OfMethod[float] = setting(
     OF_METHOD, above=0, below=math.inf, read_if=HAS_ROUNDS
   )
@@ -551,10 +602,11 @@ class OuterConfig(Section):
   momentum: OfMethod[float] = setting(
     OF_METHOD, at_least=0, at_most=1, read_if=_takes("outer", "momentum")
   )
-  # Whether that momentum looks ahead.
+  # Whether the momentum is Nesterov's, which looks ahead.
   nesterov: bool = setting(True, read_if=_takes("outer", "nesterov"))
-  # Keep an average of the outer parameters, in which round t has about the
-  # weight t^average_power (`outer.average`); 0: keep the newest.
+  # Power p of an average of the outer parameters, which is evaluated and kept
+  # in place of the newest ones. Round t has about the weight t^p
+  # (`outer.average`). 0 means no average.
   average_power: OfMethod[float] = limited(
     OF_METHOD, at_least=0, below=math.inf
   )
@@ -570,31 +622,35 @@ class OuterConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class MembershipConfig(Section):
-  """Replicas that are away for some rounds, or slower than others."""
+  """Replicas that are absent for some rounds, or slower than others."""
 
-  # E.g. "1:3-5;0:8": replica 1 in the rounds 3 to 5, and 0 in round 8 (from 0).
+  # Planned absences, e.g. "1:3-5;0:8": replica 1 is absent in the rounds 3 to
+  # 5, and replica 0 in round 8. Replicas and rounds are counted from 0.
   absences: str = ""
-  # Chance of a replica to be away in a round; drawn from the seed.
+  # Probability that a replica is absent in a round; drawn from the seed.
   absence_rate: float = limited(0.0, at_least=0, below=1)
-  # Inner steps of each replica in a round, e.g. "32,16"; "": H for all.
+  # Inner steps of each replica in a round, e.g. "32,16"; "" means H for all.
   inner_steps: str = ""
 
   def plan(
     self, method: Method, num_replicas: int, seed: int
   ) -> membership.Membership:
-    """Returns all replicas' rounds and pace.
+    """Returns the rounds in which each replica takes part, and its steps.
 
     Args:
       method: Method of the run, whose schedule has the rounds.
-      num_replicas: M.
-      seed: Seed of the chances to be away.
+      num_replicas: Number of replicas, M.
+      seed: Seed of the random absences.
+
+    Raises:
+      ValueError: If a field cannot be read, or does not fit the schedule.
     """
     with in_front("membership."):
       return membership.Membership(
-        method.schedule,
-        num_replicas,
-        membership.named_absences(self.absences),
-        self.absence_rate,
-        seed,
-        membership.named_inner_steps(self.inner_steps),
+        schedule=method.schedule,
+        num_replicas=num_replicas,
+        absences=membership.named_absences(self.absences),
+        absence_rate=self.absence_rate,
+        seed=seed,
+        inner_steps=membership.named_inner_steps(self.inner_steps),
       )

@@ -1,10 +1,10 @@
-"""Makes the plan of a run from its config.
+"""Builds the plan of a run from its config.
 
-The trainer and the simulator both read the plan that this file makes. So the
-simulator prices exactly the run that is trained.
+The trainer and the simulator read the same plan. So the simulator computes the
+time of exactly the run that is trained.
 
-An adaptive run changes the rank and H of these objects later on, without the
-config (`training.adaptive_controller`).
+An adaptive run changes rank and H of these objects during training
+(`training.adaptive_controller`).
 """
 
 import dataclasses
@@ -20,18 +20,34 @@ from dilocox_jax.plan.schedule.run_plan import RunPlan
 
 
 def policy(config: RunConfig) -> Policy:
-  """Returns the policy that chooses rank and H, starting from the config's."""
+  """Returns the policy that chooses rank and H of the rounds.
+
+  The first rounds have the rank and H of the config.
+
+  Args:
+    config: Config of the run.
+  """
   codec = config.exchange.named_codec
-  rank = codec.rank if isinstance(codec, LowRank) else 0
-  interval = config.sync.named.schedule.sync_interval
-  return Policy(RoundSetting(rank, interval), **vars(config.adaptive))
+  rank = 0
+  if isinstance(codec, LowRank):
+    rank = codec.rank
+  sync_interval = config.sync.named.schedule.sync_interval
+  return Policy(
+    first=RoundSetting(rank, sync_interval),
+    mode=config.adaptive.mode,
+    window_rounds=config.adaptive.window_rounds,
+    energy=config.adaptive.energy,
+  )
 
 
 def codec(config: RunConfig) -> Codec:
   """Returns the codec of the first exchange.
 
-  Where the rank changes during a run, states have room for the first one, which
+  If the rank changes during a run, states have room for the first rank, which
   is the largest.
+
+  Args:
+    config: Config of the run.
   """
   named = config.exchange.named_codec
   if config.adaptive.mode == "off" or not isinstance(named, LowRank):
@@ -40,18 +56,23 @@ def codec(config: RunConfig) -> Codec:
 
 
 def run_plan(config: RunConfig) -> RunPlan:
-  """Returns the plan of the run's segments."""
-  sync, method = config.sync, config.sync.named
-  members = None
+  """Returns the plan of the run's segments.
+
+  Args:
+    config: Config of the run.
+  """
+  method = config.sync.named
+  membership = None
   if config.membership != MembershipConfig():
-    count, seed = config.mesh.num_replicas, config.seed
-    members = config.membership.plan(method, count, seed)
+    membership = config.membership.plan(
+      method, num_replicas=config.mesh.num_replicas, seed=config.seed
+    )
   return RunPlan(
-    method,
-    config.total_steps,
-    sync.warm_start_steps,
-    sync.steps_per_dispatch,
-    membership=members,
+    method=method,
+    total_steps=config.total_steps,
+    warm_start_steps=config.sync.warm_start_steps,
+    steps_per_dispatch=config.sync.steps_per_dispatch,
+    membership=membership,
   )
 
 
@@ -60,17 +81,21 @@ def traffic(config: RunConfig, shapes: Shapes | None = None) -> Traffic:
 
   Args:
     config: Config of the run.
-    shapes: Shape of every parameter by path; None takes those of the config.
+    shapes: Shape of every parameter by path; None means the trained parameters
+      of the config's model.
   """
   exchange = config.exchange
-  # Replicas that meet in a store compare norms by what their messages say.
+  if shapes is None:
+    shapes = config.trained_shapes
+  # With a mailbox the norms are in the messages, so they take no bytes of
+  # their own.
   compares_norms = (
     exchange.max_norm_ratio is not None and not config.uses_mailbox
   )
   return Traffic(
     method=config.sync.named,
     fragments=config.fragments,
-    shapes=config.trained_shapes if shapes is None else shapes,
+    shapes=shapes,
     num_replicas=config.mesh.num_replicas,
     codec=codec(config),
     collective=exchange.collective,

@@ -416,11 +416,14 @@ def _setting(run: LoadedRun, name: str, baseline: str) -> Setting:
   end_s = {}
   if simulated_s:
     end_s[clock] = max(simulated_s.values())
+  note = ""
+  if not run.finished:
+    note = " (not finished)"
   return Setting(
     name=name,
     traces=[trace],
     baseline=baseline,
     seconds=end_s,
     fp32_bytes=run.fp32_bytes,
-    note="" if run.finished else " (not finished)",
+    note=note,
   )

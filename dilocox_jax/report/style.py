@@ -1,11 +1,11 @@
-"""The look of all figures, so that a reader has to learn it only once.
+"""Defines the look of all figures, so that a reader has to learn it only once.
 
 The first colors are those of Okabe and Ito, which people with impaired color
-vision can tell apart; markers tell the rest. A method has one color and one
-marker in every picture, and AllReduce is black. Figures are matplotlib Figure
-objects; pyplot and its global state are not used. The title states the
-finding, the legend is outside the axes, and a line above each panel says
-whether its numbers are measured or derived.
+vision can tell apart. Markers help to tell the other colors apart. A method has
+one color and one marker in every picture, and AllReduce is black. Figures are
+matplotlib Figure objects; pyplot and its global state are not used. The title
+states the finding, the legend is outside the axes, and a line above each panel
+says whether its numbers are measured or derived.
 """
 
 import itertools
@@ -25,13 +25,16 @@ from dilocox_jax.report import escape
 DPI = 150
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vP"
-GREY, PALE = "#555555", "#B8B8B8"
+GREY = "#555555"
+PALE = "#B8B8B8"
 LOSS_AXIS = "validation loss (nats a token)"
-# Characters that fit into an inch of a title, a legend, a caption.
-_TITLE, _LEGEND, _CAPTION = 10, 13, 16
-_LEGEND_LINE = 6  # Characters for which the line beside a name has room.
-# Proper name, color and marker by the start of a name without anything but
-# letters: settings of a method begin with its name.
+# Characters that fit into an inch.
+_TITLE = 10
+_LEGEND = 13
+_CAPTION = 16
+_LEGEND_LINE = 6  # Width of the line beside a name in a legend, in characters.
+# Proper name, color and marker of each method. A key is the start of a
+# setting's name, in lower case and without all characters that are not letters.
 _METHODS = {
   "allreduce": ("AllReduce", "black", "."),
   "overlaploco": ("overlap_loco", COLOURS[0], "o"),
@@ -52,9 +55,10 @@ _LINES = ("-", "--", ":", "-.")  # Settings of one method in one picture.
 
 
 def _method(name: str) -> str:
-  """Returns the longest key of `_METHODS` with which a name begins, or ""."""
-  plain = re.sub(r"[^a-z]", "", name.lower())
-  return max(filter(plain.startswith, _METHODS), key=len, default="")
+  """Returns the longest key of `_METHODS` with which a name starts, or ""."""
+  letters = re.sub(r"[^a-z]", "", name.lower())
+  keys = [key for key in _METHODS if letters.startswith(key)]
+  return max(keys, key=len, default="")
 
 
 def proper(name: str) -> str:
@@ -66,15 +70,18 @@ def proper(name: str) -> str:
   key = _method(name)
   if not key:
     return escape.picture(name)
-  begin = re.match("[^a-zA-Z]*".join(key), name, re.IGNORECASE)
-  rest = name[begin.end() if begin else 0 :].replace("_", " ")
-  return escape.picture(_METHODS[key][0] + rest)
+  proper_name, _, _ = _METHODS[key]
+  method_part = re.match("[^a-zA-Z]*".join(key), name, re.IGNORECASE)
+  suffix = name
+  if method_part:
+    suffix = name[method_part.end() :]
+  return escape.picture(proper_name + suffix.replace("_", " "))
 
 
 class PlainFigure(Figure):
-  """A figure that shows "$x$" as it is.
+  """A figure that shows a text such as "$x$" as it is.
 
-  The library would read a formula there, and refuse what is none.
+  Matplotlib would read "$x$" as a formula, and raise an error if it is none.
   """
 
   def draw(self, renderer: Any) -> None:
@@ -85,24 +92,31 @@ class PlainFigure(Figure):
 
 
 def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-  """Returns color, marker and line of each curve, by its name.
+  """Returns color, marker and line style of each curve, by its name.
 
-  Curves of one method differ in their lines. What is no method gets the colors
-  in order.
+  Curves of one method differ in their line styles. Curves that do not belong to
+  a method get the colors in order.
 
   Args:
     names: Names of the curves, in order.
   """
-  others = itertools.cycle(zip(COLOURS, MARKERS, strict=True))
-  found: dict[str, dict[str, Any]] = {}
-  seen = []
+  looks_of_others = itertools.cycle(zip(COLOURS, MARKERS, strict=True))
+  looks_by_name: dict[str, dict[str, Any]] = {}
+  used_colors = []
   for name in names:
     key = _method(name)
-    color, marker = _METHODS[key][1:] if key else next(others)
-    line = _LINES[seen.count(color) % len(_LINES)]
-    seen.append(color)
-    found[name] = {"color": color, "marker": marker, "linestyle": line}
-  return found
+    if key:
+      _, color, marker = _METHODS[key]
+    else:
+      color, marker = next(looks_of_others)
+    line_style = _LINES[used_colors.count(color) % len(_LINES)]
+    used_colors.append(color)
+    looks_by_name[name] = {
+      "color": color,
+      "marker": marker,
+      "linestyle": line_style,
+    }
+  return looks_by_name
 
 
 def frame(
@@ -112,14 +126,14 @@ def frame(
 
   Args:
     panels: Number of axes side by side.
-    title: What the figure shows; a long title gets several lines.
+    title: Title of the figure. A long title gets several lines.
     size: Width and height (inches).
   """
-  size = size or (6.4 if panels == 1 else 9.6, 4.2)
-  # A number stays on a line with its error.
-  title = textwrap.fill(
-    title.replace(" ± ", "\u00a0±\u00a0"), int(_TITLE * size[0])
-  )
+  if size is None:
+    size = (6.4, 4.2) if panels == 1 else (9.6, 4.2)
+  # No-break spaces keep a number on one line with its error.
+  title = title.replace(" ± ", "\u00a0±\u00a0")
+  title = textwrap.fill(title, int(_TITLE * size[0]))
   figure = PlainFigure(figsize=size, dpi=DPI, layout="constrained")
   figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)  # pyright: ignore
   figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold")
@@ -133,7 +147,12 @@ def frame(
 
 
 def caption(ax: Axes, text: str) -> None:
-  """Writes the line above a panel, which says what kind of numbers it shows."""
+  """Writes the line above a panel, about the kind of its numbers.
+
+  Args:
+    ax: Axes of the panel.
+    text: The line, e.g. "measured". A long one gets several lines.
+  """
   text = textwrap.fill(text, int(_CAPTION * ax.bbox.width / DPI))
   ax.set_title(text, loc="left", fontsize=9, color=GREY)
 
@@ -144,8 +163,8 @@ def label(ax: Axes, kind: str, horizontal: str, vertical: str = "") -> None:
   Args:
     ax: Axes to label.
     kind: Text of the caption, e.g. "measured".
-    horizontal: What the horizontal axis shows, with its unit.
-    vertical: What the vertical axis shows, with its unit.
+    horizontal: Name of the horizontal axis, with its unit.
+    vertical: Name of the vertical axis, with its unit.
   """
   caption(ax, kind)
   ax.set_xlabel(horizontal)
@@ -153,16 +172,30 @@ def label(ax: Axes, kind: str, horizontal: str, vertical: str = "") -> None:
 
 
 def mark(ax: Axes, height: float, name: str) -> None:
-  """Draws a level across a panel, with its name at the right end."""
+  """Draws a horizontal line across a panel, with a name at its right end.
+
+  Args:
+    ax: Axes of the panel.
+    height: Vertical value of the line.
+    name: Name of the line.
+  """
   ax.axhline(height, color=GREY, linewidth=0.8, dashes=(4, 3))
-  look = {"ha": "right", "va": "bottom", "fontsize": 8, "color": GREY}
-  ax.annotate(name, (1, height), xycoords=ax.get_yaxis_transform(), **look)
+  ax.annotate(
+    name,
+    (1, height),
+    xycoords=ax.get_yaxis_transform(),
+    ha="right",
+    va="bottom",
+    fontsize=8,
+    color=GREY,
+  )
 
 
 def legend(figure: Figure, ax: Axes, columns: int) -> None:
   """Puts a legend below a figure.
 
-  It has fewer columns where the names are too long for the figure's width.
+  The legend has fewer columns if the names are too long for the width of the
+  figure.
 
   Args:
     figure: Figure to write into.
@@ -170,43 +203,61 @@ def legend(figure: Figure, ax: Axes, columns: int) -> None:
     columns: Largest number of columns.
   """
   handles, names = ax.get_legend_handles_labels()
-  room = _LEGEND * figure.get_figwidth()
+  available_width = _LEGEND * figure.get_figwidth()
   columns = min(columns, len(handles))
-  while columns > 1 and _legend_width(names, columns) > room:
+  while columns > 1 and _legend_width(names, columns) > available_width:
     columns -= 1
-  look = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
-  figure.legend(handles=handles, ncols=columns, **look)  # pyright: ignore
+  figure.legend(
+    handles=handles,
+    ncols=columns,
+    loc="outside lower center",
+    frameon=False,
+    fontsize=9,
+  )
 
 
 def _legend_width(names: Sequence[str], columns: int) -> int:
-  """Returns about how many characters a row takes, lines of curves included.
+  """Returns the width of a legend in characters, approximately.
 
-  Names fill one column after the other, and the first columns are the longest:
-  five names in three columns stand 2, 2, 1.
+  The names fill one column after the other, and the first columns get most
+  names. Example: five names in three columns are divided into 2, 2 and 1.
+
+  Args:
+    names: Names in the legend.
+    columns: Number of columns.
   """
-  least, more = divmod(len(names), columns)
-  ends = [least * c + min(c, more) for c in range(columns + 1)]
-  parts = [names[start:end] for start, end in itertools.pairwise(ends)]
-  return sum(max(map(len, part)) + _LEGEND_LINE for part in parts)
+  names_per_column, num_longer = divmod(len(names), columns)
+  width = 0
+  start = 0
+  for column in range(columns):
+    end = start + names_per_column
+    if column < num_longer:
+      end += 1
+    longest_name = max(len(name) for name in names[start:end])
+    width += longest_name + _LEGEND_LINE
+    start = end
+  return width
 
 
 def cut_high(ax: Axes, losses: Sequence[float], kept: Sequence[float]) -> str:
-  """Cuts the vertical axis where a few high losses would flatten the rest.
+  """Cuts the vertical axis if a few high losses would flatten the curves.
 
   Args:
     ax: Axes of the losses.
     losses: All losses in these axes.
-    kept: Losses that stay in view, e.g. the last one of every curve.
+    kept: Losses that must stay in view, e.g. the last one of every curve.
 
   Returns:
-    End of a caption that says so, or "" if nothing was cut.
+    A text for the end of the caption that says so; "" if nothing was cut.
   """
-  finite = sorted(filter(math.isfinite, losses))
-  if not finite:
+  finite_losses = sorted(filter(math.isfinite, losses))
+  if not finite_losses:
     return ""
-  low, high = finite[0], finite[int(0.9 * (len(finite) - 1))]
-  high = max([high, *filter(math.isfinite, kept)])
-  if finite[-1] - low <= 3 * (high - low) or high == low:
+  low = finite_losses[0]
+  percentile_90 = finite_losses[int(0.9 * (len(finite_losses) - 1))]
+  high = max([percentile_90, *filter(math.isfinite, kept)])
+  is_spread_small = finite_losses[-1] - low <= 3 * (high - low)
+  if is_spread_small or high == low:
     return ""
   ax.set_ylim(low - 0.1 * (high - low), low + 1.5 * (high - low))
   return "; the first losses are above the axis"
@@ -219,28 +270,41 @@ def cost_axis(
   text_of: Callable[[float], str] | None = None,
   is_log: bool | None = None,
 ) -> None:
-  """Labels the horizontal axis of a cost.
+  """Labels the horizontal axis of a cost, and chooses its scale.
 
   Args:
     ax: Axes to label.
-    costs: All values that are drawn, each positive. Without any, the axes say
+    costs: All values that are drawn, each positive. Without any, the panel says
       that there is nothing to show.
-    name: What the axis shows, with its unit in brackets.
-    text_of: Returns the text of a tick; by default the number.
-    is_log: Whether it is logarithmic; by default if the costs spread.
+    name: Name of the axis, with its unit in brackets.
+    text_of: Function from the value of a tick to its text; None means the
+      number.
+    is_log: Whether the axis is logarithmic. None means: if the largest cost is
+      more than about five times the smallest.
   """
-  if not costs:
+  decades = 0.0
+  if costs:
+    decades = math.log10(max(costs) / min(costs))
+  else:
     ax.text(0.5, 0.5, "nothing to show", ha="center", transform=ax.transAxes)
-  decades = math.log10(max(costs) / min(costs)) if costs else 0.0
-  if decades > 0.7 if is_log is None else is_log:
-    # "time (s)" becomes "time (s, log scale)".
-    name = re.sub(r"\)$|$", ", log scale)", name, count=1)
-    name = name if "(" in name else name.replace(", log", " (log")
+  if is_log is None:
+    is_log = decades > 0.7
+  if is_log:
+    if name.endswith(")"):
+      name = f"{name.removesuffix(')')}, log scale)"
+    else:
+      name = f"{name} (log scale)"
     ax.set_xscale("log")
-    subs = (1, 2, 5) if decades < 1.6 else (1, 3) if decades < 2.5 else (1,)
-    ax.xaxis.set_major_locator(LogLocator(subs=subs))
+    if decades < 1.6:
+      ticks_per_decade = (1, 2, 5)
+    elif decades < 2.5:
+      ticks_per_decade = (1, 3)
+    else:
+      ticks_per_decade = (1,)
+    ax.xaxis.set_major_locator(LogLocator(subs=ticks_per_decade))
     ax.xaxis.set_minor_formatter(NullFormatter())
     text_of = text_of or "{:,g}".format
   ax.set_xlabel(name)
-  if text_of:  # Setting the scale replaces the formatter, so this comes last.
+  if text_of:
+    # This comes last, because setting the scale replaces the formatter.
     ax.xaxis.set_major_formatter(lambda value, _: text_of(value))

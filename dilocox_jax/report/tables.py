@@ -1,4 +1,4 @@
-"""Tables: the cells of a frame, and forms for pages, programs, terminals."""
+"""Builds tables of a frame, as Markdown, as CSV and for a terminal."""
 
 import csv
 import io
@@ -17,20 +17,63 @@ from dilocox_jax.report.frame import Frame, Setting, mean, standard_error
 CellRows = list[dict[str, str]]
 
 
-def _loss(setting: Setting) -> str:
+def _run(frame: Frame, setting: Setting) -> str:
+  """Returns the name of a setting, with the number of its missing seeds."""
+  missing = units.human_missing(len(setting.traces), frame.num_seeds)
+  return setting.label + missing
+
+
+def _loss(frame: Frame, setting: Setting) -> str:
+  """Returns the mean loss of a setting, with its standard error."""
+  del frame
   if all(map(math.isnan, setting.losses)) and not setting.curves:
     return "none yet"
   return units.human_loss(setting.loss, standard_error(setting.losses))
 
 
+def _gap(frame: Frame, setting: Setting) -> str:
+  """Returns the gap of a setting to its baseline, with its standard error."""
+  if not frame.base(setting):
+    return "-"
+  gap, error = frame.gap(setting)
+  return units.human_gap(gap, error)
+
+
+def _baseline(frame: Frame, setting: Setting) -> str:
+  """Returns the name of a setting's baseline."""
+  if not frame.base(setting):
+    return "-"
+  return setting.baseline
+
+
+def _sent_bytes(frame: Frame, setting: Setting) -> str:
+  """Returns the bytes that a replica sent."""
+  del frame
+  return units.human_bytes(setting.sent_bytes)
+
+
+def _fewer_bytes(frame: Frame, setting: Setting) -> str:
+  """Returns the factor by which a setting sends fewer bytes."""
+  return units.human_ratio(frame.fewer_bytes(setting))
+
+
+def _steps(frame: Frame, setting: Setting) -> str:
+  """Returns the inner steps of a run."""
+  del frame
+  if not setting.traces:
+    return "-"
+  return f"{setting.traces[0].steps:,}"
+
+
+# Function from a frame and a setting to the text of a cell, by column.
 CELLS: dict[str, Callable[[Frame, Setting], str]] = {
-  "run": lambda f, s: s.label + units.human_missing(len(s.traces), f.num_seeds),
-  "loss": lambda _, s: _loss(s),
-  "gap": lambda f, s: units.human_gap(*f.gap(s)) if f.base(s) else "-",
-  "to": lambda f, s: s.baseline if f.base(s) else "-",
-  "sent bytes": lambda _, s: units.human_bytes(s.sent_bytes),
-  "fewer bytes": lambda f, s: units.human_ratio(f.fewer_bytes(s)),
-  "steps": lambda _, s: f"{s.traces[0].steps:,}" if s.traces else "-",
+  "run": _run,
+  "loss": _loss,
+  "gap": _gap,
+  "to": _baseline,
+  "sent bytes": _sent_bytes,
+  "fewer bytes": _fewer_bytes,
+  "steps": _steps,
 }
 
 
@@ -43,19 +86,24 @@ def table(
   """Returns the cells of each setting by column.
 
   Args:
-    frame: What the report is about.
-    columns: Names of `CELLS`.
-    settings: Those to show; by default all.
-    clock: Name of the clock whose columns are added; empty for none.
+    frame: All settings of the report.
+    columns: Names of columns, which are keys of `CELLS`.
+    settings: Settings to show; None means all.
+    clock: Name of the clock whose columns are added; "" means none.
   """
-  return [
-    {name: CELLS[name](frame, each) for name in columns}
-    | (_times(frame, each, clock) if clock else {})
-    for each in (frame.settings if settings is None else settings)
-  ]
+  if settings is None:
+    settings = frame.settings
+  rows = []
+  for setting in settings:
+    row = {column: CELLS[column](frame, setting) for column in columns}
+    if clock:
+      row |= _times(frame, setting, clock)
+    rows.append(row)
+  return rows
 
 
 def _times(frame: Frame, setting: Setting, clock: str) -> dict[str, str]:
+  """Returns the cells of a setting in the columns of a clock."""
   cells = {}
   if setting.utilization:
     share = setting.utilization.get(clock, math.nan)
@@ -65,23 +113,29 @@ def _times(frame: Frame, setting: Setting, clock: str) -> dict[str, str]:
   if frame.target:
     cells[f"to loss {frame.target:g}"] = reached(setting, clock, frame.target)
   elif len(frame.settings) > 1 and all(s.traces for s in frame.settings):
-    end_s = min(each.seconds[clock] for each in frame.settings)
+    end_s = min(other.seconds[clock] for other in frame.settings)
     steps, loss = setting.after(clock, end_s)
-    # Before its first evaluation a run has no loss, but steps.
-    so_far = f"{steps} step{'s' * (steps != 1)}"
-    shown = so_far if math.isnan(loss) else units.human_loss(loss)
-    cells[f"loss at {units.human_time(end_s)}"] = shown
+    if not math.isnan(loss):
+      text = units.human_loss(loss)
+    else:
+      # Before its first evaluation a run has no loss, so its steps are shown.
+      text = f"{steps} step" if steps == 1 else f"{steps} steps"
+    cells[f"loss at {units.human_time(end_s)}"] = text
   return cells
 
 
 def without_empty_columns(rows: CellRows) -> CellRows:
-  """Returns rows without the columns in which no row has anything."""
-  kept = [k for k in rows[0] if any(row[k] != "-" for row in rows)]
-  return [{name: row[name] for name in kept} for row in rows]
+  """Returns rows without the columns in which all cells are "-"."""
+  columns = [
+    column for column in rows[0] if any(row[column] != "-" for row in rows)
+  ]
+  return [{column: row[column] for column in columns} for row in rows]
 
 
 def reached(setting: Setting, clock: str, target: float) -> str:
-  """Says when a loss was reached, or by how many of the seeds with a curve.
+  """Returns the mean time at which the seeds of a setting reached a loss.
+
+  If some seeds did not reach it, the text says how many did.
 
   Args:
     setting: The setting.
@@ -89,41 +143,58 @@ def reached(setting: Setting, clock: str, target: float) -> str:
     target: The loss (nats a token).
   """
   times_s = setting.seconds_to(clock, target)
-  if count := sum(map(math.isinf, times_s)):
-    some = len(times_s) - count
-    return f"{some} of {len(times_s)} seeds" if some else "not reached"
+  if not times_s:
+    return "-"
+  num_reached = len(times_s) - sum(map(math.isinf, times_s))
+  if num_reached == 0:
+    return "not reached"
+  if num_reached < len(times_s):
+    return f"{num_reached} of {len(times_s)} seeds"
   missing = units.human_missing(len(times_s), len(setting.traces))
   time = units.human_time(mean(times_s), standard_error(times_s))
-  return time + (missing if times_s else "")
+  return time + missing
 
 
 def price(frame: Frame) -> str:
-  """States what the cheapest setting near its baseline pays for its bytes.
+  """Returns a sentence about the setting that sends fewest bytes.
 
-  A loss is called higher or lower only if the difference exceeds its error.
-  Empty if there is nothing to compare, or nothing is saved.
+  The sentence compares its bytes, its simulated time and its loss with those of
+  its baseline. A loss is called higher or lower only if the difference exceeds
+  its error. The text is "" if there is nothing to compare, or if no bytes are
+  saved.
+
+  Args:
+    frame: All settings of the report.
   """
-  least = frame.cheapest()
-  base = frame.base(least) if least else None
-  if not least or not base or (ratio := frame.fewer_bytes(least)) < 1.05:
+  cheapest = frame.cheapest()
+  if cheapest is None:
     return ""
-  than = style.proper(base.label)
-  sent = f"sends {units.human_ratio(ratio)} less than {than}"
-  if not math.isfinite(ratio):
-    sent = "sends nothing"
-  for clock in frame.clocks if len(frame.clocks) == 1 else ():
-    times = (units.human_time(each.seconds[clock]) for each in (least, base))
-    sent += ", in {} of simulated time instead of {}".format(*times)
-  gap, error = frame.gap(least)
+  base = frame.base(cheapest)
+  if base is None:
+    return ""
+  ratio = frame.fewer_bytes(cheapest)
+  if ratio < 1.05:
+    return ""
+  sent = "sends nothing"
+  if math.isfinite(ratio):
+    factor = units.human_ratio(ratio)
+    sent = f"sends {factor} less than {style.proper(base.label)}"
+  if len(frame.clocks) == 1:
+    (clock,) = frame.clocks
+    time = units.human_time(cheapest.seconds[clock])
+    base_time = units.human_time(base.seconds[clock])
+    sent += f", in {time} of simulated time instead of {base_time}"
+  gap, error = frame.gap(cheapest)
   loss = units.human_comparison(gap, error)
   if math.isfinite(error) and abs(gap) <= error:
     loss = f"the same within its error ({units.human_gap(gap, error)})"
-  elif len(frame.pairs(least)) == 1:
+  elif len(frame.pairs(cheapest)) == 1:
     loss += " (one seed)"
-  after = [units.human_tokens(each.traces[0].tokens) for each in (least, base)]
-  if len(set(after)) > 1:
-    loss += " after {} instead of {}".format(*after)
-  return f"{style.proper(least.label)} {sent}; its loss is {loss}"
+  tokens = units.human_tokens(cheapest.traces[0].tokens)
+  base_tokens = units.human_tokens(base.traces[0].tokens)
+  if tokens != base_tokens:
+    loss += f" after {tokens} instead of {base_tokens}"
+  return f"{style.proper(cheapest.label)} {sent}; its loss is {loss}"
 
 
 def markdown_table(
@@ -133,20 +204,27 @@ def markdown_table(
 
   Args:
     header: Names of the columns.
-    rows: Cells, shown as they are, but for those that are `escape.Markdown`.
+    rows: Cells. They are escaped, except for `escape.Markdown`.
   """
   table = [list(header), ["---"] * len(header), *map(list, rows)]
   return ["| " + " | ".join(map(_cell, row)) + " |" for row in table]
 
 
 def _cell(value: Any) -> str:
-  return markdown(value if isinstance(value, str) else str(value))
+  """Returns a value as the text of a Markdown cell."""
+  if not isinstance(value, str):
+    value = str(value)
+  return markdown(value)
 
 
 def header_and_cells(
   rows: Sequence[Mapping[str, Any]],
 ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-  """Splits rows, at least one, that all have the same columns in one order."""
+  """Splits rows into the names of the columns and the cells.
+
+  Args:
+    rows: Rows by column, at least one. All have the same columns in one order.
+  """
   return tuple(rows[0]), [tuple(row.values()) for row in rows]
 
 
@@ -154,8 +232,8 @@ def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
   """Returns comma-separated values at full precision.
 
   Args:
-    rows: Values by column. Columns have the order in which rows first name
-      them. A row without a column has an empty cell there.
+    rows: Values by column. Columns are in the order in which they first appear
+      in a row. A row that lacks a column has an empty cell there.
   """
   columns = list(dict.fromkeys(name for row in rows for name in row))
   lines = [_csv_line(columns)]
@@ -164,10 +242,11 @@ def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _csv_line(values: Sequence[Any]) -> str:
-  """Returns values joined by commas, quoted where they have line breaks.
+  """Returns values joined by commas. Values with line breaks are quoted.
 
-  The writer quotes what the end of its lines has in it. So that end is a
-  carriage return and a line feed here, or only line feeds would be quoted.
+  The CSV writer quotes values with a character of its line terminator. With the
+  terminator carriage return and line feed it quotes both characters. With only
+  a line feed it would not quote carriage returns.
   """
   text = io.StringIO()
   csv.writer(text, lineterminator="\r\n").writerow(values)
@@ -180,9 +259,9 @@ def terminal_table(
   left: Collection[int] = (0,),
   **look: Any,
 ) -> Table:
-  """Returns a table for a terminal; cells that are too wide are folded.
+  """Returns a table for a terminal. Cells that are too wide are folded.
 
-  It has no frame, so that more fits into 80 columns.
+  The table has no frame, so that more fits into 80 columns.
 
   Args:
     header: Names of the columns.
@@ -196,12 +275,17 @@ def terminal_table(
     look["title"] = terminal(look["title"])
   table = Table(box=box.SIMPLE_HEAD, pad_edge=False, **look)  # pyright: ignore
   for index, column in enumerate(header):
-    side = "left" if index in left else "right"
     is_number = index not in left
-    # Names give way to numbers, which are read in one piece.
-    words = column.split(" ") if is_number else [column]
-    name = Text("\n").join(map(terminal, words))
-    table.add_column(name, justify=side, overflow="fold", no_wrap=is_number)
+    words = [column]
+    if is_number:
+      # Numbers must not be folded, so the name of their column is.
+      words = column.split(" ")
+    table.add_column(
+      Text("\n").join(map(terminal, words)),
+      justify="right" if is_number else "left",
+      overflow="fold",
+      no_wrap=is_number,
+    )
   for row in rows:
     table.add_row(*map(terminal, row))
   return table

@@ -1,6 +1,7 @@
 """Formats numbers with units for people to read.
 
-Text, tables and axes of reports all use these functions, so they look alike.
+Texts, tables and axes of all reports use these functions, so numbers look the
+same everywhere.
 """
 
 import math
@@ -11,7 +12,12 @@ _TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 def _scaled(value: float | int, names: tuple[str, ...]) -> tuple[float, str]:
-  """Returns the largest power of 1000 that is at most a value, and its name."""
+  """Returns the largest named power of 1000 up to a value, and its name.
+
+  Args:
+    value: The value.
+    names: Names of the powers 1000^0, 1000^1 and so on.
+  """
   index = 0
   if value and math.isfinite(value):
     index = int(math.log10(abs(value)) // 3)
@@ -20,39 +26,59 @@ def _scaled(value: float | int, names: tuple[str, ...]) -> tuple[float, str]:
 
 
 def tokens_unit(largest: float | int) -> tuple[float, str]:
-  """Returns divisor and unit for an axis of values up to `largest` tokens."""
+  """Returns the divisor and the unit of an axis of tokens.
+
+  Args:
+    largest: Largest number of tokens on the axis.
+  """
   divisor, prefix = _scaled(largest, _COUNTS)
   return divisor, f"{prefix} tokens".strip()
 
 
 def time_unit(seconds: float | int) -> tuple[float, str]:
-  """Returns divisor and unit (h, min or s) in which a time is at least 1.
+  """Returns the divisor and the unit (h, min or s) of a time.
+
+  The unit is the largest one in which the time is at least 1. A time below a
+  second has the unit s.
 
   Args:
-    seconds: The largest value of a linear axis, the smallest of a
-      logarithmic one. Times below a second keep the unit s.
+    seconds: The time. For a linear axis it is the largest value, for a
+      logarithmic axis the smallest value.
   """
-  suitable = (unit for unit in _TIMES if seconds >= unit[0])
-  return next(suitable, _TIMES[-1])
+  for divisor, unit in _TIMES:
+    if seconds >= divisor:
+      return divisor, unit
+  return _TIMES[-1]
 
 
 def _three_digits(value: float | int) -> str:
-  digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-  return f"{value:.{digits}f}"
+  """Formats a number below 1000 with three digits: "27.9"."""
+  if abs(value) >= 100:
+    return f"{value:.0f}"
+  if abs(value) >= 10:
+    return f"{value:.1f}"
+  return f"{value:.2f}"
+
+
+def _divided(value: float | int, divisor: float) -> str:
+  """Formats a value that is divided by the power of 1000 of its unit."""
+  if divisor == 1:
+    return f"{value:.0f}"
+  return _three_digits(value / divisor)
 
 
 def human_bytes(value: float | int) -> str:
   """Formats bytes with three digits: "27.9 MB"; "-" for NaN and infinity."""
+  if not math.isfinite(value):
+    return "-"
   divisor, unit = _scaled(value, _BYTES)
-  number = f"{value:.0f}" if divisor == 1 else _three_digits(value / divisor)
-  return f"{number} {unit}" if math.isfinite(value) else "-"
+  return f"{_divided(value, divisor)} {unit}"
 
 
 def human_tokens(value: float | int) -> str:
   """Formats tokens with three digits in powers of 1000: "1.23 M tokens"."""
   divisor, unit = tokens_unit(value)
-  number = f"{value:.0f}" if divisor == 1 else _three_digits(value / divisor)
-  return f"{number} {unit}"
+  return f"{_divided(value, divisor)} {unit}"
 
 
 def human_time(seconds: float | int, error_s: float = math.nan) -> str:
@@ -60,15 +86,17 @@ def human_time(seconds: float | int, error_s: float = math.nan) -> str:
 
   Args:
     seconds: The time.
-    error_s: Its standard error, which follows in the same unit if it is known:
-      "22.9 ± 0.54 s".
+    error_s: Standard error of the time (s). If it is not NaN, it follows in the
+      same unit: "22.9 ± 0.54 s".
   """
   if not math.isfinite(seconds):
     return "-"
   divisor, unit = time_unit(seconds)
   number = seconds / divisor
-  # From 999.5 on three digits would be "1e+03".
-  text = f"{number:,.0f}" if number >= 999.5 else f"{number:.3g}"
+  if number >= 999.5:
+    text = f"{number:,.0f}"  # Three digits would give "1e+03".
+  else:
+    text = f"{number:.3g}"
   if math.isfinite(error_s):
     text += f" ± {error_s / divisor:,.2g}"
   return f"{text} {unit}"
@@ -79,22 +107,28 @@ def human_gap(share: float, error: float = math.nan) -> str:
 
   Args:
     share: The difference.
-    error: Its standard error, which follows if it is known: "+0.78 ± 0.07 %".
+    error: Standard error of the difference. If it is not NaN, it follows:
+      "+0.78 ± 0.07 %".
   """
   if math.isnan(share):
     return "-"
-  # Adding zero takes the sign from what rounds to nothing.
+  # Adding zero turns -0.0 into 0.0, so that its sign is "+".
   text = f"{round(100 * share, 2) + 0.0:+.2f}"
   return f"{text}{_plus_minus(100 * error, 2)} %"
 
 
 def _plus_minus(error: float, digits: int) -> str:
-  return f" ± {error:.{digits}f}" if math.isfinite(error) else ""
+  """Formats an error with its sign: " ± 0.07"; "" if it is not finite."""
+  if not math.isfinite(error):
+    return ""
+  return f" ± {error:.{digits}f}"
 
 
 def human_share(share: float) -> str:
   """Formats a share in per cent, 0.931 as "93.1 %"; "-" if it is not finite."""
-  return f"{100 * share:.1f} %" if math.isfinite(share) else "-"
+  if not math.isfinite(share):
+    return "-"
+  return f"{100 * share:.1f} %"
 
 
 def human_loss(value: float | int, error: float = math.nan) -> str:
@@ -102,7 +136,7 @@ def human_loss(value: float | int, error: float = math.nan) -> str:
 
   Args:
     value: The loss.
-    error: Its standard error, which follows if it is known.
+    error: Standard error of the loss. If it is not NaN, it follows.
   """
   if not math.isfinite(value):
     return "not finite"
@@ -111,12 +145,21 @@ def human_loss(value: float | int, error: float = math.nan) -> str:
 
 def human_ratio(value: float) -> str:
   """Formats a ratio with three digits: "25.3x"; "-" for NaN and infinity."""
-  return f"{_three_digits(value)}x" if math.isfinite(value) else "-"
+  if not math.isfinite(value):
+    return "-"
+  return f"{_three_digits(value)}x"
 
 
 def human_missing(count: int, wanted: int) -> str:
-  """Returns " (2 of 3 seeds)" if seeds are missing, else an empty text."""
-  return "" if count == wanted else f" ({count} of {wanted} seeds)"
+  """Returns a text such as " (2 of 3 seeds)"; "" if no seeds are missing.
+
+  Args:
+    count: Number of seeds that there are.
+    wanted: Number of seeds that there should be.
+  """
+  if count == wanted:
+    return ""
+  return f" ({count} of {wanted} seeds)"
 
 
 def human_comparison(gap: float, error: float = math.nan) -> str:
@@ -124,7 +167,9 @@ def human_comparison(gap: float, error: float = math.nan) -> str:
 
   Args:
     gap: The difference.
-    error: Its standard error, which is named if it is known.
+    error: Standard error of the difference. If it is not NaN, it follows the
+      difference.
   """
   size = f"{100 * abs(gap):.1f}{_plus_minus(100 * error, 1)} %"
-  return f"{size} {'lower' if gap < 0 else 'higher'}"
+  direction = "lower" if gap < 0 else "higher"
+  return f"{size} {direction}"

@@ -239,11 +239,13 @@ def programs(
       momentum=inner.momentum,
     )
   exchange = run_exchange(config, parts)
+  if devices is not None:
+    devices = tuple(devices)
   replicas = Replicas(
     num_replicas=config.num_local_replicas,
     layout=mesh.layout,
     division=config.division,
-    devices=None if devices is None else tuple(devices),
+    devices=devices,
     axis_name=exchange.axis_name,
   )
   frozen = None

@@ -84,13 +84,15 @@ def model_functions(
     return whole_model_functions(supplied, loss)
   shape = config.model.shape
   chunk_tokens = computation.loss_chunk_tokens
+  remat = computation.remat
+  if config.mesh.is_divided:
+    remat = "none"  # A pipeline applies `mesh.remat` to the layers itself.
   model = config.model_builder(
     shape,
     dtype=jnp.dtype(computation.compute_dtype),
     unroll=computation.scan_unroll,
     attention=computation.attention,
-    # A pipeline applies `mesh.remat` to the layers itself.
-    remat="none" if config.mesh.is_divided else computation.remat,
+    remat=remat,
   )
   leaves = {}
   if isinstance(model, transformer.Model):

@@ -247,10 +247,12 @@ class Trainer:
       self._announce(is_resumed=is_resumed)
     resume_step = self.progress.step if is_resumed else None
     self._replicas.open(self.workdir, resume_step)
+    # Only the main process writes metrics.
+    metrics_directory = self.workdir if processes.is_main() else None
     self._reader = MetricsReader(
       title=self.config.sync.method,
       programs=self.programs,
-      workdir=self.workdir if processes.is_main() else None,
+      workdir=metrics_directory,
       progress=self.progress,
       is_resumed=is_resumed,
     )

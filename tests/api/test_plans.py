@@ -245,7 +245,7 @@ def test_a_hop_of_a_pipeline_sends_what_is_computed(compute_dtype, token_bytes):
   with mock.patch.object(simulation_setup, "step_seconds") as found:
     found.return_value = np.ones(2), 0.0
     placed(config, "dilocox_107b", Options())
-  assert found.call_args.args[3] == token_bytes * tokens
+  assert found.call_args.kwargs["hop_bytes"] == token_bytes * tokens
 
 
 @pytest.mark.parametrize(
