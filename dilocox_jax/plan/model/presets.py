@@ -76,9 +76,10 @@ def _chinchilla(num_layers: int, ff_dim: int, num_heads: int) -> ModelShape:
 # The five numbers of each shape are the number of layers, the width D, the
 # number of heads N, the width F of the MLP and the vocabulary V, in this order.
 for _name, _shape in {
-  # The project's default. It writes something readable after minutes of training
-  # on two CPU cores. With F = 344, SwiGLU's three matrices have about as many parameters as
-  # GELU's two with F = 4 D = 512: 3 x 344 = 1032 and 2 x 512 = 1024 columns.
+  # The project's default. It writes something readable after minutes of
+  # training on two CPU cores. With F = 344, SwiGLU's three matrices have about
+  # as many parameters as GELU's two with F = 4 D = 512: 3 x 344 = 1032 and
+  # 2 x 512 = 1024 columns.
   "tiny": ModelShape(4, 128, 4, 344, BYTE_VOCABULARY),
   # A model for tests. It is small enough for loops in numpy, and has two layers
   # and two heads.
