@@ -1,1 +1,1 @@
-"""The decoder that every run trains, and its loss."""
+"""The decoder, its loss, its checkpoints, and models that users hand in."""

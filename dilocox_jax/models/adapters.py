@@ -1,7 +1,7 @@
-"""Trains a part of a model, or low-rank adapters beside it; the rest is frozen.
+"""Trains some leaves of a model, or low-rank adapters. All else is frozen.
 
-What is frozen exists once on a device, whatever the number of replicas. It has
-no optimizer, no outer parameters and no residual, and it is never sent.
+Frozen leaves exist once on a device, for any number of replicas. They have no
+optimizer state, no outer parameters and no residual, and they are never sent.
 """
 
 import dataclasses
@@ -31,18 +31,20 @@ from dilocox_jax.trees import (
 
 # (path of the kernel in its layer, x [T, I], kernel [I, O]) -> x @ kernel.
 Multiply = Callable[[str, Array, Array], Array]
-_CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
+_CONFIG = "adapter_config.json"
+_TENSORS = "adapter_model.safetensors"
 
 
 @dataclasses.dataclass(frozen=True)
 class Adaptation:
-  """What is trained of a model, and how it makes a whole with the rest.
+  """The trained and the frozen leaves of a model, and how to combine them.
 
   Attributes:
-    init: (key) -> what is trained.
-    frozen: The rest, arrays of the host.
+    init: (key) -> trained leaves.
+    frozen: Frozen leaves, arrays of the host.
     join: (trained, frozen) -> parameters of the model.
-    fold: Likewise, but with the tree of a model without adapters.
+    fold: (trained, frozen) -> parameters of a model without adapters, which
+      computes the same.
   """
 
   init: Callable[[Array], Tree]
@@ -52,42 +54,51 @@ class Adaptation:
 
   @functools.cached_property
   def digest(self) -> str:
-    """16 hex digits that name what is frozen, values included."""
+    """16 hex digits of the paths, shapes and values of all frozen leaves."""
     return tree_digest([self.frozen], "frozen")
 
 
 def _adapters(lora: Lora, base: Tree) -> Adaptation:
-  """Returns the adapters of a model with these parameters."""
+  """Returns the adaptation that trains adapters.
+
+  Args:
+    lora: Which adapters the model gets.
+    base: Parameters of the model. All of them are frozen.
+  """
   shapes = lora.shapes(shapes_by_path(base))
 
   def init(key: Array) -> Tree:
-    made = {}
+    leaves = {}
     for path, shape in sorted(shapes.items()):
-      made[path] = jnp.zeros(shape)
+      leaves[path] = jnp.zeros(shape)
       if path.endswith(DOWN):
-        key, own = jax.random.split(key)
+        key, leaf_key = jax.random.split(key)
         bound = 1 / math.sqrt(shape[1])
-        made[path] = jax.random.uniform(own, shape, jnp.float32, -bound, bound)
-    return nested(made)
+        leaves[path] = jax.random.uniform(
+          leaf_key, shape, jnp.float32, minval=-bound, maxval=bound
+        )
+    return nested(leaves)
 
   def join(trained: Tree, frozen: Tree) -> Tree:
     scaled = jax.tree_util.tree_map_with_path(
       lambda path, leaf: lora.scale * leaf if path[-1].key == UP else leaf,
       trained,
     )
-    return joined(scaled, frozen)
+    return merged(scaled, frozen)
 
   def fold(trained: Tree, frozen: Tree) -> Tree:
-    adapters, flat = leaves_by_path(trained), leaves_by_path(frozen)
+    adapters = leaves_by_path(trained)
+    leaves = leaves_by_path(frozen)
     for path, down in adapters.items():
       if path.endswith(DOWN):
-        above = path.removesuffix(DOWN)
-        kernel, up = flat[f"{above}kernel"], adapters[above + UP]
-        # Not `+=`, which would change the frozen kernel itself.
-        flat[f"{above}kernel"] = kernel + lora.scale * down @ up
-    return nested(flat)
+        prefix = path.removesuffix(DOWN)
+        up = adapters[prefix + UP]
+        kernel = leaves[f"{prefix}kernel"]
+        # `+=` would change the frozen kernel itself.
+        leaves[f"{prefix}kernel"] = kernel + lora.scale * down @ up
+    return nested(leaves)
 
-  return Adaptation(init, base, join, fold)
+  return Adaptation(init=init, frozen=base, join=join, fold=fold)
 
 
 def export(
@@ -97,14 +108,14 @@ def export(
   adapters: Tree,
   base: str = "",
 ) -> None:
-  """Writes adapters as the library `peft` reads them.
+  """Writes adapters in the format of the library `peft`.
 
   Args:
-    lora: Which adapters they are.
+    lora: Which adapters the model has.
     folder: Folder, which exists.
     shape: Sizes of the model.
-    adapters: What was trained.
-    base: Name or folder of the model's checkpoint, for the record.
+    adapters: The trained adapters.
+    base: Name or folder of the model's checkpoint, which the files record.
 
   Raises:
     ValueError: If no family of checkpoints has such a model, or the folder has
@@ -112,16 +123,19 @@ def export(
   """
   family = family_of(shape)
   modules = FAMILIES[family].modules
-  names = {p.split("/")[-1]: m.split(".")[-1] for p, m in modules.items()}
+  # For example "query" is "q_proj" in this family of checkpoints.
+  module_names = {
+    path.split("/")[-1]: module.split(".")[-1]
+    for path, module in modules.items()
+  }
   tensors = {}
   for path, leaf in leaves_by_path(adapters).items():
-    above, _, name = path.rpartition("/")
+    kernel_path, _, name = path.rpartition("/")
     kind = "lora_A" if name == DOWN else "lora_B"
-    for number, one in enumerate(np.asarray(leaf)):
-      module = modules[above].format(number)
-      tensors[f"base_model.model.{module}.{kind}.weight"] = (
-        np.ascontiguousarray(one.T)
-      )
+    for layer, matrix in enumerate(np.asarray(leaf)):
+      module = modules[kernel_path].format(layer)
+      tensor_name = f"base_model.model.{module}.{kind}.weight"
+      tensors[tensor_name] = np.ascontiguousarray(matrix.T)
   settings = {
     "peft_type": "LORA",
     "task_type": "CAUSAL_LM",
@@ -130,25 +144,26 @@ def export(
     "lora_alpha": lora.alpha,
     "lora_dropout": 0.0,
     "bias": "none",
-    "target_modules": [names[product] for product in lora.names],
+    "target_modules": [module_names[name] for name in lora.names],
   }
   check_alone(folder, {_CONFIG, _TENSORS})
-  (folder / _CONFIG).unlink(missing_ok=True)  # As in `weights`.
+  # The config is written last, so that a folder with a config is complete.
+  (folder / _CONFIG).unlink(missing_ok=True)
   write_tensors(folder / _TENSORS, tensors)
   save_json(folder / _CONFIG, settings)
 
 
 def adapt(trainable: Any, base: Tree) -> Adaptation:
-  """Returns what is trained of a model.
+  """Divides a model into trained and frozen leaves.
 
   Args:
     trainable: `Lora`, or a function of the path of a leaf, such as
-      "blocks/mlp/up/kernel", that says whether it is trained.
+      "blocks/mlp/up/kernel", that returns whether the leaf is trained.
     base: Parameters of the model, a nested dict.
 
   Raises:
-    TypeError: If it is neither.
-    ValueError: If nothing is trained.
+    TypeError: If `trainable` is neither.
+    ValueError: If no leaf is trained.
   """
   if isinstance(trainable, Lora):
     return _adapters(trainable, base)
@@ -157,46 +172,59 @@ def adapt(trainable: Any, base: Tree) -> Adaptation:
       f"trainable={trainable!r} must be a dilocox_jax.Lora, or a function of "
       "the path of a leaf"
     )
-  flat = leaves_by_path(base)
-  own = {path: leaf for path, leaf in flat.items() if trainable(path)}
-  require(bool(own), "trainable: it is true for no leaf")
-  rest = {path: leaf for path, leaf in flat.items() if path not in own}
-  trained, frozen = (nested(part) for part in (own, rest))
+  trained_leaves = {}
+  frozen_leaves = {}
+  for path, leaf in leaves_by_path(base).items():
+    if trainable(path):
+      trained_leaves[path] = leaf
+    else:
+      frozen_leaves[path] = leaf
+  require(bool(trained_leaves), "trainable: it is true for no leaf")
+  trained = nested(trained_leaves)
   return Adaptation(
-    lambda key: jax.tree.map(jnp.asarray, trained), frozen, joined, joined
+    init=lambda key: jax.tree.map(jnp.asarray, trained),
+    frozen=nested(frozen_leaves),
+    join=merged,
+    fold=merged,
   )
 
 
-def joined(one: Tree, other: Tree) -> Tree:
-  """Returns the leaves of two nested dicts in one."""
+def merged(one: Tree, other: Tree) -> Tree:
+  """Returns a nested dict with the leaves of two nested dicts."""
   return nested(leaves_by_path(one) | leaves_by_path(other))
 
 
 def split_layer(layer: Tree) -> tuple[Tree, Multiply | None]:
-  """Takes the adapters out of the leaves of a layer.
+  """Separates the adapters of a layer from its other leaves.
 
   Args:
-    layer: Leaves of one layer, perhaps with adapters beside kernels.
+    layer: Leaves of one layer. Kernels may have adapters beside them.
 
   Returns:
-    The layer without them, and a function (path of a kernel, x, kernel) ->
-    product that adds theirs; None for a layer without.
+    The layer without adapters; and a function (path of a kernel, x, kernel) ->
+    product, which adds the product with the adapters. If the layer has no
+    adapters, the function is None.
   """
-  flat = leaves_by_path(layer)
-  pairs = {
-    path.removesuffix(DOWN): (leaf, flat[path.removesuffix(DOWN) + UP])
-    for path, leaf in flat.items()
-    if path.endswith(f"/{DOWN}")
-  }
-  if not pairs:
+  leaves = leaves_by_path(layer)
+  adapters = {}
+  for path, down in leaves.items():
+    if path.endswith(f"/{DOWN}"):
+      prefix = path.removesuffix(DOWN)
+      adapters[prefix] = (down, leaves[prefix + UP])
+  if not adapters:
     return layer, None
 
-  def with_adapters(path: str, x: Array, kernel: Array) -> Array:
-    product, pair = x @ kernel, pairs.get(path.removesuffix("kernel"))
-    if pair is None:
+  def multiply(path: str, x: Array, kernel: Array) -> Array:
+    product = x @ kernel
+    prefix = path.removesuffix("kernel")
+    if prefix not in adapters:
       return product
-    down, up = (leaf.astype(x.dtype) for leaf in pair)
+    down, up = adapters[prefix]
+    down = down.astype(x.dtype)
+    up = up.astype(x.dtype)
     return product + (x @ down) @ up
 
-  kept = {k: x for k, x in flat.items() if not k.endswith((DOWN, UP))}
-  return nested(kept), with_adapters
+  others = {
+    path: leaf for path, leaf in leaves.items() if not path.endswith((DOWN, UP))
+  }
+  return nested(others), multiply

@@ -1,9 +1,9 @@
 """Rotary positions and causal attention, without parameters.
 
 Both are pure functions of queries, keys and values, so tests need no model.
-A sequence may have several documents. A *segment* is its part that belongs to
-one of them; the token that ends a document is the first one of the next
-segment, so that a document is read with a mark of its beginning.
+A sequence may have several documents. A *segment* is the part of a sequence
+that belongs to one document. The token that ends a document is the first token
+of the next segment, so that every document begins with that token.
 
 Tests check two laws. Attention reads only the current and earlier positions.
 The dot product of a rotated query and a rotated key depends only on the
@@ -53,8 +53,8 @@ def rotate(
     x_BxLxNxK: Queries or keys [B, L, N, K]. The position is the index along L,
       counted from `start`.
     base: Base of the angles.
-    start: Position of the first of them.
-    positions_BxL: Positions in place of these, by item.
+    start: Position of the first query or key.
+    positions_BxL: Position of each token. None: they count from `start`.
 
   Returns:
     Rotated queries or keys, with the shape and dtype of the argument. Angles
@@ -66,9 +66,10 @@ def rotate(
   positions = (jnp.arange(length, dtype=np.int32) + start).astype(wide)
   angles = jnp.outer(positions, base**-exponents)[None, :, None, :]
   if positions_BxL is not None:
-    places = positions_BxL.astype(wide)[:, :, None, None]
-    angles = places * (base**-exponents)[None, None, None, :]
-  cos, sin = jnp.cos(angles), jnp.sin(angles)
+    wide_positions = positions_BxL.astype(wide)[:, :, None, None]
+    angles = wide_positions * (base**-exponents)[None, None, None, :]
+  cos = jnp.cos(angles)
+  sin = jnp.sin(angles)
   first, second = jnp.split(x_BxLxNxK.astype(wide), 2, axis=-1)
   rotated = (first * cos - second * sin, second * cos + first * sin)
   return jnp.concatenate(rotated, axis=-1).astype(x_BxLxNxK.dtype)
@@ -91,40 +92,43 @@ def attend(
 
   Args:
     query_BxLxNxK: Queries [B, L, N, K].
-    key_BxSxGxK: Keys [B, S, G, K], those of position 0 first. G divides N:
-      neighboring query heads share a head of keys and one of values.
+    key_BxSxGxK: Keys [B, S, G, K], from position 0 on. G divides N: N / G
+      neighboring query heads share a head of keys and a head of values.
     value_BxSxGxK: Values [B, S, G, K].
-    segments_BxL: Documents of the queries; a token reads only its own. By
-      default all tokens are one document.
+    segments_BxL: Documents of the queries. A token reads only its own document.
+      None: all tokens are one document.
     start: Position of the first query; 0 if S = L.
-    key_segments_BxS: Documents of the keys, if they are not those of the
-      queries.
+    key_segments_BxS: Documents of the keys. None: the same as `segments_BxL`.
 
   Returns:
     Averages with the shape and dtype of the values. Weights are computed in
     fp32 or a wider type.
   """
-  _, length, heads, width = query_BxLxNxK.shape
-  key, value = key_BxSxGxK, value_BxSxGxK
-  # With 8 heads and 2 of keys and values, this gives [0, 0, 0, 0, 1, 1, 1, 1].
-  if heads > (shared := key.shape[2]):
-    key, value = (jnp.repeat(x, heads // shared, axis=2) for x in (key, value))
+  _, length, num_heads, width = query_BxLxNxK.shape
+  key = key_BxSxGxK
+  value = value_BxSxGxK
+  num_key_heads = key.shape[2]
+  if num_heads > num_key_heads:
+    # 8 query heads read 2 heads of keys as [0, 0, 0, 0, 1, 1, 1, 1].
+    key = jnp.repeat(key, num_heads // num_key_heads, axis=2)
+    value = jnp.repeat(value, num_heads // num_key_heads, axis=2)
   wide = np.promote_types(np.float32, query_BxLxNxK.dtype)
   logits = wide_einsum("blnk,bmnk->bnlm", query_BxLxNxK * width**-0.5, key)
   # A query at position p reads keys 0 to p. So position 0 reads only itself.
   positions = jnp.arange(length, dtype=np.int32) + start
   keys = jnp.arange(key.shape[1], dtype=np.int32)
-  past = (keys[None, :] <= positions[:, None])[None, None]
+  is_read = (keys[None, :] <= positions[:, None])[None, None]
   if segments_BxL is not None:
-    of_keys = segments_BxL if key_segments_BxS is None else key_segments_BxS
-    same = segments_BxL[:, :, None] == of_keys[:, None, :]
-    past = past & same[:, None]
-  logits = jnp.where(past, logits, jnp.finfo(wide).min)
+    if key_segments_BxS is None:
+      key_segments_BxS = segments_BxL
+    is_same = segments_BxL[:, :, None] == key_segments_BxS[:, None, :]
+    is_read = is_read & is_same[:, None]
+  logits = jnp.where(is_read, logits, jnp.finfo(wide).min)
   highest = jnp.max(logits, axis=-1, keepdims=True)
   # The row's maximum is subtracted so that exp does not overflow. The maximum
-  # cancels in the division by the sum, so it needs no gradient. The division
-  # comes after the product with the values. This saves the backward pass one
-  # pass over [L, S].
+  # cancels in the division by the sum, so it needs no gradient. The sum divides
+  # the product with the values instead of the weights. This saves the backward
+  # pass one pass over [L, S].
   weights = jnp.exp(logits - jax.lax.stop_gradient(highest))
   sums_BxLxN = jnp.sum(weights, axis=-1).transpose(0, 2, 1)
   mixed = wide_einsum("bnlm,bmnk->blnk", weights.astype(value.dtype), value)
@@ -132,12 +136,15 @@ def attend(
 
 
 def extended(cache: Cache, new: Cache, start: int | Int[Array, ""]) -> Cache:
-  """Returns a cache with the keys and values of new positions written in.
+  """Writes the keys and values of new positions into a cache.
 
   Args:
     cache: Keys and values of S positions.
-    new: Those of L positions, with the same names.
-    start: Position of the first of them.
+    new: Keys and values of L positions.
+    start: First of the L positions.
+
+  Returns:
+    The new cache.
   """
   return {
     name: jax.lax.dynamic_update_slice(cache[name], x, (0, start, 0, 0))
@@ -161,14 +168,14 @@ def segment_ids(
 
 
 def segment_positions(segments_BxL: Int[Array, "B L"]) -> Int[Array, "B L"]:
-  """Returns the distance of each token from the first one of its segment.
+  """Returns the distance of each token from the first token of its segment.
 
   Example: the segments [0, 0, 1, 1, 1] have the positions [0, 1, 0, 1, 2].
   """
-  places = jnp.arange(segments_BxL.shape[1], dtype=jnp.int32)[None]
-  before = jnp.pad(segments_BxL[:, :-1], ((0, 0), (1, 0)))
-  starts = jnp.where(segments_BxL != before, places, 0)
-  return places - jax.lax.cummax(starts, axis=1)
+  positions = jnp.arange(segments_BxL.shape[1], dtype=jnp.int32)[None]
+  previous_BxL = jnp.pad(segments_BxL[:, :-1], ((0, 0), (1, 0)))
+  starts = jnp.where(segments_BxL != previous_BxL, positions, 0)
+  return positions - jax.lax.cummax(starts, axis=1)
 
 
 def wide_einsum(
@@ -177,10 +184,10 @@ def wide_einsum(
   """Returns `jnp.einsum` of two arrays with a result in fp32 or wider.
 
   Devices add up products of bfloat16 values in fp32 anyway, so the result need
-  not be rounded. The gradients are products of two arrays again, one of which
-  is the gradient of the result. It is rounded to the dtype of the other one
-  first, because a product of fp32 and bfloat16 would be computed in fp32, at a
-  fraction of the speed.
+  not be rounded. The gradient of a factor is a product of the result's gradient
+  and the other factor. For that product, the result's gradient is rounded to
+  the dtype of the factors, because a product of fp32 and bfloat16 would be
+  computed in fp32, at a fraction of the speed.
 
   Args:
     equation: Equation of the einsum.
@@ -194,15 +201,20 @@ def wide_einsum(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _widened(equation, x, y):
+def _widened(equation: str, x: Array, y: Array) -> Array:
+  """Returns an einsum in fp32, whose gradient is rounded for the backward."""
   return jnp.einsum(equation, x, y, preferred_element_type=np.float32)
 
 
-def _widened_forward(equation, x, y):
+def _widened_forward(
+  equation: str, x: Array, y: Array
+) -> tuple[Array, tuple[Array, Array]]:
   return _widened(equation, x, y), (x, y)
 
 
-def _widened_backward(equation, factors, gradient):
+def _widened_backward(
+  equation: str, factors: tuple[Array, Array], gradient: Array
+) -> tuple[Array, Array]:
   _, pullback = jax.vjp(functools.partial(jnp.einsum, equation), *factors)
   return pullback(gradient.astype(factors[0].dtype))
 

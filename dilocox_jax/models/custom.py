@@ -1,9 +1,9 @@
-"""Makes a `LossModel` of a model that somebody has: any module, or functions.
+"""Makes a `LossModel` of a user's model: any module, or functions.
 
-A loss is a function (model, batch) -> scalar, in which the model is the module
-or, for functions, the model with its parameters. Without one, batches are
-tokens, and the loss is the cross-entropy of each token given those before it.
-The parameters become a nested dict of arrays.
+A loss is a function (model, batch) -> scalar. The model in it is the module;
+or, for functions, the function with its parameters bound. Without a loss,
+batches are tokens, and the loss is the cross-entropy of each token given the
+tokens before it. The parameters become a nested dict of arrays.
 """
 
 import functools
@@ -26,7 +26,7 @@ ModelLoss = Callable[[Any, Any], Array]
 
 
 def cross_entropy(model: Callable, tokens_BxS: Int[Array, "B S"]) -> Array:
-  """Computes the mean cross-entropy of each token given those before it.
+  """Computes the mean cross-entropy of each token given the ones before it.
 
   Args:
     model: Function from tokens [B, L] to logits [B, L, V].
@@ -43,20 +43,20 @@ def as_loss_model(
   loss: ModelLoss | None = None,
   example: Callable[[], Tree] = lambda: np.zeros((1, 2), np.int32),
 ) -> LossModel:
-  """Returns a model as its parameters and its loss.
+  """Makes a `LossModel` of a model.
 
   Args:
     model: A `LossModel`; a module of NNX, linen or Equinox; a function from
-      `nnx.Rngs` to a module of NNX, such as its class; or a pair of functions,
-      (init, loss), or (init, apply) if a loss is given. They are (key) ->
-      parameters, (parameters, batch) -> scalar, and (parameters, inputs) ->
-      outputs.
-    loss: Function (model, batch) -> scalar; None: batches are tokens.
+      `nnx.Rngs` to a module of NNX, such as its class; or a pair of functions:
+      (init, loss), or (init, apply) if `loss` is given. In a pair, `init` is
+      (key) -> parameters, `loss` is (parameters, batch) -> scalar, and `apply`
+      is (parameters, inputs) -> outputs.
+    loss: Function (model, batch) -> scalar. None: batches are tokens.
     example: Function that returns a batch, which linen needs for its init.
 
   Raises:
-    ValueError: One line, if it is none of these, or a module has state that is
-      no parameter, e.g. running means or random numbers.
+    ValueError: One line, if the model is none of these, or a module has state
+      that is not a parameter, e.g. running means or random numbers.
   """
   if isinstance(model, LossModel):
     require(loss is None, "loss: the model that is handed in has one already")
@@ -65,17 +65,19 @@ def as_loss_model(
     init, function = model
     if loss is None:
       return LossModel(init, function)
-    return _with(loss, init, lambda p: functools.partial(function, p))
+    return _bound_loss_model(
+      loss, init, module=lambda params: functools.partial(function, params)
+    )
   if loss is None:
     return _with_logits(_of_module(model, cross_entropy, example))
   return _of_module(model, loss, example)
 
 
 def reads_tokens(model: Any, loss: ModelLoss | None) -> bool:
-  """Whether a model that is handed in is trained to predict tokens.
+  """Returns whether a model is trained to predict tokens.
 
   Args:
-    model: Model as for `as_loss_model`; None is the config's own.
+    model: Model as for `as_loss_model`; None: the model of the config.
     loss: Loss as for `as_loss_model`.
   """
   has_loss = isinstance(model, LossModel | tuple) or loss is not None
@@ -83,7 +85,7 @@ def reads_tokens(model: Any, loss: ModelLoss | None) -> bool:
 
 
 def _with_logits(model: LossModel) -> LossModel:
-  """Adds what a module returns for tokens."""
+  """Adds the function `logits`, which calls the module with tokens."""
 
   def logits(params: Any, tokens_BxL: Array) -> Array:
     return model.module(params)(tokens_BxL)
@@ -94,35 +96,52 @@ def _with_logits(model: LossModel) -> LossModel:
 def _of_module(
   model: Any, loss: ModelLoss, example: Callable[[], Tree]
 ) -> LossModel:
-  """Returns a module, or a function that makes one, with its loss."""
+  """Makes a `LossModel` of a module, or of a function that makes a module.
+
+  Args:
+    model: A module of linen, NNX or Equinox, or a function from `nnx.Rngs`.
+    loss: Function (model, batch) -> scalar.
+    example: Function that returns a batch.
+  """
   if isinstance(model, linen.Module):
     return _of_linen(model, loss, example)
   if isinstance(model, nnx.Module):
     return _of_nnx(lambda rngs: model, loss)
-  if callable(model) and any(map(_is_trained, jax.tree.leaves(model))):
-    return _of_tree(model, loss)
   require(
     callable(model),
     f"a model of type {type(model).__name__} cannot be trained: hand in a "
     "module of NNX, linen or Equinox, a function from nnx.Rngs to a module, or "
     "a pair (init, loss)",
   )
+  if any(_is_trained(leaf) for leaf in jax.tree.leaves(model)):
+    return _of_tree(model, loss)
   make: Any = model
   return _of_nnx(make, loss)
 
 
-def _with(
+def _bound_loss_model(
   loss: ModelLoss, init: Callable, module: Callable[[Tree], Any]
 ) -> LossModel:
-  return LossModel(
-    init, lambda params, batch: loss(module(params), batch), module
-  )
+  """Makes a `LossModel` whose loss gets the module with its parameters bound.
+
+  Args:
+    loss: Function (model, batch) -> scalar.
+    init: (key) -> parameters.
+    module: (parameters) -> module.
+  """
+
+  def bound_loss(params: Any, batch: Any) -> Array:
+    return loss(module(params), batch)
+
+  return LossModel(init=init, loss=bound_loss, module=module)
 
 
 def _of_linen(
   module: linen.Module, loss: ModelLoss, example: Callable[[], Tree]
 ) -> LossModel:
-  # Drawn here and not in `init`, which JAX traces: data are somebody's code.
+  """Makes a `LossModel` of a module of linen; see `_of_module`."""
+  # The batch is drawn here and not in `init`: JAX traces `init`, and `example`
+  # is the user's code.
   batch = jax.tree.map(np.asarray, example())
 
   def init(key: Array) -> Any:
@@ -136,48 +155,71 @@ def _of_linen(
   def bound_loss(params: Any, batch: Any) -> Any:
     return module.apply({"params": params}, batch, method=loss)
 
-  jax.eval_shape(init, jax.random.key(0))  # A module that fails does so now.
-  return LossModel(init, bound_loss, lambda p: module.bind({"params": p}))
+  # If the module fails, it fails now and not in the middle of a run.
+  jax.eval_shape(init, jax.random.key(0))
+  return LossModel(
+    init=init,
+    loss=bound_loss,
+    module=lambda params: module.bind({"params": params}),
+  )
 
 
 def _of_nnx(make: MakeModule, loss: ModelLoss) -> LossModel:
+  """Makes a `LossModel` of a function from `nnx.Rngs` to a module of NNX."""
   abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
-  _, pattern, rest = nnx.split(abstract, nnx.Param, ...)
-  _check_state(nnx.to_pure_dict(rest))
-  pure, bound = nnx.to_pure_dict(pattern), bound_module(abstract)
+  _, abstract_params, others = nnx.split(abstract, nnx.Param, ...)
+  _check_state(nnx.to_pure_dict(others))
+  pure_params = nnx.to_pure_dict(abstract_params)
+  bound = bound_module(abstract)
 
   def init(key: Array) -> Any:
     params = nnx.to_pure_dict(nnx.state(make(nnx.Rngs(key)), nnx.Param))
     return nested(leaves_by_path(params))
 
-  return _with(loss, init, lambda params: bound(_with_leaves(pure, params)))
-
-
-def _of_tree(model: Any, loss: ModelLoss) -> LossModel:
-  """Takes a module that is a tree itself, as those of Equinox are."""
-  leaves = leaves_by_path(model).items()
-  trained = nested({path: x for path, x in leaves if _is_trained(x)})
-
-  def init(key: Array) -> Any:
-    del key  # Its numbers are drawn already.
-    return trained
-
-  return _with(loss, init, lambda params: _with_leaves(model, params))
-
-
-def _with_leaves(tree: Any, params: Any) -> Any:
-  """Returns a tree with the leaves of a nested dict, where that has them."""
-  own = leaves_by_path(tree) | leaves_by_path(params)
-  return jax.tree.unflatten(jax.tree.structure(tree), list(own.values()))
-
-
-def _is_trained(leaf: Any) -> bool:
-  return isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(
-    leaf.dtype, jnp.inexact
+  return _bound_loss_model(
+    loss, init, module=lambda params: bound(_with_leaves(pure_params, params))
   )
 
 
+def _of_tree(model: Any, loss: ModelLoss) -> LossModel:
+  """Makes a `LossModel` of a module that is itself a tree, as in Equinox."""
+  trained = nested(
+    {
+      path: leaf
+      for path, leaf in leaves_by_path(model).items()
+      if _is_trained(leaf)
+    }
+  )
+
+  def init(key: Array) -> Any:
+    del key  # The parameters are drawn already.
+    return trained
+
+  return _bound_loss_model(
+    loss, init, module=lambda params: _with_leaves(model, params)
+  )
+
+
+def _with_leaves(tree: Any, params: Any) -> Any:
+  """Returns a tree in which the leaves of a nested dict replace others.
+
+  Args:
+    tree: Any tree.
+    params: Nested dict with some of the paths of the tree.
+  """
+  leaves = leaves_by_path(tree) | leaves_by_path(params)
+  return jax.tree.unflatten(jax.tree.structure(tree), list(leaves.values()))
+
+
+def _is_trained(leaf: Any) -> bool:
+  """Returns whether a leaf is an array of floating-point numbers."""
+  if not isinstance(leaf, jax.Array | np.ndarray):
+    return False
+  return jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
 def _check_state(others: dict[str, Any]) -> None:
+  """Raises ValueError if a module has state beside its parameters."""
   require(
     not others,
     f"the module has state that is no parameter ({', '.join(map(str, others))})"

@@ -1,14 +1,16 @@
 """Causal attention that never holds the weights [L, L] of a whole sequence.
 
-`models.attention.attend` computes the same and holds them. It is the fastest on
-a CPU, where sequences are short. Three ways serve accelerators:
+`models.attention.attend` computes the same result and holds the weights. It is
+the fastest function on a CPU, where sequences are short. This module has three
+functions for accelerators:
 
-* "cudnn" is NVIDIA's kernel. It takes bfloat16 values and one document a
+* "cudnn" is NVIDIA's kernel. It takes bfloat16 values and one document per
   sequence.
 * "splash" is the Pallas kernel for TPUs that comes with JAX. It takes lengths
   that are multiples of 128.
-* "blockwise" is written in JAX and runs anywhere. It computes the weights of
-  some queries at a time, once forward and once more backward.
+* "blockwise" is written in JAX and runs on every device. It computes the
+  weights of a block of queries at a time. The backward pass computes them
+  again.
 
 Letters in names: B batch, L length, N heads, G heads of keys and values, K head
 width, C queries of a block.
@@ -32,28 +34,32 @@ Attention = Callable[..., Array]
 # Number of each token's document (`models.attention`).
 Segments = Int[Array, "B L"] | None
 
-_BLOCK = 256  # Queries of "blockwise" whose weights are in memory together.
-# Kernels take the largest that divides L.
+_BLOCK = 256  # Largest number of queries in a block of "blockwise".
+# Block sizes of "splash". The largest one that divides L is used.
 _SPLASH_BLOCKS = (512, 256, SPLASH_LENGTH)
 
 
 def named_attention(name: str) -> Attention:
   """Returns an attention by its name in `plan.choices.ATTENTIONS`."""
-  return {
+  functions: dict[str, Attention] = {
     "plain": attend,
     "blockwise": blockwise_attention,
     "cudnn": cudnn_attention,
-    "splash": _splash_where_it_fits,
-  }[name]
+    "splash": _splash_or_blockwise,
+  }
+  return functions[name]
 
 
-def _splash_where_it_fits(
-  query: Array, key: Array, value: Array, segments=None
-):
-  """The last part of a held-out text may have any length."""
-  fits = query.shape[1] % SPLASH_LENGTH == 0
-  function = splash_attention if fits else blockwise_attention
-  return function(query, key, value, segments)
+def _splash_or_blockwise(
+  query: Array, key: Array, value: Array, segments: Segments = None
+) -> Array:
+  """Computes attention with "splash", or "blockwise" for any other length.
+
+  The last part of a held-out text may have any length.
+  """
+  if query.shape[1] % SPLASH_LENGTH == 0:
+    return splash_attention(query, key, value, segments)
+  return blockwise_attention(query, key, value, segments)
 
 
 @jax.custom_vjp
@@ -63,11 +69,11 @@ def blockwise_attention(
   value_BxLxGxK: Float[Array, "B L G K"],
   segments_BxL: Segments = None,
 ) -> Float[Array, "B L N K"]:
-  """Computes causal attention for some queries at a time.
+  """Computes causal attention for a block of queries at a time.
 
-  Every block of C queries multiplies with all L keys, so half of the products
-  are masked. The weights in memory are [B, N, C, L]. The backward pass computes
-  them again, whatever a layer saves (`models.transformer`).
+  Every block of C queries is multiplied with all L keys, so half of the
+  products are masked. The weights in memory are [B, N, C, L]. The backward pass
+  computes them again, whatever else a layer saves (`models.transformer`).
 
   Source: Rabe and Staats 2021, arXiv 2112.05682, for the memory.
   Differs: keys are not divided, so no running maximum is needed.
@@ -76,63 +82,99 @@ def blockwise_attention(
     query_BxLxNxK: Queries.
     key_BxLxGxK: Keys.
     value_BxLxGxK: Values.
-    segments_BxL: Documents of the tokens; a token reads only its own.
+    segments_BxL: Documents of the tokens. A token reads only its own document.
   """
-  arguments = query_BxLxNxK, key_BxLxGxK, value_BxLxGxK, segments_BxL
-  starts, of_block = _blocks(*arguments)
-  mixed_ixBxCxNxK = jax.lax.map(
-    lambda start: of_block(start)(*arguments[:3]), starts
-  )
+  starts, block_attention = _blocks(query_BxLxNxK, segments_BxL)
+
+  def attend_block(start: Array) -> Array:
+    attend_from = block_attention(start)
+    return attend_from(query_BxLxNxK, key_BxLxGxK, value_BxLxGxK)
+
+  mixed_ixBxCxNxK = jax.lax.map(attend_block, starts)
   return jnp.moveaxis(mixed_ixBxCxNxK, 0, 1).reshape(query_BxLxNxK.shape)
 
 
-def _blocks(query: Array, key: Array, value: Array, segments: Segments):
-  """Returns where blocks start, and (start) -> attention of that block.
+def _blocks(
+  query: Array, segments: Segments
+) -> tuple[Array, Callable[[Array], Callable[..., Array]]]:
+  """Divides queries into blocks.
 
-  The latter is a function of all queries, keys and values.
+  Args:
+    query: Queries of whole sequences, for their length.
+    segments: Documents of the tokens, or None.
+
+  Returns:
+    The first position of each block; and a function from such a position to the
+    attention of that block, which is a function of all queries, keys and
+    values.
   """
-  del key, value
   length = query.shape[1]
-  size = next(c for c in range(min(_BLOCK, length), 0, -1) if length % c == 0)
+  size = min(_BLOCK, length)
+  while length % size:
+    size -= 1
 
-  def of_block(start: Array) -> Callable[..., Array]:
-    def cut(x: Array) -> Array:
+  def block_attention(start: Array) -> Callable[..., Array]:
+    def block_of(x: Array) -> Array:
       return jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)
 
-    of_queries = None if segments is None else cut(segments)
-    return lambda query, key, value: attend(
-      cut(query), key, value, of_queries, start, segments
-    )
+    block_segments = None if segments is None else block_of(segments)
 
-  return jnp.arange(0, length, size, dtype=jnp.int32), of_block
+    def attend_block(query: Array, key: Array, value: Array) -> Array:
+      return attend(
+        block_of(query),
+        key,
+        value,
+        segments_BxL=block_segments,
+        start=start,
+        key_segments_BxS=segments,
+      )
+
+    return attend_block
+
+  return jnp.arange(0, length, size, dtype=jnp.int32), block_attention
 
 
-def _blockwise_forward(*arguments):
-  return blockwise_attention(*arguments), arguments
+def _blockwise_forward(
+  query: Array, key: Array, value: Array, segments: Segments = None
+) -> tuple[Array, tuple[Array, Array, Array, Segments]]:
+  """Returns the attention, and the residuals for the backward pass."""
+  mixed = blockwise_attention(query, key, value, segments)
+  return mixed, (query, key, value, segments)
 
 
-def _blockwise_backward(arguments, gradient):
-  starts, of_block = _blocks(*arguments)
-  factors, segments = arguments[:3], arguments[3]
+def _blockwise_backward(
+  residuals: tuple[Array, Array, Array, Segments], gradient: Array
+) -> tuple[Any, ...]:
+  """Returns the gradients of the arguments, summed block by block."""
+  query, key, value, segments = residuals
+  factors = (query, key, value)
+  starts, block_attention = _blocks(query, segments)
   size = gradient.shape[1] // starts.size
 
-  def add_block(totals, start):
-    _, pullback = jax.vjp(of_block(start), *factors)
-    cut = jax.lax.dynamic_slice_in_dim(gradient, start, size, axis=1)
-    # A sum over many blocks in bfloat16 would lose what the last ones add.
-    return jax.tree.map(
-      lambda total, new: total + new.astype(total.dtype), totals, pullback(cut)
-    ), None
+  def add_block(
+    totals: tuple[Array, ...], start: Array
+  ) -> tuple[tuple[Array, ...], None]:
+    _, pullback = jax.vjp(block_attention(start), *factors)
+    block_gradient = jax.lax.dynamic_slice_in_dim(gradient, start, size, axis=1)
+    # In bfloat16, a sum over many blocks would lose the last contributions.
+    totals = jax.tree.map(
+      lambda total, new: total + new.astype(total.dtype),
+      totals,
+      pullback(block_gradient),
+    )
+    return totals, None
 
   zeros = tuple(
     jnp.zeros(x.shape, np.promote_types(np.float32, x.dtype)) for x in factors
   )
   totals, _ = jax.lax.scan(add_block, zeros, starts)
-  narrow = (t.astype(x.dtype) for t, x in zip(totals, factors, strict=True))
+  gradients = [
+    total.astype(x.dtype) for total, x in zip(totals, factors, strict=True)
+  ]
   if segments is None:
-    return (*narrow, None)
-  # This is what JAX takes as the gradient of integers.
-  return (*narrow, np.zeros(segments.shape, jax.dtypes.float0))
+    return (*gradients, None)
+  # JAX wants float0 zeros as the gradient of integers.
+  return (*gradients, np.zeros(segments.shape, jax.dtypes.float0))
 
 
 blockwise_attention.defvjp(_blockwise_forward, _blockwise_backward)
@@ -153,7 +195,7 @@ def cudnn_attention(
     segments_BxL: Must be None.
 
   Raises:
-    ValueError: If there are segments or the dtype is another one.
+    ValueError: If there are segments, or the dtype is not bfloat16.
   """
   require(
     segments_BxL is None,
@@ -189,32 +231,42 @@ def splash_attention(
     query_BxLxNxK: Queries.
     key_BxLxGxK: Keys.
     value_BxLxGxK: Values.
-    segments_BxL: Documents of the tokens; a token reads only its own.
+    segments_BxL: Documents of the tokens. A token reads only its own document.
     interpret: Whether to run the kernel step by step in JAX, on any device.
 
   Raises:
     ValueError: If the length is not a multiple of 128.
   """
-  # Pallas takes half a second to load, which runs without it need not spend.
+  # Pallas is imported here because that takes half a second.
   from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-  _, length, heads, width = query_BxLxNxK.shape
+  _, length, num_heads, width = query_BxLxNxK.shape
   check_splash_length(length)
-  block = next(c for c in _SPLASH_BLOCKS if length % c == 0)
-  blocks: Any = (block,) * 8  # Of queries and keys, in all three kernels.
-  sizes = splash.BlockSizes(*blocks)
-  masks = [splash.CausalMask((length, length))] * heads
+  block = next(size for size in _SPLASH_BLOCKS if length % size == 0)
+  # All eight sizes are equal: of queries and of keys, in all three kernels.
+  equal_sizes: Any = (block,) * 8
+  sizes = splash.BlockSizes(*equal_sizes)
+  masks = [splash.CausalMask((length, length))] * num_heads
   # The kernel mixes dtypes and ranks, which the rest of the program must not.
   with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
     kernel: Any = splash.make_splash_mha_single_device(
       splash.MultiHeadMask(masks), block_sizes=sizes, interpret=interpret
     )
 
-    def of_sequence(query, key, value, segments):
-      ids = None if segments is None else splash.SegmentIds(segments, segments)
-      heads_first = (jnp.swapaxes(x, 0, 1) for x in (query, key, value))
-      return jnp.swapaxes(kernel(*heads_first, segment_ids=ids), 0, 1)
+    def attend_sequence(
+      query_LxNxK: Array, key_LxGxK: Array, value_LxGxK: Array, segments_L: Any
+    ) -> Array:
+      ids = None
+      if segments_L is not None:
+        ids = splash.SegmentIds(segments_L, segments_L)
+      mixed_NxLxK = kernel(
+        jnp.swapaxes(query_LxNxK, 0, 1),
+        jnp.swapaxes(key_LxGxK, 0, 1),
+        jnp.swapaxes(value_LxGxK, 0, 1),
+        segment_ids=ids,
+      )
+      return jnp.swapaxes(mixed_NxLxK, 0, 1)
 
-    return jax.vmap(of_sequence)(
+    return jax.vmap(attend_sequence)(
       query_BxLxNxK * width**-0.5, key_BxLxGxK, value_BxLxGxK, segments_BxL
     )

@@ -1,7 +1,7 @@
-"""The loss that training minimizes and every report shows.
+"""The loss that training minimizes and reports show.
 
-It is the mean over predicted tokens, in nats and fp32. All methods use this
-function, so their curves can share an axis.
+The loss is the mean cross-entropy of predicted tokens, in nats and fp32. All
+methods use the same function, so their curves can share an axis.
 """
 
 import functools
@@ -15,18 +15,20 @@ from jaxtyping import Array, Float, Int
 from dilocox_jax.models.attention import segment_ids
 from dilocox_jax.models.transformer import Model, Params
 
+_FILLER = -1  # Target of a row that fills up a chunk.
+
 # (logits [T, V], targets [T]) -> (log(Z) [T], logits of the targets [T]).
 Scores = Callable[[Array, Array], tuple[Array, Array]]
 
 
 class LossModel(NamedTuple):
-  """Any model as two pure functions; this is all that training needs.
+  """Any model as pure functions. Training needs only `init` and `loss`.
 
   Attributes:
     init: (key) -> parameters, any tree of floating-point arrays.
     loss: (parameters, batch) -> mean loss, a scalar. If batches are tokens
       [B, L + 1], the model reads the first L and predicts the last L.
-    module: (parameters) -> what a user calls the model.
+    module: (parameters) -> the user's module with these parameters.
     logits: (parameters, tokens [B, L]) -> logits [B, L, V], if the loss is the
       cross-entropy of tokens; None: the loss reads batches of its own kind.
   """
@@ -50,7 +52,7 @@ def token_loss(
   Example: V = 2 and logits [0, 0] give log Z = log 2 = 0.693, so the loss of
   either token is 0.693 nats. With z_loss = 1e-4 it is larger by
   1e-4 * 0.693^2 = 0.00005. Logits [50, 50] give the same cross-entropy, but
-  log Z = 50.7 and a z-loss of 0.257, which pulls them back.
+  log Z = 50.7 and a z-loss of 0.257, which pulls the logits back.
 
   Args:
     logits_TxV: Logits.
@@ -69,7 +71,7 @@ def token_loss(
 def token_scores(
   logits_TxV: Float[Array, "T V"], targets_T: Int[Array, " T"]
 ) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
-  """Returns what the loss reads of the logits of each token.
+  """Returns the two numbers of each token that the loss depends on.
 
   Args:
     logits_TxV: Logits.
@@ -86,6 +88,7 @@ def token_scores(
 def _mean_loss(
   log_partition_T: Array, target_T: Array, z_loss: float | int
 ) -> Array:
+  """Returns the mean loss of tokens from their scores (`token_scores`)."""
   loss = jnp.mean(log_partition_T - target_T)
   if z_loss:
     loss = loss + z_loss * jnp.mean(jnp.square(log_partition_T))
@@ -100,37 +103,41 @@ def chunked_token_loss(
   chunk_tokens: int = 0,
   scores: Scores = token_scores,
 ) -> Float[Array, ""]:
-  """Computes `token_loss` of a stream's logits, some tokens at a time.
+  """Computes `token_loss` of a stream's logits, one chunk of tokens at a time.
 
-  The backward pass computes the logits of a chunk again, so [T, V] never
-  stands whole. At T = 16,384 and V = 32,000 it would take 2.1 GB in fp32, and
-  its gradient as much.
+  The backward pass computes the logits of a chunk again, so all logits [T, V]
+  are never in memory. At T = 16,384 and V = 32,000 they would take 2.1 GB in
+  fp32, and so would their gradient.
 
   Args:
     logits: (stream [C, D]) -> logits [C, V].
     stream_TxD: Stream of all tokens.
     targets_T: Tokens that should have been predicted.
     z_loss: Weight of the z-loss, as in `token_loss`.
-    chunk_tokens: Tokens of a chunk at most, C; 0 takes all of them at once.
-    scores: What the loss reads of the logits. Where several devices share the
-      tokens of the vocabulary, they compute it together.
+    chunk_tokens: Largest number of tokens in a chunk, C; 0: one chunk has all.
+    scores: Function that returns `token_scores`. If several devices divide the
+      vocabulary, it computes them together (`inner.vocabulary`).
 
   Returns:
     Mean over T tokens in nats, with the z-loss added.
   """
-  tokens = targets_T.size
-  if not 0 < chunk_tokens < tokens:
-    return _mean_loss(*scores(logits(stream_TxD), targets_T), z_loss)
-  num_chunks = -(-tokens // chunk_tokens)
-  size = -(-tokens // num_chunks)
+  num_tokens = targets_T.size
+  if not 0 < chunk_tokens < num_tokens:
+    log_partition_T, target_T = scores(logits(stream_TxD), targets_T)
+    return _mean_loss(log_partition_T, target_T, z_loss)
+  num_chunks = -(-num_tokens // chunk_tokens)
+  size = -(-num_tokens // num_chunks)
   # The last chunk is filled up with rows whose weight is 0.
-  pad = num_chunks * size - tokens
-  rows = jnp.pad(stream_TxD, ((0, pad), (0, 0)))
-  targets = jnp.pad(targets_T, (0, pad), constant_values=_FILLER)
-  chunks = rows.reshape(num_chunks, size, -1), targets.reshape(num_chunks, size)
+  num_fillers = num_chunks * size - num_tokens
+  rows = jnp.pad(stream_TxD, ((0, num_fillers), (0, 0)))
+  targets = jnp.pad(targets_T, (0, num_fillers), constant_values=_FILLER)
+  chunks = (
+    rows.reshape(num_chunks, size, -1),
+    targets.reshape(num_chunks, size),
+  )
 
   @functools.partial(jax.checkpoint, prevent_cse=False)
-  def add_chunk(total: Array, chunk: tuple[Array, Array]):
+  def add_chunk(total: Array, chunk: tuple[Array, Array]) -> tuple[Array, None]:
     rows, targets = chunk
     log_partition, target = scores(logits(rows), jnp.maximum(targets, 0))
     losses = log_partition - target + z_loss * jnp.square(log_partition)
@@ -138,10 +145,7 @@ def chunked_token_loss(
 
   dtype = jax.eval_shape(logits, stream_TxD).dtype
   total, _ = jax.lax.scan(add_chunk, jnp.zeros((), dtype), chunks)
-  return total / tokens
-
-
-_FILLER = -1  # Target of a row that stands for no token.
+  return total / num_tokens
 
 
 def next_token_loss(
@@ -160,26 +164,29 @@ def next_token_loss(
     tokens_BxS: Sequences of S = L + 1 tokens. The model reads the first L and
       predicts the last L.
     z_loss: Weight of the z-loss, as in `token_loss`.
-    end_of_text: Token at which a new document begins, which is read by itself
-      (`models.attention`). None reads a sequence as one document.
-    chunk_tokens: Tokens whose logits stand together, as in
-      `chunked_token_loss`; 0 means all. The model needs `stream`.
+    end_of_text: Token that begins a new document. A token reads only its own
+      document (`models.attention`). None: a sequence is one document.
+    chunk_tokens: Largest number of tokens whose logits are in memory at a time
+      (`chunked_token_loss`); 0: all. It needs a model with `stream`.
 
   Returns:
     Mean over B * L tokens in nats, with the z-loss added. The dtype is fp32,
     or float64 for a float64 model.
   """
-  read_BxL = tokens_BxS[:, :-1]
-  read = [read_BxL]
+  inputs_BxL = tokens_BxS[:, :-1]
+  # A model without segments need not take the argument.
+  inputs = [inputs_BxL]
   if end_of_text is not None:
-    read.append(segment_ids(read_BxL, end_of_text))
+    inputs.append(segment_ids(inputs_BxL, end_of_text))
   if chunk_tokens and model.stream is not None:
-    logits = functools.partial(model.logits, params)
-    stream_TxD = model.stream(params, *read)
-    targets_T = tokens_BxS[:, 1:].reshape(-1)
+    stream_TxD = model.stream(params, *inputs)
     return chunked_token_loss(
-      logits, stream_TxD, targets_T, z_loss, chunk_tokens
+      logits=functools.partial(model.logits, params),
+      stream_TxD=stream_TxD,
+      targets_T=tokens_BxS[:, 1:].reshape(-1),
+      z_loss=z_loss,
+      chunk_tokens=chunk_tokens,
     )
-  logits_BxLxV = model.apply(params, *read)
+  logits_BxLxV = model.apply(params, *inputs)
   logits_TxV = logits_BxLxV.reshape(-1, logits_BxLxV.shape[-1])
   return token_loss(logits_TxV, tokens_BxS[:, 1:].reshape(-1), z_loss)

@@ -1,8 +1,8 @@
 """The modules of the decoder, in Flax.
 
-`models.transformer` makes pure functions of them. Letters in names: B batch, L
-length, T = B * L tokens, D model, N heads, K head width, F feed-forward, V
-vocabulary.
+`models.transformer` makes pure functions of these modules. Letters in names: B
+batch, L length, T = B * L tokens, D model, N heads, K head width, F
+feed-forward, V vocabulary.
 """
 
 from typing import Any
@@ -25,23 +25,26 @@ from dilocox_jax.plan.model.shapes import ModelShape
 
 INIT_SCALE = 0.02
 _ACTIVATIONS = {
-  "swiglu": jax.nn.silu,  # Of the gate.
+  "swiglu": jax.nn.silu,  # The activation of the gate.
   "gelu": jax.nn.gelu,
   "relu": jax.nn.relu,
 }
 
 
 class Norm(nnx.Module):
-  """Root-mean-square norm, or layer norm; see `ModelShape.norm`."""
+  """Root-mean-square norm or layer norm, as `ModelShape.norm` says."""
 
   def __init__(self, width: int, shape: ModelShape):
+    """Builds the norm of rows of `width` values."""
     self.epsilon = shape.norm_epsilon
     self.scale = nnx.Param(jnp.ones((width,), jnp.float32))
-    zeros = jnp.zeros((width,), jnp.float32)
-    self.bias = nnx.Param(zeros) if shape.norm == "layer" else None
+    if shape.norm == "layer":
+      self.bias = nnx.Param(jnp.zeros((width,), jnp.float32))
+    else:
+      self.bias = None
 
   def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-    """Returns the normed rows, in the dtype of the argument."""
+    """Returns the normalized rows, in the dtype of the argument."""
     # Squares of bf16 values lose too much when summed in bf16.
     wide = x.astype(np.promote_types(np.float32, x.dtype))
     if self.bias is not None:
@@ -62,6 +65,7 @@ def _linear(
   rngs: nnx.Rngs,
   bias: bool = False,
 ) -> nnx.Linear:
+  """Builds a linear layer whose kernel is drawn from N(0, scale^2)."""
   return nnx.Linear(
     fan_in,
     fan_out,
@@ -74,9 +78,14 @@ def _linear(
 
 
 def _residual_scale(shape: ModelShape) -> float:
-  # Each layer adds two terms to the stream. With this scale the variance of
-  # their sum does not depend on depth: 12 layers add 24 terms, each with 1/24
-  # of the variance (Radford et al. 2019, GPT-2, section 2.3).
+  """Returns the scale of kernels whose products are added to the stream.
+
+  Each layer adds two terms to the stream. With this scale the variance of their
+  sum does not depend on depth: 12 layers add 24 terms, each with 1/24 of the
+  variance.
+
+  Source: Radford et al. 2019, GPT-2, section 2.3.
+  """
   return INIT_SCALE / (2 * shape.num_layers) ** 0.5
 
 
@@ -86,19 +95,41 @@ class _Attention(nnx.Module):
   def __init__(
     self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs, mix: Attention
   ):
-    heads = shape.num_heads * shape.head_width
-    self.shape, self.mix, d = shape, mix, shape.model_dim
-    self.norm = Norm(d, shape)
-    bias = shape.has_bias("query")
-    self.query = _linear(d, heads, INIT_SCALE, dtype, rngs, bias)
-    shared = shape.kv_heads * shape.head_width
-    self.key = _linear(d, shared, INIT_SCALE, dtype, rngs, bias)
-    self.value = _linear(d, shared, INIT_SCALE, dtype, rngs, bias)
+    """Builds the layer.
+
+    Args:
+      shape: Sizes of the model.
+      dtype: Compute dtype.
+      rngs: Random numbers for the parameters.
+      mix: Attention function for whole sequences.
+    """
+    self.shape = shape
+    self.mix = mix
+    model_dim = shape.model_dim
+    query_width = shape.num_heads * shape.head_width
+    key_width = shape.kv_heads * shape.head_width
+    self.norm = Norm(model_dim, shape)
+    has_bias = shape.has_bias("query")
+    self.query = _linear(
+      model_dim, query_width, INIT_SCALE, dtype=dtype, rngs=rngs, bias=has_bias
+    )
+    self.key = _linear(
+      model_dim, key_width, INIT_SCALE, dtype=dtype, rngs=rngs, bias=has_bias
+    )
+    self.value = _linear(
+      model_dim, key_width, INIT_SCALE, dtype=dtype, rngs=rngs, bias=has_bias
+    )
     if shape.qk_norm:
       self.query_norm = Norm(shape.head_width, shape)
       self.key_norm = Norm(shape.head_width, shape)
-    scale, bias = _residual_scale(shape), shape.has_bias("output")
-    self.output = _linear(heads, d, scale, dtype, rngs, bias)
+    self.output = _linear(
+      query_width,
+      model_dim,
+      _residual_scale(shape),
+      dtype=dtype,
+      rngs=rngs,
+      bias=shape.has_bias("output"),
+    )
 
   def __call__(
     self,
@@ -108,47 +139,81 @@ class _Attention(nnx.Module):
     start: int | Int[Array, ""] = 0,
     segments: Segments = None,
   ) -> tuple[Float[Array, "T D"], Cache]:
+    """Returns the term that is added to the stream, and keys and values.
+
+    Args:
+      x_TxD: The stream of B sequences.
+      length: Length of each sequence, L.
+      cache: Keys and values of earlier positions; None: there are none.
+      start: Position of the first token.
+      segments: Documents of the tokens (`models.attention`).
+
+    Returns:
+      The term [T, D]. The keys and values of these tokens, or the cache with
+      them if there is a cache.
+    """
     y_TxD = self.norm(x_TxD)
-    query, key, value = (
-      project(y_TxD).reshape(-1, length, heads, self.shape.head_width)
-      for project, heads in (
-        (self.query, self.shape.num_heads),
-        (self.key, self.shape.kv_heads),
-        (self.value, self.shape.kv_heads),
-      )
-    )
+
+    def project(linear: nnx.Linear, num_heads: int) -> Array:
+      return linear(y_TxD).reshape(-1, length, num_heads, self.shape.head_width)
+
+    query = project(self.query, self.shape.num_heads)
+    key = project(self.key, self.shape.kv_heads)
+    value = project(self.value, self.shape.kv_heads)
     if self.shape.qk_norm:
-      query, key = self.query_norm(query), self.key_norm(key)
+      query = self.query_norm(query)
+      key = self.key_norm(key)
     if self.shape.positions == "rope":
       base = self.shape.rope_base
-      places = None if segments is None else segment_positions(segments)
-      query, key = (rotate(x, base, start, places) for x in (query, key))
-    new = {"key": key, "value": value}
-    # The fused kernels read whole sequences, and a cache is read in parts.
+      positions = None if segments is None else segment_positions(segments)
+      query = rotate(query, base, start=start, positions_BxL=positions)
+      key = rotate(key, base, start=start, positions_BxL=positions)
+    keys_and_values = {"key": key, "value": value}
     if cache is None:
       mixed = self.mix(query, key, value, segments)
     else:
-      new = extended(cache, new, start)
-      mixed = attend(query, new["key"], new["value"], segments, start)
-    return self.output(mixed.reshape(x_TxD.shape[0], -1)), new
+      # The fused kernels cannot read a part of a sequence, as here.
+      keys_and_values = extended(cache, keys_and_values, start)
+      mixed = attend(
+        query,
+        keys_and_values["key"],
+        keys_and_values["value"],
+        segments_BxL=segments,
+        start=start,
+      )
+    output_TxD = self.output(mixed.reshape(x_TxD.shape[0], -1))
+    return output_TxD, keys_and_values
 
 
 class _Mlp(nnx.Module):
   """Feed-forward after a norm, with a gate if it is SwiGLU."""
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
-    d, f = shape.model_dim, shape.ff_dim
+    """Builds the layer; see `_Attention`."""
+    model_dim = shape.model_dim
+    ff_dim = shape.ff_dim
     self.gated = shape.activation == "swiglu"
     self.activation = _ACTIVATIONS[shape.activation]
-    self.norm = Norm(d, shape)
-    bias = shape.has_bias("up")
-    scale = _residual_scale(shape)
+    self.norm = Norm(model_dim, shape)
+    has_bias = shape.has_bias("up")
     if self.gated:
-      self.gate = _linear(d, f, INIT_SCALE, dtype, rngs, bias)
-    self.up = _linear(d, f, INIT_SCALE, dtype, rngs, bias)
-    self.down = _linear(f, d, scale, dtype, rngs, bias)
+      self.gate = _linear(
+        model_dim, ff_dim, INIT_SCALE, dtype=dtype, rngs=rngs, bias=has_bias
+      )
+    self.up = _linear(
+      model_dim, ff_dim, INIT_SCALE, dtype=dtype, rngs=rngs, bias=has_bias
+    )
+    self.down = _linear(
+      ff_dim,
+      model_dim,
+      _residual_scale(shape),
+      dtype=dtype,
+      rngs=rngs,
+      bias=has_bias,
+    )
 
   def __call__(self, x_TxD: Float[Array, "T D"]) -> Float[Array, "T D"]:
+    """Returns the term that is added to the stream."""
     y_TxD = self.norm(x_TxD)
     hidden_TxF = self.up(y_TxD)
     if self.gated:
@@ -164,7 +229,8 @@ class _Block(nnx.Module):
   def __init__(
     self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs, mix: Attention
   ):
-    self.attention = _Attention(shape, dtype, rngs, mix)
+    """Builds the layer; see `_Attention`."""
+    self.attention = _Attention(shape, dtype, rngs=rngs, mix=mix)
     self.mlp = _Mlp(shape, dtype, rngs)
 
   def __call__(
@@ -175,8 +241,11 @@ class _Block(nnx.Module):
     start: int | Int[Array, ""] = 0,
     segments: Segments = None,
   ) -> tuple[Float[Array, "T D"], Cache]:
-    added, cache = self.attention(x_TxD, length, cache, start, segments)
-    x_TxD = x_TxD + added
+    """Returns the new stream, and keys and values; see `_Attention`."""
+    attention_TxD, cache = self.attention(
+      x_TxD, length, cache, start=start, segments=segments
+    )
+    x_TxD = x_TxD + attention_TxD
     return x_TxD + self.mlp(x_TxD), cache
 
 
@@ -184,15 +253,24 @@ class _Embed(nnx.Module):
   """The token table, and the table of learned positions if there is one."""
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
-    table = (shape.vocab_size, shape.model_dim)
+    """Draws the tables.
+
+    Args:
+      shape: Sizes of the model.
+      dtype: Dtype of the stream.
+      rngs: Random numbers for the parameters.
+    """
     normal = nnx.initializers.normal(INIT_SCALE)
-    self.embedding = nnx.Param(normal(rngs.params(), table, jnp.float32))
-    table = (shape.num_positions, shape.model_dim)
-    self.positions = (
-      nnx.Param(normal(rngs.params(), table, jnp.float32))
-      if shape.positions == "learned"
-      else None
-    )
+
+    def table(num_rows: int) -> nnx.Param:
+      size = (num_rows, shape.model_dim)
+      return nnx.Param(normal(rngs.params(), size, jnp.float32))
+
+    self.embedding = table(shape.vocab_size)
+    if shape.positions == "learned":
+      self.positions = table(shape.num_positions)
+    else:
+      self.positions = None
     self.dtype = dtype
 
   def __call__(
@@ -201,39 +279,55 @@ class _Embed(nnx.Module):
     start: int | Int[Array, ""] = 0,
     segments: Segments = None,
   ) -> Float[Array, "T D"]:
+    """Returns the stream of B sequences.
+
+    Args:
+      tokens_BxL: The tokens.
+      start: Position of the first token.
+      segments: Documents of the tokens (`models.attention`).
+    """
     # "fill" gives NaN for a token outside the vocabulary, and NaN stops the
     # run. The default would clamp the token and train on another one.
     tokens_T = tokens_BxL.reshape(-1)
     rows = jnp.take(self.embedding[...], tokens_T, axis=0, mode="fill")
     if self.positions is not None:
-      # A position outside the table is NaN, too.
-      at = jnp.arange(tokens_BxL.shape[1], dtype=np.int32) + start
+      positions = jnp.arange(tokens_BxL.shape[1], dtype=np.int32) + start
       if segments is not None:
-        at = segment_positions(segments).reshape(-1)
-      added = jnp.take(self.positions[...], at, axis=0, mode="fill")
-      rows = rows + jnp.tile(added, (tokens_T.size // at.size, 1))
+        positions = segment_positions(segments).reshape(-1)
+      # A position outside the table gives NaN, too.
+      position_rows = jnp.take(
+        self.positions[...], positions, axis=0, mode="fill"
+      )
+      num_repeats = tokens_T.size // positions.size
+      rows = rows + jnp.tile(position_rows, (num_repeats, 1))
     return rows.astype(self.dtype)
 
 
 class Decoder(nnx.Module):
-  """All modules, in the order in which they draw their parameters.
+  """The whole decoder.
 
-  Changing the order would change the parameters that a seed gives.
+  Its modules are built in the order in which they draw their parameters. With
+  another order, a seed would give other parameters.
   """
 
   def __init__(
     self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs, mix: Attention
   ):
+    """Builds the modules; see `_Attention`."""
     self.embed = _Embed(shape, dtype, rngs)
 
     @nnx.split_rngs(splits=shape.num_layers)
     @nnx.vmap(in_axes=0, out_axes=0)
-    def stacked(rngs: nnx.Rngs) -> _Block:
-      return _Block(shape, dtype, rngs, mix)
+    def stacked_blocks(rngs: nnx.Rngs) -> _Block:
+      return _Block(shape, dtype, rngs=rngs, mix=mix)
 
-    self.blocks = stacked(rngs)
+    self.blocks = stacked_blocks(rngs)
     self.final_norm = Norm(shape.model_dim, shape)
     if not shape.tied_head:
       self.head = _linear(
-        shape.model_dim, shape.vocab_size, INIT_SCALE, dtype, rngs
+        shape.model_dim,
+        shape.vocab_size,
+        INIT_SCALE,
+        dtype=dtype,
+        rngs=rngs,
       )

@@ -1,11 +1,11 @@
-"""The decoder that every run trains.
+"""The decoder of this project, as pure functions.
 
-Its Flax modules are in `models.modules`. The rest of the project sees a
-`Model`: pure functions over a plain nested dict of arrays, which can be
-stacked, averaged, sharded and compressed like any other tree. Blocks are
+The Flax modules of the decoder are in `models.modules`. The rest of the project
+uses a `Model`: pure functions of a plain nested dict of arrays. That tree can
+be stacked, averaged, sharded and compressed like any other tree. Blocks are
 stacked along a leading layer axis and scanned, so the program does not grow
-with depth. A pipeline cuts the model between embedding, blocks and logits, so
-each of them is a function.
+with depth. A pipeline separates embedding, blocks and logits, so each of them
+is a function.
 
 Letters in names: B batch, L length, T = B * L tokens, D model, N heads, K head
 width, F feed-forward, V vocabulary.
@@ -39,21 +39,24 @@ class Model(NamedTuple):
     init: (key) -> parameters, a nested dict of fp32 arrays with the paths and
       shapes of `ModelShape.parameter_shapes`.
     apply: (parameters, int32 tokens [B, L], segments=None) -> logits [B, L, V]
-      in fp32, or in float64 for a float64 model. Segments [B, L] keep packed
-      documents apart (`models.attention`).
+      in fp32, or in float64 for a float64 model. Segments [B, L] separate the
+      documents of a sequence (`models.attention`).
     embed: (parameters, tokens [B, L]) -> stream [T, D]. It does not read the
-      parameters of blocks. The embedding may have some rows of the vocabulary
-      only (`inner.vocabulary`); tokens are then counted from its first row.
+      parameters of blocks. The embedding may have only some rows of the
+      vocabulary (`inner.vocabulary`). Tokens are then counted from its first
+      row.
     block: (one layer's slice of `params["blocks"]`, stream [T, D], L,
-      segments=None) -> stream [T, D]. Between pipeline stages, leaves of two
-      axes or more come in the dtype of the stream.
+      segments=None) -> stream [T, D]. In a pipeline, leaves with two axes or
+      more have the dtype of the stream.
     logits: (parameters, stream [T, D]) -> logits [T, V], or of some tokens of
       the vocabulary. It does not read the parameters of blocks.
     decode: (parameters, tokens [B, L], cache, position of the first token) ->
-      (logits [B, L, V], cache). The leaves of the cache are [num_layers, B, S,
-      kv heads, K]; it holds what earlier calls read. None if the model cannot.
-    stream: (parameters, tokens [B, L], segments=None) -> stream [T, D], which
-      `logits` reads. None if the model cannot; its logits then stand whole.
+      (logits [B, L, V], cache). The cache holds the keys and values of the
+      tokens of earlier calls, leaves [num_layers, B, S, kv heads, K]. None: the
+      model has no cache.
+    stream: (parameters, tokens [B, L], segments=None) -> stream [T, D], the
+      argument of `logits`. None: the model has no such function, so its loss
+      needs all logits at once.
   """
 
   shape: ModelShape
@@ -67,7 +70,14 @@ class Model(NamedTuple):
 
 
 def bound_module(module: nnx.Module) -> Callable[[Params], Any]:
-  """Returns the function from a module's leaves, a nested dict, to it."""
+  """Builds a function that puts leaves into a module.
+
+  Args:
+    module: The module. Its leaves may be only shapes and types.
+
+  Returns:
+    (nested dict of all leaves) -> the module with these leaves.
+  """
   graph, abstract_state = nnx.split(module)
 
   def bound(leaves: Params) -> Any:
@@ -79,15 +89,25 @@ def bound_module(module: nnx.Module) -> Callable[[Params], Any]:
 
 
 def _divert(module: nnx.Module, multiply: Multiply) -> None:
-  """Makes a module's linear layers call `multiply` for their products."""
+  """Makes the linear layers of a module call `multiply` for their products."""
 
-  def dot_general(path: str, x: Array, kernel: Array, *_, **__) -> Array:
+  def dot_general(
+    path: str, x: Array, kernel: Array, *args: Any, **kwargs: Any
+  ) -> Array:
+    del args, kwargs
     return multiply(path, x, kernel)
 
   for path, layer in nnx.iter_modules(module):
     if isinstance(layer, nnx.Linear):
-      name = "/".join(map(str, (*path, "kernel")))
-      layer.dot_general = functools.partial(dot_general, name)
+      kernel_path = "/".join(str(key) for key in (*path, "kernel"))
+      layer.dot_general = functools.partial(dot_general, kernel_path)
+
+
+def _head_kernel(params: Params, shape: ModelShape) -> Array:
+  """Returns the kernel [D, V] of the head, which may be the embedding."""
+  if shape.tied_head:
+    return params["embed"]["embedding"].T
+  return params["head"]["kernel"]
 
 
 def remat_wrapper(
@@ -97,20 +117,24 @@ def remat_wrapper(
 
   Args:
     name: One of `plan.choices.REMATS`. "none" saves whatever JAX saves. "dots"
-      saves the results of products; the backward computes everything that is
-      elementwise again, and fused attention. "full" saves the layer's input
-      alone; the backward computes every product but the last again.
+      saves the results of products; the backward computes all elementwise
+      operations and fused attention again. "full" saves only the layer's input;
+      the backward computes all products but the last one again.
     prevent_cse: Whether to keep XLA from merging the forward with the forward
-      that is computed again. This is needed where both may lie in the same
-      computation, as in layers that are not in a loop.
+      that is computed again. This is needed if both may be in the same
+      computation, as for layers that are not in a loop.
+
+  Returns:
+    (function of a layer) -> the same function with its derivative wrapped.
   """
   checkpoint = functools.partial(jax.checkpoint, prevent_cse=prevent_cse)
   saves_products = jax.checkpoint_policies.dots_saveable
-  return {
+  wrappers: dict[str, Callable[[Callable], Callable]] = {
     "none": lambda call: call,
     "dots": functools.partial(checkpoint, policy=saves_products),
     "full": checkpoint,
-  }[name]
+  }
+  return wrappers[name]
 
 
 def build_model(
@@ -121,25 +145,26 @@ def build_model(
   attention: str = "plain",
   remat: str = "none",
 ) -> Model:
-  """Builds the model's functions; allocates nothing.
+  """Builds the functions of a model. It allocates no arrays.
 
   Args:
     shape: Sizes of the model.
     dtype: Compute dtype: float32, bfloat16, or float64 if JAX has it enabled
       and the parameters are cast to it. `init` draws parameters in fp32. With
-      bfloat16 the statistics of norms, softmax and logits are fp32 too.
-    unroll: Layers per iteration of the scan over layers; 0 means all. 1
-      compiles fastest, 0 runs fastest on CPU.
+      bfloat16 the statistics of norms, the softmax and the logits are in fp32.
+    unroll: Layers per iteration of the scan over layers; 0: all. 1 compiles
+      fastest, 0 runs fastest on CPU.
     attention: One of `plan.choices.ATTENTIONS` (`models.fused_attention`).
-    remat: What the backward pass of `apply` and `stream` computes again, one of
-      `plan.choices.REMATS`.
+    remat: One of `plan.choices.REMATS`: what the backward pass of `apply` and
+      `stream` computes again.
 
   Returns:
     A `Model`. Its functions are pure and may be jitted, differentiated,
     vmapped and used inside `shard_map`.
   """
   mix = named_attention(attention)
-  # Only one layer in each step of the scan is sure to stay in a loop.
+  # With several layers in an iteration of the scan, XLA may merge the forward
+  # of a layer with the forward that the backward computes again.
   wrap = remat_wrapper(remat, prevent_cse=unroll != 1)
 
   def module(key: Array) -> Decoder:
@@ -149,7 +174,8 @@ def build_model(
     return nnx.to_pure_dict(nnx.state(module(key), nnx.Param))
 
   abstract = nnx.eval_shape(lambda: module(jax.random.key(0)))
-  table, one_block = bound_module(abstract.embed), bound_module(abstract.blocks)
+  table = bound_module(abstract.embed)
+  one_block = bound_module(abstract.blocks)
   final_norm = bound_module(abstract.final_norm)
 
   def embed(
@@ -164,12 +190,12 @@ def build_model(
     bound = one_block(layer)
     if multiply is not None:
       _divert(bound, multiply)
-    return bound(x_TxD, length, segments=segments)[0]
+    x_TxD, _ = bound(x_TxD, length, segments=segments)
+    return x_TxD
 
   def logits(params: Params, x_TxD: Array) -> Array:
     x_TxD = final_norm(params["final_norm"])(x_TxD)
-    tied = shape.tied_head
-    head = params["embed"]["embedding"].T if tied else params["head"]["kernel"]
+    head = _head_kernel(params, shape)
     return wide_einsum("td,dv->tv", x_TxD, head.astype(dtype))
 
   def stream(
@@ -177,7 +203,7 @@ def build_model(
   ) -> Array:
     length = tokens_BxL.shape[1]
 
-    def layer(x_TxD: Array, leaves: Params):
+    def layer(x_TxD: Array, leaves: Params) -> tuple[Array, None]:
       run = wrap(lambda leaves, x: block(leaves, x, length, segments=segments))
       return run(leaves, x_TxD), None
 
@@ -201,9 +227,13 @@ def build_model(
   def decode(
     params: Params, tokens_BxL: Array, cache: Cache, start: int | Array
   ) -> tuple[Array, Cache]:
-    def layer(x_TxD: Array, of_layer: tuple[Params, Cache]):
-      leaves, cache = of_layer
-      return one_block(leaves)(x_TxD, tokens_BxL.shape[1], cache, start)
+    length = tokens_BxL.shape[1]
+
+    def layer(
+      x_TxD: Array, leaves_and_cache: tuple[Params, Cache]
+    ) -> tuple[Array, Cache]:
+      leaves, cache = leaves_and_cache
+      return one_block(leaves)(x_TxD, length, cache, start=start)
 
     x_TxD, cache = jax.lax.scan(
       layer,
@@ -212,4 +242,13 @@ def build_model(
     )
     return logits(params, x_TxD).reshape(*tokens_BxL.shape, -1), cache
 
-  return Model(shape, init, apply, embed, block, logits, decode, stream)
+  return Model(
+    shape=shape,
+    init=init,
+    apply=apply,
+    embed=embed,
+    block=block,
+    logits=logits,
+    decode=decode,
+    stream=stream,
+  )

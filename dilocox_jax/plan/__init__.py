@@ -1,1 +1,1 @@
-"""What a run does and sends, described without arrays (numpy only)."""
+"""The plan of a run: what it computes and sends, without JAX (numpy only)."""

@@ -1,7 +1,7 @@
-"""Names that a config chooses among.
+"""Names that a config can choose.
 
-They stand apart from the code that they choose, so that a config can be checked
-and a command line answered without the seconds that loading JAX takes.
+They are in a module without JAX, because loading JAX takes seconds. So a config
+can be checked, and a command line answered, at once.
 """
 
 import ast
@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 from dilocox_jax.checks import require
 
 Part = TypeVar("Part")
-# A function, or its place as "module:name", which is imported when it is used.
-# The plan names functions that need JAX in this way and does not load it.
+# A function, or where to import it from as "module:name". It is imported when
+# it is used. In this way the plan names functions that need JAX without loading
+# JAX.
 Lazy = Callable[..., Any] | str
 
 
 class Registry(dict[str, Part]):
-  """Parts of one kind by name, the package's own and those of extensions."""
+  """Parts of one kind by name, from this package and from extensions."""
 
   def __init__(self, kind: str):
     """Makes an empty registry of a kind, e.g. "codec"."""
@@ -35,32 +36,33 @@ class Registry(dict[str, Part]):
     Raises:
       ValueError: If the name is taken, or cannot be part of a config value.
     """
-    is_name = name.isidentifier()
-    require(is_name, f"{self._kind} {name!r}: a name has letters, digits and _")
+    require(
+      name.isidentifier(),
+      f"{self._kind} {name!r}: a name has letters, digits and _",
+    )
     require(name not in self, f"{self._kind} {name!r} is registered already")
     self[name] = part
 
 
 def check_lazy(what: str, reference: Any) -> None:
-  """Raises ValueError unless a value is a function or names its place.
+  """Raises ValueError unless a value is a function or a 'module:name'.
 
   Args:
     what: The part and role that the value is for, for the message.
     reference: The value to check.
   """
-  is_place = isinstance(reference, str) and reference.count(":") == 1
-  if not is_place and not callable(reference):
+  is_import_path = isinstance(reference, str) and reference.count(":") == 1
+  if not is_import_path and not callable(reference):
     raise ValueError(
       f"{what}={reference!r} must be a function or its 'module:name'"
     )
 
 
 def loaded(reference: Lazy) -> Callable[..., Any]:
-  """Returns the function that a reference stands for.
+  """Returns the function that a reference names. Imports it if necessary.
 
   Raises:
-    ValueError: If a place has no such module or function. The message is one
-      line.
+    ValueError: If there is no such module or function. The message is one line.
   """
   if not isinstance(reference, str):
     return reference
@@ -73,16 +75,17 @@ def loaded(reference: Lazy) -> Callable[..., Any]:
 
 
 def parts_of(text: str) -> list[tuple[str, dict[str, Any]]]:
-  """Returns name and settings of each part that a text names, joined by "+".
+  """Returns name and settings of each part that a text names.
 
-  "low_rank(rank=4)+int" is ("low_rank", {"rank": 4}) and ("int", {}). A value
-  is a number, or a text, which needs no quotes if it is a name.
+  For example, "low_rank(rank=4)+int" gives ("low_rank", {"rank": 4}) and
+  ("int", {}). A value is a number or a text. A text needs no quotes if it is a
+  name.
 
   Args:
-    text: Names, each with its settings behind it.
+    text: Names joined by "+". Settings may follow a name.
 
   Raises:
-    ValueError: If the text is not written like that.
+    ValueError: If the text has another form.
   """
   try:
     return list(_parts(ast.parse(text, mode="eval").body))
@@ -91,53 +94,65 @@ def parts_of(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def text_of_part(name: str, settings: Mapping[str, Any]) -> str:
-  """Returns a text of which `parts_of` makes this name and these settings."""
+  """Returns the text of one part, from which `parts_of` reads it again."""
   if not settings:
     return name
-  given = ", ".join(f"{key}={_text(value)}" for key, value in settings.items())
-  return f"{name}({given})"
+  texts = [f"{key}={_text(value)}" for key, value in settings.items()]
+  return f"{name}({', '.join(texts)})"
 
 
 def _text(value: Any) -> str:
-  is_name = isinstance(value, str) and value.isidentifier()
-  return value if is_name else repr(value)
+  """Returns a value as `parts_of` reads it, without quotes if it is a name."""
+  if isinstance(value, str) and value.isidentifier():
+    return value
+  return repr(value)
 
 
 def _parts(node: ast.expr) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Yields name and settings of each part in a parsed text."""
   match node:
     case ast.BinOp(left, ast.Add(), right):
       yield from _parts(left)
       yield from _parts(right)
     case ast.Name(name):
       yield name, {}
-    case ast.Call(ast.Name(name), [], given) if all(s.arg for s in given):
-      yield name, {str(s.arg): _value(s.value) for s in given}
+    case ast.Call(ast.Name(name), [], keywords) if all(
+      keyword.arg for keyword in keywords
+    ):
+      yield (
+        name,
+        {str(keyword.arg): _value(keyword.value) for keyword in keywords},
+      )
     case _:
       raise ValueError("neither a name nor a name with settings")
 
 
 def _value(node: ast.expr) -> Any:
-  """Returns a number or a text, which needs no quotes."""
-  return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+  """Returns the value of a setting. A name is a text without quotes."""
+  if isinstance(node, ast.Name):
+    return node.id
+  return ast.literal_eval(node)
 
 
 LAYOUTS = ("stacked", "mesh")  # Replicas share a device, or have their own.
-# "auto" stands for the best one on the devices (`config.platforms`).
+# "auto" is the best choice for the devices (`config.platforms`).
 COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
 ATTENTIONS = ("auto", "plain", "blockwise", "cudnn", "splash")
 STACKED_BY = ("auto", "map", "vmap")  # How stacked replicas are run.
 SCHEDULES = ("constant", "cosine", "wsd")  # Inner learning rates.
-REFERENCES = ("own", "mean")  # What a residual is measured against.
+# A residual is the difference to the replica's own message, or to the mean.
+REFERENCES = ("own", "mean")
 REMATS = ("none", "dots", "full")  # What a backward computes again.
 MEMORIES = ("device", "pinned_host")  # Where the outer state is kept.
-# What dispatches a delayed exchange: the window's program, or a thread.
+# A delayed exchange is a part of the window's program, or runs in a thread.
 DISPATCHES = ("auto", "round", "thread")
 
-SPLASH_LENGTH = 128  # That kernel's sequences are a multiple of it.
+# The kernel "splash" takes sequences whose length is a multiple of this.
+SPLASH_LENGTH = 128
 
 
 def check_splash_length(length: int) -> None:
-  """Raises ValueError unless the kernel takes sequences of so many tokens."""
+  """Raises ValueError unless "splash" takes sequences of `length` tokens."""
   require(
     length % SPLASH_LENGTH == 0,
     f"model.attention=splash needs sequences of a multiple of {SPLASH_LENGTH} "
@@ -148,8 +163,8 @@ def check_splash_length(length: int) -> None:
 
 # Options of optimizers that a config can set.
 ALL_OPTIONS = ("b1", "b2", "weight_decay", "momentum", "nesterov")
-# Options that common optimizers take, of those that a config can set. They are
-# checked without optax; of an optimizer that is not here, optax says the rest.
+# The options of `ALL_OPTIONS` that common optimizers take. They are checked
+# without optax. For all other optimizers, optax itself checks the options.
 OPTIMIZER_OPTIONS = {
   "adam": ("b1", "b2", "nesterov"),
   "adamw": ("b1", "b2", "weight_decay", "nesterov"),

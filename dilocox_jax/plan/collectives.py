@@ -1,16 +1,17 @@
 """Names of the collectives that average the messages of an exchange.
 
-A config chooses one by its name. The classes themselves need JAX, so they are
-named by their place and loaded when they are used (`aggregators.collective`).
+A config chooses a collective by its name. The classes of collectives need JAX.
+So this module only says where to import each class from, and the class is
+loaded when it is used (`aggregators.collective`).
 """
 
 from dilocox_jax.plan.choices import Lazy, Registry
 
 AUTO = "auto"  # The collective that sends the fewest bytes.
-# Replicas that are programs of their own exchange through a store: each writes
-# its message once, and reads those of the others.
+# Replicas without a common runtime exchange through a store. Each replica
+# writes its message once, and reads the messages of the others.
 MAILBOX = "mailbox"
-PAIRS = "pairs"  # Each replica exchanges with one other at a time.
+PAIRS = "pairs"  # Each replica exchanges with one other replica at a time.
 
 _FOLDER = "dilocox_jax.aggregators"
 

@@ -1,15 +1,17 @@
-"""The operations over replicas that an exchange consists of.
+"""The operations over replicas of which exchanges consist.
 
-An operation knows two things, and both stand in its class: the bytes that one
-replica sends, and the messages that it consists of. Bytes are counted by the
-trainer and the report; the simulator lets the messages travel over links.
+The class of an operation says how many bytes one replica sends, and which
+messages these are. The trainer and the report count the bytes. The simulator
+sends the messages over links.
 
-The bytes that one of M = 3 replicas sends when each has 1200 bytes of codes:
+For example, one of M = 3 replicas sends these bytes if each has 1200 bytes of
+codes:
 
     all-gather       2 x 1200 = 2400
     reduce-scatter   800 (two slices of 400 to their owners) + 2 x 400 = 1600
 
-With M = 9 they are 9600 and about 2140. For M = 2 both are 1200.
+With M = 9 the replica sends 9600 and about 2140 bytes. With M = 2 it sends 1200
+bytes in both cases.
 """
 
 import dataclasses
@@ -20,7 +22,7 @@ from dilocox_jax.checks import one_of
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-  """Messages that leave together: every replica i sends one to i + hop.
+  """Messages that are sent at the same time: every replica i sends to i + hop.
 
   Attributes:
     hop: Distance of the receiver: replica i sends to i + hop (modulo M).
@@ -39,9 +41,9 @@ class Operation:
 
   Attributes:
     operand_bytes: Size of one replica's operand (bytes).
-    turn: Number of messages of the same exchange, one after the other, whose
-      results the operation needs before it can begin. In low rank the left
-      factor has turn 0 and the right factor turn 1.
+    turn: Number of earlier turns of the same exchange whose results the
+      operation needs before it can begin. In low rank the left factor has
+      turn 0 and the right factor turn 1.
     kind: Name of the operation, e.g. "all_reduce".
   """
 
@@ -50,10 +52,10 @@ class Operation:
   kind: ClassVar[str] = ""
 
   def sent_bytes(self, num_replicas: int) -> int:
-    """Returns the bytes that a replica sends; it receives as many.
+    """Returns the number of bytes that a replica sends. It receives as many.
 
     Args:
-      num_replicas: Number of replicas, M; a single replica sends nothing.
+      num_replicas: Number of replicas, M. A single replica sends nothing.
     """
     raise NotImplementedError
 
@@ -61,18 +63,19 @@ class Operation:
     """Returns the messages of the operation, in order.
 
     Args:
-      num_replicas: Number of replicas, M; a single replica sends nothing.
+      num_replicas: Number of replicas, M. A single replica sends nothing.
     """
     raise NotImplementedError
 
 
 class AllReduce(Operation):
-  """Adds up the operands on a ring; every replica gets the sum.
+  """Adds up the operands on a ring. Every replica gets the sum.
 
-  In M - 1 messages a replica passes on the partial sum of a slice that it has
-  just received, so that in the end each has one slice of the sum. In M - 1
-  more messages these slices go round. With M = 3 and an operand of 1200 bytes
-  a replica sends four slices of 400 bytes.
+  With M - 1 messages each replica passes on the partial sum of a slice that it
+  has just received, so that each has one slice of the sum in the end. With
+  M - 1 more messages these slices are passed on to all replicas. For example,
+  with M = 3 and an operand of 1200 bytes a replica sends four slices of 400
+  bytes.
 
   Source: Patarasuk and Yuan, 2009, "Bandwidth optimal all-reduce".
   """
@@ -90,7 +93,7 @@ class AllReduce(Operation):
 
 
 class AllGather(Operation):
-  """Passes every operand round a ring; every replica gets all.
+  """Passes every operand along a ring. Every replica gets all operands.
 
   Source: Thakur et al., 2005, section 4.1.
   """
@@ -120,14 +123,14 @@ class AllToAll(Operation):
     return _share(num_replicas - 1, self.operand_bytes, num_replicas)
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns M - 1 messages of a slice each, to one after the other."""
+    """Returns M - 1 messages of a slice each, one for each other replica."""
     slice_bytes = self.operand_bytes / num_replicas
     hops = range(1, num_replicas)
     return [Send(hop=hop, size_bytes=slice_bytes) for hop in hops]
 
 
 class Broadcast(Operation):
-  """Passes one operand on, from replica 0 to 1, from 1 to 2 and so on."""
+  """Passes one operand from replica 0 to 1, from 1 to 2, and so on."""
 
   kind = "broadcast"
 
@@ -136,17 +139,19 @@ class Broadcast(Operation):
     return self.operand_bytes if num_replicas > 1 else 0
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns M - 1 messages, each of another sender."""
+    """Returns M - 1 messages, each with another sender."""
     size_bytes = float(self.operand_bytes)
-    senders = range(num_replicas - 1)
-    return [Send(1, size_bytes, sender=sender) for sender in senders]
+    return [
+      Send(hop=1, size_bytes=size_bytes, sender=sender)
+      for sender in range(num_replicas - 1)
+    ]
 
 
 class Permute(Operation):
   """Sends the operand of every replica to one other replica.
 
-  Which one is left to the program. The simulator lets it be the replica that
-  is M / 2 places further, which is the longest way on a ring of links.
+  The program decides which replica that is. The simulator takes the replica
+  i + M / 2, which is the longest way on a ring of links.
   """
 
   kind = "permute"
@@ -159,11 +164,12 @@ class Permute(Operation):
     """Returns a single message."""
     if num_replicas == 1:
       return []
-    return [Send(num_replicas // 2, float(self.operand_bytes))]
+    size_bytes = float(self.operand_bytes)
+    return [Send(hop=num_replicas // 2, size_bytes=size_bytes)]
 
 
 class StoreObject(Operation):
-  """Writes the operand into a store once, and reads those of the others."""
+  """Writes the operand into a store, and reads the operands of the others."""
 
   kind = "mailbox"
 
@@ -186,7 +192,7 @@ OPERATIONS: dict[str, type[Operation]] = {
 
 
 def operation(kind: str, operand_bytes: int, turn: int = 0) -> Operation:
-  """Returns the operation of a kind.
+  """Builds the operation of a kind.
 
   Args:
     kind: One of `OPERATIONS`, e.g. "all_reduce".

@@ -1,8 +1,9 @@
-"""How the inner steps behind an exchange are divided among its messages.
+"""Divides the inner steps that hide an exchange among its messages.
 
-A message that needs the result of the message before cannot travel with it. So
-the inner steps that hide an exchange are run in as many stretches as it has
-turns. A turn that sends more bytes gets more of the steps.
+An exchange may have several turns: a message that needs the result of an
+earlier message has a later turn. The inner steps that hide the exchange are run
+in as many stretches as it has turns. A turn that sends more bytes gets more of
+the steps.
 """
 
 import itertools
@@ -11,29 +12,29 @@ from typing import Any
 
 from dilocox_jax.plan.operations import Operation
 
-# Parts into which the inner steps behind an exchange are divided, at most.
+# The ends of stretches are counted in this many parts of all inner steps.
 PARTS = 1024
 
 
 def stretch_ends(
   operations: Sequence[Operation], num_replicas: int
 ) -> tuple[int, ...]:
-  """Divides the inner steps behind an exchange among its turns, by bytes.
+  """Divides the inner steps that hide an exchange among its turns, by bytes.
 
   Args:
     operations: Operations of one exchange, in order.
     num_replicas: Number of replicas, M.
 
   Returns:
-    Where the stretch of each turn ends, in `PARTS` of all steps. Turns of
-    3 MB and 1 MB give (768, 1024).
+    Where the stretch of each turn ends, in `PARTS` of all steps. For example,
+    turns of 3 MB and 1 MB give (768, 1024).
   """
-  num_turns = 1 + max((each.turn for each in operations), default=0)
+  num_turns = 1 + max((operation.turn for operation in operations), default=0)
   sent_bytes = [0] * num_turns
   for operation in operations:
     sent_bytes[operation.turn] += operation.sent_bytes(num_replicas)
   ends = list(itertools.accumulate(sent_bytes))
-  if not ends[-1]:
+  if ends[-1] == 0:  # Nothing is sent, so all turns get equally many steps.
     ends = list(range(1, num_turns + 1))
   return tuple(PARTS * end // ends[-1] for end in ends)
 
@@ -42,7 +43,7 @@ def stretches(num_steps: Any, ends: Sequence[int]) -> Iterator[Any]:
   """Yields the number of inner steps of every turn of an exchange.
 
   Args:
-    num_steps: Number of inner steps behind the exchange. It may be traced.
+    num_steps: Number of inner steps that hide the exchange. It may be traced.
     ends: Result of `stretch_ends`.
   """
   start = 0

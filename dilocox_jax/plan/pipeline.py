@@ -1,11 +1,12 @@
 """The order in which pipeline stages compute micro-batches.
 
-A schedule is one list of ticks for every stage. Which tick waits for which
-follows from the model, and how long a tick takes follows from the devices. The
+A schedule is one list of ticks for every stage. The dependencies between ticks
+follow from the model, and the duration of a tick follows from the devices. The
 simulator times these lists (`timeline`), and the train step executes them
-(`timetable`), so a predicted bubble is that of the program that runs.
+(`timetable`). So the predicted bubble is that of the program that runs.
 
-With p = 2 stages and m = 3 micro-batches, F for forward and B for backward:
+For example, with p = 2 stages and m = 3 micro-batches, F for forward and B for
+backward:
 
     gpipe   stage 0   F0 F1 F2 B2 B1 B0
             stage 1   F0 F1 F2 B2 B1 B0
@@ -26,7 +27,7 @@ ACTIONS = ("idle", "forward", "backward")
 
 
 class Tick(NamedTuple):
-  """The work of a stage at one place of its list.
+  """One entry of a stage's list.
 
   Attributes:
     action: "forward" or "backward".
@@ -41,16 +42,18 @@ class Tick(NamedTuple):
 class Pipeline:
   """The schedule of one step's micro-batches over the stages of a replica.
 
-  "gpipe" runs every forward, then every backward, the last micro-batch first
-  (Huang et al., 2018, arXiv 1811.06965, Figure 2c). In "1f1b" stage s runs p -
-  s - 1 forwards ahead, then forward and backward in turn, so it keeps at most p
-  - s micro-batches (Narayanan et al., 2019, PipeDream, for the order; with a
-  flush at the end of the step: 2021, arXiv 2104.04473, section 2.2.1).
+  "gpipe" runs all forwards, and then all backwards, the last micro-batch first
+  (Huang et al., 2018, arXiv 1811.06965, Figure 2c).
+
+  "1f1b" runs p - s - 1 forwards on stage s, and then alternates between forward
+  and backward. So a stage keeps the data of at most p - s micro-batches. The
+  order is from PipeDream (Narayanan et al., 2019); with a flush at the end of
+  the step it is in Narayanan et al., 2021, arXiv 2104.04473, section 2.2.1.
 
   Attributes:
     name: One of `PIPELINES`.
     num_stages: Number of stages, p.
-    num_micro_batches: Micro-batches in one step of the optimizer, m.
+    num_micro_batches: Number of micro-batches in an optimizer step, m.
   """
 
   name: str = dataclasses.field(metadata={"choices": PIPELINES})
@@ -58,34 +61,41 @@ class Pipeline:
   num_micro_batches: int = dataclasses.field(metadata={"at_least": 1})
 
   def __post_init__(self):
+    """Raises ValueError if a field is outside its limits."""
     check_limits(self)
 
   @property
   def num_saved_slots(self) -> int:
-    """Micro-batches whose data a stage keeps for backwards, at most."""
-    batches = self.num_micro_batches
-    return batches if self.name == "gpipe" else min(batches, self.num_stages)
+    """Most micro-batches whose data a stage keeps for backwards."""
+    if self.name == "gpipe":
+      return self.num_micro_batches
+    return min(self.num_micro_batches, self.num_stages)
 
   @property
   def num_output_slots(self) -> int:
-    """Micro-batches whose outputs wait on the last stage, at most."""
-    return self.num_micro_batches if self.name == "gpipe" else 1
+    """Most micro-batches whose outputs wait on the last stage."""
+    if self.name == "gpipe":
+      return self.num_micro_batches
+    return 1
 
   @property
   def timetable(self) -> "TickNumbers":
     """Table of the schedule that one compiled program executes.
 
-    Every action is done in the earliest tick that its dependencies allow.
+    Every action is in the earliest row that its dependencies allow.
     """
-    start_s = timeline(self, 1, 1).start_s
-    shape = 1 + int(max(start_s.values())), self.num_stages
-    action, micro_batch = np.zeros((2, *shape), np.int32)
-    for (stage, tick), row in start_s.items():
+    # If forward and backward take a second each, the start in seconds is the
+    # row of the table.
+    rows = timeline(self, forward_s=1, backward_s=1).start_s
+    shape = (1 + int(max(rows.values())), self.num_stages)
+    action = np.zeros(shape, np.int32)
+    micro_batch = np.zeros(shape, np.int32)
+    for (stage, tick), row in rows.items():
       action[int(row), stage] = ACTIONS.index(tick.action)
       micro_batch[int(row), stage] = tick.micro_batch
     return TickNumbers(
-      action,
-      micro_batch,
+      action=action,
+      micro_batch=micro_batch,
       saved_slot=micro_batch % self.num_saved_slots,
       output_slot=micro_batch % self.num_output_slots,
     )
@@ -99,24 +109,34 @@ class Pipeline:
       return forwards + backwards[::-1]
     num_ahead = self.num_stages - stage - 1
     ticks = forwards[:num_ahead]
-    for place, backward in enumerate(backwards, start=num_ahead):
-      ticks += [*forwards[place : place + 1], backward]
+    for index, backward in enumerate(backwards, start=num_ahead):
+      # After the last forward only backwards are left.
+      if index < len(forwards):
+        ticks.append(forwards[index])
+      ticks.append(backward)
     return ticks
 
   def dependencies(self, stage: int, tick: Tick) -> list[tuple[int, Tick]]:
-    """Lists stages and ticks that must have ended before a tick may start.
+    """Lists the ticks that must have ended before a tick may start.
 
-    If the stage differs, an activation or its gradient has to travel.
+    If such a tick is on another stage, that stage has to send an activation or
+    its gradient.
 
     Args:
-      stage: The stage whose list holds the tick.
+      stage: The stage whose list has the tick.
       tick: The tick.
+
+    Returns:
+      Pairs of a stage and a tick.
     """
     if tick.action == "forward":
-      return [(stage - 1, tick)] if stage else []
+      if stage == 0:
+        return []
+      return [(stage - 1, tick)]
     needed = [(stage, Tick("forward", tick.micro_batch))]
-    is_last = stage + 1 == self.num_stages
-    return needed if is_last else [*needed, (stage + 1, tick)]
+    if stage + 1 < self.num_stages:
+      needed.append((stage + 1, tick))
+    return needed
 
 
 class Timeline(NamedTuple):
@@ -134,7 +154,7 @@ class Timeline(NamedTuple):
   bubble_fraction: float
 
 
-# Every replica, and every setting that is compared, asks for the same one.
+# Cached, because all replicas and many compared settings have one timeline.
 @functools.lru_cache(maxsize=256)
 def timeline(
   pipeline: Pipeline, forward_s: float, backward_s: float, hop_s: float = 0.0
@@ -143,38 +163,47 @@ def timeline(
 
   Args:
     pipeline: The schedule.
-    forward_s: Forward of a micro-batch through one stage (s).
-    backward_s: Backward of a micro-batch through one stage (s).
+    forward_s: Duration of a micro-batch's forward through one stage (s).
+    backward_s: Duration of a micro-batch's backward through one stage (s).
     hop_s: Time from the end of a forward until another stage has its
-      activations, and likewise for a gradient (s); hops do not wait for each
-      other.
+      activations, and from the end of a backward until another stage has its
+      gradient (s). Hops do not wait for each other.
   """
-  work_s = {"forward": forward_s, "backward": backward_s}
-  left = [pipeline.order(stage) for stage in range(pipeline.num_stages)]
+  durations_s = {"forward": forward_s, "backward": backward_s}
+  remaining = [pipeline.order(stage) for stage in range(pipeline.num_stages)]
   free_s = [0.0] * pipeline.num_stages
-  start_s, end_s = {}, {}
-  while any(left):
-    for stage, ticks in enumerate(left):
+  start_s = {}
+  end_s = {}
+  while any(remaining):
+    for stage, ticks in enumerate(remaining):
       while ticks:
         needed = pipeline.dependencies(stage, ticks[0])
-        if not all(at in end_s for at in needed):
+        if not all(dependency in end_s for dependency in needed):
           break
-        # What another stage has computed takes a hop to arrive.
-        ready_s = [end_s[at] + hop_s * (at[0] != stage) for at in needed]
-        key = stage, ticks.pop(0)
-        start_s[key] = max(free_s[stage], *ready_s, 0.0)
-        end_s[key] = free_s[stage] = start_s[key] + work_s[key[1].action]
+        tick_start_s = free_s[stage]
+        for dependency in needed:
+          ready_s = end_s[dependency]
+          if dependency[0] != stage:
+            ready_s += hop_s
+          tick_start_s = max(tick_start_s, ready_s)
+        tick = ticks.pop(0)
+        tick_end_s = tick_start_s + durations_s[tick.action]
+        start_s[stage, tick] = tick_start_s
+        end_s[stage, tick] = tick_end_s
+        free_s[stage] = tick_end_s
   busy_s = pipeline.num_micro_batches * (forward_s + backward_s)
   step_s = max(free_s)
-  return Timeline(start_s, step_s, 1 - busy_s / step_s)
+  return Timeline(
+    start_s=start_s, step_s=step_s, bubble_fraction=1 - busy_s / step_s
+  )
 
 
 class TickNumbers(NamedTuple):
   """What each stage does in each tick, and the buffer slots of its data.
 
-  All devices run the same program, so a stage cannot follow a list of its own:
-  the stages move in lockstep, one row of this table at a time. 1F1B with p = 2
-  stages and m = 2 micro-batches takes six ticks:
+  All devices run the same program, so a stage cannot follow a list of its own.
+  The stages go through this table in lockstep, one row at a time. For example,
+  1F1B with p = 2 stages and m = 2 micro-batches takes six ticks:
 
       tick      0   1   2   3   4   5
       stage 0   F0  F1  .   B0  .   B1
@@ -182,7 +211,8 @@ class TickNumbers(NamedTuple):
 
   Arrays are int32 [num_ticks, num_stages]. At the end of every tick each stage
   sends its newest activations to the next stage, and its newest gradient to the
-  one before. Both schedules read them before newer ones arrive.
+  stage before. In both schedules a stage reads what has arrived before newer
+  activations or gradients arrive.
 
   Attributes:
     action: Index into `ACTIONS`.

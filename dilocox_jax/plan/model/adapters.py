@@ -1,7 +1,7 @@
-"""Which low-rank adapters stand beside the products of the built-in decoder.
+"""The low-rank adapters that a run adds to the built-in decoder.
 
-Like the shapes of a model this needs no JAX, so plans and estimates of memory
-know adapters too. `models.adapters` trains them.
+This module needs no JAX, like the shapes of a model. So plans and estimates of
+memory know adapters too. `models.adapters` trains them.
 """
 
 import dataclasses
@@ -11,14 +11,16 @@ from collections.abc import Mapping
 from dilocox_jax.checks import check_limits, known, limited
 from dilocox_jax.field_facts import ReadIf, setting
 
-DOWN, UP = "lora_a", "lora_b"  # Beside the kernel: [I, R] and [R, O].
+# Names of the two adapter matrices of a kernel [I, O].
+DOWN = "lora_a"  # [I, R]
+UP = "lora_b"  # [R, O]
 
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-  """Low-rank adapters beside products of the layers; the rest is frozen.
+  """Low-rank adapters of products of the layers. All other leaves are frozen.
 
-  x @ kernel becomes x @ kernel + (alpha / rank) (x @ a) @ b, with b = 0 first.
+  x @ kernel becomes x @ kernel + (alpha / rank) (x @ a) @ b. At first b is 0.
 
   Source: Hu et al., 2021, arXiv 2106.09685.
   """
@@ -33,11 +35,12 @@ class Lora:
   products: str = setting("query,value", read_if=ReadIf("lora.rank", bool))
 
   def __post_init__(self):
+    """Raises ValueError if a field is outside its limits."""
     check_limits(self, "lora.")
 
   @property
   def scale(self) -> float:
-    """What the product of an adapter's two matrices is multiplied with."""
+    """Factor of the product of an adapter's two matrices."""
     return self.alpha / self.rank
 
   @property
@@ -51,8 +54,8 @@ class Lora:
     """Returns the shape of every leaf of the adapters, by path.
 
     Args:
-      model: Shapes of the model's leaves by path, of which the kernels of
-        layers are "blocks/.../NAME/kernel" [layers, inputs, outputs].
+      model: Shapes of the model's leaves by path. Kernels of the layers are at
+        "blocks/.../NAME/kernel", [layers, inputs, outputs].
 
     Raises:
       ValueError: If the model lacks a product.
@@ -62,12 +65,12 @@ class Lora:
       for path, shape in model.items()
       if path.startswith("blocks/") and path.endswith("/kernel")
     }
-    have = {path.split("/")[-1]: path for path in kernels}
-    made: dict[str, tuple[int, ...]] = {}
+    path_of_name = {path.split("/")[-1]: path for path in kernels}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name in self.names:
-      known("product of lora.products", name, have)
-      path = have[name]
+      known("product of lora.products", name, path_of_name)
+      path = path_of_name[name]
       layers, inputs, outputs = kernels[path]
-      made[f"{path}/{DOWN}"] = layers, inputs, self.rank
-      made[f"{path}/{UP}"] = layers, self.rank, outputs
-    return made
+      shapes[f"{path}/{DOWN}"] = (layers, inputs, self.rank)
+      shapes[f"{path}/{UP}"] = (layers, self.rank, outputs)
+    return shapes

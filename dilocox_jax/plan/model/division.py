@@ -2,13 +2,14 @@
 
 A replica may be spread over data shards and pipeline stages. Parameters, the
 states of both optimizers, residuals and pseudo-gradients in flight are all
-divided in the same way. So a device holds only its share of every array. The
+divided in the same way. So a device holds only its part of every array. The
 table `_RULES` says how a leaf is divided, by the leaf's path.
 
-With 2 data shards and 2 stages, a kernel of 4 layers [4, 128, 344] is divided
-into [2, 64, 344] on each of the 4 devices: layers by stage, rows by data shard.
-If stages do not keep their layers, (_WHOLE, _ALL, _WHOLE) is used. It divides
-the rows among all 4 devices, so each device holds [4, 32, 344].
+For example, with 2 data shards and 2 stages a kernel of 4 layers [4, 128, 344]
+is divided into [2, 64, 344] on each of the 4 devices: layers by stage, rows by
+data shard. If stages do not keep their layers, the spec (_WHOLE, _ALL, _WHOLE)
+is used. It divides the rows among all 4 devices, so each device holds
+[4, 32, 344].
 """
 
 import dataclasses
@@ -25,14 +26,17 @@ from dilocox_jax.plan.model.shapes import ModelShape
 # axes that divide this dimension, outermost first.
 Spec = tuple[tuple[str, ...], ...]
 
-DATA_AXIS, STAGE_AXIS = "data", "stage"
-_DATA, _STAGE, _WHOLE = (DATA_AXIS,), (STAGE_AXIS,), ()
+DATA_AXIS = "data"
+STAGE_AXIS = "stage"
+_DATA = (DATA_AXIS,)
+_STAGE = (STAGE_AXIS,)
+_WHOLE = ()
 _ALL = (DATA_AXIS, STAGE_AXIS)
 _BY_LAYER = (STAGE_AXIS, DATA_AXIS)
 
-# Ways to divide the last dimensions of a leaf, the best way first. `Division`
-# takes the first way in which all sizes are divisible. If no way fits, every
-# device keeps the whole leaf. Ways that put layers on stages come first. They
+# Specs of the last dimensions of a leaf, the best one first. `Division` takes
+# the first spec for which all sizes are divisible. If there is none, every
+# device keeps the whole leaf. Specs that put layers on stages come first. They
 # are skipped if stages do not keep their layers.
 _MATRICES = (
   (_STAGE, _DATA, _WHOLE),
@@ -46,8 +50,8 @@ _MATRICES = (
   (_WHOLE, _DATA, _WHOLE),
   (_WHOLE, _WHOLE, _DATA),
 )
-# Of a table with a row or a column for every token, data shards divide the
-# tokens if they can (`Division.divided_tables`).
+# A table has a row or a column for every token. Data shards divide the tokens
+# if they can (`Division.divided_tables`).
 _TABLE = (
   (_ALL, _WHOLE),
   (_DATA, _STAGE),
@@ -59,8 +63,8 @@ _TABLE = (
   (_WHOLE, _DATA),
 )
 
-# Each line has a pattern of leaf paths, and the ways to divide such a leaf. The
-# last two are for leaves that a model has named itself.
+# Each line has a pattern of leaf paths, and the specs of such a leaf. The last
+# two lines are for leaves with names that a user's model has chosen.
 _RULES: tuple[tuple[str, tuple[Spec, ...]], ...] = (
   (r"(^|/)blocks/.*/kernel(/right)?$", _MATRICES),
   (r"(^|/)blocks/.*/(scale|bias)$", ((_STAGE, _WHOLE),)),
@@ -80,14 +84,14 @@ _TOKEN_DIMENSIONS = {"embed/embedding": 0, "head/kernel": 1}
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-  """Says how a replica is divided among its devices.
+  """The division of a replica among its devices.
 
   Attributes:
-    num_data_shards: Number of devices that share a stage. Each of them reads
-      its own share of a batch and keeps its share of every array.
+    num_data_shards: Number of devices of a stage. Each of them reads its part
+      of a batch and keeps its part of every array.
     num_stages: Number of pipeline stages.
     layers_on_stages: Whether a stage keeps the layers that it computes. If
-      not, every device keeps a share of each layer. It is False if stages have
+      not, every device keeps a part of each layer. It is False if stages have
       unequal numbers of layers, or if a fragment has layers of several stages.
   """
 
@@ -96,6 +100,7 @@ class Division:
   layers_on_stages: bool = True
 
   def __post_init__(self):
+    """Raises ValueError if a field is outside its limits."""
     check_limits(self)
 
   @property
@@ -112,44 +117,59 @@ class Division:
       shape: Shape of the leaf in one replica. Dimensions in front of those of
         the model's leaf are not divided.
     """
-    rules = (ways for pattern, ways in _RULES if re.search(pattern, path))
-    return self._first_even(next(rules), shape)
+    for pattern, specs in _RULES:
+      if re.search(pattern, path):
+        return self._first_even(specs, shape)
+    raise AssertionError("the last pattern matches every path")
 
-  def _first_even(self, ways: tuple[Spec, ...], shape: tuple[int, ...]) -> Spec:
-    """Returns the first way that divides a shape evenly, else no division."""
-    for way in ways:
-      if way[0] == _STAGE and not self.layers_on_stages:
+  def _first_even(
+    self, specs: tuple[Spec, ...], shape: tuple[int, ...]
+  ) -> Spec:
+    """Returns the first spec that divides a shape evenly.
+
+    Args:
+      specs: Specs of the last dimensions.
+      shape: Shape of the leaf.
+
+    Returns:
+      Spec of all dimensions. If none divides the shape evenly, it divides no
+      dimension.
+    """
+    for spec in specs:
+      if spec[0] == _STAGE and not self.layers_on_stages:
         continue
-      num_leading = len(shape) - len(way)
-      spec = (_WHOLE,) * num_leading + way
-      if num_leading >= 0 and self.divides(spec, shape):
-        return spec
+      num_leading = len(shape) - len(spec)
+      whole_spec = (_WHOLE,) * num_leading + spec
+      if num_leading >= 0 and self.divides(whole_spec, shape):
+        return whole_spec
     return (_WHOLE,) * len(shape)
 
   def divided_tables(self, shape: ModelShape) -> frozenset[str]:
     """Returns the paths of tables whose tokens are divided by data shard.
 
-    Their products are computed by the shards together (`inner.vocabulary`), so
-    no device needs such a table whole.
+    The shards compute the products of such a table together
+    (`inner.vocabulary`), so no device needs the whole table.
 
     Args:
       shape: Sizes of the model.
     """
+    if self.num_data_shards == 1:
+      return frozenset()
     leaves = shape.parameter_shapes
-    return frozenset(
-      path
-      for path, dimension in _TOKEN_DIMENSIONS.items()
-      if self.num_data_shards > 1
-      and path in leaves
-      and DATA_AXIS in self.spec(path, leaves[path])[dimension]
-    )
+    paths = set()
+    for path, dimension in _TOKEN_DIMENSIONS.items():
+      if path in leaves:
+        axes = self.spec(path, leaves[path])[dimension]
+        if DATA_AXIS in axes:
+          paths.add(path)
+    return frozenset(paths)
 
   def divides(self, spec: Spec, shape: tuple[int, ...]) -> bool:
-    """Whether every dimension is divisible by the number of its shards.
+    """Returns whether every size is divisible by the number of its shards.
 
     Args:
-      spec: Mesh axes that divide each dimension; empty where none does.
-      shape: Sizes of as many dimensions.
+      spec: Mesh axes that divide each dimension; empty if none does.
+      shape: Sizes of the same dimensions.
     """
     pairs = zip(spec, shape, strict=True)
     return all(size % self.num_shards(axes) == 0 for axes, size in pairs)
@@ -160,10 +180,10 @@ class Division:
     return math.prod(sizes[axis] for axis in axes)
 
   def flat_spec(self, shape: tuple[int, ...]) -> Spec | None:
-    """Finds a way to divide an array evenly among all devices.
+    """Returns a spec that divides an array evenly among all devices.
 
-    Layers are divided by stage and the next dimension by data shard, if both
-    are divisible. Else all devices divide the first dimension that fits.
+    Stages divide the layers and data shards the next dimension, if both are
+    divisible. Otherwise all devices divide the first divisible dimension.
 
     Args:
       shape: Shape of an array whose first dimension counts layers.
@@ -171,22 +191,26 @@ class Division:
     Returns:
       The mesh axes of each dimension, or None if no dimension is divisible.
     """
-    undivided = (_WHOLE,) * (len(shape) - 1)
-    ways = [(_STAGE, _DATA, *undivided[1:])] if undivided else []
-    ways += [
-      (*undivided[:dimension], _BY_LAYER, *undivided[dimension:])
-      for dimension in range(len(shape))
-    ]
-    return next((way for way in ways if self.divides(way, shape)), None)
+    others = (_WHOLE,) * (len(shape) - 1)
+    specs: list[Spec] = []
+    if others:
+      specs.append((_STAGE, _DATA, *others[1:]))
+    for dimension in range(len(shape)):
+      specs.append((*others[:dimension], _BY_LAYER, *others[dimension:]))
+    for spec in specs:
+      if self.divides(spec, shape):
+        return spec
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
 class StageLayers:
-  """Says which layers each pipeline stage computes.
+  """The layers that each pipeline stage computes.
 
-  Stages have neighboring layers, and as equally many as possible. Those with
-  one more come first, because the last stage also computes the head. Five
-  layers over two stages are 0 to 2, and 3 and 4.
+  A stage has neighboring layers, and the numbers of layers are as equal as
+  possible. Stages with one more layer come first, because the last stage also
+  computes the head. For example, five layers over two stages are the layers 0
+  to 2, and 3 and 4.
 
   Attributes:
     num_layers: Number of layers of the model.
@@ -197,6 +221,7 @@ class StageLayers:
   num_stages: int
 
   def __post_init__(self):
+    """Raises ValueError if there are more stages than layers."""
     require(
       self.num_stages <= self.num_layers,
       f"num_layers={self.num_layers} cannot be cut into num_stages="
@@ -207,9 +232,9 @@ class StageLayers:
   def table(self) -> np.ndarray:
     """Indices of the layers of each stage, [S, K] int32.
 
-    K is the number of layers of the longest stage. In a shorter one the last
-    entry is `num_layers`, which is no layer. The example above has the table
-    [[0, 1, 2], [3, 4, 5]].
+    K is the number of layers of the longest stage. In a shorter stage the last
+    entry is `num_layers`, which is not a layer. The example of the class has
+    the table [[0, 1, 2], [3, 4, 5]].
     """
     parts = np.array_split(np.arange(self.num_layers), self.num_stages)
     table = np.full((len(parts), len(parts[0])), self.num_layers, np.int32)

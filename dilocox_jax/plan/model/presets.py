@@ -1,7 +1,7 @@
 """Named model sizes, shared by configs, tests and tables.
 
-A preset is only a `ModelShape`: it can be counted, planned and simulated
-without building anything.
+A preset is a `ModelShape`. So its parameters can be counted, and its runs
+planned and simulated, without building the model.
 """
 
 import inspect
@@ -16,19 +16,20 @@ MODEL_PRESETS: Registry[ModelShape] = Registry("model")
 
 
 def register_model(name: str, shape: ModelShape) -> None:
-  """Makes a model known under a name, for `model.preset`.
+  """Registers a model under a name, for `model.preset`.
 
   Args:
     name: The name, e.g. "tiny".
-    shape: Sizes of the model. A class of its own says with `builder` what
-      builds the model, and with `block_shapes` which parameters a layer has.
+    shape: Sizes of the model. A subclass of `ModelShape` says with `builder`
+      what builds the model, and with `block_shapes` which parameters a layer
+      has.
 
   Raises:
-    ValueError: If the name is taken, it is no shape, a class of its own says
-      only one of the two, or its builder cannot be called as
+    ValueError: If the name is taken, it is no shape, a subclass has only one of
+      the two, or its builder cannot be called like
       `models.transformer.build_model`.
   """
-  kind, roles = type(shape), ("builder", "block_shapes")
+  kind = type(shape)
   is_shape = hasattr(kind, "builder")
   require(is_shape, f"model {name!r}: {shown(shape)} must be a ModelShape")
   check_lazy(f"model {name!r}: builder", kind.builder)
@@ -37,13 +38,20 @@ def register_model(name: str, shape: ModelShape) -> None:
     try:
       inspect.signature(kind.builder).bind(shape, **options)
     except TypeError as error:
-      said = f"builder must take (shape, *, {', '.join(options)})"
-      raise ValueError(f"model {name!r}: {said}: {error}") from error
-  own = [r for r in roles if getattr(kind, r) != getattr(ModelShape, r)]
+      raise ValueError(
+        f"model {name!r}: builder must take (shape, *, {', '.join(options)}): "
+        f"{error}"
+      ) from error
+  attributes = ("builder", "block_shapes")
+  overridden = [
+    attribute
+    for attribute in attributes
+    if getattr(kind, attribute) != getattr(ModelShape, attribute)
+  ]
   require(
-    len(own) != 1,
-    f"model {name!r}: {kind.__name__} has a {own} of its own, but the "
-    f"transformer's otherwise: give it both of {roles}",
+    len(overridden) != 1,
+    f"model {name!r}: {kind.__name__} has a {overridden} of its own, but the "
+    f"transformer's otherwise: give it both of {attributes}",
   )
   MODEL_PRESETS.add(name, shape)
 
@@ -52,14 +60,15 @@ def _chinchilla(num_layers: int, ff_dim: int, num_heads: int) -> ModelShape:
   """Returns a model of Streaming DiLoCo, arXiv 2501.18512, table 2.
 
   The hidden dim of the table is that of the MLP. The paper does not say whether
-  the MLP has two matrices (the width of 4 D suggests it) or whether the head is
-  tied (it is here, as 35M is then 35.3 million parameters).
+  the MLP has two matrices. The width of 4 D suggests it. The paper does not say
+  either whether the head is tied. It is tied here, because then the model 35M
+  has 35.3 million parameters.
   """
   return ModelShape(
-    num_layers,
-    ff_dim // 4,
-    num_heads,
-    ff_dim,
+    num_layers=num_layers,
+    model_dim=ff_dim // 4,
+    num_heads=num_heads,
+    ff_dim=ff_dim,
     vocab_size=32000,
     activation="gelu",
     qk_norm=True,
@@ -67,30 +76,33 @@ def _chinchilla(num_layers: int, ff_dim: int, num_heads: int) -> ModelShape:
   )
 
 
-# The numbers of a shape are its layers, width D, heads N, width F of the MLP
-# and vocabulary V, in this order.
+# The five numbers of each shape are the number of layers, the width D, the
+# number of heads N, the width F of the MLP and the vocabulary V, in this order.
 for _name, _shape in {
-  # The project's default: it trains to something readable in minutes on two CPU
-  # cores. With F = 344, SwiGLU's three matrices have about as many parameters
-  # as GELU's two with F = 4 D = 512: 3 x 344 = 1032 and 2 x 512 = 1024 columns.
+  # The project's default. It writes something readable after minutes of
+  # training on two CPU cores. With F = 344, SwiGLU's three matrices have about
+  # as many parameters as GELU's two with F = 4 D = 512: 3 x 344 = 1032 and
+  # 2 x 512 = 1024 columns.
   "tiny": ModelShape(4, 128, 4, 344, BYTE_VOCABULARY),
-  # A model for tests. It is small enough for loops in numpy, and has two of
-  # everything that is stacked.
+  # A model for tests. It is small enough for loops in numpy, and has two layers
+  # and two heads.
   "nano": ModelShape(2, 16, 2, 24, BYTE_VOCABULARY),
-  # Two sizes between tiny and the papers': hours on one accelerator. They read
-  # bytes too; model.vocab_size sets another vocabulary.
+  # Two sizes between "tiny" and the models of the papers. They train in hours
+  # on one accelerator. They read bytes; model.vocab_size sets another
+  # vocabulary.
   "small": ModelShape(8, 512, 8, 1376, BYTE_VOCABULARY),
   "medium": ModelShape(12, 768, 12, 2048, BYTE_VOCABULARY),
-  # OpenDiLoCo's two models (arXiv 2407.07852): the larger has the sizes of
-  # TinyLlama (Zhang et al. 2024, arXiv 2401.02385); those of the smaller are
-  # recalled, and its name leaves out both tables.
+  # OpenDiLoCo's two models (arXiv 2407.07852). The larger one has the sizes of
+  # TinyLlama (Zhang et al. 2024, arXiv 2401.02385). The sizes of the smaller
+  # one are recalled, and the number in its name does not count its two tables.
   "llama_150m": ModelShape(12, 1024, 16, 2688, 32000, norm_epsilon=1e-5),
   "llama_1_1b": ModelShape(
     22, 2048, 32, 5632, 32000, num_kv_heads=4, norm_epsilon=1e-5
   ),
-  # DiLoCoX's two models (arXiv 2506.21263, by their names; OPT is of Zhang et
-  # al. 2022, arXiv 2205.01068, table 1; sizes of the large one recalled,
-  # unverified, and without the biases of Qwen: model.biases=qkv adds them).
+  # DiLoCoX's two models (arXiv 2506.21263), which the paper only names. The
+  # sizes of OPT are from Zhang et al. 2022, arXiv 2205.01068, table 1. The
+  # sizes of the large model are recalled and unverified. The biases of Qwen are
+  # left out; model.biases=qkv adds them.
   "opt_1_3b": ModelShape(
     24,
     2048,

@@ -1,1 +1,1 @@
-"""When which fragment is sent and applied."""
+"""Schedules: when each fragment is sent and applied."""

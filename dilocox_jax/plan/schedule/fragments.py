@@ -1,18 +1,18 @@
 """Fragments: parts of the parameter tree that are sent together.
 
 A model's blocks are stacked: every leaf under "blocks" has a leading layer
-axis. Fragment 0 is everything else (embedding, final norm, head); fragments
-1 to P - 1 share the layers. With P = 1 the whole tree is fragment 0. The
-layers of a fragment are a row of a table, so a program can pick a fragment by
-its number and does not grow with P.
+axis. Fragment 0 has all other leaves (embedding, final norm, head). Fragments 1
+to P - 1 divide the layers. With P = 1 the whole tree is fragment 0. The layers
+of a fragment are a row of a table, so a program can choose a fragment by its
+index and does not grow with P.
 
-If the order is "sliced" or "interleaved", a fragment has no layers of its own
-but some rows of every leaf. So fragments are equal for any P, also in a model
-of few layers. A slice has neighboring rows, or every P-th row. Devices that
-divide the rows of a replica have a part of each interleaved slice, so none has
-to send rows to another one before an exchange.
+If the order is "sliced" or "interleaved", a fragment has some rows of every
+leaf instead of some layers. So fragments have equal sizes for any P, also in a
+model of few layers. A slice has neighboring rows, or every P-th row. If devices
+divide the rows of a replica, each has a part of each interleaved slice. So no
+device has to send rows to another one before an exchange.
 
-A tree of somebody else's may also be divided by whole leaves.
+The tree of a user's own model may also be divided by whole leaves.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from dilocox_jax.checks import one_of
 BLOCKS = "blocks"  # Top-level key of the stacked leaves.
 ORDERS = ("sequential", "strided", "sliced", "interleaved")
 Shape = tuple[int, ...]
-Shapes = Mapping[str, Shape]  # Of leaves by path.
+Shapes = Mapping[str, Shape]  # Shapes of leaves by path.
 SLICED = ORDERS[2:]  # Orders in which fragments have rows of every leaf.
 
 
@@ -48,6 +48,7 @@ class Fragments:
   order: str = "strided"
 
   def __post_init__(self):
+    """Raises ValueError if there are too many fragments, or no such order."""
     one_of("fragment_order", self.order, ORDERS)
     if self.num_fragments > max(self.num_layers, 1) and not self.is_sliced:
       raise ValueError(
@@ -61,29 +62,36 @@ class Fragments:
     return self.order in SLICED
 
   def layers(self, fragment: int) -> np.ndarray:
-    """Returns the layers of a fragment, ascending (P > 1 and no slices)."""
-    groups, layers = self.num_fragments - 1, np.arange(self.num_layers)
-    if not fragment:
+    """Returns the indices of the layers of a fragment, ascending.
+
+    There must be more than one fragment, and fragments must not be slices.
+
+    Args:
+      fragment: Index of the fragment. Fragment 0 has no layers.
+    """
+    num_layer_fragments = self.num_fragments - 1
+    layers = np.arange(self.num_layers)
+    if fragment == 0:
       return layers[:0]
     if self.order == "sequential":
-      return np.array_split(layers, groups)[fragment - 1]
-    return layers[fragment - 1 :: groups]
+      return np.array_split(layers, num_layer_fragments)[fragment - 1]
+    return layers[fragment - 1 :: num_layer_fragments]
 
   @property
   def layer_table(self) -> np.ndarray:
-    """Layers of fragments 1 to P - 1, a row [K] int32 for each.
+    """Layers of fragments 1 to P - 1, [P - 1, K] int32.
 
     K is the number of layers of the longest fragment. Shorter rows end in
-    `num_layers`, which is no layer. With P = 4, seven layers are divided into
+    `num_layers`, which is not a layer. With P = 4, seven layers are divided as
 
         strided     0 3 6      sequential   0 1 2
                     1 4 7                   3 4 7
                     2 5 7                   5 6 7
     """
-    groups = 0 if self.is_sliced else self.num_fragments - 1
-    width = -(-self.num_layers // groups) if groups else 0
-    table = np.full((groups, width), self.num_layers, np.int32)
-    for row in range(groups):
+    num_rows = 0 if self.is_sliced else self.num_fragments - 1
+    width = -(-self.num_layers // num_rows) if num_rows else 0
+    table = np.full((num_rows, width), self.num_layers, np.int32)
+    for row in range(num_rows):
       layers = self.layers(row + 1)
       table[row, : len(layers)] = layers
     return table
@@ -91,24 +99,33 @@ class Fragments:
   def slices(self, path: str, shape: Shape) -> tuple[Shape, int]:
     """Returns the shape of a leaf in slices, [..., parts, P, rows, ...].
 
-    Parts are of neighboring rows. With 6 rows and P = 2, slice 1 has rows 3 to
-    5 in one part ("sliced"), or the rows 1, 3 and 5 in three ("interleaved").
-    Rows of zeros fill up what P does not divide. A leaf is sliced along the
-    axis after the layers, and one that has no other axis along its layers.
+    A slice has several parts, each of neighboring rows. With 6 rows and P = 2,
+    slice 1 has rows 3 to 5 in one part ("sliced"), or the rows 1, 3 and 5 in
+    three parts ("interleaved"). If P does not divide the rows, rows of zeros
+    fill up the last slices. A stacked leaf is sliced along the axis after the
+    layers, or along the layers if it has no other axis. Any other leaf is
+    sliced along its first axis.
 
     Args:
       path: Path of the leaf.
-      shape: Its shape. A single number counts as one row.
+      shape: Shape of the leaf. A single number counts as one row.
 
     Returns:
-      The shape, and the axis of the parts in it.
+      The shape, and the index of the axis `parts` in it.
     """
-    shape, count = shape or (1,), self.num_fragments
+    shape = shape or (1,)
     axis = min(int(is_stacked(path)), len(shape) - 1)
-    width = -(-shape[axis] // count)
-    parts = width if self.order == "interleaved" else 1
-    rows = width // max(parts, 1)
-    return (*shape[:axis], parts, count, rows, *shape[axis + 1 :]), axis
+    slice_rows = -(-shape[axis] // self.num_fragments)
+    num_parts = slice_rows if self.order == "interleaved" else 1
+    part_rows = slice_rows // max(num_parts, 1)
+    sliced_shape = (
+      *shape[:axis],
+      num_parts,
+      self.num_fragments,
+      part_rows,
+      *shape[axis + 1 :],
+    )
+    return sliced_shape, axis
 
   def shapes(self, fragment: int, shapes: Shapes) -> dict[str, Shape]:
     """Returns the leaf shapes of one fragment.
@@ -118,9 +135,8 @@ class Fragments:
       shapes: Leaf shapes of the whole tree by path ("blocks/..." are stacked).
 
     Returns:
-      Shapes by path. All fragments of layers are kept and sent with as many
-      layers as the longest has; shorter ones are filled up with zeros. So are
-      slices.
+      Shapes by path. All fragments of layers have as many layers as the longest
+      one; zeros fill up shorter fragments. Zeros fill up slices, too.
     """
 
     def sliced(path: str) -> Shape:
@@ -132,50 +148,60 @@ class Fragments:
       return dict(shapes)
     if self.is_sliced:
       return {path: sliced(path) for path in shapes}
-    if not fragment:
-      return {k: v for k, v in shapes.items() if not is_stacked(k)}
-    count = self.layer_table.shape[1]
-    return {k: (count, *v[1:]) for k, v in shapes.items() if is_stacked(k)}
+    if fragment == 0:
+      return {
+        path: shape for path, shape in shapes.items() if not is_stacked(path)
+      }
+    num_layers = self.layer_table.shape[1]
+    return {
+      path: (num_layers, *shape[1:])
+      for path, shape in shapes.items()
+      if is_stacked(path)
+    }
 
 
 def is_stacked(path: str) -> bool:
-  """Whether the first axis of the leaf at a path is the layer.
+  """Returns whether the first axis of a leaf is the layer axis.
 
-  It is below "blocks", as in "blocks/query/kernel", unless a number follows as
-  in "blocks/0/kernel". Then each layer has leaves of its own.
+  It is for a leaf below "blocks", as "blocks/query/kernel". If a number follows
+  "blocks", as in "blocks/0/kernel", each layer has leaves of its own, and they
+  have no layer axis.
 
   Args:
     path: Keys of the leaf, joined by "/".
   """
-  first, _, rest = path.partition("/")
-  return first == BLOCKS and not rest.split("/", 1)[0].isdigit()
+  first_key, _, other_keys = path.partition("/")
+  second_key = other_keys.split("/", 1)[0]
+  return first_key == BLOCKS and not second_key.isdigit()
 
 
 def stacked_shape(path: str, shape: Shape) -> Shape:
   """Returns the shape of a leaf with a layer axis, [num_layers, ...].
 
-  Codecs compress each layer by itself. A leaf that is not stacked has one.
+  Codecs compress each layer by itself. A leaf that is not stacked is one layer.
 
   Args:
     path: Keys of the leaf, joined by "/".
     shape: Shape of the leaf.
   """
-  return tuple(shape) if shape and is_stacked(path) else (1, *shape)
+  if shape and is_stacked(path):
+    return tuple(shape)
+  return (1, *shape)
 
 
 def balanced(shapes: Shapes, num_fragments: int) -> dict[str, int]:
   """Divides whole leaves such that the largest fragment stays small.
 
-  Leaves are given out from the largest to the smallest, each to the fragment
-  that has the fewest values so far. Example: leaves of 6, 5, 4 and 3 values in
-  two fragments make (6, 3) and (5, 4).
+  Leaves are assigned from the largest to the smallest, each to the fragment
+  that has the fewest values so far. For example, leaves of 6, 5, 4 and 3 values
+  make the two fragments (6, 3) and (5, 4).
 
   Args:
     shapes: Leaf shapes by path.
     num_fragments: P, at most the number of leaves.
 
   Returns:
-    The number of every leaf's fragment, by path.
+    Index of the fragment of every leaf, by path.
 
   Raises:
     ValueError: If there are fewer leaves than fragments.
@@ -186,11 +212,13 @@ def balanced(shapes: Shapes, num_fragments: int) -> dict[str, int]:
       f"the tree, {len(shapes)}: lower it, or give fragments yourself"
     )
   sizes = {path: math.prod(shape) for path, shape in shapes.items()}
-  totals, owner = [0] * num_fragments, {}
+  fragment_sizes = [0] * num_fragments
+  fragments = {}
   for path in sorted(sizes, key=lambda path: (-sizes[path], path)):
-    owner[path] = fragment = totals.index(min(totals))
-    totals[fragment] += sizes[path]
-  return {path: owner[path] for path in shapes}
+    smallest = fragment_sizes.index(min(fragment_sizes))
+    fragments[path] = smallest
+    fragment_sizes[smallest] += sizes[path]
+  return {path: fragments[path] for path in shapes}
 
 
 def by_path(
@@ -201,24 +229,24 @@ def by_path(
   Args:
     shapes: Leaf shapes by path.
     num_fragments: P.
-    fragment_of: From a path to the number of its fragment, 0 to P - 1.
+    fragment_of: Function from a path to the index of its fragment, 0 to P - 1.
 
   Returns:
-    The number of every leaf's fragment, by path.
+    Index of the fragment of every leaf, by path.
 
   Raises:
-    ValueError: If a number is out of range or a fragment has no leaf.
+    ValueError: If an index is out of range or a fragment has no leaf.
   """
-  owner = {path: fragment_of(path) for path in shapes}
-  for path, number in owner.items():
-    if not 0 <= number < num_fragments:
+  fragments = {path: fragment_of(path) for path in shapes}
+  for path, fragment in fragments.items():
+    if not 0 <= fragment < num_fragments:
       raise ValueError(
-        f"leaf {path!r} is given fragment {number}, but num_fragments="
+        f"leaf {path!r} is given fragment {fragment}, but num_fragments="
         f"{num_fragments} numbers them from 0 to {num_fragments - 1}"
       )
-  for number in set(range(num_fragments)) - set(owner.values()):
+  for fragment in set(range(num_fragments)) - set(fragments.values()):
     raise ValueError(
-      f"fragment {number} has no leaf: lower num_fragments={num_fragments}, "
+      f"fragment {fragment} has no leaf: lower num_fragments={num_fragments}, "
       "or give it one"
     )
-  return owner
+  return fragments

@@ -1,16 +1,17 @@
-"""Says which replicas take part in which round, and with how many steps.
+"""Plans in which rounds each replica takes part, and with how many steps.
 
-A replica that is away takes no inner steps, and what it sent and was not
-exchanged yet is left out of the mean. It comes back at the start of a round as
-a copy of the *donor*, the first replica that was present in the round before:
-with the outer parameters, the donor's inner optimizer state, no residual and
-nothing in flight. So a replica that lost its memory, one that is new, and one
-that was only away all begin alike.
+A replica that is away takes no inner steps. If it has sent a fragment and the
+exchange has not ended yet, its part is left out of the mean. It comes back at
+the start of a round as a copy of the *donor*, the first replica that was
+present in the round before: with the outer parameters, the donor's inner
+optimizer state, no residual and no exchange in flight. So a replica that lost
+its memory, a new replica, and one that was only away all begin in the same way.
 
-A replica m may be slow: it takes h_m of the H steps of a round, step k of them
-where floor(t h_m / H) reaches k for the first time (t counts the H steps). The
-mean of the replicas is weighted by h_m, that is by the tokens of a whole round,
-also where a slice holds fewer steps of a replica that came back within it.
+A replica m may be slow: it takes h_m of the H steps of a round. It takes its
+step k when floor(t h_m / H) reaches k for the first time, where t counts the H
+steps. The mean of the replicas is weighted by h_m, that is by the tokens of a
+whole round. This is also the weight of a fragment that is measured after fewer
+steps of a replica that has just come back.
 
 Example: M = 3, H = 4, inner steps 4, 2, 4, and replica 2 is away in round 1.
 In round 0 the weights of the mean are 4, 2 and 4 tenths. In round 1 they are
@@ -37,10 +38,10 @@ class WindowParticipation:
   """What each replica does in a window.
 
   Attributes:
-    num_steps: Inner steps of each replica, [M].
-    weights: Factor of each replica's part of the exchange that is applied, [M];
-      0 leaves it out. The mean of the factors that are not 0 is 1. Empty if
-      nothing is applied.
+    num_steps: Number of inner steps of each replica, [M].
+    weights: Factor of each replica's part of the exchange that is applied, [M].
+      A factor of 0 leaves the part out. The mean of the factors that are not 0
+      is 1. Empty if nothing is applied.
   """
 
   num_steps: tuple[int, ...]
@@ -53,9 +54,9 @@ class RoundParticipation:
 
   Attributes:
     members: Indices of the replicas that are present.
-    returning: Indices of those that were away in the round before.
-    donor: Index of the replica that they copy.
-    windows: Participation of the round's windows, in order.
+    returning: Indices of the members that were away in the round before.
+    donor: Index of the replica that the returning ones copy.
+    windows: Participation in the round's windows, in order.
   """
 
   members: tuple[int, ...]
@@ -65,28 +66,31 @@ class RoundParticipation:
 
   @property
   def participants(self) -> list[np.ndarray]:
-    """Who is in the mean of every exchange, booleans [M], in order."""
-    return [np.array(w.weights) > 0 for w in self.windows if w.weights]
+    """Whether each replica is in the mean, [M] for each exchange, in order."""
+    return [
+      np.array(window.weights) > 0 for window in self.windows if window.weights
+    ]
 
   @functools.cached_property
   def num_steps(self) -> tuple[int, ...]:
-    """Inner steps of each replica in the round, [M]."""
-    parts = [window.num_steps for window in self.windows]
-    return tuple(np.sum(parts, axis=0).tolist())
+    """Number of inner steps of each replica in the round, [M]."""
+    window_steps = [window.num_steps for window in self.windows]
+    return tuple(np.sum(window_steps, axis=0).tolist())
 
 
 @dataclasses.dataclass(frozen=True)
 class Membership:
-  """The rounds and the pace of all replicas of a run.
+  """The rounds in which replicas take part, and their numbers of steps.
 
   Attributes:
-    schedule: Schedule of the rounds; it must be regular.
-    num_replicas: M.
+    schedule: Schedule of the rounds. It must be regular.
+    num_replicas: Number of replicas, M.
     absences: Triples (replica, first round, last round), rounds from 0.
-    absence_rate: Chance of a replica to be away in a round. One replica always
-      stays.
-    seed: Seed of these chances.
-    inner_steps: Inner steps of each replica in a round; empty: H for all.
+    absence_rate: Probability that a replica is away in a round. One replica
+      always stays.
+    seed: Seed of the random absences.
+    inner_steps: Number of inner steps of each replica in a round. Empty: all
+      take H steps.
   """
 
   schedule: SyncSchedule
@@ -97,7 +101,9 @@ class Membership:
   inner_steps: tuple[int, ...] = ()
 
   def __post_init__(self):
-    count, interval = self.num_replicas, self.schedule.sync_interval
+    """Raises ValueError if the absences or inner steps make no sense."""
+    count = self.num_replicas
+    interval = self.schedule.sync_interval
     require(
       self.schedule.is_regular, "absences and uneven steps need rounds of one H"
     )
@@ -112,15 +118,16 @@ class Membership:
         not self._planned_away(round_index).all(),
         f"absences leave no replica in round {round_index}: let one stay",
       )
-    pace = self.inner_steps
-    require(
-      not pace
-      or (len(pace) == count and min(pace) >= 1 and max(pace) == interval),
-      f"inner_steps={','.join(map(str, pace))} must be {count} numbers from 1 "
-      f"to sync_interval={interval}, of which the largest is {interval}",
-    )
+    steps = self.inner_steps
+    if steps:
+      require(
+        len(steps) == count and min(steps) >= 1 and max(steps) == interval,
+        f"inner_steps={','.join(map(str, steps))} must be {count} numbers from "
+        f"1 to sync_interval={interval}, of which the largest is {interval}",
+      )
 
   def _planned_away(self, round_index: int) -> np.ndarray:
+    """Returns whether each replica is away according to `absences`, [M]."""
     away = np.zeros(self.num_replicas, bool)
     for replica, first, last in self.absences:
       away[replica] |= first <= round_index <= last
@@ -128,13 +135,14 @@ class Membership:
 
   @functools.lru_cache(maxsize=1024)  # noqa: B019 - as long as the run.
   def present(self, round_index: int) -> np.ndarray:
-    """Returns which replicas are present in a round, booleans [M]."""
-    planned = self._planned_away(round_index)
-    drawn = np.random.default_rng([self.seed, round_index])
-    away = planned | (drawn.random(self.num_replicas) < self.absence_rate)
-    if away.all():
-      away[np.argmin(planned)] = False
-    return ~away
+    """Returns whether each replica is present in a round, booleans [M]."""
+    is_planned_away = self._planned_away(round_index)
+    rng = np.random.default_rng([self.seed, round_index])
+    is_drawn_away = rng.random(self.num_replicas) < self.absence_rate
+    is_away = is_planned_away | is_drawn_away
+    if is_away.all():
+      is_away[np.argmin(is_planned_away)] = False
+    return ~is_away
 
   def num_alike(self, round_index: int) -> int | None:
     """Returns how many rounds in a row have the same participation.
@@ -163,22 +171,34 @@ class Membership:
     return min(later) - round_index if later else None
 
   def _done(self, step: int, is_present: np.ndarray) -> np.ndarray:
-    """Returns the steps of each replica in the first `step` of a round."""
+    """Returns the number of steps that each replica has taken in a round, [M].
+
+    Args:
+      step: How many of the H steps of the round have passed.
+      is_present: Whether each replica is present, booleans [M].
+    """
     interval = self.schedule.sync_interval
-    pace = np.array(self.inner_steps or (interval,) * self.num_replicas)
-    return is_present * (step * pace // interval)
+    inner_steps = np.array(self.inner_steps or (interval,) * self.num_replicas)
+    return is_present * (step * inner_steps // interval)
 
   def _weights(self, send_step: int, round_index: int) -> tuple[float, ...]:
-    """Returns the factors of an exchange that ends in a round.
+    """Returns the replicas' factors in the mean of an exchange.
 
-    Who was away in any round from the send to the end is left out.
+    A replica that was away in any round from the send to the apply has the
+    factor 0.
+
+    Args:
+      send_step: Inner step after which the fragment was sent.
+      round_index: Index of the round in which the result is applied.
     """
     sent_round, _ = self.schedule.round_at(send_step - 1)
-    stays = np.ones(self.num_replicas, bool)
+    is_counted = np.ones(self.num_replicas, bool)
     for index in range(sent_round, round_index + 1):
-      stays &= self.present(index)
-    shares = self._done(self.schedule.sync_interval, stays)
-    return tuple((shares * (stays.sum() / max(shares.sum(), 1))).tolist())
+      is_counted &= self.present(index)
+    num_steps = self._done(self.schedule.sync_interval, is_counted)
+    # The mean over the counted replicas becomes 1.
+    scale = is_counted.sum() / max(num_steps.sum(), 1)
+    return tuple((num_steps * scale).tolist())
 
   def participation(
     self, round_index: int, windows: Sequence[Window]
@@ -186,56 +206,68 @@ class Membership:
     """Returns what each replica does in the windows of a round or a flush.
 
     Args:
-      round_index: Index of the round, from 0; of a flush: that of the last
-        round.
+      round_index: Index of the round, from 0. For a flush it is the index of
+        the last round.
       windows: Windows of the round, from its first step on.
     """
-    is_present, step, parts = self.present(round_index), 0, []
+    is_present = self.present(round_index)
+    was_present = is_present
+    if round_index > 0:
+      was_present = self.present(round_index - 1)
+    step = 0
+    window_participations = []
     for window in windows:
-      before = self._done(step, is_present)
+      done_before = self._done(step, is_present)
       step += window.num_steps
-      taken = tuple((self._done(step, is_present) - before).tolist())
+      num_steps = self._done(step, is_present) - done_before
       weights = ()
       if window.applied:
         weights = self._weights(window.applied.send_step, round_index)
-      parts.append(WindowParticipation(taken, weights))
-    was_present = self.present(round_index - 1) if round_index else is_present
+      window_participations.append(
+        WindowParticipation(tuple(num_steps.tolist()), weights)
+      )
     return RoundParticipation(
-      tuple(np.flatnonzero(is_present).tolist()),
-      tuple(np.flatnonzero(is_present & ~was_present).tolist()),
-      int(np.argmax(was_present)),
-      tuple(parts),
+      members=tuple(np.flatnonzero(is_present).tolist()),
+      returning=tuple(np.flatnonzero(is_present & ~was_present).tolist()),
+      donor=int(np.argmax(was_present)),
+      windows=tuple(window_participations),
     )
 
 
 def named_absences(text: str) -> Absences:
-  """Returns the triples of a text such as "1:3-5;0:8".
+  """Returns the absences that a text names.
 
   Args:
-    text: Replica 1 is away in the rounds 3 to 5, replica 0 in round 8. Replicas
-      and rounds are counted from 0.
+    text: For example "1:3-5;0:8": replica 1 is away in the rounds 3 to 5, and
+      replica 0 in round 8. Replicas and rounds are counted from 0.
+
+  Returns:
+    Triples (replica, first round, last round).
 
   Raises:
-    ValueError: If that is not its form.
+    ValueError: If the text has another form. The message is one line.
   """
   triples = []
   for entry in filter(None, text.split(";")):
-    found = re.fullmatch(r"(\d+):(\d+)(?:-(\d+))?", entry)
-    if not found:
+    match = re.fullmatch(r"(\d+):(\d+)(?:-(\d+))?", entry)
+    if match is None:
       raise ValueError(
         f"absences={text!r} must be of the form '1:3-5;0:8': replica 1 is away "
         "in the rounds 3 to 5, and replica 0 in round 8"
       )
-    replica, first, last = found.groups()
+    replica, first, last = match.groups()
     triples.append((int(replica), int(first), int(last or first)))
   return tuple(triples)
 
 
 def named_inner_steps(text: str) -> tuple[int, ...]:
-  """Returns the numbers of a text such as "32,16"; one for each replica.
+  """Returns the numbers of inner steps that a text names.
+
+  Args:
+    text: One number for each replica, such as "32,16".
 
   Raises:
-    ValueError: If that is not its form.
+    ValueError: If the text has another form. The message is one line.
   """
   require(
     re.fullmatch(r"(\d+(,\d+)*)?", text) is not None,

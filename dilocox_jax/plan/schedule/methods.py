@@ -1,10 +1,10 @@
 """The schedules of the named methods.
 
-Here a method is a schedule and the rule by which a replica applies the result
-of an exchange. One program runs them all. Each function takes exactly the
-settings that its method leaves open, so that a setting which would be ignored
-is refused. The codec, optimizers and feedback that make up the rest of a method
-are in `config.recipes`.
+Here a method is a schedule, and the rule by which a replica applies the result
+of an exchange. One program runs all methods. Each function takes exactly the
+settings that its method leaves open, so a setting that would be ignored is
+refused. The other parts of a method, which are its codec, its optimizers and
+its feedback, are in `config.recipes`.
 """
 
 import dataclasses
@@ -30,14 +30,15 @@ from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 
 @dataclasses.dataclass(frozen=True)
 class RuleKind:
-  """A rule by which a replica applies what comes back.
+  """A rule by which a replica applies the result of an exchange.
 
   Attributes:
-    build: Function, or its place, from the `Method` and the name of the replica
-      axis to an `outer.rules.ApplyRule`.
-    allows: Function (H, tau) -> whether the rule goes with this schedule.
-    says: What must hold of tau and H, for messages.
-    reads_alpha: Whether it reads `Method.mixing_alpha`, which is refused else.
+    build: Function from the `Method` and the name of the replica axis to an
+      `outer.rules.ApplyRule`; or where to import it from, as "module:name".
+    allows: Function (H, tau) -> whether the rule works with this schedule.
+    says: Condition on tau and H, for messages.
+    reads_alpha: Whether the rule reads `Method.mixing_alpha`. If not, setting
+      it is refused.
   """
 
   build: Lazy
@@ -50,15 +51,15 @@ RULES: Registry[RuleKind] = Registry("rule")
 
 
 def register_rule(name: str, kind: RuleKind) -> None:
-  """Makes an apply rule known under a name, for `sync.rule`.
+  """Registers an apply rule under a name, for `sync.rule`.
 
   Args:
     name: The name, e.g. "reset".
-    kind: What builds the rule, and the schedules that it goes with.
+    kind: The function that builds the rule, and the schedules that it allows.
 
   Raises:
-    ValueError: If the name is taken, it is no kind, or what builds the rule is
-      missing.
+    ValueError: If the name is taken, it is no `RuleKind`, or `kind.build` is not
+      a function or a "module:name".
   """
   is_kind = isinstance(kind, RuleKind)
   require(is_kind, f"rule {name!r}: {shown(kind)} must be a RuleKind")
@@ -93,15 +94,15 @@ for _name, _kind in {
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-  """How replicas are kept together.
+  """How replicas are synchronized.
 
   Attributes:
     schedule: When fragments are sent and applied.
     rule: How a replica applies a result (`RULES`; docs/methods.md).
-    mixing_alpha: Weight of the replica's own value under "mix", 0 to 1;
-      with 1 the exchange has no effect.
-    exchanged: "pseudo_gradient", or "gradient" for methods that average the
-      gradients of every step and give the mean to the inner optimizer.
+    mixing_alpha: Weight of the replica's own value under "mix", 0 to 1. With 1
+      the exchange has no effect.
+    exchanged: "pseudo_gradient"; or "gradient" for methods that average the
+      gradients of every step, and give the mean to the inner optimizer.
     fragment_order: How layers are divided among fragments, one of
       `plan.schedule.fragments.ORDERS`.
   """
@@ -113,11 +114,13 @@ class Method:
   fragment_order: str = limited("strided", choices=ORDERS)
 
   def __post_init__(self):
+    """Raises ValueError if the rule does not work with the schedule."""
     check_limits(self)
-    check_limits(self.schedule)  # Those that a schedule from outside declares.
+    check_limits(self.schedule)  # A schedule of a user may declare limits.
     interval = self.schedule.sync_interval
     overlap = self.schedule.overlap_steps
-    rule, named_interval = RULES[self.rule], f"sync_interval={interval}"
+    rule = RULES[self.rule]
+    named_interval = f"sync_interval={interval}"
     require(
       rule.allows(interval, overlap),
       f"overlap_steps={overlap} must {rule.says.format(named_interval)}",
@@ -132,12 +135,15 @@ class Method:
   def can_keep_unsent(self) -> bool:
     """Whether a replica may keep progress that a codec did not send.
 
-    It must go on from the outer parameters at once, or from them and its own
-    progress. Otherwise what it kept would be replaced before it is sent.
+    The replica must go on from the outer parameters without a delay, or from
+    the outer parameters plus its own progress ("continue"). With any other rule
+    the progress that it keeps would be overwritten before it is sent.
     """
-    is_at_once = self.rule == "reset" and not self.schedule.overlap_steps
-    sends_progress = self.exchanged == "pseudo_gradient"
-    return sends_progress and (is_at_once or self.rule == "continue")
+    if self.exchanged != "pseudo_gradient":
+      return False
+    if self.rule == "continue":
+      return True
+    return self.rule == "reset" and self.schedule.overlap_steps == 0
 
 
 Build = TypeVar("Build", bound=Callable[..., Method])
@@ -147,9 +153,9 @@ _CHECKED_ROUNDS = 4
 
 
 def register_method(build: Build) -> Build:
-  """Makes a method known under the name of the function that builds it.
+  """Registers a method under the name of the function that builds it.
 
-  It can decorate the function.
+  It can be used as a decorator of the function.
 
   Args:
     build: Function from some of the settings of a config's section `sync`, each
@@ -173,25 +179,26 @@ def _check_schedule(schedule: SyncSchedule) -> None:
   """Raises ValueError unless a schedule numbers its rounds one by one."""
   step = 0
   for index in range(_CHECKED_ROUNDS):
-    found, num_steps = schedule.round_at(step)
+    actual, num_steps = schedule.round_at(step)
     require(
-      found == index, f"round_at({step}) has index {found} instead of {index}"
+      actual == index,
+      f"round_at({step}) has index {actual} instead of {index}",
     )
     step += num_steps
 
 
 @register_method
 def allreduce() -> Method:
-  """Averages every step's gradients: plain data parallel training.
+  """Averages the gradients of every step: plain data-parallel training.
 
-  Source: the baseline of all the papers below.
+  Source: the baseline of the papers of all other methods.
   """
   return Method(SyncSchedule(1), exchanged="gradient")
 
 
 @register_method
 def cocktail_sgd() -> Method:
-  """Averages every step's gradients, which its recipe's codec compresses.
+  """Averages the gradients of every step. Its recipe has a codec for them.
 
   Source: Wang et al., 2023, "CocktailSGD", ICML.
   """
@@ -200,7 +207,7 @@ def cocktail_sgd() -> Method:
 
 @register_method
 def diloco(sync_interval: int = 30) -> Method:
-  """Averages pseudo-gradients every H steps and waits for them.
+  """Averages pseudo-gradients every H steps, and waits for the mean.
 
   Source: Douillard et al., 2023, arXiv 2311.08105, Algorithm 1.
 
@@ -254,7 +261,9 @@ def streaming_diloco(
   mixing_alpha: float = 0.5,
   fragment_order: str = "strided",
 ) -> Method:
-  """Sends fragments in turn, hides each behind tau steps, and mixes.
+  """Sends one fragment after the other; each exchange takes tau inner steps.
+
+  At an apply, a replica mixes its own parameters with the outer parameters.
 
   Source: Douillard et al., 2025, arXiv 2501.18512, Algorithm 2.
 
@@ -266,12 +275,17 @@ def streaming_diloco(
     fragment_order: "strided" or "sequential".
   """
   schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
-  return Method(schedule, "mix", mixing_alpha, fragment_order=fragment_order)
+  return Method(
+    schedule,
+    rule="mix",
+    mixing_alpha=mixing_alpha,
+    fragment_order=fragment_order,
+  )
 
 
 @register_method
 def eager(sync_interval: int = 30, num_fragments: int = 1) -> Method:
-  """Applies a replica's own share at once and the others' a round later.
+  """Applies a replica's own part of the mean at once, the rest a round later.
 
   Source: Kale et al., 2025, arXiv 2502.12996, eager updates.
 
@@ -279,25 +293,31 @@ def eager(sync_interval: int = 30, num_fragments: int = 1) -> Method:
     sync_interval: H (inner steps), which is also the delay.
     num_fragments: Number of fragments, P; the paper has 1.
   """
-  schedule = SyncSchedule(sync_interval, num_fragments, sync_interval)
-  return Method(schedule, "eager")
+  schedule = SyncSchedule(
+    sync_interval, num_fragments, overlap_steps=sync_interval
+  )
+  return Method(schedule, rule="eager")
 
 
 @register_method
 def dilocox(sync_interval: int = 30, rule: str = "continue") -> Method:
   """Applies a result one round late, so the next H steps hide the exchange.
 
-  Source: Qi et al., 2025, arXiv 2506.21263, one-step-delay overlap. Differs:
-  the text leaves open what becomes of progress made during the delay. "reset"
-  drops it from the replica, "continue" keeps it (docs/methods.md). Its
-  recipe has the compression, and measures the residual against a replica's own
-  message; the paper's Algorithm 2 has the mean (recalled).
+  Source: Qi et al., 2025, arXiv 2506.21263, one-step-delay overlap.
+  Differs: the paper does not say what happens to the progress that a replica
+  makes during the delay. "reset" drops it from the replica, "continue" keeps it
+  (docs/methods.md). The recipe of this method has the compression. It measures
+  the residual against the replica's own message, while the paper's Algorithm 2
+  measures it against the mean (recalled).
 
   Args:
     sync_interval: H (inner steps), which is also the delay.
     rule: "continue" or "reset".
   """
-  return Method(SyncSchedule(sync_interval, 1, sync_interval), rule)
+  schedule = SyncSchedule(
+    sync_interval, num_fragments=1, overlap_steps=sync_interval
+  )
+  return Method(schedule, rule=rule)
 
 
 @register_method
@@ -309,22 +329,27 @@ def delayed(
   mixing_alpha: float = 0.0,
   fragment_order: str = "strided",
 ) -> Method:
-  """Takes any schedule with any rule that the schedule allows.
+  """Combines any schedule with any rule that allows the schedule.
 
-  Source: ours as a combination; every rule names its own. With rule="continue"
-  and outer SGD with learning rate 1 it is delayed model averaging, on parts of
-  the model as in LOSCAR-SGD (arXiv 2605.20866).
+  Source: the combination is ours, and every rule has its own source. With
+  rule="continue" and outer SGD with learning rate 1 it is delayed model
+  averaging of parts of the model, as in LOSCAR-SGD (arXiv 2605.20866).
 
   Args:
     sync_interval: H (inner steps).
     num_fragments: Number of fragments, P.
-    overlap_steps: tau (inner steps); may exceed H under "continue".
+    overlap_steps: tau (inner steps). It may exceed H under "continue".
     rule: One of `RULES`.
     mixing_alpha: Weight of the replica's own value under "mix".
     fragment_order: "strided" or "sequential".
   """
   schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
-  return Method(schedule, rule, mixing_alpha, fragment_order=fragment_order)
+  return Method(
+    schedule,
+    rule=rule,
+    mixing_alpha=mixing_alpha,
+    fragment_order=fragment_order,
+  )
 
 
 @register_method
@@ -333,19 +358,19 @@ def overlap_loco(
   num_fragments: int | None = None,
   fragment_order: str = "sliced",
 ) -> Method:
-  """Sends equal slices of all leaves in turn, so the link is never idle.
+  """Sends equal slices of all leaves in turn, so that the link is never idle.
 
-  While one slice travels, the replicas take the H / P inner steps until the
-  next one is sent. So each result is only H / P steps late, and replicas keep
-  the progress that they made meanwhile. A delay of one step costs next to
-  nothing, one of a quarter round a lot (measured). Its recipe has
-  Muon inside, one bit a value with error feedback, and an outer step that goes
-  to the mean.
+  While a slice is exchanged, the replicas take the H / P inner steps until the
+  next slice is sent. So each result is only H / P steps late, and replicas keep
+  the progress that they make meanwhile. A delay of one step costs next to
+  nothing, a delay of a quarter round a lot (measured). The recipe of this
+  method has Muon as inner optimizer, one bit per value with error feedback, and
+  an outer step that goes to the mean.
 
-  Source: ours. It puts together the fragments of Streaming DiLoCo (arXiv
+  Source: ours. It combines the fragments of Streaming DiLoCo (arXiv
   2501.18512), the delay of DiLoCoX (arXiv 2506.21263), the rule "continue" of
   LOSCAR-SGD (arXiv 2605.20866), and the inner optimizer of MuLoCo (arXiv
-  2505.23725). Fixed slices and one bit with feedback are this project's.
+  2505.23725). Fixed slices, and one bit with feedback, are of this project.
 
   Args:
     sync_interval: H (inner steps), best a multiple of P.
@@ -354,19 +379,19 @@ def overlap_loco(
   """
   if num_fragments is None:
     num_fragments = min(16, sync_interval)
-  # A number of fragments below 1 is refused by the schedule.
-  overlap = max(sync_interval // max(num_fragments, 1), 1)
-  schedule = SyncSchedule(sync_interval, num_fragments, overlap)
-  return Method(schedule, "continue", fragment_order=fragment_order)
+  # `SyncSchedule` refuses a number of fragments below 1.
+  overlap_steps = max(sync_interval // max(num_fragments, 1), 1)
+  schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
+  return Method(schedule, rule="continue", fragment_order=fragment_order)
 
 
 def method_parts(text: str) -> tuple[str, dict[str, Any]]:
-  """Returns the name of a method and the settings that are written behind it.
+  """Returns the name of a method and the settings that follow it in a text.
 
-  "doubling(rounds=5)" is ("doubling", {"rounds": 5}).
+  For example, "doubling(rounds=5)" gives ("doubling", {"rounds": 5}).
 
   Raises:
-    ValueError: If the text is not written like that.
+    ValueError: If the text has another form.
   """
   try:
     ((name, settings),) = parts_of(text)
@@ -395,53 +420,69 @@ def named_method(text: str, **settings: int | float | str | None) -> Method:
     hint = did_you_mean(name, METHODS)
     raise ValueError(f"method={name!r} is not known: {hint}")
   build = METHODS[name]
-  taken = list(inspect.signature(build).parameters)
-  given = {k: v for k, v in settings.items() if v is not None}
-  for key in given.keys() & written.keys():
+  parameters = list(inspect.signature(build).parameters)
+  arguments = {
+    key: value for key, value in settings.items() if value is not None
+  }
+  for key in arguments.keys() & written.keys():
     raise ValueError(f"{key} is set twice, in method={text!r} too: drop one")
-  given |= written
+  arguments |= written
   kinds = typing.get_type_hints(build)
-  for key, value in given.items():
-    if key not in taken:
-      has = ", ".join(taken) or "none"
+  for key, value in arguments.items():
+    if key not in parameters:
+      known_names = ", ".join(parameters) or "none"
       raise ValueError(
         f"{key}={printable(str(value))} is not a setting of method {name!r} "
-        f"(it has: {has}); {_instead(key, taken)}"
+        f"(it has: {known_names}); {_advice(key, parameters)}"
       )
     if _is_plain(kinds.get(key)):
-      given[key] = of_type(key, value, kinds[key])
-  return build(**given)
+      arguments[key] = of_type(key, value, kinds[key])
+  return build(**arguments)
+
+
+_PLAIN_TYPES = {int, float, str, bool, type(None)}
 
 
 def _is_plain(kind: Any) -> bool:
-  """Whether a type is one of those of a config's fields, or a union of them."""
-  return bool(kind) and set(typing.get_args(kind) or (kind,)) <= _PLAIN
+  """Returns whether a type is one of `_PLAIN_TYPES`, or a union of them."""
+  if not kind:
+    return False
+  members = typing.get_args(kind) or (kind,)
+  return set(members) <= _PLAIN_TYPES
 
 
-_PLAIN = {int, float, str, bool, type(None)}
+def _advice(key: str, parameters: Iterable[str]) -> str:
+  """Returns what to do about a setting that a method does not have.
 
-
-def _instead(key: str, taken: Iterable[str]) -> str:
-  """Says what to do about a setting that a method does not have."""
+  Args:
+    key: Name of the setting.
+    parameters: Names of the method's settings.
+  """
   if key in inspect.signature(delayed).parameters:
     return "drop it or take method 'delayed'"
-  hint = did_you_mean(key, taken)
-  return hint if hint.startswith("did") else "drop it"
+  hint = did_you_mean(key, parameters)
+  if hint.startswith("did"):
+    return hint
+  return "drop it"
 
 
 def takes(text: str, setting: str) -> bool:
-  """Whether there is a method of a name, and it has a setting.
+  """Returns whether a method exists and has a setting.
 
   Args:
-    text: Name of a method, known or not, maybe with settings behind it.
+    text: Name of a method, known or not. Settings may follow it.
     setting: Name of the setting.
   """
-  build = METHODS.get(method_parts(text)[0]) if text else None
-  return bool(build) and setting in inspect.signature(build).parameters
+  if not text:
+    return False
+  name, _ = method_parts(text)
+  if name not in METHODS:
+    return False
+  return setting in inspect.signature(METHODS[name]).parameters
 
 
 def with_interval(method: Method, sync_interval: int) -> Method:
-  """Gives a method another H; a delay of a whole round stays a whole round.
+  """Returns a method with another H. A delay of a whole round stays one.
 
   Args:
     method: A method with one fragment and a delay of 0 or H.
@@ -451,13 +492,17 @@ def with_interval(method: Method, sync_interval: int) -> Method:
     ValueError: If the method's events would not fit the new H.
   """
   old = method.schedule
-  overlap = {0: 0, old.sync_interval: sync_interval}.get(old.overlap_steps)
-  if old.num_fragments != 1 or overlap is None or not old.is_regular:
+  has_whole_delay = old.overlap_steps == old.sync_interval
+  has_known_delay = old.overlap_steps == 0 or has_whole_delay
+  if old.num_fragments != 1 or not has_known_delay or not old.is_regular:
     raise ValueError(
       f"num_fragments={old.num_fragments}, overlap_steps={old.overlap_steps}: "
       "sync_interval can adapt only with one fragment and no delay or that of "
       "a whole round, and with rounds of one length"
     )
-  return dataclasses.replace(
-    method, schedule=SyncSchedule(sync_interval, 1, overlap)
+  schedule = SyncSchedule(
+    sync_interval,
+    num_fragments=1,
+    overlap_steps=sync_interval if has_whole_delay else 0,
   )
+  return dataclasses.replace(method, schedule=schedule)

@@ -1,10 +1,11 @@
-"""A run cut into segments, each of which is dispatched without a pause.
+"""Divides a run into segments, each of which is dispatched without a pause.
 
-Where a method has rounds, a segment is a round. Data-parallel steps have no
-rounds and are cut at a chosen length. The cuts depend on the config alone, so a
-run that was stopped and continued has the same segments as one that was not.
+If a method has rounds, a segment is a round. Data-parallel steps have no rounds
+and are divided into segments of a chosen length. The segments depend only on
+the config. So a run that was stopped and continued has the same segments as one
+that was not.
 
-With 130 steps, of which the first 60 are data parallel, H = 30 and
+For example, with 130 steps, of which the first 60 are data parallel, H = 30 and
 steps_per_dispatch = 50, the segments have 50, 10, 30, 30 and 10 steps.
 """
 
@@ -18,16 +19,18 @@ from dilocox_jax.plan.schedule.sync_schedule import Window
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-  """A stretch of a run that is dispatched without a pause, such as a round.
+  """A part of a run that is dispatched without a pause, such as a round.
 
   Attributes:
     phase: "rounds" or "data_parallel".
-    start: Inner steps of the run before the segment.
-    num_steps: Inner steps of the segment.
-    windows: Windows of a local segment, in order.
+    start: Number of inner steps of the run before the segment.
+    num_steps: Number of inner steps of the segment.
+    windows: Windows of a segment of rounds, in order.
     ends_phase: Whether the next segment is of another phase.
-    schedule_start: Inner step of the run at which step 0 of its windows lies.
-    participation: What each replica does in the windows; None: all the same.
+    schedule_start: Inner step of the run that is step 0 of the windows'
+      schedule.
+    participation: What each replica does in the windows. None: all replicas do
+      the same.
   """
 
   phase: str
@@ -40,17 +43,21 @@ class Segment:
 
   @property
   def stop(self) -> int:
-    """Inner steps of the run after the segment."""
+    """Number of inner steps of the run up to the end of the segment."""
     return self.start + self.num_steps
 
   def replica_steps(self, num_replicas: int) -> int:
-    """Returns the inner steps of all replicas together."""
+    """Returns the number of inner steps of all replicas together."""
     if self.participation:
       return sum(self.participation.num_steps)
     return self.num_steps * num_replicas
 
   def crosses(self, interval_steps: int) -> bool:
-    """Whether a multiple of an interval lies in (start, stop]; 0: never."""
+    """Returns whether a multiple of an interval lies in (start, stop].
+
+    Args:
+      interval_steps: The interval. For 0 the result is False.
+    """
     if not interval_steps:
       return False
     return self.start // interval_steps < self.stop // interval_steps
@@ -58,16 +65,17 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-  """Cuts a run into segments.
+  """Divides a run into segments.
 
   Attributes:
     method: Schedule and apply rule of the rounds.
-    total_steps: Inner steps of the run, warm start included.
-    warm_start_steps: Inner steps before the first round, data parallel.
-    steps_per_dispatch: Inner steps of a segment where there are no rounds.
-    schedule_start: Inner step of the run at which step 0 of the schedule
-      lies; None: where the rounds begin.
-    membership: Rounds and pace of the replicas; None: all take part alike.
+    total_steps: Number of inner steps of the run, warm start included.
+    warm_start_steps: Number of data-parallel steps before the first round.
+    steps_per_dispatch: Number of inner steps of a data-parallel segment.
+    schedule_start: Inner step of the run that is step 0 of the schedule. None:
+      the step at which the rounds begin.
+    membership: The rounds in which each replica takes part, and its number of
+      steps. None: all replicas take part in the same way.
   """
 
   method: Method
@@ -79,7 +87,7 @@ class RunPlan:
 
   @property
   def local_start(self) -> int:
-    """Inner step at which rounds begin; the last one if there are none."""
+    """Inner step at which rounds begin. If there are none, the last step."""
     if self.method.exchanged == "gradient":
       return self.total_steps
     return self.warm_start_steps
@@ -98,38 +106,42 @@ class RunPlan:
     return dataclasses.replace(self, method=method)
 
   def segments(self, step: int = 0) -> Iterator[Segment]:
-    """Yields all segments that follow a step at which a segment ends."""
+    """Yields all segments after a step.
+
+    Args:
+      step: Number of finished inner steps. A segment must end there.
+    """
     while step < self.total_steps:
       segment = self.segment(step)
       yield segment
       step = segment.stop
 
   def repeated_segments(self) -> Iterator[tuple[Segment, int]]:
-    """Yields each kind of segment in a row once, with how often it comes.
+    """Yields each sequence of equal segments as one segment and its length.
 
-    Segments are of one kind if they differ only in where in the run they lie. A
-    data-parallel phase is one step that comes again and again.
+    Segments are equal if they differ only in their position in the run. Here a
+    data-parallel phase is a sequence of segments of one step.
 
     Example: 100 data-parallel steps and then DiLoCo with H = 30 up to step 1010
-    are a segment of 1 step, 100 times; one of 30 steps, 30 times; and one of 10
+    are 100 segments of 1 step, 30 segments of 30 steps, and 1 segment of 10
     steps.
 
     Yields:
-      The first segment of a kind, and the number of these segments.
+      The first segment of a sequence, and the number of segments in it.
     """
     step = 0
     while step < self.total_steps:
       segment = self.segment(step)
       if segment.phase == "rounds":
-        count = self._num_alike(segment)
+        num_segments = self._num_equal_rounds(segment)
       else:
         segment = dataclasses.replace(segment, num_steps=1, ends_phase=False)
-        count = self.local_start - step
-      yield segment, count
-      step += count * segment.num_steps
+        num_segments = self.local_start - step
+      yield segment, num_segments
+      step += num_segments * segment.num_steps
 
-  def _num_alike(self, segment: Segment) -> int:
-    """Returns how many rounds in a row are alike, from this one on."""
+  def _num_equal_rounds(self, segment: Segment) -> int:
+    """Returns the number of equal rounds in a row, from a segment on."""
     schedule = self.method.schedule
     done = segment.start - segment.schedule_start
     round_index, interval = schedule.round_at(done)
@@ -148,37 +160,43 @@ class RunPlan:
 
   def schedule_step(self, step: int) -> int:
     """Returns the step of the schedule at a step of the run."""
-    start = self.schedule_start
-    return step - (self.local_start if start is None else start)
+    if self.schedule_start is None:
+      return step - self.local_start
+    return step - self.schedule_start
 
   def segment(self, step: int) -> Segment:
     """Returns the segment that begins after `step` inner steps."""
-    phase = self.phase(step)
-    if phase != "rounds":
-      count = min(self.steps_per_dispatch, self.local_start - step)
-      ends = step + count == self.local_start < self.total_steps
-      return Segment(phase, step, count, ends_phase=ends)
+    if self.phase(step) == "data_parallel":
+      num_steps = min(self.steps_per_dispatch, self.local_start - step)
+      is_last = step + num_steps == self.local_start
+      return Segment(
+        phase="data_parallel",
+        start=step,
+        num_steps=num_steps,
+        ends_phase=is_last and self.local_start < self.total_steps,
+      )
     done = self.schedule_step(step)
     round_index, interval = self.method.schedule.round_at(done)
-    count = min(interval, self.total_steps - step)
-    windows = self.method.schedule.windows(done, done + count)
+    num_steps = min(interval, self.total_steps - step)
+    windows = self.method.schedule.windows(done, done + num_steps)
     participation = None
     if self.membership:
       participation = self.membership.participation(round_index, windows)
     return Segment(
-      phase,
-      step,
-      count,
-      tuple(windows),
+      phase="rounds",
+      start=step,
+      num_steps=num_steps,
+      windows=tuple(windows),
       schedule_start=step - done,
       participation=participation,
     )
 
   def flush_participation(self) -> RoundParticipation | None:
-    """Returns who takes part in the flush; None: all replicas alike."""
+    """Returns what each replica does in the flush. None: all do the same."""
     if self.membership is None or self.local_start == self.total_steps:
       return None
-    step, schedule = self.schedule_step(self.total_steps), self.method.schedule
+    schedule = self.method.schedule
+    step = self.schedule_step(self.total_steps)
     last_round, _ = schedule.round_at(step - 1)
     windows = schedule.flush_windows(step)
     return self.membership.participation(last_round, windows)

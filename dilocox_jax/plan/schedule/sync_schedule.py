@@ -7,8 +7,8 @@ Fragment p is *sent* after inner step s if (s - t_p) mod H = 0 and s > 0, with
 the offset t_p = floor(p H / P), and *applied* at s + tau. Events of one step
 happen in the order measure, apply, send.
 
-What lies between two steps with events is a *window*. For example H = 6, P = 3,
-tau = 1 (offsets 0, 2, 4) has a window before each of these steps:
+The inner steps between two steps with events are a *window*. For example, with
+H = 6, P = 3 and tau = 1 (offsets 0, 2, 4) a window ends at each of these steps:
 
     after step   2       3        4       5        6       7        8
     event        send 1  apply 1  send 2  apply 2  send 0  apply 0  send 1
@@ -23,7 +23,7 @@ from dilocox_jax.checks import require
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Event:
-  """A send or an apply of one fragment.
+  """One fragment is sent or applied.
 
   Attributes:
     step: Inner step after which the event happens.
@@ -43,14 +43,14 @@ class Window:
   """Inner steps up to the next events, and these events.
 
   Attributes:
-    num_steps: Number of inner steps, which come first.
-    applied: The `Event` of the apply after them, or None. What it applies is
-      exchanged beside these steps, unless it is measured after them (tau = 0).
-    sent: The `Event` of the send after them, or None. The order is measure,
-      apply, send.
-    follows_send: Whether the window before it sends the fragment that is
-      applied here, on the same step. That measurement is then the newest one
-      of the fragment (`outer.rules.ApplyRule.gradient` is given it).
+    num_steps: Number of inner steps. The events come after them.
+    applied: The `Event` that applies a result, or None. The result is exchanged
+      during the inner steps, unless it is measured after them (tau = 0).
+    sent: The `Event` that sends a fragment, or None. The order of events is
+      measure, apply, send.
+    follows_send: Whether the window before this one sends, on the same step,
+      the fragment that is applied here. That measurement is then the newest one
+      of the fragment, and `outer.rules.ApplyRule.gradient` gets it.
   """
 
   num_steps: int
@@ -60,28 +60,37 @@ class Window:
 
   @property
   def is_same(self) -> bool:
-    """Whether one fragment is applied and sent."""
-    events = self.applied, self.sent
-    return all(events) and len({e and e.fragment for e in events}) == 1
+    """Whether the same fragment is applied and sent."""
+    if self.applied is None or self.sent is None:
+      return False
+    return self.applied.fragment == self.sent.fragment
 
   @property
   def parts(self) -> list["Window"]:
-    """Its steps, its apply and its send as windows of their own, in order.
+    """The inner steps, the apply and the send as one window each, in order.
 
-    A fragment that is applied and sent is measured first.
+    If the same fragment is applied and sent, it is sent first, because it is
+    measured before the result is applied.
     """
-    parts = [Window(self.num_steps)] if self.num_steps else []
-    send = [Window(0, sent=self.sent)] if self.sent else []
+    windows = []
+    if self.num_steps:
+      windows.append(Window(self.num_steps))
     if self.is_same:
-      return [*parts, *send, Window(0, self.applied, follows_send=True)]
+      windows.append(Window(0, sent=self.sent))
+      windows.append(Window(0, applied=self.applied, follows_send=True))
+      return windows
     if self.applied:
-      parts.append(Window(0, self.applied, follows_send=self.follows_send))
-    return [*parts, *send]
+      windows.append(
+        Window(0, applied=self.applied, follows_send=self.follows_send)
+      )
+    if self.sent:
+      windows.append(Window(0, sent=self.sent))
+    return windows
 
 
 @dataclasses.dataclass(frozen=True)
 class SyncSchedule:
-  """Computes the sends and applies of a run from H, P and tau.
+  """Computes when a run sends and applies fragments, from H, P and tau.
 
   Attributes:
     sync_interval: H, the number of inner steps between two sends of a fragment.
@@ -95,7 +104,9 @@ class SyncSchedule:
   overlap_steps: int = 0
 
   def __post_init__(self):
-    interval, fragments = self.sync_interval, self.num_fragments
+    """Raises ValueError if the settings contradict each other."""
+    interval = self.sync_interval
+    fragments = self.num_fragments
     require(
       interval >= 1, f"sync_interval={interval} must be at least 1 inner step"
     )
@@ -119,15 +130,15 @@ class SyncSchedule:
 
   @property
   def is_whole_rounds(self) -> bool:
-    """Whether a fragment is applied on the steps on which it is sent."""
+    """Whether a fragment is applied on the same steps on which it is sent."""
     return self.overlap_steps % self.sync_interval == 0
 
   @property
   def hiding_steps(self) -> int:
     """Smallest number of inner steps that run at the same time as an exchange.
 
-    A program begins an exchange in the window that applies its result. So a tau
-    above H / P makes the result older, but hides no more of the exchange.
+    A program begins an exchange in the window that applies its result. So with
+    tau above H / P the result is older, but no more of the exchange is hidden.
     Example: with H = 6, P = 1 and tau = 8, only two of the eight steps hide it.
     """
     if not self.overlap_steps:
@@ -138,32 +149,35 @@ class SyncSchedule:
 
   @property
   def is_regular(self) -> bool:
-    """Whether all rounds have H steps; schedules of subclasses need not."""
+    """Whether all rounds have H steps. A schedule of a subclass need not."""
     return type(self) is SyncSchedule
 
   @property
   def steady_round(self) -> int | None:
     """Index of the round from which on all rounds have the same windows.
 
-    Rounds before it apply less, because less was sent before them. With H = 4
-    and tau = 6 the send of step 4 is applied after step 10. So rounds 0 and 1
-    apply nothing, and round 2 is the first of equal rounds.
+    Earlier rounds apply fewer results, because less was sent before them. With
+    H = 4 and tau = 6 the pseudo-gradient that is sent after step 4 is applied
+    after step 10. So rounds 0 and 1 apply nothing, and round 2 is the first of
+    equal rounds.
 
-    None means that no such round is known, as for a subclass that does not
-    state one. The simulator then goes through every round of a run.
+    None: no such round is known, as for a subclass that does not override this
+    property. The simulator then goes through every round of a run.
     """
-    return self.depth if self.is_regular else None
+    if not self.is_regular:
+      return None
+    return self.depth
 
   def round_at(self, step: int) -> tuple[int, int]:
     """Returns the index and the number of inner steps of a round.
 
     Args:
-      step: Inner steps before the round.
+      step: Number of inner steps before the round.
     """
     return step // self.sync_interval, self.sync_interval
 
   def offset(self, fragment: int) -> int:
-    """Returns t_p, the number of inner steps of a round before a send.
+    """Returns t_p, the inner step of a round after which a fragment is sent.
 
     Args:
       fragment: Index p of the fragment that is sent.
@@ -174,48 +188,61 @@ class SyncSchedule:
     """Returns the events of inner steps start < s <= stop, in order.
 
     Args:
-      start: Inner step before the first of them.
-      stop: Last of them.
+      start: Inner step before the first of these steps.
+      stop: Last of these steps.
     """
     interval = self.sync_interval
-    found = []
+    events = []
     for fragment in range(self.num_fragments):
       for kind, delay in (("apply", self.overlap_steps), ("send", 0)):
+        # The events come `delay` steps after these sends.
         lowest = max(start - delay + 1, 1)
         first = lowest + (self.offset(fragment) - lowest) % interval
-        found += [
-          Event(sent + delay, kind, fragment, sent)
-          for sent in range(first, stop - delay + 1, interval)
-        ]
-    return sorted(found)
+        for send_step in range(first, stop - delay + 1, interval):
+          event = Event(
+            step=send_step + delay,
+            kind=kind,
+            fragment=fragment,
+            send_step=send_step,
+          )
+          events.append(event)
+    return sorted(events)
 
   def windows(self, start: int, stop: int) -> list[Window]:
     """Returns the windows of inner steps start < s <= stop, in order.
 
-    A window is what lies between two steps with events. Where fewer steps
-    follow the last event than the next one needs, they are a window without
-    events.
+    A window ends at a step with events. If inner steps are left after the last
+    event, they are a window without events. If several fragments are applied or
+    sent on a step, there are several windows, of which only the first one has
+    inner steps.
 
     Args:
-      start: Inner step before the first of them.
-      stop: Last of them.
+      start: Inner step before the first of these steps.
+      stop: Last of these steps.
     """
-    windows, done = [], start
-    events = itertools.groupby(self.events(start, stop), lambda e: e.step)
-    for step, of_step in events:
-      kinds: dict[str, list[Event]] = {"apply": [], "send": []}
-      for event in of_step:
-        kinds[event.kind].append(event)
-      for pair in itertools.zip_longest(kinds["apply"], kinds["send"]):
-        windows.append(Window(step - done, *pair))
+    windows = []
+    done = start
+    events = self.events(start, stop)
+    for step, events_of_step in itertools.groupby(events, lambda e: e.step):
+      applies = []
+      sends = []
+      for event in events_of_step:
+        if event.kind == "apply":
+          applies.append(event)
+        else:
+          sends.append(event)
+      for applied, sent in itertools.zip_longest(applies, sends):
+        windows.append(Window(step - done, applied=applied, sent=sent))
         done = step
-    return windows + [Window(stop - done)] * (done < stop)
+    if done < stop:
+      windows.append(Window(stop - done))
+    return windows
 
   def num_in_flight(self, step: int) -> list[int]:
     """Returns how many exchanges of every fragment are in flight after a step.
 
     Args:
-      step: Inner steps done, with all events of the last one.
+      step: Number of finished inner steps. All events of the last one are done.
     """
     counts = [0] * self.num_fragments
     for event in self._pending(step):
@@ -223,7 +250,7 @@ class SyncSchedule:
     return counts
 
   def _pending(self, step: int) -> list[Event]:
-    """Returns the applies of what is in flight after a step, in order."""
+    """Returns the events that apply the exchanges in flight after a step."""
     return [
       event
       for event in self.events(step, step + self.overlap_steps)
@@ -263,6 +290,7 @@ class SyncSchedule:
     ]
 
   def _flush_fragment(self, step: int, fragment: int) -> Iterator[Window]:
+    """Yields the windows that flush one fragment; see `flush_windows`."""
     overlap = self.overlap_steps
     pending = [
       Window(0, event)
@@ -273,17 +301,22 @@ class SyncSchedule:
       event.kind == "send" and event.fragment == fragment
       for event in self.events(step - 1, step)
     )
-    if not step or is_sent:
+    if step == 0 or is_sent:
       yield from pending
       return
-    send = Window(0, sent=Event(step, "send", fragment, step))
-    last = Window(0, Event(step + overlap, "apply", fragment, step))
+    send_event = Event(step, "send", fragment=fragment, send_step=step)
+    apply_event = Event(
+      step + overlap, "apply", fragment=fragment, send_step=step
+    )
+    send = Window(0, sent=send_event)
+    apply = Window(0, applied=apply_event)
     if overlap < self.sync_interval:
-      yield from [*pending, send]
+      yield from pending
+      yield send
       # With tau = 0 a round measures and applies on the same step.
-      yield dataclasses.replace(last, follows_send=not overlap)
+      yield dataclasses.replace(apply, follows_send=overlap == 0)
       return
     yield send
-    for number, window in enumerate([*pending, last]):
-      is_next = number == 0 and self.is_whole_rounds
-      yield dataclasses.replace(window, follows_send=is_next)
+    for index, window in enumerate([*pending, apply]):
+      is_after_send = index == 0 and self.is_whole_rounds
+      yield dataclasses.replace(window, follows_send=is_after_send)
