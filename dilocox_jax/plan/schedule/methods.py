@@ -58,8 +58,8 @@ def register_rule(name: str, kind: RuleKind) -> None:
     kind: The function that builds the rule, and the schedules that it allows.
 
   Raises:
-    ValueError: If the name is taken, it is no `RuleKind`, or `kind.build` is not
-      a function or a "module:name".
+    ValueError: If the name is taken, `kind` is no `RuleKind`, or `kind.build`
+      is not a function or a "module:name".
   """
   is_kind = isinstance(kind, RuleKind)
   require(is_kind, f"rule {name!r}: {shown(kind)} must be a RuleKind")
