@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
-from dilocox_jax.checks import printable
 from experiments.runtime import command_line, parts_flag, run_flag, samples
 
 flags.adopt_module_key_flags(run_flag)
@@ -58,9 +57,7 @@ def main(argv: Sequence[str]) -> None:
       top_p=_TOP_P.value,
       seed=_SEED.value,
     )
-  for line in sample.splitlines():
-    # A model may write sequences with which a terminal moves its cursor.
-    print("\t".join(map(printable, line.split("\t"))))
+  samples.print_sample(sample)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import functools
 import pathlib
 from typing import TYPE_CHECKING
 
-from dilocox_jax.checks import of_type, require, within_limits
+from dilocox_jax.checks import of_type, printable, require, within_limits
 
 if TYPE_CHECKING:
   import numpy as np
@@ -86,6 +86,16 @@ def add_sample(
   write_atomically(run.workdir / report.SAMPLE, sample)
   report.write_report(run.workdir)
   return sample
+
+
+def print_sample(sample: str) -> None:
+  """Prints a sample without what would move the cursor of a terminal.
+
+  Args:
+    sample: Text that a model has written, which may be anything.
+  """
+  for line in sample.splitlines():
+    print("\t".join(map(printable, line.split("\t"))))
 
 
 def _drawn_tokens(

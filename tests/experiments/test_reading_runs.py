@@ -1,6 +1,5 @@
 """Programs that read runs: sample, export, compare, simulate, secrets."""
 
-import argparse
 import csv
 import subprocess
 import sys
@@ -15,8 +14,7 @@ from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.report import write_report
 from dilocox_jax.training import start
 from dilocox_jax.training.checkpoint import RefusedError
-from experiments import sample
-from experiments.runtime import running
+from experiments.runtime import running, samples
 from tests import runs
 from tests.experiments.programs import run
 from tests.report.conftest import write_run
@@ -140,9 +138,7 @@ def test_the_quick_start_compares_three_methods_on_the_clock_of_a_link(
       assert float(entry[key]) < float(everything[key]) / fewer
 
 
-def test_what_a_model_wrote_moves_no_cursor(monkeypatch, capsys):
+def test_what_a_model_wrote_moves_no_cursor(capsys):
   text = "def f():\n\treturn\x1b[31m 1\r\n"
-  monkeypatch.setattr(sample, "add_sample", lambda *arguments: text)
-  names = "run num_tokens prompt temperature top_p seed".split()
-  sample.main(argparse.Namespace(**dict.fromkeys(names)))  # pyright: ignore
+  samples.print_sample(text)
   assert capsys.readouterr().out == "def f():\n\treturn\\x1b[31m 1\n"
