@@ -112,18 +112,35 @@ def model_functions(
     cut_model = functools.partial(
       _cut_model, config, model, end_of_text, chunk_tokens
     )
-    if trainable is None:
+    _check_heads(config)
+    if config.mesh.num_stages > 1:
+      require(
+        trainable is None,
+        "trainable: pipeline stages train all of a model: set "
+        "mesh.num_stages=1",
+      )
       gradient, evaluation = _divided_functions(config, cut_model)
       return evaluated, gradient, evaluation
-    require(
-      config.mesh.num_stages == 1,
-      "trainable: pipeline stages train all of a model: set mesh.num_stages=1",
-    )
     evaluated = LossModel(model.init, _loss_of_shards(config, cut_model(0.0)))
     loss = _loss_of_shards(config, cut_model(config.model.z_loss))
     return whole_model_functions(evaluated, loss)
   loss = functools.partial(loss, model, z_loss=config.model.z_loss)
   return whole_model_functions(evaluated, loss)
+
+
+def _check_heads(config: RunConfig) -> None:
+  """Raises ValueError if tensor shards cannot divide the heads evenly."""
+  num_shards = config.mesh.num_tensor_shards
+  shape = config.model.shape
+  for name, count in (
+    ("heads", shape.num_heads),
+    ("heads of keys and values", shape.kv_heads),
+  ):
+    require(
+      count % num_shards == 0,
+      f"mesh.num_tensor_shards={num_shards} cannot divide the {count} {name} "
+      f"of the model: take a divisor of {count}",
+    )
 
 
 def _whole_model_functions(
