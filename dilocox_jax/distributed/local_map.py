@@ -81,6 +81,16 @@ def current_division() -> Division:
   )
 
 
+def is_automatic(axis: str) -> bool:
+  """Returns whether JAX's partitioner divides the work along a mesh axis.
+
+  Args:
+    axis: Name of the axis. It need not exist: a replica on one device has no
+      such axis, and then nothing is divided.
+  """
+  return axis in jax.sharding.get_abstract_mesh().auto_axes
+
+
 def map_over_devices(
   function: Callable,
   in_specs: Tree,
