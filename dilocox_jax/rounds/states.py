@@ -116,7 +116,7 @@ class RoundStates:
   def _outer_step(self, state: FragmentState) -> FragmentState:
     """Measures, exchanges and applies a fragment, as if nobody else sent."""
     fresh = self.outer.measure(state, (), state.params)
-    exchange = self.outer.exchange_paused(state, fresh)
+    exchange = self.outer.exchange_coroutine(state, fresh)
     leaving = next(exchange)
     try:
       while True:

@@ -377,7 +377,7 @@ def exchange_behind_steps(
   ends = stretch_ends((), 1)
   if outer.aggregator.has_turns and outer.aggregator.stretch_ends:
     ends = outer.aggregator.stretch_ends(state.params)
-  run = outer.exchange_paused(state, own, weight)
+  run = outer.exchange_coroutine(state, own, weight)
   leaving = next(run)
   for turn, count in enumerate(stretches(num_steps, ends)):
     leaving, step = jax.lax.optimization_barrier((leaving, progress.step))

@@ -16,9 +16,9 @@ from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.training import build
 from dilocox_jax.trees import Array, Tree
-from dilocox_jax.turns import Pausing
 from experiments.tools import bench_inner as inner
 from experiments.tools.timing import Ratio, TimedProgram
 
@@ -60,12 +60,12 @@ def _factorized(values: Array) -> TimedProgram:
   def encode(values: Array) -> Tree:
     messages = []
 
-    def reduce(leaves: list[Array]) -> Pausing:
+    def reduce(leaves: list[Array]) -> Coroutine:
       message = codec.then.encode(leaves)
       messages.append(message)
       decoded = codec.then.decode(message, [leaf.shape for leaf in leaves])
       return Reduced(decoded, decoded)
-      yield  # Makes this a generator, which pauses nowhere.
+      yield  # Makes this a generator, which stops nowhere.
 
     list(codec.run([values], state, key, reduce))
     # The compiler leaves out the decoding whose result nothing uses.
