@@ -152,7 +152,7 @@ class Rounds:
       windows = schedule.windows(done, done + num_steps)
     if participation and participation.returning:
       state = self.states.rejoin(
-        state, participation.returning, participation.donor
+        state, participation.returning, participation.source_replica
       )
     batches = self.replicas.place_batches(batches)
     state, progress, drifts = self._windows(

@@ -255,26 +255,26 @@ class RoundStates:
     return jax.jit(self.replicas.map(replica_program, axes, out))
 
   def rejoin(
-    self, state: RoundState, returning: Sequence[int], donor: int
+    self, state: RoundState, returning: Sequence[int], source_replica: int
   ) -> RoundState:
     """Lets replicas begin as copies of another one.
 
-    They go on from the outer parameters, with the donor's inner optimizer
-    state, no residual and nothing in flight.
+    They go on from the outer parameters, with the inner optimizer state of the
+    source replica, no residual and nothing in flight.
 
     Args:
       state: State of all replicas, whose memory is reused.
       returning: Indices of the replicas that begin.
-      donor: Index of the replica whose optimizer state they copy.
+      source_replica: Index of the replica whose optimizer state they copy.
     """
     begins = np.isin(np.arange(self.replicas.num_replicas), list(returning))
-    placed = self.replicas.place((begins, np.int32(donor)), None)
+    placed = self.replicas.place((begins, np.int32(source_replica)), None)
     places = shardings_of(state)
     rejoin = jax.jit(self._rejoin, donate_argnums=0, out_shardings=places)
     return rejoin(state, *placed)
 
   def _rejoin(
-    self, state: RoundState, begins: Array, donor: Index
+    self, state: RoundState, begins: Array, source_replica: Index
   ) -> RoundState:
     """Gives the replicas that begin the values of a first state.
 
@@ -283,9 +283,11 @@ class RoundStates:
     Args:
       state: State of all replicas.
       begins: Whether each replica begins, [M].
-      donor: Index of the replica whose optimizer state they copy.
+      source_replica: Index of the replica whose optimizer state they copy.
     """
-    inner = jax.tree.map(lambda leaf: leaf[donor], state.replica.optimizer)
+    inner = jax.tree.map(
+      lambda leaf: leaf[source_replica], state.replica.optimizer
+    )
     like = jax.tree.map(lambda leaf: leaf[0], state.replica.params)
     params = self.view.merge(like, [each.params for each in state.fragments])
 
