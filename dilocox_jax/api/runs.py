@@ -45,7 +45,7 @@ from dilocox_jax.simulate.analytic import Outcome
 from dilocox_jax.simulate.long_runs import simulate_run
 from dilocox_jax.training import resume, start
 from dilocox_jax.training.mailbox_replica import MailboxAddress
-from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.training.trainer import Trainer
 from dilocox_jax.trees import Tree
 
@@ -56,11 +56,11 @@ class Run:
 
   Attributes:
     workdir: The run directory.
-    parts: Parts that were handed in to the run; without the data.
+    overrides: Parts that were passed in to the run; without the data.
   """
 
   workdir: pathlib.Path
-  parts: Parts = NO_PARTS
+  overrides: Overrides = NO_OVERRIDES
 
   def __repr__(self) -> str:
     """Says on one line what was trained; the directory alone if it is gone."""
@@ -103,16 +103,16 @@ class Run:
     """Outer parameters of the newest checkpoint, without a replica axis.
 
     Raises:
-      RefusedError: If there is no checkpoint, or a part that was handed in to
+      RefusedError: If there is no checkpoint, or a part that was passed in to
         the run is missing here.
     """
-    resume.check_same_parts(self.metrics.record, self._whole_parts)
-    return start.saved_outer_params(self.workdir, self._whole_parts)
+    resume.check_same_overrides(self.metrics.record, self._whole_overrides)
+    return start.saved_outer_params(self.workdir, self._whole_overrides)
 
   @functools.cached_property
-  def _whole_parts(self) -> Parts:
-    """The parts with what is frozen, which is large and only read if used."""
-    return start.with_trainable(self.config, self.parts)
+  def _whole_overrides(self) -> Overrides:
+    """The overrides with the frozen parameters, which are read when needed."""
+    return start.with_trainable(self.config, self.overrides)
 
   def export(self, folder: str | os.PathLike) -> str:
     """Writes what was trained in the form of other libraries.
@@ -129,8 +129,8 @@ class Run:
       ValueError: If no such library has the model.
     """
     require(
-      "model" not in self.metrics.record.get("handed_in", ()),
-      "a model that is handed in has no form that other libraries read: write "
+      "model" not in self.metrics.record.get("overrides", ()),
+      "a model that is passed in has no form that other libraries read: write "
       "`run.params` or `run.model` by yourself",
     )
     path, shape = pathlib.Path(folder), self.config.model.shape
@@ -145,9 +145,9 @@ class Run:
 
   @property
   def model(self) -> Any:
-    """The module that was handed in, with these parameters, or else they."""
-    given, params = self.parts.model, self.params
-    if part := self._whole_parts.trainable:
+    """The module that was passed in, with these parameters, or else they."""
+    given, params = self.overrides.model, self.params
+    if part := self._whole_overrides.trainable:
       params = jax.device_put(part.fold(params, part.frozen))
     return given.module(params) if given else params
 
@@ -174,8 +174,8 @@ def train(
 ) -> Run:
   """Trains a run to its end, or continues the one in the directory.
 
-  What is handed in takes the place of what the config names, and `run.json`
-  says which parts those are.
+  What is passed in takes the place of what the config names, and `run.json`
+  says which overrides those are.
 
   Args:
     model: Model to train: a module of NNX, linen or Equinox, a function from
@@ -238,7 +238,7 @@ def train(
     said["exchange.collective"] = MAILBOX
   has_layers = model is None and trainable is None
   whole = _config(config, said, has_layers)
-  parts = _parts(
+  overrides = _overrides(
     whole,
     model=model,
     loss=loss,
@@ -248,8 +248,8 @@ def train(
     exchange=exchange,
   )
   if check_memory:
-    refuse_too_large(whole, parts)
-  parts = start.with_trainable(whole, parts, trainable)
+    refuse_too_large(whole, overrides)
+  overrides = start.with_trainable(whole, overrides, trainable)
   require(
     step_s is None or cluster is not None,
     f"step_s={step_s} is of a cluster on which the run is timed: give cluster",
@@ -257,8 +257,8 @@ def train(
   clock = None
   if cluster is not None:
     require(
-      parts.model is None or step_s is not None,
-      "cluster: the operations of a model that is handed in are not known: "
+      overrides.model is None or step_s is not None,
+      "cluster: the operations of a model that is passed in are not known: "
       "give step_s",
     )
     clock = ClusterClock(whole, cluster, Options(step_s=step_s))
@@ -266,10 +266,10 @@ def train(
   progress = contextlib.nullcontext() if quiet else shown_progress()
   with progress:
     trainer = Trainer(
-      whole, path, "dilocox_jax.train", clock, parts, address=mailbox
+      whole, path, "dilocox_jax.train", clock, overrides, address=mailbox
     )
     trainer.run()
-  return Run(path, trainer.parts)
+  return Run(path, trainer.overrides)
 
 
 def _config(
@@ -293,7 +293,7 @@ def _config(
   return from_mapping(values)
 
 
-def _parts(
+def _overrides(
   config: RunConfig,
   *,
   model: Any,
@@ -302,8 +302,8 @@ def _parts(
   inner_optimizer: Any,
   outer_optimizer: Any,
   exchange: Any,
-) -> Parts:
-  """Returns what was handed in, once each part is of its kind."""
+) -> Overrides:
+  """Returns what was passed in, once each part is of its kind."""
   optimizers = {
     "inner_optimizer": inner_optimizer,
     "outer_optimizer": outer_optimizer,
@@ -315,7 +315,7 @@ def _parts(
     check_exchange(exchange)
   require(
     model is not None or loss is None,
-    "loss: it needs a model that is handed in",
+    "loss: it needs a model that is passed in",
   )
   is_function = loss is None or callable(loss)
   check_kind(is_function, "loss", loss, "a function (model, batch) -> scalar")
@@ -332,7 +332,7 @@ def _parts(
 
   if model is not None:
     model = as_loss_model(model, loss, example)
-  return Parts(
+  return Overrides(
     model=model,
     data=feed,
     inner_optimizer=inner_optimizer,
@@ -356,15 +356,15 @@ def load(
 
   Args:
     workdir: The run directory.
-    model: Model that was handed in, if one was; only `.params` needs it, and
-      likewise the parts below.
-    loss: Loss that was handed in.
+    model: Model that was passed in, if one was; only `.params` needs it, and
+      likewise the overrides below.
+    loss: Loss that was passed in.
     data: Data of the same kind; only a module of linen with a loss needs them.
-    trainable: Function that was handed in and says what was trained; the
+    trainable: Function that was passed in and says what was trained; the
       config says it of adapters.
-    inner_optimizer: Inner optimizer that was handed in.
-    outer_optimizer: Outer optimizer that was handed in.
-    exchange: Exchange that was handed in.
+    inner_optimizer: Inner optimizer that was passed in.
+    outer_optimizer: Outer optimizer that was passed in.
+    exchange: Exchange that was passed in.
 
   Raises:
     ValueError: One line, if the directory holds no run, or a file of it is
@@ -373,7 +373,7 @@ def load(
   """
   run = Run(pathlib.Path(workdir))
   _ = run.metrics  # A wrong directory is reported here and not at first use.
-  parts = _parts(
+  overrides = _overrides(
     run.config,
     model=model,
     loss=loss,
@@ -382,11 +382,11 @@ def load(
     outer_optimizer=outer_optimizer,
     exchange=exchange,
   )
-  run = dataclasses.replace(run, parts=parts)
+  run = dataclasses.replace(run, overrides=overrides)
   if trainable is None:
     return run
-  parts = start.with_trainable(run.config, parts, trainable)
-  return dataclasses.replace(run, parts=parts)
+  overrides = start.with_trainable(run.config, overrides, trainable)
+  return dataclasses.replace(run, overrides=overrides)
 
 
 def estimate(

@@ -1,4 +1,4 @@
-"""Data that somebody hands in: examples, or what gives whole batches.
+"""Data that somebody passes: examples, or what gives whole batches.
 
 A text is cut into sequences (`streams`). Examples, trees of arrays or sets of
 Hugging Face, have random access too: they are divided among the replicas in an
@@ -38,7 +38,7 @@ from dilocox_jax.data.token_rows import (
 )
 from dilocox_jax.trees import Tree, kinds_by_path, tree_digest
 
-HANDED_IN = "handed in"
+PASSED_IN = "passed in"
 _DIGESTED = 1000  # Training examples that a digest reads.
 _SPLITS = ("validation", "test")  # Which split is held out: the first there is.
 
@@ -93,7 +93,7 @@ def as_feed(
     return Examples(*rows)
   size = 1 + max(int(text.max()) for text in texts)
   tokens, held = texts
-  return Corpus(HANDED_IN, tokens, held, tree_digest(texts, "text"), size, 0)
+  return Corpus(PASSED_IN, tokens, held, tree_digest(texts, "text"), size, 0)
 
 
 def _pair_of_splits(data: Any) -> Any:

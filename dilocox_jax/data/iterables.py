@@ -1,4 +1,4 @@
-"""Batches of an iterable that somebody hands in, by their number."""
+"""Batches of an iterable that somebody passes, by their number."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -81,7 +81,7 @@ class Drawn:
     batch = self._draw(self._iterator)
     require(
       batch is not None,
-      f"{said}, and the run needs more: hand in data that repeats, or take "
+      f"{said}, and the run needs more: pass data that repeats, or take "
       "fewer steps",
     )
     logging.getLogger(__name__).info("%s and begins again", said)
@@ -132,7 +132,7 @@ class Drawn:
     if stateful is None:
       raise ValueError(
         "the saved position is of an iterator with a state, which "
-        f"{type(self._source).__name__} has not: hand in the same kind"
+        f"{type(self._source).__name__} has not: pass the same kind"
       )
     part, _, set_name = stateful
     if part is not self._source:

@@ -285,7 +285,7 @@ class Checkpoints:
       reason = " ".join(str(error).split())
       raise RefusedError(
         f"the checkpoint of step {step} in {self._directory} does not fit: "
-        "hand in the same model and optimizers as before, or take the version "
+        "pass the same model and optimizers as before, or take the version "
         f"of the program that saved it ({reason[:_LONGEST_REASON]})"
       ) from error
     # The order is that of the template, because the names of a state of more

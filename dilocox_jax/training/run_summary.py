@@ -18,14 +18,15 @@ from dilocox_jax.metrics.work_directory import write_run_record
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.report.units import human_bytes, human_tokens
 from dilocox_jax.training.build import Programs, platform_name
-from dilocox_jax.training.parts import Clock, Parts
+from dilocox_jax.training.overrides import Overrides
+from dilocox_jax.training.run_clock import Clock
 from dilocox_jax.training.run_text import RunData
 
 
 def record(
   config: RunConfig,
   data: RunData,
-  parts: Parts,
+  overrides: Overrides,
   clock: Clock | None,
   workdir: pathlib.Path,
   programs: Programs,
@@ -37,7 +38,7 @@ def record(
   Args:
     config: Config of the run.
     data: Data of the run.
-    parts: Parts that the user supplies.
+    overrides: Overrides that the caller passes.
     clock: Simulated clock of the run, if it has one.
     workdir: The run directory.
     programs: Programs of the run.
@@ -53,11 +54,11 @@ def record(
     "num_replicas": config.mesh.num_replicas,
     "parameter_count": programs.parameter_count,
   }
-  if parts.names:
-    run["handed_in"] = parts.names
+  if overrides.names:
+    run["overrides"] = overrides.names
   if clock:
     run |= {"clock": clock.description, "clock_digest": clock.digest}
-  has_own_model = parts.model is not None
+  has_own_model = overrides.model is not None
   start = {
     "chosen_for_device": chosen_values(config, platform_name(), has_own_model),
     "command": command,
@@ -70,7 +71,7 @@ def record(
 def announce(
   config: RunConfig,
   data: RunData,
-  parts: Parts,
+  overrides: Overrides,
   plan: RunPlan,
   traffic: Traffic,
   step: int = 0,
@@ -80,15 +81,15 @@ def announce(
   Args:
     config: Config of the run.
     data: Data of the run.
-    parts: Parts that the user supplies.
+    overrides: Overrides that the caller passes.
     plan: Current plan of the run.
     traffic: Counts the bytes of the current rounds.
     step: Inner steps that an earlier start of the run has done.
   """
   log = logging.getLogger(__name__)
   model = config.model.label
-  if parts.model:
-    model = "handed in"
+  if overrides.model:
+    model = "passed in"
   num_parameters = sum(math.prod(shape) for shape in traffic.shapes.values())
   size = f"{num_parameters:,} parameters"
   if config.lora.rank:

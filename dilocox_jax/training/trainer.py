@@ -49,7 +49,8 @@ from dilocox_jax.training.mailbox_replica import (
   mailbox_config,
 )
 from dilocox_jax.training.metrics_reader import DispatchedSegment, MetricsReader
-from dilocox_jax.training.parts import NO_PARTS, Clock, Parts
+from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
+from dilocox_jax.training.run_clock import Clock
 from dilocox_jax.training.states import (
   NotFiniteError,
   StopRequestedError,
@@ -75,7 +76,7 @@ class Trainer:
     workdir: pathlib.Path,
     command: str = "",
     clock: Clock | None = None,
-    parts: Parts = NO_PARTS,
+    overrides: Overrides = NO_OVERRIDES,
     address: MailboxAddress | None = None,
   ):
     """Builds all parts of the run.
@@ -86,7 +87,7 @@ class Trainer:
         this run, the run continues.
       command: The command line, for the record.
       clock: Simulated clock to advance; training never reads it.
-      parts: Parts that the user supplies in place of those of the config, as
+      overrides: Objects in place of what the config names, as
         `start.with_trainable` returns them.
       address: Mailbox of the run, and name of this program's replica. It sets
         exchange.collective=mailbox. None means that all replicas are in this
@@ -95,18 +96,18 @@ class Trainer:
     Raises:
       ValueError: One line, if a part cannot be built.
     """
-    assert parts.trainable or not config.lora.rank, "start.with_trainable"
-    self._replicas = _replicas_of(config, address, parts)
+    assert overrides.trainable or not config.lora.rank, "start.with_trainable"
+    self._replicas = _replicas_of(config, address, overrides)
     self.config = self._replicas.config
     self.clock = clock
-    self.parts = parts
+    self.overrides = overrides
     self.workdir = workdir
     self.command = command
     self._values = self.config.to_mapping()
-    self.data = run_text.run_data(self.config, parts)
+    self.data = run_text.run_data(self.config, overrides)
     self.programs = build.programs(
       self.config,
-      self._replicas.with_exchange(parts, self.data.digest),
+      self._replicas.with_exchange(overrides, self.data.digest),
       self.data.end_of_text,
     )
     params, optimizer = states.shapes_of(self.programs)
@@ -207,8 +208,8 @@ class Trainer:
 
   def _rate(self, section: str) -> str:
     """Names the learning rate of the inner or outer optimizer, for messages."""
-    if getattr(self.parts, f"{section}_optimizer") is not None:
-      return f"the rate of the {section} optimizer that was handed in"
+    if getattr(self.overrides, f"{section}_optimizer") is not None:
+      return f"the rate of the {section} optimizer that was passed in"
     rate = getattr(self.config, section).learning_rate
     return f"{section}.learning_rate={rate}"
 
@@ -218,13 +219,13 @@ class Trainer:
 
   def _start_and_train(self) -> None:
     """Restores the newest checkpoint, or starts anew, and trains to the end."""
-    self._replicas.enter(self._values, self.parts.names)
+    self._replicas.enter(self._values, self.overrides.names)
     resumed = resume.resumed_state(
       values=self._values,
       programs=self.programs,
       checkpoints=self._checkpoints,
       corpus_digest=self.data.digest,
-      parts=self.parts,
+      overrides=self.overrides,
     )
     if resumed:
       state, record = resumed
@@ -264,7 +265,7 @@ class Trainer:
     run_summary.announce(
       config=self.config,
       data=self.data,
-      parts=self.parts,
+      overrides=self.overrides,
       plan=self.controller.plan,
       traffic=self.controller.traffic,
       step=self.progress.step,
@@ -272,7 +273,7 @@ class Trainer:
     run_summary.record(
       config=self.config,
       data=self.data,
-      parts=self.parts,
+      overrides=self.overrides,
       clock=self.clock,
       workdir=self.workdir,
       programs=self.programs,
@@ -304,7 +305,7 @@ class Trainer:
     continues with their step of the plan.
     """
     phase = self.controller.plan.phase(0)
-    state = start.first_state(self.config, self.programs, phase, self.parts)
+    state = start.first_state(self.config, self.programs, phase, self.overrides)
     if not isinstance(state, RoundState):
       return state
     joined_state = self._replicas.join(state, self.config.total_steps)
@@ -536,7 +537,7 @@ class Trainer:
       "in_flight": states.num_in_flight(state),
       "config": self._values,
       "corpus_digest": self.data.digest,
-      "handed_in": self.parts.names,
+      "overrides": self.overrides.names,
       "mailbox": self._replicas.get_state(),
     }
     checkpoint_number = self.progress.step
@@ -578,7 +579,7 @@ class Trainer:
 
 
 def _replicas_of(
-  config: RunConfig, address: MailboxAddress | None, parts: Parts
+  config: RunConfig, address: MailboxAddress | None, overrides: Overrides
 ) -> LocalReplicas | MailboxReplica:
   """Returns the replicas of this program.
 
@@ -586,13 +587,13 @@ def _replicas_of(
     config: Config of the run.
     address: Mailbox of the run, and name of this program's replica; None means
       that all replicas are in this runtime.
-    parts: Parts that the user supplies.
+    overrides: Overrides that the caller passes.
 
   Raises:
-    ValueError: If config, address and parts do not go together.
+    ValueError: If config, address and overrides do not go together.
   """
   if address is None and not config.uses_mailbox:
     return LocalReplicas(config)
-  config = mailbox_config(config, address, parts)
+  config = mailbox_config(config, address, overrides)
   assert address is not None, "mailbox_config refuses it"
   return MailboxReplica(config, address)

@@ -28,7 +28,7 @@ from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.token_ids import TokenError
 from dilocox_jax.training import start
 from dilocox_jax.training.mailbox_replica import MailboxAddress
-from dilocox_jax.training.parts import Clock
+from dilocox_jax.training.run_clock import Clock
 from dilocox_jax.training.states import StopRequestedError, TrainingStoppedError
 from dilocox_jax.training.trainer import Trainer
 from experiments.runtime import (
@@ -169,13 +169,13 @@ def _train(
   if profile:
     work_directory.check_subfolder(workdir, *_PROFILE)
   with command_line.usage_errors():
-    parts = start.with_trainable(config)
+    overrides = start.with_trainable(config)
     trainer = Trainer(
       config,
       workdir,
       command=command,
       clock=clock,
-      parts=parts,
+      overrides=overrides,
       address=address,
     )
   tracing = contextlib.nullcontext()
@@ -192,7 +192,7 @@ def _train(
     report.side_by_side([report.load_run(workdir)]).print(Console())
     print(f"report: {page}")
   text = trainer.data.text
-  assert text, "no data can be handed in here"
+  assert text, "no data can be passed in here"
   return text
 
 

@@ -166,13 +166,13 @@ def _text_of(run: "Run") -> "Corpus":
   """Reads the text of a run again.
 
   Raises:
-    ValueError: If the text was handed in, so that it cannot be read again.
+    ValueError: If the text was passed in, so that it cannot be read again.
   """
   from dilocox_jax.training.run_text import corpus
 
   require(
-    "data" not in run.metrics.record.get("handed_in", ()),
-    "the data of this run were handed in, so the text has no tokenizer here: "
+    "data" not in run.metrics.record.get("overrides", ()),
+    "the data of this run were passed in, so the text has no tokenizer here: "
     "hand it in again (text=), or train on a text that the config names",
   )
   return corpus(run.config)

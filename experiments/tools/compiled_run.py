@@ -28,7 +28,7 @@ from dilocox_jax.report.tables import markdown_table
 from dilocox_jax.report.units import human_bytes, human_share
 from dilocox_jax.rounds.states import RoundState
 from dilocox_jax.training import build, states
-from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.trees import nested
 from experiments.tools.compiled_transfers import Transfer, transfers
 
@@ -125,7 +125,7 @@ def steady_program(
   Raises:
     ValueError: If the run is too short to have such a window.
   """
-  programs = build.programs(config, _parts(config), devices=devices)
+  programs = build.programs(config, _overrides(config), devices=devices)
   if config.sync.named.exchanged == "gradient":
     return _segment_of_gradients(config, programs)
   step, window = _fullest_window(config)
@@ -181,15 +181,15 @@ def _batches(config: RunConfig, num_steps: int) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(shape, np.int32)
 
 
-def _parts(config: RunConfig) -> Parts:
+def _overrides(config: RunConfig) -> Overrides:
   """Returns the shapes of adapters and base model, if adapters are trained."""
   if not config.lora.rank:
-    return NO_PARTS
+    return NO_OVERRIDES
   base = {
     path: jax.ShapeDtypeStruct(shape, np.float32)
     for path, shape in config.model.shape.parameter_shapes.items()
   }
-  return Parts(trainable=adapters.adapt(config.lora, nested(base)))
+  return Overrides(trainable=adapters.adapt(config.lora, nested(base)))
 
 
 def _fullest_window(config: RunConfig) -> tuple[int, Window]:
