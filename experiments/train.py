@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> None:
   command_line.refuse_arguments(argv)
   parts_flag.register()
   config_values = config_flag.CONFIG.value
-  place = distributed_flags.place(config_values)
+  process = distributed_flags.process_settings(config_values)
   address = _mailbox_address()
   # Another collective than the default is refused when the run is built.
   if address and config_values.exchange.collective == "auto":
@@ -113,7 +113,7 @@ def main(argv: Sequence[str]) -> None:
     workdir,
     profile=_PROFILE.value,
     clock=simulated_clock,
-    place=place,
+    process=process,
     address=address,
     num_sample_tokens=_SAMPLE_TOKENS.value,
     check_memory=_CHECK_MEMORY.value,

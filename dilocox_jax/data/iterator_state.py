@@ -33,12 +33,12 @@ _INT_BITS = 53
 
 
 class _UnknownTypeError(Exception):
-  """A value of a type that cannot be saved, with its place in the state."""
+  """A value of a type that cannot be saved, with its path in the state."""
 
-  def __init__(self, what: str, place: str = ""):
+  def __init__(self, what: str, path: str = ""):
     super().__init__(what)
     self.what = what
-    self.place = place
+    self.path = path
 
 
 def encoded(state: Any, owner: str) -> Any:
@@ -55,7 +55,7 @@ def encoded(state: Any, owner: str) -> Any:
     return _encoded(state)
   except _UnknownTypeError as error:
     raise ValueError(
-      f"the state of {owner} cannot be saved: state{error.place} is "
+      f"the state of {owner} cannot be saved: state{error.path} is "
       f"{error.what}; use numbers, text, bytes, arrays of numpy, and lists, "
       "tuples, sets and dicts of these"
     ) from None
@@ -126,12 +126,12 @@ def _in_short(value: Any) -> str:
   return textwrap.shorten(repr(value), 40, placeholder=" ...")
 
 
-def _at(place: str, value: Any) -> Any:
+def _at(path: str, value: Any) -> Any:
   """Encodes a part of a state; an error then says where the part stands."""
   try:
     return _encoded(value)
   except _UnknownTypeError as error:
-    raise _UnknownTypeError(error.what, place + error.place) from None
+    raise _UnknownTypeError(error.what, path + error.path) from None
 
 
 def _encoded_array(array: np.ndarray) -> dict[str, Any]:

@@ -41,16 +41,16 @@ class StopRequestedError(Exception):
     signal: Number of the signal that asked the run to stop.
   """
 
-  def __init__(self, place: str, stop_signal: int):
+  def __init__(self, saved_at: str, stop_signal: int):
     """Writes the message for the user.
 
     Args:
-      place: Step and directory of the saved state, for the message.
+      saved_at: Step and directory of the saved state, for the message.
       stop_signal: Number of the signal.
     """
     super().__init__(
-      f"stopped by {signal.Signals(stop_signal).name}: saved at {place}; the "
-      "same command goes on from there"
+      f"stopped by {signal.Signals(stop_signal).name}: saved at {saved_at}; "
+      "the same command goes on from there"
     )
     self.signal = stop_signal
 

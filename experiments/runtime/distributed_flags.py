@@ -9,7 +9,7 @@ from ml_collections import config_dict
 
 from experiments.runtime import command_line
 from experiments.runtime.command_line import UsageError
-from experiments.runtime.placement import Place
+from experiments.runtime.placement import ProcessSettings
 
 DISTRIBUTED = flags.DEFINE_bool(
   "distributed",
@@ -59,8 +59,8 @@ def _has_port(coordinator: str | None) -> bool:
   return coordinator is None or ":" in coordinator
 
 
-def place(config: config_dict.ConfigDict) -> Place | None:
-  """Returns the place of this process in its run; None if it runs alone.
+def process_settings(config: config_dict.ConfigDict) -> ProcessSettings | None:
+  """Returns how this process finds the others; None if it runs alone.
 
   Args:
     config: Value of --config. Its mesh.layout is set to "mesh" for a run of
@@ -89,7 +89,7 @@ def place(config: config_dict.ConfigDict) -> Place | None:
         f"--process_id={process_id} must be less than "
         f"--num_processes={num_processes}: they count from 0"
       )
-  return Place(
+  return ProcessSettings(
     coordinator=COORDINATOR.value,
     num_processes=num_processes,
     process_id=process_id,

@@ -1,4 +1,4 @@
-"""The place of a process among those of its run, and its devices."""
+"""How a process finds the others of its run, and which devices it has."""
 
 import collections
 import dataclasses
@@ -10,8 +10,8 @@ from experiments.runtime.command_line import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-  """The place of this process among those of its run.
+class ProcessSettings:
+  """How this process finds the others of its run.
 
   Attributes:
     coordinator: HOST:PORT of process 0. None, as for the next two: JAX finds

@@ -38,7 +38,7 @@ from experiments.runtime import (
   stop_signals,
 )
 from experiments.runtime.command_line import StoppedError, UsageError
-from experiments.runtime.placement import Place
+from experiments.runtime.placement import ProcessSettings
 
 CACHE_VARIABLE = "DILOCOX_JAX_CACHE"
 _DEFAULT_CACHE = "~/.cache/dilocox_jax"
@@ -103,7 +103,7 @@ def train(
   *,
   profile: bool = False,
   clock: Clock | None = None,
-  place: Place | None = None,
+  process: ProcessSettings | None = None,
   address: MailboxAddress | None = None,
   num_sample_tokens: int = 100,
   check_memory: bool = True,
@@ -115,7 +115,7 @@ def train(
     workdir: The run directory.
     profile: Whether to write a profiler trace to workdir/profile.
     clock: Simulated clock of the run.
-    place: The place of this process among those of the run, if there are
+    process: How this process finds the others of the run, if there are
       several. Any error then ends the process at once, as an orderly end would
       wait for the others.
     address: Where this program's replica meets the others of the run.
@@ -134,9 +134,9 @@ def train(
     check_optimizers(config)
   num_devices = config.num_devices
   other_processes = contextlib.nullcontext()
-  if place:
-    num_devices = place.num_devices(config)
-    other_processes = _joined(config, place)
+  if process:
+    num_devices = process.num_devices(config)
+    other_processes = _joined(config, process)
   elif address:
     num_devices = config.division.num_devices
   set_up_jax(num_devices)
@@ -254,17 +254,19 @@ def _check_directory(workdir: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def _joined(config: RunConfig, place: Place) -> Iterator[None]:
+def _joined(config: RunConfig, process: ProcessSettings) -> Iterator[None]:
   """Joins the other processes; any error inside the block ends this one."""
-  where = "" if place.process_id is None else f"process {place.process_id}: "
+  where = (
+    "" if process.process_id is None else f"process {process.process_id}: "
+  )
   try:
     with command_line.usage_errors():
       processes.start(
-        place.coordinator,
-        place.num_processes,
-        place.process_id,
+        process.coordinator,
+        process.num_processes,
+        process.process_id,
         run=_digest(config),
-        timeout_s=place.start_timeout_s,
+        timeout_s=process.start_timeout_s,
       )
     with processes.detect_lost_process():
       where = f"process {jax.process_index()}: "
