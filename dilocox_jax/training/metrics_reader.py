@@ -2,7 +2,8 @@
 
 The trainer dispatches segments without waiting, and this module reads their
 metrics later. It stops the run if a value is not finite. If there are several
-processes, all read and check, so that they stop together, and one writes.
+processes, all of them read and check the metrics, so that they stop together.
+Only one process writes.
 
 The wall time of a run is divided between the rows of its timings. A row of a
 segment ends when the devices have computed the metrics of the segment, even if
@@ -174,7 +175,7 @@ class DispatchedSegment:
 
 
 class MetricsReader:
-  """Reads segments in order and divides the time between what was done.
+  """Reads the metrics of segments in order, and records metrics and wall time.
 
   Attributes:
     reads_at_once: Whether a segment is to be read as soon as it is dispatched.
@@ -229,7 +230,7 @@ class MetricsReader:
     waits: Sequence[tuple[float, float]] | None = None,
     ended_s: float | None = None,
   ) -> None:
-    """Records the time since the end of the last event as that of an event.
+    """Records the time since the end of the last event as the event's time.
 
     If JAX compiled something in this time, the time to compile becomes a row of
     its own before the row of the event.
@@ -276,7 +277,7 @@ class MetricsReader:
     )
 
   def _record_compiling(self, step: int, compile_s: float) -> None:
-    """Records a time to compile, which the speed in the log leaves out."""
+    """Records a time to compile, and leaves it out of the speed in the log."""
     if self._log:
       self._log.leave_out(compile_s)
     self._recorder.record_timing(step=step, event="compile", wall_s=compile_s)
@@ -292,17 +293,18 @@ class MetricsReader:
     Args:
       losses: Loss of each view, in nats a token; None if it was not computed.
       progress: Progress of the run.
-      num_steps: For the last row only: total steps of the run.
+      num_steps: Total steps of the run, for the last evaluation; None for all
+        others.
 
     Raises:
       NotFiniteError: If a loss is not finite. Nothing is recorded then.
     """
-    self.record_time("evaluation", progress.step, progress.simulated_s)
     computed = [loss for loss in losses.values() if loss is not None]
     if not all(map(math.isfinite, computed)):
       raise NotFiniteError(
         f"the validation loss is not finite at step {progress.step}"
       )
+    self.record_time("evaluation", progress.step, progress.simulated_s)
     self._recorder.record_evaluation(
       num_steps=num_steps,
       step=progress.step,
@@ -310,7 +312,8 @@ class MetricsReader:
       total_sent_bytes=progress.total_sent_bytes,
       **losses,
     )
-    # The bytes that an evaluation sends belong to no round.
+    # The next round counts its bytes from here, without the bytes that the
+    # evaluation has sent.
     self._last_progress = progress
 
   def check_flush(
