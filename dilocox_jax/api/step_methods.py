@@ -51,7 +51,8 @@ def step_transform(
     inner: Optimizer of the inner steps.
     outer: Optimizer of the outer parameters. Its gradient is the averaged
       pseudo-gradient of one fragment. Methods that average gradients do not
-      read it. The functions of named methods bring one.
+      read this argument; all others need it. `dilocox_jax.diloco` and the
+      other named transforms have an outer optimizer as the default.
     exchange: Aggregator that averages over replicas, e.g.
       `dilocox_jax.exchange("int(bits=4)", feedback=1.0)`, or the name of a
       codec without feedback.
@@ -121,7 +122,8 @@ def check_kind(is_right: bool, what: str, part: Any, wanted: str) -> None:
 def check_method(method: Any) -> None:
   """Raises TypeError unless an argument is a `Method`.
 
-  A method's name and the transform of a method are not.
+  Neither a method's name, such as "diloco", nor the transform
+  `dilocox_jax.diloco` is a `Method`.
 
   Args:
     method: Value of the argument `method`.
@@ -195,7 +197,7 @@ def aggregator_of(
 
 
 def _check_fragments(fragments: Fragmentation | None) -> None:
-  """Raises ValueError unless an argument says how a tree is divided."""
+  """Raises ValueError unless `fragments` is as in `step_transform`."""
   require(
     isinstance(fragments, Fragments | None) or callable(fragments),
     "fragments must be a function from a leaf's path to the number of its "
@@ -304,7 +306,7 @@ def named_step_transform(name: str) -> Callable[..., Any]:
 def _check_settings(
   name: str, build: Callable[..., Method], settings: Mapping[str, Any]
 ) -> None:
-  """Raises TypeError for an argument that a method's transform lacks.
+  """Raises TypeError for an argument that a method's transform does not have.
 
   Args:
     name: Name of the method.
@@ -338,7 +340,7 @@ def _exchange(
 
   Args:
     recipe: Exchange settings of the method's recipe.
-    codec: Codec to use in place of that of the recipe, or None.
+    codec: Codec that replaces the recipe's codec; None means the recipe's.
     axis_name: Axis over which replicas are mapped.
   """
   settings = dict(recipe)
@@ -351,7 +353,13 @@ def _exchange(
 
 
 def _check_order(order: str | None) -> None:
-  """Raises ValueError for an order of fragments that a transform ignores."""
+  """Raises ValueError for an order of fragments that a transform ignores.
+
+  An order that does not exist passes. `Method` refuses it.
+
+  Args:
+    order: The user's `fragment_order`; None if it is not given.
+  """
   require(
     order is None or order in SLICED or order not in ORDERS,
     f"fragment_order={order!r} divides the layers of a stacked model, and a "
