@@ -40,11 +40,12 @@ class Adaptation:
   """The trained and the frozen leaves of a model, and how to combine them.
 
   Attributes:
-    init: (key) -> trained leaves.
+    init: (key) -> trained leaves. Only adapters are drawn from the key.
     frozen: Frozen leaves, arrays of the host.
-    join: (trained, frozen) -> parameters of the model.
+    join: (trained, frozen) -> parameters of the model. Adapters lie beside
+      their kernels, already scaled (`split_layer`).
     fold: (trained, frozen) -> parameters of a model without adapters, which
-      computes the same.
+      computes the same: the product of the adapters is added to the kernel.
   """
 
   init: Callable[[Array], Tree]
@@ -112,9 +113,10 @@ def export(
 
   Args:
     lora: Which adapters the model has.
-    folder: Folder, which exists.
+    folder: Folder of the files, which must exist.
     shape: Sizes of the model.
-    adapters: The trained adapters.
+    adapters: The trained adapters, a nested dict of arrays with a leading layer
+      axis.
     base: Name or folder of the model's checkpoint, which the files record.
 
   Raises:
@@ -162,7 +164,7 @@ def adapt(trainable: Any, base: Tree) -> Adaptation:
     base: Parameters of the model, a nested dict.
 
   Raises:
-    TypeError: If `trainable` is neither.
+    TypeError: If `trainable` is neither a `Lora` nor a function.
     ValueError: If no leaf is trained.
   """
   if isinstance(trainable, Lora):
@@ -190,7 +192,12 @@ def adapt(trainable: Any, base: Tree) -> Adaptation:
 
 
 def merged(one: Tree, other: Tree) -> Tree:
-  """Returns a nested dict with the leaves of two nested dicts."""
+  """Returns a nested dict with the leaves of two nested dicts.
+
+  Args:
+    one: A nested dict.
+    other: A nested dict. If a path is in both, the leaf of `other` is taken.
+  """
   return nested(leaves_by_path(one) | leaves_by_path(other))
 
 
@@ -202,8 +209,8 @@ def split_layer(layer: Tree) -> tuple[Tree, Multiply | None]:
 
   Returns:
     The layer without adapters; and a function (path of a kernel, x, kernel) ->
-    product, which adds the product with the adapters. If the layer has no
-    adapters, the function is None.
+    x @ kernel + (x @ down) @ up. For a kernel without adapters it returns
+    x @ kernel. If the whole layer has no adapters, the function is None.
   """
   leaves = leaves_by_path(layer)
   adapters = {}
