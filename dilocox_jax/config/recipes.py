@@ -22,7 +22,8 @@ from dilocox_jax.plan.schedule.methods import METHODS, method_parts, takes
 
 Values = Mapping[str, Any]  # All fields of a run by their dotted names.
 
-# All fields that a recipe may set, with the values for methods that do not.
+# All fields that a recipe may set, with their values for methods whose recipe
+# does not set them.
 DEFAULTS: Mapping[str, Any] = {
   "inner.optimizer": "adamw",
   "exchange.codec": "float32",
@@ -111,7 +112,7 @@ def resolved(
 ) -> dict[str, Any]:
   """Fills in the fields that a config leaves to its method.
 
-  A field of the recipe is left out if the run would not read it. Examples:
+  A field of the recipe has its default if the run would not read it. Examples:
   DiLoCoX with `exchange.codec=int` has no rank to adapt. With float32 the codec
   loses nothing that could be fed back.
 
@@ -121,7 +122,9 @@ def resolved(
     facts: Facts about each field, by its dotted name.
 
   Returns:
-    The same fields. Those of `DEFAULTS` and the warm-up have values.
+    The same fields. None is replaced in the fields of `DEFAULTS`, in
+    `inner.warmup_steps`, and, if adapters are trained, in
+    `sync.fragment_order`.
   """
   name, _ = method_parts(given["sync.method"])
   recipe = {
