@@ -81,7 +81,7 @@ class Clock(Protocol):
 
     Args:
       segment: Next segment of the run.
-      traffic: Bytes that its exchanges send.
+      traffic: Counts the bytes of the segment's exchanges.
     """
     ...
 
@@ -90,7 +90,7 @@ class Clock(Protocol):
 
     Args:
       plan: Plan of the run.
-      traffic: Bytes that the exchanges of the flush send.
+      traffic: Counts the bytes of the flush's exchanges.
     """
     ...
 
@@ -99,7 +99,10 @@ class Clock(Protocol):
     ...
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Restores what `get_state` returned.
+    """Sets the clock to a state that `get_state` returned.
+
+    Args:
+      state: The state, as JSON values.
 
     Raises:
       ValueError: If the state is that of another cluster's clock.

@@ -124,7 +124,13 @@ def first_state(
 
 
 def _check_fits(programs: Programs, params: Tree, source: pathlib.Path) -> None:
-  """Raises RefusedError unless parameters are those of the run's model."""
+  """Raises RefusedError unless parameters fit the run's model.
+
+  Args:
+    programs: Programs of the run.
+    params: Parameters of another run.
+    source: Directory of the other run, for the message.
+  """
   model_params = jax.eval_shape(programs.model.init, jax.random.key(0))
   model_kinds = kinds_by_path(model_params)
   saved_kinds = kinds_by_path(params)
@@ -140,7 +146,12 @@ def _check_fits(programs: Programs, params: Tree, source: pathlib.Path) -> None:
 def _params_of_other_library(
   config: RunConfig, source: pathlib.Path, parts: Parts
 ) -> Tree:
-  """Reads `foreign_params` for a run. Its model must be that of the config.
+  """Reads the checkpoint of another library for a run (`foreign_params`).
+
+  Args:
+    config: Config of the run. Its model must be the model of the checkpoint.
+    source: Folder of the checkpoint.
+    parts: Parts that the user supplies.
 
   Raises:
     RefusedError: If the user supplies the model, or if the checkpoint cannot be
@@ -156,7 +167,11 @@ def _params_of_other_library(
 
 
 def _is_of_other_library(source: pathlib.Path) -> bool:
-  """Whether a folder is a checkpoint that another library has written."""
+  """Whether a folder is a checkpoint that another library has written.
+
+  Raises:
+    RefusedError: If the folder has a config.json that cannot be read.
+  """
   try:
     return weights.is_checkpoint(source)
   except ValueError as error:
@@ -196,7 +211,7 @@ def _with_outer_optimizers(
   fragments = []
   for fragment, optimizer in zip(state.fragments, optimizers, strict=True):
     if isinstance(fragment.optimizer, AverageState):
-      # The average over the steps of a run does not continue that of another.
+      # Every run averages its own steps only, so its average starts anew.
       optimizer = fragment.optimizer._replace(optimizer=optimizer.optimizer)
     fragments.append(fragment._replace(optimizer=optimizer))
   return state._replace(fragments=tuple(fragments))
