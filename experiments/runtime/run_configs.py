@@ -30,8 +30,8 @@ def check_files(config: RunConfig) -> None:
     config: The checked config of the run.
 
   Raises:
-    UsageError: If no file matches data.glob, or checkpoint.init_from is not
-      the directory of a run.
+    UsageError: If no file matches a pattern of data.glob, or if
+      checkpoint.init_from is not a directory with a config.json.
   """
   data = config.data
   if data.source == "text_files":
