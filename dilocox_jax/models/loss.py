@@ -17,7 +17,8 @@ from dilocox_jax.models.transformer import Model, Params
 
 _FILLER = -1  # Target of a row of zeros that fills up the last chunk.
 
-# Type of `token_scores`: (logits [T, V], targets [T]) -> (log(Z) [T], logits of the targets [T]).
+# Type of `token_scores`:
+# (logits [T, V], targets [T]) -> (log(Z) [T], logits of the targets [T]).
 Scores = Callable[[Array, Array], tuple[Array, Array]]
 
 
