@@ -115,13 +115,13 @@ def _options() -> "Options":
   """Returns the settings of the simulation that are in no config.
 
   Raises:
-    UsageError: If one is out of range.
+    UsageError: If --step_s or --codec_s is out of range.
   """
   from dilocox_jax.api.simulation_setup import Options
 
   transport = _TRANSPORT.value
   if transport == "mailbox":
-    transport = "nccl"  # AllReduce, with which the run is compared, has it.
+    transport = "nccl"  # The run is compared with AllReduce over NCCL.
   with command_line.usage_errors():
     return Options(
       step_s=_STEP_S.value, codec_s=_CODEC_S.value, transport=transport
