@@ -1,7 +1,8 @@
-"""The decoder as PyTorch users write it, to time a step beside ours.
+"""The decoder as PyTorch users write it, to compare the times of a step.
 
-It computes the same function of the same parameters, with PyTorch's fused
-attention. PyTorch is loaded only when something here is called.
+This decoder computes the same function of the same parameters as the project's
+own decoder, with PyTorch's fused attention. PyTorch is loaded only when a
+function of this module is called.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,12 +18,23 @@ Tensors = dict[str, Any]
 
 
 def torch() -> Any:
-  """Loads PyTorch; raises ValueError, one line, if it is not installed."""
+  """Loads PyTorch.
+
+  Raises:
+    ValueError: One line, if PyTorch is not installed.
+  """
   return extra_package("torch", "a comparison with PyTorch", "peers")
 
 
 def peer_params(params: Mapping[str, np.ndarray]) -> Tensors:
-  """Copies our parameters, one entry a layer, kernels as [outputs, inputs]."""
+  """Copies this project's parameters to tensors of PyTorch.
+
+  Stacked leaves become one tensor for each layer, e.g. "blocks/0/mlp/up/kernel"
+  and "blocks/1/mlp/up/kernel". Kernels become [outputs, inputs].
+
+  Args:
+    params: Arrays by path.
+  """
   copies = {}
   for path, leaf in params.items():
     top, _, rest = path.partition("/")
@@ -38,7 +50,7 @@ def peer_params(params: Mapping[str, np.ndarray]) -> Tensors:
 def peer_loss(
   shape: ModelShape, length: int, device: str = "cpu"
 ) -> Callable[..., Any]:
-  """Returns (parameters, tokens [B, L + 1]) -> loss of the decoder of `tiny`.
+  """Returns a function (parameters, tokens [B, L + 1]) -> loss of the decoder.
 
   Args:
     shape: Sizes of a model with rotary positions, RMS norms and SwiGLU.
