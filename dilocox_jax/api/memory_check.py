@@ -45,7 +45,7 @@ def check_memory(
     config: Config of the run.
     parts: Parts that the user supplies. If there is a model among them, only
       its state between steps is counted, because its layers are not known.
-    go_on: Argument or flag that turns this check off, for the message.
+    go_on: How a user can start the run all the same, for the message.
 
   Raises:
     MemoryRefusedError: One line with both numbers and what to change.
@@ -76,11 +76,7 @@ def check_memory(
 
 
 def _needed_bytes(config: RunConfig, parts: Parts) -> tuple[float, float]:
-  """Returns the memory that all replicas of one device need (bytes).
-
-  Args:
-    config: Config of the run.
-    parts: As in `check_memory`.
+  """Returns the memory that a device needs (bytes).
 
   Returns:
     The memory of the state that is kept between steps, and the memory that a

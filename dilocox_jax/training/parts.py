@@ -81,7 +81,7 @@ class Clock(Protocol):
 
     Args:
       segment: Next segment of the run.
-      traffic: Counts the bytes of the segment's exchanges.
+      traffic: Bytes that its exchanges send.
     """
     ...
 
@@ -90,7 +90,7 @@ class Clock(Protocol):
 
     Args:
       plan: Plan of the run.
-      traffic: Counts the bytes of the flush's exchanges.
+      traffic: Bytes that the exchanges of the flush send.
     """
     ...
 
@@ -99,10 +99,7 @@ class Clock(Protocol):
     ...
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Sets the clock to a state that `get_state` returned.
-
-    Args:
-      state: The state, as JSON values.
+    """Restores what `get_state` returned.
 
     Raises:
       ValueError: If the state is that of another cluster's clock.

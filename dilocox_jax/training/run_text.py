@@ -277,10 +277,7 @@ def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
 
 
 def _reads_tokens(parts: Parts) -> bool:
-  """Whether batches must be tokens.
-
-  They need not be if the user supplies a model whose loss reads other batches.
-  """
+  """Whether batches must be tokens: False for a supplied loss of its own."""
   return parts.model is None or parts.model.logits is not None
 
 
