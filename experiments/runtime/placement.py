@@ -1,4 +1,4 @@
-"""The place of a process among the processes of its run, and its devices."""
+"""The place of a process among those of its run, and its devices."""
 
 import collections
 import dataclasses
@@ -11,13 +11,11 @@ from experiments.runtime.command_line import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """The place of this process among the processes of its run.
-
-  The first three may be None on a cluster that JAX knows, such as Slurm. JAX
-  then finds their values.
+  """The place of this process among those of its run.
 
   Attributes:
-    coordinator: HOST:PORT of process 0.
+    coordinator: HOST:PORT of process 0. This and the next two may be None on a
+      cluster that JAX knows, such as Slurm. JAX then finds their values.
     num_processes: Number of processes.
     process_id: Number of this process, from 0.
     local_devices: Number of devices into which JAX divides the CPU of this

@@ -56,8 +56,8 @@ _METHODS = {
   "dilocox": methods.dilocox(4, "reset"),
   "overlap_loco": methods.delayed(4, 4, 1, "continue", fragment_order="sliced"),
 }
-# Largest allowed error of each codec. The matrix products of low rank are
-# rounded, and a rounded value may fall into another step of `int(bits=8)`.
+# Largest allowed error of each codec. It is larger for low rank, whose matrix
+# products are rounded.
 _CODECS = {
   **dict.fromkeys(("int(bits=4)", "int(bits=1)", "e3m0", "float16"), 1e-6),
   "top_k(fraction=0.1)": 1e-6,

@@ -1,4 +1,4 @@
-"""Writes the page that compares exchanges over real links with the simulator."""
+"""Writes the page of exchanges over real links, beside simulated times."""
 
 import dataclasses
 import pathlib
