@@ -129,7 +129,12 @@ def _options() -> "Options":
 
 
 def _simulate_run(config: "RunConfig", options: "Options") -> None:
-  """Simulates the run as it is, and reports it beside AllReduce."""
+  """Simulates the run of --config, and compares its speed with AllReduce's.
+
+  Args:
+    config: Config of the run.
+    options: Settings of the simulation.
+  """
   from dilocox_jax.api import method_plans
   from experiments import simulation_page
 
@@ -145,7 +150,12 @@ def _simulate_run(config: "RunConfig", options: "Options") -> None:
 
 
 def _compare_methods(config: "RunConfig", options: "Options") -> None:
-  """Simulates every method, and reports them from the best to the worst."""
+  """Simulates every method, and reports the methods from best to worst.
+
+  Args:
+    config: Config whose model, text and sizes all methods share.
+    options: Settings of the simulation.
+  """
   from dilocox_jax.api import method_plans
   from experiments import simulation_page
 

@@ -368,6 +368,10 @@ def _write_config(plan: MethodPlan, workdir: pathlib.Path) -> str:
 
   If the learning rate is at its default and the optimizer is AdamW, the config
   gets a learning rate for the size of the model.
+
+  Args:
+    plan: The plan.
+    workdir: Directory to write into.
   """
   config = plan.config
   values = config.to_mapping()

@@ -176,7 +176,13 @@ def share_bytes(shapes: Shapes, division: Division) -> int:
 
 
 def _leaf_bytes(division: Division, path: str, shape: tuple[int, ...]) -> int:
-  """Returns a device's share of a leaf in fp32 (bytes)."""
+  """Returns a device's share of a leaf in fp32 (bytes).
+
+  Args:
+    division: How a replica is divided among its devices.
+    path: Path of the leaf.
+    shape: Shape of the leaf in one replica.
+  """
   share = 1
   for size, axis in zip(shape, division.spec(path, shape), strict=False):
     share *= size // division.num_shards(axis)

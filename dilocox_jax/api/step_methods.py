@@ -253,8 +253,10 @@ def named_step_transform(name: str) -> Callable[..., Any]:
     name: Name of a method in `plan.schedule.methods.METHODS`.
 
   Returns:
-    A function that returns an optax transform of the method. Its docstring is
-    that of the method, with the defaults of the method's recipe.
+    A function that returns an optax transform of the method. The function's
+    docstring is the method's docstring, followed by the defaults of the
+    method's recipe. The function raises TypeError for an argument that does not
+    exist or is of the wrong kind, and ValueError for a value that does not fit.
   """
   build: Any = METHODS[name]
   recipe = unflatten_dict({**DEFAULTS, **RECIPES.get(name, {})}, sep=".")

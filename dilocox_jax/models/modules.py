@@ -71,7 +71,16 @@ def _linear(
   rngs: nnx.Rngs,
   bias: bool = False,
 ) -> nnx.Linear:
-  """Builds a linear layer whose kernel is drawn from N(0, scale^2)."""
+  """Builds a linear layer whose kernel is drawn from N(0, scale^2).
+
+  Args:
+    fan_in: Number of inputs.
+    fan_out: Number of outputs.
+    scale: Standard deviation of the kernel's values.
+    dtype: Compute dtype. Parameters are in fp32.
+    rngs: Random numbers for the kernel.
+    bias: Whether the layer has a bias.
+  """
   return nnx.Linear(
     fan_in,
     fan_out,

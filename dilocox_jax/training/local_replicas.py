@@ -98,6 +98,9 @@ class LocalReplicas:
     Args:
       state: State before the segment.
       segment: The segment.
+
+    Raises:
+      AssertionError: Always.
     """
     raise AssertionError("replicas in one runtime are never behind")
 

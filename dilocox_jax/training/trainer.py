@@ -185,7 +185,7 @@ class Trainer:
     """Trains to the end.
 
     If the run must stop, the error says what the user can do and which
-    checkpoint is kept.
+    checkpoint is kept. The errors are those of `run`.
     """
     with processes.detect_lost_process():
       resume.check_nothing_is_lost(self._values, self.workdir, self.data.digest)

@@ -53,6 +53,10 @@ class _ConfigFileParser(flags.ArgumentParser):
     Args:
       path: Path of the file. Text after a colon is the argument of its
         get_config().
+
+    Raises:
+      UsageError: If the file does not exist, or its code raises an error or
+        returns something else than a `ConfigDict`.
     """
     file, _, _ = path.partition(":")
     if not pathlib.Path(file).is_file():

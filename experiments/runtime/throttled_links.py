@@ -190,11 +190,18 @@ class ThrottledNetwork:
   def _ends(
     self, node: int, link: Link
   ) -> Iterator[tuple[str, str, float, float]]:
-    """Yields the two devices that send into a node's link.
+    """Yields the two network devices that send into a node's link.
+
+    The first device is the node's own end of the link. The second device is the
+    port of the switch for this node.
+
+    Args:
+      node: Number of the node, from 0.
+      link: The node's link.
 
     Yields:
-      Name of the namespace, name of the device, rate (bit/s) and delay
-      (seconds): of the node, and of the switch's port to it.
+      Host name of the namespace, name of the device, rate (bit/s) and delay
+      (seconds).
     """
     yield self.addresses[node], INTERFACE, link.up_bps, link.rtt_s / 2
     yield _SWITCH, f"port{node}", link.down_bps, 0.0

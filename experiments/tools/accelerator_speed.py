@@ -251,7 +251,13 @@ def trained(sizes: Sizes, deadline: float) -> Figures:
 
 
 def _trained_loss(sizes: Sizes, method: str, num_steps: int) -> float:
-  """Trains a run in a temporary folder and returns its validation loss."""
+  """Trains a run in a temporary folder and returns its validation loss.
+
+  Args:
+    sizes: The model.
+    method: Name of the method.
+    num_steps: Number of inner steps.
+  """
   changes = {"sync.method": method, "total_steps": num_steps}
   config = from_mapping({"model": sizes.trained, **changes})
   with tempfile.TemporaryDirectory() as folder:

@@ -180,7 +180,14 @@ def _segment_of_gradients(
 
 
 def _batches(config: RunConfig, num_steps: int) -> jax.ShapeDtypeStruct:
-  """Returns the shape of the tokens of some steps [M, steps, B, L + 1]."""
+  """Returns the shape and type of the tokens of some steps.
+
+  The shape is [M, num_steps, B, L + 1].
+
+  Args:
+    config: Config of the run.
+    num_steps: Number of inner steps.
+  """
   data = config.data
   shape = (
     config.mesh.num_replicas,
