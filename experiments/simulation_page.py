@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dilocox_jax.api.device_memory import LEAST_SPARE
 from dilocox_jax.api.measured_gaps import measured_gaps
-from dilocox_jax.api.method_plans import MethodPlan
+from dilocox_jax.api.method_plans import NARROW_ALLREDUCE, MethodPlan
 from dilocox_jax.checks import printable
 from dilocox_jax.config.sections import InnerConfig
 from dilocox_jax.metrics.lines import write_json
@@ -359,8 +359,14 @@ def _remove_earlier(workdir: pathlib.Path) -> None:
   The config of a plan for other links could otherwise be trained, although it
   is not on the page any more.
   """
-  for name in (NUMBERS, *(f"{method}.json" for method in METHODS)):
+  plan_names = (*METHODS, NARROW_ALLREDUCE)
+  for name in (NUMBERS, *map(_config_file, plan_names)):
     (workdir / name).unlink(missing_ok=True)
+
+
+def _config_file(plan_name: str) -> str:
+  """Returns the file name of a plan's config, e.g. "allreduce_bf16.json"."""
+  return f"{plan_name.replace(' ', '_')}.json"
 
 
 def _write_config(plan: MethodPlan, workdir: pathlib.Path) -> str:
@@ -380,7 +386,7 @@ def _write_config(plan: MethodPlan, workdir: pathlib.Path) -> str:
     # A line through table 2.1 of Brown et al., 2020 (recalled).
     scale = (parameter_count(config.model.shape) / 125e6) ** (-1 / 3)
     values["inner"]["learning_rate"] = float(f"{6e-4 * scale:.2g}")
-  path = workdir / f"{plan.name.replace(' ', '_')}.json"
+  path = workdir / _config_file(plan.name)
   write_json(path, values)
   return f"experiments/configs/default.py:{path}"
 
