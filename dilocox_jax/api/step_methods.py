@@ -160,7 +160,7 @@ def check_exchange(exchange: Any) -> None:
 
   Raises:
     ValueError: If the exchange is a mailbox (`dilocox_jax.mailbox`).
-    TypeError: If the exchange is anything else.
+    TypeError: If the exchange is neither a mailbox nor an aggregator.
   """
   require(
     not isinstance(exchange, MailboxExchange),
@@ -355,8 +355,9 @@ def _exchange(
 
 
 def _check_order(order: str | None) -> None:
-  """Raises ValueError for an order of fragments that a transform ignores.
+  """Raises ValueError for an order of fragments that divides stacked layers.
 
+  A transform divides whole leaves, so it would ignore such an order.
   An order that does not exist passes. `Method` refuses it.
 
   Args:

@@ -81,7 +81,7 @@ def _takes(section: str, option: str) -> ReadIf:
 
 
 def _method_has_rounds(method: str) -> bool:
-  """Whether a method sends pseudo-gradients.
+  """Whether a method has rounds, in which it sends pseudo-gradients.
 
   The result is True for an unknown method, which another check refuses.
   """
@@ -511,7 +511,7 @@ class SyncConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeConfig(Section):
-  """How replicas send their pseudo-gradients, and how they correct losses."""
+  """How replicas send pseudo-gradients and make up for compression errors."""
 
   # Codec of the messages: names joined by "+", each followed by its settings,
   # e.g. float32, int(bits=1) or low_rank(rank=16)+int(bits=4).

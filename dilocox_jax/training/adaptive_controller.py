@@ -130,7 +130,7 @@ class AdaptiveController:
     return num_measured >= self._policy.window_rounds * num_fragments
 
   def with_choice(self, state: TrainingState, segment: Segment) -> RoundState:
-    """Chooses a setting and returns the state with which its rounds begin.
+    """Chooses a new rank and H, and returns the state for the next rounds.
 
     If H changes, the steps of the schedule are counted from a new start.
 

@@ -351,7 +351,10 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _refusing_links(path: pathlib.Path) -> Iterator[None]:
-  """Turns a `NotADirectoryError` into a `RefusedError` that names the path."""
+  """Turns a `NotADirectoryError` into a `RefusedError` that names the path.
+
+  `files.folder_below` raises the first error for a symbolic link.
+  """
   try:
     yield
   except NotADirectoryError as error:

@@ -57,7 +57,8 @@ def losses(
     - "mean_loss": loss of the mean of the replicas' parameters. It is None if
       there are several processes, which would have to send their parameters.
     - "replica_loss": loss of replica 0.
-    - "judge_loss": loss of the outer parameters on `judging`, if it is given.
+    - "judge_loss": loss on `judging`, if it is given, of the parameters of
+      "outer_loss".
   """
 
   def loss(params: Tree, batches: Iterable[Tree] = validation) -> float:
@@ -221,7 +222,8 @@ def check_drifts(
   """Checks that every replica sent finite values, and logs rejected replicas.
 
   The mean leaves out a replica whose values are not finite. A rule that resets
-  replicas would then hide that this replica has diverged. Its drift shows it.
+  replicas would then hide that this replica has diverged. So the norm of what
+  each replica sent is checked (`Drift.own_squared`).
 
   Args:
     exchanges: Drift of every exchange, on the host.

@@ -569,7 +569,13 @@ class Trainer:
     self._save(state)
 
   def _flush(self, state: RoundState) -> RoundState:
-    """Applies all updates in flight, and returns the state after that."""
+    """Applies all updates in flight, and returns the state after that.
+
+    The flush is also checked, and its bytes and time are recorded.
+
+    Args:
+      state: State after the last inner step.
+    """
     plan = self.controller.plan
     traffic = self.controller.traffic
     total_steps = self.config.total_steps

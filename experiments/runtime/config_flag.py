@@ -104,10 +104,13 @@ def parse_flags(
 ) -> list[str]:
   """Parses the flags of a program that has --config.
 
+  A mistake ends the program with one line (`command_line.one_line_errors`).
+
   Args:
     argv: The command line, with the path of the program in front.
     default_file: Config file that is loaded if --config is not given.
-    check_field: Raises ValueError if --config has no field with a dotted name.
+    check_field: Function of a dotted name. It raises ValueError if the config
+      of the program has no such field.
 
   Returns:
     The path of the program, and the arguments that are no flags.

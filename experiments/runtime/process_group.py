@@ -162,7 +162,8 @@ class Member:
     """Prints lines on standard error with the number of the process.
 
     Args:
-      lines: Lines of the process. Some have its number in front already.
+      lines: Lines of the process. Some have the number of the process in front
+        already.
     """
     name = f"process {self.number}: "
     for line in lines:
@@ -305,7 +306,7 @@ def environment(count: int) -> dict[str, str]:
   A process needs two of XLA's threads, because a program that waits for a link
   holds one of them. If there is only one core for each process, a matrix
   product must not be divided between both threads: the halves would wait for
-  each other.
+  each other. If the user has set NPROC, the threads stay as they are.
 
   Args:
     count: Number of processes.

@@ -43,7 +43,7 @@ def steps_program(programs: build.Programs) -> Any:
   Returns:
     A function of the carry (parameters and inner optimizer state, leaves
     [M, ...]) and batches [M, steps, B, L + 1] that returns the next carry and
-    the metrics of the steps. It reuses the memory of the carry.
+    the metrics of the steps. The function reuses the memory of the carry.
   """
   step = inner_step(programs.steps.gradient, programs.steps.optimizer)
   replicas = programs.rounds.replicas
