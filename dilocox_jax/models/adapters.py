@@ -158,7 +158,8 @@ def export(
 def adapt(trainable: Any, base: Tree) -> Adaptation:
   """Divides a model into trained and frozen leaves.
 
-  With adapters, all leaves of the model are frozen and the adapters are trained.
+  With adapters, all leaves of the model are frozen, and only the adapters are
+  trained.
 
   Args:
     trainable: `Lora`, or a function of the path of a leaf, such as
