@@ -3,7 +3,7 @@ r"""Starts several processes for one run on this machine, like a cluster.
   python -m experiments.launch --processes=2 --config.sync.method=dilocox \
     --workdir=runs/dilocox
 
-All other flags are those of experiments.train. The processes communicate over
+The launcher has all flags of experiments.train. The processes communicate over
 the loopback interface. If a process fails, the launcher ends all processes, and
 the same command continues the run from its newest checkpoint. The launcher
 passes SIGTERM and Ctrl-C on to the processes, which save and stop.

@@ -70,10 +70,9 @@ def main(argv: Sequence[str]) -> None:
   running.set_up_jax()
   from experiments.gaps.work import Work
 
-  begin = time.monotonic()
   deadline = None
   if _MINUTES.value is not None:
-    deadline = begin + 60 * _MINUTES.value
+    deadline = time.monotonic() + 60 * _MINUTES.value
   work = Work(
     path=path,
     groups=groups,

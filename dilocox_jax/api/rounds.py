@@ -42,8 +42,8 @@ def make_rounds(
   """Builds a method's rounds from a user's inner step.
 
   A method brings its schedule and its apply rule. It does not bring the rest of
-  its recipe, unlike `dilocox_jax.open_diloco` and the other transforms. Codec,
-  feedback and outer optimizer are only those of the arguments.
+  its recipe, unlike `dilocox_jax.open_diloco` and the other transforms. The
+  arguments decide codec, feedback and outer optimizer.
 
   Args:
     method: Schedule and rule, e.g. `plan.schedule.methods.dilocox(20)`.
@@ -122,8 +122,8 @@ def _checked(inner_step: InnerStep) -> InnerStep:
     inner_step: As in `make_rounds`.
   """
 
-  def step(params: Tree, optimizer: Tree, batch: Tree, **others: Tree):
-    results = inner_step(params, optimizer, batch, **others)
+  def step(params: Tree, optimizer: Tree, batch: Tree, **frozen: Tree):
+    results = inner_step(params, optimizer, batch, **frozen)
     try:
       new_params, new_optimizer, (loss, norm) = results
     except (TypeError, ValueError) as error:

@@ -101,7 +101,9 @@ def step_transform(
   return on_trained_leaves(steps, trainable)
 
 
-def check_kind(is_right: bool, what: str, part: Any, wanted: str) -> None:
+def check_kind(
+  is_right: bool, argument: str, value: Any, expected: str
+) -> None:
   """Raises TypeError unless an argument is of the right kind.
 
   Without this check a wrong argument would raise an error from deep inside,
@@ -109,14 +111,14 @@ def check_kind(is_right: bool, what: str, part: Any, wanted: str) -> None:
 
   Args:
     is_right: Whether the argument is of the right kind.
-    what: Name of the argument.
-    part: Value of the argument.
-    wanted: Description of the right kind.
+    argument: Name of the argument, for the message.
+    value: Value of the argument.
+    expected: Description of the right kind, e.g. "an optax transformation".
   """
   if not is_right:
     # The text of a tree of arrays would fill many lines.
-    shown_value = textwrap.shorten(repr(part), 80, placeholder=" ...")
-    raise TypeError(f"{what}={shown_value} must be {wanted}")
+    shown_value = textwrap.shorten(repr(value), 80, placeholder=" ...")
+    raise TypeError(f"{argument}={shown_value} must be {expected}")
 
 
 def check_method(method: Any) -> None:
@@ -130,25 +132,25 @@ def check_method(method: Any) -> None:
   """
   check_kind(
     is_right=isinstance(method, Method),
-    what="method",
-    part=method,
-    wanted="a Method: call a function of dilocox_jax.plan.schedule.methods, "
+    argument="method",
+    value=method,
+    expected="a Method: call a function of dilocox_jax.plan.schedule.methods, "
     "such as diloco(32), or one of your own; dilocox_jax.diloco is a transform",
   )
 
 
-def check_optimizer(what: str, part: Any) -> None:
+def check_optimizer(argument: str, value: Any) -> None:
   """Raises TypeError unless an argument is an optax transformation.
 
   Args:
-    what: Name of the argument.
-    part: Value of the argument.
+    argument: Name of the argument, for the message.
+    value: Value of the argument.
   """
   check_kind(
-    is_right=hasattr(part, "init") and hasattr(part, "update"),
-    what=what,
-    part=part,
-    wanted="an optax transformation",
+    is_right=hasattr(value, "init") and hasattr(value, "update"),
+    argument=argument,
+    value=value,
+    expected="an optax transformation",
   )
 
 
@@ -169,9 +171,9 @@ def check_exchange(exchange: Any) -> None:
   )
   check_kind(
     is_right=isinstance(exchange, Aggregator),
-    what="exchange",
-    part=exchange,
-    wanted="a dilocox_jax.Aggregator, such as "
+    argument="exchange",
+    value=exchange,
+    expected="a dilocox_jax.Aggregator, such as "
     "dilocox_jax.exchange('int(bits=4)', feedback=1.0)",
   )
 

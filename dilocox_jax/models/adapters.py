@@ -194,14 +194,14 @@ def adapt(trainable: Any, base: Tree) -> Adaptation:
   )
 
 
-def merged(one: Tree, other: Tree) -> Tree:
+def merged(first: Tree, second: Tree) -> Tree:
   """Returns a nested dict with the leaves of two nested dicts.
 
   Args:
-    one: A nested dict.
-    other: A nested dict. If a path is in both, the leaf of `other` is taken.
+    first: A nested dict.
+    second: A nested dict. If a path is in both, the leaf of `second` is taken.
   """
-  return nested(leaves_by_path(one) | leaves_by_path(other))
+  return nested(leaves_by_path(first) | leaves_by_path(second))
 
 
 def split_layer(layer: Tree) -> tuple[Tree, Multiply | None]:
@@ -234,7 +234,7 @@ def split_layer(layer: Tree) -> tuple[Tree, Multiply | None]:
     up = up.astype(x.dtype)
     return product + (x @ down) @ up
 
-  others = {
+  layer_leaves = {
     path: leaf for path, leaf in leaves.items() if not path.endswith((DOWN, UP))
   }
-  return nested(others), multiply
+  return nested(layer_leaves), multiply

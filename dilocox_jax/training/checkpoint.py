@@ -12,9 +12,9 @@ turn:
 
 If the process is killed, the folder stays in one of these states. The next
 start removes a folder in the first or second state. So a folder whose name is
-only a number is complete. If its files are not those of `digests.json`, the
-disk damaged them later, or somebody copied another checkpoint there. Then the
-run goes on from an older checkpoint.
+only a number is complete. If its files do not have the digests in
+`digests.json`, the disk damaged the files later, or somebody copied another
+checkpoint there. Then the run goes on from an older checkpoint.
 
 The checkpoint of a finished run has the number of its last step plus one.
 Example: a run of 60 steps that stops before its flush saves checkpoint 60. When
@@ -317,8 +317,8 @@ class Checkpoints:
         "hand in the same model and optimizers as before, or take the version "
         f"of the program that saved it ({reason[:_LONGEST_REASON]})"
       ) from error
-    # The order is that of the template, because the names of a state of more
-    # than 10,000 leaves do not sort like the leaves.
+    # The leaves are read in the order of the template. If there are more than
+    # 10,000 leaves, their names have another order.
     stored = (arrays[name] for name in leaves_by_name)
     leaves = []
     for leaf in jax.tree.leaves(like):

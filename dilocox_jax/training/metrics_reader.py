@@ -211,8 +211,8 @@ class MetricsReader:
     self._last_progress = progress
     self._link = LinkCounter()
     # If a dispatch waits for exchanges, the segment has ended when the dispatch
-    # returns. If the bytes on a link are counted, those of one segment must not
-    # mix with those of the next one.
+    # returns. If the bytes on a link are counted, the bytes of one segment must
+    # not mix with the bytes of the next segment.
     waits_for_exchanges = programs.rounds.runtime.waits_for_exchanges
     counts_link_bytes = bool(self._link.interface)
     self.reads_at_once = waits_for_exchanges or counts_link_bytes
@@ -335,11 +335,11 @@ class MetricsReader:
     exchanges = arrays_to_host(drifts)
     evaluation.check_drifts(exchanges, [step] * len(exchanges), participation)
 
-  def read(self, done: DispatchedSegment) -> Sequence[Drift]:
+  def read(self, dispatched: DispatchedSegment) -> Sequence[Drift]:
     """Waits for a segment, checks it and records it.
 
     Args:
-      done: The dispatched segment.
+      dispatched: A segment with its metrics, on the devices.
 
     Returns:
       The drift of every exchange that the segment applies, on the host.
@@ -348,8 +348,8 @@ class MetricsReader:
       NotFiniteError: If a loss, a gradient or a sent pseudo-gradient is not
         finite. Nothing of the segment is recorded then.
     """
-    metrics, exchanges = arrays_to_host((done.metrics, done.drifts))
-    segment = done.segment
+    metrics, exchanges = arrays_to_host((dispatched.metrics, dispatched.drifts))
+    segment = dispatched.segment
     evaluation.check_losses(metrics, segment)
     sent_steps = [
       segment.schedule_start + event.send_step
@@ -360,7 +360,7 @@ class MetricsReader:
     loss, replica_losses = evaluation.step_means(losses, segment.participation)
     grad_norm, _ = evaluation.step_means(grad_norms, segment.participation)
     before = self._last_progress
-    progress = done.progress
+    progress = dispatched.progress
     self._last_progress = progress
     self._recorder.record_round(
       step=progress.step,
@@ -379,9 +379,9 @@ class MetricsReader:
       step=progress.step,
       simulated_s=progress.simulated_s,
       tokens=progress.tokens - before.tokens,
-      waits=done.waits,
-      ended_s=done.ready_s.result(),
+      waits=dispatched.waits,
+      ended_s=dispatched.ready_s.result(),
     )
     if self._log:
-      self._log.update(progress, loss, done.note)
+      self._log.update(progress, loss, dispatched.note)
     return exchanges

@@ -267,11 +267,11 @@ def _common_parts(source: pathlib.Path, parts: Parts) -> Parts:
   return Parts(**{name: getattr(parts, name) for name in needed})
 
 
-def foreign_params(wanted: ModelShape, source: pathlib.Path) -> Tree:
+def foreign_params(expected_shape: ModelShape, source: pathlib.Path) -> Tree:
   """Reads the parameters of a checkpoint that another library has written.
 
   Args:
-    wanted: Shape of the run's model.
+    expected_shape: Shape of the run's model.
     source: Folder of the checkpoint.
 
   Raises:
@@ -284,7 +284,7 @@ def foreign_params(wanted: ModelShape, source: pathlib.Path) -> Tree:
   flags = [
     f"--config.model.{name}={value}"
     for name, value in vars(shape).items()
-    if value != getattr(wanted, name)
+    if value != getattr(expected_shape, name)
   ]
   if flags:
     raise RefusedError(
@@ -346,7 +346,7 @@ def _saved_model(
 def _check_same_config(
   config: RunConfig, record: dict[str, Any], source: pathlib.Path
 ) -> None:
-  """Refuses a directory whose config is not that of its checkpoints.
+  """Refuses a directory whose config is of another run than its checkpoints.
 
   Args:
     config: Config in the directory's config.json.

@@ -17,9 +17,9 @@ rounds of `small`. Each method was tuned with seven runs
 `long`: eight methods at 20 tokens a parameter, which are 17,000 steps of 1,024
 tokens. A cold start is a large share of 2000 steps, but a small share of these.
 Nothing was tuned in this sweep. MuLoCo, DiLoCo, DiLoCoX and AllReduce with
-AdamW have the inner rates that `small` chose; that of `overlap_loco` with AdamW
-was set by hand. With Muon, AllReduce was tried at the rates 0.0028, 0.004 and
-0.006, and `overlap_loco` at 0.0028, 0.004, 0.0055 and 0.008, on seed 0. For
+AdamW have the inner rates that `small` chose; the rate of `overlap_loco` with
+AdamW was set by hand. With Muon, AllReduce was tried at the rates 0.0028, 0.004
+and 0.006, and `overlap_loco` at 0.0028, 0.004, 0.0055 and 0.008, on seed 0. For
 both, the two lowest rates were equally good. The end of the schedule and the
 power of the average were chosen on seed 0 as well. So seed 0 was used for
 tuning, and the results leave it out. A run took 13 to 96 minutes on a core
@@ -94,7 +94,7 @@ SWEEPS = {
 
 
 def get_config(name: str = "small"):
-  """Returns a sweep, whose runs are those of its committed rows.
+  """Returns a sweep, whose runs are in the committed file of its rows.
 
   Args:
     name: One of `SWEEPS`.

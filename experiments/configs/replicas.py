@@ -30,7 +30,7 @@ from dilocox_jax.plan.schedule.methods import METHODS
 
 # Suffixes of the names of settings. A method is compared with the AllReduce
 # that has the same suffix.
-_ENDS = (
+_SUFFIXES = (
   " 2x4",
   " 4x4",
   " 8x4",
@@ -54,8 +54,8 @@ def _baselines() -> dict[str, str]:
   baselines = {}
   for method in (*METHODS, "overlap_loco in fp32,"):
     if method != "allreduce":
-      for end in _ENDS:
-        baselines[f"{method}{end}"] = f"allreduce{end}"
+      for suffix in _SUFFIXES:
+        baselines[f"{method}{suffix}"] = f"allreduce{suffix}"
   # Other divisions of the same sequences among replicas.
   return baselines | {
     "overlap_loco 4x2": "allreduce 2x4",
@@ -81,7 +81,7 @@ SWEEPS = {
 
 
 def get_config(name: str = "main"):
-  """Returns a sweep, whose runs are those of its committed rows.
+  """Returns a sweep, whose runs are in the committed file of its rows.
 
   Args:
     name: One of `SWEEPS`.

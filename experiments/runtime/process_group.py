@@ -155,7 +155,7 @@ class Member:
     return f"{name} failed with exit code {code} (see above)"
 
   def error_lines(self) -> list[str]:
-    """Returns those of the last lines that say why the process ended."""
+    """Returns the lines among `last` that say why the process ended."""
     return [line for line in self.last if line.startswith("error: ")]
 
   def show(self, lines: Sequence[str]) -> None:

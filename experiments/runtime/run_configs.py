@@ -13,7 +13,7 @@ def run_config(values: config_dict.ConfigDict) -> RunConfig:
   """Returns the checked config of a run.
 
   Args:
-    values: The fields, e.g. those of --config.
+    values: Fields of a config, e.g. the value of --config.
 
   Raises:
     UsageError: If the config file could not be loaded or a field is wrong.

@@ -125,7 +125,7 @@ def train(
 
   Raises:
     UsageError: If the run cannot be set up as asked.
-    RefusedError: If the directory is not that of this run.
+    RefusedError: If the directory holds another run.
     BusyError: If another program trains in the directory.
     StoppedError: If the run cannot go on.
     SavedAndStoppedError: If a signal asked the run to stop, after its state was

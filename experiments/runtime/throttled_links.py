@@ -221,8 +221,8 @@ class ThrottledNetwork:
       target = f"--target={self._pids[_SWITCH]}"
       unshare = ["nsenter", target, *self._enter, "unshare"]
     self._hold(address, unshare)
-    peer = f"peer name {INTERFACE} netns {self._pids[address]}"
-    self._run(_SWITCH, f"ip link add {port} type veth {peer}")
+    node_end = f"peer name {INTERFACE} netns {self._pids[address]}"
+    self._run(_SWITCH, f"ip link add {port} type veth {node_end}")
     for space, command in (
       (_SWITCH, f"ip link set {port} master bridge up"),
       (address, "ip link set lo up"),
@@ -231,15 +231,15 @@ class ThrottledNetwork:
       (address, f"ip route change {_SUBNET} dev {INTERFACE} congctl reno"),
     ):
       self._run(space, command)
-    others = [other for other in self.addresses if other != address]
+    peers = [peer for peer in self.addresses if peer != address]
     sides = (address, INTERFACE, "dst"), (_SWITCH, port, "src")
     for space, device, side in sides:
       size = f"ip link set dev {device} gso_max_size {_PACKET_BYTES}"
       self._run(space, size)
       pairs = [
         f"filter add dev {device} protocol ip parent 1: prio 1 u32 "
-        f"match ip {side} {other} flowid 1:{queue:x}"
-        for queue, other in enumerate(others, 1)
+        f"match ip {side} {peer} flowid 1:{queue:x}"
+        for queue, peer in enumerate(peers, 1)
       ]
       self._tc(space, [f"qdisc add dev {device} root handle 1: htb", *pairs])
 
@@ -306,9 +306,11 @@ class ThrottledNetwork:
       UsageError: If the command fails.
     """
     inside = self._inside(name, command.split())
-    done = subprocess.run(inside, input=stdin, capture_output=True, text=True)
-    if done.returncode:
+    process = subprocess.run(
+      inside, input=stdin, capture_output=True, text=True
+    )
+    if process.returncode:
       raise UsageError(
         f"this machine cannot throttle links: {command} failed "
-        f"({done.stderr.strip()})"
+        f"({process.stderr.strip()})"
       )

@@ -70,9 +70,9 @@ def _steps(
   attention = {"gpu": "cudnn", "tpu": "splash"}.get(platform, "blockwise")
 
   def exactness() -> Figures:
-    for what, error, bound in exact.errors(attention, sizes.length):
+    for name, error, bound in exact.errors(attention, sizes.length):
       is_within = error <= bound
-      yield {"figure": what, "error_of": error, "bound": bound, "ok": is_within}
+      yield {"figure": name, "error_of": error, "bound": bound, "ok": is_within}
 
   def beside_torch() -> Figures:
     if not importlib.util.find_spec("torch"):

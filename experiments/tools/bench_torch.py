@@ -37,10 +37,12 @@ def peer_params(params: Mapping[str, np.ndarray]) -> Tensors:
   """
   copies = {}
   for path, leaf in params.items():
-    top, _, rest = path.partition("/")
+    top, _, path_in_layer = path.partition("/")
     layers = {path: leaf}
     if top == BLOCKS:
-      layers = {f"{top}/{i}/{rest}": layer for i, layer in enumerate(leaf)}
+      layers = {
+        f"{top}/{i}/{path_in_layer}": layer for i, layer in enumerate(leaf)
+      }
     for name, layer in layers.items():
       layout = layer.T if path.endswith("/kernel") else layer
       copies[name] = torch().tensor(np.ascontiguousarray(layout))

@@ -125,7 +125,7 @@ def steady_program(
 
   Args:
     config: Config of a run.
-    devices: Devices to compile for; None: those of this machine.
+    devices: Devices to compile for; None: the devices of this machine.
 
   Raises:
     ValueError: If the run is too short to have such a window.

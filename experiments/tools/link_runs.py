@@ -213,7 +213,7 @@ def run_cases(
 def run_processes(counts: Iterable[int], folder: pathlib.Path) -> Iterator[Row]:
   """Runs collectives among several numbers of processes, at several rates.
 
-  The predictions are those of `GLOO`, for which nothing is measured first.
+  The predictions use `GLOO` as it is, without a calibration on this machine.
 
   Args:
     counts: Numbers of processes.
@@ -305,7 +305,9 @@ def calibrated(
       factors[kind].append((count, row.measured_s / row.predicted_s))
   return dataclasses.replace(
     GLOO,
-    factors=tuple((kind, tuple(each)) for kind, each in factors.items()),
+    factors=tuple(
+      (kind, tuple(by_count)) for kind, by_count in factors.items()
+    ),
   )
 
 
@@ -372,9 +374,11 @@ def _train(
   command = [sys.executable, "-m", "experiments.launch", "--processes=2"]
   if link:
     command.append(f"--link={link}")
-  done = subprocess.run([*command, *flags_of(setting, workdir)])
-  if done.returncode:
-    raise StoppedError(f"{setting.method} failed (see above)", done.returncode)
+  process = subprocess.run([*command, *flags_of(setting, workdir)])
+  if process.returncode:
+    raise StoppedError(
+      f"{setting.method} failed (see above)", process.returncode
+    )
   return load_run(workdir)
 
 
