@@ -125,7 +125,7 @@ def main(argv: Sequence[str]) -> None:
 def _checked_runs(
   sweep: Mapping[str, Any], committed_rows: pathlib.Path | None
 ) -> "list[SweepRun]":
-  """Returns the runs of a sweep, and checks that their parts and texts exist.
+  """Returns the runs of a sweep, and checks that optimizers and texts exist.
 
   Args:
     sweep: The sweep's config.

@@ -55,7 +55,7 @@ DEVICES = "mesh.num_stages*num_data_shards"
 
 
 def _reads(field: str) -> ReadIf:
-  """Returns the condition that the source of the text reads a field.
+  """Returns a `ReadIf` that holds if the source of the text reads a field.
 
   Args:
     field: Name of a field of `DataConfig`, e.g. "glob".
@@ -64,7 +64,7 @@ def _reads(field: str) -> ReadIf:
 
 
 def _takes(section: str, option: str) -> ReadIf:
-  """Returns the condition that the optimizer of a section has an option.
+  """Returns a `ReadIf` that holds if a section's optimizer has an option.
 
   An optimizer that is not in `OPTIMIZER_OPTIONS` may have any option.
 
