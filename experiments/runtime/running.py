@@ -243,7 +243,7 @@ def _sample(
 
 
 def check_optimizers(config: RunConfig) -> None:
-  """Raises ValueError if optax has no optimizer with a name of the config."""
+  """Raises ValueError if optax lacks the inner or the outer optimizer."""
   with in_front("inner."):
     named_optimizer(config.inner.optimizer, 1.0, config.inner.changed_options)
   with in_front("outer."):
