@@ -40,6 +40,9 @@ def check_memory(
 ) -> None:
   """Refuses a run that needs more memory than its device or this host has.
 
+  The estimate may exceed the free memory by a tenth, its error. Nothing is
+  refused if the system does not tell how much memory is free.
+
   Args:
     config: Config of the run.
     overrides: Overrides that the caller passes. If there is a model among them,

@@ -24,7 +24,7 @@ class LocalReplicas:
   Attributes:
     config: Config of the run.
     is_behind: Whether other replicas have finished the next exchange without
-      these; always False.
+      these replicas; always False.
   """
 
   is_behind = False
@@ -100,6 +100,9 @@ class LocalReplicas:
     Args:
       state: State before the segment.
       segment: The segment.
+
+    Raises:
+      AssertionError: Always.
     """
     raise AssertionError("replicas in one runtime are never behind")
 
@@ -126,5 +129,5 @@ class LocalReplicas:
     """Does nothing: a checkpoint holds nothing more of these replicas.
 
     Args:
-      state: What `get_state` returned.
+      state: Result of `get_state`, which is None.
     """

@@ -176,7 +176,13 @@ def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
 def _check_same_run(
   values: dict[str, Any], corpus_digest: str, record: dict[str, Any]
 ) -> None:
-  """Raises RefusedError if a checkpoint's record is that of another run."""
+  """Raises RefusedError if a checkpoint's record is that of another run.
+
+  Args:
+    values: Config that the user gives now, with its sections.
+    corpus_digest: Digest of the text as it is now.
+    record: Record of the checkpoint.
+  """
   digest = record["corpus_digest"]
   changes = _changes(record["config"], digest, values, corpus_digest)
   if not changes:
@@ -217,7 +223,10 @@ def check_same_overrides(record: dict[str, Any], overrides: Overrides) -> None:
 
 
 def _changes(
-  saved: dict[str, Any], digest: str, now: dict[str, Any], corpus_digest: str
+  saved: dict[str, Any],
+  saved_digest: str,
+  values: dict[str, Any],
+  corpus_digest: str,
 ) -> list[str]:
   """Returns the differences between a saved run and a run that continues it.
 
@@ -226,13 +235,13 @@ def _changes(
 
   Args:
     saved: Config of the saved run, with its sections.
-    digest: Digest of the saved run's text.
-    now: Config of the run that is to continue, with its sections.
+    saved_digest: Digest of the saved run's text.
+    values: Config of the run that is to continue, with its sections.
     corpus_digest: Digest of the text of the run that is to continue.
   """
   # If a field is newer than the saved run, the run had the field's default.
   saved_fields = flat(RunConfig().to_mapping()) | flat(saved)
-  changes = changed_fields(saved_fields, now, free_on_resume())
-  if digest != corpus_digest:
-    changes.append(f"corpus: {digest} -> {corpus_digest}")
+  changes = changed_fields(saved_fields, values, free_on_resume())
+  if saved_digest != corpus_digest:
+    changes.append(f"corpus: {saved_digest} -> {corpus_digest}")
   return changes

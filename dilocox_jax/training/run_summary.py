@@ -33,7 +33,7 @@ def record(
   command: str,
   is_resumed: bool,
 ) -> None:
-  """Writes `config.json` and `run.json`.
+  """Writes `config.json` and `run.json`, the records of the run.
 
   Args:
     config: Config of the run.
@@ -84,7 +84,7 @@ def announce(
     overrides: Overrides that the caller passes.
     plan: Current plan of the run.
     traffic: Counts the bytes of the current rounds.
-    step: Inner steps that an earlier start of the run has done.
+    step: Inner steps that were done before; 0 if the run does not continue.
   """
   log = logging.getLogger(__name__)
   model = config.model.label
@@ -97,20 +97,20 @@ def announce(
   log.info("model %s: %s, %s", model, size, _replicas_and_devices(config))
   if data.text:
     kind = "text"
-    amount = human_tokens(data.text.train.size)
+    data_size = human_tokens(data.text.train.size)
   else:
     kind = "data"
-    amount = data.says
+    data_size = data.says
   replica_tokens = human_tokens(config.total_steps * data.step_tokens)
   log.info(
     "%s %s: %s; %s inner steps, %s a replica",
     kind,
     data.name,
-    amount,
+    data_size,
     f"{config.total_steps:,}",
     replica_tokens,
   )
-  log.info("method %s", _method(config, plan, traffic))
+  log.info("method %s", _method_and_bytes(config, plan, traffic))
   power = config.outer.average_power
   if power:
     log.info(
@@ -144,8 +144,16 @@ def _with_plural(number: int, noun: str) -> str:
   return f"{number} {noun}s"
 
 
-def _method(config: RunConfig, plan: RunPlan, traffic: Traffic) -> str:
-  """Names the method, its schedule and codec, and the bytes that it sends."""
+def _method_and_bytes(
+  config: RunConfig, plan: RunPlan, traffic: Traffic
+) -> str:
+  """Names the method, its schedule and codec, and the bytes that it sends.
+
+  Args:
+    config: Config of the run.
+    plan: Current plan of the run.
+    traffic: Counts the bytes of the current rounds.
+  """
   method = plan.method
   codec = config.exchange.codec
   if method.exchanged == "gradient":

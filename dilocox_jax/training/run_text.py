@@ -47,9 +47,10 @@ class RunData:
       [B, ...].
     text: The text; None if the data is not a text.
     judging: Batches for the last evaluation only, if there are any.
-    bytes_per_token: As in `Corpus`.
-    end_of_text: Token after which attention starts anew; None without document
-      masks.
+    bytes_per_token: Mean number of bytes of text in a token, as in `Corpus`.
+      None if it is not known.
+    end_of_text: Token that ends a document, after which attention starts anew.
+      None without document masks.
     says: Size of data that is not a text, in a few words, for the log.
   """
 
@@ -124,7 +125,8 @@ def _feed_data(config: RunConfig, overrides: Overrides, feed: Feed) -> RunData:
 
   Raises:
     ValueError: One line, if training and validation batches have different
-      forms, if the model cannot read them, or if they cannot be divided.
+      forms, if the model cannot read them, or if a batch cannot be divided into
+      micro-batches and data shards.
   """
   require(
     not config.data.judge_fraction,
@@ -222,7 +224,7 @@ def _form(example: np.ndarray) -> str:
 
 
 def _check_division(config: RunConfig, batch: Tree) -> None:
-  """Raises ValueError unless a batch can be divided as the config says.
+  """Raises ValueError unless micro-batches and data shards can divide a batch.
 
   Args:
     config: Config of the run.
@@ -282,7 +284,10 @@ def _reads_tokens(overrides: Overrides) -> bool:
 def _known_tokens(
   config: RunConfig, overrides: Overrides, sequences_shape: tuple[int, int]
 ) -> Vocabulary:
-  """Returns the token ids that the run's model knows.
+  """Returns the token ids that the run's model knows: 0 to a largest one.
+
+  A supplied model knows as many tokens as it has logits, or fewer if a table
+  in which it looks up tokens has fewer rows.
 
   Args:
     config: Config of the run.
@@ -301,11 +306,13 @@ def _known_tokens(
   assert model.logits is not None
   params = jax.eval_shape(model.init, jax.random.key(0))
   limits = token_limits(model.logits, params, sequences_shape)
-  if limits.table is not None and limits.table < limits.logits:
-    rows = limits.table
+  num_logits = limits.num_logits
+  rows = limits.table_rows
+  if rows is not None and rows < num_logits:
     return Vocabulary(rows, f"the model, whose embedding has {rows} rows,")
-  width = limits.logits
-  return Vocabulary(width, f"the model, which has {width} logits a token,")
+  return Vocabulary(
+    num_logits, f"the model, which has {num_logits} logits a token,"
+  )
 
 
 def _check_tokens(text: Corpus) -> None:
@@ -346,7 +353,7 @@ def text_of(data: DataConfig, seed: int) -> Corpus:
 def _end_of_text(
   config: RunConfig, text: Corpus | None, overrides: Overrides = NO_OVERRIDES
 ) -> int | None:
-  """Returns the token after which attention starts anew; None without masks.
+  """Returns the token that ends a document; None without document masks.
 
   Args:
     config: Config of the run.
@@ -354,7 +361,7 @@ def _end_of_text(
     overrides: Overrides that the caller passes.
 
   Raises:
-    ValueError: If `data.document_masks` is set, but the text has no token that
+    ValueError: If `data.document_masks` is set, and the text has no token that
       ends a document, or the user supplies the model.
   """
   if not config.data.document_masks:

@@ -127,7 +127,13 @@ def first_state(
 
 
 def _check_fits(programs: Programs, params: Tree, source: pathlib.Path) -> None:
-  """Raises RefusedError unless parameters are those of the run's model."""
+  """Raises RefusedError unless parameters fit the run's model.
+
+  Args:
+    programs: Programs of the run.
+    params: Parameters of another run.
+    source: Directory of the other run, for the message.
+  """
   model_params = jax.eval_shape(programs.model.init, jax.random.key(0))
   model_kinds = kinds_by_path(model_params)
   saved_kinds = kinds_by_path(params)
@@ -143,7 +149,12 @@ def _check_fits(programs: Programs, params: Tree, source: pathlib.Path) -> None:
 def _params_of_other_library(
   config: RunConfig, source: pathlib.Path, overrides: Overrides
 ) -> Tree:
-  """Reads `foreign_params` for a run. Its model must be that of the config.
+  """Reads the checkpoint of another library for a run (`foreign_params`).
+
+  Args:
+    config: Config of the run. Its model must be the model of the checkpoint.
+    source: Folder of the checkpoint.
+    parts: Parts that the user supplies.
 
   Raises:
     RefusedError: If the user supplies the model, or if the checkpoint cannot be
@@ -159,7 +170,11 @@ def _params_of_other_library(
 
 
 def _is_of_other_library(source: pathlib.Path) -> bool:
-  """Whether a folder is a checkpoint that another library has written."""
+  """Whether a folder is a checkpoint that another library has written.
+
+  Raises:
+    RefusedError: If the folder has a config.json that cannot be read.
+  """
   try:
     return weights.is_checkpoint(source)
   except ValueError as error:
@@ -199,7 +214,7 @@ def _with_outer_optimizers(
   fragments = []
   for fragment, optimizer in zip(state.fragments, optimizers, strict=True):
     if isinstance(fragment.optimizer, AverageState):
-      # The average over the steps of a run does not continue that of another.
+      # Every run averages its own steps only, so its average starts anew.
       optimizer = fragment.optimizer._replace(optimizer=optimizer.optimizer)
     fragments.append(fragment._replace(optimizer=optimizer))
   return state._replace(fragments=tuple(fragments))
@@ -255,11 +270,11 @@ def _common_overrides(source: pathlib.Path, overrides: Overrides) -> Overrides:
   return Overrides(**{name: getattr(overrides, name) for name in needed})
 
 
-def foreign_params(wanted: ModelShape, source: pathlib.Path) -> Tree:
+def foreign_params(expected_shape: ModelShape, source: pathlib.Path) -> Tree:
   """Reads the parameters of a checkpoint that another library has written.
 
   Args:
-    wanted: Shape of the run's model.
+    expected_shape: Shape of the run's model.
     source: Folder of the checkpoint.
 
   Raises:
@@ -272,7 +287,7 @@ def foreign_params(wanted: ModelShape, source: pathlib.Path) -> Tree:
   flags = [
     f"--config.model.{name}={value}"
     for name, value in vars(shape).items()
-    if value != getattr(wanted, name)
+    if value != getattr(expected_shape, name)
   ]
   if flags:
     raise RefusedError(
@@ -341,7 +356,7 @@ def _saved_model(
 def _check_same_config(
   config: RunConfig, record: dict[str, Any], source: pathlib.Path
 ) -> None:
-  """Refuses a directory whose config is not that of its checkpoints.
+  """Refuses a directory whose config is of another run than its checkpoints.
 
   Args:
     config: Config in the directory's config.json.

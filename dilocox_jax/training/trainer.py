@@ -66,8 +66,8 @@ class Trainer:
 
   Attributes:
     has_begun: Whether this program has trained a segment, or has found that the
-      run has ended. Before that, it reads, restores, and compiles the first
-      segment, so nothing is lost if it is stopped.
+      run has ended. Before that, the program reads data, restores a checkpoint
+      and compiles the first segment, so nothing is lost if it is stopped.
   """
 
   def __init__(
@@ -124,8 +124,9 @@ class Trainer:
   def request_stop(self, stop_signal: int) -> None:
     """Asks the run to save and stop after the current segment.
 
-    Another thread may call this method, and in any of several processes.
-    From then on, the run waits for a store no longer than the grace time.
+    Another thread may call this method. If there are several processes, a
+    request to one of them stops all. From then on, a replica with a mailbox
+    waits for its store no longer than the grace time.
 
     Args:
       stop_signal: Number of the signal that asks the run to stop.
@@ -182,7 +183,11 @@ class Trainer:
       processes.open_connections(self.programs.rounds.replicas.mesh)
 
   def _run(self) -> None:
-    """Trains to the end. If the run must stop, says what the user can do."""
+    """Trains to the end.
+
+    If the run must stop, the error says what the user can do and which
+    checkpoint is kept. The errors are those of `run`.
+    """
     with processes.detect_lost_process():
       resume.check_nothing_is_lost(self._values, self.workdir, self.data.digest)
       self._checkpoints = Checkpoints(
@@ -214,7 +219,7 @@ class Trainer:
     return f"{section}.learning_rate={rate}"
 
   def _kept_checkpoint(self) -> str:
-    """Names the newest kept checkpoint and its directory, for messages."""
+    """Names the newest checkpoint and its directory, for messages."""
     return f"{self._checkpoints.what_is_kept()} in {self.workdir}"
 
   def _start_and_train(self) -> None:
@@ -261,7 +266,11 @@ class Trainer:
       self._train_to_the_end(state)
 
   def _announce(self, *, is_resumed: bool) -> None:
-    """Logs and records what the run trains."""
+    """Logs and records what the run trains.
+
+    Args:
+      is_resumed: Whether a checkpoint was restored.
+    """
     run_summary.announce(
       config=self.config,
       data=self.data,
@@ -464,7 +473,7 @@ class Trainer:
   ) -> TrainingState:
     """Does everything that is due between two segments.
 
-    It ends a warm start, chooses a setting, evaluates and saves.
+    In this order: end a warm start, choose a new rank and H, evaluate, save.
 
     Args:
       state: State after the segment.
@@ -488,7 +497,12 @@ class Trainer:
     return state
 
   def _save_and_stop(self, state: TrainingState, stop_signal: int) -> NoReturn:
-    """Saves a state between two segments and raises `StopRequestedError`."""
+    """Saves a state between two segments and raises `StopRequestedError`.
+
+    Args:
+      state: The state.
+      stop_signal: Signal that asked the run to stop.
+    """
     self._save(state)
     self._checkpoints.wait()
     step = f"step {self.progress.step} of {self.config.total_steps}"
@@ -501,7 +515,8 @@ class Trainer:
 
     Args:
       state: State of all replicas.
-      num_steps: For the last evaluation only: total steps of the run.
+      num_steps: Total steps of the run, for the last evaluation, which also
+        computes the judge loss; None for all others.
     """
     judging = self.data.judging if num_steps else None
     losses, sent_bytes = evaluation.losses(
@@ -555,7 +570,13 @@ class Trainer:
     self._save(state)
 
   def _flush(self, state: RoundState) -> RoundState:
-    """Applies all updates in flight, and returns the state after that."""
+    """Applies all updates in flight, and returns the state after that.
+
+    The flush is also checked, and its bytes and time are recorded.
+
+    Args:
+      state: State after the last inner step.
+    """
     plan = self.controller.plan
     traffic = self.controller.traffic
     total_steps = self.config.total_steps

@@ -56,6 +56,7 @@ START_TIMEOUT_S = flags.DEFINE_float(
 
 @flags.validator(COORDINATOR, "has no port: give HOST:PORT")
 def _has_port(coordinator: str | None) -> bool:
+  """Whether an address has a port. An address that is not given passes."""
   return coordinator is None or ":" in coordinator
 
 
@@ -63,8 +64,8 @@ def process_settings(config: config_dict.ConfigDict) -> ProcessSettings | None:
   """Returns how this process finds the others; None if it runs alone.
 
   Args:
-    config: Value of --config. Its mesh.layout is set to "mesh" for a run of
-      several processes, as these need it.
+    config: Value of --config. This function sets its mesh.layout to "mesh" for
+      a run of several processes, because such a run needs that layout.
 
   Raises:
     UsageError: If the flags do not go together.
@@ -99,7 +100,11 @@ def process_settings(config: config_dict.ConfigDict) -> ProcessSettings | None:
 
 
 def check_unset(setter: str) -> None:
-  """Raises UsageError if a flag is given that `setter` sets."""
+  """Raises UsageError if a flag is given that a program sets itself.
+
+  Args:
+    setter: Name of the program that sets --distributed and its flags.
+  """
   for flag in (DISTRIBUTED, COORDINATOR, NUM_PROCESSES, PROCESS_ID):
     if flag.present:
       raise UsageError(f"--{flag.name} is set by {setter}: leave it out")

@@ -53,11 +53,11 @@ XLA_GPU_FLAG = "--xla_gpu_enable_latency_hiding_scheduler=true"
 def set_up_jax(num_cpu_devices: int = 1) -> None:
   """Chooses devices, flags and the compilation cache before JAX starts.
 
-  Programs compiled once are kept in $DILOCOX_JAX_CACHE, or in the user's
-  cache directory; an empty value turns that off.
+  The cache of compiled programs is in $DILOCOX_JAX_CACHE, or else in the user's
+  cache directory. If the variable is set to "", there is no cache.
 
   Args:
-    num_cpu_devices: Devices that a CPU stands for.
+    num_cpu_devices: Number of devices into which JAX divides a CPU.
   """
   cache = os.environ.get(CACHE_VARIABLE, _DEFAULT_CACHE)
   _keep_memory()
@@ -125,10 +125,11 @@ def train(
 
   Raises:
     UsageError: If the run cannot be set up as asked.
-    RefusedError: If the directory is not that of this run.
-    BusyError: If another run is at work in it.
-    StoppedError: If it had to stop.
-    SavedAndStoppedError: If a signal asked it to stop, once its state is saved.
+    RefusedError: If the directory holds another run.
+    BusyError: If another program trains in the directory.
+    StoppedError: If the run cannot go on.
+    SavedAndStoppedError: If a signal asked the run to stop, after its state was
+      saved.
   """
   with command_line.usage_errors():  # Before any device starts.
     check_optimizers(config)
@@ -228,7 +229,13 @@ def stopper(trainer: Trainer) -> Callable[[int], None]:
 def _sample(
   workdir: pathlib.Path, num_tokens: int, text: Corpus | None = None
 ) -> None:
-  """Adds a sample to the report; says so if the text has no tokenizer."""
+  """Adds a sample to the report, or prints why the run has no sample.
+
+  Args:
+    workdir: The run directory.
+    num_tokens: Number of tokens to draw.
+    text: The text of the run; None reads it again.
+  """
   try:
     samples.add_sample(workdir, num_tokens, text=text)
   except (ValueError, RuntimeError) as error:
@@ -236,7 +243,7 @@ def _sample(
 
 
 def check_optimizers(config: RunConfig) -> None:
-  """Raises ValueError if optax has no optimizer with a name of the config."""
+  """Raises ValueError if optax lacks the inner or the outer optimizer."""
   with in_front("inner."):
     named_optimizer(config.inner.optimizer, 1.0, config.inner.changed_options)
   with in_front("outer."):
@@ -296,19 +303,19 @@ def _joined(config: RunConfig, process: ProcessSettings) -> Iterator[None]:
 
 
 def _digest(config: RunConfig) -> str:
-  """Returns a digest of a config (hexadecimal).
+  """Returns a digest of a config, 32 hex digits.
 
-  Processes with other digests belong to other runs.
+  Processes of one run have equal digests.
   """
   text = json.dumps(config.to_mapping(), sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _log_warnings_only(where: str) -> None:
-  """Has all processes but the main one log only warnings, with a number.
+  """Lets all processes but the main one log warnings only.
 
   Args:
-    where: Text in front of each line, such as "process 1: ".
+    where: Text in front of each of their lines, such as "process 1: ".
   """
   if processes.is_main():
     return
@@ -319,6 +326,7 @@ def _log_warnings_only(where: str) -> None:
 
 
 def _trace(directory: pathlib.Path) -> contextlib.AbstractContextManager:
+  """Returns a context that writes a profiler trace into a directory."""
   options = jax.profiler.ProfileOptions()
   # Every Python call of the compiler would make a trace a hundred times larger.
   options.python_tracer_level = 0

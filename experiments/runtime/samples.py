@@ -89,7 +89,7 @@ def add_sample(
 
 
 def print_sample(sample: str) -> None:
-  """Prints a sample without what would move the cursor of a terminal.
+  """Prints a sample without characters that would act on the terminal.
 
   Args:
     sample: Text that a model has written, which may be anything.
@@ -112,16 +112,18 @@ def _drawn_tokens(
   Args:
     run: The run whose model draws.
     prompt_tokens: Tokens of the prompt [L].
-    num_tokens: As of `add_sample`, like the others.
-    temperature: Divides the logits.
-    top_p: Share of the probability.
+    num_tokens: Number of tokens to draw.
+    temperature: As in `add_sample`.
+    top_p: As in `add_sample`.
     seed: Seed of the draws.
 
   Returns:
     The tokens after the prompt [num_tokens].
 
   Raises:
-    ValueError: As of `add_sample`.
+    ValueError: If the prompt is empty or has tokens that the model lacks, if a
+      number is out of range, if the model cannot decode, or if it computes
+      logits that are no numbers.
   """
   import jax
   import numpy as np

@@ -128,6 +128,14 @@ def test_what_an_evaluation_sends_belongs_to_no_round(desk):
   assert (row["sent_bytes"], row["total_sent_bytes"]) == (100, 5_000)
 
 
+def test_nothing_is_recorded_of_an_evaluation_that_is_not_finite(desk):
+  losses = {"outer_loss": 1.0, "mean_loss": None, "replica_loss": math.nan}
+  with pytest.raises(NotFiniteError, match="validation loss .* at step 14"):
+    desk.book.record_evaluation(losses, TrainingProgress(14, 560, 4_700))
+  assert not list(read_rows(desk.workdir / "timing.jsonl"))
+  assert not runs.rows(desk.workdir)
+
+
 def _timings(workdir):
   rows = read_rows(workdir / "timing.jsonl")
   return [(row["event"], row["step"], row["wall_s"]) for row in rows]
