@@ -245,16 +245,7 @@ class RunConfig:
     if self.membership == sections.MembershipConfig():
       return
     reason = _reason_against_changing_replicas(self)
-    mode = self.adaptive.mode
-    if reason:
-      pass
-    elif mode == "rank_and_interval":
-      reason = f"adaptive.mode={mode!r}: take rank"
-    elif self.mesh.is_divided:
-      reason = "a divided replica: take one stage and one shard"
-    elif self.exchange.max_norm_ratio:
-      # The filter would compare weighted norms with a median of too few.
-      reason = "exchange.max_norm_ratio: drop it"
+    reason = reason or _reason_against_absences(self)
     require(
       not reason,
       "membership.absences, absence_rate and inner_steps do not go with "
@@ -265,16 +256,7 @@ class RunConfig:
   def _check_mailbox(self) -> None:
     """Refuses what replicas that exchange through a mailbox cannot do."""
     reason = _reason_against_changing_replicas(self)
-    mode = self.adaptive.mode
-    warm_start_steps = self.sync.warm_start_steps
-    if reason:
-      pass
-    elif mode != "off":
-      reason = f"adaptive.mode={mode!r}: take off"
-    elif warm_start_steps > 0:
-      reason = f"sync.warm_start_steps={warm_start_steps}: take 0"
-    elif self.membership != sections.MembershipConfig():
-      reason = "membership's planned absences: drop them"
+    reason = reason or _reason_against_a_mailbox(self)
     require(
       not reason, f"replicas that meet in a store do not go with {reason}"
     )
@@ -421,6 +403,42 @@ def _reason_against_changing_replicas(config: RunConfig) -> str:
     return "sync.rule='eager': take continue"
   if outer_memory != "device":
     return f"mesh.outer_memory={outer_memory!r}: take device"
+  return ""
+
+
+def _reason_against_absences(config: RunConfig) -> str:
+  """Returns why a run cannot plan absences; "" if it can.
+
+  Args:
+    config: Config of a run for which `_reason_against_changing_replicas` finds
+      nothing.
+  """
+  mode = config.adaptive.mode
+  if mode == "rank_and_interval":
+    return f"adaptive.mode={mode!r}: take rank"
+  if config.mesh.is_divided:
+    return "a divided replica: take one stage and one shard"
+  if config.exchange.max_norm_ratio:
+    # The norms would be weighted, and their median would be that of too few.
+    return "exchange.max_norm_ratio: drop it"
+  return ""
+
+
+def _reason_against_a_mailbox(config: RunConfig) -> str:
+  """Returns why a run cannot use a mailbox; "" if it can.
+
+  Args:
+    config: Config of a run for which `_reason_against_changing_replicas` finds
+      nothing.
+  """
+  mode = config.adaptive.mode
+  warm_start_steps = config.sync.warm_start_steps
+  if mode != "off":
+    return f"adaptive.mode={mode!r}: take off"
+  if warm_start_steps > 0:
+    return f"sync.warm_start_steps={warm_start_steps}: take 0"
+  if config.membership != sections.MembershipConfig():
+    return "membership's planned absences: drop them"
   return ""
 
 
