@@ -48,8 +48,8 @@ class Aggregator(NamedTuple):
   states of all replicas must stay finite.
 
   `average` may be made by `without_pauses` from a generator function. Then
-  inner steps can run between its messages. The generator yields before and after
-  each collective, and goes on with the yielded values that it gets back:
+  inner steps can run between its messages. The generator yields before and
+  after each collective, and goes on with the yielded values that it gets back:
 
       message = yield message
       arrived = yield jax.lax.pmean(message, "replica")
