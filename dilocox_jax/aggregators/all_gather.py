@@ -11,24 +11,24 @@ from dilocox_jax.aggregators.means import mean_of_messages
 from dilocox_jax.aggregators.sizes import encoded_bytes
 from dilocox_jax.codecs.base import Encoder
 from dilocox_jax.codecs.batching import Shape
+from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.plan.operations import AllGather, Operation
 from dilocox_jax.trees import Array
-from dilocox_jax.turns import Pausing
 
 
 class AllGatherMean(Collective):
-  """Averages the messages of any codec, which all replicas gather."""
+  """Averages the messages of any codec; every replica receives all of them."""
 
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one gathering of the codes and of a flag."""
+    """Returns one all-gather of the codes and a flag."""
     del num_replicas
     return [AllGather(encoded_bytes(encoder, shapes) + FLAG_BYTES)]
 
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
-  ) -> Pausing:
+  ) -> Coroutine:
     """Averages as `Collective.reduce` says."""
     arrays = encoder.encode(leaves)
     flag = sender.participates.astype(jnp.uint8)[None]
