@@ -189,6 +189,11 @@ class ModelConfig(Section):
     None,
     read_if=ReadIf("model.positions", lambda kind: kind != "learned"),
   )
+  # rope: factor by which slow rotations are slower, as in Llama 3.1; 1: none.
+  rope_factor: float | None = setting(
+    None,
+    read_if=ReadIf("model.positions", lambda kind: kind != "learned"),
+  )
   norm: str | None = None  # rms, or layer (with a bias).
   norm_epsilon: float | None = None  # Added to a norm's mean square.
   biases: str | None = None  # Projections with a bias: none, qkv or all.
