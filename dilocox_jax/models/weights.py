@@ -1,4 +1,4 @@
-"""Reads and writes checkpoints of OPT, Llama and Qwen2 for `transformers`.
+"""Reads and writes checkpoints of OPT, Llama and Qwen for `transformers`.
 
 A checkpoint is a folder with a `config.json` and one or more `.safetensors`
 files, as the library `transformers` writes and reads them. Each family of
@@ -20,6 +20,7 @@ import numpy as np
 
 from dilocox_jax import files
 from dilocox_jax.checks import json_file, of_type, require, shown
+from dilocox_jax.models import attention
 from dilocox_jax.models.tensor_files import (
   TENSORS_FILE,
   check_alone,
@@ -74,6 +75,11 @@ class Family(NamedTuple):
   ties_head: bool = False
   first_position: int = 0
 
+  @property
+  def is_rotary(self) -> bool:
+    """Whether the models have rotary positions."""
+    return "rope_base" in self.size_keys
+
 
 # Keys of config.json by field of `ModelShape`.
 _SIZE_KEYS = {
@@ -119,16 +125,26 @@ _OPT_MODULE_NAMES = {
   "blocks/mlp/up": "model.decoder.layers.{}.fc1",
   "blocks/mlp/down": "model.decoder.layers.{}.fc2",
 }
+# Qwen3 also has norms of the queries and of the keys.
+_QWEN3_MODULE_NAMES = _LLAMA_MODULE_NAMES | {
+  "blocks/attention/query_norm": "model.layers.{}.self_attn.q_norm",
+  "blocks/attention/key_norm": "model.layers.{}.self_attn.k_norm",
+}
 # A quantized checkpoint has more tensors, such as scales, which are not read.
 _NOT_QUANTIZED = {"quantization_config": None}
-_LLAMA_EXPECTED = _NOT_QUANTIZED | {
-  "hidden_act": "silu",
-  "rope_scaling": None,
-  "rope_type": "default",
-}
-# Keys that `rope_parameters` may have in config.json. Other keys rotate only a
+_LLAMA_EXPECTED = _NOT_QUANTIZED | {"hidden_act": "silu"}
+_QWEN_EXPECTED = _LLAMA_EXPECTED | {"use_sliding_window": False}
+# Keys of rotary positions that config.json may have. Other keys rotate only a
 # part of each head, or differ between layers. The decoder has neither.
 _ROPE_KEYS = ("rope_theta", "rope_type")
+# The rope type of Llama 3.1 has these keys, too. The decoder reads only the
+# factor, because all published models have these values of the others.
+_STRETCHED_ROPE = "llama3"
+_STRETCHED_ROPE_VALUES = {
+  "low_freq_factor": attention.STRETCHED_TURNS,
+  "high_freq_factor": attention.KEPT_TURNS,
+  "original_max_position_embeddings": attention.STRETCHED_LENGTH,
+}
 FAMILIES: Mapping[str, Family] = {
   "opt": Family(
     architecture="OPTForCausalLM",
@@ -159,7 +175,14 @@ FAMILIES: Mapping[str, Family] = {
     shape_options={"biases": "qkv"},
     size_keys=_LLAMA_SIZE_KEYS,
     module_names=_LLAMA_MODULE_NAMES,
-    expected=_LLAMA_EXPECTED | {"use_sliding_window": False},
+    expected=_QWEN_EXPECTED,
+  ),
+  "qwen3": Family(
+    architecture="Qwen3ForCausalLM",
+    shape_options={"biases": "none", "qk_norm": True},
+    size_keys=_LLAMA_SIZE_KEYS,
+    module_names=_QWEN3_MODULE_NAMES,
+    expected=_QWEN_EXPECTED,
   ),
 }
 # Values of the fields whose key config.json may lack. `Family.ties_head` is the
@@ -285,11 +308,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
     f"{', '.join(FAMILIES)}",
   )
   family = FAMILIES[family_name]
-  # Newer versions of `transformers` write the keys of rotary positions into
-  # `rope_parameters`, and older ones beside the other keys.
-  rope = of_type(
-    "config.json: rope_parameters", config.get("rope_parameters") or {}, dict
-  )
+  rope = _rope_values(config)
   values = {**config, **rope}
   for key, expected_value in family.expected.items():
     value = values.get(key, expected_value)
@@ -298,13 +317,66 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
       f"config.json: {key}={shown(value)} is not computed here, only "
       f"{expected_value!r}",
     )
-  for key in rope:
-    require(
-      key in _ROPE_KEYS,
-      f"config.json: rope_parameters has {shown(key)}, which is not computed "
-      f"here, only {' and '.join(_ROPE_KEYS)}",
+  sizes = _sizes(values, family)
+  if family.is_rotary:
+    sizes["rope_factor"] = _rope_factor(rope)
+  return ModelShape(**sizes, **family.shape_options)
+
+
+def _rope_values(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the values of rotary positions by key.
+
+  Newer versions of `transformers` write them into `rope_parameters`. Older ones
+  write the base beside the other keys, and the rest into `rope_scaling`.
+
+  Args:
+    config: Values of config.json, by key.
+
+  Raises:
+    ValueError: One line, if they are no dict.
+  """
+  rope: dict[str, Any] = {}
+  for section in ("rope_scaling", "rope_parameters"):
+    values = config.get(section) or {}
+    rope |= of_type(f"config.json: {section}", values, dict)
+  return rope
+
+
+def _rope_factor(rope: Mapping[str, Any]) -> float:
+  """Returns the factor by which slow rotations are slower, 1 if none is.
+
+  Args:
+    rope: Values of rotary positions by key.
+
+  Raises:
+    ValueError: One line, if the built-in decoder does not compute such
+      positions.
+  """
+  rope_type = rope.get("rope_type", rope.get("type", "default"))
+  require(
+    rope_type in ("default", _STRETCHED_ROPE),
+    f"config.json: rope_type={shown(rope_type)} is not computed here, only "
+    f"'default' and {_STRETCHED_ROPE!r}",
+  )
+  known_keys = {*_ROPE_KEYS, "type"}
+  if rope_type == _STRETCHED_ROPE:
+    known_keys |= {"factor", *_STRETCHED_ROPE_VALUES}
+    for key, expected_value in _STRETCHED_ROPE_VALUES.items():
+      value = rope.get(key)
+      require(
+        value == expected_value,
+        f"config.json: {key}={shown(value)} is not computed here, only "
+        f"{expected_value!r}",
+      )
+  unknown_keys = sorted(rope.keys() - known_keys)
+  if unknown_keys:
+    raise ValueError(
+      f"config.json: rope_parameters has {shown(unknown_keys[0])}, which is not "
+      f"computed here, only {' and '.join(_ROPE_KEYS)}"
     )
-  return ModelShape(**_sizes(values, family), **family.shape_options)
+  if rope_type == "default":
+    return 1.0
+  return of_type("config.json: factor", rope.get("factor"), float)
 
 
 def _sizes(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -365,10 +437,16 @@ def config_of(shape: ModelShape, family_name: str) -> dict[str, Any]:
   config["head_dim"] = shape.head_width
   config["num_key_value_heads"] = shape.kv_heads
   # The base also stays in `rope_theta`, where older versions look for it.
-  config["rope_parameters"] = {
-    "rope_theta": shape.rope_base,
-    "rope_type": config.pop("rope_type"),
-  }
+  rope = {"rope_theta": shape.rope_base, "rope_type": "default"}
+  if shape.rope_factor != 1:
+    rope["rope_type"] = _STRETCHED_ROPE
+    rope["factor"] = shape.rope_factor
+    rope |= _STRETCHED_ROPE_VALUES
+    # Older versions of `transformers` look here.
+    config["rope_scaling"] = {
+      key: value for key, value in rope.items() if key != "rope_theta"
+    }
+  config["rope_parameters"] = rope
   return config
 
 
@@ -397,6 +475,8 @@ def _has_options_of(family: Family, shape: ModelShape) -> bool:
     return False
   for field in dataclasses.fields(ModelShape):
     if field.name in family.size_keys:
+      continue
+    if field.name == "rope_factor" and family.is_rotary:
       continue
     option = family.shape_options.get(field.name, field.default)
     if getattr(shape, field.name) != option:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import sys
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 from dilocox_jax.models import weights
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.presets import MODEL_PRESETS, nano
-from dilocox_jax.plan.model.shapes import ModelShape
+from dilocox_jax.plan.model.shapes import ModelShape, parameter_count
 
 TOLERANCE = 1e-4  # Of logits, fp32 against float64.
 SMALL = ModelShape(2, 16, 4, 24, 60)
@@ -24,7 +25,19 @@ SHAPES = {
   "qwen2": dataclasses.replace(
     SMALL, num_kv_heads=1, biases="qkv", norm_epsilon=1e-5, head_dim=8
   ),
+  "qwen3": dataclasses.replace(
+    SMALL,
+    num_kv_heads=2,
+    qk_norm=True,
+    head_dim=8,
+    rope_base=1e6,
+    tied_head=True,
+  ),
 }
+ROOT = pathlib.Path(__file__).parents[2]
+PUBLISHED = json.loads(
+  (ROOT / "third_party/model_sizes.json").read_text("utf-8")
+)
 FAMILIES = pytest.mark.parametrize("family", SHAPES)
 TOKENS = np.asarray([[3, 1, 4, 1, 5, 9, 2, 6], [59, 0, 7, 7, 8, 20, 11, 30]])
 
@@ -80,6 +93,9 @@ def by_hand(family, tensors, config):
       linear(y, f"{at}.self_attn.{name}_proj").reshape(len(x), -1, k)
       for name in "qkv"
     )
+    if f"{at}.self_attn.q_norm.weight" in w:
+      q = norm(q, f"{at}.self_attn.q_norm")
+      h = norm(h, f"{at}.self_attn.k_norm")
     q = turned(q)
     h = turned(h)
     h, v = (np.repeat(t, heads // t.shape[1], axis=1) for t in (h, v))
@@ -156,6 +172,25 @@ def test_logits_are_those_of_transformers(family, tmp_path):
   np.testing.assert_allclose(again, expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+STRETCHED = PUBLISHED["llama3_1_8b"]["config"]["rope_scaling"]
+
+
+def rope_scaling(values):
+  """Changes a config to an older one, without `rope_parameters`."""
+  return {"rope_parameters": None, "rope_scaling": values}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_preset_is_the_model_of_the_published_config(name):
+  published = PUBLISHED[name]
+  preset = MODEL_PRESETS[name]
+  assert weights.shape_of(published["config"]) == preset
+  assert parameter_count(preset) == published["parameters"]
+  family = published["config"]["model_type"]
+  assert weights.family_of(preset) == family
+  assert weights.shape_of(weights.config_of(preset, family)) == preset
+
+
 def refused(match, function, *arguments):
   with pytest.raises(ValueError, match=match) as error:
     function(*arguments)
@@ -167,6 +202,14 @@ def test_what_our_model_does_not_compute_is_refused():
     ("llama", {"model_type": "gpt2"}, "family 'gpt2' cannot be read: have opt"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu' is not computed"),
     ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type='yarn'"),
+    ("llama", rope_scaling({"type": "linear"}), "rope_type='linear'"),
+    ("qwen2", rope_scaling(STRETCHED | {"factor": "8"}), "factor='8'"),
+    ("llama", rope_scaling(STRETCHED | {"factor": 0.5}), "rope_factor=0.5"),
+    (
+      "llama",
+      rope_scaling(STRETCHED | {"high_freq_factor": 2.0}),
+      "high_freq_factor=2.0 is not computed",
+    ),
     ("llama", {"rope_parameters": {"full_attention": {}}}, "full_attention"),
     ("llama", {"rope_parameters": {"partial_rotary_factor": 1}}, "partial"),
     ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before=False"),
@@ -178,7 +221,7 @@ def test_what_our_model_does_not_compute_is_refused():
   del config["hidden_size"]
   refused("config.json has no hidden_size", weights.shape_of, config)
   gelu = dataclasses.replace(nano, activation="gelu")
-  refused("no family of opt, llama, qwen2 has", weights.family_of, gelu)
+  refused("no family of opt, llama, qwen2, qwen3 has", weights.family_of, gelu)
   for name, family in (("opt_1_3b", "opt"), ("tiny", "llama")):
     assert weights.family_of(MODEL_PRESETS[name]) == family
 

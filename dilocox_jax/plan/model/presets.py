@@ -142,11 +142,13 @@ def _qwen3(
   model_dim: int,
   num_heads: int,
   ff_dim: int,
+  head_dim: int = 0,
   tied_head: bool = False,
 ) -> ModelShape:
   """Returns a dense model of Qwen3.
 
-  A head is always 128 wide, so the width of all heads together may exceed D.
+  A head is always 128 wide. In two of the models all heads together are wider
+  than D, so `head_dim` has to be given.
 
   Status: published. The sizes are those of the config.json of the checkpoints
   Qwen3-0.6B, Qwen3-1.7B, Qwen3-4B, Qwen3-8B and Qwen3-14B.
@@ -158,7 +160,7 @@ def _qwen3(
     num_heads=num_heads,
     ff_dim=ff_dim,
     vocab_size=151936,
-    head_dim=128,
+    head_dim=head_dim,
     num_kv_heads=8,
     qk_norm=True,
     tied_head=tied_head,
@@ -233,9 +235,9 @@ for _name, _shape in {
   "qwen2_5_14b": _qwen2_5(
     48, 5120, 40, 8, 13824, vocab_size=152064, norm_epsilon=1e-5
   ),
-  "qwen3_0_6b": _qwen3(28, 1024, 16, 3072, tied_head=True),
+  "qwen3_0_6b": _qwen3(28, 1024, 16, 3072, head_dim=128, tied_head=True),
   "qwen3_1_7b": _qwen3(28, 2048, 16, 6144, tied_head=True),
-  "qwen3_4b": _qwen3(36, 2560, 32, 9728, tied_head=True),
+  "qwen3_4b": _qwen3(36, 2560, 32, 9728, head_dim=128, tied_head=True),
   "qwen3_8b": _qwen3(36, 4096, 32, 12288),
   "qwen3_14b": _qwen3(40, 5120, 40, 17408),
   "chinchilla_35m": _chinchilla(6, 2048, 8),
