@@ -30,6 +30,8 @@ from dilocox_jax.plan.model.division import DATA_AXIS, Division, Spec
 from dilocox_jax.trees import Array, Tree, path_name
 
 REPLICA_AXIS = "replica"
+# A slice of every axis of an array.
+Slices = tuple[slice, ...]
 # The name of the axis if the other replicas of the run are other programs. Code
 # that communicates over `REPLICA_AXIS` then fails, because there is no such
 # axis. An axis of length 1 with that name would silently turn its sums into
@@ -174,6 +176,29 @@ class Replicas:
       axes: Tree prefix, as in `place`.
     """
     return jax.tree.map(_put, tree, self.state_shardings(tree, axes))
+
+  def state_from_parts(
+    self, shapes: Tree, axes: Tree, part: Callable[[str, Slices], Any]
+  ) -> Tree:
+    """Builds parameters from the parts that this process needs.
+
+    The process reads each part once, also if several of its replicas hold it.
+
+    Args:
+      shapes: Shapes and types of the arrays.
+      axes: Tree prefix, as in `place`.
+      part: Function from the path of a leaf, with "/" between its keys, and a
+        slice of every axis of the leaf to the values there. It returns the same
+        values in every process.
+    """
+
+    def build(path: tuple[Any, ...], leaf: Any, sharding: Sharding) -> Any:
+      part_of_leaf = functools.partial(part, path_name(path))
+      return _assembled(leaf.shape, sharding, part_of_leaf, one_at_a_time=True)
+
+    return jax.tree_util.tree_map_with_path(
+      build, shapes, self.state_shardings(shapes, axes)
+    )
 
   def place_batches(self, batches: Tree) -> Tree:
     """Puts the batches of this process on the devices that read them.
@@ -377,19 +402,37 @@ def _put(leaf: Any, sharding: Sharding) -> Any:
 
 
 def _assembled(
-  shape: tuple[int, ...], sharding: Sharding, part: Callable
+  shape: tuple[int, ...],
+  sharding: Sharding,
+  part: Callable[[Slices], Any],
+  *,
+  one_at_a_time: bool = False,
 ) -> jax.Array:
   """Builds a global array from the parts on the devices of this process.
 
   Args:
     shape: Shape of the whole array.
     sharding: Sharding of the whole array.
-    part: Function from an index of the array (slices) to the values there.
+    part: Function from a slice of every axis to the values there. It is called
+      once for devices that hold the same part.
+    one_at_a_time: Whether to wait until a part is on its devices before the
+      next part is made, so that the host holds the values of one part.
   """
   indices = sharding.addressable_devices_indices_map(shape)
-  pieces = [
-    jax.device_put(part(index), device) for device, index in indices.items()
-  ]
+  # Slices cannot be keys of a dict before Python 3.12, so their bounds are.
+  devices_by_bounds: dict[Any, list[Any]] = {}
+  index_by_bounds = {}
+  for device, index in indices.items():
+    bounds = tuple((axis.start, axis.stop) for axis in index)
+    devices_by_bounds.setdefault(bounds, []).append(device)
+    index_by_bounds[bounds] = index
+  pieces = []
+  for bounds, devices in devices_by_bounds.items():
+    values = part(index_by_bounds[bounds])
+    copies = [jax.device_put(values, device) for device in devices]
+    if one_at_a_time:
+      jax.block_until_ready(copies)
+    pieces += copies
   return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
 

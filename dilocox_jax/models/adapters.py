@@ -17,7 +17,11 @@ import numpy as np
 from jaxtyping import Array
 
 from dilocox_jax.checks import require
-from dilocox_jax.models.tensor_files import check_alone, write_tensors
+from dilocox_jax.models.tensor_files import (
+  TensorShape,
+  check_alone,
+  write_tensors,
+)
 from dilocox_jax.models.weights import FAMILIES, family_of, save_json
 from dilocox_jax.plan.model.adapters import DOWN, UP, Lora
 from dilocox_jax.plan.model.shapes import ModelShape
@@ -151,7 +155,11 @@ def export(
   check_alone(folder, {_CONFIG, _TENSORS})
   # The config is written last, so that a folder with a config is complete.
   (folder / _CONFIG).unlink(missing_ok=True)
-  write_tensors(folder / _TENSORS, tensors)
+  tensor_shapes = [
+    TensorShape(name, array.dtype, array.shape)
+    for name, array in tensors.items()
+  ]
+  write_tensors(folder / _TENSORS, tensor_shapes, iter(tensors.items()))
   save_json(folder / _CONFIG, settings)
 
 

@@ -22,15 +22,22 @@ from dilocox_jax import files
 from dilocox_jax.checks import json_file, of_type, require, shown
 from dilocox_jax.models import attention
 from dilocox_jax.models.tensor_files import (
-  TENSORS_FILE,
+  INDEX_FILE,
+  StoredTensor,
+  TensorShape,
   check_alone,
-  read_tensors,
+  divided_among_files,
+  open_tensors,
+  write_index,
   write_tensors,
 )
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.trees import leaves_by_path, nested
 
 CONFIG_FILE = "config.json"
+# Bytes of tensors in a file that is written. Libraries read several files at
+# the same time, and a download that breaks off is repeated file by file.
+MAX_FILE_BYTES = 5 * 10**9
 # Leaf of the built-in decoder that holds the table of learned positions.
 _POSITIONS = "embed/positions"
 # Tensor of the head. A checkpoint with a tied head may have it too.
@@ -202,8 +209,134 @@ def is_checkpoint(folder: pathlib.Path) -> bool:
   return path.exists() and "model_type" in json_file(path)
 
 
+@dataclasses.dataclass(frozen=True)
+class StoredCheckpoint:
+  """A checkpoint whose parameters are read part by part.
+
+  So a host reads only the parts that its devices hold, and never has a copy of
+  the whole model.
+
+  Attributes:
+    shape: Sizes of the model.
+    family_name: Name of the family, one of `FAMILIES`.
+    tensors: The tensors by name. `open_checkpoint` has compared their names and
+      shapes with those of the model.
+  """
+
+  shape: ModelShape
+  family_name: str
+  tensors: Mapping[str, StoredTensor]
+
+  def params(self) -> dict[str, Any]:
+    """Reads all parameters, a nested dict of fp32 arrays.
+
+    Raises:
+      ValueError: As for `part`.
+    """
+    leaves = {}
+    for path, leaf_shape in self.shape.parameter_shapes.items():
+      leaves[path] = self.part(path, (slice(None),) * len(leaf_shape))
+    return nested(leaves)
+
+  def part(self, path: str, index: tuple[slice, ...]) -> np.ndarray:
+    """Reads a part of a parameter, in fp32.
+
+    Besides the part, memory holds a few rows of the file at a time.
+
+    Args:
+      path: Path of the parameter, e.g. "blocks/mlp/up/kernel".
+      index: Slice of every axis, with steps of 1.
+
+    Raises:
+      ValueError: One line, if a value is not finite, or if a tied head differs
+        from the embedding.
+    """
+    leaf_shape = self.shape.parameter_shapes[path]
+    ranges = [
+      range(*axis_slice.indices(size))
+      for axis_slice, size in zip(index, leaf_shape, strict=True)
+    ]
+    slices = [slice(axis.start, axis.stop) for axis in ranges]
+    part = np.empty([len(axis) for axis in ranges], np.float32)
+    if not _is_stacked(path):
+      self._read(path, 0, slices, part)
+      return part
+    for layer, layer_part in zip(ranges[0], part, strict=True):
+      self._read(path, layer, slices[1:], layer_part)
+    return part
+
+  def _read(
+    self, path: str, layer: int, slices: list[slice], part: np.ndarray
+  ) -> None:
+    """Reads a part of one tensor.
+
+    Args:
+      path: Path of the parameter.
+      layer: Number of the layer; 0 if the parameter is not one of the blocks.
+      slices: Slice of every axis of the parameter, without the layers.
+      part: Array of the part, which gets the values.
+    """
+    family = FAMILIES[self.family_name]
+    name = _tensor_name(path, layer, family)
+    if _is_kernel(path):
+      # Checkpoints have kernels [outputs, inputs], and the built-in decoder has
+      # kernels [inputs, outputs].
+      slices = slices[::-1]
+      part = part.T
+    rows, *columns = slices
+    if path == _POSITIONS:
+      offset = family.first_position
+      rows = slice(rows.start + offset, rows.stop + offset)
+    for block_rows, values in self.tensors[name].blocks(rows):
+      part[block_rows] = _finite_values(name, values[:, *columns])
+    if path == "embed/embedding" and self.shape.tied_head:
+      self._check_head(rows, columns, part)
+
+  def _check_head(
+    self, rows: slice, columns: list[slice], embedding: np.ndarray
+  ) -> None:
+    """Checks that the head of a model with a tied head is the embedding.
+
+    Args:
+      rows: Rows of the embedding that were read.
+      columns: Columns of the embedding that were read.
+      embedding: The values that were read.
+
+    Raises:
+      ValueError: One line, if the checkpoint has a head that differs.
+    """
+    if _HEAD_TENSOR not in self.tensors:
+      return
+    for block_rows, values in self.tensors[_HEAD_TENSOR].blocks(rows):
+      head = _finite_values(_HEAD_TENSOR, values[:, *columns])
+      require(
+        np.array_equal(head, embedding[block_rows]),
+        f"config.json says that head and embedding are one, but {_HEAD_TENSOR} "
+        "is not the embedding: copy both again",
+      )
+
+
+def open_checkpoint(folder: pathlib.Path) -> StoredCheckpoint:
+  """Opens a checkpoint, and checks that its tensors are those of the model.
+
+  Args:
+    folder: Folder with config.json and .safetensors files.
+
+  Raises:
+    ValueError: One line, if a file is missing or damaged, if the built-in
+      decoder cannot compute the model, or if a tensor is missing, has another
+      shape, has no floats, or belongs to no parameter.
+  """
+  config = json_file(folder / CONFIG_FILE)
+  shape = shape_of(config)
+  family_name = config["model_type"]
+  tensors = open_tensors(folder)
+  _check_tensors(tensors, shape, family_name)
+  return StoredCheckpoint(shape, family_name, tensors)
+
+
 def read_checkpoint(folder: pathlib.Path) -> tuple[ModelShape, dict[str, Any]]:
-  """Reads a checkpoint.
+  """Reads a whole checkpoint into the memory of the host.
 
   Args:
     folder: Folder with config.json and .safetensors files.
@@ -212,44 +345,63 @@ def read_checkpoint(folder: pathlib.Path) -> tuple[ModelShape, dict[str, Any]]:
     Sizes of the model, and its parameters as a nested dict of fp32 arrays.
 
   Raises:
-    ValueError: One line, if a file is missing or damaged, if the built-in
-      decoder cannot compute the model, or if the tensors are not those of the
-      model (`params_of`).
+    ValueError: One line, as for `open_checkpoint` and `StoredCheckpoint.part`.
   """
-  config = json_file(folder / CONFIG_FILE)
-  shape = shape_of(config)
-  tensors = read_tensors(folder)
-  return shape, params_of(tensors, shape, config["model_type"])
+  checkpoint = open_checkpoint(folder)
+  return checkpoint.shape, checkpoint.params()
 
 
 def write_checkpoint(
-  folder: pathlib.Path, shape: ModelShape, params: Any
+  folder: pathlib.Path,
+  shape: ModelShape,
+  params: Any,
+  max_file_bytes: int = MAX_FILE_BYTES,
 ) -> str:
-  """Writes a checkpoint.
+  """Writes a checkpoint, tensor by tensor.
 
   Args:
     folder: Folder to write into, which must exist. A checkpoint that this
-      function wrote into it before is replaced.
+      function wrote into it before is replaced, if its files have the same
+      names.
     shape: Sizes of the model.
-    params: Parameters of the model, a nested dict of arrays.
+    params: Parameters of the model, a nested dict. Leaves are arrays, or
+      objects that `np.asarray` turns into an array only when it is their turn.
+    max_file_bytes: Largest number of bytes of tensors in a file. A larger model
+      is divided among several files, with an index.
 
   Returns:
     Name of the family, one of `FAMILIES`.
 
   Raises:
     ValueError: One line, if no family has a model of this shape, if the folder
-      has files of another checkpoint, or if its config.json belongs to another
-      program.
+      has files of another checkpoint, if its config.json belongs to another
+      program, or if the files have no room for a value.
   """
+  require(
+    max_file_bytes >= 1,
+    f"max_file_bytes={max_file_bytes} must be at least 1: take a number such "
+    f"as {MAX_FILE_BYTES}",
+  )
   family_name = family_of(shape)
-  check_alone(folder, {CONFIG_FILE, TENSORS_FILE})
+  tensors_by_file = divided_among_files(
+    _tensor_shapes(shape, family_name), max_file_bytes
+  )
+  file_names = {CONFIG_FILE, *tensors_by_file}
+  has_index = len(tensors_by_file) > 1
+  if has_index:
+    file_names.add(INDEX_FILE)
+  check_alone(folder, file_names)
   config_path = folder / CONFIG_FILE
   _check_replaceable(config_path)
   # A folder without config.json is no checkpoint. So the old config is removed
   # first, and the new one is written last. A program that is killed in between
   # cannot leave the config of one model beside the tensors of another.
   config_path.unlink(missing_ok=True)
-  write_tensors(folder / TENSORS_FILE, tensors_of(params, shape, family_name))
+  values = tensors_of(params, shape, family_name)
+  for file_name, tensors in tensors_by_file.items():
+    write_tensors(folder / file_name, tensors, values)
+  if has_index:
+    write_index(folder, tensors_by_file)
   save_json(config_path, config_of(shape, family_name))
   return family_name
 
@@ -371,8 +523,8 @@ def _rope_factor(rope: Mapping[str, Any]) -> float:
   unknown_keys = sorted(rope.keys() - known_keys)
   if unknown_keys:
     raise ValueError(
-      f"config.json: rope_parameters has {shown(unknown_keys[0])}, which is not "
-      f"computed here, only {' and '.join(_ROPE_KEYS)}"
+      f"config.json: rope_parameters has {shown(unknown_keys[0])}, which is "
+      f"not computed here, only {' and '.join(_ROPE_KEYS)}"
     )
   if rope_type == "default":
     return 1.0
@@ -484,69 +636,38 @@ def _has_options_of(family: Family, shape: ModelShape) -> bool:
   return True
 
 
-def params_of(
-  tensors: Mapping[str, np.ndarray], shape: ModelShape, family_name: str
-) -> dict[str, Any]:
-  """Returns the parameters of a model from the tensors of its checkpoint.
+def _check_tensors(
+  tensors: Mapping[str, StoredTensor], shape: ModelShape, family_name: str
+) -> None:
+  """Checks that the tensors of a checkpoint are those of a model.
 
   Args:
     tensors: Tensors of the checkpoint, by their names in the family.
     shape: Sizes of the model.
     family_name: Name of the family, one of `FAMILIES`.
 
-  Returns:
-    The parameters as a nested dict of fp32 arrays.
-
   Raises:
     ValueError: One line, if a tensor is missing, has another shape, has no
-      floats or a value that is not finite, or belongs to no parameter, or if a
-      tied head differs from the embedding.
+      floats, or belongs to no parameter.
   """
   family = FAMILIES[family_name]
-  params: dict[str, np.ndarray] = {}
   unread = {key for key in tensors if not key.endswith(_FREQUENCIES_SUFFIX)}
   for path, leaf_shape in shape.parameter_shapes.items():
     tensor_shape = _tensor_shape(path, leaf_shape, family)
-    leaves = []
     for key in _tensor_names(path, shape, family):
       require(
         key in tensors, f"the checkpoint is no {family_name}: it lacks {key}"
       )
       unread.discard(key)
-      values = _checked_values(key, tensors[key], tensor_shape)
-      leaves.append(_swap_kernel_axes(path, values))
-    if _is_stacked(path):
-      params[path] = np.stack(leaves)
-    elif path == _POSITIONS:
-      params[path] = leaves[0][family.first_position :]
-    else:
-      params[path] = leaves[0]
+      _check_tensor(key, tensors[key], tensor_shape)
   if shape.tied_head and _HEAD_TENSOR in unread:
-    _check_head_is_embedding(tensors[_HEAD_TENSOR], params["embed/embedding"])
+    embedding_shape = shape.parameter_shapes["embed/embedding"]
+    _check_tensor(_HEAD_TENSOR, tensors[_HEAD_TENSOR], embedding_shape)
     unread.discard(_HEAD_TENSOR)
   unknown = min(unread, default="")
   require(
     not unread,
     f"the checkpoint is no {family_name}: what is {shown(unknown)}?",
-  )
-  return nested(params)
-
-
-def _check_head_is_embedding(head: np.ndarray, embedding: np.ndarray) -> None:
-  """Checks that the head of a checkpoint with a tied head is the embedding.
-
-  Args:
-    head: Tensor of the head.
-    embedding: The embedding in fp32, [V, D].
-
-  Raises:
-    ValueError: One line, if they differ.
-  """
-  head_values = _checked_values(_HEAD_TENSOR, head, embedding.shape)
-  require(
-    np.array_equal(head_values, embedding),
-    f"config.json says that head and embedding are one, but {_HEAD_TENSOR} is "
-    "not the embedding: copy both again",
   )
 
 
@@ -571,10 +692,10 @@ def _tensor_shape(
   return leaf_shape
 
 
-def _checked_values(
-  key: str, tensor: np.ndarray, expected_shape: tuple[int, ...]
-) -> np.ndarray:
-  """Returns the values of a tensor in fp32.
+def _check_tensor(
+  key: str, tensor: StoredTensor, expected_shape: tuple[int, ...]
+) -> None:
+  """Checks shape and type of a tensor.
 
   Args:
     key: Name of the tensor, for messages.
@@ -582,8 +703,8 @@ def _checked_values(
     expected_shape: Shape that the tensor should have.
 
   Raises:
-    ValueError: One line, if the tensor has another shape, is of a type that has
-      no floats, or has a value that is not finite in fp32.
+    ValueError: One line, if the tensor has another shape, or a type that has no
+      floats.
   """
   require(
     tensor.shape == expected_shape,
@@ -595,42 +716,70 @@ def _checked_values(
     f"the tensor {key} has the type {tensor.dtype}, and not that of a weight: "
     "convert the checkpoint to floats",
   )
+
+
+def _finite_values(key: str, values: np.ndarray) -> np.ndarray:
+  """Returns values of a tensor in fp32.
+
+  Args:
+    key: Name of the tensor, for messages.
+    values: Some values of the tensor, in any floating type.
+
+  Raises:
+    ValueError: One line, if a value is not finite in fp32.
+  """
   # A value of fp64 may be too large for fp32. numpy would warn about it and
   # make it infinite. The check below refuses it anyway.
   with np.errstate(over="ignore"):
-    values = np.asarray(tensor, np.float32)
+    wide_values = np.asarray(values, np.float32)
   require(
-    bool(np.isfinite(values).all()),
+    bool(np.isfinite(wide_values).all()),
     f"the tensor {key} has values that are not finite: the checkpoint is "
     "damaged; copy it again",
   )
-  return values
+  return wide_values
 
 
 def tensors_of(
   params: Any, shape: ModelShape, family_name: str
-) -> dict[str, np.ndarray]:
-  """Returns the tensors of a checkpoint, by name; reverses `params_of`.
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields name and values of each tensor of a checkpoint.
 
   Args:
-    params: Parameters of the model, a nested dict of arrays.
+    params: Parameters of the model, a nested dict of arrays. A leaf is turned
+      into an array of numpy when its tensors are yielded.
     shape: Sizes of the model.
     family_name: Name of the family, one of `FAMILIES`.
   """
   family = FAMILIES[family_name]
   leaves = leaves_by_path(params)
-  tensors = {}
   for path in shape.parameter_shapes:
-    leaf = np.asarray(leaves[path])
+    leaf = np.asarray(leaves[path], np.float32)
     if path == _POSITIONS:
       # The rows in front of the first position are zeros. Nothing reads them.
       leaf = np.pad(leaf, ((family.first_position, 0), (0, 0)))
     layers = leaf if _is_stacked(path) else [leaf]
     keys = _tensor_names(path, shape, family)
     for key, values in zip(keys, layers, strict=True):
-      tensor = _swap_kernel_axes(path, values)
-      tensors[key] = np.ascontiguousarray(tensor)
-  return tensors
+      # Checkpoints have kernels [outputs, inputs].
+      tensor = values.T if _is_kernel(path) else values
+      yield key, np.ascontiguousarray(tensor)
+
+
+def _tensor_shapes(
+  shape: ModelShape, family_name: str
+) -> Iterator[TensorShape]:
+  """Yields name, type and shape of each tensor, in the order of `tensors_of`.
+
+  Args:
+    shape: Sizes of the model.
+    family_name: Name of the family, one of `FAMILIES`.
+  """
+  family = FAMILIES[family_name]
+  for path, leaf_shape in shape.parameter_shapes.items():
+    tensor_shape = _tensor_shape(path, leaf_shape, family)
+    for name in _tensor_names(path, shape, family):
+      yield TensorShape(name, np.dtype(np.float32), tensor_shape)
 
 
 def _tensor_names(
@@ -648,6 +797,19 @@ def _tensor_names(
     shape: Sizes of the model.
     family: The family of the checkpoint.
   """
+  num_tensors = shape.num_layers if _is_stacked(path) else 1
+  for layer in range(num_tensors):
+    yield _tensor_name(path, layer, family)
+
+
+def _tensor_name(path: str, layer: int, family: Family) -> str:
+  """Returns the name of a tensor in a checkpoint.
+
+  Args:
+    path: Path of the leaf.
+    layer: Number of the layer; 0 if the leaf is not one of the blocks.
+    family: The family of the checkpoint.
+  """
   module_path, _, last_key = path.rpartition("/")
   # The two tables of "embed" are different modules in a checkpoint, so they
   # have their whole paths in `module_names`.
@@ -655,10 +817,7 @@ def _tensor_names(
     module = family.module_names[path]
   else:
     module = family.module_names[module_path]
-  name = f"{module}.{_TENSOR_ENDS[last_key]}"
-  num_tensors = shape.num_layers if _is_stacked(path) else 1
-  for layer in range(num_tensors):
-    yield name.format(layer)
+  return f"{module}.{_TENSOR_ENDS[last_key]}".format(layer)
 
 
 def _is_stacked(path: str) -> bool:
@@ -669,18 +828,3 @@ def _is_stacked(path: str) -> bool:
 def _is_kernel(path: str) -> bool:
   """Whether a leaf is the matrix of a linear layer."""
   return path.endswith("/kernel")
-
-
-def _swap_kernel_axes(path: str, values: np.ndarray) -> np.ndarray:
-  """Transposes a kernel, and returns the values of any other leaf unchanged.
-
-  Checkpoints have kernels [outputs, inputs], and the built-in decoder has
-  kernels [inputs, outputs].
-
-  Args:
-    path: Path of the leaf.
-    values: Values of the leaf, for one layer.
-  """
-  if _is_kernel(path):
-    return values.T
-  return values

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -28,6 +28,7 @@ from dilocox_jax.config.sections import MeshConfig
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.metrics.work_directory import CONFIG, RECORD, RefusedError
 from dilocox_jax.models import adapters, weights
+from dilocox_jax.models.weights import StoredCheckpoint
 from dilocox_jax.outer.average import AverageState
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.rounds.data_parallel import SharedState
@@ -37,7 +38,7 @@ from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import FOLDER, Checkpoints
 from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.training.states import TrainingState
-from dilocox_jax.trees import Tree, kinds_by_path, shardings_of
+from dilocox_jax.trees import Tree, kinds_by_path, nested, shardings_of
 
 
 def with_trainable(
@@ -71,7 +72,8 @@ def with_trainable(
     model = overrides.model or build.programs(_on_one_device(config)).model
     base_params = jax.jit(model.init)(jax.random.key(config.seed))
   elif _is_of_other_library(source):
-    base_params = _params_of_other_library(config, source, overrides)
+    checkpoint = _checkpoint_of_other_library(config, source, overrides)
+    base_params = _all_params(checkpoint, source)
   else:
     one_device = Replicas(config.num_local_replicas)
     base_params, _ = _saved_model(config, source, one_device, overrides)
@@ -118,8 +120,9 @@ def first_state(
     params = states.first_params(programs, config.seed)
     return states.fresh(programs, phase, params)
   if _is_of_other_library(source):
-    params = _params_of_other_library(config, source, overrides)
-    return states.fresh(programs, phase, replicas.place_state(params, None))
+    checkpoint = _checkpoint_of_other_library(config, source, overrides)
+    params = _placed_params(checkpoint, source, replicas)
+    return states.fresh(programs, phase, params)
   params, optimizers = _saved_model(config, source, replicas, overrides)
   _check_fits(programs, params, source)
   state = states.fresh(programs, phase, replicas.place_state(params, None))
@@ -146,10 +149,10 @@ def _check_fits(programs: Programs, params: Tree, source: pathlib.Path) -> None:
       )
 
 
-def _params_of_other_library(
+def _checkpoint_of_other_library(
   config: RunConfig, source: pathlib.Path, overrides: Overrides
-) -> Tree:
-  """Reads the checkpoint of another library for a run (`foreign_params`).
+) -> StoredCheckpoint:
+  """Opens the checkpoint of another library for a run (`foreign_checkpoint`).
 
   Args:
     config: Config of the run. Its model must be the model of the checkpoint.
@@ -166,7 +169,63 @@ def _params_of_other_library(
       "whose weights a model that is passed in cannot take: load them in the "
       "model, or drop the field"
     )
-  return foreign_params(config.model.shape, source)
+  return foreign_checkpoint(config.model.shape, source)
+
+
+def _all_params(checkpoint: StoredCheckpoint, source: pathlib.Path) -> Tree:
+  """Reads all parameters of a checkpoint into the memory of the host.
+
+  Args:
+    checkpoint: The checkpoint.
+    source: Its folder, for messages.
+
+  Raises:
+    RefusedError: If a value is not finite, or the head differs from the
+      embedding that it should be.
+  """
+  with _refusing(source):
+    return checkpoint.params()
+
+
+def _placed_params(
+  checkpoint: StoredCheckpoint, source: pathlib.Path, replicas: Replicas
+) -> Tree:
+  """Reads the parameters of a checkpoint onto the devices of the replicas.
+
+  Every process reads the parts that its own devices hold, so no host has a copy
+  of the whole model.
+
+  Args:
+    checkpoint: The checkpoint.
+    source: Its folder, for messages.
+    replicas: The replicas.
+
+  Returns:
+    Parameters that all replicas share, divided among the devices of a replica.
+
+  Raises:
+    RefusedError: If a value that this process reads is not finite, or the head
+      differs from the embedding that it should be.
+  """
+  shapes = {
+    path: jax.ShapeDtypeStruct(shape, np.float32)
+    for path, shape in checkpoint.shape.parameter_shapes.items()
+  }
+  with _refusing(source):
+    return replicas.state_from_parts(nested(shapes), None, checkpoint.part)
+
+
+@contextlib.contextmanager
+def _refusing(source: pathlib.Path) -> Iterator[None]:
+  """Turns a ValueError into a RefusedError that names `checkpoint.init_from`.
+
+  Args:
+    source: Value of the field.
+  """
+  try:
+    yield
+  except ValueError as error:
+    raise RefusedError(f"checkpoint.init_from={source}: {error}") from error
 
 
 def _is_of_other_library(source: pathlib.Path) -> bool:
@@ -270,8 +329,10 @@ def _common_overrides(source: pathlib.Path, overrides: Overrides) -> Overrides:
   return Overrides(**{name: getattr(overrides, name) for name in needed})
 
 
-def foreign_params(expected_shape: ModelShape, source: pathlib.Path) -> Tree:
-  """Reads the parameters of a checkpoint that another library has written.
+def foreign_checkpoint(
+  expected_shape: ModelShape, source: pathlib.Path
+) -> StoredCheckpoint:
+  """Opens a checkpoint that another library has written.
 
   Args:
     expected_shape: Shape of the run's model.
@@ -280,13 +341,11 @@ def foreign_params(expected_shape: ModelShape, source: pathlib.Path) -> Tree:
   Raises:
     RefusedError: If the checkpoint cannot be read, or holds another model.
   """
-  try:
-    shape, params = weights.read_checkpoint(source)
-  except ValueError as error:
-    raise RefusedError(f"checkpoint.init_from={source}: {error}") from error
+  with _refusing(source):
+    checkpoint = weights.open_checkpoint(source)
   flags = [
     f"--config.model.{name}={value}"
-    for name, value in vars(shape).items()
+    for name, value in vars(checkpoint.shape).items()
     if value != getattr(expected_shape, name)
   ]
   if flags:
@@ -294,7 +353,7 @@ def foreign_params(expected_shape: ModelShape, source: pathlib.Path) -> Tree:
       f"checkpoint.init_from={source} holds another model: set "
       + " ".join(flags)
     )
-  return params
+  return checkpoint
 
 
 def saved_outer_params(

@@ -14,6 +14,7 @@ from dilocox_jax.models import weights
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.presets import MODEL_PRESETS, nano
 from dilocox_jax.plan.model.shapes import ModelShape, parameter_count
+from dilocox_jax.trees import leaves_by_path
 
 TOLERANCE = 1e-4  # Of logits, fp32 against float64.
 SMALL = ModelShape(2, 16, 4, 24, 60)
@@ -126,11 +127,15 @@ def by_hand(family, tensors, config):
 
 
 @FAMILIES
-def test_a_family_is_written_and_read_and_computes_what_it_should(family):
+def test_a_family_is_written_and_read_and_computes_what_it_should(
+  family, tmp_path
+):
   shape = SHAPES[family]
   params = drawn(SHAPES[family])
-  tensors = weights.tensors_of(params, shape, family)
-  again = weights.params_of(tensors, shape, family)
+  tensors = dict(weights.tensors_of(params, shape, family))
+  weights.write_checkpoint(tmp_path, shape, params)
+  read_shape, again = weights.read_checkpoint(tmp_path)
+  assert read_shape == shape
   assert jax.tree.structure(again) == jax.tree.structure(params)
   jax.tree.map(np.testing.assert_array_equal, again, params)
   config = json.loads(json.dumps(weights.config_of(shape, family)))
@@ -226,18 +231,34 @@ def test_what_our_model_does_not_compute_is_refused():
     assert weights.family_of(MODEL_PRESETS[name]) == family
 
 
-def test_a_checkpoint_of_another_family_is_one_line():
+def test_a_checkpoint_of_another_family_is_one_line(tmp_path):
+  numpy_files = pytest.importorskip("safetensors.numpy")
   shape = SHAPES["llama"]
-  params = drawn(SHAPES["llama"])
-  tensors = weights.tensors_of(params, shape, "llama")
+  tensors = dict(weights.tensors_of(drawn(shape), shape, "llama"))
   longer = dataclasses.replace(shape, vocab_size=61)
   bias = {"model.layers.0.self_attn.q_proj.bias": np.zeros(16)}
-  for said, *arguments in (
+  for said, checkpoint, read_shape, family in (
     ("no opt: it lacks model.decoder.emb", tensors, SHAPES["opt"], "opt"),
     ("no llama: what is 'model.layers.0.s", tensors | bias, shape, "llama"),
     (r"shape \(60, 16\), but by its config", tensors, longer, "llama"),
   ):
-    refused(said, weights.params_of, *arguments)
+    config = weights.config_of(read_shape, family)
+    weights.save_json(tmp_path / "config.json", config)
+    numpy_files.save_file(checkpoint, tmp_path / "model.safetensors")
+    refused(said, weights.open_checkpoint, tmp_path)
+
+
+@FAMILIES
+def test_parts_of_a_parameter_are_read_from_the_file(family, tmp_path):
+  shape = SHAPES[family]
+  params = drawn(shape)
+  weights.write_checkpoint(tmp_path, shape, params)
+  checkpoint = weights.open_checkpoint(tmp_path)
+  for path, leaf in leaves_by_path(params).items():
+    half = tuple(slice(size // 2, size) for size in leaf.shape)
+    first = (slice(0, 1), *[slice(None)] * (leaf.ndim - 1))
+    for index in (half, first):
+      np.testing.assert_array_equal(checkpoint.part(path, index), leaf[index])
 
 
 def test_narrow_files_are_read_and_damaged_ones_are_one_line(
@@ -252,7 +273,7 @@ def test_narrow_files_are_read_and_damaged_ones_are_one_line(
   refused("has no .safetensors file", weights.read_checkpoint, tmp_path)
   numpy_files = pytest.importorskip("safetensors.numpy")
   weights.write_checkpoint(tmp_path, SHAPES["llama"], drawn(SHAPES["llama"]))
-  file = tmp_path / weights.TENSORS_FILE
+  file = tmp_path / "model.safetensors"
   half = numpy_files.load_file(file)
   half = {name: x.astype(jnp.bfloat16) for name, x in half.items()}
   numpy_files.save_file(half, file)
