@@ -116,8 +116,12 @@ class Run:
       RefusedError: If there is no checkpoint, or if `overrides` lacks an object
         that was passed to the run.
     """
-    resume.check_same_overrides(self.metrics.record, self._whole_overrides)
+    self._check_overrides()
     return start.saved_outer_params(self.workdir, self._whole_overrides)
+
+  def _check_overrides(self) -> None:
+    """Raises RefusedError if `overrides` lacks an object that the run had."""
+    resume.check_same_overrides(self.metrics.record, self._whole_overrides)
 
   @functools.cached_property
   def _whole_overrides(self) -> Overrides:
@@ -127,14 +131,23 @@ class Run:
     """
     return start.with_trainable(self.config, self.overrides)
 
-  def export(self, folder: str | os.PathLike) -> str:
+  def export(
+    self,
+    folder: str | os.PathLike,
+    max_file_bytes: int = weights.MAX_FILE_BYTES,
+  ) -> str:
     """Writes the trained parameters as a checkpoint that other libraries read.
 
     A run with `Lora` writes its adapters for `peft`. Any other run writes the
-    whole model for `transformers`.
+    whole model for `transformers`. If the whole model was trained, the outer
+    parameters are read and written one after the other, so the host never has a
+    copy of the whole model.
 
     Args:
       folder: Folder to write into. It is created if it is missing.
+      max_file_bytes: Largest number of bytes of tensors in a file. A larger
+        model is divided among several files, with an index. Adapters are always
+        in one file.
 
     Returns:
       Name of the family of checkpoints, one of `models.weights.FAMILIES`.
@@ -158,8 +171,21 @@ class Run:
       base = self.config.checkpoint.init_from
       adapters.export(self.config.lora, path, shape, self.params, base)
     else:
-      weights.write_checkpoint(path, shape, self.model)
+      weights.write_checkpoint(
+        path, shape, self._leaves_to_export(), max_file_bytes
+      )
     return family
+
+  def _leaves_to_export(self) -> Tree:
+    """The parameters of the whole model; if possible, leaves to be read.
+
+    Raises:
+      RefusedError: As for `params`.
+    """
+    if self._whole_overrides.trainable:
+      return self.model
+    self._check_overrides()
+    return start.saved_leaves(self.workdir, self._whole_overrides)
 
   @property
   def model(self) -> Any:

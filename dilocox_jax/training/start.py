@@ -33,7 +33,7 @@ from dilocox_jax.outer.average import AverageState
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.rounds.data_parallel import SharedState
 from dilocox_jax.rounds.states import RoundState
-from dilocox_jax.training import build, evaluation, states
+from dilocox_jax.training import build, evaluation, saved_params, states
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import FOLDER, Checkpoints
 from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
@@ -374,6 +374,51 @@ def saved_outer_params(
   return params
 
 
+def saved_leaves(
+  workdir: pathlib.Path, overrides: Overrides = NO_OVERRIDES
+) -> dict[str, Any]:
+  """Opens the outer parameters of a run's newest checkpoint.
+
+  Args:
+    workdir: Directory of the run, which trained a whole model of this package.
+    overrides: Overrides that the caller passed to the run.
+
+  Returns:
+    A nested dict of leaves that `np.asarray` reads (`training.saved_params`).
+
+  Raises:
+    RefusedError: If the directory holds no run or no undamaged checkpoint.
+  """
+  config = _source_config(workdir)
+  programs = build.programs(_on_one_device(config), overrides)
+  like = _template_of(config, workdir, programs)
+  checkpoints = Checkpoints(workdir / FOLDER, read_only=True)
+  with contextlib.closing(checkpoints):
+    opened = checkpoints.open_newest(like)
+  if opened is None:
+    raise RefusedError(f"{workdir} has no whole checkpoint")
+  state, _ = opened
+  return saved_params.saved_leaves(programs, state)
+
+
+def _template_of(
+  config: RunConfig, source: pathlib.Path, programs: Programs
+) -> Callable[[dict[str, Any]], TrainingState]:
+  """Returns a function from a checkpoint's record to the shapes of its state.
+
+  Args:
+    config: Config of the run that saved the checkpoint.
+    source: Directory of the run, for messages.
+    programs: Programs of the run.
+  """
+
+  def like(record: dict[str, Any]) -> TrainingState:
+    _check_same_config(config, record, source)
+    return states.abstract(programs, record["phase"], record["in_flight"])
+
+  return like
+
+
 def _saved_model(
   config: RunConfig,
   source: pathlib.Path,
@@ -459,11 +504,10 @@ def _saved_outer(
       to the config.
   """
   programs = build.programs(_on_one_device(config), overrides)
+  template = _template_of(config, source, programs)
 
-  def like(record: dict) -> Tree:
-    _check_same_config(config, record, source)
-    state = states.abstract(programs, record["phase"], record["in_flight"])
-    return replicas.abstract(state, None)
+  def like(record: dict[str, Any]) -> Tree:
+    return replicas.abstract(template(record), None)
 
   checkpoints = Checkpoints(source / FOLDER, read_only=True)
   with contextlib.closing(checkpoints):
