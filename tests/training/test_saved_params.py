@@ -4,11 +4,22 @@ import jax
 import numpy as np
 import pytest
 
+from dilocox_jax.models.loss import LossModel
 from dilocox_jax.training import start
 from dilocox_jax.training.checkpoint import RefusedError, SavedArray
+from dilocox_jax.training.overrides import Overrides
 from dilocox_jax.trees import leaves_by_path
 from tests import runs
 
+
+def init(key):
+  """The model `runs.TINY` with three layers, which fragments cannot halve."""
+  params = runs.TINY.model.init(key)
+  kernels = jax.random.normal(key, (3, 8, 8))
+  return params | {"blocks": {"kernel": kernels}}
+
+
+THREE_LAYERS = Overrides(model=LossModel(init, runs.TINY.model.loss))
 STREAMING = {
   "method": "streaming_diloco",
   "num_fragments": 3,
@@ -35,8 +46,10 @@ def workdir_fixture(tmp_path_factory):
 
   def trained(name):
     workdir = tmp_path_factory.mktemp("run")
-    config = runs.settings(total_steps=12, **SETTINGS[name])
-    runs.train(config, workdir, until=6, overrides=runs.TINY)
+    config = runs.settings(
+      total_steps=12, model={"num_layers": 3}, **SETTINGS[name]
+    )
+    runs.train(config, workdir, until=6, overrides=THREE_LAYERS)
     return workdir
 
   return trained
@@ -47,7 +60,7 @@ def test_leaves_are_those_of_the_whole_outer_parameters(
   name, workdir, monkeypatch
 ):
   run = workdir(name)
-  expected = start.saved_outer_params(run, runs.TINY)
+  expected = start.saved_outer_params(run, THREE_LAYERS)
   num_read = []
   plain_read = SavedArray.read
 
@@ -57,7 +70,7 @@ def test_leaves_are_those_of_the_whole_outer_parameters(
     return array
 
   monkeypatch.setattr(SavedArray, "read", read)
-  leaves = start.saved_leaves(run, runs.TINY)
+  leaves = start.saved_leaves(run, THREE_LAYERS)
   assert not num_read
   runs.assert_same_bits(jax.tree.map(np.asarray, leaves), expected)
   num_values = sum(leaf.size for leaf in jax.tree.leaves(expected))
@@ -68,7 +81,7 @@ def test_leaves_are_those_of_the_whole_outer_parameters(
 
 
 def test_an_array_that_the_checkpoint_lacks_is_one_line(workdir):
-  leaves = start.saved_leaves(workdir("whole"), runs.TINY)
+  leaves = start.saved_leaves(workdir("whole"), THREE_LAYERS)
   saved = leaves_by_path(leaves)["table"].parts[0]
   for changed in (
     SavedArray(saved.folder, "0009['x']", saved.shape, saved.dtype),
