@@ -27,7 +27,7 @@ from dilocox_jax.checks import one_of, require, within_limits
 from dilocox_jax.distributed.local_map import INNER_AXES, partition
 from dilocox_jax.plan.choices import LAYOUTS
 from dilocox_jax.plan.model.division import DATA_AXIS, Division, Spec
-from dilocox_jax.trees import Array, Tree, path_name
+from dilocox_jax.trees import Array, LazyArray, Tree, path_name
 
 REPLICA_AXIS = "replica"
 # A slice of every axis of an array.
@@ -172,33 +172,11 @@ class Replicas:
 
     Args:
       tree: Arrays with the same values in every process. They are divided among
-        the devices of a replica.
+        the devices of a replica. Of a `LazyArray` every process reads the parts
+        that its own devices hold.
       axes: Tree prefix, as in `place`.
     """
     return jax.tree.map(_put, tree, self.state_shardings(tree, axes))
-
-  def state_from_parts(
-    self, shapes: Tree, axes: Tree, part: Callable[[str, Slices], Any]
-  ) -> Tree:
-    """Builds parameters from the parts that this process needs.
-
-    The process reads each part once, also if several of its replicas hold it.
-
-    Args:
-      shapes: Shapes and types of the arrays.
-      axes: Tree prefix, as in `place`.
-      part: Function from the path of a leaf, with "/" between its keys, and a
-        slice of every axis of the leaf to the values there. It returns the same
-        values in every process.
-    """
-
-    def build(path: tuple[Any, ...], leaf: Any, sharding: Sharding) -> Any:
-      part_of_leaf = functools.partial(part, path_name(path))
-      return _assembled(leaf.shape, sharding, part_of_leaf, one_at_a_time=True)
-
-    return jax.tree_util.tree_map_with_path(
-      build, shapes, self.state_shardings(shapes, axes)
-    )
 
   def place_batches(self, batches: Tree) -> Tree:
     """Puts the batches of this process on the devices that read them.
@@ -391,6 +369,8 @@ def _put(leaf: Any, sharding: Sharding) -> Any:
   """Puts an array on devices. A `ShapeDtypeStruct` gets the sharding."""
   if isinstance(leaf, jax.ShapeDtypeStruct):
     return leaf.update(sharding=sharding)
+  if isinstance(leaf, LazyArray):
+    return _assembled(leaf.shape, sharding, leaf.part, one_at_a_time=True)
   # An array may have the right sharding by chance without being committed to
   # it. A program would be compiled again for that array, so it is committed.
   if getattr(leaf, "sharding", None) == sharding and leaf.committed:

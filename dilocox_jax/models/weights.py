@@ -15,6 +15,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -32,7 +33,7 @@ from dilocox_jax.models.tensor_files import (
   write_tensors,
 )
 from dilocox_jax.plan.model.shapes import ModelShape
-from dilocox_jax.trees import leaves_by_path, nested
+from dilocox_jax.trees import LazyArray, leaves_by_path, nested
 
 CONFIG_FILE = "config.json"
 # Bytes of tensors in a file that is written. Libraries read several files at
@@ -228,14 +229,10 @@ class StoredCheckpoint:
   tensors: Mapping[str, StoredTensor]
 
   def params(self) -> dict[str, Any]:
-    """Reads all parameters, a nested dict of fp32 arrays.
-
-    Raises:
-      ValueError: As for `part`.
-    """
-    leaves = {}
-    for path, leaf_shape in self.shape.parameter_shapes.items():
-      leaves[path] = self.part(path, (slice(None),) * len(leaf_shape))
+    """Returns the parameters, a nested dict of `StoredLeaf`s."""
+    leaves = {
+      path: StoredLeaf(self, path) for path in self.shape.parameter_shapes
+    }
     return nested(leaves)
 
   def part(self, path: str, index: tuple[slice, ...]) -> np.ndarray:
@@ -316,6 +313,33 @@ class StoredCheckpoint:
       )
 
 
+@dataclasses.dataclass(frozen=True)
+class StoredLeaf(LazyArray):
+  """A parameter of a checkpoint, which is in no memory.
+
+  Attributes:
+    checkpoint: The checkpoint.
+    path: Path of the parameter.
+  """
+
+  checkpoint: StoredCheckpoint
+  path: str
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """Shape of the parameter."""
+    return self.checkpoint.shape.parameter_shapes[self.path]
+
+  @property
+  def dtype(self) -> np.dtype:
+    """Type of the values when they are read."""
+    return np.dtype(np.float32)
+
+  def part(self, index: tuple[slice, ...]) -> np.ndarray:
+    """Reads a part of the parameter (`StoredCheckpoint.part`)."""
+    return self.checkpoint.part(self.path, index)
+
+
 def open_checkpoint(folder: pathlib.Path) -> StoredCheckpoint:
   """Opens a checkpoint, and checks that its tensors are those of the model.
 
@@ -348,7 +372,7 @@ def read_checkpoint(folder: pathlib.Path) -> tuple[ModelShape, dict[str, Any]]:
     ValueError: One line, as for `open_checkpoint` and `StoredCheckpoint.part`.
   """
   checkpoint = open_checkpoint(folder)
-  return checkpoint.shape, checkpoint.params()
+  return checkpoint.shape, jax.tree.map(np.asarray, checkpoint.params())
 
 
 def write_checkpoint(

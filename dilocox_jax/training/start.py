@@ -38,7 +38,7 @@ from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import FOLDER, Checkpoints
 from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.training.states import TrainingState
-from dilocox_jax.trees import Tree, kinds_by_path, nested, shardings_of
+from dilocox_jax.trees import Tree, kinds_by_path, shardings_of
 
 
 def with_trainable(
@@ -70,15 +70,17 @@ def with_trainable(
   source = pathlib.Path(config.checkpoint.init_from)
   if not config.checkpoint.init_from:
     model = overrides.model or build.programs(_on_one_device(config)).model
-    base_params = jax.jit(model.init)(jax.random.key(config.seed))
+    drawn_params = jax.jit(model.init)(jax.random.key(config.seed))
+    base_params = jax.tree.map(np.asarray, drawn_params)
   elif _is_of_other_library(source):
     checkpoint = _checkpoint_of_other_library(config, source, overrides)
-    base_params = _all_params(checkpoint, source)
+    # The devices read their parts when the programs are built.
+    base_params = checkpoint.params()
   else:
     one_device = Replicas(config.num_local_replicas)
-    base_params, _ = _saved_model(config, source, one_device, overrides)
-  host_params = jax.tree.map(np.asarray, base_params)
-  adaptation = adapters.adapt(trained_part, host_params)
+    saved_params, _ = _saved_model(config, source, one_device, overrides)
+    base_params = jax.tree.map(np.asarray, saved_params)
+  adaptation = adapters.adapt(trained_part, base_params)
   return dataclasses.replace(overrides, trainable=adaptation)
 
 
@@ -121,7 +123,8 @@ def first_state(
     return states.fresh(programs, phase, params)
   if _is_of_other_library(source):
     checkpoint = _checkpoint_of_other_library(config, source, overrides)
-    params = _placed_params(checkpoint, source, replicas)
+    with _refusing(source):
+      params = replicas.place_state(checkpoint.params(), None)
     return states.fresh(programs, phase, params)
   params, optimizers = _saved_model(config, source, replicas, overrides)
   _check_fits(programs, params, source)
@@ -170,49 +173,6 @@ def _checkpoint_of_other_library(
       "model, or drop the field"
     )
   return foreign_checkpoint(config.model.shape, source)
-
-
-def _all_params(checkpoint: StoredCheckpoint, source: pathlib.Path) -> Tree:
-  """Reads all parameters of a checkpoint into the memory of the host.
-
-  Args:
-    checkpoint: The checkpoint.
-    source: Its folder, for messages.
-
-  Raises:
-    RefusedError: If a value is not finite, or the head differs from the
-      embedding that it should be.
-  """
-  with _refusing(source):
-    return checkpoint.params()
-
-
-def _placed_params(
-  checkpoint: StoredCheckpoint, source: pathlib.Path, replicas: Replicas
-) -> Tree:
-  """Reads the parameters of a checkpoint onto the devices of the replicas.
-
-  Every process reads the parts that its own devices hold, so no host has a copy
-  of the whole model.
-
-  Args:
-    checkpoint: The checkpoint.
-    source: Its folder, for messages.
-    replicas: The replicas.
-
-  Returns:
-    Parameters that all replicas share, divided among the devices of a replica.
-
-  Raises:
-    RefusedError: If a value that this process reads is not finite, or the head
-      differs from the embedding that it should be.
-  """
-  shapes = {
-    path: jax.ShapeDtypeStruct(shape, np.float32)
-    for path, shape in checkpoint.shape.parameter_shapes.items()
-  }
-  with _refusing(source):
-    return replicas.state_from_parts(nested(shapes), None, checkpoint.part)
 
 
 @contextlib.contextmanager

@@ -14,13 +14,16 @@ import jax
 import numpy as np
 import pytest
 
+from dilocox_jax.config import from_mapping
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.models import weights
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.model.shapes import ModelShape, parameter_count
-from dilocox_jax.training import start
+from dilocox_jax.training import build, start
+from dilocox_jax.training.checkpoint import RefusedError
 from dilocox_jax.trees import leaves_by_path, nested
 from experiments.runtime.placement import free_port
+from tests import runs
 
 SMALL = ModelShape(4, 16, 4, 32, 64, num_kv_heads=2, qk_norm=True)
 # A checkpoint of 2.2 GB in fp32.
@@ -68,7 +71,7 @@ def test_a_process_reads_every_part_once_and_no_more(small, name, monkeypatch):
 
   monkeypatch.setattr(weights.StoredCheckpoint, "part", part)
   checkpoint = start.foreign_checkpoint(SMALL, folder)
-  params = start._placed_params(checkpoint, folder, replicas)
+  params = replicas.place_state(checkpoint.params(), None)
   found = leaves_by_path(params)
   assert found.keys() == leaves.keys()
   for path, leaf in leaves.items():
@@ -82,17 +85,44 @@ def test_a_process_reads_every_part_once_and_no_more(small, name, monkeypatch):
     assert kernel.addressable_shards[0].data.size == kernel.size // 4
 
 
-def test_a_value_that_is_not_finite_is_one_line(small, tmp_path):
-  _, leaves = small
-  damaged = dict(leaves)
-  damaged["blocks/mlp/up/kernel"] = np.full_like(
-    leaves["blocks/mlp/up/kernel"], np.nan
-  )
-  weights.write_checkpoint(tmp_path, SMALL, nested(damaged))
-  checkpoint = start.foreign_checkpoint(SMALL, tmp_path)
-  replicas = Replicas(1, "mesh", DIVISIONS["data"])
-  with pytest.raises(start.RefusedError, match="not finite") as error:
-    start._placed_params(checkpoint, tmp_path, replicas)
+def nano_with(**changes):
+  sizes = {"model": {"vocab_size": 256}}
+  return runs.settings(method="diloco", **(sizes | changes))
+
+
+def test_a_run_starts_from_a_divided_checkpoint(tmp_path):
+  """The whole model, and a model of which adapters alone are trained."""
+  shape = nano_with().model.shape
+  leaves = leaves_of(shape)
+  weights.write_checkpoint(tmp_path, shape, nested(leaves))
+  changes = {
+    "layout": "mesh",
+    "mesh": {"num_data_shards": 2},
+    "checkpoint": {"init_from": str(tmp_path)},
+  }
+  config = nano_with(**changes)
+  state = start.first_state(config, runs.programs(config), "rounds")
+  params = leaves_by_path(state.fragments[0].params)
+  config = from_mapping(config.to_mapping() | {"lora": {"rank": 2}})
+  overrides = start.with_trainable(config)
+  frozen = leaves_by_path(build.programs(config, overrides).rounds.frozen)
+  for path, leaf in leaves.items():
+    np.testing.assert_array_equal(params[path], leaf)
+    np.testing.assert_array_equal(frozen[path], leaf)
+  kernel = "blocks/mlp/up/kernel"
+  for found in (params, frozen):
+    part = found[kernel].addressable_shards[0].data
+    assert part.size == leaves[kernel].size // 2
+
+
+def test_a_value_that_is_not_finite_is_one_line(tmp_path):
+  config = nano_with(checkpoint={"init_from": str(tmp_path)})
+  shape = config.model.shape
+  leaves = leaves_of(shape)
+  leaves["blocks/mlp/up/kernel"][...] = np.nan
+  weights.write_checkpoint(tmp_path, shape, nested(leaves))
+  with pytest.raises(RefusedError, match="not finite") as error:
+    start.first_state(config, runs.programs(config), "rounds")
   assert str(error.value).startswith(f"checkpoint.init_from={tmp_path}: ")
   assert "\n" not in str(error.value)
 
@@ -135,9 +165,8 @@ def measure(folder, division, process, num_processes, port):
   before = memory("VmRSS")
   path = pathlib.Path(folder)
   checkpoint = start.foreign_checkpoint(LARGE, path)
-  params = jax.block_until_ready(
-    start._placed_params(checkpoint, path, replicas)
-  )
+  params = replicas.place_state(checkpoint.params(), None)
+  jax.block_until_ready(params)
   growth = memory("VmHWM") - before
   leaves = jax.tree.leaves(params)
   held = sum(
