@@ -433,7 +433,7 @@ class CheckpointConfig(Section):
   interval_steps: int = setting(150, at_least=1, is_free_on_resume=True)
   # Number of newest checkpoints to keep.
   keep: int = setting(2, at_least=1, is_free_on_resume=True)
-  # Run directory, or folder of a checkpoint of OPT, Llama or Qwen2. The run
+  # Run directory, or folder of a checkpoint of OPT, Llama or Qwen. The run
   # starts from its parameters. "" means random parameters.
   init_from: str = setting("", may_differ=True)
 

@@ -15,6 +15,7 @@ from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.presets import MODEL_PRESETS, nano
 from dilocox_jax.plan.model.shapes import ModelShape, parameter_count
 from dilocox_jax.trees import leaves_by_path
+from tests.oracles.transformer import stretched
 
 TOLERANCE = 1e-4  # Of logits, fp32 against float64.
 SMALL = ModelShape(2, 16, 4, 24, 60)
@@ -23,6 +24,7 @@ OPT |= {"positions": "learned", "num_positions": 12, "norm_epsilon": 1e-5}
 SHAPES = {
   "opt": dataclasses.replace(SMALL, tied_head=True, **OPT),  # pyright: ignore
   "llama": dataclasses.replace(SMALL, num_kv_heads=2, rope_base=5e5),
+  "llama 3.1": dataclasses.replace(SMALL, rope_base=5e5, rope_factor=8.0),
   "qwen2": dataclasses.replace(
     SMALL, num_kv_heads=1, biases="qkv", norm_epsilon=1e-5, head_dim=8
   ),
@@ -39,7 +41,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PUBLISHED = json.loads(
   (ROOT / "third_party/model_sizes.json").read_text("utf-8")
 )
-FAMILIES = pytest.mark.parametrize("family", SHAPES)
+EVERY_SHAPE = pytest.mark.parametrize("name", SHAPES)
 TOKENS = np.asarray([[3, 1, 4, 1, 5, 9, 2, 6], [59, 0, 7, 7, 8, 20, 11, 30]])
 
 
@@ -54,6 +56,13 @@ def drawn(shape):
 
 def logits_of(shape, params):
   return np.asarray(jax.jit(build_model(shape).apply)(params, TOKENS))
+
+
+def rotation_speeds(config, width):
+  """Angle per position of each pair of features of a head."""
+  speeds = config["rope_theta"] ** -(np.arange(0, width, 2) / width)
+  factor = (config.get("rope_scaling") or {}).get("factor", 1.0)
+  return [stretched(speed, factor) for speed in speeds]
 
 
 def by_hand(family, tensors, config):
@@ -79,9 +88,7 @@ def by_hand(family, tensors, config):
   def turned(x):  # [L, heads, k]
     if is_opt:
       return x
-    angle = np.outer(
-      np.arange(len(x)), config["rope_theta"] ** -(np.arange(k // 2) / (k / 2))
-    )[:, None]
+    angle = np.outer(np.arange(len(x)), rotation_speeds(config, k))[:, None]
     a = x[..., : k // 2]
     b = x[..., k // 2 :]
     cos = np.cos(angle)
@@ -126,12 +133,13 @@ def by_hand(family, tensors, config):
   return np.stack(rows)
 
 
-@FAMILIES
+@EVERY_SHAPE
 def test_a_family_is_written_and_read_and_computes_what_it_should(
-  family, tmp_path
+  name, tmp_path
 ):
-  shape = SHAPES[family]
-  params = drawn(SHAPES[family])
+  shape = SHAPES[name]
+  family = weights.family_of(shape)
+  params = drawn(shape)
   tensors = dict(weights.tensors_of(params, shape, family))
   weights.write_checkpoint(tmp_path, shape, params)
   read_shape, again = weights.read_checkpoint(tmp_path)
@@ -148,11 +156,12 @@ def test_a_family_is_written_and_read_and_computes_what_it_should(
   )
 
 
-@FAMILIES
-def test_logits_are_those_of_transformers(family, tmp_path):
+@EVERY_SHAPE
+def test_logits_are_those_of_transformers(name, tmp_path):
   torch = pytest.importorskip("torch", reason="needs torch (CPU)")
   transformers = pytest.importorskip("transformers")
-  config = weights.config_of(SHAPES[family], family) | {"init_std": 0.3}
+  family = weights.family_of(SHAPES[name])
+  config = weights.config_of(SHAPES[name], family) | {"init_std": 0.3}
   config |= {"initializer_range": 0.3, "pad_token_id": None}
   torch.manual_seed(0)
   theirs = getattr(transformers, weights.FAMILIES[family].architecture)(
@@ -162,19 +171,22 @@ def test_logits_are_those_of_transformers(family, tmp_path):
     parameter.data += 0.1 * torch.randn_like(parameter)
   theirs.save_pretrained(tmp_path / "theirs", safe_serialization=True)
   shape, params = weights.read_checkpoint(tmp_path / "theirs")
-  assert shape == SHAPES[family]
+  assert shape == SHAPES[name]
   with torch.no_grad():
     expected = theirs(torch.tensor(TOKENS)).logits.numpy()
   np.testing.assert_allclose(
     logits_of(shape, params), expected, rtol=TOLERANCE, atol=TOLERANCE
   )
-  # And out again: transformers reads what we write.
-  (tmp_path / "ours").mkdir()
-  assert weights.write_checkpoint(tmp_path / "ours", shape, params) == family
-  read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
-  with torch.no_grad():
-    again = read.eval()(torch.tensor(TOKENS)).logits.numpy()
-  np.testing.assert_allclose(again, expected, rtol=TOLERANCE, atol=TOLERANCE)
+  # And out again: transformers reads what we write, in one file or several.
+  for limit in (weights.MAX_FILE_BYTES, 4000):
+    folder = tmp_path / str(limit)
+    folder.mkdir()
+    assert weights.write_checkpoint(folder, shape, params, limit) == family
+    read = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+      again = read.eval()(torch.tensor(TOKENS)).logits.numpy()
+    np.testing.assert_allclose(again, expected, rtol=TOLERANCE, atol=TOLERANCE)
+  assert len(list(folder.glob("*.safetensors"))) > 1
 
 
 STRETCHED = PUBLISHED["llama3_1_8b"]["config"]["rope_scaling"]
@@ -248,9 +260,9 @@ def test_a_checkpoint_of_another_family_is_one_line(tmp_path):
     refused(said, weights.open_checkpoint, tmp_path)
 
 
-@FAMILIES
-def test_parts_of_a_parameter_are_read_from_the_file(family, tmp_path):
-  shape = SHAPES[family]
+@EVERY_SHAPE
+def test_parts_of_a_parameter_are_read_from_the_file(name, tmp_path):
+  shape = SHAPES[name]
   params = drawn(shape)
   weights.write_checkpoint(tmp_path, shape, params)
   checkpoint = weights.open_checkpoint(tmp_path)
