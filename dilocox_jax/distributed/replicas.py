@@ -401,8 +401,9 @@ def _assembled(
   indices = sharding.addressable_devices_indices_map(shape)
   # Slices cannot be keys of a dict before Python 3.12, so their bounds are.
   devices_by_bounds: dict[Any, list[Any]] = {}
-  index_by_bounds = {}
+  index_by_bounds: dict[Any, Slices] = {}
   for device, index in indices.items():
+    assert index is not None
     bounds = tuple((axis.start, axis.stop) for axis in index)
     devices_by_bounds.setdefault(bounds, []).append(device)
     index_by_bounds[bounds] = index

@@ -9,6 +9,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import numpy as np
@@ -39,7 +40,7 @@ DIVISIONS = {
 }
 
 
-def leaves_of(shape):
+def leaves_of(shape) -> dict[str, Any]:
   rng = np.random.default_rng(0)
   return {
     path: np.float32(rng.normal(size=size))
@@ -101,7 +102,7 @@ def test_a_run_starts_from_a_divided_checkpoint(tmp_path):
     "checkpoint": {"init_from": str(tmp_path)},
   }
   config = nano_with(**changes)
-  state = start.first_state(config, runs.programs(config), "rounds")
+  state: Any = start.first_state(config, runs.programs(config), "rounds")
   params = leaves_by_path(state.fragments[0].params)
   config = from_mapping(config.to_mapping() | {"lora": {"rank": 2}})
   overrides = start.with_trainable(config)

@@ -1,5 +1,7 @@
 """The outer parameters of a checkpoint, read leaf by leaf."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -11,15 +13,17 @@ from dilocox_jax.training.overrides import Overrides
 from dilocox_jax.trees import leaves_by_path
 from tests import runs
 
+TINY: Any = runs.TINY.model
+
 
 def init(key):
   """The model `runs.TINY` with three layers, which fragments cannot halve."""
-  params = runs.TINY.model.init(key)
+  params = TINY.init(key)
   kernels = jax.random.normal(key, (3, 8, 8))
   return params | {"blocks": {"kernel": kernels}}
 
 
-THREE_LAYERS = Overrides(model=LossModel(init, runs.TINY.model.loss))
+THREE_LAYERS = Overrides(model=LossModel(init, TINY.loss))
 STREAMING = {
   "method": "streaming_diloco",
   "num_fragments": 3,
