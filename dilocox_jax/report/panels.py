@@ -54,7 +54,7 @@ _BEHIND: dict[str, Any] = {
   "zorder": 1.8,
 }
 _PARETO: dict[str, Any] = {
-  "color": style.GREY,
+  "color": style.GRAY,
   "linestyle": ":",
   "drawstyle": "steps-post",
   "marker": "o",
@@ -513,7 +513,7 @@ def _annotate(
     arrowprops={"arrowstyle": "-", "color": style.PALE, "linewidth": 0.6},
     parse_math=False,
     fontsize=8,
-    color=style.GREY,
+    color=style.GRAY,
     zorder=6,
   )
   # A white rim keeps a name readable where it crosses a curve.
