@@ -1,7 +1,7 @@
 """Checks of values, of nested mappings such as a config, and of JSON files.
 
 A check raises ValueError. The message is one line, which says what is wrong and
-what is allowed. For a misspelt name it also says which known name is nearest.
+what is allowed. For a misspelled name it also says which known name is nearest.
 """
 
 import collections

@@ -8,8 +8,8 @@ belong to somebody else.
 The folder that a user names, the *root*, is the user's own choice: the root may
 be a link, or its path may have links. Below the root, every folder is opened by
 its name in the open folder above it. Files are made, renamed and removed by
-their names in an open folder. So it is no use to replace a folder by a link
-after it was checked and before it is used.
+their names in an open folder. So it does no harm if somebody replaces a folder
+by a link between its check and its use.
 """
 
 import contextlib
@@ -122,18 +122,21 @@ def opened_to_append(
   """
   path = pathlib.Path(path)
   with _folder_of(path, root) as (folder, name):
+
+    def no_file_error(error_number: int) -> OSError:
+      reason = f"it is a {kind_of(folder, name)}"
+      return OSError(error_number, reason, str(path))
+
     try:
       file = _opened(path, "ab", folder, buffering)
-      kind = _KINDS.get(stat.S_IFMT(os.fstat(file.fileno()).st_mode))
-      if kind == FILE:
-        return file
-      file.close()
-      raise OSError(errno.ENXIO, "")
     except OSError as error:
       if error.errno not in _OF_NO_FILE:
         raise
-      reason = f"it is a {kind_of(folder, name)}"
-      raise OSError(error.errno, reason, str(path)) from None
+      raise no_file_error(error.errno) from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+      file.close()
+      raise no_file_error(errno.ENXIO)
+    return file
 
 
 def folder_below(root: Path, *names: str) -> pathlib.Path:

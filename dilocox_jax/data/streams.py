@@ -58,8 +58,8 @@ class Streams(Protocol):
       state: Result of `get_state` for streams of the same data.
 
     Raises:
-      ValueError: If the data have no such position, as an iterator that cannot
-        be set back.
+      ValueError: If the data come from an iterator whose position cannot be
+        set.
     """
 
 
@@ -138,8 +138,8 @@ class ReplicaStreams:
 
   With a mix, the sequences of each part of the text are divided in this way
   among the replicas that give the part a weight above 0. A replica takes turns
-  between the parts, so that in any piece of its stream the numbers of sequences
-  are in the proportion of its weights.
+  between the parts. In any long piece of its stream, the numbers of sequences
+  of the parts are in the proportion of its weights.
 
   Args:
     tokens: Training tokens.

@@ -117,7 +117,7 @@ def join(tokenizer: Tokenizer, documents: Sequence[bytes]) -> Tokens:
 
   Args:
     tokenizer: The tokenizer that encodes the documents.
-    documents: The documents in UTF-8, at least one.
+    documents: The documents, at least one.
   """
   end = np.asarray([tokenizer.end_of_text], tokenizer.dtype)
   parts: list[Tokens] = []
@@ -230,8 +230,8 @@ def warn_of_changes(tokenizer: Tokenizer, documents: Sequence[bytes]) -> None:
       num_changed += 1
   if num_changed:
     logging.getLogger(__name__).warning(
-      "data.tokenizer=%s gives %d of %d documents back changed, so a run "
-      "learns another text than was read, whose bytes bits a byte count",
+      "data.tokenizer=%s gives %d of %d documents back changed: a run learns "
+      "the changed text, but its bits a byte count the bytes of the documents",
       tokenizer.name,
       num_changed,
       len(documents),

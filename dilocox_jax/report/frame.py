@@ -157,8 +157,8 @@ class Setting:
     """Returns the steps and the loss of the first seed after a simulated time.
 
     Steps and loss are interpolated linearly between two evaluations. Before the
-    first evaluation the loss is NaN. After the last evaluation both are those
-    of the end of the run.
+    first evaluation the loss is NaN. After the last evaluation, the result is
+    the steps and the loss at the end of the run.
 
     Args:
       clock: Name of the clock.
@@ -282,7 +282,7 @@ class Frame:
 
     Without a baseline, the bytes of fp32 gradients in every step take the place
     of the baseline's. The result is 1 for a baseline itself, and NaN if the
-    setting sends nothing.
+    setting sends nothing or has no run.
 
     Args:
       setting: The setting.

@@ -46,6 +46,7 @@ _LONGEST = 100
 _MOST_MARKERS = 20  # Largest number of markers on a curve.
 _LONGEST_CLOCK = 300  # Characters of a clock's description that are shown.
 _LINE_CHARACTERS = 12  # Characters of an axis' name that fit into an inch.
+# Arguments of `Axes.plot` for a curve behind the front.
 _BEHIND: dict[str, Any] = {
   "color": style.PALE,
   "marker": ".",
@@ -53,6 +54,7 @@ _BEHIND: dict[str, Any] = {
   "linewidth": 0.9,
   "zorder": 1.8,
 }
+# Arguments of `Axes.plot` for the Pareto front.
 _PARETO: dict[str, Any] = {
   "color": style.GRAY,
   "linestyle": ":",
@@ -208,7 +210,7 @@ def loss_panel(
 
 
 def _points(frame: Frame) -> list[Point]:
-  """Returns all evaluations of all settings."""
+  """Returns all evaluations in the curves of all settings."""
   return [
     point
     for setting in frame.settings
@@ -232,9 +234,10 @@ def _view(
     axis: As in `loss_panel`.
 
   Returns:
-    The lowest and the highest loss of the axis, or None with fewer settings;
-    the end of the caption, which names the curves above the axis, or "" without
-    limits; and the names of the settings of the front.
+    A tuple of three. First the lowest and the highest loss of the axis; None
+    with at most `MAX_FRONT` settings. Second the end of the caption, about the
+    curves above the axis; "" if the first is None. Third the names of the
+    settings of the front.
   """
   last_losses = {
     setting.name: setting.loss

@@ -127,9 +127,10 @@ def _times(frame: Frame, setting: Setting, clock: str) -> dict[str, str]:
     cells["utilization"] = units.human_share(share)
   time_s = setting.seconds.get(clock, math.nan)
   cells["simulated time"] = units.human_time(time_s)
+  has_all_runs = all(other.traces for other in frame.settings)
   if frame.target:
     cells[f"to loss {frame.target:g}"] = reached(setting, clock, frame.target)
-  elif len(frame.settings) > 1 and all(s.traces for s in frame.settings):
+  elif len(frame.settings) > 1 and has_all_runs:
     end_s = min(other.seconds[clock] for other in frame.settings)
     steps, loss = setting.after(clock, end_s)
     if not math.isnan(loss):
