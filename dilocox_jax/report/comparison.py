@@ -37,12 +37,12 @@ from dilocox_jax.report.tables import CellRows
 
 # Note below the first table: how to read its columns.
 _READING = (
-  "Losses (nats a token) are measured: validation losses of the outer parameters"
-  " after the last step, as mean over seeds ± standard error. A gap compares"
-  " two settings on the seeds that both have, and its error is the standard"
-  " error of the gaps of these seeds. Bytes are derived from the plan. The"
-  " column of fewer bytes is relative to the baseline, or to fp32 gradients in"
-  " every step if a setting has no baseline."
+  "Losses (nats a token) are measured: validation losses of the outer"
+  " parameters after the last step, as mean over seeds ± standard error. A gap"
+  " compares two settings on the seeds that both have, and its error is the"
+  " standard error of the gaps of these seeds. Bytes are derived from the plan."
+  " The column of fewer bytes is relative to the baseline, or to fp32 gradients"
+  " in every step if a setting has no baseline."
 )
 # Columns of a table of settings, and of a table of runs (`tables.CELLS`).
 _OF_SETTINGS = ("run", "loss", "gap", "to", "sent bytes", "fewer bytes")

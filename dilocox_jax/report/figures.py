@@ -1,7 +1,7 @@
 """Draws the figures of one run: loss, drift, simulated time and ranks.
 
-Each function returns a figure, or None if the run has no values for it. For
-example, a run with one replica has no drift.
+Each public function returns a figure, or None if the run has no values for the
+figure. For example, a run with one replica has no drift.
 """
 
 import math
