@@ -175,8 +175,8 @@ def is_sequence_of_rows(data: Any) -> bool:
 def read_by_number(data: Any) -> list[Any]:
   """Returns the items of a sequence, read by number.
 
-  A user's sequence may never end if it is iterated, because Python ends such an
-  iteration only when `__getitem__` raises IndexError.
+  `list(data)` would not do: it goes on until `__getitem__` raises IndexError,
+  which a user's sequence may never do.
   """
   return [data[number] for number in range(len(data))]
 

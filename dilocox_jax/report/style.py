@@ -83,7 +83,8 @@ def proper(name: str) -> str:
 class PlainFigure(Figure):
   """A figure that shows a text such as "$x$" as it is.
 
-  Matplotlib would read "$x$" as a formula, and raise an error if it is none.
+  Matplotlib alone would read a text between "$" as a formula, and raise an error
+  if it is no formula.
   """
 
   def draw(self, renderer: Any) -> None:
