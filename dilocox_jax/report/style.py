@@ -83,8 +83,8 @@ def proper(name: str) -> str:
 class PlainFigure(Figure):
   """A figure that shows a text such as "$x$" as it is.
 
-  Matplotlib alone would read a text between "$" as a formula, and raise an error
-  if it is no formula.
+  Matplotlib alone would read a text between "$" as a formula. If it is no
+  formula, matplotlib would raise an error.
   """
 
   def draw(self, renderer: Any) -> None:
