@@ -7,8 +7,8 @@ class from. `aggregators.collective` imports the class when it is used.
 
 from dilocox_jax.plan.choices import Lazy, Registry
 
-# Stands for all_reduce, all_gather or reduce_scatter: the one that can carry the
-# codec's messages with the fewest bytes.
+# Stands for all_reduce, all_gather or reduce_scatter: the collective that can
+# carry the codec's messages with the fewest bytes.
 AUTO = "auto"
 # Replicas without a common runtime exchange through a store. Each replica
 # writes its message once, and reads the messages of the others.
