@@ -2,9 +2,10 @@
 
 A tree of parameters is a flat dict of arrays. M replicas train on their own
 batches. The parameters are divided into P *fragments*, which are lists of names
-of leaves. Every fragment has *outer parameters* theta, which all replicas
-share. With w_m for the parameters of replica m, the following happens to a
-fragment every H inner steps:
+of leaves. Every fragment has *outer parameters* theta, which all replicas share
+(only with the rule "eager" each replica has its own). With w_m for the
+parameters of replica m, the following happens to a fragment every H inner
+steps:
 
     measure  Delta_m = theta - w_m                  (the pseudo-gradient)
     average  Delta   = mean over m of Delta_m       (the only communication)

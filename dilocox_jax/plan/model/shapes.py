@@ -28,7 +28,7 @@ _LARGEST = 2**31  # No array of JAX has a longer axis.
 
 @dataclasses.dataclass(frozen=True)
 class ModelShape:
-  """Holds the sizes of a decoder-only transformer.
+  """Sizes and options of a decoder-only transformer.
 
   Attributes:
     num_layers: Number of transformer blocks.
@@ -45,8 +45,8 @@ class ModelShape:
     num_kv_heads: Number of heads of keys and values as configured. Equally many
       query heads share each of them (Ainslie et al. 2023, arXiv 2305.13245). 0
       means num_heads. `kv_heads` is the resulting number.
-    tied_head: Whether the output head is the embedding table. If not, it is a
-      matrix of its own.
+    tied_head: Whether the output head is the embedding table. Otherwise the
+      head has a matrix of its own.
     positions: How the model knows positions: "rope" rotates queries and keys
       (Su et al. 2021, arXiv 2104.09864), "learned" adds a table to the
       embedding.
@@ -59,7 +59,7 @@ class ModelShape:
     norm_epsilon: Number that a norm adds to the mean square, or with "layer" to
       the variance, before the square root.
     biases: Which projections add a bias: "none", "qkv" (queries, keys and
-      values, as in Qwen), or "all" (all but the head, as in OPT).
+      values, as in Qwen2), or "all" (all but the head, as in OPT).
   """
 
   # Builds the model's functions from the shape (`models.transformer`).
