@@ -173,7 +173,7 @@ class ModelShape:
       path: Path of the norm.
       width: Number of values that are normalized together.
     """
-    shapes = {f"{path}/scale": (width,)}
+    shapes: dict[str, tuple[int, ...]] = {f"{path}/scale": (width,)}
     if self.norm == "layer":
       shapes[f"{path}/bias"] = (width,)
     return shapes
