@@ -1,4 +1,4 @@
-"""Gives the guides eight devices, as some of them say that the reader should."""
+"""Gives the guides eight devices, as some of them tell the reader to do."""
 
 import os
 

@@ -141,8 +141,9 @@ def _divided(inner_step: InnerStep, division: Division) -> InnerStep:
 
   def step(params: Tree, optimizer: Tree, batch: Tree, **frozen: Tree):
     rows = automatic.divided_rows(batch)
-    new_params, *others = inner_step(params, optimizer, rows, **frozen)
-    return automatic.divided_parameters(division, new_params), *others
+    params, optimizer, metrics = inner_step(params, optimizer, rows, **frozen)
+    params = automatic.divided_parameters(division, params)
+    return params, optimizer, metrics
 
   return step
 

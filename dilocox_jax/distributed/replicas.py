@@ -1,8 +1,9 @@
 """Assigns devices to replicas, and puts arrays on the devices.
 
 Replicas are stacked on one device, or spread over a mesh whose axes are
-replica, data shard, stage and tensor shard. The plan's `Division` decides which part of an
-array a device holds. Only this module turns the division into JAX shardings.
+replica, data shard, stage and tensor shard. The plan's `Division` decides which
+part of an array a device holds. Only this module turns the division into JAX
+shardings.
 """
 
 import dataclasses

@@ -195,7 +195,9 @@ def _programs(setting: Setting) -> _Programs:
   """Builds the programs of a setting; JAX compiles them at their first call."""
   config = setting.config(_ANY_RUN)
   computation = on_platform(config, build.platform_name())
-  model, gradient, evaluation = model_functions(config, computation, None, None)
+  model, gradient, evaluation = model_functions(
+    config, computation, config.division, supplied=None, end_of_text=None
+  )
   if computation.stacked_by == "map":
     evaluation = sequential_vmap(evaluation)
   one_run = _OneRun(setting, config, model.init, gradient)

@@ -255,6 +255,9 @@ class Division:
       has_layers_on_stages = bool(spec) and spec[0] == _STAGE
       if has_layers_on_stages and not self.layers_on_stages:
         continue
+      names_tensor_shards = any(TENSOR_AXIS in axes for axes in spec)
+      if names_tensor_shards and self.num_tensor_shards == 1:
+        continue
       num_leading = len(shape) - len(spec)
       whole_spec = (_WHOLE,) * num_leading + spec
       if num_leading >= 0 and self.divides(whole_spec, shape):
