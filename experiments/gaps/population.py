@@ -1,10 +1,11 @@
 """Trains many runs of one setting, a *population*, as one JAX program.
 
 The rates and the seed of a run are arguments of the program. An inner
-`jax.vmap` maps over the replicas of a run; the exchange averages over its axis
-name. An outer `jax.vmap` maps over the runs, which exchange nothing. Each step
-is an update of the optax transforms of the package (`api.step_methods`), and
-not of the trainer's rounds. A test compares their losses.
+`jax.vmap` maps over the replicas of a run, and the exchange averages over the
+axis of this vmap. An outer `jax.vmap` maps over the runs, which exchange
+nothing. Each step is an update of an optax transform of the package
+(`api.step_methods`). The trainer trains by rounds instead; a test compares the
+losses of both.
 
 On CPUs the gradients of all replicas are computed one after the other, because
 products of stacked matrices are slower there.
@@ -156,7 +157,7 @@ def train_on(
   tokens: np.ndarray,
   text_indices: Sequence[int],
 ) -> Models:
-  """Trains runs on given tokens.
+  """Trains runs to their end on arrays of tokens.
 
   Args:
     setting: Setting of the runs.

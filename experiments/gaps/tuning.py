@@ -4,8 +4,8 @@ The rates lie on a grid whose neighbors differ by a factor of the square root of
 two. The search begins with a point of the grid and its neighbors. It goes on
 until all neighbors of the best point are trained, so that the best rates are
 neither the lowest nor the highest rates that were tried. Then other seeds are
-trained with the best rates: the loss of the seeds by which rates are chosen
-would be too low.
+trained with the best rates. Their losses are the results, because the losses by
+which rates are chosen are too low on average.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,9 @@ from experiments.gaps.settings import Rates, Run, Setting
 
 TUNING_SEEDS = (1000, 1001, 1002)  # Seeds by whose mean loss rates are chosen.
 RESULT_SEEDS = (0, 1, 2)  # Seeds that are trained with the best rates.
-_FIRST_INNER = 0.02  # Inner rate of the point (0, 0); its outer rate is 1.
+_FIRST_INNER = (
+  0.02  # Inner rate of the point (0, 0). The outer rate there is 1.
+)
 _RATIO = 2**0.5  # Ratio of neighboring rates.
 _FIRST_POINTS = {  # Inner coordinate of the first point, by size of the model.
   "5k": 2,
@@ -103,8 +105,8 @@ def best_point(setting: Setting, results: Iterable[GapRow]) -> Point | None:
     results: Finished runs of the setting.
 
   Returns:
-    The point; None if there is no point with finished runs of all tuning seeds
-    of which none diverged.
+    The point. Only points count at which the runs of all tuning seeds are
+    finished and none diverged. None: there is no such point yet.
   """
   losses: dict[Point, dict[int, float]] = {}
   for result in results:

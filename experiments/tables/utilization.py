@@ -130,11 +130,11 @@ def open_diloco() -> list[Table]:
 def intellect_1() -> list[Table]:
   """Returns a table of the utilizations and the all-reduces of INTELLECT-1.
 
-  All rows simulate one ring of the most nodes that took part at a time. The
-  rate of its slowest link is fitted: on the lowest utilization (the preset of
-  the cluster), and on the all-reduce of each of `_SETTINGS`. The last two rows
-  are derived: the ratio of bytes to data-parallel training, and the lowest
-  utilization of the devices' peak.
+  All simulated rows are of one ring of the most nodes that took part at a time.
+  The rate of its slowest link is fitted: on the lowest utilization (the preset
+  of the cluster), and on the all-reduce of each of `_SETTINGS`. Nothing is
+  fitted in the last two rows: how many times fewer bytes are sent than in
+  data-parallel training, and the lowest utilization of the devices' peak.
   """
   run = _stated_run("intellect_1", "most concurrent nodes")
   figures = run.figures
