@@ -18,9 +18,8 @@ from experiments.gaps.settings import Rates, Run, Setting
 
 TUNING_SEEDS = (1000, 1001, 1002)  # Seeds by whose mean loss rates are chosen.
 RESULT_SEEDS = (0, 1, 2)  # Seeds that are trained with the best rates.
-_FIRST_INNER = (
-  0.02  # Inner rate of the point (0, 0). The outer rate there is 1.
-)
+# Inner rate of the point (0, 0). The outer rate of this point is 1.
+_FIRST_INNER = 0.02
 _RATIO = 2**0.5  # Ratio of neighboring rates.
 _FIRST_POINTS = {  # Inner coordinate of the first point, by size of the model.
   "5k": 2,

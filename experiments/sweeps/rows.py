@@ -156,8 +156,8 @@ class Rows:
   def settings(self) -> list[tuple[str, Mapping[str, Any]]]:
     """Name and overrides of each finished run, as `runs.runs_of` takes them.
 
-    A run with lines on several texts is listed once, as in the last of these
-    lines.
+    A run with lines on several texts is listed once, with the name and the
+    overrides of the last of these lines.
 
     Raises:
       RecordError: If the overrides of a line are no JSON object.

@@ -129,7 +129,8 @@ def sends(
 
   Returns:
     Layers by inner step (from 1), in the order in which their gradients are
-    ready: the last layer first. Steps that send nothing are left out.
+    ready: the last layer first. A step that sends no layer is missing or has an
+    empty list.
   """
   schedule = method.schedule
   layers_by_step: dict[int, list[int]] = {}
