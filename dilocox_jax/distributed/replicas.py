@@ -1,8 +1,9 @@
 """Assigns devices to replicas, and puts arrays on the devices.
 
 Replicas are stacked on one device, or spread over a mesh whose axes are
-replica, data shard and stage. The plan's `Division` decides which part of an
-array a device holds. Only this module turns the division into JAX shardings.
+replica, data shard, stage and tensor shard. The plan's `Division` decides which
+part of an array a device holds. Only this module turns the division into JAX
+shardings.
 """
 
 import dataclasses
@@ -85,8 +86,8 @@ class Replicas:
     if self.num_devices > available:
       raise ValueError(
         f"num_replicas={self.num_replicas} needs {needed}, but there are "
-        f"{available}: take mesh.layout='stacked', or fewer replicas, stages "
-        "or data shards"
+        f"{available}: take mesh.layout='stacked', or fewer replicas, stages, "
+        "data shards or tensor shards"
       )
     if jax.process_count() > 1 and self.num_devices < available:
       raise ValueError(

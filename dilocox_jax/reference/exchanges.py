@@ -22,7 +22,7 @@ Codec = Callable[[str, np.ndarray], np.ndarray]
 
 
 def are_finite(tree: Arrays) -> bool:
-  """Whether all values of a tree are finite."""
+  """Returns whether all values of a tree are finite."""
   return all(np.isfinite(leaf).all() for leaf in tree.values())
 
 
@@ -110,7 +110,8 @@ class Scattered:
 
   Attributes:
     codec: Codec of the values, called with slices [M, values].
-    width: Function (name of a leaf, its values) -> number of values in a row.
+    width: Function (name of a leaf, its values) -> number of values in a row;
+      by default a row is one value.
     of_means: Codec of the means, called like `codec`; None: `codec`.
   """
 
@@ -293,9 +294,10 @@ class ErrorFeedback:
         for tree, residual in zip(trees, self.residuals, strict=True)
       ]
     mean, sent = self.exchange.average(corrected_trees)
+    received = sent if self.against == "own" else [mean] * len(sent)
     self.residuals = [
-      self._residual(corrected, own if self.against == "own" else mean)
-      for corrected, own in zip(corrected_trees, sent, strict=True)
+      self._residual(corrected, tree)
+      for corrected, tree in zip(corrected_trees, received, strict=True)
     ]
     return mean, sent
 

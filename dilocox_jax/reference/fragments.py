@@ -30,11 +30,11 @@ def layers_of(
     order: "strided" or "sequential".
   """
   layers = np.arange(num_layers)
-  groups = num_fragments - 1
+  num_groups = num_fragments - 1
   if order == "strided":
-    return layers[fragment - 1 :: groups].tolist()
+    return layers[fragment - 1 :: num_groups].tolist()
   assert order == "sequential", order
-  return np.array_split(layers, groups)[fragment - 1].tolist()
+  return np.array_split(layers, num_groups)[fragment - 1].tolist()
 
 
 def names_by_fragment(
@@ -46,23 +46,25 @@ def names_by_fragment(
     names: Names of all leaves. The names of the leaves of layer n begin with
       "blocks/" and end in "/n".
     num_fragments: P.
-    order: "strided" or "sequential".
+    order: How the layers are divided (`layers_of`).
 
   Returns:
     The names of each fragment's leaves, from fragment 0 on.
   """
   if num_fragments == 1:
     return [list(names)]
-  layer_of = {
-    name: int(name.rsplit("/", 1)[1]) if name.startswith("blocks/") else None
-    for name in names
-  }
-  num_layers = 1 + max(n for n in layer_of.values() if n is not None)
-  parts = [
-    layers_of(p, num_layers, num_fragments, order)
-    for p in range(1, num_fragments)
-  ]
-  return [
-    [name for name, layer in layer_of.items() if layer in layers]
-    for layers in ([None], *parts)
-  ]
+  layer_of_name = {}
+  names_outside_layers = []
+  for name in names:
+    if name.startswith("blocks/"):
+      layer_of_name[name] = int(name.rsplit("/", 1)[1])
+    else:
+      names_outside_layers.append(name)
+  num_layers = 1 + max(layer_of_name.values())
+  fragments = [names_outside_layers]
+  for fragment in range(1, num_fragments):
+    layers = layers_of(fragment, num_layers, num_fragments, order)
+    fragments.append(
+      [name for name, layer in layer_of_name.items() if layer in layers]
+    )
+  return fragments

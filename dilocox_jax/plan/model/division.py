@@ -4,8 +4,8 @@ A replica may be spread over data shards, pipeline stages and tensor shards.
 Parameters, the states of both optimizers, residuals and pseudo-gradients in
 flight are all divided in the same way. So a device holds only its part of every
 array. The table `_RULES` says how a leaf of a decoder is divided, by the leaf's
-path. Leaves of any other model are divided as the user says
-(`Division.leaf_specs`), or along their largest axis (`largest_axis_spec`).
+path. Leaves of any other model are divided as the user says, or along their
+largest dimension (`Division.leaf_specs`, `largest_dimension_spec`).
 
 For example, with 2 data shards and 2 stages a kernel of 4 layers [4, 128, 344]
 is divided into [2, 64, 344] on each of the 4 devices: layers by stage, rows by
@@ -37,6 +37,12 @@ _TENSOR = (TENSOR_AXIS,)
 _WHOLE = ()
 _ALL = (DATA_AXIS, STAGE_AXIS)
 _BY_LAYER = (STAGE_AXIS, DATA_AXIS, TENSOR_AXIS)
+
+# Leaves with fewer values are not divided along their largest dimension if they
+# are vectors. Collecting them would cost more time than they cost memory.
+_SMALLEST_DIVIDED_VECTOR = 65_536
+# In arrays of this many dimensions or more, the first one may count layers.
+_NUM_DIMENSIONS_OF_STACK = 3
 
 # Specs of the last dimensions of a leaf, the best one first. `Division` takes
 # the first spec for which all sizes are divisible. If there is none, every
@@ -166,10 +172,71 @@ class Division:
       shape: Shape of the leaf in one replica. Dimensions in front of those of
         the model's leaf are not divided.
     """
+    if self.leaf_specs is not None:
+      return self._spec_like_parameter(path, shape)
     for pattern, specs in _RULES:
       if re.search(pattern, path):
         return self._first_even(specs, shape)
     raise AssertionError("the last pattern matches every path")
+
+  @functools.cached_property
+  def _specs_by_path(self) -> dict[str, Spec]:
+    """The entries of `leaf_specs`."""
+    return dict(self.leaf_specs or ())
+
+  def _spec_like_parameter(self, path: str, shape: tuple[int, ...]) -> Spec:
+    """Returns the spec of a leaf that belongs to a parameter of a user's model.
+
+    The leaf may be the parameter, a moment of an optimizer or a residual, whose
+    path has more keys in front. Example: the leaf "inner/0/mu/up/kernel" has
+    the spec of the parameter "up/kernel". A leaf that belongs to no parameter,
+    or whose shape that spec does not divide, has `largest_dimension_spec`.
+
+    Args:
+      path: Keys of the leaf, joined by "/".
+      shape: Shape of the leaf in one replica.
+    """
+    keys = path.split("/")
+    for first in range(len(keys)):
+      parameter_spec = self._specs_by_path.get("/".join(keys[first:]))
+      if parameter_spec is None:
+        continue
+      num_leading = len(shape) - len(parameter_spec)
+      spec = (_WHOLE,) * num_leading + parameter_spec
+      if num_leading >= 0 and self.divides(spec, shape):
+        return spec
+    return self.largest_dimension_spec(shape)
+
+  def largest_dimension_spec(self, shape: tuple[int, ...]) -> Spec:
+    """Returns a spec that divides the largest dimension among all data shards.
+
+    Dimensions that are not divisible are passed over. If an array has three or
+    more dimensions, the first one is divided only if no other can be, because
+    it may count layers: a device that collects one layer at a time needs a part
+    of every layer. Vectors are divided only if they are long. A leaf without
+    such a dimension is kept whole by every device.
+
+    Example: with 4 data shards [6, 64, 256] is divided along its last
+    dimension, and [6, 64, 250] along its second one.
+
+    Args:
+      shape: Shape of the leaf in one replica.
+    """
+    whole = (_WHOLE,) * len(shape)
+    if len(shape) <= 1 and math.prod(shape) < _SMALLEST_DIVIDED_VECTOR:
+      return whole
+    dimensions = list(range(len(shape)))
+    # Of equal sizes the last one comes first.
+    dimensions.sort(key=lambda dimension: (shape[dimension], dimension))
+    dimensions.reverse()
+    if len(shape) >= _NUM_DIMENSIONS_OF_STACK:
+      dimensions.remove(0)
+      dimensions.append(0)
+    for dimension in dimensions:
+      size = shape[dimension]
+      if size > 0 and size % self.num_data_shards == 0:
+        return (*whole[:dimension], _DATA, *whole[dimension + 1 :])
+    return whole
 
   def _first_even(
     self, specs: tuple[Spec, ...], shape: tuple[int, ...]
@@ -187,6 +254,9 @@ class Division:
     for spec in specs:
       has_layers_on_stages = bool(spec) and spec[0] == _STAGE
       if has_layers_on_stages and not self.layers_on_stages:
+        continue
+      names_tensor_shards = any(TENSOR_AXIS in axes for axes in spec)
+      if names_tensor_shards and self.num_tensor_shards == 1:
         continue
       num_leading = len(shape) - len(spec)
       whole_spec = (_WHOLE,) * num_leading + spec
