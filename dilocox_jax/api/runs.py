@@ -35,7 +35,7 @@ from dilocox_jax.data.feeds import as_feed
 from dilocox_jax.distributed.partition_rules import PartitionRule
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.metrics.work_directory import CONFIG
-from dilocox_jax.models import adapters, weights
+from dilocox_jax.models import adapters, families, weights
 from dilocox_jax.models.custom import as_loss_model, reads_tokens
 from dilocox_jax.plan.collectives import MAILBOX
 from dilocox_jax.plan.model.adapters import Lora
@@ -151,7 +151,7 @@ class Run:
         in one file.
 
     Returns:
-      Name of the family of checkpoints, one of `models.weights.FAMILIES`.
+      Name of the family of checkpoints, one of `models.families.FAMILIES`.
 
     Raises:
       ValueError: One line, if no family has a model like this one, if the model
@@ -166,7 +166,7 @@ class Run:
     path = pathlib.Path(folder)
     shape = self.config.model.shape
     # This check comes first: it is fast, and reading the parameters is slow.
-    family = weights.family_of(shape)
+    family = families.family_of(shape)
     path.mkdir(parents=True, exist_ok=True)
     if self.config.lora.rank:
       base = self.config.checkpoint.init_from

@@ -17,12 +17,13 @@ import numpy as np
 from jaxtyping import Array
 
 from dilocox_jax.checks import require
+from dilocox_jax.models.families import FAMILIES, family_of
 from dilocox_jax.models.tensor_files import (
   TensorShape,
   check_alone,
   write_tensors,
 )
-from dilocox_jax.models.weights import FAMILIES, family_of, save_json
+from dilocox_jax.models.weights import save_json
 from dilocox_jax.plan.model.adapters import DOWN, UP, Lora
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.trees import (

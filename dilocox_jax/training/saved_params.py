@@ -20,16 +20,17 @@ from dilocox_jax.rounds.states import mean_of
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import SavedArray
 from dilocox_jax.training.states import TrainingState
-from dilocox_jax.trees import leaves_by_path, nested
+from dilocox_jax.trees import LazyArray, leaves_by_path, nested
 
 
 @dataclasses.dataclass(frozen=True)
-class SavedLeaf:
-  """A parameter of a model that is read when `np.asarray` asks for it.
+class SavedLeaf(LazyArray):
+  """A parameter of a model that a checkpoint holds.
 
   Attributes:
     path: Path of the parameter.
     shape: Shape of the parameter.
+    dtype: Type of the parameter.
     view: Cuts the fragments.
     parts: The leaf of every fragment; None where a fragment has no part of it.
     is_shared: Whether all replicas have the same parameters. If not, the parts
@@ -38,28 +39,27 @@ class SavedLeaf:
 
   path: str
   shape: tuple[int, ...]
+  dtype: Any
   view: FragmentView
   parts: Sequence[SavedArray | None]
   is_shared: bool
 
-  def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-    """Reads the parameter.
+  def part(self, index: tuple[slice, ...]) -> np.ndarray:
+    """Reads the whole parameter, and returns a part of it.
 
     Args:
-      dtype: Type of the result; None means the type that is saved.
-      copy: Not read: the result is always a new array.
+      index: Slice of every axis.
 
     Raises:
       RefusedError: If the checkpoint does not have the parameter.
     """
-    del copy
     leaves = [self._read(part) for part in self.parts]
     if len(leaves) == 1:
-      return np.asarray(leaves[0], dtype)
+      return np.asarray(leaves[0])[index]
     like = nested({self.path: np.zeros(self.shape, np.float32)})
     trees = [nested({self.path: leaf}) for leaf in leaves]
     merged = self.view.merge(like, trees)
-    return np.asarray(leaves_by_path(merged)[self.path], dtype)
+    return np.asarray(leaves_by_path(merged)[self.path])[index]
 
   def _read(self, part: SavedArray | None) -> Any:
     """Reads a part of the parameter.
@@ -105,6 +105,7 @@ def saved_leaves(programs: Programs, state: TrainingState) -> dict[str, Any]:
     leaves[path] = SavedLeaf(
       path=path,
       shape=leaf.shape,
+      dtype=leaf.dtype,
       view=view,
       parts=[parts.get(path) for parts in parts_by_fragment],
       is_shared=is_shared,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.models import weights
+from dilocox_jax.models import families, weights
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.presets import MODEL_PRESETS, nano
 from dilocox_jax.plan.model.shapes import ModelShape, parameter_count
@@ -138,7 +138,7 @@ def test_a_family_is_written_and_read_and_computes_what_it_should(
   name, tmp_path
 ):
   shape = SHAPES[name]
-  family = weights.family_of(shape)
+  family = families.family_of(shape)
   params = drawn(shape)
   tensors = dict(weights.tensors_of(params, shape, family))
   weights.write_checkpoint(tmp_path, shape, params)
@@ -146,9 +146,9 @@ def test_a_family_is_written_and_read_and_computes_what_it_should(
   assert read_shape == shape
   assert jax.tree.structure(again) == jax.tree.structure(params)
   jax.tree.map(np.testing.assert_array_equal, again, params)
-  config = json.loads(json.dumps(weights.config_of(shape, family)))
-  assert weights.shape_of(config) == shape
-  assert weights.family_of(shape) == family
+  config = json.loads(json.dumps(families.config_of(shape, family)))
+  assert families.shape_of(config) == shape
+  assert families.family_of(shape) == family
   config.setdefault("rms_norm_eps", 1e-5)
   expected = by_hand(family, tensors, config)
   np.testing.assert_allclose(
@@ -160,11 +160,11 @@ def test_a_family_is_written_and_read_and_computes_what_it_should(
 def test_logits_are_those_of_transformers(name, tmp_path):
   torch = pytest.importorskip("torch", reason="needs torch (CPU)")
   transformers = pytest.importorskip("transformers")
-  family = weights.family_of(SHAPES[name])
-  config = weights.config_of(SHAPES[name], family) | {"init_std": 0.3}
+  family = families.family_of(SHAPES[name])
+  config = families.config_of(SHAPES[name], family) | {"init_std": 0.3}
   config |= {"initializer_range": 0.3, "pad_token_id": None}
   torch.manual_seed(0)
-  theirs = getattr(transformers, weights.FAMILIES[family].architecture)(
+  theirs = getattr(transformers, families.FAMILIES[family].architecture)(
     transformers.AutoConfig.for_model(**config)
   ).eval()
   for parameter in theirs.parameters():  # Biases and norms, too.
@@ -201,11 +201,11 @@ def rope_scaling(values):
 def test_a_preset_is_the_model_of_the_published_config(name):
   published = PUBLISHED[name]
   preset = MODEL_PRESETS[name]
-  assert weights.shape_of(published["config"]) == preset
+  assert families.shape_of(published["config"]) == preset
   assert parameter_count(preset) == published["parameters"]
   family = published["config"]["model_type"]
-  assert weights.family_of(preset) == family
-  assert weights.shape_of(weights.config_of(preset, family)) == preset
+  assert families.family_of(preset) == family
+  assert families.shape_of(families.config_of(preset, family)) == preset
 
 
 def refused(match, function, *arguments):
@@ -232,15 +232,15 @@ def test_what_our_model_does_not_compute_is_refused():
     ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before=False"),
     ("qwen2", {"use_sliding_window": True}, "use_sliding_window=True"),
   ):
-    config = weights.config_of(SHAPES[family], family)
-    refused(message, weights.shape_of, config | changes)
-  config = weights.config_of(SHAPES["llama"], "llama")
+    config = families.config_of(SHAPES[family], family)
+    refused(message, families.shape_of, config | changes)
+  config = families.config_of(SHAPES["llama"], "llama")
   del config["hidden_size"]
-  refused("config.json has no hidden_size", weights.shape_of, config)
+  refused("config.json has no hidden_size", families.shape_of, config)
   gelu = dataclasses.replace(nano, activation="gelu")
-  refused("no family of opt, llama, qwen2, qwen3 has", weights.family_of, gelu)
+  refused("no family of opt, llama, qwen2, qwen3 has", families.family_of, gelu)
   for name, family in (("opt_1_3b", "opt"), ("tiny", "llama")):
-    assert weights.family_of(MODEL_PRESETS[name]) == family
+    assert families.family_of(MODEL_PRESETS[name]) == family
 
 
 def test_a_checkpoint_of_another_family_is_one_line(tmp_path):
@@ -254,7 +254,7 @@ def test_a_checkpoint_of_another_family_is_one_line(tmp_path):
     ("no llama: what is 'model.layers.0.s", tensors | bias, shape, "llama"),
     (r"shape \(60, 16\), but by its config", tensors, longer, "llama"),
   ):
-    config = weights.config_of(read_shape, family)
+    config = families.config_of(read_shape, family)
     weights.save_json(tmp_path / "config.json", config)
     numpy_files.save_file(checkpoint, tmp_path / "model.safetensors")
     refused(said, weights.open_checkpoint, tmp_path)
@@ -280,7 +280,7 @@ def test_narrow_files_are_read_and_damaged_ones_are_one_line(
   assert not weights.is_checkpoint(tmp_path)
   config.write_text(json.dumps({"model_type": "gpt2"}))
   refused("family 'gpt2' cannot be read", weights.read_checkpoint, tmp_path)
-  config.write_text(json.dumps(weights.config_of(SHAPES["opt"], "opt")))
+  config.write_text(json.dumps(families.config_of(SHAPES["opt"], "opt")))
   assert weights.is_checkpoint(tmp_path)
   refused("has no .safetensors file", weights.read_checkpoint, tmp_path)
   numpy_files = pytest.importorskip("safetensors.numpy")
