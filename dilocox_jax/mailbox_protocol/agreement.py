@@ -13,6 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from dilocox_jax.mailbox_protocol.buffers import (
+  Data,
+  is_equal,
+  num_bytes_of,
+)
 from dilocox_jax.mailbox_protocol.decisions import Decisions
 from dilocox_jax.mailbox_protocol.manifest import (
   NUM_REMEMBERED,
@@ -150,7 +155,7 @@ class Agreement:
   run_objects: dict[str, bytes] = dataclasses.field(default_factory=dict)
   memory: Memory = Memory()
   first: Manifest = Manifest()
-  objects: dict[int, dict[str, bytes]] = dataclasses.field(default_factory=dict)
+  objects: dict[int, dict[str, Data]] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     """Opens the decisions of the run."""
@@ -199,7 +204,9 @@ class Agreement:
       ReplicaStaleError: If a message is missing, and there is a newer snapshot.
     """
     path = manifest_path(inbox.event, inbox.turn)
-    objects = {path: self.signer.sign_json(path, dataclasses.asdict(agreed))}
+    objects: dict[str, Data] = {
+      path: self.signer.sign_json(path, dataclasses.asdict(agreed))
+    }
     messages = []
     for listed in agreed.listed:
 
@@ -392,10 +399,10 @@ class Agreement:
       path = message_path(inbox.event, inbox.turn, name)
       self._restore(path, message.data)
 
-  def _restore(self, path: str, data: bytes) -> None:
+  def _restore(self, path: str, data: Data) -> None:
     """Writes an object again if it is missing or damaged."""
-    stored = self.store.get(path, len(data))
-    if stored == data:
+    stored = self.store.get(path, num_bytes_of(data))
+    if stored is not None and is_equal(stored, data):
       return
     if stored is None and self.store.create(path, data):
       return

@@ -10,10 +10,11 @@ gone/0000000003, ....copy    say that a block of events was deleted
 probe/oslo.1f0c...           an object that a replica creates to test the store
 
 So a replica knows the path of each object that it needs, without listing the
-store. A message is a fixed header and then numpy arrays. The header has a
-digest of the layout (types and shapes), the sender's digest of the shared
-state, and the weight of the message. All replicas know the layout of a message
-from the plan. So they know its size before they ask for it.
+store. A message is the tags of its signature (`signer.py`), a fixed header and
+then numpy arrays. The header has a digest of the layout (types and shapes), the
+sender's digest of the shared state, and the weight of the message. All replicas
+know the layout of a message from the plan. So they know its size before they
+ask for it.
 """
 
 import dataclasses
@@ -27,7 +28,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dilocox_jax.mailbox_protocol.signer import TAG_BYTES, Buffer, Signer
+from dilocox_jax.mailbox_protocol.buffers import Buffer, Data, parts_of
+from dilocox_jax.mailbox_protocol.signer import (
+  TAG_BYTES,
+  Signer,
+  signed_bytes,
+)
 
 _LOG = logging.getLogger(__name__)
 RUN = "run.json"
@@ -45,7 +51,7 @@ _PATHS_OF_EVENTS = {
 }
 
 _HEADER = struct.Struct("<32s32sd")
-HEADER_BYTES = TAG_BYTES + _HEADER.size  # Before the arrays of a message.
+HEADER_BYTES = _HEADER.size  # Bytes of a message's content before its arrays.
 
 Kind = tuple[np.dtype, tuple[int, ...]]  # Type and shape of an array.
 
@@ -105,6 +111,15 @@ def num_bytes(kinds: Iterable[Kind]) -> int:
   return sum(kind.itemsize * math.prod(shape) for kind, shape in kinds)
 
 
+def message_bytes(num_array_bytes: int) -> int:
+  """Returns the number of bytes of a message, with its tags and its header.
+
+  Args:
+    num_array_bytes: Bytes of its arrays.
+  """
+  return signed_bytes(HEADER_BYTES + num_array_bytes)
+
+
 def raw_bytes(array: np.ndarray) -> memoryview:
   """Returns the values of an array in little-endian order."""
   little = array.astype(array.dtype.newbyteorder("<"), copy=False)
@@ -132,14 +147,14 @@ class Message(NamedTuple):
   """The message of one replica in a turn.
 
   Attributes:
-    data: The whole object as it is in the store.
+    data: The whole object as it is in the store, in one or several parts.
     state: Digest of the sender's shared state, in hexadecimal digits.
     weight: Weight of the message in the mean; 0 if the sender's values are not
       finite.
     arrays: The arrays that are averaged.
   """
 
-  data: bytes
+  data: Data
   state: str
   weight: float
   arrays: list[np.ndarray]
@@ -147,7 +162,7 @@ class Message(NamedTuple):
   @property
   def digest(self) -> str:
     """The signature with which the object begins, in hexadecimal digits."""
-    return self.data[:TAG_BYTES].hex()
+    return bytes(parts_of(self.data)[0][:TAG_BYTES]).hex()
 
 
 @dataclasses.dataclass
@@ -182,7 +197,7 @@ class Inbox:
     self._kinds: list[Kind] = [
       (array.dtype, array.shape) for array in self.like
     ]
-    self.num_bytes = HEADER_BYTES + num_bytes(self._kinds)
+    self.num_bytes = message_bytes(num_bytes(self._kinds))
     text = ";".join(f"{kind.name}{list(shape)}" for kind, shape in self._kinds)
     self._layout = hashlib.sha256(text.encode()).digest()
 
@@ -199,7 +214,8 @@ class Inbox:
       replica: Name of this replica, the sender.
       state: Digest of the sender's shared state, 32 bytes.
       weight: Weight of the message in the mean.
-      arrays: The arrays that are averaged.
+      arrays: The arrays that are averaged. They are not copied, so nobody may
+        change them before the event after next.
 
     Returns:
       The new message. The message that is in the store may be an earlier one;
@@ -252,5 +268,5 @@ class Inbox:
       return
     layout, state, weight = _HEADER.unpack_from(content)
     if layout == self._layout and 0 <= weight < math.inf:
-      arrays = arrays_in(content[_HEADER.size :], self._kinds)
+      arrays = arrays_in(content[HEADER_BYTES:], self._kinds)
       self.held[replica] = Message(data, state.hex(), weight, arrays)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dilocox_jax.mailbox_protocol.buffers import num_bytes_of
 from dilocox_jax.mailbox_protocol.messages import (
   EVENTS,
   MANIFESTS,
@@ -32,7 +33,11 @@ from dilocox_jax.mailbox_protocol.messages import (
   raw_bytes,
   snapshot_path,
 )
-from dilocox_jax.mailbox_protocol.signer import INDEX_BYTES, TAG_BYTES, Signer
+from dilocox_jax.mailbox_protocol.signer import (
+  INDEX_BYTES,
+  Signer,
+  signed_bytes,
+)
 
 _LOG = logging.getLogger(__name__)
 KEPT_MARKS = 1000
@@ -90,14 +95,15 @@ class Snapshots:
     claim = self._signer.sign(path, self._token)
     if self._store.create(path, claim):
       return True
-    stored = self._store.get(path, len(claim))
-    if self._signer.verify(path, stored) is None:
+    stored = self._store.get(path, num_bytes_of(claim))
+    holder = self._signer.verify(path, stored)
+    if holder is None:
       # No replica wrote this object, or it was deleted meanwhile.
       self._store.put(path, claim)
       return True
     # If the stored claim is that of this replica, the answer to its first
     # request was lost.
-    return stored == claim
+    return holder == self._token
 
   def write(self, snapshot: Snapshot) -> None:
     """Writes a snapshot that this replica claimed, and deletes old objects.
@@ -125,7 +131,7 @@ class Snapshots:
     kinds = [(np.dtype(name), tuple(shape)) for name, shape in index["arrays"]]
     size = num_bytes(kinds)
     path = snapshot_path(event, _ARRAYS)
-    data = self._store.get(path, TAG_BYTES + size)
+    data = self._store.get(path, signed_bytes(size))
     content = self._signer.verify(path, data)
     if content is None or len(content) != size:
       return None
@@ -144,7 +150,7 @@ class Snapshots:
     if not thoroughly:
       paths = paths[:1]
     for path in paths:
-      data = self._store.get(path, TAG_BYTES + len(_MARK))
+      data = self._store.get(path, signed_bytes(len(_MARK)))
       if self._signer.verify(path, data) == _MARK:
         return True
     return False

@@ -116,7 +116,8 @@ def mailbox(
   replica each, which may be anywhere. The run is entered when the rounds are
   made.
 
-  Wire: the arrays of the codec, behind a header of 104 bytes.
+  Wire: the arrays of the codec, behind 104 bytes and 32 bytes for each MiB
+  that has begun.
 
   Args:
     where: Folder or URL of the run, or an object with the methods of

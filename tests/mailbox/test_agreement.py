@@ -386,7 +386,7 @@ def test_a_damaged_snapshot_is_none(store, part, harm):
   mine = of_run(store)
   mine.write(snapshot(8))
   path = messages.snapshot_path(8, part)
-  data = store.get(path, 10**6)
+  data = bytes(store.get(path, 10**6))
   store.delete([path])
   changed = {"cut": data[:-1], "other": data[:-2] + b"xx"}
   changed |= {"longer": data + b"x"}

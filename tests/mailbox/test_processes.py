@@ -21,7 +21,7 @@ from dilocox_jax.aggregators.sizes import stacked_shapes
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.mailbox_protocol.messages import HEADER_BYTES, arrays_in
 from dilocox_jax.mailbox_protocol.roster import write_secret
-from dilocox_jax.mailbox_protocol.signer import TAG_BYTES
+from dilocox_jax.mailbox_protocol.signer import content_bytes
 from dilocox_jax.metrics.lines import read_rows
 from dilocox_jax.trees import shapes_by_path
 from tests import runs
@@ -134,7 +134,7 @@ class Group:
     shapes = stacked_shapes(shapes_by_path(like))
     given = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
     kinds = [(k.dtype, k.shape) for k in jax.eval_shape(Float().encode, given)]
-    raw = (self.store / f"snapshot/{0:010d}/arrays").read_bytes()[TAG_BYTES:]
+    raw = content_of(self.store / f"snapshot/{0:010d}/arrays")
     both = arrays_in(raw, 2 * [(np.dtype("f4"), shape) for shape in shapes])
     theta = both[: len(shapes)]
     trace = both[len(shapes) :]
@@ -142,7 +142,7 @@ class Group:
       folder = self.store / f"event/{event:010d}/0"
       mean: list[Any] = [np.zeros(shape) for shape in shapes]
       for name, _, weight, _ in record["listed"]:
-        raw = (folder / name).read_bytes()[HEADER_BYTES:]
+        raw = content_of(folder / name)[HEADER_BYTES:]
         own: Any = Float().decode(cast(Any, arrays_in(raw, kinds)), shapes)
         share = weight / sum(each[2] for each in record["listed"])
         own = [share * np.float64(leaf) for leaf in own]
@@ -151,6 +151,12 @@ class Group:
       steps = [g + MOMENTUM * t for g, t in zip(mean, trace, strict=True)]
       theta = [p - LEARNING_RATE * s for p, s in zip(theta, steps, strict=True)]
     return theta
+
+
+def content_of(path):
+  """Returns the content of an object, without its tags."""
+  data = path.read_bytes()
+  return data[len(data) - content_bytes(len(data)) :]
 
 
 def kill(group, count=1):

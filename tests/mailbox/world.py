@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from dilocox_jax.mailbox_protocol.agreement import ReplicaStaleError
+from dilocox_jax.mailbox_protocol.buffers import Data, parts_of
 from dilocox_jax.mailbox_protocol.mailbox import Exchanged, Mailbox
 from dilocox_jax.mailbox_protocol.roster import MailboxRules
 from dilocox_jax.mailbox_protocol.store import Store, StoreUnavailableError
@@ -296,18 +297,29 @@ class FakeStore:
     self._gate = gate
     self.requests: Counter[str] = Counter()
 
+  def at_once(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Calls functions in turn, so that a test may disturb each request."""
+    return [call() for call in calls]
+
   def get(self, path: str, at_most: int) -> bytes | None:
     data = self._do("get", lambda: self._world.objects.get(path), False)
     return data if data is None or len(data) <= at_most else None
 
-  def create(self, path: str, data: bytes) -> bool:
+  def get_range(self, path: str, start: int, stop: int) -> bytes | None:
+    data = self._do("get", lambda: self._world.objects.get(path), False)
+    return None if data is None or len(data) < stop else data[start:stop]
+
+  def create(self, path: str, data: Data) -> bool:
+    content = b"".join(parts_of(data))
+
     def effect():
-      return self._world.objects.setdefault(path, data) is data
+      return self._world.objects.setdefault(path, content) is content
 
     return self._do("put", effect, True)
 
-  def put(self, path: str, data: bytes) -> None:
-    self._do("put", lambda: self._world.objects.update({path: data}), True)
+  def put(self, path: str, data: Data) -> None:
+    content = b"".join(parts_of(data))
+    self._do("put", lambda: self._world.objects.update({path: content}), True)
 
   def delete(self, paths: Iterable[str]) -> None:
     paths = list(paths)
