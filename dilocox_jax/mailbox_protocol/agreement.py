@@ -6,9 +6,10 @@ and reads the messages that it lists.
 """
 
 import dataclasses
+import functools
 import logging
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,9 @@ class Agreement:
       turns of the event before, and of the earlier turns of this event. They
       are written again if they vanish, because another replica may still need
       them.
+    all_were_here: Whether all expected messages were there when this replica
+      looked for the first time in the last turn. Then it asks for all of them
+      at once in the next turn. Else it lists first.
   """
 
   store: Any
@@ -156,6 +160,7 @@ class Agreement:
   memory: Memory = Memory()
   first: Manifest = Manifest()
   objects: dict[int, dict[str, Data]] = dataclasses.field(default_factory=dict)
+  all_were_here: bool = False
 
   def __post_init__(self) -> None:
     """Opens the decisions of the run."""
@@ -166,22 +171,38 @@ class Agreement:
     values = self._decisions.read(manifest_path(event, turn))
     return None if values is None else Manifest.from_json(values)
 
+  def open(self, inbox: Inbox) -> None:
+    """Notes in an inbox whose messages its turn waits for.
+
+    Args:
+      inbox: The inbox of a turn, before this replica sends its message.
+    """
+    if inbox.is_past:
+      return
+    if inbox.turn:
+      inbox.expected = self.first.names
+    else:
+      inbox.expected = self.memory.roster.renewed(inbox.event).expected()
+    if self.all_were_here:
+      inbox.there = set(inbox.expected)
+
   def wait_for_manifest(self, inbox: Inbox) -> Manifest:
     """Waits until a turn is settled. Writes its manifest when it is due.
 
+    The event may be deleted, and this may be a second manifest for it.
+    `fetch_messages` finds out.
+
     Args:
-      inbox: The inbox of the turn.
+      inbox: The inbox of the turn (`open`).
 
     Returns:
       The manifest of the turn.
 
     Raises:
-      ReplicaStaleError: If the event was settled and deleted, or if the other
-        replicas have another manifest of the event before than this replica.
+      ReplicaStaleError: If the other replicas have another manifest of the
+        event before than this replica.
     """
     agreed = self._decided(inbox)
-    if self.snapshots.is_gone(inbox.event):
-      raise ReplicaStaleError(f"event {inbox.event} was deleted")
     if not inbox.is_past and agreed.before != self._before(inbox):
       raise ReplicaStaleError("the others agreed on another list before")
     if inbox.turn == 0:
@@ -193,6 +214,12 @@ class Agreement:
   ) -> list[tuple[str, float, list[np.ndarray]]]:
     """Waits until every listed message is there, and reads it.
 
+    At the same time it makes sure that the event was not deleted. A replica may
+    have slept while the others went on and deleted the event's manifest. The
+    manifest that it has read or written afterwards is another one, which nobody
+    may follow. The marks of a deletion are written before anything is deleted,
+    so they are there.
+
     Args:
       inbox: The inbox of the turn.
       agreed: The manifest of the turn.
@@ -201,31 +228,47 @@ class Agreement:
       Replica, weight and arrays of each message, in the order of the manifest.
 
     Raises:
-      ReplicaStaleError: If a message is missing, and there is a newer snapshot.
+      ReplicaStaleError: If the event was deleted, or if a message is missing,
+        and there is a newer snapshot.
     """
     path = manifest_path(inbox.event, inbox.turn)
+
+    def missing() -> list[str]:
+      return [
+        listed.replica
+        for listed in agreed.listed
+        if not inbox.has_listed(listed.replica, listed.digest)
+      ]
+
+    def waiting() -> str:
+      return (
+        f"event {inbox.event} waits for the message of {missing()[0]}, which is"
+        " listed and not there: a replica that has it writes it again. If no"
+        " such replica lives, and nobody writes a later snapshot, stop all"
+        f" replicas, delete {path} and"
+        f" {proposal_path(inbox.event, inbox.turn)}, and start them again"
+      )
+
+    def check() -> None:
+      if self.snapshots.is_gone(inbox.event, thoroughly=True):
+        raise ReplicaStaleError(f"event {inbox.event} was deleted")
+
+    calls: list[Callable] = [check]
+    for _ in self._pauses(inbox, waiting, agreed):
+      calls += [functools.partial(inbox.read, name) for name in missing()]
+      self.store.at_once(calls)
+      if not missing():
+        break
+      calls = []
     objects: dict[str, Data] = {
       path: self.signer.sign_json(path, dataclasses.asdict(agreed))
     }
     messages = []
     for listed in agreed.listed:
-
-      def missing(replica: str = listed.replica) -> str:
-        return (
-          f"event {inbox.event} waits for the message of {replica}, which is"
-          " listed and not there: a replica that has it writes it again. If no"
-          " such replica lives, and nobody writes a later snapshot, stop all"
-          f" replicas, delete {path} and"
-          f" {proposal_path(inbox.event, inbox.turn)}, and start them again"
-        )
-
-      for _ in self._pauses(inbox, missing, agreed):
-        message = inbox.listed(listed.replica, listed.digest)
-        if message is not None:
-          object_path = message_path(inbox.event, inbox.turn, listed.replica)
-          objects[object_path] = message.data
-          messages.append((listed.replica, listed.weight, message.arrays))
-          break
+      message = inbox.held[listed.replica]
+      object_path = message_path(inbox.event, inbox.turn, listed.replica)
+      objects[object_path] = message.data
+      messages.append((listed.replica, listed.weight, message.arrays))
     if inbox.turn == 0:
       self.objects = {inbox.event: {}}
     self.objects.setdefault(inbox.event, {}).update(objects)
@@ -241,27 +284,77 @@ class Agreement:
     """Waits for the decision of a turn. Decides when it is due."""
     path = manifest_path(inbox.event, inbox.turn)
     proposal = proposal_path(inbox.event, inbox.turn)
-
-    def check() -> None:
-      if self.snapshots.is_gone(inbox.event, thoroughly=True):
-        raise ReplicaStaleError(f"event {inbox.event} was deleted")
-
     for is_late in self._pauses(inbox, lambda: self._awaited_in(inbox)):
-      agreed = self.manifest(inbox.event, inbox.turn)
-      if agreed is not None:
-        return agreed
       if inbox.is_past:
+        agreed = self.manifest(inbox.event, inbox.turn)
+        if agreed is not None:
+          return agreed
         # The turn was decided long ago. So either the decision was lost, or
         # this replica is too late.
-        decided = self._decisions.complete(path, proposal, check)
+        decided = self._decisions.complete(path, proposal)
         if decided is not None:
           return Manifest.from_json(decided)
+        continue
+      agreed = self._look(inbox, is_late)
+      if agreed is not None:
+        return agreed
       roster = self._due(inbox, is_late)
       if roster is not None:
         proposed = dataclasses.asdict(self._proposed(inbox, roster))
-        decided = self._decisions.decide(path, proposal, proposed, check)
+        decided = self._decisions.decide(path, proposal, proposed)
         return Manifest.from_json(decided)
     raise AssertionError("pauses do not end")
+
+  def _look(self, inbox: Inbox, is_late: bool) -> Manifest | None:
+    """Looks for the manifest of a turn and for messages and new seats.
+
+    If all expected messages should be there, it only reads these. Else it reads
+    the manifest and lists the messages first.
+
+    Args:
+      inbox: The inbox of the turn.
+      is_late: Whether the grace time is over. Then it also reads messages of
+        replicas that nobody waits for.
+
+    Returns:
+      The manifest; None if the turn is not decided, as far as it has looked.
+    """
+    is_first_look = inbox.num_looks == 0
+    inbox.num_looks += 1
+    if not is_first_look or not inbox.covers(inbox.expected):
+      read_manifest = functools.partial(self.manifest, inbox.event, inbox.turn)
+      reads = inbox.reads(inbox.expected)
+      agreed, *_ = self.store.at_once([read_manifest, inbox.look, *reads])
+      if agreed is not None:
+        return agreed
+    names = self._names(inbox) if is_late else inbox.expected
+    if is_late or inbox.covers(names):
+      self._read_messages_and_seats(inbox, names)
+    if is_first_look:
+      others = len(inbox.expected) > 1
+      self.all_were_here = others and self._has_all(inbox, inbox.expected)
+    return None
+
+  def _names(self, inbox: Inbox) -> list[str]:
+    """Returns all replicas whose messages in a turn may count."""
+    if inbox.turn:
+      return self.first.names
+    return self.memory.roster.names()
+
+  def _read_messages_and_seats(self, inbox: Inbox, names: list[str]) -> None:
+    """Reads messages that should be there, and the seats taken meanwhile."""
+    calls: list[Callable] = [*inbox.reads(names)]
+    number = self.memory.roster.num_seats + len(inbox.taken)
+    if inbox.turn == 0:
+      calls.insert(0, functools.partial(self.seats.read, number))
+    results = self.store.at_once(calls)
+    if inbox.turn == 0 and results[0] is not None:
+      inbox.taken.append(results[0])
+      inbox.taken += self.seats.read_from(number + 1)
+
+  def _has_all(self, inbox: Inbox, names: Sequence[str]) -> bool:
+    """Returns whether messages of all these replicas were read."""
+    return all(name in inbox.held for name in names)
 
   def _proposed(self, inbox: Inbox, roster: Roster) -> Manifest:
     """Returns the manifest that this replica proposes."""
@@ -285,25 +378,23 @@ class Agreement:
       inbox: The inbox of the turn.
       is_late: Whether the grace time is over.
     """
-    if inbox.is_past:
-      return None
     if inbox.turn:
-      if _is_time(inbox, self.first.names, is_late):
-        return self.first.roster
+      is_due = is_late or self._has_all(inbox, inbox.expected)
+      return self.first.roster if is_due else None
+    if not (is_late or self._has_all(inbox, inbox.expected)):
       return None
-    roster = self.memory.roster
-    if not (is_late or _is_time(inbox, roster.expected(), is_late)):
-      return None
-    # Only now the seats are read for replicas that came meanwhile, because
-    # that costs requests.
-    roster = roster.renewed(inbox.event, self.seats.read)
+    roster = self.memory.roster.renewed(inbox.event, inbox.taken)
     names = roster.names() if is_late else roster.expected()
     is_first_time = inbox.event == 0 and not is_late
     if is_first_time and len(names) < self.rules.replicas:
       return None
-    if not _is_time(inbox, names, is_late):
+    if not self._has_all(inbox, names):
+      # Some of these replicas have come meanwhile.
+      inbox.look()
+      self.store.at_once(inbox.reads(names))
+    if not (is_late or self._has_all(inbox, names)):
       return None
-    present = {name for name in names if inbox.has(name)}
+    present = {name for name in names if name in inbox.held}
     if len(present) < self.rules.quorum:
       return None
     return roster.after(inbox.event, present)
@@ -382,11 +473,9 @@ class Agreement:
         f"the others have gone on from event {inbox.event}"
       )
     self.seats.look_after(self.memory.roster)
-    for path, data in self.run_objects.items():
-      self._restore(path, data)
-    for objects in self.objects.values():
-      for path, data in objects.items():
-        self._restore(path, data)
+    objects: dict[str, Data] = dict(self.run_objects)
+    for objects_of_event in self.objects.values():
+      objects |= objects_of_event
     needed = list(inbox.held.items())
     if agreed is not None:
       listed_digests = {listed.digest for listed in agreed.listed}
@@ -396,8 +485,10 @@ class Agreement:
         if message.digest in listed_digests
       ]
     for name, message in needed:
-      path = message_path(inbox.event, inbox.turn, name)
-      self._restore(path, message.data)
+      objects[message_path(inbox.event, inbox.turn, name)] = message.data
+    self.store.at_once(
+      [functools.partial(self._restore, *item) for item in objects.items()]
+    )
 
   def _restore(self, path: str, data: Data) -> None:
     """Writes an object again if it is missing or damaged."""
@@ -412,21 +503,3 @@ class Agreement:
       if self.signer.verify_json(path, stored) is not None:
         return
     self.store.put(path, data)
-
-
-def _is_time(inbox: Inbox, names: Iterable[str], is_late: bool) -> bool:
-  """Returns whether the turn need not wait for any of these replicas.
-
-  Until the grace time is over, it waits until all of them have sent a message.
-  After the grace time, it reads the messages that are there and waits for none.
-
-  Args:
-    inbox: The inbox of the turn.
-    names: Names of the replicas.
-    is_late: Whether the grace time is over.
-  """
-  if not is_late:
-    return all(inbox.has(name) for name in names)
-  for name in names:
-    inbox.has(name)
-  return True

@@ -19,7 +19,6 @@ one still has the content:
                           because the decision is there, and follows it.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
@@ -49,11 +48,7 @@ class Decisions:
     return self._signer.verify_json(path, self._store.get(path, JSON_BYTES))
 
   def decide(
-    self,
-    path: str,
-    proposal: str,
-    value: dict[str, Any],
-    check: Callable[[], None],
+    self, path: str, proposal: str, value: dict[str, Any]
   ) -> dict[str, Any]:
     """Proposes a value, and decides.
 
@@ -61,25 +56,24 @@ class Decisions:
       path: Path of the decision.
       proposal: Path of its proposal.
       value: The value that this replica proposes, as JSON.
-      check: Function that is called between the two steps. It raises an error
-        if there must be no decision any more.
 
     Returns:
       The value that all replicas follow. Another replica may have proposed it.
     """
-    proposed = self._create(proposal, value)
-    check()
-    return self._create(path, proposed)
+    if self._store.create(proposal, self._signer.sign_json(proposal, value)):
+      return self._create(path, value)
+    # Another replica has proposed, and has probably decided by now.
+    decided = self.read(path)
+    if decided is not None:
+      return decided
+    return self._create(path, self._create(proposal, value))
 
-  def complete(
-    self, path: str, proposal: str, check: Callable[[], None]
-  ) -> dict[str, Any] | None:
+  def complete(self, path: str, proposal: str) -> dict[str, Any] | None:
     """Decides on the proposal that is there. Proposes nothing.
 
     Args:
       path: Path of the decision.
       proposal: Path of its proposal.
-      check: As in `decide`.
 
     Returns:
       The value that all replicas follow; None if there is no proposal.
@@ -87,7 +81,6 @@ class Decisions:
     proposed = self.read(proposal)
     if proposed is None:
       return None
-    check()
     return self._create(path, proposed)
 
   def _create(self, path: str, value: dict[str, Any]) -> dict[str, Any]:

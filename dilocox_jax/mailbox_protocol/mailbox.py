@@ -186,7 +186,9 @@ class Mailbox:
         "%s takes the snapshot before event %d", self.name, snapshot.event
       )
       return snapshot
-    if self._snapshots.is_gone(0, thoroughly=True):
+    # At the first start `announce` finds out whether event 0 was deleted.
+    is_repeated = self._starts_in_place > 0
+    if is_repeated and self._snapshots.is_gone(0, thoroughly=True):
       raise StoppedError(
         f"no snapshot of the run at {self._store.store.where} can be read, and"
         " its first events are deleted: wait until a replica has written one,"
@@ -343,7 +345,8 @@ class Mailbox:
       turn: Number of the message within the event. In the turns after the
         first, only replicas whose first message is listed send messages.
       arrays: The message. If `send` is False, only their types and shapes
-        matter.
+        matter. They are not copied, and may have to be written again: do not
+        change them in place before the event after next.
       weight: Weight of the message.
       send: Whether this replica sends a message.
       state: Digest of the shared state that the message belongs to, at most 32
@@ -382,6 +385,7 @@ class Mailbox:
       kind=kind,
       is_past=self._is_past,
     )
+    self._agreement.open(inbox)
     if state:
       state = state.ljust(STATE_BYTES, b"\0")
     sent_digest = ""

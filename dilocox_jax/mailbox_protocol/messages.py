@@ -1,7 +1,7 @@
 """The objects of a run: their paths, and messages as raw bytes.
 
 run.json, run.copy.json      what is trained, and by which rules
-seat/0002                    a replica that takes part, and since when
+seat/0002                    a replica that takes part from an event on
 event/0000000012/0/oslo      message of a replica: event, turn, name
 proposal/0000000012.0        the first list of a turn's messages
 manifest/0000000012.0        the same list, once it is decided: all average it
@@ -9,8 +9,9 @@ snapshot/0000000064/...      shared state before an event
 gone/0000000003, ....copy    say that a block of events was deleted
 probe/oslo.1f0c...           an object that a replica creates to test the store
 
-So a replica knows the path of each object that it needs, without listing the
-store. A message is the tags of its signature (`signer.py`), a fixed header and
+So a replica knows the path of each object that it needs. It asks for several
+objects at the same time. While it waits for messages, it lists the folder of
+the turn, so a message that is missing costs no request. A message is the tags of its signature (`signer.py`), a fixed header and
 then numpy arrays. The header has a digest of the layout (types and shapes), the
 sender's digest of the shared state, and the weight of the message. All replicas
 know the layout of a message from the plan. So they know its size before they
@@ -18,12 +19,13 @@ ask for it.
 """
 
 import dataclasses
+import functools
 import hashlib
 import logging
 import math
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +40,7 @@ from dilocox_jax.mailbox_protocol.signer import (
 _LOG = logging.getLogger(__name__)
 RUN = "run.json"
 RUN_COPY = "run.copy.json"
+SEATS = "seat"
 EVENTS = "event"
 PROPOSALS = "proposal"
 MANIFESTS = "manifest"
@@ -58,12 +61,17 @@ Kind = tuple[np.dtype, tuple[int, ...]]  # Type and shape of an array.
 
 def seat_path(index: int) -> str:
   """Returns the path of a seat."""
-  return f"seat/{index:04d}"
+  return f"{SEATS}/{index:04d}"
+
+
+def messages_folder(event: int, turn: int) -> str:
+  """Returns the folder of a turn's messages."""
+  return f"{EVENTS}/{event:010d}/{turn}"
 
 
 def message_path(event: int, turn: int, replica: str) -> str:
   """Returns the path of a replica's message."""
-  return f"{EVENTS}/{event:010d}/{turn}/{replica}"
+  return f"{messages_folder(event, turn)}/{replica}"
 
 
 def proposal_path(event: int, turn: int) -> str:
@@ -169,6 +177,8 @@ class Message(NamedTuple):
 class Inbox:
   """The messages of one turn that a replica has read. Each is read once.
 
+  Threads may read messages at the same time.
+
   Attributes:
     store: A `RetryingStore` store.
     signer: The signer of the run.
@@ -179,7 +189,13 @@ class Inbox:
       number of the fragment.
     is_past: Whether the turn was settled before the snapshot with which this
       replica began. Then the replica only reads the turn's objects.
+    expected: Replicas whose messages the turn waits for up to the grace time.
+    there: Replicas whose messages are in the store, as far as this replica
+      knows. It may be wrong, as messages come and vanish.
     held: The messages that this replica has, by name of their sender.
+    taken: The seats that were taken since the event before, as their holders
+      wrote them.
+    num_looks: How often this replica has looked whether the turn is settled.
     num_bytes: Bytes of one message.
   """
 
@@ -190,7 +206,11 @@ class Inbox:
   like: Sequence[np.ndarray]
   kind: int = 0
   is_past: bool = False
+  expected: Sequence[str] = ()
+  there: set[str] = dataclasses.field(default_factory=set)
   held: dict[str, Message] = dataclasses.field(default_factory=dict)
+  taken: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+  num_looks: int = 0
 
   def __post_init__(self) -> None:
     """Derives the size and the layout of the messages."""
@@ -210,6 +230,9 @@ class Inbox:
   ) -> Message:
     """Writes a message, unless an earlier message of this replica is there.
 
+    At the same time it looks for the messages of the expected replicas, unless
+    they are known to be there.
+
     Args:
       replica: Name of this replica, the sender.
       state: Digest of the sender's shared state, 32 bytes.
@@ -226,7 +249,11 @@ class Inbox:
     content = [raw_bytes(array) for array in arrays]
     data = self.signer.sign(path, header, *content)
     message = Message(data, state.hex(), float(weight), list(arrays))
-    if self.store.create(path, data):
+    calls: list[Callable] = [functools.partial(self.store.create, path, data)]
+    if not self.covers(name for name in self.expected if name != replica):
+      calls.append(self.look)
+    is_created, *_ = self.store.at_once(calls)
+    if is_created:
       self.held[replica] = message
     elif not self.has(replica):
       # The object there has no valid signature, so no replica has written it.
@@ -241,26 +268,48 @@ class Inbox:
       )
     return message
 
+  def look(self) -> None:
+    """Lists the messages that are in the store."""
+    folder = messages_folder(self.event, self.turn)
+    self.there = {
+      path.rpartition("/")[2]
+      for path, size in self.store.sizes(folder).items()
+      if size == self.num_bytes
+    }
+
+  def covers(self, replicas: Iterable[str]) -> bool:
+    """Returns whether messages of all these replicas should be there."""
+    return all(name in self.held or name in self.there for name in replicas)
+
+  def reads(self, replicas: Iterable[str]) -> list[Callable[[], None]]:
+    """Returns functions that read the messages that should be there.
+
+    Args:
+      replicas: Names of the senders. Messages that are held are not read again.
+    """
+    return [
+      functools.partial(self.read, name)
+      for name in replicas
+      if name in self.there and name not in self.held
+    ]
+
   def has(self, replica: str) -> bool:
     """Returns whether a replica's message has arrived.
 
     It asks the store unless the message is in `held`.
     """
     if replica not in self.held:
-      self._read(replica)
+      self.read(replica)
     return replica in self.held
 
-  def listed(self, replica: str, digest: str) -> Message | None:
-    """Returns the message that a manifest lists, or None if it is missing."""
-    if replica not in self.held or self.held[replica].digest != digest:
-      self._read(replica)
+  def has_listed(self, replica: str, digest: str) -> bool:
+    """Returns whether the message that a manifest lists is in `held`."""
     message = self.held.get(replica)
-    if message is None or message.digest != digest:
-      return None
-    return message
+    return message is not None and message.digest == digest
 
-  def _read(self, replica: str) -> None:
+  def read(self, replica: str) -> None:
     """Reads a replica's message into `held`, if it is there and valid."""
+    self.there.discard(replica)
     path = message_path(self.event, self.turn, replica)
     data = self.store.get(path, self.num_bytes)
     content = self.signer.verify(path, data)

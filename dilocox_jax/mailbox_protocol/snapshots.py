@@ -12,10 +12,10 @@ The mark then tells it that the manifest was deleted, and is not just missing
 because nobody has written it yet.
 """
 
-import itertools
+import functools
 import logging
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,25 +143,30 @@ class Snapshots:
 
     Args:
       event: The event.
-      thoroughly: Whether to read the second mark, too. It costs a request, and
-        helps if the first mark was lost.
+      thoroughly: Whether to read the second mark at the same time. It helps if
+        the first mark was lost.
     """
     paths = gone_paths(event // self._every)
     if not thoroughly:
       paths = paths[:1]
-    for path in paths:
-      data = self._store.get(path, signed_bytes(len(_MARK)))
-      if self._signer.verify(path, data) == _MARK:
-        return True
-    return False
+    marks = self._store.get_all(dict.fromkeys(paths, signed_bytes(len(_MARK))))
+    return any(
+      self._signer.verify(path, mark) == _MARK
+      for path, mark in zip(paths, marks, strict=True)
+    )
 
-  def _whole(self, paths: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """Yields event and `first` of whole snapshots, the newest first."""
+  def _whole(self, paths: Iterable[str]) -> list[tuple[int, int]]:
+    """Returns event and `first` of whole snapshots, the newest first."""
     events = {event_of(path) for path in paths if path.endswith(_INDEX)}
-    for event in sorted(events, reverse=True):
-      index = self._index(event)
-      if index is not None:
-        yield event, int(index["first"])
+    newest_first = sorted(events - {-1}, reverse=True)
+    indices = self._store.at_once(
+      [functools.partial(self._index, event) for event in newest_first]
+    )
+    return [
+      (event, int(index["first"]))
+      for event, index in zip(newest_first, indices, strict=True)
+      if index is not None
+    ]
 
   def _index(self, event: int) -> dict[str, Any] | None:
     """Returns the index of a snapshot; None if it is missing or damaged."""
@@ -174,19 +179,28 @@ class Snapshots:
     Args:
       event: Event of the newest snapshot.
     """
+    folders = (EVENTS, PROPOSALS, MANIFESTS, SNAPSHOTS)
+    listings = self._store.at_once(
+      [functools.partial(self._store.sizes, folder) for folder in folders]
+    )
     sizes: dict[str, int] = {}
-    for folder in (EVENTS, PROPOSALS, MANIFESTS, SNAPSHOTS):
-      sizes |= self._store.sizes(folder)
+    for listing in listings:
+      sizes |= listing
     stale = self._stale(event, sizes)
     blocks = {
       event_of(path) // self._every
       for path in stale
       if not path.startswith(SNAPSHOTS)
     }
+    marks = [path for block in sorted(blocks) for path in gone_paths(block)]
+    self._store.at_once(
+      [
+        functools.partial(self._store.put, path, self._signer.sign(path, _MARK))
+        for path in marks
+      ]
+    )
     old_marks = []
     for block in sorted(blocks):
-      for path in gone_paths(block):
-        self._store.put(path, self._signer.sign(path, _MARK))
       if block >= KEPT_MARKS:
         old_marks += gone_paths(block - KEPT_MARKS)
     self._store.delete([*stale, *old_marks])
@@ -209,12 +223,12 @@ class Snapshots:
       event: Event of the newest snapshot.
       paths: Paths of all messages, lists and snapshots.
     """
-    older = (
+    older = [
       (older_event, first)
       for older_event, first in self._whole(paths)
       if older_event < event
-    )
-    kept_older = list(itertools.islice(older, KEPT_SNAPSHOTS - 1))
+    ]
+    kept_older = older[: KEPT_SNAPSHOTS - 1]
     if len(kept_older) < KEPT_SNAPSHOTS - 1:
       return []
     oldest_event, first = kept_older[-1]
