@@ -38,6 +38,7 @@ from dilocox_jax.mailbox_protocol.messages import (
   seat_path,
 )
 from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
+from dilocox_jax.mailbox_protocol.store import get_all
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _VERSIONED = ("jax", "jaxlib", "numpy")
@@ -251,7 +252,7 @@ def _begin_run(
 def _read_run(store: Any) -> dict[str, Buffer | None]:
   """Reads `run.json` and its copy. Returns both by path."""
   paths = (RUN_COPY, RUN)
-  contents = store.get_all(dict.fromkeys(paths, JSON_BYTES))
+  contents = get_all(store, dict.fromkeys(paths, JSON_BYTES))
   return dict(zip(paths, contents, strict=True))
 
 

@@ -38,6 +38,7 @@ from dilocox_jax.mailbox_protocol.signer import (
   Signer,
   signed_bytes,
 )
+from dilocox_jax.mailbox_protocol.store import get_all
 
 _LOG = logging.getLogger(__name__)
 KEPT_MARKS = 1000
@@ -149,7 +150,9 @@ class Snapshots:
     paths = gone_paths(event // self._every)
     if not thoroughly:
       paths = paths[:1]
-    marks = self._store.get_all(dict.fromkeys(paths, signed_bytes(len(_MARK))))
+    marks = get_all(
+      self._store, dict.fromkeys(paths, signed_bytes(len(_MARK)))
+    )
     return any(
       self._signer.verify(path, mark) == _MARK
       for path, mark in zip(paths, marks, strict=True)

@@ -28,6 +28,10 @@ _LOG = logging.getLogger(__name__)
 _FILE = "file://"
 
 
+# Most requests of one replica that are under way at the same time.
+_MOST_AT_ONCE = 128
+
+
 def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
   """Calls functions at the same time, each in a thread.
 
@@ -38,11 +42,27 @@ def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
   Returns:
     Their results, in the order of the functions.
   """
-  if not calls:
-    return []
-  first, *others = calls
-  futures = [in_thread(call) for call in others]
-  return [first(), *(future.result() for future in futures)]
+  results = []
+  for start in range(0, len(calls), _MOST_AT_ONCE):
+    first, *others = calls[start : start + _MOST_AT_ONCE]
+    futures = [in_thread(call) for call in others]
+    results += [first(), *(future.result() for future in futures)]
+  return results
+
+
+def get_all(store: Any, at_most: dict[str, int]) -> list[Buffer | None]:
+  """Reads several objects at the same time.
+
+  Args:
+    store: A `Store`, or an object with its methods.
+    at_most: Number of bytes that each object may have, by path.
+
+  Returns:
+    For each object what `Store.get` returns.
+  """
+  return store.at_once(
+    [functools.partial(store.get, *item) for item in at_most.items()]
+  )
 
 
 class Store:
@@ -156,6 +176,14 @@ class Store:
     self._count("list")
     return dict(sorted(self._objects.sizes(prefix).items()))
 
+  def at_once(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Calls functions at the same time. Returns their results, in order.
+
+    Args:
+      calls: Functions that call methods of this store.
+    """
+    return at_once(calls)
+
   def _count(self, kind: str) -> None:
     """Counts a request of a kind."""
     with self._lock:
@@ -195,8 +223,7 @@ class RetryingStore:
     """Wraps a store.
 
     Args:
-      store: A `Store`, or an object with its methods. If the object has a
-        method `at_once`, that is used instead of the function of this module.
+      store: A `Store`, or an object with its methods.
       clock: Seconds that never go back.
       pause: Waits for a number of seconds.
       is_entering: Whether this replica is entering a run. Then a store that is
@@ -207,7 +234,6 @@ class RetryingStore:
     self.clock = clock
     self.pause = pause
     self._is_entering = is_entering
-    self._at_once = getattr(store, "at_once", at_once)
     self._lock = threading.Lock()  # Held while these three change.
     self._num_failing = 0
     self._failing_since_s = 0.0
@@ -219,20 +245,7 @@ class RetryingStore:
 
   def at_once(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
     """Calls functions at the same time. Returns their results, in order."""
-    return self._at_once(calls)
-
-  def get_all(self, at_most: dict[str, int]) -> list[Buffer | None]:
-    """Reads several objects at the same time.
-
-    Args:
-      at_most: Number of bytes that each object may have, by path.
-
-    Returns:
-      For each object what `Store.get` returns.
-    """
-    return self.at_once(
-      [functools.partial(self.get, *item) for item in at_most.items()]
-    )
+    return self.store.at_once(calls)
 
   def retry(self, call: Callable, *args: Any) -> Any:
     """Calls a function of the store until it succeeds.

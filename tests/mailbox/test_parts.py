@@ -20,7 +20,7 @@ from dilocox_jax.mailbox_protocol.roster import (
   write_secret,
 )
 from dilocox_jax.mailbox_protocol.signer import Signer
-from dilocox_jax.mailbox_protocol.store import Store
+from dilocox_jax.mailbox_protocol.store import RetryingStore, Store
 
 SIGNER = Signer(b"secret", "run")
 CONFIG = {"inner": {"learning_rate": 0.008, "betas": (0.9, 0.95)}, "seed": 1}
@@ -149,8 +149,10 @@ def test_arrays_come_back_as_they_were_and_the_size_is_known(store):
   reader = inbox(store)
   assert reader.has("oslo") and reader.has("oslo")
   assert store.requests["get"] == 1  # It is read once.
-  back = reader.listed("oslo", own.digest)
-  assert back is not None and back[1:3] == (b"s".hex() * 32, 2.5)
+  assert reader.has_listed("oslo", own.digest)
+  back = reader.held["oslo"]
+  assert back.state == b"s".hex() * 32
+  assert back.weight == 2.5
   assert back.data == b"".join(own.data)
   for mine, theirs in zip(ARRAYS, back.arrays, strict=True):
     assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
@@ -167,9 +169,11 @@ def test_that_of_an_earlier_life_stays(store):
   assert again.held["oslo"].digest == own.digest != later.digest
   store.delete([message_path(3, 0, "oslo")])
   new = sent(store, arrays=OTHERS)
-  received = reader.listed("oslo", new.digest)
-  assert received and received.arrays[0][0, 0] == 1
-  assert reader.listed("oslo", own.digest) is None
+  assert not reader.has_listed("oslo", new.digest)
+  reader.read("oslo")
+  assert reader.has_listed("oslo", new.digest)
+  assert reader.held["oslo"].arrays[0][0, 0] == 1
+  assert not reader.has_listed("oslo", own.digest)
 
 
 CHANGED = {
@@ -207,39 +211,69 @@ def test_what_is_no_message_of_this_place_is_as_if_it_were_missing(store, kind):
   down = store.bytes_down
   reader = inbox(store)
   assert not reader.has("oslo")
-  assert reader.listed("oslo", own.digest) is None
+  assert not reader.has_listed("oslo", own.digest)
   assert store.bytes_down - down <= 2 * num_bytes_of(own.data)
   assert reader.has("rome")
   again = sent(store)  # It replaces what is garbage.
-  assert inbox(store).listed("oslo", again.digest)
+  other = inbox(store)
+  assert other.has("oslo") and other.has_listed("oslo", again.digest)
 
 
 # Seats.
 
 
 def seats(store, name):
-  return Seats(store, SIGNER, name)
+  return Seats(RetryingStore(store, pause=lambda seconds: None), SIGNER, name)
 
 
-def test_a_seat_is_taken_once_and_kept(store):
-  store.put(messages.seat_path(0), b"garbage")  # A stranger's is free.
-  assert seats(store, "a").read(0) is None
+def test_every_announcement_takes_the_next_free_seat(store):
   seats(store, "a").announce(0, Roster())
   seats(store, "b").announce(2, Roster())
-  seats(store, "b").announce(2, Roster())  # A second life, of no roster.
-  seats(store, "a").announce(7, Roster(("a", "b")))
-  found = [seats(store, "c").read(number) for number in range(3)]
-  assert found == [{"name": "a", "since": 7}, {"name": "b", "since": 2}, None]
+  back = seats(store, "a")
+  back.announce(7, Roster(("a", "b")))
+  assert back.index == 0
+  assert seats(store, "c").read_from(0) == [
+    {"name": "a", "since": 0},
+    {"name": "b", "since": 2},
+    {"name": "a", "since": 7},
+  ]
   mine = seats(store, "c")
-  mine.announce(3, Roster(("a", "b")))
+  mine.announce(8, Roster(("a", "b"), later=1))
   before = store.requests["put"]
-  mine.announce(3, Roster(("a", "b")))
+  mine.announce(8, Roster(("a", "b"), later=1))
   assert store.requests["put"] == before and mine.index == 2
-  assert mine.read(2) == {"name": "c", "since": 3}
+  assert mine.read(3) == {"name": "c", "since": 8}
+
+
+def test_a_seat_that_a_stranger_wrote_is_replaced(store):
+  store.put(messages.seat_path(0), b"garbage")
+  mine = seats(store, "a")
+  mine.announce(0, Roster())
+  assert mine.read(0) is None
+  mine.look_after(Roster())
+  assert mine.read_from(0) == [{"name": "a", "since": 0}] * 2
+
+
+def test_the_last_of_many_takes_its_seat_with_two_requests(store):
+  for number in range(63):
+    seats(store, f"r{number}").announce(0, Roster())
+  before = store.requests.total()
+  seats(store, "last").announce(0, Roster())
+  assert store.requests.total() - before == 2
 
 
 def test_who_comes_later_is_not_waited_for_yet():
-  seats = {1: {"name": "b", "since": 7}}
-  roster = Roster(("a",)).renewed(6, seats.get)
+  taken = [{"name": "b", "since": 7}]
+  roster = Roster(("a",)).renewed(6, taken)
   assert roster.seats == ("a", "b") and roster.expected() == ["a"]
-  assert roster.after(6, ["a"]).renewed(7, seats.get).expected() == ["a", "b"]
+  assert roster.after(6, ["a"]).renewed(7).expected() == ["a", "b"]
+
+
+def test_who_was_away_is_expected_from_the_event_of_its_new_seat_on():
+  roster = Roster(("a", "b"), away={"b": 3})
+  again = roster.renewed(5, [{"name": "b", "since": 6}])
+  assert again.seats == ("a", "b") and again.num_seats == 3
+  assert again.expected() == ["a"]
+  assert again.renewed(6).expected() == ["a", "b"]
+  # A seat of before it was away says nothing.
+  assert roster.renewed(5, [{"name": "b", "since": 2}]).expected() == ["a"]

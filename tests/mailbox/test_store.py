@@ -11,7 +11,12 @@ from dilocox_jax.mailbox_protocol.answers import (
   StoreUnavailableError,
   UnfitStoreError,
 )
-from dilocox_jax.mailbox_protocol.store import RetryingStore, Store, at_once
+from dilocox_jax.mailbox_protocol.store import (
+  RetryingStore,
+  Store,
+  at_once,
+  get_all,
+)
 
 CALLS = {
   "get": ("a/b", 10),
@@ -189,6 +194,9 @@ class Away:
     self._error = error
     self._until_s = until_s
 
+  def at_once(self, calls):
+    return at_once(calls)
+
   def get(self, path, at_most):
     if self.now < self._until_s:
       raise self._error
@@ -219,7 +227,7 @@ def test_many_calls_that_wait_at_once_say_so_in_one_line_a_minute(caplog):
       store.now += seconds / 20
 
   patient = RetryingStore(store, lambda: store.now, pause)
-  found = patient.get_all({str(number): 1 for number in range(20)})
+  found = get_all(patient, {str(number): 1 for number in range(20)})
   assert found == [b"x"] * 20
   *waits, back = caplog.messages
   assert waits == ["waiting for the place: no route"] * 2
