@@ -26,6 +26,7 @@ from dilocox_jax.mailbox_protocol.manifest import (
   make_manifest,
 )
 from dilocox_jax.mailbox_protocol.messages import (
+  FEW,
   Inbox,
   manifest_path,
   message_path,
@@ -33,7 +34,12 @@ from dilocox_jax.mailbox_protocol.messages import (
 )
 from dilocox_jax.mailbox_protocol.roster import MailboxRules, Roster, Seats
 from dilocox_jax.mailbox_protocol.signer import Signer
-from dilocox_jax.mailbox_protocol.snapshots import Snapshots
+from dilocox_jax.mailbox_protocol.snapshots import (
+  KEPT_MARKS,
+  Snapshots,
+  interval_of,
+)
+from dilocox_jax.mailbox_protocol.store_size import StoreLimit, store_limit
 
 _LOG = logging.getLogger(__name__)
 # A waiting replica asks again after pauses that grow from the first to the
@@ -47,6 +53,9 @@ PAUSE_GROWTH = 1.25
 # twice as long, and so on. The times between grow up to this.
 LONGEST_LOOK_S = 60.0
 LINE_EVERY_S = 60.0
+# Marks that are older than `KEPT_MARKS` intervals are deleted with a snapshot,
+# of which a few in a row may fail.
+_REMEMBERED_STARTS = KEPT_MARKS + 16
 
 
 class ReplicaStaleError(Exception):
@@ -72,21 +81,44 @@ class Memory:
     roster: The replicas that take part, according to that manifest.
     accepted: Median norm of each event's listed messages, by "kind.turn", the
       oldest first.
-    sent: Bytes of the messages that one replica has sent since a snapshot was
-      last due.
+    starts: First events of the newest intervals (`store_size`), the oldest
+      first.
+    sent: Bytes of the messages that one replica has sent in this interval.
+    stored: Bytes of all messages and manifests of this interval.
+    stored_in_event: Bytes of those of the newest event.
+    largest_event: Largest `stored_in_event` so far.
   """
 
   event: int = 0
   before: str = ""
   roster: Roster = Roster()
   accepted: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+  starts: tuple[int, ...] = (0,)
   sent: int = 0
+  stored: int = 0
+  stored_in_event: int = 0
+  largest_event: int = 0
 
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> "Memory":
     """Returns the memory of which `values` are the `dataclasses.asdict`."""
-    fields = {**values, "roster": Roster.from_json(values["roster"])}
+    roster = Roster.from_json(values["roster"])
+    starts = tuple(values["starts"])
+    fields = {**values, "roster": roster, "starts": starts}
     return cls(**fields)  # pyright: ignore
+
+  def begin_interval(self, event: int) -> "Memory":
+    """Returns the memory at the start of a new interval of events.
+
+    Args:
+      event: The first event of the interval, which is not settled yet.
+    """
+    starts = self.starts
+    if event != starts[-1]:
+      starts = (*starts, event)
+    return dataclasses.replace(
+      self, starts=starts[-_REMEMBERED_STARTS:], sent=0, stored=0
+    )
 
   def norms(self, inbox: Inbox) -> list[float]:
     """Returns the usual norms of earlier messages of the same kind and turn.
@@ -112,10 +144,20 @@ class Memory:
     if positive_norms:
       norms = [*norms, statistics.median_low(positive_norms)]
       norms = norms[-NUM_REMEMBERED:]
+    # Messages that came too late are in the store, too.
+    expected = self.roster.renewed(inbox.event).expected()
+    senders = {*expected, *agreed.names, *agreed.left_out}
+    num_stored = len(senders) * inbox.num_bytes + agreed.num_bytes
+    stored_in_event = num_stored
+    if inbox.turn:
+      stored_in_event += self.stored_in_event
     memory = dataclasses.replace(
       self,
       accepted=self.accepted | {f"{inbox.kind}.{inbox.turn}": norms},
       sent=self.sent + inbox.num_bytes,
+      stored=self.stored + num_stored,
+      stored_in_event=stored_in_event,
+      largest_event=max(self.largest_event, stored_in_event),
     )
     if inbox.turn:
       return memory
@@ -148,7 +190,9 @@ class Agreement:
       them.
     all_were_here: Whether all expected messages were there when this replica
       looked for the first time in the last turn. Then it asks for all of them
-      at once in the next turn. Else it lists first.
+      at once in the next turn. Else it lists first, if they are many.
+    snapshot_bytes: Bytes of a snapshot; 0: this replica does not know them, and
+      begins no interval.
   """
 
   store: Any
@@ -161,6 +205,7 @@ class Agreement:
   first: Manifest = Manifest()
   objects: dict[int, dict[str, Data]] = dataclasses.field(default_factory=dict)
   all_were_here: bool = False
+  snapshot_bytes: int = 0
 
   def __post_init__(self) -> None:
     """Opens the decisions of the run."""
@@ -250,7 +295,7 @@ class Agreement:
       )
 
     def check() -> None:
-      if self.snapshots.is_gone(inbox.event, thoroughly=True):
+      if self.is_gone(inbox.event):
         raise ReplicaStaleError(f"event {inbox.event} was deleted")
 
     calls: list[Callable] = [check]
@@ -273,6 +318,19 @@ class Agreement:
       self.objects = {inbox.event: {}}
     self.objects.setdefault(inbox.event, {}).update(objects)
     return messages
+
+  def is_gone(self, event: int) -> bool:
+    """Returns whether the next event, or an earlier one, was deleted."""
+    return self.snapshots.is_gone(interval_of(event, self.memory.starts))
+
+  def limit(self) -> StoreLimit:
+    """Returns the limit of the store, as far as sizes are known."""
+    num_replicas = max(
+      self.rules.replicas, len(self.memory.roster.expected())
+    )
+    return store_limit(
+      self.rules.store_bytes, self.snapshot_bytes, num_replicas
+    )
 
   def _before(self, inbox: Inbox) -> str:
     """Returns the digest of the manifest that precedes that of a turn."""
@@ -308,8 +366,8 @@ class Agreement:
   def _look(self, inbox: Inbox, is_late: bool) -> Manifest | None:
     """Looks for the manifest of a turn and for messages and new seats.
 
-    If all expected messages should be there, it only reads these. Else it reads
-    the manifest and lists the messages first.
+    The first time, it only reads the messages if they should be there, or if
+    they are few. Else it reads the manifest and looks for the messages first.
 
     Args:
       inbox: The inbox of the turn.
@@ -321,15 +379,28 @@ class Agreement:
     """
     is_first_look = inbox.num_looks == 0
     inbox.num_looks += 1
-    if not is_first_look or not inbox.covers(inbox.expected):
-      read_manifest = functools.partial(self.manifest, inbox.event, inbox.turn)
-      reads = inbox.reads(inbox.expected)
-      agreed, *_ = self.store.at_once([read_manifest, inbox.look, *reads])
+    missing = inbox.missing(inbox.expected)
+    are_few = len(missing) <= FEW
+    if not (is_first_look and (are_few or inbox.covers(missing))):
+      calls: list[Callable] = [
+        functools.partial(self.manifest, inbox.event, inbox.turn)
+      ]
+      if are_few or is_late:
+        calls += [functools.partial(inbox.read, name) for name in missing]
+      else:
+        calls += inbox.reads(missing)
+      if is_late or not are_few:
+        calls.append(inbox.look)
+      agreed, *_ = self.store.at_once(calls)
       if agreed is not None:
         return agreed
-    names = self._names(inbox) if is_late else inbox.expected
-    if is_late or inbox.covers(names):
-      self._read_messages_and_seats(inbox, names)
+      missing = inbox.missing(inbox.expected)
+      if not (is_late or inbox.covers(missing)):
+        return None
+    reads = [functools.partial(inbox.read, name) for name in missing]
+    if is_late:
+      reads = inbox.reads(self._names(inbox))
+    self._read_messages_and_seats(inbox, reads)
     if is_first_look:
       others = len(inbox.expected) > 1
       self.all_were_here = others and self._has_all(inbox, inbox.expected)
@@ -341,9 +412,16 @@ class Agreement:
       return self.first.names
     return self.memory.roster.names()
 
-  def _read_messages_and_seats(self, inbox: Inbox, names: list[str]) -> None:
-    """Reads messages that should be there, and the seats taken meanwhile."""
-    calls: list[Callable] = [*inbox.reads(names)]
+  def _read_messages_and_seats(
+    self, inbox: Inbox, reads: Sequence[Callable]
+  ) -> None:
+    """Reads messages, and at the same time the seats that were taken meanwhile.
+
+    Args:
+      inbox: The inbox of the turn.
+      reads: Functions that read messages.
+    """
+    calls: list[Callable] = [*reads]
     number = self.memory.roster.num_seats + len(inbox.taken)
     if inbox.turn == 0:
       calls.insert(0, functools.partial(self.seats.read, number))
@@ -362,7 +440,7 @@ class Agreement:
       names = self.first.names
     else:
       names = roster.expected()
-    return make_manifest(
+    manifest = make_manifest(
       {name: inbox.held[name] for name in names if name in inbox.held},
       before=self._before(inbox),
       accepted=self.memory.norms(inbox),
@@ -370,6 +448,35 @@ class Agreement:
       full_weight_ratio=self.rules.full_weight_ratio,
       roster=roster,
     )
+    return dataclasses.replace(
+      manifest, begins_interval=self._begins_interval(inbox)
+    )
+
+  def _begins_interval(self, inbox: Inbox) -> bool:
+    """Returns whether a snapshot of the state before a turn is due.
+
+    A snapshot is due before the messages of the interval are more than the
+    limit of the store allows. It is also due after `rules.snapshot_every`
+    events, once each replica has sent at least as many bytes of messages as the
+    snapshot has, because it travels on the same link as messages.
+
+    Args:
+      inbox: The inbox of the turn.
+    """
+    if inbox.turn:
+      return False
+    if inbox.event == 0:
+      return True
+    if not self.snapshot_bytes:
+      return False
+    memory = self.memory
+    num_bytes = len(inbox.held) * inbox.num_bytes
+    next_bytes = max(memory.largest_event, num_bytes)
+    if memory.stored + next_bytes > self.limit().interval_bytes:
+      return True
+    num_events = inbox.event - memory.starts[-1]
+    is_paid_for = memory.sent >= self.snapshot_bytes
+    return num_events >= self.rules.snapshot_every and is_paid_for
 
   def _due(self, inbox: Inbox, is_late: bool) -> Roster | None:
     """Returns the roster of the manifest that is due; None if none is due.
@@ -388,10 +495,13 @@ class Agreement:
     is_first_time = inbox.event == 0 and not is_late
     if is_first_time and len(names) < self.rules.replicas:
       return None
-    if not self._has_all(inbox, names):
-      # Some of these replicas have come meanwhile.
-      inbox.look()
-      self.store.at_once(inbox.reads(names))
+    newcomers = [
+      name for name in inbox.missing(names) if name not in inbox.expected
+    ]
+    if newcomers and not is_late:
+      self.store.at_once(
+        [functools.partial(inbox.read, name) for name in newcomers]
+      )
     if not (is_late or self._has_all(inbox, names)):
       return None
     present = {name for name in names if name in inbox.held}

@@ -143,10 +143,10 @@ class Mailbox:
     self._run = entry.run
     self._signer = Signer(secret, self._run)
     self._seats = Seats(self._store, self._signer, name)
-    self._snapshots = Snapshots(self._store, self._signer, rules.snapshot_every)
+    self._snapshots = Snapshots(self._store, self._signer)
     # The writer does not retry: nothing waits for a snapshot, and the end of a
     # run must not.
-    self._writer = Snapshots(store, self._signer, rules.snapshot_every)
+    self._writer = Snapshots(store, self._signer)
     self._agreement = Agreement(
       store=self._store,
       signer=self._signer,
@@ -188,7 +188,7 @@ class Mailbox:
       return snapshot
     # At the first start `announce` finds out whether event 0 was deleted.
     is_repeated = self._starts_in_place > 0
-    if is_repeated and self._snapshots.is_gone(0, thoroughly=True):
+    if is_repeated and self._snapshots.is_gone(0):
       raise StoppedError(
         f"no snapshot of the run at {self._store.store.where} can be read, and"
         " its first events are deleted: wait until a replica has written one,"
@@ -320,7 +320,7 @@ class Mailbox:
     if agreed is not None:
       return self._repeats and self.name in agreed.names
     self._repeats = False
-    if self._snapshots.is_gone(event):
+    if self._agreement.is_gone(event):
       raise ReplicaStaleError(f"event {event} was deleted")
     if not self._is_present:
       self._seats.announce(event, self._agreement.memory.roster)
@@ -376,6 +376,9 @@ class Mailbox:
       )
     if turn == 0:
       self._is_past = event < memory.event
+    if snapshot and not self._agreement.snapshot_bytes:
+      _, shared = snapshot()
+      self._agreement.snapshot_bytes = sum(array.nbytes for array in shared)
     inbox = Inbox(
       store=self._store,
       signer=self._signer,
@@ -402,9 +405,10 @@ class Mailbox:
       self._compare(agreed, event, state)
     messages = self._agreement.fetch_messages(inbox, agreed)
     if not inbox.is_past:
-      may_be_due = turn == 0 and event % self.rules.snapshot_every == 0
-      if snapshot and may_be_due and agreed.state == state.hex():
-        memory = self._after_snapshot(event, agreed, snapshot)
+      if agreed.begins_interval:
+        memory = memory.begin_interval(event)
+        if snapshot and agreed.state == state.hex():
+          self._write_snapshot(event, agreed, memory, snapshot)
       self._agreement.memory = memory.after(agreed, inbox)
       if turn == 0:
         self._note_presence(event, agreed, send)
@@ -437,46 +441,39 @@ class Mailbox:
     self._differed = event
     raise ReplicaStaleError("its shared state differs from that of the others")
 
-  def _after_snapshot(
-    self, event: int, agreed: Manifest, take: TakeSnapshot
-  ) -> Memory:
-    """Writes a snapshot if it is due and no other replica writes it.
-
-    A snapshot travels on the same link as messages. So it is due when each
-    replica has sent at least as many bytes of messages as the snapshot has,
-    since the last snapshot was due. All replicas agree on that, because they
-    count the same events.
+  def _write_snapshot(
+    self, event: int, agreed: Manifest, memory: Memory, take: TakeSnapshot
+  ) -> None:
+    """Writes a snapshot that is due, unless another replica does.
 
     Args:
       event: Number of the event.
       agreed: The manifest of the event.
+      memory: What is known of the events before this one.
       take: Returns the first event that the snapshot needs, and its arrays.
-
-    Returns:
-      The memory before the event. If a snapshot is due, its count of bytes
-      begins anew.
     """
-    memory = self._agreement.memory
+    if not self._snapshots.claim(event):
+      return
     first, arrays = take()
-    if event and memory.sent < sum(array.nbytes for array in arrays):
-      return memory
-    memory = dataclasses.replace(memory, sent=0)
-    if self._snapshots.claim(event):
-      snapshot = Snapshot(
-        event=event,
-        first=first,
-        state=agreed.state,
-        memory=dataclasses.asdict(memory),
-        # Copies, because the caller may change the arrays before the write.
-        arrays=[np.array(array) for array in arrays],
-      )
-      self.beside(lambda: self._write(snapshot))
-    return memory
+    snapshot = Snapshot(
+      event=event,
+      first=first,
+      state=agreed.state,
+      memory=dataclasses.asdict(memory),
+      # Copies, because the caller may change the arrays before the write.
+      arrays=[np.array(array) for array in arrays],
+    )
+    self.beside(lambda: self._write(snapshot, memory.starts))
 
-  def _write(self, snapshot: Snapshot) -> None:
-    """Writes a snapshot. A failure is only logged: the next one replaces it."""
+  def _write(self, snapshot: Snapshot, starts: Sequence[int]) -> None:
+    """Writes a snapshot. A failure is only logged: the next one replaces it.
+
+    Args:
+      snapshot: The snapshot.
+      starts: First events of the intervals so far.
+    """
     try:
-      self._writer.write(snapshot)
+      self._writer.write(snapshot, starts)
     except Exception as error:
       _LOG.warning("snapshot before event %d failed: %s", snapshot.event, error)
 

@@ -6,13 +6,16 @@ event/0000000012/0/oslo      message of a replica: event, turn, name
 proposal/0000000012.0        the first list of a turn's messages
 manifest/0000000012.0        the same list, once it is decided: all average it
 snapshot/0000000064/...      shared state before an event
-gone/0000000003, ....copy    say that a block of events was deleted
+gone/0000000064, ....copy    say that the events from this one up to the next
+                             snapshot were deleted
 probe/oslo.1f0c...           an object that a replica creates to test the store
 
 So a replica knows the path of each object that it needs. It asks for several
-objects at the same time. While it waits for messages, it lists the folder of
-the turn, so a message that is missing costs no request. A message is the tags of its signature (`signer.py`), a fixed header and
-then numpy arrays. The header has a digest of the layout (types and shapes), the
+objects at the same time. If it waits for the messages of many replicas, it
+lists the folder of the turn, so a message that is missing costs no request.
+
+A message is the tags of its signature (`signer.py`), a fixed header and then
+numpy arrays. The header has a digest of the layout (types and shapes), the
 sender's digest of the shared state, and the weight of the message. All replicas
 know the layout of a message from the plan. So they know its size before they
 ask for it.
@@ -54,6 +57,10 @@ _PATHS_OF_EVENTS = {
 }
 
 _HEADER = struct.Struct("<32s32sd")
+# If messages of so few replicas are missing, each of them is asked for. A
+# listing costs as much as twelve such requests in a bucket of S3, and it does
+# not bring the message.
+FEW = 3
 HEADER_BYTES = _HEADER.size  # Bytes of a message's content before its arrays.
 
 Kind = tuple[np.dtype, tuple[int, ...]]  # Type and shape of an array.
@@ -89,9 +96,13 @@ def snapshot_path(event: int, part: str) -> str:
   return f"{SNAPSHOTS}/{event:010d}/{part}"
 
 
-def gone_paths(block: int) -> tuple[str, str]:
-  """Returns the paths of the two marks of a deleted block of events."""
-  return f"gone/{block:010d}", f"gone/{block:010d}.copy"
+def gone_paths(start: int) -> tuple[str, str]:
+  """Returns the paths of the two marks of a deleted interval of events.
+
+  Args:
+    start: The first event of the interval.
+  """
+  return f"gone/{start:010d}", f"gone/{start:010d}.copy"
 
 
 def probe_path(replica: str, token: str) -> str:
@@ -250,7 +261,8 @@ class Inbox:
     data = self.signer.sign(path, header, *content)
     message = Message(data, state.hex(), float(weight), list(arrays))
     calls: list[Callable] = [functools.partial(self.store.create, path, data)]
-    if not self.covers(name for name in self.expected if name != replica):
+    others = [name for name in self.expected if name != replica]
+    if len(others) > FEW and not self.covers(others):
       calls.append(self.look)
     is_created, *_ = self.store.at_once(calls)
     if is_created:
@@ -292,6 +304,10 @@ class Inbox:
       for name in replicas
       if name in self.there and name not in self.held
     ]
+
+  def missing(self, replicas: Iterable[str]) -> list[str]:
+    """Returns those of some replicas whose messages are not held."""
+    return [name for name in replicas if name not in self.held]
 
   def has(self, replica: str) -> bool:
     """Returns whether a replica's message has arrived.

@@ -69,7 +69,9 @@ class MailboxRules:
     quorum: Least number of messages with which an event is settled.
     grace_s: Seconds that a replica waits for the expected replicas.
     snapshot_every: Least number of events between two snapshots of the shared
-      state.
+      state, unless `store_bytes` needs more snapshots.
+    store_bytes: Most bytes of all objects in the store; None: it follows from
+      the sizes of messages and snapshots (see `mailbox_protocol.store_size`).
     max_norm_ratio: How many times the usual norm a message may have. A larger
       message is left out.
     full_weight_ratio: How many times the usual norm a message may have and
@@ -80,6 +82,7 @@ class MailboxRules:
   quorum: int = limited(1, at_least=1)
   grace_s: float = limited(60.0, above=0, below=math.inf)
   snapshot_every: int = limited(64, at_least=1)
+  store_bytes: int | None = limited(None, at_least=1)
   max_norm_ratio: float = limited(5.0, above=1, below=math.inf)
   full_weight_ratio: float = limited(1.0, at_least=1, below=math.inf)
 

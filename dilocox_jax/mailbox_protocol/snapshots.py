@@ -6,16 +6,18 @@ first writes it. The store keeps the newest three snapshots, and the events
 since the oldest of them. So a replica can still read a snapshot while two newer
 ones are written, and it can read an older one if the newest is damaged.
 
-Events are deleted by blocks. Before a block is deleted, two marks (tombstones)
-are written for it. A process may sleep so long that its next event is deleted.
-The mark then tells it that the manifest was deleted, and is not just missing
-because nobody has written it yet.
+The events from one snapshot to the next one are an interval. They are deleted
+together. Before that, two marks (tombstones) are written for the interval, with
+the number of its first event in their paths. A process may sleep so long that
+its next event is deleted. The mark then tells it that the manifest was deleted,
+and is not just missing because nobody has written it yet.
 """
 
+import bisect
 import functools
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +43,8 @@ from dilocox_jax.mailbox_protocol.signer import (
 from dilocox_jax.mailbox_protocol.store import get_all
 
 _LOG = logging.getLogger(__name__)
-KEPT_MARKS = 1000
+# Intervals whose marks are kept. Replicas remember the starts of so many.
+KEPT_MARKS = 4096
 KEPT_SNAPSHOTS = 3
 # The parts of a snapshot.
 _CLAIM = "claim"
@@ -69,21 +72,30 @@ class Snapshot(NamedTuple):
   arrays: list[np.ndarray]
 
 
+def interval_of(event: int, starts: Sequence[int]) -> int:
+  """Returns the first event of the interval to which an event belongs.
+
+  Args:
+    event: The event.
+    starts: First events of the intervals so far. An event before all of them
+      counts as one of the first interval.
+  """
+  index = bisect.bisect_right(starts, event) - 1
+  return starts[max(index, 0)]
+
+
 class Snapshots:
   """The snapshots of one run."""
 
-  def __init__(self, store: Any, signer: Signer, every: int):
+  def __init__(self, store: Any, signer: Signer):
     """Opens the snapshots of a run.
 
     Args:
       store: A `RetryingStore` store.
       signer: The signer of the run.
-      every: Number of events in a block. Snapshots are written at the starts of
-        blocks.
     """
     self._store = store
     self._signer = signer
-    self._every = every
     self._token = secrets.token_bytes(16)
 
   def claim(self, event: int) -> bool:
@@ -106,10 +118,18 @@ class Snapshots:
     # request was lost.
     return holder == self._token
 
-  def write(self, snapshot: Snapshot) -> None:
+  def write(self, snapshot: Snapshot, starts: Sequence[int]) -> int:
     """Writes a snapshot that this replica claimed, and deletes old objects.
 
     The index is written last. A snapshot with an index is whole.
+
+    Args:
+      snapshot: The snapshot.
+      starts: First events of the intervals so far, of which the last begins
+        with the snapshot.
+
+    Returns:
+      Bytes of all objects of events and snapshots that remain.
     """
     arrays_path = snapshot_path(snapshot.event, _ARRAYS)
     content = [raw_bytes(array) for array in snapshot.arrays]
@@ -118,7 +138,7 @@ class Snapshots:
     kinds = [(array.dtype.name, list(array.shape)) for array in snapshot.arrays]
     index = snapshot._asdict() | {"arrays": kinds}
     self._store.put(index_path, self._signer.sign_json(index_path, index))
-    self._delete_before(snapshot.event)
+    return self._delete_before(snapshot.event, starts)
 
   def events(self) -> list[int]:
     """Returns the events of all whole snapshots, the newest first."""
@@ -139,17 +159,15 @@ class Snapshots:
     fields = {**index, "arrays": arrays_in(content, kinds)}
     return Snapshot(**fields)  # pyright: ignore
 
-  def is_gone(self, event: int, thoroughly: bool = False) -> bool:
-    """Returns whether an event was deleted, or is about to be.
+  def is_gone(self, start: int) -> bool:
+    """Returns whether an interval of events was deleted, or is about to be.
+
+    It reads both marks at the same time, as one of them may be lost.
 
     Args:
-      event: The event.
-      thoroughly: Whether to read the second mark at the same time. It helps if
-        the first mark was lost.
+      start: The first event of the interval.
     """
-    paths = gone_paths(event // self._every)
-    if not thoroughly:
-      paths = paths[:1]
+    paths = gone_paths(start)
     marks = get_all(
       self._store, dict.fromkeys(paths, signed_bytes(len(_MARK)))
     )
@@ -176,11 +194,15 @@ class Snapshots:
     path = snapshot_path(event, _INDEX)
     return self._signer.verify_json(path, self._store.get(path, INDEX_BYTES))
 
-  def _delete_before(self, event: int) -> None:
+  def _delete_before(self, event: int, starts: Sequence[int]) -> int:
     """Deletes the objects that nobody needs any more.
 
     Args:
       event: Event of the newest snapshot.
+      starts: First events of the intervals so far.
+
+    Returns:
+      Bytes of all objects of events and snapshots that remain.
     """
     folders = (EVENTS, PROPOSALS, MANIFESTS, SNAPSHOTS)
     listings = self._store.at_once(
@@ -189,23 +211,24 @@ class Snapshots:
     sizes: dict[str, int] = {}
     for listing in listings:
       sizes |= listing
-    stale = self._stale(event, sizes)
-    blocks = {
-      event_of(path) // self._every
+    stale = self._stale(event, sizes, starts)
+    deleted_intervals = {
+      interval_of(event_of(path), starts)
       for path in stale
-      if not path.startswith(SNAPSHOTS)
+      if not path.startswith(SNAPSHOTS) and event_of(path) >= starts[0]
     }
-    marks = [path for block in sorted(blocks) for path in gone_paths(block)]
+    marks = [
+      path for start in sorted(deleted_intervals) for path in gone_paths(start)
+    ]
     self._store.at_once(
       [
         functools.partial(self._store.put, path, self._signer.sign(path, _MARK))
         for path in marks
       ]
     )
-    old_marks = []
-    for block in sorted(blocks):
-      if block >= KEPT_MARKS:
-        old_marks += gone_paths(block - KEPT_MARKS)
+    old_marks = [
+      path for start in starts[:-KEPT_MARKS] for path in gone_paths(start)
+    ]
     self._store.delete([*stale, *old_marks])
     remaining = [sizes[path] for path in sizes.keys() - set(stale)]
     _LOG.info(
@@ -215,8 +238,11 @@ class Snapshots:
       sum(remaining) / 1e6,
       len(remaining),
     )
+    return sum(remaining)
 
-  def _stale(self, event: int, paths: Iterable[str]) -> list[str]:
+  def _stale(
+    self, event: int, paths: Iterable[str], starts: Sequence[int]
+  ) -> list[str]:
     """Returns the paths of the objects that nobody needs any more.
 
     A replica may start at the oldest snapshot that is kept. It needs that
@@ -225,6 +251,7 @@ class Snapshots:
     Args:
       event: Event of the newest snapshot.
       paths: Paths of all messages, lists and snapshots.
+      starts: First events of the intervals so far.
     """
     older = [
       (older_event, first)
@@ -235,8 +262,8 @@ class Snapshots:
     if len(kept_older) < KEPT_SNAPSHOTS - 1:
       return []
     oldest_event, first = kept_older[-1]
-    # Only whole blocks of events are deleted.
-    end = first // self._every * self._every
+    # Only whole intervals are deleted.
+    end = interval_of(first, starts)
     limits = {
       EVENTS: end,
       PROPOSALS: end,

@@ -168,7 +168,7 @@ class One:
     self.now = 0.0
     self.store = store or Store("memory:///")
     self.patient = RetryingStore(self.store, lambda: self.now, self._pause)
-    self.snapshots = Snapshots(self.patient, SIGNER, RULES.snapshot_every)
+    self.snapshots = Snapshots(self.patient, SIGNER)
     self.seats = Seats(self.patient, SIGNER, "a")
     self.at_pause = lambda: None
     self.agreement = Agreement(
@@ -301,7 +301,7 @@ def test_who_waits_for_what_was_deleted_looks_for_a_newer_snapshot():
   manifest = Manifest("", "", (Listed("b", "0" * 64, 1.0, 5.0),), {}, BOTH)
   path = messages.manifest_path(3, 0)
   one.store.put(path, SIGNER.sign_json(path, dataclasses.asdict(manifest)))
-  one.snapshots.write(Snapshot(8, 8, "", {}, ARRAYS))
+  one.snapshots.write(Snapshot(8, 8, "", {}, ARRAYS), starts=[0, 8])
   with pytest.raises(ReplicaStaleError, match="gone on from event 3"):
     one.settle()
   assert one.now < 1
@@ -372,7 +372,7 @@ def test_the_memory_keeps_the_last_norms_of_each_kind():
 
 
 def of_run(store):
-  return Snapshots(store, SIGNER, every=4)
+  return Snapshots(store, SIGNER)
 
 
 def snapshot(event, first=None):
@@ -391,7 +391,7 @@ def snapshot(event, first=None):
 )
 def test_a_damaged_snapshot_is_none(store, part, harm):
   mine = of_run(store)
-  mine.write(snapshot(8))
+  mine.write(snapshot(8), starts=[0, 8])
   path = messages.snapshot_path(8, part)
   data = bytes(store.get(path, 10**6))
   store.delete([path])
@@ -409,7 +409,7 @@ def test_one_claims_a_snapshot_and_only_whole_ones_are_found(store):
   for event in (4, 8):
     assert first.claim(event) and not second.claim(event)
     assert first.claim(event)  # It may ask again.
-    first.write(snapshot(event))
+    first.write(snapshot(event), starts=range(0, event + 1, 4))
   assert second.claim(12)  # And its writer died.
   for event, part in [(6, "index"), (9**9, "index"), (16, "claim")]:
     store.put(messages.snapshot_path(event, part), b"of a stranger")
@@ -427,15 +427,16 @@ def test_what_nobody_needs_is_deleted_and_marked(store, caplog):
   mine = of_run(store)
   fill(store, range(20))
   store.put(messages.snapshot_path(10, "index"), b"of a stranger")
+  starts = [0, 5, 8, 12, 16, 18]
   for event, first in [(8, 8), (12, 9), (16, 15), (18, 18)]:
     mine.claim(event)
-    mine.write(snapshot(event, first))
-  # The snapshot before event 12 needs event 9, which is in the block from 8 on.
+    mine.write(snapshot(event, first), starts[: starts.index(event) + 1])
+  # The snapshot before event 12 needs event 9, of the interval from 8 on.
   left = store.sizes("event") | store.sizes("manifest")
   assert len(left) == 24 and min(left) == messages.message_path(8, 0, "oslo")
   assert mine.events() == [18, 16, 12]
   assert f"the store has 0.0 MB in {24 + 3 * 3} objects" in caplog.messages[-1]
-  assert [mine.is_gone(e) for e in (0, 7, 8, 16)] == [True, True, False, False]
+  assert [mine.is_gone(start) for start in starts[:3]] == [True, True, False]
 
 
 def test_the_marks_do_not_grow_without_end(store, monkeypatch):
@@ -443,6 +444,16 @@ def test_the_marks_do_not_grow_without_end(store, monkeypatch):
   mine = of_run(store)
   for event in range(0, 80, 4):
     fill(store, range(event, event + 4))
-    mine.write(snapshot(event))
+    mine.write(snapshot(event), starts=range(0, event + 1, 4))
   assert len(store.sizes("gone")) <= 8
   assert len(store.sizes("event")) <= 16
+
+
+def test_events_that_no_memory_has_are_deleted_without_a_mark(store):
+  mine = of_run(store)
+  fill(store, range(2, 12))
+  for event in (4, 8, 12):
+    mine.write(snapshot(event), starts=[4, 8, 12])
+  # The oldest snapshot that is kept needs the interval from 4 on.
+  assert not mine.is_gone(4) and not store.sizes("gone")
+  assert min(store.sizes("event")) == messages.message_path(4, 0, "oslo")
