@@ -496,12 +496,13 @@ class Agreement:
     if is_first_time and len(names) < self.rules.replicas:
       return None
     newcomers = [
-      name for name in inbox.missing(names) if name not in inbox.expected
+      name
+      for name in inbox.missing(roster.expected())
+      if name not in inbox.expected
     ]
-    if newcomers and not is_late:
-      self.store.at_once(
-        [functools.partial(inbox.read, name) for name in newcomers]
-      )
+    self.store.at_once(
+      [functools.partial(inbox.read, name) for name in newcomers]
+    )
     if not (is_late or self._has_all(inbox, names)):
       return None
     present = {name for name in names if name in inbox.held}
