@@ -319,9 +319,15 @@ class Agreement:
     self.objects.setdefault(inbox.event, {}).update(objects)
     return messages
 
-  def is_gone(self, event: int) -> bool:
-    """Returns whether the next event, or an earlier one, was deleted."""
-    return self.snapshots.is_gone(interval_of(event, self.memory.starts))
+  def is_gone(self, event: int, thoroughly: bool = True) -> bool:
+    """Returns whether the next event, or an earlier one, was deleted.
+
+    Args:
+      event: The event.
+      thoroughly: As for `Snapshots.is_gone`.
+    """
+    start = interval_of(event, self.memory.starts)
+    return self.snapshots.is_gone(start, thoroughly)
 
   def limit(self) -> StoreLimit:
     """Returns the limit of the store, as far as sizes are known."""

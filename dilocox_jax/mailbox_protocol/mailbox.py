@@ -159,6 +159,7 @@ class Mailbox:
     self._is_past = False
     self._repeats = False
     self._loaded = -1  # Event of the snapshot that was loaded last.
+    self._is_just_loaded = False  # Whether nothing was announced since then.
     self._differed = -1  # Event at which the shared state differed last.
     self._bad: set[int] = set()  # Events of snapshots with a wrong state.
     self._furthest = -1  # Most events that were settled at any new start.
@@ -204,7 +205,7 @@ class Mailbox:
     """
     passed_over: set[int] = set()
     while True:
-      events = set(self._snapshots.events()) - self._bad - passed_over
+      events = set(self._snapshots.listed()) - self._bad - passed_over
       if not events:
         return None
       event = max(events)
@@ -255,6 +256,7 @@ class Mailbox:
     self._is_present = repeats and self.name in memory.roster.expected()
     self._repeats = repeats
     self._loaded = loaded
+    self._is_just_loaded = loaded >= 0
 
   @property
   def seat(self) -> int:
@@ -320,7 +322,11 @@ class Mailbox:
     if agreed is not None:
       return self._repeats and self.name in agreed.names
     self._repeats = False
-    if self._agreement.is_gone(event):
+    # This only saves the work for an event that was deleted. `exchange` makes
+    # sure that no deleted event is settled.
+    was_just_loaded = self._is_just_loaded
+    self._is_just_loaded = False
+    if not was_just_loaded and self._agreement.is_gone(event, thoroughly=False):
       raise ReplicaStaleError(f"event {event} was deleted")
     if not self._is_present:
       self._seats.announce(event, self._agreement.memory.roster)

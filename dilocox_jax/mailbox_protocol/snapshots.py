@@ -144,6 +144,18 @@ class Snapshots:
     """Returns the events of all whole snapshots, the newest first."""
     return [event for event, _ in self._whole(self._store.sizes(SNAPSHOTS))]
 
+  def listed(self) -> list[int]:
+    """Returns the events of all snapshots that have an index, unread.
+
+    A stranger may have written the index.
+    """
+    events = {
+      event_of(path)
+      for path in self._store.sizes(SNAPSHOTS)
+      if path.endswith(_INDEX)
+    }
+    return sorted(events - {-1})
+
   def read(self, event: int) -> Snapshot | None:
     """Returns the snapshot before an event; None if damaged or missing."""
     index = self._index(event)
@@ -159,15 +171,17 @@ class Snapshots:
     fields = {**index, "arrays": arrays_in(content, kinds)}
     return Snapshot(**fields)  # pyright: ignore
 
-  def is_gone(self, start: int) -> bool:
+  def is_gone(self, start: int, thoroughly: bool = True) -> bool:
     """Returns whether an interval of events was deleted, or is about to be.
-
-    It reads both marks at the same time, as one of them may be lost.
 
     Args:
       start: The first event of the interval.
+      thoroughly: Whether to read both marks, as one of them may be lost. They
+        are read at the same time.
     """
     paths = gone_paths(start)
+    if not thoroughly:
+      paths = paths[:1]
     marks = get_all(
       self._store, dict.fromkeys(paths, signed_bytes(len(_MARK)))
     )
