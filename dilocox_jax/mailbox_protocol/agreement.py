@@ -188,9 +188,9 @@ class Agreement:
       turns of the event before, and of the earlier turns of this event. They
       are written again if they vanish, because another replica may still need
       them.
-    all_were_here: Whether all expected messages were there when this replica
-      looked for the first time in the last turn. Then it asks for all of them
-      at once in the next turn. Else it lists first, if they are many.
+    most_were_here: Whether most of the expected messages were there when this
+      replica looked for the first time in the last turn. Then it asks for all
+      of them in the next turn. Else it lists them first, if they are many.
     snapshot_bytes: Bytes of a snapshot; 0: this replica does not know them, and
       begins no interval.
   """
@@ -204,7 +204,7 @@ class Agreement:
   memory: Memory = Memory()
   first: Manifest = Manifest()
   objects: dict[int, dict[str, Data]] = dataclasses.field(default_factory=dict)
-  all_were_here: bool = False
+  most_were_here: bool = False
   snapshot_bytes: int = 0
 
   def __post_init__(self) -> None:
@@ -228,7 +228,7 @@ class Agreement:
       inbox.expected = self.first.names
     else:
       inbox.expected = self.memory.roster.renewed(inbox.event).expected()
-    if self.all_were_here:
+    if self.most_were_here:
       inbox.there = set(inbox.expected)
 
   def wait_for_manifest(self, inbox: Inbox) -> Manifest:
@@ -372,9 +372,6 @@ class Agreement:
   def _look(self, inbox: Inbox, is_late: bool) -> Manifest | None:
     """Looks for the manifest of a turn and for messages and new seats.
 
-    The first time, it only reads the messages if they should be there, or if
-    they are few. Else it reads the manifest and looks for the messages first.
-
     Args:
       inbox: The inbox of the turn.
       is_late: Whether the grace time is over. Then it also reads messages of
@@ -387,30 +384,75 @@ class Agreement:
     inbox.num_looks += 1
     missing = inbox.missing(inbox.expected)
     are_few = len(missing) <= FEW
-    if not (is_first_look and (are_few or inbox.covers(missing))):
-      calls: list[Callable] = [
-        functools.partial(self.manifest, inbox.event, inbox.turn)
-      ]
-      if are_few or is_late:
-        calls += [functools.partial(inbox.read, name) for name in missing]
-      else:
-        calls += inbox.reads(missing)
-      if is_late or not are_few:
-        calls.append(inbox.look)
-      agreed, *_ = self.store.at_once(calls)
-      if agreed is not None:
-        return agreed
-      missing = inbox.missing(inbox.expected)
-      if not (is_late or inbox.covers(missing)):
-        return None
-    reads = [functools.partial(inbox.read, name) for name in missing]
-    if is_late:
-      reads = inbox.reads(self._names(inbox))
-    self._read_messages_and_seats(inbox, reads)
+    if is_first_look and (are_few or inbox.covers(missing)):
+      agreed = None
+      self._read_with_seats(inbox, missing)
+    elif are_few and not is_late:
+      agreed = self._read_with_seats(inbox, missing, with_manifest=True)
+    else:
+      agreed = self._list_and_read(inbox, missing, is_late)
     if is_first_look:
-      others = len(inbox.expected) > 1
-      self.all_were_here = others and self._has_all(inbox, inbox.expected)
+      absent = [
+        name
+        for name in inbox.missing(inbox.expected)
+        if name not in inbox.there
+      ]
+      self.most_were_here = len(absent) <= FEW
+    return agreed
+
+  def _list_and_read(
+    self, inbox: Inbox, missing: Sequence[str], is_late: bool
+  ) -> Manifest | None:
+    """Lists the messages that are there, and reads them if they are complete.
+
+    Args:
+      inbox: The inbox of the turn.
+      missing: Expected replicas whose messages are not held.
+      is_late: Whether the grace time is over. Then the messages are read even
+        if they are not complete, and expected ones even if they are not listed.
+
+    Returns:
+      The manifest; None if the turn is not decided.
+    """
+    if is_late:
+      reads = [functools.partial(inbox.read, name) for name in missing]
+    else:
+      reads = inbox.reads(missing)
+    read_manifest = functools.partial(self.manifest, inbox.event, inbox.turn)
+    agreed, *_ = self.store.at_once([read_manifest, inbox.look, *reads])
+    if agreed is not None:
+      return agreed
+    if is_late:
+      listed = [name for name in self._names(inbox) if name in inbox.there]
+      self._read_with_seats(inbox, inbox.missing(listed))
+    elif inbox.covers(missing):
+      self._read_with_seats(inbox, inbox.missing(missing))
     return None
+
+  def _read_with_seats(
+    self, inbox: Inbox, names: Sequence[str], with_manifest: bool = False
+  ) -> Manifest | None:
+    """Reads messages, and at the same time the seats that were taken meanwhile.
+
+    Args:
+      inbox: The inbox of the turn.
+      names: Senders of the messages.
+      with_manifest: Whether to read the manifest, too.
+
+    Returns:
+      The manifest; None if it was not read, or is not there.
+    """
+    calls: list[Callable] = [
+      functools.partial(inbox.read, name) for name in names
+    ]
+    if inbox.turn == 0:
+      calls.append(functools.partial(self._read_seats, inbox))
+    if not with_manifest:
+      self.store.at_once(calls)
+      return None
+    read_manifest = functools.partial(self.manifest, inbox.event, inbox.turn)
+    agreed, *_ = self.store.at_once([read_manifest, *calls])
+    return agreed
 
   def _names(self, inbox: Inbox) -> list[str]:
     """Returns all replicas whose messages in a turn may count."""
@@ -418,22 +460,12 @@ class Agreement:
       return self.first.names
     return self.memory.roster.names()
 
-  def _read_messages_and_seats(
-    self, inbox: Inbox, reads: Sequence[Callable]
-  ) -> None:
-    """Reads messages, and at the same time the seats that were taken meanwhile.
-
-    Args:
-      inbox: The inbox of the turn.
-      reads: Functions that read messages.
-    """
-    calls: list[Callable] = [*reads]
+  def _read_seats(self, inbox: Inbox) -> None:
+    """Reads the seats that were taken since the event before."""
     number = self.memory.roster.num_seats + len(inbox.taken)
-    if inbox.turn == 0:
-      calls.insert(0, functools.partial(self.seats.read, number))
-    results = self.store.at_once(calls)
-    if inbox.turn == 0 and results[0] is not None:
-      inbox.taken.append(results[0])
+    seat = self.seats.read(number)
+    if seat is not None:
+      inbox.taken.append(seat)
       inbox.taken += self.seats.read_from(number + 1)
 
   def _has_all(self, inbox: Inbox, names: Sequence[str]) -> bool:

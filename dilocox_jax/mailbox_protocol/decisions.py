@@ -19,6 +19,7 @@ one still has the content:
                           because the decision is there, and follows it.
 """
 
+import functools
 from typing import Any
 
 from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
@@ -28,6 +29,9 @@ from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
 # network folders.
 _TRIES = 8
 _FIRST_PAUSE_S = 0.05
+# A replica that comes second waits so long before it asks for the decision. In
+# most stores an object takes longer to write than to read.
+_DECIDES_WITHIN_S = 0.01
 
 
 class Decisions:
@@ -62,11 +66,22 @@ class Decisions:
     """
     if self._store.create(proposal, self._signer.sign_json(proposal, value)):
       return self._create(path, value)
-    # Another replica has proposed, and has probably decided by now.
+    # Another replica has proposed a moment ago, and decides just now.
+    self._store.pause(_DECIDES_WITHIN_S)
     decided = self.read(path)
     if decided is not None:
       return decided
-    return self._create(path, self._create(proposal, value))
+    decided, proposed = self._store.at_once(
+      [
+        functools.partial(self.read, path),
+        functools.partial(self.read, proposal),
+      ]
+    )
+    if decided is not None:
+      return decided
+    if proposed is None:
+      proposed = self._create(proposal, value)
+    return self._create(path, proposed)
 
   def complete(self, path: str, proposal: str) -> dict[str, Any] | None:
     """Decides on the proposal that is there. Proposes nothing.
