@@ -22,6 +22,7 @@ from dilocox_jax.mailbox_protocol.agreement import (
   ReplicaStaleError,
   StoppedError,
 )
+from dilocox_jax.mailbox_protocol.costs import storage_usd, traffic_usd
 from dilocox_jax.mailbox_protocol.manifest import Manifest
 from dilocox_jax.mailbox_protocol.messages import Inbox
 from dilocox_jax.mailbox_protocol.proof import prove
@@ -36,6 +37,7 @@ from dilocox_jax.mailbox_protocol.roster import (
 from dilocox_jax.mailbox_protocol.signer import Signer
 from dilocox_jax.mailbox_protocol.snapshots import Snapshot, Snapshots
 from dilocox_jax.mailbox_protocol.store import RetryingStore, Store
+from dilocox_jax.mailbox_protocol.store_size import check_store_bytes
 
 _LOG = logging.getLogger(__name__)
 STATE_BYTES = 32
@@ -164,6 +166,8 @@ class Mailbox:
     self._bad: set[int] = set()  # Events of snapshots with a wrong state.
     self._furthest = -1  # Most events that were settled at any new start.
     self._starts_in_place = 0  # New starts since then.
+    self._entered_s = self._store.clock()
+    self._num_events = 0  # Events since this replica entered the run.
     self.beside: Callable[[Callable[[], None]], Any] = lambda write: write()
 
   def newest(self) -> Snapshot | None:
@@ -382,9 +386,6 @@ class Mailbox:
       )
     if turn == 0:
       self._is_past = event < memory.event
-    if snapshot and not self._agreement.snapshot_bytes:
-      _, shared = snapshot()
-      self._agreement.snapshot_bytes = sum(array.nbytes for array in shared)
     inbox = Inbox(
       store=self._store,
       signer=self._signer,
@@ -394,6 +395,8 @@ class Mailbox:
       kind=kind,
       is_past=self._is_past,
     )
+    if snapshot and not self._agreement.snapshot_bytes:
+      self._note_sizes(inbox, snapshot)
     self._agreement.open(inbox)
     if state:
       state = state.ljust(STATE_BYTES, b"\0")
@@ -411,7 +414,9 @@ class Mailbox:
       self._compare(agreed, event, state)
     messages = self._agreement.fetch_messages(inbox, agreed)
     if not inbox.is_past:
+      self._num_events += turn == 0
       if agreed.begins_interval:
+        self._log_usage(event)
         memory = memory.begin_interval(event)
         if snapshot and agreed.state == state.hex():
           self._write_snapshot(event, agreed, memory, snapshot)
@@ -446,6 +451,54 @@ class Mailbox:
       )
     self._differed = event
     raise ReplicaStaleError("its shared state differs from that of the others")
+
+  def _note_sizes(self, inbox: Inbox, take: TakeSnapshot) -> None:
+    """Notes how large a snapshot is, and checks the limit of the store.
+
+    Args:
+      inbox: The inbox of a turn.
+      take: Returns the first event that a snapshot needs, and its arrays.
+
+    Raises:
+      StoppedError: If the store cannot hold what the protocol keeps.
+    """
+    _, arrays = take()
+    snapshot_bytes = sum(array.nbytes for array in arrays)
+    self._agreement.snapshot_bytes = snapshot_bytes
+    try:
+      check_store_bytes(
+        self.rules.store_bytes,
+        snapshot_bytes,
+        event_bytes=self.rules.replicas * inbox.num_bytes,
+      )
+    except ValueError as error:
+      raise StoppedError(str(error)) from None
+
+  def _log_usage(self, event: int) -> None:
+    """Logs requests, traffic and an estimate of their costs.
+
+    Args:
+      event: Number of the event that is settled.
+    """
+    usage = self.usage
+    num_events = self._num_events
+    num_requests = sum(
+      number for kind, number in usage.items() if "bytes" not in kind
+    )
+    limit = self._agreement.limit()
+    seconds = self._store.clock() - self._entered_s
+    _LOG.info(
+      "event %d: %.1f requests, %.3g MB up and %.3g MB down an event; the store"
+      " has at most %.3g GB; in a bucket of S3 about %.2f USD a month for this"
+      " replica's requests and downloads, and at most %.2f USD for the store",
+      event,
+      num_requests / num_events,
+      usage["bytes_up"] / num_events / 1e6,
+      usage["bytes_down"] / num_events / 1e6,
+      limit.store_bytes / 1e9,
+      traffic_usd(usage, seconds),
+      storage_usd(limit.store_bytes),
+    )
 
   def _write_snapshot(
     self, event: int, agreed: Manifest, memory: Memory, take: TakeSnapshot

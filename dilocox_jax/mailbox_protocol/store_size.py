@@ -22,6 +22,8 @@ replica. Then snapshots at most double the bytes that a replica sends.
 
 from typing import NamedTuple
 
+from dilocox_jax.checks import require
+
 MOST_SNAPSHOTS = 5
 MOST_INTERVALS = 6
 OTHER_BYTES = 2_000_000
@@ -49,6 +51,28 @@ def least_store_bytes(snapshot_bytes: int, event_bytes: int) -> int:
   """
   return (
     MOST_SNAPSHOTS * snapshot_bytes + MOST_INTERVALS * event_bytes + OTHER_BYTES
+  )
+
+
+def check_store_bytes(
+  store_bytes: int | None, snapshot_bytes: int, event_bytes: int
+) -> None:
+  """Checks that a store can hold what the protocol keeps.
+
+  Args:
+    store_bytes: The limit that the user set; None: it follows from the sizes.
+    snapshot_bytes: Bytes of a snapshot.
+    event_bytes: Bytes of the messages of an event.
+
+  Raises:
+    ValueError: If the limit is too low. The message is one line.
+  """
+  least = least_store_bytes(snapshot_bytes, event_bytes)
+  require(
+    store_bytes is None or store_bytes >= least,
+    f"mailbox.store_bytes={store_bytes} is too low: {MOST_SNAPSHOTS} snapshots"
+    f" of {snapshot_bytes / 1e6:.3g} MB and the messages of {MOST_INTERVALS}"
+    f" events, {event_bytes / 1e6:.3g} MB each, take {least}",
   )
 
 

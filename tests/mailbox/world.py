@@ -296,6 +296,8 @@ class FakeStore:
     self._world = world
     self._gate = gate
     self.requests: Counter[str] = Counter()
+    self.bytes_up = 0
+    self.bytes_down = 0
 
   def at_once(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
     """Calls functions in turn, so that a test may disturb each request."""
