@@ -255,7 +255,10 @@ class Agreement:
     return agreed
 
   def fetch_messages(
-    self, inbox: Inbox, agreed: Manifest
+    self,
+    inbox: Inbox,
+    agreed: Manifest,
+    beside: Sequence[Callable[[], Any]] = (),
   ) -> list[tuple[str, float, list[np.ndarray]]]:
     """Waits until every listed message is there, and reads it.
 
@@ -268,6 +271,7 @@ class Agreement:
     Args:
       inbox: The inbox of the turn.
       agreed: The manifest of the turn.
+      beside: Other functions to call at the same time.
 
     Returns:
       Replica, weight and arrays of each message, in the order of the manifest.
@@ -298,7 +302,7 @@ class Agreement:
       if self.is_gone(inbox.event):
         raise ReplicaStaleError(f"event {inbox.event} was deleted")
 
-    calls: list[Callable] = [check]
+    calls: list[Callable] = [check, *beside]
     for _ in self._pauses(inbox, waiting, agreed):
       calls += [functools.partial(inbox.read, name) for name in missing()]
       self.store.at_once(calls)

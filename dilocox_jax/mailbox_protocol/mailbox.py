@@ -412,14 +412,23 @@ class Mailbox:
     agreed = self._agreement.wait_for_manifest(inbox)
     if not inbox.is_past:
       self._compare(agreed, event, state)
-    messages = self._agreement.fetch_messages(inbox, agreed)
+    claims: list[bool] = []
+    may_write = agreed.begins_interval and agreed.state == state.hex()
+    if snapshot and may_write and not inbox.is_past:
+      messages = self._agreement.fetch_messages(
+        inbox,
+        agreed,
+        beside=[lambda: claims.append(self._snapshots.claim(event))],
+      )
+    else:
+      messages = self._agreement.fetch_messages(inbox, agreed)
     if not inbox.is_past:
       self._num_events += turn == 0
       if agreed.begins_interval:
         self._log_usage(event)
         memory = memory.begin_interval(event)
-        if snapshot and agreed.state == state.hex():
-          self._write_snapshot(event, agreed, memory, snapshot)
+      if snapshot and any(claims):
+        self._write_snapshot(event, agreed, memory, snapshot)
       self._agreement.memory = memory.after(agreed, inbox)
       if turn == 0:
         self._note_presence(event, agreed, send)
@@ -503,7 +512,7 @@ class Mailbox:
   def _write_snapshot(
     self, event: int, agreed: Manifest, memory: Memory, take: TakeSnapshot
   ) -> None:
-    """Writes a snapshot that is due, unless another replica does.
+    """Writes a snapshot that is due, and that this replica has claimed.
 
     Args:
       event: Number of the event.
@@ -511,8 +520,6 @@ class Mailbox:
       memory: What is known of the events before this one.
       take: Returns the first event that the snapshot needs, and its arrays.
     """
-    if not self._snapshots.claim(event):
-      return
     first, arrays = take()
     snapshot = Snapshot(
       event=event,
