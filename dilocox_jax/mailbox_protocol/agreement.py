@@ -335,9 +335,7 @@ class Agreement:
 
   def limit(self) -> StoreLimit:
     """Returns the limit of the store, as far as sizes are known."""
-    num_replicas = max(
-      self.rules.replicas, len(self.memory.roster.expected())
-    )
+    num_replicas = max(self.rules.replicas, len(self.memory.roster.expected()))
     return store_limit(
       self.rules.store_bytes, self.snapshot_bytes, num_replicas
     )

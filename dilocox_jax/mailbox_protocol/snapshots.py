@@ -182,9 +182,7 @@ class Snapshots:
     paths = gone_paths(start)
     if not thoroughly:
       paths = paths[:1]
-    marks = get_all(
-      self._store, dict.fromkeys(paths, signed_bytes(len(_MARK)))
-    )
+    marks = get_all(self._store, dict.fromkeys(paths, signed_bytes(len(_MARK))))
     return any(
       self._signer.verify(path, mark) == _MARK
       for path, mark in zip(paths, marks, strict=True)
