@@ -13,7 +13,8 @@ Data = Buffer | Sequence[Buffer]
 def parts_of(data: Data) -> Sequence[Buffer]:
   """Returns the buffers of an object."""
   if isinstance(data, (bytes, memoryview)):
-    return [data]
+    whole: list[Buffer] = [data]
+    return whole
   return data
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.mailbox_protocol import messages
-from dilocox_jax.mailbox_protocol.buffers import num_bytes_of
+from dilocox_jax.mailbox_protocol.buffers import num_bytes_of, parts_of
 from dilocox_jax.mailbox_protocol.messages import Inbox, message_path
 from dilocox_jax.mailbox_protocol.roster import (
   MailboxRules,
@@ -153,7 +153,7 @@ def test_arrays_come_back_as_they_were_and_the_size_is_known(store):
   back = reader.held["oslo"]
   assert back.state == b"s".hex() * 32
   assert back.weight == 2.5
-  assert back.data == b"".join(own.data)
+  assert back.data == b"".join(parts_of(own.data))
   for mine, theirs in zip(ARRAYS, back.arrays, strict=True):
     assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
     assert mine.tobytes() == theirs.tobytes()
@@ -205,7 +205,7 @@ def test_what_is_no_message_of_this_place_is_as_if_it_were_missing(store, kind):
   path = message_path(3, 0, "oslo")
   sent(store, "rome")
   if kind in CHANGED:
-    store.put(path, CHANGED[kind](b"".join(own.data)))
+    store.put(path, CHANGED[kind](b"".join(parts_of(own.data))))
   else:
     store.put(path, sent(Store("memory:///"), **ELSEWHERE[kind]).data)
   down = store.bytes_down

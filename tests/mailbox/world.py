@@ -220,7 +220,7 @@ class FolderObjects(MutableMapping):
     data = self._store.get(path, 2**30)
     if data is None:
       raise KeyError(path)
-    return data
+    return bytes(data)
 
   def __setitem__(self, path: str, data: bytes) -> None:
     self._store.put(path, data)
