@@ -7,15 +7,14 @@ where the arrays are, without a copy that puts all bytes into one buffer.
 from collections.abc import Sequence
 
 Buffer = bytes | memoryview
-Data = Buffer | Sequence[Buffer]
+Data = Buffer | list[Buffer]
 
 
 def parts_of(data: Data) -> Sequence[Buffer]:
   """Returns the buffers of an object."""
-  if isinstance(data, (bytes, memoryview)):
-    whole: list[Buffer] = [data]
-    return whole
-  return data
+  if isinstance(data, list):
+    return data
+  return [data]
 
 
 def num_bytes_of(data: Data) -> int:
