@@ -112,7 +112,7 @@ class Signer:
     Returns:
       The tags, and then the parts of the content.
     """
-    key = self._key(path, num_bytes_of(content))
+    key = self._key(path, num_bytes_of(list(content)))
     tags = _block_tags(key, content)
     return [_tag(key, _ALL_BLOCKS, [tags]) + tags, *content]
 
