@@ -191,6 +191,8 @@ class Agreement:
     most_were_here: Whether most of the expected messages were there when this
       replica looked for the first time in the last turn. Then it asks for all
       of them in the next turn. Else it lists them first, if they are many.
+    announced: The manifest that was read when this replica announced itself,
+      by event.
     snapshot_bytes: Bytes of a snapshot; 0: this replica does not know them, and
       begins no interval.
   """
@@ -205,11 +207,22 @@ class Agreement:
   first: Manifest = Manifest()
   objects: dict[int, dict[str, Data]] = dataclasses.field(default_factory=dict)
   most_were_here: bool = False
+  announced: dict[int, Manifest] = dataclasses.field(default_factory=dict)
   snapshot_bytes: int = 0
 
   def __post_init__(self) -> None:
     """Opens the decisions of the run."""
     self._decisions = Decisions(self.store, self.signer)
+
+  def announced_manifest(self, event: int) -> Manifest | None:
+    """Returns the manifest of an event's first turn, and remembers it.
+
+    Args:
+      event: The event, whose messages are exchanged next.
+    """
+    manifest = self.manifest(event, turn=0)
+    self.announced = {} if manifest is None else {event: manifest}
+    return manifest
 
   def manifest(self, event: int, turn: int) -> Manifest | None:
     """Returns the manifest of a turn, or None if it is not decided yet."""
@@ -348,6 +361,8 @@ class Agreement:
 
   def _decided(self, inbox: Inbox) -> Manifest:
     """Waits for the decision of a turn. Decides when it is due."""
+    if inbox.turn == 0 and inbox.event in self.announced:
+      return self.announced[inbox.event]
     path = manifest_path(inbox.event, inbox.turn)
     proposal = proposal_path(inbox.event, inbox.turn)
     for is_late in self._pauses(inbox, lambda: self._awaited_in(inbox)):
@@ -386,7 +401,10 @@ class Agreement:
     inbox.num_looks += 1
     missing = inbox.missing(inbox.expected)
     are_few = len(missing) <= FEW
-    if is_first_look and (are_few or inbox.covers(missing)):
+    # A replica that sends nothing follows events that others have settled. So it
+    # reads the manifest first.
+    may_be_complete = bool(inbox.held) and (are_few or inbox.covers(missing))
+    if is_first_look and may_be_complete:
       agreed = None
       self._read_with_seats(inbox, missing)
     elif are_few and not is_late:

@@ -257,6 +257,7 @@ class Mailbox:
       repeats: Whether this replica repeats the work of an earlier life.
     """
     self._agreement.memory = memory
+    self._agreement.announced = {}
     self._is_present = repeats and self.name in memory.roster.expected()
     self._repeats = repeats
     self._loaded = loaded
@@ -322,7 +323,7 @@ class Mailbox:
       return True
     if event < self._agreement.memory.event:
       return False
-    agreed = self._agreement.manifest(event, turn=0)
+    agreed = self._agreement.announced_manifest(event)
     if agreed is not None:
       return self._repeats and self.name in agreed.names
     self._repeats = False
