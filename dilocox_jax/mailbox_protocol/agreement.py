@@ -401,8 +401,8 @@ class Agreement:
     inbox.num_looks += 1
     missing = inbox.missing(inbox.expected)
     are_few = len(missing) <= FEW
-    # A replica that sends nothing follows events that others have settled. So it
-    # reads the manifest first.
+    # A replica that sends nothing follows events that others have settled, so
+    # it reads the manifest first.
     may_be_complete = bool(inbox.held) and (are_few or inbox.covers(missing))
     if is_first_look and may_be_complete:
       agreed = None
