@@ -426,7 +426,8 @@ class Mailbox:
     if not inbox.is_past:
       self._num_events += turn == 0
       if agreed.begins_interval:
-        self._log_usage(event)
+        if self._num_events > 1:
+          self._log_usage(event)
         memory = memory.begin_interval(event)
       if snapshot and any(claims):
         self._write_snapshot(event, agreed, memory, snapshot)
