@@ -83,11 +83,6 @@ _SECRET = flags.DEFINE_string(
   "With --mailbox: file of the secret that all replicas share (see "
   "experiments.make_secret).",
 )
-_ACCEPT_VERSION = flags.DEFINE_bool(
-  "accept_version",
-  False,
-  "With --mailbox: take part with other code than the run has.",
-)
 
 
 @command_line.one_line_errors()
@@ -152,12 +147,7 @@ def _mailbox_address() -> "MailboxAddress | None":
     MailboxAddress,  # It loads JAX.
   )
 
-  return MailboxAddress(
-    where=where,
-    name=name,
-    secret=secret,
-    accept_version=_ACCEPT_VERSION.value,
-  )
+  return MailboxAddress(where=where, name=name, secret=secret)
 
 
 def clock(config: "RunConfig") -> "ClusterClock | None":

@@ -28,6 +28,7 @@ from dilocox_jax.mailbox_protocol.messages import (
 from dilocox_jax.mailbox_protocol.roster import MailboxRules, Roster, Seats
 from dilocox_jax.mailbox_protocol.signer import Signer
 from dilocox_jax.mailbox_protocol.snapshots import Snapshots
+from dilocox_jax.mailbox_protocol.votes import vote
 
 _LOG = logging.getLogger(__name__)
 # A waiting replica asks again after pauses that grow from the first to the
@@ -68,6 +69,9 @@ class Memory:
       oldest first.
     sent: Bytes of the messages that one replica has sent since a snapshot was
       last due.
+    was_split: Whether the shared states were split since then (`votes`).
+    base: Event of the snapshot with which this replica began; 0: it began with
+      the first state.
   """
 
   event: int = 0
@@ -75,6 +79,8 @@ class Memory:
   roster: Roster = Roster()
   accepted: dict[str, list[float]] = dataclasses.field(default_factory=dict)
   sent: int = 0
+  was_split: bool = False
+  base: int = 0
 
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> "Memory":
@@ -89,6 +95,12 @@ class Memory:
       inbox: The inbox of a turn.
     """
     return self.accepted.get(f"{inbox.kind}.{inbox.turn}", [])
+
+  @property
+  def num_kinds(self) -> int:
+    """Number of kinds of events that replicas have settled, at least 1."""
+    kinds = {key.partition(".")[0] for key in self.accepted}
+    return max(len(kinds), 1)
 
   def after(self, agreed: Manifest, inbox: Inbox) -> "Memory":
     """Returns the memory after a turn was settled.
@@ -118,6 +130,7 @@ class Memory:
       event=inbox.event + 1,
       before=agreed.digest(),
       roster=agreed.roster,
+      was_split=self.was_split or agreed.is_split,
     )
 
 
@@ -156,6 +169,12 @@ class Agreement:
     """Opens the decisions of the run."""
     self._decisions = Decisions(self.store, self.signer)
 
+  def before(self, inbox: Inbox) -> str:
+    """Returns the digest of the manifest that precedes that of a turn."""
+    if inbox.turn:
+      return self.first.digest()
+    return self.memory.before
+
   def manifest(self, event: int, turn: int) -> Manifest | None:
     """Returns the manifest of a turn, or None if it is not decided yet."""
     values = self._decisions.read(manifest_path(event, turn))
@@ -177,7 +196,7 @@ class Agreement:
     agreed = self._decided(inbox)
     if self.snapshots.is_gone(inbox.event):
       raise ReplicaStaleError(f"event {inbox.event} was deleted")
-    if not inbox.is_past and agreed.before != self._before(inbox):
+    if not inbox.is_past and agreed.before != self.before(inbox):
       raise ReplicaStaleError("the others agreed on another list before")
     if inbox.turn == 0:
       self.first = agreed
@@ -224,12 +243,6 @@ class Agreement:
     self.objects.setdefault(inbox.event, {}).update(objects)
     return messages
 
-  def _before(self, inbox: Inbox) -> str:
-    """Returns the digest of the manifest that precedes that of a turn."""
-    if inbox.turn:
-      return self.first.digest()
-    return self.memory.before
-
   def _decided(self, inbox: Inbox) -> Manifest:
     """Waits for the decision of a turn. Decides when it is due."""
     path = manifest_path(inbox.event, inbox.turn)
@@ -262,9 +275,18 @@ class Agreement:
       names = self.first.names
     else:
       names = roster.expected()
+    sent = {name: inbox.held[name] for name in names if name in inbox.held}
+    before = self.before(inbox)
     return make_manifest(
-      {name: inbox.held[name] for name in names if name in inbox.held},
-      before=self._before(inbox),
+      sent,
+      states=vote(
+        sent,
+        before=before,
+        event=inbox.event,
+        num_kinds=self.memory.num_kinds,
+        breaks_ties=self.memory.was_split,
+      ),
+      before=before,
       accepted=self.memory.norms(inbox),
       max_norm_ratio=self.rules.max_norm_ratio,
       full_weight_ratio=self.rules.full_weight_ratio,

@@ -103,7 +103,6 @@ def mailbox(
   config: Mapping[str, Any] | None = None,
   text_digest: str = "",
   rules: MailboxRules = MailboxRules(),  # noqa: B008 - it is frozen
-  accept_version: bool = False,
   feedback: float = 0.0,
   against: str = "own",
   keep_unsent: bool = False,
@@ -130,7 +129,6 @@ def mailbox(
       replicas, as nested mappings of JSON, e.g. the inner learning rate.
     text_digest: Digest of the training text.
     rules: The rules of the exchange.
-    accept_version: Whether this replica may have other code than the run.
     feedback: Share of what the codec lost that is added to the next exchange,
       as for `dilocox_jax.exchange`. A message that came too late was not sent.
     against: What the residual is measured against, "own" or "mean".
@@ -154,7 +152,6 @@ def mailbox(
     secret=secret,
     text_digest=text_digest,
     rules=rules,
-    accept_version=accept_version,
   )
   settings = {
     "codec": str(codec),
