@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dilocox_jax.checks import require
+from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.trees import Array, Tree
-from dilocox_jax.turns import Pausing
 
 
 class Averaged(NamedTuple):
@@ -48,10 +48,11 @@ class Aggregator(NamedTuple):
     average: Function from one replica's values, the state and the parameters
       that the values belong to, to `Averaged`, or to its first three fields.
       The parameters are the outer ones of a pseudo-gradient; few aggregators
-      read them. If the function was made by `without_pauses`, inner steps can
-      be put between its messages: in every turn its generator yields what it
-      is about to send, sends what it gets back, yields what has arrived, and
-      goes on with what it gets back.
+      read them. If the function was made by `as_function` from a coroutine,
+      inner steps can be put between its messages. In every turn the coroutine
+      yields the arrays that it is about to send, sends the arrays with which it
+      is resumed, yields the arrays that have arrived, and goes on with the
+      arrays with which it is resumed.
     axes: Tree prefix of the state, e.g. a dict of axes for a dict: 0 where each
       replica has its own (the default), None where all replicas have the same.
       A mean that is shared may depend on the latter alone.
@@ -76,11 +77,16 @@ class Aggregator(NamedTuple):
 
   @property
   def has_turns(self) -> bool:
-    """Whether `average` is known to pause."""
-    return hasattr(self.average, "pausing")
+    """Whether `average` is a coroutine, which stops at its messages."""
+    return hasattr(self.average, "coroutine")
 
-  def paused(self, values: Tree, state: Tree, params: Tree) -> Pausing:
-    """Runs `average` with its pauses; without any it is all one turn.
+  def average_coroutine(
+    self, values: Tree, state: Tree, params: Tree
+  ) -> Coroutine:
+    """Returns `average` as a coroutine.
+
+    An `average` that is a plain function has one turn: it stops before and
+    after the whole function.
 
     Args:
       values: Values of this replica, as for `average`.
@@ -91,8 +97,8 @@ class Aggregator(NamedTuple):
       A generator that returns `Averaged`.
     """
     if self.has_turns:
-      pausing: Any = getattr(self.average, "pausing")  # noqa: B009
-      return Averaged(*(yield from pausing(values, state, params)))
+      coroutine: Any = getattr(self.average, "coroutine")  # noqa: B009
+      return Averaged(*(yield from coroutine(values, state, params)))
     values = yield values
     return Averaged(*(yield self.average(values, state, params)))
 

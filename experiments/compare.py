@@ -1,12 +1,13 @@
-r"""Puts runs side by side: what each one pays, and what loss it gets for it.
+r"""Compares runs: what each run sends, and which loss it reaches.
 
   python -m experiments.compare runs/dilocox runs/allreduce \
     --workdir=runs/compared
 
-Takes directories that experiments.train wrote, finished or not, evaluated on
-one text. Prints a table, and writes WORKDIR/report.md with a figure and the
-data. Bytes and gaps are relative to AllReduce, or without it to the run that
-sent most. Simulated time comes first if the runs were trained with --cluster.
+The arguments are directories that experiments.train wrote. The runs need not be
+finished, but all must be evaluated on the same text. The program prints a
+table, and writes WORKDIR/report.md with a figure and the data. Bytes and gaps
+are relative to AllReduce; if there is no AllReduce, to the run that sent most.
+Simulated time comes first if the runs were trained with --cluster.
 """
 
 from collections.abc import Sequence

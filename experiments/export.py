@@ -2,11 +2,11 @@
 
   python -m experiments.export --run=runs/x --workdir=exported
 
-The folder then has config.json and model.safetensors, in the form that OPT,
-Llama or Qwen2 has in `transformers`, whichever the model's options are. Of a
-run that trained adapters (--config.lora.rank) it has the adapters, in the form
-of `peft`. It needs the extra `weights`. A run starts from a checkpoint with
---config.checkpoint.init_from.
+The folder then has config.json and model.safetensors in the format of
+`transformers`, as OPT, Llama or Qwen2: the model's options decide which of the
+three. If the run trained adapters (--config.lora.rank), the folder has only the
+adapters, in the format of `peft`. The program needs the extra `weights`. A run
+can start from such a folder with --config.checkpoint.init_from.
 """
 
 from collections.abc import Sequence

@@ -5,14 +5,15 @@ r"""Says whether a run fits into its devices: by arithmetic, or by the compiler.
   python -m experiments.fits --workdir=runs/compiled --compile=v5e:2x2 \
     --config=experiments/configs/compiled.py:tiny_dilocox
 
-Nothing is allocated, so models of any size and meshes of any number of devices
-can be looked at on a laptop. What a run keeps between two steps follows from
-shapes; what a step needs beside it is an estimate. Tests hold both to the
-compiler's numbers. With --compile the TPU's compiler works on the trainer's own
-program, for slices that need not be there (`make compile-report` makes the
-environment that this needs). Its page, in WORKDIR, says how much memory a chip
-needs, what it sends between slices, and which transfers hide behind inner
-steps.
+Nothing is allocated, so a laptop can compute the memory of models of any size
+on any number of devices. The state that a run keeps between two steps follows
+from shapes. The memory that a step needs in addition is an estimate. Tests
+compare both with the numbers of compilers.
+
+With --compile the TPU's compiler compiles the trainer's own program, for slices
+that this machine need not have (`make compile-report` makes the environment
+that this needs). The page in WORKDIR says how much memory a chip needs, what a
+chip sends between slices, and which transfers hide behind inner steps.
 """
 
 import math
@@ -118,7 +119,7 @@ def _estimate(config: RunConfig, memory_bytes: float) -> None:
 
 
 def _print_parameters(config: RunConfig) -> None:
-  """Prints every leaf of the parameters, and their numbers."""
+  """Prints the shape and size of every leaf, and the sums of the sizes."""
   trained_shapes = config.trained_shapes
   all_shapes = config.model.shape.parameter_shapes
   rows = []
@@ -136,6 +137,13 @@ def _print_table(
   rows: Sequence[Sequence[str]],
   text_columns: Sequence[int] = (0,),
 ) -> None:
+  """Prints a table on the terminal.
+
+  Args:
+    header: Names of the columns.
+    rows: Cells of each row.
+    text_columns: Numbers of the columns that are aligned on the left.
+  """
   from rich.console import Console
 
   from dilocox_jax.report.tables import terminal_table
@@ -148,12 +156,13 @@ def _compile(config: RunConfig, topology: str) -> None:
 
   Args:
     config: Config of the run.
-    topology: Kind and size of a slice.
+    topology: Kind and size of a TPU slice, e.g. "v5e:2x2".
 
   Raises:
     StoppedError: If the program does not fit into a chip.
   """
-  # The slices are only compiled for; nothing may look for a real one.
+  # Programs are compiled for slices that are not there. So JAX must not look
+  # for a real TPU.
   os.environ["JAX_PLATFORMS"] = "cpu"
   from experiments.tools import compiled_run
 

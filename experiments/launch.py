@@ -3,7 +3,7 @@ r"""Starts several processes for one run on this machine, like a cluster.
   python -m experiments.launch --processes=2 --config.sync.method=dilocox \
     --workdir=runs/dilocox
 
-All other flags are those of experiments.train. The processes communicate over
+The launcher has all flags of experiments.train. The processes communicate over
 the loopback interface. If a process fails, the launcher ends all processes, and
 the same command continues the run from its newest checkpoint. The launcher
 passes SIGTERM and Ctrl-C on to the processes, which save and stop.
@@ -45,7 +45,7 @@ from experiments.runtime.throttled_links import (
 _REFUSAL = (
   "another launch is at work in --workdir={}: wait until it ends, or end it"
 )
-_PORT_INSIDE = 9876  # Every port of a network of one's own is free.
+_PORT_INSIDE = 9876  # In a new network namespace every port is free.
 
 flags.adopt_module_key_flags(train)
 _PROCESSES = flags.DEFINE_integer(
@@ -83,8 +83,8 @@ def main(argv: Sequence[str]) -> None:
     placement.devices_each(config, count)
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "train")
   link = _link()
-  # The processes inherit the lock. So it is held until the last of them has
-  # ended, also where they outlive a launcher that is killed.
+  # The processes inherit the lock. So the lock is held until the last process
+  # has ended, even if the launcher is killed and the processes live on.
   with work_directory.locked(
     workdir / ".launch.lock", _REFUSAL.format(workdir)
   ) as lock:
@@ -138,20 +138,21 @@ def _run_processes(
 
 
 def _train_flags() -> list[str]:
-  """Returns the flags of the command line without those of the launcher."""
-  own_flags = flags.FlagValues()
-  own_flags.set_gnu_getopt()
+  """Returns the flags of the command line without the launcher's own flags."""
+  launcher_flags = flags.FlagValues()
+  launcher_flags.set_gnu_getopt()
   for flag in _LAUNCHER_FLAGS:
-    own_flags[flag.name] = flags.FLAGS[flag.name]
-  _, *others = own_flags(sys.argv, known_only=True)
-  return others
+    launcher_flags[flag.name] = flags.FLAGS[flag.name]
+  _, *train_flags = launcher_flags(sys.argv, known_only=True)
+  return train_flags
 
 
 def _link() -> Link | None:
   """Returns the link of --link, --rtt and --loss; None without --link.
 
   Raises:
-    UsageError: If one of them is wrong, or there is only one process.
+    UsageError: If a value is wrong, if --rtt or --loss are given without
+      --link, or if there is only one process.
   """
   has_link = _LINK.value is not None
   command_line.refuse_unused(_RTT, _LOSS, is_used=has_link, needs="--link")

@@ -2,8 +2,8 @@ r"""Makes the secret that the replicas of a run in an object store share.
 
   python -m experiments.make_secret --file=run.secret
 
-The file can be read by its owner alone. Copy it to every machine of the run by
-a way that nobody else can read, e.g. scp.
+Only the owner can read the file. Copy it to every machine of the run in a way
+that nobody else can read, e.g. with scp.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _FILE = flags.DEFINE_string(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Writes the secret."""
+  """Writes the secret and prints where it is."""
   command_line.refuse_arguments(argv)
   with command_line.usage_errors():
     write_secret(_FILE.value)

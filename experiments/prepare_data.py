@@ -3,9 +3,9 @@ r"""Turns text into tokens on disk, for text that is larger than memory.
   python -m experiments.prepare_data --glob='texts/**/*.jsonl.zst' \
     --tokenizer=bpe --vocab_size=8192 --workdir=tokens
 
-Reads plain text and JSON lines, also compressed. A run then trains on it
-with --config.data.source=shards --config.data.glob=tokens, and maps the files
-instead of reading them.
+The program reads plain text and JSON lines, also compressed. A run with
+--config.data.source=shards --config.data.glob=tokens then trains on the tokens.
+It maps the files into memory instead of reading them.
 """
 
 import pathlib
@@ -101,7 +101,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _prepare(workdir: pathlib.Path) -> None:
-  """Writes the tokens of all files, and shows how far that is."""
+  """Writes the tokens of all files, and shows a progress bar on a terminal."""
   make_tokenizer = tokenizers.choose(
     _TOKENIZER.value, _VOCAB_SIZE.value, _END_OF_TEXT.value
   )
@@ -132,8 +132,8 @@ def _prepare(workdir: pathlib.Path) -> None:
 def _training_documents() -> list[bytes]:
   """Returns the documents from which a tokenizer is trained.
 
-  They are the first that are not held out for validation, up to --bpe_mb; none
-  if the tokenizer is not trained here.
+  The list has the first documents that are not held out for validation, up to
+  --bpe_mb. It is empty if the tokenizer is not trained here.
   """
   contents: list[bytes] = []
   if _TOKENIZER.value != tokenizers.BPE:
@@ -151,7 +151,12 @@ def _training_documents() -> list[bytes]:
 
 
 def _report(corpus: Corpus, workdir: pathlib.Path) -> None:
-  """Prints the sizes of the text, and the flags of a run that reads it."""
+  """Prints the sizes of the text, and the flags of a run that reads the text.
+
+  Args:
+    corpus: The text that was written.
+    workdir: Directory of the text.
+  """
   print(
     f"{corpus.num_files:,} documents: "
     f"{len(corpus.train):,} training and {len(corpus.validation):,} validation "

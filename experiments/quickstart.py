@@ -1,14 +1,14 @@
-"""Trains three methods side by side, on the clock of a slow link.
+"""Trains three methods side by side, with simulated hours on a slow link.
 
   python -m experiments.quickstart --workdir=runs/quickstart
 
-All see the same tokens of the same text, Python's own library, with two
-replicas and Muon as inner optimizer. The losses are those of a small model. The
-hours are simulated: they are those of a model with 107 billion parameters on
-two clusters that are joined by 1 Gbit/s. Rounds are the shortest whose exchange
-hides behind inner steps there. All three run at once, each with its share of
-the cores, and take a few minutes on two. The same command again goes on where
-it was stopped. Text of your own:
+All three train two replicas with Muon as inner optimizer, on the same tokens of
+the same text, Python's own library. The losses are measured on a small model.
+The hours are simulated for another model: 107 billion parameters on two
+clusters that are joined by 1 Gbit/s. A round has the fewest inner steps behind
+which its exchange hides on that link. All three methods train at once, each
+with its share of the cores, and take a few minutes on two cores. If the program
+was stopped, the same command goes on. Text of your own:
 
   python -m experiments.quickstart --workdir=runs/notes --glob='notes/**/*.txt'
 """
@@ -81,7 +81,7 @@ def _train_all() -> None:
   if not importlib.util.find_spec("libtpu"):
     process_group.run(members)
     return
-  # A TPU has one process at a time.
+  # Only one process at a time can use a TPU.
   for member in members:
     process_group.run([member])
 
@@ -100,7 +100,10 @@ def _command(method: str) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-  """Returns the variables of a process that has its share of the cores."""
+  """Returns the environment of a process that trains one method.
+
+  The process gets its share of the cores, unless the user has set the threads.
+  """
   return {
     **process_group.thread_limits(len(METHODS)),
     command_line.COMMAND_VARIABLE: command_line.typed_command(),
@@ -109,7 +112,12 @@ def _environment() -> dict[str, str]:
 
 
 def _train(method: str, run_directory: pathlib.Path) -> None:
-  """Trains one method on the clock of the slow link."""
+  """Trains one method, and adds up the simulated time on the slow link.
+
+  Args:
+    method: One of `METHODS`.
+    run_directory: Directory of the method's run.
+  """
   from dilocox_jax.api.simulation_setup import ClusterClock, Options
   from experiments.runtime import running
   from experiments.sweeps.clocks import clock_of

@@ -115,13 +115,13 @@ def _options() -> "Options":
   """Returns the settings of the simulation that are in no config.
 
   Raises:
-    UsageError: If one is out of range.
+    UsageError: If --step_s or --codec_s is out of range.
   """
   from dilocox_jax.api.simulation_setup import Options
 
   transport = _TRANSPORT.value
   if transport == "mailbox":
-    transport = "nccl"  # AllReduce, with which the run is compared, has it.
+    transport = "nccl"  # The run is compared with AllReduce over NCCL.
   with command_line.usage_errors():
     return Options(
       step_s=_STEP_S.value, codec_s=_CODEC_S.value, transport=transport
@@ -129,7 +129,12 @@ def _options() -> "Options":
 
 
 def _simulate_run(config: "RunConfig", options: "Options") -> None:
-  """Simulates the run as it is, and reports it beside AllReduce."""
+  """Simulates the run of --config, and compares its speed with AllReduce's.
+
+  Args:
+    config: Config of the run.
+    options: Settings of the simulation.
+  """
   from dilocox_jax.api import method_plans
   from experiments import simulation_page
 
@@ -145,7 +150,12 @@ def _simulate_run(config: "RunConfig", options: "Options") -> None:
 
 
 def _compare_methods(config: "RunConfig", options: "Options") -> None:
-  """Simulates every method, and reports them from the best to the worst."""
+  """Simulates every method, and reports the methods from best to worst.
+
+  Args:
+    config: Config whose model, text and sizes all methods share.
+    options: Settings of the simulation.
+  """
   from dilocox_jax.api import method_plans
   from experiments import simulation_page
 

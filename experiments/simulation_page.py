@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dilocox_jax.api.device_memory import LEAST_SPARE
 from dilocox_jax.api.measured_gaps import measured_gaps
-from dilocox_jax.api.method_plans import MethodPlan
+from dilocox_jax.api.method_plans import NARROW_ALLREDUCE, MethodPlan
 from dilocox_jax.checks import printable
 from dilocox_jax.config.sections import InnerConfig
 from dilocox_jax.metrics.lines import write_json
@@ -29,8 +29,8 @@ from dilocox_jax.simulate.analytic import Outcome
 from dilocox_jax.simulate.long_runs import simulate_run
 from experiments.runtime.command_line import typed_command
 
-Row = tuple[str, str, str]
-NUMBERS = "simulation.json"
+Row = tuple[str, str, str]  # Cells of `_COLUMNS`.
+NUMBERS = "simulation.json"  # Name of the file of numbers.
 _COLUMNS = ("quantity", "value", "kind")
 # Bytes that NCCL has under way by default: two channels of four slots of
 # 512 KiB.
@@ -46,7 +46,7 @@ def _speed(tokens_per_s: float) -> str:
 
 
 def _answer(plan: MethodPlan) -> list[Row]:
-  """Returns the rows of a plan that the terminal shows, too."""
+  """Returns the rows of a plan that both the terminal and the page show."""
   base_speed = _speed(plan.allreduce_tokens_per_s)
   speed_up = f"{plan.speed_up:,.3g} times (AllReduce: {base_speed})"
   speed = _speed(plan.tokens_per_s)
@@ -88,7 +88,7 @@ def _memory(plan: MethodPlan) -> str:
 
 
 def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
-  """Prints the answer; writes the page and `simulation.json` (`NUMBERS`).
+  """Prints the costs of a run; writes the page and `simulation.json`.
 
   Args:
     plan: The run and its costs.
@@ -159,7 +159,7 @@ def _details(plan: MethodPlan, whole_run: Outcome) -> Iterator[Row]:
 
 
 def _notes(plan: MethodPlan) -> Iterator[str]:
-  """Yields the assumptions of a plan, and settings that would help it."""
+  """Yields the assumptions of a plan, and settings that would help the plan."""
   setup = plan.setup
   config = plan.config
   costs = setup.link_costs
@@ -194,11 +194,11 @@ def _notes(plan: MethodPlan) -> Iterator[str]:
 def report_methods(
   plans: Sequence[MethodPlan], refused: Mapping[str, str], workdir: pathlib.Path
 ) -> None:
-  """Prints the table; writes the page, and a config of each plan that fits.
+  """Prints the table of plans; writes the page and the configs that fit.
 
   Args:
     plans: Plans, the best first (`method_plans.compare_methods`).
-    refused: Why each other method does not go with the config.
+    refused: By name of each other method, why the config excludes it.
     workdir: Directory to write into.
   """
   _remove_earlier(workdir)
@@ -265,7 +265,13 @@ _RANKED_BY = (
 
 
 def _assumptions(plan: MethodPlan) -> list[str]:
-  """Returns the assumptions of the times of all plans."""
+  """Returns the assumptions behind the simulated times.
+
+  All plans on the same cluster have the same assumptions.
+
+  Args:
+    plan: Any of the plans.
+  """
   cluster = plan.setup.link_costs.cluster
   shares = sorted({site.achieved_fraction for site in cluster.sites})
   percent = " to ".join(f"{100 * share:.0f}" for share in shares)
@@ -315,7 +321,10 @@ def _advice(plans: Sequence[MethodPlan]) -> str:
 
 
 def _settings(plan: MethodPlan) -> str:
-  """Returns the H of a method that has one, e.g. " with H = 30"."""
+  """Returns the H of a plan, e.g. " with H = 30".
+
+  The text is "" for methods that average the gradients of every step.
+  """
   schedule = plan.config.sync.named.schedule
   if plan.config.sync.named.exchanged == "gradient":
     return ""
@@ -323,7 +332,11 @@ def _settings(plan: MethodPlan) -> str:
 
 
 def _hiding(plan: MethodPlan) -> str:
-  """Returns whether a plan hides its exchanges, and which H would."""
+  """Returns a sentence that says whether a plan hides its exchanges.
+
+  If it does not, the sentence names an H that would. The text is "" for methods
+  that average the gradients of every step.
+  """
   schedule = plan.config.sync.named.schedule
   if plan.config.sync.named.exchanged == "gradient":
     return ""
@@ -346,12 +359,26 @@ def _remove_earlier(workdir: pathlib.Path) -> None:
   The config of a plan for other links could otherwise be trained, although it
   is not on the page any more.
   """
-  for name in (NUMBERS, *(f"{method}.json" for method in METHODS)):
+  plan_names = (*METHODS, NARROW_ALLREDUCE)
+  for name in (NUMBERS, *map(_config_file, plan_names)):
     (workdir / name).unlink(missing_ok=True)
 
 
+def _config_file(plan_name: str) -> str:
+  """Returns the file name of a plan's config, e.g. "allreduce_bf16.json"."""
+  return f"{plan_name.replace(' ', '_')}.json"
+
+
 def _write_config(plan: MethodPlan, workdir: pathlib.Path) -> str:
-  """Writes the config of a plan; returns the value of --config for it."""
+  """Writes the config of a plan, and returns a value of --config that loads it.
+
+  If the learning rate is at its default and the optimizer is AdamW, the config
+  gets a learning rate for the size of the model.
+
+  Args:
+    plan: The plan.
+    workdir: Directory to write into.
+  """
   config = plan.config
   values = config.to_mapping()
   is_unset = config.inner.learning_rate == InnerConfig.learning_rate
@@ -359,13 +386,16 @@ def _write_config(plan: MethodPlan, workdir: pathlib.Path) -> str:
     # A line through table 2.1 of Brown et al., 2020 (recalled).
     scale = (parameter_count(config.model.shape) / 125e6) ** (-1 / 3)
     values["inner"]["learning_rate"] = float(f"{6e-4 * scale:.2g}")
-  path = workdir / f"{plan.name.replace(' ', '_')}.json"
+  path = workdir / _config_file(plan.name)
   write_json(path, values)
   return f"experiments/configs/default.py:{path}"
 
 
 def _start(plan: MethodPlan, config: str) -> str:
-  """Returns the command that trains a plan, and where it runs.
+  """Returns the command that trains a plan, and a text that explains it.
+
+  The text says on which machines the command must be started, and what a user
+  has to fill in.
 
   Args:
     plan: The plan.
@@ -446,7 +476,9 @@ def _row(plan: MethodPlan, is_short: bool = False) -> dict[str, str]:
 
 
 def _gap(plan: MethodPlan, is_short: bool) -> str:
-  """Returns the measured gap, and the number of replicas that it is for.
+  """Returns the measured gap, and the number of replicas it was measured with.
+
+  Example: "+0.78 % M=2".
 
   Args:
     plan: The plan.

@@ -3,9 +3,9 @@
   python -m experiments.speedup_tables --workdir=runs/tables
 
 Published figures have a source and a status (third_party/published.json). Each
-prediction says whether it was derived, fitted on its own row or fitted
-elsewhere. No accelerator is used. The terminal shows a summary, and
-WORKDIR/report.md every table, with figures and a CSV for each.
+prediction is marked as derived, or as one whose constants were fitted on the
+same row or on other rows. No accelerator is used. The terminal shows a summary.
+WORKDIR/report.md has every table, with figures and a CSV file for each.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from absl import app, flags
 
 from experiments.runtime import command_line, workdir_flag
 
-# Function that makes the tables of each paper.
+# By name of a paper, the function that makes its tables (MODULE:FUNCTION).
 PAPERS = {
   "dilocox": "experiments.tables.dilocox:build_tables",
   "streaming_diloco": "experiments.tables.streaming_diloco:build_tables",
@@ -32,7 +32,7 @@ _PAPERS = flags.DEFINE_multi_enum(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Makes the tables of every paper that was asked for."""
+  """Makes the tables of the papers in --papers."""
   command_line.refuse_arguments(argv)
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "speedup_tables")
   from dilocox_jax.plan.choices import loaded

@@ -4,12 +4,13 @@ r"""Trains many runs from one config, and compares their results.
     --config=experiments/configs/compression.py \
     --config.base.total_steps=200
 
-These are twenty runs, ten minutes on two CPU cores. A sweep is a grid of
-fields, or a list of runs with names, fields and seeds (docs/commands.md), here
-or on Slurm (--slurm), each a process of its own. A finished run is a line of
-WORKDIR/NAME.csv, its evaluations are lines of WORKDIR/NAME_curves.csv. The same
-command again keeps what is finished, goes on with what was interrupted and
-tries again what failed. Sweeps whose rows are committed begin with them:
+This example trains twenty runs in ten minutes on two CPU cores. A sweep is a
+grid of fields, or a list of runs with names, fields and seeds
+(docs/commands.md). Each run is a process of its own, on this machine or on
+Slurm (--slurm). A finished run is a line of WORKDIR/NAME.csv, and its
+evaluations are lines of WORKDIR/NAME_curves.csv. The same command again keeps
+finished runs, continues interrupted runs and repeats failed runs. If the
+repository has the rows of a sweep, the sweep begins with these rows:
 
   python -m experiments.sweep --workdir=runs/convergence_small \
     --config=experiments/configs/convergence.py:small --report_only
@@ -66,7 +67,7 @@ _REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Train nothing.")
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Trains the runs that are missing and reports on all."""
+  """Trains the runs that are missing, and reports on all runs."""
   command_line.refuse_arguments(argv)
   parts_flag.register()
   from experiments.sweeps import rows
@@ -79,7 +80,7 @@ def main(argv: Sequence[str]) -> None:
   committed_rows = _ROOT / sweep["rows"] if sweep.get("rows") else None
   runs = _checked_runs(sweep, committed_rows)
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "sweep")
-  # Only a config without mistakes is worth waiting for JAX.
+  # This import loads JAX and takes seconds, so mistakes are found before it.
   from experiments.sweeps.training import Training
 
   training = Training(
@@ -124,11 +125,12 @@ def main(argv: Sequence[str]) -> None:
 def _checked_runs(
   sweep: Mapping[str, Any], committed_rows: pathlib.Path | None
 ) -> "list[SweepRun]":
-  """Returns the runs of a sweep, once names and texts are known to exist.
+  """Returns the runs of a sweep, and checks that optimizers and texts exist.
 
   Args:
     sweep: The sweep's config.
-    committed_rows: CSV file of runs with which the sweep begins; may be None.
+    committed_rows: CSV file of runs with which the sweep begins; None if there
+      is no such file.
 
   Raises:
     UsageError: If the config or --only is wrong.
@@ -178,10 +180,14 @@ def _clocks_and_times(
 
 
 def _train(training: "Training", runs: "Sequence[SweepRun]") -> bool:
-  """Trains the runs that are chosen and have no line yet.
+  """Trains the runs that are chosen (--only) and have no line yet.
+
+  Args:
+    training: The training of the sweep.
+    runs: All runs of the sweep.
 
   Returns:
-    Whether the time was over before all of them had ended.
+    Whether --max_minutes were over before all chosen runs had ended.
   """
   chosen_runs = runs
   if _ONLY.value:
@@ -208,9 +214,10 @@ def _write_page(
     name: Name of the sweep.
     sweep: Its config.
     runs: Its runs.
-    training: The lines of the runs, and those that failed.
+    training: The training of the sweep, with the lines of finished runs and the
+      failures of other runs.
     clocks: Clocks by name.
-    times: Times of every setting by clock.
+    times: For each setting of the runs, its times by name of the clock.
   """
   from rich.console import Console
 
@@ -218,7 +225,8 @@ def _write_page(
   from experiments.sweeps import page
 
   if _REPORT_ONLY.value:
-    # Lines on another text than the one of this machine count, too.
+    # The committed runs may have read another version of the text than this
+    # machine has.
     lines = training.rows.on_one_text(runs)
   else:
     lines = [training.row(run) for run in runs]

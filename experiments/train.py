@@ -3,14 +3,16 @@ r"""Trains one run, described by a config file, in a work directory.
   python -m experiments.train --workdir=runs/dilocox \
     --config.sync.method=dilocox --config.sync.sync_interval=50
 
-The first SIGTERM or Ctrl-C saves after the segment under way and stops; a
-second one ends at once. The same command again continues the run. The work
-directory then holds config, versions, metrics.jsonl, figures and report.md.
+After the first SIGTERM or Ctrl-C the run finishes the segment under way, saves
+and stops. A second signal ends the program at once. The same command again
+continues the run. When the run has ended, the work directory holds config,
+versions, metrics.jsonl, figures and report.md.
 
-With --distributed it is one of several processes of the run: start the same
-command on every machine of a cluster, or see experiments.launch for several
-processes on this one. With --mailbox it is one replica of a run whose replicas
-are programs of their own, which meet in a folder or a bucket (docs/mailbox.md).
+With --distributed the program is one of several processes of the run: start the
+same command on every machine of a cluster. For several processes on this
+machine see experiments.launch. With --mailbox the program is one replica of a
+run whose replicas are separate programs. They meet in a folder or a bucket
+(docs/mailbox.md).
 """
 
 from collections.abc import Sequence
@@ -91,16 +93,16 @@ def main(argv: Sequence[str]) -> None:
   command_line.refuse_arguments(argv)
   parts_flag.register()
   config_values = config_flag.CONFIG.value
-  place = distributed_flags.place(config_values)
+  process = distributed_flags.process_settings(config_values)
   address = _mailbox_address()
-  # Another collective than the default is refused when the run is built.
+  # If the user has set another collective, `mailbox_config` refuses it.
   if address and config_values.exchange.collective == "auto":
     config_values.exchange.collective = "mailbox"
   config = run_configs.run_config(config_values)
   run_configs.check_files(config)
   simulated_clock = clock(config)
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "train")
-  # This takes seconds, so bad input is refused before it.
+  # This import takes seconds, so bad input is refused before it.
   from experiments.runtime import running
 
   running.train(
@@ -108,7 +110,7 @@ def main(argv: Sequence[str]) -> None:
     workdir,
     profile=_PROFILE.value,
     clock=simulated_clock,
-    place=place,
+    process=process,
     address=address,
     num_sample_tokens=_SAMPLE_TOKENS.value,
     check_memory=_CHECK_MEMORY.value,

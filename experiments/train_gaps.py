@@ -2,13 +2,16 @@ r"""Trains the runs from which the law of the gap is fitted.
 
   python -m experiments.train_gaps --rows=runs/gaps/gap_law.csv --minutes=60
 
-Goes through a list of settings (experiments/gaps/design.py) and trains what
-each of them still needs: rates around the best ones so far, on three seeds,
-until the best rates are not at an end, and then three other seeds. Runs of one
-setting are one program. Each finished run is a line of --rows, so the same
-command goes on where another one ended, however it ended; what is lost is one
-program, which takes minutes. Several of these programs may share --rows: no
-two of them train one setting at once. On CPUs start one for each core, as
+The program goes through a list of settings (experiments/gaps/design.py) and
+trains the runs that each setting still needs. It first trains learning rates
+around the best ones so far, on three seeds, until the best rate is neither the
+lowest nor the highest that was tried. Then it trains the best rates on three
+other seeds. Several runs of one setting are trained together, as one JAX
+program of some minutes. Each finished run is a line of --rows. So the same
+command goes on after any interruption, and loses one JAX program at most.
+
+Several of these commands may share --rows: no two of them train the same
+setting at once. On CPUs start one command for each core:
 `taskset -c 0 python -m experiments.train_gaps ...`.
 
   python -m experiments.train_gaps --rows=runs/gaps/gap_law.csv --list
@@ -26,7 +29,8 @@ from absl import app, flags
 from experiments.runtime import command_line
 from experiments.runtime.command_line import StoppedError
 
-# Runs of a program on CPUs: seeds of one pair of rates.
+# Number of runs that are trained together on CPUs: the three seeds of one pair
+# of rates.
 _LARGEST_POPULATION = 3
 
 _ROWS = flags.DEFINE_string(
@@ -53,7 +57,7 @@ _LIST = flags.DEFINE_bool("list", False, "Print the list and train nothing.")
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Trains what is missing, or prints the list."""
+  """Trains the runs that are missing, or prints the list of settings."""
   command_line.refuse_arguments(argv)
   from experiments.gaps import design, plan, rows
   from experiments.runtime import running
@@ -66,10 +70,9 @@ def main(argv: Sequence[str]) -> None:
   running.set_up_jax()
   from experiments.gaps.work import Work
 
-  begin = time.monotonic()
   deadline = None
   if _MINUTES.value is not None:
-    deadline = begin + 60 * _MINUTES.value
+    deadline = time.monotonic() + 60 * _MINUTES.value
   work = Work(
     path=path,
     groups=groups,
@@ -85,6 +88,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _default_population() -> int | None:
+  """Returns how many runs are trained together; None means no limit."""
   from dilocox_jax.training import build
 
   return _LARGEST_POPULATION if build.platform_name() == "cpu" else None

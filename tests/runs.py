@@ -17,7 +17,7 @@ from dilocox_jax.metrics.lines import read_rows
 from dilocox_jax.models.loss import LossModel
 from dilocox_jax.training import build, run_text, states
 from dilocox_jax.training.checkpoint import Checkpoints
-from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.training.trainer import Trainer
 
 BATCH_SIZE = 2
@@ -52,7 +52,7 @@ def _tiny_init(key):
 
 
 # A model whose programs are made in half the time of a transformer's.
-TINY = Parts(model=LossModel(_tiny_init, _tiny_loss))
+TINY = Overrides(model=LossModel(_tiny_init, _tiny_loss))
 
 
 class Killed(Exception):
@@ -111,17 +111,17 @@ def settings(
   )
 
 
-def programs(config: RunConfig, parts: Parts = NO_PARTS, *given):
+def programs(config: RunConfig, overrides: Overrides = NO_OVERRIDES, *given):
   """A config's programs, compiled once for all tests of a process."""
   plain = RunConfig()
   config = dataclasses.replace(
     config, evaluation=plain.evaluation, checkpoint=plain.checkpoint
   )
-  return _programs(config, parts, *given)
+  return _programs(config, overrides, *given)
 
 
 def share_programs(patch: Any) -> None:
-  """Lets runs of one config and parts of one name use the first one's programs.
+  """Lets runs with equal configs and names of overrides share programs.
 
   Args:
     patch: pytest's `MonkeyPatch`, which ends it.
@@ -129,10 +129,10 @@ def share_programs(patch: Any) -> None:
   made = {}
   make = build.programs
 
-  def programs(config, parts=NO_PARTS, *rest):
-    key = config, *parts.names
+  def programs(config, overrides=NO_OVERRIDES, *rest):
+    key = config, *overrides.names
     if key not in made:
-      made[key] = make(config, parts, *rest)
+      made[key] = make(config, overrides, *rest)
     return made[key]
 
   patch.setattr(build, "programs", programs)
@@ -208,7 +208,7 @@ def saved(workdir) -> tuple[Any, dict[str, Any]]:
   try:
     restored = checkpoints.restore(
       lambda record: states.abstract(
-        programs(config, TINY if record["handed_in"] else NO_PARTS),
+        programs(config, TINY if record["overrides"] else NO_OVERRIDES),
         record["phase"],
         in_flight=record["in_flight"],
       )
@@ -240,7 +240,7 @@ def files(directory) -> dict[str, bytes]:
   }
 
 
-def outer_step(config, parts=NO_PARTS):
+def outer_step(config, overrides=NO_OVERRIDES):
   """The outer step of a config's run."""
-  aggregator = build.run_exchange(config, parts).aggregator
-  return build.outer_step(config, parts, aggregator)
+  aggregator = build.run_exchange(config, overrides).aggregator
+  return build.outer_step(config, overrides, aggregator)

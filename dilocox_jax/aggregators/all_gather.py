@@ -11,9 +11,9 @@ from dilocox_jax.aggregators.means import mean_of_messages
 from dilocox_jax.aggregators.sizes import encoded_bytes
 from dilocox_jax.codecs.base import Encoder
 from dilocox_jax.codecs.batching import Shape
+from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.plan.operations import AllGather, Operation
 from dilocox_jax.trees import Array
-from dilocox_jax.turns import Pausing
 
 
 class AllGatherMean(Collective):
@@ -28,7 +28,7 @@ class AllGatherMean(Collective):
 
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
-  ) -> Pausing:
+  ) -> Coroutine:
     """Averages as `Collective.reduce` says."""
     arrays = encoder.encode(leaves)
     flag = sender.participates.astype(jnp.uint8)[None]

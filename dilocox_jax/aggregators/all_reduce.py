@@ -9,9 +9,9 @@ from dilocox_jax.aggregators.sizes import encoded_bytes
 from dilocox_jax.codecs.base import Codec, Encoder, Reduced
 from dilocox_jax.codecs.batching import Shape
 from dilocox_jax.codecs.quantize import Float
+from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.plan.operations import AllReduce, Operation
 from dilocox_jax.trees import Array
-from dilocox_jax.turns import Pausing
 
 COUNT_BYTES = 4  # The number of participants, one more value of the sum.
 
@@ -36,7 +36,7 @@ class AllReduceMean(Collective):
 
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
-  ) -> Pausing:
+  ) -> Coroutine:
     """Averages as `Collective.reduce` says."""
     values = [encoder.code(leaf)[0] for leaf in leaves]
     values, participates = yield values, sender.participates

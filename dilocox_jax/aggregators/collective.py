@@ -22,11 +22,11 @@ from dilocox_jax.checks import one_of, require
 from dilocox_jax.codecs.base import Codec, Encoder, Quantizer
 from dilocox_jax.codecs.batching import Shape
 from dilocox_jax.codecs.quantize import Float
+from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.collectives import AUTO, COLLECTIVES, collective_names
 from dilocox_jax.plan.operations import Operation
 from dilocox_jax.trees import Array, Boolean
-from dilocox_jax.turns import Pausing
 
 # Bytes with which a sender says in a message whether it participates.
 FLAG_BYTES = 1
@@ -87,7 +87,7 @@ class Collective:
 
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
-  ) -> Pausing:
+  ) -> Coroutine:
     """Averages the leaves of one message over the replicas that participate.
 
     All leaves travel together. The message also says whether its sender
@@ -100,8 +100,8 @@ class Collective:
       sender: What else there is to know of this replica.
 
     Returns:
-      A generator that pauses where a message leaves and where it has arrived
-      (`Aggregator.paused`). In the end it returns `codecs.base.Reduced`.
+      A coroutine that stops where a message leaves and where it has arrived
+      (`Aggregator.average_coroutine`). It returns a `codecs.base.Reduced`.
     """
     raise NotImplementedError
 

@@ -47,6 +47,7 @@ from dilocox_jax.codecs.batching import are_finite
 from dilocox_jax.codecs.low_rank import Factors, LowRank, grams
 from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.codecs.quantize import Float
+from dilocox_jax.coroutines import Coroutine, as_function
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.plan.choices import REFERENCES
 from dilocox_jax.plan.collectives import AUTO, MAILBOX
@@ -61,7 +62,6 @@ from dilocox_jax.trees import (
   shapes_by_path,
   widened,
 )
-from dilocox_jax.turns import Pausing, without_pauses
 
 
 def exchange(
@@ -152,7 +152,7 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
     An `Aggregator` without state, for use under that axis.
   """
 
-  def average(values: Tree, state: Tree, params: Tree = None) -> Pausing:
+  def average(values: Tree, state: Tree, params: Tree = None) -> Coroutine:
     del params
     finite, is_finite = yield _finite_part(widened(values))
     totals, count = yield summed(finite, is_finite, axis_name)
@@ -160,7 +160,7 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
     mean = optax.tree.cast_like(jax.tree.map(divided, totals), values)
     return Averaged(mean=mean, sent=values, state=state)
 
-  return Aggregator(lambda params: optax.EmptyState(), without_pauses(average))
+  return Aggregator(lambda params: optax.EmptyState(), as_function(average))
 
 
 class ExchangeState(NamedTuple):
@@ -198,7 +198,7 @@ class CompressedMean:
     collective = chosen_collective(self.codec, self.collective, any_number)
     return Aggregator(
       init=self.init,
-      average=without_pauses(self.average),
+      average=as_function(self.average),
       # Each replica has its own residual, and all have the rest alike.
       axes=ExchangeState(None, None, residual=0),  # pyright: ignore
       observe=self.observe,
@@ -222,7 +222,7 @@ class CompressedMean:
 
   def average(
     self, values: Tree, state: ExchangeState, params: Tree = None
-  ) -> Pausing:
+  ) -> Coroutine:
     """Averages values and what was held back of those before.
 
     Error feedback holds back what the codec loses of them. With `keep_unsent`
@@ -278,7 +278,7 @@ class CompressedMean:
 
   def _exchanged(
     self, values: Tree, participates: Boolean, state: ExchangeState
-  ) -> Pausing:
+  ) -> Coroutine:
     """Averages finite values, message by message.
 
     Args:
@@ -301,7 +301,7 @@ class CompressedMean:
     )
     collective = self._chosen()
 
-    def reduce(leaves: list[Array]) -> Pausing:
+    def reduce(leaves: list[Array]) -> Coroutine:
       return collective.reduce(self.codec.encoder, leaves, sender)
 
     leaves = _stacked(values)

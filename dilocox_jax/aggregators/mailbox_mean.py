@@ -8,10 +8,10 @@ from dilocox_jax.aggregators.means import mean_of_messages
 from dilocox_jax.aggregators.sizes import encoded_bytes
 from dilocox_jax.codecs.base import Encoder
 from dilocox_jax.codecs.batching import Shape
+from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.mailbox_protocol.messages import HEADER_BYTES
 from dilocox_jax.plan.operations import Operation, StoreObject
 from dilocox_jax.trees import Array
-from dilocox_jax.turns import Pausing
 
 
 class MailboxMean(Collective):
@@ -26,13 +26,13 @@ class MailboxMean(Collective):
 
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
-  ) -> Pausing:
-    """Averages as `Collective.reduce` says, and pauses once.
+  ) -> Coroutine:
+    """Averages as `Collective.reduce` says, and stops once.
 
     It yields the arrays that are to be sent, and whether the replica
-    participates. It is sent the arrays [K, ...] of the K replicas that are
-    listed, the weight of each in the mean [K], and whether this replica's own
-    are among them (`mailbox_protocol.client`).
+    participates. It is resumed with the arrays [K, ...] of the K replicas whose
+    messages are listed, the weight of each of them in the mean [K], and whether
+    this replica is one of them (`mailbox_protocol.client`).
     """
     message = encoder.encode(leaves)
     arrays, weights, is_counted = yield message, sender.participates

@@ -11,10 +11,10 @@ import optax
 
 from dilocox_jax.aggregator import Aggregator
 from dilocox_jax.checks import require
+from dilocox_jax.coroutines import Coroutine, as_function
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.plan.overlap import PARTS
 from dilocox_jax.trees import Tree, widened
-from dilocox_jax.turns import Pausing, without_pauses
 
 
 def norm_filter(
@@ -44,7 +44,7 @@ def norm_filter(
   )
   ends = aggregator.stretch_ends or (lambda params: (PARTS,))
 
-  def average(values: Tree, state: Tree, params: Tree = None) -> Pausing:
+  def average(values: Tree, state: Tree, params: Tree = None) -> Coroutine:
     norm = yield optax.tree.norm(widened(values)).astype(jnp.float32)
     norms = yield jax.lax.all_gather(norm, axis_name)
     # A replica without progress says nothing about what is usual. NaN is
@@ -58,7 +58,7 @@ def norm_filter(
     def unless_left_out(tree: Tree, other: float) -> Tree:
       return jax.tree.map(lambda leaf: jnp.where(is_in, leaf, other), tree)
 
-    averaged = yield from aggregator.paused(
+    averaged = yield from aggregator.average_coroutine(
       unless_left_out(values, jnp.nan), state, params
     )
     return averaged._replace(
@@ -67,6 +67,6 @@ def norm_filter(
     )
 
   return aggregator._replace(
-    average=without_pauses(average),
+    average=as_function(average),
     stretch_ends=lambda params: (0, *ends(params)),
   )

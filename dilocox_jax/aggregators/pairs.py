@@ -26,9 +26,9 @@ from dilocox_jax.aggregators.means import mean_of_messages
 from dilocox_jax.aggregators.sizes import encoded_bytes
 from dilocox_jax.codecs.base import Codec, Encoder
 from dilocox_jax.codecs.batching import Shape
+from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.plan.operations import Operation, Permute
 from dilocox_jax.trees import Array
-from dilocox_jax.turns import Pausing
 
 # Keeps the random number of the pairs apart from those that codecs draw.
 _PAIRS_OF_KEY = 1
@@ -96,7 +96,7 @@ class PairMean(Collective):
 
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
-  ) -> Pausing:
+  ) -> Coroutine:
     """Averages as `Collective.reduce` says, over a pair.
 
     A replica whose partner does not participate, or that waits, gets what it

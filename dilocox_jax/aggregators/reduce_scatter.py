@@ -12,9 +12,9 @@ from dilocox_jax.aggregators.means import mean_of_participants
 from dilocox_jax.aggregators.sizes import scattered_bytes
 from dilocox_jax.codecs.base import Codec, Encoder, Quantizer, Reduced
 from dilocox_jax.codecs.batching import Shape
+from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.plan.operations import AllGather, AllToAll, Operation
 from dilocox_jax.trees import Array
-from dilocox_jax.turns import Pausing
 
 
 class ReduceScatterMean(Collective):
@@ -69,7 +69,7 @@ class ReduceScatterMean(Collective):
 
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
-  ) -> Pausing:
+  ) -> Coroutine:
     """Averages as `Collective.reduce` says."""
     num_replicas = jax.lax.axis_size(sender.axis_name)
     replica = jax.lax.axis_index(sender.axis_name)

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from dilocox_jax.codecs.base import Codec, Encoder, Quantizer, Reduced
 from dilocox_jax.codecs.batching import Shape
+from dilocox_jax.coroutines import Coroutine, as_function
 from dilocox_jax.plan.schedule.fragments import Shapes, stacked_shape
 from dilocox_jax.trees import Array
-from dilocox_jax.turns import Pausing, without_pauses
 
 
 def message_bytes(codec: Codec, shapes: Shapes) -> int:
@@ -60,13 +60,13 @@ def message_shapes(
   def run(leaves: list[Array], key: Array) -> list[list[Array]]:
     messages = []
 
-    def reduce(message: list[Array]) -> Pausing:
+    def reduce(message: list[Array]) -> Coroutine:
       messages.append(message)
       yield message
       return Reduced(message, message)
 
     state = codec.init(shapes, key)
-    without_pauses(codec.run)(leaves, state, key, reduce)
+    as_function(codec.run)(leaves, state, key, reduce)
     return messages
 
   key = jax.eval_shape(jax.random.key, 0)

@@ -1,21 +1,24 @@
 """Computes the memory of one device from a config.
 
 The state that a run keeps between two steps is exact. It follows from the
-shapes and from the division of the arrays: a device has its share of every copy
-of the parameters, and of the factors that low rank keeps.
+shapes of the parameters and from how they are divided among devices: a device
+has its share of every copy of the parameters, and of the factors that the
+low-rank codec keeps between exchanges.
 
 The memory that a step needs in addition is an estimate. It is the sum of:
 
-- the layers of a stage and the tables, whole, in the compute dtype,
-- their gradients in fp32,
-- the device's share of a gradient on its way into the optimizer or into an
-  exchange,
+- the gradients of a stage's layers and of the tables, in fp32,
 - the larger of two things that are not needed at the same time: the activations
   that wait for their backward, with the work of one layer and the logits; or
-  the whole layers on which Muon works.
+  the whole layers on which Muon works,
+- only if a replica has several devices: the layers of a stage and the tables,
+  whole, in the compute dtype; and the device's share of a gradient on its way
+  into the optimizer or into an exchange.
 
-One GPU with unrolled layers differs. It keeps the values in the compute dtype,
-and allocates gradients while it frees activations.
+The sum differs for a replica on one device that keeps all activations
+(remat "none") and does not accumulate gradients. Such a step keeps a copy of
+all parameters in the compute dtype, and allocates gradients while it frees
+activations.
 
 Tests compare the sums with the memory that compilers for TPUs and for one GPU
 need. An evaluation needs less than a step, because it has no gradients. So it
@@ -35,18 +38,18 @@ from dilocox_jax.plan.schedule.fragments import BLOCKS, Shapes, stacked_shape
 
 _FP32_BYTES = 4
 _BYTES = {"float32": 4, "bfloat16": 2}
-# The estimate is for accelerators. It takes the choices that the config leaves
-# to the devices as those for a GPU.
+# The estimate is for accelerators. Fields that the config leaves to the devices
+# (`config.platforms`) have their values for a GPU.
 _PLATFORM = "gpu"
 # Muon has the gradient and the momentum of a layer whole at the same time. With
 # a third copy the estimate would be 3.3 GiB above the memory that a compiled
 # program of 107 billion parameters needs.
-_WHOLE_COPIES = 2
+_MUON_COPIES = 2
 # Share of a device's memory that should stay free, because the memory of a step
 # is an estimate (tests/experiments/test_fits.py holds it to within a tenth).
 LEAST_SPARE = 0.1
-# Copies of the parameters that an inner optimizer keeps.
-_STATES = {"adamw": 2.0, "adam": 2.0, "lion": 1.0}
+# Number of copies of the parameters that an inner optimizer keeps.
+_OPTIMIZER_COPIES = {"adamw": 2.0, "adam": 2.0, "lion": 1.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +57,10 @@ class DeviceMemory:
   """Memory of one device of a replica (bytes).
 
   Attributes:
-    state: State that is kept between steps.
+    state: Size of the state that is kept between steps.
     step: Memory that a step needs in addition, estimated.
-    frozen: Parameters that are not trained. All replicas of a device share one
-      copy.
+    frozen: Size of the parameters that are not trained. All replicas of a
+      device share one copy.
   """
 
   state: int
@@ -66,12 +69,12 @@ class DeviceMemory:
 
   @property
   def total(self) -> int:
-    """The sum of all parts."""
+    """The sum of state, step and frozen parameters (bytes)."""
     return self.state + self.step + self.frozen
 
 
 def device_memory(config: RunConfig) -> DeviceMemory:
-  """Returns the memory of one device, for replicas on devices of their own.
+  """Returns the memory of one device that works for a single replica.
 
   The estimate ignores everything that a compiler adds or saves. Optimizers
   other than Adam, Muon, Lion and SGD count as Adam.
@@ -101,10 +104,13 @@ def device_memory(config: RunConfig) -> DeviceMemory:
 
 
 def num_copies(config: RunConfig) -> float:
-  """Returns how many copies of the parameters a replica keeps, at most.
+  """Returns how many copies of the trained parameters a replica keeps, at most.
 
-  If fragments are sent in turn, only some are in flight at any time. Example:
-  with P = H = 16 and tau = 1 one fragment is in flight, a sixteenth of a copy.
+  The copies are: the parameters, the state of the inner optimizer, the residual
+  of error feedback, the average of the parameters, the outer parameters, the
+  outer momentum, and the pseudo-gradients in flight. If fragments are sent in
+  turn, only some are in flight at any time. Example: with P = H = 16 and
+  tau = 1 one fragment is in flight, a sixteenth of a copy.
 
   Args:
     config: Config of the run.
@@ -130,8 +136,9 @@ def num_copies(config: RunConfig) -> float:
 def optimizer_copies(config: RunConfig) -> float:
   """Returns how many copies of the parameters an inner optimizer keeps.
 
-  Muon keeps one copy of the kernels of layers. For all other leaves it keeps
-  two copies, as Adam does.
+  Muon keeps one copy of the layers, and two copies of all other leaves, as Adam
+  does. The result is the mean over all trained parameters. The norms of layers
+  are small and count like kernels. SGD keeps one copy if it has momentum.
 
   Args:
     config: Config of the run.
@@ -139,13 +146,13 @@ def optimizer_copies(config: RunConfig) -> float:
   if config.inner.optimizer == "sgd":
     return 1.0 if config.inner.momentum > 0 else 0.0
   if config.inner.optimizer != "muon":
-    return _STATES.get(config.inner.optimizer, 2.0)
+    return _OPTIMIZER_COPIES.get(config.inner.optimizer, 2.0)
   layers_size, other_size = _trained_sizes(config)
   return 2 - layers_size / (layers_size + other_size)
 
 
 def _trained_sizes(config: RunConfig) -> tuple[int, int]:
-  """Returns the trained parameters in layers, and those outside of layers."""
+  """Returns the numbers of trained parameters inside and outside of layers."""
   layers_size = 0
   other_size = 0
   for path, shape in config.trained_shapes.items():
@@ -169,7 +176,13 @@ def share_bytes(shapes: Shapes, division: Division) -> int:
 
 
 def _leaf_bytes(division: Division, path: str, shape: tuple[int, ...]) -> int:
-  """Returns a device's share of a leaf in fp32 (bytes)."""
+  """Returns a device's share of a leaf in fp32 (bytes).
+
+  Args:
+    division: How a replica is divided among its devices.
+    path: Path of the leaf.
+    shape: Shape of the leaf in one replica.
+  """
   share = 1
   for size, axis in zip(shape, division.spec(path, shape), strict=False):
     share *= size // division.num_shards(axis)
@@ -177,7 +190,10 @@ def _leaf_bytes(division: Division, path: str, shape: tuple[int, ...]) -> int:
 
 
 def factor_bytes(shapes: Shapes, division: Division, codec: Codec) -> int:
-  """Returns a device's share of the factors that low rank keeps (bytes).
+  """Returns a device's share of the right factors of low rank (bytes).
+
+  A replica keeps the right factors of an exchange, from which the next exchange
+  starts.
 
   Args:
     shapes: Shapes of the exchanged leaves, by path.
@@ -228,7 +244,7 @@ def _step_bytes(config: RunConfig) -> int:
     total += held_size * _BYTES[computation.compute_dtype]
     total += share_bytes(config.trained_shapes, config.division)
     if config.lora.rank:
-      total += _collected_bytes(config)
+      total += _gathered_bytes(config)
   # The optimizer starts after all activations are freed.
   if config.inner.optimizer == "muon":
     whole_layers = _whole_layers_bytes(config, layer_size)
@@ -236,11 +252,13 @@ def _step_bytes(config: RunConfig) -> int:
   return total + activations
 
 
-def _collected_bytes(config: RunConfig) -> int:
-  """Returns the frozen layers that a data shard holds whole at a time (bytes).
+def _gathered_bytes(config: RunConfig) -> int:
+  """Returns the size of the frozen layers that a device holds whole (bytes).
 
-  With remat a shard holds two layers, of which one is on its way. Without remat
-  it holds all layers, because the backward does not collect them again.
+  Data shards gather a layer from each other before they compute it. With remat
+  a device holds two layers at a time: the layer that it computes, and the next
+  layer, which is on its way. Without remat it holds all layers, because the
+  backward does not gather them again.
   """
   layers_size = sum(
     math.prod(shape)
@@ -258,7 +276,11 @@ def _collected_bytes(config: RunConfig) -> int:
 def _narrow_bytes(config: RunConfig, shapes: Shapes) -> int:
   """Returns a device's share of a copy in the compute dtype (bytes).
 
-  It is 0 if the compute dtype is float32, because no copy is needed.
+  The result is 0 if the compute dtype is float32, because no copy is needed.
+
+  Args:
+    config: Config of the run.
+    shapes: Shapes of the copied leaves, by path.
   """
   value_bytes = _BYTES[on_platform(config, _PLATFORM).compute_dtype]
   if value_bytes == _FP32_BYTES:
@@ -268,6 +290,8 @@ def _narrow_bytes(config: RunConfig, shapes: Shapes) -> int:
 
 def _whole_layers_bytes(config: RunConfig, layer_size: int) -> int:
   """Returns the memory of the whole layers on which Muon works (bytes).
+
+  The result is 0 for a replica on one device, which has whole layers anyway.
 
   The devices of a replica swap their shares for whole layers. Example: of 78
   layers on 128 devices, 78 devices get one layer each, and the other 50 devices
@@ -281,15 +305,18 @@ def _whole_layers_bytes(config: RunConfig, layer_size: int) -> int:
   if num_devices == 1:
     return 0
   num_layers = math.ceil(config.model.shape.num_layers / num_devices)
-  return _WHOLE_COPIES * _FP32_BYTES * num_layers * layer_size
+  return _MUON_COPIES * _FP32_BYTES * num_layers * layer_size
 
 
 def _activation_bytes(config: RunConfig, num_layers: int) -> int:
   """Returns the memory of activations, logits and the work of a layer (bytes).
 
+  The activations are the values that layers save in the forward for their
+  backward. The work of a layer are all values that one layer's backward reads.
+
   Args:
     config: Config of the run.
-    num_layers: Layers of a stage.
+    num_layers: Number of layers of a stage.
   """
   shape = config.model.shape
   mesh = config.mesh
@@ -333,7 +360,8 @@ def _activation_bytes(config: RunConfig, num_layers: int) -> int:
 def _matmul_output_values(shape: ModelShape) -> int:
   """Returns how many matmul outputs a layer computes for each token.
 
-  The output of the layer's last matmul is not counted.
+  The output of the layer's last matmul is not counted, because no backward
+  reads it.
   """
   head_values = (shape.num_heads + 2 * shape.kv_heads) * shape.head_width
   num_branches = 2 if shape.activation == "swiglu" else 1

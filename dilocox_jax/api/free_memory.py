@@ -16,9 +16,9 @@ def free_host_bytes(
 ) -> float:
   """Returns the memory that this process may still take (bytes).
 
-  It is the smallest of two kinds of limits: the available memory of the
-  machine, swap included; and the memory that the control groups of this process
-  allow. A container or a job of Slurm has such a group.
+  The result is the smallest of several limits: the available memory of the
+  machine, swap included; and what each control group of this process may still
+  take. A container or a job of Slurm has such a group.
 
   Args:
     meminfo: File of Linux with the available memory.
@@ -51,7 +51,12 @@ def _available(meminfo: pathlib.Path) -> float:
 def _own_groups(
   own_group: pathlib.Path, groups: pathlib.Path
 ) -> Iterator[pathlib.Path]:
-  """Yields the control group of this process and those that contain it."""
+  """Yields the control group of this process and all groups that contain it.
+
+  Args:
+    own_group: As in `free_host_bytes`.
+    groups: As in `free_host_bytes`.
+  """
   try:
     lines = own_group.read_text().splitlines()
   except OSError:
@@ -69,7 +74,8 @@ def _own_groups(
 def _free_in_group(group: pathlib.Path) -> float:
   """Returns the bytes that a control group may still take.
 
-  Without a limit it is infinity.
+  The result is infinity if the group has no limit, or if its files cannot be
+  read.
   """
   try:
     limit = (group / "memory.max").read_text().strip()

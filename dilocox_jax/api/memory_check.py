@@ -22,7 +22,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.report.units import human_bytes
 from dilocox_jax.training.build import platform_name
-from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 
 # Estimates of a step are within a tenth of what compilers need
 # (tests/experiments/test_fits.py).
@@ -34,20 +34,25 @@ class MemoryRefusedError(ValueError):
 
 
 def check_memory(
-  config: RunConfig, parts: Parts = NO_PARTS, go_on: str = "check_memory=False"
+  config: RunConfig,
+  overrides: Overrides = NO_OVERRIDES,
+  go_on: str = "check_memory=False",
 ) -> None:
   """Refuses a run that needs more memory than its device or this host has.
 
+  The estimate may exceed the free memory by a tenth, its error. Nothing is
+  refused if the system does not tell how much memory is free.
+
   Args:
     config: Config of the run.
-    parts: Parts that the user supplies. If there is a model among them, only
-      its state between steps is counted, because its layers are not known.
+    overrides: Overrides that the caller passes. If there is a model among them,
+      only its state between steps is counted, because its layers are unknown.
     go_on: How a user can start the run all the same, for the message.
 
   Raises:
     MemoryRefusedError: One line with both numbers and what to change.
   """
-  state_bytes, step_bytes = _needed_bytes(config, parts)
+  state_bytes, step_bytes = _needed_bytes(config, overrides)
   if platform_name() == "cpu":
     # All devices of a CPU use the memory of the host.
     num_devices = min(config.num_devices, jax.local_device_count())
@@ -72,7 +77,9 @@ def check_memory(
   )
 
 
-def _needed_bytes(config: RunConfig, parts: Parts) -> tuple[float, float]:
+def _needed_bytes(
+  config: RunConfig, overrides: Overrides
+) -> tuple[float, float]:
   """Returns the memory that a device needs (bytes).
 
   Returns:
@@ -82,8 +89,8 @@ def _needed_bytes(config: RunConfig, parts: Parts) -> tuple[float, float]:
   num_replicas = 1
   if config.mesh.layout == "stacked":
     num_replicas = config.num_local_replicas
-  if parts.model is not None:
-    return num_replicas * _supplied_model_bytes(config, parts), 0
+  if overrides.model is not None:
+    return num_replicas * _supplied_model_bytes(config, overrides), 0
   memory = device_memory(config)
   state_bytes = memory.state
   if config.mesh.outer_memory != "device" and platform_name() != "cpu":
@@ -100,19 +107,19 @@ def _needed_bytes(config: RunConfig, parts: Parts) -> tuple[float, float]:
   )
 
 
-def _supplied_model_bytes(config: RunConfig, parts: Parts) -> float:
+def _supplied_model_bytes(config: RunConfig, overrides: Overrides) -> float:
   """Returns the least state that a replica of a supplied model keeps (bytes).
 
   If only a part of the model is trained, one copy of the parameters is counted.
   The state of the inner optimizer is not counted.
   """
-  assert parts.model is not None
-  params = jax.eval_shape(parts.model.init, jax.random.key(0))
+  assert overrides.model is not None
+  params = jax.eval_shape(overrides.model.init, jax.random.key(0))
   copy_bytes = sum(
     math.prod(leaf.shape) * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(params)
   )
-  if parts.trainable or config.lora.rank:
+  if overrides.trainable or config.lora.rank:
     return copy_bytes
   copies = num_copies(config) - optimizer_copies(config)
   return copies * copy_bytes

@@ -1,10 +1,15 @@
-"""What training by each method would cost on given clusters, and what fits.
+"""Plans what training by each method would cost on a cluster, and ranks them.
 
-A plan is a method with the model and the batch of a config, and a division of
-each replica among its devices: the fastest one that fits with some memory to
-spare. Of H, P and the codec a plan has those whose loss was measured
-(`api.measured_gaps`), and the method's recipe where nothing was. Plans are
-ranked by the loss that they would reach at equal time.
+A plan combines four things:
+
+- a method;
+- the model and the batch of a config;
+- H, P and a codec whose loss was measured (`api.measured_gaps`), or those of
+  the method's recipe if nothing was measured;
+- a layout, which divides each replica among its devices: the fastest layout
+  that leaves some memory to spare.
+
+Plans are ranked by the loss that they would reach in equal time.
 """
 
 import contextlib
@@ -33,15 +38,23 @@ from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.steps import SteadyState, steady_state
 
-# Sections that belong to the method; those of another method do not apply.
-_OF_METHOD = ("sync", "exchange", "adaptive", "outer")
+# Sections whose values belong to a method. A change of the method drops them.
+_METHOD_SECTIONS = ("sync", "exchange", "adaptive", "outer")
+# Methods that average gradients in every step.
 _EVERY_STEP = ("allreduce", "cocktail_sgd")
-_RANK_SHARE = 8  # The recipe has rank 16 for a model of width 128.
-_HIDDEN = 0.999  # Share of the time in inner steps where all transfers hide.
+# Width of the model for each rank. The recipe has rank 16 for width 128.
+_WIDTH_PER_RANK = 8
+# Utilization from which on all transfers count as hidden behind inner steps.
+_HIDDEN = 0.999
+# Name of the plan that sends gradients of two bytes a value, as most frameworks
+# do.
 NARROW_ALLREDUCE = "allreduce bf16"
+_NARROW: Mapping[str, Any] = {"exchange.codec": "bfloat16"}
 
+# By default everything is derived from config and cluster.
 _DERIVED = Options()
 
+# New values of fields of a config, by dotted name.
 Changes = dict[str, Any]
 
 
@@ -50,17 +63,18 @@ class MethodPlan:
   """One way to train, and what it costs.
 
   Attributes:
-    name: Name of the method; AllReduce of bfloat16 has one of its own.
+    name: Name of the method, or `NARROW_ALLREDUCE`.
     config: Config of the run.
     setup: The run on the cluster, ready to be timed.
     rounds: Costs of rounds in the middle of a long run (simulated).
-    memory: Memory of a device (its state derived, the rest estimated).
-    device_bytes: Memory that each device has (bytes); infinity: not known.
-    allreduce_tokens_per_s: What AllReduce of float32 would make on the same
-      links (tokens per second).
-    fastest_tokens_per_s: What the fastest of the plans makes that are compared.
-    gap: What was measured of the loss of these settings; None: nothing. Of
-      AllReduce it is None too, as it is what a gap compares with.
+    memory: Memory that a device needs (its state derived, the rest estimated).
+    device_bytes: Memory that a device has (bytes); infinity if it is not known.
+    allreduce_tokens_per_s: Throughput of AllReduce in float32 on the same links
+      (tokens per second).
+    fastest_tokens_per_s: Throughput of the fastest compared plan (tokens per
+      second).
+    gap: Measured gap between the loss of these settings and the loss of
+      AllReduce. None if it was not measured, and for AllReduce itself.
   """
 
   name: str
@@ -75,21 +89,23 @@ class MethodPlan:
 
   @property
   def is_baseline(self) -> bool:
-    """Whether gaps compare with this plan."""
+    """Whether this plan is AllReduce, with which gaps compare."""
     return self.name == "allreduce"
 
   @property
   def is_measured(self) -> bool:
-    """Whether the loss of these settings beside AllReduce's is known."""
+    """Whether the gap to the loss of AllReduce is known."""
     return self.is_baseline or self.gap is not None
 
   @property
   def gap_at_equal_time(self) -> float:
-    """Loss beside that of AllReduce with as many steps as the fastest plan.
+    """Relative gap to the loss of AllReduce if all plans had equal time.
 
-    The measured gap, and what a slower plan loses because it makes fewer steps
-    in the same time (derived, `measured_gaps.share_of_more_steps`). NaN if the
-    gap was not measured.
+    AllReduce is taken with as many steps as the fastest plan makes in this
+    time. The value adds two gaps: the measured gap at equal steps, and the gap
+    of a slower plan, which makes fewer steps in the same time (derived,
+    `measured_gaps.share_of_more_steps`). Example: 0.02 is a loss that is 2 %
+    higher. NaN if the gap was not measured.
     """
     if not self.is_measured:
       return math.nan
@@ -99,7 +115,10 @@ class MethodPlan:
 
   @property
   def spare(self) -> float:
-    """Share of a device's memory that is left; below 0 if it lacks some."""
+    """Share of a device's memory that is left, below 0 if it is too small.
+
+    It is 1 if the memory of a device is not known.
+    """
     if math.isinf(self.device_bytes):
       return 1.0
     return 1 - self.memory.total / self.device_bytes
@@ -111,18 +130,18 @@ class MethodPlan:
 
   @property
   def hides(self) -> bool:
-    """Whether inner steps take all of the time."""
+    """Whether all transfers hide behind inner steps."""
     return self.rounds.utilization >= _HIDDEN
 
   @property
   def tokens_per_s(self) -> float:
-    """Tokens of all replicas together (tokens per second)."""
+    """Throughput of all replicas together (tokens per second)."""
     steps_per_s = self.rounds.replica_steps / self.rounds.step_s
     return steps_per_s * self.config.tokens_per_replica_step
 
   @property
   def speed_up(self) -> float:
-    """How many times as fast as AllReduce."""
+    """Ratio of the throughput to that of AllReduce in float32."""
     return self.tokens_per_s / self.allreduce_tokens_per_s
 
   @property
@@ -137,15 +156,16 @@ class MethodPlan:
 
   @property
   def reason(self) -> str:
-    """Why the plan is not recommended, whatever its loss; "" if it may be."""
+    """Why a device lacks memory for the plan; "" if it has enough to spare."""
     if self.has_room:
       return ""
-    needed, has = self.memory.total / 1e9, self.device_bytes / 1e9
-    said = f"a device needs {needed:.3g} GB and has {has:.3g} GB"
+    needed_gb = self.memory.total / 1e9
+    device_gb = self.device_bytes / 1e9
+    reason = f"a device needs {needed_gb:.3g} GB and has {device_gb:.3g} GB"
     if self.fits:
       least = f"{100 * LEAST_SPARE:.0f} %"
-      said += f", so less than {least} is left for a wrong estimate"
-    return said
+      reason += f", so less than {least} is left for a wrong estimate"
+    return reason
 
 
 def plan_run(
@@ -154,23 +174,33 @@ def plan_run(
   options: Options = _DERIVED,
   device_bytes: float | None = None,
 ) -> MethodPlan:
-  """Says what a run costs as it is, beside AllReduce on the same mesh.
+  """Plans a run with all its settings, and AllReduce on the same mesh.
 
   Args:
     config: Config of the run.
     cluster: Name of a cluster preset, or path of a cluster file.
     options: What config and cluster leave open.
-    device_bytes: Memory of a device; None: that of the cluster.
+    device_bytes: Memory of a device (bytes). None takes it from the cluster.
+
+  Returns:
+    The plan of the run, compared with AllReduce.
 
   Raises:
-    ValueError: If config and cluster do not fit.
+    ValueError: One line, if the cluster is unknown, or if the run does not fit
+      on it.
   """
-  placed = cluster_of(config, cluster)
-  name = config.sync.method
-  own = _plan(name, config, placed, options, device_bytes)
-  every_step = of_method(config, "allreduce")
-  base = _plan("allreduce", every_step, placed, options, device_bytes)
-  return dataclasses.replace(own, allreduce_tokens_per_s=base.tokens_per_s)
+  run_cluster = cluster_of(config, cluster)
+  plan = _plan(config.sync.method, config, run_cluster, options, device_bytes)
+  allreduce = _plan(
+    "allreduce",
+    of_method(config, "allreduce"),
+    run_cluster,
+    options,
+    device_bytes,
+  )
+  return dataclasses.replace(
+    plan, allreduce_tokens_per_s=allreduce.tokens_per_s
+  )
 
 
 def compare_methods(
@@ -181,151 +211,187 @@ def compare_methods(
 ) -> tuple[list[MethodPlan], dict[str, str]]:
   """Compares all methods on the links of a cluster.
 
+  The settings of a method are chosen in this order:
+
+  1. If the config sets fields of its own method, this method keeps them.
+  2. Other methods take the settings whose loss was measured with the nearest
+     number of replicas. If the config sets H, these must have this H.
+  3. A method without such a measurement takes its recipe. The rank of a
+     low-rank codec grows with the width of the model.
+
   Args:
-    config: Config with the model, the batch of a replica and the inner
-      optimizer's settings. Its own method keeps all that it says, if it says
-      more than its name. The others have the settings whose loss was measured
-      at the nearest number of replicas, or their recipe if nothing was or if
-      the config says another H. A rank follows the model's width.
+    config: Config with the model, the batch of a replica and the settings of
+      the inner optimizer.
     cluster: Name of a cluster preset, or path of a cluster file.
-    options: What config and cluster leave open. Where a step's duration is
-      stated, it is that of the config's mesh, and no other is tried.
-    device_bytes: Memory of a device; None: that of the cluster.
+    options: What config and cluster leave open. If they state the duration of a
+      step, this duration belongs to the layout of the config, so no other
+      layout is tried.
+    device_bytes: Memory of a device (bytes). None takes it from the cluster.
 
   Returns:
-    Plans, the best first: those with memory to spare (`LEAST_SPARE`), among
-    them those whose loss was measured, and among these by the loss at equal
-    time. Where these losses agree in a tenth of a per cent, more memory to
-    spare counts, and then speed. And for each method that does not go with the
-    config, the reason.
+    The best plan of each method, and for each method that does not go with the
+    config the reason. The best plan of all comes first. Plans are ordered by:
+
+    1. whether they leave memory to spare (`LEAST_SPARE`), and whether they fit
+       at all;
+    2. the loss at equal time, rounded to a tenth of a percent; a plan whose
+       loss was not measured comes last;
+    3. the memory that they leave;
+    4. their throughput.
+
+    If the config sets an H with which no loss was measured, the throughput
+    takes the place of the loss.
 
   Raises:
     TypeError: If the config is no `RunConfig`.
-    ValueError: If config and cluster do not fit.
+    ValueError: One line, if the cluster is unknown, or if AllReduce does not
+      fit on it.
   """
   check_config(config)
-  placed = cluster_of(config, cluster)
-  has = _device_bytes(placed, device_bytes)
-  base = of_method(config, "allreduce")
-  ways: list[Changes] = [{}]
+  run_cluster = cluster_of(config, cluster)
+  memory_bytes = _device_bytes(run_cluster, device_bytes)
+  allreduce = of_method(config, "allreduce")
+  candidate_layouts: list[Changes] = [{}]
   if options.step_s is None:
-    ways = _fastest_layouts(base, placed, options, has)
-  plans, refused = [], {}
+    candidate_layouts = _fastest_layouts(
+      allreduce, run_cluster, options, memory_bytes
+    )
+
+  def plan(
+    name: str, settings: RunConfig, gap: MeasuredGap | None = None
+  ) -> MethodPlan:
+    divided = _with_layout(settings, candidate_layouts, memory_bytes)
+    with_layout = _plan(name, divided, run_cluster, options, memory_bytes)
+    return dataclasses.replace(with_layout, gap=gap)
+
+  plans: list[list[MethodPlan]] = []
+  refused: dict[str, str] = {}
   for method in METHODS:
     try:
-      candidates = [
-        dataclasses.replace(
-          _plan(method, _divided(one, ways, has), placed, options, has),
-          gap=gap,
-        )
-        for one, gap in _candidates(config, method)
-      ]
+      candidates = _candidates(config, method)
+      plans.append([plan(method, one, gap) for one, gap in candidates])
     except ValueError as error:
       refused[method] = str(error)
-      continue
-    plans.append(candidates)
-  names = [candidates[0].name for candidates in plans]
-  require("allreduce" in names, refused.get("allreduce", ""))
-  narrow = _divided(changed(base, _NARROW), ways, has)
-  plans.append([_plan(NARROW_ALLREDUCE, narrow, placed, options, has)])
+  require("allreduce" not in refused, refused.get("allreduce", ""))
+  plans.append([plan(NARROW_ALLREDUCE, changed(allreduce, _NARROW))])
   return _ranked(plans), refused
 
 
-# Gradients of two bytes a value, as most frameworks send them.
-_NARROW = {"exchange.codec": "bfloat16"}
-
-
 def _ranked(plans: Sequence[Sequence[MethodPlan]]) -> list[MethodPlan]:
-  """Returns the best plan of each method, the best of all first.
+  """Returns the best plan of each method, in the order of `compare_methods`.
 
   Args:
     plans: Plans of each method, which differ in their settings.
   """
-  every = [plan for candidates in plans for plan in candidates]
-  with_room = [plan for plan in every if plan.has_room] or every
+  all_plans = [plan for candidates in plans for plan in candidates]
+  with_room = [plan for plan in all_plans if plan.has_room] or all_plans
   fastest = max(plan.tokens_per_s for plan in with_room)
-  (base,) = (plan.tokens_per_s for plan in every if plan.is_baseline)
-  # If the config says an H that nobody measured, speed alone is known.
+  (allreduce,) = (plan.tokens_per_s for plan in all_plans if plan.is_baseline)
+  # If no loss was measured with the config's H, only the speed is known.
   knows_losses = any(
     plan.gap is not None and "sync.sync_interval" in plan.gap.settings
-    for plan in every
+    for plan in all_plans
   )
 
   def key(plan: MethodPlan) -> tuple[float, ...]:
-    speed = -float(f"{plan.tokens_per_s:.3g}")
-    order = [not plan.has_room, not plan.fits]
-    if knows_losses:
-      loss = plan.gap_at_equal_time if plan.is_measured else math.inf
-      order += [round(loss, 3)]
+    slowness = -float(f"{plan.tokens_per_s:.3g}")
+    if not knows_losses:
+      rank = slowness
+    elif plan.is_measured:
+      rank = round(plan.gap_at_equal_time, 3)
     else:
-      order += [speed]
-    return *order, -plan.spare, speed
+      rank = math.inf
+    return not plan.has_room, not plan.fits, rank, -plan.spare, slowness
 
-  found = []
+  best_plans = []
   for candidates in plans:
-    complete = [
+    compared = [
       dataclasses.replace(
-        plan, allreduce_tokens_per_s=base, fastest_tokens_per_s=fastest
+        plan, allreduce_tokens_per_s=allreduce, fastest_tokens_per_s=fastest
       )
       for plan in candidates
     ]
-    found.append(min(complete, key=key))
-  return sorted(found, key=key)
+    best_plans.append(min(compared, key=key))
+  return sorted(best_plans, key=key)
 
 
 def _candidates(
   config: RunConfig, method: str
 ) -> list[tuple[RunConfig, MeasuredGap | None]]:
-  """Returns the settings of a method that are compared, and their gaps."""
-  if _says_more_than_its_name(config, method):
-    own = changed(config, {"adaptive.mode": "off"})
-    gaps = measured_gaps(method, config.mesh.num_replicas)
-    same = [gap for gap in gaps if _is_of(gap, own)]
-    return [(own, same[0] if same else None)]
-  asked = config.sync.sync_interval  # H that the config says, if it does.
-  found: dict[tuple[Any, ...], tuple[RunConfig, MeasuredGap]] = {}
-  for gap in measured_gaps(method, config.mesh.num_replicas):
+  """Returns the settings of a method that are compared, each with its gap.
+
+  Args:
+    config: Config of the run.
+    method: Name of the method.
+
+  Returns:
+    Configs with the method, each with the gap that was measured with its
+    settings, or with None. There is at least one.
+  """
+  gaps = measured_gaps(method, config.mesh.num_replicas)
+  if _sets_fields_of(method, config):
+    fixed_rank = changed(config, {"adaptive.mode": "off"})
+    for gap in gaps:
+      if _has_settings_of(gap, fixed_rank):
+        return [(fixed_rank, gap)]
+    return [(fixed_rank, None)]
+  config_interval = config.sync.sync_interval  # None if the config sets no H.
+  candidates: dict[tuple[Any, ...], tuple[RunConfig, MeasuredGap]] = {}
+  for gap in gaps:
     interval = gap.settings.get("sync.sync_interval")
-    if asked and interval and interval != asked:
+    if config_interval and interval and interval != config_interval:
       continue
-    if not _is_usual(gap):
+    if not _has_plain_muon(gap):
       continue
     settings = dict(gap.settings)
-    # A plan keeps no average, which would be one copy of the parameters more.
-    average = settings.pop("outer.average_power", 0.0)
-    one = of_method(config, method, settings)
-    sync = one.sync
-    schedule = sync.sync_interval, sync.num_fragments, one.exchange.codec
-    if schedule not in found or not average:
-      found[schedule] = one, gap
-  if found:
-    return list(found.values())
+    # An average of the parameters would need memory for one more copy of them,
+    # so plans have none.
+    average_power = settings.pop("outer.average_power", 0.0)
+    candidate = of_method(config, method, settings)
+    schedule = (
+      candidate.sync.sync_interval,
+      candidate.sync.num_fragments,
+      candidate.exchange.codec,
+    )
+    # The gap without an average is preferred, because the plan has none.
+    if schedule not in candidates or not average_power:
+      candidates[schedule] = candidate, gap
+  if candidates:
+    return list(candidates.values())
   return [(of_method(config, method), None)]
 
 
-def _is_usual(gap: MeasuredGap) -> bool:
-  """Whether a gap is that of Muon as it is, which all methods were given."""
-  settings = gap.settings
-  is_changed = "inner.momentum" in settings
-  return settings["inner.optimizer"] == "muon" and not is_changed
+def _has_plain_muon(gap: MeasuredGap) -> bool:
+  """Whether a gap was measured with Muon and its default momentum.
+
+  The gaps of all methods were measured with it, so they can be compared.
+  """
+  has_default_momentum = "inner.momentum" not in gap.settings
+  return gap.settings["inner.optimizer"] == "muon" and has_default_momentum
 
 
-def _says_more_than_its_name(config: RunConfig, method: str) -> bool:
-  """Whether a method is the config's own, with settings beside its recipe."""
+def _sets_fields_of(method: str, config: RunConfig) -> bool:
+  """Whether a config has this method and sets fields that its recipe decides.
+
+  Args:
+    method: Name of the method.
+    config: The config.
+  """
   if method != config.sync.method_name:
     return False
-  plain = from_mapping({"sync.method": method})
-  # Where replicas meet is no setting of a method.
-  collective = plain.exchange.collective
-  exchange = dataclasses.replace(config.exchange, collective=collective)
+  recipe = from_mapping({"sync.method": method})
+  # The collective is not compared: a mailbox is no setting of a method.
+  exchange = dataclasses.replace(
+    config.exchange, collective=recipe.exchange.collective
+  )
   return (
-    config.sync != plain.sync
-    or exchange != plain.exchange
-    or config.outer != plain.outer
+    config.sync != recipe.sync
+    or exchange != recipe.exchange
+    or config.outer != recipe.outer
   )
 
 
-def _is_of(gap: MeasuredGap, config: RunConfig) -> bool:
+def _has_settings_of(gap: MeasuredGap, config: RunConfig) -> bool:
   """Whether a gap was measured with the settings of a config."""
   values = flat(config.to_mapping())
   schedule = config.sync.named.schedule
@@ -343,12 +409,16 @@ def _is_of(gap: MeasuredGap, config: RunConfig) -> bool:
 def of_method(
   config: RunConfig, method: str, settings: Mapping[str, Any] | None = None
 ) -> RunConfig:
-  """Returns the config with another method's recipe; its own stays as it is.
+  """Returns the config with another method, whose recipe fills the fields.
+
+  The rank does not adapt (`adaptive.mode="off"`), so that all rounds cost the
+  same. A mailbox stays if the method can use one, and so does the config's H.
 
   Args:
-    config: Config whose model, data and optimizer's settings stay.
+    config: Config whose model, data and settings of the inner optimizer stay.
     method: Name of the method.
-    settings: Values in place of the recipe's, also of the config's own method.
+    settings: Values in place of those of the recipe, by dotted name. None: if
+      the method is that of the config, its fields stay as they are.
   """
   if method == config.sync.method_name and settings is None:
     return changed(config, {"adaptive.mode": "off"})
@@ -357,23 +427,26 @@ def of_method(
   if config.sync.sync_interval and method not in _EVERY_STEP:
     changes["sync.sync_interval"] = config.sync.sync_interval
   if method == "dilocox":
-    rank = max(config.model.shape.model_dim // _RANK_SHARE, 1)
+    rank = max(config.model.shape.model_dim // _WIDTH_PER_RANK, 1)
     changes["exchange.codec"] = f"low_rank(rank={rank})+int(bits=4)"
-  values = config.to_mapping() | {section: {} for section in _OF_METHOD}
+  values = config.to_mapping() | {section: {} for section in _METHOD_SECTIONS}
   if method in _EVERY_STEP:
     values["mailbox"] = {}
-  elif config.uses_mailbox:  # So do all methods that can.
+  elif config.uses_mailbox:
     changes["exchange.collective"] = MAILBOX
   values["inner"] |= {"optimizer": None, "momentum": 0.0}
   return from_mapping(flat(values) | changes)
 
 
 def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-  """Returns the config with changes, by dotted names.
+  """Returns a copy of the config with some fields changed.
 
   Args:
-    config: Config to begin with; it stays as it is.
-    changes: New values by names such as "sync.sync_interval".
+    config: Config to copy.
+    changes: New values by dotted name, such as "sync.sync_interval".
+
+  Raises:
+    ValueError: One line, if the new config is wrong.
   """
   return from_mapping(flat(config.to_mapping()) | dict(changes))
 
@@ -385,40 +458,65 @@ def _plan(
   options: Options,
   device_bytes: float | None,
 ) -> MethodPlan:
+  """Returns the plan of a config, without a comparison and without a gap."""
   setup = set_up(config, cluster, options)
-  rounds = steady_state(setup.link_costs, setup.work, setup.script, setup.plan)
-  has = _device_bytes(setup.link_costs.cluster, device_bytes)
-  memory = device_memory(config)
-  return MethodPlan(name, config, setup, rounds, memory, has)
+  return MethodPlan(
+    name=name,
+    config=config,
+    setup=setup,
+    rounds=steady_state(setup.link_costs, setup.work, setup.script, setup.plan),
+    memory=device_memory(config),
+    device_bytes=_device_bytes(setup.link_costs.cluster, device_bytes),
+  )
 
 
-def _device_bytes(cluster: Cluster, stated: float | None) -> float:
+def _device_bytes(cluster: Cluster, stated_bytes: float | None) -> float:
+  """Returns the memory of a device (bytes); infinity if it is not known.
+
+  Args:
+    cluster: The cluster, whose smallest device counts.
+    stated_bytes: Memory that takes the place of the cluster's, or None.
+  """
+  if stated_bytes is not None:
+    return stated_bytes
   known = (site.memory_bytes for site in cluster.sites if site.memory_bytes)
-  return min(known, default=math.inf) if stated is None else stated
+  return min(known, default=math.inf)
 
 
 def layouts(config: RunConfig, num_devices: int) -> Iterator[Changes]:
-  """Yields ways to divide a replica among its devices, of which some may idle.
+  """Yields layouts, which divide a replica among its devices.
 
-  For each number of data shards there are as many stages as fit, the largest
-  divisor of the layers, and the largest power of two: 78 layers on 80 devices
-  may be 39 x 2, and 64 devices 32 x 2. Stages compute everything again in the
-  backward pass, as models that need stages do.
+  A layout is a number of data shards, a number of stages and a number of
+  micro-batches. Some devices may stay idle. For each number of data shards, the
+  number of stages is one of these: 1, as many as there are devices for, the
+  largest divisor of the number of layers, or the largest power of two. Example:
+  78 layers on 80 devices may have 39 stages x 2 shards, or 32 x 2 on 64 of the
+  devices.
+
+  If there are stages, the backward pass computes the activations again, because
+  models that need stages need the memory.
 
   Args:
     config: Config whose model and batch are divided.
     num_devices: Devices of one replica.
+
+  Yields:
+    The fields of the config that set the layout.
   """
   if num_devices == 1:
     yield {}
     return
-  batch, layers = config.data.batch_size, config.model.shape.num_layers
-  for shards in (n for n in range(1, num_devices + 1) if not batch % n):
-    most = min(num_devices // shards, layers)
-    even = max(n for n in range(1, most + 1) if not layers % n)
-    for stages in sorted({1, most, even, 2 ** int(math.log2(most))}):
+  batch = config.data.batch_size
+  num_layers = config.model.shape.num_layers
+  for shards in range(1, num_devices + 1):
+    if batch % shards:
+      continue
+    most = min(num_devices // shards, num_layers)
+    even = max(n for n in range(1, most + 1) if num_layers % n == 0)
+    power_of_two = 2 ** int(math.log2(most))
+    for stages in sorted({1, most, even, power_of_two}):
+      remat = {"mesh.remat": "full"} if stages > 1 else {}
       for micro_batches in _powers_of_two_in(batch // shards):
-        remat = {"mesh.remat": "full"} if stages > 1 else {}
         yield remat | {
           "mesh.layout": "mesh",
           "mesh.num_stages": stages,
@@ -433,47 +531,62 @@ def _powers_of_two_in(number: int) -> list[int]:
 
 
 def _fastest_layouts(
-  base: RunConfig, cluster: Cluster, options: Options, device_bytes: float
+  allreduce: RunConfig, cluster: Cluster, options: Options, device_bytes: float
 ) -> list[Changes]:
-  """Returns the layouts that fit, the fastest first; else the smallest.
+  """Returns the layouts of AllReduce that fit, the fastest first.
 
-  AllReduce keeps the least of all methods, so what is too small for it is too
-  small for the others.
+  If none fits, the layout that needs the least memory is returned. AllReduce
+  needs the least memory of all methods, so a layout that does not fit for
+  AllReduce fits for no method.
 
   Args:
-    base: Config of AllReduce.
+    allreduce: Config of AllReduce.
     cluster: The cluster.
     options: What config and cluster leave open.
-    device_bytes: Memory of a device.
+    device_bytes: Memory of a device (bytes).
+
+  Raises:
+    ValueError: One line, if no layout goes with the batch.
   """
-  devices = min(map(cluster.num_devices, range(cluster.num_replicas)))
-  found: list[tuple[float, int, Changes]] = []
-  for way in layouts(base, devices):
+  num_devices = min(map(cluster.num_devices, range(cluster.num_replicas)))
+  timed: list[tuple[float, int, Changes]] = []
+  for layout in layouts(allreduce, num_devices):
+    # Some layouts do not go with the config, and are left out.
     with contextlib.suppress(ValueError):
-      one = changed(base, way)
-      seconds = set_up(one, cluster, options).work.step_s.max()
-      found.append((float(seconds), device_memory(one).total, way))
+      divided = changed(allreduce, layout)
+      step_s = float(set_up(divided, cluster, options).work.step_s.max())
+      timed.append((step_s, device_memory(divided).total, layout))
   require(
-    bool(found),
-    f"no division of {devices} devices goes with data.batch_size="
-    f"{base.data.batch_size}: take a multiple of {devices}",
+    bool(timed),
+    f"no division of {num_devices} devices goes with data.batch_size="
+    f"{allreduce.data.batch_size}: take a multiple of {num_devices}",
   )
-  fitting = [entry for entry in found if entry[1] <= device_bytes]
-  fitting = fitting or [min(found, key=lambda entry: entry[1])]
-  return [way for *_, way in sorted(fitting, key=lambda entry: entry[:2])]
+  fitting = [entry for entry in timed if entry[1] <= device_bytes]
+  if not fitting:
+    fitting = [min(timed, key=lambda entry: entry[1])]
+  fitting.sort(key=lambda entry: entry[:2])
+  return [layout for _, _, layout in fitting]
 
 
-def _divided(
-  config: RunConfig, ways: Sequence[Changes], device_bytes: float
+def _with_layout(
+  config: RunConfig, candidate_layouts: Sequence[Changes], device_bytes: float
 ) -> RunConfig:
-  """Returns the config with the first layout that fits, else the smallest.
+  """Returns the config with the first layout that leaves memory to spare.
 
-  One that leaves enough memory to spare comes before one that only fits.
+  If there is none, the first layout that fits is taken, and otherwise the
+  layout that needs the least memory.
+
+  Args:
+    config: Config of a run.
+    candidate_layouts: Layouts, the fastest first.
+    device_bytes: Memory of a device (bytes).
   """
-  divided = [changed(config, way) if way else config for way in ways]
-  needed = [device_memory(one).total for one in divided]
+  divided = []
+  for layout in candidate_layouts:
+    divided.append(changed(config, layout) if layout else config)
+  needed_bytes = [device_memory(one).total for one in divided]
   for limit in ((1 - LEAST_SPARE) * device_bytes, device_bytes):
-    for one, size in zip(divided, needed, strict=True):
-      if size <= limit:
+    for one, needed in zip(divided, needed_bytes, strict=True):
+      if needed <= limit:
         return one
-  return divided[needed.index(min(needed))]
+  return divided[needed_bytes.index(min(needed_bytes))]

@@ -9,7 +9,8 @@ import logging
 from collections.abc import Iterator
 
 _PACKAGE = "dilocox_jax"
-# The lines of these packages about checkpoints would hide the lines of the run.
+# These packages log many lines about checkpoints, among which the lines of the
+# run would be lost. Only their warnings are shown.
 _TALKATIVE = ("absl", "jax", "orbax")
 
 

@@ -1,8 +1,9 @@
 """Builds a method's rounds around a user's inner step, without a config.
 
-The host runs one window of the schedule after the other. The transfer of a
-delayed method runs during the inner steps of a window. A transform of single
-steps (`step_methods`) cannot do that.
+The host runs one window of the schedule after the other. A window is a stretch
+of inner steps up to the next step at which a fragment is sent or applied. A
+delayed method transfers its messages during the inner steps of a window. A
+transform of single steps (`step_methods`) cannot do that.
 """
 
 import jax.numpy as jnp
@@ -41,8 +42,8 @@ def make_rounds(
   """Builds a method's rounds from a user's inner step.
 
   A method brings its schedule and its apply rule. It does not bring the rest of
-  its recipe, unlike `dilocox_jax.open_diloco` and the other transforms. Codec,
-  feedback and outer optimizer are only those of the arguments.
+  its recipe, unlike `dilocox_jax.open_diloco` and the other transforms. The
+  arguments decide codec, feedback and outer optimizer.
 
   Args:
     method: Schedule and rule, e.g. `plan.schedule.methods.dilocox(20)`.
@@ -67,10 +68,10 @@ def make_rounds(
   Raises:
     TypeError: If `method` is not a method, `outer` not an optimizer, or
       `exchange` not an exchange.
-    ValueError: If the method averages gradients, or if its fragments do not
-      fit. The first round raises it if the results of `inner_step` do not fit,
-      or if `inner_step` uses the axis of replicas that use a mailbox
-      (`rounds.alone`).
+    ValueError: If the method averages gradients, or if it divides layers into
+      fragments and `num_layers` is missing or too small. The first round raises
+      it if `inner_step` returns something else than it should, or if it uses
+      the axis "replica" although the replicas use a mailbox (`rounds.alone`).
   """
   check_method(method)
   check_optimizer("outer", outer)
@@ -121,8 +122,8 @@ def _checked(inner_step: InnerStep) -> InnerStep:
     inner_step: As in `make_rounds`.
   """
 
-  def step(params: Tree, optimizer: Tree, batch: Tree, **others: Tree):
-    results = inner_step(params, optimizer, batch, **others)
+  def step(params: Tree, optimizer: Tree, batch: Tree, **frozen: Tree):
+    results = inner_step(params, optimizer, batch, **frozen)
     try:
       new_params, new_optimizer, (loss, norm) = results
     except (TypeError, ValueError) as error:
@@ -140,7 +141,12 @@ def _checked(inner_step: InnerStep) -> InnerStep:
 
 
 def _check_scalar(name: str, value: ArrayLike) -> None:
-  """Raises ValueError unless a result of the inner step is a scalar."""
+  """Raises ValueError unless a result of the inner step is a scalar.
+
+  Args:
+    name: Name of the result for the message.
+    value: The result.
+  """
   require(
     not jnp.shape(value),
     f"inner_step returns a {name} of shape {jnp.shape(value)}; it must be "

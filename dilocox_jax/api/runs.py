@@ -1,4 +1,4 @@
-"""Runs from Python: train one, read one back, say what one would cost."""
+"""Trains runs, reads runs back, and estimates what runs would cost."""
 
 import contextlib
 import dataclasses
@@ -45,42 +45,50 @@ from dilocox_jax.simulate.analytic import Outcome
 from dilocox_jax.simulate.long_runs import simulate_run
 from dilocox_jax.training import resume, start
 from dilocox_jax.training.mailbox_replica import MailboxAddress
-from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.training.trainer import Trainer
 from dilocox_jax.trees import Tree
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A run directory, read back.
+  """A run that was trained, read from its directory.
 
   Attributes:
     workdir: The run directory.
-    parts: Parts that were handed in to the run; without the data.
+    overrides: What `train` used in place of what the config names. `load`
+      returns a run whose overrides are those that it was given.
   """
 
   workdir: pathlib.Path
-  parts: Parts = NO_PARTS
+  overrides: Overrides = NO_OVERRIDES
 
   def __repr__(self) -> str:
-    """Says on one line what was trained; the directory alone if it is gone."""
+    """Returns one line: what was trained, or the path if it is unreadable."""
     try:
       return f"Run({self.metrics.summary})"
     except (OSError, ValueError, RecordError):
       return f"Run({self.workdir})"
 
   def _repr_html_(self) -> str:
-    """Shows the outcome as a table in a notebook."""
+    """Returns the outcome as an HTML table, which a notebook shows."""
     return self.metrics._repr_html_()
 
   @functools.cached_property
   def metrics(self) -> LoadedRun:
-    """Losses, bytes and times: `.rounds` and `.evaluations` are its rows."""
+    """The recorded losses, bytes and times.
+
+    `.rounds` and `.evaluations` are rows, and `.summary` is one line.
+
+    Raises:
+      ValueError: One line, if the directory holds no run, or a file of the run
+        is damaged.
+    """
     return report.load_run(self.workdir)
 
   @functools.cached_property
   def config(self) -> RunConfig:
-    """Config of the run.
+    """Config of the run, read from config.json.
 
     Raises:
       ValueError: One line, if config.json is damaged.
@@ -95,61 +103,83 @@ class Run:
 
   @property
   def sent_bytes(self) -> int:
-    """Bytes that one replica sent."""
+    """Bytes that one replica has sent during the run."""
     return self.metrics.total_sent_bytes
 
   @functools.cached_property
   def params(self) -> Tree:
     """Outer parameters of the newest checkpoint, without a replica axis.
 
+    If only a part of the model was trained, they are the trained part.
+
     Raises:
-      RefusedError: If there is no checkpoint, or a part that was handed in to
-        the run is missing here.
+      RefusedError: If there is no checkpoint, or if `overrides` lacks an object
+        that was passed to the run.
     """
-    resume.check_same_parts(self.metrics.record, self._whole_parts)
-    return start.saved_outer_params(self.workdir, self._whole_parts)
+    resume.check_same_overrides(self.metrics.record, self._whole_overrides)
+    return start.saved_outer_params(self.workdir, self._whole_overrides)
 
   @functools.cached_property
-  def _whole_parts(self) -> Parts:
-    """The parts with what is frozen, which is large and only read if used."""
-    return start.with_trainable(self.config, self.parts)
+  def _whole_overrides(self) -> Overrides:
+    """The overrides together with the frozen parameters.
+
+    The frozen parameters may be large, so they are read at their first use.
+    """
+    return start.with_trainable(self.config, self.overrides)
 
   def export(self, folder: str | os.PathLike) -> str:
-    """Writes what was trained in the form of other libraries.
+    """Writes the trained parameters as a checkpoint that other libraries read.
 
-    The adapters of `Lora` as `peft` reads them, or a whole checkpoint.
+    A run with `Lora` writes its adapters for `peft`. Any other run writes the
+    whole model for `transformers`.
 
     Args:
-      folder: Folder, which is made if it is missing.
+      folder: Folder to write into. It is created if it is missing.
 
     Returns:
-      Name of the family of checkpoints.
+      Name of the family of checkpoints, one of `models.weights.FAMILIES`.
 
     Raises:
-      ValueError: If no such library has the model.
+      ValueError: One line, if no family has a model like this one, if the model
+        was passed in, or if the folder holds another checkpoint.
+      RefusedError: If the run has no checkpoint.
     """
     require(
-      "model" not in self.metrics.record.get("handed_in", ()),
-      "a model that is handed in has no form that other libraries read: write "
+      "model" not in self.metrics.record.get("overrides", ()),
+      "a model that is passed in has no form that other libraries read: write "
       "`run.params` or `run.model` by yourself",
     )
-    path, shape = pathlib.Path(folder), self.config.model.shape
-    family = weights.family_of(shape)  # First, as it takes no time.
+    path = pathlib.Path(folder)
+    shape = self.config.model.shape
+    # This check comes first: it is fast, and reading the parameters is slow.
+    family = weights.family_of(shape)
     path.mkdir(parents=True, exist_ok=True)
     if self.config.lora.rank:
-      source = self.config.checkpoint.init_from
-      adapters.export(self.config.lora, path, shape, self.params, source)
+      base = self.config.checkpoint.init_from
+      adapters.export(self.config.lora, path, shape, self.params, base)
     else:
       weights.write_checkpoint(path, shape, self.model)
     return family
 
   @property
   def model(self) -> Any:
-    """The module that was handed in, with these parameters, or else they."""
-    given, params = self.parts.model, self.params
-    if part := self._whole_parts.trainable:
-      params = jax.device_put(part.fold(params, part.frozen))
-    return given.module(params) if given else params
+    """The trained model.
+
+    If a model was passed in, this is its module with the trained parameters.
+    Otherwise it is the whole model's parameters as a nested dict. Adapters are
+    added to the kernels in both cases.
+
+    Raises:
+      RefusedError: As for `params`.
+    """
+    params = self.params
+    adaptation = self._whole_overrides.trainable
+    if adaptation:
+      whole_params = adaptation.fold(params, adaptation.frozen)
+      params = jax.device_put(whole_params)
+    if self.overrides.model is None:
+      return params
+    return self.overrides.model.module(params)
 
 
 def train(
@@ -172,52 +202,59 @@ def train(
   check_memory: bool = True,
   quiet: bool = False,
 ) -> Run:
-  """Trains a run to its end, or continues the one in the directory.
+  """Trains a run to its end, or continues the run in the directory.
 
-  What is handed in takes the place of what the config names, and `run.json`
-  says which parts those are.
+  The config describes the run. The arguments `model`, `data`, `loss`,
+  `trainable`, `inner_optimizer`, `outer_optimizer` and `exchange` override what
+  the config names, and `run.json` lists the overrides.
 
   Args:
     model: Model to train: a module of NNX, linen or Equinox, a function from
       `nnx.Rngs` to a module, or a pair of functions (`models.custom`). The
-      plan's bytes are then those of its parameters.
+      bytes that the plan counts are then those of its parameters.
     data: (train, validation), a function (replica, step) -> batch, or an
-      iterable of batches (`data.feeds`). Rows with names, as those of Hugging
-      Face, are read as tokens by their `input_ids` unless there is a loss.
-    method: Name of the method; None: that of the config.
-    replicas: M; None: that of the config.
-    steps: Inner steps; None: those of the config.
+      iterable of batches (`data.feeds`). If rows have named columns, as data
+      sets of Hugging Face do, the column `input_ids` is read as tokens, unless
+      `loss` is given.
+    method: Name of the method; None uses the method of the config.
+    replicas: Number of replicas, M; None uses the number in the config.
+    steps: Number of inner steps; None uses the number in the config.
     config: Sections of a config, e.g. {"inner": {"learning_rate": 1e-3}}, or a
-      whole one, which says all three of the above.
-    workdir: The run directory.
-    loss: (model, batch) -> scalar, where the model is called as the module is;
-      None: batches are tokens, of which each is predicted from those before.
-    trainable: What is trained, if not all: `dilocox_jax.Lora`, or a function
-      of the path of a leaf. The rest stays as it is in the checkpoint of
-      `checkpoint.init_from`, or in a new model (`models.adapters`).
+      whole `RunConfig`. A whole config already has a method, a number of
+      replicas and a number of steps, so these arguments must then be None.
+    workdir: The run directory. It is created if it is missing.
+    loss: Function (model, batch) -> scalar, which calls the model as the module
+      is called. None means that batches are tokens, and each token is predicted
+      from the tokens before it.
+    trainable: The part of the model that is trained; None trains all of it. It
+      is a `dilocox_jax.Lora`, or a function from the path of a leaf to whether
+      the leaf is trained. The rest of the model is frozen, as it is in
+      `checkpoint.init_from` or in a new model (`models.adapters`).
     inner_optimizer: Optimizer of the replicas, with its own learning rate.
     outer_optimizer: Optimizer of the outer parameters.
     exchange: Averages one fragment over the replicas. The bytes that the run
       reports are still those of the config's codec.
-    cluster: Cluster, preset or file, on which the run is timed (simulated).
-    step_s: Duration of an inner step there (seconds); None derives it from the
-      config's model.
-    mailbox: Where this program's replica meets the others of the run, which are
-      programs of their own; None trains all replicas here.
-    check_memory: Whether a run is refused that needs more memory than the host
-      or the device has (`api.memory_check`); the need is partly an estimate.
-    quiet: Whether the run says nothing. Else it logs what it trains, and now
-      and then its loss, its speed and the time that is left (`api.progress`).
+    cluster: Cluster on which the run is timed (simulated): the name of a preset
+      or the path of a file.
+    step_s: Duration of an inner step on the cluster (seconds); None derives it
+      from the config's model.
+    mailbox: Mailbox through which this program, which has one replica of the
+      run, exchanges with the programs of the other replicas. None trains all
+      replicas in this program.
+    check_memory: Whether to refuse a run that needs more memory than the host
+      or the device has (`api.memory_check`). The need is partly an estimate.
+    quiet: Whether to log nothing. By default the run logs what it trains, and
+      now and then its loss, its speed and the remaining time (`api.progress`).
 
   Returns:
-    The run, whose `metrics` and `model` are read when they are first used.
+    The run. It reads `metrics` and `model` from the directory at first use.
 
   Raises:
-    TypeError: If an argument is of another kind than the one that is meant.
-    ValueError: If a part cannot be built, the directory holds another run, or
-      the run needs more memory than there is.
+    TypeError: If an argument has a wrong type.
+    ValueError: If an argument or the config is wrong, the directory holds
+      another run, or the run needs more memory than there is.
     BusyError: If another run is at work in the directory.
-    TrainingStoppedError: If a value is not finite.
+    TrainingStoppedError: If a loss or a parameter is not finite.
   """
   check_kind(
     isinstance(mailbox, MailboxAddress | None),
@@ -225,21 +262,21 @@ def train(
     mailbox,
     "a dilocox_jax.MailboxAddress",
   )
-  said = {
+  fields = {
     "sync.method": method,
     "mesh.num_replicas": replicas,
     "total_steps": steps,
   }
   if isinstance(trainable, Lora):
     require(trainable.rank > 0, "trainable: a Lora needs a rank of at least 1")
-    said |= flat({"lora": vars(trainable)})
-    trainable = None  # The config says it now.
+    fields |= flat({"lora": vars(trainable)})
+    trainable = None  # The section `lora` of the config describes it now.
   if mailbox and isinstance(config, Mapping | None):
-    said["exchange.collective"] = MAILBOX
+    fields["exchange.collective"] = MAILBOX
   has_layers = model is None and trainable is None
-  whole = _config(config, said, has_layers)
-  parts = _parts(
-    whole,
+  run_config = _run_config(config, fields, has_layers)
+  overrides = _overrides(
+    run_config,
     model=model,
     loss=loss,
     data=data,
@@ -248,8 +285,8 @@ def train(
     exchange=exchange,
   )
   if check_memory:
-    refuse_too_large(whole, parts)
-  parts = start.with_trainable(whole, parts, trainable)
+    refuse_too_large(run_config, overrides)
+  overrides = start.with_trainable(run_config, overrides, trainable)
   require(
     step_s is None or cluster is not None,
     f"step_s={step_s} is of a cluster on which the run is timed: give cluster",
@@ -257,43 +294,63 @@ def train(
   clock = None
   if cluster is not None:
     require(
-      parts.model is None or step_s is not None,
-      "cluster: the operations of a model that is handed in are not known: "
+      overrides.model is None or step_s is not None,
+      "cluster: the operations of a model that is passed in are not known: "
       "give step_s",
     )
-    clock = ClusterClock(whole, cluster, Options(step_s=step_s))
+    clock = ClusterClock(run_config, cluster, Options(step_s=step_s))
   path = pathlib.Path(workdir)
   progress = contextlib.nullcontext() if quiet else shown_progress()
   with progress:
     trainer = Trainer(
-      whole, path, "dilocox_jax.train", clock, parts, address=mailbox
+      run_config,
+      path,
+      "dilocox_jax.train",
+      clock,
+      overrides,
+      address=mailbox,
     )
     trainer.run()
-  return Run(path, trainer.parts)
+  return Run(path, trainer.overrides)
 
 
-def _config(
-  given: RunConfig | Mapping[str, Any] | None,
-  said: Mapping[str, Any],
+def _run_config(
+  config: RunConfig | Mapping[str, Any] | None,
+  fields: Mapping[str, Any],
   has_layers: bool,
 ) -> RunConfig:
-  """Joins a config's sections with what `train` says by itself."""
-  said = {path: value for path, value in said.items() if value is not None}
-  if not isinstance(given, Mapping | None):
-    check_config(given)
-    if not said:
-      return given
+  """Returns the config of a run from the arguments of `train`.
+
+  Args:
+    config: The argument `config`.
+    fields: Values of the other arguments that are fields of the config, by
+      dotted name. None means that the argument was not given.
+    has_layers: Whether the trained parameters are those of a model of this
+      package, whose layers can be fragments.
+
+  Raises:
+    TypeError: If `config` is a whole config and `fields` has a value, or if
+      `config` is neither a config nor a mapping.
+    ValueError: One line, if a field is unknown or wrong.
+  """
+  fields = {path: value for path, value in fields.items() if value is not None}
+  if not isinstance(config, Mapping | None):
+    check_config(config)
+    if not fields:
+      return config
     raise TypeError(
-      f"config has a value for {', '.join(said)} already: say it there, or "
+      f"config has a value for {', '.join(fields)} already: say it there, or "
       "pass the config's sections as a mapping"
     )
-  values = dict(flat(given or {})) | said
-  if not has_layers and takes(values.get("sync.method", ""), "fragment_order"):
-    values.setdefault("sync.fragment_order", SLICED[0])  # All are cut alike.
+  values = dict(flat(config or {})) | fields
+  method = values.get("sync.method", "")
+  if not has_layers and takes(method, "fragment_order"):
+    # Fragments of any tree can be slices of its leaves.
+    values.setdefault("sync.fragment_order", SLICED[0])
   return from_mapping(values)
 
 
-def _parts(
+def _overrides(
   config: RunConfig,
   *,
   model: Any,
@@ -302,8 +359,22 @@ def _parts(
   inner_optimizer: Any,
   outer_optimizer: Any,
   exchange: Any,
-) -> Parts:
-  """Returns what was handed in, once each part is of its kind."""
+) -> Overrides:
+  """Returns the overrides among the arguments of `train` or `load`.
+
+  Args:
+    config: Config of the run.
+    model: As in `train`, and likewise the other arguments.
+    loss: As in `train`.
+    data: As in `train`.
+    inner_optimizer: As in `train`.
+    outer_optimizer: As in `train`.
+    exchange: As in `train`.
+
+  Raises:
+    TypeError: If an argument has a wrong type.
+    ValueError: One line, if an argument has a wrong value.
+  """
   optimizers = {
     "inner_optimizer": inner_optimizer,
     "outer_optimizer": outer_optimizer,
@@ -315,24 +386,27 @@ def _parts(
     check_exchange(exchange)
   require(
     model is not None or loss is None,
-    "loss: it needs a model that is handed in",
+    "loss: it needs a model that is passed in",
   )
-  is_function = loss is None or callable(loss)
-  check_kind(is_function, "loss", loss, "a function (model, batch) -> scalar")
+  check_kind(
+    loss is None or callable(loss),
+    "loss",
+    loss,
+    "a function (model, batch) -> scalar",
+  )
   feed = None
   if data is not None:
-    has_tokens = reads_tokens(model, loss)
-    feed = as_feed(data, has_tokens, config.data.batch_size)
+    feed = as_feed(data, reads_tokens(model, loss), config.data.batch_size)
 
-  def example() -> Tree:
+  def example_batch() -> Tree:
     if isinstance(feed, Corpus | None):
       sizes = config.data.batch_size, config.data.sequence_length + 1
       return np.zeros(sizes, np.int32)
     return feed.example()
 
   if model is not None:
-    model = as_loss_model(model, loss, example)
-  return Parts(
+    model = as_loss_model(model, loss, example_batch)
+  return Overrides(
     model=model,
     data=feed,
     inner_optimizer=inner_optimizer,
@@ -352,28 +426,34 @@ def load(
   outer_optimizer: optax.GradientTransformation | None = None,
   exchange: Aggregator | None = None,
 ) -> Run:
-  """Reads a run directory: `.config`, `.metrics` and `.params`.
+  """Reads a run from its directory.
+
+  `Run.metrics` and `Run.config` need the directory alone. `Run.params` and
+  `Run.model` also need the overrides that were passed to `train`.
 
   Args:
     workdir: The run directory.
-    model: Model that was handed in, if one was; only `.params` needs it, and
-      likewise the parts below.
-    loss: Loss that was handed in.
-    data: Data of the same kind; only a module of linen with a loss needs them.
-    trainable: Function that was handed in and says what was trained; the
-      config says it of adapters.
-    inner_optimizer: Inner optimizer that was handed in.
-    outer_optimizer: Outer optimizer that was handed in.
-    exchange: Exchange that was handed in.
+    model: Model that was passed to `train`, if one was.
+    loss: Loss that was passed to `train`.
+    data: Data like those that were passed to `train`. Only a module of linen
+      with a loss needs them, for the shapes of a batch.
+    trainable: Function that was passed to `train` and says what was trained.
+      The adapters of a `Lora` are in the config, and need no argument.
+    inner_optimizer: Inner optimizer that was passed to `train`.
+    outer_optimizer: Outer optimizer that was passed to `train`.
+    exchange: Exchange that was passed to `train`.
+
+  Returns:
+    The run. It reads its parameters at first use.
 
   Raises:
-    ValueError: One line, if the directory holds no run, or a file of it is
+    ValueError: One line, if the directory holds no run, or a file of the run is
       damaged.
-    TypeError: If a part is of another kind than the one that is meant.
+    TypeError: If an argument has a wrong type.
   """
   run = Run(pathlib.Path(workdir))
-  _ = run.metrics  # A wrong directory is reported here and not at first use.
-  parts = _parts(
+  _ = run.metrics  # Reports a wrong directory here, not at first use.
+  overrides = _overrides(
     run.config,
     model=model,
     loss=loss,
@@ -382,17 +462,19 @@ def load(
     outer_optimizer=outer_optimizer,
     exchange=exchange,
   )
-  run = dataclasses.replace(run, parts=parts)
+  run = dataclasses.replace(run, overrides=overrides)
   if trainable is None:
     return run
-  parts = start.with_trainable(run.config, parts, trainable)
-  return dataclasses.replace(run, parts=parts)
+  overrides = start.with_trainable(run.config, overrides, trainable)
+  return dataclasses.replace(run, overrides=overrides)
 
 
 def estimate(
   config: RunConfig, cluster: str, *, step_s: float | None = None
 ) -> Outcome:
-  """Says what a run would cost on a cluster, by formula and without training.
+  """Estimates how long a run would take on a cluster, without training.
+
+  The times are computed by formula (`simulate.analytic`).
 
   Args:
     config: Config of the run.
@@ -406,11 +488,12 @@ def estimate(
 
   Raises:
     TypeError: If the config is no `RunConfig`.
-    ValueError: If config and cluster do not fit.
+    ValueError: One line, if the cluster is unknown, or if the run does not fit
+      on it.
   """
   check_config(config)
-  placed = cluster_of(config, cluster)
-  setup = set_up(config, placed, Options(step_s=step_s))
+  run_cluster = cluster_of(config, cluster)
+  setup = set_up(config, run_cluster, Options(step_s=step_s))
   return simulate_run(
     link_costs=setup.link_costs,
     work=setup.work,

@@ -59,8 +59,8 @@ class Setup:
     link_costs: Costs of messages on the links of the cluster.
     bubble_fraction: Share of a step in which a pipeline stage is idle; NaN if
       the duration of a step is given and the pipeline has several stages.
-    work: Time of steps and of encoding for every replica (seconds).
-    script: Turns segments into the operations of every replica.
+    work: Time of a step and of encoding for every replica (seconds).
+    script: Turns segments of the plan into the operations of every replica.
     plan: Plan of the run.
   """
 
@@ -96,7 +96,7 @@ def set_up(config: RunConfig, cluster: Cluster, options: Options) -> Setup:
     ValueError: One line that says what does not fit.
   """
   num_replicas = config.mesh.num_replicas
-  step_s, bubble_fraction = _steps(config, cluster, options)
+  step_s, bubble_fraction = _step_times(config, cluster, options)
   # A replica that copies the state of another replica gets the parameters and
   # the state of the inner optimizer.
   num_parameters = sum(
@@ -113,10 +113,12 @@ def set_up(config: RunConfig, cluster: Cluster, options: Options) -> Setup:
   )
 
 
-def _steps(
+def _step_times(
   config: RunConfig, cluster: Cluster, options: Options
 ) -> tuple[np.ndarray, float]:
-  """Returns the seconds of an inner step [M], and its bubble fraction.
+  """Returns how long an inner step of each replica takes (seconds, [M]).
+
+  The second result is the bubble fraction, as in `Setup`.
 
   Args:
     config: Config of the run.
@@ -157,8 +159,9 @@ class ClusterClock:
   """Adds up the simulated time of the segments that the trainer runs.
 
   Attributes:
-    description: Name of the cluster for reports, e.g. "cluster 1gbit".
-    digest: Short digest of the cluster and of all durations.
+    description: Name of the cluster for reports, e.g. "cluster 1gbit". If the
+      time of another run is simulated, also the size of its model.
+    digest: 12 hex digits of a digest of the cluster and of all durations.
   """
 
   def __init__(
@@ -186,8 +189,9 @@ class ClusterClock:
     if timed:
       _check_schedules(config, timed)
       self._timed_traffic = to_plan.traffic(timed)
-    timed = timed or config
-    setup = set_up(timed, cluster_of(timed, cluster), options)
+    timed_config = timed or config
+    timed_cluster = cluster_of(timed_config, cluster)
+    setup = set_up(timed_config, timed_cluster, options)
     self._copied_bytes = setup.script.copied_bytes
     self._clock = AnalyticClock(setup.link_costs, setup.work)
     # The name includes the duration of a step, because the duration depends on
@@ -227,14 +231,16 @@ class ClusterClock:
     """Returns the state of the clock for a checkpoint, as JSON values.
 
     Returns:
-      A dictionary with the description of the cluster ("cluster") and the times
-      so far ("clock"). `set_state` compares the description with that of its
-      own cluster.
+      A dictionary. "cluster" is a text of the cluster and of all durations,
+      which `set_state` compares. "clock" has the times so far.
     """
     return {"cluster": self._name, "clock": self._clock.get_state()}
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Sets the clock to a state that `get_state` returned.
+
+    Args:
+      state: The state, as JSON values.
 
     Raises:
       ValueError: If the state belongs to another cluster or another duration of

@@ -51,7 +51,8 @@ def step_transform(
     inner: Optimizer of the inner steps.
     outer: Optimizer of the outer parameters. Its gradient is the averaged
       pseudo-gradient of one fragment. Methods that average gradients do not
-      read it. The functions of named methods bring one.
+      read this argument; all others need it. `dilocox_jax.diloco` and the
+      other named transforms have an outer optimizer as the default.
     exchange: Aggregator that averages over replicas, e.g.
       `dilocox_jax.exchange("int(bits=4)", feedback=1.0)`, or the name of a
       codec without feedback.
@@ -100,7 +101,9 @@ def step_transform(
   return on_trained_leaves(steps, trainable)
 
 
-def check_kind(is_right: bool, what: str, part: Any, wanted: str) -> None:
+def check_kind(
+  is_right: bool, argument: str, value: Any, expected: str
+) -> None:
   """Raises TypeError unless an argument is of the right kind.
 
   Without this check a wrong argument would raise an error from deep inside,
@@ -108,45 +111,46 @@ def check_kind(is_right: bool, what: str, part: Any, wanted: str) -> None:
 
   Args:
     is_right: Whether the argument is of the right kind.
-    what: Name of the argument.
-    part: Value of the argument.
-    wanted: Description of the right kind.
+    argument: Name of the argument, for the message.
+    value: Value of the argument.
+    expected: Description of the right kind, e.g. "an optax transformation".
   """
   if not is_right:
     # The text of a tree of arrays would fill many lines.
-    shown_value = textwrap.shorten(repr(part), 80, placeholder=" ...")
-    raise TypeError(f"{what}={shown_value} must be {wanted}")
+    shown_value = textwrap.shorten(repr(value), 80, placeholder=" ...")
+    raise TypeError(f"{argument}={shown_value} must be {expected}")
 
 
 def check_method(method: Any) -> None:
   """Raises TypeError unless an argument is a `Method`.
 
-  A method's name and the transform of a method are not.
+  Neither a method's name, such as "diloco", nor the transform
+  `dilocox_jax.diloco` is a `Method`.
 
   Args:
     method: Value of the argument `method`.
   """
   check_kind(
     is_right=isinstance(method, Method),
-    what="method",
-    part=method,
-    wanted="a Method: call a function of dilocox_jax.plan.schedule.methods, "
+    argument="method",
+    value=method,
+    expected="a Method: call a function of dilocox_jax.plan.schedule.methods, "
     "such as diloco(32), or one of your own; dilocox_jax.diloco is a transform",
   )
 
 
-def check_optimizer(what: str, part: Any) -> None:
+def check_optimizer(argument: str, value: Any) -> None:
   """Raises TypeError unless an argument is an optax transformation.
 
   Args:
-    what: Name of the argument.
-    part: Value of the argument.
+    argument: Name of the argument, for the message.
+    value: Value of the argument.
   """
   check_kind(
-    is_right=hasattr(part, "init") and hasattr(part, "update"),
-    what=what,
-    part=part,
-    wanted="an optax transformation",
+    is_right=hasattr(value, "init") and hasattr(value, "update"),
+    argument=argument,
+    value=value,
+    expected="an optax transformation",
   )
 
 
@@ -158,7 +162,7 @@ def check_exchange(exchange: Any) -> None:
 
   Raises:
     ValueError: If the exchange is a mailbox (`dilocox_jax.mailbox`).
-    TypeError: If the exchange is anything else.
+    TypeError: If the exchange is neither a mailbox nor an aggregator.
   """
   require(
     not isinstance(exchange, MailboxExchange),
@@ -167,9 +171,9 @@ def check_exchange(exchange: Any) -> None:
   )
   check_kind(
     is_right=isinstance(exchange, Aggregator),
-    what="exchange",
-    part=exchange,
-    wanted="a dilocox_jax.Aggregator, such as "
+    argument="exchange",
+    value=exchange,
+    expected="a dilocox_jax.Aggregator, such as "
     "dilocox_jax.exchange('int(bits=4)', feedback=1.0)",
   )
 
@@ -195,7 +199,7 @@ def aggregator_of(
 
 
 def _check_fragments(fragments: Fragmentation | None) -> None:
-  """Raises ValueError unless an argument says how a tree is divided."""
+  """Raises ValueError unless `fragments` is as in `step_transform`."""
   require(
     isinstance(fragments, Fragments | None) or callable(fragments),
     "fragments must be a function from a leaf's path to the number of its "
@@ -251,8 +255,10 @@ def named_step_transform(name: str) -> Callable[..., Any]:
     name: Name of a method in `plan.schedule.methods.METHODS`.
 
   Returns:
-    A function that returns an optax transform of the method. Its docstring is
-    that of the method, with the defaults of the method's recipe.
+    A function that returns an optax transform of the method. The function's
+    docstring is the method's docstring, followed by the defaults of the
+    method's recipe. The function raises TypeError for an argument that does not
+    exist or is of the wrong kind, and ValueError for a value that does not fit.
   """
   build: Any = METHODS[name]
   recipe = unflatten_dict({**DEFAULTS, **RECIPES.get(name, {})}, sep=".")
@@ -304,7 +310,7 @@ def named_step_transform(name: str) -> Callable[..., Any]:
 def _check_settings(
   name: str, build: Callable[..., Method], settings: Mapping[str, Any]
 ) -> None:
-  """Raises TypeError for an argument that a method's transform lacks.
+  """Raises TypeError for an argument that a method's transform does not have.
 
   Args:
     name: Name of the method.
@@ -338,7 +344,7 @@ def _exchange(
 
   Args:
     recipe: Exchange settings of the method's recipe.
-    codec: Codec to use in place of that of the recipe, or None.
+    codec: Codec that replaces the recipe's codec; None means the recipe's.
     axis_name: Axis over which replicas are mapped.
   """
   settings = dict(recipe)
@@ -351,7 +357,14 @@ def _exchange(
 
 
 def _check_order(order: str | None) -> None:
-  """Raises ValueError for an order of fragments that a transform ignores."""
+  """Raises ValueError for an order of fragments that divides stacked layers.
+
+  A transform divides whole leaves, so it would ignore such an order.
+  An order that does not exist passes. `Method` refuses it.
+
+  Args:
+    order: The user's `fragment_order`; None if it is not given.
+  """
   require(
     order is None or order in SLICED or order not in ORDERS,
     f"fragment_order={order!r} divides the layers of a stacked model, and a "

@@ -38,8 +38,8 @@ from typing import NamedTuple
 
 from dilocox_jax.checks import check_limits, of_type, require
 from dilocox_jax.codecs.batching import Arrays, RowLayout, Shape, block_width
+from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.trees import Array, Tree
-from dilocox_jax.turns import Pausing
 
 
 class Reduced(NamedTuple):
@@ -55,7 +55,7 @@ class Reduced(NamedTuple):
 
 
 # Function from the leaves of a message to a generator that returns `Reduced`.
-Reduce = Callable[[list[Array]], Pausing]
+Reduce = Callable[[list[Array]], Coroutine]
 
 
 class Codec:
@@ -96,7 +96,7 @@ class Codec:
 
   def run(
     self, leaves: Arrays, state: list[Tree], key: Array, reduce: Reduce
-  ) -> Pausing:
+  ) -> Coroutine:
     """Sends one message after the other.
 
     Args:

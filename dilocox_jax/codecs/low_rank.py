@@ -24,9 +24,9 @@ from dilocox_jax.codecs import batching
 from dilocox_jax.codecs.base import Codec, Encoder, Projection, Reduce, Reduced
 from dilocox_jax.codecs.batching import Arrays, Shape
 from dilocox_jax.codecs.quantize import Float
+from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.distributed.local_map import INNER_AXES, current_division
 from dilocox_jax.trees import Array, Index, Tree
-from dilocox_jax.turns import Pausing
 
 # Matrix products are computed in full fp32. By default a TPU multiplies in
 # bfloat16 and a recent GPU in TF32. Gram-Schmidt would then keep rounding
@@ -153,7 +153,7 @@ class LowRank(Projection):
 
   def run(
     self, leaves: Arrays, state: list[Tree], key: Array, reduce: Reduce
-  ) -> Pausing:
+  ) -> Coroutine:
     """Sends left factors and whole leaves, then right factors.
 
     Args:

@@ -14,9 +14,9 @@ from dilocox_jax.codecs import batching
 from dilocox_jax.codecs.base import Encoder, Projection, Reduce, Reduced
 from dilocox_jax.codecs.batching import Arrays, Shape
 from dilocox_jax.codecs.quantize import Float
+from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.distributed.local_map import map_over_rows
 from dilocox_jax.trees import Array, Tree
-from dilocox_jax.turns import Pausing
 
 INDEX_CODINGS = ("packed", "bitmap")
 _MAGNITUDE_BITS = 15  # Bits of a bfloat16 without its sign.
@@ -381,7 +381,7 @@ class RandomMask(Projection):
 
   def run(
     self, leaves: Arrays, state: list[Tree], key: Array, reduce: Reduce
-  ) -> Pausing:
+  ) -> Coroutine:
     """Sends the drawn values of all leaves in one message.
 
     Args:

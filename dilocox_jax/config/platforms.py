@@ -131,6 +131,8 @@ def chosen_values(
 def _has_kernel(config: RunConfig, dtype: str, attention: str) -> bool:
   """Whether the kernel of an attention supports a config.
 
+  Attentions without a kernel for one kind of devices support every config.
+
   Args:
     config: Config of a run.
     dtype: The compute dtype.

@@ -22,7 +22,8 @@ from dilocox_jax.plan.schedule.methods import METHODS, method_parts, takes
 
 Values = Mapping[str, Any]  # All fields of a run by their dotted names.
 
-# All fields that a recipe may set, with the values for methods that do not.
+# All fields that a recipe may set, with their values for methods whose recipe
+# does not set them.
 DEFAULTS: Mapping[str, Any] = {
   "inner.optimizer": "adamw",
   "exchange.codec": "float32",
@@ -107,35 +108,37 @@ _MOST_WARMUP_STEPS = 50
 
 
 def resolved(
-  given: Mapping[str, Any], facts: Mapping[str, Facts]
+  settings: Mapping[str, Any], facts: Mapping[str, Facts]
 ) -> dict[str, Any]:
   """Fills in the fields that a config leaves to its method.
 
-  A field of the recipe is left out if the run would not read it. Examples:
+  A field of the recipe has its default if the run would not read it. Examples:
   DiLoCoX with `exchange.codec=int` has no rank to adapt. With float32 the codec
   loses nothing that could be fed back.
 
   Args:
-    given: All fields of a run by their dotted names; None for a field that the
-      user did not set.
+    settings: All fields of a run by their dotted names; None for a field that
+      the user did not set.
     facts: Facts about each field, by its dotted name.
 
   Returns:
-    The same fields. Those of `DEFAULTS` and the warm-up have values.
+    The same fields. None is replaced in the fields of `DEFAULTS`, in
+    `inner.warmup_steps`, and, if adapters are trained, in
+    `sync.fragment_order`.
   """
-  name, _ = method_parts(given["sync.method"])
+  name, _ = method_parts(settings["sync.method"])
   recipe = {
     path: value
     for path, value in RECIPES.get(name, {}).items()
-    if given[path] is None
+    if settings[path] is None
   }
   # With total_steps = 40 the warm-up has 10 steps, with 200 or more it has 50.
-  warmup_steps = min(_MOST_WARMUP_STEPS, max(given["total_steps"], 0) // 4)
+  warmup_steps = min(_MOST_WARMUP_STEPS, max(settings["total_steps"], 0) // 4)
   defaults: dict[str, Any] = {**DEFAULTS, "inner.warmup_steps": warmup_steps}
-  if given["lora.rank"] and takes(given["sync.method"], "fragment_order"):
+  if settings["lora.rank"] and takes(settings["sync.method"], "fragment_order"):
     # Only layers have adapters, so all fragments can be equal slices.
     defaults["sync.fragment_order"] = SLICED[0]
-  values = dict(given)
+  values = dict(settings)
   for path, value in defaults.items():
     if values[path] is None:
       values[path] = value

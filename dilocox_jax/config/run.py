@@ -1,8 +1,9 @@
-"""The config of one run, which is checked before anything is built.
+"""The config of one run, and the checks that involve several sections.
 
-Experiments give a plain mapping, which becomes frozen values here. Numbers that
-follow from others (tokens, bytes, the overlap of a whole round) are computed
-where they are used and are no fields.
+Programs have plain mappings. `RunConfig.from_mapping` makes frozen values of
+them, and checks them before anything is built. Numbers that follow from other
+fields (tokens, bytes, the overlap of a whole round) are no fields, but are
+computed where they are needed.
 """
 
 import dataclasses
@@ -29,19 +30,44 @@ from dilocox_jax.plan.pipeline import Pipeline
 from dilocox_jax.plan.schedule.fragments import Fragments, Shapes, stacked_shape
 from dilocox_jax.plan.schedule.methods import with_interval
 
-LARGEST_COUNT = 2**31 - 1  # Steps are counted in 32 bits, with a sign.
-LARGEST_SEED = 2**32 - 1  # jax.random.key drops the bits above the 32nd.
+# Programs count steps as int32.
+LARGEST_COUNT = 2**31 - 1
+# `jax.random.key` reads 32 bits of a seed, and drops the others.
+LARGEST_SEED = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
   """Everything that a run depends on.
 
-  Fields that were left to the method (None) have values once it is built.
+  Some fields may be left to the method (None). A config that has been built has
+  values for these fields.
+
+  Attributes:
+    seed: Seed of the parameters, the data and the codecs, 0 to LARGEST_SEED.
+    total_steps: Number of inner steps, those of the warm start included.
+    data: Text, batches and tokens.
+    model: Sizes and parts of the model.
+    lora: Adapters that are trained in place of the whole model.
+    inner: Optimizer of the replicas.
+    sync: Method, and its schedule of exchanges.
+    exchange: Codec, error feedback and collective of exchanges.
+    mailbox: How replicas exchange through a mailbox.
+    adaptive: How the rank and H adapt during the run.
+    outer: Optimizer of the outer parameters.
+    mesh: Replicas, and how their arrays are divided among devices.
+    membership: Planned absences and slow replicas.
+    evaluation: When and how the loss is evaluated.
+    checkpoint: When the state is saved, and from which run or checkpoint this
+      run starts.
+
+  Raises:
+    ValueError: One line, if fields do not go together. The sections check
+      themselves.
   """
 
-  seed: int = 0  # 0 to LARGEST_SEED.
-  total_steps: int = 600  # Inner steps, warm start included.
+  seed: int = 0
+  total_steps: int = 600
   data: sections.DataConfig = sections.DataConfig()
   model: sections.ModelConfig = sections.ModelConfig()
   lora: Lora = Lora()
@@ -57,9 +83,9 @@ class RunConfig:
   checkpoint: sections.CheckpointConfig = sections.CheckpointConfig()
 
   def __repr__(self) -> str:
-    """Names what is trained on one line; `to_mapping` has all fields."""
+    """Returns one line with the most important fields."""
     count = self.mesh.num_replicas
-    replicas = f"{count} replica{'s' * (count != 1)}"
+    replicas = "1 replica" if count == 1 else f"{count} replicas"
     return (
       f"RunConfig({self.sync.method}, {self.total_steps:,} steps, model "
       f"{self.model.label}, {replicas})"
@@ -84,8 +110,10 @@ class RunConfig:
       f"total_steps={self.total_steps}",
     )
     with in_front("model/sync: "):
-      _ = self.trained_shapes, self.fragments
-    length, longest = self.data.sequence_length, self.model.shape.num_positions
+      _ = self.trained_shapes
+      _ = self.fragments
+    length = self.data.sequence_length
+    longest = self.model.shape.num_positions
     require(
       not longest or length <= longest,
       f"data.sequence_length={length} exceeds the learned positions of the "
@@ -101,7 +129,7 @@ class RunConfig:
     self._check_adaptive()
     self._check_membership()
     if self.uses_mailbox:
-      self._check_meeting()
+      self._check_mailbox()
     messages = unread_fields(
       flat(self.to_mapping()), _defaults(), field_facts()
     )
@@ -118,16 +146,21 @@ class RunConfig:
       )
 
   def _resolve(self) -> None:
-    """Puts values in the place of all that is left to the method."""
-    given = self.to_mapping()
-    values = resolved(flat(given), field_facts())
-    for name, section in given.items():
+    """Replaces None by a value in each field that is left to the method."""
+    sections_with_none = self.to_mapping()
+    values = resolved(flat(sections_with_none), field_facts())
+    for name, section in sections_with_none.items():
       if isinstance(section, dict):
         filled = {field: values[f"{name}.{field}"] for field in section}
-        object.__setattr__(self, name, type(getattr(self, name))(**filled))
+        section_class = type(getattr(self, name))
+        # A frozen dataclass can set its fields only in this way.
+        object.__setattr__(self, name, section_class(**filled))
 
   def _check_rank(self) -> None:
-    """Refuses a rank that no matrix has, as none would be factorized then."""
+    """Refuses a rank above that of every matrix of the model.
+
+    The codec would then factorize no matrix.
+    """
     rank = getattr(self.exchange.named_codec, "rank", 0)
     shapes = self.trained_shapes.items()
     layers = [stacked_shape(path, shape)[1:] for path, shape in shapes]
@@ -140,13 +173,16 @@ class RunConfig:
     )
 
   def _check_collective(self) -> None:
-    # Loaded here, because it loads JAX, which `--help` needs not wait for.
+    """Refuses a collective that does not fit the codec or the method."""
+    # This module imports JAX. It is imported here so that `--help` is fast.
     from dilocox_jax.aggregators.collective import chosen_collective
 
     exchange = self.exchange
-    any_number = 2  # Of replicas: it only decides what "auto" stands for.
+    # The number of replicas only decides what "auto" stands for, which does not
+    # matter here.
+    any_number_of_replicas = 2
     chosen = chosen_collective(
-      exchange.named_codec, exchange.collective, any_number
+      exchange.named_codec, exchange.collective, any_number_of_replicas
     )
     require(
       chosen.is_shared or self.sync.named.exchanged == "pseudo_gradient",
@@ -156,6 +192,7 @@ class RunConfig:
     )
 
   def _check_mesh(self) -> None:
+    """Refuses a division that does not go with the batch or the model."""
     divisor = self.inner.accumulate_steps * self.mesh.num_data_shards
     require(
       self.data.batch_size % divisor == 0,
@@ -168,9 +205,11 @@ class RunConfig:
       "lora.rank: pipeline stages train all of a model: set mesh.num_stages=1",
     )
     with in_front("mesh: "):
-      _ = self.pipeline, self.stage_layers
+      _ = self.pipeline
+      _ = self.stage_layers
 
   def _check_unsent(self) -> None:
+    """Refuses `keep_unsent` for a method that cannot keep unsent values."""
     method = self.sync.named
     require(
       not self.exchange.keep_unsent or method.can_keep_unsent,
@@ -181,6 +220,7 @@ class RunConfig:
     )
 
   def _check_adaptive(self) -> None:
+    """Refuses an adaptive rank or H that the method or the codec lacks."""
     mode = self.adaptive.mode
     if mode == "off":
       return
@@ -201,17 +241,11 @@ class RunConfig:
         with_interval(self.sync.named, 1)
 
   def _check_membership(self) -> None:
-    """Refuses absences and uneven steps where their rules say nothing."""
+    """Refuses absences and uneven steps where no rule says what they mean."""
     if self.membership == sections.MembershipConfig():
       return
-    mode = self.adaptive.mode
-    others = {
-      f"adaptive.mode={mode!r}: take rank": mode == "rank_and_interval",
-      "a divided replica: take one stage and one shard": self.mesh.is_divided,
-      # It would compare norms that are weighted, and a mean of too few.
-      "exchange.max_norm_ratio: drop it": bool(self.exchange.max_norm_ratio),
-    }
-    reason = _unfit(self, others)
+    reason = _reason_against_changing_replicas(self)
+    reason = reason or _reason_against_absences(self)
     require(
       not reason,
       "membership.absences, absence_rate and inner_steps do not go with "
@@ -219,45 +253,42 @@ class RunConfig:
     )
     _ = self.membership.plan(self.sync.named, self.mesh.num_replicas, self.seed)
 
-  def _check_meeting(self) -> None:
-    """Refuses what replicas that are programs of their own cannot do."""
-    mode, steps = self.adaptive.mode, self.sync.warm_start_steps
-    plans_absences = self.membership != sections.MembershipConfig()
-    others = {
-      f"adaptive.mode={mode!r}: take off": mode != "off",
-      f"sync.warm_start_steps={steps}: take 0": steps > 0,
-      "membership's planned absences: drop them": plans_absences,
-    }
-    reason = _unfit(self, others)
+  def _check_mailbox(self) -> None:
+    """Refuses what replicas that exchange through a mailbox cannot do."""
+    reason = _reason_against_changing_replicas(self)
+    reason = reason or _reason_against_a_mailbox(self)
     require(
       not reason, f"replicas that meet in a store do not go with {reason}"
     )
 
   @property
   def uses_mailbox(self) -> bool:
-    """Whether replicas are programs of their own that meet in a store."""
+    """Whether replicas are separate programs that exchange by a mailbox."""
     return self.exchange.collective == MAILBOX
 
   @property
   def num_local_replicas(self) -> int:
-    """Replicas of one runtime: all of them, or one if they meet in a store."""
+    """Number of replicas in one runtime: M, or 1 if there is a mailbox."""
     return 1 if self.uses_mailbox else self.mesh.num_replicas
 
   @property
   def num_devices(self) -> int:
-    """Devices of one runtime: one if the replicas are stacked."""
-    is_mesh = self.mesh.layout == "mesh"
-    return self.num_local_replicas * self.division.num_devices if is_mesh else 1
+    """Number of devices of one runtime, 1 if the replicas are stacked."""
+    if self.mesh.layout != "mesh":
+      return 1
+    return self.num_local_replicas * self.division.num_devices
 
   @functools.cached_property
   def trained_shapes(self) -> Shapes:
-    """Shape of every leaf that is trained: of the adapters, or of the model."""
-    whole = self.model.shape.parameter_shapes
-    return self.lora.shapes(whole) if self.lora.rank else whole
+    """Shape of every trained leaf by path: of the adapters, or of the model."""
+    model_shapes = self.model.shape.parameter_shapes
+    if not self.lora.rank:
+      return model_shapes
+    return self.lora.shapes(model_shapes)
 
   @functools.cached_property
   def fragments(self) -> Fragments:
-    """Fragments into which the method divides the model."""
+    """The fragments into which the method divides the model."""
     method = self.sync.named
     return Fragments(
       method.schedule.num_fragments,
@@ -267,23 +298,23 @@ class RunConfig:
 
   @property
   def model_builder(self) -> Callable[..., Any]:
-    """Function that builds the model from its shape (`ModelShape.builder`)."""
+    """The function that builds the model from its shape."""
     return loaded(type(self.model.shape).builder)
 
   @property
   def pipeline(self) -> Pipeline:
-    """Order in which the stages run the micro-batches of an inner step."""
+    """The order in which stages run the micro-batches of an inner step."""
     mesh = self.mesh
     return Pipeline(mesh.pipeline, mesh.num_stages, self.inner.accumulate_steps)
 
   @property
   def stage_layers(self) -> StageLayers:
-    """Layers of each pipeline stage."""
+    """The layers of each pipeline stage."""
     return StageLayers(self.model.shape.num_layers, self.mesh.num_stages)
 
   @property
   def division(self) -> Division:
-    """Division of a replica's arrays among its devices."""
+    """The division of a replica's arrays among its devices."""
     is_whole = self.fragments.num_fragments == 1
     return Division(
       self.mesh.num_data_shards,
@@ -293,7 +324,7 @@ class RunConfig:
 
   @property
   def tokens_per_replica_step(self) -> int:
-    """Number of tokens in one replica's inner step."""
+    """Number of tokens that one replica trains on in one inner step."""
     return self.data.batch_size * self.data.sequence_length
 
   @classmethod
@@ -301,47 +332,53 @@ class RunConfig:
     """Builds a config and checks it.
 
     Args:
-      values: Nested mapping from sections to fields, or dotted names of
-        fields. Fields that are missing have their defaults; None leaves a field
-        to the method where a method may set it.
+      values: Values of fields, nested as {"sync": {"method": "diloco"}} or by
+        dotted name as {"sync.method": "diloco"}. Missing fields have their
+        defaults. None leaves a field to the method, if a method may set it.
 
     Raises:
       ValueError: One line that names the field, the value and what to change.
     """
     nested: dict[str, Any] = {}
     for path, value in flat(values).items():
-      if value == {} and "." not in path:  # A section in which nothing is set.
-        nested.setdefault(path, {})
-        continue
+      is_empty_section = value == {} and "." not in path
       section, _, field = path.rpartition(".")
-      (nested.setdefault(section, {}) if section else nested)[field] = value
+      if is_empty_section:
+        nested.setdefault(path, {})
+      elif section:
+        nested.setdefault(section, {})[field] = value
+      else:
+        nested[field] = value
     return dataclass_from(cls, nested)
 
   @classmethod
   def from_saved(cls, values: Mapping[str, Any]) -> "RunConfig":
-    """Builds a config from what a run has written, which is every field.
+    """Builds a config from the values that a run has saved.
+
+    A run saves every field. So a missing field is an error: its default could
+    describe another run.
 
     Args:
       values: What `to_mapping` returned.
 
     Raises:
-      ValueError: One line, if a field is missing or wrong. A default would take
-        the place of a field that is lost, and describe another run.
+      ValueError: One line, if a field is missing or wrong.
     """
-    lost = flat(cls().to_mapping()).keys() - flat(values).keys()
+    missing = flat(cls().to_mapping()).keys() - flat(values).keys()
+    first_missing = min(missing, default="")
     require(
-      not lost,
-      f"it lacks {min(lost, default='')}: it is damaged, or of another version",
+      not missing,
+      f"it lacks {first_missing}: it is damaged, or of another version",
     )
     return cls.from_mapping(values)
 
   def to_mapping(self) -> dict[str, Any]:
-    """Returns nested plain values, from which `from_mapping` builds it."""
+    """Returns all fields as nested dicts, which `from_mapping` takes."""
     return dataclasses.asdict(self)
 
 
 def check_config(config: Any) -> None:
-  """Raises TypeError unless a value is the config of a run."""
+  """Raises TypeError unless a value is a `RunConfig`."""
   if not isinstance(config, RunConfig):
     raise TypeError(
       f"config={shown(config)} must be a dilocox_jax.RunConfig, such as "
@@ -349,26 +386,64 @@ def check_config(config: Any) -> None:
     )
 
 
-def _unfit(config: RunConfig, others: Mapping[str, bool]) -> str:
-  """Returns what replicas that come and go cannot do, and what to take instead.
+def _reason_against_changing_replicas(config: RunConfig) -> str:
+  """Returns why replicas cannot come and go, or differ in their steps.
 
   Args:
-    config: Config of a run whose replicas come and go, or differ in pace.
-    others: More reasons, and whether they hold.
+    config: Config of a run with planned absences, slow replicas or a mailbox.
+
+  Returns:
+    The field that does not allow it, and what to take; "" if there is none.
   """
-  method, memory = config.sync.named, config.mesh.outer_memory
-  is_gradient = method.exchanged == "gradient"
-  reasons = {
-    f"sync.method={config.sync.method!r}: take diloco": is_gradient,
-    "sync.rule='eager': take continue": method.rule == "eager",
-    f"mesh.outer_memory={memory!r}: take device": memory != "device",
-    **others,
-  }
-  return next((reason for reason, is_so in reasons.items() if is_so), "")
+  method = config.sync.named
+  outer_memory = config.mesh.outer_memory
+  if method.exchanged == "gradient":
+    return f"sync.method={config.sync.method!r}: take diloco"
+  if method.rule == "eager":
+    return "sync.rule='eager': take continue"
+  if outer_memory != "device":
+    return f"mesh.outer_memory={outer_memory!r}: take device"
+  return ""
+
+
+def _reason_against_absences(config: RunConfig) -> str:
+  """Returns why a run cannot plan absences; "" if it can.
+
+  Args:
+    config: Config of a run for which `_reason_against_changing_replicas` finds
+      nothing.
+  """
+  mode = config.adaptive.mode
+  if mode == "rank_and_interval":
+    return f"adaptive.mode={mode!r}: take rank"
+  if config.mesh.is_divided:
+    return "a divided replica: take one stage and one shard"
+  if config.exchange.max_norm_ratio:
+    # The norms would be weighted, and their median would be that of too few.
+    return "exchange.max_norm_ratio: drop it"
+  return ""
+
+
+def _reason_against_a_mailbox(config: RunConfig) -> str:
+  """Returns why a run cannot use a mailbox; "" if it can.
+
+  Args:
+    config: Config of a run for which `_reason_against_changing_replicas` finds
+      nothing.
+  """
+  mode = config.adaptive.mode
+  warm_start_steps = config.sync.warm_start_steps
+  if mode != "off":
+    return f"adaptive.mode={mode!r}: take off"
+  if warm_start_steps > 0:
+    return f"sync.warm_start_steps={warm_start_steps}: take 0"
+  if config.membership != sections.MembershipConfig():
+    return "membership's planned absences: drop them"
+  return ""
 
 
 def _fields() -> Iterator[tuple[str, dataclasses.Field]]:
-  """Yields the fields of all sections, each with its dotted name."""
+  """Yields the dotted name and the field, for the fields of all sections."""
   for section in dataclasses.fields(RunConfig):
     if dataclasses.is_dataclass(section.default):
       for field in dataclasses.fields(section.default):
@@ -377,13 +452,13 @@ def _fields() -> Iterator[tuple[str, dataclasses.Field]]:
 
 @functools.cache
 def _defaults() -> dict[str, Any]:
-  """Default values of all fields of all sections, by their dotted names."""
+  """Returns the defaults of the fields of all sections, by dotted name."""
   return {path: field.default for path, field in _fields()} | dict(DEFAULTS)
 
 
 @functools.cache
 def field_facts() -> dict[str, Facts]:
-  """Returns what is true of the fields of all sections, by dotted names."""
+  """Returns the facts about the fields of all sections, by dotted name."""
   return {path: facts_of(field) for path, field in _fields()}
 
 
@@ -394,10 +469,11 @@ def free_on_resume() -> tuple[str, ...]:
 
 
 def may_differ() -> tuple[str, ...]:
-  """Returns the fields in which programs of one run may differ.
+  """Returns the dotted names of fields that may differ between replicas.
 
-  They are programs that have one replica each. What a replica reads of the text
-  is compared by its digest, and weights make up for another batch size.
+  This concerns replicas that are separate programs with a mailbox. Their texts
+  are compared by digest. Replicas with different batch sizes get different
+  weights in the mean.
   """
   facts = field_facts().items()
   return tuple(path for path, fact in facts if fact.may_differ)

@@ -55,7 +55,7 @@ DEVICES = "mesh.num_stages*num_data_shards"
 
 
 def _reads(field: str) -> ReadIf:
-  """Returns the condition that the source of the text reads a field.
+  """Returns a `ReadIf` that holds if the source of the text reads a field.
 
   Args:
     field: Name of a field of `DataConfig`, e.g. "glob".
@@ -64,7 +64,7 @@ def _reads(field: str) -> ReadIf:
 
 
 def _takes(section: str, option: str) -> ReadIf:
-  """Returns the condition that the optimizer of a section has an option.
+  """Returns a `ReadIf` that holds if a section's optimizer has an option.
 
   An optimizer that is not in `OPTIMIZER_OPTIONS` may have any option.
 
@@ -81,7 +81,7 @@ def _takes(section: str, option: str) -> ReadIf:
 
 
 def _method_has_rounds(method: str) -> bool:
-  """Whether a method sends pseudo-gradients.
+  """Whether a method has rounds, in which it sends pseudo-gradients.
 
   The result is True for an unknown method, which another check refuses.
   """
@@ -92,7 +92,7 @@ def _method_has_rounds(method: str) -> bool:
 
 
 def _codec_has_low_rank(codec: str) -> bool:
-  """Whether a codec has low-rank factors."""
+  """Whether a codec is `low_rank`, or a chain that contains it."""
   return "low_rank" in dict(split_links(codec))
 
 
@@ -119,7 +119,8 @@ class Section:
 class DataConfig(Section):
   """The text on which replicas are trained."""
 
-  # stdlib (Python's library), text_files, shards, synthetic.
+  # Source of the text: stdlib (Python's library), text_files, shards or
+  # synthetic.
   source: str = setting("stdlib", may_differ=True)
   # text_files: pattern of the files, e.g. "notes/**/*.txt". Several patterns,
   # joined by ";", name the parts of the text. shards: folder of the shards.
@@ -189,14 +190,15 @@ class ModelConfig(Section):
     read_if=ReadIf("model.positions", lambda kind: kind != "learned"),
   )
   norm: str | None = None  # rms, or layer (with a bias).
-  norm_epsilon: float | None = None  # Added below the root of a norm.
+  norm_epsilon: float | None = None  # Added to a norm's mean square.
   biases: str | None = None  # Projections with a bias: none, qkv or all.
   # The next five are left to the devices by default (`config.platforms`).
   # float32 or bfloat16, for activations. Parameters are always float32.
   compute_dtype: str = setting(
     "auto", choices=choices.COMPUTE_DTYPES, is_left_to_device=True
   )
-  # Blocks in one step of the scan; 0 means all (fast, but slow to compile).
+  # Layers in one iteration of the loop over layers; 0 means all, which runs
+  # fast but compiles slowly.
   scan_unroll: int | None = setting(
     None, at_least=0, may_differ=True, is_left_to_device=True
   )
@@ -256,7 +258,11 @@ class ModelConfig(Section):
 
   @property
   def label(self) -> str:
-    """Name for logs: the preset, if the model has the sizes of the preset."""
+    """Text for logs: the preset's name, or "of own sizes" for other sizes.
+
+    If only the vocabulary differs from the preset, the text is e.g. "tiny with
+    512 tokens".
+    """
     preset = MODEL_PRESETS[self.preset]
     changed = [
       name
@@ -440,7 +446,7 @@ class SyncConfig(Section):
   these fields.
   """
 
-  # Name of the method. It also brings codec, feedback and optimizers.
+  # Name of the method. Its recipe also sets codec, feedback and optimizers.
   method: str = "diloco"
   # H: inner steps between two sends of the same fragment.
   sync_interval: int | None = None
@@ -448,7 +454,8 @@ class SyncConfig(Section):
   num_fragments: int | None = None
   # tau: inner steps from when a fragment is sent to when its update is applied.
   overlap_steps: int | None = None
-  # What a replica does with an update: reset, continue, mix or eager.
+  # How a replica applies an update: reset, continue, mix or eager
+  # (docs/methods.md).
   rule: str | None = None
   # Rule mix: weight of the replica's own value, 0 to 1.
   mixing_alpha: float | None = None
@@ -504,7 +511,7 @@ class SyncConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeConfig(Section):
-  """How replicas send their pseudo-gradients, and how they correct losses."""
+  """How replicas send pseudo-gradients and make up for compression errors."""
 
   # Codec of the messages: names joined by "+", each followed by its settings,
   # e.g. float32, int(bits=1) or low_rank(rank=16)+int(bits=4).
@@ -518,7 +525,8 @@ class ExchangeConfig(Section):
   feedback: OfMethod[float] = setting(
     OF_METHOD, at_least=0, at_most=1, read_if=LOSES_VALUES
   )
-  # Whether a replica keeps the compression error in its parameters instead.
+  # Whether a replica keeps the compression error in its parameters, instead of
+  # in a residual.
   keep_unsent: bool = setting(False, read_if=LOSES_VALUES)
   # What is subtracted to get the residual: own (the replica's message as the
   # others decode it) or mean (the average that comes back).
@@ -557,12 +565,14 @@ class ExchangeConfig(Section):
 class MailboxConfig(Section):
   """Rules of replicas that exchange messages through a mailbox."""
 
-  # Least number of messages that settle an event.
+  # Least number of messages that an event (one exchange) averages. With fewer
+  # messages the replicas wait on.
   quorum: int = setting(1, at_least=1, read_if=USES_MAILBOX)
   # Seconds that a replica waits for the messages of expected replicas.
   grace_s: float = setting(60.0, above=0, below=math.inf, read_if=USES_MAILBOX)
-  # Least number of events between two snapshots of the shared state. Between
-  # two snapshots each replica also sends at least as many bytes as one has.
+  # Least number of events between two snapshots of the shared state, from which
+  # new replicas start. Between two snapshots each replica also sends at least
+  # as many bytes as a snapshot has.
   snapshot_every: int = setting(64, at_least=1, read_if=USES_MAILBOX)
   # Largest norm of a message with full weight, as a multiple of the usual norm.
   # A message with a larger norm has less weight (`mailbox_protocol.manifest`).

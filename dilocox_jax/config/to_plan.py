@@ -3,8 +3,8 @@
 The trainer and the simulator read the same plan. So the simulator computes the
 time of exactly the run that is trained.
 
-An adaptive run changes rank and H of these objects during training
-(`training.adaptive_controller`).
+These objects have the rank and H of the first rounds. An adaptive run changes
+both during training (`training.adaptive_controller`).
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ def codec(config: RunConfig) -> Codec:
 
 
 def run_plan(config: RunConfig) -> RunPlan:
-  """Returns the plan of the run's segments.
+  """Returns the plan of the run: its segments, and who takes part in them.
 
   Args:
     config: Config of the run.

@@ -1,11 +1,14 @@
-"""Splits a set of files into text to train, to choose and to judge.
+"""Splits a set of files into training text, validation text and judge text.
 
-A loss means something only together with the text it was measured on. So a
-corpus has a digest of its files, and every reported loss can name it. A file
-goes to training or validation by its own path alone. So a validation file
-stays one when other files are added. A share of the validation files may be
-set aside to judge: settings are chosen by the others, and a loss on which no
-choice was made is that of a text that nobody has looked at before.
+A loss means something only together with the text on which it was measured. So
+a corpus has a digest of its files, and every reported loss can name the digest.
+The path of a file alone decides whether the file is held out from training. So
+a held-out file stays held out when other files are added.
+
+Settings are chosen by the loss on the validation text, so this loss is lower
+than on new text. A share of the held-out files may be set aside as judge text.
+Only the last evaluation of a run reads the judge text, so that no setting is
+chosen by it.
 """
 
 import dataclasses
@@ -26,22 +29,25 @@ VALIDATION_FRACTION = 0.05
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Corpus:
-  """Tokens to train, to choose and to judge, with no file in common.
+  """The tokens of a training, a validation and a judge text.
+
+  No file is in two of the texts.
 
   Attributes:
-    name: Name of the source, one of `sources.SOURCES`.
+    name: Name of the source, for example one of `sources.SOURCES`.
     train: Training tokens [train_tokens], of any integer type.
     validation: Validation tokens [validation_tokens] of the same dtype.
     digest: 16 hex digits that name the content.
-    vocab_size: Number of different tokens; every token is below it.
-    num_files: Number of files read; 0 for a source without files.
-    bytes_per_token: Bytes of the validation text over its tokens. A loss in
-      nats a token, divided by this and by ln 2, is in bits a byte. None if the
-      tokens stand for no bytes.
-    tokenizer: What made the tokens; None if nothing did.
-    parts: Training tokens of each glob, in order; a mix of parts needs them.
-    judge: Held-out tokens that only the last evaluation of a run reads; None if
-      all held-out text is in `validation`.
+    vocab_size: Number of different tokens; every token is below this number.
+    num_files: Number of files that were read; 0 for a source without files.
+    bytes_per_token: Number of bytes of the validation text divided by the
+      number of its tokens. The loss in bits per byte is the loss in nats per
+      token, divided by `bytes_per_token` and by ln 2. None if the tokens stand
+      for no bytes.
+    tokenizer: The tokenizer that made the tokens; None if there was none.
+    parts: Number of training tokens of each glob, in order. The training tokens
+      are in the same order. Empty if the text has no parts.
+    judge: Tokens of the judge text; None if there is no judge text.
   """
 
   name: str
@@ -56,7 +62,7 @@ class Corpus:
   judge: Integer[np.ndarray, " judge_tokens"] | None = None
 
   def __repr__(self) -> str:
-    """Says on one line how large the texts are, without their tokens."""
+    """Returns one line with the sizes of the texts, without their tokens."""
     return (
       f"Corpus({self.name}, {self.train.size:,} training and "
       f"{self.validation.size:,} validation tokens below {self.vocab_size:,}, "
@@ -79,12 +85,12 @@ def digest_of(files: Mapping[str, bytes]) -> str:
 
 
 def is_held_out(path: str, validation_fraction: float) -> bool:
-  """Returns whether a file belongs to the validation text.
+  """Returns whether a file is held out from training.
 
   The hash of the path, read as a number from 0 to 1, is compared with the
   fraction. Example: "a.txt" has 0.097 and "ast.py" has 0.707. With the fraction
   0.1 only "a.txt" is held out, with 0.8 both are. So a larger fraction holds
-  out every file that a smaller one does.
+  out all files that a smaller fraction holds out, and more.
 
   Args:
     path: Path relative to the root of the corpus, with forward slashes.
@@ -102,91 +108,115 @@ def from_files(
   part_of: Mapping[str, int] = types.MappingProxyType({}),
   judge_fraction: float = 0.0,
 ) -> Corpus:
-  """Splits files into training, validation and judging tokens.
+  """Splits files into training, validation and judge text, and makes tokens.
+
+  Empty files are left out, and so are copies of held-out files.
 
   Args:
     name: Name of the source.
     files: Content of each file, or of each document, by its name.
-    validation_fraction: Share of the files held out, above 0 and below 1.
+    validation_fraction: Share of the files that is held out from training,
+      above 0 and below 1.
     tokenizer: Function from the training documents to a tokenizer. The default
       makes tokens of bytes.
-    part_of: Number of the part that a file belongs to, by its name; 0 if it has
-      none. Every part needs training text.
-    judge_fraction: Share of the held-out files that judge, 0 to below 1. It
-      moves no file to or from training.
+    part_of: Index of the part (glob) of each file, by its name; 0 for files
+      without an entry. Every part needs training text.
+    judge_fraction: Share of the held-out files that become the judge text, 0 to
+      below 1. It moves no file to or from training.
 
   Returns:
-    A corpus whose files are joined in the order of their names. The tokenizer's
-    end of a text is between two files.
+    A corpus whose files are joined part by part, in the order of their names.
+    The tokenizer's end of a text is between two files.
 
   Raises:
-    ValueError: If a part has no text.
+    ValueError: If the training text, the validation text, or the judge text
+      that was asked for would be empty, or the training text of a part.
   """
   paths = sorted(files, key=lambda path: (part_of.get(path, 0), path))
-  held_out = [p for p in paths if is_held_out(p, validation_fraction)]
-  # If training had a copy of a validation file under another name, the
-  # validation loss would measure memory.
-  held_out_contents = {files[p] for p in held_out}
-  kept_paths = [
-    p for p in paths if files[p] and files[p] not in held_out_contents
+  held_out_paths = [
+    path for path in paths if is_held_out(path, validation_fraction)
   ]
-  kept = [files[p] for p in kept_paths]
-  texts = [files[p] for p in held_out if files[p]]
-  judging = [t for t in texts if content_is_held_out(t, judge_fraction)]
-  held = [t for t in texts if not content_is_held_out(t, judge_fraction)]
+  # If training had a copy of a validation file under another name, the
+  # validation loss would measure what the model remembers.
+  held_out_contents = {files[path] for path in held_out_paths}
+  train_paths = [
+    path
+    for path in paths
+    if files[path] and files[path] not in held_out_contents
+  ]
+  train_texts = [files[path] for path in train_paths]
+  held_out_texts = [files[path] for path in held_out_paths if files[path]]
+  judge_texts = []
+  validation_texts = []
+  for text in held_out_texts:
+    if content_is_held_out(text, judge_fraction):
+      judge_texts.append(text)
+    else:
+      validation_texts.append(text)
+  has_judge_as_asked = bool(judge_texts) == bool(judge_fraction)
+  leaves_validation = len(judge_texts) < max(len(held_out_texts), 1)
   require(
-    bool(judging) == bool(judge_fraction) and len(judging) < max(len(texts), 1),
-    f"{name}: judge_fraction={judge_fraction} sets {len(judging)} of"
-    f" {len(texts)} held-out files aside: more files are needed, or another"
-    " fraction",
+    has_judge_as_asked and leaves_validation,
+    f"{name}: judge_fraction={judge_fraction} sets {len(judge_texts)} of"
+    f" {len(held_out_texts)} held-out files aside: more files are needed, or"
+    " another fraction",
   )
-  if not kept or not held:
-    empty, change = ("validation", "raise") if kept else ("training", "lower")
+  if not train_texts or not validation_texts:
+    empty = "validation" if train_texts else "training"
+    change = "raise" if train_texts else "lower"
     raise ValueError(
       f"{name} has no {empty} text: validation_fraction={validation_fraction}"
-      f" puts {len(held_out)} of {len(files)} files in validation; more files"
-      f" are needed, or {change} validation_fraction"
+      f" puts {len(held_out_paths)} of {len(files)} files in validation; more"
+      f" files are needed, or {change} validation_fraction"
     )
-  made = tokenizer(kept)
-  tokenizers.warn_of_changes(made, held[:100])
+  built_tokenizer = tokenizer(train_texts)
+  tokenizers.warn_of_changes(built_tokenizer, validation_texts[:100])
   digest = digest_of(files)
-  if made.digest:
-    digest = digest_of({digest: made.digest.encode()})
-  validation = tokenizers.join(made, held)
+  if built_tokenizer.digest:
+    digest = digest_of({digest: built_tokenizer.digest.encode()})
+  validation = tokenizers.join(built_tokenizer, validation_texts)
   parts = [
-    tokenizers.join(made, [files[p] for p in group])
-    for _, group in itertools.groupby(kept_paths, lambda p: part_of.get(p, 0))
+    tokenizers.join(built_tokenizer, [files[path] for path in part_paths])
+    for _, part_paths in itertools.groupby(
+      train_paths, lambda path: part_of.get(path, 0)
+    )
   ]
-  num_parts = len({part_of.get(p, 0) for p in paths})
+  num_parts = len({part_of.get(path, 0) for path in paths})
   require(
     len(parts) == num_parts,
     f"{name} has training text in {len(parts)} of {num_parts} globs: more files"
     " are needed, or lower validation_fraction",
   )
   require(
-    bool(len(validation)) and all(map(len, parts)),
+    len(validation) > 0 and all(len(part) > 0 for part in parts),
     f"{name}: the tokenizer makes no token of a text: take another one",
   )
-  num_bytes = sum(map(len, held)) + len(held) - 1
+  # Every end of a text between two files counts as one byte.
+  num_bytes = sum(map(len, validation_texts)) + len(validation_texts) - 1
+  judge = None
+  if judge_texts:
+    judge = tokenizers.join(built_tokenizer, judge_texts)
   return Corpus(
-    name,
-    np.concatenate(parts),
-    validation,
-    digest,
-    made.vocab_size,
-    len(files),
-    num_bytes / len(validation),
-    made,
+    name=name,
+    train=np.concatenate(parts),
+    validation=validation,
+    digest=digest,
+    vocab_size=built_tokenizer.vocab_size,
+    num_files=len(files),
+    bytes_per_token=num_bytes / len(validation),
+    tokenizer=built_tokenizer,
     parts=tuple(map(len, parts)),
-    judge=tokenizers.join(made, judging) if judging else None,
+    judge=judge,
   )
 
 
 def content_is_held_out(content: bytes, fraction: float) -> bool:
-  """Whether a text is held out, by its content: copies do the same.
+  """Returns whether a text is held out, decided by its content alone.
+
+  So all copies of a text are held out, or none.
 
   Args:
     content: The text.
-    fraction: Share of texts that is held out, 0 to 1.
+    fraction: Share of the texts that is held out, 0 to 1.
   """
   return is_held_out(hashlib.sha256(content).hexdigest(), fraction)

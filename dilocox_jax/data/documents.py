@@ -1,12 +1,12 @@
 """Reads documents from files: plain text, or JSON lines, also compressed.
 
 A plain file is one document. In a file of JSON lines (.jsonl, .ndjson, .json)
-every line is an object, and one field of it is the text of a document. The last
-ending of a name says whether a file is compressed: .gz, .bz2, .xz or .zst.
+every line is an object, and one field of the object is the text of a document.
+A file is compressed if its name ends in .gz, .bz2, .xz or .zst.
 
-A document is text in UTF-8 without zero bytes. Other bytes are no text, such as
-those of an archive: most tokenizers could not give them back, and those that
-could would learn what is no text.
+A document is text in UTF-8 without zero bytes. Any other file, such as an
+archive, is refused: most tokenizers could not restore its bytes, and the others
+would learn bytes that are no text.
 
 Documents have names, because a name decides whether a document is held out for
 validation. The document of line 12 of a.jsonl is called "a.jsonl:12", so a
@@ -37,7 +37,7 @@ class Document(NamedTuple):
     name: Path relative to the root of the corpus, with forward slashes, and
       for JSON lines the number of the line, from 1: "b/a.jsonl:12".
     content: The text in UTF-8.
-    part: Number of the glob that it is from.
+    part: Index of the glob that matches its file, from 0.
   """
 
   name: str
@@ -48,11 +48,11 @@ class Document(NamedTuple):
 def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
   """Lists the files that a pattern matches, in the order of their names.
 
-  Names are relative to the part of the pattern before its first wildcard. With
-  "/data/texts/**/*.txt" the name of /data/texts/a/b.txt is "a/b.txt". So the
-  folder can be moved, and names stay the same. A "[1]" in the name of a file or
-  folder that exists is no wildcard. Links are followed, and each file is listed
-  once, however many links lead to it.
+  Names are relative to the folders before the first wildcard of the pattern.
+  With "/data/texts/**/*.txt" the name of /data/texts/a/b.txt is "a/b.txt". So
+  the folder can be moved, and names stay the same. Characters such as "[1]" are
+  no wildcard if a file or folder of exactly this name exists. Links are
+  followed, and each file is listed once, however many links lead to the file.
 
   Args:
     pattern: Path, or glob pattern; `**` matches folders of any depth.
@@ -61,41 +61,53 @@ def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
     Pairs of name and path.
 
   Raises:
-    ValueError: If no file matches.
+    ValueError: If no file matches. The message is one line.
   """
-  root, rest = _divided(os.path.expanduser(pattern))
-  names = [rest]
-  if not os.path.exists(root / rest):
-    names = names_of(rest, root)
-  found = each_file_once(names, root)
-  if not found:
-    paths = (root / name for name in names)
-    folder = next(filter(os.path.isdir, paths), "") if pattern else ""
-    reason = f"the glob {pattern!r} matches folders, and no file"
-    if not folder:
-      reason = f"no file matches the glob {pattern!r}"
+  root, relative_pattern = _split_pattern(os.path.expanduser(pattern))
+  names = [relative_pattern]
+  if not os.path.exists(root / relative_pattern):
+    names = names_of(relative_pattern, root)
+  matches = each_file_once(names, root)
+  if not matches:
+    folder = ""
+    if pattern:
+      folder = next(
+        (root / name for name in names if os.path.isdir(root / name)), ""
+      )
+    reason = f"no file matches the glob {pattern!r}"
+    if folder:
+      reason = f"the glob {pattern!r} matches folders, and no file"
     raise ValueError(
       f"{reason}: give a pattern of existing files, for example "
       f"{str(folder or 'texts') + '/**/*'!r}"
     )
-  return found
+  return matches
 
 
 def split_globs(globs: str) -> list[str]:
-  """Returns the paths and patterns that ";" joins, at least one.
+  """Splits paths and patterns that are joined by ";".
 
-  Blanks around a part are left out, and so are empty parts. A ";" in a path
-  that exists divides nothing.
+  Blanks around a glob are left out, and so are empty globs. A ";" in the path
+  of an existing file or folder does not split the path.
+
+  Args:
+    globs: For example "texts/*.txt; more/*.txt".
+
+  Returns:
+    The globs, at least one; [""] if all of them are empty.
   """
   pieces = globs.split(";")
-  found = []
+  split = []
   while pieces:
-    joined = list(itertools.accumulate(pieces, "{};{}".format))
-    names = (part for part in reversed(joined) if os.path.exists(part.strip()))
-    part = next(names, pieces[0])
-    del pieces[: 1 + part.count(";")]
-    found.append(part.strip())
-  return list(filter(None, found)) or [""]
+    # The first piece, the first two pieces, and so on, joined again.
+    prefixes = list(itertools.accumulate(pieces, "{};{}".format))
+    existing = (
+      prefix for prefix in reversed(prefixes) if os.path.exists(prefix.strip())
+    )
+    longest = next(existing, pieces[0])
+    del pieces[: 1 + longest.count(";")]
+    split.append(longest.strip())
+  return list(filter(None, split)) or [""]
 
 
 def read_globs(
@@ -104,18 +116,24 @@ def read_globs(
   """Yields each file of several globs, and its documents.
 
   Args:
-    globs: Globs as in `split_globs`, each of which is a part of the text. One
-      alone changes no name.
+    globs: Globs as in `split_globs`. The files of each glob are a part of the
+      text. Names of documents begin with the index of their part, except in
+      part 0: "a.txt", "1/a.txt", "2/a.txt".
     text_field: Field of a JSON line that has the text.
 
+  Yields:
+    Path of a file, and an iterator over its documents. A file is read when its
+    documents are.
+
   Raises:
-    ValueError: If no file matches or a file cannot be read, or a line of JSON
-      has no such text. The message is one line and names file and line.
+    ValueError: If a glob matches no file, a file cannot be read, or a line of
+      JSON has no such text. The message is one line and names file and line.
   """
-  files = map(matching_files, split_globs(globs))
-  for part, found in enumerate(list(files)):
-    for name, path in found:
-      # Two globs may give two documents one name.
+  # All globs are checked before the first file is read.
+  files_of_parts = [matching_files(pattern) for pattern in split_globs(globs)]
+  for part, files in enumerate(files_of_parts):
+    for name, path in files:
+      # Without the prefix, documents of two globs could have the same name.
       name = f"{part}/{name}" if part else name
       yield path, _documents(name, path, text_field, part)
 
@@ -123,12 +141,23 @@ def read_globs(
 def _documents(
   name: str, path: pathlib.Path, text_field: str, part: int
 ) -> Iterator[Document]:
+  """Yields the documents of a file.
+
+  Args:
+    name: Name of the file.
+    path: Path of the file.
+    text_field: Field of a JSON line that has the text.
+    part: Index of the glob that matches the file.
+
+  Raises:
+    ValueError: As `read_globs`.
+  """
   where = printable(str(path))
-  is_packed = path.suffix.lower() in _OPENED_BY
-  suffix = pathlib.Path(path.stem).suffix if is_packed else path.suffix
-  open_file = _OPENED_BY[path.suffix.lower()] if is_packed else open
+  is_compressed = path.suffix.lower() in _OPENED_BY
+  suffix = pathlib.Path(path.stem).suffix if is_compressed else path.suffix
+  open_file = _OPENED_BY[path.suffix.lower()] if is_compressed else open
   try:
-    if is_packed and not path.stat().st_size:
+    if is_compressed and not path.stat().st_size:
       raise EOFError("it is empty, as no compressed file is")
     with open_file(path, "rb") as file:
       if suffix.lower() not in _OBJECTS:
@@ -140,7 +169,7 @@ def _documents(
           yield Document(f"{name}:{number}", content, part)
   except ValueError:
     raise
-  # Each library has an error of its own for what it did not compress.
+  # Each library has its own error for a file that is not in its format.
   except Exception as error:
     reason = printable(str(getattr(error, "strerror", None) or error))
     raise ValueError(
@@ -149,10 +178,12 @@ def _documents(
 
 
 def _open_zstd(path: pathlib.Path, mode: str) -> Any:
+  """Opens a file as `gzip.open` does; the package is loaded when needed."""
   return extra_package("backports.zstd", str(path)).open(path, mode)
 
 
-# What opens compressed files. Of a file that is cut each raises an EOFError.
+# Functions that open compressed files, by the last ending of the name. Reading
+# a file that is cut short raises an EOFError.
 _OPENED_BY = {
   ".gz": gzip.open,
   ".bz2": bz2.open,
@@ -162,6 +193,15 @@ _OPENED_BY = {
 
 
 def _checked(content: bytes, where: str) -> bytes:
+  """Returns the content of a document.
+
+  Args:
+    content: The content.
+    where: File and line of the document, for the message.
+
+  Raises:
+    ValueError: If the content is not UTF-8, or has zero bytes.
+  """
   try:
     content.decode()
     if b"\0" in content:
@@ -175,8 +215,18 @@ def _checked(content: bytes, where: str) -> bytes:
 
 
 def _text_of(line: bytes, text_field: str, where: str) -> bytes:
-  """Returns the text of a line of JSON in UTF-8."""
-  # Its other fields are not read, so they may be what only Python takes.
+  """Returns the text in a line of JSON, encoded in UTF-8.
+
+  Args:
+    line: The line, a JSON object.
+    text_field: Field of the object that has the text.
+    where: File and line, for the message.
+
+  Raises:
+    ValueError: If the line is no JSON object, or the field has no such text.
+  """
+  # The other fields are not read. So they may have values, such as NaN, that
+  # Python reads although they are no JSON.
   text = json_object(line, where, is_ours=False).get(text_field)
   if not isinstance(text, str):
     raise ValueError(
@@ -193,17 +243,22 @@ def _text_of(line: bytes, text_field: str, where: str) -> bytes:
   return _checked(content, where)
 
 
-def _divided(pattern: str) -> tuple[pathlib.Path, str]:
-  """Returns the folders before the first wildcard of a pattern, and the rest.
+def _split_pattern(pattern: str) -> tuple[pathlib.Path, str]:
+  """Splits a pattern before the first of its parts that has a wildcard.
 
-  What exists as it is written is no wildcard.
+  The name of an existing folder has no wildcard, whatever its characters are.
+  For example, "/data/texts/**/*.txt" is split into "/data/texts" and
+  "**/*.txt". The last part is always in the second half.
+
+  Returns:
+    The folders before the wildcard, and the rest of the pattern.
   """
   root = pathlib.Path()
-  rest = list(pathlib.Path(pattern).parts)
-  while len(rest) > 1:
-    folder = root / rest[0]
-    if glob.has_magic(rest[0]) and not os.path.exists(folder):
+  remaining_parts = list(pathlib.Path(pattern).parts)
+  while len(remaining_parts) > 1:
+    folder = root / remaining_parts[0]
+    if glob.has_magic(remaining_parts[0]) and not os.path.exists(folder):
       break
     root = folder
-    rest = rest[1:]
-  return root, os.path.join("", *rest)
+    remaining_parts = remaining_parts[1:]
+  return root, os.path.join("", *remaining_parts)

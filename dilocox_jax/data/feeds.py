@@ -1,13 +1,15 @@
-"""Data that somebody hands in: examples, or what gives whole batches.
+"""Data that somebody passes: examples, or what gives whole batches.
 
-A text is cut into sequences (`streams`). Examples, trees of arrays or sets of
-Hugging Face, have random access too: they are divided among the replicas in an
-order drawn anew for every epoch, as sequences are. Whole batches come from a
-function, a data set of grain or any iterable.
+There are three kinds of data. A text is cut into sequences (`streams`).
+Examples are arrays or data sets of Hugging Face, with random access (class
+`Examples`). Like sequences, they are divided among the replicas, in another
+order for every epoch. Whole batches come from a function, a data set of grain
+or any iterable (class `Batches`).
 
-A run that goes on knows its step, and the state of an iterator that has one.
-Where there is neither a number to ask by nor a state, batches are drawn again
-from the start, and those that the run has used are dropped.
+A run that goes on from a checkpoint knows its step. A function and a data set
+of grain give the batch of a step. An iterator is set to the state that the
+checkpoint has of it. If an iterator has no state, its batches are drawn again
+from the start, and the batches that the run has used already are dropped.
 """
 
 import dataclasses
@@ -38,66 +40,90 @@ from dilocox_jax.data.token_rows import (
 )
 from dilocox_jax.trees import Tree, kinds_by_path, tree_digest
 
-HANDED_IN = "handed in"
+PASSED_IN = "passed in"
 _DIGESTED = 1000  # Training examples that a digest reads.
-_SPLITS = ("validation", "test")  # Which split is held out: the first there is.
+# Names of the split that is held out. The first that a data set has counts.
+_SPLITS = ("validation", "test")
 
 
 def as_feed(
   data: Any, reads_tokens: bool = False, batch_size: int = 1
 ) -> "Corpus | Feed":
-  """Returns data of any kind as what a run reads.
+  """Converts data of any kind to a form that a run can read.
 
   Args:
-    data: A `Corpus`; a pair (train, validation) of arrays of tokens, trees of
-      arrays with an example a row, or data sets of Hugging Face; a function
-      (replica, step) -> batch; or an iterable of batches, such as a data set of
-      grain or a loader. The last two may be the first of a pair too. A mapping
-      with the splits "train" and "validation", or "test", is such a pair.
-    reads_tokens: Whether the model reads tokens alone. Of rows, examples and
-      batches with names it then gets `input_ids` (`data.token_rows`).
-    batch_size: Rows of a batch that is made of an iterable of single rows.
+    data: One of these kinds:
+
+      - A `Corpus`.
+      - A pair (train, validation). Each is an array of tokens, a tree of arrays
+        with one example a row, or a data set of Hugging Face.
+      - A function (replica, step) -> batch.
+      - An iterable of batches, such as a data set of grain or a loader.
+      - A pair (train, validation) whose training data are a function or an
+        iterable.
+      - A mapping with the splits "train" and "validation", or "train" and
+        "test". It counts as a pair.
+    reads_tokens: Whether the model reads only tokens. If rows, examples or
+      batches have named columns, the model then gets the column `input_ids`
+      (`data.token_rows`).
+    batch_size: Number of rows of a batch. It counts only if `reads_tokens` is
+      set and an iterable gives single rows, of which batches are made.
+
+  Returns:
+    A `Corpus` for arrays of tokens, and `Examples` or `Batches` for other data.
 
   Raises:
-    TypeError: One line, if it is none of these.
-    ValueError: If arrays do not fit together, or rows with names have no
-      tokens that can be trained on.
+    TypeError: One line, if the data are of another kind.
+    ValueError: If arrays do not fit together, or rows with named columns have
+      no tokens that can be trained on.
   """
   if isinstance(data, Corpus):
     return data
   data = _pair_of_splits(data)
-  for part in data if isinstance(data, tuple | list) else (data,):
-    if is_table(part):
+  splits = data if isinstance(data, tuple | list) else (data,)
+  for split in splits:
+    if is_table(split):
       raise TypeError(
-        f"data of type {type(part).__name__} is a table: pass a mapping of its "
-        "columns, e.g. {'input_ids': table['input_ids'].tolist()}"
+        f"data of type {type(split).__name__} is a table: pass a mapping of "
+        "its columns, e.g. {'input_ids': table['input_ids'].tolist()}"
       )
-  size = batch_size if reads_tokens else None
+  rows_per_batch = batch_size if reads_tokens else None
   if _gives_batches(data):
-    return Batches(data, rows_per_batch=size)
+    return Batches(data, rows_per_batch=rows_per_batch)
   try:
     if not isinstance(data, tuple | list) or len(data) != 2:
       raise TypeError(f"it is no pair{_split_hint(data)}")
     train, validation = data
     if _gives_batches(train, reads_tokens):
-      return Batches(train, validation, size)
-    rows = [ExampleRows(split, reads_tokens) for split in data]
+      return Batches(train, validation, rows_per_batch=rows_per_batch)
+    train_rows = ExampleRows(train, reads_tokens)
+    validation_rows = ExampleRows(validation, reads_tokens)
   except TypeError as error:
     raise TypeError(
       f"data of type {type(data).__name__} must be a pair (train, validation) "
       "of arrays or data sets, a function (replica, step) -> batch, an iterable"
       f" of batches, or a dilocox_jax.Corpus: {error}"
     ) from error
-  texts = [each.text for each in rows if each.text is not None]
-  if len(texts) < 2:
-    return Examples(*rows)
-  size = 1 + max(int(text.max()) for text in texts)
-  tokens, held = texts
-  return Corpus(HANDED_IN, tokens, held, tree_digest(texts, "text"), size, 0)
+  train_text = train_rows.text
+  validation_text = validation_rows.text
+  if train_text is None or validation_text is None:
+    return Examples(train_rows, validation_rows)
+  texts = [train_text, validation_text]
+  return Corpus(
+    name=PASSED_IN,
+    train=train_text,
+    validation=validation_text,
+    digest=tree_digest(texts, "text"),
+    vocab_size=1 + max(int(text.max()) for text in texts),
+    num_files=0,
+  )
 
 
 def _pair_of_splits(data: Any) -> Any:
-  """Returns a mapping of splits as a pair; other data stay as they are."""
+  """Returns the pair (train, held out) of a mapping of splits.
+
+  Data of any other kind are returned as they are.
+  """
   if not isinstance(data, Mapping) or "train" not in data:
     return data
   for name in _SPLITS:
@@ -107,7 +133,12 @@ def _pair_of_splits(data: Any) -> Any:
 
 
 def _split_hint(data: Any) -> str:
-  """Says how a data set without a second split gets one."""
+  """Returns the end of a message that tells how to get a second split.
+
+  Args:
+    data: Data that are no pair. The text is empty unless the data, or their
+      split "train", are a data set of Hugging Face.
+  """
   if isinstance(data, Mapping) and hasattr(data.get("train"), "column_names"):
     data = data["train"]
   if not hasattr(data, "train_test_split"):
@@ -116,12 +147,13 @@ def _split_hint(data: Any) -> str:
 
 
 def _gives_batches(data: Any, reads_tokens: bool = False) -> bool:
-  """Whether data are a function or give batches when they are iterated.
+  """Returns whether data are a function, or an iterable of batches.
 
   Args:
     data: Data of any kind.
-    reads_tokens: Whether a sequence may be of rows of tokens, or of batches
-      with names.
+    reads_tokens: Whether the model reads only tokens. A sequence then gives
+      batches only if its items are not rows of tokens, and not rows with named
+      columns.
   """
   if callable(data) or hasattr(data, "__next__"):
     return True
@@ -132,29 +164,37 @@ def _gives_batches(data: Any, reads_tokens: bool = False) -> bool:
     if isinstance(first, Mapping):
       return not is_row(first)
   is_plain = isinstance(data, Mapping | tuple | list | str | bytes)
-  has_rows = hasattr(data, "shape") or hasattr(data, "with_format")
-  is_streamed = not hasattr(data, "__len__") or not has_rows
-  return hasattr(data, "__iter__") and not is_plain and is_streamed
+  # Arrays have a shape, and data sets of Hugging Face can set a format.
+  can_have_rows = hasattr(data, "shape") or hasattr(data, "with_format")
+  has_rows = can_have_rows and hasattr(data, "__len__")
+  return hasattr(data, "__iter__") and not is_plain and not has_rows
 
 
 class ExampleRows:
-  """Examples with random access: arrays, or a data set of Hugging Face.
+  """Examples of one split, with random access.
 
   Args:
-    examples: The examples.
-    reads_tokens: Whether rows with names are reduced to their tokens.
+    examples: An array, a tree of arrays, a sequence of rows, or a data set of
+      Hugging Face.
+    reads_tokens: Whether the column `input_ids` is taken if rows have named
+      columns.
+
+  Attributes:
+    count: Number of examples.
 
   Raises:
-    TypeError: If it is neither.
+    TypeError: If the examples are of another kind, or there are none.
     ValueError: If arrays have different numbers of examples, or rows have no
       tokens that can be trained on.
   """
 
   def __init__(self, examples: Any, reads_tokens: bool = False):
+    # One of these three has the examples: a data set of Hugging Face, rows of
+    # tokens with named columns, or a tree of arrays.
     self._set = None
     self._table = None
     self._arrays = None
-    self._unread: list[str] = []
+    self._unread: list[str] = []  # Columns that are not read.
     if reads_tokens:
       self._table = token_table(examples)
     if self._table is not None:
@@ -184,80 +224,128 @@ class ExampleRows:
 
   @property
   def text(self) -> np.ndarray | None:
-    """The token ids, if this is one array of them."""
-    found = self._arrays
-    if isinstance(found, np.ndarray) and found.ndim == 1:
-      return found if found.dtype.kind in "iu" else None
+    """The token ids if the examples are one array of token ids; else None."""
+    tokens = self._arrays
+    if isinstance(tokens, np.ndarray) and tokens.ndim == 1:
+      return tokens if tokens.dtype.kind in "iu" else None
     return None
 
   @property
-  def words(self) -> str:
-    """What an example is, e.g. "rows of 129 tokens"."""
+  def kind(self) -> str:
+    """Kind of the examples: "rows of 129 tokens", or else "examples"."""
     first = self.take(np.zeros(1, int))
     is_array = isinstance(first, np.ndarray) and first.ndim == 2
     if not is_array or first.dtype.kind not in "iu":
       return "examples"
-    said = f"rows of {first.shape[1]} tokens"
+    description = f"rows of {first.shape[1]} tokens"
     if self._unread:
-      said += f" (columns not read: {', '.join(self._unread)})"
-    return said
+      description += f" (columns not read: {', '.join(self._unread)})"
+    return description
 
   @property
   def in_memory(self) -> Tree | None:
-    """All examples, if they are arrays."""
+    """All examples if they are arrays, leaves [count, ...]; else None."""
     return self._arrays
 
   def take(self, ids: np.ndarray) -> Tree:
-    """Returns examples, leaves [*ids.shape, ...].
+    """Returns examples by their indices.
 
     Args:
-      ids: Numbers of examples, of any shape.
+      ids: Indices of examples, 0 to `count` - 1, of any shape.
+
+    Returns:
+      The examples, leaves [*ids.shape, ...].
     """
     if self._table is not None:
       return narrow(numbers(self._table.take(ids)))
     if self._set is None:
       return jax.tree.map(lambda leaf: narrow(leaf[ids]), self._arrays)
-    found = self._set[ids.reshape(-1).tolist()]
-    found = {name: narrow(numbers(values)) for name, values in found.items()}
-    return jax.tree.map(lambda x: x.reshape(*ids.shape, *x.shape[1:]), found)
+    columns = self._set[ids.reshape(-1).tolist()]
+    columns = {
+      name: narrow(numbers(values)) for name, values in columns.items()
+    }
+    return jax.tree.map(lambda x: x.reshape(*ids.shape, *x.shape[1:]), columns)
 
-  def spaced(self, number: int) -> np.ndarray:
-    """Returns the ids of so many examples, evenly spaced, or of all."""
+  def evenly_spaced(self, number: int) -> np.ndarray:
+    """Returns the indices of evenly spaced examples.
+
+    Args:
+      number: How many examples. If there are fewer, all of them are taken.
+    """
     number = min(number, self.count)
     return np.arange(number) * self.count // number
 
   def held_out(self, batch_size: int, most: int) -> list[Tree]:
-    """Returns evenly spaced examples in batches; all of them for `most` = 0."""
-    ids = self.spaced(most or self.count)
-    whole = len(ids) // batch_size * batch_size
-    parts = ids[:whole].reshape(-1, batch_size), ids[None, whole:]
-    return [self.take(part) for part in parts if part.size]
+    """Returns evenly spaced examples in batches.
+
+    Args:
+      batch_size: Number of examples in a batch, B.
+      most: Largest number of examples; 0: all examples.
+
+    Returns:
+      The whole batches as one tree with leaves [batches, B, ...], and then, if
+      examples remain, a last batch with leaves [1, remaining examples, ...].
+    """
+    ids = self.evenly_spaced(most or self.count)
+    num_in_batches = len(ids) // batch_size * batch_size
+    whole_batches = ids[:num_in_batches].reshape(-1, batch_size)
+    last_batch = ids[None, num_in_batches:]
+    return [
+      self.take(batches)
+      for batches in (whole_batches, last_batch)
+      if batches.size
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-  """Examples to train and to evaluate on, a `Feed`."""
+  """Examples with random access to train and to evaluate on, a `Feed`.
+
+  Attributes:
+    train: Training examples.
+    validation: Examples for evaluations.
+  """
 
   train: ExampleRows
   validation: ExampleRows
 
   @property
   def says(self) -> str:
-    """What it is, in a few words."""
-    return f"{self.train.count:,} {self.train.words}"
+    """Description of the data, e.g. "1,000 rows of 129 tokens"."""
+    return f"{self.train.count:,} {self.train.kind}"
 
   def example(self, batch_size: int = 1) -> Tree:
-    """Returns a batch of examples."""
+    """Returns a batch that shows the form of all batches.
+
+    Args:
+      batch_size: Number of examples in the batch, B.
+
+    Returns:
+      Training examples, leaves [B, ...].
+    """
     return self.train.take(np.arange(batch_size) % self.train.count)
 
   def seen_at_once(self) -> Tree:
-    """Returns all training examples in memory, or some of a data set."""
+    """Returns the training examples that can be checked before the run.
+
+    These are all examples of arrays, and `_DIGESTED` evenly spaced examples of
+    other data.
+    """
     if self.train.in_memory is not None:
       return self.train.in_memory
-    return self.train.take(self.train.spaced(_DIGESTED))
+    return self.train.take(self.train.evenly_spaced(_DIGESTED))
 
   def streams(self, num_replicas: int, batch_size: int, seed: int) -> Streams:
-    """Divides the examples among replicas, in an order drawn each epoch."""
+    """Divides the training examples among replicas.
+
+    Args:
+      num_replicas: Number of replicas, M.
+      batch_size: Number of examples in a batch of one replica.
+      seed: Seed of the order, which is another one in every epoch.
+
+    Raises:
+      ValueError: If there are too few examples for a batch of every replica.
+    """
     count = self.train.count
     require(
       count >= num_replicas * batch_size,
@@ -268,23 +356,36 @@ class Examples:
       np.arange(count),
       num_replicas=num_replicas,
       batch_size=batch_size,
-      sequence_length=0,  # The number of an example is a sequence of one.
+      # The index of an example takes the place of a sequence of one token.
+      sequence_length=0,
       seed=seed,
     )
-    return _Ordered(order, self.train)
+    return _ExampleStreams(order, self.train)
 
   def held_out(self, batch_size: int, most: int) -> list[Tree]:
-    """Returns evenly spaced examples; all of them for `most` = 0."""
+    """Returns validation examples in batches; see `ExampleRows.held_out`."""
     return self.validation.held_out(batch_size, most)
 
   def digest(self, held_out: Iterable[Tree]) -> str:
-    """Names some training examples, their number, and what is held out."""
-    seen = self.train.take(self.train.spaced(_DIGESTED))
-    return tree_digest([seen, *held_out], str(self.train.count))
+    """Returns 16 hex digits that name the data.
+
+    They depend on the number of training examples, on `_DIGESTED` of these
+    examples, and on the batches for evaluations.
+
+    Args:
+      held_out: Batches that `held_out` returned.
+    """
+    sample = self.train.take(self.train.evenly_spaced(_DIGESTED))
+    return tree_digest([sample, *held_out], str(self.train.count))
 
 
-class _Ordered:
-  """Streams of examples, in the order of a stream of their numbers."""
+class _ExampleStreams:
+  """`Streams` of examples.
+
+  Args:
+    order: Streams of indices of examples.
+    rows: The examples.
+  """
 
   def __init__(self, order: ReplicaStreams, rows: ExampleRows):
     self._order = order
@@ -298,19 +399,26 @@ class _Ordered:
 
 
 class Batches:
-  """Batches that a function or an iterable gives, a `Feed`.
+  """Batches from a function or an iterable, a `Feed`.
 
-  Of M replicas, replica m reads every M-th batch of an iterable, the first of
-  them number m. Without validation the first batches are held out.
+  If the source is an iterable, replica m of M replicas reads the batches m,
+  m + M, m + 2 M, ... of the training batches. Without validation data the first
+  batches of the source are held out for evaluations, and training begins after
+  them.
 
   Args:
     source: A function (replica, step) -> batch, a `MapDataset` of grain, or an
       iterable of batches.
-    validation: Batches or rows for evaluations; None takes the first ones of
-      the source.
-    rows_per_batch: If batches with names are reduced to their tokens: how many
-      rows make a batch where an iterable gives single rows. None: batches stay
-      as they are.
+    validation: Batches or rows for evaluations; None: the first batches of the
+      source.
+    rows_per_batch: Number of rows of a batch if an iterable gives single rows.
+      Batches with named columns are reduced to their tokens. None: the model
+      reads more than tokens, so batches stay as they are.
+
+  Attributes:
+    says: Description of the data, e.g. "batches of a function".
+    drawn: The iterable that batches are drawn from; None if the source gives
+      batches by their number.
   """
 
   def __init__(
@@ -320,23 +428,25 @@ class Batches:
     rows_per_batch: int | None = None,
   ):
     self._validation = validation
-    self._held = 0
+    self._num_held_out = 0  # Batches at the start of the source.
     self._first: Tree | None = None
     self._rows_per_batch = rows_per_batch
     self._source: Callable[[int, int], Any] = source
     self._is_function = callable(source)
     what = "a function" if self._is_function else type(source).__name__
     self.says = f"batches of {what}"
+    # A `MapDataset` of grain is indexed, and can become an iterator.
     has_numbers = self._is_function or hasattr(source, "to_iter_dataset")
     self.drawn = None
     if not has_numbers:
-      self.drawn = self._drawn(source, rows_per_batch)
+      self.drawn = self._draw_from(source, rows_per_batch)
     if not self._is_function:
       by_number = self.drawn.batch if self.drawn else source.__getitem__
       self._source = lambda replica, number: by_number(number)
 
   @staticmethod
-  def _drawn(source: Any, rows_per_batch: int | None) -> Drawn:
+  def _draw_from(source: Any, rows_per_batch: int | None) -> Drawn:
+    """Returns the batches of an iterable; see the class for the arguments."""
     if rows_per_batch is None:
       return Drawn(source)
     draw = functools.partial(next_batch, batch_size=rows_per_batch)
@@ -344,31 +454,50 @@ class Batches:
 
   @property
   def _reads_tokens(self) -> bool:
+    """Whether the model reads only tokens."""
     return self._rows_per_batch is not None
 
   def example(self, batch_size: int = 0) -> Tree:
-    """Returns the first batch, of whatever size it is."""
+    """Returns the first batch, which shows the form of all batches.
+
+    Args:
+      batch_size: Ignored, because the source decides the size of its batches.
+    """
     del batch_size
     return self._batch(0, 0)
 
   def seen_at_once(self) -> Tree:
-    """Returns the first batch, as nobody can see all that is to come."""
+    """Returns the training data that can be checked before the run.
+
+    This is the first batch, because later batches cannot be seen yet.
+    """
     return self.example()
 
   def batch(self, replica: int, step: int, num_replicas: int) -> Tree:
-    """Returns a training batch; those of an iterable must be asked in order.
+    """Returns a training batch.
+
+    If the source is an iterable, batches must be asked for in the order in
+    which the source gives them.
 
     Args:
-      replica: Number of the replica, m.
-      step: Steps before it.
+      replica: Index of the replica, m.
+      step: Number of inner steps before the step that uses the batch.
       num_replicas: Number of replicas, M.
     """
     if not self._is_function:
       step = step * num_replicas + replica
-    return self._batch(replica, self._held + step)
+    return self._batch(replica, self._num_held_out + step)
 
   def _batch(self, replica: int, number: int) -> Tree:
-    """Returns a batch; the source is asked for the first one only once."""
+    """Returns a batch. The source is asked for the first batch only once.
+
+    Args:
+      replica: Index of the replica.
+      number: Index of the batch in the source, from 0; for a function its step.
+
+    Raises:
+      ValueError: If the batch has no rows or has another form than the first.
+    """
     is_first = replica == 0 and number == 0
     if is_first and self._first is not None:
       return self._first
@@ -376,13 +505,22 @@ class Batches:
     batch = self._source(replica, number)
     if self._reads_tokens and isinstance(batch, Mapping):
       batch = token_ids(batch, name)
-    batch = _checked(batch, self._first, name)
+    batch = _checked_batch(batch, self._first, name)
     if is_first:
       self._first = batch
     return batch
 
   def streams(self, num_replicas: int, batch_size: int, seed: int) -> Streams:
-    """Returns the batches of every replica, as the source gives them."""
+    """Returns streams of the batches, in the order of the source.
+
+    Args:
+      num_replicas: Number of replicas, M.
+      batch_size: Ignored, because the source decides the size of its batches.
+      seed: Ignored, because the source decides the order.
+
+    Raises:
+      ValueError: If the source has a state that cannot be saved.
+    """
     del batch_size, seed
     self.example()
     if self.drawn:
@@ -390,10 +528,26 @@ class Batches:
     return _BatchStreams(self, num_replicas)
 
   def held_out(self, batch_size: int, most: int) -> list[Tree]:
-    """Returns validation's rows, or as many batches as make `most` examples."""
-    given = self._validation
-    if given is not None and not _gives_batches(given, self._reads_tokens):
-      rows = ExampleRows(given, self._reads_tokens)
+    """Returns the batches for evaluations, each with leaves [batches, B, ...].
+
+    If the validation data are rows, see `ExampleRows.held_out`. Otherwise they
+    are whole batches of the validation data, or else of the source. Their
+    number is the smallest that has at least `most` examples. This function must
+    be called before training batches are read.
+
+    Args:
+      batch_size: Number of rows in a batch, B. It counts only for rows.
+      most: Number of examples; 0: all rows. Batches need a number above 0.
+
+    Raises:
+      ValueError: If `most` is 0 and the validation data are batches.
+    """
+    validation = self._validation
+    has_rows = validation is not None and not _gives_batches(
+      validation, self._reads_tokens
+    )
+    if has_rows:
+      rows = ExampleRows(validation, self._reads_tokens)
       return rows.held_out(batch_size, most)
     require(
       most > 0,
@@ -401,36 +555,53 @@ class Batches:
       " a number",
     )
     feed = self
-    if given is not None:
-      feed = Batches(given, rows_per_batch=self._rows_per_batch)
-    size = len(jax.tree.leaves(feed.example())[0])
-    feed._held = -(-most // size)
-    return [_stacked([feed._batch(0, n) for n in range(feed._held)])]
+    if validation is not None:
+      feed = Batches(validation, rows_per_batch=self._rows_per_batch)
+    rows_per_batch = len(jax.tree.leaves(feed.example())[0])
+    num_batches = -(-most // rows_per_batch)
+    feed._num_held_out = num_batches
+    return [_stacked([feed._batch(0, number) for number in range(num_batches)])]
 
   def digest(self, held_out: Iterable[Tree]) -> str:
-    """Names what is held out, as nobody can see all that is to come."""
+    """Returns 16 hex digits that name the data.
+
+    They depend on the description and on the batches for evaluations, because
+    training batches cannot be seen yet.
+
+    Args:
+      held_out: Batches that `held_out` returned.
+    """
     return tree_digest(held_out, self.says)
 
 
 class _BatchStreams:
-  """Streams of whole batches, in the order of their numbers."""
+  """`Streams` of whole batches.
+
+  Args:
+    feed: The batches.
+    num_replicas: Number of replicas, M.
+  """
 
   def __init__(self, feed: Batches, num_replicas: int):
     self._feed = feed
     self._num_replicas = num_replicas
-    self._step = self._ahead = 0
+    self._step = 0
+    # How many steps later batches are read than the step of the run says.
+    self._ahead = 0
 
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
     """As in `Streams`."""
-    everyone = range(self._num_replicas)
-    chosen = everyone if replicas is None else replicas
-    found = {m: [] for m in sorted(chosen)}
-    first = self._step + self._ahead
-    for step in range(first, first + num_steps):
-      for m, own in found.items():
-        own.append(self._feed.batch(m, step, self._num_replicas))
+    chosen = range(self._num_replicas) if replicas is None else replicas
+    batches_of_replica = {replica: [] for replica in sorted(chosen)}
+    first_step = self._step + self._ahead
+    # Batches of an iterable must be read in this order.
+    for step in range(first_step, first_step + num_steps):
+      for replica, batches in batches_of_replica.items():
+        batches.append(self._feed.batch(replica, step, self._num_replicas))
     self._step += num_steps
-    return _stacked([_stacked(found[m]) for m in chosen])
+    return _stacked(
+      [_stacked(batches_of_replica[replica]) for replica in chosen]
+    )
 
   def get_state(self) -> dict[str, Any]:
     """As in `Streams`."""
@@ -441,22 +612,25 @@ class _BatchStreams:
   def set_state(self, state: Mapping[str, Any]) -> None:
     """As in `Streams`."""
     self._ahead = state["ahead"]
-    if self._feed.drawn:  # Who goes back to a step cannot draw its batch again.
+    if self._feed.drawn:
+      # A run may go back to an earlier step, but an iterable cannot. So later
+      # batches take the place of the batches that were drawn already.
       self._ahead += max(0, self._step - state["step"])
       if state["drawn"]:
         self._feed.drawn.set_state(state["drawn"])
     self._step = state["step"]
 
 
-Feed = Examples | Batches  # Data of a run that is no text.
+Feed = Examples | Batches  # Data of a run that are no text.
 
 
 def num_predictions(batches: Tree) -> int:
-  """Returns how many predictions a loss of batches is the mean of.
+  """Returns over how many predictions the loss of batches is a mean.
 
   Args:
-    batches: Token ids [N, B, L + 1], of which the last L are predicted, or any
-      other tree of arrays [N, B, ...], of N * B examples.
+    batches: Token ids [N, B, L + 1] have N B L predictions, because the first
+      token of a row is not predicted. Any other tree of arrays [N, B, ...] has
+      N B predictions, one for each example.
   """
   first, *others = jax.tree.leaves(batches)
   if not others and first.ndim == 3 and first.dtype.kind in "iu":
@@ -465,30 +639,35 @@ def num_predictions(batches: Tree) -> int:
 
 
 def numbers(leaf: Any) -> np.ndarray:
-  """Returns an array.
+  """Converts a leaf of a user's data to an array of numbers.
+
+  Args:
+    leaf: An array of any library, a number, a list of numbers or lists, or a
+      sequence of arrays.
 
   Raises:
-    TypeError: One line, unless it has numbers or booleans.
+    TypeError: One line, if the leaf has other things than numbers or booleans.
     ValueError: One line, if some of its values are masked, or its rows differ
       in length.
   """
-  found = _array(leaf)
-  if found.dtype.kind not in "iufb" and found.dtype.name != "bfloat16":
-    raise TypeError(f"it has {found.dtype}, but only numbers can be trained on")
-  return found
+  array = _array(leaf)
+  if array.dtype.kind not in "iufb" and array.dtype.name != "bfloat16":
+    raise TypeError(f"it has {array.dtype}, but only numbers can be trained on")
+  return array
 
 
 def _array(leaf: Any) -> np.ndarray:
+  """Converts a leaf of a user's data to an array; raises as `numbers` does."""
   check_not_masked(leaf)
   if is_list_of_numbers(leaf):
     return as_rows(leaf, "rows of data")
   if is_sequence(leaf) and not hasattr(leaf, "__array__"):
-    # NumPy asks for items until one raises IndexError, which the data sets of
-    # others need not do.
+    # NumPy reads items until one raises IndexError. Not every data set raises
+    # IndexError at its end.
     leaf = read_by_number(leaf)
   try:
     return np.asarray(leaf)
-  except ValueError:  # Its items differ in shape or kind.
+  except ValueError:  # The items differ in shape or kind.
     raise TypeError(
       "it has items of different shapes or kinds, which make no array: pass a "
       "mapping of arrays"
@@ -496,11 +675,13 @@ def _array(leaf: Any) -> np.ndarray:
 
 
 def narrow(leaf: np.ndarray) -> np.ndarray:
-  """Returns an array in the type that JAX would give it.
+  """Converts an array to the dtype that JAX would give it.
+
+  For example, JAX makes int32 of int64 unless 64-bit types are enabled.
 
   Raises:
-    ValueError: If that type cannot hold an integer of the array, which NumPy
-      would change to another one.
+    ValueError: If an integer of the array does not fit into this dtype. NumPy
+      would change it to another integer without a word.
   """
   dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
   if leaf.dtype.kind in "iu" and leaf.dtype != dtype and leaf.size:
@@ -516,28 +697,41 @@ def narrow(leaf: np.ndarray) -> np.ndarray:
   return leaf.astype(dtype, copy=False)
 
 
-def _checked(batch: Any, like: Tree | None, name: str) -> Tree:
-  """Returns a batch as arrays of numbers, if it is like the first one.
+def _checked_batch(batch: Any, first: Tree | None, name: str) -> Tree:
+  """Checks a batch of a user's data, and converts it to arrays of numbers.
 
-  They are copies, since the source may fill its own arrays again.
+  Args:
+    batch: Tree of arrays or lists.
+    first: The first batch, whose dtypes and shapes the batch must have. None:
+      this is the first batch.
+    name: Name of the batch, for messages.
+
+  Returns:
+    Copies of the arrays, since the source may write new values into its arrays.
+
+  Raises:
+    TypeError: If a leaf is no array of numbers.
+    ValueError: If the batch has no rows, or another form than the first batch.
   """
   batch = jax.tree.map(lambda leaf: narrow(np.array(numbers(leaf))), batch)
-  found = kinds_by_path(batch)
   leaves = jax.tree.leaves(batch)
   require(
-    bool(found) and all(leaf.ndim for leaf in leaves),
+    bool(leaves) and all(leaf.ndim for leaf in leaves),
     f"{name} has no arrays, or one without an axis of examples",
   )
   require(len(leaves[0]) > 0, f"{name} has no rows: give it one or more")
-  wanted = found if like is None else kinds_by_path(like)
-  for path in wanted | found:
+  kinds = kinds_by_path(batch)
+  first_kinds = kinds if first is None else kinds_by_path(first)
+  for path in first_kinds | kinds:
     require(
-      wanted.get(path) == found.get(path),
-      f"{name} has {found.get(path, 'nothing')} at {path or 'its root'}, but "
-      f"the first one has {wanted.get(path, 'nothing')}: all need one shape",
+      first_kinds.get(path) == kinds.get(path),
+      f"{name} has {kinds.get(path, 'nothing')} at {path or 'its root'}, but "
+      f"the first one has {first_kinds.get(path, 'nothing')}: all need one "
+      "shape",
     )
   return batch
 
 
 def _stacked(trees: Sequence[Tree]) -> Tree:
+  """Returns one tree, with an axis in front that counts the trees."""
   return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)

@@ -1,9 +1,9 @@
 """Finds the files that a glob pattern matches, each real file once.
 
-A folder of texts may hold links, as the snapshots of Hugging Face do, and they
+A folder of texts may hold links, as the snapshots of Hugging Face do, and links
 are followed. So a folder can contain itself, and a file can have several names.
-The function `glob.glob` would go through such a folder forty times, and give
-its files forty names each.
+The function `glob.glob` goes through a folder that contains itself forty times,
+and returns forty names for each file.
 """
 
 import contextlib
@@ -13,50 +13,77 @@ import pathlib
 import stat
 from collections.abc import Iterator
 
-Identity = tuple[int, int]  # Device and number of a file or folder.
+# Device and inode number, which a file or folder has under all of its names.
+Identity = tuple[int, int]
 
 
 def names_of(pattern: str, root: pathlib.Path) -> list[str]:
-  """Returns the names that a pattern matches below a folder, as `glob` does.
+  """Returns the names that a pattern matches below a folder.
+
+  They are the names that `glob.glob` returns, except that `**` matches each
+  real folder only once.
 
   Args:
-    pattern: Glob pattern; `**` matches folders of any depth, each real folder
-      once. Hidden names match only if the pattern names the dot.
+    pattern: Glob pattern; `**` matches folders of any depth. A hidden file or
+      folder matches only if the part of the pattern begins with a dot, too.
     root: The folder.
+
+  Returns:
+    Names of files and folders, relative to `root`, without repeats.
   """
   parts = pathlib.PurePath(pattern).parts
   if parts[-1:] == ("**",):
     parts = (*parts, "*")
   names = [""]
   for part in parts:
-    found = (each for name in names for each in _below(root, name, part))
-    names = list(dict.fromkeys(found))
+    names_below = []
+    for name in names:
+      names_below += _names_below(root, name, part)
+    names = list(dict.fromkeys(names_below))
   return names
 
 
 def each_file_once(
   names: list[str], root: pathlib.Path
 ) -> list[tuple[str, pathlib.Path]]:
-  """Returns the files among names with their paths, in the order of the names.
+  """Returns the files among names, each real file once.
 
-  A file that has several of them has the one that leads through no link.
+  If several names lead to a file, the file is listed under the first name that
+  leads through no link. If there is no such name, it is listed under the first
+  name.
 
   Args:
-    names: Names of files, folders and others.
-    root: The folder that they are in.
+    names: Names of files, folders and other things.
+    root: The folder to which the names are relative.
+
+  Returns:
+    Pairs of name and path, in the order of the names.
   """
-  of_file: dict[Identity, list[str]] = {}
+  names_by_file: dict[Identity, list[str]] = {}
   for name in sorted(names):
-    with contextlib.suppress(OSError):  # Gone, or a link to nothing.
-      found = os.stat(root / name)
-      if stat.S_ISREG(found.st_mode):
-        of_file.setdefault((found.st_dev, found.st_ino), []).append(name)
-  chosen = sorted(_own_name(same, root) for same in of_file.values())
-  return [(name, root / name) for name in chosen]
+    # A file may be gone by now, or a link may lead to nothing.
+    with contextlib.suppress(OSError):
+      status = os.stat(root / name)
+      if stat.S_ISREG(status.st_mode):
+        identity = status.st_dev, status.st_ino
+        names_by_file.setdefault(identity, []).append(name)
+  chosen_names = sorted(
+    _name_without_links(names_of_file, root)
+    for names_of_file in names_by_file.values()
+  )
+  return [(name, root / name) for name in chosen_names]
 
 
-def _own_name(names: list[str], root: pathlib.Path) -> str:
-  """Returns the first of a file's names that leads through no link, if any."""
+def _name_without_links(names: list[str], root: pathlib.Path) -> str:
+  """Returns the first of a file's names that leads through no link.
+
+  Args:
+    names: Names of one file, at least one.
+    root: The folder to which the names are relative.
+
+  Returns:
+    The name; the first of all names if each leads through a link.
+  """
   if len(names) > 1:
     real_root = os.path.realpath(root)
     for name in names:
@@ -65,8 +92,14 @@ def _own_name(names: list[str], root: pathlib.Path) -> str:
   return names[0]
 
 
-def _below(root: pathlib.Path, folder: str, part: str) -> Iterator[str]:
-  """Yields what one part of a pattern matches in a folder."""
+def _names_below(root: pathlib.Path, folder: str, part: str) -> Iterator[str]:
+  """Yields the names that one part of a pattern matches in a folder.
+
+  Args:
+    root: The folder to which names are relative.
+    folder: Name of the folder in which the part is matched.
+    part: A part of a pattern, such as "**", "*.txt" or "texts".
+  """
   if part == "**":
     yield from _folders(root, folder)
   elif glob.has_magic(part):
@@ -77,29 +110,34 @@ def _below(root: pathlib.Path, folder: str, part: str) -> Iterator[str]:
 
 
 def _folders(root: pathlib.Path, top: str) -> Iterator[str]:
-  """Yields a folder and all below it that are not hidden, each once.
+  """Yields a folder and the folders below it that are not hidden.
 
-  Links wait until all others are done: a folder that is also behind a link has
-  its own name.
+  Each real folder is yielded once. Links are followed after all other folders,
+  so a folder that can be reached without a link has a name without links.
+
+  Args:
+    root: The folder to which names are relative.
+    top: Name of the first folder.
   """
   seen: set[Identity] = set()
   folders = [top]
   links = []
   while folders or links:
     name = folders.pop() if folders else links.pop(0)
-    with contextlib.suppress(OSError):  # As `glob` passes over it.
-      found = os.stat(root / name)
-      identity = found.st_dev, found.st_ino
-      if identity not in seen and stat.S_ISDIR(found.st_mode):
-        seen.add(identity)
-        yield name
-        for entry in sorted(
-          os.scandir(root / name), key=lambda each: each.name
-        ):
-          below = os.path.join(name, entry.name)
-          if entry.name.startswith("."):
-            continue
-          if entry.is_dir(follow_symlinks=False):
-            folders.append(below)
-          elif entry.is_symlink():
-            links.append(below)
+    # `glob` also skips a folder that cannot be read.
+    with contextlib.suppress(OSError):
+      status = os.stat(root / name)
+      identity = status.st_dev, status.st_ino
+      if identity in seen or not stat.S_ISDIR(status.st_mode):
+        continue
+      seen.add(identity)
+      yield name
+      entries = sorted(os.scandir(root / name), key=lambda entry: entry.name)
+      for entry in entries:
+        entry_name = os.path.join(name, entry.name)
+        if entry.name.startswith("."):
+          continue
+        if entry.is_dir(follow_symlinks=False):
+          folders.append(entry_name)
+        elif entry.is_symlink():
+          links.append(entry_name)

@@ -1,9 +1,10 @@
-"""The state of somebody's iterator as JSON, and back as it was.
+"""Writes the state of a user's iterator as JSON, and restores it unchanged.
 
 JSON has no tuples, bytes, sets or arrays, turns keys into text, and knows one
 kind of number. A loader that gets a list for its tuple, or "3" for 3, may go on
-with other data without a word. So a value that is not one of JSON's own is a
-dict of its kind and its content, and so is every dict:
+with other data without a word. So a value of a type that JSON lacks is written
+as an object with its kind and its content. Every dict is written in this way,
+too:
 
     3               3
     (3, None)       {"kind": "tuple", "value": [3, null]}
@@ -12,9 +13,10 @@ dict of its kind and its content, and so is every dict:
     np.int16(3)     {"kind": "number", "value": {"dtype": "<i2", "shape": [],
                       "hex": "0300"}}
 
-Types are compared exactly, since a value of a subclass would come back as one
-of its base. A value of any other type is refused, and the message says where it
-stands. Nothing is pickled, because to load such a file is to execute it.
+Types are compared exactly, since a value of a subclass would come back as a
+value of the base class. A value of an unknown type is refused, and the message
+says where the value is in the state. Nothing is pickled, because to load a
+pickled file is to execute it.
 """
 
 import collections
@@ -28,34 +30,37 @@ import numpy as np
 
 from dilocox_jax.checks import require
 
-# Every reader of JSON takes whole numbers of so many bits.
+# Readers of JSON that have only double precision keep integers of up to this
+# many bits.
 _INT_BITS = 53
 
 
 class _UnknownTypeError(Exception):
-  """A value of a type that cannot be saved, with its place in the state."""
+  """A value of a type that cannot be saved, with its path in the state."""
 
-  def __init__(self, what: str, place: str = ""):
+  def __init__(self, what: str, path: str = ""):
     super().__init__(what)
     self.what = what
-    self.place = place
+    self.path = path
 
 
 def encoded(state: Any, owner: str) -> Any:
-  """Returns a state as values of JSON, which share no object with it.
+  """Returns a state as values that JSON can hold, for `decoded`.
+
+  The values share no object with the state.
 
   Args:
-    state: What an iterator returns as its state.
+    state: State that an iterator returned.
     owner: Name of the iterator's type, for the message.
 
   Raises:
-    ValueError: One line, if some value would not come back as it was.
+    ValueError: One line, if `decoded` could not return the same state.
   """
   try:
     return _encoded(state)
   except _UnknownTypeError as error:
     raise ValueError(
-      f"the state of {owner} cannot be saved: state{error.place} is "
+      f"the state of {owner} cannot be saved: state{error.path} is "
       f"{error.what}; use numbers, text, bytes, arrays of numpy, and lists, "
       "tuples, sets and dicts of these"
     ) from None
@@ -67,16 +72,16 @@ def encoded(state: Any, owner: str) -> Any:
 
 
 def decoded(value: Any) -> Any:
-  """Returns the state of which `encoded` made a value.
+  """Returns the state from which `encoded` made a value.
 
   Args:
-    value: Values of JSON.
+    value: Value that `encoded` returned, or that was read from its JSON.
 
   Raises:
-    ValueError: If another version of the package has made it.
+    ValueError: If it has a kind that only another version of the package knows.
   """
   if type(value) is list:
-    return [decoded(each) for each in value]
+    return [decoded(item) for item in value]
   if type(value) is not dict:
     return value
   kind = str(value.get("kind"))
@@ -89,6 +94,11 @@ def decoded(value: Any) -> Any:
 
 
 def _encoded(value: Any) -> Any:
+  """Returns a part of a state as values that JSON can hold.
+
+  Raises:
+    _UnknownTypeError: If the part has a value of an unknown type.
+  """
   kind = type(value)
   if value is None or kind in (bool, str):
     return value
@@ -107,10 +117,12 @@ def _encoded(value: Any) -> Any:
 
 
 def _encoded_items(values: Sequence[Any]) -> list[Any]:
-  return [_at(f"[{n}]", value) for n, value in enumerate(values)]
+  """Returns the encoded items of a list or a tuple."""
+  return [_at(f"[{index}]", value) for index, value in enumerate(values)]
 
 
 def _encoded_pairs(values: Mapping[Any, Any]) -> list[list[Any]]:
+  """Returns the encoded pairs [key, value] of a dict, in order."""
   pairs = []
   for key, value in values.items():
     name = _in_short(key)
@@ -119,22 +131,34 @@ def _encoded_pairs(values: Mapping[Any, Any]) -> list[list[Any]]:
 
 
 def _encoded_set(values: Set[Any]) -> list[Any]:
-  return [_at(f" (the element {_in_short(each)})", each) for each in values]
+  """Returns the encoded elements of a set."""
+  return [
+    _at(f" (the element {_in_short(element)})", element) for element in values
+  ]
 
 
 def _in_short(value: Any) -> str:
+  """Returns at most 40 characters that show a value, for messages."""
   return textwrap.shorten(repr(value), 40, placeholder=" ...")
 
 
-def _at(place: str, value: Any) -> Any:
+def _at(path: str, value: Any) -> Any:
   """Encodes a part of a state; an error then says where the part stands."""
   try:
     return _encoded(value)
   except _UnknownTypeError as error:
-    raise _UnknownTypeError(error.what, place + error.place) from None
+    raise _UnknownTypeError(error.what, path + error.path) from None
 
 
 def _encoded_array(array: np.ndarray) -> dict[str, Any]:
+  """Returns dtype, shape and bytes of an array.
+
+  Raises:
+    _UnknownTypeError: If the array holds Python objects, or numpy cannot find
+      its dtype by a name.
+  """
+  # The first name has the byte order, e.g. "<i4". A type of another library
+  # has only the second name, e.g. "bfloat16".
   names = [array.dtype.str, array.dtype.name]
   name = next((name for name in names if _has_name(array.dtype, name)), None)
   if name is None or array.dtype.hasobject:
@@ -145,7 +169,7 @@ def _encoded_array(array: np.ndarray) -> dict[str, Any]:
 
 
 def _has_name(dtype: np.dtype, name: str) -> bool:
-  """Whether numpy finds a type by its name, e.g. "<i4" or "bfloat16"."""
+  """Returns whether numpy finds a dtype by a name, e.g. "<i4" or "bfloat16"."""
   try:
     return np.dtype(name) == dtype
   except TypeError:
@@ -153,7 +177,8 @@ def _has_name(dtype: np.dtype, name: str) -> bool:
 
 
 def _decoded_array(saved: Mapping[str, Any]) -> np.ndarray:
-  # A bytearray, so that the loader may write into the array.
+  """Returns the array that `_encoded_array` encoded."""
+  # From a bytearray numpy makes an array into which the loader may write.
   raw = bytearray.fromhex(saved["hex"])
   dtype = np.dtype(saved["dtype"])
   shape = tuple(saved["shape"])
@@ -161,30 +186,42 @@ def _decoded_array(saved: Mapping[str, Any]) -> np.ndarray:
 
 
 def _encoded_number(number: np.generic) -> dict[str, Any]:
+  """Returns dtype, shape [] and bytes of a scalar of numpy.
+
+  Raises:
+    _UnknownTypeError: If the scalar would come back with another type.
+  """
   saved = _encoded_array(np.asarray(number))
-  # Some machines have two types of one size, e.g. np.int64 and np.longlong.
+  # Some machines have two types with the same name of the dtype, e.g. np.int64
+  # and np.longlong.
   if type(_decoded_number(saved)) is not type(number):
     raise _UnknownTypeError(f"a numpy.{type(number).__name__}")
   return saved
 
 
 def _decoded_number(saved: Mapping[str, Any]) -> np.generic:
+  """Returns the scalar that `_encoded_number` encoded."""
   return np.asarray(_decoded_array(saved)).reshape(-1)[0]
 
 
 def _decoded_pairs(pairs: Sequence[Any]) -> dict[Any, Any]:
+  """Returns the dict that `_encoded_pairs` encoded."""
   return {decoded(key): decoded(value) for key, value in pairs}
 
 
 def _bits(number: float) -> str:
+  """Returns the 8 bytes of a float as hex digits, also of NaN or infinity."""
   return struct.pack(">d", number).hex()
 
 
 def _from_bits(text: str) -> float:
+  """Returns the float that `_bits` wrote."""
   (number,) = struct.unpack(">d", bytes.fromhex(text))
   return number
 
 
+# Kind, and function that encodes a value, by type. An int has more than
+# `_INT_BITS` bits here, and a float is not finite; see `_encoded`.
 _ENCODERS: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
   int: ("int", hex),
   float: ("float", _bits),
@@ -198,6 +235,7 @@ _ENCODERS: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
   collections.OrderedDict: ("ordered dict", _encoded_pairs),
   np.ndarray: ("array", _encoded_array),
 }
+# Function that decodes a value, by kind.
 _DECODERS: Mapping[str, Callable[[Any], Any]] = {
   "int": lambda text: int(text, 16),
   "float": _from_bits,

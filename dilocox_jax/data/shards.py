@@ -1,18 +1,20 @@
 """Tokens in files that are mapped into memory, for text larger than memory.
 
-A folder has the tokens of each split as one plain file of unsigned integers,
-and an index that says what they are, beside a copy of the tokenizer's file:
+A folder has the tokens of each split as one plain file of unsigned integers, a
+copy of the tokenizer's file, and an index that describes the other files:
 
     train.bin  validation.bin  tokenizer.json  index.json
 
-Every document ends with the tokenizer's end of a text. A document is held out
-for validation by the hash of its content, so copies of it never lie in both
-splits.
+Every document ends with the tokenizer's end of a text. The hash of a document's
+content decides whether the document is held out for validation. So copies of a
+document never lie in both splits.
 
-The index has a digest of each file, and one of itself. Whoever maps a folder
-for the first time reads all of it and compares them: 0.9 GB a second on a core.
-An empty file `.checked.HASH` then says so. HASH names the files as the system
-knows them (number, size, times), so a copy or a change is checked again.
+The index has a digest of each file, and a digest of itself. The first process
+that maps a folder reads all files and compares them with their digests, at 0.9
+GB a second on one CPU core (measured). The process then writes an empty file
+`.checked.HASH`, so that later processes need not compare again. HASH depends on
+the inode number, size and times of each file, so a copy of a folder or a
+changed folder is compared again.
 """
 
 import contextlib
@@ -48,40 +50,44 @@ _TOKENIZER = "tokenizer.json"
 TRAIN = "train"
 VALIDATION = "validation"
 _BATCH = 1000  # Documents that are encoded and written together.
-_CHUNK_BYTES = 2**24  # Read at once to compare digests.
-_CHECKED = ".checked."  # Begin of the name of the file that says so.
-_SAID_BYTES = 2**30  # To check more takes long enough for a line in the log.
-_PROGRAM = "prepare_data"
+_CHUNK_BYTES = 2**24  # Bytes that are read at once to compare digests.
+_CHECKED = ".checked."  # The name of the file that marks a checked folder.
+# A check of more bytes takes long enough for a line in the log.
+_SAID_BYTES = 2**30
+_PROGRAM = "prepare_data"  # The program in the stamp of a folder of tokens.
 
 
-def _none_of_both() -> dict[str, int]:
+def _zero_counts() -> dict[str, int]:
+  """Returns a count of 0 for each split."""
   return {TRAIN: 0, VALIDATION: 0}
 
 
 @dataclasses.dataclass
 class Index:
-  """What the files of a folder are.
+  """Description of the files in a folder of tokens.
 
   Attributes:
-    vocab_size: Number of different tokens; every token is below it.
+    vocab_size: Number of different tokens; every token is below this number.
     tokenizer: Name of the tokenizer.
-    end_of_text: Name of its end of a text, if it was asked for.
-    documents: Documents that were written.
-    tokens: Tokens by split.
-    text_bytes: Bytes of text by split, one for each end of a text included.
-    parts: Training tokens of each part.
+    end_of_text: Name of the token that ends a document, if the user named a
+      token; otherwise empty.
+    documents: Number of documents.
+    tokens: Number of tokens by split.
+    text_bytes: Number of bytes of text by split. Each end of a document counts
+      as one byte.
+    parts: Number of training tokens of each part of the text.
     files: SHA-256 of each file beside the index, by its name.
-    digest: Hash that names the text: tokens, their number and the tokenizer.
+    digest: Hash of `vocab_size` and `files`, which names the text.
     index_digest: Hash of all other fields.
-    format: Number of this form of files.
+    format: Version of the format of folders.
   """
 
   vocab_size: int
   tokenizer: str
   end_of_text: str = ""
   documents: int = 0
-  tokens: dict = dataclasses.field(default_factory=_none_of_both)
-  text_bytes: dict = dataclasses.field(default_factory=_none_of_both)
+  tokens: dict = dataclasses.field(default_factory=_zero_counts)
+  text_bytes: dict = dataclasses.field(default_factory=_zero_counts)
   parts: list = dataclasses.field(default_factory=list)
   files: dict = dataclasses.field(default_factory=dict)
   digest: str = ""
@@ -90,15 +96,15 @@ class Index:
 
   @property
   def dtype(self) -> np.dtype:
-    """Type of the tokens in the files."""
+    """Type of the tokens in the files: little-endian unsigned integers."""
     return np.min_scalar_type(self.vocab_size - 1).newbyteorder("<")
 
   def text_digest(self) -> str:
-    """Returns what `digest` should be."""
+    """Computes the value that `digest` must have."""
     return _hash_of([self.vocab_size, sorted(self.files.items())])
 
   def own_digest(self) -> str:
-    """Returns what `index_digest` should be."""
+    """Computes the value that `index_digest` must have."""
     return _hash_of(dataclasses.asdict(self) | {"index_digest": ""})
 
 
@@ -113,20 +119,24 @@ def write(
   tokenizer: Tokenizer,
   validation_fraction: float,
 ) -> Generator[Index, None, None]:
-  """Writes documents as tokens, and yields the index after each batch.
+  """Writes documents as tokens into a folder.
 
-  Files have their names once all is written. So what was interrupted is no
-  folder of tokens, and begins anew.
+  Files get their names when all documents are written. So an interrupted call
+  leaves no folder of tokens, and the next call begins again.
 
   Args:
-    folder: Where to write; made if missing.
+    folder: Folder to write to; created if missing.
     documents: All documents, in the order of their parts.
-    tokenizer: Makes the tokens.
+    tokenizer: Tokenizer that makes the tokens.
     validation_fraction: Share of the documents that is held out, above 0 and
       below 1.
 
+  Yields:
+    The index so far, after each batch of documents. The caller must exhaust the
+    generator, or nothing is written.
+
   Raises:
-    ValueError: If the folder holds other tokens or files, or a split has no
+    ValueError: If one of the files to write exists already, or a split has no
       document. The message is one line.
   """
   index = Index(tokenizer.vocab_size, tokenizer.name, tokenizer.end_name)
@@ -138,22 +148,29 @@ def write(
   hashes = {split: hashlib.sha256() for split in paths}
   documents = iter(documents)
   with contextlib.ExitStack() as stack:
-    opened = {k: stack.enter_context(files.replaced(paths[k])) for k in paths}
+    open_files = {
+      split: stack.enter_context(files.replaced(path))
+      for split, path in paths.items()
+    }
     while batch := list(itertools.islice(documents, _BATCH)):
       encoded = tokenizer.encode([document.content for document in batch])
       for document, tokens in zip(batch, encoded, strict=True):
-        content = document.content
-        is_held = content_is_held_out(content, validation_fraction)
-        split = VALIDATION if is_held else TRAIN
-        ended = np.append(tokens, tokenizer.end_of_text).astype(index.dtype)
-        opened[split].write(ended.tobytes())
-        hashes[split].update(ended.tobytes())
-        _count(index, document, split, ended.size)
+        split = TRAIN
+        if content_is_held_out(document.content, validation_fraction):
+          split = VALIDATION
+        # The document with its end.
+        tokens = np.append(tokens, tokenizer.end_of_text).astype(index.dtype)
+        open_files[split].write(tokens.tobytes())
+        hashes[split].update(tokens.tobytes())
+        _count(index, document, split, tokens.size)
       yield index
     for split, count in index.tokens.items():
       change = "more documents, or another validation fraction"
       require(count > 0, f"{folder} has no {split} text: it needs {change}")
-  index.files = {paths[k].name: x.hexdigest() for k, x in hashes.items()}
+  index.files = {
+    paths[split].name: split_hash.hexdigest()
+    for split, split_hash in hashes.items()
+  }
   if tokenizer.content:
     digest = hashlib.sha256(tokenizer.content).hexdigest()
     index.files[_TOKENIZER] = digest
@@ -166,39 +183,51 @@ def write(
     file.write(json.dumps(values, indent=2, sort_keys=True).encode())
 
 
-def _count(index: Index, document: Document, split: str, size: int) -> None:
-  """Adds a document of so many tokens to an index."""
+def _count(
+  index: Index, document: Document, split: str, num_tokens: int
+) -> None:
+  """Adds the counts of a document to an index.
+
+  Args:
+    index: The index.
+    document: The document.
+    split: `TRAIN` or `VALIDATION`.
+    num_tokens: Number of tokens of the document, its end included.
+  """
   index.documents += 1
-  index.tokens[split] += size
+  index.tokens[split] += num_tokens
+  # The end of a document counts as one byte.
   index.text_bytes[split] += len(document.content) + 1
   if split == TRAIN:
-    index.parts += [0] * (document.part + 1 - len(index.parts))
-    index.parts[document.part] += size
+    num_new_parts = document.part + 1 - len(index.parts)
+    index.parts += [0] * num_new_parts
+    index.parts[document.part] += num_tokens
 
 
 def map_corpus(folder: str) -> Corpus:
-  """Maps the tokens of a folder, which are compared with their digest once.
+  """Maps the tokens of a folder into memory.
+
+  The files are compared with their digests if no earlier process did so.
 
   Args:
-    folder: What `write` finished.
+    folder: Folder that `write` has filled.
 
   Raises:
-    ValueError: If it is no such folder, or a file is damaged. The message is
-      one line.
+    ValueError: If the folder holds no tokens, or a file is damaged. The message
+      is one line.
   """
   path = pathlib.Path(os.path.expanduser(folder))
-  index = _read(path / INDEX)
+  index = _read_index(path / INDEX)
   _check_stamp(path)
   arrays = {}
-  made = tokenizers.byte_tokenizer()
   for split, count in index.tokens.items():
     file = _file(path, split)
     size = file.stat().st_size if file.exists() else 0
-    whole = count * index.dtype.itemsize
+    expected_size = count * index.dtype.itemsize
     require(
-      size == whole,
-      f"{file} has {size:,} bytes instead of {whole:,}: copy the folder again, "
-      "or write it anew",
+      size == expected_size,
+      f"{file} has {size:,} bytes instead of {expected_size:,}: copy the "
+      "folder again, or write it anew",
     )
     try:
       arrays[split] = np.memmap(file, index.dtype, "r", shape=(count,))
@@ -206,23 +235,32 @@ def map_corpus(folder: str) -> Corpus:
       reason = error.strerror or error
       raise ValueError(f"{file} cannot be read ({reason})") from error
   _check_files(path, index)
+  tokenizer = tokenizers.byte_tokenizer()
   if index.tokenizer != tokenizers.BYTES:
-    given = str(path / _TOKENIZER), index.end_of_text
-    made = tokenizers.from_file(*given)
+    tokenizer = tokenizers.from_file(str(path / _TOKENIZER), index.end_of_text)
   return Corpus(
-    "shards",
-    arrays[TRAIN],
-    arrays[VALIDATION],
-    index.digest[:16],
-    index.vocab_size,
-    index.documents,
-    index.text_bytes[VALIDATION] / index.tokens[VALIDATION],
-    made,
-    tuple(index.parts),
+    name="shards",
+    train=arrays[TRAIN],
+    validation=arrays[VALIDATION],
+    digest=index.digest[:16],
+    vocab_size=index.vocab_size,
+    num_files=index.documents,
+    bytes_per_token=index.text_bytes[VALIDATION] / index.tokens[VALIDATION],
+    tokenizer=tokenizer,
+    parts=tuple(index.parts),
   )
 
 
-def _read(path: pathlib.Path) -> Index:
+def _read_index(path: pathlib.Path) -> Index:
+  """Reads the index of a folder.
+
+  Args:
+    path: Path of the index.
+
+  Raises:
+    ValueError: If there is no index, or the index is damaged. The message is
+      one line.
+  """
   require(
     os.path.isfile(path),
     f"{path.parent} holds no tokens that experiments.prepare_data finished",
@@ -242,9 +280,9 @@ def _read(path: pathlib.Path) -> Index:
 
 
 def _check_index(index: Index) -> None:
-  """Raises ValueError if an index contradicts itself."""
-  is_whole = index.index_digest == index.own_digest()
-  require(is_whole, "its fields are not those that were written")
+  """Raises ValueError if an index was changed, or contradicts itself."""
+  is_unchanged = index.index_digest == index.own_digest()
+  require(is_unchanged, "its fields are not those that were written")
   within_limits("vocab_size", index.vocab_size, at_least=1, at_most=2**32)
   within_limits("documents", index.documents, at_least=1)
   for name in ("tokens", "text_bytes"):
@@ -256,25 +294,28 @@ def _check_index(index: Index) -> None:
     sum(index.parts) == index.tokens[TRAIN],
     "its parts do not add up to its training tokens",
   )
-  named = {f"{split}.bin" for split in index.tokens}
+  expected_files = {f"{split}.bin" for split in index.tokens}
   if index.tokenizer != tokenizers.BYTES:
-    named.add(_TOKENIZER)
-  require(index.files.keys() == named, "it does not name all files")
+    expected_files.add(_TOKENIZER)
+  has_all_files = index.files.keys() == expected_files
+  require(has_all_files, "it does not name all files")
   for name, digest in index.files.items():
     of_type(f"files.{name}", digest, str)
-  is_named = index.digest == index.text_digest()
-  require(is_named, "its digest is not that of its files")
+  has_digest_of_files = index.digest == index.text_digest()
+  require(has_digest_of_files, "its digest is not that of its files")
 
 
 def _check_counts(name: str, counts: Sequence[Any]) -> None:
+  """Raises ValueError unless all counts of a field are integers above 0."""
   for count in counts:
     within_limits(name, of_type(name, count, int), at_least=1)
 
 
 def _check_stamp(folder: pathlib.Path) -> None:
-  """Refuses a folder whose stamp is damaged, or is that of another program.
+  """Raises ValueError if the stamp is damaged, or names another program.
 
-  Nothing is read from the stamp. But what damaged it may have damaged more.
+  The tokens can be read without the stamp. But a damaged stamp is a sign that
+  other files may be damaged, too.
   """
   stamp = folder / files.STAMP
   if not stamp.exists():
@@ -288,80 +329,100 @@ def _check_stamp(folder: pathlib.Path) -> None:
 
 
 def _check_files(folder: pathlib.Path, index: Index) -> None:
-  """Compares all files with their digests, unless that was done before."""
-  marker = folder / f"{_CHECKED}{_state(folder, index)}"
+  """Compares all files with their digests, unless a marker says it was done.
+
+  Writes the marker `.checked.HASH` afterwards.
+
+  Raises:
+    ValueError: If a file is damaged. The message is one line.
+  """
+  marker = folder / f"{_CHECKED}{_state_hash(folder, index)}"
   if marker.is_file() and not marker.is_symlink():
     return
-  total = sum((folder / name).stat().st_size for name in index.files)
-  if total > _SAID_BYTES:
+  total_bytes = sum((folder / name).stat().st_size for name in index.files)
+  if total_bytes > _SAID_BYTES:
     logging.getLogger(__name__).info(
       "comparing %s with the digests of its index, once: %.1f GB",
       folder,
-      total / 1e9,
+      total_bytes / 1e9,
     )
   for name, digest in index.files.items():
     dtype = None if name == _TOKENIZER else index.dtype
     _check_file(folder / name, digest, dtype, index.vocab_size)
-  # Whoever may only read the folder checks it each time.
+  # A process that must not write into the folder leaves no marker. The next
+  # process then compares again.
   with contextlib.suppress(OSError):
-    for old in folder.glob(f"{_CHECKED}*"):
-      old.unlink()
+    for old_marker in folder.glob(f"{_CHECKED}*"):
+      old_marker.unlink()
     with files.replaced(marker):
       pass
 
 
-def _state(folder: pathlib.Path, index: Index) -> str:
-  """Names the files of a folder as the system knows them.
+def _state_hash(folder: pathlib.Path, index: Index) -> str:
+  """Returns a hash that is another one if a file was changed or copied.
 
-  The time of the last change of a file's entry and the number of that entry
-  tell a copy from its original, even if the copy keeps the time of its content.
+  The hash depends on the inode number, size and times of each file. The time of
+  the last change of an inode, and its number, are different for a copy, even if
+  the copy keeps the time of the content.
+
+  Raises:
+    ValueError: If a file cannot be read. The message is one line.
   """
   state: list[Any] = [index.digest]
   for name in sorted(index.files):
     try:
-      found = (folder / name).stat()
+      status = (folder / name).stat()
     except OSError as error:
       raise ValueError(
         f"{folder / name} cannot be read ({error.strerror}): copy the folder "
         "again, or write it anew"
       ) from error
-    times = found.st_mtime_ns, found.st_ctime_ns
-    state.append([name, found.st_ino, found.st_size, *times])
+    state.append(
+      [
+        name,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+      ]
+    )
   return _hash_of(state)[:16]
 
 
 def _check_file(
   path: pathlib.Path, digest: str, dtype: np.dtype | None, vocab_size: int
 ) -> None:
-  """Raises ValueError if a file is not the one that was written.
+  """Raises ValueError if a file was changed, or has a token that is too high.
 
   Args:
     path: The file.
-    digest: SHA-256 of what was written.
-    dtype: Type of its tokens; None if it has none.
+    digest: SHA-256 of the content that was written.
+    dtype: Type of the tokens; None: the file has no tokens.
     vocab_size: Number of different tokens.
   """
-  whole = hashlib.sha256()
-  highest = -1
+  content_hash = hashlib.sha256()
+  highest_token = -1
   try:
     with path.open("rb") as file:
       while chunk := file.read(_CHUNK_BYTES):
-        whole.update(chunk)
+        content_hash.update(chunk)
         if dtype is not None:
-          highest = max(highest, int(np.frombuffer(chunk, dtype).max()))
+          tokens = np.frombuffer(chunk, dtype)
+          highest_token = max(highest_token, int(tokens.max()))
   except OSError as error:
     raise ValueError(f"{path} cannot be read ({error.strerror})") from error
   require(
-    whole.hexdigest() == digest,
+    content_hash.hexdigest() == digest,
     f"{path} is damaged (it is not what {INDEX} says was written): copy the "
     "folder again, or write it anew",
   )
   require(
-    highest < vocab_size,
-    f"{path} has the token {highest:,}, but a vocabulary of {vocab_size:,}: "
-    "write it anew",
+    highest_token < vocab_size,
+    f"{path} has the token {highest_token:,}, but a vocabulary of "
+    f"{vocab_size:,}: write it anew",
   )
 
 
 def _file(folder: pathlib.Path, split: str) -> pathlib.Path:
+  """Returns the path of the tokens of a split."""
   return folder / f"{split}.bin"

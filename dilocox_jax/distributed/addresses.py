@@ -4,8 +4,8 @@ import socket
 from typing import Any, NamedTuple
 
 
-class Place(NamedTuple):
-  """One of the socket addresses that the name of a host has.
+class Endpoint(NamedTuple):
+  """A socket address of a host, with its family.
 
   Attributes:
     family: Address family, such as `socket.AF_INET`.
@@ -28,7 +28,7 @@ def split_address(address: str) -> tuple[str, int]:
   return host.strip("[]"), int(port)
 
 
-def look_up(address: str) -> list[Place]:
+def look_up(address: str) -> list[Endpoint]:
   """Returns all socket addresses of host:port, the preferred one first.
 
   Raises:
@@ -41,7 +41,8 @@ def look_up(address: str) -> list[Place]:
   except UnicodeError as error:  # The name is not a valid name of a host.
     raise OSError(f"{host!r} is no name of a host") from error
   return [
-    Place(family, socket_address) for family, _, _, _, socket_address in entries
+    Endpoint(family, socket_address)
+    for family, _, _, _, socket_address in entries
   ]
 
 
@@ -54,9 +55,9 @@ def own_address(address: str) -> str:
   Raises:
     OSError: If there is no route to the other machine.
   """
-  place = look_up(address)[0]
-  with socket.socket(place.family, socket.SOCK_DGRAM) as probe:
-    probe.connect(place.address)  # A datagram socket sends nothing here.
+  endpoint = look_up(address)[0]
+  with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
+    probe.connect(endpoint.address)  # A datagram socket sends nothing here.
     return probe.getsockname()[0]
 
 
@@ -72,8 +73,8 @@ def listen(address: str) -> socket.socket:
   """
   host, port = split_address(address)
   if host != "::":
-    place = look_up(address)[0]
-    return socket.create_server(place.address[:2], family=place.family)
+    endpoint = look_up(address)[0]
+    return socket.create_server(endpoint.address[:2], family=endpoint.family)
   if not socket.has_dualstack_ipv6():
     return socket.create_server(("", port))
   return socket.create_server(
@@ -81,28 +82,28 @@ def listen(address: str) -> socket.socket:
   )
 
 
-def connect(places: list[Place], timeout_s: float) -> socket.socket:
+def connect(endpoints: list[Endpoint], timeout_s: float) -> socket.socket:
   """Connects to the first of several socket addresses that answers.
 
   Args:
-    places: The socket addresses, which are tried in this order.
+    endpoints: Socket addresses, which are tried in this order.
     timeout_s: Seconds to wait for the answer of each address.
 
   Raises:
     OSError: If none of them answers.
   """
   failure = OSError("there is no address")
-  for place in places:
-    connection = socket.socket(place.family, socket.SOCK_STREAM)
+  for endpoint in endpoints:
+    connection = socket.socket(endpoint.family, socket.SOCK_STREAM)
     try:
       connection.bind(("", 0))
       # The system chooses the source port. While nobody listens at the target
       # port, it may choose that one. The connection would then lead back to
       # itself, and for a minute nobody could listen at the port.
-      if connection.getsockname()[1] == place.address[1]:
+      if connection.getsockname()[1] == endpoint.address[1]:
         raise ConnectionRefusedError("the port to call is the port called from")
       connection.settimeout(timeout_s)
-      connection.connect(place.address)
+      connection.connect(endpoint.address)
       return connection
     except OSError as error:
       connection.close()

@@ -85,11 +85,11 @@ def start(
   jax.config.update("jax_enable_preemption_service", False)
   coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
   listening = os.environ.get(_BIND_VARIABLE, coordinator)
-  place = _complete(coordinator, num_processes, process_id, timeout_s)
+  arguments = _complete(coordinator, num_processes, process_id, timeout_s)
   try:
     rendezvous.wait_for_processes(
-      rendezvous.Process(run, place.num_processes, place.process_id),
-      coordinator=place.coordinator,
+      rendezvous.Process(run, arguments.num_processes, arguments.process_id),
+      coordinator=arguments.coordinator,
       listening=listening,
       timeout_s=timeout_s,
     )
@@ -97,10 +97,10 @@ def start(
     raise LostProcessError(str(error)) from error
   try:
     jax.distributed.initialize(
-      place.coordinator,
-      place.num_processes,
-      place.process_id,
-      local_device_ids=place.local_device_ids,
+      arguments.coordinator,
+      arguments.num_processes,
+      arguments.process_id,
+      local_device_ids=arguments.local_device_ids,
       coordinator_bind_address=listening,
       cluster_detection_method="deactivate",
       initialization_timeout=START_TIMEOUT_S,
@@ -110,8 +110,8 @@ def start(
   except (ValueError, TypeError, RuntimeError) as error:
     if _is_from_lost_process(error):
       raise LostProcessError(
-        f"one of {place.num_processes} processes came and has gone again: the "
-        "same command tries again"
+        f"one of {arguments.num_processes} processes came and has gone again: "
+        "the same command tries again"
       ) from error
     raise ValueError(" ".join(str(error).split())) from error
   _use_gloo()
@@ -121,7 +121,7 @@ def start(
     raise ValueError(str(error).splitlines()[0]) from error
 
 
-class _Place(NamedTuple):
+class _JaxArguments(NamedTuple):
   """The arguments of `jax.distributed.initialize` for this process.
 
   Attributes:
@@ -143,7 +143,7 @@ def _complete(
   num_processes: int | None,
   process_id: int | None,
   timeout_s: float,
-) -> _Place:
+) -> _JaxArguments:
   """Reads arguments that are None from the cluster, as JAX does when it starts.
 
   JAX has no public function for that.
@@ -179,7 +179,7 @@ def _complete(
     )
   if "JAX_LOCAL_DEVICE_IDS" in os.environ:
     local_device_ids = None  # JAX reads the variable.
-  return _Place(coordinator, num_processes, process_id, local_device_ids)
+  return _JaxArguments(coordinator, num_processes, process_id, local_device_ids)
 
 
 def _use_gloo() -> None:

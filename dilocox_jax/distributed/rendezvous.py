@@ -27,7 +27,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from dilocox_jax.distributed import addresses
-from dilocox_jax.distributed.addresses import Place
+from dilocox_jax.distributed.addresses import Endpoint
 
 _VERSION = "dilocox_jax 1"
 _GREETING = re.compile(rf"{_VERSION} ([0-9a-f]*) (\d{{1,7}}) (\d{{1,7}})\n")
@@ -88,15 +88,15 @@ def wait_for_processes(
     TimeoutError: One line, if a process did not come in time.
   """
   wait = _Wait(timeout_s)
-  places = _resolve(coordinator, wait)
+  endpoints = _resolve(coordinator, wait)
   if process.number:
-    _greet_until_all_are_there(process, coordinator, places, wait)
+    _greet_until_all_are_there(process, coordinator, endpoints, wait)
     return
   if listening is None:
     _, port = addresses.split_address(coordinator)
     listening = f"[::]:{port}"
   with _listen(listening) as server:
-    _Reception(process, coordinator, server).wait_for_all(places, wait)
+    _Reception(process, coordinator, server).wait_for_all(endpoints, wait)
 
 
 class _Wait:
@@ -124,7 +124,7 @@ class _Wait:
       logging.info("still waiting: %s", text)
 
 
-def _resolve(coordinator: str, wait: _Wait) -> list[Place]:
+def _resolve(coordinator: str, wait: _Wait) -> list[Endpoint]:
   """Looks up the coordinator's address.
 
   Args:
@@ -218,11 +218,11 @@ class _Reception:
     self._most_strangers = process.count + _MOST_STRANGERS
     self._selector = selectors.DefaultSelector()
 
-  def wait_for_all(self, places: list[Place], wait: _Wait) -> None:
+  def wait_for_all(self, endpoints: list[Endpoint], wait: _Wait) -> None:
     """Waits until all processes are there, and tells them.
 
     Args:
-      places: Socket addresses of the coordinator.
+      endpoints: Socket addresses of the coordinator.
       wait: Time limit for all processes to come.
 
     Raises:
@@ -234,7 +234,7 @@ class _Reception:
       self._server.listen(self._most_strangers)
       self._server.setblocking(False)
       self._selector.register(self._server, selectors.EVENT_READ)
-      stack.enter_context(self._greet_itself(places))
+      stack.enter_context(self._greet_itself(endpoints))
       while self._missing() and wait.left_s:
         wait.tell(f"{self._missing_names()} did not come yet")
         self._handle_events(min(wait.left_s, _LONGEST_PAUSE_S))
@@ -270,10 +270,10 @@ class _Reception:
       connection.close()
     self._selector.close()
 
-  def _greet_itself(self, places: list[Place]) -> socket.socket:
+  def _greet_itself(self, endpoints: list[Endpoint]) -> socket.socket:
     """Connects to process 0 itself, and returns the connection."""
     try:
-      connection = addresses.connect(places, _CONNECT_S)
+      connection = addresses.connect(endpoints, _CONNECT_S)
       connection.sendall(_greeting(self._process))
     except OSError as error:
       raise ValueError(
@@ -391,14 +391,14 @@ def _send(connection: socket.socket, answer: str) -> None:
 
 
 def _greet_until_all_are_there(
-  process: Process, coordinator: str, places: list[Place], wait: _Wait
+  process: Process, coordinator: str, endpoints: list[Endpoint], wait: _Wait
 ) -> None:
   """Greets process 0 again and again until all processes are there.
 
   Args:
     process: This process.
     coordinator: Address of process 0, host:port.
-    places: Socket addresses of the coordinator.
+    endpoints: Socket addresses of the coordinator.
     wait: Time limit for all processes to come.
 
   Raises:
@@ -409,7 +409,7 @@ def _greet_until_all_are_there(
   reason = ""
   while wait.left_s:
     try:
-      connection = addresses.connect(places, min(wait.left_s, _CONNECT_S))
+      connection = addresses.connect(endpoints, min(wait.left_s, _CONNECT_S))
     except OSError as error:
       cause = error.strerror or error
       reason = f"process 0 does not answer at {coordinator} ({cause})"
@@ -417,7 +417,7 @@ def _greet_until_all_are_there(
       with connection:
         answer = _greet(connection, process, wait)
       if answer == _GO:
-        _wait_for_service(coordinator, places)
+        _wait_for_service(coordinator, endpoints)
         return
       _raise_refusal(answer, process, coordinator)
       reason = (
@@ -431,7 +431,7 @@ def _greet_until_all_are_there(
     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     # Process 0 may be started again on another machine.
     with contextlib.suppress(OSError):
-      places = addresses.look_up(coordinator)
+      endpoints = addresses.look_up(coordinator)
   raise TimeoutError(f"{reason}; gave up after {wait.timeout_s:g} s: {_AGAIN}")
 
 
@@ -500,7 +500,7 @@ def _raise_refusal(answer: str, process: Process, coordinator: str) -> None:
     )
 
 
-def _wait_for_service(coordinator: str, places: list[Place]) -> None:
+def _wait_for_service(coordinator: str, endpoints: list[Endpoint]) -> None:
   """Waits until JAX's service listens, because JAX would abort otherwise.
 
   Raises:
@@ -509,7 +509,7 @@ def _wait_for_service(coordinator: str, places: list[Place]) -> None:
   wait = _Wait(_SERVICE_S)
   while wait.left_s:
     try:
-      addresses.connect(places, min(wait.left_s, _CONNECT_S)).close()
+      addresses.connect(endpoints, min(wait.left_s, _CONNECT_S)).close()
     except OSError:
       time.sleep(_SHORTEST_PAUSE_S)
     else:

@@ -269,7 +269,7 @@ def _dimension(spec: Spec, axis: str) -> int | None:
 # Five layers over four stages (S = 4, K = 2):
 #
 #   stage_layers.table   [0, 1] [2, 5] [3, 5] [4, 5]   by stage
-#   stage_layers.places  [0, 1, 2, 4, 6]               by layer
+#   stage_layers.rows    [0, 1, 2, 4, 6]               by layer
 #
 # There is no layer 5: the number 5 fills the rows of short stages. Five layers
 # cannot be divided by four, so no stage can keep its own layers. A kernel
@@ -278,7 +278,7 @@ def _dimension(spec: Spec, axis: str) -> int | None:
 # `_to_stages` puts the rows in the order of the table, [8, D / 4, F] with zeros
 # for layer 5. The all-to-all gives rows 2 s and 2 s + 1 to stage s and
 # concatenates the pieces of D there: [2, D, F]. `_from_stages` runs the
-# all-to-all in the other direction and picks the rows `places` of the eight
+# all-to-all in the other direction and picks `stage_layers.rows` of the eight
 # rows, which leaves out the rows of layer 5.
 def _to_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
   """Collects this stage's layers.
@@ -323,7 +323,7 @@ def _from_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
   by_data = _dimension(spec, DATA_AXIS)
   if by_data and by_data == by_stage:
     all_layers = _sum_and_swap(leaf, by_data)
-    return _rows(all_layers, jnp.asarray(stage_layers.places))
+    return _rows(all_layers, jnp.asarray(stage_layers.rows))
   if by_data is None:
     leaf = jax.lax.psum(leaf, DATA_AXIS)
   else:
@@ -336,7 +336,7 @@ def _from_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
     leaf = jax.lax.all_gather(leaf, STAGE_AXIS, axis=0, tiled=True)
   else:
     leaf = jax.lax.all_to_all(leaf, STAGE_AXIS, by_stage, 0, tiled=True)
-  return _rows(leaf, jnp.asarray(stage_layers.places))
+  return _rows(leaf, jnp.asarray(stage_layers.rows))
 
 
 def _sum_and_swap(leaf: Array, dimension: int) -> Array:

@@ -38,7 +38,7 @@ def one_line(path: Directory, verb: str = "write") -> Iterator[None]:
 
   Args:
     path: File or directory that the block uses, for the message.
-    verb: What the block does with the path, for the message.
+    verb: What the block does with the path, for the message "cannot VERB PATH".
   """
   try:
     yield
@@ -49,6 +49,12 @@ def one_line(path: Directory, verb: str = "write") -> Iterator[None]:
 
 def make_directory(path: Directory) -> pathlib.Path:
   """Creates a directory and its parents unless they exist.
+
+  Args:
+    path: The directory.
+
+  Returns:
+    The same path.
 
   Raises:
     RecordError: If the system refuses, or a file has the name.
@@ -63,7 +69,8 @@ def plain(value: Any) -> Any:
   """Converts numpy values, tuples and paths to types that JSON has.
 
   Args:
-    value: Nested mappings and sequences of numbers, strings and None.
+    value: Nested mappings, lists, tuples and arrays of numbers, strings, paths
+      and None.
 
   Returns:
     Nested dictionaries and lists of Python numbers, strings and None. Floats
@@ -83,12 +90,12 @@ def plain(value: Any) -> Any:
 
 
 def write_atomically(path: Directory, text: str | bytes) -> None:
-  """Replaces a file as a whole, so that no reader sees half of it (`files`).
+  """Replaces a file as a whole, so that no reader sees half of the file.
 
   Args:
     path: File to replace; its directory must exist.
-    text: New content. A string is written as UTF-8. Bytes of file names that
-      are not UTF-8 are written as escapes.
+    text: New content. A string is written as UTF-8. A string with the name of a
+      file may hold bytes that are not UTF-8. They are written as escapes.
 
   Raises:
     RecordError: If the system refuses.
@@ -100,16 +107,24 @@ def write_atomically(path: Directory, text: str | bytes) -> None:
 
 
 def write_json(path: Directory, value: Any) -> None:
-  """Writes any value that `plain` accepts as indented JSON, atomically."""
+  """Replaces a file by a value as indented JSON, as `write_atomically` does.
+
+  Args:
+    path: File to replace; its directory must exist.
+    value: Any value that `plain` accepts.
+
+  Raises:
+    RecordError: If the system refuses.
+  """
   text = json.dumps(plain(value), indent=2, sort_keys=True, allow_nan=False)
   write_atomically(path, text + "\n")
 
 
 def whole_lines(path: pathlib.Path) -> list[bytes]:
-  """Returns the lines of a file that end with a newline.
+  """Returns the lines of a file that end with a newline, newline included.
 
-  A missing file has no lines. Neither has a FIFO, because to read it would mean
-  to wait for a writer.
+  A missing file has no lines. A FIFO has no lines either, because to read a
+  FIFO would mean to wait for a writer.
 
   Raises:
     RecordError: If the path is a folder, or if the file cannot be read.
@@ -126,7 +141,11 @@ def whole_lines(path: pathlib.Path) -> list[bytes]:
 
 
 def _parse(path: pathlib.Path, lines: Iterable[bytes]) -> list[dict[str, Any]]:
-  """Returns the rows of some lines.
+  """Returns the rows that lines hold.
+
+  Args:
+    path: File of the lines, for the message.
+    lines: Lines of the file, from the first line on.
 
   Raises:
     RecordError: If a line is not a JSON object with an integer "step".
@@ -152,7 +171,8 @@ def read_rows(path: Directory) -> list[dict[str, Any]]:
     One dictionary per line, in order.
 
   Raises:
-    RecordError: If the file cannot be read, or a line is not a JSON object.
+    RecordError: If the file cannot be read, or a line is not a JSON object with
+      an integer "step".
   """
   path = pathlib.Path(path)
   return _parse(path, whole_lines(path))
@@ -172,8 +192,14 @@ class JsonLines:
     row again.
 
     Args:
-      path: File, created with the first row; its directory must exist.
-      last_step: Inner step of the checkpoint; -1 cuts every row.
+      path: The file. If it is missing, the first `append` creates it. Its
+        directory must exist.
+      last_step: Inner step of the restored checkpoint. Rows of later steps are
+        cut. -1 cuts every row.
+
+    Raises:
+      RecordError: If the file cannot be read or written, or a line is not a
+        row.
     """
     self.path = pathlib.Path(path)
     lines = whole_lines(self.path)
@@ -189,13 +215,15 @@ class JsonLines:
   def append(self, row: Mapping[str, Any]) -> None:
     """Writes one row with one system call.
 
-    A process that is killed leaves the whole row or a torn line.
+    A process that is killed during the call leaves nothing, a torn line or the
+    whole row.
 
     Args:
-      row: Any mapping that `plain` accepts. Floats read back with equal bits.
+      row: Any mapping that `plain` accepts. `read_rows` returns finite floats
+        with the same bits.
 
     Raises:
-      RecordError: If the system refuses. The earlier rows are unchanged.
+      RecordError: If the system refuses. The file is then as before the call.
     """
     text = json.dumps(plain(row), sort_keys=True, allow_nan=False)
     line = text.encode() + b"\n"

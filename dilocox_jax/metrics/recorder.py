@@ -22,31 +22,34 @@ from dilocox_jax.metrics import lines
 
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
-MAILBOX_LOG = "mailbox.jsonl"  # Members of each event of a run with a mailbox.
+# Written by runs with a mailbox: the members of each event of the mailbox.
+MAILBOX_LOG = "mailbox.jsonl"
 _Row = TypeVar("_Row")
 
 
 def float_or_nan(value: SupportsFloat | None) -> float:
-  """Returns a Python float; None, which means "not finite", becomes NaN."""
+  """Returns a Python float; NaN for None, which stands for "not finite"."""
   return math.nan if value is None else float(value)
 
 
 @dataclasses.dataclass(frozen=True)
 class DriftRow:
-  """The distances between replicas when a fragment is measured.
+  """The differences between the pseudo-gradients of replicas in one exchange.
 
   Attributes:
     fragment: Index of the fragment.
-    step: Inner step of the measurement.
-    cosine: Mean cosine over all pairs of replicas' pseudo-gradients; NaN if it
-      has no meaning (one replica, or a zero vector).
-    disagreement: Norm of the differences between the pseudo-gradients and
-      their mean.
+    step: Inner step after which the fragment was measured and sent.
+    cosine: Mean cosine over all pairs of replicas' pseudo-gradients, weighted
+      by the product of their norms. NaN if no pair has a cosine (one replica,
+      or at most one vector is not zero), or if each replica has a mean of its
+      own.
+    disagreement: Norm of the difference between a pseudo-gradient and the mean,
+      root mean square over replicas.
     pseudo_gradient_norm: Norm of the averaged pseudo-gradient.
     rank: Mean rank with which the fragment's matrices were sent; NaN without
       low rank.
-    energy_rank: Mean rank that holds a given share of the averaged update's
-      energy; NaN without low rank.
+    energy_rank: Mean over matrices of the rank that holds a given share of the
+      averaged update's energy (`plan.adaptive`); NaN without low rank.
     observed: Values that a user's aggregator has recorded, by name.
   """
 
@@ -62,20 +65,22 @@ class DriftRow:
 
 @dataclasses.dataclass(frozen=True)
 class RoundRow:
-  """One round of training.
+  """One segment of training: a round, or several data-parallel steps.
 
   Attributes:
-    step: Finished inner steps.
+    step: Finished inner steps of the run at the end of the segment.
     tokens: Tokens seen so far by all replicas together.
     phase: "rounds" or "data_parallel".
-    loss: Mean loss over the round's steps and the replicas, in nats.
-    loss_per_replica: Mean loss over the round's steps, one value per replica.
-    grad_norm: Norm of the inner gradient before clipping.
+    loss: Mean loss over the segment's steps and the replicas, in nats.
+    loss_per_replica: Mean loss over the segment's steps (nats), one value for
+      each replica.
+    grad_norm: Norm of the inner gradient before clipping, mean over the
+      segment's steps and the replicas.
     learning_rate: Learning rate of the inner optimizer at the last step.
-    sent_bytes: Bytes that one replica sent in this round.
+    sent_bytes: Bytes that one replica sent in this segment.
     total_sent_bytes: Bytes that one replica has sent since the start. They
-      include evaluations and the flush, which belong to no round.
-    drift: One entry per fragment that was measured in the round.
+      include evaluations and the flush, which belong to no segment.
+    drift: One entry for each exchange that was applied in the segment.
   """
 
   step: int
@@ -95,14 +100,15 @@ class Evaluation:
   """The validation losses of one evaluation, in nats per token.
 
   Attributes:
-    step: Finished inner steps.
+    step: Finished inner steps of the run.
     tokens: Tokens seen so far by all replicas together.
     total_sent_bytes: Bytes that one replica has sent since the start.
     outer_loss: Loss of the outer parameters.
     mean_loss: Loss of the mean of the replicas' parameters; NaN if there are
       several processes, which would have to send their parameters.
-    replica_loss: Loss of replica 0.
-    flushed: Whether all pending exchanges had been applied.
+    replica_loss: Loss of the parameters of replica 0.
+    flushed: Whether all pending exchanges had been applied. This is so only in
+      the last evaluation of a run.
     judge_loss: Loss of the outer parameters on the judge text. It is NaN,
       except in the last evaluation of a run that has such a text.
   """
@@ -124,7 +130,7 @@ class Timing:
   The durations of all events add up to the training time of the run.
 
   Attributes:
-    step: Finished inner steps when the event ended.
+    step: Finished inner steps of the run when the event ended.
     event: Name of the event:
 
       - "compile": JAX compiled programs for the event of the next row.
@@ -139,12 +145,12 @@ class Timing:
     tokens_per_s: Tokens of all replicas divided by the duration; NaN for an
       event that trained on no tokens.
     simulated_s: Seconds since the start on the run's simulated clock; NaN for
-      a run without a clock.
+      a run without a simulated clock.
     exposed_s: Seconds of a round in which the replicas had done their inner
-      steps and waited for a delayed exchange; NaN if the exchange is part of
-      the window's program, so that nobody can measure the time.
-    link_bytes: Bytes that left this process through its throttled link, headers
-      included; NaN without such a link.
+      steps and waited for a delayed exchange. NaN if the exchange is part of
+      the window's program, because the time cannot be measured then.
+    link_bytes: Bytes that left this process through its throttled link during
+      the event, headers included; NaN without such a link.
   """
 
   step: int
@@ -176,6 +182,9 @@ def from_json(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
     row: Values by field. None in a float field becomes NaN. Fields that `kind`
       does not have are skipped.
 
+  Returns:
+    A row of type `kind`.
+
   Raises:
     KeyError: If a field without a default is missing.
   """
@@ -190,12 +199,16 @@ def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
   """Builds a row from the object of a line that may be damaged.
 
   Args:
-    kind: As for `from_json`.
-    row: The object, as `json.loads` returns it.
+    kind: `RoundRow`, `Evaluation`, `Timing` or `DriftRow`.
+    row: The object, as `json.loads` returns it. Fields that `kind` does not
+      have are skipped.
+
+  Returns:
+    A row of type `kind`.
 
   Raises:
-    ValueError: One line, if a field is missing, or if the recorder never writes
-      such a value.
+    ValueError: One line, if a field is missing, or has a value that the
+      recorder never writes.
   """
   for field in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
     if field.name in row:
@@ -207,7 +220,13 @@ def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
 
 def _check(kind: Any, name: str, value: Any) -> None:
-  """Raises ValueError unless a field of a row may have a value."""
+  """Raises ValueError unless a field of a row may have a value.
+
+  Args:
+    kind: Type of the field, a key of `_CONVERT`.
+    name: Name of the field.
+    value: The value, as `json.loads` returns it.
+  """
   if typing.get_origin(kind) is list:
     (item_kind,) = typing.get_args(kind)
     for item in of_type(name, value, list):
@@ -216,7 +235,7 @@ def _check(kind: Any, name: str, value: Any) -> None:
     read_row(DriftRow, of_type(name, value, dict))
   elif kind is float:
     value = of_type(name, value, float | None)
-    # Losses may be below 0. Seconds and bytes may not.
+    # A user's loss may be below 0. Seconds and bytes may not.
     if value is not None and name.endswith(("_s", "_bytes")):
       within_limits(name, value, at_least=0)
   else:
@@ -226,7 +245,7 @@ def _check(kind: Any, name: str, value: Any) -> None:
 
 
 def _has_no_default(field: dataclasses.Field) -> bool:
-  """Whether a field of a dataclass must be given."""
+  """Returns whether a field of a dataclass has no default."""
   missing = dataclasses.MISSING
   return field.default is missing and field.default_factory is missing
 
@@ -240,11 +259,14 @@ class Recorder:
     """Opens the files and cuts the rows that a restored run writes again.
 
     Args:
-      workdir: Run directory; created if missing. None writes nothing; all
-        processes but the first pass it.
-      resume_step: Inner step of the restored checkpoint. None starts a new run
-        and cuts all rows that a run has left which was killed before its first
-        checkpoint.
+      workdir: Run directory; created if missing. None: nothing is written. All
+        processes but the first pass None.
+      resume_step: Inner step of the restored checkpoint. None: a new run. All
+        rows are cut then. A run that was killed before its first checkpoint may
+        have left such rows.
+
+    Raises:
+      RecordError: If the directory or a file cannot be read or written.
     """
     self._files: dict[str, lines.JsonLines] = {}
     if workdir is not None:
@@ -254,12 +276,17 @@ class Recorder:
         self._files[name] = lines.JsonLines(workdir / name, last_step)
 
   def _append(self, name: str, row: Mapping[str, Any]) -> None:
-    """Appends a row to a file, if this process writes."""
+    """Appends a row to a file if this process writes.
+
+    Args:
+      name: `METRICS` or `TIMING`.
+      row: Values by field.
+    """
     if name in self._files:
       self._files[name].append(row)
 
   def record_round(self, **fields: Any) -> None:
-    """Records a finished round.
+    """Records a finished segment of training.
 
     Args:
       **fields: Fields of `RoundRow`, as Python, numpy or JAX numbers.
@@ -274,8 +301,8 @@ class Recorder:
     """Records the validation losses of one evaluation.
 
     Args:
-      num_steps: Inner steps of the run, for the last row only, which is
-        recorded after the flush.
+      num_steps: Number of inner steps of the run, if this is the evaluation
+        after the flush. Its row has the kind "final". None: the run goes on.
       **fields: Fields of `Evaluation` without `flushed`.
     """
     fields["flushed"] = num_steps is not None

@@ -39,11 +39,14 @@ PROGRAM = "train"  # The program in the stamp of every run's directory.
 
 
 class RefusedError(ValueError):
-  """Raised if a directory must not be used so. The message says why."""
+  """Raised if a program cannot or must not write into a directory.
+
+  The message is one line that says why.
+  """
 
 
 class BusyError(RuntimeError):
-  """Raised if another process uses a directory. The call works later."""
+  """Raised if another process uses a directory. A later call may succeed."""
 
 
 def claim(path: Directory, program: str) -> pathlib.Path:
@@ -54,14 +57,15 @@ def claim(path: Directory, program: str) -> pathlib.Path:
   Args:
     path: The directory; created if missing. Several processes of the program
       may claim it at once.
-    program: Name of the program.
+    program: Name of the program, for the stamp.
 
   Returns:
-    The path.
+    The path of the directory.
 
   Raises:
-    RefusedError: If the directory has files or a stamp of another program, or
-      if its path is not UTF-8. Nothing in it is changed then.
+    RefusedError: If the directory has files without a stamp or a stamp of
+      another program, or if its path is not UTF-8. Nothing in it is changed
+      then.
     OSError: If the system refuses.
   """
   path = pathlib.Path(path)
@@ -86,7 +90,10 @@ def claim(path: Directory, program: str) -> pathlib.Path:
 
 
 def _check_name(path: pathlib.Path) -> None:
-  """Refuses a path that is not UTF-8: Orbax and reports cannot write it."""
+  """Raises RefusedError if a path is not UTF-8.
+
+  Orbax and reports could not write the path.
+  """
   full_path = str(path.resolve())
   try:
     full_path.encode()
@@ -109,7 +116,11 @@ def _owner(stamp: pathlib.Path) -> str | None:
 
 
 def _write_stamp(path: pathlib.Path, program: str) -> None:
-  """Writes the stamp. Other processes may write it at the same time."""
+  """Writes the stamp of a directory.
+
+  Other processes may write the same stamp at the same time, so each process
+  writes a file with a name of its own and then renames it.
+  """
   partial = path / f".{STAMP}.{uuid.uuid4().hex}"
   with partial.open("x") as file:
     file.write(json.dumps({"program": program}) + "\n")
@@ -119,14 +130,17 @@ def _write_stamp(path: pathlib.Path, program: str) -> None:
 
 
 def check_subfolder(workdir: pathlib.Path, *names: str) -> pathlib.Path:
-  """Returns the path of a folder in a work directory, and checks the path.
+  """Checks that a folder in a work directory is no link, and returns its path.
 
   Libraries and other programs open the folder by its path, and would follow a
-  link. The folder may be missing.
+  link to files outside of the work directory. The folder may be missing.
 
   Args:
     workdir: The work directory; it may be missing.
     *names: Names of the folders. Each lies in the folder before it.
+
+  Returns:
+    The path of the last folder.
 
   Raises:
     RefusedError: If something with one of the names is not a folder, for
@@ -140,7 +154,9 @@ def check_subfolder(workdir: pathlib.Path, *names: str) -> pathlib.Path:
 
 @contextlib.contextmanager
 def held(workdir: pathlib.Path) -> Iterator[None]:
-  """Holds the lock of a run directory while the block runs.
+  """Claims a run directory, and holds its lock while the block runs.
+
+  Files that a killed run has written only in part are removed.
 
   Args:
     workdir: The run directory; created if missing.
@@ -164,10 +180,11 @@ def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
   """Holds a lock on a file while the block runs.
 
   The kernel releases the lock when the last process that has the file open
-  ends, killed or not. A child process that inherits the open file keeps the
-  lock until it has ended, too. The processes of a launch do so. Lock libraries
-  open and close the file by themselves, so they do not allow that. Some network
-  file systems have no locks. There the function logs a warning and goes on.
+  ends, killed or not. So a child process that inherits the open file, such as
+  the processes of a launch, keeps the lock until it has ended. A lock library
+  opens and closes the file by itself, so no child process could inherit it.
+  Some network file systems have no locks. There the function logs a warning and
+  goes on.
 
   Args:
     path: File of the lock; created if missing. Nothing is written to it.
@@ -195,7 +212,12 @@ def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
 
 
 def _holders(path: pathlib.Path) -> str:
-  """Names the other processes that have a file open, e.g. " (process 12)"."""
+  """Returns text that names the other processes that have a file open.
+
+  Returns:
+    For example " (process 12)" or " (processes 12, 13)". Empty if there are
+    none, or if they cannot be found (only Linux has /proc).
+  """
   full_path = str(path.resolve())
   numbers = set()
   for link in pathlib.Path("/proc").glob("[0-9]*/fd/*"):
@@ -212,7 +234,11 @@ def _holders(path: pathlib.Path) -> str:
 
 @contextlib.contextmanager
 def _refusing(path: pathlib.Path) -> Iterator[None]:
-  """Turns errors of the system inside the block into `RefusedError`."""
+  """Turns an OSError inside the block into a `RefusedError`.
+
+  Args:
+    path: File or directory that the block writes, for the message.
+  """
   try:
     yield
   except OSError as error:
@@ -220,7 +246,15 @@ def _refusing(path: pathlib.Path) -> Iterator[None]:
 
 
 def _git(*arguments: str) -> str:
-  """Runs Git on the source of this package and returns its output."""
+  """Runs Git in the folder of this file and returns its output.
+
+  Args:
+    *arguments: Command of Git, and arguments of the command.
+
+  Raises:
+    OSError: If Git cannot be run.
+    subprocess.SubprocessError: If Git fails or takes longer than 10 seconds.
+  """
   package = pathlib.Path(__file__).parent
   # In a hook of Git these variables name the repository of the hook.
   environment = {
@@ -266,10 +300,10 @@ def write_run_record(
   start: Mapping[str, Any],
   continues: bool = False,
 ) -> None:
-  """Writes `config.json` and `run.json`.
+  """Writes `config.json` and `run.json`, the record of a run.
 
   The record of a continued run lists the earlier starts that differ from this
-  one: by another command, on other devices, or from another source.
+  start, for example in the command, the devices or the source revision.
 
   Args:
     workdir: Run directory; created if missing.
@@ -277,8 +311,9 @@ def write_run_record(
     run: Facts about the run: its model, its method and its data. Two runs can
       be compared only if corpus_digest and held_out_digest are equal. These are
       hashes of the training text and of the sequences of every evaluation.
-    start: Facts about this start of the run: command, platform, and the values
-      that the config left to the devices (chosen_for_device).
+    start: Facts about this start of the run: its command, its platform, and the
+      values that were chosen for the devices where the config says "auto"
+      (chosen_for_device).
     continues: Whether the run continues from a checkpoint.
 
   Raises:
@@ -303,7 +338,15 @@ def write_run_record(
 def _earlier_starts(
   workdir: pathlib.Path, start: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-  """Lists the earlier starts that differ from this one, the oldest first."""
+  """Returns the earlier starts that differ from this start, the oldest first.
+
+  Args:
+    workdir: Run directory, whose `run.json` is of the start before this start.
+    start: Facts about this start, as `run.json` will have them.
+
+  Returns:
+    Facts about each earlier start. Empty if `run.json` is missing or damaged.
+  """
   try:
     record = json_file(workdir / RECORD)
     listed_starts = of_type(

@@ -1,1 +1,1 @@
-"""The decoder, its loss, its checkpoints, and models that users hand in."""
+"""The decoder, its loss, its checkpoints, and models that users pass."""

@@ -40,11 +40,12 @@ class Adaptation:
   """The trained and the frozen leaves of a model, and how to combine them.
 
   Attributes:
-    init: (key) -> trained leaves.
+    init: (key) -> trained leaves. Only adapters are drawn from the key.
     frozen: Frozen leaves, arrays of the host.
-    join: (trained, frozen) -> parameters of the model.
+    join: (trained, frozen) -> parameters of the model. Adapters lie beside
+      their kernels, already scaled (`split_layer`).
     fold: (trained, frozen) -> parameters of a model without adapters, which
-      computes the same.
+      computes the same: the product of the adapters is added to the kernel.
   """
 
   init: Callable[[Array], Tree]
@@ -112,9 +113,10 @@ def export(
 
   Args:
     lora: Which adapters the model has.
-    folder: Folder, which exists.
+    folder: Folder of the files, which must exist.
     shape: Sizes of the model.
-    adapters: The trained adapters.
+    adapters: The trained adapters, a nested dict of arrays with a leading layer
+      axis.
     base: Name or folder of the model's checkpoint, which the files record.
 
   Raises:
@@ -156,13 +158,16 @@ def export(
 def adapt(trainable: Any, base: Tree) -> Adaptation:
   """Divides a model into trained and frozen leaves.
 
+  With adapters, all leaves of the model are frozen, and only the adapters are
+  trained.
+
   Args:
     trainable: `Lora`, or a function of the path of a leaf, such as
       "blocks/mlp/up/kernel", that returns whether the leaf is trained.
     base: Parameters of the model, a nested dict.
 
   Raises:
-    TypeError: If `trainable` is neither.
+    TypeError: If `trainable` is neither a `Lora` nor a function.
     ValueError: If no leaf is trained.
   """
   if isinstance(trainable, Lora):
@@ -189,9 +194,14 @@ def adapt(trainable: Any, base: Tree) -> Adaptation:
   )
 
 
-def merged(one: Tree, other: Tree) -> Tree:
-  """Returns a nested dict with the leaves of two nested dicts."""
-  return nested(leaves_by_path(one) | leaves_by_path(other))
+def merged(first: Tree, second: Tree) -> Tree:
+  """Returns a nested dict with the leaves of two nested dicts.
+
+  Args:
+    first: A nested dict.
+    second: A nested dict. If a path is in both, the leaf of `second` is taken.
+  """
+  return nested(leaves_by_path(first) | leaves_by_path(second))
 
 
 def split_layer(layer: Tree) -> tuple[Tree, Multiply | None]:
@@ -202,8 +212,8 @@ def split_layer(layer: Tree) -> tuple[Tree, Multiply | None]:
 
   Returns:
     The layer without adapters; and a function (path of a kernel, x, kernel) ->
-    product, which adds the product with the adapters. If the layer has no
-    adapters, the function is None.
+    x @ kernel + (x @ down) @ up. For a kernel without adapters it returns
+    x @ kernel. If the whole layer has no adapters, the function is None.
   """
   leaves = leaves_by_path(layer)
   adapters = {}
@@ -224,7 +234,7 @@ def split_layer(layer: Tree) -> tuple[Tree, Multiply | None]:
     up = up.astype(x.dtype)
     return product + (x @ down) @ up
 
-  others = {
+  layer_leaves = {
     path: leaf for path, leaf in leaves.items() if not path.endswith((DOWN, UP))
   }
-  return nested(others), multiply
+  return nested(layer_leaves), multiply

@@ -1,6 +1,7 @@
 """Rotary positions and causal attention, without parameters.
 
 Both are pure functions of queries, keys and values, so tests need no model.
+
 A sequence may have several documents. A *segment* is the part of a sequence
 that belongs to one document. The token that ends a document is the first token
 of the next segment, so that every document begins with that token.
@@ -22,7 +23,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 ROPE_BASE = 10_000.0
-# Rotated keys and values of one layer, [B, S, G, K] each.
+# Rotated keys ("key") and values ("value") of one layer, [B, S, G, K] each.
 Cache = dict[str, Array]
 
 
@@ -53,8 +54,9 @@ def rotate(
     x_BxLxNxK: Queries or keys [B, L, N, K]. The position is the index along L,
       counted from `start`.
     base: Base of the angles.
-    start: Position of the first query or key.
-    positions_BxL: Position of each token. None: they count from `start`.
+    start: Position of the first query or key. Not read if there are
+      `positions_BxL`.
+    positions_BxL: Position of each token. None: positions count from `start`.
 
   Returns:
     Rotated queries or keys, with the shape and dtype of the argument. Angles
@@ -95,10 +97,11 @@ def attend(
     key_BxSxGxK: Keys [B, S, G, K], from position 0 on. G divides N: N / G
       neighboring query heads share a head of keys and a head of values.
     value_BxSxGxK: Values [B, S, G, K].
-    segments_BxL: Documents of the queries. A token reads only its own document.
-      None: all tokens are one document.
+    segments_BxL: Number of each query's segment (`segment_ids`). A token reads
+      only its own segment. None: all tokens are one segment.
     start: Position of the first query; 0 if S = L.
-    key_segments_BxS: Documents of the keys. None: the same as `segments_BxL`.
+    key_segments_BxS: Number of each key's segment. None: the same as
+      `segments_BxL`, which needs S = L.
 
   Returns:
     Averages with the shape and dtype of the values. Weights are computed in
@@ -144,7 +147,7 @@ def extended(cache: Cache, new: Cache, start: int | Int[Array, ""]) -> Cache:
     start: First of the L positions.
 
   Returns:
-    The new cache.
+    A cache of S positions, in which the L positions are replaced.
   """
   return {
     name: jax.lax.dynamic_update_slice(cache[name], x, (0, start, 0, 0))
@@ -155,14 +158,14 @@ def extended(cache: Cache, new: Cache, start: int | Int[Array, ""]) -> Cache:
 def segment_ids(
   tokens_BxL: Int[Array, "B L"], end_of_text: int
 ) -> Int[Array, "B L"]:
-  """Returns the number of each token's document in its sequence.
+  """Returns the number of each token's segment in its sequence.
 
-  Example with the end 0: the tokens [7, 8, 0, 5, 6, 0, 9] have the segments
-  [0, 0, 1, 1, 1, 2, 2].
+  Example: if token 0 ends a document, the tokens [7, 8, 0, 5, 6, 0, 9] have the
+  segments [0, 0, 1, 1, 1, 2, 2].
 
   Args:
     tokens_BxL: Tokens that a model reads.
-    end_of_text: Token that ends a document.
+    end_of_text: Token that ends a document. It begins the next segment.
   """
   return jnp.cumsum(tokens_BxL == end_of_text, axis=1, dtype=jnp.int32)
 
@@ -202,19 +205,21 @@ def wide_einsum(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _widened(equation: str, x: Array, y: Array) -> Array:
-  """Returns an einsum in fp32, whose gradient is rounded for the backward."""
+  """Returns an einsum of bfloat16 factors in fp32, as `wide_einsum` says."""
   return jnp.einsum(equation, x, y, preferred_element_type=np.float32)
 
 
 def _widened_forward(
   equation: str, x: Array, y: Array
 ) -> tuple[Array, tuple[Array, Array]]:
+  """Returns the einsum, and the factors for the backward."""
   return _widened(equation, x, y), (x, y)
 
 
 def _widened_backward(
   equation: str, factors: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array]:
+  """Returns the gradients of both factors from the rounded gradient."""
   _, pullback = jax.vjp(functools.partial(jnp.einsum, equation), *factors)
   return pullback(gradient.astype(factors[0].dtype))
 

@@ -59,7 +59,7 @@ def as_loss_model(
       that is not a parameter, e.g. running means or random numbers.
   """
   if isinstance(model, LossModel):
-    require(loss is None, "loss: the model that is handed in has one already")
+    require(loss is None, "loss: the model that is passed in has one already")
     return model
   if isinstance(model, tuple) and len(model) == 2:
     init, function = model
@@ -109,7 +109,7 @@ def _of_module(
     return _of_nnx(lambda rngs: model, loss)
   require(
     callable(model),
-    f"a model of type {type(model).__name__} cannot be trained: hand in a "
+    f"a model of type {type(model).__name__} cannot be trained: pass a "
     "module of NNX, linen or Equinox, a function from nnx.Rngs to a module, or "
     "a pair (init, loss)",
   )

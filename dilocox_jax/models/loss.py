@@ -15,8 +15,9 @@ from jaxtyping import Array, Float, Int
 from dilocox_jax.models.attention import segment_ids
 from dilocox_jax.models.transformer import Model, Params
 
-_FILLER = -1  # Target of a row that fills up a chunk.
+_FILLER = -1  # Target of a row of zeros that fills up the last chunk.
 
+# Type of `token_scores`:
 # (logits [T, V], targets [T]) -> (log(Z) [T], logits of the targets [T]).
 Scores = Callable[[Array, Array], tuple[Array, Array]]
 
@@ -30,7 +31,8 @@ class LossModel(NamedTuple):
       [B, L + 1], the model reads the first L and predicts the last L.
     module: (parameters) -> the user's module with these parameters.
     logits: (parameters, tokens [B, L]) -> logits [B, L, V], if the loss is the
-      cross-entropy of tokens; None: the loss reads batches of its own kind.
+      cross-entropy of tokens. None: the loss is the user's function, and a
+      batch is any tree that this function reads.
   """
 
   init: Callable[[Array], Any]
@@ -71,7 +73,9 @@ def token_loss(
 def token_scores(
   logits_TxV: Float[Array, "T V"], targets_T: Int[Array, " T"]
 ) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
-  """Returns the two numbers of each token that the loss depends on.
+  """Returns log(Z) and the target's logit of each token.
+
+  The loss of a token depends on these two numbers only.
 
   Args:
     logits_TxV: Logits.
@@ -88,7 +92,13 @@ def token_scores(
 def _mean_loss(
   log_partition_T: Array, target_T: Array, z_loss: float | int
 ) -> Array:
-  """Returns the mean loss of tokens from their scores (`token_scores`)."""
+  """Returns the mean loss of T tokens, with the z-loss added.
+
+  Args:
+    log_partition_T: log(Z) of each token.
+    target_T: Logit of each token's target.
+    z_loss: Weight of the z-loss, as in `token_loss`.
+  """
   loss = jnp.mean(log_partition_T - target_T)
   if z_loss:
     loss = loss + z_loss * jnp.mean(jnp.square(log_partition_T))
@@ -115,8 +125,9 @@ def chunked_token_loss(
     targets_T: Tokens that should have been predicted.
     z_loss: Weight of the z-loss, as in `token_loss`.
     chunk_tokens: Largest number of tokens in a chunk, C; 0: one chunk has all.
-    scores: Function that returns `token_scores`. If several devices divide the
-      vocabulary, it computes them together (`inner.vocabulary`).
+    scores: Function that computes `token_scores`. If several devices divide the
+      vocabulary, another function lets them compute the scores together
+      (`inner.vocabulary`).
 
   Returns:
     Mean over T tokens in nats, with the z-loss added.
@@ -127,7 +138,8 @@ def chunked_token_loss(
     return _mean_loss(log_partition_T, target_T, z_loss)
   num_chunks = -(-num_tokens // chunk_tokens)
   size = -(-num_tokens // num_chunks)
-  # The last chunk is filled up with rows whose weight is 0.
+  # All chunks have equal sizes: 10 tokens with chunk_tokens = 4 make 3 chunks
+  # of 4. Rows whose loss does not count fill up the last chunk.
   num_fillers = num_chunks * size - num_tokens
   rows = jnp.pad(stream_TxD, ((0, num_fillers), (0, 0)))
   targets = jnp.pad(targets_T, (0, num_fillers), constant_values=_FILLER)
@@ -164,10 +176,11 @@ def next_token_loss(
     tokens_BxS: Sequences of S = L + 1 tokens. The model reads the first L and
       predicts the last L.
     z_loss: Weight of the z-loss, as in `token_loss`.
-    end_of_text: Token that begins a new document. A token reads only its own
-      document (`models.attention`). None: a sequence is one document.
+    end_of_text: Token that ends a document. A token reads only its own document
+      (`models.attention.segment_ids`). None: a sequence is one document.
     chunk_tokens: Largest number of tokens whose logits are in memory at a time
-      (`chunked_token_loss`); 0: all. It needs a model with `stream`.
+      (`chunked_token_loss`); 0: all. A model without `stream` computes all
+      logits at once in any case.
 
   Returns:
     Mean over B * L tokens in nats, with the z-loss added. The dtype is fp32,

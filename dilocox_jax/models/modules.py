@@ -1,8 +1,9 @@
 """The modules of the decoder, in Flax.
 
-`models.transformer` makes pure functions of these modules. Letters in names: B
-batch, L length, T = B * L tokens, D model, N heads, K head width, F
-feed-forward, V vocabulary.
+`models.transformer` makes pure functions of these modules. The *stream* is the
+residual stream: one row for each token, to which every layer adds its output.
+Letters in names: B batch, L length, T = B * L tokens, D model, N heads, K head
+width, F feed-forward, V vocabulary.
 """
 
 from typing import Any
@@ -35,7 +36,12 @@ class Norm(nnx.Module):
   """Root-mean-square norm or layer norm, as `ModelShape.norm` says."""
 
   def __init__(self, width: int, shape: ModelShape):
-    """Builds the norm of rows of `width` values."""
+    """Builds the norm.
+
+    Args:
+      width: Number of values of a row, which are normalized together.
+      shape: Sizes of the model.
+    """
     self.epsilon = shape.norm_epsilon
     self.scale = nnx.Param(jnp.ones((width,), jnp.float32))
     if shape.norm == "layer":
@@ -65,7 +71,16 @@ def _linear(
   rngs: nnx.Rngs,
   bias: bool = False,
 ) -> nnx.Linear:
-  """Builds a linear layer whose kernel is drawn from N(0, scale^2)."""
+  """Builds a linear layer whose kernel is drawn from N(0, scale^2).
+
+  Args:
+    fan_in: Number of inputs.
+    fan_out: Number of outputs.
+    scale: Standard deviation of the kernel's values.
+    dtype: Compute dtype. Parameters are in fp32.
+    rngs: Random numbers for the kernel.
+    bias: Whether the layer has a bias.
+  """
   return nnx.Linear(
     fan_in,
     fan_out,
@@ -78,7 +93,9 @@ def _linear(
 
 
 def _residual_scale(shape: ModelShape) -> float:
-  """Returns the scale of kernels whose products are added to the stream.
+  """Returns the scale of the kernels whose products are added to the stream.
+
+  These are the last kernels of attention and MLP.
 
   Each layer adds two terms to the stream. With this scale the variance of their
   sum does not depend on depth: 12 layers add 24 terms, each with 1/24 of the
@@ -101,7 +118,8 @@ class _Attention(nnx.Module):
       shape: Sizes of the model.
       dtype: Compute dtype.
       rngs: Random numbers for the parameters.
-      mix: Attention function for whole sequences.
+      mix: Attention of whole sequences (`models.fused_attention`). It mixes
+        the values of the positions.
     """
     self.shape = shape
     self.mix = mix
@@ -144,13 +162,15 @@ class _Attention(nnx.Module):
     Args:
       x_TxD: The stream of B sequences.
       length: Length of each sequence, L.
-      cache: Keys and values of earlier positions; None: there are none.
+      cache: Keys and values of earlier positions, with room for these tokens.
+        None: the tokens are whole sequences.
       start: Position of the first token.
-      segments: Documents of the tokens (`models.attention`).
+      segments: Number of each token's segment, [B, L] (`models.attention`).
+        None: a sequence is one document.
 
     Returns:
-      The term [T, D]. The keys and values of these tokens, or the cache with
-      them if there is a cache.
+      The term [T, D]; and the keys and values of the tokens. If there is a
+      cache, the second result is the cache with these keys and values.
     """
     y_TxD = self.norm(x_TxD)
 
@@ -172,7 +192,8 @@ class _Attention(nnx.Module):
     if cache is None:
       mixed = self.mix(query, key, value, segments)
     else:
-      # The fused kernels cannot read a part of a sequence, as here.
+      # The fused kernels need the queries of whole sequences, and these are
+      # queries of new positions only.
       keys_and_values = extended(cache, keys_and_values, start)
       mixed = attend(
         query,
@@ -186,10 +207,10 @@ class _Attention(nnx.Module):
 
 
 class _Mlp(nnx.Module):
-  """Feed-forward after a norm, with a gate if it is SwiGLU."""
+  """Feed-forward after a norm, with a gate if the activation is SwiGLU."""
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
-    """Builds the layer; see `_Attention`."""
+    """Builds the layer; arguments as in `_Attention`."""
     model_dim = shape.model_dim
     ff_dim = shape.ff_dim
     self.gated = shape.activation == "swiglu"
@@ -229,7 +250,7 @@ class _Block(nnx.Module):
   def __init__(
     self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs, mix: Attention
   ):
-    """Builds the layer; see `_Attention`."""
+    """Builds the layer; arguments as in `_Attention`."""
     self.attention = _Attention(shape, dtype, rngs=rngs, mix=mix)
     self.mlp = _Mlp(shape, dtype, rngs)
 
@@ -241,7 +262,10 @@ class _Block(nnx.Module):
     start: int | Int[Array, ""] = 0,
     segments: Segments = None,
   ) -> tuple[Float[Array, "T D"], Cache]:
-    """Returns the new stream, and keys and values; see `_Attention`."""
+    """Returns the new stream [T, D], and keys and values as `_Attention` does.
+
+    The arguments are those of `_Attention.__call__`.
+    """
     attention_TxD, cache = self.attention(
       x_TxD, length, cache, start=start, segments=segments
     )
@@ -279,12 +303,14 @@ class _Embed(nnx.Module):
     start: int | Int[Array, ""] = 0,
     segments: Segments = None,
   ) -> Float[Array, "T D"]:
-    """Returns the stream of B sequences.
+    """Returns the first stream of B sequences: a row of the table per token.
 
     Args:
       tokens_BxL: The tokens.
       start: Position of the first token.
-      segments: Documents of the tokens (`models.attention`).
+      segments: Number of each token's segment, [B, L] (`models.attention`).
+        Positions then count from the start of each segment. None: a sequence is
+        one document.
     """
     # "fill" gives NaN for a token outside the vocabulary, and NaN stops the
     # run. The default would clamp the token and train on another one.
@@ -304,16 +330,18 @@ class _Embed(nnx.Module):
 
 
 class Decoder(nnx.Module):
-  """The whole decoder.
+  """The modules of the decoder: embedding, stacked blocks, last norm and head.
 
-  Its modules are built in the order in which they draw their parameters. With
-  another order, a seed would give other parameters.
+  The class cannot be called. `models.transformer` calls each of its modules.
+  A tied head is the embedding, so it has no module. The order in which the
+  modules are built matters: they draw their parameters in this order, so with
+  another order a seed would give other parameters.
   """
 
   def __init__(
     self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs, mix: Attention
   ):
-    """Builds the modules; see `_Attention`."""
+    """Builds the modules; arguments as in `_Attention`."""
     self.embed = _Embed(shape, dtype, rngs)
 
     @nnx.split_rngs(splits=shape.num_layers)

@@ -1,7 +1,7 @@
-"""Continues a text with tokens that a model draws one after the other.
+"""Generates text: a model draws the tokens after a prompt one by one.
 
-Keys and values of every layer are kept in a cache, so that a new token costs
-one position and not the whole text again.
+A cache holds the keys and values of all earlier positions in every layer. So a
+new token costs the computation of one position, not of the whole text.
 """
 
 import math
@@ -16,7 +16,8 @@ from dilocox_jax.checks import of_type, require, within_limits
 from dilocox_jax.models.attention import Cache
 from dilocox_jax.models.transformer import Model, Params
 
-NO_TOKEN = -1  # Where logits say nothing, as those of a model that diverged.
+# Stands for a token where the logits are not usable, as after a divergence.
+NO_TOKEN = -1
 
 
 def generate(
@@ -32,24 +33,25 @@ def generate(
   """Draws the tokens that follow a prompt.
 
   Args:
-    model: Model that can decode.
-    params: Its parameters.
-    prompt_BxL: At least one token of each text.
-    num_tokens: Number of tokens to draw, 0 or more.
+    model: Model with a function `decode`.
+    params: Parameters of the model.
+    prompt_BxL: Token ids of B texts with L tokens each, at least one token.
+    num_tokens: Number of tokens to draw for each text, 0 or more.
     key: Random key; the same key gives the same tokens.
-    temperature: Divides the logits; 0 takes the likeliest token.
-    top_p: Share of the probability that is drawn from, see `draw_token`.
+    temperature: Divisor of the logits; 0 takes the likeliest token.
+    top_p: Probability that the candidates must have together (`draw_token`).
 
   Returns:
-    The new tokens [B, num_tokens], int32. From `NO_TOKEN` on, a row means
-    nothing.
+    The new tokens [B, num_tokens], int32. If a row contains `NO_TOKEN`, this
+    entry and all later entries of the row are meaningless.
 
   Raises:
-    ValueError: If the model cannot decode, or has too few positions, the prompt
-      is empty or has tokens that the model lacks, or a number is outside its
-      limits.
+    ValueError: One line, if the model cannot decode or has too few positions,
+      if the prompt is empty or has ids outside the vocabulary, or if a number
+      is outside its limits.
   """
-  if (decode := model.decode) is None:
+  decode = model.decode
+  if decode is None:
     raise ValueError("this model has no cache to sample with")
   _check_limits(temperature, top_p)
   num_tokens = of_type("num_tokens", num_tokens, int)
@@ -66,28 +68,28 @@ def generate(
     return jnp.zeros((batch, 0), np.int32)
   dtype = jax.eval_shape(model.embed, params, prompt_BxL).dtype
   cache = empty_cache(model, batch, length + num_tokens, dtype)
-  logits, cache = decode(params, prompt_BxL, cache, 0)
+  logits_BxLxV, cache = decode(params, prompt_BxL, cache, 0)
   keys = jax.random.split(key, num_tokens)
-  token = draw_token(logits[:, -1], keys[0], temperature, top_p)
+  first_B = draw_token(logits_BxLxV[:, -1], keys[0], temperature, top_p)
 
-  def step(carry: tuple[Array, Cache], at: tuple[Array, Array]):
-    token, cache = carry
-    position, key = at
-    logits, cache = decode(params, token[:, None], cache, position)
-    token = draw_token(logits[:, -1], key, temperature, top_p)
-    return (token, cache), token
+  def step(carry: tuple[Array, Cache], position_and_key: tuple[Array, Array]):
+    token_B, cache = carry
+    position, key = position_and_key
+    logits_Bx1xV, cache = decode(params, token_B[:, None], cache, position)
+    token_B = draw_token(logits_Bx1xV[:, -1], key, temperature, top_p)
+    return (token_B, cache), token_B
 
   positions = jnp.arange(length, length + num_tokens - 1, dtype=np.int32)
-  _, others = jax.lax.scan(step, (token, cache), (positions, keys[1:]))
-  return jnp.concatenate([token[:, None], others.T], axis=1)
+  _, later_TxB = jax.lax.scan(step, (first_B, cache), (positions, keys[1:]))
+  return jnp.concatenate([first_B[:, None], later_TxB.T], axis=1)
 
 
 def _check_prompt(prompt: Any, vocab_size: int) -> None:
   """Raises ValueError unless a prompt is token ids [B, L] of a vocabulary.
 
   Args:
-    prompt: The prompt. Inside a program that is traced its ids are not known,
-      and whoever calls the program checks them.
+    prompt: The prompt. While a program is traced the ids are not known, so the
+      caller of the program has to check them.
     vocab_size: Number of different tokens.
   """
   require(
@@ -114,17 +116,29 @@ def _check_prompt(prompt: Any, vocab_size: int) -> None:
 def empty_cache(
   model: Model, batch: int, length: int, dtype: np.dtype
 ) -> Cache:
-  """Returns a cache of zeros for texts of a length.
+  """Returns a cache of zeros.
 
   Args:
-    model: The model; its shape gives the sizes of the cache.
+    model: Model whose layers, heads and head width the cache has.
     batch: Number of texts, B.
-    length: Tokens of a text for which there is room, those drawn included.
+    length: Tokens of a text, L: those of the prompt and those to be drawn.
     dtype: Type of keys and values.
+
+  Returns:
+    Arrays "key" and "value", [layers, B, L, heads of keys, head width].
   """
   sizes = model.shape
-  one = (sizes.num_layers, batch, length, sizes.kv_heads, sizes.head_width)
-  return {name: jnp.zeros(one, dtype) for name in ("key", "value")}
+  cache_shape = (
+    sizes.num_layers,
+    batch,
+    length,
+    sizes.kv_heads,
+    sizes.head_width,
+  )
+  return {
+    "key": jnp.zeros(cache_shape, dtype),
+    "value": jnp.zeros(cache_shape, dtype),
+  }
 
 
 def draw_token(
@@ -141,24 +155,26 @@ def draw_token(
   Source: Holtzman et al. 2019, arXiv 1904.09751, section 3.1 (top-p).
 
   Args:
-    logits_BxV: Logits of any float type; -inf is a token that is never drawn.
+    logits_BxV: Logits of any float type. A token with -inf is never drawn.
     key: Random key.
-    temperature: Divides the logits; 0 takes the likeliest token.
-    top_p: Tokens are drawn from the fewest that have this share together, 0 to
-      1. The likeliest token is always among them. Of equally likely tokens the
-      first ones come first.
+    temperature: Divisor of the logits; 0 takes the likeliest token.
+    top_p: Probability from 0 to 1. The candidates are the smallest set of the
+      likeliest tokens that has this probability together. The likeliest token
+      is always a candidate. Among equally likely tokens, the lower id counts as
+      likelier.
 
   Returns:
-    The tokens, int32. A row has `NO_TOKEN` if one of its logits is NaN, or all
-    are -inf.
+    The tokens [B], int32. A row has `NO_TOKEN` if one of its logits is NaN, or
+    if all of them are -inf.
 
   Raises:
-    ValueError: If a number is outside its limits.
+    ValueError: One line, if `temperature` or `top_p` is outside its limits.
   """
   _check_limits(temperature, top_p)
   logits_BxV = logits_BxV.astype(np.promote_types(np.float32, logits_BxV.dtype))
   highest_Bx1 = jnp.max(logits_BxV, axis=-1, keepdims=True)
-  has_token_B = (highest_Bx1 > -jnp.inf)[:, 0]  # It is not if a logit is NaN.
+  # The comparison is false if a logit is NaN.
+  has_token_B = (highest_Bx1 > -jnp.inf)[:, 0]
   if temperature == 0:
     tokens_B = jnp.argmax(logits_BxV, axis=-1)
   else:
@@ -167,6 +183,7 @@ def draw_token(
 
 
 def _check_limits(temperature: float | int, top_p: float | int) -> None:
+  """Raises ValueError if a number is outside its limits."""
   within_limits("temperature", temperature, at_least=0, below=math.inf)
   within_limits("top_p", top_p, at_least=0, at_most=1)
 
@@ -178,30 +195,51 @@ def _drawn(
   temperature: float | int,
   top_p: float | int,
 ) -> Array:
-  """Draws tokens at a temperature above 0."""
-  if temperature > 1:  # Here a difference could overflow, below 1 a quotient.
+  """Draws tokens at a temperature above 0.
+
+  Args:
+    logits_BxV: Logits in at least fp32.
+    highest_Bx1: Highest logit of each row.
+    key: Random key.
+    temperature: Divisor of the logits, above 0.
+    top_p: As in `draw_token`.
+
+  Returns:
+    The tokens, [B].
+  """
+  # Above 1 the difference of two logits could overflow, so both are divided
+  # first. Below 1 a quotient could overflow, so they are subtracted first.
+  if temperature > 1:
     scaled_BxV = logits_BxV / temperature - highest_Bx1 / temperature
   else:
     scaled_BxV = (logits_BxV - highest_Bx1) / temperature
-  # The likeliest token has 0, also where a tiny temperature rounds to 0. What a
-  # logit of -inf or one beside inf has does not depend on the temperature: a
-  # huge one rounds to inf, and inf / inf is no number.
+  # Two cases are set by hand, because 0 / 0 and inf / inf are NaN. The
+  # temperature may have been rounded to 0, and then the likeliest token gets 0.
+  # It may have been rounded to inf, and then a logit of -inf stays -inf. If the
+  # highest logit is inf, all lower logits get -inf.
   is_out_BxV = (logits_BxV == -jnp.inf) | (highest_Bx1 == jnp.inf)
   scaled_BxV = jnp.where(is_out_BxV, -jnp.inf, scaled_BxV)
   scaled_BxV = jnp.where(logits_BxV == highest_Bx1, 0.0, scaled_BxV)
-  if top_p < 1:  # Sums of rounded shares may reach 1 before the last token.
+  # With top_p = 1 all tokens are candidates. The sum would not say so, because
+  # rounded probabilities may add up to 1 before the last token.
+  if top_p < 1:
     is_in_BxV = _has_top_share(scaled_BxV, top_p)
     scaled_BxV = jnp.where(is_in_BxV, scaled_BxV, -jnp.inf)
   return jax.random.categorical(key, scaled_BxV)
 
 
 def _has_top_share(logits_BxV: Array, top_p: float | int) -> Array:
-  """Returns which tokens are the fewest that have a share together."""
+  """Returns whether each token is a candidate of top-p sampling, [B, V].
+
+  Args:
+    logits_BxV: Logits.
+    top_p: As in `draw_token`.
+  """
   order_BxV = jnp.argsort(-logits_BxV, axis=-1, stable=True)
   shares_BxV = jnp.take_along_axis(
     jax.nn.softmax(logits_BxV, axis=-1), order_BxV, axis=-1
   )
-  # A token stays if those before it have less than the share.
+  # A token is a candidate if the likelier tokens have less than top_p together.
   before_BxV = jnp.cumsum(shares_BxV, axis=-1) - shares_BxV
   stays_BxV = (before_BxV < top_p).at[:, 0].set(True)
   rank_BxV = jnp.argsort(order_BxV, axis=-1)

@@ -1,15 +1,17 @@
-"""Reads and writes files of tensors in the form of `transformers`: safetensors.
+"""Reads and writes tensors as `transformers` does, in files of safetensors.
 
-A folder has all tensors in `model.safetensors`, or divides them among several
-files. Then `model.safetensors.index.json` names the file of each tensor:
+A checkpoint is a folder. All tensors are in `model.safetensors`, or they are
+divided among several files. In the second case `model.safetensors.index.json`
+names the file of each tensor:
 
     {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors", ...}}
 
-Only what belongs to the checkpoint is read. Other files in the folder may be
-left from an earlier save, and would overwrite newer tensors.
+Only the files of the checkpoint are read. The folder may have files of an
+earlier save, whose older tensors would replace the newer ones.
 
-The values are mapped and not read: a file may be larger than memory. A file of
-ours has a digest of its tensors, so that a flipped bit is noticed.
+Files are mapped into memory, because a file may be larger than memory. A file
+that this module has written contains a digest of its tensors, so that a flipped
+bit is noticed when the file is read.
 """
 
 import hashlib
@@ -27,8 +29,10 @@ from dilocox_jax.checks import extra_package, json_file, json_object, require
 TENSORS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 SUFFIX = ".safetensors"
-_DIGEST = "sha256"  # Key of the metadata of a file.
+# Keys of a file's header and of its metadata.
 _METADATA = "__metadata__"
+_DIGEST = "sha256"
+# The type of numpy for each type of safetensors.
 _DTYPES: Mapping[str, Any] = {
   "F64": np.float64,
   "F32": np.float32,
@@ -51,32 +55,45 @@ _DTYPES: Mapping[str, Any] = {
 
 
 def read_tensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
-  """Maps the tensors of a folder by name, each in the type of its file.
+  """Maps the tensors of a checkpoint into memory.
 
   Args:
-    folder: Folder of a checkpoint.
+    folder: Folder of the checkpoint.
+
+  Returns:
+    The tensors by name, in the types that their files have.
 
   Raises:
-    ValueError: One line, if a file is missing or damaged, has a type that numpy
-      lacks, or it is not clear which files belong to the checkpoint.
+    ValueError: One line, if a file is missing or damaged, if a tensor has a
+      type that numpy lacks, or if it is not clear which files belong to the
+      checkpoint.
   """
   weight_map = _weight_map(folder)
   if weight_map is None:
-    return _mapped(_only_file(folder))
-  by_file = {name: _mapped(folder / name) for name in {*weight_map.values()}}
+    return _map_file(_only_file(folder))
+  file_names = set(weight_map.values())
+  by_file = {name: _map_file(folder / name) for name in file_names}
   tensors = {}
-  for key, name in weight_map.items():
+  for key, file_name in weight_map.items():
     require(
-      key in by_file[name],
-      f"{folder / INDEX_FILE} says that {name} has the tensor {key!r}, but it "
-      "has not: copy both again",
+      key in by_file[file_name],
+      f"{folder / INDEX_FILE} says that {file_name} has the tensor {key!r}, "
+      "but it has not: copy both again",
     )
-    tensors[key] = by_file[name][key]
+    tensors[key] = by_file[file_name][key]
   return tensors
 
 
 def _weight_map(folder: pathlib.Path) -> dict[str, str] | None:
-  """Returns the file of each tensor by the folder's index, if it has one."""
+  """Returns the name of the file of each tensor, from the folder's index.
+
+  Returns:
+    Names of files by names of tensors; None if the folder has no index.
+
+  Raises:
+    ValueError: One line, if the index is damaged, or if the folder also has a
+      file with all tensors.
+  """
   path = folder / INDEX_FILE
   if not path.exists():
     return None
@@ -85,16 +102,16 @@ def _weight_map(folder: pathlib.Path) -> dict[str, str] | None:
   require(is_map, f"{path} is damaged: it has no weight_map; copy it again")
   assert isinstance(weight_map, dict)
   for name in weight_map.values():
-    # A name must not lead out of the folder.
+    # A path such as "../x" would lead out of the folder.
     is_name = isinstance(name, str) and pathlib.PurePath(name).name == name
     require(
       is_name and name.endswith(SUFFIX),
       f"{path} is damaged: {name!r} names no {SUFFIX} file of the folder; copy "
       "it again",
     )
-  is_alone = {*weight_map.values()} == {TENSORS_FILE}
+  names_only_that_file = set(weight_map.values()) == {TENSORS_FILE}
   require(
-    is_alone or not (folder / TENSORS_FILE).exists(),
+    names_only_that_file or not (folder / TENSORS_FILE).exists(),
     f"{folder} has {TENSORS_FILE} and also {INDEX_FILE}, which names other "
     "files: remove the one that an earlier save left",
   )
@@ -102,7 +119,11 @@ def _weight_map(folder: pathlib.Path) -> dict[str, str] | None:
 
 
 def _only_file(folder: pathlib.Path) -> pathlib.Path:
-  """Returns the file that has all tensors of a folder without an index."""
+  """Returns the file that has all tensors of a folder without an index.
+
+  Raises:
+    ValueError: One line, if there is no such file, or if there are several.
+  """
   if (folder / TENSORS_FILE).exists():
     return folder / TENSORS_FILE
   paths = sorted(folder.glob(f"*{SUFFIX}"))
@@ -115,12 +136,22 @@ def _only_file(folder: pathlib.Path) -> pathlib.Path:
   return paths[0]
 
 
-def _mapped(file: pathlib.Path) -> dict[str, np.ndarray]:
-  """Maps the tensors of one file, once its header and digest were checked."""
+def _map_file(file: pathlib.Path) -> dict[str, np.ndarray]:
+  """Maps the tensors of one file into memory, and checks header and digest.
+
+  Returns:
+    The tensors by name.
+
+  Raises:
+    ValueError: One line, if the file is missing or damaged, or if a tensor has
+      a type that numpy lacks.
+  """
   header = _header(file)
   metadata = header.pop(_METADATA, {})
   content = np.memmap(file, np.uint8, "r")
-  start = 8 + struct.unpack("<Q", content[:8].tobytes())[0]
+  # The first 8 bytes are the length of the header, and the values follow it.
+  (header_size,) = struct.unpack("<Q", content[:8].tobytes())
+  start = 8 + header_size
   tensors = {}
   for key, entry in header.items():
     name = entry["dtype"]
@@ -142,13 +173,18 @@ def _mapped(file: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _header(file: pathlib.Path) -> dict[str, Any]:
-  """Returns the header of a file, which the library has checked."""
+  """Returns the header of a file, after the library has checked the file.
+
+  Raises:
+    ValueError: One line, if the file is missing, damaged or no regular file.
+  """
   library = extra_package("safetensors", str(file), "weights")
-  # The library would wait for a FIFO, for ever.
-  is_other = file.exists() and not file.is_file()
-  require(not is_other, f"{file} is no file: copy the checkpoint again")
+  # The library would wait for ever to read from a FIFO.
+  is_special = file.exists() and not file.is_file()
+  require(not is_special, f"{file} is no file: copy the checkpoint again")
   try:
-    # It also finds offsets that overlap, leave gaps, or lie beyond the end.
+    # Opening the file by the library also finds offsets that overlap, leave
+    # gaps, or lie beyond the end of the file.
     with library.safe_open(file, framework="np"):
       pass
     with file.open("rb") as opened:
@@ -161,26 +197,27 @@ def _header(file: pathlib.Path) -> dict[str, Any]:
 
 
 def _digest_of(tensors: Mapping[str, np.ndarray]) -> str:
-  """Returns the SHA-256 of tensors: of names, types, shapes and values."""
-  whole = hashlib.sha256()
+  """Returns the SHA-256 of names, types, shapes and values of tensors (hex)."""
+  total = hashlib.sha256()
   for key, values in sorted(tensors.items()):
     description = f"{key} {values.dtype} {values.shape} "
-    whole.update(hashlib.sha256(description.encode()).digest())
-    whole.update(hashlib.sha256(np.ascontiguousarray(values).data).digest())
-  return whole.hexdigest()
+    total.update(hashlib.sha256(description.encode()).digest())
+    total.update(hashlib.sha256(np.ascontiguousarray(values).data).digest())
+  return total.hexdigest()
 
 
 def write_tensors(
   path: pathlib.Path, tensors: Mapping[str, np.ndarray]
 ) -> None:
-  """Writes tensors for PyTorch, with the mode that other files get.
+  """Writes a file of tensors that PyTorch can read.
 
-  The host holds the file a second time in memory while it is written. The
-  library can also write to a path, but would follow a link there.
+  The file gets the same permissions as the other files of this package. While
+  it is written, the host holds a second copy of the tensors in memory. The
+  library could write to the path without a copy, but it would follow a link.
 
   Args:
-    path: The file; it is replaced as a whole.
-    tensors: Arrays of one of numpy's own types by name.
+    path: The file. It is replaced as a whole.
+    tensors: Arrays by name, of types that numpy itself has.
   """
   library = extra_package("safetensors.numpy", str(path), "weights")
   metadata = {"format": "pt", _DIGEST: _digest_of(tensors)}
@@ -191,15 +228,16 @@ def write_tensors(
 def check_alone(folder: pathlib.Path, written: set[str]) -> None:
   """Refuses a folder that has files of another checkpoint.
 
-  Readers would take both for one checkpoint: `transformers` adds adapters that
-  it finds beside a model, and reads an index that an earlier save left.
+  Readers would take the files for one checkpoint: `transformers` applies
+  adapters that lie beside a model, and follows the index of an earlier save.
 
   Args:
     folder: Folder to write into.
     written: Names of the files that are about to be replaced.
 
   Raises:
-    ValueError: One line that names a file.
+    ValueError: One line that names a file of another checkpoint, or a path to
+      be replaced that is no regular file.
   """
   for path in sorted(folder.iterdir()):
     is_tensors = path.name.endswith((SUFFIX, f"{SUFFIX}.index.json"))

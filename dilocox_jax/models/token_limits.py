@@ -36,25 +36,25 @@ class TokenLimits:
   """The numbers of different tokens that the parts of a model know.
 
   Attributes:
-    logits: Number of logits of a token, V.
-    table: Number of rows of the smallest table in which tokens are looked up.
-      None: no such lookup was found, as in a model that multiplies one-hot
+    num_logits: Number of logits of a token, V.
+    table_rows: Number of rows of the smallest table in which tokens are looked
+      up. None: no such lookup was found, as in a model that multiplies one-hot
       vectors, or that changes ids before it looks them up.
   """
 
-  logits: int
-  table: int | None
+  num_logits: int
+  table_rows: int | None
 
 
 def token_limits(
   logits: Callable[[Any, Array], Array], params: Any, shape: tuple[int, int]
 ) -> TokenLimits:
-  """Reads how many tokens a model knows.
+  """Reads how many different tokens a model knows.
 
   Args:
     logits: Function (parameters, tokens [B, L]) -> logits [B, L, V].
-    params: Shapes of the parameters.
-    shape: (B, L).
+    params: Shapes of the parameters, a tree of `jax.ShapeDtypeStruct`.
+    shape: Shape (B, L) of the tokens with which the function is traced.
 
   Raises:
     ValueError: If the function does not return logits.
@@ -71,12 +71,15 @@ def token_limits(
   token_variable = traced.jaxpr.invars[-1]
   table_rows = _rows_of_tables(traced.jaxpr, {token_variable})
   return TokenLimits(
-    logits=result.shape[-1], table=min(table_rows, default=None)
+    num_logits=result.shape[-1], table_rows=min(table_rows, default=None)
   )
 
 
 def _rows_of_tables(jaxpr: Jaxpr, ids: set[Any]) -> Iterator[int]:
   """Yields the number of rows of each table in which tokens are looked up.
+
+  The function follows the ids through the operations that move them, and into
+  the programs that the program calls.
 
   Args:
     jaxpr: Program, or a part of one.
@@ -105,10 +108,11 @@ def _rows_of_tables(jaxpr: Jaxpr, ids: set[Any]) -> Iterator[int]:
 
 
 def _program_inside(equation: Any) -> Jaxpr | None:
-  """Returns the program that an equation calls, e.g. that of `jit`.
+  """Returns the program that an equation calls, e.g. the function of a `jit`.
 
   Returns:
-    The program; None if the equation is not a call.
+    The program. None if the equation is not a call, or if the program has
+    another number of inputs than the equation, as in a `while` loop.
   """
   for value in equation.params.values():
     program = value.jaxpr if isinstance(value, ClosedJaxpr) else value
@@ -123,8 +127,13 @@ def _keeps_ids(equation: Any, ids: set[Any]) -> bool:
   """Returns whether the result of an operation is token ids again.
 
   Libraries let negative indices count from the end, by
-  `select(id < 0, id + rows, id)`. So a sum of ids and a positive number counts
-  as ids. A selection counts as ids only if all its choices are ids.
+  `select(id < 0, id + rows, id)`. So a sum of ids and a number that is not
+  negative counts as ids. A selection counts as ids only if all its choices are
+  ids.
+
+  Args:
+    equation: An operation that reads token ids.
+    ids: Variables that hold token ids.
   """
   name = equation.primitive.name
   if name == "add":

@@ -1,4 +1,4 @@
-"""FragmentView fragments out of a parameter tree, and puts them back.
+"""Takes fragments out of a parameter tree, and puts them back.
 
 A fragment is the whole tree, a slice of every leaf, some layers of the stacked
 leaves or everything else, or some leaves (`plan.schedule.fragments`). It is a
@@ -6,11 +6,11 @@ tree like the caller's, in which `optax.MaskedNode()` stands for the leaves
 of other fragments, as in `optax.masked`. So optax's functions for states, such
 as `optax.tree.map_params`, work.
 
-Fragments with the same shapes make a *group*: what tells them apart is data,
-their *place*, so one program serves them all. Slices are one group, and so are
-the layer fragments.
+Fragments with the same shapes make a *group*. They differ in their *index*
+alone, which is an argument of a program, so one program serves the whole group.
+Slices are one group, and so are the layer fragments.
 
-Short fragments: 5 layers, P = 3, strided, have the places
+Short fragments: 5 layers, P = 3, strided, have the indices
 
     fragment 1: layers 0, 2, 4
     fragment 2: layers 1, 3, and 5 = num_layers, which stands for no layer
@@ -95,11 +95,12 @@ class FragmentView:
     numbers = range(self.count)
     return [min(p, 1) for p in numbers] if self._by_rows else [*numbers]
 
-  def place(self, fragment: int) -> np.ndarray | None:
-    """Returns what tells a fragment from others of its group.
+  def index(self, fragment: int) -> np.ndarray | None:
+    """Returns the index of a fragment in its group, as `extract` takes it.
 
     Returns:
-      The number of a slice (int32 scalar), layers [K] int32, or None.
+      The number of the slice (int32 scalar), or the numbers of the K layers
+      ([K] int32). None: The fragment is the only one of its group.
     """
     if self._slices:
       return np.asarray(fragment, np.int32)
@@ -108,37 +109,37 @@ class FragmentView:
       return division.layer_table[fragment - 1]
     return None
 
-  def extract(self, tree: Tree, group: int, place: Any) -> Tree:
+  def extract(self, tree: Tree, group: int, index: Any) -> Tree:
     """Returns one fragment of a tree.
 
     Args:
       tree: Parameters of one replica.
       group: Group of the fragment.
-      place: Its place (`place`), which may be traced.
+      index: Index of the fragment in its group (`index`); it may be traced.
     """
     owner = self.divided(shapes_by_path(tree))
 
     def take(path, leaf: Array) -> Any:
       if slices := self._slices:
         rows, axis = _in_slices(path, leaf, slices)
-        rows = jax.lax.dynamic_index_in_dim(rows, place, axis + 1, False)
+        rows = jax.lax.dynamic_index_in_dim(rows, index, axis + 1, False)
         return _joined(rows, axis, 2)
       if owner[path_name(path)] != group:
         return optax.MaskedNode()
-      if place is None:
+      if index is None:
         return leaf
-      layers = jnp.asarray(place)
+      layers = jnp.asarray(index)
       return jnp.take(leaf, layers, axis=0, mode="fill", fill_value=0)
 
     return jax.tree_util.tree_map_with_path(take, tree)
 
-  def insert(self, tree: Tree, group: int, place: Any, values: Tree) -> Tree:
+  def insert(self, tree: Tree, group: int, index: Any, values: Tree) -> Tree:
     """Returns the tree with one fragment replaced by values like `extract`'s.
 
     Args:
       tree: Parameters of one replica.
       group: Group of the fragment.
-      place: Its place, as in `extract`.
+      index: Index of the fragment in its group, as in `extract`.
       values: The fragment, a tree that `extract` could have returned.
     """
     owner = self.divided(shapes_by_path(tree))
@@ -150,12 +151,12 @@ class FragmentView:
         rows, axis = _in_slices(path, old, slices)
         new = new.reshape(*rows.shape[: axis + 1], *rows.shape[axis + 2 :])
         put_in = jax.lax.dynamic_update_index_in_dim
-        return _whole(put_in(rows, new, place, axis + 1), axis, old.shape)
+        return _whole(put_in(rows, new, index, axis + 1), axis, old.shape)
       if owner[path_name(path)] != group:
         return old
-      if place is None:
+      if index is None:
         return new
-      return old.at[jnp.asarray(place)].set(new, mode="drop")
+      return old.at[jnp.asarray(index)].set(new, mode="drop")
 
     return jax.tree_util.tree_map_with_path(
       put, values, tree, is_leaf=is_masked
@@ -179,7 +180,7 @@ class FragmentView:
       return jax.tree_util.tree_map_with_path(join, like, *parts)
     whole = jax.tree.map(jnp.zeros_like, like)
     for number, part in enumerate(parts):
-      whole = self.insert(whole, self.groups[number], self.place(number), part)
+      whole = self.insert(whole, self.groups[number], self.index(number), part)
     return whole
 
   def check(self, params: Tree) -> None:

@@ -28,6 +28,7 @@ import optax
 
 from dilocox_jax.aggregator import Aggregator
 from dilocox_jax.checks import require
+from dilocox_jax.coroutines import Coroutine, as_function
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.outer.average import check_outermost
 from dilocox_jax.outer.drift import squared_norm
@@ -35,7 +36,6 @@ from dilocox_jax.outer.rules import ApplyRule, ExchangeResult
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.schedule.methods import RULES, Method
 from dilocox_jax.trees import Array, Scalar, Tree
-from dilocox_jax.turns import Pausing, without_pauses
 
 
 class FragmentState(NamedTuple):
@@ -158,12 +158,14 @@ class OuterStep:
     Returns:
       The result, and the new state of the aggregator.
     """
-    return without_pauses(self.exchange_paused)(state, own, weight)
+    return as_function(self.exchange_coroutine)(state, own, weight)
 
-  def exchange_paused(
+  def exchange_coroutine(
     self, state: FragmentState, own: Tree, weight: Scalar | None = None
-  ) -> Pausing:
-    """Runs `exchange` with pauses for inner steps (`Aggregator.paused`).
+  ) -> Coroutine:
+    """Returns `exchange` as a coroutine, which stops for inner steps.
+
+    It stops where `Aggregator.average_coroutine` does.
 
     Args:
       state: State of the fragment.
@@ -171,7 +173,7 @@ class OuterStep:
       weight: Factor of it in the mean, as in `exchange`.
     """
     values = own if weight is None else _weighted(own, weight)
-    averaged = yield from self.aggregator.paused(
+    averaged = yield from self.aggregator.average_coroutine(
       values, state.exchange, state.params
     )
     retained = averaged.retained

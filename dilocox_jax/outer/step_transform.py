@@ -44,7 +44,7 @@ class Moving(NamedTuple):
 # What a step does, and the states of all groups of fragments.
 Operand = tuple[Moving, tuple[FragmentState, ...]]
 Changed = tuple[Moving, FragmentState]  # And the state of one fragment.
-Cut = tuple[int, Any]  # The group of a fragment, and its place in it.
+Cut = tuple[int, Any]  # The group of a fragment, and its index in the group.
 
 
 def pseudo_gradient_steps(
@@ -136,19 +136,19 @@ class _FragmentEvents:
     first one. It is applied when it is the first, and zeros before that.
     """
 
-    def first(place: Any) -> FragmentState:
-      own = self.view.extract(params, self.groups[members[0]], place)
+    def first(index: Any) -> FragmentState:
+      own = self.view.extract(params, self.groups[members[0]], index)
       zeros = jax.tree.map(jnp.zeros_like, own)
       in_flight = (zeros,) * self.schedule.depth
       return self.outer.init(own)._replace(in_flight=in_flight)
 
-    places = self._places(members)
-    return first(places) if len(members) == 1 else jax.vmap(first)(places)
+    indices = self._indices(members)
+    return first(indices) if len(members) == 1 else jax.vmap(first)(indices)
 
-  def _places(self, members: list[int]) -> Any:
-    """Returns the place of a fragment, or of all of a group, stacked."""
-    places: list[Any] = [self.view.place(fragment) for fragment in members]
-    return places[0] if len(places) == 1 else jnp.asarray(np.stack(places))
+  def _indices(self, members: list[int]) -> Any:
+    """Returns the index of one fragment, or the stacked indices of several."""
+    indices: list[Any] = [self.view.index(fragment) for fragment in members]
+    return indices[0] if len(indices) == 1 else jnp.asarray(np.stack(indices))
 
   def run(
     self,
@@ -202,19 +202,19 @@ class _FragmentEvents:
     """Runs an event of a fragment of a group."""
     moving, fragments = operand
     members = self.members[group]
-    place = self._places(members)
+    index = self._indices(members)
     state = fragments[group]
-    index = 0
+    row = 0
     if len(members) > 1:
-      index = jnp.clip(number - members[0], 0, len(members) - 1)
+      row = jnp.clip(number - members[0], 0, len(members) - 1)
       take = jax.lax.dynamic_index_in_dim
-      place = place[index]
-      state = jax.tree.map(lambda leaf: take(leaf, index, 0, False), state)
-    moving, state = event((group, place), moving, state)
+      index = index[row]
+      state = jax.tree.map(lambda leaf: take(leaf, row, 0, False), state)
+    moving, state = event((group, index), moving, state)
     if len(members) > 1:
       put = jax.lax.dynamic_update_index_in_dim
       state = jax.tree.map(
-        lambda old, new: put(old, new, index, 0), fragments[group], state
+        lambda old, new: put(old, new, row, 0), fragments[group], state
       )
     return moving, (*fragments[:group], state, *fragments[group + 1 :])
 
@@ -237,7 +237,7 @@ class _FragmentEvents:
     elif self.schedule.is_whole_rounds:
       apply = self._if_arrived(params, moving, cut, has_arrived)
     else:
-      # It was applied in a step before. Its place is free.
+      # The oldest pseudo-gradient was applied in an earlier step.
       in_flight = in_flight[1:]
       num_arrived = 0
       apply = lambda state, own, fresh: (state, moving, None)  # noqa: E731

@@ -1,6 +1,6 @@
 """Adaptive compression: the rank and the H of the next rounds.
 
-The rank of the averaged update is measured in every round. After some rounds
+The rank of each averaged update is measured. After some rounds
 the mean of the measured ranks sets the next rank. Only a few ranks can be
 chosen, the *ladder*, since every rank has a program of its own. H follows the
 bytes: at the first rank a transfer takes no longer than H inner steps, and a
@@ -8,11 +8,11 @@ transfer at a smaller rank needs proportionally fewer steps to hide it. All
 functions here are pure functions of the measurements, so a run that is resumed
 goes on as if it had not been interrupted.
 
-Low-rank factors have the spectrum of their product: if the left factor is
-orthonormal, the singular values of the right factor are those of the product.
-The *energy rank* is the number of directions that hold a given share of the
-squared norm. For the spectrum of squared singular values (8, 1, 0.5, 0.5),
-whose sum is 10, it is 3 for a share of 0.95 and 2 for a share of 0.9.
+The rank is measured on the factors: if the left factor is orthonormal, the
+right factor and the product of both have the same singular values. The *energy
+rank* is the smallest number of directions that hold a given share of the
+squared norm. For example, the squared singular values (8, 1, 0.5, 0.5) have the
+sum 10. Their energy rank is 3 for a share of 0.95 and 2 for a share of 0.9.
 
 Example: with a first rank of 16 the ladder is 16, 10, 6, 3, 2. A measured mean
 of 8 needs 8 / 0.9 = 8.9, so the next rank is 10. If an exchange at rank 10 has
@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+# Nothing adapts, the rank alone, or the rank and H.
 MODES = ("off", "rank", "rank_and_interval")
 # An update whose energy rank is close to the rank of the factors may have more
 # directions that were not sent. So the next rank is chosen such that a tenth of
@@ -35,10 +36,10 @@ _USED_SHARE = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class RoundSetting:
-  """Rank and H of some rounds.
+  """Rank and H of the rounds up to the next change.
 
   Attributes:
-    rank: Rank of low-rank factors; 0: the codec has no factors.
+    rank: Rank of the low-rank factors. 0: the codec has no factors.
     sync_interval: H (inner steps).
   """
 
@@ -57,9 +58,10 @@ class Policy:
 
   Attributes:
     first: The setting of the first rounds: the largest rank, and its H.
-    mode: Which values adapt, one of `MODES`.
-    window_rounds: Number of rounds that are measured before each new setting,
-      c.
+    mode: Which values adapt, one of `MODES`. With "off" nobody calls
+      `next_setting`.
+    window_rounds: c, the number of rounds that are measured before each new
+      setting.
     energy: Share of the squared norm that the energy rank must hold.
   """
 
@@ -70,10 +72,12 @@ class Policy:
 
   @property
   def ladder(self) -> tuple[int, ...]:
-    """The ranks that can be chosen, descending, from the first to an eighth.
+    """The ranks that can be chosen, descending, from the first rank.
 
-    The ratio of neighbors is about the fourth root of 8, which is 1.68, so that
-    there are five ranks.
+    The last rank is an eighth of the first rank, but at least 1. Five ranks are
+    evenly spaced by their ratio, which is the fourth root of 8 (1.68) if the
+    first rank is a multiple of 8. Small ranks that round to the same number
+    count once: a first rank of 4 has the ladder 4, 3, 2, 1.
     """
     lowest = max(1, self.first.rank // 8)
     rungs = {
@@ -85,21 +89,25 @@ class Policy:
   def next_setting(
     self, measured: Sequence[float | int], bytes_of: Callable[[int], int]
   ) -> RoundSetting:
-    """Returns the lowest rank that holds the measured energy ranks, and its H.
+    """Returns the rank and the H of the next rounds.
 
-    A measured rank never exceeds the present rank. So a rank that is too small
-    grows by one step of the ladder at a time.
+    The rank is the lowest rank of the ladder of which at least a tenth would be
+    unused at the mean of the measured ranks. If the ladder has no such rank, it
+    is the first one. A measured rank never exceeds the present rank. So a rank
+    that is too small grows by one step of the ladder at a time.
 
     Args:
-      measured: Energy rank of the averaged update, one value for each round.
-      bytes_of: Function from a rank to the bytes of an exchange.
+      measured: Energy ranks of averaged updates, one for each exchange of the
+        measured rounds. It must not be empty.
+      bytes_of: Function from a rank to the bytes that an exchange sends.
     """
     ladder = self.ladder
     needed = sum(measured) / len(measured) / _USED_SHARE
     rank = min([rank for rank in ladder if rank >= needed], default=ladder[0])
     interval = self.first.sync_interval
     if self.mode == "rank_and_interval":
-      # The shortest H that hides a transfer as the first H did.
+      # The shortest H whose inner steps, for each byte of an exchange, are no
+      # fewer than at the first rank and the first H.
       share = bytes_of(rank) / bytes_of(ladder[0])
       interval = max(1, math.ceil(interval * share))
     return RoundSetting(rank, interval)
@@ -115,8 +123,8 @@ def spectra_of(grams: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
   Returns:
     Spectra by path, [layers in use, rank in use], descending. Layers of zeros,
-    which fill up short fragments, are left out. So are leaves without any other
-    layers.
+    which fill up short fragments, are left out. A leaf that has only layers of
+    zeros is left out, too.
   """
   spectra = {}
   for path, gram in grams.items():
@@ -140,11 +148,15 @@ def energy_rank(spectra: Mapping[str, np.ndarray], share: float) -> float:
     share: Share of the energy, above 0 and at most 1.
 
   Returns:
-    The mean over all matrices of all leaves.
+    The mean over all matrices of all leaves. A matrix of zeros counts as 0.
+
+  Raises:
+    ValueError: If there are no spectra.
   """
   counts = []
   for spectrum in spectra.values():
     total = spectrum.sum(axis=-1, keepdims=True)
+    # Without the tolerance, rounding could ask for one direction too many.
     reached = np.cumsum(spectrum, axis=-1) >= share * total * (1 - 1e-6)
     count = np.argmax(reached, axis=-1) + 1
     counts.append(np.where(total[..., 0] > 0, count, 0))

@@ -19,10 +19,18 @@ Lazy = Callable[..., Any] | str
 
 
 class Registry(dict[str, Part]):
-  """Parts of one kind by name, from this package and from extensions."""
+  """Parts of one kind by name, from this package and from extensions.
+
+  A part is anything that a config chooses by name, e.g. a codec, a method or a
+  rule.
+  """
 
   def __init__(self, kind: str):
-    """Makes an empty registry of a kind, e.g. "codec"."""
+    """Makes an empty registry.
+
+    Args:
+      kind: Kind of the parts, e.g. "codec". Messages begin with it.
+    """
     super().__init__()
     self._kind = kind
 
@@ -34,7 +42,8 @@ class Registry(dict[str, Part]):
       part: The part.
 
     Raises:
-      ValueError: If the name is taken, or cannot be part of a config value.
+      ValueError: If the name is taken, or has other characters than letters,
+        digits and _.
     """
     require(
       name.isidentifier(),
@@ -48,7 +57,7 @@ def check_lazy(what: str, reference: Any) -> None:
   """Raises ValueError unless a value is a function or a 'module:name'.
 
   Args:
-    what: The part and role that the value is for, for the message.
+    what: What the value is, for the message, e.g. "rule 'mix': build".
     reference: The value to check.
   """
   is_import_path = isinstance(reference, str) and reference.count(":") == 1
@@ -75,14 +84,14 @@ def loaded(reference: Lazy) -> Callable[..., Any]:
 
 
 def parts_of(text: str) -> list[tuple[str, dict[str, Any]]]:
-  """Returns name and settings of each part that a text names.
+  """Returns the name and the settings of each part in a text.
 
   For example, "low_rank(rank=4)+int" gives ("low_rank", {"rank": 4}) and
-  ("int", {}). A value is a number or a text. A text needs no quotes if it is a
-  name.
+  ("int", {}). The value of a setting is a Python literal. Text needs no quotes
+  if it is an identifier.
 
   Args:
-    text: Names joined by "+". Settings may follow a name.
+    text: Names joined by "+". Settings in parentheses may follow a name.
 
   Raises:
     ValueError: If the text has another form.
@@ -94,7 +103,13 @@ def parts_of(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def text_of_part(name: str, settings: Mapping[str, Any]) -> str:
-  """Returns the text of one part, from which `parts_of` reads it again."""
+  """Returns the text of one part, from which `parts_of` reads the part again.
+
+  Args:
+    name: Name of the part.
+    settings: Values by name of the setting. Without settings the text is the
+      name alone.
+  """
   if not settings:
     return name
   texts = [f"{key}={_text(value)}" for key, value in settings.items()]
@@ -102,7 +117,7 @@ def text_of_part(name: str, settings: Mapping[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-  """Returns a value as `parts_of` reads it, without quotes if it is a name."""
+  """Returns the text of a setting's value, without quotes if they can go."""
   if isinstance(value, str) and value.isidentifier():
     return value
   return repr(value)
@@ -128,7 +143,7 @@ def _parts(node: ast.expr) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _value(node: ast.expr) -> Any:
-  """Returns the value of a setting. A name is a text without quotes."""
+  """Returns the value of a setting. An identifier is text without quotes."""
   if isinstance(node, ast.Name):
     return node.id
   return ast.literal_eval(node)
@@ -140,11 +155,13 @@ COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
 ATTENTIONS = ("auto", "plain", "blockwise", "cudnn", "splash")
 STACKED_BY = ("auto", "map", "vmap")  # How stacked replicas are run.
 SCHEDULES = ("constant", "cosine", "wsd")  # Inner learning rates.
-# A residual is the difference to the replica's own message, or to the mean.
+# A residual is measured against the replica's own message, or the mean of all.
 REFERENCES = ("own", "mean")
-REMATS = ("none", "dots", "full")  # What a backward computes again.
+# A backward pass computes nothing again; all but the matrix products; or all.
+REMATS = ("none", "dots", "full")
 MEMORIES = ("device", "pinned_host")  # Where the outer state is kept.
-# A delayed exchange is a part of the window's program, or runs in a thread.
+# A delayed exchange is a part of the window's program ("round"), or runs in a
+# thread of its own.
 DISPATCHES = ("auto", "round", "thread")
 
 # The kernel "splash" takes sequences whose length is a multiple of this.
@@ -161,7 +178,7 @@ def check_splash_length(length: int) -> None:
   )
 
 
-# Options of optimizers that a config can set.
+# Optimizer options that a config can set.
 ALL_OPTIONS = ("b1", "b2", "weight_decay", "momentum", "nesterov")
 # The options of `ALL_OPTIONS` that common optimizers take. They are checked
 # without optax. For all other optimizers, optax itself checks the options.

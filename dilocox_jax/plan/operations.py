@@ -1,8 +1,8 @@
 """The operations over replicas of which exchanges consist.
 
-The class of an operation says how many bytes one replica sends, and which
-messages these are. The trainer and the report count the bytes. The simulator
-sends the messages over links.
+The class of an operation says how many bytes one replica sends, and in which
+messages. The trainer and the report count the bytes. The simulator sends the
+messages over links.
 
 For example, one of M = 3 replicas sends these bytes if each has 1200 bytes of
 codes:
@@ -41,9 +41,9 @@ class Operation:
 
   Attributes:
     operand_bytes: Size of one replica's operand (bytes).
-    turn: Number of earlier turns of the same exchange whose results the
-      operation needs before it can begin. In low rank the left factor has
-      turn 0 and the right factor turn 1.
+    turn: 0 if the operation can begin at once. Otherwise it needs the results
+      of the operations of turn - 1 of the same exchange. In low rank the left
+      factor has turn 0 and the right factor turn 1.
     kind: Name of the operation, e.g. "all_reduce".
   """
 
@@ -52,7 +52,7 @@ class Operation:
   kind: ClassVar[str] = ""
 
   def sent_bytes(self, num_replicas: int) -> int:
-    """Returns the number of bytes that a replica sends. It receives as many.
+    """Returns the number of bytes that a replica sends.
 
     Args:
       num_replicas: Number of replicas, M. A single replica sends nothing.
@@ -113,7 +113,8 @@ class AllGather(Operation):
 class AllToAll(Operation):
   """Sends to each replica its slice of the operand.
 
-  The messages do not depend on each other. Every replica keeps its own slice.
+  The messages do not depend on each other. A replica does not send the slice
+  that belongs to itself.
   """
 
   kind = "all_to_all"
@@ -150,8 +151,8 @@ class Broadcast(Operation):
 class Permute(Operation):
   """Sends the operand of every replica to one other replica.
 
-  The program decides which replica that is. The simulator takes the replica
-  i + M / 2, which is the longest way on a ring of links.
+  The compiled program decides which replica receives. The simulator assumes
+  that replica i sends to i + floor(M / 2), the farthest one on a ring of links.
   """
 
   kind = "permute"
@@ -169,7 +170,11 @@ class Permute(Operation):
 
 
 class StoreObject(Operation):
-  """Writes the operand into a store, and reads the operands of the others."""
+  """Writes the operand into a store, and reads the operands of the others.
+
+  It has no `sends`: the messages go to the store, not to a replica. The
+  simulator has a formula of its own for them.
+  """
 
   kind = "mailbox"
 
@@ -192,7 +197,7 @@ OPERATIONS: dict[str, type[Operation]] = {
 
 
 def operation(kind: str, operand_bytes: int, turn: int = 0) -> Operation:
-  """Builds the operation of a kind.
+  """Builds an operation by the name of its kind.
 
   Args:
     kind: One of `OPERATIONS`, e.g. "all_reduce".

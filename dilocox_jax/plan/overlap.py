@@ -12,7 +12,8 @@ from typing import Any
 
 from dilocox_jax.plan.operations import Operation
 
-# The ends of stretches are counted in this many parts of all inner steps.
+# The end of a stretch is a fraction of all inner steps; this is its
+# denominator. So a program can compute with whole numbers.
 PARTS = 1024
 
 
@@ -26,8 +27,9 @@ def stretch_ends(
     num_replicas: Number of replicas, M.
 
   Returns:
-    Where the stretch of each turn ends, in `PARTS` of all steps. For example,
-    turns of 3 MB and 1 MB give (768, 1024).
+    Where the stretch of each turn ends, as a numerator over `PARTS`. For
+    example, turns of 3 MB and 1 MB give (768, 1024): the first turn ends after
+    three quarters of the steps.
   """
   num_turns = 1 + max((operation.turn for operation in operations), default=0)
   sent_bytes = [0] * num_turns
@@ -43,11 +45,12 @@ def stretches(num_steps: Any, ends: Sequence[int]) -> Iterator[Any]:
   """Yields the number of inner steps of every turn of an exchange.
 
   Args:
-    num_steps: Number of inner steps that hide the exchange. It may be traced.
+    num_steps: Number of inner steps that hide the exchange: an int, or a traced
+      integer, and then the results are traced, too.
     ends: Result of `stretch_ends`.
   """
   start = 0
   for end in ends:
-    stop = (num_steps * end + PARTS // 2) // PARTS  # The nearest step.
+    stop = (num_steps * end + PARTS // 2) // PARTS  # Rounds to a whole step.
     yield stop - start
     start = stop

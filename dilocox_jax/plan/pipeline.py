@@ -3,7 +3,8 @@
 A schedule is one list of ticks for every stage. The dependencies between ticks
 follow from the model, and the duration of a tick follows from the devices. The
 simulator times these lists (`timeline`), and the train step executes them
-(`timetable`). So the predicted bubble is that of the program that runs.
+(`Pipeline.timetable`). So the predicted bubble, the share of time in which
+stages have nothing to do, is the bubble of the program that runs.
 
 For example, with p = 2 stages and m = 3 micro-batches, F for forward and B for
 backward:
@@ -66,23 +67,31 @@ class Pipeline:
 
   @property
   def num_saved_slots(self) -> int:
-    """Most micro-batches whose data a stage keeps for backwards."""
+    """Largest number of micro-batches whose data a stage keeps at once.
+
+    A stage keeps the data of a micro-batch from its forward to its backward.
+    """
     if self.name == "gpipe":
       return self.num_micro_batches
     return min(self.num_micro_batches, self.num_stages)
 
   @property
   def num_output_slots(self) -> int:
-    """Most micro-batches whose outputs wait on the last stage."""
+    """Largest number of outputs of the last stage that it keeps at once.
+
+    The last stage keeps the output of a micro-batch from its forward to its
+    backward, which starts from the output.
+    """
     if self.name == "gpipe":
       return self.num_micro_batches
     return 1
 
   @property
   def timetable(self) -> "TickNumbers":
-    """Table of the schedule that one compiled program executes.
+    """Table of the schedule, which the compiled program executes row by row.
 
-    Every action is in the earliest row that its dependencies allow.
+    Every action is in the earliest row that its dependencies and the order of
+    its stage allow.
     """
     # If forward and backward take a second each, the start in seconds is the
     # row of the table.
@@ -101,7 +110,11 @@ class Pipeline:
     )
 
   def order(self, stage: int) -> list[Tick]:
-    """Returns the ticks of a stage in order."""
+    """Returns the ticks of a stage in order.
+
+    Args:
+      stage: Index of the stage, s, from 0.
+    """
     batches = range(self.num_micro_batches)
     forwards = [Tick("forward", batch) for batch in batches]
     backwards = [Tick("backward", batch) for batch in batches]
@@ -123,7 +136,7 @@ class Pipeline:
     its gradient.
 
     Args:
-      stage: The stage whose list has the tick.
+      stage: Index of the stage whose list has the tick.
       tick: The tick.
 
     Returns:
@@ -143,10 +156,12 @@ class Timeline(NamedTuple):
   """When every tick of a step runs.
 
   Attributes:
-    start_s: Start of each tick, by stage and tick (s from the start of the
-      step).
-    step_s: Time from the start of the step until the last stage is done (s).
-    bubble_fraction: Share of the stages' time in which they have nothing to do.
+    start_s: Start of each tick, by stage and tick (seconds from the start of
+      the step).
+    step_s: Time from the start of the step until the last stage is done
+      (seconds).
+    bubble_fraction: Share of `step_s` in which a stage has nothing to do, 0 to
+      1. It is the same for all stages.
   """
 
   start_s: dict[tuple[int, Tick], float]
@@ -163,11 +178,12 @@ def timeline(
 
   Args:
     pipeline: The schedule.
-    forward_s: Duration of a micro-batch's forward through one stage (s).
-    backward_s: Duration of a micro-batch's backward through one stage (s).
-    hop_s: Time from the end of a forward until another stage has its
-      activations, and from the end of a backward until another stage has its
-      gradient (s). Hops do not wait for each other.
+    forward_s: Duration of a micro-batch's forward through one stage (seconds).
+    backward_s: Duration of a micro-batch's backward through one stage
+      (seconds).
+    hop_s: Time from the end of a forward until the next stage has the
+      activations, and from the end of a backward until the stage before has the
+      gradient (seconds). Hops do not wait for each other.
   """
   durations_s = {"forward": forward_s, "backward": backward_s}
   remaining = [pipeline.order(stage) for stage in range(pipeline.num_stages)]
@@ -211,15 +227,16 @@ class TickNumbers(NamedTuple):
 
   Arrays are int32 [num_ticks, num_stages]. At the end of every tick each stage
   sends its newest activations to the next stage, and its newest gradient to the
-  stage before. In both schedules a stage reads what has arrived before newer
-  activations or gradients arrive.
+  stage before. In both schedules a stage reads activations before the next
+  activations arrive, and a gradient before the next gradient arrives.
 
   Attributes:
     action: Index into `ACTIONS`.
-    micro_batch: Micro-batch of the action; 0 when idle.
-    saved_slot: Slot where a forward puts the data that its backward reads.
-    output_slot: Slot where a forward puts its output. The backward of the last
-      stage starts from it.
+    micro_batch: Index of the micro-batch of the action; 0 when idle.
+    saved_slot: Index of the slot where a forward puts the data that the
+      backward of the same micro-batch reads.
+    output_slot: Index of the slot where a forward puts its output. Only the
+      last stage reads the slot: its backward starts from the output.
   """
 
   action: Any

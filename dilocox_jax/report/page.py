@@ -329,16 +329,16 @@ def _how_to_reproduce(run: LoadedRun) -> Iterator[str]:
   versions.append(("source", record["source_revision"] or "unknown"))
   yield from markdown_table(("what", "version"), versions)
   # The frozen weights of adapters are not named: the settings decide them.
-  parts = [
-    part
-    for part in record.get("handed_in", ())
-    if not part.startswith("frozen")
+  overrides = [
+    name
+    for name in record.get("overrides", ())
+    if not name.startswith("frozen")
   ]
-  if parts:
-    names = markdown(", ".join(parts))
+  if overrides:
+    names = markdown(", ".join(overrides))
     yield ""
-    yield f"Handed in, in place of what the settings say: {names}."
-  if "exchange" in parts:
+    yield f"Overrides of the settings: {names}."
+  if "exchange" in overrides:
     yield "Bytes are those of the codec in the settings."
   chosen = record.get("chosen_for_device")
   if chosen:

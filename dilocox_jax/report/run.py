@@ -45,7 +45,7 @@ _RECORD = {
   "corpus_digest": str,
   "corpus_name": str,
   "earlier_starts": list,
-  "handed_in": list,
+  "overrides": list,
   "held_out_digest": str,
   "method": str,
   "num_replicas": int,
@@ -55,7 +55,7 @@ _RECORD = {
   "versions": dict,
 }
 # Fields that may be missing, for example in a run without a clock.
-_OPTIONAL = {"clock", "clock_digest", "handed_in", "held_out_digest"}
+_OPTIONAL = {"clock", "clock_digest", "overrides", "held_out_digest"}
 _LARGEST = 2**63  # Largest number that a record may have.
 
 
@@ -288,8 +288,8 @@ def _check_record(record: Mapping[str, Any]) -> None:
     within_limits("bytes_per_token", record["bytes_per_token"], above=0)
   for name, version in record["versions"].items():
     of_type(f"versions.{name}", version, str)
-  for number, part in enumerate(record.get("handed_in", ())):
-    of_type(f"handed_in[{number}]", part, str)
+  for number, name in enumerate(record.get("overrides", ())):
+    of_type(f"overrides[{number}]", name, str)
 
 
 def _typed(

@@ -92,7 +92,7 @@ def join(
   # `rejoin` uses up the memory of its state. All first states share one cached
   # array with their step, so it gets an array of its own before.
   state = rounds.states.with_step(state, step)
-  state = rounds.states.rejoin(state, returning=[0], donor=0)
+  state = rounds.states.rejoin(state, returning=[0], source_replica=0)
   return rounds.states.advance_schedules(state, step)
 
 

@@ -208,7 +208,7 @@ class MailboxRuntime:
     Returns:
       What leaves next, and None; or None, and the result of the exchange.
     """
-    run = self._outer.exchange_paused(rest._replace(exchange=kept), due)
+    run = self._outer.exchange_coroutine(rest._replace(exchange=kept), due)
     leaving = next(run)
     try:
       for message in arrived:

@@ -152,7 +152,7 @@ class Rounds:
       windows = schedule.windows(done, done + num_steps)
     if participation and participation.returning:
       state = self.states.rejoin(
-        state, participation.returning, participation.donor
+        state, participation.returning, participation.source_replica
       )
     batches = self.replicas.place_batches(batches)
     state, progress, drifts = self._windows(
@@ -335,7 +335,7 @@ class Rounds:
       given._replace(weight=weight),
       window,
       lambda fragment: self.states.on_device(fragments[fragment]),
-      self.states.place,
+      self.states.index,
     )
 
   def _run(
@@ -477,15 +477,15 @@ class Rounds:
     replicas = self.replicas
 
     def shape(sizes, axis=None, dtype: Any = jnp.int32) -> Any:
-      place = replicas.whole(axis)
-      return jax.ShapeDtypeStruct(sizes, dtype, sharding=place)
+      sharding = replicas.whole(axis)
+      return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
 
     def fragment(number: int) -> FragmentState:
       old = state.fragments[number]
       return with_shardings(old, self.states.shardings(old))
 
-    def place(number: int) -> Any:
-      found = self.view.place(number)
+    def index(number: int) -> Any:
+      found = self.view.index(number)
       return None if found is None else shape(found.shape)
 
     batches = jax.tree.map(
@@ -496,7 +496,7 @@ class Rounds:
     metrics = StepMetrics(values, values)
     progress = InnerProgress(state.replica, shape(()), metrics)
     given = WindowInput(progress, batches, shape(()), frozen=self.frozen)
-    given = self._with_fragments(given, window, fragment, place)
+    given = self._with_fragments(given, window, fragment, index)
     return self.program(self.kind(window)).lower(*given)
 
   def _with_fragments(
@@ -504,23 +504,23 @@ class Rounds:
     given: WindowInput,
     window: Window,
     state_of: Callable[[int], FragmentState],
-    place_of: Callable[[int], Any],
+    index_of: Callable[[int], Any],
   ) -> WindowInput:
     """Adds what is applied in a window, and what else is sent.
 
     What is applied is apart from its oldest pseudo-gradient in flight, and from
     the others where the window does not read them.
     """
-    places: list[Any] = [None, None]
+    indices: list[Any] = [None, None]
     if window.applied:
       state = state_of(window.applied.fragment)
       due, *left = state.in_flight or (None,)
       if not window.is_same and not window.follows_send:
         left = ()
-      places[0] = place_of(window.applied.fragment)
+      indices[0] = index_of(window.applied.fragment)
       applied = state._replace(in_flight=tuple(left))
       given = given._replace(applied=applied, due=due)
     if window.sent and not window.is_same:
-      places[1] = place_of(window.sent.fragment)
+      indices[1] = index_of(window.sent.fragment)
       given = given._replace(sent=state_of(window.sent.fragment))
-    return given._replace(places=tuple(places))
+    return given._replace(indices=tuple(indices))

@@ -89,7 +89,7 @@ class RoundStates:
     programs = {}
     fragments = []
     for fragment, group in enumerate(self.view.groups):
-      given = params, self.place(fragment)
+      given = params, self.index(fragment)
       if group not in programs:
         programs[group] = self._jitted(self._first(group), *given)
       fragments.append(self.kept(programs[group](*given)))
@@ -116,7 +116,7 @@ class RoundStates:
   def _outer_step(self, state: FragmentState) -> FragmentState:
     """Measures, exchanges and applies a fragment, as if nobody else sent."""
     fresh = self.outer.measure(state, (), state.params)
-    exchange = self.outer.exchange_paused(state, fresh)
+    exchange = self.outer.exchange_coroutine(state, fresh)
     leaving = next(exchange)
     try:
       while True:
@@ -133,15 +133,15 @@ class RoundStates:
 
   def _jitted(self, function: Callable, *args: Any) -> Callable:
     """Returns a program of which the result is a part of the state."""
-    places = self.shardings(jax.eval_shape(function, *args))
-    return jax.jit(function, out_shardings=places)
+    shardings = self.shardings(jax.eval_shape(function, *args))
+    return jax.jit(function, out_shardings=shardings)
 
   @functools.cache  # noqa: B019 - programs live as long as the run.
   def _first(self, group: int) -> Callable:
-    """Returns a function (parameters, place) -> first state of a fragment."""
+    """Returns a function (parameters, index) -> first state of a fragment."""
 
-    def first(params: Tree, place: Any) -> FragmentState:
-      state = self.outer.init(self.view.extract(params, group, place))
+    def first(params: Tree, index: Any) -> FragmentState:
+      state = self.outer.init(self.view.extract(params, group, index))
       return map_prefix(self.replicas.copies, self.outer.axes, state)
 
     return first
@@ -176,19 +176,19 @@ class RoundStates:
 
   def _abstract(self, params: Tree, fragment: int, count: int) -> FragmentState:
     group = self.view.groups[fragment]
-    place = self.view.place(fragment)
+    index = self.view.index(fragment)
 
-    def make(params: Tree, place: Any) -> FragmentState:
-      own = self.view.extract(params, group, place)
+    def make(params: Tree, index: Any) -> FragmentState:
+      own = self.view.extract(params, group, index)
       sent = jax.tree.map(self.replicas.copies, own)
-      first = self._first(group)(params, place)
+      first = self._first(group)(params, index)
       return first._replace(in_flight=(sent,) * count)
 
-    state = jax.eval_shape(make, params, place)
-    places = self.shardings(state)
+    state = jax.eval_shape(make, params, index)
+    shardings = self.shardings(state)
     if self.outer_memory != host_memory.DEVICE:
-      places = host_memory.with_memory_kind(places, self.outer_memory)
-    return with_shardings(state, places)
+      shardings = host_memory.with_memory_kind(shardings, self.outer_memory)
+    return with_shardings(state, shardings)
 
   @functools.cache  # noqa: B019 - a few numbers.
   def number(self, value: int) -> Array:
@@ -196,10 +196,10 @@ class RoundStates:
     return self.replicas.place(np.asarray(value, np.int32), None)
 
   @functools.cache  # noqa: B019 - P small arrays.
-  def place(self, fragment: int) -> Any:
-    """Returns `FragmentView.place` of a fragment, on all devices."""
-    place = self.view.place(fragment)
-    return None if place is None else self.replicas.place(place, None)
+  def index(self, fragment: int) -> Any:
+    """Returns `FragmentView.index` of a fragment, on all devices."""
+    index = self.view.index(fragment)
+    return None if index is None else self.replicas.place(index, None)
 
   def on_device(self, state: FragmentState) -> FragmentState:
     """Returns the state of a fragment in the devices' own memory."""
@@ -255,26 +255,26 @@ class RoundStates:
     return jax.jit(self.replicas.map(replica_program, axes, out))
 
   def rejoin(
-    self, state: RoundState, returning: Sequence[int], donor: int
+    self, state: RoundState, returning: Sequence[int], source_replica: int
   ) -> RoundState:
     """Lets replicas begin as copies of another one.
 
-    They go on from the outer parameters, with the donor's inner optimizer
-    state, no residual and nothing in flight.
+    They go on from the outer parameters, with the inner optimizer state of the
+    source replica, no residual and nothing in flight.
 
     Args:
       state: State of all replicas, whose memory is reused.
       returning: Indices of the replicas that begin.
-      donor: Index of the replica whose optimizer state they copy.
+      source_replica: Index of the replica whose optimizer state they copy.
     """
     begins = np.isin(np.arange(self.replicas.num_replicas), list(returning))
-    placed = self.replicas.place((begins, np.int32(donor)), None)
-    places = shardings_of(state)
-    rejoin = jax.jit(self._rejoin, donate_argnums=0, out_shardings=places)
+    placed = self.replicas.place((begins, np.int32(source_replica)), None)
+    shardings = shardings_of(state)
+    rejoin = jax.jit(self._rejoin, donate_argnums=0, out_shardings=shardings)
     return rejoin(state, *placed)
 
   def _rejoin(
-    self, state: RoundState, begins: Array, donor: Index
+    self, state: RoundState, begins: Array, source_replica: Index
   ) -> RoundState:
     """Gives the replicas that begin the values of a first state.
 
@@ -283,9 +283,11 @@ class RoundStates:
     Args:
       state: State of all replicas.
       begins: Whether each replica begins, [M].
-      donor: Index of the replica whose optimizer state they copy.
+      source_replica: Index of the replica whose optimizer state they copy.
     """
-    inner = jax.tree.map(lambda leaf: leaf[donor], state.replica.optimizer)
+    inner = jax.tree.map(
+      lambda leaf: leaf[source_replica], state.replica.optimizer
+    )
     like = jax.tree.map(lambda leaf: leaf[0], state.replica.params)
     params = self.view.merge(like, [each.params for each in state.fragments])
 

@@ -111,7 +111,7 @@ class WindowInput(NamedTuple):
     due: Its oldest pseudo-gradient in flight, which is applied; None if what is
       applied is measured in this window.
     sent: State of the fragment that is sent, if it is another one.
-    places: Places of both fragments in their groups (`FragmentView.place`).
+    indices: Indices of both fragments in their groups (`FragmentView.index`).
     weight: Factor of this replica in the exchange; None: all have the same.
     arrived: Result of the exchange and new state of the aggregator, if another
       program has exchanged what is applied.
@@ -124,7 +124,7 @@ class WindowInput(NamedTuple):
   applied: Any = None
   due: Any = None
   sent: Any = None
-  places: tuple[Any, Any] = (None, None)
+  indices: tuple[Any, Any] = (None, None)
   weight: Any = None
   arrived: Any = None
   frozen: Any = None
@@ -177,7 +177,7 @@ class WindowProgram:
       assert arrived is not None, "what is applied was exchanged"
       replica, applied, drift = self._apply(replica, given, arrived)
     if sent:
-      replica, sent = self._send(replica, sent, given.places[1])
+      replica, sent = self._send(replica, sent, given.indices[1])
     return progress._replace(replica=replica), applied, sent, drift
 
   @property
@@ -218,15 +218,15 @@ class WindowProgram:
     """Applies a fragment that is not sent in this window."""
     state = given.applied
     group = self._applied_group
-    place = given.places[0]
+    index = given.indices[0]
     fresh = events.no_measurement(state)
     if self.kind.follows_send:  # The window before has measured it.
       fresh = (given.due, *state.in_flight)[-1]
     state, own, result = events.apply_arrived(self.outer, arrived)(
-      state, self.view.extract(replica.params, group, place), fresh
+      state, self.view.extract(replica.params, group, index), fresh
     )
     assert result is not None, "something is applied"
-    replica = self._with_fragment(replica, place, own, result)
+    replica = self._with_fragment(replica, index, own, result)
     return replica, state, measure_drift(result)
 
   def _apply_and_send(
@@ -234,7 +234,7 @@ class WindowProgram:
   ) -> tuple[ReplicaState, FragmentState, Drift]:
     """Measures a fragment, applies what is due of it, and sends it."""
     group = self._applied_group
-    place = given.places[0]
+    index = given.indices[0]
     due = () if given.due is None else (given.due,)
     apply = events.exchange_at_once(self.outer, given.weight)
     if arrived is not None:
@@ -242,23 +242,23 @@ class WindowProgram:
     state, own, result = events.measure_apply_send(
       self.outer,
       given.applied,
-      self.view.extract(replica.params, group, place),
+      self.view.extract(replica.params, group, index),
       in_flight=(*due, *given.applied.in_flight),
       apply=apply,
       num_arrived=1,
     )
     assert result is not None, "something is applied"
-    replica = self._with_fragment(replica, place, own, result)
+    replica = self._with_fragment(replica, index, own, result)
     return replica, state, measure_drift(result)
 
   def _with_fragment(
-    self, replica: ReplicaState, place: Any, own: Tree, result: ExchangeResult
+    self, replica: ReplicaState, index: Any, own: Tree, result: ExchangeResult
   ) -> ReplicaState:
     """Returns the replica after an apply.
 
     Args:
       replica: The replica before.
-      place: Place of the fragment that was applied.
+      index: Index of the fragment that was applied.
       own: New parameters of the fragment.
       result: Result of its exchange.
     """
@@ -266,19 +266,19 @@ class WindowProgram:
     correction = replica.correction
     if correction is not None:
       of_fragment = self.outer.correct(
-        self.view.extract(correction, group, place), result
+        self.view.extract(correction, group, index), result
       )
-      correction = self.view.insert(correction, group, place, of_fragment)
-    params = self.view.insert(replica.params, group, place, own)
+      correction = self.view.insert(correction, group, index, of_fragment)
+    params = self.view.insert(replica.params, group, index, own)
     return replica._replace(params=params, correction=correction)
 
   def _send(
-    self, replica: ReplicaState, state: FragmentState, place: Any
+    self, replica: ReplicaState, state: FragmentState, index: Any
   ) -> tuple[ReplicaState, FragmentState]:
     """Measures a fragment, which is in flight from now on."""
     assert self.kind.sent is not None, "nothing is sent"
     group = self.kind.sent
-    own = self.view.extract(replica.params, group, place)
+    own = self.view.extract(replica.params, group, index)
     state, new, _ = events.measure_apply_send(
       self.outer,
       state,
@@ -288,7 +288,7 @@ class WindowProgram:
       num_arrived=0,
     )
     if new is not own:
-      params = self.view.insert(replica.params, group, place, new)
+      params = self.view.insert(replica.params, group, index, new)
       replica = replica._replace(params=params)
     return replica, state
 
@@ -377,7 +377,7 @@ def exchange_behind_steps(
   ends = stretch_ends((), 1)
   if outer.aggregator.has_turns and outer.aggregator.stretch_ends:
     ends = outer.aggregator.stretch_ends(state.params)
-  run = outer.exchange_paused(state, own, weight)
+  run = outer.exchange_coroutine(state, own, weight)
   leaving = next(run)
   for turn, count in enumerate(stretches(num_steps, ends)):
     leaving, step = jax.lax.optimization_barrier((leaving, progress.step))

@@ -380,8 +380,10 @@ class AnalyticClock:
 
   def _join(self, op: Join) -> None:
     returns = np.isin(np.arange(self.num_replicas), op.returning)
-    self._now = np.where(returns, self._now[op.donor], self._now)
-    self._channel = np.where(returns, self._channel[op.donor], self._channel)
+    self._now = np.where(returns, self._now[op.source_replica], self._now)
+    self._channel = np.where(
+      returns, self._channel[op.source_replica], self._channel
+    )
 
   def _occupy_channel(self, start: np.ndarray, end: np.ndarray) -> None:
     self._channel = end

@@ -2,22 +2,23 @@
 
 Users know the numbers of their own sites: links, devices, and rates that were
 measured between two sites. This file describes each of these attributes. The
-end of an attribute's name is its unit (`up_bps`, `rtt_s`); the part before it
-is its key in a cluster file (`up`, `rtt`).
+end of an attribute's name is its unit (`up_bps`, `rtt_s`). The part of the name
+before the unit is the attribute's key in a cluster file (`up`, `rtt`).
 
 The time of a transfer depends most on the other transfers that share its links.
-Two replicas behind one access link get half of it each. A ring that visits the
-sites in a bad order uses a link twice. For example, replicas 0 and 1 are at
-site a, and replicas 2 and 3 are at site b. The ring a a b b leaves site a once
-a round, and the ring a b a b leaves it twice. So a user describes sites and
-replicas, and only this file derives the names of the links that a transfer
-occupies.
+Two replicas that send over one access link get half of its rate each. A ring
+that visits the sites in a bad order uses a link twice. For example, two
+replicas are at site a, and two are at site b. In the ring a a b b one replica
+of site a sends to site b, and in the ring a b a b both do. So a user describes
+sites and replicas, and only this file derives the names of the links that a
+transfer occupies.
 
-A transfer leaves over "up:END" and arrives over "down:END", where END is a
-site whose link is shared, or "site/3" for the fourth replica of a site whose
-replicas have a link each. A measured pair of sites adds "pair:END>END".
-Replicas of one site talk over the "inside:END" of the sender alone. An object
-store is one more site, "store", without replicas.
+A transfer leaves over the link "up:END" and arrives over the link "down:END".
+END is the name of a site if its replicas share a link. If they have a link
+each, END is "site/3" for the fourth replica of the site. If rates were measured
+between two sites, a transfer between them also occupies "pair:END>END". A
+transfer between replicas of one site occupies only "inside:END", with the END
+of the sender. An object store is one more site, "store", without replicas.
 """
 
 import collections
@@ -31,7 +32,8 @@ from dilocox_jax.checks import check_limits, known, limited, require
 
 # More devices than there are in the world. A damaged file may state more.
 MOST_DEVICES = 2**31
-STORE = -1  # In place of a replica's rank: the object store.
+# Stands for the object store where a function takes the rank of a replica.
+STORE = -1
 _NAME = re.compile(r"\w[\w .+-]*")
 _POSITIVE = {"above": 0}
 _DURATION = {"at_least": 0, "below": math.inf}
@@ -42,16 +44,18 @@ class Link:
   """Access to the network, of a site or of each replica there.
 
   Attributes:
-    up_bps: Line rate for what leaves (bit/s); infinity is no limit.
-    down_bps: Line rate for what arrives (bit/s).
+    up_bps: Line rate of outgoing transfers (bit/s); infinity is no limit.
+    down_bps: Line rate of incoming transfers (bit/s); infinity is no limit.
     rtt_s: Round trip to another site with such a link (seconds). Each end of a
       transfer adds half of its own value: 40 ms and 100 ms make 70 ms.
-    loss: Probability that a packet is lost.
-    streams: Parallel TCP streams of a transfer.
-    efficiency: Share of the line rate that carries payload; by default 1448 of
-      the 1514 bytes of an Ethernet frame, the rest being headers.
-    is_shared: Whether all replicas at the site share the one link; otherwise
-      each has its own.
+    loss: Probability that a packet is lost on this link.
+    streams: Number of parallel TCP streams of a transfer. If both ends of a
+      transfer state a number, the smaller one counts.
+    efficiency: Share of the line rate that carries payload. By default it is
+      1448 / 1514: a full Ethernet frame has 1514 bytes, of which 66 are
+      headers.
+    is_shared: Whether all replicas at the site share one link. If not, each
+      replica has a link of its own with these rates.
   """
 
   up_bps: float = dataclasses.field(metadata=_POSITIVE)
@@ -71,14 +75,16 @@ class Site:
 
   Attributes:
     name: Letters, digits, spaces and any of "_.+-".
-    link: Its access to the network.
-    num_devices: Devices at the site.
+    link: Access of the site, or of each replica at the site, to the network.
+    num_devices: Number of devices at the site.
     peak_flops: Peak of each device (FLOP/s).
-    achieved_fraction: Share of the peak that training achieves (MFU).
+    achieved_fraction: Share of the peak that training achieves, 0 to 1 (MFU).
     memory_bytes: Memory of each device (bytes); None: it is not known.
-    speed: Speed of the inner steps relative to the one that the other numbers
-      give; at 0.5 steps take twice as long.
-    intra_bps: Rate of a transfer between replicas of this site (bit/s).
+    speed: Factor on the speed of the inner steps that follows from the other
+      numbers. With 0.5 the steps take twice as long.
+    intra_bps: Rate of payload inside the site (bit/s). All transfers between
+      its replicas share this rate if the replicas share a link. Otherwise each
+      sender has this rate.
     intra_rtt_s: Round trip between replicas of this site (seconds).
   """
 
@@ -93,6 +99,7 @@ class Site:
   intra_rtt_s: float = limited(10e-6, **_DURATION)
 
   def __post_init__(self):
+    """Raises ValueError if a number or the name is not allowed."""
     check_limits(self)
     require(
       _NAME.fullmatch(self.name) is not None,
@@ -104,12 +111,15 @@ class Site:
 class Pair:
   """Rate and round trip that were measured between two sites.
 
-  They hold in both directions.
+  Both values hold in both directions. The access links of the two sites limit a
+  transfer, too.
 
   Attributes:
     sites: Names of the two sites.
-    rate_bps: Rate of the payload from one end to the other (bit/s).
-    rtt_s: Round trip between them (seconds), in place of that of their links.
+    rate_bps: Rate of payload between two network ends of the sites (bit/s), in
+      each direction. An end is a site, or a replica with a link of its own.
+    rtt_s: Round trip between the sites (seconds). It replaces the round trip
+      that follows from their links.
   """
 
   sites: tuple[str, ...]
@@ -117,6 +127,7 @@ class Pair:
   rtt_s: float = dataclasses.field(metadata=_DURATION)
 
   def __post_init__(self):
+    """Raises ValueError if a number is not allowed or sites are not two."""
     check_limits(self)
     is_pair = len(self.sites) == len(set(self.sites)) == 2
     require(is_pair, f"sites={self.sites} must be two different sites")
@@ -127,7 +138,8 @@ class Route:
   """The links and TCP limits of a transfer from one replica to another.
 
   Attributes:
-    links: Names of the links that the transfer occupies.
+    links: Names of the links that the transfer occupies, from the sender to the
+      receiver, such as ("up:Oslo", "down:Utrecht").
     rtt_s: Round-trip time (seconds).
     loss: Probability that a packet is lost on the way, 0 to 1.
     streams: Number of parallel TCP streams.
@@ -144,14 +156,14 @@ class Cluster:
   """Sites, their replicas, and the measured limits between sites.
 
   Attributes:
-    name: Name for reports.
+    name: Name of the cluster, for reports.
     sites: One site or more. Their names must differ.
     placement: Index of the site of every replica, in rank order, which is the
-      order of a ring. By default every site has one replica.
+      order of a ring. Empty: every site has one replica.
     pairs: Measured limits between two sites. Other pairs of sites are limited
       by their links only.
     store: Access link of the object store of a mailbox, which all replicas
-      share. By default nothing limits its rate.
+      share. By default its rates are not limited.
   """
 
   name: str
@@ -161,33 +173,35 @@ class Cluster:
   store: Link = Link(math.inf, math.inf)
 
   def __post_init__(self):
+    """Fills in the placement; raises ValueError if the parts do not fit."""
     placement = self.placement or tuple(range(len(self.sites)))
     object.__setattr__(self, "placement", placement)
     self._check_placement()
     self._check_names()
 
   def _check_placement(self):
+    """Raises ValueError unless the replicas of each site can share it."""
     counts = collections.Counter(self.placement)
     for index, site in enumerate(self.sites):
-      count = counts[index]
+      num_replicas = counts[index]
       name = repr(site.name)
-      require(count > 0, f"placement leaves site {name} without replica")
+      require(num_replicas > 0, f"placement leaves site {name} without replica")
       require(
-        not site.num_devices % count,
+        site.num_devices % num_replicas == 0,
         f"site {name}: num_devices={site.num_devices} must be a multiple of its"
-        f" {count} replicas",
+        f" {num_replicas} replicas",
       )
 
   def _check_names(self):
+    """Raises ValueError if names repeat, or pairs name unknown sites."""
     names = [site.name for site in (*self.sites, self.site(STORE))]
     for name, count in collections.Counter(names).items():
-      is_one = count == 1
-      require(is_one, f"name={name!r} must be that of one site only")
-    ends_of_pairs = [sorted(pair.sites) for pair in self.pairs]
-    for ends in ends_of_pairs:
-      is_one = ends_of_pairs.count(ends) == 1
-      require(is_one, f"pairs must state {ends} only once")
-      for name in ends:
+      require(count == 1, f"name={name!r} must be that of one site only")
+    names_of_pairs = [sorted(pair.sites) for pair in self.pairs]
+    for pair_names in names_of_pairs:
+      is_unique = names_of_pairs.count(pair_names) == 1
+      require(is_unique, f"pairs must state {pair_names} only once")
+      for name in pair_names:
         known("site", name, names)
 
   @property
@@ -196,10 +210,10 @@ class Cluster:
     return len(self.placement)
 
   def site(self, replica: int) -> Site:
-    """Returns the site of a replica.
+    """Returns the site of a replica, or the site "store" of the object store.
 
     Args:
-      replica: Rank of the replica, or `STORE` for the object store.
+      replica: Rank of the replica, or `STORE`.
     """
     if replica == STORE:
       return Site("store", self.store)
@@ -217,7 +231,7 @@ class Cluster:
     return site.num_devices // len(self._ranks[site.name])
 
   def replica_flops(self, replica: int) -> float:
-    """Returns the rate at which a replica computes in training (FLOP/s).
+    """Returns the rate that a replica's devices achieve together (FLOP/s).
 
     Args:
       replica: Rank of the replica.
@@ -267,8 +281,8 @@ class Cluster:
     """Largest payload rate of every link (bit/s), by name of the link.
 
     For example, an access link of 1 Gbit/s carries 956 Mbit/s of payload, and
-    the rest are headers. Rates between two sites and inside a site are those of
-    the payload.
+    the rest are headers. The stated rates of a measured pair and inside a site
+    count payload already.
     """
     goodputs = {}
     for site in (*self.sites, self.site(STORE)):
@@ -293,9 +307,9 @@ class Cluster:
 
   @functools.cached_property
   def _ends(self) -> list[str]:
-    """Name of the network end of every replica (END above), by rank.
+    """Name of the network end (END in the module's docstring), by rank.
 
-    The last one is that of the store.
+    The last name is "store", so the index `STORE`, which is -1, finds it.
     """
     ranks = (*range(self.num_replicas), STORE)
     ends = [self.site(rank).name for rank in ranks]
@@ -306,10 +320,14 @@ class Cluster:
     return ends
 
   def _ends_at(self, name: str) -> list[str]:
-    """Returns the different ends of a site, in rank order."""
+    """Returns the names of the network ends of a site, each of them once.
+
+    Args:
+      name: Name of the site, or "store".
+    """
     return list(dict.fromkeys(self._ends[rank] for rank in self._ranks[name]))
 
   @functools.cached_property
   def _pair_of(self) -> dict[frozenset[str], Pair]:
-    """Measured pair by the names of its sites."""
+    """Measured pairs, each by the set of the names of its two sites."""
     return {frozenset(pair.sites): pair for pair in self.pairs}

@@ -1,7 +1,7 @@
 """Clusters as JSON files, short enough to write by hand.
 
 Values that all sites have in common are written once, under "every_site". Every
-quantity has its unit. For example:
+quantity is text with a unit. For example:
 
     {
       "name": "two labs and a home",
@@ -75,10 +75,16 @@ from dilocox_jax.simulate.quantities import (
 # More sites than anybody has. The sites of a damaged count might not fit into
 # memory.
 _MOST_SITES = 10_000
-# What a quantity measures, by the end of its attribute's name.
+# Dimension of a quantity, by the end of its attribute's name. A key of the file
+# is the name without this end.
 _DIMENSIONS = {
-  **{"_bps": RATE, "_s": TIME, "_bytes": SIZE, "_flops": COMPUTE},
-  **{"_fraction": SHARE, "loss": SHARE, "efficiency": SHARE},
+  "_bps": RATE,
+  "_s": TIME,
+  "_bytes": SIZE,
+  "_flops": COMPUTE,
+  "_fraction": SHARE,
+  "loss": SHARE,
+  "efficiency": SHARE,
 }
 
 
@@ -93,9 +99,10 @@ def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
   """Returns a preset by its name, or the cluster that a file describes.
 
   Args:
-    name_or_path: One of `cluster_presets`, or a JSON file.
-    num_replicas: Number of replicas; None: as many as the cluster has. A preset
-      of equal sites gets this number of sites. Any other cluster must have it.
+    name_or_path: One of `cluster_presets`, or the path of a JSON file.
+    num_replicas: Number of replicas of the run. A preset of equal sites gets
+      this number of sites. Any other cluster must have this number of replicas.
+      None: the cluster is not changed and may have any number.
 
   Raises:
     ValueError: One line that names the field and what the field expects.
@@ -122,9 +129,18 @@ def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
 def _resized(
   values: Mapping[str, Any], num_replicas: int | None
 ) -> Mapping[str, Any]:
-  """Returns a preset, with as many sites as replicas if all are equal."""
+  """Returns a preset with one site for each replica if its sites are equal.
+
+  Sites are known to be equal if they are one entry with a "count". Any other
+  preset is returned as it is.
+
+  Args:
+    values: Content of the preset.
+    num_replicas: Number of replicas; None: the preset is returned as it is.
+  """
   first, *others = values["sites"]
-  if num_replicas is None or others or "count" not in first:
+  has_equal_sites = not others and "count" in first
+  if num_replicas is None or not has_equal_sites:
     return values
   within_limits("num_replicas", num_replicas, at_least=1)
   return {**values, "sites": [first | {"count": num_replicas}]}
@@ -132,7 +148,11 @@ def _resized(
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-  """The content of a file; its sites are still mappings from JSON."""
+  """The content of a file. Its sections are still mappings from JSON.
+
+  The module's docstring describes each attribute. An attribute that is None or
+  empty is missing in the file.
+  """
 
   sites: list
   name: str = "cluster"
@@ -155,7 +175,7 @@ def cluster_from_mapping(values: Any) -> Cluster:
   Raises:
     ValueError: One line that names the field and what the field expects.
   """
-  file = _built(_File, "", _read(_keys(_File), values, ""))
+  file = _build(_File, "", _read(_keys(_File), values, ""))
   require(bool(file.sites), "sites is missing: write a list of at least one")
   sites = list(_sites(file))
   names = [site.name for site in sites]
@@ -163,42 +183,62 @@ def cluster_from_mapping(values: Any) -> Cluster:
     with in_front(f"placement[{number}]: "):
       known("site", name, names)
   pairs = [
-    _built(Pair, path, _read(_keys(Pair), entry, path))
+    _build(Pair, path, _read(_keys(Pair), entry, path))
     for path, entry in _items("pairs", file.pairs)
   ]
   placement = tuple(map(names.index, file.placement))
   access = file.store or {"up": "inf bit/s", "down": "inf bit/s"}
-  store = _built(Link, "store", _read(_keys(Link), access, "store"))
-  return Cluster(file.name, tuple(sites), placement, tuple(pairs), store)
+  store = _build(Link, "store", _read(_keys(Link), access, "store"))
+  return Cluster(
+    name=file.name,
+    sites=tuple(sites),
+    placement=placement,
+    pairs=tuple(pairs),
+    store=store,
+  )
 
 
 def _items(key: str, entries: list) -> list[tuple[str, Any]]:
-  """Returns the entries of a list, each with its place in the file."""
+  """Returns the entries of a list, each with its place, such as "sites[0]"."""
   return [(f"{key}[{i}]", entry) for i, entry in enumerate(entries)]
 
 
 @functools.cache
 def _keys(kind: type) -> dict[str, tuple[str, Any]]:
-  """Returns attribute, and dimension or type, by the key of a file."""
+  """Returns the keys that a section of a file may have.
+
+  Args:
+    kind: Dataclass of the section.
+
+  Returns:
+    Pairs by key: the name of the attribute, and the `Dimension` of its quantity
+    or else its type. For example, the keys of `Link` are {"up": ("up_bps",
+    RATE), ..., "streams": ("streams", int), "shared": ("is_shared", bool)}.
+  """
   keys: dict[str, tuple[str, Any]] = {}
   for attribute, hint in typing.get_type_hints(kind).items():
     key = attribute.removeprefix("is_")
-    holds = hint
+    dimension_or_type = hint
     for ending, dimension in _DIMENSIONS.items():
       if attribute.endswith(ending):
+        # "loss" is both the whole name and its end.
         key = attribute.removesuffix(ending) or attribute
-        holds = dimension
-    keys[key] = attribute, holds
+        dimension_or_type = dimension
+    keys[key] = attribute, dimension_or_type
   return keys
 
 
 def _read(keys: Mapping[str, Any], values: Any, path: str) -> dict[str, Any]:
-  """Returns the values of a section by attribute.
+  """Checks a section of a file, and returns its values by attribute.
 
   Args:
-    keys: Attribute, and dimension or type, by key.
-    values: The section as JSON reads it.
-    path: Where it stands in the file, for messages.
+    keys: Allowed keys, as `_keys` returns them.
+    values: The section, as JSON reads it.
+    path: Where the section stands in the file, for messages, e.g. "sites[0]".
+      Empty: the section is the whole file.
+
+  Raises:
+    ValueError: If a key is unknown or a value is wrong.
   """
   by_attribute = {}
   for key, value in of_type(path or "a cluster", values, dict).items():
@@ -206,33 +246,54 @@ def _read(keys: Mapping[str, Any], values: Any, path: str) -> dict[str, Any]:
       continue
     with in_front(f"{path}: " if path else ""):
       known("key", key, keys)
-    attribute, holds = keys[key]
-    by_attribute[attribute] = _value(holds, value, f"{path}.{key}".lstrip("."))
+    attribute, dimension_or_type = keys[key]
+    value_path = f"{path}.{key}".lstrip(".")
+    by_attribute[attribute] = _value(dimension_or_type, value, value_path)
   return by_attribute
 
 
-def _value(holds: Any, value: Any, path: str) -> Any:
-  """Returns the value of a key, of a dimension or type."""
-  if isinstance(holds, Dimension):
-    return parse_quantity(value, holds, path)
-  if typing.get_origin(holds) is tuple:  # Of names.
-    entries = of_type(path, value, list)
-    return tuple(of_type(f"{path}[{i}]", x, str) for i, x in enumerate(entries))
-  return of_type(path, value, holds)
+def _value(dimension_or_type: Any, value: Any, path: str) -> Any:
+  """Checks a value from JSON, and returns the value of its attribute.
+
+  Args:
+    dimension_or_type: `Dimension` of the attribute if it is a quantity, and
+      otherwise its type.
+    value: The value, as JSON reads it.
+    path: Where the value stands in the file, for messages.
+  """
+  if isinstance(dimension_or_type, Dimension):
+    return parse_quantity(value, dimension_or_type, path)
+  if typing.get_origin(dimension_or_type) is tuple:
+    # JSON has lists. The only attribute with a tuple is `Pair.sites`, of names.
+    names = _items(path, of_type(path, value, list))
+    return tuple(of_type(name_path, name, str) for name_path, name in names)
+  return of_type(path, value, dimension_or_type)
 
 
 def _sites(file: _File) -> list[Site]:
-  """Returns the sites; a site with a count is repeated."""
+  """Builds the sites of a file.
+
+  Every site gets the values of "every_site" that it does not state itself. A
+  site with a "count" becomes that many sites. If the file states "num_devices"
+  of all sites together, each site gets an equal share.
+
+  Raises:
+    ValueError: If a section is wrong, or the sites cannot share the devices.
+  """
   keys = _keys(Link) | _keys(Site) | {"count": ("count", int)}
+  # The file has the keys of a link in the section of its site.
   del keys["link"]
   common = _read(keys, file.every_site, "every_site")
   sites = []
   for path, entry in _items("sites", file.sites):
     values = common | _read(keys, entry, path)
     count = values.pop("count", None)
-    of_link = [name for name, _ in _keys(Link).values() if name in values]
-    link = {name: values.pop(name) for name in of_link}
-    site = _built(Site, path, values | {"link": _built(Link, path, link)})
+    link_values = {}
+    for attribute, _ in _keys(Link).values():
+      if attribute in values:
+        link_values[attribute] = values.pop(attribute)
+    link = _build(Link, path, link_values)
+    site = _build(Site, path, values | {"link": link})
     if count is None:
       sites.append(site)
       continue
@@ -241,35 +302,38 @@ def _sites(file: _File) -> list[Site]:
       sites.append(dataclasses.replace(site, name=f"{site.name}{number}"))
   if file.num_devices is None:
     return sites
-  share, rest = divmod(file.num_devices, len(sites))
+  share, remainder = divmod(file.num_devices, len(sites))
   require(
-    not rest,
+    remainder == 0,
     f"num_devices={file.num_devices} must be a multiple of the"
     f" {len(sites)} sites",
   )
   return [dataclasses.replace(site, num_devices=share) for site in sites]
 
 
-def _built(kind: Any, path: str, values: dict[str, Any]) -> Any:
-  """Builds a section of a file.
+def _build(kind: Any, path: str, values: dict[str, Any]) -> Any:
+  """Builds the dataclass of a section of a file.
 
   Args:
     kind: Dataclass of the section.
-    path: Where the section stands in the file, for messages.
+    path: Where the section stands in the file, for messages; "" for the whole
+      file.
     values: Values by attribute.
 
   Raises:
     ValueError: If an attribute is missing or out of range.
   """
-  has_default = {
+  required = {
     field.name
     for field in dataclasses.fields(kind)
-    if field.default is not field.default_factory  # One of them is given.
+    if field.default is dataclasses.MISSING
+    and field.default_factory is dataclasses.MISSING
   }
   with in_front(f"{path}: " if path else ""):
-    for key, (attribute, holds) in _keys(kind).items():
-      is_there = attribute in values or attribute in has_default
-      is_quantity = isinstance(holds, Dimension)
-      hint = f": write e.g. '1 {holds.example}'" if is_quantity else ""
-      require(is_there, f"{key} is missing{hint}")
+    for key, (attribute, dimension_or_type) in _keys(kind).items():
+      is_missing = attribute in required and attribute not in values
+      hint = ""
+      if isinstance(dimension_or_type, Dimension):
+        hint = f": write e.g. '1 {dimension_or_type.example}'"
+      require(not is_missing, f"{key} is missing{hint}")
     return kind(**values)

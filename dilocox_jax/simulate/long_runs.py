@@ -1,9 +1,10 @@
-"""Computes the times of a run of any length in about the same time.
+"""Computes the simulated times of a long run as fast as those of a short run.
 
-A run has a few kinds of rounds, and most of its rounds are of one kind. Walking
-through a round takes 0.2 ms or more, which is minutes for a million of them. So
-this clock walks through some of the rounds that repeat, and computes the others
-from them.
+A run has a few kinds of rounds, and most of its rounds are of one kind. To walk
+through a round is to add the times of all its ops, one after the other. This
+takes 0.2 ms or more, which is minutes for a million rounds. So the clock of
+this file walks through some of the rounds that repeat, and computes the other
+rounds from them.
 
 Example: replica A takes 10 s for the inner steps of a round, and replica B
 takes 11 s. The exchange of a round starts when both have started the round. It
@@ -17,37 +18,40 @@ takes 2 s, and both wait for it at the end of the round:
     B         0   11   22  ...  88   99  110  121
 
 In rounds 0 to 8 A gets ahead of B by 1 s a round. From round 9 on A waits for
-the exchange, and both take 11 s a round. So this run has two *stretches*: in a
-stretch, each time moves on by the same amount in every round.
+the exchange, and both take 11 s a round. So this run has two *stretches*. In a
+stretch every round takes as long as the round before, for each replica by
+itself.
 
 Where does a stretch end? The clock does only two things with times: it adds a
-duration to a time, and it takes the later one of two times. Let each replica
-move on n times by its own amount. Then every time within the next round is a
-maximum of straight lines in n, and such a function is convex. If a convex
-function lies on a straight line in three places, then it lies on this line
-everywhere between the outer two. The clock looks at three rounds: the first
-round of the stretch, the second one, and a later one to which it jumps. If all
-times within the later round are on the lines through those of the first two,
+duration to a time, and it takes the later one of two times. Suppose that n
+rounds have passed, and that each replica took equally long in all of them. Then
+every time within the next round is a maximum of straight lines in n, and such a
+function is convex. If a convex function lies on a straight line in three
+places, then it lies on this line everywhere between the outer two. The clock
+looks at three rounds: the first round of the stretch, the second round, and a
+later round to which it jumps. For each time within a round, the first two
+rounds define a line. If all times within the later round lie on their lines,
 then no round in between is different. Otherwise bisection finds the last round
-that is on the lines.
+whose times lie on the lines.
 
 In the example a jump from round 0 to round 1000 finds A at 10,000 s and B at
 11,000 s. There A waits for the exchange, which A does not do in rounds 0 and 1.
-Bisection finds that round 8 is the last one that is like them.
+Bisection finds that round 8 is the last round that is like rounds 0 and 1.
 
 Sums follow from the first round and the last one. For example, the exchanges of
 A take 2, 3, 4, ... 10 s in rounds 0 to 8, because A waits longer and longer for
-the messages of B. That is nine times the mean of 2 s and 10 s.
+the messages of B. The sum is nine times the mean of 2 s and 10 s.
 
-The amounts may also repeat only every few rounds: on a ring of three replicas
-the delay of one may move on to the next one in every round, so that each round
-is like the third one after it. The number of rounds, here 3, is the *period*.
-Then the clock compares and jumps over whole periods.
+Durations may also repeat only every few rounds: on a ring of three replicas the
+delay of one replica may move on to the next replica in every round, so that
+each round is like the third round after it. The number of rounds, here 3, is
+the *period*. Then the clock compares whole periods, and jumps over whole
+periods.
 
 Within a stretch times are counted from its start, so that the rounding of large
-numbers does not look like a change. Amounts that differ by less than 1e-12 of a
-period count as equal. The result agrees with that of walking through all rounds
-to 1e-9 of the run's time (tests/simulate/test_long_runs.py).
+numbers does not look like a change. Durations that differ by less than 1e-12 of
+a period count as equal. The result differs from a walk through all rounds by
+less than 1e-9 of the run's time (tests/simulate/test_long_runs.py).
 
 In two kinds of runs no two rounds need be alike, so the clock walks through all
 rounds: if replicas are away by chance, and if a schedule from outside does not
@@ -73,27 +77,29 @@ from dilocox_jax.simulate.analytic import (
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.script import Op, Script
 
+# Attributes of the clock that are integers. Every period adds the same number.
 _COUNTS = ("num_steps", "sent_bytes")
-# So few repetitions are walked through one by one.
+# Up to this many repetitions are walked through one by one.
 _FEW = 8
-# What rounding may change, as shares of a period's duration: in one period, and
-# for each period of a jump, which multiplies how far replicas drift apart.
+# Tolerances for rounding errors, as shares of a period's duration: for one
+# period, and in addition for each period of a jump. A jump multiplies the
+# distance by which replicas drift apart in a period, and with it the error.
 _ROUNDING = 1e-12
 _ROUNDING_OF_JUMPS = 1e-14
 
-# Values of the clock's attributes, by name.
+# Values of the clock's attributes, by name of the attribute.
 State = dict[str, Any]
 
 
 def simulate_run(
   link_costs: LinkCosts, work: Work, script: Script, plan: RunPlan
 ) -> Outcome:
-  """Computes the times of a whole run, flush included.
+  """Computes the times of a whole run, including the flush.
 
   Args:
     link_costs: Cluster and transport.
-    work: Seconds of a replica's own work.
-    script: Turns segments into ops.
+    work: Durations of the replicas' work without the network (seconds).
+    script: Turns segments of the plan into ops.
     plan: Segments of the run.
   """
   clock = LongRunClock(link_costs, work)
@@ -103,19 +109,19 @@ def simulate_run(
 
 
 class LongRunClock(AnalyticClock):
-  """Adds up the times of ops that come many times in a row."""
+  """An `AnalyticClock` that can repeat ops many times without walking."""
 
   def __init__(self, link_costs: LinkCosts, work: Work):
     """Starts the clock at 0 seconds.
 
     Args:
       link_costs: Cluster and transport.
-      work: Seconds of a replica's own work.
+      work: Durations of the replicas' work without the network (seconds).
     """
     super().__init__(link_costs, work)
-    # What was taken off points in time and sums, by name.
+    # What `_move_origin` has subtracted from points in time and sums (seconds).
     self._origin: State = {}
-    # Points in time within the ops that are walked through, [M] each.
+    # Points in time since the last `_walk_through` began, [M] each.
     self._moments: list[np.ndarray] = []
 
   def repeat(self, ops: Sequence[Op], count: int) -> None:
@@ -132,38 +138,44 @@ class LongRunClock(AnalyticClock):
       num_periods = count // period if period else 0
       if num_periods > 2:
         self._move_origin()
-        added = self._add_stretch(list(ops) * period, num_periods)
-        count -= added * period
+        num_added = self._add_stretch(list(ops) * period, num_periods)
+        count -= num_added * period
     self._restore_origin()
     for _ in range(count):
       self.interpret(ops)
 
   def _move_origin(self) -> None:
-    """Counts times and sums from the present ones on."""
-    start_s = np.max(self._now)
-    amounts: State = {name: start_s for name in POINTS_IN_TIME}
-    amounts |= {name: getattr(self, name) for name in SUMS}
-    amounts[LAST_SENT] = self._worked_s[:, np.newaxis]
-    for name, amount in amounts.items():
-      setattr(self, name, getattr(self, name) - amount)
-      self._origin[name] = self._origin.get(name, 0.0) + amount
+    """Begins to count times and sums from the present moment.
+
+    Subtracts the time of the latest replica from all points in time, and sets
+    the sums to 0. Adds what it subtracts to `_origin`. So numbers stay small,
+    and their rounding errors too.
+    """
+    latest_s = np.max(self._now)
+    offsets: State = {name: latest_s for name in POINTS_IN_TIME}
+    offsets |= {name: getattr(self, name) for name in SUMS}
+    # Like `_worked_s`, which is one of the sums, this counts seconds of work.
+    offsets[LAST_SENT] = self._worked_s[:, np.newaxis]
+    for name, offset in offsets.items():
+      setattr(self, name, getattr(self, name) - offset)
+      self._origin[name] = self._origin.get(name, 0.0) + offset
 
   def _restore_origin(self) -> None:
-    """Counts times and sums from the start of the run again."""
-    for name, amount in self._origin.items():
-      setattr(self, name, getattr(self, name) + amount)
+    """Undoes `_move_origin`: counts from the start of the run again."""
+    for name, offset in self._origin.items():
+      setattr(self, name, getattr(self, name) + offset)
     self._origin = {}
 
   def _find_period(self, ops: Sequence[Op], count: int) -> tuple[int, int]:
-    """Walks through repetitions until their times move on by equal amounts.
+    """Walks through repetitions until they are seen to have a period.
 
     Args:
       ops: Ops of one repetition.
       count: Number of repetitions that are left.
 
     Returns:
-      Number of repetitions that were walked through, and their period; 0 if
-      there is none so far.
+      Number of repetitions that the clock has walked through, and their period
+      in repetitions. The period is 0 if none was found.
     """
     longest_period = 2 * self.num_replicas
     history: list[np.ndarray] = []
@@ -175,14 +187,17 @@ class LongRunClock(AnalyticClock):
     return len(history), 0
 
   def _add_stretch(self, ops: Sequence[Op], num_periods: int) -> int:
-    """Adds the periods of a stretch: walks through the first two and the last.
+    """Adds the times of the periods of a stretch.
+
+    Walks through the first two periods, the periods that bisection looks at,
+    and the last period of the stretch.
 
     Args:
       ops: Ops of one period.
       num_periods: Number of periods that are left, at least 2.
 
     Returns:
-      Number of periods that the stretch has, at least 2.
+      Number of periods of the stretch, 2 to `num_periods`.
     """
     start = self._state()
     first_moments_s = self._walk_through(ops)
@@ -191,17 +206,19 @@ class LongRunClock(AnalyticClock):
     second_moments_s = self._walk_from(line.state_before(1), ops)
     second = self._changes_since(line.state_before(1))
     drifts_s = line.without_rounding(second_moments_s - first_moments_s)
-    # A replica that is away stays behind, where numbers are large.
+    # The times of a replica that is away are far below 0, so their rounding
+    # errors are larger.
     scales_s = np.maximum(line.period_s, np.abs(first_moments_s))
 
     def is_on_line(index: int) -> bool:
-      """Whether all times within a period are on the line of the first two."""
+      """Whether all times within a period are on the lines of the first two."""
       moments_s = self._walk_from(line.state_before(index), ops)
       distances_s = np.abs(moments_s - (first_moments_s + index * drifts_s))
       rounding = _ROUNDING + index * _ROUNDING_OF_JUMPS
       return bool(np.all(distances_s <= rounding * scales_s))
 
-    # A second period that adds other amounts is the last one of the stretch.
+    # If a replica takes another time for the second period than for the first,
+    # there are no lines to follow, and the stretch has only these two periods.
     last_index = 1
     if not line.without_rounding(second["_now"] - first["_now"]).any():
       last_index = _last_index(is_on_line, num_periods - 1)
@@ -210,23 +227,28 @@ class LongRunClock(AnalyticClock):
 
     for name in POINTS_IN_TIME:
       self._origin[name] += last_index * line.period_s
-    added = last_index + 1
+    num_added = last_index + 1
     for name in (*SUMS, LAST_SENT):
       # What a period adds grows evenly from the first period to the last.
       mean = (first[name] + last[name]) / 2
-      setattr(self, name, start[name] + added * mean)
+      setattr(self, name, start[name] + num_added * mean)
     for name in _COUNTS:
-      setattr(self, name, start[name] + added * first[name])
-    return added
+      setattr(self, name, start[name] + num_added * first[name])
+    return num_added
 
   def _walk_from(self, state: State, ops: Sequence[Op]) -> np.ndarray:
-    """Sets the clock to a state, and then does as `_walk_through`."""
+    """Sets the clock to a state, and then calls `_walk_through` with `ops`."""
     for name, value in state.items():
       setattr(self, name, copy.copy(value))
     return self._walk_through(ops)
 
   def _walk_through(self, ops: Sequence[Op]) -> np.ndarray:
-    """Walks through ops; returns all points in time, [number of points * M]."""
+    """Adds the times of ops one by one.
+
+    Returns:
+      All points in time within the ops (seconds), [number of points * M]: start
+      and end of every exchange, and end of every wait and of the ops.
+    """
     self._moments = []
     self.interpret(ops)
     return np.concatenate([*self._moments, self._now])
@@ -251,15 +273,16 @@ class LongRunClock(AnalyticClock):
 
 @dataclasses.dataclass(frozen=True)
 class _Line:
-  """The states before the periods of a stretch.
+  """The states of the clock before the periods of a stretch.
 
   The only change from one period to the next is that replicas drift apart. So
-  the states leave out the duration of the periods before, which all replicas
-  have in common. Their times stay near 0, where rounding is smallest.
+  the states leave out the duration of the periods before, for the slowest
+  replica. The points in time then stay near 0, where rounding errors are
+  smallest. Sums and counts stay as in `start`.
 
   Attributes:
     start: State before period 0.
-    changes: What period 0 adds to it.
+    changes: What period 0 adds to `start`.
   """
 
   start: State
@@ -299,13 +322,17 @@ def _without_rounding(seconds: np.ndarray, period_s: float) -> np.ndarray:
 
 
 def _period(history: Sequence[np.ndarray]) -> int:
-  """Returns after how many repetitions times move on by equal amounts.
+  """Returns the smallest period that the last repetitions have.
+
+  With the period p, all points in time have moved on in the last p repetitions
+  by as much as in the p repetitions before.
 
   Args:
-    history: Points in time of every repetition so far.
+    history: Points in time of every repetition so far (seconds), an array of
+      one shape for each repetition.
 
   Returns:
-    The least period of the last repetitions; 0 if they have none.
+    The period, in repetitions; 0 if the last repetitions have none.
   """
   last_s = history[-1]
   for period in range(1, (len(history) - 1) // 2 + 1):
@@ -322,9 +349,9 @@ def _last_index(is_on_line: Callable[[int], bool], most: int) -> int:
   """Returns the last index on a line, by bisection.
 
   Args:
-    is_on_line: Whether an index is on the line. Indices 0 and 1 are. If an
-      index is not, then no later one is.
-    most: Largest index, at least 1.
+    is_on_line: Function (index) -> whether the index is on the line. Indices 0
+      and 1 must be. If an index is not, no later index may be.
+    most: Largest index that counts, at least 1.
   """
   if is_on_line(most):
     return most

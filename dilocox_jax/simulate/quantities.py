@@ -2,9 +2,9 @@
 
 A bandwidth without a unit is sooner or later wrong by a factor of eight or of
 a million. So every quantity in a cluster file has its unit: "1 Gbit/s",
-"40 ms", "16 MiB", "312 TFLOP/s", "2 %". Bits and bytes would differ by the
-case of one letter (Gb, GB), so "bit" is always spelled out. The arithmetic is
-decimal, so that "0.1 ms" is exactly the float 1e-4.
+"40 ms", "16 MiB", "312 TFLOP/s", "2 %". Abbreviated bits and bytes would differ
+only by the case of one letter (Gb, GB), so "bit" is always spelled out. The
+arithmetic is decimal, so that "0.1 ms" is exactly the float 1e-4.
 """
 
 import dataclasses
@@ -15,18 +15,20 @@ from typing import Any
 
 from dilocox_jax.checks import require, shown
 
+# A number in the first group, and the rest of the text in the second group.
 _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf)(.*)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Dimension:
-  """What a quantity measures, and in which units.
+  """A kind of quantity, such as a rate, and its units.
 
   Attributes:
     name: Name of the dimension, for messages.
-    units: Names of units to their size in the unit of the program (bit/s,
-      seconds, bytes, FLOP/s, a fraction), as decimals.
-    example: Unit that messages recommend.
+    units: Size of each unit by its name, as a decimal number in text. The size
+      is stated in the unit in which the program computes: bit/s, seconds,
+      bytes, FLOP/s, or a fraction. For example, "ms" has the size "1e-3".
+    example: Name of the unit that messages recommend.
   """
 
   name: str
@@ -38,7 +40,13 @@ _POWERS = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
 
 def _metric(unit: str, prefixes: str) -> dict[str, str]:
-  return {p + unit: f"1e{_POWERS[p]}" for p in ("", *prefixes)}
+  """Returns the sizes of a unit without a prefix and with each of the prefixes.
+
+  Args:
+    unit: Name of the unit, e.g. "B".
+    prefixes: Letters in `_POWERS`, e.g. "kM", which adds "kB" and "MB".
+  """
+  return {prefix + unit: f"1e{_POWERS[prefix]}" for prefix in ("", *prefixes)}
 
 
 _BYTES_A_SECOND = {"B/s": "8", "kB/s": "8e3", "MB/s": "8e6", "GB/s": "8e9"}
@@ -52,15 +60,17 @@ SHARE = Dimension("share", {"%": "1e-2"}, "%")
 
 
 def parse_quantity(text: Any, dimension: Dimension, field: str) -> float:
-  """Returns the number that a text with a unit stands for.
+  """Returns the value of a quantity in the unit in which the program computes.
+
+  For example, "100 Mbit/s" is 1e8 (bit/s), and "2 %" is 0.02.
 
   Args:
-    text: A number and its unit, e.g. "100 Mbit/s"; "inf bit/s" is unlimited.
+    text: A number that is not negative, and its unit. "inf bit/s" is unlimited.
     dimension: The dimension that is expected.
     field: Where the text was written, for messages.
 
   Raises:
-    ValueError: One line that names the field and a unit it expects.
+    ValueError: One line that names the field and a unit that it expects.
   """
   match = _NUMBER.fullmatch(str(text).strip())
   example = dimension.example

@@ -75,15 +75,17 @@ class Wait:
 
 @dataclasses.dataclass(frozen=True)
 class Join:
-  """Replicas come back from an absence and go on at the donor's time.
+  """Replicas come back from an absence, as copies of another replica.
+
+  They go on at the time that the source replica has reached.
 
   Attributes:
     returning: Indices of the replicas.
-    donor: Index of the replica that they copy.
+    source_replica: Index of the replica that they copy.
   """
 
   returning: tuple[int, ...]
-  donor: int
+  source_replica: int
 
 
 Op = Compute | Launch | Wait | Join
@@ -175,12 +177,12 @@ class Script:
     )
 
   def _joins(self, segment: Segment) -> Iterator[Op]:
-    """Yields the ops of replicas that come back and copy the donor's state."""
+    """Yields the ops of replicas that come back and copy a state."""
     participation = segment.participation
     if participation is None or not participation.returning:
       return
-    yield Join(participation.returning, participation.donor)
-    ring = (participation.donor, *participation.returning)
+    yield Join(participation.returning, participation.source_replica)
+    ring = (participation.source_replica, *participation.returning)
     key = ("join", segment.start, 0, 0)
     broadcast = Broadcast(self.copied_bytes)
     # The state goes as it is, without a codec.

@@ -1,8 +1,8 @@
-"""Time that TCP adds to a transfer, besides the links that the transfer shares.
+"""The time that TCP adds to a transfer, beyond the rate of the links.
 
 A long link can be slow although its capacity is high. Losses halve the window
 of a connection, and a connection that was idle starts slowly. This file has a
-formula for each of the two.
+formula for losses (`limit_bytes_per_s`) and for slow start (`slow_start_s`).
 """
 
 import dataclasses
@@ -12,34 +12,36 @@ from dilocox_jax.simulate.cluster import Route
 
 SEGMENT_BYTES = 1448  # TCP payload of an Ethernet frame.
 FIRST_WINDOW_SEGMENTS = 10  # RFC 6928.
-# A connection that was idle for longer starts slowly again (RFC 5681, section
-# 4.1). Linux uses at least this.
+# A connection that was idle for longer than the retransmission timeout starts
+# slowly again (RFC 5681, section 4.1). This is the smallest timeout of Linux.
 RETRANSMISSION_TIMEOUT_S = 0.2
-RENO = math.sqrt(3 / 2)
+RENO = math.sqrt(3 / 2)  # The constant C of `limit_bytes_per_s`.
 
 
 @dataclasses.dataclass(frozen=True)
 class Transport:
-  """How messages are sent.
+  """How a communication library sends messages.
 
   Attributes:
     rtts_per_message: Round trips that a message costs besides its bytes: 0.5
       for the way to the receiver alone; 1 if the receiver first tells the
       sender that it is ready.
     pieces: Number of pieces of a message that are passed on one by one. With 1,
-      a replica receives a whole message before it passes it on.
-    segment_bytes: Largest segment of a slice if the receiver asks for every
-      segment (gloo); None: it asks for nothing.
-    connections: TCP connections between two replicas; None: as many as the
-      cluster has (`Link.streams`).
-    has_trees: Whether an all-reduce may go over trees in place of a ring.
+      a replica receives a whole message before it passes the message on.
+    segment_bytes: Largest segment of a slice (bytes), if the receiver asks the
+      sender for every segment (gloo); None: the receiver does not ask.
+    connections: Number of TCP connections between two replicas; None: as many
+      as the cluster has (`Link.streams`).
+    has_trees: Whether an all-reduce may go over trees instead of a ring.
     starts_slowly: Whether the first message after idle time (longer than
       `RETRANSMISSION_TIMEOUT_S`) pays for TCP's slow start.
-    factors: Factors by which collectives take longer than on a link that
-      carries payload alone, in both directions at once. Each entry is a kind of
-      collective and its factors by number of replicas. Numbers of replicas in
-      between have the next factor, and larger ones the last. Kinds without an
-      entry have 1.
+    factors: Factors by which collectives take longer than the formulas say.
+      The formulas assume a link that carries nothing but payload, and that
+      carries both directions at once at the full rate. Each entry is the kind
+      of a collective, and pairs (number of replicas, factor) with ascending
+      numbers. A number that is not listed has the factor of the next larger
+      one; beyond the largest number the last factor counts. Kinds without an
+      entry have the factor 1.
   """
 
   rtts_per_message: float = 0.5
@@ -54,8 +56,8 @@ class Transport:
     """Returns the factor by which a collective takes longer (`factors`).
 
     Args:
-      kind: Kind of the collective.
-      num_replicas: Number of replicas.
+      kind: Kind of the collective, e.g. "all_reduce".
+      num_replicas: Number of replicas, M.
     """
     by_count = dict(self.factors).get(kind, ((1, 1.0),))
     for count, factor in by_count:
@@ -65,15 +67,17 @@ class Transport:
 
 
 # NCCL's ring has two channels between nodes with one network card, and each
-# passes on a chunk in two slices, so a message goes in four pieces. That is
-# derived from its source (ALLREDUCE_CHUNKSTEPS is 4 of the 8 steps of a
-# channel's buffer, ALLREDUCE_SLICESTEPS 2), not measured. NCCL chooses between
-# ring and trees by a table of latencies inside a data center (its tuning.cc),
-# and does not know the delay of a link: from some MiB on it would take rings.
-# Here it takes the faster one on the given links, as a user would set it by
-# NCCL_ALGO. Otherwise other methods would look better only because NCCL chose
-# poorly. Its buffers are not modeled: they are taken to be large enough for the
-# line (NCCL_BUFFSIZE, by default 4 MiB a channel).
+# channel passes on a chunk in two slices, so a message goes in four pieces. The
+# number is derived from the source of NCCL (ALLREDUCE_CHUNKSTEPS is 4 of the 8
+# steps of a channel's buffer, ALLREDUCE_SLICESTEPS 2), not measured.
+#
+# NCCL chooses between ring and trees by a table of latencies inside a data
+# center (its tuning.cc), and does not know the delay of a link: from some MiB
+# on it would take rings. The simulator takes the algorithm that is faster on
+# the given links, as a user could with NCCL_ALGO. Otherwise other methods would
+# look better only because NCCL chose poorly. The buffers of NCCL are not
+# modeled: they are assumed to be large enough for the line (NCCL_BUFFSIZE, by
+# default 4 MiB a channel).
 NCCL = Transport(pieces=4, has_trees=True)
 # Assumed to send as NCCL does. How TPUs send between slices is not published,
 # and nothing was measured.
@@ -81,11 +85,14 @@ TPU = NCCL
 
 
 def limit_bytes_per_s(route: Route) -> float:
-  """Returns the highest rate of a transfer on a route without other transfers.
+  """Returns the highest rate that losses allow a transfer (bytes/s).
+
+  The rate of k TCP streams with loss probability p is
 
     k C MSS / (RTT sqrt(p))
 
-  with k streams, loss probability p, and C = sqrt(3 / 2).
+  with C = sqrt(3 / 2), and the payload MSS of a packet. The rates of the links
+  are not counted here. Without losses or delay the result is infinity.
 
   Source: Mathis et al., 1997, "The macroscopic behavior of the TCP congestion
   avoidance algorithm", equation 3. Newer congestion controls do better at small
@@ -103,7 +110,7 @@ def limit_bytes_per_s(route: Route) -> float:
 def slow_start_s(
   transport: Transport, route: Route, rate_bytes_per_s: float, size_bytes: float
 ) -> float:
-  """Returns the extra seconds of the first message after idle time.
+  """Returns the seconds that slow start adds to a message after idle time.
 
   The rate starts at W = 10 MSS k bytes a round trip (ten segments for each of
   k streams) and doubles with every round trip, up to the rate that the
@@ -112,9 +119,10 @@ def slow_start_s(
     RTT log2(BDP / W)
 
   seconds, in which (BDP - W) / ln 2 bytes are sent. A message of S bytes that
-  is smaller never sees the full rate and takes RTT log2(1 + S ln 2 / W). The
-  result is the time beyond S / rate. More bandwidth never makes the sum of
-  both longer.
+  is smaller never gets the full rate and takes RTT log2(1 + S ln 2 / W)
+  seconds. The result is the time in addition to S / rate, which is the time at
+  the full rate, and 0 if W is at least BDP. A higher rate never makes the sum
+  of both times longer.
 
   Example: RTT 40 ms, one stream, 125 MB/s (1 Gbit/s). W = 14.5 kB, BDP = 5 MB,
   so the rate doubles log2(345) = 8.4 times, which takes 337 ms. In that time
@@ -124,10 +132,11 @@ def slow_start_s(
   Differs: the doubling is continuous.
 
   Args:
-    transport: Whether slow start is counted.
+    transport: Transport of the message. Without `starts_slowly` the result is
+      0.
     route: Round trip and streams.
-    rate_bytes_per_s: Rate that the transfer gets afterwards.
-    size_bytes: Bytes of the message.
+    rate_bytes_per_s: Rate that the transfer gets after slow start (bytes/s).
+    size_bytes: Size of the message (bytes).
   """
   if not transport.starts_slowly or not route.rtt_s:
     return 0.0

@@ -45,7 +45,9 @@ class AdaptiveController:
     self._first = programs
     self._policy = programs.policy
     self._rounds = {self._policy.first: programs.rounds}
+    # Inner step of the run at which H changed last; None if it never changed.
     self._since: int | None = None
+    # Energy rank of each exchange since the last choice.
     self._measured: list[float] = []
     self.setting = self._policy.first
     self.is_adaptive = self._policy.mode != "off"
@@ -94,7 +96,7 @@ class AdaptiveController:
     return dataclasses.replace(plan, schedule_start=start)
 
   def observe(self, drifts: Sequence[Drift]) -> None:
-    """Records the ranks of the averaged updates of a segment.
+    """Records the energy ranks of the averaged updates of a segment.
 
     Args:
       drifts: One drift for each exchange. Its field `observed` has the arrays
@@ -114,8 +116,8 @@ class AdaptiveController:
     fragments have 15 measurements.
 
     Args:
-      pending: Segment whose drifts are not yet recorded. Its ranks are counted
-        as if they were.
+      pending: Segment whose drifts are not yet recorded. Its exchanges count as
+        measured. None: there is no such segment.
     """
     if not self.is_adaptive:
       return False
@@ -128,7 +130,7 @@ class AdaptiveController:
     return num_measured >= self._policy.window_rounds * num_fragments
 
   def with_choice(self, state: TrainingState, segment: Segment) -> RoundState:
-    """Chooses a setting and returns the state with which its rounds begin.
+    """Chooses a new rank and H, and returns the state for the next rounds.
 
     If H changes, the steps of the schedule are counted from a new start.
 
@@ -146,7 +148,7 @@ class AdaptiveController:
     )
 
   def choose_setting(self, segment: Segment) -> None:
-    """Chooses the setting of the rounds that follow a segment.
+    """Chooses the setting of the next rounds, and drops all measurements.
 
     Args:
       segment: Segment that has just ended.
@@ -171,7 +173,11 @@ class AdaptiveController:
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Restores choices and measurements that `get_state` returned."""
+    """Restores choices and measurements.
+
+    Args:
+      state: A result of `get_state`.
+    """
     self.setting = RoundSetting(**state["choice"])
     self._since = state["since"]
     self._measured = list(state["measured"])

@@ -43,7 +43,7 @@ from dilocox_jax.rounds.exchanges import LocalExchange, MailboxExchange
 from dilocox_jax.rounds.rounds import Rounds
 from dilocox_jax.training.mailbox_replica import mailbox_exchange
 from dilocox_jax.training.model_functions import model_functions
-from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.trees import Tree, shapes_by_path
 
 
@@ -150,20 +150,20 @@ def _aggregator_of(config: RunConfig) -> Callable[[Codec], Aggregator]:
 
 
 def run_exchange(
-  config: RunConfig, parts: Parts = NO_PARTS
+  config: RunConfig, overrides: Overrides = NO_OVERRIDES
 ) -> LocalExchange | MailboxExchange:
   """Builds the exchange that averages over the replicas of a run.
 
   Args:
     config: Config of the run.
-    parts: Parts that the user supplies in place of those of the config.
+    overrides: Objects in place of what the config names.
   """
-  if isinstance(parts.exchange, MailboxExchange):
-    return parts.exchange
+  if isinstance(overrides.exchange, MailboxExchange):
+    return overrides.exchange
   if config.uses_mailbox:
     # Nobody gave a mailbox, so the caller only reads what the run has saved.
     return mailbox_exchange(config)
-  aggregator = parts.exchange
+  aggregator = overrides.exchange
   if aggregator is None:
     aggregator = _aggregator_of(config)(to_plan.codec(config))
   return LocalExchange(aggregator, in_thread=_needs_thread(config))
@@ -171,7 +171,7 @@ def run_exchange(
 
 def programs(
   config: RunConfig,
-  parts: Parts = NO_PARTS,
+  overrides: Overrides = NO_OVERRIDES,
   end_of_text: int | None = None,
   platform: str | None = None,
   devices: Sequence[Any] | None = None,
@@ -180,7 +180,7 @@ def programs(
 
   Args:
     config: Config of the run.
-    parts: Parts that the user supplies in place of those of the config.
+    overrides: Objects in place of what the config names.
     end_of_text: Token after which attention starts anew (`RunData`).
     platform: Kind of devices that the programs are for, e.g. "tpu". None means
       the kind of `devices`, or the kind of JAX's devices.
@@ -195,7 +195,7 @@ def programs(
   if devices:
     platform = platform or devices[0].platform
   computation = on_platform(
-    config, platform or platform_name(), parts.model is not None
+    config, platform or platform_name(), overrides.model is not None
   )
   inner = config.inner
   mesh = config.mesh
@@ -209,13 +209,13 @@ def programs(
   model, gradient, evaluation = model_functions(
     config,
     computation,
-    supplied=parts.model,
+    supplied=overrides.model,
     end_of_text=end_of_text,
-    trainable=parts.trainable,
+    trainable=overrides.trainable,
   )
   shapes = None  # None means the shapes of the config's model.
   view = FragmentView(config.fragments.num_fragments, config.fragments)
-  if parts.model is not None or parts.trainable:
+  if overrides.model is not None or overrides.trainable:
     params = jax.eval_shape(model.init, jax.random.key(0))
     view.check(params)
     shapes = shapes_by_path(params)
@@ -226,7 +226,7 @@ def programs(
     total_steps=config.total_steps,
     final_fraction=inner.final_fraction,
   )
-  optimizer = parts.inner_optimizer
+  optimizer = overrides.inner_optimizer
   if optimizer is None:
     optimizer = inner_optimizer(
       inner.optimizer,
@@ -238,7 +238,7 @@ def programs(
       weight_decay=inner.weight_decay,
       momentum=inner.momentum,
     )
-  exchange = run_exchange(config, parts)
+  exchange = run_exchange(config, overrides)
   if devices is not None:
     devices = tuple(devices)
   replicas = Replicas(
@@ -249,9 +249,9 @@ def programs(
     axis_name=exchange.axis_name,
   )
   frozen = None
-  if parts.trainable:
-    frozen = replicas.place_state(parts.trainable.frozen, None)
-  outer = outer_step(config, parts, exchange.aggregator)
+  if overrides.trainable:
+    frozen = replicas.place_state(overrides.trainable.frozen, None)
+  outer = outer_step(config, overrides, exchange.aggregator)
   has_full_participation = config.membership == MembershipConfig()
   require(
     has_full_participation or outer.is_shared,
@@ -262,8 +262,8 @@ def programs(
     "and collective auto",
   )
   require(
-    not parts.exchange or has_full_participation,
-    "an exchange that is handed in does not go with membership.absences, "
+    not overrides.exchange or has_full_participation,
+    "an exchange that is passed in does not go with membership.absences, "
     "absence_rate and inner_steps: name its codec in the config",
   )
   # A method that sends gradients compresses them. A warm start sends gradients
@@ -275,7 +275,7 @@ def programs(
     gradient_aggregator = mean_of_finite_replicas()
     step_optimizer = optimizer
   recorded_schedule = schedule
-  if parts.inner_optimizer is not None:
+  if overrides.inner_optimizer is not None:
     # A supplied optimizer has its own learning rate, which nobody can read.
     recorded_schedule = optax.constant_schedule(math.nan)
   return Programs(
@@ -328,17 +328,17 @@ def _with_average(
 
 
 def outer_step(
-  config: RunConfig, parts: Parts, aggregator: Aggregator
+  config: RunConfig, overrides: Overrides, aggregator: Aggregator
 ) -> OuterStep:
   """Builds the outer side of a round: exchange, outer optimizer, apply rule.
 
   Args:
     config: Config of the run.
-    parts: Parts that the user supplies in place of those of the config.
+    overrides: Objects in place of what the config names.
     aggregator: Averages a fragment over the replicas.
   """
   outer = config.outer
-  optimizer = parts.outer_optimizer
+  optimizer = overrides.outer_optimizer
   if optimizer is None:
     optimizer = named_optimizer(
       outer.optimizer,

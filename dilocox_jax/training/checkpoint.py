@@ -12,9 +12,9 @@ turn:
 
 If the process is killed, the folder stays in one of these states. The next
 start removes a folder in the first or second state. So a folder whose name is
-only a number is complete. If its files are not those of `digests.json`, the
-disk damaged them later, or somebody copied another checkpoint there. Then the
-run goes on from an older checkpoint.
+only a number is complete. If its files do not have the digests in
+`digests.json`, the disk damaged the files later, or somebody copied another
+checkpoint there. Then the run goes on from an older checkpoint.
 
 The checkpoint of a finished run has the number of its last step plus one.
 Example: a run of 60 steps that stops before its flush saves checkpoint 60. When
@@ -49,7 +49,9 @@ RECORD = "record"
 _SAVE_TIMEOUT_S = 7 * 24 * 60 * 60
 _PARTIAL = ".orbax-checkpoint-tmp"  # Part of the folder's name during a save.
 _BROKEN = "broken_checkpoints"  # Where damaged checkpoints are moved to.
-_DIGESTS = "digests.json"  # SHA-256 of every file of a checkpoint, by its path.
+# Name of the file with the step of a checkpoint, and with the SHA-256 of every
+# file by its path.
+_DIGESTS = "digests.json"
 _NUMBER = re.compile(r"0|[1-9][0-9]*")  # Name of a checkpoint's folder.
 _LONGEST_REASON = 200  # Characters; Orbax lists whole trees.
 
@@ -89,7 +91,8 @@ class Checkpoints:
       max_to_keep=keep,
       enable_async_checkpointing=True,
       async_options=ocp.AsyncOptions(
-        timeout_secs=_SAVE_TIMEOUT_S, post_finalization_callback=self._signer
+        timeout_secs=_SAVE_TIMEOUT_S,
+        post_finalization_callback=self._write_digests,
       ),
       create=not read_only,
       cleanup_tmp_directories=not read_only,  # A killed save left them.
@@ -104,8 +107,8 @@ class Checkpoints:
     """Starts a save in the background and returns.
 
     If an earlier save is still being written, this call waits for it first. An
-    existing checkpoint of the same step is kept. It exists if a replica lost
-    the others, restarted, and reaches the step for the second time.
+    existing checkpoint of the same step is kept. Such a checkpoint exists if a
+    replica lost the others, restarted, and reaches the step a second time.
 
     Args:
       step: Name of the checkpoint: the number of finished inner steps, or one
@@ -129,7 +132,7 @@ class Checkpoints:
       self._manager.save(step, args=ocp.args.Composite(**args), force=True)
 
   def _check_links(self) -> None:
-    """Creates the directory.
+    """Creates the directory if it is missing, and refuses links in it.
 
     Raises:
       RefusedError: If the directory or something in it is a symbolic link.
@@ -162,12 +165,15 @@ class Checkpoints:
         reason = "No space left on device"
       raise SaveError(
         f"cannot save a checkpoint in {self._directory}: {reason}; "
-        f"{self._kept()}; when the disk accepts files again, the same command "
-        "goes on"
+        f"{self._describe_newest()}; when the disk accepts files again, the "
+        "same command goes on"
       ) from error
 
-  def _signer(self) -> None:
-    """Writes the digests of a save, after all its files were written."""
+  def _write_digests(self) -> None:
+    """Writes the digests of a save, after all its files were written.
+
+    Only the main process writes them.
+    """
     if not processes.is_main():
       return
     # At most one save runs at a time.
@@ -188,14 +194,17 @@ class Checkpoints:
       self._manager.wait_until_finished()
 
   def what_is_kept(self) -> str:
-    """Returns a part of a sentence that names the newest kept checkpoint."""
+    """Waits for the save in the background, and names the newest checkpoint.
+
+    The text is for messages, e.g. "the checkpoint of step 12 is kept".
+    """
     # If the save failed, older checkpoints are still there.
     with contextlib.suppress(SaveError):
       self.wait()
-    return self._kept()
+    return self._describe_newest()
 
-  def _kept(self) -> str:
-    """Returns a part of a sentence that names the newest complete one."""
+  def _describe_newest(self) -> str:
+    """Names the newest complete checkpoint, without waiting for a save."""
     steps = saved_steps(self._directory)
     if not steps:
       return "no checkpoint was saved yet"
@@ -222,7 +231,7 @@ class Checkpoints:
     self._manager.wait_until_finished()
     # The main process chooses the checkpoint and moves damaged ones, so that
     # all processes read the same checkpoint.
-    newest = self._newest_whole() if processes.is_main() else None
+    newest = self._newest_undamaged() if processes.is_main() else None
     step, damage = processes.from_main(newest)
     if damage and not self._read_only:
       raise RefusedError(
@@ -235,8 +244,8 @@ class Checkpoints:
       return None
     return self._read(step, template)
 
-  def _newest_whole(self) -> tuple[int | None, str]:
-    """Finds the newest checkpoint that is not damaged.
+  def _newest_undamaged(self) -> tuple[int | None, str]:
+    """Finds the newest undamaged checkpoint, and sets newer ones aside.
 
     Returns:
       A step and a description of a damage:
@@ -256,7 +265,14 @@ class Checkpoints:
     return None, next(iter(damages.values()), "")
 
   def _set_aside(self, step: int, reason: str) -> None:
-    """Moves a checkpoint away, so that its step can be saved again."""
+    """Moves a damaged checkpoint away, so that its step can be saved again.
+
+    In a read-only directory the checkpoint stays, and a warning is logged only.
+
+    Args:
+      step: Step of the checkpoint.
+      reason: What is damaged, for the warning.
+    """
     path = self._directory / str(step)
     if not self._read_only:
       root = self._directory.parent
@@ -270,12 +286,25 @@ class Checkpoints:
     )
 
   def _read(self, step: int, template: Callable) -> tuple[Tree, dict]:
-    """Returns the state and the record of a checkpoint."""
+    """Returns the state and the record of a checkpoint.
+
+    Args:
+      step: Step of the checkpoint.
+      template: As in `restore`.
+    """
     record = self._item(step, RECORD, ocp.args.JsonRestore())
     return self._state(step, template(record)), record
 
   def _state(self, step: int, like: Tree) -> Tree:
-    """Reads a state whose leaves have the shapes and shardings of `like`."""
+    """Reads the arrays of a checkpoint.
+
+    Args:
+      step: Step of the checkpoint.
+      like: Tree of the shapes, types and shardings of the state.
+
+    Raises:
+      RefusedError: If the arrays in the checkpoint have another form.
+    """
     leaves_by_name = _leaves(like)
     try:
       restore_args = ocp.args.StandardRestore(leaves_by_name)
@@ -285,11 +314,11 @@ class Checkpoints:
       reason = " ".join(str(error).split())
       raise RefusedError(
         f"the checkpoint of step {step} in {self._directory} does not fit: "
-        "hand in the same model and optimizers as before, or take the version "
+        "pass the same model and optimizers as before, or take the version "
         f"of the program that saved it ({reason[:_LONGEST_REASON]})"
       ) from error
-    # The order is that of the template, because the names of a state of more
-    # than 10,000 leaves do not sort like the leaves.
+    # The leaves are read in the order of the template. If there are more than
+    # 10,000 leaves, their names have another order.
     stored = (arrays[name] for name in leaves_by_name)
     leaves = []
     for leaf in jax.tree.leaves(like):
@@ -300,7 +329,13 @@ class Checkpoints:
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
   def _item(self, step: int, name: str, args: Any) -> Any:
-    """Reads one item of a checkpoint: `ARRAYS` or `RECORD`."""
+    """Reads one item of a checkpoint.
+
+    Args:
+      step: Step of the checkpoint.
+      name: `ARRAYS` or `RECORD`.
+      args: Arguments of Orbax that tell how the item is read.
+    """
     composite = ocp.args.Composite(**{name: args})
     return self._manager.restore(step, args=composite)[name]
 
@@ -316,7 +351,10 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _refusing_links(path: pathlib.Path) -> Iterator[None]:
-  """Turns a `NotADirectoryError` into a `RefusedError` that names the path."""
+  """Turns a `NotADirectoryError` into a `RefusedError` that names the path.
+
+  `files.folder_below` raises the first error for a symbolic link.
+  """
   try:
     yield
   except NotADirectoryError as error:

@@ -1,8 +1,9 @@
 """Computes the losses and drifts that a run records, and checks them.
 
-Processes are connected by a slow link, and the plan counts only the bytes of
+Processes may be connected by a slow link, and the plan counts only the bytes of
 exchanges. So no function of this module sends parameters from one process to
-another, with one exception. `_sent_bytes` counts the bytes of this exception.
+another, with one exception: if every replica has outer parameters of its own,
+an evaluation averages them. `_sent_bytes` counts the bytes of this average.
 """
 
 import logging
@@ -44,17 +45,20 @@ def losses(
     validation: Held-out batches: arrays of token ids [N, B, L + 1] of any
       sizes, or trees of examples. Every predicted token, or example, has the
       same weight.
-    judging: More held-out batches, for the outer parameters alone.
+    judging: More held-out batches, for the outer parameters alone. None: there
+      are none.
 
   Returns:
     The losses, and the bytes that a replica sent to compute them
     (`_sent_bytes`). The losses are:
 
-    - "outer_loss": loss of the outer parameters.
+    - "outer_loss": loss of the outer parameters, or of their average if the run
+      keeps one (`params_to_keep`).
     - "mean_loss": loss of the mean of the replicas' parameters. It is None if
       there are several processes, which would have to send their parameters.
     - "replica_loss": loss of replica 0.
-    - "judge_loss": loss of the outer parameters on `judging`, if it is given.
+    - "judge_loss": loss on `judging`, if it is given, of the parameters of
+      "outer_loss".
   """
 
   def loss(params: Tree, batches: Iterable[Tree] = validation) -> float:
@@ -89,6 +93,10 @@ def losses(
 def params_to_keep(programs: Programs, state: TrainingState) -> Tree:
   """Returns the parameters that a run evaluates and exports.
 
+  These are the outer parameters, or their average over the steps if the run
+  keeps one. If gradients are averaged, as in a warm start, all replicas share
+  their parameters, and these (or their average) are returned.
+
   Args:
     programs: Programs of the run.
     state: State of all replicas.
@@ -102,7 +110,12 @@ def _sent_bytes(programs: Programs, state: TrainingState) -> int:
   """Returns the bytes that a replica sends to others in an evaluation.
 
   An evaluation sends bytes only if there are several processes and each replica
-  has outer parameters of its own. Their mean is evaluated then.
+  has outer parameters of its own. The replicas then average these parameters
+  in fp32, by an AllReduce.
+
+  Args:
+    programs: Programs of the run.
+    state: State of all replicas.
   """
   is_shared = isinstance(state, SharedState) or programs.rounds.outer.is_shared
   if is_shared or jax.process_count() == 1:
@@ -209,7 +222,8 @@ def check_drifts(
   """Checks that every replica sent finite values, and logs rejected replicas.
 
   The mean leaves out a replica whose values are not finite. A rule that resets
-  replicas would then hide that this replica has diverged. Its drift shows it.
+  replicas would then hide that this replica has diverged. So the norm of what
+  each replica sent is checked (`Drift.own_squared`).
 
   Args:
     exchanges: Drift of every exchange, on the host.
@@ -245,7 +259,12 @@ def check_drifts(
 def _participants(
   exchanges: Sequence[Drift], participation: RoundParticipation | None
 ) -> list[np.ndarray]:
-  """Returns who takes part in each exchange, as arrays of booleans [M]."""
+  """Returns who takes part in each exchange, as arrays of booleans [M].
+
+  Args:
+    exchanges: Drift of every exchange.
+    participation: Who takes part in each exchange; None means all replicas.
+  """
   if participation:
     return participation.participants
   return [np.ones(np.shape(drift.own_squared), bool) for drift in exchanges]
@@ -259,7 +278,8 @@ def drift_rows(
   Args:
     segment: The segment that was run.
     exchanges: Drift of every exchange that the segment applies, on the host.
-    energy_share: Share of an update's energy by which its rank is counted.
+    energy_share: Share of an update's squared norm that its energy rank must
+      hold (`plan.adaptive`).
   """
   participants = _participants(exchanges, segment.participation)
   events = applied_events(segment)
@@ -267,8 +287,8 @@ def drift_rows(
   for event, drift, takes_part in zip(
     events, exchanges, participants, strict=True
   ):
-    # A replica that sent only zeros was rejected, and the mean is that of the
-    # others. If the mean is zero too, nobody was rejected.
+    # A replica that sent only zeros was rejected, unless the mean is zero too.
+    # A rejected replica does not count.
     has_sent = (drift.own_squared != 0) | (drift.mean_squared == 0)
     is_counted = takes_part & has_sent
     if not is_counted.any():
@@ -301,7 +321,7 @@ def _observed_columns(
 
   Args:
     observed: Observed values by name. Arrays with three axes are Gram matrices.
-    energy_share: Share of an update's energy by which its rank is counted.
+    energy_share: As in `drift_rows`.
   """
   columns: dict[str, Any] = {}
   values_by_name = {

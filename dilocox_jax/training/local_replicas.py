@@ -14,7 +14,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.rounds.rounds import Rounds
 from dilocox_jax.rounds.states import RoundState
-from dilocox_jax.training.parts import Parts
+from dilocox_jax.training.overrides import Overrides
 from dilocox_jax.trees import Tree
 
 
@@ -24,7 +24,7 @@ class LocalReplicas:
   Attributes:
     config: Config of the run.
     is_behind: Whether other replicas have finished the next exchange without
-      these; always False.
+      these replicas; always False.
   """
 
   is_behind = False
@@ -37,15 +37,15 @@ class LocalReplicas:
     """
     self.config = config
 
-  def with_exchange(self, parts: Parts, text_digest: str) -> Parts:
-    """Returns the parts of a run unchanged: the config names the exchange.
+  def with_exchange(self, overrides: Overrides, text_digest: str) -> Overrides:
+    """Returns the overrides of a run unchanged: the config names the exchange.
 
     Args:
-      parts: Parts that the user supplies.
+      overrides: Overrides that the caller passes.
       text_digest: Digest of the training text.
     """
     del text_digest
-    return parts
+    return overrides
 
   def attach(
     self, rounds: Rounds, params: Tree, optimizer: Tree, batch: Tree
@@ -61,12 +61,14 @@ class LocalReplicas:
     del params, optimizer, batch
     self._rounds = rounds
 
-  def enter(self, values: Mapping[str, Any], handed_in: Sequence[str]) -> None:
+  def enter(
+    self, values: Mapping[str, Any], override_names: Sequence[str]
+  ) -> None:
     """Does nothing: replicas in one runtime need not join a run.
 
     Args:
       values: Config of the run, with its sections.
-      handed_in: Names of the parts that the user supplies.
+      override_names: Names of the overrides that the user supplies.
     """
 
   def open(self, workdir: pathlib.Path, resume_step: int | None) -> None:
@@ -98,6 +100,9 @@ class LocalReplicas:
     Args:
       state: State before the segment.
       segment: The segment.
+
+    Raises:
+      AssertionError: Always.
     """
     raise AssertionError("replicas in one runtime are never behind")
 
@@ -124,5 +129,5 @@ class LocalReplicas:
     """Does nothing: a checkpoint holds nothing more of these replicas.
 
     Args:
-      state: What `get_state` returned.
+      state: Result of `get_state`, which is None.
     """

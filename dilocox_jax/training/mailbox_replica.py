@@ -26,7 +26,7 @@ from dilocox_jax.rounds.late_joiner import join, skip_windows
 from dilocox_jax.rounds.rounds import Rounds
 from dilocox_jax.rounds.states import RoundState
 from dilocox_jax.training.checkpoint import RefusedError
-from dilocox_jax.training.parts import Parts
+from dilocox_jax.training.overrides import Overrides
 from dilocox_jax.trees import Tree
 
 
@@ -46,14 +46,14 @@ class MailboxAddress:
 
 
 def mailbox_config(
-  config: RunConfig, address: MailboxAddress | None, parts: Parts
+  config: RunConfig, address: MailboxAddress | None, overrides: Overrides
 ) -> RunConfig:
   """Returns the config of a run with exchange.collective=mailbox.
 
   Args:
     config: Config of the user.
     address: Mailbox of the run, and name of the replica.
-    parts: Parts that the user supplies.
+    overrides: Overrides that the caller passes.
 
   Raises:
     ValueError: If there is no address, if the user supplies an exchange, or if
@@ -65,8 +65,8 @@ def mailbox_config(
     "--mailbox, or mailbox= of dilocox_jax.train",
   )
   require(
-    parts.exchange is None,
-    "an exchange that is handed in does not go with replicas that meet in a "
+    overrides.exchange is None,
+    "an exchange that is passed in does not go with replicas that meet in a "
     "store: drop it",
   )
   collective = config.exchange.collective
@@ -139,16 +139,16 @@ class MailboxReplica:
     self._last_members: list[str] = []
     self._num_requests = 0
 
-  def with_exchange(self, parts: Parts, text_digest: str) -> Parts:
-    """Returns the parts of a run with the exchange through the mailbox.
+  def with_exchange(self, overrides: Overrides, text_digest: str) -> Overrides:
+    """Returns the overrides of a run with the exchange through the mailbox.
 
     Args:
-      parts: Parts that the user supplies.
+      overrides: Overrides that the caller passes.
       text_digest: Digest of the training text.
     """
     exchange = mailbox_exchange(self.config, self._address, text_digest)
     self._client = exchange.client
-    return dataclasses.replace(parts, exchange=exchange)
+    return dataclasses.replace(overrides, exchange=exchange)
 
   def attach(
     self, rounds: Rounds, params: Tree, optimizer: Tree, batch: Tree
@@ -173,19 +173,21 @@ class MailboxReplica:
     """Lets requests to the store fail after the grace time from now on."""
     self._client.stop.set()
 
-  def enter(self, values: Mapping[str, Any], handed_in: Sequence[str]) -> None:
+  def enter(
+    self, values: Mapping[str, Any], override_names: Sequence[str]
+  ) -> None:
     """Joins the run, or starts it if no replica has.
 
     Args:
       values: Config of the run, with its sections.
-      handed_in: Names of the parts that the user supplies.
+      override_names: Names of the overrides that the user supplies.
 
     Raises:
       RefusedError: If the run has other settings than this replica, or if the
         name, the secret or the address of the mailbox is wrong.
     """
     fields_that_may_differ = may_differ()
-    terms: dict[str, Any] = {"handed_in": sorted(handed_in)}
+    terms: dict[str, Any] = {"overrides": sorted(override_names)}
     for field, value in flat(values).items():
       if field not in fields_that_may_differ:
         terms[field] = value

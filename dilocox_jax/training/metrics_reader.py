@@ -2,7 +2,8 @@
 
 The trainer dispatches segments without waiting, and this module reads their
 metrics later. It stops the run if a value is not finite. If there are several
-processes, all read and check, so that they stop together, and one writes.
+processes, all of them read and check the metrics, so that they stop together.
+Only one process writes.
 
 The wall time of a run is divided between the rows of its timings. A row of a
 segment ends when the devices have computed the metrics of the segment, even if
@@ -174,7 +175,7 @@ class DispatchedSegment:
 
 
 class MetricsReader:
-  """Reads segments in order and divides the time between what was done.
+  """Reads the metrics of segments in order, and records metrics and wall time.
 
   Attributes:
     reads_at_once: Whether a segment is to be read as soon as it is dispatched.
@@ -210,8 +211,8 @@ class MetricsReader:
     self._last_progress = progress
     self._link = LinkCounter()
     # If a dispatch waits for exchanges, the segment has ended when the dispatch
-    # returns. If the bytes on a link are counted, those of one segment must not
-    # mix with those of the next one.
+    # returns. If the bytes on a link are counted, the bytes of one segment must
+    # not mix with the bytes of the next segment.
     waits_for_exchanges = programs.rounds.runtime.waits_for_exchanges
     counts_link_bytes = bool(self._link.interface)
     self.reads_at_once = waits_for_exchanges or counts_link_bytes
@@ -229,7 +230,7 @@ class MetricsReader:
     waits: Sequence[tuple[float, float]] | None = None,
     ended_s: float | None = None,
   ) -> None:
-    """Records the time since the end of the last event as that of an event.
+    """Records the time since the end of the last event as the event's time.
 
     If JAX compiled something in this time, the time to compile becomes a row of
     its own before the row of the event.
@@ -276,7 +277,7 @@ class MetricsReader:
     )
 
   def _record_compiling(self, step: int, compile_s: float) -> None:
-    """Records a time to compile, which the speed in the log leaves out."""
+    """Records a time to compile, and leaves it out of the speed in the log."""
     if self._log:
       self._log.leave_out(compile_s)
     self._recorder.record_timing(step=step, event="compile", wall_s=compile_s)
@@ -292,17 +293,18 @@ class MetricsReader:
     Args:
       losses: Loss of each view, in nats a token; None if it was not computed.
       progress: Progress of the run.
-      num_steps: For the last row only: total steps of the run.
+      num_steps: Total steps of the run, for the last evaluation; None for all
+        others.
 
     Raises:
       NotFiniteError: If a loss is not finite. Nothing is recorded then.
     """
-    self.record_time("evaluation", progress.step, progress.simulated_s)
     computed = [loss for loss in losses.values() if loss is not None]
     if not all(map(math.isfinite, computed)):
       raise NotFiniteError(
         f"the validation loss is not finite at step {progress.step}"
       )
+    self.record_time("evaluation", progress.step, progress.simulated_s)
     self._recorder.record_evaluation(
       num_steps=num_steps,
       step=progress.step,
@@ -310,7 +312,8 @@ class MetricsReader:
       total_sent_bytes=progress.total_sent_bytes,
       **losses,
     )
-    # The bytes that an evaluation sends belong to no round.
+    # The next round counts its bytes from here, without the bytes that the
+    # evaluation has sent.
     self._last_progress = progress
 
   def check_flush(
@@ -332,11 +335,11 @@ class MetricsReader:
     exchanges = arrays_to_host(drifts)
     evaluation.check_drifts(exchanges, [step] * len(exchanges), participation)
 
-  def read(self, done: DispatchedSegment) -> Sequence[Drift]:
+  def read(self, dispatched: DispatchedSegment) -> Sequence[Drift]:
     """Waits for a segment, checks it and records it.
 
     Args:
-      done: The dispatched segment.
+      dispatched: A segment with its metrics, on the devices.
 
     Returns:
       The drift of every exchange that the segment applies, on the host.
@@ -345,8 +348,8 @@ class MetricsReader:
       NotFiniteError: If a loss, a gradient or a sent pseudo-gradient is not
         finite. Nothing of the segment is recorded then.
     """
-    metrics, exchanges = arrays_to_host((done.metrics, done.drifts))
-    segment = done.segment
+    metrics, exchanges = arrays_to_host((dispatched.metrics, dispatched.drifts))
+    segment = dispatched.segment
     evaluation.check_losses(metrics, segment)
     sent_steps = [
       segment.schedule_start + event.send_step
@@ -357,7 +360,7 @@ class MetricsReader:
     loss, replica_losses = evaluation.step_means(losses, segment.participation)
     grad_norm, _ = evaluation.step_means(grad_norms, segment.participation)
     before = self._last_progress
-    progress = done.progress
+    progress = dispatched.progress
     self._last_progress = progress
     self._recorder.record_round(
       step=progress.step,
@@ -376,9 +379,9 @@ class MetricsReader:
       step=progress.step,
       simulated_s=progress.simulated_s,
       tokens=progress.tokens - before.tokens,
-      waits=done.waits,
-      ended_s=done.ready_s.result(),
+      waits=dispatched.waits,
+      ended_s=dispatched.ready_s.result(),
     )
     if self._log:
-      self._log.update(progress, loss, done.note)
+      self._log.update(progress, loss, dispatched.note)
     return exchanges

@@ -70,7 +70,7 @@ def model_functions(
   if supplied is not None:
     require(
       not config.mesh.is_divided,
-      "a model that is handed in cannot be cut into stages or shards: register "
+      "a model that is passed in cannot be cut into stages or shards: register "
       "one with the functions embed, block and logits "
       "(dilocox_jax.register_model), or set mesh.num_stages=1 and "
       "mesh.num_data_shards=1",

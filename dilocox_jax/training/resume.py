@@ -19,7 +19,8 @@ from dilocox_jax.report.page import PAGE
 from dilocox_jax.training import states
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import FOLDER, Checkpoints, saved_steps
-from dilocox_jax.training.parts import NO_PARTS, Clock, Parts
+from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
+from dilocox_jax.training.run_clock import Clock
 from dilocox_jax.training.states import TrainingState
 
 
@@ -114,7 +115,7 @@ def resumed_state(
   programs: Programs,
   checkpoints: Checkpoints,
   corpus_digest: str,
-  parts: Parts = NO_PARTS,
+  overrides: Overrides = NO_OVERRIDES,
 ) -> tuple[TrainingState, dict[str, Any]] | None:
   """Reads the newest undamaged checkpoint of this run.
 
@@ -123,7 +124,7 @@ def resumed_state(
     programs: Programs of the run.
     checkpoints: Checkpoints of the run directory.
     corpus_digest: Digest of the text as it is now.
-    parts: Parts that the user supplies now.
+    overrides: Overrides that the caller passes now.
 
   Returns:
     The state and the record of the checkpoint; None if there is none.
@@ -134,7 +135,7 @@ def resumed_state(
 
   def template(record: dict[str, Any]) -> TrainingState:
     _check_same_run(values, corpus_digest, record)
-    check_same_parts(record, parts)
+    check_same_overrides(record, overrides)
     return states.abstract(programs, record["phase"], record["in_flight"])
 
   restored = checkpoints.restore(template)
@@ -175,7 +176,13 @@ def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
 def _check_same_run(
   values: dict[str, Any], corpus_digest: str, record: dict[str, Any]
 ) -> None:
-  """Raises RefusedError if a checkpoint's record is that of another run."""
+  """Raises RefusedError if a checkpoint's record is that of another run.
+
+  Args:
+    values: Config that the user gives now, with its sections.
+    corpus_digest: Digest of the text as it is now.
+    record: Record of the checkpoint.
+  """
   digest = record["corpus_digest"]
   changes = _changes(record["config"], digest, values, corpus_digest)
   if not changes:
@@ -192,31 +199,34 @@ def _check_same_run(
   )
 
 
-def check_same_parts(record: dict[str, Any], parts: Parts) -> None:
-  """Refuses other supplied parts than those with which a run began.
+def check_same_overrides(record: dict[str, Any], overrides: Overrides) -> None:
+  """Refuses other overrides than those with which the run began.
 
   The name of the data is not compared, because the digest of the text is.
 
   Args:
     record: Record of the run or of a checkpoint.
-    parts: Parts that the user supplies now.
+    overrides: Overrides that the caller passes now.
 
   Raises:
-    RefusedError: If the names of the parts differ.
+    RefusedError: If the names of the overrides differ.
   """
-  saved_names = sorted(set(record.get("handed_in", ())) - {"data"})
-  new_names = sorted(set(parts.names) - {"data"})
+  saved_names = sorted(set(record.get("overrides", ())) - {"data"})
+  new_names = sorted(set(overrides.names) - {"data"})
   if saved_names != new_names:
     raise RefusedError(
-      "the work directory holds a run in which other parts were handed in "
+      "the work directory holds a run with other overrides "
       f"({', '.join(saved_names) or 'none'}; now "
-      f"{', '.join(new_names) or 'none'}): hand in the same, or take another "
+      f"{', '.join(new_names) or 'none'}): pass the same, or take another "
       "work directory"
     )
 
 
 def _changes(
-  saved: dict[str, Any], digest: str, now: dict[str, Any], corpus_digest: str
+  saved: dict[str, Any],
+  saved_digest: str,
+  values: dict[str, Any],
+  corpus_digest: str,
 ) -> list[str]:
   """Returns the differences between a saved run and a run that continues it.
 
@@ -225,13 +235,13 @@ def _changes(
 
   Args:
     saved: Config of the saved run, with its sections.
-    digest: Digest of the saved run's text.
-    now: Config of the run that is to continue, with its sections.
+    saved_digest: Digest of the saved run's text.
+    values: Config of the run that is to continue, with its sections.
     corpus_digest: Digest of the text of the run that is to continue.
   """
   # If a field is newer than the saved run, the run had the field's default.
   saved_fields = flat(RunConfig().to_mapping()) | flat(saved)
-  changes = changed_fields(saved_fields, now, free_on_resume())
-  if digest != corpus_digest:
-    changes.append(f"corpus: {digest} -> {corpus_digest}")
+  changes = changed_fields(saved_fields, values, free_on_resume())
+  if saved_digest != corpus_digest:
+    changes.append(f"corpus: {saved_digest} -> {corpus_digest}")
   return changes

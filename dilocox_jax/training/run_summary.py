@@ -18,26 +18,27 @@ from dilocox_jax.metrics.work_directory import write_run_record
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.report.units import human_bytes, human_tokens
 from dilocox_jax.training.build import Programs, platform_name
-from dilocox_jax.training.parts import Clock, Parts
+from dilocox_jax.training.overrides import Overrides
+from dilocox_jax.training.run_clock import Clock
 from dilocox_jax.training.run_text import RunData
 
 
 def record(
   config: RunConfig,
   data: RunData,
-  parts: Parts,
+  overrides: Overrides,
   clock: Clock | None,
   workdir: pathlib.Path,
   programs: Programs,
   command: str,
   is_resumed: bool,
 ) -> None:
-  """Writes `config.json` and `run.json`.
+  """Writes `config.json` and `run.json`, the records of the run.
 
   Args:
     config: Config of the run.
     data: Data of the run.
-    parts: Parts that the user supplies.
+    overrides: Overrides that the caller passes.
     clock: Simulated clock of the run, if it has one.
     workdir: The run directory.
     programs: Programs of the run.
@@ -53,11 +54,11 @@ def record(
     "num_replicas": config.mesh.num_replicas,
     "parameter_count": programs.parameter_count,
   }
-  if parts.names:
-    run["handed_in"] = parts.names
+  if overrides.names:
+    run["overrides"] = overrides.names
   if clock:
     run |= {"clock": clock.description, "clock_digest": clock.digest}
-  has_own_model = parts.model is not None
+  has_own_model = overrides.model is not None
   start = {
     "chosen_for_device": chosen_values(config, platform_name(), has_own_model),
     "command": command,
@@ -70,7 +71,7 @@ def record(
 def announce(
   config: RunConfig,
   data: RunData,
-  parts: Parts,
+  overrides: Overrides,
   plan: RunPlan,
   traffic: Traffic,
   step: int = 0,
@@ -80,15 +81,15 @@ def announce(
   Args:
     config: Config of the run.
     data: Data of the run.
-    parts: Parts that the user supplies.
+    overrides: Overrides that the caller passes.
     plan: Current plan of the run.
     traffic: Counts the bytes of the current rounds.
-    step: Inner steps that an earlier start of the run has done.
+    step: Inner steps that were done before; 0 if the run does not continue.
   """
   log = logging.getLogger(__name__)
   model = config.model.label
-  if parts.model:
-    model = "handed in"
+  if overrides.model:
+    model = "passed in"
   num_parameters = sum(math.prod(shape) for shape in traffic.shapes.values())
   size = f"{num_parameters:,} parameters"
   if config.lora.rank:
@@ -96,20 +97,20 @@ def announce(
   log.info("model %s: %s, %s", model, size, _replicas_and_devices(config))
   if data.text:
     kind = "text"
-    amount = human_tokens(data.text.train.size)
+    data_size = human_tokens(data.text.train.size)
   else:
     kind = "data"
-    amount = data.says
+    data_size = data.says
   replica_tokens = human_tokens(config.total_steps * data.step_tokens)
   log.info(
     "%s %s: %s; %s inner steps, %s a replica",
     kind,
     data.name,
-    amount,
+    data_size,
     f"{config.total_steps:,}",
     replica_tokens,
   )
-  log.info("method %s", _method(config, plan, traffic))
+  log.info("method %s", _method_and_bytes(config, plan, traffic))
   power = config.outer.average_power
   if power:
     log.info(
@@ -143,8 +144,16 @@ def _with_plural(number: int, noun: str) -> str:
   return f"{number} {noun}s"
 
 
-def _method(config: RunConfig, plan: RunPlan, traffic: Traffic) -> str:
-  """Names the method, its schedule and codec, and the bytes that it sends."""
+def _method_and_bytes(
+  config: RunConfig, plan: RunPlan, traffic: Traffic
+) -> str:
+  """Names the method, its schedule and codec, and the bytes that it sends.
+
+  Args:
+    config: Config of the run.
+    plan: Current plan of the run.
+    traffic: Counts the bytes of the current rounds.
+  """
   method = plan.method
   codec = config.exchange.codec
   if method.exchanged == "gradient":

@@ -15,7 +15,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.config.sections import DataConfig
 from dilocox_jax.data import sources, tokenizers
 from dilocox_jax.data.corpus import Corpus
-from dilocox_jax.data.feeds import HANDED_IN, Feed, num_predictions
+from dilocox_jax.data.feeds import PASSED_IN, Feed, num_predictions
 from dilocox_jax.data.streams import (
   ReplicaStreams,
   Streams,
@@ -29,7 +29,7 @@ from dilocox_jax.data.token_checks import (
 )
 from dilocox_jax.models.token_limits import token_limits
 from dilocox_jax.token_ids import Vocabulary, check_token_ids
-from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.trees import Tree, leaves_by_path, tree_digest
 
 
@@ -47,9 +47,10 @@ class RunData:
       [B, ...].
     text: The text; None if the data is not a text.
     judging: Batches for the last evaluation only, if there are any.
-    bytes_per_token: As in `Corpus`.
-    end_of_text: Token after which attention starts anew; None without document
-      masks.
+    bytes_per_token: Mean number of bytes of text in a token, as in `Corpus`.
+      None if it is not known.
+    end_of_text: Token that ends a document, after which attention starts anew.
+      None without document masks.
     says: Size of data that is not a text, in a few words, for the log.
   """
 
@@ -71,24 +72,24 @@ class RunData:
     return tree_digest(self.validation, "held out")
 
 
-def run_data(config: RunConfig, parts: Parts = NO_PARTS) -> RunData:
+def run_data(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> RunData:
   """Returns the data of the user, or of the config's source.
 
   Args:
     config: Config of the run.
-    parts: Parts that the user supplies.
+    overrides: Overrides that the caller passes.
 
   Raises:
     ValueError: One line, if there is no data or too little, or if the model
       does not know a token of it.
   """
-  if parts.data is not None and not isinstance(parts.data, Corpus):
-    return _feed_data(config, parts, parts.data)
-  text = corpus(config, parts)
+  if overrides.data is not None and not isinstance(overrides.data, Corpus):
+    return _feed_data(config, overrides, overrides.data)
+  text = corpus(config, overrides)
   require(
     text.judge is not None or not config.data.judge_fraction,
     f"data.judge_fraction={config.data.judge_fraction} does not reach a text "
-    "that is handed in: drop it",
+    "that is passed in: drop it",
   )
   vocabulary = Vocabulary(text.vocab_size, f"vocab_size={text.vocab_size}")
   judging = None
@@ -104,7 +105,7 @@ def run_data(config: RunConfig, parts: Parts = NO_PARTS) -> RunData:
     text=text,
     judging=judging,
     bytes_per_token=text.bytes_per_token,
-    end_of_text=_end_of_text(config, text, parts),
+    end_of_text=_end_of_text(config, text, overrides),
   )
 
 
@@ -114,21 +115,22 @@ def _text_batch(config: RunConfig) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(shape, np.int32)
 
 
-def _feed_data(config: RunConfig, parts: Parts, feed: Feed) -> RunData:
+def _feed_data(config: RunConfig, overrides: Overrides, feed: Feed) -> RunData:
   """Returns the data of a run from a feed that the user supplies.
 
   Args:
     config: Config of the run.
-    parts: Parts that the user supplies.
+    overrides: Overrides that the caller passes.
     feed: Data of any kind.
 
   Raises:
     ValueError: One line, if training and validation batches have different
-      forms, if the model cannot read them, or if they cannot be divided.
+      forms, if the model cannot read them, or if a batch cannot be divided into
+      micro-batches and data shards.
   """
   require(
     not config.data.judge_fraction,
-    "data.judge_fraction is of texts, but data that are none are handed in: "
+    "data.judge_fraction is of texts, but data that are none are passed in: "
     "drop it",
   )
   batch_size = config.data.batch_size
@@ -136,14 +138,14 @@ def _feed_data(config: RunConfig, parts: Parts, feed: Feed) -> RunData:
   validation = feed.held_out(batch_size, config.evaluation.num_sequences)
   training = feed.streams(config.mesh.num_replicas, batch_size, config.seed)
   example = feed.example(batch_size)
-  if _reads_tokens(parts):
-    _check_sequences(config, parts, example, "a training batch")
+  if _reads_tokens(overrides):
+    _check_sequences(config, overrides, example, "a training batch")
     sequences_shape = (example.shape[0], example.shape[1] - 1)
-    vocabulary = _known_tokens(config, parts, sequences_shape)
+    vocabulary = _known_tokens(config, overrides, sequences_shape)
     check_token_ids(feed.seen_at_once(), vocabulary, "tokens of training")
     for batches in validation:
       first_batch = jax.tree.map(lambda leaf: leaf[0], batches)
-      _check_sequences(config, parts, first_batch, "a validation batch")
+      _check_sequences(config, overrides, first_batch, "a validation batch")
       check_token_ids(batches, vocabulary, "tokens of validation")
     training = CheckedStreams(training, vocabulary)
   else:
@@ -155,7 +157,7 @@ def _feed_data(config: RunConfig, parts: Parts, feed: Feed) -> RunData:
   _check_division(config, batch)
   one_batch = jax.tree.map(lambda leaf: leaf[None], example)
   return RunData(
-    name=HANDED_IN,
+    name=PASSED_IN,
     digest=feed.digest(validation),
     step_tokens=num_predictions(one_batch),
     streams=training,
@@ -167,18 +169,18 @@ def _feed_data(config: RunConfig, parts: Parts, feed: Feed) -> RunData:
 
 
 def _check_sequences(
-  config: RunConfig, parts: Parts, batch: Tree, name: str
+  config: RunConfig, overrides: Overrides, batch: Tree, name: str
 ) -> None:
   """Raises ValueError unless the run's model can read the rows of a batch.
 
   Args:
     config: Config of the run.
-    parts: Parts that the user supplies.
+    overrides: Overrides that the caller passes.
     batch: Batch, which must be token ids [B, L + 1].
     name: Name of the batch for messages.
   """
   check_token_batch(batch, name)
-  if parts.model is not None:
+  if overrides.model is not None:
     return
   length = batch.shape[1] - 1
   num_positions = config.model.shape.num_positions
@@ -222,7 +224,7 @@ def _form(example: np.ndarray) -> str:
 
 
 def _check_division(config: RunConfig, batch: Tree) -> None:
-  """Raises ValueError unless a batch can be divided as the config says.
+  """Raises ValueError unless micro-batches and data shards can divide a batch.
 
   Args:
     config: Config of the run.
@@ -240,71 +242,77 @@ def _check_division(config: RunConfig, batch: Tree) -> None:
     )
 
 
-def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
+def corpus(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> Corpus:
   """Returns the text of the user, or of the config's data source.
 
   Args:
     config: Config of the run.
-    parts: Parts that the user supplies.
+    overrides: Overrides that the caller passes.
 
   Raises:
     ValueError: If there is no text, or if the vocabulary of the model is too
       small for it. The message is one line.
   """
-  text = parts.data
+  text = overrides.data
   if not isinstance(text, Corpus):
     text = text_of(config.data, config.seed)
   model_vocab_size = config.model.shape.vocab_size
   require(
-    parts.model is not None or text.vocab_size <= model_vocab_size,
+    overrides.model is not None or text.vocab_size <= model_vocab_size,
     f"the text has {text.vocab_size} different tokens, but the model "
     f"{config.model.label} has only {model_vocab_size}: set "
     f"model.vocab_size={text.vocab_size}, or lower data.vocab_size",
   )
   _check_tokens(text)
-  if parts.model is not None and _reads_tokens(parts):
+  if overrides.model is not None and _reads_tokens(overrides):
     sequences_shape = (config.data.batch_size, config.data.sequence_length)
-    vocabulary = _known_tokens(config, parts, sequences_shape)
+    vocabulary = _known_tokens(config, overrides, sequences_shape)
     require(
       text.vocab_size <= vocabulary.size,
       f"the text {text.name!r} has {text.vocab_size} different tokens, but "
-      f"{vocabulary.source} has only {vocabulary.size}: hand in a model with "
+      f"{vocabulary.source} has only {vocabulary.size}: pass a model with "
       "as many, or data= with fewer",
     )
   return text
 
 
-def _reads_tokens(parts: Parts) -> bool:
+def _reads_tokens(overrides: Overrides) -> bool:
   """Whether batches must be tokens: False for a supplied loss of its own."""
-  return parts.model is None or parts.model.logits is not None
+  return overrides.model is None or overrides.model.logits is not None
 
 
 def _known_tokens(
-  config: RunConfig, parts: Parts, sequences_shape: tuple[int, int]
+  config: RunConfig, overrides: Overrides, sequences_shape: tuple[int, int]
 ) -> Vocabulary:
-  """Returns the token ids that the run's model knows.
+  """Returns the token ids that the run's model knows: 0 to a largest one.
+
+  A supplied model knows as many tokens as it has logits, or fewer if a table
+  in which it looks up tokens has fewer rows.
 
   Args:
     config: Config of the run.
-    parts: Parts that the user supplies. A model among them must have logits.
+    overrides: Overrides that the caller passes. A model among them must have
+      logits.
     sequences_shape: Shape [B, L] of the tokens that the model reads: B
       sequences of L tokens.
 
   Raises:
     ValueError: If the model returns something else than logits.
   """
-  model = parts.model
+  model = overrides.model
   if model is None:
     size = config.model.shape.vocab_size
     return Vocabulary(size, f"model.vocab_size={size}")
   assert model.logits is not None
   params = jax.eval_shape(model.init, jax.random.key(0))
   limits = token_limits(model.logits, params, sequences_shape)
-  if limits.table is not None and limits.table < limits.logits:
-    rows = limits.table
+  num_logits = limits.num_logits
+  rows = limits.table_rows
+  if rows is not None and rows < num_logits:
     return Vocabulary(rows, f"the model, whose embedding has {rows} rows,")
-  width = limits.logits
-  return Vocabulary(width, f"the model, which has {width} logits a token,")
+  return Vocabulary(
+    num_logits, f"the model, which has {num_logits} logits a token,"
+  )
 
 
 def _check_tokens(text: Corpus) -> None:
@@ -343,17 +351,17 @@ def text_of(data: DataConfig, seed: int) -> Corpus:
 
 
 def _end_of_text(
-  config: RunConfig, text: Corpus | None, parts: Parts = NO_PARTS
+  config: RunConfig, text: Corpus | None, overrides: Overrides = NO_OVERRIDES
 ) -> int | None:
-  """Returns the token after which attention starts anew; None without masks.
+  """Returns the token that ends a document; None without document masks.
 
   Args:
     config: Config of the run.
     text: Text of the run (`corpus`), if it has one.
-    parts: Parts that the user supplies.
+    overrides: Overrides that the caller passes.
 
   Raises:
-    ValueError: If `data.document_masks` is set, but the text has no token that
+    ValueError: If `data.document_masks` is set, and the text has no token that
       ends a document, or the user supplies the model.
   """
   if not config.data.document_masks:
@@ -365,8 +373,8 @@ def _end_of_text(
       "has not: set data.tokenizer to 'bpe' or a tokenizer.json"
     )
   require(
-    parts.model is None,
-    "data.document_masks does not reach a model that is handed in: drop it",
+    overrides.model is None,
+    "data.document_masks does not reach a model that is passed in: drop it",
   )
   return tokenizer.end_of_text
 

@@ -35,22 +35,22 @@ from dilocox_jax.rounds.states import RoundState
 from dilocox_jax.training import build, evaluation, states
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import FOLDER, Checkpoints
-from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.training.states import TrainingState
 from dilocox_jax.trees import Tree, kinds_by_path, shardings_of
 
 
 def with_trainable(
   config: RunConfig,
-  parts: Parts = NO_PARTS,
+  overrides: Overrides = NO_OVERRIDES,
   trainable: Callable[[str], bool] | None = None,
-) -> Parts:
+) -> Overrides:
   """Adds the trained part of a model, and reads or draws the frozen part.
 
   Args:
     config: Config of the run.
-    parts: Parts that the user supplies. If they have a trained part already,
-      they are returned unchanged.
+    overrides: Overrides that the caller passes. If they have a trained part
+      already, they are returned unchanged.
     trainable: As in `models.adapters.adapt`; None means the adapters of the
       config, or the whole model if the config has none.
 
@@ -64,20 +64,20 @@ def with_trainable(
     "drop one of them",
   )
   trained_part = config.lora if config.lora.rank else trainable
-  if trained_part is None or parts.trainable:
-    return parts
+  if trained_part is None or overrides.trainable:
+    return overrides
   source = pathlib.Path(config.checkpoint.init_from)
   if not config.checkpoint.init_from:
-    model = parts.model or build.programs(_on_one_device(config)).model
+    model = overrides.model or build.programs(_on_one_device(config)).model
     base_params = jax.jit(model.init)(jax.random.key(config.seed))
   elif _is_of_other_library(source):
-    base_params = _params_of_other_library(config, source, parts)
+    base_params = _params_of_other_library(config, source, overrides)
   else:
     one_device = Replicas(config.num_local_replicas)
-    base_params, _ = _saved_model(config, source, one_device, parts)
+    base_params, _ = _saved_model(config, source, one_device, overrides)
   host_params = jax.tree.map(np.asarray, base_params)
   adaptation = adapters.adapt(trained_part, host_params)
-  return dataclasses.replace(parts, trainable=adaptation)
+  return dataclasses.replace(overrides, trainable=adaptation)
 
 
 def _on_one_device(config: RunConfig) -> RunConfig:
@@ -90,7 +90,10 @@ def _on_one_device(config: RunConfig) -> RunConfig:
 
 
 def first_state(
-  config: RunConfig, programs: Programs, phase: str, parts: Parts = NO_PARTS
+  config: RunConfig,
+  programs: Programs,
+  phase: str,
+  overrides: Overrides = NO_OVERRIDES,
 ) -> TrainingState:
   """Returns the state before the first step.
 
@@ -101,8 +104,8 @@ def first_state(
     config: Config of the run.
     programs: Programs of the run.
     phase: First phase of the run.
-    parts: Parts that the user supplies. If the user supplied a model, an
-      optimizer or an exchange to the other run, they must be among these parts.
+    overrides: Overrides that the caller passes. A model, an optimizer or an
+      exchange that was passed to the other run must be among them.
 
   Raises:
     RefusedError: If the run should start from another run and cannot.
@@ -111,20 +114,26 @@ def first_state(
   replicas = programs.rounds.replicas
   # If only a part is trained, `init_from` names the frozen part, which
   # `with_trainable` has read.
-  if not config.checkpoint.init_from or parts.trainable:
+  if not config.checkpoint.init_from or overrides.trainable:
     params = states.first_params(programs, config.seed)
     return states.fresh(programs, phase, params)
   if _is_of_other_library(source):
-    params = _params_of_other_library(config, source, parts)
+    params = _params_of_other_library(config, source, overrides)
     return states.fresh(programs, phase, replicas.place_state(params, None))
-  params, optimizers = _saved_model(config, source, replicas, parts)
+  params, optimizers = _saved_model(config, source, replicas, overrides)
   _check_fits(programs, params, source)
   state = states.fresh(programs, phase, replicas.place_state(params, None))
   return _with_outer_optimizers(state, optimizers, source)
 
 
 def _check_fits(programs: Programs, params: Tree, source: pathlib.Path) -> None:
-  """Raises RefusedError unless parameters are those of the run's model."""
+  """Raises RefusedError unless parameters fit the run's model.
+
+  Args:
+    programs: Programs of the run.
+    params: Parameters of another run.
+    source: Directory of the other run, for the message.
+  """
   model_params = jax.eval_shape(programs.model.init, jax.random.key(0))
   model_kinds = kinds_by_path(model_params)
   saved_kinds = kinds_by_path(params)
@@ -138,25 +147,34 @@ def _check_fits(programs: Programs, params: Tree, source: pathlib.Path) -> None:
 
 
 def _params_of_other_library(
-  config: RunConfig, source: pathlib.Path, parts: Parts
+  config: RunConfig, source: pathlib.Path, overrides: Overrides
 ) -> Tree:
-  """Reads `foreign_params` for a run. Its model must be that of the config.
+  """Reads the checkpoint of another library for a run (`foreign_params`).
+
+  Args:
+    config: Config of the run. Its model must be the model of the checkpoint.
+    source: Folder of the checkpoint.
+    parts: Parts that the user supplies.
 
   Raises:
     RefusedError: If the user supplies the model, or if the checkpoint cannot be
       read or holds another model.
   """
-  if parts.model is not None:
+  if overrides.model is not None:
     raise RefusedError(
       f"checkpoint.init_from={source} is a checkpoint of another library, "
-      "whose weights a model that is handed in cannot take: load them in the "
+      "whose weights a model that is passed in cannot take: load them in the "
       "model, or drop the field"
     )
   return foreign_params(config.model.shape, source)
 
 
 def _is_of_other_library(source: pathlib.Path) -> bool:
-  """Whether a folder is a checkpoint that another library has written."""
+  """Whether a folder is a checkpoint that another library has written.
+
+  Raises:
+    RefusedError: If the folder has a config.json that cannot be read.
+  """
   try:
     return weights.is_checkpoint(source)
   except ValueError as error:
@@ -196,7 +214,7 @@ def _with_outer_optimizers(
   fragments = []
   for fragment, optimizer in zip(state.fragments, optimizers, strict=True):
     if isinstance(fragment.optimizer, AverageState):
-      # The average over the steps of a run does not continue that of another.
+      # Every run averages its own steps only, so its average starts anew.
       optimizer = fragment.optimizer._replace(optimizer=optimizer.optimizer)
     fragments.append(fragment._replace(optimizer=optimizer))
   return state._replace(fragments=tuple(fragments))
@@ -223,15 +241,15 @@ def _source_config(source: pathlib.Path) -> RunConfig:
   return config
 
 
-def _common_parts(source: pathlib.Path, parts: Parts) -> Parts:
-  """Returns the parts of a run that were also supplied to another run.
+def _common_overrides(source: pathlib.Path, overrides: Overrides) -> Overrides:
+  """Returns the overrides of a run that were also passed to another run.
 
-  Only parts that decide what a checkpoint holds are returned: the model, the
+  Only those that decide what a checkpoint holds are returned: the model, the
   optimizers and the exchange.
 
   Args:
     source: Directory of the other run.
-    parts: Parts that the user supplies to the new run.
+    overrides: Overrides that the caller passes to the new run.
 
   Raises:
     RefusedError: If the other run had a part that the new run lacks.
@@ -239,24 +257,24 @@ def _common_parts(source: pathlib.Path, parts: Parts) -> Parts:
   saved_names = []
   # If the record cannot be read, `_saved_outer` raises a clearer error.
   with contextlib.suppress(ValueError):
-    handed_in = json_file(source / RECORD).get("handed_in", [])
-    saved_names = of_type("handed_in", handed_in, list)
+    saved_overrides = json_file(source / RECORD).get("overrides", [])
+    saved_names = of_type("overrides", saved_overrides, list)
   parts_with_state = {"model", "inner_optimizer", "outer_optimizer", "exchange"}
   needed = parts_with_state.intersection(saved_names)
-  missing = sorted(needed - set(parts.names))
+  missing = sorted(needed - set(overrides.names))
   if missing:
     raise RefusedError(
       f"checkpoint.init_from={source} is a run to which {', '.join(missing)} "
-      "was handed in: hand in the same to this one"
+      "was passed in: pass the same to this one"
     )
-  return Parts(**{name: getattr(parts, name) for name in needed})
+  return Overrides(**{name: getattr(overrides, name) for name in needed})
 
 
-def foreign_params(wanted: ModelShape, source: pathlib.Path) -> Tree:
+def foreign_params(expected_shape: ModelShape, source: pathlib.Path) -> Tree:
   """Reads the parameters of a checkpoint that another library has written.
 
   Args:
-    wanted: Shape of the run's model.
+    expected_shape: Shape of the run's model.
     source: Folder of the checkpoint.
 
   Raises:
@@ -269,7 +287,7 @@ def foreign_params(wanted: ModelShape, source: pathlib.Path) -> Tree:
   flags = [
     f"--config.model.{name}={value}"
     for name, value in vars(shape).items()
-    if value != getattr(wanted, name)
+    if value != getattr(expected_shape, name)
   ]
   if flags:
     raise RefusedError(
@@ -279,24 +297,29 @@ def foreign_params(wanted: ModelShape, source: pathlib.Path) -> Tree:
   return params
 
 
-def saved_outer_params(workdir: pathlib.Path, parts: Parts = NO_PARTS) -> Tree:
+def saved_outer_params(
+  workdir: pathlib.Path, overrides: Overrides = NO_OVERRIDES
+) -> Tree:
   """Reads the outer parameters of a run's newest checkpoint onto one device.
 
   Args:
     workdir: Directory of the run.
-    parts: Parts that the user supplied to the run.
+    overrides: Overrides that the caller passed to the run.
 
   Raises:
     RefusedError: If the directory holds no run or no undamaged checkpoint.
   """
   config = _source_config(workdir)
   one_device = Replicas(config.num_local_replicas)
-  params, _ = _saved_outer(config, workdir, one_device, parts)
+  params, _ = _saved_outer(config, workdir, one_device, overrides)
   return params
 
 
 def _saved_model(
-  config: RunConfig, source: pathlib.Path, replicas: Replicas, parts: Parts
+  config: RunConfig,
+  source: pathlib.Path,
+  replicas: Replicas,
+  overrides: Overrides,
 ) -> tuple[Tree, Tree]:
   """Reads the whole model of the run that a new run starts from.
 
@@ -304,7 +327,7 @@ def _saved_model(
     config: Config of the new run.
     source: Directory of the other run.
     replicas: As in `_saved_outer`.
-    parts: Parts that the user supplies to the new run.
+    overrides: Overrides that the caller passes to the new run.
 
   Returns:
     The parameters and the outer optimizer states, as `_saved_outer` returns
@@ -315,14 +338,16 @@ def _saved_model(
     RefusedError: If the model cannot be read, or is another model.
   """
   source_config = _source_config(source)
-  parts = with_trainable(source_config, _common_parts(source, parts))
-  if not parts.model and source_config.model.shape != config.model.shape:
+  overrides = with_trainable(
+    source_config, _common_overrides(source, overrides)
+  )
+  if not overrides.model and source_config.model.shape != config.model.shape:
     raise RefusedError(
       f"checkpoint.init_from={source} holds a model of another shape "
       f"({source_config.model.shape}): set the same config.model"
     )
-  params, optimizers = _saved_outer(source_config, source, replicas, parts)
-  trainable = parts.trainable
+  params, optimizers = _saved_outer(source_config, source, replicas, overrides)
+  trainable = overrides.trainable
   if trainable:
     return trainable.fold(params, trainable.frozen), None
   return params, optimizers
@@ -331,7 +356,7 @@ def _saved_model(
 def _check_same_config(
   config: RunConfig, record: dict[str, Any], source: pathlib.Path
 ) -> None:
-  """Refuses a directory whose config is not that of its checkpoints.
+  """Refuses a directory whose config is of another run than its checkpoints.
 
   Args:
     config: Config in the directory's config.json.
@@ -354,7 +379,7 @@ def _saved_outer(
   config: RunConfig,
   source: pathlib.Path,
   replicas: Replicas,
-  parts: Parts = NO_PARTS,
+  overrides: Overrides = NO_OVERRIDES,
 ) -> tuple[Tree, Tree]:
   """Reads another run's newest undamaged checkpoint; changes none of its files.
 
@@ -363,7 +388,7 @@ def _saved_outer(
     source: Directory of the other run.
     replicas: Replicas on whose devices the arrays are placed. The other run may
       have used other devices.
-    parts: Parts that the user supplied to the other run.
+    overrides: Overrides that the caller passed to the other run.
 
   Returns:
     The outer parameters, and a list of the outer optimizer states of all
@@ -374,7 +399,7 @@ def _saved_outer(
     RefusedError: If there is no undamaged checkpoint, or if it does not belong
       to the config.
   """
-  programs = build.programs(_on_one_device(config), parts)
+  programs = build.programs(_on_one_device(config), overrides)
 
   def like(record: dict) -> Tree:
     _check_same_config(config, record, source)

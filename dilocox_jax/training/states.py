@@ -41,16 +41,16 @@ class StopRequestedError(Exception):
     signal: Number of the signal that asked the run to stop.
   """
 
-  def __init__(self, place: str, stop_signal: int):
+  def __init__(self, saved_at: str, stop_signal: int):
     """Writes the message for the user.
 
     Args:
-      place: Step and directory of the saved state, for the message.
+      saved_at: Step and directory of the saved state, for the message.
       stop_signal: Number of the signal.
     """
     super().__init__(
-      f"stopped by {signal.Signals(stop_signal).name}: saved at {place}; the "
-      "same command goes on from there"
+      f"stopped by {signal.Signals(stop_signal).name}: saved at {saved_at}; "
+      "the same command goes on from there"
     )
     self.signal = stop_signal
 
@@ -107,7 +107,16 @@ def first_params(programs: Programs, seed: int) -> Tree:
 def _run_with_shared_result(
   programs: Programs, function: Callable, *args: Tree
 ) -> Tree:
-  """Compiles and calls a function whose result all replicas share."""
+  """Compiles and calls a function whose result all replicas share.
+
+  The result is one copy for all stacked replicas, or one copy for each replica
+  of a mesh.
+
+  Args:
+    programs: Programs of the run.
+    function: Function that returns a tree of arrays of one replica.
+    *args: Arguments of the function.
+  """
   shapes = jax.eval_shape(function, *args)
   shardings = programs.rounds.replicas.state_shardings(shapes, None)
   return jax.jit(function, out_shardings=shardings)(*args)
@@ -164,8 +173,9 @@ def segment_sent_bytes(
 ) -> int:
   """Returns the bytes that a replica sends in a segment.
 
-  A replica sends the messages of the exchanges. If replicas return after an
-  absence, it also sends a copy of a replica's state, with which they start.
+  A replica sends the messages of the exchanges. If other replicas return after
+  an absence, they start with a copy of the state of one replica. Every replica
+  is counted as if it sent this copy.
 
   Args:
     traffic: Counts the bytes of the exchanges.
@@ -237,7 +247,7 @@ def copies_are_equal(state: Tree) -> bool:
 
 
 def _is_shared(sharding: Sharding) -> bool:
-  """Whether every replica has a copy of an array, on devices of its own."""
+  """Whether each replica has an equal copy of an array on its own devices."""
   if not isinstance(sharding, NamedSharding):
     return False
   has_replicas = REPLICA_AXIS in sharding.mesh.axis_names
@@ -246,7 +256,15 @@ def _is_shared(sharding: Sharding) -> bool:
 
 @functools.cache
 def _bit_sums(mesh: Any, specs: tuple[PartitionSpec, ...]) -> Callable:
-  """Builds (leaves) -> checksums [M] of the bits of each replica's copies."""
+  """Builds the program that computes a checksum of each replica's copies.
+
+  Args:
+    mesh: Mesh of all leaves.
+    specs: How the mesh divides each leaf.
+
+  Returns:
+    A function (leaves) -> checksums [M] uint32.
+  """
   axes_within_replica = tuple(
     name for name in mesh.axis_names if name != REPLICA_AXIS
   )
@@ -266,7 +284,10 @@ def _bit_sums(mesh: Any, specs: tuple[PartitionSpec, ...]) -> Callable:
 
 
 def _sum_of_bits(leaf: jax.Array) -> jax.Array:
-  """Returns the sum of an array's values, read as unsigned integers."""
+  """Returns the sum of the bits of an array's values, modulo 2^32.
+
+  The bits of each value are read as an unsigned integer of the same size.
+  """
   if leaf.dtype == jnp.bool_:
     leaf = leaf.astype(jnp.uint8)
   unsigned = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")

@@ -49,7 +49,8 @@ from dilocox_jax.training.mailbox_replica import (
   mailbox_config,
 )
 from dilocox_jax.training.metrics_reader import DispatchedSegment, MetricsReader
-from dilocox_jax.training.parts import NO_PARTS, Clock, Parts
+from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
+from dilocox_jax.training.run_clock import Clock
 from dilocox_jax.training.states import (
   NotFiniteError,
   StopRequestedError,
@@ -65,8 +66,8 @@ class Trainer:
 
   Attributes:
     has_begun: Whether this program has trained a segment, or has found that the
-      run has ended. Before that, it reads, restores, and compiles the first
-      segment, so nothing is lost if it is stopped.
+      run has ended. Before that, the program reads data, restores a checkpoint
+      and compiles the first segment, so nothing is lost if it is stopped.
   """
 
   def __init__(
@@ -75,7 +76,7 @@ class Trainer:
     workdir: pathlib.Path,
     command: str = "",
     clock: Clock | None = None,
-    parts: Parts = NO_PARTS,
+    overrides: Overrides = NO_OVERRIDES,
     address: MailboxAddress | None = None,
   ):
     """Builds all parts of the run.
@@ -86,7 +87,7 @@ class Trainer:
         this run, the run continues.
       command: The command line, for the record.
       clock: Simulated clock to advance; training never reads it.
-      parts: Parts that the user supplies in place of those of the config, as
+      overrides: Objects in place of what the config names, as
         `start.with_trainable` returns them.
       address: Mailbox of the run, and name of this program's replica. It sets
         exchange.collective=mailbox. None means that all replicas are in this
@@ -95,18 +96,18 @@ class Trainer:
     Raises:
       ValueError: One line, if a part cannot be built.
     """
-    assert parts.trainable or not config.lora.rank, "start.with_trainable"
-    self._replicas = _replicas_of(config, address, parts)
+    assert overrides.trainable or not config.lora.rank, "start.with_trainable"
+    self._replicas = _replicas_of(config, address, overrides)
     self.config = self._replicas.config
     self.clock = clock
-    self.parts = parts
+    self.overrides = overrides
     self.workdir = workdir
     self.command = command
     self._values = self.config.to_mapping()
-    self.data = run_text.run_data(self.config, parts)
+    self.data = run_text.run_data(self.config, overrides)
     self.programs = build.programs(
       self.config,
-      self._replicas.with_exchange(parts, self.data.digest),
+      self._replicas.with_exchange(overrides, self.data.digest),
       self.data.end_of_text,
     )
     params, optimizer = states.shapes_of(self.programs)
@@ -123,8 +124,9 @@ class Trainer:
   def request_stop(self, stop_signal: int) -> None:
     """Asks the run to save and stop after the current segment.
 
-    Another thread may call this method, and in any of several processes.
-    From then on, the run waits for a store no longer than the grace time.
+    Another thread may call this method. If there are several processes, a
+    request to one of them stops all. From then on, a replica with a mailbox
+    waits for its store no longer than the grace time.
 
     Args:
       stop_signal: Number of the signal that asks the run to stop.
@@ -181,7 +183,11 @@ class Trainer:
       processes.open_connections(self.programs.rounds.replicas.mesh)
 
   def _run(self) -> None:
-    """Trains to the end. If the run must stop, says what the user can do."""
+    """Trains to the end.
+
+    If the run must stop, the error says what the user can do and which
+    checkpoint is kept. The errors are those of `run`.
+    """
     with processes.detect_lost_process():
       resume.check_nothing_is_lost(self._values, self.workdir, self.data.digest)
       self._checkpoints = Checkpoints(
@@ -207,24 +213,24 @@ class Trainer:
 
   def _rate(self, section: str) -> str:
     """Names the learning rate of the inner or outer optimizer, for messages."""
-    if getattr(self.parts, f"{section}_optimizer") is not None:
-      return f"the rate of the {section} optimizer that was handed in"
+    if getattr(self.overrides, f"{section}_optimizer") is not None:
+      return f"the rate of the {section} optimizer that was passed in"
     rate = getattr(self.config, section).learning_rate
     return f"{section}.learning_rate={rate}"
 
   def _kept_checkpoint(self) -> str:
-    """Names the newest kept checkpoint and its directory, for messages."""
+    """Names the newest checkpoint and its directory, for messages."""
     return f"{self._checkpoints.what_is_kept()} in {self.workdir}"
 
   def _start_and_train(self) -> None:
     """Restores the newest checkpoint, or starts anew, and trains to the end."""
-    self._replicas.enter(self._values, self.parts.names)
+    self._replicas.enter(self._values, self.overrides.names)
     resumed = resume.resumed_state(
       values=self._values,
       programs=self.programs,
       checkpoints=self._checkpoints,
       corpus_digest=self.data.digest,
-      parts=self.parts,
+      overrides=self.overrides,
     )
     if resumed:
       state, record = resumed
@@ -260,11 +266,15 @@ class Trainer:
       self._train_to_the_end(state)
 
   def _announce(self, *, is_resumed: bool) -> None:
-    """Logs and records what the run trains."""
+    """Logs and records what the run trains.
+
+    Args:
+      is_resumed: Whether a checkpoint was restored.
+    """
     run_summary.announce(
       config=self.config,
       data=self.data,
-      parts=self.parts,
+      overrides=self.overrides,
       plan=self.controller.plan,
       traffic=self.controller.traffic,
       step=self.progress.step,
@@ -272,7 +282,7 @@ class Trainer:
     run_summary.record(
       config=self.config,
       data=self.data,
-      parts=self.parts,
+      overrides=self.overrides,
       clock=self.clock,
       workdir=self.workdir,
       programs=self.programs,
@@ -304,7 +314,7 @@ class Trainer:
     continues with their step of the plan.
     """
     phase = self.controller.plan.phase(0)
-    state = start.first_state(self.config, self.programs, phase, self.parts)
+    state = start.first_state(self.config, self.programs, phase, self.overrides)
     if not isinstance(state, RoundState):
       return state
     joined_state = self._replicas.join(state, self.config.total_steps)
@@ -463,7 +473,7 @@ class Trainer:
   ) -> TrainingState:
     """Does everything that is due between two segments.
 
-    It ends a warm start, chooses a setting, evaluates and saves.
+    In this order: end a warm start, choose a new rank and H, evaluate, save.
 
     Args:
       state: State after the segment.
@@ -487,7 +497,12 @@ class Trainer:
     return state
 
   def _save_and_stop(self, state: TrainingState, stop_signal: int) -> NoReturn:
-    """Saves a state between two segments and raises `StopRequestedError`."""
+    """Saves a state between two segments and raises `StopRequestedError`.
+
+    Args:
+      state: The state.
+      stop_signal: Signal that asked the run to stop.
+    """
     self._save(state)
     self._checkpoints.wait()
     step = f"step {self.progress.step} of {self.config.total_steps}"
@@ -500,7 +515,8 @@ class Trainer:
 
     Args:
       state: State of all replicas.
-      num_steps: For the last evaluation only: total steps of the run.
+      num_steps: Total steps of the run, for the last evaluation, which also
+        computes the judge loss; None for all others.
     """
     judging = self.data.judging if num_steps else None
     losses, sent_bytes = evaluation.losses(
@@ -536,7 +552,7 @@ class Trainer:
       "in_flight": states.num_in_flight(state),
       "config": self._values,
       "corpus_digest": self.data.digest,
-      "handed_in": self.parts.names,
+      "overrides": self.overrides.names,
       "mailbox": self._replicas.get_state(),
     }
     checkpoint_number = self.progress.step
@@ -554,7 +570,13 @@ class Trainer:
     self._save(state)
 
   def _flush(self, state: RoundState) -> RoundState:
-    """Applies all updates in flight, and returns the state after that."""
+    """Applies all updates in flight, and returns the state after that.
+
+    The flush is also checked, and its bytes and time are recorded.
+
+    Args:
+      state: State after the last inner step.
+    """
     plan = self.controller.plan
     traffic = self.controller.traffic
     total_steps = self.config.total_steps
@@ -578,7 +600,7 @@ class Trainer:
 
 
 def _replicas_of(
-  config: RunConfig, address: MailboxAddress | None, parts: Parts
+  config: RunConfig, address: MailboxAddress | None, overrides: Overrides
 ) -> LocalReplicas | MailboxReplica:
   """Returns the replicas of this program.
 
@@ -586,13 +608,13 @@ def _replicas_of(
     config: Config of the run.
     address: Mailbox of the run, and name of this program's replica; None means
       that all replicas are in this runtime.
-    parts: Parts that the user supplies.
+    overrides: Overrides that the caller passes.
 
   Raises:
-    ValueError: If config, address and parts do not go together.
+    ValueError: If config, address and overrides do not go together.
   """
   if address is None and not config.uses_mailbox:
     return LocalReplicas(config)
-  config = mailbox_config(config, address, parts)
+  config = mailbox_config(config, address, overrides)
   assert address is not None, "mailbox_config refuses it"
   return MailboxReplica(config, address)

@@ -51,7 +51,15 @@ class CompileTimes:
   def _hear(
     self, event: str, duration_secs: float, **details: str | int
   ) -> None:
-    """Stores the span of an event that has just ended; spans may overlap."""
+    """Stores the span of a compilation that has just ended.
+
+    JAX calls this function. Spans of several threads may overlap.
+
+    Args:
+      event: JAX's name of the event.
+      duration_secs: Duration of the event.
+      **details: More facts about the event, which are not read.
+    """
     del details
     if event.startswith(_COMPILING):
       end_s = time.perf_counter()

@@ -40,7 +40,11 @@ ADAPTERS = {
 
 
 def get_config(name: str = "tiny"):
-  """Returns the default with adapters for a model of this size."""
+  """Returns the default run, but with adapters.
+
+  Args:
+    name: Size of the model, one of `ADAPTERS`.
+  """
   config = default.get_config()
   config.update_from_flattened_dict(
     {

@@ -1,9 +1,9 @@
 """Runs to compile for TPUs that are not there; the name follows the colon.
 
 experiments.fits reports what each run needs. The 107B runs have the sizes of
-`papers.py`, on two slices of 128 chips with 32 stages of 4 chips, or 16 stages
-of 8. Differs from the paper: batches of 256 sequences. Cost: minutes of one CPU
-core for 107B, half a minute for `tiny`.
+`papers.py`. They use two slices of 128 chips, each with 32 stages of 4 chips,
+or with 16 stages of 8 chips. Differs from the paper: batches of 256 sequences.
+Cost: minutes of one CPU core for 107B, half a minute for `tiny`.
 
     python -m experiments.fits --workdir=runs/compiled --compile=v5e:2x2 \
         --config=experiments/configs/compiled.py:tiny_dilocox
@@ -51,8 +51,9 @@ _OPT = {
 }
 _STREAMING = {
   "sync.method": "streaming_diloco",
-  # An apply falls on the next send, so a window has one loop and not two: the
-  # compiler works on each loop over inner steps anew.
+  # Nine fragments are sent 15 steps apart. With tau = 15 a fragment is applied
+  # on the step on which the next one is sent. So a window has one loop over
+  # inner steps and not two. The compiler would compile each loop separately.
   "sync.sync_interval": 135,
   "exchange.codec": "e3m0",
 }
@@ -74,7 +75,7 @@ COMPILED = {
 
 
 def get_config(name="tiny_dilocox"):
-  """Returns a run that fills two slices.
+  """Returns the config of a run that fills two slices.
 
   Args:
     name: One of `COMPILED`.

@@ -57,7 +57,13 @@ def get_config():
 
 
 def _codec(name: str, codec: str, feedback: float = 0.0) -> dict:
-  """Returns a run with a codec and its error feedback (0: none)."""
+  """Returns a run of the sweep, as a dict.
+
+  Args:
+    name: Name of the run.
+    codec: Codec of the messages.
+    feedback: Share of the compression error that is fed back; 0 means none.
+  """
   run: dict[str, Any] = {"name": name, "exchange.codec": codec}
   if feedback:
     run["exchange.feedback"] = feedback

@@ -8,21 +8,22 @@ and once more with as many steps as fit into the time of DiLoCoX on each clock.
 H = 25 and OpenDiLoCo's H = 500 both divide 2000. A run of 2000 steps took 4 to
 14 minutes with two at once on two CPU cores (measured).
 
-`muon`: the methods that have AdamW there, with Muon. It is an inner optimizer
-and no exchange of its own, so a fair comparison gives it to every method.
-Eleven have it here, with the same model, text, clocks, seeds and rounds; a
-method was tuned with seven runs (docs/results/convergence_muon_others.csv).
+`muon`: Muon as inner optimizer of the methods that have AdamW in `small`. Muon
+changes nothing about the exchange, so a fair comparison gives it to every
+method. The sweep has eleven methods, with the model, text, clocks, seeds and
+rounds of `small`. Each method was tuned with seven runs
+(docs/results/convergence_muon_others.csv).
 
 `long`: eight methods at 20 tokens a parameter, which are 17,000 steps of 1,024
-tokens: a cold start that is a large share of 2000 steps is a small one here.
+tokens. A cold start is a large share of 2000 steps, but a small share of these.
 Nothing was tuned in this sweep. MuLoCo, DiLoCo, DiLoCoX and AllReduce with
-AdamW have the inner rates that `small` chose; that of `overlap_loco` with AdamW
-was set by hand. With Muon AllReduce was tried at 0.0028, 0.004 and 0.006 and
-`overlap_loco` at 0.0028, 0.004, 0.0055 and 0.008, on seed 0; the two lowest
-were equally good for both. The end of the schedule and the power of the average
-were chosen on seed 0 as well. So seed 0 is the seed of tuning here, and none of
-the results. A run took 13 to 96 minutes on a core (measured, other work beside
-it).
+AdamW have the inner rates that `small` chose; the rate of `overlap_loco` with
+AdamW was set by hand. With Muon, AllReduce was tried at the rates 0.0028, 0.004
+and 0.006, and `overlap_loco` at 0.0028, 0.004, 0.0055 and 0.008, on seed 0. For
+both, the two lowest rates were equally good. The end of the schedule and the
+power of the average were chosen on seed 0 as well. So seed 0 was used for
+tuning, and the results leave it out. A run took 13 to 96 minutes on a core
+(measured, with other work beside it).
 
     python -m experiments.sweep --workdir=runs/convergence_small \
         --config=experiments/configs/convergence.py:small --processes=2
@@ -38,7 +39,8 @@ CLOCK_107B = {
   "data": {"batch_size": 8, "sequence_length": 2048},
   "exchange": {"codec": "low_rank(rank=2048)+int(bits=4)"},
 }
-# A step is stated: a replica that has two CPU cores takes 32 ms (measured).
+# The duration of a step of `tiny` is given: a replica on two CPU cores takes
+# 32 ms (measured).
 CLOCKS = ({"name": "1gbit", "cluster": "1gbit", "step_s": 0.03}, CLOCK_107B)
 FRONT = (
   "allreduce_muon_average",
@@ -64,8 +66,8 @@ NOTES = (
   "docs/results.md says how settings were chosen, on which seeds, and where an"
   " average of the parameters is on one side only.",
 )
-# A method with another optimizer or an average of its parameters has a baseline
-# with the same, so that the gap measures the exchange alone.
+# If a method has another optimizer, or an average of its parameters, so has its
+# baseline. The gap then measures the exchange alone.
 SWEEPS = {
   "small": {
     "target_loss": 1.5,
@@ -92,7 +94,7 @@ SWEEPS = {
 
 
 def get_config(name: str = "small"):
-  """Returns a sweep, whose runs are those of its committed rows.
+  """Returns a sweep, whose runs are in the committed file of its rows.
 
   Args:
     name: One of `SWEEPS`.

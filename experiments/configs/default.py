@@ -1,9 +1,9 @@
-"""The default run: DiLoCo on the embedded text, sized for a laptop.
+"""The default run: DiLoCo on Python's own library, sized for a laptop.
 
-Every field, and what it means, stands in `dilocox_jax/config/sections.py` and
-`dilocox_jax/config/run.py`. Any of them can be set on the command line. A
-method brings its own codec, optimizers and feedback, all of which can be set
-too: --config.sync.method=muloco --config.exchange.codec="int(bits=4)".
+`dilocox_jax/config/sections.py` and `dilocox_jax/config/run.py` explain every
+field. The command line can set every field. A method has its own codec,
+optimizers and feedback, which the command line can change too:
+--config.sync.method=muloco --config.exchange.codec="int(bits=4)".
 
 A file of values, such as the config.json of a run, follows a colon:
 --config=experiments/configs/default.py:runs/default/config.json.
@@ -26,10 +26,11 @@ from dilocox_jax.config import RunConfig
 def get_config(path: str = "") -> config_dict.ConfigDict:
   """Returns every field at its default; no other field can be set.
 
-  Fields that follow from `config.sync.method` are unset (None) in here.
+  Fields that the method decides (`config.sync.method`) are None.
 
   Args:
-    path: JSON file of other values, as a run's config.json; "" for none.
+    path: JSON file whose values replace the defaults, such as the config.json
+      of a run; "" means no file.
   """
   config = _section(RunConfig)
   config.lock()
@@ -41,9 +42,9 @@ def get_config(path: str = "") -> config_dict.ConfigDict:
 def sweep() -> config_dict.ConfigDict:
   """Returns a sweep without runs, whose `base` is the default run.
 
-  Its fields are those in docs/commands.md. A `ConfigDict` of another kind would
-  refuse a grid such as {"sync.sync_interval": (10, 30)} for the dots in its
-  names.
+  docs/commands.md lists the fields of a sweep. The `ConfigDict` does not
+  convert dicts, because it would then refuse a grid such as
+  {"sync.sync_interval": (10, 30)}, whose names have dots.
   """
   config = config_dict.ConfigDict(convert_dict=False)
   config.base = get_config()
@@ -51,10 +52,13 @@ def sweep() -> config_dict.ConfigDict:
 
 
 def _section(kind: type) -> config_dict.ConfigDict:
-  """Returns the defaults of a dataclass.
+  """Returns the defaults of a dataclass, and of the dataclasses inside it.
 
-  A field that is unset (None) is a placeholder with a type, so that a flag can
-  set it.
+  A field that is None becomes a placeholder with a type, so that a flag can set
+  the field.
+
+  Args:
+    kind: `RunConfig` or a section of it.
   """
   section = config_dict.ConfigDict()
   kinds = typing.get_type_hints(kind)

@@ -74,7 +74,7 @@ METHODS = {
 
 
 def get_config(name: str = "diloco"):
-  """Returns the default with a method's recipe and these rounds.
+  """Returns the default run with another method, and with short rounds.
 
   Args:
     name: One of `METHODS`.

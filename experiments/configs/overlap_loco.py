@@ -1,7 +1,8 @@
 """One bit a value, in slices of all leaves that keep the link busy.
 
-What is evaluated and kept is an average of the outer parameters that lies a
-sixteenth of the run behind, so the learning rate ends higher than elsewhere.
+The run evaluates and keeps an average of the outer parameters. The mean age of
+the averaged parameters is a sixteenth of the run. With such an average the
+learning rate ends higher than in other configs.
 
 Source: ours in its fixed slices, one bit with feedback, Muon and the average.
 The rule by which a replica keeps its progress is LOSCAR-SGD's (arXiv
@@ -19,7 +20,7 @@ AVERAGE = {"outer.average_power": 14.0, "inner.final_fraction": 0.2}
 
 
 def get_config():
-  """Returns the default with this method."""
+  """Returns the default run with the method `overlap_loco` and an average."""
   config = default.get_config()
   config.sync.method = "overlap_loco"
   config.update_from_flattened_dict(AVERAGE)

@@ -3,8 +3,8 @@
 Sources: DiLoCoX, arXiv 2506.21263 (H, ranks, steps and layers recalled, not
 verified); OpenDiLoCo, arXiv 2407.07852, with the batches, steps and rates of
 its repository; Streaming DiLoCo, arXiv 2501.18512, tables 2 and 5. The papers
-leave some settings open, which are ours: the batches and inner rates of DiLoCoX
-and Streaming DiLoCo, and the stages' schedule. Differs: E3M0 has a scale for
+leave some settings open. We have chosen the batches and inner rates of DiLoCoX
+and Streaming DiLoCo, and the pipeline schedule. Differs: E3M0 has a scale for
 each block. Claims: see docs/reproduction.md. Cost: one accelerator a replica,
 and 32 for 107B.
 
@@ -114,7 +114,7 @@ PAPERS |= {f"streaming_{size}": _streaming(size) for size in _TOKENS}
 
 
 def get_config(name="streaming_35m"):
-  """Returns a paper's setting.
+  """Returns the config of a paper's run.
 
   Args:
     name: One of `PAPERS`.

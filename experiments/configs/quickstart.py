@@ -1,4 +1,4 @@
-"""Three methods on the clock of a slow link; the name follows the colon.
+"""Three methods for the simulated clock of a slow link, by name after a colon.
 
 Two replicas with Muon as inner optimizer, on the same tokens of Python's own
 library. All keep the same average of their parameters and end at the same
@@ -16,9 +16,10 @@ from ml_collections import config_dict
 from experiments.configs import default
 from experiments.configs.overlap_loco import AVERAGE
 
-# With 20 steps (and with 16, the default) exchanges hide on that link. Rates
-# were chosen on another seed: the best of eight for the first, of six for
-# AllReduce.
+# On the slow link exchanges of DiLoCoX hide behind rounds of 20 steps, and
+# those of `overlap_loco` behind rounds of 16 steps, its default. Rates were
+# chosen on another seed: the best of eight for `overlap_loco`, the best of six
+# for AllReduce.
 METHODS = {
   "overlap_loco": {"outer.learning_rate": 1.5},
   "dilocox": {"sync.sync_interval": 20},
@@ -47,7 +48,8 @@ def get_config(
       "inner.learning_rate": _LEARNING_RATE,
       "evaluation.interval_steps": 200,
       "checkpoint.interval_steps": 400,
-      "adaptive.mode": "off",  # The plan of the timed model must be known.
+      # The simulated model has the same schedule, so H must not change.
+      "adaptive.mode": "off",
       **AVERAGE,
       **METHODS[method],
     }

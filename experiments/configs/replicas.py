@@ -2,11 +2,13 @@
 
 Every run has 2,000 steps, a warm-up of 50, an inner momentum of 0.95 (Muon), an
 average of power 14 and a last rate of a fifth, unless its name says otherwise.
-Rounds of `overlap_loco` are the shortest whose bytes all hide on the clock of
-107B parameters (simulated). The text is divided into three parts. Settings were
-chosen by `loss`. Results are `judge_loss`, on a part that only the evaluation
-after the last step reads. docs/notes/log.md ("What will be compared in slices",
-"What one GPU will be asked") lists the choices that were fixed before the runs.
+A round of `overlap_loco` has the fewest steps that hide all of its bytes on the
+clock of 107B parameters (simulated). The text is divided into three parts:
+training, validation and judge files. Settings were chosen by the validation
+loss (`loss`). Results are losses on the judge files (`judge_loss`), which only
+the evaluation after the last step reads. docs/notes/log.md ("What will be
+compared in slices", "What one GPU will be asked") lists the choices that were
+fixed before the runs.
 
 `main`: three or five seeds at the chosen rates. "4x2" stands for four replicas
 of two sequences each. All divisions of the same eight sequences have one
@@ -26,9 +28,9 @@ from ml_collections import config_dict
 
 from dilocox_jax.plan.schedule.methods import METHODS
 
-# Ends of the names of settings. A method and AllReduce with the same end are
-# compared.
-_ENDS = (
+# Suffixes of the names of settings. A method is compared with the AllReduce
+# that has the same suffix.
+_SUFFIXES = (
   " 2x4",
   " 4x4",
   " 8x4",
@@ -48,12 +50,12 @@ _ENDS = (
 
 
 def _baselines() -> dict[str, str]:
-  """Returns the name of the baseline of each setting."""
+  """Returns the name of each setting's baseline, by name of the setting."""
   baselines = {}
   for method in (*METHODS, "overlap_loco in fp32,"):
     if method != "allreduce":
-      for end in _ENDS:
-        baselines[f"{method}{end}"] = f"allreduce{end}"
+      for suffix in _SUFFIXES:
+        baselines[f"{method}{suffix}"] = f"allreduce{suffix}"
   # Other divisions of the same sequences among replicas.
   return baselines | {
     "overlap_loco 4x2": "allreduce 2x4",
@@ -79,7 +81,7 @@ SWEEPS = {
 
 
 def get_config(name: str = "main"):
-  """Returns a sweep, whose runs are those of its committed rows.
+  """Returns a sweep, whose runs are in the committed file of its rows.
 
   Args:
     name: One of `SWEEPS`.

@@ -96,7 +96,11 @@ class OneLine(logging.Formatter):
 
 
 def exit_code(error: Any) -> int:
-  """Returns the exit code of one of `ENDINGS`."""
+  """Returns the exit code with which an error ends a program.
+
+  Args:
+    error: An error of one of the types in `ENDINGS`.
+  """
   return _CODES.get(type(error)) or error.exit_code
 
 
@@ -129,7 +133,13 @@ def set_up_terminal() -> None:
 
 
 def read_flags(argv: Sequence[str]) -> list[str]:
-  """Does the work of `parse_flags`, and raises an error for a mistake.
+  """Parses flags as `parse_flags` does, but raises an error for a mistake.
+
+  Args:
+    argv: As in `parse_flags`.
+
+  Returns:
+    As `parse_flags`.
 
   Raises:
     UsageError: If a flag does not exist or has a wrong value.
@@ -150,7 +160,7 @@ def read_flags(argv: Sequence[str]) -> list[str]:
 def _refuse_nan() -> None:
   """Raises UsageError for a flag that is NaN.
 
-  Absl compares numbers with their limits, and NaN is beyond none of them.
+  Absl refuses numbers below or above their limits, and NaN is neither.
   """
   for name, value in flags.FLAGS.flag_values_dict().items():
     if isinstance(value, float) and math.isnan(value):
@@ -161,7 +171,7 @@ def _refuse_nan() -> None:
 def one_line_errors() -> Iterator[None]:
   """Ends the program with one line if the block raises a known error.
 
-  It is a decorator for `main`, too. The known errors are `ENDINGS`,
+  The function can also decorate `main`. The known errors are `ENDINGS`,
   `SavedAndStoppedError`, Ctrl-C, and an output whose reader has gone. Any other
   error passes through.
   """
@@ -183,6 +193,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 def _quiet_libraries() -> None:
+  """Lets libraries that log many lines log only warnings."""
   for name in _QUIET_LOGGERS:
     logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -190,9 +201,11 @@ def _quiet_libraries() -> None:
 def _open_closed_streams() -> None:
   """Connects standard streams that are closed with the null device.
 
-  The next file that a library opens would else take the place of, say,
-  standard error, and get the warnings that are written there.
+  Otherwise the next file that a library opens would get the number of, say,
+  standard error, and all warnings would be written into that file.
   """
+  # `os.open` returns the lowest number that is free. The standard streams have
+  # the numbers 0 to 2.
   while True:
     number = os.open(os.devnull, os.O_RDWR)
     if number > 2:
@@ -220,9 +233,11 @@ def usage_errors(
 ) -> Iterator[None]:
   """Turns errors inside the block into `UsageError`.
 
+  The message of a KeyError is only a name, so "no field " is put in front.
+
   Args:
     where: Text in front of the message, such as "--config: ".
-    kinds: Types of the errors that wrong input raises there.
+    kinds: Types of the errors that wrong input raises inside the block.
   """
   try:
     yield
@@ -235,7 +250,8 @@ def refuse_arguments(argv: Sequence[str]) -> None:
   """Raises UsageError if a program that takes only flags has other arguments.
 
   Args:
-    argv: The argument of `main`: the program, and what is no flag.
+    argv: The argument of `main`: the path of the program, and the arguments
+      that are no flags.
   """
   if len(argv) > 1:
     raise UsageError(f"unexpected argument {argv[1]!r}: flags start with --")
@@ -260,7 +276,10 @@ def refuse_unused(
 
 
 def typed_command() -> str:
-  """Returns the command line as one would type it in the checkout."""
+  """Returns the command line of this program as a user would type it.
+
+  Example: "python -m experiments.train --workdir=/tmp/run".
+  """
   spec = sys.modules["__main__"].__spec__
   program = ["-m", spec.name] if spec else [sys.argv[0]]
   return shlex.join(["python", *program, *sys.argv[1:]])

@@ -1,7 +1,8 @@
-"""The flag --config: a config file, and the fields of it that flags set.
+"""The flag --config: a config file, and flags that set fields of its config.
 
-The file is loaded while flags are parsed and not at import, so that a mistake
-in it or in the name of a field is one line like any other mistake.
+Example: --config=FILE --config.model.num_layers=4. The file is loaded while
+flags are parsed and not at import, so that a mistake in the file or in the name
+of a field is one line like any other mistake.
 """
 
 import pathlib
@@ -20,8 +21,9 @@ from experiments.runtime.command_line import UsageError
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _DEFAULT_FILE = CONFIGS / "default.py"
 
-# The library quotes some errors of a config file, traceback and all, in an
-# error of its own that begins like this. Its context is the error of the file.
+# `ml_collections` quotes some errors of a config file, with their tracebacks,
+# in an error of its own that begins like this. The original error is the
+# `__context__` of that error.
 _QUOTED = "Error whilst parsing config file"
 
 CONFIG = config_flags.DEFINE_config_file(
@@ -29,7 +31,7 @@ CONFIG = config_flags.DEFINE_config_file(
   None,
   "Python file with get_config(); set a field with --config.section.field=.",
 )
-# A config may name parts of the user's own.
+# A config may name methods or codecs that the user has registered (--parts).
 flags.adopt_module_key_flags(parts_flag)
 
 
@@ -51,6 +53,10 @@ class _ConfigFileParser(flags.ArgumentParser):
     Args:
       path: Path of the file. Text after a colon is the argument of its
         get_config().
+
+    Raises:
+      UsageError: If the file does not exist, or its code raises an error or
+        returns something else than a `ConfigDict`.
     """
     file, _, _ = path.partition(":")
     if not pathlib.Path(file).is_file():
@@ -98,10 +104,13 @@ def parse_flags(
 ) -> list[str]:
   """Parses the flags of a program that has --config.
 
+  A mistake ends the program with one line (`command_line.one_line_errors`).
+
   Args:
     argv: The command line, with the path of the program in front.
-    default_file: Config file where --config is not given.
-    check_field: Raises ValueError if --config has no field with a dotted name.
+    default_file: Config file that is loaded if --config is not given.
+    check_field: Function of a dotted name. It raises ValueError if the config
+      of the program has no such field.
 
   Returns:
     The path of the program, and the arguments that are no flags.
@@ -125,7 +134,12 @@ def parse_flags(
 def _check_fields(
   argv: Sequence[str], check_field: Callable[[str], None]
 ) -> None:
-  """Raises UsageError if the command line sets a field that does not exist."""
+  """Raises UsageError if the command line sets a field that does not exist.
+
+  Args:
+    argv: As in `parse_flags`.
+    check_field: As in `parse_flags`.
+  """
   for argument in argv[1:]:
     flag, _, _ = argument.lstrip("-").partition("=")
     name, _, field = flag.partition(".")

@@ -9,7 +9,7 @@ from ml_collections import config_dict
 
 from experiments.runtime import command_line
 from experiments.runtime.command_line import UsageError
-from experiments.runtime.placement import Place
+from experiments.runtime.placement import ProcessSettings
 
 DISTRIBUTED = flags.DEFINE_bool(
   "distributed",
@@ -56,15 +56,16 @@ START_TIMEOUT_S = flags.DEFINE_float(
 
 @flags.validator(COORDINATOR, "has no port: give HOST:PORT")
 def _has_port(coordinator: str | None) -> bool:
+  """Whether an address has a port. An address that is not given passes."""
   return coordinator is None or ":" in coordinator
 
 
-def place(config: config_dict.ConfigDict) -> Place | None:
-  """Returns the place of this process in its run; None if it runs alone.
+def process_settings(config: config_dict.ConfigDict) -> ProcessSettings | None:
+  """Returns how this process finds the others; None if it runs alone.
 
   Args:
-    config: Value of --config. Its mesh.layout is set to "mesh" for a run of
-      several processes, as these need it.
+    config: Value of --config. This function sets its mesh.layout to "mesh" for
+      a run of several processes, because such a run needs that layout.
 
   Raises:
     UsageError: If the flags do not go together.
@@ -89,7 +90,7 @@ def place(config: config_dict.ConfigDict) -> Place | None:
         f"--process_id={process_id} must be less than "
         f"--num_processes={num_processes}: they count from 0"
       )
-  return Place(
+  return ProcessSettings(
     coordinator=COORDINATOR.value,
     num_processes=num_processes,
     process_id=process_id,
@@ -99,7 +100,11 @@ def place(config: config_dict.ConfigDict) -> Place | None:
 
 
 def check_unset(setter: str) -> None:
-  """Raises UsageError if a flag is given that `setter` sets."""
+  """Raises UsageError if a flag is given that a program sets itself.
+
+  Args:
+    setter: Name of the program that sets --distributed and its flags.
+  """
   for flag in (DISTRIBUTED, COORDINATOR, NUM_PROCESSES, PROCESS_ID):
     if flag.present:
       raise UsageError(f"--{flag.name} is set by {setter}: leave it out")

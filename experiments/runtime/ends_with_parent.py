@@ -2,9 +2,10 @@
 
   python ends_with_parent.py PARENT COMMAND...
 
-PARENT is the id of that process. The kernel sends SIGKILL to the command when
-its parent ends, however it ends, so nothing that a launcher has started is left
-behind. Other systems have no such signal, and the command outlives its parent.
+PARENT is the id of the process that starts this program. The kernel sends
+SIGKILL to the command when the parent ends, for whatever reason, so nothing
+that a launcher has started is left behind. Other systems have no such signal,
+and the command outlives its parent.
 """
 
 import ctypes
@@ -19,8 +20,8 @@ _PR_SET_PDEATHSIG = 1  # Of <linux/prctl.h>.
 def ending_with_this_process(command: Sequence[str]) -> list[str]:
   """Returns the command line that starts a command as a child of this process.
 
-  It must be started by a thread that lives as long as this process, because the
-  signal comes when that thread ends.
+  The thread that starts this command line must live as long as this process,
+  because the signal comes when that thread ends.
 
   Args:
     command: Command line, one string for each argument.
@@ -31,7 +32,12 @@ def ending_with_this_process(command: Sequence[str]) -> list[str]:
 
 
 def main(parent: str, *command: str) -> None:
-  """Asks for the signal, and becomes the command."""
+  """Asks the kernel for the signal, and replaces this program by the command.
+
+  Args:
+    parent: Id of the process that started this program.
+    *command: Command line, one string for each argument.
+  """
   prctl = getattr(ctypes.CDLL(None), "prctl", None)
   if prctl:
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -2,8 +2,9 @@
 
   python -m experiments.runtime.link_check [ADDRESS BYTES]
 
-With arguments it sends, without it receives, and prints a line when it listens
-and then the bits a second that reached it from the first byte to the last.
+The module is also the program at both ends of a transfer. With arguments it
+sends. Without arguments it receives: it prints a line when it listens, and
+after the transfer the bits a second from the first byte to the last.
 """
 
 import socket
@@ -14,10 +15,10 @@ import time
 from experiments.runtime.command_line import UsageError
 from experiments.runtime.throttled_links import ThrottledNetwork
 
-_PORT = 9875  # Every port of a network of one's own is free.
-_TRANSFER_S = 0.6
+_PORT = 9875  # In a new network namespace every port is free.
+_TRANSFER_S = 0.6  # About the duration of a transfer.
 _CHUNK_BYTES = 65_536
-_TOLERANCE = 0.03
+_TOLERANCE = 0.03  # Largest error of a rate, as a share of the rate.
 _TRIES = 3  # A busy machine may disturb a transfer of less than a second.
 # Share of a full Ethernet frame that is payload of TCP: 1448 of 1514 bytes.
 _GOODPUT = 1448 / 1514
@@ -26,11 +27,14 @@ _GOODPUT = 1448 / 1514
 def check(network: ThrottledNetwork) -> list[float]:
   """Measures the link from every node to the next one, and prints the result.
 
+  The node after the last one is the first one.
+
   Args:
     network: The network.
 
   Returns:
-    By node: the measured payload rate over the rate that TCP should reach.
+    For each node, the measured payload rate divided by the rate that TCP should
+    reach.
 
   Raises:
     UsageError: If a rate is wrong by more than 3 % three times in a row.
@@ -53,7 +57,7 @@ def checked_ratio(network: ThrottledNetwork, node: int) -> float:
     node: Number of the node, from 0.
 
   Returns:
-    The measured payload rate over the rate that TCP should reach.
+    The measured payload rate divided by the rate that TCP should reach.
 
   Raises:
     UsageError: If the rate is wrong by more than 3 % three times in a row.
@@ -119,7 +123,8 @@ def transfer_bps(
 def receive() -> None:
   """Receives one transfer.
 
-  Prints a line as soon as it listens, and then the payload rate (bit/s).
+  The function prints a line as soon as it listens, and after the transfer the
+  payload rate (bit/s).
   """
   with socket.create_server(("", _PORT)) as server:
     print("listening", flush=True)
@@ -138,7 +143,12 @@ def receive() -> None:
 
 
 def send(address: str, num_bytes: int) -> None:
-  """Sends one transfer of zeros to an address that listens."""
+  """Sends one transfer of zeros.
+
+  Args:
+    address: Address of the receiver, which must be listening.
+    num_bytes: Size of the transfer.
+  """
   with socket.create_connection((address, _PORT)) as connection:
     connection.sendall(bytes(num_bytes))
 

@@ -19,7 +19,7 @@ PARTS = flags.DEFINE_multi_string(
   [],
   "Python file that registers parts of your own which the run has, for "
   "example the run's config file. It is run first; may be given repeatedly. "
-  "Parts that were handed in to dilocox_jax.train cannot be given so.",
+  "Parts that were passed in to dilocox_jax.train cannot be given so.",
 )
 
 

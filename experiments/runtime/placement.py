@@ -1,4 +1,4 @@
-"""The place of a process among those of its run, and its devices."""
+"""How a process finds the others of its run, and which devices it has."""
 
 import collections
 import dataclasses
@@ -10,16 +10,16 @@ from experiments.runtime.command_line import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-  """The place of this process among those of its run.
+class ProcessSettings:
+  """How this process finds the others of its run.
 
   Attributes:
-    coordinator: HOST:PORT of process 0. None, as for the next two: JAX finds
-      the value where it knows the cluster.
+    coordinator: HOST:PORT of process 0. This and the next two may be None on a
+      cluster that JAX knows, such as Slurm. JAX then finds their values.
     num_processes: Number of processes.
     process_id: Number of this process, from 0.
-    local_devices: Devices that the CPU of this process stands for; None: its
-      share of the devices that the run needs.
+    local_devices: Number of devices into which JAX divides the CPU of this
+      process; None: an equal share of the devices that the run needs.
     start_timeout_s: Time after which a process that has not come is given up
       (seconds).
   """
@@ -31,7 +31,10 @@ class Place:
   start_timeout_s: float
 
   def num_devices(self, config: RunConfig) -> int:
-    """Returns how many devices a CPU stands for; 0 if that is not known.
+    """Returns into how many devices JAX divides the CPU of this process.
+
+    The result is 0 if neither the number of devices nor the number of processes
+    is known.
 
     Args:
       config: Config of the run.
@@ -56,6 +59,10 @@ def free_port() -> int:
 def devices_each(config: RunConfig, num_processes: int) -> int:
   """Returns the number of devices of each process.
 
+  Args:
+    config: Config of the run.
+    num_processes: Number of processes.
+
   Raises:
     UsageError: If the processes cannot share the devices evenly.
   """
@@ -71,7 +78,10 @@ def devices_each(config: RunConfig, num_processes: int) -> int:
 
 
 def check_devices(config: RunConfig, owners: Sequence[int]) -> None:
-  """Raises UsageError if the processes lack devices that the run needs.
+  """Raises UsageError unless the processes have the devices of a run.
+
+  Together the processes must have exactly as many devices as the run needs, and
+  each of them must have equally many.
 
   Args:
     config: Config of the run.

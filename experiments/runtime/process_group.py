@@ -3,10 +3,10 @@
 Either all processes succeed, or all are ended: because one of them failed, or
 because the program that started them was killed.
 
-Only process 0 writes to the terminal directly. The warnings of the others go to
-files and are shown with the number of their process, until one fails. JAX
-prints many lines when other processes end, and these would hide the one line
-that says which process failed first.
+Only process 0 writes to the terminal directly. The warnings of the other
+processes go to files. They are shown with the number of the process until one
+process fails. JAX then prints many lines in the others, and these would hide
+the one line that says which process failed first.
 
 Processes that run side by side share the cores of this machine. XLA starts one
 thread for each core, and two processes with two threads each on two cores
@@ -52,8 +52,8 @@ class Failure(NamedTuple):
     exit_code: Exit code as a shell reports it, e.g. 137 after SIGKILL.
     is_from_outside: Whether something outside the process ended it, such as a
       signal or the end of another process.
-    is_stop: Whether the process saved and stopped because a signal asked for
-      it.
+    is_stop: Whether the process saved its state and stopped because a signal
+      asked it to.
   """
 
   reason: str
@@ -69,7 +69,7 @@ class Member:
     number: Number of the process, from 0.
     errors: File that gets the standard error of the process. Process 0 writes
       to the terminal instead.
-    last: Last lines of the file.
+    last: Last 50 lines of the file that were read.
   """
 
   def __init__(
@@ -97,10 +97,7 @@ class Member:
     self._num_bytes_read = 0
 
   def start(self) -> None:
-    """Starts the process, which ends when this one does.
-
-    Only process 0 writes to the terminal.
-    """
+    """Starts the process. It is killed if this program ends before it."""
     hidden = self.number > 0
     self._process = subprocess.Popen(
       ending_with_this_process(self._command),
@@ -112,7 +109,7 @@ class Member:
     )
 
   def new_lines(self) -> list[str]:
-    """Returns the lines that standard error got since the last call."""
+    """Returns the lines of standard error that are new since the last call."""
     has_ended = self.exit_code is not None
     file = self.errors.fileno()
     num_new_bytes = os.fstat(file).st_size - self._num_bytes_read
@@ -158,11 +155,16 @@ class Member:
     return f"{name} failed with exit code {code} (see above)"
 
   def error_lines(self) -> list[str]:
-    """Returns the lines among the last ones that say why the process ended."""
+    """Returns the lines among `last` that say why the process ended."""
     return [line for line in self.last if line.startswith("error: ")]
 
   def show(self, lines: Sequence[str]) -> None:
-    """Prints lines on standard error with the number of the process."""
+    """Prints lines on standard error with the number of the process.
+
+    Args:
+      lines: Lines of the process. Some have the number of the process in front
+        already.
+    """
     name = f"process {self.number}: "
     for line in lines:
       print(name + line.removeprefix(name), file=sys.stderr)
@@ -175,7 +177,8 @@ class Member:
   def end(self) -> None:
     """Kills the process, if it runs, and waits until it has ended.
 
-    SIGTERM would ask it to save, and a save needs the process that has failed.
+    SIGTERM would ask the process to save, and a save would wait for the process
+    that has failed.
     """
     self.send_signal(signal.SIGKILL)
     if self._process:
@@ -186,7 +189,8 @@ def run(members: Sequence[Member]) -> None:
   """Runs all processes until they have ended, and passes signals on to them.
 
   After the first signal the processes save and stop. After a second signal they
-  end at once (`stop_signals`). This one ends after all of them.
+  end at once (`stop_signals`). This program ends after all of them. If they
+  saved and stopped, it exits with the exit code of that signal.
 
   Args:
     members: The processes in the order of their numbers.
@@ -221,7 +225,7 @@ def run_together(members: Sequence[Member]) -> Failure | None:
     members: The processes in the order of their numbers.
 
   Returns:
-    None if all processes succeeded, else why they failed.
+    Why the processes failed; None if all succeeded.
   """
   with contextlib.ExitStack() as files:
     for member in members:
@@ -266,10 +270,13 @@ def _first_failed(members: Sequence[Member]) -> Member | None:
 
 
 def _cause(members: Sequence[Member]) -> Member:
-  """Returns the process that failed first.
+  """Returns the process that failed first, after at least one has failed.
 
-  A process that ended because of another one is returned only if no other
-  failure is seen within `_SETTLE_S` seconds.
+  A process that may have ended only because another one failed is returned only
+  if no other failure is seen within `_SETTLE_S` seconds.
+
+  Args:
+    members: All processes.
   """
   deadline = time.monotonic() + _SETTLE_S
   while True:
@@ -289,16 +296,17 @@ def thread_limits(count: int) -> dict[str, str]:
   """
   threads = str(max(1, usable_cores() // count))
   limits = dict.fromkeys(("NPROC", "OMP_NUM_THREADS"), threads)
-  # One process takes most of a GPU's memory.
+  # Without this, each process would reserve most of a GPU's memory.
   return limits | {"XLA_PYTHON_CLIENT_PREALLOCATE": str(count == 1).lower()}
 
 
 def environment(count: int) -> dict[str, str]:
-  """Returns variables of CPU processes that exchange while they compute.
+  """Returns the environment of CPU processes that exchange while they compute.
 
   A process needs two of XLA's threads, because a program that waits for a link
-  holds one. With one core a process the second must not share its matrix
-  products, which would only wait for each other.
+  holds one of them. If there is only one core for each process, a matrix
+  product must not be divided between both threads: the halves would wait for
+  each other. If the user has set NPROC, the threads stay as they are.
 
   Args:
     count: Number of processes.

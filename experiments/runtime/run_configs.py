@@ -13,7 +13,7 @@ def run_config(values: config_dict.ConfigDict) -> RunConfig:
   """Returns the checked config of a run.
 
   Args:
-    values: The fields, e.g. those of --config.
+    values: Fields of a config, e.g. the value of --config.
 
   Raises:
     UsageError: If the config file could not be loaded or a field is wrong.
@@ -30,8 +30,8 @@ def check_files(config: RunConfig) -> None:
     config: The checked config of the run.
 
   Raises:
-    UsageError: If no file matches data.glob, or checkpoint.init_from is not
-      the directory of a run.
+    UsageError: If no file matches a pattern of data.glob, or if
+      checkpoint.init_from is not a directory with a config.json.
   """
   data = config.data
   if data.source == "text_files":

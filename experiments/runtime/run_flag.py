@@ -5,5 +5,5 @@ from absl import flags
 from experiments.runtime import parts_flag
 
 RUN = flags.DEFINE_string("run", None, "Directory of the run.", required=True)
-# A run may have parts of the user's own.
+# A run may have methods or codecs that the user has registered (--parts).
 flags.adopt_module_key_flags(parts_flag)

@@ -28,7 +28,7 @@ from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.token_ids import TokenError
 from dilocox_jax.training import start
 from dilocox_jax.training.mailbox_replica import MailboxAddress
-from dilocox_jax.training.parts import Clock
+from dilocox_jax.training.run_clock import Clock
 from dilocox_jax.training.states import StopRequestedError, TrainingStoppedError
 from dilocox_jax.training.trainer import Trainer
 from experiments.runtime import (
@@ -38,7 +38,7 @@ from experiments.runtime import (
   stop_signals,
 )
 from experiments.runtime.command_line import StoppedError, UsageError
-from experiments.runtime.placement import Place
+from experiments.runtime.placement import ProcessSettings
 
 CACHE_VARIABLE = "DILOCOX_JAX_CACHE"
 _DEFAULT_CACHE = "~/.cache/dilocox_jax"
@@ -53,11 +53,11 @@ XLA_GPU_FLAG = "--xla_gpu_enable_latency_hiding_scheduler=true"
 def set_up_jax(num_cpu_devices: int = 1) -> None:
   """Chooses devices, flags and the compilation cache before JAX starts.
 
-  Programs compiled once are kept in $DILOCOX_JAX_CACHE, or in the user's
-  cache directory; an empty value turns that off.
+  The cache of compiled programs is in $DILOCOX_JAX_CACHE, or else in the user's
+  cache directory. If the variable is set to "", there is no cache.
 
   Args:
-    num_cpu_devices: Devices that a CPU stands for.
+    num_cpu_devices: Number of devices into which JAX divides a CPU.
   """
   cache = os.environ.get(CACHE_VARIABLE, _DEFAULT_CACHE)
   _keep_memory()
@@ -103,7 +103,7 @@ def train(
   *,
   profile: bool = False,
   clock: Clock | None = None,
-  place: Place | None = None,
+  process: ProcessSettings | None = None,
   address: MailboxAddress | None = None,
   num_sample_tokens: int = 100,
   check_memory: bool = True,
@@ -115,7 +115,7 @@ def train(
     workdir: The run directory.
     profile: Whether to write a profiler trace to workdir/profile.
     clock: Simulated clock of the run.
-    place: The place of this process among those of the run, if there are
+    process: How this process finds the others of the run, if there are
       several. Any error then ends the process at once, as an orderly end would
       wait for the others.
     address: Where this program's replica meets the others of the run.
@@ -125,18 +125,19 @@ def train(
 
   Raises:
     UsageError: If the run cannot be set up as asked.
-    RefusedError: If the directory is not that of this run.
-    BusyError: If another run is at work in it.
-    StoppedError: If it had to stop.
-    SavedAndStoppedError: If a signal asked it to stop, once its state is saved.
+    RefusedError: If the directory holds another run.
+    BusyError: If another program trains in the directory.
+    StoppedError: If the run cannot go on.
+    SavedAndStoppedError: If a signal asked the run to stop, after its state was
+      saved.
   """
   with command_line.usage_errors():  # Before any device starts.
     check_optimizers(config)
   num_devices = config.num_devices
   other_processes = contextlib.nullcontext()
-  if place:
-    num_devices = place.num_devices(config)
-    other_processes = _joined(config, place)
+  if process:
+    num_devices = process.num_devices(config)
+    other_processes = _joined(config, process)
   elif address:
     num_devices = config.division.num_devices
   set_up_jax(num_devices)
@@ -169,13 +170,13 @@ def _train(
   if profile:
     work_directory.check_subfolder(workdir, *_PROFILE)
   with command_line.usage_errors():
-    parts = start.with_trainable(config)
+    overrides = start.with_trainable(config)
     trainer = Trainer(
       config,
       workdir,
       command=command,
       clock=clock,
-      parts=parts,
+      overrides=overrides,
       address=address,
     )
   tracing = contextlib.nullcontext()
@@ -192,7 +193,7 @@ def _train(
     report.side_by_side([report.load_run(workdir)]).print(Console())
     print(f"report: {page}")
   text = trainer.data.text
-  assert text, "no data can be handed in here"
+  assert text, "no data can be passed in here"
   return text
 
 
@@ -228,7 +229,13 @@ def stopper(trainer: Trainer) -> Callable[[int], None]:
 def _sample(
   workdir: pathlib.Path, num_tokens: int, text: Corpus | None = None
 ) -> None:
-  """Adds a sample to the report; says so if the text has no tokenizer."""
+  """Adds a sample to the report, or prints why the run has no sample.
+
+  Args:
+    workdir: The run directory.
+    num_tokens: Number of tokens to draw.
+    text: The text of the run; None reads it again.
+  """
   try:
     samples.add_sample(workdir, num_tokens, text=text)
   except (ValueError, RuntimeError) as error:
@@ -236,7 +243,7 @@ def _sample(
 
 
 def check_optimizers(config: RunConfig) -> None:
-  """Raises ValueError if optax has no optimizer with a name of the config."""
+  """Raises ValueError if optax lacks the inner or the outer optimizer."""
   with in_front("inner."):
     named_optimizer(config.inner.optimizer, 1.0, config.inner.changed_options)
   with in_front("outer."):
@@ -254,17 +261,19 @@ def _check_directory(workdir: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def _joined(config: RunConfig, place: Place) -> Iterator[None]:
+def _joined(config: RunConfig, process: ProcessSettings) -> Iterator[None]:
   """Joins the other processes; any error inside the block ends this one."""
-  where = "" if place.process_id is None else f"process {place.process_id}: "
+  where = (
+    "" if process.process_id is None else f"process {process.process_id}: "
+  )
   try:
     with command_line.usage_errors():
       processes.start(
-        place.coordinator,
-        place.num_processes,
-        place.process_id,
+        process.coordinator,
+        process.num_processes,
+        process.process_id,
         run=_digest(config),
-        timeout_s=place.start_timeout_s,
+        timeout_s=process.start_timeout_s,
       )
     with processes.detect_lost_process():
       where = f"process {jax.process_index()}: "
@@ -294,19 +303,19 @@ def _joined(config: RunConfig, place: Place) -> Iterator[None]:
 
 
 def _digest(config: RunConfig) -> str:
-  """Returns a digest of a config (hexadecimal).
+  """Returns a digest of a config, 32 hex digits.
 
-  Processes with other digests belong to other runs.
+  Processes of one run have equal digests.
   """
   text = json.dumps(config.to_mapping(), sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _log_warnings_only(where: str) -> None:
-  """Has all processes but the main one log only warnings, with a number.
+  """Lets all processes but the main one log warnings only.
 
   Args:
-    where: Text in front of each line, such as "process 1: ".
+    where: Text in front of each of their lines, such as "process 1: ".
   """
   if processes.is_main():
     return
@@ -317,6 +326,7 @@ def _log_warnings_only(where: str) -> None:
 
 
 def _trace(directory: pathlib.Path) -> contextlib.AbstractContextManager:
+  """Returns a context that writes a profiler trace into a directory."""
   options = jax.profiler.ProfileOptions()
   # Every Python call of the compiler would make a trace a hundred times larger.
   options.python_tracer_level = 0

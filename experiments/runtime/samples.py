@@ -89,7 +89,7 @@ def add_sample(
 
 
 def print_sample(sample: str) -> None:
-  """Prints a sample without what would move the cursor of a terminal.
+  """Prints a sample without characters that would act on the terminal.
 
   Args:
     sample: Text that a model has written, which may be anything.
@@ -112,16 +112,18 @@ def _drawn_tokens(
   Args:
     run: The run whose model draws.
     prompt_tokens: Tokens of the prompt [L].
-    num_tokens: As of `add_sample`, like the others.
-    temperature: Divides the logits.
-    top_p: Share of the probability.
+    num_tokens: Number of tokens to draw.
+    temperature: As in `add_sample`.
+    top_p: As in `add_sample`.
     seed: Seed of the draws.
 
   Returns:
     The tokens after the prompt [num_tokens].
 
   Raises:
-    ValueError: As of `add_sample`.
+    ValueError: If the prompt is empty or has tokens that the model lacks, if a
+      number is out of range, if the model cannot decode, or if it computes
+      logits that are no numbers.
   """
   import jax
   import numpy as np
@@ -166,13 +168,13 @@ def _text_of(run: "Run") -> "Corpus":
   """Reads the text of a run again.
 
   Raises:
-    ValueError: If the text was handed in, so that it cannot be read again.
+    ValueError: If the text was passed in, so that it cannot be read again.
   """
   from dilocox_jax.training.run_text import corpus
 
   require(
-    "data" not in run.metrics.record.get("handed_in", ()),
-    "the data of this run were handed in, so the text has no tokenizer here: "
+    "data" not in run.metrics.record.get("overrides", ()),
+    "the data of this run were passed in, so the text has no tokenizer here: "
     "hand it in again (text=), or train on a text that the config names",
   )
   return corpus(run.config)

@@ -16,17 +16,20 @@ from collections.abc import Callable, Iterator
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Ctrl-C reaches the launcher and its processes, and the launcher passes it on;
-# a scheduler may do likewise. Signals this close together count as one.
+# a scheduler may do likewise. Signals within this many seconds count as one.
 _SAME_REQUEST_S = 1.0
 
 
 @contextlib.contextmanager
 def stop_requests(request_stop: Callable[[int], None]) -> Iterator[None]:
-  """Turns the first signal inside the block into a call.
+  """Turns the first SIGTERM or Ctrl-C inside the block into a call.
+
+  A second signal ends the process at once, with exit code 128 + the number of
+  that signal. In any other thread than the main thread nothing changes.
 
   Args:
-    request_stop: Takes the number of the signal; called in another thread. A
-      second signal ends the process at once, with exit code 128 + its number.
+    request_stop: Function of the number of the signal. It is called in another
+      thread.
   """
   if threading.current_thread() is not threading.main_thread():
     yield  # Only the main thread may handle signals.
@@ -51,7 +54,12 @@ def stop_requests(request_stop: Callable[[int], None]) -> Iterator[None]:
 
 
 def _watch(reader: int, request_stop: Callable[[int], None]) -> None:
-  """Acts on the signals whose numbers come out of a pipe, until it closes."""
+  """Reads numbers of signals from a pipe until the pipe closes.
+
+  Args:
+    reader: File descriptor of the end of the pipe that is read.
+    request_stop: As in `stop_requests`.
+  """
   requested_s = None
   while True:
     byte = os.read(reader, 1)

@@ -6,10 +6,11 @@ what leaves a node on the node's side, and what reaches it on the switch's side:
 
     node 0 (10.77.0.1) --up--> switch --down--> node 1 (10.77.0.2)
 
-Every pair of nodes has a queue of its own on a link, and `htb` serves the
-queues in turn. In one queue for all, the small messages of one node would wait
-behind the data of another: an all-reduce took 6 to 20 % longer (measured). Real
-routers let them pass (fair queueing), and the simulator shares a link so.
+On a node's link the packets to and from each other node have a queue of their
+own, and `htb` serves the queues in turn. In one queue for all nodes, the small
+messages of one node would wait behind the data of another: an all-reduce took 6
+to 20 % longer (measured). Real routers also serve queues in turn (fair
+queueing), and the simulator divides a link in the same way.
 
 TCP controls congestion by Reno on these links, whatever the machine prefers.
 Every kernel has it, and it keeps a throttled link full. BBR, the default of
@@ -42,13 +43,13 @@ INTERFACE = "wan"  # The end of its link on a node.
 _SWITCH = "switch"
 _SUBNET = "10.77.0.0/24"
 _TOOLS = ("ip", "tc", "unshare", "nsenter")
-# A link that has rested may catch up this time at full rate.
+# A link that was idle may at once send the bytes that it carries in this time.
 _BURST_S = 0.0005
 _LEAST_BURST_BYTES = 16_384  # A burst must hold several packets.
 # TCP hands packets of up to 64 kB to a link, and other packets would wait until
 # each has left. This limit is below any burst, headers included.
 _PACKET_BYTES = 14_000
-_TURN_BYTES = 15_000  # What a queue may send in its turn: a large packet.
+_TURN_BYTES = 15_000  # Bytes that a queue may send in its turn: a large packet.
 _NETEM_PACKETS = 100_000  # Most packets under way; 150 MB of full frames.
 _QUEUE_S = 0.05  # Longest wait in a link's queue; later packets are dropped.
 # The holder of a namespace prints a line as soon as the namespace is there. The
@@ -104,7 +105,8 @@ class ThrottledNetwork:
     self.links = list(links)
     self.addresses = [f"10.77.0.{node + 1}" for node in range(len(links))]
     self._stack = stack
-    self._pids: dict[str, int] = {}  # Of the holders, by name of the host.
+    # Process ids of the holders, by host name.
+    self._pids: dict[str, int] = {}
     is_root = os.geteuid() == 0
     self._enter = [] if is_root else ["--user", "--preserve-credentials"]
     unshare = ["unshare"]
@@ -129,22 +131,27 @@ class ThrottledNetwork:
     return self._inside(self.addresses[node], ending_with_this_process(command))
 
   def throttle(self, node: int, link: Link) -> None:
-    """Sets the rates of a node's link, also while it is in use."""
+    """Sets the rates of a node's link, also while the link is in use.
+
+    Args:
+      node: Number of the node, from 0.
+      link: Link with the new rates.
+    """
+    num_others = len(self.links) - 1
     for space, device, bps, _ in self._ends(node, link):
       burst = max(_LEAST_BURST_BYTES, round(bps / 8 * _BURST_S))
       queue_bytes = max(4 * _LEAST_BURST_BYTES, round(bps / 8 * _QUEUE_S))
-      count = len(self.links) - 1
       lines = [
         f"class replace dev {device} parent 1: classid 1:ffff htb "
         f"rate {round(bps)}bit burst {burst}b cburst {burst}b"
       ]
-      for queue in range(1, count + 1):
-        # A queue that has rested may send first what it saved meanwhile, so
-        # it saves one turn and no more. A small message, such as a notice,
-        # never waits for others.
+      for queue in range(1, num_others + 1):
+        # A queue that was idle may send its `burst` before the others. A burst
+        # of one turn lets a small message, such as a notice, pass at once, and
+        # gives no queue a longer lead.
         lines += [
           f"class replace dev {device} parent 1:ffff classid 1:{queue:x} htb "
-          f"rate {round(bps / count)}bit ceil {round(bps)}bit "
+          f"rate {round(bps / num_others)}bit ceil {round(bps)}bit "
           f"burst {_TURN_BYTES}b cburst {burst}b quantum {_TURN_BYTES}",
           f"qdisc replace dev {device} parent 1:{queue:x} bfifo "
           f"limit {queue_bytes}",
@@ -152,7 +159,11 @@ class ThrottledNetwork:
       self._tc(space, lines)
 
   def impair(self) -> None:
-    """Adds the delays and losses of all links, whose rates then stay."""
+    """Adds the delays and losses of all links.
+
+    The rates must not change afterwards, because `throttle` replaces the queues
+    that delay and lose packets.
+    """
     for node, link in enumerate(self.links):
       for space, device, _, delay_s in self._ends(node, link):
         words = f"netem limit {_NETEM_PACKETS}"
@@ -179,17 +190,30 @@ class ThrottledNetwork:
   def _ends(
     self, node: int, link: Link
   ) -> Iterator[tuple[str, str, float, float]]:
-    """Yields the two devices that send into a node's link.
+    """Yields the two network devices that send into a node's link.
+
+    The first device is the node's own end of the link. The second device is the
+    port of the switch for this node.
+
+    Args:
+      node: Number of the node, from 0.
+      link: The node's link.
 
     Yields:
-      Name of the namespace, name of the device, rate (bit/s) and delay
-      (seconds): of the node, and of the switch's port to it.
+      Host name of the namespace, name of the device, rate (bit/s) and delay
+      (seconds).
     """
     yield self.addresses[node], INTERFACE, link.up_bps, link.rtt_s / 2
     yield _SWITCH, f"port{node}", link.down_bps, 0.0
 
   def _connect(self, node: int) -> None:
-    """Makes a node, joins it with the switch, and gives each pair a queue."""
+    """Makes a node and connects it with the switch.
+
+    Both ends of the link get a queue for each other node, but no rates yet.
+
+    Args:
+      node: Number of the node, from 0.
+    """
     address = self.addresses[node]
     port = f"port{node}"
     unshare = ["unshare"]
@@ -197,8 +221,8 @@ class ThrottledNetwork:
       target = f"--target={self._pids[_SWITCH]}"
       unshare = ["nsenter", target, *self._enter, "unshare"]
     self._hold(address, unshare)
-    peer = f"peer name {INTERFACE} netns {self._pids[address]}"
-    self._run(_SWITCH, f"ip link add {port} type veth {peer}")
+    node_end = f"peer name {INTERFACE} netns {self._pids[address]}"
+    self._run(_SWITCH, f"ip link add {port} type veth {node_end}")
     for space, command in (
       (_SWITCH, f"ip link set {port} master bridge up"),
       (address, "ip link set lo up"),
@@ -207,20 +231,29 @@ class ThrottledNetwork:
       (address, f"ip route change {_SUBNET} dev {INTERFACE} congctl reno"),
     ):
       self._run(space, command)
-    others = [other for other in self.addresses if other != address]
+    peers = [peer for peer in self.addresses if peer != address]
     sides = (address, INTERFACE, "dst"), (_SWITCH, port, "src")
     for space, device, side in sides:
       size = f"ip link set dev {device} gso_max_size {_PACKET_BYTES}"
       self._run(space, size)
       pairs = [
         f"filter add dev {device} protocol ip parent 1: prio 1 u32 "
-        f"match ip {side} {other} flowid 1:{queue:x}"
-        for queue, other in enumerate(others, 1)
+        f"match ip {side} {peer} flowid 1:{queue:x}"
+        for queue, peer in enumerate(peers, 1)
       ]
       self._tc(space, [f"qdisc add dev {device} root handle 1: htb", *pairs])
 
   def _hold(self, name: str, unshare: Sequence[str]) -> None:
-    """Makes a namespace with this host name."""
+    """Starts the holder of a new network namespace.
+
+    Args:
+      name: Host name inside the namespace.
+      unshare: Beginning of the command line: `unshare`, or `nsenter` into the
+        user namespace followed by `unshare`.
+
+    Raises:
+      UsageError: If this machine or user may not make namespaces.
+    """
     hold = ending_with_this_process([sys.executable, "-c", _HOLD, name])
     holder = subprocess.Popen(
       [*unshare, "--net", "--uts", *hold],
@@ -230,7 +263,8 @@ class ThrottledNetwork:
       text=True,
     )
     self._stack.callback(holder.communicate)
-    self._stack.callback(holder.kill)  # It comes first.
+    # The stack calls the last callback first: it kills, and then waits.
+    self._stack.callback(holder.kill)
     assert holder.stdout and holder.stderr
     if not holder.stdout.readline():
       reason = holder.stderr.read().strip().splitlines()[-1:]
@@ -241,20 +275,42 @@ class ThrottledNetwork:
     self._pids[name] = holder.pid
 
   def _inside(self, name: str, command: Sequence[str]) -> list[str]:
+    """Returns the command line that runs a command in a namespace.
+
+    Args:
+      name: Host name of the namespace.
+      command: Command line, one string for each argument.
+    """
     target = f"--target={self._pids[name]}"
     enter = ["nsenter", target, *self._enter, "--net", "--uts"]
     return [*enter, *command]
 
   def _tc(self, name: str, lines: Sequence[str]) -> None:
-    """Runs lines of tc in a namespace, in one process."""
+    """Runs several commands of tc in a namespace, in one process.
+
+    Args:
+      name: Host name of the namespace.
+      lines: The commands, without the word "tc".
+    """
     self._run(name, "tc -batch -", "\n".join(lines) + "\n")
 
   def _run(self, name: str, command: str, stdin: str = "") -> None:
-    """Runs a command in a namespace to its end."""
+    """Runs a command in a namespace to its end.
+
+    Args:
+      name: Host name of the namespace.
+      command: Command line. Spaces separate its arguments.
+      stdin: Text that the command reads.
+
+    Raises:
+      UsageError: If the command fails.
+    """
     inside = self._inside(name, command.split())
-    done = subprocess.run(inside, input=stdin, capture_output=True, text=True)
-    if done.returncode:
+    process = subprocess.run(
+      inside, input=stdin, capture_output=True, text=True
+    )
+    if process.returncode:
       raise UsageError(
         f"this machine cannot throttle links: {command} failed "
-        f"({done.stderr.strip()})"
+        f"({process.stderr.strip()})"
       )

@@ -19,7 +19,8 @@ def writable(workdir: str | None, program: str) -> pathlib.Path:
 
   Args:
     workdir: Value of --workdir; None if the flag is not given.
-    program: Name of the program, as `work_directory.claim` takes it.
+    program: Name of the program. A directory that another program has used is
+      refused (`work_directory.claim`).
 
   Returns:
     Path of the work directory.

@@ -1,14 +1,15 @@
-"""Checks within minutes the figures that this project claims of an accelerator.
+"""Checks within minutes what this project claims about an accelerator.
 
   python -m experiments.tools.accelerator_check --out=runs/accelerator
   python -m experiments.tools.accelerator_check --out=DIR --wheels=.wheels
 
-It compares methods, codecs and kernels with the reference page and the CPU,
-then measures inner steps (beside PyTorch where it is installed), rounds, codecs
-and memory, and trains for as long as is left. OUT/accelerator.json has every
-figure as soon as it is there, so a run that is cut loses nothing. --wheels is a
-folder of packages for a machine without a network; docs/guides/accelerators.md
-lists them. On a CPU everything is tiny, and only shows that it works.
+The program compares methods, codecs and kernels with the reference page and the
+CPU. Then it measures inner steps (and PyTorch's, if PyTorch is installed),
+rounds, codecs and memory, and trains for the time that is left. Each figure is
+written to OUT/accelerator.json as soon as it is measured, so a program that is
+ended early loses nothing. --wheels is a folder of packages for a machine
+without a network; docs/guides/accelerators.md lists the packages. On a CPU all
+sizes are tiny, and the figures show only that the program works.
 """
 
 import importlib.util
@@ -69,9 +70,9 @@ def _steps(
   attention = {"gpu": "cudnn", "tpu": "splash"}.get(platform, "blockwise")
 
   def exactness() -> Figures:
-    for what, error, bound in exact.errors(attention, sizes.length):
+    for name, error, bound in exact.errors(attention, sizes.length):
       is_within = error <= bound
-      yield {"figure": what, "error_of": error, "bound": bound, "ok": is_within}
+      yield {"figure": name, "error_of": error, "bound": bound, "ok": is_within}
 
   def beside_torch() -> Figures:
     if not importlib.util.find_spec("torch"):
@@ -94,7 +95,7 @@ def _steps(
 
 
 def _load_wheels(folder: pathlib.Path) -> None:
-  """Unpacks the packages of a folder, before anything imports them."""
+  """Unpacks the packages of a folder, so that they can be imported."""
   target = tempfile.mkdtemp(prefix="wheels_")
   for wheel in sorted(folder.glob("*.whl")):
     zipfile.ZipFile(wheel).extractall(target)

@@ -1,8 +1,11 @@
-"""Compares the results of a device with the reference page and the CPU.
+"""Compares the results of a device with those of a CPU.
 
-A figure is an error: the largest difference over the largest expected value.
-Products on a GPU are rounded to TF32 unless a program asks for more, so a
-result that is right on a CPU has to be checked on the device.
+Methods are compared with the reference page (`reference.methods`), a plain
+NumPy implementation of all methods on one page. Codecs and Muon are compared
+with the same program on the CPU, and fused attention with plain attention. An
+error is the largest difference divided by the largest expected value. GPUs
+round the factors of matrix products to TF32 unless a program asks for more, so
+a result that is right on a CPU has to be checked on the device.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +26,13 @@ from dilocox_jax.trees import Array, Tree
 
 
 class Error(NamedTuple):
-  """One comparison: its name, its error, and the largest allowed error."""
+  """One comparison.
+
+  Attributes:
+    name: Name of the comparison.
+    error: Largest difference divided by the largest expected value.
+    bound: Largest allowed error.
+  """
 
   name: str
   error: float
@@ -47,7 +56,8 @@ _METHODS = {
   "dilocox": methods.dilocox(4, "reset"),
   "overlap_loco": methods.delayed(4, 4, 1, "continue", fragment_order="sliced"),
 }
-# Bounds of the errors of codecs. Products of low rank are rounded.
+# Largest allowed error of each codec. It is larger for low rank, whose matrix
+# products are rounded.
 _CODECS = {
   **dict.fromkeys(("int(bits=4)", "int(bits=1)", "e3m0", "float16"), 1e-6),
   "top_k(fraction=0.1)": 1e-6,
@@ -76,12 +86,21 @@ def errors(attention: str, length: int) -> Iterator[Error]:
 
 
 def _error(result: Tree, expected: Tree) -> float:
-  """Returns the largest error of all leaves, relative to the largest value."""
+  """Returns the largest error of all leaves.
+
+  The error of a leaf is its largest difference divided by its largest expected
+  value.
+
+  Args:
+    result: Tree of arrays.
+    expected: Tree of the expected arrays.
+  """
   errors = jax.tree.leaves(jax.tree.map(_leaf_error, result, expected))
   return max(errors)
 
 
 def _leaf_error(result: Array, expected: Array) -> float:
+  """Returns the error of a leaf, as `_error` says."""
   expected_values = np.asarray(expected, np.float64)
   difference = np.asarray(result, np.float64) - expected_values
   scale = max(np.abs(expected_values).max(), 1e-30)
@@ -89,22 +108,34 @@ def _leaf_error(result: Array, expected: Array) -> float:
 
 
 def _over_cpu(function: Callable[[Tree], Tree], argument: Tree) -> float:
-  """Returns the error of a function on the device, beside the CPU."""
+  """Returns the error of a function's result on the device.
+
+  The result of the same function on the CPU is expected.
+
+  Args:
+    function: The function.
+    argument: Argument of the function.
+  """
   program = jax.jit(function)
   cpu_argument = jax.device_put(argument, jax.devices("cpu")[0])
   return _error(program(argument), program(cpu_argument))
 
 
 def _drawn(*shape: int, seed: int = 0) -> Array:
+  """Draws an array of a shape from N(0, 1)."""
   return jnp.asarray(
     np.random.default_rng(seed).normal(size=shape), jnp.float32
   )
 
 
 def _method_error(name: str) -> float:
-  """Returns the error of a method beside the reference page.
+  """Returns the error of a method, compared with the reference page.
 
-  It trains toward random targets; the gradient, w - target, has no product.
+  The replicas train toward random targets. Their gradient, w - target, has no
+  matrix product, so nothing is rounded to TF32.
+
+  Args:
+    name: One of `_METHODS`.
   """
   method = _METHODS[name]
   interval = method.schedule.sync_interval
@@ -162,7 +193,11 @@ def _on_page(method: dx.Method, targets: np.ndarray) -> np.ndarray:
 
 
 def _codec_error(name: str) -> float:
-  """Returns the error of the mean of two replicas through a codec."""
+  """Returns the error of the mean of two replicas that a codec compresses.
+
+  Args:
+    name: One of `_CODECS`.
+  """
   aggregator = dx.exchange(name, collective="all_gather")
   values = {"w": _drawn(_REPLICAS, 64, 256)}
   outer = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), values)
@@ -178,6 +213,7 @@ def _codec_error(name: str) -> float:
 
 
 def _muon_error() -> float:
+  """Returns the error of one update of Muon, compared with the CPU."""
   params = {"w": _drawn(64, 256)}
   muon = named_optimizer("muon", 0.02)
   state = muon.init(params)
@@ -185,9 +221,13 @@ def _muon_error() -> float:
 
 
 def _attention_error(name: str, length: int) -> float:
-  """Returns the error of fused attention beside plain attention.
+  """Returns the error of fused attention, compared with plain attention.
 
   Both run on the device in bfloat16, which the fused kernels need.
+
+  Args:
+    name: Name of the fused attention.
+    length: Number of tokens in a sequence.
   """
   query, key, value = (
     _drawn(2, length, 4, 64, seed=seed).astype(jnp.bfloat16)

@@ -1,4 +1,4 @@
-"""Writes the figures of an accelerator as they are measured."""
+"""Writes each figure of an accelerator as soon as it is measured."""
 
 import pathlib
 import sys
@@ -16,12 +16,14 @@ def run_step(
   rows: list[dict[str, Any]],
   path: pathlib.Path,
 ) -> None:
-  """Writes the figures of a step as they come; an error is one of them.
+  """Writes each figure of a step as soon as it is measured.
+
+  If the step raises an error, the error becomes its last figure.
 
   Args:
     name: Name of the step.
     step: Yields the figures.
-    rows: All figures so far, to which those of the step are added.
+    rows: All figures so far. The function adds the figures of the step.
     path: File to which all figures are written after each of them.
   """
   from dilocox_jax.metrics.lines import write_json
@@ -31,7 +33,7 @@ def run_step(
   while True:
     try:
       row = next(figures, None)
-    except Exception as error:  # noqa: BLE001 - the others can still be had.
+    except Exception as error:  # noqa: BLE001 - other steps can still succeed.
       row = {"figure": name, "error": f"{type(error).__name__}: {error}"[:500]}
       figures = iter(())
     if row is None:
@@ -42,10 +44,12 @@ def run_step(
 
 
 def _short(value: Any) -> str:
+  """Returns the text of a value: a float has four digits."""
   return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _device() -> dict[str, Any]:
+  """Returns the names of the device and its platform, and all versions."""
   import flax
   import jax
   import optax

@@ -1,7 +1,8 @@
 """Measures how fast inner steps and codecs are on a device, and their memory.
 
-A figure is a dict with the name of the measurement, its results, and its goal
-if one was set beforehand. All sizes run on any device; tests take tiny ones.
+A figure is a dict with the name of the measurement, its results, and a goal if
+a goal was set before the first measurement. The tiny sizes are for tests and
+CPUs.
 """
 
 import dataclasses
@@ -22,9 +23,9 @@ from experiments.tools import bench_inner, bench_programs, bench_torch, timing
 
 Figures = Iterator[dict[str, Any]]
 _FEW_STEPS = 10
-_GOAL_MFU = 0.45
-_GOAL_OVER_TORCH = 1.0
-_GOAL_MEMORY = 0.07
+_GOAL_MFU = 0.45  # Utilization of the device's peak (model FLOPs).
+_GOAL_OVER_TORCH = 1.0  # Our tokens a second divided by PyTorch's.
+_GOAL_MEMORY = 0.07  # Relative error of the estimated memory.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +33,15 @@ class Sizes:
   """Sizes of all measurements.
 
   Attributes:
-    models: For each name the sizes of a model of rotary positions, RMS norms
-      and SwiGLU, and its batch of sequences.
-    length: Tokens of a sequence.
-    rounds: Fields of the config of rounds.
-    trained: Sizes of the model that is trained at the end.
-    values: Values of each array that codecs work on.
-    repeats: Measurements of each figure.
-    most_steps: Steps that are trained at the end, if there is time.
+    models: For each name, the fields of `config.model` and the number of
+      sequences in a batch. The models have rotary positions, RMS norms and
+      SwiGLU.
+    length: Number of tokens that are predicted in a sequence.
+    rounds: Fields of the config of the timed rounds, by dotted names.
+    trained: Fields of `config.model` of the model that is trained at the end.
+    values: Shape [layers, rows, columns] of the array that codecs encode.
+    repeats: Number of measurements of each figure.
+    most_steps: Number of steps that are trained at the end, if there is time.
   """
 
   models: Mapping[str, tuple[Mapping[str, Any], int]]
@@ -86,7 +88,12 @@ TINY = Sizes(
 
 
 def config_of(sizes: Sizes, name: str) -> RunConfig:
-  """Returns the config of inner steps of one of the models."""
+  """Returns the config of inner steps of one of the models.
+
+  Args:
+    sizes: All sizes.
+    name: Name of the model, one of `sizes.models`.
+  """
   model, batch = sizes.models[name]
   return from_mapping(
     {
@@ -100,7 +107,7 @@ def config_of(sizes: Sizes, name: str) -> RunConfig:
 
 
 def inner_steps(sizes: Sizes) -> Figures:
-  """Yields tokens a second, utilization and memory of each model.
+  """Yields two figures for each model: the speed of inner steps, and memory.
 
   Args:
     sizes: Models, batches and repeats.
@@ -142,9 +149,13 @@ def torch_steps(sizes: Sizes, ours: Mapping[str, float]) -> Figures:
 
 
 def _torch_step_s(config: RunConfig, repeats: int) -> float:
-  """Returns the time of one step of PyTorch (seconds).
+  """Returns the median time of one step of PyTorch (seconds).
 
-  PyTorch has bf16, flash attention and fused AdamW.
+  PyTorch computes in bf16, with flash attention and, on a GPU, fused AdamW.
+
+  Args:
+    config: Config of the same steps here.
+    repeats: Number of measurements.
   """
   torch = bench_torch.torch()
   device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -175,7 +186,14 @@ def _torch_step_s(config: RunConfig, repeats: int) -> float:
 
 
 def _torch_params(shape: ModelShape, device: str) -> dict[str, Any]:
-  """Draws matrices with a deviation of 0.02 on a device; norms are 1."""
+  """Draws the parameters of a model as tensors of PyTorch on a device.
+
+  Matrices are drawn from N(0, 0.02^2). The scales of norms are 1.
+
+  Args:
+    shape: Sizes of the model.
+    device: PyTorch's name of the device, "cpu" or "cuda".
+  """
   leaves = {
     path: np.broadcast_to(np.float32(1), size)
     for path, size in shape.parameter_shapes.items()
@@ -190,7 +208,10 @@ def _torch_params(shape: ModelShape, device: str) -> dict[str, Any]:
 
 
 def ratios(sizes: Sizes) -> Figures:
-  """Yields rounds over their steps, and codecs over a copy of the values.
+  """Yields the ratios of the benches `round` and `codecs`.
+
+  These are the time of a round divided by the time of its inner steps, and the
+  time of a codec divided by the time of copying the same values.
 
   Args:
     sizes: Fields of the rounds, shape of the values and repeats.
@@ -230,7 +251,13 @@ def trained(sizes: Sizes, deadline: float) -> Figures:
 
 
 def _trained_loss(sizes: Sizes, method: str, num_steps: int) -> float:
-  """Trains a run in a temporary folder and returns its validation loss."""
+  """Trains a run in a temporary folder and returns its validation loss.
+
+  Args:
+    sizes: The model.
+    method: Name of the method.
+    num_steps: Number of inner steps.
+  """
   changes = {"sync.method": method, "total_steps": num_steps}
   config = from_mapping({"model": sizes.trained, **changes})
   with tempfile.TemporaryDirectory() as folder:

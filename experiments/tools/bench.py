@@ -4,10 +4,10 @@
   python -m experiments.tools.bench codecs --workdir=runs/bench --repeats=21
   python -m experiments.tools.bench inner --workdir=runs/bench --config=...
 
-`round` and `codecs` compare the times of programs that run in turn, and report
-the median of the ratios of neighboring times. `inner` reports tokens a second,
-utilization and memory of inner steps of the config --config; no other bench
-reads the config. Results go to WORKDIR/bench_NAME.json and to the terminal.
+`round` and `codecs` compare two programs that run in turn, and report the
+median of the ratios of neighboring times. `inner` reports tokens a second,
+utilization and memory of the inner steps of --config. The other benches do not
+read --config. Results go to WORKDIR/bench_NAME.json and to the terminal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _inner_record() -> dict[str, Any]:
-  """Measures and prints the speed of inner steps; returns the record."""
+  """Measures and prints the speed of inner steps.
+
+  Returns:
+    The measured values, for the JSON file.
+  """
   from experiments.runtime import running
 
   config = run_configs.run_config(config_flag.CONFIG.value)
@@ -73,7 +77,14 @@ def _inner_record() -> dict[str, Any]:
 
 
 def _ratios_record(bench: str) -> dict[str, Any]:
-  """Measures and prints the ratios of a bench; returns the record."""
+  """Measures and prints the ratios of a bench.
+
+  Args:
+    bench: "round" or "codecs".
+
+  Returns:
+    The measured values, for the JSON file.
+  """
   from experiments.runtime import running
 
   running.set_up_jax()
@@ -116,6 +127,7 @@ def _print(columns: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> None:
 
 
 def _cell(value: Any) -> str:
+  """Returns the text of a value: a float has four digits."""
   return f"{value:.4g}" if isinstance(value, float) else f"{value}"
 
 

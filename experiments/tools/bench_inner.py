@@ -1,8 +1,8 @@
 """The bench `inner`: tokens a second, utilization and memory of inner steps.
 
-Rates are absolute and belong to the device that they name. Only operations of
-the model count (`flops_per_token`), so recomputing activations lowers the
-utilization.
+Rates are no ratios, so they hold only for the device on which they were
+measured. For the utilization only the operations of the model count
+(`flops_per_token`), so recomputing activations lowers the utilization.
 """
 
 import statistics
@@ -43,7 +43,7 @@ def steps_program(programs: build.Programs) -> Any:
   Returns:
     A function of the carry (parameters and inner optimizer state, leaves
     [M, ...]) and batches [M, steps, B, L + 1] that returns the next carry and
-    the metrics of the steps. It reuses the memory of the carry.
+    the metrics of the steps. The function reuses the memory of the carry.
   """
   step = inner_step(programs.steps.gradient, programs.steps.optimizer)
   replicas = programs.rounds.replicas
@@ -61,7 +61,11 @@ def steps_program(programs: build.Programs) -> Any:
 
 
 def first_carry(programs: build.Programs) -> Tree:
-  """Returns parameters and inner optimizer state of all replicas [M, ...]."""
+  """Returns the first parameters and inner optimizer states, leaves [M, ...].
+
+  Args:
+    programs: Programs of the run.
+  """
   replicas = programs.rounds.replicas
   params = states.first_params(programs, 0)
 
@@ -74,7 +78,13 @@ def first_carry(programs: build.Programs) -> Tree:
 
 
 def drawn_batches(programs: build.Programs, config: RunConfig, num_steps: int):
-  """Draws the sequences of some steps, [M, num_steps, B, L + 1]."""
+  """Draws random tokens for some steps, [M, num_steps, B, L + 1].
+
+  Args:
+    programs: Programs of the run.
+    config: Config of the run.
+    num_steps: Number of inner steps.
+  """
   replicas = programs.rounds.replicas
   shape = (
     len(replicas.own),
@@ -91,15 +101,15 @@ def drawn_batches(programs: build.Programs, config: RunConfig, num_steps: int):
 def timed_steps(
   config: RunConfig, num_steps: int
 ) -> tuple[TimedProgram, jax.stages.Compiled]:
-  """Compiles inner steps.
+  """Compiles inner steps without an exchange.
 
   Args:
-    config: Config of the run. Nothing is exchanged.
-    num_steps: Steps of each call.
+    config: Config of the run.
+    num_steps: Number of inner steps of each call.
 
   Returns:
-    A function that takes the next steps and waits for their end, and its
-    compiled program.
+    A function that takes the next inner steps and waits for their end; and the
+    compiled program that the function runs.
   """
   programs = build.programs(config)
   batches = drawn_batches(programs, config, num_steps)
@@ -119,7 +129,7 @@ def measure_steps(config: RunConfig, repeats: int) -> dict:
 
   Args:
     config: Config of the run. Nothing is exchanged.
-    repeats: Measurements of `STEPS` steps each.
+    repeats: Number of measurements of `STEPS` steps each.
 
   Returns:
     Values by name, ready for JSON.
@@ -131,11 +141,11 @@ def measure_steps(config: RunConfig, repeats: int) -> dict:
 
 
 def _rates(config: RunConfig, times_s: list[float]) -> dict:
-  """Returns the rates that follow from the times of `STEPS` inner steps.
+  """Returns the rates that follow from measured times, by name.
 
   Args:
     config: Config of the run.
-    times_s: Measured times (seconds).
+    times_s: Measured times of `STEPS` inner steps (seconds).
   """
   shape = config.model.shape
   step_s = statistics.median(times_s) / STEPS
@@ -156,12 +166,21 @@ def _rates(config: RunConfig, times_s: list[float]) -> dict:
     "tokens_per_s": tokens_per_s,
     "model_flops_per_s_per_device": device_flops_per_s,
     "mfu": device_flops_per_s / peak if peak else None,
-    "label": f"measured: median of {len(times_s)} times {STEPS} inner steps",
+    "label": (
+      f"measured: median of {len(times_s)} measurements of {STEPS} inner steps"
+    ),
   }
 
 
 def _memory(program: jax.stages.Compiled) -> dict:
-  """Returns the bytes of one device, counted by compiler and by device."""
+  """Returns the memory of one device (bytes), by name; None if not known.
+
+  The compiler counts the arguments and the temporaries of the program. The
+  device counts the peak of all its memory.
+
+  Args:
+    program: The compiled program.
+  """
   analysis = program.memory_analysis()
   stats = jax.local_devices()[0].memory_stats() or {}
   return {

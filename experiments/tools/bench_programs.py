@@ -16,9 +16,9 @@ from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.training import build
 from dilocox_jax.trees import Array, Tree
-from dilocox_jax.turns import Pausing
 from experiments.tools import bench_inner as inner
 from experiments.tools.timing import Ratio, TimedProgram
 
@@ -33,25 +33,38 @@ BOUNDS = {
 
 
 def _drawn(shape: tuple[int, ...]) -> Array:
+  """Draws an array of a shape from N(0, 1)."""
   return jax.random.normal(jax.random.key(0), shape, jnp.float32)
 
 
 def _coded(encoder: Encoder, values: Array) -> TimedProgram:
-  """Returns two programs that encode and decode, as on two machines."""
+  """Returns a function that encodes values and decodes the message.
+
+  Encoding and decoding are two programs, as on two machines.
+
+  Args:
+    encoder: The encoder.
+    values: Values of any shape.
+  """
   encode = jax.jit(lambda x: encoder.encode([x]))
   decode = jax.jit(lambda arrays: encoder.decode(arrays, [values.shape]))
   return lambda: jax.block_until_ready(decode(encode(values)))
 
 
 def _timed(function: Callable[[Array], Tree], values: Array) -> TimedProgram:
+  """Returns a function that runs a function of values as one program."""
   program = jax.jit(function)
   return lambda: jax.block_until_ready(program(values))
 
 
 def _factorized(values: Array) -> TimedProgram:
-  """Returns a program that encodes both factors of matrices of low rank.
+  """Returns a function that encodes matrices as low-rank factors in 4 bits.
 
-  It encodes the left factor, decodes it, and encodes the right factor.
+  It computes and encodes the left factor, decodes it, and computes and encodes
+  the right factor.
+
+  Args:
+    values: Matrices [layers, rows, columns].
   """
   codec = LowRank(_RANK, then=Int(4))
   key = jax.random.key(0)
@@ -60,22 +73,27 @@ def _factorized(values: Array) -> TimedProgram:
   def encode(values: Array) -> Tree:
     messages = []
 
-    def reduce(leaves: list[Array]) -> Pausing:
+    def reduce(leaves: list[Array]) -> Coroutine:
       message = codec.then.encode(leaves)
       messages.append(message)
       decoded = codec.then.decode(message, [leaf.shape for leaf in leaves])
       return Reduced(decoded, decoded)
-      yield  # Makes this a generator, which pauses nowhere.
+      yield  # Makes this a generator, which stops nowhere.
 
+    # `list` runs the codec to its end. Its results are not used, so the
+    # compiler leaves out the decoding of the right factor.
     list(codec.run([values], state, key, reduce))
-    # The compiler leaves out the decoding whose result nothing uses.
     return messages
 
   return _timed(encode, values)
 
 
 def _multiplied(values: Array) -> TimedProgram:
-  """Returns a program of the two products that a low-rank encoding needs."""
+  """Returns a function that computes only the two products of low rank.
+
+  Args:
+    values: Matrices [layers, rows, columns].
+  """
   shape = (values.shape[0], values.shape[2], _RANK)
   factor = jax.random.normal(jax.random.key(1), shape, jnp.float32)
 
@@ -116,7 +134,7 @@ def codec_ratios(shape: tuple[int, ...] = VALUES) -> list[Ratio]:
   return ratios
 
 
-# Fields of the rounds. They have no codec, since only the delay is timed.
+# Fields of the timed rounds. They send fp32, since only the delay is timed.
 ROUNDS = {
   "model.preset": "tiny",
   "sync.method": "dilocox",
@@ -128,7 +146,13 @@ ROUNDS = {
 
 
 def _delayed_round(config: RunConfig) -> TimedProgram:
-  """Returns a program that runs the next round, with an exchange pending."""
+  """Returns a function that runs the next round of a delayed method.
+
+  The exchange of the round before is under way during the round.
+
+  Args:
+    config: Config of the run.
+  """
   programs = build.programs(config)
   params = jax.jit(programs.model.init)(jax.random.key(0))
   interval = config.sync.named.schedule.sync_interval
@@ -142,12 +166,12 @@ def _delayed_round(config: RunConfig) -> TimedProgram:
     state, metrics, _ = programs.rounds.run(state, batches)
     jax.block_until_ready((state, metrics))
 
-  run()  # Nothing is pending in the first round.
+  run()  # During the first round no exchange is under way.
   return run
 
 
 def _inner_steps(config: RunConfig) -> TimedProgram:
-  """Returns a program of a round's inner steps, without its exchange."""
+  """Returns a function that runs the inner steps of a round, no exchange."""
   run, _ = inner.timed_steps(config, config.sync.named.schedule.sync_interval)
   return run
 

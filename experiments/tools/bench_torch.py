@@ -1,7 +1,8 @@
-"""The decoder as PyTorch users write it, to time a step beside ours.
+"""The decoder as PyTorch users write it, to compare the times of a step.
 
-It computes the same function of the same parameters, with PyTorch's fused
-attention. PyTorch is loaded only when something here is called.
+This decoder computes the same function of the same parameters as the project's
+own decoder, with PyTorch's fused attention. PyTorch is loaded only when a
+function of this module is called.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,18 +18,31 @@ Tensors = dict[str, Any]
 
 
 def torch() -> Any:
-  """Loads PyTorch; raises ValueError, one line, if it is not installed."""
+  """Loads PyTorch.
+
+  Raises:
+    ValueError: One line, if PyTorch is not installed.
+  """
   return extra_package("torch", "a comparison with PyTorch", "peers")
 
 
 def peer_params(params: Mapping[str, np.ndarray]) -> Tensors:
-  """Copies our parameters, one entry a layer, kernels as [outputs, inputs]."""
+  """Copies this project's parameters to tensors of PyTorch.
+
+  Stacked leaves become one tensor for each layer, e.g. "blocks/0/mlp/up/kernel"
+  and "blocks/1/mlp/up/kernel". Kernels become [outputs, inputs].
+
+  Args:
+    params: Arrays by path.
+  """
   copies = {}
   for path, leaf in params.items():
-    top, _, rest = path.partition("/")
+    top, _, path_in_layer = path.partition("/")
     layers = {path: leaf}
     if top == BLOCKS:
-      layers = {f"{top}/{i}/{rest}": layer for i, layer in enumerate(leaf)}
+      layers = {
+        f"{top}/{i}/{path_in_layer}": layer for i, layer in enumerate(leaf)
+      }
     for name, layer in layers.items():
       layout = layer.T if path.endswith("/kernel") else layer
       copies[name] = torch().tensor(np.ascontiguousarray(layout))
@@ -38,7 +52,7 @@ def peer_params(params: Mapping[str, np.ndarray]) -> Tensors:
 def peer_loss(
   shape: ModelShape, length: int, device: str = "cpu"
 ) -> Callable[..., Any]:
-  """Returns (parameters, tokens [B, L + 1]) -> loss of the decoder of `tiny`.
+  """Returns a function (parameters, tokens [B, L + 1]) -> loss of the decoder.
 
   Args:
     shape: Sizes of a model with rotary positions, RMS norms and SwiGLU.

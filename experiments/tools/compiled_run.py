@@ -1,8 +1,10 @@
 """Compiles a run for TPU slices that need not exist, and reports its needs.
 
-The program that the trainer runs most often is compiled, without any values.
-The memory is counted by the compiler. The bytes that are sent between slices
-are read from the text of the program (`compiled_transfers`).
+One program of the run is compiled, without allocating any array: for a method
+with rounds, the program of the window that sends most; for a method that
+averages gradients, the program of the first segment. The compiler counts the
+memory. The bytes that are sent between slices are read from the text of the
+program (`compiled_transfers`).
 """
 
 import dataclasses
@@ -28,13 +30,13 @@ from dilocox_jax.report.tables import markdown_table
 from dilocox_jax.report.units import human_bytes, human_share
 from dilocox_jax.rounds.states import RoundState
 from dilocox_jax.training import build, states
-from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.trees import nested
 from experiments.tools.compiled_transfers import Transfer, transfers
 
 LIBTPU = "libtpu==0.0.42"
-# Memory that a program may use (GiB), by kind of device. The compiler of that
-# version prints it when a program does not fit.
+# Memory that a program may use (GiB), by kind of device. The compiler in
+# `LIBTPU` prints the number if a program does not fit.
 _MEMORY_GIB = {
   "TPU v4": 30.75,
   "TPU v5": 95.74,
@@ -42,18 +44,19 @@ _MEMORY_GIB = {
   "TPU v5 lite": 15.75,
   "TPU v6 lite": 31.25,
 }
-# Values for which libtpu would ask a real machine.
+# Environment variables of libtpu. Without them libtpu would ask the machine of
+# a real TPU for their values.
 _ENVIRONMENT = {
   "TPU_WORKER_HOSTNAMES": "localhost",
   "TPU_ACCELERATOR_TYPE": "v5p-256",
   "TPU_SKIP_MDS_QUERY": "1",
-  # Two compilers at once are fine where neither takes a chip.
+  # Two processes may load the compiler at once, because neither takes a chip.
   "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
 
 def is_compiler_installed() -> bool:
-  """Whether the compiler for TPUs is there."""
+  """Whether the compiler for TPUs is installed."""
   return importlib.util.find_spec("libtpu") is not None
 
 
@@ -98,8 +101,9 @@ class Program(NamedTuple):
   Attributes:
     num_steps: Inner steps of the window.
     planned_bytes: Bytes that one replica sends in the window, by the plan.
-    idle_bytes: Bytes of the training state that a device keeps and that the
-      program does not take: fragments that no event of the window is about.
+    idle_bytes: Bytes of the training state that a device keeps although the
+      program does not read them: the fragments that the window neither applies
+      nor sends.
     lowered: The program.
   """
 
@@ -112,20 +116,21 @@ class Program(NamedTuple):
 def steady_program(
   config: RunConfig, devices: Sequence[Any] | None = None
 ) -> Program:
-  """Lowers the window that sends most, of a round late enough in a run.
+  """Lowers one program of a run in its steady state.
 
-  Results of earlier rounds arrive in that round. If nothing is exchanged beside
-  the steps of the window, the steps are a program of their own, which is
-  lowered. Of a method that averages gradients, a segment is lowered.
+  For a method with rounds, it is the window that sends most, in a round in
+  which results of earlier rounds arrive. If nothing is exchanged during the
+  steps of that window, only the program of the steps is lowered. For a method
+  that averages gradients, it is the first segment.
 
   Args:
     config: Config of a run.
-    devices: Devices to compile for; None: those of this machine.
+    devices: Devices to compile for; None: the devices of this machine.
 
   Raises:
     ValueError: If the run is too short to have such a window.
   """
-  programs = build.programs(config, _parts(config), devices=devices)
+  programs = build.programs(config, _overrides(config), devices=devices)
   if config.sync.named.exchanged == "gradient":
     return _segment_of_gradients(config, programs)
   step, window = _fullest_window(config)
@@ -153,7 +158,12 @@ def steady_program(
 def _segment_of_gradients(
   config: RunConfig, programs: build.Programs
 ) -> Program:
-  """Lowers the first segment of a method that averages gradients."""
+  """Lowers the first segment of a method that averages gradients.
+
+  Args:
+    config: Config of the run.
+    programs: Programs of the run.
+  """
   segment = to_plan.run_plan(config).segment(0)
   state = states.abstract(programs, segment.phase)
   batches = _batches(config, segment.num_steps).update(
@@ -170,7 +180,14 @@ def _segment_of_gradients(
 
 
 def _batches(config: RunConfig, num_steps: int) -> jax.ShapeDtypeStruct:
-  """Returns the shape of the tokens of some steps [M, steps, B, L + 1]."""
+  """Returns the shape and type of the tokens of some steps.
+
+  The shape is [M, num_steps, B, L + 1].
+
+  Args:
+    config: Config of the run.
+    num_steps: Number of inner steps.
+  """
   data = config.data
   shape = (
     config.mesh.num_replicas,
@@ -181,21 +198,24 @@ def _batches(config: RunConfig, num_steps: int) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(shape, np.int32)
 
 
-def _parts(config: RunConfig) -> Parts:
+def _overrides(config: RunConfig) -> Overrides:
   """Returns the shapes of adapters and base model, if adapters are trained."""
   if not config.lora.rank:
-    return NO_PARTS
+    return NO_OVERRIDES
   base = {
     path: jax.ShapeDtypeStruct(shape, np.float32)
     for path, shape in config.model.shape.parameter_shapes.items()
   }
-  return Parts(trainable=adapters.adapt(config.lora, nested(base)))
+  return Overrides(trainable=adapters.adapt(config.lora, nested(base)))
 
 
 def _fullest_window(config: RunConfig) -> tuple[int, Window]:
-  """Returns the window of a round that sends most, and its first step.
+  """Finds the window that sends most, in a round in the middle of a run.
 
-  Results of earlier rounds arrive in that round, as in most rounds of a run.
+  In that round results of earlier rounds arrive, as in most rounds of a run.
+
+  Args:
+    config: Config of the run.
 
   Returns:
     The step of the schedule before the window, and the window.
@@ -216,6 +236,8 @@ def _fullest_window(config: RunConfig) -> tuple[int, Window]:
     )
 
   def size(window: Window) -> tuple[int, bool]:
+    # A window that applies a fragment exchanges it during its inner steps. Of
+    # windows with equal bytes, a window that also sends has more work.
     num_bytes = -1
     if window.applied:
       num_bytes = traffic.exchange_bytes(window.applied.fragment)
@@ -228,7 +250,14 @@ def _fullest_window(config: RunConfig) -> tuple[int, Window]:
 
 
 def _idle_bytes(state: RoundState, window: Window) -> int:
-  """Returns the bytes on a device of fragments that a window leaves alone."""
+  """Returns the bytes on a device of fragments without an event in a window.
+
+  State in the memory of the host is not counted.
+
+  Args:
+    state: Shapes, types and shardings of the state.
+    window: The window.
+  """
   events = (window.applied, window.sent)
   busy = {event.fragment for event in events if event}
   idle_fragments = [
@@ -253,9 +282,10 @@ class Compiled:
     machine: The slices, e.g. "2 x v5p:4x4x8".
     memory_bytes: Memory of a device.
     num_steps: Inner steps of the window.
-    state_bytes: Arguments of the program, and the state that it leaves alone.
+    state_bytes: Memory of the program's arguments, and of the state that the
+      program does not read.
     temporaries_bytes: Memory that only the running program needs.
-    needed_bytes: Memory that the run needs.
+    needed_bytes: Memory that the run needs, of all kinds.
     sent_bytes: Bytes that go to other slices, by the program's text.
     planned_bytes: Bytes that go to other slices, by the plan.
     transfers: Transfers between slices.
@@ -388,7 +418,7 @@ def analyze(
 def write_compiled(
   compiled: Compiled, workdir: pathlib.Path, command: str
 ) -> pathlib.Path:
-  """Writes `report.md` and `compiled.json`; returns the path of the page.
+  """Writes `report.md` and `compiled.json`, and returns the path of the page.
 
   Args:
     compiled: The needs of the run.

@@ -1,8 +1,9 @@
 """Finds the transfers between slices in the text of a compiled program.
 
-XLA has no public way to walk through one. Pairs of `send` and `recv` start a
-transfer, and `recv-done` waits for it. A loop over inner steps that lies
-between them hides it.
+XLA has no public way to walk through the instructions of a compiled program, so
+this module reads its text. A pair of `send` and `recv` starts a transfer, and
+`recv-done` waits for the result. If a loop over inner steps lies between the
+start and the wait, it hides the transfer.
 """
 
 import dataclasses
@@ -19,7 +20,8 @@ _INSTRUCTION = re.compile(
 )
 _CHANNEL = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 _KIND = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
-_KINDS = ("all_reduce", "all_gather", "all_to_all")  # Others are permutes.
+# All transfers of other kinds are permutes.
+_KINDS = ("all_reduce", "all_gather", "all_to_all")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +31,8 @@ class Transfer:
   Attributes:
     kind: "all_reduce", "all_gather", "all_to_all" or "permute".
     operand_bytes: Size of the operand on one device (bytes).
-    loops: Numbers of the lines with loops over inner steps that hide the
-      transfer.
+    loops: Numbers of the lines of the text with loops over inner steps that
+      hide the transfer.
   """
 
   kind: str
@@ -38,13 +40,23 @@ class Transfer:
   loops: tuple[int, ...]
 
   def sent_bytes(self, num_replicas: int) -> float:
-    """Returns the bytes that one device sends to all other replicas' slices."""
+    """Returns the bytes that one device sends to all other slices.
+
+    Args:
+      num_replicas: Number of replicas, each on a slice of its own.
+    """
     # The operand of a permute goes to one other slice.
     return operation(self.kind, self.operand_bytes).sent_bytes(num_replicas)
 
 
 class _Send(NamedTuple):
-  """The start of a transfer, in the line with a number."""
+  """The start of a transfer.
+
+  Attributes:
+    kind: As in `Transfer`.
+    operand_bytes: As in `Transfer`.
+    line_number: Number of the line of the text with the `send`.
+  """
 
   kind: str
   operand_bytes: int

@@ -9,10 +9,12 @@ time] to the file RESULT: means of the middle half of REPEATS repeats. Among
 four processes an all-to-all takes one of two times, so that a median would be
 one or the other by chance.
 
-The time begins when the last process is ready, a millisecond after the first.
-It ends when all processes have met again; the time of such a meeting alone is
-subtracted. Processes of a training run are never ready at the same time. If
-they were, gloo's gathers between two would be faster, as both send at once.
+Processes *meet* in an AllReduce of 4 bytes. The time of a collective begins
+when the last process is ready, a millisecond after the first process. It ends
+when all processes have met again. The time of such a meeting alone is
+subtracted. The millisecond is there because the processes of a training run are
+never ready at the same time. If they were, gloo's gathers between two processes
+would be faster, as both would send at once.
 """
 
 import json
@@ -33,8 +35,9 @@ from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.metrics.lines import write_json
 from experiments.tools.timing import seconds
 
-_MEETINGS = 20  # Measured alone, to know the time of a meeting.
-_APART_S = 0.001  # Time between the first and the last process that is ready.
+_MEETINGS = 20  # Number of meetings whose median is the time of a meeting.
+# Time from when the first process is ready to when the last one is (seconds).
+_APART_S = 0.001
 MOVES: dict[str, Callable[[jax.Array], jax.Array]] = {
   "all_reduce": lambda x: jax.lax.psum(x, REPLICA_AXIS),
   "all_gather": lambda x: jax.lax.all_gather(x, REPLICA_AXIS),
@@ -49,11 +52,11 @@ def measure(
 
   Args:
     collectives: Kind and operand size (bytes) of each collective.
-    repeats: How often each is measured.
+    repeats: How often each collective is measured.
 
   Returns:
-    For each collective: seconds, bytes that left this process, and seconds of
-    its CPU time.
+    For each collective: its duration (seconds), the bytes that left this
+    process, and the CPU time of this process (seconds).
   """
   count = jax.process_count()
   late_s = _APART_S * jax.process_index() / max(1, count - 1)
@@ -87,14 +90,24 @@ def measure(
 
 
 def middle_mean(values: list[float]) -> float:
-  """Returns the mean of the middle half: of 5 values, of the middle 3."""
+  """Returns the mean without the largest and the smallest quarter of values.
+
+  Example: of 5 values, the mean of the middle 3.
+  """
   num_left_out = len(values) // 4  # At each end.
   middle = sorted(values)[num_left_out : len(values) - num_left_out]
   return statistics.fmean(middle)
 
 
 def _program(mesh: Mesh, kind: str, num_bytes: int, count: int):
-  """Returns a function that runs a collective and waits for its end."""
+  """Returns a function that runs a collective and waits for its end.
+
+  Args:
+    mesh: Mesh with one device of each process.
+    kind: One of `MOVES`.
+    num_bytes: Size of the operand of each process.
+    count: Number of processes.
+  """
   dtype = jnp.uint8
   shape = (num_bytes,)
   if kind == "all_reduce":
@@ -121,7 +134,7 @@ def _program(mesh: Mesh, kind: str, num_bytes: int, count: int):
 
 
 def main(argv: Sequence[str]) -> None:
-  """Joins the others, measures, and ends without waiting for them."""
+  """Joins the other processes, measures, and ends without waiting for them."""
   _, coordinator, count, number, repeats, request_path, result_path = argv
   processes.start(coordinator, int(count), int(number))
   collectives = json.loads(pathlib.Path(request_path).read_text())

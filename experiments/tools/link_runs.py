@@ -1,9 +1,10 @@
 """Times collectives and methods over throttled links, and predicts the times.
 
 DiLoCoX (arXiv 2506.21263) reports tokens a second of several methods over
-1 Gbit/s. Here the same methods train a small model for which AllReduce is bound
-by the link. The simulator is told the seconds of a step of `ALONE`, which sends
-every 60 steps over a link that is not throttled, and predicts the others.
+1 Gbit/s. Here the same methods train a model so small that the link limits
+AllReduce. The run `ALONE` sends only every 60 steps over a link that is not
+throttled. The simulator gets the duration of its inner step, and predicts the
+duration of a step of all other runs.
 """
 
 import collections
@@ -35,10 +36,10 @@ from experiments.tables.runs import collective_s, pace
 
 _MIB = 2**20
 _PORT = 9876
-_PLAIN = dataclasses.replace(GLOO, factors=())  # Before it is calibrated.
+_PLAIN = dataclasses.replace(GLOO, factors=())  # Gloo without a calibration.
 _KINDS = tuple(kind for kind, *_ in GLOO.factors)
-_COUNTS = (2, 4)  # Of processes, when gloo is calibrated.
-REPEATS = 5  # Of a case, which may take seconds.
+_COUNTS = (2, 4)  # Numbers of processes with which gloo is calibrated.
+REPEATS = 5  # Measurements of a case, each of which may take seconds.
 CALIBRATION_REPEATS = 12
 
 
@@ -64,17 +65,18 @@ CASES = (
 )
 QUICK_CASES = (Case([1e8] * 2, {"all_reduce": (2,), "all_gather": (2,)}),)
 
-# Networks of equal links, each with these sizes, for any number of processes.
+# The case `processes`: rates of the networks, and sizes of the collectives on
+# each network (MiB).
 PROCESS_RATES_BPS = (20e6, 50e6, 100e6, 200e6)
 PROCESS_SIZES = {"all_reduce": (1, 4, 16), **dict.fromkeys(_KINDS[1:], (2,))}
 _OPEN_BPS = 1e11  # Far more than this machine's cores carry.
-# A collective that takes more than this share of its time over open links is
-# bound by the cores. Over its links it might wait for them.
+# If a collective over open links takes more than this share of its time over
+# throttled links, the cores may limit it as well as the links.
 _CPU_SHARE = 0.2
 
-RATES_BPS = (200e6, 50e6)
-_COMPILING = 3  # First segments of a run, which are not counted.
-_SEGMENTS = 4
+RATES_BPS = (200e6, 50e6)  # Rates of the links over which methods train.
+_COMPILING = 3  # Number of first segments, which compile and are not timed.
+_SEGMENTS = 4  # Number of segments after those, which are timed.
 
 
 class Setting(NamedTuple):
@@ -82,8 +84,8 @@ class Setting(NamedTuple):
 
   Attributes:
     method: Name of the method.
-    num_steps: Inner steps of a segment: of a round, or of some steps of a
-      method that has no rounds.
+    num_steps: Inner steps of a segment. A segment is a round, or an equal
+      stretch of steps if the method has no rounds.
     changes: Other fields of the config, as "field=value".
   """
 
@@ -104,9 +106,9 @@ SETTINGS = (
   Setting("dilocox", 20, ("exchange.codec=low_rank(rank=32)+int(bits=4)",)),
   Setting("overlap_loco", 20, ("sync.num_fragments=4",)),
 )
-# Fields of all settings. Messages are so large that gloo's own messages, about
-# 1 kB an exchange, are a few percent of them, though a step takes as long as
-# one of `tiny`.
+# Fields of all settings. The model is wide and its batches are small. So
+# messages are large beside gloo's own messages (about 1 kB an exchange, a few
+# percent), although a step takes only as long as a step of `tiny`.
 _COMMON = (
   "model.model_dim=256",
   "model.ff_dim=768",
@@ -123,7 +125,7 @@ _COMMON = (
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """A collective, or a step of a method, on real links beside its prediction.
+  """The measured and the predicted time of a collective, or of a method's step.
 
   Attributes:
     links: The links, e.g. "2 x 100 Mbit/s".
@@ -131,7 +133,7 @@ class Row:
     predicted_s: Time of the collective, or of a step with its exchanges, by the
       simulator (seconds).
     measured_s: The same time as measured (seconds).
-    bytes_ratio: Bytes that the kernel counted over the bytes of the plan.
+    bytes_ratio: Bytes that the kernel counted divided by the bytes of the plan.
     cpu_s: CPU time of all processes together (seconds); None for a method.
     open_s: Time over open links, which only the cores of the machine limit
       (seconds); None if it was not measured.
@@ -147,14 +149,18 @@ class Row:
 
   @property
   def is_bound_by_cpu(self) -> bool:
-    """Whether open links, and thus the cores, explain much of the time."""
+    """Whether the cores, and not only the links, limit the collective."""
     return (
       self.open_s is not None and self.open_s > _CPU_SHARE * self.measured_s
     )
 
 
 def cluster_of(rates_bps: Sequence[float]) -> Cluster:
-  """Returns a cluster of nodes with equal rates up and down, without delay."""
+  """Returns a cluster of nodes with links without delay.
+
+  Args:
+    rates_bps: Rate of each node's link, up and down (bit/s).
+  """
   counts = collections.Counter(rates_bps).items()
   name = ", ".join(f"{count} x {bps / 1e6:g} Mbit/s" for bps, count in counts)
   sites = []
@@ -176,7 +182,10 @@ def run_cases(
     cases: Networks, each with its collectives.
     transport: Transport of the predictions.
     folder: Directory for files.
-    repeats: How often each is measured.
+    repeats: How often each collective is measured.
+
+  Yields:
+    A row for each collective.
   """
   for case in cases:
     cluster = cluster_of(case.rates_bps)
@@ -204,11 +213,14 @@ def run_cases(
 def run_processes(counts: Iterable[int], folder: pathlib.Path) -> Iterator[Row]:
   """Runs collectives among several numbers of processes, at several rates.
 
-  The predictions are those of `GLOO`, for which nothing is measured first.
+  The predictions use `GLOO` as it is, without a calibration on this machine.
 
   Args:
     counts: Numbers of processes.
     folder: Directory for files.
+
+  Yields:
+    A row for each collective, with its time over open links.
   """
   for count in counts:
     open_case = Case([_OPEN_BPS] * count, PROCESS_SIZES)
@@ -232,11 +244,11 @@ def _measured(
     cluster: The network; each node has a process.
     collectives: Kind and operand size (bytes) of each collective.
     folder: Directory for files.
-    repeats: How often each is measured.
+    repeats: How often each collective is measured.
 
   Returns:
-    For each collective: seconds, bytes on a node's link, and CPU seconds of
-    the node's process.
+    For each collective: its duration (seconds), the bytes that the last node
+    sent, and the CPU time of that node's process (seconds).
 
   Raises:
     StoppedError: If a process fails.
@@ -272,17 +284,17 @@ def _measured(
 def calibrated(
   folder: pathlib.Path, repeats: int = CALIBRATION_REPEATS
 ) -> Transport:
-  """Measures how slow gloo is on this machine, between two and among four.
+  """Measures how slow gloo is on this machine, among two and four processes.
 
-  The sizes and rates differ from those of all cases.
+  The sizes and rates differ from the sizes and rates of all cases.
 
   Args:
     folder: Directory for files.
     repeats: How often each collective is measured.
 
   Returns:
-    Gloo with a factor for every kind of collective and number of processes:
-    the measured time over the time at the links' full rate.
+    Gloo with a factor for every kind of collective and number of processes. The
+    factor is the measured time divided by the time at the links' full rate.
   """
   sizes = dict.fromkeys(_KINDS, (3,))
   factors: dict[str, list[tuple[int, float]]] = {kind: [] for kind in _KINDS}
@@ -293,16 +305,21 @@ def calibrated(
       factors[kind].append((count, row.measured_s / row.predicted_s))
   return dataclasses.replace(
     GLOO,
-    factors=tuple((kind, tuple(each)) for kind, each in factors.items()),
+    factors=tuple(
+      (kind, tuple(by_count)) for kind, by_count in factors.items()
+    ),
   )
 
 
 def run_methods(transport: Transport, folder: pathlib.Path) -> Iterator[Row]:
-  """Trains every setting over all links.
+  """Trains `ALONE`, and then every setting over links of every rate.
 
   Args:
     transport: Transport of the predictions.
     folder: Directory for the runs.
+
+  Yields:
+    A row for each rate and setting: the times of a step with its exchanges.
   """
   alone_s, _ = measured_step(_train(ALONE, folder / "alone"))
   for rate_bps, setting in itertools.product(RATES_BPS, SETTINGS):
@@ -320,7 +337,12 @@ def run_methods(transport: Transport, folder: pathlib.Path) -> Iterator[Row]:
 
 
 def flags_of(setting: Setting, workdir: pathlib.Path) -> list[str]:
-  """Returns the flags of `experiments.train` for a short run."""
+  """Returns the flags of `experiments.train` for a short run.
+
+  Args:
+    setting: The method and its fields.
+    workdir: The run directory.
+  """
   length_field = "sync_interval"
   if named_method(setting.method).exchanged == "gradient":
     length_field = "steps_per_dispatch"
@@ -341,9 +363,10 @@ def _train(
   """Trains with two processes and returns the run.
 
   Args:
-    setting: What to train.
+    setting: The method and its fields.
     workdir: The run directory.
-    link: Rate of the processes' links; "": they use the loopback interface.
+    link: Rate of the processes' links, e.g. "50 Mbit/s"; "": the processes use
+      the loopback interface.
 
   Raises:
     StoppedError: If the run fails.
@@ -351,21 +374,23 @@ def _train(
   command = [sys.executable, "-m", "experiments.launch", "--processes=2"]
   if link:
     command.append(f"--link={link}")
-  done = subprocess.run([*command, *flags_of(setting, workdir)])
-  if done.returncode:
-    raise StoppedError(f"{setting.method} failed (see above)", done.returncode)
+  process = subprocess.run([*command, *flags_of(setting, workdir)])
+  if process.returncode:
+    raise StoppedError(
+      f"{setting.method} failed (see above)", process.returncode
+    )
   return load_run(workdir)
 
 
 def measured_step(run: LoadedRun) -> tuple[float, float]:
-  """Returns how long a step took, and how much was on the link.
+  """Returns how long a step took, and how many bytes passed the link.
 
   Args:
-    run: A finished run, whose first segments compiled.
+    run: A finished run. Its first segments, which compiled, are left out.
 
   Returns:
     Median time of a step with its exchanges (seconds), and the bytes on the
-    link over the bytes of the plan.
+    link divided by the bytes of the plan.
   """
   timings = [row for row in run.timings if row.event == "round"][_COMPILING:]
   ends = [row.step for row in run.rounds]

@@ -1,23 +1,25 @@
-"""Runs exchanges over real throttled links, beside the simulator's seconds.
+"""Times exchanges over real throttled links, and compares the simulator.
 
   python -m experiments.tools.links --workdir=runs/links
   python -m experiments.tools.links --workdir=runs/links --cases=calibrate
   python -m experiments.tools.links --workdir=runs/links --cases=processes
 
 Every process has a network namespace of its own, and the kernel throttles its
-link (`experiments.launch --link`). The page has one row a case: predicted and
-measured seconds, and the bytes that the kernel counted beside the plan's.
-Predictions use what is measured first: how long gloo's collectives between two
-and among four processes take on this machine, at other sizes and rates than
-those of the cases. With --cases=calibrate nothing else is run.
+link (`experiments.launch --link`). The page has one row for each case: the
+predicted and the measured seconds, and the bytes that the kernel counted
+divided by the bytes of the plan. The predictions need a calibration, which runs
+first. It measures how long gloo's collectives between two and among four
+processes take on this machine, at other sizes and rates than those of the
+cases. With --cases=calibrate only the calibration is run.
 
 --cases=collectives times collectives. --cases=methods trains several methods
 over 200 and 50 Mbit/s. --cases=all does both.
 
 --cases=processes times collectives over 20 to 200 Mbit/s, among two, four and
-eight processes (or as many as each --processes says). The predictions stand on
-no calibration there. The page marks the rows that the cores bound and not the
-links: a collective that takes more than a fifth of its time over open links.
+eight processes (or other numbers, --processes). These predictions need no
+calibration. The page marks rows in which the cores, and not the links, limit
+the speed. In such a row the collective takes more than a fifth of its time even
+if the links are not throttled.
 """
 
 import dataclasses
@@ -97,7 +99,10 @@ def _report_cases(cases: str, workdir: pathlib.Path) -> None:
 
 
 def _report_processes(counts: list[int], workdir: pathlib.Path) -> None:
-  """Measures among numbers of processes; writes after each row.
+  """Times collectives among numbers of processes, and writes the page.
+
+  The page is written again after each row, because all rows take a quarter of
+  an hour.
 
   Args:
     counts: Numbers of processes.

@@ -1,4 +1,4 @@
-"""The page of exchanges over real links, beside the simulator's seconds."""
+"""Writes the page of exchanges over real links, beside simulated times."""
 
 import dataclasses
 import pathlib
@@ -26,17 +26,22 @@ PROCESSES_INTRO = (
 
 
 def print_report(lines: list[str], workdir: pathlib.Path) -> None:
-  """Prints the lines of the page, and where it is."""
+  """Prints the lines of the page, and the path of the page.
+
+  Args:
+    lines: Lines of the page.
+    workdir: Directory of the page.
+  """
   print(*lines, f"report: {workdir / 'report.md'}", sep="\n")
 
 
 def report(
   rows: list[Row], workdir: pathlib.Path, intro: str = _INTRO
 ) -> list[str]:
-  """Writes the page and the JSON; returns the page's lines.
+  """Writes the page and `links.json`, and returns the lines of the page.
 
   Args:
-    rows: All cases. A case whose prediction misses is a row like any other.
+    rows: All cases, also those whose prediction is wrong.
     workdir: Directory to write into.
     intro: First paragraph of the page.
   """

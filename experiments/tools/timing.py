@@ -1,7 +1,7 @@
-"""Times programs, alone and in turn with another one.
+"""Times one program, or compares the times of two programs.
 
 The speed of a machine changes over time. So two programs run in turn many
-times, and the median of the ratios of neighboring times is their ratio.
+times. Their ratio is the median of the ratios of neighboring times.
 """
 
 import dataclasses
@@ -23,7 +23,8 @@ class Ratio:
     measured: Runs a program once and waits until it has ended.
     baseline: Runs the other program in the same way.
     bound: Number that the ratio must not exceed, set beforehand.
-    scale: Number by which the ratio is divided.
+    scale: Number by which the ratio is divided. Example: 2 if `measured` does
+      the work of `baseline` twice.
   """
 
   name: str
@@ -41,7 +42,7 @@ def seconds(program: TimedProgram) -> float:
 
 
 def measure_ratio(ratio: Ratio, repeats: int) -> dict[str, float | bool]:
-  """Runs both programs in turn and takes medians.
+  """Runs two programs in turn, and returns the median of their ratios.
 
   Args:
     ratio: The comparison.

@@ -18,7 +18,7 @@ from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.training import build, resume, start
-from dilocox_jax.training.parts import NO_PARTS
+from dilocox_jax.training.overrides import NO_OVERRIDES
 from dilocox_jax.training.trainer import Trainer
 from dilocox_jax.trees import leaves_by_path
 from tests import runs
@@ -105,18 +105,18 @@ def test_what_is_sent_is_the_adapter_alone(run):
   assert sent == 2 * 4 * (NUM_VALUES + 1) / 2  # A ring of two, in fp32.
   record = run.metrics.record
   assert record["parameter_count"] == NUM_VALUES
-  digest = run.parts.trainable.digest
-  assert record["handed_in"] == ["data", f"frozen weights {digest}"]
+  digest = run.overrides.trainable.digest
+  assert record["overrides"] == ["data", f"frozen weights {digest}"]
 
 
 def test_the_base_keeps_its_bytes_and_is_there_once(run, base):
   _, before = weights.read_checkpoint(base)
-  frozen = build.programs(run.config, run.parts).rounds.frozen
+  frozen = build.programs(run.config, run.overrides).rounds.frozen
   runs.assert_same_bits(to_host(frozen), before)  # No replica axis either.
   parts = [leaf.addressable_shards[0].data for leaf in jax.tree.leaves(frozen)]
   share = share_bytes(SHAPE.parameter_shapes, run.config.division)
   assert sum(part.nbytes for part in parts) == share
-  part = run.parts.trainable  # Folding leaves the kernels as they are.
+  part = run.overrides.trainable  # Folding leaves the kernels as they are.
   part.fold(to_host(run.params), part.frozen)
   runs.assert_same_bits(part.frozen, before)
 
@@ -126,15 +126,15 @@ def test_other_frozen_values_are_refused_and_a_run_may_be_what_is_frozen(run):
   values["mesh"] |= {"layout": "mesh", "num_replicas": 99}  # Elsewhere.
   for source in ("", str(run.workdir)):
     values["checkpoint"]["init_from"] = source
-    own = start.with_trainable(dx.RunConfig.from_mapping(values), NO_PARTS)
+    own = start.with_trainable(dx.RunConfig.from_mapping(values), NO_OVERRIDES)
     assert own.trainable
   runs.assert_same_bits(own.trainable.frozen, to_host(run.model))
   with pytest.raises(dx.RefusedError, match="frozen weights"):
-    resume.check_same_parts(run.metrics.record, own)
+    resume.check_same_overrides(run.metrics.record, own)
 
 
 def test_folded_adapters_have_the_same_logits(run):
-  part = run.parts.trainable
+  part = run.overrides.trainable
   frozen = jax.tree.map(jnp.asarray, part.frozen)
   joined = part.join(run.params, frozen)
   tokens = jnp.asarray(TOKENS[None, :12])

@@ -92,6 +92,12 @@ def test_a_run_can_be_timed_as_one_of_a_larger_model():
   assert found == expected > own
 
 
+def test_only_the_clock_of_another_model_names_a_model():
+  config = runs.settings(method="diloco")
+  clock = ClusterClock(config, "100mbit", OPTIONS)
+  assert clock.description == "cluster 100mbit"
+
+
 def test_a_run_whose_schedule_is_another_is_not_timed_in_its_place():
   adapts = runs.settings(
     exchange={"codec": "low_rank(rank=4)+int"}, adaptive={"mode": "rank"}

@@ -1,4 +1,4 @@
-"""No default takes the place of what was handed in."""
+"""No default takes the place of what was passed in."""
 
 import json
 from unittest import mock
@@ -15,7 +15,7 @@ from dilocox_jax.data.tokenizers import byte_tokenizer
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.presets import nano
 from dilocox_jax.training import build, start
-from dilocox_jax.training.parts import Parts
+from dilocox_jax.training.overrides import Overrides
 from dilocox_jax.training.states import TrainingStoppedError
 from experiments.runtime import samples
 from tests import runs
@@ -98,7 +98,7 @@ def test_a_text_whose_tokenizer_has_changed_is_not_the_runs(tmp_path):
     samples.add_sample(workdir, 3)
 
 
-def test_a_model_that_was_handed_in_is_not_exported_as_the_configs(
+def test_a_model_that_was_passed_in_is_not_exported_as_the_configs(
   run, tmp_path
 ):
   with pytest.raises(ValueError, match="has no form that other libraries read"):
@@ -106,7 +106,7 @@ def test_a_model_that_was_handed_in_is_not_exported_as_the_configs(
   assert not (tmp_path / "out").exists()
 
 
-def test_a_model_that_was_handed_in_takes_no_weights_of_another(run, tmp_path):
+def test_a_model_that_was_passed_in_takes_no_weights_of_another(run, tmp_path):
   params = jax.tree.map(np.asarray, build_model(nano).init(jax.random.key(0)))
   config = {"checkpoint": {"init_from": str(run.workdir)}}
   line = "holds another model: its leaf 'embed/embedding' is"
@@ -118,7 +118,7 @@ def test_a_model_that_was_handed_in_takes_no_weights_of_another(run, tmp_path):
   assert "\n" not in str(error.value)
 
 
-def test_a_model_that_was_handed_in_takes_none_of_another_library(tmp_path):
+def test_a_model_that_was_passed_in_takes_none_of_another_library(tmp_path):
   (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
   config = {"checkpoint": {"init_from": str(tmp_path)}}
   for changes in ({}, {"trainable": lambda path: True}):
@@ -157,9 +157,9 @@ class Silent(optax.GradientTransformation):
 def test_optimizers_that_count_as_false_are_used():
   optimizer = Silent(*optax.sgd(0.5))
   config = runs.settings()
-  parts = Parts(inner_optimizer=optimizer, outer_optimizer=optimizer)
-  assert runs.outer_step(config, parts).optimizer is optimizer
-  programs = build.programs(config, parts)
+  overrides = Overrides(inner_optimizer=optimizer, outer_optimizer=optimizer)
+  assert runs.outer_step(config, overrides).optimizer is optimizer
+  programs = build.programs(config, overrides)
   assert np.isnan(programs.schedule(0))
   assert programs.steps.optimizer is optimizer
   assert to_plan.traffic(config, {}).shapes == {}
@@ -169,5 +169,5 @@ def test_who_diverges_is_told_of_the_rates_that_were_used(tmp_path):
   with pytest.raises(TrainingStoppedError) as error:
     train(tmp_path, inner_optimizer=optax.sgd(np.inf), steps=4)
   line = str(error.value)
-  assert "lower the rate of the inner optimizer that was handed in" in line
+  assert "lower the rate of the inner optimizer that was passed in" in line
   assert "or outer.learning_rate=0.7" in line

@@ -15,7 +15,7 @@ from dilocox_jax.api.memory_check import MARGIN, check_memory
 from dilocox_jax.config import from_mapping
 from dilocox_jax.models.loss import LossModel
 from dilocox_jax.report.units import human_bytes
-from dilocox_jax.training.parts import Parts
+from dilocox_jax.training.overrides import Overrides
 from experiments.runtime import running
 from tests import runs
 from tests.experiments import programs
@@ -88,14 +88,16 @@ def test_of_a_model_of_ones_own_what_is_kept_is_counted(monkeypatch):
   def init(key):
     return {"w": jnp.zeros((1000, 1000))}
 
-  parts = Parts(model=LossModel(init, lambda params, batch: params["w"].sum()))
+  overrides = Overrides(
+    model=LossModel(init, lambda params, batch: params["w"].sum())
+  )
   config = from_mapping({"sync.method": "diloco"})
   # Parameters, outer ones and their momentum of two replicas.
   with_free(monkeypatch, 2 * 3 * 4e6 / MARGIN - 1)
   with pytest.raises(ValueError, match="needs about 24.0 MB of memory"):
-    check_memory(config, parts)
+    check_memory(config, overrides)
   with_free(monkeypatch, 2 * 3 * 4e6 / MARGIN + 1)
-  check_memory(config, parts)
+  check_memory(config, overrides)
 
 
 def test_the_doors_ask_before_they_build(tmp_path, monkeypatch):

@@ -4,11 +4,11 @@ import optax
 import pytest
 
 import dilocox_jax as dx
+from dilocox_jax.coroutines import as_function
 from dilocox_jax.inner.step import accumulated_gradient, inner_step
 from dilocox_jax.mailbox_protocol.roster import RunMismatchError
 from dilocox_jax.mailbox_protocol.store import Store
 from dilocox_jax.plan.schedule import methods
-from dilocox_jax.turns import without_pauses
 from tests.mailbox import apart
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import (
@@ -79,7 +79,7 @@ def test_an_aggregator_of_ones_own_has_a_dict_of_axes_and_turns(layout):
 
   own = dx.Aggregator(
     lambda params: {"count": jnp.int32(0), "own": jnp.zeros(())},
-    without_pauses(two_turns),
+    as_function(two_turns),
     axes={"count": None, "own": 0},
   )
   found, kept = trained(own)

@@ -47,7 +47,7 @@ def settings(**changes):
   return runs.settings(total_steps=30, exchange=exchange, **changes)
 
 
-HANDED_IN = {
+OVERRIDES = {
   "model": bigrams(),
   "data": counting(),
   "inner_optimizer": optax.sgd(20.0),
@@ -56,7 +56,7 @@ HANDED_IN = {
 
 
 def train(workdir, config=None, **changes):
-  given = {"config": config or settings(), **HANDED_IN, **changes}
+  given = {"config": config or settings(), **OVERRIDES, **changes}
   return dx.train(workdir=workdir, **given)
 
 
@@ -89,20 +89,20 @@ def test_runs_and_corpora_are_shown_on_one_line(run, tmp_path):
 
 def test_a_run_is_recorded_and_read_back_with_its_own_parts_alone(run):
   record = json.loads((run.workdir / "run.json").read_text())
-  assert record["handed_in"] == list(HANDED_IN)
+  assert record["overrides"] == list(OVERRIDES)
   assert record["parameter_count"] == VOCAB_SIZE**2
   assert record["corpus_name"] == "counting"
   # 121 values in 4 bits are 61 bytes; a scale has 2; 1 says who takes part.
   (sent,) = {row.sent_bytes for row in run.metrics.rounds[1:]}
   assert sent == 64
   assert all(np.isnan(row.learning_rate) for row in run.metrics.rounds)
-  parts = {k: part for k, part in HANDED_IN.items() if k != "data"}
-  loaded = dx.load(run.workdir, **parts)
+  overrides = {k: part for k, part in OVERRIDES.items() if k != "data"}
+  loaded = dx.load(run.workdir, **overrides)
   assert loaded.config == settings() and loaded.metrics.finished
   runs.assert_same_bits(loaded.params, run.params)
-  with pytest.raises(RefusedError, match="hand in the same"):
+  with pytest.raises(RefusedError, match="pass the same"):
     _ = dx.load(run.workdir).params
-  with pytest.raises(RefusedError, match="other parts were handed in"):
+  with pytest.raises(RefusedError, match="a run with other overrides"):
     train(run.workdir, outer_optimizer=None)
 
 
@@ -118,13 +118,13 @@ def test_a_directory_trains_one_run_at_a_time(run, tmp_path):
   assert again.metrics.evaluations[-1].step == 30
 
 
-def test_a_run_starts_from_one_to_which_parts_were_handed_in(run, tmp_path):
+def test_a_run_starts_from_one_with_overrides(run, tmp_path):
   config = settings(checkpoint={"init_from": str(run.workdir)})
   (tmp_path / "new").mkdir()
   new = train(tmp_path / "new", config)
   first = new.metrics.rounds[0].loss
   assert first < run.metrics.rounds[0].loss / 10
-  message = "to which inner_optimizer was handed in: hand in the same"
+  message = "to which inner_optimizer was passed in: pass the same"
   with pytest.raises(RefusedError, match=message):
     train(tmp_path / "lacking", config, inner_optimizer=None)
 
@@ -159,7 +159,7 @@ def test_a_model_that_does_not_fit_is_refused_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("handed_in", "message"),
+  ("overrides", "message"),
   [
     ({"data": b"text"}, "data of type bytes must be a pair"),
     ({"data": (np.ones(8),)}, "must be a pair"),
@@ -172,13 +172,13 @@ def test_a_model_that_does_not_fit_is_refused_in_one_line(tmp_path):
     ({"mailbox": ""}, "mailbox='' must be a dilocox_jax.MailboxAddress"),
     ({"method": "diloco"}, "config has a value for sync.method already"),
     ({"model": 3}, "a model of type int cannot be trained"),
-    ({"model": None, "loss": max}, "needs a model that is handed in"),
+    ({"model": None, "loss": max}, "needs a model that is passed in"),
     ({"cluster": "1gbit"}, "give step_s"),
   ],
 )
-def test_a_part_of_another_kind_is_refused(tmp_path, handed_in, message):
+def test_an_override_of_another_kind_is_refused(tmp_path, overrides, message):
   with pytest.raises((TypeError, ValueError), match=message) as raised:
-    train(tmp_path / "run", **handed_in)
+    train(tmp_path / "run", **overrides)
   assert "\n" not in str(raised.value)
   assert not (tmp_path / "run").exists()
 

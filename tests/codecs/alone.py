@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dilocox_jax.codecs.base import Reduced
-from dilocox_jax.turns import without_pauses
+from dilocox_jax.coroutines import as_function
 
 KEY = jax.random.key(0)
 
@@ -23,7 +23,7 @@ def alone(codec, leaves, states=None, key=KEY):
     decoded = yield encoder.decode(sent[-1], shapes)
     return Reduced(decoded, decoded)
 
-  run = without_pauses(codec.run)
+  run = as_function(codec.run)
   (_, own), states = run(list(leaves), states, key, reduce)
   return own, states, sent
 

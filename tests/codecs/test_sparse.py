@@ -5,7 +5,7 @@ import pytest
 
 from dilocox_jax.codecs.base import Reduced
 from dilocox_jax.codecs.sparse import RandomMask, TopK, stratum_bounds
-from dilocox_jax.turns import without_pauses
+from dilocox_jax.coroutines import as_function
 from tests.codecs.alone import KEY, alone, gaussian, through
 from tests.oracles import codecs as oracle
 
@@ -95,7 +95,7 @@ def test_the_mean_and_the_own_part_return_to_the_places_they_came_from():
     yield leaves
     return Reduced([leaves[0] + 100], leaves)
 
-  run = without_pauses(RandomMask(0.5).run)
+  run = as_function(RandomMask(0.5).run)
   ([mean], [own]), _ = run([values], [()], KEY, reduce)
   is_drawn = np.asarray(own) > 0
   assert np.array_equal(own[is_drawn], values[is_drawn])

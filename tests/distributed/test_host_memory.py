@@ -18,7 +18,7 @@ from dilocox_jax.training import build
 from tests import runs
 
 HOST = host_memory.HOST
-train = functools.partial(runs.train, parts=runs.TINY)
+train = functools.partial(runs.train, overrides=runs.TINY)
 
 
 def kinds(tree):

@@ -62,14 +62,14 @@ def test_a_cpu_stands_for_its_share_of_the_devices(
   local_devices, num_processes, count
 ):
   config = from_mapping({"mesh": {"layout": "mesh", "num_replicas": 4}})
-  place = placement.Place(
+  process = placement.ProcessSettings(
     coordinator=None,
     num_processes=num_processes,
     process_id=None,
     local_devices=local_devices,
     start_timeout_s=1.0,
   )
-  assert place.num_devices(config) == count
+  assert process.num_devices(config) == count
 
 
 def test_memory_that_a_program_has_freed_serves_the_next_one():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.api.device_memory import DeviceMemory
-from dilocox_jax.api.method_plans import plan_run
+from dilocox_jax.api.method_plans import NARROW_ALLREDUCE, plan_run
 from dilocox_jax.api.simulation_setup import Options
 from dilocox_jax.config import from_mapping
 from dilocox_jax.simulate.analytic import Outcome
@@ -62,6 +62,17 @@ def plan_on(tmp_path, rate="1 Gbit/s", **changes):
     device_bytes=1e9,
     allreduce_tokens_per_s=256.0,
   )
+
+
+@pytest.mark.parametrize("name", ["diloco", NARROW_ALLREDUCE])
+def test_configs_of_an_earlier_simulation_are_removed(tmp_path, name):
+  plan = dataclasses.replace(plan_on(tmp_path), name=name)
+  workdir = tmp_path / "pages"
+  workdir.mkdir()
+  simulation_page._write_config(plan, workdir)
+  assert len(list(workdir.iterdir())) == 1
+  simulation_page._remove_earlier(workdir)
+  assert not list(workdir.iterdir())
 
 
 def values(rows):

@@ -125,7 +125,7 @@ class Case:
     loss, rest, blocks = program(*arguments)
 
     def joined(x):
-      return np.asarray(x).reshape(-1, *x.shape[2:])[self.layers.places]
+      return np.asarray(x).reshape(-1, *x.shape[2:])[self.layers.rows]
 
     blocks = jax.tree.map(joined, blocks)
     return loss, {**rest, "blocks": blocks}, program.as_text()

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 
 import dilocox_jax as dx
+from dilocox_jax.coroutines import as_function
 from dilocox_jax.plan.schedule import methods
-from dilocox_jax.turns import without_pauses
 
 H = 4
 ROUNDS = 10
@@ -103,9 +103,9 @@ def broken(aggregator, factor_of, event=None):
     if event is not None:
       factor = jnp.where(state.count == event, factor, 1.0)
     values = jax.tree.map(lambda x: x * factor.astype(x.dtype), values)
-    return (yield from aggregator.paused(values, state, params))
+    return (yield from aggregator.average_coroutine(values, state, params))
 
-  return aggregator._replace(average=without_pauses(average))
+  return aggregator._replace(average=as_function(average))
 
 
 def broken_in_a_store(exchange, factor_of, event=None):

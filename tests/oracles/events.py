@@ -232,8 +232,8 @@ class Lowering(AnalyticClock):
 
   def _join(self, op: Join) -> None:
     for replica in op.returning:
-      self.now[replica] = list(self.now[op.donor])
-      self.channel[replica] = list(self.channel[op.donor])
+      self.now[replica] = list(self.now[op.source_replica])
+      self.channel[replica] = list(self.channel[op.source_replica])
 
   def _occupy_channel(self, start: Nodes, end: Nodes) -> None:
     self.channel = end

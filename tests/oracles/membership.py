@@ -100,9 +100,9 @@ def train_apart(
     if tick == 0:
       before = present
       present = np.array([(m, round_index) not in away for m in everyone])
-      donor = int(np.argmax(before))
+      source_replica = int(np.argmax(before))
       for m in np.flatnonzero(present & ~before):
-        optimizers[m] = copy.deepcopy(optimizers[donor])
+        optimizers[m] = copy.deepcopy(optimizers[source_replica])
       for part in parts:
         part.attend(present, np.asarray(inner_steps), present & ~before)
     for m, w in enumerate(replicas):

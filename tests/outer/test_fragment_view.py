@@ -48,13 +48,13 @@ def tree(shapes=WHOLE):
 
 
 def take(view, fragment, whole):
-  return view.extract(whole, view.groups[fragment], view.place(fragment))
+  return view.extract(whole, view.groups[fragment], view.index(fragment))
 
 
 def put(view, fragment, part, whole):
   group = view.groups[fragment]
-  place = view.place(fragment)
-  return view.insert(whole, group, place, part)
+  index = view.index(fragment)
+  return view.insert(whole, group, index, part)
 
 
 @functools.partial(jax.jit, static_argnums=0)

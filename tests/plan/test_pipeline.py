@@ -131,5 +131,5 @@ def test_layers_are_cut_into_even_neighboring_parts(layers, stages):
     found.extend(row[:count])
   assert found == list(range(layers))
   assert parts.counts.max() - 1 <= parts.counts.min() == parts.counts[-1] > 0
-  np.testing.assert_array_equal(parts.table.reshape(-1)[parts.places], found)
+  np.testing.assert_array_equal(parts.table.reshape(-1)[parts.rows], found)
   assert parts.is_even == (parts.table.size == layers)

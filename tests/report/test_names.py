@@ -198,7 +198,7 @@ def test_the_name_of_a_clock_is_shown_as_it_is(tmp_path, monkeypatch):
 @EACH
 def test_a_page_of_a_run_has_each_name(name, write_run, tmp_path, monkeypatch):
   record = {"clock": name, "corpus_name": name, "command": f"train {name}"}
-  record |= {"platform": name, "handed_in": [name]}
+  record |= {"platform": name, "overrides": [name]}
   record |= {"chosen_for_device": {"a": name}, "method": name}
   write_run(tmp_path, num_steps=60, **record)
   path = tmp_path / "config.json"

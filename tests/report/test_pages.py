@@ -88,13 +88,13 @@ def test_the_page_says_what_else_is_known(write_run, tmp_path):
   change(tmp_path / "timing.jsonl", link_bytes=share, exposed_s=0.25)
   change(tmp_path / "metrics.jsonl", mean_loss=None)
   starts = {"earlier_starts": [{}, {}], "chosen_for_device": {"a.b": "dots"}}
-  handed_in = {"handed_in": ["exchange", "frozen weights 9"]}
-  record = json.dumps(run.record | starts | handed_in)
+  overrides = {"overrides": ["exchange", "frozen weights 9"]}
+  record = json.dumps(run.record | starts | overrides)
   (tmp_path / "run.json").write_text(record)
   text = write_report(tmp_path).read_text()
   for part in (
     *("not ended", "1.050 times", "waited 0.250 s", "0.250 s at most"),
-    *("(2 earlier starts", "`a.b=dots`", "replica 0 |", "say: exchange."),
+    *("(2 earlier starts", "`a.b=dots`", "replica 0 |", "settings: exchange."),
   ):
     assert part in text
   assert "replicas' mean" not in text and "The final" not in text

@@ -43,7 +43,8 @@ METHODS = {
   "three rounds late": methods.delayed(3, 2, 9, "continue"),
   "late fragments": methods.delayed(6, 3, 5, "continue"),
 }
-# Replica 0, the usual donor, is away too; 1 is away twice; once 2 is alone.
+# Replica 0, the usual source replica, is away too. Replica 1 is away twice.
+# Replica 2 is alone once.
 ABSENCES = ((1, 2, 4), (0, 3, 3), (1, 6, 6), (0, 7, 7))
 
 

@@ -151,7 +151,7 @@ def run_turns(num_turns, ends):
   """Notes when an exchange of some turns sends and receives in 8 steps."""
   events = []
 
-  def exchange_paused(state, own, weight):
+  def exchange_coroutine(state, own, weight):
     for turn in range(num_turns):
       own = yield own
       events.append(f"send {turn}")
@@ -167,7 +167,7 @@ def run_turns(num_turns, ends):
     has_turns=True, stretch_ends=ends and (lambda params: ends)
   )
   outer: Any = types.SimpleNamespace(
-    aggregator=aggregator, exchange_paused=exchange_paused
+    aggregator=aggregator, exchange_coroutine=exchange_coroutine
   )
   state: Any = types.SimpleNamespace(params=None)
   steps: Any = 8

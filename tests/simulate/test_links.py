@@ -142,7 +142,7 @@ class Recorder(AnalyticClock):
     return max(first, second)
 
   def _join(self, op):
-    self._call("join", op.returning, op.donor)
+    self._call("join", op.returning, op.source_replica)
 
   def _occupy_channel(self, start, end):
     self._call("occupy", start, end)
@@ -184,7 +184,7 @@ def test_the_codec_runs_half_before_an_exchange_and_half_after_it():
     (3, [*exchange(SUM), Compute(1), *exchange(SUM)], 2 * [1, 0, 0, 0]),
     # Every pair has a connection of its own.
     (4, 2 * exchange(SCATTER, GATHER), 3 * [1] + 9 * [0]),
-    # The donor has just sent, but not to the one that comes back.
+    # The source replica has just sent, but not to the one that comes back.
     (
       3,
       [

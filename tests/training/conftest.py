@@ -9,7 +9,7 @@ from tests import runs
 def stopped_fixture(tmp_path_factory):
   """A run that was killed after its checkpoint of step 12."""
   workdir = tmp_path_factory.mktemp("stopped")
-  return runs.train(runs.settings(), workdir, until=12, parts=runs.TINY)
+  return runs.train(runs.settings(), workdir, until=12, overrides=runs.TINY)
 
 
 @pytest.fixture(scope="session", name="finished")
@@ -34,5 +34,5 @@ def finished_fixture(tmp_path_factory):
     )
     patch.setattr(Trainer, "_dispatch", dispatch)
     patch.setattr(metrics_reader.MetricsReader, "read", read)
-    runs.trainer(runs.settings(), workdir, parts=runs.TINY).run()
+    runs.trainer(runs.settings(), workdir, overrides=runs.TINY).run()
   return workdir, calls

@@ -143,7 +143,7 @@ def sum_of_steps(steered, number):
   return start + steered.setting.sync_interval * max(1, number)
 
 
-def test_a_model_that_is_handed_in_has_its_own_leaves():
+def test_a_model_that_is_passed_in_has_its_own_leaves():
   programs = runs.programs(config())
   kernel = dataclasses.replace(programs.traffic, shapes={"kernel": (40, 60)})
   steered = AdaptiveController(dataclasses.replace(programs, traffic=kernel))

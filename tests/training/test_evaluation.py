@@ -182,7 +182,7 @@ def test_the_last_losses_are_of_the_last_state_and_of_held_out_text(tmp_path):
     data=data | shares,
     evaluation={"interval_steps": 6, "num_sequences": 0},
   )
-  text = runs.train(config, tmp_path / "run", parts=runs.TINY).data.text
+  text = runs.train(config, tmp_path / "run", overrides=runs.TINY).data.text
   assert text and text.judge is not None
   (row,) = runs.rows(tmp_path / "run", "evaluation")
   assert "judge_loss" not in row

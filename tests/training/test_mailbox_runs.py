@@ -23,7 +23,7 @@ from dilocox_jax.metrics.lines import read_rows
 from dilocox_jax.models.loss import LossModel
 from dilocox_jax.training import build, checkpoint, mailbox_replica, states
 from dilocox_jax.training.mailbox_replica import MailboxAddress
-from dilocox_jax.training.parts import Parts
+from dilocox_jax.training.overrides import Overrides
 from dilocox_jax.training.states import TrainingStoppedError
 from dilocox_jax.training.trainer import Trainer
 from tests import runs
@@ -70,7 +70,7 @@ class Group:
     trainer = Trainer(
       config or self.config,
       self.folder / name,
-      parts=runs.TINY,
+      overrides=runs.TINY,
       address=address,
     )
     dispatch = trainer._dispatch
@@ -124,7 +124,7 @@ def test_apart_is_as_together(whole, method, tmp_path):
   exchange = dataclasses.replace(met.config.exchange, collective=way)
   config = runs.settings(**MET[method])
   config = dataclasses.replace(config, exchange=exchange)
-  runs.train(config, tmp_path, parts=runs.TINY)
+  runs.train(config, tmp_path, overrides=runs.TINY)
   (final,) = runs.rows(tmp_path, "final")
   for name in NAMES:
     (own,) = runs.rows(met.folder / name, "final")
@@ -215,7 +215,7 @@ def test_a_step_that_needs_the_others_is_refused_before_the_store_is_touched(
   assert not place.exists() and not (tmp_path / "run").exists()
 
 
-def test_an_exchange_by_a_store_is_not_handed_in(tmp_path):
+def test_an_exchange_by_a_store_is_not_passed_in(tmp_path):
   exchange = dx.mailbox(Store("memory:///"), name="oslo", secret=SECRET)
   tokens = np.arange(4000) % 61
   with pytest.raises(ValueError, match="give mailbox= in its place"):
@@ -235,13 +235,13 @@ def divided(layout, shards):
 def test_a_replica_on_several_devices_is_traced_without_the_others(what):
   config = divided("mesh", 2)
   optimizer = over_replicas(optax.sgd(0.1))
-  parts = Parts(
+  overrides = Overrides(
     inner_optimizer=optimizer if what == "inner" else None,
     outer_optimizer=optimizer if what == "outer" else None,
     exchange=mailbox_replica.mailbox_exchange(config),
   )
   batch = jax.ShapeDtypeStruct((2, runs.SEQUENCE_LENGTH + 1), np.int32)
-  programs = build.programs(config, parts)
+  programs = build.programs(config, overrides)
   if not what:
     programs.rounds.check_alone(*states.shapes_of(programs), batch)
     return
@@ -298,7 +298,9 @@ def test_a_replica_whose_name_or_secret_is_wrong_is_refused(
 ):
   address = MailboxAddress(tmp_path / "place", name, secret)
   config = settings("diloco")
-  trainer = Trainer(config, tmp_path / "run", parts=runs.TINY, address=address)
+  trainer = Trainer(
+    config, tmp_path / "run", overrides=runs.TINY, address=address
+  )
   with pytest.raises(checkpoint.RefusedError, match=says) as error:
     trainer.run()
   assert "\n" not in str(error.value) and not (tmp_path / "place").exists()

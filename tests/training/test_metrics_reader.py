@@ -36,7 +36,7 @@ from dilocox_jax.training.metrics_reader import (
   MetricsReader,
   ProgressLog,
 )
-from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.training.states import NotFiniteError, TrainingProgress
 from tests import runs
 
@@ -126,6 +126,14 @@ def test_what_an_evaluation_sends_belongs_to_no_round(desk):
   desk.book.read(_dispatched())
   _, row = runs.rows(desk.workdir)
   assert (row["sent_bytes"], row["total_sent_bytes"]) == (100, 5_000)
+
+
+def test_nothing_is_recorded_of_an_evaluation_that_is_not_finite(desk):
+  losses = {"outer_loss": 1.0, "mean_loss": None, "replica_loss": math.nan}
+  with pytest.raises(NotFiniteError, match="validation loss .* at step 14"):
+    desk.book.record_evaluation(losses, TrainingProgress(14, 560, 4_700))
+  assert not list(read_rows(desk.workdir / "timing.jsonl"))
+  assert not runs.rows(desk.workdir)
 
 
 def _timings(workdir):
@@ -309,11 +317,11 @@ def test_the_record_names_text_evaluations_parts_and_clock(tmp_path):
   programs = runs.programs(CONFIG)
   data = run_text.run_data(CONFIG)
 
-  def recorded(held_out=0, parts=NO_PARTS, clock=None):
+  def recorded(held_out=0, overrides=NO_OVERRIDES, clock=None):
     batches = [np.full((1, 2, 3), held_out, np.int32)]
     given = dataclasses.replace(data, validation=batches)
     made = tmp_path, programs, "train", False
-    run_summary.record(CONFIG, given, parts, clock, *made)
+    run_summary.record(CONFIG, given, overrides, clock, *made)
     return json.loads((tmp_path / "run.json").read_text())
 
   plain = recorded()
@@ -322,7 +330,7 @@ def test_the_record_names_text_evaluations_parts_and_clock(tmp_path):
   assert digests[0] != digests[1]
   found = plain["corpus_digest"], plain["parameter_count"], plain["method"]
   assert found == (data.digest, programs.parameter_count, "diloco")
-  assert plain["chosen_for_device"] and not {"clock", "handed_in"} & {*plain}
+  assert plain["chosen_for_device"] and not {"clock", "overrides"} & {*plain}
   assert plain["versions"]["jax"] == jax.__version__
-  more = recorded(parts=Parts(model=programs.model), clock=clock)
-  assert (more["handed_in"], more["clock_digest"]) == (["model"], "77")
+  more = recorded(overrides=Overrides(model=programs.model), clock=clock)
+  assert (more["overrides"], more["clock_digest"]) == (["model"], "77")

@@ -112,7 +112,7 @@ def _own_gradient(remat, platform="cpu"):
   return programs.steps.gradient
 
 
-def test_a_model_that_is_handed_in_computes_again_what_is_asked_for():
+def test_a_model_that_is_passed_in_computes_again_what_is_asked_for():
   model: Any = runs.TINY.model
   params = model.init(jax.random.key(0))
   tokens = jnp.asarray(_validation()[0])

@@ -13,7 +13,7 @@ from dilocox_jax.data.feeds import as_feed
 from dilocox_jax.models.custom import as_loss_model
 from dilocox_jax.token_ids import TokenError
 from dilocox_jax.training import build, run_text
-from dilocox_jax.training.parts import Parts
+from dilocox_jax.training.overrides import Overrides
 from tests import runs
 
 
@@ -52,9 +52,9 @@ def test_where_no_token_ends_a_document_masks_are_refused(tmp_path):
       runs.train(config, tmp_path / "run")
     assert "\n" not in str(error.value)
   config = _texts(tmp_path, tokenizer="bpe", vocab_size=300)
-  parts = Parts(model=runs.programs(runs.settings()).model)
-  with pytest.raises(ValueError, match="a model that is handed in"):
-    run_text._end_of_text(config, run_text.corpus(config), parts)
+  overrides = Overrides(model=runs.programs(runs.settings()).model)
+  with pytest.raises(ValueError, match="a model that is passed in"):
+    run_text._end_of_text(config, run_text.corpus(config), overrides)
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_where_no_token_ends_a_document_masks_are_refused(tmp_path):
     (np.arange(5000) % 97 + 0.5, 98, "are float64: pass integers"),
   ],
 )
-def test_tokens_that_are_handed_in_must_fit(tokens, vocab_size, message):
+def test_tokens_that_are_passed_in_must_fit(tokens, vocab_size, message):
   whole = np.zeros(5000, np.int64)
   text = Corpus("own", whole, whole[:500], "0" * 16, vocab_size, 0)
   # Tests check types when a corpus is made; a user's program does not.
   object.__setattr__(text, "train", tokens)
   with pytest.raises(ValueError, match=message):
-    run_text.corpus(runs.settings(), Parts(data=text))
+    run_text.corpus(runs.settings(), Overrides(data=text))
 
 
 def test_a_run_is_judged_on_text_that_it_does_not_train_on():
@@ -94,7 +94,7 @@ def test_a_mapped_text_is_checked_batch_by_batch(tmp_path):
   tokens.tofile(path)
   mapped = np.memmap(path, np.uint8, "r")
   text = Corpus("mapped", mapped, mapped[:500], "0" * 16, 97, 0)
-  data = run_text.run_data(runs.settings(), Parts(data=text))
+  data = run_text.run_data(runs.settings(), Overrides(data=text))
   with pytest.raises(TokenError, match="batch go from 0 to 98, but vocab_size"):
     data.streams.take(74)  # An epoch.
 
@@ -109,7 +109,7 @@ def test_held_out_tokens_of_a_mapped_text_are_checked_when_they_are_read(
   mapped = np.memmap(path, np.uint8, "r")
   text = Corpus("mapped", mapped, mapped[-1000:], "0" * 16, 97, 0)
   config = runs.settings(evaluation={"num_sequences": 0})  # All of it.
-  data = run_text.run_data(config, Parts(data=text))
+  data = run_text.run_data(config, Overrides(data=text))
   with pytest.raises(TokenError, match="a validation batch go from .* to 98"):
     list(data.validation)
 
@@ -175,7 +175,7 @@ def _data_of(train, held_out, model=None, **sections):
   )
   loss_model = None if model is None else as_loss_model(model)
   feed = as_feed((train, held_out), reads_tokens=True, batch_size=2)
-  return run_text.run_data(config, Parts(model=loss_model, data=feed))
+  return run_text.run_data(config, Overrides(model=loss_model, data=feed))
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -203,7 +203,7 @@ def test_every_door_takes_tokens_that_the_model_reads(door, model):
 def test_validation_batches_with_names_are_refused_in_one_line():
   feed = as_feed((FINE, {"tokens": FINE}))  # As for a loss of one's own.
   with pytest.raises(ValueError, match="^a validation batch is a dict of"):
-    run_text.run_data(runs.settings(num_replicas=1), Parts(data=feed))
+    run_text.run_data(runs.settings(num_replicas=1), Overrides(data=feed))
 
 
 @pytest.mark.parametrize("bad", ["negative", "beyond"])
@@ -248,8 +248,8 @@ def test_a_loss_of_ones_own_may_read_anything():
 
   config = runs.settings(num_replicas=1, evaluation={"num_sequences": 2})
   model = as_loss_model(Words, loss)
-  parts = Parts(model=model, data=as_feed((FINE - 1, FINE - 100)))
-  data = run_text.run_data(config, parts)
+  overrides = Overrides(model=model, data=as_feed((FINE - 1, FINE - 100)))
+  data = run_text.run_data(config, overrides)
   assert data.streams.take(4).min() == -1
 
 
@@ -272,10 +272,10 @@ LONG = np.zeros((8, 18), np.int32)
 )
 def test_sequences_are_no_longer_than_learned_positions(train, held_out, line):
   config = runs.settings(num_replicas=1, model=LEARNED)
-  parts = Parts(data=as_feed((train, held_out)))
+  overrides = Overrides(data=as_feed((train, held_out)))
   with pytest.raises(ValueError, match=f"{line} .* 17 .* learned positions"):
-    run_text.run_data(config, parts)
-  fits = Parts(data=as_feed((LONG[:, :17], LONG[:, :17])))
+    run_text.run_data(config, overrides)
+  fits = Overrides(data=as_feed((LONG[:, :17], LONG[:, :17])))
   run_text.run_data(config, fits)
 
 
@@ -293,7 +293,7 @@ def test_batches_of_any_door_are_divided_evenly(sections, line):
   config = runs.settings(num_replicas=1, **sections)
   data = as_feed((lambda replica, step: FINE[:3], FINE))
   with pytest.raises(ValueError, match=f"batches of 3 cannot be .*{line}"):
-    run_text.run_data(config, Parts(data=data))
+    run_text.run_data(config, Overrides(data=data))
 
 
 def _loss_of_names(model, batch):
@@ -304,17 +304,17 @@ def test_every_array_of_a_batch_is_divided_evenly():
   def batch(replica, step):
     return {"x": FINE[:2], "y": FINE[:3]}
 
-  parts = Parts(
+  overrides = Overrides(
     model=as_loss_model(Words, _loss_of_names), data=as_feed((batch, batch))
   )
   evaluation = {"num_sequences": 2}
   whole = runs.settings(num_replicas=1, evaluation=evaluation)
-  run_text.run_data(whole, parts)
+  run_text.run_data(whole, overrides)
   divided = runs.settings(
     num_replicas=1, evaluation=evaluation, inner={"accumulate_steps": 2}
   )
   with pytest.raises(ValueError, match="batches of 3 cannot be divided by"):
-    run_text.run_data(divided, parts)
+    run_text.run_data(divided, overrides)
 
 
 @pytest.mark.parametrize(
@@ -328,9 +328,11 @@ def test_every_array_of_a_batch_is_divided_evenly():
 )
 def test_validation_data_have_the_form_of_training_data(held_out, line):
   model = as_loss_model(Words, _loss_of_names)
-  parts = Parts(model=model, data=as_feed(({"x": FINE, "y": FINE}, held_out)))
+  overrides = Overrides(
+    model=model, data=as_feed(({"x": FINE, "y": FINE}, held_out))
+  )
   with pytest.raises(ValueError, match=line) as error:
-    run_text.run_data(runs.settings(num_replicas=1), parts)
+    run_text.run_data(runs.settings(num_replicas=1), overrides)
   assert "\n" not in str(error.value)
 
 
@@ -338,5 +340,5 @@ def test_numbers_of_validation_data_may_have_another_width():
   model = as_loss_model(Words, _loss_of_names)
   train = {"x": FINE, "y": FINE.astype(np.float32)}
   held_out = {"x": FINE.astype(np.uint8), "y": FINE.astype(np.float16)}
-  parts = Parts(model=model, data=as_feed((train, held_out)))
-  run_text.run_data(runs.settings(num_replicas=1), parts)
+  overrides = Overrides(model=model, data=as_feed((train, held_out)))
+  run_text.run_data(runs.settings(num_replicas=1), overrides)

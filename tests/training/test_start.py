@@ -157,7 +157,7 @@ def test_a_new_run_keeps_outer_parameters_and_momentum_alone(
   assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(fresh))
   assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
   config = runs.settings(num_replicas=3, layout=layout)
-  new = runs.trainer(config, tmp_path, parts=runs.TINY)
+  new = runs.trainer(config, tmp_path, overrides=runs.TINY)
   seen, _ = evaluation.losses(new.programs, state, new.data.validation)
   (final,) = runs.rows(source, "final")
   for name in ("outer_loss", "mean_loss", "replica_loss"):
@@ -179,7 +179,9 @@ def test_an_outer_optimizer_that_does_not_fit_starts_fresh_with_a_warning(
 
 @pytest.mark.slow
 def test_personal_outer_parameters_are_averaged(tmp_path):
-  runs.train(runs.settings(method="eager"), tmp_path, until=6, parts=runs.TINY)
+  runs.train(
+    runs.settings(method="eager"), tmp_path, until=6, overrides=runs.TINY
+  )
   old = runs.saved(tmp_path)[0].fragments[0].params
   new = inherited(tmp_path).fragments[0].params
   means = jax.tree.map(lambda leaf: np.asarray(leaf).mean(axis=0), old)

@@ -16,8 +16,8 @@ from tests.tiers import slow
 # fp32, and the flag of who takes part.
 EXCHANGE_BYTES = 4 * (256 * 8 + 2 * 8 * 8) + 4
 STEP_TOKENS = 2 * runs.BATCH_SIZE * runs.SEQUENCE_LENGTH  # Of two replicas.
-train = functools.partial(runs.train, parts=runs.TINY)
-trainer_of = functools.partial(runs.trainer, parts=runs.TINY)
+train = functools.partial(runs.train, overrides=runs.TINY)
+trainer_of = functools.partial(runs.trainer, overrides=runs.TINY)
 
 
 def test_every_round_and_evaluation_has_a_row(finished):

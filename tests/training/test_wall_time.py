@@ -19,7 +19,7 @@ from dilocox_jax.metrics.lines import read_rows
 from dilocox_jax.models.loss import LossModel
 from dilocox_jax.rounds.rounds import Rounds
 from dilocox_jax.training.mailbox_replica import MailboxAddress
-from dilocox_jax.training.parts import Parts
+from dilocox_jax.training.overrides import Overrides
 from dilocox_jax.training.trainer import Trainer
 from tests import runs
 from tests.mailbox.apart import SECRET
@@ -39,7 +39,7 @@ def _slow_loss(params, tokens):
 
 
 TINY: Any = runs.TINY.model
-SLOW = Parts(model=LossModel(TINY.init, _slow_loss))
+SLOW = Overrides(model=LossModel(TINY.init, _slow_loss))
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def timings(workdir):
 def trained(config, workdir, until=None):
   """Trains to a step; returns how long that took."""
   with timed() as spent_s:
-    runs.train(config, workdir, until=until, parts=SLOW)
+    runs.train(config, workdir, until=until, overrides=SLOW)
   return spent_s[0]
 
 
@@ -114,7 +114,7 @@ def test_no_program_is_compiled_while_another_runs(tmp_path, monkeypatch):
   monkeypatch.setattr(Rounds, "_run", spy)
   config = runs.settings(method="diloco", total_steps=3)
   model = LossModel(TINY.init, busy_loss)
-  runs.train(config, tmp_path, parts=Parts(model=model))
+  runs.train(config, tmp_path, overrides=Overrides(model=model))
   assert len(was_ready) > 1 and all(was_ready)
 
 
@@ -139,7 +139,7 @@ def test_so_has_each_round_of_a_replica_that_meets_others_in_a_store(tmp_path):
   meet = dataclasses.replace(config.mailbox, grace_s=0.2)
   config = dataclasses.replace(config, mailbox=meet)
   with timed() as spent_s:
-    Trainer(config, tmp_path, parts=SLOW, address=address).run()
+    Trainer(config, tmp_path, overrides=SLOW, address=address).run()
   rows = timings(tmp_path)
   total_s = sum(row["wall_s"] for row in rows)
   assert total_s == pytest.approx(spent_s[0], abs=0.5)

@@ -19,7 +19,7 @@ from tests.mailbox.apart import broken
 from tests.tiers import slow
 
 # Where the model does not matter.
-train = functools.partial(runs.train, parts=runs.TINY)
+train = functools.partial(runs.train, overrides=runs.TINY)
 
 # Rank and H follow what is measured.
 

@@ -249,8 +249,8 @@ class StageLayers:
     return is_layer.astype(np.int32).sum(axis=1, dtype=np.int32)
 
   @property
-  def places(self) -> np.ndarray:
-    """Position of each layer in the flattened table, [num_layers] int32."""
+  def rows(self) -> np.ndarray:
+    """Row of each layer in the flattened table, [num_layers] int32."""
     return np.flatnonzero(self.table < self.num_layers).astype(np.int32)
 
   @property

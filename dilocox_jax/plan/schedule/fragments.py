@@ -3,16 +3,18 @@
 A model's blocks are stacked: every leaf under "blocks" has a leading layer
 axis. Fragment 0 has all other leaves (embedding, final norm, head). Fragments 1
 to P - 1 divide the layers. With P = 1 the whole tree is fragment 0. The layers
-of a fragment are a row of a table, so a program can choose a fragment by its
-index and does not grow with P.
+of a fragment are a row of a table (`Fragments.layer_table`). So a compiled
+program chooses a fragment by its index, and does not grow with P.
 
 If the order is "sliced" or "interleaved", a fragment has some rows of every
 leaf instead of some layers. So fragments have equal sizes for any P, also in a
-model of few layers. A slice has neighboring rows, or every P-th row. If devices
-divide the rows of a replica, each has a part of each interleaved slice. So no
-device has to send rows to another one before an exchange.
+model of few layers. A "sliced" fragment has neighboring rows, and an
+"interleaved" one has every P-th row. If the devices of a replica divide the
+rows among themselves, each device has a part of every interleaved fragment. So
+no device has to send rows to another device before an exchange.
 
-The tree of a user's own model may also be divided by whole leaves.
+The tree of a user's own model may also be divided by whole leaves (`balanced`,
+`by_path`).
 """
 
 import dataclasses
@@ -37,10 +39,9 @@ class Fragments:
   Attributes:
     num_fragments: Number of fragments, P.
     num_layers: Number of layers, the length of the layer axis.
-    order: "sequential" (neighboring layers together), "strided"
-      (interleaved, the default of Streaming DiLoCo, arXiv 2501.18512),
-      "sliced" (each fragment has neighboring rows of every leaf), or
-      "interleaved" (every P-th row of every leaf).
+    order: "sequential" (neighboring layers), "strided" (every (P - 1)-th layer,
+      the default of Streaming DiLoCo, arXiv 2501.18512), "sliced" (neighboring
+      rows of every leaf), or "interleaved" (every P-th row of every leaf).
   """
 
   num_fragments: int
@@ -64,7 +65,7 @@ class Fragments:
   def layers(self, fragment: int) -> np.ndarray:
     """Returns the indices of the layers of a fragment, ascending.
 
-    There must be more than one fragment, and fragments must not be slices.
+    It must be called only if P > 1 and `is_sliced` is False.
 
     Args:
       fragment: Index of the fragment. Fragment 0 has no layers.
@@ -81,8 +82,9 @@ class Fragments:
   def layer_table(self) -> np.ndarray:
     """Layers of fragments 1 to P - 1, [P - 1, K] int32.
 
-    K is the number of layers of the longest fragment. Shorter rows end in
-    `num_layers`, which is not a layer. With P = 4, seven layers are divided as
+    K is the number of layers of the longest fragment. Shorter rows are filled
+    up with `num_layers`, which is the index of no layer. The table is empty if
+    fragments are slices. With P = 4, seven layers are divided as
 
         strided     0 3 6      sequential   0 1 2
                     1 4 7                   3 4 7
@@ -97,21 +99,24 @@ class Fragments:
     return table
 
   def slices(self, path: str, shape: Shape) -> tuple[Shape, int]:
-    """Returns the shape of a leaf in slices, [..., parts, P, rows, ...].
+    """Returns the shape in which the slices of a leaf have an axis, P.
 
-    A slice has several parts, each of neighboring rows. With 6 rows and P = 2,
-    slice 1 has rows 3 to 5 in one part ("sliced"), or the rows 1, 3 and 5 in
-    three parts ("interleaved"). If P does not divide the rows, rows of zeros
-    fill up the last slices. A stacked leaf is sliced along the axis after the
-    layers, or along the layers if it has no other axis. Any other leaf is
-    sliced along its first axis.
+    Padded with zeros and reshaped to [..., parts, P, rows, ...], the leaf has
+    the rows of slice p at index p of the axis P, in one or several parts of
+    neighboring rows. With 6 rows and P = 2, slice 1 has rows 3 to 5 in one part
+    ("sliced"), or the rows 1, 3 and 5 in three parts ("interleaved").
+
+    A stacked leaf is sliced along the axis after the layers, or along the
+    layers if it has no other axis. Any other leaf is sliced along its first
+    axis.
 
     Args:
       path: Path of the leaf.
       shape: Shape of the leaf. A single number counts as one row.
 
     Returns:
-      The shape, and the index of the axis `parts` in it.
+      The shape, and the index of the axis `parts` in it. If P does not divide
+      the rows of the leaf, the shape has more rows than the leaf.
     """
     shape = shape or (1,)
     axis = min(int(is_stacked(path)), len(shape) - 1)
@@ -135,8 +140,9 @@ class Fragments:
       shapes: Leaf shapes of the whole tree by path ("blocks/..." are stacked).
 
     Returns:
-      Shapes by path. All fragments of layers have as many layers as the longest
-      one; zeros fill up shorter fragments. Zeros fill up slices, too.
+      Shapes by path. Shorter fragments of layers are filled up with layers of
+      zeros, so all of them have as many layers as the longest one. Slices are
+      filled up with rows of zeros in the same way.
     """
 
     def sliced(path: str) -> Shape:
@@ -163,9 +169,9 @@ class Fragments:
 def is_stacked(path: str) -> bool:
   """Returns whether the first axis of a leaf is the layer axis.
 
-  It is for a leaf below "blocks", as "blocks/query/kernel". If a number follows
-  "blocks", as in "blocks/0/kernel", each layer has leaves of its own, and they
-  have no layer axis.
+  A leaf below "blocks" has a layer axis, such as "blocks/query/kernel". If a
+  number follows "blocks", as in "blocks/0/kernel", every layer has leaves of
+  its own, which have no layer axis.
 
   Args:
     path: Keys of the leaf, joined by "/".
@@ -176,13 +182,17 @@ def is_stacked(path: str) -> bool:
 
 
 def stacked_shape(path: str, shape: Shape) -> Shape:
-  """Returns the shape of a leaf with a layer axis, [num_layers, ...].
+  """Returns the shape of a leaf with a layer axis in front.
 
-  Codecs compress each layer by itself. A leaf that is not stacked is one layer.
+  Codecs compress each layer by itself. A leaf that is not stacked counts as one
+  layer.
 
   Args:
     path: Keys of the leaf, joined by "/".
     shape: Shape of the leaf.
+
+  Returns:
+    `shape` itself if the leaf is stacked, and (1, *shape) otherwise.
   """
   if shape and is_stacked(path):
     return tuple(shape)
@@ -190,7 +200,7 @@ def stacked_shape(path: str, shape: Shape) -> Shape:
 
 
 def balanced(shapes: Shapes, num_fragments: int) -> dict[str, int]:
-  """Divides whole leaves such that the largest fragment stays small.
+  """Divides whole leaves into fragments of similar sizes.
 
   Leaves are assigned from the largest to the smallest, each to the fragment
   that has the fewest values so far. For example, leaves of 6, 5, 4 and 3 values

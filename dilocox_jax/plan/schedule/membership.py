@@ -2,10 +2,11 @@
 
 A replica that is away takes no inner steps. If it has sent a fragment and the
 exchange has not ended yet, its part is left out of the mean. It comes back at
-the start of a round as a copy of the *donor*, the first replica that was
-present in the round before: with the outer parameters, the donor's inner
-optimizer state, no residual and no exchange in flight. So a replica that lost
-its memory, a new replica, and one that was only away all begin in the same way.
+the start of a round as a copy of the *source replica*, the first replica that
+was present in the round before. It then has the outer parameters, the inner
+optimizer state of the source replica, no residual and no exchange in flight. So
+a replica that lost its memory, a new replica, and a replica that was only away
+all begin in the same way.
 
 A replica m may be slow: it takes h_m of the H steps of a round. It takes its
 step k when floor(t h_m / H) reaches k for the first time, where t counts the H
@@ -55,13 +56,13 @@ class RoundParticipation:
   Attributes:
     members: Indices of the replicas that are present.
     returning: Indices of the members that were away in the round before.
-    donor: Index of the replica that the returning ones copy.
+    source_replica: Index of the replica that the returning ones copy.
     windows: Participation in the round's windows, in order.
   """
 
   members: tuple[int, ...]
   returning: tuple[int, ...]
-  donor: int
+  source_replica: int
   windows: tuple[WindowParticipation, ...]
 
   @property
@@ -229,7 +230,7 @@ class Membership:
     return RoundParticipation(
       members=tuple(np.flatnonzero(is_present).tolist()),
       returning=tuple(np.flatnonzero(is_present & ~was_present).tolist()),
-      donor=int(np.argmax(was_present)),
+      source_replica=int(np.argmax(was_present)),
       windows=tuple(window_participations),
     )
 

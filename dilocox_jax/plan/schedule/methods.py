@@ -1,10 +1,10 @@
 """The schedules of the named methods.
 
-Here a method is a schedule, and the rule by which a replica applies the result
-of an exchange. One program runs all methods. Each function takes exactly the
-settings that its method leaves open, so a setting that would be ignored is
-refused. The other parts of a method, which are its codec, its optimizers and
-its feedback, are in `config.recipes`.
+In this file a method is a schedule, and the rule by which a replica applies the
+result of an exchange. The same training code runs all methods. Each function
+below takes exactly the settings that its method leaves open, so a setting that
+would be ignored is refused. The other parts of a method, which are its codec,
+its optimizers and its feedback, are in `config.recipes`.
 """
 
 import dataclasses
@@ -36,9 +36,10 @@ class RuleKind:
     build: Function from the `Method` and the name of the replica axis to an
       `outer.rules.ApplyRule`; or where to import it from, as "module:name".
     allows: Function (H, tau) -> whether the rule works with this schedule.
-    says: Condition on tau and H, for messages.
-    reads_alpha: Whether the rule reads `Method.mixing_alpha`. If not, setting
-      it is refused.
+    says: End of the message "overlap_steps=8 must ..." if `allows` returns
+      False. "{}" in it becomes "sync_interval=4".
+    reads_alpha: Whether the rule reads `Method.mixing_alpha`. If not, a
+      `mixing_alpha` other than 0 is refused.
   """
 
   build: Lazy
@@ -58,8 +59,8 @@ def register_rule(name: str, kind: RuleKind) -> None:
     kind: The function that builds the rule, and the schedules that it allows.
 
   Raises:
-    ValueError: If the name is taken, `kind` is no `RuleKind`, or `kind.build`
-      is not a function or a "module:name".
+    ValueError: If the name is taken or is no identifier, `kind` is no
+      `RuleKind`, or `kind.build` is neither a function nor a "module:name".
   """
   is_kind = isinstance(kind, RuleKind)
   require(is_kind, f"rule {name!r}: {shown(kind)} must be a RuleKind")
@@ -103,7 +104,7 @@ class Method:
       the exchange has no effect.
     exchanged: "pseudo_gradient"; or "gradient" for methods that average the
       gradients of every step, and give the mean to the inner optimizer.
-    fragment_order: How layers are divided among fragments, one of
+    fragment_order: How the parameters are divided among fragments, one of
       `plan.schedule.fragments.ORDERS`.
   """
 
@@ -114,9 +115,13 @@ class Method:
   fragment_order: str = limited("strided", choices=ORDERS)
 
   def __post_init__(self):
-    """Raises ValueError if the rule does not work with the schedule."""
+    """Raises ValueError if a field is outside its limits or would be ignored.
+
+    It also raises ValueError if the rule does not work with the schedule.
+    """
     check_limits(self)
-    check_limits(self.schedule)  # A schedule of a user may declare limits.
+    # A subclass of `SyncSchedule` from outside may declare limits.
+    check_limits(self.schedule)
     interval = self.schedule.sync_interval
     overlap = self.schedule.overlap_steps
     rule = RULES[self.rule]
@@ -149,7 +154,7 @@ class Method:
 Build = TypeVar("Build", bound=Callable[..., Method])
 
 METHODS: Registry[Callable[..., Method]] = Registry("method")
-_CHECKED_ROUNDS = 4
+_CHECKED_ROUNDS = 4  # Rounds of a new method's schedule that are checked.
 
 
 def register_method(build: Build) -> Build:
@@ -165,8 +170,8 @@ def register_method(build: Build) -> Build:
     The function.
 
   Raises:
-    ValueError: If the name is taken, or the method's schedule contradicts
-      itself.
+    ValueError: If the name is taken or is no identifier, the method refuses its
+      own defaults, or its schedule does not number its rounds 0, 1, 2, ...
   """
   name = build.__name__
   with in_front(f"method {name!r}: "):
@@ -176,13 +181,13 @@ def register_method(build: Build) -> Build:
 
 
 def _check_schedule(schedule: SyncSchedule) -> None:
-  """Raises ValueError unless a schedule numbers its rounds one by one."""
+  """Raises ValueError unless the first rounds of a schedule are 0, 1, 2, 3."""
   step = 0
-  for index in range(_CHECKED_ROUNDS):
-    actual, num_steps = schedule.round_at(step)
+  for expected_index in range(_CHECKED_ROUNDS):
+    index, num_steps = schedule.round_at(step)
     require(
-      actual == index,
-      f"round_at({step}) has index {actual} instead of {index}",
+      index == expected_index,
+      f"round_at({step}) has index {index} instead of {expected_index}",
     )
     step += num_steps
 
@@ -271,8 +276,9 @@ def streaming_diloco(
     sync_interval: H (inner steps) between sends of one fragment.
     num_fragments: Number of fragments, P.
     overlap_steps: tau (inner steps), less than H.
-    mixing_alpha: Weight of the replica's own value at an apply.
-    fragment_order: "strided" or "sequential".
+    mixing_alpha: Weight of the replica's own value at an apply, 0 to 1.
+    fragment_order: One of `plan.schedule.fragments.ORDERS`; the paper has
+      "strided" and "sequential".
   """
   schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
   return Method(
@@ -285,7 +291,7 @@ def streaming_diloco(
 
 @register_method
 def eager(sync_interval: int = 30, num_fragments: int = 1) -> Method:
-  """Applies a replica's own part of the mean at once, the rest a round later.
+  """Applies a replica's own part of the mean at once, the others a round later.
 
   Source: Kale et al., 2025, arXiv 2502.12996, eager updates.
 
@@ -340,8 +346,8 @@ def delayed(
     num_fragments: Number of fragments, P.
     overlap_steps: tau (inner steps). It may exceed H under "continue".
     rule: One of `RULES`.
-    mixing_alpha: Weight of the replica's own value under "mix".
-    fragment_order: "strided" or "sequential".
+    mixing_alpha: Weight of the replica's own value under "mix", 0 to 1.
+    fragment_order: One of `plan.schedule.fragments.ORDERS`.
   """
   schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
   return Method(
@@ -370,7 +376,7 @@ def overlap_loco(
   Source: ours. It combines the fragments of Streaming DiLoCo (arXiv
   2501.18512), the delay of DiLoCoX (arXiv 2506.21263), the rule "continue" of
   LOSCAR-SGD (arXiv 2605.20866), and the inner optimizer of MuLoCo (arXiv
-  2505.23725). Fixed slices, and one bit with feedback, are of this project.
+  2505.23725). The fixed slices, and one bit with feedback, are ours.
 
   Args:
     sync_interval: H (inner steps), best a multiple of P.
@@ -386,9 +392,10 @@ def overlap_loco(
 
 
 def method_parts(text: str) -> tuple[str, dict[str, Any]]:
-  """Returns the name of a method and the settings that follow it in a text.
+  """Returns the name of a method in a text, and the settings that follow it.
 
-  For example, "doubling(rounds=5)" gives ("doubling", {"rounds": 5}).
+  For example, "doubling(rounds=5)" gives ("doubling", {"rounds": 5}). The
+  method need not exist.
 
   Raises:
     ValueError: If the text has another form.
@@ -412,10 +419,11 @@ def named_method(text: str, **settings: int | float | str | None) -> Method:
     **settings: Values for the method's arguments; None leaves its default.
 
   Raises:
-    ValueError: If the name is unknown, the method has no such setting, or a
-      value is of another type than the method's.
+    ValueError: If the text has another form, the name is unknown, the method
+      has no such setting, a setting is both in the text and in `settings`, or
+      the method refuses a value.
   """
-  name, written = method_parts(text)
+  name, settings_in_text = method_parts(text)
   if name not in METHODS:
     hint = did_you_mean(name, METHODS)
     raise ValueError(f"method={name!r} is not known: {hint}")
@@ -424,10 +432,10 @@ def named_method(text: str, **settings: int | float | str | None) -> Method:
   arguments = {
     key: value for key, value in settings.items() if value is not None
   }
-  for key in arguments.keys() & written.keys():
+  for key in arguments.keys() & settings_in_text.keys():
     raise ValueError(f"{key} is set twice, in method={text!r} too: drop one")
-  arguments |= written
-  kinds = typing.get_type_hints(build)
+  arguments |= settings_in_text
+  types = typing.get_type_hints(build)
   for key, value in arguments.items():
     if key not in parameters:
       known_names = ", ".join(parameters) or "none"
@@ -435,24 +443,28 @@ def named_method(text: str, **settings: int | float | str | None) -> Method:
         f"{key}={printable(str(value))} is not a setting of method {name!r} "
         f"(it has: {known_names}); {_advice(key, parameters)}"
       )
-    if _is_plain(kinds.get(key)):
-      arguments[key] = of_type(key, value, kinds[key])
+    if _is_plain(types.get(key)):
+      arguments[key] = of_type(key, value, types[key])
   return build(**arguments)
 
 
 _PLAIN_TYPES = {int, float, str, bool, type(None)}
 
 
-def _is_plain(kind: Any) -> bool:
-  """Returns whether a type is one of `_PLAIN_TYPES`, or a union of them."""
-  if not kind:
+def _is_plain(hint: Any) -> bool:
+  """Returns whether a type is one of `_PLAIN_TYPES`, or a union of them.
+
+  Args:
+    hint: Type of an argument; None: the function does not state a type.
+  """
+  if not hint:
     return False
-  members = typing.get_args(kind) or (kind,)
+  members = typing.get_args(hint) or (hint,)
   return set(members) <= _PLAIN_TYPES
 
 
 def _advice(key: str, parameters: Iterable[str]) -> str:
-  """Returns what to do about a setting that a method does not have.
+  """Returns the advice of a message about a setting that a method lacks.
 
   Args:
     key: Name of the setting.
@@ -470,8 +482,12 @@ def takes(text: str, setting: str) -> bool:
   """Returns whether a method exists and has a setting.
 
   Args:
-    text: Name of a method, known or not. Settings may follow it.
+    text: Name of a method, known or not. Settings may follow it. Empty: no
+      method, so the result is False.
     setting: Name of the setting.
+
+  Raises:
+    ValueError: If the text has another form.
   """
   if not text:
     return False
@@ -482,14 +498,15 @@ def takes(text: str, setting: str) -> bool:
 
 
 def with_interval(method: Method, sync_interval: int) -> Method:
-  """Returns a method with another H. A delay of a whole round stays one.
+  """Returns a method with another H. A delay of one round becomes the new H.
 
   Args:
     method: A method with one fragment and a delay of 0 or H.
     sync_interval: The new H (inner steps).
 
   Raises:
-    ValueError: If the method's events would not fit the new H.
+    ValueError: If the method has several fragments, another delay, or rounds
+      of different lengths.
   """
   old = method.schedule
   has_whole_delay = old.overlap_steps == old.sync_interval

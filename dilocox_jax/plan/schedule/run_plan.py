@@ -2,8 +2,8 @@
 
 If a method has rounds, a segment is a round. Data-parallel steps have no rounds
 and are divided into segments of a chosen length. The segments depend only on
-the config. So a run that was stopped and continued has the same segments as one
-that was not.
+the config. So a run that was stopped and continued has the same segments as a
+run without a stop.
 
 For example, with 130 steps, of which the first 60 are data parallel, H = 30 and
 steps_per_dispatch = 50, the segments have 50, 10, 30, 30 and 10 steps.
@@ -25,12 +25,13 @@ class Segment:
     phase: "rounds" or "data_parallel".
     start: Number of inner steps of the run before the segment.
     num_steps: Number of inner steps of the segment.
-    windows: Windows of a segment of rounds, in order.
+    windows: Windows of the round, in order; empty if `phase` is
+      "data_parallel".
     ends_phase: Whether the next segment is of another phase.
     schedule_start: Inner step of the run that is step 0 of the windows'
-      schedule.
-    participation: What each replica does in the windows. None: all replicas do
-      the same.
+      schedule; 0 if `phase` is "data_parallel".
+    participation: What each replica does in the windows. None: all replicas
+      take all inner steps and have equal weights.
   """
 
   phase: str
@@ -47,7 +48,11 @@ class Segment:
     return self.start + self.num_steps
 
   def replica_steps(self, num_replicas: int) -> int:
-    """Returns the number of inner steps of all replicas together."""
+    """Returns the inner steps of the segment, summed over all replicas.
+
+    Args:
+      num_replicas: Number of replicas, M.
+    """
     if self.participation:
       return sum(self.participation.num_steps)
     return self.num_steps * num_replicas
@@ -56,7 +61,7 @@ class Segment:
     """Returns whether a multiple of an interval lies in (start, stop].
 
     Args:
-      interval_steps: The interval. For 0 the result is False.
+      interval_steps: The interval (inner steps). For 0 the result is False.
     """
     if not interval_steps:
       return False
@@ -73,9 +78,10 @@ class RunPlan:
     warm_start_steps: Number of data-parallel steps before the first round.
     steps_per_dispatch: Number of inner steps of a data-parallel segment.
     schedule_start: Inner step of the run that is step 0 of the schedule. None:
-      the step at which the rounds begin.
+      the step at which the rounds begin. It is set after H has changed, which
+      starts the schedule again.
     membership: The rounds in which each replica takes part, and its number of
-      steps. None: all replicas take part in the same way.
+      steps. None: all replicas take all inner steps of all rounds.
   """
 
   method: Method
@@ -87,19 +93,30 @@ class RunPlan:
 
   @property
   def local_start(self) -> int:
-    """Inner step at which rounds begin. If there are none, the last step."""
+    """Inner step at which rounds begin; `total_steps` if there are none."""
     if self.method.exchanged == "gradient":
       return self.total_steps
     return self.warm_start_steps
 
   def phase(self, step: int) -> str:
-    """Returns the phase of the step that follows `step` finished steps."""
+    """Returns the phase of the next inner step, as `Segment.phase` names it.
+
+    Args:
+      step: Number of finished inner steps.
+    """
     if step >= self.local_start and self.local_start < self.total_steps:
       return "rounds"
     return "data_parallel"
 
   def at_interval(self, sync_interval: int) -> "RunPlan":
-    """Returns the plan of a run whose rounds have another H."""
+    """Returns the same plan with another H.
+
+    Args:
+      sync_interval: The new H (inner steps).
+
+    Raises:
+      ValueError: If H of the method cannot change (`methods.with_interval`).
+    """
     if sync_interval == self.method.schedule.sync_interval:
       return self
     method = with_interval(self.method, sync_interval)
@@ -117,17 +134,17 @@ class RunPlan:
       step = segment.stop
 
   def repeated_segments(self) -> Iterator[tuple[Segment, int]]:
-    """Yields each sequence of equal segments as one segment and its length.
+    """Yields the segments of the run, with equal segments in a row only once.
 
-    Segments are equal if they differ only in their position in the run. Here a
-    data-parallel phase is a sequence of segments of one step.
+    Segments are equal if they differ only in their position in the run. This
+    function divides a data-parallel phase into segments of one step.
 
     Example: 100 data-parallel steps and then DiLoCo with H = 30 up to step 1010
     are 100 segments of 1 step, 30 segments of 30 steps, and 1 segment of 10
     steps.
 
     Yields:
-      The first segment of a sequence, and the number of segments in it.
+      The first of the equal segments, and how many they are.
     """
     step = 0
     while step < self.total_steps:
@@ -141,7 +158,11 @@ class RunPlan:
       step += num_segments * segment.num_steps
 
   def _num_equal_rounds(self, segment: Segment) -> int:
-    """Returns the number of equal rounds in a row, from a segment on."""
+    """Returns how many rounds in a row are equal, beginning with a segment.
+
+    Args:
+      segment: A segment of the phase "rounds".
+    """
     schedule = self.method.schedule
     done = segment.start - segment.schedule_start
     round_index, interval = schedule.round_at(done)
@@ -149,7 +170,7 @@ class RunPlan:
     if steady_round is None or round_index < steady_round:
       return 1
     whole_rounds = (self.total_steps - segment.start) // interval
-    if whole_rounds == 0:
+    if whole_rounds == 0:  # The run ends within this round.
       return 1
     if self.membership is None:
       return whole_rounds
@@ -159,13 +180,17 @@ class RunPlan:
     return min(whole_rounds, num_alike)
 
   def schedule_step(self, step: int) -> int:
-    """Returns the step of the schedule at a step of the run."""
+    """Returns how many steps the schedule counts at a step of the run.
+
+    Args:
+      step: Number of finished inner steps of the run.
+    """
     if self.schedule_start is None:
       return step - self.local_start
     return step - self.schedule_start
 
   def segment(self, step: int) -> Segment:
-    """Returns the segment that begins after `step` inner steps."""
+    """Returns the segment that begins after `step` finished inner steps."""
     if self.phase(step) == "data_parallel":
       num_steps = min(self.steps_per_dispatch, self.local_start - step)
       is_last = step + num_steps == self.local_start
@@ -192,7 +217,15 @@ class RunPlan:
     )
 
   def flush_participation(self) -> RoundParticipation | None:
-    """Returns what each replica does in the flush. None: all do the same."""
+    """Returns what each replica does in the flush.
+
+    The flush applies what is still in flight at the end of the run
+    (`SyncSchedule.flush_windows`).
+
+    Returns:
+      Participation in the windows of the flush. None: all replicas have equal
+      weights, or the run has no rounds.
+    """
     if self.membership is None or self.local_start == self.total_steps:
       return None
     schedule = self.method.schedule

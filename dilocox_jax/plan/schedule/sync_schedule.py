@@ -1,11 +1,13 @@
 """Computes after which inner steps fragments are sent and applied.
 
 The trainer and the simulator both use this module. So the simulated events are
-the events of the training run.
+the events of the training run. P fragments are each sent every H inner steps,
+and the result of a send is applied tau inner steps later.
 
 Fragment p is *sent* after inner step s if (s - t_p) mod H = 0 and s > 0, with
-the offset t_p = floor(p H / P), and *applied* at s + tau. Events of one step
-happen in the order measure, apply, send.
+the offset t_p = floor(p H / P), and *applied* after step s + tau. Events of one
+step happen in the order measure, apply, send: the pseudo-gradient that is sent
+is measured before a result is applied.
 
 The inner steps between two steps with events are a *window*. For example, with
 H = 6, P = 3 and tau = 1 (offsets 0, 2, 4) a window ends at each of these steps:
@@ -29,7 +31,8 @@ class Event:
     step: Inner step after which the event happens.
     kind: "apply" or "send". Applies of a step sort before its sends.
     fragment: Index of the fragment, from 0.
-    send_step: Inner step after which the fragment was measured.
+    send_step: Inner step after which the fragment was measured and sent. It
+      equals `step` if `kind` is "send".
   """
 
   step: int
@@ -44,13 +47,14 @@ class Window:
 
   Attributes:
     num_steps: Number of inner steps. The events come after them.
-    applied: The `Event` that applies a result, or None. The result is exchanged
-      during the inner steps, unless it is measured after them (tau = 0).
-    sent: The `Event` that sends a fragment, or None. The order of events is
-      measure, apply, send.
+    applied: The `Event` that applies a result; None: nothing is applied. The
+      exchange of this result runs during the inner steps, or after them if tau
+      is 0.
+    sent: The `Event` that sends a fragment; None: nothing is sent. The order of
+      events is measure, apply, send.
     follows_send: Whether the window before this one sends, on the same step,
-      the fragment that is applied here. That measurement is then the newest one
-      of the fragment, and `outer.rules.ApplyRule.gradient` gets it.
+      the fragment that this window applies. `outer.rules.ApplyRule.gradient`
+      then gets the measurement of that send as the newest one of the fragment.
   """
 
   num_steps: int
@@ -60,7 +64,7 @@ class Window:
 
   @property
   def is_same(self) -> bool:
-    """Whether the same fragment is applied and sent."""
+    """Whether the window applies and sends the same fragment."""
     if self.applied is None or self.sent is None:
       return False
     return self.applied.fragment == self.sent.fragment
@@ -130,16 +134,21 @@ class SyncSchedule:
 
   @property
   def is_whole_rounds(self) -> bool:
-    """Whether a fragment is applied on the same steps on which it is sent."""
+    """Whether tau is a multiple of H.
+
+    A fragment is then applied on the same steps on which it is sent.
+    """
     return self.overlap_steps % self.sync_interval == 0
 
   @property
   def hiding_steps(self) -> int:
     """Smallest number of inner steps that run at the same time as an exchange.
 
-    A program begins an exchange in the window that applies its result. So with
-    tau above H / P the result is older, but no more of the exchange is hidden.
-    Example: with H = 6, P = 1 and tau = 8, only two of the eight steps hide it.
+    A compiled program begins an exchange in the window that applies its result,
+    not at the send. So a tau above H / P makes the result older, but hides no
+    more of the exchange. Example: with H = 6, P = 1 and tau = 8 a send after
+    step 6 is applied after step 14. The exchange begins after step 12, where
+    the window begins, and only steps 13 and 14 hide the exchange.
     """
     if not self.overlap_steps:
       return 0
@@ -149,7 +158,7 @@ class SyncSchedule:
 
   @property
   def is_regular(self) -> bool:
-    """Whether all rounds have H steps. A schedule of a subclass need not."""
+    """Whether all rounds have H steps. False for every subclass."""
     return type(self) is SyncSchedule
 
   @property
@@ -161,8 +170,9 @@ class SyncSchedule:
     after step 10. So rounds 0 and 1 apply nothing, and round 2 is the first of
     equal rounds.
 
-    None: no such round is known, as for a subclass that does not override this
-    property. The simulator then goes through every round of a run.
+    None: no such round is known. This is the case for a subclass that does not
+    override this property. The simulator then goes through every round of a
+    run.
     """
     if not self.is_regular:
       return None
@@ -172,7 +182,8 @@ class SyncSchedule:
     """Returns the index and the number of inner steps of a round.
 
     Args:
-      step: Number of inner steps before the round.
+      step: Number of inner steps of the schedule before the round, or before a
+        step of the round.
     """
     return step // self.sync_interval, self.sync_interval
 
@@ -212,9 +223,9 @@ class SyncSchedule:
     """Returns the windows of inner steps start < s <= stop, in order.
 
     A window ends at a step with events. If inner steps are left after the last
-    event, they are a window without events. If several fragments are applied or
-    sent on a step, there are several windows, of which only the first one has
-    inner steps.
+    event, they are a window without events. A window has at most one apply and
+    one send. If a step has several of them, it has several windows, of which
+    only the first one has inner steps.
 
     Args:
       start: Inner step before the first of these steps.
@@ -242,7 +253,11 @@ class SyncSchedule:
     """Returns how many exchanges of every fragment are in flight after a step.
 
     Args:
-      step: Number of finished inner steps. All events of the last one are done.
+      step: Number of finished inner steps. All events of the last step must be
+        done.
+
+    Returns:
+      Number of exchanges by fragment, [P].
     """
     counts = [0] * self.num_fragments
     for event in self._pending(step):
@@ -250,7 +265,12 @@ class SyncSchedule:
     return counts
 
   def _pending(self, step: int) -> list[Event]:
-    """Returns the events that apply the exchanges in flight after a step."""
+    """Returns the events that will apply the exchanges in flight after a step.
+
+    Args:
+      step: Number of finished inner steps. All events of the last step must be
+        done.
+    """
     return [
       event
       for event in self.events(step, step + self.overlap_steps)

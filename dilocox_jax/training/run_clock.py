@@ -1,0 +1,54 @@
+"""Interface of a simulated clock, with which a run is timed on a cluster."""
+
+from typing import Any, Protocol
+
+from dilocox_jax.aggregators.traffic import Traffic
+from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
+
+
+class Clock(Protocol):
+  """Simulated time of a run on a cluster.
+
+  The trainer advances the clock after every segment and records the time that
+  it returns. Nothing else reads the clock, so no loss can depend on a link.
+  `api.simulation_setup` makes a clock from the description of a cluster.
+
+  Attributes:
+    description: Name of the simulated cluster for reports, e.g. "cluster
+      1gbit".
+    digest: Short digest of everything that the times depend on, except the
+      run itself.
+  """
+
+  description: str
+  digest: str
+
+  def advance(self, segment: Segment, traffic: Traffic) -> float:
+    """Advances by a segment and returns seconds since the start of the run.
+
+    Args:
+      segment: Next segment of the run.
+      traffic: Bytes that its exchanges send.
+    """
+    ...
+
+  def finish(self, plan: RunPlan, traffic: Traffic) -> float:
+    """Advances by the flush and returns seconds since the start of the run.
+
+    Args:
+      plan: Plan of the run.
+      traffic: Bytes that the exchanges of the flush send.
+    """
+    ...
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns the state of the clock for a checkpoint, as JSON values."""
+    ...
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Restores what `get_state` returned.
+
+    Raises:
+      ValueError: If the state is that of another cluster's clock.
+    """
+    ...
