@@ -125,7 +125,7 @@ def _mailbox_address() -> "MailboxAddress | None":
       wrong.
   """
   needed_flags = (_MAILBOX, _REPLICA, _SECRET)
-  present = [f for f in (*needed_flags, _ACCEPT_VERSION) if f.value]
+  present = [flag for flag in needed_flags if flag.value]
   if not present:
     return None
   where = _MAILBOX.value
