@@ -167,21 +167,19 @@ def difference(one: Fingerprint, other: Fingerprint, num_events: float) -> str:
 def _relative_gaps(one: np.ndarray, other: np.ndarray) -> np.ndarray:
   """Returns the distance of two states in each block, over the larger norm.
 
-  Values that are not finite in both states count as equal: both have diverged.
+  Blocks that are not finite in both states count as equal: both have diverged.
   """
-  one = one.astype(np.float64)
-  other = other.astype(np.float64)
   is_finite = np.isfinite(one).all(axis=1)
   is_other_finite = np.isfinite(other).all(axis=1)
-  with np.errstate(invalid="ignore"):
-    differences = one[:, FIRST_SUM:] - other[:, FIRST_SUM:]
-    distances = np.sqrt(np.square(differences).sum(axis=1))
+  gaps = np.where(is_finite == is_other_finite, 0.0, np.inf)
+  are_finite = is_finite & is_other_finite
+  one = one[are_finite].astype(np.float64)
+  other = other[are_finite].astype(np.float64)
+  distances = np.linalg.norm(one[:, FIRST_SUM:] - other[:, FIRST_SUM:], axis=1)
   norms = np.maximum(one[:, NORM], other[:, NORM])
-  gaps = np.where(
+  gaps[are_finite] = np.where(
     distances > _SMALLEST_NORM,
     distances / np.maximum(norms, _SMALLEST_NORM),
     0.0,
   )
-  gaps[is_finite != is_other_finite] = np.inf
-  gaps[~is_finite & ~is_other_finite] = 0.0
   return gaps
