@@ -213,7 +213,7 @@ def wrong_config(group):
 def other_code(group):
   """A replica goes on with another release of the same protocol."""
   name, *others = group.moment()
-  place = other_release(group, "files.py", "", "# Changed.\n")
+  place = other_release(group, "files.py", lambda text: text + "# Changed.\n")
   group.kill(name)
   group.start(name, where=place)
   return others
@@ -221,11 +221,11 @@ def other_code(group):
 
 def other_protocol(group):
   group.moment()
+  constant = f"PROTOCOL_VERSION = {PROTOCOL_VERSION}"
   place = other_release(
     group,
     "mailbox_protocol/roster.py",
-    f"PROTOCOL_VERSION = {PROTOCOL_VERSION}",
-    f"PROTOCOL_VERSION = {PROTOCOL_VERSION + 1}",
+    lambda text: text.replace(constant, f"{constant} + 1"),
   )
   process = group.start("bern", where=place)
   line = (
@@ -235,15 +235,15 @@ def other_protocol(group):
   return _is_refused(group, process, line)
 
 
-def other_release(group, path, old, new):
-  """Returns a folder with a copy of the code in which a text is replaced."""
+def other_release(group, path, change):
+  """Returns a folder with a copy of the code in which a file is changed."""
   place = group.folder / "other"
   for folder in ("dilocox_jax", "experiments", "tests"):
     shutil.copytree(ROOT / folder, place / folder)
   file = place / "dilocox_jax" / path
   text = file.read_text()
-  assert old in text
-  file.write_text(text.replace(old, new) if old else text + new)
+  assert change(text) != text
+  file.write_text(change(text))
   return place
 
 
