@@ -49,9 +49,9 @@ from dilocox_jax.mailbox_protocol.store import RetryingStore, Store
 from dilocox_jax.reference.fingerprint import BLOCK_VALUES, random_signs
 
 _LOG = logging.getLogger(__name__)
-# A replica gives up if its state was another one more often than this, without a
-# snapshot that it agreed with in between. It can begin with each of the
-# snapshots that a store keeps.
+# A replica gives up if its state has differed more often than this since the
+# last snapshot was due. It can begin with each of the snapshots that a store
+# keeps.
 _MOST_DIFFERENCES = KEPT_SNAPSHOTS
 _LONGEST_START_PAUSE_S = 60.0
 TakeSnapshot = Callable[[], tuple[int, Sequence[np.ndarray]]]

@@ -52,8 +52,8 @@ _PATHS_OF_EVENTS = {
   SNAPSHOTS: re.compile(r"([0-9]{10,})/(?:claim|arrays|index)"),
 }
 
-# Layout, digest of the manifest before, weight, event of the snapshot with which
-# the sender began, and the digest of its integers.
+# Layout, digest of the manifest before, weight, event of the snapshot that the
+# sender began with, and the digest of its integers.
 _HEADER = struct.Struct("<32s32sdq8s")
 HEADER_BYTES = TAG_BYTES + _HEADER.size  # Before the arrays of a message.
 

@@ -33,7 +33,9 @@ _CHUNK_ROWS = 128
 _CHUNK_VALUES = _CHUNK_ROWS * NUM_SUMS
 
 
-def state_fingerprint(leaves: Sequence[Array], signs: np.ndarray) -> Fingerprint:
+def state_fingerprint(
+  leaves: Sequence[Array], signs: np.ndarray
+) -> Fingerprint:
   """Returns the fingerprint of the shared state of a fragment.
 
   Args:
