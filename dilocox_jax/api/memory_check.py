@@ -22,7 +22,9 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.report.units import human_bytes
 from dilocox_jax.training.build import platform_name
+from dilocox_jax.training.model_functions import run_division
 from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
+from dilocox_jax.trees import leaves_by_path
 
 # Estimates of a step are within a tenth of what compilers need
 # (tests/experiments/test_fits.py).
@@ -108,17 +110,19 @@ def _needed_bytes(
 
 
 def _supplied_model_bytes(config: RunConfig, overrides: Overrides) -> float:
-  """Returns the least state that a replica of a supplied model keeps (bytes).
+  """Returns the least state that a device of a supplied model keeps (bytes).
 
   If only a part of the model is trained, one copy of the parameters is counted.
   The state of the inner optimizer is not counted.
   """
   assert overrides.model is not None
   params = jax.eval_shape(overrides.model.init, jax.random.key(0))
-  copy_bytes = sum(
-    math.prod(leaf.shape) * leaf.dtype.itemsize
-    for leaf in jax.tree.leaves(params)
-  )
+  division = run_division(config, overrides.model)
+  copy_bytes = 0
+  for path, leaf in leaves_by_path(params).items():
+    axes_of_dimensions = division.spec(path, leaf.shape)
+    num_parts = math.prod(map(division.num_shards, axes_of_dimensions))
+    copy_bytes += math.prod(leaf.shape) * leaf.dtype.itemsize // num_parts
   if overrides.trainable or config.lora.rank:
     return copy_bytes
   copies = num_copies(config) - optimizer_copies(config)

@@ -32,6 +32,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.config.run import check_config, from_mapping, from_saved
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.feeds import as_feed
+from dilocox_jax.distributed.partition_rules import PartitionRule
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.metrics.work_directory import CONFIG
 from dilocox_jax.models import adapters, weights
@@ -192,6 +193,7 @@ def train(
   config: RunConfig | Mapping[str, Any] | None = None,
   workdir: str | os.PathLike = "runs/train",
   loss: Callable[[Any, Any], Any] | None = None,
+  partition: PartitionRule | None = None,
   trainable: Lora | Callable[[str], bool] | None = None,
   inner_optimizer: optax.GradientTransformation | None = None,
   outer_optimizer: optax.GradientTransformation | None = None,
@@ -226,6 +228,12 @@ def train(
     loss: Function (model, batch) -> scalar, which calls the model as the module
       is called. None means that batches are tokens, and each token is predicted
       from the tokens before it.
+    partition: Function (path, shape) -> `jax.sharding.PartitionSpec` of a
+      parameter over the mesh axes "data" and "tensor", for a model that is
+      passed in and trained on several devices a replica
+      (`mesh.num_data_shards`, `mesh.num_tensor_shards`). If it returns None, or
+      is None and the module has no partitioning metadata of flax, the data
+      shards divide the parameter's largest dimension.
     trainable: The part of the model that is trained; None trains all of it. It
       is a `dilocox_jax.Lora`, or a function from the path of a leaf to whether
       the leaf is trained. The rest of the model is frozen, as it is in
@@ -279,6 +287,7 @@ def train(
     run_config,
     model=model,
     loss=loss,
+    partition=partition,
     data=data,
     inner_optimizer=inner_optimizer,
     outer_optimizer=outer_optimizer,
@@ -355,6 +364,7 @@ def _overrides(
   *,
   model: Any,
   loss: Any,
+  partition: Any,
   data: Any,
   inner_optimizer: Any,
   outer_optimizer: Any,
@@ -366,6 +376,7 @@ def _overrides(
     config: Config of the run.
     model: As in `train`, and likewise the other arguments.
     loss: As in `train`.
+    partition: As in `train`.
     data: As in `train`.
     inner_optimizer: As in `train`.
     outer_optimizer: As in `train`.
@@ -394,6 +405,17 @@ def _overrides(
     loss,
     "a function (model, batch) -> scalar",
   )
+  require(
+    model is not None or partition is None,
+    "partition: it needs a model that is passed in: the models of the config "
+    "have a rule of their own",
+  )
+  check_kind(
+    partition is None or callable(partition),
+    "partition",
+    partition,
+    "a function (path, shape) -> jax.sharding.PartitionSpec",
+  )
   feed = None
   if data is not None:
     feed = as_feed(data, reads_tokens(model, loss), config.data.batch_size)
@@ -405,7 +427,7 @@ def _overrides(
     return feed.example()
 
   if model is not None:
-    model = as_loss_model(model, loss, example_batch)
+    model = as_loss_model(model, loss, example_batch, partition)
   return Overrides(
     model=model,
     data=feed,
@@ -457,6 +479,7 @@ def load(
     run.config,
     model=model,
     loss=loss,
+    partition=None,
     data=data,
     inner_optimizer=inner_optimizer,
     outer_optimizer=outer_optimizer,

@@ -51,7 +51,7 @@ else:
 
 
 # Number of devices of a replica. A `ReadIf` may name it like a field.
-DEVICES = "mesh.num_stages*num_data_shards"
+DEVICES = "mesh.num_stages*num_data_shards*num_tensor_shards"
 
 
 def _reads(field: str) -> ReadIf:
@@ -358,6 +358,8 @@ class MeshConfig(Section):
   )
   # Number of devices that share the work of a stage.
   num_data_shards: int = setting(1, at_least=1, is_free_on_resume=True)
+  # Number of devices that share the matrix products of a layer.
+  num_tensor_shards: int = setting(1, at_least=1, is_free_on_resume=True)
   # Number of pipeline stages of a replica.
   num_stages: int = setting(1, at_least=1, is_free_on_resume=True)
   # Pipeline schedule: gpipe or 1f1b.
@@ -391,14 +393,20 @@ class MeshConfig(Section):
     require(
       self.layout == "mesh" or not self.is_divided,
       f"mesh.layout={self.layout!r} has one device for all, but "
-      f"num_data_shards={self.num_data_shards} and "
+      f"num_data_shards={self.num_data_shards}, "
+      f"num_tensor_shards={self.num_tensor_shards} and "
       f"num_stages={self.num_stages} divide a replica: set mesh.layout='mesh'",
     )
 
   @property
   def is_divided(self) -> bool:
     """Whether a replica has more than one device."""
-    return self.num_data_shards * self.num_stages > 1
+    return self.num_devices > 1
+
+  @property
+  def num_devices(self) -> int:
+    """Number of devices of one replica."""
+    return self.num_data_shards * self.num_tensor_shards * self.num_stages
 
 
 @dataclasses.dataclass(frozen=True)

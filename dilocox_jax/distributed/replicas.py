@@ -1,8 +1,9 @@
 """Assigns devices to replicas, and puts arrays on the devices.
 
 Replicas are stacked on one device, or spread over a mesh whose axes are
-replica, data shard and stage. The plan's `Division` decides which part of an
-array a device holds. Only this module turns the division into JAX shardings.
+replica, data shard, stage and tensor shard. The plan's `Division` decides which
+part of an array a device holds. Only this module turns the division into JAX
+shardings.
 """
 
 import dataclasses
@@ -83,8 +84,8 @@ class Replicas:
     if self.num_devices > available:
       raise ValueError(
         f"num_replicas={self.num_replicas} needs {needed}, but there are "
-        f"{available}: take mesh.layout='stacked', or fewer replicas, stages "
-        "or data shards"
+        f"{available}: take mesh.layout='stacked', or fewer replicas, stages, "
+        "data shards or tensor shards"
       )
     if jax.process_count() > 1 and self.num_devices < available:
       raise ValueError(
@@ -105,7 +106,7 @@ class Replicas:
 
   @functools.cached_property
   def mesh(self) -> Mesh:
-    """Mesh of all devices, [M, data shards, stages].
+    """Mesh of all devices, [M, data shards, stages, tensor shards].
 
     The replica axis is outermost. So the devices of a replica are neighbors,
     and only traffic along the replica axis crosses slow links. For example,
@@ -113,25 +114,24 @@ class Replicas:
     of 2 stages. Then replicas 0 and 1 have the devices (0, 1) and (2, 3), and
     replicas 2 and 3 have (4, 5) and (6, 7).
     """
-    num_data_shards = self.division.num_data_shards
-    num_stages = self.division.num_stages
+    inner_sizes = tuple(self.division.sizes.values())
     devices = self._available[: self.num_devices]
     slices = {getattr(device, "slice_index", 0) for device in devices}
     if len(slices) > 1 and self.num_replicas % len(slices) == 0:
       replicas_per_slice = self.num_replicas // len(slices)
       grid = mesh_utils.create_hybrid_device_mesh(
-        (replicas_per_slice, num_data_shards, num_stages),
-        (len(slices), 1, 1),
+        (replicas_per_slice, *inner_sizes),
+        (len(slices), 1, 1, 1),
         devices,
       )
     else:
       # JAX numbers devices process by process, so neighbors are close.
-      shape = (self.num_replicas, num_data_shards, num_stages)
+      shape = (self.num_replicas, *inner_sizes)
       grid = np.asarray(devices).reshape(shape)
     return Mesh(
       grid,
       (self.axis_name, *INNER_AXES),
-      axis_types=(AxisType.Auto,) * 3,
+      axis_types=(AxisType.Auto,) * 4,
     )
 
   @property

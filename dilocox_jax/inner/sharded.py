@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from dilocox_jax.distributed.local_map import (
-  INNER_AXES,
+  PIPELINE_AXES,
   map_over_devices,
   partition,
   specs_of,
@@ -88,7 +88,7 @@ def sharded_gradient(
       # over data shards must become means, because every shard's loss is
       # already the mean over its own rows.
       shards = jax.lax.axis_size(DATA_AXIS)
-      loss = jax.lax.psum(loss, INNER_AXES) / shards
+      loss = jax.lax.psum(loss, PIPELINE_AXES) / shards
       gradients = jax.tree.map(
         lambda total, param: (total / shards).astype(param.dtype),
         gradients,
@@ -98,8 +98,9 @@ def sharded_gradient(
 
     mapped = map_over_devices(
       local,
-      (partitions, PartitionSpec(DATA_AXIS)),
-      (PartitionSpec(), partitions),
+      in_specs=(partitions, PartitionSpec(DATA_AXIS)),
+      out_specs=(PartitionSpec(), partitions),
+      axes=PIPELINE_AXES,
     )
     return mapped(params, batch)
 
@@ -142,13 +143,14 @@ def sharded_loss(
       tokens = batches.reshape(-1, rows, batches.shape[2])
       blocks, rest = _collected(stage_layers, params, specs=specs, axes=axes)
       loss = stage_loss(blocks, rest, tokens)
-      return jax.lax.psum(loss, INNER_AXES) / shards
+      return jax.lax.psum(loss, PIPELINE_AXES) / shards
 
     row_axis = DATA_AXIS if batches.shape[1] % shards == 0 else None
     mapped = map_over_devices(
       local,
       in_specs=(partitions, PartitionSpec(None, row_axis)),
       out_specs=PartitionSpec(),
+      axes=PIPELINE_AXES,
     )
     return mapped(params, batches)
 
@@ -184,7 +186,7 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
       def whole(leaf: Array, spec: Spec) -> Array:
         if leaf.ndim > 1:
           leaf = leaf.astype(x_TxD.dtype)
-        return _gather(leaf, spec[1:], INNER_AXES)
+        return _gather(leaf, spec[1:], PIPELINE_AXES)
 
       leaves = jax.tree.map(whole, layer_part, specs)
       return model.block(leaves, x_TxD, inputs.shape[1], **context)
@@ -250,10 +252,12 @@ def _layout(
     del leaf
     if path_name(path) in divided_tables:
       return (STAGE_AXIS,)
-    return INNER_AXES
+    return PIPELINE_AXES
 
   specs = specs_of(division, params)
-  partitions = jax.tree.map(lambda _, spec: partition(spec), params, specs)
+  partitions = jax.tree.map(
+    lambda _, spec: partition(spec, PIPELINE_AXES), params, specs
+  )
   axes = jax.tree_util.tree_map_with_path(collected_over, params)
   return specs, axes, partitions
 

@@ -35,8 +35,8 @@ from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 # Replicas with different versions of the protocol cannot train together. The
 # version grows with each change of what is written in a store, of what replicas
-# conclude from it, or of what they compute from the same messages. `run.json` is
-# signed and read in the same way in all versions, so a replica can name both.
+# conclude from it, or of what they compute from the same messages. All versions
+# sign and read `run.json` in the same way, so a replica can name both versions.
 PROTOCOL_VERSION = 2
 _FIRST_PROTOCOL_VERSION = 1  # Its runs did not say which version they have.
 _SECRET_BYTES = 32

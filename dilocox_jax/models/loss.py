@@ -33,12 +33,16 @@ class LossModel(NamedTuple):
     logits: (parameters, tokens [B, L]) -> logits [B, L, V], if the loss is the
       cross-entropy of tokens. None: the loss is the user's function, and a
       batch is any tree that this function reads.
+    partition: (path, shape) -> partition of a parameter among the devices of a
+      replica (`distributed.partition_rules`). None: the data shards divide the
+      largest dimension of every parameter.
   """
 
   init: Callable[[Array], Any]
   loss: Callable[[Any, Any], Array]
   module: Callable[[Any], Any] = lambda params: params
   logits: Callable[[Any, Array], Array] | None = None
+  partition: Callable[[str, tuple[int, ...]], Any] | None = None
 
 
 def token_loss(

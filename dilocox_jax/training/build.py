@@ -42,7 +42,7 @@ from dilocox_jax.rounds.data_parallel import StepPrograms
 from dilocox_jax.rounds.exchanges import LocalExchange, MailboxExchange
 from dilocox_jax.rounds.rounds import Rounds
 from dilocox_jax.training.mailbox_replica import mailbox_exchange
-from dilocox_jax.training.model_functions import model_functions
+from dilocox_jax.training.model_functions import model_functions, run_division
 from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.trees import Tree, shapes_by_path
 
@@ -206,9 +206,11 @@ def programs(
     reason is None,
     f"mesh.outer_memory={mesh.outer_memory!r}: {reason}: take 'device'",
   )
+  division = run_division(config, overrides.model)
   model, gradient, evaluation = model_functions(
     config,
     computation,
+    division,
     supplied=overrides.model,
     end_of_text=end_of_text,
     trainable=overrides.trainable,
@@ -244,7 +246,7 @@ def programs(
   replicas = Replicas(
     num_replicas=config.num_local_replicas,
     layout=mesh.layout,
-    division=config.division,
+    division=division,
     devices=devices,
     axis_name=exchange.axis_name,
   )

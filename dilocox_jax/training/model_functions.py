@@ -14,7 +14,8 @@ from jax.custom_batching import sequential_vmap
 from dilocox_jax.checks import changed_fields, require
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import Computation
-from dilocox_jax.inner import sharded, vocabulary
+from dilocox_jax.distributed.partition_rules import divided_by_rule
+from dilocox_jax.inner import automatic, sharded, vocabulary
 from dilocox_jax.inner.pipeline import pipelined_gradient
 from dilocox_jax.inner.pipeline_stage import CutModel, pipelined_loss
 from dilocox_jax.inner.step import Gradient, Loss, accumulated_gradient
@@ -28,12 +29,33 @@ from dilocox_jax.models.loss import (
   token_scores,
 )
 from dilocox_jax.models.transformer import remat_wrapper
+from dilocox_jax.plan.model.division import Division
 from dilocox_jax.trees import Scalar, Tree, shapes_by_path
+
+
+def run_division(config: RunConfig, supplied: LossModel | None) -> Division:
+  """Returns how the arrays of a replica are divided among its devices.
+
+  Args:
+    config: Config of the run.
+    supplied: Model of the user; None means the model of the config.
+
+  Raises:
+    ValueError: One line, if the user's model cannot be divided so
+      (`distributed.partition_rules.divided_by_rule`).
+  """
+  if supplied is None or not config.mesh.is_divided:
+    return config.division
+  params = jax.eval_shape(supplied.init, jax.random.key(0))
+  return divided_by_rule(
+    config.division, shapes_by_path(params), supplied.partition
+  )
 
 
 def model_functions(
   config: RunConfig,
   computation: Computation,
+  division: Division,
   supplied: LossModel | None,
   end_of_text: int | None,
   trainable: Adaptation | None = None,
@@ -43,6 +65,7 @@ def model_functions(
   Args:
     config: Config of the run.
     computation: Settings of the computation that depend on the devices.
+    division: How a replica is divided among its devices (`run_division`).
     supplied: Model of the user; None means the model of the config.
     end_of_text: Token after which attention starts anew, or None.
     trainable: The part of the model that is trained; None means all of it.
@@ -58,8 +81,8 @@ def model_functions(
     gradient and the evaluation have one more argument, `frozen`.
 
   Raises:
-    ValueError: If a model cannot be divided over devices as the config says,
-      because the user supplied the model or trains only a part of it.
+    ValueError: If pipeline stages would have to train only a part of the model,
+      or if tensor shards cannot divide the heads of the model.
   """
   whole_model_functions = functools.partial(
     _whole_model_functions,
@@ -68,20 +91,22 @@ def model_functions(
     stacked_by=computation.stacked_by,
   )
   if supplied is not None:
-    require(
-      not config.mesh.is_divided,
-      "a model that is passed in cannot be cut into stages or shards: register "
-      "one with the functions embed, block and logits "
-      "(dilocox_jax.register_model), or set mesh.num_stages=1 and "
-      "mesh.num_data_shards=1",
-    )
     loss = supplied.loss
     # The layers of this model are not known, and it may compute them again by
     # itself. So model.remat is applied to the whole loss, and only if it is
     # set.
     if computation.remat != "auto":
       loss = remat_wrapper(computation.remat, prevent_cse=True)(loss)
-    return whole_model_functions(supplied, loss)
+    if not config.mesh.is_divided:
+      return whole_model_functions(supplied, loss)
+    evaluated = supplied._replace(
+      loss=automatic.with_divided_rows(supplied.loss)
+    )
+    evaluated, gradient, evaluation = whole_model_functions(
+      evaluated, automatic.with_divided_rows(loss)
+    )
+    gradient = automatic.with_divided_gradients(gradient, division)
+    return evaluated, gradient, evaluation
   shape = config.model.shape
   chunk_tokens = computation.loss_chunk_tokens
   remat = computation.remat
@@ -112,18 +137,35 @@ def model_functions(
     cut_model = functools.partial(
       _cut_model, config, model, end_of_text, chunk_tokens
     )
-    if trainable is None:
+    _check_heads(config)
+    if config.mesh.num_stages > 1:
+      require(
+        trainable is None,
+        "trainable: pipeline stages train all of a model: set "
+        "mesh.num_stages=1",
+      )
       gradient, evaluation = _divided_functions(config, cut_model)
       return evaluated, gradient, evaluation
-    require(
-      config.mesh.num_stages == 1,
-      "trainable: pipeline stages train all of a model: set mesh.num_stages=1",
-    )
     evaluated = LossModel(model.init, _loss_of_shards(config, cut_model(0.0)))
     loss = _loss_of_shards(config, cut_model(config.model.z_loss))
     return whole_model_functions(evaluated, loss)
   loss = functools.partial(loss, model, z_loss=config.model.z_loss)
   return whole_model_functions(evaluated, loss)
+
+
+def _check_heads(config: RunConfig) -> None:
+  """Raises ValueError if tensor shards cannot divide the heads evenly."""
+  num_shards = config.mesh.num_tensor_shards
+  shape = config.model.shape
+  for name, count in (
+    ("heads", shape.num_heads),
+    ("heads of keys and values", shape.kv_heads),
+  ):
+    require(
+      count % num_shards == 0,
+      f"mesh.num_tensor_shards={num_shards} cannot divide the {count} {name} "
+      f"of the model: take a divisor of {count}",
+    )
 
 
 def _whole_model_functions(

@@ -118,6 +118,9 @@ for _name, _shape in {
     biases="all",
   ),
   "qwen_107b": ModelShape(78, 8192, 64, 49152, 152064, num_kv_heads=8),
+  # Llama 2 (Touvron et al. 2023, arXiv 2307.09288; published configs).
+  "llama_7b": ModelShape(32, 4096, 32, 11008, 32000, norm_epsilon=1e-5),
+  "llama_13b": ModelShape(40, 5120, 40, 13824, 32000, norm_epsilon=1e-5),
   "chinchilla_35m": _chinchilla(6, 2048, 8),
   "chinchilla_100m": _chinchilla(9, 3072, 12),
   "chinchilla_200m": _chinchilla(12, 4096, 16),
