@@ -40,6 +40,7 @@ from dilocox_jax.mailbox_protocol.snapshots import (
   interval_of,
 )
 from dilocox_jax.mailbox_protocol.store_size import StoreLimit, store_limit
+from dilocox_jax.mailbox_protocol.votes import vote
 
 _LOG = logging.getLogger(__name__)
 # A waiting replica asks again after pauses that grow from the first to the
@@ -87,6 +88,9 @@ class Memory:
     stored: Bytes of all messages and manifests of this interval.
     stored_in_event: Bytes of those of the newest event.
     largest_event: Largest `stored_in_event` so far.
+    was_split: Whether the shared states were split since then (`votes`).
+    base: Event of the snapshot with which this replica began; 0: it began with
+      the first state.
   """
 
   event: int = 0
@@ -98,6 +102,8 @@ class Memory:
   stored: int = 0
   stored_in_event: int = 0
   largest_event: int = 0
+  was_split: bool = False
+  base: int = 0
 
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> "Memory":
@@ -117,7 +123,11 @@ class Memory:
     if event != starts[-1]:
       starts = (*starts, event)
     return dataclasses.replace(
-      self, starts=starts[-_REMEMBERED_STARTS:], sent=0, stored=0
+      self,
+      starts=starts[-_REMEMBERED_STARTS:],
+      sent=0,
+      stored=0,
+      was_split=False,
     )
 
   def norms(self, inbox: Inbox) -> list[float]:
@@ -127,6 +137,12 @@ class Memory:
       inbox: The inbox of a turn.
     """
     return self.accepted.get(f"{inbox.kind}.{inbox.turn}", [])
+
+  @property
+  def num_kinds(self) -> int:
+    """Number of kinds of events that replicas have settled, at least 1."""
+    kinds = {key.partition(".")[0] for key in self.accepted}
+    return max(len(kinds), 1)
 
   def after(self, agreed: Manifest, inbox: Inbox) -> "Memory":
     """Returns the memory after a turn was settled.
@@ -166,6 +182,7 @@ class Memory:
       event=inbox.event + 1,
       before=agreed.digest(),
       roster=agreed.roster,
+      was_split=self.was_split or agreed.is_split,
     )
 
 
@@ -224,6 +241,12 @@ class Agreement:
     self.announced = {} if manifest is None else {event: manifest}
     return manifest
 
+  def before(self, inbox: Inbox) -> str:
+    """Returns the digest of the manifest that precedes that of a turn."""
+    if inbox.turn:
+      return self.first.digest()
+    return self.memory.before
+
   def manifest(self, event: int, turn: int) -> Manifest | None:
     """Returns the manifest of a turn, or None if it is not decided yet."""
     values = self._decisions.read(manifest_path(event, turn))
@@ -261,7 +284,7 @@ class Agreement:
         event before than this replica.
     """
     agreed = self._decided(inbox)
-    if not inbox.is_past and agreed.before != self._before(inbox):
+    if not inbox.is_past and agreed.before != self.before(inbox):
       raise ReplicaStaleError("the others agreed on another list before")
     if inbox.turn == 0:
       self.first = agreed
@@ -352,12 +375,6 @@ class Agreement:
     return store_limit(
       self.rules.store_bytes, self.snapshot_bytes, num_replicas
     )
-
-  def _before(self, inbox: Inbox) -> str:
-    """Returns the digest of the manifest that precedes that of a turn."""
-    if inbox.turn:
-      return self.first.digest()
-    return self.memory.before
 
   def _decided(self, inbox: Inbox) -> Manifest:
     """Waits for the decision of a turn. Decides when it is due."""
@@ -498,17 +515,26 @@ class Agreement:
       names = self.first.names
     else:
       names = roster.expected()
+    sent = {name: inbox.held[name] for name in names if name in inbox.held}
+    before = self.before(inbox)
     manifest = make_manifest(
-      {name: inbox.held[name] for name in names if name in inbox.held},
-      before=self._before(inbox),
+      sent,
+      states=vote(
+        sent,
+        before=before,
+        event=inbox.event,
+        num_kinds=self.memory.num_kinds,
+        breaks_ties=self.memory.was_split,
+      ),
+      before=before,
       accepted=self.memory.norms(inbox),
       max_norm_ratio=self.rules.max_norm_ratio,
       full_weight_ratio=self.rules.full_weight_ratio,
       roster=roster,
     )
-    return dataclasses.replace(
-      manifest, begins_interval=self._begins_interval(inbox)
-    )
+    # Without a listed message, no replica's state is confirmed.
+    begins_interval = bool(manifest.listed) and self._begins_interval(inbox)
+    return dataclasses.replace(manifest, begins_interval=begins_interval)
 
   def _begins_interval(self, inbox: Inbox) -> bool:
     """Returns whether a snapshot of the state before a turn is due.

@@ -16,9 +16,10 @@ lists the folder of the turn, so a message that is missing costs no request.
 
 A message is the tags of its signature (`signer.py`), a fixed header and then
 numpy arrays. The header has a digest of the layout (types and shapes), the
-sender's digest of the shared state, and the weight of the message. All replicas
-know the layout of a message from the plan. So they know its size before they
-ask for it.
+weight of the message, and the name of the shared state that it belongs to: the
+digest of the manifest before. In the first turn of an event, the fingerprint of
+that state follows the header. All replicas know the layout of a message from
+the plan. So they know its size before they ask for it.
 """
 
 import dataclasses
@@ -34,6 +35,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dilocox_jax.mailbox_protocol.buffers import Buffer, Data, parts_of
+from dilocox_jax.mailbox_protocol.fingerprints import (
+  Fingerprint,
+  SharedState,
+  rows_bytes,
+  rows_in,
+)
 from dilocox_jax.mailbox_protocol.signer import (
   TAG_BYTES,
   Signer,
@@ -56,12 +63,14 @@ _PATHS_OF_EVENTS = {
   SNAPSHOTS: re.compile(r"([0-9]{10,})/(?:claim|arrays|index)"),
 }
 
-_HEADER = struct.Struct("<32s32sd")
+# Layout, digest of the manifest before, weight, event of the snapshot that the
+# sender began with, and the digest of its integers.
+_HEADER = struct.Struct("<32s32sdq8s")
 # If messages of so few replicas are missing, each of them is asked for. A
 # listing costs as much as twelve such requests in a bucket of S3, and it does
 # not bring the message.
 FEW = 3
-HEADER_BYTES = _HEADER.size  # Bytes of a message's content before its arrays.
+HEADER_BYTES = _HEADER.size  # Before the fingerprint and the arrays.
 
 Kind = tuple[np.dtype, tuple[int, ...]]  # Type and shape of an array.
 
@@ -167,16 +176,16 @@ class Message(NamedTuple):
 
   Attributes:
     data: The whole object as it is in the store, in one or several parts.
-    state: Digest of the sender's shared state, in hexadecimal digits.
     weight: Weight of the message in the mean; 0 if the sender's values are not
       finite.
     arrays: The arrays that are averaged.
+    state: The sender's shared state.
   """
 
   data: Data
-  state: str
   weight: float
   arrays: list[np.ndarray]
+  state: SharedState = SharedState()
 
   @property
   def digest(self) -> str:
@@ -198,6 +207,7 @@ class Inbox:
     like: Arrays of the types and shapes that every message of this turn has.
     kind: Number that is equal for events with messages of one size, e.g. the
       number of the fragment.
+    num_blocks: Blocks of the fingerprint that every message of this turn has.
     is_past: Whether the turn was settled before the snapshot with which this
       replica began. Then the replica only reads the turn's objects.
     expected: Replicas whose messages the turn waits for up to the grace time.
@@ -216,6 +226,7 @@ class Inbox:
   turn: int
   like: Sequence[np.ndarray]
   kind: int = 0
+  num_blocks: int = 0
   is_past: bool = False
   expected: Sequence[str] = ()
   there: set[str] = dataclasses.field(default_factory=set)
@@ -228,16 +239,18 @@ class Inbox:
     self._kinds: list[Kind] = [
       (array.dtype, array.shape) for array in self.like
     ]
-    self.num_bytes = message_bytes(num_bytes(self._kinds))
-    text = ";".join(f"{kind.name}{list(shape)}" for kind, shape in self._kinds)
+    self._arrays_start = _HEADER.size + rows_bytes(self.num_blocks)
+    self.num_bytes = signed_bytes(self._arrays_start + num_bytes(self._kinds))
+    parts = [f"{kind.name}{list(shape)}" for kind, shape in self._kinds]
+    text = ";".join([f"fingerprint[{self.num_blocks}]", *parts])
     self._layout = hashlib.sha256(text.encode()).digest()
 
   def send(
     self,
     replica: str,
-    state: bytes,
     weight: float,
     arrays: Sequence[np.ndarray],
+    state: SharedState = SharedState(),  # noqa: B008 - nobody changes it
   ) -> Message:
     """Writes a message, unless an earlier message of this replica is there.
 
@@ -246,20 +259,31 @@ class Inbox:
 
     Args:
       replica: Name of this replica, the sender.
-      state: Digest of the sender's shared state, 32 bytes.
       weight: Weight of the message in the mean.
       arrays: The arrays that are averaged. They are not copied, so nobody may
         change them before the event after next.
+      state: The sender's shared state, with a fingerprint of `num_blocks`.
 
     Returns:
       The new message. The message that is in the store may be an earlier one;
       it is in `held`.
     """
     path = message_path(self.event, self.turn, replica)
-    header = _HEADER.pack(self._layout, state, weight)
-    content = [raw_bytes(array) for array in arrays]
+    header = _HEADER.pack(
+      self._layout,
+      bytes.fromhex(state.name),
+      weight,
+      state.base,
+      state.fingerprint.integers,
+    )
+    content = [raw_bytes(array) for array in (state.fingerprint.rows, *arrays)]
     data = self.signer.sign(path, header, *content)
-    message = Message(data, state.hex(), float(weight), list(arrays))
+    message = Message(
+      data=data,
+      weight=float(weight),
+      arrays=list(arrays),
+      state=state,
+    )
     calls: list[Callable] = [functools.partial(self.store.create, path, data)]
     others = [name for name in self.expected if name != replica]
     if len(others) > FEW and not self.covers(others):
@@ -331,7 +355,16 @@ class Inbox:
     content = self.signer.verify(path, data)
     if data is None or content is None or len(data) != self.num_bytes:
       return
-    layout, state, weight = _HEADER.unpack_from(content)
+    layout, name, weight, base, integers = _HEADER.unpack_from(content)
     if layout == self._layout and 0 <= weight < math.inf:
-      arrays = arrays_in(content[HEADER_BYTES:], self._kinds)
-      self.held[replica] = Message(data, state.hex(), weight, arrays)
+      rows = rows_in(content[_HEADER.size : self._arrays_start])
+      self.held[replica] = Message(
+        data=data,
+        weight=weight,
+        arrays=arrays_in(content[self._arrays_start :], self._kinds),
+        state=SharedState(
+          name=name.hex() if any(name) else "",
+          base=base,
+          fingerprint=Fingerprint(rows, integers),
+        ),
+      )

@@ -2,7 +2,7 @@
 
 Replicas share a secret, a file that only its owner may read. `run.json` says
 what a run is. The first replica writes it, and nobody changes it afterwards. A
-later replica whose config or code differs is refused.
+later replica whose config or protocol differs is refused.
 
 A replica that comes, or comes back, takes the next free seat, an object that is
 created once. The seat holds the event from which the replica takes part. A
@@ -14,19 +14,16 @@ one request is enough to look for all replicas that come, however many are away.
 import dataclasses
 import functools
 import hashlib
-import importlib.metadata
 import json
 import math
 import os
 import pathlib
-import platform
 import re
 import secrets
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import dilocox_jax
 from dilocox_jax.checks import check_limits, flat, limited, require
 from dilocox_jax.files import replaced
 from dilocox_jax.mailbox_protocol.buffers import Buffer
@@ -41,7 +38,12 @@ from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
 from dilocox_jax.mailbox_protocol.store import get_all
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
-_VERSIONED = ("jax", "jaxlib", "numpy")
+# Replicas with different versions of the protocol cannot train together. The
+# version grows with each change of what is written in a store, of what replicas
+# conclude from it, or of what they compute from the same messages. All versions
+# sign and read `run.json` in the same way, so a replica can name both versions.
+PROTOCOL_VERSION = 2
+_FIRST_PROTOCOL_VERSION = 1  # Its runs did not say which version they have.
 _SECRET_BYTES = 32
 _BEFORE_FIRST_EVENT = -1
 # A seat that exists and cannot be read yet is asked for again after pauses that
@@ -149,25 +151,11 @@ def run_terms(
     rules: The rules of the exchange.
   """
   return {
+    "protocol": PROTOCOL_VERSION,
     "config": dict(config),
     "rules": dataclasses.asdict(rules),
     "text": text_digest,
-    "code": code_digest(pathlib.Path(dilocox_jax.__file__).parent),
-    "versions": {
-      "python": ".".join(platform.python_version_tuple()[:2]),
-      **{name: importlib.metadata.version(name) for name in _VERSIONED},
-    },
   }
-
-
-@functools.cache  # The code in memory does not change while the program runs.
-def code_digest(package: pathlib.Path) -> str:
-  """Returns a digest of the paths and texts of a package's Python files."""
-  digest = hashlib.sha256()
-  for file in sorted(package.rglob("*.py")):
-    text = hashlib.sha256(file.read_bytes()).hexdigest()
-    digest.update(f"{file.relative_to(package).as_posix()} {text}\n".encode())
-  return digest.hexdigest()
 
 
 class RunEntry(NamedTuple):
@@ -188,7 +176,6 @@ def join_run(
   terms: Mapping[str, Any],
   *,
   where: str,
-  accept_version: bool = False,
 ) -> RunEntry:
   """Joins the run that is in a store, or begins one.
 
@@ -200,8 +187,6 @@ def join_run(
     secret: The shared secret.
     terms: The values that must be equal in all replicas (`run_terms`).
     where: The store's name, for messages.
-    accept_version: Whether this replica may have other code and versions than
-      the run.
 
   Raises:
     RunMismatchError: If this replica differs from the run, or does not have its
@@ -230,7 +215,7 @@ def join_run(
     is_created = stored[path] is None and store.create(path, data)
     if not is_created:
       store.put(path, data)
-  _compare_terms(record, terms, where, accept_version)
+  _compare_terms(record, terms, where)
   return RunEntry(str(record["id"]), objects)
 
 
@@ -285,24 +270,24 @@ def _record_in_use(
 
 
 def _compare_terms(
-  record: Mapping[str, Any],
-  terms: Mapping[str, Any],
-  where: str,
-  accept_version: bool,
+  record: Mapping[str, Any], terms: Mapping[str, Any], where: str
 ) -> None:
   """Raises RunMismatchError for the first field in which a replica differs."""
+  version = record.get("protocol", _FIRST_PROTOCOL_VERSION)
+  if version != terms["protocol"]:
+    raise RunMismatchError(
+      f"this replica has version {terms['protocol']} of the mailbox's protocol,"
+      f" and the run at {where} has version {version}: install a release of"
+      " dilocox_jax with that version, or begin a new run in another place"
+    )
   theirs = flat({key: value for key, value in record.items() if key != "id"})
   ours = flat(json.loads(json.dumps(terms)))
   for field in dict.fromkeys([*ours, *theirs]):
-    advice = "take the run's value"
-    if field.partition(".")[0] in ("code", "versions"):
-      if accept_version:
-        continue
-      advice = "install the same, or accept it if it computes the same"
     if ours.get(field) != theirs.get(field):
       raise RunMismatchError(
         f"{field} is {_short(ours.get(field))} here and"
-        f" {_short(theirs.get(field))} in the run at {where}: {advice}"
+        f" {_short(theirs.get(field))} in the run at {where}: take the run's"
+        " value"
       )
 
 

@@ -1,7 +1,7 @@
 """Snapshots of the shared state, and the deletion of old objects.
 
-A snapshot is the state before an event. It is written when the event's manifest
-says that most replicas have that state. The replica that claims the snapshot
+A snapshot is the state before an event. It is written once the event's manifest
+lists messages that belong to that state. The replica that claims the snapshot
 first writes it. The store keeps the newest three snapshots, and the events
 since the oldest of them. So a replica can still read a snapshot while two newer
 ones are written, and it can read an older one if the newest is damaged.
@@ -60,14 +60,12 @@ class Snapshot(NamedTuple):
     event: The event.
     first: The first event whose result the state does not have yet. It is
       earlier than `event` if results are applied late.
-    state: Digest of the shared state.
     memory: `agreement.Memory` as JSON: what replicas know of earlier events.
     arrays: The arrays of the shared state.
   """
 
   event: int
   first: int
-  state: str
   memory: dict[str, Any]
   arrays: list[np.ndarray]
 

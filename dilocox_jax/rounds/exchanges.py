@@ -116,7 +116,6 @@ def mailbox(
   config: Mapping[str, Any] | None = None,
   text_digest: str = "",
   rules: MailboxRules = MailboxRules(),  # noqa: B008 - it is frozen
-  accept_version: bool = False,
   feedback: float = 0.0,
   against: str = "own",
   keep_unsent: bool = False,
@@ -148,8 +147,6 @@ def mailbox(
     text_digest: Digest of the training text, which must be equal in all
       replicas; "" if there is none.
     rules: Rules of the exchange, such as how long to wait for a replica.
-    accept_version: Whether this replica may have another version of the code
-      than the replica that began the run.
     feedback: Fraction of the codec's loss that is added to the next exchange,
       as for `dilocox_jax.exchange`. The loss of a message that came too late is
       the whole message.
@@ -178,7 +175,6 @@ def mailbox(
     secret=secret,
     text_digest=text_digest,
     rules=rules,
-    accept_version=accept_version,
   )
   settings = {
     "codec": str(codec),

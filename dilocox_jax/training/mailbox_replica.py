@@ -41,14 +41,11 @@ class MailboxAddress:
     where: Folder or URL of the run, as for `dilocox_jax.mailbox`.
     name: Name of this replica. Every replica of a run has a different name.
     secret: File of the secret that all replicas share, or the secret as bytes.
-    accept_version: Whether this replica may run another version of the code
-      than the run's other replicas.
   """
 
   where: Any
   name: str
   secret: bytes | str | os.PathLike[str]
-  accept_version: bool = False
 
 
 def mailbox_config(
@@ -106,7 +103,6 @@ def mailbox_exchange(
     address.where,
     name=address.name,
     secret=address.secret,
-    accept_version=address.accept_version,
     codec=to_plan.codec(config),
     step_weight=float(config.tokens_per_replica_step),
     text_digest=text_digest,

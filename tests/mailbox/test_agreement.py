@@ -17,6 +17,7 @@ from dilocox_jax.mailbox_protocol.agreement import (
   Memory,
   ReplicaStaleError,
 )
+from dilocox_jax.mailbox_protocol.fingerprints import SharedState
 from dilocox_jax.mailbox_protocol.manifest import (
   Listed,
   Manifest,
@@ -30,6 +31,7 @@ from dilocox_jax.mailbox_protocol.roster import MailboxRules, Roster, Seats
 from dilocox_jax.mailbox_protocol.signer import Signer
 from dilocox_jax.mailbox_protocol.snapshots import Snapshot, Snapshots
 from dilocox_jax.mailbox_protocol.store import RetryingStore, Store
+from dilocox_jax.mailbox_protocol.votes import Vote
 
 SIGNER = Signer(b"secret", "run")
 RULES = MailboxRules(replicas=2, quorum=2, grace_s=10.0, snapshot_every=4)
@@ -46,28 +48,23 @@ def store_fixture():
 
 
 @pytest.mark.parametrize(
-  ("sent", "listed", "reason"),
+  ("norms", "differing", "listed", "reason"),
   [
-    ({"b": ("s", 1.0), "a": ("s", 1.0)}, ["b", "a"], ""),
-    # The state that most have counts, and of two the earlier seat's.
-    ({"a": ("t", 1), "b": ("s", 1), "c": ("s", 1)}, ["b", "c"], "differs"),
-    ({"a": ("t", 1), "b": ("s", 1)}, ["a"], "its shared state differs"),
-    ({"a": ("s", 1), "b": ("s", 1e6), "c": ("s", 1)}, ["a", "c"], "8 "),
+    ({"b": 1, "a": 1}, "", ["b", "a"], ""),
+    ({"a": 1, "b": 1, "c": 1}, "a", ["b", "c"], "its shared state differs"),
+    ({"a": 1, "b": 1e6, "c": 1}, "", ["a", "c"], "over 8 times"),
     # Norms of another state are not usual.
-    (
-      {"a": ("t", 99), "b": ("s", 1), "c": ("s", 99), "d": ("s", 1)},
-      ["b", "d"],
-      "over 8 times",
-    ),
-    ({}, [], ""),
+    ({"a": 99, "b": 1, "c": 99, "d": 1}, "a", ["b", "d"], "over 8 times"),
+    ({}, "", [], ""),
   ],
 )
-def test_a_manifest_lists_those_who_agree(sent, listed, reason):
+def test_a_manifest_lists_those_who_agree(norms, differing, listed, reason):
   manifest = make_manifest(
     {
-      name: Message(name.encode(), state, 2.0, [np.array([norm], np.float32)])
-      for name, (state, norm) in sent.items()
+      name: Message(name.encode(), 2.0, [np.array([norm], np.float32)])
+      for name, norm in norms.items()
     },
+    states=Vote(dict.fromkeys(differing, "its shared state differs")),
     before="x",
     accepted=[],
     max_norm_ratio=8.0,
@@ -136,7 +133,7 @@ def trained_beside_a_faulty_replica(num_replicas, factor):
       delta *= factor if number == 0 else 1
       data = str(number).encode()
       arrays = [np.asarray(delta, np.float32)]
-      sent[str(number)] = Message(data, "s", 3.0, arrays)
+      sent[str(number)] = Message(data, 3.0, arrays)
     manifest = make_manifest(
       sent, before="", accepted=[], max_norm_ratio=5.0, roster=Roster()
     )
@@ -189,7 +186,11 @@ class One:
 
   def send(self, names, event=3, turn=0):
     for name in names:
-      self.inbox(event, turn).send(name, bytes(32), 1.0, ARRAYS)
+      state = SharedState(name=self.name_of_state(turn))
+      self.inbox(event, turn).send(name, 1.0, ARRAYS, state)
+
+  def name_of_state(self, turn):
+    return self.agreement.first.digest() if turn else ""
 
   def settle(self, event=3, turn=0, memory=None, inbox=None):
     self.agreement.memory = memory or Memory(event=event, roster=BOTH)
@@ -298,10 +299,10 @@ def test_a_message_that_vanished_before_the_manifest_is_written_again():
 
 def test_who_waits_for_what_was_deleted_looks_for_a_newer_snapshot():
   one = One()
-  manifest = Manifest("", "", (Listed("b", "0" * 64, 1.0, 5.0),), {}, BOTH)
+  manifest = Manifest("", (Listed("b", "0" * 64, 1.0, 5.0),), {}, BOTH)
   path = messages.manifest_path(3, 0)
   one.store.put(path, SIGNER.sign_json(path, dataclasses.asdict(manifest)))
-  one.snapshots.write(Snapshot(8, 8, "", {}, ARRAYS), starts=[0, 8])
+  one.snapshots.write(Snapshot(8, 8, {}, ARRAYS), starts=[0, 8])
   with pytest.raises(ReplicaStaleError, match="gone on from event 3"):
     one.settle()
   assert one.now < 1
@@ -357,7 +358,7 @@ def test_the_memory_keeps_the_last_norms_of_each_kind():
   memory = Memory(roster=BOTH)
   one = One()
   listed = tuple(Listed(n, "", 1.0, 2.0) for n in "abc")
-  manifest = Manifest("s", "", listed, {}, BOTH)
+  manifest = Manifest("", listed, {}, BOTH)
   for event, turn in [(event, turn) for event in range(14) for turn in (0, 1)]:
     memory = memory.after(manifest, one.inbox(event, turn, kind=event % 2))
   assert memory.event == 14 and memory.before == manifest.digest()
@@ -377,7 +378,7 @@ def of_run(store):
 
 def snapshot(event, first=None):
   first = event if first is None else first
-  return Snapshot(event, first, "ab", {"roster": [1]}, ARRAYS)
+  return Snapshot(event, first, {"roster": [1]}, ARRAYS)
 
 
 @pytest.mark.parametrize(

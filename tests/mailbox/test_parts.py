@@ -6,6 +6,11 @@ import pytest
 
 from dilocox_jax.mailbox_protocol import messages
 from dilocox_jax.mailbox_protocol.buffers import num_bytes_of, parts_of
+from dilocox_jax.mailbox_protocol.fingerprints import (
+  SharedState,
+  fingerprint_of,
+  rows_bytes,
+)
 from dilocox_jax.mailbox_protocol.messages import Inbox, message_path
 from dilocox_jax.mailbox_protocol.roster import (
   MailboxRules,
@@ -13,7 +18,6 @@ from dilocox_jax.mailbox_protocol.roster import (
   RunMismatchError,
   Seats,
   checked_name,
-  code_digest,
   join_run,
   read_secret,
   run_terms,
@@ -21,8 +25,10 @@ from dilocox_jax.mailbox_protocol.roster import (
 )
 from dilocox_jax.mailbox_protocol.signer import Signer
 from dilocox_jax.mailbox_protocol.store import RetryingStore, Store
+from dilocox_jax.reference.fingerprint import random_signs
 
 SIGNER = Signer(b"secret", "run")
+SIGNER_OF_RECORDS = Signer(b"secret", "")
 CONFIG = {"inner": {"learning_rate": 0.008, "betas": (0.9, 0.95)}, "seed": 1}
 
 
@@ -34,13 +40,9 @@ def store_fixture():
 # Who enters.
 
 
-def enter(store, secret=b"secret", accept_version=False, **changes):
+def enter(store, secret=b"secret", **changes):
   terms = run_terms(CONFIG, "t" * 64, MailboxRules(grace_s=5.0)) | changes
-  where = "s3://bucket/run"
-  entry = join_run(
-    store, secret, terms, where=where, accept_version=accept_version
-  )
-  return entry.run
+  return join_run(store, secret, terms, where="s3://bucket/run").run
 
 
 @pytest.mark.parametrize(
@@ -53,8 +55,11 @@ def enter(store, secret=b"secret", accept_version=False, **changes):
     ({"config": {**CONFIG, "new": 1}}, "config.new is 1 here and None"),
     ({"rules": {"grace_s": 6.0}}, "rules.grace_s is 6.0 here"),
     ({"text": "u" * 64}, r"text is uuuuuuuu\.\.\. here and tttttttt\.\.\. in"),
-    ({"code": "x"}, "code is 'x' here and .*: install the same, or accept"),
-    ({"versions": {"jax": "9"}}, "versions.jax is '9' here and"),
+    (
+      {"protocol": 3},
+      "this replica has version 3 of the mailbox's protocol, and the run at "
+      "s3://bucket/run has version 2: install",
+    ),
   ],
 )
 def test_who_differs_is_refused_in_one_line_that_names_the_field(
@@ -68,23 +73,19 @@ def test_who_differs_is_refused_in_one_line_that_names_the_field(
   assert store.get(messages.RUN, 10**6) == before
   with pytest.raises(RunMismatchError, match="not signed with this secret"):
     enter(store, secret=b"another")
-  if changes.keys() & {"code", "versions"}:
-    enter(store, accept_version=True, **changes)
-  else:
-    with pytest.raises(RunMismatchError, match=says):
-      enter(store, accept_version=True, **changes)
 
 
-def test_the_digest_of_code_sees_texts_and_names(tmp_path):
-  (tmp_path / "a.py").write_text("x = 1\n")
-  digest = code_digest.__wrapped__
-  first = digest(tmp_path)
-  (tmp_path / "notes.txt").write_text("not code")
-  assert digest(tmp_path) == first
-  (tmp_path / "a.py").write_text("x = 2\n")
-  second = digest(tmp_path)
-  (tmp_path / "a.py").rename(tmp_path / "b.py")
-  assert len({first, second, digest(tmp_path)}) == 3
+def test_a_run_of_the_first_protocol_is_refused_by_its_version(store):
+  enter(store)
+  record = SIGNER_OF_RECORDS.verify_json(
+    messages.RUN, store.get(messages.RUN, 10**6)
+  )
+  assert record is not None
+  del record["protocol"]
+  for path in (messages.RUN, messages.RUN_COPY):
+    store.put(path, SIGNER_OF_RECORDS.sign_json(path, record))
+  with pytest.raises(RunMismatchError, match="has version 2 .* has version 1:"):
+    enter(store)
 
 
 def test_a_secret_is_its_owners_alone(tmp_path):
@@ -134,29 +135,44 @@ OTHERS = [ARRAYS[0] + 1, *ARRAYS[1:]]  # pyright: ignore
 
 
 def inbox(store, event=3, signer=SIGNER, like=ARRAYS):
-  return Inbox(store, signer, event, 0, like)
+  return Inbox(store, signer, event, 0, like, num_blocks=1)
+
+
+STATE = SharedState(
+  name="ab" * 32,
+  base=64,
+  fingerprint=fingerprint_of(
+    [np.arange(3, dtype=np.float32), np.array([7])], random_signs("run", 3)
+  ),
+)
 
 
 def sent(store, name="oslo", weight=2.5, arrays=ARRAYS, **where):
   own = inbox(store, **where, like=arrays)
-  return own.send(name, b"s" * 32, weight, arrays)
+  return own.send(name, weight, arrays, STATE)
+
+
+def assert_same(mine, theirs):
+  assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+  assert mine.tobytes() == theirs.tobytes()
 
 
 def test_arrays_come_back_as_they_were_and_the_size_is_known(store):
   own = sent(store)
   size = sum(array.nbytes for array in ARRAYS)
-  assert num_bytes_of(own.data) == messages.message_bytes(size)
+  assert num_bytes_of(own.data) == messages.message_bytes(rows_bytes(1) + size)
   reader = inbox(store)
   assert reader.has("oslo") and reader.has("oslo")
   assert store.requests["get"] == 1  # It is read once.
   assert reader.has_listed("oslo", own.digest)
   back = reader.held["oslo"]
-  assert back.state == b"s".hex() * 32
-  assert back.weight == 2.5
   assert back.data == b"".join(parts_of(own.data))
+  assert back.weight == 2.5
+  assert back.state[:2] == ("ab" * 32, 64)
+  assert back.state.fingerprint.integers == STATE.fingerprint.integers
+  assert_same(back.state.fingerprint.rows, STATE.fingerprint.rows)
   for mine, theirs in zip(ARRAYS, back.arrays, strict=True):
-    assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
-    assert mine.tobytes() == theirs.tobytes()
+    assert_same(mine, theirs)
   assert bytes(messages.raw_bytes(np.array([1], ">i4"))) == b"\1\0\0\0"
 
 
@@ -165,7 +181,7 @@ def test_that_of_an_earlier_life_stays(store):
   reader = inbox(store)
   again = inbox(store)
   assert reader.has("oslo")
-  later = again.send("oslo", b"s" * 32, 2.5, OTHERS)
+  later = again.send("oslo", 2.5, OTHERS, STATE)
   assert again.held["oslo"].digest == own.digest != later.digest
   store.delete([message_path(3, 0, "oslo")])
   new = sent(store, arrays=OTHERS)

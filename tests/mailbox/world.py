@@ -61,6 +61,7 @@ class Toy:
     delay: int = 0,
     unused: int = 0,
     noise: float = 0.0,
+    rounds_up: bool = False,
     checkpoint: dict[str, Any] | None = None,
   ):
     """Begins a life of a replica.
@@ -72,6 +73,7 @@ class Toy:
       delay: Events between a send and its apply.
       unused: Values of a snapshot that nobody reads.
       noise: How much the work of this life differs from that of another one.
+      rounds_up: Whether its machine rounds parameters up to the next number.
       checkpoint: What `checkpoint` of an earlier life was; None: it begins with
         the newest snapshot.
     """
@@ -81,6 +83,7 @@ class Toy:
     self.delay = delay
     self.unused = np.zeros(unused)
     self.noise = noise
+    self.rounds_up = rounds_up
     self.history: dict[int, str] = {}
     self.credited: list[tuple[int, str, bytes]] = []
     self.held_back = np.zeros(MARKS, np.uint64)
@@ -150,6 +153,8 @@ class Toy:
     while len(self.pending) > self.delay:
       mean = self.pending.pop(0)
       self.theta, self.momentum = twin.outer(self.theta, self.momentum, mean)
+      if self.rounds_up:
+        self.theta = np.nextafter(self.theta, np.float32(np.inf))
     theta = self.theta
     momentum = self.momentum
     is_there = box.announce(event)
@@ -162,6 +167,7 @@ class Toy:
       delta = delta * np.float32(1 + self.noise)
     first = event - len(self.pending)
     exchanged = Exchanged([], False, {})
+    state = box.fingerprint(event, [theta, momentum])
     is_own_listed = False
     for turn in range(self.turns):
       exchanged = box.exchange(
@@ -170,7 +176,7 @@ class Toy:
         [delta, self.held_back.copy()],
         weight=twin.weight(self.name),
         send=is_there,
-        state=hashlib.sha256(theta.tobytes() + momentum.tobytes()).digest(),
+        state=state,
         snapshot=lambda: (first, self.saved(theta, momentum)),
       )
       self.superseded += exchanged.is_superseded
