@@ -585,8 +585,12 @@ class MailboxConfig(Section):
   grace_s: float = setting(60.0, above=0, below=math.inf, read_if=USES_MAILBOX)
   # Least number of events between two snapshots of the shared state, from which
   # new replicas start. Between two snapshots each replica also sends at least
-  # as many bytes as a snapshot has.
+  # as many bytes as a snapshot has. Exception: store_bytes needs more
+  # snapshots.
   snapshot_every: int = setting(64, at_least=1, read_if=USES_MAILBOX)
+  # Most bytes of all objects in the store. None means that the limit follows
+  # from the sizes of messages and snapshots (`mailbox_protocol.store_size`).
+  store_bytes: int | None = setting(None, at_least=1, read_if=USES_MAILBOX)
   # Largest norm of a message with full weight, as a multiple of the usual norm.
   # A message with a larger norm has less weight (`mailbox_protocol.manifest`).
   full_weight_ratio: float = setting(

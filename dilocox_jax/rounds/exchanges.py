@@ -116,7 +116,6 @@ def mailbox(
   config: Mapping[str, Any] | None = None,
   text_digest: str = "",
   rules: MailboxRules = MailboxRules(),  # noqa: B008 - it is frozen
-  accept_version: bool = False,
   feedback: float = 0.0,
   against: str = "own",
   keep_unsent: bool = False,
@@ -128,7 +127,8 @@ def mailbox(
   Pass it to `dilocox_jax.make_rounds` in programs that have one replica each,
   on machines anywhere. `make_rounds` enters the run in the store.
 
-  Wire: the arrays of the codec, behind a header of 104 bytes.
+  Wire: the arrays of the codec, behind 120 bytes, 32 bytes for each MiB that
+  has begun, and a fingerprint of 136 bytes for each 2^20 values of the state.
 
   Args:
     where: Folder or URL of the run, or an object with the methods of
@@ -147,8 +147,6 @@ def mailbox(
     text_digest: Digest of the training text, which must be equal in all
       replicas; "" if there is none.
     rules: Rules of the exchange, such as how long to wait for a replica.
-    accept_version: Whether this replica may have another version of the code
-      than the replica that began the run.
     feedback: Fraction of the codec's loss that is added to the next exchange,
       as for `dilocox_jax.exchange`. The loss of a message that came too late is
       the whole message.
@@ -177,7 +175,6 @@ def mailbox(
     secret=secret,
     text_digest=text_digest,
     rules=rules,
-    accept_version=accept_version,
   )
   settings = {
     "codec": str(codec),
