@@ -72,7 +72,7 @@ def _estimate(config: RunConfig, memory_bytes: float) -> None:
   Raises:
     StoppedError: If the run does not fit.
   """
-  from dilocox_jax.api.device_memory import LEAST_SPARE, device_memory
+  from dilocox_jax.config.device_memory import LEAST_SPARE, device_memory
   from dilocox_jax.plan.model import shapes
   from dilocox_jax.report.units import human_bytes, human_share
 

@@ -11,15 +11,15 @@ import math
 
 import jax
 
-from dilocox_jax.api.device_memory import (
+from dilocox_jax.config import RunConfig
+from dilocox_jax.config.device_memory import (
   device_memory,
   num_copies,
   optimizer_copies,
   share_bytes,
 )
-from dilocox_jax.api.free_memory import device_bytes, free_host_bytes
-from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import on_platform
+from dilocox_jax.distributed.free_memory import device_bytes, free_host_bytes
 from dilocox_jax.report.units import human_bytes
 from dilocox_jax.training.build import platform_name
 from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides

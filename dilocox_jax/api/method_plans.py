@@ -18,11 +18,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dilocox_jax.api.device_memory import (
-  LEAST_SPARE,
-  DeviceMemory,
-  device_memory,
-)
 from dilocox_jax.api.measured_gaps import (
   MeasuredGap,
   measured_gaps,
@@ -32,6 +27,11 @@ from dilocox_jax.api.simulation_setup import Options, Setup, cluster_of, set_up
 from dilocox_jax.checks import flat, require
 from dilocox_jax.codecs.named import link_names
 from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.config.device_memory import (
+  LEAST_SPARE,
+  DeviceMemory,
+  device_memory,
+)
 from dilocox_jax.config.run import check_config
 from dilocox_jax.plan.collectives import MAILBOX
 from dilocox_jax.plan.schedule.methods import METHODS

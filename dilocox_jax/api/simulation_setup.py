@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from dilocox_jax.aggregators.traffic import Traffic
-from dilocox_jax.api.device_memory import optimizer_copies
 from dilocox_jax.checks import check_limits, limited, require
 from dilocox_jax.config import RunConfig, to_plan
+from dilocox_jax.config.device_memory import optimizer_copies
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.simulate.analytic import AnalyticClock, Work

@@ -34,6 +34,7 @@ from dilocox_jax.trees import Scalar, Tree, shapes_by_path
 def model_functions(
   config: RunConfig,
   computation: Computation,
+  gather: str,
   supplied: LossModel | None,
   end_of_text: int | None,
   trainable: Adaptation | None = None,
@@ -43,6 +44,8 @@ def model_functions(
   Args:
     config: Config of the run.
     computation: Settings of the computation that depend on the devices.
+    gather: When data shards collect the layers of a pipeline stage: "stage" or
+      "layer" (`inner.sharded`).
     supplied: Model of the user; None means the model of the config.
     end_of_text: Token after which attention starts anew, or None.
     trainable: The part of the model that is trained; None means all of it.
@@ -119,7 +122,7 @@ def model_functions(
         "trainable: pipeline stages train all of a model: set "
         "mesh.num_stages=1",
       )
-      gradient, evaluation = _divided_functions(config, cut_model)
+      gradient, evaluation = _divided_functions(config, cut_model, gather)
       return evaluated, gradient, evaluation
     evaluated = LossModel(model.init, _loss_of_shards(config, cut_model(0.0)))
     loss = _loss_of_shards(config, cut_model(config.model.z_loss))
@@ -205,13 +208,14 @@ def _mean_over_batches(loss: Loss) -> Loss:
 
 
 def _divided_functions(
-  config: RunConfig, cut_model: Callable[[float], CutModel]
+  config: RunConfig, cut_model: Callable[[float], CutModel], gather: str
 ) -> tuple[Gradient, Loss]:
   """Builds gradient and evaluation of a replica that several devices hold.
 
   Args:
     config: Config of the run.
     cut_model: Function from the weight of the z-loss to the cut model.
+    gather: As in `model_functions`.
   """
   mesh = config.mesh
   layers = config.stage_layers
@@ -230,6 +234,7 @@ def _divided_functions(
     layers,
     num_micro_batches=num_micro_batches,
     divided_tables=tables,
+    gather=gather,
   )
   stage_loss = pipelined_loss(cut_model(0.0), layers.counts)
   evaluation = sharded.sharded_loss(
@@ -238,6 +243,7 @@ def _divided_functions(
     layers,
     num_rows=num_rows,
     divided_tables=tables,
+    gather=gather,
   )
   return gradient, evaluation
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from dilocox_jax.api import device_memory
-from dilocox_jax.api.device_memory import DeviceMemory
+from dilocox_jax.config import device_memory
+from dilocox_jax.config.device_memory import DeviceMemory
 from tests.experiments.programs import run
 
 ONE = DeviceMemory(state=3_000_000, step=1_000_000, frozen=500_000)

@@ -73,7 +73,9 @@ class DeviceMemory:
     return self.state + self.step + self.frozen
 
 
-def device_memory(config: RunConfig) -> DeviceMemory:
+def device_memory(
+  config: RunConfig, device_bytes: float = math.inf
+) -> DeviceMemory:
   """Returns the memory of one device that works for a single replica.
 
   The estimate ignores everything that a compiler adds or saves. Optimizers
@@ -81,6 +83,39 @@ def device_memory(config: RunConfig) -> DeviceMemory:
 
   Args:
     config: Config of the run.
+    device_bytes: Memory of a device (bytes), from which `mesh.gather="auto"`
+      follows (`chosen_gather`).
+  """
+  return _memory(config, chosen_gather(config, device_bytes))
+
+
+def chosen_gather(config: RunConfig, device_bytes: float = math.inf) -> str:
+  """Returns when the data shards of a pipeline stage collect its layers.
+
+  To collect all layers of a stage once a step sends fewer bytes. So "auto"
+  means "stage" if the run then leaves enough memory to spare, else "layer".
+
+  Args:
+    config: Config of the run.
+    device_bytes: Memory of a device (bytes); infinity if it is not known.
+
+  Returns:
+    "stage" or "layer".
+  """
+  if config.mesh.gather != "auto":
+    return config.mesh.gather
+  needed_bytes = _memory(config, "stage").total
+  if needed_bytes <= (1 - LEAST_SPARE) * device_bytes:
+    return "stage"
+  return "layer"
+
+
+def _memory(config: RunConfig, gather: str) -> DeviceMemory:
+  """Returns the memory of a device.
+
+  Args:
+    config: Config of the run.
+    gather: When data shards collect layers of their stage: "stage" or "layer".
   """
   shapes = config.trained_shapes
   division = config.division
@@ -99,7 +134,9 @@ def device_memory(config: RunConfig) -> DeviceMemory:
     }
     frozen += _narrow_bytes(config, layer_shapes)
   return DeviceMemory(
-    state=round(state) + factors, step=_step_bytes(config), frozen=frozen
+    state=round(state) + factors,
+    step=_step_bytes(config, gather),
+    frozen=frozen,
   )
 
 
@@ -212,8 +249,13 @@ def factor_bytes(shapes: Shapes, division: Division, codec: Codec) -> int:
   return total
 
 
-def _step_bytes(config: RunConfig) -> int:
-  """Returns the memory that a step needs in addition to the state (bytes)."""
+def _step_bytes(config: RunConfig, gather: str) -> int:
+  """Returns the memory that a step needs in addition to the state (bytes).
+
+  Args:
+    config: Config of the run.
+    gather: As in `_memory`.
+  """
   shape = config.model.shape
   layers_size, tables_size = _trained_sizes(config)
   layer_size = layers_size // shape.num_layers
