@@ -460,13 +460,14 @@ def _plan(
 ) -> MethodPlan:
   """Returns the plan of a config, without a comparison and without a gap."""
   setup = set_up(config, cluster, options)
+  memory_bytes = _device_bytes(setup.link_costs.cluster, device_bytes)
   return MethodPlan(
     name=name,
     config=config,
     setup=setup,
     rounds=steady_state(setup.link_costs, setup.work, setup.script, setup.plan),
-    memory=device_memory(config),
-    device_bytes=_device_bytes(setup.link_costs.cluster, device_bytes),
+    memory=device_memory(config, memory_bytes),
+    device_bytes=memory_bytes,
   )
 
 

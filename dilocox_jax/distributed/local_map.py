@@ -48,9 +48,7 @@ _NUM_AXES = 3  # A stack of matrices is [layers, rows, columns].
 Update = Callable[..., tuple[Tree, Tree]]
 
 
-def partition(
-  spec: Spec, axes: Sequence[str] = INNER_AXES
-) -> PartitionSpec:
+def partition(spec: Spec, axes: Sequence[str] = INNER_AXES) -> PartitionSpec:
   """Returns a spec of `Division` as a JAX `PartitionSpec`.
 
   Args:

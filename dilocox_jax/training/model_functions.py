@@ -26,6 +26,7 @@ from dilocox_jax.models.loss import (
   chunked_token_loss,
   next_token_loss,
   token_scores,
+  token_scores_of_columns,
 )
 from dilocox_jax.models.transformer import remat_wrapper
 from dilocox_jax.trees import Scalar, Tree, shapes_by_path
@@ -284,6 +285,8 @@ def _cut_model(
   def loss(outside_blocks: Tree, x: Tree, targets: Tree) -> Scalar:
     logits = functools.partial(model.logits, outside_blocks)
     scores = token_scores
+    if config.mesh.num_tensor_shards > 1:
+      scores = token_scores_of_columns
     if head in tables:
       logits = vocabulary.divided_logits(logits)
       scores = vocabulary.divided_scores

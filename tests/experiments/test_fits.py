@@ -12,7 +12,8 @@ import sys
 import pytest
 
 from dilocox_jax.config import from_mapping, to_plan
-from dilocox_jax.config.device_memory import device_memory, share_bytes
+from dilocox_jax.config.device_memory import device_memory
+from dilocox_jax.config.step_memory import share_bytes
 from dilocox_jax.plan.model import shapes
 from dilocox_jax.plan.model.adapters import Lora
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
