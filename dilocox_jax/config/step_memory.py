@@ -34,6 +34,10 @@ _BYTES = {"float32": 4, "bfloat16": 2}
 # a third copy the estimate would be 3.3 GiB above the memory that a compiled
 # program of 107 billion parameters needs.
 _MUON_COPIES = 2
+# Data shards that divide the vocabulary collect the streams of all shards
+# (`inner.vocabulary`). A device has three copies at a time, as compiled
+# programs show: the streams, their norm and a gradient.
+_ROWS_COPIES = 3
 # Layers that a device holds whole if it collects one layer at a time: the layer
 # that it computes, and the next one, which is on its way.
 _LAYERS_AT_A_TIME = 2
@@ -186,18 +190,23 @@ def _bytes_of_stage(
   tables_size = other_size - divided_size
   tables_size += divided_size // mesh.num_data_shards
   value_bytes = _BYTES[computation.compute_dtype]
+  # One share of a gradient is on its way into the optimizer or into an
+  # exchange, as compiled programs show. A stage that sums gradients layer by
+  # layer has its share already.
   share = share_bytes(config.trained_shapes, config.division)
+  activations = _activations(config, computation, layers_per_stage)
   if gather == "stage":
     held_size = stage_size + tables_size
-    layers = 0
+    work = activations.layer + activations.logits
   else:
     held_size = stage_size // mesh.num_data_shards + tables_size
-    layers = (_LAYERS_AT_A_TIME + 1) * _whole_layer_bytes(config, computation)
-  activations = _activations(config, computation, layers_per_stage)
-  work = activations.layer + layers + activations.logits
+    num_whole_layers = _LAYERS_AT_A_TIME + 1  # And the gradient of a layer.
+    layers = num_whole_layers * _whole_layer_bytes(config, computation)
+    # The last stage computes the logits before it collects a layer.
+    work = max(activations.layer + layers, activations.logits)
+  if gather == "layer" and config.division.layers_on_stages:
+    share = 0
   held = held_size * (FP32_BYTES + value_bytes)
-  # One share of a gradient is on its way into the optimizer or into an
-  # exchange, as compiled programs show.
   return held + _or_muon(config, share + activations.saved + work)
 
 
@@ -270,7 +279,8 @@ class _Activations:
   Attributes:
     saved: Values that all layers save in the forward for their backward.
     layer: Values that the backward of one layer reads.
-    logits: Logits of a chunk of tokens and their gradient, in fp32.
+    logits: Logits of a chunk of tokens and their gradient, in fp32. If data
+      shards divide the vocabulary, also the streams of all shards' tokens.
   """
 
   saved: int
@@ -323,10 +333,14 @@ def _activations(
     num_saved = num_layers  # One micro-batch at a time.
   chunk_tokens = min(computation.loss_chunk_tokens or tokens, tokens)
   logits_size = chunk_tokens * shape.vocab_size // mesh.num_tensor_shards
+  logits_bytes = 2 * logits_size * FP32_BYTES
+  if config.division.divided_tables(shape):
+    rows_of_all_shards = mesh.num_data_shards * chunk_tokens * shape.model_dim
+    logits_bytes += _ROWS_COPIES * rows_of_all_shards * value_bytes
   return _Activations(
     saved=num_saved * tokens * saved_values * value_bytes,
     layer=work_bytes,
-    logits=2 * logits_size * FP32_BYTES,
+    logits=logits_bytes,
   )
 
 

@@ -25,6 +25,7 @@ from jax.sharding import PartitionSpec
 
 from dilocox_jax.distributed.local_map import (
   PIPELINE_AXES,
+  is_automatic,
   map_over_devices,
   partition,
   specs_of,
@@ -39,6 +40,7 @@ from dilocox_jax.models.transformer import remat_wrapper
 from dilocox_jax.plan.model.division import (
   DATA_AXIS,
   STAGE_AXIS,
+  TENSOR_AXIS,
   Division,
   Spec,
   StageLayers,
@@ -80,7 +82,10 @@ def sharded_gradient(
     `distributed.replicas.Replicas.map`. The gradients are divided like the
     parameters.
   """
-  from_stages = functools.partial(_from_stages, stage_layers, gather)
+
+  def from_stages(leaf: Array, spec: Spec) -> Array:
+    reduce = functools.partial(_from_stages, stage_layers, gather, spec=spec)
+    return _on_tensor_shards(reduce, spec)(leaf)
 
   def gradient(params: Tree, batch: Array) -> tuple[Scalar, Tree]:
     specs, axes, partitions = _layout(params, division, divided_tables)
@@ -275,7 +280,11 @@ def _collected(
   )
   if stage_layers is None:
     return (params[BLOCKS], specs[BLOCKS]), rest
-  to_stages = functools.partial(_to_stages, stage_layers, gather)
+
+  def to_stages(leaf: Array, spec: Spec) -> Array:
+    collect = functools.partial(_to_stages, stage_layers, gather, spec=spec)
+    return _on_tensor_shards(collect, spec)(leaf)
+
   return jax.tree.map(to_stages, params[BLOCKS], specs[BLOCKS]), rest
 
 
@@ -436,11 +445,15 @@ def _gather(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
     spec: Spec of the leaf.
     over: Mesh axes over which the leaf is collected.
   """
-  for dimension, axes in _divided_dimensions(spec, over):
-    # XLA copies what it gathers, even from a single device.
-    if jax.lax.axis_size(axes) > 1:
-      leaf = jax.lax.all_gather(leaf, axes, axis=dimension, tiled=True)
-  return leaf
+
+  def gather(leaf: Array) -> Array:
+    for dimension, axes in _divided_dimensions(spec, over):
+      # XLA copies what it gathers, even from a single device.
+      if jax.lax.axis_size(axes) > 1:
+        leaf = jax.lax.all_gather(leaf, axes, axis=dimension, tiled=True)
+    return leaf
+
+  return _on_tensor_shards(gather, spec)(leaf)
 
 
 def _scatter(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
@@ -451,11 +464,38 @@ def _scatter(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
     spec: Spec of the leaf.
     over: Mesh axes over which the leaf is summed.
   """
-  for dimension, axes in _divided_dimensions(spec, over):
-    leaf = jax.lax.psum_scatter(
-      leaf, axes, scatter_dimension=dimension, tiled=True
-    )
-  return leaf
+
+  def scatter(leaf: Array) -> Array:
+    for dimension, axes in _divided_dimensions(spec, over):
+      leaf = jax.lax.psum_scatter(
+        leaf, axes, scatter_dimension=dimension, tiled=True
+      )
+    return leaf
+
+  return _on_tensor_shards(scatter, spec)(leaf)
+
+
+def _on_tensor_shards(
+  function: Callable[[Array], Array], spec: Spec
+) -> Callable[[Array], Array]:
+  """Lets each tensor shard apply collectives to its part of a leaf.
+
+  JAX's partitioner divides no collective over other mesh axes: it would first
+  collect the leaf from all tensor shards.
+
+  Args:
+    function: (leaf) -> leaf. Its collectives are over data shards and stages.
+    spec: Spec of the leaf.
+  """
+  # If other devices divide the same dimension as tensor shards, as in the large
+  # tables, the parts of a tensor shard are not next to each other.
+  has_own_dimension = (TENSOR_AXIS,) in spec
+  if not has_own_dimension or not is_automatic(TENSOR_AXIS):
+    return function
+  by_tensor = partition(spec, (TENSOR_AXIS,))
+  return map_over_devices(
+    function, in_specs=by_tensor, out_specs=by_tensor, axes=(TENSOR_AXIS,)
+  )
 
 
 def _divided_dimensions(
