@@ -13,7 +13,7 @@ ONE = DeviceMemory(state=3_000_000, step=1_000_000, frozen=500_000)
 
 @pytest.fixture(autouse=True)
 def known_memory(monkeypatch):
-  monkeypatch.setattr(device_memory, "device_memory", lambda config: ONE)
+  monkeypatch.setattr(device_memory, "device_memory", lambda *args: ONE)
 
 
 def fits(*flags):
