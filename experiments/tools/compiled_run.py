@@ -348,8 +348,8 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
     config.num_devices == len(devices),
     f"the run has {config.num_devices} devices and the slices have"
     f" {len(devices)}: num_replicas x num_data_shards x"
-    " num_tensor_shards x num_stages must be all of them, e.g. --config.mesh.num_stages=2 --config.mesh.num_data_shards=2"
-    " for v5e:2x2",
+    " num_tensor_shards x num_stages must be all of them, e.g."
+    " --config.mesh.num_stages=2 --config.mesh.num_data_shards=2 for v5e:2x2",
   )
   require(kind in _MEMORY_GIB, f"the memory of {kind!r} is not known here")
   # The run reads the memory of its devices. These devices cannot be asked.
