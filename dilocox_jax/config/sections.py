@@ -382,6 +382,16 @@ class MeshConfig(Section):
     read_if=ReadIf(DEVICES, lambda count: count > 1),
     is_free_on_resume=True,
   )
+  # When the data shards of a pipeline stage collect its layers: stage (all of
+  # them once a step), layer (one layer for each micro-batch: less memory, more
+  # bytes inside a cluster) or auto (stage if it fits into a device).
+  gather: str = setting(
+    "auto",
+    choices=choices.GATHERS,
+    read_if=ReadIf("mesh.num_stages", lambda count: count > 1),
+    is_free_on_resume=True,
+    is_left_to_device=True,
+  )
   # Memory of the outer state: device or pinned_host.
   outer_memory: str = setting(
     "device", choices=choices.MEMORIES, is_free_on_resume=True

@@ -93,6 +93,28 @@ def token_scores(
   return log_partition_T, target_T
 
 
+def token_scores_of_columns(
+  logits_TxV: Float[Array, "T V"], targets_T: Int[Array, " T"]
+) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
+  """Returns `token_scores` of logits whose columns are divided among devices.
+
+  JAX's partitioner divides a sum over columns. To look up one column of each
+  row it would collect all logits on every device.
+
+  Args:
+    logits_TxV: Logits.
+    targets_T: Tokens that should have been predicted.
+
+  Returns:
+    log(Z) and the logit of the target, both [T].
+  """
+  log_partition_T = jax.nn.logsumexp(logits_TxV, axis=-1)
+  columns_V = jnp.arange(logits_TxV.shape[1])
+  is_target_TxV = targets_T[:, None] == columns_V
+  target_T = jnp.sum(jnp.where(is_target_TxV, logits_TxV, 0), axis=-1)
+  return log_partition_T, target_T
+
+
 def _mean_loss(
   log_partition_T: Array, target_T: Array, z_loss: float | int
 ) -> Array:

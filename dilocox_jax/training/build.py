@@ -22,9 +22,11 @@ from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.checks import require
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.config import RunConfig, to_plan
+from dilocox_jax.config.device_memory import chosen_gather
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.config.sections import MembershipConfig
-from dilocox_jax.distributed import host_memory
+from dilocox_jax.distributed import coordinator_store, host_memory
+from dilocox_jax.distributed.free_memory import device_bytes
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.inner.step import inner_step
 from dilocox_jax.models.loss import LossModel
@@ -211,6 +213,7 @@ def programs(
     config,
     computation,
     division,
+    gather=_gather(config, devices),
     supplied=overrides.model,
     end_of_text=end_of_text,
     trainable=overrides.trainable,
@@ -305,6 +308,25 @@ def programs(
     policy=to_plan.policy(config),
     aggregator_of=_aggregator_of(config),
   )
+
+
+def _gather(config: RunConfig, devices: Sequence[Any] | None) -> str:
+  """Returns when the data shards of a pipeline stage collect its layers.
+
+  All processes of a run return the same, even if their devices differ, because
+  they run one program.
+
+  Args:
+    config: Config of the run.
+    devices: Devices to compile for. None means the devices of this machine,
+      whose memory is read if the config leaves the choice to them.
+  """
+  is_open = config.mesh.gather == "auto" and config.mesh.num_stages > 1
+  if devices is not None or not is_open:
+    return chosen_gather(config)
+  memory_bytes = min(map(device_bytes, jax.local_devices()))
+  least_bytes = min(coordinator_store.allgather(memory_bytes))
+  return chosen_gather(config, least_bytes)
 
 
 def _needs_thread(config: RunConfig) -> bool:

@@ -27,6 +27,7 @@ from dilocox_jax.models.loss import (
   chunked_token_loss,
   next_token_loss,
   token_scores,
+  token_scores_of_columns,
 )
 from dilocox_jax.models.transformer import remat_wrapper
 from dilocox_jax.plan.model.division import Division
@@ -56,6 +57,7 @@ def model_functions(
   config: RunConfig,
   computation: Computation,
   division: Division,
+  gather: str,
   supplied: LossModel | None,
   end_of_text: int | None,
   trainable: Adaptation | None = None,
@@ -66,6 +68,8 @@ def model_functions(
     config: Config of the run.
     computation: Settings of the computation that depend on the devices.
     division: How a replica is divided among its devices (`run_division`).
+    gather: When data shards collect the layers of a pipeline stage: "stage" or
+      "layer" (`inner.sharded`).
     supplied: Model of the user; None means the model of the config.
     end_of_text: Token after which attention starts anew, or None.
     trainable: The part of the model that is trained; None means all of it.
@@ -144,7 +148,7 @@ def model_functions(
         "trainable: pipeline stages train all of a model: set "
         "mesh.num_stages=1",
       )
-      gradient, evaluation = _divided_functions(config, cut_model)
+      gradient, evaluation = _divided_functions(config, cut_model, gather)
       return evaluated, gradient, evaluation
     evaluated = LossModel(model.init, _loss_of_shards(config, cut_model(0.0)))
     loss = _loss_of_shards(config, cut_model(config.model.z_loss))
@@ -230,13 +234,14 @@ def _mean_over_batches(loss: Loss) -> Loss:
 
 
 def _divided_functions(
-  config: RunConfig, cut_model: Callable[[float], CutModel]
+  config: RunConfig, cut_model: Callable[[float], CutModel], gather: str
 ) -> tuple[Gradient, Loss]:
   """Builds gradient and evaluation of a replica that several devices hold.
 
   Args:
     config: Config of the run.
     cut_model: Function from the weight of the z-loss to the cut model.
+    gather: As in `model_functions`.
   """
   mesh = config.mesh
   layers = config.stage_layers
@@ -255,6 +260,7 @@ def _divided_functions(
     layers,
     num_micro_batches=num_micro_batches,
     divided_tables=tables,
+    gather=gather,
   )
   stage_loss = pipelined_loss(cut_model(0.0), layers.counts)
   evaluation = sharded.sharded_loss(
@@ -263,6 +269,7 @@ def _divided_functions(
     layers,
     num_rows=num_rows,
     divided_tables=tables,
+    gather=gather,
   )
   return gradient, evaluation
 
@@ -303,6 +310,8 @@ def _cut_model(
   def loss(outside_blocks: Tree, x: Tree, targets: Tree) -> Scalar:
     logits = functools.partial(model.logits, outside_blocks)
     scores = token_scores
+    if config.mesh.num_tensor_shards > 1:
+      scores = token_scores_of_columns
     if head in tables:
       logits = vocabulary.divided_logits(logits)
       scores = vocabulary.divided_scores

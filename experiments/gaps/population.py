@@ -227,7 +227,12 @@ def _programs(setting: Setting) -> _Programs:
   config = setting.config(_ANY_RUN)
   computation = on_platform(config, build.platform_name())
   model, gradient, evaluation = model_functions(
-    config, computation, config.division, supplied=None, end_of_text=None
+    config,
+    computation,
+    config.division,
+    gather="stage",
+    supplied=None,
+    end_of_text=None,
   )
   if computation.stacked_by == "map":
     evaluation = sequential_vmap(evaluation)
