@@ -90,8 +90,15 @@
 #ifndef KEPT
 #define KEPT 1
 #endif
-#if defined(LOSS) || defined(SNAPSHOTS)
-#define OBJECTS_VANISH
+#ifndef TRACKED
+#ifdef KILL
+#define TRACKED 2         /* replicas 1 and 2 are alike */
+#else
+#define TRACKED 1         /* all replicas are alike */
+#endif
+#endif
+#if defined(LOSS) || (defined(SNAPSHOTS) && !defined(READS_AT_ONCE))
+#define READS_ONE_BY_ONE
 #endif
 
 #define EXISTS 128
@@ -99,6 +106,8 @@
 #define AFTER_DELETION 32 /* in a manifest: it was written after the deletion */
 #define BIT(number) (1 << (number))
 #define AT(an_event, replica) ((an_event) * N + (replica))
+#define UNITS_AT(an_event, replica) ((an_event) * TRACKED + (replica))
+#define is_tracked(replica) ((replica) < TRACKED)
 
 /* The store. 0 means that an object is missing. */
 byte message[E * N];
@@ -110,16 +119,16 @@ bool snapshot_of[E];
 
 /* What each replica has in memory. */
 byte event[N];
-byte held_back[N];
 byte held[N];
 byte list[N];             /* the list that it proposes or follows */
 byte objects[N];
 bool has_ended[N];
 
-/* What only the properties look at. */
-byte units[E * N];        /* units of each message, until its event is agreed */
+/* What only the properties look at, of the first TRACKED replicas. */
+byte held_back[TRACKED];
+byte units[E * TRACKED];  /* units of each message, until its event is agreed */
 byte units_of_second[E];  /* units of each message of the second life */
-byte averaged[N];         /* units of each replica that were averaged */
+byte averaged[TRACKED];   /* units of each replica that were averaged */
 byte agreed[E];           /* the list that was followed first */
 bool deleted[E];
 
@@ -147,8 +156,13 @@ byte late_event;
 #define named(a_list, replica) \
   (EXISTS | ((replica) == 0 -> ((a_list) & SECOND) : 0))
 
+/* A replica may have read the messages of an event that is deleted now. */
+#ifdef READS_AT_ONCE
+#define has(replica) (message[AT(event[me], replica)] || deleted[event[me]])
+#else
 #define has(replica) \
   (is_in(held[me], replica) || message[AT(event[me], replica)])
+#endif
 
 #define num_present (has(0) + has(1) + (N > 2 -> has(N - 1) : 0))
 
@@ -179,7 +193,7 @@ inline choose_list() {
      fi;
      i++
   od;
-#ifdef OBJECTS_VANISH
+#ifdef READS_ONE_BY_ONE
   held[me] = held[me] | (list[me] & (BIT(N) - 1));
   if
   :: is_in(list[me], 0) -> held[me] = held[me] | (list[me] & SECOND)
@@ -192,20 +206,23 @@ inline choose_list() {
 
 /* Inbox.send: creates a message with all units that are held back. */
 inline create_message() {
-  held_back[me] = held_back[me] | BIT(event[me]);
+  if
+  :: is_tracked(me) -> held_back[me] = held_back[me] | BIT(event[me])
+  :: else
+  fi;
   if
   :: message[AT(event[me], me)] == 0 ->
      message[AT(event[me], me)] = EXISTS | life;
      if
-     :: agreed[event[me]] == 0 && life == SECOND ->
+     :: !is_tracked(me) || agreed[event[me]]
+     :: is_tracked(me) && agreed[event[me]] == 0 && life == SECOND ->
         units_of_second[event[me]] = held_back[me]
-     :: agreed[event[me]] == 0 && life != SECOND ->
-        units[AT(event[me], me)] = held_back[me]
-     :: agreed[event[me]]
+     :: is_tracked(me) && agreed[event[me]] == 0 && life != SECOND ->
+        units[UNITS_AT(event[me], me)] = held_back[me]
      fi
   :: else
   fi;
-#ifdef OBJECTS_VANISH
+#ifdef READS_ONE_BY_ONE
   held[me] = BIT(me) | (message[AT(event[me], me)] & SECOND)
 #endif
 }
@@ -238,17 +255,19 @@ inline create_manifest() {
 inline average() {
   i = 0;
   do
-  :: i == N -> break
-  :: i < N && !is_in(list[me], i) -> units[AT(event[me], i)] = 0; i++
-  :: i < N && is_in(list[me], i) ->
+  :: i == TRACKED -> break
+  :: i < TRACKED && !is_in(list[me], i) ->
+     units[UNITS_AT(event[me], i)] = 0;
+     i++
+  :: i < TRACKED && is_in(list[me], i) ->
      if
      :: i == 0 && (list[me] & SECOND) ->
-        units[AT(event[me], i)] = units_of_second[event[me]]
+        units[UNITS_AT(event[me], i)] = units_of_second[event[me]]
      :: else
      fi;
-     assert((averaged[i] & units[AT(event[me], i)]) == 0);
-     averaged[i] = averaged[i] | units[AT(event[me], i)];
-     units[AT(event[me], i)] = 0;
+     assert((averaged[i] & units[UNITS_AT(event[me], i)]) == 0);
+     averaged[i] = averaged[i] | units[UNITS_AT(event[me], i)];
+     units[UNITS_AT(event[me], i)] = 0;
      i++
   od;
   units_of_second[event[me]] = 0;
@@ -262,6 +281,12 @@ inline average() {
 #define own_work_is_averaged is_in(list[me], me)
 #endif
 
+#define drop_held_back() \
+  if \
+  :: is_tracked(me) -> held_back[me] = 0 \
+  :: else \
+  fi
+
 /* Follows a list whose messages are all there. */
 inline follow() {
   assert(was_lost || !(list[me] & AFTER_DELETION));
@@ -272,10 +297,10 @@ inline follow() {
   :: else
   fi;
   if
-  :: own_work_is_averaged -> held_back[me] = 0
+  :: own_work_is_averaged -> drop_held_back()
   :: else
   fi;
-#ifdef OBJECTS_VANISH
+#ifdef READS_ONE_BY_ONE
   objects[me] = list[me];
 #endif
   held[me] = 0;
@@ -430,9 +455,12 @@ wait:  /* Agreement._decided waits for the manifest, or until it is due */
   RESTORE_BEFORE(2, wait)
   RESTORE_HELD(2)
 #endif
-#ifdef OBJECTS_VANISH
+#if defined(READS_ONE_BY_ONE)
   :: atomic { manifest[event[me]] -> list[me] = manifest[event[me]]; goto read }
   :: atomic { is_due -> choose_list() }
+#elif defined(SNAPSHOTS)
+  :: atomic { manifest[event[me]] -> list[me] = manifest[event[me]]; goto read }
+  :: atomic { is_due -> choose_list(); create_proposal(); goto check }
 #else
   /* Nothing vanishes, so nothing that others do in between matters. */
   :: atomic { manifest[event[me]] ->
@@ -441,6 +469,7 @@ wait:  /* Agreement._decided waits for the manifest, or until it is due */
        goto next
      }
   :: atomic { is_due -> choose_list(); create_proposal(); goto decide }
+#endif
 #ifdef LATE_WRITES
   :: atomic { is_due && may_be_killed && me == 0 ->
        choose_list();
@@ -449,7 +478,6 @@ wait:  /* Agreement._decided waits for the manifest, or until it is due */
        goto killed
      }
 #endif
-#endif
   fi;
 
   /* Decisions.decide */
@@ -457,6 +485,8 @@ wait:  /* Agreement._decided waits for the manifest, or until it is due */
   KILLED
   :: atomic { true -> create_proposal() }
   fi;
+
+check:
 #if defined(SNAPSHOTS) && !defined(NO_CHECK_BEFORE_DECISION)
   if
   KILLED
@@ -468,7 +498,7 @@ wait:  /* Agreement._decided waits for the manifest, or until it is due */
 decide:
   if
   KILLED
-#ifdef OBJECTS_VANISH
+#if defined(READS_ONE_BY_ONE) || defined(SNAPSHOTS)
   :: atomic { true -> create_manifest() }
 #else
   :: atomic { true -> create_manifest(); follow(); goto next }
@@ -480,7 +510,22 @@ read:  /* Agreement.wait_for_manifest looks for the first mark */
   if
   KILLED
   :: atomic { gone[event[me]] -> goto stale }
+#ifdef READS_ONE_BY_ONE
   :: atomic { !gone[event[me]] }
+#else
+  :: atomic { !gone[event[me]] ->
+#ifndef FAULT
+       assert(all_are_readable);
+#endif
+       follow();
+       goto next
+     }
+#endif
+  fi;
+#elif !defined(READS_ONE_BY_ONE)
+  if
+  KILLED
+  :: atomic { true -> follow(); goto next }
   fi;
 #endif
 
@@ -502,7 +547,7 @@ fetch:  /* Agreement.fetch_messages */
 
 stale:  /* ReplicaStaleError: what was held back is dropped */
   atomic {
-    held_back[me] = 0;
+    drop_held_back();
     held[me] = 0;
     list[me] = 0;
     objects[me] = 0;
