@@ -20,6 +20,7 @@ from dilocox_jax.mailbox_protocol.manifest import (
   make_manifest,
 )
 from dilocox_jax.mailbox_protocol.messages import (
+  EVENTS,
   Inbox,
   manifest_path,
   message_path,
@@ -379,7 +380,8 @@ class Agreement:
       self._restore(path, data)
     for objects in self.objects.values():
       for path, data in objects.items():
-        self._restore(path, data)
+        is_message = path.startswith(f"{EVENTS}/")
+        self._restore(path, data, is_listed_message=is_message)
     needed = list(inbox.held.items())
     if agreed is not None:
       listed_digests = {listed.digest for listed in agreed.listed}
@@ -390,16 +392,28 @@ class Agreement:
       ]
     for name, message in needed:
       path = message_path(inbox.event, inbox.turn, name)
-      self._restore(path, message.data)
+      self._restore(path, message.data, is_listed_message=agreed is not None)
 
-  def _restore(self, path: str, data: bytes) -> None:
-    """Writes an object again if it is missing or damaged."""
+  def _restore(
+    self, path: str, data: bytes, *, is_listed_message: bool = False
+  ) -> None:
+    """Writes an object again if it is missing or damaged.
+
+    If a listed message was lost, a later life of its sender may have written
+    another message in its place. All replicas need the listed one, so it also
+    replaces that message.
+
+    Args:
+      path: Path of the object.
+      data: The object.
+      is_listed_message: Whether it is a message that a manifest lists.
+    """
     stored = self.store.get(path, len(data))
     if stored == data:
       return
     if stored is None and self.store.create(path, data):
       return
-    if stored is not None:
+    if stored is not None and not is_listed_message:
       if self.signer.verify(path, stored) is not None:
         return
       if self.signer.verify_json(path, stored) is not None:

@@ -712,29 +712,41 @@ end_of_writes:
 /* A stranger who deletes one object. */
 #define LOSE(object) \
   :: atomic { object && !was_lost -> object = 0; was_lost = true }
-#define LOSE_OF_EVENT(number) \
+#define LOSE_MESSAGES(number)
+#define LOSE_LISTS(number)
+#define LOSE_REST(number)
+#if defined(MESSAGES_LOST)
+#undef LOSE_MESSAGES
+#define LOSE_MESSAGES(number) \
   LOSE(message[AT(number, 0)]) \
   LOSE(message[AT(number, 1)]) \
+  LOSE(message[AT(number, N - 1)])
+#endif
+#if defined(LISTS_LOST)
+#undef LOSE_LISTS
+#define LOSE_LISTS(number) \
   LOSE(proposal[number]) \
-  LOSE(manifest[number]) \
+  LOSE(manifest[number])
+#endif
+#if defined(SNAPSHOTS)
+#undef LOSE_REST
+#define LOSE_REST(number) \
   LOSE(gone[number]) \
   LOSE(gone_copy[number]) \
   LOSE(snapshot_of[number])
+#endif
+#define LOSE_OF_EVENT(number) \
+  LOSE_MESSAGES(number) \
+  LOSE_LISTS(number) \
+  LOSE_REST(number)
 
 proctype stranger() {
 end_of_loss:
   if
   LOSE_OF_EVENT(0)
   LOSE_OF_EVENT(1)
-#if N > 2
-  LOSE(message[AT(0, 2)])
-  LOSE(message[AT(1, 2)])
-#endif
 #if E > 2
   LOSE_OF_EVENT(2)
-#if N > 2
-  LOSE(message[AT(2, 2)])
-#endif
 #endif
   fi
 }
@@ -808,7 +820,9 @@ init {
     run replica(2);
 #endif
 #ifdef SNAPSHOTS
+#if !defined(ONE_SNAPSHOT) || E == 2
     run writer(1);
+#endif
 #if E > 2
     run writer(2);
 #endif
