@@ -97,8 +97,11 @@
 #define TRACKED 1         /* all replicas are alike */
 #endif
 #endif
-#if defined(LOSS) || (defined(SNAPSHOTS) && !defined(READS_AT_ONCE))
-#define READS_ONE_BY_ONE
+#if defined(MESSAGES_LOST) || defined(LISTS_LOST) || defined(SNAPSHOTS_LOST)
+#define LOSS
+#endif
+#if defined(MESSAGES_LOST) || defined(READS_ONE_BY_ONE)
+#define HOLDS_MESSAGES
 #endif
 
 #define EXISTS 128
@@ -156,8 +159,8 @@ byte late_event;
 #define named(a_list, replica) \
   (EXISTS | ((replica) == 0 -> ((a_list) & SECOND) : 0))
 
-/* A replica may have read the messages of an event that is deleted now. */
-#ifdef READS_AT_ONCE
+#if defined(SNAPSHOTS) && !defined(READS_ONE_BY_ONE)
+/* It may have read the messages of an event that is deleted now. */
 #define has(replica) (message[AT(event[me], replica)] || deleted[event[me]])
 #else
 #define has(replica) \
@@ -222,7 +225,7 @@ inline create_message() {
      fi
   :: else
   fi;
-#ifdef READS_ONE_BY_ONE
+#ifdef HOLDS_MESSAGES
   held[me] = BIT(me) | (message[AT(event[me], me)] & SECOND)
 #endif
 }
@@ -300,12 +303,31 @@ inline follow() {
   :: own_work_is_averaged -> drop_held_back()
   :: else
   fi;
-#ifdef READS_ONE_BY_ONE
+#ifdef LOSS
   objects[me] = list[me];
 #endif
   held[me] = 0;
   list[me] = 0;
   event[me]++
+}
+
+#define is_held_and_listed(replica) \
+  (is_in(held[me], replica) && is_in(list[me], replica) && \
+   named(held[me], replica) == named(list[me], replica))
+
+/* Whether a replica has a listed message or can read it. */
+#define is_readable(replica) \
+  (!is_in(list[me], replica) || is_held_and_listed(replica) || \
+   message[AT(event[me], replica)] == named(list[me], replica))
+#define all_are_readable \
+  (is_readable(0) && is_readable(1) && is_readable(N - 1))
+
+/* Reads the listed messages at once, or waits for them. */
+inline follow_if_readable() {
+  if
+  :: all_are_readable -> follow(); goto next
+  :: else -> goto fetch
+  fi
 }
 
 /* Agreement._look_around: a waiting replica writes again what it has. */
@@ -317,10 +339,6 @@ inline follow() {
   (is_in(a_list, replica) && \
    message[AT(an_event, replica)] != named(a_list, replica))
 #endif
-
-#define is_held_and_listed(replica) \
-  (is_in(held[me], replica) && is_in(list[me], replica) && \
-   named(held[me], replica) == named(list[me], replica))
 
 #if defined(LOSS) && !defined(NO_RESTORE)
 /* Objects of the event before. */
@@ -365,13 +383,6 @@ inline follow() {
 #else
 #define TAKE_NEWER_SNAPSHOT
 #endif
-
-/* Whether a replica has a listed message or can read it. */
-#define is_readable(replica) \
-  (!is_in(list[me], replica) || is_held_and_listed(replica) || \
-   message[AT(event[me], replica)] == named(list[me], replica))
-#define all_are_readable \
-  (is_readable(0) && is_readable(1) && is_readable(N - 1))
 
 #define KILLED :: atomic { may_be_killed && me == 0 -> goto killed }
 
@@ -455,20 +466,19 @@ wait:  /* Agreement._decided waits for the manifest, or until it is due */
   RESTORE_BEFORE(2, wait)
   RESTORE_HELD(2)
 #endif
-#if defined(READS_ONE_BY_ONE)
+#ifdef READS_ONE_BY_ONE
   :: atomic { manifest[event[me]] -> list[me] = manifest[event[me]]; goto read }
   :: atomic { is_due -> choose_list() }
-#elif defined(SNAPSHOTS)
-  :: atomic { manifest[event[me]] -> list[me] = manifest[event[me]]; goto read }
-  :: atomic { is_due -> choose_list(); create_proposal(); goto check }
 #else
-  /* Nothing vanishes, so nothing that others do in between matters. */
+#ifdef SNAPSHOTS
+  :: atomic { manifest[event[me]] -> list[me] = manifest[event[me]]; goto read }
+#else
   :: atomic { manifest[event[me]] ->
        list[me] = manifest[event[me]];
-       follow();
-       goto next
+       follow_if_readable()
      }
-  :: atomic { is_due -> choose_list(); create_proposal(); goto decide }
+#endif
+  :: atomic { is_due -> choose_list(); create_proposal(); goto check }
 #endif
 #ifdef LATE_WRITES
   :: atomic { is_due && may_be_killed && me == 0 ->
@@ -480,13 +490,15 @@ wait:  /* Agreement._decided waits for the manifest, or until it is due */
 #endif
   fi;
 
-  /* Decisions.decide */
+#ifdef READS_ONE_BY_ONE
+  /* Decisions.decide, first step */
   if
   KILLED
   :: atomic { true -> create_proposal() }
   fi;
+#endif
 
-check:
+check:  /* Agreement._decided: the function that Decisions.decide calls */
 #if defined(SNAPSHOTS) && !defined(NO_CHECK_BEFORE_DECISION)
   if
   KILLED
@@ -495,13 +507,13 @@ check:
   fi;
 #endif
 
-decide:
+  /* Decisions.decide, second step */
   if
   KILLED
 #if defined(READS_ONE_BY_ONE) || defined(SNAPSHOTS)
   :: atomic { true -> create_manifest() }
 #else
-  :: atomic { true -> create_manifest(); follow(); goto next }
+  :: atomic { true -> create_manifest(); follow_if_readable() }
 #endif
   fi;
 
@@ -513,19 +525,8 @@ read:  /* Agreement.wait_for_manifest looks for the first mark */
 #ifdef READS_ONE_BY_ONE
   :: atomic { !gone[event[me]] }
 #else
-  :: atomic { !gone[event[me]] ->
-#ifndef FAULT
-       assert(all_are_readable);
+  :: atomic { !gone[event[me]] -> follow_if_readable() }
 #endif
-       follow();
-       goto next
-     }
-#endif
-  fi;
-#elif !defined(READS_ONE_BY_ONE)
-  if
-  KILLED
-  :: atomic { true -> follow(); goto next }
   fi;
 #endif
 
@@ -712,33 +713,58 @@ end_of_writes:
 /* A stranger who deletes one object. */
 #define LOSE(object) \
   :: atomic { object && !was_lost -> object = 0; was_lost = true }
-#define LOSE_MESSAGES(number)
-#define LOSE_LISTS(number)
-#define LOSE_REST(number)
-#if defined(MESSAGES_LOST)
-#undef LOSE_MESSAGES
-#define LOSE_MESSAGES(number) \
-  LOSE(message[AT(number, 0)]) \
-  LOSE(message[AT(number, 1)]) \
-  LOSE(message[AT(number, N - 1)])
+
+#ifdef MESSAGES_LOST
+/* Every replica that waits at the event may have read the message before. */
+#define LOSE_MESSAGE(number, sender) \
+  :: atomic { \
+       message[AT(number, sender)] && !was_lost -> \
+       READ_PERHAPS(0, number, sender); \
+       READ_PERHAPS(1, number, sender); \
+       READ_PERHAPS(N - 1, number, sender); \
+       message[AT(number, sender)] = 0; \
+       was_lost = true }
+#ifdef READS_ONE_BY_ONE
+#define READ_PERHAPS(reader, number, sender) skip
+#else
+#define READ_PERHAPS(reader, number, sender) \
+  if \
+  :: held[reader] && event[reader] == number && \
+     !is_in(held[reader], sender) -> \
+     held[reader] = held[reader] | BIT(sender) | \
+       (message[AT(number, sender)] & SECOND) \
+  :: true \
+  fi
 #endif
-#if defined(LISTS_LOST)
-#undef LOSE_LISTS
+#define LOSE_MESSAGES(number) \
+  LOSE_MESSAGE(number, 0) \
+  LOSE_MESSAGE(number, 1) \
+  LOSE_MESSAGE(number, N - 1)
+#else
+#define LOSE_MESSAGES(number)
+#endif
+
+#ifdef LISTS_LOST
 #define LOSE_LISTS(number) \
   LOSE(proposal[number]) \
   LOSE(manifest[number])
+#else
+#define LOSE_LISTS(number)
 #endif
-#if defined(SNAPSHOTS)
-#undef LOSE_REST
-#define LOSE_REST(number) \
+
+#ifdef SNAPSHOTS_LOST
+#define LOSE_SNAPSHOTS(number) \
   LOSE(gone[number]) \
   LOSE(gone_copy[number]) \
   LOSE(snapshot_of[number])
+#else
+#define LOSE_SNAPSHOTS(number)
 #endif
+
 #define LOSE_OF_EVENT(number) \
   LOSE_MESSAGES(number) \
   LOSE_LISTS(number) \
-  LOSE_REST(number)
+  LOSE_SNAPSHOTS(number)
 
 proctype stranger() {
 end_of_loss:
