@@ -99,14 +99,51 @@ MODELS = (
     ("N=3", "E=3", "SNAPSHOTS", "ONE_SNAPSHOT"),
     searches_cycles=False,
   ),
-  Model("two_snapshots", ("N=2", "E=3", "QUORUM=1", "SNAPSHOTS")),
+  Model(
+    "two_snapshots",
+    ("N=2", "E=3", "QUORUM=1", "SNAPSHOTS"),
+    searches_cycles=False,
+  ),
   Model("snapshots_and_kill", ("N=2", "E=3", "SNAPSHOTS", "KILL")),
   Model(
     "lost_snapshot",
-    ("N=2", "E=3", "QUORUM=1", "KEPT=2", "SNAPSHOTS", "SNAPSHOTS_LOST"),
+    (
+      "N=2",
+      "E=3",
+      "QUORUM=1",
+      "KEPT=2",
+      "SNAPSHOTS",
+      "MARKS_LOST",
+      "SNAPSHOTS_LOST",
+    ),
+  ),
+  Model(
+    "step_by_step",
+    (
+      "N=2",
+      "E=2",
+      "QUORUM=1",
+      "READS_ONE_BY_ONE",
+      "SNAPSHOTS",
+      "MESSAGES_LOST",
+      "LISTS_LOST",
+      "MARKS_LOST",
+    ),
   ),
 )
-FAULTS: tuple[Fault, ...] = ()
+FAULTS = (
+  Fault("NO_REPEAT_CHECK", "kill"),
+  Fault("WAIT_FOR_ALL", "kill"),
+  Fault("NO_PROPOSAL", "lost_list"),
+  Fault("NO_RESTORE", "lost_message"),
+  Fault("KEEP_OTHER_MESSAGE", "kill_and_loss"),
+  Fault("NO_DELETION_MARK", "step_by_step"),
+  Fault("MARK_AFTER_DELETION", "step_by_step"),
+  Fault("NO_CHECK_AFTER_MANIFEST", "step_by_step"),
+  Fault("NO_CHECK_BEFORE_DECISION", "step_by_step"),
+  Fault("ONE_MARK", "step_by_step"),
+  Fault("NO_SECOND_LOOK", "two_snapshots"),
+)
 
 
 def main() -> None:

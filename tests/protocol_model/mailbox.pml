@@ -97,7 +97,10 @@
 #define TRACKED 1         /* all replicas are alike */
 #endif
 #endif
-#if defined(MESSAGES_LOST) || defined(LISTS_LOST) || defined(SNAPSHOTS_LOST)
+#if defined(MESSAGES_LOST) || defined(LISTS_LOST)
+#define LOSS
+#endif
+#if defined(MARKS_LOST) || defined(SNAPSHOTS_LOST)
 #define LOSS
 #endif
 #if defined(MESSAGES_LOST) || defined(READS_ONE_BY_ONE)
@@ -752,11 +755,16 @@ end_of_writes:
 #define LOSE_LISTS(number)
 #endif
 
-#ifdef SNAPSHOTS_LOST
-#define LOSE_SNAPSHOTS(number) \
+#ifdef MARKS_LOST
+#define LOSE_MARKS(number) \
   LOSE(gone[number]) \
-  LOSE(gone_copy[number]) \
-  LOSE(snapshot_of[number])
+  LOSE(gone_copy[number])
+#else
+#define LOSE_MARKS(number)
+#endif
+
+#ifdef SNAPSHOTS_LOST
+#define LOSE_SNAPSHOTS(number) LOSE(snapshot_of[number])
 #else
 #define LOSE_SNAPSHOTS(number)
 #endif
@@ -764,6 +772,7 @@ end_of_writes:
 #define LOSE_OF_EVENT(number) \
   LOSE_MESSAGES(number) \
   LOSE_LISTS(number) \
+  LOSE_MARKS(number) \
   LOSE_SNAPSHOTS(number)
 
 proctype stranger() {
