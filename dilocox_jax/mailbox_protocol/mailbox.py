@@ -179,20 +179,24 @@ class Mailbox:
     self._pause_before_start()
     self._go_on(Memory())
     snapshot = self._read_newest()
-    if snapshot is not None:
-      memory = Memory.from_json(snapshot.memory)
-      self._go_on(memory, loaded=snapshot.event)
-      _LOG.info(
-        "%s takes the snapshot before event %d", self.name, snapshot.event
-      )
-      return snapshot
-    if self._snapshots.is_gone(0, thoroughly=True):
+    if snapshot is None:
+      if not self._snapshots.is_gone(0, thoroughly=True):
+        return None
+      # The first events may have been deleted after the snapshots were listed.
+      # Then there is a snapshot by now.
+      snapshot = self._read_newest()
+    if snapshot is None:
       raise StoppedError(
         f"no snapshot of the run at {self._store.store.where} can be read, and"
         " its first events are deleted: wait until a replica has written one,"
         " or begin the run anew in another place"
       )
-    return None
+    memory = Memory.from_json(snapshot.memory)
+    self._go_on(memory, loaded=snapshot.event)
+    _LOG.info(
+      "%s takes the snapshot before event %d", self.name, snapshot.event
+    )
+    return snapshot
 
   def _read_newest(self) -> Snapshot | None:
     """Returns the newest whole snapshot, or None if there is none.

@@ -34,14 +34,32 @@
      replica that lives has gone through all events. (The one exception is
      `a_person_is_needed`.) A search for cycles shows that every run ends there.
 
+   How large a model is, by these macros:
+
+   N, E, QUORUM, KEPT  Replicas, events, the quorum, and the number of snapshots
+                       that are kept (in the code 3).
+
    What may happen, by the macros that are defined:
 
-   KILL         Replica 0 is killed once, at any point. It comes back from any
-                earlier checkpoint, from the newest snapshot, or never.
-   LATE_WRITES  Its last message or proposal may reach the store at any time
-                after it was killed.
-   SNAPSHOTS    Snapshots are written, and events before them are deleted.
-   LOSS         A stranger deletes one object, whichever and whenever.
+   KILL                Replica 0 is killed once, at any point. It comes back from
+                       any earlier checkpoint, from the newest snapshot or the
+                       first state, or, if the others are a quorum, never.
+   LATE_WRITES         The last message or proposal of replica 0 may reach the
+                       store at any time after the replica was killed.
+   SNAPSHOTS           Before each event but the first, a snapshot may be
+                       written. Then older events are deleted.
+   ONE_SNAPSHOT        Only the last of these snapshots may be written. So it
+                       deletes two events at once.
+   MESSAGES_LOST       A stranger deletes one message, whichever and whenever.
+   LISTS_LOST          Or one proposal or manifest.
+   MARKS_LOST          Or one mark of a deleted event.
+   SNAPSHOTS_LOST      Or one snapshot.
+   READS_ONE_BY_ONE    A replica chooses its list, proposes the list, and reads
+                       the listed messages in separate steps. Without this macro
+                       each of these steps is part of the one before (see
+                       below).
+
+   Every replica may be late by any number of requests, in every model.
 
    Where the model differs from the code, and why:
 
@@ -56,26 +74,38 @@
    - Every event has one turn, and its result is applied at once.
    - States and the chain of manifests are not compared, because the first
      property says that they cannot differ. Values are always finite.
-   - Every event is a block of its own, and before every event but the first a
-     snapshot may be written. KEPT snapshots are kept; in the code three.
    - Any number of replicas may claim the same snapshot: they write the same.
    - All marks are kept. The code keeps those of the last 1000 blocks.
    - Two lives of a replica never send equal messages. If they are equal, the
      code need not tell them apart.
 
+   Without READS_ONE_BY_ONE there are fewer states. The following replaces the
+   steps that are missing, so that no error is lost:
+
+   - A list that was chosen earlier can still be chosen when it is proposed. For
+     an event that is deleted meanwhile, any list can be chosen.
+   - When a message is lost, each replica that waits at that event may have read
+     the message before, or not.
+   - A replica that finds all listed messages reads them at once. Nothing that
+     others do in between changes what it averages.
+
    Seeded faults, each of which Spin has to find:
 
    NO_REPEAT_CHECK     Only the message of this life empties `held_back`.
+   WAIT_FOR_ALL        The grace time is never over.
    NO_PROPOSAL         The manifest is created without a proposal.
-   NO_DELETION_MARK    Events are deleted without a mark.
-   NO_CHECK_BEFORE_DECISION, NO_CHECK_AFTER_MANIFEST
-                       The marks are not read at that point.
-   MARK_AFTER_DELETION The marks are written after the objects are deleted.
-   ONE_MARK            There is no second mark.
    NO_RESTORE          Objects that vanish are not written again.
    KEEP_OTHER_MESSAGE  A listed message is written again only if there is no
                        message in its place.
-   WAIT_FOR_ALL        The grace time is never over.
+   NO_DELETION_MARK    Events are deleted without a mark.
+   MARK_AFTER_DELETION The marks are written after the objects are deleted.
+   NO_CHECK_AFTER_MANIFEST
+                       A replica that reads a manifest does not look for marks.
+   NO_CHECK_BEFORE_DECISION
+                       Nor does a replica that creates a manifest.
+   ONE_MARK            There is no second mark.
+   NO_SECOND_LOOK      A replica that found no snapshot ends if event 0 is
+                       deleted, although a snapshot may have come meanwhile.
 */
 
 #ifndef N
@@ -89,13 +119,6 @@
 #endif
 #ifndef KEPT
 #define KEPT 1
-#endif
-#ifndef TRACKED
-#ifdef KILL
-#define TRACKED 2         /* replicas 1 and 2 are alike */
-#else
-#define TRACKED 1         /* all replicas are alike */
-#endif
 #endif
 #if defined(MESSAGES_LOST) || defined(LISTS_LOST)
 #define LOSS
@@ -112,8 +135,6 @@
 #define AFTER_DELETION 32 /* in a manifest: it was written after the deletion */
 #define BIT(number) (1 << (number))
 #define AT(an_event, replica) ((an_event) * N + (replica))
-#define UNITS_AT(an_event, replica) ((an_event) * TRACKED + (replica))
-#define is_tracked(replica) ((replica) < TRACKED)
 
 /* The store. 0 means that an object is missing. */
 byte message[E * N];
@@ -130,11 +151,11 @@ byte list[N];             /* the list that it proposes or follows */
 byte objects[N];
 bool has_ended[N];
 
-/* What only the properties look at, of the first TRACKED replicas. */
-byte held_back[TRACKED];
-byte units[E * TRACKED];  /* units of each message, until its event is agreed */
+/* What only the properties look at. */
+byte held_back[N];
+byte units[E * N];        /* units of each message, until its event is agreed */
 byte units_of_second[E];  /* units of each message of the second life */
-byte averaged[TRACKED];   /* units of each replica that were averaged */
+byte averaged[N];         /* units of each replica that were averaged */
 byte agreed[E];           /* the list that was followed first */
 bool deleted[E];
 
@@ -212,19 +233,16 @@ inline choose_list() {
 
 /* Inbox.send: creates a message with all units that are held back. */
 inline create_message() {
-  if
-  :: is_tracked(me) -> held_back[me] = held_back[me] | BIT(event[me])
-  :: else
-  fi;
+  held_back[me] = held_back[me] | BIT(event[me]);
   if
   :: message[AT(event[me], me)] == 0 ->
      message[AT(event[me], me)] = EXISTS | life;
      if
-     :: !is_tracked(me) || agreed[event[me]]
-     :: is_tracked(me) && agreed[event[me]] == 0 && life == SECOND ->
+     :: agreed[event[me]]
+     :: agreed[event[me]] == 0 && life == SECOND ->
         units_of_second[event[me]] = held_back[me]
-     :: is_tracked(me) && agreed[event[me]] == 0 && life != SECOND ->
-        units[UNITS_AT(event[me], me)] = held_back[me]
+     :: agreed[event[me]] == 0 && life != SECOND ->
+        units[AT(event[me], me)] = held_back[me]
      fi
   :: else
   fi;
@@ -261,19 +279,19 @@ inline create_manifest() {
 inline average() {
   i = 0;
   do
-  :: i == TRACKED -> break
-  :: i < TRACKED && !is_in(list[me], i) ->
-     units[UNITS_AT(event[me], i)] = 0;
+  :: i == N -> break
+  :: i < N && !is_in(list[me], i) ->
+     units[AT(event[me], i)] = 0;
      i++
-  :: i < TRACKED && is_in(list[me], i) ->
+  :: i < N && is_in(list[me], i) ->
      if
      :: i == 0 && (list[me] & SECOND) ->
-        units[UNITS_AT(event[me], i)] = units_of_second[event[me]]
+        units[AT(event[me], i)] = units_of_second[event[me]]
      :: else
      fi;
-     assert((averaged[i] & units[UNITS_AT(event[me], i)]) == 0);
-     averaged[i] = averaged[i] | units[UNITS_AT(event[me], i)];
-     units[UNITS_AT(event[me], i)] = 0;
+     assert((averaged[i] & units[AT(event[me], i)]) == 0);
+     averaged[i] = averaged[i] | units[AT(event[me], i)];
+     units[AT(event[me], i)] = 0;
      i++
   od;
   units_of_second[event[me]] = 0;
@@ -287,12 +305,6 @@ inline average() {
 #define own_work_is_averaged is_in(list[me], me)
 #endif
 
-#define drop_held_back() \
-  if \
-  :: is_tracked(me) -> held_back[me] = 0 \
-  :: else \
-  fi
-
 /* Follows a list whose messages are all there. */
 inline follow() {
   assert(was_lost || !(list[me] & AFTER_DELETION));
@@ -303,7 +315,7 @@ inline follow() {
   :: else
   fi;
   if
-  :: own_work_is_averaged -> drop_held_back()
+  :: own_work_is_averaged -> held_back[me] = 0
   :: else
   fi;
 #ifdef LOSS
@@ -551,7 +563,7 @@ fetch:  /* Agreement.fetch_messages */
 
 stale:  /* ReplicaStaleError: what was held back is dropped */
   atomic {
-    drop_held_back();
+    held_back[me] = 0;
     held[me] = 0;
     list[me] = 0;
     objects[me] = 0;
