@@ -45,7 +45,7 @@ class Model(NamedTuple):
 
   name: str
   macros: tuple[str, ...]
-  searches_cycles: bool = True
+  searches_cycles: bool = False
 
 
 class Fault(NamedTuple):
@@ -80,31 +80,22 @@ class Search(NamedTuple):
 
 
 MODELS = (
-  Model("plain", ("N=3", "E=3")),
+  Model("plain", ("N=3", "E=3"), searches_cycles=True),
   Model("kill", ("N=3", "E=3", "KILL")),
-  Model(
-    "late_writes",
-    ("N=3", "E=3", "KILL", "LATE_WRITES"),
-    searches_cycles=False,
-  ),
+  Model("late_writes", ("N=3", "E=3", "KILL", "LATE_WRITES")),
   Model("lost_message", ("N=3", "E=3", "MESSAGES_LOST")),
   Model("lost_list", ("N=3", "E=3", "LISTS_LOST")),
   Model(
     "kill_and_loss",
     ("N=3", "E=2", "KILL", "MESSAGES_LOST", "LISTS_LOST"),
-    searches_cycles=False,
   ),
+  Model("snapshot", ("N=3", "E=3", "SNAPSHOTS", "ONE_SNAPSHOT")),
+  Model("two_snapshots", ("N=2", "E=3", "QUORUM=1", "SNAPSHOTS")),
   Model(
-    "snapshot",
-    ("N=3", "E=3", "SNAPSHOTS", "ONE_SNAPSHOT"),
-    searches_cycles=False,
+    "snapshots_and_kill",
+    ("N=2", "E=3", "SNAPSHOTS", "KILL"),
+    searches_cycles=True,
   ),
-  Model(
-    "two_snapshots",
-    ("N=2", "E=3", "QUORUM=1", "SNAPSHOTS"),
-    searches_cycles=False,
-  ),
-  Model("snapshots_and_kill", ("N=2", "E=3", "SNAPSHOTS", "KILL")),
   Model(
     "lost_snapshot",
     (
@@ -116,6 +107,7 @@ MODELS = (
       "MARKS_LOST",
       "SNAPSHOTS_LOST",
     ),
+    searches_cycles=True,
   ),
   Model(
     "step_by_step",
@@ -129,6 +121,7 @@ MODELS = (
       "LISTS_LOST",
       "MARKS_LOST",
     ),
+    searches_cycles=True,
   ),
 )
 FAULTS = (
