@@ -26,6 +26,7 @@ from dilocox_jax.mailbox_protocol.manifest import (
   make_manifest,
 )
 from dilocox_jax.mailbox_protocol.messages import (
+  EVENTS,
   FEW,
   Inbox,
   manifest_path,
@@ -668,9 +669,20 @@ class Agreement:
         f"the others have gone on from event {inbox.event}"
       )
     self.seats.look_after(self.memory.roster)
-    objects: dict[str, Data] = dict(self.run_objects)
-    for objects_of_event in self.objects.values():
-      objects |= objects_of_event
+    restores: list[Callable] = [
+      functools.partial(self._restore, path, data)
+      for path, data in self.run_objects.items()
+    ]
+    for objects in self.objects.values():
+      for path, data in objects.items():
+        restores.append(
+          functools.partial(
+            self._restore,
+            path,
+            data,
+            is_listed_message=path.startswith(f"{EVENTS}/"),
+          )
+        )
     needed = list(inbox.held.items())
     if agreed is not None:
       listed_digests = {listed.digest for listed in agreed.listed}
@@ -680,19 +692,36 @@ class Agreement:
         if message.digest in listed_digests
       ]
     for name, message in needed:
-      objects[message_path(inbox.event, inbox.turn, name)] = message.data
-    self.store.at_once(
-      [functools.partial(self._restore, *item) for item in objects.items()]
-    )
+      restores.append(
+        functools.partial(
+          self._restore,
+          message_path(inbox.event, inbox.turn, name),
+          message.data,
+          is_listed_message=agreed is not None,
+        )
+      )
+    self.store.at_once(restores)
 
-  def _restore(self, path: str, data: Data) -> None:
-    """Writes an object again if it is missing or damaged."""
+  def _restore(
+    self, path: str, data: Data, *, is_listed_message: bool = False
+  ) -> None:
+    """Writes an object again if it is missing or damaged.
+
+    If a listed message was lost, a later life of its sender may have written
+    another message in its place. All replicas need the listed one, so it also
+    replaces that message.
+
+    Args:
+      path: Path of the object.
+      data: The object.
+      is_listed_message: Whether it is a message that a manifest lists.
+    """
     stored = self.store.get(path, num_bytes_of(data))
     if stored is not None and is_equal(stored, data):
       return
     if stored is None and self.store.create(path, data):
       return
-    if stored is not None:
+    if stored is not None and not is_listed_message:
       if self.signer.verify(path, stored) is not None:
         return
       if self.signer.verify_json(path, stored) is not None:

@@ -198,23 +198,27 @@ class Mailbox:
     self._pause_before_start()
     self._go_on(Memory())
     snapshot = self._read_newest()
-    if snapshot is not None:
-      memory = Memory.from_json(snapshot.memory)
-      memory = dataclasses.replace(memory, base=snapshot.event)
-      self._go_on(memory, loaded=snapshot.event)
-      _LOG.info(
-        "%s takes the snapshot before event %d", self.name, snapshot.event
-      )
-      return snapshot
-    # At the first start `announce` finds out whether event 0 was deleted.
-    is_repeated = self._starts_in_place > 0
-    if is_repeated and self._snapshots.is_gone(0):
+    if snapshot is None:
+      # At the first start `announce` finds out whether event 0 was deleted.
+      is_repeated = self._starts_in_place > 0
+      if not (is_repeated and self._snapshots.is_gone(0)):
+        return None
+      # The first events may have been deleted after the snapshots were listed.
+      # Then there is a snapshot by now.
+      snapshot = self._read_newest()
+    if snapshot is None:
       raise StoppedError(
         f"no snapshot of the run at {self._store.store.where} can be read, and"
         " its first events are deleted: wait until a replica has written one,"
         " or begin the run anew in another place"
       )
-    return None
+    memory = Memory.from_json(snapshot.memory)
+    memory = dataclasses.replace(memory, base=snapshot.event)
+    self._go_on(memory, loaded=snapshot.event)
+    _LOG.info(
+      "%s takes the snapshot before event %d", self.name, snapshot.event
+    )
+    return snapshot
 
   def _read_newest(self) -> Snapshot | None:
     """Returns the newest whole snapshot, or None if there is none.

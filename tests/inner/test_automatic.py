@@ -52,9 +52,9 @@ def test_a_scan_collects_one_layer_at_a_time_and_gradients_stay_divided():
   gathered = set(re.findall(r"= f32\[([\d,]+)\]\S* all-gather\(", text))
   layer_shapes = {f"{WIDTH},{4 * WIDTH}", f"{4 * WIDTH},{WIDTH}"}
   assert layer_shapes & gathered
-  assert not any(
-    shape.startswith(f"{NUM_LAYERS},") for shape in gathered
-  ), gathered
+  assert not any(shape.startswith(f"{NUM_LAYERS},") for shape in gathered), (
+    gathered
+  )
   value, gradients = program(placed, batch)
   expected_value, expected = jax.value_and_grad(loss)(params, batch[0])
   np.testing.assert_allclose(value, expected_value, rtol=1e-5)

@@ -267,6 +267,57 @@ def test_a_listed_message_that_vanished_is_waited_for_and_written_again():
   assert one.store.get(path, 10**6) == data
 
 
+def test_a_new_life_does_not_keep_the_listed_message_of_its_last_life_away():
+  """The message is lost, and the next life of its sender writes another one."""
+  one = One()
+  one.settled()
+  path = messages.message_path(3, 0, "b")
+  data = one.store.get(path, 10**6)
+  one.store.delete([path])
+  other = One(one.store)
+  inbox = other.inbox()
+  inbox.send("b", 0.5, ARRAYS)
+  assert one.store.get(path, 10**6) != data
+
+  def keep_waiting():
+    if other.now > 30 and one.now == 0:  # The first one waits for event 4.
+      one.waits(event=4)
+
+  other.at_pause = keep_waiting
+  assert other.settle(inbox=inbox).names == ["a", "b"]
+  assert one.store.get(path, 10**6) == data
+
+
+def test_who_has_read_a_listed_message_writes_it_again_in_place_of_another():
+  """As above, but the replica that has read it waits for the same event."""
+  one = One()
+  one.send("ab")
+  path_of_a, path_of_b = [messages.message_path(3, 0, name) for name in "ab"]
+  data = one.store.get(path_of_b, 10**6)
+  inbox = one.inbox()
+  one.agreement.memory = Memory(event=3, roster=BOTH)
+  agreed = one.agreement.wait_for_manifest(inbox)
+  one.store.delete([path_of_a, path_of_b])
+  one.inbox().send("b", 0.5, ARRAYS)
+  inbox.held.pop("a")
+  with pytest.raises(AssertionError, match="waits for ever"):
+    one.agreement.fetch_messages(inbox, agreed)
+  assert one.store.get(path_of_b, 10**6) == data
+
+
+def test_a_message_that_no_list_names_yet_does_not_replace_another():
+  one = One()
+  one.send("a")
+  inbox = one.inbox()
+  assert inbox.has("a")
+  path = messages.message_path(3, 0, "a")
+  one.store.delete([path])
+  one.inbox().send("a", 0.5, ARRAYS)
+  data = one.store.get(path, 10**6)
+  one.waits(inbox=inbox)
+  assert one.store.get(path, 10**6) == data
+
+
 def test_two_that_wait_for_each_others_message_write_theirs_again():
   one = One()
   one.send("ab")

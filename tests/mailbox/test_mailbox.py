@@ -333,6 +333,27 @@ def test_a_newcomer_that_is_overtaken_takes_a_newer_snapshot():
   assert snapshot is not None and snapshot.event == 10
 
 
+def test_a_newcomer_that_sleeps_before_the_first_snapshot_finds_a_later_one():
+  run = Run(events=40)
+
+  class Slow(FakeStore):
+    """After it has listed no snapshot, the first events are deleted."""
+
+    def sizes(self, prefix):
+      listed = super().sizes(prefix)
+      if prefix == "snapshot":
+        run.until(30)
+      return listed
+
+  store = Slow(run, lambda: "ok")
+  box = Mailbox(store, name="d", secret=SECRET, config=CONFIG, rules=RULES)
+  assert box.newest() is None
+  with pytest.raises(ReplicaStaleError, match="event 0 was deleted"):
+    box.announce(0)
+  snapshot = box.newest()
+  assert snapshot is not None and snapshot.event > 0
+
+
 def test_who_begins_again_in_place_pauses_and_says_so(caplog):
   slept = []
   box = Mailbox(
