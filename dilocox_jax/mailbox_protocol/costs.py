@@ -1,7 +1,7 @@
 """Estimates what a mailbox in a bucket costs a month.
 
 The prices are the list prices of Amazon S3 Standard in the region us-east-1
-(published; read in 2026). Uploads and deletions are free there. Other providers
+(recalled, 2026). Uploads and deletions are free there. Other providers
 have other prices, and some charge nothing for downloads.
 """
 
