@@ -85,11 +85,6 @@ _SECRET = flags.DEFINE_string(
   "With --mailbox: file of the secret that all replicas share (see "
   "experiments.make_secret).",
 )
-_ACCEPT_VERSION = flags.DEFINE_bool(
-  "accept_version",
-  False,
-  "With --mailbox: take part with other code than the run has.",
-)
 
 
 @command_line.one_line_errors()
@@ -130,7 +125,7 @@ def _mailbox_address() -> "MailboxAddress | None":
       wrong.
   """
   needed_flags = (_MAILBOX, _REPLICA, _SECRET)
-  present = [f for f in (*needed_flags, _ACCEPT_VERSION) if f.value]
+  present = [flag for flag in needed_flags if flag.value]
   if not present:
     return None
   where = _MAILBOX.value
@@ -154,12 +149,7 @@ def _mailbox_address() -> "MailboxAddress | None":
     MailboxAddress,  # It loads JAX.
   )
 
-  return MailboxAddress(
-    where=where,
-    name=name,
-    secret=secret,
-    accept_version=_ACCEPT_VERSION.value,
-  )
+  return MailboxAddress(where=where, name=name, secret=secret)
 
 
 def clock(config: "RunConfig") -> "ClusterClock | None":

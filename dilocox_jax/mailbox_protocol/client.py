@@ -7,19 +7,18 @@ messages of all replicas that are listed in the manifest.
 
 import atexit
 import dataclasses
-import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
 import numpy as np
 
 from dilocox_jax.mailbox_protocol.agreement import StoppedError
+from dilocox_jax.mailbox_protocol.fingerprints import Fingerprint
 from dilocox_jax.mailbox_protocol.mailbox import Exchanged, Mailbox
-from dilocox_jax.mailbox_protocol.messages import raw_bytes
 from dilocox_jax.mailbox_protocol.step_counts import StepCounts
 from dilocox_jax.threads import in_thread
 
@@ -183,7 +182,10 @@ class MailboxClient:
     return self._wait_for(self.mailbox.announce, event)
 
   def exchange(
-    self, kind: int, num_steps: int, shared: Iterable[np.ndarray]
+    self,
+    kind: int,
+    num_steps: int,
+    take_fingerprint: Callable[[np.ndarray], Fingerprint],
   ) -> "ExchangeSession":
     """Begins the next exchange.
 
@@ -193,22 +195,19 @@ class MailboxClient:
       num_steps: Number of inner steps behind this replica's message. With 0
         steps the message counts as one of 1 step, because it may carry values
         that were held back.
-      shared: Arrays that should be equal in all replicas. Their digest is
-        compared.
+      take_fingerprint: Function from the random signs of the event, float32
+        [2^20], to the fingerprint of the shared state of this kind.
     """
     event = self.event
     self.event += 1
     attends = event >= self.first_own and self.announce(event)
-    digest = hashlib.sha256()
-    for array in shared:
-      digest.update(raw_bytes(array))
     return ExchangeSession(
       client=self,
       event=event,
       kind=kind,
       attends=attends,
       weight=self.step_weight * max(num_steps, 1),
-      state=digest.digest(),
+      state=take_fingerprint(self.mailbox.signs(event)),
     )
 
   def turn(self, *args: Any, **kwargs: Any) -> Exchanged:
@@ -237,7 +236,7 @@ class ExchangeSession:
     kind: int,
     attends: bool,
     weight: float,
-    state: bytes,
+    state: Fingerprint,
   ):
     """Sends nothing yet.
 
@@ -247,7 +246,7 @@ class ExchangeSession:
       kind: As in `MailboxClient.exchange`.
       attends: Whether this replica sends messages.
       weight: Weight of this replica's messages.
-      state: Digest of the shared state.
+      state: Fingerprint of the shared state.
     """
     self._client = client
     self._event = event

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,13 @@ from dilocox_jax.mailbox_protocol.agreement import (
   Memory,
   ReplicaStaleError,
   StoppedError,
+)
+from dilocox_jax.mailbox_protocol.costs import storage_usd, traffic_usd
+from dilocox_jax.mailbox_protocol.fingerprints import (
+  NOTHING,
+  Fingerprint,
+  SharedState,
+  fingerprint_of,
 )
 from dilocox_jax.mailbox_protocol.manifest import Manifest
 from dilocox_jax.mailbox_protocol.messages import Inbox
@@ -34,11 +41,20 @@ from dilocox_jax.mailbox_protocol.roster import (
   run_terms,
 )
 from dilocox_jax.mailbox_protocol.signer import Signer
-from dilocox_jax.mailbox_protocol.snapshots import Snapshot, Snapshots
+from dilocox_jax.mailbox_protocol.snapshots import (
+  KEPT_SNAPSHOTS,
+  Snapshot,
+  Snapshots,
+)
 from dilocox_jax.mailbox_protocol.store import RetryingStore, Store
+from dilocox_jax.mailbox_protocol.store_size import check_store_bytes
+from dilocox_jax.reference.fingerprint import BLOCK_VALUES, random_signs
 
 _LOG = logging.getLogger(__name__)
-STATE_BYTES = 32
+# A replica gives up if its state has differed more often than this since the
+# last snapshot was due. It can begin with each of the snapshots that a store
+# keeps.
+_MOST_DIFFERENCES = KEPT_SNAPSHOTS
 _LONGEST_START_PAUSE_S = 60.0
 TakeSnapshot = Callable[[], tuple[int, Sequence[np.ndarray]]]
 
@@ -75,7 +91,8 @@ class Mailbox:
       while event < events:
         if mailbox.announce(event):  # Else the others have settled it already.
           ... inner steps ...
-        exchanged = mailbox.exchange(event, 0, arrays, send=...)
+        state = mailbox.fingerprint(event, arrays_of_state)
+        exchanged = mailbox.exchange(event, 0, arrays, state=state, send=...)
 
   After a `ReplicaStaleError` it begins again with `newest`. If its message came
   too late, or did not carry all values, the replica holds the values back and
@@ -95,7 +112,6 @@ class Mailbox:
     config: Mapping[str, Any],
     text_digest: str = "",
     rules: MailboxRules = MailboxRules(),  # noqa: B008 - it is frozen
-    accept_version: bool = False,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
   ):
@@ -111,8 +127,6 @@ class Mailbox:
         JSON.
       text_digest: Digest of the training text.
       rules: The rules of the exchange.
-      accept_version: Whether this replica may have other code or versions than
-        the run. Then its user is responsible that they compute the same.
       clock: Returns seconds that never go back.
       pause: Waits for a number of seconds.
 
@@ -138,15 +152,14 @@ class Mailbox:
       secret,
       run_terms(config, text_digest, rules),
       where=store.where,
-      accept_version=accept_version,
     )
     self._run = entry.run
     self._signer = Signer(secret, self._run)
     self._seats = Seats(self._store, self._signer, name)
-    self._snapshots = Snapshots(self._store, self._signer, rules.snapshot_every)
+    self._snapshots = Snapshots(self._store, self._signer)
     # The writer does not retry: nothing waits for a snapshot, and the end of a
     # run must not.
-    self._writer = Snapshots(store, self._signer, rules.snapshot_every)
+    self._writer = Snapshots(store, self._signer)
     self._agreement = Agreement(
       store=self._store,
       signer=self._signer,
@@ -159,10 +172,16 @@ class Mailbox:
     self._is_past = False
     self._repeats = False
     self._loaded = -1  # Event of the snapshot that was loaded last.
-    self._differed = -1  # Event at which the shared state differed last.
+    self._is_just_loaded = False  # Whether nothing was announced since then.
+    # Kinds of events at which another replica had the same state since then.
+    self._confirmed: set[int] = set()
+    # How often the state differed since a snapshot that it agreed with.
+    self._num_differences = 0
     self._bad: set[int] = set()  # Events of snapshots with a wrong state.
     self._furthest = -1  # Most events that were settled at any new start.
     self._starts_in_place = 0  # New starts since then.
+    self._entered_s = self._store.clock()
+    self._num_events = 0  # Events since this replica entered the run.
     self.beside: Callable[[Callable[[], None]], Any] = lambda write: write()
 
   def newest(self) -> Snapshot | None:
@@ -180,7 +199,9 @@ class Mailbox:
     self._go_on(Memory())
     snapshot = self._read_newest()
     if snapshot is None:
-      if not self._snapshots.is_gone(0, thoroughly=True):
+      # At the first start `announce` finds out whether event 0 was deleted.
+      is_repeated = self._starts_in_place > 0
+      if not (is_repeated and self._snapshots.is_gone(0)):
         return None
       # The first events may have been deleted after the snapshots were listed.
       # Then there is a snapshot by now.
@@ -192,6 +213,7 @@ class Mailbox:
         " or begin the run anew in another place"
       )
     memory = Memory.from_json(snapshot.memory)
+    memory = dataclasses.replace(memory, base=snapshot.event)
     self._go_on(memory, loaded=snapshot.event)
     _LOG.info(
       "%s takes the snapshot before event %d", self.name, snapshot.event
@@ -206,7 +228,7 @@ class Mailbox:
     """
     passed_over: set[int] = set()
     while True:
-      events = set(self._snapshots.events()) - self._bad - passed_over
+      events = set(self._snapshots.listed()) - self._bad - passed_over
       if not events:
         return None
       event = max(events)
@@ -254,9 +276,34 @@ class Mailbox:
       repeats: Whether this replica repeats the work of an earlier life.
     """
     self._agreement.memory = memory
+    self._agreement.announced = {}
     self._is_present = repeats and self.name in memory.roster.expected()
     self._repeats = repeats
     self._loaded = loaded
+    self._is_just_loaded = loaded >= 0
+    self._confirmed = set()
+
+  def signs(self, event: int) -> np.ndarray:
+    """Returns the random signs of an event, float32 [2^20] of +1 and -1.
+
+    They are equal in all replicas of the run.
+    """
+    return random_signs(self._run, event)
+
+  def fingerprint(
+    self, event: int, arrays: Iterable[np.ndarray]
+  ) -> Fingerprint:
+    """Returns the fingerprint of the shared state before an event.
+
+    Args:
+      event: Number of the event.
+      arrays: All arrays of the state that the event changes, in the same order
+        in all replicas.
+    """
+    arrays = list(arrays)
+    largest = max((array.size for array in arrays), default=0)
+    num_values = min(largest, BLOCK_VALUES)
+    return fingerprint_of(arrays, random_signs(self._run, event, num_values))
 
   @property
   def seat(self) -> int:
@@ -318,11 +365,15 @@ class Mailbox:
       return True
     if event < self._agreement.memory.event:
       return False
-    agreed = self._agreement.manifest(event, turn=0)
+    agreed = self._agreement.announced_manifest(event)
     if agreed is not None:
       return self._repeats and self.name in agreed.names
     self._repeats = False
-    if self._snapshots.is_gone(event):
+    # This only saves the work for an event that was deleted. `exchange` makes
+    # sure that no deleted event is settled.
+    was_just_loaded = self._is_just_loaded
+    self._is_just_loaded = False
+    if not was_just_loaded and self._agreement.is_gone(event, thoroughly=False):
       raise ReplicaStaleError(f"event {event} was deleted")
     if not self._is_present:
       self._seats.announce(event, self._agreement.memory.roster)
@@ -336,7 +387,7 @@ class Mailbox:
     *,
     weight: float = 1.0,
     send: bool = True,
-    state: bytes = b"",
+    state: Fingerprint | None = None,
     kind: int = 0,
     snapshot: TakeSnapshot | None = None,
   ) -> Exchanged:
@@ -347,12 +398,14 @@ class Mailbox:
       turn: Number of the message within the event. In the turns after the
         first, only replicas whose first message is listed send messages.
       arrays: The message. If `send` is False, only their types and shapes
-        matter.
+        matter. They are not copied, and may have to be written again: do not
+        change them in place before the event after next.
       weight: Weight of the message.
       send: Whether this replica sends a message.
-      state: Digest of the shared state that the message belongs to, at most 32
-        bytes. It should be equal in all replicas. If it is b"", nothing is
-        compared, and no snapshot is written.
+      state: Fingerprint of the shared state that the message belongs to
+        (`fingerprint`), whose values should be those of all replicas up to
+        rounding. None: nothing is compared, and no snapshot is written. Later
+        turns of an event do not compare it again.
       kind: Number that is equal for events with messages of one size, e.g. the
         number of the fragment.
       snapshot: Returns the first event whose result the shared state does not
@@ -377,6 +430,8 @@ class Mailbox:
       )
     if turn == 0:
       self._is_past = event < memory.event
+    # The later turns of an event belong to the same state.
+    fingerprint = NOTHING if state is None or turn else state
     inbox = Inbox(
       store=self._store,
       signer=self._signer,
@@ -384,27 +439,49 @@ class Mailbox:
       turn=turn,
       like=arrays,
       kind=kind,
+      num_blocks=len(fingerprint.rows),
       is_past=self._is_past,
     )
-    if state:
-      state = state.ljust(STATE_BYTES, b"\0")
+    if snapshot and not self._agreement.snapshot_bytes:
+      self._note_sizes(inbox, snapshot)
+    self._agreement.open(inbox)
+    shared = SharedState(
+      name=self._agreement.before(inbox),
+      base=memory.base,
+      fingerprint=fingerprint,
+    )
     sent_digest = ""
     if send and (turn == 0 or self.name in self._agreement.first.names):
       message = inbox.send(
         self.name,
-        state=state or bytes(STATE_BYTES),
         weight=weight,
         arrays=arrays,
+        state=shared,
       )
       sent_digest = message.digest
     agreed = self._agreement.wait_for_manifest(inbox)
+    listed_digests = {listed.digest for listed in agreed.listed}
+    claims: list[bool] = []
+    is_confirmed = state is not None and sent_digest in listed_digests
+    if snapshot and agreed.begins_interval and is_confirmed:
+      messages = self._agreement.fetch_messages(
+        inbox,
+        agreed,
+        beside=[lambda: claims.append(self._snapshots.claim(event))],
+      )
+    else:
+      messages = self._agreement.fetch_messages(inbox, agreed)
     if not inbox.is_past:
-      self._compare(agreed, event, state)
-    messages = self._agreement.fetch_messages(inbox, agreed)
-    if not inbox.is_past:
-      may_be_due = turn == 0 and event % self.rules.snapshot_every == 0
-      if snapshot and may_be_due and agreed.state == state.hex():
-        memory = self._after_snapshot(event, agreed, snapshot)
+      if turn == 0:
+        self._compare(agreed, inbox, shared, sent_digest)
+        self._num_events += 1
+      if agreed.begins_interval:
+        if self._num_events > 1:
+          self._log_usage(event)
+        memory = memory.begin_interval(event)
+        self._num_differences = 0
+      if snapshot and any(claims):
+        self._write_snapshot(event, memory, snapshot)
       self._agreement.memory = memory.after(agreed, inbox)
       if turn == 0:
         self._note_presence(event, agreed, send)
@@ -417,66 +494,140 @@ class Mailbox:
       is_superseded=is_own_listed and digests[self.name] != sent_digest,
     )
 
-  def _compare(self, agreed: Manifest, event: int, state: bytes) -> None:
+  def _compare(
+    self,
+    agreed: Manifest,
+    inbox: Inbox,
+    shared: SharedState,
+    sent_digest: str,
+  ) -> None:
     """Raises an error if this replica has another state than the others.
 
     Args:
-      agreed: The manifest of the event.
-      event: Number of the event.
-      state: Digest of this replica's shared state.
+      agreed: The manifest of the event's first turn.
+      inbox: The messages that it lists.
+      shared: This replica's shared state.
+      sent_digest: Digest of the message that it sent; "" if it sent none.
     """
-    if not state or not agreed.listed or agreed.state == state.hex():
+    if agreed.is_split:
+      if sent_digest and self.name in agreed.left_out:
+        self._begin_again(inbox, agreed.left_out[self.name])
       return
-    if event == self._loaded:
-      self._bad.add(event)
-    if event == self._differed:
+    if not agreed.listed:
+      return
+    # If its own message is listed, the states were compared.
+    is_listed = any(each.digest == sent_digest for each in agreed.listed)
+    if not is_listed:
+      text = shared.difference_from(
+        inbox.held[agreed.listed[0].replica].state,
+        inbox.event,
+        self._agreement.memory.num_kinds,
+      )
+      if text:
+        self._begin_again(inbox, f"its shared state differs: {text}")
+    if not is_listed or len(agreed.listed) > 1:
+      self._confirmed.add(inbox.kind)
+
+  def _begin_again(self, inbox: Inbox, reason: str) -> None:
+    """Lets this replica begin with a snapshot, or end if that does not help.
+
+    Args:
+      inbox: The inbox of the event.
+      reason: How its state differs.
+
+    Raises:
+      ReplicaStaleError: If it has to take the newest snapshot.
+      StoppedError: If it has done so too often.
+    """
+    if inbox.kind not in self._confirmed and self._loaded >= 0:
+      # This fragment was wrong in the snapshot, or soon after it.
+      self._bad.add(self._loaded)
+    self._num_differences += 1
+    if self._num_differences > _MOST_DIFFERENCES:
       raise StoppedError(
         f"{self.name} computes another shared state than the others up to"
-        f" event {event}, from the same messages"
+        f" event {inbox.event}, from the same messages ({reason}): look for a"
+        " broken device or a changed computation on its machine"
       )
-    self._differed = event
-    raise ReplicaStaleError("its shared state differs from that of the others")
+    raise ReplicaStaleError(reason)
 
-  def _after_snapshot(
-    self, event: int, agreed: Manifest, take: TakeSnapshot
-  ) -> Memory:
-    """Writes a snapshot if it is due and no other replica writes it.
+  def _note_sizes(self, inbox: Inbox, take: TakeSnapshot) -> None:
+    """Notes how large a snapshot is, and checks the limit of the store.
 
-    A snapshot travels on the same link as messages. So it is due when each
-    replica has sent at least as many bytes of messages as the snapshot has,
-    since the last snapshot was due. All replicas agree on that, because they
-    count the same events.
+    Args:
+      inbox: The inbox of a turn.
+      take: Returns the first event that a snapshot needs, and its arrays.
+
+    Raises:
+      StoppedError: If the store cannot hold what the protocol keeps.
+    """
+    _, arrays = take()
+    snapshot_bytes = sum(array.nbytes for array in arrays)
+    self._agreement.snapshot_bytes = snapshot_bytes
+    try:
+      check_store_bytes(
+        self.rules.store_bytes,
+        snapshot_bytes,
+        event_bytes=self.rules.replicas * inbox.num_bytes,
+      )
+    except ValueError as error:
+      raise StoppedError(str(error)) from None
+
+  def _log_usage(self, event: int) -> None:
+    """Logs requests, traffic and an estimate of their costs.
+
+    Args:
+      event: Number of the event that is settled.
+    """
+    usage = self.usage
+    num_events = self._num_events
+    num_requests = sum(
+      number for kind, number in usage.items() if "bytes" not in kind
+    )
+    limit = self._agreement.limit()
+    seconds = self._store.clock() - self._entered_s
+    _LOG.info(
+      "event %d: %.1f requests, %.3g MB up and %.3g MB down an event; the store"
+      " has at most %.3g GB; in a bucket of S3 about %.2f USD a month for this"
+      " replica's requests and downloads, and at most %.2f USD for the store",
+      event,
+      num_requests / num_events,
+      usage["bytes_up"] / num_events / 1e6,
+      usage["bytes_down"] / num_events / 1e6,
+      limit.store_bytes / 1e9,
+      traffic_usd(usage, seconds),
+      storage_usd(limit.store_bytes),
+    )
+
+  def _write_snapshot(
+    self, event: int, memory: Memory, take: TakeSnapshot
+  ) -> None:
+    """Writes a snapshot that is due, and that this replica has claimed.
 
     Args:
       event: Number of the event.
-      agreed: The manifest of the event.
+      memory: What is known of the events before this one.
       take: Returns the first event that the snapshot needs, and its arrays.
-
-    Returns:
-      The memory before the event. If a snapshot is due, its count of bytes
-      begins anew.
     """
-    memory = self._agreement.memory
     first, arrays = take()
-    if event and memory.sent < sum(array.nbytes for array in arrays):
-      return memory
-    memory = dataclasses.replace(memory, sent=0)
-    if self._snapshots.claim(event):
-      snapshot = Snapshot(
-        event=event,
-        first=first,
-        state=agreed.state,
-        memory=dataclasses.asdict(memory),
-        # Copies, because the caller may change the arrays before the write.
-        arrays=[np.array(array) for array in arrays],
-      )
-      self.beside(lambda: self._write(snapshot))
-    return memory
+    snapshot = Snapshot(
+      event=event,
+      first=first,
+      memory=dataclasses.asdict(memory),
+      # Copies, because the caller may change the arrays before the write.
+      arrays=[np.array(array) for array in arrays],
+    )
+    self.beside(lambda: self._write(snapshot, memory.starts))
 
-  def _write(self, snapshot: Snapshot) -> None:
-    """Writes a snapshot. A failure is only logged: the next one replaces it."""
+  def _write(self, snapshot: Snapshot, starts: Sequence[int]) -> None:
+    """Writes a snapshot. A failure is only logged: the next one replaces it.
+
+    Args:
+      snapshot: The snapshot.
+      starts: First events of the intervals so far.
+    """
     try:
-      self._writer.write(snapshot)
+      self._writer.write(snapshot, starts)
     except Exception as error:
       _LOG.warning("snapshot before event %d failed: %s", snapshot.event, error)
 

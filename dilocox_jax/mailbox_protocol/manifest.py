@@ -26,7 +26,6 @@ neither has more influence than the other. At worst the two cancel, and the run
 makes no progress until somebody looks at it.
 """
 
-import collections
 import dataclasses
 import hashlib
 import json
@@ -39,6 +38,7 @@ import numpy as np
 
 from dilocox_jax.mailbox_protocol.messages import Message
 from dilocox_jax.mailbox_protocol.roster import Roster
+from dilocox_jax.mailbox_protocol.votes import Vote
 
 NUM_REMEMBERED = 6  # Events of the running median.
 ENOUGH = 3  # So many messages need no running median.
@@ -65,19 +65,31 @@ class Manifest:
   """The agreement on a turn. One replica writes it once, and all follow it.
 
   Attributes:
-    state: Digest of the shared state that the listed messages belong to.
-    before: Digest of the manifest before this one. So two replicas with
-      different lists cannot go on together.
+    before: Digest of the manifest before this one. It is the name of the shared
+      state that the messages belong to. So two replicas with different lists
+      cannot go on together.
     listed: The messages that are averaged, in this order.
     left_out: Reasons why messages that were there are not averaged, by replica.
     roster: The replicas that take part in the next event.
+    begins_interval: Whether a snapshot of the state before this event is due.
+      Then an interval of events begins, which are deleted together
+      (`store_size`).
+    is_split: Whether the shared states of the senders differ and none is more
+      frequent than the others (`votes`). All senders then take the newest
+      snapshot.
   """
 
-  state: str = ""
   before: str = ""
   listed: tuple[Listed, ...] = ()
   left_out: dict[str, str] = dataclasses.field(default_factory=dict)
   roster: Roster = Roster()
+  is_split: bool = False
+  begins_interval: bool = False
+
+  @property
+  def num_bytes(self) -> int:
+    """Bytes of the manifest and its proposal in a store, without their tags."""
+    return 2 * len(self._text())
 
   @property
   def names(self) -> list[str]:
@@ -86,8 +98,11 @@ class Manifest:
 
   def digest(self) -> str:
     """Returns a digest of the whole manifest."""
-    text = json.dumps(dataclasses.asdict(self), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(self._text().encode()).hexdigest()
+
+  def _text(self) -> str:
+    """Returns the manifest as JSON."""
+    return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "Manifest":
@@ -105,14 +120,13 @@ def make_manifest(
   accepted: Sequence[float],
   max_norm_ratio: float,
   roster: Roster,
+  states: Vote = Vote({}),  # noqa: B008 - nobody changes it
   full_weight_ratio: float = 1.0,
 ) -> Manifest:
   """Returns the manifest for the messages that have arrived.
 
-  Messages are averaged if their senders have the shared state that most
-  replicas have. If two states are equally frequent, the state of the earlier
-  seat counts. Messages that are too large are left out, and large ones get a
-  lower weight (see the module).
+  Messages are left out if their senders have another shared state (`votes`), or
+  if they are too large. Large ones get a lower weight (see the module).
 
   Args:
     sent: The messages by replica, in the order of seats.
@@ -120,17 +134,16 @@ def make_manifest(
     accepted: Usual norms of the earlier events, the oldest first.
     max_norm_ratio: How many times the usual norm a message may have.
     roster: The replicas that take part in the next event.
+    states: Which messages belong to another state.
     full_weight_ratio: How many times the usual norm a message may have and
       still keep its full weight.
   """
-  states = collections.Counter(message.state for message in sent.values())
-  state = states.most_common(1)[0][0] if states else ""
-  left_out = {}
+  left_out = dict(states.left_out)
   norms = {}
   for name, message in sent.items():
-    if message.state != state:
-      left_out[name] = "its shared state differs"
-    elif message.weight == 0:
+    if name in left_out:
+      continue
+    if message.weight == 0:
       norms[name] = math.nan  # The sender's values are not finite.
     else:
       norms[name] = norm_of(message.arrays)
@@ -148,7 +161,13 @@ def make_manifest(
     )
     for name, norm in averaged.items()
   )
-  return Manifest(state, before, listed, left_out, roster)
+  return Manifest(
+    before=before,
+    listed=listed,
+    left_out=left_out,
+    roster=roster,
+    is_split=states.is_split,
+  )
 
 
 def norm_of(arrays: Sequence[np.ndarray]) -> float:

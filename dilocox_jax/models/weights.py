@@ -1,435 +1,436 @@
-"""Reads and writes checkpoints of OPT, Llama and Qwen2 as others keep them.
+"""Reads and writes checkpoints of OPT, Llama and Qwen for `transformers`.
 
-A folder has a `config.json` and one or more `.safetensors` files, the form of
-the library `transformers`. A family is a row of `FAMILIES`: names of tensors,
-names of sizes, and the options that all of its models share. Files need the
-extra `weights` (`pip install 'dilocox_jax[weights]'`), imported when used.
+A checkpoint is a folder with a `config.json` and one or more `.safetensors`
+files, as the library `transformers` writes and reads them. The module
+`families` says which families of models there are. The `.safetensors` files
+need the extra `weights` (`pip install 'dilocox_jax[weights]'`), which is
+imported only when such a file is read.
 """
 
+import dataclasses
 import json
 import pathlib
-import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dilocox_jax import files
-from dilocox_jax.checks import json_file, of_type, require, shown
+from dilocox_jax.checks import json_file, require, shown
+from dilocox_jax.models import families
 from dilocox_jax.models.tensor_files import (
-  TENSORS_FILE,
+  INDEX_FILE,
+  StoredTensor,
+  TensorShape,
   check_alone,
-  read_tensors,
+  divided_among_files,
+  open_tensors,
+  write_index,
   write_tensors,
 )
 from dilocox_jax.plan.model.shapes import ModelShape
-from dilocox_jax.trees import leaves_by_path, nested
+from dilocox_jax.trees import LazyArray, leaves_by_path, nested
 
 CONFIG_FILE = "config.json"
-_HEAD = "lm_head.weight"
-# What a module's leaves are called in a checkpoint. Their kernels are
-# [outputs, inputs], ours [inputs, outputs].
-_LEAVES = {
-  "kernel": "weight",
-  "scale": "weight",
-  "bias": "bias",
-  "embedding": "weight",
-  "positions": "weight",
-}
-
-
-class Family(NamedTuple):
-  """How checkpoints of a family differ from ours.
-
-  Attributes:
-    architecture: Name of the class in `transformers`.
-    options: Fields of `ModelShape` that all its models share.
-    sizes: The field of config.json for every other field of `ModelShape`.
-    modules: Name of every module; "{}" stands for the layer.
-    expected: Fields of config.json that say what is computed, with the only
-      value that our model computes; a missing one has it.
-    first_position: Row of position 0 in the table of positions.
-  """
-
-  architecture: str
-  options: Mapping[str, Any]
-  sizes: Mapping[str, str]
-  modules: Mapping[str, str]
-  expected: Mapping[str, Any]
-  first_position: int = 0
-
-
-_SIZES = {
-  "num_layers": "num_hidden_layers",
-  "model_dim": "hidden_size",
-  "num_heads": "num_attention_heads",
-  "vocab_size": "vocab_size",
-  "tied_head": "tie_word_embeddings",
-}
-_LLAMA_SIZES = _SIZES | {
-  "ff_dim": "intermediate_size",
-  "num_kv_heads": "num_key_value_heads",
-  "head_dim": "head_dim",
-  "norm_epsilon": "rms_norm_eps",
-  "rope_base": "rope_theta",
-}
-_LLAMA_MODULES = {
-  "embed/embedding": "model.embed_tokens",
-  "final_norm": "model.norm",
-  "head": "lm_head",
-  "blocks/attention/norm": "model.layers.{}.input_layernorm",
-  "blocks/attention/query": "model.layers.{}.self_attn.q_proj",
-  "blocks/attention/key": "model.layers.{}.self_attn.k_proj",
-  "blocks/attention/value": "model.layers.{}.self_attn.v_proj",
-  "blocks/attention/output": "model.layers.{}.self_attn.o_proj",
-  "blocks/mlp/norm": "model.layers.{}.post_attention_layernorm",
-  "blocks/mlp/gate": "model.layers.{}.mlp.gate_proj",
-  "blocks/mlp/up": "model.layers.{}.mlp.up_proj",
-  "blocks/mlp/down": "model.layers.{}.mlp.down_proj",
-}
-_OPT_MODULES = {
-  "embed/embedding": "model.decoder.embed_tokens",
-  "embed/positions": "model.decoder.embed_positions",
-  "final_norm": "model.decoder.final_layer_norm",
-  "head": "lm_head",
-  "blocks/attention/norm": "model.decoder.layers.{}.self_attn_layer_norm",
-  "blocks/attention/query": "model.decoder.layers.{}.self_attn.q_proj",
-  "blocks/attention/key": "model.decoder.layers.{}.self_attn.k_proj",
-  "blocks/attention/value": "model.decoder.layers.{}.self_attn.v_proj",
-  "blocks/attention/output": "model.decoder.layers.{}.self_attn.out_proj",
-  "blocks/mlp/norm": "model.decoder.layers.{}.final_layer_norm",
-  "blocks/mlp/up": "model.decoder.layers.{}.fc1",
-  "blocks/mlp/down": "model.decoder.layers.{}.fc2",
-}
-# Values that were made smaller need more tensors to be read.
-_UNCHANGED = {"quantization_config": None}
-_LLAMA_EXPECTED = _UNCHANGED | {
-  "hidden_act": "silu",
-  "rope_scaling": None,
-  "rope_type": "default",
-}
-# Other fields turn a part of each head alone, or name types of layers.
-_ROPE_FIELDS = ("rope_theta", "rope_type")
-FAMILIES: Mapping[str, Family] = {
-  "opt": Family(
-    architecture="OPTForCausalLM",
-    options={
-      "activation": "relu",
-      "positions": "learned",
-      "norm": "layer",
-      "biases": "all",
-      "norm_epsilon": 1e-5,
-    },
-    sizes=_SIZES
-    | {"ff_dim": "ffn_dim", "num_positions": "max_position_embeddings"},
-    modules=_OPT_MODULES,
-    expected=_UNCHANGED
-    | {"activation_function": "relu", "do_layer_norm_before": True},
-    first_position=2,
-  ),
-  "llama": Family(
-    architecture="LlamaForCausalLM",
-    options={"biases": "none"},
-    sizes=_LLAMA_SIZES,
-    modules=_LLAMA_MODULES,
-    expected=_LLAMA_EXPECTED,
-  ),
-  "qwen2": Family(
-    architecture="Qwen2ForCausalLM",
-    options={"biases": "qkv"},
-    sizes=_LLAMA_SIZES,
-    modules=_LLAMA_MODULES,
-    expected=_LLAMA_EXPECTED | {"use_sliding_window": False},
-  ),
-}
-# Where config.json leaves a size out: OPT ties its head, the others do not.
-_DEFAULTS = {"head_dim": 0, "rope_base": 10_000.0, "num_kv_heads": 0}
+# Bytes of tensors in a file that is written. Libraries read several files at
+# the same time, and a download that breaks off is repeated file by file.
+MAX_FILE_BYTES = 5 * 10**9
 
 
 def is_checkpoint(folder: pathlib.Path) -> bool:
-  """Whether a folder has a config.json that names a family.
+  """Whether a folder has a config.json that names a family of models.
+
+  The family may be one that cannot be read here.
 
   Raises:
-    ValueError: One line, if its config.json cannot be read.
+    ValueError: One line, if config.json is there but cannot be read.
   """
   path = folder / CONFIG_FILE
   return path.exists() and "model_type" in json_file(path)
 
 
+@dataclasses.dataclass(frozen=True)
+class StoredCheckpoint:
+  """A checkpoint whose parameters are read part by part.
+
+  So a host reads only the parts that its devices hold, and never has a copy of
+  the whole model.
+
+  Attributes:
+    shape: Sizes of the model.
+    family_name: Name of the family, one of `families.FAMILIES`.
+    tensors: The tensors by name. `open_checkpoint` has compared their names and
+      shapes with those of the model.
+  """
+
+  shape: ModelShape
+  family_name: str
+  tensors: Mapping[str, StoredTensor]
+
+  def params(self) -> dict[str, Any]:
+    """Returns the parameters, a nested dict of `StoredLeaf`s."""
+    leaves = {
+      path: StoredLeaf(self, path) for path in self.shape.parameter_shapes
+    }
+    return nested(leaves)
+
+  def part(self, path: str, index: tuple[slice, ...]) -> np.ndarray:
+    """Reads a part of a parameter, in fp32.
+
+    Besides the part, memory holds a few rows of the file at a time.
+
+    Args:
+      path: Path of the parameter, e.g. "blocks/mlp/up/kernel".
+      index: Slice of every axis, with steps of 1.
+
+    Raises:
+      ValueError: One line, if a value is not finite, or if a tied head differs
+        from the embedding.
+    """
+    leaf_shape = self.shape.parameter_shapes[path]
+    ranges = [
+      range(*axis_slice.indices(size))
+      for axis_slice, size in zip(index, leaf_shape, strict=True)
+    ]
+    slices = [slice(axis.start, axis.stop) for axis in ranges]
+    part = np.empty([len(axis) for axis in ranges], np.float32)
+    if not families.is_stacked(path):
+      self._read(path, 0, slices, part)
+      return part
+    for layer, layer_part in zip(ranges[0], part, strict=True):
+      self._read(path, layer, slices[1:], layer_part)
+    return part
+
+  def _read(
+    self, path: str, layer: int, slices: list[slice], part: np.ndarray
+  ) -> None:
+    """Reads a part of one tensor.
+
+    Args:
+      path: Path of the parameter.
+      layer: Number of the layer; 0 if the parameter is not one of the blocks.
+      slices: Slice of every axis of the parameter, without the layers.
+      part: Array of the part, which gets the values.
+    """
+    family = families.FAMILIES[self.family_name]
+    name = families.tensor_name(path, layer, family)
+    if families.is_kernel(path):
+      # Checkpoints have kernels [outputs, inputs], and the built-in decoder has
+      # kernels [inputs, outputs].
+      slices = slices[::-1]
+      part = part.T
+    rows, *columns = slices
+    if path == families.POSITIONS:
+      offset = family.first_position
+      rows = slice(rows.start + offset, rows.stop + offset)
+    for block_rows, values in self.tensors[name].blocks(rows):
+      part[block_rows] = _finite_values(name, values[:, *columns])
+    if path == "embed/embedding" and self.shape.tied_head:
+      self._check_head(rows, columns, part)
+
+  def _check_head(
+    self, rows: slice, columns: list[slice], embedding: np.ndarray
+  ) -> None:
+    """Checks that the head of a model with a tied head is the embedding.
+
+    Args:
+      rows: Rows of the embedding that were read.
+      columns: Columns of the embedding that were read.
+      embedding: The values that were read.
+
+    Raises:
+      ValueError: One line, if the checkpoint has a head that differs.
+    """
+    if families.HEAD_TENSOR not in self.tensors:
+      return
+    for block_rows, values in self.tensors[families.HEAD_TENSOR].blocks(rows):
+      head = _finite_values(families.HEAD_TENSOR, values[:, *columns])
+      require(
+        np.array_equal(head, embedding[block_rows]),
+        "config.json says that head and embedding are one, but "
+        f"{families.HEAD_TENSOR} is not the embedding: copy both again",
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredLeaf(LazyArray):
+  """A parameter of a checkpoint, which is in no memory.
+
+  Attributes:
+    checkpoint: The checkpoint.
+    path: Path of the parameter.
+  """
+
+  checkpoint: StoredCheckpoint
+  path: str
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """Shape of the parameter."""
+    return self.checkpoint.shape.parameter_shapes[self.path]
+
+  @property
+  def dtype(self) -> np.dtype:
+    """Type of the values when they are read."""
+    return np.dtype(np.float32)
+
+  def part(self, index: tuple[slice, ...]) -> np.ndarray:
+    """Reads a part of the parameter (`StoredCheckpoint.part`)."""
+    return self.checkpoint.part(self.path, index)
+
+
+def open_checkpoint(folder: pathlib.Path) -> StoredCheckpoint:
+  """Opens a checkpoint, and checks that its tensors are those of the model.
+
+  Args:
+    folder: Folder with config.json and .safetensors files.
+
+  Raises:
+    ValueError: One line, if a file is missing or damaged, if the built-in
+      decoder cannot compute the model, or if a tensor is missing, has another
+      shape, has no floats, or belongs to no parameter.
+  """
+  config = json_file(folder / CONFIG_FILE)
+  shape = families.shape_of(config)
+  family_name = config["model_type"]
+  tensors = open_tensors(folder)
+  _check_tensors(tensors, shape, family_name)
+  return StoredCheckpoint(shape, family_name, tensors)
+
+
 def read_checkpoint(folder: pathlib.Path) -> tuple[ModelShape, dict[str, Any]]:
-  """Reads a checkpoint.
+  """Reads a whole checkpoint into the memory of the host.
 
   Args:
     folder: Folder with config.json and .safetensors files.
 
   Returns:
-    Sizes of the model, and its parameters in fp32 as a nested dict.
+    Sizes of the model, and its parameters as a nested dict of fp32 arrays.
 
   Raises:
-    ValueError: One line, if it is of another family, lacks a tensor, a file is
-      damaged, or a value is not finite.
+    ValueError: One line, as for `open_checkpoint` and `StoredCheckpoint.part`.
   """
-  values = json_file(folder / CONFIG_FILE)
-  shape = shape_of(values)
-  tensors = read_tensors(folder)
-  return shape, params_of(tensors, shape, values["model_type"])
+  checkpoint = open_checkpoint(folder)
+  return checkpoint.shape, jax.tree.map(np.asarray, checkpoint.params())
 
 
 def write_checkpoint(
-  folder: pathlib.Path, shape: ModelShape, params: Any
+  folder: pathlib.Path,
+  shape: ModelShape,
+  params: Any,
+  max_file_bytes: int = MAX_FILE_BYTES,
 ) -> str:
-  """Writes a checkpoint; returns the name of its family.
+  """Writes a checkpoint, tensor by tensor.
 
   Args:
-    folder: Folder, which exists. A checkpoint that was written into it before
-      is replaced.
+    folder: Folder to write into, which must exist. A checkpoint that this
+      function wrote into it before is replaced, if its files have the same
+      names.
     shape: Sizes of the model.
-    params: Its parameters, a nested dict.
+    params: Parameters of the model, a nested dict. Leaves are arrays, or
+      objects that `np.asarray` turns into an array only when it is their turn.
+    max_file_bytes: Largest number of bytes of tensors in a file. A larger model
+      is divided among several files, with an index.
+
+  Returns:
+    Name of the family, one of `families.FAMILIES`.
 
   Raises:
-    ValueError: One line, if no family has a model of this shape, or the folder
-      has files of another checkpoint.
+    ValueError: One line, if no family has a model of this shape, if the folder
+      has files of another checkpoint, if its config.json belongs to another
+      program, or if the files have no room for a value.
   """
-  family = family_of(shape)
-  check_alone(folder, {CONFIG_FILE, TENSORS_FILE})
-  _check_config_is_ours(folder / CONFIG_FILE)
-  # Without its config a folder is no checkpoint. So a kill leaves none that has
-  # the sizes of one model and the tensors of another.
-  (folder / CONFIG_FILE).unlink(missing_ok=True)
-  write_tensors(folder / TENSORS_FILE, tensors_of(params, shape, family))
-  save_json(folder / CONFIG_FILE, config_of(shape, family))
-  return family
+  require(
+    max_file_bytes >= 1,
+    f"max_file_bytes={max_file_bytes} must be at least 1: take a number such "
+    f"as {MAX_FILE_BYTES}",
+  )
+  family_name = families.family_of(shape)
+  tensors_by_file = divided_among_files(
+    _tensor_shapes(shape, family_name), max_file_bytes
+  )
+  file_names = {CONFIG_FILE, *tensors_by_file}
+  has_index = len(tensors_by_file) > 1
+  if has_index:
+    file_names.add(INDEX_FILE)
+  check_alone(folder, file_names)
+  config_path = folder / CONFIG_FILE
+  _check_replaceable(config_path)
+  # A folder without config.json is no checkpoint. So the old config is removed
+  # first, and the new one is written last. A program that is killed in between
+  # cannot leave the config of one model beside the tensors of another.
+  config_path.unlink(missing_ok=True)
+  values = tensors_of(params, shape, family_name)
+  for file_name, tensors in tensors_by_file.items():
+    write_tensors(folder / file_name, tensors, values)
+  if has_index:
+    write_index(folder, tensors_by_file)
+  save_json(config_path, families.config_of(shape, family_name))
+  return family_name
 
 
-def _check_config_is_ours(path: pathlib.Path) -> None:
-  """Refuses to replace a config.json that is none of a checkpoint.
+def _check_replaceable(config_path: pathlib.Path) -> None:
+  """Checks that a config.json may be replaced: it belongs to a checkpoint.
 
-  Other programs give that name to their settings, too, and so do runs.
+  Other programs, and the runs of this package, also keep their settings in a
+  file of this name.
+
+  Args:
+    config_path: Path of the file, which may be missing.
 
   Raises:
     ValueError: One line that names the file.
   """
-  if not path.exists():
+  if not config_path.exists():
     return
   try:
-    is_ours = "model_type" in json_file(path)
+    belongs_to_checkpoint = "model_type" in json_file(config_path)
   except ValueError:
-    is_ours = False
+    belongs_to_checkpoint = False
   require(
-    is_ours,
-    f"{path} is not the config of a checkpoint, and would be replaced: take an "
-    "empty folder",
+    belongs_to_checkpoint,
+    f"{config_path} is not the config of a checkpoint, and would be replaced: "
+    "take an empty folder",
   )
 
 
 def save_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
-  """Writes the settings beside tensors."""
+  """Writes values as JSON, such as the config beside a file of tensors.
+
+  Args:
+    path: The file. It is replaced as a whole.
+    values: The values by key.
+  """
   with files.replaced(path) as file:
     file.write(json.dumps(values, indent=2).encode() + b"\n")
 
 
-def shape_of(values: Mapping[str, Any]) -> ModelShape:
-  """Returns the sizes that a config.json describes.
-
-  Raises:
-    ValueError: One line, if our model does not compute what it describes.
-  """
-  name = str(values.get("model_type"))
-  require(
-    name in FAMILIES,
-    f"a checkpoint of the family {shown(name)} cannot be read: have "
-    f"{', '.join(FAMILIES)}",
-  )
-  family = FAMILIES[name]
-  rope = values.get("rope_parameters") or {}
-  rope = of_type("config.json: rope_parameters", rope, dict)
-  values = {**values, **rope}
-  for field, known in family.expected.items():
-    found = values.get(field, known)
-    require(
-      found == known,
-      f"config.json: {field}={shown(found)} is not computed here, only "
-      f"{known!r}",
-    )
-  for field in rope:
-    require(
-      field in _ROPE_FIELDS,
-      f"config.json: rope_parameters has {shown(field)}, which is not computed "
-      f"here, only {' and '.join(_ROPE_FIELDS)}",
-    )
-  defaults = _DEFAULTS | {"tied_head": name == "opt"}
-  needed = {t for o, t in family.sizes.items() if o not in defaults}
-  missing = min(needed - values.keys(), default="")
-  require(not missing, f"config.json has no {missing}")
-  types = typing.get_type_hints(ModelShape)
-  sizes: dict[str, Any] = {}
-  for ours, theirs in family.sizes.items():
-    value = values.get(theirs)
-    if value is None and ours in defaults:
-      value = defaults[ours]
-    sizes[ours] = of_type(f"config.json: {theirs}", value, types[ours])
-  # A size that follows from the others is left to them, as in presets.
-  if sizes.get("num_kv_heads") == sizes["num_heads"]:
-    sizes["num_kv_heads"] = 0
-  if sizes.get("head_dim", 0) * sizes["num_heads"] == sizes["model_dim"]:
-    sizes["head_dim"] = 0
-  return ModelShape(**sizes, **family.options)
-
-
-def config_of(shape: ModelShape, name: str) -> dict[str, Any]:
-  """Returns the config.json of a model of a family.
+def _check_tensors(
+  tensors: Mapping[str, StoredTensor], shape: ModelShape, family_name: str
+) -> None:
+  """Checks that the tensors of a checkpoint are those of a model.
 
   Args:
+    tensors: Tensors of the checkpoint, by their names in the family.
     shape: Sizes of the model.
-    name: Name of the family, one of `FAMILIES`.
-  """
-  family = FAMILIES[name]
-  values = {t: getattr(shape, o) for o, t in family.sizes.items()}
-  values |= {**family.expected, "model_type": name}
-  values |= {"architectures": [family.architecture]}
-  values |= {"torch_dtype": "float32"}
-  if name == "opt":
-    return values | {"word_embed_proj_dim": shape.model_dim}
-  values["head_dim"] = shape.head_width
-  values["num_key_value_heads"] = shape.kv_heads
-  base = {"rope_theta": shape.rope_base, "rope_type": values.pop("rope_type")}
-  return values | {"rope_parameters": base}
-
-
-def family_of(shape: ModelShape) -> str:
-  """Returns the family of a model's options.
+    family_name: Name of the family, one of `families.FAMILIES`.
 
   Raises:
-    ValueError: One line, if there is none.
+    ValueError: One line, if a tensor is missing, has another shape, has no
+      floats, or belongs to no parameter.
   """
-  usual = vars(ModelShape(1, 2, 1, 1, 1))
-  for name, family in FAMILIES.items():
-    free = family.sizes.keys()
-    options = {k: v for k, v in usual.items() if k not in free}
-    options |= family.options
-    is_like = all(getattr(shape, k) == v for k, v in options.items())
-    if is_like and type(shape) is ModelShape:
-      return name
-  raise ValueError(
-    f"no family of {', '.join(FAMILIES)} has a model like {shape}: it cannot "
-    "be exported"
-  )
-
-
-def params_of(
-  tensors: Mapping[str, np.ndarray], shape: ModelShape, name: str
-) -> dict[str, Any]:
-  """Returns parameters, a nested dict in fp32, from a checkpoint's tensors.
-
-  Args:
-    tensors: Tensors of the checkpoint, by the family's names.
-    shape: Sizes of the model.
-    name: Name of the family, one of `FAMILIES`.
-
-  Raises:
-    ValueError: One line, if a tensor is missing, left over, or of other sizes.
-  """
-  params: dict[str, np.ndarray] = {}
-  unread = {key for key in tensors if not key.endswith("rotary_emb.inv_freq")}
-  first_position = FAMILIES[name].first_position
-  for path, size in shape.parameter_shapes.items():
-    is_stacked = path.startswith("blocks/")
-    rows = first_position if path == "embed/positions" else 0
-    leaves = []
-    for key in _keys(path, shape, name):
-      require(key in tensors, f"the checkpoint is no {name}: it lacks {key}")
+  family = families.FAMILIES[family_name]
+  unread = {
+    key for key in tensors if not key.endswith(families.FREQUENCIES_SUFFIX)
+  }
+  for path, leaf_shape in shape.parameter_shapes.items():
+    tensor_shape = families.tensor_shape(path, leaf_shape, family)
+    for key in families.tensor_names(path, shape, family):
+      require(
+        key in tensors, f"the checkpoint is no {family_name}: it lacks {key}"
+      )
       unread.discard(key)
-      stored = size[1:] if is_stacked else (size[0] + rows, *size[1:])
-      leaf = _values(key, tensors[key], _stored_shape(path, stored))
-      leaves.append(_turned(path, leaf))
-    params[path] = np.stack(leaves) if is_stacked else leaves[0][rows:]
-  if shape.tied_head and _HEAD in unread:
-    embedding = params["embed/embedding"]
-    require(
-      np.array_equal(
-        _values(_HEAD, tensors[_HEAD], embedding.shape), embedding
-      ),
-      f"config.json says that head and embedding are one, but {_HEAD} is not "
-      "the embedding: copy both again",
+      _check_tensor(key, tensors[key], tensor_shape)
+  if shape.tied_head and families.HEAD_TENSOR in unread:
+    embedding_shape = shape.parameter_shapes["embed/embedding"]
+    _check_tensor(
+      families.HEAD_TENSOR, tensors[families.HEAD_TENSOR], embedding_shape
     )
-    unread.discard(_HEAD)
+    unread.discard(families.HEAD_TENSOR)
   unknown = min(unread, default="")
-  require(not unread, f"the checkpoint is no {name}: what is {shown(unknown)}?")
-  return nested(params)
+  require(
+    not unread,
+    f"the checkpoint is no {family_name}: what is {shown(unknown)}?",
+  )
 
 
-def _stored_shape(path: str, size: tuple[int, ...]) -> tuple[int, ...]:
-  """Returns the shape that one of our leaves has in a checkpoint."""
-  return size[::-1] if path.endswith("/kernel") else size
-
-
-def _values(key: str, tensor: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-  """Returns the values of a tensor in fp32.
+def _check_tensor(
+  key: str, tensor: StoredTensor, expected_shape: tuple[int, ...]
+) -> None:
+  """Checks shape and type of a tensor.
 
   Args:
-    key: Its name, for messages.
-    tensor: The tensor in any floating type.
-    size: Shape that it should have.
+    key: Name of the tensor, for messages.
+    tensor: The tensor.
+    expected_shape: Shape that the tensor should have.
 
   Raises:
-    ValueError: One line, if it is another one, or not finite.
+    ValueError: One line, if the tensor has another shape, or a type that has no
+      floats.
   """
   require(
-    tensor.shape == size,
+    tensor.shape == expected_shape,
     f"the tensor {key} has the shape {tensor.shape}, but by its config.json "
-    f"{size}",
+    f"{expected_shape}",
   )
   require(
     jnp.issubdtype(tensor.dtype, jnp.floating),
     f"the tensor {key} has the type {tensor.dtype}, and not that of a weight: "
     "convert the checkpoint to floats",
   )
-  with np.errstate(over="ignore"):  # It becomes infinite, which is refused.
-    values = np.asarray(tensor, np.float32)
+
+
+def _finite_values(key: str, values: np.ndarray) -> np.ndarray:
+  """Returns values of a tensor in fp32.
+
+  Args:
+    key: Name of the tensor, for messages.
+    values: Some values of the tensor, in any floating type.
+
+  Raises:
+    ValueError: One line, if a value is not finite in fp32.
+  """
+  # A value of fp64 may be too large for fp32. numpy would warn about it and
+  # make it infinite. The check below refuses it anyway.
+  with np.errstate(over="ignore"):
+    wide_values = np.asarray(values, np.float32)
   require(
-    bool(np.isfinite(values).all()),
+    bool(np.isfinite(wide_values).all()),
     f"the tensor {key} has values that are not finite: the checkpoint is "
     "damaged; copy it again",
   )
-  return values
+  return wide_values
 
 
 def tensors_of(
-  params: Any, shape: ModelShape, name: str
-) -> dict[str, np.ndarray]:
-  """Returns a checkpoint's tensors from parameters; reverses `params_of`.
+  params: Any, shape: ModelShape, family_name: str
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields name and values of each tensor of a checkpoint.
 
   Args:
-    params: Parameters as a nested dict.
+    params: Parameters of the model, a nested dict of arrays. A leaf is turned
+      into an array of numpy when its tensors are yielded.
     shape: Sizes of the model.
-    name: Name of the family, one of `FAMILIES`.
+    family_name: Name of the family, one of `families.FAMILIES`.
   """
-  tensors, by_path = {}, leaves_by_path(params)
+  family = families.FAMILIES[family_name]
+  leaves = leaves_by_path(params)
   for path in shape.parameter_shapes:
-    leaf = np.asarray(by_path[path])
-    if path == "embed/positions":
-      # Nothing reads the rows in front of the first position.
-      leaf = np.pad(leaf, ((FAMILIES[name].first_position, 0), (0, 0)))
-    leaves = leaf if path.startswith("blocks/") else leaf[None]
-    for key, one in zip(_keys(path, shape, name), leaves, strict=True):
-      tensors[key] = np.ascontiguousarray(_turned(path, one))
-  return tensors
+    leaf = np.asarray(leaves[path], np.float32)
+    if path == families.POSITIONS:
+      # The rows in front of the first position are zeros. Nothing reads them.
+      leaf = np.pad(leaf, ((family.first_position, 0), (0, 0)))
+    layers = leaf if families.is_stacked(path) else [leaf]
+    keys = families.tensor_names(path, shape, family)
+    for key, values in zip(keys, layers, strict=True):
+      # Checkpoints have kernels [outputs, inputs].
+      tensor = values.T if families.is_kernel(path) else values
+      yield key, np.ascontiguousarray(tensor)
 
 
-def _keys(path: str, shape: ModelShape, name: str) -> Iterator[str]:
-  """Yields the names of a leaf's tensors: one, or one for each layer.
+def _tensor_shapes(
+  shape: ModelShape, family_name: str
+) -> Iterator[TensorShape]:
+  """Yields name, type and shape of each tensor, in the order of `tensors_of`.
 
-  A damaged config may say that there are a billion layers. The first name that
-  the files lack ends the search.
+  Args:
+    shape: Sizes of the model.
+    family_name: Name of the family, one of `families.FAMILIES`.
   """
-  module, _, leaf = path.rpartition("/")
-  modules = FAMILIES[name].modules
-  key = f"{modules.get(path) or modules[module]}.{_LEAVES[leaf]}"
-  is_stacked = path.startswith("blocks/")
-  for number in range(shape.num_layers if is_stacked else 1):
-    yield key.format(number)
-
-
-def _turned(path: str, leaf: np.ndarray) -> np.ndarray:
-  return leaf.T if path.endswith("/kernel") else leaf
+  family = families.FAMILIES[family_name]
+  for path, leaf_shape in shape.parameter_shapes.items():
+    tensor_shape = families.tensor_shape(path, leaf_shape, family)
+    for name in families.tensor_names(path, shape, family):
+      yield TensorShape(name, np.dtype(np.float32), tensor_shape)

@@ -29,6 +29,7 @@ from dilocox_jax.rounds.alone import OUTER_STEP, refusing_collectives
 from dilocox_jax.rounds.exchange_program import arrived_axes, divided_arrived
 from dilocox_jax.rounds.exchange_thread import WaitingTimes, beside_steps
 from dilocox_jax.rounds.runtime import Waits, WindowWork
+from dilocox_jax.rounds.state_sums import state_fingerprint
 from dilocox_jax.rounds.window import InnerProgress
 from dilocox_jax.trees import Array, Tree
 
@@ -130,8 +131,12 @@ class MailboxRuntime:
   def _exchange(self, due: Due) -> Arrived:
     """Exchanges a pseudo-gradient, and waits for the other replicas."""
     rest = due.state._replace(exchange=None)
-    shared = jax.device_get(shared_leaves(self._outer, due.state))
-    turns = self.client.exchange(due.fragment, due.num_steps, shared)
+    shared = shared_leaves(self._outer, due.state)
+    turns = self.client.exchange(
+      due.fragment,
+      due.num_steps,
+      lambda signs: state_fingerprint(shared, signs),
+    )
 
     def stage(arrived: tuple[Any, ...]) -> tuple[Any, Arrived | None]:
       return self._stage(due.state.exchange, rest, due.values, arrived)

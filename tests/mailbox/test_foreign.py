@@ -42,7 +42,7 @@ class Replica:
       event,
       0,
       [np.full(4, 1 + len(self.box.name), np.float32)],
-      state=before.tobytes(),
+      state=self.box.fingerprint(event, [before]),
       snapshot=lambda: (event, [before]),
     )
     self.theta = before + sum(arrays[0] for _, _, arrays in exchanged.messages)

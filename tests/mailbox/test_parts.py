@@ -1,13 +1,16 @@
 """Who enters a run, and what the store holds: objects of one's own alone."""
 
-import json
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import pytest
 
 from dilocox_jax.mailbox_protocol import messages
+from dilocox_jax.mailbox_protocol.buffers import num_bytes_of, parts_of
+from dilocox_jax.mailbox_protocol.fingerprints import (
+  SharedState,
+  fingerprint_of,
+  rows_bytes,
+)
 from dilocox_jax.mailbox_protocol.messages import Inbox, message_path
 from dilocox_jax.mailbox_protocol.roster import (
   MailboxRules,
@@ -15,16 +18,17 @@ from dilocox_jax.mailbox_protocol.roster import (
   RunMismatchError,
   Seats,
   checked_name,
-  code_digest,
   join_run,
   read_secret,
   run_terms,
   write_secret,
 )
-from dilocox_jax.mailbox_protocol.signer import INDEX_BYTES, Signer
-from dilocox_jax.mailbox_protocol.store import Store
+from dilocox_jax.mailbox_protocol.signer import Signer
+from dilocox_jax.mailbox_protocol.store import RetryingStore, Store
+from dilocox_jax.reference.fingerprint import random_signs
 
 SIGNER = Signer(b"secret", "run")
+SIGNER_OF_RECORDS = Signer(b"secret", "")
 CONFIG = {"inner": {"learning_rate": 0.008, "betas": (0.9, 0.95)}, "seed": 1}
 
 
@@ -36,13 +40,9 @@ def store_fixture():
 # Who enters.
 
 
-def enter(store, secret=b"secret", accept_version=False, **changes):
+def enter(store, secret=b"secret", **changes):
   terms = run_terms(CONFIG, "t" * 64, MailboxRules(grace_s=5.0)) | changes
-  where = "s3://bucket/run"
-  entry = join_run(
-    store, secret, terms, where=where, accept_version=accept_version
-  )
-  return entry.run
+  return join_run(store, secret, terms, where="s3://bucket/run").run
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,11 @@ def enter(store, secret=b"secret", accept_version=False, **changes):
     ({"config": {**CONFIG, "new": 1}}, "config.new is 1 here and None"),
     ({"rules": {"grace_s": 6.0}}, "rules.grace_s is 6.0 here"),
     ({"text": "u" * 64}, r"text is uuuuuuuu\.\.\. here and tttttttt\.\.\. in"),
-    ({"code": "x"}, "code is 'x' here and .*: install the same, or accept"),
-    ({"versions": {"jax": "9"}}, "versions.jax is '9' here and"),
+    (
+      {"protocol": 3},
+      "this replica has version 3 of the mailbox's protocol, and the run at "
+      "s3://bucket/run has version 2: install",
+    ),
   ],
 )
 def test_who_differs_is_refused_in_one_line_that_names_the_field(
@@ -70,23 +73,19 @@ def test_who_differs_is_refused_in_one_line_that_names_the_field(
   assert store.get(messages.RUN, 10**6) == before
   with pytest.raises(RunMismatchError, match="not signed with this secret"):
     enter(store, secret=b"another")
-  if changes.keys() & {"code", "versions"}:
-    enter(store, accept_version=True, **changes)
-  else:
-    with pytest.raises(RunMismatchError, match=says):
-      enter(store, accept_version=True, **changes)
 
 
-def test_the_digest_of_code_sees_texts_and_names(tmp_path):
-  (tmp_path / "a.py").write_text("x = 1\n")
-  digest = code_digest.__wrapped__
-  first = digest(tmp_path)
-  (tmp_path / "notes.txt").write_text("not code")
-  assert digest(tmp_path) == first
-  (tmp_path / "a.py").write_text("x = 2\n")
-  second = digest(tmp_path)
-  (tmp_path / "a.py").rename(tmp_path / "b.py")
-  assert len({first, second, digest(tmp_path)}) == 3
+def test_a_run_of_the_first_protocol_is_refused_by_its_version(store):
+  enter(store)
+  record = SIGNER_OF_RECORDS.verify_json(
+    messages.RUN, store.get(messages.RUN, 10**6)
+  )
+  assert record is not None
+  del record["protocol"]
+  for path in (messages.RUN, messages.RUN_COPY):
+    store.put(path, SIGNER_OF_RECORDS.sign_json(path, record))
+  with pytest.raises(RunMismatchError, match="has version 2 .* has version 1:"):
+    enter(store)
 
 
 def test_a_secret_is_its_owners_alone(tmp_path):
@@ -122,35 +121,6 @@ def test_no_rule_may_be_zero(field):
     MailboxRules(**{field: 0})
 
 
-# What opens.
-
-
-def test_nothing_but_what_was_closed_at_its_place_opens():
-  cases: Any = (
-    (Signer.sign, Signer.verify, b"content"),
-    (Signer.sign_json, Signer.verify_json, {"x": [1, 2.5]}),
-  )
-  for closed, opened, content in cases:
-    data = closed(SIGNER, "a", content)
-    assert opened(SIGNER, "a", data) == content
-    assert (
-      opened(SIGNER, "b", data) is None and opened(SIGNER, "a", None) is None
-    )
-    for other in (Signer(b"another", "run"), Signer(b"secret", "another")):
-      assert opened(SIGNER, "a", closed(other, "a", content)) is None
-    for end in range(len(data)):
-      assert opened(SIGNER, "a", data[:end]) is None
-      changed = bytes([*data[:end], data[end] ^ 1, *data[end + 1 :]])
-      assert opened(SIGNER, "a", changed) is None
-    assert opened(SIGNER, "a", data + b" ") is None
-  assert (
-    Signer(b"s", "ab").verify("c", Signer(b"s", "a").sign("bc", b"")) is None
-  )
-  assert json.loads(SIGNER.sign_json("a", {"x": 1}))["is"] == {"x": 1}
-  endless = SIGNER.sign_json("a", {"x": "y" * INDEX_BYTES})
-  assert SIGNER.verify_json("a", endless) is None
-
-
 # Messages.
 
 ARRAYS = [
@@ -165,26 +135,44 @@ OTHERS = [ARRAYS[0] + 1, *ARRAYS[1:]]  # pyright: ignore
 
 
 def inbox(store, event=3, signer=SIGNER, like=ARRAYS):
-  return Inbox(store, signer, event, 0, like)
+  return Inbox(store, signer, event, 0, like, num_blocks=1)
+
+
+STATE = SharedState(
+  name="ab" * 32,
+  base=64,
+  fingerprint=fingerprint_of(
+    [np.arange(3, dtype=np.float32), np.array([7])], random_signs("run", 3)
+  ),
+)
 
 
 def sent(store, name="oslo", weight=2.5, arrays=ARRAYS, **where):
   own = inbox(store, **where, like=arrays)
-  return own.send(name, b"s" * 32, weight, arrays)
+  return own.send(name, weight, arrays, STATE)
+
+
+def assert_same(mine, theirs):
+  assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+  assert mine.tobytes() == theirs.tobytes()
 
 
 def test_arrays_come_back_as_they_were_and_the_size_is_known(store):
   own = sent(store)
   size = sum(array.nbytes for array in ARRAYS)
-  assert len(own.data) == messages.HEADER_BYTES + size
+  assert num_bytes_of(own.data) == messages.message_bytes(rows_bytes(1) + size)
   reader = inbox(store)
   assert reader.has("oslo") and reader.has("oslo")
   assert store.requests["get"] == 1  # It is read once.
-  back = reader.listed("oslo", own.digest)
-  assert back is not None and back[:3] == (own.data, b"s".hex() * 32, 2.5)
+  assert reader.has_listed("oslo", own.digest)
+  back = reader.held["oslo"]
+  assert back.data == b"".join(parts_of(own.data))
+  assert back.weight == 2.5
+  assert back.state[:2] == ("ab" * 32, 64)
+  assert back.state.fingerprint.integers == STATE.fingerprint.integers
+  assert_same(back.state.fingerprint.rows, STATE.fingerprint.rows)
   for mine, theirs in zip(ARRAYS, back.arrays, strict=True):
-    assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
-    assert mine.tobytes() == theirs.tobytes()
+    assert_same(mine, theirs)
   assert bytes(messages.raw_bytes(np.array([1], ">i4"))) == b"\1\0\0\0"
 
 
@@ -193,13 +181,15 @@ def test_that_of_an_earlier_life_stays(store):
   reader = inbox(store)
   again = inbox(store)
   assert reader.has("oslo")
-  later = again.send("oslo", b"s" * 32, 2.5, OTHERS)
+  later = again.send("oslo", 2.5, OTHERS, STATE)
   assert again.held["oslo"].digest == own.digest != later.digest
   store.delete([message_path(3, 0, "oslo")])
   new = sent(store, arrays=OTHERS)
-  received = reader.listed("oslo", new.digest)
-  assert received and received.arrays[0][0, 0] == 1
-  assert reader.listed("oslo", own.digest) is None
+  assert not reader.has_listed("oslo", new.digest)
+  reader.read("oslo")
+  assert reader.has_listed("oslo", new.digest)
+  assert reader.held["oslo"].arrays[0][0, 0] == 1
+  assert not reader.has_listed("oslo", own.digest)
 
 
 CHANGED = {
@@ -207,7 +197,7 @@ CHANGED = {
   "oversized": lambda own: own + bytes(10**6),
   "empty": lambda own: b"",
   "signed, shorter": lambda own: SIGNER.sign(
-    message_path(3, 0, "oslo"), own[32:-8]
+    message_path(3, 0, "oslo"), own[64:-8]
   ),
 }
 ELSEWHERE = {
@@ -231,45 +221,75 @@ def test_what_is_no_message_of_this_place_is_as_if_it_were_missing(store, kind):
   path = message_path(3, 0, "oslo")
   sent(store, "rome")
   if kind in CHANGED:
-    store.put(path, CHANGED[kind](own.data))
+    store.put(path, CHANGED[kind](b"".join(parts_of(own.data))))
   else:
     store.put(path, sent(Store("memory:///"), **ELSEWHERE[kind]).data)
   down = store.bytes_down
   reader = inbox(store)
   assert not reader.has("oslo")
-  assert reader.listed("oslo", own.digest) is None
-  assert store.bytes_down - down <= 2 * len(own.data)
+  assert not reader.has_listed("oslo", own.digest)
+  assert store.bytes_down - down <= 2 * num_bytes_of(own.data)
   assert reader.has("rome")
   again = sent(store)  # It replaces what is garbage.
-  assert inbox(store).listed("oslo", again.digest)
+  other = inbox(store)
+  assert other.has("oslo") and other.has_listed("oslo", again.digest)
 
 
 # Seats.
 
 
 def seats(store, name):
-  return Seats(store, SIGNER, name)
+  return Seats(RetryingStore(store, pause=lambda seconds: None), SIGNER, name)
 
 
-def test_a_seat_is_taken_once_and_kept(store):
-  store.put(messages.seat_path(0), b"garbage")  # A stranger's is free.
-  assert seats(store, "a").read(0) is None
+def test_every_announcement_takes_the_next_free_seat(store):
   seats(store, "a").announce(0, Roster())
   seats(store, "b").announce(2, Roster())
-  seats(store, "b").announce(2, Roster())  # A second life, of no roster.
-  seats(store, "a").announce(7, Roster(("a", "b")))
-  found = [seats(store, "c").read(number) for number in range(3)]
-  assert found == [{"name": "a", "since": 7}, {"name": "b", "since": 2}, None]
+  back = seats(store, "a")
+  back.announce(7, Roster(("a", "b")))
+  assert back.index == 0
+  assert seats(store, "c").read_from(0) == [
+    {"name": "a", "since": 0},
+    {"name": "b", "since": 2},
+    {"name": "a", "since": 7},
+  ]
   mine = seats(store, "c")
-  mine.announce(3, Roster(("a", "b")))
+  mine.announce(8, Roster(("a", "b"), later=1))
   before = store.requests["put"]
-  mine.announce(3, Roster(("a", "b")))
+  mine.announce(8, Roster(("a", "b"), later=1))
   assert store.requests["put"] == before and mine.index == 2
-  assert mine.read(2) == {"name": "c", "since": 3}
+  assert mine.read(3) == {"name": "c", "since": 8}
+
+
+def test_a_seat_that_a_stranger_wrote_is_replaced(store):
+  store.put(messages.seat_path(0), b"garbage")
+  mine = seats(store, "a")
+  mine.announce(0, Roster())
+  assert mine.read(0) is None
+  mine.look_after(Roster())
+  assert mine.read_from(0) == [{"name": "a", "since": 0}] * 2
+
+
+def test_the_last_of_many_takes_its_seat_with_two_requests(store):
+  for number in range(63):
+    seats(store, f"r{number}").announce(0, Roster())
+  before = store.requests.total()
+  seats(store, "last").announce(0, Roster())
+  assert store.requests.total() - before == 2
 
 
 def test_who_comes_later_is_not_waited_for_yet():
-  seats = {1: {"name": "b", "since": 7}}
-  roster = Roster(("a",)).renewed(6, seats.get)
+  taken = [{"name": "b", "since": 7}]
+  roster = Roster(("a",)).renewed(6, taken)
   assert roster.seats == ("a", "b") and roster.expected() == ["a"]
-  assert roster.after(6, ["a"]).renewed(7, seats.get).expected() == ["a", "b"]
+  assert roster.after(6, ["a"]).renewed(7).expected() == ["a", "b"]
+
+
+def test_who_was_away_is_expected_from_the_event_of_its_new_seat_on():
+  roster = Roster(("a", "b"), away={"b": 3})
+  again = roster.renewed(5, [{"name": "b", "since": 6}])
+  assert again.seats == ("a", "b") and again.num_seats == 3
+  assert again.expected() == ["a"]
+  assert again.renewed(6).expected() == ["a", "b"]
+  # A seat of before it was away says nothing.
+  assert roster.renewed(5, [{"name": "b", "since": 2}]).expected() == ["a"]

@@ -1,0 +1,185 @@
+"""Compares the shared states of replicas by their fingerprints.
+
+The name of a shared state is the digest of the last manifest that it follows.
+Replicas with the same name have applied the same lists of messages, and differ
+by rounding. A fingerprint shows whether they differ by more: by a bad memory,
+or by another computation. `reference.fingerprint` says what it is made of.
+
+Two states may differ, relative to the norm of each block of values, by
+
+    63 * 2^-24 + u * (1 + n)
+
+Here u is the rounding unit of the values, 2^-24 for float32, and n is the
+number of events of this fragment since both had the same values: those of the
+snapshot that both began with, or else those at the start of the run. The
+constant is for the computation of each result in float32, whose sums are added
+in another order on another machine. The state itself is rounded at each event.
+
+For example, rounding explains 4e-6 at the start, and 1.6e-5 after 200 events.
+Two CPUs differed by 3.5e-8 and 1.9e-6 (docs/notes/mailbox_protocol.md).
+"""
+
+import hashlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from dilocox_jax.reference.fingerprint import (
+  FIRST_SUM,
+  NORM,
+  ROW_VALUES,
+  UNIT,
+  fingerprint,
+)
+
+INTEGERS_BYTES = 8
+_ROW_BYTES = 4 * ROW_VALUES
+_ROUNDING_IN_RESULTS = 63 * 2.0**-24
+# A difference below this norm is not looked at: devices differ in whether they
+# round the smallest numbers to zero, and squares of such values are zero.
+_SMALLEST_NORM = 2.0**-62
+
+
+class Fingerprint(NamedTuple):
+  """The fingerprint of the shared state of a fragment.
+
+  Attributes:
+    rows: Rounding unit, norm and random sums of each block of floating-point
+      values, float32 [B, 34] (`reference.fingerprint`).
+    integers: Digest of all other values, e.g. counts of steps. They have to be
+      equal.
+  """
+
+  rows: np.ndarray
+  integers: bytes
+
+  @property
+  def num_bytes(self) -> int:
+    """Bytes of the rows."""
+    return self.rows.size * self.rows.itemsize
+
+
+NOTHING = Fingerprint(
+  rows=np.zeros([0, ROW_VALUES], np.float32), integers=bytes(INTEGERS_BYTES)
+)
+
+
+class SharedState(NamedTuple):
+  """What a replica tells the others about its shared state.
+
+  Attributes:
+    name: Digest of the last manifest that the state follows, in hexadecimal
+      digits; "" before the first.
+    base: Event of the snapshot with which the replica began; 0: it began with
+      the first state.
+    fingerprint: Fingerprint of the state; in later turns of an event `NOTHING`.
+  """
+
+  name: str = ""
+  base: int = 0
+  fingerprint: Fingerprint = NOTHING
+
+  def difference_from(
+    self, other: "SharedState", event: int, num_kinds: int
+  ) -> str:
+    """Returns how two states with one name differ; "" if they do not.
+
+    Args:
+      other: The state of another replica before the same event.
+      event: Number of the event.
+      num_kinds: Number of fragments. Each event changes one of them.
+    """
+    # Replicas that began with one snapshot had the same values then. Of others
+    # it is only known that they had the same values at the start of the run.
+    common = self.base if self.base == other.base else 0
+    return difference(
+      self.fingerprint, other.fingerprint, (event - common) / num_kinds
+    )
+
+
+def rows_in(content: bytes | memoryview) -> np.ndarray:
+  """Returns the rows whose raw bytes a message has, float32 [B, 34]."""
+  flat = np.frombuffer(content, "<f4").astype(np.float32, copy=False)
+  return flat.reshape(-1, ROW_VALUES)
+
+
+def rows_bytes(num_blocks: int) -> int:
+  """Returns the bytes of the rows of a number of blocks."""
+  return num_blocks * _ROW_BYTES
+
+
+def integers_digest(arrays: Iterable[np.ndarray]) -> bytes:
+  """Returns the digest of the values of a state that are no floats."""
+  digest = hashlib.sha256()
+  for array in arrays:
+    digest.update(np.ascontiguousarray(array).tobytes())
+  return digest.digest()[:INTEGERS_BYTES]
+
+
+def fingerprint_of(
+  arrays: Iterable[np.ndarray], signs: np.ndarray
+) -> Fingerprint:
+  """Returns the fingerprint of a shared state that numpy holds.
+
+  Args:
+    arrays: The arrays of the state.
+    signs: The random signs of the event (`Mailbox.signs`).
+  """
+  rows = [NOTHING.rows]
+  integers = []
+  for array in arrays:
+    # "V" are the short floats of `ml_dtypes`.
+    if array.dtype.kind in "fV":
+      rows.append(fingerprint(array, signs))
+    else:
+      integers.append(array)
+  return Fingerprint(
+    rows=np.concatenate(rows), integers=integers_digest(integers)
+  )
+
+
+def difference(one: Fingerprint, other: Fingerprint, num_events: float) -> str:
+  """Returns how two states differ by more than rounding; "" if they do not.
+
+  Args:
+    one: Fingerprint of a state.
+    other: Fingerprint of a state of the same arrays, with the same signs.
+    num_events: Events of this fragment since both states had the same values.
+  """
+  if one.integers != other.integers:
+    return "its integers are others"
+  if not len(one.rows):
+    return ""
+  gaps = _relative_gaps(one.rows, other.rows)
+  units = np.maximum(one.rows[:, UNIT], other.rows[:, UNIT])
+  tolerances = _ROUNDING_IN_RESULTS + units * (1 + num_events)
+  excess = gaps / tolerances
+  worst = int(np.argmax(excess))
+  if excess[worst] <= 1:
+    return ""
+  return (
+    f"block {worst} of {len(gaps)} by {gaps[worst]:.1e} of its norm, of which"
+    f" rounding explains {tolerances[worst]:.1e}"
+  )
+
+
+def _relative_gaps(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+  """Returns the distance of two states in each block, over the larger norm.
+
+  Blocks that are not finite in both states count as equal: both have diverged.
+  """
+  is_finite = np.isfinite(one).all(axis=1)
+  is_other_finite = np.isfinite(other).all(axis=1)
+  gaps = np.where(is_finite == is_other_finite, 0.0, np.inf)
+  are_finite = is_finite & is_other_finite
+  one = one[are_finite].astype(np.float64)
+  other = other[are_finite].astype(np.float64)
+  distances = np.linalg.norm(one[:, FIRST_SUM:] - other[:, FIRST_SUM:], axis=1)
+  norms = np.maximum(one[:, NORM], other[:, NORM])
+  gaps[are_finite] = np.where(
+    distances > _SMALLEST_NORM,
+    distances / np.maximum(norms, _SMALLEST_NORM),
+    0.0,
+  )
+  return gaps

@@ -1,0 +1,109 @@
+"""The fingerprint of a shared state: random sums by which replicas compare it.
+
+Replicas on unlike machines apply the same lists of messages, and their states
+differ by rounding. So they cannot compare digests. Each sends a *fingerprint*
+with its message instead: random sums of its values. The difference of two
+fingerprints tells how far the states are apart, without sending the states.
+
+Each array is read in blocks of 2^20 values. Every value of a block is
+multiplied by a random sign, +1 or -1, and added to one of 32 sums:
+
+    sum_j = s_j x_j + s_(j+32) x_(j+32) + s_(j+64) x_(j+64) + ...
+
+If two blocks differ by d, their sums differ by the same sums of d. The expected
+square of a difference is |d|^2 / 32. So all 32 differences together estimate
+|d|, and they give it exactly if only one value differs. The norm of the block
+says what |d| has to be compared with.
+
+For example, the block (3, 4) with the signs (+, -) has the norm 5 and the sums
+3 and -4. The block (3, 4.04) has the sums 3 and -4.04, so |d| is 0.04.
+
+All blocks of an event have the same signs, and the next event has others. The
+signs are the bits of SHAKE-256 of the text "<run> <event>". Many languages have
+this function, and its result does not depend on a machine or a version.
+
+Source: the count sketch, Charikar et al., 2002, "Finding frequent items in data
+streams". Differs: value i belongs to sum i modulo 32, and not to a random one.
+"""
+
+import hashlib
+
+import numpy as np
+
+BLOCK_VALUES = 2**20
+NUM_SUMS = 32
+# Each row of a fingerprint: rounding unit, norm and sums of a block.
+UNIT = 0
+NORM = 1
+FIRST_SUM = 2
+ROW_VALUES = FIRST_SUM + NUM_SUMS
+
+# Largest relative error when a value is rounded to a type. Whoever stores the
+# state in one of these types cannot be closer to the other replicas.
+_ROUNDING_UNITS = {
+  "float64": 2.0**-24,  # The fingerprint is computed in float32.
+  "float32": 2.0**-24,
+  "float16": 2.0**-11,
+  "bfloat16": 2.0**-8,
+}
+_ROUNDING_UNIT_OF_OTHERS = 2.0**-3  # Types of 8 bits and fewer.
+# Values that are added up in float32, before the rest is added in float64.
+_CHUNK_VALUES = 128 * NUM_SUMS
+
+
+def random_signs(
+  run: str, event: int, num_values: int = BLOCK_VALUES
+) -> np.ndarray:
+  """Returns the signs of the first values of a block, float32 of +1 and -1.
+
+  Bit k of byte n belongs to the value 8 n + k. A set bit means -1.
+
+  Args:
+    run: Identifier of the run.
+    event: Number of the event.
+    num_values: Number of values, if no block has more.
+  """
+  text = f"{run} {event}".encode()
+  digest = hashlib.shake_256(text).digest(-(-num_values // 8))
+  bits = np.unpackbits(np.frombuffer(digest, np.uint8), bitorder="little")
+  return 1 - 2 * bits[:num_values].astype(np.float32)
+
+
+def num_blocks(num_values: int) -> int:
+  """Returns the number of blocks of an array."""
+  return -(-num_values // BLOCK_VALUES)
+
+
+def rounding_unit(type_name: str) -> float:
+  """Returns the rounding unit of a floating-point type.
+
+  Args:
+    type_name: Name of the type, e.g. "float32".
+  """
+  return _ROUNDING_UNITS.get(type_name, _ROUNDING_UNIT_OF_OTHERS)
+
+
+def fingerprint(array: np.ndarray, signs: np.ndarray) -> np.ndarray:
+  """Returns the rounding unit, the norm and the sums of each block.
+
+  Args:
+    array: Floating-point values of any shape; they are read in C order.
+    signs: What `random_signs` returned.
+
+  Returns:
+    float32 [B, 34] for an array of B blocks.
+  """
+  flat = array.reshape(-1).astype(np.float32, copy=False)
+  rows = np.zeros([num_blocks(flat.size), ROW_VALUES], np.float32)
+  for number, row in enumerate(rows):
+    start = number * BLOCK_VALUES
+    block = flat[start : start + BLOCK_VALUES]
+    num_chunks = -(-block.size // _CHUNK_VALUES)
+    signed = np.zeros(num_chunks * _CHUNK_VALUES, np.float32)
+    np.multiply(block, signs[: block.size], out=signed[: block.size])
+    chunks_added = signed.reshape(num_chunks, _CHUNK_VALUES).sum(axis=0)
+    by_sum = chunks_added.reshape(-1, NUM_SUMS)
+    row[UNIT] = rounding_unit(array.dtype.name)
+    row[NORM] = np.sqrt(np.dot(block, block))
+    row[FIRST_SUM:] = by_sum.sum(axis=0, dtype=np.float64)
+  return rows

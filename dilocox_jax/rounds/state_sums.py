@@ -1,0 +1,91 @@
+"""Computes the fingerprint of a shared state on the devices that hold it.
+
+`reference.fingerprint` says what a fingerprint is. The devices add up the
+values of each chunk of 4096 with their random signs, and the host adds up the
+chunks in float64. So only one value of 128 is moved to the host, and the order
+in which a device adds changes little.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dilocox_jax.mailbox_protocol.fingerprints import (
+  NOTHING,
+  Fingerprint,
+  integers_digest,
+)
+from dilocox_jax.reference.fingerprint import (
+  BLOCK_VALUES,
+  FIRST_SUM,
+  NORM,
+  NUM_SUMS,
+  ROW_VALUES,
+  UNIT,
+  num_blocks,
+  rounding_unit,
+)
+from dilocox_jax.trees import Array
+
+_CHUNK_ROWS = 128
+_CHUNK_VALUES = _CHUNK_ROWS * NUM_SUMS
+
+
+def state_fingerprint(
+  leaves: Sequence[Array], signs: np.ndarray
+) -> Fingerprint:
+  """Returns the fingerprint of the shared state of a fragment.
+
+  Args:
+    leaves: The leaves of the state. The host reads leaves of integers as a
+      whole: they are few and small, e.g. a count of steps.
+    signs: The random signs of the event, float32 [2^20].
+  """
+  floats = []
+  integers = []
+  for leaf in leaves:
+    is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+    (floats if is_float else integers).append(leaf)
+  rows = [NOTHING.rows]
+  chunk_sums = jax.device_get(_chunk_sums(floats, signs))
+  for leaf, (sums, squares) in zip(floats, chunk_sums, strict=True):
+    rows_of_leaf = np.zeros([len(sums), ROW_VALUES], np.float32)
+    rows_of_leaf[:, UNIT] = rounding_unit(leaf.dtype.name)
+    rows_of_leaf[:, NORM] = np.sqrt(squares.sum(axis=1, dtype=np.float64))
+    rows_of_leaf[:, FIRST_SUM:] = sums.sum(axis=1, dtype=np.float64)
+    rows.append(rows_of_leaf)
+  return Fingerprint(
+    rows=np.concatenate(rows),
+    integers=integers_digest(jax.device_get(integers)),
+  )
+
+
+@jax.jit
+def _chunk_sums(
+  leaves: Sequence[Array], signs: Array
+) -> list[tuple[Array, Array]]:
+  """Returns the sums of all chunks, leaf by leaf.
+
+  A leaf has B blocks of C chunks.
+
+  Returns:
+    The sums with random signs [B, C, 32], and the sums of squares [B, C].
+  """
+  return [_sums_of_leaf(leaf, signs) for leaf in leaves]
+
+
+def _sums_of_leaf(leaf: Array, signs: Array) -> tuple[Array, Array]:
+  blocks = num_blocks(leaf.size)
+  values_of_block = BLOCK_VALUES
+  if blocks == 1:
+    # A small leaf is not filled up to a whole block.
+    values_of_block = -(-leaf.size // _CHUNK_VALUES) * _CHUNK_VALUES
+  flat = leaf.reshape(-1).astype(jnp.float32)
+  padded = jnp.pad(flat, (0, blocks * values_of_block - leaf.size))
+  num_chunks = values_of_block // _CHUNK_VALUES
+  chunks = padded.reshape(blocks, num_chunks, _CHUNK_ROWS, NUM_SUMS)
+  signs_of_block = signs[:values_of_block].reshape(1, *chunks.shape[1:])
+  signed = chunks * signs_of_block
+  return signed.sum(axis=2), jnp.square(chunks).sum(axis=(2, 3))
