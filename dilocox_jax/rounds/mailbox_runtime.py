@@ -1,15 +1,20 @@
-"""Exchanges through a mailbox, which the host carries messages to.
+"""Exchanges pseudo-gradients through a mailbox. The host sends the messages.
 
-What arrives comes from outside, so an exchange cannot be one compiled program.
-It is cut into stages, one more than there are messages. Stage k is the whole
-exchange from its start, which is given what k turns have brought and stops
-where it needs more; the compiler drops what it does not need. Low rank:
+The messages of the other replicas come from outside the compiled program. So an
+exchange cannot be one compiled program. Its *turns* are numbered from 0: in
+each turn every replica sends a message and reads those of the others. An
+exchange with n turns is divided into n + 1 stages, each a program of its own.
+The program of stage k gets the messages of the first k turns. It computes the
+exchange from its start to the next message, or to the result. The compiler
+removes computations whose values the stage does not use. For example, a
+low-rank codec has two turns:
 
     stage 0    ()               -> left factors, which the host sends
     stage 1    (left,)          -> right factors, which the host sends
     stage 2    (left, right)    -> the mean, and the new state
 
-How many replicas have sent may change: the stage is then compiled again.
+If another number of replicas has sent a message, the shapes of the arguments
+change, and JAX compiles the stage again.
 """
 
 import functools
@@ -39,9 +44,10 @@ class Due(NamedTuple):
 
   Attributes:
     fragment: Number of the fragment.
-    num_steps: Inner steps behind this replica's message.
+    num_steps: Inner steps that led to this replica's pseudo-gradient.
     state: State of the fragment.
-    values: Its pseudo-gradient.
+    values: The oldest pseudo-gradient in flight of the fragment
+      (`WindowInput.due`).
     fragments: States of all fragments.
   """
 
@@ -106,7 +112,7 @@ class MailboxRuntime:
     """Exchanges what is due in a thread, and takes inner steps meanwhile."""
     steps = self.client.steps
     steps.add(work.window.num_steps)
-    due = self._due(work)
+    due = self._take_due(work)
     if work.window.sent:
       steps.measure(work.window.sent.fragment)
     if due is None:
@@ -115,8 +121,12 @@ class MailboxRuntime:
       lambda: self._exchange(due), work.take_steps, self._waiting
     )
 
-  def _due(self, work: WindowWork) -> Due | None:
-    """Returns the exchange that is due in a window; None if there is none."""
+  def _take_due(self, work: WindowWork) -> Due | None:
+    """Returns the exchange that is due in a window; None if there is none.
+
+    Its step count is taken from the client, so the measurement is in flight no
+    longer. Call this once for each window.
+    """
     if work.window.applied is None:
       return None
     fragment = work.window.applied.fragment

@@ -302,7 +302,7 @@ class AnalyticClock:
     has other receivers, every step starts slowly after a long round, and in a
     ring the first one alone.
     """
-    members = links.places
+    members = links.member_array
     sending = slice(None) if step.sender is None else [step.sender]
     senders = members[sending]
     receivers = members[links.neighbors(-step.hop)][sending]
@@ -326,14 +326,14 @@ class AnalyticClock:
     between two looks for a message that is not there yet is not counted.
     """
     write_s, slow_s, read_s, request_s = links.store_s(size_bytes)
-    written = start[links.places] + write_s
+    written = start[links.member_array] + write_s
     done = written + slow_s
     places = np.arange(len(written))
     for place in places:
       read = np.maximum(done, written[place]) + read_s
       done = np.where(places == place, done, read)
     end = start.copy()
-    end[links.places] = done + _AGREEING_REQUESTS * request_s
+    end[links.member_array] = done + _AGREEING_REQUESTS * request_s
     return end
 
   def _take_steps(self, seconds: np.ndarray) -> None:
@@ -356,7 +356,7 @@ class AnalyticClock:
     ready: np.ndarray,
     links: LinkCosts,
   ) -> tuple[np.ndarray, np.ndarray]:
-    members = links.places
+    members = links.member_array
     start = ready[members]
     is_alone = step.sender is not None
     sending_s = size_bytes / links.rate_bytes_per_s(step.hop, is_alone)
