@@ -320,8 +320,9 @@ class Fragment:
     """Ends a run: applies all progress, and every replica takes over theta.
 
     The pseudo-gradients in flight are applied, the oldest first. The progress
-    since the last send comes last. With tau >= H it is measured before these
-    applies, because the next send of a longer run would also come before them.
+    since the last send is applied last. With tau < H the progress is measured
+    after the other applies. With tau >= H it is measured before them, because
+    the next send of a longer run would also come before them.
     The runs of the papers end on a whole round, so no paper describes a flush.
     Fast: rounds/rounds.py.
 

@@ -97,11 +97,14 @@ class MailboxRuntime:
 
   @property
   def splits_windows(self) -> bool:
-    """Whether a result is applied right after it was measured."""
+    """Whether a result is applied right after its values were measured."""
     return not self._outer.method.schedule.depth
 
   def check(self, trace_outer_step: Callable[[], None]) -> None:
-    """Refuses outer steps that use the axis of replicas, which is not there."""
+    """Refuses outer steps that communicate over the axis of replicas.
+
+    A program with one replica has no such axis.
+    """
     trace_outer_step()
 
   def new_waits(self) -> Waits:
@@ -109,7 +112,7 @@ class MailboxRuntime:
     return self._waiting.take()
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
-    """Exchanges what is due in a thread, and takes inner steps meanwhile."""
+    """Runs the due exchange in a thread, and takes inner steps meanwhile."""
     steps = self.client.steps
     steps.add(work.window.num_steps)
     due = self._take_due(work)
@@ -169,11 +172,16 @@ class MailboxRuntime:
     return result
 
   def _without_own_part(self, result: Any, exchange: Tree) -> Arrived:
-    """Returns a result of which nothing stays with this replica.
+    """Returns a result after which nothing of this replica's message is left.
 
-    Wrong values would be left out again and again, and work that an earlier
-    life has sent would count twice. So the residual is empty, and the
-    parameters lose the measurement as if it were sent.
+    If the message had wrong values, keeping them would make the next message
+    wrong, too. If an earlier process of this replica has sent the same work,
+    the work would count twice. So the residual becomes zero, and the parameters
+    lose the measured pseudo-gradient as if it was sent.
+
+    Args:
+      result: The result of the exchange.
+      exchange: State of the aggregator.
     """
     zeros = functools.partial(map_prefix, jnp.zeros_like)
     if result.retained is not None:
@@ -182,19 +190,24 @@ class MailboxRuntime:
     return result, zeros(self._outer.axes.exchange, exchange)
 
   def _without_own_measurement(self, result: Any, exchange: Tree) -> Arrived:
-    """Returns a result whose mean does not have this replica's part.
+    """Returns a result whose mean does not contain this replica's message.
 
-    Under "continue" a replica takes its own part back from its parameters,
-    because the mean has it. This mean does not.
+    Under the rule "continue" a replica takes its own pseudo-gradient back,
+    because the mean contains it. This mean does not, so zero is taken back.
+
+    Args:
+      result: The result of the exchange.
+      exchange: State of the aggregator.
     """
     zeros = jax.tree.map(jnp.zeros_like, result.own)
     return result._replace(own=zeros), exchange
 
   @functools.cached_property
   def _stage(self) -> Any:
-    """The program (state, rest, due, arrived) -> what leaves, or the result.
+    """The program (state, rest, due, arrived) -> (message, result).
 
-    There is one replica, so each value has an axis of length 1 at first.
+    Either the message or the result is None (`_until_more_is_needed`). There is
+    one replica, so the replica axis of each value has length 1.
     """
     rest = self._outer.axes._replace(exchange=None)
     arguments: Any = self._outer.axes.exchange, rest, 0, None
@@ -213,10 +226,17 @@ class MailboxRuntime:
   def _until_more_is_needed(
     self, kept: Tree, rest: FragmentState, due: Tree, arrived: tuple[Any, ...]
   ) -> tuple[Any, Arrived | None]:
-    """Runs the exchange as far as it comes.
+    """Runs the exchange until it needs a message that has not arrived.
+
+    Args:
+      kept: State of the aggregator.
+      rest: State of the fragment without the aggregator's state.
+      due: The pseudo-gradient.
+      arrived: The messages of the turns so far, in order.
 
     Returns:
-      What leaves next, and None; or None, and the result of the exchange.
+      The next message to send, and None. At the end of the exchange: None, and
+      the result.
     """
     run = self._outer.exchange_coroutine(rest._replace(exchange=kept), due)
     leaving = next(run)
@@ -229,9 +249,12 @@ class MailboxRuntime:
     return leaving, None
 
   def _snapshot(self, due: Due) -> list[Any]:
-    """Returns what all replicas share of all fragments, in order.
+    """Returns the shared leaves of all fragments, in order (`shared_leaves`).
 
-    It stays on the devices, since few replicas need it, and rarely.
+    The leaves stay on the devices, because a snapshot is rarely written.
+
+    Args:
+      due: The exchange. Its state takes the place of the fragment's state.
     """
     states = list(due.fragments)
     states[due.fragment] = due.state
