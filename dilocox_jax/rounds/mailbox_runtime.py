@@ -1,8 +1,8 @@
 """Exchanges pseudo-gradients through a mailbox. The host sends the messages.
 
 The messages of the other replicas come from outside the compiled program. So an
-exchange cannot be one compiled program. Its *turns* are numbered from 0: in
-each turn every replica sends a message and reads those of the others. An
+exchange cannot be one compiled program. It consists of *turns*: in each turn
+every replica sends a message and reads the messages of the other replicas. An
 exchange with n turns is divided into n + 1 stages, each a program of its own.
 The program of stage k gets the messages of the first k turns. It computes the
 exchange from its start to the next message, or to the result. The compiler

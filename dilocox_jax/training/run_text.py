@@ -253,9 +253,9 @@ def corpus(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> Corpus:
       text.
 
   Raises:
-    ValueError: If there is no text, if a token of the text is not in the text's
-      vocabulary, or if the vocabulary of the model is smaller than that of the
-      text. The message is one line.
+    ValueError: If there is no text, or if the vocabulary of the model is
+      smaller than the vocabulary of the text. The message is one line.
+    TokenError: If a token of the text is not in the text's vocabulary.
   """
   text = overrides.data
   if not isinstance(text, Corpus):
