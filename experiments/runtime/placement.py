@@ -1,4 +1,4 @@
-"""How a process finds the other processes of its run, and which devices it has."""
+"""How a process finds the other processes of its run, and its devices."""
 
 import collections
 import dataclasses
