@@ -132,7 +132,7 @@ def tree_digest(trees: Iterable[Tree], name: str) -> str:
   return digest.hexdigest()[:16]
 
 
-def check_trainable(params: Tree, allows_counts: bool = False) -> None:
+def check_trainable(params: Tree, allows_integers: bool = False) -> None:
   """Raises ValueError for the first leaf that cannot be trained.
 
   Only arrays of real floats can be trained: they have a gradient, and codecs
@@ -140,16 +140,16 @@ def check_trainable(params: Tree, allows_counts: bool = False) -> None:
 
   Args:
     params: Parameters.
-    allows_counts: Whether integers and booleans, which are not trained, are
-      accepted, too.
+    allows_integers: Whether arrays of integers and booleans are accepted, too.
+      They are not trained.
   """
   for path, leaf in leaves_by_path(params).items():
     kind = getattr(leaf, "dtype", type(leaf).__name__)
     what = f"leaf {path!r}" if path else "a single leaf"
     is_float = _has_dtype(leaf, jnp.floating)
-    is_allowed_count = allows_counts and is_count(leaf)
+    is_allowed_integer = allows_integers and is_count(leaf)
     require(
-      is_float or is_allowed_count,
+      is_float or is_allowed_integer,
       f"{what} of type {kind} cannot be trained, only arrays of real "
       "floats can: keep it out of the parameters (e.g. with optax.partition, "
       "which gives it an optimizer of its own)",

@@ -1,4 +1,4 @@
-"""Averages messages that the host carries between programs of one replica."""
+"""Averages messages that replicas exchange through a mailbox."""
 
 from collections.abc import Sequence
 from typing import Any

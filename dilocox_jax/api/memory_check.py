@@ -1,10 +1,12 @@
 """Refuses a run for which this machine has too little memory.
 
 If a program takes more memory than there is, the operating system ends it
-without a message, after minutes, and may end other programs too. So the memory
-that a run needs is compared with the free memory before any array is made. The
+without a message, after minutes, and may end other programs too. So before any
+array is made, the memory that a run needs is compared with the available
+memory. On CPUs this is the memory that the host has free. On other devices it
+is the limit that JAX has on a device, whether or not memory is in use. The
 state that is kept between steps is exact. The memory of a step is an estimate,
-so the comparison has a margin.
+which may be too high, so a run may need a tenth more than is available.
 """
 
 import math
@@ -26,6 +28,7 @@ from dilocox_jax.training.model_functions import run_division
 from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.trees import leaves_by_path
 
+# A run is refused if it needs more than this times the available memory.
 # Estimates of a step are within a tenth of what compilers need
 # (tests/experiments/test_fits.py).
 MARGIN = 1.1
@@ -40,10 +43,12 @@ def check_memory(
   overrides: Overrides = NO_OVERRIDES,
   go_on: str = "check_memory=False",
 ) -> None:
-  """Refuses a run that needs more memory than its device or this host has.
+  """Refuses a run that needs more memory than is available to it.
 
-  The estimate may exceed the free memory by a tenth, its error. Nothing is
-  refused if the system does not tell how much memory is free.
+  Available is the memory that this host has free (on CPUs), or the limit of a
+  device. The needed memory may exceed the available memory by a tenth, because
+  the estimate may be too high by so much. Nothing is refused if the system does
+  not tell how much memory there is.
 
   Args:
     config: Config of the run.
@@ -54,26 +59,28 @@ def check_memory(
   Raises:
     MemoryRefusedError: One line with both numbers and what to change.
   """
-  memory_bytes = min(map(device_bytes, jax.local_devices()))
-  state_bytes, step_bytes = _needed_bytes(config, overrides, memory_bytes)
+  device_limit_bytes = min(map(device_bytes, jax.local_devices()))
+  state_bytes, step_bytes = _needed_bytes(config, overrides, device_limit_bytes)
   if platform_name() == "cpu":
     # All devices of a CPU use the memory of the host.
     num_devices = min(config.num_devices, jax.local_device_count())
     state_bytes = state_bytes * num_devices
     step_bytes = step_bytes * num_devices
-    free = free_host_bytes()
-    free_memory = f"and this machine has {human_bytes(free)} free"
+    available_bytes = free_host_bytes()
+    available = f"and this machine has {human_bytes(available_bytes)} free"
   else:
     device = jax.local_devices()[0]
-    free = memory_bytes
-    free_memory = f"and a device ({device.device_kind}) has {human_bytes(free)}"
-  needed = state_bytes + step_bytes
-  if needed <= MARGIN * free:
+    available_bytes = device_limit_bytes
+    available = (
+      f"and a device ({device.device_kind}) has {human_bytes(available_bytes)}"
+    )
+  needed_bytes = state_bytes + step_bytes
+  if needed_bytes <= MARGIN * available_bytes:
     return
   raise MemoryRefusedError(
-    f"the run needs about {human_bytes(needed)} of memory "
+    f"the run needs about {human_bytes(needed_bytes)} of memory "
     f"({human_bytes(state_bytes)} of it are kept between steps), "
-    f"{free_memory}: take a "
+    f"{available}: take a "
     "smaller model (model.preset, or its sizes), fewer replicas on a device, a "
     "smaller batch, or more devices (mesh.num_data_shards); experiments.fits "
     f"says what each needs, and {go_on} tries all the same"
@@ -81,14 +88,15 @@ def check_memory(
 
 
 def _needed_bytes(
-  config: RunConfig, overrides: Overrides, memory_bytes: float
+  config: RunConfig, overrides: Overrides, device_limit_bytes: float
 ) -> tuple[float, float]:
   """Returns the memory that a device needs (bytes).
 
   Args:
     config: Config of the run.
     overrides: Overrides that the caller passes.
-    memory_bytes: Memory of a device (bytes); infinity if it does not tell it.
+    device_limit_bytes: Memory of a device that JAX may take (bytes); infinity
+      if the device does not tell it.
 
   Returns:
     The memory of the state that is kept between steps, and the memory that a
@@ -99,7 +107,7 @@ def _needed_bytes(
     num_replicas = config.num_local_replicas
   if overrides.model is not None:
     return num_replicas * _supplied_model_bytes(config, overrides), 0
-  memory = device_memory(config, memory_bytes)
+  memory = device_memory(config, device_limit_bytes)
   state_bytes = memory.state
   if config.mesh.outer_memory != "device" and platform_name() != "cpu":
     # The outer state is in the memory of the host.
@@ -116,10 +124,14 @@ def _needed_bytes(
 
 
 def _supplied_model_bytes(config: RunConfig, overrides: Overrides) -> float:
-  """Returns the least state that a device of a supplied model keeps (bytes).
+  """Returns a lower bound of a replica's state on a device (bytes).
 
-  If only a part of the model is trained, one copy of the parameters is counted.
-  The state of the inner optimizer is not counted.
+  The state of the inner optimizer is not counted. If only a part of the model
+  is trained, the parameters are counted once.
+
+  Args:
+    config: Config of the run.
+    overrides: Overrides that the caller passes, with a model.
   """
   assert overrides.model is not None
   params = jax.eval_shape(overrides.model.init, jax.random.key(0))

@@ -357,10 +357,12 @@ def _exchange(
 
 
 def _check_order(order: str | None) -> None:
-  """Raises ValueError for an order of fragments that divides stacked layers.
+  """Raises ValueError for the orders "sequential" and "strided".
 
-  A transform divides whole leaves, so it would ignore such an order.
-  An order that does not exist passes. `Method` refuses it.
+  These two orders divide a stacked model into whole layers. A transform divides
+  its parameters into whole leaves of about equal bytes instead, so it would
+  ignore the order. The orders in `SLICED` pass. An order that does not exist
+  also passes, because `Method` refuses it.
 
   Args:
     order: The user's `fragment_order`; None if it is not given.

@@ -165,7 +165,7 @@ class Int(Quantizer):
       magnitudes = jnp.where(is_large, magnitudes[..., 1:], magnitudes[..., :1])
     # The sign is the highest bit: codes 0 and 1 of 2 bits, and 0 of 1 bit, are
     # positive.
-    return jnp.where(codes < self.bits, magnitudes, -magnitudes)
+    return jnp.where(codes < self._middle, magnitudes, -magnitudes)
 
   @property
   def of_means(self) -> "Int":
@@ -176,7 +176,11 @@ class Int(Quantizer):
 
   @property
   def _middle(self) -> int:
-    """The code of the value zero, at 4 or 8 bits."""
+    """Half of the number of codes.
+
+    At 4 and 8 bits this is the code of the value zero. At 1 and 2 bits smaller
+    codes are positive values, and the other codes negative values.
+    """
     return 2 ** (self.bits - 1)
 
 

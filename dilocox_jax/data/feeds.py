@@ -310,7 +310,7 @@ class Examples:
   validation: ExampleRows
 
   @property
-  def says(self) -> str:
+  def description(self) -> str:
     """Description of the data, e.g. "1,000 rows of 129 tokens"."""
     return f"{self.train.count:,} {self.train.kind}"
 
@@ -416,7 +416,7 @@ class Batches:
       reads more than tokens, so batches stay as they are.
 
   Attributes:
-    says: Description of the data, e.g. "batches of a function".
+    description: Description of the data, e.g. "batches of a function".
     drawn: The iterable that batches are drawn from; None if the source gives
       batches by their number.
   """
@@ -434,7 +434,7 @@ class Batches:
     self._source: Callable[[int, int], Any] = source
     self._is_function = callable(source)
     what = "a function" if self._is_function else type(source).__name__
-    self.says = f"batches of {what}"
+    self.description = f"batches of {what}"
     # A `MapDataset` of grain is indexed, and can become an iterator.
     has_numbers = self._is_function or hasattr(source, "to_iter_dataset")
     self.drawn = None
@@ -571,7 +571,7 @@ class Batches:
     Args:
       held_out: Batches that `held_out` returned.
     """
-    return tree_digest(held_out, self.says)
+    return tree_digest(held_out, self.description)
 
 
 class _BatchStreams:
@@ -586,18 +586,19 @@ class _BatchStreams:
     self._feed = feed
     self._num_replicas = num_replicas
     self._step = 0
-    # How many steps later batches are read than the step of the run says.
-    self._ahead = 0
+    # The inner step s reads the batch of number s + `_batch_offset`. The offset
+    # is above 0 after the run has gone back to an earlier step (`set_state`).
+    self._batch_offset = 0
 
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
     """As in `Streams`."""
     chosen = range(self._num_replicas) if replicas is None else replicas
     batches_of_replica = {replica: [] for replica in sorted(chosen)}
-    first_step = self._step + self._ahead
+    first = self._step + self._batch_offset
     # Batches of an iterable must be read in this order.
-    for step in range(first_step, first_step + num_steps):
+    for number in range(first, first + num_steps):
       for replica, batches in batches_of_replica.items():
-        batches.append(self._feed.batch(replica, step, self._num_replicas))
+        batches.append(self._feed.batch(replica, number, self._num_replicas))
     self._step += num_steps
     return _stacked(
       [_stacked(batches_of_replica[replica]) for replica in chosen]
@@ -607,15 +608,19 @@ class _BatchStreams:
     """As in `Streams`."""
     drawn = self._feed.drawn
     position = drawn.get_state() if drawn else None
-    return {"step": self._step, "ahead": self._ahead, "drawn": position}
+    return {
+      "step": self._step,
+      "ahead": self._batch_offset,
+      "drawn": position,
+    }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """As in `Streams`."""
-    self._ahead = state["ahead"]
+    self._batch_offset = state["ahead"]
     if self._feed.drawn:
       # A run may go back to an earlier step, but an iterable cannot. So later
       # batches take the place of the batches that were drawn already.
-      self._ahead += max(0, self._step - state["step"])
+      self._batch_offset += max(0, self._step - state["step"])
       if state["drawn"]:
         self._feed.drawn.set_state(state["drawn"])
     self._step = state["step"]

@@ -102,12 +102,15 @@ def map_over_devices(
       that one device holds.
     in_specs: `jax.sharding.PartitionSpec`s of the arguments (tree prefix).
     out_specs: `jax.sharding.PartitionSpec`s of the results (tree prefix).
-    axes: Mesh axes over which the function is mapped. JAX's partitioner divides
-      the work along the other axes.
+    axes: Axes of the current mesh (`jax.sharding.get_abstract_mesh`) over which
+      the function is mapped. JAX's partitioner divides the work along the other
+      axes.
 
   Returns:
     Function of the whole arrays.
   """
+  # JAX's check would need values in `function` marked as varying (pcast). Many
+  # of these functions also run on one device, which has no axis to name.
   return jax.shard_map(
     function,
     in_specs=in_specs,

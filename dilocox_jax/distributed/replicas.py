@@ -79,7 +79,11 @@ class Replicas:
       )
 
   def _check_devices(self) -> None:
-    """Raises ValueError if a mesh does not fit on the devices."""
+    """Raises ValueError if a mesh does not fit on the devices.
+
+    There may be too few devices for all replicas. Or the run has several
+    processes, and the mesh would leave some of their devices unused.
+    """
     available = len(self._available)
     per_replica = self.division.num_devices
     needed = f"{self.num_devices} devices ({per_replica} for each replica)"
@@ -108,13 +112,15 @@ class Replicas:
 
   @functools.cached_property
   def mesh(self) -> Mesh:
-    """Mesh of all devices, [M, data shards, stages, tensor shards].
+    """The devices of all replicas, [M, data shards, stages, tensor shards].
 
-    The replica axis is outermost. So the devices of a replica are neighbors,
-    and only traffic along the replica axis crosses slow links. For example,
-    take two slices (or processes) with the devices 0-3 and 4-7, and 4 replicas
-    of 2 stages. Then replicas 0 and 1 have the devices (0, 1) and (2, 3), and
-    replicas 2 and 3 have (4, 5) and (6, 7).
+    The replica axis is outermost, so the devices of a replica are neighbors.
+    If every slice (or process) holds the same number of whole replicas, only
+    traffic along the replica axis crosses the slow links between slices. For
+    example, take two slices with the devices 0-3 and 4-7, and 4 replicas of 2
+    stages. Then replicas 0 and 1 have the devices (0, 1) and (2, 3), and
+    replicas 2 and 3 have (4, 5) and (6, 7). With 3 such replicas on these
+    slices, the devices stay in JAX's order.
     """
     inner_sizes = tuple(self.division.sizes.values())
     devices = self._available[: self.num_devices]

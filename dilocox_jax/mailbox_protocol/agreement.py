@@ -361,10 +361,12 @@ class Agreement:
     return messages
 
   def is_gone(self, event: int, thoroughly: bool = True) -> bool:
-    """Returns whether the next event, or an earlier one, was deleted.
+    """Returns whether the interval of an event was deleted, or is about to be.
 
     Args:
-      event: The event.
+      event: The event that this replica handles next. If the event is later
+        than all intervals that this replica knows, the newest known interval
+        is looked up.
       thoroughly: As for `Snapshots.is_gone`.
     """
     start = interval_of(event, self.memory.starts)

@@ -203,7 +203,7 @@ def _refusal(error: BaseException) -> StoreUnavailableError:
   is_wrong = 400 <= status < 500 and status not in _TRY_AGAIN
   if is_wrong and code != _TIMEOUT:
     return ClosedError(text)
-  is_unknown = status == _NOT_IMPLEMENTED or _ELSEWHERE in text
-  if is_unknown or code == _DENIED:
+  cannot_succeed = status == _NOT_IMPLEMENTED or _ELSEWHERE in text
+  if cannot_succeed or code == _DENIED:
     return ClosedError(text)
   return StoreUnavailableError(text)

@@ -2,18 +2,19 @@
 
 The name of a shared state is the digest of the last manifest that it follows.
 Replicas with the same name have applied the same lists of messages, and differ
-by rounding. A fingerprint shows whether they differ by more: by a bad memory,
-or by another computation. `reference.fingerprint` says what it is made of.
+by rounding. A fingerprint shows whether they differ by more, because of bad
+memory or of another computation. `reference.fingerprint` explains its numbers.
 
 Two states may differ, relative to the norm of each block of values, by
 
     63 * 2^-24 + u * (1 + n)
 
 Here u is the rounding unit of the values, 2^-24 for float32, and n is the
-number of events of this fragment since both had the same values: those of the
-snapshot that both began with, or else those at the start of the run. The
-constant is for the computation of each result in float32, whose sums are added
-in another order on another machine. The state itself is rounded at each event.
+number of events of this fragment since both states had the same values. They
+had the same values in the snapshot with which both replicas began, or else at
+the start of the run. The term 63 * 2^-24 is for the results, which are computed
+in float32: another machine adds the sums in another order. The term u * (1 + n)
+is for the state, which is rounded at each event.
 
 For example, rounding explains 4e-6 at the start, and 1.6e-5 after 200 events.
 Two CPUs differed by 3.5e-8 and 1.9e-6 (docs/notes/mailbox_protocol.md).
@@ -33,7 +34,7 @@ from dilocox_jax.reference.fingerprint import (
   fingerprint,
 )
 
-INTEGERS_BYTES = 8
+EXACT_DIGEST_BYTES = 8
 _ROW_BYTES = 4 * ROW_VALUES
 _ROUNDING_IN_RESULTS = 63 * 2.0**-24
 # A difference below this norm is not looked at: devices differ in whether they
@@ -45,14 +46,14 @@ class Fingerprint(NamedTuple):
   """The fingerprint of the shared state of a fragment.
 
   Attributes:
-    rows: Rounding unit, norm and random sums of each block of floating-point
-      values, float32 [B, 34] (`reference.fingerprint`).
-    integers: Digest of all other values, e.g. counts of steps. They have to be
-      equal.
+    rows: Rounding unit, norm and 32 random sums of each of the B blocks of
+      floating-point values, float32 [B, 34] (`reference.fingerprint`).
+    exact_digest: Digest of all other values, e.g. counts of steps, 8 bytes.
+      These values have to be equal in all replicas.
   """
 
   rows: np.ndarray
-  integers: bytes
+  exact_digest: bytes
 
   @property
   def num_bytes(self) -> int:
@@ -61,7 +62,8 @@ class Fingerprint(NamedTuple):
 
 
 NOTHING = Fingerprint(
-  rows=np.zeros([0, ROW_VALUES], np.float32), integers=bytes(INTEGERS_BYTES)
+  rows=np.zeros([0, ROW_VALUES], np.float32),
+  exact_digest=bytes(EXACT_DIGEST_BYTES),
 )
 
 
@@ -99,22 +101,38 @@ class SharedState(NamedTuple):
 
 
 def rows_in(content: bytes | memoryview) -> np.ndarray:
-  """Returns the rows whose raw bytes a message has, float32 [B, 34]."""
+  """Returns the rows of a fingerprint, float32 [B, 34] for B blocks.
+
+  Args:
+    content: Raw bytes of the rows, as a message contains them: little-endian
+      float32, row by row.
+  """
   flat = np.frombuffer(content, "<f4").astype(np.float32, copy=False)
   return flat.reshape(-1, ROW_VALUES)
 
 
 def rows_bytes(num_blocks: int) -> int:
-  """Returns the bytes of the rows of a number of blocks."""
+  """Returns the number of bytes that the rows of a fingerprint take.
+
+  Args:
+    num_blocks: Number of blocks, B. Each block has one row.
+  """
   return num_blocks * _ROW_BYTES
 
 
-def integers_digest(arrays: Iterable[np.ndarray]) -> bytes:
-  """Returns the digest of the values of a state that are no floats."""
+def exact_digest(arrays: Iterable[np.ndarray]) -> bytes:
+  """Returns the digest of values that have to be equal in all replicas.
+
+  Args:
+    arrays: The arrays of a state that are not floating-point, in order.
+
+  Returns:
+    The first 8 bytes of the SHA-256 of all values.
+  """
   digest = hashlib.sha256()
   for array in arrays:
     digest.update(np.ascontiguousarray(array).tobytes())
-  return digest.digest()[:INTEGERS_BYTES]
+  return digest.digest()[:EXACT_DIGEST_BYTES]
 
 
 def fingerprint_of(
@@ -127,15 +145,15 @@ def fingerprint_of(
     signs: The random signs of the event (`Mailbox.signs`).
   """
   rows = [NOTHING.rows]
-  integers = []
+  exact_arrays = []
   for array in arrays:
     # "V" are the short floats of `ml_dtypes`.
     if array.dtype.kind in "fV":
       rows.append(fingerprint(array, signs))
     else:
-      integers.append(array)
+      exact_arrays.append(array)
   return Fingerprint(
-    rows=np.concatenate(rows), integers=integers_digest(integers)
+    rows=np.concatenate(rows), exact_digest=exact_digest(exact_arrays)
   )
 
 
@@ -147,8 +165,8 @@ def difference(one: Fingerprint, other: Fingerprint, num_events: float) -> str:
     other: Fingerprint of a state of the same arrays, with the same signs.
     num_events: Events of this fragment since both states had the same values.
   """
-  if one.integers != other.integers:
-    return "its integers are others"
+  if one.exact_digest != other.exact_digest:
+    return "its integers differ"
   if not len(one.rows):
     return ""
   gaps = _relative_gaps(one.rows, other.rows)

@@ -373,10 +373,13 @@ def _sizes_below(
 ) -> Iterator[tuple[str, int]]:
   """Yields path and size in bytes of the files below a folder.
 
+  Names that begin with "." are skipped, and so is everything below more than
+  `_DEEPEST` folders.
+
   Args:
     folder: Descriptor of the folder.
-    path: Path of the folder.
-    depth: Number of names in the path.
+    path: Path of the folder in the store.
+    depth: Number of folders in this path.
   """
   with os.scandir(folder) as entries:
     for entry in entries:

@@ -64,7 +64,7 @@ _PATHS_OF_EVENTS = {
 }
 
 # Layout, digest of the manifest before, weight, event of the snapshot that the
-# sender began with, and the digest of its integers.
+# sender began with, and `Fingerprint.exact_digest`.
 _HEADER = struct.Struct("<32s32sdq8s")
 # If messages of so few replicas are missing, each of them is asked for. A
 # listing costs as much as twelve such requests in a bucket of S3, and it does
@@ -274,7 +274,7 @@ class Inbox:
       bytes.fromhex(state.name),
       weight,
       state.base,
-      state.fingerprint.integers,
+      state.fingerprint.exact_digest,
     )
     content = [raw_bytes(array) for array in (state.fingerprint.rows, *arrays)]
     data = self.signer.sign(path, header, *content)
@@ -355,7 +355,7 @@ class Inbox:
     content = self.signer.verify(path, data)
     if data is None or content is None or len(data) != self.num_bytes:
       return
-    layout, name, weight, base, integers = _HEADER.unpack_from(content)
+    layout, name, weight, base, exact_digest = _HEADER.unpack_from(content)
     if layout == self._layout and 0 <= weight < math.inf:
       rows = rows_in(content[_HEADER.size : self._arrays_start])
       self.held[replica] = Message(
@@ -365,6 +365,6 @@ class Inbox:
         state=SharedState(
           name=name.hex() if any(name) else "",
           base=base,
-          fingerprint=Fingerprint(rows, integers),
+          fingerprint=Fingerprint(rows, exact_digest),
         ),
       )

@@ -45,7 +45,7 @@ _MOST_THREADS = 8
 # block, or this number for the tags of all blocks.
 _ALL_BLOCKS = 2**64 - 1
 _KEY_OF_BLOCKS = b"blocks"  # JSON begins with another character.
-# The text of a JSON object before the code, between code and content, and after
+# The text of a JSON object before the tag, between tag and content, and after
 # the content.
 _BEFORE = b'{"mac":"'
 _BETWEEN = b'","is":'
@@ -117,7 +117,9 @@ class Signer:
     return [_tag(key, _ALL_BLOCKS, [tags]) + tags, *content]
 
   def verify(self, path: str, data: Buffer | None) -> memoryview | None:
-    """Returns the content of an object; None if a tag is wrong.
+    """Returns the content of an object.
+
+    The result is None if the object is missing or a tag is wrong.
 
     Args:
       path: Path of the object.
@@ -139,7 +141,10 @@ class Signer:
   def block_tags(
     self, path: str, head: Buffer | None, num_bytes: int
   ) -> bytes | None:
-    """Returns the tags of an object's blocks; None if something is wrong.
+    """Returns the tags of an object's blocks.
+
+    The result is None if the head is missing, has another length, or is not
+    signed for this run, path and `num_bytes`.
 
     Args:
       path: Path of the object.
@@ -167,9 +172,9 @@ class Signer:
       num_bytes: Bytes of the object's content.
     """
     key = self._key(path, num_bytes)
-    found = _block_tags(key, [blocks], first)
+    actual = _block_tags(key, [blocks], first)
     start = first * TAG_BYTES
-    return hmac.compare_digest(tags[start : start + len(found)], found)
+    return hmac.compare_digest(tags[start : start + len(actual)], actual)
 
   def sign_json(self, path: str, value: dict[str, Any]) -> bytes:
     """Returns the signed JSON to write at a path.
@@ -185,7 +190,10 @@ class Signer:
   def verify_json(
     self, path: str, data: Buffer | None
   ) -> dict[str, Any] | None:
-    """Returns the value that `sign_json` signed; None if something is wrong.
+    """Returns the value that `sign_json` signed.
+
+    The result is None if the object is missing, larger than `INDEX_BYTES`, or
+    not signed for this run and path.
 
     Args:
       path: Path of the object.
@@ -210,7 +218,7 @@ class Signer:
     return self._tag_of_path(path, _KEY_OF_BLOCKS + length)
 
   def _tag_of_path(self, path: str, content: bytes) -> bytes:
-    """Returns the code of the run, a path and a short content, 32 bytes."""
+    """Returns the tag of the run, a path and a short content, 32 bytes."""
     digest = hmac.new(self._secret, digestmod="sha256")
     for part in (self._run.encode(), path.encode()):
       digest.update(len(part).to_bytes(8, "little") + part)

@@ -273,7 +273,10 @@ def _tensor_digest(
   shape: tuple[int, ...],
   parts: Iterable[np.ndarray],
 ) -> bytes:
-  """Returns two SHA-256: of a tensor's description, and of its values.
+  """Returns the digest of a tensor.
+
+  It has 64 bytes: the SHA-256 of the name, the type and the shape, and then the
+  SHA-256 of the values.
 
   Args:
     key: Name of the tensor.

@@ -165,7 +165,7 @@ def on_trained_leaves(
   """
 
   def init(params: Tree) -> Any:
-    check_trainable(params, allows_counts=True)
+    check_trainable(params, allows_integers=True)
     return transform.init(trained(params, params, trainable))
 
   def update(updates, state, params=None, **extra):

@@ -158,8 +158,7 @@ class Timeline(NamedTuple):
   Attributes:
     start_s: Start of each tick, by stage and tick (seconds from the start of
       the step).
-    step_s: Time from the start of the step until the last stage is done
-      (seconds).
+    step_s: Time from the start of the step until all stages are done (seconds).
     bubble_fraction: Share of `step_s` in which a stage has nothing to do, 0 to
       1. It is the same for all stages.
   """
@@ -174,7 +173,7 @@ class Timeline(NamedTuple):
 def timeline(
   pipeline: Pipeline, forward_s: float, backward_s: float, hop_s: float = 0.0
 ) -> Timeline:
-  """Runs each stage's list as early as its dependencies allow.
+  """Computes when each tick runs, as early as its dependencies allow.
 
   Args:
     pipeline: The schedule.
@@ -184,6 +183,9 @@ def timeline(
     hop_s: Time from the end of a forward until the next stage has the
       activations, and from the end of a backward until the stage before has the
       gradient (seconds). Hops do not wait for each other.
+
+  Returns:
+    The start of every tick, the duration of the step, and its bubble.
   """
   durations_s = {"forward": forward_s, "backward": backward_s}
   remaining = [pipeline.order(stage) for stage in range(pipeline.num_stages)]

@@ -320,9 +320,10 @@ class Fragment:
     """Ends a run: applies all progress, and every replica takes over theta.
 
     The pseudo-gradients in flight are applied, the oldest first. The progress
-    since the last send comes last. With tau >= H it is measured before these
-    applies, because the next send of a longer run would also come before them.
-    The papers end on a whole round, so the flush is this project's.
+    since the last send is applied last. With tau < H the progress is measured
+    after the other applies. With tau >= H it is measured before them, because
+    the next send of a longer run would also come before them.
+    The runs of the papers end on a whole round, so no paper describes a flush.
     Fast: rounds/rounds.py.
 
     Args:
@@ -458,8 +459,9 @@ def train_on_mean_gradient(
 ) -> Result:
   """Trains replicas that average their gradients at every step (AllReduce).
 
-  With a lossy exchange and error feedback this is CocktailSGD (ICML 2023). It
-  is also the warm start of DiLoCo. Fast: rounds/data_parallel.py.
+  With a lossy exchange and error feedback this method is CocktailSGD (ICML
+  2023). DiLoCo takes this method for its warm start. Fast:
+  rounds/data_parallel.py.
 
   Args:
     loss_and_gradient: The model and its loss.

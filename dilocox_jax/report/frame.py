@@ -64,16 +64,16 @@ class Point:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trace:
-  """One run of a setting, up to its end or to the last row it has written.
+class SeedRun:
+  """The run of a setting with one seed, up to its end or its last written row.
 
   Attributes:
     seed: Seed of the run.
     loss: Last validation loss (nats a token); not finite if the run diverged,
       NaN before its first validation.
-    sent_bytes: Bytes that one replica sent during the whole run.
-    steps: Number of inner steps.
-    tokens: Tokens of all replicas together.
+    sent_bytes: Bytes that one replica has sent so far.
+    steps: Number of inner steps so far.
+    tokens: Tokens that all replicas together have seen.
     points: Evaluations in order; may be empty.
     wall_s: Wall time (s); NaN if it is not known.
   """
@@ -93,7 +93,8 @@ class Setting:
 
   Attributes:
     name: Name of the setting.
-    traces: Runs of the setting, one for each seed; empty if there is none yet.
+    seed_runs: Runs of the setting, one for each seed; empty if there is no run
+      yet.
     baseline: Name of the setting with which this one is compared. A baseline
       has its own name here. "" means that there is no baseline.
     seconds: Simulated time of the whole run (s), by clock.
@@ -106,7 +107,7 @@ class Setting:
   """
 
   name: str
-  traces: Sequence[Trace]
+  seed_runs: Sequence[SeedRun]
   baseline: str = ""
   seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
   utilization: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -122,7 +123,7 @@ class Setting:
   @property
   def losses(self) -> list[float]:
     """Last loss of every seed (nats a token)."""
-    return [trace.loss for trace in self.traces]
+    return [seed_run.loss for seed_run in self.seed_runs]
 
   @property
   def loss(self) -> float:
@@ -135,12 +136,12 @@ class Setting:
   @property
   def tokens(self) -> int:
     """Most tokens, of all replicas together, of a run; 0 without runs."""
-    return max((trace.tokens for trace in self.traces), default=0)
+    return max((seed_run.tokens for seed_run in self.seed_runs), default=0)
 
   @property
   def sent_bytes(self) -> float:
     """Bytes that one replica sent, mean over seeds; NaN without seeds."""
-    return mean([trace.sent_bytes for trace in self.traces])
+    return mean([seed_run.sent_bytes for seed_run in self.seed_runs])
 
   @property
   def curves(self) -> list[Sequence[Point]]:
@@ -149,9 +150,11 @@ class Setting:
     If some seeds diverged and others did not, the curves of diverged seeds are
     left out, because they end early.
     """
-    with_points = [trace for trace in self.traces if trace.points]
-    finite = [trace for trace in with_points if math.isfinite(trace.loss)]
-    return [trace.points for trace in finite or with_points]
+    with_points = [seed_run for seed_run in self.seed_runs if seed_run.points]
+    finite = [
+      seed_run for seed_run in with_points if math.isfinite(seed_run.loss)
+    ]
+    return [seed_run.points for seed_run in finite or with_points]
 
   def after(self, clock: str, time_s: float) -> tuple[int, float]:
     """Returns the steps and the loss of the first seed after a simulated time.
@@ -167,16 +170,16 @@ class Setting:
     Returns:
       The number of inner steps, and the loss (nats a token).
     """
-    trace = self.traces[0]
-    points = [Point(0, 0, math.nan, {clock: 0.0}), *trace.points]
+    seed_run = self.seed_runs[0]
+    points = [Point(0, 0, math.nan, {clock: 0.0}), *seed_run.points]
     times_s = [point.seconds[clock] for point in points]
     if time_s >= times_s[-1]:
-      return trace.steps, trace.loss
+      return seed_run.steps, seed_run.loss
     tokens_of_points = [point.tokens for point in points]
     losses_of_points = [point.loss for point in points]
     tokens = float(np.interp(time_s, times_s, tokens_of_points))
     loss = float(np.interp(time_s, times_s, losses_of_points))
-    return int(trace.steps * tokens / trace.tokens), loss
+    return int(seed_run.steps * tokens / seed_run.tokens), loss
 
   def seconds_to(self, clock: str, target: float) -> list[float]:
     """Returns the simulated times at which the seeds first reached a loss (s).
@@ -190,9 +193,9 @@ class Setting:
       never reached the loss.
     """
     return [
-      _seconds_to(trace.points, clock, target)
-      for trace in self.traces
-      if trace.points
+      _seconds_to(seed_run.points, clock, target)
+      for seed_run in self.seed_runs
+      if seed_run.points
     ]
 
 
@@ -246,11 +249,11 @@ class Frame:
     base = self.base(setting)
     if base is None:
       return []
-    base_losses = {trace.seed: trace.loss for trace in base.traces}
+    base_losses = {seed_run.seed: seed_run.loss for seed_run in base.seed_runs}
     return [
-      (trace.loss, base_losses[trace.seed])
-      for trace in setting.traces
-      if trace.seed in base_losses
+      (seed_run.loss, base_losses[seed_run.seed])
+      for seed_run in setting.seed_runs
+      if seed_run.seed in base_losses
     ]
 
   def gap(self, setting: Setting) -> tuple[float, float]:
@@ -306,7 +309,7 @@ class Frame:
     near = []
     for setting in self.settings:
       gap, _ = self.gap(setting)
-      if len(setting.traces) == self.num_seeds and math.isfinite(gap):
+      if len(setting.seed_runs) == self.num_seeds and math.isfinite(gap):
         compared.append(setting)
         if gap <= _NEAR:
           near.append(setting)
@@ -323,7 +326,8 @@ class Frame:
     complete = [
       setting
       for setting in self.settings
-      if len(setting.traces) == self.num_seeds and math.isfinite(setting.loss)
+      if len(setting.seed_runs) == self.num_seeds
+      and math.isfinite(setting.loss)
     ]
     front: list[Setting] = []
     for setting in sorted(complete, key=lambda s: (s.sent_bytes, s.loss)):
@@ -348,13 +352,13 @@ class Frame:
     base = self.base(setting)
     steps = 0
     tokens = 0
-    if setting.traces:
-      steps = setting.traces[0].steps
-      tokens = setting.traces[0].tokens
+    if setting.seed_runs:
+      steps = setting.seed_runs[0].steps
+      tokens = setting.seed_runs[0].tokens
     values = {
       "run": setting.name,
       "changed": setting.changed,
-      "seeds": len(setting.traces),
+      "seeds": len(setting.seed_runs),
       "loss": setting.loss,
       "standard_error": standard_error(setting.losses),
       "baseline": base.name if base else "",
@@ -364,7 +368,7 @@ class Frame:
       "fewer_bytes": self.fewer_bytes(setting),
       "steps": steps,
       "tokens": tokens,
-      "wall_s": mean([trace.wall_s for trace in setting.traces]),
+      "wall_s": mean([seed_run.wall_s for seed_run in setting.seed_runs]),
       "is_on_pareto_front": setting in self.pareto_front(),
     }
     for clock in self.clocks:
@@ -462,7 +466,7 @@ def _setting(run: LoadedRun, name: str, baseline: str) -> Setting:
       seconds=seconds,
     )
     points.append(point)
-  trace = Trace(
+  seed_run = SeedRun(
     seed=run.config.get("seed", 0),
     loss=run.validation_loss,
     sent_bytes=run.total_sent_bytes,
@@ -479,7 +483,7 @@ def _setting(run: LoadedRun, name: str, baseline: str) -> Setting:
     note = " (not finished)"
   return Setting(
     name=name,
-    traces=[trace],
+    seed_runs=[seed_run],
     baseline=baseline,
     seconds=end_s,
     fp32_bytes=run.fp32_bytes,

@@ -322,7 +322,15 @@ def _event_spans(
 
 
 def _how_to_reproduce(run: LoadedRun) -> Iterator[str]:
-  """Yields the command, the versions, and what the config does not contain."""
+  """Yields Markdown lines that tell how to repeat a run.
+
+  These are the command, the versions, and the facts that the config does not
+  contain: overrides of the settings, fields that the config left open and the
+  values chosen for the device, and earlier starts of the run.
+
+  Args:
+    run: The run.
+  """
   record = run.record
   method = record["method"]
   command = record.get("command") or (

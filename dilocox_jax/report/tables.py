@@ -22,7 +22,7 @@ CellRows = list[dict[str, str]]  # Texts of the cells of each row, by column.
 
 def _run(frame: Frame, setting: Setting) -> str:
   """Returns the name of a setting, with the number of its missing seeds."""
-  missing = units.human_missing(len(setting.traces), frame.num_seeds)
+  missing = units.human_missing(len(setting.seed_runs), frame.num_seeds)
   return setting.label + missing
 
 
@@ -66,9 +66,9 @@ def _fewer_bytes(frame: Frame, setting: Setting) -> str:
 def _steps(frame: Frame, setting: Setting) -> str:
   """Returns the inner steps of the first run of a setting."""
   del frame
-  if not setting.traces:
+  if not setting.seed_runs:
     return "-"
-  return f"{setting.traces[0].steps:,}"
+  return f"{setting.seed_runs[0].steps:,}"
 
 
 # Function from a frame and a setting to the text of a cell, by column.
@@ -127,7 +127,7 @@ def _times(frame: Frame, setting: Setting, clock: str) -> dict[str, str]:
     cells["utilization"] = units.human_share(share)
   time_s = setting.seconds.get(clock, math.nan)
   cells["simulated time"] = units.human_time(time_s)
-  has_all_runs = all(other.traces for other in frame.settings)
+  has_all_runs = all(other.seed_runs for other in frame.settings)
   if frame.target:
     cells[f"to loss {frame.target:g}"] = reached(setting, clock, frame.target)
   elif len(frame.settings) > 1 and has_all_runs:
@@ -174,7 +174,7 @@ def reached(setting: Setting, clock: str, target: float) -> str:
     return "not reached"
   if num_reached < len(times_s):
     return f"{num_reached} of {len(times_s)} seeds"
-  missing = units.human_missing(len(times_s), len(setting.traces))
+  missing = units.human_missing(len(times_s), len(setting.seed_runs))
   time = units.human_time(mean(times_s), standard_error(times_s))
   return time + missing
 
@@ -215,8 +215,8 @@ def price(frame: Frame) -> str:
     loss = f"the same within its error ({units.human_gap(gap, error)})"
   elif len(frame.pairs(cheapest)) == 1:
     loss += " (one seed)"
-  tokens = units.human_tokens(cheapest.traces[0].tokens)
-  base_tokens = units.human_tokens(base.traces[0].tokens)
+  tokens = units.human_tokens(cheapest.seed_runs[0].tokens)
+  base_tokens = units.human_tokens(base.seed_runs[0].tokens)
   if tokens != base_tokens:
     loss += f" after {tokens} instead of {base_tokens}"
   return f"{style.proper(cheapest.label)} {sent}; its loss is {loss}"

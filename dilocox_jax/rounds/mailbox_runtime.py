@@ -1,15 +1,20 @@
-"""Exchanges through a mailbox, which the host carries messages to.
+"""Exchanges pseudo-gradients through a mailbox. The host sends the messages.
 
-What arrives comes from outside, so an exchange cannot be one compiled program.
-It is cut into stages, one more than there are messages. Stage k is the whole
-exchange from its start, which is given what k turns have brought and stops
-where it needs more; the compiler drops what it does not need. Low rank:
+The messages of the other replicas come from outside the compiled program. So an
+exchange cannot be one compiled program. It consists of *turns*: in each turn
+every replica sends a message and reads the messages of the other replicas. An
+exchange with n turns is divided into n + 1 stages, each a program of its own.
+The program of stage k gets the messages of the first k turns. It computes the
+exchange from its start to the next message, or to the result. The compiler
+removes computations whose values the stage does not use. For example, a
+low-rank codec has two turns:
 
     stage 0    ()               -> left factors, which the host sends
     stage 1    (left,)          -> right factors, which the host sends
     stage 2    (left, right)    -> the mean, and the new state
 
-How many replicas have sent may change: the stage is then compiled again.
+If another number of replicas has sent a message, the shapes of the arguments
+change, and JAX compiles the stage again.
 """
 
 import functools
@@ -39,9 +44,10 @@ class Due(NamedTuple):
 
   Attributes:
     fragment: Number of the fragment.
-    num_steps: Inner steps behind this replica's message.
+    num_steps: Inner steps that led to this replica's pseudo-gradient.
     state: State of the fragment.
-    values: Its pseudo-gradient.
+    values: The oldest pseudo-gradient in flight of the fragment
+      (`WindowInput.due`).
     fragments: States of all fragments.
   """
 
@@ -91,11 +97,14 @@ class MailboxRuntime:
 
   @property
   def splits_windows(self) -> bool:
-    """Whether a result is applied right after it was measured."""
+    """Whether a result is applied right after its values were measured."""
     return not self._outer.method.schedule.depth
 
   def check(self, trace_outer_step: Callable[[], None]) -> None:
-    """Refuses outer steps that use the axis of replicas, which is not there."""
+    """Refuses outer steps that communicate over the axis of replicas.
+
+    A program with one replica has no such axis.
+    """
     trace_outer_step()
 
   def new_waits(self) -> Waits:
@@ -103,10 +112,10 @@ class MailboxRuntime:
     return self._waiting.take()
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
-    """Exchanges what is due in a thread, and takes inner steps meanwhile."""
+    """Runs the due exchange in a thread, and takes inner steps meanwhile."""
     steps = self.client.steps
     steps.add(work.window.num_steps)
-    due = self._due(work)
+    due = self._take_due(work)
     if work.window.sent:
       steps.measure(work.window.sent.fragment)
     if due is None:
@@ -115,8 +124,12 @@ class MailboxRuntime:
       lambda: self._exchange(due), work.take_steps, self._waiting
     )
 
-  def _due(self, work: WindowWork) -> Due | None:
-    """Returns the exchange that is due in a window; None if there is none."""
+  def _take_due(self, work: WindowWork) -> Due | None:
+    """Returns the exchange that is due in a window; None if there is none.
+
+    Its step count is taken from the client, so the measurement is in flight no
+    longer. Call this once for each window.
+    """
     if work.window.applied is None:
       return None
     fragment = work.window.applied.fragment
@@ -159,11 +172,16 @@ class MailboxRuntime:
     return result
 
   def _without_own_part(self, result: Any, exchange: Tree) -> Arrived:
-    """Returns a result of which nothing stays with this replica.
+    """Returns a result after which nothing of this replica's message is left.
 
-    Wrong values would be left out again and again, and work that an earlier
-    life has sent would count twice. So the residual is empty, and the
-    parameters lose the measurement as if it were sent.
+    If the message had wrong values, keeping them would make the next message
+    wrong, too. If an earlier process of this replica has sent the same work,
+    the work would count twice. So the residual becomes zero, and the parameters
+    lose the measured pseudo-gradient as if it was sent.
+
+    Args:
+      result: The result of the exchange.
+      exchange: State of the aggregator.
     """
     zeros = functools.partial(map_prefix, jnp.zeros_like)
     if result.retained is not None:
@@ -172,19 +190,24 @@ class MailboxRuntime:
     return result, zeros(self._outer.axes.exchange, exchange)
 
   def _without_own_measurement(self, result: Any, exchange: Tree) -> Arrived:
-    """Returns a result whose mean does not have this replica's part.
+    """Returns a result whose mean does not contain this replica's message.
 
-    Under "continue" a replica takes its own part back from its parameters,
-    because the mean has it. This mean does not.
+    Under the rule "continue" a replica takes its own pseudo-gradient back,
+    because the mean contains it. This mean does not, so zero is taken back.
+
+    Args:
+      result: The result of the exchange.
+      exchange: State of the aggregator.
     """
     zeros = jax.tree.map(jnp.zeros_like, result.own)
     return result._replace(own=zeros), exchange
 
   @functools.cached_property
   def _stage(self) -> Any:
-    """The program (state, rest, due, arrived) -> what leaves, or the result.
+    """The program (state, rest, due, arrived) -> (message, result).
 
-    There is one replica, so each value has an axis of length 1 at first.
+    Either the message or the result is None (`_until_more_is_needed`). There is
+    one replica, so the replica axis of each value has length 1.
     """
     rest = self._outer.axes._replace(exchange=None)
     arguments: Any = self._outer.axes.exchange, rest, 0, None
@@ -203,10 +226,17 @@ class MailboxRuntime:
   def _until_more_is_needed(
     self, kept: Tree, rest: FragmentState, due: Tree, arrived: tuple[Any, ...]
   ) -> tuple[Any, Arrived | None]:
-    """Runs the exchange as far as it comes.
+    """Runs the exchange until it needs a message that has not arrived.
+
+    Args:
+      kept: State of the aggregator.
+      rest: State of the fragment without the aggregator's state.
+      due: The pseudo-gradient.
+      arrived: The messages of the turns so far, in order.
 
     Returns:
-      What leaves next, and None; or None, and the result of the exchange.
+      The next message to send, and None. At the end of the exchange: None, and
+      the result.
     """
     run = self._outer.exchange_coroutine(rest._replace(exchange=kept), due)
     leaving = next(run)
@@ -219,9 +249,12 @@ class MailboxRuntime:
     return leaving, None
 
   def _snapshot(self, due: Due) -> list[Any]:
-    """Returns what all replicas share of all fragments, in order.
+    """Returns the shared leaves of all fragments, in order (`shared_leaves`).
 
-    It stays on the devices, since few replicas need it, and rarely.
+    The leaves stay on the devices, because a snapshot is rarely written.
+
+    Args:
+      due: The exchange. Its state takes the place of the fragment's state.
     """
     states = list(due.fragments)
     states[due.fragment] = due.state

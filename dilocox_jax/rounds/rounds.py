@@ -299,8 +299,9 @@ class Rounds:
           continue
         in_flight = new.in_flight
         if not in_flight:
-          # The program did not get the newer ones in flight if it does not
-          # read them (`_with_fragments`). All but the oldest stay in flight.
+          # A program that only applies the oldest pseudo-gradient in flight
+          # does not get the newer ones (`_with_fragments`), so it cannot return
+          # them. They stay in flight.
           in_flight = fragments[event.fragment].in_flight[1:]
         new = new._replace(in_flight=in_flight)
         fragments[event.fragment] = self.states.in_outer_memory(new)

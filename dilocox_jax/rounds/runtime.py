@@ -1,10 +1,13 @@
 """Runtimes dispatch the exchange of a window beside its inner steps.
 
-There are three of them, each a class in a file of its own: the window's own
-program exchanges (`in_program`); a second thread does (`exchange_thread`); or
-the host carries messages to a mailbox (`mailbox_runtime`). `Rounds` calls one
-method, `Runtime.run`, which exchanges for a window and returns the progress and
-the result that has arrived.
+There are three runtimes, each a class in its own file:
+
+    in_program        The program of the window also runs the exchange.
+    exchange_thread   A second thread runs the exchange.
+    mailbox_runtime   The host sends and reads the messages of a mailbox.
+
+For each window `Rounds` calls `Runtime.run`. It exchanges, and returns the
+progress of the inner steps and the result of the exchange.
 """
 
 from collections.abc import Callable, Sequence

@@ -15,7 +15,7 @@ import numpy as np
 from dilocox_jax.mailbox_protocol.fingerprints import (
   NOTHING,
   Fingerprint,
-  integers_digest,
+  exact_digest,
 )
 from dilocox_jax.reference.fingerprint import (
   BLOCK_VALUES,
@@ -44,10 +44,10 @@ def state_fingerprint(
     signs: The random signs of the event, float32 [2^20].
   """
   floats = []
-  integers = []
+  exact_leaves = []
   for leaf in leaves:
     is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-    (floats if is_float else integers).append(leaf)
+    (floats if is_float else exact_leaves).append(leaf)
   rows = [NOTHING.rows]
   chunk_sums = jax.device_get(_chunk_sums(floats, signs))
   for leaf, (sums, squares) in zip(floats, chunk_sums, strict=True):
@@ -58,7 +58,7 @@ def state_fingerprint(
     rows.append(rows_of_leaf)
   return Fingerprint(
     rows=np.concatenate(rows),
-    integers=integers_digest(jax.device_get(integers)),
+    exact_digest=exact_digest(jax.device_get(exact_leaves)),
   )
 
 

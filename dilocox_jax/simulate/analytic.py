@@ -297,12 +297,12 @@ class AnalyticClock:
   def _slow_start_s(self, step: MessageStep, links: LinkCosts) -> np.ndarray:
     """Returns what slow start adds to each message of a step, [M] (seconds).
 
-    A connection that was idle for long starts with a small window again. There
-    is one for every pair of replicas. So in an all-to-all, each of whose steps
-    has other receivers, every step starts slowly after a long round, and in a
-    ring the first one alone.
+    A connection that was idle for long starts with a small window again. Every
+    pair of replicas has its own connection. In an all-to-all each step has
+    other receivers, so after a long round every step starts slowly. In a ring
+    only the first step does.
     """
-    members = links.places
+    members = links.member_array
     sending = slice(None) if step.sender is None else [step.sender]
     senders = members[sending]
     receivers = members[links.neighbors(-step.hop)][sending]
@@ -321,19 +321,20 @@ class AnalyticClock:
   ) -> np.ndarray:
     """Returns when every replica has read all messages from a store.
 
-    A replica writes its message, reads those of the others in the order of
-    seats, each as soon as it is there, and agrees with them. How long it waits
-    between two looks for a message that is not there yet is not counted.
+    A replica writes its message. Then it reads the messages of the other
+    replicas in the order of seats, each as soon as the message is there, and
+    agrees with the other replicas. The pauses between two looks for a message
+    that is not there yet are not counted.
     """
     write_s, slow_s, read_s, request_s = links.store_s(size_bytes)
-    written = start[links.places] + write_s
+    written = start[links.member_array] + write_s
     done = written + slow_s
     places = np.arange(len(written))
     for place in places:
       read = np.maximum(done, written[place]) + read_s
       done = np.where(places == place, done, read)
     end = start.copy()
-    end[links.places] = done + _AGREEING_REQUESTS * request_s
+    end[links.member_array] = done + _AGREEING_REQUESTS * request_s
     return end
 
   def _take_steps(self, seconds: np.ndarray) -> None:
@@ -356,7 +357,7 @@ class AnalyticClock:
     ready: np.ndarray,
     links: LinkCosts,
   ) -> tuple[np.ndarray, np.ndarray]:
-    members = links.places
+    members = links.member_array
     start = ready[members]
     is_alone = step.sender is not None
     sending_s = size_bytes / links.rate_bytes_per_s(step.hop, is_alone)

@@ -204,8 +204,8 @@ class LinkCosts:
     return self.ring or tuple(range(self.cluster.num_replicas))
 
   @functools.cached_property
-  def places(self) -> np.ndarray:
-    """The same indices as an array, for arrays over all replicas."""
+  def member_array(self) -> np.ndarray:
+    """`members` as an array, to index arrays over all replicas."""
     return np.array(self.members)
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.

@@ -100,7 +100,7 @@ def announce(
     data_size = human_tokens(data.text.train.size)
   else:
     kind = "data"
-    data_size = data.says
+    data_size = data.description
   replica_tokens = human_tokens(config.total_steps * data.step_tokens)
   log.info(
     "%s %s: %s; %s inner steps, %s a replica",

@@ -51,7 +51,8 @@ class RunData:
       None if it is not known.
     end_of_text: Token that ends a document, after which attention starts anew.
       None without document masks.
-    says: Size of data that is not a text, in a few words, for the log.
+    description: Description of data that are not a text, for the log, e.g.
+      "1,000 rows of 129 tokens"; "" for a text.
   """
 
   name: str
@@ -64,7 +65,7 @@ class RunData:
   judging: Iterable[Tree] | None = None
   bytes_per_token: float | None = None
   end_of_text: int | None = None
-  says: str = ""
+  description: str = ""
 
   @property
   def held_out_digest(self) -> str:
@@ -88,8 +89,8 @@ def run_data(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> RunData:
   text = corpus(config, overrides)
   require(
     text.judge is not None or not config.data.judge_fraction,
-    f"data.judge_fraction={config.data.judge_fraction} does not reach a text "
-    "that is passed in: drop it",
+    f"data.judge_fraction={config.data.judge_fraction} divides a text that the "
+    "run loads, but a text without a judge part is passed in: drop it",
   )
   vocabulary = Vocabulary(text.vocab_size, f"vocab_size={text.vocab_size}")
   judging = None
@@ -130,8 +131,8 @@ def _feed_data(config: RunConfig, overrides: Overrides, feed: Feed) -> RunData:
   """
   require(
     not config.data.judge_fraction,
-    "data.judge_fraction is of texts, but data that are none are passed in: "
-    "drop it",
+    f"data.judge_fraction={config.data.judge_fraction} divides a text, but "
+    "data of another kind are passed in: drop it",
   )
   batch_size = config.data.batch_size
   # Validation comes before training: it may be the first part of the data.
@@ -164,7 +165,7 @@ def _feed_data(config: RunConfig, overrides: Overrides, feed: Feed) -> RunData:
     validation=validation,
     batch=batch,
     end_of_text=_end_of_text(config, None),
-    says=feed.says,
+    description=feed.description,
   )
 
 
@@ -243,15 +244,18 @@ def _check_division(config: RunConfig, batch: Tree) -> None:
 
 
 def corpus(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> Corpus:
-  """Returns the text of the user, or of the config's data source.
+  """Returns the text that the caller passes, or else loads the config's text.
 
   Args:
     config: Config of the run.
-    overrides: Overrides that the caller passes.
+    overrides: Overrides that the caller passes. `overrides.data` is the text if
+      it is a `Corpus`. If it is None or other data, the config decides the
+      text.
 
   Raises:
-    ValueError: If there is no text, or if the vocabulary of the model is too
-      small for it. The message is one line.
+    ValueError: If there is no text, or if the vocabulary of the model is
+      smaller than the vocabulary of the text. The message is one line.
+    TokenError: If a token of the text is not in the text's vocabulary.
   """
   text = overrides.data
   if not isinstance(text, Corpus):
@@ -277,7 +281,14 @@ def corpus(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> Corpus:
 
 
 def _reads_tokens(overrides: Overrides) -> bool:
-  """Whether batches must be tokens: False for a supplied loss of its own."""
+  """Returns whether the batches of a run must be tokens.
+
+  They must be for a model of the config, and for a supplied model with logits.
+  A supplied model without logits has its own loss, which may read any data.
+
+  Args:
+    overrides: Overrides that the caller passes.
+  """
   return overrides.model is None or overrides.model.logits is not None
 
 

@@ -297,7 +297,8 @@ class Trainer:
   def _train_to_the_end(self, state: TrainingState) -> None:
     """Trains and finishes the run.
 
-    If the replica has lost the others of its mailbox, it joins them again.
+    If the replica has lost the other replicas of its mailbox, it joins them
+    again.
 
     Args:
       state: State with which to start or to continue.

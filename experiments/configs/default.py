@@ -42,9 +42,9 @@ def get_config(path: str = "") -> config_dict.ConfigDict:
 def sweep() -> config_dict.ConfigDict:
   """Returns a sweep without runs, whose `base` is the default run.
 
-  docs/commands.md lists the fields of a sweep. The `ConfigDict` does not
-  convert dicts, because it would then refuse a grid such as
-  {"sync.sync_interval": (10, 30)}, whose names have dots.
+  docs/commands.md lists the fields of a sweep. A grid stays a plain dict
+  (`convert_dict=False`), because the keys of a grid such as
+  {"sync.sync_interval": (10, 30)} have dots, and a `ConfigDict` refuses them.
   """
   config = config_dict.ConfigDict(convert_dict=False)
   config.base = get_config()

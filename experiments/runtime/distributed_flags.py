@@ -1,4 +1,4 @@
-"""Flags by which a training process finds the others of its run.
+"""Flags by which a training process finds the other processes of its run.
 
 A cluster's job file sets these flags, and so does `experiments.launch`, which
 must check them before it starts anything. So they are read without JAX.

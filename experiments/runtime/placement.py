@@ -1,4 +1,4 @@
-"""How a process finds the others of its run, and which devices it has."""
+"""How a process finds the other processes of its run, and its devices."""
 
 import collections
 import dataclasses
@@ -11,7 +11,7 @@ from experiments.runtime.command_line import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class ProcessSettings:
-  """How this process finds the others of its run.
+  """How this process finds the other processes of its run.
 
   Attributes:
     coordinator: HOST:PORT of process 0. This and the next two may be None on a

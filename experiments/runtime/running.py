@@ -108,19 +108,21 @@ def train(
   num_sample_tokens: int = 100,
   check_memory: bool = True,
 ) -> None:
-  """Trains one run to its end, samples from its model and prints its table.
+  """Trains a run to its end, prints its table and adds a sample to its report.
 
   Args:
-    config: What to run.
+    config: Config of the run.
     workdir: The run directory.
     profile: Whether to write a profiler trace to workdir/profile.
-    clock: Simulated clock of the run.
-    process: How this process finds the others of the run, if there are
-      several. Any error then ends the process at once, as an orderly end would
-      wait for the others.
-    address: Where this program's replica meets the others of the run.
+    clock: Simulated clock of the run; None: the run has no simulated time.
+    process: How this process finds the other processes of the run; None: the
+      run has one process. With several processes any error ends this process at
+      once, because an orderly end would wait for the other processes.
+    address: Where the replica of this program meets the replicas of other
+      programs; None: this run has no mailbox.
     num_sample_tokens: Tokens of the sample in the report; 0: no sample. A run
-      of several processes has none, as each has a part of its state.
+      of several processes has no sample, because each process has only a part
+      of the state.
     check_memory: Whether a run is refused that needs more memory than there is.
 
   Raises:
@@ -133,12 +135,14 @@ def train(
   """
   with command_line.usage_errors():  # Before any device starts.
     check_optimizers(config)
+  # Number of devices into which JAX divides the CPU of this process.
   num_devices = config.num_devices
   other_processes = contextlib.nullcontext()
   if process:
     num_devices = process.num_devices(config)
     other_processes = _joined(config, process)
   elif address:
+    # This program has one replica of the run.
     num_devices = config.division.num_devices
   set_up_jax(num_devices)
   with other_processes:
@@ -193,7 +197,7 @@ def _train(
     report.side_by_side([report.load_run(workdir)]).print(Console())
     print(f"report: {page}")
   text = trainer.data.text
-  assert text, "no data can be passed in here"
+  assert text, "commands train on texts only"
   return text
 
 

@@ -17,7 +17,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.report import units
 from dilocox_jax.report.escape import code, markdown
-from dilocox_jax.report.frame import Frame, Point, Setting, Trace
+from dilocox_jax.report.frame import Frame, Point, SeedRun, Setting
 from dilocox_jax.simulate.cluster_file import load_cluster
 from experiments.sweeps.clocks import SweepClock, Times
 from experiments.sweeps.rows import Rows, RunRow
@@ -61,15 +61,15 @@ def frame(
     baseline = baselines.get(name, sweep.get("baseline", ""))
     if baseline not in lines_by_name:
       baseline = ""
-    traces = [
-      _trace(line, rows, setting_times, uses_judge)
+    seed_runs = [
+      _seed_run(line, rows, setting_times, uses_judge)
       for line in setting_lines
       if line
     ]
     settings.append(
       Setting(
         name=name,
-        traces=traces,
+        seed_runs=seed_runs,
         baseline=baseline,
         seconds={clock: time.end_s for clock, time in setting_times.items()},
         utilization={
@@ -122,9 +122,9 @@ def times_of(
   return times
 
 
-def _trace(
+def _seed_run(
   row: RunRow, rows: Rows, times: Mapping[str, Times], uses_judge: bool
-) -> Trace:
+) -> SeedRun:
   """Returns a finished run with its curve.
 
   Args:
@@ -151,7 +151,7 @@ def _trace(
         seconds=seconds,
       )
     )
-  return Trace(
+  return SeedRun(
     seed=row.seed,
     loss=row.judge_loss if uses_judge else row.loss,
     sent_bytes=row.sent_bytes,

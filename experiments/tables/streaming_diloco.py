@@ -150,6 +150,9 @@ def _cell(row: Prediction) -> str:
 def _picture(figures: Figures) -> Picture:
   """Draws utilization against bandwidth, with a panel for each model.
 
+  Lines are the simulated utilization of each method. Markers are the published
+  bandwidths that each method needs for some utilizations.
+
   Args:
     figures: Figures of the paper, by name.
   """

@@ -79,11 +79,12 @@ def _stated_run(paper: str, replicas: str) -> _StatedRun:
 
 
 def open_diloco() -> list[Table]:
-  """Returns a table of the utilization and the all-reduce of OpenDiLoCo.
+  """Returns the table of OpenDiLoCo, predicted numbers beside published ones.
 
-  The predicted utilization stands beside both ends of the published range. The
-  last row has the slowest link at which the run would compute for 90 % of the
-  time.
+  The paper gives a range of the utilization, so the predicted utilization is
+  compared with the lowest and with the highest published value. The third row
+  is the time of an all-reduce. The last row is only predicted: the rate of the
+  slowest links at which replicas compute for 90 % of the time.
   """
   run = _stated_run("open_diloco", "replicas")
   figures = run.figures

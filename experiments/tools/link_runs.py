@@ -383,14 +383,14 @@ def _train(
 
 
 def measured_step(run: LoadedRun) -> tuple[float, float]:
-  """Returns how long a step took, and how many bytes passed the link.
+  """Returns the time of a step, and the ratio of sent bytes to planned bytes.
 
   Args:
     run: A finished run. Its first segments, which compiled, are left out.
 
   Returns:
-    Median time of a step with its exchanges (seconds), and the bytes on the
-    link divided by the bytes of the plan.
+    Median time of a step with its exchanges (seconds), and the bytes that
+    passed the link divided by the bytes of the plan.
   """
   timings = [row for row in run.timings if row.event == "round"][_COMPILING:]
   ends = [row.step for row in run.rounds]

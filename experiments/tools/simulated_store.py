@@ -1,10 +1,13 @@
 """A store whose requests take simulated time, for many replicas in one process.
 
-Each replica is a thread, and one thread runs at a time: the one whose next
-request comes first. A request takes effect after half of its latency, and is
-answered after the other half. Requests that a replica makes at the same time
-begin at the same simulated time. So the simulated time of an event, divided by
-the latency, is the number of requests that follow each other, plus pauses.
+Each replica is a thread. Only one thread runs at a time: the thread whose next
+request takes effect first. A request takes effect after half of the latency,
+and the replica has the answer after the other half. If a replica makes several
+requests together (`SimulatedStore.at_once`), they begin at the same simulated
+time, and take one latency. So the simulated time of an event of the mailbox
+protocol is the latency times the number of requests that follow each other,
+plus the pauses between them. For example, with a latency of 0.1 s an event with
+three requests in a row and a pause of 0.2 s takes 0.5 s.
 """
 
 import collections

@@ -74,8 +74,8 @@ def test_rows_with_names_are_read_as_their_tokens(kind):
   for found, wanted in zip(batches(feed), expected, strict=True):
     np.testing.assert_array_equal(found, wanted)
     assert found.dtype == np.int32
-  assert feed.says.startswith("40 rows of 9 tokens")
-  assert ("not read: text" in feed.says) == (data is TOKENIZED)
+  assert feed.description.startswith("40 rows of 9 tokens")
+  assert ("not read: text" in feed.description) == (data is TOKENIZED)
 
 
 def test_splits_of_a_dictionary_are_a_pair():

@@ -276,7 +276,9 @@ def conditions() -> Iterator[str]:
     f" rate of a fifth and a warm-up of {config.inner.warmup_steps} steps too."
   )
   assert config.inner.final_fraction == 0.2
-  seeds = [trace.seed for trace in runs.setting("allreduce 2x4").traces]
+  seeds = [
+    seed_run.seed for seed_run in runs.setting("allreduce 2x4").seed_runs
+  ]
   yield f"The losses are means of seeds {min(seeds)} to {max(seeds)} on"
 
 

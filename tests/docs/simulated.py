@@ -56,7 +56,7 @@ def times_sooner(clock: SweepClock, target: float) -> dict[str, list[float]]:
   reached_s = {
     setting.name: dict(
       zip(
-        [trace.seed for trace in setting.traces if trace.points],
+        [seed_run.seed for seed_run in setting.seed_runs if seed_run.points],
         setting.seconds_to("clock", target),
         strict=True,
       )

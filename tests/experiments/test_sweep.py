@@ -151,7 +151,7 @@ def test_only_a_sweep_of_results_shows_losses_of_the_text_that_judges(
   found = [dataclasses.replace(ROW, judge_loss=1.6)]
   rows = Rows(tmp_path / "rows.csv")
   frame = page.frame(sweep, [RUN], found, rows, {}, {"a": {}})
-  assert [trace.loss for trace in frame.settings[0].traces] == [loss]
+  assert [seed_run.loss for seed_run in frame.settings[0].seed_runs] == [loss]
 
 
 def test_a_sweep_begins_with_committed_rows_and_changes_none(tmp_path):

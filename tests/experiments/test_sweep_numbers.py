@@ -70,14 +70,14 @@ def test_points_have_the_time_of_their_step_and_the_last_that_of_the_flush():
   kept = Rows.__new__(Rows)
   kept._curves = {(run.digest, "9f3a"): points}
   times = {"slow": Times({20: 2.0, 40: 4.0, 60: 6.0}, 6.5, 0.9)}
-  trace = page._trace(line, kept, times, uses_judge=False)
+  seed_run = page._seed_run(line, kept, times, uses_judge=False)
   # The last segment that ended at step 30 or before did so after 2 s.
-  assert [p.seconds["slow"] for p in trace.points] == [2.0, 4.0, 6.5]
-  assert [p.tokens for p in trace.points] == [300, 450, 600]
-  assert [p.sent_bytes for p in trace.points] == [30, 45, 60]
-  assert (trace.seed, trace.loss, trace.sent_bytes) == (7, 1.5, 100)
-  assert (trace.steps, trace.tokens, trace.wall_s) == (60, 600, 1800.0)
-  assert page._trace(line, kept, times, uses_judge=True).loss == 2.5
+  assert [p.seconds["slow"] for p in seed_run.points] == [2.0, 4.0, 6.5]
+  assert [p.tokens for p in seed_run.points] == [300, 450, 600]
+  assert [p.sent_bytes for p in seed_run.points] == [30, 45, 60]
+  assert (seed_run.seed, seed_run.loss, seed_run.sent_bytes) == (7, 1.5, 100)
+  assert (seed_run.steps, seed_run.tokens, seed_run.wall_s) == (60, 600, 1800.0)
+  assert page._seed_run(line, kept, times, uses_judge=True).loss == 2.5
 
 
 def test_a_setting_has_its_own_baseline_and_says_that_it_is_an_average():

@@ -106,7 +106,7 @@ def test_rounding_counts_from_the_snapshot_that_both_began_with():
 
   def state(base, factor):
     rows = fingerprint_of([np.full(9, factor, np.float32)], SIGNS).rows
-    return SharedState("ab", base, Fingerprint(rows, NOTHING.integers))
+    return SharedState("ab", base, Fingerprint(rows, NOTHING.exact_digest))
 
   # 2e-5 is more than rounding explains after 10 events, not after 1,000.
   for one, other, is_explained in [(990, 990, False), (0, 990, True)]:

@@ -169,7 +169,7 @@ def test_arrays_come_back_as_they_were_and_the_size_is_known(store):
   assert back.data == b"".join(parts_of(own.data))
   assert back.weight == 2.5
   assert back.state[:2] == ("ab" * 32, 64)
-  assert back.state.fingerprint.integers == STATE.fingerprint.integers
+  assert back.state.fingerprint.exact_digest == STATE.fingerprint.exact_digest
   assert_same(back.state.fingerprint.rows, STATE.fingerprint.rows)
   for mine, theirs in zip(ARRAYS, back.arrays, strict=True):
     assert_same(mine, theirs)

@@ -1,11 +1,11 @@
 """Frames made by hand, with numbers that can be checked in the head."""
 
-from dilocox_jax.report.frame import Frame, Point, Setting, Trace
+from dilocox_jax.report.frame import Frame, Point, SeedRun, Setting
 
 CLOCK = "1gbit"
 
 
-def trace(seed, loss, sent_bytes, *, steps=100, losses=(), seconds=100.0):
+def seed_run(seed, loss, sent_bytes, *, steps=100, losses=(), seconds=100.0):
   """A run whose evaluations are spread evenly over bytes and time."""
   count = len(losses)
   points = [
@@ -17,15 +17,15 @@ def trace(seed, loss, sent_bytes, *, steps=100, losses=(), seconds=100.0):
     )
     for n, each in enumerate(losses, 1)
   ]
-  return Trace(seed, loss, sent_bytes, steps, 10 * steps, points, 7.0)
+  return SeedRun(seed, loss, sent_bytes, steps, 10 * steps, points, 7.0)
 
 
 def setting(name, losses, sent_bytes, baseline="allreduce", **others):
   """A setting with one run a seed, each with a curve of three points."""
   curve = {"steps": others.pop("steps", 100)}
   seconds = others.setdefault("seconds", {CLOCK: 100.0})[CLOCK]
-  traces = [
-    trace(
+  seed_runs = [
+    seed_run(
       seed,
       loss,
       sent_bytes,
@@ -36,7 +36,7 @@ def setting(name, losses, sent_bytes, baseline="allreduce", **others):
     for seed, loss in enumerate(losses)
   ]
   others.setdefault("utilization", {CLOCK: 0.5})
-  return Setting(name, traces, baseline, **others)
+  return Setting(name, seed_runs, baseline, **others)
 
 
 def frame(*settings, **others):

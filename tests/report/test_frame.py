@@ -16,8 +16,8 @@ from tests.report.frames import (
   DILOCO,
   NOISY,
   frame,
+  seed_run,
   setting,
-  trace,
 )
 
 NAN = math.nan
@@ -73,7 +73,7 @@ def test_nothing_on_the_front_is_beaten_in_loss_and_bytes():
   ],
 )
 def test_a_loss_is_reached_between_two_evaluations(losses, target, seconds):
-  run = trace(0, losses[-1], 10, losses=losses, seconds=20.0)
+  run = seed_run(0, losses[-1], 10, losses=losses, seconds=20.0)
   assert Setting("a", [run]).seconds_to(CLOCK, target) == [seconds]
 
 
@@ -100,7 +100,7 @@ def test_losses_at_equal_time_are_those_when_the_first_setting_is_done():
   settings = [
     Setting(
       name,
-      [trace(0, 1.0, 1, steps=10, losses=losses, seconds=end_s)],
+      [seed_run(0, 1.0, 1, steps=10, losses=losses, seconds=end_s)],
       seconds={CLOCK: end_s},
     )
     for name, losses, end_s in (

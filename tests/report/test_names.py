@@ -173,15 +173,15 @@ def test_the_name_of_a_clock_is_shown_as_it_is(tmp_path, monkeypatch):
       each,
       seconds={name: each.seconds[CLOCK]},
       utilization={},
-      traces=[
+      seed_runs=[
         dataclasses.replace(
-          trace,
+          seed_run,
           points=[
             dataclasses.replace(point, seconds={name: point.seconds[CLOCK]})
-            for point in trace.points
+            for point in seed_run.points
           ],
         )
-        for trace in each.traces
+        for seed_run in each.seed_runs
       ],
     )
     for each in (ALLREDUCE, setting("diloco", [2.06, 4.04], 1_000))

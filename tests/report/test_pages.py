@@ -215,7 +215,7 @@ def test_a_sweep_has_tables_settings_pictures_and_data(tmp_path):
 
 
 def test_a_sweep_without_runs_has_a_page(tmp_path):
-  empty = frame(dataclasses.replace(ALLREDUCE, traces=()), clocks={})
+  empty = frame(dataclasses.replace(ALLREDUCE, seed_runs=()), clocks={})
   text = Page("empty", empty).write(tmp_path).read_text()
   assert "allreduce (0 of 2 seeds) | none yet" in text
 
