@@ -1,8 +1,9 @@
-"""What averages a tree over replicas, for any method and any rule.
+"""The interface of aggregators, which average a tree over replicas.
 
-An aggregator is to the replica axis what an optax transformation is to a
-gradient: functions written for one replica. The exchange of this package
-(`dilocox_jax.exchange`) is one; a user can write another.
+An aggregator is for the replica axis what an optax transformation is for a
+gradient: a pair of pure functions, written for one replica. It serves every
+method and rule. `dilocox_jax.exchange` returns the aggregator of this package;
+a user can write another one.
 """
 
 from collections.abc import Callable
@@ -18,12 +19,14 @@ class Averaged(NamedTuple):
 
   Attributes:
     mean: The mean, a tree like the values. It is the same on all replicas,
-      unless `Aggregator.is_shared` says that each has its own.
-    sent: What the other replicas received of this replica's values.
+      unless `Aggregator.is_shared` is False.
+    sent: This replica's values as the other replicas have received them, a tree
+      like the values. A codec makes them differ from the values.
     state: New state of the aggregator.
-    retained: The part of the values that stays with the replica, a tree like
-      them: what was neither sent nor held back in the state. The replica keeps
-      it in its parameters, and the next pseudo-gradient has it. None: nothing.
+    retained: The part of the values that was neither sent nor held back in the
+      state, a tree like the values. The replica keeps this part in its
+      parameters, so its next pseudo-gradient contains it. None: there is no
+      such part.
   """
 
   mean: Tree
@@ -35,37 +38,45 @@ class Averaged(NamedTuple):
 class Aggregator(NamedTuple):
   """Averages a tree over the replica axis.
 
-  Like an optax transformation it is a pair of functions, written for one
-  replica that sends to the others. Mapped over M replicas it takes leaves
-  [M, ...] to leaves [...], or to [M, ...] if `is_shared` is False.
+  Like an optax transformation, an aggregator is a pair of functions, `init` and
+  `average`, written for one replica. Mapped over M replicas, `average` takes
+  leaves [M, ...] to a mean with leaves [...], or [M, ...] if `is_shared` is
+  False.
 
-  A replica that is away sends NaN, and one that has diverged sends values that
-  are not finite. The mean must be that of the others, and what they keep for
-  the next exchange must be finite.
+  A replica that is away sends NaN, and a replica that has diverged sends values
+  that are not finite. The mean must be the mean of the other replicas, and the
+  states of all replicas must stay finite.
+
+  `average` may be made by `as_function` from a coroutine. Then inner steps can
+  run between its messages. The coroutine yields before and after each
+  collective, and goes on with the yielded values that it gets back:
+
+      message = yield message
+      arrived = yield jax.lax.pmean(message, "replica")
+
+  A message that needs the result of an earlier one begins a new *turn*.
 
   Attributes:
-    init: Function from the parameters of one fragment to the state.
-    average: Function from one replica's values, the state and the parameters
-      that the values belong to, to `Averaged`, or to its first three fields.
-      The parameters are the outer ones of a pseudo-gradient; few aggregators
-      read them. If the function was made by `as_function` from a coroutine,
-      inner steps can be put between its messages. In every turn the coroutine
-      yields the arrays that it is about to send, sends the arrays with which it
-      is resumed, yields the arrays that have arrived, and goes on with the
-      arrays with which it is resumed.
+    init: Function (params) -> first state. `params` are the parameters of one
+      fragment.
+    average: Function (values, state, params) -> `Averaged`, or a tuple of its
+      first three fields. `values` are this replica's values. `params` are the
+      parameters that they belong to: the outer parameters of a pseudo-gradient;
+      few aggregators read them.
     axes: Tree prefix of the state, e.g. a dict of axes for a dict: 0 where each
-      replica has its own (the default), None where all replicas have the same.
-      A mean that is shared may depend on the latter alone.
-    observe: Function from the state to arrays to record, by name, with the
-      exchange in `metrics.jsonl`. Those of three dimensions are taken for
-      Gram matrices of an update, of which the rank alone is recorded.
-    stretch_ends: Function from the parameters of a fragment to the shares of
-      inner steps that hide each of these turns
-      (`plan.overlap.stretch_ends`). None: all steps hide the first turn, and
-      the steps that follow wait for the others.
+      replica has its own leaves (the default), None where all replicas have the
+      same. If the mean is shared, it may depend only on leaves of the second
+      kind.
+    observe: Function (state) -> arrays by name, which are recorded with the
+      exchange in `metrics.jsonl`. An array of three dimensions is taken for
+      Gram matrices of an update; only their rank is recorded.
+    stretch_ends: Function (params) -> where the stretch of inner steps that
+      hides each turn ends (`plan.overlap.stretch_ends`), for a fragment of
+      these parameters. None: all inner steps hide the first turn, and the other
+      turns come after the steps.
     is_shared: Whether the mean is the same on all replicas. If it is not, as
       after an exchange between pairs, every replica has outer parameters of its
-      own, and their mean is evaluated and kept.
+      own, and the mean of these is evaluated and kept.
   """
 
   init: Callable[[Tree], Tree]
@@ -77,7 +88,7 @@ class Aggregator(NamedTuple):
 
   @property
   def has_turns(self) -> bool:
-    """Whether `average` is a coroutine, which stops at its messages."""
+    """Whether `average` was made by `as_function` from a coroutine."""
     return hasattr(self.average, "coroutine")
 
   def average_coroutine(
@@ -85,16 +96,16 @@ class Aggregator(NamedTuple):
   ) -> Coroutine:
     """Returns `average` as a coroutine.
 
-    An `average` that is a plain function has one turn: it stops before and
-    after the whole function.
+    An `average` that is a plain function is one turn: the coroutine stops
+    before and after the whole function.
 
     Args:
       values: Values of this replica, as for `average`.
-      state: State of the exchange before.
+      state: State of the aggregator before.
       params: Parameters that the values belong to.
 
     Returns:
-      A generator that returns `Averaged`.
+      A coroutine that returns `Averaged`.
     """
     if self.has_turns:
       coroutine: Any = getattr(self.average, "coroutine")  # noqa: B009
@@ -105,16 +116,17 @@ class Aggregator(NamedTuple):
   def update(
     self, values: Tree, state: Tree, params: Tree = None
   ) -> tuple[Tree, Tree]:
-    """Returns the mean and the new state.
+    """Averages gradients, and returns the mean and the new state.
 
     Args:
-      values: Values of this replica, as for `average`.
-      state: State of the exchange before.
-      params: Parameters that the values belong to; few aggregators read them.
+      values: Gradients of this replica.
+      state: State of the aggregator before.
+      params: Parameters that the gradients belong to; None if the aggregator
+        does not read them.
 
     Raises:
-      ValueError: If a part of the values stays with the replica, which has
-        nowhere to keep it.
+      ValueError: If `average` retains a part of the values. A replica can keep
+        a part of a pseudo-gradient in its parameters, but not of a gradient.
     """
     averaged = Averaged(*self.average(values, state, params))
     require(

@@ -1,7 +1,7 @@
 """Checks of values, of nested mappings such as a config, and of JSON files.
 
-Their messages are one line that says what is wrong and what is allowed; for a
-misspelt field they name the nearest one.
+A check raises ValueError. The message is one line, which says what is wrong and
+what is allowed. For a misspelled name it also says which known name is nearest.
 """
 
 import collections
@@ -23,12 +23,13 @@ from typing import Any
 
 Default = typing.TypeVar("Default")
 
-# Configs, records and indices are much shorter. A longer file is another one,
-# and to read all of it could take more memory than there is.
+# Largest size of a JSON file (bytes). Configs, records and indices are much
+# smaller. A larger file is no such file, and reading all of it could take more
+# memory than there is.
 LONGEST_JSON = 64 * 2**20
 _SHOWN = 80  # Characters of a wrong value that a message repeats.
 
-# The limits of numbers, with the comparison that must hold.
+# Comparison of a value with a bound that must hold, by the kind of the bound.
 _BOUNDS = {
   "above": operator.gt,
   "at_least": operator.ge,
@@ -42,8 +43,9 @@ def require(condition: bool, message: str) -> None:
   """Raises ValueError with a message unless a condition holds.
 
   Args:
-    condition: What must hold.
-    message: What is wrong if it does not, and what to do.
+    condition: The condition.
+    message: One line that says what is wrong without the condition, and what to
+      do.
   """
   if not condition:
     raise ValueError(message)
@@ -54,11 +56,15 @@ def extra_package(name: str, needed_by: str, extra: str = "text") -> ModuleType:
 
   Args:
     name: Name of the package, or of a module in it.
-    needed_by: What needs it, for the message.
+    needed_by: Option or function that needs the package, for the message, e.g.
+      "data.tokenizer".
     extra: Name of the extra.
 
+  Returns:
+    The module.
+
   Raises:
-    ValueError: If it is not installed. The message is one line.
+    ValueError: If the package is not installed. The message is one line.
   """
   try:
     return importlib.import_module(name)
@@ -71,7 +77,11 @@ def extra_package(name: str, needed_by: str, extra: str = "text") -> ModuleType:
 
 @contextlib.contextmanager
 def in_front(text: str) -> Iterator[None]:
-  """Puts a text, e.g. "sync.", in front of the message of a ValueError."""
+  """Puts a text in front of the message of a ValueError from the block inside.
+
+  Args:
+    text: The text, e.g. "sync.".
+  """
   try:
     yield
   except ValueError as error:
@@ -82,8 +92,8 @@ def limited(default: Default, **limits: Any) -> Default:
   """Declares a field of a dataclass, and which values it may have.
 
   Args:
-    default: Default value of the field; None: it may be left unset.
-    **limits: Limits as in `within_limits`; `check_limits` reads them.
+    default: Default value of the field; None: the field may be left unset.
+    **limits: Limits as in `within_limits`, which `check_limits` checks.
   """
   return dataclasses.field(default=default, metadata=limits)
 
@@ -91,11 +101,13 @@ def limited(default: Default, **limits: Any) -> Default:
 def check_limits(values: Any, prefix: str = "") -> None:
   """Raises ValueError for the first field of a dataclass outside its limits.
 
-  A field of another type than its own is outside, too.
+  A value that does not have the type of its field counts as outside, too. Only
+  fields that are declared with limits are checked, and only if they are not
+  None.
 
   Args:
     values: A dataclass, some of whose fields are declared with `limited`.
-    prefix: Text in front of the fields' names, for messages.
+    prefix: Text in front of the fields' names, for messages, e.g. "sync.".
   """
   types = typing.get_type_hints(type(values))
   for field in dataclasses.fields(values):
@@ -120,10 +132,11 @@ def within_limits(
 
   Args:
     name: Name of the value, for the message.
-    value: The value to check. NaN is outside all bounds.
-    choices: The only values that are allowed.
-    **bounds: Numbers with which the value is compared: `above` and `below`,
-      which it must not reach, `at_least` and `at_most`, which it may reach.
+    value: The value to check. NaN is outside all bounds, and so is a value that
+      is no number.
+    choices: The only values that are allowed; None: all are.
+    **bounds: Numbers with which the value is compared. The value must not reach
+      the bounds `above` and `below`. It may reach `at_least` and `at_most`.
   """
   if choices is not None:
     one_of(name, value, choices)
@@ -132,26 +145,31 @@ def within_limits(
   except TypeError as error:
     raise ValueError(f"{name}={shown(value)} must be a number") from error
   if not is_inside:
-    texts = [f"{k.replace('_', ' ')} {_short(at)}" for k, at in bounds.items()]
+    texts = [
+      f"{kind.replace('_', ' ')} {_short(at)}" for kind, at in bounds.items()
+    ]
     raise ValueError(f"{name}={shown(value)} must be {' and '.join(texts)}")
 
 
 def _short(number: float) -> str:
+  """Returns a bound as text, e.g. 1000 as "1000" and 0.5 as "0.5"."""
   return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 def of_type(name: str, value: Any, kind: Any) -> Any:
-  """Returns a value of a type; a whole number may stand for a float.
+  """Returns a value after checking its type.
 
-  Numbers of numpy become Python's.
+  A whole number may stand for a float, and becomes one. A number of numpy
+  becomes a number of Python. A bool counts as neither int nor float.
 
   Args:
     name: Name of the value, for the message.
     value: The value to check.
-    kind: A type, or a union of types.
+    kind: A type, or a union of types such as `int | None`.
 
   Raises:
-    ValueError: If the value has another type.
+    ValueError: If the value has another type, or is a whole number too large
+      for a float.
   """
   kinds = typing.get_args(kind) or (kind,)
   if not isinstance(value, bool):
@@ -160,12 +178,15 @@ def of_type(name: str, value: Any, kind: Any) -> Any:
     if float in kinds and isinstance(value, numbers.Real):
       return _float(name, value)
   if type(value) not in kinds:
-    names = " or ".join(k.__name__ for k in kinds if k is not type(None))
+    names = " or ".join(
+      kind.__name__ for kind in kinds if kind is not type(None)
+    )
     raise ValueError(f"{name}={shown(value)} must be of type {names}")
   return value
 
 
 def _float(name: str, value: numbers.Real) -> float:
+  """Returns a number as a float; raises ValueError if it is too large."""
   try:
     return float(value)
   except OverflowError:
@@ -173,10 +194,10 @@ def _float(name: str, value: numbers.Real) -> float:
 
 
 def shown(value: Any) -> str:
-  """Returns a wrong value for a message: one line, however long the value is.
+  """Returns the text of a wrong value for a message, cut if it is long.
 
   Args:
-    value: Anything that was read from a file or given by a user.
+    value: Anything that was read from a file or passed by a user.
   """
   # A number of numpy is shown as a number, and not as np.float64(1.0).
   text = str(value) if isinstance(value, numbers.Number) else repr(value)
@@ -186,18 +207,22 @@ def shown(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-  r"""Returns a text on one line, with escapes for what cannot be printed.
+  r"""Returns a text on one line: an escape replaces what cannot be printed.
 
-  Names of files, for example, may have line breaks, and sequences with which a
-  terminal moves its cursor. Example: "a" and a line break become r"a\n".
+  A name of a file, for example, may have line breaks, or a sequence of
+  characters that moves the cursor of a terminal. Example: "a" and a line break
+  become r"a\n".
 
   Args:
-    text: Any text, also with bytes of a file name that is not UTF-8.
+    text: Any text, also a name of a file that is not UTF-8.
   """
-  return "".join(
-    each if each.isprintable() else each.encode("unicode_escape").decode()
-    for each in text
-  )
+
+  def printable_character(character: str) -> str:
+    if character.isprintable():
+      return character
+    return character.encode("unicode_escape").decode()
+
+  return "".join(map(printable_character, text))
 
 
 def json_object(
@@ -208,54 +233,62 @@ def json_object(
   Args:
     text: The text, of which anything may be damaged.
     where: Place of the text, e.g. the path of a file, for the message.
-    is_ours: Whether every number must be finite, and every key be there once.
-      Python also reads NaN, 1e999 and the last of two equal keys, which we
-      write nowhere. So a text that has them is damaged.
+    is_ours: Whether a program of this project wrote the text. Python's parser
+      also reads NaN and 1e999, and takes the last of two equal keys. We write
+      none of these, so a text of ours that has them is damaged.
 
   Raises:
-    ValueError: If it describes no object. The message is one line.
+    ValueError: If the text describes no object, or is damaged. The message is
+      one line.
   """
-  strict: dict[str, Any] = {}
+  hooks: dict[str, Any] = {}
   if is_ours:
-    strict["parse_constant"] = _no_constant
-    strict["parse_float"] = _finite
-    strict["object_pairs_hook"] = _without_repeats
+    hooks["parse_constant"] = _refuse_constant
+    hooks["parse_float"] = _finite_float
+    hooks["object_pairs_hook"] = _dict_without_repeats
   try:
-    return of_type("it", json.loads(text, **strict), dict)
+    return of_type("it", json.loads(text, **hooks), dict)
   except (ValueError, RecursionError) as error:
     raise ValueError(f"{where} is no JSON object: {error}") from None
 
 
-def _no_constant(name: str) -> None:
+def _refuse_constant(name: str) -> None:
+  """Raises ValueError for "NaN", "Infinity" or "-Infinity" in a JSON text."""
   raise ValueError(f"{name} is no number")
 
 
-def _finite(text: str) -> float:
+def _finite_float(text: str) -> float:
+  """Returns the number of a JSON text; raises ValueError if it is infinite."""
   value = float(text)
   if not math.isfinite(value):
     raise ValueError(f"{shown(text)} is out of range")
   return value
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  found = dict(pairs)
-  if len(found) < len(pairs):
+def _dict_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  """Returns a JSON object as a dict; raises ValueError for a repeated key.
+
+  Args:
+    pairs: Keys and values of the object, in order.
+  """
+  values = dict(pairs)
+  if len(values) < len(pairs):
     counts = collections.Counter(name for name, _ in pairs)
     ((repeated, _),) = counts.most_common(1)
     raise ValueError(f"it has the key {shown(repeated)} more than once")
-  return found
+  return values
 
 
 def file_bytes(path: str | os.PathLike[str], most: int = LONGEST_JSON) -> bytes:
   """Returns the content of a file that others may have damaged.
 
   Args:
-    path: The file. A link is followed.
-    most: Bytes that it may have.
+    path: The file. A symbolic link is followed.
+    most: Largest size of the file (bytes).
 
   Raises:
-    ValueError: If it is missing, is no file, cannot be read, or is larger. The
-      message is one line.
+    ValueError: If the file is missing, is a folder or anything else that is no
+      regular file, cannot be read, or is too large. The message is one line.
   """
   path = pathlib.Path(path)
   try:
@@ -278,14 +311,14 @@ def json_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     path: The file, of which anything may be damaged.
 
   Raises:
-    ValueError: If it cannot be read, or describes no object. The message is one
-      line and names the file.
+    ValueError: If the file cannot be read, or describes no object. The message
+      is one line and names the file.
   """
   return json_object(file_bytes(path), path)
 
 
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
-  """Raises ValueError, which lists the choices, for any other value.
+  """Raises ValueError, which lists the choices, if a value is none of them.
 
   Args:
     name: Name of the value, for the message.
@@ -298,7 +331,7 @@ def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
     raise ValueError(f"{name}={shown(value)} must be one of {names}")
 
 
-# What papers and other libraries call a name, in lower case.
+# Our name of a field, by its name in papers and other libraries (lower case).
 _OTHER_NAMES = {
   "lr": "learning_rate",
   "h": "sync_interval",
@@ -313,20 +346,24 @@ _OTHER_NAMES = {
 def did_you_mean(name: str, names: Iterable[str]) -> str:
   """Returns the end of a message: the nearest known name, or all names.
 
+  Examples: "did you mean 'sync_interval'?" and "have: diloco, eager".
+
   Args:
     name: Name that is not known.
     names: All known names.
   """
   names = list(names)
-  near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-  other = _OTHER_NAMES.get(str(name).lower())
-  if other in names:
-    near = [other]
-  return f"did you mean {near[0]!r}?" if near else f"have: {', '.join(names)}"
+  suggestions = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+  our_name = _OTHER_NAMES.get(str(name).lower())
+  if our_name in names:
+    suggestions = [our_name]
+  if suggestions:
+    return f"did you mean {suggestions[0]!r}?"
+  return f"have: {', '.join(names)}"
 
 
 def known(what: str, name: str, names: Iterable[str]) -> None:
-  """Raises ValueError, with a hint, unless a name is one of those known.
+  """Raises ValueError, with a hint, unless a name is one of the known names.
 
   Args:
     what: Kind of thing that has the name, e.g. "method".
@@ -346,13 +383,18 @@ def dataclass_from(
 
   Args:
     cls: A dataclass whose fields are plain values or dataclasses.
-    values: Values by field; missing fields keep their defaults.
-    prefix: Dotted path of `cls` in front of its fields, for messages.
-    whole: The dataclass at the beginning of that path; None: `cls`.
+    values: Values by name of the field; missing fields keep their defaults.
+    prefix: Dotted path of `cls` in the outermost dataclass, with a dot at its
+      end, for messages; "" for the outermost dataclass itself.
+    whole: The outermost dataclass, whose fields a message may suggest; None:
+      `cls`.
+
+  Returns:
+    An instance of `cls`.
 
   Raises:
-    ValueError: One line that names an unknown field, or a value of a wrong
-      type.
+    ValueError: If a field is unknown, or a value has a wrong type. The message
+      is one line that names the field.
   """
   fields = typing.get_type_hints(cls)
   built = {}
@@ -379,9 +421,9 @@ def check_path(cls: type, path: str) -> None:
   """
   kind = cls
   for name in path.split("."):
-    fields = (
-      typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
-    )
+    fields: dict[str, Any] = {}
+    if dataclasses.is_dataclass(kind):
+      fields = typing.get_type_hints(kind)
     if name not in fields:
       raise ValueError(_unknown(path, name, fields, cls))
     kind = fields[name]
@@ -390,17 +432,43 @@ def check_path(cls: type, path: str) -> None:
 def _unknown(
   path: str, name: str, fields: Mapping[str, Any], whole: type
 ) -> str:
-  """Names the nearest field: almost the same one of any section comes first."""
-  said = {each.rpartition(".")[2]: each for each in _paths(whole)}
-  said |= {each: each for each in fields}
-  near = difflib.get_close_matches(name, said, n=1, cutoff=0.8)
-  hint = f"did you mean {said[near[0]]!r}?" if near else ""
-  hint = hint or did_you_mean(name, fields)
+  """Returns a message about an unknown field, with the nearest known field.
+
+  A field of any section is suggested if its name is almost the same. Otherwise
+  a field of the same section is suggested. Example: for "model.batch_sise" the
+  message ends with "did you mean 'data.batch_size'?".
+
+  Args:
+    path: Dotted path of the unknown field.
+    name: Last name of this path.
+    fields: Fields of the section in which the name was looked up.
+    whole: The outermost dataclass.
+  """
+  suggestion_by_name = {}
+  for known_path in _paths(whole):
+    _, _, last_name = known_path.rpartition(".")
+    suggestion_by_name[last_name] = known_path
+  for field in fields:
+    suggestion_by_name[field] = field
+  nearest_names = difflib.get_close_matches(
+    name, suggestion_by_name, n=1, cutoff=0.8
+  )
+  if nearest_names:
+    hint = f"did you mean {suggestion_by_name[nearest_names[0]]!r}?"
+  else:
+    hint = did_you_mean(name, fields)
   return f"unknown config field {shown(path)}: {hint}"
 
 
 def _paths(cls: Any, prefix: str = "") -> Iterator[str]:
-  """Yields the dotted names of a dataclass's fields."""
+  """Yields the dotted names of all fields of nested dataclasses.
+
+  Sections are among them. Example: "sync" and "sync.sync_interval".
+
+  Args:
+    cls: The outermost dataclass.
+    prefix: Text in front of every name.
+  """
   for name, kind in typing.get_type_hints(cls).items():
     yield prefix + name
     if dataclasses.is_dataclass(kind):
@@ -415,27 +483,37 @@ def changed_fields(
   Args:
     old: The nested mapping from before.
     new: The nested mapping from now.
-    free: Dotted names of fields or sections that may differ.
+    free: Dotted names of fields or sections that may differ, e.g. "mesh" or
+      "mesh.layout".
 
   Returns:
-    Lines "section.field: old -> new".
+    A line "section.field: old -> new" for each field, sorted. A field that one
+    of the mappings lacks is None there.
   """
   before = flat(old)
   after = flat(new)
-  return [
-    f"{path}: {before.get(path)!r} -> {after.get(path)!r}"
-    for path in sorted(before.keys() | after.keys())
-    if before.get(path) != after.get(path)
-    and not any(f"{path}.".startswith(f"{name}.") for name in free)
-  ]
+
+  def is_free(path: str) -> bool:
+    # The dot keeps "mesh" from freeing a field such as "meshes.count".
+    return any(f"{path}.".startswith(f"{name}.") for name in free)
+
+  changes = []
+  for path in sorted(before.keys() | after.keys()):
+    has_changed = before.get(path) != after.get(path)
+    if has_changed and not is_free(path):
+      changes.append(f"{path}: {before.get(path)!r} -> {after.get(path)!r}")
+  return changes
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
   """Returns the values of a nested mapping by their dotted names, in order.
 
+  Example: {"seed": 0, "data": {"glob": ""}} becomes {"seed": 0,
+  "data.glob": ""}.
+
   Args:
-    values: A nested mapping; names that are dotted already stay as they are. An
-      empty mapping in it is a value.
+    values: A nested mapping. Names with dots in them are taken as they are. An
+      empty mapping inside counts as a value.
     prefix: Text in front of every name.
   """
   by_path: dict[str, Any] = {}

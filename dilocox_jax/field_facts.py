@@ -1,10 +1,11 @@
-"""What is true of a config's field, which stands beside the field.
+"""Facts about the fields of a config, declared beside each field.
 
-A field that is set and then ignored misleads: someone who sets `data.glob` and
+A field that is set and then ignored misleads: a user who sets `data.glob` and
 forgets `data.source` would train on another text without a warning. So a field
-that only some runs read says which. Three more facts are asked for later: by a
-run that is resumed, by replicas that are programs of their own, and by the
-devices.
+that only some runs read declares the condition under which it is read. Three
+more facts say whether a field may change when a run is resumed, whether it may
+differ between replicas that are separate programs, and whether its default is
+chosen for the devices.
 """
 
 import dataclasses
@@ -20,9 +21,13 @@ _FACTS = "facts"  # Key in the metadata of a dataclass field.
 class ReadIf:
   """The condition under which a run reads a field.
 
+  Example: a run reads `mailbox.quorum` only if `exchange.collective` is
+  "mailbox". The deciding field of `mailbox.quorum` is `exchange.collective`.
+
   Attributes:
-    field: Dotted name of the field that decides.
-    holds: Function from the value of that field to whether it is so.
+    field: Dotted name of the deciding field.
+    holds: Function from the value of the deciding field to whether the run
+      reads the field with this condition.
   """
 
   field: str
@@ -31,16 +36,17 @@ class ReadIf:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-  """What is true of a field.
+  """Facts about a field.
 
   Attributes:
-    read_if: When a run reads the field; None: always.
-    is_free_on_resume: Whether the field may change when a run is resumed. It
-      changes no result, only what is recorded or which devices compute it.
-    may_differ: Whether replicas that are programs of their own may have
-      different values.
-    is_left_to_device: Whether the default leaves the value to the devices
-      (`config.platforms`).
+    read_if: Condition under which a run reads the field; None: every run does.
+    is_free_on_resume: Whether the field may change when a run is resumed. Such
+      a field changes no result of the run: only what is recorded, or which
+      devices compute the result.
+    may_differ: Whether the field may differ between replicas that are separate
+      programs and exchange through a mailbox.
+    is_left_to_device: Whether the default value, None or "auto", stands for a
+      value that is chosen for the devices (`config.platforms`).
   """
 
   read_if: ReadIf | None = None
@@ -58,15 +64,20 @@ def setting(
   is_left_to_device: bool = False,
   **limits: Any,
 ) -> Default:
-  """Declares a field of a section, its limits, and what is true of it.
+  """Declares a field of a section, with its facts and its limits.
 
   Args:
     default: Default value of the field.
-    read_if: As in `Facts`, like the next three.
-    is_free_on_resume: What is free on resume may differ between programs too.
-    may_differ: Whether programs may have different values.
-    is_left_to_device: Whether the default leaves the value to the devices.
+    read_if: As in `Facts`.
+    is_free_on_resume: As in `Facts`. Such a field may also differ between
+      separate programs, whatever `may_differ` says.
+    may_differ: As in `Facts`.
+    is_left_to_device: As in `Facts`.
     **limits: Limits as in `checks.within_limits`.
+
+  Returns:
+    The field of the dataclass; the type is that of the default, for type
+    checkers.
   """
   facts = Facts(
     read_if=read_if,
@@ -78,9 +89,10 @@ def setting(
 
 
 def facts_of(field: dataclasses.Field) -> Facts:
-  """Returns what is true of a field, which may be declared without `setting`.
+  """Returns the facts about a field.
 
   Args:
-    field: Field of a section.
+    field: Field of a section. If it was declared without `setting`, the result
+      is the default of each fact.
   """
   return field.metadata.get(_FACTS, Facts())

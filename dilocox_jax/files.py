@@ -1,13 +1,15 @@
-"""Files and folders are reached without following a symbolic link.
+"""Opens, replaces and removes files and folders without following links.
 
-Whoever may write into the folder of a run could put a link under the name of
-one of its files or folders. Opened as usual, what the link points to would be
-emptied or deleted, and it may be anybody's.
+Anybody who may write in the folder of a run could put a symbolic link under the
+name of one of its files or folders. A program that opens the name as usual
+would follow the link. It would then write over, or delete, a file that may
+belong to somebody else.
 
-The folder that a user names (`root`) is the user's own choice: it may be a
-link, or lie behind one. Below it every folder is opened by its name in the
-folder before. Files are made, renamed and removed in folders that are open. So
-it does not help to put a link there between a look and a use.
+The folder that a user names, the *root*, is the user's own choice: the root may
+be a link, or its path may have links. Below the root, every folder is opened by
+its name in the open folder above it. Files are made, renamed and removed by
+their names in an open folder. So it does no harm if somebody replaces a folder
+by a link between its check and its use.
 """
 
 import contextlib
@@ -34,12 +36,16 @@ _KINDS = {
   stat.S_IFBLK: "device",
   stat.S_IFCHR: "device",
 }
+# Flags with which folders and files are opened.
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# A FIFO or a device is not waited for, and no terminal becomes ours.
+# O_NONBLOCK: to open a FIFO or a device does not wait for its other end.
+# O_NOCTTY: a terminal that is opened does not become the terminal of this
+# process.
 _OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-# What the system says when the name is that of a link, a socket or a FIFO.
+# Errors of the system when a name to be opened is a link, a socket or a FIFO.
 _OF_NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)
-STAMP = "made_by.json"  # Says which program made a directory.
+STAMP = "made_by.json"  # File that says which program made a directory.
+# Names of the partial files of `replaced`.
 _PARTIAL = re.compile(r"\..+\.\d+\.partial")
 
 
@@ -47,17 +53,20 @@ _PARTIAL = re.compile(r"\..+\.\d+\.partial")
 def replaced(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
   """Replaces a file as a whole, so that no reader sees half of it.
 
-  Example: what process 7 writes to `run.json` goes to `.run.json.7.partial`,
-  which is flushed to the disk and then renamed. A kill before the rename leaves
-  the old `run.json`, a kill after it leaves the new one. A link of that name is
-  replaced, and what it points to stays.
+  Example: process 7 writes a new `run.json` into the partial file
+  `.run.json.7.partial`. At the end of the block this file is flushed to the
+  disk and then renamed. If the process is killed before the rename, the old
+  `run.json` stays. If it is killed after the rename, the new one is there. If
+  the block raises an error, the partial file is removed. If `run.json` is a
+  link, the link is replaced, and the file to which it points stays.
 
   Args:
     path: File to replace; its folder must exist.
-    root: Folder above it that the user names; by default its own folder.
+    root: Folder above the file that the user names; None: the file's own
+      folder.
 
   Yields:
-    The file to write to, which is empty. It has a name.
+    The partial file, empty and open for writing bytes.
 
   Raises:
     OSError: If the system refuses, or a folder between the root and the file
@@ -68,11 +77,11 @@ def replaced(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
     partial = f".{name}.{os.getpid()}.partial"
     _remove(folder, partial)
     try:
-      # It must not exist.
+      # "x" refuses a partial file that somebody else has put there by now.
       with _opened(path.with_name(partial), "xb", folder) as file:
         yield file
         file.flush()
-        # Without this a power cut could leave the new name on an empty file.
+        # Otherwise a power cut after the rename could leave an empty file.
         os.fsync(file.fileno())
       os.replace(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
@@ -81,11 +90,11 @@ def replaced(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
 
 
 def remove_partial(directory: str | os.PathLike[str]) -> None:
-  """Removes the halves of files that killed processes left (`replaced`).
+  """Removes the partial files that killed processes have left (`replaced`).
 
   Args:
-    directory: A directory in which nobody else writes now, for example because
-      the caller holds its lock.
+    directory: A directory in which no other process writes now, for example
+      because the caller holds its lock.
 
   Raises:
     OSError: If the system refuses.
@@ -98,45 +107,53 @@ def remove_partial(directory: str | os.PathLike[str]) -> None:
 def opened_to_append(
   path: Path, buffering: int = -1, root: Path | None = None
 ) -> BinaryIO:
-  """Opens a file of ours to write at its end; it is made if missing.
+  """Opens a file to write at its end. The file is made if it is missing.
 
   Args:
     path: The file; its folder must exist.
     buffering: As in `open`; 0 writes at once.
-    root: Folder above it that the user names; by default its own folder.
+    root: Folder above the file that the user names; None: the file's own
+      folder.
 
   Raises:
-    OSError: If it is a link, a FIFO or anything else that is no file, if a
-      folder between the root and the file is a link, or the system refuses.
+    OSError: If the path is a link, a FIFO or anything else that is no regular
+      file, if a folder between the root and the file is a link, or the system
+      refuses.
   """
   path = pathlib.Path(path)
   with _folder_of(path, root) as (folder, name):
+
+    def no_file_error(error_number: int) -> OSError:
+      reason = f"it is a {kind_of(folder, name)}"
+      return OSError(error_number, reason, str(path))
+
     try:
       file = _opened(path, "ab", folder, buffering)
-      kind = _KINDS.get(stat.S_IFMT(os.fstat(file.fileno()).st_mode))
-      if kind == FILE:
-        return file
-      file.close()
-      raise OSError(errno.ENXIO, "")
     except OSError as error:
       if error.errno not in _OF_NO_FILE:
         raise
-      reason = f"it is a {kind_of(folder, name)}"
-      raise OSError(error.errno, reason, str(path)) from None
+      raise no_file_error(error.errno) from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+      file.close()
+      raise no_file_error(errno.ENXIO)
+    return file
 
 
 def folder_below(root: Path, *names: str) -> pathlib.Path:
-  """Makes a folder below one that the user names, and returns its path.
+  """Makes a folder below a root, and returns its path.
 
-  It is for libraries and programs that open files by their paths. What opens
-  files here takes `root` instead, and holds also if a link is put there later.
+  The path is meant for libraries and programs, which open files by their paths.
+  They would follow a link that is put there later. The functions of this module
+  would not, if they are called with `root`.
 
   Args:
-    root: The folder that the user names; it exists.
-    *names: Names of the folders, each in the one before.
+    root: The folder that the user names; it must exist.
+    *names: Names of the folders, each in the folder before. Missing folders are
+      made.
 
   Raises:
-    NotADirectoryError: If a link or something else has one of the names.
+    NotADirectoryError: If one of the names belongs to a link, or to anything
+      else that is no folder.
     OSError: If the system refuses.
   """
   with contextlib.ExitStack() as stack:
@@ -149,14 +166,16 @@ def folder_below(root: Path, *names: str) -> pathlib.Path:
 
 
 def check_folder(root: Path, *names: str) -> None:
-  """Raises an error if what is below a root is a link, or no folder.
+  """Raises an error if a folder below a root is a link, or no folder.
 
   Args:
-    root: The folder that the user names; it exists.
-    *names: Names of the folders, each in the one before. They may be missing.
+    root: The folder that the user names; it must exist.
+    *names: Names of the folders, each in the folder before. They may be
+      missing.
 
   Raises:
-    NotADirectoryError: If a link or something else has one of the names.
+    NotADirectoryError: If one of the names belongs to a link, or to anything
+      else that is no folder.
     OSError: If the system refuses.
   """
   with _closing(opened_root(root)) as top:
@@ -165,15 +184,16 @@ def check_folder(root: Path, *names: str) -> None:
 
 
 def remove_folder(root: Path, *names: str) -> None:
-  """Removes a folder and all that is in it; no link in it is followed.
+  """Removes a folder and all its files and folders; no link is followed.
 
   Args:
-    root: The folder that the user names; it exists.
-    *names: Names of the folders on the way. The last one is removed. If it is
-      missing, nothing happens.
+    root: The folder that the user names; it must exist.
+    *names: Names of the folders, each in the folder before. The last folder is
+      removed. If a folder is missing, nothing happens.
 
   Raises:
-    NotADirectoryError: If a link or something else has one of the names.
+    NotADirectoryError: If one of the names belongs to a link, or to anything
+      else that is no folder.
     OSError: If the system refuses.
   """
   with _closing(opened_root(root)) as top:
@@ -182,25 +202,45 @@ def remove_folder(root: Path, *names: str) -> None:
         shutil.rmtree(names[-1], dir_fd=folders[-2])
 
 
-# Folders and files by their names in a folder that is open (a descriptor).
+# The functions below take and return open folders as file descriptors. The
+# caller closes a descriptor that a function returns.
 
 
 def opened_root(path: Path) -> int:
-  """Opens a folder that the user names, through links if it has some."""
+  """Opens a folder that the user names. Links in its path are followed.
+
+  Args:
+    path: The folder.
+
+  Returns:
+    A file descriptor.
+
+  Raises:
+    OSError: If there is no such folder, or the system refuses.
+  """
   return os.open(path, _OPEN_FOLDER)
 
 
 def opened_folder(parent: int, name: str) -> int:
-  """Opens a folder.
+  """Opens a folder without following a link.
+
+  Args:
+    parent: Open folder that has the folder.
+    name: Name of the folder.
+
+  Returns:
+    A file descriptor.
 
   Raises:
     FileNotFoundError: If nothing has the name.
-    NotADirectoryError: If it is a link, or something else that is no folder.
+    NotADirectoryError: If the name belongs to a link, or to anything else that
+      is no folder.
+    OSError: If the system refuses.
   """
   try:
     return os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=parent)
   except OSError as error:
-    # Not every system says ENOTDIR of a link.
+    # Some systems have another error than ENOTDIR for a link.
     if error.errno not in (errno.ENOTDIR, *_OF_NO_FILE):
       raise
     kind = kind_of(parent, name)
@@ -209,14 +249,31 @@ def opened_folder(parent: int, name: str) -> int:
 
 
 def make_folder(parent: int, name: str) -> None:
-  """Makes a folder that outlives a power cut, unless the name is taken."""
+  """Makes a folder that outlives a power cut, unless the name is taken.
+
+  Args:
+    parent: Open folder in which the new folder is made.
+    name: Name of the new folder.
+
+  Raises:
+    OSError: If the system refuses.
+  """
   with contextlib.suppress(FileExistsError):
     os.mkdir(name, dir_fd=parent)
     flush_folder(parent)
 
 
 def flush_folder(folder: int) -> None:
-  """Has the names in a folder outlive a power cut, where the system can."""
+  """Writes the names in a folder to the disk, so that they outlive a power cut.
+
+  Nothing happens on a file system that cannot flush a folder.
+
+  Args:
+    folder: The open folder.
+
+  Raises:
+    OSError: If the system refuses for another reason.
+  """
   try:
     os.fsync(folder)
   except OSError as error:
@@ -226,18 +283,21 @@ def flush_folder(folder: int) -> None:
 
 @contextlib.contextmanager
 def opened_folders(root: int, names: Iterable[str]) -> Iterator[list[int]]:
-  """Opens folders of which each is in the one before.
+  """Opens folders, each in the folder before, without following links.
 
   Args:
-    root: The folder that the first one is in.
+    root: Open folder that has the first of the folders.
     names: Names of the folders.
 
   Yields:
-    The root and the folders, which are closed afterwards.
+    File descriptors of the root and of the folders. The folders, but not the
+    root, are closed at the end of the block.
 
   Raises:
-    FileNotFoundError: If one is missing.
-    NotADirectoryError: If one is a link, or something else that is no folder.
+    FileNotFoundError: If a folder is missing.
+    NotADirectoryError: If a name belongs to a link, or to anything else that is
+      no folder.
+    OSError: If the system refuses.
   """
   with contextlib.ExitStack() as stack:
     folders = [root]
@@ -248,7 +308,15 @@ def opened_folders(root: int, names: Iterable[str]) -> Iterator[list[int]]:
 
 
 def kind_of(folder: int, name: str) -> str:
-  """Returns what has a name, such as `FILE` or "FIFO"; "" if nothing has it."""
+  """Returns what kind of thing has a name, such as `FILE`, `LINK` or "FIFO".
+
+  Args:
+    folder: The open folder.
+    name: A name in the folder.
+
+  Returns:
+    The kind; "" if nothing has the name.
+  """
   try:
     mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
   except FileNotFoundError:
@@ -257,21 +325,21 @@ def kind_of(folder: int, name: str) -> str:
 
 
 def read_file(folder: int, name: str, at_most: int) -> bytes | None:
-  """Returns the content of a file.
+  """Returns the content of a file, without following a link or waiting.
 
   Args:
-    folder: The folder.
+    folder: The open folder that has the file.
     name: Name of the file.
-    at_most: Bytes that it may have. Of a larger file nothing is read.
+    at_most: Largest size (bytes). Nothing is read of a larger file.
 
   Returns:
-    The content. None if it is larger, or missing, or if it is a link, a FIFO or
-    anything else that is no file: that is not waited for.
+    The content. None if the file is larger or missing, or if the name belongs
+    to a link, a FIFO or anything else that is no regular file.
 
   Raises:
     OSError: If the system refuses.
   """
-  # Devices are not even opened: of some this alone has an effect.
+  # Devices are not even opened, because to open some of them has an effect.
   if kind_of(folder, name) != FILE:
     return None
   try:
@@ -283,16 +351,24 @@ def read_file(folder: int, name: str, at_most: int) -> bytes | None:
       return None
     raise
   with open(descriptor, "rb") as file:
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_size > at_most:
+    # The file may have been replaced since `kind_of`.
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > at_most:
       return None
-    return file.read(found.st_size)
+    return file.read(status.st_size)
 
 
 def _opened(
   path: pathlib.Path, mode: str, folder: int, buffering: int = -1
 ) -> BinaryIO:
-  """Opens a file of an open folder, without following a link or waiting."""
+  """Opens a file in an open folder, without following a link or waiting.
+
+  Args:
+    path: Path of the file. Only its last name is looked up.
+    mode: As in `open`.
+    folder: The open folder.
+    buffering: As in `open`.
+  """
 
   def opener(_: str, flags: int) -> int:
     return os.open(path.name, flags | _OPEN_FILE, 0o666, dir_fd=folder)
@@ -301,12 +377,14 @@ def _opened(
 
 
 def _remove(folder: int, name: str) -> None:
+  """Removes a file of an open folder, if it is there."""
   with contextlib.suppress(FileNotFoundError):
     os.unlink(name, dir_fd=folder)
 
 
 @contextlib.contextmanager
 def _closing(folder: int) -> Iterator[int]:
+  """Yields an open folder, and closes it at the end of the block."""
   try:
     yield folder
   finally:
@@ -317,7 +395,16 @@ def _closing(folder: int) -> Iterator[int]:
 def _folder_of(
   path: pathlib.Path, root: Path | None
 ) -> Iterator[tuple[int, str]]:
-  """Opens the folder of a file; yields it and the name of the file."""
+  """Opens the folder of a file, and closes it at the end of the block.
+
+  Args:
+    path: The file, below the root.
+    root: Folder above the file that the user names; None: the file's own
+      folder.
+
+  Yields:
+    The open folder that has the file, and the name of the file in it.
+  """
   root = path.parent if root is None else root
   *names, name = path.relative_to(root).parts
   with _closing(opened_root(root)) as top:

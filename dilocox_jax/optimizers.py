@@ -29,12 +29,13 @@ def register_optimizer(name: str, build: Callable[..., Any]) -> None:
   Args:
     name: Name of the optimizer. No optimizer of optax may have it.
     build: Function that returns an `optax.GradientTransformation`. It must have
-      an argument `learning_rate`. It gets the options of the config that are
-      among its arguments.
+      an argument `learning_rate`, for a number or a schedule. Of the options of
+      the config (`plan.choices.ALL_OPTIONS`), it gets those that are among its
+      arguments.
 
   Raises:
-    ValueError: If the name is taken, or if the function has no argument
-      `learning_rate`.
+    ValueError: If the name is taken, also by optax, or if the function has no
+      argument `learning_rate`.
   """
   is_new = not hasattr(optax, name) and not hasattr(optax.contrib, name)
   require(is_new, f"optimizer {name!r} is optax's own: take another name")
@@ -46,10 +47,13 @@ def register_optimizer(name: str, build: Callable[..., Any]) -> None:
 
 
 def _builder(name: str) -> Any:
-  """Returns the registered optimizer, or the attribute of optax, of a name.
+  """Returns what has the name of an optimizer; None if nothing has it.
 
-  The result is None if there is neither. An attribute of optax need not be an
-  optimizer.
+  This is the function that was registered under the name, or else an attribute
+  of optax or optax.contrib, which need not be an optimizer.
+
+  Args:
+    name: The name.
   """
   build = OPTIMIZERS.get(name)
   if build is None:
@@ -77,9 +81,13 @@ def named_optimizer(
     **options: Keyword arguments of the function. Arguments that the function
       does not have are left out. A momentum of 0 means the function's default.
 
+  Returns:
+    The optimizer, wrapped as `standard_promotion` says.
+
   Raises:
-    ValueError: If optax has no such optimizer, or if the optimizer takes no
-      schedule or lacks an option that the user has changed.
+    ValueError: If there is no such optimizer, if it lacks an option that the
+      user has changed, or if it cannot be built with these arguments (some
+      optimizers take no schedule).
   """
   build = _builder(name)
   parameters = {}
@@ -100,8 +108,8 @@ def named_optimizer(
     option: value for option, value in options.items() if option in parameters
   }
   if arguments.get("momentum") == 0:
-    # With 0, lars, sm3 and madgrad should use their default of 0.9, and sgd
-    # should not keep a trace.
+    # A momentum of 0 means "not set" in a config. So lars, sm3 and madgrad use
+    # their default of 0.9, and sgd keeps no trace, which momentum=0 would make.
     del arguments["momentum"]
   try:
     optimizer: Any = build(learning_rate=learning_rate, **arguments)
@@ -117,11 +125,11 @@ def named_optimizer(
 def standard_promotion(
   optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-  """Lets an optimizer mix dtypes although the program forbids it.
+  """Returns an optimizer that may mix dtypes although the program forbids it.
 
   Several optimizers of optax raise a float to the power of an integer count,
-  which strict dtype promotion refuses. Only the update of the optimizer runs
-  with JAX's standard promotion. The rest of the program stays strict.
+  which strict dtype promotion refuses. The update of the returned optimizer
+  runs with JAX's standard promotion. The rest of the program stays strict.
 
   The update also has its own precision of matrix products, e.g. those of Muon's
   Newton-Schulz iteration. A recent NVIDIA GPU computes them in TF32. A TPU
@@ -151,7 +159,8 @@ def standard_promotion(
 _MUON_UPDATE_RMS = 0.2
 # Words in the names of the leaves before and after the layers.
 _OUTSIDE = ("embed", "head")
-_WSD_DECAY = 0.2  # Share of the run's steps in which "wsd" decays.
+# Share of the run's inner steps, at the end, in which "wsd" decays.
+_WSD_DECAY = 0.2
 
 
 def learning_rate_schedule(
@@ -174,7 +183,11 @@ def learning_rate_schedule(
     peak: Highest learning rate.
     warmup_steps: Inner steps until the peak.
     total_steps: Inner steps of the run. The decay ends at the last step.
-    final_fraction: Ratio of the last learning rate to the peak.
+    final_fraction: Ratio of the last learning rate to the peak. "constant" does
+      not use it.
+
+  Returns:
+    Function from the number of an inner step, from 0, to the learning rate.
   """
   schedules = []
   boundaries = []  # Step at which each schedule after the first starts.
@@ -209,6 +222,9 @@ def inner_optimizer(
 ) -> optax.GradientTransformation:
   """Builds an optimizer that first clips gradients by their global norm.
 
+  "muon" updates the matrices of the blocks (`block_matrices`). Its updates are
+  scaled to the usual size of AdamW's.
+
   Args:
     name: Name of an optimizer, as in `named_optimizer`.
     schedule: Function from the inner step to the learning rate.
@@ -216,6 +232,9 @@ def inner_optimizer(
     clip_norm: Largest norm of a gradient; 0 means no clipping.
     **options: Options of the optimizer, e.g. b1, b2, weight_decay. A momentum
       of 0 means the optimizer's default.
+
+  Raises:
+    ValueError: As `named_optimizer`.
   """
   # `named_optimizer` passes these options only to Muon: no other optimizer has
   # arguments of these names.
@@ -232,6 +251,7 @@ def inner_optimizer(
     muon_options["beta"] = options["momentum"]  # Name of the momentum in Muon.
   optimizer = named_optimizer(name, schedule, needed, **options, **muon_options)
   if name == "muon":
+    # Newton-Schulz needs whole matrices, also if devices share the parameters.
     update = on_whole_layers(optimizer.update)
     optimizer = optax.GradientTransformation(optimizer.init, update)
   if not clip_norm:
@@ -242,7 +262,7 @@ def inner_optimizer(
 def block_matrices(params: Tree) -> Tree:
   """Selects the leaves that Muon updates: the matrices of the blocks.
 
-  Muon leaves embedding, head and norms to its AdamW, as its authors advise
+  Embedding, head and norms are left to Muon's own AdamW, as its authors advise
   (Jordan et al., 2024, "Muon"). The tree below "blocks" has either stacked
   leaves [num_layers, ...], or the keys "0", "1" and so on, each with the leaves
   of one layer. In a tree without "blocks", Muon updates all matrices whose
@@ -287,22 +307,25 @@ def block_matrices(params: Tree) -> Tree:
 
 
 def advanced(state: Tree, num_steps: Index) -> Tree:
-  """Advances the learning rate schedule of an optimizer without steps.
+  """Advances the learning rate schedule of an optimizer without updates.
 
   Only the count of the schedule changes. Counts that an optimizer keeps of its
   own updates, as Adam does, do not change.
 
   Args:
     state: State of an optimizer of optax with a learning rate schedule.
-    num_steps: Steps by which the schedule advances.
+    num_steps: Number of inner steps by which the schedule advances.
+
+  Returns:
+    The new state.
   """
 
   def is_schedule(node: Any) -> bool:
     return isinstance(node, optax.ScaleByScheduleState)
 
-  def moved(node: Any) -> Any:
+  def advance(node: Any) -> Any:
     if not is_schedule(node):
       return node
     return node._replace(count=node.count + num_steps)
 
-  return jax.tree.map(moved, state, is_leaf=is_schedule)
+  return jax.tree.map(advance, state, is_leaf=is_schedule)

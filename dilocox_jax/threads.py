@@ -1,4 +1,4 @@
-"""Threads for which the end of a program does not wait."""
+"""Threads that do not keep a program from ending."""
 
 import threading
 from collections.abc import Callable
@@ -6,19 +6,28 @@ from concurrent.futures import Future
 from typing import Any
 
 
-def in_thread(call: Callable, *given: Any, **named: Any) -> Future:
-  """Calls a function in a thread of its own; returns what it comes to.
+def in_thread(function: Callable, *args: Any, **kwargs: Any) -> Future:
+  """Calls a function in a new thread, and returns a future of its result.
 
-  A pool's thread would hold up the end of the program until its call returns,
-  and a request that a server never answers takes minutes.
+  The program may end while the function still runs. With the threads of a
+  `ThreadPoolExecutor` it would first wait for the function, which takes minutes
+  for a request that a server never answers.
+
+  Args:
+    function: The function to call.
+    *args: Positional arguments of the call.
+    **kwargs: Keyword arguments of the call.
+
+  Returns:
+    A future with the result of the call, or with the exception that it raises.
   """
-  found = Future()
+  future = Future()
 
   def run() -> None:
     try:
-      found.set_result(call(*given, **named))
+      future.set_result(function(*args, **kwargs))
     except BaseException as error:
-      found.set_exception(error)
+      future.set_exception(error)
 
   threading.Thread(target=run, daemon=True).start()
-  return found
+  return future

@@ -1,7 +1,7 @@
-"""Token ids, which models look up in tables.
+"""Checks token ids, which models look up in tables.
 
 An id that a table lacks becomes NaN or another token, and no library reports
-it. So ids are checked before they reach a device.
+the mistake. So ids are checked before they reach a device.
 """
 
 import dataclasses
@@ -10,16 +10,17 @@ import numpy as np
 
 
 class TokenError(ValueError):
-  """Means that data have token ids that the model does not know."""
+  """Raised if data have token ids that the model does not know."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-  """The token ids that something knows: 0 to size - 1.
+  """The token ids that a model knows: 0 to size - 1.
 
   Attributes:
     size: Number of different tokens.
-    source: What has this size, for messages, e.g. "vocab_size=50".
+    source: Text for messages that says where the size comes from, e.g.
+      "vocab_size=50".
   """
 
   size: int
@@ -32,7 +33,7 @@ def check_token_ids(
   """Raises TokenError unless all ids are integers that a vocabulary has.
 
   Args:
-    tokens: Token ids, of any shape.
+    tokens: Token ids, of any shape. An empty array of integers passes.
     vocabulary: The ids that are known.
     what: What the tokens are, for the message, e.g. "train tokens of 'own'".
   """
@@ -40,7 +41,8 @@ def check_token_ids(
     raise TokenError(f"{what} are {tokens.dtype}: pass integers")
   if not tokens.size:
     return
-  lowest, highest = int(tokens.min()), int(tokens.max())
+  lowest = int(tokens.min())
+  highest = int(tokens.max())
   if lowest < 0 or highest >= vocabulary.size:
     raise TokenError(
       f"{what} go from {lowest} to {highest}, but {vocabulary.source} allows 0 "

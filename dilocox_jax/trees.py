@@ -1,4 +1,4 @@
-"""Types of arrays, and names and checks of a tree's leaves.
+"""Types of arrays and trees, and functions that name and check leaves.
 
 Dimension letters in all modules: B batch, L length, D model, N heads,
 K head width, F feed-forward, V vocabulary, S stages, M replicas, R rank.
@@ -22,15 +22,16 @@ Scalar = Float[Array, ""]
 Index = Int[Array, ""]
 Boolean = Bool[Array, ""]
 
-# Under which key a variable of Flax NNX holds its array.
+# Last key in the path of an array that is inside a variable of Flax NNX.
 _IN_VARIABLE = jax.tree_util.GetAttrKey("value")
 
 
 def path_name(path: Any) -> str:
   """Returns a leaf's key path as text, e.g. "blocks/attention/query/kernel".
 
-  A Flax NNX variable has the name of its array, with or without its box:
-  `nnx.Optimizer` calls `init` with variables and `update` with their arrays.
+  An array inside a Flax NNX variable has the same name as the array alone,
+  because `nnx.Optimizer` calls `init` with variables and `update` with their
+  arrays.
 
   Args:
     path: Key path of a leaf, from `jax.tree_util`.
@@ -47,10 +48,13 @@ def leaves_by_path(tree: Tree) -> dict[str, Any]:
 
 
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns leaves by path as a nested dict, which `leaves_by_path` undoes.
+  """Returns leaves by path as a nested dict; `leaves_by_path` is the inverse.
+
+  Example: {"a/b": x} becomes {"a": {"b": x}}.
 
   Args:
-    leaves: Leaves by path; numbers of lists become text.
+    leaves: Leaves by path. A list of the original tree becomes a dict with the
+      keys "0", "1" and so on.
   """
   return traverse_util.unflatten_dict(leaves, sep="/")
 
@@ -62,38 +66,48 @@ def shapes_by_path(tree: Tree) -> dict[str, tuple[int, ...]]:
 
 def kinds_by_path(tree: Tree) -> dict[str, str]:
   """Returns dtype and shape of each leaf by its path, e.g. "int32[8, 16]"."""
-  kinds = {p: jax.typeof(leaf) for p, leaf in leaves_by_path(tree).items()}
-  return {p: f"{kind.dtype}{list(kind.shape)}" for p, kind in kinds.items()}
+  kinds = {}
+  for path, leaf in leaves_by_path(tree).items():
+    kind = jax.typeof(leaf)
+    kinds[path] = f"{kind.dtype}{list(kind.shape)}"
+  return kinds
 
 
 def tree_digest(trees: Iterable[Tree], name: str) -> str:
-  """Returns 16 hex digits that name trees of arrays.
+  """Returns 16 hex digits that name the values of some trees of arrays.
+
+  The digest depends on the values, types and shapes of the leaves in order, and
+  on `name`.
 
   Args:
     trees: The trees, in order.
-    name: What else the digest depends on.
+    name: A text; other texts give other digests.
   """
-  whole = hashlib.sha256(name.encode())
+  digest = hashlib.sha256(name.encode())
   for leaf in jax.tree.leaves(list(trees)):
-    whole.update(f"{leaf.dtype}{leaf.shape}".encode())
-    whole.update(np.ascontiguousarray(leaf).tobytes())
-  return whole.hexdigest()[:16]
+    digest.update(f"{leaf.dtype}{leaf.shape}".encode())
+    digest.update(np.ascontiguousarray(leaf).tobytes())
+  return digest.hexdigest()[:16]
 
 
-def check_trainable(params: Tree, may_differ: bool = False) -> None:
+def check_trainable(params: Tree, allows_counts: bool = False) -> None:
   """Raises ValueError for the first leaf that cannot be trained.
 
-  Only real floats can: they have a gradient, and codecs round them.
+  Only arrays of real floats can be trained: they have a gradient, and codecs
+  can round them.
 
   Args:
     params: Parameters.
-    may_differ: Whether integers and booleans are accepted beside them.
+    allows_counts: Whether integers and booleans, which are not trained, are
+      accepted, too.
   """
   for path, leaf in leaves_by_path(params).items():
     kind = getattr(leaf, "dtype", type(leaf).__name__)
     what = f"leaf {path!r}" if path else "a single leaf"
+    is_float = _has_dtype(leaf, jnp.floating)
+    is_allowed_count = allows_counts and is_count(leaf)
     require(
-      _is_a(leaf, jnp.floating) or (may_differ and is_count(leaf)),
+      is_float or is_allowed_count,
       f"{what} of type {kind} cannot be trained, only arrays of real "
       "floats can: keep it out of the parameters (e.g. with optax.partition, "
       "which gives it an optimizer of its own)",
@@ -101,26 +115,34 @@ def check_trainable(params: Tree, may_differ: bool = False) -> None:
 
 
 def has_values(tree: Tree) -> bool:
-  """Whether a tree has a leaf that is not of zero size."""
+  """Whether a tree has a leaf with at least one value."""
   return any(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def is_count(leaf: Any) -> bool:
-  """Whether an array has integers or booleans, which have no gradient."""
-  return _is_a(leaf, jnp.integer) or _is_a(leaf, jnp.bool_)
+  """Whether a leaf is an array of integers or booleans, without a gradient."""
+  return _has_dtype(leaf, jnp.integer) or _has_dtype(leaf, jnp.bool_)
 
 
-def _is_a(leaf: Any, kind: Any) -> bool:
+def _has_dtype(leaf: Any, kind: Any) -> bool:
+  """Whether a leaf is an array with a dtype of a kind, e.g. `jnp.floating`."""
   return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, kind)
 
 
 def is_masked(node: Any) -> bool:
-  """Whether a node stands for a leaf that is not in this tree."""
+  """Whether a node is optax's placeholder for a leaf that was masked out."""
   return isinstance(node, optax.MaskedNode)
 
 
 def all_finite(tree: Tree) -> Boolean:
-  """Returns whether all values of a tree's floating leaves are finite."""
+  """Returns whether all values of a tree's floating leaves are finite.
+
+  Args:
+    tree: A tree with at least one floating leaf.
+
+  Returns:
+    A boolean scalar, also inside a compiled program.
+  """
   finite = [
     jnp.all(jnp.isfinite(leaf))
     for leaf in jax.tree.leaves(tree)
@@ -130,12 +152,16 @@ def all_finite(tree: Tree) -> Boolean:
 
 
 def widened(values: Tree) -> Tree:
-  """Returns values in fp32, or in their own type if that is wider."""
+  """Returns a tree of values in fp32; types wider than fp32 stay.
+
+  Args:
+    values: A tree of floating arrays.
+  """
   return jax.tree.map(
     lambda leaf: leaf.astype(np.promote_types(np.float32, leaf.dtype)), values
   )
 
 
 def shardings_of(tree: Tree) -> Tree:
-  """Returns where every leaf lies, in the place of the leaf."""
+  """Returns a tree with the sharding of each leaf in place of the leaf."""
   return jax.tree.map(lambda leaf: leaf.sharding, tree)

@@ -1,1 +1,1 @@
-"""Averages over the slow links."""
+"""Aggregators, which average over replicas by messages on slow links."""

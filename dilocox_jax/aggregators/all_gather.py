@@ -17,12 +17,12 @@ from dilocox_jax.trees import Array
 
 
 class AllGatherMean(Collective):
-  """Averages the messages of any codec, which all replicas gather."""
+  """Averages the messages of any codec; every replica receives all of them."""
 
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one gathering of the codes and of a flag."""
+    """Returns one all-gather of the codes and a flag."""
     del num_replicas
     return [AllGather(encoded_bytes(encoder, shapes) + FLAG_BYTES)]
 

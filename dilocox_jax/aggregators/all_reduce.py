@@ -1,4 +1,4 @@
-"""The network adds up values in fp32."""
+"""Averages by an all-reduce: the network adds up values in fp32."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,14 +13,14 @@ from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.plan.operations import AllReduce, Operation
 from dilocox_jax.trees import Array
 
-COUNT_BYTES = 4  # The number of participants, one more value of the sum.
+COUNT_BYTES = 4  # The number of participants is summed as one more value.
 
 
 class AllReduceMean(Collective):
   """Averages fp32 values by a sum over the network."""
 
   def refusal(self, codec: Codec) -> str:
-    """Refuses codes, which cannot be added."""
+    """Refuses every codec but float32: codes cannot be added."""
     if codec.encoder == Float():
       return ""
     return (
@@ -30,7 +30,7 @@ class AllReduceMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one sum of the values and of the number of participants."""
+    """Returns one all-reduce of the values and the number of participants."""
     del num_replicas
     return [AllReduce(encoded_bytes(encoder, shapes) + COUNT_BYTES)]
 

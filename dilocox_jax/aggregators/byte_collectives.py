@@ -1,14 +1,15 @@
-"""Carries encoded arrays to the other replicas, as one message of bytes.
+"""Sends encoded arrays to the other replicas, as one message of bytes.
 
-What is gathered or swapped is laid out as bytes in one array, so that a slow
-link carries one message instead of one for each leaf.
+All arrays of a message are put together as bytes in one array, so that a slow
+link carries one message instead of one for each array.
 
-Where a replica has several devices, each device sends what it holds to the
-devices that hold the same part in the other replicas. Together they send what
-one device would send, and nothing is collected first. Arrays that the devices
-do not hold in equal parts are put together as bytes and cut into one equal
-part for each device. That takes a few bytes of padding, fewer than there are
-devices: 10 bytes on 4 devices are 4 parts of 3 bytes.
+If a replica has several devices, each device sends its part of an array to the
+devices that hold the same part in the other replicas. So no device has to
+collect the parts first, and together the devices send as many bytes as one
+device would. Some arrays cannot be divided into equal parts. These are put
+together as bytes, and the bytes are cut into one equal part for each device.
+This takes a few bytes of padding, fewer than there are devices: 10 bytes on 4
+devices are 4 parts of 3 bytes.
 """
 
 import functools
@@ -37,7 +38,7 @@ def all_gathered(
   """Gathers every replica's arrays: [...] becomes [M, ...].
 
   Args:
-    arrays: What this replica sends to all others.
+    arrays: Arrays that this replica sends to all others.
     axis_name: Axis over which replicas are mapped.
   """
 
@@ -54,7 +55,7 @@ def all_to_all(
   """Swaps arrays: [M, ...] by receiver becomes [M, ...] by sender.
 
   Args:
-    arrays: What this replica sends, [M, ...] with a row for each receiver.
+    arrays: Arrays [M, ...], of which row m goes to replica m.
     axis_name: Axis over which replicas are mapped.
   """
 
@@ -71,37 +72,49 @@ def swapped_in_pairs(
   number: Index,
   axis_name: str = REPLICA_AXIS,
 ) -> list[Array]:
-  """Swaps arrays with the partner of a round: [...] becomes [...].
+  """Swaps arrays with the partner of a round; shapes stay the same.
 
   Args:
-    arrays: What this replica sends to its partner.
+    arrays: Arrays that this replica sends to its partner.
     rounds: Partner of each replica in every round, [rounds][M]. A replica that
-      is its own partner gets what it has, without a link.
-    number: Number of the round, equal on all replicas.
+      is its own partner gets its own arrays back.
+    number: Number of the round (int32 scalar), equal on all replicas.
     axis_name: Axis over which replicas are mapped.
+
+  Returns:
+    The arrays of the partner.
   """
 
   def swap_in(partners: Sequence[int]) -> Callable[[Array], Array]:
     pairs = list(enumerate(partners))
     return lambda raw: jax.lax.ppermute(raw, axis_name, pairs)
 
-  ways = [swap_in(partners) for partners in rounds]
+  swaps = [swap_in(partners) for partners in rounds]
 
   def swap(raw: Array) -> Rows:
-    return (jax.lax.switch(number, ways, raw),)
+    return (jax.lax.switch(number, swaps, raw),)
 
   return [array[0] for array in _over_devices(arrays, 0, swap)]
 
 
-Rows = tuple[Array, ...]  # Bytes [N] of every replica, by sender.
-Move = Callable[[Array], Rows]  # From bytes [N], or [M, N] by receiver.
+# Bytes [N] of every sender, in the order of the replicas.
+Rows = tuple[Array, ...]
+# Function that sends bytes and returns the received `Rows`. Its argument is
+# bytes [N] that all replicas get, or bytes [M, N] with a row for each receiver.
+Move = Callable[[Array], Rows]
 
 
 def _by_platform(collective: Move, permute: Move, axis_name: str) -> Move:
-  """Returns `permute` where the program is compiled for TPUs.
+  """Returns a `Move` that uses permutes on TPUs, and the collective elsewhere.
 
-  The compiler for TPUs turns a gathering over slices into a sum of arrays that
-  are mostly zeros, which sends more bytes; it leaves permutes as they are.
+  The compiler for TPUs turns an all-gather between TPU slices into a sum of
+  arrays that are mostly zeros, which sends more bytes. It leaves permutes as
+  they are.
+
+  Args:
+    collective: Sends bytes by one collective of JAX.
+    permute: Sends the same bytes by permutes.
+    axis_name: Axis over which replicas are mapped.
   """
   if axis_name not in jax.sharding.get_abstract_mesh().axis_names:
     return collective  # All replicas are on one device.
@@ -113,120 +126,166 @@ def _by_platform(collective: Move, permute: Move, axis_name: str) -> Move:
 def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Rows:
   """Gathers or swaps by permutes, one for each other replica.
 
-  They do not depend on each other, so the same inner steps can hide all.
+  The permutes do not depend on each other, so the same inner steps can hide all
+  of them.
 
   Args:
-    same_for_all: Whether all replicas get the same.
+    same_for_all: Whether all replicas get the same bytes (all-gather).
+      Otherwise each receiver gets its own row (all-to-all).
     axis_name: Axis over which replicas are mapped.
-    raw: Array that all replicas get, or [M, ...] by receiver.
+    raw: Bytes [N] that all replicas get, or [M, N] with a row for each
+      receiver.
 
   Returns:
-    Arrays [...] by sender.
+    Bytes [N] of every sender.
   """
   num_replicas = jax.lax.axis_size(axis_name)
-  own = jax.lax.axis_index(axis_name)
+  replica = jax.lax.axis_index(axis_name)
   rows = () if same_for_all else tuple(raw)
   parts = []
-  for hop in range(num_replicas):
-    pairs = [(i, (i + hop) % num_replicas) for i in range(num_replicas)]
-    part = raw if same_for_all else _chosen(rows, own + hop)
-    parts.append(jax.lax.ppermute(part, axis_name, pairs) if hop else part)
-  # What came over `hop` replicas was sent by replica own - hop.
-  return tuple(_chosen(parts, own - sender) for sender in range(num_replicas))
+  for distance in range(num_replicas):
+    pairs = [(i, (i + distance) % num_replicas) for i in range(num_replicas)]
+    part = raw if same_for_all else _select_row(rows, replica + distance)
+    if distance:
+      part = jax.lax.ppermute(part, axis_name, pairs)
+    parts.append(part)
+  # `parts[distance]` was sent by replica `replica - distance` (modulo M).
+  return tuple(
+    _select_row(parts, replica - sender) for sender in range(num_replicas)
+  )
 
 
-def _chosen(rows: Sequence[Array], number: Index) -> Array:
-  """Returns the row with a traced number, counted modulo their number.
+def _select_row(rows: Sequence[Array], number: Index) -> Array:
+  """Returns one of several rows, by a traced number.
 
-  The compiler for TPUs takes minutes to index or roll bytes [M, N] where N is
-  of the order of 10^7, and seconds for this.
+  `select_n` is used because the compiler for TPUs takes minutes to index or
+  roll bytes [M, N] with N of the order of 10^7, but seconds to select.
+
+  Args:
+    rows: The rows.
+    number: Number of the row, modulo the number of rows.
   """
   return jax.lax.select_n(number % len(rows), *rows)
 
 
 def _over_devices(
-  arrays: Sequence[Array], num_kept: int, move: Move
+  arrays: Sequence[Array], num_leading: int, move: Move
 ) -> list[Array]:
-  """Moves arrays as bytes; each device moves what it holds.
+  """Sends arrays as bytes; each device of a replica sends its part.
 
   Args:
-    arrays: Arrays to move.
-    num_kept: Leading axes that are not turned into bytes, 0 or 1.
-    move: Function that moves bytes.
+    arrays: Arrays to send.
+    num_leading: Number of leading axes that are not turned into bytes: 1 if the
+      first axis has a row for each receiver, otherwise 0.
+    move: Function that sends bytes.
+
+  Returns:
+    The received arrays, with an axis of senders in front. It takes the place of
+    the axis of receivers, if there is one.
   """
   division = current_division()
   if division.num_devices == 1:
-    return _moved(arrays, num_kept, move)
-  specs = [_spec(division, array, num_kept) for array in arrays]
+    return _send_as_bytes(arrays, num_leading, move)
+  specs = [_spec(division, array, num_leading) for array in arrays]
   pairs = list(zip(arrays, specs, strict=True))
   undivided = [array for array, spec in pairs if not spec]
   operands = [array for array, spec in pairs if spec]
   in_specs = [spec for spec in specs if spec]
-  out_specs = [PartitionSpec(None, *spec[num_kept:]) for spec in in_specs]
+  out_specs = [PartitionSpec(None, *spec[num_leading:]) for spec in in_specs]
   if undivided:
-    raw = _bundled(undivided, num_kept)
+    raw = _bundled(undivided, num_leading)
     raw = pad(raw, -raw.shape[-1] % division.num_devices)
     operands.append(raw)
-    in_specs.append(PartitionSpec(*([None] * num_kept), INNER_AXES))
+    in_specs.append(PartitionSpec(*([None] * num_leading), INNER_AXES))
     out_specs.append(PartitionSpec(None, INNER_AXES))
 
   def device_program(*local_arrays: Array) -> tuple[Array, ...]:
-    return tuple(_moved(local_arrays, num_kept, move))
+    return tuple(_send_as_bytes(local_arrays, num_leading, move))
 
   over_devices = map_over_devices(
     device_program, tuple(in_specs), tuple(out_specs)
   )
   results = list(over_devices(*operands))
-  unpacked = _unbundled(results.pop(), undivided, num_kept) if undivided else []
+  unpacked = (
+    _unbundled(results.pop(), undivided, num_leading) if undivided else []
+  )
   from_divided = iter(results)
   from_undivided = iter(unpacked)
   return [next(from_divided if spec else from_undivided) for spec in specs]
 
 
 def _spec(
-  division: Division, array: Array, num_kept: int
+  division: Division, array: Array, num_leading: int
 ) -> PartitionSpec | None:
-  """How a replica's devices divide an array equally; None if they cannot."""
-  spec = division.flat_spec(array.shape[num_kept:])
+  """Returns how a replica's devices divide an array into equal parts.
+
+  Args:
+    division: Division of a replica among its devices.
+    array: The array.
+    num_leading: Number of leading axes that are not divided.
+
+  Returns:
+    The partition; None if the array cannot be divided equally.
+  """
+  spec = division.flat_spec(array.shape[num_leading:])
   if spec is None:
     return None
-  return PartitionSpec(*([None] * num_kept), *partition(spec))
+  return PartitionSpec(*([None] * num_leading), *partition(spec))
 
 
-def _moved(arrays: Sequence[Array], num_kept: int, move: Move) -> list[Array]:
-  """Moves arrays as bytes; returns them with the axis [M] of senders."""
-  moved = move(_bundled(arrays, num_kept))
-  rows = [_unbundled(raw, arrays, num_kept) for raw in moved]
-  return [jnp.stack(parts) for parts in zip(*rows, strict=True)]
+def _send_as_bytes(
+  arrays: Sequence[Array], num_leading: int, move: Move
+) -> list[Array]:
+  """Sends arrays as bytes, and returns the received arrays.
+
+  Args:
+    arrays: Arrays to send.
+    num_leading: As for `_over_devices`.
+    move: Function that sends bytes.
+
+  Returns:
+    As `_over_devices`.
+  """
+  received = move(_bundled(arrays, num_leading))
+  arrays_by_sender = [_unbundled(raw, arrays, num_leading) for raw in received]
+  return [jnp.stack(parts) for parts in zip(*arrays_by_sender, strict=True)]
 
 
-def _bundled(arrays: Sequence[Array], num_kept: int) -> Array:
-  """Returns all arrays as bytes in one; their first `num_kept` axes stay."""
+def _bundled(arrays: Sequence[Array], num_leading: int) -> Array:
+  """Returns arrays as bytes, one behind the other in one array [..., N].
+
+  Args:
+    arrays: The arrays.
+    num_leading: Number of leading axes that stay; they are equal in all arrays.
+  """
 
   def as_bytes(array: Array) -> Array:
-    # Axes are joined before values become bytes: of scales [layers, groups, 1]
-    # the compiler for TPUs takes minutes otherwise.
-    kept = array.shape[:num_kept]
-    raw = jax.lax.bitcast_convert_type(array.reshape(*kept, -1), jnp.uint8)
-    return raw.reshape(*kept, -1)
+    # Axes are joined before values become bytes. Otherwise the compiler for
+    # TPUs takes minutes for an array such as scales [layers, groups, 1].
+    leading = array.shape[:num_leading]
+    raw = jax.lax.bitcast_convert_type(array.reshape(*leading, -1), jnp.uint8)
+    return raw.reshape(*leading, -1)
 
   return jnp.concatenate([as_bytes(array) for array in arrays], axis=-1)
 
 
-def _unbundled(raw: Array, like: Sequence[Array], num_kept: int) -> list[Array]:
-  """Reverses `_bundled`, with the leading axes of `raw` in front.
+def _unbundled(
+  raw: Array, like: Sequence[Array], num_leading: int
+) -> list[Array]:
+  """Returns the arrays from their bytes; undoes `_bundled`.
 
   Args:
-    raw: Bytes [..., N]; the axes before the last replace the kept ones.
-    like: Arrays that were bundled.
-    num_kept: Leading axes that were kept, as for `_bundled`.
+    raw: Bytes [..., N]. Its leading axes, which may differ from those that
+      `_bundled` kept, take the place of these in every array.
+    like: Arrays with the shapes and types of those that were bundled.
+    num_leading: As for `_bundled`.
   """
   start = 0
   arrays = []
   for array in like:
-    shape = (*raw.shape[:-1], *array.shape[num_kept:])
+    shape = (*raw.shape[:-1], *array.shape[num_leading:])
     item_bytes = array.dtype.itemsize
-    length = math.prod(array.shape[num_kept:]) * item_bytes
+    length = math.prod(array.shape[num_leading:]) * item_bytes
     values = raw[..., start : start + length]
     start += length
     if item_bytes > 1:

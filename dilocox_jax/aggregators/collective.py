@@ -1,17 +1,24 @@
-"""What a collective is: one way to average the messages of an exchange.
+"""The base class of collectives, which average the messages of an exchange.
 
-The network may add up fp32 values. Codes cannot be added. Either all replicas
-gather all codes, or each replica decodes and adds up one slice and encodes the
-mean of the slice once more. The second rounds twice, but its bytes hardly grow
-with the number of replicas (`plan.operations`). Selected values have different
-places on different replicas and are always gathered.
+Values in fp32 can be added up by the network (`all_reduce`). The codes of a
+codec cannot be added. There are two ways to average codes:
 
-A replica sends M - 1 messages when it gathers. When it scatters it sends
-(M - 1) / M of a message and as much of the means, which may have finer codes:
-with 1 bit for values and 2 for means, 2 and 2 for M = 3, 3 and 2.25 for M = 4.
+- `all_gather`: every replica receives the codes of all replicas and decodes
+  them. Each replica sends its message M - 1 times.
+- `reduce_scatter`: each replica decodes and adds up one slice, and encodes the
+  mean of the slice once more. Each replica sends (M - 1) / M of a message and
+  (M - 1) / M of the encoded means. So values are rounded twice, but the bytes
+  hardly grow with the number of replicas.
 
-Each collective is a class in a file of its own, and says there what it does
-and what it sends. Others are added by `dilocox_jax.register_collective`.
+Example: values have 1 bit and means have 2 bits. With M = 3 replicas, each
+sends 2 bits a value by `all_gather`, and 2/3 (1 + 2) = 2 by `reduce_scatter`.
+With M = 4 it sends 3 and 3/4 (1 + 2) = 2.25 bits.
+
+A codec that selects values takes other places on each replica, so its messages
+are always gathered.
+
+Each collective is a class in a file of its own. Users add others by
+`dilocox_jax.register_collective`.
 """
 
 from collections.abc import Sequence
@@ -28,20 +35,20 @@ from dilocox_jax.plan.collectives import AUTO, COLLECTIVES, collective_names
 from dilocox_jax.plan.operations import Operation
 from dilocox_jax.trees import Array, Boolean
 
-# Bytes with which a sender says in a message whether it participates.
+# Bytes of the flag in a message that says whether its sender participates.
 FLAG_BYTES = 1
 
 
 class Sender(NamedTuple):
-  """What a collective is told of the replica whose values it averages.
+  """The replica whose values a collective averages.
 
   Attributes:
-    participates: Whether the replica counts in the mean; if not, its values are
-      zeros.
+    participates: Whether the replica counts in the mean (boolean scalar). If it
+      does not, its values are zeros.
     key: Random key of the exchange, equal on all replicas.
     axis_name: Axis over which replicas are mapped.
-    shares_add_up: Whether the own parts of all replicas add up to the mean
-      times their number even where the mean is rounded too
+    shares_add_up: Whether `Reduced.own` of all replicas must add up to the mean
+      times the number of participants, also if the mean was rounded
       (`aggregators.reduce_scatter`).
   """
 
@@ -56,16 +63,19 @@ class Collective:
 
   Attributes:
     is_shared: Whether all replicas get the same mean.
-    averages_parameters: Whether outer parameters are to be averaged too, so
-      that those of replicas which get different means stay together. Only an
-      exchange in float32 does so (`aggregators.exchange`).
+    averages_parameters: Whether the exchange shall also average the outer
+      parameters. So the outer parameters of replicas that get different means
+      stay close. Only an exchange in float32 does this
+      (`CompressedMean._sends_parameters`).
   """
 
   is_shared: ClassVar[bool] = True
   averages_parameters: ClassVar[bool] = False
 
   def refusal(self, codec: Codec) -> str:
-    """Returns why messages of a codec cannot be averaged so; "" if they can.
+    """Returns why the collective cannot average a codec's messages, or "".
+
+    The text follows "collective='name' " in an error message.
 
     Args:
       codec: The codec of the exchange.
@@ -79,7 +89,7 @@ class Collective:
     """Returns the operations of one message, which the simulator prices.
 
     Args:
-      encoder: What encodes the leaves of the message.
+      encoder: Encodes the leaves of the message.
       shapes: Shapes of the leaves, with the layer axis.
       num_replicas: Number of replicas, M.
     """
@@ -91,30 +101,30 @@ class Collective:
     """Averages the leaves of one message over the replicas that participate.
 
     All leaves travel together. The message also says whether its sender
-    participates: a message for that alone would cost a slow link as much
-    latency again.
+    participates, because a second message would double the latency on a slow
+    link.
 
     Args:
       encoder: Encodes the leaves.
       leaves: Values of this replica, [num_layers, *shape] each.
-      sender: What else there is to know of this replica.
+      sender: The replica: whether it participates, its key and its axis.
 
     Returns:
-      A coroutine that stops where a message leaves and where it has arrived
-      (`Aggregator.average_coroutine`). It returns a `codecs.base.Reduced`.
+      A coroutine that stops before a message leaves and after it has arrived
+      (`Aggregator`). In the end it returns `codecs.base.Reduced`.
     """
     raise NotImplementedError
 
 
 def register_collective(name: str, collective: type[Collective]) -> None:
-  """Lets `exchange.collective` name a collective of one's own.
+  """Gives a user's collective a name for `exchange.collective`.
 
   Args:
-    name: Its name, e.g. "pairs".
+    name: Name of the collective, e.g. "pairs".
     collective: A class derived from `Collective`, built without arguments.
 
   Raises:
-    ValueError: If the name is taken, or that is no such class.
+    ValueError: If the name is taken, or `collective` is no such class.
   """
   is_collective = isinstance(collective, type) and issubclass(
     collective, Collective
@@ -129,19 +139,21 @@ def register_collective(name: str, collective: type[Collective]) -> None:
 def chosen_collective(
   codec: Codec, collective: str | Collective, num_replicas: int
 ) -> Collective:
-  """Returns the collective that carries the messages of a codec.
+  """Returns the collective that averages the messages of a codec.
 
-  "auto" stands for the one that sends least of large leaves. Where these ways
-  send equally much, as between two replicas, gathering is taken: it rounds once
-  and waits for one message instead of two.
+  "auto" stands for the collective that sends the fewest bytes for large leaves.
+  If "all_gather" and "reduce_scatter" send equally many, as between two
+  replicas, "all_gather" is taken: it rounds once and waits for one message
+  instead of two.
 
   Args:
     codec: The codec.
     collective: One of `plan.collectives.collective_names()`, or a collective.
-    num_replicas: Number of replicas, M; read for "auto" alone.
+    num_replicas: Number of replicas, M; read only for "auto".
 
   Raises:
-    ValueError: If the collective cannot carry them.
+    ValueError: If there is no collective of this name, or the collective cannot
+      average messages of this codec.
   """
   name = type(collective).__name__
   if isinstance(collective, str):
@@ -156,12 +168,18 @@ def chosen_collective(
 
 
 def _built(name: str) -> Collective:
+  """Returns a new collective of a name that is known."""
   build: Any = loaded(COLLECTIVES[name])
   return build()
 
 
 def _smallest(encoder: Encoder, num_replicas: int) -> str:
-  """Returns the name of the collective that sends the fewest bytes."""
+  """Returns the name of the collective that "auto" stands for.
+
+  Args:
+    encoder: Encodes the leaves of each message.
+    num_replicas: Number of replicas, M.
+  """
   if encoder == Float():
     return "all_reduce"
   if not isinstance(encoder, Quantizer):

@@ -1,21 +1,28 @@
-"""What replicas average: values as they are, or what a codec leaves of them.
+"""The exchange of this package: averages values, with or without a codec.
 
-All leaves of one message travel together, and a codec may need several in turn
-(`codecs.base`). Two leaves, "bias" and "kernel", as low-rank factors:
+All leaves of a message travel together. A codec may need several messages, one
+after the other (`codecs.base`). For example, a codec of low rank sends two
+leaves, "bias" and "kernel", in two messages:
 
     message  it carries                     the codec goes on with
     0        bias, left factor of kernel    their means: an orthonormal basis
     1        right factor of kernel         its mean: the result
 
-Error feedback adds what an exchange lost to the next one. A replica sends
-C(d + e) and keeps e <- decay (d + e - R), where d is its new value, e the
-residual, C the codec, and R what was received: of this replica ("own"), or the
-mean that all received ("mean"). Both are in the literature. "own" keeps every
-replica's own deviation exactly. Where a replica rounds the mean of a slice and
-sends it on, R has what this lost as well. "mean" carries the replicas'
-disagreement along.
+Error feedback adds the codec's loss in one exchange to the next exchange. A
+replica with the new value d and the residual e sends C(d + e), where C is the
+codec. Its new residual is
 
-A codec that rounds to whole numbers, d = 0.4 in every exchange, decay 1:
+    e <- feedback * (d + e - R)
+
+There are two choices of R in the literature. With `against="own"`, R is C(d +
+e) as the other replicas decode it, so the residual is exactly the replica's own
+loss. If a replica also rounds the mean of a slice and sends it on
+(`aggregators.reduce_scatter`), R includes this second loss. With
+`against="mean"`, R is the mean over all replicas, so the residual also holds
+the difference between this replica and the mean.
+
+Example: a codec rounds to whole numbers, d = 0.4 in every exchange, and
+feedback is 1:
 
     exchange    d + e    sent    e after
     1           0.4      0       0.4
@@ -74,35 +81,42 @@ def exchange(
   seed: int = 0,
   axis_name: str = REPLICA_AXIS,
 ) -> Aggregator:
-  """Averages encoded values over the replicas whose values are finite.
+  """Makes the aggregator of a codec and a collective.
 
-  Wire: bytes of the codec (`aggregators.sizes`) and one flag a message, which
-  says whether its sender participates. A residual never leaves its replica.
+  The aggregator averages encoded values over the replicas whose values are
+  finite.
+
+  Wire: bytes of the codec (`aggregators.sizes`) and one flag for each message,
+  which says whether its sender participates. A residual never leaves its
+  replica.
   Source: Seide et al., 2014, for error feedback; Karimireddy et al., 2019,
   arXiv 1901.09847, for its convergence; DiLoCoX, arXiv 2506.21263, Algorithm
   2, against the mean; SparseLoCo, arXiv 2508.15706, with decay against the
   replica's own; 1-bit Adam, Tang et al., 2021, arXiv 2102.02888, for feedback
   on the mean that a reduce-scatter rounds ("server error" there).
-  Differs: a replica that is not finite loses its residual, and nobody makes up
-  for the mean that it rounds while it is left out. What rounding a mean lost
-  has no array of its own: the owner of a slice sends its own values there to
-  nobody, so it owes nothing else there.
+  Differs: a replica whose values are not finite loses its residual. If it
+  rounds the mean of a slice meanwhile, no replica makes up for this rounding.
+  The loss from rounding the mean of a slice is added to the owner's residual
+  instead of an array of its own. There is room for it there: the owner sends
+  its own values of this slice to no replica, so no other loss is in that part
+  of its residual.
 
   Args:
-    codec: What is sent, e.g. "low_rank(rank=16)+int(bits=4)", or a codec.
-    feedback: Share of what the codec lost that is added to the next exchange,
+    codec: A codec, or its name, e.g. "low_rank(rank=16)+int(bits=4)".
+    feedback: Fraction of the codec's loss that is added to the next exchange,
       0 (none) to 1 (all).
-    against: What the residual is measured against, "own" or "mean".
-    keep_unsent: Whether what the codec lost stays in the replica's parameters
-      instead, where the next pseudo-gradient finds it.
-    collective: What carries the messages: "auto" (the fewest bytes),
+    against: What the loss is measured against, "own" or "mean"; see this
+      module's docstring.
+    keep_unsent: Whether the codec's loss stays in the replica's parameters
+      instead, so that the next pseudo-gradient contains it.
+    collective: How messages become a mean: "auto" (the fewest bytes),
       "all_reduce", "all_gather", "reduce_scatter", "pairs", a name of
       `dilocox_jax.register_collective`, or a `dilocox_jax.Collective`.
     seed: Seed of random masks, random pairs and first low-rank factors.
     axis_name: Axis over which replicas are mapped.
 
   Raises:
-    ValueError: One line that names what does not fit.
+    ValueError: One line that names the argument that does not fit.
   """
   codec = named_codec(codec) if isinstance(codec, str) else codec
   require(
@@ -120,8 +134,9 @@ def exchange(
     not (feedback and keep_unsent),
     "feedback and keep_unsent both make up for what a codec loses: set one",
   )
-  chosen_collective(codec, collective, 2)  # Refuses what does not fit.
-  if codec == Float() and collective == AUTO and not feedback:
+  chosen_collective(codec, collective, 2)  # Raises if the two do not fit.
+  is_plain_mean = codec == Float() and collective == AUTO and not feedback
+  if is_plain_mean:
     return mean_of_finite_replicas(axis_name)
   compressed = CompressedMean(
     codec=codec,
@@ -136,20 +151,22 @@ def exchange(
 
 
 def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
-  """Averages over the replicas whose values are all finite, without a codec.
+  """Makes the aggregator that averages by an all-reduce, without a codec.
 
-  A replica that has diverged is left out of the mean, so that it cannot spoil
-  the others; its `sent` stays not finite, which shows in the drift. If no
-  replica is finite, the mean is zero. Sums run in fp32, or in the values' own
-  type if that is wider.
+  It averages over the replicas whose values are all finite. A replica that has
+  diverged is left out of the mean, so that it cannot spoil the other replicas.
+  Its `Averaged.sent` is not finite, which shows in the drift. If no replica is
+  finite, the mean is zero. Sums are computed in fp32, or in the type of the
+  values if that is wider.
 
-  Wire: 4 bytes a value, and 4 for the count of participants, in an all-reduce.
+  Wire: 4 bytes for each value and 4 for the number of participants, in one
+  all-reduce.
 
   Args:
     axis_name: Axis over which replicas are mapped.
 
   Returns:
-    An `Aggregator` without state, for use under that axis.
+    An `Aggregator` without state.
   """
 
   def average(values: Tree, state: Tree, params: Tree = None) -> Coroutine:
@@ -167,11 +184,12 @@ class ExchangeState(NamedTuple):
   """State of a compressed exchange of one fragment, for one replica.
 
   Attributes:
-    count: Exchanges so far (int32 scalar); random keys follow from it.
-    codec: Codec state of every leaf by path.
-    residual: What was not sent yet, a tree like the fragment in fp32 or wider:
-      in bfloat16 a residual of 1 would not grow by 0.001. None without
-      feedback.
+    count: Number of exchanges so far (int32 scalar). The random key of an
+      exchange follows from it.
+    codec: Codec state of every leaf that has values, by path.
+    residual: Values that error feedback holds back for the next exchange, a
+      tree like the fragment in fp32 or wider: in bfloat16 a residual of 1 could
+      not grow by 0.001. None without feedback.
   """
 
   count: Index
@@ -181,7 +199,10 @@ class ExchangeState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CompressedMean:
-  """The functions of an `exchange` with a codec, and its arguments."""
+  """The functions of the aggregator that `exchange` returns for a codec.
+
+  The fields are the arguments of `exchange`; `codec` is never a name here.
+  """
 
   codec: Codec
   feedback: float
@@ -194,12 +215,13 @@ class CompressedMean:
   @property
   def aggregator(self) -> Aggregator:
     """These functions as an `Aggregator`."""
-    any_number = 2  # Of replicas; all collectives of "auto" share the mean.
-    collective = chosen_collective(self.codec, self.collective, any_number)
+    # The number of replicas is not known yet. Any number will do: every
+    # collective that "auto" may choose gives all replicas the same mean.
+    collective = chosen_collective(self.codec, self.collective, num_replicas=2)
     return Aggregator(
       init=self.init,
       average=as_function(self.average),
-      # Each replica has its own residual, and all have the rest alike.
+      # Each replica has its own residual, and all share the rest.
       axes=ExchangeState(None, None, residual=0),  # pyright: ignore
       observe=self.observe,
       stretch_ends=self.stretch_ends,
@@ -207,7 +229,11 @@ class CompressedMean:
     )
 
   def init(self, params: Tree) -> ExchangeState:
-    """Returns the first state of a fragment."""
+    """Returns the first state of a fragment.
+
+    Args:
+      params: Parameters of the fragment.
+    """
     leaves = _stacked(params)
     shapes = [leaf.shape for leaf in leaves.values()]
     states = self.codec.init(shapes, jax.random.key(self.seed))
@@ -223,23 +249,24 @@ class CompressedMean:
   def average(
     self, values: Tree, state: ExchangeState, params: Tree = None
   ) -> Coroutine:
-    """Averages values and what was held back of those before.
+    """Averages the corrected values: values plus residual, over replicas.
 
-    Error feedback holds back what the codec loses of them. With `keep_unsent`
-    it stays with the replica instead.
+    With error feedback the codec's loss becomes the new residual. With
+    `keep_unsent` it is returned as `Averaged.retained` instead.
 
     Args:
       values: Values of this replica.
       state: State of the exchange before.
-      params: Parameters that the values belong to, which are read if they are
-        averaged too; None if the values belong to none.
+      params: Outer parameters that the values belong to. They are read only if
+        they are averaged too (`_sends_parameters`). None: the values belong to
+        no parameters.
 
     Returns:
-      A generator that returns `Averaged`.
+      A coroutine that returns `Averaged`.
     """
     if self._sends_parameters and params is not None:
-      moved = jax.tree.map(jnp.subtract, values, params)
-      averaged = yield from self.average(moved, state)
+      shifted = jax.tree.map(jnp.subtract, values, params)
+      averaged = yield from self.average(shifted, state)
       return averaged._replace(
         mean=jax.tree.map(jnp.add, averaged.mean, params),
         sent=jax.tree.map(jnp.add, averaged.sent, params),
@@ -247,23 +274,26 @@ class CompressedMean:
     corrected = values
     if self.feedback:
       corrected = jax.tree.map(jnp.add, widened(values), state.residual)
-    # The sum is checked, not the values: 3e38 + 3e38 is no fp32 number, and a
-    # residual that has left fp32's range would never come back.
+    # The sum is checked, because finite values and a finite residual may add up
+    # to infinity: 3e38 + 3e38 is too large for fp32.
     finite, is_finite = _finite_part(corrected)
-    mean, own, codec = yield from self._exchanged(finite, is_finite, state)
+    mean, own, codec = yield from self._exchange_messages(
+      finite, is_finite, state
+    )
 
-    def lost(value: Array, received: Array) -> Array:
-      rest = self.feedback * (value - received.astype(value.dtype))
-      return jnp.where(is_finite, rest, jnp.zeros_like(rest))
+    def new_residual(value: Array, received: Array) -> Array:
+      loss = self.feedback * (value - received.astype(value.dtype))
+      return jnp.where(is_finite, loss, jnp.zeros_like(loss))
 
     residual = None
     if self.feedback:
       received = own if self.against == "own" else mean
-      # Where all is finite `finite` is `corrected`; to keep both takes memory
-      # while inner steps run.
-      residual = jax.tree.map(lost, finite, received)
-    # A replica that was left out reports NaN, so that its drift is not finite
-    # and the host learns of it.
+      # If all is finite, `finite` equals `corrected`; otherwise the residual is
+      # 0. Reading `corrected` here would keep both in memory while inner steps
+      # run.
+      residual = jax.tree.map(new_residual, finite, received)
+    # `sent` of a replica that was left out is NaN, so that its drift is not
+    # finite and the host notices.
     sent = jax.tree.map(lambda leaf: jnp.where(is_finite, leaf, jnp.nan), own)
     sent = optax.tree.cast_like(sent, values)
     retained = None
@@ -276,7 +306,7 @@ class CompressedMean:
       retained=retained,
     )
 
-  def _exchanged(
+  def _exchange_messages(
     self, values: Tree, participates: Boolean, state: ExchangeState
   ) -> Coroutine:
     """Averages finite values, message by message.
@@ -287,19 +317,21 @@ class CompressedMean:
       state: State of the exchange before.
 
     Returns:
-      A generator that returns the mean, what the others received of this
-      replica's values, both float32 trees like the values, and the new state of
-      the codec.
+      A coroutine that returns the mean; this replica's values as the others
+      decode them (both are float32 trees like the values); the new codec state
+      of every leaf by path.
     """
     key = jax.random.fold_in(jax.random.key(self.seed), state.count)
+    makes_up_for_own_loss = self.keep_unsent or (
+      self.feedback > 0 and self.against == "own"
+    )
     sender = Sender(
       participates=participates,
       key=key,
       axis_name=self.axis_name,
-      shares_add_up=self.keep_unsent
-      or (self.feedback > 0 and self.against == "own"),
+      shares_add_up=makes_up_for_own_loss,
     )
-    collective = self._chosen()
+    collective = self._chosen_collective()
 
     def reduce(leaves: list[Array]) -> Coroutine:
       return collective.reduce(self.codec.encoder, leaves, sender)
@@ -314,37 +346,53 @@ class CompressedMean:
       dict(zip(leaves, states, strict=True)),
     )
 
-  def _chosen(self) -> Collective:
-    """Returns the collective, which "auto" chooses by the axis of replicas."""
-    num_replicas = 0
+  def _chosen_collective(self) -> Collective:
+    """Returns the collective; "auto" chooses by the number of replicas."""
+    num_replicas = 0  # Not read if the collective is named.
     if self.collective == AUTO:
       num_replicas = jax.lax.axis_size(self.axis_name)
     return chosen_collective(self.codec, self.collective, num_replicas)
 
   @property
   def _sends_parameters(self) -> bool:
-    """Whether outer parameters are averaged with the values.
+    """Whether outer parameters are averaged together with the values.
 
-    What is sent of a pseudo-gradient d = a - w is then d - a = -w, the inner
-    parameters. The mean of these plus a is a minus the mean of all w: the mean
-    pseudo-gradient, and the distance of a from the mean of all a. It costs no
-    byte, but a codec would have to code whole parameters.
+    For a pseudo-gradient d = a - w, with the outer parameters a and the
+    replica's own parameters w, the replica then sends d - a = -w. It adds a to
+    the mean of the messages, which gives a - mean(w) = mean(d) + (a - mean(a)):
+    the mean pseudo-gradient, plus the distance of a from the mean of all a.
+    This costs no extra byte, but a codec would have to encode whole parameters,
+    so it is done only without a codec.
     """
-    any_number = 2  # Of replicas; no collective of "auto" does so.
-    collective = chosen_collective(self.codec, self.collective, any_number)
+    # `auto` never chooses a collective that averages parameters, so any number
+    # of replicas will do.
+    collective = chosen_collective(self.codec, self.collective, num_replicas=2)
     return collective.averages_parameters and self.codec == Float()
 
   def observe(self, state: ExchangeState) -> dict[str, Array]:
-    """Returns what the host records of a state (`codecs.low_rank.grams`)."""
+    """Returns the arrays of a state that the host records, by name.
+
+    These are the Gram matrices of `codecs.low_rank.grams`; a codec that is not
+    of low rank has none.
+
+    Args:
+      state: State of the exchange of a fragment.
+    """
     if not isinstance(self.codec, LowRank):
       return {}
     factors = {
-      path: own for path, own in state.codec.items() if isinstance(own, Factors)
+      path: leaf_state
+      for path, leaf_state in state.codec.items()
+      if isinstance(leaf_state, Factors)
     }
     return grams(factors, self.codec.rank)
 
   def stretch_ends(self, params: Tree) -> tuple[int, ...]:
-    """Returns `Aggregator.stretch_ends` of a fragment."""
+    """Returns where the stretch of inner steps of each turn ends.
+
+    Args:
+      params: Parameters of the fragment, as for `Aggregator.stretch_ends`.
+    """
     num_replicas = jax.lax.axis_size(self.axis_name)
     operations = exchange_operations(
       self.codec,
@@ -356,14 +404,22 @@ class CompressedMean:
 
 
 def _finite_part(values: Tree) -> tuple[Tree, Boolean]:
-  """Returns the values, or zeros if one is not finite; and whether all are."""
+  """Returns the values, and whether all are finite; if not, zeros.
+
+  Args:
+    values: Leaves of real floats. One value that is not finite is enough to
+      replace all of them by zeros.
+  """
   is_finite = are_finite(values)
   zeros = optax.tree.zeros_like(values)
   return optax.tree.where(is_finite, values, zeros), is_finite
 
 
 def _stacked(tree: Tree) -> dict[str, Array]:
-  """Returns leaves [num_layers, ...] by path, of those that have values."""
+  """Returns the leaves by path, each with a layer axis in front.
+
+  A leaf that belongs to no layer becomes [1, ...]. Empty leaves are left out.
+  """
   return {
     path: leaf.reshape(stacked_shape(path, leaf.shape))
     for path, leaf in leaves_by_path(tree).items()
@@ -374,7 +430,10 @@ def _stacked(tree: Tree) -> dict[str, Array]:
 def _like(tree: Tree, leaves: dict[str, Array]) -> Tree:
   """Puts leaves by path into the structure and shapes of a tree.
 
-  Leaves without values were not sent: all replicas have the same.
+  Args:
+    tree: The tree, of which only the structure and shapes are read.
+    leaves: Leaves by path, as `_stacked` returns them. Leaves of zero size are
+      not among them.
   """
   shaped = [
     leaves.get(path, jnp.zeros(0, jnp.float32)).reshape(shape)

@@ -1,4 +1,4 @@
-"""The host carries the messages of programs that have one replica each."""
+"""Averages messages that the host carries between programs of one replica."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,24 +15,25 @@ from dilocox_jax.trees import Array
 
 
 class MailboxMean(Collective):
-  """Averages the messages that a mailbox brings."""
+  """Averages the messages that arrive from a mailbox."""
 
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one object, which has a header."""
+    """Returns one object of the store: the message behind a header."""
     del num_replicas
     return [StoreObject(encoded_bytes(encoder, shapes) + HEADER_BYTES)]
 
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
   ) -> Coroutine:
-    """Averages as `Collective.reduce` says, and stops once.
+    """Averages as `Collective.reduce` says, but stops only once.
 
-    It yields the arrays that are to be sent, and whether the replica
-    participates. It is resumed with the arrays [K, ...] of the K replicas whose
-    messages are listed, the weight of each of them in the mean [K], and whether
-    this replica is one of them (`mailbox_protocol.client`).
+    The coroutine yields the arrays to send, and whether this replica
+    participates. It must be sent the reply of the mailbox
+    (`mailbox_protocol.client.ExchangeSession.send`): the arrays [K, ...] of the
+    K messages that are averaged, the weights of these messages [K], and whether
+    this replica's message is one of them.
     """
     message = encoder.encode(leaves)
     arrays, weights, is_counted = yield message, sender.participates

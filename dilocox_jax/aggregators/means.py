@@ -16,21 +16,23 @@ def summed(
 ) -> tuple[Tree, Scalar]:
   """Sums values over replicas and counts the participants.
 
-  The count is one more number of the values' type, so that the compiler puts
-  it into the same message. A message of its own would cost a slow link as much
-  latency again.
+  The count has the type of the values, so that the compiler sums both in the
+  same message. A second message would double the latency on a slow link.
 
   Args:
     values: Leaves of one type; zeros if this replica does not participate.
-    participates: Whether this replica participates.
+    participates: Whether this replica participates (boolean scalar).
     axis_name: Axis over which replicas are mapped.
+
+  Returns:
+    The sums, a tree like the values, and the number of participants.
   """
   flag = participates.astype(jax.tree.leaves(values)[0].dtype)
   return jax.lax.psum((values, flag), axis_name)
 
 
 def mean_of_participants(total: Array, count: Scalar) -> Array:
-  """Divides a sum by the number of participants; zero if there is none.
+  """Divides a sum by the number of participants; zero without participants.
 
   Args:
     total: Sum over the participants.
@@ -50,16 +52,16 @@ def mean_of_messages(
   """Decodes the messages of several replicas, and averages them.
 
   Args:
-    encoder: What the messages were encoded with.
+    encoder: Encoder of the messages.
     shapes: Shapes of the leaves, with the layer axis.
     own: Arrays of this replica's message, [...] each.
-    arrays: Arrays of all messages, [K, ...] each.
+    arrays: Arrays of all K messages, [K, ...] each.
     weights: Weight of each message in the mean, [K].
-    is_counted: Whether this replica's message is among them.
+    is_counted: Whether this replica's message is one of the K (boolean scalar).
 
   Returns:
-    The mean, and what the others decoded of this replica's message, which is
-    zero if it was not counted.
+    The mean, and this replica's leaves as the others decode them. The latter
+    are zeros if this replica's message is not counted.
   """
   count = jnp.sum(weights, dtype=jnp.float32)
 
@@ -68,8 +70,8 @@ def mean_of_messages(
     values = encoder.concatenated(message, shapes)
     return [each * weights[number].astype(each.dtype) for each in values]
 
-  # One message after the other, so that the decoded values of one message at
-  # most are in memory.
+  # The loop adds one message after the other, so that at most one message lies
+  # decoded in memory.
   total = weighted(0)
   for number in range(1, weights.shape[0]):
     total = [a + b for a, b in zip(total, weighted(number), strict=True)]

@@ -1,8 +1,8 @@
-"""Leaves out of a mean the replicas whose values are far larger than usual.
+"""Leaves replicas out of a mean whose values are far larger than usual.
 
-It is the rule of replicas that meet in a store (`mailbox_protocol.manifest`)
-for those whose messages are all there: usual is the lower median of their
-norms.
+Replicas that meet in a store have the same rule (`mailbox_protocol.manifest`).
+Here all replicas share an axis, so the norms of all of them are known: the
+usual norm is their lower median.
 """
 
 import jax
@@ -22,19 +22,21 @@ def norm_filter(
 ) -> Aggregator:
   """Returns an aggregator that leaves out replicas with too large a norm.
 
-  Such a replica is treated as one that is not finite. What was sent of its
-  values is 0, and nothing of them stays with it.
+  The inner aggregator gets NaN instead of the values of such a replica, so it
+  leaves them out. In the result of this replica, `sent` and `retained` are
+  zeros.
 
-  Wire: 4 bytes, the norm of the values, to all others and in front of the
-  messages of the aggregator. Everybody waits for them.
+  Wire: each replica sends the norm of its values, 4 bytes, to all others before
+  the messages of the aggregator. All wait for the norms.
 
   Args:
-    aggregator: Averages what is left, e.g. `dilocox_jax.exchange()`.
-    max_norm_ratio: How many times the usual norm values may have.
+    aggregator: Averages the values of the other replicas, e.g.
+      `dilocox_jax.exchange()`.
+    max_norm_ratio: Largest allowed norm, as a multiple of the usual norm.
     axis_name: Axis over which replicas are mapped.
 
   Raises:
-    ValueError: If that is no `Aggregator`.
+    ValueError: If `aggregator` is no `Aggregator`.
   """
   require(
     isinstance(aggregator, Aggregator),
@@ -47,26 +49,30 @@ def norm_filter(
   def average(values: Tree, state: Tree, params: Tree = None) -> Coroutine:
     norm = yield optax.tree.norm(widened(values)).astype(jnp.float32)
     norms = yield jax.lax.all_gather(norm, axis_name)
-    # A replica without progress says nothing about what is usual. NaN is
-    # sorted behind all numbers.
+    # The norm 0 of a replica without progress does not count towards the usual
+    # norm. NaN is sorted behind all numbers.
     has_progress = jnp.isfinite(norms) & (norms > 0)
     ordered = jnp.sort(jnp.where(has_progress, norms, jnp.nan))
     usual = ordered[(jnp.sum(has_progress) - 1) // 2]
-    # A comparison with NaN is false, so a norm of NaN is left out.
-    is_in = (norm <= max_norm_ratio * usual) | (norm == 0)
+    # A comparison with NaN is false, so a replica with a norm of NaN is left
+    # out.
+    is_counted = (norm <= max_norm_ratio * usual) | (norm == 0)
 
-    def unless_left_out(tree: Tree, other: float) -> Tree:
-      return jax.tree.map(lambda leaf: jnp.where(is_in, leaf, other), tree)
+    def replace_if_left_out(tree: Tree, replacement: float) -> Tree:
+      return jax.tree.map(
+        lambda leaf: jnp.where(is_counted, leaf, replacement), tree
+      )
 
     averaged = yield from aggregator.average_coroutine(
-      unless_left_out(values, jnp.nan), state, params
+      replace_if_left_out(values, jnp.nan), state, params
     )
     return averaged._replace(
-      sent=unless_left_out(averaged.sent, 0.0),
-      retained=unless_left_out(averaged.retained, 0.0),
+      sent=replace_if_left_out(averaged.sent, 0.0),
+      retained=replace_if_left_out(averaged.retained, 0.0),
     )
 
   return aggregator._replace(
     average=as_function(average),
+    # No inner steps hide the turn of the norms.
     stretch_ends=lambda params: (0, *ends(params)),
   )

@@ -1,17 +1,17 @@
-"""Each replica averages with one other replica, another one each time.
+"""Each replica averages with one other replica, drawn for each exchange.
 
-No replica waits for all others, and the bytes do not grow with their number.
-Every exchange draws its pairs from its number, so all replicas draw the same
-and nobody has to tell them. The pairs are those of one round of a round-robin
-tournament, e.g. of M = 4 replicas:
+No replica waits for all others, and the bytes of a replica do not grow with M,
+the number of replicas. The pairs of an exchange are drawn by the random key of
+the exchange. The key is equal on all replicas, so all draw the same pairs. The
+pairs are one round of a round-robin tournament, which for M = 4 has the rounds
 
     round 0   0-3  1-2
     round 1   1-3  2-0
     round 2   2-3  0-1
 
-In M - 1 rounds each replica meets each other one once, so every other replica
-is equally likely to be the partner. With an odd number there are M rounds, and
-in each of them another replica waits.
+In the M - 1 rounds, each replica meets every other replica once. So all other
+replicas are equally likely to be the partner. If M is odd, there are M rounds,
+and in each of them another replica has no partner.
 """
 
 from collections.abc import Sequence
@@ -30,22 +30,24 @@ from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.plan.operations import Operation, Permute
 from dilocox_jax.trees import Array
 
-# Keeps the random number of the pairs apart from those that codecs draw.
+# Makes the random number of the pairs independent of those that codecs draw.
 _PAIRS_OF_KEY = 1
 
 
 def tournament(num_replicas: int) -> list[list[int]]:
   """Returns the partner of each replica in every round of a tournament.
 
-  One replica stays, and the others move on one place each round (the circle
-  method). A replica that waits is its own partner.
+  The rounds come from the circle method: one replica stays in its place, and
+  the others move on by one place each round. A replica that has no partner in a
+  round is its own partner.
 
   Args:
     num_replicas: Number of replicas, M.
 
   Returns:
-    Partners [rounds][M]; M - 1 rounds for an even M, M for an odd one.
+    Partners [rounds][M]; M - 1 rounds for an even M, M rounds for an odd M.
   """
+  # If M is odd, one place is empty, and its partner waits.
   places = num_replicas + num_replicas % 2
   rounds = []
   for shift in range(places - 1):
@@ -63,23 +65,24 @@ def tournament(num_replicas: int) -> list[list[int]]:
 class PairMean(Collective):
   """Averages over pairs of replicas that are drawn anew for each exchange.
 
-  Replicas that get different means have outer parameters of their own. In
-  float32 a pair averages these with the pseudo-gradients, without a byte more.
-  With a codec only the pseudo-gradients are averaged, and the outer parameters
-  slowly walk apart.
+  Replicas get different means, so each has outer parameters of its own. In
+  float32 a pair also averages its outer parameters, without extra bytes
+  (`CompressedMean._sends_parameters`). With a codec only the pseudo-gradients
+  are averaged, and the outer parameters slowly move apart.
 
   Source: NoLoCo, Kolehmainen et al., 2025, arXiv 2506.10911, which draws from
-  all ways to form pairs. Differs: the ways are the rounds of a tournament, so
-  that compiled programs know all routes. Each partner is as likely there. A
-  pair goes all the way to the mean of its outer parameters, by the outer
-  optimizer, where NoLoCo has a rate of its own for that.
+  all ways to form pairs.
+  Differs: pairs are drawn from the rounds of a tournament, so that compiled
+  programs know all routes; each partner is equally likely in both cases. The
+  outer parameters of a pair move to their mean as a part of the gradient of the
+  outer optimizer, where NoLoCo has a separate rate for this move.
   """
 
   is_shared = False
   averages_parameters = True
 
   def refusal(self, codec: Codec) -> str:
-    """Refuses codecs that need all replicas to have got the same means."""
+    """Refuses a codec whose state must be equal on all replicas."""
     if not codec.has_shared_state:
       return ""
     return (
@@ -90,7 +93,7 @@ class PairMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one message to the partner, which has a flag."""
+    """Returns one message to the partner, with a flag."""
     del num_replicas
     return [Permute(encoded_bytes(encoder, shapes) + FLAG_BYTES)]
 
@@ -99,8 +102,8 @@ class PairMean(Collective):
   ) -> Coroutine:
     """Averages as `Collective.reduce` says, over a pair.
 
-    A replica whose partner does not participate, or that waits, gets what it
-    has sent.
+    If the partner does not participate, or the replica has no partner, the mean
+    is the replica's own message, decoded.
     """
     rounds = tournament(jax.lax.axis_size(sender.axis_name))
     key = jax.random.fold_in(sender.key, _PAIRS_OF_KEY)
@@ -108,12 +111,12 @@ class PairMean(Collective):
     arrays = encoder.encode(leaves)
     flag = sender.participates.astype(jnp.uint8)[None]
     arrays, flag = yield arrays, flag
-    *of_partner, partner_flag = yield byte_collectives.swapped_in_pairs(
+    *partner_arrays, partner_flag = yield byte_collectives.swapped_in_pairs(
       [*arrays, flag], rounds, number, sender.axis_name
     )
     both = [
-      jnp.stack([one, other])
-      for one, other in zip(arrays, of_partner, strict=True)
+      jnp.stack([own, partner])
+      for own, partner in zip(arrays, partner_arrays, strict=True)
     ]
     return mean_of_messages(
       encoder,

@@ -1,4 +1,4 @@
-"""Each replica owns a slice, adds it up and sends its mean to all."""
+"""Each replica averages one slice of the values and sends its mean to all."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,10 +18,10 @@ from dilocox_jax.trees import Array
 
 
 class ReduceScatterMean(Collective):
-  """Averages slices at their owners, and gathers the means.
+  """Averages each slice at the replica that owns it, and gathers the means.
 
-  M = 3 and a leaf of 7 rows: a slice has ceil(7 / 3) = 3 rows, and rows of
-  zeros fill the last one.
+  Replica i owns slice i. Example with M = 3 replicas and a leaf of 7 rows: a
+  slice has ceil(7 / 3) = 3 rows, and rows of zeros fill the last slice.
 
       replica 0 has   1 2 3 | 4 5 6 | 7 0 0   encoded as three slices
       all_to_all:     replica 0 receives the first slice of all three replicas,
@@ -31,22 +31,24 @@ class ReduceScatterMean(Collective):
       all_gather:     every replica receives the means of the three slices,
                       joins them and drops the rows of zeros
 
-  So the mean is rounded once more than the values, by `encoder.of_means`. The
-  replica's own part is what the owners decoded of it, before that second
+  So the mean is rounded a second time, by `encoder.of_means`. `Reduced.own` of
+  a replica has its values as the owners decoded them, before the second
   rounding.
 
-  With error feedback the second rounding must be made up for as well, and at
-  one bit a value it loses as much as the first. So with `shares_add_up` the
-  owner uses the exact values of its own slice, which no link carries, and its
-  own part there is what it had less what the rounding of the sum has lost.
-  Example: two replicas have 0.4 and 0.8 in a slice of the first one, and codes
-  are whole numbers. The owner receives 1, its mean is 0.7, and all receive 1.
-  The rounding added 0.3 to the mean, which is 0.6 of the sum. So the own parts
-  are 0.4 + 0.6 = 1 and 1, and the owner owes 0.4 - 1 = -0.6.
+  Error feedback must also make up for the second rounding, which at one bit a
+  value loses as much as the first. With `Sender.shares_add_up`, the owner of a
+  slice does this. It takes its own values of the slice exactly, since they
+  travel over no link. In `Reduced.own` of the owner, the loss of the second
+  rounding is subtracted from these values. Example: the replicas have the
+  values 0.4 and 0.8 in a slice that the first one owns, and codes are whole
+  numbers. The owner receives 1, and the mean is (0.4 + 1) / 2 = 0.7. All
+  receive the rounded mean 1. The rounding has added 0.3 to the mean, which is
+  0.6 of the sum. So `own` is 0.4 + 0.6 = 1 at the owner and 1 at the other
+  replica, and the owner's residual is 0.4 - 1 = -0.6.
   """
 
   def refusal(self, codec: Codec) -> str:
-    """Refuses codecs that select values: a slice needs all of its values."""
+    """Refuses a codec that selects values: a slice needs all of its values."""
     if isinstance(codec.encoder, Quantizer):
       return ""
     return (
@@ -57,9 +59,10 @@ class ReduceScatterMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns the slices to their owners, and a gathering of the means.
+    """Returns an all-to-all of the slices and an all-gather of the means.
 
-    The means need what the all-to-all has brought, and no flag.
+    The means need the result of the all-to-all, so they have a later turn. They
+    carry no flag.
     """
     values, means = scattered_bytes(encoder, shapes, num_replicas)
     return [
@@ -74,21 +77,21 @@ class ReduceScatterMean(Collective):
     num_replicas = jax.lax.axis_size(sender.axis_name)
     replica = jax.lax.axis_index(sender.axis_name)
     layout = encoder.layout([leaf.shape for leaf in leaves], num_replicas)
-    # [M, rows, width] of every width.
+    # An array [M, rows, width] for every width of rows.
     values = layout.rows(leaves)
     codes = encoder.coded(values)
     flag = jnp.full((num_replicas, 1), sender.participates, jnp.uint8)
     codes, flag = yield codes, flag
-    *swapped, flags = yield byte_collectives.all_to_all(
+    *own_slice_codes, flags = yield byte_collectives.all_to_all(
       [*codes, flag], sender.axis_name
     )
     count = jnp.sum(flags, dtype=jnp.float32)
     means = []
     codes_of_means = []
-    for number, arrived in enumerate(encoder.decoded(layout, swapped)):
+    for number, parts in enumerate(encoder.decoded(layout, own_slice_codes)):
       if sender.shares_add_up:
-        arrived = arrived.at[replica].set(values[number][replica])
-      total = jnp.sum(arrived, axis=0, keepdims=True)
+        parts = parts.at[replica].set(values[number][replica])
+      total = jnp.sum(parts, axis=0, keepdims=True)
       mean = mean_of_participants(total, count)
       means.append(mean)
       codes_of_means += encoder.of_means.code(mean)
@@ -100,7 +103,7 @@ class ReduceScatterMean(Collective):
     own = encoder.decoded(layout, codes)
     if sender.shares_add_up:
       for number, exact_mean in enumerate(means):
-        lost = count * (exact_mean[0] - rows[number][replica])
-        exact = values[number][replica] - lost
-        own[number] = own[number].at[replica].set(exact)
+        loss_of_sum = count * (exact_mean[0] - rows[number][replica])
+        own_part = values[number][replica] - loss_of_sum
+        own[number] = own[number].at[replica].set(own_part)
     return Reduced(mean=layout.leaves(rows), own=layout.leaves(own))

@@ -1,8 +1,8 @@
-"""Bytes of what a codec sends, from shapes alone.
+"""Sizes of encoded messages (bytes), from the shapes of leaves alone.
 
-They are the sizes of the arrays that the codec's own `encode` returns, which
-JAX derives from shapes without computing a value (`jax.eval_shape`). Trainer,
-report and simulator use these numbers and count nothing themselves.
+A size is the size of the arrays that the codec's `encode` returns. JAX derives
+their shapes without computing a value (`jax.eval_shape`). Trainer, report and
+simulator all use these sizes.
 """
 
 import functools
@@ -20,7 +20,7 @@ from dilocox_jax.trees import Array
 
 
 def message_bytes(codec: Codec, shapes: Shapes) -> int:
-  """Returns the size of one replica's encoded tree (bytes).
+  """Returns the size of all messages in which a replica sends a tree (bytes).
 
   Args:
     codec: Codec of the exchange.
@@ -31,7 +31,9 @@ def message_bytes(codec: Codec, shapes: Shapes) -> int:
 
 
 def stacked_shapes(shapes: Shapes) -> tuple[Shape, ...]:
-  """Returns the shapes that codecs see, of the leaves that have values.
+  """Returns the shapes of leaves with a layer axis, as codecs see them.
+
+  A leaf that belongs to no layer has one layer. Empty leaves are left out.
 
   Args:
     shapes: Leaf shapes by path.
@@ -49,8 +51,8 @@ def message_shapes(
 ) -> tuple[tuple[Shape, ...], ...]:
   """Returns the shapes of the leaves in each message of a codec.
 
-  low_rank has two messages, the left factors and the right ones. All other
-  codecs have one.
+  For example, `LowRank` has two messages, the left and the right factors, and
+  an encoder has one.
 
   Args:
     codec: The codec.
@@ -76,7 +78,7 @@ def message_shapes(
 
 @functools.cache
 def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
-  """Returns the size of the arrays in which some leaves are sent (bytes).
+  """Returns the size of the arrays in which leaves are sent (bytes).
 
   Args:
     encoder: The encoder.
@@ -90,12 +92,16 @@ def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
 def scattered_bytes(
   encoder: Encoder, shapes: tuple[Shape, ...], num_slices: int
 ) -> tuple[int, int]:
-  """Returns the bytes of all slices of some leaves, and of all their means.
+  """Returns the sizes of the encoded slices of leaves, and of their means.
 
   Args:
     encoder: The encoder of the values, a `Quantizer`.
     shapes: Shapes of the leaves, with the layer axis.
     num_slices: Number of slices, one for each replica.
+
+  Returns:
+    The bytes of all slices of one replica's values, and of the means of all
+    slices.
   """
   assert isinstance(encoder, Quantizer)
   layout = encoder.layout(shapes, num_slices)
@@ -106,8 +112,10 @@ def scattered_bytes(
 
 
 def _num_bytes(arrays: Sequence[jax.ShapeDtypeStruct]) -> int:
+  """Returns the size of arrays together (bytes)."""
   return sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays)
 
 
 def _values(shapes: Sequence[Shape]) -> list[jax.ShapeDtypeStruct]:
+  """Returns float32 leaves without values, for `jax.eval_shape`."""
   return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]

@@ -1,4 +1,4 @@
-"""What the exchanges of a run send."""
+"""Counts the operations and the bytes of the exchanges of a run."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import Window
 
-NORM_BYTES = 4  # In which a replica first says how large its values are.
+NORM_BYTES = 4  # The norm that a replica sends first (`norm_filter`).
 
 
 def exchange_operations(
@@ -30,8 +30,8 @@ def exchange_operations(
 ) -> list[Operation]:
   """Returns the operations of one exchange of some leaves, in order.
 
-  All leaves travel as one message, and a codec may need several messages, one
-  after the other. A leaf of zero size is not sent.
+  All leaves travel together in a message. A codec may need several messages,
+  one after the other. A leaf of zero size is not sent.
 
   Args:
     codec: Codec of the exchange.
@@ -41,14 +41,14 @@ def exchange_operations(
     compares_norms: Whether norms are compared first (`norm_filter`).
 
   Raises:
-    ValueError: If the collective cannot carry the codec.
+    ValueError: If the collective cannot average messages of the codec.
   """
   chosen = chosen_collective(codec, collective, num_replicas)
   operations: list[Operation] = []
   if compares_norms:
     operations.append(AllGather(NORM_BYTES))
   for leaves in message_shapes(codec, stacked_shapes(shapes)):
-    # Each message needs the results of all before it.
+    # Each message needs the results of all earlier messages.
     first_turn = len({operation.turn for operation in operations})
     for operation in chosen.operations(codec.encoder, leaves, num_replicas):
       turn = first_turn + operation.turn
@@ -58,15 +58,17 @@ def exchange_operations(
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-  """Bytes that one replica sends, event by event; it receives as many.
+  """Computes how many bytes one replica sends; it receives as many.
 
   Attributes:
-    method: Schedule and kind of what is exchanged.
+    method: Its schedule says when fragments are exchanged. Its `exchanged` says
+      whether replicas exchange pseudo-gradients or gradients.
     fragments: Division of the tree into fragments.
     shapes: Leaf shapes of the whole tree by path.
-    num_replicas: M.
-    codec: Codec of the method; warm starts send a plain sum in fp32.
-    collective: Name of what carries the messages, one of
+    num_replicas: Number of replicas, M.
+    codec: Codec of the method. The steps of a warm start send an fp32 sum
+      instead.
+    collective: Name of the collective, one of
       `plan.collectives.collective_names()`.
     compares_norms: Whether norms are compared first (`norm_filter`).
   """
@@ -84,7 +86,7 @@ class Traffic:
     return self._operations(self.fragments.shapes(fragment, self.shapes))
 
   def exchange_bytes(self, fragment: int) -> int:
-    """Returns the bytes of one exchange of a fragment."""
+    """Returns the bytes that a replica sends in one exchange of a fragment."""
     return self._sent_bytes(self.exchange(fragment))
 
   def gradient(self) -> list[Operation]:
@@ -98,20 +100,27 @@ class Traffic:
     return exchange_operations(Float(), self.shapes, self.num_replicas)
 
   def gradient_bytes(self) -> int:
-    """Returns the bytes of one data-parallel step."""
+    """Returns the bytes that a replica sends in one data-parallel step."""
     return self._sent_bytes(self.gradient())
 
   def segment_bytes(self, segment: Segment) -> int:
-    """Returns the bytes of all exchanges that a segment applies."""
+    """Returns the bytes that a replica sends in a segment.
+
+    In a segment of rounds, these are the bytes of the exchanges that are
+    applied there.
+
+    Args:
+      segment: A segment of the run's plan.
+    """
     if segment.phase == "data_parallel":
       return segment.num_steps * self.gradient_bytes()
     return self.among(segment.participation)._windows_bytes(segment.windows)
 
   def among(self, participation: RoundParticipation | None) -> "Traffic":
-    """Returns the traffic of exchanges between those who are present.
+    """Returns the traffic of exchanges among the present replicas.
 
     Args:
-      participation: Who is present; None: all replicas.
+      participation: Says which replicas are present; None: all are.
     """
     if participation is None:
       return self
@@ -120,20 +129,22 @@ class Traffic:
   def flush_bytes(
     self, step: int, participation: RoundParticipation | None = None
   ) -> int:
-    """Returns the bytes of the flush at the end of a run.
+    """Returns the bytes that a replica sends in the flush at the end of a run.
 
     Args:
-      step: Inner steps of the schedule finished.
-      participation: Who is present; None: all replicas.
+      step: Number of inner steps of the schedule that are finished.
+      participation: Says which replicas are present; None: all are.
     """
     windows = self.method.schedule.flush_windows(step)
     return self.among(participation)._windows_bytes(windows)
 
   def _windows_bytes(self, windows: Iterable[Window]) -> int:
+    """Returns the bytes of the exchanges that windows apply."""
     applied = [window.applied for window in windows if window.applied]
     return sum(self.exchange_bytes(event.fragment) for event in applied)
 
   def _operations(self, shapes: Shapes) -> list[Operation]:
+    """Returns the operations of one exchange of leaves with these shapes."""
     return exchange_operations(
       self.codec,
       shapes,
@@ -143,4 +154,5 @@ class Traffic:
     )
 
   def _sent_bytes(self, operations: list[Operation]) -> int:
+    """Returns the bytes that one replica sends in operations."""
     return sum(each.sent_bytes(self.num_replicas) for each in operations)

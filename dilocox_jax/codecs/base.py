@@ -1,18 +1,19 @@
 """Base classes of codecs.
 
-A codec compresses what replicas send each other. It is a frozen dataclass, and
-its fields are its settings. It works on all leaves of a fragment at once: a
-list of arrays [num_layers, *shape], where a leaf outside the stack of layers
-has one layer. There are three kinds of codecs:
+A codec compresses the values that replicas send each other. It is a frozen
+dataclass, and its fields are its settings. It works on all leaves of a fragment
+at once: a list of arrays [num_layers, *shape], where a leaf outside the stack
+of layers has one layer. There are three kinds of codecs:
 
 - A `Quantizer` sends every value in few bits. It works on rows of values, so
   leaves whose rows have one width are coded together.
-- Any other `Encoder` sends some of the values. Its field `then` is the encoder
-  of the values that it sends.
-- A `Projection` is linear and the same on all replicas, so the mean may be
-  taken before the projection is undone. It may need several messages in turn.
+- Any other `Encoder` sends fewer numbers than values, such as the largest
+  values. Its field `then` is the encoder of these numbers.
+- A `Projection` is a linear map that is the same on all replicas, so the mean
+  may be taken before the projection is undone. It may need several messages,
+  one after the other.
 
-A projection is written as a generator. It hands leaves to `reduce` and gets
+A projection is written as a coroutine. It hands leaves to `reduce` and gets
 their mean over replicas, and this replica's leaves as the other replicas decode
 them. The exchange encodes the leaves with `then` and chooses the collective.
 For example, a projection that sends the mean of each leaf first, and then how
@@ -28,7 +29,7 @@ the leaf differs from its mean:
       return Reduced(mean=sums, own=own_sums), state
 
 Generators run while a program is traced. The compiled program contains only
-the operations that they asked for.
+the operations that were traced.
 """
 
 import dataclasses
@@ -54,7 +55,7 @@ class Reduced(NamedTuple):
   own: list[Array]
 
 
-# Function from the leaves of a message to a generator that returns `Reduced`.
+# Function from the leaves of a message to a coroutine that returns `Reduced`.
 Reduce = Callable[[list[Array]], Coroutine]
 
 
@@ -76,7 +77,7 @@ class Codec:
 
   @property
   def encoder(self) -> "Encoder":
-    """The encoder of the leaves of each message."""
+    """The encoder of the leaves in each message of this codec."""
     raise NotImplementedError
 
   @property
@@ -97,16 +98,20 @@ class Codec:
   def run(
     self, leaves: Arrays, state: list[Tree], key: Array, reduce: Reduce
   ) -> Coroutine:
-    """Sends one message after the other.
+    """Averages leaves over replicas, in one or several messages.
+
+    This implementation sends the leaves in one message.
 
     Args:
       leaves: Values of one replica, [num_layers, *shape] each.
       state: State of every leaf.
       key: Random key, equal on all replicas.
-      reduce: Sends the leaves of a message, and returns `Reduced` in the end.
+      reduce: Function from the leaves of a message to a coroutine that sends
+        them and returns `Reduced`.
 
     Returns:
-      `Reduced` of the leaves, and the new state of every leaf.
+      A coroutine that returns `Reduced` of the leaves, and the new state of
+      every leaf.
     """
     del key
     return (yield from reduce(list(leaves))), state
@@ -122,7 +127,7 @@ class Projection(Codec):
 
   @property
   def encoder(self) -> "Encoder":
-    """The encoder of the leaves of each message: the field `then`."""
+    """The encoder of the leaves in each message: the field `then`."""
     return self.then
 
 
@@ -139,6 +144,9 @@ class Encoder(Codec):
 
     Args:
       leaves: Values of one replica, [num_layers, *shape] each.
+
+    Returns:
+      Arrays whose number, shapes and types depend only on the leaves' shapes.
     """
     raise NotImplementedError
 
@@ -146,7 +154,7 @@ class Encoder(Codec):
     """Returns float32 leaves, the reverse of `encode`.
 
     Args:
-      arrays: What `encode` returned.
+      arrays: Arrays that `encode` returned.
       shapes: Shapes of the leaves, with the layer axis.
     """
     return self.leaves(self.concatenated(arrays, shapes), shapes)
@@ -156,11 +164,11 @@ class Encoder(Codec):
   ) -> list[Array]:
     """Decodes a message into few arrays, each with the values of many leaves.
 
-    A mean over replicas adds up these arrays, not the leaves: a program with
-    few arrays is smaller.
+    A mean over replicas adds up these arrays instead of the leaves, because a
+    program with few arrays is smaller.
 
     Args:
-      arrays: What `encode` returned.
+      arrays: Arrays that `encode` returned.
       shapes: Shapes of the leaves, with the layer axis.
     """
     return self.decode(arrays, shapes)
@@ -171,7 +179,7 @@ class Encoder(Codec):
     """Splits the arrays that `concatenated` returned into the leaves.
 
     Args:
-      concatenated: What `concatenated` returned, or a mean of such arrays.
+      concatenated: Arrays that `concatenated` returned, or their means.
       shapes: Shapes of the leaves, with the layer axis.
     """
     del shapes
@@ -208,8 +216,8 @@ class Quantizer(Encoder):
     """Returns float32 rows [layers, rows, width], the reverse of `code`.
 
     Args:
-      arrays: What `code` returned.
-      width: Values of a row (count).
+      arrays: Arrays that `code` returned.
+      width: Number of values in a row.
     """
     raise NotImplementedError
 
@@ -217,25 +225,40 @@ class Quantizer(Encoder):
   def of_means(self) -> "Quantizer":
     """The quantizer of the means that a reduce-scatter sends back.
 
-    Its rows have the same width.
+    Its rows have the same width as those of `self`. This implementation returns
+    `self`.
     """
     return self
 
   def encode(self, leaves: Arrays) -> list[Array]:
-    """Codes all rows of one width together."""
+    """Returns the arrays that are sent; rows of one width are coded together.
+
+    Args:
+      leaves: Values of one replica, [num_layers, *shape] each.
+    """
     layout = self.layout([leaf.shape for leaf in leaves])
     return self.coded(layout.rows(leaves))
 
   def concatenated(
     self, arrays: Arrays, shapes: Sequence[Shape]
   ) -> list[Array]:
-    """Decodes a message into one array of rows for each group of leaves."""
+    """Decodes a message into one array of rows for each group of leaves.
+
+    Args:
+      arrays: Arrays that `encode` returned.
+      shapes: Shapes of the leaves, with the layer axis.
+    """
     return self.decoded(self.layout(shapes), arrays)
 
   def leaves(
     self, concatenated: Arrays, shapes: Sequence[Shape]
   ) -> list[Array]:
-    """Splits the rows of all groups into the leaves."""
+    """Splits the rows of all groups into the leaves.
+
+    Args:
+      concatenated: Arrays that `concatenated` returned, or their means.
+      shapes: Shapes of the leaves, with the layer axis.
+    """
     return self.layout(shapes).leaves(concatenated)
 
   def layout(self, shapes: Sequence[Shape], num_slices: int = 0) -> RowLayout:
@@ -266,8 +289,8 @@ class Quantizer(Encoder):
     """Returns the float32 rows of all groups, the reverse of `coded`.
 
     Args:
-      layout: Where the values of the leaves lie.
-      arrays: What `coded` returned.
+      layout: Says in which row each value of a leaf lies.
+      arrays: Arrays that `coded` returned.
     """
     arrays_per_group = len(arrays) // len(layout.groups)
     rows = []
@@ -281,9 +304,9 @@ class Quantizer(Encoder):
 def _width_in_slices(shape: Shape, width: int, num_slices: int) -> int:
   """Returns the width of a leaf's rows when they are divided into slices.
 
-  A slice has whole rows, and rows of zeros fill the last slice. Wide rows would
-  waste much of it, so rows are at most a 16th of a slice. Rows of up to 128
-  values are never made narrower.
+  A slice has whole rows, and rows of zeros fill the last slice. The wider
+  the rows are, the more zeros there may be. So a row is at most a 16th of a
+  slice. Rows of up to 128 values are never made narrower.
 
   Args:
     shape: Shape of the leaf, with the layer axis.

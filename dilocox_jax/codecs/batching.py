@@ -22,8 +22,8 @@ Shape = tuple[int, ...]
 Arrays = Sequence[Array]
 
 # Largest number of values of a leaf that is concatenated with others. A leaf is
-# copied when it is concatenated: 16 MB are copied in no time, and leaves of
-# gigabytes are few, so that the program stays small without that.
+# copied when it is concatenated. Copying 16 MB takes next to no time. Leaves of
+# gigabytes are few, so the program stays small although they are coded alone.
 _MOST_CONCATENATED = 2**22
 
 
@@ -57,7 +57,15 @@ class RowLayout:
     return group_by_shape(self.shapes, self.widths)
 
   def rows(self, leaves: Arrays) -> list[Array]:
-    """Returns the rows of every group of leaves, as float32."""
+    """Returns the rows of every group of leaves, in the order of `groups`.
+
+    Args:
+      leaves: All leaves, [num_layers, *shape] each.
+
+    Returns:
+      float32 arrays [1, rows, width], [num_layers, rows, width] or
+      [num_slices, rows, width]; see the docstring of this class.
+    """
     rows = []
     for group in self.groups:
       leaf_rows = [self._to_rows(i, leaves[i], group) for i in group]
@@ -65,7 +73,11 @@ class RowLayout:
     return rows
 
   def leaves(self, rows: Arrays) -> list[Array]:
-    """Returns the leaves, the reverse of `rows`."""
+    """Returns all leaves as float32, the reverse of `rows`.
+
+    Args:
+      rows: Rows of every group of leaves, as `rows` returned them.
+    """
     leaves = {}
     for group, group_rows in zip(self.groups, rows, strict=True):
       lengths = [self._num_rows(i, group)[1] for i in group]
@@ -75,11 +87,11 @@ class RowLayout:
     return [leaves[i] for i in range(len(self.shapes))]
 
   def _num_rows(self, index: int, group: list[int]) -> tuple[int, int]:
-    """Returns the first two axes of the rows of a leaf.
+    """Returns the lengths of the first two axes of a leaf's rows.
 
     Args:
       index: Index of the leaf.
-      group: Indices of the leaves that are coded together with it.
+      group: Indices of the leaves of its group, including this leaf.
     """
     num_layers, *shape = self.shapes[index]
     rows_per_layer = -(-math.prod(shape) // self.widths[index])
@@ -91,7 +103,13 @@ class RowLayout:
     return 1, num_layers * rows_per_layer
 
   def _to_rows(self, index: int, leaf: Array, group: list[int]) -> Array:
-    """Returns a leaf as rows, with zeros where a row or a slice is not full."""
+    """Returns a leaf as rows, with zeros where a row or a slice is not full.
+
+    Args:
+      index: Index of the leaf.
+      leaf: The leaf, [num_layers, *shape].
+      group: Indices of the leaves of its group, including this leaf.
+    """
     width = self.widths[index]
     flat = leaf.reshape(len(leaf), -1).astype(jnp.float32)
     flat = pad(flat, -flat.shape[1] % width)
@@ -102,7 +120,7 @@ class RowLayout:
     return flat.reshape(length, num_rows, width)
 
   def _to_leaf(self, index: int, rows: Array) -> Array:
-    """Drops the zeros and restores the leaf's shape, as `_to_rows` had it."""
+    """Returns a leaf from its rows, without the zeros; reverses `_to_rows`."""
     num_layers, *shape = self.shapes[index]
     width = self.widths[index]
     size = math.prod(shape)
@@ -119,7 +137,8 @@ def group_by_shape(
   """Groups the leaves that are concatenated into one array.
 
   A large leaf has a group of its own. If the replica is divided among devices,
-  every leaf has one, because each device works on its own part of every leaf.
+  every leaf has a group of its own, because each device works on its own part
+  of every leaf.
 
   Args:
     shapes: Shapes of the leaves, with the layer axis.
@@ -212,8 +231,11 @@ def materialize(arrays: list[Array]) -> list[Array]:
 
   On CPUs XLA removes an optimization barrier before it decides what to fuse,
   but it does not fuse through a loop. So the arrays pass through a loop there.
-  The loop takes no step, unless the first value is NaN, and then it changes no
-  finite value.
+  The loop takes no step, unless the first value of the first array is NaN. Then
+  it takes one step, which changes no finite value.
+
+  Args:
+    arrays: Floating arrays; the first one must not be empty.
   """
 
   def loop(arrays: list[Array]) -> list[Array]:
@@ -282,11 +304,14 @@ def block_width(size: int, block_size: int) -> int:
 def are_finite(values: Tree) -> Boolean:
   """Returns whether all values are finite.
 
-  It reads few concatenated arrays. With a flag for each leaf, XLA would let
-  each leaf of the result read all flags by itself: a program of 500 leaves
-  would have 250,000 operations for that. A leaf with a group of its own keeps
-  its shape, because flattening a leaf that devices divide would collect it on
-  every device.
+  The values are concatenated into few arrays, and only these are checked. With
+  a flag for each leaf, XLA would let each leaf of the result read all flags by
+  itself: a program of 500 leaves would have 250,000 operations for this. A leaf
+  that is alone in its group keeps its shape, because flattening a leaf that
+  devices divide would collect the leaf on every device.
+
+  Args:
+    values: Floating leaves of any shape.
   """
   leaves = jax.tree.leaves(values)
   shapes = [leaf.shape for leaf in leaves]

@@ -1,12 +1,13 @@
 """Codecs that send a matrix as two thin factors.
 
-`LowRank` (PowerSGD) finds one basis for all replicas: the left factor is
-averaged first, and then made orthonormal. The right factor holds the
-coordinates of each replica's matrix in that basis. Both factors are linear in
-the matrices, so the mean of the factors gives the mean of the matrices.
+`LowRank` (PowerSGD) finds one basis for all replicas: the left factors are
+averaged first, and their mean is made orthonormal. A right factor has the
+coordinates of a replica's matrix in this basis. Both factors are linear in the
+matrices, so the mean of the right factors gives the mean of the projected
+matrices.
 
 `LocalLowRank` finds a basis for each replica by itself. So each replica sends
-both factors, and they must be decoded before the mean.
+both factors, and their product must be computed before the mean.
 """
 
 import dataclasses
@@ -36,12 +37,19 @@ matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 def _product(left: Array, right: Array) -> Array:
-  """Multiplies matrices [num_layers, ...], all at once or layer by layer.
+  """Multiplies matrices of all layers, all at once or layer by layer.
 
   If all devices of a replica divide the rows of a matrix, each device needs a
   whole factor. For a model of 107B at rank 2048, the factors of all layers take
-  29 GiB, and those of one layer 0.4 GiB. So these matrices are multiplied layer
+  29 GiB, and those of one layer 0.4 GiB. So such matrices are multiplied layer
   by layer. The rows of the result are divided among the devices again.
+
+  Args:
+    left: Matrices [num_layers, a, b].
+    right: Matrices [num_layers, b, c].
+
+  Returns:
+    The products, [num_layers, a, c].
   """
   division = current_division()
   num_devices = division.num_devices
@@ -63,8 +71,10 @@ class Factors(NamedTuple):
   """State that `LowRank` keeps for a leaf. It is equal on all replicas.
 
   Attributes:
-    right: Averaged right factor, [num_layers, columns, max_rank]. It is zero if
-      the leaf was sent whole.
+    right: Averaged right factor of the last exchange, [num_layers, columns,
+      rank] with the larger of `LowRank.rank` and `LowRank.max_rank` as its
+      rank. It is zero before the first exchange, and if the leaf was sent
+      whole.
   """
 
   right: Array
@@ -73,12 +83,12 @@ class Factors(NamedTuple):
 def factorizes(shape: Shape, rank: int) -> bool:
   """Returns whether a leaf is sent as factors.
 
-  It is sent as factors if its layers are matrices, and if two factors have
-  fewer values than a matrix.
+  It is sent as factors if its layers are matrices, and if the two factors of a
+  matrix have fewer values than the matrix.
 
   Args:
     shape: Shape of the leaf, with the layer axis.
-    rank: Columns of a factor.
+    rank: Number of columns of a factor.
   """
   if len(shape) != 3:
     return False
@@ -94,8 +104,8 @@ class LowRank(Projection):
   previous exchange. P = mean_m (A_m Q) is made orthonormal, then
   Q = mean_m (A_m^T P), and the mean decodes to P Q^T. This is exact if the mean
   matrix has no more than `rank` directions and none of them is orthogonal to
-  all columns of the old Q. A leaf whose factors would have more values than the
-  matrix is sent whole, beside the left factors.
+  all columns of the old Q. A leaf without smaller factors (`factorizes`) is
+  sent whole, together with the left factors.
 
   Wire: rank (rows + columns) values for each matrix and power iteration, as
   `then` encodes them. A matrix [512, 512] at rank 16 in fp32 takes 65,536 bytes
@@ -103,16 +113,17 @@ class LowRank(Projection):
   right factor needs the mean of the left one.
   Source: PowerSGD, Vogels et al., 2019, arXiv 1905.13727, Algorithm 1; DiLoCoX,
   arXiv 2506.21263, for quantized factors.
-  Differs: Gram-Schmidt is run twice. A missing direction becomes a zero column
-  instead of noise, and starts at random the next time. Sums run over rows
-  only, so rows may be sharded.
+  Differs: Gram-Schmidt is run twice. If the matrix has fewer directions than
+  `rank`, the missing ones are zero columns instead of noise, and the next
+  exchange starts them at random. Sums run over rows only, so rows may be
+  sharded.
 
   Attributes:
-    rank: Columns of a factor (count).
-    power_iterations: Passes over the matrix (count), two messages each.
-    max_rank: Columns of the factors in the state, if the rank changes from
-      exchange to exchange (count); 0: as many as `rank`.
-    then: Encoder of the factors.
+    rank: Number of columns of a factor.
+    power_iterations: Number of passes over the matrix, with two messages each.
+    max_rank: Number of columns of the factors in the state, if the rank changes
+      from exchange to exchange; 0: as many as `rank`.
+    then: Encoder of the factors and of the leaves that are sent whole.
   """
 
   rank: int = limited(16, at_least=1)
@@ -122,15 +133,15 @@ class LowRank(Projection):
 
   @property
   def has_shared_state(self) -> bool:
-    """True: all replicas project their matrices onto the same mean factors."""
+    """True: all replicas must project their matrices onto the same factors."""
     return True
 
   def init(self, shapes: Sequence[Shape], key: Array) -> list[Tree]:
     """Returns a right factor of zeros for each leaf that has factors.
 
-    The first exchange that needs a column of zeros replaces it by a random one.
-    With `max_rank`, every leaf has a factor that would have one at rank 1, so
-    that the state has the same shapes at every rank.
+    Each exchange replaces columns of zeros by random ones before it uses them.
+    With `max_rank`, the leaves that have factors at rank 1 get a state, so that
+    the state has the same shapes at every rank.
 
     Args:
       shapes: Shapes of the leaves, with the layer axis.
@@ -158,12 +169,13 @@ class LowRank(Projection):
 
     Args:
       leaves: Values of one replica, [num_layers, *shape] each.
-      state: `Factors` of every leaf that has them.
+      state: State of every leaf (`init`).
       key: Random key, equal on all replicas.
-      reduce: Sends the leaves of a message, and returns `Reduced` in the end.
+      reduce: As for `Codec.run`.
 
     Returns:
-      `Reduced` of the leaves, and the new state of every leaf.
+      A coroutine that returns `Reduced` of the leaves, and the new state of
+      every leaf.
     """
     shapes = [leaf.shape for leaf in leaves]
     groups, whole = matrices_of(shapes, self.rank)
@@ -225,8 +237,8 @@ class LowRank(Projection):
   ) -> list[Tree]:
     """Returns the state with new right factors.
 
-    Columns beyond the rank stay as they were. The factors of a leaf that was
-    sent whole become zero.
+    Columns beyond `rank` stay as they were. The factor of a leaf that was sent
+    whole becomes zero.
 
     Args:
       state: State of every leaf before this exchange.
@@ -255,9 +267,9 @@ class LocalLowRank(Encoder):
   Differs: nothing.
 
   Attributes:
-    rank: Columns of a factor (count).
-    power_iterations: Passes over the matrix (count).
-    then: Encoder of both factors, and of the leaves that have none.
+    rank: Number of columns of a factor.
+    power_iterations: Number of passes over the matrix.
+    then: Encoder of both factors, and of the leaves that are sent whole.
   """
 
   rank: int = limited(16, at_least=1)
@@ -283,7 +295,7 @@ class LocalLowRank(Encoder):
     """Returns the products of the factors, and the whole leaves, as float32.
 
     Args:
-      arrays: What `encode` returned.
+      arrays: Arrays that `encode` returned.
       shapes: Shapes of the leaves, with the layer axis.
     """
     groups, whole = matrices_of(shapes, self.rank)
@@ -310,7 +322,10 @@ class LocalLowRank(Encoder):
     return [decoded[i] for i in range(len(shapes))]
 
   def _factorized(self, values: Array) -> tuple[Array, Array]:
-    """Factorizes matrices [layers, rows, columns].
+    """Computes the factors of matrices.
+
+    Args:
+      values: Matrices [layers, rows, columns].
 
     Returns:
       Orthonormal left factors [layers, rows, rank], and right factors
@@ -334,7 +349,7 @@ def with_rank(codec: Codec, rank: int) -> Codec:
 
   Args:
     codec: The codec.
-    rank: Columns of a factor.
+    rank: Number of columns of a factor.
   """
   if not isinstance(codec, LowRank):
     return codec
@@ -350,7 +365,7 @@ def matrices_of(
 
   Args:
     shapes: Shapes of the leaves, with the layer axis.
-    rank: Columns of a factor.
+    rank: Number of columns of a factor.
 
   Returns:
     Indices of the leaves of each group that has factors, and indices of the
@@ -369,7 +384,11 @@ def matrices_of(
 
 
 def transpose(matrices: Array) -> Array:
-  """Returns transposed matrices [layers, columns, rows]."""
+  """Returns the transposed matrices of all layers.
+
+  Args:
+    matrices: Matrices [layers, rows, columns].
+  """
   return jnp.swapaxes(matrices, 1, 2)
 
 
@@ -382,9 +401,9 @@ _SHORTEST_NEW_PART = 1e-5
 def orthonormal(matrix: Array) -> Array:
   """Returns orthonormal bases of the columns of matrices.
 
-  A column that adds no direction becomes a zero column. Gram-Schmidt is
-  written out here, because XLA's batched QR and eigenvalue routines can
-  deadlock on few CPU cores.
+  A column that lies in the span of the columns before it becomes a zero column.
+  Gram-Schmidt is written out here, because XLA's batched QR and eigenvalue
+  routines can deadlock on few CPU cores.
 
   Args:
     matrix: Matrices [num_layers, rows, rank].
@@ -452,10 +471,10 @@ def _with_random_columns(factor: Array, layers: Array, key: Array) -> Array:
 def _hashed_values(shape: Shape, layers: Array, key: Array) -> Array:
   """Returns pseudo-random values between -1 and 1, from a hash of numbers.
 
-  They fill columns that are missing: all columns at first, and hardly any
-  later. `jax.random` would take a second to compile on CPUs, in each program
-  with a low rank. Values are numbered axis by axis, so that devices can divide
-  the computation.
+  These values replace zero columns: all columns at first, and hardly any later.
+  `jax.random` is not used, because it would take a second to compile on CPUs in
+  each program that uses a low rank. Each value is a hash of its indices, so
+  devices can divide the computation.
 
   Source: "lowbias32" of C. Wellons, 2018, "Prospecting for hash functions".
 
@@ -478,10 +497,10 @@ def _hashed_values(shape: Shape, layers: Array, key: Array) -> Array:
   return signed.astype(jnp.float32) * 2.0**-31
 
 
-# Most bytes of factor products (`grams`) that the host gets after an exchange.
-# For a model of 1.3 billion parameters at rank 64 all of them are 2 MB. For 107
-# billion at rank 2048 they are 6.6 GB, and their eigenvalues take minutes. So
-# the host then gets the products of one layer of each leaf.
+# Most bytes of Gram matrices (`grams`) that the host gets after an exchange.
+# For a model of 1.3 billion parameters at rank 64, those of all layers are
+# 2 MB. For 107 billion at rank 2048 they are 6.6 GB, and their eigenvalues take
+# minutes. So the host then gets the Gram matrix of one layer of each leaf.
 MAX_OBSERVED_BYTES = 64 * 2**20
 
 
@@ -489,16 +508,18 @@ def grams(factors: Mapping[str, Factors], rank: int) -> dict[str, Array]:
   """Returns the Gram matrices Q^T Q of the right factors, for the host.
 
   Their eigenvalues are the squared singular values of the last averaged update.
-  If the Gram matrices of all layers are too large, those of a few layers are
-  returned: at least one layer of each leaf, evenly spread. They are scaled such
-  that their sum over layers estimates the sum over all layers.
+  If the Gram matrices of all layers take more than `MAX_OBSERVED_BYTES`, those
+  of some layers are returned: at least one layer of each leaf, evenly spread.
+  They are scaled such that their sum over layers estimates the sum over all
+  layers.
 
   Args:
     factors: State of every leaf that has one, by path.
-    rank: Columns of a factor that were sent.
+    rank: Number of columns of a factor that were sent.
 
   Returns:
-    Arrays [layers, rank, rank] by path, zero for leaves that were sent whole.
+    float32 arrays [layers, rank, rank] by path, zero for leaves that were sent
+    whole.
   """
   products = {}
   for path, leaf_factors in factors.items():

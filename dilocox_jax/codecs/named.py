@@ -70,8 +70,8 @@ def named_codec(text: str) -> "Codec":
   """Builds a codec from names joined by "+".
 
   Args:
-    text: Names in `CODECS`, in the order in which they are applied. Settings
-      of a link may follow its name, e.g. "low_rank(rank=4)+int(bits=2)".
+    text: Names in `CODECS`, in the order in which the links encode. Settings of
+      a link may follow its name, e.g. "low_rank(rank=4)+int(bits=2)".
 
   Raises:
     ValueError: If a name or a setting is unknown, or the links cannot form a
@@ -88,7 +88,10 @@ def split_links(text: str) -> list[tuple[str, dict[str, Any]]]:
   """Returns name and settings of every link, without loading a class.
 
   For example, "low_rank(rank=4)+int" gives ("low_rank", {"rank": 4}) and
-  ("int", {}).
+  ("int", {}). Whether the names are known is not checked.
+
+  Args:
+    text: As for `named_codec`.
 
   Raises:
     ValueError: If the text is not a chain of names and settings.
@@ -102,7 +105,12 @@ def split_links(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def link_names(text: str) -> str:
-  """Returns the names of a chain alone, e.g. "low_rank+int"."""
+  """Returns a chain without its settings.
+
+  Args:
+    text: As for `named_codec`. For example, "low_rank(rank=4)+int" gives
+      "low_rank+int".
+  """
   return "+".join(name for name, _ in split_links(text))
 
 
@@ -113,8 +121,12 @@ def _link(
 
   Args:
     name: Name of the link.
-    settings: Values of its fields.
+    settings: Values of the fields of its class, by name.
     then: The link that follows; None: the link is the last one.
+
+  Raises:
+    ValueError: If the name, a setting or its value is wrong, or if another link
+      follows a quantizer.
   """
   if name not in CODECS:
     choices = ", ".join(CODECS)
@@ -141,10 +153,13 @@ def _link(
 
 
 def _hint(name: str) -> str:
-  """Returns the end of the message about an unknown name.
+  """Returns the end of the error message about an unknown name.
 
-  The hint names the codec that was probably meant. It is empty if none is
-  near.
+  The end suggests the codec whose name is most similar. It is empty if no name
+  is similar.
+
+  Args:
+    name: The unknown name, e.g. "int8".
   """
   bits = re.fullmatch(r"u?int_?(\d+)", name)
   if bits:

@@ -34,11 +34,13 @@ _SMALLEST_SCALE = float(jnp.finfo(jnp.bfloat16).tiny)
 class Float(Quantizer):
   """Sends every value as a float.
 
-  A value that is too large for fp16 becomes fp16's largest number, 65504.
+  A value that is too large for the type becomes its largest number, 65504 in
+  fp16.
 
-  With 11 significant bits fp16 errs evenly within 2^(e-11), where 2^e is the
-  power of two at or below |x|; the mean of the square is 2^-22 4^e / 3. On
-  N(0, 1) E 4^e = 0.543, hence 4.3e-8.
+  fp16 has 11 significant bits. If 2^e is the power of two at or below |x|, the
+  error is spread evenly between -2^(e-11) and 2^(e-11), so the mean squared
+  error is 2^-22 4^e / 3. For x from N(0, 1), E 4^e = 0.543, so the mean squared
+  error is 4.3e-8.
 
   Wire: 4 bytes for each value in float32, 2 in float16 and bfloat16.
   Source: OpenDiLoCo, arXiv 2407.07852, section 3, for fp16.
@@ -51,11 +53,15 @@ class Float(Quantizer):
   dtype: str = limited("float32", choices=FLOATS)
 
   def width(self, shape: Shape) -> int:
-    """Returns the length of the last axis; no row is padded."""
+    """Returns the length of the last axis, so that no row is padded.
+
+    Args:
+      shape: Shape of one layer of a leaf.
+    """
     return shape[-1] if shape else 1
 
   def code(self, rows: Array) -> tuple[Array, ...]:
-    """Returns the values in the type `dtype`.
+    """Returns the values in the type `dtype`, as a tuple of one array.
 
     Args:
       rows: Values of any shape.
@@ -69,7 +75,7 @@ class Float(Quantizer):
     """Returns the values in float32.
 
     Args:
-      arrays: What `code` returned: one array of any shape.
+      arrays: Result of `code`: one array of any shape.
       width: Not used.
     """
     del width
@@ -80,31 +86,32 @@ class Float(Quantizer):
 class Int(Quantizer):
   """Sends values rounded to few bits, packed, with a scale for each row.
 
-  8 and 4 bits: q = round(x / s), s = max|x| / (2^(bits-1) - 1) over the row
-  and then rounded to bfloat16, so |error| <= s / 2 for each value. At 4 bits
-  and max|x| = 1.4, s is 0.2, and 0.6 has the code q = 3. On N(0, 1), blocks
-  of 128 have E max^2 = 8.16, so that the mean squared error is at most
-  E s^2 / 12 = 0.0139 at 4 bits and 4.2e-5 at 8.
+  8 and 4 bits: q = round(x / s), where s is max|x| / (2^(bits-1) - 1) over the
+  row, rounded to bfloat16. So |error| <= s / 2 for each value. At 4 bits and
+  max|x| = 1.4, s is 0.2, and 0.6 has the code q = 3. For values from N(0, 1) in
+  blocks of 128, E max^2 = 8.16, so the mean squared error is at most
+  E s^2 / 12 = 0.0139 at 4 bits and 4.2e-5 at 8 bits.
 
-  2 bits: a sign and one of two magnitudes, the means of |x| below and above
-  the mean of |x|: 0.378 and 1.366 for N(0, 1), mean squared error 0.125 (the
-  best four levels have 0.1175).
+  2 bits: the sign, and one of two magnitudes: the mean of the |x| below and of
+  the |x| above the mean of |x|. For N(0, 1) these are 0.378 and 1.366, and the
+  mean squared error is 0.125 (the best four levels have 0.1175).
 
-  1 bit: the sign times the mean of |x|; 1 - 2 / pi = 0.363 on N(0, 1).
+  1 bit: the sign, times the mean of |x|. The mean squared error is 1 - 2 / pi =
+  0.363 for N(0, 1).
 
-  Wire: `bits` bits for each value and 2 bytes for each row, 4 bytes where a
-  row has two magnitudes. 1024 values at 4 bits in blocks of 128 take
-  512 + 8 * 2 = 528 bytes. After a reduce-scatter of 1 bit the means travel in
-  2: the sum of several signs has more than two values, and one more rounding
-  to a sign would lose more than the first.
+  Wire: `bits` bits for each value and 2 bytes for each row; 4 bytes for each
+  row at 2 bits, which has two magnitudes. 1024 values at 4 bits in blocks of
+  128 take 512 + 8 * 2 = 528 bytes. If values have 1 bit, a reduce-scatter sends
+  means in 2 bits: the sum of several signs has more than two values, and
+  rounding it to a sign again would lose more than the first rounding.
   Source: CocktailSGD (Wang et al., 2023, ICML) for 4 bits; SparseLoCo, arXiv
   2508.15706, for 2; 1-bit SGD (Seide et al., 2014) for 1.
   Differs: bfloat16 scales; the two magnitudes of 2 bits follow the data.
 
   Attributes:
     bits: Bits of a code: 8, 4, 2 or 1.
-    scale: Values that share a scale: "block", "row" (last axis) or "tensor"
-      (one layer).
+    scale: Which values share a scale and make a row: "block" (at most
+      `block_size` values), "row" (the last axis) or "tensor" (one layer).
     block_size: Largest number of values in a block.
   """
 
@@ -113,7 +120,11 @@ class Int(Quantizer):
   block_size: int = limited(128, at_least=1)
 
   def width(self, shape: Shape) -> int:
-    """Returns the number of values that share a scale."""
+    """Returns the number of values that share a scale.
+
+    Args:
+      shape: Shape of one layer of a leaf.
+    """
     if self.scale == "row":
       return shape[-1] if shape else 1
     size = math.prod(shape)
@@ -121,7 +132,15 @@ class Int(Quantizer):
     return block_width(size, longest)
 
   def code(self, rows: Array) -> tuple[Array, ...]:
-    """Returns packed codes [..., bytes] and scales [..., 1 or 2]."""
+    """Returns packed codes and scales.
+
+    Args:
+      rows: float32 values [..., width].
+
+    Returns:
+      uint8 codes [..., bytes], and bfloat16 scales [..., 1]; [..., 2] at 2
+      bits.
+    """
     if self.bits == 1:
       return _signs(rows)
     if self.bits == 2:
@@ -135,7 +154,7 @@ class Int(Quantizer):
 
     Args:
       arrays: Packed codes and scales.
-      width: Values of a row (count).
+      width: Number of values in a row.
     """
     codes = unpack(arrays[0], self.bits, width)
     magnitudes = arrays[1].astype(jnp.float32)
@@ -165,11 +184,12 @@ class Int(Quantizer):
 class E3M0(Quantizer):
   """Sends a sign and a power of two in 4 bits, and a scale for each block.
 
-  Levels are 0 and s 2^-6, s 2^-5, ..., s, with s = max|x| of a block, and each
-  value is rounded to the nearest level. Between 2^j and 2^(j+1) the error is at
-  most 2^(j-1), a third of the value; below 2^-6 s at most 2^-7 s. Hence the
-  squared error is at most x^2 / 9 + (2^-7 s)^2, which is 0.112 on N(0, 1); if
-  log |x| is spread evenly between 2^j and 2^(j+1), it is 0.038 x^2.
+  Levels are 0 and s 2^-6, s 2^-5, ..., s, where s is max|x| of the block. Each
+  value is rounded to the nearest level. For |x| / s between 2^j and 2^(j+1),
+  the error is at most 2^(j-1) s, which is at most a third of |x|; for |x| below
+  2^-6 s it is at most 2^-7 s. So the squared error is at most
+  x^2 / 9 + (2^-7 s)^2, which is 0.112 on average for N(0, 1). If log |x| is
+  spread evenly between two levels, the squared error is 0.038 x^2 on average.
 
   Wire: 4 bits for each value and 2 bytes for each block.
   Source: Streaming DiLoCo, arXiv 2501.18512, section 2.4.
@@ -183,11 +203,22 @@ class E3M0(Quantizer):
   block_size: int = limited(128, at_least=1)
 
   def width(self, shape: Shape) -> int:
-    """Returns the number of values of a block."""
+    """Returns the number of values in a block.
+
+    Args:
+      shape: Shape of one layer of a leaf.
+    """
     return block_width(math.prod(shape), self.block_size)
 
   def code(self, rows: Array) -> tuple[Array, ...]:
-    """Returns packed codes [..., bytes] and scales [..., 1]."""
+    """Returns packed codes and scales.
+
+    Args:
+      rows: float32 values [..., width].
+
+    Returns:
+      uint8 codes [..., bytes], and bfloat16 scales [..., 1].
+    """
     scales = _to_bfloat16(_largest(rows))
     size = _ratio(jnp.abs(rows), scales)
     # The midpoint of 2^j and 2^(j+1) is 3/4 of 2^(j+1). Times 4/3 it is a power
@@ -205,7 +236,7 @@ class E3M0(Quantizer):
 
     Args:
       arrays: Packed codes and scales.
-      width: Values of a row (count).
+      width: Number of values in a row.
     """
     codes = unpack(arrays[0], 4, width)
     scales = arrays[1]
@@ -225,10 +256,10 @@ def _nearest(values: Array, middle: int) -> tuple[Array, Array]:
 
   Args:
     values: Rows [..., width].
-    middle: Code of the value zero.
+    middle: Code of the value zero, 128 or 8.
 
   Returns:
-    uint8 codes [..., width], and the scales [..., 1].
+    uint8 codes [..., width], and bfloat16 scales [..., 1].
   """
   scales = _to_bfloat16(_largest(values) / (middle - 1))
   steps = jnp.round(_ratio(values, scales))
@@ -239,22 +270,23 @@ def _nearest(values: Array, middle: int) -> tuple[Array, Array]:
 def _signs(values: Array) -> tuple[Array, Array]:
   """Codes values in 1 bit, in one pass over the values.
 
-  On CPUs XLA hands the sum of a single array along its rows to a library, and
-  would read the values once for that sum and once for the signs.
+  The signs and the magnitudes are summed together (`batching.sums`). On CPUs
+  XLA would otherwise hand the sum of the magnitudes to a library, and read the
+  values a second time for the signs.
 
   Args:
     values: Rows [..., width].
 
   Returns:
-    The signs, packed as `pack` packs them, and the mean of |x| of each row,
-    [..., 1].
+    The signs as bytes, in the order of `pack`, and the mean of |x| of each row,
+    bfloat16 [..., 1].
   """
   width = values.shape[-1]
   parts = _in_parts(values, 8)
   sizes, factor = _scaled_magnitudes(parts, width)
   shift = jax.lax.broadcasted_iota(jnp.uint8, parts.shape, values.ndim - 1)
   signs = (parts < 0).astype(jnp.uint8) << shift
-  # No two signs of a byte share a bit, so their sum is their "or".
+  # The eight signs of a byte have different bits, so their sum is their "or".
   part_sums, packed = sums([sizes, signs], values.ndim - 1)
   total = jnp.sum(part_sums, axis=-1, keepdims=True)
   return packed, _to_bfloat16(total / (width * factor))
@@ -267,8 +299,8 @@ def _magnitudes(values: Array) -> tuple[Array, Array]:
     values: Rows [..., width].
 
   Returns:
-    uint8 codes [..., width], and the two scales of each row, [..., 2]: the mean
-    of the small |x| and the mean of the large |x|.
+    uint8 codes [..., width], and the two scales of each row, bfloat16 [..., 2]:
+    the mean of the |x| up to their mean, and the mean of the |x| above it.
   """
   width = values.shape[-1]
   sizes, factor = _scaled_magnitudes(values, width)
@@ -291,18 +323,28 @@ def _magnitudes(values: Array) -> tuple[Array, Array]:
 
 
 def _in_parts(values: Array, count: int) -> Array:
-  """Divides rows into `count` parts, [..., count, values of a part].
+  """Divides each row into `count` parts of equal length.
 
-  Zeros fill the last parts.
+  Args:
+    values: Rows [..., width]. If `count` does not divide the width, zeros are
+      appended.
+    count: Number of parts.
+
+  Returns:
+    Parts [..., count, values of a part].
   """
   filled = pad(values, -values.shape[-1] % count)
   return filled.reshape(*values.shape[:-1], count, -1)
 
 
 def _scaled_magnitudes(values: Array, width: int) -> tuple[Array, float]:
-  """Returns |x| times a factor, such that a sum of `width` of them is finite.
+  """Scales |x| down, such that the sum of a row is finite.
 
-  The factor is a power of two, so the product rounds nothing above 2^-126.
+  The factor is a power of two, so a product above 2^-126 is exact.
+
+  Args:
+    values: Values of any shape.
+    width: Number of values in a row.
 
   Returns:
     The magnitudes, in the shape of `values`, and the factor.
@@ -323,9 +365,13 @@ def _to_bfloat16(scales: Array) -> Array:
 
 
 def _ratio(values: Array, scales: Array) -> Array:
-  """Divides by scales in fp32.
+  """Returns values / scales, in fp32.
 
   The ratio is 0 where a scale is 0 or too small to invert.
+
+  Args:
+    values: Rows [..., width].
+    scales: bfloat16 scales [..., 1].
   """
   wide = scales.astype(jnp.float32)
   is_usable = wide > _SMALLEST_SCALE
@@ -334,34 +380,40 @@ def _ratio(values: Array, scales: Array) -> Array:
 
 
 def pack(codes: Array, bits: int) -> Array:
-  """Packs codes [..., N] below 2^bits into bytes [..., ceil(N bits / 8)].
+  """Packs codes of few bits into bytes.
 
-  A byte does not hold neighboring codes: in n bytes, the codes of a byte lie n
-  codes apart. So packing is an "or" of a few shifted slices, which vectorizes.
+  The codes are divided into 8 / bits parts, and each byte has one code of every
+  part. So packing is an "or" of a few shifted slices, which vectorizes.
 
-  For example, 6 codes a to f of 4 bits are the rows (a b c) and (d e f), so the
-  3 bytes are a + 16 d, b + 16 e, c + 16 f. And 7 codes a to g of 2 bits are
-  padded with a zero to the rows (a b), (c d), (e f), (g 0), so the 2 bytes are
-  a + 4 c + 16 e + 64 g and b + 4 d + 16 f.
+  For example, the 6 codes a to f of 4 bits have the parts (a b c) and (d e f),
+  so the 3 bytes are a + 16 d, b + 16 e, c + 16 f. And the 7 codes a to g of 2
+  bits are padded with a zero and have the parts (a b), (c d), (e f), (g 0), so
+  the 2 bytes are a + 4 c + 16 e + 64 g and b + 4 d + 16 f.
 
   Args:
-    codes: uint8 codes [..., N].
+    codes: uint8 codes [..., N], below 2^bits.
     bits: Bits of a code: 1, 2, 4 or 8.
+
+  Returns:
+    uint8 bytes [..., ceil(N bits / 8)].
   """
-  rows = _in_parts(codes, 8 // bits)
-  packed = rows[..., 0, :]
+  parts = _in_parts(codes, 8 // bits)
+  packed = parts[..., 0, :]
   for number in range(1, 8 // bits):
-    packed = packed | (rows[..., number, :] << jnp.uint8(bits * number))
+    packed = packed | (parts[..., number, :] << jnp.uint8(bits * number))
   return packed
 
 
 def unpack(packed: Array, bits: int, count: int) -> Array:
-  """Returns the codes [..., count] of every row of bytes, reversing `pack`.
+  """Returns the codes from bytes, the reverse of `pack`.
 
   Args:
-    packed: Bytes that `pack` returned.
+    packed: Bytes that `pack` returned, [..., bytes].
     bits: Bits of a code, as in `pack`.
     count: Number of codes of a row, N.
+
+  Returns:
+    uint8 codes [..., count].
   """
   shifts = bits * np.arange(8 // bits, dtype=np.uint8)
 
@@ -372,8 +424,8 @@ def unpack(packed: Array, bits: int, count: int) -> Array:
     rows = jax.vmap(lambda shift: packed >> shift, out_axes=-2)(shifts)
     return rows.reshape(*packed.shape[:-1], -1)
 
-  # Both return the same codes. A GPU is slow with the concatenation, because
-  # it decides for each value which of eight rows holds it. A CPU is slow with
-  # the map, because its innermost loop is as short as a row of bytes.
+  # Both functions return the same codes. A GPU is slow with the concatenation,
+  # because it decides for each code which of up to eight parts has it. A CPU is
+  # slow with the map, because its innermost loop is as short as a row of bytes.
   codes = jax.lax.platform_dependent(packed, cuda=mapped, default=concatenated)
   return codes[..., :count] & jnp.uint8(2**bits - 1)

@@ -38,14 +38,15 @@ class TopK(Encoder):
   Wire: packed indices of ceil(log2(block)) bits for each sent value, or one
   bit for each value of the block; then the sent values as `then` encodes them.
   The indices of 64 of 4096 values take 64 * 12 bits = 96 bytes packed, and 512
-  bytes as a bitmap; from 342 kept values on the bitmap is smaller.
+  bytes as a bitmap. From 342 sent values on, the bitmap is smaller.
   Source: SparseLoCo, arXiv 2508.15706 (64 of 4096); CocktailSGD (Wang et al.,
   2023, ICML) for the bitmap.
-  Differs: all blocks of a leaf have the same length, while CocktailSGD selects
-  over a whole tensor. Both papers compare magnitudes without rounding them.
+  Differs: the values are selected in blocks of equal length, while CocktailSGD
+  selects over a whole tensor. Both papers compare magnitudes without rounding
+  them.
 
   Attributes:
-    fraction: Share of a block's values that is sent.
+    fraction: Fraction of a block's values that is sent, above 0, at most 1.
     block_size: Largest number of values in a block.
     indices: Coding of the indices of the sent values: "packed" or "bitmap".
     then: Encoder of the sent values, one vector for each layer.
@@ -68,7 +69,7 @@ class TopK(Encoder):
     for values in batching.concat_layers(_flat(leaves), _same_size(shapes)):
       width = batching.block_width(values.shape[1], self.block_size)
       flat = batching.pad(values, -values.shape[1] % width)
-      select = functools.partial(self._select, self.num_kept(width))
+      select = functools.partial(self._select, self.num_sent(width))
       blocks = flat.reshape(len(flat), -1, width)
       indices, largest = map_over_rows(select, blocks)
       coded_indices.append(indices)
@@ -79,7 +80,7 @@ class TopK(Encoder):
     """Returns float32 leaves with zeros for the values that were not sent.
 
     Args:
-      arrays: What `encode` returned.
+      arrays: Arrays that `encode` returned.
       shapes: Shapes of the leaves, with the layer axis.
     """
     groups = _same_size(shapes)
@@ -88,7 +89,7 @@ class TopK(Encoder):
     sizes = [math.prod(shapes[group[0]][1:]) for group in groups]
     widths = [batching.block_width(size, self.block_size) for size in sizes]
     value_shapes = [
-      (len(indices), indices.shape[1] * self.num_kept(width))
+      (len(indices), indices.shape[1] * self.num_sent(width))
       for indices, width in zip(coded_indices, widths, strict=True)
     ]
     sent_values = self.then.decode(coded_values, value_shapes)
@@ -102,7 +103,7 @@ class TopK(Encoder):
       layers_of_groups.append(blocks.reshape(len(blocks), -1)[:, :size])
     return _shaped(layers_of_groups, groups, shapes)
 
-  def num_kept(self, width: int) -> int:
+  def num_sent(self, width: int) -> int:
     """Returns how many values of a block are sent.
 
     Args:
@@ -124,7 +125,7 @@ class TopK(Encoder):
     width = blocks.shape[-1]
     words = _mark_largest(blocks, count)
     indices = _bit_indices(words, count)
-    # Each pass of the quantizer would otherwise look the values up again.
+    # Without this, each pass of the quantizer would look the values up again.
     [largest] = batching.materialize([jnp.take_along_axis(blocks, indices, -1)])
     if self.indices == "packed":
       bits = _to_bits(indices, _index_bits(width))
@@ -133,7 +134,7 @@ class TopK(Encoder):
     return jnp.packbits(bits, axis=-1), largest
 
   def _to_blocks(self, width: int, indices: Array, largest: Array) -> Array:
-    """Returns blocks with the sent values at their indices, and zeros.
+    """Returns blocks with the sent values at their indices, zeros elsewhere.
 
     Args:
       width: Number of values in a block.
@@ -164,6 +165,9 @@ def _flat(leaves: Arrays) -> list[Array]:
 
 def _same_size(shapes: Sequence[Shape]) -> list[list[int]]:
   """Groups the leaves whose layers have equally many values.
+
+  Args:
+    shapes: Shapes of the leaves, with the layer axis.
 
   Returns:
     Indices of the leaves of each group.
@@ -197,12 +201,13 @@ def _mark_largest(blocks: Array, count: int) -> Array:
 
   Among values of equal magnitude it marks the first ones.
 
-  It first finds `least`, the smallest magnitude among the values to mark. It
-  builds `least` from its highest bits on, three bits in each pass over the
-  values: it takes the largest three bits such that at least `count` values are
-  as large. Example: the 2 largest of 6, 3, 5, 1 in 3 bits. Two values are at
-  least 101 and only one is at least 110, so `least` is 101, which is 5. Sorting
-  takes 80 times as long on a CPU (measured).
+  The function first finds `least`, the smallest magnitude among the values to
+  mark. It builds `least` from the highest bits on, three bits in each pass over
+  the values. In a pass it takes the largest three bits for which at least
+  `count` values are not smaller than `least`. Example: mark the 2 largest of 6,
+  3, 5, 1, which have 3 bits. Two values are at least 101 and only one is at
+  least 110, so `least` is 101, which is 5. Sorting takes 80 times as long on a
+  CPU (measured).
 
   Args:
     blocks: Values [..., width].
@@ -215,7 +220,8 @@ def _mark_largest(blocks: Array, count: int) -> Array:
   order = jax.lax.bitcast_convert_type(
     jnp.abs(blocks).astype(jnp.bfloat16), jnp.uint16
   )
-  # Made from the values, so that it varies over the same mesh axes as they do.
+  # The zeros are made from the values, so that in a `jax.shard_map` both vary
+  # over the same mesh axes.
   least = jnp.zeros_like(order[..., :1])
   for shift in range(_MAGNITUDE_BITS - 3, -1, -3):
     candidates = [least + jnp.uint16(n << shift) for n in range(1, 8)]
@@ -224,7 +230,8 @@ def _mark_largest(blocks: Array, count: int) -> Array:
       for candidate in candidates
     ]
     totals = batching.sums(is_reached, order.ndim - 1)
-    # Candidates grow, so their number with enough values is the best one's n.
+    # Candidates ascend, so the largest n with enough values is the number of
+    # candidates with enough values.
     three_bits = sum((total >= count).astype(jnp.uint16) for total in totals)
     least += three_bits << jnp.uint16(shift)
   above = _from_bits(order > least, 32)
@@ -255,6 +262,9 @@ def _running_count(words: Array) -> Array:
 def _count_inside(words: Array) -> Array:
   """Counts the set bits of each word up to each of its bits.
 
+  Args:
+    words: Words [..., words], the lowest bits first.
+
   Returns:
     uint32 counts [..., words, 32].
   """
@@ -266,8 +276,8 @@ def _count_inside(words: Array) -> Array:
 def _bit_indices(words: Array, count: int) -> Array:
   """Returns the indices of the `count` set bits of a row of words, ascending.
 
-  It looks up each set bit by its rank, which starts at 0. The bit is in the
-  first word with more than `rank` set bits up to the end of the word. Its
+  Each set bit has a rank, counted from 0, by which it is looked up. The bit is
+  in the first word up to whose end there are more than `rank` set bits. Its
   position in this word is the number of bits whose running count is at most
   `rank`. Example with words of 2 bits: the running counts of 01 11 are 1 1 and
   2 3. The bit of rank 1 is in the second word. Its position there is 0, because
@@ -297,13 +307,26 @@ def _bit_indices(words: Array, count: int) -> Array:
 
 
 def _scatter(width: int, values: Array, indices: Array) -> Array:
-  """Returns zeros [..., width] with values [..., count] at some indices."""
+  """Returns zeros with values at some indices of the last axis.
+
+  Args:
+    width: Length of the last axis of the result.
+    values: Values [..., count].
+    indices: int32 indices of the values, [..., count].
+
+  Returns:
+    An array [..., width].
+  """
   zeros = jnp.zeros((*values.shape[:-1], width), values.dtype)
   return jnp.put_along_axis(zeros, indices, values, -1, inplace=False)
 
 
 def _to_bits(numbers: Array, count: int) -> Array:
   """Returns the `count` lowest bits of each number, the lowest bit first.
+
+  Args:
+    numbers: Unsigned or int32 numbers [..., numbers].
+    count: Number of bits of each number.
 
   Returns:
     uint8 bits [..., numbers * count].
@@ -317,7 +340,13 @@ def _to_bits(numbers: Array, count: int) -> Array:
 def _from_bits(bits: Array, count: int) -> Array:
   """Returns numbers (uint32) of `count` bits each, the lowest bit first.
 
-  The last number may have fewer bits.
+  Args:
+    bits: Bits (0 or 1, or booleans) [..., bits]. If `count` does not divide
+      their number, zeros are appended.
+    count: Number of bits of each number.
+
+  Returns:
+    Numbers [..., ceil(bits / count)].
   """
   bits = batching.pad(bits, -bits.shape[-1] % count).astype(jnp.uint32)
   bits = bits.reshape(*bits.shape[:-1], -1, count)
@@ -328,9 +357,9 @@ def _from_bits(bits: Array, count: int) -> Array:
 def stratum_bounds(size: int, count: int) -> Array:
   """Divides `size` values into strata; returns where each stratum begins.
 
-  The ith stratum begins at floor(i size / count). The compiled program computes
-  the bounds. As constants they would be a part of the program: some 10 MB of
-  text for 4 million values.
+  Stratum i begins at floor(i size / count). The compiled program computes the
+  bounds: as constants, they would make its text longer by some 10 MB for 4
+  million values.
 
   Args:
     size: Number of values.
@@ -342,24 +371,25 @@ def stratum_bounds(size: int, count: int) -> Array:
   width, remainder = divmod(size, count)
   number = jnp.arange(count + 1, dtype=jnp.int32)
   # A bound is i width + floor(i remainder / count). The product i remainder may
-  # exceed int32, so the quotient is guessed in fp32. The error of the guess is
-  # small, and it is exact although both products wrap around.
-  share = np.float32(remainder / count)
-  guess = jnp.floor(number.astype(jnp.float32) * share).astype(jnp.int32)
+  # exceed int32, so the quotient is guessed in fp32. `error` is what is left of
+  # the product. It is small, so its int32 value is exact although both products
+  # wrap around.
+  quotient = np.float32(remainder / count)
+  guess = jnp.floor(number.astype(jnp.float32) * quotient).astype(jnp.int32)
   error = number * remainder - guess * count
   return number * width + guess + error // count
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomMask(Projection):
-  """Sends random values of a leaf; every exchange draws other values.
+  """Sends random values of a leaf, which are drawn anew in every exchange.
 
   A leaf is divided into strata of neighboring values, and one value is drawn
   from each stratum. For example, 10 values and a fraction of 0.3 give three
-  strata: values 0-2, 3-5 and 6-9. Each value is drawn with a probability equal
-  to the fraction p, except that strata have whole lengths. Values that are not
-  drawn decode to zero, so E ||x - C(x)||^2 = (1 - p) ||x||^2. Error feedback
-  sends them later.
+  strata: values 0-2, 3-5 and 6-9. Each value is drawn with a probability of
+  about the fraction p: exactly 1 / length of its stratum. Values that are not
+  drawn decode to zero, so E ||x - C(x)||^2 is about (1 - p) ||x||^2. Error
+  feedback sends these values later.
 
   Wire: the drawn values as `then` encodes them. The mask itself takes no
   bytes, because all replicas draw the same indices.
@@ -368,15 +398,19 @@ class RandomMask(Projection):
   all values.
 
   Attributes:
-    fraction: Share of the values that is sent.
+    fraction: Fraction p of the values that is sent, above 0, at most 1.
     then: Encoder of the drawn values, one vector for each layer.
   """
 
   fraction: float = limited(0.1, above=0, at_most=1)
   then: Encoder = Float()
 
-  def num_kept(self, size: int) -> int:
-    """Returns how many of the `size` values of a layer are drawn."""
+  def num_sent(self, size: int) -> int:
+    """Returns how many values of a layer are drawn.
+
+    Args:
+      size: Number of values of the layer.
+    """
     return max(1, round(self.fraction * size))
 
   def run(
@@ -388,11 +422,11 @@ class RandomMask(Projection):
       leaves: Values of one replica, [num_layers, *shape] each.
       state: Returned as it is: this codec has no state.
       key: Random key, equal on all replicas.
-      reduce: Sends the leaves of a message, and returns `Reduced` in the end.
+      reduce: As for `Codec.run`.
 
     Returns:
-      `Reduced` leaves with zeros for the values that were not drawn; and the
-      state.
+      A coroutine that returns `Reduced` leaves, with zeros for the values that
+      were not drawn, and the state.
     """
     shapes = [leaf.shape for leaf in leaves]
     groups = _same_size(shapes)
@@ -432,7 +466,7 @@ class RandomMask(Projection):
     Returns:
       int32 indices [layers, 1, strata].
     """
-    bounds = stratum_bounds(size, self.num_kept(size))
+    bounds = stratum_bounds(size, self.num_sent(size))
     widths = jnp.diff(bounds)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, layers)
     draw = functools.partial(jax.random.uniform, shape=(1, len(widths)))

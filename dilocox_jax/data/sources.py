@@ -1,8 +1,8 @@
 """Loads the text of each data source that a config can name.
 
 The default source must be real text that every machine has without a download.
-So it is the source code of Python's standard library. To add a source, write a
-function that returns a `Corpus`, and call `register_source`.
+So the default is the source code of Python's standard library. To add a source,
+write a function that returns a `Corpus`, and call `register_source`.
 """
 
 import hashlib
@@ -29,10 +29,12 @@ from dilocox_jax.data.tokenizers import MakeTokenizer, byte_tokenizer
 from dilocox_jax.plan.choices import Registry
 
 SOURCES: Registry[Callable[..., Corpus]] = Registry("data source")
+# Names of the arguments that a source may take.
 SETTINGS = (
   "glob seed validation_fraction judge_fraction tokenizer text_field".split()
 )
 
+# Folders of Python's standard library that the source "stdlib" leaves out.
 _LEFT_OUT = frozenset(
   # Distributions of Python leave out, move or add these folders. Two builds of
   # one version of Python seldom differ in other folders.
@@ -43,7 +45,8 @@ _LEFT_OUT = frozenset(
   # texts in `pydoc_data` would be most of the validation text.
   " encodings pydoc_data".split()
 )
-# Python's build or installation writes these files for one machine.
+# Starts of the names of files that "stdlib" leaves out. Python's build or
+# installation writes these files for one machine.
 _LEFT_OUT_FILES = ("_sysconfigdata", "sitecustomize", "usercustomize")
 
 
@@ -52,11 +55,13 @@ def register_source(name: str, load: Callable[..., Corpus]) -> None:
 
   Args:
     name: The name, e.g. "text_files".
-    load: Function that returns a `Corpus`. It is called with those of
-      `SETTINGS` that are arguments of it; others must have defaults.
+    load: Function that returns a `Corpus`. It is called with keyword arguments,
+      the settings of `SETTINGS` that are among its arguments. Its other
+      arguments must have defaults.
 
   Raises:
-    ValueError: If the name is taken or the function needs other arguments.
+    ValueError: If the name is taken, or the function needs an argument that is
+      none of `SETTINGS`.
   """
   for argument in inspect.signature(load).parameters.values():
     if argument.default is inspect.Parameter.empty:
@@ -65,7 +70,7 @@ def register_source(name: str, load: Callable[..., Corpus]) -> None:
 
 
 def reads(source: str, setting: str) -> bool:
-  """Returns whether a source is known and reads one of `SETTINGS`.
+  """Returns whether a source is known and takes a setting as an argument.
 
   Args:
     source: Name of a source, known or not.
@@ -80,16 +85,20 @@ def load_corpus(source: str, **settings: Any) -> Corpus:
 
   Args:
     source: One of `SOURCES`.
-    **settings: Some of `SETTINGS`, as in the section `data` of a config, and
-      `tokenizer`, a function from training documents to a tokenizer
-      (`tokenizers.choose`). A source gets those that it reads.
+    **settings: Values by name, the name one of `SETTINGS`. `tokenizer` is a
+      function from training documents to a tokenizer (`tokenizers.choose`). The
+      others are fields of the section `data` of a config. Settings that the
+      source does not read are ignored.
 
   Raises:
-    ValueError: If the source is unknown or has too little text.
+    ValueError: If the source is unknown, has too little text, or cannot read
+      it.
   """
   known("data source", source, SOURCES)
-  given = {k: v for k, v in settings.items() if reads(source, k)}
-  return SOURCES[source](**given)
+  read_settings = {
+    name: value for name, value in settings.items() if reads(source, name)
+  }
+  return SOURCES[source](**read_settings)
 
 
 def stdlib(
@@ -107,15 +116,19 @@ def stdlib(
     validation_fraction: Share of the files that is held out for validation,
       above 0 and below 1.
     tokenizer: As for `load_corpus`.
-    judge_fraction: Share of the held-out files that judge (`from_files`).
+    judge_fraction: Share of the held-out files that become the judge text
+      (`from_files`), from 0 to below 1.
 
   Returns:
-    The tokens of the library's modules. Tests, generated files and packages
-    that were installed later are left out.
+    The tokens of the modules of the standard library. Tests, generated files
+    and packages that were installed later are left out.
+
+  Raises:
+    ValueError: If the training or the validation text would be empty.
   """
   root = pathlib.Path(sysconfig.get_paths()["stdlib"])
   files = {}
-  for path in _library_modules(root):
+  for path in _stdlib_modules(root):
     try:
       files[path.relative_to(root).as_posix()] = path.read_bytes()
     except OSError:  # The other files are enough.
@@ -139,16 +152,21 @@ def text_files(
 ) -> Corpus:
   """Reads every file that a pattern matches (`documents.read_globs`).
 
-  A single text is cut at ends of lines into a hundred, of which some validate.
+  If there is only one document, it is cut at ends of lines into at most a
+  hundred documents, so that some of them can be held out.
 
   Args:
-    glob: Glob pattern; `**` matches folders of any depth. Several, joined by
-      ";", are the parts of the text.
+    glob: Glob pattern; `**` matches folders of any depth. Several patterns,
+      joined by ";", give the parts of the text.
     validation_fraction: Share of the documents that is held out for validation,
       above 0 and below 1.
     tokenizer: As for `load_corpus`.
-    text_field: Field of a JSON line that has the text.
-    judge_fraction: Share of the held-out documents that judge (`from_files`).
+    text_field: Name of the field with the text, in a file of JSON lines.
+    judge_fraction: Share of the held-out documents that become the judge text
+      (`from_files`), from 0 to below 1.
+
+  Returns:
+    The tokens of the files.
 
   Raises:
     ValueError: If no file matches, if a file cannot be read, or if training or
@@ -161,36 +179,61 @@ def text_files(
       files[name] = content
       part_of[name] = part
   if len(files) == 1:
-    files = _in_pieces(*files.popitem())
+    ((name, content),) = files.items()
+    files = _in_pieces(name, content)
   return from_files(
-    "text_files", files, validation_fraction, tokenizer, part_of, judge_fraction
+    "text_files",
+    files,
+    validation_fraction,
+    tokenizer,
+    part_of=part_of,
+    judge_fraction=judge_fraction,
   )
 
 
 def _in_pieces(name: str, text: bytes) -> dict[str, bytes]:
-  """Cuts a text at ends of lines into at most a hundred, by name."""
+  """Cuts a document at ends of lines into at most a hundred pieces.
+
+  Args:
+    name: Name of the document.
+    text: Content of the document.
+
+  Returns:
+    Pieces by name. Example: "a.txt:31" begins at line 31 of "a.txt".
+  """
   lines = text.splitlines(keepends=True)
-  size = math.ceil(len(lines) / 100)
-  starts = range(0, len(lines), max(size, 1))
-  return {f"{name}:{n + 1}": b"".join(lines[n : n + size]) for n in starts}
+  num_lines = max(1, math.ceil(len(lines) / 100))  # Lines of a piece.
+  pieces = {}
+  for start in range(0, len(lines), num_lines):
+    piece = b"".join(lines[start : start + num_lines])
+    pieces[f"{name}:{start + 1}"] = piece
+  return pieces
 
 
-def _library_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields the paths of the library's modules that are not left out."""
+def _stdlib_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Yields the paths of the modules of Python's standard library.
+
+  Folders in `_LEFT_OUT`, Python's own build folders ("config-...") and files
+  that begin with a name of `_LEFT_OUT_FILES` are left out.
+
+  Args:
+    root: Folder of the standard library.
+  """
   for folder, subfolders, names in os.walk(root):
-    # Assigning in place keeps os.walk out of the folders that are left out.
+    # os.walk reads this list again, so it skips the folders that are removed.
     subfolders[:] = (
-      s
-      for s in subfolders
-      if s not in _LEFT_OUT and not s.startswith("config-")
+      subfolder
+      for subfolder in subfolders
+      if subfolder not in _LEFT_OUT and not subfolder.startswith("config-")
     )
     for name in names:
       if name.endswith(".py") and not name.startswith(_LEFT_OUT_FILES):
         yield pathlib.Path(folder, name)
 
 
-# Index of the successor that each of eight equally likely draws chooses. So
-# the four successors have the probabilities 1/2, 1/4, 1/8 and 1/8.
+# A token of the synthetic text has four possible successors, 0 to 3. A draw is
+# one of eight equally likely numbers, and this is the successor that each draw
+# chooses. So the successors have the probabilities 1/2, 1/4, 1/8 and 1/8.
 _BRANCHES = (0, 0, 0, 0, 1, 1, 2, 3)
 
 
@@ -210,43 +253,65 @@ def synthetic(
   A token t is followed by one of the four tokens p[t], p[t+1], p[t+2], p[t+3]
   with the probabilities 1/2, 1/4, 1/8, 1/8. Here p is a shuffle of the
   vocabulary, and indices wrap around. Every token is followed, and preceded,
-  with the same four probabilities, so all tokens are equally frequent. Bits
-  come from a standard hash of the seed, so no version of Python or numpy
-  changes a token.
+  with the same four probabilities, so all tokens are equally frequent. The
+  random bits come from a standard hash of the seed (SHAKE-256). So no version
+  of Python or numpy changes a token.
 
   Args:
     seed: Integer seed of the shuffle and of both streams.
     num_tokens: Number of training tokens.
     vocab_size: Number of different tokens, 4 or more.
-    validation_fraction: Validation tokens for each training token.
+    validation_fraction: Number of validation tokens divided by the number of
+      training tokens.
 
   Returns:
     A corpus of two independent streams of the same chain.
   """
-  keys = np.frombuffer(_noise(f"{seed}/chain", 8 * vocab_size), "<u8")
-  table = np.argsort(keys, kind="stable").tolist()
+  sort_keys = np.frombuffer(
+    _random_bytes(f"{seed}/chain", 8 * vocab_size), "<u8"
+  )
+  shuffled_tokens = np.argsort(sort_keys, kind="stable").tolist()
   num_held_out = math.ceil(num_tokens * validation_fraction)
-  train = _draw(table, f"{seed}/train", num_tokens)
-  held_out = _draw(table, f"{seed}/validation", num_held_out)
+  train = _draw(shuffled_tokens, f"{seed}/train", num_tokens)
+  held_out = _draw(shuffled_tokens, f"{seed}/validation", num_held_out)
   little_endian = train.dtype.newbyteorder("<")
-  streams = {"train": train, "validation": held_out}
-  content = {k: x.astype(little_endian).tobytes() for k, x in streams.items()}
-  digest = digest_of(content)
-  return Corpus("synthetic", train, held_out, digest, vocab_size, num_files=0)
+  content = {
+    "train": train.astype(little_endian).tobytes(),
+    "validation": held_out.astype(little_endian).tobytes(),
+  }
+  return Corpus(
+    name="synthetic",
+    train=train,
+    validation=held_out,
+    digest=digest_of(content),
+    vocab_size=vocab_size,
+    num_files=0,
+  )
 
 
-def _noise(key: str, num_bytes: int) -> bytes:
+def _random_bytes(key: str, num_bytes: int) -> bytes:
+  """Returns pseudo-random bytes, the same for one key on every machine."""
   return hashlib.shake_256(f"synthetic/{key}".encode()).digest(num_bytes)
 
 
-def _draw(table: list[int], key: str, num_tokens: int) -> np.ndarray:
-  size = len(table)
-  token = int.from_bytes(_noise(f"{key}/start", 8), "big") % size
+def _draw(shuffled_tokens: list[int], key: str, num_tokens: int) -> np.ndarray:
+  """Draws a stream of tokens from the Markov chain of `synthetic`.
+
+  Args:
+    shuffled_tokens: Shuffle p of the vocabulary. A token t is followed by p[t],
+      p[t+1], p[t+2] or p[t+3].
+    key: Key of the random bytes.
+    num_tokens: Number of tokens to draw.
+  """
+  vocab_size = len(shuffled_tokens)
+  start = int.from_bytes(_random_bytes(f"{key}/start", 8), "big")
+  token = start % vocab_size
   tokens = []
-  for byte in _noise(key, num_tokens):
-    token = table[(token + _BRANCHES[byte % len(_BRANCHES)]) % size]
+  for byte in _random_bytes(key, num_tokens):
+    successor = _BRANCHES[byte % len(_BRANCHES)]
+    token = shuffled_tokens[(token + successor) % vocab_size]
     tokens.append(token)
-  return np.asarray(tokens, np.uint8 if size <= 256 else np.int32)
+  return np.asarray(tokens, np.uint8 if vocab_size <= 256 else np.int32)
 
 
 register_source("stdlib", stdlib)

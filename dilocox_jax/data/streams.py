@@ -6,9 +6,9 @@ another experiment. So a stream is a grain `MapDataset`, which has random
 access: batch s is computed from s alone. A checkpoint has to keep only one
 number, the step.
 
-A run is evaluated on the held-out part of its text, on a few sequences or on
-the whole. The sequences are the same at every evaluation, so two losses can be
-compared.
+A run is evaluated on the held-out part of its text: on a few sequences of that
+part, or on all of it. The sequences are the same at every evaluation, so the
+losses of two evaluations can be compared.
 """
 
 import dataclasses
@@ -25,39 +25,63 @@ from jaxtyping import Int32, Integer
 from dilocox_jax.checks import require
 from dilocox_jax.trees import Tree
 
-Mix = Sequence[Sequence[float]]  # Weight of each part, for each replica.
+# Weights of the parts of a text, [M][number of parts]: a row for each replica.
+Mix = Sequence[Sequence[float]]
 
 
 @runtime_checkable
 class Streams(Protocol):
-  """Endless streams of batches, one for each replica."""
+  """Endless streams of batches, one for each of M replicas.
+
+  The position of the streams is a step. All replicas are at the same step.
+  """
 
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
-    """Reads the next batches, leaves [replicas, num_steps, ...]."""
+    """Reads the next batches, and moves all replicas on by `num_steps`.
+
+    Args:
+      num_steps: Number of steps to read, a batch of each replica for a step.
+      replicas: Indices of the replicas to read; None: all.
+
+    Returns:
+      A tree of arrays [replicas, num_steps, ...].
+    """
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the position, for JSON."""
+    """Returns the position as values that JSON can hold."""
     ...
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes on at a position; raises ValueError if it is of other data."""
+    """Goes on at a position.
+
+    Args:
+      state: Result of `get_state` for streams of the same data.
+
+    Raises:
+      ValueError: If the data come from an iterator whose position cannot be
+        set.
+    """
 
 
 def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
-  """Returns the weights that `data.mix` gives the parts of a text.
+  """Returns the weights that the setting `data.mix` gives the parts of a text.
+
+  Example: "0.7,0.3" gives the rows [0.7, 0.3] and [0.7, 0.3] for two replicas
+  and two parts, and "own" gives [1, 0] and [0, 1].
 
   Args:
-    mix: "" for no parts, "own" to give replica m part m modulo the number of
-      parts, "0.7,0.3" for the weights of two parts, or such weights for each
-      replica, e.g. "0.9,0.1;0.1,0.9".
+    mix: "" to take the text as one part, "own" to give replica m part m modulo
+      the number of parts, "0.7,0.3" for the weights of two parts, or such
+      weights for each replica, e.g. "0.9,0.1;0.1,0.9".
     num_replicas: Number of replicas, M.
     num_parts: Number of parts of the text.
 
   Returns:
-    Weights [M][num_parts], or None for no parts.
+    Weights [M][num_parts]; None for the mix "".
 
   Raises:
-    ValueError: If that is not its form, or it does not fit the numbers.
+    ValueError: If the mix has another form, or weights for another number of
+      parts or replicas, or if "own" would leave a part without a replica.
   """
   if not mix:
     return None
@@ -72,37 +96,50 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
       f"data.mix='own' would leave out some of {num_parts} parts with "
       f"{num_replicas} replicas: raise mesh.num_replicas",
     )
-    owned = [replica % num_parts for replica in range(num_replicas)]
-    return [[float(p == own) for p in range(num_parts)] for own in owned]
+    rows = []
+    for replica in range(num_replicas):
+      row = [0.0] * num_parts
+      row[replica % num_parts] = 1.0
+      rows.append(row)
+    return rows
   try:
-    rows = [[float(w) for w in row.split(",")] for row in mix.split(";")]
+    rows = [
+      [float(weight) for weight in row.split(",")] for row in mix.split(";")
+    ]
   except ValueError:
     rows = []
+
+  def is_valid(row: Sequence[float]) -> bool:
+    if len(row) != num_parts:
+      return False
+    return min(row) >= 0 and 0 < sum(row) < math.inf
+
   require(
-    len(rows) in (1, num_replicas)
-    and all(len(row) == num_parts for row in rows)
-    and all(min(row) >= 0 and 0 < sum(row) < math.inf for row in rows),
+    len(rows) in (1, num_replicas) and all(map(is_valid, rows)),
     f"data.mix={mix!r} must be 'own', or {num_parts} weights joined by ',', or "
     f"such weights for each of {num_replicas} replicas, joined by ';'",
   )
-  return rows * num_replicas if len(rows) == 1 else rows
+  if len(rows) == 1:
+    return rows * num_replicas
+  return rows
 
 
 class ReplicaStreams:
   """Endless streams of batches, one per replica, without common text.
 
   The tokens are cut into sequences that do not overlap. Replica m owns the
-  sequences m, m + M, m + 2 M, ... of M replicas. It reads each of them once an
-  epoch, in an order drawn anew for every epoch.
+  sequences m, m + M, m + 2 M, ... of M replicas. In each epoch it reads every
+  one of its sequences once, in an order drawn anew for the epoch.
 
   Example: ten sequences and M = 3 replicas. Replica 0 owns 0, 3, 6, 9; replica
   1 owns 1, 4, 7; replica 2 owns 2, 5, 8. In batches of two, replica 1 may read
-  [4, 1], [7 | 7], [4, 1], where "|" is the end of its first epoch. A batch
-  goes on across that end, so no sequence is dropped.
+  [4, 1], [7 | 7], [4, 1], where "|" is the end of its first epoch. A batch may
+  go on across the end of an epoch, so no sequence is dropped.
 
-  With a mix, each part of the text is divided in this way among the replicas
-  that give it a weight. A replica reads the parts in turn, so that any stretch
-  of its stream has them in the proportion of its weights.
+  With a mix, the sequences of each part of the text are divided in this way
+  among the replicas that give the part a weight above 0. A replica takes turns
+  between the parts. In any long piece of its stream, the numbers of sequences
+  of the parts are in the proportion of its weights.
 
   Args:
     tokens: Training tokens.
@@ -111,11 +148,13 @@ class ReplicaStreams:
     sequence_length: Tokens that a model predicts in a sequence, L. A sequence
       has L + 1 tokens.
     seed: Any integer; seed of the order.
-    parts: Tokens of each part of the text, in order; only a mix needs them.
+    parts: Number of tokens of each part of the text, in order; only a mix needs
+      them.
     mix: Weights [M][parts]; None takes the text as one part.
 
   Raises:
-    ValueError: If a replica would own less than one batch.
+    ValueError: If the sequences of a part are fewer than a batch for each of
+      the replicas that read it.
   """
 
   def __init__(
@@ -133,45 +172,60 @@ class ReplicaStreams:
     if mix is None:
       parts = (len(tokens),)
       mix = [[1.0]] * num_replicas
-    counts = [part // width for part in parts]
-    for p, (part, count) in enumerate(zip(parts, counts, strict=True)):
-      readers = [m for m in range(num_replicas) if mix[m][p]]
-      if count < len(readers) * batch_size:
+    sequences_of_parts = [num_tokens // width for num_tokens in parts]
+    for part, num_tokens in enumerate(parts):
+      num_sequences = sequences_of_parts[part]
+      readers = _readers(mix, part)
+      if num_sequences < len(readers) * batch_size:
         raise ValueError(
-          f"{part} training tokens make {count} sequences of"
+          f"{num_tokens} training tokens make {num_sequences} sequences of"
           f" {width}, but {len(readers)} replicas with batch_size"
           f" {batch_size} need {len(readers) * batch_size}: use more text, or"
           " lower batch_size, sequence_length or num_replicas"
         )
-    # A sequence is read from a view that begins at every token. The streams
-    # hold numbers of sequences, because numpy gathers a whole batch faster than
-    # grain collects single sequences.
-    self._mapped = None
+    self._mapped_file = None
     if isinstance(tokens.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-      self._mapped = tokens.base
+      self._mapped_file = tokens.base
+    # Row t of this view has the tokens t to t + width - 1.
     self._windows = np.lib.stride_tricks.sliding_window_view(tokens, width)
-    self._bounds = np.cumsum([0, *counts])
-    self._rests = np.cumsum([0, *parts[:-1]]) - self._bounds[:-1] * width
-    self._batches = [
-      self._stream(m, mix, seed).batch(batch_size) for m in range(num_replicas)
+    # Sequences are numbered across all parts. Entry p is the number of the
+    # first sequence of part p, and the last entry is the number of sequences.
+    self._part_starts = np.cumsum([0, *sequences_of_parts])
+    # Entry p is the number of tokens before part p that belong to no sequence,
+    # because the end of an earlier part is shorter than a sequence.
+    part_token_starts = np.cumsum([0, *parts[:-1]])
+    self._skipped_tokens = part_token_starts - self._part_starts[:-1] * width
+    # Grain only orders the numbers of sequences, because numpy gathers a whole
+    # batch of tokens faster than grain collects single sequences.
+    self._batches_by_replica = [
+      self._stream(replica, mix, seed).batch(batch_size)
+      for replica in range(num_replicas)
     ]
     self._batch_size = batch_size
     self._step = 0
 
   def _stream(self, replica: int, mix: Mix, seed: int) -> grain.MapDataset:
-    """Returns the numbers of the sequences that a replica reads, for ever."""
+    """Returns the endless stream of the numbers of a replica's sequences.
+
+    Args:
+      replica: Index of the replica.
+      mix: Weights [M][parts].
+      seed: Seed of the order of all replicas.
+    """
     weights = []
     streams = []
-    for p, weight in enumerate(mix[replica]):
+    for part, weight in enumerate(mix[replica]):
       if not weight:
         continue
-      readers = [m for m, row in enumerate(mix) if row[p]]
+      first_sequence = int(self._part_starts[part])
+      end_sequence = int(self._part_starts[part + 1])
+      readers = _readers(mix, part)
       # Line by line: take the part, keep every sequence that the replica owns,
       # draw an order per epoch, repeat for ever.
       streams.append(
-        grain.MapDataset.range(*map(int, self._bounds[p : p + 2]))
+        grain.MapDataset.range(first_sequence, end_sequence)
         .slice(slice(readers.index(replica), None, len(readers)))
-        .shuffle(seed=_order_seed(seed, replica, p))
+        .shuffle(seed=_order_seed(seed, replica, part))
         .repeat()
       )
       weights.append(weight)
@@ -182,53 +236,75 @@ class ReplicaStreams:
   def take(
     self, num_steps: int, replicas: Sequence[int] | None = None
   ) -> Int32[np.ndarray, "replicas steps batch sequence"]:
-    """Reads the next batches and moves on.
+    """Reads the next batches, and moves all replicas on by `num_steps`.
 
-    All replicas move on, also those that are not read. So processes that run
-    different replicas stay at the same step.
+    Replicas that are not read move on, too. So processes that run different
+    replicas stay at the same step.
 
     Args:
       num_steps: Number of steps to read.
-      replicas: Indices of the replicas to read; all by default.
+      replicas: Indices of the replicas to read; None: all.
 
     Returns:
       Tokens [replicas, num_steps, batch_size, sequence_length + 1].
+
+    Raises:
+      ValueError: If a token id does not fit into int32.
     """
-    chosen = range(len(self._batches)) if replicas is None else replicas
+    if replicas is None:
+      replicas = range(len(self._batches_by_replica))
     steps = range(self._step, self._step + num_steps)
     self._step += num_steps
-    found = [self._batch(replica, step) for replica in chosen for step in steps]
-    sizes = self._batch_size, self._windows.shape[1]
-    batches = as_int32(np.array(found))
-    return batches.reshape(len(chosen), num_steps, *sizes)
+    batches = [
+      self._batch(replica, step) for replica in replicas for step in steps
+    ]
+    width = self._windows.shape[1]
+    return as_int32(np.array(batches)).reshape(
+      len(replicas), num_steps, self._batch_size, width
+    )
 
   def _batch(self, replica: int, step: int) -> np.ndarray:
-    ids = np.asarray(self._batches[replica][step])
-    parts = np.searchsorted(self._bounds, ids, side="right") - 1
+    """Returns the tokens of a batch, [batch_size, sequence_length + 1].
+
+    Args:
+      replica: Index of the replica.
+      step: Number of the step, from 0.
+    """
+    sequences = np.asarray(self._batches_by_replica[replica][step])
+    parts = np.searchsorted(self._part_starts, sequences, side="right") - 1
     width = self._windows.shape[1]
-    batch = self._windows[ids * width + self._rests[parts]]
-    # The system maps up to 2 MB around a page that is read. Without this, a
-    # long run would come to hold all of a file that fits into memory.
-    if self._mapped is not None:
-      self._mapped.madvise(mmap.MADV_DONTNEED)
+    first_tokens = sequences * width + self._skipped_tokens[parts]
+    batch = self._windows[first_tokens]
+    # The system maps up to 2 MB around each page of the file that is read. If
+    # the pages were not given back, a long run would hold the whole file in
+    # memory in the end.
+    if self._mapped_file is not None:
+      self._mapped_file.madvise(mmap.MADV_DONTNEED)
     return batch
 
   def get_state(self) -> dict[str, int]:
-    """Returns the position for JSON; it is the same in every process."""
+    """Returns the step, for JSON; it is the same in every process."""
     return {"step": self._step}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Continues at the step of a state from `get_state`.
 
+    The state holds nothing else. So a run that is resumed must itself compare
+    its config and the digest of its text with those of the saved run.
+
     Args:
-      state: State of streams with the same arguments. Whoever resumes a run
-        compares its config and the digest of its text.
+      state: State of streams with the same arguments.
     """
     self._step = int(state["step"])
 
 
+def _readers(mix: Mix, part: int) -> list[int]:
+  """Returns the indices of the replicas that give a part a weight above 0."""
+  return [replica for replica, weights in enumerate(mix) if weights[part]]
+
+
 def cut(tokens: np.ndarray, sequence_length: int) -> np.ndarray:
-  """Cuts tokens into sequences [number, L + 1]; a shorter rest is dropped.
+  """Cuts tokens into sequences of L + 1 tokens; a shorter rest is dropped.
 
   Files are packed: a sequence may begin in one file and end in the next.
   Example with L = 4: sequence 0 has the tokens 0 to 4, sequence 1 the tokens 5
@@ -237,7 +313,10 @@ def cut(tokens: np.ndarray, sequence_length: int) -> np.ndarray:
 
   Args:
     tokens: Token ids [number of tokens].
-    sequence_length: L, one less than the tokens of a sequence.
+    sequence_length: Number of tokens that are predicted in a sequence, L.
+
+  Returns:
+    Sequences [number of sequences, L + 1].
   """
   width = sequence_length + 1
   num_sequences = len(tokens) // width
@@ -245,10 +324,10 @@ def cut(tokens: np.ndarray, sequence_length: int) -> np.ndarray:
 
 
 def as_int32(tokens: np.ndarray) -> np.ndarray:
-  """Converts token ids to int32 and changes none of them.
+  """Converts token ids to int32, or raises an error if this would change one.
 
-  A plain conversion takes the remainder: 2**32 + 5 would become the id 5, which
-  every model knows.
+  A conversion by numpy alone would take the remainder of a larger id: 2**32 + 5
+  would become the id 5, which every model knows.
 
   Args:
     tokens: Token ids, integers of any type and shape.
@@ -269,9 +348,17 @@ def as_int32(tokens: np.ndarray) -> np.ndarray:
 
 
 def _order_seed(seed: int, replica: int, part: int) -> int:
-  # Grain adds the epoch to its seed. With the seeds s and s + 1 replica 1
-  # would use in epoch 0 the order that replica 0 uses in epoch 1. Hashing puts
-  # the seeds of replicas far apart.
+  """Returns the seed (32 bits) of the order in which a replica reads a part.
+
+  Grain adds the number of the epoch to this seed. With the seeds s and s + 1
+  for two replicas, replica 1 would have in epoch 0 the order that replica 0 has
+  in epoch 1. A hash puts the seeds of the replicas far apart.
+
+  Args:
+    seed: Seed of the run.
+    replica: Index of the replica.
+    part: Index of the part of the text.
+  """
   name = f"{seed}/{replica}" + (f"/{part}" if part else "")
   return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
 
@@ -281,15 +368,17 @@ class WholePass:
   """All validation tokens in batches [1, B, L + 1], which are cut when read.
 
   Neighboring sequences share one token. So every token but the first is
-  predicted exactly once. Example with 10 tokens, L = 2 and B = 3: one batch
-  predicts the tokens 1 to 6, one batch of a single sequence 7 and 8, and one
-  batch [1, 1, 2] the token 9. The loss of the text is the mean of the three
-  losses with the weights 6, 2 and 1.
+  predicted exactly once. The last batches may have fewer sequences, or one
+  shorter sequence. Example with 10 tokens, L = 2 and B = 3: a batch [1, 3, 3]
+  predicts the tokens 1 to 6, a batch [1, 1, 3] the tokens 7 and 8, and a batch
+  [1, 1, 2] the token 9. The loss of the text is the mean of the three losses
+  with the weights 6, 2 and 1.
 
   Attributes:
     tokens: Validation tokens.
-    batch_size: Most sequences in a batch, B.
-    sequence_length: Most tokens that are predicted in a sequence, L.
+    batch_size: Largest number of sequences in a batch, B.
+    sequence_length: Largest number of tokens that are predicted in a sequence,
+      L.
   """
 
   tokens: Integer[np.ndarray, " tokens"]
@@ -297,7 +386,7 @@ class WholePass:
   sequence_length: int
 
   def __iter__(self) -> Iterator[np.ndarray]:
-    """Yields the batches."""
+    """Yields the batches, as int32; raises ValueError as `as_int32`."""
     length = self.sequence_length
     num_sequences = (len(self.tokens) - 1) // length
     for start in range(0, num_sequences, self.batch_size):
@@ -308,6 +397,11 @@ class WholePass:
       yield self._batch(rest[None])
 
   def _batch(self, indices: np.ndarray) -> np.ndarray:
+    """Returns tokens as a batch, with an axis of length 1 in front.
+
+    Args:
+      indices: Indices of the tokens, [sequences, tokens].
+    """
     return as_int32(self.tokens[indices][None])
 
 
@@ -318,10 +412,11 @@ def held_out_batches(
   sequence_length: int,
   max_sequences: int,
 ) -> Iterable[np.ndarray]:
-  """Returns the batches of every evaluation.
+  """Returns the batches on which a run is evaluated every time.
 
-  A few sequences are evenly spaced, so they represent the whole text. Example:
-  8 of 1000 sequences are 0, 125, 250, ..., 875.
+  A limited number of sequences is evenly spaced over the text, so that the
+  sequences represent the whole text. Example: 8 of 1000 sequences are 0, 125,
+  250, ..., 875.
 
   Args:
     tokens: Validation tokens.
@@ -331,10 +426,12 @@ def held_out_batches(
       takes the whole text (`WholePass`).
 
   Returns:
-    Arrays of token ids [batches, sequences, tokens].
+    Arrays of token ids [batches, sequences, tokens], int32: a single array
+    [batches, B, L + 1], or the arrays of `WholePass`.
 
   Raises:
-    ValueError: If there is no whole batch, or no token to predict.
+    ValueError: If there is no whole batch, no token to predict, or a token id
+      that does not fit into int32.
   """
   if not max_sequences:
     can_predict = len(tokens) > 1
@@ -353,6 +450,7 @@ def held_out_batches(
     " data.sequence_length, or raise max_sequences"
     " (evaluation.num_sequences; 0 takes the whole text)",
   )
-  count = num_batches * batch_size
-  chosen = sequences[np.arange(count) * len(sequences) // count]
+  num_chosen = num_batches * batch_size
+  indices = np.arange(num_chosen) * len(sequences) // num_chosen
+  chosen = sequences[indices]
   return [as_int32(chosen.reshape(num_batches, batch_size, -1))]

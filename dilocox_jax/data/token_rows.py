@@ -1,9 +1,10 @@
 """Token ids in named columns, as data sets of Hugging Face have them.
 
-A row has its tokens in `input_ids`. Libraries put `attention_mask` and `labels`
-beside them. In packed text these say nothing new: no token is padding, and a
-label is the token itself. Rows in which they do say more are refused, because
-the loss of tokens would train on padding. Other columns are not read.
+A row has its tokens in the column `input_ids`. Libraries put the columns
+`attention_mask` and `labels` beside it. In packed text these two say nothing
+new: the mask is 1 everywhere, and each label is the token itself. Rows with
+another mask or other labels are refused, because the loss of a language model
+reads neither of them, and would train on padding. Other columns are not read.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,30 +17,31 @@ from dilocox_jax.checks import require
 IDS = "input_ids"
 _MASK = "attention_mask"
 _LABELS = "labels"
-_READ = (IDS, _MASK, _LABELS)
+_READ = (IDS, _MASK, _LABELS)  # Columns that are read.
+# Two remedies, for messages.
 _OWN_LOSS = "pass loss=, a function of model and batch"
 _JOIN = (
   f"join the rows by np.concatenate(dataset[{IDS!r}]), which is cut into "
   "sequences, or pack them to one length"
 )
 
-Columns = Mapping[str, Any]
+Columns = Mapping[str, Any]  # Columns by name, each with one entry a row.
 
 
 def token_ids(batch: Columns, what: str = "a batch") -> np.ndarray:
-  """Returns the tokens of rows with names.
+  """Returns the tokens of rows with named columns.
 
   Args:
-    batch: Columns by name, each with one entry a row; `input_ids` may be an
-      array [rows, tokens] or lists of numbers.
-    what: What the rows are, for messages.
+    batch: Columns by name. `input_ids` may be an array [rows, tokens], lists of
+      numbers, or the tokens of a single row.
+    what: What the rows are, for messages, e.g. "a batch".
 
   Returns:
-    Token ids [rows, tokens], or [tokens] if it is a single row.
+    Token ids [rows, tokens]; [tokens] for a single row.
 
   Raises:
-    ValueError: One line, if there are no tokens, rows differ in length, a row
-      has padding, or labels are not the tokens.
+    ValueError: If there is no column `input_ids`, rows differ in length, a row
+      has padding, or labels are not the tokens. The message is one line.
   """
   require(IDS in batch, f"{what} {_without_ids(batch)}")
   ids = as_rows(batch[IDS], f"rows of {IDS}")
@@ -61,32 +63,43 @@ def token_ids(batch: Columns, what: str = "a batch") -> np.ndarray:
 
 
 def _without_ids(columns: Columns) -> str:
-  """Says what columns have in place of tokens, and what to do."""
+  """Returns the end of a message about columns without `input_ids`.
+
+  The text names a column of text, or all columns, and says what to do.
+  """
   names = ", ".join(map(str, columns)) or "no columns"
-  texts = [str(k) for k, value in columns.items() if _is_text(value)]
-  if texts:
+  text_columns = [
+    str(name) for name, values in columns.items() if _is_text(values)
+  ]
+  if text_columns:
+    text_column = text_columns[0]
     return (
-      f"has text ({texts[0]}) and no {IDS}: make tokens of it, e.g. "
-      f"dataset.map(lambda rows: tokenizer(rows[{texts[0]!r}]), batched=True), "
-      "and pack them to rows of one length"
+      f"has text ({text_column}) and no {IDS}: make tokens of it, e.g. "
+      f"dataset.map(lambda rows: tokenizer(rows[{text_column!r}]),"
+      " batched=True), and pack them to rows of one length"
     )
   return f"has {names} and no {IDS}: {_OWN_LOSS}, that reads them"
 
 
 def _is_text(values: Any) -> bool:
+  """Whether the entries of a column are texts, as the first entry shows."""
   if isinstance(values, str):
     return True
   if isinstance(values, np.ndarray):
-    return values.dtype.kind in "US" or (
-      values.dtype.kind == "O" and values.size > 0 and _is_text(values.flat[0])
-    )
+    if values.dtype.kind in "US":  # Texts or bytes.
+      return True
+    is_of_objects = values.dtype.kind == "O" and values.size > 0
+    return is_of_objects and _is_text(values.flat[0])
   return is_sequence(values) and len(values) > 0 and _is_text(values[0])
 
 
 def check_not_masked(values: Any) -> None:
   """Raises ValueError if an array of numpy has values under a mask.
 
-  They would be trained on, as a model gets no mask.
+  A model gets no mask, so it would be trained on the masked values.
+
+  Args:
+    values: Anything. Only masked arrays of numpy are checked.
   """
   is_masked = isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values)
   require(
@@ -100,19 +113,20 @@ def as_rows(values: Any, what: str) -> np.ndarray:
   """Returns numbers in rows as one array.
 
   Args:
-    values: An array, or lists of numbers.
-    what: What the rows are, for the message.
+    values: An array, or lists of numbers or of arrays.
+    what: What the rows are, for the message, e.g. "rows of a batch".
 
   Raises:
-    ValueError: One line, if the rows differ in length, or values are masked.
+    ValueError: If the rows differ in length, or values are masked. The message
+      is one line.
   """
   check_not_masked(values)
   try:
-    found = np.asarray(values)
+    array = np.asarray(values)
   except ValueError:  # Rows of different lengths.
-    found = None
-  if found is not None and found.dtype.kind != "O":
-    return found
+    array = None
+  if array is not None and array.dtype.kind != "O":
+    return array
   lengths = {len(row) if hasattr(row, "__len__") else 0 for row in values}
   if len(lengths) > 1:
     raise ValueError(
@@ -123,15 +137,25 @@ def as_rows(values: Any, what: str) -> np.ndarray:
 
 
 def is_sequence(data: Any) -> bool:
-  """Whether data have a length and are read by number, as lists are."""
-  has_both = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-  is_other = isinstance(data, Mapping | str | bytes) or hasattr(data, "dtype")
-  # A data set of grain has a length, and batches that are asked for by number.
-  return has_both and not is_other and not hasattr(data, "to_iter_dataset")
+  """Whether data have a length and items that are read by number, as a list.
+
+  Mappings, texts, arrays and data sets of grain do not count. A data set of
+  grain does have a length, but its items are batches.
+  """
+  if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+    return False
+  if isinstance(data, Mapping | str | bytes):
+    return False
+  is_array = hasattr(data, "dtype")
+  is_of_grain = hasattr(data, "to_iter_dataset")
+  return not is_array and not is_of_grain
 
 
 def is_list_of_numbers(data: Any) -> bool:
-  """Whether data are a list of numbers, or of lists of numbers."""
+  """Whether data are a list of numbers, or of lists of numbers at any depth.
+
+  Only the first item of each list is looked at. An empty list does not count.
+  """
   if not isinstance(data, list | tuple) or not data:
     return False
   first = data[0]
@@ -139,21 +163,29 @@ def is_list_of_numbers(data: Any) -> bool:
 
 
 def is_sequence_of_rows(data: Any) -> bool:
-  """Whether data are a sequence of lists of numbers, or of arrays of them."""
+  """Whether data are a sequence of rows, as the first item shows.
+
+  A row is a list of numbers, or an array with one axis.
+  """
   if not is_sequence(data) or not len(data):
     return False
   return is_list_of_numbers(data[0]) or getattr(data[0], "ndim", 0) == 1
 
 
 def read_by_number(data: Any) -> list[Any]:
-  """Returns the items of a sequence, which need not end when it is iterated."""
+  """Returns the items of a sequence, read by number.
+
+  `list(data)` would not do: it goes on until `__getitem__` raises IndexError,
+  which a user's sequence may never do.
+  """
   return [data[number] for number in range(len(data))]
 
 
 def is_table(data: Any) -> bool:
   """Whether data are a table of pandas, Polars or PyArrow.
 
-  Their items are columns or rows, as each library has it.
+  A table of one library has columns as its items, and a table of another one
+  has rows. A data set of Hugging Face is no table.
   """
   has_columns = hasattr(data, "columns") or hasattr(data, "column_names")
   return has_columns and not hasattr(data, "with_format")
@@ -164,16 +196,19 @@ class TokenTable:
 
   Attributes:
     count: Number of rows.
-    unread: Names of the columns that are not read.
+    unread: Names of the columns that are ignored.
   """
 
   def __init__(
     self, read: Callable[[Sequence[int]], Columns], count: int, what: str
   ):
-    """Reads the first row and the last one, which is often a shorter rest.
+    """Reads and checks the first row and the last row.
+
+    The last row is the likeliest to differ in length: it often has what was
+    left over when a text was cut into rows.
 
     Args:
-      read: Function from numbers of rows to their columns.
+      read: Function from numbers of rows to the columns of these rows.
       count: Number of rows.
       what: What the rows are, for messages.
 
@@ -186,28 +221,35 @@ class TokenTable:
     self._read = read
     self._what = what
     self.count = count
-    ends = read([0, count - 1])
-    self.unread = unread_columns(ends)
-    token_ids(ends, what)
+    first_and_last = read([0, count - 1])
+    self.unread = unread_columns(first_and_last)
+    token_ids(first_and_last, what)
 
   def take(self, ids: np.ndarray) -> np.ndarray:
     """Returns rows of tokens [*ids.shape, tokens].
 
     Args:
       ids: Numbers of rows, of any shape.
+
+    Raises:
+      ValueError: As `token_ids`.
     """
-    tokens = token_ids(self._read(ids.reshape(-1).tolist()), self._what)
+    columns = self._read(ids.reshape(-1).tolist())
+    tokens = token_ids(columns, self._what)
     return tokens.reshape(*ids.shape, *tokens.shape[1:])
 
 
 def token_table(data: Any) -> TokenTable | None:
-  """Returns rows with names that can be read by number; None for other data.
+  """Returns a table of rows with named columns; None for other data.
 
   Args:
-    data: A data set of Hugging Face, or any sequence of mappings.
+    data: Any data. Data sets of Hugging Face with a length, and sequences of
+      mappings, have such rows.
 
   Raises:
-    ValueError: One line, if it has such rows, and they have no tokens.
+    ValueError: If the rows have no tokens, or other tokens than `token_ids`
+      accepts. The message is one line.
+    TypeError: If a data set has no rows.
   """
   if hasattr(data, "column_names") and hasattr(data, "__len__"):
     rows = data.with_format("numpy")
@@ -215,27 +257,35 @@ def token_table(data: Any) -> TokenTable | None:
   if is_sequence(data) and len(data) and is_row(data[0]):
 
     def read(ids: Sequence[int]) -> Columns:
-      return _joined([data[number] for number in ids])
+      return _columns_of([data[number] for number in ids])
 
     return TokenTable(read, len(data), "data")
   return None
 
 
 def unread_columns(columns: Iterable[str]) -> list[str]:
-  """Returns the names of those columns that are not read."""
+  """Returns the names, among those of some columns, that are ignored here."""
   return [str(name) for name in columns if name not in _READ]
 
 
 def is_row(item: Any) -> bool:
-  """Whether an item with names is one row, and not a batch of rows."""
+  """Whether an item is a mapping with a single row, and not a batch of rows.
+
+  A mapping without `input_ids`, or with no tokens, counts as a row.
+  """
   if not isinstance(item, Mapping):
     return False
   rows = item.get(IDS, ())
   return not len(rows) or np.ndim(rows[0]) == 0
 
 
-def _joined(rows: Sequence[Columns]) -> Columns:
-  """Returns rows as columns; they must have the same names."""
+def _columns_of(rows: Sequence[Columns]) -> Columns:
+  """Returns rows as columns.
+
+  Args:
+    rows: Rows by name of the column, at least one. Each has the names of the
+      first row.
+  """
   return {name: [row[name] for row in rows] for name in rows[0]}
 
 
@@ -243,28 +293,38 @@ def next_batch(iterator: Iterator[Any], batch_size: int) -> Any:
   """Draws the next batch of tokens from an iterator of batches or of rows.
 
   Args:
-    iterator: Iterator of token ids [B, S], or of rows [S], of which a batch is
-      made: arrays, lists, or mappings with `input_ids`.
-    batch_size: Number of rows in a batch.
+    iterator: Iterator of batches of token ids [B, S], or of rows [S] that are
+      collected to a batch. Each item is an array, a list, or a mapping with
+      `input_ids`.
+    batch_size: Number of rows in a batch that is collected, B.
 
   Returns:
-    The batch; None at the end, where rows that make no whole batch are dropped.
-    An item of another form is returned as it is.
+    The batch [B, S]. None at the end of the iterator: rows that make no whole
+    batch are dropped. An item of another form is returned as it is.
+
+  Raises:
+    ValueError: If an item has other tokens than `token_ids` accepts, or rows of
+      a batch differ in length.
   """
-  item = _item(next(iterator, None))
+  item = _tokens_of_item(next(iterator, None))
   if not isinstance(item, np.ndarray) or item.ndim != 1:
     return item
-  rows = [item.copy()]  # A loader may fill its own arrays again.
+  rows = [item.copy()]  # A loader may write its next row into the same array.
   while len(rows) < batch_size:
-    item = _item(next(iterator, None))
+    item = _tokens_of_item(next(iterator, None))
     if item is None:
       return None
     rows.append(item.copy())
   return as_rows(rows, f"rows of {IDS}")
 
 
-def _item(item: Any) -> Any:
-  """Returns the tokens of an item; what has none stays as it is."""
+def _tokens_of_item(item: Any) -> Any:
+  """Returns the tokens of an item as an array.
+
+  Args:
+    item: An item of an iterator. If it is neither a mapping nor a list of
+      numbers, it is returned as it is.
+  """
   if isinstance(item, Mapping):
     return token_ids(item)
   if is_list_of_numbers(item):

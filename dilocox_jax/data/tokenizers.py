@@ -1,7 +1,8 @@
-"""Turns documents into tokens: bytes, byte-pair encoding, or a given file.
+"""Turns documents into tokens: bytes, byte-pair encoding, or a user's file.
 
-Bytes need no package. The others need the extra `text`
-(`pip install 'dilocox_jax[text]'`), which is imported when it is used.
+The tokenizer of bytes needs no package. The other tokenizers need the extra
+`text` (`pip install 'dilocox_jax[text]'`), which is imported when it is used.
+"The library" in this module is the package `tokenizers` of that extra.
 
 A tokenizer has a digest, because a loss per token means something only together
 with the tokens. Losses under two tokenizers are compared in bits per byte.
@@ -31,22 +32,25 @@ Tokens = Integer[np.ndarray, " tokens"]
 BYTES = "bytes"
 BPE = "bpe"
 BPE_VOCAB_SIZE = 1024
-# The library reserves memory for as many tokens as are asked for.
+# Largest `vocab_size` of "bpe": the library reserves memory for all tokens.
 MOST_TOKENS = 2**24
-_BATCH = 1000  # Documents that are encoded together.
-# Names that tokenizers give the token between two documents.
+_BATCH = 1000  # Number of documents that are encoded together.
+# Usual names of the token between two documents.
 _ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-_MOST_BYTES = 2**28  # Of a tokenizer's file; the largest have about 2^25.
-_UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # In place of what is no token.
-_LISTED = 12  # Tokens that a message lists at most.
-# Numbers without a token that a vocabulary may have: some leave room for
-# special tokens of others. More than that is damage.
+# Largest size of a tokenizer's file. The largest known files have about 2^25.
+_MOST_BYTES = 2**28
+# Text of a number that stands for no token.
+_UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+_LISTED = 12  # Largest number of tokens that a message lists.
+# Number of unused token numbers that every vocabulary may have. Some
+# vocabularies leave room for special tokens of later models.
 _UNUSED = 1000
-# What patterns are tried with, beside the characters that they have.
+# Characters with which the patterns of a tokenizer are tried, beside the
+# characters of the patterns themselves (`_check_patterns`).
 _PROBES = "aA1 \n.\u4e2d"
-_MOST_PROBES = 64
-_LONGEST_PROBE = 32
-_SLOW_S = 0.05
+_MOST_PROBES = 64  # Largest number of characters that are tried.
+_LONGEST_PROBE = 32  # A character is repeated fewer times than this.
+_SLOW_S = 0.05  # Time (s) at which a pattern takes too long.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,14 +58,15 @@ class Tokenizer:
   """Functions from text to tokens and back.
 
   Attributes:
-    name: "bytes", "bpe", or the path that was given.
-    vocab_size: Number of different tokens; every token is below it.
+    name: "bytes", "bpe", or the path of a tokenizer.json.
+    vocab_size: Number above every token.
     end_of_text: The token that is put between two documents.
     encode: Function from UTF-8 documents to one array of tokens each.
-    decode: Function from tokens to text.
-    digest: 16 hex digits that name the tokenizer; empty for bytes.
-    content: Content of the file that describes it; empty for bytes.
-    end_name: Name of `end_of_text` if it was asked for, else empty.
+    decode: Function from tokens to text. A number that stands for no token
+      becomes a replacement character.
+    digest: 16 hex digits that name the tokenizer; "" for bytes.
+    content: Content of the tokenizer.json; empty for bytes.
+    end_name: Name of `end_of_text` if the user chose this token, else "".
   """
 
   name: str
@@ -75,7 +80,7 @@ class Tokenizer:
 
   @property
   def dtype(self) -> np.dtype:
-    """Smallest unsigned type that holds every token."""
+    """Smallest unsigned integer type that holds every token."""
     return np.min_scalar_type(self.vocab_size - 1)
 
 
@@ -87,12 +92,14 @@ def choose(
 ) -> MakeTokenizer:
   """Returns a function from training documents to the tokenizer of a name.
 
+  The function raises ValueError as `trained_bpe` and `from_file`.
+
   Args:
     name: "bytes", "bpe" (trained on the documents), or the path of a
       tokenizer.json.
-    vocab_size: Number of tokens of "bpe".
-    end_of_text: Token of a file that is put between two documents; "" takes
-      the one whose name is known.
+    vocab_size: Number of tokens of "bpe". Other tokenizers ignore it.
+    end_of_text: Name of the token of a tokenizer.json that is put between two
+      documents; "": the first of the usual names that the file has.
   """
 
   def make(documents: Sequence[bytes]) -> Tokenizer:
@@ -106,11 +113,11 @@ def choose(
 
 
 def join(tokenizer: Tokenizer, documents: Sequence[bytes]) -> Tokens:
-  """Returns the tokens of documents, an end of a text between two of them.
+  """Returns the tokens of documents, with `end_of_text` between two of them.
 
   Args:
-    tokenizer: Makes the tokens.
-    documents: At least one.
+    tokenizer: The tokenizer that encodes the documents.
+    documents: The documents, at least one.
   """
   end = np.asarray([tokenizer.end_of_text], tokenizer.dtype)
   parts: list[Tokens] = []
@@ -124,7 +131,7 @@ def byte_tokenizer(documents: Sequence[bytes] = ()) -> Tokenizer:
   """Returns the tokenizer whose tokens are the bytes; a newline ends a text.
 
   Args:
-    documents: Training documents, which it does not need.
+    documents: Training documents, which this tokenizer does not need.
   """
   del documents
 
@@ -132,11 +139,18 @@ def byte_tokenizer(documents: Sequence[bytes] = ()) -> Tokenizer:
     return [np.frombuffer(document, np.uint8) for document in documents]
 
   def decode(tokens: Sequence[int] | Tokens) -> str:
-    # A model may have more tokens. No text has the byte 255.
-    known = [min(int(token), 255) for token in tokens]
-    return bytes(known).decode(errors="replace")
+    # A model may predict numbers above 255. They become the byte 255, which is
+    # in no UTF-8 text and therefore becomes a replacement character.
+    values = [min(int(token), 255) for token in tokens]
+    return bytes(values).decode(errors="replace")
 
-  return Tokenizer(BYTES, 256, ord("\n"), encode, decode)
+  return Tokenizer(
+    name=BYTES,
+    vocab_size=256,
+    end_of_text=ord("\n"),
+    encode=encode,
+    decode=decode,
+  )
 
 
 def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
@@ -146,8 +160,12 @@ def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
   documents give the same tokens.
 
   Args:
-    documents: Training documents.
+    documents: Training documents in UTF-8.
     vocab_size: Number of tokens, at least 257: the bytes and the end of a text.
+
+  Raises:
+    ValueError: If the number of tokens is outside its limits, the extra `text`
+      is not installed, or a document is not UTF-8.
   """
   require(
     257 <= vocab_size <= MOST_TOKENS,
@@ -155,65 +173,78 @@ def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
     f"of a document) and at most {MOST_TOKENS}",
   )
   library = extra_package("tokenizers", "data.tokenizer")
-  made = library.Tokenizer(library.models.BPE())
-  made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-  made.decoder = library.decoders.ByteLevel()
+  bpe = library.Tokenizer(library.models.BPE())
+  bpe.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  bpe.decoder = library.decoders.ByteLevel()
   trainer = library.trainers.BpeTrainer(
     vocab_size=vocab_size,
     special_tokens=[_ENDS_OF_TEXT[0]],
     initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
     show_progress=False,
   )
-  made.train_from_iterator(map(_text, documents), trainer)
-  return _from_text(BPE, made.to_str())
+  bpe.train_from_iterator(map(_decode_utf8, documents), trainer)
+  return _from_json(BPE, bpe.to_str())
 
 
 def from_file(path: str, end_of_text: str = "") -> Tokenizer:
   """Reads a tokenizer.json.
 
   Args:
-    path: The file.
-    end_of_text: The token between two documents; "" takes the one whose name
-      is known.
+    path: The file; "~" stands for the user's home directory.
+    end_of_text: Name of the token between two documents; "": the first of the
+      usual names that the file has.
 
   Raises:
-    ValueError: If there is no such file, it is no tokenizer, or it has no token
-      for the end of a document. The message is one line.
+    ValueError: If there is no such file, if the file is no tokenizer, is
+      damaged, has no token for the end of a document, or has a pattern that
+      would take for ever, or if the extra `text` is not installed. The message
+      is one line.
   """
   file = pathlib.Path(path).expanduser()
+  problem = "a folder" if file.is_dir() else "no such file"
   require(
     file.is_file(),
-    f"data.tokenizer={path}: {'a folder' if file.is_dir() else 'no such file'};"
-    " give 'bytes', 'bpe' or a tokenizer.json",
+    f"data.tokenizer={path}: {problem}; give 'bytes', 'bpe' or a"
+    " tokenizer.json",
   )
   with _one_line(path):
     text = file_bytes(file, most=_MOST_BYTES).decode()
-  return _from_text(path, text, end_of_text)
+  return _from_json(path, text, end_of_text)
 
 
 def warn_of_changes(tokenizer: Tokenizer, documents: Sequence[bytes]) -> None:
-  """Warns if a tokenizer does not give documents back as they are.
+  """Logs a warning if a tokenizer does not give documents back as they are.
 
   Args:
-    tokenizer: Bytes and "bpe" give everything back, a file often not.
+    tokenizer: The tokenizer. "bytes" and "bpe" are not checked, because they
+      give every text back. A tokenizer.json often changes blanks or letters.
     documents: Some of the documents.
   """
   if tokenizer.name in (BYTES, BPE):
     return
-  encoded = tokenizer.encode(documents)
-  pairs = zip(documents, map(tokenizer.decode, encoded), strict=True)
-  changed = sum(before != after.encode() for before, after in pairs)
-  if changed:
+  num_changed = 0
+  for document, tokens in zip(
+    documents, tokenizer.encode(documents), strict=True
+  ):
+    if tokenizer.decode(tokens).encode() != document:
+      num_changed += 1
+  if num_changed:
     logging.getLogger(__name__).warning(
-      "data.tokenizer=%s gives %d of %d documents back changed, so a run "
-      "learns another text than was read, whose bytes bits a byte count",
-      *(tokenizer.name, changed, len(documents)),
+      "data.tokenizer=%s gives %d of %d documents back changed: a run learns "
+      "the changed text, but its bits a byte count the bytes of the documents",
+      tokenizer.name,
+      num_changed,
+      len(documents),
     )
 
 
 @contextlib.contextmanager
 def _one_line(name: str) -> Iterator[None]:
-  """Turns what the library raises, which may be anything, into one line."""
+  """Turns any error of the library into a ValueError of one line.
+
+  Args:
+    name: Name of the tokenizer, for the message.
+  """
   try:
     yield
   except Exception as error:
@@ -221,54 +252,78 @@ def _one_line(name: str) -> Iterator[None]:
     raise ValueError(f"data.tokenizer={name}: {reason}") from error
 
 
-def _from_text(name: str, text: str, end_name: str = "") -> Tokenizer:
-  """Returns the tokenizer that a tokenizer.json describes."""
+def _from_json(name: str, text: str, end_name: str = "") -> Tokenizer:
+  """Returns the tokenizer that the text of a tokenizer.json describes.
+
+  Args:
+    name: Name of the tokenizer.
+    text: The text.
+    end_name: As `end_of_text` of `from_file`.
+
+  Raises:
+    ValueError: As `from_file`.
+  """
   library = extra_package("tokenizers", "data.tokenizer")
   with _one_line(name):
-    made = library.Tokenizer.from_str(text)
-  end = _end(name, end_name, made)
-  # A document that has the name of a special token in its text keeps it there.
-  made.encode_special_tokens = True
+    tokenizer = library.Tokenizer.from_str(text)
+  end_of_text = _end_of_text(name, end_name, tokenizer)
+  # If a document has the name of a special token in its text, the name is
+  # encoded as any other text.
+  tokenizer.encode_special_tokens = True
   # A file may ask for texts of one length. A document is kept whole here.
-  made.no_truncation()
-  made.no_padding()
-  numbers = made.get_vocab(with_added_tokens=True)
-  size = _vocab_size(name, numbers)
-  known = frozenset(numbers.values())
-  _check_patterns(name, text, made)
-  dtype = np.min_scalar_type(size - 1)
+  tokenizer.no_truncation()
+  tokenizer.no_padding()
+  numbers = tokenizer.get_vocab(with_added_tokens=True)
+  vocab_size = _vocab_size(name, numbers)
+  known_numbers = frozenset(numbers.values())
+  _check_patterns(name, text, tokenizer)
+  dtype = np.min_scalar_type(vocab_size - 1)
 
   def encode(documents: Sequence[bytes]) -> list[Tokens]:
-    texts = list(map(_text, documents))
+    texts = list(map(_decode_utf8, documents))
     with _one_line(name):
-      encoded = made.encode_batch(texts, add_special_tokens=False)
-    return [np.asarray(one.ids, dtype) for one in encoded]
+      encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    return [np.asarray(encoding.ids, dtype) for encoding in encodings]
 
   def decode(tokens: Sequence[int] | Tokens) -> str:
-    # A model may have more tokens. The library would leave them out in silence.
+    # A model may predict numbers that the tokenizer lacks. The library would
+    # leave them out without a word, so the text is decoded in pieces between
+    # them.
     pieces: list[list[int]] = [[]]
     for token in map(int, tokens):
-      if token in known:
+      if token in known_numbers:
         pieces[-1].append(token)
       else:
         pieces.append([])
     with _one_line(name):
-      return _UNKNOWN.join(map(made.decode, pieces))
+      return _UNKNOWN.join(map(tokenizer.decode, pieces))
 
   content = text.encode()
   digest = hashlib.sha256(content + end_name.encode()).hexdigest()[:16]
-  return Tokenizer(name, size, end, encode, decode, digest, content, end_name)
+  return Tokenizer(
+    name=name,
+    vocab_size=vocab_size,
+    end_of_text=end_of_text,
+    encode=encode,
+    decode=decode,
+    digest=digest,
+    content=content,
+    end_name=end_name,
+  )
 
 
 def _vocab_size(name: str, numbers: Mapping[str, int]) -> int:
-  """Returns the number above all tokens, which may have gaps between them.
+  """Returns the number above the numbers of all tokens.
+
+  Some numbers in between may have no token: up to `_UNUSED`, or up to a tenth
+  of the number of tokens if this is more.
 
   Args:
     name: Name of the tokenizer, for messages.
     numbers: The number of each token.
 
   Raises:
-    ValueError: If two tokens have one number, or most numbers have no token.
+    ValueError: If two tokens have one number, or more numbers have no token.
   """
   by_number: dict[int, str] = {}
   for token, number in sorted(numbers.items()):
@@ -278,28 +333,33 @@ def _vocab_size(name: str, numbers: Mapping[str, int]) -> int:
       f"data.tokenizer={name} is damaged: the tokens {other!r} and {token!r} "
       f"have one number, {number}",
     )
-  size = 1 + max(by_number)
-  unused = size - len(by_number)
+  highest = max(by_number)
+  num_tokens = len(by_number)
+  num_unused = highest + 1 - num_tokens
   require(
-    unused <= max(_UNUSED, len(by_number) // 10),
-    f"data.tokenizer={name} is damaged: it has {len(by_number):,} tokens, but "
-    f"{by_number[size - 1]!r} has the number {size - 1:,}",
+    num_unused <= max(_UNUSED, num_tokens // 10),
+    f"data.tokenizer={name} is damaged: it has {num_tokens:,} tokens, but "
+    f"{by_number[highest]!r} has the number {highest:,}",
   )
-  return size
+  return highest + 1
 
 
-def _check_patterns(name: str, text: str, made) -> None:
-  """Refuses patterns that take a time exponential in the length of a text.
+def _check_patterns(name: str, text: str, tokenizer: Any) -> None:
+  """Refuses patterns whose time is exponential in the length of a text.
 
   Such a pattern is "(a+)+$": each further "a" in "aaaa!" doubles the time. So
-  texts of a character, each one longer, are encoded until one takes too long.
-  That is no longer than twice the limit, and for usual patterns next to no time
-  at all.
+  "a!", "aa!", "aaa!" and so on are encoded and decoded until one of them takes
+  too long. The time only doubles from one text to the next, so the slowest text
+  takes about twice the limit. With usual patterns all texts take next to no
+  time.
 
   Args:
     name: Name of the tokenizer, for the message.
-    text: Its file.
-    made: The tokenizer.
+    text: Text of the tokenizer.json.
+    tokenizer: The tokenizer of the library.
+
+  Raises:
+    ValueError: If a text takes too long, or the library raises an error.
   """
   patterns = _patterns(json_object(text, name, is_ours=False))
   if not patterns:
@@ -307,11 +367,14 @@ def _check_patterns(name: str, text: str, made) -> None:
   characters = sorted({*_PROBES, *"".join(patterns)})
   for character in characters[:_MOST_PROBES]:
     for count in range(1, _LONGEST_PROBE):
-      # Other processes do not make the time of this thread longer.
+      # Unlike the time of the clock, the time of this thread does not depend
+      # on other processes.
       start_s = time.thread_time()
       with _one_line(name):
-        tokens = made.encode(f"{character * count}!", add_special_tokens=False)
-        made.decode(tokens.ids)
+        tokens = tokenizer.encode(
+          f"{character * count}!", add_special_tokens=False
+        )
+        tokenizer.decode(tokens.ids)
       require(
         time.thread_time() - start_s < _SLOW_S,
         f"data.tokenizer={name} takes too long for {count} times {character!r} "
@@ -321,26 +384,49 @@ def _check_patterns(name: str, text: str, made) -> None:
 
 
 def _patterns(value: Any) -> list[str]:
-  """Returns the regular expressions of a tokenizer.json."""
+  """Returns the regular expressions of a tokenizer.json, in order.
+
+  Args:
+    value: The JSON value, or a value inside it. A regular expression is the
+      field "Regex" of an object at any depth.
+  """
+  patterns = []
+  inner_values = []
   if isinstance(value, list):
-    return [found for inner in value for found in _patterns(inner)]
-  if not isinstance(value, dict):
-    return []
-  own = [value["Regex"]] if isinstance(value.get("Regex"), str) else []
-  return own + [found for x in value.values() for found in _patterns(x)]
+    inner_values = value
+  if isinstance(value, dict):
+    if isinstance(value.get("Regex"), str):
+      patterns.append(value["Regex"])
+    inner_values = value.values()
+  for inner_value in inner_values:
+    patterns += _patterns(inner_value)
+  return patterns
 
 
-def _end(name: str, given: str, made) -> int:
-  """Returns the number of the token between documents."""
-  for token in (given,) if given else _ENDS_OF_TEXT:
-    if (number := made.token_to_id(token)) is not None:
+def _end_of_text(name: str, end_name: str, tokenizer: Any) -> int:
+  """Returns the number of the token between two documents.
+
+  Args:
+    name: Name of the tokenizer, for messages.
+    end_name: Name of the token; "": the first of `_ENDS_OF_TEXT` that there is.
+    tokenizer: The tokenizer of the library.
+
+  Raises:
+    ValueError: If the tokenizer has no such token.
+  """
+  names = [end_name] if end_name else _ENDS_OF_TEXT
+  for token in names:
+    number = tokenizer.token_to_id(token)
+    if number is not None:
       return number
-  special = [t.content for t in made.get_added_tokens_decoder().values()]
-  have = ", ".join(special[:_LISTED]) or "none that are special"
-  if given:
+  special_tokens = [
+    token.content for token in tokenizer.get_added_tokens_decoder().values()
+  ]
+  have = ", ".join(special_tokens[:_LISTED]) or "none that are special"
+  if end_name:
     raise ValueError(
-      f"data.end_of_text={given!r} is no token of {name}: name one that it has "
-      f"({have})"
+      f"data.end_of_text={end_name!r} is no token of {name}: name one that it"
+      f" has ({have})"
     )
   raise ValueError(
     f"data.tokenizer={name} has no token for the end of a document whose name "
@@ -349,7 +435,8 @@ def _end(name: str, given: str, made) -> int:
   )
 
 
-def _text(document: bytes) -> str:
+def _decode_utf8(document: bytes) -> str:
+  """Returns the text of a document; raises ValueError if it is not UTF-8."""
   try:
     return document.decode()
   except UnicodeDecodeError as error:

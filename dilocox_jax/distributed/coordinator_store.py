@@ -1,26 +1,26 @@
-"""Messages between the processes of a run, without the devices.
+"""Sends small messages between the processes of a run, without the devices.
 
 A collective for a few bytes would wait in the devices' queue, and every
 collective between replicas costs a slow link its latency. So the processes send
-small messages through the key-value store of JAX's coordinator, which process 0
-keeps.
+small messages through the key-value store of JAX's coordinator. The store is a
+part of process 0.
 
 Every call of `allgather` is one turn. Turns have the same number in all
-processes, because all make the same calls in the same order. Turn 7 of three
-processes:
+processes, because all processes make the same calls in the same order. For
+example, this is turn 7 of three processes:
 
-  process 1, 2  set 7/1, 7/2 and wait for 7/all
-  process 0     waits for 7/1 and 7/2, sets 7/all, deletes all of turn 6
+  process 1, 2  set the keys 7/1 and 7/2, and wait for the key 7/all
+  process 0     waits for 7/1 and 7/2, sets 7/all, deletes all keys of turn 6
 
 Process 0 may delete turn 6 then, because a process that has set its key of turn
 7 has read 6/all.
 
-Values that are small and read often, such as losses and drifts, are sent in
-this way too (`arrays_to_host`). With one process nothing is sent.
+Small arrays that are read often, such as losses and drifts, are sent in this
+way too (`arrays_to_host`). With one process nothing is sent.
 
-Whoever reaches the coordinator's port can write into the store. So a message is
-JSON, and arrays in it are files of numpy's format without Python objects: a
-message of a stranger may be wrong, but it is never executed.
+Anybody who reaches the coordinator's port can write into the store. So a
+message is JSON, and arrays in it are in the file format of numpy without Python
+objects: a message of a stranger may be wrong, but it is never executed.
 """
 
 import base64
@@ -37,21 +37,24 @@ import numpy as np
 from dilocox_jax.threads import in_thread
 from dilocox_jax.trees import Tree
 
-_FOLDER = "dilocox_jax"
-# A process may compile or wait for a link for hours. If a process has died, the
-# coordinator's heartbeats show it, not this limit.
+_FOLDER = "dilocox_jax"  # All keys of this module begin with it.
+# Limit of waiting for another process, which may compile or wait for a link for
+# hours. JAX notices by heartbeats if a process has died, and not by this limit.
 _WAIT_MS = 24 * 60 * 60 * 1000
-_END_MS = 5_000  # Enough for a round trip, in case a process does not come.
-_LAST_S = 0.5  # Process 0 waits so long for the other processes to end.
+# Limit of waiting at the end of a run, where a process may be missing. It is
+# enough for a round trip.
+_END_MS = 5_000
+_LAST_S = 0.5  # Process 0 ends this much later than the other processes.
 
-_turns = itertools.count()
+_turns = itertools.count()  # Numbers of the turns, from 0.
 
 
 def allgather(value: Any) -> list[Any]:
   """Returns the values of all processes, in every process.
 
-  All processes must call it, in the same order. Each waits for the slowest one.
-  Process 0 collects the values, so the others wait for one round trip to it.
+  All processes must make the same calls in the same order. Each call waits for
+  the slowest process. Process 0 collects the values, so a call takes the other
+  processes one round trip to process 0.
 
   Args:
     value: Value of this process, of types that JSON has. With several
@@ -66,9 +69,9 @@ def allgather(value: Any) -> list[Any]:
   turn = next(_turns)
   folder = f"{_FOLDER}/{turn}"
   message = json.dumps(value).encode()
-  if jax.process_index():
-    # Both requests are sent at once: one after the other would be two round
-    # trips.
+  if jax.process_index() != 0:
+    # Both requests are sent at the same time: one after the other would take
+    # two round trips.
     key = f"{folder}/{jax.process_index()}"
     set_request = in_thread(store.key_value_set_bytes, key, message)
     gathered = store.blocking_key_value_get_bytes(f"{folder}/all", _WAIT_MS)
@@ -89,19 +92,23 @@ def allgather(value: Any) -> list[Any]:
 def arrays_to_host(tree: Tree) -> Tree:
   """Returns the values of arrays as numpy arrays, in every process.
 
-  All processes must call it, in the same order, with trees of one structure.
-  Arrays of which every device has a copy are not sent.
+  All processes must make the same calls in the same order, with trees of one
+  structure. An array is sent only if this process lacks a part of its values.
 
   Args:
     tree: Arrays, each on devices of only this process or of all processes.
+
+  Returns:
+    The whole values of every array. An array that is only on devices of this
+    process is not compared with those of other processes.
   """
   leaves, structure = jax.tree.flatten(tree)
   divided = {i: leaf for i, leaf in enumerate(leaves) if _is_divided(leaf)}
   if not divided:
     return jax.device_get(tree)
   values = {i: np.empty(leaf.shape, leaf.dtype) for i, leaf in divided.items()}
-  # If several devices hold the same part, the one with the replica_id 0 sends
-  # it.
+  # Several devices may hold copies of the same part. Only one of these copies
+  # has the replica_id 0, so each part is sent once.
   sent_parts = [
     _to_message(i, shard.index, np.asarray(shard.data))
     for i, leaf in divided.items()
@@ -116,7 +123,7 @@ def arrays_to_host(tree: Tree) -> Tree:
 
 
 def _is_divided(leaf: Any) -> bool:
-  """Returns whether this process lacks parts of an array."""
+  """Returns whether this process lacks a part of an array's values."""
   if not isinstance(leaf, jax.Array):
     return False
   return not (leaf.is_fully_addressable or leaf.is_fully_replicated)
@@ -128,9 +135,13 @@ def _to_message(
   """Returns a part of an array as values of JSON.
 
   Args:
-    number: Number of the array.
-    index: Where the part lies in the array.
+    number: Number of the array among the leaves of its tree.
+    index: Where the part lies in the array: a slice of each axis.
     part: The values.
+
+  Returns:
+    The number; start and stop of each slice; and the values in the file format
+    of numpy, as text in base64.
   """
   file = io.BytesIO()
   np.lib.format.write_array(file, np.asanyarray(part), allow_pickle=False)
@@ -141,9 +152,19 @@ def _to_message(
 def _from_message(
   number: int, bounds: list[list[int | None]], text: str
 ) -> tuple[int, tuple[slice, ...], np.ndarray]:
-  """Returns what `_to_message` got.
+  """Returns the number, the index and the values of a part of an array.
 
-  Values of types that numpy lacks come as raw bytes.
+  It reverses `_to_message`. numpy's file format has no types such as bfloat16.
+  Values of such a type are returned as raw bytes of the same width, and the
+  caller must view them as the type.
+
+  Args:
+    number: Number of the array among the leaves of its tree.
+    bounds: Start and stop of the part's slice of each axis.
+    text: The values, as `_to_message` has encoded them.
+
+  Raises:
+    ValueError: If the text is damaged, or contains Python objects.
   """
   file = io.BytesIO(base64.b64decode(text, validate=True))
   part = np.lib.format.read_array(file, allow_pickle=False)
@@ -154,19 +175,25 @@ def _from_message(
 def wait_for_end() -> None:
   """Waits up to 5 s for the other processes to reach the end of the run.
 
-  The store ends with process 0. So process 0 waits a little longer: if it ended
-  first, the others would report that they have lost a process.
+  The store ends with process 0. So process 0 waits for another 0.5 s: if
+  process 0 ended first, the others would report that they have lost a process.
+  Without a store, that is with one process, nothing happens.
   """
   store = _store()
-  if store:
-    with contextlib.suppress(RuntimeError):  # A process may not come.
-      store.wait_at_barrier(f"{_FOLDER}/end", _END_MS)
-      if jax.process_index() == 0:
-        time.sleep(_LAST_S)
+  if store is None:
+    return
+  # If a process does not come in time, the store raises RuntimeError.
+  with contextlib.suppress(RuntimeError):
+    store.wait_at_barrier(f"{_FOLDER}/end", _END_MS)
+    if jax.process_index() == 0:
+      time.sleep(_LAST_S)
 
 
 def _store() -> Any:
-  """Returns the client of the store. JAX has no public function for that."""
+  """Returns this process's client of the store; None if there is no store.
+
+  JAX has no public function for that.
+  """
   from jax._src import distributed
 
   return distributed.global_state.client

@@ -1,8 +1,9 @@
-"""Keeps the outer state of a fragment in host memory between its windows.
+"""Moves arrays between the memory of devices and the memory of the host.
 
-Only a few windows need the outer state of a fragment. Between them it would
-take memory of the accelerator for nothing. So it may stay in host memory, and
-is moved to the devices for the windows that need it.
+Only the windows that send or apply a fragment need the fragment's outer state.
+Between these windows the outer state would take memory of the accelerator for
+nothing. So it can be kept in host memory (the config field `mesh.outer_memory`)
+and is moved to the devices for the windows that need it.
 """
 
 from collections.abc import Iterable
@@ -20,7 +21,8 @@ def moved(tree: Tree, kind: str) -> Tree:
   """Moves arrays to a memory of the devices that hold them.
 
   Args:
-    tree: Arrays in any memory. Arrays that are in the memory already stay.
+    tree: Arrays in any memory. An array that already is in the wanted memory
+      is not copied.
     kind: One of `plan.choices.MEMORIES`.
 
   Returns:
@@ -37,17 +39,19 @@ def with_memory_kind(shardings: Tree, kind: str) -> Tree:
     kind: One of `plan.choices.MEMORIES`.
   """
 
-  def change(sharding: Any) -> Any:
+  def with_kind(sharding: Any) -> Any:
     if kind != DEVICE:
       return sharding.with_memory_kind(kind)
+    # The name of a device's own memory depends on the device. On a CPU, for
+    # example, JAX has no memory called "device".
     device = next(iter(sharding.device_set))
     return sharding.with_memory_kind(device.default_memory().kind)
 
-  return jax.tree.map(change, shardings)
+  return jax.tree.map(with_kind, shardings)
 
 
 def unsupported(kind: str, devices: Iterable[Any]) -> str | None:
-  """Returns why devices cannot keep the outer state in a memory.
+  """Returns why devices cannot keep arrays in a memory.
 
   Args:
     kind: One of `plan.choices.MEMORIES`.

@@ -1,8 +1,10 @@
 """Counts the bytes that this process sends over a network interface.
 
-The launcher of throttled links gives every process an interface of its own and
-names it in an environment variable. A run then records the kernel's count next
-to the bytes of the plan, so that no byte crosses a slow link uncounted.
+When `experiments.launch` throttles the links between processes, every process
+gets a network interface of its own. The environment variable
+`LINK_VARIABLE` names this interface. A run then records how many bytes the
+kernel has sent over the interface, beside the bytes that the plan predicts. So
+a byte that the plan does not know of is noticed.
 """
 
 import math
@@ -16,7 +18,7 @@ def sent_bytes(interface: str, table: str = "/proc/self/net/dev") -> int:
 
   Args:
     interface: Name of the interface in this process's network namespace.
-    table: File with the kernel's counters of a namespace.
+    table: File with the kernel's counters of all interfaces of the namespace.
 
   Raises:
     ValueError: If there is no such interface.
@@ -25,6 +27,8 @@ def sent_bytes(interface: str, table: str = "/proc/self/net/dev") -> int:
     lines = [line.strip().partition(":") for line in file]
   for name, _, counters in lines:
     if name == interface:
+      # The first eight counters are of received data. The ninth is the number
+      # of sent bytes.
       return int(counters.split()[8])
   raise ValueError(
     f"{LINK_VARIABLE}={interface} is no network interface here: unset it"
@@ -32,19 +36,27 @@ def sent_bytes(interface: str, table: str = "/proc/self/net/dev") -> int:
 
 
 class LinkCounter:
-  """Counts the bytes that are sent over this process's throttled link, if any.
+  """Counts the bytes that are sent over this process's throttled link.
 
   Attributes:
-    interface: Name of the link's interface; "" if there is none.
+    interface: Name of the link's interface; "" if the process has no throttled
+      link.
   """
 
   def __init__(self):
-    """Starts to count at the kernel's present count."""
+    """Starts to count at zero.
+
+    Raises:
+      ValueError: If the interface that `LINK_VARIABLE` names does not exist.
+    """
     self.interface = os.environ.get(LINK_VARIABLE, "")
     self._last_count = self._count()
 
   def new_bytes(self) -> float:
-    """Returns the bytes sent since the last call; NaN without a link."""
+    """Returns the bytes sent since the last call, or since the start.
+
+    Returns NaN if the process has no throttled link.
+    """
     count = self._count()
     new_bytes = count - self._last_count
     self._last_count = count

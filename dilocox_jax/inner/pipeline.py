@@ -1,13 +1,16 @@
 """Computes the gradient of a model whose layers are spread over stages.
 
-All stages of a replica run this one program. In every tick each stage looks up
-its action in the timetable, runs it, and sends its newest results to its
-neighbors. Forwards and backwards are actions of the timetable. So only the
-schedule decides for how many micro-batches a stage holds activations. The
-program is a scan over ticks around a loop over layers. It does not grow with
-the number of ticks, layers or micro-batches.
+All stages of a replica run this one program. A row of the timetable
+(`plan.pipeline.TickNumbers`) is a tick. In every tick each stage looks up its
+action, runs it, and sends its newest results to the stages next to it. Forwards
+and backwards are actions of the timetable. So only the schedule decides for how
+many micro-batches a stage holds activations. The program is a scan over ticks
+around a loop over layers. So its size does not grow with the number of ticks,
+layers or micro-batches.
 
-Letters in names: T tokens, D model, K layers of a stage.
+The residual stream between two layers is called the stream, x. Letters in
+shapes: m micro-batches of b sequences with L tokens, T = b L tokens of a
+micro-batch, D model, K layers of a stage.
 """
 
 import dataclasses
@@ -57,11 +60,11 @@ def pipelined_gradient(
   Returns:
     (blocks, rest, tokens) -> (loss, block gradients, rest gradients).
     `blocks` are this stage's layers, leaves [K, ...], where K is the largest of
-    all layer counts. The last rows of a shorter stage are not read. `rest` are
-    all other leaves, whole. `tokens` are int32 [m, b, L + 1]. Results are means
-    over the m micro-batches, in fp32 or wider. They are this stage's
-    contribution: the caller must sum the loss and the rest gradients over the
-    stages.
+    all layer counts. A stage with fewer layers does not read its last rows, and
+    their gradients are zero. `rest` are all other leaves, whole. `tokens` are
+    int32 [m, b, L + 1]. Results are means over the m micro-batches, in fp32 or
+    wider. They are this stage's contribution: the caller must sum the loss and
+    the rest gradients over the stages.
   """
   ticks = pipeline.timetable
 
@@ -71,6 +74,7 @@ def pipelined_gradient(
     x_TxD = jax.eval_shape(model.embed, rest, tokens[0, :, :-1])
     # Matrices are cast once, before the scan. If a forward cast its kernel, the
     # cast copy would be a residual, and would be saved for every micro-batch.
+    # With their layer axis, matrices have three axes or more.
     cast_blocks = jax.tree.map(
       lambda x: x.astype(x_TxD.dtype) if x.ndim > 2 else x, blocks
     )
@@ -107,12 +111,16 @@ class StageState(NamedTuple):
   """The arrays that a stage holds between two ticks.
 
   Attributes:
-    activations: The newest activations of this stage, [T, D].
-    gradients: The newest gradient of this stage's input, [T, D].
-    activations_arrived: The newest activations of the stage before, [T, D].
-    gradients_arrived: The newest gradient of the next stage's input, [T, D].
-    outputs: Outputs of forwards, [slots, T, D]. Only the last stage reads them.
-    saved: Arrays that forwards save for backwards, leaves [slots, K, ...].
+    activations: Stream behind this stage's layers, from its newest forward,
+      [T, D].
+    gradients: Gradient of the stream in front of this stage's layers, from its
+      newest backward, [T, D].
+    activations_arrived: `activations` of the stage before, [T, D].
+    gradients_arrived: `gradients` of the next stage, [T, D].
+    outputs: `activations` of several forwards, by `TickNumbers.output_slot`,
+      [slots, T, D]. Only the last stage reads them.
+    saved: Arrays that forwards save for backwards, by `TickNumbers.saved_slot`
+      and layer, leaves [slots, K, ...].
     loss: Sum of the losses of the micro-batches so far.
     block_gradients: Sums of the layers' gradients, leaves [K, ...].
     rest_gradients: Sums of the gradients of all other leaves.
@@ -131,7 +139,7 @@ class StageState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainingStage(Stage):
-  """A stage in training. Each of its actions returns a new state of the stage.
+  """A stage in training, with its two actions: forward and backward.
 
   Attributes:
     passes: Forward and backward of the model's block.
@@ -143,8 +151,12 @@ class TrainingStage(Stage):
     """Runs the stage's layers on a micro-batch.
 
     Args:
-      at: The stage's numbers in this tick.
+      at: The stage's numbers in this tick, scalars.
       state: State before the action.
+
+    Returns:
+      The state with new `activations`. `outputs` and `saved` have new values in
+      the slots of the micro-batch.
     """
     context = self.context(at.micro_batch)
 
@@ -166,13 +178,19 @@ class TrainingStage(Stage):
     )
 
   def backward(self, at: TickNumbers, state: StageState) -> StageState:
-    """Computes gradients of a micro-batch, layer by layer.
+    """Computes the gradients of a micro-batch, from its loss to its input.
 
-    The last stage begins with the loss and the head.
+    The last stage begins with the loss and the head, and the first stage ends
+    with the embedding. Every other stage begins with the gradient that the next
+    stage has sent.
 
     Args:
-      at: The stage's numbers in this tick.
+      at: The stage's numbers in this tick, scalars.
       state: State before the action.
+
+    Returns:
+      The state with new `gradients`, and with the loss and the gradients of the
+      micro-batch added to the sums.
     """
     last_row = self.count - 1
 
@@ -224,7 +242,14 @@ class TrainingStage(Stage):
 
 
 def _tick(training: TrainingStage) -> Callable:
-  """Returns the body of the scan: one stage runs one row of the timetable."""
+  """Returns the body of the scan over ticks.
+
+  Args:
+    training: The stage.
+
+  Returns:
+    (state, numbers of the stage in this tick) -> (new state, None).
+  """
 
   def tick(state: StageState, at: TickNumbers) -> tuple[StageState, None]:
     is_forward = at.action == ACTIONS.index("forward")
@@ -233,8 +258,8 @@ def _tick(training: TrainingStage) -> Callable:
     state = when(is_backward, "backward", training.backward, at=at, state=state)
     # Every stage sends in every tick, because a collective needs all of them.
     state = state._replace(
-      activations_arrived=training.sent(state.activations),
-      gradients_arrived=training.sent(state.gradients, step=-1),
+      activations_arrived=training.exchange(state.activations),
+      gradients_arrived=training.exchange(state.gradients, step=-1),
     )
     return state, None
 
@@ -253,7 +278,7 @@ def _first_state(
     pipeline: The schedule.
     training: The stage.
     x_TxD: Shape and dtype of the stream.
-    params: Parameters of the blocks, and all other parameters.
+    params: This stage's layers [K, ...], and all other parameters.
   """
 
   def buffers(tree: Tree, *slots: int) -> Tree:

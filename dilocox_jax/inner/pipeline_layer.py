@@ -1,12 +1,13 @@
 """Cuts the gradient of one layer into a forward and a backward.
 
 A pipeline runs a layer's forward and its backward in different ticks. So the
-forward must leave plain arrays for the backward, which lie in a buffer. JAX
-differentiates the layer. This module sorts the residuals of that derivative
-into two groups: parameters and all other arrays. A stage has the parameters
-anyway, and must not store a copy of them for each micro-batch.
+forward must leave plain arrays, which wait in a buffer for the backward. The
+function `jax.vjp` differentiates the layer, and its result holds such arrays,
+the residuals. Some of them are the layer's parameters. A stage has the
+parameters anyway, and must not store a copy of them for each micro-batch. So
+this module separates them from all other residuals.
 
-Letters in names: T tokens, D model.
+Letters in names: T tokens of a micro-batch, D model.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ _NUM_ARGUMENTS = 2  # Of the differentiated function: parameters and x.
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayerPasses:
-  """A block's forward and backward, and the shapes of the arrays between them.
+  """A block's forward and backward; `layer_passes` builds them.
 
   Attributes:
     saved: Shapes and dtypes of the arrays that a forward saves for its
@@ -36,9 +37,11 @@ class LayerPasses:
   """
 
   saved: list[jax.ShapeDtypeStruct]
+  # (context, parameters, x [T, D]) -> x [T, D].
   _call: Callable[..., Array]
-  # Tree structure of the residuals of jax.vjp that are not its arguments.
+  # Tree structure of the result of `jax.vjp` without its saved arguments.
   _residuals: Any
+  # Whether the derivative reads x. Then x is the last of the saved arrays.
   _saves_input: bool
 
   def forward(
@@ -46,14 +49,17 @@ class LayerPasses:
   ) -> tuple[Float[Array, "T D"], list[Any]]:
     """Returns the layer's output, and the arrays for `backward`.
 
-    Some of these arrays may be constants, such as the tables of a kernel. They
-    are not of the type `Array`.
+    Some of these arrays may be constants, such as the tables of a kernel.
+    Such constants are not of the type `Array`.
 
     Args:
       layer: The layer's parameters.
       x_TxD: Input of the layer.
       context: Keyword arguments of the block, which have no gradient. They are
         saved if the backward needs them.
+
+    Returns:
+      The output [T, D]; and arrays with the shapes and dtypes of `saved`.
     """
     call = functools.partial(self._call, dict(context))
     y_TxD, pullback = jax.vjp(call, layer, x_TxD)
@@ -69,9 +75,12 @@ class LayerPasses:
     """Returns the gradients of the layer's parameters and of its input.
 
     Args:
-      layer: The layer's parameters, as in `forward`.
-      saved: The arrays that `forward` saved.
+      layer: The layer's parameters, with the values that `forward` got.
+      saved: The arrays that `forward` returned.
       y_gradient: Gradient of the layer's output.
+
+    Returns:
+      Gradients like `layer`; and the gradient of x, [T, D].
     """
     if self._saves_input:
       x_TxD = saved[-1]
@@ -94,15 +103,18 @@ def layer_passes(
   remat: str,
   context: Mapping[str, jax.ShapeDtypeStruct],
 ) -> LayerPasses:
-  """Cuts the gradient of a block. It works with shapes and computes nothing.
+  """Builds a block's forward and backward.
+
+  The block is traced with shapes, so nothing is computed.
 
   Args:
     block: (parameters, x [T, D], length, **context) -> x [T, D].
     layer: Shapes and dtypes of one layer's parameters.
-    x_TxD: Shape and dtype of the stream.
-    length: Tokens that attend to each other, L.
-    remat: Name of what a forward saves (`remat_wrapper`). Forward and backward
-      are in different loops, so XLA cannot merge them.
+    x_TxD: Shape and dtype of the input and of the output, [T, D].
+    length: Number of tokens of a sequence, L.
+    remat: What a forward saves for its backward: "none", "dots" or "full"
+      (`remat_wrapper`). XLA cannot undo this by merging the backward with the
+      forward, because they are in different loops.
     context: Shapes and dtypes of the block's keyword arguments.
 
   Raises:
@@ -116,7 +128,8 @@ def layer_passes(
 
   def probe(layer: Tree, x_TxD: Array, context: Any) -> tuple[Any, Any]:
     _, pullback = jax.vjp(functools.partial(call, context), layer, x_TxD)
-    # An argument that the derivative does not read has no leaves here.
+    # If the derivative does not read x, JAX has put something without leaves
+    # in the place of x.
     _, saved_input = replace_saved_arguments(pullback, [])
     return pullback, jax.tree.leaves(saved_input)
 
@@ -133,13 +146,13 @@ def layer_passes(
 def replace_saved_arguments(pullback: Any, arguments: list[Array]) -> list[Any]:
   """Replaces the arguments that a result of `jax.vjp` has saved.
 
-  It changes the attribute `args_res`, which JAX does not document and which no
-  other code of this package uses. The reason is that a derivative saves the
-  layer's kernels among its residuals. With 8 micro-batches in flight the
-  buffers of a stage would hold every kernel 8 times. JAX keeps the residuals
-  that are arguments in this list, separate from all other residuals. So a
-  forward empties the list before its residuals go into a buffer, and a backward
-  fills it with the parameters that the stage holds anyway.
+  A derivative saves the layer's kernels among its residuals. With 8
+  micro-batches in flight the buffers of a stage would hold every kernel 8
+  times. JAX keeps the residuals that are arguments of the function in a list of
+  their own, the attribute `args_res`. So a forward empties this list before its
+  residuals go into a buffer, and a backward fills it with the parameters that
+  the stage holds anyway. JAX does not document the attribute, and no other code
+  of this package uses it.
 
   JAX 0.10.2 and 0.12.0.1, which `constraints/` pins, have the attribute.
 
@@ -147,10 +160,10 @@ def replace_saved_arguments(pullback: Any, arguments: list[Array]) -> list[Any]:
     pullback: Second result of `jax.vjp` of a function of two arguments, or
       such a result that was flattened with an empty list and unflattened. It
       is changed in place.
-    arguments: New arguments, as a flat list of arrays.
+    arguments: New content of the list: a flat list of arrays, or an empty list.
 
   Returns:
-    The old list: one entry per argument, or no entry.
+    The old list. It has an entry for each argument, or it is empty.
 
   Raises:
     RuntimeError: If the attribute is missing, cannot be set, or has another

@@ -1,10 +1,13 @@
 """The stages of a pipeline, and the loss of a pipelined model.
 
-All stages run the same program. Only the first stage embeds, and only the last
-one computes the loss, so both computations are under a condition. An evaluation
-needs no gradient. So it only runs forwards, and stages save no arrays.
+All stages run the same program. Only the first stage embeds tokens, and only
+the last stage computes the loss, so both computations are under a condition. An
+evaluation needs no gradient. So it only runs forwards, and stages save no
+arrays.
 
-Letters in names: T tokens, D model, K layers of a stage.
+The residual stream between two layers is called the stream, x. Letters in
+shapes: m micro-batches of b sequences with L tokens, T = b L tokens of a
+micro-batch, D model, K layers of a stage.
 """
 
 import dataclasses
@@ -20,7 +23,8 @@ from dilocox_jax.inner.pipeline_layer import Block
 from dilocox_jax.plan.model.division import STAGE_AXIS
 from dilocox_jax.trees import Index, Scalar, Tree
 
-# (blocks, rest, tokens) -> this stage's contribution to the loss.
+# (blocks, rest, tokens) -> this stage's contribution to the loss, as
+# `pipelined_loss` returns it.
 PipelinedLoss = Callable[[Tree, Tree, Array], Scalar]
 
 
@@ -28,13 +32,13 @@ class CutModel(NamedTuple):
   """A model as functions for the parts that a pipeline separates.
 
   Attributes:
-    embed: (leaves outside the blocks, tokens [b, L]) -> x [T, D], T = b L.
+    embed: (leaves outside the blocks, tokens [b, L]) -> x [T, D].
     block: (one layer's leaves, x [T, D], L) -> x [T, D]. Leaves with two axes
       or more have the dtype of x.
     loss: (leaves outside the blocks, x [T, D], targets [T]) -> mean loss.
-    segments: (tokens [b, L]) -> segments [b, L] (`models.attention`). `embed`
-      and `block` take them as the keyword argument `segments`. None: they take
-      no segments.
+    segments: (tokens [b, L]) -> segments [b, L], which separate the documents
+      of a sequence (`models.attention`). `embed` and `block` take them as the
+      keyword argument `segments`. None: `embed` and `block` take no segments.
   """
 
   embed: Callable[..., Array]
@@ -59,11 +63,11 @@ class Stage:
 
   Attributes:
     model: The model.
-    counts: Layers of every stage, [stages].
-    number: Index of this stage.
-    layers: Parameters of this stage's layers, [K, ...].
+    counts: Number of layers of every stage, [stages].
+    number: Index of this stage, from 0.
+    layers: Parameters of this stage's layers, leaves [K, ...].
     rest: Parameters outside the blocks.
-    tokens: int32 [m, b, L + 1].
+    tokens: All tokens of the micro-batches, int32 [m, b, L + 1].
   """
 
   model: CutModel
@@ -82,7 +86,8 @@ class Stage:
   def count(self) -> np.int32 | Index:
     """Number of layers of this stage.
 
-    It is a constant of the program if all stages have equally many layers.
+    If all stages have equally many layers, the number is a constant of the
+    program, and not a traced value.
     """
     if np.ptp(self.counts) == 0:
       return self.counts[0]
@@ -99,20 +104,33 @@ class Stage:
     return self.model.context(get(self.tokens, batch)[:, :-1])
 
   def targets(self, batch: Index) -> Array:
-    """Returns the tokens [T] that the model should predict in a micro-batch."""
+    """Returns the tokens [T] that the model should predict.
+
+    Args:
+      batch: Index of the micro-batch.
+    """
     return get(self.tokens, batch)[:, 1:].reshape(-1)
 
   def embed(self, rest: Tree, batch: Index) -> Array:
-    """Returns the embedded tokens of a micro-batch, [T, D]."""
+    """Returns the embedded tokens of a micro-batch, [T, D].
+
+    Args:
+      rest: Parameters outside the blocks. They are an argument, because the
+        backward differentiates with respect to them.
+      batch: Index of the micro-batch.
+    """
     tokens = get(self.tokens, batch)[:, :-1]
     return self.model.embed(rest, tokens, **self.context(batch))
 
   def input(self, batch: Index, arrived: Array) -> Array:
     """Returns the stream [T, D] that the stage's first layer reads.
 
+    On the first stage these are the embedded tokens, and on every other stage
+    `arrived`.
+
     Args:
       batch: Index of the micro-batch.
-      arrived: The stream that the stage before has sent.
+      arrived: The stream that the stage before has sent, [T, D].
     """
 
     def embed(batch: Index, _: Array) -> Array:
@@ -124,7 +142,7 @@ class Stage:
     """Runs a loop over the stage's layers.
 
     Args:
-      body: (row, carry) -> carry, for one layer.
+      body: (row, carry) -> carry, for the layer in a row of `layers`.
       start: The first carry.
 
     Returns:
@@ -132,11 +150,16 @@ class Stage:
     """
     return jax.lax.fori_loop(np.int32(0), self.count, body, start)
 
-  def sent(self, message: Tree, step: int = 1) -> Tree:
-    """Sends a message to the next stage, or to the stage before with step -1.
+  def exchange(self, message: Tree, step: int = 1) -> Tree:
+    """Sends a message to the stage beside this one.
 
-    The last stage also sends to the first one, and the first one to the last
-    one. These messages are not read.
+    All stages send in the same direction at the same time. The stages form a
+    ring for that, but the message between the last and the first stage is not
+    read.
+
+    Args:
+      message: Arrays, of the same shapes on all stages.
+      step: 1: to the next stage; -1: to the stage before.
 
     Returns:
       The message that has arrived at this stage.
@@ -149,18 +172,18 @@ class Stage:
 
 
 def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
-  """Builds one stage's loss, for a region that is manual over the stages.
+  """Builds one stage's loss, for use in `shard_map` over the stages.
 
-  Stage s runs the forward of micro-batch t - s in tick t, and saves no arrays.
+  In tick t, stage s runs the forward of micro-batch t - s.
 
   Args:
     model: The model.
     layer_counts: Number of layers of each stage, [stages].
 
   Returns:
-    (blocks, rest, tokens) -> mean loss over the micro-batches, with arguments
-    as in `pipelined_gradient`. It is 0 except on the last stage, so the caller
-    must sum it over the stages.
+    (blocks, rest, tokens) -> mean loss over the micro-batches, a scalar, with
+    arguments as in `pipelined_gradient`. The loss is 0 except on the last
+    stage, so the caller must sum it over the stages.
   """
 
   def loss(blocks: Tree, rest: Tree, tokens: Int[Array, "m b S"]) -> Scalar:
@@ -192,12 +215,12 @@ def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
       return x_TxD, when(stage.is_last, "head", head, batch, total)
 
     def tick(
-      carry: tuple[Array, Scalar], at: Index
+      carry: tuple[Array, Scalar], tick_number: Index
     ) -> tuple[tuple[Array, Scalar], None]:
-      batch = at - number
-      is_on = (batch >= 0) & (batch < num_batches)
-      x_TxD, total = when(is_on, "forward", forward, batch, carry)
-      return (stage.sent(x_TxD), total), None
+      batch = tick_number - number
+      has_batch = (batch >= 0) & (batch < num_batches)
+      x_TxD, total = when(has_batch, "forward", forward, batch, carry)
+      return (stage.exchange(x_TxD), total), None
 
     x_TxD = jax.eval_shape(model.embed, rest, tokens[0, :, :-1])
     first = (
@@ -212,7 +235,7 @@ def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
 
 
 def empty_buffer(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-  """Returns a buffer before it is written. No result depends on its values.
+  """Returns a buffer to be written. No result depends on its first values.
 
   Args:
     shape: Shape of the buffer.
@@ -230,30 +253,30 @@ def when(
 ) -> Tree:
   """Runs an action on a state if a condition holds.
 
-  This does the same as `jax.lax.cond`. It is written as a loop with one
+  The result is that of `jax.lax.cond`. But this function is a loop with one
   iteration or none, because XLA updates the values that a loop carries in
   place. With a conditional over all actions, XLA copied every buffer in each
   tick, also in idle ticks. That doubled memory and traffic.
 
   Args:
-    condition: Whether to run the action.
+    condition: Whether to run the action, a boolean scalar.
     name: Name of the action in compiled operations and profiles.
-    action: (numbers, state) -> state. It may read other arrays only at indices
-      that come from its argument `numbers`.
-    at: Numbers of the tick.
+    action: (numbers, state) -> state. The action may read other arrays only at
+      indices that come from its argument `numbers`.
+    at: Numbers of the tick: an index, or a tree of indices.
     state: State before the action.
 
   Returns:
     The state after the action, or the unchanged state.
   """
 
-  def body(number: Index, state: Tree) -> Tree:
+  def body(iteration: Index, state: Tree) -> Tree:
     # XLA moves operations that do not depend on the iteration out of a loop.
-    # They would then run although the loop has no iteration. `is_on` is always
-    # true here, but XLA does not know that. So all numbers depend on the
+    # They would then run although the loop has no iteration. `is_running` is
+    # always true here, but XLA does not know that. So all numbers depend on the
     # iteration, and so does every slice that the action reads.
-    is_on = number < num_iterations
-    numbers = jax.tree.map(lambda index: jnp.where(is_on, index, -1), at)
+    is_running = iteration < num_iterations
+    numbers = jax.tree.map(lambda index: jnp.where(is_running, index, -1), at)
     return action(numbers, state)
 
   with jax.named_scope(name):
@@ -282,11 +305,12 @@ def get(tree: Tree, *indices: Index) -> Tree:
     sizes = (1,) * num_indices + shape
     leaf = jax.lax.dynamic_slice(buffer, _starts(buffer, indices), sizes)
     if max(indexed_axes) == 1:
-      # With a single slot XLA knows that the index must be 0. So the slice does
-      # not depend on the tick, and XLA would move it out of the loop of `when`.
-      # The first index is -1 only in an iteration that never runs.
-      is_on = jnp.asarray(indices[0]) >= 0
-      leaf = jnp.where(is_on, leaf, jnp.zeros_like(leaf))
+      # With a single slot XLA knows that the index must be 0. So the slice
+      # would not depend on the tick, and XLA would move it out of the loop of
+      # `when`. Therefore the values depend on the index. In `when` it is -1
+      # only in an iteration that never runs.
+      is_running = jnp.asarray(indices[0]) >= 0
+      leaf = jnp.where(is_running, leaf, jnp.zeros_like(leaf))
     return leaf.reshape(shape)
 
   return jax.tree.map(read, tree)
@@ -315,7 +339,12 @@ def put(tree: Tree, new: Tree, *indices: Index) -> Tree:
 def _starts(buffer: Array, indices: tuple[Index, ...]) -> list[Array]:
   """Returns the start of a slice along every axis of a buffer.
 
-  All starts must have one type. A loop counts in int64 if JAX has that enabled.
+  All starts must have one type, but the index of a loop is int64 if JAX has
+  64-bit types enabled. So all of them are cast to int32.
+
+  Args:
+    buffer: The buffer.
+    indices: Indices of the first axes. The slice starts at 0 along all others.
   """
   num_other_axes = buffer.ndim - len(indices)
   starts = indices + (0,) * num_other_axes
@@ -323,10 +352,15 @@ def _starts(buffer: Array, indices: tuple[Index, ...]) -> list[Array]:
 
 
 def zeros(x: Array | jax.ShapeDtypeStruct) -> Array:
-  """Returns zeros in the shape of x, to sum arrays like x in fp32 or wider."""
+  """Returns zeros with the shape of x, as the start of a sum.
+
+  Args:
+    x: An array, or its shape and dtype. The zeros are in fp32, or in the dtype
+      of x if it is wider.
+  """
   return jnp.zeros(x.shape, np.promote_types(np.float32, x.dtype))
 
 
 def added(total: Array, value: Array) -> Array:
-  """Adds a value to a sum, in the dtype of the sum."""
+  """Returns the sum of a total and a value, in the dtype of the total."""
   return total + value.astype(total.dtype)

@@ -1,12 +1,15 @@
-"""Errors of a store."""
+"""Errors of an object store, which `mailbox_protocol.store` handles."""
 
 
 class StoreUnavailableError(Exception):
-  """Means that the store cannot be reached, or refuses; try again later."""
+  """The store cannot be reached, or refuses a request.
+
+  A later try may succeed, so a replica that is in a run waits and tries again.
+  """
 
 
 class ClosedError(StoreUnavailableError):
-  """Means that the store does not exist, or does not let this replica in.
+  """The store does not exist, or does not let this replica in.
 
   When a replica enters a run, this is a mistake of its user, and the replica
   stops with a message. Later on, the replica waits as for any other store that
@@ -15,4 +18,8 @@ class ClosedError(StoreUnavailableError):
 
 
 class UnfitStoreError(ValueError):
-  """Means that a store cannot hold a run. The message is one line."""
+  """A store cannot hold a run, whatever the replica waits for.
+
+  For example, the store is missing when the replica enters, or overwrites
+  objects that it should not. The message is one line.
+  """

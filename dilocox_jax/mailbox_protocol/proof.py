@@ -1,10 +1,10 @@
 """Tests a store when a replica enters a run.
 
 The replicas can agree only if the store keeps one promise: if several replicas
-create the same object, exactly one succeeds. S3 asks for that with a condition
-(If-None-Match). Some servers do not know the condition, and overwrite the
-object without an error. Then one replica would train alone, and another would
-wait for ever.
+create the same object, exactly one succeeds. A request to S3 demands this by
+the header If-None-Match. Some servers do not know this header, and overwrite
+the object without an error. Then one replica would train alone, and another
+would wait for ever.
 """
 
 import contextlib
@@ -17,10 +17,12 @@ from dilocox_jax.mailbox_protocol.answers import (
 )
 from dilocox_jax.mailbox_protocol.messages import probe_path
 
-# Somebody else may damage the object of one try, but hardly those of all tries.
+# Somebody else may damage the object of one try, but hardly the objects of all
+# tries.
 _TRIES = 3
-# The store answers other requests. So after this many errors, which take 13 s,
-# it is not a store that cannot be reached.
+# A link that is down also makes requests fail. But if the second creation fails
+# this many times, for 11 s, and reading the object succeeds each time, then the
+# store is at fault.
 _MOST_ERRORS = 8
 # Both contents are equally long, because some servers overwrite an object but
 # remember the length of the first content.
@@ -34,12 +36,13 @@ _OVERWRITES = (
 def prove(store: Any, name: str) -> None:
   """Tests that a store creates an object only if it is missing.
 
-  It reads a missing object, creates it, creates it again, reads it and deletes
-  it: five requests. The name of the object is drawn at random, so any number of
+  The test reads a missing object, creates the object, creates it again, reads
+  it and deletes it. These are five requests. A test that fails is repeated with
+  another object. The name of an object is drawn at random, so any number of
   replicas may test a store at the same time, also two processes with one name.
 
   Args:
-    store: A `RetryingStore` store.
+    store: The store, as a `RetryingStore`.
     name: Name of the replica that enters.
 
   Raises:
@@ -53,7 +56,8 @@ def prove(store: Any, name: str) -> None:
     if not fault:
       store.delete([path])
       return
-    # The store is refused anyway, so nobody waits until it deletes the object.
+    # The object is deleted by one request that is not repeated: the store will
+    # probably be refused, so waiting for it is of no use.
     with contextlib.suppress(StoreUnavailableError):
       store.store.delete([path])
   raise UnfitStoreError(
@@ -63,12 +67,21 @@ def prove(store: Any, name: str) -> None:
 
 
 def _fault_of(store: Any, path: str) -> str:
-  """Returns what is wrong with a store; "" if nothing is."""
-  # Some buckets answer that a missing object is forbidden. `get` then raises
-  # an error.
+  """Tests a store with one object.
+
+  Args:
+    store: The store, as a `RetryingStore`.
+    path: Name of an object that does not exist. The object stays in the store.
+
+  Returns:
+    What is wrong with the store, as the end of a sentence that begins with its
+    name; "" if nothing is wrong.
+  """
+  # Some buckets answer that a missing object is forbidden. Then `get` raises
+  # UnfitStoreError here, when the replica enters, and not later in the run.
   store.get(path, len(_FIRST))
   store.create(path, _FIRST)
-  fault = _fault_of_second(store, path)
+  fault = _fault_of_second_creation(store, path)
   if fault:
     return fault
   content = store.get(path, len(_FIRST))
@@ -79,8 +92,16 @@ def _fault_of(store: Any, path: str) -> str:
   return "does not give back an object that was just written"
 
 
-def _fault_of_second(store: Any, path: str) -> str:
-  """Creates an object that exists. Returns what is wrong with the answer."""
+def _fault_of_second_creation(store: Any, path: str) -> str:
+  """Creates an object that exists, and tests the answer.
+
+  Args:
+    store: The store, as a `RetryingStore`.
+    path: Name of the object, whose content is `_FIRST`.
+
+  Returns:
+    What is wrong with the store, as `_fault_of` returns it.
+  """
   errors: list[StoreUnavailableError] = []
 
   def create() -> str:

@@ -1,16 +1,18 @@
-"""How many inner steps each message of a replica stands for.
+"""Counts the inner steps that each message of a replica stands for.
 
-A replica that joins in the middle of a round has taken fewer inner steps when
-it sends its first message. Its weight in the mean is the work that it has done.
+The weight of a message in the mean is the number of inner steps in which its
+sender has made the progress. A replica that joins in the middle of a round has
+taken fewer steps than the others when it sends its first message.
 
-For example a fragment is sent every 6 steps, and a replica joins 3 steps before
-that. Its message has the weight of 3 steps beside messages of 6 steps:
+For example, a fragment is sent every 6 steps, and a second replica joins 3
+steps before a send. The first replica sends the value 12, and the second one
+sends the value 6:
 
     mean = (6 * 12 + 3 * 6) / (6 + 3) = 10
 
-A replica may add values to its message that an earlier message did not carry.
-Their steps do not count again: the weight of a message counts only the steps
-since the fragment was measured last.
+A message may also carry values that the codec left out of an earlier message.
+The steps of these values do not count again: the weight of a message counts
+only the steps since the fragment was measured last.
 """
 
 import collections
@@ -21,12 +23,13 @@ from typing import Any
 class StepCounts:
   """Counts the inner steps of one replica for each fragment.
 
-  The calls follow the replica's schedule: `add` inner steps, `measure` a
-  fragment, `take` the count of its oldest measurement when it is exchanged.
+  The calls follow the replica's schedule: `add` after inner steps, `measure`
+  when a fragment is measured, and `take` when the oldest measurement of the
+  fragment is exchanged.
   """
 
   def __init__(self) -> None:
-    """Begins with nothing done and nothing in flight."""
+    """Begins with no inner steps and no measurement in flight."""
     self._done = 0
     self._measured_at: dict[int, int] = {}
     self._in_flight: dict[int, list[int]] = collections.defaultdict(list)
@@ -35,8 +38,8 @@ class StepCounts:
     """Begins anew, after the replica has taken the state of a snapshot.
 
     Args:
-      num_in_flight: Number of exchanges in flight, by fragment. This replica
-        has no part in them.
+      num_in_flight: Number of exchanges in flight, by fragment. They count 0
+        steps, because this replica has no part in them.
     """
     self._done = 0
     self._measured_at = {}
@@ -45,17 +48,31 @@ class StepCounts:
       self._in_flight[fragment] = [0] * count
 
   def add(self, num_steps: int) -> None:
-    """Adds inner steps that the replica has taken."""
+    """Counts inner steps that the replica has taken.
+
+    Args:
+      num_steps: Number of these steps.
+    """
     self._done += num_steps
 
   def measure(self, fragment: int) -> None:
-    """Notes that the pseudo-gradient of a fragment is measured now."""
+    """Records that the pseudo-gradient of a fragment is measured now.
+
+    Args:
+      fragment: Number of the fragment.
+    """
     num_steps = self._done - self._measured_at.get(fragment, 0)
     self._in_flight[fragment].append(num_steps)
     self._measured_at[fragment] = self._done
 
   def take(self, fragment: int) -> int:
-    """Returns the inner steps behind a fragment's oldest measurement."""
+    """Returns the inner steps of a fragment's oldest measurement in flight.
+
+    The measurement is in flight no longer.
+
+    Args:
+      fragment: Number of the fragment.
+    """
     return self._in_flight[fragment].pop(0)
 
   def get_state(self) -> dict[str, Any]:

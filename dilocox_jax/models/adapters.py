@@ -124,7 +124,7 @@ def export(
       files of another checkpoint.
   """
   family = family_of(shape)
-  modules = FAMILIES[family].modules
+  modules = FAMILIES[family].module_names
   # For example "query" is "q_proj" in this family of checkpoints.
   module_names = {
     path.split("/")[-1]: module.split(".")[-1]

@@ -1,11 +1,14 @@
-"""Reads and writes checkpoints of OPT, Llama and Qwen2 as others keep them.
+"""Reads and writes checkpoints of OPT, Llama and Qwen2 for `transformers`.
 
-A folder has a `config.json` and one or more `.safetensors` files, the form of
-the library `transformers`. A family is a row of `FAMILIES`: names of tensors,
-names of sizes, and the options that all of its models share. Files need the
-extra `weights` (`pip install 'dilocox_jax[weights]'`), imported when used.
+A checkpoint is a folder with a `config.json` and one or more `.safetensors`
+files, as the library `transformers` writes and reads them. Each family of
+models is a row of `FAMILIES`: the names of its tensors, the names of its sizes,
+and the options that all of its models have in common. The `.safetensors` files
+need the extra `weights` (`pip install 'dilocox_jax[weights]'`), which is
+imported only when such a file is read or written.
 """
 
+import dataclasses
 import json
 import pathlib
 import typing
@@ -27,10 +30,15 @@ from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.trees import leaves_by_path, nested
 
 CONFIG_FILE = "config.json"
-_HEAD = "lm_head.weight"
-# What a module's leaves are called in a checkpoint. Their kernels are
-# [outputs, inputs], ours [inputs, outputs].
-_LEAVES = {
+# Leaf of the built-in decoder that holds the table of learned positions.
+_POSITIONS = "embed/positions"
+# Tensor of the head. A checkpoint with a tied head may have it too.
+_HEAD_TENSOR = "lm_head.weight"
+# Older checkpoints hold the frequencies of rotary positions. They are not read,
+# because the decoder computes them from the base.
+_FREQUENCIES_SUFFIX = "rotary_emb.inv_freq"
+# End of a tensor's name in a checkpoint, by the last key of the leaf's path.
+_TENSOR_ENDS = {
   "kernel": "weight",
   "scale": "weight",
   "bias": "bias",
@@ -40,41 +48,50 @@ _LEAVES = {
 
 
 class Family(NamedTuple):
-  """How checkpoints of a family differ from ours.
+  """How the checkpoints of a family differ from the built-in decoder.
 
   Attributes:
-    architecture: Name of the class in `transformers`.
-    options: Fields of `ModelShape` that all its models share.
-    sizes: The field of config.json for every other field of `ModelShape`.
-    modules: Name of every module; "{}" stands for the layer.
-    expected: Fields of config.json that say what is computed, with the only
-      value that our model computes; a missing one has it.
-    first_position: Row of position 0 in the table of positions.
+    architecture: Name of the model's class in `transformers`.
+    shape_options: Values of the fields of `ModelShape` that are the same for
+      all models of the family.
+    size_keys: Keys of config.json by field of `ModelShape`, for the fields that
+      differ between models of the family. All other fields have their defaults.
+    module_names: Names of the modules in a checkpoint, by path of the module in
+      the built-in decoder. "{}" stands for the number of the layer.
+    expected: Keys of config.json that choose what a model computes, with the
+      only value that the built-in decoder can compute. A missing key counts as
+      that value.
+    ties_head: Whether the head is the embedding if config.json does not say so.
+    first_position: Row of the table of learned positions that belongs to the
+      first token of a sequence. The rows in front of it are not read.
   """
 
   architecture: str
-  options: Mapping[str, Any]
-  sizes: Mapping[str, str]
-  modules: Mapping[str, str]
+  shape_options: Mapping[str, Any]
+  size_keys: Mapping[str, str]
+  module_names: Mapping[str, str]
   expected: Mapping[str, Any]
+  ties_head: bool = False
   first_position: int = 0
 
 
-_SIZES = {
+# Keys of config.json by field of `ModelShape`.
+_SIZE_KEYS = {
   "num_layers": "num_hidden_layers",
   "model_dim": "hidden_size",
   "num_heads": "num_attention_heads",
   "vocab_size": "vocab_size",
   "tied_head": "tie_word_embeddings",
 }
-_LLAMA_SIZES = _SIZES | {
+_LLAMA_SIZE_KEYS = _SIZE_KEYS | {
   "ff_dim": "intermediate_size",
   "num_kv_heads": "num_key_value_heads",
   "head_dim": "head_dim",
   "norm_epsilon": "rms_norm_eps",
   "rope_base": "rope_theta",
 }
-_LLAMA_MODULES = {
+# Names of modules in a checkpoint, by path of the module here.
+_LLAMA_MODULE_NAMES = {
   "embed/embedding": "model.embed_tokens",
   "final_norm": "model.norm",
   "head": "lm_head",
@@ -88,7 +105,7 @@ _LLAMA_MODULES = {
   "blocks/mlp/up": "model.layers.{}.mlp.up_proj",
   "blocks/mlp/down": "model.layers.{}.mlp.down_proj",
 }
-_OPT_MODULES = {
+_OPT_MODULE_NAMES = {
   "embed/embedding": "model.decoder.embed_tokens",
   "embed/positions": "model.decoder.embed_positions",
   "final_norm": "model.decoder.final_layer_norm",
@@ -102,56 +119,61 @@ _OPT_MODULES = {
   "blocks/mlp/up": "model.decoder.layers.{}.fc1",
   "blocks/mlp/down": "model.decoder.layers.{}.fc2",
 }
-# Values that were made smaller need more tensors to be read.
-_UNCHANGED = {"quantization_config": None}
-_LLAMA_EXPECTED = _UNCHANGED | {
+# A quantized checkpoint has more tensors, such as scales, which are not read.
+_NOT_QUANTIZED = {"quantization_config": None}
+_LLAMA_EXPECTED = _NOT_QUANTIZED | {
   "hidden_act": "silu",
   "rope_scaling": None,
   "rope_type": "default",
 }
-# Other fields turn a part of each head alone, or name types of layers.
-_ROPE_FIELDS = ("rope_theta", "rope_type")
+# Keys that `rope_parameters` may have in config.json. Other keys rotate only a
+# part of each head, or differ between layers. The decoder has neither.
+_ROPE_KEYS = ("rope_theta", "rope_type")
 FAMILIES: Mapping[str, Family] = {
   "opt": Family(
     architecture="OPTForCausalLM",
-    options={
+    shape_options={
       "activation": "relu",
       "positions": "learned",
       "norm": "layer",
       "biases": "all",
       "norm_epsilon": 1e-5,
     },
-    sizes=_SIZES
+    size_keys=_SIZE_KEYS
     | {"ff_dim": "ffn_dim", "num_positions": "max_position_embeddings"},
-    modules=_OPT_MODULES,
-    expected=_UNCHANGED
+    module_names=_OPT_MODULE_NAMES,
+    expected=_NOT_QUANTIZED
     | {"activation_function": "relu", "do_layer_norm_before": True},
+    ties_head=True,
     first_position=2,
   ),
   "llama": Family(
     architecture="LlamaForCausalLM",
-    options={"biases": "none"},
-    sizes=_LLAMA_SIZES,
-    modules=_LLAMA_MODULES,
+    shape_options={"biases": "none"},
+    size_keys=_LLAMA_SIZE_KEYS,
+    module_names=_LLAMA_MODULE_NAMES,
     expected=_LLAMA_EXPECTED,
   ),
   "qwen2": Family(
     architecture="Qwen2ForCausalLM",
-    options={"biases": "qkv"},
-    sizes=_LLAMA_SIZES,
-    modules=_LLAMA_MODULES,
+    shape_options={"biases": "qkv"},
+    size_keys=_LLAMA_SIZE_KEYS,
+    module_names=_LLAMA_MODULE_NAMES,
     expected=_LLAMA_EXPECTED | {"use_sliding_window": False},
   ),
 }
-# Where config.json leaves a size out: OPT ties its head, the others do not.
-_DEFAULTS = {"head_dim": 0, "rope_base": 10_000.0, "num_kv_heads": 0}
+# Values of the fields whose key config.json may lack. `Family.ties_head` is the
+# value of "tied_head".
+_DEFAULT_SIZES = {"head_dim": 0, "rope_base": 10_000.0, "num_kv_heads": 0}
 
 
 def is_checkpoint(folder: pathlib.Path) -> bool:
-  """Whether a folder has a config.json that names a family.
+  """Whether a folder has a config.json that names a family of models.
+
+  The family may be one that cannot be read here.
 
   Raises:
-    ValueError: One line, if its config.json cannot be read.
+    ValueError: One line, if config.json is there but cannot be read.
   """
   path = folder / CONFIG_FILE
   return path.exists() and "model_type" in json_file(path)
@@ -164,152 +186,203 @@ def read_checkpoint(folder: pathlib.Path) -> tuple[ModelShape, dict[str, Any]]:
     folder: Folder with config.json and .safetensors files.
 
   Returns:
-    Sizes of the model, and its parameters in fp32 as a nested dict.
+    Sizes of the model, and its parameters as a nested dict of fp32 arrays.
 
   Raises:
-    ValueError: One line, if it is of another family, lacks a tensor, a file is
-      damaged, or a value is not finite.
+    ValueError: One line, if a file is missing or damaged, if the built-in
+      decoder cannot compute the model, or if the tensors are not those of the
+      model (`params_of`).
   """
-  values = json_file(folder / CONFIG_FILE)
-  shape = shape_of(values)
+  config = json_file(folder / CONFIG_FILE)
+  shape = shape_of(config)
   tensors = read_tensors(folder)
-  return shape, params_of(tensors, shape, values["model_type"])
+  return shape, params_of(tensors, shape, config["model_type"])
 
 
 def write_checkpoint(
   folder: pathlib.Path, shape: ModelShape, params: Any
 ) -> str:
-  """Writes a checkpoint; returns the name of its family.
+  """Writes a checkpoint.
 
   Args:
-    folder: Folder, which exists. A checkpoint that was written into it before
-      is replaced.
+    folder: Folder to write into, which must exist. A checkpoint that this
+      function wrote into it before is replaced.
     shape: Sizes of the model.
-    params: Its parameters, a nested dict.
+    params: Parameters of the model, a nested dict of arrays.
+
+  Returns:
+    Name of the family, one of `FAMILIES`.
 
   Raises:
-    ValueError: One line, if no family has a model of this shape, or the folder
-      has files of another checkpoint.
+    ValueError: One line, if no family has a model of this shape, if the folder
+      has files of another checkpoint, or if its config.json belongs to another
+      program.
   """
-  family = family_of(shape)
+  family_name = family_of(shape)
   check_alone(folder, {CONFIG_FILE, TENSORS_FILE})
-  _check_config_is_ours(folder / CONFIG_FILE)
-  # Without its config a folder is no checkpoint. So a kill leaves none that has
-  # the sizes of one model and the tensors of another.
-  (folder / CONFIG_FILE).unlink(missing_ok=True)
-  write_tensors(folder / TENSORS_FILE, tensors_of(params, shape, family))
-  save_json(folder / CONFIG_FILE, config_of(shape, family))
-  return family
+  config_path = folder / CONFIG_FILE
+  _check_replaceable(config_path)
+  # A folder without config.json is no checkpoint. So the old config is removed
+  # first, and the new one is written last. A program that is killed in between
+  # cannot leave the config of one model beside the tensors of another.
+  config_path.unlink(missing_ok=True)
+  write_tensors(folder / TENSORS_FILE, tensors_of(params, shape, family_name))
+  save_json(config_path, config_of(shape, family_name))
+  return family_name
 
 
-def _check_config_is_ours(path: pathlib.Path) -> None:
-  """Refuses to replace a config.json that is none of a checkpoint.
+def _check_replaceable(config_path: pathlib.Path) -> None:
+  """Checks that a config.json may be replaced: it belongs to a checkpoint.
 
-  Other programs give that name to their settings, too, and so do runs.
+  Other programs, and the runs of this package, also keep their settings in a
+  file of this name.
+
+  Args:
+    config_path: Path of the file, which may be missing.
 
   Raises:
     ValueError: One line that names the file.
   """
-  if not path.exists():
+  if not config_path.exists():
     return
   try:
-    is_ours = "model_type" in json_file(path)
+    belongs_to_checkpoint = "model_type" in json_file(config_path)
   except ValueError:
-    is_ours = False
+    belongs_to_checkpoint = False
   require(
-    is_ours,
-    f"{path} is not the config of a checkpoint, and would be replaced: take an "
-    "empty folder",
+    belongs_to_checkpoint,
+    f"{config_path} is not the config of a checkpoint, and would be replaced: "
+    "take an empty folder",
   )
 
 
 def save_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
-  """Writes the settings beside tensors."""
+  """Writes values as JSON, such as the config beside a file of tensors.
+
+  Args:
+    path: The file. It is replaced as a whole.
+    values: The values by key.
+  """
   with files.replaced(path) as file:
     file.write(json.dumps(values, indent=2).encode() + b"\n")
 
 
-def shape_of(values: Mapping[str, Any]) -> ModelShape:
-  """Returns the sizes that a config.json describes.
+def shape_of(config: Mapping[str, Any]) -> ModelShape:
+  """Returns the sizes of the model that a config.json describes.
+
+  Args:
+    config: Values of config.json, by key.
 
   Raises:
-    ValueError: One line, if our model does not compute what it describes.
+    ValueError: One line, if the family is unknown, if a size is missing or
+      impossible, or if the built-in decoder does not compute what the config
+      describes.
   """
-  name = str(values.get("model_type"))
+  family_name = str(config.get("model_type"))
   require(
-    name in FAMILIES,
-    f"a checkpoint of the family {shown(name)} cannot be read: have "
+    family_name in FAMILIES,
+    f"a checkpoint of the family {shown(family_name)} cannot be read: have "
     f"{', '.join(FAMILIES)}",
   )
-  family = FAMILIES[name]
-  rope = values.get("rope_parameters") or {}
-  rope = of_type("config.json: rope_parameters", rope, dict)
-  values = {**values, **rope}
-  for field, known in family.expected.items():
-    found = values.get(field, known)
+  family = FAMILIES[family_name]
+  # Newer versions of `transformers` write the keys of rotary positions into
+  # `rope_parameters`, and older ones beside the other keys.
+  rope = of_type(
+    "config.json: rope_parameters", config.get("rope_parameters") or {}, dict
+  )
+  values = {**config, **rope}
+  for key, expected_value in family.expected.items():
+    value = values.get(key, expected_value)
     require(
-      found == known,
-      f"config.json: {field}={shown(found)} is not computed here, only "
-      f"{known!r}",
+      value == expected_value,
+      f"config.json: {key}={shown(value)} is not computed here, only "
+      f"{expected_value!r}",
     )
-  for field in rope:
+  for key in rope:
     require(
-      field in _ROPE_FIELDS,
-      f"config.json: rope_parameters has {shown(field)}, which is not computed "
-      f"here, only {' and '.join(_ROPE_FIELDS)}",
+      key in _ROPE_KEYS,
+      f"config.json: rope_parameters has {shown(key)}, which is not computed "
+      f"here, only {' and '.join(_ROPE_KEYS)}",
     )
-  defaults = _DEFAULTS | {"tied_head": name == "opt"}
-  needed = {t for o, t in family.sizes.items() if o not in defaults}
-  missing = min(needed - values.keys(), default="")
-  require(not missing, f"config.json has no {missing}")
+  return ModelShape(**_sizes(values, family), **family.shape_options)
+
+
+def _sizes(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
+  """Returns the fields of `ModelShape` that config.json gives.
+
+  Args:
+    values: Values of config.json, by key.
+    family: The family of the model.
+
+  Returns:
+    A value for each field of `family.size_keys`.
+
+  Raises:
+    ValueError: One line, if a size is missing or of a wrong type.
+  """
+  defaults = _DEFAULT_SIZES | {"tied_head": family.ties_head}
+  needed_keys = {
+    key for field, key in family.size_keys.items() if field not in defaults
+  }
+  missing_keys = sorted(needed_keys - values.keys())
+  if missing_keys:
+    raise ValueError(f"config.json has no {missing_keys[0]}")
   types = typing.get_type_hints(ModelShape)
   sizes: dict[str, Any] = {}
-  for ours, theirs in family.sizes.items():
-    value = values.get(theirs)
-    if value is None and ours in defaults:
-      value = defaults[ours]
-    sizes[ours] = of_type(f"config.json: {theirs}", value, types[ours])
-  # A size that follows from the others is left to them, as in presets.
+  for field, key in family.size_keys.items():
+    value = values.get(key)
+    if value is None and field in defaults:
+      value = defaults[field]
+    sizes[field] = of_type(f"config.json: {key}", value, types[field])
+  # Config files write these two sizes out. Here and in presets 0 means the
+  # usual size, so that equal models have equal shapes.
   if sizes.get("num_kv_heads") == sizes["num_heads"]:
     sizes["num_kv_heads"] = 0
   if sizes.get("head_dim", 0) * sizes["num_heads"] == sizes["model_dim"]:
     sizes["head_dim"] = 0
-  return ModelShape(**sizes, **family.options)
+  return sizes
 
 
-def config_of(shape: ModelShape, name: str) -> dict[str, Any]:
-  """Returns the config.json of a model of a family.
+def config_of(shape: ModelShape, family_name: str) -> dict[str, Any]:
+  """Returns the values of config.json for a model; reverses `shape_of`.
 
   Args:
     shape: Sizes of the model.
-    name: Name of the family, one of `FAMILIES`.
+    family_name: Name of its family, one of `FAMILIES`.
   """
-  family = FAMILIES[name]
-  values = {t: getattr(shape, o) for o, t in family.sizes.items()}
-  values |= {**family.expected, "model_type": name}
-  values |= {"architectures": [family.architecture]}
-  values |= {"torch_dtype": "float32"}
-  if name == "opt":
-    return values | {"word_embed_proj_dim": shape.model_dim}
-  values["head_dim"] = shape.head_width
-  values["num_key_value_heads"] = shape.kv_heads
-  base = {"rope_theta": shape.rope_base, "rope_type": values.pop("rope_type")}
-  return values | {"rope_parameters": base}
+  family = FAMILIES[family_name]
+  config = {
+    key: getattr(shape, field) for field, key in family.size_keys.items()
+  }
+  config.update(family.expected)
+  config["model_type"] = family_name
+  config["architectures"] = [family.architecture]
+  config["torch_dtype"] = "float32"
+  if family_name == "opt":
+    config["word_embed_proj_dim"] = shape.model_dim
+    return config
+  # In `ModelShape` 0 means the usual size. Other libraries read the number.
+  config["head_dim"] = shape.head_width
+  config["num_key_value_heads"] = shape.kv_heads
+  # The base also stays in `rope_theta`, where older versions look for it.
+  config["rope_parameters"] = {
+    "rope_theta": shape.rope_base,
+    "rope_type": config.pop("rope_type"),
+  }
+  return config
 
 
 def family_of(shape: ModelShape) -> str:
-  """Returns the family of a model's options.
+  """Returns the name of the family that has models of a shape.
+
+  Args:
+    shape: Sizes and options of the model.
 
   Raises:
-    ValueError: One line, if there is none.
+    ValueError: One line, if no family has such a model.
   """
-  usual = vars(ModelShape(1, 2, 1, 1, 1))
   for name, family in FAMILIES.items():
-    free = family.sizes.keys()
-    options = {k: v for k, v in usual.items() if k not in free}
-    options |= family.options
-    is_like = all(getattr(shape, k) == v for k, v in options.items())
-    if is_like and type(shape) is ModelShape:
+    if _has_options_of(family, shape):
       return name
   raise ValueError(
     f"no family of {', '.join(FAMILIES)} has a model like {shape}: it cannot "
@@ -317,75 +390,134 @@ def family_of(shape: ModelShape) -> str:
   )
 
 
+def _has_options_of(family: Family, shape: ModelShape) -> bool:
+  """Whether a model differs from a family's models only in its sizes."""
+  # A subclass may belong to a model that computes something else.
+  if type(shape) is not ModelShape:
+    return False
+  for field in dataclasses.fields(ModelShape):
+    if field.name in family.size_keys:
+      continue
+    option = family.shape_options.get(field.name, field.default)
+    if getattr(shape, field.name) != option:
+      return False
+  return True
+
+
 def params_of(
-  tensors: Mapping[str, np.ndarray], shape: ModelShape, name: str
+  tensors: Mapping[str, np.ndarray], shape: ModelShape, family_name: str
 ) -> dict[str, Any]:
-  """Returns parameters, a nested dict in fp32, from a checkpoint's tensors.
+  """Returns the parameters of a model from the tensors of its checkpoint.
 
   Args:
-    tensors: Tensors of the checkpoint, by the family's names.
+    tensors: Tensors of the checkpoint, by their names in the family.
     shape: Sizes of the model.
-    name: Name of the family, one of `FAMILIES`.
+    family_name: Name of the family, one of `FAMILIES`.
+
+  Returns:
+    The parameters as a nested dict of fp32 arrays.
 
   Raises:
-    ValueError: One line, if a tensor is missing, left over, or of other sizes.
+    ValueError: One line, if a tensor is missing, has another shape, has no
+      floats or a value that is not finite, or belongs to no parameter, or if a
+      tied head differs from the embedding.
   """
+  family = FAMILIES[family_name]
   params: dict[str, np.ndarray] = {}
-  unread = {key for key in tensors if not key.endswith("rotary_emb.inv_freq")}
-  first_position = FAMILIES[name].first_position
-  for path, size in shape.parameter_shapes.items():
-    is_stacked = path.startswith("blocks/")
-    rows = first_position if path == "embed/positions" else 0
+  unread = {key for key in tensors if not key.endswith(_FREQUENCIES_SUFFIX)}
+  for path, leaf_shape in shape.parameter_shapes.items():
+    tensor_shape = _tensor_shape(path, leaf_shape, family)
     leaves = []
-    for key in _keys(path, shape, name):
-      require(key in tensors, f"the checkpoint is no {name}: it lacks {key}")
+    for key in _tensor_names(path, shape, family):
+      require(
+        key in tensors, f"the checkpoint is no {family_name}: it lacks {key}"
+      )
       unread.discard(key)
-      stored = size[1:] if is_stacked else (size[0] + rows, *size[1:])
-      leaf = _values(key, tensors[key], _stored_shape(path, stored))
-      leaves.append(_turned(path, leaf))
-    params[path] = np.stack(leaves) if is_stacked else leaves[0][rows:]
-  if shape.tied_head and _HEAD in unread:
-    embedding = params["embed/embedding"]
-    require(
-      np.array_equal(
-        _values(_HEAD, tensors[_HEAD], embedding.shape), embedding
-      ),
-      f"config.json says that head and embedding are one, but {_HEAD} is not "
-      "the embedding: copy both again",
-    )
-    unread.discard(_HEAD)
+      values = _checked_values(key, tensors[key], tensor_shape)
+      leaves.append(_swap_kernel_axes(path, values))
+    if _is_stacked(path):
+      params[path] = np.stack(leaves)
+    elif path == _POSITIONS:
+      params[path] = leaves[0][family.first_position :]
+    else:
+      params[path] = leaves[0]
+  if shape.tied_head and _HEAD_TENSOR in unread:
+    _check_head_is_embedding(tensors[_HEAD_TENSOR], params["embed/embedding"])
+    unread.discard(_HEAD_TENSOR)
   unknown = min(unread, default="")
-  require(not unread, f"the checkpoint is no {name}: what is {shown(unknown)}?")
+  require(
+    not unread,
+    f"the checkpoint is no {family_name}: what is {shown(unknown)}?",
+  )
   return nested(params)
 
 
-def _stored_shape(path: str, size: tuple[int, ...]) -> tuple[int, ...]:
-  """Returns the shape that one of our leaves has in a checkpoint."""
-  return size[::-1] if path.endswith("/kernel") else size
+def _check_head_is_embedding(head: np.ndarray, embedding: np.ndarray) -> None:
+  """Checks that the head of a checkpoint with a tied head is the embedding.
+
+  Args:
+    head: Tensor of the head.
+    embedding: The embedding in fp32, [V, D].
+
+  Raises:
+    ValueError: One line, if they differ.
+  """
+  head_values = _checked_values(_HEAD_TENSOR, head, embedding.shape)
+  require(
+    np.array_equal(head_values, embedding),
+    f"config.json says that head and embedding are one, but {_HEAD_TENSOR} is "
+    "not the embedding: copy both again",
+  )
 
 
-def _values(key: str, tensor: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+def _tensor_shape(
+  path: str, leaf_shape: tuple[int, ...], family: Family
+) -> tuple[int, ...]:
+  """Returns the shape that each tensor of a leaf has in a checkpoint.
+
+  Args:
+    path: Path of the leaf.
+    leaf_shape: Shape of the leaf here; for a leaf of the blocks with the layer
+      axis.
+    family: The family of the checkpoint.
+  """
+  if path == _POSITIONS:
+    num_rows, width = leaf_shape
+    return (family.first_position + num_rows, width)
+  if _is_stacked(path):
+    leaf_shape = leaf_shape[1:]
+  if _is_kernel(path):
+    return leaf_shape[::-1]
+  return leaf_shape
+
+
+def _checked_values(
+  key: str, tensor: np.ndarray, expected_shape: tuple[int, ...]
+) -> np.ndarray:
   """Returns the values of a tensor in fp32.
 
   Args:
-    key: Its name, for messages.
-    tensor: The tensor in any floating type.
-    size: Shape that it should have.
+    key: Name of the tensor, for messages.
+    tensor: The tensor.
+    expected_shape: Shape that the tensor should have.
 
   Raises:
-    ValueError: One line, if it is another one, or not finite.
+    ValueError: One line, if the tensor has another shape, is of a type that has
+      no floats, or has a value that is not finite in fp32.
   """
   require(
-    tensor.shape == size,
+    tensor.shape == expected_shape,
     f"the tensor {key} has the shape {tensor.shape}, but by its config.json "
-    f"{size}",
+    f"{expected_shape}",
   )
   require(
     jnp.issubdtype(tensor.dtype, jnp.floating),
     f"the tensor {key} has the type {tensor.dtype}, and not that of a weight: "
     "convert the checkpoint to floats",
   )
-  with np.errstate(over="ignore"):  # It becomes infinite, which is refused.
+  # A value of fp64 may be too large for fp32. numpy would warn about it and
+  # make it infinite. The check below refuses it anyway.
+  with np.errstate(over="ignore"):
     values = np.asarray(tensor, np.float32)
   require(
     bool(np.isfinite(values).all()),
@@ -396,40 +528,79 @@ def _values(key: str, tensor: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
 
 
 def tensors_of(
-  params: Any, shape: ModelShape, name: str
+  params: Any, shape: ModelShape, family_name: str
 ) -> dict[str, np.ndarray]:
-  """Returns a checkpoint's tensors from parameters; reverses `params_of`.
+  """Returns the tensors of a checkpoint, by name; reverses `params_of`.
 
   Args:
-    params: Parameters as a nested dict.
+    params: Parameters of the model, a nested dict of arrays.
     shape: Sizes of the model.
-    name: Name of the family, one of `FAMILIES`.
+    family_name: Name of the family, one of `FAMILIES`.
   """
-  tensors, by_path = {}, leaves_by_path(params)
+  family = FAMILIES[family_name]
+  leaves = leaves_by_path(params)
+  tensors = {}
   for path in shape.parameter_shapes:
-    leaf = np.asarray(by_path[path])
-    if path == "embed/positions":
-      # Nothing reads the rows in front of the first position.
-      leaf = np.pad(leaf, ((FAMILIES[name].first_position, 0), (0, 0)))
-    leaves = leaf if path.startswith("blocks/") else leaf[None]
-    for key, one in zip(_keys(path, shape, name), leaves, strict=True):
-      tensors[key] = np.ascontiguousarray(_turned(path, one))
+    leaf = np.asarray(leaves[path])
+    if path == _POSITIONS:
+      # The rows in front of the first position are zeros. Nothing reads them.
+      leaf = np.pad(leaf, ((family.first_position, 0), (0, 0)))
+    layers = leaf if _is_stacked(path) else [leaf]
+    keys = _tensor_names(path, shape, family)
+    for key, values in zip(keys, layers, strict=True):
+      tensor = _swap_kernel_axes(path, values)
+      tensors[key] = np.ascontiguousarray(tensor)
   return tensors
 
 
-def _keys(path: str, shape: ModelShape, name: str) -> Iterator[str]:
-  """Yields the names of a leaf's tensors: one, or one for each layer.
+def _tensor_names(
+  path: str, shape: ModelShape, family: Family
+) -> Iterator[str]:
+  """Yields the names of a leaf's tensors in a checkpoint.
 
-  A damaged config may say that there are a billion layers. The first name that
-  the files lack ends the search.
+  A leaf of the blocks has a tensor for each layer, and any other leaf has one
+  tensor. The names are not put into a list, because a damaged config may say
+  that there are a billion layers: the reader stops at the first name that the
+  checkpoint lacks.
+
+  Args:
+    path: Path of the leaf, e.g. "blocks/mlp/up/kernel".
+    shape: Sizes of the model.
+    family: The family of the checkpoint.
   """
-  module, _, leaf = path.rpartition("/")
-  modules = FAMILIES[name].modules
-  key = f"{modules.get(path) or modules[module]}.{_LEAVES[leaf]}"
-  is_stacked = path.startswith("blocks/")
-  for number in range(shape.num_layers if is_stacked else 1):
-    yield key.format(number)
+  module_path, _, last_key = path.rpartition("/")
+  # The two tables of "embed" are different modules in a checkpoint, so they
+  # have their whole paths in `module_names`.
+  if path in family.module_names:
+    module = family.module_names[path]
+  else:
+    module = family.module_names[module_path]
+  name = f"{module}.{_TENSOR_ENDS[last_key]}"
+  num_tensors = shape.num_layers if _is_stacked(path) else 1
+  for layer in range(num_tensors):
+    yield name.format(layer)
 
 
-def _turned(path: str, leaf: np.ndarray) -> np.ndarray:
-  return leaf.T if path.endswith("/kernel") else leaf
+def _is_stacked(path: str) -> bool:
+  """Whether a leaf has an axis of layers in front."""
+  return path.startswith("blocks/")
+
+
+def _is_kernel(path: str) -> bool:
+  """Whether a leaf is the matrix of a linear layer."""
+  return path.endswith("/kernel")
+
+
+def _swap_kernel_axes(path: str, values: np.ndarray) -> np.ndarray:
+  """Transposes a kernel, and returns the values of any other leaf unchanged.
+
+  Checkpoints have kernels [outputs, inputs], and the built-in decoder has
+  kernels [inputs, outputs].
+
+  Args:
+    path: Path of the leaf.
+    values: Values of the leaf, for one layer.
+  """
+  if _is_kernel(path):
+    return values.T
+  return values

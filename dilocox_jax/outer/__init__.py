@@ -1,1 +1,1 @@
-"""From pseudo-gradients to new outer parameters."""
+"""The outer step: from pseudo-gradients to new outer parameters."""

@@ -1,9 +1,10 @@
-"""Keeps an average of the parameters that an optimizer has walked through.
+"""Keeps an average of an optimizer's parameters over its updates.
 
-While the learning rate is high, parameters jump about the valley that they
-descend, and the average of many of them lies nearer to its floor. Training goes
-on from the newest parameters; the average is what is evaluated and kept. It
-costs one more copy of the parameters, and no byte on the link.
+While the learning rate is high, the parameters jump from side to side in a
+valley of the loss, and the average of many of them lies nearer to the floor of
+the valley. Training goes on from the newest parameters; the average is
+evaluated and kept. The average costs the memory of one more copy of the
+parameters, and no byte on the link.
 """
 
 from typing import NamedTuple
@@ -20,9 +21,10 @@ class AverageState(NamedTuple):
   """State of `averaged`.
 
   Attributes:
-    count: Updates taken (int32 scalar).
-    average: Average of the parameters after them, in fp32 or wider.
-    optimizer: State of the optimizer that takes the updates.
+    count: Number of updates taken (int32 scalar).
+    average: Weighted average of the parameters after these updates, in fp32 or
+      wider.
+    optimizer: State of the optimizer that makes the updates.
   """
 
   count: Index
@@ -35,20 +37,25 @@ def averaged(
 ) -> optax.GradientTransformationExtraArgs:
   """Lets an optimizer average its parameters, newer ones with more weight.
 
-  After t updates x_s has the weight s (s + 1) ... (s + power - 1), about
-  s^power. So the average is a share of 1 / (power + 2) of the run behind, and
-  the same power serves runs of all lengths. Each update moves the average by
-  (power + 1) / (t + power) of its distance to x_t. For power = 1 these are 1,
-  2/3 and 2/4, and after three updates the weights are 1/6, 2/6 and 3/6.
+  The parameters x_s after update s have the weight s (s + 1) ... (s + power -
+  1), which is about s^power. So the average lags behind the newest parameters
+  by a fraction of about 1 / (power + 2) of the run, and the same power serves
+  runs of all lengths. Update t moves the average by (power + 1) / (t + power)
+  of its distance to x_t. For power = 1, the first three updates move it by 1,
+  2/3 and 2/4 of the distance, and the weights are then 1/6, 2/6 and 3/6.
 
   Args:
-    optimizer: Takes the updates, and does not see the average. Nothing may
-      change its updates after it, so this is the outermost transformation.
-    power: 0 is the plain mean of all; higher powers forget earlier.
+    optimizer: Makes the updates, and does not see the average. No other
+      transformation may change the updates afterwards, so the result of this
+      function must be the outermost one.
+    power: 0 or more. 0 gives the plain mean of all parameters; a higher power
+      forgets old ones sooner.
+
+  Returns:
+    The transformation, with an `AverageState`. Its update needs `params`.
 
   Raises:
-    ValueError: If `power` is negative, or an update is not given the
-      parameters.
+    ValueError: If `power` is negative. The update raises it without `params`.
 
   Source: Shamir and Zhang, 2013, arXiv 1212.1824, section 4.
   """
@@ -62,32 +69,34 @@ def averaged(
   def update(updates, state, params=None, **extra):
     if params is None:
       raise ValueError("an average needs tx.update(grads, state, params)")
-    updates, kept = inner.update(updates, state.optimizer, params, **extra)
+    updates, inner_state = inner.update(
+      updates, state.optimizer, params, **extra
+    )
     count = state.count + 1
 
-    def moved(old, new):
-      share = (power + 1) / (count.astype(old.dtype) + power)
-      return old + share * (_precise(new) - old)
+    def move_average(old, new):
+      fraction = (power + 1) / (count.astype(old.dtype) + power)
+      return old + fraction * (_precise(new) - old)
 
-    new = optax.apply_updates(params, updates)
-    average = jax.tree.map(moved, state.average, new)
-    return updates, AverageState(count, average, kept)
+    new_params = optax.apply_updates(params, updates)
+    average = jax.tree.map(move_average, state.average, new_params)
+    return updates, AverageState(count, average, inner_state)
 
   return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _precise(leaf: Array) -> Array:
-  """Copies a leaf in at least fp32: bfloat16 would lose the small moves."""
+  """Copies a leaf in fp32 or wider: bfloat16 would round small moves to 0."""
   is_wide = leaf.dtype.itemsize >= 4
   return jnp.array(leaf, leaf.dtype if is_wide else jnp.float32)
 
 
 def parameters_to_keep(optimizer: Tree, params: Tree) -> Tree:
-  """Returns the average that an optimizer's state holds, or the parameters.
+  """Returns the average in an optimizer's state; without one, the parameters.
 
   Args:
     optimizer: State of any optimizer.
-    params: Its newest parameters, which are returned if it has no average.
+    params: The optimizer's newest parameters. The average gets their dtypes.
   """
   if not isinstance(optimizer, AverageState):
     return params
@@ -97,7 +106,8 @@ def parameters_to_keep(optimizer: Tree, params: Tree) -> Tree:
 def check_outermost(optimizer: Tree) -> None:
   """Raises ValueError if an average is kept inside another transformation.
 
-  Nothing would find it there, and what comes after it may change its updates.
+  `parameters_to_keep` would not find the average there, and the outer
+  transformation may change the updates that the average was computed from.
 
   Args:
     optimizer: State of any optimizer.
@@ -106,7 +116,9 @@ def check_outermost(optimizer: Tree) -> None:
     optimizer, is_leaf=lambda node: isinstance(node, AverageState)
   )
   require(
-    all(x is optimizer or not isinstance(x, AverageState) for x in nodes),
+    all(
+      node is optimizer or not isinstance(node, AverageState) for node in nodes
+    ),
     "an average is kept inside another transformation: make it the outermost "
     "one, dilocox_jax.averaged(optax.chain(...), power)",
   )

@@ -1,19 +1,19 @@
 """How far replicas have drifted apart, from two scalars per replica.
 
-The cosine of every pair would need all pseudo-gradients in one place, which
-would cost a second exchange. But the sum over all pairs follows from the mean,
-which the exchange has already computed. With the pseudo-gradient d_i that
-replica i has sent, as the others decode it:
+The cosines of single pairs would need all pseudo-gradients in one place, which
+would cost a second exchange. But the sum of the dot products over all pairs
+follows from the mean, which the exchange has already computed. Let d_i be the
+pseudo-gradient that replica i has sent, as the others decode it:
 
     |sum_i d_i|^2 = sum_i |d_i|^2 + sum_{i != j} d_i . d_j
     sum_{i != j} d_i . d_j = M^2 |mean|^2 - sum_i |d_i|^2
 
-For example d_1 = (3, 0) and d_2 = (0, 4): the mean is (1.5, 2) with a squared
-norm of 6.25, and 4 * 6.25 - (9 + 16) = 0, so d_1 and d_2 are orthogonal. The
-same sum over |d_i| |d_j| is (3 + 4)^2 - 25 = 24, and the mean cosine is
-0 / 24 = 0.
+For example, take d_1 = (3, 0) and d_2 = (0, 4). The mean is (1.5, 2) with a
+squared norm of 6.25. The sum of dot products is 4 * 6.25 - (9 + 16) = 0, so d_1
+and d_2 are orthogonal. The sum of |d_i| |d_j| over the same pairs is (3 + 4)^2
+- 25 = 24, and the mean cosine is 0 / 24 = 0.
 
-The replicas do not add up their scalars in the program, since that would cost
+The replicas do not add up their scalars in the program, because that would cost
 one more message on the slow link. Each replica reports its scalars together
 with its losses, and the host adds them up (`disagreement`).
 """
@@ -34,17 +34,17 @@ from dilocox_jax.trees import Scalar, Tree
 class Drift(NamedTuple):
   """Squared norms that a replica reports about one exchange of a fragment.
 
-  In the program of one replica the fields are scalars. Outside of it they are
-  arrays; `own_squared` and `apart_squared` then have a replica axis [M, ...].
+  In the code of one replica the norms are scalars. In the result of the mapped
+  program `own_squared` and `apart_squared` have a replica axis, [M].
 
   Attributes:
-    own_squared: |sent|^2, where `sent` is the replica's part of the mean. It
-      is not finite if the replica's pseudo-gradient was not finite, in which
-      case the replica was left out of the mean.
+    own_squared: |sent|^2, where `sent` is the replica's part of the mean
+      (`ExchangeResult.sent`). It is not finite if the replica's pseudo-gradient
+      was not finite. The replica was then left out of the mean.
     apart_squared: |sent - mean|^2.
-    mean_squared: |mean|^2. It is the same for all replicas, unless the
-      exchange gives each its own mean; then the field has a replica axis too.
-    observed: Arrays that the aggregator wants recorded, by name.
+    mean_squared: |mean|^2, a scalar; [M] if the exchange gives each replica a
+      mean of its own.
+    observed: Arrays that the aggregator wants recorded, by name; may be empty.
   """
 
   own_squared: Any
@@ -54,10 +54,10 @@ class Drift(NamedTuple):
 
 
 def drift_axes(is_shared: bool) -> Drift:
-  """Returns the axis of the replicas in every field; None if there is none.
+  """Returns the replica axis of every field: 0, or None if it has none.
 
   Args:
-    is_shared: Whether all replicas have got the same mean.
+    is_shared: Whether all replicas have the same mean.
   """
   per_replica: Any = 0
   shared: Any = None
@@ -79,7 +79,11 @@ def squared_norm(tree: Tree) -> Scalar:
 
 
 def measure_drift(result: ExchangeResult) -> Drift:
-  """Computes one replica's drift in an exchange, without sending anything."""
+  """Computes one replica's drift in an exchange, without sending anything.
+
+  Args:
+    result: Result of the exchange, for one replica.
+  """
   difference = jax.tree.map(jnp.subtract, result.sent, result.mean)
   return Drift(
     own_squared=squared_norm(result.sent),
@@ -95,10 +99,11 @@ class Disagreement(NamedTuple):
   Attributes:
     cosine: Mean cosine between two replicas' pseudo-gradients, weighted by the
       product of their norms. It is None if no pair has a cosine (there is only
-      one replica, or at most one pseudo-gradient is not zero), or if there is
-      no mean of all replicas.
+      one replica, or at most one pseudo-gradient is not zero, or one is not
+      finite), or if each replica has a mean of its own.
     disagreement: Root mean square over replicas of |sent - mean|.
-    pseudo_gradient_norm: Norm of the mean pseudo-gradient.
+    pseudo_gradient_norm: Norm of the mean pseudo-gradient. If each replica has
+      a mean of its own, the root mean square of their norms.
   """
 
   cosine: float | None
@@ -115,13 +120,10 @@ def disagreement(
 
   Args:
     own_squared: Squared norm of what each replica sent, [M].
-    apart_squared: Squared distance from what it sent to the mean, [M].
+    apart_squared: Squared distance of what each replica sent from the mean,
+      [M].
     mean_squared: Squared norm of the mean pseudo-gradient, a scalar; [M] if
-      each replica has got a mean of its own. Then there is no cosine, and the
-      norm is the root of the mean square.
-
-  Returns:
-    The mean cosine, the distance to the mean and the norm of the mean.
+      each replica has a mean of its own.
   """
   squared_norms = np.asarray(own_squared, np.float64)
   num_replicas = squared_norms.size

@@ -1,10 +1,14 @@
-"""What happens to a fragment after an inner step: measure, apply, send.
+"""The events of a fragment after an inner step: measure, apply, send.
 
-This order stands here once, for the windows of rounds and for the transform of
-single steps. First the replica measures how far it has come. Then it applies
-the exchange that has arrived, so the outer step can read the new measurement.
-Then the new measurement is in flight. With tau = 0 it is exchanged and applied
-at once, and never in flight.
+Only this module decides their order. Both the windows of rounds
+(`rounds.window`) and the transform of single steps (`outer.step_transform`)
+call it. First the replica measures its new pseudo-gradient. Then it applies the
+result of the exchange that has arrived, so the outer step can read the new
+pseudo-gradient. Then the new pseudo-gradient is in flight. With tau = 0 the new
+pseudo-gradient is exchanged and applied at once, so it is never in flight.
+
+In this module `inner` is always the replica's own parameters of the fragment,
+and `fresh` is the pseudo-gradient that the replica has just measured.
 """
 
 from collections.abc import Callable
@@ -13,16 +17,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.outer.outer_step import FragmentState, OuterStep, nothing
+from dilocox_jax.outer.outer_step import (
+  FragmentState,
+  OuterStep,
+  zero_result,
+)
 from dilocox_jax.outer.rules import ExchangeResult
 from dilocox_jax.trees import Scalar, Tree
 
-# Result of an exchange, and the aggregator's new state.
+# The result of an exchange that has ended, and the aggregator's new state.
 Arrived = tuple[ExchangeResult, Tree]
 
-# Function (state, own parameters, new measurement) -> the new state, the
-# replica's new parameters (or what its caller makes of them), and the exchange
-# that it has applied; None if it has applied none.
+# Function (state, inner, fresh) -> (new state, the replica's new parameters of
+# the fragment, the result that was applied or None). The caller of
+# `measure_apply_send` may have its function return another value in the second
+# place; `measure_apply_send` only passes it on.
 Apply = Callable[
   [FragmentState, Tree, Tree],
   tuple[FragmentState, Tree, ExchangeResult | None],
@@ -32,7 +41,7 @@ Apply = Callable[
 def measure_apply_send(
   outer: OuterStep,
   state: FragmentState,
-  own: Tree,
+  inner: Tree,
   *,
   in_flight: tuple[Tree, ...],
   apply: Apply,
@@ -43,38 +52,43 @@ def measure_apply_send(
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
     state: State of the fragment.
-    own: The replica's own parameters of the fragment.
-    in_flight: Pseudo-gradients of the fragment in flight, the oldest first,
-      with what is applied now.
-    apply: What happens between measuring and sending, e.g. `apply_arrived`.
-    num_arrived: How many of `in_flight` are in flight no longer.
+    inner: The replica's own parameters of the fragment.
+    in_flight: Pseudo-gradients of the fragment in flight, the oldest first. The
+      one that is applied now is still among them.
+    apply: Function that applies between measuring and sending, such as the
+      result of `apply_arrived`.
+    num_arrived: How many of `in_flight` and the new pseudo-gradient are no
+      longer in flight after this, counted from the oldest.
 
   Returns:
-    The new state, the replica's new parameters, and what `apply` returned last.
+    The new state, and the other two values that `apply` returned: the replica's
+    new parameters of the fragment, and the result that was applied or None.
   """
-  fresh = outer.measure(state, in_flight, own)
-  state, own, result = apply(state, own, fresh)
+  fresh = outer.measure(state, in_flight, inner)
+  state, inner, result = apply(state, inner, fresh)
   left = (*in_flight, fresh)[num_arrived:]
-  return state._replace(in_flight=left), own, result
+  return state._replace(in_flight=left), inner, result
 
 
 def exchange_at_once(outer: OuterStep, weight: Scalar | None = None) -> Apply:
-  """Returns what exchanges the new measurement, waits for it and applies it.
+  """Returns an `Apply` that exchanges the new pseudo-gradient and applies it.
+
+  The replica waits for the exchange.
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
     weight: Factor of this replica in the mean, as for `OuterStep.exchange`.
   """
 
-  def apply(state: FragmentState, own: Tree, fresh: Tree) -> Any:
+  def apply(state: FragmentState, inner: Tree, fresh: Tree) -> Any:
     arrived = outer.exchange(state, fresh, weight)
-    return apply_arrived(outer, arrived)(state, own, fresh)
+    return apply_arrived(outer, arrived)(state, inner, fresh)
 
   return apply
 
 
 def apply_arrived(outer: OuterStep, arrived: Arrived) -> Apply:
-  """Returns what applies the result of an exchange that has ended.
+  """Returns an `Apply` that applies the result of an exchange that has ended.
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
@@ -82,36 +96,36 @@ def apply_arrived(outer: OuterStep, arrived: Arrived) -> Apply:
   """
   result, exchange = arrived
 
-  def apply(state: FragmentState, own: Tree, fresh: Tree) -> Any:
+  def apply(state: FragmentState, inner: Tree, fresh: Tree) -> Any:
     state = state._replace(exchange=exchange)
-    state, own = outer.apply(state, own, result, fresh)
-    return state, own, result
+    state, inner = outer.apply(state, inner, result, fresh)
+    return state, inner, result
 
   return apply
 
 
 def apply_nothing_yet(outer: OuterStep) -> Apply:
-  """Returns what happens at the first send, when no exchange has ended.
+  """Returns the `Apply` of the first send, when no exchange has ended.
 
-  By most rules nothing happens. A rule that applies at the first send is given
-  zeros in place of a result, so that only its own new measurement changes the
-  parameters.
+  Most rules apply nothing then. A rule that applies at the first send
+  (`ApplyRule.applies_at_first_send`) gets a result of zeros, so that only the
+  replica's new pseudo-gradient changes the parameters.
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
   """
 
-  def apply(state: FragmentState, own: Tree, fresh: Tree) -> Any:
+  def apply(state: FragmentState, inner: Tree, fresh: Tree) -> Any:
     if outer.rule.applies_at_first_send:
-      none = nothing(state.params)
-      state, own = outer.apply(state, own, none, fresh)
-    return state, own, None
+      zeros = zero_result(state.params)
+      state, inner = outer.apply(state, inner, zeros, fresh)
+    return state, inner, None
 
   return apply
 
 
 def no_measurement(state: FragmentState) -> Tree:
-  """Returns zeros in place of a new measurement where none is taken.
+  """Returns zeros, for an apply on a step without a new pseudo-gradient.
 
   Args:
     state: State of the fragment.

@@ -1,25 +1,30 @@
-"""Takes fragments out of a parameter tree, and puts them back.
+"""Cuts fragments out of a parameter tree, and puts them back.
 
-A fragment is the whole tree, a slice of every leaf, some layers of the stacked
-leaves or everything else, or some leaves (`plan.schedule.fragments`). It is a
-tree like the caller's, in which `optax.MaskedNode()` stands for the leaves
-of other fragments, as in `optax.masked`. So optax's functions for states, such
-as `optax.tree.map_params`, work.
+`plan.schedule.fragments` divides the tree in one of four ways. A fragment is
+the whole tree; a slice of every leaf; some layers of the leaves that are
+stacked below "blocks", or, as fragment 0, everything outside of "blocks"; or
+some whole leaves. A fragment is a tree like the caller's, in which
+`optax.MaskedNode()` stands for the leaves of other fragments, as in
+`optax.masked`. So optax's functions for states work, such as
+`optax.tree.map_params`.
 
-Fragments with the same shapes make a *group*. They differ in their *index*
-alone, which is an argument of a program, so one program serves the whole group.
-Slices are one group, and so are the layer fragments.
+Fragments with the same shapes make a *group*. Only data tells the fragments of
+a group apart: their *index*, such as the numbers of their layers. So one
+program serves all of them. Slices are one group, and so are the fragments of
+layers.
 
-Short fragments: 5 layers, P = 3, strided, have the indices
+Some fragments have fewer layers than others. For example, 5 layers and P = 3
+with the order "strided" give the indices
 
     fragment 1: layers 0, 2, 4
-    fragment 2: layers 1, 3, and 5 = num_layers, which stands for no layer
+    fragment 2: layers 1, 3, and 5 = num_layers, which is not a layer
 
-`extract` of fragment 2 fills the missing row with zeros, and `insert` drops it:
-an index out of bounds reads the fill value and writes nothing. Zeros change no
-mean, no norm and no other row, so the padding is harmless, but it is sent. So
-are rows of zeros that fill up a slice: 344 rows and P = 16 make slices of 22
-rows, and the last one of neighbors has 14 rows of the leaf and 8 of zeros.
+`extract` of fragment 2 fills the missing row with zeros, and `insert` drops the
+row: an index out of bounds reads the fill value and writes nothing. Zeros
+change no mean, no norm and no other row, so the padding is harmless, but it is
+sent. Slices are padded in the same way. For example, 344 rows and P = 16 make
+slices of 22 rows. If slices are neighboring rows, the last one has 14 rows of
+the leaf and 8 rows of zeros.
 """
 
 import dataclasses
@@ -52,23 +57,23 @@ from dilocox_jax.trees import (
   shapes_by_path,
 )
 
-# How a tree is divided: by a function of the leaves' paths, by the layers of
-# leaves that are stacked below "blocks", or by slices.
+# How a tree is divided: by a function from a leaf's path to the number of its
+# fragment, or into layers or slices by `Fragments`.
 Fragmentation = Callable[[str], int] | Fragments
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class FragmentView:
-  """Takes fragments out of trees and puts them back.
+  """Cuts fragments out of trees and puts them back.
 
-  It is a pytree without leaves. Two with equal settings are equal, and so are
-  the structures of two transforms' states: a saved state fits a transform that
-  is made anew.
+  A view is a pytree without leaves, so it can be a part of a transform's state.
+  Views with equal settings are equal, so a saved state fits a transform that is
+  made anew.
 
   Attributes:
     count: Number of fragments, P.
-    fragments: How the tree is divided; None: whole leaves, such that the
+    fragments: How the tree is divided. None: into whole leaves, such that the
       fragments have about equal sizes.
   """
 
@@ -77,30 +82,41 @@ class FragmentView:
 
   @property
   def _by_rows(self) -> Fragments | None:
-    """The division into slices or layers, if it is one."""
-    is_rule = self.count > 1 and isinstance(self.fragments, Fragments)
-    return self.fragments if is_rule else None  # pyright: ignore
+    """The division if it cuts leaves (slices or layers); otherwise None."""
+    if self.count > 1 and isinstance(self.fragments, Fragments):
+      return self.fragments
+    return None
 
   @property
   def _slices(self) -> Fragments | None:
-    """The division, if every fragment is a slice of all leaves."""
-    found = self._by_rows
-    return found if found and found.is_sliced else None
+    """The division if every fragment is a slice of all leaves, or None."""
+    division = self._by_rows
+    if division is not None and division.is_sliced:
+      return division
+    return None
 
   @property
   def groups(self) -> list[int]:
-    """The group of every fragment."""
+    """The group of every fragment, [P].
+
+    Slices have the groups 0, 0, ..., 0. Layers have 0, 1, ..., 1: fragment 0 is
+    everything outside of "blocks". Whole leaves have 0, 1, ..., P - 1.
+    """
     if self._slices:
       return [0] * self.count
-    numbers = range(self.count)
-    return [min(p, 1) for p in numbers] if self._by_rows else [*numbers]
+    if self._by_rows:
+      return [0] + [1] * (self.count - 1)
+    return list(range(self.count))
 
   def index(self, fragment: int) -> np.ndarray | None:
-    """Returns the index of a fragment in its group, as `extract` takes it.
+    """Returns the data that tell a fragment from others of its group.
+
+    Args:
+      fragment: Number of the fragment, from 0.
 
     Returns:
-      The number of the slice (int32 scalar), or the numbers of the K layers
-      ([K] int32). None: The fragment is the only one of its group.
+      The number of a slice (int32 scalar); the numbers of K layers, [K] int32;
+      None if the fragment is alone in its group.
     """
     if self._slices:
       return np.asarray(fragment, np.int32)
@@ -115,7 +131,7 @@ class FragmentView:
     Args:
       tree: Parameters of one replica.
       group: Group of the fragment.
-      index: Index of the fragment in its group (`index`); it may be traced.
+      index: Result of `index` for the fragment; it may be traced.
     """
     owner = self.divided(shapes_by_path(tree))
 
@@ -134,18 +150,18 @@ class FragmentView:
     return jax.tree_util.tree_map_with_path(take, tree)
 
   def insert(self, tree: Tree, group: int, index: Any, values: Tree) -> Tree:
-    """Returns the tree with one fragment replaced by values like `extract`'s.
+    """Returns the tree with one fragment replaced.
 
     Args:
       tree: Parameters of one replica.
       group: Group of the fragment.
-      index: Index of the fragment in its group, as in `extract`.
-      values: The fragment, a tree that `extract` could have returned.
+      index: Result of `index` for the fragment; it may be traced.
+      values: New values of the fragment, a tree like the result of `extract`.
     """
     owner = self.divided(shapes_by_path(tree))
 
     def put(path, new, old: Array) -> Array:
-      if is_masked(old):  # `optax.masked` kept it from the transform.
+      if is_masked(old):  # `optax.masked` hides this leaf from the transform.
         return old
       if slices := self._slices:
         rows, axis = _in_slices(path, old, slices)
@@ -166,15 +182,18 @@ class FragmentView:
     """Returns the tree that consists of all fragments.
 
     Args:
-      like: Arrays of the tree, masked where no fragment has a value.
-      parts: The fragments, in order.
+      like: A tree with the shapes of the result, masked where no fragment has a
+        leaf.
+      parts: The fragments as from `extract`, in order.
     """
     if slices := self._slices:
 
-      def join(path, leaf, *own: Array) -> Array:
+      def join(path, leaf, *leaf_slices: Array) -> Array:
         shape, axis = slices.slices(path_name(path), leaf.shape)
-        shape = (*shape[: axis + 1], *shape[axis + 2 :])
-        rows = jnp.stack([part.reshape(shape) for part in own], axis + 1)
+        slice_shape = (*shape[: axis + 1], *shape[axis + 2 :])
+        rows = jnp.stack(
+          [each.reshape(slice_shape) for each in leaf_slices], axis + 1
+        )
         return _whole(rows, axis, leaf.shape)
 
       return jax.tree_util.tree_map_with_path(join, like, *parts)
@@ -184,10 +203,14 @@ class FragmentView:
     return whole
 
   def check(self, params: Tree) -> None:
-    """Raises ValueError if a tree cannot be trained, or not be divided so.
+    """Checks that a tree can be trained, and divided as the view says.
 
     Args:
       params: Parameters of one replica, or their shapes and types.
+
+    Raises:
+      ValueError: If a leaf is no array of real floats, the fragments do not
+        cover the tree, or a fragment has no value.
     """
     check_trainable(params)
     shapes = shapes_by_path(params)
@@ -203,9 +226,10 @@ class FragmentView:
       _check_layers(shapes, self._by_rows)
 
   def divided(self, shapes: Shapes) -> dict[str, int]:
-    """Returns the group of every leaf by path, or nothing if there are slices.
+    """Returns the group of every leaf, by path.
 
-    A slice has rows of every leaf, so no leaf belongs to one group.
+    The result is empty if fragments are slices: then every fragment has rows of
+    every leaf.
 
     Args:
       shapes: Leaf shapes by path.
@@ -223,14 +247,20 @@ class FragmentView:
     return balanced(shapes, self.count)
 
 
-# It has no values, so `flax.serialization` stores nothing of it.
+# A view has no arrays, so `flax.serialization` stores nothing for it.
 flax.serialization.register_serialization_state(
   FragmentView, lambda view: {}, lambda view, saved: view
 )
 
 
 def _check_layers(shapes: Shapes, fragments: Fragments) -> None:
-  """Raises ValueError unless layers lie below "blocks", and a rest beside."""
+  """Raises ValueError if a tree cannot be divided into layers and a rest.
+
+  Args:
+    shapes: Leaf shapes by path. Those below "blocks" must begin with the number
+      of layers, and both these and the other leaves must have values.
+    fragments: The division into layers.
+  """
   count = fragments.num_fragments
   depth = fragments.num_layers
   problems = [
@@ -252,7 +282,17 @@ def _check_layers(shapes: Shapes, fragments: Fragments) -> None:
 
 
 def _in_slices(path, leaf: Array, fragments: Fragments) -> tuple[Array, int]:
-  """Returns a leaf [..., parts, P, rows of a part, ...] and its parts' axis."""
+  """Returns a leaf in slices, padded with zeros.
+
+  Args:
+    path: Key path of the leaf.
+    leaf: The whole leaf.
+    fragments: The division into slices.
+
+  Returns:
+    The leaf reshaped to [..., parts, P, rows of a part, ...]
+    (`Fragments.slices`), and the index of the axis `parts`.
+  """
   shape, axis = fragments.slices(path_name(path), leaf.shape)
   leaf = leaf.reshape(leaf.shape or (1,))
   num_rows = math.prod(shape[axis : axis + 3])
@@ -262,14 +302,26 @@ def _in_slices(path, leaf: Array, fragments: Fragments) -> tuple[Array, int]:
 
 
 def _whole(rows: Array, axis: int, shape: Shape) -> Array:
-  """Returns the leaf of which all rows are given, without padding."""
+  """Returns a leaf from its slices, without padding; undoes `_in_slices`.
+
+  Args:
+    rows: The leaf in slices, [..., parts, P, rows of a part, ...].
+    axis: Index of the axis `parts`.
+    shape: Shape of the leaf.
+  """
   rows = _joined(rows, axis, 3)
   num_rows = shape[axis] if shape else 1
   return jax.lax.slice_in_dim(rows, 0, num_rows, axis=axis).reshape(shape)
 
 
 def _joined(array: Array, axis: int, num_axes: int) -> Array:
-  """Makes one axis of neighboring ones, which may have no entries at all."""
+  """Returns an array in which neighboring axes have become one.
+
+  Args:
+    array: The array, which may be of zero size.
+    axis: Index of the first of these axes.
+    num_axes: Number of these axes.
+  """
   end = axis + num_axes
   size = math.prod(array.shape[axis:end])
   return array.reshape(*array.shape[:axis], size, *array.shape[end:])

@@ -1,20 +1,22 @@
 """Takes the outer step of a fragment in three parts: measure, exchange, apply.
 
-In optax an update is a single call. On a slow link an update takes several
-inner steps, so `OuterStep` splits it into calls that are made at different
-inner steps. They are written for one replica and one fragment, a tree of
-parameters, and use collectives over the axis "replica". Any optax optimizer or
-chain can take the outer step: the averaged pseudo-gradient is its gradient.
+In optax an update is a single call. On a slow link an outer update lasts for
+several inner steps, so `OuterStep` splits it into three calls at different
+inner steps. The calls are written for one replica and one fragment (a part of
+the parameters, as a tree), and use collectives over the axis "replica". Any
+optax optimizer or chain can take the outer step: its gradient is the averaged
+pseudo-gradient.
 
-Example: a pseudo-gradient in one dimension, with H = 4, tau = 2, rule
-`continue`, outer learning rate 1 and two replicas:
+Example in one dimension, with H = 4 steps a round, a delay of tau = 2 steps,
+rule `continue`, outer learning rate 1 and two replicas. The outer parameter is
+theta, and w is the parameter of the first replica; numbers of the second
+replica are in parentheses:
 
-    step 4   measure   theta = 10, w = 9 (other replica: 8) -> Delta = 1 (2),
-                       which waits in flight
-             exchange  mean = 1.5, behind steps 5 and 6, which make w = 8.4
+    step 4   measure   theta = 10, w = 9 (8): pseudo-gradients 10 - 9 = 1 (2)
+             exchange  mean = 1.5; meanwhile steps 5 and 6 make w = 8.4
     step 6   apply     theta becomes 10 - 1.5 = 8.5
-                       w becomes 8.4 + (8.5 - 10) + 1 = 7.9: the outer
-                       parameters plus the 0.6 of progress in steps 5 and 6
+                       w becomes 8.4 + (8.5 - 10) + 1 = 7.9, which is theta
+                       plus the replica's move of -0.6 in steps 5 and 6
 """
 
 import dataclasses
@@ -43,12 +45,12 @@ class FragmentState(NamedTuple):
 
   Attributes:
     params: Outer parameters of the fragment. All replicas share them, unless
-      each has its own (`OuterStep.is_shared`).
+      each replica has its own (`OuterStep.is_shared`).
     optimizer: State of the outer optimizer, shared like `params`.
-    exchange: State of the aggregator. Codec state is shared by all replicas.
-      Each replica has its own residual.
-    in_flight: This replica's own pseudo-gradients that were sent and are not
-      applied yet, the oldest first.
+    exchange: State of the aggregator. All replicas share the state of the
+      codec. Each replica has its own residual.
+    in_flight: This replica's pseudo-gradients that were sent and whose mean is
+      not applied yet, the oldest first.
   """
 
   params: Tree
@@ -63,9 +65,9 @@ class OuterStep:
 
   If the pseudo-gradient of a replica is not finite, every aggregator leaves
   this replica out of the mean, so that the other replicas stay finite. The host
-  has to notice the problem. It cannot rely on the replica's parameters, since
-  some rules replace them by finite values. So it looks at the drift: then
-  `Drift.own_squared` of the replica is not finite.
+  notices the problem in the drift: `Drift.own_squared` of this replica is not
+  finite then. The replica's parameters would not show the problem under a rule
+  that replaces them by finite outer parameters.
 
   Attributes:
     method: Schedule and rule.
@@ -103,15 +105,16 @@ class OuterStep:
 
   @functools.cached_property
   def rule(self) -> ApplyRule:
-    """The method's apply rule."""
+    """The apply rule of the method, by its name `method.rule`."""
     return loaded(RULES[self.method.rule].build)(self.method, self.axis_name)
 
   @property
   def is_shared(self) -> bool:
     """Whether all replicas have the same outer parameters.
 
-    They have their own if the rule says so, or if the exchange gives each
-    replica a mean of its own.
+    Each replica has its own outer parameters if the rule says so
+    (`ApplyRule.is_shared`), or if the exchange gives each replica a mean of its
+    own (`Aggregator.is_shared`).
     """
     return self.rule.is_shared and self.aggregator.is_shared
 
@@ -123,7 +126,15 @@ class OuterStep:
     return FragmentState(shared, shared, self.aggregator.axes, per_replica)
 
   def init(self, params: Tree) -> FragmentState:
-    """Returns the state of a fragment of which nothing is in flight."""
+    """Returns the first state of a fragment, with nothing in flight.
+
+    Args:
+      params: Parameters of the fragment.
+
+    Raises:
+      ValueError: If the optimizer keeps an average inside another
+        transformation (`outer.average.check_outermost`).
+    """
     optimizer = self.optimizer.init(params)
     check_outermost(optimizer)
     return FragmentState(params, optimizer, self.aggregator.init(params))
@@ -131,19 +142,23 @@ class OuterStep:
   def measure(
     self, state: FragmentState, pending: tuple[Tree, ...], inner: Tree
   ) -> Tree:
-    """Returns a replica's pseudo-gradient.
+    """Returns a replica's new pseudo-gradient, a tree like the fragment.
 
     Args:
       state: State of the fragment.
-      pending: Pseudo-gradients of the replica that are not applied yet.
+      pending: Earlier pseudo-gradients of the replica that are not applied yet.
+        A rule may leave their sum out of the new one.
       inner: The replica's own parameters of the fragment.
     """
-    none = jax.tree.map(jnp.zeros_like, state.params)
-    total = functools.reduce(optax.tree.add, pending, none)
+    zeros = jax.tree.map(jnp.zeros_like, state.params)
+    total = functools.reduce(optax.tree.add, pending, zeros)
     return self.rule.measure(state.params, total, inner)
 
   def exchange(
-    self, state: FragmentState, own: Tree, weight: Scalar | None = None
+    self,
+    state: FragmentState,
+    pseudo_gradient: Tree,
+    weight: Scalar | None = None,
   ) -> tuple[ExchangeResult, Tree]:
     """Averages a pseudo-gradient over replicas.
 
@@ -151,28 +166,34 @@ class OuterStep:
 
     Args:
       state: State of the fragment.
-      own: This replica's pseudo-gradient.
-      weight: Factor of it in the mean; 0 leaves the replica out. None: all
-        replicas have the same.
+      pseudo_gradient: This replica's pseudo-gradient, a tree like the fragment.
+      weight: Factor of the pseudo-gradient in the mean, a float scalar; 0
+        leaves the replica out. None: all replicas have the same weight.
 
     Returns:
       The result, and the new state of the aggregator.
     """
-    return as_function(self.exchange_coroutine)(state, own, weight)
+    return as_function(self.exchange_coroutine)(state, pseudo_gradient, weight)
 
   def exchange_coroutine(
-    self, state: FragmentState, own: Tree, weight: Scalar | None = None
+    self,
+    state: FragmentState,
+    pseudo_gradient: Tree,
+    weight: Scalar | None = None,
   ) -> Coroutine:
-    """Returns `exchange` as a coroutine, which stops for inner steps.
-
-    It stops where `Aggregator.average_coroutine` does.
+    """Runs `exchange` with stops for inner steps.
 
     Args:
       state: State of the fragment.
-      own: This replica's pseudo-gradient.
-      weight: Factor of it in the mean, as in `exchange`.
+      pseudo_gradient: This replica's pseudo-gradient, a tree like the fragment.
+      weight: Factor of the pseudo-gradient in the mean, as in `exchange`.
+
+    Returns:
+      A coroutine that returns the result of `exchange`.
     """
-    values = own if weight is None else _weighted(own, weight)
+    values = pseudo_gradient
+    if weight is not None:
+      values = _weighted(pseudo_gradient, weight)
     averaged = yield from self.aggregator.average_coroutine(
       values, state.exchange, state.params
     )
@@ -181,7 +202,7 @@ class OuterStep:
       retained = _unweighted(retained, weight)
     result = ExchangeResult(
       mean=averaged.mean,
-      own=own,
+      own=pseudo_gradient,
       sent=averaged.sent,
       retained=retained,
       observed=dict(self.aggregator.observe(averaged.state)),
@@ -191,21 +212,21 @@ class OuterStep:
   def apply(
     self, state: FragmentState, inner: Tree, result: ExchangeResult, fresh: Tree
   ) -> tuple[FragmentState, Tree]:
-    """Takes the outer step and lets the replica rejoin.
+    """Takes the outer step, and moves the replica as the rule says.
 
     Args:
       state: State of the fragment.
       inner: The replica's own parameters of the fragment.
       result: Result of the exchange.
-      fresh: Pseudo-gradient that was measured in the same inner step. Only the
-        rule "eager" reads it.
+      fresh: Pseudo-gradient that was measured after the same inner step; zeros
+        if there is none. Of the rules of this package only "eager" reads it.
 
     Returns:
-      The new state and the replica's new parameters.
+      The new state and the replica's new parameters of the fragment.
 
     Raises:
-      ValueError: If the exchange leaves something with the replica, which the
-        rule would count twice.
+      ValueError: If the exchange leaves a part with the replica
+        (`keep_unsent=True`), and the rule would count this part twice.
     """
     old = state.params
     gradient = self.rule.gradient(result, fresh)
@@ -221,14 +242,14 @@ class OuterStep:
         f"overlap_steps={self.method.schedule.overlap_steps}: take "
         "feedback=1.0",
       )
-      # A pseudo-gradient is parameters before minus parameters after, so the
-      # progress that was not sent is minus what was retained.
+      # A pseudo-gradient is parameters before minus parameters after, so adding
+      # progress means subtracting its pseudo-gradient.
       inner = jax.tree.map(jnp.subtract, inner, result.retained)
     state = state._replace(params=new, optimizer=optimizer)
     return state, inner
 
   def first_correction(self, params: Tree) -> Tree | None:
-    """Returns the correction with which a replica begins; None if none.
+    """Returns the first correction, zeros; None if the rule corrects nothing.
 
     Args:
       params: Parameters of one replica.
@@ -240,9 +261,9 @@ class OuterStep:
   def correct(self, correction: Tree, result: ExchangeResult) -> Tree:
     """Returns the new correction of a fragment (`ApplyRule.correct`).
 
-    It stays as it was if the mean does not have this replica's part, because
-    its values were not finite or came too late: then the result does not say
-    how far the replica is from the others.
+    The correction stays as it was if this replica's pseudo-gradient is not in
+    the mean, because its values were not finite or came too late. Then the
+    result does not say how far the replica is from the other replicas.
 
     Args:
       correction: The correction before, a tree like the fragment.
@@ -250,16 +271,16 @@ class OuterStep:
     """
     assert self.rule.correct is not None, "the rule corrects nothing"
     norm = squared_norm(result.sent)
-    is_counted = jnp.isfinite(norm) & (norm > 0)
+    is_in_mean = jnp.isfinite(norm) & (norm > 0)
     return jax.tree.map(
-      lambda new, old: jnp.where(is_counted, new, old).astype(old.dtype),
+      lambda new, old: jnp.where(is_in_mean, new, old).astype(old.dtype),
       self.rule.correct(correction, result),
       correction,
     )
 
 
-def nothing(params: Tree) -> ExchangeResult:
-  """Returns zeros in place of a result, before the first exchange.
+def zero_result(params: Tree) -> ExchangeResult:
+  """Returns a result of zeros, for an apply before the first exchange ends.
 
   Args:
     params: Outer parameters of the fragment.
@@ -268,27 +289,33 @@ def nothing(params: Tree) -> ExchangeResult:
   return ExchangeResult(mean=zeros, own=zeros, sent=zeros)
 
 
-def _weighted(own: Tree, weight: Scalar) -> Tree:
-  """Scales what a replica sends; NaN, if its weight is 0.
+def _weighted(pseudo_gradient: Tree, weight: Scalar) -> Tree:
+  """Scales a pseudo-gradient by a weight; a weight of 0 makes it NaN.
 
   Every aggregator leaves a replica out of the mean, and clears its residual, if
   its values are not finite.
+
+  Args:
+    pseudo_gradient: Pseudo-gradient of one replica.
+    weight: Factor, 0 or more.
   """
   factor = jnp.where(weight > 0, weight, jnp.full_like(weight, jnp.nan))
-  return jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), own)
+  return jax.tree.map(
+    lambda leaf: leaf * factor.astype(leaf.dtype), pseudo_gradient
+  )
 
 
 def _unweighted(retained: Tree, weight: Scalar) -> Tree:
-  """Returns what stays with a replica, in the units of its own values.
+  """Returns the retained part of a replica's values without their weight.
 
   Args:
-    retained: What stays of values that were scaled by the weight.
-    weight: Factor of the values; 0 if the replica was left out, of which
-      nothing stays then.
+    retained: The part of the weighted values that stays with the replica.
+    weight: Factor that the values were scaled by. With 0 the replica was left
+      out, and the result is zeros.
   """
 
   def unscaled(leaf: Array) -> Array:
-    rest = leaf / weight.astype(leaf.dtype)
-    return jnp.where(weight > 0, rest, jnp.zeros_like(rest))
+    part = leaf / weight.astype(leaf.dtype)
+    return jnp.where(weight > 0, part, jnp.zeros_like(part))
 
   return jax.tree.map(unscaled, retained)

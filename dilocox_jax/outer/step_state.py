@@ -1,8 +1,9 @@
-"""What transforms see of a caller's tree, their states, and the model in them.
+"""The states of this package's transforms, and the model that they hold.
 
-Real floats are trained. Integers and booleans, such as a counter, have no
-gradient: each replica keeps its own as they are, no optimizer sees them, and
-nothing of them is sent. Everything else is refused.
+A transform trains the leaves of real floats in a caller's tree. Integers and
+booleans, such as a counter, have no gradient: each replica keeps its own values
+unchanged, no optimizer sees them, and they are not sent. Leaves of any other
+type are refused.
 
 The tree is divided into fragments, each with an outer state of its own.
 `outer_params` puts the fragments' outer parameters back into one tree.
@@ -33,13 +34,13 @@ class StepState(NamedTuple):
   """State of one replica between two inner steps.
 
   Attributes:
-    step: Inner steps done (int32 scalar).
+    step: Number of inner steps done (int32 scalar).
     inner: State of the inner optimizer.
-    fragments: State of every group of fragments (`fragment_view`), stacked
-      where a group has several.
-    view: How the tree is divided into fragments.
-    correction: What is added to the parameters after each inner step
-      (`ApplyRule.correct`), a tree like them; None: nothing.
+    fragments: State of every group of fragments (`fragment_view`). A group of
+      several fragments has one state, with an axis of fragments in front.
+    view: Cuts fragments out of the tree.
+    correction: Tree like the parameters that is added to them after each inner
+      step (`ApplyRule.correct`); None: nothing is added.
   """
 
   step: Index
@@ -62,26 +63,27 @@ class GradientState(NamedTuple):
 
 
 def outer_params(state: Tree, params: Tree) -> Tree:
-  """Returns the outer parameters of a transform, which are the model to keep.
+  """Returns the model to evaluate and to keep: the outer parameters.
 
-  If the outer optimizer keeps an average, it is this average. A method that
-  averages gradients has the parameters themselves as its model, unless its
-  optimizer keeps their average.
+  If the outer optimizer keeps an average of its parameters (`outer.average`),
+  this average is returned. A method that averages gradients has no outer
+  parameters: `params` are returned, or the average that its optimizer keeps.
 
   Args:
-    state: State of one replica, or with a replica axis. It may lie inside the
-      states of wrappers, such as `optax.chain`, `MultiSteps`, `masked`,
-      `inject_hyperparams` or `multi_transform`.
-    params: The parameters that the state belongs to, with a replica axis if it
-      has one.
+    state: State of one replica, or of all replicas with a replica axis. It may
+      lie inside the states of wrappers, such as `optax.chain`, `MultiSteps`,
+      `masked`, `inject_hyperparams` or `multi_transform`.
+    params: The parameters that the state belongs to, with a replica axis if the
+      state has one.
 
   Returns:
-    The caller's tree. A replica axis stays; replicas have equal values, except
-    under the rule "eager" and with exchanges whose result is not shared. Leaves
-    that a wrapper kept from the transform, and integers, are those of `params`.
+    A tree like `params`, with a replica axis if they have one. All replicas
+    have equal values, except under the rule "eager" and with exchanges whose
+    result is not shared. Integers, and leaves that a wrapper hid from the
+    transform, are copied from `params`.
 
   Raises:
-    ValueError: If the state of no transform of this package is in it.
+    ValueError: If `state` contains no state of a transform of this package.
   """
 
   def is_ours(node: Any) -> bool:
@@ -93,70 +95,89 @@ def outer_params(state: Tree, params: Tree) -> Tree:
     f"the state, a {type(state).__name__}, holds none of a transform of "
     "dilocox_jax: pass what init and update of the whole optimizer return",
   )
-  for own in states:
+  for each in states:
     params = jax.tree.map(
-      lambda kept, old: old if is_masked(kept) else kept,
-      _kept(own, trained(params, params)),
+      lambda new, old: old if is_masked(new) else new,
+      _model_of(each, trained(params, params)),
       params,
       is_leaf=is_masked,
     )
   return params
 
 
-def _kept(state: StepState | GradientState, params: Tree) -> Tree:
-  """Returns what one transform keeps; masked where it has no leaf."""
+def _model_of(state: StepState | GradientState, params: Tree) -> Tree:
+  """Returns the model that the state of one transform holds.
+
+  Args:
+    state: State of one replica, or of all replicas with a replica axis.
+    params: Parameters, masked where no transform trains them.
+
+  Returns:
+    A tree like `params`, also masked where this transform has no leaf.
+  """
   if isinstance(state, GradientState):
     has_average = isinstance(state.inner, AverageState)
     return state.inner.average if has_average else params
-  trees = [parameters_to_keep(f.optimizer, f.params) for f in state.fragments]
-  own = jax.tree.map(
-    lambda *parts: parts[0] if all(map(is_masked, parts[:-1])) else parts[-1],
-    *trees,
-    params,
-    is_leaf=is_masked,
-  )
+  group_trees = [
+    parameters_to_keep(group_state.optimizer, group_state.params)
+    for group_state in state.fragments
+  ]
+
+  def mask_if_absent(*leaves_and_param: Any) -> Any:
+    *leaves, param = leaves_and_param
+    return optax.MaskedNode() if all(map(is_masked, leaves)) else param
+
+  # The parameters come last: a group tree may have one `MaskedNode` where the
+  # parameters have a subtree, and `jax.tree.map` follows its first tree.
+  like = jax.tree.map(mask_if_absent, *group_trees, params, is_leaf=is_masked)
   groups = state.view.groups
 
-  def join(own: Tree, trees: Sequence[Tree]) -> Tree:
+  def join(like: Tree, group_trees: Sequence[Tree]) -> Tree:
     parts = []
     for fragment, group in enumerate(groups):
-      part = trees[group]
+      part = group_trees[group]
       index = fragment - groups.index(group)
       if groups.count(group) > 1:
         part = jax.tree.map(lambda leaf, index=index: leaf[index], part)
       parts.append(part)
-    return state.view.merge(own, parts)
+    return state.view.merge(like, parts)
 
-  return (jax.vmap(join) if state.step.ndim else join)(own, trees)
+  has_replica_axis = state.step.ndim > 0
+  return (jax.vmap(join) if has_replica_axis else join)(like, group_trees)
 
 
 def on_trained_leaves(
   transform: optax.GradientTransformationExtraArgs,
   trainable: Callable[[str], bool] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Lets a transform see real floats alone, as `optax.masked` would.
+  """Hides leaves that are not trained from a transform, as `optax.masked` does.
 
   Args:
     transform: A transform for trees in which `optax.MaskedNode()` stands for
-      leaves that others train.
-    trainable: Whether the leaf at a path is trained; None: each is.
+      every hidden leaf.
+    trainable: Function from the path of a leaf of real floats, such as
+      "blocks/attention/query", to whether it is trained; None: each is.
 
   Returns:
-    A transform whose `init` raises ValueError for a leaf that it cannot train,
-    and whose updates of what is not trained are zeros.
+    A transform whose updates of hidden leaves are zeros. Its `init` raises
+    ValueError for a leaf that is neither a real float nor a count
+    (`trees.check_trainable`).
   """
 
   def init(params: Tree) -> Any:
-    check_trainable(params, may_differ=True)
+    check_trainable(params, allows_counts=True)
     return transform.init(trained(params, params, trainable))
 
   def update(updates, state, params=None, **extra):
     like = updates if params is None else params
-    own = None if params is None else trained(params, params, trainable)
+    seen_params = None
+    if params is not None:
+      seen_params = trained(params, params, trainable)
     updates, state = transform.update(
-      trained(updates, like, trainable), state, own, **extra
+      trained(updates, like, trainable), state, seen_params, **extra
     )
-    return jax.tree.map(_in_full, updates, like, is_leaf=is_masked), state
+    updates = jax.tree.map(_zero_if_hidden, updates, like, is_leaf=is_masked)
+    return updates, state
 
   return optax.GradientTransformationExtraArgs(init, update)
 
@@ -164,21 +185,34 @@ def on_trained_leaves(
 def trained(
   tree: Tree, params: Tree, trainable: Callable[[str], bool] | None = None
 ) -> Tree:
-  """Returns a tree as the transform sees it.
+  """Returns a tree as the transform sees it, with hidden leaves masked.
 
   Args:
     tree: Values like the parameters.
-    params: Parameters. A count becomes a `MaskedNode`.
-    trainable: As in `on_trained_leaves`; others become a `MaskedNode` too.
+    params: Parameters. Where they have a count (an integer or boolean), the
+      leaf of `tree` becomes an `optax.MaskedNode`.
+    trainable: As in `on_trained_leaves`. Leaves that are not trained become an
+      `optax.MaskedNode` too.
   """
 
-  def seen(path: Any, own: Any, leaf: Any) -> Any:
-    is_kept = is_count(own) or (trainable and not trainable(path_name(path)))
-    return optax.MaskedNode() if is_kept else leaf
+  def mask_if_hidden(path: Any, param: Any, leaf: Any) -> Any:
+    if is_count(param):
+      return optax.MaskedNode()
+    if trainable is not None and not trainable(path_name(path)):
+      return optax.MaskedNode()
+    return leaf
 
-  return jax.tree_util.tree_map_with_path(seen, params, tree)
+  return jax.tree_util.tree_map_with_path(mask_if_hidden, params, tree)
 
 
-def _in_full(update: Any, own: Any) -> Any:
-  is_kept = is_masked(update) and not is_masked(own)
-  return jnp.zeros_like(own) if is_kept else update
+def _zero_if_hidden(update: Any, param: Any) -> Any:
+  """Returns the update of a leaf; zeros if the transform did not see it.
+
+  A leaf that the caller has masked already stays masked.
+
+  Args:
+    update: Update of the transform, or an `optax.MaskedNode`.
+    param: The caller's leaf, which may be an `optax.MaskedNode`.
+  """
+  is_hidden = is_masked(update) and not is_masked(param)
+  return jnp.zeros_like(param) if is_hidden else update

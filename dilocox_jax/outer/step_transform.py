@@ -1,12 +1,15 @@
 """DiLoCo and its relatives as an optax transform of one inner step.
 
-The transform holds everything: the inner optimizer's state, and for every
-fragment the outer parameters, the outer optimizer's state, and what is in
-flight. A step without an event of the schedule runs the inner optimizer alone;
-exchange and outer step stand under one conditional.
+The state of the transform holds everything: the inner optimizer's state, and
+for every fragment the outer parameters, the outer optimizer's state, and the
+pseudo-gradients in flight. On a step without an event of the schedule, only the
+inner optimizer runs. The exchange and the outer step stand under a
+`jax.lax.switch`: one switch if a fragment is applied on the steps on which it
+is sent (tau is a multiple of H), otherwise one for the applies and one for the
+sends.
 
-Fragments of one group (`fragment_view`) have one state, stacked, and the
-conditional has one branch for all of them.
+The fragments of a group (`fragment_view`) have one state, stacked, and a switch
+has one branch for each group.
 """
 
 import functools
@@ -28,23 +31,26 @@ from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 from dilocox_jax.trees import Array, Index, Tree, has_values
 
 
-class Moving(NamedTuple):
-  """What a step does to the parameters of a replica, leaf by leaf.
+class Moves(NamedTuple):
+  """The changes of a replica's parameters; each is a tree like them.
 
   Attributes:
-    updates: What is to be added to them now.
-    correction: What is added after each inner step (`ApplyRule.correct`); None:
-      nothing.
+    updates: Added to the parameters after this step.
+    correction: Added after this inner step and every later one
+      (`ApplyRule.correct`); None: nothing is.
   """
 
   updates: Tree
   correction: Tree | None
 
 
-# What a step does, and the states of all groups of fragments.
-Operand = tuple[Moving, tuple[FragmentState, ...]]
-Changed = tuple[Moving, FragmentState]  # And the state of one fragment.
-Cut = tuple[int, Any]  # The group of a fragment, and its index in the group.
+# The changes of a replica's parameters, and the states of all groups of
+# fragments.
+Operand = tuple[Moves, tuple[FragmentState, ...]]
+# The changes of a replica's parameters, and the state of one fragment.
+Changed = tuple[Moves, FragmentState]
+# A fragment: its group, and its index in the group (`FragmentView.index`).
+Cut = tuple[int, Any]
 
 
 def pseudo_gradient_steps(
@@ -55,7 +61,12 @@ def pseudo_gradient_steps(
   Args:
     outer: Measures, exchanges and applies a fragment.
     inner: Optimizer of the inner steps.
-    view: Divides a tree into fragments.
+    view: Cuts fragments out of a tree like the parameters.
+
+  Returns:
+    A transform for the code of one replica, mapped over the axis
+    `outer.axis_name`. Its state is a `StepState`. Its update raises ValueError
+    if it does not get the parameters, or is not mapped.
 
   Raises:
     ValueError: If the rounds of the schedule differ in length.
@@ -91,35 +102,52 @@ def pseudo_gradient_steps(
     step = _same_for_all(state.step + 1)
     if state.correction is not None:
       updates = jax.tree.map(jnp.add, updates, state.correction)
-    moving, fragments = fragment_events.run(
-      step, params, Moving(updates, state.correction), state.fragments
+    moves, fragments = fragment_events.run(
+      step, params, Moves(updates, state.correction), state.fragments
     )
     state = state._replace(
       step=step,
       inner=inner_state,
       fragments=fragments,
-      correction=moving.correction,
+      correction=moves.correction,
     )
-    return moving.updates, state
+    return moves.updates, state
 
   return optax.GradientTransformationExtraArgs(init, update)
 
 
 class _FragmentEvents:
-  """What the schedule has after an inner step, for one replica."""
+  """Runs the events that the schedule has after an inner step.
+
+  Attributes:
+    outer: Measures, exchanges and applies a fragment.
+    view: Cuts fragments out of a tree like the parameters.
+    schedule: Says after which steps a fragment is sent and applied.
+    groups: Group of every fragment, [P].
+    members: Numbers of the fragments of every group, in ascending order.
+  """
 
   def __init__(self, outer: OuterStep, view: FragmentView):
+    """Finds the members of the groups.
+
+    Args:
+      outer: Measures, exchanges and applies a fragment.
+      view: Cuts fragments out of a tree like the parameters.
+    """
     self.outer = outer
     self.view = view
     self.schedule = outer.method.schedule
     self.groups = view.groups
     self.members = [
-      [p for p, own in enumerate(self.groups) if own == group]
+      [p for p, group_of_p in enumerate(self.groups) if group_of_p == group]
       for group in range(max(self.groups) + 1)
     ]
 
   def init(self, params: Tree) -> tuple[FragmentState, ...]:
     """Returns the first states of all groups.
+
+    Args:
+      params: Parameters of one replica.
 
     Raises:
       ValueError: If the fragments do not cover the tree.
@@ -127,48 +155,62 @@ class _FragmentEvents:
     # `optax.tree.map_params` calls init with a tree that has no leaves.
     if jax.tree.leaves(params):
       self.view.check(params)
-    return tuple(map(functools.partial(self._first, params), self.members))
+    return tuple(self._first_state(params, group) for group in self.members)
 
-  def _first(self, params: Tree, members: list[int]) -> FragmentState:
-    """Returns the state of a group; what it has in flight is zeros.
+  def _first_state(self, params: Tree, members: list[int]) -> FragmentState:
+    """Returns the first state of a group, stacked if it has several fragments.
 
-    The newest of `depth` pseudo-gradients comes last, and a send drops the
-    first one. It is applied when it is the first, and zeros before that.
+    `in_flight` always has `depth` pseudo-gradients, the oldest first. They are
+    zeros at the beginning. A send drops the first one and appends the new one.
+
+    Args:
+      params: Parameters of one replica.
+      members: Numbers of the group's fragments.
     """
 
-    def first(index: Any) -> FragmentState:
-      own = self.view.extract(params, self.groups[members[0]], index)
-      zeros = jax.tree.map(jnp.zeros_like, own)
+    def first_state(index: Any) -> FragmentState:
+      values = self.view.extract(params, self.groups[members[0]], index)
+      zeros = jax.tree.map(jnp.zeros_like, values)
       in_flight = (zeros,) * self.schedule.depth
-      return self.outer.init(own)._replace(in_flight=in_flight)
+      return self.outer.init(values)._replace(in_flight=in_flight)
 
     indices = self._indices(members)
-    return first(indices) if len(members) == 1 else jax.vmap(first)(indices)
+    if len(members) == 1:
+      return first_state(indices)
+    return jax.vmap(first_state)(indices)
 
   def _indices(self, members: list[int]) -> Any:
-    """Returns the index of one fragment, or the stacked indices of several."""
+    """Returns the indices of a group's fragments, stacked.
+
+    Args:
+      members: Numbers of the fragments. The index of a single fragment is not
+        stacked.
+    """
     indices: list[Any] = [self.view.index(fragment) for fragment in members]
-    return indices[0] if len(indices) == 1 else jnp.asarray(np.stack(indices))
+    if len(indices) == 1:
+      return indices[0]
+    return jnp.asarray(np.stack(indices))
 
   def run(
     self,
     step: Index,
     params: Tree,
-    moving: Moving,
+    moves: Moves,
     fragments: tuple[FragmentState, ...],
   ) -> Operand:
-    """Runs the events after a step.
+    """Runs the events after an inner step.
 
     Args:
-      step: Inner steps done, this one included.
+      step: Number of inner steps done, including this one.
       params: Parameters before the inner step.
-      moving: What the inner optimizer adds to them, and the correction.
+      moves: The inner optimizer's updates, and the correction.
       fragments: States of all groups of fragments.
 
     Returns:
-      What is to be added to `params`, the new correction, and the new states.
+      The updates of `params` that also hold the effect of the events, the new
+      correction, and the new states.
     """
-    operand = moving, fragments
+    operand = moves, fragments
     overlap = self.schedule.overlap_steps
     if not self.schedule.is_whole_rounds:
       apply = functools.partial(self._apply, params)
@@ -179,28 +221,46 @@ class _FragmentEvents:
   def _switch(
     self, send_step: Index, event: Callable, operand: Operand
   ) -> Operand:
-    """Runs the event of the fragment that is sent after a step, if any.
+    """Runs an event of the fragment that the schedule sends after a step.
 
     Args:
-      send_step: The step; it lies in the past for an apply.
-      event: Function (cut, `Moving`, state of the fragment) -> the last two.
-      operand: What the event changes.
+      send_step: Inner step after which the fragment is sent. For an apply this
+        step is in the past. 0 or less: nothing happens.
+      event: Function (cut, moves, state of the fragment) -> (new moves, new
+        state).
+      operand: The values that the event changes.
+
+    Returns:
+      The changed values; the same values if no fragment is sent then.
     """
     number = _fragment_at(self.schedule, send_step)
     branches = [_unchanged]
     for group, state in enumerate(operand[1]):
       change = functools.partial(self._change, event, group, number)
-      # One number in two slices leaves one of them empty.
+      # A fragment may be empty: a tree of one number, cut into two slices,
+      # leaves no value for the second slice.
       branches.append(change if has_values(state.params) else _unchanged)
-    is_due = (number >= 0) & (send_step > 0)
-    branch = jnp.where(is_due, jnp.asarray(self.groups)[number] + 1, 0)
-    return jax.lax.switch(branch, [_like_given(b) for b in branches], operand)
+    has_event = (number >= 0) & (send_step > 0)
+    index = jnp.where(has_event, jnp.asarray(self.groups)[number] + 1, 0)
+    branches = [_varying_like_operand(branch) for branch in branches]
+    return jax.lax.switch(index, branches, operand)
 
   def _change(
     self, event: Callable, group: int, number: Index, operand: Operand
   ) -> Operand:
-    """Runs an event of a fragment of a group."""
-    moving, fragments = operand
+    """Runs an event of one fragment, on the stacked state of its group.
+
+    Args:
+      event: As for `_switch`.
+      group: Group of the fragment.
+      number: Number of the fragment (traced). In a branch that is not taken, it
+        may lie in another group.
+      operand: The values that the event changes.
+
+    Returns:
+      The changed values.
+    """
+    moves, fragments = operand
     members = self.members[group]
     index = self._indices(members)
     state = fragments[group]
@@ -210,138 +270,193 @@ class _FragmentEvents:
       take = jax.lax.dynamic_index_in_dim
       index = index[row]
       state = jax.tree.map(lambda leaf: take(leaf, row, 0, False), state)
-    moving, state = event((group, index), moving, state)
+    moves, state = event((group, index), moves, state)
     if len(members) > 1:
       put = jax.lax.dynamic_update_index_in_dim
       state = jax.tree.map(
         lambda old, new: put(old, new, row, 0), fragments[group], state
       )
-    return moving, (*fragments[:group], state, *fragments[group + 1 :])
+    return moves, (*fragments[:group], state, *fragments[group + 1 :])
 
   def _send(
-    self, params: Tree, has_arrived: Array, cut: Cut, moving: Moving, state: Any
+    self, params: Tree, was_sent: Array, cut: Cut, moves: Moves, state: Any
   ) -> Changed:
-    """Measures a fragment, and applies what is due on this step.
+    """Measures and sends a fragment; applies a result if tau is whole rounds.
 
     Args:
       params: Parameters before the inner step.
-      has_arrived: Whether the oldest pseudo-gradient in flight was sent ever.
+      was_sent: Whether the oldest pseudo-gradient in flight was sent (boolean
+        scalar). Otherwise it is still the zeros of the first state.
       cut: The fragment.
-      moving: What is to be added to `params`, and the correction.
+      moves: Changes of `params` so far.
       state: State of the fragment.
+
+    Returns:
+      The new changes of `params`, and the new state of the fragment.
     """
     in_flight = state.in_flight
     num_arrived = 1
     if not self.schedule.depth:
-      apply = self._at_once(params, moving, cut)
+      apply = self._apply_at_once(params, moves, cut)
     elif self.schedule.is_whole_rounds:
-      apply = self._if_arrived(params, moving, cut, has_arrived)
+      apply = self._apply_oldest(params, moves, cut, was_sent)
     else:
-      # The oldest pseudo-gradient was applied in an earlier step.
+      # `_apply` has applied the oldest one on an earlier step, but has left it
+      # in the state. It makes room for the new one.
       in_flight = in_flight[1:]
       num_arrived = 0
-      apply = lambda state, own, fresh: (state, moving, None)  # noqa: E731
-    state, moving, _ = events.measure_apply_send(
+      apply = lambda state, inner, fresh: (state, moves, None)  # noqa: E731
+    state, moves, _ = events.measure_apply_send(
       self.outer,
       state,
-      self._own(params, moving.updates, cut),
+      self._inner_params(params, moves.updates, cut),
       in_flight=in_flight,
       apply=apply,
       num_arrived=num_arrived,
     )
-    return moving, state
+    return moves, state
 
-  def _apply(
-    self, params: Tree, cut: Cut, moving: Moving, state: Any
-  ) -> Changed:
-    """Exchanges and applies a fragment that is not sent on this step."""
+  def _apply(self, params: Tree, cut: Cut, moves: Moves, state: Any) -> Changed:
+    """Exchanges and applies a fragment on a step on which it is not sent.
+
+    The oldest pseudo-gradient in flight is exchanged. The next send removes it
+    from the state.
+
+    Args:
+      params: Parameters before the inner step.
+      cut: The fragment.
+      moves: Changes of `params` so far.
+      state: State of the fragment.
+
+    Returns:
+      The new changes of `params`, and the new state of the fragment.
+    """
     arrived = self.outer.exchange(state, state.in_flight[0])
-    state, own, result = events.apply_arrived(self.outer, arrived)(
+    state, inner, result = events.apply_arrived(self.outer, arrived)(
       state,
-      self._own(params, moving.updates, cut),
+      self._inner_params(params, moves.updates, cut),
       events.no_measurement(state),
     )
-    return self._moved_to(own, params, moving, cut, result), state
+    return self._moved_to(inner, params, moves, cut, result), state
 
-  def _at_once(self, params: Tree, moving: Moving, cut: Cut) -> events.Apply:
-    """Returns what exchanges a new measurement and applies it at once."""
+  # The functions that `_apply_at_once` and `_apply_oldest` return have `Moves`
+  # in the place of the replica's new parameters.
 
-    def apply(state: Any, own: Tree, fresh: Tree) -> Any:
-      at_once = events.exchange_at_once(self.outer)
-      state, own, result = at_once(state, own, fresh)
-      return state, self._moved_to(own, params, moving, cut, result), result
+  def _apply_at_once(
+    self, params: Tree, moves: Moves, cut: Cut
+  ) -> events.Apply:
+    """Returns an `Apply` that exchanges and applies a new pseudo-gradient.
+
+    Args:
+      params: Parameters before the inner step.
+      moves: Changes of `params` so far.
+      cut: The fragment.
+    """
+
+    def apply(state: Any, inner: Tree, fresh: Tree) -> Any:
+      exchange_at_once = events.exchange_at_once(self.outer)
+      state, inner, result = exchange_at_once(state, inner, fresh)
+      return state, self._moved_to(inner, params, moves, cut, result), result
 
     return apply
 
-  def _if_arrived(
-    self, params: Tree, moving: Moving, cut: Cut, has_arrived: Array
+  def _apply_oldest(
+    self, params: Tree, moves: Moves, cut: Cut, was_sent: Array
   ) -> events.Apply:
-    """Returns what exchanges and applies the oldest one in flight, if any."""
+    """Returns an `Apply` of the oldest pseudo-gradient in flight.
 
-    def apply(state: Any, own: Tree, fresh: Tree) -> Any:
-      def arrive(operand: Changed) -> Changed:
-        moving, state = operand
+    The pseudo-gradient is exchanged and its mean applied if it was ever sent.
+    Before that, the rule decides (`events.apply_nothing_yet`).
+
+    Args:
+      params: Parameters before the inner step.
+      moves: Changes of `params` so far.
+      cut: The fragment.
+      was_sent: As for `_send`.
+    """
+
+    def apply(state: Any, inner: Tree, fresh: Tree) -> Any:
+      def exchange_and_apply(operand: Changed) -> Changed:
+        moves, state = operand
         arrived = self.outer.exchange(state, state.in_flight[0])
         state, new, result = events.apply_arrived(self.outer, arrived)(
-          state, own, fresh
+          state, inner, fresh
         )
-        return self._moved_to(new, params, moving, cut, result), state
+        return self._moved_to(new, params, moves, cut, result), state
 
-      def nothing_yet(operand: Changed) -> Changed:
-        moving, state = operand
-        at_first = events.apply_nothing_yet(self.outer)
-        state, new, _ = at_first(state, own, fresh)
-        if new is own:
+      def apply_nothing_yet(operand: Changed) -> Changed:
+        moves, state = operand
+        apply_first = events.apply_nothing_yet(self.outer)
+        state, new, _ = apply_first(state, inner, fresh)
+        if new is inner:
           return operand
-        return self._moved_to(new, params, moving, cut, None), state
+        return self._moved_to(new, params, moves, cut, None), state
 
-      operand = moving, state
-      changed, state = jax.lax.cond(
-        has_arrived, _like_given(arrive), _like_given(nothing_yet), operand
+      operand = moves, state
+      new_moves, state = jax.lax.cond(
+        was_sent,
+        _varying_like_operand(exchange_and_apply),
+        _varying_like_operand(apply_nothing_yet),
+        operand,
       )
-      return state, changed, None
+      return state, new_moves, None
 
     return apply
 
   def _moved_to(
     self,
-    own: Tree,
+    inner: Tree,
     params: Tree,
-    moving: Moving,
+    moves: Moves,
     cut: Cut,
     result: ExchangeResult | None,
-  ) -> Moving:
-    """Returns what moves a fragment's parameters to new ones.
+  ) -> Moves:
+    """Returns the changes that give a fragment new parameters.
 
     Args:
-      own: New parameters of the fragment.
+      inner: The replica's new parameters of the fragment.
       params: Parameters before the inner step.
-      moving: What is to be added to them so far, and the correction.
+      moves: Changes of `params` so far. The updates of the fragment are
+        replaced, and its correction is renewed from `result`.
       cut: The fragment.
-      result: The exchange that has made them new; None if it was none.
+      result: Result of the exchange that was applied; None if none was.
     """
-    # Updates may be wider than parameters, e.g. by `mu_dtype`.
+    # Updates may have a wider dtype than the parameters.
     old = self.view.extract(params, *cut)
-    like = self.view.extract(moving.updates, *cut)
-    change = optax.tree.cast_like(optax.tree.sub(own, old), like)
-    correction = moving.correction
+    like = self.view.extract(moves.updates, *cut)
+    change = optax.tree.cast_like(optax.tree.sub(inner, old), like)
+    correction = moves.correction
     if correction is not None and result is not None:
       of_fragment = self.outer.correct(
         self.view.extract(correction, *cut), result
       )
       correction = self.view.insert(correction, *cut, of_fragment)
-    return Moving(self.view.insert(moving.updates, *cut, change), correction)
+    updates = self.view.insert(moves.updates, *cut, change)
+    return Moves(updates, correction)
 
-  def _own(self, params: Tree, updates: Tree, cut: Cut) -> Tree:
-    """The replica's own parameters of a fragment, after the inner step."""
-    before, moved = (
-      self.view.extract(tree, *cut) for tree in (params, updates)
+  def _inner_params(self, params: Tree, updates: Tree, cut: Cut) -> Tree:
+    """Returns the replica's parameters of a fragment, after the inner step.
+
+    Args:
+      params: Parameters before the inner step.
+      updates: Changes of the parameters so far.
+      cut: The fragment.
+    """
+    return optax.apply_updates(
+      self.view.extract(params, *cut), self.view.extract(updates, *cut)
     )
-    return optax.apply_updates(before, moved)
 
 
 def _fragment_at(schedule: SyncSchedule, send_step: Index) -> Index:
-  """Returns the fragment that is sent after a step, or -1."""
+  """Returns the number of the fragment that is sent after a step.
+
+  Args:
+    schedule: A regular schedule.
+    send_step: The inner step (traced).
+
+  Returns:
+    The number (int32 scalar), or -1 if no fragment is sent then.
+  """
   table = np.full(schedule.sync_interval, -1, np.int32)
   for fragment in range(schedule.num_fragments):
     table[schedule.offset(fragment)] = fragment
@@ -349,7 +464,7 @@ def _fragment_at(schedule: SyncSchedule, send_step: Index) -> Index:
 
 
 def check_axis(axis_name: str) -> None:
-  """Raises ValueError if nobody binds the axis of the replicas."""
+  """Raises ValueError if the code is not mapped over an axis of this name."""
   try:
     jax.lax.axis_index(axis_name)
   except (NameError, AssertionError):
@@ -361,7 +476,13 @@ def check_axis(axis_name: str) -> None:
 
 
 def _check_is_mapped(step: Array, axis_name: str) -> None:
-  """Refuses a call that is not the code of one replica among others."""
+  """Raises ValueError unless the update runs as the code of one replica.
+
+  Args:
+    step: The step counter of the state. It has an axis if the state of all
+      replicas was passed without a map over them.
+    axis_name: Axis over which replicas are mapped.
+  """
   if step.ndim:
     raise ValueError(
       "the state has a replica axis: map the step with jax.vmap(step, "
@@ -371,23 +492,30 @@ def _check_is_mapped(step: Array, axis_name: str) -> None:
 
 
 def _unchanged(operand: Operand) -> Operand:
+  """Returns its argument: the branch of a step without an event."""
   return operand
 
 
-def _like_given(function: Callable) -> Callable:
-  """Has a branch's results vary over the same mesh axes as what it is given.
+def _varying_like_operand(function: Callable) -> Callable:
+  """Returns a branch whose results have the same type as its argument.
 
-  `jax.shard_map` types values by the axes over which they may differ, and all
-  branches must have one type: the mean of an exchange is the same on all
-  devices, the value it replaces need not be.
+  In `jax.shard_map`, the type of a value says over which mesh axes the value
+  may differ, and all branches of a conditional must have results of one type.
+  The mean of an exchange is the same on all devices. The value that the mean
+  replaces may differ among them.
+
+  Args:
+    function: A branch that takes a tree and returns one of equal shapes.
   """
 
   def run(operand):
     return jax.tree.map(varying_like, function(operand), operand)
 
+  def varying_axes(value: Array) -> frozenset[str]:
+    return frozenset(getattr(jax.typeof(value), "vma", ()))
+
   def varying_like(new: Array, old: Array) -> Array:
-    axes = [frozenset(getattr(jax.typeof(x), "vma", ())) for x in (old, new)]
-    missing = tuple(axes[0] - axes[1])
+    missing = tuple(varying_axes(old) - varying_axes(new))
     return jax.lax.pcast(new, missing, to="varying") if missing else new
 
   return run
@@ -395,17 +523,24 @@ def _like_given(function: Callable) -> Callable:
 
 @custom_vmap
 def _same_for_all(step: Index) -> Index:
-  """The step counter, which is the same in all replicas.
+  """Returns the step counter as a value that `jax.vmap` does not batch.
 
-  Under `jax.vmap` a conditional on a batched value runs both of its sides. The
-  counter is batched like the rest of the state although its entries are equal,
-  so its first entry stands for all. If one `jax.vmap` runs inside another, as
-  for replicas of several runs, the outer one finds this function again.
+  Under `jax.vmap`, a conditional on a batched value runs all of its branches.
+  The counter has a replica axis like the rest of the state, although its
+  entries are equal. So the rule below takes the first entry for all replicas.
+  If one `jax.vmap` runs inside another, as for replicas of several runs, the
+  outer one applies the same rule to that entry.
+
+  Args:
+    step: Number of inner steps done (int32 scalar).
   """
   return step
 
 
 @_same_for_all.def_vmap
 def _(axis_size, in_batched, step):
+  """Takes the first entry of the counter, and says that it is not batched."""
   del axis_size
-  return (_same_for_all(step[0]) if in_batched[0] else step), False
+  is_batched = in_batched[0]
+  step = _same_for_all(step[0]) if is_batched else step
+  return step, False

@@ -1,32 +1,35 @@
 """Names of the collectives that average the messages of an exchange.
 
 A config chooses a collective by its name. The classes of collectives need JAX.
-So this module only says where to import each class from, and the class is
-loaded when it is used (`aggregators.collective`).
+So this module, which is loaded without JAX, only says where to import each
+class from. `aggregators.collective` imports the class when it is used.
 """
 
 from dilocox_jax.plan.choices import Lazy, Registry
 
-AUTO = "auto"  # The collective that sends the fewest bytes.
+# Stands for all_reduce, all_gather or reduce_scatter: the collective that can
+# carry the codec's messages with the fewest bytes.
+AUTO = "auto"
 # Replicas without a common runtime exchange through a store. Each replica
 # writes its message once, and reads the messages of the others.
 MAILBOX = "mailbox"
 PAIRS = "pairs"  # Each replica exchanges with one other replica at a time.
 
-_FOLDER = "dilocox_jax.aggregators"
+_PACKAGE = "dilocox_jax.aggregators"
 
+# The class of each collective, as "module:class".
 COLLECTIVES: Registry[Lazy] = Registry("collective")
 COLLECTIVES.update(
   {
-    "all_reduce": f"{_FOLDER}.all_reduce:AllReduceMean",
-    "all_gather": f"{_FOLDER}.all_gather:AllGatherMean",
-    "reduce_scatter": f"{_FOLDER}.reduce_scatter:ReduceScatterMean",
-    PAIRS: f"{_FOLDER}.pairs:PairMean",
-    MAILBOX: f"{_FOLDER}.mailbox_mean:MailboxMean",
+    "all_reduce": f"{_PACKAGE}.all_reduce:AllReduceMean",
+    "all_gather": f"{_PACKAGE}.all_gather:AllGatherMean",
+    "reduce_scatter": f"{_PACKAGE}.reduce_scatter:ReduceScatterMean",
+    PAIRS: f"{_PACKAGE}.pairs:PairMean",
+    MAILBOX: f"{_PACKAGE}.mailbox_mean:MailboxMean",
   }
 )
 
 
 def collective_names() -> tuple[str, ...]:
-  """Returns the names that `exchange.collective` may have."""
+  """Returns the values that the config field `exchange.collective` may have."""
   return (AUTO, *COLLECTIVES)

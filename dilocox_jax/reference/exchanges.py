@@ -1,10 +1,11 @@
 """Averages over replicas: plain, lossy, by thin factors, with error feedback.
 
-An exchange has one method: from the replicas' trees to their mean, and what
-each replica's own tree had become on the way. The fast code is in
-aggregators/exchange.py (`Mean`, `Lossy`, `ErrorFeedback`),
-aggregators/reduce_scatter.py (`Scattered`) and codecs/low_rank.py
-(`SharedFactors`). Averages in pairs are in `reference.pairs`.
+An exchange has one method, `average`. It takes a tree of each replica and
+returns two things: the mean, and the tree of each replica as the others have
+received it. The fast code is in aggregators/exchange.py (`Mean`, `Lossy`,
+`ErrorFeedback`), aggregators/reduce_scatter.py (`Scattered`) and
+codecs/low_rank.py (`SharedFactors`). Averages in pairs are in
+`reference.pairs`.
 """
 
 import dataclasses
@@ -16,28 +17,32 @@ import numpy as np
 
 # Arrays by name: parameters, gradients or pseudo-gradients.
 Arrays = dict[str, np.ndarray]
-# From the name of a leaf and its values to what is received of them.
+# Function (name of a leaf, its values) -> values as they are received.
 Codec = Callable[[str, np.ndarray], np.ndarray]
 
 
 def are_finite(tree: Arrays) -> bool:
-  """Whether all values of a tree are finite."""
+  """Returns whether all values of a tree are finite."""
   return all(np.isfinite(leaf).all() for leaf in tree.values())
 
 
 def zeros_like(tree: Arrays) -> Arrays:
-  """A tree of zeros."""
+  """Returns a tree of zeros with the shapes of a tree."""
   return {name: np.zeros_like(leaf) for name, leaf in tree.items()}
 
 
 class Mean:
-  """The plain mean of those replicas whose values are finite.
+  """The plain mean of the replicas whose values are all finite.
 
   If no replica is finite, the mean is zero.
   """
 
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
-    """Returns the mean and the trees as they are."""
+    """Returns the mean, and the trees as they are.
+
+    Args:
+      trees: A tree of each replica.
+    """
     counted = [tree for tree in trees if are_finite(tree)]
     mean = {
       name: sum((tree[name] for tree in counted), np.zeros_like(leaf))
@@ -49,27 +54,38 @@ class Mean:
 
 @dataclasses.dataclass
 class Lossy:
-  """The mean of what is received of each replica.
+  """The mean of the replicas' values after a codec.
 
   A replica that is not finite is left out, as by `Mean`.
 
   Attributes:
-    codec: C, for the values.
-    of_means: What the mean goes through, as after a reduce-scatter, where
-      whoever averaged a part sends it on; None: the mean is not rounded.
+    codec: Codec of the values.
+    of_means: Codec of the mean, for exchanges in which the mean is sent on, as
+      after a reduce-scatter. None: the mean is not encoded.
   """
 
   codec: Codec
   of_means: Codec | None = None
 
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
-    """Returns the mean of what was received, and that of each replica."""
-    sent = [_received(t, self.codec) if are_finite(t) else t for t in trees]
+    """Returns the mean, and each tree as it is received.
+
+    Args:
+      trees: A tree of each replica. A tree that is not finite comes back as it
+        is.
+    """
+    sent = [
+      _received(tree, self.codec) if are_finite(tree) else tree
+      for tree in trees
+    ]
     mean, _ = Mean().average(sent)
-    return _received(mean, self.of_means) if self.of_means else mean, sent
+    if self.of_means is not None:
+      mean = _received(mean, self.of_means)
+    return mean, sent
 
 
 def _received(tree: Arrays, codec: Codec) -> Arrays:
+  """Returns a tree as it is received after a codec."""
   return {name: codec(name, leaf) for name, leaf in tree.items()}
 
 
@@ -77,21 +93,26 @@ def _received(tree: Arrays, codec: Codec) -> Arrays:
 class Scattered:
   """The mean in slices, each rounded once more by the replica that owns it.
 
-  A leaf of M replicas has M slices of whole rows, which are coded together;
-  zeros fill the last one. Replica i owns slice i: it averages what it receives
-  and its own exact values, and sends the mean on, rounded. Its share of the
-  mean is what it had less what this rounding of the sum lost, so all shares
-  together are the mean times their number. A replica that is not finite counts
-  as zeros and owns its slice all the same.
+  With M replicas, a leaf has M slices of whole rows, and zeros fill the last
+  slices. Replica i owns slice i. It averages the slices that it receives and
+  its own exact values, and sends the rounded mean to all replicas.
 
-  Example: replicas have 0.4 and 0.8, and codes are whole numbers. The owner has
-  0.4 and receives 1, the mean is 0.7, and all receive 1. The shares are
-  0.4 - 2 (0.7 - 1) = 1 and 1.
+  The *share* of a replica is its part of the mean. For the slices of other
+  owners, it is the replica's values as they are received. For its own slice, it
+  is the exact values, minus the loss of the second rounding times the number of
+  participants. So the shares of all participants add up to the mean times their
+  number. A replica that is not finite counts as zeros, and still owns its
+  slice.
+
+  Example: two replicas have 0.4 and 0.8, the first one is the owner, and codes
+  are whole numbers. The owner has 0.4 and receives 1, so the mean is 0.7, and
+  all receive 1. The shares are 0.4 - 2 (0.7 - 1) = 1 and 1.
 
   Attributes:
-    codec: C, for slices [M, values].
-    width: Function from a leaf's name and values to the length of a row.
-    of_means: Codec of the means; None: C as well.
+    codec: Codec of the values, called with slices [M, values].
+    width: Function (name of a leaf, its values) -> number of values in a row;
+      by default a row is one value.
+    of_means: Codec of the means, called like `codec`; None: `codec`.
   """
 
   codec: Codec
@@ -99,24 +120,27 @@ class Scattered:
   of_means: Codec | None = None
 
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
-    """Returns the mean that all received, and each replica's share of it."""
-    finite = [are_finite(tree) for tree in trees]
-    count = max(sum(finite), 1)
+    """Returns the mean that all receive, and each replica's share.
+
+    Args:
+      trees: A tree of each replica. A tree that is not finite comes back as it
+        is, in the place of its share.
+    """
+    participates = [are_finite(tree) for tree in trees]
+    count = max(sum(participates), 1)
     owners = np.arange(len(trees))
     mean: Arrays = {}
     shares: list[Arrays] = [{} for _ in trees]
     for name, leaf in trees[0].items():
       width = self.width(name, leaf)
-      had = np.stack(
-        [
-          slices_of(
-            tree[name] if known else np.zeros_like(leaf), len(trees), width
-          )
-          for tree, known in zip(trees, finite, strict=True)
-        ]
-      )
-      share = np.stack([self.codec(name, slices) for slices in had])
-      share[owners, owners] = had[owners, owners]
+      leaves = [
+        tree[name] if counts else np.zeros_like(leaf)
+        for tree, counts in zip(trees, participates, strict=True)
+      ]
+      # Slices [M, M, values]: the slices of each replica.
+      values = np.stack([slices_of(each, len(trees), width) for each in leaves])
+      share = np.stack([self.codec(name, slices) for slices in values])
+      share[owners, owners] = values[owners, owners]
       exact = share.sum(axis=0) / count
       rounded = (self.of_means or self.codec)(name, exact)
       share[owners, owners] -= count * (exact - rounded)
@@ -124,18 +148,22 @@ class Scattered:
       for tree, slices in zip(shares, share, strict=True):
         tree[name] = leaf_of_slices(slices, leaf.shape)
     return mean, [
-      share if known else tree
-      for share, tree, known in zip(shares, trees, finite, strict=True)
+      share if counts else tree
+      for share, tree, counts in zip(shares, trees, participates, strict=True)
     ]
 
 
 def slices_of(leaf: np.ndarray, count: int, width: int = 1) -> np.ndarray:
-  """The values of a leaf as slices of equally many rows, [count, values].
+  """Divides the values of a leaf into slices of equally many rows.
 
   Args:
     leaf: Values of any shape, which are taken in order.
     count: Number of slices.
-    width: Values of a row (count); a slice has whole rows.
+    width: Number of values in a row. A slice has whole rows; zeros fill up the
+      last slices.
+
+  Returns:
+    Slices [count, values].
   """
   size = width * -(-leaf.size // (width * count))
   padded = np.pad(leaf.ravel(), (0, count * size - leaf.size))
@@ -143,7 +171,7 @@ def slices_of(leaf: np.ndarray, count: int, width: int = 1) -> np.ndarray:
 
 
 def leaf_of_slices(slices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  """Reverses `slices_of`.
+  """Returns a leaf from its slices, without the zeros; reverses `slices_of`.
 
   Args:
     slices: Slices [count, values].
@@ -154,24 +182,26 @@ def leaf_of_slices(slices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 @dataclasses.dataclass
 class SharedFactors:
-  """The mean of matrices, as two thin factors that are averaged themselves.
+  """The mean of matrices as the product of two thin factors.
 
-  Line by line, A_m being replica m's matrix and Q of the exchange before:
+  The factors are averaged instead of the matrices. With the matrix A_m of
+  replica m, and Q from the exchange before:
 
     P = mean over m of A_m Q      the first message
     P = orthonormal(P)            so that all replicas have one basis
     Q = mean over m of A_m^T P    the second message
     mean of A_m = P Q^T           for the outer step
 
-  Vectors are in the first message as they are.
+  Vectors are averaged in the first message, without factors.
 
   Source: PowerSGD, Vogels et al., 2019, arXiv 1905.13727, Algorithm 1; DiLoCoX,
   arXiv 2506.21263, for factors that are quantized.
 
   Attributes:
-    rank: Columns of the factors.
+    rank: Number of columns of the factors.
     factors: The exchange that averages factors.
-    right: Q of every matrix, [..., columns, rank]; drawn at random at first.
+    right: Q of every matrix by name, [..., columns, rank]. Empty before the
+      first exchange, which draws Q at random.
   """
 
   rank: int
@@ -179,48 +209,70 @@ class SharedFactors:
   right: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
-    """Returns the mean, and what each replica had in it."""
-    start = {n: self._start(n, x) for n, x in trees[0].items() if x.ndim > 1}
-    first = [
-      {n: x @ start[n] if n in start else x for n, x in tree.items()}
-      for tree in trees
-    ]
-    mean, sent = self.factors.average(first)
-    basis = {name: np.linalg.qr(mean[name])[0] for name in start}
-    second = [{n: tree[n].mT @ basis[n] for n in start} for tree in trees]
-    self.right, rights = self.factors.average(second)
-    mean, *sent = [
-      tree | {name: basis[name] @ q[name].mT for name in start}
-      for tree, q in zip([mean, *sent], [self.right, *rights], strict=True)
-    ]
-    return mean, sent
+    """Returns the mean, and the part of each replica in it.
 
-  def _start(self, name: str, matrix: np.ndarray) -> np.ndarray:
+    Args:
+      trees: A tree of each replica. Leaves of two or more axes are matrices
+        [..., rows, columns].
+    """
+    first_right = {
+      name: self._first_right(name, leaf)
+      for name, leaf in trees[0].items()
+      if leaf.ndim > 1
+    }
+    first_messages = []
+    for tree in trees:
+      lefts = {name: tree[name] @ q for name, q in first_right.items()}
+      first_messages.append(tree | lefts)
+    mean, sent = self.factors.average(first_messages)
+    basis = {name: np.linalg.qr(mean[name])[0] for name in first_right}
+    second_messages = [
+      {name: tree[name].mT @ p for name, p in basis.items()} for tree in trees
+    ]
+    self.right, sent_rights = self.factors.average(second_messages)
+
+    def decoded(tree: Arrays, right: Arrays) -> Arrays:
+      return tree | {name: p @ right[name].mT for name, p in basis.items()}
+
+    own_parts = [
+      decoded(tree, right)
+      for tree, right in zip(sent, sent_rights, strict=True)
+    ]
+    return decoded(mean, self.right), own_parts
+
+  def _first_right(self, name: str, matrix: np.ndarray) -> np.ndarray:
+    """Returns the Q that an exchange starts from, with columns of length 1.
+
+    Args:
+      name: Name of the leaf.
+      matrix: The leaf, [..., rows, columns], of which only the shape is read.
+    """
     *stack, rows, columns = matrix.shape
     shape = (*stack, columns, min(self.rank, rows, columns))
     drawn = np.random.default_rng(0).normal(size=shape)
     q = self.right.get(name, drawn)
-    # A direction that was lost would stay lost: 0 finds none.
+    # A column of zeros would stay zero, so it is drawn at random again.
     q = np.where(q.any(axis=-2, keepdims=True), q, drawn)
     return q / np.linalg.norm(q, axis=-2, keepdims=True)
 
 
 @dataclasses.dataclass
 class ErrorFeedback:
-  """What a lossy exchange has lost is added to the next one.
+  """Adds the loss of a lossy exchange to the next exchange.
 
-  sent_m = C(d_m + e_m), then e_m <- decay (d_m + e_m - R), where R is sent_m
+  Replica m with the tree d_m and the residual e_m sends sent_m = C(d_m + e_m),
+  where C is the codec. Then e_m <- decay (d_m + e_m - R), where R is sent_m
   ("own") or the mean that was received ("mean"). A replica for which d_m + e_m
   is not finite is left out, and its residual becomes zero.
 
   Source: Seide et al., 2014; DiLoCoX, arXiv 2506.21263, Algorithm 2 ("mean":
-  e_{t+1} = d_t - mean C(d_t), e_t being in d_t already); SparseLoCo, arXiv
-  2508.15706 ("own", with decay).
+  e_{t+1} = d_t - mean C(d_t), where d_t already contains e_t); SparseLoCo,
+  arXiv 2508.15706 ("own", with decay).
 
   Attributes:
     exchange: The lossy exchange.
-    decay: Share of the residual that is kept.
-    against: "own" or "mean".
+    decay: Fraction of the loss that becomes the residual, 0 to 1.
+    against: Which R the loss is measured against, "own" or "mean".
     residuals: Residual e of each replica; empty before the first exchange.
   """
 
@@ -230,23 +282,35 @@ class ErrorFeedback:
   residuals: list[Arrays] = dataclasses.field(default_factory=list)
 
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
-    """Returns the mean of what was sent, and what each replica sent."""
-    wanted = trees
+    """Returns the mean, and the tree of each replica as it is received.
+
+    Args:
+      trees: A tree d of each replica.
+    """
+    corrected_trees = trees
     if self.residuals:
-      wanted = [
-        {name: tree[name] + owed[name] for name in tree}
-        for tree, owed in zip(trees, self.residuals, strict=True)
+      corrected_trees = [
+        {name: tree[name] + residual[name] for name in tree}
+        for tree, residual in zip(trees, self.residuals, strict=True)
       ]
-    mean, sent = self.exchange.average(wanted)
+    mean, sent = self.exchange.average(corrected_trees)
+    received = sent if self.against == "own" else [mean] * len(sent)
     self.residuals = [
-      self._left(w, own if self.against == "own" else mean)
-      for w, own in zip(wanted, sent, strict=True)
+      self._residual(corrected, tree)
+      for corrected, tree in zip(corrected_trees, received, strict=True)
     ]
     return mean, sent
 
-  def _left(self, wanted: Arrays, received: Arrays) -> Arrays:
-    if not are_finite(wanted):
-      return zeros_like(wanted)
+  def _residual(self, corrected: Arrays, received: Arrays) -> Arrays:
+    """Returns the new residual of a replica.
+
+    Args:
+      corrected: d + e of the replica.
+      received: R.
+    """
+    if not are_finite(corrected):
+      return zeros_like(corrected)
     return {
-      name: self.decay * (wanted[name] - received[name]) for name in wanted
+      name: self.decay * (corrected[name] - received[name])
+      for name in corrected
     }

@@ -1,12 +1,11 @@
-"""Which leaves are sent together.
+"""Divides leaves into fragments, which are sent together.
 
-A model's layers are leaves of their own here, "blocks/w/0", "blocks/w/1" and
-so on. Fragment 0 is everything else (embedding, final norm, head), and
-fragments 1 to P - 1 share the layers; with P = 1 everything is fragment 0.
-"Sliced" fragments have some rows of every leaf, and their own file:
-tests/oracles/slices.py.
-The fast code stacks layers and picks rows of them: plan/schedule/fragments.py
-and outer/fragment_view.py.
+Here each layer has leaves of its own, "blocks/w/0", "blocks/w/1" and so on.
+Fragment 0 has all other leaves (embedding, final norm, head), and fragments 1
+to P - 1 divide the layers. With P = 1 all leaves are in fragment 0. Fragments
+that are slices, with some rows of every leaf, are in tests/oracles/slices.py.
+The fast code stacks layers and picks rows of the stacks:
+plan/schedule/fragments.py and outer/fragment_view.py.
 """
 
 from collections.abc import Iterable
@@ -17,23 +16,25 @@ import numpy as np
 def layers_of(
   fragment: int, num_layers: int, num_fragments: int, order: str
 ) -> list[int]:
-  """The layers of fragment 1, 2, ..., num_fragments - 1.
+  """Returns the numbers of the layers of one fragment, ascending.
 
-  Five layers in two fragments are 0 2 4 and 1 3 if "strided", and 0 1 2 and
-  3 4 if "sequential". Source: Streaming DiLoCo, arXiv 2501.18512, section 2.2.
+  For example, five layers and P = 3: fragments 1 and 2 have the layers 0 2 4
+  and 1 3 with "strided", and 0 1 2 and 3 4 with "sequential".
+
+  Source: Streaming DiLoCo, arXiv 2501.18512, section 2.2.
 
   Args:
-    fragment: Number of the fragment, from 1.
-    num_layers: Layers of the model.
-    num_fragments: P, fragment 0 included.
+    fragment: Number of the fragment, from 1 to P - 1.
+    num_layers: Number of layers of the model.
+    num_fragments: P, including fragment 0, which has no layers.
     order: "strided" or "sequential".
   """
   layers = np.arange(num_layers)
-  groups = num_fragments - 1
+  num_groups = num_fragments - 1
   if order == "strided":
-    return layers[fragment - 1 :: groups].tolist()
+    return layers[fragment - 1 :: num_groups].tolist()
   assert order == "sequential", order
-  return np.array_split(layers, groups)[fragment - 1].tolist()
+  return np.array_split(layers, num_groups)[fragment - 1].tolist()
 
 
 def names_by_fragment(
@@ -42,23 +43,28 @@ def names_by_fragment(
   """Divides leaves among fragments.
 
   Args:
-    names: Names of all leaves; those of layer n begin with "blocks/" and end
-      in "/n".
+    names: Names of all leaves. The names of the leaves of layer n begin with
+      "blocks/" and end in "/n".
     num_fragments: P.
-    order: "strided" or "sequential".
+    order: How the layers are divided (`layers_of`).
+
+  Returns:
+    The names of each fragment's leaves, from fragment 0 on.
   """
   if num_fragments == 1:
     return [list(names)]
-  layer_of = {
-    name: int(name.rsplit("/", 1)[1]) if name.startswith("blocks/") else None
-    for name in names
-  }
-  num_layers = 1 + max(n for n in layer_of.values() if n is not None)
-  parts = [
-    layers_of(p, num_layers, num_fragments, order)
-    for p in range(1, num_fragments)
-  ]
-  return [
-    [name for name, layer in layer_of.items() if layer in layers]
-    for layers in ([None], *parts)
-  ]
+  layer_of_name = {}
+  names_outside_layers = []
+  for name in names:
+    if name.startswith("blocks/"):
+      layer_of_name[name] = int(name.rsplit("/", 1)[1])
+    else:
+      names_outside_layers.append(name)
+  num_layers = 1 + max(layer_of_name.values())
+  fragments = [names_outside_layers]
+  for fragment in range(1, num_fragments):
+    layers = layers_of(fragment, num_layers, num_fragments, order)
+    fragments.append(
+      [name for name, layer in layer_of_name.items() if layer in layers]
+    )
+  return fragments

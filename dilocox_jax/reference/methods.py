@@ -1,19 +1,22 @@
 """The methods of this project, step by step, as the papers print them.
 
 A tree of parameters is a flat dict of arrays. M replicas train on their own
-batches. The parameters are divided into P *fragments*, lists of names. Every
-fragment has *outer parameters* theta, which all replicas share, and every H
-inner steps its change is averaged:
+batches. The parameters are divided into P *fragments*, which are lists of names
+of leaves. Every fragment has *outer parameters* theta, which all replicas share
+(only with the rule "eager" each replica has its own). With w_m for the
+parameters of replica m, the following happens to a fragment every H inner
+steps:
 
     measure  Delta_m = theta - w_m                  (the pseudo-gradient)
     average  Delta   = mean over m of Delta_m       (the only communication)
-    step     theta'  = Outer(theta, Delta)          (an optimizer, Delta its
-                                                     gradient)
+    step     theta'  = Outer(theta, Delta)          (an optimizer, which takes
+                                                     Delta for the gradient)
     rejoin   w_m     = theta'                       (the apply rule)
 
-The methods differ in four places, all of them arguments of `train`:
+The methods differ in H, in P, in the delay tau, in the apply rule and in the
+message. All of these are arguments of `train`:
 
-    method              H     P  tau    rule        what is sent
+    method              H     P  tau    rule        message
     diloco              H     1  0      reset       Delta
     open_diloco         500   1  0      reset       Delta in fp16
     streaming_diloco    H     P  tau    mix         Delta in 4 bits (E3M0)
@@ -21,21 +24,24 @@ The methods differ in four places, all of them arguments of `train`:
     dilocox             H     1  H      reset or    Delta, low rank and 4 bits
                                         continue
     sparse_loco         H     1  0      reset       top-k of Delta in 2 bits
-    muloco              H     1  0      reset       Delta in 2 bits, Muon inside
-    overlap_loco        H     P  H / P  continue    Delta in 1 bit, Muon inside
+    muloco              H     1  0      reset       Delta in 2 bits; Muon is the
+                                                    inner optimizer
+    overlap_loco        H     P  H / P  continue    Delta in 1 bit; Muon is the
+                                                    inner optimizer
     delayed             any   P  any    any         any
 
-`allreduce` averages gradients at every step instead (`train_on_mean_gradient`),
-and so does `cocktail_sgd`, which sends them lossily. config/recipes.py has the
-settings of the papers.
+`allreduce` averages gradients at every step instead (`train_on_mean_gradient`).
+So does `cocktail_sgd`, whose codec is lossy. config/recipes.py has the settings
+of the papers.
 
-tau is the delay: what was measured after step s is applied after step s + tau,
-and the transfer has tau steps of time. Fragment p is measured after the steps
-s > 0 with (s - t_p) mod H = 0, where t_p = floor(p H / P) is its offset.
+tau is a number of inner steps: the pseudo-gradients that are measured after
+step s are averaged and applied after step s + tau. So their transfer may take
+as long as tau inner steps. Fragment p is measured after the steps s > 0 with
+(s - t_p) mod H = 0, where t_p = floor(p H / P) is its offset.
 Example: H = 6, P = 3, tau = 2. Fragment 1 has offset 2; it is measured after
 steps 2, 8, 14, ... and applied after steps 4, 10, 16, ...
 
-The fast code does the same in these files:
+The fast code has the same parts in these files:
 
     when a fragment is sent and applied       plan/schedule/sync_schedule.py
     the order of events on one step           outer/window.py
@@ -57,19 +63,21 @@ import numpy as np
 from dilocox_jax.reference.exchanges import Arrays, Mean, zeros_like
 from dilocox_jax.reference.fragments import names_by_fragment
 
-# From parameters and a batch to the loss and the gradients.
+# Function (parameters, batch) -> (loss, gradients).
 LossAndGradient = Callable[[Arrays, Any], tuple[float, Arrays]]
 
 
 @dataclasses.dataclass
 class Result:
-  """What a run leaves behind.
+  """Parameters and losses of a run.
 
   Attributes:
-    theta: Outer parameters; for the rule "eager" one tree for each replica.
-    params: Parameters of each replica.
-    losses: Loss of each replica before each of its steps, [M, num_steps].
-    snapshots: `theta` after every H steps.
+    theta: Outer parameters at the end; for the rule "eager" a list with a tree
+      for each replica.
+    params: Parameters of each replica at the end.
+    losses: Loss of each replica on its batch, before each step, [M, num_steps].
+    snapshots: `theta` after every H steps. With `train_on_mean_gradient`, after
+      every step.
   """
 
   theta: Any
@@ -99,40 +107,47 @@ def train(
 
   Args:
     loss_and_gradient: The model and its loss.
-    params: Where every replica and theta start.
-    batches: Batches by replica and step.
-    inner: Optimizer of the replicas (`reference.optimizers`); each replica
+    params: First parameters of every replica, and first theta.
+    batches: Batches by replica and step, [M][num_steps].
+    inner: Optimizer of the replicas (`reference.optimizers`). Each replica
       gets a copy.
-    outer: Optimizer of theta; each fragment gets a copy.
-    sync_interval: H.
-    overlap_steps: tau; "eager" is one round late whatever is given.
-    rule: "reset", "continue", "mix" or "eager".
-    mixing_alpha: Weight of the replica's own value, for "mix" only.
-    fragments: Names of each fragment, or P, by which `names_by_fragment`
-      divides the leaves.
-    fragment_order: How it divides them: "strided" or "sequential";
-      tests/oracles/slices.py has the others.
-    exchange: Averages a fragment (`reference.exchanges`); each fragment gets a
+    outer: Optimizer of theta. Each fragment gets a copy; under "eager", each
+      fragment of each replica.
+    sync_interval: H, inner steps between two sends of a fragment.
+    overlap_steps: tau, inner steps between a send and its apply. The rule
+      "eager" does not read it: its results are always one round old.
+    rule: "reset", "continue", "mix" or "eager" (`Fragment.rejoin`).
+    mixing_alpha: Weight of the replica's own value under "mix"; other rules do
+      not read it.
+    fragments: Names of the leaves of each fragment; or P, to divide the leaves
+      by `names_by_fragment`.
+    fragment_order: "strided" or "sequential", for `names_by_fragment`. Other
+      orders are in tests/oracles/slices.py.
+    exchange: Averages a fragment (`reference.exchanges`). Each fragment gets a
       copy. None: the plain mean.
-    keep_unsent: Whether a replica keeps what the exchange did not send of its
-      own pseudo-gradient; for tau = 0 and "continue".
-    flush: Whether everything pending and unsent is applied at the end.
+    keep_unsent: Whether the part of a pseudo-gradient that a lossy exchange did
+      not send stays in the replica's parameters, so that the next measurement
+      has it. It needs the rule "continue", or "reset" with tau = 0.
+    flush: Whether the run ends with `Fragment.flush`. Otherwise exchanges in
+      flight and progress since the last send are missing from theta.
   """
   assert rule in ("reset", "continue", "mix", "eager"), rule
   num_replicas = len(batches)
   num_steps = len(batches[0])
   replicas = [dict(params) for _ in range(num_replicas)]
   inner_optimizers = [copy.deepcopy(inner) for _ in range(num_replicas)]
-  names = fragments
-  if isinstance(names, int):
-    names = names_by_fragment(params, names, fragment_order)
-  kind = EagerFragment if rule == "eager" else Fragment
+  names_of_fragments: Sequence[Sequence[str]]
+  if isinstance(fragments, int):
+    names_of_fragments = names_by_fragment(params, fragments, fragment_order)
+  else:
+    names_of_fragments = fragments
+  fragment_class = EagerFragment if rule == "eager" else Fragment
   parts = [
-    kind(
+    fragment_class(
       replicas=replicas,
-      names=list(each),
-      theta={name: params[name] for name in each},
-      offset=number * sync_interval // len(names),
+      names=list(names),
+      theta={name: params[name] for name in names},
+      offset=number * sync_interval // len(names_of_fragments),
       sync_interval=sync_interval,
       overlap_steps=overlap_steps,
       rule=rule,
@@ -141,7 +156,7 @@ def train(
       outer=copy.deepcopy(outer),
       exchange=copy.deepcopy(exchange) if exchange else Mean(),
     )
-    for number, each in enumerate(names)
+    for number, names in enumerate(names_of_fragments)
   ]
   losses = np.zeros([num_replicas, num_steps])
   snapshots = []
@@ -150,34 +165,36 @@ def train(
       losses[m, step - 1], gradient = loss_and_gradient(w, batches[m][step - 1])
       w.update(inner_optimizers[m].step(w, gradient))
     for part in parts:
-      part.after(step)
+      part.run_events(step)
     if step % sync_interval == 0:
-      snapshots.append(_gathered(parts, params, rule))
+      snapshots.append(_whole_theta(parts, params, rule))
   if flush:
     for part in parts:
       part.flush(num_steps)
-  return Result(_gathered(parts, params, rule), replicas, losses, snapshots)
+  theta = _whole_theta(parts, params, rule)
+  return Result(theta, replicas, losses, snapshots)
 
 
 @dataclasses.dataclass
 class Fragment:
-  """One fragment under the rules reset, continue and mix.
+  """One fragment under the rules "reset", "continue" and "mix".
 
   Attributes:
-    replicas: Parameters of all replicas; this changes only `names` of them.
+    replicas: Parameters of each replica. A fragment changes only the leaves of
+      `names`.
     names: Names of the fragment's leaves.
     theta: Outer parameters of the fragment.
-    offset: t_p.
+    offset: t_p, the inner step of a round after which the fragment is sent.
     sync_interval: H.
     overlap_steps: tau.
     rule: "reset", "continue" or "mix".
     mixing_alpha: Weight of the replica's own value under "mix".
-    keep_unsent: Whether replicas keep what was not sent.
+    keep_unsent: As for `train`.
     outer: Optimizer of theta.
     exchange: Averages pseudo-gradients over replicas.
-    in_flight: Pairs (step of the send, pseudo-gradients of all replicas),
-      the oldest first.
-    last_send: Step of the last send.
+    in_flight: Pairs (step of the send, pseudo-gradient of each replica), the
+      oldest first.
+    last_send: Step of the last send; 0 before the first one.
   """
 
   replicas: list[Arrays]
@@ -194,17 +211,23 @@ class Fragment:
   in_flight: list = dataclasses.field(default_factory=list)
   last_send: int = 0
 
-  def after(self, step: int) -> None:
-    """Runs what falls on this step: measure, then apply, then send.
+  def run_events(self, step: int) -> None:
+    """Runs the fragment's events after an inner step: measure, apply, send.
 
     Streaming DiLoCo (arXiv 2501.18512), Algorithm 2: fragment p is sent when
     (t - t_p) mod H = 0, and its average is used tau steps later.
     Fast: plan/schedule/sync_schedule.py lists these events.
+
+    Args:
+      step: Number of inner steps done.
     """
-    is_sent = (step - self.offset) % self.sync_interval == 0
-    measured = self.measure() if is_sent else None
-    if self.in_flight and self.in_flight[0][0] + self.overlap_steps == step:
-      self.apply(self.in_flight.pop(0)[1])
+    is_send_step = (step - self.offset) % self.sync_interval == 0
+    measured = self.measure() if is_send_step else None
+    if self.in_flight:
+      send_step, oldest = self.in_flight[0]
+      if send_step + self.overlap_steps == step:
+        self.in_flight.pop(0)
+        self.apply(oldest)
     if measured is not None:
       self.last_send = step
       if self.overlap_steps == 0:
@@ -212,151 +235,210 @@ class Fragment:
       else:
         self.in_flight.append((step, measured))
 
-  def _ahead(self, theta: Arrays, w: Arrays) -> Arrays:
-    """Outer minus inner parameters: a descent step on it moves theta to w.
+  def _pseudo_gradient(self, theta: Arrays, w: Arrays) -> Arrays:
+    """Returns the pseudo-gradient theta - w of the fragment's leaves.
 
-    DiLoCo (arXiv 2311.08105), Algorithm 1, line 12: Delta = theta - theta_m.
+    DiLoCo (arXiv 2311.08105), Algorithm 1, line 12: Delta = theta - theta_m. An
+    optimizer subtracts its gradient, so a step along Delta moves theta toward
+    w.
+
+    Args:
+      theta: Outer parameters of the fragment.
+      w: Parameters of a replica.
     """
     return {name: theta[name] - w[name] for name in self.names}
 
   def measure(self) -> list[Arrays]:
-    """The pseudo-gradient of every replica.
+    """Returns the pseudo-gradient of each replica.
 
-    Under "continue" a replica is ahead of theta by what it has sent and not
-    yet got back, so that is left out: Delta = theta - (sent, unapplied) - w.
+    Under "continue" a replica keeps the progress that it has sent until the
+    result arrives. So theta - w also has the pseudo-gradients of this replica
+    that are in flight. They would be sent twice, so they are subtracted.
     Fast: outer/rules.py.
     """
-    deltas = [self._ahead(self.theta, w) for w in self.replicas]
+    deltas = [self._pseudo_gradient(self.theta, w) for w in self.replicas]
     if self.rule == "continue":
       for _, sent in self.in_flight:
-        for delta, own in zip(deltas, sent, strict=True):
+        for delta, sent_delta in zip(deltas, sent, strict=True):
           for name in self.names:
-            delta[name] = delta[name] - own[name]
+            delta[name] = delta[name] - sent_delta[name]
     return deltas
 
   def apply(self, deltas: list[Arrays]) -> None:
-    """Averages, takes the outer step, and lets the replicas rejoin.
+    """Averages pseudo-gradients, and takes the outer step and the apply rule.
 
     DiLoCo, Algorithm 1: Delta = mean over m of Delta_m, then
-    theta = OuterOpt(theta, Delta). DiLoCoX (arXiv 2506.21263), Algorithm 2,
-    has its codec and error feedback inside the average.
+    theta = OuterOpt(theta, Delta). In DiLoCoX (arXiv 2506.21263), Algorithm 2,
+    the average contains a codec and error feedback.
     Fast: outer/outer_step.py.
-    """
-    old = self.theta
-    mean, sent = self.exchange.average(deltas)
-    self.theta = new = self.outer.step(old, mean)
-    for w, own, arrived in zip(self.replicas, deltas, sent, strict=True):
-      for name in self.names:
-        w[name] = self.rejoin(w[name], old[name], new[name], own[name])
-        if self.keep_unsent:
-          w[name] = w[name] - (own[name] - arrived[name])
-
-  def rejoin(self, w, old, new, own):
-    """Where a replica continues, one leaf.
-
-    "reset" is DiLoCo's line theta_m = theta; "mix" is Streaming DiLoCo's
-    theta_m = alpha theta_m + (1 - alpha) theta; "continue" is ours. Of DiLoCoX
-    the text leaves open which of the first and the last it means.
-    Fast: outer/rules.py.
-
-    With tau = 0 "continue" has nothing to keep and equals "reset".
-    Example for "continue": theta moved from 10 to 8, this replica had sent
-    own = 3 and stands at 6, so it continues at 6 + (8 - 10) + 3 = 7.
 
     Args:
-      w: The replica's own value.
-      old: Outer value before the step.
-      new: Outer value after it.
-      own: Pseudo-gradient that the replica had measured.
+      deltas: Pseudo-gradient of each replica, as it was measured.
+    """
+    old = self.theta
+    mean, received = self.exchange.average(deltas)
+    new = self.outer.step(old, mean)
+    self.theta = new
+    for m, w in enumerate(self.replicas):
+      for name in self.names:
+        delta = deltas[m][name]
+        w[name] = self.rejoin(w[name], old[name], new[name], delta)
+        if self.keep_unsent:
+          w[name] = w[name] - (delta - received[m][name])
+
+  def rejoin(
+    self, w: np.ndarray, old: np.ndarray, new: np.ndarray, delta: np.ndarray
+  ) -> np.ndarray:
+    """Returns the values of one leaf from which a replica goes on.
+
+    "reset" is DiLoCo's line theta_m = theta. "mix" is Streaming DiLoCo's
+    theta_m = alpha theta_m + (1 - alpha) theta. "continue" is the merge of
+    LOSCAR-SGD (arXiv 2605.20866, recalled): the replica moves as theta has
+    moved, and takes back its own delta, which is a part of that move. The text
+    of DiLoCoX can be read as "reset" or as "continue".
+    Fast: outer/rules.py.
+
+    Example for "continue": theta was 10 and the replica was at 7 when its
+    delta = 10 - 7 = 3 was measured. Now theta moves to 8, and the replica is at
+    6. It goes on from 6 + (8 - 10) + 3 = 7, which is the new theta and its
+    progress of -1 since the send. With tau = 0 there is no such progress, and
+    "continue" equals "reset".
+
+    Args:
+      w: The replica's values before.
+      old: Outer values before the outer step.
+      new: Outer values after the outer step.
+      delta: Pseudo-gradient that the replica had measured.
     """
     if self.rule == "mix":
       return self.mixing_alpha * w + (1 - self.mixing_alpha) * new
     if self.rule == "continue" and self.overlap_steps:
-      return w + (new - old) + own
+      return w + (new - old) + delta
     return new
 
   def flush(self, step: int) -> None:
-    """Applies everything at the end: in flight first, then what is unsent.
+    """Ends a run: applies all progress, and every replica takes over theta.
 
-    With tau >= H the next send would have come before those applies, so what
-    is unsent is measured first. Ours: papers end on a whole round.
+    The pseudo-gradients in flight are applied, the oldest first. The progress
+    since the last send comes last. With tau >= H it is measured before these
+    applies, because the next send of a longer run would also come before them.
+    The papers end on a whole round, so the flush is this project's.
     Fast: rounds/rounds.py.
+
+    Args:
+      step: Number of inner steps done.
     """
+    has_unsent = step > self.last_send
     measures_first = self.overlap_steps >= self.sync_interval
-    unsent = self.measure() if measures_first else None
+    unsent = self.measure() if has_unsent and measures_first else None
     while self.in_flight:
-      self.apply(self.in_flight.pop(0)[1])
-    if step > self.last_send:
-      self.apply(unsent if unsent is not None else self.measure())
+      _, oldest = self.in_flight.pop(0)
+      self.apply(oldest)
+    if has_unsent:
+      self.apply(self.measure() if unsent is None else unsent)
     for w in self.replicas:
       w.update({name: self.theta[name] for name in self.names})
 
   def thetas(self) -> list[Arrays]:
-    """The outer parameters as each replica has them."""
+    """Returns the fragment's outer parameters once for each replica."""
     return [self.theta for _ in self.replicas]
 
 
 @dataclasses.dataclass
 class EagerFragment(Fragment):
-  """One fragment under the rule eager: theta and Outer for each replica.
+  """One fragment under the rule "eager".
 
-  After every H steps replica m steps with the others' pseudo-gradients of the
-  round before and its own of this one:
+  Each replica has its own theta and its own outer optimizer. At the end of
+  round t, replica m has the pseudo-gradient d_m(t), and the averages of the
+  round before. Its outer optimizer gets the gradient
 
     g_m = mean over k of d_k(t - 1) + (d_m(t) - d_m(t - 1)) / M
 
-  Source: Kale et al., 2025, arXiv 2502.12996. Before the first round all d
-  are zero. Fast: outer/rules.py.
+  which is the mean of the round before, with the replica's own part replaced by
+  its newest one. Before the first round all d are zero.
+
+  Source: Kale et al., 2025, arXiv 2502.12996. Fast: outer/rules.py.
+
+  Attributes:
+    previous: d_k(t - 1) of each replica.
+    has_sent: Whether a round has ended before.
   """
 
   def __post_init__(self):
+    """Copies theta and the outer optimizer for each replica."""
     self.theta = [dict(self.theta) for _ in self.replicas]
     self.outer = [copy.deepcopy(self.outer) for _ in self.replicas]
-    self.before = [zeros_like(theta) for theta in self.theta]
+    self.previous = [zeros_like(theta) for theta in self.theta]
     self.has_sent = False
 
-  def after(self, step: int) -> None:
-    """Measures and applies at the end of every round."""
+  def run_events(self, step: int) -> None:
+    """Measures and applies if a round of the fragment ends after a step.
+
+    Args:
+      step: Number of inner steps done.
+    """
     if (step - self.offset) % self.sync_interval == 0:
       self.last_send = step
       self.apply(self.measure())
 
   def measure(self) -> list[Arrays]:
-    """The pseudo-gradient of every replica, from its own theta."""
-    pairs = zip(self.theta, self.replicas, strict=True)
-    return [self._ahead(theta, w) for theta, w in pairs]
+    """Returns the pseudo-gradient of each replica, from its own theta."""
+    return [
+      self._pseudo_gradient(theta, w)
+      for theta, w in zip(self.theta, self.replicas, strict=True)
+    ]
 
   def apply(self, deltas: list[Arrays]) -> None:
-    """Takes every replica's outer step; the exchange is a round old."""
+    """Averages the round before, and takes each replica's outer step.
+
+    Args:
+      deltas: d_m(t) of each replica.
+    """
     mean = zeros_like(deltas[0])
     if self.has_sent:
-      mean, _ = self.exchange.average(self.before)
+      mean, _ = self.exchange.average(self.previous)
     for m, w in enumerate(self.replicas):
       gradient = {
         name: mean[name]
-        + (deltas[m][name] - self.before[m][name]) / len(self.replicas)
+        + (deltas[m][name] - self.previous[m][name]) / len(self.replicas)
         for name in self.names
       }
       self.theta[m] = self.outer[m].step(self.theta[m], gradient)
       w.update(self.theta[m])
-    self.before = deltas
+    self.previous = deltas
     self.has_sent = True
 
   def flush(self, step: int) -> None:
-    """One eager apply of what is unsent, and one more so that it arrives."""
-    zeros = [zeros_like(theta) for theta in self.theta]
-    has_unsent = step > self.last_send
-    self.apply(self.measure() if has_unsent else zeros)
-    if has_unsent:
-      self.apply(zeros)
+    """Applies the progress since the last send, and the averages of all sends.
+
+    The averages of the last send come a round later. So an apply without
+    progress follows.
+
+    Args:
+      step: Number of inner steps done.
+    """
+    if step > self.last_send:
+      self.apply(self.measure())
+    self.apply([zeros_like(theta) for theta in self.theta])
 
   def thetas(self) -> list[Arrays]:
-    """The outer parameters of each replica."""
+    """Returns the fragment's outer parameters of each replica."""
     return self.theta
 
 
-def _gathered(parts: Sequence[Fragment], params: Arrays, rule: str):
-  """Theta as one tree, or as one for each replica under "eager"."""
+def _whole_theta(
+  parts: Sequence[Fragment], params: Arrays, rule: str
+) -> Arrays | list[Arrays]:
+  """Returns the outer parameters of all fragments together.
+
+  Args:
+    parts: The fragments.
+    params: A tree with all leaves, for their order.
+    rule: The apply rule.
+
+  Returns:
+    One tree; under "eager" a tree for each replica.
+  """
   thetas = []
   for m in range(len(parts[0].replicas)):
     leaves: Arrays = {}
@@ -374,17 +456,23 @@ def train_on_mean_gradient(
   inner: Any,
   exchange: Any = None,
 ) -> Result:
-  """AllReduce: the gradients are averaged at every step.
+  """Trains replicas that average their gradients at every step (AllReduce).
 
   With a lossy exchange and error feedback this is CocktailSGD (ICML 2023). It
   is also the warm start of DiLoCo. Fast: rounds/data_parallel.py.
 
   Args:
     loss_and_gradient: The model and its loss.
-    params: Where training starts.
-    batches: Batches by replica and step.
-    inner: Optimizer; the one given is changed, so that training can go on.
-    exchange: Averages gradients; None: the plain mean.
+    params: First parameters.
+    batches: Batches by replica and step, [M][num_steps].
+    inner: Optimizer (`reference.optimizers`). Its state changes in place, so
+      that another call can go on from it.
+    exchange: Averages gradients (`reference.exchanges`). Its state changes in
+      place, too. None: the plain mean.
+
+  Returns:
+    The run. All replicas have the same parameters, so `theta` and each tree of
+    `params` have the same values.
   """
   exchange = exchange or Mean()
   params = dict(params)
@@ -392,11 +480,13 @@ def train_on_mean_gradient(
   losses = np.zeros([len(batches), len(batches[0])])
   for step in range(len(batches[0])):
     gradients = []
-    for m, own in enumerate(batches):
-      losses[m, step], gradient = loss_and_gradient(params, own[step])
+    for m, replica_batches in enumerate(batches):
+      losses[m, step], gradient = loss_and_gradient(
+        params, replica_batches[step]
+      )
       gradients.append(gradient)
     mean, _ = exchange.average(gradients)
     params = inner.step(params, mean)
     snapshots.append(params)
-  copies = [dict(params) for _ in batches]
-  return Result(params, copies, losses, snapshots)
+  replicas = [dict(params) for _ in batches]
+  return Result(params, replicas, losses, snapshots)

@@ -1,9 +1,10 @@
-"""Optimizers with optax's arithmetic, each holding the state of one tree.
+"""Optimizers with optax's arithmetic, each with the state of one tree.
 
-The same optimizer serves inside (its gradient is the loss's) and outside (its
-gradient is the averaged pseudo-gradient). State starts at zero on the first
-step. `copy.deepcopy` copies an optimizer with its state. The fast code takes
-optax's: dilocox_jax/optimizers.py.
+The same classes serve as inner optimizer, whose gradient is the gradient of the
+loss, and as outer optimizer, whose gradient is the averaged pseudo-gradient.
+The state is zero before the first step. `copy.deepcopy` copies an optimizer
+with its state. The fast code uses the optimizers of optax:
+dilocox_jax/optimizers.py.
 """
 
 import dataclasses
@@ -14,33 +15,34 @@ import numpy as np
 
 from dilocox_jax.reference.exchanges import Arrays
 
-# A number, or a function of the number of steps taken before.
+# A number, or a function from the number of steps taken before to a number.
 LearningRate = float | Callable[[int], float]
 
 
 def rate_at(learning_rate: LearningRate, count: int) -> float:
-  """The learning rate of the step that `count` steps came before.
+  """Returns the learning rate of the next step.
 
   Args:
-    learning_rate: The rate, or a function from a count of steps to it.
-    count: Steps taken.
+    learning_rate: A number, or a function as in `LearningRate`.
+    count: Number of steps taken before.
   """
   return learning_rate(count) if callable(learning_rate) else learning_rate
 
 
 @dataclasses.dataclass
 class Sgd:
-  """Gradient descent: plain, with momentum, or with Nesterov's.
+  """Gradient descent: plain, with momentum, or with Nesterov momentum.
 
   m <- g + mu m, then x <- x - lr m, or with Nesterov x <- x - lr (g + mu m).
   This is `optax.sgd`.
 
   Attributes:
     learning_rate: lr.
-    momentum: mu; None is none.
-    nesterov: Whether the step looks ahead, as the papers' outer step does.
-    count: Steps taken.
-    trace: m of every leaf.
+    momentum: mu; None: no momentum.
+    nesterov: Whether momentum is Nesterov's, as in the outer steps of the
+      papers.
+    count: Number of steps taken.
+    trace: m of every leaf, by name.
   """
 
   learning_rate: LearningRate
@@ -61,6 +63,7 @@ class Sgd:
     return {name: params[name] - lr * self._move(name, grads) for name in grads}
 
   def _move(self, name: str, grads: Arrays):
+    """Updates m of a leaf, and returns the leaf's step before scaling by lr."""
     g = grads[name]
     mu = self.momentum
     if mu is None:
@@ -73,22 +76,23 @@ class Sgd:
 class AdamW:
   """Adam with weight decay that is decoupled and scaled by the learning rate.
 
-  m <- b1 m + (1 - b1) g and v <- b2 v + (1 - b2) g^2, both divided by what
-  their weights add up to, 1 - b^t (`_mean` for m); then
-  x <- x - lr (m / (sqrt(v) + eps) + decay x). This is `optax.adamw`.
+  m <- b1 m + (1 - b1) g and v <- b2 v + (1 - b2) g^2. Let m' (`_mean`) and v'
+  be m and v divided by the sum of their weights, which is 1 - b^t without
+  Nesterov. Then x <- x - lr (m' / (sqrt(v') + eps) + decay x). This is
+  `optax.adamw`.
 
   Source: Loshchilov and Hutter, 2017, arXiv 1711.05101, Algorithm 2.
 
   Attributes:
     learning_rate: lr.
-    b1: Decay of the mean.
-    b2: Decay of the mean square.
-    eps: Added to the root.
-    weight_decay: Share of x, times lr, that a step takes away.
-    nesterov: Whether the mean looks ahead.
-    count: Steps taken, t.
-    mean: m of every leaf.
-    square: v of every leaf.
+    b1: Decay rate of m, the mean of gradients.
+    b2: Decay rate of v, the mean of squared gradients.
+    eps: Number that is added to the square root.
+    weight_decay: Fraction of x, times lr, that a step subtracts.
+    nesterov: Whether m' is Nesterov's mean (`_mean`).
+    count: Number of steps taken, t.
+    mean: m of every leaf, by name.
+    square: v of every leaf, by name.
   """
 
   learning_rate: LearningRate
@@ -117,6 +121,7 @@ class AdamW:
     }
 
   def _move(self, name: str, g: np.ndarray):
+    """Updates m and v of a leaf, and returns m' / (sqrt(v') + eps)."""
     m = self.mean.get(name, np.zeros_like(g))
     v = self.square.get(name, np.zeros_like(g))
     self.mean[name] = m = self.b1 * m + (1 - self.b1) * g
@@ -129,10 +134,19 @@ class AdamW:
 def _mean(
   m: np.ndarray, g: np.ndarray, b: float, t: int, nesterov: bool
 ) -> np.ndarray:
-  """The mean of t gradients, the last of them g, whose decaying sum is m.
+  """Returns a weighted mean of t gradients from their moving average m.
 
-  Nesterov's looks one step ahead: to b m it adds g with the weight that the
-  next gradient would have, and each part is divided by its own weights' sum.
+  The moving average starts at zero, so the weights in m add up to 1 - b^t only.
+  The plain mean is m divided by this sum. Nesterov's mean looks one step ahead.
+  It is b m + (1 - b) g, as if the last gradient g came once more. Both parts
+  are divided by sums of weights: 1 - b^(t + 1) and 1 - b^t.
+
+  Args:
+    m: Moving average, including g.
+    g: The last gradient.
+    b: Decay rate of the moving average.
+    t: Number of gradients.
+    nesterov: Whether the mean is Nesterov's.
   """
   if not nesterov:
     return m / (1 - b**t)
@@ -141,27 +155,27 @@ def _mean(
 
 @dataclasses.dataclass
 class Muon:
-  """Nesterov's momentum, made orthogonal; AdamW for what is no matrix.
+  """Steps along an orthogonal matrix near the momentum; AdamW for the rest.
 
-  m <- b m + (1 - b) g; n is the mean that looks ahead (`_mean`); then
-  x <- x - lr (0.2 sqrt(max(rows, columns)) orthogonal(n) + decay x). An
-  orthogonal matrix has entries of mean square 1 / max(rows, columns), so every
-  step has the size 0.2 lr, which is that of AdamW's. Stacked matrices
-  [layers, rows, columns] are matrices of their own.
+  m <- b m + (1 - b) g, and n is Nesterov's mean of the gradients (`_mean`).
+  Then x <- x - lr (0.2 sqrt(max(rows, columns)) orthogonal(n) + decay x). The
+  entries of an orthogonal matrix have the mean square 1 / max(rows, columns),
+  so the entries of every step have the root mean square 0.2 lr, as those of
+  AdamW have. In a leaf [layers, rows, columns], each layer is a matrix.
 
   Source: Jordan et al., 2024, "Muon"; the size: Liu et al., 2025, arXiv
   2502.16982, section 2.2. The fast code: `inner_optimizer` in
   dilocox_jax/optimizers.py.
 
   Attributes:
-    learning_rate: lr, AdamW's as well.
-    matrices: Names of the leaves that are made orthogonal: those of the blocks,
-      and not embedding, head and norms.
-    rest: Steps on all other leaves.
+    learning_rate: lr of the matrices.
+    matrices: Names of the leaves with orthogonal steps: the matrices of the
+      blocks, but not embedding, head and norms.
+    rest: AdamW for all other leaves, with a learning rate of its own.
     momentum: b.
-    weight_decay: Share of x, times lr, that a step takes away.
-    count: Steps taken, t.
-    mean: m of every matrix.
+    weight_decay: Fraction of x, times lr, that a step subtracts.
+    count: Number of steps taken, t.
+    mean: m of every matrix, by name.
   """
 
   learning_rate: LearningRate
@@ -190,6 +204,7 @@ class Muon:
     return new | self.rest.step(params, others)
 
   def _move(self, name: str, g: np.ndarray) -> np.ndarray:
+    """Updates m of a matrix, and returns its orthogonal step without lr."""
     old = self.mean.get(name, np.zeros_like(g))
     self.mean[name] = m = self.momentum * old + (1 - self.momentum) * g
     n = _mean(m, g, self.momentum, self.count, nesterov=True)
@@ -197,13 +212,17 @@ class Muon:
 
 
 def orthogonal(matrix: np.ndarray) -> np.ndarray:
-  """Brings the singular values of a matrix [..., rows, columns] close to 1.
+  """Brings the singular values of matrices close to 1.
 
-  Five steps of Newton-Schulz, X <- a X + b (X X^T) X + c (X X^T)^2 X, which
-  take each singular value s to a s + b s^3 + c s^5. They begin with the matrix
-  divided by its norm, so that none is above 1, and end between 0.7 and 1.2.
+  Five steps of Newton-Schulz, X <- a X + b (X X^T) X + c (X X^T)^2 X, take each
+  singular value s to a s + b s^3 + c s^5. The first X is the matrix divided by
+  its norm, so that no singular value is above 1. In the end singular values lie
+  between 0.7 and 1.2, unless they were close to 0.
 
   Source: Jordan et al., 2024, "Muon", with its a, b and c.
+
+  Args:
+    matrix: Matrices [..., rows, columns].
   """
   x = matrix / (np.linalg.norm(matrix, axis=(-2, -1), keepdims=True) + 1e-8)
   for _ in range(5):
@@ -215,14 +234,15 @@ def orthogonal(matrix: np.ndarray) -> np.ndarray:
 def polynomial_average(iterates: Sequence[Arrays], power: float) -> Arrays:
   """Returns the average of x_1 ... x_t with about s^power as the weight of x_s.
 
-  The weights are s (s + 1) ... (s + power - 1). For power = 2 and t = 3 they
-  are 2, 6 and 12, divided by their sum. A power that is no whole number
-  continues the product, as the gamma function does. Fast: outer/average.py.
+  The weights are s (s + 1) ... (s + power - 1), divided by their sum. For
+  power = 2 and t = 3 they are 2, 6 and 12, divided by 20. For a power that is
+  no whole number, the gamma function continues the product. The fast code is in
+  outer/average.py.
 
   Source: Shamir and Zhang, 2013, arXiv 1212.1824, section 4.
 
   Args:
-    iterates: x_1 ... x_t, each by name.
+    iterates: x_1 ... x_t, each a tree of arrays by name.
     power: Power of s in the weights.
   """
   weights = [1.0]

@@ -1,12 +1,14 @@
-"""Averages in pairs, as plain loops: each replica has outer parameters.
+"""Averages in pairs of replicas, as plain loops.
 
 NoLoCo (arXiv 2506.10911) averages over pairs that are drawn anew for each
-exchange. No message goes to all replicas, so outer parameters differ, and the
-two of a pair are averaged too. Fast: aggregators/pairs.py.
+exchange. No message goes to all replicas, so each replica has outer parameters
+of its own, and a pair also averages its outer parameters. The fast code is in
+aggregators/pairs.py.
 
-One dimension, outer learning rate 1: the pair has the outer parameters 10 and
-12, and has trained to 9 and 10. The mean of the pair's inner parameters is 9.5.
-The gradients are 10 - 9.5 = 0.5 and 12 - 9.5 = 2.5, and both go on at 9.5.
+Example in one dimension, with outer learning rate 1: the two replicas of a pair
+have the outer parameters 10 and 12, and have trained to 9 and 10. The mean of
+the pair's inner parameters is 9.5. The gradients are 10 - 9.5 = 0.5 and
+12 - 9.5 = 2.5, so both replicas go on at 9.5.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,14 +31,14 @@ def train_in_pairs(
   """Trains replicas that average with one other replica at a time.
 
   Args:
-    loss_and_gradient: The model and its loss.
-    params: Where training starts.
-    batches: Batches by replica and step.
-    sync_interval: Inner steps between two exchanges, H.
-    inner: Optimizer of each replica.
+    loss_and_gradient: Function (params, batch) -> (loss, gradients).
+    params: First parameters of every replica.
+    batches: Batches by replica and step, [M][num_steps].
+    sync_interval: Number of inner steps between two exchanges, H.
+    inner: Inner optimizer of each replica (`reference.optimizers`).
     outer: Outer optimizer of each replica.
-    partners_of: Function from the number of an exchange to the partner of each
-      replica; one that waits is its own partner.
+    partners_of: Function from the number of an exchange, from 0, to the partner
+      of each replica. A replica that waits is its own partner.
     averages_parameters: Whether a pair averages its outer parameters too.
 
   Returns:
@@ -45,9 +47,9 @@ def train_in_pairs(
   theta = [dict(params) for _ in batches]
   for start in range(0, len(batches[0]), sync_interval):
     trained = []
-    for m, own in enumerate(batches):
+    for m, replica_batches in enumerate(batches):
       w = dict(theta[m])
-      for batch in own[start : start + sync_interval]:
+      for batch in replica_batches[start : start + sync_interval]:
         _, gradient = loss_and_gradient(w, batch)
         w = inner[m].step(w, gradient)
       trained.append(w)
@@ -56,12 +58,12 @@ def train_in_pairs(
     for m, partner in enumerate(partners):
       gradient = {}
       for name in params:
-        ahead = theta[m][name] - trained[m][name]
-        others = theta[partner][name] - trained[partner][name]
-        gradient[name] = (ahead + others) / 2
+        own_delta = theta[m][name] - trained[m][name]
+        partner_delta = theta[partner][name] - trained[partner][name]
+        gradient[name] = (own_delta + partner_delta) / 2
         if averages_parameters:
-          apart = theta[m][name] - theta[partner][name]
-          gradient[name] = gradient[name] + apart / 2
+          difference = theta[m][name] - theta[partner][name]
+          gradient[name] = gradient[name] + difference / 2
       gradients.append(gradient)
     theta = [
       outer[m].step(theta[m], gradient) for m, gradient in enumerate(gradients)

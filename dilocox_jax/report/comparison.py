@@ -1,11 +1,12 @@
 """Shows several runs, or all settings of a sweep, in one page.
 
 Losses on two texts cannot be compared, and the default text differs between
-Python versions. So runs with different digests are refused. They are also
-refused if they were evaluated on different windows of one corpus.
+Python versions. So `side_by_side` refuses runs whose texts have different
+digests. It also refuses runs that were evaluated on different sequences of one
+text.
 
-A sweep may take hours, and is often run in several parts. So missing runs are
-shown as missing, and everything else is reported.
+A sweep may take hours, and is often run in several parts. So the page says
+which runs are missing, and reports all others.
 """
 
 import collections
@@ -34,15 +35,19 @@ from dilocox_jax.report.page import (
 from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.report.tables import CellRows
 
+# Note below the first table: how to read its columns.
 _READING = (
-  "Losses (nats a token) are measured, of the outer parameters after the last"
-  " step: mean over seeds ± its standard error. A gap is paired: its error is"
-  " that of the gaps of the seeds. Bytes are derived from the plan; fewer bytes"
-  " are relative to the baseline, without one to fp32 gradients in every step."
+  "Losses (nats a token) are measured: validation losses of the outer"
+  " parameters after the last step, as mean over seeds ± standard error. A gap"
+  " compares two settings on the seeds that both have, and its error is the"
+  " standard error of the gaps of these seeds. Bytes are derived from the plan."
+  " The column of fewer bytes is relative to the baseline, or to fp32 gradients"
+  " in every step if a setting has no baseline."
 )
+# Columns of a table of settings, and of a table of runs (`tables.CELLS`).
 _OF_SETTINGS = ("run", "loss", "gap", "to", "sent bytes", "fewer bytes")
-_HOURS = "hours_"  # Start of the file name of a clock's picture.
 _OF_RUNS = ("run", "loss", "gap", "sent bytes", "fewer bytes", "steps")
+_HOURS = "hours_"  # Start of the file name of a clock's picture.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +57,10 @@ class Page:
   Attributes:
     title: Title of the page.
     frame: All settings.
-    intro: Paragraphs in front of the tables.
-    failed: Run, reason and log of each run that failed.
-    columns: Columns of the first table. Empty columns are left out.
+    intro: Paragraphs in front of the tables, in Markdown.
+    failed: Run, reason and log of each run that failed, by column.
+    columns: Columns of the first table, keys of `tables.CELLS`. A column whose
+      cells are all "-" is left out.
   """
 
   title: str
@@ -67,8 +73,8 @@ class Page:
   def equal(self) -> Frame:
     """The settings with the number of tokens that most settings have.
 
-    They include settings that have not ended, and settings that diverged
-    earlier.
+    This frame also has the settings without a run yet, and the settings that
+    diverged before that number of tokens.
     """
     num_settings = collections.Counter(
       setting.tokens for setting in self.frame.settings if setting.tokens
@@ -76,18 +82,18 @@ class Page:
     usual_tokens = max(num_settings, key=num_settings.__getitem__, default=0)
     equal_settings = []
     for setting in self.frame.settings:
-      has_not_ended = setting.tokens == 0
+      has_no_run = setting.tokens == 0
       has_diverged = setting.tokens < usual_tokens and setting.loss == math.inf
-      if has_not_ended or has_diverged or setting.tokens == usual_tokens:
+      if has_no_run or has_diverged or setting.tokens == usual_tokens:
         equal_settings.append(setting)
     return dataclasses.replace(self.frame, settings=equal_settings)
 
   def sections(self) -> Iterator[tuple[str, CellRows, str]]:
-    """Yields title, rows and a note of each table.
+    """Yields the title, the rows and the note of each table.
 
     The first table compares settings at equal tokens. Then there is a table for
     each clock. The last table has the settings with other numbers of tokens, if
-    there are any.
+    there are any. The notes are Markdown.
     """
     frame = self.equal
     rows = tables.table(frame, self.columns)
@@ -118,7 +124,7 @@ class Page:
     yield "With other numbers of tokens", rows, note
 
   def _lines(self) -> Iterator[str]:
-    """Yields the lines of the page without its pictures."""
+    """Yields the lines of the page up to its pictures."""
     for paragraph in self.intro:
       yield paragraph
       yield ""
@@ -147,7 +153,7 @@ class Page:
 
     Args:
       out_dir: Directory to write into; created if missing.
-      command: Command line to show on the page.
+      command: Command line to show on the page; "": none.
 
     Returns:
       Path of `report.md`.
@@ -181,7 +187,12 @@ class Page:
 
 
 def _section(title: str, rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
-  """Yields the lines of a section with one table."""
+  """Yields the lines of a section with one table.
+
+  Args:
+    title: Title of the section.
+    rows: Rows of the table by column, at least one.
+  """
   header, cells = tables.header_and_cells(rows)
   yield f"## {markdown(title)}"
   yield ""
@@ -190,17 +201,18 @@ def _section(title: str, rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 
 
 def side_by_side(runs: Sequence[LoadedRun]) -> Page:
-  """Returns the page of several runs.
+  """Returns the page that compares several runs.
 
-  Gaps and bytes are relative to AllReduce. Without AllReduce they are relative
-  to the run that sent most bytes.
+  Gaps and bytes are relative to the run of AllReduce, to the last one if there
+  are several. Without a run of AllReduce they are relative to the run that sent
+  most bytes.
 
   Args:
-    runs: Runs, at least one, all evaluated on one text.
+    runs: Runs, at least one, all evaluated on the same sequences.
 
   Raises:
-    ValueError: If there is no run, or if the runs were not evaluated on one
-      text.
+    ValueError: If there is no run, or if the runs were not evaluated on the
+      same sequences.
   """
   require(bool(runs), "nothing to compare: give at least one run directory")
   _require_one_text(runs)
@@ -219,7 +231,7 @@ def side_by_side(runs: Sequence[LoadedRun]) -> Page:
 
 
 def _baseline(runs: Mapping[str, LoadedRun]) -> str:
-  """Returns the label of AllReduce, or of the run that sent most bytes.
+  """Returns the label of the run with which `side_by_side` compares the others.
 
   Args:
     runs: Runs by label.
@@ -249,7 +261,14 @@ def _require_one_text(runs: Sequence[LoadedRun]) -> None:
 
 
 def _runs_by_label(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
-  """Returns runs by label: the method, and the directory if methods repeat."""
+  """Returns runs by label.
+
+  The label is the method. If several runs have one method, the name of the run
+  directory follows, or its path if two directories have one name.
+
+  Args:
+    runs: The runs.
+  """
   methods = [run.record["method"] for run in runs]
   runs_by_label = {}
   for method, run in zip(methods, runs, strict=True):
@@ -266,8 +285,8 @@ def _runs_by_label(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
 def _differences(runs: Mapping[str, LoadedRun]) -> Iterator[str]:
   """Yields sentences about differences that a reader would not expect.
 
-  They are about numbers of parameters, numbers of replicas, and averages of the
-  parameters.
+  The sentences are about runs with different numbers of parameters or of
+  replicas, and about runs that were evaluated on an average of the parameters.
 
   Args:
     runs: Runs by label.
@@ -293,9 +312,15 @@ def _differences(runs: Mapping[str, LoadedRun]) -> Iterator[str]:
 def _pictures(frame: Frame, out_dir: pathlib.Path) -> Iterator[str]:
   """Draws the pictures of a page, and yields the lines that show them.
 
+  Pictures of an earlier page that the new page lacks are removed. Without any
+  curve, the only picture is of the bytes.
+
   Args:
     frame: Settings at equal tokens, at least one.
     out_dir: Directory of the page.
+
+  Raises:
+    RecordError: If a picture cannot be written or removed.
   """
   titles = {}
   has_curves = any(
@@ -319,23 +344,29 @@ def _pictures(frame: Frame, out_dir: pathlib.Path) -> Iterator[str]:
 
 
 def _picture_names(frame: Frame) -> dict[str, str]:
-  """Returns the file name of the picture of each axis, without suffix.
+  """Returns the file name of each picture without suffix, by its axis.
 
-  If the names of two clocks differ only in characters that are neither letters
-  nor digits, the file names get numbers. So no picture replaces another one.
+  A file name has only the letters and digits of a clock's name. If another
+  picture has the name already, a number follows. So no picture replaces another
+  one.
+
+  Args:
+    frame: The settings.
   """
   names = {panels.TOKENS: panels.TOKENS, panels.BYTES: panels.BYTES}
   for clock in frame.clocks:
     name = file_name(f"{_HOURS}{clock}")
-    num_same = sum(other.startswith(name) for other in names.values())
-    if num_same:
-      name = f"{name}_{num_same + 1}"
-    names[clock] = name
+    unique_name = name
+    number = 1
+    while unique_name in names.values():
+      number += 1
+      unique_name = f"{name}_{number}"
+    names[clock] = unique_name
   return names
 
 
 def _old_picture_names(out_dir: pathlib.Path) -> set[str]:
-  """Returns the names of pictures that an earlier page may have left."""
+  """Returns the file names, without suffix, that earlier pictures may have."""
   names = {panels.TOKENS, panels.BYTES}
   for path in (out_dir / FIGURES).glob(f"{_HOURS}*.png"):
     names.add(path.stem)
@@ -345,7 +376,12 @@ def _old_picture_names(out_dir: pathlib.Path) -> set[str]:
 def _time_title(frame: Frame, clock: str) -> str:
   """Returns the title of the picture of a clock.
 
-  It names the setting that reaches the target loss first, and its baseline.
+  The title names the setting that reaches the target loss first, and its
+  baseline, if there is such a setting.
+
+  Args:
+    frame: All settings.
+    clock: Name of the clock.
   """
   clock_name = escape.picture(clock)
   first = panels.first_to(frame, clock)

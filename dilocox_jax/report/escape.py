@@ -2,8 +2,8 @@
 
 Users choose the names of directories, methods, texts, clusters and replicas,
 and the values of a config. A name may have characters with a meaning in
-Markdown, in the picture library or on a terminal. This module has one function
-for each of them, and every name goes through it.
+Markdown, in the picture library (matplotlib) or on a terminal. This module has
+a function for each of these places, and every name goes through it.
 """
 
 import functools
@@ -18,17 +18,20 @@ from dilocox_jax.checks import printable
 # Characters with a meaning in Markdown. A "_" inside a word, as in
 # "overlap_loco", has none.
 _SPECIAL = re.compile(r"([\\`*\[\]~$|]|(?<![^\W_])_|_(?![^\W_]))")
-_LONGEST = 80  # Characters of a name in a picture.
+_LONGEST = 80  # Largest number of characters of a name in a picture.
 _NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
-_NO_GLYPH = "\u25a1"  # A square, in place of what the font does not have.
+_NO_GLYPH = "\u25a1"  # A square, in place of a character the font lacks.
 
 
 class Markdown(str):
-  """A text that is Markdown. All other texts are escaped."""
+  """A text that is Markdown already, so `markdown` leaves it unchanged."""
 
 
 def markdown(text: str) -> Markdown:
   """Returns Markdown that shows a text as it is, on one line.
+
+  Line breaks and other characters that cannot be printed become escapes
+  (`checks.printable`).
 
   Args:
     text: The text. If it is `Markdown` already, it is returned unchanged.
@@ -52,22 +55,27 @@ def code(text: str) -> Markdown:
 
 
 def indented(text: str) -> Iterator[str]:
-  """Yields the lines of a text as a block of code of Markdown."""
+  """Yields the lines of a Markdown code block, whose lines are indented."""
   for line in text.splitlines():
     yield f"    {printable(line)}"
 
 
 def fenced(text: str) -> list[str]:
-  """Returns the lines of a text between fences that the text cannot close."""
+  """Returns the lines of a Markdown code block between fences of backticks.
+
+  The fences are longer than any row of backticks in the text, so the text
+  cannot end the block.
+  """
   longest_run = max(map(len, re.findall("`+", text)), default=0)
   fence = "`" * max(3, longest_run + 1)
   return [fence, *map(printable, text.splitlines()), fence]
 
 
 def terminal(text: str) -> Text:
-  """Returns a text for a terminal, without markup and control characters.
+  """Returns a text for a terminal, in which nothing acts as markup or control.
 
-  No-break spaces are harmless, so they stay.
+  Control characters become escapes (`checks.printable`). No-break spaces are
+  harmless, so they stay.
   """
   pieces = text.split(_NO_BREAK_SPACE)
   return Text(_NO_BREAK_SPACE.join(map(printable, pieces)))
@@ -105,5 +113,9 @@ def _has_glyph(character: str) -> bool:
 
 
 def file_name(text: str) -> str:
-  """Returns the letters and digits of a text, for the name of a file."""
+  """Returns a name of a file with the letters and digits of a text.
+
+  Only ASCII letters and digits are taken. A "_" replaces the characters between
+  them. The name has at most 80 characters, and may be "".
+  """
   return re.sub(r"[^A-Za-z0-9]+", "_", text)[:80].strip("_")

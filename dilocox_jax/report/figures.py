@@ -1,7 +1,7 @@
 """Draws the figures of one run: loss, drift, simulated time and ranks.
 
-Each function returns a figure, or None if the run has no values for it. For
-example, a run with one replica has no drift.
+Each public function returns a figure, or None if the run has no values for the
+figure. For example, a run with one replica has no drift.
 """
 
 import math
@@ -13,22 +13,25 @@ from matplotlib.figure import Figure
 
 from dilocox_jax.report import frame, panels, style, units
 from dilocox_jax.report.run import LoadedRun
-from dilocox_jax.report.style import COLOURS, GREY, MARKERS, PALE
+from dilocox_jax.report.style import COLORS, GRAY, MARKERS, PALE
 
-# The three losses are often equal. The markers of the second and the third are
-# larger and hollow, and lie under the first, so that all of them are visible.
+# Names of the validation losses by field of `Evaluation`. The three losses are
+# often equal. The markers of the second and the third loss are larger and
+# hollow, and lie under the first, so that all of them are visible.
 _LOSSES = {
   "outer_loss": "validation, outer parameters",
   "mean_loss": "validation, replicas' mean",
   "replica_loss": "validation, replica 0",
 }
+# Names of the vertical axes, by field of a drift.
 _DRIFT = {
   "cosine": "mean pairwise cosine (1 = agree)",
   "disagreement": "norm of disagreement",
 }
+# Name and color of each curve of ranks, by field of a drift.
 _RANKS = {
-  "rank": ("sent", GREY),
-  "energy_rank": ("measured, by energy", COLOURS[0]),
+  "rank": ("sent", GRAY),
+  "energy_rank": ("measured, by energy", COLORS[0]),
 }
 
 
@@ -45,9 +48,9 @@ def _plot(
 
   Args:
     ax: Axes to draw into.
-    rows: Rows of a run.
-    x_field: Field on the horizontal axis.
-    y_field: Field on the vertical axis.
+    rows: Objects with both fields, e.g. evaluations or drifts of a run.
+    x_field: Name of the field on the horizontal axis.
+    y_field: Name of the field on the vertical axis.
     divisor: Number by which the horizontal values are divided.
     **look: Arguments of `Axes.plot`.
   """
@@ -57,7 +60,7 @@ def _plot(
 
 
 def _identity(run: LoadedRun) -> str:
-  """Returns method and number of replicas of a run, for a caption."""
+  """Returns method and replicas of a run, e.g. "DiLoCo, 4 replicas"."""
   num_replicas = run.record["num_replicas"]
   noun = "replica" if num_replicas == 1 else "replicas"
   return f"{style.proper(run.record['method'])}, {num_replicas} {noun}"
@@ -66,8 +69,13 @@ def _identity(run: LoadedRun) -> str:
 def loss_figure(run: LoadedRun) -> Figure | None:
   """Draws training and validation loss against tokens.
 
+  With one replica, only the validation loss of the outer parameters is drawn.
+
   Args:
-    run: The run. Without any loss the result is None.
+    run: The run.
+
+  Returns:
+    The figure; None if the run has neither a round nor an evaluation.
   """
   if not run.rounds and not run.evaluations:
     return None
@@ -94,7 +102,7 @@ def loss_figure(run: LoadedRun) -> Figure | None:
         divisor=divisor,
         marker=MARKERS[index],
         label=name,
-        color=COLOURS[index],
+        color=COLORS[index],
         markersize=4 + 2 * index,
         fillstyle="none" if is_of_replicas else "full",
         zorder=5 - index,
@@ -122,13 +130,17 @@ def loss_figure(run: LoadedRun) -> Figure | None:
 
 
 def drift_figure(run: LoadedRun) -> Figure | None:
-  """Draws pairwise cosine and disagreement by step.
+  """Draws how far the replicas' pseudo-gradients agree, against inner steps.
 
-  Each fragment is a gray line. The mean over the fragments of each round is in
-  front of these lines.
+  One panel has the mean pairwise cosine, the other the norm of the
+  disagreement. Each fragment is a gray line. The mean over the fragments of
+  each round is in front of these lines.
 
   Args:
-    run: The run. Without any drift the result is None.
+    run: The run.
+
+  Returns:
+    The figure; None if the run has recorded no drift.
   """
   drifts_of_rounds = [row.drift for row in run.rounds if row.drift]
   if not drifts_of_rounds:
@@ -157,7 +169,7 @@ def drift_figure(run: LoadedRun) -> Figure | None:
     ax.plot(
       mean_steps,
       mean_values,
-      COLOURS[0],
+      COLORS[0],
       marker="o",
       ms=3.5,
       label=f"mean of fragments ({len(fragments)}, gray)",
@@ -176,7 +188,10 @@ def time_figure(run: LoadedRun) -> Figure | None:
   """Draws validation loss against simulated time.
 
   Args:
-    run: The run. Without a clock the result is None.
+    run: The run.
+
+  Returns:
+    The figure; None if the run has no simulated times.
   """
   if not run.simulated_s:
     return None
@@ -189,10 +204,14 @@ def time_figure(run: LoadedRun) -> Figure | None:
 
 
 def rank_figure(run: LoadedRun) -> Figure | None:
-  """Draws the ranks of the averaged updates, and H of the rounds.
+  """Draws the ranks of the averaged updates, and the lengths of the rounds.
 
   Args:
-    run: The run. Without low rank the result is None.
+    run: The run.
+
+  Returns:
+    The figure; None if the run has recorded no ranks, as without a codec of low
+    rank.
   """
   drifts = [
     drift
@@ -215,7 +234,7 @@ def rank_figure(run: LoadedRun) -> Figure | None:
       end_steps.append(row.step)
       lengths.append(row.step - start_step)
     start_step = row.step
-  right.plot(end_steps, lengths, color=COLOURS[2], drawstyle="steps-pre")
+  right.plot(end_steps, lengths, color=COLORS[2], drawstyle="steps-pre")
   kind = f"measured, averaged update: {_identity(run)}"
   style.label(
     left,

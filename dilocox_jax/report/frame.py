@@ -1,9 +1,10 @@
 """The frame of a report: evaluations of runs, by setting and seed.
 
-A setting is a method with all its hyper-parameters. It has one run for every
-seed. A run's page, a comparison and a sweep make the same tables and pictures
-of a frame. Readers who see a mean of three seeds without its error may believe
-noise. So this module returns a mean together with its standard error.
+A *setting* is a method with all its hyper-parameters. It has one run for every
+seed. A *frame* has all settings of a report. A run's page, a comparison and a
+sweep make the same tables and pictures of a frame. Readers who see a mean of
+three seeds without its error may believe noise. So this module also computes
+the standard error of a mean.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ import numpy as np
 
 from dilocox_jax.report.run import LoadedRun
 
-_NEAR = 0.1  # Gap up to which a loss counts as near that of the baseline.
+_NEAR = 0.1  # Largest gap at which a loss is near the loss of the baseline.
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -64,13 +65,14 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-  """One run of a setting.
+  """One run of a setting, up to its end or to the last row it has written.
 
   Attributes:
     seed: Seed of the run.
-    loss: Last validation loss (nats a token); NaN if the run diverged.
+    loss: Last validation loss (nats a token); not finite if the run diverged,
+      NaN before its first validation.
     sent_bytes: Bytes that one replica sent during the whole run.
-    steps: Inner steps.
+    steps: Number of inner steps.
     tokens: Tokens of all replicas together.
     points: Evaluations in order; may be empty.
     wall_s: Wall time (s); NaN if it is not known.
@@ -91,12 +93,14 @@ class Setting:
 
   Attributes:
     name: Name of the setting.
-    traces: Runs of the setting, one for each seed.
-    baseline: Name of the setting with which this one is compared.
+    traces: Runs of the setting, one for each seed; empty if there is none yet.
+    baseline: Name of the setting with which this one is compared. A baseline
+      has its own name here. "" means that there is no baseline.
     seconds: Simulated time of the whole run (s), by clock.
     utilization: Share of this time in which replicas take inner steps, by
-      clock.
-    fp32_bytes: Bytes that a replica would send as fp32 gradients in every step.
+      clock, from 0 to 1; empty if it is not known.
+    fp32_bytes: Bytes that a replica would send in the whole run if it sent fp32
+      gradients in every step; NaN if this is not known.
     changed: Hyper-parameters that differ from other settings, in words.
     note: Text after the name, such as " (not finished)".
   """
@@ -117,17 +121,20 @@ class Setting:
 
   @property
   def losses(self) -> list[float]:
-    """Last loss of every seed."""
+    """Last loss of every seed (nats a token)."""
     return [trace.loss for trace in self.traces]
 
   @property
   def loss(self) -> float:
-    """Mean loss; infinity if a seed diverged, NaN without seeds."""
+    """Mean of the last losses (nats a token); NaN without seeds.
+
+    The mean is infinity if a seed diverged, or has no validation yet.
+    """
     return mean(self.losses)
 
   @property
   def tokens(self) -> int:
-    """Tokens on which a run was trained; 0 if no run has ended."""
+    """Most tokens, of all replicas together, of a run; 0 without runs."""
     return max((trace.tokens for trace in self.traces), default=0)
 
   @property
@@ -137,7 +144,7 @@ class Setting:
 
   @property
   def curves(self) -> list[Sequence[Point]]:
-    """Evaluations of every seed that has some.
+    """Evaluations in order, a list for every seed that has some.
 
     If some seeds diverged and others did not, the curves of diverged seeds are
     left out, because they end early.
@@ -150,11 +157,15 @@ class Setting:
     """Returns the steps and the loss of the first seed after a simulated time.
 
     Steps and loss are interpolated linearly between two evaluations. Before the
-    first evaluation the loss is NaN.
+    first evaluation the loss is NaN. After the last evaluation, the result is
+    the steps and the loss at the end of the run.
 
     Args:
       clock: Name of the clock.
-      time_s: Time since the start (s).
+      time_s: Simulated time since the start (s).
+
+    Returns:
+      The number of inner steps, and the loss (nats a token).
     """
     trace = self.traces[0]
     points = [Point(0, 0, math.nan, {clock: 0.0}), *trace.points]
@@ -168,12 +179,15 @@ class Setting:
     return int(trace.steps * tokens / trace.tokens), loss
 
   def seconds_to(self, clock: str, target: float) -> list[float]:
-    """Returns the time at which each seed with a curve reached a loss (s).
+    """Returns the simulated times at which the seeds first reached a loss (s).
 
     Args:
       clock: Name of the clock.
-      target: The loss (nats a token). If a seed never reached it, the time is
-        infinity.
+      target: The loss (nats a token).
+
+    Returns:
+      One time for each seed that has evaluations; infinity for a seed that
+      never reached the loss.
     """
     return [
       _seconds_to(trace.points, clock, target)
@@ -203,10 +217,14 @@ class Frame:
   front: Sequence[str] = ()
 
   def base(self, setting: Setting) -> Setting | None:
-    """Returns the baseline of a setting; None for a baseline itself.
+    """Returns the setting with which another setting is compared.
 
-    Losses after different numbers of tokens are not compared. So the result is
-    also None if the baseline has another number of tokens.
+    The result is None for a baseline itself, and for a setting without a
+    baseline. Losses after different numbers of tokens are not compared. So the
+    result is also None if the baseline has another number of tokens.
+
+    Args:
+      setting: The setting that is compared.
     """
     if setting.baseline in ("", setting.name):
       return None
@@ -216,7 +234,15 @@ class Frame:
     return None
 
   def pairs(self, setting: Setting) -> list[tuple[float, float]]:
-    """Returns pairs of a setting's loss and its baseline's, by common seed."""
+    """Returns the losses of a setting and of its baseline in pairs.
+
+    Args:
+      setting: The setting.
+
+    Returns:
+      A pair (loss, loss of the baseline) for each seed that both have; none
+      without a baseline.
+    """
     base = self.base(setting)
     if base is None:
       return []
@@ -232,8 +258,16 @@ class Frame:
 
     The gap is (mean loss / mean loss of the baseline) - 1. Both means are over
     the common seeds, because losses differ more between seeds than between
-    methods. The error is the standard error of the gaps of the seeds. Gap and
-    error are NaN without a baseline, and if the baseline diverged.
+    methods. The error is the standard error of the gaps of the seeds. Example:
+    losses of 2.02 and 2.00 give a gap of 0.01, which is 1 %.
+
+    Args:
+      setting: The setting.
+
+    Returns:
+      The gap and its error, as fractions. The gap is infinite if the setting
+      diverged. The error is NaN with fewer than two common seeds. Both are NaN
+      without a baseline, without a common seed, and if the baseline diverged.
     """
     pairs = self.pairs(setting)
     mean_loss = mean([loss for loss, _ in pairs])
@@ -244,10 +278,14 @@ class Frame:
     return mean_loss / mean_base_loss - 1, standard_error(gaps)
 
   def fewer_bytes(self, setting: Setting) -> float:
-    """Returns by which factor a setting sends fewer bytes than its baseline.
+    """Returns the bytes of the baseline divided by the bytes of a setting.
 
-    Without a baseline, the bytes of fp32 gradients in every step are taken
-    instead. The result is NaN if the setting sends nothing.
+    Without a baseline, the bytes of fp32 gradients in every step take the place
+    of the baseline's. The result is 1 for a baseline itself, and NaN if the
+    setting sends nothing or has no run.
+
+    Args:
+      setting: The setting.
     """
     if not setting.sent_bytes:
       return math.nan
@@ -260,9 +298,9 @@ class Frame:
   def cheapest(self) -> Setting | None:
     """Returns the setting that sends fewest bytes at about the same loss.
 
-    Only settings with all seeds and a finite gap count. If the loss of some is
-    near that of their baseline, only these count. The result is None if there
-    is no such setting.
+    Only settings with all seeds and a finite gap count. If the gap of some of
+    them is at most `_NEAR`, only those are compared. The result is None if no
+    setting counts.
     """
     compared = []
     near = []
@@ -294,11 +332,18 @@ class Frame:
     return front
 
   def records(self) -> list[dict[str, Any]]:
-    """Returns all numbers of the settings at full precision, for a CSV."""
+    """Returns a row of numbers for each setting, for a table in CSV.
+
+    The numbers have full precision.
+
+    Returns:
+      Values by column. Losses are in nats a token, times in seconds. The
+      columns of a clock end with ":" and the name of the clock.
+    """
     return [self._record(setting) for setting in self.settings]
 
   def _record(self, setting: Setting) -> dict[str, Any]:
-    """Returns all numbers of a setting by column."""
+    """Returns the row of a setting (`records`)."""
     gap, gap_error = self.gap(setting)
     base = self.base(setting)
     steps = 0
@@ -335,7 +380,13 @@ def _seconds_to(points: Sequence[Point], clock: str, target: float) -> float:
   """Returns when a run first reached a loss (s); infinity if it never did.
 
   The loss is interpolated linearly between two evaluations. Example: if it is 2
-  at 10 s and 1 at 20 s, it reaches 1.5 at 15 s.
+  at 10 s and 1 at 20 s, it reaches 1.5 at 15 s. If the first evaluation is
+  already as low as the target, the result is the time of this evaluation.
+
+  Args:
+    points: Evaluations of the run in order, at least one.
+    clock: Name of the clock.
+    target: The loss (nats a token).
   """
   before = points[0]
   for point in points:
@@ -352,10 +403,10 @@ def _seconds_to(points: Sequence[Point], clock: str, target: float) -> float:
 
 
 def clock_of(run: LoadedRun) -> str:
-  """Returns a name of a run's clock that different clocks do not share.
+  """Returns a name of a run's clock that no other clock has.
 
-  Two clocks of one cluster may differ, for example in the length of a step. So
-  the name includes the digest of the clock.
+  Two clocks of one cluster may differ, for example in the duration of a step.
+  So the name includes the digest of the clock, if the run has recorded it.
   """
   digest = run.record.get("clock_digest", "")
   if not digest:
@@ -366,11 +417,12 @@ def clock_of(run: LoadedRun) -> str:
 def frame_of(runs: Mapping[str, LoadedRun], baseline: str = "") -> Frame:
   """Returns a frame with one setting for each run.
 
-  The frame has a clock if all runs have the same one.
+  The frame has a clock only if all runs have the same clock, and each of their
+  evaluations has a simulated time.
 
   Args:
     runs: The runs by label, finished or not.
-    baseline: Label of the run with which the others are compared.
+    baseline: Label of the run with which the others are compared; "": none.
   """
   clocks = {
     clock_of(run): run.clock for run in runs.values() if run.simulated_s
@@ -389,7 +441,13 @@ def _is_timed(run: LoadedRun) -> bool:
 
 
 def _setting(run: LoadedRun, name: str, baseline: str) -> Setting:
-  """Returns a run as a setting with one seed."""
+  """Returns a run as a setting with one seed.
+
+  Args:
+    run: The run, finished or not.
+    name: Name of the setting.
+    baseline: Name of the setting's baseline; "": none.
+  """
   clock = clock_of(run)
   simulated_s = run.simulated_s
   points = []

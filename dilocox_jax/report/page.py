@@ -1,8 +1,8 @@
 """Page of one run: results, figures, cost, settings and how to reproduce it.
 
 A reader who has only this page must be able to judge its numbers. So the page
-names the corpus on which the loss was measured, and says of every figure
-whether it is measured or derived.
+names the corpus on which the loss was measured, and says of each number whether
+it is measured, counted, derived or simulated.
 """
 
 import collections
@@ -34,7 +34,7 @@ from dilocox_jax.report.tables import markdown_table
 PAGE = "report.md"
 FIGURES = "figures"  # Folder of the page's pictures.
 SAMPLE = "sample.txt"  # Written by experiments.sample.
-_LONGEST_SAMPLE = 2**24  # Bytes. A longer file is not one of ours.
+_LONGEST_SAMPLE = 2**24  # Bytes. A longer file is no sample of ours.
 # Function that draws a figure of a run, and the figure's caption, by file name.
 _FIGURES: dict[str, tuple[Callable[[LoadedRun], Any], str]] = {
   "loss": (figures.loss_figure, "Loss against tokens (measured)."),
@@ -58,8 +58,8 @@ def picture(
 
   Args:
     figure: Matplotlib figure.
-    out_dir: Directory of the page. The figure is written to its folder
-      `figures/`.
+    out_dir: Directory of the page, created if missing. The figure is written to
+      its folder `figures/`.
     name: File name without suffix.
     caption: Text that replaces the picture if the picture cannot be shown.
 
@@ -83,7 +83,7 @@ def remove_pictures(out_dir: pathlib.Path, names: Iterable[str]) -> None:
     names: File names without suffix, as for `picture`.
 
   Raises:
-    RecordError: If the system refuses.
+    RecordError: If a picture cannot be removed.
   """
   for name in names:
     path = out_dir / FIGURES / f"{name}.png"
@@ -98,9 +98,9 @@ def write_page(
 
   Args:
     out_dir: Directory of the page.
-    title: Title of the page.
-    lines: Lines below title and command.
-    command: Command line to show below the title; may be "".
+    title: Title of the page, as plain text.
+    lines: Lines below title and command, in Markdown.
+    command: Command line to show below the title; "": none.
 
   Returns:
     Path of `report.md`.
@@ -192,7 +192,13 @@ def _cost(run: LoadedRun) -> Iterator[str]:
 
 
 def _link(run: LoadedRun) -> Iterator[str]:
-  """Yields sentences about a throttled link and about hidden exchanges."""
+  """Yields sentences about the bytes on the link, and about hidden exchanges.
+
+  Nothing is yielded for a run that has measured neither.
+
+  Args:
+    run: The run.
+  """
   link_bytes = math.fsum(timing.link_bytes for timing in run.timings)
   if run.total_sent_bytes and math.isfinite(link_bytes):
     yield (
@@ -217,9 +223,11 @@ def _link(run: LoadedRun) -> Iterator[str]:
 def _mailbox_members(workdir: pathlib.Path) -> list[str]:
   """Returns lines about the events of a mailbox; none without a mailbox.
 
-  They name the members of each event, and the requests to the store. The
-  trainer writes a row for each event. If a replica joined the run again, there
-  may be several rows of an event. The last of them counts.
+  An event is one exchange of the replicas. The lines name the members whose
+  messages each event averaged, the members that were left out, and the number
+  of requests to the store. The trainer writes a row for each event. If a
+  replica joined the run again, there may be several rows of an event. The last
+  of them counts.
 
   Args:
     workdir: Run directory.
@@ -253,13 +261,16 @@ def _mailbox_members(workdir: pathlib.Path) -> list[str]:
 
 
 def _sample(workdir: pathlib.Path) -> str:
-  """Returns what a model wrote; nothing if there is none.
+  """Returns the text in `sample.txt`, which the model wrote; "" without a file.
 
-  A link, or anything else that is no file, is none: whoever may write in the
-  directory could bring another file onto the page.
+  A symbolic link does not count as a sample. Otherwise anybody who can write in
+  the directory could show any file of this machine on the page.
+
+  Args:
+    workdir: Run directory.
 
   Raises:
-    RecordError: If it cannot be read.
+    RecordError: If the file cannot be read.
   """
   with one_line(workdir / SAMPLE, "read"):
     folder = files.opened_root(workdir)
@@ -286,7 +297,8 @@ def _event_spans(
 ) -> Iterator[tuple[str, str, str]]:
   """Yields the rows of the table of events.
 
-  Consecutive events with the same members share a row.
+  Consecutive events with the same members, and the same reasons for those left
+  out, share a row. Example: ("3 to 7", "a, b", "c: too late").
 
   Args:
     rows_by_event: Row of the log by the number of its event.
@@ -371,7 +383,7 @@ def _draw(run: LoadedRun) -> Iterator[str]:
 
 
 def write_report(workdir: Directory) -> pathlib.Path:
-  """Writes `report.md` and `figures/` of a run, finished or not.
+  """Writes `report.md` and `figures/` of a run that has ended or not.
 
   Args:
     workdir: Run directory.

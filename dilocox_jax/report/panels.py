@@ -1,11 +1,10 @@
 """Draws pictures of a frame: loss against tokens, bytes and simulated time.
 
 A curve is the mean over seeds. The band around it reaches from the lowest seed
-to the highest. A reader can tell about six curves apart. So at most six curves
-have a color and a name in the legend. One rule chooses them for all figures:
-first the baseline, then the settings that the frame names, then the lowest
-losses. All other curves are thin and gray, and lie behind. They show the range
-of results.
+to the highest. A reader can tell about six curves apart. So at most six curves,
+the *front*, have a color and a name in the legend. One rule chooses the front
+of all figures (`_front_names`). All other curves are thin and gray, and lie
+behind the front. They show the range of results.
 """
 
 import dataclasses
@@ -28,19 +27,26 @@ from dilocox_jax.report.frame import Frame, Point, Setting
 # An axis is `TOKENS`, `BYTES` or the name of a clock.
 TOKENS = "tokens"
 BYTES = "bytes"
-MAX_FRONT = 6  # Number of curves in color.
+MAX_FRONT = 6  # Largest number of curves in color.
+# Captions: how the numbers were obtained.
 _KINDS = {
   TOKENS: "measured",
   BYTES: "loss measured, bytes derived from the plan",
 }
 _TIMED = "loss measured, time simulated"
-# Median distances from the median loss beyond which a loss is out of view.
+# Number of median distances above the median loss beyond which a loss is out of
+# view (`_loss_limits`).
 _FAR = 4.0
-_WIDE = 4  # Ratio of the longest to the shortest time that needs a log axis.
-_LONGEST = 100  # Largest ratio of the shortest curve's end to the axis' start.
-_MOST_MARKERS = 20  # Markers on a curve.
-_LONGEST_CLOCK = 300  # Characters of the description of a clock.
+# A time axis is logarithmic if the longest curve ends after more than this many
+# times the time of the shortest one.
+_WIDE = 4
+# A logarithmic axis starts at least at the cost at which the shortest curve
+# ends, divided by this number.
+_LONGEST = 100
+_MOST_MARKERS = 20  # Largest number of markers on a curve.
+_LONGEST_CLOCK = 300  # Characters of a clock's description that are shown.
 _LINE_CHARACTERS = 12  # Characters of an axis' name that fit into an inch.
+# Arguments of `Axes.plot` for a curve behind the front.
 _BEHIND: dict[str, Any] = {
   "color": style.PALE,
   "marker": ".",
@@ -48,8 +54,9 @@ _BEHIND: dict[str, Any] = {
   "linewidth": 0.9,
   "zorder": 1.8,
 }
+# Arguments of `Axes.plot` for the Pareto front.
 _PARETO: dict[str, Any] = {
-  "color": style.GREY,
+  "color": style.GRAY,
   "linestyle": ":",
   "drawstyle": "steps-post",
   "marker": "o",
@@ -72,8 +79,8 @@ class Curve:
   """One curve of a figure.
 
   Attributes:
-    name: Name of the method.
-    x: Horizontal values.
+    name: Name of the method or the setting.
+    x: Costs, in the unit of the horizontal axis.
     y: Losses (nats a token), as many as `x`.
     low: Lower edge of the band around the curve; empty without a band.
     high: Upper edge of the band; empty without a band.
@@ -91,15 +98,17 @@ class Curve:
 def draw_curves(
   ax: Axes, curves: Sequence[Curve], front: Sequence[str]
 ) -> None:
-  """Draws curves: curves in front in their method's color, the others gray.
+  """Draws the curves of the front in color, and all other curves in gray.
 
-  Each curve in front is a little thicker than the next one, so that no curve
-  hides an equal one.
+  Each curve of the front is a little thicker than the next one, so that no
+  curve hides an equal one. The legend names the curves of the front, and says
+  how many others there are.
 
   Args:
     ax: Axes to draw into.
     curves: All curves. Curves without points are not drawn.
-    front: Names of the curves in front, the thickest first.
+    front: Names of the curves of the front, the thickest first. A name without
+      a curve is skipped.
   """
   curves_by_name = {curve.name: curve for curve in curves if len(curve.x)}
   for number, (name, look) in enumerate(style.looks(front).items()):
@@ -144,13 +153,19 @@ def draw_curves(
 def loss_panel(
   frame: Frame, axis: str, title: str, size: tuple[float, float] | None = None
 ) -> Figure:
-  """Draws validation loss against a cost.
+  """Draws the validation loss of all settings against a cost.
+
+  A horizontal line marks the frame's target loss. A picture of bytes with many
+  settings also has the Pareto front of loss and bytes.
 
   Args:
     frame: All settings, at least one.
-    axis: `TOKENS`, `BYTES` or the name of a clock.
+    axis: Cost on the horizontal axis: `TOKENS`, `BYTES` or the name of a clock.
     title: Title of the figure.
-    size: Width and height (inches).
+    size: Width and height (inches); None: the size of `style.frame`.
+
+  Returns:
+    The figure, with a legend below the axes.
   """
   figure, (ax,) = style.frame(1, title, size)
   limits, above, front = _view(frame, axis)
@@ -195,7 +210,7 @@ def loss_panel(
 
 
 def _points(frame: Frame) -> list[Point]:
-  """Returns all evaluations of all settings."""
+  """Returns all evaluations in the curves of all settings."""
   return [
     point
     for setting in frame.settings
@@ -207,21 +222,22 @@ def _points(frame: Frame) -> list[Point]:
 def _view(
   frame: Frame, axis: str
 ) -> tuple[tuple[float, float] | None, str, list[str]]:
-  """Chooses the part of the losses that a picture shows.
+  """Chooses the range of losses that a picture shows, and its front.
 
-  If there are many settings, the axis shows the ends of the curves. The starts
-  are much the same for all. A curve that ends far above the others would
-  squeeze them, so the axis ends below it. "Far above" means: its end is farther
-  above the median end than four times the median distance from the median end.
+  With more than `MAX_FRONT` settings, the vertical axis shows the ends of the
+  curves, because the starts of all curves are much the same. A curve that ends
+  far above the others would squeeze them. So the axis ends below such a curve
+  (`_loss_limits`).
 
   Args:
     frame: All settings.
     axis: As in `loss_panel`.
 
   Returns:
-    The lowest and the highest loss of the axis, or None if the axis shows all
-    losses; the end of the caption, about curves above the axis; and the names
-    of the settings in front.
+    A tuple of three. First the lowest and the highest loss of the axis; None
+    with at most `MAX_FRONT` settings. Second the end of the caption, about the
+    curves above the axis; "" if the first is None. Third the names of the
+    settings of the front.
   """
   last_losses = {
     setting.name: setting.loss
@@ -246,11 +262,19 @@ def _view(
 def _loss_limits(
   losses: Sequence[float], last_losses: Sequence[float]
 ) -> tuple[float, float]:
-  """Returns the lowest and the highest loss of an axis, as `_view` says.
+  """Returns the lowest and the highest loss of an axis with many settings.
+
+  The axis reaches from a little below the lowest loss to well above the highest
+  last loss that is not far above the others. A loss is far above the others if
+  it exceeds the median by more than `_FAR` median distances.
+
+  Example: the last losses are 2.0, 2.1, 2.2, 2.3 and 9.0. Their median is 2.2,
+  and their distances from it are 0.2, 0.1, 0, 0.1 and 6.8. The median distance
+  is 0.1. So losses above 2.2 + 4 * 0.1 = 2.6 are far above the others.
 
   Args:
-    losses: All losses.
-    last_losses: Last loss of each setting.
+    losses: All finite losses of all settings (nats a token).
+    last_losses: Finite last loss of each setting (nats a token).
   """
   middle = statistics.median(last_losses)
   usual_distance = statistics.median(abs(loss - middle) for loss in last_losses)
@@ -264,12 +288,21 @@ def _loss_limits(
 def _front_names(
   frame: Frame, axis: str, visible: Mapping[str, float]
 ) -> list[str]:
-  """Returns the names of the settings in front, the most important first.
+  """Returns the names of the settings of the front, the most important first.
+
+  They are, in this order: the baseline; the setting that is first to reach the
+  target on the clock of the axis; the setting that sends fewest bytes at about
+  the baseline's loss; the settings that the frame names; and the settings with
+  the lowest last losses.
 
   Args:
     frame: All settings.
     axis: As in `loss_panel`.
-    visible: Last loss of each visible setting, by its name.
+    visible: Last loss of each setting whose curve ends in view, by its name.
+      Only these settings are chosen.
+
+  Returns:
+    At most `MAX_FRONT` names.
   """
   names = [setting.baseline for setting in frame.settings if setting.baseline]
   names = names[:1]
@@ -287,10 +320,12 @@ def _front_names(
 
 
 def first_to(frame: Frame, clock: str) -> Setting | None:
-  """Returns the setting that reaches the target first.
+  """Returns the setting that reaches the frame's target loss first.
 
-  Baselines, such as AllReduce, are not counted. The result is None if no
-  setting reaches the target, or if there is no target.
+  The mean time over the seeds counts, so all seeds have to reach the target.
+  Baselines, such as AllReduce, do not count, nor do settings without a baseline
+  at equal tokens. The result is None if no setting reaches the target, or if
+  there is no target.
 
   Args:
     frame: All settings.
@@ -312,7 +347,13 @@ def first_to(frame: Frame, clock: str) -> Setting | None:
 
 
 def _cost(point: Point, axis: str) -> float:
-  """Returns the tokens, the bytes or the seconds of an evaluation."""
+  """Returns the cost of an evaluation: tokens, bytes or seconds.
+
+  Args:
+    point: The evaluation.
+    axis: As in `loss_panel`. The result is 0 for a clock that the evaluation
+      lacks.
+  """
   if axis == TOKENS:
     return float(point.tokens)
   if axis == BYTES:
@@ -321,13 +362,17 @@ def _cost(point: Point, axis: str) -> float:
 
 
 def _scale(ax: Axes, frame: Frame, axis: str, highest_loss: float) -> float:
-  """Labels the horizontal axis, and returns the divisor of its unit.
+  """Labels the horizontal axis, and chooses its scale and its unit.
 
   Args:
     ax: Axes to label.
     frame: All settings.
     axis: As in `loss_panel`.
-    highest_loss: Highest loss in view.
+    highest_loss: Highest loss in view; infinity if all losses are.
+
+  Returns:
+    The number by which a cost (tokens, bytes or seconds) is divided to give its
+    place on the axis.
   """
   costs = []
   for point in _points(frame):
@@ -359,8 +404,9 @@ def _scale(ax: Axes, frame: Frame, axis: str, highest_loss: float) -> float:
     lines = textwrap.fill(description, width)
     ax.set_xlabel(f"{ax.get_xlabel()}\n{lines}")
   if costs and ax.get_xscale() == "log":
-    # A log axis starts where the first curve comes into view. The first round
-    # of a method that waits for nothing may take next to no time.
+    # The axis starts where the first curve comes into view. But the first point
+    # of a method that never waits may be at a time of nearly zero, and the axis
+    # would be empty for many powers of ten.
     low = max(min(costs), shortest / _LONGEST)
     ax.set_xlim(0.8 * low / divisor, 1.25 * max(costs) / divisor)
   return divisor
@@ -369,13 +415,15 @@ def _scale(ax: Axes, frame: Frame, axis: str, highest_loss: float) -> float:
 def curve(setting: Setting, axis: str, divisor: float, seeds: int) -> Curve:
   """Returns the curve of a setting: mean, lowest and highest loss over seeds.
 
-  It has a point for every evaluation that all seeds have.
+  The curve has a point for every evaluation that all seeds have, except for
+  evaluations at no cost. The cost of a point is that of the first seed.
 
   Args:
     setting: The setting.
     axis: As in `loss_panel`.
-    divisor: Number by which the costs are divided.
-    seeds: Number of runs that the setting should have.
+    divisor: Number by which the costs are divided (`_scale`).
+    seeds: Number of seeds that the setting should have. If some are missing,
+      the label of the curve says so.
   """
   has_band = len(setting.curves) > 1
   x = []
@@ -401,9 +449,10 @@ def curve(setting: Setting, axis: str, divisor: float, seeds: int) -> Curve:
 def name_points(
   figure: Figure, ax: Axes, points: Sequence[tuple[str, float, float]]
 ) -> None:
-  """Writes names beside points so that they cover no other name or point.
+  """Writes names beside points so that no name covers a name or a point.
 
-  A name for which there is no free space is left out.
+  A name for which there is no free space is left out. So is the name of a point
+  above or below the axes.
 
   Args:
     figure: Figure of the axes. Everything else must be drawn already.
@@ -444,7 +493,11 @@ def _annotate(
     ax: Axes of the point.
     name: The name.
     point: Horizontal and vertical value of the point.
-    offset: Position of the name relative to the point (1/72 inch).
+    offset: Horizontal and vertical position of the name relative to the point
+      (1/72 inch).
+
+  Returns:
+    The name as an object of matplotlib, which can be removed again.
   """
   right, up = offset
   if right > 0:
@@ -463,7 +516,7 @@ def _annotate(
     arrowprops={"arrowstyle": "-", "color": style.PALE, "linewidth": 0.6},
     parse_math=False,
     fontsize=8,
-    color=style.GREY,
+    color=style.GRAY,
     zorder=6,
   )
   # A white rim keeps a name readable where it crosses a curve.

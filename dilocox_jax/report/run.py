@@ -54,18 +54,20 @@ _RECORD = {
   "source_revision": str | None,
   "versions": dict,
 }
-# Fields that may be missing, for example in a run without a clock.
+# Fields of a record that may be missing, for example in a run without a clock.
 _OPTIONAL = {"clock", "clock_digest", "overrides", "held_out_digest"}
 _LARGEST = 2**63  # Largest number that a record may have.
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRun:
-  """Contents of a run directory. `list(run)` has its rows.
+  """Contents of a run directory.
+
+  `list(run)` has the rows of rounds and evaluations, by step.
 
   Attributes:
     workdir: Path of the run directory.
-    config: All fields of the config, nested by section.
+    config: All fields of the config by name, nested by section.
     record: Content of `run.json`: versions, source revision, corpus, method and
       sizes.
     rounds: Rows of training rounds, in order.
@@ -144,23 +146,30 @@ class LoadedRun:
 
   @property
   def bits_per_byte(self) -> float:
-    """Last validation loss in bits a byte, which no tokenizer changes.
+    """Last validation loss in bits a byte.
 
-    It is NaN if the record does not say how many bytes a token has.
+    Losses in this unit can be compared between tokenizers. The result is NaN if
+    the record does not say how many bytes a token has.
     """
     bytes_per_token = self.record.get("bytes_per_token") or math.nan
     return self.validation_loss / math.log(2) / bytes_per_token
 
   @property
   def perplexity(self) -> float:
-    """Exponential of the last validation loss; it depends on the tokenizer."""
+    """Exponential of the last validation loss.
+
+    Perplexities under different tokenizers cannot be compared.
+    """
     if self.validation_loss > 700:
       return math.inf  # The exponential would overflow.
     return math.exp(self.validation_loss)
 
   @property
   def clock(self) -> str:
-    """Name of the simulated cluster, e.g. "cluster 1gbit"."""
+    """Name of the simulated cluster, e.g. "cluster 1gbit".
+
+    A run that records no name has the name "the given cluster".
+    """
     return self.record.get("clock", "the given cluster")
 
   @property
@@ -180,12 +189,12 @@ class LoadedRun:
 
   @property
   def wall_s(self) -> float:
-    """Sum of all durations (s)."""
+    """Sum of all measured durations (s): of rounds, evaluations and so on."""
     return math.fsum(timing.wall_s for timing in self.timings)
 
   @property
   def tokens_per_s(self) -> float:
-    """Tokens per second over the duration of all rounds; NaN without any."""
+    """Tokens a second, over the duration of all rounds; NaN without rounds."""
     rounds = [
       timing for timing in self.timings if math.isfinite(timing.tokens_per_s)
     ]
@@ -215,7 +224,12 @@ class LoadedRun:
 def _furthest(run: LoadedRun, field: str) -> int:
   """Returns the largest value of a field that grows during a run.
 
-  It is in the last round or in the last evaluation.
+  The largest value is in the last round or in the last evaluation. It is 0
+  before both.
+
+  Args:
+    run: The run.
+    field: Name of a field that both kinds of rows have.
   """
   last_rows = [*run.rounds[-1:], *run.evaluations[-1:]]
   return max((getattr(row, field) for row in last_rows), default=0)

@@ -4,8 +4,9 @@ The first colors are those of Okabe and Ito, which people with impaired color
 vision can tell apart. Markers help to tell the other colors apart. A method has
 one color and one marker in every picture, and AllReduce is black. Figures are
 matplotlib Figure objects; pyplot and its global state are not used. The title
-states the finding, the legend is outside the axes, and a line above each panel
-says whether its numbers are measured or derived.
+states the finding, and the legend is outside the axes. The *caption*, a line
+above each panel, says whether the panel's numbers are measured, derived or
+simulated.
 """
 
 import itertools
@@ -23,12 +24,12 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from dilocox_jax.report import escape
 
 DPI = 150
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vP"
-GREY = "#555555"
+GRAY = "#555555"
 PALE = "#B8B8B8"
 LOSS_AXIS = "validation loss (nats a token)"
-# Characters that fit into an inch.
+# Characters of a title, a legend and a caption that fit into an inch.
 _TITLE = 10
 _LEGEND = 13
 _CAPTION = 16
@@ -37,13 +38,13 @@ _LEGEND_LINE = 6  # Width of the line beside a name in a legend, in characters.
 # setting's name, in lower case and without all characters that are not letters.
 _METHODS = {
   "allreduce": ("AllReduce", "black", "."),
-  "overlaploco": ("overlap_loco", COLOURS[0], "o"),
-  "dilocox": ("DiLoCoX", COLOURS[1], "s"),
-  "muloco": ("MuLoCo", COLOURS[2], "D"),
-  "diloco": ("DiLoCo", COLOURS[3], "^"),
-  "opendiloco": ("OpenDiLoCo", COLOURS[4], "v"),
-  "streamingdiloco": ("Streaming DiLoCo", COLOURS[5], "P"),
-  "streaming": ("Streaming DiLoCo", COLOURS[5], "P"),
+  "overlaploco": ("overlap_loco", COLORS[0], "o"),
+  "dilocox": ("DiLoCoX", COLORS[1], "s"),
+  "muloco": ("MuLoCo", COLORS[2], "D"),
+  "diloco": ("DiLoCo", COLORS[3], "^"),
+  "opendiloco": ("OpenDiLoCo", COLORS[4], "v"),
+  "streamingdiloco": ("Streaming DiLoCo", COLORS[5], "P"),
+  "streaming": ("Streaming DiLoCo", COLORS[5], "P"),
   "cocktailsgd": ("CocktailSGD", "#8C564B", "X"),
   "cocktail": ("CocktailSGD", "#8C564B", "X"),
   "sparseloco": ("SparseLoCo", "#8A8A00", "*"),
@@ -51,7 +52,8 @@ _METHODS = {
   "delayed": ("delayed", "#B2182B", ">"),
   "ours": ("ours", "#B2182B", ">"),
 }
-_LINES = ("-", "--", ":", "-.")  # Settings of one method in one picture.
+# Line styles of the first, second, ... setting of one color in a picture.
+_LINES = ("-", "--", ":", "-.")
 
 
 def _method(name: str) -> str:
@@ -81,7 +83,8 @@ def proper(name: str) -> str:
 class PlainFigure(Figure):
   """A figure that shows a text such as "$x$" as it is.
 
-  Matplotlib would read "$x$" as a formula, and raise an error if it is none.
+  Matplotlib alone would read a text between "$" as a formula. If it is no
+  formula, matplotlib would raise an error.
   """
 
   def draw(self, renderer: Any) -> None:
@@ -99,8 +102,11 @@ def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
   Args:
     names: Names of the curves, in order.
+
+  Returns:
+    Keyword arguments of `Axes.plot`, by the name of the curve.
   """
-  looks_of_others = itertools.cycle(zip(COLOURS, MARKERS, strict=True))
+  looks_of_others = itertools.cycle(zip(COLORS, MARKERS, strict=True))
   looks_by_name: dict[str, dict[str, Any]] = {}
   used_colors = []
   for name in names:
@@ -122,12 +128,16 @@ def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 def frame(
   panels: int, title: str, size: tuple[float, float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-  """Returns an empty figure and its axes.
+  """Returns a figure with empty axes, which are also called panels.
 
   Args:
     panels: Number of axes side by side.
     title: Title of the figure. A long title gets several lines.
-    size: Width and height (inches).
+    size: Width and height (inches); None: 6.4 x 4.2 for one panel, 9.6 x 4.2
+      for several.
+
+  Returns:
+    The figure, and its axes from left to right.
   """
   if size is None:
     size = (6.4, 4.2) if panels == 1 else (9.6, 4.2)
@@ -142,7 +152,7 @@ def frame(
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(True, color="#E6E6E6", linewidth=0.7)
     ax.set_axisbelow(True)
-    ax.tick_params(labelsize=9, color=GREY)
+    ax.tick_params(labelsize=9, color=GRAY)
   return figure, axes
 
 
@@ -151,10 +161,10 @@ def caption(ax: Axes, text: str) -> None:
 
   Args:
     ax: Axes of the panel.
-    text: The line, e.g. "measured". A long one gets several lines.
+    text: The caption, e.g. "measured". A long caption gets several lines.
   """
   text = textwrap.fill(text, int(_CAPTION * ax.bbox.width / DPI))
-  ax.set_title(text, loc="left", fontsize=9, color=GREY)
+  ax.set_title(text, loc="left", fontsize=9, color=GRAY)
 
 
 def label(ax: Axes, kind: str, horizontal: str, vertical: str = "") -> None:
@@ -164,7 +174,7 @@ def label(ax: Axes, kind: str, horizontal: str, vertical: str = "") -> None:
     ax: Axes to label.
     kind: Text of the caption, e.g. "measured".
     horizontal: Name of the horizontal axis, with its unit.
-    vertical: Name of the vertical axis, with its unit.
+    vertical: Name of the vertical axis, with its unit; "": none.
   """
   caption(ax, kind)
   ax.set_xlabel(horizontal)
@@ -176,10 +186,10 @@ def mark(ax: Axes, height: float, name: str) -> None:
 
   Args:
     ax: Axes of the panel.
-    height: Vertical value of the line.
+    height: Vertical value of the line, in the unit of the axis.
     name: Name of the line.
   """
-  ax.axhline(height, color=GREY, linewidth=0.8, dashes=(4, 3))
+  ax.axhline(height, color=GRAY, linewidth=0.8, dashes=(4, 3))
   ax.annotate(
     name,
     (1, height),
@@ -187,7 +197,7 @@ def mark(ax: Axes, height: float, name: str) -> None:
     ha="right",
     va="bottom",
     fontsize=8,
-    color=GREY,
+    color=GRAY,
   )
 
 
@@ -239,23 +249,33 @@ def _legend_width(names: Sequence[str], columns: int) -> int:
   return width
 
 
-def cut_high(ax: Axes, losses: Sequence[float], kept: Sequence[float]) -> str:
+def cut_high(
+  ax: Axes, losses: Sequence[float], shown_losses: Sequence[float]
+) -> str:
   """Cuts the vertical axis if a few high losses would flatten the curves.
+
+  The axis is cut if all losses together span more than three times the range
+  that has to stay in view. This range is from the lowest loss to the 90th
+  percentile, or to the highest loss of `shown_losses` if this is higher. The
+  axis then ends half a range above it. Example: of ten losses, nine are from 2
+  to 3, and one is 11. They span 9, so the axis is cut at 3.5.
 
   Args:
     ax: Axes of the losses.
-    losses: All losses in these axes.
-    kept: Losses that must stay in view, e.g. the last one of every curve.
+    losses: All losses in these axes. Losses that are not finite do not count.
+    shown_losses: Losses that must stay in view, e.g. the last loss of every
+      curve.
 
   Returns:
-    A text for the end of the caption that says so; "" if nothing was cut.
+    A text for the end of the caption, which says that losses are above the
+    axis; "" if nothing was cut.
   """
   finite_losses = sorted(filter(math.isfinite, losses))
   if not finite_losses:
     return ""
   low = finite_losses[0]
   percentile_90 = finite_losses[int(0.9 * (len(finite_losses) - 1))]
-  high = max([percentile_90, *filter(math.isfinite, kept)])
+  high = max([percentile_90, *filter(math.isfinite, shown_losses)])
   is_spread_small = finite_losses[-1] - low <= 3 * (high - low)
   if is_spread_small or high == low:
     return ""
@@ -274,13 +294,13 @@ def cost_axis(
 
   Args:
     ax: Axes to label.
-    costs: All values that are drawn, each positive. Without any, the panel says
-      that there is nothing to show.
-    name: Name of the axis, with its unit in brackets.
-    text_of: Function from the value of a tick to its text; None means the
-      number.
-    is_log: Whether the axis is logarithmic. None means: if the largest cost is
-      more than about five times the smallest.
+    costs: All values that are drawn, each positive. If there are none, the
+      panel says that there is nothing to show.
+    name: Name of the axis, with its unit in brackets. If the axis is
+      logarithmic, the label says so.
+    text_of: Function from the value of a tick to its text; None: the number.
+    is_log: Whether the axis is logarithmic; None: it is if the largest cost is
+      more than about five times the smallest cost.
   """
   decades = 0.0
   if costs:

@@ -1,4 +1,7 @@
-"""Builds tables of a frame, as Markdown, as CSV and for a terminal."""
+"""Builds tables of a frame, as Markdown, as CSV and for a terminal.
+
+A cell "-" means that the setting has no such value.
+"""
 
 import csv
 import io
@@ -14,7 +17,7 @@ from dilocox_jax.report import style, units
 from dilocox_jax.report.escape import markdown, terminal
 from dilocox_jax.report.frame import Frame, Setting, mean, standard_error
 
-CellRows = list[dict[str, str]]
+CellRows = list[dict[str, str]]  # Texts of the cells of each row, by column.
 
 
 def _run(frame: Frame, setting: Setting) -> str:
@@ -24,7 +27,10 @@ def _run(frame: Frame, setting: Setting) -> str:
 
 
 def _loss(frame: Frame, setting: Setting) -> str:
-  """Returns the mean loss of a setting, with its standard error."""
+  """Returns the mean loss of a setting, with its standard error.
+
+  The text is "none yet" for runs without a validation.
+  """
   del frame
   if all(map(math.isnan, setting.losses)) and not setting.curves:
     return "none yet"
@@ -47,18 +53,18 @@ def _baseline(frame: Frame, setting: Setting) -> str:
 
 
 def _sent_bytes(frame: Frame, setting: Setting) -> str:
-  """Returns the bytes that a replica sent."""
+  """Returns the bytes that a replica sent, the mean over seeds."""
   del frame
   return units.human_bytes(setting.sent_bytes)
 
 
 def _fewer_bytes(frame: Frame, setting: Setting) -> str:
-  """Returns the factor by which a setting sends fewer bytes."""
+  """Returns how many times fewer bytes a setting sends than its baseline."""
   return units.human_ratio(frame.fewer_bytes(setting))
 
 
 def _steps(frame: Frame, setting: Setting) -> str:
-  """Returns the inner steps of a run."""
+  """Returns the inner steps of the first run of a setting."""
   del frame
   if not setting.traces:
     return "-"
@@ -83,13 +89,13 @@ def table(
   settings: Sequence[Setting] | None = None,
   clock: str = "",
 ) -> CellRows:
-  """Returns the cells of each setting by column.
+  """Returns a row of cells for each setting.
 
   Args:
     frame: All settings of the report.
     columns: Names of columns, which are keys of `CELLS`.
-    settings: Settings to show; None means all.
-    clock: Name of the clock whose columns are added; "" means none.
+    settings: Settings to show; None: all.
+    clock: Name of the clock whose columns are added; "": none.
   """
   if settings is None:
     settings = frame.settings
@@ -103,16 +109,28 @@ def table(
 
 
 def _times(frame: Frame, setting: Setting, clock: str) -> dict[str, str]:
-  """Returns the cells of a setting in the columns of a clock."""
+  """Returns the cells of a setting in the columns of a clock.
+
+  With a target, the last column is the time at which the seeds reached the
+  target. Without a target, it is the loss at the time at which the fastest
+  setting has ended. There is no such column if the frame has a single setting,
+  or a setting without a run.
+
+  Args:
+    frame: All settings of the report.
+    setting: The setting.
+    clock: Name of the clock.
+  """
   cells = {}
   if setting.utilization:
     share = setting.utilization.get(clock, math.nan)
     cells["utilization"] = units.human_share(share)
   time_s = setting.seconds.get(clock, math.nan)
   cells["simulated time"] = units.human_time(time_s)
+  has_all_runs = all(other.traces for other in frame.settings)
   if frame.target:
     cells[f"to loss {frame.target:g}"] = reached(setting, clock, frame.target)
-  elif len(frame.settings) > 1 and all(s.traces for s in frame.settings):
+  elif len(frame.settings) > 1 and has_all_runs:
     end_s = min(other.seconds[clock] for other in frame.settings)
     steps, loss = setting.after(clock, end_s)
     if not math.isnan(loss):
@@ -125,7 +143,11 @@ def _times(frame: Frame, setting: Setting, clock: str) -> dict[str, str]:
 
 
 def without_empty_columns(rows: CellRows) -> CellRows:
-  """Returns rows without the columns in which all cells are "-"."""
+  """Returns rows without the columns in which all cells are "-".
+
+  Args:
+    rows: Rows with the same columns, at least one.
+  """
   columns = [
     column for column in rows[0] if any(row[column] != "-" for row in rows)
   ]
@@ -133,9 +155,11 @@ def without_empty_columns(rows: CellRows) -> CellRows:
 
 
 def reached(setting: Setting, clock: str, target: float) -> str:
-  """Returns the mean time at which the seeds of a setting reached a loss.
+  """Returns a text of the time at which the seeds of a setting reached a loss.
 
-  If some seeds did not reach it, the text says how many did.
+  Examples: "18 s" or "18 ± 1.2 s" if all seeds reached the loss, "1 of 3 seeds"
+  or "not reached" if they did not, and "-" if no seed has evaluations. If only
+  some seeds have evaluations, the time is followed by their number.
 
   Args:
     setting: The setting.
@@ -158,10 +182,11 @@ def reached(setting: Setting, clock: str, target: float) -> str:
 def price(frame: Frame) -> str:
   """Returns a sentence about the setting that sends fewest bytes.
 
-  The sentence compares its bytes, its simulated time and its loss with those of
-  its baseline. A loss is called higher or lower only if the difference exceeds
-  its error. The text is "" if there is nothing to compare, or if no bytes are
-  saved.
+  The setting is `Frame.cheapest`. The sentence compares its bytes, its
+  simulated time and its loss with the baseline's. If the gap of the losses is
+  within its standard error, the sentence calls the losses the same. The time is
+  left out unless the frame has exactly one clock. The text is "" if there is
+  nothing to compare, or if the baseline sends less than 1.05 times as much.
 
   Args:
     frame: All settings of the report.
@@ -204,7 +229,8 @@ def markdown_table(
 
   Args:
     header: Names of the columns.
-    rows: Cells. They are escaped, except for `escape.Markdown`.
+    rows: Cells of each row. Their texts are escaped unless they are
+      `escape.Markdown` already.
   """
   table = [list(header), ["---"] * len(header), *map(list, rows)]
   return ["| " + " | ".join(map(_cell, row)) + " |" for row in table]
@@ -224,16 +250,19 @@ def header_and_cells(
 
   Args:
     rows: Rows by column, at least one. All have the same columns in one order.
+
+  Returns:
+    The names of the columns, and a tuple of cells for each row.
   """
   return tuple(rows[0]), [tuple(row.values()) for row in rows]
 
 
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns comma-separated values at full precision.
+  """Returns the text of a CSV file, with numbers at full precision.
 
   Args:
-    rows: Values by column. Columns are in the order in which they first appear
-      in a row. A row that lacks a column has an empty cell there.
+    rows: Values of each row by column. Columns are in the order in which they
+      first appear in a row. A row that lacks a column has an empty cell there.
   """
   columns = list(dict.fromkeys(name for row in rows for name in row))
   lines = [_csv_line(columns)]
@@ -242,11 +271,15 @@ def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _csv_line(values: Sequence[Any]) -> str:
-  """Returns values joined by commas. Values with line breaks are quoted.
+  """Returns a line of CSV. Values with line breaks are quoted.
 
-  The CSV writer quotes values with a character of its line terminator. With the
-  terminator carriage return and line feed it quotes both characters. With only
-  a line feed it would not quote carriage returns.
+  The CSV writer of Python quotes a value that has a character of the line
+  terminator. So the terminator here is carriage return and line feed, although
+  the line is to end with a line feed alone: with a line feed as terminator,
+  values with a carriage return would not be quoted.
+
+  Args:
+    values: Values of one row.
   """
   text = io.StringIO()
   csv.writer(text, lineterminator="\r\n").writerow(values)
@@ -265,10 +298,10 @@ def terminal_table(
 
   Args:
     header: Names of the columns.
-    rows: Cells, shown as they are, without markup.
-    left: Indices of the columns of text. The others hold numbers, which are
-      aligned on the right.
-    **look: Arguments of `rich.table.Table`, e.g. its title.
+    rows: Cells of each row, shown as they are, without markup.
+    left: Indices of the columns of text, which are aligned on the left. The
+      other columns have numbers, which are aligned on the right.
+    **look: Arguments of `rich.table.Table`, e.g. `title`.
   """
   look = {"title_justify": "left", "caption_justify": "left"} | look
   if "title" in look:

@@ -14,8 +14,10 @@ _TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 def _scaled(value: float | int, names: tuple[str, ...]) -> tuple[float, str]:
   """Returns the largest named power of 1000 up to a value, and its name.
 
+  Example: of 27,900,000 bytes the power is 1000^2, with the name "MB".
+
   Args:
-    value: The value.
+    value: The value. For zero, NaN and infinity the power is 1.
     names: Names of the powers 1000^0, 1000^1 and so on.
   """
   index = 0
@@ -30,13 +32,16 @@ def tokens_unit(largest: float | int) -> tuple[float, str]:
 
   Args:
     largest: Largest number of tokens on the axis.
+
+  Returns:
+    E.g. 1e6 and "M tokens".
   """
   divisor, prefix = _scaled(largest, _COUNTS)
   return divisor, f"{prefix} tokens".strip()
 
 
 def time_unit(seconds: float | int) -> tuple[float, str]:
-  """Returns the divisor and the unit (h, min or s) of a time.
+  """Returns the divisor and the unit ("h", "min" or "s") of a time.
 
   The unit is the largest one in which the time is at least 1. A time below a
   second has the unit s.
@@ -61,7 +66,12 @@ def _three_digits(value: float | int) -> str:
 
 
 def _divided(value: float | int, divisor: float) -> str:
-  """Formats a value that is divided by the power of 1000 of its unit."""
+  """Formats a value in units of `divisor`: without decimals if that is 1.
+
+  Args:
+    value: The value.
+    divisor: Power of 1000 (`_scaled`).
+  """
   if divisor == 1:
     return f"{value:.0f}"
   return _three_digits(value / divisor)
@@ -85,8 +95,8 @@ def human_time(seconds: float | int, error_s: float = math.nan) -> str:
   """Formats a time with three digits: "18 s", "2.67 min" or "2,020 h".
 
   Args:
-    seconds: The time.
-    error_s: Standard error of the time (s). If it is not NaN, it follows in the
+    seconds: The time; "-" is returned for NaN and infinity.
+    error_s: Standard error of the time (s). If it is finite, it follows in the
       same unit: "22.9 ± 0.54 s".
   """
   if not math.isfinite(seconds):
@@ -106,9 +116,9 @@ def human_gap(share: float, error: float = math.nan) -> str:
   """Formats a relative difference in per cent with its sign: "+0.78 %".
 
   Args:
-    share: The difference.
-    error: Standard error of the difference. If it is not NaN, it follows:
-      "+0.78 ± 0.07 %".
+    share: The difference as a fraction, e.g. 0.0078; "-" is returned for NaN.
+    error: Standard error of the difference, as a fraction. If it is finite, it
+      follows: "+0.78 ± 0.07 %".
   """
   if math.isnan(share):
     return "-"
@@ -118,14 +128,23 @@ def human_gap(share: float, error: float = math.nan) -> str:
 
 
 def _plus_minus(error: float, digits: int) -> str:
-  """Formats an error with its sign: " ± 0.07"; "" if it is not finite."""
+  """Formats a standard error as " ± 0.07"; "" if it is not finite.
+
+  Args:
+    error: The error, in the unit of the text.
+    digits: Number of decimals.
+  """
   if not math.isfinite(error):
     return ""
   return f" ± {error:.{digits}f}"
 
 
 def human_share(share: float) -> str:
-  """Formats a share in per cent, 0.931 as "93.1 %"; "-" if it is not finite."""
+  """Formats a fraction in per cent: 0.931 becomes "93.1 %".
+
+  Args:
+    share: The fraction; "-" is returned for NaN and infinity.
+  """
   if not math.isfinite(share):
     return "-"
   return f"{100 * share:.1f} %"
@@ -135,8 +154,9 @@ def human_loss(value: float | int, error: float = math.nan) -> str:
   """Formats a loss with four decimals; "not finite" for NaN and infinity.
 
   Args:
-    value: The loss.
-    error: Standard error of the loss. If it is not NaN, it follows.
+    value: The loss (nats a token).
+    error: Standard error of the loss. If it is finite, it follows:
+      "2.9034 ± 0.0021".
   """
   if not math.isfinite(value):
     return "not finite"
@@ -166,9 +186,9 @@ def human_comparison(gap: float, error: float = math.nan) -> str:
   """Describes a relative difference: "0.8 % higher" or "2.1 % lower".
 
   Args:
-    gap: The difference.
-    error: Standard error of the difference. If it is not NaN, it follows the
-      difference.
+    gap: The difference as a fraction, e.g. -0.021.
+    error: Standard error of the difference, as a fraction. If it is finite, it
+      follows the difference: "2.1 ± 0.3 % lower".
   """
   size = f"{100 * abs(gap):.1f}{_plus_minus(100 * error, 1)} %"
   direction = "lower" if gap < 0 else "higher"

@@ -1,12 +1,14 @@
 """Refuses code that would communicate with replicas of other programs.
 
-Replicas that meet in a store share no axis. A collective over "replica" in an
-inner step, as SCAFFOLD has one, cannot reach the others there. On an axis of
-length 1 it would return its own argument, and the run would silently be that
-of another method. So a replica that meets others in a store is mapped without
-this axis (`distributed.replicas.ALONE_AXIS`). JAX then raises a NameError when
-it traces the collective, and this module words that error. The same holds for
-`axis_index` and `axis_size`, which would say that there is one replica.
+Replicas that meet in a store (`mailbox_protocol`) are programs of their own, so
+they share no axis. A collective over the axis "replica" in an inner step, as in
+SCAFFOLD, cannot reach the other replicas. On an axis of length 1 the collective
+would return its own argument, and the run would silently train by another
+method. So such a replica is mapped over an axis with another name
+(`distributed.replicas.ALONE_AXIS`). JAX then raises a NameError when it traces
+the collective, and this module turns the NameError into one line that says what
+to do. The same holds for `axis_index` and `axis_size`, which would say that
+there is one replica.
 """
 
 import contextlib
@@ -19,22 +21,22 @@ from dilocox_jax.distributed.replicas import (
   Replicas,
 )
 
-# What is traced, for messages.
+# Names of the traced code, for error messages.
 INNER_STEP = "the inner step (model, loss or inner optimizer)"
 OUTER_STEP = "the outer step (exchange, apply rule or outer optimizer)"
 
 
 @contextlib.contextmanager
 def refuse_collectives(what: str, replicas: Replicas) -> Iterator[None]:
-  """Words JAX's error about an axis that this program does not have.
+  """Turns JAX's error about a missing replica axis into one clear line.
 
   Args:
-    what: What is traced, for the message.
+    what: Name of the code that is traced in this context, for the message.
     replicas: The replicas of this program.
 
   Raises:
-    ValueError: One line, if the code uses the axis of the replicas although
-      the other replicas are programs of their own.
+    ValueError: One line, if the code uses the replica axis although the other
+      replicas are programs of their own.
   """
   try:
     yield
@@ -52,10 +54,10 @@ def refuse_collectives(what: str, replicas: Replicas) -> Iterator[None]:
 def refusing_collectives(
   what: str, function: Callable[..., Any], replicas: Replicas
 ) -> Callable[..., Any]:
-  """Returns a function that raises as `refuse_collectives` when it is traced.
+  """Returns a function that runs inside `refuse_collectives`.
 
   Args:
-    what: What the function is, for the message.
+    what: Name of the function's code, for the message.
     function: Code of one replica.
     replicas: The replicas of this program.
   """

@@ -1,9 +1,9 @@
 """Data-parallel steps, which average gradients over replicas in every step.
 
-The baseline and the warm start run these steps. The exchange gets each
-replica's gradient, never a difference of parameters. In floating point
-a - (a - b) is not always b, and these steps must equal the training of one
-model on the batches of all replicas together.
+The baseline and the warm start run these steps. They must equal the training of
+one model on the batches of all replicas together. So the exchange gets each
+replica's gradient, never a difference of parameters: in floating point
+a - (a - b) is not always b.
 """
 
 import dataclasses
@@ -22,12 +22,15 @@ from dilocox_jax.trees import Tree, shardings_of
 
 
 class SharedState(NamedTuple):
-  """State of data-parallel training, which all replicas share.
+  """State of data-parallel training.
+
+  All replicas share the parameters and the optimizer state.
 
   Attributes:
-    params: Parameters, leaves [...].
-    optimizer: State of the inner optimizer.
-    exchange: State of the aggregator that averages gradients.
+    params: Parameters, leaves [...] without a replica axis.
+    optimizer: State of the inner optimizer, without a replica axis.
+    exchange: State of the aggregator that averages gradients, with replica axes
+      as in `Aggregator.axes`.
   """
 
   params: Tree
@@ -41,10 +44,11 @@ class StepPrograms:
 
   Attributes:
     gradient: Function (params, batch) -> (loss, gradients) of one replica.
-    optimizer: Optimizer that steps on the mean gradient.
+    optimizer: Optimizer whose input is the mean gradient.
     aggregator: Averages gradients over replicas.
     replicas: Number of replicas, and their devices.
-    frozen: As in `Rounds`.
+    frozen: Parameters that `gradient` reads, as its argument `frozen`, but that
+      are not trained; None: there are none.
   """
 
   gradient: Callable
@@ -59,16 +63,25 @@ class StepPrograms:
     return SharedState(None, None, self.aggregator.axes)
 
   def init(self, params: Tree) -> SharedState:
-    """Returns the first state."""
+    """Builds the first state.
+
+    Args:
+      params: Parameters of the model, without a replica axis.
+    """
     places = shardings_of(self.abstract(params))
     return jax.jit(self._start, out_shardings=places)(params)
 
   def abstract(self, params: Tree) -> SharedState:
-    """Returns shapes, types and shardings of `init`'s result."""
+    """Returns shapes, types and shardings of `init`'s result.
+
+    Args:
+      params: Parameters of the model, or their shapes and types.
+    """
     state = jax.eval_shape(self._start, params)
     return self.replicas.abstract(state, self.axes)
 
   def _start(self, params: Tree) -> SharedState:
+    """Returns the first state, with a replica axis where leaves have one."""
     start = SharedState(
       params, self.optimizer.init(params), self.aggregator.init(params)
     )
@@ -83,11 +96,12 @@ class StepPrograms:
     the old state again.
 
     Args:
-      state: State that all replicas share.
+      state: State of the training.
       batches: Leaves [M, num_steps, ...], as for `Rounds.run`.
 
     Returns:
-      The new state; losses and gradient norms, [M, num_steps].
+      The new state; the losses of each replica and the norms of the mean
+      gradient, [M, num_steps].
     """
     batches = self.replicas.place_batches(batches)
     return self.compiled(state, batches, self.frozen)
@@ -117,12 +131,12 @@ class StepPrograms:
 
     Args:
       gradient: Function (params, batch) -> (loss, gradients).
-      state: State that all replicas share.
-      batch: Batch of this replica.
+      state: State of the training, as one replica sees it.
+      batch: Batch of this replica, leaves [...].
 
     Returns:
-      The new state, and the loss of this replica with the norm of the mean
-      gradient.
+      The new state; the loss of this replica and the norm of the mean gradient,
+      float32 scalars.
     """
     params = state.params
     loss, gradients = gradient(params, batch)

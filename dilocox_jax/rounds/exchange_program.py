@@ -1,9 +1,10 @@
-"""An exchange in a program of its own, apart from that of a window.
+"""Compiles an exchange as a program of its own, apart from the window's.
 
-The programs consist of the same functions as a window's one program, in the
-same order of data. They give the same bits, unless the compiler rounds
-a * b + c once where both operations stand in one program. It does so on CPUs
-with such an instruction, and the results then differ by about 1e-7 relative.
+The exchange program and the rest of the window call the same functions, in the
+same order of data, as a single program of the window would. So the results have
+the same bits, with one exception: on CPUs with a fused multiply-add, the
+compiler rounds a * b + c only once where both operations are in one program.
+The results then differ by about 1e-7 relative.
 """
 
 from collections.abc import Callable
@@ -17,13 +18,20 @@ from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.outer.rules import ExchangeResult
 from dilocox_jax.trees import Tree
 
-# Function (aggregator's state, the rest of the fragment's state, its pseudo-
-# gradient) -> the result and the aggregator's new state.
+# Function (aggregator's state, fragment's state without it, pseudo-gradient) ->
+# (result, aggregator's new state).
 Exchange = Callable[[Tree, FragmentState, Tree], Arrived]
 
 
 def arrived_axes(outer: OuterStep) -> Arrived:
-  """Returns the replica axes of what an exchange returns, tree prefixes."""
+  """Returns the replica axes of an exchange's result, a tree prefix.
+
+  An axis is 0 where leaves have a replica axis, None where all replicas share
+  them.
+
+  Args:
+    outer: Exchanges pseudo-gradients.
+  """
   shared: Any = None
   per_replica: Any = 0
   result = ExchangeResult(
@@ -39,14 +47,19 @@ def arrived_axes(outer: OuterStep) -> Arrived:
 def exchange_program(outer: OuterStep, replicas: Replicas) -> Exchange:
   """Returns the jitted program of an exchange.
 
+  The program reuses the memory of the aggregator's state.
+
   Args:
     outer: Exchanges pseudo-gradients.
     replicas: Number of replicas, and their devices.
   """
 
-  def replica_program(kept: Tree, rest: FragmentState, due: Tree) -> Arrived:
-    result, state = outer.exchange(rest._replace(exchange=kept), due)
-    return divided_arrived(replicas, result, state)
+  def replica_program(
+    aggregator_state: Tree, rest: FragmentState, pseudo_gradient: Tree
+  ) -> Arrived:
+    state = rest._replace(exchange=aggregator_state)
+    result, new_state = outer.exchange(state, pseudo_gradient)
+    return divided_arrived(replicas, result, new_state)
 
   axes = outer.axes
   arguments = axes.exchange, axes._replace(exchange=None), 0
@@ -57,12 +70,17 @@ def exchange_program(outer: OuterStep, replicas: Replicas) -> Exchange:
 def divided_arrived(
   replicas: Replicas, result: ExchangeResult, exchange: Tree
 ) -> Arrived:
-  """Returns a result whose trees a replica's devices divide.
+  """Divides the trees of a result among the devices of a replica.
+
+  The recorded arrays, `result.observed`, are not divided.
 
   Args:
     replicas: Number of replicas, and their devices.
     result: Result of the exchange.
     exchange: New state of the aggregator.
+
+  Returns:
+    The result and the new state, with the same values.
   """
   trees = replicas.divided(result._replace(observed={}))
   result = trees._replace(observed=result.observed)

@@ -1,8 +1,8 @@
 """A second thread dispatches exchanges beside the inner steps.
 
-XLA's CPU backend runs no transfer beside the inner steps: there a collective
-blocks the thread that runs the program, and programs that one thread dispatches
-run one after the other. So a second thread dispatches the exchange of a window:
+XLA's CPU backend cannot run a transfer beside inner steps. A collective blocks
+the thread that runs its program, and programs that one thread dispatches run
+one after the other. So a second thread dispatches the exchange of a window:
 
     main thread      | inner steps             | wait | apply, measure, send
     exchange thread  | exchange (slow link)           |
@@ -27,18 +27,20 @@ from dilocox_jax.trees import Tree
 
 
 class WaitingTimes:
-  """Waits for exchanges, and remembers how long inner steps waited."""
+  """Waits for exchanges, and remembers how long each one took too long."""
 
   def __init__(self):
-    """Has waited for nothing yet."""
+    """Begins with no waits."""
     self._waits: Waits = []
 
   def result(self, exchange: Future, beside: Tree) -> Any:
-    """Returns the result of an exchange.
+    """Waits for the inner steps, then for an exchange, and returns its result.
+
+    The time from the end of the steps to the end of the exchange is remembered.
 
     Args:
       exchange: An exchange that runs in a thread.
-      beside: Results of the inner steps that hide it.
+      beside: Results of the inner steps that hide the exchange.
     """
     jax.block_until_ready(beside)
     start_s = time.perf_counter()
@@ -47,7 +49,7 @@ class WaitingTimes:
     return result
 
   def take(self) -> Waits:
-    """Returns the spans since the last call."""
+    """Returns the spans of waiting since the last call, and forgets them."""
     waits = self._waits
     self._waits = []
     return waits
@@ -61,9 +63,13 @@ def beside_steps(
   """Runs an exchange in a thread, and inner steps meanwhile.
 
   Args:
-    exchange: Runs the exchange; its error comes up here.
-    take_steps: Takes the inner steps, and returns the progress.
-    waiting: Remembers how long the steps waited.
+    exchange: Function that runs the exchange. If it raises, so does this
+      function, after the inner steps.
+    take_steps: Function that takes the inner steps, and returns the progress.
+    waiting: Remembers how long the steps waited for the exchange.
+
+  Returns:
+    The progress after the steps, and the result of the exchange.
   """
   in_flight = in_thread(lambda: jax.block_until_ready(exchange()))
   progress = take_steps()
@@ -71,12 +77,12 @@ def beside_steps(
 
 
 class InThread:
-  """Dispatches exchanges in a second thread, where steps can hide them.
+  """Dispatches exchanges in a second thread, where inner steps can hide them.
 
   Attributes:
-    splits_windows: False, as inner steps hide exchanges.
-    reuses_states: True.
-    waits_for_exchanges: True.
+    splits_windows: False: inner steps hide exchanges.
+    reuses_states: True: nothing else reads the states.
+    waits_for_exchanges: True: the host waits for the thread.
   """
 
   splits_windows = False
@@ -96,15 +102,24 @@ class InThread:
 
   @functools.cached_property
   def _exchange(self) -> Exchange:
+    """The jitted program of an exchange."""
     return exchange_program(self._outer, self._replicas)
 
   def check(self, trace_outer_step: Callable[[], None]) -> None:
     """Refuses nothing: the replicas of one runtime share an axis."""
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
-    """Exchanges beside the steps, if there are any that are alike.
+    """Exchanges the due pseudo-gradient beside the inner steps.
 
-    Replicas that take different steps exchange in the window's own program.
+    The window's own program does both instead in three cases: nothing is in
+    flight that is due, there are no inner steps, or the replicas may take
+    different numbers of steps.
+
+    Args:
+      work: The window, and the arguments of its program.
+
+    Returns:
+      As `Runtime.run`.
     """
     given = work.given
     hides_exchange = work.kind.has_steps and not work.kind.differs
@@ -119,5 +134,5 @@ class InThread:
     )
 
   def new_waits(self) -> Waits:
-    """Returns when steps waited for exchanges since the last call."""
+    """Returns the spans of waiting for exchanges since the last call."""
     return self._waiting.take()

@@ -1,8 +1,9 @@
 """The exchanges that rounds accept, each with the runtime that it needs.
 
-Replicas of one runtime share an axis, over which an aggregator averages.
-Replicas that are programs of their own share no runtime: they meet in a folder
-or a bucket (docs/mailbox.md).
+If one JAX program holds all replicas, they share an axis, over which an
+aggregator averages (`LocalExchange`). If each replica is a program of its own,
+there is no such axis: the replicas meet in a folder or a bucket
+(`MailboxExchange`, docs/mailbox.md).
 """
 
 import dataclasses
@@ -35,11 +36,12 @@ from dilocox_jax.rounds.runtime import Runtime
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LocalExchange:
-  """The exchange of replicas in one runtime.
+  """The exchange of replicas that are all in one JAX program.
 
   Attributes:
     aggregator: Averages over the axis of the replicas.
-    in_thread: Whether a second thread dispatches exchanges.
+    in_thread: Whether a second thread dispatches the exchanges
+      (`rounds.exchange_thread`).
     axis_name: Axis over which replicas are mapped.
   """
 
@@ -48,10 +50,15 @@ class LocalExchange:
   axis_name: str = REPLICA_AXIS
 
   def enter(self, method: Method, num_replicas: int) -> None:
-    """Does nothing: all replicas are here."""
+    """Does nothing: the run has no other programs to agree with."""
 
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
-    """Returns what dispatches exchanges."""
+    """Returns the object that dispatches the exchanges.
+
+    Args:
+      outer: Exchanges pseudo-gradients.
+      replicas: Number of replicas, and their devices.
+    """
     if self.in_thread:
       return InThread(outer, replicas)
     return InProgram(replicas)
@@ -59,7 +66,7 @@ class LocalExchange:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MailboxExchange:
-  """The exchange of a replica whose others are programs of their own.
+  """The exchange of one replica with replicas that are other programs.
 
   Attributes:
     aggregator: Averages the messages that the mailbox brings.
@@ -72,14 +79,15 @@ class MailboxExchange:
   axis_name: str = ALONE_AXIS
 
   def enter(self, method: Method, num_replicas: int) -> None:
-    """Enters the run.
+    """Enters the run in the store, or begins it.
 
     Args:
       method: Schedule and rule, which must be equal in all programs.
-      num_replicas: Replicas of this program.
+      num_replicas: Number of replicas of this program; must be 1.
 
     Raises:
-      ValueError: If there are several, or the run is another one.
+      ValueError: If this program has several replicas, or the run in the store
+        has other values of what must be equal in all programs.
     """
     require(
       num_replicas == 1,
@@ -89,7 +97,12 @@ class MailboxExchange:
     self.client.enter({"method": dataclasses.asdict(method)})
 
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
-    """Returns what dispatches exchanges."""
+    """Returns the object that dispatches the exchanges.
+
+    Args:
+      outer: Exchanges pseudo-gradients.
+      replicas: The one replica, and its devices.
+    """
     return MailboxRuntime(outer, replicas, self.client)
 
 
@@ -109,35 +122,44 @@ def mailbox(
   seed: int = 0,
   collective: str = MAILBOX,
 ) -> MailboxExchange:
-  """Averages over replicas that meet in an object store.
+  """Makes the exchange of replicas that meet in an object store.
 
-  It is the exchange of `dilocox_jax.make_rounds` in programs that have one
-  replica each, which may be anywhere. The run is entered when the rounds are
-  made.
+  Pass it to `dilocox_jax.make_rounds` in programs that have one replica each,
+  on machines anywhere. `make_rounds` enters the run in the store.
 
   Wire: the arrays of the codec, behind a header of 104 bytes.
 
   Args:
     where: Folder or URL of the run, or an object with the methods of
       `mailbox_protocol.store.Store`.
-    name: Name of this replica, another one for each.
-    secret: File of the secret that all replicas share, or the secret as bytes.
-    codec: What is sent, as for `dilocox_jax.exchange`.
-    step_weight: Weight of one inner step of this replica, e.g. its sequences.
-      The weight of a message is that of the inner steps behind it.
-    config: All else that the result depends on and that must be equal in all
-      replicas, as nested mappings of JSON, e.g. the inner learning rate.
-    text_digest: Digest of the training text.
-    rules: The rules of the exchange.
-    feedback: Share of what the codec lost that is added to the next exchange,
-      as for `dilocox_jax.exchange`. A message that came too late was not sent.
-    against: What the residual is measured against, "own" or "mean".
-    keep_unsent: Whether what the codec lost stays in the replica's parameters.
-    seed: Seed of random masks and first low-rank factors.
-    collective: "mailbox", as nothing else reaches other programs.
+    name: Name of this replica. Each replica of the run needs another name.
+    secret: Path of the file with the secret that all replicas share, or the
+      secret as bytes.
+    codec: Codec that encodes the pseudo-gradients, as for
+      `dilocox_jax.exchange`.
+    step_weight: Weight of one inner step of this replica in the mean, e.g. its
+      number of sequences. The weight of a message is `step_weight` times the
+      number of inner steps since the fragment was measured last.
+    config: All other settings on which the result depends and which must be
+      equal in all replicas, e.g. the inner learning rate, as nested mappings of
+      JSON. None: no others.
+    text_digest: Digest of the training text, which must be equal in all
+      replicas; "" if there is none.
+    rules: Rules of the exchange, such as how long to wait for a replica.
+    feedback: Fraction of the codec's loss that is added to the next exchange,
+      as for `dilocox_jax.exchange`. The loss of a message that came too late is
+      the whole message.
+    against: What the loss is measured against, "own" or "mean", as for
+      `dilocox_jax.exchange`.
+    keep_unsent: Whether the codec's loss stays in the replica's parameters.
+    seed: Seed of random masks and of the first low-rank factors.
+    collective: Must be "mailbox": no other collective reaches other programs.
+
+  Returns:
+    The exchange. Nothing is read or written before it enters the run.
 
   Raises:
-    ValueError: One line that names what does not fit.
+    ValueError: One line that names the argument that does not fit.
   """
   within_limits("step_weight", step_weight, above=0)
   require(
@@ -175,5 +197,6 @@ def mailbox(
     keeps=bool(feedback or keep_unsent),
     grace_s=rules.grace_s,
   )
-  # The steps that hide an exchange run beside the whole of it.
+  # A thread carries out the whole exchange beside all inner steps of a window,
+  # so the steps are not divided among its messages.
   return MailboxExchange(aggregator._replace(stretch_ends=None), client)

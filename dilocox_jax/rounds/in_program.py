@@ -1,4 +1,4 @@
-"""The window's own program exchanges, and the compiler overlaps the steps."""
+"""The window's own program exchanges, and XLA runs inner steps meanwhile."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,15 +11,15 @@ from dilocox_jax.rounds.window import InnerProgress
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InProgram:
-  """Leaves all to the program of the window.
+  """Leaves the exchange to the program of the window.
 
   XLA overlaps transfers with inner steps on TPUs and GPUs. On one device
-  nothing travels that steps could hide.
+  nothing is sent over a link, so there is nothing to overlap.
 
   Attributes:
     replicas: Number of replicas, and their devices.
-    reuses_states: True.
-    waits_for_exchanges: False, as only the devices wait.
+    reuses_states: True: nothing else reads the states.
+    waits_for_exchanges: False: the devices wait, the host does not.
   """
 
   replicas: Replicas
@@ -38,8 +38,8 @@ class InProgram:
     """Refuses nothing: the replicas of one runtime share an axis."""
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
-    """Returns the progress as it is, and nothing that has arrived."""
+    """Returns the progress before the window, and None as the result."""
     return work.given.progress, None
 
   def new_waits(self) -> Waits | None:
-    """Returns None: what waits in a compiled program is not known."""
+    """Returns None: the host cannot see waits inside a compiled program."""

@@ -1,13 +1,18 @@
-"""A replica that begins, or begins again, while others are on their way.
+"""A replica that joins a run of a mailbox late, or joins it again.
 
-It takes the newest snapshot of what all replicas share, and follows the events
-since, without inner steps, until its own measurements can still count.
+An *event* is one exchange of the run's schedule; events are numbered from 0. An
+event is *settled* when the replicas have agreed on the messages that it
+averages. The newcomer loads the newest snapshot of the state that all replicas
+share. Then it applies the settled events since the snapshot, without inner
+steps, until its own next measurement comes early enough to be averaged.
 
-For example P = 1, H = tau = 4, and a snapshot before event 6, which applies
-what was measured in step 24 after step 28. The others have settled event 7. The
-newcomer has zeros in flight, applies 6 and 7, and goes on with the inner steps
-33 to 36. Event 8 averages what was measured after step 32, without it, and
-event 9 is the first that has its own.
+For example, take P = 1 fragment and H = tau = 4 steps. Event k applies after
+step 4 k + 8 what was measured after step 4 k + 4. There is a snapshot before
+event 6, and the other replicas have settled event 7. The newcomer starts with
+zeros in flight. It applies events 6 and 7 after steps 32 and 36 without inner
+steps, and takes its first inner steps, 37 to 40. Event 8 averages the
+measurements of step 36, to which the newcomer contributes nothing. Event 9 is
+the first with a measurement of the newcomer.
 """
 
 import dataclasses
@@ -29,23 +34,29 @@ from dilocox_jax.trees import Tree
 
 
 def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
-  """Returns the state with which a replica of a mailbox takes part.
+  """Joins a run of a mailbox, and returns the state of this replica.
 
-  It stands in place of `rounds.init`, at the start and after a
-  `dilocox_jax.ReplicaStaleError`. `state.step` says how many inner steps of the
-  schedule count as done.
+  Call it instead of `rounds.init`: at the start, and again after a
+  `dilocox_jax.ReplicaStaleError`. The call waits until this replica can take
+  part.
 
   Args:
-    rounds: What `dilocox_jax.make_rounds` made with `dilocox_jax.mailbox`.
-    params: The first parameters, equal in all replicas.
-    optimizer: A new state of the inner optimizer. A learning rate that it
-      schedules goes on at that step.
+    rounds: Result of `dilocox_jax.make_rounds` with `dilocox_jax.mailbox` as
+      its exchange.
+    params: The first parameters of the model, equal in all replicas.
+    optimizer: A new state of the inner optimizer. Its learning-rate schedule is
+      moved on to `state.step`.
+
+  Returns:
+    The state, whose `step` is the number of inner steps of the schedule that
+    count as done.
 
   Raises:
-    ValueError: If the rounds have no mailbox, or the outer step uses the axis
-      of replicas that share none (`rounds.alone`).
-    ReplicaStaleError: If the others deleted what this replica was about to
-      follow; it has to call this again.
+    ValueError: If the rounds have no mailbox, or the outer step communicates
+      over the replica axis, which replicas of a mailbox do not have
+      (`rounds.alone`).
+    ReplicaStaleError: If the other replicas have deleted an event that this
+      replica has to apply. Call this function again.
   """
   require(
     isinstance(rounds.runtime, MailboxRuntime),
@@ -57,12 +68,16 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
 def join(
   rounds: Rounds, state: RoundState, last_step: int | None = None
 ) -> RoundState:
-  """Returns the state with which a newcomer takes part (`join_rounds`).
+  """Joins a run of a mailbox, as `join_rounds`, from a first state.
 
   Args:
-    rounds: Rounds whose exchange a mailbox carries.
-    state: The first state.
-    last_step: Inner steps of the schedule; None: it has no end.
+    rounds: Rounds that exchange through a mailbox.
+    state: The first state (`Rounds.init`), whose memory is reused.
+    last_step: Number of inner steps of the whole run; None: the run has no end.
+
+  Returns:
+    As `join_rounds`. If the run has ended already, the state after its last
+    event.
 
   Raises:
     ReplicaStaleError: As `join_rounds`.
@@ -76,21 +91,22 @@ def join(
     walk.pass_sends()
   client.steps.restart(walk.in_flight)
   if snapshot is not None:
-    state = _loaded(rounds, state, snapshot, walk.in_flight)
+    state = _from_snapshot(rounds, state, snapshot, walk.in_flight)
   while walk.window is not None:
     can_begin = walk.window.num_steps > 0
     if can_begin and client.take_part(sum(walk.in_flight)):
       break
-    # The others have settled this event. It is applied without inner steps.
-    event = dataclasses.replace(walk.window, num_steps=0)
-    state = rounds.replay(state, [event])
+    # The window has no inner steps, or the others have already settled the
+    # event that would average them. So it is run without inner steps.
+    without_steps = dataclasses.replace(walk.window, num_steps=0)
+    state = rounds.replay(state, [without_steps])
     walk.go_on()
   has_ended = walk.window is None
   step = last_step if has_ended and last_step is not None else walk.step
   if has_ended:
     client.take_part(sum(walk.in_flight))
-  # `rejoin` uses up the memory of its state. All first states share one cached
-  # array with their step, so it gets an array of its own before.
+  # `rejoin` reuses the memory of its argument. All first states share one
+  # cached array as their `step`, so this state first gets an array of its own.
   state = rounds.states.with_step(state, step)
   state = rounds.states.rejoin(state, returning=[0], source_replica=0)
   return rounds.states.advance_schedules(state, step)
@@ -101,8 +117,8 @@ class _Walk:
 
   Attributes:
     window: The window that comes next; None at the end of the schedule.
-    step: Inner steps before it.
-    in_flight: Exchanges in flight of each fragment before it.
+    step: Number of inner steps before that window.
+    in_flight: Number of exchanges in flight before that window, by fragment.
   """
 
   def __init__(
@@ -112,8 +128,8 @@ class _Walk:
 
     Args:
       schedule: The schedule.
-      num_fragments: Number of its fragments, P.
-      last_step: Inner steps of the schedule; None: it has no end.
+      num_fragments: Number of fragments of the schedule, P.
+      last_step: Last inner step of the run; None: the run has no end.
     """
     self._windows = _windows_with_events(schedule, last_step)
     self.step = 0
@@ -132,10 +148,10 @@ class _Walk:
     self.window = next(self._windows, None)
 
   def pass_events(self, count: int) -> None:
-    """Goes behind the first windows that apply something.
+    """Goes past the next `count` events, to the window after the last of them.
 
     Args:
-      count: How many of them.
+      count: Number of events. Each is a window that applies a result.
     """
     while count:
       assert self.window is not None, "the others have gone on for longer"
@@ -144,7 +160,7 @@ class _Walk:
       self.go_on()
 
   def pass_sends(self) -> None:
-    """Goes to the next window that applies something."""
+    """Goes past windows that only send, to the next one that applies."""
     while self.window is not None and not self.window.applied:
       self.go_on()
 
@@ -152,31 +168,42 @@ class _Walk:
 def skip_windows(
   rounds: Rounds, state: RoundState, windows: Sequence[Window], num_steps: int
 ) -> RoundState:
-  """Returns the state of a replica after windows in which it was away.
+  """Follows the other replicas through windows without inner steps.
 
-  What it has not sent stays with it.
+  A replica that has fallen behind calls this. It measures and applies as in any
+  window. Its own progress that the others did not wait for is treated as after
+  any late message (`rounds.mailbox_runtime`).
 
   Args:
-    rounds: Rounds whose exchange a mailbox carries.
-    state: State of the replica before.
-    windows: The windows that the others have gone through.
-    num_steps: Inner steps of these windows.
+    rounds: Rounds that exchange through a mailbox.
+    state: State of the replica before these windows.
+    windows: Windows of the schedule, with their inner steps.
+    num_steps: Number of inner steps of these windows together.
+
+  Returns:
+    The state after the windows. Its learning-rate schedule and its `step` have
+    moved on by `num_steps`.
   """
-  done = int(jax.device_get(state.step))
-  events = [
+  steps_done = int(jax.device_get(state.step))
+  without_steps = [
     dataclasses.replace(window, num_steps=0)
     for window in windows
     if window.applied or window.sent
   ]
-  state = rounds.replay(state, events)
+  state = rounds.replay(state, without_steps)
   state = rounds.states.advance_schedules(state, num_steps)
-  return rounds.states.with_step(state, done + num_steps)
+  return rounds.states.with_step(state, steps_done + num_steps)
 
 
 def _windows_with_events(
   schedule: SyncSchedule, last_step: int | None
 ) -> Iterator[Window]:
-  """Yields the windows of a schedule that have events, in order."""
+  """Yields the windows of a schedule that send or apply, in order.
+
+  Args:
+    schedule: The schedule.
+    last_step: Last inner step of the run; None: the run has no end.
+  """
   last_event_step = 0
   for round_end in itertools.count(
     schedule.sync_interval, schedule.sync_interval
@@ -190,33 +217,41 @@ def _windows_with_events(
       return
 
 
-def _loaded(
+def _from_snapshot(
   rounds: Rounds,
   state: RoundState,
   arrays: Sequence[np.ndarray],
   counts: Sequence[int],
 ) -> RoundState:
-  """Returns the state of a snapshot, with zeros in flight."""
+  """Returns the state of a snapshot, with zeros in flight.
+
+  Args:
+    rounds: Rounds that exchange through a mailbox.
+    state: The first state. Its inner optimizer and residuals stay.
+    arrays: The leaves that all replicas share, of all fragments in order
+      (`rounds.mailbox_runtime.shared_leaves`).
+    counts: Number of pseudo-gradients in flight, by fragment.
+  """
   values = iter(arrays)
 
-  def shared(axis: int | None, tree: Tree) -> Tree:
-    if axis is not None:
+  def load_shared(axis: int | None, tree: Tree) -> Tree:
+    if axis is not None:  # Each replica has its own values, which stay.
       return tree
     return jax.tree.map(
       lambda leaf: jax.device_put(next(values), leaf.sharding), tree
     )
 
-  def fragment(old: FragmentState, count: int) -> FragmentState:
+  def load_fragment(old: FragmentState, count: int) -> FragmentState:
     old = rounds.states.on_device(old)
-    new = jax.tree.map(shared, rounds.outer.axes, old, is_leaf=is_none)
+    new = jax.tree.map(load_shared, rounds.outer.axes, old, is_leaf=is_none)
     zeros = jax.tree.map(
       lambda leaf: rounds.replicas.copies(jnp.zeros_like(leaf)), new.params
     )
     new = new._replace(in_flight=(zeros,) * count)
     placed = jax.device_put(new, rounds.states.shardings(new))
-    return rounds.states.kept(placed)
+    return rounds.states.in_outer_memory(placed)
 
-  fragments = tuple(map(fragment, state.fragments, counts))
+  fragments = tuple(map(load_fragment, state.fragments, counts))
   newest = tuple(map(rounds.states.on_device, fragments))
   params = rounds.states.adopted(state.replica.params, newest)
   replica = state.replica._replace(params=params)

@@ -2,12 +2,14 @@
 
 The host goes through the windows of the schedule. The program of a window
 (`window.WindowProgram`) is mapped over the replica axis and compiled once for
-every kind of window; step counts and the numbers of fragments are data. A
-window is given the states of its own fragments. The flush at the end of a run
-is the same programs without inner steps.
+every kind of window; step counts and the numbers of fragments are data. The
+program gets the states of only those fragments that the window applies and
+sends. The flush at the end of a run uses the same programs, without inner
+steps.
 
-On one device nothing travels that steps could hide. There the steps, the sends
-and the applies of a window are programs of their own, each compiled once.
+On one device nothing is sent over a link, so there is no transfer that inner
+steps could hide. There the steps, the sends and the applies of a window are
+programs of their own, each compiled once.
 """
 
 import dataclasses
@@ -51,11 +53,17 @@ from dilocox_jax.rounds.window import (
 )
 from dilocox_jax.trees import Tree, leaves_by_path, shardings_of
 
+# Function (outer step, replicas) -> runtime that dispatches the exchanges.
 MakeRuntime = Callable[[OuterStep, Replicas], Runtime]
 
 
 def in_program(outer: OuterStep, replicas: Replicas) -> Runtime:
-  """Returns the runtime in which the window's own program exchanges."""
+  """Returns the runtime in which the window's own program exchanges.
+
+  Args:
+    outer: Not read.
+    replicas: Number of replicas, and their devices.
+  """
   del outer
   return InProgram(replicas)
 
@@ -70,9 +78,10 @@ class Rounds:
     replicas: Number of replicas, and their devices.
     inner_step: Optimizer step of one replica.
     outer_memory: Memory of the fragments' states, "device" or "pinned_host".
-    make_runtime: Function from `outer` and `replicas` to what dispatches the
-      exchanges (`runtime`).
-    frozen: Parameters that inner steps read and nobody trains.
+    make_runtime: Function (outer, replicas) -> object that dispatches the
+      exchanges (`rounds.runtime`).
+    frozen: Parameters that inner steps read but do not train; None: there are
+      none.
   """
 
   outer: OuterStep
@@ -90,7 +99,7 @@ class Rounds:
 
   @functools.cached_property
   def runtime(self) -> Runtime:
-    """What dispatches the exchanges."""
+    """The object that dispatches the exchanges."""
     return self.make_runtime(self.outer, self.replicas)
 
   def init(self, params: Tree, optimizer: Tree) -> RoundState:
@@ -101,14 +110,15 @@ class Rounds:
       optimizer: Inner optimizer state of one replica to start from.
 
     Raises:
-      ValueError: As `RoundStates.init`, or if the outer step needs replicas
-        that are programs of their own (`rounds.alone`).
+      ValueError: As `RoundStates.init`, or if the outer step communicates over
+        the replica axis although the other replicas are programs of their own
+        (`rounds.alone`).
     """
     self.runtime.check(lambda: self.states.check_outer(params))
     return self.states.init(params, optimizer)
 
   def outer_params(self, state: RoundState) -> Tree:
-    """Returns the outer parameters to evaluate and to keep, on the device."""
+    """Returns the outer parameters to evaluate and to keep, on the devices."""
     return self.states.outer_params(state)
 
   def run(
@@ -130,26 +140,26 @@ class Rounds:
       batches: Leaves [M, n, ...]: a batch for every replica and inner step.
         Where there are several processes, each passes the batches of its own
         replicas (`Replicas.own`).
-      windows: Windows of these n steps; None: those of the schedule after the
-        steps that the state has done.
-      participation: What each replica does in them; None: all the same. A
-        replica that takes h steps reads its first h batches.
-      one_at_a_time: Whether a window is only dispatched when the one before has
-        ended. Then a program runs while none is compiled, and the two can be
-        timed apart.
+      windows: Windows of these n steps. None: the windows of the schedule that
+        follow the steps which the state has done.
+      participation: What each replica does in the windows; None: all do the
+        same. A replica that takes h steps reads its first h batches.
+      one_at_a_time: Whether a window is dispatched only after the window before
+        it has ended. Then no program runs while another one is compiled, so
+        compiling and running can be timed apart.
 
     Returns:
       The new state; losses and gradient norms [M, n]; a drift for each apply,
-      with axes as in `drift_axes`.
+      in order, with axes as in `drift_axes`.
 
     Raises:
       ValueError: If leaves of `batches` do not begin with the same two axes.
     """
     num_steps = self._num_steps(batches)
-    done = int(jax.device_get(state.step))
+    steps_done = int(jax.device_get(state.step))
     if windows is None:
       schedule = self.outer.method.schedule
-      windows = schedule.windows(done, done + num_steps)
+      windows = schedule.windows(steps_done, steps_done + num_steps)
     if participation and participation.returning:
       state = self.states.rejoin(
         state, participation.returning, participation.source_replica
@@ -165,33 +175,44 @@ class Rounds:
     )
     if participation:
       state = self.states.advance_schedules(state, num_steps, progress.step)
-    state = self.states.with_step(state, done + num_steps)
+    state = self.states.with_step(state, steps_done + num_steps)
     return state, progress.metrics, drifts
 
   def _num_steps(self, batches: Tree) -> int:
-    """Returns how many batches there are for each replica of this process."""
-    sizes = {k: np.shape(x)[:2] for k, x in leaves_by_path(batches).items()}
-    require(bool(sizes), "batches: there is no leaf")
-    wanted = (len(self.replicas.own), *next(iter(sizes.values()))[1:])
-    for path, size in sizes.items():
+    """Returns n, the number of batches for each replica of this process.
+
+    Args:
+      batches: Batches of the replicas of this process, leaves [M, n, ...].
+
+    Raises:
+      ValueError: If leaves do not begin with the same two axes.
+    """
+    first_axes = {
+      path: np.shape(leaf)[:2] for path, leaf in leaves_by_path(batches).items()
+    }
+    require(bool(first_axes), "batches: there is no leaf")
+    any_axes = next(iter(first_axes.values()))
+    expected = (len(self.replicas.own), *any_axes[1:])
+    for path, axes in first_axes.items():
       require(
-        size == wanted and len(size) == 2,
-        f"batches: leaf {path!r} begins with axes of {size} instead of "
-        f"{wanted}: a batch for every replica and inner step",
+        axes == expected and len(axes) == 2,
+        f"batches: leaf {path!r} begins with axes of {axes} instead of "
+        f"{expected}: a batch for every replica and inner step",
       )
-    return wanted[1]
+    return expected[1]
 
   def flush(
     self, state: RoundState, participation: RoundParticipation | None = None
   ) -> tuple[RoundState, list[Drift]]:
-    """Exchanges and applies every update that is pending or not yet sent.
+    """Sends, exchanges and applies all progress that is not applied yet.
 
     Without a flush, the last progress of a run would still be in flight, and a
     method would be judged on old parameters.
 
     Args:
       state: State of all replicas. It stays valid after the call.
-      participation: Who takes part in the flush; None: all replicas alike.
+      participation: Which replicas take part in the flush, and with which
+        weight; None: all do, with equal weights.
 
     Returns:
       The flushed state, in which nothing is in flight and the replicas'
@@ -200,7 +221,7 @@ class Rounds:
     """
     step = int(jax.device_get(state.step))
     windows = self.outer.method.schedule.flush_windows(step)
-    # A copy, since the programs of windows use the memory of their state again.
+    # A copy, because the programs of windows reuse the memory of their state.
     state = jax.device_put(state, shardings_of(state), may_alias=False)
     state, progress, drifts = self._windows(
       state,
@@ -215,11 +236,16 @@ class Rounds:
     return state._replace(replica=replica), drifts
 
   def replay(self, state: RoundState, windows: Sequence[Window]) -> RoundState:
-    """Returns the state after windows without inner steps.
+    """Sends and applies in windows that have no inner steps.
+
+    The counter `state.step` stays.
 
     Args:
-      state: State of all replicas.
+      state: State of all replicas, whose memory may be reused.
       windows: Windows whose `num_steps` is 0.
+
+    Returns:
+      The state after these windows.
     """
     state, _, _ = self._windows(
       state, batches=None, num_steps=0, windows=windows, participation=None
@@ -236,8 +262,22 @@ class Rounds:
     *,
     one_at_a_time: bool = False,
   ) -> tuple[RoundState, InnerProgress, list[Drift]]:
-    """Runs windows one after the other."""
-    progress = self._progress(
+    """Runs windows one after the other, as `run` says.
+
+    Args:
+      state: State of all replicas.
+      batches: Batches on their devices, leaves [M, n, ...]; None: the windows
+        have no inner steps.
+      num_steps: Inner steps of all windows together, n.
+      windows: The windows, in order.
+      participation: What each replica does in them; None: all do the same.
+      one_at_a_time: As in `run`.
+
+    Returns:
+      The new state, in which only the counter `step` is still the old one; the
+      progress after the last window; a drift for each apply, in order.
+    """
+    progress = self._first_progress(
       state.replica, num_steps, participation is not None
     )
     shares = participation.windows if participation else [None] * len(windows)
@@ -247,22 +287,29 @@ class Rounds:
     fragments = list(state.fragments)
     drifts = []
     for window, share in pairs:
-      given = self._given(window, share, progress, batches, fragments)
+      given = self._window_input(window, share, progress, batches, fragments)
       kind = self.kind(window, share)
       if one_at_a_time:
         jax.block_until_ready(given)
-      progress, applied, sent, drift = self._run(window, kind, given, fragments)
+      progress, applied, sent, drift = self._run_window(
+        window, kind, given, fragments
+      )
       for event, new in ((window.applied, applied), (window.sent, sent)):
-        if event and new is not None:
-          left = new.in_flight or fragments[event.fragment].in_flight[1:]
-          new = new._replace(in_flight=left)
-          fragments[event.fragment] = self.states.kept(new)
+        if event is None or new is None:
+          continue
+        in_flight = new.in_flight
+        if not in_flight:
+          # The program did not get the newer ones in flight if it does not
+          # read them (`_with_fragments`). All but the oldest stay in flight.
+          in_flight = fragments[event.fragment].in_flight[1:]
+        new = new._replace(in_flight=in_flight)
+        fragments[event.fragment] = self.states.in_outer_memory(new)
       if window.applied:
         drifts.append(drift)
     state = RoundState(progress.replica, tuple(fragments), state.step)
     return state, progress, drifts
 
-  def _progress(
+  def _first_progress(
     self, replica: ReplicaState, num_steps: int, differs: bool
   ) -> InnerProgress:
     """Returns the progress with which the windows of a round begin.
@@ -270,13 +317,13 @@ class Rounds:
     Args:
       replica: State of all replicas.
       num_steps: Inner steps of the round, n.
-      differs: Whether replicas take different steps, so that each has a counter
-        of its own.
+      differs: Whether replicas may take different numbers of steps. Then each
+        has a counter of its own, [M].
     """
     count = self.replicas.num_replicas
     zeros: Any = np.zeros((count, num_steps), np.float32)
     metrics = self.replicas.place(StepMetrics(zeros, zeros), 0)
-    # New zeros, since the programs of windows use their memory again.
+    # New zeros every time, because the programs of windows reuse their memory.
     zero = np.zeros((count,) if differs else (), np.int32)
     step = self.replicas.place(zero, 0 if differs else None)
     return InnerProgress(replica, step, metrics)
@@ -284,15 +331,15 @@ class Rounds:
   def kind(
     self, window: Window, share: WindowParticipation | None = None
   ) -> WindowKind:
-    """Returns what decides the program of a window.
+    """Returns the properties for which a window's program is compiled.
 
     Args:
       window: The window.
       share: What each replica does in it; None: all do the same.
     """
     return WindowKind(
-      applied=self._group_of(window.applied),
-      sent=self._group_of(window.sent),
+      applied_group=self._group_of(window.applied),
+      sent_group=self._group_of(window.sent),
       is_same=window.is_same,
       has_steps=window.num_steps > 0,
       follows_send=window.follows_send,
@@ -305,7 +352,7 @@ class Rounds:
       return None
     return self.view.groups[event.fragment]
 
-  def _given(
+  def _window_input(
     self,
     window: Window,
     share: WindowParticipation | None,
@@ -313,14 +360,15 @@ class Rounds:
     batches: Tree | None,
     fragments: Sequence[FragmentState],
   ) -> WindowInput:
-    """Returns what the program of a window is given.
+    """Returns the arguments of a window's program, for all replicas.
 
     Args:
       window: The window.
       share: What each replica does in it; None: all do the same.
-      progress: The replicas before it.
-      batches: Batches of the round, leaves [M, n, ...].
-      fragments: States of all fragments before it.
+      progress: The replicas before the window.
+      batches: Batches of the round, leaves [M, n, ...]; None: there are no
+        inner steps.
+      fragments: States of all fragments before the window.
     """
     count = self.states.number(window.num_steps)
     weight = None
@@ -338,14 +386,27 @@ class Rounds:
       self.states.index,
     )
 
-  def _run(
+  def _run_window(
     self,
     window: Window,
     kind: WindowKind,
     given: WindowInput,
     fragments: Sequence[FragmentState],
   ) -> tuple:
-    """Runs what the runtime takes of a window, then the rest in its program."""
+    """Runs a window: first the runtime's part, then the window's program.
+
+    A runtime may exchange in a thread and take the inner steps meanwhile. Then
+    the program of the window only applies and sends.
+
+    Args:
+      window: The window.
+      kind: The properties for which its program is compiled.
+      given: Arguments of its program.
+      fragments: States of all fragments before the window.
+
+    Returns:
+      As `WindowProgram.run`, for all replicas.
+    """
     work = WindowWork(
       window=window,
       kind=kind,
@@ -376,24 +437,35 @@ class Rounds:
     return progress
 
   def _run_program(self, kind: WindowKind, given: WindowInput) -> tuple:
-    """Runs the program of a window; without steps, on the parameters alone.
+    """Runs the program of a window.
 
-    So it is compiled once, however many steps a round has.
+    A program without inner steps gets only the replicas' parameters and
+    corrections, and the rest of the progress stays as it is. Its metrics
+    [M, n] would otherwise have it compiled again for every n.
+
+    Args:
+      kind: The properties for which the program is compiled.
+      given: Arguments of the program.
+
+    Returns:
+      As `WindowProgram.run`, for all replicas.
     """
     if kind.has_steps:
       return self.program(kind)(*given)
     none: Any = None
     before = given.progress
-    alone = before.replica._replace(optimizer=none)
-    given = given._replace(progress=InnerProgress(alone, none, none))
-    found, *events = self.program(kind)(*given)
-    replica = found.replica._replace(optimizer=before.replica.optimizer)
-    return before._replace(replica=replica), *events
+    without_optimizer = before.replica._replace(optimizer=none)
+    short = InnerProgress(without_optimizer, step=none, metrics=none)
+    after, *fragments_and_drift = self.program(kind)(
+      *given._replace(progress=short)
+    )
+    replica = after.replica._replace(optimizer=before.replica.optimizer)
+    return before._replace(replica=replica), *fragments_and_drift
 
   @functools.cache  # noqa: B019 - programs live as long as the run.
   def program(self, kind: WindowKind):
     """The jitted program of all windows of a kind (`WindowProgram.run`)."""
-    window = WindowProgram(self.outer, self.view, self._alone_step, kind)
+    window = WindowProgram(self.outer, self.view, self._guarded_step, kind)
     run_window = refusing_collectives(OUTER_STEP, window.run, self.replicas)
     divided = self.replicas.divided
 
@@ -404,22 +476,24 @@ class Rounds:
 
     mapped = self.replicas.map(replica_program, *self._program_axes(kind))
     donated = ["progress", "applied", "sent"]
-    if kind.sent == kind.applied and not kind.has_arrived:
-      donated += ["due"]  # What is sent takes its place.
+    if kind.sent_group == kind.applied_group and not kind.has_arrived:
+      # The new pseudo-gradient in flight, of equal shapes, takes this memory.
+      donated += ["due"]
     if not kind.has_steps and not self.runtime.reuses_states:
       donated = []
     numbers = tuple(map(WindowInput._fields.index, donated))
     return jax.jit(mapped, donate_argnums=numbers)
 
   @property
-  def _alone_step(self) -> InnerStep:
-    """The inner step, which refuses collectives of replicas that are apart."""
+  def _guarded_step(self) -> InnerStep:
+    """The inner step, which raises ValueError as `rounds.alone` says."""
     return refusing_collectives(INNER_STEP, self.inner_step, self.replicas)
 
   def check_alone(self, params: Tree, optimizer: Tree, batch: Tree) -> None:
-    """Refuses code that needs an axis of replicas which are apart.
+    """Refuses code that communicates with replicas of other programs.
 
-    Everything is traced with shapes alone, so nothing is computed or compiled.
+    The inner and the outer step are traced with shapes alone, so nothing is
+    computed or compiled.
 
     Args:
       params: Parameters of the model, or their shapes and types.
@@ -436,42 +510,57 @@ class Rounds:
     )
     per_replica = 0
     step = self.replicas.map(
-      with_frozen(self._alone_step, self.frozen),
+      with_frozen(self._guarded_step, self.frozen),
       (per_replica, per_replica, per_replica),
       per_replica,
     )
     jax.eval_shape(step, replica.params, replica.optimizer, batch)
 
   def _program_axes(self, kind: WindowKind) -> tuple[Any, Any]:
-    """Replica axes of a window's arguments and results, tree prefixes."""
-    own: Any = 0 if kind.differs else None
+    """Returns the replica axes of a program's arguments and of its results.
+
+    Both are tree prefixes: 0 where leaves have a replica axis, None where all
+    replicas share them.
+
+    Args:
+      kind: The properties for which the program is compiled.
+    """
     per_replica: Any = 0
+    # Number of steps, counter and weight of each replica, if they may differ.
+    if_differs: Any = per_replica if kind.differs else None
     axes = self.outer.axes
-    has_arrived = kind.has_arrived
-    applied = None if kind.applied is None else axes
-    has_other = kind.sent is not None and not kind.is_same
+    applied = None if kind.applied_group is None else axes
+    drift = None
+    if applied is not None:
+      drift = drift_axes(self.outer.aggregator.is_shared)
+    has_other = kind.sent_group is not None and not kind.is_same
     sent = axes if has_other else None
-    given = WindowInput(
-      InnerProgress(self.states.axes.replica, own, per_replica),
-      per_replica if kind.has_steps else None,
-      own,
-      applied=axes._replace(exchange=None) if has_arrived else applied,
-      due=0,
+    arguments = WindowInput(
+      progress=InnerProgress(
+        self.states.axes.replica, step=if_differs, metrics=per_replica
+      ),
+      batches=per_replica if kind.has_steps else None,
+      num_steps=if_differs,
+      applied=applied,
+      due=per_replica,
       sent=sent,
-      weight=own,
-      arrived=arrived_axes(self.outer) if has_arrived else None,
+      weight=if_differs,
     )
-    drift = applied and drift_axes(self.outer.aggregator.is_shared)
-    return tuple(given), (given.progress, applied, sent, drift)
+    if kind.has_arrived:
+      arguments = arguments._replace(
+        applied=axes._replace(exchange=None), arrived=arrived_axes(self.outer)
+      )
+    return tuple(arguments), (arguments.progress, applied, sent, drift)
 
   def lowered(
     self, state: RoundState, batches: Tree, window: Window
   ) -> jax.stages.Lowered:
-    """Returns the program of a window, not compiled yet.
+    """Returns the program of a window, traced but not compiled yet.
 
     Args:
-      state: Shapes, types and shardings of the state before it (`abstract`).
-      batches: Shapes and types of batches, leaves [M, n, ...].
+      state: Shapes, types and shardings of the state before the window
+        (`RoundStates.abstract`).
+      batches: Shapes and types of the batches, leaves [M, n, ...].
       window: A window of the schedule.
     """
     replicas = self.replicas
@@ -485,8 +574,8 @@ class Rounds:
       return with_shardings(old, self.states.shardings(old))
 
     def index(number: int) -> Any:
-      found = self.view.index(number)
-      return None if found is None else shape(found.shape)
+      numbers = self.view.index(number)
+      return None if numbers is None else shape(numbers.shape)
 
     batches = jax.tree.map(
       lambda leaf: leaf.update(sharding=replicas.batch_sharding), batches
@@ -506,21 +595,29 @@ class Rounds:
     state_of: Callable[[int], FragmentState],
     index_of: Callable[[int], Any],
   ) -> WindowInput:
-    """Adds what is applied in a window, and what else is sent.
+    """Adds the states and indices of a window's fragments to its arguments.
 
-    What is applied is apart from its oldest pseudo-gradient in flight, and from
-    the others where the window does not read them.
+    The oldest pseudo-gradient in flight of the applied fragment becomes `due`.
+    The others in flight stay in the fragment's state only if the window reads
+    them: to measure the same fragment, or to apply after a send.
+
+    Args:
+      given: Arguments of the program that have no fragments yet.
+      window: The window.
+      state_of: Function from the number of a fragment to its state.
+      index_of: Function from the number of a fragment to its index.
     """
-    indices: list[Any] = [None, None]
+    applied_index = None
+    sent_index = None
     if window.applied:
       state = state_of(window.applied.fragment)
-      due, *left = state.in_flight or (None,)
+      due, *newer = state.in_flight or (None,)
       if not window.is_same and not window.follows_send:
-        left = ()
-      indices[0] = index_of(window.applied.fragment)
-      applied = state._replace(in_flight=tuple(left))
+        newer = ()
+      applied = state._replace(in_flight=tuple(newer))
+      applied_index = index_of(window.applied.fragment)
       given = given._replace(applied=applied, due=due)
     if window.sent and not window.is_same:
-      indices[1] = index_of(window.sent.fragment)
+      sent_index = index_of(window.sent.fragment)
       given = given._replace(sent=state_of(window.sent.fragment))
-    return given._replace(indices=tuple(indices))
+    return given._replace(indices=(applied_index, sent_index))

@@ -1,7 +1,8 @@
 """The training state of all replicas: how it begins, changes and ends.
 
-Every fragment has a state of its own. So what a window needs of it can be given
-to its program alone, and the rest may lie in the host's memory meanwhile.
+Every fragment has a state of its own. So the program of a window can get the
+states of its fragments alone, and the states of the other fragments may lie in
+the host's memory meanwhile.
 """
 
 import dataclasses
@@ -31,11 +32,11 @@ from dilocox_jax.trees import Array, Index, Tree, has_values, shardings_of
 
 
 class RoundState(NamedTuple):
-  """Holds the whole training state of all replicas between two windows.
+  """The whole training state of all replicas between two windows.
 
   Attributes:
-    replica: Parameters and inner optimizers, leaves [M, ...].
-    fragments: State of every fragment.
+    replica: Parameters and inner optimizer states, leaves [M, ...].
+    fragments: State of every fragment, P of them.
     step: Inner steps of the schedule that are done (int32 scalar).
   """
 
@@ -70,15 +71,16 @@ class RoundStates:
     return RoundState(replica, fragments, shared)
 
   def init(self, params: Tree, optimizer: Tree) -> RoundState:
-    """Returns the first state, in which all replicas have equal parameters.
+    """Builds the first state, in which all replicas have equal parameters.
 
     Args:
       params: Parameters of the model, without a replica axis.
       optimizer: Inner optimizer state of one replica to start from.
 
     Raises:
-      ValueError: If a leaf is no array of real floats, or the fragments do not
-        fit. What a step counts belongs into the state of the optimizer.
+      ValueError: If the parameters have no values, a leaf is no array of real
+        floats (a step counter belongs into the state of the optimizer), or the
+        fragments do not fit the tree.
     """
     require(
       has_values(params),
@@ -89,17 +91,20 @@ class RoundStates:
     programs = {}
     fragments = []
     for fragment, group in enumerate(self.view.groups):
-      given = params, self.index(fragment)
+      index = self.index(fragment)
       if group not in programs:
-        programs[group] = self._jitted(self._first(group), *given)
-      fragments.append(self.kept(programs[group](*given)))
+        programs[group] = self._jitted(
+          self._first_fragment(group), params, index
+        )
+      fragments.append(self.in_outer_memory(programs[group](params, index)))
     replica = replicated(params, optimizer)
     return RoundState(replica, tuple(fragments), self.number(0))
 
   def check_outer(self, params: Tree) -> None:
-    """Refuses an outer step that needs an axis of replicas which are apart.
+    """Refuses an outer step that communicates with replicas of other programs.
 
-    It is traced with shapes alone, so nothing is computed or compiled.
+    The outer step is traced with shapes alone, so nothing is computed or
+    compiled.
 
     Args:
       params: Parameters of the model, or their shapes and types.
@@ -114,7 +119,11 @@ class RoundStates:
       jax.eval_shape(mapped, self._abstract(params, fragment, 0))
 
   def _outer_step(self, state: FragmentState) -> FragmentState:
-    """Measures, exchanges and applies a fragment, as if nobody else sent."""
+    """Measures, exchanges and applies a fragment, as if nobody else sent.
+
+    It is only traced. The fragment's outer parameters stand in for the
+    replica's own ones, which have equal shapes.
+    """
     fresh = self.outer.measure(state, (), state.params)
     exchange = self.outer.exchange_coroutine(state, fresh)
     leaving = next(exchange)
@@ -122,23 +131,39 @@ class RoundStates:
       while True:
         leaving = exchange.send(_arrived_alone(leaving))
     except StopIteration as stop:
-      result, kept = stop.value
-    state = state._replace(exchange=kept)
+      result, aggregator_state = stop.value
+    state = state._replace(exchange=aggregator_state)
     return self.outer.apply(state, state.params, result, fresh)[0]
 
   def _replicated(self, params: Tree, optimizer: Tree) -> ReplicaState:
+    """Returns M copies of one replica's first state, leaves [M, ...].
+
+    Args:
+      params: Parameters of the model, without a replica axis.
+      optimizer: Inner optimizer state of one replica.
+    """
     correction = self.outer.first_correction(params)
     state = ReplicaState(params, optimizer, correction)
     return jax.tree.map(self.replicas.copies, state)
 
   def _jitted(self, function: Callable, *args: Any) -> Callable:
-    """Returns a program of which the result is a part of the state."""
+    """Compiles a function whose result is a part of the state.
+
+    Args:
+      function: Returns a `ReplicaState` or a `FragmentState`, which the program
+        puts where `shardings` says.
+      *args: Arguments of the function, of which only the shapes are read.
+    """
     shardings = self.shardings(jax.eval_shape(function, *args))
     return jax.jit(function, out_shardings=shardings)
 
   @functools.cache  # noqa: B019 - programs live as long as the run.
-  def _first(self, group: int) -> Callable:
-    """Returns a function (parameters, index) -> first state of a fragment."""
+  def _first_fragment(self, group: int) -> Callable:
+    """Returns a function (parameters, index) -> first state of a fragment.
+
+    Args:
+      group: Group of the fragment (`outer.fragment_view`).
+    """
 
     def first(params: Tree, index: Any) -> FragmentState:
       state = self.outer.init(self.view.extract(params, group, index))
@@ -147,7 +172,11 @@ class RoundStates:
     return first
 
   def shardings(self, part: Any) -> Any:
-    """Returns where a `ReplicaState` or a `FragmentState` lies on devices."""
+    """Returns the shardings of a part of the state.
+
+    Args:
+      part: A `ReplicaState` or a `FragmentState`, or their shapes.
+    """
     is_replica = isinstance(part, ReplicaState)
     axes = self.axes.replica if is_replica else self.outer.axes
     return self.replicas.state_shardings(part, axes)
@@ -158,8 +187,8 @@ class RoundStates:
     """Returns shapes, types and shardings of a state.
 
     Args:
-      params: Shapes and types of the parameters.
-      optimizer: Shapes and types of the inner optimizer's state.
+      params: Shapes and types of the parameters, without a replica axis.
+      optimizer: Shapes and types of one replica's inner optimizer state.
       in_flight: Number of pseudo-gradients in flight of every fragment
         (`SyncSchedule.num_in_flight`); empty: none, as in `init`'s result.
     """
@@ -175,13 +204,20 @@ class RoundStates:
     )
 
   def _abstract(self, params: Tree, fragment: int, count: int) -> FragmentState:
+    """Returns shapes, types and shardings of a fragment's state.
+
+    Args:
+      params: Shapes and types of the parameters, without a replica axis.
+      fragment: Number of the fragment.
+      count: Number of its pseudo-gradients in flight.
+    """
     group = self.view.groups[fragment]
     index = self.view.index(fragment)
 
     def make(params: Tree, index: Any) -> FragmentState:
-      own = self.view.extract(params, group, index)
-      sent = jax.tree.map(self.replicas.copies, own)
-      first = self._first(group)(params, index)
+      values = self.view.extract(params, group, index)
+      sent = jax.tree.map(self.replicas.copies, values)
+      first = self._first_fragment(group)(params, index)
       return first._replace(in_flight=(sent,) * count)
 
     state = jax.eval_shape(make, params, index)
@@ -192,12 +228,12 @@ class RoundStates:
 
   @functools.cache  # noqa: B019 - a few numbers.
   def number(self, value: int) -> Array:
-    """Returns a number on all devices, where it stays for the next time."""
+    """Returns a number (int32 scalar) on all devices; later calls reuse it."""
     return self.replicas.place(np.asarray(value, np.int32), None)
 
   @functools.cache  # noqa: B019 - P small arrays.
   def index(self, fragment: int) -> Any:
-    """Returns `FragmentView.index` of a fragment, on all devices."""
+    """Returns `FragmentView.index` of a fragment, on all devices; or None."""
     index = self.view.index(fragment)
     return None if index is None else self.replicas.place(index, None)
 
@@ -207,27 +243,28 @@ class RoundStates:
       return state
     return host_memory.moved(state, host_memory.DEVICE)
 
-  def kept(self, state: FragmentState) -> FragmentState:
-    """Returns the state of a fragment in the memory in which it is kept."""
+  def in_outer_memory(self, state: FragmentState) -> FragmentState:
+    """Returns the state of a fragment in the memory `outer_memory`."""
     if self.outer_memory == host_memory.DEVICE:
       return state
     return host_memory.moved(state, self.outer_memory)
 
   def with_step(self, state: RoundState, step: int) -> RoundState:
-    """Returns the state at another step of a schedule.
+    """Returns the state with another value of its counter `step`.
 
     Args:
       state: State of all replicas.
-      step: Inner steps of the schedule that count as done.
+      step: Number of inner steps of the schedule that count as done.
     """
     placed = self.replicas.place(np.asarray(step, np.int32), None)
     return state._replace(step=placed)
 
   def outer_params(self, state: RoundState) -> Tree:
-    """Returns the outer parameters to evaluate and to keep, on the device.
+    """Returns the outer parameters to evaluate and to keep, on the devices.
 
-    They are the average that the outer optimizer keeps, if it keeps one. If
-    every replica has its own outer parameters, their mean is returned.
+    If the outer optimizer keeps an average of its parameters
+    (`outer.average`), this average is returned. If every replica has its own
+    outer parameters, the mean over the replicas is returned.
     """
     fragments = tuple(map(self.on_device, state.fragments))
     params = self._joined(state.replica.params, fragments)
@@ -235,18 +272,32 @@ class RoundStates:
 
   @functools.cached_property
   def _joined(self):
-    """The jitted program (parameters, fragments) -> parameters to keep."""
+    """The jitted program (parameters, fragments) -> parameters to keep.
+
+    The parameters have leaves [...], or [M, ...] if each replica has its own.
+    """
     out = None if self.outer.is_shared else 0
     return self._joining(
-      lambda f: parameters_to_keep(f.optimizer, f.params), out
+      lambda fragment: parameters_to_keep(fragment.optimizer, fragment.params),
+      out,
     )
 
   @functools.cached_property
   def adopted(self):
-    """The jitted program (parameters, fragments) -> outer ones for all."""
+    """The jitted program (parameters, fragments) -> outer parameters.
+
+    Each replica gets them, as its new parameters: leaves [M, ...].
+    """
     return self._joining(lambda fragment: fragment.params, 0)
 
   def _joining(self, part: Callable[[FragmentState], Tree], out: int | None):
+    """Returns the jitted program (parameters, fragments) -> one whole tree.
+
+    Args:
+      part: Function from a fragment's state to its part of the tree.
+      out: Replica axis of the tree: 0; or None if all replicas have the same.
+    """
+
     def replica_program(params: Tree, fragments: tuple[FragmentState, ...]):
       joined = self.view.merge(params, list(map(part, fragments)))
       return self.replicas.divided(joined)
@@ -257,15 +308,18 @@ class RoundStates:
   def rejoin(
     self, state: RoundState, returning: Sequence[int], source_replica: int
   ) -> RoundState:
-    """Lets replicas begin as copies of another one.
+    """Lets replicas begin from the outer parameters, as new ones would.
 
-    They go on from the outer parameters, with the inner optimizer state of the
-    source replica, no residual and nothing in flight.
+    They get a copy of the source replica's inner optimizer state, no residual,
+    and zeros for every pseudo-gradient in flight.
 
     Args:
       state: State of all replicas, whose memory is reused.
       returning: Indices of the replicas that begin.
-      source_replica: Index of the replica whose optimizer state they copy.
+      source_replica: Index of the replica whose optimizer state is copied.
+
+    Returns:
+      The new state. The other replicas are as they were.
     """
     begins = np.isin(np.arange(self.replicas.num_replicas), list(returning))
     placed = self.replicas.place((begins, np.int32(source_replica)), None)
@@ -278,45 +332,53 @@ class RoundStates:
   ) -> RoundState:
     """Gives the replicas that begin the values of a first state.
 
-    Only leaves with an axis [M] change; the others are shared by all replicas.
+    Only leaves with an axis [M] change; all replicas share the other leaves.
 
     Args:
       state: State of all replicas.
-      begins: Whether each replica begins, [M].
-      source_replica: Index of the replica whose optimizer state they copy.
+      begins: Whether each replica begins, booleans [M].
+      source_replica: Index of the replica whose optimizer state is copied.
     """
-    inner = jax.tree.map(
+    source_optimizer = jax.tree.map(
       lambda leaf: leaf[source_replica], state.replica.optimizer
     )
     like = jax.tree.map(lambda leaf: leaf[0], state.replica.params)
     params = self.view.merge(like, [each.params for each in state.fragments])
 
-    def first(old: FragmentState) -> FragmentState:
+    def first_fragment(old: FragmentState) -> FragmentState:
       new = self.outer.init(old.params)
       new = map_prefix(self.replicas.copies, self.outer.axes, new)
       return new._replace(in_flight=jax.tree.map(jnp.zeros_like, old.in_flight))
 
-    fragments = tuple(map(first, state.fragments))
-    start = RoundState(self._replicated(params, inner), fragments, state.step)
+    start = RoundState(
+      replica=self._replicated(params, source_optimizer),
+      fragments=tuple(map(first_fragment, state.fragments)),
+      step=state.step,
+    )
 
-    def chosen(axis, old, new):
-      def choose(old, new):
-        mask = begins.reshape(-1, *(1,) * (old.ndim - 1))
-        return jnp.where(mask, new, old)
+    def choose(old: Array, new: Array) -> Array:
+      mask = begins.reshape(-1, *(1,) * (old.ndim - 1))
+      return jnp.where(mask, new, old)
 
-      return old if axis is None else jax.tree.map(choose, old, new)
+    def choose_subtree(axis: int | None, old: Tree, new: Tree) -> Tree:
+      if axis is None:
+        return old
+      return jax.tree.map(choose, old, new)
 
-    return jax.tree.map(chosen, self.axes, state, start, is_leaf=is_none)
+    return jax.tree.map(
+      choose_subtree, self.axes, state, start, is_leaf=is_none
+    )
 
   def advance_schedules(
     self, state: RoundState, num_steps: int, taken: Array | None = None
   ) -> RoundState:
-    """Lets learning rates go on as if inner steps had been taken.
+    """Moves learning-rate schedules on by the steps that a replica missed.
 
     Args:
-      state: State of all replicas.
-      num_steps: Inner steps by which they go on.
-      taken: Those that each replica has taken, [M]; None: none.
+      state: State of all replicas, whose memory is reused.
+      num_steps: Number of inner steps by which the run has gone on.
+      taken: How many of these steps each replica has taken, [M] int32. Its
+        schedules have moved by these already. None: no replica took any.
     """
     if taken is None:
       zeros = np.zeros(self.replicas.num_replicas, np.int32)
@@ -326,10 +388,13 @@ class RoundStates:
 
   @functools.cached_property
   def _advance(self):
-    """The jitted program that moves on schedules of steps not taken."""
+    """The jitted program (replica, taken, num_steps) -> replica.
 
-    def replica_program(replica: ReplicaState, taken: Index, due: Index):
-      optimizer = advanced(replica.optimizer, due - taken)
+    It moves the counters of schedules on by `num_steps - taken`.
+    """
+
+    def replica_program(replica: ReplicaState, taken: Index, num_steps: Index):
+      optimizer = advanced(replica.optimizer, num_steps - taken)
       return replica._replace(optimizer=optimizer)
 
     axes = self.axes.replica
@@ -338,11 +403,16 @@ class RoundStates:
 
 
 def _arrived_alone(leaving: Tree) -> Tree:
-  """Returns what a store would bring if this replica alone had sent.
+  """Returns the reply of a store to which this replica alone has sent.
 
   Args:
-    leaving: The arrays that are sent, and whether they are finite. An exchange
-      that does not send by a store may yield anything, which comes back.
+    leaving: What the exchange yields to be sent. An exchange through a store
+      yields its arrays and whether they are finite; any other exchange may
+      yield any tree.
+
+  Returns:
+    The arrays with an axis of one replica in front, the weights [1], and
+    whether this replica's message counts. Any other tree comes back as it is.
   """
   if not isinstance(leaving, tuple) or not isinstance(leaving[0], Sequence):
     return leaving
@@ -353,5 +423,5 @@ def _arrived_alone(leaving: Tree) -> Tree:
 
 @jax.jit
 def mean_of(tree: Tree) -> Tree:
-  """Returns the mean of leaves [M, ...] over replicas."""
+  """Returns the mean over replicas of every leaf [M, ...], leaves [...]."""
   return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree)

@@ -1,16 +1,24 @@
 """One window of a schedule, for one replica: inner steps, then their events.
 
-The host goes from window to window (`rounds`). In a window a replica takes
-inner steps, measures the fragment that is sent, applies the one that is due,
-and keeps what it measured in flight. What is due is exchanged behind the
-steps: each message leaves before a stretch of them and arrives after it. The
-loop over the steps and the message have no data in common, so the compiler may
-run them side by side.
+The host goes from window to window (`rounds`). In a window a replica
 
-For example H = 4, P = 1 and tau = 4 in the second round. The pseudo-gradient of
-step 4 is exchanged while steps 5 to 8 run. After step 8 the replica measures a
-new one, applies that of step 4, and the new one is in flight. With tau = 0 it
-measures after step 8, exchanges that, waits for the result and applies it.
+  1. takes inner steps,
+  2. measures the pseudo-gradient of the fragment that is sent,
+  3. applies the mean of the fragment whose oldest pseudo-gradient in flight is
+     *due*, which means that the schedule applies it in this window,
+  4. keeps the new pseudo-gradient in flight.
+
+The due pseudo-gradient is exchanged while the inner steps run. The steps are
+divided into stretches, one for each message of the exchange. A message leaves
+before its stretch and arrives after it. The loop over the steps and the message
+have no data in common, so the compiler may run them side by side.
+
+For example, take H = 4 steps a round, P = 1 fragment and a delay of tau = 4
+steps. In the second round, the pseudo-gradient of step 4 is exchanged while
+steps 5 to 8 run. After step 8 the replica measures a new pseudo-gradient and
+applies the mean of step 4. The new pseudo-gradient is then in flight. With
+tau = 0 the replica measures after step 8, exchanges this measurement at once,
+waits for the result and applies it.
 """
 
 import dataclasses
@@ -29,7 +37,7 @@ from dilocox_jax.outer.events import Arrived
 from dilocox_jax.outer.fragment_view import FragmentView
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.outer.rules import ExchangeResult
-from dilocox_jax.plan.overlap import stretch_ends, stretches
+from dilocox_jax.plan.overlap import PARTS, stretches
 from dilocox_jax.trees import Array, Index, Scalar, Tree
 
 # Name of the loop over inner steps in a compiled program.
@@ -37,13 +45,13 @@ INNER_STEPS = "inner_steps"
 
 
 class ReplicaState(NamedTuple):
-  """State of one replica beside that of its fragments.
+  """State of one replica, except the states of its fragments.
 
   Attributes:
     params: Parameters of the replica.
     optimizer: State of the inner optimizer.
-    correction: What is added to the parameters after each inner step
-      (`ApplyRule.correct`), a tree like them; None: nothing.
+    correction: Tree like `params` that is added to them after each inner step
+      (`ApplyRule.correct`). None: nothing is added.
   """
 
   params: Tree
@@ -52,18 +60,24 @@ class ReplicaState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-  """Holds metrics of inner steps. Each field is [num_steps] float32."""
+  """Metrics of inner steps.
+
+  Attributes:
+    loss: Loss of each inner step, [num_steps] float32.
+    grad_norm: Norm of each inner step's gradient, [num_steps] float32.
+  """
 
   loss: Array
   grad_norm: Array
 
 
 class InnerProgress(NamedTuple):
-  """Holds what inner steps change.
+  """The values that inner steps change.
 
   Attributes:
     replica: Parameters and inner optimizer of the replica.
-    step: Number of the batches that were used.
+    step: Number of inner steps taken since the first batch of
+      `WindowInput.batches`. It is the index of the next batch.
     metrics: Metrics of these steps, and zeros for the steps to come.
   """
 
@@ -72,27 +86,36 @@ class InnerProgress(NamedTuple):
   metrics: StepMetrics
 
 
+# Function (params, optimizer state, batch) -> (params, optimizer state, (loss,
+# gradient norm)); see `WindowProgram.inner_step`.
 InnerStep = Callable[..., tuple[Tree, Tree, tuple]]
+# Function (progress, number of inner steps) -> progress after these steps.
 RunSteps = Callable[[InnerProgress, Index], InnerProgress]
 
 
 @dataclasses.dataclass(frozen=True)
 class WindowKind:
-  """What decides the program of a window; all else is data.
+  """The properties of a window for which its program is compiled.
+
+  Windows of one kind run the same compiled program. Everything else, such as
+  the number of inner steps, is data of the program.
 
   Attributes:
-    applied: Group of the fragment that is applied (`fragment_view`), or None.
-    sent: Group of the fragment that is sent, or None.
-    is_same: Whether one fragment is applied and sent.
+    applied_group: Group (`outer.fragment_view`) of the fragment that is
+      applied; None if no fragment is.
+    sent_group: Group of the fragment that is sent; None if no fragment is.
+    is_same: Whether the same fragment is applied and sent.
     has_steps: Whether there are inner steps.
-    follows_send: Whether what is applied follows a send of the same fragment
-      on the same step (`plan.schedule.sync_schedule.Window`).
-    has_arrived: Whether what is applied was exchanged by another program.
-    differs: Whether replicas take different steps and have different weights.
+    follows_send: Whether the applied fragment was sent on the same step by the
+      window before (`plan.schedule.sync_schedule.Window`).
+    has_arrived: Whether another program has exchanged the pseudo-gradient that
+      is applied. `WindowInput.arrived` then has the result.
+    differs: Whether the replicas may take different numbers of steps and have
+      different weights in the exchange.
   """
 
-  applied: int | None = None
-  sent: int | None = None
+  applied_group: int | None = None
+  sent_group: int | None = None
   is_same: bool = False
   has_steps: bool = True
   follows_send: bool = False
@@ -101,21 +124,27 @@ class WindowKind:
 
 
 class WindowInput(NamedTuple):
-  """What a window of one replica is given.
+  """The arguments of a window's program, for one replica.
 
   Attributes:
     progress: The replica before the window.
-    batches: Batches that `progress.step` counts, leaves [n, ...].
-    num_steps: Inner steps of the window.
-    applied: State of the fragment that is applied, without `due`.
-    due: Its oldest pseudo-gradient in flight, which is applied; None if what is
-      applied is measured in this window.
-    sent: State of the fragment that is sent, if it is another one.
-    indices: Indices of both fragments in their groups (`FragmentView.index`).
-    weight: Factor of this replica in the exchange; None: all have the same.
+    batches: Batches of the round, leaves [n, ...]. The window begins with batch
+      `progress.step`. None if there are no inner steps.
+    num_steps: Number of inner steps of the window, int32 scalar.
+    applied: State of the fragment that is applied, without the pseudo-gradient
+      `due`; None if no fragment is applied.
+    due: The oldest pseudo-gradient in flight of that fragment, whose mean is
+      applied; None if the window itself measures what it applies (tau = 0).
+    sent: State of the fragment that is sent; None if no fragment is sent, or if
+      it is the applied fragment.
+    indices: Indices (`FragmentView.index`) of the applied fragment and of the
+      fragment `sent`, each in its group.
+    weight: Factor of this replica in the exchange, float32 scalar; None: all
+      replicas have the same.
     arrived: Result of the exchange and new state of the aggregator, if another
-      program has exchanged what is applied.
-    frozen: Parameters that inner steps read and nobody trains; None: none.
+      program has exchanged `due`; None: this window exchanges it.
+    frozen: Parameters that inner steps read but do not train; None: there are
+      none.
   """
 
   progress: Any
@@ -138,9 +167,9 @@ class WindowProgram:
     outer: Measures, exchanges and applies pseudo-gradients.
     view: Cuts fragments out of the replica's parameters.
     inner_step: Function (params, optimizer state, batch) -> (params, optimizer
-      state, (loss, gradient norm)). If anything is frozen, it has an argument
-      `frozen` too.
-    kind: What the window has.
+      state, (loss, gradient norm)). If there are frozen parameters, it also
+      has a keyword argument `frozen`.
+    kind: Which events the window has, and whether it has steps.
   """
 
   outer: OuterStep
@@ -149,8 +178,8 @@ class WindowProgram:
   kind: WindowKind
 
   @property
-  def _is_at_once(self) -> bool:
-    """Whether what is applied is measured in this window, with no delay."""
+  def _exchanges_at_once(self) -> bool:
+    """Whether the window measures, exchanges and applies at once (tau = 0)."""
     return self.kind.is_same and not self.outer.method.schedule.depth
 
   def run(
@@ -158,40 +187,59 @@ class WindowProgram:
   ) -> tuple[
     InnerProgress, FragmentState | None, FragmentState | None, Drift | None
   ]:
-    """Runs the inner steps and the events.
+    """Runs the inner steps and the events of the window.
 
     Args:
       given: The replica, its batches, and the states of the fragments.
 
     Returns:
-      The replica, both fragments, and the drift of what was applied.
+      The progress after the window; the new states of the fragments
+      `given.applied` and `given.sent`, each None where the argument is None;
+      the drift of the exchange that was applied, None if none was.
     """
     progress, arrived = self._steps_and_exchange(given)
     replica = progress.replica
     applied = given.applied
     sent = given.sent
     drift = None
-    if applied and self.kind.is_same:
+    if applied is not None and self.kind.is_same:
       replica, applied, drift = self._apply_and_send(replica, given, arrived)
-    elif applied:
-      assert arrived is not None, "what is applied was exchanged"
+    elif applied is not None:
+      assert arrived is not None, "the applied fragment was exchanged"
       replica, applied, drift = self._apply(replica, given, arrived)
-    if sent:
+    if sent is not None:
       replica, sent = self._send(replica, sent, given.indices[1])
     return progress._replace(replica=replica), applied, sent, drift
 
   @property
   def _applied_group(self) -> int:
-    assert self.kind.applied is not None, "nothing is applied"
-    return self.kind.applied
+    """Group of the fragment that is applied."""
+    assert self.kind.applied_group is not None, "nothing is applied"
+    return self.kind.applied_group
 
   def _steps_and_exchange(
     self, given: WindowInput
   ) -> tuple[InnerProgress, Arrived | None]:
-    """Takes the inner steps, and exchanges what is due behind them."""
+    """Takes the inner steps, and exchanges `given.due` while they run.
+
+    Without inner steps the exchange runs by itself. Nothing is exchanged here
+    in two cases: another program has exchanged already, or the window measures
+    what it applies (tau = 0), and exchanges after that.
+
+    Args:
+      given: Arguments of the window's program.
+
+    Returns:
+      The progress after the steps, and the result of the exchange with the
+      aggregator's new state; None if there is no result yet.
+    """
     run_steps = self._run_steps(given.batches, given.frozen)
-    is_due = given.applied and not given.arrived and not self._is_at_once
-    if is_due and self.kind.has_steps:
+    must_exchange = (
+      given.applied is not None
+      and given.arrived is None
+      and not self._exchanges_at_once
+    )
+    if must_exchange and self.kind.has_steps:
       return exchange_behind_steps(
         self.outer,
         run_steps,
@@ -203,11 +251,12 @@ class WindowProgram:
       )
     progress = run_steps(given.progress, given.num_steps)
     arrived = given.arrived
-    if is_due:
+    if must_exchange:
       arrived = self.outer.exchange(given.applied, given.due, given.weight)
     return progress, arrived
 
   def _run_steps(self, batches: Tree, frozen: Tree | None) -> RunSteps:
+    """Returns the function that takes inner steps; without steps, none."""
     if not self.kind.has_steps:
       return lambda progress, count: progress
     return inner_steps(with_frozen(self.inner_step, frozen), batches)
@@ -215,31 +264,53 @@ class WindowProgram:
   def _apply(
     self, replica: ReplicaState, given: WindowInput, arrived: Arrived
   ) -> tuple[ReplicaState, FragmentState, Drift]:
-    """Applies a fragment that is not sent in this window."""
+    """Applies a fragment that is not sent in this window.
+
+    Args:
+      replica: The replica after the inner steps.
+      given: Arguments of the window's program.
+      arrived: Result of the exchange, and the aggregator's new state.
+
+    Returns:
+      The replica and the state of the fragment after the apply, and the drift.
+    """
     state = given.applied
     group = self._applied_group
     index = given.indices[0]
-    fresh = events.no_measurement(state)
-    if self.kind.follows_send:  # The window before has measured it.
-      fresh = (given.due, *state.in_flight)[-1]
-    state, own, result = events.apply_arrived(self.outer, arrived)(
-      state, self.view.extract(replica.params, group, index), fresh
+    newest = events.no_measurement(state)
+    if self.kind.follows_send:
+      # The window before has measured the newest pseudo-gradient on this very
+      # step. It is `due` itself if nothing else is in flight.
+      newest = (given.due, *state.in_flight)[-1]
+    state, inner, result = events.apply_arrived(self.outer, arrived)(
+      state, self.view.extract(replica.params, group, index), newest
     )
-    assert result is not None, "something is applied"
-    replica = self._with_fragment(replica, index, own, result)
+    assert result is not None, "an exchange is applied"
+    replica = self._with_applied(replica, index, inner, result)
     return replica, state, measure_drift(result)
 
   def _apply_and_send(
     self, replica: ReplicaState, given: WindowInput, arrived: Arrived | None
   ) -> tuple[ReplicaState, FragmentState, Drift]:
-    """Measures a fragment, applies what is due of it, and sends it."""
+    """Measures a fragment, applies a result to it, and sends the measurement.
+
+    Args:
+      replica: The replica after the inner steps.
+      given: Arguments of the window's program.
+      arrived: Result of the exchange of `given.due`, and the aggregator's new
+        state. None with tau = 0: the new measurement is exchanged and applied
+        at once.
+
+    Returns:
+      The replica and the state of the fragment after both, and the drift.
+    """
     group = self._applied_group
     index = given.indices[0]
     due = () if given.due is None else (given.due,)
     apply = events.exchange_at_once(self.outer, given.weight)
     if arrived is not None:
       apply = events.apply_arrived(self.outer, arrived)
-    state, own, result = events.measure_apply_send(
+    state, inner, result = events.measure_apply_send(
       self.outer,
       given.applied,
       self.view.extract(replica.params, group, index),
@@ -247,20 +318,26 @@ class WindowProgram:
       apply=apply,
       num_arrived=1,
     )
-    assert result is not None, "something is applied"
-    replica = self._with_fragment(replica, index, own, result)
+    assert result is not None, "an exchange is applied"
+    replica = self._with_applied(replica, index, inner, result)
     return replica, state, measure_drift(result)
 
-  def _with_fragment(
-    self, replica: ReplicaState, index: Any, own: Tree, result: ExchangeResult
+  def _with_applied(
+    self,
+    replica: ReplicaState,
+    index: Any,
+    inner: Tree,
+    result: ExchangeResult,
   ) -> ReplicaState:
-    """Returns the replica after an apply.
+    """Returns the replica with new values of the fragment that was applied.
+
+    Its correction, if the rule has one, is renewed from the result.
 
     Args:
-      replica: The replica before.
-      index: Index of the fragment that was applied.
-      own: New parameters of the fragment.
-      result: Result of its exchange.
+      replica: The replica before the apply.
+      index: Index of the applied fragment in its group.
+      inner: The replica's new parameters of the fragment.
+      result: Result of the fragment's exchange.
     """
     group = self._applied_group
     correction = replica.correction
@@ -269,42 +346,60 @@ class WindowProgram:
         self.view.extract(correction, group, index), result
       )
       correction = self.view.insert(correction, group, index, of_fragment)
-    params = self.view.insert(replica.params, group, index, own)
+    params = self.view.insert(replica.params, group, index, inner)
     return replica._replace(params=params, correction=correction)
 
   def _send(
     self, replica: ReplicaState, state: FragmentState, index: Any
   ) -> tuple[ReplicaState, FragmentState]:
-    """Measures a fragment, which is in flight from now on."""
-    assert self.kind.sent is not None, "nothing is sent"
-    group = self.kind.sent
-    own = self.view.extract(replica.params, group, index)
+    """Measures a fragment, whose pseudo-gradient is in flight from now on.
+
+    Args:
+      replica: The replica after the inner steps and the apply.
+      state: State of the fragment.
+      index: Index of the fragment in its group.
+
+    Returns:
+      The replica, whose parameters change only under a rule that applies at the
+      first send; the new state of the fragment.
+    """
+    assert self.kind.sent_group is not None, "nothing is sent"
+    group = self.kind.sent_group
+    inner = self.view.extract(replica.params, group, index)
     state, new, _ = events.measure_apply_send(
       self.outer,
       state,
-      own,
+      inner,
       in_flight=state.in_flight,
       apply=self._apply_while_in_flight(state),
       num_arrived=0,
     )
-    if new is not own:
+    if new is not inner:
       params = self.view.insert(replica.params, group, index, new)
       replica = replica._replace(params=params)
     return replica, state
 
   def _apply_while_in_flight(self, state: FragmentState) -> events.Apply:
-    """Returns what a send applies: nothing, but by some rules the first."""
+    """Returns what a send applies while its result is in flight.
+
+    That is nothing, or what `events.apply_nothing_yet` applies before the first
+    result arrives.
+
+    Args:
+      state: State of the fragment that is sent.
+    """
     if state.in_flight:
-      return lambda state, own, fresh: (state, own, None)
+      return lambda state, inner, fresh: (state, inner, None)
     return events.apply_nothing_yet(self.outer)
 
 
 def with_frozen(function: Callable, frozen: Tree | None) -> Callable:
-  """Gives a function its argument `frozen`, if there is anything frozen.
+  """Returns a function with its keyword argument `frozen` filled in.
 
   Args:
     function: An inner step, a gradient or a loss.
-    frozen: Parameters that it reads and nobody trains; None: it takes none.
+    frozen: Parameters that the function reads but that are not trained. None:
+      the function has no argument `frozen`, and is returned as it is.
   """
   if frozen is None:
     return function
@@ -316,7 +411,7 @@ def inner_steps(inner_step: InnerStep, batches: Tree) -> RunSteps:
 
   Args:
     inner_step: Function (params, optimizer state, batch) as in `WindowProgram`.
-    batches: Batches, leaves [n, ...].
+    batches: Batches, leaves [n, ...]. Each step takes batch `progress.step`.
   """
 
   def body(_, progress: InnerProgress) -> InnerProgress:
@@ -347,19 +442,21 @@ def exchange_behind_steps(
   run_steps,
   progress: Any,
   state: FragmentState,
-  own: Tree,
+  pseudo_gradient: Tree,
   num_steps: Index,
   weight: Scalar | None = None,
 ) -> tuple[Any, Arrived]:
-  """Exchanges behind inner steps, a stretch of them for each message.
+  """Exchanges while inner steps run, with a stretch of steps for each message.
 
-  Low rank: send the left factor, run steps, receive its mean, make it
-  orthonormal, send the right factor, run the other steps, receive its mean.
+  With a codec of low rank, for example: send the left factor, run some steps,
+  receive the mean of the left factors, make it orthonormal, send the right
+  factor, run the other steps, receive the mean of the right factors.
 
-  Left to itself, the compiler may end a transfer before the loop, or start it
-  behind the loop. The barriers keep both ends in their places: the loop needs
-  the step counter, which comes with what is sent, and what has arrived comes
-  with the counter at the end of the loop.
+  Left to itself, the compiler may end a transfer before the loop over the
+  steps, or start it after the loop. Two barriers prevent this. The first one
+  ties the message that leaves to the step counter that the loop begins with.
+  The second one ties the message that arrives to the counter that the loop ends
+  with.
 
   Args:
     outer: Exchanges pseudo-gradients.
@@ -367,26 +464,30 @@ def exchange_behind_steps(
     progress: NamedTuple with a counter `step` that the loop over inner steps
       needs and returns.
     state: State of the fragment.
-    own: Its pseudo-gradient of this replica.
-    num_steps: Inner steps behind the exchange.
+    pseudo_gradient: This replica's pseudo-gradient of the fragment.
+    num_steps: Number of inner steps that run meanwhile.
     weight: Weight of this replica, as for `OuterStep.exchange`.
 
   Returns:
-    The progress after the steps, and what `OuterStep.exchange` returns.
+    The progress after the steps, and the result of `OuterStep.exchange`.
+
+  Raises:
+    ValueError: If the exchange ends in fewer turns than the aggregator's
+      `stretch_ends` has.
   """
-  ends = stretch_ends((), 1)
+  ends: tuple[int, ...] = (PARTS,)  # All steps hide the first turn.
   if outer.aggregator.has_turns and outer.aggregator.stretch_ends:
     ends = outer.aggregator.stretch_ends(state.params)
-  run = outer.exchange_coroutine(state, own, weight)
-  leaving = next(run)
+  exchange = outer.exchange_coroutine(state, pseudo_gradient, weight)
+  leaving = next(exchange)
   for turn, count in enumerate(stretches(num_steps, ends)):
     leaving, step = jax.lax.optimization_barrier((leaving, progress.step))
-    arriving = run.send(leaving)
+    arriving = exchange.send(leaving)
     progress = run_steps(progress._replace(step=step), count)
     arrived, step = jax.lax.optimization_barrier((arriving, progress.step))
     progress = progress._replace(step=step)
     try:
-      leaving = run.send(arrived)
+      leaving = exchange.send(arrived)
     except StopIteration as stop:
       require(
         turn == len(ends) - 1,
@@ -395,7 +496,8 @@ def exchange_behind_steps(
       )
       return progress, stop.value
   try:
-    while True:  # Turns that `stretch_ends` does not know of.
-      leaving = run.send(leaving)
+    # The turns beyond `stretch_ends` come after all inner steps.
+    while True:
+      leaving = exchange.send(leaving)
   except StopIteration as stop:
     return progress, stop.value

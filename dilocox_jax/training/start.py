@@ -154,7 +154,7 @@ def _params_of_other_library(
   Args:
     config: Config of the run. Its model must be the model of the checkpoint.
     source: Folder of the checkpoint.
-    parts: Parts that the user supplies.
+    overrides: What the caller passes in place of the config.
 
   Raises:
     RefusedError: If the user supplies the model, or if the checkpoint cannot be

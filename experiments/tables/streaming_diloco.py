@@ -117,7 +117,7 @@ def _cell(row: Prediction) -> str:
 def _picture(figures: Figures) -> Picture:
   title = "Bandwidth needed, simulated and published"
   picture, axes = style.frame(len(MODELS), title, size=(12.0, 4.6))
-  looks = list(zip(style.COLOURS, style.MARKERS, strict=True))
+  looks = list(zip(style.COLORS, style.MARKERS, strict=True))
   for ax, name in zip(axes, MODELS, strict=True):
     layer_model = model(figures, name)
     methods = layers.table_methods(layer_model.num_layers)

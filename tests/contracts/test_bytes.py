@@ -197,7 +197,7 @@ def test_a_window_moves_the_bytes_of_the_exchange_that_arrives_in_it(
     # Each turn of an exchange has inner steps of its own.
     turns = [each.turn for each in expected if schedule.depth]
     assert num_inner_loops(text) == 1 + max(turns, default=0)
-  assert any(kind.applied is not None for kind in seen)
+  assert any(kind.applied_group is not None for kind in seen)
 
 
 def test_a_data_parallel_step_moves_the_bytes_of_its_gradients():

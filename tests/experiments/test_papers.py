@@ -51,4 +51,4 @@ def test_every_window_of_a_round_is_traced_at_full_size(name):
     state: Any = states.abstract(programs, "rounds", in_flight=in_flight)
     progress, *_ = programs.rounds.lowered(state, batches, window).out_info
     assert progress.metrics.loss.shape == (shape[0], interval)
-  assert any(kind.applied is not None for kind in kinds)
+  assert any(kind.applied_group is not None for kind in kinds)

@@ -115,7 +115,7 @@ def train_apart(
       losses[m, place], gradient = loss_and_gradient(w, batch)
       w.update(optimizers[m].step(w, gradient))
     for part in parts:
-      part.after(step)
+      part.run_events(step)
     if tick + 1 == sync_interval:
       for m in everyone:  # All have the learning rate of the run.
         optimizers[m].count += sync_interval - inner_steps[m] * int(present[m])

@@ -231,7 +231,7 @@ def test_runs_in_directories_of_any_name_are_compared(write_run, tmp_path):
 
 
 def test_clocks_whose_names_are_alike_have_pictures_of_their_own(tmp_path):
-  clocks = ("a b", "a_b", "a$b", "数据", "данные", "x" * 300)
+  clocks = ("a b", "a_b", "a$b", "c 2", "c", "数据", "данные", "x" * 300)
   seconds = dict.fromkeys(clocks, 100.0)
   settings = [
     setting(name, [2.0, 4.0], 1_000, seconds=seconds | {CLOCK: 1.0})

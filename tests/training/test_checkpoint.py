@@ -293,7 +293,7 @@ def test_digests_are_not_written_behind_a_link(directory, tmp_path):
   link = directory / "9.orbax-checkpoint-tmp-1"
   link.symlink_to(tmp_path / "victim")
   with pytest.raises(NotADirectoryError):
-    checkpoints._signer()
+    checkpoints._write_digests()
   assert not runs.files(tmp_path / "victim")
   link.unlink()
   checkpoints.close()

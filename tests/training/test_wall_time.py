@@ -104,14 +104,14 @@ def test_no_program_is_compiled_while_another_runs(tmp_path, monkeypatch):
     result = jax.lax.fori_loop(0, 8, lambda _, x: jnp.tanh(x @ eye), eye)
     return TINY.loss(params, tokens) + 0.0 * result.sum()
 
-  run = Rounds._run
+  run = Rounds._run_window
   was_ready = []
 
   def spy(self, window, kind, given, fragments):
     was_ready.append(all(x.is_ready() for x in jax.tree.leaves(given)))
     return run(self, window, kind, given, fragments)
 
-  monkeypatch.setattr(Rounds, "_run", spy)
+  monkeypatch.setattr(Rounds, "_run_window", spy)
   config = runs.settings(method="diloco", total_steps=3)
   model = LossModel(TINY.init, busy_loss)
   runs.train(config, tmp_path, overrides=Overrides(model=model))

@@ -1,7 +1,7 @@
-"""The low-rank adapters that a run adds to the built-in decoder.
+"""Settings and shapes of the low-rank adapters of the built-in decoder.
 
-This module needs no JAX, like the shapes of a model. So plans and estimates of
-memory know adapters too. `models.adapters` trains them.
+This module needs no JAX, so that plans and estimates of memory can read the
+shapes of adapters. `models.adapters` builds and trains the adapters.
 """
 
 import dataclasses
@@ -18,20 +18,23 @@ UP = "lora_b"  # [R, O]
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-  """Low-rank adapters of products of the layers. All other leaves are frozen.
+  """Low-rank adapters of matrix products in the layers.
 
-  x @ kernel becomes x @ kernel + (alpha / rank) (x @ a) @ b. At first b is 0.
+  The product x @ kernel becomes x @ kernel + (alpha / rank) (x @ a) @ b. Only a
+  and b are trained, and the model's own parameters are frozen. At first b is 0,
+  so the model computes the same as without adapters.
 
   Source: Hu et al., 2021, arXiv 2106.09685.
   """
 
   # R, columns of a and rows of b; 0: no adapters, all parameters are trained.
   rank: int = limited(0, at_least=0)
-  # Scale of the adapters, times the rank.
+  # alpha in the formula: the scale of the adapters, times the rank.
   alpha: float = setting(
     16.0, above=0, below=math.inf, read_if=ReadIf("lora.rank", bool)
   )
-  # Products of a layer: query, key, value, output, gate, up, down.
+  # Which products of a layer have adapters, joined by commas: query, key,
+  # value, output, gate, up, down.
   products: str = setting("query,value", read_if=ReadIf("lora.rank", bool))
 
   def __post_init__(self):
@@ -40,12 +43,12 @@ class Lora:
 
   @property
   def scale(self) -> float:
-    """Factor of the product of an adapter's two matrices."""
+    """Factor alpha / rank of the product of an adapter's two matrices."""
     return self.alpha / self.rank
 
   @property
   def names(self) -> list[str]:
-    """Names of the products."""
+    """Names of the products that have adapters, e.g. ["query", "value"]."""
     return self.products.replace(" ", "").split(",")
 
   def shapes(
@@ -53,24 +56,27 @@ class Lora:
   ) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every leaf of the adapters, by path.
 
+    For example, "blocks/attention/query/lora_a" has the shape [layers, inputs,
+    R], and "blocks/attention/query/lora_b" the shape [layers, R, outputs].
+
     Args:
-      model: Shapes of the model's leaves by path. Kernels of the layers are at
+      model: Shapes of the model's leaves by path. The kernel of a product is at
         "blocks/.../NAME/kernel", [layers, inputs, outputs].
 
     Raises:
-      ValueError: If the model lacks a product.
+      ValueError: If `products` has a name that the model lacks.
     """
-    kernels = {
+    kernel_shapes = {
       path.removesuffix("/kernel"): shape
       for path, shape in model.items()
       if path.startswith("blocks/") and path.endswith("/kernel")
     }
-    path_of_name = {path.split("/")[-1]: path for path in kernels}
+    path_of_name = {path.split("/")[-1]: path for path in kernel_shapes}
     shapes: dict[str, tuple[int, ...]] = {}
     for name in self.names:
       known("product of lora.products", name, path_of_name)
       path = path_of_name[name]
-      layers, inputs, outputs = kernels[path]
+      layers, inputs, outputs = kernel_shapes[path]
       shapes[f"{path}/{DOWN}"] = (layers, inputs, self.rank)
       shapes[f"{path}/{UP}"] = (layers, self.rank, outputs)
     return shapes

@@ -28,7 +28,7 @@ _LARGEST = 2**31  # No array of JAX has a longer axis.
 
 @dataclasses.dataclass(frozen=True)
 class ModelShape:
-  """Holds the sizes of a decoder-only transformer.
+  """Sizes and options of a decoder-only transformer.
 
   Attributes:
     num_layers: Number of transformer blocks.
@@ -45,19 +45,21 @@ class ModelShape:
     num_kv_heads: Number of heads of keys and values as configured. Equally many
       query heads share each of them (Ainslie et al. 2023, arXiv 2305.13245). 0
       means num_heads. `kv_heads` is the resulting number.
-    tied_head: Whether the output head is the embedding table. If not, it is a
-      matrix of its own.
+    tied_head: Whether the output head is the embedding table. Otherwise the
+      head has a matrix of its own.
     positions: How the model knows positions: "rope" rotates queries and keys
       (Su et al. 2021, arXiv 2104.09864), "learned" adds a table to the
       embedding.
-    num_positions: Number of rows of that table, and so the longest sequence.
+    num_positions: Number of rows of the table of learned positions, and so the
+      longest sequence. 0 with "rope".
     rope_base: Base of the angles of "rope".
     norm: "rms" (Zhang and Sennrich 2019, arXiv 1910.07467), or "layer", which
       also subtracts the mean and adds a bias (Ba et al. 2016, arXiv
       1607.06450).
-    norm_epsilon: Added to the mean square before the root.
+    norm_epsilon: Number that a norm adds to the mean square, or with "layer" to
+      the variance, before the square root.
     biases: Which projections add a bias: "none", "qkv" (queries, keys and
-      values, as in Qwen), or "all" (all but the head, as in OPT).
+      values, as in Qwen2), or "all" (all but the head, as in OPT).
   """
 
   # Builds the model's functions from the shape (`models.transformer`).
@@ -117,59 +119,84 @@ class ModelShape:
 
   @property
   def kv_heads(self) -> int:
-    """Number of heads of keys, and of values."""
+    """Number of heads of the keys. The values have equally many."""
     return self.num_kv_heads or self.num_heads
 
   def has_bias(self, projection: str) -> bool:
-    """Whether a projection of a layer, such as "query", adds a bias."""
-    in_qkv = projection in ("query", "key", "value")
-    return self.biases == "all" or (self.biases == "qkv" and in_qkv)
+    """Returns whether a projection of a layer adds a bias.
+
+    Args:
+      projection: Last part of the projection's path: query, key, value, output,
+        gate, up or down.
+    """
+    if self.biases == "qkv":
+      return projection in ("query", "key", "value")
+    return self.biases == "all"
 
   def block_shapes(self) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every leaf of one layer, by path."""
-    d, k = self.model_dim, self.head_width
-    f = self.ff_dim
-    heads, shared = self.num_heads * k, self.kv_heads * k
-    widths = {"query": heads, "key": shared, "value": shared}
-    gates = ("mlp/gate",) if self.activation == "swiglu" else ()
-    kernels = {f"attention/{name}": (d, n) for name, n in widths.items()}
-    kernels |= {name: (d, f) for name in (*gates, "mlp/up")}
-    kernels |= {"attention/output": (heads, d), "mlp/down": (f, d)}
+    """Returns the shape of every leaf of one layer, by path.
+
+    For example, "attention/query/kernel" has the shape (D, N K).
+    """
+    model_dim = self.model_dim
+    query_width = self.num_heads * self.head_width
+    key_width = self.kv_heads * self.head_width
+    kernels = {
+      "attention/query": (model_dim, query_width),
+      "attention/key": (model_dim, key_width),
+      "attention/value": (model_dim, key_width),
+    }
+    if self.activation == "swiglu":
+      kernels["mlp/gate"] = (model_dim, self.ff_dim)
+    kernels["mlp/up"] = (model_dim, self.ff_dim)
+    kernels["attention/output"] = (query_width, model_dim)
+    kernels["mlp/down"] = (self.ff_dim, model_dim)
     leaves: dict[str, tuple[int, ...]] = {}
-    for name in ("attention", "mlp"):
-      leaves |= _norm_shapes(self, f"{name}/norm", d)
-    for name in ("query", "key") if self.qk_norm else ():
-      leaves |= _norm_shapes(self, f"attention/{name}_norm", k)
-    for path, kernel in kernels.items():
-      leaves[f"{path}/kernel"] = kernel
-      if self.has_bias(path.split("/")[1]):
-        leaves[f"{path}/bias"] = kernel[1:]
+    leaves.update(self._norm_shapes("attention/norm", model_dim))
+    leaves.update(self._norm_shapes("mlp/norm", model_dim))
+    if self.qk_norm:
+      head_width = self.head_width
+      leaves.update(self._norm_shapes("attention/query_norm", head_width))
+      leaves.update(self._norm_shapes("attention/key_norm", head_width))
+    for path, kernel_shape in kernels.items():
+      leaves[f"{path}/kernel"] = kernel_shape
+      projection = path.split("/")[1]
+      if self.has_bias(projection):
+        num_outputs = kernel_shape[1]
+        leaves[f"{path}/bias"] = (num_outputs,)
     return leaves
+
+  def _norm_shapes(self, path: str, width: int) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the leaves of a norm, by path.
+
+    Args:
+      path: Path of the norm.
+      width: Number of values that are normalized together.
+    """
+    shapes: dict[str, tuple[int, ...]] = {f"{path}/scale": (width,)}
+    if self.norm == "layer":
+      shapes[f"{path}/bias"] = (width,)
+    return shapes
 
   @property
   def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
     """Shape of every parameter leaf of the model, by path.
 
-    There is a "/" between the keys of a path. Leaves of all blocks are stacked:
+    There is a "/" between the keys of a path. Leaves of the layers are stacked:
     their paths begin with "blocks/" and their first axis is the layer.
     """
-    layers, d, v = self.num_layers, self.model_dim, self.vocab_size
-    blocks = {
-      f"blocks/{path}": (layers, *leaf)
-      for path, leaf in self.block_shapes().items()
+    model_dim = self.model_dim
+    leaves: dict[str, tuple[int, ...]] = {
+      "embed/embedding": (self.vocab_size, model_dim)
     }
-    leaves = {"embed/embedding": (v, d), **blocks}
+    for path, leaf_shape in self.block_shapes().items():
+      leaves[f"blocks/{path}"] = (self.num_layers, *leaf_shape)
     if self.positions == "learned":
-      leaves["embed/positions"] = (self.num_positions, d)
-    leaves |= _norm_shapes(self, "final_norm", d)
-    return leaves if self.tied_head else leaves | {"head/kernel": (d, v)}
-
-
-def _norm_shapes(
-  shape: ModelShape, path: str, width: int
-) -> dict[str, tuple[int, ...]]:
-  names = ("scale", "bias") if shape.norm == "layer" else ("scale",)
-  return {f"{path}/{name}": (width,) for name in names}
+      leaves["embed/positions"] = (self.num_positions, model_dim)
+    leaves.update(self._norm_shapes("final_norm", model_dim))
+    if not self.tied_head:
+      leaves["head/kernel"] = (model_dim, self.vocab_size)
+    return leaves
 
 
 def parameter_count(shape: ModelShape) -> int:
@@ -179,11 +206,12 @@ def parameter_count(shape: ModelShape) -> int:
 
     h V D + D + num_layers (2 D (W + U) + g D F + 2 D + q)
 
-  where W = N K is the width of the queries and U = kv_heads K that of the keys
-  and of the values. The MLP has g = 3 (SwiGLU) or 2 (GELU, ReLU) matrices, and
-  the norms of queries and keys have q = 2 K parameters with QK-norm, else 0.
-  There are h = 2 tables, or 1 if head and embedding are tied. Biases of norms
-  and projections and learned positions come on top.
+  W = N K is the width of the queries, and U = kv_heads K is the width of the
+  keys and the width of the values. The MLP has g = 3 (SwiGLU) or 2 (GELU, ReLU)
+  matrices. With QK-norm, the norms of queries and keys have q = 2 K parameters;
+  otherwise q is 0. There are h = 2 tables of the vocabulary, or 1 if head and
+  embedding are tied. Biases of norms and projections, and learned positions,
+  are added to this number.
 
   Source: our own count. The matrix terms are those of Hoffmann et al. 2022,
   arXiv 2203.15556, appendix F.
@@ -192,7 +220,7 @@ def parameter_count(shape: ModelShape) -> int:
     shape: Sizes of the model.
 
   Returns:
-    Number of scalars, embedding and head included.
+    Number of parameters, including embedding and head.
   """
   return sum(math.prod(leaf) for leaf in shape.parameter_shapes.values())
 
@@ -204,9 +232,9 @@ def flops_per_token(shape: ModelShape, sequence_length: int) -> int:
 
     6 N_mm + 12 num_layers W L,    W = N K
 
-  operations. N_mm is the number of parameters in matrices that are multiplied.
-  These are all parameters except those of the norms and of the embedding table.
-  The table is only looked up, so it counts only if it is also the head. Each of
+  operations. N_mm is the number of parameters in matrices that are multiplied:
+  the kernels of the layers and the head. The rows of the embedding are only
+  looked up, so the embedding counts only if it is also the head. Each of
   these parameters costs one multiply and one add forward, and twice that
   backward. Attention multiplies queries with keys, and weights with values. For
   a layer this costs 4 W L operations forward and twice that backward. The
