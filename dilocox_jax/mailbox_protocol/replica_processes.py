@@ -38,19 +38,17 @@ _MAPPING = "mapping"
 
 
 class ReplicaProcesses(Protocol):
-  """The processes of one replica.
-
-  Attributes:
-    is_main: Whether this is process 0, which has the mailbox.
-    is_stop_requested: Whether another process was asked to stop. Only process 0
-      knows.
-  """
+  """The processes of one replica."""
 
   @property
-  def is_main(self) -> bool: ...
+  def is_main(self) -> bool:
+    """Whether this is process 0, which has the mailbox."""
+    ...
 
   @property
-  def is_stop_requested(self) -> bool: ...
+  def is_stop_requested(self) -> bool:
+    """Whether another process was asked to stop. Only process 0 may ask."""
+    ...
 
   def from_main(
     self, ask: Callable[[], Any], shared: TakeArrays | None = None
@@ -84,7 +82,10 @@ class ReplicaProcesses(Protocol):
     ...
 
   def request_stop(self) -> None:
-    """Tells process 0 that this process was asked to stop."""
+    """Tells process 0 that this process was asked to stop.
+
+    Any thread may call this method.
+    """
 
 
 class OneProcess:

@@ -237,9 +237,7 @@ def _from_snapshot(
   def load_shared(axis: int | None, tree: Tree) -> Tree:
     if axis is not None:  # Each replica has its own values, which stay.
       return tree
-    return jax.tree.map(
-      lambda leaf: put_on(next(values), leaf.sharding), tree
-    )
+    return jax.tree.map(lambda leaf: put_on(next(values), leaf.sharding), tree)
 
   def load_fragment(old: FragmentState, count: int) -> FragmentState:
     old = rounds.states.on_device(old)

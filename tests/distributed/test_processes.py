@@ -104,7 +104,11 @@ def assert_told_by_process_0():
     lambda event, duration_secs, **_: programs.append(event)
   )
   told = replica.from_main(answer, shared=lambda: divided)
-  assert isinstance(told, Exchanged) and told[1:] == (True, {"rome": "é"}, False)
+  assert isinstance(told, Exchanged) and told[1:] == (
+    True,
+    {"rome": "é"},
+    False,
+  )
   ((name, weight, contents),) = told.messages
   assert (name, weight) == ("oslo", 0.1)
   for array, wanted in zip(contents, few, strict=True):
