@@ -97,13 +97,13 @@ class MailboxClient:
     """
     config = {**self.terms, **terms}
 
-    def open_mailbox() -> str:
+    def open_and_identify() -> str:
       self.mailbox = self._wait_for(self.open_mailbox, config=config)
       self.mailbox.beside = self._write_in_thread
       atexit.register(self._wait_for_snapshots)
       return self.mailbox.run
 
-    self.run = self.processes.from_main(open_mailbox)
+    self.run = self.processes.from_main(open_and_identify)
 
   def request_stop(self) -> None:
     """Asks the run to stop, perhaps in another thread."""

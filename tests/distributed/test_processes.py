@@ -87,6 +87,7 @@ def assert_told_by_process_0():
   divided = [array for name, array in arrays.items() if name != "own"]
   whole = [value for name, value in values.items() if name != "own"]
   replica = ClusterProcesses()
+  assert not replica.is_stop_requested
   large = np.arange(channel.PIECE_BYTES // 2 + 3, dtype=np.int32)
   few = [np.zeros((0, 2)), np.float32([[-0.0]]).astype(jnp.bfloat16), large]
 
@@ -121,6 +122,9 @@ def assert_told_by_process_0():
   with pytest.raises(StoppedError, match="no store"):
     replica.from_main(stop)
   assert not programs, "a program was made, which would wait for the devices"
+  coordinator_store.allgather("")
+  assert not replica.is_stop_requested
+  coordinator_store.allgather("")
   replica.request_stop()
   coordinator_store.allgather("")
   assert replica.is_stop_requested
