@@ -365,8 +365,10 @@ def two_secrets(folder):
     return f"ended with {codes}: {lines}"
   if len(lines) != 2 or not all("another secret" in line for line in lines):
     return f"said {lines}"
-  if (folder / "store").exists() or any((folder / "oslo").iterdir()):
-    return "something was written"
+  # The mark of the program's own directory says nothing of a run.
+  written = {path.name for path in (folder / "oslo").iterdir()}
+  if (folder / "store").exists() or written - {"made_by.json"}:
+    return f"{written} was written"
   return ""
 
 
