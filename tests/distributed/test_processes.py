@@ -89,13 +89,13 @@ def assert_told_by_process_0():
   replica = ClusterProcesses()
   assert not replica.is_stop_requested
   large = np.arange(channel.PIECE_BYTES // 2 + 3, dtype=np.int32)
-  few = [np.zeros((0, 2)), np.float32([[-0.0]]).astype(jnp.bfloat16), large]
+  few = [np.zeros((0, 2)), np.array([[-0.0]]).astype(jnp.bfloat16), large]
 
   def answer():
     found = [np.array(each) for each in replica.collected(divided)]
     for own, wanted in zip(found, whole, strict=True):
       np.testing.assert_array_equal(own, wanted)
-    return Exchanged([["oslo", 0.1, few]], True, {"rome": "é"})
+    return Exchanged([("oslo", 0.1, few)], True, {"rome": "é"})
 
   def stop():
     raise StoppedError("no store")

@@ -94,7 +94,7 @@ def in_both(function):
 
 
 def test_both_processes_get_the_messages_and_the_state():
-  message = [np.float32([1, 2]), np.zeros((0, 3), np.int8)]
+  message = [np.array([1, 2], np.float32), np.zeros((0, 3), np.int8)]
 
   def exchange(client):
     client.enter({"learning_rate": 1.0})
@@ -132,7 +132,7 @@ def test_both_processes_get_the_same_error():
 
 
 def test_an_answer_arrives_as_it_was():
-  arrays = [np.float32([[1.5]]), np.arange(3)]
+  arrays = [np.array([[1.5]], np.float32), np.arange(3)]
   answer = Exchanged([("oslo", 0.1, arrays)], False, {"rome": "late"}, True)
   value, sent = encode_answer(answer)
   found = decode_answer(json.loads(json.dumps(value)), sent)
