@@ -24,6 +24,7 @@ import socket
 import sys
 import time
 import traceback
+from unittest import mock
 
 from absl import app
 
@@ -212,8 +213,8 @@ def _train(flags, hurry):
     return take(*given)
 
   _keep_all_programs()
-  ReplicaStreams.take = slowly
-  report.write_report = lambda workdir: workdir
+  mock.patch.object(ReplicaStreams, "take", slowly).start()
+  mock.patch.object(report, "write_report", lambda workdir: workdir).start()
   sys.argv = ["train", *flags]
   app.run(train.main, flags_parser=config_flag.parse_flags)
 
@@ -238,7 +239,7 @@ def _keep_all_programs():
     finally:
       state.process_id = number
 
-  compiler._cache_write = write_as_process_0
+  mock.patch.object(compiler, "_cache_write", write_as_process_0).start()
 
 
 def outer_params(workdir):
