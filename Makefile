@@ -30,7 +30,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
 WANTED := $(VERSION) $(CURDIR)
 FOUND := $(shell $(RUN) -c 'import sys; print(open(sys.prefix + "/.installed").read())' 2>/dev/null)
 
-.PHONY: help install quickstart ablation convergence tables reproduce compile-report lint format test check check-transformers mutations docs bench pins clean FORCE
+.PHONY: help install quickstart ablation convergence tables reproduce compile-report lint format test check check-transformers mutations model docs bench pins clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -88,6 +88,9 @@ check-transformers: $(TRANSFORMERS)/.installed ## Logits and sizes beside the li
 
 mutations: install ## Change the code in 200 places, and list what no test notices (hours)
 	$(RUN) -m tests.mutants
+
+model: ## Check the mailbox's protocol by Spin, and that Spin finds seeded faults (minutes)
+	$(PYTHON) -m tests.protocol_model.check
 
 docs: $(DOCS_STAMP) ## Build the documentation, and run the code that it shows
 	rm -f docs/config_fields.md

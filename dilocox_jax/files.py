@@ -339,23 +339,54 @@ def read_file(folder: int, name: str, at_most: int) -> bytes | None:
   Raises:
     OSError: If the system refuses.
   """
+  with _file_to_read(folder, name) as file:
+    if file is None:
+      return None
+    size = os.fstat(file.fileno()).st_size
+    return file.read(size) if size <= at_most else None
+
+
+def read_range(folder: int, name: str, start: int, stop: int) -> bytes | None:
+  """Returns bytes of a file.
+
+  Args:
+    folder: The folder.
+    name: Name of the file.
+    start: First byte.
+    stop: End of the range.
+
+  Returns:
+    The bytes. None if the file ends before `stop`, or if `read_file` would not
+    read it.
+
+  Raises:
+    OSError: If the system refuses.
+  """
+  with _file_to_read(folder, name) as file:
+    if file is None or os.fstat(file.fileno()).st_size < stop:
+      return None
+    file.seek(start)
+    return file.read(stop - start)
+
+
+@contextlib.contextmanager
+def _file_to_read(folder: int, name: str) -> Iterator[BinaryIO | None]:
+  """Opens a file, and yields it; None if nothing has the name, or no file."""
   # Devices are not even opened, because to open some of them has an effect.
   if kind_of(folder, name) != FILE:
-    return None
+    yield None
+    return
   try:
     descriptor = os.open(name, os.O_RDONLY | _OPEN_FILE, dir_fd=folder)
-  except FileNotFoundError:
-    return None
   except OSError as error:
-    if error.errno in _OF_NO_FILE:
-      return None
+    if error.errno in (errno.ENOENT, *_OF_NO_FILE):
+      yield None
+      return
     raise
   with open(descriptor, "rb") as file:
     # The file may have been replaced since `kind_of`.
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_size > at_most:
-      return None
-    return file.read(status.st_size)
+    is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    yield file if is_file else None
 
 
 def _opened(

@@ -26,6 +26,46 @@ Boolean = Bool[Array, ""]
 _IN_VARIABLE = jax.tree_util.GetAttrKey("value")
 
 
+class LazyArray:
+  """An array that is not in memory, and whose parts are read when needed.
+
+  Subclasses have the attributes `shape` and `dtype`, and the method `part`.
+  `np.asarray` reads the whole array.
+  """
+
+  shape: tuple[int, ...]
+  dtype: Any
+
+  def part(self, index: tuple[slice, ...]) -> np.ndarray:
+    """Reads a part of the array into the memory of the host.
+
+    Args:
+      index: Slice of every axis, with steps of 1.
+    """
+    raise NotImplementedError
+
+  def __array__(
+    self, dtype: Any = None, copy: bool | None = None
+  ) -> np.ndarray:
+    """Reads the whole array.
+
+    Args:
+      dtype: Type of the result; None means that of the array.
+      copy: Not read: the result is always a new array.
+    """
+    del copy
+    return np.asarray(self.part((slice(None),) * len(self.shape)), dtype)
+
+
+def in_memory(tree: Tree) -> Tree:
+  """Returns a tree in which every `LazyArray` has been read."""
+
+  def read(leaf: Any) -> Any:
+    return np.asarray(leaf) if isinstance(leaf, LazyArray) else leaf
+
+  return jax.tree.map(read, tree)
+
+
 def path_name(path: Any) -> str:
   """Returns a leaf's key path as text, e.g. "blocks/attention/query/kernel".
 
@@ -86,7 +126,9 @@ def tree_digest(trees: Iterable[Tree], name: str) -> str:
   digest = hashlib.sha256(name.encode())
   for leaf in jax.tree.leaves(list(trees)):
     digest.update(f"{leaf.dtype}{leaf.shape}".encode())
-    digest.update(np.ascontiguousarray(leaf).tobytes())
+    values = np.ascontiguousarray(leaf).reshape(-1)
+    # The types of `ml_dtypes` have no buffer, so the values are seen as bytes.
+    digest.update(values.view(np.uint8).data)
   return digest.hexdigest()[:16]
 
 

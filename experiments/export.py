@@ -3,10 +3,11 @@
   python -m experiments.export --run=runs/x --workdir=exported
 
 The folder then has config.json and model.safetensors in the format of
-`transformers`, as OPT, Llama or Qwen2: the model's options decide which of the
-three. If the run trained adapters (--config.lora.rank), the folder has only the
-adapters, in the format of `peft`. The program needs the extra `weights`. A run
-can start from such a folder with --config.checkpoint.init_from.
+`transformers`, as OPT, Llama, Qwen2 or Qwen3: the model's options decide which
+of them. A model of more than --max_file_bytes is divided among several files,
+which model.safetensors.index.json lists. If the run trained adapters
+(--config.lora.rank), the folder has only the adapters, in the format of `peft`.
+A run can start from such a folder with --config.checkpoint.init_from.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,12 @@ from absl import app, flags
 
 from experiments.runtime import command_line, parts_flag, run_flag, workdir_flag
 
+MAX_FILE_BYTES = flags.DEFINE_integer(
+  "max_file_bytes",
+  5_000_000_000,
+  "Largest number of bytes of tensors in a file.",
+  lower_bound=1,
+)
 flags.adopt_module_key_flags(run_flag)
 flags.adopt_module_key_flags(workdir_flag)
 
@@ -29,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
 
   with command_line.usage_errors(kinds=(ValueError, RuntimeError, OSError)):
     run = dx.load(run_flag.RUN.value)
-    family = run.export(workdir)
+    family = run.export(workdir, max_file_bytes=MAX_FILE_BYTES.value)
   kind = f"adapters of {family}" if run.config.lora.rank else family
   count = run.metrics.record["parameter_count"]
   print(f"{kind}, {count:,} parameters: {workdir}")

@@ -72,7 +72,8 @@ def _estimate(config: RunConfig, memory_bytes: float) -> None:
   Raises:
     StoppedError: If the run does not fit.
   """
-  from dilocox_jax.api.device_memory import LEAST_SPARE, device_memory
+  from dilocox_jax.api.memory_advice import memory_advice
+  from dilocox_jax.config.device_memory import LEAST_SPARE, device_memory
   from dilocox_jax.plan.model import shapes
   from dilocox_jax.report.units import human_bytes, human_share
 
@@ -83,7 +84,7 @@ def _estimate(config: RunConfig, memory_bytes: float) -> None:
   print(
     f"{flops:.4g} FLOPs a token of training (L = {config.data.sequence_length})"
   )
-  memory = device_memory(config)
+  memory = device_memory(config, memory_bytes)
   num_stacked = 1
   if config.mesh.layout != "mesh":
     num_stacked = config.num_local_replicas
@@ -107,8 +108,8 @@ def _estimate(config: RunConfig, memory_bytes: float) -> None:
   available = human_bytes(memory_bytes)
   if needed_bytes > memory_bytes:
     raise command_line.StoppedError(
-      f"does not fit: it lacks {spare} of {available}; take more stages or "
-      "data shards, a smaller batch or rank, or mesh.remat='full'"
+      f"does not fit: it lacks {spare} of {available}; "
+      f"{memory_advice(config, memory_bytes)}"
     )
   print(f"fits with {spare} of {available} to spare")
   if needed_bytes > (1 - LEAST_SPARE) * memory_bytes:
@@ -164,6 +165,7 @@ def _compile(config: RunConfig, topology: str) -> None:
   # Programs are compiled for slices that are not there. So JAX must not look
   # for a real TPU.
   os.environ["JAX_PLATFORMS"] = "cpu"
+  from dilocox_jax.api.memory_advice import memory_advice
   from experiments.tools import compiled_run
 
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "fits")
@@ -175,8 +177,8 @@ def _compile(config: RunConfig, topology: str) -> None:
   print(f"{compiled.name}: {compiled.finding}\nreport: {page}")
   if not compiled.fits:
     raise command_line.StoppedError(
-      f"{compiled.name} does not fit: take more stages or data shards, a "
-      "smaller batch or rank, or mesh.remat='full'"
+      f"{compiled.name} does not fit: "
+      f"{memory_advice(config, compiled.memory_bytes)}"
     )
 
 

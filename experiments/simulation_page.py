@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from rich.console import Console
 
-from dilocox_jax.api.device_memory import LEAST_SPARE
 from dilocox_jax.api.measured_gaps import measured_gaps
 from dilocox_jax.api.method_plans import NARROW_ALLREDUCE, MethodPlan
 from dilocox_jax.checks import printable
+from dilocox_jax.config.device_memory import LEAST_SPARE
 from dilocox_jax.config.sections import InnerConfig
 from dilocox_jax.metrics.lines import write_json
 from dilocox_jax.plan.model.shapes import parameter_count

@@ -9,7 +9,7 @@ from dilocox_jax.aggregators.sizes import encoded_bytes
 from dilocox_jax.codecs.base import Encoder
 from dilocox_jax.codecs.batching import Shape
 from dilocox_jax.coroutines import Coroutine
-from dilocox_jax.mailbox_protocol.messages import HEADER_BYTES
+from dilocox_jax.mailbox_protocol.messages import message_bytes
 from dilocox_jax.plan.operations import Operation, StoreObject
 from dilocox_jax.trees import Array
 
@@ -20,9 +20,9 @@ class MailboxMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one object of the store: the message behind a header."""
+    """Returns one object of the store: the message behind tags and a header."""
     del num_replicas
-    return [StoreObject(encoded_bytes(encoder, shapes) + HEADER_BYTES)]
+    return [StoreObject(message_bytes(encoded_bytes(encoder, shapes)))]
 
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender

@@ -11,18 +11,20 @@ import math
 
 import jax
 
-from dilocox_jax.api.device_memory import (
+from dilocox_jax.config import RunConfig
+from dilocox_jax.config.device_memory import (
   device_memory,
   num_copies,
   optimizer_copies,
-  share_bytes,
 )
-from dilocox_jax.api.free_memory import device_bytes, free_host_bytes
-from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import on_platform
+from dilocox_jax.config.step_memory import share_bytes
+from dilocox_jax.distributed.free_memory import device_bytes, free_host_bytes
 from dilocox_jax.report.units import human_bytes
 from dilocox_jax.training.build import platform_name
+from dilocox_jax.training.model_functions import run_division
 from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
+from dilocox_jax.trees import leaves_by_path
 
 # Estimates of a step are within a tenth of what compilers need
 # (tests/experiments/test_fits.py).
@@ -52,7 +54,8 @@ def check_memory(
   Raises:
     MemoryRefusedError: One line with both numbers and what to change.
   """
-  state_bytes, step_bytes = _needed_bytes(config, overrides)
+  memory_bytes = min(map(device_bytes, jax.local_devices()))
+  state_bytes, step_bytes = _needed_bytes(config, overrides, memory_bytes)
   if platform_name() == "cpu":
     # All devices of a CPU use the memory of the host.
     num_devices = min(config.num_devices, jax.local_device_count())
@@ -62,7 +65,7 @@ def check_memory(
     free_memory = f"and this machine has {human_bytes(free)} free"
   else:
     device = jax.local_devices()[0]
-    free = device_bytes(device)
+    free = memory_bytes
     free_memory = f"and a device ({device.device_kind}) has {human_bytes(free)}"
   needed = state_bytes + step_bytes
   if needed <= MARGIN * free:
@@ -78,9 +81,14 @@ def check_memory(
 
 
 def _needed_bytes(
-  config: RunConfig, overrides: Overrides
+  config: RunConfig, overrides: Overrides, memory_bytes: float
 ) -> tuple[float, float]:
   """Returns the memory that a device needs (bytes).
+
+  Args:
+    config: Config of the run.
+    overrides: Overrides that the caller passes.
+    memory_bytes: Memory of a device (bytes); infinity if it does not tell it.
 
   Returns:
     The memory of the state that is kept between steps, and the memory that a
@@ -91,7 +99,7 @@ def _needed_bytes(
     num_replicas = config.num_local_replicas
   if overrides.model is not None:
     return num_replicas * _supplied_model_bytes(config, overrides), 0
-  memory = device_memory(config)
+  memory = device_memory(config, memory_bytes)
   state_bytes = memory.state
   if config.mesh.outer_memory != "device" and platform_name() != "cpu":
     # The outer state is in the memory of the host.
@@ -108,17 +116,19 @@ def _needed_bytes(
 
 
 def _supplied_model_bytes(config: RunConfig, overrides: Overrides) -> float:
-  """Returns the least state that a replica of a supplied model keeps (bytes).
+  """Returns the least state that a device of a supplied model keeps (bytes).
 
   If only a part of the model is trained, one copy of the parameters is counted.
   The state of the inner optimizer is not counted.
   """
   assert overrides.model is not None
   params = jax.eval_shape(overrides.model.init, jax.random.key(0))
-  copy_bytes = sum(
-    math.prod(leaf.shape) * leaf.dtype.itemsize
-    for leaf in jax.tree.leaves(params)
-  )
+  division = run_division(config, overrides.model)
+  copy_bytes = 0
+  for path, leaf in leaves_by_path(params).items():
+    axes_of_dimensions = division.spec(path, leaf.shape)
+    num_parts = math.prod(map(division.num_shards, axes_of_dimensions))
+    copy_bytes += math.prod(leaf.shape) * leaf.dtype.itemsize // num_parts
   if overrides.trainable or config.lora.rank:
     return copy_bytes
   copies = num_copies(config) - optimizer_copies(config)

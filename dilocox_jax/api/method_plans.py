@@ -18,21 +18,28 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dilocox_jax.api.device_memory import (
-  LEAST_SPARE,
-  DeviceMemory,
-  device_memory,
-)
 from dilocox_jax.api.measured_gaps import (
   MeasuredGap,
   measured_gaps,
   share_of_more_steps,
 )
-from dilocox_jax.api.simulation_setup import Options, Setup, cluster_of, set_up
+from dilocox_jax.api.simulation_setup import (
+  Options,
+  Setup,
+  cluster_of,
+  least_memory,
+  set_up,
+)
 from dilocox_jax.checks import flat, require
 from dilocox_jax.codecs.named import link_names
 from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.config.device_memory import (
+  LEAST_SPARE,
+  DeviceMemory,
+  device_memory,
+)
 from dilocox_jax.config.run import check_config
+from dilocox_jax.plan.choices import REMATS
 from dilocox_jax.plan.collectives import MAILBOX
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.simulate.cluster import Cluster
@@ -42,6 +49,11 @@ from dilocox_jax.simulate.steps import SteadyState, steady_state
 _METHOD_SECTIONS = ("sync", "exchange", "adaptive", "outer")
 # Methods that average gradients in every step.
 _EVERY_STEP = ("allreduce", "cocktail_sgd")
+# Most tensor shards that a plan has. More of them would wait for each other
+# over the slower links between machines.
+_MOST_TENSOR_SHARDS = 8
+# Fields whose product is the number of devices of a replica.
+_COUNTS = ("mesh.num_stages", "mesh.num_data_shards", "mesh.num_tensor_shards")
 # Width of the model for each rank. The recipe has rank 16 for width 128.
 _WIDTH_PER_RANK = 8
 # Utilization from which on all transfers count as hidden behind inner steps.
@@ -460,13 +472,14 @@ def _plan(
 ) -> MethodPlan:
   """Returns the plan of a config, without a comparison and without a gap."""
   setup = set_up(config, cluster, options)
+  memory_bytes = _device_bytes(setup.link_costs.cluster, device_bytes)
   return MethodPlan(
     name=name,
     config=config,
     setup=setup,
     rounds=steady_state(setup.link_costs, setup.work, setup.script, setup.plan),
-    memory=device_memory(config),
-    device_bytes=_device_bytes(setup.link_costs.cluster, device_bytes),
+    memory=device_memory(config, memory_bytes),
+    device_bytes=memory_bytes,
   )
 
 
@@ -479,22 +492,25 @@ def _device_bytes(cluster: Cluster, stated_bytes: float | None) -> float:
   """
   if stated_bytes is not None:
     return stated_bytes
-  known = (site.memory_bytes for site in cluster.sites if site.memory_bytes)
-  return min(known, default=math.inf)
+  return least_memory(cluster)
 
 
 def layouts(config: RunConfig, num_devices: int) -> Iterator[Changes]:
   """Yields layouts, which divide a replica among its devices.
 
-  A layout is a number of data shards, a number of stages and a number of
-  micro-batches. Some devices may stay idle. For each number of data shards, the
+  A layout is a number of data shards, of tensor shards, of stages and of
+  micro-batches. Some devices may stay idle. For each number of shards, the
   number of stages is one of these: 1, as many as there are devices for, the
   largest divisor of the number of layers, or the largest power of two. Example:
   78 layers on 80 devices may have 39 stages x 2 shards, or 32 x 2 on 64 of the
-  devices.
+  devices. Tensor shards are a power of two, at most the eight devices that
+  share fast links in most machines.
 
   If there are stages, the backward pass computes the activations again, because
-  models that need stages need the memory.
+  models that need stages need the memory. Without stages there is a layout with
+  the config's `mesh.remat`, and one in which the backward computes everything
+  again. The data shards of a stage collect its layers in either way
+  (`mesh.gather`).
 
   Args:
     config: Config whose model and batch are divided.
@@ -507,22 +523,59 @@ def layouts(config: RunConfig, num_devices: int) -> Iterator[Changes]:
     yield {}
     return
   batch = config.data.batch_size
-  num_layers = config.model.shape.num_layers
-  for shards in range(1, num_devices + 1):
-    if batch % shards:
+  num_heads = math.gcd(
+    config.model.shape.num_heads, config.model.shape.kv_heads
+  )
+  for tensor_shards in _powers_of_two_in(num_heads):
+    if tensor_shards > min(_MOST_TENSOR_SHARDS, num_devices):
       continue
-    most = min(num_devices // shards, num_layers)
-    even = max(n for n in range(1, most + 1) if num_layers % n == 0)
-    power_of_two = 2 ** int(math.log2(most))
-    for stages in sorted({1, most, even, power_of_two}):
-      remat = {"mesh.remat": "full"} if stages > 1 else {}
-      for micro_batches in _powers_of_two_in(batch // shards):
-        yield remat | {
-          "mesh.layout": "mesh",
-          "mesh.num_stages": stages,
-          "mesh.num_data_shards": shards,
-          "inner.accumulate_steps": micro_batches,
-        }
+    for shards in range(1, num_devices // tensor_shards + 1):
+      if batch % shards:
+        continue
+      num_left = num_devices // tensor_shards // shards
+      for stages in _numbers_of_stages(config, num_left):
+        for choice in _remat_and_gather(config, shards, stages):
+          for micro_batches in _powers_of_two_in(batch // shards):
+            yield choice | {
+              "mesh.layout": "mesh",
+              "mesh.num_stages": stages,
+              "mesh.num_data_shards": shards,
+              "mesh.num_tensor_shards": tensor_shards,
+              "inner.accumulate_steps": micro_batches,
+            }
+
+
+def _numbers_of_stages(config: RunConfig, num_devices: int) -> list[int]:
+  """Returns the numbers of stages that `layouts` tries.
+
+  Args:
+    config: Config whose model is divided.
+    num_devices: Devices that are left for stages.
+  """
+  num_layers = config.model.shape.num_layers
+  most = min(num_devices, num_layers)
+  even = max(n for n in range(1, most + 1) if num_layers % n == 0)
+  power_of_two = 2 ** int(math.log2(most))
+  return sorted({1, most, even, power_of_two})
+
+
+def _remat_and_gather(
+  config: RunConfig, num_data_shards: int, num_stages: int
+) -> list[Changes]:
+  """Returns the values of mesh.remat and mesh.gather that `layouts` tries.
+
+  Args:
+    config: Config whose model is divided.
+    num_data_shards: Number of data shards.
+    num_stages: Number of stages.
+  """
+  if num_stages == 1:
+    remats = dict.fromkeys((config.mesh.remat, "full"))
+    return [{"mesh.remat": remat} for remat in remats]
+  choices: list[Changes] = [{"mesh.remat": "full", "mesh.gather": "stage"}]
+  if num_data_shards > 1:
+    choices.append({"mesh.remat": "full", "mesh.gather": "layer"})
+  return choices
 
 
 def _powers_of_two_in(number: int) -> list[int]:
@@ -549,23 +602,54 @@ def _fastest_layouts(
     ValueError: One line, if no layout goes with the batch.
   """
   num_devices = min(map(cluster.num_devices, range(cluster.num_replicas)))
-  timed: list[tuple[float, int, Changes]] = []
+  possible: list[tuple[int, RunConfig, Changes]] = []
   for layout in layouts(allreduce, num_devices):
     # Some layouts do not go with the config, and are left out.
     with contextlib.suppress(ValueError):
       divided = changed(allreduce, layout)
-      step_s = float(set_up(divided, cluster, options).work.step_s.max())
-      timed.append((step_s, device_memory(divided).total, layout))
+      needed_bytes = device_memory(divided, device_bytes).total
+      possible.append((needed_bytes, divided, layout))
   require(
-    bool(timed),
+    bool(possible),
     f"no division of {num_devices} devices goes with data.batch_size="
     f"{allreduce.data.batch_size}: take a multiple of {num_devices}",
   )
-  fitting = [entry for entry in timed if entry[1] <= device_bytes]
+  fitting = [entry for entry in possible if entry[0] <= device_bytes]
   if not fitting:
-    fitting = [min(timed, key=lambda entry: entry[1])]
-  fitting.sort(key=lambda entry: entry[:2])
-  return [layout for _, _, layout in fitting]
+    fitting = [min(possible, key=lambda entry: entry[0])]
+  timed: list[tuple[float, int, int, Changes]] = []
+  for needed_bytes, divided, layout in fitting:
+    # A pipeline may be too long for the devices of a site.
+    with contextlib.suppress(ValueError):
+      step_s = float(set_up(divided, cluster, options).work.step_s.max())
+      # The time of what the backward computes again is not known. So of equally
+      # fast layouts the one that computes least again comes first.
+      num_again = REMATS.index(divided.mesh.remat)
+      timed.append((step_s, num_again, needed_bytes, layout))
+  timed.sort(key=lambda entry: entry[:3])
+  return _useful_layouts(timed)
+
+
+def _useful_layouts(
+  timed: Sequence[tuple[float, int, int, Changes]],
+) -> list[Changes]:
+  """Leaves out layouts that are slower than others and need no less memory.
+
+  Other methods need more memory than AllReduce: on each device its share of
+  the same copies. So only layouts with equally many devices are compared.
+
+  Args:
+    timed: Layouts, the fastest first. Each is the time of a step, an order
+      among equal times, the memory of a device (bytes), and the layout.
+  """
+  useful: list[Changes] = []
+  least_bytes: dict[int, int] = {}
+  for _, _, needed_bytes, layout in timed:
+    num_devices = math.prod(layout.get(field, 1) for field in _COUNTS)
+    if needed_bytes < least_bytes.get(num_devices, needed_bytes + 1):
+      least_bytes[num_devices] = needed_bytes
+      useful.append(layout)
+  return useful
 
 
 def _with_layout(
@@ -584,7 +668,7 @@ def _with_layout(
   divided = []
   for layout in candidate_layouts:
     divided.append(changed(config, layout) if layout else config)
-  needed_bytes = [device_memory(one).total for one in divided]
+  needed_bytes = [device_memory(one, device_bytes).total for one in divided]
   for limit in ((1 - LEAST_SPARE) * device_bytes, device_bytes):
     for one, needed in zip(divided, needed_bytes, strict=True):
       if needed <= limit:

@@ -18,8 +18,10 @@ from dilocox_jax.api.step_methods import (
 )
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import Replicas
+from dilocox_jax.inner import automatic
 from dilocox_jax.outer.fragment_view import FragmentView
 from dilocox_jax.outer.outer_step import OuterStep
+from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.schedule.fragments import BLOCKS, SLICED, Fragments
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.rounds.exchanges import LocalExchange, MailboxExchange
@@ -36,6 +38,7 @@ def make_rounds(
   num_replicas: int,
   num_layers: int = 0,
   layout: str = "stacked",
+  division: Division | None = None,
   exchange: Aggregator | MailboxExchange | str = "float32",
   frozen: Tree | None = None,
 ) -> Rounds:
@@ -56,8 +59,12 @@ def make_rounds(
     num_layers: Number of layers of the leaves below "blocks", which is the size
       of their first axis. It is needed only if a method has several fragments
       that are groups of layers.
-    layout: "stacked" (one device holds all replicas) or "mesh" (a device for
-      each replica).
+    layout: "stacked" (one device holds all replicas) or "mesh" (each replica
+      has devices of its own).
+    division: How several devices divide a replica (`dilocox_jax.divide_model`),
+      for the layout "mesh". The data shards divide the rows of a batch, and
+      JAX's partitioner divides the work of `inner_step`. None: a replica has
+      one device.
     exchange: Aggregator or mailbox that averages over replicas, e.g.
       `dilocox_jax.exchange("int(bits=4)", feedback=1.0)`, or the name of a
       codec without feedback.
@@ -95,20 +102,50 @@ def make_rounds(
   fragments = Fragments(
     num_fragments, max(num_layers, 1), method.fragment_order
   )
-  replicas = Replicas(num_replicas, layout, axis_name=run_exchange.axis_name)
+  if division is None:
+    division = Division()
+  replicas = Replicas(
+    num_replicas,
+    layout,
+    division=division,
+    axis_name=run_exchange.axis_name,
+  )
   if frozen is not None:
-    frozen = replicas.place(frozen, None)
+    frozen = replicas.place_state(frozen, None)
   rounds = Rounds(
     outer=OuterStep(method, outer, run_exchange.aggregator),
     view=FragmentView(num_fragments, fragments),
     replicas=replicas,
-    inner_step=_checked(inner_step),
+    inner_step=_divided(_checked(inner_step), division),
     make_runtime=run_exchange.make_runtime,
     frozen=frozen,
   )
   _ = rounds.runtime  # This builds the runtime, which refuses a wrong method.
   run_exchange.enter(method, num_replicas)
   return rounds
+
+
+def _divided(inner_step: InnerStep, division: Division) -> InnerStep:
+  """Wraps an inner step for a replica on several devices.
+
+  Args:
+    inner_step: As in `make_rounds`.
+    division: How the devices divide a replica.
+
+  Returns:
+    The inner step for batches whose rows are divided among the data shards. Its
+    new parameters are divided like the old ones.
+  """
+  if division.num_devices == 1:
+    return inner_step
+
+  def step(params: Tree, optimizer: Tree, batch: Tree, **frozen: Tree):
+    rows = automatic.divided_rows(batch)
+    params, optimizer, metrics = inner_step(params, optimizer, rows, **frozen)
+    params = automatic.divided_parameters(division, params)
+    return params, optimizer, metrics
+
+  return step
 
 
 def _checked(inner_step: InnerStep) -> InnerStep:

@@ -32,9 +32,10 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.config.run import check_config, from_mapping, from_saved
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.feeds import as_feed
+from dilocox_jax.distributed.partition_rules import PartitionRule
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.metrics.work_directory import CONFIG
-from dilocox_jax.models import adapters, weights
+from dilocox_jax.models import adapters, families, weights
 from dilocox_jax.models.custom import as_loss_model, reads_tokens
 from dilocox_jax.plan.collectives import MAILBOX
 from dilocox_jax.plan.model.adapters import Lora
@@ -116,8 +117,12 @@ class Run:
       RefusedError: If there is no checkpoint, or if `overrides` lacks an object
         that was passed to the run.
     """
-    resume.check_same_overrides(self.metrics.record, self._whole_overrides)
+    self._check_overrides()
     return start.saved_outer_params(self.workdir, self._whole_overrides)
+
+  def _check_overrides(self) -> None:
+    """Raises RefusedError if `overrides` lacks an object that the run had."""
+    resume.check_same_overrides(self.metrics.record, self._whole_overrides)
 
   @functools.cached_property
   def _whole_overrides(self) -> Overrides:
@@ -127,17 +132,26 @@ class Run:
     """
     return start.with_trainable(self.config, self.overrides)
 
-  def export(self, folder: str | os.PathLike) -> str:
+  def export(
+    self,
+    folder: str | os.PathLike,
+    max_file_bytes: int = weights.MAX_FILE_BYTES,
+  ) -> str:
     """Writes the trained parameters as a checkpoint that other libraries read.
 
     A run with `Lora` writes its adapters for `peft`. Any other run writes the
-    whole model for `transformers`.
+    whole model for `transformers`. If the whole model was trained, the outer
+    parameters are read and written one after the other, so the host never has a
+    copy of the whole model.
 
     Args:
       folder: Folder to write into. It is created if it is missing.
+      max_file_bytes: Largest number of bytes of tensors in a file. A larger
+        model is divided among several files, with an index. Adapters are always
+        in one file.
 
     Returns:
-      Name of the family of checkpoints, one of `models.weights.FAMILIES`.
+      Name of the family of checkpoints, one of `models.families.FAMILIES`.
 
     Raises:
       ValueError: One line, if no family has a model like this one, if the model
@@ -152,14 +166,27 @@ class Run:
     path = pathlib.Path(folder)
     shape = self.config.model.shape
     # This check comes first: it is fast, and reading the parameters is slow.
-    family = weights.family_of(shape)
+    family = families.family_of(shape)
     path.mkdir(parents=True, exist_ok=True)
     if self.config.lora.rank:
       base = self.config.checkpoint.init_from
       adapters.export(self.config.lora, path, shape, self.params, base)
     else:
-      weights.write_checkpoint(path, shape, self.model)
+      weights.write_checkpoint(
+        path, shape, self._leaves_to_export(), max_file_bytes
+      )
     return family
+
+  def _leaves_to_export(self) -> Tree:
+    """The parameters of the whole model; if possible, leaves to be read.
+
+    Raises:
+      RefusedError: As for `params`.
+    """
+    if self._whole_overrides.trainable:
+      return self.model
+    self._check_overrides()
+    return start.saved_leaves(self.workdir, self._whole_overrides)
 
   @property
   def model(self) -> Any:
@@ -192,6 +219,7 @@ def train(
   config: RunConfig | Mapping[str, Any] | None = None,
   workdir: str | os.PathLike = "runs/train",
   loss: Callable[[Any, Any], Any] | None = None,
+  partition: PartitionRule | None = None,
   trainable: Lora | Callable[[str], bool] | None = None,
   inner_optimizer: optax.GradientTransformation | None = None,
   outer_optimizer: optax.GradientTransformation | None = None,
@@ -226,6 +254,12 @@ def train(
     loss: Function (model, batch) -> scalar, which calls the model as the module
       is called. None means that batches are tokens, and each token is predicted
       from the tokens before it.
+    partition: Function (path, shape) -> `jax.sharding.PartitionSpec` of a
+      parameter over the mesh axes "data" and "tensor", for a model that is
+      passed in and trained on several devices a replica
+      (`mesh.num_data_shards`, `mesh.num_tensor_shards`). If it returns None, or
+      is None and the module has no partitioning metadata of flax, the data
+      shards divide the parameter's largest dimension.
     trainable: The part of the model that is trained; None trains all of it. It
       is a `dilocox_jax.Lora`, or a function from the path of a leaf to whether
       the leaf is trained. The rest of the model is frozen, as it is in
@@ -279,6 +313,7 @@ def train(
     run_config,
     model=model,
     loss=loss,
+    partition=partition,
     data=data,
     inner_optimizer=inner_optimizer,
     outer_optimizer=outer_optimizer,
@@ -355,6 +390,7 @@ def _overrides(
   *,
   model: Any,
   loss: Any,
+  partition: Any,
   data: Any,
   inner_optimizer: Any,
   outer_optimizer: Any,
@@ -366,6 +402,7 @@ def _overrides(
     config: Config of the run.
     model: As in `train`, and likewise the other arguments.
     loss: As in `train`.
+    partition: As in `train`.
     data: As in `train`.
     inner_optimizer: As in `train`.
     outer_optimizer: As in `train`.
@@ -394,6 +431,17 @@ def _overrides(
     loss,
     "a function (model, batch) -> scalar",
   )
+  require(
+    model is not None or partition is None,
+    "partition: it needs a model that is passed in: the models of the config "
+    "have a rule of their own",
+  )
+  check_kind(
+    partition is None or callable(partition),
+    "partition",
+    partition,
+    "a function (path, shape) -> jax.sharding.PartitionSpec",
+  )
   feed = None
   if data is not None:
     feed = as_feed(data, reads_tokens(model, loss), config.data.batch_size)
@@ -405,7 +453,7 @@ def _overrides(
     return feed.example()
 
   if model is not None:
-    model = as_loss_model(model, loss, example_batch)
+    model = as_loss_model(model, loss, example_batch, partition)
   return Overrides(
     model=model,
     data=feed,
@@ -457,6 +505,7 @@ def load(
     run.config,
     model=model,
     loss=loss,
+    partition=None,
     data=data,
     inner_optimizer=inner_optimizer,
     outer_optimizer=outer_optimizer,

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from dilocox_jax.aggregators.traffic import Traffic
-from dilocox_jax.api.device_memory import optimizer_copies
 from dilocox_jax.checks import check_limits, limited, require
 from dilocox_jax.config import RunConfig, to_plan
+from dilocox_jax.config.device_memory import chosen_gather, optimizer_copies
+from dilocox_jax.config.inner_bytes import inner_bytes
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.simulate.analytic import AnalyticClock, Work
@@ -146,13 +147,28 @@ def _step_times(
   num_devices = None
   if config.mesh.layout == "mesh":
     num_devices = config.division.num_devices
+  gather = chosen_gather(config, least_memory(cluster))
   return step_seconds(
     cluster,
     step_flops,
     pipeline,
     hop_bytes=hop_bytes,
     num_used=num_devices,
+    inner_bytes=inner_bytes(config, gather, value_bytes),
   )
+
+
+def least_memory(cluster: Cluster) -> float:
+  """Returns the memory of a cluster's smallest device (bytes).
+
+  Args:
+    cluster: The cluster.
+
+  Returns:
+    The number of bytes; infinity if the cluster does not state it.
+  """
+  known = (site.memory_bytes for site in cluster.sites if site.memory_bytes)
+  return min(known, default=math.inf)
 
 
 class ClusterClock:

@@ -172,7 +172,9 @@ def unread_fields(
   preset = MODEL_PRESETS[values["model.preset"]]
   deciding_values = {
     **values,
-    DEVICES: values["mesh.num_stages"] * values["mesh.num_data_shards"],
+    DEVICES: values["mesh.num_stages"]
+    * values["mesh.num_data_shards"]
+    * values["mesh.num_tensor_shards"],
     "model.positions": values["model.positions"] or preset.positions,
   }
   messages = {}

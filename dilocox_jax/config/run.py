@@ -317,8 +317,9 @@ class RunConfig:
     """The division of a replica's arrays among its devices."""
     is_whole = self.fragments.num_fragments == 1
     return Division(
-      self.mesh.num_data_shards,
-      self.mesh.num_stages,
+      num_data_shards=self.mesh.num_data_shards,
+      num_stages=self.mesh.num_stages,
+      num_tensor_shards=self.mesh.num_tensor_shards,
       layers_on_stages=is_whole and self.stage_layers.is_even,
     )
 

@@ -51,7 +51,7 @@ else:
 
 
 # Number of devices of a replica. A `ReadIf` may name it like a field.
-DEVICES = "mesh.num_stages*num_data_shards"
+DEVICES = "mesh.num_stages*num_data_shards*num_tensor_shards"
 
 
 def _reads(field: str) -> ReadIf:
@@ -186,6 +186,11 @@ class ModelConfig(Section):
   num_positions: int | None = None  # learned: longest sequence.
   # rope: base of the angles.
   rope_base: float | None = setting(
+    None,
+    read_if=ReadIf("model.positions", lambda kind: kind != "learned"),
+  )
+  # rope: factor by which slow rotations are slower, as in Llama 3.1; 1: none.
+  rope_factor: float | None = setting(
     None,
     read_if=ReadIf("model.positions", lambda kind: kind != "learned"),
   )
@@ -358,6 +363,8 @@ class MeshConfig(Section):
   )
   # Number of devices that share the work of a stage.
   num_data_shards: int = setting(1, at_least=1, is_free_on_resume=True)
+  # Number of devices that share the matrix products of a layer.
+  num_tensor_shards: int = setting(1, at_least=1, is_free_on_resume=True)
   # Number of pipeline stages of a replica.
   num_stages: int = setting(1, at_least=1, is_free_on_resume=True)
   # Pipeline schedule: gpipe or 1f1b.
@@ -375,6 +382,16 @@ class MeshConfig(Section):
     read_if=ReadIf(DEVICES, lambda count: count > 1),
     is_free_on_resume=True,
   )
+  # When the data shards of a pipeline stage collect its layers: stage (all of
+  # them once a step), layer (one layer for each micro-batch: less memory, more
+  # bytes inside a cluster) or auto (stage if it fits into a device).
+  gather: str = setting(
+    "auto",
+    choices=choices.GATHERS,
+    read_if=ReadIf("mesh.num_stages", lambda count: count > 1),
+    is_free_on_resume=True,
+    is_left_to_device=True,
+  )
   # Memory of the outer state: device or pinned_host.
   outer_memory: str = setting(
     "device", choices=choices.MEMORIES, is_free_on_resume=True
@@ -391,14 +408,20 @@ class MeshConfig(Section):
     require(
       self.layout == "mesh" or not self.is_divided,
       f"mesh.layout={self.layout!r} has one device for all, but "
-      f"num_data_shards={self.num_data_shards} and "
+      f"num_data_shards={self.num_data_shards}, "
+      f"num_tensor_shards={self.num_tensor_shards} and "
       f"num_stages={self.num_stages} divide a replica: set mesh.layout='mesh'",
     )
 
   @property
   def is_divided(self) -> bool:
     """Whether a replica has more than one device."""
-    return self.num_data_shards * self.num_stages > 1
+    return self.num_devices > 1
+
+  @property
+  def num_devices(self) -> int:
+    """Number of devices of one replica."""
+    return self.num_data_shards * self.num_tensor_shards * self.num_stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -420,7 +443,7 @@ class CheckpointConfig(Section):
   interval_steps: int = setting(150, at_least=1, is_free_on_resume=True)
   # Number of newest checkpoints to keep.
   keep: int = setting(2, at_least=1, is_free_on_resume=True)
-  # Run directory, or folder of a checkpoint of OPT, Llama or Qwen2. The run
+  # Run directory, or folder of a checkpoint of OPT, Llama or Qwen. The run
   # starts from its parameters. "" means random parameters.
   init_from: str = setting("", may_differ=True)
 
@@ -572,8 +595,12 @@ class MailboxConfig(Section):
   grace_s: float = setting(60.0, above=0, below=math.inf, read_if=USES_MAILBOX)
   # Least number of events between two snapshots of the shared state, from which
   # new replicas start. Between two snapshots each replica also sends at least
-  # as many bytes as a snapshot has.
+  # as many bytes as a snapshot has. Exception: store_bytes needs more
+  # snapshots.
   snapshot_every: int = setting(64, at_least=1, read_if=USES_MAILBOX)
+  # Most bytes of all objects in the store. None means that the limit follows
+  # from the sizes of messages and snapshots (`mailbox_protocol.store_size`).
+  store_bytes: int | None = setting(None, at_least=1, read_if=USES_MAILBOX)
   # Largest norm of a message with full weight, as a multiple of the usual norm.
   # A message with a larger norm has less weight (`mailbox_protocol.manifest`).
   full_weight_ratio: float = setting(

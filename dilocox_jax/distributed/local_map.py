@@ -22,7 +22,7 @@ of every layer:
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,21 +32,34 @@ from jax.sharding import PartitionSpec
 from dilocox_jax.plan.model.division import (
   DATA_AXIS,
   STAGE_AXIS,
+  TENSOR_AXIS,
   Division,
   Spec,
 )
 from dilocox_jax.trees import Array, Tree, path_name
 
-INNER_AXES = (DATA_AXIS, STAGE_AXIS)
+INNER_AXES = (DATA_AXIS, STAGE_AXIS, TENSOR_AXIS)
+# A pipeline is mapped by hand over these axes. JAX's partitioner divides its
+# products among the tensor shards.
+PIPELINE_AXES = (DATA_AXIS, STAGE_AXIS)
 _NUM_AXES = 3  # A stack of matrices is [layers, rows, columns].
 
 # (gradients, optimizer state, parameters) -> (updates, optimizer state).
 Update = Callable[..., tuple[Tree, Tree]]
 
 
-def partition(spec: Spec) -> PartitionSpec:
-  """Returns a spec of `Division` as a JAX `PartitionSpec`."""
-  return PartitionSpec(*(axes or None for axes in spec))
+def partition(spec: Spec, axes: Sequence[str] = INNER_AXES) -> PartitionSpec:
+  """Returns a spec of `Division` as a JAX `PartitionSpec`.
+
+  Args:
+    spec: Mesh axes that divide each dimension of an array.
+    axes: Mesh axes of the result. Other axes of the spec are left out.
+  """
+
+  def chosen(names: tuple[str, ...]) -> tuple[str, ...] | None:
+    return tuple(name for name in names if name in axes) or None
+
+  return PartitionSpec(*map(chosen, spec))
 
 
 def current_division() -> Division:
@@ -59,11 +72,28 @@ def current_division() -> Division:
   mesh = jax.sharding.get_abstract_mesh()
   if not set(INNER_AXES) <= set(mesh.auto_axes):
     return Division()
-  return Division(mesh.shape[DATA_AXIS], mesh.shape[STAGE_AXIS])
+  return Division(
+    num_data_shards=mesh.shape[DATA_AXIS],
+    num_stages=mesh.shape[STAGE_AXIS],
+    num_tensor_shards=mesh.shape[TENSOR_AXIS],
+  )
+
+
+def is_automatic(axis: str) -> bool:
+  """Returns whether JAX's partitioner divides the work along a mesh axis.
+
+  Args:
+    axis: Name of the axis. It need not exist: a replica on one device has no
+      such axis, and then nothing is divided.
+  """
+  return axis in jax.sharding.get_abstract_mesh().auto_axes
 
 
 def map_over_devices(
-  function: Callable, in_specs: Tree, out_specs: Tree
+  function: Callable,
+  in_specs: Tree,
+  out_specs: Tree,
+  axes: Sequence[str] = INNER_AXES,
 ) -> Callable:
   """Maps a function over the devices of one replica.
 
@@ -72,6 +102,8 @@ def map_over_devices(
       that one device holds.
     in_specs: `jax.sharding.PartitionSpec`s of the arguments (tree prefix).
     out_specs: `jax.sharding.PartitionSpec`s of the results (tree prefix).
+    axes: Mesh axes over which the function is mapped. JAX's partitioner divides
+      the work along the other axes.
 
   Returns:
     Function of the whole arrays.
@@ -80,7 +112,7 @@ def map_over_devices(
     function,
     in_specs=in_specs,
     out_specs=out_specs,
-    axis_names=set(INNER_AXES),
+    axis_names=set(axes),
     check_vma=False,
   )
 

@@ -1,8 +1,9 @@
 """Assigns devices to replicas, and puts arrays on the devices.
 
 Replicas are stacked on one device, or spread over a mesh whose axes are
-replica, data shard and stage. The plan's `Division` decides which part of an
-array a device holds. Only this module turns the division into JAX shardings.
+replica, data shard, stage and tensor shard. The plan's `Division` decides which
+part of an array a device holds. Only this module turns the division into JAX
+shardings.
 """
 
 import dataclasses
@@ -27,9 +28,11 @@ from dilocox_jax.checks import one_of, require, within_limits
 from dilocox_jax.distributed.local_map import INNER_AXES, partition
 from dilocox_jax.plan.choices import LAYOUTS
 from dilocox_jax.plan.model.division import DATA_AXIS, Division, Spec
-from dilocox_jax.trees import Array, Tree, path_name
+from dilocox_jax.trees import Array, LazyArray, Tree, path_name
 
 REPLICA_AXIS = "replica"
+# A slice of every axis of an array.
+Slices = tuple[slice, ...]
 # The name of the axis if the other replicas of the run are other programs. Code
 # that communicates over `REPLICA_AXIS` then fails, because there is no such
 # axis. An axis of length 1 with that name would silently turn its sums into
@@ -83,8 +86,8 @@ class Replicas:
     if self.num_devices > available:
       raise ValueError(
         f"num_replicas={self.num_replicas} needs {needed}, but there are "
-        f"{available}: take mesh.layout='stacked', or fewer replicas, stages "
-        "or data shards"
+        f"{available}: take mesh.layout='stacked', or fewer replicas, stages, "
+        "data shards or tensor shards"
       )
     if jax.process_count() > 1 and self.num_devices < available:
       raise ValueError(
@@ -105,7 +108,7 @@ class Replicas:
 
   @functools.cached_property
   def mesh(self) -> Mesh:
-    """Mesh of all devices, [M, data shards, stages].
+    """Mesh of all devices, [M, data shards, stages, tensor shards].
 
     The replica axis is outermost. So the devices of a replica are neighbors,
     and only traffic along the replica axis crosses slow links. For example,
@@ -113,25 +116,24 @@ class Replicas:
     of 2 stages. Then replicas 0 and 1 have the devices (0, 1) and (2, 3), and
     replicas 2 and 3 have (4, 5) and (6, 7).
     """
-    num_data_shards = self.division.num_data_shards
-    num_stages = self.division.num_stages
+    inner_sizes = tuple(self.division.sizes.values())
     devices = self._available[: self.num_devices]
     slices = {getattr(device, "slice_index", 0) for device in devices}
     if len(slices) > 1 and self.num_replicas % len(slices) == 0:
       replicas_per_slice = self.num_replicas // len(slices)
       grid = mesh_utils.create_hybrid_device_mesh(
-        (replicas_per_slice, num_data_shards, num_stages),
-        (len(slices), 1, 1),
+        (replicas_per_slice, *inner_sizes),
+        (len(slices), 1, 1, 1),
         devices,
       )
     else:
       # JAX numbers devices process by process, so neighbors are close.
-      shape = (self.num_replicas, num_data_shards, num_stages)
+      shape = (self.num_replicas, *inner_sizes)
       grid = np.asarray(devices).reshape(shape)
     return Mesh(
       grid,
       (self.axis_name, *INNER_AXES),
-      axis_types=(AxisType.Auto,) * 3,
+      axis_types=(AxisType.Auto,) * 4,
     )
 
   @property
@@ -171,7 +173,8 @@ class Replicas:
 
     Args:
       tree: Arrays with the same values in every process. They are divided among
-        the devices of a replica.
+        the devices of a replica. Of a `LazyArray` every process reads the parts
+        that its own devices hold.
       axes: Tree prefix, as in `place`.
     """
     return jax.tree.map(put_on, tree, self.state_shardings(tree, axes))
@@ -367,6 +370,8 @@ def put_on(leaf: Any, sharding: Sharding) -> Any:
   """Puts an array on devices. A `ShapeDtypeStruct` gets the sharding."""
   if isinstance(leaf, jax.ShapeDtypeStruct):
     return leaf.update(sharding=sharding)
+  if isinstance(leaf, LazyArray):
+    return _assembled(leaf.shape, sharding, leaf.part, one_at_a_time=True)
   # An array may have the right sharding by chance without being committed to
   # it. A program would be compiled again for that array, so it is committed.
   if getattr(leaf, "sharding", None) == sharding and leaf.committed:
@@ -378,19 +383,38 @@ def put_on(leaf: Any, sharding: Sharding) -> Any:
 
 
 def _assembled(
-  shape: tuple[int, ...], sharding: Sharding, part: Callable
+  shape: tuple[int, ...],
+  sharding: Sharding,
+  part: Callable[[Slices], Any],
+  *,
+  one_at_a_time: bool = False,
 ) -> jax.Array:
   """Builds a global array from the parts on the devices of this process.
 
   Args:
     shape: Shape of the whole array.
     sharding: Sharding of the whole array.
-    part: Function from an index of the array (slices) to the values there.
+    part: Function from a slice of every axis to the values there. It is called
+      once for devices that hold the same part.
+    one_at_a_time: Whether to wait until a part is on its devices before the
+      next part is made, so that the host holds the values of one part.
   """
   indices = sharding.addressable_devices_indices_map(shape)
-  pieces = [
-    jax.device_put(part(index), device) for device, index in indices.items()
-  ]
+  # Slices cannot be keys of a dict before Python 3.12, so their bounds are.
+  devices_by_bounds: dict[Any, list[Any]] = {}
+  index_by_bounds: dict[Any, Slices] = {}
+  for device, index in indices.items():
+    assert index is not None
+    bounds = tuple((axis.start, axis.stop) for axis in index)
+    devices_by_bounds.setdefault(bounds, []).append(device)
+    index_by_bounds[bounds] = index
+  pieces = []
+  for bounds, devices in devices_by_bounds.items():
+    values = part(index_by_bounds[bounds])
+    copies = [jax.device_put(values, device) for device in devices]
+    if one_at_a_time:
+      jax.block_until_ready(copies)
+    pieces += copies
   return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
 

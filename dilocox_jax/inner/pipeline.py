@@ -24,7 +24,9 @@ from jaxtyping import Array, Int
 
 from dilocox_jax.inner.pipeline_layer import LayerPasses, layer_passes
 from dilocox_jax.inner.pipeline_stage import (
+  WHOLE_LAYERS,
   CutModel,
+  LayerTransfer,
   Stage,
   added,
   empty_buffer,
@@ -37,8 +39,10 @@ from dilocox_jax.plan.model.division import STAGE_AXIS
 from dilocox_jax.plan.pipeline import ACTIONS, Pipeline, TickNumbers
 from dilocox_jax.trees import Index, Scalar, Tree
 
-# (blocks, rest, tokens) -> (loss, gradients of blocks, gradients of rest).
-PipelinedGradient = Callable[[Tree, Tree, Array], tuple[Scalar, Tree, Tree]]
+# (blocks, rest, tokens) -> (loss, gradients of blocks, gradients of rest). A
+# fourth argument, `transfer`, says how a device gets a layer that it holds in
+# part.
+PipelinedGradient = Callable[..., tuple[Scalar, Tree, Tree]]
 
 
 def pipelined_gradient(
@@ -58,18 +62,23 @@ def pipelined_gradient(
       "full"; see `models.transformer`.
 
   Returns:
-    (blocks, rest, tokens) -> (loss, block gradients, rest gradients).
+    (blocks, rest, tokens, transfer) -> (loss, block gradients, rest gradients).
     `blocks` are this stage's layers, leaves [K, ...], where K is the largest of
     all layer counts. A stage with fewer layers does not read its last rows, and
-    their gradients are zero. `rest` are all other leaves, whole. `tokens` are
-    int32 [m, b, L + 1]. Results are means over the m micro-batches, in fp32 or
-    wider. They are this stage's contribution: the caller must sum the loss and
-    the rest gradients over the stages.
+    their gradients are zero. Layers are whole, unless `transfer` says how a
+    device gets a layer that it holds in part; gradients of blocks are divided
+    in the same way. `rest` are all other leaves, whole. `tokens` are int32
+    [m, b, L + 1]. Results are means over the m micro-batches, in fp32 or wider.
+    They are this stage's contribution: the caller must sum the loss and the
+    rest gradients over the stages.
   """
   ticks = pipeline.timetable
 
   def gradient(
-    blocks: Tree, rest: Tree, tokens: Int[Array, "m b S"]
+    blocks: Tree,
+    rest: Tree,
+    tokens: Int[Array, "m b S"],
+    transfer: LayerTransfer = WHOLE_LAYERS,
   ) -> tuple[Scalar, Tree, Tree]:
     x_TxD = jax.eval_shape(model.embed, rest, tokens[0, :, :-1])
     # Matrices are cast once, before the scan. If a forward cast its kernel, the
@@ -80,7 +89,9 @@ def pipelined_gradient(
     )
     passes = layer_passes(
       block=model.block,
-      layer=jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], cast_blocks)),
+      layer=jax.eval_shape(
+        lambda: transfer.collect(jax.tree.map(lambda x: x[0], cast_blocks))
+      ),
       x_TxD=x_TxD,
       length=tokens.shape[2] - 1,
       remat=remat,
@@ -92,6 +103,7 @@ def pipelined_gradient(
       counts=layer_counts,
       number=number,
       layers=cast_blocks,
+      transfer=transfer,
       rest=rest,
       tokens=tokens,
       passes=passes,
@@ -165,7 +177,7 @@ class TrainingStage(Stage):
     ) -> tuple[Array, list[Array]]:
       x_TxD, saved = carry
       x_TxD, saved_by_layer = self.passes.forward(
-        get(self.layers, row), x_TxD, context
+        self.whole_layer(row, x_TxD.dtype), x_TxD, context
       )
       return x_TxD, put(saved, saved_by_layer, at.saved_slot, row)
 
@@ -213,8 +225,9 @@ class TrainingStage(Stage):
       row = last_row - step
       saved = get(state.saved, at.saved_slot, row)
       layer_gradients, x_gradient = self.passes.backward(
-        get(self.layers, row), saved, x_gradient
+        self.whole_layer(row, x_gradient.dtype), saved, x_gradient
       )
+      layer_gradients = self.transfer.reduce(layer_gradients)
       layer_sums = jax.tree.map(added, get(gradient_sums, row), layer_gradients)
       return x_gradient, put(gradient_sums, layer_sums, row)
 

@@ -24,8 +24,9 @@ from dilocox_jax.plan.model.division import STAGE_AXIS
 from dilocox_jax.trees import Index, Scalar, Tree
 
 # (blocks, rest, tokens) -> this stage's contribution to the loss, as
-# `pipelined_loss` returns it.
-PipelinedLoss = Callable[[Tree, Tree, Array], Scalar]
+# `pipelined_loss` returns it. A fourth argument, `transfer`, says how a device
+# gets a layer that it holds in part.
+PipelinedLoss = Callable[..., Scalar]
 
 
 class CutModel(NamedTuple):
@@ -57,6 +58,25 @@ class CutModel(NamedTuple):
     return {"segments": self.segments(tokens)}
 
 
+class LayerTransfer(NamedTuple):
+  """How a device gets one of its stage's layers, and gives away its gradient.
+
+  Attributes:
+    collect: (this device's part of a layer) -> the whole layer.
+    reduce: (gradient of the whole layer) -> gradient of this device's part. A
+      leaf that data shards divide is summed over the data shards.
+  """
+
+  collect: Callable[[Tree], Tree]
+  reduce: Callable[[Tree], Tree]
+
+
+# Every device of a stage holds the stage's layers whole.
+WHOLE_LAYERS = LayerTransfer(
+  collect=lambda layer: layer, reduce=lambda gradient: gradient
+)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stage:
   """The values of a stage that are the same in every tick.
@@ -65,7 +85,9 @@ class Stage:
     model: The model.
     counts: Number of layers of every stage, [stages].
     number: Index of this stage, from 0.
-    layers: Parameters of this stage's layers, leaves [K, ...].
+    layers: Parameters of this stage's layers, leaves [K, ...]: whole, or this
+      device's parts of them.
+    transfer: How the device gets a whole layer.
     rest: Parameters outside the blocks.
     tokens: All tokens of the micro-batches, int32 [m, b, L + 1].
   """
@@ -74,6 +96,7 @@ class Stage:
   counts: np.ndarray
   number: Index
   layers: Tree
+  transfer: LayerTransfer
   rest: Tree
   tokens: Array
 
@@ -92,6 +115,22 @@ class Stage:
     if np.ptp(self.counts) == 0:
       return self.counts[0]
     return jnp.asarray(self.counts)[self.number]
+
+  def whole_layer(self, row: Index, dtype: jnp.dtype) -> Tree:
+    """Returns a layer of this stage.
+
+    Matrices are cast before they are collected. So the devices send fewer
+    bytes.
+
+    Args:
+      row: Number of the layer in the stage.
+      dtype: Dtype of the layer's matrices.
+    """
+    layer = jax.tree.map(
+      lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf,
+      get(self.layers, row),
+    )
+    return self.transfer.collect(layer)
 
   def context(self, batch: Index) -> dict[str, Array]:
     """Returns `CutModel.context` of a micro-batch.
@@ -181,18 +220,24 @@ def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
     layer_counts: Number of layers of each stage, [stages].
 
   Returns:
-    (blocks, rest, tokens) -> mean loss over the micro-batches, a scalar, with
-    arguments as in `pipelined_gradient`. The loss is 0 except on the last
-    stage, so the caller must sum it over the stages.
+    (blocks, rest, tokens, transfer) -> mean loss over the micro-batches, a
+    scalar, with arguments as in `pipelined_gradient`. The loss is 0 except on
+    the last stage, so the caller must sum it over the stages.
   """
 
-  def loss(blocks: Tree, rest: Tree, tokens: Int[Array, "m b S"]) -> Scalar:
+  def loss(
+    blocks: Tree,
+    rest: Tree,
+    tokens: Int[Array, "m b S"],
+    transfer: LayerTransfer = WHOLE_LAYERS,
+  ) -> Scalar:
     number = jax.lax.axis_index(STAGE_AXIS)
     stage = Stage(
       model=model,
       counts=layer_counts,
       number=number,
       layers=blocks,
+      transfer=transfer,
       rest=rest,
       tokens=tokens,
     )
@@ -205,7 +250,8 @@ def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
       context = stage.context(batch)
 
       def layer(row: Index, x_TxD: Array) -> Array:
-        return model.block(get(blocks, row), x_TxD, length, **context)
+        leaves = stage.whole_layer(row, x_TxD.dtype)
+        return model.block(leaves, x_TxD, length, **context)
 
       def head(batch: Index, total: Scalar) -> Scalar:
         return added(total, model.loss(rest, x_TxD, stage.targets(batch)))

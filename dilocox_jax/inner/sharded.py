@@ -7,6 +7,11 @@ computes, and the few leaves that all stages share. Of large tables it collects
 only a part (`inner.vocabulary`). Afterwards the gradients go back to the
 devices that keep the parameters. Both happen once per optimizer step, for any
 number of micro-batches, over the fast links inside a cluster.
+
+If a whole stage is too large for a device, the data shards of a stage keep
+their parts of its layers instead (`mesh.gather`). They collect a layer whenever
+a micro-batch passes through it. So a device holds one whole layer at a time,
+but collects every layer twice for each micro-batch.
 """
 
 import functools
@@ -19,17 +24,23 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from dilocox_jax.distributed.local_map import (
-  INNER_AXES,
+  PIPELINE_AXES,
+  is_automatic,
   map_over_devices,
   partition,
   specs_of,
 )
-from dilocox_jax.inner.pipeline_stage import CutModel, PipelinedLoss
+from dilocox_jax.inner.pipeline_stage import (
+  CutModel,
+  LayerTransfer,
+  PipelinedLoss,
+)
 from dilocox_jax.inner.step import Gradient, Loss
 from dilocox_jax.models.transformer import remat_wrapper
 from dilocox_jax.plan.model.division import (
   DATA_AXIS,
   STAGE_AXIS,
+  TENSOR_AXIS,
   Division,
   Spec,
   StageLayers,
@@ -40,7 +51,7 @@ from dilocox_jax.trees import Array, Scalar, Tree, path_name
 # (blocks [K, ...], other leaves, tokens [m, b, L + 1]) -> (loss, gradients
 # of the blocks, gradients of the other leaves). All three results are this
 # stage's contribution to a sum over the stages.
-StageGradient = Callable[[Tree, Tree, Array], tuple[Scalar, Tree, Tree]]
+StageGradient = Callable[..., tuple[Scalar, Tree, Tree]]
 
 
 def sharded_gradient(
@@ -49,6 +60,7 @@ def sharded_gradient(
   stage_layers: StageLayers,
   num_micro_batches: int,
   divided_tables: Collection[str] = (),
+  gather: str = "stage",
 ) -> Gradient:
   """Spreads a gradient over the devices of one replica.
 
@@ -61,23 +73,31 @@ def sharded_gradient(
     divided_tables: Paths of leaves outside the blocks of which a data shard
       gets only its own part (`Division.divided_tables`). The gradient of such
       a part already is a sum over the data shards.
+    gather: When data shards collect layers: "stage" (all layers of the stage
+      once a step) or "layer" (one layer for each micro-batch). For "layer" the
+      stage's gradient has the argument `transfer`.
 
   Returns:
     (params, batch [B, L + 1]) -> (loss, gradients), for use under
     `distributed.replicas.Replicas.map`. The gradients are divided like the
     parameters.
   """
-  from_stages = functools.partial(_from_stages, stage_layers)
+
+  def from_stages(leaf: Array, spec: Spec) -> Array:
+    reduce = functools.partial(_from_stages, stage_layers, gather, spec=spec)
+    return _on_tensor_shards(reduce, spec)(leaf)
 
   def gradient(params: Tree, batch: Array) -> tuple[Scalar, Tree]:
     specs, axes, partitions = _layout(params, division, divided_tables)
 
     def local(params: Tree, batch: Array) -> tuple[Scalar, Tree]:
-      blocks, rest = _collected(stage_layers, params, specs=specs, axes=axes)
-      tokens = batch.reshape(num_micro_batches, -1, *batch.shape[1:])
-      loss, block_gradients, rest_gradients = stage_gradient(
-        blocks, rest, tokens
+      blocks, rest = _collected(
+        stage_layers, params, specs=specs, axes=axes, gather=gather
       )
+      tokens = batch.reshape(num_micro_batches, -1, *batch.shape[1:])
+      loss, block_gradients, rest_gradients = _with_transfer(
+        stage_gradient, gather, specs[BLOCKS]
+      )(blocks, rest, tokens)
       gradients = {
         BLOCKS: jax.tree.map(from_stages, block_gradients, specs[BLOCKS]),
         **jax.tree.map(
@@ -88,7 +108,7 @@ def sharded_gradient(
       # over data shards must become means, because every shard's loss is
       # already the mean over its own rows.
       shards = jax.lax.axis_size(DATA_AXIS)
-      loss = jax.lax.psum(loss, INNER_AXES) / shards
+      loss = jax.lax.psum(loss, PIPELINE_AXES) / shards
       gradients = jax.tree.map(
         lambda total, param: (total / shards).astype(param.dtype),
         gradients,
@@ -98,8 +118,9 @@ def sharded_gradient(
 
     mapped = map_over_devices(
       local,
-      (partitions, PartitionSpec(DATA_AXIS)),
-      (PartitionSpec(), partitions),
+      in_specs=(partitions, PartitionSpec(DATA_AXIS)),
+      out_specs=(PartitionSpec(), partitions),
+      axes=PIPELINE_AXES,
     )
     return mapped(params, batch)
 
@@ -112,6 +133,7 @@ def sharded_loss(
   stage_layers: StageLayers | None,
   num_rows: int,
   divided_tables: Collection[str] = (),
+  gather: str = "stage",
 ) -> Loss:
   """Spreads the loss of an evaluation over the devices of one replica.
 
@@ -127,6 +149,7 @@ def sharded_loss(
       `loss_by_layer`.
     num_rows: Largest number of rows b of a micro-batch.
     divided_tables: As for `sharded_gradient`.
+    gather: As for `sharded_gradient`, if there are stages.
 
   Returns:
     (params, batches [N, B, L + 1]) -> mean loss, for use under
@@ -140,15 +163,20 @@ def sharded_loss(
     def local(params: Tree, batches: Array) -> Scalar:
       rows = math.gcd(batches.shape[1], num_rows)
       tokens = batches.reshape(-1, rows, batches.shape[2])
-      blocks, rest = _collected(stage_layers, params, specs=specs, axes=axes)
-      loss = stage_loss(blocks, rest, tokens)
-      return jax.lax.psum(loss, INNER_AXES) / shards
+      blocks, rest = _collected(
+        stage_layers, params, specs=specs, axes=axes, gather=gather
+      )
+      loss = _with_transfer(stage_loss, gather, specs[BLOCKS])(
+        blocks, rest, tokens
+      )
+      return jax.lax.psum(loss, PIPELINE_AXES) / shards
 
     row_axis = DATA_AXIS if batches.shape[1] % shards == 0 else None
     mapped = map_over_devices(
       local,
       in_specs=(partitions, PartitionSpec(None, row_axis)),
       out_specs=PartitionSpec(),
+      axes=PIPELINE_AXES,
     )
     return mapped(params, batches)
 
@@ -184,7 +212,7 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
       def whole(leaf: Array, spec: Spec) -> Array:
         if leaf.ndim > 1:
           leaf = leaf.astype(x_TxD.dtype)
-        return _gather(leaf, spec[1:], INNER_AXES)
+        return _gather(leaf, spec[1:], PIPELINE_AXES)
 
       leaves = jax.tree.map(whole, layer_part, specs)
       return model.block(leaves, x_TxD, inputs.shape[1], **context)
@@ -199,8 +227,36 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
   return loss
 
 
+def _with_transfer(function: Callable, gather: str, specs: Tree) -> Callable:
+  """Tells a function of a stage how to collect a layer, if it must.
+
+  Args:
+    function: Gradient or loss of a stage.
+    gather: As for `sharded_gradient`.
+    specs: Specs of the leaves of the blocks.
+  """
+  if gather == "stage":
+    return function
+
+  def collect(layer: Tree) -> Tree:
+    return jax.tree.map(
+      lambda leaf, spec: _gather(leaf, spec[1:], (DATA_AXIS,)), layer, specs
+    )
+
+  def reduce(gradient: Tree) -> Tree:
+    return jax.tree.map(
+      lambda leaf, spec: _scatter(leaf, spec[1:], (DATA_AXIS,)), gradient, specs
+    )
+
+  return functools.partial(function, transfer=LayerTransfer(collect, reduce))
+
+
 def _collected(
-  stage_layers: StageLayers | None, params: Tree, specs: Tree, axes: Tree
+  stage_layers: StageLayers | None,
+  params: Tree,
+  specs: Tree,
+  axes: Tree,
+  gather: str,
 ) -> tuple[Tree, Tree]:
   """Collects the parameters that this device needs.
 
@@ -209,10 +265,12 @@ def _collected(
     params: This device's parts of all parameters.
     specs: Spec of every leaf.
     axes: Mesh axes over which each leaf outside the blocks is collected.
+    gather: As for `sharded_gradient`.
 
   Returns:
-    This stage's layers, whole, [K, ...], and all other leaves. Without stages,
-    the first value is this device's parts of all layers, and their specs.
+    This stage's layers, [K, ...], and all other leaves. With "stage" the layers
+    are whole; with "layer" they are this device's parts. Without stages, the
+    first value is this device's parts of all layers, and their specs.
   """
   rest = jax.tree.map(
     _gather,
@@ -222,7 +280,11 @@ def _collected(
   )
   if stage_layers is None:
     return (params[BLOCKS], specs[BLOCKS]), rest
-  to_stages = functools.partial(_to_stages, stage_layers)
+
+  def to_stages(leaf: Array, spec: Spec) -> Array:
+    collect = functools.partial(_to_stages, stage_layers, gather, spec=spec)
+    return _on_tensor_shards(collect, spec)(leaf)
+
   return jax.tree.map(to_stages, params[BLOCKS], specs[BLOCKS]), rest
 
 
@@ -250,10 +312,12 @@ def _layout(
     del leaf
     if path_name(path) in divided_tables:
       return (STAGE_AXIS,)
-    return INNER_AXES
+    return PIPELINE_AXES
 
   specs = specs_of(division, params)
-  partitions = jax.tree.map(lambda _, spec: partition(spec), params, specs)
+  partitions = jax.tree.map(
+    lambda _, spec: partition(spec, PIPELINE_AXES), params, specs
+  )
   axes = jax.tree_util.tree_map_with_path(collected_over, params)
   return specs, axes, partitions
 
@@ -280,16 +344,19 @@ def _dimension(spec: Spec, axis: str) -> int | None:
 # concatenates the pieces of D there: [2, D, F]. `_from_stages` runs the
 # all-to-all in the other direction and picks `stage_layers.rows` of the eight
 # rows, which leaves out the rows of layer 5.
-def _to_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
+def _to_stages(
+  stage_layers: StageLayers, gather: str, leaf: Array, spec: Spec
+) -> Array:
   """Collects this stage's layers.
 
   Args:
     stage_layers: Layers of every stage.
+    gather: As for `sharded_gradient`.
     leaf: This device's part of a leaf of the blocks.
     spec: Spec of the leaf.
 
   Returns:
-    The stage's layers, whole, [K, ...].
+    The stage's layers, [K, ...]: whole, or with "layer" the data shard's parts.
   """
   by_stage = _dimension(spec, STAGE_AXIS)
   table = jnp.asarray(stage_layers.table)
@@ -301,18 +368,20 @@ def _to_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
     leaf = _rows(leaf, table.reshape(-1))
     leaf = jax.lax.all_to_all(leaf, STAGE_AXIS, 0, by_stage, tiled=True)
   # If `by_stage` is 0, the stage keeps exactly the layers that it computes.
-  by_data = _dimension(spec, DATA_AXIS)
-  # XLA copies what it gathers, even from a single device.
-  if by_data is not None and jax.lax.axis_size(DATA_AXIS) > 1:
-    leaf = jax.lax.all_gather(leaf, DATA_AXIS, axis=by_data, tiled=True)
-  return leaf
+  if gather == "layer":
+    return leaf
+  return _gather(leaf, spec, (DATA_AXIS,))
 
 
-def _from_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
+def _from_stages(
+  stage_layers: StageLayers, gather: str, leaf: Array, spec: Spec
+) -> Array:
   """Sums gradients over data shards, and gives each device its part.
 
   Args:
     stage_layers: Layers of every stage.
+    gather: As for `sharded_gradient`. With "layer" each layer's gradient was
+      summed right after the layer's backward, if data shards divide the leaf.
     leaf: Gradients of this stage's layers, [K, ...].
     spec: Spec of the leaf.
 
@@ -321,15 +390,13 @@ def _from_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
   """
   by_stage = _dimension(spec, STAGE_AXIS)
   by_data = _dimension(spec, DATA_AXIS)
-  if by_data and by_data == by_stage:
+  if gather == "stage" and by_data and by_data == by_stage:
     all_layers = _sum_and_swap(leaf, by_data)
     return _rows(all_layers, jnp.asarray(stage_layers.rows))
   if by_data is None:
     leaf = jax.lax.psum(leaf, DATA_AXIS)
-  else:
-    leaf = jax.lax.psum_scatter(
-      leaf, DATA_AXIS, scatter_dimension=by_data, tiled=True
-    )
+  elif gather == "stage":
+    leaf = _scatter(leaf, spec, (DATA_AXIS,))
   if by_stage == 0:
     return leaf
   if by_stage is None:
@@ -378,11 +445,77 @@ def _gather(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
     spec: Spec of the leaf.
     over: Mesh axes over which the leaf is collected.
   """
+
+  def gather(leaf: Array) -> Array:
+    for dimension, axes in _divided_dimensions(spec, over):
+      # XLA copies what it gathers, even from a single device.
+      if jax.lax.axis_size(axes) > 1:
+        leaf = jax.lax.all_gather(leaf, axes, axis=dimension, tiled=True)
+    return leaf
+
+  return _on_tensor_shards(gather, spec)(leaf)
+
+
+def _scatter(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
+  """Sums a leaf over the mesh axes that divide it; each device gets its part.
+
+  Args:
+    leaf: Values of the whole leaf on this device.
+    spec: Spec of the leaf.
+    over: Mesh axes over which the leaf is summed.
+  """
+
+  def scatter(leaf: Array) -> Array:
+    for dimension, axes in _divided_dimensions(spec, over):
+      leaf = jax.lax.psum_scatter(
+        leaf, axes, scatter_dimension=dimension, tiled=True
+      )
+    return leaf
+
+  return _on_tensor_shards(scatter, spec)(leaf)
+
+
+def _on_tensor_shards(
+  function: Callable[[Array], Array], spec: Spec
+) -> Callable[[Array], Array]:
+  """Lets each tensor shard apply collectives to its part of a leaf.
+
+  JAX's partitioner divides no collective over other mesh axes: it would first
+  collect the leaf from all tensor shards.
+
+  Args:
+    function: (leaf) -> leaf. Its collectives are over data shards and stages.
+    spec: Spec of the leaf.
+  """
+  # If other devices divide the same dimension as tensor shards, as in the large
+  # tables, the parts of a tensor shard are not next to each other.
+  has_own_dimension = (TENSOR_AXIS,) in spec
+  if not has_own_dimension or not is_automatic(TENSOR_AXIS):
+    return function
+  by_tensor = partition(spec, (TENSOR_AXIS,))
+  return map_over_devices(
+    function, in_specs=by_tensor, out_specs=by_tensor, axes=(TENSOR_AXIS,)
+  )
+
+
+def _divided_dimensions(
+  spec: Spec, over: tuple[str, ...]
+) -> list[tuple[int, tuple[str, ...]]]:
+  """Returns the dimensions of a leaf that some mesh axes divide.
+
+  Args:
+    spec: Spec of the leaf.
+    over: The mesh axes.
+
+  Returns:
+    Each dimension with those of the mesh axes that divide it.
+  """
+  divided = []
   for dimension, axes in enumerate(spec):
-    axes = tuple(axis for axis in axes if axis in over)
-    if axes:
-      leaf = jax.lax.all_gather(leaf, axes, axis=dimension, tiled=True)
-  return leaf
+    chosen = tuple(axis for axis in axes if axis in over)
+    if chosen:
+      divided.append((dimension, chosen))
+  return divided
 
 
 def _sum(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
@@ -393,14 +526,8 @@ def _sum(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
     spec: Spec of the leaf.
     over: Mesh axes over which the leaf is summed.
   """
-  used = set()
-  for dimension, axes in enumerate(spec):
-    axes = tuple(axis for axis in axes if axis in over)
-    if axes:
-      used |= set(axes)
-      leaf = jax.lax.psum_scatter(
-        leaf, axes, scatter_dimension=dimension, tiled=True
-      )
+  leaf = _scatter(leaf, spec, over)
+  used = {axis for axes in spec for axis in axes}
   # Along an axis that does not divide the leaf, all devices keep the whole sum.
   other_axes = tuple(axis for axis in over if axis not in used)
   if other_axes:

@@ -6,13 +6,19 @@ and reads the messages that it lists.
 """
 
 import dataclasses
+import functools
 import logging
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from dilocox_jax.mailbox_protocol.buffers import (
+  Data,
+  is_equal,
+  num_bytes_of,
+)
 from dilocox_jax.mailbox_protocol.decisions import Decisions
 from dilocox_jax.mailbox_protocol.manifest import (
   NUM_REMEMBERED,
@@ -20,6 +26,8 @@ from dilocox_jax.mailbox_protocol.manifest import (
   make_manifest,
 )
 from dilocox_jax.mailbox_protocol.messages import (
+  EVENTS,
+  FEW,
   Inbox,
   manifest_path,
   message_path,
@@ -27,7 +35,12 @@ from dilocox_jax.mailbox_protocol.messages import (
 )
 from dilocox_jax.mailbox_protocol.roster import MailboxRules, Roster, Seats
 from dilocox_jax.mailbox_protocol.signer import Signer
-from dilocox_jax.mailbox_protocol.snapshots import Snapshots
+from dilocox_jax.mailbox_protocol.snapshots import (
+  KEPT_MARKS,
+  Snapshots,
+  interval_of,
+)
+from dilocox_jax.mailbox_protocol.store_size import StoreLimit, store_limit
 from dilocox_jax.mailbox_protocol.votes import vote
 
 _LOG = logging.getLogger(__name__)
@@ -42,6 +55,9 @@ PAUSE_GROWTH = 1.25
 # twice as long, and so on. The times between grow up to this.
 LONGEST_LOOK_S = 60.0
 LINE_EVERY_S = 60.0
+# Marks that are older than `KEPT_MARKS` intervals are deleted with a snapshot,
+# of which a few in a row may fail.
+_REMEMBERED_STARTS = KEPT_MARKS + 16
 
 
 class ReplicaStaleError(Exception):
@@ -67,8 +83,12 @@ class Memory:
     roster: The replicas that take part, according to that manifest.
     accepted: Median norm of each event's listed messages, by "kind.turn", the
       oldest first.
-    sent: Bytes of the messages that one replica has sent since a snapshot was
-      last due.
+    starts: First events of the newest intervals (`store_size`), the oldest
+      first.
+    sent: Bytes of the messages that one replica has sent in this interval.
+    stored: Bytes of all messages and manifests of this interval.
+    stored_in_event: Bytes of those of the newest event.
+    largest_event: Largest `stored_in_event` so far.
     was_split: Whether the shared states were split since then (`votes`).
     base: Event of the snapshot with which this replica began; 0: it began with
       the first state.
@@ -78,15 +98,38 @@ class Memory:
   before: str = ""
   roster: Roster = Roster()
   accepted: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+  starts: tuple[int, ...] = (0,)
   sent: int = 0
+  stored: int = 0
+  stored_in_event: int = 0
+  largest_event: int = 0
   was_split: bool = False
   base: int = 0
 
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> "Memory":
     """Returns the memory of which `values` are the `dataclasses.asdict`."""
-    fields = {**values, "roster": Roster.from_json(values["roster"])}
+    roster = Roster.from_json(values["roster"])
+    starts = tuple(values["starts"])
+    fields = {**values, "roster": roster, "starts": starts}
     return cls(**fields)  # pyright: ignore
+
+  def begin_interval(self, event: int) -> "Memory":
+    """Returns the memory at the start of a new interval of events.
+
+    Args:
+      event: The first event of the interval, which is not settled yet.
+    """
+    starts = self.starts
+    if event != starts[-1]:
+      starts = (*starts, event)
+    return dataclasses.replace(
+      self,
+      starts=starts[-_REMEMBERED_STARTS:],
+      sent=0,
+      stored=0,
+      was_split=False,
+    )
 
   def norms(self, inbox: Inbox) -> list[float]:
     """Returns the usual norms of earlier messages of the same kind and turn.
@@ -118,10 +161,20 @@ class Memory:
     if positive_norms:
       norms = [*norms, statistics.median_low(positive_norms)]
       norms = norms[-NUM_REMEMBERED:]
+    # Messages that came too late are in the store, too.
+    expected = self.roster.renewed(inbox.event).expected()
+    senders = {*expected, *agreed.names, *agreed.left_out}
+    num_stored = len(senders) * inbox.num_bytes + agreed.num_bytes
+    stored_in_event = num_stored
+    if inbox.turn:
+      stored_in_event += self.stored_in_event
     memory = dataclasses.replace(
       self,
       accepted=self.accepted | {f"{inbox.kind}.{inbox.turn}": norms},
       sent=self.sent + inbox.num_bytes,
+      stored=self.stored + num_stored,
+      stored_in_event=stored_in_event,
+      largest_event=max(self.largest_event, stored_in_event),
     )
     if inbox.turn:
       return memory
@@ -153,6 +206,13 @@ class Agreement:
       turns of the event before, and of the earlier turns of this event. They
       are written again if they vanish, because another replica may still need
       them.
+    most_were_here: Whether most of the expected messages were there when this
+      replica looked for the first time in the last turn. Then it asks for all
+      of them in the next turn. Else it lists them first, if they are many.
+    announced: The manifest that was read when this replica announced itself,
+      by event.
+    snapshot_bytes: Bytes of a snapshot; 0: this replica does not know them, and
+      begins no interval.
   """
 
   store: Any
@@ -163,11 +223,24 @@ class Agreement:
   run_objects: dict[str, bytes] = dataclasses.field(default_factory=dict)
   memory: Memory = Memory()
   first: Manifest = Manifest()
-  objects: dict[int, dict[str, bytes]] = dataclasses.field(default_factory=dict)
+  objects: dict[int, dict[str, Data]] = dataclasses.field(default_factory=dict)
+  most_were_here: bool = False
+  announced: dict[int, Manifest] = dataclasses.field(default_factory=dict)
+  snapshot_bytes: int = 0
 
   def __post_init__(self) -> None:
     """Opens the decisions of the run."""
     self._decisions = Decisions(self.store, self.signer)
+
+  def announced_manifest(self, event: int) -> Manifest | None:
+    """Returns the manifest of an event's first turn, and remembers it.
+
+    Args:
+      event: The event, whose messages are exchanged next.
+    """
+    manifest = self.manifest(event, turn=0)
+    self.announced = {} if manifest is None else {event: manifest}
+    return manifest
 
   def before(self, inbox: Inbox) -> str:
     """Returns the digest of the manifest that precedes that of a turn."""
@@ -180,22 +253,38 @@ class Agreement:
     values = self._decisions.read(manifest_path(event, turn))
     return None if values is None else Manifest.from_json(values)
 
+  def open(self, inbox: Inbox) -> None:
+    """Notes in an inbox whose messages its turn waits for.
+
+    Args:
+      inbox: The inbox of a turn, before this replica sends its message.
+    """
+    if inbox.is_past:
+      return
+    if inbox.turn:
+      inbox.expected = self.first.names
+    else:
+      inbox.expected = self.memory.roster.renewed(inbox.event).expected()
+    if self.most_were_here:
+      inbox.there = set(inbox.expected)
+
   def wait_for_manifest(self, inbox: Inbox) -> Manifest:
     """Waits until a turn is settled. Writes its manifest when it is due.
 
+    The event may be deleted, and this may be a second manifest for it.
+    `fetch_messages` finds out.
+
     Args:
-      inbox: The inbox of the turn.
+      inbox: The inbox of the turn (`open`).
 
     Returns:
       The manifest of the turn.
 
     Raises:
-      ReplicaStaleError: If the event was settled and deleted, or if the other
-        replicas have another manifest of the event before than this replica.
+      ReplicaStaleError: If the other replicas have another manifest of the
+        event before than this replica.
     """
     agreed = self._decided(inbox)
-    if self.snapshots.is_gone(inbox.event):
-      raise ReplicaStaleError(f"event {inbox.event} was deleted")
     if not inbox.is_past and agreed.before != self.before(inbox):
       raise ReplicaStaleError("the others agreed on another list before")
     if inbox.turn == 0:
@@ -203,71 +292,223 @@ class Agreement:
     return agreed
 
   def fetch_messages(
-    self, inbox: Inbox, agreed: Manifest
+    self,
+    inbox: Inbox,
+    agreed: Manifest,
+    beside: Sequence[Callable[[], Any]] = (),
   ) -> list[tuple[str, float, list[np.ndarray]]]:
     """Waits until every listed message is there, and reads it.
+
+    At the same time it makes sure that the event was not deleted. A replica may
+    have slept while the others went on and deleted the event's manifest. The
+    manifest that it has read or written afterwards is another one, which nobody
+    may follow. The marks of a deletion are written before anything is deleted,
+    so they are there.
 
     Args:
       inbox: The inbox of the turn.
       agreed: The manifest of the turn.
+      beside: Other functions to call at the same time.
 
     Returns:
       Replica, weight and arrays of each message, in the order of the manifest.
 
     Raises:
-      ReplicaStaleError: If a message is missing, and there is a newer snapshot.
+      ReplicaStaleError: If the event was deleted, or if a message is missing,
+        and there is a newer snapshot.
     """
     path = manifest_path(inbox.event, inbox.turn)
-    objects = {path: self.signer.sign_json(path, dataclasses.asdict(agreed))}
+
+    def missing() -> list[str]:
+      return [
+        listed.replica
+        for listed in agreed.listed
+        if not inbox.has_listed(listed.replica, listed.digest)
+      ]
+
+    def waiting() -> str:
+      return (
+        f"event {inbox.event} waits for the message of {missing()[0]}, which is"
+        " listed and not there: a replica that has it writes it again. If no"
+        " such replica lives, and nobody writes a later snapshot, stop all"
+        f" replicas, delete {path} and"
+        f" {proposal_path(inbox.event, inbox.turn)}, and start them again"
+      )
+
+    def check() -> None:
+      if self.is_gone(inbox.event):
+        raise ReplicaStaleError(f"event {inbox.event} was deleted")
+
+    calls: list[Callable] = [check, *beside]
+    for _ in self._pauses(inbox, waiting, agreed):
+      calls += [functools.partial(inbox.read, name) for name in missing()]
+      self.store.at_once(calls)
+      if not missing():
+        break
+      calls = []
+    objects: dict[str, Data] = {
+      path: self.signer.sign_json(path, dataclasses.asdict(agreed))
+    }
     messages = []
     for listed in agreed.listed:
-
-      def missing(replica: str = listed.replica) -> str:
-        return (
-          f"event {inbox.event} waits for the message of {replica}, which is"
-          " listed and not there: a replica that has it writes it again. If no"
-          " such replica lives, and nobody writes a later snapshot, stop all"
-          f" replicas, delete {path} and"
-          f" {proposal_path(inbox.event, inbox.turn)}, and start them again"
-        )
-
-      for _ in self._pauses(inbox, missing, agreed):
-        message = inbox.listed(listed.replica, listed.digest)
-        if message is not None:
-          object_path = message_path(inbox.event, inbox.turn, listed.replica)
-          objects[object_path] = message.data
-          messages.append((listed.replica, listed.weight, message.arrays))
-          break
+      message = inbox.held[listed.replica]
+      object_path = message_path(inbox.event, inbox.turn, listed.replica)
+      objects[object_path] = message.data
+      messages.append((listed.replica, listed.weight, message.arrays))
     if inbox.turn == 0:
       self.objects = {inbox.event: {}}
     self.objects.setdefault(inbox.event, {}).update(objects)
     return messages
 
+  def is_gone(self, event: int, thoroughly: bool = True) -> bool:
+    """Returns whether the next event, or an earlier one, was deleted.
+
+    Args:
+      event: The event.
+      thoroughly: As for `Snapshots.is_gone`.
+    """
+    start = interval_of(event, self.memory.starts)
+    return self.snapshots.is_gone(start, thoroughly)
+
+  def limit(self) -> StoreLimit:
+    """Returns the limit of the store, as far as sizes are known."""
+    num_replicas = max(self.rules.replicas, len(self.memory.roster.expected()))
+    return store_limit(
+      self.rules.store_bytes, self.snapshot_bytes, num_replicas
+    )
+
   def _decided(self, inbox: Inbox) -> Manifest:
     """Waits for the decision of a turn. Decides when it is due."""
+    if inbox.turn == 0 and inbox.event in self.announced:
+      return self.announced[inbox.event]
     path = manifest_path(inbox.event, inbox.turn)
     proposal = proposal_path(inbox.event, inbox.turn)
-
-    def check() -> None:
-      if self.snapshots.is_gone(inbox.event, thoroughly=True):
-        raise ReplicaStaleError(f"event {inbox.event} was deleted")
-
     for is_late in self._pauses(inbox, lambda: self._awaited_in(inbox)):
-      agreed = self.manifest(inbox.event, inbox.turn)
-      if agreed is not None:
-        return agreed
       if inbox.is_past:
+        agreed = self.manifest(inbox.event, inbox.turn)
+        if agreed is not None:
+          return agreed
         # The turn was decided long ago. So either the decision was lost, or
         # this replica is too late.
-        decided = self._decisions.complete(path, proposal, check)
+        decided = self._decisions.complete(path, proposal)
         if decided is not None:
           return Manifest.from_json(decided)
+        continue
+      agreed = self._look(inbox, is_late)
+      if agreed is not None:
+        return agreed
       roster = self._due(inbox, is_late)
       if roster is not None:
         proposed = dataclasses.asdict(self._proposed(inbox, roster))
-        decided = self._decisions.decide(path, proposal, proposed, check)
+        decided = self._decisions.decide(path, proposal, proposed)
         return Manifest.from_json(decided)
     raise AssertionError("pauses do not end")
+
+  def _look(self, inbox: Inbox, is_late: bool) -> Manifest | None:
+    """Looks for the manifest of a turn and for messages and new seats.
+
+    Args:
+      inbox: The inbox of the turn.
+      is_late: Whether the grace time is over. Then it also reads messages of
+        replicas that nobody waits for.
+
+    Returns:
+      The manifest; None if the turn is not decided, as far as it has looked.
+    """
+    is_first_look = inbox.num_looks == 0
+    inbox.num_looks += 1
+    missing = inbox.missing(inbox.expected)
+    are_few = len(missing) <= FEW
+    # A replica that sends nothing follows events that others have settled, so
+    # it reads the manifest first.
+    may_be_complete = bool(inbox.held) and (are_few or inbox.covers(missing))
+    if is_first_look and may_be_complete:
+      agreed = None
+      self._read_with_seats(inbox, missing)
+    elif are_few and not is_late:
+      agreed = self._read_with_seats(inbox, missing, with_manifest=True)
+    else:
+      agreed = self._list_and_read(inbox, missing, is_late)
+    if is_first_look:
+      absent = [
+        name
+        for name in inbox.missing(inbox.expected)
+        if name not in inbox.there
+      ]
+      self.most_were_here = len(absent) <= FEW
+    return agreed
+
+  def _list_and_read(
+    self, inbox: Inbox, missing: Sequence[str], is_late: bool
+  ) -> Manifest | None:
+    """Lists the messages that are there, and reads them if they are complete.
+
+    Args:
+      inbox: The inbox of the turn.
+      missing: Expected replicas whose messages are not held.
+      is_late: Whether the grace time is over. Then the messages are read even
+        if they are not complete, and expected ones even if they are not listed.
+
+    Returns:
+      The manifest; None if the turn is not decided.
+    """
+    if is_late:
+      reads = [functools.partial(inbox.read, name) for name in missing]
+    else:
+      reads = inbox.reads(missing)
+    read_manifest = functools.partial(self.manifest, inbox.event, inbox.turn)
+    agreed, *_ = self.store.at_once([read_manifest, inbox.look, *reads])
+    if agreed is not None:
+      return agreed
+    if is_late:
+      listed = [name for name in self._names(inbox) if name in inbox.there]
+      self._read_with_seats(inbox, inbox.missing(listed))
+    elif inbox.covers(missing):
+      self._read_with_seats(inbox, inbox.missing(missing))
+    return None
+
+  def _read_with_seats(
+    self, inbox: Inbox, names: Sequence[str], with_manifest: bool = False
+  ) -> Manifest | None:
+    """Reads messages, and at the same time the seats that were taken meanwhile.
+
+    Args:
+      inbox: The inbox of the turn.
+      names: Senders of the messages.
+      with_manifest: Whether to read the manifest, too.
+
+    Returns:
+      The manifest; None if it was not read, or is not there.
+    """
+    calls: list[Callable] = [
+      functools.partial(inbox.read, name) for name in names
+    ]
+    if inbox.turn == 0:
+      calls.append(functools.partial(self._read_seats, inbox))
+    if not with_manifest:
+      self.store.at_once(calls)
+      return None
+    read_manifest = functools.partial(self.manifest, inbox.event, inbox.turn)
+    agreed, *_ = self.store.at_once([read_manifest, *calls])
+    return agreed
+
+  def _names(self, inbox: Inbox) -> list[str]:
+    """Returns all replicas whose messages in a turn may count."""
+    if inbox.turn:
+      return self.first.names
+    return self.memory.roster.names()
+
+  def _read_seats(self, inbox: Inbox) -> None:
+    """Reads the seats that were taken since the event before."""
+    number = self.memory.roster.num_seats + len(inbox.taken)
+    seat = self.seats.read(number)
+    if seat is not None:
+      inbox.taken.append(seat)
+      inbox.taken += self.seats.read_from(number + 1)
+
+  def _has_all(self, inbox: Inbox, names: Sequence[str]) -> bool:
+    """Returns whether messages of all these replicas were read."""
+    return all(name in inbox.held for name in names)
 
   def _proposed(self, inbox: Inbox, roster: Roster) -> Manifest:
     """Returns the manifest that this replica proposes."""
@@ -277,7 +518,7 @@ class Agreement:
       names = roster.expected()
     sent = {name: inbox.held[name] for name in names if name in inbox.held}
     before = self.before(inbox)
-    return make_manifest(
+    manifest = make_manifest(
       sent,
       states=vote(
         sent,
@@ -292,6 +533,35 @@ class Agreement:
       full_weight_ratio=self.rules.full_weight_ratio,
       roster=roster,
     )
+    # Without a listed message, no replica's state is confirmed.
+    begins_interval = bool(manifest.listed) and self._begins_interval(inbox)
+    return dataclasses.replace(manifest, begins_interval=begins_interval)
+
+  def _begins_interval(self, inbox: Inbox) -> bool:
+    """Returns whether a snapshot of the state before a turn is due.
+
+    A snapshot is due before the messages of the interval are more than the
+    limit of the store allows. It is also due after `rules.snapshot_every`
+    events, once each replica has sent at least as many bytes of messages as the
+    snapshot has, because it travels on the same link as messages.
+
+    Args:
+      inbox: The inbox of the turn.
+    """
+    if inbox.turn:
+      return False
+    if inbox.event == 0:
+      return True
+    if not self.snapshot_bytes:
+      return False
+    memory = self.memory
+    num_bytes = len(inbox.held) * inbox.num_bytes
+    next_bytes = max(memory.largest_event, num_bytes)
+    if memory.stored + next_bytes > self.limit().interval_bytes:
+      return True
+    num_events = inbox.event - memory.starts[-1]
+    is_paid_for = memory.sent >= self.snapshot_bytes
+    return num_events >= self.rules.snapshot_every and is_paid_for
 
   def _due(self, inbox: Inbox, is_late: bool) -> Roster | None:
     """Returns the roster of the manifest that is due; None if none is due.
@@ -300,25 +570,27 @@ class Agreement:
       inbox: The inbox of the turn.
       is_late: Whether the grace time is over.
     """
-    if inbox.is_past:
-      return None
     if inbox.turn:
-      if _is_time(inbox, self.first.names, is_late):
-        return self.first.roster
+      is_due = is_late or self._has_all(inbox, inbox.expected)
+      return self.first.roster if is_due else None
+    if not (is_late or self._has_all(inbox, inbox.expected)):
       return None
-    roster = self.memory.roster
-    if not (is_late or _is_time(inbox, roster.expected(), is_late)):
-      return None
-    # Only now the seats are read for replicas that came meanwhile, because
-    # that costs requests.
-    roster = roster.renewed(inbox.event, self.seats.read)
+    roster = self.memory.roster.renewed(inbox.event, inbox.taken)
     names = roster.names() if is_late else roster.expected()
     is_first_time = inbox.event == 0 and not is_late
     if is_first_time and len(names) < self.rules.replicas:
       return None
-    if not _is_time(inbox, names, is_late):
+    newcomers = [
+      name
+      for name in inbox.missing(roster.expected())
+      if name not in inbox.expected
+    ]
+    self.store.at_once(
+      [functools.partial(inbox.read, name) for name in newcomers]
+    )
+    if not (is_late or self._has_all(inbox, names)):
       return None
-    present = {name for name in names if inbox.has(name)}
+    present = {name for name in names if name in inbox.held}
     if len(present) < self.rules.quorum:
       return None
     return roster.after(inbox.event, present)
@@ -397,11 +669,20 @@ class Agreement:
         f"the others have gone on from event {inbox.event}"
       )
     self.seats.look_after(self.memory.roster)
-    for path, data in self.run_objects.items():
-      self._restore(path, data)
+    restores: list[Callable] = [
+      functools.partial(self._restore, path, data)
+      for path, data in self.run_objects.items()
+    ]
     for objects in self.objects.values():
       for path, data in objects.items():
-        self._restore(path, data)
+        restores.append(
+          functools.partial(
+            self._restore,
+            path,
+            data,
+            is_listed_message=path.startswith(f"{EVENTS}/"),
+          )
+        )
     needed = list(inbox.held.items())
     if agreed is not None:
       listed_digests = {listed.digest for listed in agreed.listed}
@@ -411,37 +692,38 @@ class Agreement:
         if message.digest in listed_digests
       ]
     for name, message in needed:
-      path = message_path(inbox.event, inbox.turn, name)
-      self._restore(path, message.data)
+      restores.append(
+        functools.partial(
+          self._restore,
+          message_path(inbox.event, inbox.turn, name),
+          message.data,
+          is_listed_message=agreed is not None,
+        )
+      )
+    self.store.at_once(restores)
 
-  def _restore(self, path: str, data: bytes) -> None:
-    """Writes an object again if it is missing or damaged."""
-    stored = self.store.get(path, len(data))
-    if stored == data:
+  def _restore(
+    self, path: str, data: Data, *, is_listed_message: bool = False
+  ) -> None:
+    """Writes an object again if it is missing or damaged.
+
+    If a listed message was lost, a later life of its sender may have written
+    another message in its place. All replicas need the listed one, so it also
+    replaces that message.
+
+    Args:
+      path: Path of the object.
+      data: The object.
+      is_listed_message: Whether it is a message that a manifest lists.
+    """
+    stored = self.store.get(path, num_bytes_of(data))
+    if stored is not None and is_equal(stored, data):
       return
     if stored is None and self.store.create(path, data):
       return
-    if stored is not None:
+    if stored is not None and not is_listed_message:
       if self.signer.verify(path, stored) is not None:
         return
       if self.signer.verify_json(path, stored) is not None:
         return
     self.store.put(path, data)
-
-
-def _is_time(inbox: Inbox, names: Iterable[str], is_late: bool) -> bool:
-  """Returns whether the turn need not wait for any of these replicas.
-
-  Until the grace time is over, it waits until all of them have sent a message.
-  After the grace time, it reads the messages that are there and waits for none.
-
-  Args:
-    inbox: The inbox of the turn.
-    names: Names of the replicas.
-    is_late: Whether the grace time is over.
-  """
-  if not is_late:
-    return all(inbox.has(name) for name in names)
-  for name in names:
-    inbox.has(name)
-  return True

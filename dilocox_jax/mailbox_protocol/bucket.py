@@ -19,6 +19,7 @@ from dilocox_jax.mailbox_protocol.answers import (
   ClosedError,
   StoreUnavailableError,
 )
+from dilocox_jax.mailbox_protocol.buffers import Buffer, Data, parts_of
 
 # `RetryingStore` repeats requests and logs that it waits. The library would
 # retry for minutes in silence, so it gets short limits. The timeout must be
@@ -39,6 +40,8 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>|\(code: (\w+)\)")
 _MESSAGE = re.compile(r"<Message>([^<]{1,300})</Message>")
 _CONFLICT = 409
+_NO_RANGE = 416  # The object ends before the range begins.
+_NO_RANGE_IN_MEMORY = "Invalid range"
 _NOT_IMPLEMENTED = 501
 # A status from 400 to 499 means that the request is wrong. With these
 # exceptions another try may succeed: a timeout, a conflict with a simultaneous
@@ -76,13 +79,13 @@ class Bucket:
     else:
       self._objects = from_url(where, **(_SETTINGS | options))
 
-  def get(self, path: str, at_most: int) -> bytes | None:
+  def get(self, path: str, at_most: int) -> Buffer | None:
     """Returns an object; None if it is missing or larger than `at_most`."""
     try:
       response = obstore.get(self._objects, path)
       if response.meta["size"] > at_most:
         return None
-      return bytes(response.bytes())
+      return memoryview(response.bytes())
     except FileNotFoundError as error:
       if _code(error) in _NO_BUCKET:
         raise _refusal(error) from None
@@ -90,10 +93,26 @@ class Bucket:
     except ERRORS as error:
       raise _refusal(error) from None
 
-  def create(self, path: str, data: bytes) -> bool:
+  def get_range(self, path: str, start: int, stop: int) -> Buffer | None:
+    """Returns bytes of an object; None if it is missing or too short."""
+    try:
+      found = obstore.get_range(self._objects, path, start=start, end=stop)
+    except FileNotFoundError as error:
+      if _code(error) in _NO_BUCKET:
+        raise _refusal(error) from None
+      return None
+    except ERRORS as error:
+      if _status(error) == _NO_RANGE or _NO_RANGE_IN_MEMORY in str(error):
+        return None
+      raise _refusal(error) from None
+    if len(found) != stop - start:
+      return None
+    return memoryview(found)
+
+  def create(self, path: str, data: Data) -> bool:
     """Writes an object that must not exist; returns whether it was written."""
     try:
-      obstore.put(self._objects, path, data, mode="create")
+      obstore.put(self._objects, path, parts_of(data), mode="create")
     except AlreadyExistsError as error:
       if _status(error) == _CONFLICT and not self._has(path):
         # Somebody else wrote or deleted the object at that moment.
@@ -103,10 +122,10 @@ class Bucket:
       raise _refusal(error) from None
     return True
 
-  def put(self, path: str, data: bytes) -> None:
+  def put(self, path: str, data: Data) -> None:
     """Writes an object, or replaces it as a whole."""
     try:
-      obstore.put(self._objects, path, data, mode="overwrite")
+      obstore.put(self._objects, path, parts_of(data), mode="overwrite")
     except ERRORS as error:
       raise _refusal(error) from None
 

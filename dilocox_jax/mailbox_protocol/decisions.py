@@ -19,7 +19,7 @@ one still has the content:
                           because the decision is there, and follows it.
 """
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
@@ -29,6 +29,9 @@ from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
 # network folders.
 _TRIES = 8
 _FIRST_PAUSE_S = 0.05
+# A replica that comes second waits so long before it asks for the decision. In
+# most stores an object takes longer to write than to read.
+_DECIDES_WITHIN_S = 0.01
 
 
 class Decisions:
@@ -49,11 +52,7 @@ class Decisions:
     return self._signer.verify_json(path, self._store.get(path, JSON_BYTES))
 
   def decide(
-    self,
-    path: str,
-    proposal: str,
-    value: dict[str, Any],
-    check: Callable[[], None],
+    self, path: str, proposal: str, value: dict[str, Any]
   ) -> dict[str, Any]:
     """Proposes a value, and decides.
 
@@ -61,25 +60,35 @@ class Decisions:
       path: Path of the decision.
       proposal: Path of its proposal.
       value: The value that this replica proposes, as JSON.
-      check: Function that is called between the two steps. It raises an error
-        if there must be no decision any more.
 
     Returns:
       The value that all replicas follow. Another replica may have proposed it.
     """
-    proposed = self._create(proposal, value)
-    check()
+    if self._store.create(proposal, self._signer.sign_json(proposal, value)):
+      return self._create(path, value)
+    # Another replica has proposed a moment ago, and decides just now.
+    self._store.pause(_DECIDES_WITHIN_S)
+    decided = self.read(path)
+    if decided is not None:
+      return decided
+    decided, proposed = self._store.at_once(
+      [
+        functools.partial(self.read, path),
+        functools.partial(self.read, proposal),
+      ]
+    )
+    if decided is not None:
+      return decided
+    if proposed is None:
+      proposed = self._create(proposal, value)
     return self._create(path, proposed)
 
-  def complete(
-    self, path: str, proposal: str, check: Callable[[], None]
-  ) -> dict[str, Any] | None:
+  def complete(self, path: str, proposal: str) -> dict[str, Any] | None:
     """Decides on the proposal that is there. Proposes nothing.
 
     Args:
       path: Path of the decision.
       proposal: Path of its proposal.
-      check: As in `decide`.
 
     Returns:
       The value that all replicas follow; None if there is no proposal.
@@ -87,7 +96,6 @@ class Decisions:
     proposed = self.read(proposal)
     if proposed is None:
       return None
-    check()
     return self._create(path, proposed)
 
   def _create(self, path: str, value: dict[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from dilocox_jax.mailbox_protocol.answers import (
   ClosedError,
   StoreUnavailableError,
 )
+from dilocox_jax.mailbox_protocol.buffers import Data, parts_of
 
 _LOG = logging.getLogger(__name__)
 _STAGING = ".staged"
@@ -88,7 +89,17 @@ class Folder:
       except (FileNotFoundError, NotADirectoryError):
         return None
 
-  def create(self, path: str, data: bytes) -> bool:
+  def get_range(self, path: str, start: int, stop: int) -> bytes | None:
+    """Returns bytes of an object; None if it is absent or too short."""
+    *folders, name = _parts(path)
+    with self._call(path) as root:
+      try:
+        with files.opened_folders(root, folders) as opened:
+          return files.read_range(opened[-1], name, start, stop)
+      except (FileNotFoundError, NotADirectoryError):
+        return None
+
+  def create(self, path: str, data: Data) -> bool:
     """Writes an object that must not exist; returns whether it was written."""
     *folders, _ = _parts(path)
     with self._call(path) as root, self._staged(root, data) as staged:
@@ -103,7 +114,7 @@ class Folder:
       f"{path}: its folder is removed again and again"
     )
 
-  def put(self, path: str, data: bytes) -> None:
+  def put(self, path: str, data: Data) -> None:
     """Writes an object, or replaces it as a whole."""
     *folders, _ = _parts(path)
     with self._call(path) as root, self._staged(root, data) as staged:
@@ -163,7 +174,7 @@ class Folder:
       os.close(root)
 
   @contextlib.contextmanager
-  def _staged(self, root: int, data: bytes) -> Iterator[_Staged]:
+  def _staged(self, root: int, data: Data) -> Iterator[_Staged]:
     """Writes a file in `.staged`, yields it, and removes its staged name."""
     name = secrets.token_hex(16)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -174,7 +185,8 @@ class Folder:
         raise StoreUnavailableError(_message(_STAGING, error)) from None
       try:
         with open(descriptor, "wb") as file:
-          file.write(data)
+          for part in parts_of(data):
+            file.write(part)
           file.flush()
           os.fsync(descriptor)
         yield _Staged(staging, name)

@@ -22,6 +22,7 @@ from dilocox_jax.mailbox_protocol.agreement import (
   ReplicaStaleError,
   StoppedError,
 )
+from dilocox_jax.mailbox_protocol.costs import storage_usd, traffic_usd
 from dilocox_jax.mailbox_protocol.fingerprints import (
   NOTHING,
   Fingerprint,
@@ -46,12 +47,13 @@ from dilocox_jax.mailbox_protocol.snapshots import (
   Snapshots,
 )
 from dilocox_jax.mailbox_protocol.store import RetryingStore, Store
+from dilocox_jax.mailbox_protocol.store_size import check_store_bytes
 from dilocox_jax.reference.fingerprint import BLOCK_VALUES, random_signs
 
 _LOG = logging.getLogger(__name__)
-# A replica gives up if its state was another one more often than this, without a
-# snapshot that it agreed with in between. It can begin with each of the
-# snapshots that a store keeps.
+# A replica gives up if its state has differed more often than this since the
+# last snapshot was due. It can begin with each of the snapshots that a store
+# keeps.
 _MOST_DIFFERENCES = KEPT_SNAPSHOTS
 _LONGEST_START_PAUSE_S = 60.0
 TakeSnapshot = Callable[[], tuple[int, Sequence[np.ndarray]]]
@@ -154,10 +156,10 @@ class Mailbox:
     self._run = entry.run
     self._signer = Signer(secret, self._run)
     self._seats = Seats(self._store, self._signer, name)
-    self._snapshots = Snapshots(self._store, self._signer, rules.snapshot_every)
+    self._snapshots = Snapshots(self._store, self._signer)
     # The writer does not retry: nothing waits for a snapshot, and the end of a
     # run must not.
-    self._writer = Snapshots(store, self._signer, rules.snapshot_every)
+    self._writer = Snapshots(store, self._signer)
     self._agreement = Agreement(
       store=self._store,
       signer=self._signer,
@@ -170,6 +172,7 @@ class Mailbox:
     self._is_past = False
     self._repeats = False
     self._loaded = -1  # Event of the snapshot that was loaded last.
+    self._is_just_loaded = False  # Whether nothing was announced since then.
     # Kinds of events at which another replica had the same state since then.
     self._confirmed: set[int] = set()
     # How often the state differed since a snapshot that it agreed with.
@@ -177,6 +180,8 @@ class Mailbox:
     self._bad: set[int] = set()  # Events of snapshots with a wrong state.
     self._furthest = -1  # Most events that were settled at any new start.
     self._starts_in_place = 0  # New starts since then.
+    self._entered_s = self._store.clock()
+    self._num_events = 0  # Events since this replica entered the run.
     self.beside: Callable[[Callable[[], None]], Any] = lambda write: write()
 
   def newest(self) -> Snapshot | None:
@@ -193,21 +198,27 @@ class Mailbox:
     self._pause_before_start()
     self._go_on(Memory())
     snapshot = self._read_newest()
-    if snapshot is not None:
-      memory = Memory.from_json(snapshot.memory)
-      memory = dataclasses.replace(memory, base=snapshot.event)
-      self._go_on(memory, loaded=snapshot.event)
-      _LOG.info(
-        "%s takes the snapshot before event %d", self.name, snapshot.event
-      )
-      return snapshot
-    if self._snapshots.is_gone(0, thoroughly=True):
+    if snapshot is None:
+      # At the first start `announce` finds out whether event 0 was deleted.
+      is_repeated = self._starts_in_place > 0
+      if not (is_repeated and self._snapshots.is_gone(0)):
+        return None
+      # The first events may have been deleted after the snapshots were listed.
+      # Then there is a snapshot by now.
+      snapshot = self._read_newest()
+    if snapshot is None:
       raise StoppedError(
         f"no snapshot of the run at {self._store.store.where} can be read, and"
         " its first events are deleted: wait until a replica has written one,"
         " or begin the run anew in another place"
       )
-    return None
+    memory = Memory.from_json(snapshot.memory)
+    memory = dataclasses.replace(memory, base=snapshot.event)
+    self._go_on(memory, loaded=snapshot.event)
+    _LOG.info(
+      "%s takes the snapshot before event %d", self.name, snapshot.event
+    )
+    return snapshot
 
   def _read_newest(self) -> Snapshot | None:
     """Returns the newest whole snapshot, or None if there is none.
@@ -217,7 +228,7 @@ class Mailbox:
     """
     passed_over: set[int] = set()
     while True:
-      events = set(self._snapshots.events()) - self._bad - passed_over
+      events = set(self._snapshots.listed()) - self._bad - passed_over
       if not events:
         return None
       event = max(events)
@@ -265,9 +276,11 @@ class Mailbox:
       repeats: Whether this replica repeats the work of an earlier life.
     """
     self._agreement.memory = memory
+    self._agreement.announced = {}
     self._is_present = repeats and self.name in memory.roster.expected()
     self._repeats = repeats
     self._loaded = loaded
+    self._is_just_loaded = loaded >= 0
     self._confirmed = set()
 
   def signs(self, event: int) -> np.ndarray:
@@ -357,11 +370,15 @@ class Mailbox:
       return True
     if event < self._agreement.memory.event:
       return False
-    agreed = self._agreement.manifest(event, turn=0)
+    agreed = self._agreement.announced_manifest(event)
     if agreed is not None:
       return self._repeats and self.name in agreed.names
     self._repeats = False
-    if self._snapshots.is_gone(event):
+    # This only saves the work for an event that was deleted. `exchange` makes
+    # sure that no deleted event is settled.
+    was_just_loaded = self._is_just_loaded
+    self._is_just_loaded = False
+    if not was_just_loaded and self._agreement.is_gone(event, thoroughly=False):
       raise ReplicaStaleError(f"event {event} was deleted")
     if not self._is_present:
       self._seats.announce(event, self._agreement.memory.roster)
@@ -386,7 +403,8 @@ class Mailbox:
       turn: Number of the message within the event. In the turns after the
         first, only replicas whose first message is listed send messages.
       arrays: The message. If `send` is False, only their types and shapes
-        matter.
+        matter. They are not copied, and may have to be written again: do not
+        change them in place before the event after next.
       weight: Weight of the message.
       send: Whether this replica sends a message.
       state: Fingerprint of the shared state that the message belongs to
@@ -429,6 +447,9 @@ class Mailbox:
       num_blocks=len(fingerprint.rows),
       is_past=self._is_past,
     )
+    if snapshot and not self._agreement.snapshot_bytes:
+      self._note_sizes(inbox, snapshot)
+    self._agreement.open(inbox)
     shared = SharedState(
       name=self._agreement.before(inbox),
       base=memory.base,
@@ -444,14 +465,28 @@ class Mailbox:
       )
       sent_digest = message.digest
     agreed = self._agreement.wait_for_manifest(inbox)
-    messages = self._agreement.fetch_messages(inbox, agreed)
+    listed_digests = {listed.digest for listed in agreed.listed}
+    claims: list[bool] = []
+    is_confirmed = state is not None and sent_digest in listed_digests
+    if snapshot and agreed.begins_interval and is_confirmed:
+      messages = self._agreement.fetch_messages(
+        inbox,
+        agreed,
+        beside=[lambda: claims.append(self._snapshots.claim(event))],
+      )
+    else:
+      messages = self._agreement.fetch_messages(inbox, agreed)
     if not inbox.is_past:
       if turn == 0:
         self._compare(agreed, inbox, shared, sent_digest)
-      may_be_due = turn == 0 and event % self.rules.snapshot_every == 0
-      is_agreed = state is not None and bool(agreed.listed)
-      if snapshot and may_be_due and is_agreed:
-        memory = self._after_snapshot(event, snapshot)
+        self._num_events += 1
+      if agreed.begins_interval:
+        if self._num_events > 1:
+          self._log_usage(event)
+        memory = memory.begin_interval(event)
+        self._num_differences = 0
+      if snapshot and any(claims):
+        self._write_snapshot(event, memory, snapshot)
       self._agreement.memory = memory.after(agreed, inbox)
       if turn == 0:
         self._note_presence(event, agreed, send)
@@ -521,43 +556,83 @@ class Mailbox:
       )
     raise ReplicaStaleError(reason)
 
-  def _after_snapshot(self, event: int, take: TakeSnapshot) -> Memory:
-    """Writes a snapshot if it is due and no other replica writes it.
+  def _note_sizes(self, inbox: Inbox, take: TakeSnapshot) -> None:
+    """Notes how large a snapshot is, and checks the limit of the store.
 
-    A snapshot travels on the same link as messages. So it is due when each
-    replica has sent at least as many bytes of messages as the snapshot has,
-    since the last snapshot was due. All replicas agree on that, because they
-    count the same events.
+    Args:
+      inbox: The inbox of a turn.
+      take: Returns the first event that a snapshot needs, and its arrays.
+
+    Raises:
+      StoppedError: If the store cannot hold what the protocol keeps.
+    """
+    _, arrays = take()
+    snapshot_bytes = sum(array.nbytes for array in arrays)
+    self._agreement.snapshot_bytes = snapshot_bytes
+    try:
+      check_store_bytes(
+        self.rules.store_bytes,
+        snapshot_bytes,
+        event_bytes=self.rules.replicas * inbox.num_bytes,
+      )
+    except ValueError as error:
+      raise StoppedError(str(error)) from None
+
+  def _log_usage(self, event: int) -> None:
+    """Logs requests, traffic and an estimate of their costs.
+
+    Args:
+      event: Number of the event that is settled.
+    """
+    usage = self.usage
+    num_events = self._num_events
+    num_requests = sum(
+      number for kind, number in usage.items() if "bytes" not in kind
+    )
+    limit = self._agreement.limit()
+    seconds = self._store.clock() - self._entered_s
+    _LOG.info(
+      "event %d: %.1f requests, %.3g MB up and %.3g MB down an event; the store"
+      " has at most %.3g GB; in a bucket of S3 about %.2f USD a month for this"
+      " replica's requests and downloads, and at most %.2f USD for the store",
+      event,
+      num_requests / num_events,
+      usage["bytes_up"] / num_events / 1e6,
+      usage["bytes_down"] / num_events / 1e6,
+      limit.store_bytes / 1e9,
+      traffic_usd(usage, seconds),
+      storage_usd(limit.store_bytes),
+    )
+
+  def _write_snapshot(
+    self, event: int, memory: Memory, take: TakeSnapshot
+  ) -> None:
+    """Writes a snapshot that is due, and that this replica has claimed.
 
     Args:
       event: Number of the event.
+      memory: What is known of the events before this one.
       take: Returns the first event that the snapshot needs, and its arrays.
-
-    Returns:
-      The memory before the event. If a snapshot is due, its count of bytes
-      begins anew.
     """
-    memory = self._agreement.memory
     first, arrays = take()
-    if event and memory.sent < sum(array.nbytes for array in arrays):
-      return memory
-    memory = dataclasses.replace(memory, sent=0, was_split=False)
-    self._num_differences = 0
-    if self._snapshots.claim(event):
-      snapshot = Snapshot(
-        event=event,
-        first=first,
-        memory=dataclasses.asdict(memory),
-        # Copies, because the caller may change the arrays before the write.
-        arrays=[np.array(array) for array in arrays],
-      )
-      self.beside(lambda: self._write(snapshot))
-    return memory
+    snapshot = Snapshot(
+      event=event,
+      first=first,
+      memory=dataclasses.asdict(memory),
+      # Copies, because the caller may change the arrays before the write.
+      arrays=[np.array(array) for array in arrays],
+    )
+    self.beside(lambda: self._write(snapshot, memory.starts))
 
-  def _write(self, snapshot: Snapshot) -> None:
-    """Writes a snapshot. A failure is only logged: the next one replaces it."""
+  def _write(self, snapshot: Snapshot, starts: Sequence[int]) -> None:
+    """Writes a snapshot. A failure is only logged: the next one replaces it.
+
+    Args:
+      snapshot: The snapshot.
+      starts: First events of the intervals so far.
+    """
     try:
-      self._writer.write(snapshot)
+      self._writer.write(snapshot, starts)
     except Exception as error:
       _LOG.warning("snapshot before event %d failed: %s", snapshot.event, error)
 

@@ -71,6 +71,9 @@ class Manifest:
     listed: The messages that are averaged, in this order.
     left_out: Reasons why messages that were there are not averaged, by replica.
     roster: The replicas that take part in the next event.
+    begins_interval: Whether a snapshot of the state before this event is due.
+      Then an interval of events begins, which are deleted together
+      (`store_size`).
     is_split: Whether the shared states of the senders differ and none is more
       frequent than the others (`votes`). All senders then take the newest
       snapshot.
@@ -81,6 +84,12 @@ class Manifest:
   left_out: dict[str, str] = dataclasses.field(default_factory=dict)
   roster: Roster = Roster()
   is_split: bool = False
+  begins_interval: bool = False
+
+  @property
+  def num_bytes(self) -> int:
+    """Bytes of the manifest and its proposal in a store, without their tags."""
+    return 2 * len(self._text())
 
   @property
   def names(self) -> list[str]:
@@ -89,8 +98,11 @@ class Manifest:
 
   def digest(self) -> str:
     """Returns a digest of the whole manifest."""
-    text = json.dumps(dataclasses.asdict(self), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(self._text().encode()).hexdigest()
+
+  def _text(self) -> str:
+    """Returns the manifest as JSON."""
+    return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "Manifest":

@@ -1,45 +1,56 @@
 """The objects of a run: their paths, and messages as raw bytes.
 
 run.json, run.copy.json      what is trained, and by which rules
-seat/0002                    a replica that takes part, and since when
+seat/0002                    a replica that takes part from an event on
 event/0000000012/0/oslo      message of a replica: event, turn, name
 proposal/0000000012.0        the first list of a turn's messages
 manifest/0000000012.0        the same list, once it is decided: all average it
 snapshot/0000000064/...      shared state before an event
-gone/0000000003, ....copy    say that a block of events was deleted
+gone/0000000064, ....copy    say that the events from this one up to the next
+                             snapshot were deleted
 probe/oslo.1f0c...           an object that a replica creates to test the store
 
-So a replica knows the path of each object that it needs, without listing the
-store. A message is a fixed header and then numpy arrays. The header has a
-digest of the layout (types and shapes), the weight of the message, and the name
-of the shared state that it belongs to: the digest of the manifest before. In
-the first turn of an event, the fingerprint of that state follows the header.
-All replicas know the layout of a message from the plan. So they know its size
-before they ask for it.
+So a replica knows the path of each object that it needs. It asks for several
+objects at the same time. If it waits for the messages of many replicas, it
+lists the folder of the turn, so a message that is missing costs no request.
+
+A message is the tags of its signature (`signer.py`), a fixed header and then
+numpy arrays. The header has a digest of the layout (types and shapes), the
+weight of the message, and the name of the shared state that it belongs to: the
+digest of the manifest before. In the first turn of an event, the fingerprint of
+that state follows the header. All replicas know the layout of a message from
+the plan. So they know its size before they ask for it.
 """
 
 import dataclasses
+import functools
 import hashlib
 import logging
 import math
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dilocox_jax.mailbox_protocol.buffers import Buffer, Data, parts_of
 from dilocox_jax.mailbox_protocol.fingerprints import (
   Fingerprint,
   SharedState,
   rows_bytes,
   rows_in,
 )
-from dilocox_jax.mailbox_protocol.signer import TAG_BYTES, Buffer, Signer
+from dilocox_jax.mailbox_protocol.signer import (
+  TAG_BYTES,
+  Signer,
+  signed_bytes,
+)
 
 _LOG = logging.getLogger(__name__)
 RUN = "run.json"
 RUN_COPY = "run.copy.json"
+SEATS = "seat"
 EVENTS = "event"
 PROPOSALS = "proposal"
 MANIFESTS = "manifest"
@@ -52,22 +63,31 @@ _PATHS_OF_EVENTS = {
   SNAPSHOTS: re.compile(r"([0-9]{10,})/(?:claim|arrays|index)"),
 }
 
-# Layout, digest of the manifest before, weight, event of the snapshot with which
-# the sender began, and the digest of its integers.
+# Layout, digest of the manifest before, weight, event of the snapshot that the
+# sender began with, and the digest of its integers.
 _HEADER = struct.Struct("<32s32sdq8s")
-HEADER_BYTES = TAG_BYTES + _HEADER.size  # Before the arrays of a message.
+# If messages of so few replicas are missing, each of them is asked for. A
+# listing costs as much as twelve such requests in a bucket of S3, and it does
+# not bring the message.
+FEW = 3
+HEADER_BYTES = _HEADER.size  # Before the fingerprint and the arrays.
 
 Kind = tuple[np.dtype, tuple[int, ...]]  # Type and shape of an array.
 
 
 def seat_path(index: int) -> str:
   """Returns the path of a seat."""
-  return f"seat/{index:04d}"
+  return f"{SEATS}/{index:04d}"
+
+
+def messages_folder(event: int, turn: int) -> str:
+  """Returns the folder of a turn's messages."""
+  return f"{EVENTS}/{event:010d}/{turn}"
 
 
 def message_path(event: int, turn: int, replica: str) -> str:
   """Returns the path of a replica's message."""
-  return f"{EVENTS}/{event:010d}/{turn}/{replica}"
+  return f"{messages_folder(event, turn)}/{replica}"
 
 
 def proposal_path(event: int, turn: int) -> str:
@@ -85,9 +105,13 @@ def snapshot_path(event: int, part: str) -> str:
   return f"{SNAPSHOTS}/{event:010d}/{part}"
 
 
-def gone_paths(block: int) -> tuple[str, str]:
-  """Returns the paths of the two marks of a deleted block of events."""
-  return f"gone/{block:010d}", f"gone/{block:010d}.copy"
+def gone_paths(start: int) -> tuple[str, str]:
+  """Returns the paths of the two marks of a deleted interval of events.
+
+  Args:
+    start: The first event of the interval.
+  """
+  return f"gone/{start:010d}", f"gone/{start:010d}.copy"
 
 
 def probe_path(replica: str, token: str) -> str:
@@ -113,6 +137,15 @@ def event_of(path: str) -> int:
 def num_bytes(kinds: Iterable[Kind]) -> int:
   """Returns the number of bytes of arrays of some types and shapes."""
   return sum(kind.itemsize * math.prod(shape) for kind, shape in kinds)
+
+
+def message_bytes(num_array_bytes: int) -> int:
+  """Returns the number of bytes of a message, with its tags and its header.
+
+  Args:
+    num_array_bytes: Bytes of its arrays.
+  """
+  return signed_bytes(HEADER_BYTES + num_array_bytes)
 
 
 def raw_bytes(array: np.ndarray) -> memoryview:
@@ -142,14 +175,14 @@ class Message(NamedTuple):
   """The message of one replica in a turn.
 
   Attributes:
-    data: The whole object as it is in the store.
+    data: The whole object as it is in the store, in one or several parts.
     weight: Weight of the message in the mean; 0 if the sender's values are not
       finite.
     arrays: The arrays that are averaged.
     state: The sender's shared state.
   """
 
-  data: bytes
+  data: Data
   weight: float
   arrays: list[np.ndarray]
   state: SharedState = SharedState()
@@ -157,12 +190,14 @@ class Message(NamedTuple):
   @property
   def digest(self) -> str:
     """The signature with which the object begins, in hexadecimal digits."""
-    return self.data[:TAG_BYTES].hex()
+    return bytes(parts_of(self.data)[0][:TAG_BYTES]).hex()
 
 
 @dataclasses.dataclass
 class Inbox:
   """The messages of one turn that a replica has read. Each is read once.
+
+  Threads may read messages at the same time.
 
   Attributes:
     store: A `RetryingStore` store.
@@ -175,7 +210,13 @@ class Inbox:
     num_blocks: Blocks of the fingerprint that every message of this turn has.
     is_past: Whether the turn was settled before the snapshot with which this
       replica began. Then the replica only reads the turn's objects.
+    expected: Replicas whose messages the turn waits for up to the grace time.
+    there: Replicas whose messages are in the store, as far as this replica
+      knows. It may be wrong, as messages come and vanish.
     held: The messages that this replica has, by name of their sender.
+    taken: The seats that were taken since the event before, as their holders
+      wrote them.
+    num_looks: How often this replica has looked whether the turn is settled.
     num_bytes: Bytes of one message.
   """
 
@@ -187,7 +228,11 @@ class Inbox:
   kind: int = 0
   num_blocks: int = 0
   is_past: bool = False
+  expected: Sequence[str] = ()
+  there: set[str] = dataclasses.field(default_factory=set)
   held: dict[str, Message] = dataclasses.field(default_factory=dict)
+  taken: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+  num_looks: int = 0
 
   def __post_init__(self) -> None:
     """Derives the size and the layout of the messages."""
@@ -195,7 +240,7 @@ class Inbox:
       (array.dtype, array.shape) for array in self.like
     ]
     self._arrays_start = _HEADER.size + rows_bytes(self.num_blocks)
-    self.num_bytes = TAG_BYTES + self._arrays_start + num_bytes(self._kinds)
+    self.num_bytes = signed_bytes(self._arrays_start + num_bytes(self._kinds))
     parts = [f"{kind.name}{list(shape)}" for kind, shape in self._kinds]
     text = ";".join([f"fingerprint[{self.num_blocks}]", *parts])
     self._layout = hashlib.sha256(text.encode()).digest()
@@ -209,10 +254,14 @@ class Inbox:
   ) -> Message:
     """Writes a message, unless an earlier message of this replica is there.
 
+    At the same time it looks for the messages of the expected replicas, unless
+    they are known to be there.
+
     Args:
       replica: Name of this replica, the sender.
       weight: Weight of the message in the mean.
-      arrays: The arrays that are averaged.
+      arrays: The arrays that are averaged. They are not copied, so nobody may
+        change them before the event after next.
       state: The sender's shared state, with a fingerprint of `num_blocks`.
 
     Returns:
@@ -235,7 +284,12 @@ class Inbox:
       arrays=list(arrays),
       state=state,
     )
-    if self.store.create(path, data):
+    calls: list[Callable] = [functools.partial(self.store.create, path, data)]
+    others = [name for name in self.expected if name != replica]
+    if len(others) > FEW and not self.covers(others):
+      calls.append(self.look)
+    is_created, *_ = self.store.at_once(calls)
+    if is_created:
       self.held[replica] = message
     elif not self.has(replica):
       # The object there has no valid signature, so no replica has written it.
@@ -250,26 +304,52 @@ class Inbox:
       )
     return message
 
+  def look(self) -> None:
+    """Lists the messages that are in the store."""
+    folder = messages_folder(self.event, self.turn)
+    self.there = {
+      path.rpartition("/")[2]
+      for path, size in self.store.sizes(folder).items()
+      if size == self.num_bytes
+    }
+
+  def covers(self, replicas: Iterable[str]) -> bool:
+    """Returns whether messages of all these replicas should be there."""
+    return all(name in self.held or name in self.there for name in replicas)
+
+  def reads(self, replicas: Iterable[str]) -> list[Callable[[], None]]:
+    """Returns functions that read the messages that should be there.
+
+    Args:
+      replicas: Names of the senders. Messages that are held are not read again.
+    """
+    return [
+      functools.partial(self.read, name)
+      for name in replicas
+      if name in self.there and name not in self.held
+    ]
+
+  def missing(self, replicas: Iterable[str]) -> list[str]:
+    """Returns those of some replicas whose messages are not held."""
+    return [name for name in replicas if name not in self.held]
+
   def has(self, replica: str) -> bool:
     """Returns whether a replica's message has arrived.
 
     It asks the store unless the message is in `held`.
     """
     if replica not in self.held:
-      self._read(replica)
+      self.read(replica)
     return replica in self.held
 
-  def listed(self, replica: str, digest: str) -> Message | None:
-    """Returns the message that a manifest lists, or None if it is missing."""
-    if replica not in self.held or self.held[replica].digest != digest:
-      self._read(replica)
+  def has_listed(self, replica: str, digest: str) -> bool:
+    """Returns whether the message that a manifest lists is in `held`."""
     message = self.held.get(replica)
-    if message is None or message.digest != digest:
-      return None
-    return message
+    return message is not None and message.digest == digest
 
-  def _read(self, replica: str) -> None:
+  def read(self, replica: str) -> None:
     """Reads a replica's message into `held`, if it is there and valid."""
+    self.there.discard(replica)
     path = message_path(self.event, self.turn, replica)
     data = self.store.get(path, self.num_bytes)
     content = self.signer.verify(path, data)

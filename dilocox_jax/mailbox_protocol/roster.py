@@ -4,14 +4,16 @@ Replicas share a secret, a file that only its owner may read. `run.json` says
 what a run is. The first replica writes it, and nobody changes it afterwards. A
 later replica whose config or protocol differs is refused.
 
-A new replica takes the next free seat, an object that is created once. The seat
-holds the event from which the replica takes part. A replica that did not send
-its message in time is away since that event. Nobody waits for it until its seat
-names a later event. Seats are numbered, so one request is enough to look for a
-new replica.
+A replica that comes, or comes back, takes the next free seat, an object that is
+created once. The seat holds the event from which the replica takes part. A
+replica that did not send its message in time is away since that event. Nobody
+waits for it until it takes a seat with a later event. Seats are numbered, so
+one request is enough to look for all replicas that come, however many are away.
 """
 
 import dataclasses
+import functools
+import hashlib
 import json
 import math
 import os
@@ -19,23 +21,27 @@ import pathlib
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dilocox_jax.checks import check_limits, flat, limited, require
 from dilocox_jax.files import replaced
+from dilocox_jax.mailbox_protocol.buffers import Buffer
 from dilocox_jax.mailbox_protocol.messages import (
   MANIFESTS,
   RUN,
   RUN_COPY,
+  SEATS,
   seat_path,
 )
 from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
+from dilocox_jax.mailbox_protocol.store import get_all
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
-# Replicas with different versions of the protocol cannot train together. It
-# grows with each change of what is written in a store, of what replicas conclude
-# from it, or of what they compute from the same messages.
+# Replicas with different versions of the protocol cannot train together. The
+# version grows with each change of what is written in a store, of what replicas
+# conclude from it, or of what they compute from the same messages. All versions
+# sign and read `run.json` in the same way, so a replica can name both versions.
 PROTOCOL_VERSION = 2
 _FIRST_PROTOCOL_VERSION = 1  # Its runs did not say which version they have.
 _SECRET_BYTES = 32
@@ -44,6 +50,9 @@ _BEFORE_FIRST_EVENT = -1
 # double. They are 13 s together, longer than the caches of network folders.
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 12.0
+# Longest pause (seconds) after other replicas took the seat that this one
+# wanted.
+_LONGEST_CROWD_PAUSE_S = 3.0
 
 
 class RunMismatchError(ValueError):
@@ -62,7 +71,9 @@ class MailboxRules:
     quorum: Least number of messages with which an event is settled.
     grace_s: Seconds that a replica waits for the expected replicas.
     snapshot_every: Least number of events between two snapshots of the shared
-      state.
+      state, unless `store_bytes` needs more snapshots.
+    store_bytes: Most bytes of all objects in the store; None: it follows from
+      the sizes of messages and snapshots (see `mailbox_protocol.store_size`).
     max_norm_ratio: How many times the usual norm a message may have. A larger
       message is left out.
     full_weight_ratio: How many times the usual norm a message may have and
@@ -73,6 +84,7 @@ class MailboxRules:
   quorum: int = limited(1, at_least=1)
   grace_s: float = limited(60.0, above=0, below=math.inf)
   snapshot_every: int = limited(64, at_least=1)
+  store_bytes: int | None = limited(None, at_least=1)
   max_norm_ratio: float = limited(5.0, above=1, below=math.inf)
   full_weight_ratio: float = limited(1.0, at_least=1, below=math.inf)
 
@@ -181,7 +193,7 @@ def join_run(
       secret.
   """
   signer = Signer(secret, "")
-  stored = {path: store.get(path, JSON_BYTES) for path in (RUN_COPY, RUN)}
+  stored = _read_run(store)
   if all(data is None for data in stored.values()):
     stored = _begin_run(store, signer, terms, where)
   records = {
@@ -209,7 +221,7 @@ def join_run(
 
 def _begin_run(
   store: Any, signer: Signer, terms: Mapping[str, Any], where: str
-) -> dict[str, bytes | None]:
+) -> dict[str, Buffer | None]:
   """Begins a run, unless another replica does.
 
   Returns:
@@ -222,8 +234,14 @@ def _begin_run(
     )
   record = {**terms, "id": secrets.token_hex(16)}
   store.create(RUN_COPY, signer.sign_json(RUN_COPY, record))
-  copy = store.get(RUN_COPY, JSON_BYTES)
-  return {RUN_COPY: copy, RUN: store.get(RUN, JSON_BYTES)}
+  return _read_run(store)
+
+
+def _read_run(store: Any) -> dict[str, Buffer | None]:
+  """Reads `run.json` and its copy. Returns both by path."""
+  paths = (RUN_COPY, RUN)
+  contents = get_all(store, dict.fromkeys(paths, JSON_BYTES))
+  return dict(zip(paths, contents, strict=True))
 
 
 def _record_in_use(
@@ -300,60 +318,72 @@ class Roster:
 
   Attributes:
     seats: Names of all replicas that ever took part, in the order of their
-      seats. If a replica has two seats, the later one has the name "".
+      first seats.
     away: Replicas that nobody waits for, each with the event that it missed.
+    later: Number of seats that replicas have taken beside their first ones.
+    since: Replicas whose last seat names an event that has not come yet, each
+      with that event.
   """
 
   seats: tuple[str, ...] = ()
   away: dict[str, int] = dataclasses.field(default_factory=dict)
+  later: int = 0
+  since: dict[str, int] = dataclasses.field(default_factory=dict)
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "Roster":
     """Returns the roster of which `values` are the `dataclasses.asdict`."""
-    return cls(tuple(values["seats"]), dict(values["away"]))
+    return cls(
+      seats=tuple(values["seats"]),
+      away=dict(values["away"]),
+      later=int(values["later"]),
+      since=dict(values["since"]),
+    )
+
+  @property
+  def num_seats(self) -> int:
+    """Number of seats that were taken so far."""
+    return len(self.seats) + self.later
 
   def names(self) -> list[str]:
     """Returns all replicas in the order of seats."""
-    return [name for name in self.seats if name]
+    return list(self.seats)
 
   def expected(self) -> list[str]:
     """Returns the replicas that others wait for, in the order of seats."""
     return [name for name in self.names() if name not in self.away]
 
   def renewed(
-    self, event: int, read_seat: Callable[[int], dict[str, Any] | None]
+    self, event: int, taken: Iterable[Mapping[str, Any]] = ()
   ) -> "Roster":
     """Adds the replicas that came, or came back, by an event.
 
     Args:
       event: The event that is about to be agreed on.
-      read_seat: Returns what the holder of a seat wrote, or None.
+      taken: The seats from number `num_seats` on, as their holders wrote them.
 
     Returns:
       The new roster.
     """
     seats = list(self.seats)
     away = dict(self.away)
-    seats_of_away = {
-      name: read_seat(index) for index, name in enumerate(seats) if name in away
-    }
-    while True:
-      seat = read_seat(len(seats))
-      if seat is None:
-        break
+    later = self.later
+    since = dict(self.since)
+    for seat in taken:
       name = str(seat["name"])
       if name in seats:
-        seats.append("")
+        later += 1
       else:
         seats.append(name)
-        seats_of_away[name] = seat
         away[name] = _BEFORE_FIRST_EVENT
-    for name, seat in seats_of_away.items():
-      if seat is None or seat["name"] != name:
+      since[name] = int(seat["since"])
+    for name, first_event in list(since.items()):
+      if first_event > event:
         continue
-      if away[name] < int(seat["since"]) <= event:
+      del since[name]
+      if name in away and away[name] < first_event:
         del away[name]
-    return Roster(tuple(seats), away)
+    return Roster(tuple(seats), away, later, since)
 
   def after(self, event: int, present: Iterable[str]) -> "Roster":
     """Returns the roster after an event.
@@ -371,14 +401,15 @@ class Roster:
     for name in self.expected():
       if name not in present:
         away[name] = event
-    return Roster(self.seats, away)
+    return dataclasses.replace(self, away=away)
 
 
 class Seats:
-  """Reads all seats, and writes the seat of one replica.
+  """Reads all seats, and takes seats for one replica.
 
   Attributes:
-    index: Number of this replica's seat; None before it has announced itself.
+    index: Place of this replica in the order of seats; None before it has
+      announced itself.
   """
 
   def __init__(self, store: Any, signer: Signer, name: str):
@@ -393,55 +424,104 @@ class Seats:
     self._signer = signer
     self._name = name
     self._since: int | None = None
+    self._number = 0  # Number of the seat that this replica has taken last.
     self.index: int | None = None
 
-  def read(self, index: int) -> dict[str, Any] | None:
+  def read(self, number: int) -> dict[str, Any] | None:
     """Returns what the holder of a seat wrote, or None."""
-    path = seat_path(index)
+    path = seat_path(number)
     return self._signer.verify_json(path, self._store.get(path, JSON_BYTES))
 
+  def read_from(self, number: int) -> list[dict[str, Any]]:
+    """Returns what the holders of the seats from a number on wrote.
+
+    The seats end before the first one that is free or damaged.
+    """
+    holders = self._read_all(range(number, self._first_free(number)))
+    if None in holders:
+      holders = holders[: holders.index(None)]
+    return [holder for holder in holders if holder is not None]
+
   def announce(self, event: int, roster: Roster) -> None:
-    """Writes in this replica's seat that it takes part from an event on.
+    """Takes a seat that says that this replica takes part from an event on.
 
     Args:
       event: Number of the event.
       roster: The roster after the event before it.
     """
-    if self._since != event:
-      self._since = event
-      self._take_seat(roster)
+    if self._since == event:
+      return
+    self._since = event
+    self._number = self._take_seat(roster)
+    if self._name in roster.seats:
+      self.index = roster.seats.index(self._name)
+    else:
+      self.index = self._number - roster.later
 
   def look_after(self, roster: Roster) -> None:
     """Takes a seat again if this replica's seat has vanished.
 
-    Seats are counted from the first one on, so a gap hides every seat after it.
-    If an earlier seat has vanished and its replica has died, this replica takes
-    that seat.
+    Seats are counted up to the first one that is free, so a gap hides every
+    seat after it. If an earlier seat has vanished and its replica has died,
+    this replica takes that seat, too.
 
     Args:
       roster: The roster after the event before.
     """
-    if self._since is not None:
-      self._take_seat(roster)
+    if self._since is None:
+      return
+    numbers = range(roster.num_seats, self._number + 1)
+    for number, holder in zip(numbers, self._read_all(numbers), strict=True):
+      if holder is None:
+        path = seat_path(number)
+        data = self._signer.sign_json(path, self._record())
+        if not self._store.create(path, data) and self.read(number) is None:
+          self._store.put(path, data)
 
-  def _take_seat(self, roster: Roster) -> None:
-    """Writes the seat of this replica: its old one, or the first free one."""
-    index = len(roster.seats)
-    if self._name in roster.seats:
-      index = roster.seats.index(self._name)
-    record = {"name": self._name, "since": self._since}
+  def _record(self) -> dict[str, Any]:
+    """Returns what this replica writes in a seat."""
+    return {"name": self._name, "since": self._since}
+
+  def _read_all(self, numbers: Iterable[int]) -> list[dict[str, Any] | None]:
+    """Reads several seats at the same time."""
+    return self._store.at_once(
+      [functools.partial(self.read, number) for number in numbers]
+    )
+
+  def _first_free(self, number: int) -> int:
+    """Returns the number of the first free seat from a number on."""
+    paths = self._store.sizes(SEATS)
+    while seat_path(number) in paths:
+      number += 1
+    return number
+
+  def _take_seat(self, roster: Roster) -> int:
+    """Takes the first free seat, or writes the one that this replica has.
+
+    Args:
+      roster: The roster after the event before.
+
+    Returns:
+      Number of the seat.
+    """
+    number = roster.num_seats
+    if not number:  # Before the first event, all seats may be taken by others.
+      number = self._first_free(0)
+    num_lost = 0
     wait = _FIRST_PAUSE_S
     while True:
-      path = seat_path(index)
-      data = self._signer.sign_json(path, record)
+      path = seat_path(number)
+      data = self._signer.sign_json(path, self._record())
       if self._store.create(path, data):
-        break
+        return number
       stored = self._store.get(path, JSON_BYTES)
       if stored == data:
-        break
+        return number
       holder = self._signer.verify_json(path, stored)
       if holder is not None and holder["name"] != self._name:
-        index += 1
+        num_lost += 1
+        self._store.pause(self._pause_after(num_lost))
+        number = self._first_free(number + 1)
       elif stored is None and wait < _LONGEST_PAUSE_S:
         # The seat was deleted meanwhile, or it cannot be read yet.
         self._store.pause(wait)
@@ -449,5 +529,18 @@ class Seats:
       else:
         # The seat was damaged, or this replica wrote it in an earlier life.
         self._store.put(path, data)
-        break
-    self.index = index
+        return number
+
+  def _pause_after(self, num_lost: int) -> float:
+    """Returns how long to wait after other replicas took a seat (seconds).
+
+    Replicas that begin at the same time want the same seat, and one of them
+    gets it. The pause differs from replica to replica and doubles, so that they
+    do not meet at each of the next seats.
+
+    Args:
+      num_lost: How often another replica was first.
+    """
+    text = f"{self._name} {num_lost}"
+    fraction = hashlib.sha256(text.encode()).digest()[0] / 256
+    return fraction * min(_FIRST_PAUSE_S * 2**num_lost, _LONGEST_CROWD_PAUSE_S)

@@ -1,29 +1,90 @@
 """Signs objects, so that only replicas with the secret can write them.
 
-Every object has a message authentication code (HMAC-SHA256) of the run, the
-path and the content. The path names the event, the turn and the replica. So an
-object that was changed, cut, renamed or taken from another run is not accepted,
-and counts as missing.
+Every object has message authentication codes (HMAC-SHA256), here called tags.
+They depend on the run, the path and the content. The path names the event, the
+turn and the replica. So an object that was changed, cut, renamed or taken from
+another run is not accepted, and counts as missing.
 
-Arrays are raw bytes that follow the code. Everything else is JSON that anybody
-can read: `{"mac":"<64 hexadecimal digits>","is":{...}}`.
+Arrays are raw bytes, the *content* of an object. The content is divided into
+blocks of 1 MiB, and each block has a tag:
+
+    tag of the object      32 bytes, over the tags of all blocks
+    tags of the blocks     32 bytes a block
+    content                block 0, block 1, ...; the last one may be shorter
+
+The key of these tags is derived from the secret, the run, the path and the
+number of bytes of the content. The tag of a block also depends on the number of
+the block. So a range of the content can be verified without the other blocks
+(`ranges.py`), and blocks of two objects, or of two versions of an object,
+cannot be mixed. Each byte is hashed once, by several threads if the content is
+large, and is not copied.
+
+Everything else is JSON that anybody can read:
+`{"mac":"<64 hexadecimal digits>","is":{...}}`.
 """
 
 import hashlib
 import hmac
 import json
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-Buffer = bytes | memoryview
+from dilocox_jax.mailbox_protocol.buffers import Buffer, num_bytes_of
+from dilocox_jax.threads import in_thread
 
 TAG_BYTES = hashlib.sha256().digest_size
+BLOCK_BYTES = 2**20
 JSON_BYTES = 2**20  # More than any JSON object but the index of a snapshot.
 INDEX_BYTES = 2**24  # An index has about 30 bytes a leaf, so 500,000 leaves.
+# With fewer blocks for each thread, starting threads takes longer than it
+# saves.
+_LEAST_BLOCKS_A_THREAD = 8
+_MOST_THREADS = 8
+# What a tag is computed over begins with a number of 8 bytes: the number of the
+# block, or this number for the tags of all blocks.
+_ALL_BLOCKS = 2**64 - 1
+_KEY_OF_BLOCKS = b"blocks"  # JSON begins with another character.
 # The text of a JSON object before the code, between code and content, and after
 # the content.
 _BEFORE = b'{"mac":"'
 _BETWEEN = b'","is":'
 _AFTER = b"}\n"
+
+
+def num_blocks(num_bytes: int) -> int:
+  """Returns the number of blocks of a content, at least 1."""
+  return max(1, -(-num_bytes // BLOCK_BYTES))
+
+
+def head_bytes(num_bytes: int) -> int:
+  """Returns the bytes before a content: the tags of the object and its blocks.
+
+  Args:
+    num_bytes: Bytes of the content.
+  """
+  return TAG_BYTES * (1 + num_blocks(num_bytes))
+
+
+def signed_bytes(num_bytes: int) -> int:
+  """Returns the bytes of a signed object, with its tags.
+
+  Args:
+    num_bytes: Bytes of the content.
+  """
+  return head_bytes(num_bytes) + num_bytes
+
+
+def content_bytes(num_signed: int) -> int:
+  """Returns the bytes of the content of a signed object.
+
+  Args:
+    num_signed: Bytes of the object with its tags. For a number that no signed
+      object has, the result is wrong, and the tags will not match.
+  """
+  without_tag = max(num_signed - TAG_BYTES, 0)
+  blocks = max(1, -(-without_tag // (BLOCK_BYTES + TAG_BYTES)))
+  return without_tag - TAG_BYTES * blocks
 
 
 class Signer:
@@ -40,27 +101,75 @@ class Signer:
     self._secret = secret
     self._run = run
 
-  def sign(self, path: str, *content: Buffer) -> bytes:
-    """Returns the signed bytes to write at a path.
+  def sign(self, path: str, *content: Buffer) -> list[Buffer]:
+    """Returns the signed object to write at a path.
 
     Args:
       path: Path of the object.
-      *content: The parts of the content, which follow each other.
-    """
-    return b"".join([self._tag(path, *content), *content])
+      *content: The parts of the content, which follow each other. They are not
+        copied.
 
-  def verify(self, path: str, data: bytes | None) -> memoryview | None:
-    """Returns the content of an object; None if its signature is wrong.
+    Returns:
+      The tags, and then the parts of the content.
+    """
+    key = self._key(path, num_bytes_of(list(content)))
+    tags = _block_tags(key, content)
+    return [_tag(key, _ALL_BLOCKS, [tags]) + tags, *content]
+
+  def verify(self, path: str, data: Buffer | None) -> memoryview | None:
+    """Returns the content of an object; None if a tag is wrong.
 
     Args:
       path: Path of the object.
       data: The bytes that were read there; None: the object is missing.
     """
-    if data is None or len(data) < TAG_BYTES:
+    if data is None:
       return None
-    content = memoryview(data)[TAG_BYTES:]
-    is_ours = hmac.compare_digest(data[:TAG_BYTES], self._tag(path, content))
-    return content if is_ours else None
+    num_bytes = content_bytes(len(data))
+    if num_bytes < 0 or signed_bytes(num_bytes) != len(data):
+      return None
+    start = head_bytes(num_bytes)
+    content = memoryview(data)[start:]
+    tags = self.block_tags(path, data[:start], num_bytes)
+    if tags is None:
+      return None
+    expected = _block_tags(self._key(path, num_bytes), [content])
+    return content if hmac.compare_digest(tags, expected) else None
+
+  def block_tags(
+    self, path: str, head: Buffer | None, num_bytes: int
+  ) -> bytes | None:
+    """Returns the tags of an object's blocks; None if something is wrong.
+
+    Args:
+      path: Path of the object.
+      head: The first `head_bytes(num_bytes)` bytes of the object; None: it is
+        missing.
+      num_bytes: Bytes of the object's content.
+    """
+    if head is None or len(head) != head_bytes(num_bytes):
+      return None
+    tags = bytes(head[TAG_BYTES:])
+    expected = _tag(self._key(path, num_bytes), _ALL_BLOCKS, [tags])
+    is_ours = hmac.compare_digest(bytes(head[:TAG_BYTES]), expected)
+    return tags if is_ours else None
+
+  def verify_blocks(
+    self, path: str, blocks: Buffer, first: int, tags: bytes, num_bytes: int
+  ) -> bool:
+    """Returns whether blocks that follow each other have their tags.
+
+    Args:
+      path: Path of the object.
+      blocks: The bytes of the blocks.
+      first: Number of the first block.
+      tags: The tags of all blocks of the object (`block_tags`).
+      num_bytes: Bytes of the object's content.
+    """
+    key = self._key(path, num_bytes)
+    found = _block_tags(key, [blocks], first)
+    start = first * TAG_BYTES
+    return hmac.compare_digest(tags[start : start + len(found)], found)
 
   def sign_json(self, path: str, value: dict[str, Any]) -> bytes:
     """Returns the signed JSON to write at a path.
@@ -70,31 +179,96 @@ class Signer:
       value: Values of JSON without NaN or infinity.
     """
     content = json.dumps(value, sort_keys=True, allow_nan=False).encode()
-    tag = self._tag(path, content).hex().encode()
+    tag = self._tag_of_path(path, content).hex().encode()
     return _BEFORE + tag + _BETWEEN + content + _AFTER
 
-  def verify_json(self, path: str, data: bytes | None) -> dict[str, Any] | None:
+  def verify_json(
+    self, path: str, data: Buffer | None
+  ) -> dict[str, Any] | None:
     """Returns the value that `sign_json` signed; None if something is wrong.
 
     Args:
       path: Path of the object.
       data: The bytes that were read there; None: the object is missing.
     """
-    start = len(_BEFORE) + 2 * TAG_BYTES
-    if data is None or len(data) > INDEX_BYTES or not data.endswith(_AFTER):
+    if data is None or len(data) > INDEX_BYTES:
       return None
-    content = data[start + len(_BETWEEN) : -len(_AFTER)]
-    tag = self._tag(path, content).hex().encode()
+    text = bytes(data)
+    if not text.endswith(_AFTER):
+      return None
+    start = len(_BEFORE) + 2 * TAG_BYTES
+    content = text[start + len(_BETWEEN) : -len(_AFTER)]
+    tag = self._tag_of_path(path, content).hex().encode()
     expected = _BEFORE + tag + _BETWEEN
-    if not hmac.compare_digest(data[: len(expected)], expected):
+    if not hmac.compare_digest(text[: len(expected)], expected):
       return None
     return json.loads(content)
 
-  def _tag(self, path: str, *content: Buffer) -> bytes:
-    """Returns the message authentication code of an object, 32 bytes."""
+  def _key(self, path: str, num_bytes: int) -> bytes:
+    """Returns the key of an object's tags, 32 bytes."""
+    length = num_bytes.to_bytes(8, "little")
+    return self._tag_of_path(path, _KEY_OF_BLOCKS + length)
+
+  def _tag_of_path(self, path: str, content: bytes) -> bytes:
+    """Returns the code of the run, a path and a short content, 32 bytes."""
     digest = hmac.new(self._secret, digestmod="sha256")
     for part in (self._run.encode(), path.encode()):
       digest.update(len(part).to_bytes(8, "little") + part)
-    for part in content:
-      digest.update(part)
+    digest.update(content)
     return digest.digest()
+
+
+def _tag(key: bytes, number: int, parts: Sequence[Buffer]) -> bytes:
+  """Returns the tag of a number and some bytes, 32 bytes."""
+  digest = hmac.new(key, number.to_bytes(8, "little"), "sha256")
+  for part in parts:
+    digest.update(part)
+  return digest.digest()
+
+
+def _blocks(content: Sequence[Buffer]) -> Iterator[list[Buffer]]:
+  """Yields the blocks of a content, each as the parts that it consists of."""
+  block: list[Buffer] = []
+  missing = BLOCK_BYTES
+  for part in content:
+    view = memoryview(part)
+    while len(view):
+      piece = view[:missing]
+      block.append(piece)
+      missing -= len(piece)
+      view = view[len(piece) :]
+      if not missing:
+        yield block
+        block = []
+        missing = BLOCK_BYTES
+  if block:
+    yield block
+
+
+def _block_tags(key: bytes, content: Sequence[Buffer], first: int = 0) -> bytes:
+  """Returns the tags of the blocks of a content, one after the other.
+
+  The hashes of large buffers do not hold the interpreter's lock, so threads
+  share the blocks.
+
+  Args:
+    key: Key of the object's tags.
+    content: The parts of the content.
+    first: Number of the content's first block in the object.
+  """
+  blocks = list(_blocks(content)) or [[]]
+  num_threads = min(
+    len(blocks) // _LEAST_BLOCKS_A_THREAD, os.cpu_count() or 1, _MOST_THREADS
+  )
+  share = -(-len(blocks) // max(num_threads, 1))
+
+  def tags_from(start: int) -> bytes:
+    return b"".join(
+      _tag(key, first + number, blocks[number])
+      for number in range(start, min(start + share, len(blocks)))
+    )
+
+  others = [
+    in_thread(tags_from, start) for start in range(share, len(blocks), share)
+  ]
+  return b"".join([tags_from(0), *(other.result() for other in others)])

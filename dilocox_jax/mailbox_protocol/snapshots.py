@@ -6,20 +6,23 @@ first writes it. The store keeps the newest three snapshots, and the events
 since the oldest of them. So a replica can still read a snapshot while two newer
 ones are written, and it can read an older one if the newest is damaged.
 
-Events are deleted by blocks. Before a block is deleted, two marks (tombstones)
-are written for it. A process may sleep so long that its next event is deleted.
-The mark then tells it that the manifest was deleted, and is not just missing
-because nobody has written it yet.
+The events from one snapshot to the next one are an interval. They are deleted
+together. Before that, two marks (tombstones) are written for the interval, with
+the number of its first event in their paths. A process may sleep so long that
+its next event is deleted. The mark then tells it that the manifest was deleted,
+and is not just missing because nobody has written it yet.
 """
 
-import itertools
+import bisect
+import functools
 import logging
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dilocox_jax.mailbox_protocol.buffers import num_bytes_of
 from dilocox_jax.mailbox_protocol.messages import (
   EVENTS,
   MANIFESTS,
@@ -32,10 +35,16 @@ from dilocox_jax.mailbox_protocol.messages import (
   raw_bytes,
   snapshot_path,
 )
-from dilocox_jax.mailbox_protocol.signer import INDEX_BYTES, TAG_BYTES, Signer
+from dilocox_jax.mailbox_protocol.signer import (
+  INDEX_BYTES,
+  Signer,
+  signed_bytes,
+)
+from dilocox_jax.mailbox_protocol.store import get_all
 
 _LOG = logging.getLogger(__name__)
-KEPT_MARKS = 1000
+# Intervals whose marks are kept. Replicas remember the starts of so many.
+KEPT_MARKS = 4096
 KEPT_SNAPSHOTS = 3
 # The parts of a snapshot.
 _CLAIM = "claim"
@@ -61,21 +70,30 @@ class Snapshot(NamedTuple):
   arrays: list[np.ndarray]
 
 
+def interval_of(event: int, starts: Sequence[int]) -> int:
+  """Returns the first event of the interval to which an event belongs.
+
+  Args:
+    event: The event.
+    starts: First events of the intervals so far. An event before all of them
+      counts as one of the first interval.
+  """
+  index = bisect.bisect_right(starts, event) - 1
+  return starts[max(index, 0)]
+
+
 class Snapshots:
   """The snapshots of one run."""
 
-  def __init__(self, store: Any, signer: Signer, every: int):
+  def __init__(self, store: Any, signer: Signer):
     """Opens the snapshots of a run.
 
     Args:
       store: A `RetryingStore` store.
       signer: The signer of the run.
-      every: Number of events in a block. Snapshots are written at the starts of
-        blocks.
     """
     self._store = store
     self._signer = signer
-    self._every = every
     self._token = secrets.token_bytes(16)
 
   def claim(self, event: int) -> bool:
@@ -88,19 +106,28 @@ class Snapshots:
     claim = self._signer.sign(path, self._token)
     if self._store.create(path, claim):
       return True
-    stored = self._store.get(path, len(claim))
-    if self._signer.verify(path, stored) is None:
+    stored = self._store.get(path, num_bytes_of(claim))
+    holder = self._signer.verify(path, stored)
+    if holder is None:
       # No replica wrote this object, or it was deleted meanwhile.
       self._store.put(path, claim)
       return True
     # If the stored claim is that of this replica, the answer to its first
     # request was lost.
-    return stored == claim
+    return holder == self._token
 
-  def write(self, snapshot: Snapshot) -> None:
+  def write(self, snapshot: Snapshot, starts: Sequence[int]) -> int:
     """Writes a snapshot that this replica claimed, and deletes old objects.
 
     The index is written last. A snapshot with an index is whole.
+
+    Args:
+      snapshot: The snapshot.
+      starts: First events of the intervals so far, of which the last begins
+        with the snapshot.
+
+    Returns:
+      Bytes of all objects of events and snapshots that remain.
     """
     arrays_path = snapshot_path(snapshot.event, _ARRAYS)
     content = [raw_bytes(array) for array in snapshot.arrays]
@@ -109,11 +136,23 @@ class Snapshots:
     kinds = [(array.dtype.name, list(array.shape)) for array in snapshot.arrays]
     index = snapshot._asdict() | {"arrays": kinds}
     self._store.put(index_path, self._signer.sign_json(index_path, index))
-    self._delete_before(snapshot.event)
+    return self._delete_before(snapshot.event, starts)
 
   def events(self) -> list[int]:
     """Returns the events of all whole snapshots, the newest first."""
     return [event for event, _ in self._whole(self._store.sizes(SNAPSHOTS))]
+
+  def listed(self) -> list[int]:
+    """Returns the events of all snapshots that have an index, unread.
+
+    A stranger may have written the index.
+    """
+    events = {
+      event_of(path)
+      for path in self._store.sizes(SNAPSHOTS)
+      if path.endswith(_INDEX)
+    }
+    return sorted(events - {-1})
 
   def read(self, event: int) -> Snapshot | None:
     """Returns the snapshot before an event; None if damaged or missing."""
@@ -123,64 +162,83 @@ class Snapshots:
     kinds = [(np.dtype(name), tuple(shape)) for name, shape in index["arrays"]]
     size = num_bytes(kinds)
     path = snapshot_path(event, _ARRAYS)
-    data = self._store.get(path, TAG_BYTES + size)
+    data = self._store.get(path, signed_bytes(size))
     content = self._signer.verify(path, data)
     if content is None or len(content) != size:
       return None
     fields = {**index, "arrays": arrays_in(content, kinds)}
     return Snapshot(**fields)  # pyright: ignore
 
-  def is_gone(self, event: int, thoroughly: bool = False) -> bool:
-    """Returns whether an event was deleted, or is about to be.
+  def is_gone(self, start: int, thoroughly: bool = True) -> bool:
+    """Returns whether an interval of events was deleted, or is about to be.
 
     Args:
-      event: The event.
-      thoroughly: Whether to read the second mark, too. It costs a request, and
-        helps if the first mark was lost.
+      start: The first event of the interval.
+      thoroughly: Whether to read both marks, as one of them may be lost. They
+        are read at the same time.
     """
-    paths = gone_paths(event // self._every)
+    paths = gone_paths(start)
     if not thoroughly:
       paths = paths[:1]
-    for path in paths:
-      data = self._store.get(path, TAG_BYTES + len(_MARK))
-      if self._signer.verify(path, data) == _MARK:
-        return True
-    return False
+    marks = get_all(self._store, dict.fromkeys(paths, signed_bytes(len(_MARK))))
+    return any(
+      self._signer.verify(path, mark) == _MARK
+      for path, mark in zip(paths, marks, strict=True)
+    )
 
-  def _whole(self, paths: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """Yields event and `first` of whole snapshots, the newest first."""
+  def _whole(self, paths: Iterable[str]) -> list[tuple[int, int]]:
+    """Returns event and `first` of whole snapshots, the newest first."""
     events = {event_of(path) for path in paths if path.endswith(_INDEX)}
-    for event in sorted(events, reverse=True):
-      index = self._index(event)
-      if index is not None:
-        yield event, int(index["first"])
+    newest_first = sorted(events - {-1}, reverse=True)
+    indices = self._store.at_once(
+      [functools.partial(self._index, event) for event in newest_first]
+    )
+    return [
+      (event, int(index["first"]))
+      for event, index in zip(newest_first, indices, strict=True)
+      if index is not None
+    ]
 
   def _index(self, event: int) -> dict[str, Any] | None:
     """Returns the index of a snapshot; None if it is missing or damaged."""
     path = snapshot_path(event, _INDEX)
     return self._signer.verify_json(path, self._store.get(path, INDEX_BYTES))
 
-  def _delete_before(self, event: int) -> None:
+  def _delete_before(self, event: int, starts: Sequence[int]) -> int:
     """Deletes the objects that nobody needs any more.
 
     Args:
       event: Event of the newest snapshot.
+      starts: First events of the intervals so far.
+
+    Returns:
+      Bytes of all objects of events and snapshots that remain.
     """
+    folders = (EVENTS, PROPOSALS, MANIFESTS, SNAPSHOTS)
+    listings = self._store.at_once(
+      [functools.partial(self._store.sizes, folder) for folder in folders]
+    )
     sizes: dict[str, int] = {}
-    for folder in (EVENTS, PROPOSALS, MANIFESTS, SNAPSHOTS):
-      sizes |= self._store.sizes(folder)
-    stale = self._stale(event, sizes)
-    blocks = {
-      event_of(path) // self._every
+    for listing in listings:
+      sizes |= listing
+    stale = self._stale(event, sizes, starts)
+    deleted_intervals = {
+      interval_of(event_of(path), starts)
       for path in stale
-      if not path.startswith(SNAPSHOTS)
+      if not path.startswith(SNAPSHOTS) and event_of(path) >= starts[0]
     }
-    old_marks = []
-    for block in sorted(blocks):
-      for path in gone_paths(block):
-        self._store.put(path, self._signer.sign(path, _MARK))
-      if block >= KEPT_MARKS:
-        old_marks += gone_paths(block - KEPT_MARKS)
+    marks = [
+      path for start in sorted(deleted_intervals) for path in gone_paths(start)
+    ]
+    self._store.at_once(
+      [
+        functools.partial(self._store.put, path, self._signer.sign(path, _MARK))
+        for path in marks
+      ]
+    )
+    old_marks = [
+      path for start in starts[:-KEPT_MARKS] for path in gone_paths(start)
+    ]
     self._store.delete([*stale, *old_marks])
     remaining = [sizes[path] for path in sizes.keys() - set(stale)]
     _LOG.info(
@@ -190,8 +248,11 @@ class Snapshots:
       sum(remaining) / 1e6,
       len(remaining),
     )
+    return sum(remaining)
 
-  def _stale(self, event: int, paths: Iterable[str]) -> list[str]:
+  def _stale(
+    self, event: int, paths: Iterable[str], starts: Sequence[int]
+  ) -> list[str]:
     """Returns the paths of the objects that nobody needs any more.
 
     A replica may start at the oldest snapshot that is kept. It needs that
@@ -200,18 +261,19 @@ class Snapshots:
     Args:
       event: Event of the newest snapshot.
       paths: Paths of all messages, lists and snapshots.
+      starts: First events of the intervals so far.
     """
-    older = (
+    older = [
       (older_event, first)
       for older_event, first in self._whole(paths)
       if older_event < event
-    )
-    kept_older = list(itertools.islice(older, KEPT_SNAPSHOTS - 1))
+    ]
+    kept_older = older[: KEPT_SNAPSHOTS - 1]
     if len(kept_older) < KEPT_SNAPSHOTS - 1:
       return []
     oldest_event, first = kept_older[-1]
-    # Only whole blocks of events are deleted.
-    end = first // self._every * self._every
+    # Only whole intervals are deleted.
+    end = interval_of(first, starts)
     limits = {
       EVENTS: end,
       PROPOSALS: end,

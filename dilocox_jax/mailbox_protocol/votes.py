@@ -85,4 +85,3 @@ def vote(
         name, "its shared state differs from others that are as frequent"
       )
   return Vote(left_out, is_split)
-

@@ -17,12 +17,18 @@ import numpy as np
 from jaxtyping import Array
 
 from dilocox_jax.checks import require
-from dilocox_jax.models.tensor_files import check_alone, write_tensors
-from dilocox_jax.models.weights import FAMILIES, family_of, save_json
+from dilocox_jax.models.families import FAMILIES, family_of
+from dilocox_jax.models.tensor_files import (
+  TensorShape,
+  check_alone,
+  write_tensors,
+)
+from dilocox_jax.models.weights import save_json
 from dilocox_jax.plan.model.adapters import DOWN, UP, Lora
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.trees import (
   Tree,
+  in_memory,
   leaves_by_path,
   nested,
   shapes_by_path,
@@ -41,11 +47,12 @@ class Adaptation:
 
   Attributes:
     init: (key) -> trained leaves. Only adapters are drawn from the key.
-    frozen: Frozen leaves, arrays of the host.
+    frozen: Frozen leaves, arrays of the host or `LazyArray`s.
     join: (trained, frozen) -> parameters of the model. Adapters lie beside
       their kernels, already scaled (`split_layer`).
     fold: (trained, frozen) -> parameters of a model without adapters, which
       computes the same: the product of the adapters is added to the kernel.
+      It reads frozen leaves that are not in memory.
   """
 
   init: Callable[[Array], Tree]
@@ -89,7 +96,7 @@ def _adapters(lora: Lora, base: Tree) -> Adaptation:
 
   def fold(trained: Tree, frozen: Tree) -> Tree:
     adapters = leaves_by_path(trained)
-    leaves = leaves_by_path(frozen)
+    leaves = leaves_by_path(in_memory(frozen))
     for path, down in adapters.items():
       if path.endswith(DOWN):
         prefix = path.removesuffix(DOWN)
@@ -151,7 +158,11 @@ def export(
   check_alone(folder, {_CONFIG, _TENSORS})
   # The config is written last, so that a folder with a config is complete.
   (folder / _CONFIG).unlink(missing_ok=True)
-  write_tensors(folder / _TENSORS, tensors)
+  tensor_shapes = [
+    TensorShape(name, array.dtype, array.shape)
+    for name, array in tensors.items()
+  ]
+  write_tensors(folder / _TENSORS, tensor_shapes, iter(tensors.items()))
   save_json(folder / _CONFIG, settings)
 
 
@@ -185,12 +196,16 @@ def adapt(trainable: Any, base: Tree) -> Adaptation:
     else:
       frozen_leaves[path] = leaf
   require(bool(trained_leaves), "trainable: it is true for no leaf")
-  trained = nested(trained_leaves)
+  trained = in_memory(nested(trained_leaves))
+
+  def fold(trained: Tree, frozen: Tree) -> Tree:
+    return merged(trained, in_memory(frozen))
+
   return Adaptation(
     init=lambda key: jax.tree.map(jnp.asarray, trained),
     frozen=nested(frozen_leaves),
     join=merged,
-    fold=merged,
+    fold=fold,
   )
 
 

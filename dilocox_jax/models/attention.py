@@ -23,6 +23,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 ROPE_BASE = 10_000.0
+# Llama 3.1, 3.2 and 3.3 stretch the rotations that turn less than once in the
+# sequences of their first training, 8192 tokens. Rotations that turn at least 4
+# times keep their speed (`rotation_speeds`).
+STRETCHED_LENGTH = 8192
+STRETCHED_TURNS = 1.0
+KEPT_TURNS = 4.0
 # Rotated keys ("key") and values ("value") of one layer, [B, S, G, K] each.
 Cache = dict[str, Array]
 
@@ -32,6 +38,7 @@ def rotate(
   base: float = ROPE_BASE,
   start: int | Int[Array, ""] = 0,
   positions_BxL: Int[Array, "B L"] | None = None,
+  factor: float = 1.0,
 ) -> Float[Array, "B L N K"]:
   """Rotates pairs of features by angles that grow with the position (RoPE).
 
@@ -57,6 +64,7 @@ def rotate(
     start: Position of the first query or key. Not read if there are
       `positions_BxL`.
     positions_BxL: Position of each token. None: positions count from `start`.
+    factor: Factor by which slow rotations are slower (`rotation_speeds`).
 
   Returns:
     Rotated queries or keys, with the shape and dtype of the argument. Angles
@@ -64,17 +72,48 @@ def rotate(
   """
   _, length, _, width = x_BxLxNxK.shape
   wide = np.promote_types(np.float32, x_BxLxNxK.dtype)
-  exponents = jnp.arange(0, width, 2, dtype=wide) / width
+  speeds = rotation_speeds(width, base, factor, wide)
   positions = (jnp.arange(length, dtype=np.int32) + start).astype(wide)
-  angles = jnp.outer(positions, base**-exponents)[None, :, None, :]
+  angles = jnp.outer(positions, speeds)[None, :, None, :]
   if positions_BxL is not None:
     wide_positions = positions_BxL.astype(wide)[:, :, None, None]
-    angles = wide_positions * (base**-exponents)[None, None, None, :]
+    angles = wide_positions * speeds[None, None, None, :]
   cos = jnp.cos(angles)
   sin = jnp.sin(angles)
   first, second = jnp.split(x_BxLxNxK.astype(wide), 2, axis=-1)
   rotated = (first * cos - second * sin, second * cos + first * sin)
   return jnp.concatenate(rotated, axis=-1).astype(x_BxLxNxK.dtype)
+
+
+def rotation_speeds(
+  width: int, base: float, factor: float, dtype: np.dtype
+) -> Float[Array, " P"]:
+  """Returns the angle per position of each pair of features (radian), [K/2].
+
+  Pair i has the speed base^(-2 i / K). A model that was trained on sequences of
+  8192 tokens has seen the fast pairs in all angles, but the slow pairs in some
+  angles only. So that longer sequences have no new angles, a factor above 1
+  divides the speed of pairs that turn less than once in 8192 tokens. Pairs that
+  turn more than 4 times keep their speed. In between, the speed is a weighted
+  mean of both, and the weight is linear in the number of turns.
+
+  Source: Grattafiori et al. 2024, arXiv 2407.21783, section 3.4.2, and
+  the rope type "llama3" of `transformers`.
+
+  Args:
+    width: Width of a head, K.
+    base: Base of the angles.
+    factor: Factor by which slow pairs are slower; 1 means that none is.
+    dtype: Type of the result.
+  """
+  exponents = jnp.arange(0, width, 2, dtype=dtype) / width
+  speeds = base**-exponents
+  if factor == 1:
+    return speeds
+  turns = STRETCHED_LENGTH * speeds / (2 * np.pi)
+  kept = (turns - STRETCHED_TURNS) / (KEPT_TURNS - STRETCHED_TURNS)
+  kept = jnp.clip(kept, 0, 1)
+  return kept * speeds + (1 - kept) * speeds / factor
 
 
 def attend(

@@ -17,6 +17,7 @@ from flax import linen, nnx
 from jaxtyping import Array, Int
 
 from dilocox_jax.checks import require
+from dilocox_jax.distributed.partition_rules import PartitionRule
 from dilocox_jax.models.loss import LossModel, token_loss
 from dilocox_jax.models.transformer import bound_module
 from dilocox_jax.trees import Tree, leaves_by_path, nested
@@ -42,6 +43,7 @@ def as_loss_model(
   model: Any,
   loss: ModelLoss | None = None,
   example: Callable[[], Tree] = lambda: np.zeros((1, 2), np.int32),
+  partition: PartitionRule | None = None,
 ) -> LossModel:
   """Makes a `LossModel` of a model.
 
@@ -53,10 +55,30 @@ def as_loss_model(
       is (parameters, inputs) -> outputs.
     loss: Function (model, batch) -> scalar. None: batches are tokens.
     example: Function that returns a batch, which linen needs for its init.
+    partition: Function from the path and the shape of a parameter to its
+      partition among the devices of a replica. None: as the partitioning
+      metadata of the module say, if it has any
+      (`distributed.partition_rules`).
 
   Raises:
     ValueError: One line, if the model is none of these, or a module has state
       that is not a parameter, e.g. running means or random numbers.
+  """
+  loss_model = _without_rule(model, loss, example)
+  if partition is not None:
+    return loss_model._replace(partition=partition)
+  return loss_model
+
+
+def _without_rule(
+  model: Any, loss: ModelLoss | None, example: Callable[[], Tree]
+) -> LossModel:
+  """Makes a `LossModel` whose partition is that of the module's metadata.
+
+  Args:
+    model: As for `as_loss_model`.
+    loss: As for `as_loss_model`.
+    example: As for `as_loss_model`.
   """
   if isinstance(model, LossModel):
     require(loss is None, "loss: the model that is passed in has one already")
@@ -144,7 +166,7 @@ def _of_linen(
   # is the user's code.
   batch = jax.tree.map(np.asarray, example())
 
-  def init(key: Array) -> Any:
+  def boxed_params(key: Array) -> Any:
     variables = dict(
       module.init(key, jax.tree.map(jnp.asarray, batch), method=loss)
     )
@@ -152,33 +174,44 @@ def _of_linen(
     _check_state(variables)
     return params
 
+  def init(key: Array) -> Any:
+    return linen.meta.unbox(boxed_params(key))
+
   def bound_loss(params: Any, batch: Any) -> Any:
     return module.apply({"params": params}, batch, method=loss)
 
   # If the module fails, it fails now and not in the middle of a run.
-  jax.eval_shape(init, jax.random.key(0))
+  abstract = jax.eval_shape(boxed_params, jax.random.key(0))
   return LossModel(
     init=init,
     loss=bound_loss,
     module=lambda params: module.bind({"params": params}),
+    partition=_rule_of_metadata(linen.get_partition_spec(abstract)),
   )
 
 
 def _of_nnx(make: MakeModule, loss: ModelLoss) -> LossModel:
   """Makes a `LossModel` of a function from `nnx.Rngs` to a module of NNX."""
-  abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+  # A parameter with partitioning metadata would be put on a mesh at once, which
+  # does not exist here.
+  with nnx.use_eager_sharding(False):
+    abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
   _, abstract_params, others = nnx.split(abstract, nnx.Param, ...)
   _check_state(nnx.to_pure_dict(others))
   pure_params = nnx.to_pure_dict(abstract_params)
   bound = bound_module(abstract)
 
   def init(key: Array) -> Any:
-    params = nnx.to_pure_dict(nnx.state(make(nnx.Rngs(key)), nnx.Param))
+    with nnx.use_eager_sharding(False):
+      module = make(nnx.Rngs(key))
+    params = nnx.to_pure_dict(nnx.state(module, nnx.Param))
     return nested(leaves_by_path(params))
 
-  return _bound_loss_model(
+  loss_model = _bound_loss_model(
     loss, init, module=lambda params: bound(_with_leaves(pure_params, params))
   )
+  partitions = nnx.to_pure_dict(nnx.get_partition_spec(abstract_params))
+  return loss_model._replace(partition=_rule_of_metadata(partitions))
 
 
 def _of_tree(model: Any, loss: ModelLoss) -> LossModel:
@@ -209,6 +242,27 @@ def _with_leaves(tree: Any, params: Any) -> Any:
   """
   leaves = leaves_by_path(tree) | leaves_by_path(params)
   return jax.tree.unflatten(jax.tree.structure(tree), list(leaves.values()))
+
+
+def _rule_of_metadata(partitions: Any) -> PartitionRule | None:
+  """Returns the partition rule of a module's metadata.
+
+  Args:
+    partitions: Tree of `PartitionSpec`s, as flax reads it from the parameters
+      of a module. An empty one means that the parameter has no metadata.
+
+  Returns:
+    Function from the path of a parameter to its partition, or None for a
+    parameter without metadata. None if no parameter has metadata.
+  """
+  by_path = {
+    path: partition
+    for path, partition in leaves_by_path(partitions).items()
+    if len(partition) > 0
+  }
+  if not by_path:
+    return None
+  return lambda path, shape: by_path.get(path)
 
 
 def _is_trained(leaf: Any) -> bool:

@@ -22,11 +22,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from dilocox_jax.checks import require
+from dilocox_jax.distributed.local_map import is_automatic, map_over_devices
 from dilocox_jax.models.attention import attend
 from dilocox_jax.plan.choices import SPLASH_LENGTH, check_splash_length
+from dilocox_jax.plan.model.division import TENSOR_AXIS
 
 # (query [B, L, N, K], key [B, L, G, K], value, segments [B, L] or None) -> [B,
 # L, N, K].
@@ -48,6 +51,38 @@ def named_attention(name: str) -> Attention:
     "splash": _splash_or_blockwise,
   }
   return functions[name]
+
+
+def divided_by_heads(attention: Attention) -> Attention:
+  """Lets each tensor shard of a replica compute the attention of its heads.
+
+  Heads do not depend on each other. JAX's partitioner does not know this of the
+  kernels of "splash" and "cudnn", so the function is mapped over the shards.
+
+  Args:
+    attention: Attention of all heads that it is given.
+
+  Returns:
+    The same function. Where the current mesh has an axis "tensor" that JAX's
+    partitioner divides, each shard computes its heads. The number of heads of
+    queries, and of keys and values, must be multiples of the number of shards.
+  """
+
+  def divided(
+    query: Array, key: Array, value: Array, segments: Segments = None
+  ) -> Array:
+    if not is_automatic(TENSOR_AXIS):
+      return attention(query, key, value, segments)
+    by_heads = PartitionSpec(None, None, TENSOR_AXIS)
+    mapped = map_over_devices(
+      attention,
+      in_specs=(by_heads, by_heads, by_heads, PartitionSpec()),
+      out_specs=by_heads,
+      axes=(TENSOR_AXIS,),
+    )
+    return mapped(query, key, value, segments)
+
+  return divided
 
 
 def _splash_or_blockwise(

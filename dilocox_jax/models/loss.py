@@ -33,12 +33,16 @@ class LossModel(NamedTuple):
     logits: (parameters, tokens [B, L]) -> logits [B, L, V], if the loss is the
       cross-entropy of tokens. None: the loss is the user's function, and a
       batch is any tree that this function reads.
+    partition: (path, shape) -> partition of a parameter among the devices of a
+      replica (`distributed.partition_rules`). None: the data shards divide the
+      largest dimension of every parameter.
   """
 
   init: Callable[[Array], Any]
   loss: Callable[[Any, Any], Array]
   module: Callable[[Any], Any] = lambda params: params
   logits: Callable[[Any, Array], Array] | None = None
+  partition: Callable[[str, tuple[int, ...]], Any] | None = None
 
 
 def token_loss(
@@ -86,6 +90,28 @@ def token_scores(
   """
   log_partition_T = jax.nn.logsumexp(logits_TxV, axis=-1)
   target_T = jnp.take_along_axis(logits_TxV, targets_T[:, None], axis=-1)[:, 0]
+  return log_partition_T, target_T
+
+
+def token_scores_of_columns(
+  logits_TxV: Float[Array, "T V"], targets_T: Int[Array, " T"]
+) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
+  """Returns `token_scores` of logits whose columns are divided among devices.
+
+  JAX's partitioner divides a sum over columns. To look up one column of each
+  row it would collect all logits on every device.
+
+  Args:
+    logits_TxV: Logits.
+    targets_T: Tokens that should have been predicted.
+
+  Returns:
+    log(Z) and the logit of the target, both [T].
+  """
+  log_partition_T = jax.nn.logsumexp(logits_TxV, axis=-1)
+  columns_V = jnp.arange(logits_TxV.shape[1])
+  is_target_TxV = targets_T[:, None] == columns_V
+  target_T = jnp.sum(jnp.where(is_target_TxV, logits_TxV, 0), axis=-1)
   return log_partition_T, target_T
 
 

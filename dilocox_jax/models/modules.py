@@ -6,6 +6,7 @@ Letters in names: B batch, L length, T = B * L tokens, D model, N heads, K head
 width, F feed-forward, V vocabulary.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -184,10 +185,15 @@ class _Attention(nnx.Module):
       query = self.query_norm(query)
       key = self.key_norm(key)
     if self.shape.positions == "rope":
-      base = self.shape.rope_base
-      positions = None if segments is None else segment_positions(segments)
-      query = rotate(query, base, start=start, positions_BxL=positions)
-      key = rotate(key, base, start=start, positions_BxL=positions)
+      rotated = functools.partial(
+        rotate,
+        base=self.shape.rope_base,
+        start=start,
+        positions_BxL=None if segments is None else segment_positions(segments),
+        factor=self.shape.rope_factor,
+      )
+      query = rotated(query)
+      key = rotated(key)
     keys_and_values = {"key": key, "value": value}
     if cache is None:
       mixed = self.mix(query, key, value, segments)

@@ -22,7 +22,10 @@ from jaxtyping import Array
 
 from dilocox_jax.models.adapters import Multiply, split_layer
 from dilocox_jax.models.attention import Cache, wide_einsum
-from dilocox_jax.models.fused_attention import named_attention
+from dilocox_jax.models.fused_attention import (
+  divided_by_heads,
+  named_attention,
+)
 from dilocox_jax.models.modules import Decoder, Segments
 from dilocox_jax.plan.model.shapes import ModelShape
 
@@ -162,7 +165,7 @@ def build_model(
     A `Model`. Its functions are pure and may be jitted, differentiated,
     vmapped and used inside `shard_map`.
   """
-  mix = named_attention(attention)
+  mix = divided_by_heads(named_attention(attention))
   # With several layers in an iteration of the scan, XLA may merge the forward
   # of a layer with the forward that the backward computes again.
   wrap = remat_wrapper(remat, prevent_cse=unroll != 1)

@@ -1,170 +1,42 @@
-"""Reads and writes checkpoints of OPT, Llama and Qwen2 for `transformers`.
+"""Reads and writes checkpoints of OPT, Llama and Qwen for `transformers`.
 
 A checkpoint is a folder with a `config.json` and one or more `.safetensors`
-files, as the library `transformers` writes and reads them. Each family of
-models is a row of `FAMILIES`: the names of its tensors, the names of its sizes,
-and the options that all of its models have in common. The `.safetensors` files
+files, as the library `transformers` writes and reads them. The module
+`families` says which families of models there are. The `.safetensors` files
 need the extra `weights` (`pip install 'dilocox_jax[weights]'`), which is
-imported only when such a file is read or written.
+imported only when such a file is read.
 """
 
 import dataclasses
 import json
 import pathlib
-import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dilocox_jax import files
-from dilocox_jax.checks import json_file, of_type, require, shown
+from dilocox_jax.checks import json_file, require, shown
+from dilocox_jax.models import families
 from dilocox_jax.models.tensor_files import (
-  TENSORS_FILE,
+  INDEX_FILE,
+  StoredTensor,
+  TensorShape,
   check_alone,
-  read_tensors,
+  divided_among_files,
+  open_tensors,
+  write_index,
   write_tensors,
 )
 from dilocox_jax.plan.model.shapes import ModelShape
-from dilocox_jax.trees import leaves_by_path, nested
+from dilocox_jax.trees import LazyArray, leaves_by_path, nested
 
 CONFIG_FILE = "config.json"
-# Leaf of the built-in decoder that holds the table of learned positions.
-_POSITIONS = "embed/positions"
-# Tensor of the head. A checkpoint with a tied head may have it too.
-_HEAD_TENSOR = "lm_head.weight"
-# Older checkpoints hold the frequencies of rotary positions. They are not read,
-# because the decoder computes them from the base.
-_FREQUENCIES_SUFFIX = "rotary_emb.inv_freq"
-# End of a tensor's name in a checkpoint, by the last key of the leaf's path.
-_TENSOR_ENDS = {
-  "kernel": "weight",
-  "scale": "weight",
-  "bias": "bias",
-  "embedding": "weight",
-  "positions": "weight",
-}
-
-
-class Family(NamedTuple):
-  """How the checkpoints of a family differ from the built-in decoder.
-
-  Attributes:
-    architecture: Name of the model's class in `transformers`.
-    shape_options: Values of the fields of `ModelShape` that are the same for
-      all models of the family.
-    size_keys: Keys of config.json by field of `ModelShape`, for the fields that
-      differ between models of the family. All other fields have their defaults.
-    module_names: Names of the modules in a checkpoint, by path of the module in
-      the built-in decoder. "{}" stands for the number of the layer.
-    expected: Keys of config.json that choose what a model computes, with the
-      only value that the built-in decoder can compute. A missing key counts as
-      that value.
-    ties_head: Whether the head is the embedding if config.json does not say so.
-    first_position: Row of the table of learned positions that belongs to the
-      first token of a sequence. The rows in front of it are not read.
-  """
-
-  architecture: str
-  shape_options: Mapping[str, Any]
-  size_keys: Mapping[str, str]
-  module_names: Mapping[str, str]
-  expected: Mapping[str, Any]
-  ties_head: bool = False
-  first_position: int = 0
-
-
-# Keys of config.json by field of `ModelShape`.
-_SIZE_KEYS = {
-  "num_layers": "num_hidden_layers",
-  "model_dim": "hidden_size",
-  "num_heads": "num_attention_heads",
-  "vocab_size": "vocab_size",
-  "tied_head": "tie_word_embeddings",
-}
-_LLAMA_SIZE_KEYS = _SIZE_KEYS | {
-  "ff_dim": "intermediate_size",
-  "num_kv_heads": "num_key_value_heads",
-  "head_dim": "head_dim",
-  "norm_epsilon": "rms_norm_eps",
-  "rope_base": "rope_theta",
-}
-# Names of modules in a checkpoint, by path of the module here.
-_LLAMA_MODULE_NAMES = {
-  "embed/embedding": "model.embed_tokens",
-  "final_norm": "model.norm",
-  "head": "lm_head",
-  "blocks/attention/norm": "model.layers.{}.input_layernorm",
-  "blocks/attention/query": "model.layers.{}.self_attn.q_proj",
-  "blocks/attention/key": "model.layers.{}.self_attn.k_proj",
-  "blocks/attention/value": "model.layers.{}.self_attn.v_proj",
-  "blocks/attention/output": "model.layers.{}.self_attn.o_proj",
-  "blocks/mlp/norm": "model.layers.{}.post_attention_layernorm",
-  "blocks/mlp/gate": "model.layers.{}.mlp.gate_proj",
-  "blocks/mlp/up": "model.layers.{}.mlp.up_proj",
-  "blocks/mlp/down": "model.layers.{}.mlp.down_proj",
-}
-_OPT_MODULE_NAMES = {
-  "embed/embedding": "model.decoder.embed_tokens",
-  "embed/positions": "model.decoder.embed_positions",
-  "final_norm": "model.decoder.final_layer_norm",
-  "head": "lm_head",
-  "blocks/attention/norm": "model.decoder.layers.{}.self_attn_layer_norm",
-  "blocks/attention/query": "model.decoder.layers.{}.self_attn.q_proj",
-  "blocks/attention/key": "model.decoder.layers.{}.self_attn.k_proj",
-  "blocks/attention/value": "model.decoder.layers.{}.self_attn.v_proj",
-  "blocks/attention/output": "model.decoder.layers.{}.self_attn.out_proj",
-  "blocks/mlp/norm": "model.decoder.layers.{}.final_layer_norm",
-  "blocks/mlp/up": "model.decoder.layers.{}.fc1",
-  "blocks/mlp/down": "model.decoder.layers.{}.fc2",
-}
-# A quantized checkpoint has more tensors, such as scales, which are not read.
-_NOT_QUANTIZED = {"quantization_config": None}
-_LLAMA_EXPECTED = _NOT_QUANTIZED | {
-  "hidden_act": "silu",
-  "rope_scaling": None,
-  "rope_type": "default",
-}
-# Keys that `rope_parameters` may have in config.json. Other keys rotate only a
-# part of each head, or differ between layers. The decoder has neither.
-_ROPE_KEYS = ("rope_theta", "rope_type")
-FAMILIES: Mapping[str, Family] = {
-  "opt": Family(
-    architecture="OPTForCausalLM",
-    shape_options={
-      "activation": "relu",
-      "positions": "learned",
-      "norm": "layer",
-      "biases": "all",
-      "norm_epsilon": 1e-5,
-    },
-    size_keys=_SIZE_KEYS
-    | {"ff_dim": "ffn_dim", "num_positions": "max_position_embeddings"},
-    module_names=_OPT_MODULE_NAMES,
-    expected=_NOT_QUANTIZED
-    | {"activation_function": "relu", "do_layer_norm_before": True},
-    ties_head=True,
-    first_position=2,
-  ),
-  "llama": Family(
-    architecture="LlamaForCausalLM",
-    shape_options={"biases": "none"},
-    size_keys=_LLAMA_SIZE_KEYS,
-    module_names=_LLAMA_MODULE_NAMES,
-    expected=_LLAMA_EXPECTED,
-  ),
-  "qwen2": Family(
-    architecture="Qwen2ForCausalLM",
-    shape_options={"biases": "qkv"},
-    size_keys=_LLAMA_SIZE_KEYS,
-    module_names=_LLAMA_MODULE_NAMES,
-    expected=_LLAMA_EXPECTED | {"use_sliding_window": False},
-  ),
-}
-# Values of the fields whose key config.json may lack. `Family.ties_head` is the
-# value of "tied_head".
-_DEFAULT_SIZES = {"head_dim": 0, "rope_base": 10_000.0, "num_kv_heads": 0}
+# Bytes of tensors in a file that is written. Libraries read several files at
+# the same time, and a download that breaks off is repeated file by file.
+MAX_FILE_BYTES = 5 * 10**9
 
 
 def is_checkpoint(folder: pathlib.Path) -> bool:
@@ -179,8 +51,157 @@ def is_checkpoint(folder: pathlib.Path) -> bool:
   return path.exists() and "model_type" in json_file(path)
 
 
+@dataclasses.dataclass(frozen=True)
+class StoredCheckpoint:
+  """A checkpoint whose parameters are read part by part.
+
+  So a host reads only the parts that its devices hold, and never has a copy of
+  the whole model.
+
+  Attributes:
+    shape: Sizes of the model.
+    family_name: Name of the family, one of `families.FAMILIES`.
+    tensors: The tensors by name. `open_checkpoint` has compared their names and
+      shapes with those of the model.
+  """
+
+  shape: ModelShape
+  family_name: str
+  tensors: Mapping[str, StoredTensor]
+
+  def params(self) -> dict[str, Any]:
+    """Returns the parameters, a nested dict of `StoredLeaf`s."""
+    leaves = {
+      path: StoredLeaf(self, path) for path in self.shape.parameter_shapes
+    }
+    return nested(leaves)
+
+  def part(self, path: str, index: tuple[slice, ...]) -> np.ndarray:
+    """Reads a part of a parameter, in fp32.
+
+    Besides the part, memory holds a few rows of the file at a time.
+
+    Args:
+      path: Path of the parameter, e.g. "blocks/mlp/up/kernel".
+      index: Slice of every axis, with steps of 1.
+
+    Raises:
+      ValueError: One line, if a value is not finite, or if a tied head differs
+        from the embedding.
+    """
+    leaf_shape = self.shape.parameter_shapes[path]
+    ranges = [
+      range(*axis_slice.indices(size))
+      for axis_slice, size in zip(index, leaf_shape, strict=True)
+    ]
+    slices = [slice(axis.start, axis.stop) for axis in ranges]
+    part = np.empty([len(axis) for axis in ranges], np.float32)
+    if not families.is_stacked(path):
+      self._read(path, 0, slices, part)
+      return part
+    for layer, layer_part in zip(ranges[0], part, strict=True):
+      self._read(path, layer, slices[1:], layer_part)
+    return part
+
+  def _read(
+    self, path: str, layer: int, slices: list[slice], part: np.ndarray
+  ) -> None:
+    """Reads a part of one tensor.
+
+    Args:
+      path: Path of the parameter.
+      layer: Number of the layer; 0 if the parameter is not one of the blocks.
+      slices: Slice of every axis of the parameter, without the layers.
+      part: Array of the part, which gets the values.
+    """
+    family = families.FAMILIES[self.family_name]
+    name = families.tensor_name(path, layer, family)
+    if families.is_kernel(path):
+      # Checkpoints have kernels [outputs, inputs], and the built-in decoder has
+      # kernels [inputs, outputs].
+      slices = slices[::-1]
+      part = part.T
+    rows, *columns = slices
+    if path == families.POSITIONS:
+      offset = family.first_position
+      rows = slice(rows.start + offset, rows.stop + offset)
+    for block_rows, values in self.tensors[name].blocks(rows):
+      part[block_rows] = _finite_values(name, values[:, *columns])
+    if path == "embed/embedding" and self.shape.tied_head:
+      self._check_head(rows, columns, part)
+
+  def _check_head(
+    self, rows: slice, columns: list[slice], embedding: np.ndarray
+  ) -> None:
+    """Checks that the head of a model with a tied head is the embedding.
+
+    Args:
+      rows: Rows of the embedding that were read.
+      columns: Columns of the embedding that were read.
+      embedding: The values that were read.
+
+    Raises:
+      ValueError: One line, if the checkpoint has a head that differs.
+    """
+    if families.HEAD_TENSOR not in self.tensors:
+      return
+    for block_rows, values in self.tensors[families.HEAD_TENSOR].blocks(rows):
+      head = _finite_values(families.HEAD_TENSOR, values[:, *columns])
+      require(
+        np.array_equal(head, embedding[block_rows]),
+        "config.json says that head and embedding are one, but "
+        f"{families.HEAD_TENSOR} is not the embedding: copy both again",
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredLeaf(LazyArray):
+  """A parameter of a checkpoint, which is in no memory.
+
+  Attributes:
+    checkpoint: The checkpoint.
+    path: Path of the parameter.
+  """
+
+  checkpoint: StoredCheckpoint
+  path: str
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """Shape of the parameter."""
+    return self.checkpoint.shape.parameter_shapes[self.path]
+
+  @property
+  def dtype(self) -> np.dtype:
+    """Type of the values when they are read."""
+    return np.dtype(np.float32)
+
+  def part(self, index: tuple[slice, ...]) -> np.ndarray:
+    """Reads a part of the parameter (`StoredCheckpoint.part`)."""
+    return self.checkpoint.part(self.path, index)
+
+
+def open_checkpoint(folder: pathlib.Path) -> StoredCheckpoint:
+  """Opens a checkpoint, and checks that its tensors are those of the model.
+
+  Args:
+    folder: Folder with config.json and .safetensors files.
+
+  Raises:
+    ValueError: One line, if a file is missing or damaged, if the built-in
+      decoder cannot compute the model, or if a tensor is missing, has another
+      shape, has no floats, or belongs to no parameter.
+  """
+  config = json_file(folder / CONFIG_FILE)
+  shape = families.shape_of(config)
+  family_name = config["model_type"]
+  tensors = open_tensors(folder)
+  _check_tensors(tensors, shape, family_name)
+  return StoredCheckpoint(shape, family_name, tensors)
+
+
 def read_checkpoint(folder: pathlib.Path) -> tuple[ModelShape, dict[str, Any]]:
-  """Reads a checkpoint.
+  """Reads a whole checkpoint into the memory of the host.
 
   Args:
     folder: Folder with config.json and .safetensors files.
@@ -189,45 +210,64 @@ def read_checkpoint(folder: pathlib.Path) -> tuple[ModelShape, dict[str, Any]]:
     Sizes of the model, and its parameters as a nested dict of fp32 arrays.
 
   Raises:
-    ValueError: One line, if a file is missing or damaged, if the built-in
-      decoder cannot compute the model, or if the tensors are not those of the
-      model (`params_of`).
+    ValueError: One line, as for `open_checkpoint` and `StoredCheckpoint.part`.
   """
-  config = json_file(folder / CONFIG_FILE)
-  shape = shape_of(config)
-  tensors = read_tensors(folder)
-  return shape, params_of(tensors, shape, config["model_type"])
+  checkpoint = open_checkpoint(folder)
+  return checkpoint.shape, jax.tree.map(np.asarray, checkpoint.params())
 
 
 def write_checkpoint(
-  folder: pathlib.Path, shape: ModelShape, params: Any
+  folder: pathlib.Path,
+  shape: ModelShape,
+  params: Any,
+  max_file_bytes: int = MAX_FILE_BYTES,
 ) -> str:
-  """Writes a checkpoint.
+  """Writes a checkpoint, tensor by tensor.
 
   Args:
     folder: Folder to write into, which must exist. A checkpoint that this
-      function wrote into it before is replaced.
+      function wrote into it before is replaced, if its files have the same
+      names.
     shape: Sizes of the model.
-    params: Parameters of the model, a nested dict of arrays.
+    params: Parameters of the model, a nested dict. Leaves are arrays, or
+      objects that `np.asarray` turns into an array only when it is their turn.
+    max_file_bytes: Largest number of bytes of tensors in a file. A larger model
+      is divided among several files, with an index.
 
   Returns:
-    Name of the family, one of `FAMILIES`.
+    Name of the family, one of `families.FAMILIES`.
 
   Raises:
     ValueError: One line, if no family has a model of this shape, if the folder
-      has files of another checkpoint, or if its config.json belongs to another
-      program.
+      has files of another checkpoint, if its config.json belongs to another
+      program, or if the files have no room for a value.
   """
-  family_name = family_of(shape)
-  check_alone(folder, {CONFIG_FILE, TENSORS_FILE})
+  require(
+    max_file_bytes >= 1,
+    f"max_file_bytes={max_file_bytes} must be at least 1: take a number such "
+    f"as {MAX_FILE_BYTES}",
+  )
+  family_name = families.family_of(shape)
+  tensors_by_file = divided_among_files(
+    _tensor_shapes(shape, family_name), max_file_bytes
+  )
+  file_names = {CONFIG_FILE, *tensors_by_file}
+  has_index = len(tensors_by_file) > 1
+  if has_index:
+    file_names.add(INDEX_FILE)
+  check_alone(folder, file_names)
   config_path = folder / CONFIG_FILE
   _check_replaceable(config_path)
   # A folder without config.json is no checkpoint. So the old config is removed
   # first, and the new one is written last. A program that is killed in between
   # cannot leave the config of one model beside the tensors of another.
   config_path.unlink(missing_ok=True)
-  write_tensors(folder / TENSORS_FILE, tensors_of(params, shape, family_name))
-  save_json(config_path, config_of(shape, family_name))
+  values = tensors_of(params, shape, family_name)
+  for file_name, tensors in tensors_by_file.items():
+    write_tensors(folder / file_name, tensors, values)
+  if has_index:
+    write_index(folder, tensors_by_file)
+  save_json(config_path, families.config_of(shape, family_name))
   return family_name
 
 
@@ -267,234 +307,49 @@ def save_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
     file.write(json.dumps(values, indent=2).encode() + b"\n")
 
 
-def shape_of(config: Mapping[str, Any]) -> ModelShape:
-  """Returns the sizes of the model that a config.json describes.
-
-  Args:
-    config: Values of config.json, by key.
-
-  Raises:
-    ValueError: One line, if the family is unknown, if a size is missing or
-      impossible, or if the built-in decoder does not compute what the config
-      describes.
-  """
-  family_name = str(config.get("model_type"))
-  require(
-    family_name in FAMILIES,
-    f"a checkpoint of the family {shown(family_name)} cannot be read: have "
-    f"{', '.join(FAMILIES)}",
-  )
-  family = FAMILIES[family_name]
-  # Newer versions of `transformers` write the keys of rotary positions into
-  # `rope_parameters`, and older ones beside the other keys.
-  rope = of_type(
-    "config.json: rope_parameters", config.get("rope_parameters") or {}, dict
-  )
-  values = {**config, **rope}
-  for key, expected_value in family.expected.items():
-    value = values.get(key, expected_value)
-    require(
-      value == expected_value,
-      f"config.json: {key}={shown(value)} is not computed here, only "
-      f"{expected_value!r}",
-    )
-  for key in rope:
-    require(
-      key in _ROPE_KEYS,
-      f"config.json: rope_parameters has {shown(key)}, which is not computed "
-      f"here, only {' and '.join(_ROPE_KEYS)}",
-    )
-  return ModelShape(**_sizes(values, family), **family.shape_options)
-
-
-def _sizes(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
-  """Returns the fields of `ModelShape` that config.json gives.
-
-  Args:
-    values: Values of config.json, by key.
-    family: The family of the model.
-
-  Returns:
-    A value for each field of `family.size_keys`.
-
-  Raises:
-    ValueError: One line, if a size is missing or of a wrong type.
-  """
-  defaults = _DEFAULT_SIZES | {"tied_head": family.ties_head}
-  needed_keys = {
-    key for field, key in family.size_keys.items() if field not in defaults
-  }
-  missing_keys = sorted(needed_keys - values.keys())
-  if missing_keys:
-    raise ValueError(f"config.json has no {missing_keys[0]}")
-  types = typing.get_type_hints(ModelShape)
-  sizes: dict[str, Any] = {}
-  for field, key in family.size_keys.items():
-    value = values.get(key)
-    if value is None and field in defaults:
-      value = defaults[field]
-    sizes[field] = of_type(f"config.json: {key}", value, types[field])
-  # Config files write these two sizes out. Here and in presets 0 means the
-  # usual size, so that equal models have equal shapes.
-  if sizes.get("num_kv_heads") == sizes["num_heads"]:
-    sizes["num_kv_heads"] = 0
-  if sizes.get("head_dim", 0) * sizes["num_heads"] == sizes["model_dim"]:
-    sizes["head_dim"] = 0
-  return sizes
-
-
-def config_of(shape: ModelShape, family_name: str) -> dict[str, Any]:
-  """Returns the values of config.json for a model; reverses `shape_of`.
-
-  Args:
-    shape: Sizes of the model.
-    family_name: Name of its family, one of `FAMILIES`.
-  """
-  family = FAMILIES[family_name]
-  config = {
-    key: getattr(shape, field) for field, key in family.size_keys.items()
-  }
-  config.update(family.expected)
-  config["model_type"] = family_name
-  config["architectures"] = [family.architecture]
-  config["torch_dtype"] = "float32"
-  if family_name == "opt":
-    config["word_embed_proj_dim"] = shape.model_dim
-    return config
-  # In `ModelShape` 0 means the usual size. Other libraries read the number.
-  config["head_dim"] = shape.head_width
-  config["num_key_value_heads"] = shape.kv_heads
-  # The base also stays in `rope_theta`, where older versions look for it.
-  config["rope_parameters"] = {
-    "rope_theta": shape.rope_base,
-    "rope_type": config.pop("rope_type"),
-  }
-  return config
-
-
-def family_of(shape: ModelShape) -> str:
-  """Returns the name of the family that has models of a shape.
-
-  Args:
-    shape: Sizes and options of the model.
-
-  Raises:
-    ValueError: One line, if no family has such a model.
-  """
-  for name, family in FAMILIES.items():
-    if _has_options_of(family, shape):
-      return name
-  raise ValueError(
-    f"no family of {', '.join(FAMILIES)} has a model like {shape}: it cannot "
-    "be exported"
-  )
-
-
-def _has_options_of(family: Family, shape: ModelShape) -> bool:
-  """Whether a model differs from a family's models only in its sizes."""
-  # A subclass may belong to a model that computes something else.
-  if type(shape) is not ModelShape:
-    return False
-  for field in dataclasses.fields(ModelShape):
-    if field.name in family.size_keys:
-      continue
-    option = family.shape_options.get(field.name, field.default)
-    if getattr(shape, field.name) != option:
-      return False
-  return True
-
-
-def params_of(
-  tensors: Mapping[str, np.ndarray], shape: ModelShape, family_name: str
-) -> dict[str, Any]:
-  """Returns the parameters of a model from the tensors of its checkpoint.
+def _check_tensors(
+  tensors: Mapping[str, StoredTensor], shape: ModelShape, family_name: str
+) -> None:
+  """Checks that the tensors of a checkpoint are those of a model.
 
   Args:
     tensors: Tensors of the checkpoint, by their names in the family.
     shape: Sizes of the model.
-    family_name: Name of the family, one of `FAMILIES`.
-
-  Returns:
-    The parameters as a nested dict of fp32 arrays.
+    family_name: Name of the family, one of `families.FAMILIES`.
 
   Raises:
     ValueError: One line, if a tensor is missing, has another shape, has no
-      floats or a value that is not finite, or belongs to no parameter, or if a
-      tied head differs from the embedding.
+      floats, or belongs to no parameter.
   """
-  family = FAMILIES[family_name]
-  params: dict[str, np.ndarray] = {}
-  unread = {key for key in tensors if not key.endswith(_FREQUENCIES_SUFFIX)}
+  family = families.FAMILIES[family_name]
+  unread = {
+    key for key in tensors if not key.endswith(families.FREQUENCIES_SUFFIX)
+  }
   for path, leaf_shape in shape.parameter_shapes.items():
-    tensor_shape = _tensor_shape(path, leaf_shape, family)
-    leaves = []
-    for key in _tensor_names(path, shape, family):
+    tensor_shape = families.tensor_shape(path, leaf_shape, family)
+    for key in families.tensor_names(path, shape, family):
       require(
         key in tensors, f"the checkpoint is no {family_name}: it lacks {key}"
       )
       unread.discard(key)
-      values = _checked_values(key, tensors[key], tensor_shape)
-      leaves.append(_swap_kernel_axes(path, values))
-    if _is_stacked(path):
-      params[path] = np.stack(leaves)
-    elif path == _POSITIONS:
-      params[path] = leaves[0][family.first_position :]
-    else:
-      params[path] = leaves[0]
-  if shape.tied_head and _HEAD_TENSOR in unread:
-    _check_head_is_embedding(tensors[_HEAD_TENSOR], params["embed/embedding"])
-    unread.discard(_HEAD_TENSOR)
+      _check_tensor(key, tensors[key], tensor_shape)
+  if shape.tied_head and families.HEAD_TENSOR in unread:
+    embedding_shape = shape.parameter_shapes["embed/embedding"]
+    _check_tensor(
+      families.HEAD_TENSOR, tensors[families.HEAD_TENSOR], embedding_shape
+    )
+    unread.discard(families.HEAD_TENSOR)
   unknown = min(unread, default="")
   require(
     not unread,
     f"the checkpoint is no {family_name}: what is {shown(unknown)}?",
   )
-  return nested(params)
 
 
-def _check_head_is_embedding(head: np.ndarray, embedding: np.ndarray) -> None:
-  """Checks that the head of a checkpoint with a tied head is the embedding.
-
-  Args:
-    head: Tensor of the head.
-    embedding: The embedding in fp32, [V, D].
-
-  Raises:
-    ValueError: One line, if they differ.
-  """
-  head_values = _checked_values(_HEAD_TENSOR, head, embedding.shape)
-  require(
-    np.array_equal(head_values, embedding),
-    f"config.json says that head and embedding are one, but {_HEAD_TENSOR} is "
-    "not the embedding: copy both again",
-  )
-
-
-def _tensor_shape(
-  path: str, leaf_shape: tuple[int, ...], family: Family
-) -> tuple[int, ...]:
-  """Returns the shape that each tensor of a leaf has in a checkpoint.
-
-  Args:
-    path: Path of the leaf.
-    leaf_shape: Shape of the leaf here; for a leaf of the blocks with the layer
-      axis.
-    family: The family of the checkpoint.
-  """
-  if path == _POSITIONS:
-    num_rows, width = leaf_shape
-    return (family.first_position + num_rows, width)
-  if _is_stacked(path):
-    leaf_shape = leaf_shape[1:]
-  if _is_kernel(path):
-    return leaf_shape[::-1]
-  return leaf_shape
-
-
-def _checked_values(
-  key: str, tensor: np.ndarray, expected_shape: tuple[int, ...]
-) -> np.ndarray:
-  """Returns the values of a tensor in fp32.
+def _check_tensor(
+  key: str, tensor: StoredTensor, expected_shape: tuple[int, ...]
+) -> None:
+  """Checks shape and type of a tensor.
 
   Args:
     key: Name of the tensor, for messages.
@@ -502,8 +357,8 @@ def _checked_values(
     expected_shape: Shape that the tensor should have.
 
   Raises:
-    ValueError: One line, if the tensor has another shape, is of a type that has
-      no floats, or has a value that is not finite in fp32.
+    ValueError: One line, if the tensor has another shape, or a type that has no
+      floats.
   """
   require(
     tensor.shape == expected_shape,
@@ -515,92 +370,67 @@ def _checked_values(
     f"the tensor {key} has the type {tensor.dtype}, and not that of a weight: "
     "convert the checkpoint to floats",
   )
+
+
+def _finite_values(key: str, values: np.ndarray) -> np.ndarray:
+  """Returns values of a tensor in fp32.
+
+  Args:
+    key: Name of the tensor, for messages.
+    values: Some values of the tensor, in any floating type.
+
+  Raises:
+    ValueError: One line, if a value is not finite in fp32.
+  """
   # A value of fp64 may be too large for fp32. numpy would warn about it and
   # make it infinite. The check below refuses it anyway.
   with np.errstate(over="ignore"):
-    values = np.asarray(tensor, np.float32)
+    wide_values = np.asarray(values, np.float32)
   require(
-    bool(np.isfinite(values).all()),
+    bool(np.isfinite(wide_values).all()),
     f"the tensor {key} has values that are not finite: the checkpoint is "
     "damaged; copy it again",
   )
-  return values
+  return wide_values
 
 
 def tensors_of(
   params: Any, shape: ModelShape, family_name: str
-) -> dict[str, np.ndarray]:
-  """Returns the tensors of a checkpoint, by name; reverses `params_of`.
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields name and values of each tensor of a checkpoint.
 
   Args:
-    params: Parameters of the model, a nested dict of arrays.
+    params: Parameters of the model, a nested dict of arrays. A leaf is turned
+      into an array of numpy when its tensors are yielded.
     shape: Sizes of the model.
-    family_name: Name of the family, one of `FAMILIES`.
+    family_name: Name of the family, one of `families.FAMILIES`.
   """
-  family = FAMILIES[family_name]
+  family = families.FAMILIES[family_name]
   leaves = leaves_by_path(params)
-  tensors = {}
   for path in shape.parameter_shapes:
-    leaf = np.asarray(leaves[path])
-    if path == _POSITIONS:
+    leaf = np.asarray(leaves[path], np.float32)
+    if path == families.POSITIONS:
       # The rows in front of the first position are zeros. Nothing reads them.
       leaf = np.pad(leaf, ((family.first_position, 0), (0, 0)))
-    layers = leaf if _is_stacked(path) else [leaf]
-    keys = _tensor_names(path, shape, family)
+    layers = leaf if families.is_stacked(path) else [leaf]
+    keys = families.tensor_names(path, shape, family)
     for key, values in zip(keys, layers, strict=True):
-      tensor = _swap_kernel_axes(path, values)
-      tensors[key] = np.ascontiguousarray(tensor)
-  return tensors
+      # Checkpoints have kernels [outputs, inputs].
+      tensor = values.T if families.is_kernel(path) else values
+      yield key, np.ascontiguousarray(tensor)
 
 
-def _tensor_names(
-  path: str, shape: ModelShape, family: Family
-) -> Iterator[str]:
-  """Yields the names of a leaf's tensors in a checkpoint.
-
-  A leaf of the blocks has a tensor for each layer, and any other leaf has one
-  tensor. The names are not put into a list, because a damaged config may say
-  that there are a billion layers: the reader stops at the first name that the
-  checkpoint lacks.
+def _tensor_shapes(
+  shape: ModelShape, family_name: str
+) -> Iterator[TensorShape]:
+  """Yields name, type and shape of each tensor, in the order of `tensors_of`.
 
   Args:
-    path: Path of the leaf, e.g. "blocks/mlp/up/kernel".
     shape: Sizes of the model.
-    family: The family of the checkpoint.
+    family_name: Name of the family, one of `families.FAMILIES`.
   """
-  module_path, _, last_key = path.rpartition("/")
-  # The two tables of "embed" are different modules in a checkpoint, so they
-  # have their whole paths in `module_names`.
-  if path in family.module_names:
-    module = family.module_names[path]
-  else:
-    module = family.module_names[module_path]
-  name = f"{module}.{_TENSOR_ENDS[last_key]}"
-  num_tensors = shape.num_layers if _is_stacked(path) else 1
-  for layer in range(num_tensors):
-    yield name.format(layer)
-
-
-def _is_stacked(path: str) -> bool:
-  """Whether a leaf has an axis of layers in front."""
-  return path.startswith("blocks/")
-
-
-def _is_kernel(path: str) -> bool:
-  """Whether a leaf is the matrix of a linear layer."""
-  return path.endswith("/kernel")
-
-
-def _swap_kernel_axes(path: str, values: np.ndarray) -> np.ndarray:
-  """Transposes a kernel, and returns the values of any other leaf unchanged.
-
-  Checkpoints have kernels [outputs, inputs], and the built-in decoder has
-  kernels [inputs, outputs].
-
-  Args:
-    path: Path of the leaf.
-    values: Values of the leaf, for one layer.
-  """
-  if _is_kernel(path):
-    return values.T
-  return values
+  family = families.FAMILIES[family_name]
+  for path, leaf_shape in shape.parameter_shapes.items():
+    tensor_shape = families.tensor_shape(path, leaf_shape, family)
+    for name in families.tensor_names(path, shape, family):
+      yield TensorShape(name, np.dtype(np.float32), tensor_shape)

@@ -98,9 +98,24 @@ def parameters_to_keep(optimizer: Tree, params: Tree) -> Tree:
     optimizer: State of any optimizer.
     params: The optimizer's newest parameters. The average gets their dtypes.
   """
-  if not isinstance(optimizer, AverageState):
+  kept = tree_to_keep(optimizer, params)
+  if kept is params:
     return params
-  return optax.tree.cast_like(optimizer.average, params)
+  return optax.tree.cast_like(kept, params)
+
+
+def tree_to_keep(optimizer: Tree, params: Tree) -> Tree:
+  """Selects what `parameters_to_keep` returns, before the dtypes are changed.
+
+  Leaves may be anything, such as arrays that are not in memory.
+
+  Args:
+    optimizer: State of any optimizer.
+    params: The optimizer's newest parameters.
+  """
+  if isinstance(optimizer, AverageState):
+    return optimizer.average
+  return params
 
 
 def check_outermost(optimizer: Tree) -> None:

@@ -159,6 +159,9 @@ SCHEDULES = ("constant", "cosine", "wsd")  # Inner learning rates.
 REFERENCES = ("own", "mean")
 # A backward pass computes nothing again; all but the matrix products; or all.
 REMATS = ("none", "dots", "full")
+# Data shards of a pipeline collect their stage's layers once a step, or a layer
+# for each micro-batch. "auto" is "stage" if its layers fit into a device.
+GATHERS = ("auto", "stage", "layer")
 MEMORIES = ("device", "pinned_host")  # Where the outer state is kept.
 # A delayed exchange is a part of the window's program ("round"), or runs in a
 # thread of its own.

@@ -1,4 +1,4 @@
-"""Computes the message steps of collectives, and what their messages cost.
+"""Computes the message steps of collectives, and the times of their messages.
 
 A collective is a list of message steps. In each step every replica i sends one
 message to replica i + hop. This file says which steps a collective has. It also
@@ -14,26 +14,29 @@ operand: 600 MB for 400 MB.
 
 A transport may cut a message into pieces, which a replica passes on as they
 arrive (`Transport.pieces`). The line then stays busy while a piece travels. Let
-a message of n pieces take c seconds and the way L. A step takes
+the bytes of a message of n pieces take c seconds on the line, and let L be the
+latency. A step takes
 
   max(c, c / n + L)
 
-seconds, and a ring of K equal steps (K - 1) max(c, c / n + L) + c + L. So it
-costs its bytes and one way, however many replicas there are, as long as L is
-at most c (n - 1) / n. With n = 1 each step waits for the way: K (c + L).
+seconds, and a ring of K equal steps takes (K - 1) max(c, c / n + L) + c + L. As
+long as L is at most c (n - 1) / n, this is K c + L: the latency counts once,
+however many replicas there are. With n = 1 the latency counts in each step:
+K (c + L).
 
 Example: 128 MiB among M = 32 on 1 Gbit/s (956 Mbit/s of payload), L = 10 ms.
 A step sends 4 MiB in c = 35 ms. K = 62 steps take 62 c + L = 2.19 s with four
 pieces, and 62 (c + L) = 2.80 s with one.
 
-On a fast line the slices of many replicas are too small for that: at 10 Gbit/s
-the same steps take c = 3.5 ms and wait for L, 0.68 s for 0.22 s of bytes. There
-a tree is faster (`Transport.has_trees`): sums go up a binary tree and down
-again, 2 ceil(log2 M) hops in a row. Two trees carry half of the operand each,
-and who is inside one is a leaf of the other, so the busiest replica sends twice
-the operand. That is 10 hops of 26.8 MB here, and 10 c + L = 0.23 s.
+On a fast line the slices of many replicas are too small to hide the latency: at
+10 Gbit/s the same steps take c = 3.5 ms, and the ring takes 0.68 s for 0.22 s
+of bytes. There a tree is faster (`Transport.has_trees`): partial sums go up a
+binary tree, and the sum goes down again, 2 ceil(log2 M) hops in a row. There
+are two trees, and each carries half of the operand. An inner node of one tree
+is a leaf of the other, so the busiest replica sends twice the operand. In the
+example these are 10 hops of 26.8 MB, and 10 c + L = 0.23 s.
 
-Gloo's messages are asked for, and `gloo.py` says what that costs.
+In gloo the receiver asks for messages, and `gloo.py` says what that costs.
 """
 
 import collections
@@ -68,17 +71,20 @@ from dilocox_jax.simulate.transfer import (
 
 @dataclasses.dataclass(frozen=True)
 class MessageStep:
-  """Describes a message step, in which every replica sends one message.
+  """A message step, in which every replica sends one message.
 
   Attributes:
     hop: Distance of the receiver: replica i sends to i + hop (modulo M).
     size_bytes: Size of each message (bytes).
     sender: Index of the only replica that sends; None if all replicas send.
-    is_relayed: Whether a piece is sent on when it has arrived, as in a ring;
-      otherwise it waits for nothing that is received.
-    pieces: Pieces of each message that are sent on one by one.
-    segments: Segments of each message for which the receiver asks, `pieces` at
-      a time (`gloo`); 0 if it asks for the whole message, or for nothing.
+    is_relayed: Whether a replica sends a piece only when it has received the
+      same piece of the step before, as in a ring, where pieces are passed on.
+      Otherwise the messages of the step wait for no other messages.
+    pieces: Number of pieces of each message, which are sent one after the
+      other.
+    segments: Number of segments of each message for which the receiver asks,
+      `pieces` of them at a time (`gloo`); 0: the receiver asks for the whole
+      message, or does not ask.
   """
 
   hop: int
@@ -94,20 +100,21 @@ def tree_steps(
 ) -> list[MessageStep]:
   """Returns the hops of an all-reduce over two binary trees, in order.
 
-  Every hop is counted as one to the next replica, with the messages of the
-  busiest one. Trees of real programs are laid over the nodes in their order.
+  The trees are simplified. Each hop is a message step in which every replica
+  sends to the next replica (hop 1). All hops together have the bytes that the
+  busiest replica sends, twice the operand.
 
   Source: Sanders, Speck and Traeff, 2009, "Two-tree algorithms for full
   bandwidth broadcast, reduction and scan".
 
   Args:
     operation: The all-reduce.
-    num_replicas: Number of replicas, M.
-    pieces: Pieces of each message.
+    num_replicas: Number of replicas, M. A single replica has no hops.
+    pieces: Number of pieces of each message.
   """
-  count = 2 * math.ceil(math.log2(num_replicas))
-  size_bytes = 2.0 * operation.operand_bytes / max(1, count)
-  return [MessageStep(hop=1, size_bytes=size_bytes, pieces=pieces)] * count
+  num_hops = 2 * math.ceil(math.log2(num_replicas))
+  size_bytes = 2.0 * operation.operand_bytes / max(1, num_hops)
+  return [MessageStep(hop=1, size_bytes=size_bytes, pieces=pieces)] * num_hops
 
 
 def message_steps(
@@ -118,7 +125,8 @@ def message_steps(
   """Returns the message steps of an operation, in order.
 
   The operation says which messages there are (`plan.operations`). The transport
-  says how a message is cut, and whether the receiver asks for it.
+  says how a message is cut, and whether the receiver asks for it. An all-reduce
+  goes round a ring, also if the transport has trees (`tree_steps`).
 
   Args:
     operation: Kind and operand size of the operation.
@@ -134,27 +142,36 @@ def _cut_by(
 ) -> MessageStep:
   """Returns the message step in which a transport sends messages.
 
-  Those of an all-to-all do not depend on each other; a transport that sends
-  whole messages takes them in turn nevertheless. Gloo asks for all at once.
+  The messages of a broadcast are not cut. The messages of an all-to-all do not
+  depend on each other. Still, a transport that sends whole messages sends one
+  only when the message before it has arrived. In gloo the receiver asks for all
+  messages of an all-to-all at once, and for the segments of an all-reduce or
+  all-gather two at a time.
+
   Source: Thakur et al., 2005, sections 3.1 and 4.
+
+  Args:
+    transport: How messages are sent.
+    operation: The operation of the messages.
+    send: The messages.
   """
   step = MessageStep(
     hop=send.hop, size_bytes=send.size_bytes, sender=send.sender
   )
   segment_bytes = transport.segment_bytes
-  asks = segment_bytes is not None
+  receiver_asks = segment_bytes is not None
   match operation:
     case Broadcast():
       return step
     case AllToAll():
-      is_in_turn = transport.pieces == 1 and not asks
+      is_in_turn = transport.pieces == 1 and not receiver_asks
       return dataclasses.replace(
         step, is_relayed=is_in_turn, pieces=transport.pieces
       )
     case AllReduce() if segment_bytes is not None:
       segments = num_segments(send.size_bytes, segment_bytes)
       return dataclasses.replace(step, pieces=AT_ONCE, segments=segments)
-    case AllGather() if asks:
+    case AllGather() if receiver_asks:
       return dataclasses.replace(
         step, pieces=AT_ONCE, segments=GATHERED_SEGMENTS
       )
@@ -165,13 +182,16 @@ def _cut_by(
 # the thousand sites of a cluster at every call would be slow.
 @dataclasses.dataclass(frozen=True, eq=False)
 class LinkCosts:
-  """Computes costs of messages in a cluster.
+  """Computes the times of messages in a cluster.
+
+  The *members* are the replicas that send to each other. In this class M is
+  their number, and a sender or receiver is named by its place: its index among
+  the members.
 
   Attributes:
     cluster: Replicas of the cluster, and the links between them.
     transport: Protocol that sends the messages.
-    ring: Replicas that send to each other, in order; empty: all. Where there is
-      a ring, a replica's index is its place in it, and M is its length.
+    ring: Indices of the members in the cluster, in order; empty: all replicas.
   """
 
   cluster: Cluster
@@ -180,53 +200,79 @@ class LinkCosts:
 
   @functools.cached_property
   def members(self) -> tuple[int, ...]:
-    """The replicas that send to each other, in order."""
+    """Index of each member in the cluster, in order, [M]."""
     return self.ring or tuple(range(self.cluster.num_replicas))
 
   @functools.cached_property
   def places(self) -> np.ndarray:
-    """The members as an index into arrays of all replicas."""
+    """The same indices as an array, for arrays over all replicas."""
     return np.array(self.members)
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
   def steps(self, operation: Operation) -> list[MessageStep]:
-    """Returns the message steps of a collective among the members.
+    """Returns the message steps of a collective among the members, in order.
 
-    An all-reduce of a transport that has trees takes a tree where the formula
-    at the top of this file says that it is faster on these links.
+    If the transport has trees, an all-reduce goes over trees or round the ring,
+    whichever the formula at the top of this file says to be faster.
+
+    Args:
+      operation: The collective.
     """
-    count = len(self.members)
-    ring = message_steps(operation, count, self.transport)
+    num_members = len(self.members)
+    ring = message_steps(operation, num_members, self.transport)
     if not isinstance(operation, AllReduce) or not self.transport.has_trees:
       return ring
-    trees = tree_steps(operation, count, self.transport.pieces)
+    trees = tree_steps(operation, num_members, self.transport.pieces)
     return min(ring, trees, key=self._seconds)
 
   def _seconds(self, steps: list[MessageStep]) -> float:
-    """Returns the seconds of equal relayed steps, without slow start."""
+    """Estimates the time of a collective, without slow start (seconds).
+
+    This is the formula at the top of this file, for the slowest line and the
+    longest latency between neighbors.
+
+    Args:
+      steps: Message steps of the collective, which are all equal and relayed.
+    """
     if not steps:
       return 0.0
-    first = steps[0]
-    way_s = float(self.latency_s(steps[0].hop).max())
-    send_s = first.size_bytes / float(self.rate_bytes_per_s(first.hop).min())
-    step_s = max(send_s, send_s / first.pieces + way_s)
-    return (len(steps) - 1) * step_s + send_s + way_s
+    step = steps[0]
+    latency_s = float(self.latency_s(step.hop).max())
+    send_s = step.size_bytes / float(self.rate_bytes_per_s(step.hop).min())
+    step_s = max(send_s, send_s / step.pieces + latency_s)
+    return (len(steps) - 1) * step_s + send_s + latency_s
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
   def neighbors(self, hop: int) -> np.ndarray:
-    """Returns the place in the ring from which each place receives, [M]."""
-    count = len(self.members)
-    return (np.arange(count) - hop) % count
+    """Returns the place of the member from which each member receives, [M].
+
+    Args:
+      hop: Distance of the receivers: place i sends to i + hop (modulo M).
+    """
+    num_members = len(self.members)
+    return (np.arange(num_members) - hop) % num_members
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
   def among(self, members: tuple[int, ...] | None) -> "LinkCosts":
-    """Returns the costs where only some replicas send; None: all of them."""
+    """Returns the costs of messages among other members.
+
+    Args:
+      members: Indices of the members in the cluster, in order; None: the
+        members stay.
+    """
     if members is None or members == self.members:
       return self
     return dataclasses.replace(self, ring=members)
 
   def route(self, sender: int, hop: int) -> Route:
-    """Returns the route from a replica to the one `hop` places further."""
+    """Returns the route from a member to another member.
+
+    It has at most the connections of the transport.
+
+    Args:
+      sender: Place of the sender.
+      hop: Distance of the receiver, whose place is sender + hop (modulo M).
+    """
     receiver = self.members[(sender + hop) % len(self.members)]
     route = self.cluster.route(self.members[sender], receiver)
     if self.transport.connections is None:
@@ -241,38 +287,49 @@ class LinkCosts:
     return {link: bits_per_s / 8 for link, bits_per_s in goodput_bps.items()}
 
   def _routes(self, hop: int) -> list[Route]:
+    """Returns the route of the message of each member, [M].
+
+    Args:
+      hop: As in `neighbors`.
+    """
     return [self.route(sender, hop) for sender in range(len(self.members))]
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
   def rate_bytes_per_s(self, hop: int, is_alone: bool = False) -> np.ndarray:
-    """Returns the rates of a step's messages while all are under way.
+    """Returns the rates of a step's messages.
 
     If several messages of a step cross the same link, each gets an equal share
     of the link, as if all of them were under way together. Two replicas that
     send through one uplink of 1 Gbit/s get 0.5 Gbit/s each.
 
     Args:
-      hop: Distance of the receivers: replica i sends to i + hop (modulo M).
-      is_alone: Whether only one replica sends in this step, as in a broadcast.
+      hop: As in `neighbors`.
+      is_alone: Whether only one member sends in this step, as in a broadcast.
         Its message then has all links for itself.
 
     Returns:
-      Rate of the message of each replica, [M] (bytes per second).
+      Rate of the message of each member (bytes per second), [M].
     """
     return self._rates(self._routes(hop), is_alone)
 
   def _rates(self, routes: list[Route], is_alone: bool = False) -> np.ndarray:
-    """Returns the rates of messages that are under way together, or alone."""
-    crossings = collections.Counter(
+    """Returns the rates of messages (bytes per second), one for each route.
+
+    Args:
+      routes: Routes of the messages.
+      is_alone: Whether each message is under way alone, and not together with
+        all the others.
+    """
+    num_crossing = collections.Counter(
       link for route in routes for link in route.links
     )
 
     def rate(route: Route) -> float:
-      shares = [
-        self.capacities[link] / (1 if is_alone else crossings[link])
-        for link in route.links
-      ]
-      return min([limit_bytes_per_s(route), *shares])
+      limits = [limit_bytes_per_s(route)]
+      for link in route.links:
+        num_sharing = 1 if is_alone else num_crossing[link]
+        limits.append(self.capacities[link] / num_sharing)
+      return min(limits)
 
     return np.array([rate(route) for route in routes])
 
@@ -281,24 +338,30 @@ class LinkCosts:
     """Returns the part of messages' times that does not depend on their size.
 
     Args:
-      hop: Distance of the receivers.
+      hop: As in `neighbors`.
 
     Returns:
-      Latency of the message of each replica, [M] (seconds).
+      Latency of the message of each member (seconds), [M].
     """
     return self.transport.rtts_per_message * self._rtts_s(hop)
 
   def _rtts_s(self, hop: int) -> np.ndarray:
+    """Returns the round trip of the route of each message (seconds), [M].
+
+    Args:
+      hop: As in `neighbors`.
+    """
     return np.array([route.rtt_s for route in self._routes(hop)])
 
   @functools.cache  # noqa: B019 - as above.
   def waits_s(
     self, step: MessageStep, size_bytes: float
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the time that a piece takes besides its bytes.
+    """Returns the times that a piece takes besides the time of its bytes.
 
     If the receiver asks for segments (`gloo`), the sender waits for requests
-    and sends nothing meanwhile. Any piece also arrives later than it was sent.
+    and sends nothing meanwhile. Besides, a piece arrives some time after its
+    last byte was sent.
 
     Args:
       step: The message step.
@@ -310,31 +373,42 @@ class LinkCosts:
     """
     if not step.segments:
       return np.zeros(len(self.members)), self.latency_s(step.hop)
-    segments = step.segments / step.pieces
+    segments_per_piece = step.segments / step.pieces
     is_alone = step.sender is not None
     rates = self.rate_bytes_per_s(step.hop, is_alone)
     wait_s, last_s = request_waits_s(
-      segment_s=size_bytes / segments / rates,
+      segment_s=size_bytes / segments_per_piece / rates,
       rtt_s=self._rtts_s(step.hop),
       num_replicas=len(self.members),
     )
-    return segments * wait_s, last_s
+    return segments_per_piece * wait_s, last_s
 
   @functools.cache  # noqa: B019 - as above.
   def slow_start_s(self, step: MessageStep) -> np.ndarray:
-    """Returns the extra time of messages that follow idle time.
+    """Returns the extra time of the messages of a step after idle time.
 
-    After idle time a connection starts slowly.
+    A connection that was idle starts slowly (`transfer.slow_start_s`).
+
+    Args:
+      step: The message step.
 
     Returns:
-      Extra time of the message of each replica, [M] (seconds).
+      Extra time of the message of each member (seconds), [M].
     """
-    rates = self.rate_bytes_per_s(step.hop, step.sender is not None)
+    is_alone = step.sender is not None
+    rates = self.rate_bytes_per_s(step.hop, is_alone)
     return self._slow_starts_s(self._routes(step.hop), rates, step.size_bytes)
 
   def _slow_starts_s(
     self, routes: list[Route], rates: np.ndarray, size_bytes: float
   ) -> np.ndarray:
+    """Returns the extra time of messages after idle time (seconds), [M].
+
+    Args:
+      routes: Route of each message.
+      rates: Rate of each message (bytes per second), [M].
+      size_bytes: Size of each message (bytes).
+    """
     return np.array(
       [
         slow_start_s(self.transport, route, rate, size_bytes)
@@ -346,25 +420,25 @@ class LinkCosts:
   def store_s(self, size_bytes: int) -> tuple[np.ndarray, ...]:
     """Returns how long members take to write and read a message in a store.
 
-    Each is a request, which takes a round trip besides its bytes. All members
-    write at once, and read at once. Their connections were idle before, so the
-    first read starts slowly, as the write does.
+    A write or a read is a request, which takes a round trip besides its bytes.
+    All members write at the same time, and read at the same time. Their
+    connections were idle before, so the write and the first read start slowly.
 
     Args:
       size_bytes: Size of the message (bytes).
 
     Returns:
-      Seconds of a write, of the slow start of reading, of a read, and of a
-      request without content, [M] each.
+      Four times of each member (seconds), [M] each: of the write with its slow
+      start, of the slow start before the first read, of a read without slow
+      start, and of a request without content.
     """
-    ups = [self.cluster.route(each, STORE) for each in self.members]
-    downs = [self.cluster.route(STORE, each) for each in self.members]
-    request_s = np.array([route.rtt_s for route in ups])
-    up = self._rates(ups)
-    down = self._rates(downs)
-    return (
-      request_s + size_bytes / up + self._slow_starts_s(ups, up, size_bytes),
-      self._slow_starts_s(downs, down, size_bytes),
-      request_s + size_bytes / down,
-      request_s,
-    )
+    uploads = [self.cluster.route(member, STORE) for member in self.members]
+    downloads = [self.cluster.route(STORE, member) for member in self.members]
+    upload_rates = self._rates(uploads)
+    download_rates = self._rates(downloads)
+    slow_write_s = self._slow_starts_s(uploads, upload_rates, size_bytes)
+    slow_read_s = self._slow_starts_s(downloads, download_rates, size_bytes)
+    request_s = np.array([route.rtt_s for route in uploads])
+    write_s = request_s + size_bytes / upload_rates + slow_write_s
+    read_s = request_s + size_bytes / download_rates
+    return write_s, slow_read_s, read_s, request_s

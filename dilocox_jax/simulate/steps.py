@@ -49,12 +49,14 @@ def step_seconds(
   pipeline: Pipeline | None = None,
   hop_bytes: float = 0.0,
   num_used: int | None = None,
+  inner_bytes: float = 0.0,
 ) -> tuple[np.ndarray, float]:
   """Computes the step time of each replica from the operations of a step.
 
   It assumes that every stage has an equal share of the work, and that a
   backward pass takes twice as long as a forward pass. Stages send activations
-  at the rate inside the site, while they compute the next micro-batch.
+  at the rate inside the site, while they compute the next micro-batch. Devices
+  wait for all other bytes of a step, which also travel at this rate.
 
   Args:
     cluster: Sites and their devices.
@@ -64,6 +66,8 @@ def step_seconds(
       (bytes).
     num_used: Number of a replica's devices that compute, while its other
       devices are idle; None: all of them.
+    inner_bytes: Bytes that a device receives in a step from other devices of
+      its replica, and for which it waits.
 
   Returns:
     Duration of one step for each replica, [M] (seconds), and the share of a
@@ -77,7 +81,9 @@ def step_seconds(
   for replica in replicas:
     num_devices = cluster.num_devices(replica)
     used_share = min((num_used or num_devices) / num_devices, 1.0)
-    busy_s.append(step_flops / cluster.replica_flops(replica) / used_share)
+    compute_s = step_flops / cluster.replica_flops(replica) / used_share
+    wait_s = 8 * inner_bytes / cluster.site(replica).intra_bps
+    busy_s.append(compute_s + wait_s)
   if pipeline is None:
     return np.array(busy_s), 0.0
   timelines = []

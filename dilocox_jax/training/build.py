@@ -22,9 +22,11 @@ from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.checks import require
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.config import RunConfig, to_plan
+from dilocox_jax.config.device_memory import chosen_gather
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.config.sections import MembershipConfig
-from dilocox_jax.distributed import host_memory
+from dilocox_jax.distributed import coordinator_store, host_memory
+from dilocox_jax.distributed.free_memory import device_bytes
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.inner.step import inner_step
 from dilocox_jax.models.loss import LossModel
@@ -42,7 +44,7 @@ from dilocox_jax.rounds.data_parallel import StepPrograms
 from dilocox_jax.rounds.exchanges import LocalExchange, MailboxExchange
 from dilocox_jax.rounds.rounds import Rounds
 from dilocox_jax.training.mailbox_replica import mailbox_exchange
-from dilocox_jax.training.model_functions import model_functions
+from dilocox_jax.training.model_functions import model_functions, run_division
 from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.trees import Tree, shapes_by_path
 
@@ -206,9 +208,12 @@ def programs(
     reason is None,
     f"mesh.outer_memory={mesh.outer_memory!r}: {reason}: take 'device'",
   )
+  division = run_division(config, overrides.model)
   model, gradient, evaluation = model_functions(
     config,
     computation,
+    division,
+    gather=_gather(config, devices),
     supplied=overrides.model,
     end_of_text=end_of_text,
     trainable=overrides.trainable,
@@ -244,7 +249,7 @@ def programs(
   replicas = Replicas(
     num_replicas=config.num_local_replicas,
     layout=mesh.layout,
-    division=config.division,
+    division=division,
     devices=devices,
     axis_name=exchange.axis_name,
   )
@@ -303,6 +308,25 @@ def programs(
     policy=to_plan.policy(config),
     aggregator_of=_aggregator_of(config),
   )
+
+
+def _gather(config: RunConfig, devices: Sequence[Any] | None) -> str:
+  """Returns when the data shards of a pipeline stage collect its layers.
+
+  All processes of a run return the same, even if their devices differ, because
+  they run one program.
+
+  Args:
+    config: Config of the run.
+    devices: Devices to compile for. None means the devices of this machine,
+      whose memory is read if the config leaves the choice to them.
+  """
+  is_open = config.mesh.gather == "auto" and config.mesh.num_stages > 1
+  if devices is not None or not is_open:
+    return chosen_gather(config)
+  memory_bytes = min(map(device_bytes, jax.local_devices()))
+  least_bytes = min(coordinator_store.allgather(memory_bytes))
+  return chosen_gather(config, least_bytes)
 
 
 def _needs_thread(config: RunConfig) -> bool:

@@ -22,6 +22,7 @@ the run has ended, it saves checkpoint 61. So no save replaces another.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import logging
@@ -33,6 +34,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 from dilocox_jax import files
@@ -58,6 +60,48 @@ _LONGEST_REASON = 200  # Characters; Orbax lists whole trees.
 
 class SaveError(OSError):
   """Raised if the disk refused to store a checkpoint. The message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedArray:
+  """An array of a checkpoint that is not in memory.
+
+  Attributes:
+    folder: Folder of the arrays of the checkpoint.
+    name: Name of the array there.
+    shape: Shape that the array should have.
+    dtype: Type of the values.
+  """
+
+  folder: pathlib.Path
+  name: str
+  shape: tuple[int, ...]
+  dtype: Any
+
+  def read(self) -> np.ndarray:
+    """Reads the array into the memory of the host.
+
+    Raises:
+      RefusedError: If the checkpoint has no such array of this shape.
+    """
+    if 0 in self.shape:  # Such an array is not saved.
+      return np.zeros(self.shape, self.dtype)
+    kind = ocp.RestoreArgs(restore_type=np.ndarray, dtype=self.dtype)
+    like = jax.ShapeDtypeStruct(self.shape, self.dtype)
+    restore_args = ocp.args.PyTreeRestore(
+      item={self.name: like},
+      restore_args={self.name: kind},
+      partial_restore=True,
+    )
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+      array = reader.restore(self.folder, args=restore_args)[self.name]
+    # Orbax returns `like` for an array that the checkpoint lacks.
+    if not isinstance(array, np.ndarray) or array.shape != self.shape:
+      raise RefusedError(
+        f"the checkpoint in {self.folder.parent} has no array {self.name} of "
+        f"the shape {self.shape}: pass the same model and optimizers as before"
+      )
+    return array
 
 
 class Checkpoints:
@@ -228,6 +272,52 @@ class Checkpoints:
         if all checkpoints are damaged and the directory is not read-only,
         because the run would start again and delete all rows of metrics.
     """
+    step = self._find_newest()
+    if step is None:
+      return None
+    record = self._item(step, RECORD, ocp.args.JsonRestore())
+    return self._state(step, template(record)), record
+
+  def open_newest(
+    self, template: Callable[[dict[str, Any]], Tree]
+  ) -> tuple[Tree, dict[str, Any]] | None:
+    """Opens the newest undamaged checkpoint without reading its arrays.
+
+    Args:
+      template: As in `restore`. Shardings are not read.
+
+    Returns:
+      The state, whose leaves are `SavedArray`s, and the record. The result is
+      None in the same cases as that of `restore`.
+
+    Raises:
+      RefusedError: As for `restore`, if all checkpoints are damaged.
+    """
+    step = self._find_newest()
+    if step is None:
+      return None
+    record = self._item(step, RECORD, ocp.args.JsonRestore())
+    like = template(record)
+    folder = self._directory / str(step) / ARRAYS
+    arrays = [
+      SavedArray(folder, name, tuple(leaf.shape), leaf.dtype)
+      for name, leaf in _named_leaves(like)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(like), arrays), record
+
+  def _find_newest(self) -> int | None:
+    """Finds the newest undamaged checkpoint, and sets newer ones aside.
+
+    All processes must call this function.
+
+    Returns:
+      Its step. The result is None if there is no checkpoint, or if the
+      directory is read-only and all checkpoints are damaged.
+
+    Raises:
+      RefusedError: If all checkpoints are damaged and the directory is not
+        read-only.
+    """
     self._manager.wait_until_finished()
     # The main process chooses the checkpoint and moves damaged ones, so that
     # all processes read the same checkpoint.
@@ -240,9 +330,7 @@ class Checkpoints:
       )
     if not processes.is_main():
       self._manager.reload()  # The main process may have moved folders.
-    if step is None:
-      return None
-    return self._read(step, template)
+    return step
 
   def _newest_undamaged(self) -> tuple[int | None, str]:
     """Finds the newest undamaged checkpoint, and sets newer ones aside.
@@ -284,16 +372,6 @@ class Checkpoints:
     logging.getLogger(__name__).warning(
       "skipping the broken checkpoint of step %d (%s): %s", step, path, reason
     )
-
-  def _read(self, step: int, template: Callable) -> tuple[Tree, dict]:
-    """Returns the state and the record of a checkpoint.
-
-    Args:
-      step: Step of the checkpoint.
-      template: As in `restore`.
-    """
-    record = self._item(step, RECORD, ocp.args.JsonRestore())
-    return self._state(step, template(record)), record
 
   def _state(self, step: int, like: Tree) -> Tree:
     """Reads the arrays of a checkpoint.
@@ -375,18 +453,24 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
 
 
 def _leaves(state: Tree) -> dict[str, Any]:
-  """Returns the leaves by name, such as "0002['params']['scale']".
+  """Returns the leaves by name (`_named_leaves`).
 
-  A name is the number of the leaf in the flattened tree and its key path.
   Leaves of zero size are left out, because Orbax refuses them.
   """
+  return {name: leaf for name, leaf in _named_leaves(state) if leaf.size}
+
+
+def _named_leaves(state: Tree) -> list[tuple[str, Any]]:
+  """Returns all leaves with their names, such as "0002['params']['scale']".
+
+  A name is the number of the leaf in the flattened tree and its key path.
+  """
   paths_and_leaves, _ = jax.tree.flatten_with_path(state)
-  leaves = {}
+  named_leaves = []
   for number, (path, leaf) in enumerate(paths_and_leaves):
-    if leaf.size:
-      name = f"{number:04d}{jax.tree_util.keystr(path)}".replace("/", "|")
-      leaves[name] = leaf
-  return leaves
+    name = f"{number:04d}{jax.tree_util.keystr(path)}".replace("/", "|")
+    named_leaves.append((name, leaf))
+  return named_leaves
 
 
 def _damage(checkpoint: pathlib.Path) -> str:

@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.config import RunConfig
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.rounds.rounds import Rounds
@@ -48,17 +49,23 @@ class LocalReplicas:
     return overrides
 
   def attach(
-    self, rounds: Rounds, params: Tree, optimizer: Tree, batch: Tree
+    self,
+    rounds: Rounds,
+    traffic: Traffic,
+    params: Tree,
+    optimizer: Tree,
+    batch: Tree,
   ) -> None:
     """Stores the rounds of the run.
 
     Args:
       rounds: First rounds of the run.
+      traffic: Counts the bytes that these rounds send.
       params: Shapes and types of the parameters.
       optimizer: Shapes and types of the inner optimizer's state.
       batch: Shapes and types of a batch of one inner step, leaves [B, ...].
     """
-    del params, optimizer, batch
+    del traffic, params, optimizer, batch
     self._rounds = rounds
 
   def check_processes(self) -> None:

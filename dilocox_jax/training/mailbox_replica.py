@@ -15,17 +15,20 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.checks import flat, require
 from dilocox_jax.config import RunConfig, may_differ, to_plan
 from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.mailbox_protocol.agreement import ReplicaStaleError
 from dilocox_jax.mailbox_protocol.roster import MailboxRules, read_secret
+from dilocox_jax.mailbox_protocol.store_size import check_store_bytes
 from dilocox_jax.metrics.lines import JsonLines
 from dilocox_jax.metrics.recorder import MAILBOX_LOG
 from dilocox_jax.plan.collectives import AUTO, MAILBOX
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.rounds.exchanges import MailboxExchange, mailbox
 from dilocox_jax.rounds.late_joiner import join, skip_windows
+from dilocox_jax.rounds.mailbox_runtime import shared_leaves
 from dilocox_jax.rounds.rounds import Rounds
 from dilocox_jax.rounds.states import RoundState
 from dilocox_jax.training.checkpoint import RefusedError
@@ -113,6 +116,7 @@ def mailbox_exchange(
       quorum=config.mailbox.quorum,
       grace_s=config.mailbox.grace_s,
       snapshot_every=config.mailbox.snapshot_every,
+      store_bytes=config.mailbox.store_bytes,
       full_weight_ratio=config.mailbox.full_weight_ratio,
     ),
     feedback=settings.feedback,
@@ -155,12 +159,18 @@ class MailboxReplica:
     return dataclasses.replace(overrides, exchange=exchange)
 
   def attach(
-    self, rounds: Rounds, params: Tree, optimizer: Tree, batch: Tree
+    self,
+    rounds: Rounds,
+    traffic: Traffic,
+    params: Tree,
+    optimizer: Tree,
+    batch: Tree,
   ) -> None:
     """Checks and stores the rounds of the run.
 
     Args:
       rounds: Rounds with the exchange of `with_exchange`.
+      traffic: Counts the bytes that these rounds send.
       params: Shapes and types of the parameters.
       optimizer: Shapes and types of the inner optimizer's state.
       batch: Shapes and types of a batch of one inner step, leaves [B, ...].
@@ -168,9 +178,23 @@ class MailboxReplica:
     Raises:
       ValueError: One line, if the code of a step needs an axis over the
         replicas. There is none, as each program has one replica
-        (`rounds.alone`).
+        (`rounds.alone`). Or if `mailbox.store_bytes` is too low for this plan.
     """
     rounds.check_alone(params, optimizer, batch)
+    fragments = rounds.states.abstract(params, optimizer).fragments
+    snapshot_bytes = sum(
+      leaf.size * leaf.dtype.itemsize
+      for fragment in fragments
+      for leaf in shared_leaves(rounds.outer, fragment)
+    )
+    largest_message = max(
+      traffic.exchange_bytes(number) for number in range(len(fragments))
+    )
+    check_store_bytes(
+      self.config.mailbox.store_bytes,
+      snapshot_bytes,
+      event_bytes=self.config.mesh.num_replicas * largest_message,
+    )
     self._rounds = rounds
 
   def request_stop(self) -> None:

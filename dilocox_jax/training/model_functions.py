@@ -14,7 +14,8 @@ from jax.custom_batching import sequential_vmap
 from dilocox_jax.checks import changed_fields, require
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import Computation
-from dilocox_jax.inner import sharded, vocabulary
+from dilocox_jax.distributed.partition_rules import divided_by_rule
+from dilocox_jax.inner import automatic, sharded, vocabulary
 from dilocox_jax.inner.pipeline import pipelined_gradient
 from dilocox_jax.inner.pipeline_stage import CutModel, pipelined_loss
 from dilocox_jax.inner.step import Gradient, Loss, accumulated_gradient
@@ -26,14 +27,37 @@ from dilocox_jax.models.loss import (
   chunked_token_loss,
   next_token_loss,
   token_scores,
+  token_scores_of_columns,
 )
 from dilocox_jax.models.transformer import remat_wrapper
+from dilocox_jax.plan.model.division import Division
 from dilocox_jax.trees import Scalar, Tree, shapes_by_path
+
+
+def run_division(config: RunConfig, supplied: LossModel | None) -> Division:
+  """Returns how the arrays of a replica are divided among its devices.
+
+  Args:
+    config: Config of the run.
+    supplied: Model of the user; None means the model of the config.
+
+  Raises:
+    ValueError: One line, if the user's model cannot be divided so
+      (`distributed.partition_rules.divided_by_rule`).
+  """
+  if supplied is None or not config.mesh.is_divided:
+    return config.division
+  params = jax.eval_shape(supplied.init, jax.random.key(0))
+  return divided_by_rule(
+    config.division, shapes_by_path(params), supplied.partition
+  )
 
 
 def model_functions(
   config: RunConfig,
   computation: Computation,
+  division: Division,
+  gather: str,
   supplied: LossModel | None,
   end_of_text: int | None,
   trainable: Adaptation | None = None,
@@ -43,6 +67,9 @@ def model_functions(
   Args:
     config: Config of the run.
     computation: Settings of the computation that depend on the devices.
+    division: How a replica is divided among its devices (`run_division`).
+    gather: When data shards collect the layers of a pipeline stage: "stage" or
+      "layer" (`inner.sharded`).
     supplied: Model of the user; None means the model of the config.
     end_of_text: Token after which attention starts anew, or None.
     trainable: The part of the model that is trained; None means all of it.
@@ -58,8 +85,8 @@ def model_functions(
     gradient and the evaluation have one more argument, `frozen`.
 
   Raises:
-    ValueError: If a model cannot be divided over devices as the config says,
-      because the user supplied the model or trains only a part of it.
+    ValueError: If pipeline stages would have to train only a part of the model,
+      or if tensor shards cannot divide the heads of the model.
   """
   whole_model_functions = functools.partial(
     _whole_model_functions,
@@ -68,20 +95,22 @@ def model_functions(
     stacked_by=computation.stacked_by,
   )
   if supplied is not None:
-    require(
-      not config.mesh.is_divided,
-      "a model that is passed in cannot be cut into stages or shards: register "
-      "one with the functions embed, block and logits "
-      "(dilocox_jax.register_model), or set mesh.num_stages=1 and "
-      "mesh.num_data_shards=1",
-    )
     loss = supplied.loss
     # The layers of this model are not known, and it may compute them again by
     # itself. So model.remat is applied to the whole loss, and only if it is
     # set.
     if computation.remat != "auto":
       loss = remat_wrapper(computation.remat, prevent_cse=True)(loss)
-    return whole_model_functions(supplied, loss)
+    if not config.mesh.is_divided:
+      return whole_model_functions(supplied, loss)
+    evaluated = supplied._replace(
+      loss=automatic.with_divided_rows(supplied.loss)
+    )
+    evaluated, gradient, evaluation = whole_model_functions(
+      evaluated, automatic.with_divided_rows(loss)
+    )
+    gradient = automatic.with_divided_gradients(gradient, division)
+    return evaluated, gradient, evaluation
   shape = config.model.shape
   chunk_tokens = computation.loss_chunk_tokens
   remat = computation.remat
@@ -112,18 +141,35 @@ def model_functions(
     cut_model = functools.partial(
       _cut_model, config, model, end_of_text, chunk_tokens
     )
-    if trainable is None:
-      gradient, evaluation = _divided_functions(config, cut_model)
+    _check_heads(config)
+    if config.mesh.num_stages > 1:
+      require(
+        trainable is None,
+        "trainable: pipeline stages train all of a model: set "
+        "mesh.num_stages=1",
+      )
+      gradient, evaluation = _divided_functions(config, cut_model, gather)
       return evaluated, gradient, evaluation
-    require(
-      config.mesh.num_stages == 1,
-      "trainable: pipeline stages train all of a model: set mesh.num_stages=1",
-    )
     evaluated = LossModel(model.init, _loss_of_shards(config, cut_model(0.0)))
     loss = _loss_of_shards(config, cut_model(config.model.z_loss))
     return whole_model_functions(evaluated, loss)
   loss = functools.partial(loss, model, z_loss=config.model.z_loss)
   return whole_model_functions(evaluated, loss)
+
+
+def _check_heads(config: RunConfig) -> None:
+  """Raises ValueError if tensor shards cannot divide the heads evenly."""
+  num_shards = config.mesh.num_tensor_shards
+  shape = config.model.shape
+  for name, count in (
+    ("heads", shape.num_heads),
+    ("heads of keys and values", shape.kv_heads),
+  ):
+    require(
+      count % num_shards == 0,
+      f"mesh.num_tensor_shards={num_shards} cannot divide the {count} {name} "
+      f"of the model: take a divisor of {count}",
+    )
 
 
 def _whole_model_functions(
@@ -188,13 +234,14 @@ def _mean_over_batches(loss: Loss) -> Loss:
 
 
 def _divided_functions(
-  config: RunConfig, cut_model: Callable[[float], CutModel]
+  config: RunConfig, cut_model: Callable[[float], CutModel], gather: str
 ) -> tuple[Gradient, Loss]:
   """Builds gradient and evaluation of a replica that several devices hold.
 
   Args:
     config: Config of the run.
     cut_model: Function from the weight of the z-loss to the cut model.
+    gather: As in `model_functions`.
   """
   mesh = config.mesh
   layers = config.stage_layers
@@ -213,6 +260,7 @@ def _divided_functions(
     layers,
     num_micro_batches=num_micro_batches,
     divided_tables=tables,
+    gather=gather,
   )
   stage_loss = pipelined_loss(cut_model(0.0), layers.counts)
   evaluation = sharded.sharded_loss(
@@ -221,6 +269,7 @@ def _divided_functions(
     layers,
     num_rows=num_rows,
     divided_tables=tables,
+    gather=gather,
   )
   return gradient, evaluation
 
@@ -261,6 +310,8 @@ def _cut_model(
   def loss(outside_blocks: Tree, x: Tree, targets: Tree) -> Scalar:
     logits = functools.partial(model.logits, outside_blocks)
     scores = token_scores
+    if config.mesh.num_tensor_shards > 1:
+      scores = token_scores_of_columns
     if head in tables:
       logits = vocabulary.divided_logits(logits)
       scores = vocabulary.divided_scores

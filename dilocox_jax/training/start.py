@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -28,11 +28,12 @@ from dilocox_jax.config.sections import MeshConfig
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.metrics.work_directory import CONFIG, RECORD, RefusedError
 from dilocox_jax.models import adapters, weights
+from dilocox_jax.models.weights import StoredCheckpoint
 from dilocox_jax.outer.average import AverageState
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.rounds.data_parallel import SharedState
 from dilocox_jax.rounds.states import RoundState
-from dilocox_jax.training import build, evaluation, states
+from dilocox_jax.training import build, evaluation, saved_params, states
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import FOLDER, Checkpoints
 from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
@@ -69,14 +70,17 @@ def with_trainable(
   source = pathlib.Path(config.checkpoint.init_from)
   if not config.checkpoint.init_from:
     model = overrides.model or build.programs(_on_one_device(config)).model
-    base_params = jax.jit(model.init)(jax.random.key(config.seed))
+    drawn_params = jax.jit(model.init)(jax.random.key(config.seed))
+    base_params = jax.tree.map(np.asarray, drawn_params)
   elif _is_of_other_library(source):
-    base_params = _params_of_other_library(config, source, overrides)
+    checkpoint = _checkpoint_of_other_library(config, source, overrides)
+    # The devices read their parts when the programs are built.
+    base_params = checkpoint.params()
   else:
     one_device = Replicas(config.num_local_replicas)
-    base_params, _ = _saved_model(config, source, one_device, overrides)
-  host_params = jax.tree.map(np.asarray, base_params)
-  adaptation = adapters.adapt(trained_part, host_params)
+    saved_params, _ = _saved_model(config, source, one_device, overrides)
+    base_params = jax.tree.map(np.asarray, saved_params)
+  adaptation = adapters.adapt(trained_part, base_params)
   return dataclasses.replace(overrides, trainable=adaptation)
 
 
@@ -118,8 +122,10 @@ def first_state(
     params = states.first_params(programs, config.seed)
     return states.fresh(programs, phase, params)
   if _is_of_other_library(source):
-    params = _params_of_other_library(config, source, overrides)
-    return states.fresh(programs, phase, replicas.place_state(params, None))
+    checkpoint = _checkpoint_of_other_library(config, source, overrides)
+    with _refusing(source):
+      params = replicas.place_state(checkpoint.params(), None)
+    return states.fresh(programs, phase, params)
   params, optimizers = _saved_model(config, source, replicas, overrides)
   _check_fits(programs, params, source)
   state = states.fresh(programs, phase, replicas.place_state(params, None))
@@ -146,10 +152,10 @@ def _check_fits(programs: Programs, params: Tree, source: pathlib.Path) -> None:
       )
 
 
-def _params_of_other_library(
+def _checkpoint_of_other_library(
   config: RunConfig, source: pathlib.Path, overrides: Overrides
-) -> Tree:
-  """Reads the checkpoint of another library for a run (`foreign_params`).
+) -> StoredCheckpoint:
+  """Opens the checkpoint of another library for a run (`foreign_checkpoint`).
 
   Args:
     config: Config of the run. Its model must be the model of the checkpoint.
@@ -166,7 +172,20 @@ def _params_of_other_library(
       "whose weights a model that is passed in cannot take: load them in the "
       "model, or drop the field"
     )
-  return foreign_params(config.model.shape, source)
+  return foreign_checkpoint(config.model.shape, source)
+
+
+@contextlib.contextmanager
+def _refusing(source: pathlib.Path) -> Iterator[None]:
+  """Turns a ValueError into a RefusedError that names `checkpoint.init_from`.
+
+  Args:
+    source: Value of the field.
+  """
+  try:
+    yield
+  except ValueError as error:
+    raise RefusedError(f"checkpoint.init_from={source}: {error}") from error
 
 
 def _is_of_other_library(source: pathlib.Path) -> bool:
@@ -270,8 +289,10 @@ def _common_overrides(source: pathlib.Path, overrides: Overrides) -> Overrides:
   return Overrides(**{name: getattr(overrides, name) for name in needed})
 
 
-def foreign_params(expected_shape: ModelShape, source: pathlib.Path) -> Tree:
-  """Reads the parameters of a checkpoint that another library has written.
+def foreign_checkpoint(
+  expected_shape: ModelShape, source: pathlib.Path
+) -> StoredCheckpoint:
+  """Opens a checkpoint that another library has written.
 
   Args:
     expected_shape: Shape of the run's model.
@@ -280,13 +301,11 @@ def foreign_params(expected_shape: ModelShape, source: pathlib.Path) -> Tree:
   Raises:
     RefusedError: If the checkpoint cannot be read, or holds another model.
   """
-  try:
-    shape, params = weights.read_checkpoint(source)
-  except ValueError as error:
-    raise RefusedError(f"checkpoint.init_from={source}: {error}") from error
+  with _refusing(source):
+    checkpoint = weights.open_checkpoint(source)
   flags = [
     f"--config.model.{name}={value}"
-    for name, value in vars(shape).items()
+    for name, value in vars(checkpoint.shape).items()
     if value != getattr(expected_shape, name)
   ]
   if flags:
@@ -294,7 +313,7 @@ def foreign_params(expected_shape: ModelShape, source: pathlib.Path) -> Tree:
       f"checkpoint.init_from={source} holds another model: set "
       + " ".join(flags)
     )
-  return params
+  return checkpoint
 
 
 def saved_outer_params(
@@ -313,6 +332,51 @@ def saved_outer_params(
   one_device = Replicas(config.num_local_replicas)
   params, _ = _saved_outer(config, workdir, one_device, overrides)
   return params
+
+
+def saved_leaves(
+  workdir: pathlib.Path, overrides: Overrides = NO_OVERRIDES
+) -> dict[str, Any]:
+  """Opens the outer parameters of a run's newest checkpoint.
+
+  Args:
+    workdir: Directory of the run, which trained a whole model of this package.
+    overrides: Overrides that the caller passed to the run.
+
+  Returns:
+    A nested dict of leaves that `np.asarray` reads (`training.saved_params`).
+
+  Raises:
+    RefusedError: If the directory holds no run or no undamaged checkpoint.
+  """
+  config = _source_config(workdir)
+  programs = build.programs(_on_one_device(config), overrides)
+  like = _template_of(config, workdir, programs)
+  checkpoints = Checkpoints(workdir / FOLDER, read_only=True)
+  with contextlib.closing(checkpoints):
+    opened = checkpoints.open_newest(like)
+  if opened is None:
+    raise RefusedError(f"{workdir} has no whole checkpoint")
+  state, _ = opened
+  return saved_params.saved_leaves(programs, state)
+
+
+def _template_of(
+  config: RunConfig, source: pathlib.Path, programs: Programs
+) -> Callable[[dict[str, Any]], TrainingState]:
+  """Returns a function from a checkpoint's record to the shapes of its state.
+
+  Args:
+    config: Config of the run that saved the checkpoint.
+    source: Directory of the run, for messages.
+    programs: Programs of the run.
+  """
+
+  def like(record: dict[str, Any]) -> TrainingState:
+    _check_same_config(config, record, source)
+    return states.abstract(programs, record["phase"], record["in_flight"])
+
+  return like
 
 
 def _saved_model(
@@ -400,11 +464,10 @@ def _saved_outer(
       to the config.
   """
   programs = build.programs(_on_one_device(config), overrides)
+  template = _template_of(config, source, programs)
 
-  def like(record: dict) -> Tree:
-    _check_same_config(config, record, source)
-    state = states.abstract(programs, record["phase"], record["in_flight"])
-    return replicas.abstract(state, None)
+  def like(record: dict[str, Any]) -> Tree:
+    return replicas.abstract(template(record), None)
 
   checkpoints = Checkpoints(source / FOLDER, read_only=True)
   with contextlib.closing(checkpoints):

@@ -112,7 +112,11 @@ class Trainer:
     )
     params, optimizer = states.shapes_of(self.programs)
     self._replicas.attach(
-      self.programs.rounds, params, optimizer, self.data.batch
+      self.programs.rounds,
+      traffic=self.programs.traffic,
+      params=params,
+      optimizer=optimizer,
+      batch=self.data.batch,
     )
     self.controller = AdaptiveController(self.programs)
     self.progress = TrainingProgress()

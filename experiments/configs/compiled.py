@@ -49,6 +49,16 @@ _OPT = {
   "mesh.num_data_shards": 4,
   "mesh.remat": "full",
 }
+_LLAMA = {
+  "total_steps": 4000,
+  "model.compute_dtype": "bfloat16",
+  "data.sequence_length": 4096,
+  "sync.method": "diloco",
+  "sync.sync_interval": 100,
+  "mesh.remat": "full",
+}
+_LLAMA_7B = _LLAMA | {"model.preset": "llama_7b", "data.batch_size": 8}
+_LLAMA_13B = _LLAMA | {"model.preset": "llama_13b", "data.batch_size": 64}
 _STREAMING = {
   "sync.method": "streaming_diloco",
   # Nine fragments are sent 15 steps apart. With tau = 15 a fragment is applied
@@ -68,6 +78,10 @@ COMPILED = {
   | {"sync.method": "overlap_loco", "sync.fragment_order": "interleaved"},
   "dilocox_opt_1_3b": _OPT | _DILOCOX | _RANK_64,
   "diloco_opt_1_3b": _OPT | {"sync.method": "diloco"},
+  "diloco_llama_7b": _LLAMA_7B | {"mesh.num_data_shards": 8},
+  "diloco_llama_7b_tensor": _LLAMA_7B
+  | {"mesh.num_data_shards": 2, "mesh.num_tensor_shards": 4},
+  "diloco_llama_13b": _LLAMA_13B | {"mesh.num_data_shards": 64},
   "streaming_opt_1_3b": _OPT
   | _STREAMING
   | {"sync.num_fragments": 9, "sync.overlap_steps": 15},

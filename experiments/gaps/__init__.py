@@ -1,1 +1,4 @@
-"""Measures what several replicas cost in loss, by many small runs."""
+"""A study of the gap: how much higher the loss is than AllReduce's.
+
+Many small runs measure the gap of several replicas (`experiments.train_gaps`).
+"""

@@ -1,9 +1,10 @@
-"""The settings of the study, the most informative ones first.
+"""The settings of the study of the gap, the most informative settings first.
 
-Around a center, one thing is varied at a time: replicas, H, batch, length,
-delay and bits, a data-parallel start, size. Every gap has AllReduce at the
-same sequences of a step, and at fewer, whose losses say how many sequences the
-replicas are worth.
+Around a center, the study varies one thing at a time: the number of replicas,
+H, the batch, the length of the run, delay and bits, a data-parallel start, and
+the size of the model. Each setting is compared with AllReduce at the same
+number of sequences a step. AllReduce also runs with fewer sequences a step:
+these losses say how many sequences of AllReduce the replicas are worth.
 """
 
 import dataclasses
@@ -12,7 +13,8 @@ from typing import Any, NamedTuple
 
 from experiments.gaps.settings import Setting
 
-# What the fit of the law does not read (docs/results/predictions.md).
+# Runs of this size and of this number of replicas are held out: the law of the
+# gap is not fitted on them, but predicts them (docs/results/predictions.md).
 HELD_OUT_SIZE = "131k"
 HELD_OUT_REPLICAS = 16
 
@@ -21,7 +23,7 @@ class Group(NamedTuple):
   """Settings that answer one question.
 
   Attributes:
-    name: The question, in a few words.
+    name: What the settings vary, in a few words.
     settings: The settings, in the order in which they are trained.
   """
 
@@ -34,25 +36,32 @@ _SMALL = Setting("26k", replicas=4, batch=4, steps=256, interval=16)
 _LARGE = Setting("131k", replicas=4, batch=4, steps=1280, interval=16)
 
 
-def _divided(setting: Setting, *sizes: str) -> Iterable[Setting]:
-  """Returns a setting with other numbers of replicas and sequences.
+def _divided(setting: Setting, *divisions: str) -> Iterable[Setting]:
+  """Yields a setting with other numbers of replicas and sequences.
 
   Args:
     setting: The setting.
-    *sizes: Replicas and sequences of each, such as "2x8".
+    *divisions: Number of replicas, and of sequences in a step of one replica,
+      such as "2x8".
   """
-  for size in sizes:
-    replicas, batch = map(int, size.split("x"))
-    yield dataclasses.replace(setting, replicas=replicas, batch=batch)
+  for division in divisions:
+    replicas, batch = division.split("x")
+    yield dataclasses.replace(setting, replicas=int(replicas), batch=int(batch))
 
 
 def _allreduce(setting: Setting, *batches: int) -> Iterable[Setting]:
-  """Returns AllReduce with a setting's model and steps at some batches."""
+  """Yields AllReduce with the model and the number of steps of a setting.
+
+  Args:
+    setting: The setting.
+    *batches: Numbers of sequences in a step.
+  """
   for batch in batches:
     yield Setting(setting.size, replicas=1, batch=batch, steps=setting.steps)
 
 
 def _cpu() -> list[Group]:
+  """Returns the settings for CPUs: three sizes of up to 131,000 parameters."""
   center_steps = _CENTER.steps
   half = dataclasses.replace(_CENTER, steps=center_steps // 2)
   double = dataclasses.replace(_CENTER, steps=2 * center_steps)
@@ -61,8 +70,7 @@ def _cpu() -> list[Group]:
   both = short_delay | one_bit
   small_long = dataclasses.replace(_SMALL, steps=1024)
   small_longest = dataclasses.replace(_SMALL, steps=4096)
-  small_same = dataclasses.replace(_SMALL, steps=center_steps)
-  start = center_steps // 6
+  small_center_steps = dataclasses.replace(_SMALL, steps=center_steps)
   return [
     Group("four replicas, center", (*_allreduce(_CENTER, 16, 8), _CENTER)),
     Group(
@@ -71,7 +79,10 @@ def _cpu() -> list[Group]:
     ),
     Group(
       "H, four replicas",
-      tuple(dataclasses.replace(_CENTER, interval=h) for h in (4, 32, 8)),
+      tuple(
+        dataclasses.replace(_CENTER, interval=interval)
+        for interval in (4, 32, 8)
+      ),
     ),
     Group(
       "small size",
@@ -83,13 +94,13 @@ def _cpu() -> list[Group]:
     ),
     Group(
       "data-parallel start of a sixth",
-      (dataclasses.replace(_CENTER, warm_start=start),),
+      (dataclasses.replace(_CENTER, warm_start=center_steps // 6),),
     ),
     Group(
       "delay and bits",
       tuple(
-        dataclasses.replace(_CENTER, **each)
-        for each in (both, short_delay, one_bit)
+        dataclasses.replace(_CENTER, **changes)
+        for changes in (both, short_delay, one_bit)
       ),
     ),
     Group(
@@ -128,24 +139,25 @@ def _cpu() -> list[Group]:
     Group(
       "H, two and eight replicas",
       tuple(
-        dataclasses.replace(each, interval=h)
-        for each in _divided(_CENTER, "2x8", "8x2")
-        for h in (4, 32)
+        dataclasses.replace(setting, interval=interval)
+        for setting in _divided(_CENTER, "2x8", "8x2")
+        for interval in (4, 32)
       ),
     ),
-    Group("one replica", (*_divided(_CENTER, "1x16"),)),
+    Group("one replica", tuple(_divided(_CENTER, "1x16"))),
     Group(
       "delay and bits, two and eight replicas",
       tuple(
-        dataclasses.replace(each, **both)
-        for each in _divided(_CENTER, "2x8", "8x2")
+        dataclasses.replace(setting, **both)
+        for setting in _divided(_CENTER, "2x8", "8x2")
       ),
     ),
     Group(
       "momentum",
       (
         *(
-          dataclasses.replace(s, momentum=0.95) for s in _allreduce(_CENTER, 16)
+          dataclasses.replace(setting, momentum=0.95)
+          for setting in _allreduce(_CENTER, 16)
         ),
         dataclasses.replace(_CENTER, momentum=0.95),
         dataclasses.replace(_CENTER, outer_momentum=0.6),
@@ -154,9 +166,9 @@ def _cpu() -> list[Group]:
     Group(
       "small size at the steps of the center",
       (
-        *_allreduce(small_same, 16, 8, 4),
-        small_same,
-        *_divided(small_same, "2x8", "8x2"),
+        *_allreduce(small_center_steps, 16, 8, 4),
+        small_center_steps,
+        *_divided(small_center_steps, "2x8", "8x2"),
       ),
     ),
     Group(
@@ -178,13 +190,16 @@ def _cpu() -> list[Group]:
 
 
 def _gpu() -> list[Group]:
-  """Settings for an accelerator: larger sizes, and 17,000 steps."""
+  """Returns the settings for an accelerator: larger sizes and longer runs.
+
+  The models have 0.9 to 10 million parameters, the runs 2,000 or 17,000 steps.
+  """
   tiny = Setting("857k", replicas=4, batch=4, steps=2000, interval=20)
   long = dataclasses.replace(tiny, steps=17_000)
   middle = dataclasses.replace(tiny, size="2300k")
   large = dataclasses.replace(tiny, size="10000k")
   return [
-    Group("AllReduce, 0.9 M", (*_allreduce(tiny, 16, 8, 4),)),
+    Group("AllReduce, 0.9 M", tuple(_allreduce(tiny, 16, 8, 4))),
     Group("replicas, 0.9 M", (tiny, *_divided(tiny, "2x8", "8x2"))),
     Group("2.3 M", (*_allreduce(middle, 16, 8), middle)),
     Group("17,000 steps", (*_allreduce(long, 16), long)),
@@ -192,4 +207,5 @@ def _gpu() -> list[Group]:
   ]
 
 
+# The lists of settings: functions that return the groups of each list.
 DESIGNS = {"cpu": _cpu, "gpu": _gpu}

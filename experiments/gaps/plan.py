@@ -1,4 +1,4 @@
-"""How many runs a list of settings has, and how long they take."""
+"""Estimates how many runs a list of settings still needs, and their time."""
 
 import functools
 from collections.abc import Sequence
@@ -11,88 +11,128 @@ from experiments.gaps.design import Group
 from experiments.gaps.rows import GapRow, by_setting
 from experiments.gaps.settings import Rates, Run, Setting
 
-# Operations a second of one process, before any run has told them.
-_ASSUMED_FLOPS = {"cpu": 15e9, "gpu": 10e12}
+# Speed of one process (FLOP/s) that counts while no run is finished, by name of
+# the list of settings.
+_ASSUMED_FLOPS_PER_S = {"cpu": 15e9, "gpu": 10e12}
 
 
-class Amount(NamedTuple):
-  """How much training some settings need.
+class TrainingNeeded(NamedTuple):
+  """How many runs some settings have, and how much time they still need.
 
   Attributes:
-    settings: Number of settings.
-    done: Finished runs.
-    left: Runs that are probably left.
-    seconds: Time of one process for those that are left.
+    num_settings: Number of settings.
+    num_done: Number of finished runs.
+    num_left: Estimated number of runs that are left.
+    left_s: Estimated time in which one process trains them (seconds).
   """
 
-  settings: int
-  done: int
-  left: int
-  seconds: float
+  num_settings: int
+  num_done: int
+  num_left: int
+  left_s: float
+
+
+class _Speed(NamedTuple):
+  """Speed of one process.
+
+  Attributes:
+    flops_per_s: Operations a second (FLOP/s).
+    kind: "measured" or "assumed".
+  """
+
+  flops_per_s: float
+  kind: str
 
 
 @functools.cache
-def run_flops(setting: Setting) -> float:
-  """Returns the operations of the model in one run (`flops_per_token`)."""
+def run_operations(setting: Setting) -> float:
+  """Returns the operations of one run (FLOP), as `flops_per_token` has them.
+
+  Args:
+    setting: Setting of the run.
+  """
   config = setting.config(Run(Rates(inner=1.0, outer=1.0), seed=0))
-  length = setting.sequence_length
-  return flops_per_token(config.model.shape, length) * setting.tokens
+  token_flops = flops_per_token(config.model.shape, setting.sequence_length)
+  return token_flops * setting.tokens
 
 
-def amount(
-  settings: Sequence[Setting], rows: Sequence[GapRow], name: str
-) -> Amount:
-  """Returns how much training some settings need.
+def training_needed(
+  settings: Sequence[Setting], rows: Sequence[GapRow], list_name: str
+) -> TrainingNeeded:
+  """Estimates how much training some settings still need.
 
   Args:
     settings: The settings.
-    rows: Finished runs, also those of other settings.
-    name: Name of the list, which tells the speed before there are rows.
+    rows: Finished runs. Runs of other settings count for the speed.
+    list_name: Name of the list of settings, "cpu" or "gpu". Its assumed speed
+      counts while no run is finished.
   """
-  found = by_setting(rows)
-  speed = measured_flops(rows) or _ASSUMED_FLOPS[name]
+  rows_by_setting = by_setting(rows)
+  flops_per_s = _speed(rows, list_name).flops_per_s
   num_done = 0
   num_left = 0
-  seconds = 0.0
+  left_s = 0.0
   for setting in settings:
-    results = found.get(setting, [])
+    results = rows_by_setting.get(setting, [])
     missing = tuning.missing_runs(setting, results)
-    left = len(missing.runs) + missing.num_later
+    num_missing = len(missing.runs) + missing.num_later
     num_done += len(results)
-    num_left += left
-    seconds += left * run_flops(setting) / speed
-  return Amount(len(settings), num_done, num_left, seconds)
+    num_left += num_missing
+    left_s += num_missing * run_operations(setting) / flops_per_s
+  return TrainingNeeded(
+    num_settings=len(settings),
+    num_done=num_done,
+    num_left=num_left,
+    left_s=left_s,
+  )
 
 
-def measured_flops(rows: Sequence[GapRow]) -> float | None:
-  """Returns the operations a second of one process; None without rows."""
+def _speed(rows: Sequence[GapRow], list_name: str) -> _Speed:
+  """Returns the mean speed of finished runs, or the assumed speed of a list.
+
+  Args:
+    rows: Finished runs. Without runs the assumed speed is returned.
+    list_name: As in `training_needed`.
+  """
   seconds = sum(row.seconds for row in rows)
   if not seconds:
-    return None
-  return sum(run_flops(row.setting) for row in rows) / seconds
+    return _Speed(_ASSUMED_FLOPS_PER_S[list_name], kind="assumed")
+  operations = sum(run_operations(row.setting) for row in rows)
+  return _Speed(operations / seconds, kind="measured")
 
 
-def table(groups: Sequence[Group], rows: Sequence[GapRow], name: str) -> str:
-  """Returns a table of the groups in Markdown.
+def table(
+  groups: Sequence[Group], rows: Sequence[GapRow], list_name: str
+) -> str:
+  """Returns a Markdown table with the training that each group needs.
+
+  The last line of the table is for all groups together. A note below says at
+  which speed the hours are estimated.
 
   Args:
     groups: Groups of settings.
     rows: Finished runs.
-    name: Name of the list, "cpu" or "gpu".
+    list_name: As in `training_needed`.
   """
-  everything = [setting for group in groups for setting in group.settings]
-  named = [(group.name, list(group.settings)) for group in groups]
+  all_settings = [setting for group in groups for setting in group.settings]
+  settings_by_title = [(group.name, group.settings) for group in groups]
   lines = []
-  for title, settings in [*named, ("all", everything)]:
-    needed = amount(settings, rows, name)
-    hours = f"{needed.seconds / 3600:.2f}"
-    lines.append([title, needed.settings, needed.done, needed.left, hours])
+  for title, settings in [*settings_by_title, ("all", all_settings)]:
+    needed = training_needed(settings, rows, list_name)
+    lines.append(
+      [
+        title,
+        needed.num_settings,
+        needed.num_done,
+        needed.num_left,
+        f"{needed.left_s / 3600:.2f}",
+      ]
+    )
   header = ["group", "settings", "runs done", "runs left", "hours left"]
-  speed = measured_flops(rows) or _ASSUMED_FLOPS[name]
-  kind = "measured" if rows else "assumed"
+  speed = _speed(rows, list_name)
   note = (
-    f"Hours of one process at {speed / 1e9:.1f} GFLOP/s ({kind}). Held out: "
-    f"{design.HELD_OUT_SIZE} parameters and {design.HELD_OUT_REPLICAS} "
-    "replicas."
+    f"Hours of one process at {speed.flops_per_s / 1e9:.1f} GFLOP/s"
+    f" ({speed.kind}). Held out: {design.HELD_OUT_SIZE} parameters and"
+    f" {design.HELD_OUT_REPLICAS} replicas."
   )
   return "\n".join([*markdown_table(header, lines), "", note])

@@ -1,11 +1,17 @@
-"""Trains many runs of one setting as one program.
+"""Trains many runs of one setting, a *population*, as one JAX program.
 
-Rates, seeds and first parameters are data of the program. Replicas are mapped
-by `jax.vmap` under the axis name of the exchange, and runs by another
-`jax.vmap` around it, so that no run knows of another one. Each step is that of
-the transforms that the package offers (`api.step_methods`). On CPUs the
-gradients of all replicas are computed in turn, because that is faster there
-than products of stacked matrices.
+The rates and the seed of a run are arguments of the program. An inner
+`jax.vmap` maps over the replicas of a run, and the exchange averages over the
+axis of this vmap. An outer `jax.vmap` maps over the runs, which exchange
+nothing. Each step is an update of an optax transform of the package
+(`api.step_methods`). The trainer trains by rounds instead; a test compares the
+losses of both.
+
+On CPUs the gradients of all replicas are computed one after the other, because
+products of stacked matrices are slower there.
+
+Letters: R runs, M replicas, B sequences in a step of a replica, L tokens that a
+sequence predicts, N batches of an evaluation.
 """
 
 import functools
@@ -38,6 +44,7 @@ from experiments.gaps.settings import (
   Setting,
 )
 
+# For a config in which rates and seed do not matter.
 _ANY_RUN = Run(Rates(inner=1.0, outer=1.0), seed=0)
 _EVALUATION_BATCH = 16  # Sequences that an evaluation reads at a time.
 
@@ -46,10 +53,12 @@ class Losses(NamedTuple):
   """Losses of a run after its last step, in nats a token.
 
   Attributes:
-    newest: Of the newest outer parameters, on the text that chooses rates.
-    average: Of the average of the outer parameters, on the same text.
-    judge_newest: Of the newest outer parameters, on the text that judges.
-    judge_average: Of the average, on the text that judges.
+    newest: Loss of the newest outer parameters on the validation text.
+    average: Loss of the average of the outer parameters on the validation text.
+      Rates are chosen by this loss.
+    judge_newest: Loss of the newest outer parameters on the judge text, on
+      which nothing is chosen.
+    judge_average: Loss of the average on the judge text.
   """
 
   newest: float
@@ -59,14 +68,24 @@ class Losses(NamedTuple):
 
 
 class Models(NamedTuple):
-  """Trained parameters of all runs, leaves [R, ...]."""
+  """Trained parameters of all runs.
+
+  Attributes:
+    newest: The newest outer parameters, leaves [R, ...].
+    average: The average of the outer parameters, leaves [R, ...].
+  """
 
   newest: Tree
   average: Tree
 
 
 class Carry(NamedTuple):
-  """What a step changes of one run, leaves [M, ...]."""
+  """The values of one run that a step changes.
+
+  Attributes:
+    params: Parameters of all replicas, leaves [M, ...].
+    state: State of the transform of each replica, leaves [M, ...].
+  """
 
   params: Tree
   state: Tree
@@ -76,40 +95,47 @@ def train(setting: Setting, runs: Sequence[Run], text: Corpus) -> list[Losses]:
   """Trains runs of a setting to their end and evaluates them.
 
   Args:
-    setting: What the runs have in common.
-    runs: Rates and seeds.
-    text: Text that they are trained on.
+    setting: Setting of the runs.
+    runs: Rates and seed of each run.
+    text: Text on which the runs are trained and evaluated.
 
   Returns:
-    Losses of each run.
+    Losses of each run. Without a judge text the losses on it are those on the
+    validation text.
   """
   seeds = sorted({run.seed for run in runs})
   tokens = np.stack([training_tokens(setting, text, seed) for seed in seeds])
-  numbers = [seeds.index(run.seed) for run in runs]
-  models = train_on(setting, runs, tokens, numbers)
-  judging = text.validation if text.judge is None else text.judge
-  found = [
-    evaluate(setting, model, batches)
-    for batches in (
-      _held_out(setting, text.validation),
-      _held_out(setting, judging),
+  text_indices = [seeds.index(run.seed) for run in runs]
+  models = train_on(setting, runs, tokens, text_indices)
+  validation = _held_out(setting, text.validation)
+  judge_text = text.validation if text.judge is None else text.judge
+  judge = _held_out(setting, judge_text)
+  newest = evaluate(setting, models.newest, validation)
+  average = evaluate(setting, models.average, validation)
+  judge_newest = evaluate(setting, models.newest, judge)
+  judge_average = evaluate(setting, models.average, judge)
+  return [
+    Losses(
+      newest=float(newest[index]),
+      average=float(average[index]),
+      judge_newest=float(judge_newest[index]),
+      judge_average=float(judge_average[index]),
     )
-    for model in models
+    for index in range(len(runs))
   ]
-  return [Losses(*map(float, losses)) for losses in zip(*found, strict=True)]
 
 
 def training_tokens(setting: Setting, text: Corpus, seed: int) -> np.ndarray:
-  """Returns what the replicas of a run read, in the type of the text.
+  """Returns the tokens that the replicas of a run read, in the text's dtype.
 
-  A step reads the same sequences for all numbers of replicas whose batches are
-  equal together. Replicas have no sequence in common within a pass over the
-  text.
+  Settings with the same number of sequences a step (M B) read the same
+  sequences in each step. No two replicas read the same sequence within a pass
+  over the text.
 
   Args:
     setting: Setting of the run.
     text: The text.
-    seed: Seed of the order of its sequences.
+    seed: Seed of the order of the sequences.
 
   Returns:
     Tokens [steps, M, B, L + 1].
@@ -122,41 +148,43 @@ def training_tokens(setting: Setting, text: Corpus, seed: int) -> np.ndarray:
     seed=seed,
   )
   tokens = stream.take(setting.steps).astype(text.train.dtype)
-  shape = setting.steps, setting.replicas, setting.batch, -1
-  return tokens.reshape(shape)
+  return tokens.reshape(setting.steps, setting.replicas, setting.batch, -1)
 
 
 def train_on(
   setting: Setting,
   runs: Sequence[Run],
   tokens: np.ndarray,
-  numbers: Sequence[int],
+  text_indices: Sequence[int],
 ) -> Models:
-  """Trains runs on given tokens.
+  """Trains runs to their end on arrays of tokens.
 
   Args:
-    setting: What the runs have in common.
-    runs: Rates and seeds, R of them.
-    tokens: Some texts [texts, steps, M, B, L + 1].
-    numbers: Number of the text of each run, [R].
+    setting: Setting of the runs.
+    runs: Rates and seed of each of the R runs.
+    tokens: Tokens of several texts, [texts, steps, M, B, L + 1].
+    text_indices: Index in `tokens` of the text of each run, [R].
+
+  Returns:
+    The trained parameters of the runs.
   """
   program = _programs(setting)
   return program.train(
     np.asarray([run.rates.inner for run in runs], np.float32),
     np.asarray([run.rates.outer for run in runs], np.float32),
     np.asarray([run.seed for run in runs], np.uint32),
-    np.asarray(numbers, np.int32),
+    np.asarray(text_indices, np.int32),
     tokens,
   )
 
 
 def evaluate(setting: Setting, params: Tree, batches: np.ndarray) -> np.ndarray:
-  """Returns the mean loss of each run, [R].
+  """Returns the mean loss of each run (nats a token), [R].
 
   Args:
     setting: Setting of the runs.
-    params: Parameters, leaves [R, ...].
-    batches: Held-out tokens [N, B, L + 1].
+    params: Parameters of the runs, leaves [R, ...].
+    batches: Held-out tokens, [N, sequences, L + 1].
   """
   return np.asarray(_programs(setting).evaluate(params, batches))
 
@@ -164,6 +192,8 @@ def evaluate(setting: Setting, params: Tree, batches: np.ndarray) -> np.ndarray:
 @functools.cache
 def sent_bytes(setting: Setting) -> int:
   """Returns the bytes that one replica sends in a run, flush included.
+
+  The number is computed from the plan of the run, as the trainer counts it.
 
   Args:
     setting: Setting of the run.
@@ -181,9 +211,10 @@ class _Programs(NamedTuple):
   """Compiled programs of a setting.
 
   Attributes:
-    train: (inner rates [R], outer rates [R], seeds [R], numbers of texts [R],
-      tokens) -> `Models`.
-    evaluate: (parameters [R, ...], batches [N, B, L + 1]) -> losses [R].
+    train: `_OneRun.train` for many runs: (inner rates [R], outer rates [R],
+      seeds [R], indices of texts [R], tokens) -> `Models`.
+    evaluate: (parameters [R, ...], batches [N, sequences, L + 1]) -> losses
+      [R].
   """
 
   train: Callable[..., Models]
@@ -195,17 +226,28 @@ def _programs(setting: Setting) -> _Programs:
   """Builds the programs of a setting; JAX compiles them at their first call."""
   config = setting.config(_ANY_RUN)
   computation = on_platform(config, build.platform_name())
-  model, gradient, evaluation = model_functions(config, computation, None, None)
+  model, gradient, evaluation = model_functions(
+    config,
+    computation,
+    config.division,
+    gather="stage",
+    supplied=None,
+    end_of_text=None,
+  )
   if computation.stacked_by == "map":
     evaluation = sequential_vmap(evaluation)
-  one_run = _OneRun(setting, config, model.init, gradient)
+  one_run = _OneRun(setting, config, init=model.init, gradient=gradient)
   train = jax.vmap(one_run.train, in_axes=(0, 0, 0, 0, None))
   evaluate = jax.vmap(evaluation, in_axes=(0, None))
-  return _Programs(jax.jit(train), jax.jit(evaluate))
+  return _Programs(train=jax.jit(train), evaluate=jax.jit(evaluate))
 
 
 class _OneRun:
-  """The program of one run, whose rates and seed are traced values."""
+  """The program of one run of a setting.
+
+  JAX traces the rates, the seed and the text of the run, so the program serves
+  all runs of the setting.
+  """
 
   def __init__(
     self,
@@ -214,6 +256,14 @@ class _OneRun:
     init: Callable[[Array], Tree],
     gradient: Callable[[Tree, Tree], Any],
   ):
+    """Keeps the parts of the program.
+
+    Args:
+      setting: Setting of the run.
+      config: Config of any run of the setting. Its rates and seed are not read.
+      init: Makes the first parameters from a random key.
+      gradient: (params, batch) -> (loss, gradients), for one replica.
+    """
     self.setting = setting
     self.config = config
     self.init = init
@@ -224,54 +274,75 @@ class _OneRun:
     inner_rate: Array,
     outer_rate: Array,
     seed: Array,
-    number: Index,
+    text_index: Index,
     tokens: Array,
   ) -> Models:
     """Trains one run.
 
     Args:
       inner_rate: Highest inner learning rate, a float32 scalar.
-      outer_rate: Outer learning rate; AllReduce does not read it.
-      seed: Seed of the first parameters.
-      number: Number of its text.
-      tokens: Texts [texts, steps, M, B, L + 1].
+      outer_rate: Outer learning rate, a float32 scalar; AllReduce does not read
+        it.
+      seed: Seed of the first parameters, a uint32 scalar.
+      text_index: Index in `tokens` of the text of this run, an int32 scalar.
+      tokens: Tokens of several texts, [texts, steps, M, B, L + 1].
+
+    Returns:
+      The trained parameters, without an axis of runs.
     """
     setting = self.setting
     params = self._copies(self.init(jax.random.key(seed)))
     inner = self._inner_optimizer(inner_rate)
 
     def batch_of(step: Index) -> Array:
-      return tokens[number, step].astype(jnp.int32)
+      return tokens[text_index, step].astype(jnp.int32)
 
     if setting.is_allreduce:
-      transform = self._data_parallel(averaged(inner, self._power))
-      carry = self._first(transform, params)
-      carry = self._steps(transform, carry, batch_of, 0, setting.steps)
+      transform = self._data_parallel(averaged(inner, self._average_power))
+      carry = self._first_carry(transform, params)
+      carry = self._take_steps(
+        transform, carry, batch_of=batch_of, start=0, stop=setting.steps
+      )
       return self._models(carry)
     inner_state = self._copies(inner.init(self._first_copy(params)))
     if setting.warm_start:
       transform = self._data_parallel(inner)
-      carry = self._first(transform, params)
-      carry = self._steps(transform, carry, batch_of, 0, setting.warm_start)
+      carry = self._first_carry(transform, params)
+      carry = self._take_steps(
+        transform, carry, batch_of=batch_of, start=0, stop=setting.warm_start
+      )
       params = carry.params
       inner_state = carry.state.inner
+    # The outer parameters begin as the parameters after the warm start, and the
+    # inner optimizer keeps its state.
     transform = self._rounds(inner, outer_rate)
-    carry = self._first(transform, params)
+    carry = self._first_carry(transform, params)
     state = carry.state._replace(inner=inner_state)
     carry = carry._replace(state=state)
-    carry = self._steps(
-      transform, carry, batch_of, setting.warm_start, setting.steps
+    carry = self._take_steps(
+      transform,
+      carry,
+      batch_of=batch_of,
+      start=setting.warm_start,
+      stop=setting.steps,
     )
     if setting.delay:
       carry = self._flush(transform, carry)
     return self._models(carry)
 
   @property
-  def _power(self) -> float:
+  def _average_power(self) -> float:
+    """Power of the average of the parameters that is evaluated."""
     return self.config.outer.average_power
 
   def _inner_optimizer(self, rate: Array) -> optax.GradientTransformation:
-    """Builds the inner optimizer; after the last step its rate is 0."""
+    """Builds the inner optimizer, whose rate is 0 after the last inner step.
+
+    The steps of a flush come after the last inner step (`_flush`).
+
+    Args:
+      rate: Highest learning rate of the schedule, a float32 scalar.
+    """
     inner = self.config.inner
     schedule = learning_rate_schedule(
       inner.schedule,
@@ -281,12 +352,12 @@ class _OneRun:
       final_fraction=inner.final_fraction,
     )
 
-    def until_the_end(count: Any) -> Any:
+    def rate_of(count: Any) -> Any:
       return jnp.where(count < self.setting.steps, schedule(count), 0.0)
 
     return inner_optimizer(
       inner.optimizer,
-      until_the_end,
+      rate_of,
       inner.changed_options,
       clip_norm=inner.clip_norm,
       b1=inner.b1,
@@ -298,36 +369,50 @@ class _OneRun:
   def _data_parallel(
     self, inner: optax.GradientTransformation
   ) -> optax.GradientTransformationExtraArgs:
+    """Returns the transform that averages gradients at every step.
+
+    Args:
+      inner: The optimizer that gets the average.
+    """
     return step_transform(METHODS["allreduce"](), inner)
 
   def _rounds(
-    self, inner: optax.GradientTransformation, rate: Array
+    self, inner: optax.GradientTransformation, outer_rate: Array
   ) -> optax.GradientTransformationExtraArgs:
+    """Returns the transform that takes inner and outer steps.
+
+    Args:
+      inner: The inner optimizer.
+      outer_rate: Learning rate of the outer step, a float32 scalar.
+    """
     config = self.config
     momentum = config.outer.momentum
-    outer = optax.sgd(rate, momentum or None, nesterov=bool(momentum))
+    outer = optax.sgd(outer_rate, momentum or None, nesterov=bool(momentum))
     return step_transform(
       config.sync.named,
       inner,
-      averaged(outer, self._power),
+      averaged(outer, self._average_power),
       exchange=build.run_exchange(config).aggregator,
       fragments=config.fragments,
     )
 
   def _copies(self, tree: Tree) -> Tree:
-    """Returns M copies of a tree, leaves [M, ...]."""
-    count = self.setting.replicas
+    """Returns M copies of a tree, with leaves [M, ...]."""
+    num_replicas = self.setting.replicas
     return jax.tree.map(
-      lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), tree
+      lambda leaf: jnp.broadcast_to(leaf, (num_replicas, *jnp.shape(leaf))),
+      tree,
     )
 
   def _first_copy(self, tree: Tree) -> Tree:
+    """Returns the values of replica 0 of a tree with leaves [M, ...]."""
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
-  def _first(self, transform: Any, params: Tree) -> Carry:
-    return Carry(params, jax.vmap(transform.init)(params))
+  def _first_carry(self, transform: Any, params: Tree) -> Carry:
+    """Returns parameters, leaves [M, ...], with the first state of each."""
+    return Carry(params=params, state=jax.vmap(transform.init)(params))
 
-  def _steps(
+  def _take_steps(
     self,
     transform: optax.GradientTransformationExtraArgs,
     carry: Carry,
@@ -335,44 +420,63 @@ class _OneRun:
     start: int,
     stop: int,
   ) -> Carry:
-    """Takes the steps from `start` to `stop` of all replicas of a run."""
+    """Takes inner steps of all replicas of a run.
 
-    def replica_step(params: Tree, state: Tree, batch: Tree):
+    Args:
+      transform: The transform of a replica, which also exchanges.
+      carry: Values before the steps.
+      batch_of: Returns the tokens of a step, [M, B, L + 1].
+      start: Number of inner steps before.
+      stop: Number of inner steps afterwards.
+    """
+
+    def replica_step(params: Tree, state: Tree, batch: Tree) -> Carry:
       _, gradients = self.gradient(params, batch)
       updates, state = transform.update(gradients, state, params)
       return Carry(optax.apply_updates(params, updates), state)
 
-    replicas_step = jax.vmap(replica_step, axis_name=REPLICA_AXIS)
+    step_of_replicas = jax.vmap(replica_step, axis_name=REPLICA_AXIS)
 
     def body(carry: Carry, step: Index) -> tuple[Carry, None]:
-      return replicas_step(*carry, batch_of(step)), None
+      return step_of_replicas(*carry, batch_of(step)), None
 
     steps = jnp.arange(start, stop, dtype=jnp.int32)
-    return jax.lax.scan(body, carry, steps)[0]
+    carry, _ = jax.lax.scan(body, carry, steps)
+    return carry
 
   def _flush(
     self, transform: optax.GradientTransformationExtraArgs, carry: Carry
   ) -> Carry:
-    """Applies what is in flight, and what was not sent yet.
+    """Sends and applies the progress that was not applied in the last steps.
 
-    A round of steps without a gradient and with a learning rate of 0 changes no
-    parameters by itself, and has the sends and applies of a flush.
+    For this purpose one more round of steps is taken. Their gradients and their
+    learning rate are 0, so they change no parameters by themselves. But the
+    schedule sends and applies as in any round.
+
+    Args:
+      transform: The transform of a replica.
+      carry: Values after the last inner step.
     """
 
-    def replica_step(params: Tree, state: Tree):
+    def replica_step(params: Tree, state: Tree) -> Carry:
       zeros = jax.tree.map(jnp.zeros_like, params)
       updates, state = transform.update(zeros, state, params)
       return Carry(optax.apply_updates(params, updates), state)
 
-    replicas_step = jax.vmap(replica_step, axis_name=REPLICA_AXIS)
+    step_of_replicas = jax.vmap(replica_step, axis_name=REPLICA_AXIS)
 
     def body(carry: Carry, _: None) -> tuple[Carry, None]:
-      return replicas_step(*carry), None
+      return step_of_replicas(*carry), None
 
-    return jax.lax.scan(body, carry, length=self.setting.interval)[0]
+    carry, _ = jax.lax.scan(body, carry, length=self.setting.interval)
+    return carry
 
   def _models(self, carry: Carry) -> Models:
-    """Returns what is evaluated; all replicas agree in it."""
+    """Returns the parameters to evaluate, which are equal in all replicas.
+
+    Args:
+      carry: Values at the end of the run.
+    """
     average = outer_params(carry.state, carry.params)
     return Models(
       newest=self._first_copy(carry.params), average=self._first_copy(average)
@@ -380,7 +484,12 @@ class _OneRun:
 
 
 def _held_out(setting: Setting, tokens: np.ndarray) -> np.ndarray:
-  """Returns the sequences of every evaluation, [N, B, L + 1]."""
+  """Returns the batches of an evaluation, [N, sequences, L + 1].
+
+  Args:
+    setting: Setting of the runs.
+    tokens: Tokens of a held-out text, [tokens].
+  """
   (batches,) = held_out_batches(
     tokens,
     batch_size=_EVALUATION_BATCH,

@@ -1,6 +1,6 @@
-"""Finished runs of the study of the gap, one line of a CSV file each.
+"""Finished runs of the study of the gap: each is one line of a CSV file.
 
-Several programs may add lines to one file.
+Several programs may add lines to one file at the same time.
 """
 
 import contextlib
@@ -24,36 +24,42 @@ from experiments.gaps.settings import Setting
 
 @dataclasses.dataclass(frozen=True)
 class GapRow:
-  """A finished run.
+  """A finished run: one line of the file.
+
+  The fields from `size` to `sequence_length` describe the setting (`Setting`).
+  Losses are in nats a token. NaN means that the run diverged.
 
   Attributes:
-    size: Name of the model (`settings.SIZES`).
-    parameters: Its number of parameters.
+    size: Name of the model's size (`settings.SIZES`).
+    parameters: Number of parameters of the model.
     method: Name of the method.
-    replicas: M; 1 for AllReduce, whose one replica takes all sequences.
-    batch: Sequences of a replica's step.
-    steps: Inner steps.
-    interval: H; 0 for AllReduce.
-    delay: Inner steps from a send to its apply.
-    bits: Bits of a value that is sent.
+    replicas: Number of replicas, M; 1 for AllReduce, whose single replica takes
+      all sequences.
+    batch: Sequences in a step of one replica.
+    steps: Inner steps of the run.
+    interval: Inner steps of a round, H; 0 for AllReduce.
+    delay: Inner steps from a send to its apply; 0: the replicas wait.
+    bits: Bits of a value that is sent, 32 or 1.
     warm_start: Data-parallel steps at the beginning.
-    optimizer: Inner optimizer.
-    momentum: Its momentum.
+    optimizer: Name of the inner optimizer.
+    momentum: Momentum of the inner optimizer.
     outer_momentum: Nesterov momentum of the outer step.
     source: Name of the text.
     sequence_length: Tokens that a sequence predicts.
     inner_rate: Highest inner learning rate.
     outer_rate: Outer learning rate; 0 for AllReduce.
-    seed: Seed of the first parameters and of the order of the text.
+    seed: Seed of the first parameters and of the order of the sequences.
     corpus: Digest of the text.
     tokens: Tokens that all replicas together were trained on.
     sent_bytes: Bytes that one replica sent, flush included.
-    loss_newest: Loss of the newest outer parameters (nats a token).
-    loss_average: Loss of their average, by which rates are chosen.
-    judge_newest: Loss of the newest ones on the text that chooses nothing.
-    judge_average: Loss of the average on that text.
-    seconds: Time of the program, divided by the number of its runs.
-    platform: Backend and devices.
+    loss_newest: Validation loss of the newest outer parameters.
+    loss_average: Validation loss of the average of the outer parameters. Rates
+      are chosen by this loss.
+    judge_newest: Loss of the newest outer parameters on the judge text, on
+      which nothing is chosen.
+    judge_average: Loss of the average on the judge text.
+    seconds: Wall time of the JAX program divided by the number of its runs.
+    platform: Backend and devices of JAX.
     jax: Version of JAX.
     revision: Commit of the source code; empty if unknown.
   """
@@ -96,23 +102,33 @@ class GapRow:
 
   @property
   def run(self) -> tuple[float, float, int]:
-    """What tells the run from others of its setting."""
+    """Inner rate, outer rate and seed: they identify a run of a setting."""
     return self.inner_rate, self.outer_rate, self.seed
 
 
 def by_setting(rows: Sequence[GapRow]) -> dict[Setting, list[GapRow]]:
-  """Returns runs by their settings."""
-  found: dict[Setting, list[GapRow]] = {}
+  """Groups finished runs by their settings.
+
+  Args:
+    rows: Finished runs.
+  """
+  rows_by_setting: dict[Setting, list[GapRow]] = {}
   for row in rows:
-    found.setdefault(row.setting, []).append(row)
-  return found
+    rows_by_setting.setdefault(row.setting, []).append(row)
+  return rows_by_setting
 
 
 def read(path: pathlib.Path) -> list[GapRow]:
-  """Returns the lines of a file; none if there is no file.
+  """Reads the finished runs of a file.
+
+  A file that does not exist counts as empty. A last line without an end, as in
+  a file that was cut, is left out.
+
+  Args:
+    path: The file.
 
   Raises:
-    RecordError: If the file has other columns.
+    RecordError: If the file cannot be read, or has other columns.
   """
   types = typing.get_type_hints(GapRow)
   try:
@@ -126,32 +142,46 @@ def read(path: pathlib.Path) -> list[GapRow]:
 
 
 def add(path: pathlib.Path, rows: Sequence[GapRow]) -> None:
-  """Adds lines to a file, which is replaced as a whole.
+  """Adds finished runs to a file.
+
+  A line of the same run on the same text is replaced. The file is written as a
+  whole.
+
+  Args:
+    path: The file; it is made if it does not exist.
+    rows: The finished runs.
 
   Raises:
     RecordError: If the file has other columns or cannot be written.
   """
   make_directory(path.parent)
-  with _alone(path):
-    known = {(row.setting, row.run, row.corpus): row for row in read(path)}
-    known |= {(row.setting, row.run, row.corpus): row for row in rows}
-    table = csv_table([dataclasses.asdict(row) for row in known.values()])
+  with _write_lock(path):
+    rows_by_key = {}
+    for row in [*read(path), *rows]:
+      rows_by_key[row.setting, row.run, row.corpus] = row
+    table = csv_table([dataclasses.asdict(row) for row in rows_by_key.values()])
     write_atomically(path, table)
 
 
 def lock_path(path: pathlib.Path, name: str) -> pathlib.Path:
-  """Returns the lock of a setting whose lines go to a file.
+  """Returns the lock that a program holds while it trains a setting.
 
   Args:
-    path: The file.
+    path: File to which the finished runs are added.
     name: Name of the setting.
   """
   return path.parent / f".{path.stem}" / f"{name}.lock"
 
 
 @contextlib.contextmanager
-def _alone(path: pathlib.Path) -> Iterator[None]:
-  """Waits until no other program adds lines."""
+def _write_lock(path: pathlib.Path) -> Iterator[None]:
+  """Lets no other program add lines to a file while the block runs.
+
+  Waits until no other program adds lines.
+
+  Args:
+    path: The file. The lock is a hidden file beside it.
+  """
   with files.opened_to_append(path.with_name(f".{path.name}.lock")) as file:
     fcntl.flock(file, fcntl.LOCK_EX)
     yield

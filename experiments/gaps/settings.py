@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from dilocox_jax.config import RunConfig, from_mapping
 
-# Layers, width, heads and width inside the MLP of the decoder, by name.
+# Sizes of the decoder by name, which is about the number of parameters: layers,
+# width, attention heads, and width inside the MLP.
 SIZES = {
   "5k": (1, 8, 1, 12),  # For tests.
   "26k": (2, 24, 1, 64),
@@ -18,20 +19,32 @@ SIZES = {
   "2300k": (5, 192, 6, 516),
   "10000k": (8, 320, 10, 860),
 }
-AVERAGE_POWER = 14.0  # Of the average that both sides keep.
-FINAL_FRACTION = 0.2  # Last inner rate divided by the highest one.
+# Power of the average of the parameters that is evaluated (`outer.average`).
+# AllReduce has the same.
+AVERAGE_POWER = 14.0
+FINAL_FRACTION = 0.2  # Last inner rate divided by the highest inner rate.
 NUM_VALIDATION_SEQUENCES = 256
 
 
 class Rates(NamedTuple):
-  """Learning rates of a run; AllReduce has no outer step, and a rate of 0."""
+  """Learning rates of a run.
+
+  Attributes:
+    inner: Highest learning rate of the inner optimizer.
+    outer: Learning rate of the outer step; 0 for AllReduce, which has none.
+  """
 
   inner: float
   outer: float = 0.0
 
 
 class Run(NamedTuple):
-  """What tells a run from others of its setting."""
+  """The rates and the seed, which identify a run of a setting.
+
+  Attributes:
+    rates: Learning rates.
+    seed: Seed of the first parameters and of the order of the sequences.
+  """
 
   rates: Rates
   seed: int
@@ -39,19 +52,23 @@ class Run(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """All of a run but its rates and its seed.
+  """Everything about a run but its rates and its seed.
 
   Attributes:
-    size: Name of the model, one of `SIZES`.
-    replicas: M. AllReduce has one replica that takes the sequences of all.
-    batch: Sequences of a replica's step.
+    size: Name of the model's size, one of `SIZES`.
+    replicas: Number of replicas, M. AllReduce has a single replica, which takes
+      all sequences of a step.
+    batch: Sequences in a step of one replica.
     steps: Inner steps of the run.
-    interval: H, inner steps between two sends of a value. 0 is AllReduce.
-    delay: Inner steps from a send to its apply; it divides H. 0 waits for the
-      exchange. Otherwise H / delay slices are sent in turn.
-    bits: 32 sends float32, 1 sends signs with error feedback.
+    interval: Inner steps of a round, in which each value is sent once, H; 0:
+      the method is AllReduce.
+    delay: Inner steps from a send to its apply, which must divide H; 0: the
+      replicas wait for the exchange. With a delay, the parameters are cut into
+      H / delay slices, which are sent in turn.
+    bits: Bits of a value that is sent: 32 (float32), or 1 (signs, with error
+      feedback).
     warm_start: Data-parallel steps at the beginning.
-    momentum: Momentum of Muon.
+    momentum: Momentum of Muon, the inner optimizer.
     outer_momentum: Nesterov momentum of the outer step.
     source: Name of the text (`data.source`).
     sequence_length: Tokens that a sequence predicts.
@@ -71,16 +88,22 @@ class Setting:
   sequence_length: int = 128
 
   def __post_init__(self):
-    """Raises ValueError if the runs of the setting would not end flushed."""
+    """Checks that the setting can be trained as one program.
+
+    Raises:
+      ValueError: If AllReduce has several replicas, if the run does not consist
+        of whole rounds after its warm start, or if H is no multiple of the
+        delay.
+    """
     if self.is_allreduce:
       if self.replicas > 1:
         raise ValueError(f"{self.name}: AllReduce has one replica here")
       return
-    rounds = self.steps - self.warm_start
-    if rounds % self.interval:
+    round_steps = self.steps - self.warm_start
+    if round_steps % self.interval:
       raise ValueError(
-        f"{self.name}: interval={self.interval} must divide the {rounds} steps"
-        " after the warm start"
+        f"{self.name}: interval={self.interval} must divide the {round_steps}"
+        " steps after the warm start"
       )
     if self.delay and self.interval % self.delay:
       raise ValueError(
@@ -94,27 +117,32 @@ class Setting:
 
   @property
   def method(self) -> str:
-    """Name of the method, as `sync.method` has it."""
+    """Name of the method, a value of `sync.method`."""
     if self.is_allreduce:
       return "allreduce"
     return "overlap_loco" if self.delay else "diloco"
 
   @property
   def global_batch(self) -> int:
-    """Sequences of a step of all replicas."""
+    """Sequences in a step of all replicas together."""
     return self.replicas * self.batch
 
   @property
   def tokens(self) -> int:
-    """Tokens that a run is trained on."""
+    """Tokens that all replicas of a run together are trained on."""
     return self.steps * self.global_batch * self.sequence_length
 
   @property
   def name(self) -> str:
-    """A short name without spaces that only this setting has."""
+    """A short name without spaces that only this setting has.
+
+    Example: "59k-overlap_loco-4x4-576steps-H16-delay2-bits1". What has the
+    usual value is left out. The text and the sequence length are not named, as
+    they are the same in all settings of a list.
+    """
     parts = [self.size, self.method, f"{self.replicas}x{self.batch}"]
-    parts += [f"{self.steps}steps"]
-    optional = {
+    parts.append(f"{self.steps}steps")
+    unusual = {
       "H": self.interval,
       "delay": self.delay,
       "bits": 0 if self.bits == 32 else self.bits,
@@ -122,19 +150,22 @@ class Setting:
       "outer": self.outer_momentum,
       "momentum": 0 if self.momentum == 0.9 else self.momentum,
     }
-    parts += [f"{name}{value:g}" for name, value in optional.items() if value]
+    parts += [f"{name}{value:g}" for name, value in unusual.items() if value]
     return "-".join(parts)
 
   def config(self, run: Run) -> RunConfig:
     """Returns the config with which the trainer would train a run.
 
     Args:
-      run: Rates and seed.
+      run: Rates and seed of the run.
     """
-    return from_mapping({**self._shared(), **self._of_method(run)})
+    return from_mapping({**self._shared_values(), **self._method_values(run)})
 
-  def _shared(self) -> dict[str, Any]:
+  def _shared_values(self) -> dict[str, Any]:
+    """Returns values of the config that all methods have, by dotted name."""
     num_layers, model_dim, num_heads, ff_dim = SIZES[self.size]
+    # A text that is drawn at random is not divided into files, from which the
+    # judge text could be taken.
     has_judge = self.source == "stdlib"
     return {
       "total_steps": self.steps,
@@ -155,15 +186,20 @@ class Setting:
       "mesh.num_replicas": self.replicas,
     }
 
-  def _of_method(self, run: Run) -> dict[str, Any]:
-    found: dict[str, Any] = {
+  def _method_values(self, run: Run) -> dict[str, Any]:
+    """Returns values of the method, its rates and the seed, by dotted name.
+
+    Args:
+      run: Rates and seed of the run.
+    """
+    values: dict[str, Any] = {
       "seed": run.seed,
       "inner.learning_rate": run.rates.inner,
       "sync.method": self.method,
     }
     if self.is_allreduce:
-      return found
-    found |= {
+      return values
+    values |= {
       "sync.sync_interval": self.interval,
       "sync.warm_start_steps": self.warm_start,
       "outer.learning_rate": run.rates.outer,
@@ -172,5 +208,5 @@ class Setting:
       "exchange.feedback": 0.0 if self.bits == 32 else 1.0,
     }
     if self.delay:
-      found["sync.num_fragments"] = self.interval // self.delay
-    return found
+      values["sync.num_fragments"] = self.interval // self.delay
+    return values

@@ -1,8 +1,11 @@
-"""Chooses the rates of a setting so that the best ones are not at an end.
+"""Searches the learning rates of a setting.
 
-Rates lie on a grid whose neighbors differ by the square root of two. The
-search begins with a point and its neighbors, and goes on until the best point
-has all of its neighbors. Then other seeds are trained at this point.
+The rates lie on a grid whose neighbors differ by a factor of the square root of
+two. The search begins with a point of the grid and its neighbors. It goes on
+until all neighbors of the best point are trained, so that the best rates are
+neither the lowest nor the highest rates that were tried. Then other seeds are
+trained with the best rates. Their losses are the results, because the losses by
+which rates are chosen are too low on average.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,11 +16,12 @@ import numpy as np
 from experiments.gaps.rows import GapRow
 from experiments.gaps.settings import Rates, Run, Setting
 
-TUNING_SEEDS = 1000, 1001, 1002
-RESULT_SEEDS = 0, 1, 2
-_FIRST_INNER = 0.02  # Inner rate of the point (0, 0).
-_RATIO = 2**0.5
-_FIRST_POINTS = {  # Inner coordinate of the first point, by size.
+TUNING_SEEDS = (1000, 1001, 1002)  # Seeds by whose mean loss rates are chosen.
+RESULT_SEEDS = (0, 1, 2)  # Seeds that are trained with the best rates.
+# Inner rate of the point (0, 0). The outer rate of this point is 1.
+_FIRST_INNER = 0.02
+_RATIO = 2**0.5  # Ratio of neighboring rates.
+_FIRST_POINTS = {  # Inner coordinate of the first point, by size of the model.
   "5k": 2,
   "26k": 1,
   "59k": 0,
@@ -26,27 +30,35 @@ _FIRST_POINTS = {  # Inner coordinate of the first point, by size.
   "2300k": -5,
   "10000k": -7,
 }
-# An outer rate that is twice as high goes well with half the inner rate, so
-# two diagonal neighbors are tried too.
-_BOTH_STEPS = (0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, -1), (-1, 1)
-_INNER_STEPS = (0, 0), (1, 0), (-1, 0)
-# Points that a setting needs as a rule (AllReduce, others), for plans of time.
-_USUAL_POINTS = 4, 9
+# A point and its neighbors (steps of the inner and the outer coordinate), for
+# methods with an outer step. An outer rate that is twice as high goes well with
+# half the inner rate, so two diagonal neighbors are tried, too.
+_BOTH_STEPS = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, -1), (-1, 1))
+# The same for AllReduce, which has no outer rate.
+_INNER_STEPS = ((0, 0), (1, 0), (-1, 0))
+# Number of points that a setting needs as a rule, to estimate the time.
+_USUAL_POINTS_ALLREDUCE = 4
+_USUAL_POINTS_OTHERS = 9
 
 
 class Point(NamedTuple):
-  """A point of the grid of rates."""
+  """A point of the grid of rates.
+
+  Attributes:
+    inner: Number of factors `_RATIO` between `_FIRST_INNER` and the inner rate.
+    outer: Number of factors `_RATIO` between 1 and the outer rate.
+  """
 
   inner: int
   outer: int
 
 
 class Missing(NamedTuple):
-  """What is to be trained next of a setting.
+  """The runs that a setting still needs.
 
   Attributes:
-    runs: The next runs; empty if the setting is finished.
-    num_later: Runs that will probably follow them.
+    runs: The runs to train next; empty if the setting is finished.
+    num_later: Estimated number of runs that follow after them.
   """
 
   runs: list[Run]
@@ -56,79 +68,93 @@ class Missing(NamedTuple):
 def missing_runs(setting: Setting, results: Sequence[GapRow]) -> Missing:
   """Returns the runs that a setting needs next.
 
+  These are the tuning seeds at the best point so far and its neighbors, and if
+  all of them are finished, the result seeds at the best point.
+
   Args:
     setting: The setting.
-    results: Its finished runs.
+    results: Finished runs of the setting.
   """
-  best = best_point(setting, results)
-  center = _first_point(setting) if best is None else best
-  done = {(_point(setting, each), each.seed) for each in results}
-  wanted = [
+  center = best_point(setting, results)
+  if center is None:
+    center = _first_point(setting)
+  done = {(_point(setting, result), result.seed) for result in results}
+  tuning_runs = [
     (point, seed)
     for point in _neighborhood(setting, center)
     for seed in TUNING_SEEDS
   ]
-  runs = [key for key in wanted if key not in done]
+  missing = [run for run in tuning_runs if run not in done]
   num_left = _usual_number(setting) - len(done)
-  if not runs:
-    runs = [(center, s) for s in RESULT_SEEDS if (center, s) not in done]
-    num_left = len(runs)
+  if not missing:
+    result_runs = [(center, seed) for seed in RESULT_SEEDS]
+    missing = [run for run in result_runs if run not in done]
+    num_left = len(missing)
   return Missing(
-    runs=[Run(_rates(setting, point), seed) for point, seed in runs],
-    num_later=max(num_left - len(runs), 0),
+    runs=[Run(_rates(setting, point), seed) for point, seed in missing],
+    num_later=max(num_left - len(missing), 0),
   )
 
 
 def best_point(setting: Setting, results: Iterable[GapRow]) -> Point | None:
   """Returns the point with the lowest mean loss over the tuning seeds.
 
-  Only points count that have all tuning seeds; None if there is none.
-
   Args:
     setting: The setting.
-    results: Its finished runs.
+    results: Finished runs of the setting.
+
+  Returns:
+    The point. Only points count at which the runs of all tuning seeds are
+    finished and none diverged. None: there is no such point yet.
   """
   losses: dict[Point, dict[int, float]] = {}
-  for each in results:
-    if each.seed in TUNING_SEEDS:
-      by_seed = losses.setdefault(_point(setting, each), {})
-      by_seed[each.seed] = each.loss_average
-  means = {
-    point: float(np.mean(list(by_seed.values())))
-    for point, by_seed in losses.items()
-    if len(by_seed) == len(TUNING_SEEDS)
-  }
-  finite = {point: mean for point, mean in means.items() if np.isfinite(mean)}
-  if not finite:
+  for result in results:
+    if result.seed in TUNING_SEEDS:
+      losses_by_seed = losses.setdefault(_point(setting, result), {})
+      losses_by_seed[result.seed] = result.loss_average
+  means: dict[Point, float] = {}
+  for point, losses_by_seed in losses.items():
+    mean = float(np.mean(list(losses_by_seed.values())))
+    if len(losses_by_seed) == len(TUNING_SEEDS) and np.isfinite(mean):
+      means[point] = mean
+  if not means:
     return None
-  return min(finite, key=lambda point: finite[point])
+  return min(means, key=lambda point: means[point])
 
 
 def best_rates(setting: Setting, results: Iterable[GapRow]) -> Rates | None:
-  """Returns the rates of the best point; None if there is none yet.
+  """Returns the rates of the best point; None if there is no such point yet.
 
   Args:
     setting: The setting.
-    results: Its finished runs.
+    results: Finished runs of the setting.
   """
   point = best_point(setting, results)
   return None if point is None else _rates(setting, point)
 
 
 def _usual_number(setting: Setting) -> int:
-  """Returns how many runs a setting usually needs."""
-  allreduce, others = _USUAL_POINTS
-  num_points = allreduce if setting.is_allreduce else others
+  """Returns how many runs a setting usually needs, result seeds included."""
+  num_points = _USUAL_POINTS_OTHERS
+  if setting.is_allreduce:
+    num_points = _USUAL_POINTS_ALLREDUCE
   return num_points * len(TUNING_SEEDS) + len(RESULT_SEEDS)
 
 
 def _first_point(setting: Setting) -> Point:
-  has_others = setting.replicas > 1 or setting.is_allreduce
-  return Point(_FIRST_POINTS[setting.size], int(has_others))
+  """Returns the point at which the search begins.
+
+  The first outer rate is 1 for a single replica with an outer step, and one
+  step higher for several replicas. AllReduce has no outer rate.
+  """
+  is_single_diloco = setting.replicas == 1 and not setting.is_allreduce
+  return Point(
+    inner=_FIRST_POINTS[setting.size], outer=0 if is_single_diloco else 1
+  )
 
 
 def _neighborhood(setting: Setting, center: Point) -> list[Point]:
-  """Returns a point and those that must be worse for it to be the best."""
+  """Returns a point, and the points that must be worse if it is the best."""
   steps = _INNER_STEPS if setting.is_allreduce else _BOTH_STEPS
   return [
     Point(center.inner + inner, center.outer + outer) for inner, outer in steps
@@ -136,14 +162,21 @@ def _neighborhood(setting: Setting, center: Point) -> list[Point]:
 
 
 def _rates(setting: Setting, point: Point) -> Rates:
-  """Returns the rates of a point, with three significant digits."""
+  """Returns the rates of a point, rounded to three significant digits.
+
+  AllReduce has the outer rate 0.
+  """
   inner = _rounded(_FIRST_INNER * _RATIO**point.inner)
-  outer = 0.0 if setting.is_allreduce else _rounded(_RATIO**point.outer)
-  return Rates(inner, outer)
+  if setting.is_allreduce:
+    return Rates(inner)
+  return Rates(inner, outer=_rounded(_RATIO**point.outer))
 
 
 def _point(setting: Setting, result: GapRow) -> Point:
-  """Reverses `_rates`."""
+  """Returns the point of a finished run: the inverse of `_rates`.
+
+  Points of AllReduce have the outer coordinate of its first point.
+  """
   inner = round(np.log(result.inner_rate / _FIRST_INNER) / np.log(_RATIO))
   if setting.is_allreduce:
     return Point(inner, _first_point(setting).outer)
@@ -151,4 +184,5 @@ def _point(setting: Setting, result: GapRow) -> Point:
 
 
 def _rounded(rate: float) -> float:
+  """Rounds a rate to three significant digits."""
   return float(f"{rate:.3g}")

@@ -1,4 +1,7 @@
-"""Trains what a list of settings still needs, and writes lines."""
+"""Trains the runs that a list of settings still needs, and writes their lines.
+
+The *line* of a finished run is its line in a CSV file (`rows.GapRow`).
+"""
 
 import dataclasses
 import functools
@@ -26,14 +29,15 @@ from experiments.gaps.settings import Rates, Run, Setting
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Trains a list of settings.
+  """The training of a list of settings.
 
   Attributes:
     path: CSV file of finished runs.
-    groups: The settings.
-    name: Name of the list.
-    deadline: Value of `time.monotonic` after which no program begins.
-    largest_population: Most runs of a program; None: no limit.
+    groups: The settings, in groups.
+    name: Name of the list, "cpu" or "gpu".
+    deadline: Value of `time.monotonic` after which no JAX program begins
+      (seconds); None: no limit.
+    largest_population: Most runs that one JAX program trains; None: no limit.
   """
 
   path: pathlib.Path
@@ -43,14 +47,14 @@ class Work:
   largest_population: int | None = None
 
   def train_all(self) -> bool:
-    """Trains what is missing, setting by setting.
+    """Trains the missing runs, setting by setting, until the deadline.
 
-    Settings that another program trains are left to it.
+    A setting that another process trains at this time is left out.
 
     Returns:
-      Whether no run is left.
+      Whether no run of the list is left.
     """
-    settings = [each for group in self.groups for each in group.settings]
+    settings = [setting for group in self.groups for setting in group.settings]
     for setting in settings:
       lock = rows.lock_path(self.path, setting.name)
       try:
@@ -60,50 +64,72 @@ class Work:
         logging.info("%s", error)
       if self._is_late():
         break
-    return plan.amount(settings, rows.read(self.path), self.name).left == 0
+    return self._needed(settings).num_left == 0
 
   def _is_late(self) -> bool:
+    """Returns whether the deadline has passed."""
     return self.deadline is not None and time.monotonic() > self.deadline
 
+  def _needed(self, settings: Sequence[Setting]) -> plan.TrainingNeeded:
+    """Returns how much training settings need, by the lines in the file."""
+    return plan.training_needed(settings, rows.read(self.path), self.name)
+
   def _train(self, setting: Setting, settings: Sequence[Setting]) -> None:
-    """Trains a setting until it needs nothing, or time is over."""
+    """Trains a setting until it needs no more runs, or the deadline passes.
+
+    Only finished runs on the text that this machine has count.
+
+    Args:
+      setting: The setting.
+      settings: All settings of the list, whose progress is logged.
+    """
     text = _text(setting.source)
     while not self._is_late():
-      known = rows.by_setting(rows.read(self.path)).get(setting, [])
-      known = [row for row in known if row.corpus == text.digest]
-      runs = tuning.missing_runs(setting, known).runs
+      all_results = rows.by_setting(rows.read(self.path)).get(setting, [])
+      results = [row for row in all_results if row.corpus == text.digest]
+      runs = tuning.missing_runs(setting, results).runs
       if not runs:
         return
-      rows.add(self.path, self._finished(setting, runs, text))
-      self._report(settings)
+      rows.add(self.path, self._train_population(setting, runs, text))
+      self._log_progress(settings)
 
-  def _finished(
+  def _train_population(
     self, setting: Setting, runs: Sequence[Run], text: Corpus
   ) -> list[GapRow]:
-    """Trains the first of some runs and returns their lines."""
-    chosen = list(runs[: self.largest_population])
+    """Trains the first `largest_population` of some runs as one program.
+
+    Args:
+      setting: Setting of the runs.
+      runs: The runs, at least one.
+      text: The text that they read.
+
+    Returns:
+      The line of each run that was trained.
+    """
+    population_runs = list(runs[: self.largest_population])
     begin = time.monotonic()
-    losses = population.train(setting, chosen, text)
-    seconds = (time.monotonic() - begin) / len(chosen)
+    losses = population.train(setting, population_runs, text)
+    seconds_per_run = (time.monotonic() - begin) / len(population_runs)
     logging.info(
       "%s: %d runs, %.1f s each, %.1f GFLOP/s",
       setting.name,
-      len(chosen),
-      seconds,
-      plan.run_flops(setting) / seconds / 1e9,
+      len(population_runs),
+      seconds_per_run,
+      plan.run_operations(setting) / seconds_per_run / 1e9,
     )
     return [
-      _row(setting, run, loss, text, seconds)
-      for run, loss in zip(chosen, losses, strict=True)
+      _row(setting, run, run_losses, text=text, seconds=seconds_per_run)
+      for run, run_losses in zip(population_runs, losses, strict=True)
     ]
 
-  def _report(self, settings: Sequence[Setting]) -> None:
-    needed = plan.amount(settings, rows.read(self.path), self.name)
+  def _log_progress(self, settings: Sequence[Setting]) -> None:
+    """Logs how many runs of the settings are done and left."""
+    needed = self._needed(settings)
     logging.info(
       "%d runs done, about %d left: %.1f hours of one process",
-      needed.done,
-      needed.left,
-      needed.seconds / 3600,
+      needed.num_done,
+      needed.num_left,
+      needed.left_s / 3600,
     )
 
 
@@ -114,6 +140,15 @@ def _row(
   text: Corpus,
   seconds: float,
 ) -> GapRow:
+  """Returns the line of a finished run.
+
+  Args:
+    setting: Setting of the run.
+    run: Rates and seed of the run.
+    losses: Losses of the run.
+    text: The text that the run read.
+    seconds: Wall time of the program divided by the number of its runs.
+  """
   config = setting.config(run)
   return GapRow(
     **dataclasses.asdict(setting),
@@ -139,7 +174,11 @@ def _row(
 
 @functools.cache
 def _text(source: str) -> Corpus:
-  """Returns the text of settings with a source."""
+  """Reads a text.
+
+  Args:
+    source: Name of the text (`Setting.source`).
+  """
   any_setting = Setting("5k", replicas=1, batch=1, steps=4, source=source)
   config = any_setting.config(Run(Rates(inner=1.0), seed=0))
   return run_text.corpus(config)
@@ -147,10 +186,14 @@ def _text(source: str) -> Corpus:
 
 @functools.cache
 def _platform() -> str:
+  """Returns the backend of JAX and its kind of device, e.g. "cpu (cpu)"."""
   return f"{jax.default_backend()} ({jax.devices()[0].device_kind})"
 
 
 @functools.cache
 def _revision() -> str:
-  """Returns the revision of the source code when the program began."""
+  """Returns the revision of the source code; empty if unknown.
+
+  The first call decides, because the code may change while this process runs.
+  """
   return source_revision() or ""

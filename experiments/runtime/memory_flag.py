@@ -14,10 +14,10 @@ MEMORY = flags.DEFINE_string(
 
 
 def memory_bytes() -> float | None:
-  """Returns the memory of a device (bytes), or None if it is not given.
+  """Returns the value of --memory (bytes); None if the flag is not given.
 
   Raises:
-    UsageError: If --memory is not a size, or is 0 or infinite.
+    UsageError: If the value is no size, or is 0 or infinite.
   """
   if MEMORY.value is None:
     return None

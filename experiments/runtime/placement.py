@@ -103,7 +103,8 @@ def _factors(config: RunConfig) -> str:
   """Names the numbers of the mesh whose product is the number of devices."""
   mesh = config.mesh
   factors = (
-    f"num_data_shards={mesh.num_data_shards} x num_stages={mesh.num_stages}"
+    f"num_data_shards={mesh.num_data_shards} x num_stages={mesh.num_stages} x "
+    f"num_tensor_shards={mesh.num_tensor_shards}"
   )
   if config.uses_mailbox:
     return f"{factors} of one replica"

@@ -1,1 +1,1 @@
-"""Lists many runs from one config, trains them, and reports their results."""
+"""Sweeps: many runs from one config, which are trained and compared."""

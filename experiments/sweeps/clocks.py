@@ -1,8 +1,8 @@
 """Computes the simulated time of a run from its config.
 
 The simulator goes through the same segments as the trainer. It needs only the
-config, so the time of a run can be computed long after the training, and also
-for a larger model than the trained one.
+config. So the time of a run can be computed long after the training, and the
+time of the same run with a larger model, too.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ class Times:
     at_s: Time from the start of the run to the end of every segment (seconds),
       by the segment's last inner step. The flush is not included.
     end_s: Time of the whole run with its flush (seconds).
-    utilization: Share of `end_s` in which replicas took inner steps.
+    utilization: Share of `end_s` in which replicas took inner steps, 0 to 1.
   """
 
   at_s: dict[int, float]
@@ -35,10 +35,11 @@ class Times:
   utilization: float
 
   def after(self, step: int) -> float:
-    """Returns the time at which the last segment up to a step ended (seconds).
+    """Returns the end of the last segment up to an inner step (seconds).
 
     Args:
-      step: Number of inner steps. A segment counts if it ends at or before it.
+      step: Inner step. Segments that end at or before this step count. Before
+        the end of the first segment the time is 0.
     """
     ends_s = (end_s for stop, end_s in self.at_s.items() if stop <= step)
     return max(ends_s, default=0.0)
@@ -46,15 +47,20 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class SweepClock:
-  """A clock: a cluster and the model that is timed on it.
+  """A clock: a cluster, and what differs in the run that is timed on it.
+
+  The *timed* run is the trained run with some fields changed, such as a larger
+  model.
 
   Attributes:
-    cluster: Preset or file of the cluster.
-    step_s: Seconds of an inner step; None: derived from operations.
-    changed: Fields of the run that is timed, where it is not the one that is
-      trained.
-    transport: How messages are sent. Steps, H and tau of the committed sweeps
-      follow from messages that wait a round trip each, as gloo's do.
+    cluster: Name of a preset, or path of a file, of the cluster.
+    step_s: Seconds of an inner step; None: derived from the operations of the
+      timed model and the devices of the cluster.
+    changed: Values of the fields in which the timed run differs from the
+      trained run, by dotted name.
+    transport: How messages are sent. By default each message waits for a round
+      trip, as with gloo. The numbers of steps, H and tau of the committed
+      sweeps were chosen with this default.
   """
 
   cluster: str
@@ -63,32 +69,37 @@ class SweepClock:
   transport: Transport = Transport(rtts_per_message=1.0)
 
   def timed(self, config: RunConfig) -> RunConfig:
-    """Returns the config of the run that is timed in place of a trained one.
+    """Returns the config of the run that is timed in place of a trained run.
 
-    Example: a run of `tiny` with "low_rank(rank=16)+int(bits=4)" is timed as
-    one of `qwen_107b` with rank 2048. A codec of other links stays.
+    `exchange.codec` is changed only if the codec of the trained run consists of
+    the same links, whatever their settings.
+
+    Example: `changed` has the model `qwen_107b` and the codec
+    "low_rank(rank=2048)+int(bits=4)". A run of `tiny` with
+    "low_rank(rank=16)+int(bits=4)" is timed with both. A run of `tiny` with
+    "int(bits=1)" is timed as `qwen_107b` with "int(bits=1)".
 
     Args:
-      config: Config of the run that is trained.
+      config: Config of the trained run.
     """
     values = flat(config.to_mapping())
     if "model.preset" in self.changed:
-      # The other model replaces all fields of this one, also those that were
-      # set.
+      # The other preset decides all fields of the model, so fields that were
+      # set for the trained model go back to their defaults.
       values |= flat({"model": dataclasses.asdict(ModelConfig())})
-    applies = {
-      path: value
-      for path, value in self.changed.items()
-      if path != "exchange.codec"
-      or link_names(value) == link_names(values[path])
-    }
-    return from_mapping(values | applies)
+    changed = dict(self.changed)
+    codec = changed.get("exchange.codec")
+    if codec is not None:
+      trained_codec = values["exchange.codec"]
+      if link_names(codec) != link_names(trained_codec):
+        del changed["exchange.codec"]
+    return from_mapping(values | changed)
 
   def times(self, config: RunConfig) -> Times:
-    """Returns the times of all segments and of the run, and its utilization.
+    """Simulates the timed run of a trained run.
 
     Args:
-      config: Config of the run that is trained.
+      config: Config of the trained run.
 
     Raises:
       ValueError: If the run does not fit the cluster. The message is one line.
@@ -101,13 +112,24 @@ class SweepClock:
       for segment in setup.plan.segments()
     }
     outcome = clock.walk(setup.script.flush(setup.plan))
-    return Times(at_s, outcome.now_s, outcome.utilization)
+    return Times(
+      at_s=at_s, end_s=outcome.now_s, utilization=outcome.utilization
+    )
 
   def step_s_of(self, config: RunConfig) -> float:
-    """Returns the time of an inner step on the fastest replica (seconds)."""
+    """Returns the time of an inner step on the fastest replica (seconds).
+
+    Args:
+      config: Config of the trained run.
+    """
     return float(min(self._setup(config).work.step_s))
 
   def _setup(self, config: RunConfig) -> Setup:
+    """Combines the timed run of a trained run with the cluster.
+
+    Args:
+      config: Config of the trained run.
+    """
     options = Options(step_s=self.step_s)
     timed = self.timed(config)
     return set_up(timed, cluster_of(timed, self.cluster), options)
@@ -117,11 +139,11 @@ def clock_of(entry: Mapping[str, Any]) -> SweepClock:
   """Returns the clock that an entry of `clocks` in a sweep's config describes.
 
   Args:
-    entry: Has a `cluster`, may have a `step_s`, and may change fields of the
-      run that is timed.
+    entry: Mapping with `name`, `cluster`, and perhaps `step_s`. All other keys
+      are fields that the clock changes (dotted or nested), with their values.
 
   Raises:
-    ValueError: If a field does not exist.
+    ValueError: If there is no such field of a config.
   """
   fields = {
     key: value

@@ -1,7 +1,12 @@
 """Joins the finished runs of a sweep with clocks, for the page of the sweep.
 
-Losses come from the lines of the runs, times from the plan of each run. So a
-page can be made on another machine, on other clocks, years later.
+The *line* of a run is the line of a CSV file with its results (`RunRow`). A run
+that has not ended has none. A *setting* is a name with its runs, one for each
+seed.
+
+Losses come from the lines of the runs. Simulated times come from their configs.
+So the page of an old sweep can be made again on another machine, also with
+clocks that the sweep did not have.
 """
 
 import math
@@ -29,40 +34,46 @@ def frame(
 ) -> Frame:
   """Returns the settings of a sweep with losses, curves and simulated times.
 
+  A setting without finished runs has no losses, but it has times.
+
   Args:
     sweep: The sweep's config.
-    runs: Its runs.
+    runs: The runs of the sweep.
     lines: The line of each run; None for a run that has not ended.
     rows: The files of the lines, which have the curves too.
     clocks: Clocks by name.
-    times: Times by setting and clock, as `times_of` returns them.
+    times: Times by name of the setting and of the clock (`times_of`).
   """
   lines_by_name: dict[str, list[RunRow | None]] = {}
-  for run, row in zip(runs, lines, strict=True):
-    lines_by_name.setdefault(run.name, []).append(row)
+  for run, line in zip(runs, lines, strict=True):
+    lines_by_name.setdefault(run.name, []).append(line)
   changed_by_name = changes(runs)
-  configs = {run.name: run.config for run in reversed(runs)}
+  configs = _configs_by_name(runs)
   baselines = sweep.get("baselines", {})
   uses_judge = bool(sweep.get("judged"))
   settings = []
   for name, setting_lines in lines_by_name.items():
-    # A reader must know that an average of the parameters is evaluated.
+    setting_times = times[name]
+    # A reader must know if an average of the parameters is evaluated.
     note = ""
     if configs[name].outer.average_power and "average" not in name:
       note = ", average"
     baseline = baselines.get(name, sweep.get("baseline", ""))
+    if baseline not in lines_by_name:
+      baseline = ""
+    traces = [
+      _trace(line, rows, setting_times, uses_judge)
+      for line in setting_lines
+      if line
+    ]
     settings.append(
       Setting(
         name=name,
-        traces=[
-          _trace(row, rows, times[name], uses_judge)
-          for row in setting_lines
-          if row
-        ],
-        baseline=baseline if baseline in lines_by_name else "",
-        seconds={clock: time.end_s for clock, time in times[name].items()},
+        traces=traces,
+        baseline=baseline,
+        seconds={clock: time.end_s for clock, time in setting_times.items()},
         utilization={
-          clock: time.utilization for clock, time in times[name].items()
+          clock: time.utilization for clock, time in setting_times.items()
         },
         changed=changed_by_name[name],
         note=note,
@@ -70,7 +81,7 @@ def frame(
     )
   return Frame(
     settings=settings,
-    num_seeds=max(len(each) for each in lines_by_name.values()),
+    num_seeds=max(map(len, lines_by_name.values())),
     clocks={
       name: _words(runs[0].config, clock) for name, clock in clocks.items()
     },
@@ -79,21 +90,32 @@ def frame(
   )
 
 
+def _configs_by_name(runs: Sequence[SweepRun]) -> dict[str, RunConfig]:
+  """Returns the config of the first run of each setting, by its name."""
+  configs: dict[str, RunConfig] = {}
+  for run in runs:
+    configs.setdefault(run.name, run.config)
+  return configs
+
+
 def times_of(
   runs: Sequence[SweepRun], clocks: Mapping[str, SweepClock]
 ) -> dict[str, dict[str, Times]]:
-  """Returns the simulated times of each setting on each clock.
+  """Simulates each setting on each clock.
 
   Args:
     runs: Runs of a sweep.
     clocks: Clocks by name.
 
+  Returns:
+    Times by name of the setting and of the clock.
+
   Raises:
-    ValueError: If a run does not fit a clock. The message is one line.
+    ValueError: If a run does not fit the cluster of a clock. The message is one
+      line.
   """
-  configs = {run.name: run.config for run in reversed(runs)}
   times: dict[str, dict[str, Times]] = {}
-  for setting, config in configs.items():
+  for setting, config in _configs_by_name(runs).items():
     times[setting] = {
       name: clock.times(config) for name, clock in clocks.items()
     }
@@ -108,14 +130,16 @@ def _trace(
   Args:
     row: The line of the run.
     rows: The files with the curves.
-    times: Times of the run by clock.
-    uses_judge: Whether its loss is the one on the text that judges.
+    times: Times of the run, by name of the clock.
+    uses_judge: Whether the page shows the loss on the judge text
+      (`dilocox_jax.data.corpus`), and not on the validation text.
   """
   points = []
   for evaluation in rows.curve(row):
     seconds = {}
     for clock, time in times.items():
-      # The last evaluation is after the flush, at the step of the one before.
+      # The last inner step may have two evaluations, before and after the
+      # flush.
       seconds[clock] = time.after(evaluation.step)
       if evaluation.flushed:
         seconds[clock] = time.end_s
@@ -141,12 +165,12 @@ def _trace(
 def intro(
   runs: Sequence[SweepRun], lines: Sequence[RunRow | None], rows: Rows
 ) -> str:
-  """Returns a paragraph: what was trained, where, and on which text.
+  """Returns a paragraph that says what was trained, where, and on which text.
 
   Args:
     runs: The runs of the sweep.
     lines: The line of each run; None for a run that has not ended.
-    rows: The files of the lines.
+    rows: The files of the lines, which may also have lines on other texts.
   """
   budget = _budget([run.config for run in runs])
   ended = [row for row in lines if row]
@@ -169,9 +193,13 @@ def intro(
 
 
 def _budget(configs: Sequence[RunConfig]) -> str:
-  """Returns a sentence with steps, replicas and sizes of the runs.
+  """Returns a sentence with inner steps, numbers of replicas and model sizes.
 
-  The method and H are named if all runs have the same.
+  Example: "2,000 inner steps by diloco, H = 20; replicas: 2 or 4; parameters:
+  857,088." The method and H are left out if the runs differ in them.
+
+  Args:
+    configs: Configs of the runs. All have the inner steps of the first.
   """
   replicas = sorted({config.mesh.num_replicas for config in configs})
   sizes = sorted({parameter_count(config.model.shape) for config in configs})
@@ -191,7 +219,11 @@ def _budget(configs: Sequence[RunConfig]) -> str:
 
 
 def _others(count: int) -> str:
-  """Returns a sentence on lines of other texts; "" if there are none."""
+  """Returns a sentence about lines on other texts.
+
+  Args:
+    count: Number of these lines. The result is empty if there are none.
+  """
   if not count:
     return ""
   lines = "One line of these runs is" if count == 1 else f"{count} lines are"
@@ -199,7 +231,12 @@ def _others(count: int) -> str:
 
 
 def _words(config: RunConfig, clock: SweepClock) -> str:
-  """Returns which model a clock times on which cluster, in words."""
+  """Describes a clock: its cluster, and the model and step time on it.
+
+  Args:
+    config: Config of a trained run.
+    clock: The clock.
+  """
   timed = clock.timed(config)
   step_s = clock.step_s_of(config)
   source = "from operations" if clock.step_s is None else "stated"
@@ -213,7 +250,10 @@ def _words(config: RunConfig, clock: SweepClock) -> str:
 
 
 def _round_trips(clock: SweepClock) -> str:
-  """Returns the round trips of a cluster's sites: "40 ms", or a range."""
+  """Returns the round trips of the sites of a clock's cluster.
+
+  Examples: "40 ms", or "10 ms to 40 ms" if the sites differ.
+  """
   times_s = {site.link.rtt_s for site in load_cluster(clock.cluster).sites}
   shortest = f"{1000 * min(times_s):g} ms"
   if len(times_s) == 1:

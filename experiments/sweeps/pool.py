@@ -1,9 +1,10 @@
 """Runs jobs as processes, on this machine or on Slurm, a few at a time.
 
-A process that crashes takes no other with it, and its memory and its compiled
-programs go when it ends. Each writes to a log file, saves when it is asked to
-stop, and goes on from its checkpoint another time. On Slurm the process is
-`srun`, which waits for a job and hands signals and the exit code on.
+A process that crashes does not end the other processes. When a process ends,
+its memory and its compiled programs are freed. Each process writes to a log
+file. When it is asked to stop, it saves a checkpoint, and the same job goes on
+from there another time. On Slurm the process is `srun`, which waits for the
+Slurm job, and passes signals to it and its exit code back.
 """
 
 import concurrent.futures
@@ -23,18 +24,20 @@ from dilocox_jax import files
 from experiments.runtime import process_group
 from experiments.runtime.command_line import UsageError
 
-_POLL_S = 0.2
-_LATE = "stopped"  # Reason of a job that was asked to stop.
+_POLL_S = 0.2  # Time between two looks at a process (seconds).
+# Result of a job that was stopped, in place of the reason why it failed.
+_STOPPED = "stopped"
 
 
 class Job(NamedTuple):
-  """One run that a process brings to its end.
+  """A command that a process of its own runs.
 
   Attributes:
-    name: Name of the run, for people.
-    log: File to which the process writes.
+    name: Name for messages, such as "diloco 2x4, seed 0".
+    log: File to which the output of the process is appended.
     command: Command line of the process.
-    root: Folder above the log that the user names; by default its own folder.
+    root: Folder that the user has named, above the log. No folder below it may
+      be a symbolic link. None: the folder of the log.
   """
 
   name: str
@@ -44,21 +47,22 @@ class Job(NamedTuple):
 
 
 class Pool:
-  """Runs jobs, a few at a time, until all have ended or the time is over."""
+  """Runs jobs, a few at a time, until all have ended or the deadline comes."""
 
   def __init__(
     self, processes: int, slurm: str = "", deadline_s: float = math.inf
   ):
-    """Starts nothing yet.
+    """Prepares the pool, and starts no process yet.
 
     Args:
-      processes: How many jobs run at once.
+      processes: Number of jobs that run at once.
       slurm: Options of srun, such as "--partition=gpu --gpus=1 --time=120"; ""
         for processes on this machine.
-      deadline_s: When to stop (seconds of the monotonic clock).
+      deadline_s: Value of `time.monotonic` at which jobs are stopped (seconds);
+        infinity: never.
 
     Raises:
-      UsageError: If there is no srun, and slurm needs it.
+      UsageError: If `slurm` is given and this machine has no srun.
     """
     self._processes = processes
     self._deadline_s = deadline_s
@@ -75,17 +79,20 @@ class Pool:
 
   @property
   def is_late(self) -> bool:
-    """Whether the time is over."""
+    """Whether the deadline has passed."""
     return time.monotonic() >= self._deadline_s
 
   def run(self, jobs: Sequence[Job], ended: Callable[[int, str], None]) -> None:
-    """Runs jobs.
+    """Runs jobs, and returns when all have ended or were stopped.
+
+    Jobs are stopped at the deadline, and if this call is interrupted or `ended`
+    raises an error.
 
     Args:
-      jobs: The jobs in order.
-      ended: Called in this thread for each job that has ended, with its number
-        and the reason why it failed, or "" if it did not. It is not called for
-        jobs that were stopped.
+      jobs: The jobs, in the order in which they start.
+      ended: Called in this thread for each job that has ended, with its index
+        in `jobs` and the reason why it failed ("" if it did not fail). It is
+        not called for jobs that were stopped or never started.
     """
     threads = concurrent.futures.ThreadPoolExecutor(self._processes)
     numbers = {}
@@ -94,23 +101,28 @@ class Pool:
     try:
       for done in concurrent.futures.as_completed(numbers):
         reason = done.result()
-        if reason != _LATE:
+        if reason != _STOPPED:
           ended(numbers[done], reason)
     finally:
       self._stop.set()
       threads.shutdown(cancel_futures=True)
 
-  def _is_over(self) -> bool:
+  def _must_stop(self) -> bool:
+    """Returns whether jobs have to stop, and no other job may start."""
     return self._stop.is_set() or self.is_late
 
   def _run(self, job: Job) -> str:
-    """Runs a job as a process.
+    """Runs a job as a process, and waits until the process has ended.
+
+    Args:
+      job: The job.
 
     Returns:
-      Why it failed; "" if it did not; `_LATE` if it was stopped.
+      Why the job failed; "" if it did not fail; `_STOPPED` if it was stopped
+      before its end, or not started because jobs have to stop.
     """
-    if self._is_over():
-      return _LATE
+    if self._must_stop():
+      return _STOPPED
     root = job.root or job.log.parent
     root.mkdir(parents=True, exist_ok=True)
     files.folder_below(root, *job.log.parent.relative_to(root).parts)
@@ -123,18 +135,26 @@ class Pool:
         stderr=subprocess.STDOUT,
         env=self._limits | os.environ,
       )
-    while process.poll() is None and not self._is_over():
+    while process.poll() is None and not self._must_stop():
       time.sleep(_POLL_S)
     if process.poll() is None:
       process.terminate()
     code = process.wait()
-    if self._is_over() and code:
-      return _LATE
+    if self._must_stop() and code:
+      return _STOPPED
     return _reason(code, job.log.read_bytes()[start_bytes:])
 
 
 def _reason(code: int, text: bytes) -> str:
-  """Returns why a process failed, in one line; empty if it did not."""
+  """Returns why a process failed, in one line.
+
+  Args:
+    code: Exit code of the process; below 0: the signal that killed it. With 0
+      the result is empty.
+    text: Output of the process. The reason is what follows "error: " in the
+      last line that has it; without such a line it is the signal, or the last
+      line.
+  """
   if code == 0:
     return ""
   lines = [line for line in text.decode(errors="replace").splitlines() if line]

@@ -1,14 +1,16 @@
 """Finished runs of a sweep, in CSV files that other programs read.
 
-A run is one line of NAME.csv, its evaluations are lines of NAME_curves.csv.
-Both are written when the run has ended. A sweep does not train a run again if a
-line has the same config and the same text.
+A finished run is one line of NAME.csv, and each of its evaluations is a line of
+NAME_curves.csv. Both are written when the run has ended. A run of a sweep is
+not trained again if a line has the same digest of the config and the same
+digest of the text.
 """
 
 import collections
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import math
 import pathlib
@@ -35,20 +37,24 @@ class RunRow:
   Attributes:
     name: Name of the setting.
     seed: Seed of the run.
-    digest: Digest of the config; lines of the curve have it too.
-    corpus: Digest of the text.
-    overrides: Fields that are not at their defaults, as JSON.
+    digest: Digest of the config (`SweepRun.digest`).
+    corpus: Digest of the text that the run read.
+    overrides: Values that make the config (`SweepRun.overrides`), as a JSON
+      object.
     total_steps: Number of inner steps.
     tokens: Number of tokens that all replicas together were trained on.
     sent_bytes: Bytes that one replica sent, flush included.
     loss: Loss of the outer parameters after the flush (nats a token); NaN if
       the run diverged.
-    mean_loss: Loss of the mean of the replicas' parameters after the flush.
-    best_loss: Lowest loss of the outer parameters during the run.
-    judge_loss: Loss of the outer parameters on the text that judges; NaN if
-      the run had none.
+    mean_loss: Loss of the mean of the replicas' parameters after the flush
+      (nats a token); NaN if the run diverged.
+    best_loss: Lowest loss of the outer parameters over all evaluations (nats a
+      token); NaN if there was none.
+    judge_loss: Loss of the outer parameters after the flush on the judge text
+      (nats a token), on which no setting is chosen; NaN if the run diverged or
+      had no such text.
     wall_s: Wall time of the run (seconds).
-    platform: Backend and devices.
+    platform: Backend and devices of JAX.
     python: Version of Python.
     jax: Version of JAX.
     revision: Commit of the source code that the run used; empty if unknown.
@@ -79,15 +85,15 @@ class RunRow:
 
 @dataclasses.dataclass(frozen=True)
 class CurveRow:
-  """One evaluation of a run: one line of NAME_curves.csv.
+  """One evaluation of a finished run: one line of NAME_curves.csv.
 
   Attributes:
-    digest: Digest of the run's config.
-    corpus: Digest of the text.
-    step: Inner steps finished.
-    tokens: Tokens that all replicas together have seen so far.
+    digest: Digest of the run's config, as in its `RunRow`.
+    corpus: Digest of the text, as in its `RunRow`.
+    step: Number of inner steps before the evaluation.
+    tokens: Tokens that all replicas together had seen.
     sent_bytes: Bytes that one replica had sent.
-    loss: Loss of the outer parameters (nats a token).
+    loss: Validation loss of the outer parameters (nats a token).
     flushed: Whether this is the last evaluation, after the flush.
   """
 
@@ -104,24 +110,28 @@ RowType = typing.TypeVar("RowType", RunRow, CurveRow)
 
 
 class Rows:
-  """The files of a sweep's finished runs.
+  """The two files of a sweep's finished runs, and their content.
 
   Attributes:
-    path: Path of NAME.csv. The curves are beside it.
-    source: Path of the file that was read, or that is written.
-    runs: Finished runs by digest of the config and digest of the text.
+    path: Path of NAME.csv, to which `add` writes. NAME_curves.csv is beside it.
+    source: Path of the file that has the present content: `path`, or `start`
+      until the first run is added.
+    runs: Lines of NAME.csv in their order, by digest of the config and digest
+      of the text.
   """
 
   def __init__(self, path: pathlib.Path, start: pathlib.Path | None = None):
-    """Reads the files, which need not exist.
+    """Reads the files. A file that does not exist counts as empty.
 
     Args:
       path: Path of NAME.csv.
-      start: Another such file, from which a new sweep begins; it is copied with
-        the first write.
+      start: Another NAME.csv, which is read if `path` does not exist. The first
+        `add` copies its runs and their curves to `path`. None: a new sweep
+        begins without runs.
 
     Raises:
-      RecordError: If a file cannot be read or has other columns.
+      RecordError: If a file cannot be read, is damaged or has other columns, or
+        has two lines of the same run.
     """
     self.path = path
     self.source = start if start and not path.exists() else path
@@ -137,18 +147,20 @@ class Rows:
     self._curves: dict[tuple[str, str], list[CurveRow]] = {}
     for point in _read(_curves_path(self.source), CurveRow):
       key = point.digest, point.corpus
-      # A run that was killed before its line was written has a curve alone.
+      # If the process was killed between the writes of the two files, there is
+      # a curve without a line of its run.
       if key in self.runs:
         self._curves.setdefault(key, []).append(point)
 
   @property
   def settings(self) -> list[tuple[str, Mapping[str, Any]]]:
-    """Name and overrides of each run, as `runs.runs_of` takes them.
+    """Name and overrides of each finished run, as `runs.runs_of` takes them.
 
-    A run that has lines on several texts is there once.
+    A run with lines on several texts is listed once, with the name and the
+    overrides of the last of these lines.
 
     Raises:
-      RecordError: If a line has no overrides.
+      RecordError: If the overrides of a line are no JSON object.
     """
     by_digest = {row.digest: row for row in self.runs.values()}
     try:
@@ -160,69 +172,85 @@ class Rows:
       raise RecordError(f"{self.source} is damaged: {error}") from error
 
   def curve(self, row: RunRow) -> list[CurveRow]:
-    """Returns a run's evaluations in order; empty if the files have none."""
+    """Returns the evaluations of a finished run, in order.
+
+    Args:
+      row: The line of the run.
+
+    Returns:
+      The lines of its curve; empty if NAME_curves.csv has none.
+    """
     return list(self._curves.get((row.digest, row.corpus), ()))
 
   def row(self, run: SweepRun, corpus: str) -> RunRow | None:
-    """Returns the line of a run.
+    """Returns the line of a run on a text; None if there is none.
 
     Args:
       run: The run.
-      corpus: Digest of its text.
+      corpus: Digest of the text.
     """
     return self.runs.get((run.digest, corpus))
 
   def on_one_text(self, runs: Sequence[SweepRun]) -> list[RunRow | None]:
-    """Returns the line of each run, all of them on one text.
+    """Chooses one text, and returns the line of each run on this text.
 
-    Losses on two texts do not compare. The text with the most lines is taken;
-    of two texts with as many lines, the one that came later. Runs whose config
-    asks for different texts, as synthetic ones do with each seed, are counted
-    separately.
+    The same config may have been trained on different versions of its text, for
+    example with another version of Python's library. Losses on two versions do
+    not compare. The version with the most lines is chosen; of two versions with
+    equally many lines, the version of the later line.
+
+    A version is chosen for each text that the configs name (`text_of`). For
+    example, a synthetic text differs with the seed.
 
     Args:
       runs: The runs.
 
     Returns:
-      For each run its line on the chosen text, or None if it has none.
+      For each run its line on the chosen text; None if it has no such line.
     """
-    corpora: dict[str, list[str]] = {}
+    corpora_by_run: dict[str, list[str]] = {}  # By digest of the config.
     last_line: dict[str, int] = {}
     for number, (digest, corpus) in enumerate(self.runs):
-      corpora.setdefault(digest, []).append(corpus)
+      corpora_by_run.setdefault(digest, []).append(corpus)
       last_line[corpus] = number
-    counts: dict[Hashable, collections.Counter[str]] = {}
+    # How many lines of the runs each version has, by text of the config.
+    num_lines: dict[Hashable, collections.Counter[str]] = {}
     for run in runs:
-      count = counts.setdefault(text_of(run.config), collections.Counter())
-      count.update(corpora.get(run.digest, ()))
+      counter = num_lines.setdefault(text_of(run.config), collections.Counter())
+      counter.update(corpora_by_run.get(run.digest, ()))
     chosen_corpus = {}
-    for text, count in counts.items():
-      ranks = {corpus: (n, last_line[corpus]) for corpus, n in count.items()}
+    for text, counter in num_lines.items():
+      ranks = {
+        corpus: (count, last_line[corpus]) for corpus, count in counter.items()
+      }
       chosen_corpus[text] = max(ranks, key=ranks.__getitem__, default="")
     return [self.row(run, chosen_corpus[text_of(run.config)]) for run in runs]
 
   def num_others(
     self, runs: Sequence[SweepRun], lines: Sequence[RunRow | None]
   ) -> int:
-    """Returns how many lines of some runs are on texts that are not shown.
+    """Returns how many lines of some runs a page does not show.
+
+    They are lines of the same runs on other texts.
 
     Args:
       runs: The runs.
-      lines: The line of each run that is shown; None if there is none.
+      lines: The line of each run that the page shows; None if it shows none.
     """
     digests = {run.digest for run in runs}
     num_lines = sum(digest in digests for digest, _ in self.runs)
     return num_lines - len({row.digest for row in lines if row})
 
   def add(self, row: RunRow, curve: Sequence[CurveRow]) -> None:
-    """Adds a finished run to the files.
+    """Adds a finished run, and writes both files.
 
-    The curve is written before the line of the run: if the process is killed in
-    between, no run is in the files without its curve.
+    A line of the same run on the same text is replaced. The curves are written
+    first: if the process is killed between the two writes, no run has a line
+    without its curve.
 
     Args:
-      row: The finished run.
-      curve: Its evaluations in order.
+      row: Line of the finished run.
+      curve: Evaluations of the run, in order.
 
     Raises:
       RecordError: If the files cannot be written.
@@ -231,7 +259,7 @@ class Rows:
     self.source = self.path
     self._curves[row.digest, row.corpus] = list(curve)
     self.runs[row.digest, row.corpus] = row
-    points = [point for each in self._curves.values() for point in each]
+    points = itertools.chain.from_iterable(self._curves.values())
     _write_table(_curves_path(self.path), points)
     _write_table(self.path, self.runs.values())
 
@@ -242,13 +270,13 @@ def row_of(
   """Returns the results in a run directory as a line of NAME.csv.
 
   Args:
-    loaded_run: The run directory.
+    loaded_run: Content of the run directory.
     run: The run of the sweep that was trained there.
-    failure: Why it diverged; empty if it did not.
-    cores: Number of CPU cores that it had; 0 if unknown.
+    failure: Why the run diverged, in one line; empty if it did not.
+    cores: Number of CPU cores that the run could use; 0 if unknown.
   """
   record = loaded_run.record
-  losses = [row.outer_loss for row in loaded_run.evaluations]
+  losses = [evaluation.outer_loss for evaluation in loaded_run.evaluations]
   result = None if failure else loaded_run.result
   return RunRow(
     name=run.name,
@@ -274,7 +302,12 @@ def row_of(
 
 
 def curve_of(run: LoadedRun, row: RunRow) -> list[CurveRow]:
-  """Returns the evaluations of a run directory as lines of a curve."""
+  """Returns the evaluations in a run directory as lines of NAME_curves.csv.
+
+  Args:
+    run: Content of the run directory.
+    row: Line of the run, which has the digests.
+  """
   return [
     CurveRow(
       digest=row.digest,
@@ -296,15 +329,25 @@ def _curves_path(path: pathlib.Path) -> pathlib.Path:
 def _write_table(
   path: pathlib.Path, rows: Iterable[RunRow] | Iterable[CurveRow]
 ) -> None:
-  """Writes rows as a CSV file, which replaces an earlier one as a whole."""
+  """Writes a CSV file, which replaces an earlier file as a whole.
+
+  Args:
+    path: Path of the file.
+    rows: Lines of the file, all of the same class.
+  """
   write_atomically(path, csv_table([dataclasses.asdict(row) for row in rows]))
 
 
 def _read(path: pathlib.Path, kind: type[RowType]) -> list[RowType]:
-  """Returns the lines of a CSV file; none if there is no file.
+  """Reads a CSV file; a file that does not exist counts as empty.
+
+  Args:
+    path: Path of the file.
+    kind: Class of its lines. The fields of the class are the columns.
 
   Raises:
-    RecordError: If it cannot be read, is cut, or has other columns.
+    RecordError: If the file cannot be read, ends within a line, has other
+      columns, or has a cell that does not fit its column.
   """
   if not path.exists():
     return []
@@ -327,21 +370,30 @@ def _read(path: pathlib.Path, kind: type[RowType]) -> list[RowType]:
     ) from error
 
 
-def _check_columns(found: Sequence[str], wanted: Iterable[str]) -> None:
-  """Raises ValueError unless a table has each column once, and no other."""
-  missing = sorted(set(wanted) - set(found))
+def _check_columns(columns: Sequence[str], expected: Iterable[str]) -> None:
+  """Raises ValueError unless a table has the expected columns, each once.
+
+  Args:
+    columns: Columns of the table.
+    expected: Columns that it must have, in any order.
+  """
+  missing = sorted(set(expected) - set(columns))
   require(not missing, f"it lacks the column {missing[:1]}")
-  others = sorted(set(found) - set(wanted))
+  others = sorted(set(columns) - set(expected))
   require(not others, f"it has a column {shown(others[:1])}")
-  require(len(found) == len(set(found)), "it has a column twice")
+  require(len(columns) == len(set(columns)), "it has a column twice")
 
 
 def _value(kind: type, text: str | None) -> Any:
-  """Returns the value of a cell, such as `csv_table` writes it.
+  """Reads a cell as `csv_table` writes it.
 
   Args:
-    kind: Type of the value.
-    text: The cell; None if its line is shorter than the others.
+    kind: Type of the value: str, int, float or bool.
+    text: Text of the cell; None if the line has fewer cells than columns.
+
+  Raises:
+    ValueError: If the line is too short, or the text is no such value, an int
+      below 0 or an infinite float. NaN is allowed.
   """
   if text is None:
     raise ValueError("a line is shorter than the others")

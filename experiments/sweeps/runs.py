@@ -1,9 +1,12 @@
-"""Lists the runs of a sweep: names, overrides and seeds.
+"""Lists the runs of a sweep: a name and a checked config for each.
 
-All runs are checked and named before the first of them starts, since a misspelt
-field that is found after an hour of training costs that hour. A finished run is
-recognized later, in another process or in a fresh clone, by the digest of its
-overrides. This module does not load JAX.
+All runs are checked and named before the first of them starts: a misspelt field
+that is found after an hour of training costs that hour. A finished run is
+recognized by the digest of its config, also in another process or in a fresh
+clone. This module does not load JAX.
+
+A *setting* is a name with the values of some fields. It becomes a run for each
+of its seeds.
 """
 
 import collections
@@ -23,8 +26,9 @@ from dilocox_jax.config.sections import DataConfig
 
 # Fields of a sweep's config that say what is trained.
 _FIELDS_OF_RUNS = ("base", "grid", "runs", "seeds", "rows")
-# Fields about its page. `judged` is whether the page shows the losses on the
-# text that judges, which no sweep that chooses settings may show.
+# Fields about its page. `judged` says whether the page shows the losses on the
+# judge text instead of the validation text. A sweep that chooses settings must
+# not show them.
 _FIELDS_OF_PAGE = (
   "clocks",
   "baseline",
@@ -35,13 +39,14 @@ _FIELDS_OF_PAGE = (
   "judged",
 )
 FIELDS = _FIELDS_OF_RUNS + _FIELDS_OF_PAGE
-# Fields that change no result of a run, so that the digest ignores them. The
-# fields of `evaluation` may change when a run is resumed, but they decide which
-# points the curve of the run has, so that the digest contains them.
+# Fields that the digest ignores, because they change no result of a run. The
+# fields of `evaluation` are free on resume as well, but the digest contains
+# them, because they decide which points the curve of a run has.
 _IGNORED = tuple(
   field for field in free_on_resume() if not field.startswith("evaluation.")
 )
-_MAX_NAME_BYTES = 120  # The limit of a directory's name is 255 bytes.
+# Bytes of a name in the name of a directory, which may have 255 bytes.
+_MAX_NAME_BYTES = 120
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +54,7 @@ class SweepRun:
   """A training run of a sweep.
 
   Attributes:
-    name: Name of the setting; runs that differ only in the seed share it.
+    name: Name of the setting. Runs that differ only in the seed have the same.
     config: The whole checked config, with its seed.
   """
 
@@ -63,10 +68,11 @@ class SweepRun:
 
   @property
   def overrides(self) -> dict[str, Any]:
-    """Values that make the config, by dotted name.
+    """Values that make the config (`from_mapping`), by dotted name.
 
-    A field whose default follows from other fields (the method, the length of
-    the run) is always among them, also where it has its default.
+    They are the values that are not at their defaults. Besides, they have all
+    fields whose defaults follow from other fields (the method, the length of
+    the run), so that a new default of a later version does not change the run.
     """
     return self._changed(always=(*DEFAULTS, "inner.warmup_steps"))
 
@@ -74,9 +80,12 @@ class SweepRun:
     """Returns the values that are not at their defaults, by dotted name.
 
     Args:
-      always: Fields that are included unless they are None.
+      always: Fields that are included also at their defaults, unless they are
+        None.
     """
-    defaults = flat(RunConfig().to_mapping()) | dict.fromkeys(always)
+    defaults = flat(RunConfig().to_mapping())
+    for path in always:
+      defaults[path] = None
     values = flat(self.config.to_mapping())
     return {
       path: value for path, value in values.items() if value != defaults[path]
@@ -84,44 +93,65 @@ class SweepRun:
 
   @functools.cached_property
   def digest(self) -> str:
-    """Twelve hexadecimal digits, equal for two configs of the same run.
+    """Digest of the config: twelve hexadecimal digits.
 
-    Only fields that are not at their defaults count, so a field that a later
-    version adds does not change the digests of older runs.
+    Two configs have the same digest if they differ only in fields that change
+    no result. Only fields that are not at their defaults count, so a field that
+    a later version adds does not change the digests of older runs.
     """
-    counted = {
+    values = {
       path: value
       for path, value in self._changed().items()
-      if not any(f"{path}.".startswith(f"{field}.") for field in _IGNORED)
+      if not _is_ignored(path)
     }
-    text = json.dumps(counted, sort_keys=True)
+    text = json.dumps(values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
   @property
   def label(self) -> str:
-    """Readable text with which the name of the run's directory begins."""
+    """Readable text with which the name of the run's directory begins.
+
+    Example: "overlap_loco,_AdamW,_2x4-seed0".
+    """
     name = re.sub(r"[^\w.,=+-]+", "_", self.name)
-    # A letter may have four bytes. The rest of a divided letter is left out.
+    # A letter may have up to four bytes. If the cut divides a letter, the
+    # letter is left out.
     name = name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
     return f"{name}-seed{self.seed}"
 
   @property
   def arguments(self) -> list[str]:
-    """Flags that turn the default config into the config of the run."""
-    return [f"--config.{path}={each}" for path, each in self.overrides.items()]
+    """Flags of `experiments.train` that give its config the run's values.
+
+    Example: ["--config.seed=1", "--config.sync.method=diloco"].
+    """
+    return [
+      f"--config.{path}={value}" for path, value in self.overrides.items()
+    ]
+
+
+def _is_ignored(path: str) -> bool:
+  """Returns whether the digest ignores a field.
+
+  Args:
+    path: Dotted name of the field. The digest ignores it if `_IGNORED` has the
+      field or its section.
+  """
+  return any(f"{path}.".startswith(f"{field}.") for field in _IGNORED)
 
 
 def text_of(config: RunConfig) -> tuple[DataConfig, int]:
-  """Returns the part of a config that decides its text.
+  """Returns the part of a config that decides which text a run reads.
 
-  Two runs have the same text if their parts are equal.
+  Two runs read the same text if the results are equal.
 
   Args:
     config: Config of the run.
 
   Returns:
-    The section `data` with batches of one token, as the size of batches does
-    not change the text; and the seed of a synthetic text, 0 for others.
+    The section `data`, and the seed of the text. The sizes of batches and
+    sequences are set to 1, because they do not change the text. The seed is 0
+    unless the text is synthetic.
   """
   data = dataclasses.replace(config.data, batch_size=1, sequence_length=1)
   seed = config.seed if data.source == "synthetic" else 0
@@ -129,15 +159,18 @@ def text_of(config: RunConfig) -> tuple[DataConfig, int]:
 
 
 def check_field(path: str) -> None:
-  """Raises ValueError, with the nearest name, if a sweep has no such field.
+  """Checks that the config of a sweep may have a field.
 
   Args:
     path: Dotted name of the field, e.g. "base.sync.sync_interval".
+
+  Raises:
+    ValueError: If there is no such field. The message has the nearest name.
   """
-  head, _, rest = path.partition(".")
+  head, _, config_path = path.partition(".")
   known("field", head, FIELDS)
-  if head in ("base", "grid") and rest:
-    check_path(RunConfig, rest)
+  if head in ("base", "grid") and config_path:
+    check_path(RunConfig, config_path)
 
 
 def runs_of(
@@ -145,28 +178,36 @@ def runs_of(
 ) -> list[SweepRun]:
   """Lists the runs of a sweep in the order in which they should start.
 
-  If two settings give the same config, the list has one run for both, under the
-  name of the first.
+  If two settings give configs with the same digest, the list has one run for
+  both, under the name of the first.
 
   Args:
-    sweep: Mapping with some of `FIELDS`. `base` is a whole config. `grid` maps
-      fields (dotted or nested) to lists of values; every combination becomes a
-      setting. `runs` is a list of settings, which map dotted fields to values
-      and may have a `name` and a `seed`. `seeds` are those of all settings
-      without one; by default that of `base`.
-    rows: Name and overrides of finished runs. They are the runs of a sweep that
-      has neither `grid` nor `runs`.
+    sweep: Mapping with some of `FIELDS`:
+
+      - `base` is a whole config.
+      - `grid` maps fields (dotted or nested) to lists of values. Every
+        combination of these values becomes a setting.
+      - `runs` is a list of settings: mappings of fields (dotted or nested) to
+        values. A setting may also have a `name` and a `seed`.
+      - `seeds` are the seeds of all settings that have no `seed`. By default
+        they have the seed of `base`.
+      - `baseline` must be the name of a run.
+
+    rows: Name and overrides of finished runs (`Rows.settings`). If the sweep
+      has neither `grid` nor `runs`, these are its runs.
 
   Raises:
-    ValueError: If a run is not possible. The message has one line, which names
-      the run and the field and says what to change.
+    ValueError: If a field is wrong or a config is not possible. The message is
+      one line; it names the field, and the run if a run is wrong.
   """
   for field in sweep:
     check_field(field)
   base = sweep.get("base", {})
   seeds = sweep.get("seeds", (base.get("seed", 0),))
-  is_list = isinstance(seeds, list | tuple) and bool(seeds)
-  require(is_list, f"seeds={seeds!r} must be a list of at least one seed")
+  require(
+    _is_filled_list(seeds),
+    f"seeds={seeds!r} must be a list of at least one seed",
+  )
   settings = _named([*_product(sweep), *_listed(sweep)])
   if not settings:
     return [_run(name, {}, overrides) for name, overrides in rows]
@@ -187,6 +228,11 @@ def _run(
 ) -> SweepRun:
   """Returns a run whose config is `base` with some fields changed.
 
+  Args:
+    name: Name of the setting.
+    base: Values of a config, nested or by dotted name.
+    changed: Values that replace those of `base`, by dotted name.
+
   Raises:
     ValueError: If the config is not possible. The message names the run.
   """
@@ -198,6 +244,10 @@ def _run(
 
 def changes(runs: Sequence[SweepRun]) -> dict[str, str]:
   """Returns how each setting differs from the others, in words, by its name.
+
+  Example: "sync_interval=30 outer.momentum=0.6". The fields are those in which
+  any two settings differ. A field that a setting has at its default is left
+  out.
 
   Args:
     runs: Runs of a sweep.
@@ -213,63 +263,107 @@ def changes(runs: Sequence[SweepRun]) -> dict[str, str]:
       varied.append(path)
   words = {}
   for name, values in values_by_name.items():
-    changed = {p: values[p] for p in varied if values[p] != defaults[p]}
+    changed = {
+      path: values[path] for path in varied if values[path] != defaults[path]
+    }
     words[name] = _words(changed)
   return words
 
 
-def _product(sweep: Mapping[str, Any]) -> Iterator[tuple[str, dict]]:
-  """Yields ("", values by dotted field) for every combination in the grid."""
+# Name of a setting, "" if it has none yet, and its values by dotted name.
+_Setting = tuple[str, dict[str, Any]]
+
+
+def _product(sweep: Mapping[str, Any]) -> Iterator[_Setting]:
+  """Yields a setting without a name for every combination in the grid.
+
+  Raises:
+    ValueError: If a field does not exist, or its values are no list.
+  """
   grid = flat(sweep.get("grid") or {})
   for path, values in grid.items():
-    is_list = isinstance(values, list | tuple) and bool(values)
-    require(is_list, f"grid.{path}={values!r} must be a list of values")
+    require(
+      _is_filled_list(values),
+      f"grid.{path}={values!r} must be a list of values",
+    )
     check_path(RunConfig, path)
   if grid:
     for combination in itertools.product(*grid.values()):
       yield "", dict(zip(grid, combination, strict=True))
 
 
-def _listed(sweep: Mapping[str, Any]) -> Iterator[tuple[str, dict]]:
-  """Yields (name, values by dotted field) for every setting in `runs`."""
+def _listed(sweep: Mapping[str, Any]) -> Iterator[_Setting]:
+  """Yields every setting in the field `runs` of a sweep.
+
+  Raises:
+    ValueError: If an entry is no mapping.
+  """
   for number, setting in enumerate(sweep.get("runs") or ()):
-    message = f"runs[{number}]={setting!r} must map fields to values"
-    require(isinstance(setting, Mapping), message)
+    require(
+      isinstance(setting, Mapping),
+      f"runs[{number}]={setting!r} must map fields to values",
+    )
     changed = dict(setting)
     name = changed.pop("name", "")
     yield str(name), flat(changed)
 
 
-def _named(settings: list[tuple[str, dict]]) -> list[tuple[str, dict]]:
-  """Gives every setting a name and drops settings that are repeated."""
-  by_name: dict[tuple[str, Any], dict] = {}
+def _is_filled_list(value: Any) -> bool:
+  """Returns whether a value of a config is a list or tuple, and not empty."""
+  return isinstance(value, list | tuple) and bool(value)
+
+
+def _named(settings: list[_Setting]) -> list[_Setting]:
+  """Gives every setting a name, and leaves out settings that are repeated.
+
+  Args:
+    settings: Settings. A setting without a name is named by its fields, e.g.
+      "sync_interval=30,inner.learning_rate=0.002", or "base" if it has none.
+
+  Raises:
+    ValueError: If two settings with the same name and seed differ.
+  """
+  by_name: dict[tuple[str, Any], dict[str, Any]] = {}
   for name, changed in settings:
     if not name:
-      fields = {path: x for path, x in changed.items() if path != "seed"}
-      name = _words(fields, ",") or "base"
+      fields = {
+        path: value for path, value in changed.items() if path != "seed"
+      }
+      name = _words(fields, separator=",") or "base"
     key = (name, changed.get("seed"))
     if by_name.setdefault(key, changed) != changed:
       raise ValueError(f"two runs are called {name!r}: rename one of them")
   return [(name, changed) for (name, _), changed in by_name.items()]
 
 
-def _words(values: Mapping[str, Any], between: str = " ") -> str:
-  """Names values, e.g. "rank=8 outer.momentum=0.6"."""
+def _words(values: Mapping[str, Any], separator: str = " ") -> str:
+  """Returns fields with their values, e.g. "rank=8 outer.momentum=0.6".
+
+  Args:
+    values: Values by dotted name.
+    separator: Text between two of them.
+  """
   words = []
   for path, value in values.items():
     text = f"{value:g}" if isinstance(value, float) else str(value)
     words.append(f"{short_name(path)}={text}")
-  return between.join(words)
+  return separator.join(words)
 
 
 def short_name(path: str) -> str:
-  """Returns the name of a field, without its section if the name is unique.
+  """Returns the name of a field, without its section if one field is so named.
+
+  Examples: "sync_interval" for "sync.sync_interval", but "outer.momentum",
+  because the section `inner` has a field `momentum`, too.
 
   Args:
-    path: Dotted name of the field, e.g. "sync.sync_interval".
+    path: Dotted name of the field.
   """
   last = path.rpartition(".")[2]
   names = collections.Counter(
     field.rpartition(".")[2] for field in flat(RunConfig().to_mapping())
   )
-  return last if names[last] == 1 and last != "name" else path
+  # "name" alone would be read as the name of the run.
+  if last == "name" or names[last] != 1:
+    return path
+  return last

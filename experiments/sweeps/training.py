@@ -1,7 +1,8 @@
-"""Trains the runs of a sweep that have no line yet.
+"""Trains the runs of a sweep that have not ended yet.
 
-A run that diverges is a result like any other. A run that fails otherwise is
-tried again the next time.
+A run that has ended has a line in a CSV file (`experiments.sweeps.rows`). A run
+that diverged has ended as well: its line says so. A run that failed for another
+reason has no line, so the next sweep trains it again.
 """
 
 import contextlib
@@ -31,19 +32,40 @@ _DIVERGED = re.compile(r"is not finite (at|after) step")
 
 @functools.cache
 def _text_digest(data: DataConfig, seed: int) -> str:
+  """Reads a text once, and returns its digest.
+
+  Args:
+    data: Section of the config that names the text.
+    seed: Seed of a synthetic text.
+  """
   return run_text.text_of(data, seed).digest
 
 
 def corpus_digest(config: RunConfig) -> str:
-  """Returns the digest of the text that a run would train on here."""
-  return _text_digest(*text_of(config))
+  """Returns the digest of the text that a run would read on this machine.
+
+  Args:
+    config: Config of the run.
+
+  Raises:
+    ValueError: If this machine does not have the text. The message is one line.
+  """
+  data, seed = text_of(config)
+  return _text_digest(data, seed)
 
 
 def check_names(runs: Iterable[SweepRun]) -> None:
-  """Looks up optimizers and texts, which only their libraries know.
+  """Checks that the optimizers and the texts of runs exist.
+
+  Only optax knows its optimizers, and only the file system its files. So the
+  check of a config (`from_mapping`) does not find these mistakes.
+
+  Args:
+    runs: The runs.
 
   Raises:
-    ValueError: One line that names the run, the section and what is wrong.
+    ValueError: If one of them does not exist. The message is one line, which
+      names the run and the section of the config.
   """
   for run in runs:
     with in_front(f"run {run.name!r}: "):
@@ -53,25 +75,27 @@ def check_names(runs: Iterable[SweepRun]) -> None:
 
 
 class Training:
-  """The runs of a sweep below its work directory.
+  """The training of a sweep's runs, in its work directory.
 
   Attributes:
-    workdir: The work directory. Directories of runs are in WORKDIR/runs; their
-      processes print into WORKDIR/logs.
-    rows: Lines of the runs that have ended.
-    failed: Run, reason and log of each run that failed.
+    workdir: The work directory. Directories of runs are in WORKDIR/runs. The
+      processes of the runs print into files in WORKDIR/logs.
+    rows: Files with the lines of the runs that have ended.
+    failed: "run", "reason" and "log" of each run that has failed since this
+      object was made.
   """
 
   def __init__(
     self, workdir: pathlib.Path, rows: Rows, parts_files: Sequence[str] = ()
   ):
-    """Trains nothing yet.
+    """Prepares the training, and trains nothing yet.
 
     Args:
       workdir: The work directory.
-      rows: Lines of the runs that have ended.
-      parts_files: Files that the process of a run runs first, because they may
-        register parts that the run has.
+      rows: Files with the lines of the runs that have ended.
+      parts_files: Python files that the process of each run executes first
+        (`--parts`). They may register models, codecs and other parts that the
+        configs name.
     """
     self.workdir = workdir
     self.rows = rows
@@ -79,7 +103,14 @@ class Training:
     self.failed: list[dict[str, str]] = []
 
   def row(self, run: SweepRun) -> RunRow | None:
-    """Returns the line of a run on the text that this machine has."""
+    """Returns the line of a run on the text that this machine has.
+
+    Args:
+      run: The run.
+
+    Returns:
+      The line; None if the run has not ended on this text.
+    """
     return self.rows.row(run, corpus_digest(run.config))
 
   def train_for(
@@ -90,19 +121,20 @@ class Training:
     slurm: str,
     max_minutes: float | None,
   ) -> bool:
-    """Trains runs that have no line yet, for some time at most.
+    """Trains runs that have no line yet, for a limited time.
 
     Args:
       runs: The runs.
-      num_processes: How many run at once.
+      num_processes: Number of runs that train at once.
       slurm: Options of srun; "" for processes on this machine.
-      max_minutes: Time after which runs are stopped; None: no limit.
+      max_minutes: Time after which runs save and stop (minutes); None: no
+        limit.
 
     Returns:
       Whether the time was over before all runs had ended.
 
     Raises:
-      BusyError: If another sweep is at work in the directory.
+      BusyError: If another sweep trains in the same work directory.
     """
     deadline_s = math.inf
     if max_minutes is not None:
@@ -121,10 +153,13 @@ class Training:
   ) -> None:
     """Trains runs that have no line yet, each once, in order.
 
+    Prints a line for each run that has ended. Adds it to `rows`, or to `failed`
+    if it failed.
+
     Args:
       runs: The runs.
-      pool: Runs their processes.
-      num_processes: How many run at once.
+      pool: The pool in which the processes of the runs run.
+      num_processes: Number of runs that train at once.
     """
     num_cores = max(1, usable_cores() // num_processes)
     missing_runs = [run for run in runs if self.row(run) is None]
@@ -132,25 +167,28 @@ class Training:
     jobs = [self._job(run) for run in missing_runs]
     num_ended = 0
 
-    def end(number: int, failure: str) -> None:
+    def report_end(number: int, failure: str) -> None:
       nonlocal num_ended
       num_ended += 1
       job = jobs[number]
-      finding = self._record(missing_runs[number], failure, num_cores)
-      if not finding:
+      outcome = self._record(missing_runs[number], failure, num_cores)
+      if not outcome:
         log = str(job.log)
         self.failed.append({"run": job.name, "reason": failure, "log": log})
-        finding = f"failed: {failure} (log: {log})"
-      line = f"run {num_ended} of {len(jobs)}, {job.name}: {finding}"
+        outcome = f"failed: {failure} (log: {log})"
+      line = f"run {num_ended} of {len(jobs)}, {job.name}: {outcome}"
       print(printable(line), flush=True)
 
-    pool.run(jobs, end)
+    pool.run(jobs, report_end)
 
   def _directory(self, run: SweepRun) -> pathlib.Path:
     """Returns the directory of a run, which need not exist yet.
 
-    The digests of config and text at the end of its name tell an earlier one,
-    as the label before them may change. Texts differ between machines.
+    The name of the directory is the label of the run, and the digests of its
+    config and its text. The label may have changed since the directory was
+    made, so an existing directory is recognized by the digests alone. The
+    digest of the text is needed because machines may have different versions of
+    a text.
     """
     key = f"{run.digest}-{corpus_digest(run.config)[:6]}"
     folder = self.workdir / "runs"
@@ -158,13 +196,17 @@ class Training:
     return earlier[0] if earlier else folder / f"{run.label}-{key}"
 
   def _job(self, run: SweepRun) -> Job:
-    """Returns the process that trains a run."""
+    """Returns the job that trains a run.
+
+    Raises:
+      RefusedError: If a folder of the run is a link.
+    """
     name = self._directory(run).name
     run_directory = work_directory.check_subfolder(self.workdir, "runs", name)
     work_directory.check_subfolder(self.workdir, "logs")
     return Job(
       name=f"{run.name}, seed {run.seed}",
-      log=self.workdir / "logs" / f"{run_directory.name}.log",
+      log=self.workdir / "logs" / f"{name}.log",
       command=[
         sys.executable,
         "-m",
@@ -178,15 +220,17 @@ class Training:
     )
 
   def _record(self, run: SweepRun, failure: str, num_cores: int) -> str:
-    """Adds the line of a run that has ended to the rows.
+    """Adds an ended run to `rows`, and removes the checkpoints of the run.
+
+    A run whose process failed is added only if the run diverged.
 
     Args:
       run: The run.
-      failure: Why its process failed; "" if it did not.
-      num_cores: Number of CPU cores that it had.
+      failure: Why its process failed; "" if it did not fail.
+      num_cores: Number of CPU cores that the run could use.
 
     Returns:
-      The loss, or that the run diverged; "" if it failed and has no line.
+      Text with the loss of the run, or why it diverged; "" if it was not added.
     """
     if failure and not _DIVERGED.search(failure):
       return ""

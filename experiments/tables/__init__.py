@@ -1,1 +1,1 @@
-"""One module for each paper: its figures beside the simulator's predictions."""
+"""Tables of published figures of papers, beside the simulator's predictions."""

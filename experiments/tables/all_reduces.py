@@ -1,8 +1,8 @@
 """All-reduces that others measured between machines behind slow links.
 
 The repository tc_cluster_setting of Binhang Yuan has times of gloo and of NCCL
-among 4 to 32 machines of AWS, whose links the kernel's netem throttled and
-delayed. Nothing is fitted here.
+among 4 to 32 machines of AWS. The kernel's netem throttled and delayed their
+links. No constant is fitted on these times.
 """
 
 from dilocox_jax.plan.operations import operation
@@ -19,10 +19,12 @@ from experiments.tables.table import (
 
 TRANSPORTS = {"gloo": GLOO, "NCCL": NCCL}
 MACHINES = (4, 8, 16, 32)
-LINKS = ((5, 1), (2, 5), (1, 10))  # Gbit/s, and ms that netem adds one way.
+# Rate (Gbit/s), and delay that netem adds in each direction (ms).
+LINKS = ((5, 1), (2, 5), (1, 10))
 _OPERAND_BYTES = 128 * 2**20
-# Frames between AWS machines have up to 9001 bytes (recalled, it is not stated)
-# and 14 bytes of Ethernet. TCP and IP need 52 of them.
+# Payload over bytes on the line. A frame between AWS machines carries up to
+# 9001 bytes (recalled; the repository does not say it), of which TCP and IP
+# need 52. Ethernet adds 14.
 _EFFICIENCY = (9001 - 52) / (9001 + 14)
 _BASIS = "payload of frames of 9001 bytes; a round trip of two delays"
 _HEADER = (
@@ -38,21 +40,25 @@ _HEADER = (
 
 
 def build_tables() -> list[Table]:
-  """Returns the table of all-reduces."""
+  """Returns one table, with an all-reduce of each link, number and library.
+
+  Readers see the times of gloo and of NCCL side by side. The notes get the
+  largest error of each library ("gloo", "nccl"), a fraction without sign.
+  """
   rows = []
   cells = []
   for gbps, delay_ms in LINKS:
     for num_machines in MACHINES:
       line = [f"{gbps} Gbit/s, {delay_ms} ms", str(num_machines)]
       for transport in TRANSPORTS:
-        row = _row(
+        row = _predicted_row(
           transport,
           num_machines=num_machines,
           gbps=gbps,
           delay_ms=delay_ms,
         )
         rows.append(row)
-        _, published, predicted, error, *_ = row.cells()
+        _name, published, predicted, error, _kind, _basis = row.cells()
         line += [published, predicted, error]
       cells.append(line)
   worst_errors = {}
@@ -71,9 +77,17 @@ def build_tables() -> list[Table]:
   ]
 
 
-def _row(
+def _predicted_row(
   transport: str, num_machines: int, gbps: float, delay_ms: float
 ) -> Prediction:
+  """Returns the predicted time of an all-reduce (ms), beside the measured one.
+
+  Args:
+    transport: Library that sends, one of `TRANSPORTS`.
+    num_machines: Number of machines.
+    gbps: Rate of the link of each machine (Gbit/s).
+    delay_ms: Delay that netem adds in each direction (ms).
+  """
   cluster = equal_links(
     num_replicas=num_machines,
     up_bps=gbps * 1e9,

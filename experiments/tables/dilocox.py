@@ -1,9 +1,16 @@
-"""DiLoCoX (arXiv 2506.21263): throughput, ablation and the two ratios.
+"""DiLoCoX (arXiv 2506.21263): throughputs, and speed-ups over AllReduce.
 
-One recipe is used for both models. Only the duration of a step is fitted, once
-for each model, on the throughput of DiLoCoX, which compute bounds and not the
-link. All other times follow from the plan's bytes over 1 Gbit/s. So the table
-shows which of the paper's numbers follow from these bytes and which do not.
+Both models have the same recipe (`RECIPE`). Two things are fitted:
+
+- the seconds of a step, for each model, on the throughput of DiLoCoX. There the
+  exchange is hidden, so that only compute bounds the throughput.
+- the seconds of the codec, on the 107B row of DiLoCoX without overlap
+  (`PaperRuns.codec_s`). No other row uses them.
+
+All other times follow from the plan's bytes over 1 Gbit/s. So the table shows
+which of the paper's numbers follow from these bytes and which do not. Besides,
+two settings were picked so that the 107B speed-up comes to the published 357
+(`PICKED`).
 """
 
 import dataclasses
@@ -26,7 +33,7 @@ from experiments.tables.table import (
 
 SEQUENCE_LENGTH = 2048
 MODELS = {"OPT-1.3B": "opt_1_3b", "107B": "qwen_107b"}
-_A800_FLOPS = 312e12  # Of an A800, half precision, as recalled.
+_A800_FLOPS = 312e12  # Peak of an A800 in half precision (FLOP/s, recalled).
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +42,9 @@ class Setting:
 
   Attributes:
     num_clusters: D, the number of clusters; each has one link.
-    value_bytes: Bytes of a value that is sent uncompressed: 4 or 2.
-    tokens: Tokens of a global step.
+    value_bytes: Bytes of a value that is sent uncompressed: 4 (float32) or 2
+      (bfloat16).
+    tokens: Tokens of a step of all clusters together.
   """
 
   num_clusters: int = 2
@@ -49,7 +57,8 @@ class Setting:
 
 
 RECIPE = Setting()
-# Settings that the paper's text allows as well, picked to give 357.
+# Settings that the paper's text allows as well. They were picked because they
+# give about the published 107B speed-up of 357.
 PICKED = (
   Setting(num_clusters=10, value_bytes=2),
   Setting(num_clusters=3, tokens=24 * SEQUENCE_LENGTH),
@@ -57,22 +66,22 @@ PICKED = (
 
 
 class PaperRuns:
-  """The paper's runs of one model.
+  """The paper's runs of one model, simulated with one setting.
 
   Attributes:
-    model: One of `MODELS`.
+    model: Name of the model, one of `MODELS`.
     setting: Choices that the paper leaves open.
     interval: H (inner steps).
-    rank: Rank of DiLoCoX.
-    step_s: Seconds of a step, fitted on the throughput of DiLoCoX.
+    rank: Rank of the factors that DiLoCoX sends.
+    step_s: Compute of a step (seconds), fitted on the throughput of DiLoCoX.
   """
 
   def __init__(self, figures: Figures, model: str, setting: Setting = RECIPE):
-    """Fits the step.
+    """Fits `step_s` on the published throughput of DiLoCoX.
 
     Args:
-      figures: Figures of the paper.
-      model: One of `MODELS`.
+      figures: Figures of the paper, by name.
+      model: Name of the model, one of `MODELS`.
       setting: Choices that the paper leaves open.
     """
     self.model = model
@@ -81,36 +90,53 @@ class PaperRuns:
     self.interval = int(figures["sync interval"].value)
     self.rank = int(figures[f"{model}, rank"].value)
     self.step_s = setting.tokens / self.published("DiLoCoX")
-    # The codec that sends every value.
+    # The codec that sends every value uncompressed.
     self._dense = "float32" if setting.value_bytes == 4 else "bfloat16"
 
   def published(self, method: str) -> float:
-    """Returns the published throughput of a method (tokens/s)."""
+    """Returns the published throughput of this model (tokens/s).
+
+    Args:
+      method: Name of the method in the paper, e.g. "DiLoCoX".
+    """
     return self._figures[f"{self.model}, {method}, throughput"].value
 
   def pace(self, method: str, codec_s: float = 0.0, **changes) -> SteadyState:
-    """Returns the pace of a method's recipe with fields changed.
+    """Returns the simulated pace of a run with this model.
 
     Args:
-      method: Name of the method.
-      codec_s: Seconds of a round's codec that nothing hides.
-      **changes: Values by field, for each section.
+      method: Name of the method, as `sync.method` has it.
+      codec_s: Seconds of encoding and decoding for each exchange. Nothing hides
+        them.
+      **changes: What differs from the recipe of the method: values by field,
+        for each section. Example: sync={"sync_interval": 125}.
     """
-    count = self.setting.num_clusters
-    bps = self._figures["bandwidth between clusters"].value * 1e9
-    cluster = equal_links(count, bps, rtt_s=0.0, efficiency=1.0)
-    changes |= {"model": {"preset": MODELS[self.model]}}
-    changes |= {"mesh": {"num_replicas": count}}
-    traffic = to_plan.traffic(config_of(method, **changes))
-    return pace(traffic, cluster, self.step_s, codec_s)
+    num_clusters = self.setting.num_clusters
+    gbps = self._figures["bandwidth between clusters"].value
+    cluster = equal_links(num_clusters, gbps * 1e9, rtt_s=0.0, efficiency=1.0)
+    config = config_of(
+      method,
+      model={"preset": MODELS[self.model]},
+      mesh={"num_replicas": num_clusters},
+      **changes,
+    )
+    traffic = to_plan.traffic(config)
+    return pace(traffic, cluster, step_s=self.step_s, codec_s=codec_s)
 
   def tokens_per_s(self, pace: SteadyState) -> float:
-    """Returns the throughput of all clusters together (tokens/s)."""
+    """Returns the throughput of all clusters together (tokens/s).
+
+    Args:
+      pace: Pace of a run of this model (`pace`).
+    """
     return self.setting.tokens / pace.step_s
 
-  @functools.cache  # noqa: B019 - it lives as long as the tables.
+  @functools.cache  # noqa: B019 - the cache lives as long as the tables.
   def allreduce(self) -> SteadyState:
-    """Returns the pace of AllReduce: gradients at every step."""
+    """Returns the pace of AllReduce, which sends all gradients at every step.
+
+    The gradients are sent uncompressed.
+    """
     return self.pace("allreduce", exchange={"codec": self._dense})
 
   @functools.cache  # noqa: B019 - as above.
@@ -123,9 +149,10 @@ class PaperRuns:
     """Returns the pace of DiLoCoX, complete or without a component.
 
     Args:
-      is_hidden: Whether exchanges run beside the next round.
+      is_hidden: Whether an exchange runs beside the steps of the next round. If
+        not, it runs after the steps of its own round, as in DiLoCo.
       codec: Name of the codec, in which the rank replaces the braces; "":
-        every value is sent.
+        every value is sent uncompressed, without error feedback.
       codec_s: As in `pace`.
     """
     sync = {"sync_interval": self.interval}
@@ -137,61 +164,82 @@ class PaperRuns:
     return self.pace("dilocox", codec_s, sync=sync, exchange=exchange)
 
   def open_diloco(self) -> SteadyState:
-    """Returns the pace of OpenDiLoCo: fp16, no overlap, the same H."""
+    """Returns the pace of OpenDiLoCo: fp16, no overlap, the H of DiLoCoX."""
     return self.pace("open_diloco", sync={"sync_interval": self.interval})
 
   def cocktail_sgd(self) -> SteadyState:
-    """Returns the pace of CocktailSGD: 117 times fewer bytes, every step."""
+    """Returns the pace of CocktailSGD.
+
+    At every step it sends 117 times fewer bytes than fp32.
+
+    Source: Wang et al., 2023, "CocktailSGD", ICML, abstract.
+    """
     mask = "random_mask(fraction=0.15)"
     codec = f"{mask}+top_k(fraction=0.2,indices=bitmap)+int(bits=4)"
     return self.pace("cocktail_sgd", exchange={"codec": codec})
 
   def speed_up(self) -> float:
-    """Returns the speed-up of DiLoCoX over AllReduce."""
+    """Returns how many times faster a step of DiLoCoX is than of AllReduce."""
     return self.allreduce().step_s / self.dilocox().step_s
 
   def codec_s(self) -> float:
-    """Returns the part of a round without overlap that bytes do not explain.
+    """Fits the time of the codec on the published row without overlap.
 
     Returns:
-      Seconds; 0 for OPT-1.3B, for which no such row was published.
+      Time that the codec of a round would take (seconds): the published time of
+      a round without overlap, less the simulated time of its compute and its
+      bytes. 0 for OPT-1.3B, for which no such row was published.
     """
     row = f"{self.model}, DiLoCoX without overlap, throughput"
     if row not in self._figures:
       return 0.0
-    tokens = self.interval * self.setting.tokens
-    round_s = tokens / self._figures[row].value
-    return round_s - self.interval * self.dilocox(is_hidden=False).step_s
+    round_tokens = self.interval * self.setting.tokens
+    published_s = round_tokens / self._figures[row].value
+    simulated_s = self.interval * self.dilocox(is_hidden=False).step_s
+    return published_s - simulated_s
 
   def cocktail_ratio(self) -> float:
-    """Returns by which factor CocktailSGD's published row shrinks the bytes."""
+    """Returns the compression that CocktailSGD's published throughput implies.
+
+    If compute and exchange run in turn, the exchange has the time of a
+    published step less `step_s`. The result is the time of AllReduce's exchange
+    divided by this time.
+    """
     step_s = self.setting.tokens / self.published("CocktailSGD")
     return self.allreduce().exchange_s / (step_s - self.step_s)
 
   def implied_utilization(self) -> float:
-    """Returns the share of the devices' peak that the throughput implies."""
-    devices = self._figures[f"{self.model}, GPUs"].value
+    """Returns the share of the GPUs' peak that DiLoCoX achieves, 0 to 1.
+
+    Both the throughput and the number of GPUs are published.
+    """
+    num_devices = self._figures[f"{self.model}, GPUs"].value
     shape = MODEL_PRESETS[MODELS[self.model]]
-    flops = flops_per_token(shape, SEQUENCE_LENGTH)
-    return self.published("DiLoCoX") * flops / (devices * _A800_FLOPS)
+    token_flops = flops_per_token(shape, SEQUENCE_LENGTH)
+    peak_flops = num_devices * _A800_FLOPS
+    return self.published("DiLoCoX") * token_flops / peak_flops
 
 
 def build_tables() -> list[Table]:
-  """Returns the throughputs beside the published ones."""
+  """Returns one table: throughputs and speed-ups of both models."""
   figures = load_published("dilocox")
   runs = [PaperRuns(figures, model) for model in MODELS]
   small, large = runs
   codec_s = large.codec_s()
-  half = large.dilocox(is_hidden=False, codec="low_rank(rank={})+float16")
+  without_compression = large.dilocox(codec="")
+  with_exposed_codec = large.dilocox(codec_s=codec_s)
+  with_half_factors = large.dilocox(
+    is_hidden=False, codec="low_rank(rank={})+float16"
+  )
   numbers = {
     "exchange_s": large.interval * large.dilocox().exchange_s,
     "compute_s": large.interval * large.step_s,
-    "dense_s": large.interval * large.dilocox(codec="").exchange_s,
+    "dense_s": large.interval * without_compression.exchange_s,
     "small_share": small.implied_utilization(),
     "large_share": large.implied_utilization(),
     "codec_s": codec_s,
-    "exposed": large.tokens_per_s(large.dilocox(codec_s=codec_s)),
-    "half": large.tokens_per_s(half),
+    "exposed": large.tokens_per_s(with_exposed_codec),
+    "half": large.tokens_per_s(with_half_factors),
     "small_ratio": small.cocktail_ratio(),
     "large_ratio": large.cocktail_ratio(),
   }
@@ -200,7 +248,15 @@ def build_tables() -> list[Table]:
 
 
 def _rows(figures: Figures, paper: PaperRuns) -> Iterator[Prediction]:
-  """Yields the predictions of one model: throughputs, then speed-ups."""
+  """Yields the predictions of one model: throughputs, then speed-ups.
+
+  The speed-up of the 107B model comes three times: with `RECIPE`, and with each
+  of `PICKED`.
+
+  Args:
+    figures: Figures of the paper, by name.
+    paper: Runs of the model with `RECIPE`.
+  """
 
   def throughput(
     method: str, pace: SteadyState, kind: Fit, basis: str
@@ -208,7 +264,7 @@ def _rows(figures: Figures, paper: PaperRuns) -> Iterator[Prediction]:
     name = f"{paper.model}, {method}, throughput"
     tokens_per_s = paper.tokens_per_s(pace)
     if name in figures:
-      return beside(figures, name, tokens_per_s, kind, basis)
+      return beside(figures, name, tokens_per_s, kind=kind, basis=basis)
     return Prediction(
       name=name,
       predicted=tokens_per_s,
@@ -221,42 +277,52 @@ def _rows(figures: Figures, paper: PaperRuns) -> Iterator[Prediction]:
   yield throughput(
     "AllReduce",
     paper.allreduce(),
-    Fit.ELSEWHERE,
-    f"{RECIPE}; {step}, fitted on the row of DiLoCoX",
+    kind=Fit.ELSEWHERE,
+    basis=f"{RECIPE}; {step}, fitted on the row of DiLoCoX",
   )
   yield throughput(
-    "OpenDiLoCo", paper.open_diloco(), Fit.ELSEWHERE, "fp16, H as DiLoCoX"
+    "OpenDiLoCo",
+    paper.open_diloco(),
+    kind=Fit.ELSEWHERE,
+    basis="fp16, H as DiLoCoX",
   )
   yield throughput(
     "CocktailSGD",
     paper.cocktail_sgd(),
-    Fit.ELSEWHERE,
-    "117 times fewer bytes, in turn",
+    kind=Fit.ELSEWHERE,
+    basis="117 times fewer bytes, in turn",
   )
   yield throughput(
-    "DiLoCoX", paper.dilocox(), Fit.HERE, f"{step}; the exchange is hidden"
+    "DiLoCoX",
+    paper.dilocox(),
+    kind=Fit.HERE,
+    basis=f"{step}; the exchange is hidden",
   )
   codec_s = paper.codec_s()
   by_bytes = paper.tokens_per_s(paper.dilocox(is_hidden=False))
   yield throughput(
     "DiLoCoX without overlap",
     paper.dilocox(is_hidden=False, codec_s=codec_s),
-    Fit.HERE if codec_s else Fit.ELSEWHERE,
-    f"{codec_s:.0f} s of codec a round; bytes alone: {by_bytes:.0f}",
+    kind=Fit.HERE if codec_s else Fit.ELSEWHERE,
+    basis=f"{codec_s:.0f} s of codec a round; bytes alone: {by_bytes:.0f}",
   )
   yield throughput(
     "DiLoCoX without compression",
     paper.dilocox(codec=""),
-    Fit.ELSEWHERE,
-    "fp32, in a round",
+    kind=Fit.ELSEWHERE,
+    basis="fp32, in a round",
   )
   ratio = f"{paper.model}, speed-up over AllReduce"
   yield beside(
-    figures, ratio, paper.speed_up(), Fit.ELSEWHERE, basis=str(RECIPE)
+    figures,
+    ratio,
+    paper.speed_up(),
+    kind=Fit.ELSEWHERE,
+    basis=str(RECIPE),
   )
   if paper.model != "107B":
     return
   for setting in PICKED:
     speed_up = PaperRuns(figures, paper.model, setting).speed_up()
     basis = f"{setting}: a setting picked for this ratio"
-    yield beside(figures, ratio, speed_up, Fit.HERE, basis)
+    yield beside(figures, ratio, speed_up, kind=Fit.HERE, basis=basis)

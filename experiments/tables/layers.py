@@ -1,19 +1,23 @@
 """Simulates a step layer by layer, as Table 4 of Streaming DiLoCo does.
 
-Elsewhere in this package a step is one block of compute. That paper (arXiv
-2501.18512) divides a step of L layers into 4 L - 1 nodes: every layer has a
-forward pass, an activation gradient (except layer 0), a weight gradient and a
-reduction. So a reduction hides behind the rest of the backward pass, and a
-forward pass waits for its own layer only. Compute is serial, and the link
-sends one reduction after the other. All bandwidths are simulated at once,
-since they differ only in how long a reduction takes.
+Elsewhere in this package a step is one block of compute. Streaming DiLoCo
+(arXiv 2501.18512) divides a step of L layers into 4 L - 1 nodes: every layer
+has a forward pass, an activation gradient (except layer 0), a weight gradient
+and a reduction over the link. So a reduction hides behind the rest of the
+backward pass, and a forward pass waits for the reduction of its own layer only.
+Compute is serial, and the link sends one reduction after the other. All
+bandwidths are simulated at once, since they differ only in how long a reduction
+takes.
 
-Closed forms of a step without waits, T seconds, forward share f = 0.2: the
-forward pass of layer k starts at k f T / L. The backward pass has 2 L - 1
-nodes of (1 - f) T / (2 L - 1) seconds, last layer first, and layer k is done
-when the 2 k - 1 nodes of lower layers remain. With L = 2 and T = 1 the forward
-passes start at 0 and 0.1; three nodes of 0.267 s follow from 0.2 on; layer 1
-is done at 0.733 (two nodes), layer 0 at 1.
+A step that waits for nothing has closed forms. Let it take T seconds, of which
+the forward pass takes the share f = 0.2. The forward pass of layer k starts at
+k f T / L. The backward pass has 2 L - 1 nodes of (1 - f) T / (2 L - 1) seconds
+each and begins with the last layer. The weight gradient of layer k > 0 is ready
+when the 2 k - 1 nodes of lower layers remain, and the one of layer 0 at T.
+
+Example: L = 2 and T = 1 s. The forward passes start at 0 and 0.1 s. Three nodes
+of 0.267 s follow from 0.2 s on. The gradient of layer 1 is ready after two of
+them, at 0.733 s, and the gradient of layer 0 at 1 s.
 """
 
 import dataclasses
@@ -25,31 +29,30 @@ from jaxtyping import Float
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 
-# Every value of Table 4 is on this grid, rounded to two decimals of a Gbit/s
-# and then to one.
+# Every bandwidth of Table 4 is a value of this grid, rounded to two decimals of
+# a Gbit/s and then to one.
 GRID_BPS = np.logspace(-1, 3, 50) * 1e9
-TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)  # Compute utilization of its columns.
+# Compute utilization of each column of Table 4.
+TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
+# Number of rounds of H steps that are simulated, fitted on Table 4. No step
+# waits for the transfers of the last round, so the transfers of 5 of 6 rounds
+# count. With 5 or 7 rounds the fit is worse.
+NUM_ROUNDS = 6
 
 Bandwidths = Float[np.ndarray, " bandwidths"]
 
 
-# Number of rounds of H steps that are simulated, fitted on Table 4. Nothing
-# waits for the transfers of the last round, so 5 of 6 count. With 5 or 7 rounds
-# the fit is worse.
-NUM_ROUNDS = 6
-
-
 @dataclasses.dataclass(frozen=True)
 class LayerModel:
-  """A model of equal layers, as the table describes it.
+  """A model of equal layers, as Table 4 describes it.
 
   Attributes:
     num_parameters: Number of parameters, spread evenly over the layers.
-    num_layers: L.
+    num_layers: Number of layers, L.
     step_s: Duration of the compute of one inner step (seconds).
     forward_share: Share of a step's compute that is the forward pass. The paper
-      does not state it; it is fitted on Table 4. Values of 0.19 to 0.21 give as
-      many exact cells.
+      does not state this share, so it is fitted on Table 4. Values of 0.19 to
+      0.21 give as many exact cells.
   """
 
   num_parameters: float
@@ -64,7 +67,9 @@ class LayerMethod:
 
   Attributes:
     schedule: Schedule of the plan. With more than one fragment, fragment 0
-      holds no layer, and sending it takes no time here.
+      holds no layer, but the embedding and the other weights outside the
+      layers. A `LayerModel` has all its parameters in layers, so sending
+      fragment 0 takes no time.
     bits: Bits of a parameter on the wire.
   """
 
@@ -77,8 +82,9 @@ class LayerRun:
   """Result of a simulation.
 
   Attributes:
-    compute_s: Duration of all compute, [] (seconds).
-    ends_s: End of each step's compute, [steps, bandwidths] (seconds).
+    compute_s: Duration of the compute of all steps together (seconds).
+    ends_s: Time from the start of the run to the end of each step's compute
+      (seconds), [steps, bandwidths].
   """
 
   compute_s: float
@@ -86,15 +92,15 @@ class LayerRun:
 
   @property
   def utilization(self) -> Bandwidths:
-    """Compute over elapsed time, 0 to 1."""
+    """Share of the run in which it computes, 0 to 1, [bandwidths]."""
     return self.compute_s / self.ends_s[-1]
 
 
 def table_methods(num_layers: int) -> dict[str, LayerMethod]:
-  """Returns the methods of the five rows of Table 4, with H = 100.
+  """Returns the methods of the five rows of Table 4, by name, with H = 100.
 
   Args:
-    num_layers: L, which gives the number of fragments, of three layers each.
+    num_layers: Number of layers, L. A streaming fragment has three of them.
   """
   num_fragments = 1 + num_layers // 3
   overlapped = SyncSchedule(100, num_fragments, overlap_steps=1)
@@ -110,20 +116,21 @@ def table_methods(num_layers: int) -> dict[str, LayerMethod]:
 def sends(
   method: LayerMethod, num_layers: int, num_steps: int
 ) -> dict[int, list[int]]:
-  """Returns the layers that are sent after each inner step.
+  """Returns the layers that are sent in the backward pass of each inner step.
 
-  The events are those of the plan with one difference: a fragment is first sent
-  after H steps, while the plan sends it at its first offset. The table agrees
-  better with this (63 exact cells against 50).
+  The events are the events of the plan with one difference. The plan first
+  sends a fragment at its offset in the first H steps. Here these first sends
+  are left out, because then 63 cells of Table 4 are exact instead of 50.
 
   Args:
     method: Method with its schedule.
-    num_layers: L.
+    num_layers: Number of layers, L.
     num_steps: Number of inner steps that are simulated.
 
   Returns:
-    Layers by inner step, in the order in which their gradients are ready: the
-    last layer first.
+    Layers by inner step (from 1), in the order in which their gradients are
+    ready: the last layer first. A step that sends no layer is missing or has an
+    empty list.
   """
   schedule = method.schedule
   layers_by_step: dict[int, list[int]] = {}
@@ -148,50 +155,63 @@ def simulate_layers(
 
   Args:
     model: Model that is trained.
-    method: Schedule and bits of what is sent.
+    method: Method that is simulated.
     bandwidth_bps: Bandwidths of the link (bit/s), [bandwidths]; infinity is
       allowed.
+
+  Returns:
+    Times of the run at every bandwidth.
   """
   bandwidth = np.asarray(bandwidth_bps, np.float64)
   layer_bits = model.num_parameters * method.bits / model.num_layers
   num_steps = NUM_ROUNDS * method.schedule.sync_interval
   layers_by_step = sends(method, model.num_layers, num_steps)
-  starts, stops = _node_times(model)
-  # Ends of the compute and of the transfers so far [bandwidths].
-  now = np.zeros_like(bandwidth)
-  link = np.zeros_like(bandwidth)
-  ends = np.empty((num_steps, *bandwidth.shape))
-  arrivals: dict[int, dict[int, Bandwidths]] = {}
+  forward_starts_s, gradient_ends_s = _node_times(model)
+  # When the present step starts, and when the last transfer so far ends
+  # (seconds), [bandwidths].
+  now_s = np.zeros_like(bandwidth)
+  link_free_s = np.zeros_like(bandwidth)
+  ends_s = np.empty((num_steps, *bandwidth.shape))
+  # By inner step and layer, the end of the transfer for which the forward pass
+  # of the layer in this step waits.
+  arrivals_s: dict[int, dict[int, Bandwidths]] = {}
   for step in range(1, num_steps + 1):
-    for layer, arrival in sorted(arrivals.pop(step, {}).items()):
-      # The forward pass of this layer cannot start before its arrival, so `now`
-      # is shifted such that the pass starts at now + starts[layer].
-      now = np.maximum(now, arrival - starts[layer])
-    due = arrivals.setdefault(step + 1 + method.schedule.overlap_steps, {})
+    for layer, arrival_s in sorted(arrivals_s.pop(step, {}).items()):
+      # If the forward pass of this layer has to wait, the whole step is moved
+      # so that this pass starts at the arrival. In fact lower layers compute
+      # earlier, but no other time depends on that.
+      now_s = np.maximum(now_s, arrival_s - forward_starts_s[layer])
+    due_step = step + 1 + method.schedule.overlap_steps
+    due_arrivals_s = arrivals_s.setdefault(due_step, {})
     for layer in layers_by_step.get(step, ()):
-      link = np.maximum(link, now + stops[layer]) + layer_bits / bandwidth
-      due[layer] = link
-    now = now + model.step_s
-    ends[step - 1] = now
-  return LayerRun(num_steps * model.step_s, ends)
+      send_s = np.maximum(link_free_s, now_s + gradient_ends_s[layer])
+      link_free_s = send_s + layer_bits / bandwidth
+      due_arrivals_s[layer] = link_free_s
+    now_s = now_s + model.step_s
+    ends_s[step - 1] = now_s
+  return LayerRun(compute_s=num_steps * model.step_s, ends_s=ends_s)
 
 
-def _node_times(model: LayerModel):
-  """Returns the times of the nodes of a step without waits (seconds).
+def _node_times(model: LayerModel) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the times of the nodes of a step that waits for nothing.
+
+  The formulas are those at the top of this file.
 
   Args:
     model: Model that is trained.
 
   Returns:
-    Starts of the forward passes [L] and ends of the weight gradients [L].
+    Starts of the layers' forward passes and ends of their weight gradients, in
+    seconds from the start of the step, [L] each.
   """
   layers = np.arange(model.num_layers)
   forward_s = model.forward_share * model.step_s
   # Layer 0 has no activation gradient.
   node_s = (model.step_s - forward_s) / (2 * model.num_layers - 1)
-  starts = layers * (forward_s / model.num_layers)
-  stops = model.step_s - node_s * np.maximum(2 * layers - 1, 0)
-  return starts, stops
+  forward_starts_s = layers * (forward_s / model.num_layers)
+  num_nodes_left = np.maximum(2 * layers - 1, 0)
+  gradient_ends_s = model.step_s - node_s * num_nodes_left
+  return forward_starts_s, gradient_ends_s
 
 
 def needed_bandwidth_bps(
@@ -199,17 +219,25 @@ def needed_bandwidth_bps(
 ) -> Float[np.ndarray, " targets"]:
   """Finds the first bandwidth of `GRID_BPS` that reaches each of `TARGETS`.
 
+  The last bandwidth of the grid must reach all targets, as it does with the
+  models and methods of Table 4.
+
   Args:
     model: Model that is trained.
-    method: Schedule and bits of what is sent.
+    method: Method that is simulated.
 
   Returns:
-    [targets] (bit/s). The last bandwidth of the grid reaches all targets.
+    Bandwidth for each target (bit/s), [targets].
   """
   run = simulate_layers(model, method, GRID_BPS)
-  return GRID_BPS[(run.utilization[:, None] >= TARGETS).argmax(0)]
+  reaches = run.utilization[:, None] >= TARGETS  # [bandwidths, targets]
+  return GRID_BPS[reaches.argmax(axis=0)]
 
 
 def grid_index(bandwidth_bps: float) -> int:
-  """Returns the index in `GRID_BPS` of a bandwidth printed to one decimal."""
+  """Returns the index of the value of `GRID_BPS` that is nearest by ratio.
+
+  Args:
+    bandwidth_bps: Bandwidth (bit/s), such as a rounded value of the grid.
+  """
   return int(np.argmin(np.abs(np.log(GRID_BPS / bandwidth_bps))))

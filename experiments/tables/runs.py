@@ -1,7 +1,7 @@
 """Computes the pace of runs from the recipes and plans of the trainer.
 
-Steps and bytes are those of the plan that the trainer would follow: no table
-counts them itself.
+The inner steps and the bytes come from the plan that the trainer would follow,
+so that no table has to count them itself.
 """
 
 from collections.abc import Callable
@@ -23,21 +23,23 @@ from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.script import Launch, Script, Wait
 from dilocox_jax.simulate.transfer import NCCL, Transport
 
-# Payload share of a line rate, without the headers of TCP and Ethernet.
+# Share of a line rate that is payload, and not headers of TCP and Ethernet.
 GOODPUT = Link.efficiency
 
 
 def config_of(method: str, **changes) -> RunConfig:
-  """Returns the recipe of a method with fields changed.
+  """Returns the config of a method's recipe with some fields changed.
 
   Args:
-    method: Name of the method.
-    **changes: Values by field, for each section.
+    method: Name of the method whose recipe is taken.
+    **changes: Values by field, for each section of the config. Example:
+      sync={"sync_interval": 125}. A change of `sync.method` changes the method,
+      but not the recipe.
   """
-  # All fields of the recipe are written out, since the change may be another
-  # name of the method, which would bring another recipe.
+  # The config with all fields set. A change of `sync.method` alone would bring
+  # the recipe of the new method.
   values = from_mapping({"sync.method": method}).to_mapping()
-  # A table has one rank and one H.
+  # Rank and H of a published run do not change while it trains.
   values |= {"adaptive.mode": "off"} | flat(changes)
   return from_mapping(values)
 
@@ -45,14 +47,14 @@ def config_of(method: str, **changes) -> RunConfig:
 def equal_links(
   num_replicas: int, up_bps: float, down_bps: float | None = None, **link
 ) -> Cluster:
-  """Returns sites of one replica each, with equal links.
+  """Returns a cluster of sites with one replica each and equal links.
 
   Args:
-    num_replicas: Number of sites. Any number is allowed, while presets that
-      divide devices need a divisor.
-    up_bps: Line rate for what leaves (bit/s).
-    down_bps: Line rate for what arrives; None: the same.
-    **link: Other attributes of `Link`.
+    num_replicas: Number of sites, M. Any number is allowed, while a preset
+      whose devices are divided among replicas needs a divisor.
+    up_bps: Line rate of a site's uplink (bit/s).
+    down_bps: Line rate of a site's downlink (bit/s); None: as the uplink.
+    **link: Other attributes of `Link`, such as `rtt_s`.
   """
   site_link = Link(up_bps, down_bps or up_bps, **link)
   sites = [Site(f"site{number}", site_link) for number in range(num_replicas)]
@@ -62,13 +64,13 @@ def equal_links(
 def flat_traffic(
   method: Method, num_parameters: float, num_replicas: int, codec: Codec
 ) -> Traffic:
-  """Returns the traffic of a model that is sent as one tensor.
+  """Returns the traffic of a model whose parameters are sent as one tensor.
 
   Args:
     method: Method of the run.
-    num_parameters: Number of parameters.
-    num_replicas: Number of replicas.
-    codec: Codec of the values.
+    num_parameters: Number of parameters. A fraction is cut off.
+    num_replicas: Number of replicas, M.
+    codec: Codec in which the tensor is sent.
   """
   return Traffic(
     method=method,
@@ -82,19 +84,22 @@ def flat_traffic(
 def collective_s(
   cluster: Cluster, transport: Transport, collective: Operation
 ) -> float:
-  """Returns the simulated seconds of a collective after idle time.
+  """Returns the simulated time of a single collective (seconds).
+
+  The links were idle before, so TCP starts slowly.
 
   Args:
-    cluster: Cluster of all replicas.
+    cluster: Cluster in which all replicas take part.
     transport: How messages are sent.
-    collective: The collective.
+    collective: The collective, with the size of its operand.
   """
-  no_work = np.zeros(cluster.num_replicas)
+  no_work_s = np.zeros(cluster.num_replicas)
   key = ("collective", 0, 0, 0)
   ops = [Launch(key, (collective,)), Wait(key)]
-  return run_time(
-    LinkCosts(cluster, transport), Work(no_work, no_work), ops
-  ).total_s
+  outcome = run_time(
+    LinkCosts(cluster, transport), Work(no_work_s, no_work_s), ops
+  )
+  return outcome.total_s
 
 
 def pace(
@@ -104,14 +109,16 @@ def pace(
   codec_s: float = 0.0,
   transport: Transport = NCCL,
 ) -> steps.SteadyState:
-  """Returns the pace of a run on a cluster.
+  """Returns averages per inner step in the middle of a long run on a cluster.
 
   Args:
-    traffic: Method, model, payload and number of replicas.
-    cluster: Cluster of as many replicas.
+    traffic: What the run sends: its method, model, codec and number of
+      replicas.
+    cluster: Cluster with the same number of replicas.
     step_s: Seconds of an inner step at speed 1; a site of speed 0.5 takes
       twice as long.
-    codec_s: Seconds of encoding and decoding that nothing hides.
+    codec_s: Seconds of encoding and decoding for each exchange. Nothing hides
+      them.
     transport: How messages are sent.
   """
   interval = traffic.method.schedule.sync_interval
@@ -128,20 +135,24 @@ def least(
   high: float,
   precision: float = 1e-3,
 ) -> float:
-  """Finds the least value that reaches a target, by bisection of the ratio.
+  """Finds the least value that is enough, by bisection on a logarithmic scale.
 
   Args:
-    reaches: Whether a value is enough. All larger values must then be enough.
-    low: A value that is not enough.
-    high: The largest value that is tried.
-    precision: Relative precision.
+    reaches: Whether a value is enough. If a value is, all larger ones must be.
+    low: Lower end of the search, above 0. It should not be enough.
+    high: Upper end of the search.
+    precision: Largest error that is allowed, as a fraction of the value.
 
   Returns:
-    The value, rounded up; infinity if `high` is not enough.
+    A value that is enough, at most by `precision` above the least one. Infinity
+    if `high` is not enough.
   """
   if not reaches(high):
     return float("inf")
   while high / low > 1 + precision:
     middle = (low * high) ** 0.5
-    low, high = (low, middle) if reaches(middle) else (middle, high)
+    if reaches(middle):
+      high = middle
+    else:
+      low = middle
   return high

@@ -1,7 +1,8 @@
-"""Streaming DiLoCo (arXiv 2501.18512): needed bandwidth, and hours.
+"""Streaming DiLoCo (arXiv 2501.18512): bandwidths, hours, and bits sent.
 
-Table 4 has the bandwidth that a method needs for a utilization. Table 1 has the
-hours that one run takes.
+Table 4 has the bandwidth that a method needs for a given compute utilization.
+Table 1 has the hours that a run takes and the bits that it exchanges.
+`experiments.tables.layers` simulates both.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from experiments.tables.table import (
 )
 
 MODELS = ("1B", "10B", "100B")
+# Names of methods in the paper's tables (`layers.table_methods`).
 _FP4 = "Streaming + overlap, FP4"
 _DATA_PARALLEL = "Data-Parallel"
 _GBPS = 1e9
@@ -34,17 +36,17 @@ _CAPTION = (
 
 
 def build_tables() -> list[Table]:
-  """Returns the paper's two tables."""
+  """Returns the tables 4 and 1 of the paper, in this order."""
   figures = load_published("streaming_diloco")
   return [_table_4(figures), _table_1(figures)]
 
 
 def model(figures: Figures, name: str) -> layers.LayerModel:
-  """Returns a model of Table 4, whose step time is the paper's.
+  """Returns a model of Table 4, with the size and step time that it states.
 
   Args:
-    figures: Figures of the paper.
-    name: One of `MODELS`.
+    figures: Figures of the paper, by name.
+    name: Name of the model, one of `MODELS`.
   """
 
   def value(figure: str) -> float:
@@ -58,7 +60,14 @@ def model(figures: Figures, name: str) -> layers.LayerModel:
 
 
 def _table_4(figures: Figures) -> Table:
-  """Returns the bandwidth that each method needs for each utilization."""
+  """Returns the bandwidth that each method needs for each utilization.
+
+  The CSV has a row for each cell of the paper's table. Readers see the cells in
+  the paper's layout.
+
+  Args:
+    figures: Figures of the paper, by name.
+  """
   rows = []
   cells = []
   for name in MODELS:
@@ -67,20 +76,20 @@ def _table_4(figures: Figures) -> Table:
     for label, method in methods.items():
       needed_bps = layers.needed_bandwidth_bps(layer_model, method)
       method_rows = [
-        _row(figures, f"table 4, {name}, {label}, {target:.0%}", bps)
+        _bandwidth_row(figures, _cell_name(name, label, target), bps)
         for target, bps in zip(layers.TARGETS, needed_bps, strict=True)
       ]
       rows += method_rows
       cells.append([name, label, *(_cell(row) for row in method_rows)])
-  steps = [abs(row.grid_steps or 0) for row in rows]
-  num_near = sum(step <= 1 for step in steps)
+  grid_errors = [abs(row.grid_steps or 0) for row in rows]
+  num_near = sum(error <= 1 for error in grid_errors)
   return Table(
     name="streaming_diloco_table_4",
     rows=rows,
     numbers={
-      "exact": steps.count(0),
+      "exact": grid_errors.count(0),
       "near": num_near,
-      "worst": max(steps),
+      "worst": max(grid_errors),
     },
     header=(
       "model",
@@ -92,22 +101,46 @@ def _table_4(figures: Figures) -> Table:
   )
 
 
-def _row(figures: Figures, name: str, needed_bps: float) -> Prediction:
-  """Returns a needed bandwidth beside the published one."""
+def _cell_name(model_name: str, method_name: str, target: float) -> str:
+  """Returns the name of a figure of Table 4.
+
+  Example: "table 4, 1B, DiLoCo, 90%".
+
+  Args:
+    model_name: One of `MODELS`.
+    method_name: Name of the method (`layers.table_methods`).
+    target: Compute utilization, 0 to 1.
+  """
+  return f"table 4, {model_name}, {method_name}, {target:.0%}"
+
+
+def _bandwidth_row(
+  figures: Figures, name: str, needed_bps: float
+) -> Prediction:
+  """Returns a needed bandwidth beside the published one, in Gbit/s.
+
+  Args:
+    figures: Figures of the paper, by name.
+    name: Name of the figure.
+    needed_bps: Predicted bandwidth, a value of `layers.GRID_BPS` (bit/s).
+  """
   published_bps = figures[name].value * _GBPS
-  steps = layers.grid_index(needed_bps) - layers.grid_index(published_bps)
+  grid_steps = layers.grid_index(needed_bps) - layers.grid_index(published_bps)
   return beside(
     figures,
     name,
     needed_bps / _GBPS,
-    Fit.HERE,
+    kind=Fit.HERE,
     basis="two constants for 75 cells",
-    grid_steps=steps,
+    grid_steps=grid_steps,
   )
 
 
 def _cell(row: Prediction) -> str:
-  """Returns the published number, and the predicted one if they differ."""
+  """Returns the published number, and the predicted one if they differ.
+
+  Examples: "1.4", or "1.4 / 1.7".
+  """
   published = f"{row.published.value:g}" if row.published else ""
   if row.grid_steps:
     return f"{published} / {row.predicted:.1f}"
@@ -115,12 +148,18 @@ def _cell(row: Prediction) -> str:
 
 
 def _picture(figures: Figures) -> Picture:
+  """Draws utilization against bandwidth, with a panel for each model.
+
+  Args:
+    figures: Figures of the paper, by name.
+  """
   title = "Bandwidth needed, simulated and published"
   picture, axes = style.frame(len(MODELS), title, size=(12.0, 4.6))
   looks = list(zip(style.COLORS, style.MARKERS, strict=True))
   for ax, name in zip(axes, MODELS, strict=True):
     layer_model = model(figures, name)
     methods = layers.table_methods(layer_model.num_layers)
+    # There are more looks than methods.
     for (color, marker), (label, method) in zip(
       looks, methods.items(), strict=False
     ):
@@ -128,11 +167,11 @@ def _picture(figures: Figures) -> Picture:
       ax.plot(
         layers.GRID_BPS / _GBPS, run.utilization, color=color, label=label
       )
-      published = [
-        figures[f"table 4, {name}, {label}, {target:.0%}"].value
+      published_gbps = [
+        figures[_cell_name(name, label, target)].value
         for target in layers.TARGETS
       ]
-      ax.plot(published, layers.TARGETS, marker, color=color, markersize=5)
+      ax.plot(published_gbps, layers.TARGETS, marker, color=color, markersize=5)
     ax.set_xscale("log")
     ax.set_xlabel("bandwidth (Gbit/s, log scale)")
     style.caption(ax, f"{name}: simulated (lines), published (markers)")
@@ -142,7 +181,15 @@ def _picture(figures: Figures) -> Picture:
 
 
 def _table_1(figures: Figures) -> Table:
-  """Returns the hours and the exchanged bits of two methods."""
+  """Returns the hours of two methods, and the bits that they exchange.
+
+  The hours of the streaming method are predicted twice: for the number of
+  parameters that follows from its published bits, and for the number that the
+  paper states.
+
+  Args:
+    figures: Figures of the paper, by name.
+  """
 
   def value(figure: str) -> float:
     return figures[f"table 1, {figure}"].value
@@ -154,7 +201,13 @@ def _table_1(figures: Figures) -> Table:
   num_steps = value("tokens") / step_tokens
 
   def hours(name: str, bps: float, model: layers.LayerModel) -> float:
-    """Returns the hours of a run, from the pace of its last round."""
+    """Returns the hours of a run whose rounds all take as long as the last.
+
+    Args:
+      name: Name of the method.
+      bps: Bandwidth of the link (bit/s).
+      model: Model that is trained.
+    """
     method = methods[name]
     ends_s = layers.simulate_layers(model, method, [bps]).ends_s[:, 0]
     round_steps = method.schedule.sync_interval
@@ -164,13 +217,13 @@ def _table_1(figures: Figures) -> Table:
   def row(
     method: str, figure: str, predicted: float, kind: Fit, basis: str
   ) -> Prediction:
-    return beside(
-      figures, f"table 1, {method}, {figure}", predicted, kind, basis
-    )
+    name = f"table 1, {method}, {figure}"
+    return beside(figures, name, predicted, kind=kind, basis=basis)
 
   bits = methods[_FP4].bits
   num_parameters = layer_model.num_parameters
-  # The number of parameters that follows from the exchanged bits.
+  # The number of parameters that the published bits stand for, if each round
+  # sends every parameter once.
   fitted_parameters = (
     value(f"{_FP4}, exchanged") * _TBIT / num_steps * interval / bits
   )
@@ -184,43 +237,43 @@ def _table_1(figures: Figures) -> Table:
       _DATA_PARALLEL,
       "hours at 1 Gbit/s",
       hours(_DATA_PARALLEL, _GBPS, layer_model),
-      Fit.NONE,
-      f"{stated}; the link hides no forward pass",
+      kind=Fit.NONE,
+      basis=f"{stated}; the link hides no forward pass",
     ),
     row(
       _DATA_PARALLEL,
       "hours at infinite bandwidth",
       hours(_DATA_PARALLEL, math.inf, layer_model),
-      Fit.NONE,
-      "compute alone",
+      kind=Fit.NONE,
+      basis="compute alone",
     ),
     row(
       _FP4,
       "hours at 1 Gbit/s",
       hours(_FP4, _GBPS, fitted_model),
-      Fit.ELSEWHERE,
-      f"{fitted}, from the bits exchanged",
+      kind=Fit.ELSEWHERE,
+      basis=f"{fitted}, from the bits exchanged",
     ),
     row(
       _FP4,
       "hours at 1 Gbit/s",
       hours(_FP4, _GBPS, layer_model),
-      Fit.ELSEWHERE,
-      stated,
+      kind=Fit.ELSEWHERE,
+      basis=stated,
     ),
     row(
       _DATA_PARALLEL,
       "exchanged",
       num_parameters * 16 * num_steps / _TBIT,
-      Fit.NONE,
-      f"{stated} of 16 bit",
+      kind=Fit.NONE,
+      basis=f"{stated} of 16 bit",
     ),
     row(
       _FP4,
       "exchanged",
       num_parameters * bits * num_steps / interval / _TBIT,
-      Fit.NONE,
-      f"{stated} of 4 bit",
+      kind=Fit.NONE,
+      basis=f"{stated} of 4 bit",
     ),
   ]
   return Table("streaming_diloco_table_1", rows)

@@ -1,10 +1,11 @@
 """Published figures, and tables of predictions beside them.
 
-Some figures that people quote were never checked in the paper. So every figure
-names its source and its status (third_party/README.md).
+A *figure* is one published number. Some figures that people quote were never
+checked in the paper. So every figure names its source and its status
+(third_party/README.md).
 
 A prediction proves nothing if it was fitted on the published number in the same
-row. So every row says what was fitted where.
+row. So every row says on which figures its constants were fitted (`Fit`).
 """
 
 import csv
@@ -43,11 +44,11 @@ _READING = (
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-  """Holds one number of a paper.
+  """One published number of a paper.
 
   Attributes:
     name: Name of the figure, unique in its paper.
-    value: Value of the figure, in `unit`.
+    value: The number, in `unit`.
     unit: Unit as printed in the paper, e.g. "Gbit/s"; "ratio" for a number
       without a unit.
     source: Paper, and the table or section with the figure.
@@ -69,8 +70,8 @@ class Figure:
     return self.status == "published"
 
 
-Figures = Mapping[str, Figure]
-_NEEDED = {"name", "value", "unit", "source", "status"}
+Figures = Mapping[str, Figure]  # By name.
+_REQUIRED_KEYS = {"name", "value", "unit", "source", "status"}
 
 
 def load_published(
@@ -79,11 +80,13 @@ def load_published(
   """Returns the figures of one paper by name.
 
   Args:
-    paper: Name of the paper in the file.
-    path: The file.
+    paper: Name of the paper in the file, e.g. "dilocox".
+    path: JSON file: a mapping of papers, each with a list "figures" of mappings
+      with the fields of `Figure`.
 
   Raises:
-    ValueError: One line, if the file is damaged or lacks the paper.
+    ValueError: If the file is damaged or lacks the paper. The message is one
+      line.
   """
   papers = json_file(path)
   known("paper", paper, papers)
@@ -93,7 +96,7 @@ def load_published(
     entries = of_type("figures", section.get("figures"), list)
     for number, entry in enumerate(entries):
       of_type(f"figures[{number}]", entry, dict)
-      missing = _NEEDED - entry.keys()
+      missing = _REQUIRED_KEYS - entry.keys()
       require(not missing, f"figures[{number}] lacks {', '.join(missing)}")
       figure = dataclass_from(Figure, entry, f"figures[{number}].")
       is_new = figure.name not in figures
@@ -103,7 +106,13 @@ def load_published(
 
 
 class Fit(enum.StrEnum):
-  """Tells on which published numbers the constants of a prediction rest."""
+  """Where the constants of a prediction were fitted.
+
+  Attributes:
+    NONE: Nowhere: no constant was fitted on a published number.
+    HERE: On the figure of the same row, alone or together with others.
+    ELSEWHERE: On figures of other rows.
+  """
 
   NONE = "derived"
   HERE = "fitted on this row"
@@ -112,17 +121,17 @@ class Fit(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """A predicted number, beside the figure of a paper if there is one.
+  """A row of a table: a predicted number, and the published figure if any.
 
   Attributes:
     name: Name of the number.
-    predicted: Predicted value in `unit`.
+    predicted: Predicted value, in `unit`.
     unit: Unit, written as in `Figure`.
-    kind: Where its constants were fitted.
-    basis: A few words that say what was fitted or assumed.
+    kind: Where the constants of the prediction were fitted.
+    basis: A few words that say what was fitted or assumed; may be empty.
     published: Figure of the paper; None for a number that no paper states.
-    grid_steps: Error in steps of the paper's grid of settings, or None if the
-      paper has no grid.
+    grid_steps: Predicted minus published value in steps of a grid, if the
+      paper states only values of a grid; None: there is no grid.
   """
 
   name: str
@@ -141,16 +150,26 @@ class Prediction:
 
   @property
   def error(self) -> str:
-    """Text of the error: in grid steps if there is a grid, else in percent."""
+    """Text of the error: in grid steps if there is a grid, else in percent.
+
+    Examples: "-1 steps", "exact", "+10.9%". Empty if no paper has a figure.
+    """
+    if self.grid_steps == 0:
+      return "exact"
     if self.grid_steps is not None:
-      return f"{self.grid_steps:+d} steps" if self.grid_steps else "exact"
+      return f"{self.grid_steps:+d} steps"
     if self.published is None:
       return ""
     # Adding zero turns the -0.0 of a small negative error into 0.0.
     return f"{round(self.relative_error, 6) + 0.0:+.1%}"
 
   def cells(self) -> tuple[str, ...]:
-    """Returns the texts of the row in a table for readers."""
+    """Returns the texts of the row in a table for readers.
+
+    Returns:
+      Name, published value, predicted value, error, kind and basis. Without a
+      published figure the second and the fourth are empty.
+    """
     predicted = _short(self.predicted)
     figure = self.published
     if figure is None:
@@ -163,7 +182,11 @@ class Prediction:
     return name, published, predicted, self.error, self.kind, self.basis
 
   def data(self) -> dict[str, Any]:
-    """Returns the values by column of a CSV; None for an empty cell."""
+    """Returns the values of the row by column of the CSV.
+
+    None stands for an empty cell. Without a published figure the cells about
+    the figure are empty.
+    """
     figure = self.published
     return {
       "figure": self.name,
@@ -181,8 +204,13 @@ class Prediction:
 
 
 def _short(value: float) -> str:
-  """Returns a number of about four digits."""
-  return f"{value:,.0f}" if 1000 <= value < 1e7 else f"{value:.4g}"
+  """Returns a number with four digits, or whole from 1000 to 10 million.
+
+  Examples: "31.68", "12,346", "1.2e+08".
+  """
+  if 1000 <= value < 1e7:
+    return f"{value:,.0f}"
+  return f"{value:.4g}"
 
 
 def beside(
@@ -193,13 +221,13 @@ def beside(
   basis: str = "",
   grid_steps: int | None = None,
 ) -> Prediction:
-  """Returns a prediction beside the figure of a paper, in its unit.
+  """Returns a row with a prediction beside the figure of a paper.
 
   Args:
     figures: Figures of the paper, by name.
-    name: Name of the figure.
-    predicted: Predicted value.
-    kind: Where its constants were fitted.
+    name: Name of the figure, which becomes the name of the row.
+    predicted: Predicted value, in the unit of the figure.
+    kind: Where the constants of the prediction were fitted.
     basis: As in `Prediction`.
     grid_steps: As in `Prediction`.
   """
@@ -217,15 +245,17 @@ def beside(
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """One table; `notes.md` has its title and its notes.
+  """One table of predictions; `notes.md` has its title and its notes.
 
   Attributes:
-    name: Name of the table's files and of its section in the notes.
-    rows: All rows, which are written to CSV.
-    numbers: Values that replace the names in braces in the notes.
-    header: Header of the table for readers. If it is empty, readers see `rows`.
-    cells: Cells below `header`, one sequence for each line.
-    pictures: (caption, figure) by name of the picture's file without suffix.
+    name: Name of the table's CSV file and of its section in `notes.md`.
+    rows: All rows, which are written to the CSV file.
+    numbers: Values by the name in braces that they replace in the notes.
+    header: Header of the table on the page, if its layout differs from the
+      CSV's. If it is empty, the page shows `rows`.
+    cells: Cells below `header`, one sequence for each line of the table.
+    pictures: Caption and matplotlib figure, by the name of the picture's file
+      without suffix.
   """
 
   name: str
@@ -241,11 +271,13 @@ class Table:
     """Yields the lines of the table's section, and writes its pictures.
 
     Args:
-      out_dir: Directory of the page.
+      out_dir: Directory of the page. It must exist.
     """
     title, *paragraphs = _notes()[self.name]
-    rows = self.cells if self.header else [row.cells() for row in self.rows]
-    table = markdown_table(self.header or _HEADER, rows)
+    if self.header:
+      table = markdown_table(self.header, self.cells)
+    else:
+      table = markdown_table(_HEADER, [row.cells() for row in self.rows])
     yield from (f"## {title}", "", *table, "")
     for name, (caption, figure) in self.pictures.items():
       yield from picture(figure, out_dir, name, caption)
@@ -269,10 +301,12 @@ def _notes() -> dict[str, list[str]]:
 def write_tables(
   tables: Sequence[Table], out_dir: pathlib.Path, command: str
 ) -> pathlib.Path:
-  """Writes `report.md`, a CSV for each table, and `figures/`.
+  """Writes a page with tables, their pictures, and a CSV file for each table.
+
+  The page is `report.md`, and the pictures are in `figures/`.
 
   Args:
-    tables: Tables in the order in which they are shown.
+    tables: Tables in the order in which the page shows them.
     out_dir: Directory to which the files are written. It must exist.
     command: Command line of the program, which the page shows.
 
@@ -292,19 +326,28 @@ def write_tables(
   return write_page(out_dir, title, lines, command)
 
 
-_CELLS = "streaming_diloco_table_4"
+_GRID_TABLE = (
+  "streaming_diloco_table_4"  # Its errors are counted in grid steps.
+)
 _LINE = "{:<12} {:<26} {:>9} {:>9} {:>8} {}"
 _COLUMNS = _LINE.format(
   "paper", "figure", "published", "predicted", "error", "kind"
 )
 _KINDS = {Fit.NONE: "derived", Fit.HERE: "fitted", Fit.ELSEWHERE: "by others"}
-_FOOTNOTE = "* recalled. fitted: on this figure; by others: on its others."
+_FOOTNOTE = (
+  "* recalled. fitted: on this figure;"
+  " by others: on other figures of the paper."
+)
 
 
 def summary(tables: Sequence[Table]) -> Iterator[str]:
-  """Yields the main figures of the tables, in at most sixteen lines.
+  """Yields the lines that the terminal shows: the main figures of the tables.
 
-  `summary.csv` lists these figures: a single one, or two ends of a range.
+  `summary.csv` lists these figures. A line of it names a single figure, or both
+  ends of a published range. Figures of tables that were not made are left out.
+
+  Args:
+    tables: The tables that were made.
   """
   by_name = {table.name: table for table in tables}
   yield _COLUMNS
@@ -318,32 +361,40 @@ def summary(tables: Sequence[Table]) -> Iterator[str]:
     if entry["upper_end"]:
       rows.append(_first_row(table, entry["upper_end"]))
     yield _summary_line(entry["paper"], entry["label"], rows)
-  table = by_name.get(_CELLS)
+  table = by_name.get(_GRID_TABLE)
   if table:
-    steps = [abs(row.grid_steps or 0) for row in table.rows]
+    grid_errors = [abs(row.grid_steps or 0) for row in table.rows]
     yield _LINE.format(
       "Streaming",
       "bandwidths, exact cells",
-      len(steps),
-      steps.count(0),
-      f"{max(steps)} step",
+      len(grid_errors),
+      grid_errors.count(0),
+      f"{max(grid_errors)} step",
       "fitted",
     )
   yield _FOOTNOTE
 
 
 def _first_row(table: Table, name: str) -> Prediction:
-  """Returns the first row with a name; later ones vary its assumptions."""
+  """Returns the first row of a figure; later rows vary its assumptions.
+
+  Args:
+    table: Table that has such a row.
+    name: Name of the figure.
+  """
   return next(row for row in table.rows if row.name == name)
 
 
 def _summary_line(paper: str, label: str, rows: Sequence[Prediction]) -> str:
-  """Returns the line of a figure, or of the two ends of a range.
+  """Returns the line of a figure, or of a published range.
+
+  A range has "within" or "outside" in place of an error.
 
   Args:
     paper: Short name of the paper.
     label: Short name of the figure.
-    rows: Prediction of the figure, or of both ends.
+    rows: Row of the figure, or a row for each end of the range. Both of these
+      have the same predicted value.
   """
   prediction = rows[0]
   figures = [row.published for row in rows if row.published]
@@ -354,7 +405,7 @@ def _summary_line(paper: str, label: str, rows: Sequence[Prediction]) -> str:
   error = prediction.error
   if len(rows) > 1:
     is_within = min(values) <= prediction.predicted <= max(values)
-    error = "within" if is_within else "no"
+    error = "within" if is_within else "outside"
   return _LINE.format(
     paper,
     label,

@@ -1,16 +1,16 @@
-"""Three papers that report how much of the time their runs computed.
+"""Three papers that report for which share of the time their runs computed.
 
 OpenDiLoCo (arXiv 2407.07852): the inputs that the paper states give its range
-of utilizations, and nothing is fitted. A ring moves at the rate of its slowest
-link, and a round is long.
+of utilizations, and nothing is fitted. The slowest link sets the pace of the
+ring, but a round is long.
 
 INTELLECT-1 (arXiv 2412.01152): the paper gives times of rounds and of
-all-reduces but no bandwidth, so a rate is fitted for each of three settings.
-The notes say how little follows from that.
+all-reduces but no bandwidth. So the rate of the slowest link is fitted, for
+each of three settings. The notes say how little follows from that.
 
 Covenant-72B (arXiv 2603.08163): sparse 2-bit exchanges. Its peers do not form a
 ring. Each peer puts its payload into object storage and reads the payloads of
-the others from there, so a slow uplink costs less.
+the others from there. So its uplink carries each payload once.
 """
 
 from typing import NamedTuple
@@ -37,20 +37,20 @@ from experiments.tables.table import (
   load_published,
 )
 
-_SETTINGS = ("USA", "USA and Europe", "global")
-_RTT_S = 0.1
-# Values of a block that Covenant-72B sends, and values of a block.
+_SETTINGS = ("USA", "USA and Europe", "global")  # Of INTELLECT-1.
+_RTT_S = 0.1  # Round trip that is assumed where the paper states none.
+# Covenant-72B sends the 64 largest of every 4096 values.
 _NUM_SENT = 64
 _BLOCK = 4096
 
 
 class _StatedRun(NamedTuple):
-  """Inputs that a paper states.
+  """The run of a paper, as the paper describes it.
 
   Attributes:
     figures: Figures of the paper, by name.
-    num_replicas: M.
-    interval: H (inner steps).
+    num_replicas: Number of replicas, M.
+    interval: Inner steps of a round, H.
     step_s: Duration of an inner step (seconds).
   """
 
@@ -61,11 +61,11 @@ class _StatedRun(NamedTuple):
 
 
 def _stated_run(paper: str, replicas: str) -> _StatedRun:
-  """Returns the inputs that a paper states.
+  """Reads the run of a paper from its published figures.
 
   Args:
     paper: Name of the paper in the file of published figures.
-    replicas: Name of the figure with the number of replicas.
+    replicas: Name of the figure that counts the replicas.
   """
   figures = load_published(paper)
   interval = int(figures["sync interval"].value)
@@ -79,7 +79,12 @@ def _stated_run(paper: str, replicas: str) -> _StatedRun:
 
 
 def open_diloco() -> list[Table]:
-  """Returns the run's utilization and the published range."""
+  """Returns a table of the utilization and the all-reduce of OpenDiLoCo.
+
+  The predicted utilization stands beside both ends of the published range. The
+  last row has the slowest link at which the run would compute for 90 % of the
+  time.
+  """
   run = _stated_run("open_diloco", "replicas")
   figures = run.figures
   traffic = flat_traffic(
@@ -91,18 +96,20 @@ def open_diloco() -> list[Table]:
   cluster = load_cluster("opendiloco", run.num_replicas)
   run_pace = pace(traffic, cluster, run.step_s)
 
-  def is_enough(mbps: float) -> bool:
+  def keeps_90_percent(mbps: float) -> bool:
     links = equal_links(run.num_replicas, mbps * 1e6, rtt_s=_RTT_S)
     return pace(traffic, links, run.step_s).utilization >= 0.9
 
-  slowest_mbps = least(is_enough, low=1.0, high=1000.0)
+  slowest_mbps = least(keeps_90_percent, low=1.0, high=1000.0)
   percent = 100 * run_pace.utilization
   exchange_s = run.interval * run_pace.exchange_s
   basis = "H steps in 67.5 min, 1.1 B values in fp16, 127 Mbit/s"
   rows = [
-    beside(figures, "utilization, lowest", percent, Fit.NONE, basis=basis),
-    beside(figures, "utilization, highest", percent, Fit.NONE, basis=basis),
-    beside(figures, "all-reduce", exchange_s, Fit.NONE, basis=basis),
+    beside(figures, "utilization, lowest", percent, kind=Fit.NONE, basis=basis),
+    beside(
+      figures, "utilization, highest", percent, kind=Fit.NONE, basis=basis
+    ),
+    beside(figures, "all-reduce", exchange_s, kind=Fit.NONE, basis=basis),
     Prediction(
       name="slowest link for 90 %",
       predicted=slowest_mbps,
@@ -121,9 +128,13 @@ def open_diloco() -> list[Table]:
 
 
 def intellect_1() -> list[Table]:
-  """Returns the run's utilization, its exchange, and what both imply.
+  """Returns a table of the utilizations and the all-reduces of INTELLECT-1.
 
-  All follow from one ring of the most nodes that participated at a time.
+  All simulated rows are of one ring of the most nodes that took part at a time.
+  The rate of its slowest link is fitted: on the lowest utilization (the preset
+  of the cluster), and on the all-reduce of each of `_SETTINGS`. Nothing is
+  fitted in the last two rows: how many times fewer bytes are sent than in
+  data-parallel training, and the lowest utilization of the devices' peak.
   """
   run = _stated_run("intellect_1", "most concurrent nodes")
   figures = run.figures
@@ -135,7 +146,7 @@ def intellect_1() -> list[Table]:
     codec=Int(bits),
   )
 
-  def at(mbps: float) -> SteadyState:
+  def pace_at(mbps: float) -> SteadyState:
     cluster = equal_links(run.num_replicas, mbps * 1e6, rtt_s=_RTT_S)
     return pace(traffic, cluster, run.step_s)
 
@@ -143,28 +154,36 @@ def intellect_1() -> list[Table]:
     """Returns the rate (Mbit/s) at which an exchange takes `exchange_s`."""
 
     def is_fast_enough(mbps: float) -> bool:
-      return at(mbps).exchange_s <= exchange_s / run.interval
+      return pace_at(mbps).exchange_s <= exchange_s / run.interval
 
     return least(is_fast_enough, low=10.0, high=1e5, precision=1e-4)
 
+  # The links of the preset have the rate that was fitted on the lowest
+  # utilization, and their exchange is compared with two published times.
   preset = load_cluster("intellect_1", run.num_replicas)
-  slow = pace(traffic, preset, run.step_s)
-  slow_s = run.interval * slow.exchange_s
+  preset_pace = pace(traffic, preset, run.step_s)
+  preset_exchange_s = run.interval * preset_pace.exchange_s
   basis = "14 nodes, int8 ring, 340 Mbit/s fitted on the lowest utilization"
   rows = [
     beside(
       figures,
       "utilization, lowest",
-      100 * slow.utilization,
-      Fit.HERE,
+      100 * preset_pace.utilization,
+      kind=Fit.HERE,
       basis=basis,
     ),
-    beside(figures, "global, all-reduce", slow_s, Fit.ELSEWHERE, basis=basis),
+    beside(
+      figures,
+      "global, all-reduce",
+      preset_exchange_s,
+      kind=Fit.ELSEWHERE,
+      basis=basis,
+    ),
     beside(
       figures,
       "sync as quoted by Covenant-72B",
-      slow_s / 60,
-      Fit.ELSEWHERE,
+      preset_exchange_s / 60,
+      kind=Fit.ELSEWHERE,
       basis=basis,
     ),
   ]
@@ -173,40 +192,43 @@ def intellect_1() -> list[Table]:
     exchange_s = figures[f"{setting}, all-reduce"].value
     mbps = rate_for(exchange_s)
     rates_mbps[setting] = mbps
-    percent = 100 * at(mbps).utilization
+    percent = 100 * pace_at(mbps).utilization
     basis = f"{mbps:.0f} Mbit/s, fitted on {exchange_s:.0f} s"
     names = [f"{setting}, utilization"]
     if setting == "USA":
       names.append("utilization, highest")
     for name in names:
-      rows.append(beside(figures, name, percent, Fit.ELSEWHERE, basis=basis))
-  dense = flat_traffic(
+      row = beside(figures, name, percent, kind=Fit.ELSEWHERE, basis=basis)
+      rows.append(row)
+  data_parallel = flat_traffic(
     method=methods.allreduce(),
     num_parameters=figures["parameters"].value,
     num_replicas=run.num_replicas,
     codec=Float(),
   )
   # Bytes of H data-parallel steps over the bytes of an exchange.
-  reduction = dense.gradient_bytes() * run.interval / traffic.exchange_bytes(0)
+  round_bytes = run.interval * data_parallel.gradient_bytes()
   rows.append(
     beside(
       figures,
       "bandwidth reduction",
-      reduction,
-      Fit.NONE,
+      round_bytes / traffic.exchange_bytes(0),
+      kind=Fit.NONE,
       basis="H = 100, int8 with a scale for every 128 values",
     )
   )
-  # The share of the peak is predicted as if only the waiting differed.
-  waiting = (
+  # If the settings differ in waiting alone, the utilization of the devices'
+  # peak falls by the same factor as the share of the time that is computed.
+  utilization_ratio = (
     figures["utilization, lowest"].value / figures["utilization, highest"].value
   )
+  highest_of_peak = figures["model FLOPS utilization, highest"].value
   rows.append(
     beside(
       figures,
       "model FLOPS utilization, lowest",
-      figures["model FLOPS utilization, highest"].value * waiting,
-      Fit.NONE,
+      highest_of_peak * utilization_ratio,
+      kind=Fit.NONE,
       basis="the highest times the ratio of both utilizations",
     )
   )
@@ -217,7 +239,10 @@ def intellect_1() -> list[Table]:
 
 
 def covenant_72b() -> list[Table]:
-  """Returns the run's utilization, communication and compression."""
+  """Returns a table of Covenant-72B: utilization, communication, compression.
+
+  The last row has the utilization if the peers formed a ring.
+  """
   run = _stated_run("covenant_72b", "most contributing peers")
   figures = run.figures
   up_bps = figures["uplink"].value * 1e6
@@ -227,8 +252,14 @@ def covenant_72b() -> list[Table]:
   codec = TopK(_NUM_SENT / _BLOCK, _BLOCK, then=Int(bits, "tensor"))
   payload_bytes = message_bytes(codec, {"parameters": (num_parameters,)})
 
-  def among(num_replicas: int, share: float = 1.0) -> SteadyState:
-    """Returns the pace of a ring in which a share of the bytes is sent."""
+  def ring_pace(num_replicas: int, share: float = 1.0) -> SteadyState:
+    """Returns the pace of a ring.
+
+    Args:
+      num_replicas: Number of replicas of the ring.
+      share: Share of the payload's bytes that is sent.
+    """
+    # Links that are 1 / share times as fast have the same effect.
     cluster = equal_links(
       num_replicas, up_bps / share, down_bps / share, rtt_s=_RTT_S
     )
@@ -240,27 +271,33 @@ def covenant_72b() -> list[Table]:
     )
     return pace(traffic, cluster, run.step_s)
 
-  upload = among(2)  # A ring of two is an upload to storage.
-  half = among(2, share=0.5)
-  ring = among(run.num_replicas)
+  # In a ring of two each replica sends its payload once, as it does when it
+  # uploads the payload to storage.
+  upload = ring_pace(2)
+  half_upload = ring_pace(2, share=0.5)
+  ring = ring_pace(run.num_replicas)
   upload_s = run.interval * upload.exchange_s
-  storage = "each peer uploads its payload once; downloads are hidden"
+  storage_basis = "each peer uploads its payload once; downloads are hidden"
   rows = [
     beside(
       figures,
       "utilization",
       100 * upload.utilization,
-      Fit.NONE,
-      basis=storage,
+      kind=Fit.NONE,
+      basis=storage_basis,
     ),
     beside(
-      figures, "communication of a round", upload_s, Fit.NONE, basis=storage
+      figures,
+      "communication of a round",
+      upload_s,
+      kind=Fit.NONE,
+      basis=storage_basis,
     ),
     beside(
       figures,
       "compression",
       4 * num_parameters / payload_bytes,
-      Fit.NONE,
+      kind=Fit.NONE,
       basis="64 of 4096 values, 12 bits of index and 2 of value",
     ),
     Prediction(
@@ -275,11 +312,11 @@ def covenant_72b() -> list[Table]:
   num_others = run.num_replicas - 1
   download_s = num_others * payload_bytes * 8 / (down_bps * GOODPUT)
   numbers = {
-    "half": half,
+    "half": half_upload,
     "ring": ring,
     "others": num_others,
     "upload_s": upload_s,
-    "half_s": run.interval * half.exchange_s,
+    "half_s": run.interval * half_upload.exchange_s,
     "ring_s": run.interval * ring.exchange_s,
     "gigabytes": payload_bytes / 1e9,
     "others_s": download_s,

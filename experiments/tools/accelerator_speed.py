@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 import dilocox_jax as dx
-from dilocox_jax.api.device_memory import device_memory
 from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.config.device_memory import device_memory
 from dilocox_jax.plan.model.shapes import ModelShape
 from experiments.tools import bench_inner, bench_programs, bench_torch, timing
 

@@ -21,6 +21,7 @@ from jax.experimental import topologies
 
 from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
+from dilocox_jax.config.device_memory import chosen_gather
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.metrics.lines import write_json
 from dilocox_jax.models import adapters
@@ -346,11 +347,17 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
   require(
     config.num_devices == len(devices),
     f"the run has {config.num_devices} devices and the slices have"
-    f" {len(devices)}: num_replicas x num_data_shards x num_stages must be all"
-    " of them, e.g. --config.mesh.num_stages=2 --config.mesh.num_data_shards=2"
-    " for v5e:2x2",
+    f" {len(devices)}: num_replicas x num_data_shards x"
+    " num_tensor_shards x num_stages must be all of them, e.g."
+    " --config.mesh.num_stages=2 --config.mesh.num_data_shards=2 for v5e:2x2",
   )
   require(kind in _MEMORY_GIB, f"the memory of {kind!r} is not known here")
+  # The run reads the memory of its devices. These devices cannot be asked.
+  memory_bytes = _MEMORY_GIB[kind] * 2**30
+  gather = chosen_gather(config, memory_bytes, platform="tpu")
+  if config.mesh.num_stages > 1:
+    mesh = dataclasses.replace(config.mesh, gather=gather)
+    config = dataclasses.replace(config, mesh=mesh)
   program = steady_program(config, devices)
   try:
     compiled = program.lowered.compile()
@@ -367,7 +374,7 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
     program,
     compiled,
     machine=machine,
-    memory_bytes=int(_MEMORY_GIB[kind] * 2**30),
+    memory_bytes=int(memory_bytes),
   )
 
 

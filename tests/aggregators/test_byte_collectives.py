@@ -16,6 +16,7 @@ DIVISIONS = {
   "by_data": Division(4, 1),
   "by_stage": Division(1, 4),
   "by_both": Division(2, 2),
+  "by_tensor": Division(num_data_shards=2, num_tensor_shards=2),
 }
 
 

@@ -236,14 +236,25 @@ def test_of_large_factors_the_host_gets_the_products_of_some_layers(
   }
 
 
+BY_STAGE = Division(num_data_shards=2, num_stages=2)
+BY_TENSOR = Division(num_data_shards=2, num_tensor_shards=2)
+
+
 @pytest.mark.parametrize(
-  ("codec", "num_layers"),
+  ("codec", "num_layers", "division"),
   [
-    *((LowRank(2), 2), (LowRank(2), 3), (Int(4), 3)),
-    *slow((Float(), 3), (TopK(1.0), 3)),
+    (LowRank(2), 2, BY_STAGE),
+    (LowRank(2), 3, BY_STAGE),
+    (LowRank(2), 3, BY_TENSOR),
+    (Int(4), 3, BY_STAGE),
+    (Int(4), 3, BY_TENSOR),
+    *slow((Float(), 3, BY_STAGE), (TopK(1.0), 3, BY_STAGE)),
+    *slow((TopK(1.0), 3, BY_TENSOR)),
   ],
 )
-def test_a_divided_replica_finds_the_mean_of_a_whole_one(codec, num_layers):
+def test_a_divided_replica_finds_the_mean_of_a_whole_one(
+  codec, num_layers, division
+):
   """Two stages divide two layers evenly, and share the rows of three."""
   rng = np.random.default_rng(4)
   leaf = jnp.asarray(rng.normal(size=(2, num_layers, 8, 12)), jnp.float32)
@@ -252,7 +263,7 @@ def test_a_divided_replica_finds_the_mean_of_a_whole_one(codec, num_layers):
   axes = aggregator.axes
   found = []
   text = ""
-  for replicas in (Replicas(2), Replicas(2, "mesh", Division(2, 2))):
+  for replicas in (Replicas(2), Replicas(2, "mesh", division)):
 
     def one(values, state, replicas=replicas):
       mean, state = aggregator.update(values, state)

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import dilocox_jax as dx
-from dilocox_jax.api.device_memory import share_bytes
+from dilocox_jax.config.step_memory import share_bytes
 from dilocox_jax.models import weights
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.shapes import ModelShape

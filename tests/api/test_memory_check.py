@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import pytest
 
 import dilocox_jax as dx
-from dilocox_jax.api import free_memory, memory_check
+from dilocox_jax.api import memory_check
 from dilocox_jax.api import runs as api_runs
-from dilocox_jax.api.device_memory import device_memory
 from dilocox_jax.api.memory_check import MARGIN, check_memory
 from dilocox_jax.config import from_mapping
+from dilocox_jax.config.device_memory import device_memory
+from dilocox_jax.distributed import free_memory
 from dilocox_jax.models.loss import LossModel
 from dilocox_jax.report.units import human_bytes
 from dilocox_jax.training.overrides import Overrides

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from dilocox_jax.api import method_plans, simulation_setup
-from dilocox_jax.api.device_memory import device_memory
 from dilocox_jax.api.simulation_setup import Options, cluster_of, set_up
 from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.config.device_memory import device_memory
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.training import build, states

@@ -91,6 +91,7 @@ CASES = [
   ("data.end_of_text", "</s>", {}, "data.tokenizer", TOKENIZER),
   ("data.vocab_size", 500, {}, "data.tokenizer", BPE),
   ("model.rope_base", 1e6, {"model": LEARNED}, "model.positions", {}),
+  ("model.rope_factor", 8.0, {"model": LEARNED}, "model.positions", {}),
   ("model.remat", "full", STAGES, "mesh.num_stages", {}),
   ("inner.momentum", 0.9, {}, "inner.optimizer", SGD),
   ("inner.b1", 0.8, SGD, "inner.optimizer", {}),

@@ -65,7 +65,7 @@ def test_a_function_of_one_replica_becomes_one_of_all(layout):
 
 def test_neighboring_devices_make_up_a_replica_and_divide_its_state():
   devices = Replicas(2, "mesh", FOUR)
-  assert devices.mesh.axis_names == ("replica", "data", "stage")
+  assert devices.mesh.axis_names == ("replica", "data", "stage", "tensor")
   assert [device.id for device in devices.mesh.devices.flat] == list(range(8))
   assert devices.own == [0, 1]
   state = tree(KERNEL) | {"count": jnp.int32(3)}

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from dilocox_jax.api import device_memory
-from dilocox_jax.api.device_memory import DeviceMemory
+from dilocox_jax.config import device_memory
+from dilocox_jax.config.device_memory import DeviceMemory
 from tests.experiments.programs import run
 
 ONE = DeviceMemory(state=3_000_000, step=1_000_000, frozen=500_000)
@@ -13,7 +13,7 @@ ONE = DeviceMemory(state=3_000_000, step=1_000_000, frozen=500_000)
 
 @pytest.fixture(autouse=True)
 def known_memory(monkeypatch):
-  monkeypatch.setattr(device_memory, "device_memory", lambda config: ONE)
+  monkeypatch.setattr(device_memory, "device_memory", lambda *args: ONE)
 
 
 def fits(*flags):

@@ -59,8 +59,10 @@ def test_without_a_prompt_the_validation_text_is_continued(trained):
 @pytest.mark.slow
 def test_a_run_starts_from_what_another_one_exported(trained, tmp_path):
   pytest.importorskip("safetensors", reason="needs the extra `weights`")
-  done = run("export", f"--run={trained}", f"--workdir={tmp_path}")
+  limit = "--max_file_bytes=20000"
+  done = run("export", f"--run={trained}", f"--workdir={tmp_path}", limit)
   assert done.returncode == 0 and "12,624 parameters" in done.stdout
+  assert len(list(tmp_path.glob("model-0000?-of-00003.safetensors"))) == 3
   source = {"init_from": str(tmp_path)}
   config = runs.settings(num_replicas=3, checkpoint=source)
   state: Any = start.first_state(config, runs.programs(config), "rounds")

@@ -63,7 +63,7 @@ def test_processes_of_a_replica_that_meets_others_have_its_devices_alone():
   )
   placement.check_devices(config, [0, 1])
   assert placement.devices_each(config, 2) == 1
-  product = "num_data_shards=2 x num_stages=1 of one replica"
+  product = "num_stages=1 x num_tensor_shards=1 of one replica"
   with pytest.raises(UsageError, match=product):
     placement.check_devices(config, [0, 0, 1, 1])
   with pytest.raises(UsageError, match=product):

@@ -6,10 +6,10 @@ import json
 import numpy as np
 import pytest
 
-from dilocox_jax.api.device_memory import DeviceMemory
 from dilocox_jax.api.method_plans import NARROW_ALLREDUCE, plan_run
 from dilocox_jax.api.simulation_setup import Options
 from dilocox_jax.config import from_mapping
+from dilocox_jax.config.device_memory import DeviceMemory
 from dilocox_jax.simulate.analytic import Outcome
 from dilocox_jax.simulate.steps import SteadyState
 from experiments import simulation_page

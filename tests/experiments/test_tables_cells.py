@@ -60,8 +60,8 @@ def test_a_row_shows_what_was_published_and_whether_it_was_read():
     (15.0, ["10-20*", "15", "within", "derived"]),
     (10.0, ["10-20*", "10", "within", "derived"]),
     (20.0, ["10-20*", "20", "within", "derived"]),
-    (9.9, ["10-20*", "9.9", "no", "derived"]),
-    (20.1, ["10-20*", "20.1", "no", "derived"]),
+    (9.9, ["10-20*", "9.9", "outside", "derived"]),
+    (20.1, ["10-20*", "20.1", "outside", "derived"]),
   ],
 )
 def test_a_range_holds_what_is_between_its_ends(predicted, cells):

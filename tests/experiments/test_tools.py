@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.api.device_memory import device_memory
 from dilocox_jax.config import from_mapping
+from dilocox_jax.config.device_memory import device_memory
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.training import build

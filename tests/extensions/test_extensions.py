@@ -17,7 +17,7 @@ from dilocox_jax.codecs.sparse import TopK
 from dilocox_jax.config import from_mapping, to_plan
 from dilocox_jax.config.recipes import RECIPES
 from dilocox_jax.data.sources import SOURCES
-from dilocox_jax.models.weights import family_of
+from dilocox_jax.models.families import family_of
 from dilocox_jax.optimizers import OPTIMIZERS, named_optimizer
 from dilocox_jax.plan.collectives import COLLECTIVES
 from dilocox_jax.plan.model.presets import MODEL_PRESETS

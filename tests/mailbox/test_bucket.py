@@ -13,6 +13,7 @@ from dilocox_jax.mailbox_protocol.store import Store
 
 CALLS = {
   "get": lambda store: store.get("a", 10),
+  "get_range": lambda store: store.get_range("a", 0, 10),
   "create": lambda store: store.create("a", b"x"),
   "put": lambda store: store.put("a", b"x"),
   "delete": lambda store: store.delete(["a"]),
@@ -140,9 +141,15 @@ def test_another_region_is_closed(server):
 def test_a_missing_object_is_absent_and_nothing_is_written_by_404(server, code):
   answers = {"": (404, code)}
   assert answer_of(server, "get", answers) is None
+  assert answer_of(server, "get_range", answers) is None
   assert answer_of(server, "delete", answers) is None
   for call in ("create", "put", "list"):
     assert answer_of(server, call, answers)[0] is ClosedError
+
+
+def test_an_object_that_ends_before_a_range_counts_as_missing(server):
+  assert answer_of(server, "get_range", {"": (416, "InvalidRange")}) is None
+  assert answer_of(server, "get", {"": (416, "InvalidRange")})[0] is ClosedError
 
 
 @pytest.mark.parametrize("status", [409, 412, 304])
@@ -150,7 +157,7 @@ def test_a_condition_that_does_not_hold_means_something_for_creations_alone(
   server, status
 ):
   answers = {"": (status, "Code" if status != 304 else "")}
-  for call in ("get", "put", "delete", "list"):
+  for call in ("get", "get_range", "put", "delete", "list"):
     assert answer_of(server, call, answers)[0] is StoreUnavailableError
 
 

@@ -20,10 +20,10 @@ def store_fixture():
   return Store("memory:///")
 
 
-def decide(store, value, check=lambda: None):
+def decide(store, value):
   patient = RetryingStore(store, pause=lambda seconds: None)
   decisions = Decisions(patient, SIGNER)
-  return decisions.decide(PATH, PROPOSAL, {"list": value}, check)["list"]
+  return decisions.decide(PATH, PROPOSAL, {"list": value})["list"]
 
 
 def says(store, path):
@@ -45,20 +45,26 @@ def test_the_loss_of_one_object_changes_no_decision(store, path, damage):
 
 
 def test_a_replica_that_died_between_both_objects_is_followed(store):
-  def die():
-    raise KeyboardInterrupt
+  class Dying:
+    """Its process is killed when it creates the second object."""
+
+    def __getattr__(self, name):
+      return getattr(store, name)
+
+    def create(self, path, data):
+      if path == PATH:
+        raise KeyboardInterrupt
+      return store.create(path, data)
 
   with pytest.raises(KeyboardInterrupt):
-    decide(store, "a", check=die)
+    decide(Dying(), "a")
   assert says(store, PATH) is None
   patient = RetryingStore(store, pause=lambda seconds: None)
   complete = Decisions(patient, SIGNER).complete
-  with pytest.raises(KeyboardInterrupt):  # Nothing is decided against a check.
-    complete(PATH, PROPOSAL, die)
-  assert says(store, PATH) is None
-  assert complete(PATH, PROPOSAL, lambda: None) == {"list": "a"}
+  assert complete(PATH, PROPOSAL) == {"list": "a"}
+  assert says(store, PATH) == {"list": "a"}
   assert decide(store, "b") == "a"
-  assert complete("manifest/1.0", "proposal/1.0", lambda: None) is None
+  assert complete("manifest/1.0", "proposal/1.0") is None
 
 
 def test_an_object_that_cannot_be_read_yet_is_waited_for(store):
@@ -74,7 +80,5 @@ def test_an_object_that_cannot_be_read_yet_is_waited_for(store):
       return store.get(path, at_most) if sum(slept) > 12 else None
 
   patient = RetryingStore(Lagging(), pause=slept.append)
-  decided = Decisions(patient, SIGNER).decide(
-    PATH, PROPOSAL, {"list": "b"}, lambda: None
-  )
+  decided = Decisions(patient, SIGNER).decide(PATH, PROPOSAL, {"list": "b"})
   assert decided == {"list": "a"} and says(store, PATH) == {"list": "a"}

@@ -1,4 +1,4 @@
-"""What the fingerprints of two shared states show, and what rounding explains."""
+"""What fingerprints of shared states show, and what rounding explains."""
 
 import math
 

@@ -44,6 +44,7 @@ class TestForeignThings:
   def test_in_place_of_an_object(self, store, place, victim, kind):
     planted(place, victim, kind, PATH)
     assert store.get(PATH, 10**6) is None
+    assert store.get_range(PATH, 0, 1) is None
     if kind is not full_folder:
       assert store.sizes("event") == {}
     store.delete([PATH])
@@ -69,6 +70,7 @@ def test_foreign_things_in_place_of_a_folder(
 ):
   planted(place, victim, kind, path)
   assert store.get(PATH, 10) is None
+  assert store.get_range(PATH, 0, 1) is None
   assert store.sizes("event") == {}
   store.delete([PATH])
   assert os.path.lexists(place / path)
@@ -130,6 +132,7 @@ def test_a_name_never_leads_out_of_the_folder(store, tmp_path):
   for path in ("../thesis", "a/../../thesis", "/etc/passwd", "a//b", "", "a/."):
     for call in (
       lambda path: store.get(path, 100),
+      lambda path: store.get_range(path, 0, 1),
       lambda path: store.put(path, b"x"),
       lambda path: store.create(path, b"x"),
       lambda path: store.delete([path]),
@@ -183,6 +186,7 @@ def test_a_link_that_comes_in_between_is_not_followed(
         store.create(PATH, b"ours")
         store.sizes("event")
         assert store.get(PATH, 100) != b"precious"
+        assert store.get_range(PATH, 0, 4) != b"prec"
         store.delete([PATH])
 
 
@@ -310,6 +314,7 @@ def test_what_cannot_be_written_leaves_nothing(store, place, monkeypatch):
   ("call", "given", "named"),
   [
     ("get", (PATH, 9), PATH),
+    ("get_range", (PATH, 0, 1), PATH),
     ("put", (PATH, b"x"), ".staged"),
     ("create", (PATH, b"x"), ".staged"),
     ("sizes", ("event",), "event"),

@@ -207,8 +207,8 @@ def test_a_wrong_newest_snapshot_is_passed_over(kind, caplog):
   assert "c takes the snapshot before event 0" in caplog.text
 
 
-# A snapshot of 33,840 bytes is as much as one replica sends in 47 events.
-@pytest.mark.parametrize(("unused", "every"), [(0, 8), (4180, 48)])
+# A snapshot of 33,840 bytes is as much as one replica sends in 45 events.
+@pytest.mark.parametrize(("unused", "every"), [(0, 8), (4180, 45)])
 def test_the_store_and_the_requests_stay_bounded(unused, every):
   run = Run(events=200, unused=unused)
   most = 0
@@ -221,14 +221,15 @@ def test_the_store_and_the_requests_stay_bounded(unused, every):
   assert run.end() and run.lists()[-1] == "abc"
   found = [e for e in range(200) if f"snapshot/{e:010d}/index" in run.objects]
   assert found == [*range(0, 200, every)][-3:]
-  # Four snapshots, the events of four blocks, each with three messages, a
-  # proposal and a manifest, two marks of each deleted block, and the seats.
+  # Four snapshots, the events of four intervals, each with three messages, a
+  # proposal and a manifest, two marks of each deleted interval, and the seats.
   assert most < 4 * 3 + 4 * every * 5 + 2 * 200 / 8 + 10
   for process in run.running.values():
     requests = process.store.requests
     assert requests.total() / 200 < 16  # Measured: 10.
-    # Each snapshot lists the four folders that it deletes from.
-    assert requests["list"] <= 4 * 200 / RULES.snapshot_every + 2
+    # Each snapshot lists the four folders that it deletes from, and whoever
+    # enters lists seats and snapshots.
+    assert requests["list"] <= 4 * 200 / RULES.snapshot_every + 4
 
 
 # Objects that a stranger damages.
@@ -330,6 +331,33 @@ def test_a_newcomer_that_is_overtaken_takes_a_newer_snapshot():
   snapshot = box.newest()
   assert "snapshot/0000000004/arrays" not in run.objects
   assert snapshot is not None and snapshot.event == 10
+
+
+def test_a_newcomer_that_sleeps_before_the_first_snapshot_finds_a_later_one():
+  run = Run(events=40)
+
+  class Slow(FakeStore):
+    """After it has listed no snapshot, the first events are deleted."""
+
+    def sizes(self, prefix):
+      listed = super().sizes(prefix)
+      if prefix == "snapshot":
+        run.until(30)
+      return listed
+
+  store = FakeStore(run, lambda: "ok")
+  box = Mailbox(
+    store,
+    name="d",
+    secret=SECRET,
+    config=CONFIG,
+    rules=RULES,
+    pause=lambda seconds: None,
+  )
+  assert box.newest() is None
+  store.sizes = Slow(run, lambda: "ok").sizes
+  snapshot = box.newest()
+  assert snapshot is not None and snapshot.event > 0
 
 
 def test_who_begins_again_in_place_pauses_and_says_so(caplog):

@@ -1,13 +1,11 @@
 """Who enters a run, and what the store holds: objects of one's own alone."""
 
-import json
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import pytest
 
 from dilocox_jax.mailbox_protocol import messages
+from dilocox_jax.mailbox_protocol.buffers import num_bytes_of, parts_of
 from dilocox_jax.mailbox_protocol.fingerprints import (
   SharedState,
   fingerprint_of,
@@ -25,8 +23,8 @@ from dilocox_jax.mailbox_protocol.roster import (
   run_terms,
   write_secret,
 )
-from dilocox_jax.mailbox_protocol.signer import INDEX_BYTES, Signer
-from dilocox_jax.mailbox_protocol.store import Store
+from dilocox_jax.mailbox_protocol.signer import Signer
+from dilocox_jax.mailbox_protocol.store import RetryingStore, Store
 from dilocox_jax.reference.fingerprint import random_signs
 
 SIGNER = Signer(b"secret", "run")
@@ -123,35 +121,6 @@ def test_no_rule_may_be_zero(field):
     MailboxRules(**{field: 0})
 
 
-# What opens.
-
-
-def test_nothing_but_what_was_closed_at_its_place_opens():
-  cases: Any = (
-    (Signer.sign, Signer.verify, b"content"),
-    (Signer.sign_json, Signer.verify_json, {"x": [1, 2.5]}),
-  )
-  for closed, opened, content in cases:
-    data = closed(SIGNER, "a", content)
-    assert opened(SIGNER, "a", data) == content
-    assert (
-      opened(SIGNER, "b", data) is None and opened(SIGNER, "a", None) is None
-    )
-    for other in (Signer(b"another", "run"), Signer(b"secret", "another")):
-      assert opened(SIGNER, "a", closed(other, "a", content)) is None
-    for end in range(len(data)):
-      assert opened(SIGNER, "a", data[:end]) is None
-      changed = bytes([*data[:end], data[end] ^ 1, *data[end + 1 :]])
-      assert opened(SIGNER, "a", changed) is None
-    assert opened(SIGNER, "a", data + b" ") is None
-  assert (
-    Signer(b"s", "ab").verify("c", Signer(b"s", "a").sign("bc", b"")) is None
-  )
-  assert json.loads(SIGNER.sign_json("a", {"x": 1}))["is"] == {"x": 1}
-  endless = SIGNER.sign_json("a", {"x": "y" * INDEX_BYTES})
-  assert SIGNER.verify_json("a", endless) is None
-
-
 # Messages.
 
 ARRAYS = [
@@ -191,12 +160,14 @@ def assert_same(mine, theirs):
 def test_arrays_come_back_as_they_were_and_the_size_is_known(store):
   own = sent(store)
   size = sum(array.nbytes for array in ARRAYS)
-  assert len(own.data) == messages.HEADER_BYTES + rows_bytes(1) + size
+  assert num_bytes_of(own.data) == messages.message_bytes(rows_bytes(1) + size)
   reader = inbox(store)
   assert reader.has("oslo") and reader.has("oslo")
   assert store.requests["get"] == 1  # It is read once.
-  back = reader.listed("oslo", own.digest)
-  assert back is not None and back[:2] == (own.data, 2.5)
+  assert reader.has_listed("oslo", own.digest)
+  back = reader.held["oslo"]
+  assert back.data == b"".join(parts_of(own.data))
+  assert back.weight == 2.5
   assert back.state[:2] == ("ab" * 32, 64)
   assert back.state.fingerprint.integers == STATE.fingerprint.integers
   assert_same(back.state.fingerprint.rows, STATE.fingerprint.rows)
@@ -214,9 +185,11 @@ def test_that_of_an_earlier_life_stays(store):
   assert again.held["oslo"].digest == own.digest != later.digest
   store.delete([message_path(3, 0, "oslo")])
   new = sent(store, arrays=OTHERS)
-  received = reader.listed("oslo", new.digest)
-  assert received and received.arrays[0][0, 0] == 1
-  assert reader.listed("oslo", own.digest) is None
+  assert not reader.has_listed("oslo", new.digest)
+  reader.read("oslo")
+  assert reader.has_listed("oslo", new.digest)
+  assert reader.held["oslo"].arrays[0][0, 0] == 1
+  assert not reader.has_listed("oslo", own.digest)
 
 
 CHANGED = {
@@ -224,7 +197,7 @@ CHANGED = {
   "oversized": lambda own: own + bytes(10**6),
   "empty": lambda own: b"",
   "signed, shorter": lambda own: SIGNER.sign(
-    message_path(3, 0, "oslo"), own[32:-8]
+    message_path(3, 0, "oslo"), own[64:-8]
   ),
 }
 ELSEWHERE = {
@@ -248,45 +221,75 @@ def test_what_is_no_message_of_this_place_is_as_if_it_were_missing(store, kind):
   path = message_path(3, 0, "oslo")
   sent(store, "rome")
   if kind in CHANGED:
-    store.put(path, CHANGED[kind](own.data))
+    store.put(path, CHANGED[kind](b"".join(parts_of(own.data))))
   else:
     store.put(path, sent(Store("memory:///"), **ELSEWHERE[kind]).data)
   down = store.bytes_down
   reader = inbox(store)
   assert not reader.has("oslo")
-  assert reader.listed("oslo", own.digest) is None
-  assert store.bytes_down - down <= 2 * len(own.data)
+  assert not reader.has_listed("oslo", own.digest)
+  assert store.bytes_down - down <= 2 * num_bytes_of(own.data)
   assert reader.has("rome")
   again = sent(store)  # It replaces what is garbage.
-  assert inbox(store).listed("oslo", again.digest)
+  other = inbox(store)
+  assert other.has("oslo") and other.has_listed("oslo", again.digest)
 
 
 # Seats.
 
 
 def seats(store, name):
-  return Seats(store, SIGNER, name)
+  return Seats(RetryingStore(store, pause=lambda seconds: None), SIGNER, name)
 
 
-def test_a_seat_is_taken_once_and_kept(store):
-  store.put(messages.seat_path(0), b"garbage")  # A stranger's is free.
-  assert seats(store, "a").read(0) is None
+def test_every_announcement_takes_the_next_free_seat(store):
   seats(store, "a").announce(0, Roster())
   seats(store, "b").announce(2, Roster())
-  seats(store, "b").announce(2, Roster())  # A second life, of no roster.
-  seats(store, "a").announce(7, Roster(("a", "b")))
-  found = [seats(store, "c").read(number) for number in range(3)]
-  assert found == [{"name": "a", "since": 7}, {"name": "b", "since": 2}, None]
+  back = seats(store, "a")
+  back.announce(7, Roster(("a", "b")))
+  assert back.index == 0
+  assert seats(store, "c").read_from(0) == [
+    {"name": "a", "since": 0},
+    {"name": "b", "since": 2},
+    {"name": "a", "since": 7},
+  ]
   mine = seats(store, "c")
-  mine.announce(3, Roster(("a", "b")))
+  mine.announce(8, Roster(("a", "b"), later=1))
   before = store.requests["put"]
-  mine.announce(3, Roster(("a", "b")))
+  mine.announce(8, Roster(("a", "b"), later=1))
   assert store.requests["put"] == before and mine.index == 2
-  assert mine.read(2) == {"name": "c", "since": 3}
+  assert mine.read(3) == {"name": "c", "since": 8}
+
+
+def test_a_seat_that_a_stranger_wrote_is_replaced(store):
+  store.put(messages.seat_path(0), b"garbage")
+  mine = seats(store, "a")
+  mine.announce(0, Roster())
+  assert mine.read(0) is None
+  mine.look_after(Roster())
+  assert mine.read_from(0) == [{"name": "a", "since": 0}] * 2
+
+
+def test_the_last_of_many_takes_its_seat_with_two_requests(store):
+  for number in range(63):
+    seats(store, f"r{number}").announce(0, Roster())
+  before = store.requests.total()
+  seats(store, "last").announce(0, Roster())
+  assert store.requests.total() - before == 2
 
 
 def test_who_comes_later_is_not_waited_for_yet():
-  seats = {1: {"name": "b", "since": 7}}
-  roster = Roster(("a",)).renewed(6, seats.get)
+  taken = [{"name": "b", "since": 7}]
+  roster = Roster(("a",)).renewed(6, taken)
   assert roster.seats == ("a", "b") and roster.expected() == ["a"]
-  assert roster.after(6, ["a"]).renewed(7, seats.get).expected() == ["a", "b"]
+  assert roster.after(6, ["a"]).renewed(7).expected() == ["a", "b"]
+
+
+def test_who_was_away_is_expected_from_the_event_of_its_new_seat_on():
+  roster = Roster(("a", "b"), away={"b": 3})
+  again = roster.renewed(5, [{"name": "b", "since": 6}])
+  assert again.seats == ("a", "b") and again.num_seats == 3
+  assert again.expected() == ["a"]
+  assert again.renewed(6).expected() == ["a", "b"]
+  # A seat of before it was away says nothing.
+  assert roster.renewed(5, [{"name": "b", "since": 2}]).expected() == ["a"]

@@ -19,10 +19,12 @@ import pytest
 
 from dilocox_jax.aggregators.sizes import stacked_shapes
 from dilocox_jax.codecs.quantize import Float
+from dilocox_jax.mailbox_protocol.fingerprints import rows_bytes
 from dilocox_jax.mailbox_protocol.messages import HEADER_BYTES, arrays_in
-from dilocox_jax.mailbox_protocol.roster import write_secret
-from dilocox_jax.mailbox_protocol.signer import TAG_BYTES
+from dilocox_jax.mailbox_protocol.roster import PROTOCOL_VERSION, write_secret
+from dilocox_jax.mailbox_protocol.signer import content_bytes
 from dilocox_jax.metrics.lines import read_rows
+from dilocox_jax.reference.fingerprint import num_blocks
 from dilocox_jax.trees import shapes_by_path
 from tests import runs
 from tests.mailbox.slow_train import HURRY, ROUND_S
@@ -134,15 +136,16 @@ class Group:
     shapes = stacked_shapes(shapes_by_path(like))
     given = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
     kinds = [(k.dtype, k.shape) for k in jax.eval_shape(Float().encode, given)]
-    raw = (self.store / f"snapshot/{0:010d}/arrays").read_bytes()[TAG_BYTES:]
+    raw = content_of(self.store / f"snapshot/{0:010d}/arrays")
     both = arrays_in(raw, 2 * [(np.dtype("f4"), shape) for shape in shapes])
     theta = both[: len(shapes)]
     trace = both[len(shapes) :]
+    num_row_bytes = rows_bytes(sum(num_blocks(leaf.size) for leaf in both))
     for event, record in enumerate(self.manifests()):
       folder = self.store / f"event/{event:010d}/0"
       mean: list[Any] = [np.zeros(shape) for shape in shapes]
       for name, _, weight, _ in record["listed"]:
-        raw = (folder / name).read_bytes()[HEADER_BYTES:]
+        raw = content_of(folder / name)[HEADER_BYTES + num_row_bytes :]
         own: Any = Float().decode(cast(Any, arrays_in(raw, kinds)), shapes)
         share = weight / sum(each[2] for each in record["listed"])
         own = [share * np.float64(leaf) for leaf in own]
@@ -151,6 +154,12 @@ class Group:
       steps = [g + MOMENTUM * t for g, t in zip(mean, trace, strict=True)]
       theta = [p - LEARNING_RATE * s for p, s in zip(theta, steps, strict=True)]
     return theta
+
+
+def content_of(path):
+  """Returns the content of an object, without its tags."""
+  data = path.read_bytes()
+  return data[len(data) - content_bytes(len(data)) :]
 
 
 def kill(group, count=1):
@@ -208,13 +217,40 @@ def wrong_config(group):
 
 
 def other_code(group):
+  """A replica goes on with another release of the same protocol."""
+  name, *others = group.moment()
+  place = other_release(group, "files.py", lambda text: text + "# Changed.\n")
+  group.kill(name)
+  group.start(name, where=place)
+  return others
+
+
+def other_protocol(group):
   group.moment()
+  constant = f"PROTOCOL_VERSION = {PROTOCOL_VERSION}"
+  place = other_release(
+    group,
+    "mailbox_protocol/roster.py",
+    lambda text: text.replace(constant, f"{constant} + 1"),
+  )
+  process = group.start("bern", where=place)
+  line = (
+    f"has version {PROTOCOL_VERSION + 1} of the mailbox's protocol, and the run"
+    f" at {group.store} has version {PROTOCOL_VERSION}: "
+  )
+  return _is_refused(group, process, line)
+
+
+def other_release(group, path, change):
+  """Returns a folder with a copy of the code in which a file is changed."""
+  place = group.folder / "other"
   for folder in ("dilocox_jax", "experiments", "tests"):
-    shutil.copytree(ROOT / folder, group.folder / "other" / folder)
-  with (group.folder / "other/dilocox_jax/files.py").open("a") as file:
-    file.write("# Changed.\n")
-  process = group.start("bern", where=group.folder / "other")
-  return _is_refused(group, process, "code is ")
+    shutil.copytree(ROOT / folder, place / folder)
+  file = place / "dilocox_jax" / path
+  text = file.read_text()
+  assert change(text) != text
+  file.write_text(change(text))
+  return place
 
 
 def _is_refused(group, process, line):
@@ -242,8 +278,8 @@ def clocks(group):
 
 
 FAULTS = [
-  *(kill, freeze, full_disk, wrong_config, other_code, kill_two, kill_all),
-  *(store_away, damaged_snapshot, clocks),
+  *(kill, freeze, full_disk, wrong_config, other_code, other_protocol),
+  *(kill_two, kill_all, store_away, damaged_snapshot, clocks),
 ]
 
 

@@ -1,5 +1,6 @@
 """What every store promises: folders, memory, and the requests of S3."""
 
+import functools
 import re
 import threading
 
@@ -10,10 +11,16 @@ from dilocox_jax.mailbox_protocol.answers import (
   StoreUnavailableError,
   UnfitStoreError,
 )
-from dilocox_jax.mailbox_protocol.store import RetryingStore, Store
+from dilocox_jax.mailbox_protocol.store import (
+  RetryingStore,
+  Store,
+  at_once,
+  get_all,
+)
 
 CALLS = {
   "get": ("a/b", 10),
+  "get_range": ("a/b", 0, 1),
   "create": ("a/b", b"x"),
   "put": ("a/b", b"x"),
   "delete": (["a/b"],),
@@ -69,6 +76,35 @@ class TestEveryStore:
     assert store.bytes_down == 0
     assert store.get("a/b", 5) == b"12345"
     assert store.bytes_down == 5
+
+  def test_a_range_is_read_without_the_rest(self, store):
+    store.put("a/b", b"0123456789")
+    assert store.get_range("a/b", 0, 10) == b"0123456789"
+    assert store.get_range("a/b", 3, 6) == b"345"
+    assert store.get_range("a/b", 8, 11) is None
+    assert store.get_range("a/b", 10, 11) is None
+    assert store.get_range("a/b", 20, 21) is None
+    assert store.get_range("a/c", 0, 1) is None
+    assert store.get_range("c/b", 0, 1) is None
+    assert store.bytes_down == 10 + 3
+    assert dict(store.requests) == {"put": 1, "get": 7}
+
+  def test_an_object_may_be_written_in_parts(self, store):
+    part = memoryview(bytes(range(256)) * 2**13)  # 2 MiB.
+    parts = [b"head", part, b"", part]
+    whole = b"".join(parts)
+    assert store.create("a/b", parts)
+    assert not store.create("a/b", parts)
+    assert store.get("a/b", len(whole)) == whole
+    store.put("a/b", [*parts, *parts])
+    assert store.get("a/b", 2 * len(whole)) == 2 * whole
+    assert store.bytes_up == 3 * len(whole)
+
+  def test_threads_may_use_it_at_once_and_each_request_counts(self, store):
+    store.put("a/b", b"12345")
+    found = at_once([lambda: store.get("a/b", 5)] * 50)
+    assert [bytes(data) for data in found] == [b"12345"] * 50
+    assert store.requests["get"] == 50 and store.bytes_down == 250
 
   def test_an_object_may_be_empty_or_large(self, store):
     large = bytes(range(256)) * 2**15  # 8 MiB: more than a part of an upload.
@@ -158,6 +194,9 @@ class Away:
     self._error = error
     self._until_s = until_s
 
+  def at_once(self, calls):
+    return at_once(calls)
+
   def get(self, path, at_most):
     if self.now < self._until_s:
       raise self._error
@@ -177,6 +216,41 @@ def test_a_store_that_is_away_is_waited_for_with_one_line_a_minute(
   *waits, back = caplog.messages
   assert waits == ["waiting for the place: no route"] * 4
   assert re.fullmatch("the place is back after 20[0-9] s", back)
+
+
+def test_many_calls_that_wait_at_once_say_so_in_one_line_a_minute(caplog):
+  store = Away(StoreUnavailableError("no route"), until_s=100.0)
+  lock = threading.Lock()
+
+  def pause(seconds):
+    with lock:
+      store.now += seconds / 20
+
+  patient = RetryingStore(store, lambda: store.now, pause)
+  found = get_all(patient, {str(number): 1 for number in range(20)})
+  assert found == [b"x"] * 20
+  *waits, back = caplog.messages
+  assert waits == ["waiting for the place: no route"] * 2
+  assert back.startswith("the place is back after 10")
+  assert patient.get("a", 1) == b"x"
+
+
+def test_calls_at_once_are_made_at_once_and_answered_in_order():
+  start = threading.Barrier(9)
+
+  def call(number):
+    start.wait(timeout=60)
+    return number
+
+  calls = [functools.partial(call, number) for number in range(9)]
+  assert at_once(calls) == list(range(9))
+  assert at_once([]) == []
+
+  def fail():
+    raise ValueError("it fails")
+
+  with pytest.raises(ValueError, match="it fails"):
+    at_once([lambda: 1, fail])
 
 
 def test_who_enters_is_told_that_a_place_is_closed():

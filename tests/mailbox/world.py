@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from dilocox_jax.mailbox_protocol.agreement import ReplicaStaleError
+from dilocox_jax.mailbox_protocol.buffers import Data, parts_of
 from dilocox_jax.mailbox_protocol.mailbox import Exchanged, Mailbox
 from dilocox_jax.mailbox_protocol.roster import MailboxRules
 from dilocox_jax.mailbox_protocol.store import Store, StoreUnavailableError
@@ -60,6 +61,7 @@ class Toy:
     delay: int = 0,
     unused: int = 0,
     noise: float = 0.0,
+    rounds_up: bool = False,
     checkpoint: dict[str, Any] | None = None,
   ):
     """Begins a life of a replica.
@@ -71,6 +73,7 @@ class Toy:
       delay: Events between a send and its apply.
       unused: Values of a snapshot that nobody reads.
       noise: How much the work of this life differs from that of another one.
+      rounds_up: Whether its machine rounds parameters up to the next number.
       checkpoint: What `checkpoint` of an earlier life was; None: it begins with
         the newest snapshot.
     """
@@ -80,6 +83,7 @@ class Toy:
     self.delay = delay
     self.unused = np.zeros(unused)
     self.noise = noise
+    self.rounds_up = rounds_up
     self.history: dict[int, str] = {}
     self.credited: list[tuple[int, str, bytes]] = []
     self.held_back = np.zeros(MARKS, np.uint64)
@@ -149,6 +153,8 @@ class Toy:
     while len(self.pending) > self.delay:
       mean = self.pending.pop(0)
       self.theta, self.momentum = twin.outer(self.theta, self.momentum, mean)
+      if self.rounds_up:
+        self.theta = np.nextafter(self.theta, np.float32(np.inf))
     theta = self.theta
     momentum = self.momentum
     is_there = box.announce(event)
@@ -220,7 +226,7 @@ class FolderObjects(MutableMapping):
     data = self._store.get(path, 2**30)
     if data is None:
       raise KeyError(path)
-    return data
+    return bytes(data)
 
   def __setitem__(self, path: str, data: bytes) -> None:
     self._store.put(path, data)
@@ -296,19 +302,32 @@ class FakeStore:
     self._world = world
     self._gate = gate
     self.requests: Counter[str] = Counter()
+    self.bytes_up = 0
+    self.bytes_down = 0
+
+  def at_once(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Calls functions in turn, so that a test may disturb each request."""
+    return [call() for call in calls]
 
   def get(self, path: str, at_most: int) -> bytes | None:
     data = self._do("get", lambda: self._world.objects.get(path), False)
     return data if data is None or len(data) <= at_most else None
 
-  def create(self, path: str, data: bytes) -> bool:
+  def get_range(self, path: str, start: int, stop: int) -> bytes | None:
+    data = self._do("get", lambda: self._world.objects.get(path), False)
+    return None if data is None or len(data) < stop else data[start:stop]
+
+  def create(self, path: str, data: Data) -> bool:
+    content = b"".join(parts_of(data))
+
     def effect():
-      return self._world.objects.setdefault(path, data) is data
+      return self._world.objects.setdefault(path, content) is content
 
     return self._do("put", effect, True)
 
-  def put(self, path: str, data: bytes) -> None:
-    self._do("put", lambda: self._world.objects.update({path: data}), True)
+  def put(self, path: str, data: Data) -> None:
+    content = b"".join(parts_of(data))
+    self._do("put", lambda: self._world.objects.update({path: content}), True)
 
   def delete(self, paths: Iterable[str]) -> None:
     paths = list(paths)

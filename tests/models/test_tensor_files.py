@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+import weakref
 
 import jax
 import ml_dtypes
@@ -256,6 +257,71 @@ def test_what_is_no_weight_is_one_line(folder, dtype, of, said):
   with np.errstate(all="ignore"):
     raw(folder, dtype, of)
   refused(said, read, folder)
+
+
+def test_a_tensor_is_read_in_blocks_of_rows(folder, params, monkeypatch):
+  monkeypatch.setattr(tensor_files, "_BLOCK_BYTES", 100)
+  tensors = tensor_files.open_tensors(folder)
+  embedding = tensors["model.embed_tokens.weight"]
+  blocks = list(embedding.blocks(slice(2, 16)))
+  assert [rows.stop - rows.start for rows, _ in blocks] == [3, 3, 3, 3, 2]
+  values = np.concatenate([values for _, values in blocks])
+  np.testing.assert_array_equal(values, params["embed"]["embedding"][2:])
+  assert_same(read(folder), params)
+
+
+# A model that is divided among files.
+
+
+def test_a_large_model_is_divided_among_files(tmp_path, params):
+  limit = 1000
+  weights.write_checkpoint(tmp_path, SHAPE, params, max_file_bytes=limit)
+  index = json.loads((tmp_path / INDEX).read_text())
+  names = sorted(set(index["weight_map"].values()))
+  count = len(names)
+  assert count > 1
+  assert names == [
+    f"model-{number:05d}-of-{count:05d}.safetensors"
+    for number in range(1, count + 1)
+  ]
+  written = {path.name for path in tmp_path.iterdir()}
+  assert written == {*names, INDEX, "config.json"}
+  total = 0
+  for name in names:
+    tensors = numpy_files.load_file(tmp_path / name)
+    num_bytes = sum(values.nbytes for values in tensors.values())
+    total += num_bytes
+    assert num_bytes <= limit
+    assert {index["weight_map"][key] for key in tensors} == {name}
+  assert index["metadata"]["total_size"] == total
+  assert_same(read(tmp_path), params)
+
+
+def test_files_of_another_division_are_not_written_beside(folder, params):
+  with pytest.raises(ValueError, match="has model.safetensors of another"):
+    weights.write_checkpoint(folder, SHAPE, params, max_file_bytes=1000)
+  with pytest.raises(ValueError, match="max_file_bytes=0 must be at least 1"):
+    weights.write_checkpoint(folder, SHAPE, params, max_file_bytes=0)
+  assert_same(read(folder), params)
+
+
+def test_a_leaf_becomes_an_array_when_it_is_written(tmp_path, params):
+  """So memory holds one leaf of a large model at a time."""
+  in_memory = []
+
+  class Leaf:
+    def __init__(self, values):
+      self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+      array = np.array(self.values)
+      in_memory.append(weakref.ref(array))
+      assert sum(ref() is not None for ref in in_memory) <= 2
+      return array
+
+  weights.write_checkpoint(tmp_path, SHAPE, jax.tree.map(Leaf, params))
+  assert len(in_memory) == len(jax.tree.leaves(params))
+  assert_same(read(tmp_path), params)
 
 
 def test_a_damaged_file_is_one_line_or_read_as_it_was(folder, params):

@@ -37,6 +37,8 @@ SHAPES = {
     **{"num_heads": 4, "num_kv_heads": 2, "head_dim": 6, "biases": "qkv"},
     **{"qk_norm": True, "rope_base": 100.0, "norm_epsilon": 0.1},
   ),
+  # A fast pair, one whose speed is between, and two slow ones.
+  "llama3.1": shaped(head_dim=8, rope_base=2e5, rope_factor=8.0),
   "opt": shaped(
     **{"activation": "relu", "biases": "all", "norm": "layer"},
     **{"positions": "learned", "num_positions": LENGTH, "tied_head": True},

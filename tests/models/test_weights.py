@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import sys
 
 import jax
@@ -9,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.models import weights
+from dilocox_jax.models import families, weights
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.presets import MODEL_PRESETS, nano
-from dilocox_jax.plan.model.shapes import ModelShape
+from dilocox_jax.plan.model.shapes import ModelShape, parameter_count
+from dilocox_jax.trees import leaves_by_path
+from tests.oracles.transformer import stretched
 
 TOLERANCE = 1e-4  # Of logits, fp32 against float64.
 SMALL = ModelShape(2, 16, 4, 24, 60)
@@ -21,11 +24,24 @@ OPT |= {"positions": "learned", "num_positions": 12, "norm_epsilon": 1e-5}
 SHAPES = {
   "opt": dataclasses.replace(SMALL, tied_head=True, **OPT),  # pyright: ignore
   "llama": dataclasses.replace(SMALL, num_kv_heads=2, rope_base=5e5),
+  "llama 3.1": dataclasses.replace(SMALL, rope_base=5e5, rope_factor=8.0),
   "qwen2": dataclasses.replace(
     SMALL, num_kv_heads=1, biases="qkv", norm_epsilon=1e-5, head_dim=8
   ),
+  "qwen3": dataclasses.replace(
+    SMALL,
+    num_kv_heads=2,
+    qk_norm=True,
+    head_dim=8,
+    rope_base=1e6,
+    tied_head=True,
+  ),
 }
-FAMILIES = pytest.mark.parametrize("family", SHAPES)
+ROOT = pathlib.Path(__file__).parents[2]
+PUBLISHED = json.loads(
+  (ROOT / "third_party/model_sizes.json").read_text("utf-8")
+)
+EVERY_SHAPE = pytest.mark.parametrize("name", SHAPES)
 TOKENS = np.asarray([[3, 1, 4, 1, 5, 9, 2, 6], [59, 0, 7, 7, 8, 20, 11, 30]])
 
 
@@ -40,6 +56,13 @@ def drawn(shape):
 
 def logits_of(shape, params):
   return np.asarray(jax.jit(build_model(shape).apply)(params, TOKENS))
+
+
+def rotation_speeds(config, width):
+  """Angle per position of each pair of features of a head."""
+  speeds = config["rope_theta"] ** -(np.arange(0, width, 2) / width)
+  factor = (config.get("rope_scaling") or {}).get("factor", 1.0)
+  return [stretched(speed, factor) for speed in speeds]
 
 
 def by_hand(family, tensors, config):
@@ -65,9 +88,7 @@ def by_hand(family, tensors, config):
   def turned(x):  # [L, heads, k]
     if is_opt:
       return x
-    angle = np.outer(
-      np.arange(len(x)), config["rope_theta"] ** -(np.arange(k // 2) / (k / 2))
-    )[:, None]
+    angle = np.outer(np.arange(len(x)), rotation_speeds(config, k))[:, None]
     a = x[..., : k // 2]
     b = x[..., k // 2 :]
     cos = np.cos(angle)
@@ -80,6 +101,9 @@ def by_hand(family, tensors, config):
       linear(y, f"{at}.self_attn.{name}_proj").reshape(len(x), -1, k)
       for name in "qkv"
     )
+    if f"{at}.self_attn.q_norm.weight" in w:
+      q = norm(q, f"{at}.self_attn.q_norm")
+      h = norm(h, f"{at}.self_attn.k_norm")
     q = turned(q)
     h = turned(h)
     h, v = (np.repeat(t, heads // t.shape[1], axis=1) for t in (h, v))
@@ -109,17 +133,22 @@ def by_hand(family, tensors, config):
   return np.stack(rows)
 
 
-@FAMILIES
-def test_a_family_is_written_and_read_and_computes_what_it_should(family):
-  shape = SHAPES[family]
-  params = drawn(SHAPES[family])
-  tensors = weights.tensors_of(params, shape, family)
-  again = weights.params_of(tensors, shape, family)
+@EVERY_SHAPE
+def test_a_family_is_written_and_read_and_computes_what_it_should(
+  name, tmp_path
+):
+  shape = SHAPES[name]
+  family = families.family_of(shape)
+  params = drawn(shape)
+  tensors = dict(weights.tensors_of(params, shape, family))
+  weights.write_checkpoint(tmp_path, shape, params)
+  read_shape, again = weights.read_checkpoint(tmp_path)
+  assert read_shape == shape
   assert jax.tree.structure(again) == jax.tree.structure(params)
   jax.tree.map(np.testing.assert_array_equal, again, params)
-  config = json.loads(json.dumps(weights.config_of(shape, family)))
-  assert weights.shape_of(config) == shape
-  assert weights.family_of(shape) == family
+  config = json.loads(json.dumps(families.config_of(shape, family)))
+  assert families.shape_of(config) == shape
+  assert families.family_of(shape) == family
   config.setdefault("rms_norm_eps", 1e-5)
   expected = by_hand(family, tensors, config)
   np.testing.assert_allclose(
@@ -127,33 +156,56 @@ def test_a_family_is_written_and_read_and_computes_what_it_should(family):
   )
 
 
-@FAMILIES
-def test_logits_are_those_of_transformers(family, tmp_path):
+@EVERY_SHAPE
+def test_logits_are_those_of_transformers(name, tmp_path):
   torch = pytest.importorskip("torch", reason="needs torch (CPU)")
   transformers = pytest.importorskip("transformers")
-  config = weights.config_of(SHAPES[family], family) | {"init_std": 0.3}
+  family = families.family_of(SHAPES[name])
+  config = families.config_of(SHAPES[name], family) | {"init_std": 0.3}
   config |= {"initializer_range": 0.3, "pad_token_id": None}
   torch.manual_seed(0)
-  theirs = getattr(transformers, weights.FAMILIES[family].architecture)(
+  theirs = getattr(transformers, families.FAMILIES[family].architecture)(
     transformers.AutoConfig.for_model(**config)
   ).eval()
   for parameter in theirs.parameters():  # Biases and norms, too.
     parameter.data += 0.1 * torch.randn_like(parameter)
   theirs.save_pretrained(tmp_path / "theirs", safe_serialization=True)
   shape, params = weights.read_checkpoint(tmp_path / "theirs")
-  assert shape == SHAPES[family]
+  assert shape == SHAPES[name]
   with torch.no_grad():
     expected = theirs(torch.tensor(TOKENS)).logits.numpy()
   np.testing.assert_allclose(
     logits_of(shape, params), expected, rtol=TOLERANCE, atol=TOLERANCE
   )
-  # And out again: transformers reads what we write.
-  (tmp_path / "ours").mkdir()
-  assert weights.write_checkpoint(tmp_path / "ours", shape, params) == family
-  read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
-  with torch.no_grad():
-    again = read.eval()(torch.tensor(TOKENS)).logits.numpy()
-  np.testing.assert_allclose(again, expected, rtol=TOLERANCE, atol=TOLERANCE)
+  # And out again: transformers reads what we write, in one file or several.
+  for limit in (weights.MAX_FILE_BYTES, 4000):
+    folder = tmp_path / str(limit)
+    folder.mkdir()
+    assert weights.write_checkpoint(folder, shape, params, limit) == family
+    read = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+      again = read.eval()(torch.tensor(TOKENS)).logits.numpy()
+    np.testing.assert_allclose(again, expected, rtol=TOLERANCE, atol=TOLERANCE)
+  assert len(list(folder.glob("*.safetensors"))) > 1
+
+
+STRETCHED = PUBLISHED["llama3_1_8b"]["config"]["rope_scaling"]
+
+
+def rope_scaling(values):
+  """Changes a config to an older one, without `rope_parameters`."""
+  return {"rope_parameters": None, "rope_scaling": values}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_preset_is_the_model_of_the_published_config(name):
+  published = PUBLISHED[name]
+  preset = MODEL_PRESETS[name]
+  assert families.shape_of(published["config"]) == preset
+  assert parameter_count(preset) == published["parameters"]
+  family = published["config"]["model_type"]
+  assert families.family_of(preset) == family
+  assert families.shape_of(families.config_of(preset, family)) == preset
 
 
 def refused(match, function, *arguments):
@@ -167,34 +219,58 @@ def test_what_our_model_does_not_compute_is_refused():
     ("llama", {"model_type": "gpt2"}, "family 'gpt2' cannot be read: have opt"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu' is not computed"),
     ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type='yarn'"),
+    ("llama", rope_scaling({"type": "linear"}), "rope_type='linear'"),
+    ("qwen2", rope_scaling(STRETCHED | {"factor": "8"}), "factor='8'"),
+    ("llama", rope_scaling(STRETCHED | {"factor": 0.5}), "rope_factor=0.5"),
+    (
+      "llama",
+      rope_scaling(STRETCHED | {"high_freq_factor": 2.0}),
+      "high_freq_factor=2.0 is not computed",
+    ),
     ("llama", {"rope_parameters": {"full_attention": {}}}, "full_attention"),
     ("llama", {"rope_parameters": {"partial_rotary_factor": 1}}, "partial"),
     ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before=False"),
     ("qwen2", {"use_sliding_window": True}, "use_sliding_window=True"),
   ):
-    config = weights.config_of(SHAPES[family], family)
-    refused(message, weights.shape_of, config | changes)
-  config = weights.config_of(SHAPES["llama"], "llama")
+    config = families.config_of(SHAPES[family], family)
+    refused(message, families.shape_of, config | changes)
+  config = families.config_of(SHAPES["llama"], "llama")
   del config["hidden_size"]
-  refused("config.json has no hidden_size", weights.shape_of, config)
+  refused("config.json has no hidden_size", families.shape_of, config)
   gelu = dataclasses.replace(nano, activation="gelu")
-  refused("no family of opt, llama, qwen2 has", weights.family_of, gelu)
+  refused("no family of opt, llama, qwen2, qwen3 has", families.family_of, gelu)
   for name, family in (("opt_1_3b", "opt"), ("tiny", "llama")):
-    assert weights.family_of(MODEL_PRESETS[name]) == family
+    assert families.family_of(MODEL_PRESETS[name]) == family
 
 
-def test_a_checkpoint_of_another_family_is_one_line():
+def test_a_checkpoint_of_another_family_is_one_line(tmp_path):
+  numpy_files = pytest.importorskip("safetensors.numpy")
   shape = SHAPES["llama"]
-  params = drawn(SHAPES["llama"])
-  tensors = weights.tensors_of(params, shape, "llama")
+  tensors = dict(weights.tensors_of(drawn(shape), shape, "llama"))
   longer = dataclasses.replace(shape, vocab_size=61)
   bias = {"model.layers.0.self_attn.q_proj.bias": np.zeros(16)}
-  for said, *arguments in (
+  for said, checkpoint, read_shape, family in (
     ("no opt: it lacks model.decoder.emb", tensors, SHAPES["opt"], "opt"),
     ("no llama: what is 'model.layers.0.s", tensors | bias, shape, "llama"),
     (r"shape \(60, 16\), but by its config", tensors, longer, "llama"),
   ):
-    refused(said, weights.params_of, *arguments)
+    config = families.config_of(read_shape, family)
+    weights.save_json(tmp_path / "config.json", config)
+    numpy_files.save_file(checkpoint, tmp_path / "model.safetensors")
+    refused(said, weights.open_checkpoint, tmp_path)
+
+
+@EVERY_SHAPE
+def test_parts_of_a_parameter_are_read_from_the_file(name, tmp_path):
+  shape = SHAPES[name]
+  params = drawn(shape)
+  weights.write_checkpoint(tmp_path, shape, params)
+  checkpoint = weights.open_checkpoint(tmp_path)
+  for path, leaf in leaves_by_path(params).items():
+    half = tuple(slice(size // 2, size) for size in leaf.shape)
+    first = (slice(0, 1), *[slice(None)] * (leaf.ndim - 1))
+    for index in (half, first):
+      np.testing.assert_array_equal(checkpoint.part(path, index), leaf[index])
 
 
 def test_narrow_files_are_read_and_damaged_ones_are_one_line(
@@ -204,12 +280,12 @@ def test_narrow_files_are_read_and_damaged_ones_are_one_line(
   assert not weights.is_checkpoint(tmp_path)
   config.write_text(json.dumps({"model_type": "gpt2"}))
   refused("family 'gpt2' cannot be read", weights.read_checkpoint, tmp_path)
-  config.write_text(json.dumps(weights.config_of(SHAPES["opt"], "opt")))
+  config.write_text(json.dumps(families.config_of(SHAPES["opt"], "opt")))
   assert weights.is_checkpoint(tmp_path)
   refused("has no .safetensors file", weights.read_checkpoint, tmp_path)
   numpy_files = pytest.importorskip("safetensors.numpy")
   weights.write_checkpoint(tmp_path, SHAPES["llama"], drawn(SHAPES["llama"]))
-  file = tmp_path / weights.TENSORS_FILE
+  file = tmp_path / "model.safetensors"
   half = numpy_files.load_file(file)
   half = {name: x.astype(jnp.bfloat16) for name, x in half.items()}
   numpy_files.save_file(half, file)

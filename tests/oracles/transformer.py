@@ -15,13 +15,25 @@ def project(p, x):
   return x @ p["kernel"] + p.get("bias", 0)
 
 
-def rope(x, position, base):
+def stretched(speed, factor):
+  # The rope type "llama3" of transformers, in its own words.
+  wave_length = 2 * np.pi / speed
+  if wave_length < 8192 / 4:
+    return speed
+  if wave_length > 8192:
+    return speed / factor
+  smooth = (8192 / wave_length - 1) / (4 - 1)
+  return (1 - smooth) * speed / factor + smooth * speed
+
+
+def rope(x, position, base, factor=1.0):
   # Pair (i, i + K/2) is a complex number; its angle grows with the position.
   half = len(x) // 2
   out = np.zeros_like(x)
   for i in range(half):
     z = complex(x[i], x[i + half])
-    z *= np.exp(1j * position * base ** (-2 * i / len(x)))
+    speed = stretched(base ** (-2 * i / len(x)), factor)
+    z *= np.exp(1j * position * speed)
     out[i] = z.real
     out[i + half] = z.imag
   return out
@@ -57,7 +69,8 @@ def attention(p, stream, shape):
       q = [norm(p["query_norm"], a, shape) for a in q]
       h = [norm(p["key_norm"], a, shape) for a in h]
     if shape.positions == "rope":
-      q, h = ([rope(a, position, shape.rope_base) for a in x] for x in (q, h))
+      turn = (position, shape.rope_base, shape.rope_factor)
+      q, h = ([rope(a, *turn) for a in x] for x in (q, h))
     queries.append(q)
     keys.append(h)
     values.append(v)

@@ -60,7 +60,12 @@ def losses(config):
   for _ in range(ROUNDS):
     segment = plan.segment(step)
     step = segment.stop
-    shape = (config.mesh.num_replicas, segment.num_steps, 4, 8 + 1)
+    shape = (
+      config.mesh.num_replicas,
+      segment.num_steps,
+      config.data.batch_size,
+      config.data.sequence_length + 1,
+    )
     batches = tokens.integers(0, 256, shape, np.int32)
     if phase == "rounds":
       state, seen, _ = programs.rounds.run(state, batches)  # pyright: ignore

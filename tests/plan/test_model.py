@@ -96,6 +96,7 @@ STAGE = ("stage",)
 BOTH = ("data", "stage")
 ON_STAGES = (STAGE, DATA, WHOLE)
 SPREAD = Division(2, 2, layers_on_stages=False)
+TENSOR = Division(2, 2, num_tensor_shards=2)
 FIVE = Division(5, 16, layers_on_stages=False)
 
 
@@ -112,6 +113,10 @@ FIVE = Division(5, 16, layers_on_stages=False)
     # Of 80 devices no size is a multiple of 5.
     (FIVE, KERNEL, (78, 8192, 49152), (WHOLE, STAGE, WHOLE)),
     (FIVE, "embed/embedding", (152064, 8192), (WHOLE, STAGE)),
+    # Tensor shards divide the outputs of a layer's first matrices, and the
+    # inputs of its last ones.
+    (TENSOR, KERNEL, (4, 8, 8), (STAGE, DATA, ("tensor",))),
+    (TENSOR, "blocks/mlp/down/kernel", (4, 8, 8), (STAGE, ("tensor",), DATA)),
     # Leaves that a model has named itself.
     (Division(2, 2), "blocks/mix/decay", (4, 16), (STAGE, WHOLE)),
     (Division(2, 2), "blocks/mix/weights", (4, 16, 6), ON_STAGES),

@@ -1,6 +1,6 @@
-"""A replica whose shared state is damaged is found at the fragment's next event.
+"""A damaged shared state is found at the next event of its fragment.
 
-It takes the newest snapshot, and all replicas end with equal bits.
+The replica takes the newest snapshot, and all replicas end with equal bits.
 """
 
 import dataclasses

@@ -207,7 +207,7 @@ def test_a_first_message_weighs_as_much_as_its_inner_steps():
     for path in store.sizes("manifest"):
       data = store.get(path, 10**6)
       assert data is not None
-      listed = json.loads(data)["is"]["listed"]
+      listed = json.loads(bytes(data))["is"]["listed"]
       found.append({name: weight for name, _, weight, _ in listed})
     return found
 

@@ -189,6 +189,16 @@ def loss_over_replicas(params, tokens):
   return jax.lax.pmean(MODEL.loss(params, tokens), "replica")
 
 
+def test_a_store_that_is_too_small_is_refused_before_it_is_touched(tmp_path):
+  group = Group(tmp_path, settings("diloco", store_bytes=10**6))
+  with pytest.raises(
+    ValueError, match="store_bytes=1000000 is too low"
+  ) as error:
+    group.train("oslo")
+  assert "\n" not in str(error.value)
+  assert not group.store.requests
+
+
 @pytest.mark.parametrize(
   ("part", "what"),
   [

@@ -130,3 +130,31 @@ def test_a_model_that_is_passed_in_computes_again_what_is_asked_for():
   assert seen["auto"] == seen["none"] == (6, 2)
   assert seen["dots"] == (6, 4)
   assert seen["full"] == (8, 4)
+
+
+@pytest.mark.parametrize("num_stages", [2, *slow(3)])
+def test_layers_that_are_collected_one_by_one_need_less_memory(num_stages):
+  """Losses and gradients stay; three stages of eight layers are uneven."""
+  batches = _validation()[:2]
+  values = {}
+  sizes = {}
+  for gather in ("stage", "layer"):
+    config = _of_stages(num_stages=num_stages, num_data_shards=2, gather=gather)
+    programs = runs.programs(config)
+    replicas = programs.rounds.replicas
+    params = jax.jit(programs.model.init)(jax.random.key(0))
+    placed = replicas.place_state(params, None)
+    rows = replicas.place(batches, 0)
+    program = jax.jit(replicas.map(programs.steps.gradient, (None, 0), 0))
+    compiled = program.lower(placed, rows).compile()
+    validation = replicas.place(batches, None)
+    values[gather] = (
+      compiled(placed, rows),
+      programs.evaluate(placed, validation),
+    )
+    memory: Any = compiled.memory_analysis()
+    sizes[gather] = memory.temp_size_in_bytes
+  chex.assert_trees_all_close(
+    values["layer"], values["stage"], rtol=1e-6, atol=1e-6
+  )
+  assert sizes["layer"] < 0.8 * sizes["stage"]

@@ -178,6 +178,9 @@ MESHES = {
   "one stage": MeshConfig(layout="mesh"),
   "two data shards": MeshConfig(layout="mesh", num_data_shards=2),
   "four stages": MeshConfig(layout="mesh", num_stages=4),
+  "tensor shards": MeshConfig(
+    layout="mesh", num_data_shards=2, num_tensor_shards=2
+  ),
   "gpipe": MeshConfig(layout="mesh", num_stages=2, pipeline="gpipe"),
   "stacked": ONE_DEVICE,
 }
@@ -234,3 +237,41 @@ def test_a_run_goes_on_with_the_same_losses_on_other_devices(source, name):
   before = losses_before(source)
   for view in ("outer_loss", "mean_loss", "replica_loss"):
     np.testing.assert_allclose(seen[view], before[view], atol=SAME_LOSS, rtol=0)
+
+
+EIGHT_DATA_SHARDS = MeshConfig(num_replicas=1, layout="mesh", num_data_shards=8)
+TWO_BY_FOUR = MeshConfig(
+  num_replicas=1, layout="mesh", num_data_shards=2, num_tensor_shards=4
+)
+
+
+@pytest.mark.slow
+def test_a_run_trains_on_with_the_same_losses_on_another_division(tmp_path):
+  """A replica of 8 data shards becomes one of 2 data and 4 tensor shards."""
+
+  def config_on(mesh):
+    config = runs.settings(
+      total_steps=12,
+      method="diloco",
+      model={"num_heads": 4, "model_dim": 32},
+      data={"batch_size": 8},
+      evaluation={"num_sequences": 8},
+    )
+    return dataclasses.replace(config, mesh=mesh)
+
+  runs.train(config_on(EIGHT_DATA_SHARDS), tmp_path / "whole")
+  runs.train(config_on(EIGHT_DATA_SHARDS), tmp_path / "changed", until=6)
+  runs.train(config_on(TWO_BY_FOUR), tmp_path / "changed")
+  whole, changed = (
+    [
+      value
+      for row in runs.rows(tmp_path / name)
+      for key, value in sorted(row.items())
+      if key.endswith("loss") and value is not None
+    ]
+    for name in ("whole", "changed")
+  )
+  assert len(whole) == 10
+  np.testing.assert_allclose(changed, whole, rtol=0, atol=1e-5)
+  # The devices add in another order, so some bits differ.
+  assert changed != whole

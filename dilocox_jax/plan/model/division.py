@@ -1,9 +1,11 @@
 """Divides a replica's arrays among its devices.
 
-A replica may be spread over data shards and pipeline stages. Parameters, the
-states of both optimizers, residuals and pseudo-gradients in flight are all
-divided in the same way. So a device holds only its part of every array. The
-table `_RULES` says how a leaf is divided, by the leaf's path.
+A replica may be spread over data shards, pipeline stages and tensor shards.
+Parameters, the states of both optimizers, residuals and pseudo-gradients in
+flight are all divided in the same way. So a device holds only its part of every
+array. The table `_RULES` says how a leaf of a decoder is divided, by the leaf's
+path. Leaves of any other model are divided as the user says, or along their
+largest dimension (`Division.leaf_specs`, `largest_dimension_spec`).
 
 For example, with 2 data shards and 2 stages a kernel of 4 layers [4, 128, 344]
 is divided into [2, 64, 344] on each of the 4 devices: layers by stage, rows by
@@ -28,11 +30,19 @@ Spec = tuple[tuple[str, ...], ...]
 
 DATA_AXIS = "data"
 STAGE_AXIS = "stage"
+TENSOR_AXIS = "tensor"
 _DATA = (DATA_AXIS,)
 _STAGE = (STAGE_AXIS,)
+_TENSOR = (TENSOR_AXIS,)
 _WHOLE = ()
 _ALL = (DATA_AXIS, STAGE_AXIS)
-_BY_LAYER = (STAGE_AXIS, DATA_AXIS)
+_BY_LAYER = (STAGE_AXIS, DATA_AXIS, TENSOR_AXIS)
+
+# Leaves with fewer values are not divided along their largest dimension if they
+# are vectors. Collecting them would cost more time than they cost memory.
+_SMALLEST_DIVIDED_VECTOR = 65_536
+# In arrays of this many dimensions or more, the first one may count layers.
+_NUM_DIMENSIONS_OF_STACK = 3
 
 # Specs of the last dimensions of a leaf, the best one first. `Division` takes
 # the first spec for which all sizes are divisible. If there is none, every
@@ -50,9 +60,32 @@ _MATRICES = (
   (_WHOLE, _DATA, _WHOLE),
   (_WHOLE, _WHOLE, _DATA),
 )
+# Tensor shards divide the outputs of a layer's first matrices, and the inputs
+# of its last ones. So a layer sums over the tensor shards twice: after its
+# attention and after its feed-forward.
+# Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
+_TO_TENSOR_SHARDS = (
+  (_STAGE, _DATA, _TENSOR),
+  (_WHOLE, _ALL, _TENSOR),
+  (_STAGE, _WHOLE, _TENSOR),
+  (_WHOLE, _STAGE, _TENSOR),
+  (_WHOLE, _DATA, _TENSOR),
+  (_WHOLE, _WHOLE, _TENSOR),
+  *_MATRICES,
+)
+_FROM_TENSOR_SHARDS = (
+  (_STAGE, _TENSOR, _DATA),
+  (_WHOLE, _TENSOR, _ALL),
+  (_STAGE, _TENSOR, _WHOLE),
+  (_WHOLE, _TENSOR, _STAGE),
+  (_WHOLE, _TENSOR, _DATA),
+  (_WHOLE, _TENSOR, _WHOLE),
+  *_MATRICES,
+)
 # A table has a row or a column for every token. Data shards divide the tokens
 # if they can (`Division.divided_tables`).
 _TABLE = (
+  ((*_ALL, TENSOR_AXIS), _WHOLE),
   (_ALL, _WHOLE),
   (_DATA, _STAGE),
   (_WHOLE, _ALL),
@@ -62,19 +95,25 @@ _TABLE = (
   (_DATA, _WHOLE),
   (_WHOLE, _DATA),
 )
+_VECTORS = ((_STAGE, _WHOLE),)
+_TENSOR_VECTORS = ((_STAGE, _TENSOR), (_WHOLE, _TENSOR), *_VECTORS)
+_LOW_RANK_TABLE = ((_WHOLE, _ALL, _WHOLE), (_WHOLE, _DATA, _WHOLE))
+
+_FIRST = r"(^|/)blocks/.*/(query|key|value|gate|up)"
+_LAST = r"(^|/)blocks/.*/(output|down)"
 
 # Each line has a pattern of leaf paths, and the specs of such a leaf. The last
 # two lines are for leaves with names that a user's model has chosen.
 _RULES: tuple[tuple[str, tuple[Spec, ...]], ...] = (
+  (_FIRST + r"/kernel$", _TO_TENSOR_SHARDS),
+  (_FIRST + r"/bias$", _TENSOR_VECTORS),
+  (_LAST + r"/kernel$", _FROM_TENSOR_SHARDS),
   (r"(^|/)blocks/.*/kernel(/right)?$", _MATRICES),
-  (r"(^|/)blocks/.*/(scale|bias)$", ((_STAGE, _WHOLE),)),
+  (r"(^|/)blocks/.*/(scale|bias)$", _VECTORS),
   (r"(^|/)embed/(embedding|positions)$", _TABLE),
-  (r"(^|/)head/kernel$", tuple(way[::-1] for way in _TABLE)),
-  (
-    r"(^|/)(embed/(embedding|positions)|head/kernel)/right$",
-    ((_WHOLE, _ALL, _WHOLE), (_WHOLE, _DATA, _WHOLE)),
-  ),
-  (r"(^|/)blocks/", (*_MATRICES, (_STAGE, _WHOLE))),
+  (r"(^|/)head/kernel$", tuple(spec[::-1] for spec in _TABLE)),
+  (r"(^|/)(embed/(embedding|positions)|head/kernel)/right$", _LOW_RANK_TABLE),
+  (r"(^|/)blocks/", (*_MATRICES, *_VECTORS)),
   (r"", _TABLE),
 )
 
@@ -93,11 +132,18 @@ class Division:
     layers_on_stages: Whether a stage keeps the layers that it computes. If
       not, every device keeps a part of each layer. It is False if stages have
       unequal numbers of layers, or if a fragment has layers of several stages.
+    num_tensor_shards: Number of devices that share the matrix products of a
+      layer. Each of them reads the same rows of a batch.
+    leaf_specs: Path and spec of every parameter of a model that is not a
+      decoder. None: the model is a decoder, and the table `_RULES` has its
+      leaves.
   """
 
   num_data_shards: int = limited(1, at_least=1)
   num_stages: int = limited(1, at_least=1)
   layers_on_stages: bool = True
+  num_tensor_shards: int = limited(1, at_least=1)
+  leaf_specs: tuple[tuple[str, Spec], ...] | None = None
 
   def __post_init__(self):
     """Raises ValueError if a field is outside its limits."""
@@ -106,7 +152,16 @@ class Division:
   @property
   def num_devices(self) -> int:
     """Number of devices of one replica."""
-    return self.num_data_shards * self.num_stages
+    return self.num_data_shards * self.num_stages * self.num_tensor_shards
+
+  @property
+  def sizes(self) -> dict[str, int]:
+    """Number of shards along each mesh axis of a replica, outermost first."""
+    return {
+      DATA_AXIS: self.num_data_shards,
+      STAGE_AXIS: self.num_stages,
+      TENSOR_AXIS: self.num_tensor_shards,
+    }
 
   def spec(self, path: str, shape: tuple[int, ...]) -> Spec:
     """Returns the mesh axes that divide each dimension of a leaf.
@@ -117,10 +172,71 @@ class Division:
       shape: Shape of the leaf in one replica. Dimensions in front of those of
         the model's leaf are not divided.
     """
+    if self.leaf_specs is not None:
+      return self._spec_like_parameter(path, shape)
     for pattern, specs in _RULES:
       if re.search(pattern, path):
         return self._first_even(specs, shape)
     raise AssertionError("the last pattern matches every path")
+
+  @functools.cached_property
+  def _specs_by_path(self) -> dict[str, Spec]:
+    """The entries of `leaf_specs`."""
+    return dict(self.leaf_specs or ())
+
+  def _spec_like_parameter(self, path: str, shape: tuple[int, ...]) -> Spec:
+    """Returns the spec of a leaf that belongs to a parameter of a user's model.
+
+    The leaf may be the parameter, a moment of an optimizer or a residual, whose
+    path has more keys in front. Example: the leaf "inner/0/mu/up/kernel" has
+    the spec of the parameter "up/kernel". A leaf that belongs to no parameter,
+    or whose shape that spec does not divide, has `largest_dimension_spec`.
+
+    Args:
+      path: Keys of the leaf, joined by "/".
+      shape: Shape of the leaf in one replica.
+    """
+    keys = path.split("/")
+    for first in range(len(keys)):
+      parameter_spec = self._specs_by_path.get("/".join(keys[first:]))
+      if parameter_spec is None:
+        continue
+      num_leading = len(shape) - len(parameter_spec)
+      spec = (_WHOLE,) * num_leading + parameter_spec
+      if num_leading >= 0 and self.divides(spec, shape):
+        return spec
+    return self.largest_dimension_spec(shape)
+
+  def largest_dimension_spec(self, shape: tuple[int, ...]) -> Spec:
+    """Returns a spec that divides the largest dimension among all data shards.
+
+    Dimensions that are not divisible are passed over. If an array has three or
+    more dimensions, the first one is divided only if no other can be, because
+    it may count layers: a device that collects one layer at a time needs a part
+    of every layer. Vectors are divided only if they are long. A leaf without
+    such a dimension is kept whole by every device.
+
+    Example: with 4 data shards [6, 64, 256] is divided along its last
+    dimension, and [6, 64, 250] along its second one.
+
+    Args:
+      shape: Shape of the leaf in one replica.
+    """
+    whole = (_WHOLE,) * len(shape)
+    if len(shape) <= 1 and math.prod(shape) < _SMALLEST_DIVIDED_VECTOR:
+      return whole
+    dimensions = list(range(len(shape)))
+    # Of equal sizes the last one comes first.
+    dimensions.sort(key=lambda dimension: (shape[dimension], dimension))
+    dimensions.reverse()
+    if len(shape) >= _NUM_DIMENSIONS_OF_STACK:
+      dimensions.remove(0)
+      dimensions.append(0)
+    for dimension in dimensions:
+      size = shape[dimension]
+      if size > 0 and size % self.num_data_shards == 0:
+        return (*whole[:dimension], _DATA, *whole[dimension + 1 :])
+    return whole
 
   def _first_even(
     self, specs: tuple[Spec, ...], shape: tuple[int, ...]
@@ -136,7 +252,11 @@ class Division:
       dimension.
     """
     for spec in specs:
-      if spec[0] == _STAGE and not self.layers_on_stages:
+      has_layers_on_stages = bool(spec) and spec[0] == _STAGE
+      if has_layers_on_stages and not self.layers_on_stages:
+        continue
+      names_tensor_shards = any(TENSOR_AXIS in axes for axes in spec)
+      if names_tensor_shards and self.num_tensor_shards == 1:
         continue
       num_leading = len(shape) - len(spec)
       whole_spec = (_WHOLE,) * num_leading + spec
@@ -176,14 +296,15 @@ class Division:
 
   def num_shards(self, axes: tuple[str, ...]) -> int:
     """Returns the number of shards into which mesh axes divide a dimension."""
-    sizes = {DATA_AXIS: self.num_data_shards, STAGE_AXIS: self.num_stages}
-    return math.prod(sizes[axis] for axis in axes)
+    return math.prod(self.sizes[axis] for axis in axes)
 
   def flat_spec(self, shape: tuple[int, ...]) -> Spec | None:
     """Returns a spec that divides an array evenly among all devices.
 
-    Stages divide the layers and data shards the next dimension, if both are
-    divisible. Otherwise all devices divide the first divisible dimension.
+    Stages divide the layers, data shards the next dimension and tensor shards
+    the one after it, if all are divisible. Otherwise data shards and tensor
+    shards together divide the next dimension, or all devices divide the first
+    divisible dimension.
 
     Args:
       shape: Shape of an array whose first dimension counts layers.
@@ -193,8 +314,10 @@ class Division:
     """
     others = (_WHOLE,) * (len(shape) - 1)
     specs: list[Spec] = []
+    if len(others) > 1:
+      specs.append((_STAGE, _DATA, _TENSOR, *others[2:]))
     if others:
-      specs.append((_STAGE, _DATA, *others[1:]))
+      specs.append((_STAGE, (DATA_AXIS, TENSOR_AXIS), *others[1:]))
     for dimension in range(len(shape)):
       specs.append((*others[:dimension], _BY_LAYER, *others[dimension:]))
     for spec in specs:

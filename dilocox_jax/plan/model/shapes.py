@@ -53,6 +53,9 @@ class ModelShape:
     num_positions: Number of rows of the table of learned positions, and so the
       longest sequence. 0 with "rope".
     rope_base: Base of the angles of "rope".
+    rope_factor: Factor by which the slow rotations of "rope" are slower, as in
+      Llama 3.1 (`models.attention.rotation_speeds`). 1 means that no rotation
+      is slower.
     norm: "rms" (Zhang and Sennrich 2019, arXiv 1910.07467), or "layer", which
       also subtracts the mean and adds a bias (Ba et al. 2016, arXiv
       1607.06450).
@@ -78,6 +81,7 @@ class ModelShape:
   positions: str = limited("rope", choices=POSITIONS)
   num_positions: int = limited(0, at_least=0, at_most=_LARGEST)
   rope_base: float = limited(10_000.0, above=0, below=math.inf)
+  rope_factor: float = limited(1.0, at_least=1, below=math.inf)
   norm: str = limited("rms", choices=NORMS)
   norm_epsilon: float = limited(1e-6, above=0, below=math.inf)
   biases: str = limited("none", choices=BIASES)

@@ -1,0 +1,60 @@
+"""Says which field of a config would lower the memory of a device most cheaply.
+
+A field is tried at a time, and the estimate says what the run would need. The
+fields come in the order of what they cost: first those that need no more
+devices and send few more bytes.
+"""
+
+from typing import Any
+
+from dilocox_jax.checks import flat
+from dilocox_jax.config.device_memory import device_memory
+from dilocox_jax.config.run import RunConfig
+from dilocox_jax.report.units import human_bytes
+
+
+def memory_advice(config: RunConfig, device_bytes: float) -> str:
+  """Returns which field to change if a run does not fit into its devices.
+
+  Args:
+    config: Config of a run.
+    device_bytes: Memory of a device (bytes).
+
+  Returns:
+    Words such as "mesh.gather='layer' needs 24.9 GB". It is the first change
+    with which the run fits, or else the change that needs the least memory.
+  """
+  needed_before = device_memory(config, device_bytes).total
+  best = (needed_before, "a smaller model or batch, or a smaller rank")
+  for field, value in _changes(config):
+    try:
+      changed = RunConfig.from_mapping(
+        flat(config.to_mapping()) | {field: value}
+      )
+    except ValueError:
+      continue  # The field does not go with the config.
+    needed_bytes = device_memory(changed, device_bytes).total
+    words = f"{field}={value!r} needs {human_bytes(needed_bytes)}"
+    if needed_bytes <= device_bytes:
+      return words
+    if needed_bytes < best[0]:
+      best = (needed_bytes, words)
+  return best[1]
+
+
+def _changes(config: RunConfig) -> list[tuple[str, Any]]:
+  """Returns fields that may lower the memory, each with a new value."""
+  mesh = config.mesh
+  changes: list[tuple[str, Any]] = []
+  if mesh.layout == "mesh":
+    changes.append(("mesh.remat", "full"))
+    changes.append(("mesh.gather", "layer"))
+  else:
+    changes.append(("model.remat", "full"))
+  steps = config.inner.accumulate_steps
+  changes.append(("inner.accumulate_steps", 2 * steps))
+  if mesh.layout == "mesh":
+    changes.append(("mesh.num_data_shards", 2 * mesh.num_data_shards))
+    changes.append(("mesh.num_tensor_shards", 2 * mesh.num_tensor_shards))
+    changes.append(("mesh.num_stages", 2 * mesh.num_stages))
+  return changes

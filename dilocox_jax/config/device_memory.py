@@ -1,0 +1,199 @@
+"""Computes the memory of one device from a config.
+
+The state that a run keeps between two steps is exact. It follows from the
+shapes of the parameters and from how they are divided among devices: a device
+has its share of every copy of the parameters, and of the factors that the
+low-rank codec keeps between exchanges.
+
+The memory that a step needs in addition is an estimate (`config.step_memory`).
+"""
+
+import dataclasses
+import math
+
+from dilocox_jax.codecs.base import Codec
+from dilocox_jax.codecs.low_rank import LowRank, factorizes
+from dilocox_jax.config import RunConfig
+from dilocox_jax.config.platforms import on_platform
+from dilocox_jax.config.step_memory import (
+  leaf_bytes,
+  narrow_bytes,
+  share_bytes,
+  step_bytes,
+  trained_sizes,
+)
+from dilocox_jax.plan.model.division import Division
+from dilocox_jax.plan.schedule.fragments import BLOCKS, Shapes, stacked_shape
+
+# Share of a device's memory that should stay free, because the memory of a step
+# is an estimate (tests/experiments/test_fits.py holds it to within a tenth).
+LEAST_SPARE = 0.1
+# Number of copies of the parameters that an inner optimizer keeps.
+_OPTIMIZER_COPIES = {"adamw": 2.0, "adam": 2.0, "lion": 1.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceMemory:
+  """Memory of one device of a replica (bytes).
+
+  Attributes:
+    state: Size of the state that is kept between steps.
+    step: Memory that a step needs in addition, estimated.
+    frozen: Size of the parameters that are not trained. All replicas of a
+      device share one copy.
+  """
+
+  state: int
+  step: int
+  frozen: int = 0
+
+  @property
+  def total(self) -> int:
+    """The sum of state, step and frozen parameters (bytes)."""
+    return self.state + self.step + self.frozen
+
+
+def device_memory(
+  config: RunConfig, device_bytes: float = math.inf, platform: str = "gpu"
+) -> DeviceMemory:
+  """Returns the memory of one device that works for a single replica.
+
+  The estimate ignores everything that a compiler adds or saves. Optimizers
+  other than Adam, Muon, Lion and SGD count as Adam.
+
+  Args:
+    config: Config of the run.
+    device_bytes: Memory of a device (bytes), from which `mesh.gather="auto"`
+      follows (`chosen_gather`).
+    platform: Kind of the accelerators: "gpu" or "tpu".
+  """
+  gather = chosen_gather(config, device_bytes, platform)
+  return _memory(config, gather, platform)
+
+
+def chosen_gather(
+  config: RunConfig, device_bytes: float = math.inf, platform: str = "gpu"
+) -> str:
+  """Returns when the data shards of a pipeline stage collect its layers.
+
+  To collect all layers of a stage once a step sends fewer bytes. So "auto"
+  means "stage" if the run then leaves enough memory to spare, else "layer".
+
+  Args:
+    config: Config of the run.
+    device_bytes: Memory of a device (bytes); infinity if it is not known.
+    platform: Kind of the accelerators: "gpu" or "tpu".
+
+  Returns:
+    "stage" or "layer".
+  """
+  if config.mesh.gather != "auto":
+    return config.mesh.gather
+  needed_bytes = _memory(config, "stage", platform).total
+  if needed_bytes <= (1 - LEAST_SPARE) * device_bytes:
+    return "stage"
+  return "layer"
+
+
+def _memory(config: RunConfig, gather: str, platform: str) -> DeviceMemory:
+  """Returns the memory of a device.
+
+  Args:
+    config: Config of the run.
+    gather: When data shards collect layers of their stage: "stage" or "layer".
+    platform: Kind of the accelerators: "gpu" or "tpu".
+  """
+  shapes = config.trained_shapes
+  division = config.division
+  state = num_copies(config) * share_bytes(shapes, division)
+  factors = factor_bytes(shapes, division, config.exchange.named_codec)
+  frozen = 0
+  if config.lora.rank:
+    frozen_shapes = config.model.shape.parameter_shapes
+    frozen = share_bytes(frozen_shapes, division)
+    # No step changes the frozen layers, so compilers also keep a copy of them
+    # in the compute dtype.
+    layer_shapes = {
+      path: shape
+      for path, shape in frozen_shapes.items()
+      if path.startswith(BLOCKS)
+    }
+    frozen += narrow_bytes(
+      layer_shapes, division, on_platform(config, platform).compute_dtype
+    )
+  return DeviceMemory(
+    state=round(state) + factors,
+    step=step_bytes(config, gather, platform),
+    frozen=frozen,
+  )
+
+
+def num_copies(config: RunConfig) -> float:
+  """Returns how many copies of the trained parameters a replica keeps, at most.
+
+  The copies are: the parameters, the state of the inner optimizer, the residual
+  of error feedback, the average of the parameters, the outer parameters, the
+  outer momentum, and the pseudo-gradients in flight. If fragments are sent in
+  turn, only some are in flight at any time. Example: with P = H = 16 and
+  tau = 1 one fragment is in flight, a sixteenth of a copy.
+
+  Args:
+    config: Config of the run.
+  """
+  copies = 1 + optimizer_copies(config)
+  if config.exchange.feedback > 0:
+    copies += 1  # The residual.
+  if config.outer.average_power > 0:
+    copies += 1  # The average of the parameters.
+  method = config.sync.named
+  if method.exchanged == "gradient":
+    return copies
+  copies += 1  # The outer parameters.
+  if config.outer.momentum > 0:
+    copies += 1
+  schedule = method.schedule
+  num_in_flight = math.ceil(
+    schedule.overlap_steps * schedule.num_fragments / schedule.sync_interval
+  )
+  return copies + num_in_flight / schedule.num_fragments
+
+
+def optimizer_copies(config: RunConfig) -> float:
+  """Returns how many copies of the parameters an inner optimizer keeps.
+
+  Muon keeps one copy of the layers, and two copies of all other leaves, as Adam
+  does. The result is the mean over all trained parameters. The norms of layers
+  are small and count like kernels. SGD keeps one copy if it has momentum.
+
+  Args:
+    config: Config of the run.
+  """
+  if config.inner.optimizer == "sgd":
+    return 1.0 if config.inner.momentum > 0 else 0.0
+  if config.inner.optimizer != "muon":
+    return _OPTIMIZER_COPIES.get(config.inner.optimizer, 2.0)
+  layers_size, other_size = trained_sizes(config)
+  return 2 - layers_size / (layers_size + other_size)
+
+
+def factor_bytes(shapes: Shapes, division: Division, codec: Codec) -> int:
+  """Returns a device's share of the right factors of low rank (bytes).
+
+  A replica keeps the right factors of an exchange, from which the next exchange
+  starts.
+
+  Args:
+    shapes: Shapes of the exchanged leaves, by path.
+    division: How a replica is divided among its devices.
+    codec: Codec of the exchange. Codecs other than low rank keep no factors.
+  """
+  if not isinstance(codec, LowRank):
+    return 0
+  total = 0
+  for path, shape in shapes.items():
+    leaf_shape = stacked_shape(path, shape)
+    if factorizes(leaf_shape, codec.rank):
+      num_layers, _, num_columns = leaf_shape
+      right_shape = (num_layers, num_columns, codec.rank)
+      total += leaf_bytes(division, f"{path}/right", right_shape)
+  return total

@@ -1,0 +1,73 @@
+"""Counts the bytes that the devices of a replica send each other in a step.
+
+A step needs the parameters of every layer once, and sums their gradients once.
+These bytes can travel while devices compute, so they are not counted here. Two
+other kinds of bytes are counted:
+
+- If data shards collect one layer at a time, they collect it for every
+  micro-batch. Each micro-batch after the first collects a layer twice, for the
+  forward and for the backward, and sums its gradient once.
+- Tensor shards sum the stream of their tokens twice in the forward of a layer
+  and twice in the backward. The next product waits for the sum. With
+  `mesh.remat="full"` the forward is computed twice.
+  Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
+"""
+
+import math
+
+from dilocox_jax.config.run import RunConfig
+from dilocox_jax.plan.schedule.fragments import BLOCKS
+
+_PASSES_OF_A_MICRO_BATCH = 3  # Two collections of a layer, and one sum.
+_SUMS_OF_A_LAYER = 4
+_SUMS_OF_A_SECOND_FORWARD = 2
+
+
+def inner_bytes(config: RunConfig, gather: str, value_bytes: int) -> float:
+  """Returns the bytes that a device receives in a step while it waits.
+
+  They come from other devices of the same replica. See the module for the
+  bytes that are left out.
+
+  Args:
+    config: Config of the run.
+    gather: When the data shards of a pipeline stage collect its layers: "stage"
+      or "layer".
+    value_bytes: Size of a value in the compute dtype (bytes).
+  """
+  return value_bytes * (
+    _collected_values(config, gather) + _summed_values(config)
+  )
+
+
+def _collected_values(config: RunConfig, gather: str) -> float:
+  """Returns how many values of layers and gradients a device receives."""
+  mesh = config.mesh
+  if mesh.num_stages > 1 and gather == "stage":
+    return 0.0
+  layers_size = sum(
+    math.prod(shape)
+    for path, shape in config.model.shape.parameter_shapes.items()
+    if path.startswith(BLOCKS)
+  )
+  held_size = layers_size / mesh.num_stages / mesh.num_tensor_shards
+  other_share = 1 - 1 / mesh.num_data_shards
+  num_more = config.inner.accumulate_steps - 1
+  return num_more * _PASSES_OF_A_MICRO_BATCH * held_size * other_share
+
+
+def _summed_values(config: RunConfig) -> float:
+  """Returns how many values of streams a device receives for sums.
+
+  A ring sums a stream of n values over T devices by sending 2 n (T - 1) / T
+  values to each of them.
+  """
+  mesh = config.mesh
+  num_sums = _SUMS_OF_A_LAYER
+  if mesh.remat == "full":
+    num_sums += _SUMS_OF_A_SECOND_FORWARD
+  num_layers = config.model.shape.num_layers / mesh.num_stages
+  tokens = config.tokens_per_replica_step / mesh.num_data_shards
+  stream_size = tokens * config.model.shape.model_dim
+  other_share = 1 - 1 / mesh.num_tensor_shards
+  return 2 * other_share * stream_size * num_sums * num_layers

@@ -1,0 +1,356 @@
+"""Estimates the memory that an inner step needs in addition to the state.
+
+There are three ways to compute a step, and an estimate for each:
+
+- One device computes a whole replica. It holds the gradients in fp32, and the
+  activations that wait for their backward.
+- Data shards and tensor shards without pipeline stages. A device holds its
+  share of the gradients. It collects one layer after the other from the data
+  shards (`inner.sharded.loss_by_layer`). Tensor shards divide a layer: each
+  holds its part of the layer's matrices, and of the values between them.
+- Pipeline stages. The data shards of a stage collect all layers of the stage
+  before a step (`mesh.gather="stage"`), or one layer at a time ("layer").
+
+Muon updates whole layers after the backward. So the larger of two values
+counts: the memory of the activations, or the memory of these layers.
+
+Tests compare the estimates with the memory that compilers for TPUs and for GPUs
+need. An evaluation needs less than a step, because it has no gradients. So it
+is left out.
+"""
+
+import dataclasses
+import math
+
+from dilocox_jax.config.platforms import Computation, on_platform
+from dilocox_jax.config.run import RunConfig
+from dilocox_jax.plan.model.division import DATA_AXIS, Division
+from dilocox_jax.plan.model.shapes import ModelShape
+from dilocox_jax.plan.schedule.fragments import BLOCKS, Shapes
+
+FP32_BYTES = 4
+_BYTES = {"float32": 4, "bfloat16": 2}
+# Muon has the gradient and the momentum of a layer whole at the same time. With
+# a third copy the estimate would be 3.3 GiB above the memory that a compiled
+# program of 107 billion parameters needs.
+_MUON_COPIES = 2
+# Data shards that divide the vocabulary collect the streams of all shards
+# (`inner.vocabulary`). A device has three copies at a time, as compiled
+# programs show: the streams, their norm and a gradient.
+_ROWS_COPIES = 3
+# Layers that a device holds whole if it collects one layer at a time: the layer
+# that it computes, and the next one, which is on its way.
+_LAYERS_AT_A_TIME = 2
+
+
+def step_bytes(config: RunConfig, gather: str, platform: str = "gpu") -> int:
+  """Returns the memory that a step needs in addition to the state (bytes).
+
+  Args:
+    config: Config of the run.
+    gather: When the data shards of a pipeline stage collect its layers: "stage"
+      or "layer".
+    platform: Kind of the accelerators, for fields that the config leaves to the
+      devices (`config.platforms`).
+  """
+  computation = on_platform(config, platform)
+  if config.mesh.num_stages > 1:
+    return _bytes_of_stage(config, computation, gather)
+  if config.mesh.is_divided:
+    return _bytes_of_shard(config, computation)
+  return _bytes_of_one_device(config, computation)
+
+
+def share_bytes(shapes: Shapes, division: Division) -> int:
+  """Returns a device's share of one copy of some leaves (bytes, fp32).
+
+  Args:
+    shapes: Shapes of the leaves by path.
+    division: How a replica is divided among its devices.
+  """
+  return sum(
+    leaf_bytes(division, path, shape) for path, shape in shapes.items()
+  )
+
+
+def leaf_bytes(division: Division, path: str, shape: tuple[int, ...]) -> int:
+  """Returns a device's share of a leaf in fp32 (bytes).
+
+  Args:
+    division: How a replica is divided among its devices.
+    path: Path of the leaf.
+    shape: Shape of the leaf in one replica.
+  """
+  share = 1
+  for size, axis in zip(shape, division.spec(path, shape), strict=False):
+    share *= size // division.num_shards(axis)
+  return FP32_BYTES * share
+
+
+def narrow_bytes(shapes: Shapes, division: Division, compute_dtype: str) -> int:
+  """Returns a device's share of a copy in the compute dtype (bytes).
+
+  The result is 0 if the compute dtype is float32, because no copy is needed.
+
+  Args:
+    shapes: Shapes of the copied leaves, by path.
+    division: How a replica is divided among its devices.
+    compute_dtype: The compute dtype.
+  """
+  value_bytes = _BYTES[compute_dtype]
+  if value_bytes == FP32_BYTES:
+    return 0
+  return share_bytes(shapes, division) * value_bytes // FP32_BYTES
+
+
+def trained_sizes(config: RunConfig) -> tuple[int, int]:
+  """Returns the numbers of trained parameters inside and outside of layers."""
+  layers_size = 0
+  other_size = 0
+  for path, shape in config.trained_shapes.items():
+    if path.startswith(BLOCKS):
+      layers_size += math.prod(shape)
+    else:
+      other_size += math.prod(shape)
+  return layers_size, other_size
+
+
+def _bytes_of_one_device(config: RunConfig, computation: Computation) -> int:
+  """Returns the memory of a step on a device that holds a whole replica.
+
+  Args:
+    config: Config of the run.
+    computation: Settings of the computation.
+  """
+  gradients = FP32_BYTES * sum(trained_sizes(config))
+  activations = _activations(
+    config, computation, num_layers=config.model.shape.num_layers
+  )
+  total = activations.saved + activations.layer + activations.logits
+  is_one_backward = config.inner.accumulate_steps == 1
+  if is_one_backward and computation.remat == "none":
+    # Gradients are allocated while activations are freed. The values in the
+    # compute dtype of all layers stay.
+    narrow = narrow_bytes(
+      config.trained_shapes, config.division, computation.compute_dtype
+    )
+    return max(gradients, narrow + total)
+  return gradients + total
+
+
+def _bytes_of_shard(config: RunConfig, computation: Computation) -> int:
+  """Returns the memory of a step that collects one layer after the other.
+
+  Args:
+    config: Config of the run.
+    computation: Settings of the computation.
+  """
+  num_layers = config.model.shape.num_layers
+  activations = _activations(config, computation, num_layers)
+  num_whole_layers = _LAYERS_AT_A_TIME
+  if not config.lora.rank:
+    num_whole_layers += 1  # The gradient of a whole layer, before its sum.
+  if config.mesh.remat == "none":
+    # The backward does not collect the layers again.
+    num_whole_layers += num_layers
+  layers = num_whole_layers * _whole_layer_bytes(config, computation)
+  # The layers are done when the logits are computed.
+  backward = activations.saved + max(
+    layers + activations.layer, activations.logits
+  )
+  tables = 0
+  if config.mesh.num_data_shards > 1:
+    # Of a table that is not divided by tokens, a shard collects all rows, and
+    # computes the gradient of all rows.
+    tables = 2 * FP32_BYTES * _collected_tables_size(config)
+  gradients = share_bytes(config.trained_shapes, config.division)
+  if config.inner.accumulate_steps > 1:
+    gradients *= 2  # The sum, and the gradient of one micro-batch.
+  return gradients + _or_muon(config, tables + backward)
+
+
+def _bytes_of_stage(
+  config: RunConfig, computation: Computation, gather: str
+) -> int:
+  """Returns the memory of a step on a device of a pipeline stage.
+
+  Args:
+    config: Config of the run.
+    computation: Settings of the computation.
+    gather: As in `step_bytes`.
+  """
+  mesh = config.mesh
+  layers_per_stage = config.stage_layers.table.shape[1]
+  layers_size, other_size = trained_sizes(config)
+  stage_size = layers_size // config.model.shape.num_layers * layers_per_stage
+  stage_size //= mesh.num_tensor_shards
+  # A device holds the tables. Of tables that are divided over the vocabulary it
+  # holds one shard.
+  divided_size = _divided_tables_size(config)
+  tables_size = other_size - divided_size
+  tables_size += divided_size // mesh.num_data_shards
+  value_bytes = _BYTES[computation.compute_dtype]
+  # One share of a gradient is on its way into the optimizer or into an
+  # exchange, as compiled programs show. A stage that sums gradients layer by
+  # layer has its share already.
+  share = share_bytes(config.trained_shapes, config.division)
+  activations = _activations(config, computation, layers_per_stage)
+  if gather == "stage":
+    held_size = stage_size + tables_size
+    work = activations.layer + activations.logits
+  else:
+    held_size = stage_size // mesh.num_data_shards + tables_size
+    num_whole_layers = _LAYERS_AT_A_TIME + 1  # And the gradient of a layer.
+    layers = num_whole_layers * _whole_layer_bytes(config, computation)
+    # The last stage computes the logits before it collects a layer.
+    work = max(activations.layer + layers, activations.logits)
+  if gather == "layer" and config.division.layers_on_stages:
+    share = 0
+  held = held_size * (FP32_BYTES + value_bytes)
+  return held + _or_muon(config, share + activations.saved + work)
+
+
+def _or_muon(config: RunConfig, activation_bytes: int) -> int:
+  """Returns the larger memory: of the activations, or of Muon's layers.
+
+  The devices of a replica swap their shares for whole layers. Example: of 78
+  layers on 128 devices, 78 devices get one layer each, and the other 50 devices
+  get a layer of zeros.
+
+  Args:
+    config: Config of the run, whose replicas have several devices.
+    activation_bytes: Memory that is free when the optimizer starts (bytes).
+  """
+  if config.inner.optimizer != "muon":
+    return activation_bytes
+  num_all = config.model.shape.num_layers
+  layer_size = trained_sizes(config)[0] // num_all
+  num_layers = math.ceil(num_all / config.division.num_devices)
+  whole_layers = _MUON_COPIES * FP32_BYTES * num_layers * layer_size
+  return max(activation_bytes, whole_layers)
+
+
+def _whole_layer_bytes(config: RunConfig, computation: Computation) -> int:
+  """Returns the size of a layer that a device collected (bytes).
+
+  Data shards collect whole layers. Tensor shards collect their part of a layer.
+
+  Args:
+    config: Config of the run.
+    computation: Settings of the computation.
+  """
+  shape = config.model.shape
+  layers_size = sum(
+    math.prod(leaf)
+    for path, leaf in shape.parameter_shapes.items()
+    if path.startswith(BLOCKS)
+  )
+  layer_size = layers_size // shape.num_layers
+  held_size = layer_size // config.mesh.num_tensor_shards
+  return held_size * _BYTES[computation.compute_dtype]
+
+
+def _divided_tables_size(config: RunConfig) -> int:
+  """Returns the number of trained values in tables divided by tokens."""
+  return sum(
+    math.prod(config.trained_shapes[path])
+    for path in config.division.divided_tables(config.model.shape)
+    if path in config.trained_shapes
+  )
+
+
+def _collected_tables_size(config: RunConfig) -> int:
+  """Returns the number of values that a shard collects outside of layers."""
+  division = config.division
+  divided = division.divided_tables(config.model.shape)
+  size = 0
+  for path, leaf in config.model.shape.parameter_shapes.items():
+    axes = {axis for names in division.spec(path, leaf) for axis in names}
+    is_collected = path not in divided and DATA_AXIS in axes
+    if is_collected and not path.startswith(BLOCKS):
+      size += math.prod(leaf)
+  return size
+
+
+@dataclasses.dataclass(frozen=True)
+class _Activations:
+  """Memory of the values that a step computes (bytes).
+
+  Attributes:
+    saved: Values that all layers save in the forward for their backward.
+    layer: Values that the backward of one layer reads.
+    logits: Logits of a chunk of tokens and their gradient, in fp32. If data
+      shards divide the vocabulary, also the streams of all shards' tokens.
+  """
+
+  saved: int
+  layer: int
+  logits: int
+
+
+def _activations(
+  config: RunConfig, computation: Computation, num_layers: int
+) -> _Activations:
+  """Returns the memory of activations, of one layer and of the logits.
+
+  Args:
+    config: Config of the run.
+    computation: Settings of the computation.
+    num_layers: Number of layers that a device computes.
+  """
+  shape = config.model.shape
+  mesh = config.mesh
+  length = config.data.sequence_length
+  divisor = mesh.num_data_shards * config.inner.accumulate_steps
+  tokens = config.data.batch_size * length // divisor
+  remat = mesh.remat if mesh.is_divided else computation.remat
+  attention_scores = 0
+  if computation.attention == "plain":
+    attention_scores = shape.num_heads * length
+  # Tensor shards divide heads and the feed-forward. Each of them has the whole
+  # stream of its tokens.
+  inner_values = _inner_values(shape) + attention_scores
+  product_values = shape.model_dim + inner_values // mesh.num_tensor_shards
+  # The values for each token that the backward of a layer reads.
+  layer_values = (
+    3 * shape.model_dim
+    + shape.ff_dim // mesh.num_tensor_shards
+    + product_values
+  )
+  # The values for each token that a layer saves for its backward.
+  if remat == "none":
+    saved_values = layer_values
+  elif remat == "dots":
+    saved_values = shape.model_dim + product_values
+  else:
+    saved_values = shape.model_dim
+  value_bytes = _BYTES[computation.compute_dtype]
+  work_bytes = tokens * layer_values * value_bytes
+  if remat != "none":
+    work_bytes *= 2  # The forward of the layer is computed again.
+  num_saved = config.pipeline.num_saved_slots * num_layers
+  if mesh.num_stages == 1:
+    num_saved = num_layers  # One micro-batch at a time.
+  chunk_tokens = min(computation.loss_chunk_tokens or tokens, tokens)
+  logits_size = chunk_tokens * shape.vocab_size // mesh.num_tensor_shards
+  logits_bytes = 2 * logits_size * FP32_BYTES
+  if config.division.divided_tables(shape):
+    rows_of_all_shards = mesh.num_data_shards * chunk_tokens * shape.model_dim
+    logits_bytes += _ROWS_COPIES * rows_of_all_shards * value_bytes
+  return _Activations(
+    saved=num_saved * tokens * saved_values * value_bytes,
+    layer=work_bytes,
+    logits=logits_bytes,
+  )
+
+
+def _inner_values(shape: ModelShape) -> int:
+  """Returns how many outputs of a layer's first products there are for a token.
+
+  They are queries, keys and values, and the outputs of the feed-forward's first
+  products. The output of the layer's last product is not counted anywhere,
+  because no backward reads it.
+  """
+  head_values = (shape.num_heads + 2 * shape.kv_heads) * shape.head_width
+  num_branches = 2 if shape.activation == "swiglu" else 1
+  return head_values + num_branches * shape.ff_dim

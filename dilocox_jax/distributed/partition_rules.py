@@ -1,0 +1,168 @@
+"""Divides the parameters of a user's model among the devices of a replica.
+
+A user's model is trained as its code is written. JAX's partitioner divides the
+work: it collects the parameters that an operation needs, and sums gradients
+over the devices. The user decides at most which devices keep which part of a
+parameter, in one of three ways:
+
+- By nothing: the data shards divide the largest dimension of every parameter
+  (`Division.largest_dimension_spec`).
+- By a function from a parameter's path and shape to a `PartitionSpec`.
+- By the partitioning metadata of modules of NNX and linen (`models.custom`),
+  which become such a function.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from dilocox_jax.checks import require
+from dilocox_jax.plan.model.division import (
+  DATA_AXIS,
+  TENSOR_AXIS,
+  Division,
+  Spec,
+)
+from dilocox_jax.trees import Tree, shapes_by_path
+
+# (path of a parameter, such as "blocks/up/kernel"; its shape) -> its partition
+# over the mesh axes "data" and "tensor". None: `largest_dimension_spec`.
+PartitionRule = Callable[[str, tuple[int, ...]], PartitionSpec | None]
+
+_AXES = (DATA_AXIS, TENSOR_AXIS)
+
+
+def divide_model(
+  params: Tree,
+  *,
+  num_data_shards: int,
+  num_tensor_shards: int = 1,
+  partition: PartitionRule | None = None,
+) -> Division:
+  """Divides a model among the devices of a replica, for `make_rounds`.
+
+  Args:
+    params: Parameters of the model, or their shapes and types.
+    num_data_shards: Number of devices that divide the rows of a batch, and the
+      parameters that `partition` does not name.
+    num_tensor_shards: Number of devices that divide what `partition` gives to
+      the axis "tensor". They read the same rows of a batch.
+    partition: Function (path, shape) -> `jax.sharding.PartitionSpec` of a
+      parameter over the mesh axes "data" and "tensor". If it returns None, or
+      is None, the data shards divide the parameter's largest dimension.
+
+  Raises:
+    ValueError: As `divided_by_rule`.
+  """
+  division = Division(
+    num_data_shards=num_data_shards, num_tensor_shards=num_tensor_shards
+  )
+  return divided_by_rule(division, shapes_by_path(params), partition)
+
+
+def divided_by_rule(
+  division: Division,
+  shapes: Mapping[str, tuple[int, ...]],
+  rule: PartitionRule | None,
+) -> Division:
+  """Returns a division that knows how every parameter of a model is divided.
+
+  Args:
+    division: Numbers of data shards and of tensor shards.
+    shapes: Shape of every parameter, by path.
+    rule: Function from path and shape to a partition; None divides the largest
+      dimension of every parameter.
+
+  Raises:
+    ValueError: One line with the parameter's path and shape, if its partition
+      is no `PartitionSpec`, names another axis than "data" and "tensor" or an
+      axis twice, has more entries than the parameter has dimensions, or does
+      not divide the parameter evenly. Also if there are stages, which need
+      layers that can be computed one by one, or if there are tensor shards but
+      no rule that uses them.
+  """
+  require(
+    division.num_stages == 1,
+    f"mesh.num_stages={division.num_stages} needs a model in layers: register "
+    "one with the functions embed, block and logits "
+    "(dilocox_jax.register_model), or set mesh.num_stages=1 and divide the "
+    "model by mesh.num_data_shards",
+  )
+  require(
+    division.num_tensor_shards == 1 or rule is not None,
+    f"mesh.num_tensor_shards={division.num_tensor_shards} needs to know what "
+    "tensor shards divide: give partition, a function from the path and the "
+    "shape of a parameter to a jax.sharding.PartitionSpec, or set "
+    "mesh.num_tensor_shards=1",
+  )
+  specs = []
+  for path, shape in shapes.items():
+    partition = None
+    if rule is not None:
+      partition = rule(path, tuple(shape))
+    if partition is None:
+      spec = division.largest_dimension_spec(tuple(shape))
+    else:
+      spec = _checked_spec(division, path, tuple(shape), partition)
+    specs.append((path, spec))
+  return dataclasses.replace(division, leaf_specs=tuple(specs))
+
+
+def _checked_spec(
+  division: Division, path: str, shape: tuple[int, ...], partition: Any
+) -> Spec:
+  """Returns a partition as a spec with an entry for every dimension.
+
+  Args:
+    division: Numbers of shards.
+    path: Path of the parameter.
+    shape: Shape of the parameter.
+    partition: Result of the user's rule for the parameter.
+
+  Raises:
+    ValueError: As `divided_by_rule`.
+  """
+  name = f"partition of {path} {list(shape)}"
+  require(
+    isinstance(partition, PartitionSpec),
+    f"{name}: it must be a jax.sharding.PartitionSpec or None, not "
+    f"{type(partition).__name__}",
+  )
+  require(
+    len(partition) <= len(shape),
+    f"{name}: {partition} has {len(partition)} entries, but the parameter has "
+    f"{len(shape)} dimensions",
+  )
+  entries = (*partition, *(None,) * (len(shape) - len(partition)))
+  spec = tuple(_axes_of(entry) for entry in entries)
+  used_axes = [axis for axes in spec for axis in axes]
+  for axis in used_axes:
+    require(
+      axis in _AXES,
+      f"{name}: there is no mesh axis {axis!r}, only {' and '.join(_AXES)}: "
+      "give partition, which maps names of your own to these",
+    )
+    require(
+      used_axes.count(axis) == 1,
+      f"{name}: {partition} names the axis {axis!r} twice",
+    )
+  for size, axes in zip(shape, spec, strict=True):
+    num_shards = division.num_shards(axes)
+    require(
+      size % num_shards == 0,
+      f"{name}: {num_shards} shards ({', '.join(axes)}) cannot divide a "
+      f"dimension of {size}: take another partition, or other numbers of "
+      "shards",
+    )
+  return spec
+
+
+def _axes_of(entry: Any) -> tuple[str, ...]:
+  """Returns the mesh axes of one entry of a `PartitionSpec`."""
+  if entry is None:
+    return ()
+  if isinstance(entry, tuple):
+    return entry
+  return (entry,)

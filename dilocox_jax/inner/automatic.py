@@ -1,0 +1,92 @@
+"""Leaves the division of a replica's work to JAX's partitioner.
+
+A model that a user brings is trained as its code is written, for the whole
+batch. Two things are told to the partitioner: the data shards divide the rows
+of a batch, and every gradient is divided like its parameter. The partitioner
+does the rest. It collects the parameters that an operation needs, one layer at
+a time if the model scans over its layers, and it sums gradients over the data
+shards where they are divided.
+Source: Xu et al. 2021, arXiv 2105.04663 (GSPMD).
+"""
+
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from dilocox_jax.distributed.local_map import (
+  is_automatic,
+  partition,
+  specs_of,
+)
+from dilocox_jax.inner.step import Gradient, Loss
+from dilocox_jax.plan.model.division import DATA_AXIS, Division
+from dilocox_jax.trees import Array, Scalar, Tree
+
+
+def with_divided_rows(loss: Loss) -> Loss:
+  """Returns a loss whose batch is divided among the data shards of a replica.
+
+  Args:
+    loss: (params, batch) -> mean loss, for leaves [B, ...] of the batch.
+
+  Returns:
+    The same function, for use under `distributed.replicas.Replicas.map`.
+  """
+
+  def divided_loss(params: Tree, batch: Tree) -> Scalar:
+    return loss(params, divided_rows(batch))
+
+  return divided_loss
+
+
+def divided_rows(batch: Tree) -> Tree:
+  """Tells JAX to divide the rows of a batch among the data shards.
+
+  A leaf stays as it is if its number of rows is not divisible, or if the
+  replica has no data shards.
+
+  Args:
+    batch: Leaves [B, ...] of one replica.
+  """
+  if not is_automatic(DATA_AXIS):
+    return batch
+  num_shards = jax.sharding.get_abstract_mesh().shape[DATA_AXIS]
+
+  def divided(leaf: Array) -> Array:
+    if not leaf.ndim or leaf.shape[0] % num_shards:
+      return leaf
+    return jax.lax.with_sharding_constraint(leaf, PartitionSpec(DATA_AXIS))
+
+  return jax.tree.map(divided, batch)
+
+
+def divided_parameters(division: Division, params: Tree) -> Tree:
+  """Tells JAX to divide leaves like the parameters of the same paths.
+
+  Args:
+    division: How a replica's arrays are divided among its devices.
+    params: Parameters or gradients of one replica.
+  """
+  if not is_automatic(DATA_AXIS):
+    return params
+  return jax.tree.map(
+    lambda leaf, spec: jax.lax.with_sharding_constraint(leaf, partition(spec)),
+    params,
+    specs_of(division, params),
+  )
+
+
+def with_divided_gradients(gradient: Gradient, division: Division) -> Gradient:
+  """Returns a gradient function whose gradients are divided like parameters.
+
+  Args:
+    gradient: (params, batch) -> (loss, gradients).
+    division: How a replica's arrays are divided among its devices.
+  """
+
+  def divided(params: Tree, batch: Tree, **options: Any) -> tuple[Scalar, Tree]:
+    loss, gradients = gradient(params, batch, **options)
+    return loss, divided_parameters(division, gradients)
+
+  return divided

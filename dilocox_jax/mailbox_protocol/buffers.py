@@ -1,0 +1,36 @@
+"""The content of an object, as one buffer or as several that follow each other.
+
+A message is its header and then the bytes of each array. It is written from
+where the arrays are, without a copy that puts all bytes into one buffer.
+"""
+
+from collections.abc import Sequence
+
+Buffer = bytes | memoryview
+Data = Buffer | list[Buffer]
+
+
+def parts_of(data: Data) -> Sequence[Buffer]:
+  """Returns the buffers of an object."""
+  if isinstance(data, list):
+    return data
+  return [data]
+
+
+def num_bytes_of(data: Data) -> int:
+  """Returns the number of bytes of an object."""
+  return sum(len(part) for part in parts_of(data))
+
+
+def is_equal(stored: Buffer, data: Data) -> bool:
+  """Returns whether an object that was read has some content."""
+  if len(stored) != num_bytes_of(data):
+    return False
+  view = memoryview(stored)
+  start = 0
+  for part in parts_of(data):
+    stop = start + len(part)
+    if view[start:stop] != part:
+      return False
+    start = stop
+  return True

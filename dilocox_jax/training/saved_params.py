@@ -1,0 +1,113 @@
+"""Reads the parameters of a run's checkpoint leaf by leaf.
+
+A checkpoint holds the parameters and moments of all replicas, which may take
+ten times as much memory as the model. To export the model, its outer parameters
+are enough, and one leaf of them at a time.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from dilocox_jax.outer.average import tree_to_keep
+from dilocox_jax.outer.fragment_view import FragmentView
+from dilocox_jax.rounds.data_parallel import SharedState
+from dilocox_jax.rounds.states import mean_of
+from dilocox_jax.training.build import Programs
+from dilocox_jax.training.checkpoint import SavedArray
+from dilocox_jax.training.states import TrainingState
+from dilocox_jax.trees import LazyArray, leaves_by_path, nested
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedLeaf(LazyArray):
+  """A parameter of a model that a checkpoint holds.
+
+  Attributes:
+    path: Path of the parameter.
+    shape: Shape of the parameter.
+    dtype: Type of the parameter.
+    view: Cuts the fragments.
+    parts: The leaf of every fragment; None where a fragment has no part of it.
+    is_shared: Whether all replicas have the same parameters. If not, the parts
+      begin with an axis [M], and the mean over it is read.
+  """
+
+  path: str
+  shape: tuple[int, ...]
+  dtype: Any
+  view: FragmentView
+  parts: Sequence[SavedArray | None]
+  is_shared: bool
+
+  def part(self, index: tuple[slice, ...]) -> np.ndarray:
+    """Reads the whole parameter, and returns a part of it.
+
+    Args:
+      index: Slice of every axis.
+
+    Raises:
+      RefusedError: If the checkpoint does not have the parameter.
+    """
+    leaves = [self._read(part) for part in self.parts]
+    if len(leaves) == 1:
+      return np.asarray(leaves[0])[index]
+    like = nested({self.path: np.zeros(self.shape, np.float32)})
+    trees = [nested({self.path: leaf}) for leaf in leaves]
+    merged = self.view.merge(like, trees)
+    return np.asarray(leaves_by_path(merged)[self.path])[index]
+
+  def _read(self, part: SavedArray | None) -> Any:
+    """Reads a part of the parameter.
+
+    Args:
+      part: The part.
+
+    Returns:
+      The values; or what stands for a leaf that a fragment does not have.
+    """
+    if part is None:
+      return optax.MaskedNode()
+    values = part.read()
+    if self.is_shared:
+      return values
+    return mean_of(values)
+
+
+def saved_leaves(programs: Programs, state: TrainingState) -> dict[str, Any]:
+  """Returns the parameters to keep of a checkpoint, which are not yet read.
+
+  Args:
+    programs: Programs of the run, which trained a model of this package.
+    state: State of the checkpoint. Its leaves are `SavedArray`s.
+
+  Returns:
+    A nested dict of `SavedLeaf`s.
+  """
+  view = programs.rounds.view
+  if isinstance(state, SharedState):
+    trees = [tree_to_keep(state.optimizer, state.params)]
+    is_shared = True
+  else:
+    trees = [
+      tree_to_keep(fragment.optimizer, fragment.params)
+      for fragment in state.fragments
+    ]
+    is_shared = programs.rounds.outer.is_shared
+  parts_by_fragment = [leaves_by_path(tree) for tree in trees]
+  shapes = jax.eval_shape(programs.model.init, jax.random.key(0))
+  leaves = {}
+  for path, leaf in leaves_by_path(shapes).items():
+    leaves[path] = SavedLeaf(
+      path=path,
+      shape=leaf.shape,
+      dtype=leaf.dtype,
+      view=view,
+      parts=[parts.get(path) for parts in parts_by_fragment],
+      is_shared=is_shared,
+    )
+  return nested(leaves)

@@ -1,0 +1,85 @@
+"""Measures what an event of a mailbox costs, and how fast objects are signed.
+
+  python -m experiments.tools.bench_mailbox simulate --num_replicas=64
+  python -m experiments.tools.bench_mailbox simulate --num_absent=64
+  python -m experiments.tools.bench_mailbox processes --num_replicas=8
+  python -m experiments.tools.bench_mailbox sign --megabytes=256
+
+`simulate` runs all replicas in one process, before a store whose requests take
+simulated time. It counts requests, and the latencies that follow each other.
+`processes` runs each replica as a process, before a folder whose requests are
+delayed. `sign` prints how many GB of a message one CPU second signs and checks.
+"""
+
+from collections.abc import Sequence
+
+from absl import app, flags
+
+from dilocox_jax.checks import known
+from experiments.runtime import command_line
+
+BENCHES = ("simulate", "processes", "sign")
+
+_NUM_REPLICAS = flags.DEFINE_integer(
+  "num_replicas", 8, "Number of replicas, M.", lower_bound=1
+)
+_NUM_ABSENT = flags.DEFINE_integer(
+  "num_absent",
+  0,
+  "Further replicas of `simulate`, which end after two events.",
+  lower_bound=0,
+)
+_NUM_EVENTS = flags.DEFINE_integer(
+  "num_events",
+  12,
+  "Number of events. The first half is not measured.",
+  lower_bound=6,
+)
+_LATENCY_MS = flags.DEFINE_float(
+  "latency_ms", 50.0, "Time of a request (milliseconds).", lower_bound=0.0
+)
+_MESSAGE_BYTES = flags.DEFINE_integer(
+  "message_bytes", 4096, "Bytes of a message.", lower_bound=4
+)
+_MEGABYTES = flags.DEFINE_integer(
+  "megabytes", 256, "Size of the message to sign (MB).", lower_bound=1
+)
+
+
+@command_line.one_line_errors()
+def main(argv: Sequence[str]) -> None:
+  """Runs the bench whose name is on the command line."""
+  if len(argv) != 2:
+    raise command_line.UsageError(f"name one bench: {', '.join(BENCHES)}")
+  bench = argv[1]
+  with command_line.usage_errors():
+    known("bench", bench, BENCHES)
+  from experiments.tools import mailbox_events
+
+  if bench == "sign":
+    signed_gb, checked_gb = mailbox_events.signing_rates(
+      _MEGABYTES.value * 10**6
+    )
+    print(f"signed: {signed_gb:.2f} GB a CPU second")
+    print(f"checked: {checked_gb:.2f} GB a CPU second")
+    return
+  exchanges = mailbox_events.Exchanges(
+    num_replicas=_NUM_REPLICAS.value,
+    num_absent=_NUM_ABSENT.value if bench == "simulate" else 0,
+    num_events=_NUM_EVENTS.value,
+    latency_s=_LATENCY_MS.value / 1000,
+    message_bytes=_MESSAGE_BYTES.value,
+  )
+  if bench == "simulate":
+    cost = mailbox_events.simulated_cost(exchanges)
+  else:
+    cost = mailbox_events.processes_cost(exchanges)
+  print(f"time of an event: {1000 * cost.event_s:.0f} ms")
+  print(f"requests of a replica in an event: {cost.requests:.1f}")
+  print(f"requests of a replica that enters last: {cost.entry_requests}")
+  if cost.cpu_s:
+    print(f"CPU time of a replica in an event: {1000 * cost.cpu_s:.1f} ms")
+
+
+if __name__ == "__main__":
+  app.run(main, flags_parser=command_line.parse_flags)

@@ -1,0 +1,271 @@
+"""Runs replicas of a mailbox without training, and measures what events cost.
+
+`simulated_cost` runs all replicas in one process, before a store whose requests
+take simulated time. `processes_cost` runs each replica as a process, before a
+folder whose requests are delayed. An event is measured without inner steps.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+from dilocox_jax.mailbox_protocol.mailbox import Mailbox
+from dilocox_jax.mailbox_protocol.messages import raw_bytes
+from dilocox_jax.mailbox_protocol.roster import MailboxRules
+from dilocox_jax.mailbox_protocol.signer import Signer
+from dilocox_jax.mailbox_protocol.store import Store
+from experiments.tools.simulated_store import SimulatedStore, SimulatedTime
+
+_SECRET = b"x" * 64
+_PATH = "event/0000000000/0/bench"
+# A folder in memory, if there is one: the delay stands for the whole request.
+_SHARED_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchanges:
+  """The events of a bench.
+
+  Attributes:
+    num_replicas: Replicas that take part in all events, M.
+    num_absent: Further replicas that end after two events.
+    num_events: Number of events. The first half is not measured.
+    latency_s: Time of a request (seconds).
+    message_bytes: Bytes of a message.
+  """
+
+  num_replicas: int
+  num_absent: int = 0
+  num_events: int = 12
+  latency_s: float = 0.05
+  message_bytes: int = 4096
+
+  @property
+  def num_all(self) -> int:
+    """Number of all replicas."""
+    return self.num_replicas + self.num_absent
+
+  @property
+  def num_unmeasured(self) -> int:
+    """Number of events before the first one that is measured."""
+    return self.num_events // 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+  """What the events in the second half of a run cost a replica.
+
+  Attributes:
+    event_s: Median time of an event (seconds).
+    requests: Mean number of requests of an event.
+    entry_requests: Requests of the replica that entered last, up to its first
+      event.
+    cpu_s: CPU seconds of an event for each replica; 0: not measured.
+  """
+
+  event_s: float
+  requests: float
+  entry_requests: int
+  cpu_s: float = 0.0
+
+
+def simulated_cost(exchanges: Exchanges) -> Cost:
+  """Returns what an event costs in simulated time."""
+  world = SimulatedTime()
+  objects: dict[str, bytes] = {}
+  stores = [
+    SimulatedStore(world, objects, exchanges.latency_s)
+    for _ in range(exchanges.num_all)
+  ]
+  times_s: dict[int, list[float]] = {}
+  counts: dict[int, list[int]] = {}
+  # Replicas enter one after the other, and each of them has three seconds.
+  start_s = 3.0 * exchanges.num_all
+
+  def run_replica(number: int) -> None:
+    store = stores[number]
+    store.pause(3.0 * number)
+    mailbox = Mailbox(
+      store,
+      name=f"r{number}",
+      secret=_SECRET,
+      config={},
+      rules=_rules(exchanges),
+      clock=store.clock,
+      pause=store.pause,
+    )
+    mailbox.newest()
+    mailbox.announce(0)
+    counts[number] = [store.num_requests()]
+    times_s[number] = []
+    store.pause(start_s - store.now_s)
+    is_absent = number >= exchanges.num_replicas
+    for event in range(2 if is_absent else exchanges.num_events):
+      before_s = store.now_s
+      _exchange(mailbox, event, exchanges.message_bytes)
+      times_s[number].append(store.now_s - before_s)
+      counts[number].append(store.num_requests())
+
+  before_cpu_s = time.process_time()
+  world.run(
+    [
+      functools.partial(run_replica, number)
+      for number in range(exchanges.num_all)
+    ]
+  )
+  cpu_s = time.process_time() - before_cpu_s
+  first = exchanges.num_unmeasured
+  num_measured = exchanges.num_events - first
+  living = range(exchanges.num_replicas)
+  return Cost(
+    event_s=statistics.median(
+      event_s for number in living for event_s in times_s[number][first:]
+    ),
+    requests=statistics.mean(
+      counts[number][-1] - counts[number][first] for number in living
+    )
+    / num_measured,
+    entry_requests=counts[exchanges.num_all - 1][0],
+    cpu_s=cpu_s / exchanges.num_events / exchanges.num_replicas,
+  )
+
+
+def _rules(exchanges: Exchanges) -> MailboxRules:
+  """Returns the rules of the run."""
+  return MailboxRules(replicas=exchanges.num_all, quorum=1, grace_s=20.0)
+
+
+def _exchange(mailbox: Mailbox, event: int, message_bytes: int) -> None:
+  """Takes part in an event."""
+  mailbox.announce(event)
+  values = np.full(message_bytes // 4, 1.0, np.float32)
+  mailbox.exchange(event, 0, [values])
+
+
+class DelayedStore(Store):
+  """A folder each of whose requests takes some time, as those of a bucket."""
+
+  def __init__(self, where: str, latency_s: float):
+    """Opens the folder.
+
+    Args:
+      where: The folder.
+      latency_s: Time that a request takes longer (seconds).
+    """
+    super().__init__(where)
+    self._latency_s = latency_s
+
+  def _count(self, kind: str) -> None:
+    """Counts a request and waits. Every request is counted once."""
+    super()._count(kind)
+    time.sleep(self._latency_s)
+
+
+def run_replica(where: str, number: int, exchanges: Exchanges) -> Cost:
+  """Runs one replica in this process, and returns what an event costs it.
+
+  Args:
+    where: The folder of the run.
+    number: Number of the replica.
+    exchanges: The events.
+  """
+  store = DelayedStore(where, exchanges.latency_s)
+  mailbox = Mailbox(
+    store,
+    name=f"r{number}",
+    secret=_SECRET,
+    config={},
+    rules=_rules(exchanges),
+  )
+  mailbox.newest()
+  mailbox.announce(0)
+  entry_requests = store.requests.total()
+  event_times_s = []
+  counts = [entry_requests]
+  for event in range(exchanges.num_events):
+    before_s = time.monotonic()
+    _exchange(mailbox, event, exchanges.message_bytes)
+    event_times_s.append(time.monotonic() - before_s)
+    counts.append(store.requests.total())
+  first = exchanges.num_unmeasured
+  num_measured = exchanges.num_events - first
+  return Cost(
+    event_s=statistics.median(event_times_s[first:]),
+    requests=(counts[-1] - counts[first]) / num_measured,
+    entry_requests=entry_requests,
+  )
+
+
+def processes_cost(exchanges: Exchanges) -> Cost:
+  """Runs each replica as a process, and returns what an event costs."""
+  with tempfile.TemporaryDirectory(dir=_SHARED_MEMORY) as folder:
+    processes = []
+    for number in range(exchanges.num_replicas):
+      arguments = {
+        "where": os.path.join(folder, "run"),
+        "number": number,
+        "exchanges": dataclasses.asdict(exchanges),
+      }
+      command = [sys.executable, "-m", __name__, json.dumps(arguments)]
+      processes.append(
+        subprocess.Popen(
+          command,
+          stdout=subprocess.PIPE,
+          text=True,
+          cwd=pathlib.Path(__file__).parents[2],
+        )
+      )
+    lines = [process.communicate()[0] for process in processes]
+  costs = [Cost(**json.loads(line)) for line in lines]
+  return Cost(
+    event_s=statistics.median(cost.event_s for cost in costs),
+    requests=statistics.mean(cost.requests for cost in costs),
+    entry_requests=max(cost.entry_requests for cost in costs),
+  )
+
+
+def signing_rates(num_bytes: int, repeats: int = 5) -> tuple[float, float]:
+  """Measures how fast a message is signed and checked.
+
+  Args:
+    num_bytes: Bytes of the message.
+    repeats: Number of measurements, of which the medians count.
+
+  Returns:
+    GB that one CPU second signs, and GB that it checks.
+  """
+  signer = Signer(_SECRET, "bench")
+  values = np.arange(num_bytes // 4, dtype=np.float32)
+  content = raw_bytes(values)
+  sign_s = []
+  check_s = []
+  for _ in range(repeats):
+    before_s = time.process_time()
+    parts = signer.sign(_PATH, content)
+    sign_s.append(time.process_time() - before_s)
+    stored = b"".join(parts)
+    before_s = time.process_time()
+    if signer.verify(_PATH, stored) is None:
+      raise AssertionError("a signed message is not accepted")
+    check_s.append(time.process_time() - before_s)
+  size_gb = values.nbytes / 1e9
+  signed_gb = size_gb / statistics.median(sign_s)
+  checked_gb = size_gb / statistics.median(check_s)
+  return signed_gb, checked_gb
+
+
+if __name__ == "__main__":  # A replica of `processes_cost`.
+  given = json.loads(sys.argv[1])
+  cost = run_replica(
+    given["where"], given["number"], Exchanges(**given["exchanges"])
+  )
+  print(json.dumps(dataclasses.asdict(cost)))

@@ -1,0 +1,204 @@
+"""A store whose requests take simulated time, for many replicas in one process.
+
+Each replica is a thread, and one thread runs at a time: the one whose next
+request comes first. A request takes effect after half of its latency, and is
+answered after the other half. Requests that a replica makes at the same time
+begin at the same simulated time. So the simulated time of an event, divided by
+the latency, is the number of requests that follow each other, plus pauses.
+"""
+
+import collections
+import heapq
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dilocox_jax.mailbox_protocol.buffers import Data, num_bytes_of, parts_of
+
+
+class SimulatedTime:
+  """The clock of a simulation, which lets one thread run at a time."""
+
+  def __init__(self):
+    """Begins at 0 s, without a thread."""
+    self._waiting: list[tuple[float, int, threading.Event]] = []
+    self._lock = threading.Lock()
+    self._num_running = 0
+    self._count = 0
+
+  def run(self, programs: Sequence[Callable[[], None]]) -> None:
+    """Runs programs in threads until all have ended.
+
+    Raises:
+      BaseException: The first error of a program.
+    """
+    errors: list[BaseException] = []
+
+    def body(program: Callable[[], None]) -> None:
+      try:
+        self.wait_until(0.0, is_new=True)
+        program()
+      except BaseException as error:
+        errors.append(error)
+      finally:
+        self._let_next_run()
+
+    self._num_running = len(programs)
+    threads = [
+      threading.Thread(target=body, args=[program], daemon=True)
+      for program in programs
+    ]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+    if errors:
+      raise errors[0]
+
+  def wait_until(self, time_s: float, is_new: bool = False) -> None:
+    """Lets the threads run whose time comes before this one.
+
+    Args:
+      time_s: Simulated time at which the calling thread goes on (seconds).
+      is_new: Whether the thread begins. All threads begin before one runs.
+    """
+    event = threading.Event()
+    with self._lock:
+      self._count += 1
+      heapq.heappush(self._waiting, (time_s, self._count, event))
+      is_last = is_new and len(self._waiting) < self._num_running
+    if not is_last:
+      self._wake_first()
+    event.wait()
+
+  def _let_next_run(self) -> None:
+    """Ends the calling thread's part."""
+    with self._lock:
+      self._num_running -= 1
+    self._wake_first()
+
+  def _wake_first(self) -> None:
+    """Wakes the thread whose time comes first."""
+    with self._lock:
+      if self._waiting:
+        _, _, event = heapq.heappop(self._waiting)
+        event.set()
+
+
+class SimulatedStore:
+  """The objects of all replicas, as one replica reaches them.
+
+  Attributes:
+    where: Name for messages.
+    now_s: Simulated time of this replica (seconds).
+    requests: Number of requests by kind.
+    bytes_up: Bytes that were written.
+    bytes_down: Bytes that were read.
+  """
+
+  where = "the simulated store"
+
+  def __init__(
+    self, time: SimulatedTime, objects: dict[str, bytes], latency_s: float
+  ):
+    """Opens the store.
+
+    Args:
+      time: The time of all replicas.
+      objects: The objects of all replicas by path.
+      latency_s: Time from a request to its answer (seconds).
+    """
+    self._time = time
+    self._objects = objects
+    self._latency_s = latency_s
+    self.now_s = 0.0
+    self.requests: collections.Counter[str] = collections.Counter()
+    self.bytes_up = 0
+    self.bytes_down = 0
+
+  def clock(self) -> float:
+    """Returns the simulated time of this replica (seconds)."""
+    return self.now_s
+
+  def pause(self, seconds: float) -> None:
+    """Waits in simulated time."""
+    self.now_s += seconds
+    self._time.wait_until(self.now_s)
+
+  def at_once(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Calls functions that begin at the same simulated time."""
+    start_s = self.now_s
+    end_s = start_s
+    results = []
+    for call in calls:
+      self.now_s = start_s
+      results.append(call())
+      end_s = max(end_s, self.now_s)
+    self.now_s = end_s
+    return results
+
+  def get(self, path: str, at_most: int) -> bytes | None:
+    """Returns an object, or None if it is missing or too large."""
+    self._request("get")
+    data = self._objects.get(path)
+    if data is None or len(data) > at_most:
+      return None
+    self.bytes_down += len(data)
+    return data
+
+  def get_range(self, path: str, start: int, stop: int) -> bytes | None:
+    """Returns bytes of an object, or None if it is missing or too short."""
+    self._request("get")
+    data = self._objects.get(path)
+    if data is None or len(data) < stop:
+      return None
+    self.bytes_down += stop - start
+    return data[start:stop]
+
+  def create(self, path: str, data: Data) -> bool:
+    """Writes an object that must not exist; returns whether it was written."""
+    self._request("put")
+    if path in self._objects:
+      return False
+    self._write(path, data)
+    return True
+
+  def put(self, path: str, data: Data) -> None:
+    """Writes an object, or replaces it."""
+    self._request("put")
+    self._write(path, data)
+
+  def delete(self, paths: Sequence[str]) -> None:
+    """Deletes objects, up to 1000 with a request."""
+    for start in range(0, len(paths), 1000):
+      self._request("delete")
+      for path in paths[start : start + 1000]:
+        self._objects.pop(path, None)
+
+  def sizes(self, prefix: str) -> dict[str, int]:
+    """Returns the sizes in bytes of all objects in a folder, by path."""
+    self._request("list")
+    return {
+      path: len(self._objects[path])
+      for path in sorted(self._objects)
+      if path.startswith(f"{prefix}/")
+    }
+
+  def num_requests(self) -> int:
+    """Returns the number of requests so far."""
+    return self.requests.total()
+
+  def _write(self, path: str, data: Data) -> None:
+    """Writes an object."""
+    self._objects[path] = b"".join(parts_of(data))
+    self.bytes_up += num_bytes_of(data)
+
+  def _request(self, kind: str) -> None:
+    """Counts a request, and waits until it takes effect.
+
+    Its answer comes half of the latency later, before this replica's next
+    request.
+    """
+    self.requests[kind] += 1
+    self._time.wait_until(self.now_s + self._latency_s / 2)
+    self.now_s += self._latency_s

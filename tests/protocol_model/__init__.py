@@ -1,0 +1,1 @@
+"""A model of the mailbox's protocol, which Spin searches completely."""
