@@ -75,6 +75,7 @@ def main(argv: Sequence[str]) -> None:
   parts_flag.register()
   config_values = config_flag.CONFIG.value
   config_values.mesh.layout = "mesh"
+  train.mailbox_address(config_values)
   config = run_configs.run_config(config_values)
   run_configs.check_files(config)
   train.clock(config)

@@ -12,13 +12,15 @@ With --distributed the program is one of several processes of the run: start the
 same command on every machine of a cluster. For several processes on this
 machine see experiments.launch. With --mailbox the program is one replica of a
 run whose replicas are separate programs. They meet in a folder or a bucket
-(docs/mailbox.md).
+(docs/mailbox.md). With both, a replica has several processes, and process 0
+meets the other replicas.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from absl import app, flags
+from ml_collections import config_dict
 
 from experiments.runtime import (
   command_line,
@@ -94,10 +96,7 @@ def main(argv: Sequence[str]) -> None:
   parts_flag.register()
   config_values = config_flag.CONFIG.value
   process = distributed_flags.process_settings(config_values)
-  address = _mailbox_address()
-  # If the user has set another collective, `mailbox_config` refuses it.
-  if address and config_values.exchange.collective == "auto":
-    config_values.exchange.collective = "mailbox"
+  address = mailbox_address(config_values)
   config = run_configs.run_config(config_values)
   run_configs.check_files(config)
   simulated_clock = clock(config)
@@ -117,8 +116,14 @@ def main(argv: Sequence[str]) -> None:
   )
 
 
-def _mailbox_address() -> "MailboxAddress | None":
+def mailbox_address(
+  config: config_dict.ConfigDict,
+) -> "MailboxAddress | None":
   """Returns where this replica meets the others; None without --mailbox.
+
+  Args:
+    config: Value of --config. With --mailbox this function sets its
+      exchange.collective to "mailbox".
 
   Raises:
     UsageError: If the flags do not go together, or the name or the secret is
@@ -134,17 +139,21 @@ def _mailbox_address() -> "MailboxAddress | None":
   if not where or not name or not secret:
     missing = [f"--{flag.name}" for flag in needed_flags if not flag.value]
     raise UsageError(f"--{present[0].name} needs {' and '.join(missing)}")
-  for other in (distributed_flags.DISTRIBUTED, _CLUSTER):
-    if other.value:
-      raise UsageError(
-        f"--mailbox does not go with --{other.name}: a replica is one program "
-        "on real links"
-      )
+  if _CLUSTER.value:
+    raise UsageError(
+      "--mailbox does not go with --cluster: its replicas meet on real links"
+    )
+  # If the user has set another collective, `mailbox_config` refuses it.
+  if config.exchange.collective == "auto":
+    config.exchange.collective = "mailbox"
   from dilocox_jax.mailbox_protocol.roster import checked_name, read_secret
 
   with command_line.usage_errors():
     checked_name(name)
-    read_secret(secret)
+    # Of several processes only process 0 needs the secret. They compare later
+    # what they have (`MailboxReplica.check_processes`).
+    if not distributed_flags.DISTRIBUTED.value:
+      read_secret(secret)
   from dilocox_jax.training.mailbox_replica import (
     MailboxAddress,  # It loads JAX.
   )

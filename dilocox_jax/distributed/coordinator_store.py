@@ -37,10 +37,10 @@ import numpy as np
 from dilocox_jax.threads import in_thread
 from dilocox_jax.trees import Tree
 
-_FOLDER = "dilocox_jax"  # All keys of this module begin with it.
+FOLDER = "dilocox_jax"  # All keys of this module begin with it.
 # Limit of waiting for another process, which may compile or wait for a link for
 # hours. JAX notices by heartbeats if a process has died, and not by this limit.
-_WAIT_MS = 24 * 60 * 60 * 1000
+WAIT_MS = 24 * 60 * 60 * 1000
 # Limit of waiting at the end of a run, where a process may be missing. It is
 # enough for a round trip.
 _END_MS = 5_000
@@ -65,27 +65,27 @@ def allgather(value: Any) -> list[Any]:
   """
   if jax.process_count() == 1:
     return [value]
-  store = _store()
+  store = key_value_store()
   turn = next(_turns)
-  folder = f"{_FOLDER}/{turn}"
+  folder = f"{FOLDER}/{turn}"
   message = json.dumps(value).encode()
   if jax.process_index() != 0:
     # Both requests are sent at the same time: one after the other would take
     # two round trips.
     key = f"{folder}/{jax.process_index()}"
     set_request = in_thread(store.key_value_set_bytes, key, message)
-    gathered = store.blocking_key_value_get_bytes(f"{folder}/all", _WAIT_MS)
+    gathered = store.blocking_key_value_get_bytes(f"{folder}/all", WAIT_MS)
     set_request.result()
     return json.loads(gathered)
   other_messages = [
-    store.blocking_key_value_get_bytes(f"{folder}/{process}", _WAIT_MS)
+    store.blocking_key_value_get_bytes(f"{folder}/{process}", WAIT_MS)
     for process in range(1, jax.process_count())
   ]
   gathered = b"[" + b",".join([message, *other_messages]) + b"]"
   values = json.loads(gathered)
   store.key_value_set_bytes(f"{folder}/all", gathered)
   if turn > 0:  # All processes have read the turn before (see the module).
-    store.key_value_delete(f"{_FOLDER}/{turn - 1}")
+    store.key_value_delete(f"{FOLDER}/{turn - 1}")
   return values
 
 
@@ -179,17 +179,17 @@ def wait_for_end() -> None:
   process 0 ended first, the others would report that they have lost a process.
   Without a store, that is with one process, nothing happens.
   """
-  store = _store()
+  store = key_value_store()
   if store is None:
     return
   # If a process does not come in time, the store raises RuntimeError.
   with contextlib.suppress(RuntimeError):
-    store.wait_at_barrier(f"{_FOLDER}/end", _END_MS)
+    store.wait_at_barrier(f"{FOLDER}/end", _END_MS)
     if jax.process_index() == 0:
       time.sleep(_LAST_S)
 
 
-def _store() -> Any:
+def key_value_store() -> Any:
   """Returns this process's client of the store; None if there is no store.
 
   JAX has no public function for that.

@@ -170,7 +170,7 @@ class Replicas:
     """
 
     def put(axis: int | None, subtree: Tree) -> Tree:
-      return jax.tree.map(lambda leaf: _put(leaf, self.whole(axis)), subtree)
+      return jax.tree.map(lambda leaf: put_on(leaf, self.whole(axis)), subtree)
 
     return jax.tree.map(put, axes, tree, is_leaf=is_none)
 
@@ -183,7 +183,7 @@ class Replicas:
         that its own devices hold.
       axes: Tree prefix, as in `place`.
     """
-    return jax.tree.map(_put, tree, self.state_shardings(tree, axes))
+    return jax.tree.map(put_on, tree, self.state_shardings(tree, axes))
 
   def place_batches(self, batches: Tree) -> Tree:
     """Puts the batches of this process on the devices that read them.
@@ -372,7 +372,7 @@ class Replicas:
     return SingleDeviceSharding(devices[0])
 
 
-def _put(leaf: Any, sharding: Sharding) -> Any:
+def put_on(leaf: Any, sharding: Sharding) -> Any:
   """Puts an array on devices. A `ShapeDtypeStruct` gets the sharding."""
   if isinstance(leaf, jax.ShapeDtypeStruct):
     return leaf.update(sharding=sharding)

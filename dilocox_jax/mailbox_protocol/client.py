@@ -19,7 +19,13 @@ import numpy as np
 from dilocox_jax.mailbox_protocol.agreement import StoppedError
 from dilocox_jax.mailbox_protocol.fingerprints import Fingerprint
 from dilocox_jax.mailbox_protocol.mailbox import Exchanged, Mailbox
+from dilocox_jax.mailbox_protocol.replica_processes import (
+  OneProcess,
+  ReplicaProcesses,
+  TakeArrays,
+)
 from dilocox_jax.mailbox_protocol.step_counts import StepCounts
+from dilocox_jax.reference.fingerprint import random_signs
 from dilocox_jax.threads import in_thread
 
 NEVER = 2**62  # Number of an event that no run reaches.
@@ -34,6 +40,10 @@ class MailboxClient:
   without a quorum takes even longer. So the client calls the mailbox in
   threads. Ctrl-C then works at once. A run that was asked to stop waits no
   longer than the grace time plus the duration of the last exchange.
+
+  A replica may have several processes. Each has a client, and all clients are
+  asked the same. Process 0 asks the mailbox, and the others get its answers
+  (`replica_processes`).
 
   Attributes:
     open_mailbox: Function from `config`, the values that must be equal in all
@@ -55,7 +65,10 @@ class MailboxClient:
     written: The newest snapshot that is being written or was written, as a list
       of at most one future. It is written after all earlier ones.
     steps: The inner steps behind this replica's messages.
-    mailbox: The mailbox, once the run was entered.
+    name: Name of this replica.
+    processes: The processes of this replica.
+    run: Identity of the run, once it was entered.
+    mailbox: The mailbox, once the run was entered. Only process 0 has it.
   """
 
   open_mailbox: Callable[..., Mailbox]
@@ -63,6 +76,8 @@ class MailboxClient:
   step_weight: float
   keeps: bool
   grace_s: float
+  name: str = ""
+  processes: ReplicaProcesses = dataclasses.field(default_factory=OneProcess)
   event: int = 0
   settled: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   writes_snapshots: bool = True
@@ -71,6 +86,7 @@ class MailboxClient:
   last_s: float = 0.0
   written: list[Future] = dataclasses.field(default_factory=list)
   steps: StepCounts = dataclasses.field(default_factory=StepCounts)
+  run: str = dataclasses.field(init=False)
   mailbox: Mailbox = dataclasses.field(init=False)
 
   def enter(self, terms: Mapping[str, Any]) -> None:
@@ -80,9 +96,54 @@ class MailboxClient:
       terms: The values that must be equal in all replicas, beside `self.terms`.
     """
     config = {**self.terms, **terms}
-    self.mailbox = self._wait_for(self.open_mailbox, config=config)
-    self.mailbox.beside = self._write_in_thread
-    atexit.register(self._wait_for_snapshots)
+
+    def open_and_identify() -> str:
+      self.mailbox = self._wait_for(self.open_mailbox, config=config)
+      self.mailbox.beside = self._write_in_thread
+      atexit.register(self._wait_for_snapshots)
+      return self.mailbox.run
+
+    self.run = self.processes.from_main(open_and_identify)
+
+  def request_stop(self) -> None:
+    """Asks the run to stop, perhaps in another thread."""
+    self.stop.set()
+    self.processes.request_stop()
+
+  def _ask(
+    self,
+    method: str,
+    *args: Any,
+    shared: TakeArrays | None = None,
+    **kwargs: Any,
+  ) -> Any:
+    """Returns what a method of the mailbox returns, in all processes.
+
+    Args:
+      method: Name of the method.
+      *args: Its arguments.
+      shared: Arrays of all processes that the mailbox may read
+        (`ReplicaProcesses.from_main`).
+      **kwargs: Its keyword arguments.
+
+    Raises:
+      Exception: The error of the method, in all processes.
+    """
+
+    def ask() -> Any:
+      return self._wait_for(getattr(self.mailbox, method), *args, **kwargs)
+
+    return self.processes.from_main(ask, shared)
+
+  @property
+  def seat(self) -> int:
+    """Index of this replica's seat (`Mailbox.seat`)."""
+    return self.processes.from_main(lambda: self.mailbox.seat)
+
+  @property
+  def usage(self) -> dict[str, int]:
+    """Requests and bytes of this replica (`Mailbox.usage`)."""
+    return self.processes.from_main(lambda: self.mailbox.usage)
 
   def _wait_for(self, call: Callable, *args: Any, **kwargs: Any) -> Any:
     """Calls a function that asks the store, and waits for its result.
@@ -101,7 +162,8 @@ class MailboxClient:
     future = in_thread(call, *args, **kwargs)
     while wait([future], LOOK_EVERY_S).not_done:
       most_s = self.grace_s + self.last_s
-      if self.stop.is_set() and wait([future], most_s).not_done:
+      is_asked = self.stop.is_set() or self.processes.is_stop_requested
+      if is_asked and wait([future], most_s).not_done:
         raise StoppedError(
           f"gave up on the store, {most_s:.0f} s after the run was asked to"
           " stop"
@@ -135,7 +197,7 @@ class MailboxClient:
     Returns:
       The arrays of the snapshot; None if there is none.
     """
-    snapshot = self._wait_for(self.mailbox.newest)
+    snapshot = self._ask("newest")
     # This replica has no part in the exchanges that are in flight in the
     # snapshot.
     self.first_own = NEVER
@@ -147,11 +209,12 @@ class MailboxClient:
 
   def get_state(self) -> dict[str, Any]:
     """Returns the state of this client for `set_state`, as values of JSON."""
+    mailbox = self.processes.from_main(lambda: self.mailbox.get_state())
     return {
       "event": self.event,
       "first_own": self.first_own,
       "steps": self.steps.get_state(),
-      **self.mailbox.get_state(),
+      **mailbox,
     }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
@@ -159,7 +222,7 @@ class MailboxClient:
     self.event = state["event"]
     self.first_own = state["first_own"]
     self.steps.set_state(state["steps"])
-    self.mailbox.set_state(state)
+    self.processes.from_main(lambda: self.mailbox.set_state(state))
 
   def take_part(self, num_in_flight: int) -> bool:
     """Takes part in the exchanges of what is measured from now on.
@@ -179,13 +242,17 @@ class MailboxClient:
 
   def announce(self, event: int) -> bool:
     """Announces this replica for an event (`Mailbox.announce`)."""
-    return self._wait_for(self.mailbox.announce, event)
+    return self._ask("announce", event)
+
+  def signs(self) -> np.ndarray:
+    """Returns the random signs of the next event (`Mailbox.signs`)."""
+    return random_signs(self.run, self.event)
 
   def exchange(
     self,
     kind: int,
     num_steps: int,
-    take_fingerprint: Callable[[np.ndarray], Fingerprint],
+    take_fingerprint: Callable[[], Fingerprint],
   ) -> "ExchangeSession":
     """Begins the next exchange.
 
@@ -195,8 +262,8 @@ class MailboxClient:
       num_steps: Number of inner steps behind this replica's message. With 0
         steps the message counts as one of 1 step, because it may carry values
         that were held back.
-      take_fingerprint: Function from the random signs of the event, float32
-        [2^20], to the fingerprint of the shared state of this kind.
+      take_fingerprint: Returns the fingerprint of the shared state of this
+        kind, under the signs of the event (`signs`).
     """
     event = self.event
     self.event += 1
@@ -207,13 +274,13 @@ class MailboxClient:
       kind=kind,
       attends=attends,
       weight=self.step_weight * max(num_steps, 1),
-      state=take_fingerprint(self.mailbox.signs(event)),
+      state=take_fingerprint(),
     )
 
   def turn(self, *args: Any, **kwargs: Any) -> Exchanged:
     """Exchanges the messages of a turn (`Mailbox.exchange`)."""
     start_s = time.monotonic()
-    exchanged = self._wait_for(self.mailbox.exchange, *args, **kwargs)
+    exchanged = self._ask("exchange", *args, **kwargs)
     self.last_s = time.monotonic() - start_s
     return exchanged
 
@@ -281,7 +348,7 @@ class ExchangeSession:
     self._turn += 1
 
     def take_snapshot() -> tuple[int, Sequence[np.ndarray]]:
-      return self._event, shared()
+      return self._event, self._client.processes.collected(shared())
 
     exchanged = self._client.turn(
       self._event,
@@ -292,10 +359,11 @@ class ExchangeSession:
       state=self._state,
       kind=self._kind,
       snapshot=take_snapshot if self._client.writes_snapshots else None,
+      shared=shared,
     )
     if not exchanged.is_own_listed:
       self.is_counted = False
-    is_left_out = self._client.mailbox.name in exchanged.left_out
+    is_left_out = self._client.name in exchanged.left_out
     if exchanged.is_superseded or is_left_out:
       self.drops_all = True
     if turn == 0:

@@ -306,6 +306,11 @@ class Mailbox:
     return fingerprint_of(arrays, random_signs(self._run, event, num_values))
 
   @property
+  def run(self) -> str:
+    """Identity of the run, which all replicas have in common."""
+    return self._run
+
+  @property
   def seat(self) -> int:
     """Index of this replica's seat; 0 before it has announced itself."""
     return self._seats.index or 0

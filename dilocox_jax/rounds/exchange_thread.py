@@ -12,7 +12,7 @@ import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -24,6 +24,8 @@ from dilocox_jax.rounds.runtime import Waits, WindowWork
 from dilocox_jax.rounds.window import InnerProgress
 from dilocox_jax.threads import in_thread
 from dilocox_jax.trees import Tree
+
+T = TypeVar("T")
 
 
 class WaitingTimes:
@@ -56,10 +58,10 @@ class WaitingTimes:
 
 
 def beside_steps(
-  exchange: Callable[[], Arrived],
+  exchange: Callable[[], T],
   take_steps: Callable[[], InnerProgress],
   waiting: WaitingTimes,
-) -> tuple[InnerProgress, Arrived]:
+) -> tuple[InnerProgress, T]:
   """Runs an exchange in a thread, and inner steps meanwhile.
 
   Args:

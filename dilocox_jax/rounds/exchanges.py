@@ -12,6 +12,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from dilocox_jax.aggregator import Aggregator
 from dilocox_jax.aggregators.exchange import exchange
 from dilocox_jax.aggregators.mailbox_mean import MailboxMean
@@ -24,10 +26,15 @@ from dilocox_jax.distributed.replicas import (
 )
 from dilocox_jax.mailbox_protocol.client import MailboxClient
 from dilocox_jax.mailbox_protocol.mailbox import Mailbox
+from dilocox_jax.mailbox_protocol.replica_processes import (
+  OneProcess,
+  ReplicaProcesses,
+)
 from dilocox_jax.mailbox_protocol.roster import MailboxRules
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.plan.collectives import MAILBOX
 from dilocox_jax.plan.schedule.methods import Method
+from dilocox_jax.rounds.cluster_processes import ClusterProcesses
 from dilocox_jax.rounds.exchange_thread import InThread
 from dilocox_jax.rounds.in_program import InProgram
 from dilocox_jax.rounds.mailbox_runtime import MailboxRuntime
@@ -197,7 +204,16 @@ def mailbox(
     step_weight=step_weight,
     keeps=bool(feedback or keep_unsent),
     grace_s=rules.grace_s,
+    name=name,
+    processes=_replica_processes(),
   )
   # A thread carries out the whole exchange beside all inner steps of a window,
   # so the steps are not divided among its messages.
   return MailboxExchange(aggregator._replace(stretch_ends=None), client)
+
+
+def _replica_processes() -> ReplicaProcesses:
+  """Returns the processes of this runtime, which are those of one replica."""
+  if jax.process_count() == 1:
+    return OneProcess()
+  return ClusterProcesses()

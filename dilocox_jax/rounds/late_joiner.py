@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dilocox_jax.checks import require
-from dilocox_jax.distributed.replicas import is_none
+from dilocox_jax.distributed.replicas import is_none, put_on
 from dilocox_jax.outer.outer_step import FragmentState
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule, Window
 from dilocox_jax.rounds.mailbox_runtime import MailboxRuntime
@@ -237,9 +237,7 @@ def _from_snapshot(
   def load_shared(axis: int | None, tree: Tree) -> Tree:
     if axis is not None:  # Each replica has its own values, which stay.
       return tree
-    return jax.tree.map(
-      lambda leaf: jax.device_put(next(values), leaf.sharding), tree
-    )
+    return jax.tree.map(lambda leaf: put_on(next(values), leaf.sharding), tree)
 
   def load_fragment(old: FragmentState, count: int) -> FragmentState:
     old = rounds.states.on_device(old)

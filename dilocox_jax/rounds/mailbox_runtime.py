@@ -15,6 +15,14 @@ low-rank codec has two turns:
 
 If another number of replicas has sent a message, the shapes of the arguments
 change, and JAX compiles the stage again.
+
+A replica of one process runs the whole exchange in a thread beside the inner
+steps. If a replica has several processes, a stage communicates between them as
+the inner steps do, so all processes must dispatch both in the same order. The
+main thread then dispatches the stages, and the thread only carries messages:
+
+    main thread      stage 0 | inner steps       | wait | stage 1, its turn, ...
+    exchange thread          | first turn               |
 """
 
 import functools
@@ -27,16 +35,20 @@ import numpy as np
 
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import Replicas, map_prefix, without_axis
-from dilocox_jax.mailbox_protocol.client import MailboxClient
+from dilocox_jax.mailbox_protocol.client import ExchangeSession, MailboxClient
+from dilocox_jax.mailbox_protocol.fingerprints import Fingerprint
 from dilocox_jax.outer.events import Arrived
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.rounds.alone import OUTER_STEP, refusing_collectives
 from dilocox_jax.rounds.exchange_program import arrived_axes, divided_arrived
 from dilocox_jax.rounds.exchange_thread import WaitingTimes, beside_steps
 from dilocox_jax.rounds.runtime import Waits, WindowWork
-from dilocox_jax.rounds.state_sums import state_fingerprint
+from dilocox_jax.rounds.state_sums import dispatch_fingerprint
 from dilocox_jax.rounds.window import InnerProgress
 from dilocox_jax.trees import Array, Tree
+
+# What `ExchangeSession.send` returns.
+Message = tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]
 
 
 class Due(NamedTuple):
@@ -120,9 +132,17 @@ class MailboxRuntime:
       steps.measure(work.window.sent.fragment)
     if due is None:
       return work.given.progress, None
+    if self._has_several_processes:
+      return self._exchange_between_programs(due, work.take_steps)
     return beside_steps(
       lambda: self._exchange(due), work.take_steps, self._waiting
     )
+
+  @property
+  def _has_several_processes(self) -> bool:
+    """Whether the devices of the replica belong to several processes."""
+    replicas = self._replicas
+    return replicas.layout == "mesh" and replicas.mesh.is_multi_process
 
   def _take_due(self, work: WindowWork) -> Due | None:
     """Returns the exchange that is due in a window; None if there is none.
@@ -143,33 +163,109 @@ class MailboxRuntime:
 
   def _exchange(self, due: Due) -> Arrived:
     """Exchanges a pseudo-gradient, and waits for the other replicas."""
-    rest = due.state._replace(exchange=None)
-    shared = shared_leaves(self._outer, due.state)
-    turns = self.client.exchange(
-      due.fragment,
-      due.num_steps,
-      lambda signs: state_fingerprint(shared, signs),
+    take_fingerprint = self._dispatch_fingerprint(due)
+    turns = self._begin(due, take_fingerprint)
+    return self._exchange_rest(due, turns, ())
+
+  def _exchange_between_programs(
+    self, due: Due, take_steps: Callable[[], InnerProgress]
+  ) -> tuple[InnerProgress, Arrived]:
+    """Exchanges a pseudo-gradient as one of several processes of a replica.
+
+    The first turn runs beside the inner steps. Later turns, of codecs with
+    several messages, come after the steps.
+
+    Args:
+      due: The exchange.
+      take_steps: Takes the inner steps, and returns the progress after them.
+
+    Returns:
+      The progress, and the result of the exchange.
+    """
+    take_fingerprint = self._dispatch_fingerprint(due)
+    leaving, result = self._run_stage(due, ())
+    assert result is None, "an exchange has at least one message"
+
+    def take_first_turn() -> tuple[ExchangeSession, Message]:
+      turns = self._begin(due, take_fingerprint)
+      return turns, self._send(due, turns, leaving)
+
+    progress, (turns, message) = beside_steps(
+      take_first_turn, take_steps, self._waiting
     )
+    return progress, self._exchange_rest(due, turns, (message,))
 
-    def stage(arrived: tuple[Any, ...]) -> tuple[Any, Arrived | None]:
-      return self._stage(due.state.exchange, rest, due.values, arrived)
+  def _dispatch_fingerprint(self, due: Due) -> Callable[[], Fingerprint]:
+    """Lets the devices compute the fingerprint of a fragment's shared state."""
+    signs = self._replicas.place(self.client.signs(), None)
+    return dispatch_fingerprint(shared_leaves(self._outer, due.state), signs)
 
-    arrived: tuple[Any, ...] = ()
-    leaving, result = stage(arrived)
+  def _begin(
+    self, due: Due, take_fingerprint: Callable[[], Fingerprint]
+  ) -> ExchangeSession:
+    """Begins the next exchange of the client."""
+    return self.client.exchange(due.fragment, due.num_steps, take_fingerprint)
+
+  def _exchange_rest(
+    self, due: Due, turns: ExchangeSession, arrived: tuple[Message, ...]
+  ) -> Arrived:
+    """Takes the turns that are left, and returns the result.
+
+    Args:
+      due: The exchange.
+      turns: Its session.
+      arrived: The messages of the turns that were taken.
+    """
+    leaving, result = self._run_stage(due, arrived)
     while result is None:
-      arrays, is_finite = jax.device_get(leaving)
-      message = turns.send(
-        [np.asarray(array[0]) for array in arrays],
-        is_finite=bool(is_finite[0]),
-        shared=lambda: self._snapshot(due),
-      )
-      arrived = (*arrived, tuple(message))
-      leaving, result = stage(arrived)
+      arrived = (*arrived, self._send(due, turns, leaving))
+      leaving, result = self._run_stage(due, arrived)
     if turns.drops_all:
       return self._without_own_part(*result)
     if not turns.is_counted and not self.client.keeps:
       return self._without_own_measurement(*result)
     return result
+
+  def _run_stage(
+    self, due: Due, arrived: tuple[Message, ...]
+  ) -> tuple[Any, Arrived | None]:
+    """Dispatches a stage of an exchange.
+
+    Args:
+      due: The exchange.
+      arrived: The messages of the turns before.
+
+    Returns:
+      What leaves next, and None; or None, and the result of the exchange.
+    """
+    rest = due.state._replace(exchange=None)
+    placed = self._replicas.place(arrived, None)
+    return self._stage(due.state.exchange, rest, due.values, placed)
+
+  def _send(self, due: Due, turns: ExchangeSession, leaving: Any) -> Message:
+    """Sends the message of a turn, and returns what all replicas average.
+
+    It dispatches no program.
+
+    Args:
+      due: The exchange.
+      turns: Its session.
+      leaving: What leaves, and whether it is finite, with an axis of length 1.
+    """
+    arrays, is_finite = leaving
+    if self.client.processes.is_main:
+      arrays = jax.device_get(arrays)
+    else:
+      # Only process 0 sends. The others need no values.
+      arrays = [
+        np.broadcast_to(np.zeros((), array.dtype), array.shape)
+        for array in arrays
+      ]
+    return turns.send(
+      [np.asarray(array[0]) for array in arrays],
+      is_finite=bool(jax.device_get(is_finite)[0]),
+      shared=lambda: self._snapshot(due),
+    )
 
   def _without_own_part(self, result: Any, exchange: Tree) -> Arrived:
     """Returns a result after which nothing of this replica's message is left.
@@ -219,9 +315,15 @@ class MailboxRuntime:
       leaving, result = self._replicas.map(stage, arguments, 0)(*values)
       if result is not None:
         result = without_axis(arrived_axes(self._outer), result)
-      return leaving, result
+      return self._whole(leaving), result
 
     return jax.jit(program)
+
+  def _whole(self, leaving: Any) -> Any:
+    """Lets every device have the whole message, so that process 0 has it."""
+    if self._replicas.layout == "stacked":
+      return leaving
+    return jax.lax.with_sharding_constraint(leaving, self._replicas.whole(None))
 
   def _until_more_is_needed(
     self, kept: Tree, rest: FragmentState, due: Tree, arrived: tuple[Any, ...]

@@ -6,11 +6,13 @@ chunks in float64. So only one value of 128 is moved to the host, and the order
 in which a device adds changes little.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 
 from dilocox_jax.mailbox_protocol.fingerprints import (
   NOTHING,
@@ -33,36 +35,55 @@ _CHUNK_ROWS = 128
 _CHUNK_VALUES = _CHUNK_ROWS * NUM_SUMS
 
 
-def state_fingerprint(
-  leaves: Sequence[Array], signs: np.ndarray
-) -> Fingerprint:
-  """Returns the fingerprint of the shared state of a fragment.
+def dispatch_fingerprint(
+  leaves: Sequence[Array], signs: Array
+) -> Callable[[], Fingerprint]:
+  """Lets the devices compute the fingerprint of a fragment's shared state.
 
   Args:
     leaves: The leaves of the state. The host reads leaves of integers as a
       whole: they are few and small, e.g. a count of steps.
-    signs: The random signs of the event, float32 [2^20].
+    signs: The random signs of the event, float32 [2^20], on all devices of the
+      replica.
+
+  Returns:
+    A function that waits for the devices, and returns the fingerprint. It
+    dispatches no program, so any thread may call it.
   """
   floats = []
   exact_leaves = []
   for leaf in leaves:
     is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
     (floats if is_float else exact_leaves).append(leaf)
-  rows = [NOTHING.rows]
-  chunk_sums = jax.device_get(_chunk_sums(floats, signs))
-  for leaf, (sums, squares) in zip(floats, chunk_sums, strict=True):
-    rows_of_leaf = np.zeros([len(sums), ROW_VALUES], np.float32)
-    rows_of_leaf[:, UNIT] = rounding_unit(leaf.dtype.name)
-    rows_of_leaf[:, NORM] = np.sqrt(squares.sum(axis=1, dtype=np.float64))
-    rows_of_leaf[:, FIRST_SUM:] = sums.sum(axis=1, dtype=np.float64)
-    rows.append(rows_of_leaf)
-  return Fingerprint(
-    rows=np.concatenate(rows),
-    exact_digest=exact_digest(jax.device_get(exact_leaves)),
-  )
+  sums_of_leaves = _chunk_sums_program(signs.sharding)(floats, signs)
+
+  def read() -> Fingerprint:
+    rows = [NOTHING.rows]
+    chunk_sums = jax.device_get(sums_of_leaves)
+    for leaf, (sums, squares) in zip(floats, chunk_sums, strict=True):
+      rows_of_leaf = np.zeros([len(sums), ROW_VALUES], np.float32)
+      rows_of_leaf[:, UNIT] = rounding_unit(leaf.dtype.name)
+      rows_of_leaf[:, NORM] = np.sqrt(squares.sum(axis=1, dtype=np.float64))
+      rows_of_leaf[:, FIRST_SUM:] = sums.sum(axis=1, dtype=np.float64)
+      rows.append(rows_of_leaf)
+    return Fingerprint(
+      rows=np.concatenate(rows),
+      exact_digest=exact_digest(jax.device_get(exact_leaves)),
+    )
+
+  return read
 
 
-@jax.jit
+@functools.cache
+def _chunk_sums_program(sharding: Sharding) -> Callable:
+  """Returns the jitted `_chunk_sums`, whose results have a sharding.
+
+  Args:
+    sharding: That of values which every device has as a whole.
+  """
+  return jax.jit(_chunk_sums, out_shardings=sharding)
+
+
 def _chunk_sums(
   leaves: Sequence[Array], signs: Array
 ) -> list[tuple[Array, Array]]:

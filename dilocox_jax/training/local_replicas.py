@@ -68,6 +68,9 @@ class LocalReplicas:
     del traffic, params, optimizer, batch
     self._rounds = rounds
 
+  def check_processes(self) -> None:
+    """Does nothing: the trainer compares all that processes have."""
+
   def enter(
     self, values: Mapping[str, Any], override_names: Sequence[str]
   ) -> None:

@@ -7,17 +7,20 @@ replica that was absent skips the segments that the others finished without it.
 """
 
 import dataclasses
+import hmac
 import logging
 import os
 import pathlib
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.checks import flat, require
 from dilocox_jax.config import RunConfig, may_differ, to_plan
+from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.mailbox_protocol.agreement import ReplicaStaleError
-from dilocox_jax.mailbox_protocol.roster import MailboxRules
+from dilocox_jax.mailbox_protocol.roster import MailboxRules, read_secret
 from dilocox_jax.mailbox_protocol.store_size import check_store_bytes
 from dilocox_jax.metrics.lines import JsonLines
 from dilocox_jax.metrics.recorder import MAILBOX_LOG
@@ -41,6 +44,7 @@ class MailboxAddress:
     where: Folder or URL of the run, as for `dilocox_jax.mailbox`.
     name: Name of this replica. Every replica of a run has a different name.
     secret: File of the secret that all replicas share, or the secret as bytes.
+      If the replica has several processes, only process 0 needs the file.
   """
 
   where: Any
@@ -195,7 +199,38 @@ class MailboxReplica:
 
   def request_stop(self) -> None:
     """Lets requests to the store fail after the grace time from now on."""
-    self._client.stop.set()
+    self._client.request_stop()
+
+  def check_processes(self) -> None:
+    """Checks that all processes of this replica have the same mailbox.
+
+    Only process 0 needs the secret. If another process has one, too, it must be
+    the same.
+
+    Raises:
+      RefusedError: One line, in every process, if the place, the name or the
+        secret differs, or process 0 cannot read the secret.
+    """
+    address = self._address
+    try:
+      processes.check_equal(
+        **{"--mailbox": str(address.where), "--replica": address.name}
+      )
+    except ValueError as error:
+      raise RefusedError(str(error)) from error
+    # A digest with a new key tells a listener nothing about the secret.
+    key = processes.from_main(secrets.token_hex())
+    digest, problem = _digest_of_secret(address.secret, key)
+    found = coordinator_store.allgather([digest, problem])
+    main_digest, main_problem = found[0]
+    if main_problem:
+      raise RefusedError(main_problem)
+    for process, (other_digest, _) in enumerate(found):
+      if other_digest not in ("", main_digest):
+        raise RefusedError(
+          f"process {process} has another secret than process 0: copy the file"
+          " of process 0, or remove the other one"
+        )
 
   def enter(
     self, values: Mapping[str, Any], override_names: Sequence[str]
@@ -227,6 +262,8 @@ class MailboxReplica:
       workdir: The run directory.
       resume_step: Inner step of the restored checkpoint, if there is one.
     """
+    if not processes.is_main():
+      return
     last_step = -1 if resume_step is None else resume_step
     self._rows = JsonLines(workdir / MAILBOX_LOG, last_step)
 
@@ -236,8 +273,7 @@ class MailboxReplica:
 
     It is the number of the replica's seat in the mailbox, modulo M.
     """
-    mailbox = self._client.mailbox
-    return [mailbox.seat % mailbox.rules.replicas]
+    return [self._client.seat % self.config.mesh.num_replicas]
 
   @property
   def is_behind(self) -> bool:
@@ -307,9 +343,10 @@ class MailboxReplica:
     """
     events = self._client.settled
     self._client.settled = []
-    usage = self._client.mailbox.usage
+    usage = self._client.usage
     for event in events:
-      self._rows.append({"step": step, "usage": usage, **event})
+      if processes.is_main():
+        self._rows.append({"step": step, "usage": usage, **event})
       self._log_changed_members(event["event"], event["members"])
     num_requests = sum(
       number for kind, number in usage.items() if "bytes" not in kind
@@ -317,9 +354,9 @@ class MailboxReplica:
     new_requests = num_requests - self._num_requests
     self._num_requests = num_requests
     requests_per_event = new_requests / max(len(events), 1)
-    num_expected = self._client.mailbox.rules.replicas
+    num_replicas = self.config.mesh.num_replicas
     return (
-      f"{len(self._last_members)} of {num_expected} here, "
+      f"{len(self._last_members)} of {num_replicas} here, "
       f"{requests_per_event:.0f} requests an event"
     )
 
@@ -330,3 +367,23 @@ class MailboxReplica:
     names = ", ".join(members) or "nobody"
     logging.getLogger(__name__).info("event %d has %s", event, names)
     self._last_members = sorted(members)
+
+
+def _digest_of_secret(
+  secret: bytes | str | os.PathLike[str], key: str
+) -> tuple[str, str]:
+  """Returns a digest by which processes compare their secrets.
+
+  Args:
+    secret: The secret, or its file.
+    key: Key of the digest, which all processes have.
+
+  Returns:
+    The digest and "". If there is no secret, or it cannot be read: "" and why.
+  """
+  if not isinstance(secret, bytes):
+    try:
+      secret = read_secret(secret)
+    except ValueError as error:
+      return "", str(error)
+  return hmac.digest(bytes.fromhex(key), secret, "sha256").hex(), ""

@@ -183,6 +183,7 @@ class Trainer:
       processes.check_equal(config=self._values, text=self.data.digest)
     except ValueError as error:
       raise work_directory.RefusedError(str(error)) from error
+    self._replicas.check_processes()
     if jax.process_count() > 1:
       processes.open_connections(self.programs.rounds.replicas.mesh)
 

@@ -68,11 +68,9 @@ def devices_each(config: RunConfig, num_processes: int) -> int:
   """
   total = config.num_devices
   if total % num_processes:
-    mesh = config.mesh
     raise UsageError(
       f"{num_processes} processes cannot share {total} devices alike "
-      f"(num_replicas={mesh.num_replicas} x num_data_shards="
-      f"{mesh.num_data_shards} x num_stages={mesh.num_stages}): change one"
+      f"({_factors(config)}): change one"
     )
   return total // num_processes
 
@@ -96,6 +94,18 @@ def check_devices(config: RunConfig, owners: Sequence[int]) -> None:
     share = f"{shares[0]} to {shares[-1]} devices"
   raise UsageError(
     f"the processes have {share} each, {len(owners)} together, and the run "
-    f"needs {needed} (num_replicas x num_data_shards x num_stages of mesh), as "
-    "many in each: change those, the number of processes, or --local_devices"
+    f"needs {needed} ({_factors(config)}), as many in each: change those, the "
+    "number of processes, or --local_devices"
   )
+
+
+def _factors(config: RunConfig) -> str:
+  """Names the numbers of the mesh whose product is the number of devices."""
+  mesh = config.mesh
+  factors = (
+    f"num_data_shards={mesh.num_data_shards} x num_stages={mesh.num_stages} x "
+    f"num_tensor_shards={mesh.num_tensor_shards}"
+  )
+  if config.uses_mailbox:
+    return f"{factors} of one replica"
+  return f"num_replicas={mesh.num_replicas} x {factors}"

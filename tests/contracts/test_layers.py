@@ -115,6 +115,7 @@ def test_modules_of_experiments_do_not_import_each_other_in_a_circle():
 # The launcher has the flags of the trainer, and so has a test's trainer.
 IMPORTS_OF_PROGRAMS = {
   ("experiments/launch.py", "experiments.train"),
+  ("tests/mailbox/cluster_runs.py", "experiments.train"),
   ("tests/mailbox/slow_train.py", "experiments.train"),
 }
 

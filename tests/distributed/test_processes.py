@@ -25,11 +25,19 @@ import pytest
 from jax._src import distributed
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dilocox_jax.distributed import coordinator_store, link_counter, processes
+from dilocox_jax.distributed import (
+  channel,
+  coordinator_store,
+  link_counter,
+  processes,
+)
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.distributed.replicas import Replicas
+from dilocox_jax.mailbox_protocol.agreement import StoppedError
+from dilocox_jax.mailbox_protocol.mailbox import Exchanged
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.plan.model.division import Division
+from dilocox_jax.rounds.cluster_processes import ClusterProcesses
 
 VALUES = np.arange(48.0).reshape(2, 4, 6) - 3
 SPECS = ((), ("replica",), (None, ("replica", "stage")), (None, "stage"))
@@ -73,6 +81,55 @@ def assert_gathered():
     coordinator_store._turns = turns
 
 
+def assert_told_by_process_0():
+  """Both get the mailbox's answers, and process 0 gets parts of arrays."""
+  arrays, values = trees()
+  divided = [array for name, array in arrays.items() if name != "own"]
+  whole = [value for name, value in values.items() if name != "own"]
+  replica = ClusterProcesses()
+  assert not replica.is_stop_requested
+  large = np.arange(channel.PIECE_BYTES // 2 + 3, dtype=np.int32)
+  few = [np.zeros((0, 2)), np.array([[-0.0]]).astype(jnp.bfloat16), large]
+
+  def answer():
+    found = [np.array(each) for each in replica.collected(divided)]
+    for own, wanted in zip(found, whole, strict=True):
+      np.testing.assert_array_equal(own, wanted)
+    return Exchanged([("oslo", 0.1, few)], True, {"rome": "é"})
+
+  def stop():
+    raise StoppedError("no store")
+
+  programs = []
+  jax.monitoring.register_event_duration_secs_listener(
+    lambda event, duration_secs, **_: programs.append(event)
+  )
+  told = replica.from_main(answer, shared=lambda: divided)
+  assert isinstance(told, Exchanged) and told[1:] == (
+    True,
+    {"rome": "é"},
+    False,
+  )
+  ((name, weight, contents),) = told.messages
+  assert (name, weight) == ("oslo", 0.1)
+  for array, wanted in zip(contents, few, strict=True):
+    assert array.dtype == wanted.dtype and array.tobytes() == wanted.tobytes()
+  store = distributed.global_state.client
+  assert store
+  if replica.is_main:
+    left = store.key_value_dir_get_bytes("dilocox_jax/channel0")
+    assert not left, "what was read stays in the store"
+  with pytest.raises(StoppedError, match="no store"):
+    replica.from_main(stop)
+  assert not programs, "a program was made, which would wait for the devices"
+  coordinator_store.allgather("")
+  assert not replica.is_stop_requested
+  coordinator_store.allgather("")
+  replica.request_stop()
+  coordinator_store.allgather("")
+  assert replica.is_stop_requested
+
+
 def assert_that_nobody_else_can_connect():
   """Neither to the coordinator nor to gloo, from beyond this machine."""
   links = pathlib.Path("/proc/self/fd").glob("*")
@@ -91,6 +148,7 @@ def member(port, number, directory):
   processes.start(f"127.0.0.1:{port}", 2, number)
   assert_that_nobody_else_can_connect()
   assert_gathered()
+  assert_told_by_process_0()
   own = "a" * (3 + number)
   assert coordinator_store.allgather(own) == ["aaa", "aaaa"]
   assert processes.from_main([number, "é"]) == [0, "é"]
@@ -160,7 +218,7 @@ def test_what_a_stranger_writes_into_the_store_is_never_executed(
 
   message = pickle.dumps(Stranger())
   store = SimpleNamespace(blocking_key_value_get_bytes=lambda *_: message)
-  monkeypatch.setattr(coordinator_store, "_store", lambda: store)
+  monkeypatch.setattr(coordinator_store, "key_value_store", lambda: store)
   with pytest.raises(ValueError):
     coordinator_store.allgather("own")
   file = io.BytesIO()

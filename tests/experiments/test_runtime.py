@@ -54,6 +54,22 @@ def test_devices_of_processes_are_as_many_as_the_run_needs(owners, word):
     placement.check_devices(config, owners)
 
 
+def test_processes_of_a_replica_that_meets_others_have_its_devices_alone():
+  config = from_mapping(
+    {
+      "mesh": {"layout": "mesh", "num_replicas": 4, "num_data_shards": 2},
+      "exchange.collective": "mailbox",
+    }
+  )
+  placement.check_devices(config, [0, 1])
+  assert placement.devices_each(config, 2) == 1
+  product = "num_stages=1 x num_tensor_shards=1 of one replica"
+  with pytest.raises(UsageError, match=product):
+    placement.check_devices(config, [0, 0, 1, 1])
+  with pytest.raises(UsageError, match=product):
+    placement.devices_each(config, 3)
+
+
 @pytest.mark.parametrize(
   ("local_devices", "num_processes", "count"),
   [(3, 2, 3), (None, 2, 2), (None, 4, 1), (None, None, 0)],

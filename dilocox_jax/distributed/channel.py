@@ -1,0 +1,127 @@
+"""Sends bytes between the processes of a run, from one thread each.
+
+A channel uses the key-value store of JAX's coordinator, as `coordinator_store`
+does, and no device. Every process numbers the messages of every sender, so
+that a key names one message:
+
+  sender     sets 7, waits for 7/read/1 and 7/read/2, deletes all keys of 7
+  receivers  wait for 7, and set 7/read/1 and 7/read/2
+
+Large contents go in pieces, one after the other, so that the store holds only
+one piece at a time.
+"""
+
+import collections
+import itertools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from dilocox_jax.distributed import coordinator_store
+
+PIECE_BYTES = 4 * 2**20
+MAIN = 0  # Number of the main process.
+_channels = itertools.count()
+
+
+class Channel:
+  """A sequence of messages that no other thread or channel disturbs."""
+
+  def __init__(self):
+    """Opens the next channel.
+
+    All processes open their channels in the same order.
+    """
+    self._store = coordinator_store.key_value_store()
+    self._folder = f"{coordinator_store.FOLDER}/channel{next(_channels)}"
+    self._counts: collections.Counter[int] = collections.Counter()
+    self._process = jax.process_index()
+    self.others = [
+      process
+      for process in range(jax.process_count())
+      if process != self._process
+    ]
+
+  def _next_key(self, sender: int) -> str:
+    """Returns the key of the next message of a process."""
+    number = self._counts[sender]
+    self._counts[sender] += 1
+    return f"{self._folder}/{sender}/{number}"
+
+  def send(
+    self, content: bytes, receivers: Sequence[int], *, waits: bool = True
+  ) -> None:
+    """Sends a message, and waits until it was read.
+
+    Args:
+      content: At least one byte.
+      receivers: Numbers of the processes that call `receive`.
+      waits: Whether to wait. If not, the message stays in the store.
+    """
+    key = self._next_key(self._process)
+    self._store.key_value_set_bytes(f"{key}/content", content)
+    if not waits:
+      return
+    for process in receivers:
+      self._store.blocking_key_value_get_bytes(
+        f"{key}/read/{process}", coordinator_store.WAIT_MS
+      )
+    self._store.key_value_delete(key)
+
+  def receive(self, sender: int) -> bytes:
+    """Waits for the next message of a process, and returns its content."""
+    key = self._next_key(sender)
+    content = self._store.blocking_key_value_get_bytes(
+      f"{key}/content", coordinator_store.WAIT_MS
+    )
+    self._store.key_value_set_bytes(f"{key}/read/{self._process}", b"1")
+    return content
+
+  def send_array(self, array: np.ndarray, receivers: Sequence[int]) -> None:
+    """Sends the values of an array.
+
+    Args:
+      array: The array. The receivers know its shape and type.
+      receivers: Numbers of the processes that call `receive_array`.
+    """
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for start in range(0, len(content), PIECE_BYTES):
+      piece = content[start : start + PIECE_BYTES]
+      self.send(piece.tobytes(), receivers)
+
+  def receive_array(
+    self, sender: int, shape: Sequence[int], dtype: np.dtype
+  ) -> np.ndarray:
+    """Returns an array that another process sends by `send_array`.
+
+    Args:
+      sender: Number of that process.
+      shape: Shape of the array.
+      dtype: Type of its values.
+
+    Raises:
+      ValueError: If a piece has another size.
+    """
+    array = np.empty(shape, dtype)
+    content = array.reshape(-1).view(np.uint8)
+    for start in range(0, len(content), PIECE_BYTES):
+      piece = np.frombuffer(self.receive(sender), np.uint8)
+      content[start : start + PIECE_BYTES] = piece
+    return array
+
+  def mark(self, name: str) -> None:
+    """Sets a mark that all processes can see (`is_marked`)."""
+    self._store.key_value_set_bytes(
+      f"{self._folder}/{name}", b"1", allow_overwrite=True
+    )
+
+  def is_marked(self, name: str) -> bool:
+    """Returns whether a process has set a mark."""
+    try:
+      self._store.key_value_try_get_bytes(f"{self._folder}/{name}")
+    except jax.errors.JaxRuntimeError as error:
+      if "NOT_FOUND" in str(error):
+        return False
+      raise
+    return True

@@ -1,0 +1,210 @@
+"""Carries the mailbox's answers from process 0 to the others of a replica.
+
+The answers travel through the host (`distributed.channel`) and never through
+the devices: an exchange runs in a thread beside the inner steps, and programs
+that two threads dispatch would have another order in every process.
+
+While process 0 has not answered, it may ask the other processes for their parts
+of an array, e.g. for a snapshot of the shared state:
+
+  process 0        asks the mailbox ... wants array 3 ... has the answer
+  other processes  wait ............... send their parts . return the answer
+"""
+
+import functools
+import json
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from typing import Any
+
+import jax
+import numpy as np
+
+from dilocox_jax.distributed import processes
+from dilocox_jax.distributed.channel import MAIN, Channel
+from dilocox_jax.mailbox_protocol.replica_processes import (
+  TakeArrays,
+  decode_answer,
+  decode_error,
+  encode_answer,
+  encode_error,
+)
+from dilocox_jax.threads import in_thread
+
+_LOOK_EVERY_S = 0.5
+_STOP = "stop"  # Mark of a process that was asked to stop.
+# Kinds of the messages of process 0.
+_ANSWER = "answer"
+_ERROR = "error"
+_WANTED = "wanted"
+# Start and stop of the slice of each axis.
+_Bounds = list[tuple[int, int]]
+
+
+class ClusterProcesses:
+  """The processes of a replica whose JAX runtime has several."""
+
+  def __init__(self):
+    """Opens nothing yet."""
+    self._sending = threading.Lock()
+
+  @functools.cached_property
+  def _channel(self) -> Channel:
+    """The channel. All processes open it when they ask for the first time."""
+    return Channel()
+
+  @property
+  def is_main(self) -> bool:
+    """Whether this is process 0, which has the mailbox."""
+    return processes.is_main()
+
+  @property
+  def is_stop_requested(self) -> bool:
+    """Whether another process was asked to stop."""
+    return self._channel.is_marked(_STOP)
+
+  def request_stop(self) -> None:
+    """Tells process 0 that this process was asked to stop."""
+    if not self.is_main:
+      self._channel.mark(_STOP)
+
+  def from_main(
+    self, ask: Callable[[], Any], shared: TakeArrays | None = None
+  ) -> Any:
+    """Returns process 0's answer (`ReplicaProcesses.from_main`)."""
+    if self.is_main:
+      return self._ask_and_tell(ask)
+    return _result(in_thread(self._heard, shared))
+
+  def _ask_and_tell(self, ask: Callable[[], Any]) -> Any:
+    """Asks the mailbox, and tells the other processes the answer."""
+    try:
+      answer = ask()
+    except Exception as error:
+      # The other processes may be gone, so nobody waits for them.
+      self._tell(_ERROR, encode_error(error), waits=False)
+      raise
+    value, arrays = encode_answer(answer)
+    kinds = [(array.dtype.name, array.shape) for array in arrays]
+    with self._sending:
+      self._tell_locked(_ANSWER, [value, kinds])
+      for array in arrays:
+        self._channel.send_array(array, self._channel.others)
+    return answer
+
+  def _tell(self, kind: str, value: Any, *, waits: bool = True) -> None:
+    """Sends values of JSON to all other processes."""
+    with self._sending:
+      self._tell_locked(kind, value, waits=waits)
+
+  def _tell_locked(self, kind: str, value: Any, *, waits: bool = True) -> None:
+    """Does the same for a caller that has the lock."""
+    content = json.dumps([kind, value]).encode()
+    self._channel.send(content, self._channel.others, waits=waits)
+
+  def _heard(self, shared: TakeArrays | None) -> Any:
+    """Waits for the answer of process 0, and sends the parts that it wants."""
+    arrays: Sequence[Any] | None = None
+    while True:
+      kind, value = json.loads(self._channel.receive(MAIN))
+      if kind == _ERROR:
+        raise decode_error(*value)
+      if kind == _ANSWER:
+        break
+      if arrays is None:
+        assert shared is not None, "process 0 wants what is not there"
+        arrays = shared()
+      self._send_parts(arrays[value])
+    answer, kinds = value
+    received = [
+      self._channel.receive_array(MAIN, shape, np.dtype(name))
+      for name, shape in kinds
+    ]
+    return decode_answer(answer, received)
+
+  def _send_parts(self, array: jax.Array) -> None:
+    """Sends this process's parts of an array to process 0."""
+    parts = _parts_here(array)
+    bounds = [_bounds(shard.index, array.shape) for shard in parts]
+    self._channel.send(json.dumps(bounds).encode(), [MAIN])
+    for shard in parts:
+      self._channel.send_array(np.asarray(shard.data), [MAIN])
+
+  def collected(self, arrays: Sequence[jax.Array]) -> Sequence[Any]:
+    """Returns arrays that fetch their parts (`ReplicaProcesses.collected`)."""
+    return [
+      CollectedArray(array, functools.partial(self._collect, number, array))
+      for number, array in enumerate(arrays)
+    ]
+
+  def _collect(self, number: int, array: jax.Array) -> np.ndarray:
+    """Returns the whole values of an array of which processes have parts.
+
+    Args:
+      number: Number of the array among those that all processes have.
+      array: The array of process 0.
+    """
+    if array.is_fully_addressable or array.is_fully_replicated:
+      return np.asarray(jax.device_get(array))
+    values = np.empty(array.shape, array.dtype)
+    for shard in _parts_here(array):
+      values[shard.index] = np.asarray(shard.data)
+    self._tell(_WANTED, number)
+    for process in self._channel.others:
+      all_bounds = json.loads(self._channel.receive(process))
+      for bounds in all_bounds:
+        shape = [stop - start for start, stop in bounds]
+        index = tuple(slice(start, stop) for start, stop in bounds)
+        values[index] = self._channel.receive_array(
+          process, shape, values.dtype
+        )
+    return values
+
+
+class CollectedArray:
+  """An array whose parts are fetched when numpy reads it.
+
+  Attributes:
+    nbytes: Bytes of the whole array.
+  """
+
+  def __init__(self, array: jax.Array, collect: Callable[[], np.ndarray]):
+    """Fetches nothing yet.
+
+    Args:
+      array: The array, whose parts several processes have.
+      collect: Returns the whole values.
+    """
+    self.nbytes = array.nbytes
+    self._collect = collect
+
+  def __array__(
+    self, dtype: np.dtype | None = None, copy: bool | None = None
+  ) -> np.ndarray:
+    """Fetches the parts, and returns the whole array."""
+    del copy
+    return np.asarray(self._collect(), dtype)
+
+
+def _parts_here(array: jax.Array) -> list[Any]:
+  """Returns one shard for each part that only this process sends.
+
+  Several devices may hold copies of a part. One of them has the replica_id 0.
+  """
+  return [each for each in array.addressable_shards if each.replica_id == 0]
+
+
+def _bounds(index: tuple[slice, ...], shape: Sequence[int]) -> _Bounds:
+  """Returns start and stop of each slice of an index."""
+  return [
+    axis_slice.indices(length)[:2]
+    for axis_slice, length in zip(index, shape, strict=True)
+  ]
+
+
+def _result(future: Future) -> Any:
+  """Waits for a future, so that Ctrl-C works, and returns its result."""
+  while wait([future], _LOOK_EVERY_S).not_done:
+    pass
+  return future.result()
