@@ -32,6 +32,8 @@ class AllGatherMean(Collective):
     """Averages as `Collective.reduce` says."""
     arrays = encoder.encode(leaves)
     flag = sender.participates.astype(jnp.uint8)[None]
+    # Stop: the caller may put inner steps here, and sends the same arrays back
+    # (`coroutines`).
     arrays, flag = yield arrays, flag
     *gathered, flags = yield byte_collectives.all_gathered(
       [*arrays, flag], sender.axis_name
