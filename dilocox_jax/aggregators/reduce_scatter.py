@@ -93,8 +93,9 @@ class ReduceScatterMean(Collective):
     values = layout.rows(leaves)
     codes = encoder.coded(values)
     flag = jnp.full((num_replicas, 1), sender.participates, jnp.uint8)
-    # Stop: the caller may put inner steps here, and sends the same arrays back
-    # (`coroutines`).
+    # Stops before the message leaves, and before the received arrays are used.
+    # The caller may run inner steps while the message travels. It sends the
+    # yielded arrays back (`coroutines`).
     codes, flag = yield codes, flag
     # Slice `replica` of every sender: codes [M, rows, ...] and flags [M, 1].
     *own_slice_codes, flags = yield byte_collectives.all_to_all(
@@ -109,12 +110,12 @@ class ReduceScatterMean(Collective):
         decoded_by_sender = decoded_by_sender.at[replica].set(
           values[group][replica]
         )
-      # [1, rows, width].
+      # The sum of slice `replica`, [1, rows, width].
       total = jnp.sum(decoded_by_sender, axis=0, keepdims=True)
       mean = mean_of_participants(total, count)
       means.append(mean)
       codes_of_means += encoder.of_means.code(mean)
-    # Stop, as above.
+    # Stops twice, as above.
     codes_of_means = yield codes_of_means
     # The codes of the mean of every slice, [M, 1, rows, ...].
     gathered = yield byte_collectives.all_gathered(

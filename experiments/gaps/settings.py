@@ -63,9 +63,9 @@ class Setting:
     interval: Number of inner steps of a round, H. Each value is sent once in a
       round. 0 means that the method is AllReduce.
     delay: Number of inner steps from the time at which values are sent to the
-      time at which their mean is applied. It must divide H. The parameters are
-      cut into H / delay slices, which are sent in turn. 0 means that the
-      replicas wait for the exchange.
+      time at which their mean is applied. 0 means that the replicas wait for
+      the exchange. Any other delay must divide H. The parameters are then cut
+      into H / delay slices, which are sent in turn.
     bits: Bits of a value that is sent: 32 (float32), or 1 (signs, with error
       feedback).
     warm_start: Data-parallel steps at the beginning.
