@@ -1,10 +1,12 @@
 """Coroutines: computations that stop where a message is sent and received.
 
 An exchange over a slow link takes as long as many inner steps. So the code of
-an exchange is a generator, used as a coroutine: it yields the arrays of a
-message, and its caller may put inner steps there before it resumes the
-generator. Generators run while a program is traced, so the compiled program
-has no trace of them.
+an exchange is a generator, used as a coroutine. It yields the arrays of a
+message before the message leaves, and yields the received arrays before it uses
+them. The caller may run inner steps while the message travels
+(`rounds.window.exchange_behind_steps`). It resumes the generator with the
+yielded values. Generators run while a program is traced, so the compiled
+program has no trace of them.
 """
 
 from collections.abc import Callable, Generator
@@ -13,7 +15,8 @@ from typing import Any
 from dilocox_jax.trees import Tree
 
 # Yields a tree, is resumed with a tree of the same values, and returns its
-# result at the end.
+# result at the end. Exception: `aggregators.mailbox_mean` yields a message and
+# is resumed with the reply of the mailbox.
 Coroutine = Generator[Tree, Tree, Any]
 
 

@@ -225,7 +225,7 @@ def opened_folder(parent: int, name: str) -> int:
   """Opens a folder without following a link.
 
   Args:
-    parent: Open folder that has the folder.
+    parent: File descriptor of the open folder that has the folder.
     name: Name of the folder.
 
   Returns:
@@ -252,7 +252,7 @@ def make_folder(parent: int, name: str) -> None:
   """Makes a folder that outlives a power cut, unless the name is taken.
 
   Args:
-    parent: Open folder in which the new folder is made.
+    parent: File descriptor of the open folder in which the new folder is made.
     name: Name of the new folder.
 
   Raises:
@@ -269,7 +269,7 @@ def flush_folder(folder: int) -> None:
   Nothing happens on a file system that cannot flush a folder.
 
   Args:
-    folder: The open folder.
+    folder: File descriptor of the open folder.
 
   Raises:
     OSError: If the system refuses for another reason.
@@ -286,7 +286,7 @@ def opened_folders(root: int, names: Iterable[str]) -> Iterator[list[int]]:
   """Opens folders, each in the folder before, without following links.
 
   Args:
-    root: Open folder that has the first of the folders.
+    root: File descriptor of the open folder that has the first of the folders.
     names: Names of the folders.
 
   Yields:
@@ -311,7 +311,7 @@ def kind_of(folder: int, name: str) -> str:
   """Returns what kind of thing has a name, such as `FILE`, `LINK` or "FIFO".
 
   Args:
-    folder: The open folder.
+    folder: File descriptor of the open folder.
     name: A name in the folder.
 
   Returns:
@@ -328,7 +328,7 @@ def read_file(folder: int, name: str, at_most: int) -> bytes | None:
   """Returns the content of a file, without following a link or waiting.
 
   Args:
-    folder: The open folder that has the file.
+    folder: File descriptor of the open folder that has the file.
     name: Name of the file.
     at_most: Largest size (bytes). Nothing is read of a larger file.
 
@@ -350,7 +350,7 @@ def read_range(folder: int, name: str, start: int, stop: int) -> bytes | None:
   """Returns bytes of a file.
 
   Args:
-    folder: The folder.
+    folder: File descriptor of the open folder that has the file.
     name: Name of the file.
     start: First byte.
     stop: End of the range.
@@ -397,7 +397,7 @@ def _opened(
   Args:
     path: Path of the file. Only its last name is looked up.
     mode: As in `open`.
-    folder: The open folder.
+    folder: File descriptor of the open folder.
     buffering: As in `open`.
   """
 
@@ -415,7 +415,7 @@ def _remove(folder: int, name: str) -> None:
 
 @contextlib.contextmanager
 def _closing(folder: int) -> Iterator[int]:
-  """Yields an open folder, and closes it at the end of the block."""
+  """Yields an open folder's descriptor, and closes it at the block's end."""
   try:
     yield folder
   finally:
@@ -434,7 +434,8 @@ def _folder_of(
       folder.
 
   Yields:
-    The open folder that has the file, and the name of the file in it.
+    File descriptor of the open folder that has the file, and the name of the
+    file in it.
   """
   root = path.parent if root is None else root
   *names, name = path.relative_to(root).parts

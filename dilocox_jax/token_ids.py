@@ -10,7 +10,7 @@ import numpy as np
 
 
 class TokenError(ValueError):
-  """Raised if data have token ids that the model does not know."""
+  """Raised if token ids are not integers, or not known to the model."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,9 @@ class AllGatherMean(Collective):
     """Averages as `Collective.reduce` says."""
     arrays = encoder.encode(leaves)
     flag = sender.participates.astype(jnp.uint8)[None]
+    # Stops before the message leaves, and before the received arrays are used.
+    # The caller may run inner steps while the message travels. It sends the
+    # yielded arrays back (`coroutines`).
     arrays, flag = yield arrays, flag
     *gathered, flags = yield byte_collectives.all_gathered(
       [*arrays, flag], sender.axis_name

@@ -39,6 +39,9 @@ class AllReduceMean(Collective):
   ) -> Coroutine:
     """Averages as `Collective.reduce` says."""
     values = [encoder.code(leaf)[0] for leaf in leaves]
+    # Stops before the message leaves, and before the received arrays are used.
+    # The caller may run inner steps while the message travels. It sends the
+    # yielded arrays back (`coroutines`).
     values, participates = yield values, sender.participates
     totals, count = yield summed(values, participates, sender.axis_name)
     mean = [mean_of_participants(total, count) for total in totals]

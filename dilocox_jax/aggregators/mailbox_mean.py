@@ -1,4 +1,10 @@
-"""Averages messages that replicas exchange through a mailbox."""
+"""Averages the messages of a run with a mailbox.
+
+A mailbox is a store of objects, such as a bucket. Replicas do not send to each
+other: each writes its message into the store and reads the messages of the
+others (`mailbox_protocol`). This module encodes the message of a replica, and
+decodes and averages the messages that were read.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +21,12 @@ from dilocox_jax.trees import Array
 
 
 class MailboxMean(Collective):
-  """Averages the messages that arrive from a mailbox."""
+  """Averages the messages that are read from a mailbox."""
 
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one object of the store: the message behind tags and a header."""
+    """Returns one `StoreObject`: a message's bytes, with tags and header."""
     del num_replicas
     return [StoreObject(message_bytes(encoded_bytes(encoder, shapes)))]
 

@@ -110,6 +110,9 @@ class PairMean(Collective):
     number = jax.random.randint(key, (), 0, len(rounds))
     arrays = encoder.encode(leaves)
     flag = sender.participates.astype(jnp.uint8)[None]
+    # Stops before the message leaves, and before the received arrays are used.
+    # The caller may run inner steps while the message travels. It sends the
+    # yielded arrays back (`coroutines`).
     arrays, flag = yield arrays, flag
     *partner_arrays, partner_flag = yield byte_collectives.swapped_in_pairs(
       [*arrays, flag], rounds, number, sender.axis_name

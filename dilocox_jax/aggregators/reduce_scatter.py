@@ -1,4 +1,8 @@
-"""Each replica averages one slice of the values and sends its mean to all."""
+"""Averages by reduce-scatter and all-gather.
+
+Each replica averages one slice of the values, and sends the mean of the slice
+to all replicas.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,14 +41,21 @@ class ReduceScatterMean(Collective):
 
   Error feedback must also make up for the second rounding, which at one bit a
   value loses as much as the first. With `Sender.shares_add_up`, the owner of a
-  slice does this. It takes its own values of the slice exactly, since they
-  travel over no link. In `Reduced.own` of the owner, the loss of the second
-  rounding is subtracted from these values. Example: the replicas have the
-  values 0.4 and 0.8 in a slice that the first one owns, and codes are whole
-  numbers. The owner receives 1, and the mean is (0.4 + 1) / 2 = 0.7. All
-  receive the rounded mean 1. The rounding has added 0.3 to the mean, which is
-  0.6 of the sum. So `own` is 0.4 + 0.6 = 1 at the owner and 1 at the other
-  replica, and the owner's residual is 0.4 - 1 = -0.6.
+  slice does this. The owner takes its own values of the slice exactly, since
+  they travel over no link. In `Reduced.own` of the owner, the loss of the
+  second rounding is subtracted from these values.
+
+  Example: M = 2, codes are whole numbers, and replica 0 owns the slice.
+
+      values          0.4 at replica 0, 0.8 at replica 1
+      all_to_all:     replica 0 receives 0.8 rounded to 1
+      mean            (0.4 + 1) / 2 = 0.7, rounded to 1
+      loss            0.7 - 1 = -0.3 of the mean, so -0.6 of the sum
+      `Reduced.own`   0.4 - (-0.6) = 1 at replica 0, 1 at replica 1
+      residuals       0.4 - 1 = -0.6 at replica 0, 0.8 - 1 = -0.2 at replica 1
+
+  The shares in `Reduced.own` add up to 2, which is the mean 1 times the 2
+  participants.
   """
 
   def refusal(self, codec: Codec) -> str:
@@ -77,33 +88,45 @@ class ReduceScatterMean(Collective):
     num_replicas = jax.lax.axis_size(sender.axis_name)
     replica = jax.lax.axis_index(sender.axis_name)
     layout = encoder.layout([leaf.shape for leaf in leaves], num_replicas)
-    # An array [M, rows, width] for every width of rows.
+    # An array [M, rows, width] for each group of leaves. Index m of the first
+    # axis is slice m. The codes are arrays [M, rows, ...].
     values = layout.rows(leaves)
     codes = encoder.coded(values)
     flag = jnp.full((num_replicas, 1), sender.participates, jnp.uint8)
+    # Stops before the message leaves, and before the received arrays are used.
+    # The caller may run inner steps while the message travels. It sends the
+    # yielded arrays back (`coroutines`).
     codes, flag = yield codes, flag
+    # Slice `replica` of every sender: codes [M, rows, ...] and flags [M, 1].
     *own_slice_codes, flags = yield byte_collectives.all_to_all(
       [*codes, flag], sender.axis_name
     )
     count = jnp.sum(flags, dtype=jnp.float32)
     means = []
     codes_of_means = []
-    for number, parts in enumerate(encoder.decoded(layout, own_slice_codes)):
+    decoded_groups = encoder.decoded(layout, own_slice_codes)
+    for group, decoded_by_sender in enumerate(decoded_groups):
       if sender.shares_add_up:
-        parts = parts.at[replica].set(values[number][replica])
-      total = jnp.sum(parts, axis=0, keepdims=True)
+        decoded_by_sender = decoded_by_sender.at[replica].set(
+          values[group][replica]
+        )
+      # The sum of slice `replica`, [1, rows, width].
+      total = jnp.sum(decoded_by_sender, axis=0, keepdims=True)
       mean = mean_of_participants(total, count)
       means.append(mean)
       codes_of_means += encoder.of_means.code(mean)
+    # Stops twice, as above.
     codes_of_means = yield codes_of_means
+    # The codes of the mean of every slice, [M, 1, rows, ...].
     gathered = yield byte_collectives.all_gathered(
       codes_of_means, sender.axis_name
     )
+    # Rows [M, rows, width]; index m of the first axis is the mean of slice m.
     rows = encoder.of_means.decoded(layout, [array[:, 0] for array in gathered])
     own = encoder.decoded(layout, codes)
     if sender.shares_add_up:
-      for number, exact_mean in enumerate(means):
-        loss_of_sum = count * (exact_mean[0] - rows[number][replica])
-        own_part = values[number][replica] - loss_of_sum
-        own[number] = own[number].at[replica].set(own_part)
+      for group, exact_mean in enumerate(means):
+        loss_of_sum = count * (exact_mean[0] - rows[group][replica])
+        own_slice = values[group][replica] - loss_of_sum
+        own[group] = own[group].at[replica].set(own_slice)
     return Reduced(mean=layout.leaves(rows), own=layout.leaves(own))

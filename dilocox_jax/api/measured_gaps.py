@@ -87,14 +87,14 @@ def _content() -> dict[str, Any]:
 def measured_gaps(method: str, num_replicas: int) -> list[MeasuredGap]:
   """Returns the gaps of a method at the measured number of replicas nearest M.
 
-  The distance of two numbers of replicas is the logarithm of their ratio. The
-  list is empty if the method was not measured.
+  The distance of two numbers of replicas is the logarithm of their ratio. If
+  two measured numbers are equally near, as 2 and 8 are to 4, the larger one is
+  taken, because its gap is larger. The list is empty if the method was not
+  measured.
 
   Args:
     method: Name of the method.
-    num_replicas: Number of replicas of the run, M. If two measured numbers are
-      equally near, as 2 and 8 are to 4, the larger one is taken, because its
-      gap is larger.
+    num_replicas: Number of replicas of the run, M.
   """
   gaps_of_method = []
   for fields in _content()["gaps"]:

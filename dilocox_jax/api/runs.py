@@ -99,7 +99,11 @@ class Run:
 
   @property
   def loss(self) -> float:
-    """Last validation loss of the outer parameters (nats a token)."""
+    """Last validation loss (nats a token); NaN before the first validation.
+
+    It is the loss of the outer parameters, or of their average if the run keeps
+    one.
+    """
     return self.metrics.validation_loss
 
   @property

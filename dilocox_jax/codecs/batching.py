@@ -224,10 +224,10 @@ def split(array: Array, lengths: Sequence[int], axis: int) -> list[Array]:
 def materialize(arrays: list[Array]) -> list[Array]:
   """Returns the arrays such that XLA computes them once for all their readers.
 
-  Without this, XLA fuses: each of 100 slices of an array computes the array
-  anew, and each reader of a slice computes the slice anew. On CPUs it also
-  compiles each slice by itself (10 ms each), while it compiles operations of
-  equal kind and shapes once.
+  Without this function, XLA fuses: each of 100 slices of an array computes the
+  array anew, and each reader of a slice computes the slice anew. On CPUs XLA
+  also compiles each slice by itself (10 ms each), while it compiles operations
+  of equal kind and shapes once.
 
   On CPUs XLA removes an optimization barrier before it decides what to fuse,
   but it does not fuse through a loop. So the arrays pass through a loop there.

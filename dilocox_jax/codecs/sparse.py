@@ -84,10 +84,12 @@ class TopK(Encoder):
       shapes: Shapes of the leaves, with the layer axis.
     """
     groups = _same_size(shapes)
+    # One array [layers, blocks, bytes] for each group.
     coded_indices = arrays[: len(groups)]
     coded_values = arrays[len(groups) :]
     sizes = [math.prod(shapes[group[0]][1:]) for group in groups]
     widths = [batching.block_width(size, self.block_size) for size in sizes]
+    # The sent values of each group are [layers, blocks * count].
     value_shapes = [
       (len(indices), indices.shape[1] * self.num_sent(width))
       for indices, width in zip(coded_indices, widths, strict=True)
@@ -97,8 +99,10 @@ class TopK(Encoder):
     for indices, size, width, values in zip(
       coded_indices, sizes, widths, sent_values, strict=True
     ):
+      # [layers, blocks, count].
       largest = values.reshape(*indices.shape[:2], -1)
       to_blocks = functools.partial(self._to_blocks, width)
+      # [layers, blocks, width]. Without the padding a layer has `size` values.
       blocks = map_over_rows(to_blocks, indices, largest)
       layers_of_groups.append(blocks.reshape(len(blocks), -1)[:, :size])
     return _shaped(layers_of_groups, groups, shapes)
@@ -125,7 +129,8 @@ class TopK(Encoder):
     width = blocks.shape[-1]
     words = _mark_largest(blocks, count)
     indices = _bit_indices(words, count)
-    # Without this, each pass of the quantizer would look the values up again.
+    # Without `materialize`, each pass of the quantizer would look the values up
+    # again.
     [largest] = batching.materialize([jnp.take_along_axis(blocks, indices, -1)])
     if self.indices == "packed":
       bits = _to_bits(indices, _index_bits(width))
@@ -165,6 +170,9 @@ def _flat(leaves: Arrays) -> list[Array]:
 
 def _same_size(shapes: Sequence[Shape]) -> list[list[int]]:
   """Groups the leaves whose layers have equally many values.
+
+  Exceptions: a large leaf has a group of its own, and so has every leaf of a
+  replica that is divided among devices (`batching.group_by_shape`).
 
   Args:
     shapes: Shapes of the leaves, with the layer axis.

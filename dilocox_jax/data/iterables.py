@@ -126,7 +126,8 @@ class Drawn:
 
     Returns:
       The object, and the names of its methods that return and set the state.
-      None if neither object has a state, or if the state is not complete.
+      None if neither object has a state, or if the state leaves out a shuffle
+      buffer (`_has_shuffle_buffer`).
     """
     if _has_shuffle_buffer(self._source):
       return None
@@ -139,7 +140,7 @@ class Drawn:
   def check_state(self) -> None:
     """Checks before a run whether the position can be saved.
 
-    Logs a warning if the iterable has no state. A run that goes on from a
+    Logs a warning if `get_state` returns None. A run that goes on from a
     checkpoint then draws all batches from the start again.
 
     Raises:
@@ -156,7 +157,8 @@ class Drawn:
     """Returns the position, as values that JSON can hold.
 
     Returns:
-      The position for `set_state`; None if the iterable has no state.
+      The position for `set_state`. None if the iterable has no state, or if its
+      state leaves out a shuffle buffer.
 
     Raises:
       ValueError: One line, if JSON cannot hold the state without a change.
@@ -175,7 +177,7 @@ class Drawn:
       saved: Position that `get_state` returned for data of the same kind.
 
     Raises:
-      ValueError: If this iterable has no state.
+      ValueError: If `get_state` returns None for this iterable.
     """
     stateful = self._find_state()
     if stateful is None:

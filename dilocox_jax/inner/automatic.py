@@ -31,7 +31,8 @@ def with_divided_rows(loss: Loss) -> Loss:
     loss: (params, batch) -> mean loss, for leaves [B, ...] of the batch.
 
   Returns:
-    The same function, for use under `distributed.replicas.Replicas.map`.
+    A function with the same arguments and result, for use under
+    `distributed.replicas.Replicas.map`.
   """
 
   def divided_loss(params: Tree, batch: Tree) -> Scalar:

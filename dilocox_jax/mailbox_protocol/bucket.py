@@ -55,7 +55,10 @@ _ELSEWHERE = "Received redirect"  # The region is wrong.
 
 
 class Bucket:
-  """The objects of a bucket, below a prefix.
+  """Reads, writes, lists and deletes objects of a bucket.
+
+  Paths are relative to the prefix in the URL. Example: in `s3://bucket/run` the
+  path `seat/0002` is the object `run/seat/0002`.
 
   Attributes:
     deleted_at_once: Largest number of objects in one call of `delete`.
@@ -67,7 +70,8 @@ class Bucket:
     """Opens a bucket, without a request.
 
     Args:
-      where: URL such as `s3://bucket/run` or `memory:///`.
+      where: URL such as `s3://bucket/run`, with the prefix `run`, or
+        `memory:///`.
       options: Settings of `obstore.store.from_url`.
 
     Raises:

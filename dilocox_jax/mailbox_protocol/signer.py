@@ -141,7 +141,7 @@ class Signer:
   def block_tags(
     self, path: str, head: Buffer | None, num_bytes: int
   ) -> bytes | None:
-    """Returns the tags of an object's blocks.
+    """Returns the tags of an object's blocks, 32 bytes a block, in order.
 
     The result is None if the head is missing, has another length, or is not
     signed for this run, path and `num_bytes`.
@@ -167,7 +167,7 @@ class Signer:
     Args:
       path: Path of the object.
       blocks: The bytes of the blocks.
-      first: Number of the first block.
+      first: Number, within the object, of the first block in `blocks`.
       tags: The tags of all blocks of the object (`block_tags`).
       num_bytes: Bytes of the object's content.
     """
@@ -254,16 +254,17 @@ def _blocks(content: Sequence[Buffer]) -> Iterator[list[Buffer]]:
 
 
 def _block_tags(key: bytes, content: Sequence[Buffer], first: int = 0) -> bytes:
-  """Returns the tags of the blocks of a content, one after the other.
+  """Returns the tags of the blocks of a content, 32 bytes a block, in order.
 
   The hashes of large buffers do not hold the interpreter's lock, so threads
   share the blocks.
 
   Args:
     key: Key of the object's tags.
-    content: The parts of the content.
-    first: Number of the content's first block in the object.
+    content: The parts of the content, which follow each other.
+    first: Number, within the object, of the first block in `content`.
   """
+  # An empty content has one empty block.
   blocks = list(_blocks(content)) or [[]]
   num_threads = min(
     len(blocks) // _LEAST_BLOCKS_A_THREAD, os.cpu_count() or 1, _MOST_THREADS

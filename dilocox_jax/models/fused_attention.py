@@ -60,12 +60,14 @@ def divided_by_heads(attention: Attention) -> Attention:
   kernels of "splash" and "cudnn", so the function is mapped over the shards.
 
   Args:
-    attention: Attention of all heads that it is given.
+    attention: Function that computes the attention of all heads in its
+      arguments.
 
   Returns:
-    The same function. Where the current mesh has an axis "tensor" that JAX's
-    partitioner divides, each shard computes its heads. The number of heads of
-    queries, and of keys and values, must be multiples of the number of shards.
+    A function with the same arguments and result. If JAX's partitioner divides
+    work along the mesh axis "tensor", each shard computes its own heads;
+    otherwise `attention` is called as it is. The number of heads of queries,
+    and of keys and values, must be multiples of the number of shards.
   """
 
   def divided(

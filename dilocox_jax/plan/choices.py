@@ -1,7 +1,9 @@
-"""Names that a config can choose.
+"""Names that a config can choose, and the texts that combine them.
 
-They are in a module without JAX, because loading JAX takes seconds. So a config
-can be checked, and a command line answered, at once.
+The module has lists of names, registries of parts by name, and the parser of
+texts such as "low_rank(rank=4)+int". It does not import JAX, because loading
+JAX takes seconds. So a config can be checked, and a command line answered, at
+once.
 """
 
 import ast
@@ -157,7 +159,8 @@ STACKED_BY = ("auto", "map", "vmap")  # How stacked replicas are run.
 SCHEDULES = ("constant", "cosine", "wsd")  # Inner learning rates.
 # A residual is measured against the replica's own message, or the mean of all.
 REFERENCES = ("own", "mean")
-# A backward pass computes nothing again; all but the matrix products; or all.
+# What a backward pass recomputes. "none": nothing; "dots": all but the matrix
+# products; "full": everything.
 REMATS = ("none", "dots", "full")
 # Data shards of a pipeline collect their stage's layers once a step, or a layer
 # for each micro-batch. "auto" is "stage" if its layers fit into a device.

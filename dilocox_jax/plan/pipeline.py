@@ -46,10 +46,11 @@ class Pipeline:
   "gpipe" runs all forwards, and then all backwards, the last micro-batch first
   (Huang et al., 2018, arXiv 1811.06965, Figure 2c).
 
-  "1f1b" runs p - s - 1 forwards on stage s, and then alternates between forward
-  and backward. So a stage keeps the data of at most p - s micro-batches. The
-  order is from PipeDream (Narayanan et al., 2019); with a flush at the end of
-  the step it is in Narayanan et al., 2021, arXiv 2104.04473, section 2.2.1.
+  "1f1b" runs p - s - 1 forwards on stage s, where p is the number of stages and
+  s counts from 0. Then stage s alternates between forward and backward. So it
+  keeps the data of at most p - s micro-batches. The order is from PipeDream
+  (Narayanan et al., 2019); with a flush at the end of the step it is in
+  Narayanan et al., 2021, arXiv 2104.04473, section 2.2.1.
 
   Attributes:
     name: One of `PIPELINES`.

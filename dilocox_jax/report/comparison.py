@@ -366,7 +366,14 @@ def _picture_names(frame: Frame) -> dict[str, str]:
 
 
 def _old_picture_names(out_dir: pathlib.Path) -> set[str]:
-  """Returns the file names, without suffix, that earlier pictures may have."""
+  """Returns pictures that an earlier page in this directory may have left.
+
+  Args:
+    out_dir: Directory of the page.
+
+  Returns:
+    File names without suffix. Some of them may not exist.
+  """
   names = {panels.TOKENS, panels.BYTES}
   for path in (out_dir / FIGURES).glob(f"{_HOURS}*.png"):
     names.add(path.stem)

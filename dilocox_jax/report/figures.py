@@ -69,7 +69,8 @@ def _identity(run: LoadedRun) -> str:
 def loss_figure(run: LoadedRun) -> Figure | None:
   """Draws training and validation loss against tokens.
 
-  With one replica, only the validation loss of the outer parameters is drawn.
+  With one replica, the only validation loss is that of the outer parameters, or
+  of their average if the run keeps one.
 
   Args:
     run: The run.

@@ -53,7 +53,8 @@ class Point:
   Attributes:
     tokens: Tokens that all replicas together have seen.
     sent_bytes: Bytes that one replica has sent.
-    loss: Validation loss of the outer parameters (nats a token).
+    loss: Validation loss (nats a token) of the outer parameters, or of their
+      average if the run keeps one.
     seconds: Simulated time since the start (s), by clock.
   """
 

@@ -136,12 +136,16 @@ class LoadedRun:
 
   @property
   def result(self) -> Evaluation | None:
-    """Last validation, or None before the first."""
+    """The last validation; None before the first validation."""
     return self.evaluations[-1] if self.evaluations else None
 
   @property
   def validation_loss(self) -> float:
-    """Last validation loss of the outer parameters; NaN before the first."""
+    """Last validation loss (nats a token); NaN before the first validation.
+
+    It is the loss of the outer parameters, or of their average if the run keeps
+    one.
+    """
     return self.result.outer_loss if self.result else math.nan
 
   @property

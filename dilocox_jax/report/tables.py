@@ -292,9 +292,11 @@ def terminal_table(
   left: Collection[int] = (0,),
   **look: Any,
 ) -> Table:
-  """Returns a table for a terminal. Cells that are too wide are folded.
+  """Returns a table for a terminal.
 
-  The table has no frame, so that more fits into 80 columns.
+  The table has no frame, so that more fits into 80 columns. Text that is too
+  wide is folded. Numbers are not folded, but the names of their columns are:
+  each word is on a line of its own.
 
   Args:
     header: Names of the columns.

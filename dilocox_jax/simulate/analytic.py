@@ -125,7 +125,10 @@ _ARRAYS = (*POINTS_IN_TIME, *SUMS, LAST_SENT)
 
 
 class AnalyticClock:
-  """Adds up the times of ops, which may come in several calls.
+  """Computes the times of a run's script by formula.
+
+  `walk` takes the next ops of the script (`simulate.script`), and may be called
+  again with more of them.
 
   Attributes:
     link_costs: Cluster and transport.
@@ -147,9 +150,10 @@ class AnalyticClock:
     self.num_steps = 0
     self.sent_bytes = 0
     # Seconds that each replica has worked so far, [M], and seconds that it had
-    # worked when it last sent to each other replica, [M, M]. The connection was
-    # idle in between. In fact a transfer may have gone on during a part of
-    # these steps, so the idle time, and with it slow start, is never too short.
+    # worked when it last sent to each other replica, [M, M]. The difference is
+    # taken as the time for which the connection was idle. In fact a transfer
+    # may have gone on during a part of this work. So the idle time, and with it
+    # slow start, is never too short.
     self._worked_s = np.zeros(self.num_replicas)
     self._last_sent_s = np.full([self.num_replicas] * 2, -_NEVER_SENT_S)
     # When each exchange under way ends, by its key.
@@ -229,6 +233,12 @@ class AnalyticClock:
         self._run_codec(half_s * op.codec_share)
 
   def _on_compute(self, op: Compute) -> None:
+    """Adds the times of inner steps.
+
+    Args:
+      op: The inner steps. `op.taken` has the number of steps that each replica
+        takes, [M]; empty: every replica takes all steps.
+    """
     # Where a round is cut into parts, a slow replica may take a step in a part
     # in which the run's count of steps does not advance.
     count = max(op.num_steps, *op.taken, 0)
@@ -240,11 +250,17 @@ class AnalyticClock:
     self.num_steps += op.num_steps
 
   def _on_launch(self, op: Launch) -> None:
+    """Encodes the values of an exchange, and computes when the exchange ends.
+
+    The replicas go on at once. `_wait` makes them wait for the end.
+
+    Args:
+      op: The exchange, with its operations and its members.
+    """
     # Half of the codec's time is spent before the exchange, half after it.
     half_s = self._half_codec_s(op.members)
     self._run_codec(half_s * op.codec_share)
-    # A replica can send when its own work and its last exchange are done.
-    start = end = self._free_from()
+    start = end = self._channel_free_at()
     links = self.link_costs.among(op.members)
     for operation in op.operations:
       end = self._operation(operation, end, links)
@@ -338,15 +354,20 @@ class AnalyticClock:
     return end
 
   def _take_steps(self, seconds: np.ndarray) -> None:
+    """Adds the duration of inner steps of each replica (seconds), [M]."""
     self._now = self._now + seconds
     self._compute = self._compute + seconds
 
   def _run_codec(self, seconds: np.ndarray) -> None:
+    """Adds the time that each replica encodes or decodes (seconds), [M]."""
     self._now = self._now + seconds
     self._codec = self._codec + seconds
 
-  def _free_from(self) -> np.ndarray:
-    # A replica can send when its own work and its last exchange are done.
+  def _channel_free_at(self) -> np.ndarray:
+    """Returns the time from which each replica can send (seconds), [M].
+
+    A replica can send when its own work and its last exchange are done.
+    """
     return np.maximum(self._now, self._channel)
 
   def _send(
@@ -357,6 +378,23 @@ class AnalyticClock:
     ready: np.ndarray,
     links: LinkCosts,
   ) -> tuple[np.ndarray, np.ndarray]:
+    """Sends one piece of each message of a step.
+
+    M is the number of replicas in the cluster, and N the number of members,
+    which send to each other.
+
+    Args:
+      step: The message step.
+      size_bytes: Size of each piece (bytes).
+      slow_s: Time that slow start adds to each member's piece (seconds), [N].
+      ready: Time from which each replica can send its piece (seconds), [M].
+      links: Costs of messages among the members.
+
+    Returns:
+      Time at which each replica has sent its piece, and time at which each
+      replica has received its piece (seconds), [M] each. For a replica that
+      does not send or receive, it is the time in `ready`.
+    """
     members = links.member_array
     start = ready[members]
     is_alone = step.sender is not None
@@ -377,9 +415,15 @@ class AnalyticClock:
     return sent, received
 
   def _later(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns the later of two times of each replica (seconds), [M]."""
     return np.maximum(first, second)
 
   def _join(self, op: Join) -> None:
+    """Sets the times of replicas that return to those of their source.
+
+    Args:
+      op: The replicas that return, and the replica whose state they copy.
+    """
     returns = np.isin(np.arange(self.num_replicas), op.returning)
     self._now = np.where(returns, self._now[op.source_replica], self._now)
     self._channel = np.where(
@@ -387,10 +431,22 @@ class AnalyticClock:
     )
 
   def _occupy_channel(self, start: np.ndarray, end: np.ndarray) -> None:
+    """Adds the time of an exchange, after which a replica can send again.
+
+    Args:
+      start: Time at which each replica begins to send (seconds), [M].
+      end: Time at which each replica has sent and received all (seconds), [M].
+    """
     self._channel = end
     self._exchange = self._exchange + (end - start)
 
   def _wait(self, exchange_end: np.ndarray) -> None:
+    """Makes every replica wait until an exchange has ended.
+
+    Args:
+      exchange_end: Time at which the exchange ends for each replica (seconds),
+        [M].
+    """
     # The wait is 0 for a replica that gets here after the end of the exchange.
     waited_s = np.maximum(exchange_end - self._now, 0.0)
     self._exposed = self._exposed + waited_s

@@ -291,10 +291,11 @@ class MetricsReader:
     """Checks and records validation losses.
 
     Args:
-      losses: Loss of each view, in nats a token; None if it was not computed.
+      losses: Losses by name, in nats a token, as `evaluation.losses` returns
+        them. A loss that was not computed is None.
       progress: Progress of the run.
-      num_steps: Total steps of the run, for the last evaluation; None for all
-        others.
+      num_steps: Number of inner steps of the run; marks the row as the final
+        one. None: the run goes on.
 
     Raises:
       NotFiniteError: If a loss is not finite. Nothing is recorded then.

@@ -60,11 +60,12 @@ class Setting:
       all sequences of a step.
     batch: Sequences in a step of one replica.
     steps: Inner steps of the run.
-    interval: Inner steps of a round, in which each value is sent once, H; 0:
-      the method is AllReduce.
-    delay: Inner steps from a send to its apply, which must divide H; 0: the
-      replicas wait for the exchange. With a delay, the parameters are cut into
-      H / delay slices, which are sent in turn.
+    interval: Number of inner steps of a round, H. Each value is sent once in a
+      round. 0 means that the method is AllReduce.
+    delay: Number of inner steps from the time at which values are sent to the
+      time at which their mean is applied. 0 means that the replicas wait for
+      the exchange. Any other delay must divide H. The parameters are then cut
+      into H / delay slices, which are sent in turn.
     bits: Bits of a value that is sent: 32 (float32), or 1 (signs, with error
       feedback).
     warm_start: Data-parallel steps at the beginning.

@@ -296,7 +296,8 @@ def thread_limits(count: int) -> dict[str, str]:
   """
   threads = str(max(1, usable_cores() // count))
   limits = dict.fromkeys(("NPROC", "OMP_NUM_THREADS"), threads)
-  # Without this, each process would reserve most of a GPU's memory.
+  # Without this variable, each of several processes would reserve most of a
+  # GPU's memory.
   return limits | {"XLA_PYTHON_CLIENT_PREALLOCATE": str(count == 1).lower()}
 
 

@@ -44,15 +44,15 @@ class RunRow:
     total_steps: Number of inner steps.
     tokens: Number of tokens that all replicas together were trained on.
     sent_bytes: Bytes that one replica sent, flush included.
-    loss: Loss of the outer parameters after the flush (nats a token); NaN if
-      the run diverged.
+    loss: Loss after the flush (nats a token) of the outer parameters, or of
+      their average if the run keeps one; NaN if the run diverged.
     mean_loss: Loss of the mean of the replicas' parameters after the flush
       (nats a token); NaN if the run diverged.
-    best_loss: Lowest loss of the outer parameters over all evaluations (nats a
-      token); NaN if there was none.
-    judge_loss: Loss of the outer parameters after the flush on the judge text
-      (nats a token), on which no setting is chosen; NaN if the run diverged or
-      had no such text.
+    best_loss: Lowest loss over all evaluations (nats a token), of the same
+      parameters as `loss`; NaN if there was no evaluation.
+    judge_loss: Loss after the flush on the judge text (nats a token), of the
+      same parameters as `loss`. No setting is chosen by this text. NaN if the
+      run diverged or had no such text.
     wall_s: Wall time of the run (seconds).
     platform: Backend and devices of JAX.
     python: Version of Python.
@@ -93,7 +93,8 @@ class CurveRow:
     step: Number of inner steps before the evaluation.
     tokens: Tokens that all replicas together had seen.
     sent_bytes: Bytes that one replica had sent.
-    loss: Validation loss of the outer parameters (nats a token).
+    loss: Validation loss (nats a token) of the outer parameters, or of their
+      average if the run keeps one.
     flushed: Whether this is the last evaluation, after the flush.
   """
 

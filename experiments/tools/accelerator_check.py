@@ -58,7 +58,8 @@ def _steps(
 
   Args:
     deadline: Time of the monotonic clock by which all should have ended.
-    rows: The figures so far. PyTorch is compared with them.
+    rows: List to which the caller adds each figure. The PyTorch step reads our
+      rates from it.
   """
   import jax
 

@@ -1,8 +1,8 @@
 """The bench `inner`: tokens a second, utilization and memory of inner steps.
 
-Rates are no ratios, so they hold only for the device on which they were
-measured. For the utilization only the operations of the model count
-(`flops_per_token`), so recomputing activations lowers the utilization.
+Unlike ratios, rates hold only for the device on which they were measured. The
+utilization counts only the operations of the model (`flops_per_token`), so
+recomputing activations lowers the utilization.
 """
 
 import statistics
@@ -21,7 +21,8 @@ from experiments.tools.timing import TimedProgram, seconds
 
 STEPS = 10  # Inner steps of one measurement.
 
-# Dense bfloat16 operations a second, by `device_kind` (recalled).
+# Dense bfloat16 operations a second, by `device_kind`: from memory, not checked
+# against data sheets.
 DEVICE_PEAK_FLOPS = {
   "NVIDIA H200": 989e12,
   "NVIDIA H100 80GB HBM3": 989e12,
@@ -35,7 +36,7 @@ DEVICE_PEAK_FLOPS = {
 
 
 def steps_program(programs: build.Programs) -> Any:
-  """Returns the inner steps of all replicas as one compiled program.
+  """Returns the inner steps of all replicas as one jitted function.
 
   Args:
     programs: Programs of the run.
@@ -43,7 +44,8 @@ def steps_program(programs: build.Programs) -> Any:
   Returns:
     A function of the carry (parameters and inner optimizer state, leaves
     [M, ...]) and batches [M, steps, B, L + 1] that returns the next carry and
-    the metrics of the steps. The function reuses the memory of the carry.
+    the metrics of the steps, leaves [M, steps]. The function reuses the memory
+    of the carry.
   """
   step = inner_step(programs.steps.gradient, programs.steps.optimizer)
   replicas = programs.rounds.replicas
@@ -55,6 +57,7 @@ def steps_program(programs: build.Programs) -> Any:
       return (params, optimizer), metrics
 
     carry, metrics = jax.lax.scan(body, carry, batches)
+    # Keeps the next carry sharded as the first one.
     return replicas.divided(carry), metrics
 
   return jax.jit(replicas.map(steps, (0, 0), (0, 0)), donate_argnums=0)

@@ -200,7 +200,14 @@ def _batches(config: RunConfig, num_steps: int) -> jax.ShapeDtypeStruct:
 
 
 def _overrides(config: RunConfig) -> Overrides:
-  """Returns the shapes of adapters and base model, if adapters are trained."""
+  """Returns the overrides of a run, for compiling without arrays.
+
+  `trainable` of the overrides has the adapters and the base model as shapes. If
+  the run trains no adapters, there are no overrides.
+
+  Args:
+    config: Config of the run.
+  """
   if not config.lora.rank:
     return NO_OVERRIDES
   base = {

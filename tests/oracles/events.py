@@ -195,7 +195,7 @@ class Lowering(AnalyticClock):
       if codec_s:
         self.codecs[replica].append(self._task(replica, codec_s))
 
-  def _free_from(self) -> Nodes:
+  def _channel_free_at(self) -> Nodes:
     return _joined(self.now, self.channel)
 
   def _send(

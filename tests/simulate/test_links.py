@@ -130,7 +130,7 @@ class Recorder(AnalyticClock):
   def _run_codec(self, seconds):
     self._call("codec", seconds.tolist())
 
-  def _free_from(self):
+  def _channel_free_at(self):
     return self._call("free")
 
   def _send(self, step, size_bytes, slow_s, ready, links):
