@@ -212,10 +212,12 @@ def open_connections(mesh: Mesh) -> None:
   compile a program for minutes that another process finds in its cache. So all
   groups are formed at the start, when all processes are at the same point.
   """
+  # Along an axis of one device nothing is sent.
+  names = [name for name in mesh.axis_names if mesh.shape[name] > 1]
   groups = (
     axes
-    for size in range(1, len(mesh.axis_names) + 1)
-    for axes in itertools.combinations(mesh.axis_names, size)
+    for size in range(1, len(names) + 1)
+    for axes in itertools.combinations(names, size)
   )
   with _silent_output():
     for axes in groups:

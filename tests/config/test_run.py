@@ -348,5 +348,7 @@ def test_what_a_field_leaves_to_the_device_has_a_value_on_every_platform():
   left = {
     path for path, facts in field_facts().items() if facts.is_left_to_device
   }
+  # `mesh.gather` depends on the memory of the device, not on its kind.
+  left.remove("mesh.gather")
   for platform in ("cpu", "gpu", "tpu", "other"):
     assert platforms.chosen_values(RunConfig(), platform).keys() == left
