@@ -52,6 +52,12 @@ def test_activations_on_the_way_lengthen_a_step():
   assert np.all(longer >= 6 * 1.0)  # There and back over three hops.
 
 
+def test_devices_wait_for_bytes_inside_a_replica():
+  one = devices(intra_bps=8e9)
+  found, _ = step_seconds(one, 8e12, inner_bytes=1e9)
+  np.testing.assert_allclose(found, [4.0 + 1.0, 16.0 + 1.0])
+
+
 def test_a_stated_step_takes_as_long_as_the_speed_of_its_site_says():
   np.testing.assert_allclose(stated_seconds(devices(), 2.0), [2.0, 8.0])
 
