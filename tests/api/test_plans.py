@@ -93,11 +93,12 @@ def test_every_method_is_priced_or_refused_and_what_fits_comes_first():
   assert all(
     ("a device needs" in plan.reason) == (not plan.has_room) for plan in plans
   )
-  # The fastest division that fits lets two of 80 devices idle; the smallest
-  # would have 64 stages.
+  # The fastest division that fits has no stages, so no tick is idle. It uses 64
+  # of 80 devices.
   base = by_name["allreduce"]
   mesh = by_name["allreduce"].config.mesh
-  assert (mesh.num_stages, mesh.num_data_shards) == (39, 2)
+  assert (mesh.num_stages, mesh.num_data_shards) == (1, 32)
+  assert mesh.num_tensor_shards == 2
   assert base.fits and base.speed_up == 1
   # The config's own method keeps its settings.
   for name, codec in (
