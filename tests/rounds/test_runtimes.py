@@ -13,9 +13,11 @@ import dilocox_jax as dx
 from dilocox_jax.aggregators.exchange import exchange
 from dilocox_jax.aggregators.mailbox_mean import MailboxMean
 from dilocox_jax.distributed.replicas import Replicas
+from dilocox_jax.mailbox_protocol.replica_processes import OneProcess
 from dilocox_jax.mailbox_protocol.store import Store
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.plan.schedule import methods
+from dilocox_jax.reference.fingerprint import BLOCK_VALUES
 from dilocox_jax.rounds.exchange_thread import InThread
 from dilocox_jax.rounds.mailbox_runtime import Due, MailboxRuntime
 from tests.mailbox import apart
@@ -49,6 +51,10 @@ class Played:
     self.keeps = keeps
     self.drops_all = drops_all
     self.sent = []
+    self.processes = OneProcess()
+
+  def signs(self):
+    return np.ones(BLOCK_VALUES, np.float32)
 
   def exchange(self, kind, num_steps, shared):
     return self
