@@ -17,6 +17,7 @@ from dilocox_jax.api.step_methods import (
   check_optimizer,
 )
 from dilocox_jax.checks import require
+from dilocox_jax.distributed.local_map import divided
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.inner import automatic
 from dilocox_jax.outer.fragment_view import FragmentView
@@ -142,7 +143,7 @@ def _divided(inner_step: InnerStep, division: Division) -> InnerStep:
   def step(params: Tree, optimizer: Tree, batch: Tree, **frozen: Tree):
     rows = automatic.divided_rows(batch)
     params, optimizer, metrics = inner_step(params, optimizer, rows, **frozen)
-    params = automatic.divided_parameters(division, params)
+    params = divided(division, params)
     return params, optimizer, metrics
 
   return step

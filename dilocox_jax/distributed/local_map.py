@@ -202,6 +202,29 @@ def on_whole_layers(update: Update) -> Update:
   return mapped
 
 
+def divided(division: Division, tree: Tree) -> Tree:
+  """Tells JAX to divide the arrays of one replica among its devices.
+
+  A replica on one device, or on a mesh of the caller, is left as it is.
+
+  Args:
+    division: How a replica's arrays are divided among its devices.
+    tree: Arrays of one replica, inside a function that
+      `distributed.replicas.Replicas.map` maps. Parameters, gradients and states
+      have the same paths.
+
+  Returns:
+    The tree, with sharding constraints.
+  """
+  if current_division().num_devices == 1:
+    return tree
+  return jax.tree.map(
+    lambda leaf, spec: jax.lax.with_sharding_constraint(leaf, partition(spec)),
+    tree,
+    specs_of(division, tree),
+  )
+
+
 def specs_of(division: Division, trees: Tree) -> Tree:
   """Returns the spec of every leaf, a tree like `trees`.
 

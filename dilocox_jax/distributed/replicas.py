@@ -25,7 +25,7 @@ from jax.sharding import (
 )
 
 from dilocox_jax.checks import one_of, require, within_limits
-from dilocox_jax.distributed.local_map import INNER_AXES, partition
+from dilocox_jax.distributed.local_map import INNER_AXES, divided, partition
 from dilocox_jax.plan.choices import LAYOUTS
 from dilocox_jax.plan.model.division import DATA_AXIS, Division, Spec
 from dilocox_jax.trees import Array, LazyArray, Tree, path_name
@@ -338,16 +338,9 @@ class Replicas:
       tree: State of one replica, inside a function that `map` maps.
 
     Returns:
-      The state, with sharding constraints.
+      The state, with sharding constraints (`local_map.divided`).
     """
-    if not self.is_divided:
-      return tree
-
-    def constrained(path: tuple[Any, ...], leaf: Array) -> Array:
-      spec = partition(self.spec(path, leaf.shape))
-      return jax.lax.with_sharding_constraint(leaf, spec)
-
-    return jax.tree_util.tree_map_with_path(constrained, tree)
+    return divided(self.division, tree)
 
   def _specs(self, axes: Tree) -> Tree:
     """Returns the specs of a tree prefix of replica axes, for `shard_map`."""

@@ -14,11 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from dilocox_jax.distributed.local_map import (
-  is_automatic,
-  partition,
-  specs_of,
-)
+from dilocox_jax.distributed.local_map import current_division, divided
 from dilocox_jax.inner.step import Gradient, Loss
 from dilocox_jax.plan.model.division import DATA_AXIS, Division
 from dilocox_jax.trees import Array, Scalar, Tree
@@ -50,32 +46,16 @@ def divided_rows(batch: Tree) -> Tree:
   Args:
     batch: Leaves [B, ...] of one replica.
   """
-  if not is_automatic(DATA_AXIS):
+  num_shards = current_division().num_data_shards
+  if num_shards == 1:
     return batch
-  num_shards = jax.sharding.get_abstract_mesh().shape[DATA_AXIS]
 
-  def divided(leaf: Array) -> Array:
+  def with_divided_axis(leaf: Array) -> Array:
     if not leaf.ndim or leaf.shape[0] % num_shards:
       return leaf
     return jax.lax.with_sharding_constraint(leaf, PartitionSpec(DATA_AXIS))
 
-  return jax.tree.map(divided, batch)
-
-
-def divided_parameters(division: Division, params: Tree) -> Tree:
-  """Tells JAX to divide leaves like the parameters of the same paths.
-
-  Args:
-    division: How a replica's arrays are divided among its devices.
-    params: Parameters or gradients of one replica.
-  """
-  if not is_automatic(DATA_AXIS):
-    return params
-  return jax.tree.map(
-    lambda leaf, spec: jax.lax.with_sharding_constraint(leaf, partition(spec)),
-    params,
-    specs_of(division, params),
-  )
+  return jax.tree.map(with_divided_axis, batch)
 
 
 def with_divided_gradients(gradient: Gradient, division: Division) -> Gradient:
@@ -86,8 +66,10 @@ def with_divided_gradients(gradient: Gradient, division: Division) -> Gradient:
     division: How a replica's arrays are divided among its devices.
   """
 
-  def divided(params: Tree, batch: Tree, **options: Any) -> tuple[Scalar, Tree]:
+  def divided_gradient(
+    params: Tree, batch: Tree, **options: Any
+  ) -> tuple[Scalar, Tree]:
     loss, gradients = gradient(params, batch, **options)
-    return loss, divided_parameters(division, gradients)
+    return loss, divided(division, gradients)
 
-  return divided
+  return divided_gradient
