@@ -70,6 +70,22 @@ class LayerTransfer(NamedTuple):
   collect: Callable[[Tree], Tree]
   reduce: Callable[[Tree], Tree]
 
+  def whole_layer(self, layer: Tree, dtype: jnp.dtype) -> Tree:
+    """Returns a whole layer.
+
+    Matrices are cast before they are collected. So the devices send fewer
+    bytes.
+
+    Args:
+      layer: This device's part of the layer.
+      dtype: Dtype of the layer's matrices.
+    """
+    return self.collect(
+      jax.tree.map(
+        lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, layer
+      )
+    )
+
 
 # Every device of a stage holds the stage's layers whole.
 WHOLE_LAYERS = LayerTransfer(
@@ -119,18 +135,11 @@ class Stage:
   def whole_layer(self, row: Index, dtype: jnp.dtype) -> Tree:
     """Returns a layer of this stage.
 
-    Matrices are cast before they are collected. So the devices send fewer
-    bytes.
-
     Args:
       row: Number of the layer in the stage.
       dtype: Dtype of the layer's matrices.
     """
-    layer = jax.tree.map(
-      lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf,
-      get(self.layers, row),
-    )
-    return self.transfer.collect(layer)
+    return self.transfer.whole_layer(get(self.layers, row), dtype)
 
   def context(self, batch: Index) -> dict[str, Array]:
     """Returns `CutModel.context` of a micro-batch.

@@ -206,15 +206,11 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
     inputs = rows[:, :-1]
     targets = rows[:, 1:].reshape(-1)
     context = model.context(inputs)
+    transfer = _layer_transfer(specs)
 
     @remat_wrapper(remat)
     def layer(x_TxD: Array, layer_part: Tree) -> Array:
-      def whole(leaf: Array, spec: Spec) -> Array:
-        if leaf.ndim > 1:
-          leaf = leaf.astype(x_TxD.dtype)
-        return _gather(leaf, spec[1:], PIPELINE_AXES)
-
-      leaves = jax.tree.map(whole, layer_part, specs)
+      leaves = transfer.whole_layer(layer_part, x_TxD.dtype)
       return model.block(leaves, x_TxD, inputs.shape[1], **context)
 
     x_TxD, _ = jax.lax.scan(
@@ -237,6 +233,15 @@ def _with_transfer(function: Callable, gather: str, specs: Tree) -> Callable:
   """
   if gather == "stage":
     return function
+  return functools.partial(function, transfer=_layer_transfer(specs))
+
+
+def _layer_transfer(specs: Tree) -> LayerTransfer:
+  """Returns how data shards collect one layer, and sum its gradient.
+
+  Args:
+    specs: Specs of the leaves of the blocks, which begin with the layers.
+  """
 
   def collect(layer: Tree) -> Tree:
     return jax.tree.map(
@@ -248,7 +253,7 @@ def _with_transfer(function: Callable, gather: str, specs: Tree) -> Callable:
       lambda leaf, spec: _scatter(leaf, spec[1:], (DATA_AXIS,)), gradient, specs
     )
 
-  return functools.partial(function, transfer=LayerTransfer(collect, reduce))
+  return LayerTransfer(collect, reduce)
 
 
 def _collected(
