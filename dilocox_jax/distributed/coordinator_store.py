@@ -103,17 +103,14 @@ def arrays_to_host(tree: Tree) -> Tree:
     process is not compared with those of other processes.
   """
   leaves, structure = jax.tree.flatten(tree)
-  divided = {i: leaf for i, leaf in enumerate(leaves) if _is_divided(leaf)}
+  divided = {i: leaf for i, leaf in enumerate(leaves) if is_divided(leaf)}
   if not divided:
     return jax.device_get(tree)
   values = {i: np.empty(leaf.shape, leaf.dtype) for i, leaf in divided.items()}
-  # Several devices may hold copies of the same part. Only one of these copies
-  # has the replica_id 0, so each part is sent once.
   sent_parts = [
     _to_message(i, shard.index, np.asarray(shard.data))
     for i, leaf in divided.items()
-    for shard in leaf.addressable_shards
-    if shard.replica_id == 0
+    for shard in parts_to_send(leaf)
   ]
   for message in itertools.chain.from_iterable(allgather(sent_parts)):
     i, index, part = _from_message(*message)
@@ -122,11 +119,20 @@ def arrays_to_host(tree: Tree) -> Tree:
   return jax.device_get(structure.unflatten(all_leaves))
 
 
-def _is_divided(leaf: Any) -> bool:
+def is_divided(leaf: Any) -> bool:
   """Returns whether this process lacks a part of an array's values."""
   if not isinstance(leaf, jax.Array):
     return False
   return not (leaf.is_fully_addressable or leaf.is_fully_replicated)
+
+
+def parts_to_send(array: jax.Array) -> list[jax.Shard]:
+  """Returns the parts of an array that this process sends to others.
+
+  Several devices may hold copies of the same part. Only one of these copies has
+  the replica_id 0, so each part is sent once.
+  """
+  return [shard for shard in array.addressable_shards if shard.replica_id == 0]
 
 
 def _to_message(

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dilocox_jax.distributed import processes
+from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.distributed.channel import MAIN, Channel
 from dilocox_jax.mailbox_protocol.replica_processes import (
   TakeArrays,
@@ -125,7 +125,7 @@ class ClusterProcesses:
 
   def _send_parts(self, array: jax.Array) -> None:
     """Sends this process's parts of an array to process 0."""
-    parts = _parts_here(array)
+    parts = coordinator_store.parts_to_send(array)
     bounds = [_bounds(shard.index, array.shape) for shard in parts]
     self._channel.send(json.dumps(bounds).encode(), [MAIN])
     for shard in parts:
@@ -145,10 +145,10 @@ class ClusterProcesses:
       number: Number of the array among those that all processes have.
       array: The array of process 0.
     """
-    if array.is_fully_addressable or array.is_fully_replicated:
+    if not coordinator_store.is_divided(array):
       return np.asarray(jax.device_get(array))
     values = np.empty(array.shape, array.dtype)
-    for shard in _parts_here(array):
+    for shard in coordinator_store.parts_to_send(array):
       values[shard.index] = np.asarray(shard.data)
     self._tell(_WANTED, number)
     for process in self._channel.others:
@@ -185,14 +185,6 @@ class CollectedArray:
     """Fetches the parts, and returns the whole array."""
     del copy
     return np.asarray(self._collect(), dtype)
-
-
-def _parts_here(array: jax.Array) -> list[Any]:
-  """Returns one shard for each part that only this process sends.
-
-  Several devices may hold copies of a part. One of them has the replica_id 0.
-  """
-  return [each for each in array.addressable_shards if each.replica_id == 0]
 
 
 def _bounds(index: tuple[slice, ...], shape: Sequence[int]) -> _Bounds:
