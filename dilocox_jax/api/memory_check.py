@@ -9,8 +9,6 @@ state that is kept between steps is exact. The memory of a step is an estimate,
 which may be too high, so a run may need a tenth more than is available.
 """
 
-import math
-
 import jax
 
 from dilocox_jax.config import RunConfig
@@ -138,9 +136,7 @@ def _supplied_model_bytes(config: RunConfig, overrides: Overrides) -> float:
   division = run_division(config, overrides.model)
   copy_bytes = 0
   for path, leaf in leaves_by_path(params).items():
-    axes_of_dimensions = division.spec(path, leaf.shape)
-    num_parts = math.prod(map(division.num_shards, axes_of_dimensions))
-    copy_bytes += math.prod(leaf.shape) * leaf.dtype.itemsize // num_parts
+    copy_bytes += division.share_size(path, leaf.shape) * leaf.dtype.itemsize
   if overrides.trainable or config.lora.rank:
     return copy_bytes
   copies = num_copies(config) - optimizer_copies(config)

@@ -13,10 +13,8 @@ other kinds of bytes are counted:
   Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
 """
 
-import math
-
 from dilocox_jax.config.run import RunConfig
-from dilocox_jax.plan.schedule.fragments import BLOCKS
+from dilocox_jax.config.step_memory import sizes_by_place
 
 _PASSES_OF_A_MICRO_BATCH = 3  # Two collections of a layer, and one sum.
 _SUMS_OF_A_LAYER = 4
@@ -45,11 +43,7 @@ def _collected_values(config: RunConfig, gather: str) -> float:
   mesh = config.mesh
   if mesh.num_stages > 1 and gather == "stage":
     return 0.0
-  layers_size = sum(
-    math.prod(shape)
-    for path, shape in config.model.shape.parameter_shapes.items()
-    if path.startswith(BLOCKS)
-  )
+  layers_size, _ = sizes_by_place(config.model.shape.parameter_shapes)
   held_size = layers_size / mesh.num_stages / mesh.num_tensor_shards
   other_share = 1 - 1 / mesh.num_data_shards
   num_more = config.inner.accumulate_steps - 1

@@ -81,10 +81,7 @@ def leaf_bytes(division: Division, path: str, shape: tuple[int, ...]) -> int:
     path: Path of the leaf.
     shape: Shape of the leaf in one replica.
   """
-  share = 1
-  for size, axis in zip(shape, division.spec(path, shape), strict=False):
-    share *= size // division.num_shards(axis)
-  return FP32_BYTES * share
+  return FP32_BYTES * division.share_size(path, shape)
 
 
 def narrow_bytes(shapes: Shapes, division: Division, compute_dtype: str) -> int:
@@ -105,9 +102,18 @@ def narrow_bytes(shapes: Shapes, division: Division, compute_dtype: str) -> int:
 
 def trained_sizes(config: RunConfig) -> tuple[int, int]:
   """Returns the numbers of trained parameters inside and outside of layers."""
+  return sizes_by_place(config.trained_shapes)
+
+
+def sizes_by_place(shapes: Shapes) -> tuple[int, int]:
+  """Returns the numbers of values inside and outside of layers.
+
+  Args:
+    shapes: Shapes of the leaves by path.
+  """
   layers_size = 0
   other_size = 0
-  for path, shape in config.trained_shapes.items():
+  for path, shape in shapes.items():
     if path.startswith(BLOCKS):
       layers_size += math.prod(shape)
     else:
@@ -240,11 +246,7 @@ def _whole_layer_bytes(config: RunConfig, computation: Computation) -> int:
     computation: Settings of the computation.
   """
   shape = config.model.shape
-  layers_size = sum(
-    math.prod(leaf)
-    for path, leaf in shape.parameter_shapes.items()
-    if path.startswith(BLOCKS)
-  )
+  layers_size, _ = sizes_by_place(shape.parameter_shapes)
   layer_size = layers_size // shape.num_layers
   held_size = layer_size // config.mesh.num_tensor_shards
   return held_size * _BYTES[computation.compute_dtype]

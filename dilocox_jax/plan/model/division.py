@@ -210,11 +210,12 @@ class Division:
   def largest_dimension_spec(self, shape: tuple[int, ...]) -> Spec:
     """Returns a spec that divides the largest dimension among all data shards.
 
-    Dimensions that are not divisible are passed over. If an array has three or
-    more dimensions, the first one is divided only if no other can be, because
-    it may count layers: a device that collects one layer at a time needs a part
-    of every layer. Vectors are divided only if they are long. A leaf without
-    such a dimension is kept whole by every device.
+    The largest dimension that the number of data shards divides evenly is
+    taken. If an array has three or more dimensions, the first one is divided
+    only if no other can be, because it may count layers: a device that collects
+    one layer at a time needs a part of every layer. Vectors are divided only if
+    they are long. A leaf without such a dimension is kept whole by every
+    device.
 
     Example: with 4 data shards [6, 64, 256] is divided along its last
     dimension, and [6, 64, 250] along its second one.
@@ -297,6 +298,18 @@ class Division:
   def num_shards(self, axes: tuple[str, ...]) -> int:
     """Returns the number of shards into which mesh axes divide a dimension."""
     return math.prod(self.sizes[axis] for axis in axes)
+
+  def share_size(self, path: str, shape: tuple[int, ...]) -> int:
+    """Returns how many values of a leaf a device holds.
+
+    Args:
+      path: Path of the leaf, as for `spec`.
+      shape: Shape of the leaf in one replica.
+    """
+    return math.prod(
+      size // self.num_shards(axes)
+      for size, axes in zip(shape, self.spec(path, shape), strict=True)
+    )
 
   def flat_spec(self, shape: tuple[int, ...]) -> Spec | None:
     """Returns a spec that divides an array evenly among all devices.
