@@ -4,6 +4,7 @@ A preset is a `ModelShape`. So its parameters can be counted, and its runs
 planned and simulated, without building the model.
 """
 
+import functools
 import inspect
 
 from dilocox_jax.checks import require, shown
@@ -76,98 +77,32 @@ def _chinchilla(num_layers: int, ff_dim: int, num_heads: int) -> ModelShape:
   )
 
 
-def _llama(
-  num_layers: int,
-  model_dim: int,
-  num_heads: int,
-  ff_dim: int,
-  vocab_size: int = 32000,
-  num_kv_heads: int = 0,
-  rope_base: float = 10_000.0,
-  rope_factor: float = 1.0,
-) -> ModelShape:
-  """Returns a model of Meta's Llama.
+# Models of Meta's Llama.
+# Status: published. The sizes are those of the config.json of the checkpoints
+# Llama-2-7b-hf, Llama-2-13b-hf, Meta-Llama-3-8B and Llama-3.1-8B.
+# Source: Touvron et al. 2023, arXiv 2307.09288; Grattafiori et al. 2024, arXiv
+# 2407.21783, table 3.
+_llama = functools.partial(ModelShape, norm_epsilon=1e-5)
 
-  Status: published. The sizes are those of the config.json of the checkpoints
-  Llama-2-7b-hf, Llama-2-13b-hf, Meta-Llama-3-8B and Llama-3.1-8B.
-  Source: Touvron et al. 2023, arXiv 2307.09288; Grattafiori et al. 2024, arXiv
-  2407.21783, table 3.
-  """
-  return ModelShape(
-    num_layers=num_layers,
-    model_dim=model_dim,
-    num_heads=num_heads,
-    ff_dim=ff_dim,
-    vocab_size=vocab_size,
-    num_kv_heads=num_kv_heads,
-    rope_base=rope_base,
-    rope_factor=rope_factor,
-    norm_epsilon=1e-5,
-  )
+# Base models of Qwen2.5.
+# Status: published. The sizes are those of the config.json of the checkpoints
+# Qwen2.5-0.5B, Qwen2.5-1.5B, Qwen2.5-3B, Qwen2.5-7B and Qwen2.5-14B. The 14B
+# model that follows instructions has the epsilon 1e-6.
+# Source: Qwen Team 2024, arXiv 2412.15115, table 1.
+_qwen2_5 = functools.partial(ModelShape, rope_base=1_000_000.0, biases="qkv")
 
-
-def _qwen2_5(
-  num_layers: int,
-  model_dim: int,
-  num_heads: int,
-  num_kv_heads: int,
-  ff_dim: int,
-  vocab_size: int = 151936,
-  tied_head: bool = False,
-  norm_epsilon: float = 1e-6,
-) -> ModelShape:
-  """Returns a base model of Qwen2.5.
-
-  Status: published. The sizes are those of the config.json of the checkpoints
-  Qwen2.5-0.5B, Qwen2.5-1.5B, Qwen2.5-3B, Qwen2.5-7B and Qwen2.5-14B. The 14B
-  model that follows instructions has the epsilon 1e-6.
-  Source: Qwen Team 2024, arXiv 2412.15115, table 1.
-  """
-  return ModelShape(
-    num_layers=num_layers,
-    model_dim=model_dim,
-    num_heads=num_heads,
-    ff_dim=ff_dim,
-    vocab_size=vocab_size,
-    num_kv_heads=num_kv_heads,
-    tied_head=tied_head,
-    rope_base=1_000_000.0,
-    norm_epsilon=norm_epsilon,
-    biases="qkv",
-  )
-
-
-def _qwen3(
-  num_layers: int,
-  model_dim: int,
-  num_heads: int,
-  ff_dim: int,
-  head_dim: int = 0,
-  tied_head: bool = False,
-) -> ModelShape:
-  """Returns a dense model of Qwen3.
-
-  A head is always 128 wide. In two of the models all heads together are wider
-  than D, so `head_dim` has to be given.
-
-  Status: published. The sizes are those of the config.json of the checkpoints
-  Qwen3-0.6B, Qwen3-1.7B, Qwen3-4B, Qwen3-8B and Qwen3-14B.
-  Source: Yang et al. 2025, arXiv 2505.09388, table 1.
-  """
-  return ModelShape(
-    num_layers=num_layers,
-    model_dim=model_dim,
-    num_heads=num_heads,
-    ff_dim=ff_dim,
-    vocab_size=151936,
-    head_dim=head_dim,
-    num_kv_heads=8,
-    qk_norm=True,
-    tied_head=tied_head,
-    rope_base=1_000_000.0,
-    norm_epsilon=1e-6,
-  )
-
+# Dense models of Qwen3. A head is always 128 wide. In two of the models all
+# heads together are wider than D, so `head_dim` has to be given.
+# Status: published. The sizes are those of the config.json of the checkpoints
+# Qwen3-0.6B, Qwen3-1.7B, Qwen3-4B, Qwen3-8B and Qwen3-14B.
+# Source: Yang et al. 2025, arXiv 2505.09388, table 1.
+_qwen3 = functools.partial(
+  ModelShape,
+  vocab_size=151936,
+  num_kv_heads=8,
+  qk_norm=True,
+  rope_base=1_000_000.0,
+)
 
 # The five numbers of each shape are the number of layers, the width D, the
 # number of heads N, the width F of the MLP and the vocabulary V, in this order.
@@ -213,8 +148,8 @@ for _name, _shape in {
   "qwen_107b": ModelShape(78, 8192, 64, 49152, 152064, num_kv_heads=8),
   # Models that many people train or fine-tune. "llama_7b" and "llama_13b" are
   # Llama 2.
-  "llama_7b": _llama(32, 4096, 32, 11008),
-  "llama_13b": _llama(40, 5120, 40, 13824),
+  "llama_7b": _llama(32, 4096, 32, 11008, 32000),
+  "llama_13b": _llama(40, 5120, 40, 13824, 32000),
   "llama3_8b": _llama(
     32, 4096, 32, 14336, 128256, num_kv_heads=8, rope_base=500_000.0
   ),
@@ -228,12 +163,18 @@ for _name, _shape in {
     rope_base=500_000.0,
     rope_factor=8.0,
   ),
-  "qwen2_5_0_5b": _qwen2_5(24, 896, 14, 2, 4864, tied_head=True),
-  "qwen2_5_1_5b": _qwen2_5(28, 1536, 12, 2, 8960, tied_head=True),
-  "qwen2_5_3b": _qwen2_5(36, 2048, 16, 2, 11008, tied_head=True),
-  "qwen2_5_7b": _qwen2_5(28, 3584, 28, 4, 18944, vocab_size=152064),
+  "qwen2_5_0_5b": _qwen2_5(
+    24, 896, 14, 4864, 151936, num_kv_heads=2, tied_head=True
+  ),
+  "qwen2_5_1_5b": _qwen2_5(
+    28, 1536, 12, 8960, 151936, num_kv_heads=2, tied_head=True
+  ),
+  "qwen2_5_3b": _qwen2_5(
+    36, 2048, 16, 11008, 151936, num_kv_heads=2, tied_head=True
+  ),
+  "qwen2_5_7b": _qwen2_5(28, 3584, 28, 18944, 152064, num_kv_heads=4),
   "qwen2_5_14b": _qwen2_5(
-    48, 5120, 40, 8, 13824, vocab_size=152064, norm_epsilon=1e-5
+    48, 5120, 40, 13824, 152064, num_kv_heads=8, norm_epsilon=1e-5
   ),
   "qwen3_0_6b": _qwen3(28, 1024, 16, 3072, head_dim=128, tied_head=True),
   "qwen3_1_7b": _qwen3(28, 2048, 16, 6144, tied_head=True),
