@@ -671,42 +671,26 @@ class Agreement:
         f"the others have gone on from event {inbox.event}"
       )
     self.seats.look_after(self.memory.roster)
-    restores: list[Callable] = [
-      functools.partial(self._restore, path, data)
-      for path, data in self.run_objects.items()
-    ]
-    for objects in self.objects.values():
-      for path, data in objects.items():
-        restores.append(
-          functools.partial(
-            self._restore,
-            path,
-            data,
-            is_listed_message=path.startswith(f"{EVENTS}/"),
-          )
-        )
-    needed = list(inbox.held.items())
+    # Path, object, and whether it is a message that a manifest lists.
+    objects: list[tuple[str, Data, bool]] = []
+    for path, data in self.run_objects.items():
+      objects.append((path, data, False))
+    for objects_of_event in self.objects.values():
+      for path, data in objects_of_event.items():
+        objects.append((path, data, path.startswith(f"{EVENTS}/")))
+    listed_digests = set()
     if agreed is not None:
       listed_digests = {listed.digest for listed in agreed.listed}
-      needed = [
-        (name, message)
-        for name, message in needed
-        if message.digest in listed_digests
-      ]
-    for name, message in needed:
-      restores.append(
-        functools.partial(
-          self._restore,
-          message_path(inbox.event, inbox.turn, name),
-          message.data,
-          is_listed_message=agreed is not None,
-        )
-      )
-    self.store.at_once(restores)
+    for name, message in inbox.held.items():
+      is_listed = message.digest in listed_digests
+      if agreed is None or is_listed:
+        path = message_path(inbox.event, inbox.turn, name)
+        objects.append((path, message.data, is_listed))
+    self.store.at_once(
+      [functools.partial(self._restore, *each) for each in objects]
+    )
 
-  def _restore(
-    self, path: str, data: Data, *, is_listed_message: bool = False
-  ) -> None:
+  def _restore(self, path: str, data: Data, is_listed_message: bool) -> None:
     """Writes an object again if it is missing or damaged.
 
     If a listed message was lost, a later life of its sender may have written

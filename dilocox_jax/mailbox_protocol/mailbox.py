@@ -465,17 +465,14 @@ class Mailbox:
       )
       sent_digest = message.digest
     agreed = self._agreement.wait_for_manifest(inbox)
-    listed_digests = {listed.digest for listed in agreed.listed}
+    digests = {listed.replica: listed.digest for listed in agreed.listed}
+    # If its own message is listed, its state was compared with the others'.
+    is_confirmed = state is not None and sent_digest in digests.values()
     claims: list[bool] = []
-    is_confirmed = state is not None and sent_digest in listed_digests
+    beside = []
     if snapshot and agreed.begins_interval and is_confirmed:
-      messages = self._agreement.fetch_messages(
-        inbox,
-        agreed,
-        beside=[lambda: claims.append(self._snapshots.claim(event))],
-      )
-    else:
-      messages = self._agreement.fetch_messages(inbox, agreed)
+      beside.append(lambda: claims.append(self._snapshots.claim(event)))
+    messages = self._agreement.fetch_messages(inbox, agreed, beside)
     if not inbox.is_past:
       if turn == 0:
         self._compare(agreed, inbox, shared, sent_digest)
@@ -490,7 +487,6 @@ class Mailbox:
       self._agreement.memory = memory.after(agreed, inbox)
       if turn == 0:
         self._note_presence(event, agreed, send)
-    digests = {listed.replica: listed.digest for listed in agreed.listed}
     is_own_listed = self.name in digests
     return Exchanged(
       messages=messages,

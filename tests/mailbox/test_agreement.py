@@ -250,6 +250,16 @@ def test_a_forged_manifest_does_not_count():
   assert one.settled().names == ["a", "b"]
 
 
+def wait_beside(one, other):
+  """Lets one wait for event 4 once the other has waited for 30 s."""
+
+  def keep_waiting():
+    if other.now > 30 and one.now == 0:
+      one.waits(event=4)
+
+  other.at_pause = keep_waiting
+
+
 def test_a_listed_message_that_vanished_is_waited_for_and_written_again():
   one = One()
   one.settled()
@@ -257,12 +267,7 @@ def test_a_listed_message_that_vanished_is_waited_for_and_written_again():
   data = one.store.get(path, 10**6)
   one.store.delete([path])
   other = One(one.store)
-
-  def keep_waiting():
-    if other.now > 30 and one.now == 0:  # The other waits for event 4.
-      one.waits(event=4)
-
-  other.at_pause = keep_waiting
+  wait_beside(one, other)
   assert other.settle().names == ["a", "b"]
   assert one.store.get(path, 10**6) == data
 
@@ -278,12 +283,7 @@ def test_a_new_life_does_not_keep_the_listed_message_of_its_last_life_away():
   inbox = other.inbox()
   inbox.send("b", 0.5, ARRAYS)
   assert one.store.get(path, 10**6) != data
-
-  def keep_waiting():
-    if other.now > 30 and one.now == 0:  # The first one waits for event 4.
-      one.waits(event=4)
-
-  other.at_pause = keep_waiting
+  wait_beside(one, other)
   assert other.settle(inbox=inbox).names == ["a", "b"]
   assert one.store.get(path, 10**6) == data
 
