@@ -39,7 +39,7 @@ from typing import Any
 from absl import app, flags
 from absl import logging as absl_logging
 
-from dilocox_jax.checks import printable
+from dilocox_jax.checks import known, printable
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.metrics.work_directory import BusyError, RefusedError
 
@@ -255,6 +255,28 @@ def refuse_arguments(argv: Sequence[str]) -> None:
   """
   if len(argv) > 1:
     raise UsageError(f"unexpected argument {argv[1]!r}: flags start with --")
+
+
+def chosen_argument(
+  what: str, argv: Sequence[str], names: Sequence[str]
+) -> str:
+  """Returns the one argument of a program, which chooses what it does.
+
+  Args:
+    what: What the argument names, for the message, such as "bench".
+    argv: The argument of `main`, as for `refuse_arguments`.
+    names: The names that can be chosen.
+
+  Raises:
+    UsageError: If there is not exactly one argument, or if it is none of the
+      names.
+  """
+  if len(argv) != 2:
+    raise UsageError(f"name one {what}: {', '.join(names)}")
+  name = argv[1]
+  with usage_errors():
+    known(what, name, names)
+  return name
 
 
 def refuse_unused(

@@ -15,7 +15,6 @@ from typing import Any
 
 from absl import app, flags
 
-from dilocox_jax.checks import known
 from experiments.runtime import (
   command_line,
   config_flag,
@@ -36,11 +35,7 @@ _REPEATS = flags.DEFINE_integer(
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
   """Runs the bench whose name is on the command line."""
-  if len(argv) != 2:
-    raise command_line.UsageError(f"name one bench: {', '.join(BENCHES)}")
-  bench = argv[1]
-  with command_line.usage_errors():
-    known("bench", bench, BENCHES)
+  bench = command_line.chosen_argument("bench", argv, BENCHES)
   if bench != "inner" and config_flag.is_given():
     raise command_line.UsageError(
       f"the bench {bench} reads no config: leave out --config"

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
-from dilocox_jax.checks import known
 from experiments.runtime import command_line
 
 BENCHES = ("simulate", "processes", "sign")
@@ -49,11 +48,7 @@ _MEGABYTES = flags.DEFINE_integer(
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
   """Runs the bench whose name is on the command line."""
-  if len(argv) != 2:
-    raise command_line.UsageError(f"name one bench: {', '.join(BENCHES)}")
-  bench = argv[1]
-  with command_line.usage_errors():
-    known("bench", bench, BENCHES)
+  bench = command_line.chosen_argument("bench", argv, BENCHES)
   from experiments.tools import mailbox_events
 
   if bench == "sign":
