@@ -196,7 +196,8 @@ def _over_devices(
     raw = _bundled(undivided, num_leading)
     raw = pad(raw, -raw.shape[-1] % division.num_devices)
     operands.append(raw)
-    in_specs.append(PartitionSpec(*([None] * num_leading), INNER_AXES))
+    leading = [None] * num_leading
+    in_specs.append(PartitionSpec(*leading, INNER_AXES))
     out_specs.append(PartitionSpec(None, INNER_AXES))
 
   def device_program(*local_arrays: Array) -> tuple[Array, ...]:
@@ -230,7 +231,8 @@ def _spec(
   spec = division.flat_spec(array.shape[num_leading:])
   if spec is None:
     return None
-  return PartitionSpec(*([None] * num_leading), *partition(spec))
+  leading = [None] * num_leading
+  return PartitionSpec(*leading, *partition(spec))
 
 
 def _send_as_bytes(

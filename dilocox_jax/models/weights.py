@@ -40,7 +40,7 @@ MAX_FILE_BYTES = 5 * 10**9
 
 
 def is_checkpoint(folder: pathlib.Path) -> bool:
-  """Whether a folder has a config.json that names a family of models.
+  """Returns whether a folder has a config.json that names a family of models.
 
   The family may be one that cannot be read here.
 

@@ -357,8 +357,8 @@ class RoundStates:
     )
 
     def choose(old: Array, new: Array) -> Array:
-      mask = begins.reshape(-1, *(1,) * (old.ndim - 1))
-      return jnp.where(mask, new, old)
+      other_axes = tuple(range(1, old.ndim))
+      return jnp.where(jnp.expand_dims(begins, other_axes), new, old)
 
     def choose_subtree(axis: int | None, old: Tree, new: Tree) -> Tree:
       if axis is None:

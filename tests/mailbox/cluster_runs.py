@@ -207,10 +207,10 @@ def _train(flags, hurry):
 
   take = ReplicaStreams.take
 
-  def slowly(*given):
+  def slowly(*args):
     if not hurry.exists():
       time.sleep(ROUND_S)
-    return take(*given)
+    return take(*args)
 
   _keep_all_programs()
   mock.patch.object(ReplicaStreams, "take", slowly).start()
@@ -231,11 +231,11 @@ def _keep_all_programs():
   write = compiler._cache_write
   state = distributed.global_state
 
-  def write_as_process_0(*given):
+  def write_as_process_0(*args):
     number = state.process_id
     state.process_id = 0
     try:
-      write(*given)
+      write(*args)
     finally:
       state.process_id = number
 
