@@ -14,6 +14,15 @@ USD_PER_GB_DOWN = 0.09  # To the internet; to machines of the region it is free.
 _MONTH_S = 30 * 86_400.0
 
 
+def num_requests(usage: Mapping[str, int]) -> int:
+  """Returns the number of all requests.
+
+  Args:
+    usage: Requests by kind, and bytes up and down (`Mailbox.usage`).
+  """
+  return sum(number for kind, number in usage.items() if "bytes" not in kind)
+
+
 def traffic_usd(usage: Mapping[str, int], seconds: float) -> float:
   """Returns what the requests and downloads of a replica cost a month (USD).
 

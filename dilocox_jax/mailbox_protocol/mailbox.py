@@ -22,7 +22,11 @@ from dilocox_jax.mailbox_protocol.agreement import (
   ReplicaStaleError,
   StoppedError,
 )
-from dilocox_jax.mailbox_protocol.costs import storage_usd, traffic_usd
+from dilocox_jax.mailbox_protocol.costs import (
+  num_requests,
+  storage_usd,
+  traffic_usd,
+)
 from dilocox_jax.mailbox_protocol.fingerprints import (
   NOTHING,
   Fingerprint,
@@ -582,9 +586,6 @@ class Mailbox:
     """
     usage = self.usage
     num_events = self._num_events
-    num_requests = sum(
-      number for kind, number in usage.items() if "bytes" not in kind
-    )
     limit = self._agreement.limit()
     seconds = self._store.clock() - self._entered_s
     _LOG.info(
@@ -592,7 +593,7 @@ class Mailbox:
       " has at most %.3g GB; in a bucket of S3 about %.2f USD a month for this"
       " replica's requests and downloads, and at most %.2f USD for the store",
       event,
-      num_requests / num_events,
+      num_requests(usage) / num_events,
       usage["bytes_up"] / num_events / 1e6,
       usage["bytes_down"] / num_events / 1e6,
       limit.store_bytes / 1e9,

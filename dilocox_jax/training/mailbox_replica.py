@@ -20,6 +20,7 @@ from dilocox_jax.checks import flat, require
 from dilocox_jax.config import RunConfig, may_differ, to_plan
 from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.mailbox_protocol.agreement import ReplicaStaleError
+from dilocox_jax.mailbox_protocol.costs import num_requests
 from dilocox_jax.mailbox_protocol.roster import MailboxRules, read_secret
 from dilocox_jax.mailbox_protocol.store_size import check_store_bytes
 from dilocox_jax.metrics.lines import JsonLines
@@ -348,11 +349,9 @@ class MailboxReplica:
       if processes.is_main():
         self._rows.append({"step": step, "usage": usage, **event})
       self._log_changed_members(event["event"], event["members"])
-    num_requests = sum(
-      number for kind, number in usage.items() if "bytes" not in kind
-    )
-    new_requests = num_requests - self._num_requests
-    self._num_requests = num_requests
+    total_requests = num_requests(usage)
+    new_requests = total_requests - self._num_requests
+    self._num_requests = total_requests
     requests_per_event = new_requests / max(len(events), 1)
     num_replicas = self.config.mesh.num_replicas
     return (

@@ -15,9 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from dilocox_jax.mailbox_protocol.costs import num_requests
 from dilocox_jax.mailbox_protocol.mailbox import Mailbox
 from dilocox_jax.mailbox_protocol.messages import raw_bytes
 from dilocox_jax.mailbox_protocol.roster import MailboxRules
@@ -78,6 +81,18 @@ class Cost:
   cpu_s: float = 0.0
 
 
+class _EventCost(NamedTuple):
+  """What one event cost a replica.
+
+  Attributes:
+    duration_s: Time of the event (seconds).
+    requests: Requests of the replica.
+  """
+
+  duration_s: float
+  requests: int
+
+
 def simulated_cost(exchanges: Exchanges) -> Cost:
   """Returns what an event costs in simulated time."""
   world = SimulatedTime()
@@ -86,34 +101,24 @@ def simulated_cost(exchanges: Exchanges) -> Cost:
     SimulatedStore(world, objects, exchanges.latency_s)
     for _ in range(exchanges.num_all)
   ]
-  times_s: dict[int, list[float]] = {}
-  counts: dict[int, list[int]] = {}
+  records: dict[int, list[_EventCost]] = {}
+  entry_requests: dict[int, int] = {}
   # Replicas enter one after the other, and each of them has three seconds.
   start_s = 3.0 * exchanges.num_all
 
   def run_replica(number: int) -> None:
     store = stores[number]
     store.pause(3.0 * number)
-    mailbox = Mailbox(
-      store,
-      name=f"r{number}",
-      secret=_SECRET,
-      config={},
-      rules=_rules(exchanges),
-      clock=store.clock,
-      pause=store.pause,
+    mailbox = _entered(
+      store, number, exchanges, clock=store.clock, pause=store.pause
     )
-    mailbox.newest()
-    mailbox.announce(0)
-    counts[number] = [store.num_requests()]
-    times_s[number] = []
+    entry_requests[number] = store.requests.total()
     store.pause(start_s - store.now_s)
     is_absent = number >= exchanges.num_replicas
-    for event in range(2 if is_absent else exchanges.num_events):
-      before_s = store.now_s
-      _exchange(mailbox, event, exchanges.message_bytes)
-      times_s[number].append(store.now_s - before_s)
-      counts[number].append(store.num_requests())
+    num_events = 2 if is_absent else exchanges.num_events
+    records[number] = _run_events(
+      mailbox, num_events, exchanges, clock=store.clock
+    )
 
   before_cpu_s = time.process_time()
   world.run(
@@ -123,18 +128,15 @@ def simulated_cost(exchanges: Exchanges) -> Cost:
     ]
   )
   cpu_s = time.process_time() - before_cpu_s
-  first = exchanges.num_unmeasured
-  num_measured = exchanges.num_events - first
-  living = range(exchanges.num_replicas)
+  measured = [
+    event
+    for number in range(exchanges.num_replicas)
+    for event in records[number][exchanges.num_unmeasured :]
+  ]
   return Cost(
-    event_s=statistics.median(
-      event_s for number in living for event_s in times_s[number][first:]
-    ),
-    requests=statistics.mean(
-      counts[number][-1] - counts[number][first] for number in living
-    )
-    / num_measured,
-    entry_requests=counts[exchanges.num_all - 1][0],
+    event_s=statistics.median(event.duration_s for event in measured),
+    requests=statistics.mean(event.requests for event in measured),
+    entry_requests=entry_requests[exchanges.num_all - 1],
     cpu_s=cpu_s / exchanges.num_events / exchanges.num_replicas,
   )
 
@@ -144,11 +146,58 @@ def _rules(exchanges: Exchanges) -> MailboxRules:
   return MailboxRules(replicas=exchanges.num_all, quorum=1, grace_s=20.0)
 
 
-def _exchange(mailbox: Mailbox, event: int, message_bytes: int) -> None:
-  """Takes part in an event."""
-  mailbox.announce(event)
-  values = np.full(message_bytes // 4, 1.0, np.float32)
-  mailbox.exchange(event, 0, [values])
+def _entered(
+  store: Any, number: int, exchanges: Exchanges, **times: Any
+) -> Mailbox:
+  """Returns the mailbox of a replica that has announced itself.
+
+  Args:
+    store: The store.
+    number: Number of the replica.
+    exchanges: The events.
+    **times: `clock` and `pause` of the mailbox, if time is simulated.
+  """
+  mailbox = Mailbox(
+    store,
+    name=f"r{number}",
+    secret=_SECRET,
+    config={},
+    rules=_rules(exchanges),
+    **times,
+  )
+  mailbox.newest()
+  mailbox.announce(0)
+  return mailbox
+
+
+def _run_events(
+  mailbox: Mailbox,
+  num_events: int,
+  exchanges: Exchanges,
+  clock: Callable[[], float],
+) -> list[_EventCost]:
+  """Takes part in events, and returns what each of them cost.
+
+  Args:
+    mailbox: The mailbox of the replica.
+    num_events: Number of events in which the replica takes part.
+    exchanges: The events.
+    clock: Returns the time (seconds).
+  """
+  values = np.full(exchanges.message_bytes // 4, 1.0, np.float32)
+  costs = []
+  for event in range(num_events):
+    before_s = clock()
+    requests_before = num_requests(mailbox.usage)
+    mailbox.announce(event)
+    mailbox.exchange(event, 0, [values])
+    costs.append(
+      _EventCost(
+        duration_s=clock() - before_s,
+        requests=num_requests(mailbox.usage) - requests_before,
+      )
+    )
+  return costs
 
 
 class DelayedStore(Store):
@@ -179,28 +228,15 @@ def run_replica(where: str, number: int, exchanges: Exchanges) -> Cost:
     exchanges: The events.
   """
   store = DelayedStore(where, exchanges.latency_s)
-  mailbox = Mailbox(
-    store,
-    name=f"r{number}",
-    secret=_SECRET,
-    config={},
-    rules=_rules(exchanges),
-  )
-  mailbox.newest()
-  mailbox.announce(0)
+  mailbox = _entered(store, number, exchanges)
   entry_requests = store.requests.total()
-  event_times_s = []
-  counts = [entry_requests]
-  for event in range(exchanges.num_events):
-    before_s = time.monotonic()
-    _exchange(mailbox, event, exchanges.message_bytes)
-    event_times_s.append(time.monotonic() - before_s)
-    counts.append(store.requests.total())
-  first = exchanges.num_unmeasured
-  num_measured = exchanges.num_events - first
+  costs = _run_events(
+    mailbox, exchanges.num_events, exchanges, clock=time.monotonic
+  )
+  measured = costs[exchanges.num_unmeasured :]
   return Cost(
-    event_s=statistics.median(event_times_s[first:]),
-    requests=(counts[-1] - counts[first]) / num_measured,
+    event_s=statistics.median(event.duration_s for event in measured),
+    requests=statistics.mean(event.requests for event in measured),
     entry_requests=entry_requests,
   )
 

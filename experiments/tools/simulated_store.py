@@ -187,10 +187,6 @@ class SimulatedStore:
       if path.startswith(f"{prefix}/")
     }
 
-  def num_requests(self) -> int:
-    """Returns the number of requests so far."""
-    return self.requests.total()
-
   def _write(self, path: str, data: Data) -> None:
     """Writes an object."""
     self._objects[path] = b"".join(parts_of(data))
