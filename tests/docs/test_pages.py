@@ -38,9 +38,11 @@ def test_every_link_into_the_repository_leads_somewhere(page):
   assert not lost
 
 
-# They only name leaves, map programs, make states and check the user's step.
+# They only name leaves, map programs, divide arrays among devices, make states
+# and check the user's step.
 BESIDE_THE_WAY = {
   "trees.py",
+  "distributed/local_map.py",
   "distributed/replicas.py",
   "rounds/states.py",
   "api/rounds.py",
