@@ -15,6 +15,11 @@ COMPILED ?= diloco_opt_1_3b@v5e:4x4 dilocox_opt_1_3b@v5e:4x4 \
   streaming_opt_1_3b@v5e:4x4 allreduce_107b@v5p:4x4x8 \
   dilocox_107b@v5p:4x4x8 dilocox_107b_16x8@v5p:4x4x8 \
   overlap_loco_107b@v5p:4x4x8
+# The compiler for GPUs comes with JAX's CUDA plugin, and needs no GPU.
+GPU := build/gpu
+GPU_RUN := $(GPU)/bin/python -m experiments.fits
+COMPILED_GPU ?= diloco_llama_7b@h100:8 diloco_llama_7b_tensor@h100:8 \
+  diloco_llama_13b@h100:8x8
 # So does PyTorch, which is large: comparisons with it and with the library
 # transformers need it.
 TRANSFORMERS := build/transformers
@@ -30,7 +35,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
 WANTED := $(VERSION) $(CURDIR)
 FOUND := $(shell $(RUN) -c 'import sys; print(open(sys.prefix + "/.installed").read())' 2>/dev/null)
 
-.PHONY: help install quickstart ablation convergence tables reproduce compile-report lint format test check check-transformers mutations model docs bench pins clean FORCE
+.PHONY: help install quickstart ablation convergence tables reproduce compile-report compile-report-gpu lint format test check check-transformers mutations model docs bench pins clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -68,6 +73,11 @@ reproduce: install ## The papers' tables and the sweeps' pages, from committed r
 compile-report: $(TPU)/.installed ## Compile runs for TPUs that are not there (a quarter of an hour)
 	set -e; for preset in $(COMPILED); do name=$${preset%@*}; \
 	  $(TPU_RUN) --workdir=runs/compiled/$$name --compile=$${preset#*@} \
+	    --config=experiments/configs/compiled.py:$$name; done
+
+compile-report-gpu: $(GPU)/.installed ## Compile runs for GPUs that are not there (a quarter of an hour)
+	set -e; for preset in $(COMPILED_GPU); do name=$${preset%@*}; \
+	  $(GPU_RUN) --workdir=runs/compiled_gpu/$$name --compile=$${preset#*@} \
 	    --config=experiments/configs/compiled.py:$$name; done
 
 lint: install ## Style, types and import contracts; a part of `make test`

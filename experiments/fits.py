@@ -10,10 +10,15 @@ on any number of devices. The state that a run keeps between two steps follows
 from shapes. The memory that a step needs in addition is an estimate. Tests
 compare both with the numbers of compilers.
 
-With --compile the TPU's compiler compiles the trainer's own program, for slices
-that this machine need not have (`make compile-report` makes the environment
-that this needs). The page in WORKDIR says how much memory a chip needs, what a
-chip sends between slices, and which transfers hide behind inner steps.
+With --compile the compiler for TPUs or GPUs compiles the trainer's own program,
+for devices that this machine need not have. `make compile-report` makes the
+environment that TPUs need, and `make compile-report-gpu` the one for GPUs:
+
+  build/gpu/bin/python -m experiments.fits --workdir=runs/compiled \
+    --compile=h100:8 --config=experiments/configs/compiled.py:diloco_llama_7b
+
+The page in WORKDIR says how much memory a device needs. For TPUs it also says
+what a chip sends between slices, and which transfers hide behind inner steps.
 """
 
 import math
@@ -38,7 +43,9 @@ flags.adopt_module_key_flags(workdir_flag)
 _COMPILE = flags.DEFINE_string(
   "compile",
   None,
-  "Kind and size of a TPU slice, e.g. v5e:2x2 or v5p:4x4x8. Needs --workdir.",
+  "Kind and size of a slice, of TPUs (v5e:2x2, v5p:4x4x8), or of GPUs: a100,"
+  " h100 or h200, and the number of GPUs (h100:8) or of hosts and of GPUs of"
+  " each (h100:4x8). Needs --workdir.",
 )
 _SLICES = flags.DEFINE_integer(
   "slices", 2, "With --compile: number of slices.", lower_bound=1
@@ -157,13 +164,13 @@ def _compile(config: RunConfig, topology: str) -> None:
 
   Args:
     config: Config of the run.
-    topology: Kind and size of a TPU slice, e.g. "v5e:2x2".
+    topology: Kind and size of a slice, e.g. "v5e:2x2" or "h100:8".
 
   Raises:
-    StoppedError: If the program does not fit into a chip.
+    StoppedError: If the program does not fit into a device.
   """
   # Programs are compiled for slices that are not there. So JAX must not look
-  # for a real TPU.
+  # for real ones.
   os.environ["JAX_PLATFORMS"] = "cpu"
   from dilocox_jax.api.memory_advice import memory_advice
   from experiments.tools import compiled_run

@@ -1,23 +1,21 @@
-"""Compiles a run for TPU slices that need not exist, and reports its needs.
+"""Compiles a run for TPUs or GPUs that need not exist, and reports its needs.
 
 One program of the run is compiled, without allocating any array: for a method
 with rounds, the program of the window that sends most; for a method that
 averages gradients, the program of the first segment. The compiler counts the
-memory. The bytes that are sent between slices are read from the text of the
-program (`compiled_transfers`).
+memory. The bytes that are sent between slices are read from the text of a
+program for TPUs (`compiled_transfers`). In a program for GPUs transfers between
+slices look like those within a slice.
 """
 
 import dataclasses
-import importlib.util
 import math
-import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import topologies
 
 from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
@@ -33,67 +31,8 @@ from dilocox_jax.rounds.states import RoundState
 from dilocox_jax.training import build, states
 from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.trees import nested
+from experiments.tools.absent_devices import absent_devices
 from experiments.tools.compiled_transfers import Transfer, transfers
-
-LIBTPU = "libtpu==0.0.42"
-# Memory that a program may use (GiB), by kind of device. The compiler in
-# `LIBTPU` prints the number if a program does not fit.
-_MEMORY_GIB = {
-  "TPU v4": 30.75,
-  "TPU v5": 95.74,
-  "TPU v5p": 95.74,
-  "TPU v5 lite": 15.75,
-  "TPU v6 lite": 31.25,
-}
-# Environment variables of libtpu. Without them libtpu would ask the machine of
-# a real TPU for their values.
-_ENVIRONMENT = {
-  "TPU_WORKER_HOSTNAMES": "localhost",
-  "TPU_ACCELERATOR_TYPE": "v5p-256",
-  "TPU_SKIP_MDS_QUERY": "1",
-  # Two processes may load the compiler at once, because neither takes a chip.
-  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
-
-
-def is_compiler_installed() -> bool:
-  """Whether the compiler for TPUs is installed."""
-  return importlib.util.find_spec("libtpu") is not None
-
-
-def topology_devices(name: str, num_slices: int) -> list[Any]:
-  """Returns the devices of slices that need not exist, slice by slice.
-
-  Args:
-    name: Kind and size of a slice, e.g. "v5p:4x4x8".
-    num_slices: Number of slices.
-
-  Raises:
-    ValueError: If the compiler is missing or knows no such slice.
-  """
-  if not is_compiler_installed():
-    raise ValueError(
-      "the compiler for TPUs is not installed: run `make compile-report`, which"
-      f" makes an environment with it, or install {LIBTPU!r} into your own"
-    )
-  for variable, value in _ENVIRONMENT.items():
-    os.environ.setdefault(variable, value)
-  try:
-    topology = topologies.get_topology_desc(
-      name, platform="tpu", num_slices=num_slices
-    )
-  except Exception as error:  # The compiler raises several kinds.
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    raise ValueError(
-      f"--compile={name} with --slices={num_slices} is not known to the "
-      f"compiler ({reason[:160]}): take one such as v5e:2x2 or v5p:4x4x8"
-    ) from error
-
-  def slice_and_id(device: Any) -> tuple[int, int]:
-    # Devices of a lone slice have no index of the slice.
-    return getattr(device, "slice_index", 0), device.id
-
-  return sorted(topology.devices, key=slice_and_id)
 
 
 class Program(NamedTuple):
@@ -294,9 +233,10 @@ class Compiled:
       program does not read.
     temporaries_bytes: Memory that only the running program needs.
     needed_bytes: Memory that the run needs, of all kinds.
-    sent_bytes: Bytes that go to other slices, by the program's text.
     planned_bytes: Bytes that go to other slices, by the plan.
-    transfers: Transfers between slices.
+    sent_bytes: Bytes that go to other slices, by the program's text; None for
+      GPUs, where the text does not say which transfers leave a slice.
+    transfers: Transfers between slices; None for GPUs.
   """
 
   name: str
@@ -306,9 +246,9 @@ class Compiled:
   state_bytes: int
   temporaries_bytes: int
   needed_bytes: int
-  sent_bytes: float
   planned_bytes: float
-  transfers: list[Transfer]
+  sent_bytes: float | None
+  transfers: list[Transfer] | None
 
   @property
   def fits(self) -> bool:
@@ -317,40 +257,48 @@ class Compiled:
 
   @property
   def finding(self) -> str:
-    """Sentences: whether the run fits, and how many transfers are hidden."""
+    """Sentences: whether the run fits, and how many transfers are hidden.
+
+    The second sentence is left out for GPUs.
+    """
     spare = 1 - self.needed_bytes / self.memory_bytes
     fit = f"fits with {human_share(spare)} to spare"
     if not self.fits:
       fit = f"does NOT fit: it lacks {human_share(-spare)} of a device's memory"
-    num_hidden = sum(bool(transfer.loops) for transfer in self.transfers)
-    return (
+    sentences = [
       f"A window of {self.num_steps} inner steps {fit} on {self.machine}."
-      f" {num_hidden} of {len(self.transfers)} transfers between slices start"
-      " before inner steps and end after them. Nothing was run: all numbers are"
-      " the compiler's."
-    )
+    ]
+    if self.transfers is not None:
+      num_hidden = sum(bool(transfer.loops) for transfer in self.transfers)
+      sentences.append(
+        f"{num_hidden} of {len(self.transfers)} transfers between slices start"
+        " before inner steps and end after them."
+      )
+    sentences.append("Nothing was run: all numbers are the compiler's.")
+    return " ".join(sentences)
 
 
 def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
   """Compiles a run for slices that need not exist.
 
-  The run must use all their chips, or one chip if replicas are stacked.
+  The run must use all their devices, or one device if replicas are stacked.
 
   Args:
     config: Config of the run.
-    topology: Kind and size of a slice, e.g. "v5p:4x4x8".
+    topology: Kind and size of a slice, e.g. "v5p:4x4x8" or "h100:8"
+      (`absent_devices`).
     num_slices: Number of slices.
 
   Raises:
-    ValueError: If there are no such slices, the run does not use all chips, or
-      the compiler cannot fit the program into a chip.
+    ValueError: If there are no such slices, the run does not use all devices,
+      or the compiler cannot fit the program into a device.
   """
-  devices = topology_devices(topology, num_slices)
+  absent = absent_devices(topology, num_slices)
+  devices = absent.devices
   machine = f"{num_slices} x {topology}"
   if config.mesh.layout == "stacked":
     devices = devices[:1]
-    machine = f"one chip of {topology}"
-  kind = devices[0].device_kind
+    machine = f"one device of {topology}"
   require(
     config.num_devices == len(devices),
     f"the run has {config.num_devices} devices and the slices have"
@@ -358,13 +306,13 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
     " num_tensor_shards x num_stages must be all of them, e.g."
     " --config.mesh.num_stages=2 --config.mesh.num_data_shards=2 for v5e:2x2",
   )
-  require(kind in _MEMORY_GIB, f"the memory of {kind!r} is not known here")
   # The run reads the memory of its devices. These devices cannot be asked.
-  memory_bytes = _MEMORY_GIB[kind] * 2**30
-  gather = chosen_gather(config, memory_bytes, platform="tpu")
+  gather = chosen_gather(config, absent.memory_bytes, absent.platform)
   if config.mesh.num_stages > 1:
     mesh = dataclasses.replace(config.mesh, gather=gather)
     config = dataclasses.replace(config, mesh=mesh)
+  if absent.platform == "gpu":
+    config = without_cudnn(config)
   program = steady_program(config, devices)
   try:
     compiled = program.lowered.compile()
@@ -373,16 +321,41 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
       raise
     reason = str(error).strip().splitlines()[0]
     raise ValueError(
-      f"the program does not fit into a chip ({reason[:200]}): take more stages"
-      " or data shards, a smaller batch or rank, or mesh.remat='full'"
+      f"the program does not fit into a device ({reason[:200]}): take more"
+      " stages or data shards, a smaller batch or rank, or mesh.remat='full'"
     ) from error
   return analyze(
     config,
     program,
     compiled,
     machine=machine,
-    memory_bytes=int(memory_bytes),
+    memory_bytes=absent.memory_bytes,
+    has_transfers=absent.platform == "tpu",
   )
+
+
+def without_cudnn(config: RunConfig) -> RunConfig:
+  """Returns a config whose attention can be compiled without a GPU.
+
+  JAX asks the library cuDNN for its attention, and cuDNN asks the GPU. So
+  "blockwise" attention takes the place of the one that GPUs use. It does not
+  keep the weights of all positions either.
+
+  Args:
+    config: Config of the run.
+
+  Raises:
+    ValueError: If the config asks for cuDNN's attention.
+  """
+  require(
+    config.model.attention != "cudnn",
+    "model.attention=cudnn cannot be compiled without a GPU: take"
+    " model.attention=blockwise, which needs about as much memory",
+  )
+  if config.model.attention != "auto":
+    return config
+  model = dataclasses.replace(config.model, attention="blockwise")
+  return dataclasses.replace(config, model=model)
 
 
 def analyze(
@@ -391,6 +364,7 @@ def analyze(
   compiled: jax.stages.Compiled,
   machine: str,
   memory_bytes: int,
+  has_transfers: bool = True,
 ) -> Compiled:
   """Reads memory and transfers from a compiled program.
 
@@ -400,9 +374,18 @@ def analyze(
     compiled: The result.
     machine: The slices, in words.
     memory_bytes: Memory of a device.
+    has_transfers: Whether the program's text says which transfers go to other
+      slices.
   """
   sizes: Any = compiled.memory_analysis()
-  slice_transfers = transfers(compiled.as_text() or "")
+  slice_transfers = None
+  sent_bytes = None
+  if has_transfers:
+    slice_transfers = transfers(compiled.as_text() or "")
+    num_replicas = config.mesh.num_replicas
+    sent_bytes = math.fsum(
+      transfer.sent_bytes(num_replicas) for transfer in slice_transfers
+    )
   state_bytes = sizes.argument_size_in_bytes + program.idle_bytes
   # The program writes some results over its arguments.
   new_bytes = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
@@ -412,7 +395,6 @@ def analyze(
     + sizes.temp_size_in_bytes
     + sizes.generated_code_size_in_bytes
   )
-  num_replicas = config.mesh.num_replicas
   return Compiled(
     name=f"{config.sync.method}, {config.model.preset or 'own model'}",
     machine=machine,
@@ -421,10 +403,8 @@ def analyze(
     state_bytes=state_bytes,
     temporaries_bytes=sizes.temp_size_in_bytes,
     needed_bytes=needed_bytes,
-    sent_bytes=math.fsum(
-      transfer.sent_bytes(num_replicas) for transfer in slice_transfers
-    ),
     planned_bytes=program.planned_bytes / config.division.num_devices,
+    sent_bytes=sent_bytes,
     transfers=slice_transfers,
   )
 
@@ -444,15 +424,7 @@ def write_compiled(
   rows = [
     (name.removesuffix("_bytes"), human_bytes(round(size)))
     for name, size in values.items()
-    if name.endswith("_bytes")
-  ]
-  transfer_rows = [
-    (
-      transfer.kind,
-      human_bytes(transfer.operand_bytes),
-      "yes" if transfer.loops else "no",
-    )
-    for transfer in compiled.transfers
+    if name.endswith("_bytes") and size is not None
   ]
   lines = [
     compiled.finding,
@@ -463,9 +435,29 @@ def write_compiled(
     "",
     "## Transfers between slices",
     "",
-    *markdown_table(
-      ("kind", "operand", "hidden by inner steps"), transfer_rows
-    ),
+    *_transfer_lines(compiled.transfers),
   ]
   title = f"{compiled.name}, compiled for {compiled.machine}"
   return write_page(workdir, title, lines, command)
+
+
+def _transfer_lines(slice_transfers: Sequence[Transfer] | None) -> list[str]:
+  """Returns the lines of the page about transfers between slices.
+
+  Args:
+    slice_transfers: The transfers; None: they are not known.
+  """
+  if slice_transfers is None:
+    return [
+      "They are not listed: a program for GPUs does not say which of its"
+      " transfers leave a slice."
+    ]
+  rows = [
+    (
+      transfer.kind,
+      human_bytes(transfer.operand_bytes),
+      "yes" if transfer.loops else "no",
+    )
+    for transfer in slice_transfers
+  ]
+  return markdown_table(("kind", "operand", "hidden by inner steps"), rows)

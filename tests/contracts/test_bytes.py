@@ -26,9 +26,9 @@ from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.rounds.data_parallel import StepPrograms
 from dilocox_jax.rounds.rounds import Rounds
-from experiments.tools.compiled_run import (
-  is_compiler_installed,
-  topology_devices,
+from experiments.tools.absent_devices import (
+  absent_devices,
+  is_tpu_compiler_installed,
 )
 from experiments.tools.compiled_transfers import transfers
 from tests import compiled_text as hlo
@@ -215,7 +215,7 @@ def test_a_data_parallel_step_moves_the_bytes_of_its_gradients():
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-  not is_compiler_installed(), reason="make compile-report installs libtpu"
+  not is_tpu_compiler_installed(), reason="make compile-report installs libtpu"
 )
 @pytest.mark.parametrize(
   "codec",
@@ -229,7 +229,7 @@ def test_an_exchange_between_slices_sends_the_bytes_of_the_plan(codec):
     "blocks/up/kernel": (4, 256, 512),
   }
   division = Division(2, 2)
-  devices = tuple(topology_devices("v5e:2x2", 2))
+  devices = tuple(absent_devices("v5e:2x2", num_slices=2).devices)
   replicas = Replicas(2, "mesh", division, devices)
   aggregator = exchange(codec, feedback=1.0)
   params = params_like(shapes)

@@ -19,9 +19,13 @@ from dilocox_jax.plan.model import shapes
 from dilocox_jax.plan.model.adapters import Lora
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from experiments.configs import compiled
+from experiments.tools import compiled_run
+from experiments.tools.absent_devices import (
+  is_gpu_compiler_installed,
+  is_tpu_compiler_installed,
+)
 from experiments.tools.compiled_run import (
   analyze,
-  is_compiler_installed,
   steady_program,
   write_compiled,
 )
@@ -32,7 +36,11 @@ from tests.tiers import slow
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TINY = "--config=experiments/configs/compiled.py:tiny_{}"
 needs_compiler = pytest.mark.skipif(
-  not is_compiler_installed(), reason="make compile-report installs libtpu"
+  not is_tpu_compiler_installed(), reason="make compile-report installs libtpu"
+)
+needs_gpu_compiler = pytest.mark.skipif(
+  not is_gpu_compiler_installed(),
+  reason="make compile-report-gpu installs the compiler for GPUs",
 )
 
 
@@ -130,6 +138,50 @@ def test_a_page_tells_what_a_tiny_run_needs(name, stretches, tmp_path):
   assert all(behind) == bool(stretches)
   page = (out / "report.md").read_text()
   assert "## Memory" in page and "## Transfers" in page
+
+
+@pytest.mark.parametrize("gpus", ["h100:8y", "h100", "h100:4x4x8"])
+def test_gpus_that_are_not_named_well_are_one_line(gpus, tmp_path):
+  done = shown(
+    TINY.format("dilocox"), f"--workdir={tmp_path}", f"--compile={gpus}"
+  )
+  assert done.returncode == 2
+  (line,) = done.stderr.splitlines()
+  assert f"--compile={gpus}: write a kind and the number of GPUs" in line
+
+
+@pytest.mark.skipif(is_gpu_compiler_installed(), reason="it is installed")
+def test_a_missing_compiler_for_gpus_is_one_line(tmp_path):
+  done = shown(
+    TINY.format("dilocox"), f"--workdir={tmp_path}", "--compile=h100:4"
+  )
+  assert done.returncode == 2
+  (line,) = done.stderr.splitlines()
+  assert "the compiler for GPUs is not installed: run `make" in line
+
+
+@needs_gpu_compiler
+@pytest.mark.slow
+def test_a_page_tells_what_a_tiny_run_needs_on_gpus(tmp_path):
+  done = shown(
+    TINY.format("diloco"), f"--workdir={tmp_path}", "--compile=h200:4"
+  )
+  assert done.returncode == 0, done.stderr
+  found = json.loads((tmp_path / "compiled.json").read_text())
+  assert found["machine"] == "2 x h200:4"
+  assert found["memory_bytes"] == 151_397_597_184
+  assert found["fits"] and found["transfers"] is None
+  assert "They are not listed" in (tmp_path / "report.md").read_text()
+
+
+def test_attention_of_cudnn_is_not_compiled_without_a_gpu():
+  config = from_mapping({"model.attention": "cudnn"})
+  with pytest.raises(ValueError, match="take model.attention=blockwise"):
+    compiled_run.without_cudnn(config)
+  config = from_mapping({})
+  assert compiled_run.without_cudnn(config).model.attention == "blockwise"
+  config = from_mapping({"model.attention": "plain"})
+  assert compiled_run.without_cudnn(config) == config
 
 
 # Read from programs for TPUs (`make compile-report`, libtpu 0.0.42).
