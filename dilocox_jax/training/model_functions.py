@@ -104,10 +104,10 @@ def model_functions(
     if not config.mesh.is_divided:
       return whole_model_functions(supplied, loss)
     evaluated = supplied._replace(
-      loss=automatic.with_divided_rows(supplied.loss)
+      loss=automatic.with_divided_rows(supplied.loss, division)
     )
     evaluated, gradient, evaluation = whole_model_functions(
-      evaluated, automatic.with_divided_rows(loss)
+      evaluated, automatic.with_divided_rows(loss, division)
     )
     gradient = automatic.with_divided_gradients(gradient, division)
     return evaluated, gradient, evaluation

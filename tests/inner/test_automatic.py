@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from dilocox_jax.distributed.partition_rules import divide_model
 from dilocox_jax.distributed.replicas import Replicas
@@ -44,7 +45,7 @@ def test_a_scan_collects_one_layer_at_a_time_and_gradients_stay_divided():
   division = divide_model(params, num_data_shards=4)
   replicas = Replicas(1, "mesh", division)
   gradient = automatic.with_divided_gradients(
-    jax.value_and_grad(automatic.with_divided_rows(loss)), division
+    jax.value_and_grad(automatic.with_divided_rows(loss, division)), division
   )
   program = jax.jit(replicas.map(gradient, (None, 0), (None, None)))
   placed = replicas.place_state(params, None)
@@ -61,3 +62,47 @@ def test_a_scan_collects_one_layer_at_a_time_and_gradients_stay_divided():
   for name, leaf in gradients.items():
     np.testing.assert_allclose(leaf, expected[name], rtol=1e-4, atol=1e-6)
     assert leaf.sharding.is_equivalent_to(placed[name].sharding, leaf.ndim)
+
+
+def test_tokens_look_up_a_divided_table_on_both_kinds_of_shards():
+  """XLA aborts this process if the data shards divide the table."""
+  rng = np.random.default_rng(0)
+  params = parameters()
+  params["table"] = jnp.asarray(rng.normal(size=(64, WIDTH)), jnp.float32)
+
+  def partition(path, shape):
+    del shape
+    return {
+      "up": PartitionSpec(None, "data", "tensor"),
+      "down": PartitionSpec(None, "tensor", "data"),
+      "table": PartitionSpec("data", None),
+    }[path]
+
+  def loss_of_tokens(params, tokens):
+    return loss(params, params["table"][tokens])
+
+  tokens = jnp.asarray(rng.integers(64, size=(1, 512)), jnp.int32)
+  division = divide_model(
+    params, num_data_shards=2, num_tensor_shards=2, partition=partition
+  )
+  replicas = Replicas(1, "mesh", division)
+  gradient = automatic.with_divided_gradients(
+    jax.value_and_grad(automatic.with_divided_rows(loss_of_tokens, division)),
+    division,
+  )
+  program = jax.jit(replicas.map(gradient, (None, 0), (None, None)))
+  placed = replicas.place_state(params, None)
+  value, gradients = program(placed, tokens)
+  expected_value, expected = jax.value_and_grad(loss_of_tokens)(
+    params, tokens[0]
+  )
+  np.testing.assert_allclose(value, expected_value, rtol=1e-5)
+  for name, leaf in gradients.items():
+    np.testing.assert_allclose(leaf, expected[name], rtol=1e-4, atol=1e-6)
+    assert leaf.sharding.is_equivalent_to(placed[name].sharding, leaf.ndim)
+  text = program.lower(placed, tokens).compile().as_text() or ""
+  gathered = set(re.findall(r"= f32\[([\d,]+)\]\S* all-gather\(", text))
+  assert f"64,{WIDTH}" in gathered  # The table.
+  assert not any(shape.startswith(f"{NUM_LAYERS},") for shape in gathered), (
+    gathered
+  )
