@@ -1,0 +1,65 @@
+r"""Fits the law of the gap: how much several replicas cost beside AllReduce.
+
+  python -m experiments.fit_gaps --rows=docs/results/gap_law.csv \
+    --workdir=runs/gap_law
+
+reads the runs that `experiments.train_gaps` trained, and writes a page with
+three things: the gap of each setting whose runs are finished; the *doublings
+lost*, which say how many times AllReduce's batch may be halved until its loss
+is that of the replicas; and for each kind of setting the line
+
+  doublings lost = a log2 M - b
+
+in the number of replicas M. The fit reads neither the size nor the number of
+replicas that are held out (docs/results/predictions.md).
+"""
+
+import pathlib
+from collections.abc import Sequence
+
+from absl import app, flags
+
+from experiments.runtime import command_line, workdir_flag
+from experiments.runtime.command_line import UsageError
+
+flags.adopt_module_key_flags(workdir_flag)
+_ROWS = flags.DEFINE_string(
+  "rows", "docs/results/gap_law.csv", "CSV file of finished runs."
+)
+_LOSS = flags.DEFINE_enum(
+  "loss",
+  "judge_average",
+  ["judge_average", "judge_newest", "loss_average", "loss_newest"],
+  "Which loss is compared: that of the average or of the newest parameters, on"
+  " the text that chose nothing (judge) or on the text that chose the rates.",
+)
+
+
+@command_line.one_line_errors()
+def main(argv: Sequence[str]) -> None:
+  """Writes the page and prints it."""
+  command_line.refuse_arguments(argv)
+  from dilocox_jax.report.page import write_page
+  from experiments.gaps import law, rows
+
+  workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "fit_gaps")
+  path = pathlib.Path(_ROWS.value)
+  finished = rows.read(path)
+  if not finished:
+    raise UsageError(
+      f"--rows={path} has no finished runs: train some by"
+      " `python -m experiments.train_gaps`, or take docs/results/gap_law.csv"
+    )
+  lines = law.page_lines(finished, _LOSS.value)
+  print("\n".join(lines))
+  page = write_page(
+    workdir,
+    "What M replicas cost",
+    lines,
+    command_line.typed_command(),
+  )
+  print(f"\nreport: {page}")
+
+
+if __name__ == "__main__":
+  app.run(main, flags_parser=command_line.parse_flags)

@@ -1,0 +1,196 @@
+"""Fits the doublings lost as a line in the logarithm of M, and writes the page.
+
+Settings that differ in M alone, with the same number of sequences in a step of
+all replicas together, have a line
+
+  doublings lost = a log2 M - b
+
+Source: the form is that of this project's earlier probes
+(docs/results/predictions.md).
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dilocox_jax.report.tables import markdown_table
+from experiments.gaps import tuning
+from experiments.gaps.design import HELD_OUT_REPLICAS, HELD_OUT_SIZE
+from experiments.gaps.doublings import Cost, Estimate, costs, gap_of
+from experiments.gaps.rows import GapRow, by_setting
+from experiments.gaps.settings import Setting
+
+_FEWEST_POINTS = 3  # Numbers of replicas that a line needs.
+
+
+class Line(NamedTuple):
+  """The line of settings that differ in M alone.
+
+  Attributes:
+    setting: One of the settings.
+    num_points: How many numbers of replicas were fitted.
+    slope: a, doublings for each doubling of M.
+    offset: b, in doublings.
+    misses: For each M the gap that the line gives less the measured one.
+  """
+
+  setting: Setting
+  num_points: int
+  slope: Estimate
+  offset: Estimate
+  misses: dict[int, float]
+
+
+def lines(rows: Sequence[GapRow], field: str) -> list[Line]:
+  """Fits a line to each kind of setting with enough numbers of replicas.
+
+  The errors of slope and offset come from fits to one seed at a time.
+
+  Args:
+    rows: Finished runs. Those that are held out are not read.
+    field: The loss that is compared, a field of `GapRow`.
+  """
+  rows_by_setting = by_setting([row for row in rows if not _is_held_out(row)])
+  all_costs = _by_kind(costs(rows_by_setting, field))
+  seed_costs = [
+    _by_kind(costs(rows_by_setting, field, seeds=(seed,)))
+    for seed in tuning.RESULT_SEEDS
+  ]
+  found = []
+  for kind, points in all_costs.items():
+    if len(points) < _FEWEST_POINTS:
+      continue
+    slope, offset = _fit(points)
+    seed_fits = np.asarray([_fit(each[kind]) for each in seed_costs])
+    slope_error, offset_error = np.std(seed_fits, axis=0, ddof=1) / math.sqrt(
+      len(seed_fits)
+    )
+    found.append(
+      Line(
+        setting=points[0].setting,
+        num_points=len(points),
+        slope=Estimate(slope, float(slope_error)),
+        offset=Estimate(offset, float(offset_error)),
+        misses={
+          cost.setting.replicas: _line_gap(cost, slope, offset) - cost.gap.mean
+          for cost in points
+        },
+      )
+    )
+  return found
+
+
+def page_lines(rows: Sequence[GapRow], field: str) -> list[str]:
+  """Returns the lines of the page, in Markdown.
+
+  Args:
+    rows: Finished runs.
+    field: The loss that is compared, a field of `GapRow`.
+  """
+  all_costs = costs(by_setting(rows), field)
+  return [
+    f"{len(rows)} finished runs. All gaps are measured: `{field}` at the best"
+    f" rates, {len(tuning.RESULT_SEEDS)} seeds that chose no rates, paired with"
+    " AllReduce. The error is the standard error of the mean.",
+    "",
+    "## Gaps",
+    "",
+    "s is the share by which AllReduce's loss falls from half of the sequences"
+    " to all of them. The doublings lost are measured along AllReduce's losses"
+    " at all batches (curve), or as if each doubling gained s (last doubling).",
+    "",
+    *markdown_table(
+      ("setting", "gap", "s", "lost, curve", "lost, last doubling"),
+      [_cost_row(cost) for cost in all_costs],
+    ),
+    "",
+    "## Lines",
+    "",
+    "Doublings lost, along the curve, = a log2 M - b. The last column is the"
+    " gap that the line gives less the measured one, in points, for each M.",
+    "",
+    *markdown_table(
+      ("kind", "points", "a", "b", "misses"),
+      [_line_row(line) for line in lines(rows, field)],
+    ),
+  ]
+
+
+def _is_held_out(row: GapRow) -> bool:
+  """Returns whether the fit may not read a run."""
+  return row.size == HELD_OUT_SIZE or row.replicas == HELD_OUT_REPLICAS
+
+
+def _by_kind(all_costs: Sequence[Cost]) -> dict[Setting, list[Cost]]:
+  """Groups costs by everything but the number of replicas.
+
+  Args:
+    all_costs: The costs.
+
+  Returns:
+    The costs of several replicas, by the setting of one replica that takes all
+    sequences. One replica alone has no line.
+  """
+  grouped: dict[Setting, list[Cost]] = {}
+  for cost in all_costs:
+    setting = cost.setting
+    if setting.replicas == 1 or math.isnan(cost.by_curve):
+      continue
+    kind = dataclasses.replace(setting, replicas=1, batch=setting.global_batch)
+    grouped.setdefault(kind, []).append(cost)
+  return grouped
+
+
+def _fit(points: Sequence[Cost]) -> tuple[float, float]:
+  """Returns slope a and offset b of the line through doublings lost."""
+  log_replicas = [math.log2(cost.setting.replicas) for cost in points]
+  lost = [cost.by_curve for cost in points]
+  slope, intercept = np.polyfit(log_replicas, lost, deg=1)
+  return float(slope), -float(intercept)
+
+
+def _line_gap(cost: Cost, slope: float, offset: float) -> float:
+  """Returns the gap that a line gives.
+
+  The doublings are worth what they are worth on AllReduce's curve, so the gain
+  of a doubling is taken from the measured point.
+
+  Args:
+    cost: The measured point.
+    slope: a.
+    offset: b.
+  """
+  lost = slope * math.log2(cost.setting.replicas) - offset
+  mean_gain = 1 - (1 + cost.gap.mean) ** (-1 / cost.by_curve)
+  return gap_of(lost, mean_gain)
+
+
+def _cost_row(cost: Cost) -> tuple[str, ...]:
+  """Returns the cells of a measured gap."""
+  return (
+    cost.setting.name,
+    f"{100 * cost.gap.mean:+.2f} ± {100 * cost.gap.error:.2f} %",
+    f"{100 * cost.gain:.1f} %",
+    f"{cost.by_curve:.2f}",
+    f"{cost.by_last_doubling:.2f}",
+  )
+
+
+def _line_row(line: Line) -> tuple[str, ...]:
+  """Returns the cells of a line."""
+  setting = line.setting
+  kind = dataclasses.replace(setting, replicas=1, batch=setting.global_batch)
+  misses = ", ".join(
+    f"{replicas}: {100 * miss:+.2f}"
+    for replicas, miss in sorted(line.misses.items())
+  )
+  return (
+    kind.name,
+    str(line.num_points),
+    f"{line.slope.mean:.2f} ± {line.slope.error:.2f}",
+    f"{line.offset.mean:.2f} ± {line.offset.error:.2f}",
+    misses,
+  )

@@ -1,0 +1,117 @@
+"""The law of the gap: doublings lost, and their line in M."""
+
+import dataclasses
+import math
+
+import pytest
+
+from experiments.gaps import law, tuning
+from experiments.gaps.doublings import costs, gap_of
+from experiments.gaps.rows import GapRow, by_setting
+from experiments.gaps.settings import Rates, Setting
+from tests.experiments.programs import run as run_program
+
+CENTER = Setting("26k", replicas=4, batch=4, steps=96, interval=16)
+RATES = {0: Rates(0.02), 1: Rates(0.02, outer=1.0)}
+SEED_NOISE = (0.0, 0.004, -0.004)
+
+
+def finished(setting, loss):
+  """Rows of a setting whose best rates were found at once."""
+  rates = RATES[0 if setting.is_allreduce else 1]
+  rows = []
+  for seeds in (tuning.TUNING_SEEDS, tuning.RESULT_SEEDS):
+    for seed, noise in zip(seeds, SEED_NOISE, strict=True):
+      values = {field.name: "" for field in dataclasses.fields(GapRow)}
+      losses = dict.fromkeys(
+        ("loss_newest", "loss_average", "judge_newest", "judge_average"),
+        loss * (1 + noise),
+      )
+      values |= dataclasses.asdict(setting) | losses
+      values |= {
+        "seed": seed,
+        "inner_rate": rates.inner,
+        "outer_rate": rates.outer,
+      }
+      rows.append(GapRow(**values))
+  return rows
+
+
+def allreduce(batch):
+  return Setting("26k", replicas=1, batch=batch, steps=96)
+
+
+def allreduce_rows(losses):
+  rows = []
+  for batch, loss in losses.items():
+    rows += finished(allreduce(batch), loss)
+  return rows
+
+
+def divided(replicas):
+  return dataclasses.replace(CENTER, replicas=replicas, batch=16 // replicas)
+
+
+def test_the_example_of_the_docstring():
+  rows = allreduce_rows({4: 1.86, 8: 1.69, 16: 1.59}) + finished(CENTER, 1.71)
+  (cost,) = costs(by_setting(rows), "judge_average")
+  assert cost.setting == CENTER
+  assert cost.by_curve == pytest.approx(1.12, abs=0.01)
+  assert cost.gain == pytest.approx(1 - 1.59 / 1.69)
+  # The last doubling gains less than the one from 4 to 8.
+  assert cost.by_last_doubling == pytest.approx(1.19, abs=0.01)
+  assert cost.gap.mean == pytest.approx(1.71 / 1.59 - 1)
+  assert cost.gap.error == pytest.approx(0)  # The seeds are paired.
+  assert gap_of(cost.by_last_doubling, cost.gain) == pytest.approx(
+    cost.gap.mean
+  )
+
+
+def test_a_setting_is_left_out_until_allreduce_is_finished():
+  rows = allreduce_rows({16: 1.59}) + finished(CENTER, 1.71)
+  assert not costs(by_setting(rows), "judge_average")
+  half = allreduce_rows({8: 1.69})
+  assert len(costs(by_setting(rows + half), "judge_average")) == 1
+  # A result seed of AllReduce is missing.
+  assert not costs(by_setting(rows + half[:-1]), "judge_average")
+  other_steps = [dataclasses.replace(row, steps=192) for row in half]
+  assert not costs(by_setting(rows + other_steps), "judge_average")
+
+
+def test_a_loss_above_all_of_allreduce_has_no_doublings_on_the_curve():
+  rows = allreduce_rows({8: 1.69, 16: 1.59}) + finished(CENTER, 1.8)
+  (cost,) = costs(by_setting(rows), "judge_average")
+  assert math.isnan(cost.by_curve)
+  assert not law.lines(rows, "judge_average")
+
+
+def test_the_line_is_found_and_what_is_held_out_is_not_read():
+  def loss(batch):
+    return 2 * batch**-0.1
+
+  rows = allreduce_rows({batch: loss(batch) for batch in (2, 4, 8, 16)})
+  for replicas in (2, 4, 8):
+    lost = 0.7 * math.log2(replicas) - 0.4
+    rows += finished(divided(replicas), loss(16 / 2**lost))
+  rows += finished(divided(16), 3.0)  # Held out.
+  (line,) = law.lines(rows, "judge_average")
+  assert line.num_points == 3
+  assert line.slope.mean == pytest.approx(0.7)
+  assert line.offset.mean == pytest.approx(0.4)
+  assert line.slope.error == pytest.approx(0, abs=1e-9)
+  assert max(map(abs, line.misses.values())) < 1e-9
+
+
+def test_the_page_is_written_from_the_committed_rows(tmp_path):
+  done = run_program("fit_gaps", f"--workdir={tmp_path}")
+  assert done.returncode == 0, done.stderr
+  assert "| 59k-diloco-4x4-576steps-H16 | +7.23 ± 0.40 % |" in done.stdout
+  assert (tmp_path / "report.md").is_file()
+
+
+def test_a_file_without_runs_is_one_line(tmp_path):
+  rows = tmp_path / "none.csv"
+  done = run_program("fit_gaps", f"--workdir={tmp_path}/x", f"--rows={rows}")
+  assert done.returncode == 2
+  (line,) = done.stderr.splitlines()
+  assert "has no finished runs: train some by" in line
