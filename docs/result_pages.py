@@ -4,8 +4,8 @@
 
 The build of the documentation calls this script. For each sweep it runs
 `experiments.sweep --report_only`, which trains nothing, and copies the report
-with its figures to `docs/results/pages`. That takes some minutes. A page that is
-newer than its rows is kept.
+with its figures to `docs/results/pages`. That takes some minutes. A page that
+is newer than its rows is kept.
 """
 
 import pathlib

@@ -15,12 +15,12 @@ from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 
 FOLDER = pathlib.Path(__file__).parent
-NUM_STEPS = 15  # Inner steps in each picture.
+DRAWN_STEPS = 18  # Width of each picture: the time of 18 inner steps.
 WAIT_STEPS = 3  # A replica that waits for the link waits as long as 3 steps.
 
 # Sizes in pixels.
 _LEFT = 92  # Width of the names of the lanes.
-_STEP = 38
+_STEP = 34
 _LANE = 26
 _GAP = 10
 _LINK_GAP = 20  # Space above the link, for the arrows.
@@ -42,11 +42,13 @@ class Picture:
     file: Name of the SVG file.
     title: Line above the lanes.
     schedule: The schedule whose events are drawn.
+    num_steps: Number of inner steps that a replica does in the picture.
   """
 
   file: str
   title: str
   schedule: SyncSchedule
+  num_steps: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +89,19 @@ def pictures() -> list[Picture]:
         file=f"schedule_{file}.svg",
         title=f"{name}: {numbers}",
         schedule=schedule,
+        num_steps=_steps_within(schedule),
       )
     )
   return result
+
+
+def _steps_within(schedule: SyncSchedule) -> int:
+  """Returns how many inner steps a replica does in a picture."""
+  if schedule.overlap_steps:
+    return DRAWN_STEPS
+  # Each round ends with a wait.
+  round_steps = schedule.sync_interval + WAIT_STEPS
+  return DRAWN_STEPS // round_steps * schedule.sync_interval
 
 
 def transfers(schedule: SyncSchedule, num_steps: int) -> list[Transfer]:
@@ -113,10 +125,10 @@ def transfers(schedule: SyncSchedule, num_steps: int) -> list[Transfer]:
 class _Axis:
   """Horizontal pixels of inner steps, with the waits between them."""
 
-  def __init__(self, schedule: SyncSchedule):
+  def __init__(self, picture: Picture):
     self._waits_after = set()
-    if schedule.overlap_steps == 0:
-      sends = transfers(schedule, NUM_STEPS)
+    if picture.schedule.overlap_steps == 0:
+      sends = transfers(picture.schedule, picture.num_steps)
       self._waits_after = {transfer.send_step for transfer in sends}
 
   def start_of(self, step: int) -> float:
@@ -144,8 +156,8 @@ class _Axis:
 
 def svg(picture: Picture) -> str:
   """Returns a picture as the text of an SVG file."""
-  axis = _Axis(picture.schedule)
-  width = round(axis.end_of_wait(NUM_STEPS) + 16)
+  axis = _Axis(picture)
+  width = round(axis.end_of_wait(picture.num_steps) + 16)
   height = _lane_top(2) + _LANE + _BOTTOM
   lines = [
     f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
@@ -159,8 +171,8 @@ def svg(picture: Picture) -> str:
   for lane, name in enumerate(("replica 1", "replica 2", "link")):
     lines.append(_text(8, _lane_top(lane) + 18, name))
   for lane in (0, 1):
-    lines += _steps(axis, _lane_top(lane))
-  lines += _link(picture.schedule, axis)
+    lines += _steps(picture, axis, _lane_top(lane))
+  lines += _link(picture, axis)
   lines.append(
     _text(
       8,
@@ -199,14 +211,15 @@ def _box(left: float, right: float, top: int, color: str, words: str) -> str:
   return (
     f'<rect x="{left + 1:g}" y="{top}" width="{right - left - 2:g}"'
     f' height="{_LANE}" rx="3" fill="{color}"/>'
-    f'<text x="{(left + right) / 2:g}" y="{top + 18}" text-anchor="middle"'
+    f'<text x="{(left + right) / 2:g}" y="{top + 17}" text-anchor="middle"'
+    ' font-size="12"'
     f' fill="{text_color}">{words}</text>'
   )
 
 
-def _steps(axis: _Axis, top: int) -> Iterator[str]:
+def _steps(picture: Picture, axis: _Axis, top: int) -> Iterator[str]:
   """Yields the inner steps of a replica, and where it waits."""
-  for step in range(1, NUM_STEPS + 1):
+  for step in range(1, picture.num_steps + 1):
     left = axis.start_of(step)
     yield _box(left, axis.end_of(step), top, _STEP_COLOR, str(step))
   for step in axis.waits:
@@ -214,18 +227,20 @@ def _steps(axis: _Axis, top: int) -> Iterator[str]:
     yield _box(left, axis.end_of_wait(step), top, _WAIT_COLOR, "waits")
 
 
-def _link(schedule: SyncSchedule, axis: _Axis) -> Iterator[str]:
+def _link(picture: Picture, axis: _Axis) -> Iterator[str]:
   """Yields the fragments on the link, with an arrow to and from each."""
+  schedule = picture.schedule
+  num_steps = picture.num_steps
   link_top = _lane_top(2)
   replica_bottom = _lane_top(1) + _LANE
-  for transfer in transfers(schedule, NUM_STEPS):
+  for transfer in transfers(schedule, num_steps):
+    if schedule.overlap_steps and transfer.send_step == num_steps:
+      continue  # It is sent at the right edge of the picture.
     left = axis.end_of(transfer.send_step)
     if schedule.overlap_steps == 0:
       right = axis.end_of_wait(transfer.send_step)
     else:
-      right = axis.end_of(min(transfer.apply_step, NUM_STEPS))
-    if transfer.send_step == NUM_STEPS:
-      continue  # It is sent at the right edge of the picture.
+      right = axis.end_of(min(transfer.apply_step, num_steps))
     color = _FRAGMENT_COLORS[transfer.fragment]
     if schedule.num_fragments == 1:
       words = "whole model"
@@ -235,7 +250,7 @@ def _link(schedule: SyncSchedule, axis: _Axis) -> Iterator[str]:
       words = f"fragment {transfer.fragment}"
     yield _box(left, right, link_top, color, words)
     yield _arrow(left + 5, replica_bottom, link_top)
-    if transfer.apply_step <= NUM_STEPS:
+    if transfer.apply_step <= num_steps:
       yield _arrow(right - 5, link_top, replica_bottom)
 
 
