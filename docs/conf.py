@@ -44,6 +44,13 @@ def write_config_fields(app):
   (pathlib.Path(app.srcdir) / "config_fields.md").write_text(code["page"]())
 
 
+def write_result_pages(app):
+  """Writes the pages of the committed sweeps, if they are out of date."""
+  script = str(pathlib.Path(app.srcdir) / "result_pages.py")
+  runpy.run_path(script)["write_pages"]()
+
+
 def setup(app):
   """Registers what runs before the build."""
   app.connect("builder-inited", write_config_fields)
+  app.connect("builder-inited", write_result_pages)

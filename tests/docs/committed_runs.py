@@ -1,6 +1,5 @@
 """Prints losses, gaps and bytes of committed runs as the pages print them."""
 
-import csv
 import dataclasses
 import functools
 import json
@@ -11,7 +10,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.report import units
 from dilocox_jax.report.frame import Frame, Setting
-from experiments.configs import convergence, replicas
+from experiments.configs import replicas
 from experiments.sweeps import page
 from experiments.sweeps.rows import Rows
 from experiments.sweeps.runs import runs_of
@@ -46,11 +45,6 @@ class Runs:
     setting = self.setting(name)
     return units.human_loss(setting.loss, page_error(setting.losses))
 
-  def ends(self, name: str, digits: int = 4) -> str:
-    """Prints the lowest and the highest seed, as "1.3412 to 1.3612"."""
-    losses = self.losses(name)
-    return f"{min(losses):.{digits}f} to {max(losses):.{digits}f}"
-
   def gap_and_error(self, name: str, base: str = "") -> tuple[float, float]:
     """Returns a gap and its error.
 
@@ -66,11 +60,6 @@ class Runs:
   def gap(self, name: str, base: str = "") -> str:
     """Prints a gap with its error, as "+0.81 ± 0.16 %"."""
     return units.human_gap(*self.gap_and_error(name, base))
-
-  def short_gap(self, name: str, base: str = "") -> str:
-    """Prints a gap with one digit after the point, as "+16.1 ± 0.7"."""
-    gap, error = self.gap_and_error(name, base)
-    return f"{100 * gap:+.1f} ± {100 * error:.1f}"
 
   def sent(self, name: str) -> str:
     """Prints the bytes that a replica sent, as "15.4 MB"."""
@@ -89,11 +78,6 @@ class Runs:
       schedule.overlap_steps,
     )
 
-  def rates(self, name: str) -> str:
-    """Prints the inner and the outer rate, as "0.00286; 2.1"."""
-    config = self.configs[name]
-    return f"{config.inner.learning_rate:g}; {config.outer.learning_rate:g}"
-
 
 def page_error(losses: Sequence[float]) -> float:
   """Returns the standard error of a mean, by the textbook's formula."""
@@ -104,24 +88,12 @@ def page_error(losses: Sequence[float]) -> float:
 
 
 @functools.cache
-def older(name: str) -> Runs:
-  """Returns the runs of a sweep of `experiments/configs/convergence.py`."""
-  return _runs([convergence.get_config(name).to_dict()])
-
-
-@functools.cache
 def equal() -> Runs:
   """Returns the runs of 2,000 steps under equal conditions."""
   main = replicas.get_config("main").to_dict()
   # Those of a CPU are judged, too, and have no baseline of their own.
   cpu = replicas.get_config("cpu").to_dict() | {"judged": True}
   return _runs([main, cpu])
-
-
-@functools.cache
-def equal_part(name: str) -> Runs:
-  """Returns the runs of a sweep of `experiments/configs/replicas.py`."""
-  return _runs([replicas.get_config(name).to_dict()])
 
 
 def _runs(sweeps: Sequence[Mapping]) -> Runs:
@@ -137,25 +109,6 @@ def _runs(sweeps: Sequence[Mapping]) -> Runs:
     settings += frame.settings
     configs |= {run.name: run.config for run in reversed(runs)}
   return Runs(Frame(settings), configs)
-
-
-@functools.cache
-def first_gpu_runs(task: str, stage: str) -> list[float]:
-  """Returns judged losses of seeds 0 to 4 of the first runs on a GPU.
-
-  Args:
-    task: Name of the task, as "overlap_loco M4 b4".
-    stage: Stage of the task: the second has the rates that were chosen last.
-  """
-  with (RESULTS / "replicas_gpu.csv").open(newline="") as file:
-    rows = [
-      row
-      for row in csv.DictReader(file)
-      if (row["task"], row["stage"]) == (task, stage)
-    ]
-  # Stages of results tune once more, on seed 1000.
-  judged = [row for row in rows if row["seed"] != "1000"]
-  return [float(row["loss_judge"]) for row in judged]
 
 
 @functools.cache
