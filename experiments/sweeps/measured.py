@@ -38,6 +38,9 @@ _SIZES = ("2x4", "4x4", "8x4", "16x1")
 # AllReduce trains the same with 16 replicas of one sequence as with four of
 # four, so it was run only once.
 _BASE_SIZES = {"16x1": "4x4"}
+# AllReduce with a momentum of 0.9 in Muon ends below AllReduce with 0.95. So it
+# is the baseline of all runs with Muon and an average, where it was trained.
+_BETTER_KIND = ", momentum of nine tenths"
 # Fields of a config that are listed as settings of a gap. The inner rate is
 # listed apart from them, because the rate of a small model is too high for a
 # large one.
@@ -120,8 +123,7 @@ def _gaps(
     if size not in _SIZES:
       continue
     kind = f"{match['optimizer'] or ''}{match['other'] or ''}"
-    separator = ", " if kind else " "
-    base_name = f"allreduce{kind}{separator}{_BASE_SIZES.get(size, size)}"
+    base_name = _base_name(kind, _BASE_SIZES.get(size, size), base)
     losses = _losses(runs)
     base_losses = _losses(base[base_name])
     seeds = sorted(losses.keys() & base_losses.keys())
@@ -134,6 +136,7 @@ def _gaps(
     }
     yield {
       "name": name,
+      "baseline": base_name,
       "method": match["method"],
       "num_replicas": int(match["count"]),
       "sequences": int(match["sequences"]),
@@ -145,6 +148,22 @@ def _gaps(
       "settings": settings,
       "rows": path,
     }
+
+
+def _base_name(kind: str, size: str, base: RowsByName) -> str:
+  """Returns the name of the AllReduce with which a run is compared.
+
+  Args:
+    kind: What the name of the run says about its optimizer; "": Muon with a
+      momentum of 0.95, and an average.
+    size: Size of AllReduce, e.g. "4x4".
+    base: Runs of the file that has AllReduce.
+  """
+  better_name = f"allreduce{_BETTER_KIND}, {size}"
+  if not kind and better_name in base:
+    return better_name
+  separator = ", " if kind else " "
+  return f"allreduce{kind}{separator}{size}"
 
 
 def _exponent(main: RowsByName) -> dict[str, Any]:
