@@ -645,7 +645,7 @@ REASONS = {
     "the step takes 139 ms at 40 ms, and the first two ratios are 3.9 and"
     " 4.18.",
   ),
-  # Their rows are not in the repository; docs/notes/log.md has the losses.
+  # Their rows are not in the repository; the losses were printed once.
   "measured, known from the log alone": (
     "(1,091 steps) at 1.303 to 1.306,",
     "(154) at 2.33;",
