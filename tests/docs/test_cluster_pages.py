@@ -1,4 +1,4 @@
-"""The scripts and files that docs/clusters.md and kubernetes.md show."""
+"""The scripts and files that docs/clusters/ shows."""
 
 import os
 import pathlib
@@ -23,8 +23,9 @@ def blocks(page):
 
 # Slurm.
 
-SCRIPTS = [block for block in blocks("clusters.md") if "#SBATCH" in block]
-# Codes after which the same command continues the run: docs/clusters.md.
+SCRIPTS = [block for block in blocks("clusters/slurm.md") if "#SBATCH" in block]
+# Codes after which the same command continues the run:
+# docs/clusters/failures.md.
 CONTINUED = (TRY_AGAIN, 134, 137, 143)
 
 
@@ -92,7 +93,10 @@ def test_a_job_is_warned_before_its_time_limit_and_may_be_requeued(script):
 @pytest.fixture(name="objects", scope="module")
 def objects_fixture():
   """The objects of the page's first file, by kind."""
-  loaded = yaml.safe_load_all(blocks("notes/kubernetes.md")[0])
+  (job,) = [
+    each for each in blocks("clusters/kubernetes.md") if "kind: Job" in each
+  ]
+  loaded = yaml.safe_load_all(job)
   return {each["kind"]: each for each in loaded}
 
 
@@ -150,7 +154,7 @@ def test_pods_have_time_to_save_and_hear_that_they_must(pod):
 
 
 def test_the_secret_of_a_pod_is_its_owners_alone():
-  container = yaml.safe_load(blocks("notes/kubernetes.md")[-1])
+  container = yaml.safe_load(blocks("clusters/kubernetes.md")[-1])
   copy, _, run = container["args"][0].partition(" && ")
   target = copy.split()[-1]
   assert copy.startswith("install -m 600 ")
