@@ -1,0 +1,42 @@
+"""Links to sections lead to a heading, and the site lists every page."""
+
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+# Sphinx leaves this folder out (docs/conf.py).
+PAGES = [page for page in DOCS.rglob("*.md") if "notes" not in page.parts]
+TOCTREE = re.compile(r"```\{toctree\}\n(.*?)```", re.DOTALL)
+
+
+def anchors(page):
+  """The names by which sections of a page are linked to, as GitHub has them."""
+  text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+  headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+  lower = [heading.lower().replace("`", "") for heading in headings]
+  return {re.sub(r"[^\w\- ]", "", name).replace(" ", "-") for name in lower}
+
+
+@pytest.mark.parametrize(
+  "page", PAGES, ids=lambda page: str(page.relative_to(DOCS))
+)
+def test_a_link_to_a_section_leads_to_a_heading(page):
+  lost = []
+  for path, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+    target = page.parent / path if path else page
+    if not target.exists() or anchor not in anchors(target):
+      lost.append(f"{path}#{anchor}")
+  assert not lost
+
+
+def test_every_page_can_be_reached_from_the_lists_of_the_site():
+  listed = {DOCS / "index.md"}
+  for page in PAGES:
+    for tree in TOCTREE.findall(page.read_text()):
+      names = [line for line in tree.split() if not line.startswith(":")]
+      listed |= {page.parent / f"{name}.md" for name in names}
+  missing = {page for page in PAGES if page.resolve() not in listed}
+  assert not missing
