@@ -17,7 +17,6 @@ extensions = [
   "sphinx.ext.napoleon",
   "sphinx_copybutton",
 ]
-exclude_patterns = ["notes"]
 highlight_language = "text"
 html_theme = "furo"
 html_title = "dilocox_jax"
