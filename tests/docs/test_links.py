@@ -40,3 +40,12 @@ def test_every_page_can_be_reached_from_the_lists_of_the_site():
       listed |= {page.parent / f"{name}.md" for name in names}
   missing = {page for page in PAGES if page.resolve() not in listed}
   assert not missing
+
+
+@pytest.mark.parametrize(
+  "page", PAGES, ids=lambda page: str(page.relative_to(DOCS))
+)
+def test_no_line_is_a_comment_by_accident(page):
+  # MyST leaves out lines that begin with "%", as a wrapped "0.1 %" may do.
+  lines = page.read_text().splitlines()
+  assert not [line for line in lines if line.lstrip().startswith("%")]
