@@ -48,7 +48,7 @@ def test_the_site_is_built_from_the_config_and_the_extra_of_make_docs():
   assert (ROOT / config["sphinx"]["configuration"]).exists()
   assert config["sphinx"]["fail_on_warning"] is True
   (install,) = config["python"]["install"]
-  assert install["extra_requirements"] == ["docs"]
+  assert install["extra_requirements"] == ["docs", "experiments"]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
