@@ -1,4 +1,4 @@
-# An image for clusters (docs/notes/kubernetes.md):
+# An image for clusters (docs/clusters/kubernetes.md):
 #
 #   docker build -t REGISTRY/dilocox_jax:TAG .
 #

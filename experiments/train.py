@@ -12,8 +12,8 @@ With --distributed the program is one of several processes of the run: start the
 same command on every machine of a cluster. For several processes on this
 machine see experiments.launch. With --mailbox the program is one replica of a
 run whose replicas are separate programs. They meet in a folder or a bucket
-(docs/mailbox.md). With both, a replica has several processes, and process 0
-meets the other replicas.
+(docs/mailbox/how_to.md). With both, a replica has several processes, and
+process 0 meets the other replicas.
 """
 
 from collections.abc import Sequence

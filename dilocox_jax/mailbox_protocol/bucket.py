@@ -2,8 +2,8 @@
 
 The library `obstore` does the work. It turns the HTTP status of an answer into
 a class of errors, but one class can mean different things for different calls.
-So this module reads the status itself. docs/notes/mailbox_protocol.md has the
-table of answers.
+So this module reads the status itself. docs/how_it_works/mailbox_protocol.md
+has the table of answers.
 """
 
 import datetime

@@ -3,8 +3,8 @@
 For every event of a run's schedule, each replica writes a message. A replica
 that sees that all expected replicas have written, or that the grace time is
 over and a quorum has written, writes the manifest. The manifest is written
-once. It is the list of messages that all replicas average. docs/mailbox.md says
-what the mailbox guarantees.
+once. It is the list of messages that all replicas average.
+docs/mailbox/guarantees.md says what the mailbox guarantees.
 """
 
 import dataclasses

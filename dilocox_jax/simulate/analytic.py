@@ -38,7 +38,8 @@ from dilocox_jax.simulate.script import Compute, Join, Key, Launch, Op
 from dilocox_jax.simulate.transfer import RETRANSMISSION_TIMEOUT_S
 
 # Beside messages: for the manifest before it is due, the next free seat, the
-# manifest itself, and the mark of a deletion (docs/notes/mailbox_protocol.md).
+# manifest itself, and the mark of a deletion
+# (docs/how_it_works/mailbox_protocol.md).
 _AGREEING_REQUESTS = 4
 # Idle time before the first launch. JSON checkpoints have no infinity.
 _NEVER_SENT_S = 1e9

@@ -2,8 +2,9 @@
 
 The trainer goes through the same plan as with all replicas, but with one
 replica. This module has what differs: the exchange through the mailbox
-(docs/mailbox.md), how a late joiner finds its step of the plan, and how a
-replica that was absent skips the segments that the others finished without it.
+(docs/mailbox/how_to.md), how a late joiner finds its step of the plan, and how
+a replica that was absent skips the segments that the others finished without
+it.
 """
 
 import dataclasses
