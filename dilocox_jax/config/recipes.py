@@ -146,7 +146,7 @@ def resolved(
   total_steps = max(settings["total_steps"], 0)
   defaults: dict[str, Any] = {
     **DEFAULTS,
-    # With total_steps = 40 the warm-up has 10 steps, with 200 or more it has 50.
+    # With 40 steps in all the warm-up has 10, with 200 or more it has 50.
     "inner.warmup_steps": min(_MOST_WARMUP_STEPS, total_steps // 4),
     "evaluation.interval_steps": min(
       _LONGEST_INTERVAL, _interval(total_steps, _NUM_EVALUATIONS)

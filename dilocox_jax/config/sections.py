@@ -494,8 +494,8 @@ class SyncConfig(Section):
   fragment_order: str | None = None
   # Inner steps before the first round, in which gradients are averaged.
   warm_start_steps: int = limited(0, at_least=0)
-  # Inner steps that are dispatched as one program in phases without rounds. None
-  # is a tenth of the run, and at most 50 steps.
+  # Inner steps that are dispatched as one program in phases without rounds.
+  # None is a tenth of the run, and at most 50 steps.
   steps_per_dispatch: OfMethod[int] = setting(OF_METHOD, at_least=1)
 
   def __post_init__(self):
