@@ -36,11 +36,16 @@ class TensorBoardLog(RunLog):
       RefusedError: If the folder is a link.
     """
     folder = check_subfolder(start.workdir, FOLDER)
+    first_step = 0
     purge_step = None
     if start.resume_step is not None:
-      purge_step = start.resume_step + 1
+      first_step = start.resume_step + 1
+      purge_step = first_step
     self._writer = self._package.SummaryWriter(
-      logdir=str(folder), purge_step=purge_step
+      logdir=str(folder),
+      purge_step=purge_step,
+      # Without it two starts within a second would have one file.
+      filename_suffix=f".from_{first_step}",
     )
 
   def write(self, row: Row) -> None:

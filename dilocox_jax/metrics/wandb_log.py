@@ -7,8 +7,12 @@ the package writes to the run directory and sends nothing.
 
 import uuid
 
-from dilocox_jax.checks import extra_package
-from dilocox_jax.metrics.lines import make_directory, write_atomically
+from dilocox_jax.checks import extra_package, printable
+from dilocox_jax.metrics.lines import (
+  RecordError,
+  make_directory,
+  write_atomically,
+)
 from dilocox_jax.metrics.run_logs import LogStart, Row, RunLog, scalars
 from dilocox_jax.metrics.work_directory import check_subfolder
 
@@ -44,19 +48,24 @@ class WandbLog(RunLog):
 
     Raises:
       RefusedError: If the folder is a link.
+      RecordError: One line, if W&B refuses, for example because nobody has
+        logged in.
     """
     folder = make_directory(check_subfolder(start.workdir, FOLDER))
     path = folder / _ID
     if start.resume_step is None or not path.exists():
       write_atomically(path, uuid.uuid4().hex)
-    self._run = self._package.init(
-      project=self._project,
-      name=start.workdir.name,
-      id=path.read_text(),
-      resume="allow",
-      dir=str(start.workdir),
-      config=dict(start.config),
-    )
+    try:
+      self._run = self._package.init(
+        project=self._project,
+        name=start.workdir.name,
+        id=path.read_text(),
+        resume="allow",
+        dir=str(start.workdir),
+        config=dict(start.config),
+      )
+    except self._package.errors.Error as error:
+      raise RecordError(f"log wandb: {printable(str(error))}") from error
     self._run.define_metric("*", step_metric="step")
 
   def write(self, row: Row) -> None:
