@@ -57,9 +57,12 @@ def test_a_log_gets_every_row_and_again_those_after_the_checkpoint(
     patch.setattr(Trainer, "_dispatch", runs.killed(6))
     train(tmp_path, log=Log())
   later_rows = []
-  log = Log()
-  log.write = later_rows.append
-  train(tmp_path, log=log)
+
+  class LaterLog(Log):
+    def write(self, row):
+      later_rows.append(row)
+
+  train(tmp_path, log=LaterLog())
   assert [start.resume_step for start in starts] == [None, 6]
   assert starts[0].workdir == tmp_path
   assert starts[0].config["sync"]["sync_interval"] == 2

@@ -1,5 +1,6 @@
 """TensorBoard and W&B: their own files, read back."""
 
+import importlib
 import json
 import struct
 import time
@@ -103,8 +104,7 @@ def records_so_far(path):
   record begins with a checksum, its length and its kind: whole (1), first (2),
   middle (3) or last (4).
   """
-  from wandb.proto import wandb_internal_pb2
-
+  wandb_internal_pb2 = importlib.import_module("wandb.proto.wandb_internal_pb2")
   data = path.read_bytes()
   position = 7
   content = b""
@@ -178,11 +178,12 @@ def test_a_continued_run_is_the_same_run_of_wandb(tmp_path, offline):
 
 def test_a_refusal_of_wandb_is_one_line(tmp_path, offline, monkeypatch):
   log = as_log("wandb")
+  package = importlib.import_module("wandb")
 
   def refuse(**arguments):
-    raise log._package.errors.UsageError("no account:\nlog in")
+    raise package.errors.UsageError("no account:\nlog in")
 
-  monkeypatch.setattr(log._package, "init", refuse)
+  monkeypatch.setattr(package, "init", refuse)
   start = LogStart(workdir=tmp_path, config={}, resume_step=None)
   with pytest.raises(RecordError, match="log wandb: no account") as caught:
     log.open(start)

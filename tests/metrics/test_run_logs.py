@@ -1,7 +1,9 @@
 """Logs that get the rows of a run, and how a user asks for them."""
 
+import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,9 @@ from dilocox_jax.metrics.lines import read_rows
 from dilocox_jax.metrics.recorder import Recorder
 from dilocox_jax.metrics.run_logs import LogStart, as_log, opened, scalars
 
-START = LogStart(workdir="run", config={"seed": 1}, resume_step=None)
+START = LogStart(
+  workdir=pathlib.Path("run"), config={"seed": 1}, resume_step=None
+)
 
 
 class Diary(dx.RunLog):
@@ -77,11 +81,12 @@ def test_a_log_may_be_a_function_an_object_or_a_name(diaries):
   assert rows == [{"step": 1}, {"step": 1}]
   diary = Diary()
   assert as_log(diary) is diary
-  assert as_log("diary(page=last)").calls == ["last"]
+  named: Any = as_log("diary(page=last)")
+  assert named.calls == ["last"]
 
 
 def test_several_logs_get_the_same_calls(diaries):
-  log = as_log("diary(page=one)+diary(page=two)")
+  log: Any = as_log("diary(page=one)+diary(page=two)")
   with opened(log, START):
     log.write({"step": 1})
   assert [each.calls for each in log._logs] == [
