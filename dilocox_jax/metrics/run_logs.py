@@ -258,6 +258,8 @@ def scalars(row: Row) -> dict[str, float]:
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
   """Yields the numbers inside a value, each with its name.
 
+  The name of an entry of a list has the entry's index, or its fragment.
+
   Args:
     name: Name of the value.
     value: A JSON value.
@@ -267,16 +269,14 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
       yield from _numbers(f"{name}/{key}", item)
   elif isinstance(value, list):
     for index, item in enumerate(value):
-      yield from _numbers(f"{name}/{_label(index, item)}", item)
+      if isinstance(item, Mapping) and "fragment" in item:
+        fields = dict(item)
+        fragment = fields.pop("fragment")
+        yield from _numbers(f"{name}/fragment_{fragment}", fields)
+      else:
+        yield from _numbers(f"{name}/{index}", item)
   elif isinstance(value, int | float) and not isinstance(value, bool):
     yield name, value
-
-
-def _label(index: int, item: Any) -> str:
-  """Returns the name of an entry of a list: its fragment, or its index."""
-  if isinstance(item, Mapping) and "fragment" in item:
-    return f"fragment_{item['fragment']}"
-  return str(index)
 
 
 for _name, _import_path in {

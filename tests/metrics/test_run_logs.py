@@ -159,7 +159,6 @@ def test_numbers_have_names_for_curves():
     "round/loss": 2.5,
     "round/loss_per_replica/0": 2.0,
     "round/loss_per_replica/1": 3.0,
-    "round/drift/fragment_3/fragment": 3,
     "round/drift/fragment_3/step": 6,
     "round/drift/fragment_3/cosine": 0.5,
     "round/drift/fragment_3/observed/a": 1,
