@@ -9,6 +9,7 @@ RUNTIME = [
   "grain>=0.2.18",
   "jax>=0.10.0",
   "jaxtyping>=0.3.11",
+  "markdown-it-py>=4.0",
   "matplotlib>=3.11",
   "ml-collections>=1.1",
   "numpy>=2.4",

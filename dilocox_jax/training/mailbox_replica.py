@@ -24,8 +24,9 @@ from dilocox_jax.mailbox_protocol.agreement import ReplicaStaleError
 from dilocox_jax.mailbox_protocol.costs import num_requests
 from dilocox_jax.mailbox_protocol.roster import MailboxRules, read_secret
 from dilocox_jax.mailbox_protocol.store_size import check_store_bytes
-from dilocox_jax.metrics.lines import JsonLines
+from dilocox_jax.metrics.lines import JsonLines, plain
 from dilocox_jax.metrics.recorder import MAILBOX_LOG
+from dilocox_jax.metrics.run_logs import RunLog
 from dilocox_jax.plan.collectives import AUTO, MAILBOX
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.rounds.exchanges import MailboxExchange, mailbox
@@ -257,13 +258,20 @@ class MailboxReplica:
     except ValueError as error:  # The message is one line.
       raise RefusedError(str(error)) from error
 
-  def open(self, workdir: pathlib.Path, resume_step: int | None) -> None:
-    """Opens the log of the replicas that took part in each event.
+  def open(
+    self,
+    workdir: pathlib.Path,
+    resume_step: int | None,
+    log: RunLog | None,
+  ) -> None:
+    """Opens the file with the replicas that took part in each event.
 
     Args:
       workdir: The run directory.
       resume_step: Inner step of the restored checkpoint, if there is one.
+      log: Gets every row of the file, too; None: there is no log.
     """
+    self._log = log
     if not processes.is_main():
       return
     last_step = -1 if resume_step is None else resume_step
@@ -333,6 +341,12 @@ class MailboxReplica:
     except ValueError as error:
       raise RefusedError(str(error)) from error
 
+  def _write(self, row: dict[str, Any]) -> None:
+    """Writes a row to the file, and passes it to the log of the run."""
+    self._rows.append(row)
+    if self._log:
+      self._log.write(plain(row))
+
   def record(self, step: int) -> str:
     """Records the events since the last call.
 
@@ -348,7 +362,7 @@ class MailboxReplica:
     usage = self._client.usage
     for event in events:
       if processes.is_main():
-        self._rows.append({"step": step, "usage": usage, **event})
+        self._write({"kind": "mailbox", "step": step, "usage": usage, **event})
       self._log_changed_members(event["event"], event["members"])
     total_requests = num_requests(usage)
     new_requests = total_requests - self._num_requests
