@@ -1,6 +1,7 @@
 """No default takes the place of what was passed in."""
 
 import json
+from typing import Any
 from unittest import mock
 
 import jax
@@ -39,7 +40,11 @@ def train(workdir, model=Words, steps=2, **changes):
     "evaluation": {"num_sequences": 2},
   }
   config |= changes.pop("config", {})
-  given = {"data": (TOKENS, TOKENS[:200]), "method": "diloco", "replicas": 2}
+  given: dict[str, Any] = {
+    "data": (TOKENS, TOKENS[:200]),
+    "method": "diloco",
+    "replicas": 2,
+  }
   given |= changes
   return dx.train(model, workdir=workdir, steps=steps, config=config, **given)
 
