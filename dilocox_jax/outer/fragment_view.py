@@ -254,8 +254,9 @@ class FragmentView:
 def _register_with_flax() -> None:
   """Tells flax how to store a view, if the program uses flax.
 
-  A view has no arrays, so `flax.serialization` stores nothing for it. A program
-  without flax stores no state with flax, so flax is not imported here.
+  A view has no arrays, so `flax.serialization` stores nothing for it. This
+  function does not import flax, because most programs do without. So a program
+  that stores states with flax imports flax before it makes the transform.
   """
   serialization = sys.modules.get("flax.serialization")
   if serialization is None:

@@ -104,6 +104,12 @@ def test_every_method_is_a_public_name():
   assert len(dx.__all__) == len(set(dx.__all__))
 
 
+def test_every_public_name_is_on_the_page_of_the_api():
+  page = (ROOT / "docs" / "api.md").read_text()
+  described = re.findall(r"^\.\. auto\w+:: dilocox_jax\.(\w+)$", page, re.M)
+  assert sorted(described) == sorted(dx.__all__)
+
+
 @pytest.mark.parametrize("name", ["diloco", "overlap_loco", "allreduce"])
 def test_help_shows_every_argument_of_a_method(name):
   make = getattr(dx, name)
