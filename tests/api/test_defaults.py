@@ -126,9 +126,9 @@ def test_a_model_that_was_passed_in_takes_no_weights_of_another(run, tmp_path):
 def test_a_model_that_was_passed_in_takes_none_of_another_library(tmp_path):
   (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
   config = {"checkpoint": {"init_from": str(tmp_path)}}
-  for changes in ({}, {"trainable": lambda path: True}):
+  for trainable in (None, lambda path: True):
     with pytest.raises(dx.RefusedError, match="of another library") as error:
-      train(tmp_path / "run", config=config, **changes)
+      train(tmp_path / "run", config=config, trainable=trainable)
     assert "\n" not in str(error.value)
 
 

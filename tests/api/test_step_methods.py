@@ -84,10 +84,14 @@ def test_a_method_by_name_has_the_parts_of_the_trainer(name, x64):
   interval = SETTINGS[name].get(COUNT, 1)
   problem = make_problem(0, NUM_REPLICAS, 5 * interval, NUM_LAYERS, WIDTH, 3)
   is_divided = parts.method.exchanged == "pseudo_gradient"
-  given = {"fragments": config.fragments if is_divided else None}
-  found = getattr(dx, name)(INNER, **given, **SETTINGS[name])
+  fragments = config.fragments if is_divided else None
+  found = getattr(dx, name)(INNER, fragments=fragments, **SETTINGS[name])
   expected = dx.step_transform(
-    parts.method, INNER, parts.optimizer, exchange=parts.aggregator, **given
+    parts.method,
+    INNER,
+    parts.optimizer,
+    exchange=parts.aggregator,
+    fragments=fragments,
   )
   assert_close(by_steps(found, problem), by_steps(expected, problem), EXACT)
 
@@ -158,10 +162,16 @@ def test_every_name_of_the_front_door_is_there():
 
 def test_fragments_are_divided_by_bytes_or_by_path():
   params = {"a": jnp.zeros(6), "b": jnp.zeros(5), "c": jnp.zeros(4)}
-  settings = {"num_fragments": 2, "sync_interval": 4, "overlap_steps": 1}
 
   def divided(fragments):
-    tx = dx.delayed(INNER, nesterov(), fragments=fragments, **settings)
+    tx = dx.delayed(
+      INNER,
+      nesterov(),
+      sync_interval=4,
+      num_fragments=2,
+      overlap_steps=1,
+      fragments=fragments,
+    )
     state: Any = tx.init(params)
     return [set(leaves_by_path(part.params)) for part in state.fragments]
 
