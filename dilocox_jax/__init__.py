@@ -101,7 +101,7 @@ _EXTRA_OF_PACKAGE = {
 }
 
 __version__ = "0.1.0"
-__all__ = [*_HOMES, *_METHOD_NAMES]
+__all__ = [*_HOMES, *_METHOD_NAMES]  # pyright: ignore - the stub lists them
 
 
 def __getattr__(name: str) -> Any:
