@@ -35,7 +35,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
 WANTED := $(VERSION) $(CURDIR)
 FOUND := $(shell $(RUN) -c 'import sys; print(open(sys.prefix + "/.installed").read())' 2>/dev/null)
 
-.PHONY: help install quickstart ablation convergence tables reproduce compile-report compile-report-gpu lint format test check check-transformers mutations model docs bench pins clean FORCE
+.PHONY: help install quickstart ablation convergence tables reproduce compile-report compile-report-gpu lint format stubs test check check-transformers mutations model docs bench pins clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -86,6 +86,9 @@ lint: install ## Style, types and import contracts; a part of `make test`
 format: install ## Rewrite the code in the house style
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
+
+stubs: install ## Write dilocox_jax/__init__.pyi, from which editors know the names
+	$(RUN) -m tests.contracts.api_stub
 
 test: install ## The fast tier of tests, lint included: what CI runs
 	$(RUN) -m pytest $(PYTEST_ARGS)

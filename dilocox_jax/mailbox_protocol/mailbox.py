@@ -90,7 +90,7 @@ class Mailbox:
 
   Events are numbered from 0, and every replica goes through them in order. A
   replica begins with its first state, or with the state that `newest` returned,
-  and runs
+  and runs::
 
       while event < events:
         if mailbox.announce(event):  # Else the others have settled it already.

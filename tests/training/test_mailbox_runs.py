@@ -242,7 +242,11 @@ def test_an_exchange_by_a_store_is_not_passed_in(tmp_path):
   exchange = dx.mailbox(Store("memory:///"), name="oslo", secret=SECRET)
   tokens = np.arange(4000) % 61
   with pytest.raises(ValueError, match="give mailbox= in its place"):
-    dx.train(data=(tokens, tokens), exchange=exchange, workdir=tmp_path)
+    dx.train(
+      data=(tokens, tokens),
+      exchange=exchange,  # pyright: ignore
+      workdir=tmp_path,
+    )
 
 
 def divided(layout, shards):
