@@ -11,6 +11,7 @@ RUNTIME = [
   "jaxtyping>=0.3.11",
   "matplotlib>=3.11",
   "ml-collections>=1.1",
+  "ml-dtypes>=0.5",
   "numpy>=2.4",
   "obstore>=0.12",
   "optax>=0.2.8",
