@@ -91,11 +91,11 @@ class InnerSteps:
     share = self.sequences[seat :: self.fields["mesh.num_replicas"]]
     draws = np.random.default_rng([self.fields["seed"], seat])
     order = draws.permutation(len(share))
-    batch_size = self.fields["data.batch_size"]
+    size = self.fields["data.batch_size"]
     losses = []
     for step in steps:
-      places = np.arange(step * batch_size, (step + 1) * batch_size)
-      batch = share[order[places % len(order)]].astype(np.int64)
+      places = np.arange(step * size, (step + 1) * size) % len(order)
+      batch = share[order[places]].astype(np.int64)
       tokens = torch.tensor(batch, device=self.device)
       logits = self.module(tokens[:, :-1]).logits.flatten(0, 1)
       loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
@@ -127,7 +127,7 @@ def train(box, inner, terms):
   )
   event = 0
   snapshot = box.newest()
-  if snapshot is not None:
+  if snapshot:
     event = snapshot.first
     arrays = iter(snapshot.arrays)
     theta = {path: next(arrays) for path in theta}
@@ -141,8 +141,7 @@ def train(box, inner, terms):
     attends = box.announce(event)
     if attends:
       loss = inner.take(steps, box.seat % fields["mesh.num_replicas"])
-    w = inner.read_leaves()
-    delta = {path: theta[path] - w[path] for path in theta}
+    delta = {path: theta[path] - w for path, w in inner.read_leaves().items()}
     arrays, is_finite = messages.encode(delta)
     num_sequences = len(steps) * fields["data.batch_size"]
     # JAX replicas have the shared arrays in this order.
@@ -158,20 +157,20 @@ def train(box, inner, terms):
     )
     theta = outer.step(theta, messages.mean(exchanged.messages))
     messages.settle(exchanged, box.name)
-    names = [name for name, _, _ in exchanged.messages]
-    print(f"event {event} has {', '.join(names)} | loss {loss:.3f}", flush=True)
+    names = ", ".join(name for name, _, _ in exchanged.messages)
+    print(f"event {event} has {names} | loss {loss:.3f}", flush=True)
     event += 1
   inner.write_leaves(theta)
 
 
-def main():
+def main(argv=None):
   """Takes part in the run that the command line names."""
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
   for name in "config checkpoint tokens mailbox secret replica".split():
     parser.add_argument(f"--{name}", required=True)
   parser.add_argument("--save", help="folder for the trained checkpoint")
   parser.add_argument("--device", default="cpu", help="cpu, cuda or mps")
-  args = parser.parse_args()
+  args = parser.parse_args(argv)
   terms = dx.mailbox_terms(json.loads(pathlib.Path(args.config).read_text()))
   terms.check_computed(COMPUTED)
   corpus = map_corpus(args.tokens)
