@@ -109,10 +109,9 @@ class InnerSteps:
     return np.mean(losses)
 
 
-def train(box, inner, terms):
-  """Goes through all events of the run, from the newest snapshot on."""
+def train(box, inner, terms, theta):
+  """Goes through all events, from the newest snapshot or the first leaves."""
   fields = terms.fields
-  theta = inner.read_leaves()
   outer = Sgd(
     fields["outer.learning_rate"],
     momentum=fields["outer.momentum"] or None,
@@ -125,10 +124,9 @@ def train(box, inner, terms):
     like=theta,
     feedback=fields["exchange.feedback"],
   )
-  event = 0
   snapshot = box.newest()
+  event = snapshot.first if snapshot else 0
   if snapshot:
-    event = snapshot.first
     arrays = iter(snapshot.arrays)
     theta = {path: next(arrays) for path in theta}
     outer.trace = {path: next(arrays) for path in outer.trace}
@@ -183,9 +181,10 @@ def main(argv=None):
     rules=terms.rules,
   )
   inner = InnerSteps(args.checkpoint, terms.fields, corpus.train, args.device)
+  first_leaves = inner.read_leaves()
   while True:
     try:
-      train(box, inner, terms)
+      train(box, inner, terms, first_leaves)
       break
     except dx.ReplicaStaleError as error:
       print(f"beginning again: {error}", flush=True)

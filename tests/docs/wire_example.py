@@ -50,9 +50,9 @@ def written_objects():
       rules=dx.MailboxRules(replicas=1),
     )
   box.newest()
-  theta = {"w": np.float32([3, 4, 0, 0, 0, 0])}
+  theta = {"w": np.array([3, 4, 0, 0, 0, 0], np.float32)}
   messages = Messages(Signs(), theta, feedback=1.0)
-  delta = {"w": np.float32([0.5, -1, 1.5, 2, 0, -4])}
+  delta = {"w": np.array([0.5, -1, 1.5, 2, 0, -4], np.float32)}
   arrays, _ = messages.encode(delta)
   shared = [theta["w"], np.int32(0)]
   box.announce(0)

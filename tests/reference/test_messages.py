@@ -11,7 +11,7 @@ from dilocox_jax.reference.messages import Messages
 from dilocox_jax.reference.optimizers import warmup_cosine
 
 LIKE = {"w": np.zeros(4, np.float32)}
-DELTA = {"w": np.float32([1, -2, 3, 0])}
+DELTA = {"w": np.array([1, -2, 3, 0], np.float32)}
 
 
 class Result(NamedTuple):
@@ -47,7 +47,7 @@ def test_what_a_message_has_lost_is_sent_with_the_next_one(result, expected):
   messages = Messages(Signs(), LIKE, feedback=0.5)
   messages.encode(DELTA)
   messages.settle(result, "oslo")
-  held_back = 0.5 * np.float32(expected)
+  held_back = np.array(expected, np.float32) / 2
   np.testing.assert_array_equal(messages.residual["w"], held_back)
   messages.encode(DELTA)
   np.testing.assert_array_equal(
@@ -57,7 +57,9 @@ def test_what_a_message_has_lost_is_sent_with_the_next_one(result, expected):
 
 def test_values_that_are_not_finite_are_zeros_and_leave_nothing():
   messages = Messages(Float32(), LIKE, feedback=1.0)
-  arrays, is_finite = messages.encode({"w": np.float32([1, np.nan, 0, 0])})
+  arrays, is_finite = messages.encode(
+    {"w": np.array([1, np.nan, 0, 0], np.float32)}
+  )
   assert not is_finite and not arrays[0].any()
   messages.settle(Result(is_own_listed=False), "oslo")
   assert not messages.residual["w"].any()
@@ -73,4 +75,6 @@ def test_the_learning_rate_is_that_of_the_fast_code(warmup_steps):
   ours = warmup_cosine(3e-3, **values)
   fast = learning_rate_schedule("cosine", 3e-3, **values)
   for step in range(20):
-    assert ours(step) == pytest.approx(float(fast(step)), rel=1e-5, abs=1e-9)
+    assert ours(step) == pytest.approx(
+      np.asarray(fast(step)).item(), rel=1e-5, abs=1e-9
+    )
