@@ -4,6 +4,7 @@ PyTorch is in the environment of `make check-transformers`.
 """
 
 import json
+import math
 import subprocess
 import sys
 
@@ -17,13 +18,13 @@ from dilocox_jax.data.shards import map_corpus
 from dilocox_jax.models import weights
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.trees import leaves_by_path
-from tests import runs
 from tests.api.conftest import no_pictures  # noqa: F401
 from tests.examples import pytorch_runs
 
 pytest.importorskip("torch", reason="needs torch (CPU)")
 pytest.importorskip("transformers")
-# Final losses of three seeds differ by so much, in nats a token.
+# Final losses (nats a token) may differ by this much. A replica in PyTorch has
+# another order of the data, as runs with other seeds have.
 SPREAD = 0.1
 
 
@@ -49,12 +50,10 @@ def test_it_trains_as_a_replica_in_jax_does(
   loss = pytorch_runs.train_three(inputs, mixed, config, example)
   assert pytorch_runs.members(mixed) == [sorted(pytorch_runs.NAMES)] * 4
   assert gaps.num_compared and gaps.largest < gaps.tolerance
-  # Every parameter was measured against the whole leaf here.
   assert pytorch_runs.largest_difference(mixed) < gaps.tolerance
   jax_loss = pytorch_runs.train_three(inputs, tmp_path / "jax", config, None)
   assert loss == pytest.approx(jax_loss, abs=SPREAD)
-  first_loss = runs.rows(mixed / "oslo", "step")[0]["loss"]
-  assert loss < first_loss - 1
+  assert loss < math.log(256) - 1  # A model that knows nothing has ln 256.
 
 
 def test_the_model_is_that_of_jax(inputs, example):
