@@ -135,10 +135,9 @@ def train(box, inner, terms, theta):
     stop = min((event + 1) * interval, fields["total_steps"])
     steps = range(event * interval, stop)
     inner.write_leaves(theta)
-    loss = float("nan")
     attends = box.announce(event)
-    if attends:
-      loss = inner.take(steps, box.seat % fields["mesh.num_replicas"])
+    seat = box.seat % fields["mesh.num_replicas"]
+    loss = inner.take(steps, seat) if attends else float("nan")
     delta = {path: theta[path] - w for path, w in inner.read_leaves().items()}
     arrays, is_finite = messages.encode(delta)
     num_sequences = len(steps) * fields["data.batch_size"]
