@@ -96,8 +96,9 @@ test: install ## The fast tier of tests, lint included: what CI runs
 check: $(STAMP) $(MOTO)/.installed ## Every test, the slow tier too, compiled as users compile
 	DILOCOX_JAX_COMPILE=full $(RUN) -m pytest $(PYTEST_ARGS) -m ''
 
-check-transformers: $(TRANSFORMERS)/.installed ## Logits and sizes beside the library transformers
-	$(TRANSFORMERS)/bin/python -m pytest tests/models/test_weights.py tests/api/test_adapters.py tests/experiments/test_tools.py
+check-transformers: $(TRANSFORMERS)/.installed ## Logits, sizes and a replica in PyTorch beside ours
+	$(TRANSFORMERS)/bin/python -m pytest tests/models/test_weights.py tests/api/test_adapters.py tests/experiments/test_tools.py \
+	  tests/examples/test_pytorch_replica.py
 
 mutations: install ## Change the code in 200 places, and list what no test notices (hours)
 	$(RUN) -m tests.mutants

@@ -14,6 +14,7 @@ CORE = [
   "chex>=0.1.92",
   "jax>=0.10.0",
   "jaxtyping>=0.3.11",
+  "ml-dtypes>=0.5",
   "numpy>=2.4",
   "optax>=0.2.8",
 ]

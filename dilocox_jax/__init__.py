@@ -61,6 +61,7 @@ _HOMES = {
   "limited": "checks",
   "load": "api.runs",
   "mailbox": "rounds.exchanges",
+  "mailbox_terms": "config.mailbox_terms",
   "make_rounds": "api.rounds",
   "named_codec": "codecs.named",
   "norm_filter": "aggregators.norm_filter",

@@ -18,11 +18,12 @@ from typing import Any
 
 from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.checks import flat, require
-from dilocox_jax.config import RunConfig, may_differ, to_plan
+from dilocox_jax.config import RunConfig, to_plan
+from dilocox_jax.config.mailbox_terms import mailbox_rules, mailbox_terms
 from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.mailbox_protocol.agreement import ReplicaStaleError
 from dilocox_jax.mailbox_protocol.costs import num_requests
-from dilocox_jax.mailbox_protocol.roster import MailboxRules, read_secret
+from dilocox_jax.mailbox_protocol.roster import read_secret
 from dilocox_jax.mailbox_protocol.store_size import check_store_bytes
 from dilocox_jax.metrics.lines import JsonLines, plain
 from dilocox_jax.metrics.recorder import MAILBOX_LOG
@@ -103,7 +104,6 @@ def mailbox_exchange(
     text_digest: Digest of the training text.
   """
   settings = config.exchange
-  default_ratio = MailboxRules.max_norm_ratio
   if address is None:
     address = MailboxAddress(None, name="", secret=b"")
   return mailbox(
@@ -113,15 +113,7 @@ def mailbox_exchange(
     codec=to_plan.codec(config),
     step_weight=float(config.tokens_per_replica_step),
     text_digest=text_digest,
-    rules=MailboxRules(
-      replicas=config.mesh.num_replicas,
-      max_norm_ratio=settings.max_norm_ratio or default_ratio,
-      quorum=config.mailbox.quorum,
-      grace_s=config.mailbox.grace_s,
-      snapshot_every=config.mailbox.snapshot_every,
-      store_bytes=config.mailbox.store_bytes,
-      full_weight_ratio=config.mailbox.full_weight_ratio,
-    ),
+    rules=mailbox_rules(flat(config.to_mapping())),
     feedback=settings.feedback,
     against=settings.against,
     keep_unsent=settings.keep_unsent,
@@ -159,6 +151,8 @@ class MailboxReplica:
     """
     exchange = mailbox_exchange(self.config, self._address, text_digest)
     self._client = exchange.client
+    # The config names the codec and its settings, so `enter` compares them.
+    self._client.terms = {}
     return dataclasses.replace(overrides, exchange=exchange)
 
   def attach(
@@ -248,13 +242,9 @@ class MailboxReplica:
       RefusedError: If the run has other settings than this replica, or if the
         name, the secret or the address of the mailbox is wrong.
     """
-    fields_that_may_differ = may_differ()
-    terms: dict[str, Any] = {"overrides": sorted(override_names)}
-    for field, value in flat(values).items():
-      if field not in fields_that_may_differ:
-        terms[field] = value
+    terms = mailbox_terms(values, override_names)
     try:
-      self._client.enter(terms)
+      self._client.enter(terms.config)
     except ValueError as error:  # The message is one line.
       raise RefusedError(str(error)) from error
 
