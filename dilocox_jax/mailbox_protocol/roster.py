@@ -37,12 +37,17 @@ from dilocox_jax.mailbox_protocol.messages import (
 from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
 from dilocox_jax.mailbox_protocol.store import get_all
 
+SHARES = ("auto", "on", "off")
+# Least number of expected replicas with which the mean is made in shares. With
+# three, a replica reads 4/3 of a message instead of 2, and uploads more.
+LEAST_AUTO_SHARES = 4
+LEAST_SHARES = 2
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 # Replicas with different versions of the protocol cannot train together. The
 # version grows with each change of what is written in a store, of what replicas
 # conclude from it, or of what they compute from the same messages. All versions
 # sign and read `run.json` in the same way, so a replica can name both versions.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 _FIRST_PROTOCOL_VERSION = 1  # Its runs did not say which version they have.
 _SECRET_BYTES = 32
 _BEFORE_FIRST_EVENT = -1
@@ -78,6 +83,9 @@ class MailboxRules:
       message is left out.
     full_weight_ratio: How many times the usual norm a message may have and
       still keep its full weight (see `mailbox_protocol.manifest`).
+    shares: When the mean is made in shares (see `mailbox_protocol.shares`):
+      "auto", from four expected replicas on; "on", from two on; or "off".
+      Messages that are not made of encoded rows are never averaged in shares.
   """
 
   replicas: int = limited(2, at_least=1)
@@ -87,10 +95,22 @@ class MailboxRules:
   store_bytes: int | None = limited(None, at_least=1)
   max_norm_ratio: float = limited(5.0, above=1, below=math.inf)
   full_weight_ratio: float = limited(1.0, at_least=1, below=math.inf)
+  shares: str = limited("auto", choices=SHARES)
 
   def __post_init__(self):
     """Raises ValueError if a field is outside its limits."""
     check_limits(self, "mailbox.")
+
+  def num_slices(self, num_expected: int) -> int:
+    """Returns into how many slices messages are cut; 0: they are not cut.
+
+    Args:
+      num_expected: Number of replicas that are expected in the turn.
+    """
+    if self.shares == "off":
+      return 0
+    least = LEAST_SHARES if self.shares == "on" else LEAST_AUTO_SHARES
+    return num_expected if num_expected >= least else 0
 
 
 def write_secret(path: str | os.PathLike[str]) -> None:
