@@ -55,6 +55,7 @@ from dilocox_jax.mailbox_protocol.snapshots import (
 )
 from dilocox_jax.mailbox_protocol.store import RetryingStore, Store
 from dilocox_jax.mailbox_protocol.store_size import check_store_bytes
+from dilocox_jax.plan.collectives import num_slices
 from dilocox_jax.reference.fingerprint import BLOCK_VALUES, random_signs
 from dilocox_jax.reference.shares import Tables
 
@@ -452,7 +453,7 @@ class Mailbox:
     fingerprint = NOTHING if state is None or turn else state
     expected = self._agreement.expected(event, turn, self._is_past)
 
-    def new_inbox(num_slices: int) -> Inbox:
+    def new_inbox(number: int) -> Inbox:
       return self._new_inbox(
         event=event,
         turn=turn,
@@ -460,12 +461,14 @@ class Mailbox:
         kind=kind,
         num_blocks=len(fingerprint.rows),
         expected=expected,
-        num_slices=num_slices,
+        num_slices=number,
         tables=tables,
       )
 
-    num_slices = self.rules.num_slices(len(expected)) if tables else 0
-    inbox = new_inbox(num_slices)
+    is_cut = tables is not None
+    inbox = new_inbox(
+      num_slices(self.rules.shares, len(expected)) if is_cut else 0
+    )
     if snapshot and not self._agreement.snapshot_bytes:
       self._note_sizes(inbox, snapshot)
     self._agreement.open(inbox)

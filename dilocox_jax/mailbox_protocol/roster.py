@@ -36,12 +36,8 @@ from dilocox_jax.mailbox_protocol.messages import (
 )
 from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
 from dilocox_jax.mailbox_protocol.store import get_all
+from dilocox_jax.plan.collectives import MAILBOX_SHARES
 
-SHARES = ("auto", "on", "off")
-# Least number of expected replicas with which the mean is made in shares. With
-# three, a replica reads 4/3 of a message instead of 2, and uploads more.
-LEAST_AUTO_SHARES = 4
-LEAST_SHARES = 2
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 # Replicas with different versions of the protocol cannot train together. The
 # version grows with each change of what is written in a store, of what replicas
@@ -95,22 +91,11 @@ class MailboxRules:
   store_bytes: int | None = limited(None, at_least=1)
   max_norm_ratio: float = limited(5.0, above=1, below=math.inf)
   full_weight_ratio: float = limited(1.0, at_least=1, below=math.inf)
-  shares: str = limited("auto", choices=SHARES)
+  shares: str = limited("auto", choices=MAILBOX_SHARES)
 
   def __post_init__(self):
     """Raises ValueError if a field is outside its limits."""
     check_limits(self, "mailbox.")
-
-  def num_slices(self, num_expected: int) -> int:
-    """Returns into how many slices messages are cut; 0: they are not cut.
-
-    Args:
-      num_expected: Number of replicas that are expected in the turn.
-    """
-    if self.shares == "off":
-      return 0
-    least = LEAST_SHARES if self.shares == "on" else LEAST_AUTO_SHARES
-    return num_expected if num_expected >= least else 0
 
 
 def write_secret(path: str | os.PathLike[str]) -> None:

@@ -119,6 +119,7 @@ def mailbox_exchange(
       snapshot_every=config.mailbox.snapshot_every,
       store_bytes=config.mailbox.store_bytes,
       full_weight_ratio=config.mailbox.full_weight_ratio,
+      shares=config.mailbox.shares,
     ),
     feedback=settings.feedback,
     against=settings.against,
