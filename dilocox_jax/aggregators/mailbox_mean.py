@@ -21,14 +21,16 @@ from dilocox_jax.codecs.batching import Shape
 from dilocox_jax.codecs.quantize import E3M0, Float, Int
 from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.mailbox_protocol.messages import message_bytes
-from dilocox_jax.plan.operations import Operation, StoreObject
+from dilocox_jax.mailbox_protocol.sliced import sliced_message_bytes
+from dilocox_jax.plan.collectives import num_slices
+from dilocox_jax.plan.operations import Operation, StoreObject, StoreShares
 from dilocox_jax.reference.row_codecs import (
   E3M0Rows,
   FloatRows,
   IntRows,
   RowCodec,
 )
-from dilocox_jax.reference.shares import Tables
+from dilocox_jax.reference.shares import RESIDUAL_ROWS, Tables
 from dilocox_jax.trees import Array
 
 
@@ -94,12 +96,37 @@ def message_tables(
 class MailboxMean(Collective):
   """Averages the messages that are read from a mailbox."""
 
+  def __init__(self, shares: str = "auto"):
+    """Makes the collective.
+
+    Args:
+      shares: When the mean is made in shares (`MailboxRules.shares`). Only
+        `operations` reads it.
+    """
+    self._shares = shares
+
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one `StoreObject`: a message's bytes, with tags and header."""
-    del num_replicas
-    return [StoreObject(message_bytes(encoded_bytes(encoder, shapes)))]
+    """Returns one operation, a message's bytes with tags and header.
+
+    It is a `StoreShares` if the mean is made in shares, and else a
+    `StoreObject`. Residuals are counted for all codecs that lose something, as
+    if the exchange made up for the loss.
+    """
+    size = encoded_bytes(encoder, shapes)
+    tables = message_tables(encoder, shapes, makes_up_for_loss=True)
+    count = num_slices(self._shares, num_replicas)
+    if not count or tables is None:
+      return [StoreObject(message_bytes(size))]
+    residual_bytes = 0
+    if tables.has_residual:
+      residual_bytes = encoded_bytes(Int(RESIDUAL_ROWS.bits), shapes)
+    return [
+      StoreShares(
+        sliced_message_bytes(size, count), residual_bytes=residual_bytes
+      )
+    ]
 
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender

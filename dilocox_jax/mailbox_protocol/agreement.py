@@ -38,7 +38,7 @@ from dilocox_jax.mailbox_protocol.roster import MailboxRules, Roster, Seats
 from dilocox_jax.mailbox_protocol.shares import (
   Residual,
   Shares,
-  num_bytes_of_shares,
+  event_bytes,
 )
 from dilocox_jax.mailbox_protocol.signer import Signer
 from dilocox_jax.mailbox_protocol.snapshots import (
@@ -191,12 +191,11 @@ class Memory:
     # Messages that came too late are in the store, too.
     expected = self.roster.renewed(inbox.event).expected()
     senders = {*expected, *agreed.names, *agreed.left_out}
-    num_stored = len(senders) * inbox.num_bytes + agreed.num_bytes
+    num_stored = event_bytes(inbox, len(senders)) + agreed.num_bytes
     shared = self.shared
     if agreed.num_slices and agreed.listed:
       event_and_slices = inbox.event, agreed.num_slices
       shared = shared | {f"{inbox.kind}.{inbox.turn}": event_and_slices}
-      num_stored += num_bytes_of_shares(inbox)
     stored_in_event = num_stored
     if inbox.turn:
       stored_in_event += self.stored_in_event
@@ -466,22 +465,26 @@ class Agreement:
     for is_late in self._pauses(
       inbox, waiting, shares.agreed, looks_at_once=False
     ):
-      own = shares.own() if not is_late else shares.missing()
+      own = shares.own()
+      replaced = shares.missing_of_others() if is_late else []
       if inbox.is_past:
         # This replica does not know which residuals belong to the shares.
         own = []
+        replaced = []
       calls += self._making(shares, own)
+      for number in replaced:
+        calls.append(functools.partial(shares.read, number))
+        calls += shares.reads_of_slices(number)
       if calls:
         self.store.at_once(calls)
-      calls = []
-      # What arrived meanwhile may complete the slices of a share.
-      makes = self._making(shares, [n for n in own if n in shares.missing()])
-      reads = [
-        functools.partial(shares.read, number)
-        for number in shares.missing()
-        if is_late or number not in own
-      ]
-      calls = [*makes, *reads, *shares.writes_of_residuals()]
+      # Reads may have completed the slices of a share.
+      missing = shares.missing()
+      makes = [number for number in (*own, *replaced) if number in missing]
+      calls = self._making(shares, makes)
+      for number in missing:
+        if number not in makes:
+          calls.append(functools.partial(shares.read, number))
+      calls += shares.writes_of_residuals()
       if calls:
         self.store.at_once(calls)
       calls = shares.writes_of_residuals()
@@ -733,7 +736,7 @@ class Agreement:
     if not self.snapshot_bytes:
       return False
     memory = self.memory
-    num_bytes = len(inbox.held) * inbox.num_bytes
+    num_bytes = event_bytes(inbox, len(inbox.held))
     next_bytes = max(memory.largest_event, num_bytes)
     if memory.stored + next_bytes > self.limit().interval_bytes:
       return True

@@ -45,7 +45,7 @@ from dilocox_jax.mailbox_protocol.roster import (
   read_secret,
   run_terms,
 )
-from dilocox_jax.mailbox_protocol.shares import Shares
+from dilocox_jax.mailbox_protocol.shares import Shares, event_bytes
 from dilocox_jax.mailbox_protocol.signer import Signer
 from dilocox_jax.mailbox_protocol.sliced import SlicedInbox
 from dilocox_jax.mailbox_protocol.snapshots import (
@@ -470,7 +470,10 @@ class Mailbox:
       num_slices(self.rules.shares, len(expected)) if is_cut else 0
     )
     if snapshot and not self._agreement.snapshot_bytes:
-      self._note_sizes(inbox, snapshot)
+      most_slices = 0
+      if is_cut:
+        most_slices = num_slices(self.rules.shares, self.rules.replicas)
+      self._note_sizes(new_inbox(most_slices), snapshot)
     self._agreement.open(inbox)
     shared = SharedState(
       name=self._agreement.before(inbox),
@@ -720,7 +723,7 @@ class Mailbox:
       check_store_bytes(
         self.rules.store_bytes,
         snapshot_bytes,
-        event_bytes=self.rules.replicas * inbox.num_bytes,
+        event_bytes=event_bytes(inbox, self.rules.replicas),
       )
     except ValueError as error:
       raise StoppedError(str(error)) from None

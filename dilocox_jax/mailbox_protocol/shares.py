@@ -146,6 +146,10 @@ class Shares:
     """Returns the missing shares that this replica makes."""
     return [n for n in self.missing() if self.maker(n) == self.name]
 
+  def missing_of_others(self) -> list[int]:
+    """Returns the missing shares that other replicas should have made."""
+    return [n for n in self.missing() if self.maker(n) != self.name]
+
   def reads_of_slices(self, number: int) -> list[Callable[[], None]]:
     """Returns functions that read the slices which a share is made of.
 
@@ -349,14 +353,16 @@ class Shares:
     return residual_values(tables, cuts.slice_in(content, number))
 
 
-def num_bytes_of_shares(inbox: Inbox) -> int:
-  """Returns the bytes of all shares of a turn, and of their residuals.
+def event_bytes(inbox: Inbox, num_messages: int) -> int:
+  """Returns the bytes of a turn's messages, shares and residuals.
 
   Args:
-    inbox: The inbox of the turn, a `SlicedInbox`.
+    inbox: The inbox of the turn.
+    num_messages: Number of messages.
   """
-  assert isinstance(inbox, SlicedInbox), "only messages in slices have shares"
-  size = 0
+  size = num_messages * inbox.num_bytes
+  if not isinstance(inbox, SlicedInbox):
+    return size
   residuals = residual_cuts(inbox.tables, inbox.cuts)
   for number in range(inbox.num_slices):
     size += signed_bytes(HEADER_BYTES + inbox.cuts.num_bytes(number))

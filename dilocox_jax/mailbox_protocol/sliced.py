@@ -48,6 +48,16 @@ from dilocox_jax.reference.shares import Cuts, Table, Tables
 _HEADER = struct.Struct("<32s32sdq8sd")
 
 
+def sliced_message_bytes(num_array_bytes: int, num_slices: int) -> int:
+  """Returns the bytes of a message in slices, without fingerprints.
+
+  Args:
+    num_array_bytes: Bytes of its arrays.
+    num_slices: Number of slices, S.
+  """
+  return num_array_bytes + num_slices * (SECTION_HEAD_BYTES + _HEADER.size)
+
+
 class Section(NamedTuple):
   """One section of a message.
 
