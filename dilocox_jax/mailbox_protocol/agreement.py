@@ -20,7 +20,10 @@ from dilocox_jax.mailbox_protocol.buffers import (
   is_equal,
   num_bytes_of,
 )
-from dilocox_jax.mailbox_protocol.decisions import Decisions
+from dilocox_jax.mailbox_protocol.decisions import (
+  DECIDES_WITHIN_S,
+  Decisions,
+)
 from dilocox_jax.mailbox_protocol.manifest import (
   NUM_REMEMBERED,
   Manifest,
@@ -457,72 +460,27 @@ class Agreement:
       if self.is_gone(inbox.event):
         raise ReplicaStaleError(f"event {inbox.event} was deleted")
 
-    calls: list[Callable] = [check, *beside]
-    first = shares.agreed.listed[0].replica
-    if shares.name not in shares.agreed.names:
-      # Its state is compared with that of the first listed message.
-      calls += inbox.read_slices([first], inbox.first_slice)
+    calls = [check, *beside, *shares.reads_for_comparison()]
+    is_first = True
     for is_late in self._pauses(
       inbox, waiting, shares.agreed, looks_at_once=False
     ):
-      own = shares.own()
-      replaced = shares.missing_of_others() if is_late else []
-      if inbox.is_past:
-        # This replica does not know which residuals belong to the shares.
-        own = []
-        replaced = []
-      calls += self._making(shares, own)
-      for number in replaced:
-        calls.append(functools.partial(shares.read, number))
-        calls += shares.reads_of_slices(number)
-      if calls:
-        self.store.at_once(calls)
-      # Reads may have completed the slices of a share.
-      missing = shares.missing()
-      makes = [number for number in (*own, *replaced) if number in missing]
-      calls = self._making(shares, makes)
-      for number in missing:
-        if number not in makes:
-          calls.append(functools.partial(shares.read, number))
-      calls += shares.writes_of_residuals()
-      if calls:
-        self.store.at_once(calls)
-      calls = shares.writes_of_residuals()
+      self.store.at_once([*calls, *shares.first_calls(is_late)])
+      if is_first and self._decisions.has_proposed:
+        # The others have learned of the list later, so their shares are later.
+        self.store.pause(DECIDES_WITHIN_S)
+      self.store.at_once(shares.last_calls(is_late, lists=not is_first))
       if not shares.missing():
         break
-    if calls:
-      self.store.at_once(calls)
+      calls = []
+      is_first = False
+    self.store.at_once(shares.writes_of_residuals())
     path = manifest_path(inbox.event, inbox.turn)
     objects: dict[str, Data] = {
       path: self.signer.sign_json(path, dataclasses.asdict(shares.agreed)),
       **shares.objects(),
     }
-    for listed in shares.agreed.listed:
-      message = inbox.held.get(listed.replica)
-      if message is None or not message.is_whole:
-        continue
-      if message.digest == listed.digest:
-        object_path = message_path(inbox.event, inbox.turn, listed.replica)
-        objects[object_path] = message.data
     self._remember(inbox, objects)
-
-  def _making(
-    self, shares: Shares, numbers: Sequence[int]
-  ) -> list[Callable[[], Any]]:
-    """Returns functions that make shares, or read the slices that they need.
-
-    Args:
-      shares: The shares of the turn.
-      numbers: Numbers of the shares.
-    """
-    calls: list[Callable[[], Any]] = []
-    for number in numbers:
-      reads = shares.reads_of_slices(number)
-      if reads:
-        calls += reads
-      else:
-        calls.append(functools.partial(shares.create, number))
-    return calls
 
   def _remember(self, inbox: Inbox, objects: dict[str, Data]) -> None:
     """Remembers objects of a turn, to write them again if they vanish.

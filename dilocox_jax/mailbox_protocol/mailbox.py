@@ -8,6 +8,7 @@ what the mailbox guarantees.
 """
 
 import dataclasses
+import functools
 import logging
 import os
 import time
@@ -440,44 +441,30 @@ class Mailbox:
       StoppedError: If this replica must not go on at all.
       ValueError: If an event was skipped.
     """
-    memory = self._agreement.memory
-    # The first turn of an event settles it, so `memory` then names the next.
-    is_in_order = event <= memory.event if turn == 0 else event < memory.event
-    if not is_in_order:
-      raise ValueError(
-        f"event {event}, turn {turn} is not after {memory.event - 1}"
-      )
+    self._check_order(event, turn)
     if turn == 0:
-      self._is_past = event < memory.event
+      self._is_past = event < self._agreement.memory.event
     # The later turns of an event belong to the same state.
     fingerprint = NOTHING if state is None or turn else state
     expected = self._agreement.expected(event, turn, self._is_past)
-
-    def new_inbox(number: int) -> Inbox:
-      return self._new_inbox(
-        event=event,
-        turn=turn,
-        like=arrays,
-        kind=kind,
-        num_blocks=len(fingerprint.rows),
-        expected=expected,
-        num_slices=number,
-        tables=tables,
-      )
-
-    is_cut = tables is not None
-    inbox = new_inbox(
-      num_slices(self.rules.shares, len(expected)) if is_cut else 0
+    new_inbox = functools.partial(
+      self._new_inbox,
+      event=event,
+      turn=turn,
+      like=arrays,
+      kind=kind,
+      num_blocks=len(fingerprint.rows),
+      expected=expected,
+      tables=tables,
     )
+    inbox = new_inbox(num_slices=self._num_slices(len(expected), tables))
     if snapshot and not self._agreement.snapshot_bytes:
-      most_slices = 0
-      if is_cut:
-        most_slices = num_slices(self.rules.shares, self.rules.replicas)
-      self._note_sizes(new_inbox(most_slices), snapshot)
+      most_slices = self._num_slices(self.rules.replicas, tables)
+      self._note_sizes(new_inbox(num_slices=most_slices), snapshot)
     self._agreement.open(inbox)
     shared = SharedState(
       name=self._agreement.before(inbox),
-      base=memory.base,
+      base=self._agreement.memory.base,
       fingerprint=fingerprint,
     )
     sent_digest = ""
@@ -491,7 +478,7 @@ class Mailbox:
       sent_digest = message.digest
     agreed = self._agreement.wait_for_manifest(inbox)
     if inbox.is_past and agreed.num_slices:
-      inbox = new_inbox(agreed.num_slices)
+      inbox = new_inbox(num_slices=agreed.num_slices)
     digests = {listed.replica: listed.digest for listed in agreed.listed}
     # If its own message is listed, its state was compared with the others'.
     is_confirmed = state is not None and sent_digest in digests.values()
@@ -499,26 +486,12 @@ class Mailbox:
     beside = []
     if snapshot and agreed.begins_interval and is_confirmed:
       beside.append(lambda: claims.append(self._snapshots.claim(event)))
-    mean = None
-    if isinstance(inbox, SlicedInbox) and agreed.listed:
-      mean = self._fetch_mean(inbox, agreed, beside)
-      messages = [
-        (listed.replica, listed.weight, []) for listed in agreed.listed
-      ]
-    else:
-      messages = self._agreement.fetch_messages(inbox, agreed, beside)
+    messages, mean = self._fetch(inbox, agreed, beside)
     if not inbox.is_past:
       if turn == 0:
         self._compare(agreed, inbox, shared, sent_digest)
         self._num_events += 1
-      if agreed.begins_interval:
-        if self._num_events > 1:
-          self._log_usage(event)
-        memory = memory.begin_interval(event)
-        self._num_differences = 0
-      if snapshot and any(claims):
-        self._write_snapshot(event, memory, snapshot)
-      self._agreement.memory = memory.after(agreed, inbox)
+      self._settle(agreed, inbox, snapshot if any(claims) else None)
       if turn == 0:
         self._note_presence(event, agreed, send)
     is_own_listed = self.name in digests
@@ -529,6 +502,73 @@ class Mailbox:
       is_superseded=is_own_listed and digests[self.name] != sent_digest,
       mean=mean,
     )
+
+  def _check_order(self, event: int, turn: int) -> None:
+    """Raises ValueError if a turn is not the next one, or an earlier one."""
+    next_event = self._agreement.memory.event
+    # The first turn of an event settles it, so `memory` then names the next.
+    is_in_order = event <= next_event if turn == 0 else event < next_event
+    if not is_in_order:
+      raise ValueError(
+        f"event {event}, turn {turn} is not after {next_event - 1}"
+      )
+
+  def _num_slices(self, num_replicas: int, tables: Tables | None) -> int:
+    """Returns into how many slices messages are cut; 0: they are not.
+
+    Args:
+      num_replicas: Number of replicas that are expected.
+      tables: As for `exchange`.
+    """
+    if tables is None:
+      return 0
+    return num_slices(self.rules.shares, num_replicas)
+
+  def _settle(
+    self, agreed: Manifest, inbox: Inbox, snapshot: TakeSnapshot | None
+  ) -> None:
+    """Remembers what was agreed in a turn, and writes a snapshot that is due.
+
+    Args:
+      agreed: The manifest of the turn.
+      inbox: The inbox of the turn.
+      snapshot: As for `exchange`, if this replica writes the snapshot; else
+        None.
+    """
+    memory = self._agreement.memory
+    if agreed.begins_interval:
+      if self._num_events > 1:
+        self._log_usage(inbox.event)
+      memory = memory.begin_interval(inbox.event)
+      self._num_differences = 0
+    if snapshot:
+      self._write_snapshot(inbox.event, memory, snapshot)
+    self._agreement.memory = memory.after(agreed, inbox)
+
+  def _fetch(
+    self,
+    inbox: Inbox,
+    agreed: Manifest,
+    beside: Sequence[Callable[[], Any]],
+  ) -> tuple[
+    list[tuple[str, float, list[np.ndarray]]], list[np.ndarray] | None
+  ]:
+    """Returns the messages that are averaged, and their mean.
+
+    Args:
+      inbox: The inbox of a turn.
+      agreed: The manifest of the turn.
+      beside: Other functions to call at the same time as the first requests.
+
+    Returns:
+      Replica, weight and arrays of each message, and None. Or, if the mean is
+      made in shares, the same with empty lists of arrays, and the mean.
+    """
+    if not isinstance(inbox, SlicedInbox) or not agreed.listed:
+      return self._agreement.fetch_messages(inbox, agreed, beside), None
+    mean = self._fetch_mean(inbox, agreed, beside)
+    messages = [(listed.replica, listed.weight, []) for listed in agreed.listed]
+    return messages, mean
 
   def _new_inbox(
     self,

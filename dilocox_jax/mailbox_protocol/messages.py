@@ -104,9 +104,14 @@ def manifest_path(event: int, turn: int) -> str:
   return f"{MANIFESTS}/{event:010d}.{turn}"
 
 
+def shares_folder(event: int, turn: int) -> str:
+  """Returns the folder of the shares of a turn's mean."""
+  return f"{SHARES}/{event:010d}/{turn}"
+
+
 def share_path(event: int, turn: int, number: int) -> str:
   """Returns the path of a share of a turn's mean."""
-  return f"{SHARES}/{event:010d}/{turn}/{number}"
+  return f"{shares_folder(event, turn)}/{number}"
 
 
 def residual_path(event: int, turn: int, number: int) -> str:

@@ -37,11 +37,14 @@ import numpy as np
 from dilocox_jax.mailbox_protocol.buffers import Buffer, Data
 from dilocox_jax.mailbox_protocol.manifest import Manifest
 from dilocox_jax.mailbox_protocol.messages import (
+  FEW,
   Inbox,
   arrays_in,
+  message_path,
   raw_bytes,
   residual_path,
   share_path,
+  shares_folder,
 )
 from dilocox_jax.mailbox_protocol.signer import Signer, signed_bytes
 from dilocox_jax.mailbox_protocol.sliced import SlicedInbox
@@ -146,9 +149,77 @@ class Shares:
     """Returns the missing shares that this replica makes."""
     return [n for n in self.missing() if self.maker(n) == self.name]
 
-  def missing_of_others(self) -> list[int]:
+  def _missing_of_others(self) -> list[int]:
     """Returns the missing shares that other replicas should have made."""
     return [n for n in self.missing() if self.maker(n) != self.name]
+
+  def reads_for_comparison(self) -> list[Callable[[], None]]:
+    """Returns functions that read the first listed message, if it is needed.
+
+    A replica whose message is not listed compares its state with that message.
+    """
+    if self.name in self.agreed.names:
+      return []
+    first = self.agreed.listed[0].replica
+    return self.inbox.read_slices([first], self.inbox.first_slice)
+
+  def first_calls(self, is_late: bool) -> list[Callable[[], Any]]:
+    """Returns functions that make this replica's shares, or read their slices.
+
+    Args:
+      is_late: Whether the grace time is over. Then this replica also looks for
+        the shares that others have not made, and for their slices.
+    """
+    calls = self.writes_of_residuals()
+    if self.inbox.is_past:
+      # This replica does not know which residuals belong to the shares.
+      return calls
+    calls += self._making(self.own())
+    if is_late:
+      for number in self._missing_of_others():
+        calls.append(functools.partial(self.read, number))
+        calls += self.reads_of_slices(number)
+    return calls
+
+  def last_calls(self, is_late: bool, lists: bool) -> list[Callable[[], Any]]:
+    """Returns functions that read the shares of others, or make missing ones.
+
+    Args:
+      is_late: As for `first_calls`. Then this replica makes missing shares.
+      lists: Whether to list the shares first, if many are missing.
+    """
+    made_here: list[int] = []
+    if not self.inbox.is_past:
+      made_here = self.missing() if is_late else self.own()
+    calls = self._making(made_here) + self.writes_of_residuals()
+    others = [number for number in self.missing() if number not in made_here]
+    if lists and len(others) > FEW:
+      others = self._in_store(others)
+    for number in others:
+      calls.append(functools.partial(self.read, number))
+    return calls
+
+  def _making(self, numbers: Sequence[int]) -> list[Callable[[], Any]]:
+    """Returns functions that make shares, or read the slices that they need.
+
+    Args:
+      numbers: Numbers of the shares.
+    """
+    calls: list[Callable[[], Any]] = []
+    for number in numbers:
+      reads = self.reads_of_slices(number)
+      if reads:
+        calls += reads
+      else:
+        calls.append(functools.partial(self.create, number))
+    return calls
+
+  def _in_store(self, numbers: Sequence[int]) -> list[int]:
+    """Returns those of some shares that are in the store, by one listing."""
+    event = self.inbox.event
+    turn = self.inbox.turn
+    there = self.store.sizes(shares_folder(event, turn))
+    return [n for n in numbers if share_path(event, turn, n) in there]
 
   def reads_of_slices(self, number: int) -> list[Callable[[], None]]:
     """Returns functions that read the slices which a share is made of.
@@ -253,11 +324,22 @@ class Shares:
     return arrays
 
   def objects(self) -> dict[str, Data]:
-    """Returns the objects of all shares that are held, by path."""
-    return {
-      share_path(self.inbox.event, self.inbox.turn, number): share.data
-      for number, share in self.held.items()
-    }
+    """Returns the objects that this replica writes again if they vanish.
+
+    These are all shares, and its own message if the manifest lists it.
+    """
+    event = self.inbox.event
+    turn = self.inbox.turn
+    objects: dict[str, Data] = {}
+    for number, share in self.held.items():
+      objects[share_path(event, turn, number)] = share.data
+    for listed in self.agreed.listed:
+      message = self.inbox.held.get(listed.replica)
+      if message is None or not message.is_whole:
+        continue
+      if message.digest == listed.digest:
+        objects[message_path(event, turn, listed.replica)] = message.data
+    return objects
 
   def checked_share(self, run: str) -> int | None:
     """Returns the share that this replica computes again; None if it does not.
@@ -298,17 +380,13 @@ class Shares:
     again = self._made(number, residual)
     expected = self.inbox.tables.decode(again.tables)
     actual = self.inbox.tables.decode(share.tables)
-    gap = norm_of_values(
-      [a - b for a, b in zip(actual, expected, strict=True)]
-    )
+    gap = norm_of_values([a - b for a, b in zip(actual, expected, strict=True)])
     norm = max(norm_of_values(expected), norm_of_values(actual))
     if gap <= _SHARE_TOLERANCE * norm:
       return ""
     return f"by {gap / norm:.1e} of its norm"
 
-  def _made(
-    self, number: int, residual: list[np.ndarray] | None
-  ) -> Share:
+  def _made(self, number: int, residual: list[np.ndarray] | None) -> Share:
     """Makes a share.
 
     Args:

@@ -206,7 +206,9 @@ class SlicedInbox(Inbox):
       return
     if len(data) != self._starts[number + 1] - self._starts[number]:
       return
-    layout, name, weight, base, exact_digest, norm = _HEADER.unpack_from(content)
+    layout, name, weight, base, exact_digest, norm = _HEADER.unpack_from(
+      content
+    )
     is_usable = 0 <= weight < math.inf and 0 <= norm < math.inf
     if layout != self._layout or not is_usable:
       return

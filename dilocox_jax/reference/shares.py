@@ -178,9 +178,7 @@ class Cuts:
       for table, start, stop in zip(tables, first, end, strict=True)
     ]
 
-  def slice_in(
-    self, content: bytes | memoryview, number: int
-  ) -> list[Table]:
+  def slice_in(self, content: bytes | memoryview, number: int) -> list[Table]:
     """Returns the tables of a slice from its raw bytes.
 
     Args:
@@ -189,9 +187,7 @@ class Cuts:
     """
     tables = []
     start = 0
-    for rows, widths in zip(
-      self.num_rows(number), self.row_bytes, strict=True
-    ):
+    for rows, widths in zip(self.num_rows(number), self.row_bytes, strict=True):
       table = []
       for width in widths:
         stop = start + rows * width
@@ -260,9 +256,7 @@ def make_share(
   share = _encoded_within(tables, mean, max(norms))
   if not tables.has_residual:
     return share, []
-  losses = [
-    a - b for a, b in zip(mean, tables.decode(share), strict=True)
-  ]
+  losses = [a - b for a, b in zip(mean, tables.decode(share), strict=True)]
   return share, [RESIDUAL_ROWS.encode(rows) for rows in losses]
 
 
@@ -304,9 +298,7 @@ def residual_cuts(tables: Tables, cuts: Cuts) -> Cuts:
     cuts: The cuts of messages.
   """
   bits = RESIDUAL_ROWS.bits
-  row_bytes = tuple(
-    (-(-width * bits // 8), 2) for width in tables.widths
-  )
+  row_bytes = tuple((-(-width * bits // 8), 2) for width in tables.widths)
   return Cuts(starts=cuts.starts, row_bytes=row_bytes)
 
 

@@ -2,6 +2,7 @@
 
   python -m experiments.tools.bench_mailbox simulate --num_replicas=64
   python -m experiments.tools.bench_mailbox simulate --num_absent=64
+  python -m experiments.tools.bench_mailbox simulate --shares=auto --bits=1
   python -m experiments.tools.bench_mailbox processes --num_replicas=8
   python -m experiments.tools.bench_mailbox sign --megabytes=256
 
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
+from dilocox_jax.plan.collectives import MAILBOX_SHARES
 from experiments.runtime import command_line
 
 BENCHES = ("simulate", "processes", "sign")
@@ -40,6 +42,15 @@ _LATENCY_MS = flags.DEFINE_float(
 _MESSAGE_BYTES = flags.DEFINE_integer(
   "message_bytes", 4096, "Bytes of a message.", lower_bound=4
 )
+_SHARES = flags.DEFINE_enum(
+  "shares",
+  "off",
+  MAILBOX_SHARES,
+  "When replicas make their mean in shares (mailbox.shares).",
+)
+_BITS = flags.DEFINE_enum(
+  "bits", "32", ("32", "8", "4", "2", "1"), "Bits of a value."
+)
 _MEGABYTES = flags.DEFINE_integer(
   "megabytes", 256, "Size of the message to sign (MB).", lower_bound=1
 )
@@ -64,6 +75,8 @@ def main(argv: Sequence[str]) -> None:
     num_events=_NUM_EVENTS.value,
     latency_s=_LATENCY_MS.value / 1000,
     message_bytes=_MESSAGE_BYTES.value,
+    shares=_SHARES.value,
+    bits=int(_BITS.value),
   )
   if bench == "simulate":
     cost = mailbox_events.simulated_cost(exchanges)
@@ -71,6 +84,9 @@ def main(argv: Sequence[str]) -> None:
     cost = mailbox_events.processes_cost(exchanges)
   print(f"time of an event: {1000 * cost.event_s:.0f} ms")
   print(f"requests of a replica in an event: {cost.requests:.1f}")
+  print(f"most requests of a replica in an event: {cost.most_requests}")
+  print(f"messages down in an event: {cost.messages_down:.2f}")
+  print(f"messages up in an event: {cost.messages_up:.2f}")
   print(f"requests of a replica that enters last: {cost.entry_requests}")
   if cost.cpu_s:
     print(f"CPU time of a replica in an event: {1000 * cost.cpu_s:.1f} ms")

@@ -28,7 +28,9 @@ def test_a_mean_of_floats_in_shares_is_the_mean(name):
     np.testing.assert_allclose(each["head"], expected["head"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["overlap_loco", "dilocox", "streaming_diloco"])
+@pytest.mark.parametrize(
+  "name", ["overlap_loco", "dilocox", "streaming_diloco"]
+)
 def test_all_replicas_apply_the_same_shares(name):
   losses, params, paths = in_shares(name)
   has_residuals = name != "streaming_diloco"  # It makes up for no loss.

@@ -258,8 +258,10 @@ class Toy:
     """Takes whole messages of a run that also makes means in shares."""
     total = sum(weight for _, weight, _ in exchanged.messages)
     mean = [
-      sum(weight / total * arrays[index] for _, weight, arrays in
-          exchanged.messages)
+      sum(
+        weight / total * arrays[index]
+        for _, weight, arrays in exchanged.messages
+      )
       for index in range(2)
     ]
     self._take_mean(event, [each.astype(np.float32) for each in mean])

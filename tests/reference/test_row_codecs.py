@@ -92,8 +92,8 @@ def test_a_slice_is_read_from_its_bytes():
 
 def test_a_share_is_the_weighted_mean():
   tables = Tables(FloatRows(), widths=(2,))
-  one = [np.float32([[1, 2]])]
-  other = [np.float32([[5, 2]])]
+  one = [np.array([[1, 2]], np.float32)]
+  other = [np.array([[5, 2]], np.float32)]
   share, residual = make_share(
     tables,
     [tables.encode(one), tables.encode(other)],
@@ -125,16 +125,16 @@ def test_the_residual_makes_up_for_the_loss_of_the_share():
 
 def test_a_slice_above_its_declared_norm_is_scaled_down():
   tables = Tables(FloatRows(), widths=(2,))
-  right = tables.encode([np.float32([[3, 4]])])
-  wrong = tables.encode([np.float32([[3000, 4000]])])
+  right = tables.encode([np.array([[3, 4]], np.float32)])
+  wrong = tables.encode([np.array([[3000, 4000]], np.float32)])
   share, _ = make_share(tables, [right, wrong], [1, 1], norms=[5, 5])
   np.testing.assert_allclose(tables.decode(share)[0], [[3, 4]], rtol=1e-6)
 
 
 def test_a_share_is_at_most_as_large_as_the_largest_message():
   tables = Tables(IntRows(4), widths=(4,), has_residual=True)
-  values = tables.encode([np.float32([[1, 1, 1, 1]])])
-  residual = [np.float32([[9, 9, 9, 9]])]
+  values = tables.encode([np.array([[1, 1, 1, 1]], np.float32)])
+  residual = [np.array([[9, 9, 9, 9]], np.float32)]
   norms = [tables.norm(values)] * 2
   share, _ = make_share(tables, [values, values], [1, 1], norms, residual)
   assert 0.9 * norms[0] < tables.norm(share) <= norms[0]
