@@ -256,15 +256,13 @@ class Toy:
 
   def _take_messages(self, event: int, exchanged: Exchanged) -> None:
     """Takes whole messages of a run that also makes means in shares."""
-    total = sum(weight for _, weight, _ in exchanged.messages)
-    mean = [
-      sum(
-        weight / total * arrays[index]
-        for _, weight, arrays in exchanged.messages
-      )
-      for index in range(2)
-    ]
-    self._take_mean(event, [each.astype(np.float32) for each in mean])
+    weights = [weight for _, weight, _ in exchanged.messages]
+    mean = []
+    for index in range(2):
+      arrays = [arrays[index] for _, _, arrays in exchanged.messages]
+      average = np.average(arrays, axis=0, weights=weights)
+      mean.append(average.astype(np.float32))
+    self._take_mean(event, mean)
 
 
 def assert_same_lists(toys: Iterable[Toy]) -> None:
