@@ -116,7 +116,9 @@ class MailboxMean(Collective):
     """
     size = encoded_bytes(encoder, shapes)
     tables = message_tables(encoder, shapes, makes_up_for_loss=True)
-    count = num_slices(self._shares, num_replicas)
+    count = 0
+    if tables is not None:
+      count = num_slices(self._shares, num_replicas, tables.codec.is_coarse)
     if not count or tables is None:
       return [StoreObject(message_bytes(size))]
     residual_bytes = 0

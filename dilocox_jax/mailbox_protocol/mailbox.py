@@ -522,7 +522,7 @@ class Mailbox:
     """
     if tables is None:
       return 0
-    return num_slices(self.rules.shares, num_replicas)
+    return num_slices(self.rules.shares, num_replicas, tables.codec.is_coarse)
 
   def _settle(
     self, agreed: Manifest, inbox: Inbox, snapshot: TakeSnapshot | None

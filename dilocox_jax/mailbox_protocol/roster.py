@@ -79,9 +79,10 @@ class MailboxRules:
       message is left out.
     full_weight_ratio: How many times the usual norm a message may have and
       still keep its full weight (see `mailbox_protocol.manifest`).
-    shares: When the mean is made in shares (see `mailbox_protocol.shares`):
-      "auto", from four expected replicas on; "on", from two on; or "off".
-      Messages that are not made of encoded rows are never averaged in shares.
+    shares: When the mean is made in shares (see `mailbox_protocol.shares`).
+      "auto": from four expected replicas on, unless the codec loses much
+      (`RowCodec.is_coarse`). "on": from two on. "off": never. Messages that are
+      not made of encoded rows are never averaged in shares.
   """
 
   replicas: int = limited(2, at_least=1)

@@ -127,6 +127,7 @@ class Shares:
     self._digest = bytes.fromhex(self.agreed.digest())
     self._largest_norm = max(each.norm for each in self.agreed.listed)
     self._unwritten_residuals: list[int] = []
+    self._refused: set[int] = set()
 
   @property
   def num_slices(self) -> int:
@@ -246,6 +247,8 @@ class Shares:
       number: Number of the share.
     """
     share = self._made(number, self._residual_before(number))
+    if self._is_too_large(number, share.tables):
+      return  # This replica computes wrong results. Others make the share.
     path = share_path(self.inbox.event, self.inbox.turn, number)
     if not self.store.create(path, share.data):
       self.read(number)
@@ -298,8 +301,26 @@ class Shares:
     if content[:_DIGEST_BYTES] != self._digest:
       return  # It was made for another list, which nobody may follow.
     tables = self.inbox.cuts.slice_in(content[HEADER_BYTES:], number)
+    if self._is_too_large(number, tables):
+      return
+    self.held[number] = Share(data, tables, bool(content[_DIGEST_BYTES]))
+
+  def _is_too_large(self, number: int, tables: Sequence[Table]) -> bool:
+    """Returns whether a share is refused because of its norm, and says so.
+
+    No mean is larger than the largest of its messages. All replicas refuse the
+    same shares, because they compare the same bytes with the norms of the
+    manifest.
+
+    Args:
+      number: Number of the share.
+      tables: The share, as tables of encoded rows.
+    """
     norm = self.inbox.tables.norm(tables)
-    if not norm <= self._largest_norm * (1 + NORM_TOLERANCE):
+    if norm <= self._largest_norm * (1 + NORM_TOLERANCE):
+      return False
+    if number not in self._refused:
+      self._refused.add(number)
       _LOG.warning(
         "event %d: share %d of the mean, which %s should make, is refused: its"
         " norm %.3g is above %.3g, that of the largest message; it is made"
@@ -310,8 +331,7 @@ class Shares:
         norm,
         self._largest_norm,
       )
-      return
-    self.held[number] = Share(data, tables, bool(content[_DIGEST_BYTES]))
+    return True
 
   def mean(self) -> list[np.ndarray]:
     """Returns the mean, as arrays like those of a message."""

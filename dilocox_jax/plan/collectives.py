@@ -36,14 +36,18 @@ COLLECTIVES.update(
 )
 
 
-def num_slices(shares: str, num_replicas: int) -> int:
+def num_slices(shares: str, num_replicas: int, is_coarse: bool) -> int:
   """Returns into how many slices messages are cut; 0: they are not cut.
 
   Args:
     shares: One of `MAILBOX_SHARES`.
     num_replicas: Number of replicas that are expected.
+    is_coarse: Whether the codec loses so much that rounding the mean once more
+      costs a higher loss (`RowCodec.is_coarse`). Then "auto" cuts nothing.
   """
   if shares == "off":
+    return 0
+  if shares == "auto" and is_coarse:
     return 0
   least = LEAST_SHARES if shares == "on" else LEAST_AUTO_SHARES
   return num_replicas if num_replicas >= least else 0

@@ -29,6 +29,8 @@ class RowCodec(Protocol):
   Attributes:
     num_arrays: Number of arrays of bytes that rows are encoded in.
     is_exact: Whether decoded rows equal the rows that were encoded.
+    is_coarse: Whether more than a tenth of the square of values from N(0, 1) is
+      lost, as with 1 or 2 bits and with E3M0.
   """
 
   @property
@@ -36,6 +38,9 @@ class RowCodec(Protocol):
 
   @property
   def is_exact(self) -> bool: ...  # noqa: D102 - see the class.
+
+  @property
+  def is_coarse(self) -> bool: ...  # noqa: D102 - see the class.
 
   def encode(self, rows: np.ndarray) -> list[np.ndarray]:
     """Returns the encoded rows, uint8 [R, bytes of a row] for each array.
@@ -75,6 +80,11 @@ class FloatRows:
     """Whether the type is float32."""
     return self.dtype == "float32"
 
+  @property
+  def is_coarse(self) -> bool:
+    """False: floats lose little."""
+    return False
+
   def encode(self, rows: np.ndarray) -> list[np.ndarray]:
     """Returns the encoded rows, as `RowCodec.encode` says."""
     if self.dtype == "bfloat16":
@@ -113,6 +123,11 @@ class IntRows:
   def is_exact(self) -> bool:
     """False: values are rounded."""
     return False
+
+  @property
+  def is_coarse(self) -> bool:
+    """Whether a code has 1 or 2 bits."""
+    return self.bits <= 2
 
   @property
   def _middle(self) -> int:
@@ -164,6 +179,11 @@ class E3M0Rows:
   def is_exact(self) -> bool:
     """False: values are rounded."""
     return False
+
+  @property
+  def is_coarse(self) -> bool:
+    """True: powers of two are far apart."""
+    return True
 
   def encode(self, rows: np.ndarray) -> list[np.ndarray]:
     """Returns the encoded rows, as `RowCodec.encode` says."""

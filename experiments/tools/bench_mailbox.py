@@ -2,7 +2,7 @@
 
   python -m experiments.tools.bench_mailbox simulate --num_replicas=64
   python -m experiments.tools.bench_mailbox simulate --num_absent=64
-  python -m experiments.tools.bench_mailbox simulate --shares=auto --bits=1
+  python -m experiments.tools.bench_mailbox simulate --shares=on --bits=1
   python -m experiments.tools.bench_mailbox processes --num_replicas=8
   python -m experiments.tools.bench_mailbox sign --megabytes=256
   python -m experiments.tools.bench_mailbox loss --num_replicas=4 --bits=1
