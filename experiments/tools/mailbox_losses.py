@@ -75,8 +75,14 @@ class LossRun:
         name=f"r{number}",
         secret=_SECRET,
         config={},
+        # Norms of whole messages are those of their floating-point arrays, and
+        # these arrays are bytes. So weights must not depend on norms.
         rules=MailboxRules(
-          replicas=self.num_replicas, quorum=1, shares=self.shares
+          replicas=self.num_replicas,
+          quorum=1,
+          shares=self.shares,
+          max_norm_ratio=1e6,
+          full_weight_ratio=1e6,
         ),
         clock=store.clock,
         pause=store.pause,

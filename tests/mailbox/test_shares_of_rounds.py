@@ -5,6 +5,7 @@ import pytest
 
 from dilocox_jax.mailbox_protocol.store import Store
 from tests.mailbox import apart
+from tests.tiers import slow
 
 REPLICAS = 3
 
@@ -19,7 +20,7 @@ def in_shares(name, shares="on"):
   return [losses for losses, _ in results], [p for _, p in results], paths
 
 
-@pytest.mark.parametrize("name", ["diloco", "delayed"])
+@pytest.mark.parametrize("name", ["diloco", *slow("delayed")])
 def test_a_mean_of_floats_in_shares_is_the_mean(name):
   losses, params, paths = in_shares(name)
   assert paths
@@ -29,7 +30,7 @@ def test_a_mean_of_floats_in_shares_is_the_mean(name):
 
 
 @pytest.mark.parametrize(
-  "name", ["overlap_loco", "dilocox", "streaming_diloco"]
+  "name", ["overlap_loco", *slow("dilocox", "streaming_diloco")]
 )
 def test_all_replicas_apply_the_same_shares(name):
   losses, params, paths = in_shares(name)
