@@ -9,6 +9,7 @@ from dilocox_jax.mailbox_protocol import shares as shares_module
 from dilocox_jax.mailbox_protocol.agreement import Memory
 from dilocox_jax.mailbox_protocol.manifest import Manifest
 from dilocox_jax.mailbox_protocol.messages import (
+  Inbox,
   residual_path,
   share_path,
 )
@@ -222,17 +223,20 @@ def test_a_residual_is_read_by_the_next_maker_of_the_share(monkeypatch):
 
 
 def test_residuals_of_other_slices_or_old_intervals_are_dropped():
-  class Turn:
-    kind = 0
-    turn = 0
-    num_slices = 4
-
+  turn = Inbox(
+    store=None,
+    signer=Signer(SECRET, "run"),
+    event=9,
+    turn=0,
+    like=[],
+    num_slices=4,
+  )
   memory = Memory(event=9, starts=(0, 3, 6), shared={"0.0": (4, 4)})
-  assert memory.residual_event(Turn()) == 4
+  assert memory.residual_event(turn) == 4
   memory = Memory(event=9, starts=(0, 3, 6), shared={"0.0": (2, 4)})
-  assert memory.residual_event(Turn()) == -1
+  assert memory.residual_event(turn) == -1
   memory = Memory(event=9, starts=(0, 3, 6), shared={"0.0": (4, 5)})
-  assert memory.residual_event(Turn()) == -1
+  assert memory.residual_event(turn) == -1
 
 
 def test_who_comes_back_from_a_checkpoint_applies_the_same_shares():
