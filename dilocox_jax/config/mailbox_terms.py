@@ -24,6 +24,7 @@ _FIELD_OF_RULE = {
   "store_bytes": "mailbox.store_bytes",
   "max_norm_ratio": "exchange.max_norm_ratio",
   "full_weight_ratio": "mailbox.full_weight_ratio",
+  "shares": "mailbox.shares",
 }
 
 

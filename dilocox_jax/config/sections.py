@@ -24,7 +24,11 @@ from dilocox_jax.data import sources
 from dilocox_jax.field_facts import ReadIf, setting
 from dilocox_jax.plan import choices
 from dilocox_jax.plan.adaptive import MODES
-from dilocox_jax.plan.collectives import MAILBOX, collective_names
+from dilocox_jax.plan.collectives import (
+  MAILBOX,
+  MAILBOX_SHARES,
+  collective_names,
+)
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.pipeline import PIPELINES
@@ -614,6 +618,11 @@ class MailboxConfig(Section):
   full_weight_ratio: float = setting(
     1.0, at_least=1, below=math.inf, read_if=USES_MAILBOX
   )
+  # When each replica makes one share of the mean, and reads the shares of the
+  # others instead of their messages: auto (from four replicas on, if the codec
+  # sends every value in a float or in 4 bits or more); on (from two on, for all
+  # codecs that send every value); or off.
+  shares: str = setting("auto", choices=MAILBOX_SHARES, read_if=USES_MAILBOX)
 
 
 @dataclasses.dataclass(frozen=True)
