@@ -100,6 +100,7 @@ _METHODS = "plan.schedule.methods"
 _EXTRA_OF_PACKAGE = {
   "flax": "train",
   "grain": "train",
+  "markdown_it": "train",
   "matplotlib": "train",
   "orbax": "train",
   "rich": "train",

@@ -31,6 +31,7 @@ from dilocox_jax.codecs.base import Quantizer as Quantizer
 from dilocox_jax.codecs.base import Reduced as Reduced
 from dilocox_jax.codecs.named import named_codec as named_codec
 from dilocox_jax.codecs.named import register_codec as register_codec
+from dilocox_jax.config.mailbox_terms import mailbox_terms as mailbox_terms
 from dilocox_jax.config.recipes import register_recipe as register_recipe
 from dilocox_jax.config.run import RunConfig as RunConfig
 from dilocox_jax.data.corpus import Corpus as Corpus
@@ -43,6 +44,9 @@ from dilocox_jax.mailbox_protocol.agreement import StoppedError as StoppedError
 from dilocox_jax.mailbox_protocol.mailbox import Mailbox as Mailbox
 from dilocox_jax.mailbox_protocol.roster import MailboxRules as MailboxRules
 from dilocox_jax.metrics.lines import RecordError as RecordError
+from dilocox_jax.metrics.run_logs import LogStart as LogStart
+from dilocox_jax.metrics.run_logs import RunLog as RunLog
+from dilocox_jax.metrics.run_logs import register_log as register_log
 from dilocox_jax.metrics.work_directory import BusyError as BusyError
 from dilocox_jax.metrics.work_directory import RefusedError as RefusedError
 from dilocox_jax.models.loss import LossModel as LossModel
@@ -72,6 +76,7 @@ from dilocox_jax.training.mailbox_replica import (
 from dilocox_jax.training.states import (
   TrainingStoppedError as TrainingStoppedError,
 )
+from dilocox_jax.training.watching import FinishedRound as FinishedRound
 
 __version__: str
 
@@ -86,6 +91,8 @@ __all__ = [
   "Division",
   "Encoder",
   "Event",
+  "FinishedRound",
+  "LogStart",
   "Lora",
   "LossModel",
   "Mailbox",
@@ -103,6 +110,7 @@ __all__ = [
   "ReplicaStaleError",
   "RuleKind",
   "RunConfig",
+  "RunLog",
   "Sender",
   "StoppedError",
   "SyncSchedule",
@@ -123,6 +131,7 @@ __all__ = [
   "limited",
   "load",
   "mailbox",
+  "mailbox_terms",
   "make_rounds",
   "muloco",
   "named_codec",
@@ -133,6 +142,7 @@ __all__ = [
   "overlap_loco",
   "register_codec",
   "register_collective",
+  "register_log",
   "register_method",
   "register_model",
   "register_optimizer",

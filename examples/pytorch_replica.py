@@ -39,6 +39,7 @@ COMPUTED = {
   "outer.optimizer": ["sgd"],
   "outer.average_power": [0.0],
   "data.mix": [""],
+  "mailbox.shares": ["off"],
   "data.document_masks": [False],
   "model.z_loss": [0.0],
   "lora.rank": [0],

@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXTRAS = (
   "flax",
   "grain",
+  "markdown_it",
   "matplotlib",
   "ml_collections",
   "obstore",

@@ -92,7 +92,7 @@ def test_the_metadata_say_what_a_registry_shows(wheel):
     if "extra ==" not in requirement
   ]
   names = [re.split(r"[^\w-]", requirement)[0] for requirement in core]
-  assert names == ["chex", "jax", "jaxtyping", "numpy", "optax"]
+  assert names == ["chex", "jax", "jaxtyping", "ml-dtypes", "numpy", "optax"]
 
 
 @pytest.mark.slow
