@@ -35,7 +35,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
 WANTED := $(VERSION) $(CURDIR)
 FOUND := $(shell $(RUN) -c 'import sys; print(open(sys.prefix + "/.installed").read())' 2>/dev/null)
 
-.PHONY: help install quickstart ablation convergence tables reproduce compile-report compile-report-gpu lint format test check check-transformers mutations model docs bench pins clean FORCE
+.PHONY: help install quickstart ablation convergence tables reproduce compile-report compile-report-gpu lint format stubs test check check-transformers mutations model docs bench pins clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -87,14 +87,18 @@ format: install ## Rewrite the code in the house style
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
+stubs: install ## Write dilocox_jax/__init__.pyi, from which editors know the names
+	$(RUN) -m tests.contracts.api_stub
+
 test: install ## The fast tier of tests, lint included: what CI runs
 	$(RUN) -m pytest $(PYTEST_ARGS)
 
 check: $(STAMP) $(MOTO)/.installed ## Every test, the slow tier too, compiled as users compile
 	DILOCOX_JAX_COMPILE=full $(RUN) -m pytest $(PYTEST_ARGS) -m ''
 
-check-transformers: $(TRANSFORMERS)/.installed ## Logits and sizes beside the library transformers
-	$(TRANSFORMERS)/bin/python -m pytest tests/models/test_weights.py tests/api/test_adapters.py tests/experiments/test_tools.py
+check-transformers: $(TRANSFORMERS)/.installed ## Logits, sizes and a replica in PyTorch beside ours
+	$(TRANSFORMERS)/bin/python -m pytest tests/models/test_weights.py tests/api/test_adapters.py tests/experiments/test_tools.py \
+	  tests/examples/test_pytorch_replica.py
 
 mutations: install ## Change the code in 200 places, and list what no test notices (hours)
 	$(RUN) -m tests.mutants

@@ -5,12 +5,14 @@
   tx = dx.diloco(optax.adamw(3e-4), optax.sgd(0.7, momentum=0.9, nesterov=True))
 
 Names are loaded when they are first used, so importing this package loads
-neither JAX nor numpy. `dir(dilocox_jax)` lists all names: the functions below
-and one function for every method of `plan.schedule.methods.METHODS`, which
-makes an optax transform of that method.
+neither JAX nor numpy. `dir(dilocox_jax)` lists all names: the functions below,
+and for every method a function that makes an optax transform of the method.
+Editors and type checkers read the names from `__init__.pyi`, which
+`make stubs` writes.
 """
 
 import importlib
+from collections.abc import Iterable
 from typing import Any
 
 # Name -> module that defines it.
@@ -25,6 +27,8 @@ _HOMES = {
   "Division": "plan.model.division",
   "Encoder": "codecs.base",
   "Event": "plan.schedule.sync_schedule",
+  "FinishedRound": "training.watching",
+  "LogStart": "metrics.run_logs",
   "Lora": "plan.model.adapters",
   "LossModel": "models.loss",
   "ReplicaStaleError": "mailbox_protocol.agreement",
@@ -42,6 +46,7 @@ _HOMES = {
   "RefusedError": "metrics.work_directory",
   "RuleKind": "plan.schedule.methods",
   "RunConfig": "config",
+  "RunLog": "metrics.run_logs",
   "Sender": "aggregators.collective",
   "StoppedError": "mailbox_protocol.agreement",
   "SyncSchedule": "plan.schedule.sync_schedule",
@@ -56,6 +61,7 @@ _HOMES = {
   "limited": "checks",
   "load": "api.runs",
   "mailbox": "rounds.exchanges",
+  "mailbox_terms": "config.mailbox_terms",
   "make_rounds": "api.rounds",
   "named_codec": "codecs.named",
   "norm_filter": "aggregators.norm_filter",
@@ -63,6 +69,7 @@ _HOMES = {
   "outer_params": "outer.step_state",
   "register_codec": "codecs.named",
   "register_collective": "aggregators.collective",
+  "register_log": "metrics.run_logs",
   "register_method": "plan.schedule.methods",
   "register_model": "plan.model.presets",
   "register_optimizer": "optimizers",
@@ -72,22 +79,75 @@ _HOMES = {
   "step_transform": "api.step_methods",
   "train": "api.runs",
 }
+# The methods of this package. `__all__` must name them without loading the
+# module of methods, which loads numpy.
+_METHOD_NAMES = (
+  "allreduce",
+  "cocktail_sgd",
+  "delayed",
+  "diloco",
+  "dilocox",
+  "eager",
+  "muloco",
+  "open_diloco",
+  "overlap_loco",
+  "sparse_loco",
+  "streaming_diloco",
+)
 _METHODS = "plan.schedule.methods"
+# Packages that are not installed with the core, and the extra of setup.py that
+# installs each.
+_EXTRA_OF_PACKAGE = {
+  "flax": "train",
+  "grain": "train",
+  "markdown_it": "train",
+  "matplotlib": "train",
+  "orbax": "train",
+  "rich": "train",
+}
+
+__version__ = "0.1.0"
+__all__ = [*_HOMES, *_METHOD_NAMES]  # pyright: ignore - the stub lists them
 
 
 def __getattr__(name: str) -> Any:
   if name in _HOMES:
-    return getattr(_module(_HOMES[name]), name)
-  if not name.startswith("_") and name in _module(_METHODS).METHODS:
-    return _module("api.step_methods").named_step_transform(name)
+    return getattr(_module(_HOMES[name], needed_by=name), name)
+  if not name.startswith("_") and name in _methods():
+    step_methods = _module("api.step_methods", needed_by=name)
+    return step_methods.named_step_transform(name)
   raise AttributeError(
     f"dilocox_jax has no {name!r}; it has: {', '.join(__dir__())}"
   )
 
 
 def __dir__() -> list[str]:
-  return sorted([*_HOMES, *_module(_METHODS).METHODS])
+  return sorted({*__all__, *_methods(), "__version__"})
 
 
-def _module(path: str) -> Any:
-  return importlib.import_module(f"dilocox_jax.{path}")
+def _methods() -> Iterable[str]:
+  """Returns the names of all methods, also of those that a user registered."""
+  return _module(_METHODS, needed_by="method").METHODS
+
+
+def _module(path: str, needed_by: str) -> Any:
+  """Imports a module of this package.
+
+  Args:
+    path: Path of the module inside the package, e.g. "api.runs".
+    needed_by: Public name that needs the module, for the message.
+
+  Raises:
+    ImportError: If a package is missing that an extra would install. The
+      message is one line.
+  """
+  try:
+    return importlib.import_module(f"dilocox_jax.{path}")
+  except ModuleNotFoundError as error:
+    package = str(error.name).partition(".")[0]
+    if package not in _EXTRA_OF_PACKAGE:
+      raise
+    raise ImportError(
+      f"dilocox_jax.{needed_by} needs the package {package}: "
+      f"pip install 'dilocox_jax[{_EXTRA_OF_PACKAGE[package]}]'"
+    ) from None

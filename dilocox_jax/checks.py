@@ -523,3 +523,23 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     else:
       by_path[prefix + name] = value
   return by_path
+
+
+def unflat(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
+  """Returns the values of a flat mapping as nested dicts: `flat` undone.
+
+  Example: {"seed": 0, "data.glob": ""} becomes {"seed": 0, "data": {"glob":
+  ""}}.
+
+  Args:
+    values: Values by their whole names.
+    separator: Text between the parts of a name.
+  """
+  nested_values: dict[str, Any] = {}
+  for name, value in values.items():
+    *sections, last = name.split(separator)
+    section = nested_values
+    for section_name in sections:
+      section = section.setdefault(section_name, {})
+    section[last] = value
+  return nested_values

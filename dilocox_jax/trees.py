@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import traverse_util
 from jaxtyping import Array, Bool, Float, Int
 
-from dilocox_jax.checks import require
+from dilocox_jax.checks import require, unflat
 
 Tree = Any  # A pytree of arrays.
 Scalar = Float[Array, ""]
@@ -96,7 +95,7 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     leaves: Leaves by path. A list of the original tree becomes a dict with the
       keys "0", "1" and so on.
   """
-  return traverse_util.unflatten_dict(leaves, sep="/")
+  return unflat(leaves, "/")
 
 
 def shapes_by_path(tree: Tree) -> dict[str, tuple[int, ...]]:

@@ -17,11 +17,11 @@ extensions = [
   "sphinx.ext.napoleon",
   "sphinx_copybutton",
 ]
-exclude_patterns = ["notes"]
 highlight_language = "text"
 html_theme = "furo"
 html_title = "dilocox_jax"
-html_static_path = []
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 # A single backtick marks code in this project's docstrings.

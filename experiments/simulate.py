@@ -67,7 +67,7 @@ _TRANSPORT = flags.DEFINE_enum(
   ("nccl", "tpu", "gloo", "mailbox"),
   "nccl (GPUs): messages in pieces that follow one another; tpu: assumed the "
   "same; gloo (CPUs): a round trip for every 2 MiB; mailbox: replicas "
-  "meet in a store (docs/mailbox.md).",
+  "meet in a store (docs/mailbox/how_to.md).",
 )
 _TOKENS = flags.DEFINE_float(
   "tokens",

@@ -406,11 +406,11 @@ def _start(plan: MethodPlan, config: str) -> str:
   numbers = ", ".join(f"{rank} at {name}" for rank, name in enumerate(sites))
   if plan.config.uses_mailbox:
     place = "PLACE a folder or bucket"
-    needed_file = "run.secret (docs/mailbox.md)"
+    needed_file = "run.secret (docs/mailbox/how_to.md)"
     flags = "--workdir=run --mailbox=PLACE --secret=run.secret --replica=N"
   else:
     place = f"HOST a machine at {sites[0]}"
-    needed_file = "/shared (or docs/clusters.md)"
+    needed_file = "/shared (or docs/clusters/launch.md)"
     flags = (
       "--workdir=/shared/run --distributed --coordinator=HOST:9876 \\\n"
       f"    --num_processes={len(sites)} --process_id=N"

@@ -12,8 +12,8 @@ With --distributed the program is one of several processes of the run: start the
 same command on every machine of a cluster. For several processes on this
 machine see experiments.launch. With --mailbox the program is one replica of a
 run whose replicas are separate programs. They meet in a folder or a bucket
-(docs/mailbox.md). With both, a replica has several processes, and process 0
-meets the other replicas.
+(docs/mailbox/how_to.md). With both, a replica has several processes, and
+process 0 meets the other replicas.
 """
 
 from collections.abc import Sequence
@@ -35,6 +35,7 @@ from experiments.runtime.command_line import UsageError
 if TYPE_CHECKING:
   from dilocox_jax.api.simulation_setup import ClusterClock
   from dilocox_jax.config import RunConfig
+  from dilocox_jax.metrics.run_logs import RunLog
   from dilocox_jax.training.mailbox_replica import MailboxAddress
 
 flags.adopt_module_key_flags(config_flag)
@@ -54,6 +55,14 @@ _CHECK_MEMORY = flags.DEFINE_bool(
   True,
   "Refuse a run that needs more memory than the device or this machine has. "
   "The need is partly an estimate: --nocheck_memory tries all the same.",
+)
+
+_LOG = flags.DEFINE_string(
+  "log",
+  None,
+  "Also send every row to: tensorboard (files in WORKDIR/tensorboard), wandb "
+  "(Weights & Biases), a log that --parts or the config file registers, or "
+  "several joined by +. Settings follow a name: wandb(project=links).",
 )
 
 # A simulated clock.
@@ -100,6 +109,7 @@ def main(argv: Sequence[str]) -> None:
   config = run_configs.run_config(config_values)
   run_configs.check_files(config)
   simulated_clock = clock(config)
+  log = run_log()
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "train")
   # This import takes seconds, so bad input is refused before it.
   from experiments.runtime import running
@@ -113,7 +123,22 @@ def main(argv: Sequence[str]) -> None:
     address=address,
     num_sample_tokens=_SAMPLE_TOKENS.value,
     check_memory=_CHECK_MEMORY.value,
+    log=log,
   )
+
+
+def run_log() -> "RunLog | None":
+  """Returns the log that --log asks for, or None.
+
+  Raises:
+    UsageError: If there is no such log, or its package is not installed.
+  """
+  if _LOG.value is None:
+    return None
+  from dilocox_jax.metrics.run_logs import named_logs
+
+  with command_line.usage_errors():
+    return named_logs(_LOG.value)
 
 
 def mailbox_address(

@@ -9,7 +9,13 @@ import jax.numpy as jnp
 import pytest
 
 from dilocox_jax import checks, files
-from dilocox_jax.checks import changed_fields, check_path, dataclass_from, flat
+from dilocox_jax.checks import (
+  changed_fields,
+  check_path,
+  dataclass_from,
+  flat,
+  unflat,
+)
 from dilocox_jax.trees import all_finite, leaves_by_path
 
 
@@ -191,6 +197,12 @@ def test_changes_name_the_field_and_both_values():
   nested = {"b": {"x": 1, "c": {"y": None}}, "a.z": 2, "empty": {}}
   expected = [("b.x", 1), ("b.c.y", None), ("a.z", 2), ("empty", {})]
   assert list(flat(nested).items()) == expected
+
+
+def test_flat_values_are_nested_again():
+  nested = {"b": {"x": 1, "c": {"y": None}}, "empty": {}}
+  assert unflat(flat(nested)) == nested
+  assert unflat({"a/b": 1, "a/c/d": 2}, "/") == {"a": {"b": 1, "c": {"d": 2}}}
 
 
 def test_leaves_have_names_and_one_that_is_not_finite_is_found():

@@ -68,8 +68,7 @@ class Traffic:
     num_replicas: Number of replicas, M.
     codec: Codec of the method. The steps of a warm start send an fp32 sum
       instead.
-    collective: Name of the collective, one of
-      `plan.collectives.collective_names()`.
+    collective: One of `plan.collectives.collective_names()`, or a collective.
     compares_norms: Whether norms are compared first (`norm_filter`).
   """
 
@@ -78,7 +77,7 @@ class Traffic:
   shapes: Shapes
   num_replicas: int
   codec: Codec = Float()
-  collective: str = AUTO
+  collective: str | Collective = AUTO
   compares_norms: bool = False
 
   def exchange(self, fragment: int) -> list[Operation]:

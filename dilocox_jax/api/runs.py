@@ -15,7 +15,7 @@ import optax
 from dilocox_jax import report
 from dilocox_jax.aggregator import Aggregator
 from dilocox_jax.api.memory_check import check_memory as refuse_too_large
-from dilocox_jax.api.progress import shown_progress
+from dilocox_jax.api.progress import bar_console, shown_progress
 from dilocox_jax.api.simulation_setup import (
   ClusterClock,
   Options,
@@ -34,6 +34,7 @@ from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.feeds import as_feed
 from dilocox_jax.distributed.partition_rules import PartitionRule
 from dilocox_jax.metrics.lines import RecordError
+from dilocox_jax.metrics.run_logs import as_log
 from dilocox_jax.metrics.work_directory import CONFIG
 from dilocox_jax.models import adapters, families, weights
 from dilocox_jax.models.custom import as_loss_model, reads_tokens
@@ -48,6 +49,7 @@ from dilocox_jax.training import resume, start
 from dilocox_jax.training.mailbox_replica import MailboxAddress
 from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.training.trainer import Trainer
+from dilocox_jax.training.watching import FinishedRound, Watching
 from dilocox_jax.trees import Tree
 
 
@@ -232,6 +234,8 @@ def train(
   step_s: float | None = None,
   mailbox: MailboxAddress | None = None,
   check_memory: bool = True,
+  log: Any = None,
+  on_round: Callable[[FinishedRound], None] | None = None,
   quiet: bool = False,
 ) -> Run:
   """Trains a run to its end, or continues the run in the directory.
@@ -281,8 +285,15 @@ def train(
       replicas in this program.
     check_memory: Whether to refuse a run that needs more memory than the host
       or the device has (`api.memory_check`). The need is partly an estimate.
-    quiet: Whether to log nothing. By default the run logs what it trains, and
-      now and then its loss, its speed and the remaining time (`api.progress`).
+    log: Gets every row that the run writes, as a mapping: a function of a row,
+      an object with a method `write(row)` (`dilocox_jax.RunLog`), or names of
+      logs, such as "tensorboard" or "tensorboard+wandb(project=links)".
+    on_round: Function that is called with a `dilocox_jax.FinishedRound` after
+      each round, in every process. It may read the state of all replicas, and
+      the devices wait while it does. An error in it ends the run.
+    quiet: Whether to show nothing. By default the run logs what it trains, and
+      shows how far it is: as a bar in a terminal and in a notebook that has
+      ipywidgets, and as lines elsewhere (`api.progress`).
 
   Returns:
     The run. It reads `metrics` and `model` from the directory at first use.
@@ -326,6 +337,13 @@ def train(
   if check_memory:
     refuse_too_large(run_config, overrides)
   overrides = start.with_trainable(run_config, overrides, trainable)
+  check_kind(
+    on_round is None or callable(on_round),
+    "on_round",
+    on_round,
+    "a function of a dilocox_jax.FinishedRound",
+  )
+  run_log = None if log is None else as_log(log)
   require(
     step_s is None or cluster is not None,
     f"step_s={step_s} is of a cluster on which the run is timed: give cluster",
@@ -340,6 +358,7 @@ def train(
     clock = ClusterClock(run_config, cluster, Options(step_s=step_s))
   path = pathlib.Path(workdir)
   progress = contextlib.nullcontext() if quiet else shown_progress()
+  console = None if quiet else bar_console()
   with progress:
     trainer = Trainer(
       run_config,
@@ -348,6 +367,7 @@ def train(
       clock,
       overrides,
       address=mailbox,
+      watching=Watching(log=run_log, on_round=on_round, console=console),
     )
     trainer.run()
   return Run(path, trainer.overrides)

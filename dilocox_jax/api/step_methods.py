@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import optax
-from flax.traverse_util import unflatten_dict
 
 from dilocox_jax.aggregator import Aggregator
 from dilocox_jax.aggregators.exchange import exchange as mean_exchange
-from dilocox_jax.checks import did_you_mean, require
+from dilocox_jax.checks import did_you_mean, require, unflat
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.config.recipes import DEFAULTS, RECIPES
@@ -240,12 +239,25 @@ def _averaged_gradients(
 
 # Arguments of a method that are whole numbers.
 _COUNTS = ("sync_interval", "num_fragments", "overlap_steps")
-_ABOUT_TRANSFORMS = """\
-Returns an optax transform. `step_transform` explains the arguments that do not
-belong to the schedule. `codec` replaces the codec of the method. `exchange`
-replaces codec and feedback. Rank and H do not change during training; only runs
-of a config adapt them. A transform cannot transfer messages during later steps;
-the rounds of `make_rounds` can."""
+_DOC_WIDTH = 76  # Columns of a docstring without its indentation.
+_DOC_OF_TRANSFORMS = """\
+Rank and H do not change during training; only runs of a config adapt them. A
+transform cannot transfer messages during later steps; the rounds of
+`make_rounds` can."""
+_DOC_OF_INNER = "inner: Optimizer of the inner steps."
+_DOC_OF_OTHERS = """\
+exchange: Aggregator that averages over replicas, in place of the codec and
+  the feedback of the method.
+axis_name: Axis over which replicas are mapped.
+fragments: How the tree is divided into fragments, as in `step_transform`.
+trainable: Function from the path of a leaf to whether the leaf is trained."""
+_DOC_OF_RESULT = """\
+Returns:
+  An optax transform, as from `step_transform`.
+
+Raises:
+  TypeError: If an argument does not exist or is of the wrong kind.
+  ValueError: One line, if a value does not fit."""
 
 
 def named_step_transform(name: str) -> Callable[..., Any]:
@@ -261,7 +273,7 @@ def named_step_transform(name: str) -> Callable[..., Any]:
     exist or is of the wrong kind, and ValueError for a value that does not fit.
   """
   build: Any = METHODS[name]
-  recipe = unflatten_dict({**DEFAULTS, **RECIPES.get(name, {})}, sep=".")
+  recipe = unflat({**DEFAULTS, **RECIPES.get(name, {})})
 
   def make(
     inner: optax.GradientTransformation,
@@ -301,10 +313,36 @@ def named_step_transform(name: str) -> Callable[..., Any]:
 
   make.__name__ = name
   make.__qualname__ = name
-  has_outer = METHODS[name]().exchanged == "pseudo_gradient"
-  about = _about_recipe(recipe, has_outer=has_outer)
-  make.__doc__ = f"{inspect.getdoc(build)}\n\n{about}\n\n{_ABOUT_TRANSFORMS}"
+  vars(make)["__signature__"] = _signature(make, build)
+  make.__doc__ = _docstring(build, recipe)
   return make
+
+
+def _signature(
+  make: Callable[..., Any], build: Callable[..., Method]
+) -> inspect.Signature:
+  """Returns the signature of a method's transform, for `help` and editors.
+
+  The arguments of the schedule stand in the place of `**schedule`, in front of
+  the other arguments that are passed by name.
+
+  Args:
+    make: Function that makes the transform, with `**schedule` as last argument.
+    build: Function that builds the method.
+  """
+  signature = inspect.signature(make)
+  *arguments, _ = signature.parameters.values()
+  positional = [
+    argument
+    for argument in arguments
+    if argument.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+  ]
+  by_name = arguments[len(positional) :]
+  schedule = [
+    argument.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+    for argument in inspect.signature(build).parameters.values()
+  ]
+  return signature.replace(parameters=[*positional, *schedule, *by_name])
 
 
 def _check_settings(
@@ -394,21 +432,58 @@ def _outer_optimizer(
   return averaged(optimizer, average_power)
 
 
-def _about_recipe(recipe: dict[str, dict[str, Any]], *, has_outer: bool) -> str:
-  """Describes the codec and the outer optimizer of a method, for a docstring.
+def _docstring(
+  build: Callable[..., Method], recipe: dict[str, dict[str, Any]]
+) -> str:
+  """Returns the docstring of a method's transform.
 
   Args:
+    build: Function that builds the method.
     recipe: Sections of the method's recipe.
-    has_outer: Whether the method has an outer optimizer.
   """
-  codec = f"Without `codec` it sends {recipe['exchange']['codec']!r}."
-  if not has_outer:
-    return f"{codec} It has no outer optimizer; `outer` is not read."
-  outer = recipe["outer"]
-  optimizer = f"optax.sgd({outer['learning_rate']}"
-  if outer["momentum"]:
-    optimizer += f", momentum={outer['momentum']}, nesterov=True"
+  docstring = inspect.cleandoc(build.__doc__ or "")
+  text, _, sections = docstring.partition("Args:\n")
+  schedule = sections.partition("\n\n")[0]
+  arguments = [
+    _DOC_OF_INNER,
+    _filled(f"outer: {_about_outer(build(), recipe['outer'])}"),
+    textwrap.dedent(schedule),
+    _filled(
+      "codec: Codec or name of a codec. None: "
+      f"{recipe['exchange']['codec']!r}, as in the recipe of the method."
+    ),
+    _DOC_OF_OTHERS,
+  ]
+  listed = textwrap.indent("\n".join(filter(None, arguments)), "  ")
+  return "\n\n".join(
+    [text.strip(), _DOC_OF_TRANSFORMS, f"Args:\n{listed}", _DOC_OF_RESULT]
+  )
+
+
+def _filled(text: str) -> str:
+  """Returns the description of an argument in lines of a docstring's width."""
+  return textwrap.fill(
+    text,
+    width=_DOC_WIDTH - 2,
+    subsequent_indent="  ",
+    break_long_words=False,
+    break_on_hyphens=False,
+  )
+
+
+def _about_outer(method: Method, recipe: dict[str, Any]) -> str:
+  """Describes the outer optimizer that a transform has without `outer`.
+
+  Args:
+    method: The method.
+    recipe: Section `outer` of the method's recipe.
+  """
+  if method.exchanged != "pseudo_gradient":
+    return "Not read, because this method has no outer optimizer."
+  optimizer = f"optax.sgd({recipe['learning_rate']}"
+  if recipe["momentum"]:
+    optimizer += f", momentum={recipe['momentum']}, nesterov=True"
   optimizer += ")"
-  if outer["average_power"]:
-    optimizer = f"dilocox_jax.averaged({optimizer}, {outer['average_power']})"
-  return f"{codec} Without `outer` the outer optimizer is `{optimizer}`."
+  if recipe["average_power"]:
+    optimizer = f"dilocox_jax.averaged({optimizer}, {recipe['average_power']})"
+  return f"Optimizer of the outer parameters. None: `{optimizer}`."

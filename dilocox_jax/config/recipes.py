@@ -9,6 +9,7 @@ A field that the user sets always wins over the recipe, even if the user sets it
 to the default value.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -105,6 +106,15 @@ for _method, _values in _PUBLISHED.items():
   register_recipe(_method, _values)
 
 _MOST_WARMUP_STEPS = 50
+# Largest number of steps between two evaluations or two checkpoints, and of a
+# segment without rounds, if the config does not say how many.
+_LONGEST_INTERVAL = 150
+_LONGEST_SEGMENT = 50
+# Short runs are evaluated and saved several times, too: a loss curve needs some
+# points, and a run that is killed should not begin again from its start. A save
+# writes the whole state, so there are fewer saves.
+_NUM_EVALUATIONS = 10
+_NUM_CHECKPOINTS = 4
 
 
 def resolved(
@@ -122,9 +132,10 @@ def resolved(
     facts: Facts about each field, by its dotted name.
 
   Returns:
-    The same fields. None is replaced in the fields of `DEFAULTS`, in
-    `inner.warmup_steps`, and, if adapters are trained, in
-    `sync.fragment_order`.
+    The same fields. None is replaced in the fields of `DEFAULTS`, in the fields
+    that follow from `total_steps` (the warm-up, the intervals of evaluations
+    and checkpoints, and `sync.steps_per_dispatch`), and, if adapters are
+    trained, in `sync.fragment_order`.
   """
   name, _ = method_parts(settings["sync.method"])
   recipe = {
@@ -132,9 +143,22 @@ def resolved(
     for path, value in RECIPES.get(name, {}).items()
     if settings[path] is None
   }
-  # With total_steps = 40 the warm-up has 10 steps, with 200 or more it has 50.
-  warmup_steps = min(_MOST_WARMUP_STEPS, max(settings["total_steps"], 0) // 4)
-  defaults: dict[str, Any] = {**DEFAULTS, "inner.warmup_steps": warmup_steps}
+  total_steps = max(settings["total_steps"], 0)
+  defaults: dict[str, Any] = {
+    **DEFAULTS,
+    # With 40 steps in all the warm-up has 10, with 200 or more it has 50.
+    "inner.warmup_steps": min(_MOST_WARMUP_STEPS, total_steps // 4),
+    "evaluation.interval_steps": min(
+      _LONGEST_INTERVAL, _interval(total_steps, _NUM_EVALUATIONS)
+    ),
+    "checkpoint.interval_steps": min(
+      _LONGEST_INTERVAL, _interval(total_steps, _NUM_CHECKPOINTS)
+    ),
+    # A run is evaluated and saved between two segments only.
+    "sync.steps_per_dispatch": min(
+      _LONGEST_SEGMENT, _interval(total_steps, _NUM_EVALUATIONS)
+    ),
+  }
   if settings["lora.rank"] and takes(settings["sync.method"], "fragment_order"):
     # Only layers have adapters, so all fragments can be equal slices.
     defaults["sync.fragment_order"] = SLICED[0]
@@ -153,6 +177,17 @@ def resolved(
     for path in unread_of_recipe:
       values[path] = DEFAULTS.get(path)
       del recipe[path]
+
+
+def _interval(total_steps: int, num_parts: int) -> int:
+  """Returns the length of a part of a run, in steps, rounded up.
+
+  Args:
+    total_steps: Inner steps of the run.
+    num_parts: Number of parts. Example: 10 parts of 128 steps have 13 steps
+      each.
+  """
+  return max(1, math.ceil(total_steps / num_parts))
 
 
 def unread_fields(

@@ -463,6 +463,38 @@ def field_facts() -> dict[str, Facts]:
   return {path: facts_of(field) for path, field in _fields()}
 
 
+def changed_settings(values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+  """Returns the settings of a run that differ from the defaults.
+
+  The defaults are those of the run's method and of its number of steps.
+
+  Args:
+    values: All fields of the run's config, nested by section. Fields that this
+      version does not know are skipped.
+
+  Returns:
+    The value and the default of each such setting, by its dotted name. The
+    method and the number of steps come first, if they are not the defaults.
+  """
+  fields = flat(values)
+  plain_defaults = dict(flat(RunConfig().to_mapping()))
+  choices = {
+    path: fields[path]
+    for path in ("sync.method", "total_steps")
+    if path in fields
+  }
+  try:
+    defaults = dict(flat(RunConfig.from_mapping(choices).to_mapping()))
+  except ValueError:  # For example a method that only the run has registered.
+    defaults = plain_defaults
+  defaults |= {path: plain_defaults[path] for path in choices}
+  return {
+    path: (fields[path], defaults[path])
+    for path in [*choices, *fields]
+    if path in defaults and fields[path] != defaults[path]
+  }
+
+
 def free_on_resume() -> tuple[str, ...]:
   """Returns the dotted names of fields that may change on resume."""
   facts = field_facts().items()

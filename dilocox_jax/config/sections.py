@@ -24,7 +24,11 @@ from dilocox_jax.data import sources
 from dilocox_jax.field_facts import ReadIf, setting
 from dilocox_jax.plan import choices
 from dilocox_jax.plan.adaptive import MODES
-from dilocox_jax.plan.collectives import MAILBOX, collective_names
+from dilocox_jax.plan.collectives import (
+  MAILBOX,
+  MAILBOX_SHARES,
+  collective_names,
+)
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.pipeline import PIPELINES
@@ -428,8 +432,12 @@ class MeshConfig(Section):
 class EvaluationConfig(Section):
   """Validation during the run and at its end."""
 
-  # Inner steps between two validations; 0 validates at the end only.
-  interval_steps: int = setting(150, at_least=0, is_free_on_resume=True)
+  # Inner steps between two validations; 0 validates at the end only. None is a
+  # tenth of the run, and at most 150 steps. A validation takes place at the end
+  # of the round in which the interval is over.
+  interval_steps: OfMethod[int] = setting(
+    OF_METHOD, at_least=0, is_free_on_resume=True
+  )
   # Number of sequences that one validation reads; 0 reads all tokens.
   num_sequences: int = setting(128, at_least=0, may_differ=True)
 
@@ -438,9 +446,12 @@ class EvaluationConfig(Section):
 class CheckpointConfig(Section):
   """How often the state is saved, and the run from which a new run starts."""
 
-  # Inner steps between two checkpoints. A checkpoint is saved at the end of the
-  # round in which they are over.
-  interval_steps: int = setting(150, at_least=1, is_free_on_resume=True)
+  # Inner steps between two checkpoints. None is a quarter of the run, and at
+  # most 150 steps. A checkpoint is saved at the end of the round in which the
+  # interval is over.
+  interval_steps: OfMethod[int] = setting(
+    OF_METHOD, at_least=1, is_free_on_resume=True
+  )
   # Number of newest checkpoints to keep.
   keep: int = setting(2, at_least=1, is_free_on_resume=True)
   # Run directory, or folder of a checkpoint of OPT, Llama or Qwen. The run
@@ -488,7 +499,8 @@ class SyncConfig(Section):
   # Inner steps before the first round, in which gradients are averaged.
   warm_start_steps: int = limited(0, at_least=0)
   # Inner steps that are dispatched as one program in phases without rounds.
-  steps_per_dispatch: int = limited(50, at_least=1)
+  # None is a tenth of the run, and at most 50 steps.
+  steps_per_dispatch: OfMethod[int] = setting(OF_METHOD, at_least=1)
 
   def __post_init__(self):
     super().__post_init__()
@@ -606,6 +618,11 @@ class MailboxConfig(Section):
   full_weight_ratio: float = setting(
     1.0, at_least=1, below=math.inf, read_if=USES_MAILBOX
   )
+  # When each replica makes one share of the mean, and reads the shares of the
+  # others instead of their messages: auto (from four replicas on, if the codec
+  # sends every value in a float or in 4 bits or more); on (from two on, for all
+  # codecs that send every value); or off.
+  shares: str = setting("auto", choices=MAILBOX_SHARES, read_if=USES_MAILBOX)
 
 
 @dataclasses.dataclass(frozen=True)

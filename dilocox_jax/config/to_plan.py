@@ -9,6 +9,8 @@ both during training (`training.adaptive_controller`).
 
 import dataclasses
 
+from dilocox_jax.aggregators.collective import Collective
+from dilocox_jax.aggregators.mailbox_mean import MailboxMean
 from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.codecs.low_rank import LowRank
@@ -76,6 +78,13 @@ def run_plan(config: RunConfig) -> RunPlan:
   )
 
 
+def _collective(config: RunConfig) -> str | Collective:
+  """Returns the collective of a run, as `Traffic` takes it."""
+  if config.uses_mailbox:
+    return MailboxMean(config.mailbox.shares)
+  return config.exchange.collective
+
+
 def traffic(config: RunConfig, shapes: Shapes | None = None) -> Traffic:
   """Returns the object that counts the bytes one replica sends.
 
@@ -98,6 +107,6 @@ def traffic(config: RunConfig, shapes: Shapes | None = None) -> Traffic:
     shapes=shapes,
     num_replicas=config.mesh.num_replicas,
     codec=codec(config),
-    collective=exchange.collective,
+    collective=_collective(config),
     compares_norms=compares_norms,
   )

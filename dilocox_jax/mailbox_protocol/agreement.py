@@ -15,11 +15,15 @@ from typing import Any
 import numpy as np
 
 from dilocox_jax.mailbox_protocol.buffers import (
+  Buffer,
   Data,
   is_equal,
   num_bytes_of,
 )
-from dilocox_jax.mailbox_protocol.decisions import Decisions
+from dilocox_jax.mailbox_protocol.decisions import (
+  DECIDES_WITHIN_S,
+  Decisions,
+)
 from dilocox_jax.mailbox_protocol.manifest import (
   NUM_REMEMBERED,
   Manifest,
@@ -34,6 +38,11 @@ from dilocox_jax.mailbox_protocol.messages import (
   proposal_path,
 )
 from dilocox_jax.mailbox_protocol.roster import MailboxRules, Roster, Seats
+from dilocox_jax.mailbox_protocol.shares import (
+  Residual,
+  Shares,
+  event_bytes,
+)
 from dilocox_jax.mailbox_protocol.signer import Signer
 from dilocox_jax.mailbox_protocol.snapshots import (
   KEPT_MARKS,
@@ -92,6 +101,8 @@ class Memory:
     was_split: Whether the shared states were split since then (`votes`).
     base: Event of the snapshot with which this replica began; 0: it began with
       the first state.
+    shared: The newest event whose mean was made in shares, and its number of
+      slices, by "kind.turn".
   """
 
   event: int = 0
@@ -105,13 +116,18 @@ class Memory:
   largest_event: int = 0
   was_split: bool = False
   base: int = 0
+  shared: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> "Memory":
     """Returns the memory of which `values` are the `dataclasses.asdict`."""
     roster = Roster.from_json(values["roster"])
     starts = tuple(values["starts"])
-    fields = {**values, "roster": roster, "starts": starts}
+    shared = {
+      key: (int(event), int(num_slices))
+      for key, (event, num_slices) in values["shared"].items()
+    }
+    fields = {**values, "roster": roster, "starts": starts, "shared": shared}
     return cls(**fields)  # pyright: ignore
 
   def begin_interval(self, event: int) -> "Memory":
@@ -137,7 +153,21 @@ class Memory:
     Args:
       inbox: The inbox of a turn.
     """
-    return self.accepted.get(f"{inbox.kind}.{inbox.turn}", [])
+    return self.accepted.get(_norms_key(inbox), [])
+
+  def residual_event(self, inbox: Inbox) -> int:
+    """Returns the event whose residuals a mean in shares adds; -1: none.
+
+    The residuals must be of the same slices. They must also be of this interval
+    or the one before: objects of earlier intervals may be deleted at any time.
+
+    Args:
+      inbox: The inbox of a turn.
+    """
+    event, num_slices = self.shared.get(f"{inbox.kind}.{inbox.turn}", (-1, 0))
+    if num_slices != inbox.num_slices:
+      return -1
+    return event if event >= self.starts[-2:][0] else -1
 
   @property
   def num_kinds(self) -> int:
@@ -164,13 +194,18 @@ class Memory:
     # Messages that came too late are in the store, too.
     expected = self.roster.renewed(inbox.event).expected()
     senders = {*expected, *agreed.names, *agreed.left_out}
-    num_stored = len(senders) * inbox.num_bytes + agreed.num_bytes
+    num_stored = event_bytes(inbox, len(senders)) + agreed.num_bytes
+    shared = self.shared
+    if agreed.num_slices and agreed.listed:
+      event_and_slices = inbox.event, agreed.num_slices
+      shared = shared | {f"{inbox.kind}.{inbox.turn}": event_and_slices}
     stored_in_event = num_stored
     if inbox.turn:
       stored_in_event += self.stored_in_event
     memory = dataclasses.replace(
       self,
-      accepted=self.accepted | {f"{inbox.kind}.{inbox.turn}": norms},
+      accepted=self.accepted | {_norms_key(inbox): norms},
+      shared=shared,
       sent=self.sent + inbox.num_bytes,
       stored=self.stored + num_stored,
       stored_in_event=stored_in_event,
@@ -185,6 +220,20 @@ class Memory:
       roster=agreed.roster,
       was_split=self.was_split or agreed.is_split,
     )
+
+
+def _norms_key(inbox: Inbox) -> str:
+  """Returns the key of the usual norms of a turn's messages.
+
+  Messages in slices declare the norm of their decoded values, and the norm of
+  other messages is that of their floating-point arrays. So they are remembered
+  apart.
+
+  Args:
+    inbox: The inbox of the turn.
+  """
+  key = f"{inbox.kind}.{inbox.turn}"
+  return f"{key}.slices" if inbox.num_slices else key
 
 
 @dataclasses.dataclass
@@ -213,6 +262,8 @@ class Agreement:
       by event.
     snapshot_bytes: Bytes of a snapshot; 0: this replica does not know them, and
       begins no interval.
+    residuals: Residuals of the shares that this replica has made, as
+      `Shares.remembered`.
   """
 
   store: Any
@@ -227,6 +278,9 @@ class Agreement:
   most_were_here: bool = False
   announced: dict[int, Manifest] = dataclasses.field(default_factory=dict)
   snapshot_bytes: int = 0
+  residuals: dict[tuple[int, int, int, int], Residual] = dataclasses.field(
+    default_factory=dict
+  )
 
   def __post_init__(self) -> None:
     """Opens the decisions of the run."""
@@ -253,6 +307,23 @@ class Agreement:
     values = self._decisions.read(manifest_path(event, turn))
     return None if values is None else Manifest.from_json(values)
 
+  def expected(self, event: int, turn: int, is_past: bool) -> list[str]:
+    """Returns the replicas whose messages a turn waits for.
+
+    All replicas with the same manifests expect the same ones.
+
+    Args:
+      event: Number of the event.
+      turn: Number of the turn.
+      is_past: Whether the turn was settled before the snapshot with which this
+        replica began. Then it waits for nobody.
+    """
+    if is_past:
+      return []
+    if turn:
+      return self.first.names
+    return self.memory.roster.renewed(event).expected()
+
   def open(self, inbox: Inbox) -> None:
     """Notes in an inbox whose messages its turn waits for.
 
@@ -261,10 +332,7 @@ class Agreement:
     """
     if inbox.is_past:
       return
-    if inbox.turn:
-      inbox.expected = self.first.names
-    else:
-      inbox.expected = self.memory.roster.renewed(inbox.event).expected()
+    inbox.expected = self.expected(inbox.event, inbox.turn, is_past=False)
     if self.most_were_here:
       inbox.there = set(inbox.expected)
 
@@ -355,10 +423,75 @@ class Agreement:
       object_path = message_path(inbox.event, inbox.turn, listed.replica)
       objects[object_path] = message.data
       messages.append((listed.replica, listed.weight, message.arrays))
+    self._remember(inbox, objects)
+    return messages
+
+  def fetch_shares(
+    self,
+    shares: Shares,
+    beside: Sequence[Callable[[], Any]] = (),
+  ) -> None:
+    """Waits until every share of a turn's mean is there, and reads it.
+
+    Makes the shares that this replica has to make. At the same time it makes
+    sure that the event was not deleted, as `fetch_messages` does. If the event
+    was deleted, the shares that are written here belong to a list that nobody
+    follows, and carry its digest.
+
+    Args:
+      shares: The shares of the turn. Afterwards it holds all of them.
+      beside: Other functions to call at the same time.
+
+    Raises:
+      ReplicaStaleError: If the event was deleted, or if a share is missing, and
+        there is a newer snapshot.
+    """
+    inbox = shares.inbox
+
+    def waiting() -> str:
+      number = shares.missing()[0]
+      return (
+        f"event {inbox.event} waits for share {number} of"
+        f" {shares.num_slices} of the mean, and cannot make it: a replica that"
+        " has this share, or its own message, writes it again"
+      )
+
+    def check() -> None:
+      if self.is_gone(inbox.event):
+        raise ReplicaStaleError(f"event {inbox.event} was deleted")
+
+    calls = [check, *beside, *shares.reads_for_comparison()]
+    is_first = True
+    for is_late in self._pauses(
+      inbox, waiting, shares.agreed, looks_at_once=False
+    ):
+      self.store.at_once([*calls, *shares.first_calls(is_late)])
+      if is_first and self._decisions.has_proposed:
+        # The others have learned of the list later, so their shares are later.
+        self.store.pause(DECIDES_WITHIN_S)
+      self.store.at_once(shares.last_calls(is_late, lists=not is_first))
+      if not shares.missing():
+        break
+      calls = []
+      is_first = False
+    self.store.at_once(shares.writes_of_residuals())
+    path = manifest_path(inbox.event, inbox.turn)
+    objects: dict[str, Data] = {
+      path: self.signer.sign_json(path, dataclasses.asdict(shares.agreed)),
+      **shares.objects(),
+    }
+    self._remember(inbox, objects)
+
+  def _remember(self, inbox: Inbox, objects: dict[str, Data]) -> None:
+    """Remembers objects of a turn, to write them again if they vanish.
+
+    Args:
+      inbox: The inbox of the turn.
+      objects: The objects by path.
+    """
     if inbox.turn == 0:
       self.objects = {inbox.event: {}}
     self.objects.setdefault(inbox.event, {}).update(objects)
-    return messages
 
   def is_gone(self, event: int, thoroughly: bool = True) -> bool:
     """Returns whether the interval of an event was deleted, or is about to be.
@@ -537,7 +670,11 @@ class Agreement:
     )
     # Without a listed message, no replica's state is confirmed.
     begins_interval = bool(manifest.listed) and self._begins_interval(inbox)
-    return dataclasses.replace(manifest, begins_interval=begins_interval)
+    return dataclasses.replace(
+      manifest,
+      begins_interval=begins_interval,
+      num_slices=inbox.num_slices,
+    )
 
   def _begins_interval(self, inbox: Inbox) -> bool:
     """Returns whether a snapshot of the state before a turn is due.
@@ -557,7 +694,7 @@ class Agreement:
     if not self.snapshot_bytes:
       return False
     memory = self.memory
-    num_bytes = len(inbox.held) * inbox.num_bytes
+    num_bytes = event_bytes(inbox, len(inbox.held))
     next_bytes = max(memory.largest_event, num_bytes)
     if memory.stored + next_bytes > self.limit().interval_bytes:
       return True
@@ -602,6 +739,7 @@ class Agreement:
     inbox: Inbox,
     waiting: Callable[[], str],
     agreed: Manifest | None = None,
+    looks_at_once: bool = True,
   ) -> Iterator[bool]:
     """Yields before each try whether the grace time is over, and then waits.
 
@@ -614,13 +752,17 @@ class Agreement:
       inbox: The inbox of the turn.
       waiting: Returns a line for the log that says what the replica waits for.
       agreed: The manifest, if it is decided.
+      looks_at_once: Whether a replica that knows the manifest looks around at
+        once. Else it looks around after the grace time.
     """
     clock = self.store.clock
     grace = self.rules.grace_s
     start = clock()
     wait = FIRST_PAUSE_S
     look_after = grace
-    next_look = start if agreed else start + grace
+    next_look = start + grace
+    if agreed and looks_at_once:
+      next_look = start
     next_line = start + grace
     is_late = False
     while True:
@@ -671,26 +813,41 @@ class Agreement:
         f"the others have gone on from event {inbox.event}"
       )
     self.seats.look_after(self.memory.roster)
-    # Path, object, and whether it is a message that a manifest lists.
-    objects: list[tuple[str, Data, bool]] = []
+    calls: list[Callable] = []
     for path, data in self.run_objects.items():
-      objects.append((path, data, False))
+      calls.append(functools.partial(self._restore, path, data))
     for objects_of_event in self.objects.values():
       for path, data in objects_of_event.items():
-        objects.append((path, data, path.startswith(f"{EVENTS}/")))
+        is_message = path.startswith(f"{EVENTS}/")
+        calls.append(
+          functools.partial(self._restore, path, data, replaces=is_message)
+        )
     listed_digests = set()
     if agreed is not None:
       listed_digests = {listed.digest for listed in agreed.listed}
     for name, message in inbox.held.items():
       is_listed = message.digest in listed_digests
-      if agreed is None or is_listed:
+      if message.is_whole and (agreed is None or is_listed):
         path = message_path(inbox.event, inbox.turn, name)
-        objects.append((path, message.data, is_listed))
-    self.store.at_once(
-      [functools.partial(self._restore, *each) for each in objects]
-    )
+        calls.append(
+          functools.partial(
+            self._restore,
+            path,
+            message.data,
+            replaces=is_listed,
+            is_ours=inbox.is_ours,
+          )
+        )
+    self.store.at_once(calls)
 
-  def _restore(self, path: str, data: Data, is_listed_message: bool) -> None:
+  def _restore(
+    self,
+    path: str,
+    data: Data,
+    *,
+    replaces: bool = False,
+    is_ours: Callable[[str, Buffer], bool] | None = None,
+  ) -> None:
     """Writes an object again if it is missing or damaged.
 
     If a listed message was lost, a later life of its sender may have written
@@ -700,14 +857,20 @@ class Agreement:
     Args:
       path: Path of the object.
       data: The object.
-      is_listed_message: Whether it is a message that a manifest lists.
+      replaces: Whether it is a message that a manifest lists. Then it also
+        replaces another object of a replica.
+      is_ours: Function from a path and the bytes that were read there to
+        whether a replica wrote them (`Inbox.is_ours`). None: the object is
+        signed as a whole, or JSON.
     """
     stored = self.store.get(path, num_bytes_of(data))
     if stored is not None and is_equal(stored, data):
       return
     if stored is None and self.store.create(path, data):
       return
-    if stored is not None and not is_listed_message:
+    if stored is not None and not replaces:
+      if is_ours is not None and is_ours(path, stored):
+        return
       if self.signer.verify(path, stored) is not None:
         return
       if self.signer.verify_json(path, stored) is not None:

@@ -23,3 +23,11 @@ class UnfitStoreError(ValueError):
   For example, the store is missing when the replica enters, or overwrites
   objects that it should not. The message is one line.
   """
+
+
+def first_line(error: BaseException) -> str:
+  """Returns the first line of an error's message.
+
+  The other lines of a message of `obstore` name the source of the error.
+  """
+  return str(error).strip().split("\n")[0] or type(error).__name__

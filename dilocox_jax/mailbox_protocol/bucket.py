@@ -2,8 +2,8 @@
 
 The library `obstore` does the work. It turns the HTTP status of an answer into
 a class of errors, but one class can mean different things for different calls.
-So this module reads the status itself. docs/notes/mailbox_protocol.md has the
-table of answers.
+So this module reads the status itself. docs/how_it_works/mailbox_protocol.md
+has the table of answers.
 """
 
 import datetime
@@ -18,6 +18,7 @@ from obstore.store import from_url
 from dilocox_jax.mailbox_protocol.answers import (
   ClosedError,
   StoreUnavailableError,
+  first_line,
 )
 from dilocox_jax.mailbox_protocol.buffers import Buffer, Data, parts_of
 
@@ -75,13 +76,16 @@ class Bucket:
       options: Settings of `obstore.store.from_url`.
 
     Raises:
-      BaseError: If `where` is not the URL of a bucket.
-      ValueError: For the same reason.
+      ValueError: If `where` is not the URL of a bucket. The message is one
+        line.
     """
+    settings = _SETTINGS | options
     if where.startswith("memory://"):
-      self._objects: Any = from_url(where)
-    else:
-      self._objects = from_url(where, **(_SETTINGS | options))
+      settings = {}
+    try:
+      self._objects: Any = from_url(where, **settings)
+    except ERRORS as error:
+      raise ValueError(first_line(error)) from None
 
   def get(self, path: str, at_most: int) -> Buffer | None:
     """Returns an object; None if it is missing or larger than `at_most`."""
@@ -166,14 +170,6 @@ class Bucket:
     except ERRORS as error:
       raise _refusal(error) from None
     return True
-
-
-def first_line(error: BaseException) -> str:
-  """Returns the first line of an error's message.
-
-  The other lines of the library's messages name the source of the error.
-  """
-  return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def _status(error: BaseException) -> int:

@@ -26,6 +26,7 @@ from dilocox_jax.mailbox_protocol.replica_processes import (
 )
 from dilocox_jax.mailbox_protocol.step_counts import StepCounts
 from dilocox_jax.reference.fingerprint import random_signs
+from dilocox_jax.reference.shares import Tables
 from dilocox_jax.threads import in_thread
 
 NEVER = 2**62  # Number of an event that no run reaches.
@@ -330,6 +331,7 @@ class ExchangeSession:
     arrays: Sequence[np.ndarray],
     is_finite: bool,
     shared: Callable[[], Sequence[np.ndarray]],
+    tables: Tables | None = None,
   ) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
     """Sends the next turn's message, and returns the messages that all average.
 
@@ -338,11 +340,13 @@ class ExchangeSession:
       is_finite: Whether this replica's values are finite. If not, the message
         has the weight 0. It is then left out, but nobody waits for it.
       shared: Returns the arrays that all replicas share, for a snapshot.
+      tables: How the arrays are encoded; None: the mean is not made in shares.
 
     Returns:
       Arrays [K, ...] of the K replicas that are listed, their weights in the
       mean [K], which add up to K, and whether this replica is one of them. If
-      no replica is listed, zeros [1, ...] with the weight 0.
+      no replica is listed, zeros [1, ...] with the weight 0. If the mean was
+      made in shares, its arrays [1, ...] with the weight 1.
     """
     turn = self._turn
     self._turn += 1
@@ -360,6 +364,7 @@ class ExchangeSession:
       kind=self._kind,
       snapshot=take_snapshot if self._client.writes_snapshots else None,
       shared=shared,
+      tables=tables,
     )
     if not exchanged.is_own_listed:
       self.is_counted = False
@@ -378,6 +383,9 @@ class ExchangeSession:
     if not exchanged.messages:
       zeros = tuple(np.zeros_like(array)[np.newaxis] for array in arrays)
       return zeros, np.zeros(1, np.float32), is_listed
+    if exchanged.mean is not None:
+      mean = tuple(np.asarray(array)[np.newaxis] for array in exchanged.mean)
+      return mean, np.ones(1, np.float32), is_listed
     contents = [content for _, _, content in exchanged.messages]
     weights = np.array(
       [weight for _, weight, _ in exchanged.messages], np.float64

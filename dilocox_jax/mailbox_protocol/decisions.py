@@ -31,11 +31,16 @@ _TRIES = 8
 _FIRST_PAUSE_S = 0.05
 # A replica that comes second waits so long before it asks for the decision. In
 # most stores an object takes longer to write than to read.
-_DECIDES_WITHIN_S = 0.01
+DECIDES_WITHIN_S = 0.01
 
 
 class Decisions:
-  """The decisions of one run."""
+  """The decisions of one run.
+
+  Attributes:
+    has_proposed: Whether this replica created the proposal of the last
+      decision. Then the others learn of the decision a moment later.
+  """
 
   def __init__(self, store: Any, signer: Signer):
     """Opens the decisions of a run, without a request.
@@ -46,6 +51,7 @@ class Decisions:
     """
     self._store = store
     self._signer = signer
+    self.has_proposed = False
 
   def read(self, path: str) -> dict[str, Any] | None:
     """Returns the content of an object; None if it is missing or damaged."""
@@ -64,10 +70,13 @@ class Decisions:
     Returns:
       The value that all replicas follow. Another replica may have proposed it.
     """
-    if self._store.create(proposal, self._signer.sign_json(proposal, value)):
+    self.has_proposed = self._store.create(
+      proposal, self._signer.sign_json(proposal, value)
+    )
+    if self.has_proposed:
       return self._create(path, value)
     # Another replica has proposed a moment ago, and decides just now.
-    self._store.pause(_DECIDES_WITHIN_S)
+    self._store.pause(DECIDES_WITHIN_S)
     decided = self.read(path)
     if decided is not None:
       return decided

@@ -3,11 +3,12 @@
 For every event of a run's schedule, each replica writes a message. A replica
 that sees that all expected replicas have written, or that the grace time is
 over and a quorum has written, writes the manifest. The manifest is written
-once. It is the list of messages that all replicas average. docs/mailbox.md says
-what the mailbox guarantees.
+once. It is the list of messages that all replicas average.
+docs/mailbox/guarantees.md says what the mailbox guarantees.
 """
 
 import dataclasses
+import functools
 import logging
 import os
 import time
@@ -22,6 +23,7 @@ from dilocox_jax.mailbox_protocol.agreement import (
   ReplicaStaleError,
   StoppedError,
 )
+from dilocox_jax.mailbox_protocol.answers import StoreUnavailableError
 from dilocox_jax.mailbox_protocol.costs import (
   num_requests,
   storage_usd,
@@ -44,7 +46,9 @@ from dilocox_jax.mailbox_protocol.roster import (
   read_secret,
   run_terms,
 )
+from dilocox_jax.mailbox_protocol.shares import Shares, event_bytes
 from dilocox_jax.mailbox_protocol.signer import Signer
+from dilocox_jax.mailbox_protocol.sliced import SlicedInbox
 from dilocox_jax.mailbox_protocol.snapshots import (
   KEPT_SNAPSHOTS,
   Snapshot,
@@ -52,7 +56,9 @@ from dilocox_jax.mailbox_protocol.snapshots import (
 )
 from dilocox_jax.mailbox_protocol.store import RetryingStore, Store
 from dilocox_jax.mailbox_protocol.store_size import check_store_bytes
+from dilocox_jax.plan.collectives import num_slices
 from dilocox_jax.reference.fingerprint import BLOCK_VALUES, random_signs
+from dilocox_jax.reference.shares import Tables
 
 _LOG = logging.getLogger(__name__)
 # A replica gives up if its state has differed more often than this since the
@@ -68,7 +74,8 @@ class Exchanged(NamedTuple):
 
   Attributes:
     messages: Replica, weight and arrays of each message, in the order in which
-      all replicas add them up. If it is empty, nothing is applied.
+      all replicas add them up. If it is empty, nothing is applied. If the mean
+      was made in shares, the lists of arrays are empty.
     is_own_listed: Whether a message of this replica is one of them. If not,
       this replica keeps the values, and may send them later.
     left_out: Reasons why messages that were there do not count, by replica. A
@@ -83,6 +90,7 @@ class Exchanged(NamedTuple):
   is_own_listed: bool
   left_out: dict[str, str]
   is_superseded: bool = False
+  mean: list[np.ndarray] | None = None
 
 
 class Mailbox:
@@ -90,7 +98,7 @@ class Mailbox:
 
   Events are numbered from 0, and every replica goes through them in order. A
   replica begins with its first state, or with the state that `newest` returned,
-  and runs
+  and runs::
 
       while event < events:
         if mailbox.announce(event):  # Else the others have settled it already.
@@ -399,6 +407,7 @@ class Mailbox:
     state: Fingerprint | None = None,
     kind: int = 0,
     snapshot: TakeSnapshot | None = None,
+    tables: Tables | None = None,
   ) -> Exchanged:
     """Sends a message, and returns the messages that all replicas average.
 
@@ -420,9 +429,11 @@ class Mailbox:
       snapshot: Returns the first event whose result the shared state does not
         have yet, and the arrays of the state. It is called when a snapshot may
         be due. None: this replica writes no snapshot.
+      tables: How the arrays are encoded, equal in all replicas. Then the mean
+        may be made in shares (`MailboxRules.shares`). None: it never is.
 
     Returns:
-      The messages that all replicas average.
+      The messages that all replicas average, or their mean.
 
     Raises:
       ReplicaStaleError: If this replica cannot go on from its state: it has to
@@ -430,33 +441,30 @@ class Mailbox:
       StoppedError: If this replica must not go on at all.
       ValueError: If an event was skipped.
     """
-    memory = self._agreement.memory
-    # The first turn of an event settles it, so `memory` then names the next.
-    is_in_order = event <= memory.event if turn == 0 else event < memory.event
-    if not is_in_order:
-      raise ValueError(
-        f"event {event}, turn {turn} is not after {memory.event - 1}"
-      )
+    self._check_order(event, turn)
     if turn == 0:
-      self._is_past = event < memory.event
+      self._is_past = event < self._agreement.memory.event
     # The later turns of an event belong to the same state.
     fingerprint = NOTHING if state is None or turn else state
-    inbox = Inbox(
-      store=self._store,
-      signer=self._signer,
+    expected = self._agreement.expected(event, turn, self._is_past)
+    new_inbox = functools.partial(
+      self._new_inbox,
       event=event,
       turn=turn,
       like=arrays,
       kind=kind,
       num_blocks=len(fingerprint.rows),
-      is_past=self._is_past,
+      expected=expected,
+      tables=tables,
     )
+    inbox = new_inbox(num_slices=self._num_slices(len(expected), tables))
     if snapshot and not self._agreement.snapshot_bytes:
-      self._note_sizes(inbox, snapshot)
+      most_slices = self._num_slices(self.rules.replicas, tables)
+      self._note_sizes(new_inbox(num_slices=most_slices), snapshot)
     self._agreement.open(inbox)
     shared = SharedState(
       name=self._agreement.before(inbox),
-      base=memory.base,
+      base=self._agreement.memory.base,
       fingerprint=fingerprint,
     )
     sent_digest = ""
@@ -469,6 +477,8 @@ class Mailbox:
       )
       sent_digest = message.digest
     agreed = self._agreement.wait_for_manifest(inbox)
+    if inbox.is_past and agreed.num_slices:
+      inbox = new_inbox(num_slices=agreed.num_slices)
     digests = {listed.replica: listed.digest for listed in agreed.listed}
     # If its own message is listed, its state was compared with the others'.
     is_confirmed = state is not None and sent_digest in digests.values()
@@ -476,19 +486,12 @@ class Mailbox:
     beside = []
     if snapshot and agreed.begins_interval and is_confirmed:
       beside.append(lambda: claims.append(self._snapshots.claim(event)))
-    messages = self._agreement.fetch_messages(inbox, agreed, beside)
+    messages, mean = self._fetch(inbox, agreed, beside)
     if not inbox.is_past:
       if turn == 0:
         self._compare(agreed, inbox, shared, sent_digest)
         self._num_events += 1
-      if agreed.begins_interval:
-        if self._num_events > 1:
-          self._log_usage(event)
-        memory = memory.begin_interval(event)
-        self._num_differences = 0
-      if snapshot and any(claims):
-        self._write_snapshot(event, memory, snapshot)
-      self._agreement.memory = memory.after(agreed, inbox)
+      self._settle(agreed, inbox, snapshot if any(claims) else None)
       if turn == 0:
         self._note_presence(event, agreed, send)
     is_own_listed = self.name in digests
@@ -497,7 +500,190 @@ class Mailbox:
       is_own_listed=is_own_listed,
       left_out=dict(agreed.left_out),
       is_superseded=is_own_listed and digests[self.name] != sent_digest,
+      mean=mean,
     )
+
+  def _check_order(self, event: int, turn: int) -> None:
+    """Raises ValueError if a turn is not the next one, or an earlier one."""
+    next_event = self._agreement.memory.event
+    # The first turn of an event settles it, so `memory` then names the next.
+    is_in_order = event <= next_event if turn == 0 else event < next_event
+    if not is_in_order:
+      raise ValueError(
+        f"event {event}, turn {turn} is not after {next_event - 1}"
+      )
+
+  def _num_slices(self, num_replicas: int, tables: Tables | None) -> int:
+    """Returns into how many slices messages are cut; 0: they are not.
+
+    Args:
+      num_replicas: Number of replicas that are expected.
+      tables: As for `exchange`.
+    """
+    if tables is None:
+      return 0
+    return num_slices(self.rules.shares, num_replicas, tables.codec.is_coarse)
+
+  def _settle(
+    self, agreed: Manifest, inbox: Inbox, snapshot: TakeSnapshot | None
+  ) -> None:
+    """Remembers what was agreed in a turn, and writes a snapshot that is due.
+
+    Args:
+      agreed: The manifest of the turn.
+      inbox: The inbox of the turn.
+      snapshot: As for `exchange`, if this replica writes the snapshot; else
+        None.
+    """
+    memory = self._agreement.memory
+    if agreed.begins_interval:
+      if self._num_events > 1:
+        self._log_usage(inbox.event)
+      memory = memory.begin_interval(inbox.event)
+      self._num_differences = 0
+    if snapshot:
+      self._write_snapshot(inbox.event, memory, snapshot)
+    self._agreement.memory = memory.after(agreed, inbox)
+
+  def _fetch(
+    self,
+    inbox: Inbox,
+    agreed: Manifest,
+    beside: Sequence[Callable[[], Any]],
+  ) -> tuple[
+    list[tuple[str, float, list[np.ndarray]]], list[np.ndarray] | None
+  ]:
+    """Returns the messages that are averaged, and their mean.
+
+    Args:
+      inbox: The inbox of a turn.
+      agreed: The manifest of the turn.
+      beside: Other functions to call at the same time as the first requests.
+
+    Returns:
+      Replica, weight and arrays of each message, and None. Or, if the mean is
+      made in shares, the same with empty lists of arrays, and the mean.
+    """
+    if not isinstance(inbox, SlicedInbox) or not agreed.listed:
+      return self._agreement.fetch_messages(inbox, agreed, beside), None
+    mean = self._fetch_mean(inbox, agreed, beside)
+    messages = [(listed.replica, listed.weight, []) for listed in agreed.listed]
+    return messages, mean
+
+  def _new_inbox(
+    self,
+    *,
+    event: int,
+    turn: int,
+    like: Sequence[np.ndarray],
+    kind: int,
+    num_blocks: int,
+    expected: Sequence[str],
+    num_slices: int,
+    tables: Tables | None,
+  ) -> Inbox:
+    """Returns the inbox of a turn, without a message.
+
+    Args:
+      event: Number of the event.
+      turn: Number of the turn.
+      like: Arrays of the types and shapes of a message.
+      kind: As for `exchange`.
+      num_blocks: Blocks of the fingerprint in each message.
+      expected: Replicas whose messages the turn waits for.
+      num_slices: Number of slices into which messages are cut; 0: they are not.
+      tables: As for `exchange`; not None if messages are cut.
+    """
+    if not num_slices:
+      return Inbox(
+        store=self._store,
+        signer=self._signer,
+        event=event,
+        turn=turn,
+        like=like,
+        kind=kind,
+        num_blocks=num_blocks,
+        is_past=self._is_past,
+        expected=expected,
+      )
+    if tables is None:
+      raise ValueError(
+        f"event {event}: the other replicas make the mean in shares, and this"
+        " replica gives no tables= for its messages"
+      )
+    first_slice = 0
+    if self.name in expected:
+      first_slice = list(expected).index(self.name)
+    return SlicedInbox(
+      store=self._store,
+      signer=self._signer,
+      event=event,
+      turn=turn,
+      like=like,
+      kind=kind,
+      num_blocks=num_blocks,
+      is_past=self._is_past,
+      expected=expected,
+      num_slices=num_slices,
+      tables=tables,
+      first_slice=first_slice,
+    )
+
+  def _fetch_mean(
+    self,
+    inbox: SlicedInbox,
+    agreed: Manifest,
+    beside: Sequence[Callable[[], Any]],
+  ) -> list[np.ndarray]:
+    """Returns the mean of a turn, which is made in shares.
+
+    Args:
+      inbox: The messages of the turn.
+      agreed: The manifest, which lists at least one message.
+      beside: Other functions to call at the same time as the first requests.
+
+    Raises:
+      ReplicaStaleError: As `Agreement.fetch_shares`.
+    """
+    shares = Shares(
+      store=self._store,
+      signer=self._signer,
+      inbox=inbox,
+      agreed=agreed,
+      name=self.name,
+      remembered=self._agreement.residuals,
+      residual_event=self._agreement.memory.residual_event(inbox),
+    )
+    self._agreement.fetch_shares(shares, beside)
+    if not inbox.is_past:
+      number = shares.checked_share(self._run)
+      if number is not None:
+        shares.store = self._store.store  # Nothing waits for a check.
+        self.beside(lambda: self._check_share(shares, number))
+    return shares.mean()
+
+  def _check_share(self, shares: Shares, number: int) -> None:
+    """Computes a share of another replica again, and says if it differs.
+
+    Args:
+      shares: The shares of a turn.
+      number: Number of the share.
+    """
+    try:
+      difference = shares.difference(number)
+    except StoreUnavailableError:
+      return
+    if difference:
+      _LOG.warning(
+        "event %d: share %d of the mean, made by %s, differs %s from the one"
+        " that %s computes from the same messages: look for a broken device or"
+        " a bad memory on both machines",
+        shares.inbox.event,
+        number,
+        shares.maker(number),
+        difference,
+        self.name,
+      )
 
   def _compare(
     self,
@@ -522,9 +708,13 @@ class Mailbox:
       return
     # If its own message is listed, the states were compared.
     is_listed = any(each.digest == sent_digest for each in agreed.listed)
+    # Of messages in slices, even the first listed one may be lost by now.
+    first = inbox.held.get(agreed.listed[0].replica)
     if not is_listed:
+      if first is None:
+        return
       text = shared.difference_from(
-        inbox.held[agreed.listed[0].replica].state,
+        first.state,
         inbox.event,
         self._agreement.memory.num_kinds,
       )
@@ -573,7 +763,7 @@ class Mailbox:
       check_store_bytes(
         self.rules.store_bytes,
         snapshot_bytes,
-        event_bytes=self.rules.replicas * inbox.num_bytes,
+        event_bytes=event_bytes(inbox, self.rules.replicas),
       )
     except ValueError as error:
       raise StoppedError(str(error)) from None

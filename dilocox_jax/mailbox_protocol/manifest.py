@@ -77,6 +77,8 @@ class Manifest:
     is_split: Whether the shared states of the senders differ and none is more
       frequent than the others (`votes`). All senders then take the newest
       snapshot.
+    num_slices: Number of slices into which the messages are cut, S, if the mean
+      is made in shares; 0: each replica averages the messages itself.
   """
 
   before: str = ""
@@ -85,6 +87,7 @@ class Manifest:
   roster: Roster = Roster()
   is_split: bool = False
   begins_interval: bool = False
+  num_slices: int = 0
 
   @property
   def num_bytes(self) -> int:
@@ -145,6 +148,8 @@ def make_manifest(
       continue
     if message.weight == 0:
       norms[name] = math.nan  # The sender's values are not finite.
+    elif message.norm is not None:
+      norms[name] = message.norm
     else:
       norms[name] = norm_of(message.arrays)
   left_out |= too_large(norms, accepted, max_norm_ratio)

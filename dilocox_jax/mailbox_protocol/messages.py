@@ -5,6 +5,8 @@ seat/0002                    a replica that takes part from an event on
 event/0000000012/0/oslo      message of a replica: event, turn, name
 proposal/0000000012.0        the first list of a turn's messages
 manifest/0000000012.0        the same list, once it is decided: all average it
+share/0000000012/0/5         share 5 of a turn's mean, if it is made in shares
+share/0000000012/0/5.rest    the residual of this share
 snapshot/0000000064/...      shared state before an event
 gone/0000000064, ....copy    say that the events from this one up to the next
                              snapshot were deleted
@@ -54,12 +56,14 @@ SEATS = "seat"
 EVENTS = "event"
 PROPOSALS = "proposal"
 MANIFESTS = "manifest"
+SHARES = "share"
 SNAPSHOTS = "snapshot"
 # Paths, within each folder, of the objects that replicas write for an event.
 _PATHS_OF_EVENTS = {
   EVENTS: re.compile(r"([0-9]{10,})/[0-9]+/[a-z0-9][a-z0-9_-]{0,31}"),
   PROPOSALS: re.compile(r"([0-9]{10,})\.[0-9]+"),
   MANIFESTS: re.compile(r"([0-9]{10,})\.[0-9]+"),
+  SHARES: re.compile(r"([0-9]{10,})/[0-9]+/[0-9]+(?:\.rest)?"),
   SNAPSHOTS: re.compile(r"([0-9]{10,})/(?:claim|arrays|index)"),
 }
 
@@ -98,6 +102,21 @@ def proposal_path(event: int, turn: int) -> str:
 def manifest_path(event: int, turn: int) -> str:
   """Returns the path of a turn's manifest."""
   return f"{MANIFESTS}/{event:010d}.{turn}"
+
+
+def shares_folder(event: int, turn: int) -> str:
+  """Returns the folder of the shares of a turn's mean."""
+  return f"{SHARES}/{event:010d}/{turn}"
+
+
+def share_path(event: int, turn: int, number: int) -> str:
+  """Returns the path of a share of a turn's mean."""
+  return f"{shares_folder(event, turn)}/{number}"
+
+
+def residual_path(event: int, turn: int, number: int) -> str:
+  """Returns the path of the residual of a share."""
+  return f"{share_path(event, turn, number)}.rest"
 
 
 def snapshot_path(event: int, part: str) -> str:
@@ -180,12 +199,17 @@ class Message(NamedTuple):
       finite.
     arrays: The arrays that are averaged.
     state: The sender's shared state.
+    norm: Norm of the decoded values, as the sender of a message in slices
+      declares it (`sliced.py`); None: it is computed from `arrays`.
+    is_whole: Whether `data` is the whole object, and not just one section.
   """
 
   data: Data
   weight: float
   arrays: list[np.ndarray]
   state: SharedState = SharedState()
+  norm: float | None = None
+  is_whole: bool = True
 
   @property
   def digest(self) -> str:
@@ -217,6 +241,8 @@ class Inbox:
     taken: The seats that were taken since the event before, as their holders
       wrote them.
     num_looks: How often this replica has looked whether the turn is settled.
+    num_slices: Number of slices into which messages are cut, S
+      (`sliced.SlicedInbox`); 0: they are not cut.
     num_bytes: Bytes of one message.
   """
 
@@ -233,6 +259,7 @@ class Inbox:
   held: dict[str, Message] = dataclasses.field(default_factory=dict)
   taken: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   num_looks: int = 0
+  num_slices: int = 0
 
   def __post_init__(self) -> None:
     """Derives the size and the layout of the messages."""
@@ -269,21 +296,8 @@ class Inbox:
       it is in `held`.
     """
     path = message_path(self.event, self.turn, replica)
-    header = _HEADER.pack(
-      self._layout,
-      bytes.fromhex(state.name),
-      weight,
-      state.base,
-      state.fingerprint.exact_digest,
-    )
-    content = [raw_bytes(array) for array in (state.fingerprint.rows, *arrays)]
-    data = self.signer.sign(path, header, *content)
-    message = Message(
-      data=data,
-      weight=float(weight),
-      arrays=list(arrays),
-      state=state,
-    )
+    message = self._sealed(path, weight, arrays, state)
+    data = message.data
     calls: list[Callable] = [functools.partial(self.store.create, path, data)]
     others = [name for name in self.expected if name != replica]
     if len(others) > FEW and not self.covers(others):
@@ -303,6 +317,45 @@ class Inbox:
         replica,
       )
     return message
+
+  def _sealed(
+    self,
+    path: str,
+    weight: float,
+    arrays: Sequence[np.ndarray],
+    state: SharedState,
+  ) -> Message:
+    """Returns a new message of this replica, which is not written yet.
+
+    Args:
+      path: Path of the message.
+      weight: As for `send`.
+      arrays: As for `send`.
+      state: As for `send`.
+    """
+    header = _HEADER.pack(
+      self._layout,
+      bytes.fromhex(state.name),
+      weight,
+      state.base,
+      state.fingerprint.exact_digest,
+    )
+    content = [raw_bytes(array) for array in (state.fingerprint.rows, *arrays)]
+    return Message(
+      data=self.signer.sign(path, header, *content),
+      weight=float(weight),
+      arrays=list(arrays),
+      state=state,
+    )
+
+  def is_ours(self, path: str, stored: Buffer) -> bool:
+    """Returns whether a replica of this run has written a whole message.
+
+    Args:
+      path: Path of the message.
+      stored: The bytes that were read there.
+    """
+    return self.signer.verify(path, stored) is not None
 
   def look(self) -> None:
     """Lists the messages that are in the store."""

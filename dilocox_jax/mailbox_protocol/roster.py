@@ -36,13 +36,14 @@ from dilocox_jax.mailbox_protocol.messages import (
 )
 from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
 from dilocox_jax.mailbox_protocol.store import get_all
+from dilocox_jax.plan.collectives import MAILBOX_SHARES
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 # Replicas with different versions of the protocol cannot train together. The
 # version grows with each change of what is written in a store, of what replicas
 # conclude from it, or of what they compute from the same messages. All versions
 # sign and read `run.json` in the same way, so a replica can name both versions.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 _FIRST_PROTOCOL_VERSION = 1  # Its runs did not say which version they have.
 _SECRET_BYTES = 32
 _BEFORE_FIRST_EVENT = -1
@@ -78,6 +79,10 @@ class MailboxRules:
       message is left out.
     full_weight_ratio: How many times the usual norm a message may have and
       still keep its full weight (see `mailbox_protocol.manifest`).
+    shares: When the mean is made in shares (see `mailbox_protocol.shares`).
+      "auto": from four expected replicas on, unless the codec loses much
+      (`RowCodec.is_coarse`). "on": from two on. "off": never. Messages that are
+      not made of encoded rows are never averaged in shares.
   """
 
   replicas: int = limited(2, at_least=1)
@@ -87,6 +92,7 @@ class MailboxRules:
   store_bytes: int | None = limited(None, at_least=1)
   max_norm_ratio: float = limited(5.0, above=1, below=math.inf)
   full_weight_ratio: float = limited(1.0, at_least=1, below=math.inf)
+  shares: str = limited("auto", choices=MAILBOX_SHARES)
 
   def __post_init__(self):
     """Raises ValueError if a field is outside its limits."""

@@ -19,6 +19,17 @@ the block. So a range of the content can be verified without the other blocks
 cannot be mixed. Each byte is hashed once, by several threads if the content is
 large, and is not copied.
 
+A message whose mean is made in shares consists of *sections* instead, one for
+each share. Each section begins with the digest of the whole object, and with a
+seal of the section under this digest:
+
+    digest    32 bytes, over the hashes of all sections
+    seal      32 bytes, over the digest, the section's number and its hash
+    content   of the section
+
+So whoever reads one section can verify it, and knows which object it is from.
+Sections of two versions of an object cannot be mixed.
+
 Everything else is JSON that anybody can read:
 `{"mac":"<64 hexadecimal digits>","is":{...}}`.
 """
@@ -44,6 +55,10 @@ _MOST_THREADS = 8
 # What a tag is computed over begins with a number of 8 bytes: the number of the
 # block, or this number for the tags of all blocks.
 _ALL_BLOCKS = 2**64 - 1
+# Seals of sections are computed over this number plus that of the section.
+_FIRST_SEAL = 2**63
+SECTION_HEAD_BYTES = 2 * TAG_BYTES  # Before the content of a section.
+_KEY_OF_SECTIONS = b"sections"
 _KEY_OF_BLOCKS = b"blocks"  # JSON begins with another character.
 # The text of a JSON object before the tag, between tag and content, and after
 # the content.
@@ -176,6 +191,59 @@ class Signer:
     start = first * TAG_BYTES
     return hmac.compare_digest(tags[start : start + len(actual)], actual)
 
+  def sign_sections(
+    self, path: str, sections: Sequence[Sequence[Buffer]]
+  ) -> list[Buffer]:
+    """Returns the object to write at a path, of sections that are sealed.
+
+    Args:
+      path: Path of the object.
+      sections: The content of each section, as buffers that follow each other.
+        They are not copied.
+
+    Returns:
+      Digest, seal and content of each section, in order.
+    """
+    key = self._key_of_sections(path, len(sections))
+    size = sum(num_bytes_of(list(section)) for section in sections)
+    if size < _LEAST_BLOCKS_A_THREAD * BLOCK_BYTES:
+      hashes = [_tag(key, *each) for each in enumerate(sections)]
+    else:
+      futures = [in_thread(_tag, key, *each) for each in enumerate(sections)]
+      hashes = [future.result() for future in futures]
+    digest = _tag(key, _ALL_BLOCKS, hashes)
+    parts: list[Buffer] = []
+    for number, section in enumerate(sections):
+      seal = _tag(key, _FIRST_SEAL + number, [digest, hashes[number]])
+      parts += [digest + seal, *section]
+    return parts
+
+  def verify_section(
+    self, path: str, number: int, num_sections: int, data: Buffer | None
+  ) -> memoryview | None:
+    """Returns the content of a section.
+
+    The result is None if the section is missing or was not written by a replica
+    of this run, for this path and this number. The first 32 bytes of `data` are
+    the digest of the object that the section belongs to.
+
+    Args:
+      path: Path of the object.
+      number: Number of the section.
+      num_sections: Number of sections of the object.
+      data: The bytes of the section, with digest and seal; None: they are
+        missing.
+    """
+    if data is None or len(data) < SECTION_HEAD_BYTES:
+      return None
+    view = memoryview(data)
+    key = self._key_of_sections(path, num_sections)
+    content_hash = _tag(key, number, [view[SECTION_HEAD_BYTES:]])
+    seal = _tag(key, _FIRST_SEAL + number, [view[:TAG_BYTES], content_hash])
+    if not hmac.compare_digest(view[TAG_BYTES:SECTION_HEAD_BYTES], seal):
+      return None
+    return view[SECTION_HEAD_BYTES:]
+
   def sign_json(self, path: str, value: dict[str, Any]) -> bytes:
     """Returns the signed JSON to write at a path.
 
@@ -216,6 +284,11 @@ class Signer:
     """Returns the key of an object's tags, 32 bytes."""
     length = num_bytes.to_bytes(8, "little")
     return self._tag_of_path(path, _KEY_OF_BLOCKS + length)
+
+  def _key_of_sections(self, path: str, num_sections: int) -> bytes:
+    """Returns the key of the seals of an object's sections, 32 bytes."""
+    number = num_sections.to_bytes(8, "little")
+    return self._tag_of_path(path, _KEY_OF_SECTIONS + number)
 
   def _tag_of_path(self, path: str, content: bytes) -> bytes:
     """Returns the tag of the run, a path and a short content, 32 bytes."""

@@ -27,6 +27,7 @@ from dilocox_jax.mailbox_protocol.messages import (
   EVENTS,
   MANIFESTS,
   PROPOSALS,
+  SHARES,
   SNAPSHOTS,
   arrays_in,
   event_of,
@@ -214,7 +215,7 @@ class Snapshots:
     Returns:
       Bytes of all objects of events and snapshots that remain.
     """
-    folders = (EVENTS, PROPOSALS, MANIFESTS, SNAPSHOTS)
+    folders = (EVENTS, PROPOSALS, MANIFESTS, SHARES, SNAPSHOTS)
     listings = self._store.at_once(
       [functools.partial(self._store.sizes, folder) for folder in folders]
     )
@@ -278,6 +279,7 @@ class Snapshots:
       EVENTS: end,
       PROPOSALS: end,
       MANIFESTS: end,
+      SHARES: end,
       SNAPSHOTS: oldest_event,
     }
     return [

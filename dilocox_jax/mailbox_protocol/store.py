@@ -12,17 +12,21 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dilocox_jax.checks import extra_package
 from dilocox_jax.mailbox_protocol.answers import (
   ClosedError,
   StoreUnavailableError,
   UnfitStoreError,
+  first_line,
 )
-from dilocox_jax.mailbox_protocol.bucket import ERRORS, Bucket, first_line
 from dilocox_jax.mailbox_protocol.buffers import Buffer, Data, num_bytes_of
 from dilocox_jax.mailbox_protocol.folder import Folder
 from dilocox_jax.threads import in_thread
+
+if TYPE_CHECKING:
+  from dilocox_jax.mailbox_protocol.bucket import Bucket
 
 _LOG = logging.getLogger(__name__)
 _FILE = "file://"
@@ -99,10 +103,10 @@ class Store:
     self._objects: Bucket | Folder
     try:
       if "://" in self.where and not self.where.startswith(_FILE):
-        self._objects = Bucket(self.where, options)
+        self._objects = _open_bucket(self.where, options)
       else:
         self._objects = Folder(self.where.removeprefix(_FILE))
-    except (*ERRORS, ValueError) as error:
+    except (OSError, ValueError) as error:
       raise ValueError(
         f"cannot open {self.where}: {first_line(error)}"
       ) from None
@@ -201,6 +205,26 @@ class Store:
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 LINE_EVERY_S = 60.0
+
+
+def _open_bucket(url: str, options: dict[str, Any]) -> "Bucket":
+  """Opens a bucket.
+
+  The client of buckets is imported here, because a mailbox in a folder works
+  without the package.
+
+  Args:
+    url: URL such as `s3://bucket/run`.
+    options: Settings of `obstore.store.from_url`.
+
+  Raises:
+    ValueError: If `url` is not the URL of a bucket, or if the package `obstore`
+      is not installed. The message is one line.
+  """
+  extra_package("obstore", needed_by="a bucket", extra="mailbox")
+  from dilocox_jax.mailbox_protocol.bucket import Bucket
+
+  return Bucket(url, options)
 
 
 class RetryingStore:

@@ -19,6 +19,7 @@ from typing import Any, SupportsFloat, TypeVar
 
 from dilocox_jax.checks import of_type, require, within_limits
 from dilocox_jax.metrics import lines
+from dilocox_jax.metrics.run_logs import RunLog
 
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
@@ -251,10 +252,13 @@ def _has_no_default(field: dataclasses.Field) -> bool:
 
 
 class Recorder:
-  """Writes the rows of one run."""
+  """Writes the rows of one run, and passes them to the run's log."""
 
   def __init__(
-    self, workdir: lines.Directory | None, resume_step: int | None = None
+    self,
+    workdir: lines.Directory | None,
+    resume_step: int | None = None,
+    log: RunLog | None = None,
   ):
     """Opens the files and cuts the rows that a restored run writes again.
 
@@ -264,11 +268,13 @@ class Recorder:
       resume_step: Inner step of the restored checkpoint. None: a new run. All
         rows are cut then. A run that was killed before its first checkpoint may
         have left such rows.
+      log: Gets every row, and is open; None: there is no log.
 
     Raises:
       RecordError: If the directory or a file cannot be read or written.
     """
     self._files: dict[str, lines.JsonLines] = {}
+    self._log = log
     if workdir is not None:
       workdir = lines.make_directory(workdir)
       last_step = -1 if resume_step is None else resume_step
@@ -276,14 +282,17 @@ class Recorder:
         self._files[name] = lines.JsonLines(workdir / name, last_step)
 
   def _append(self, name: str, row: Mapping[str, Any]) -> None:
-    """Appends a row to a file if this process writes.
+    """Appends a row to a file, and passes it on, if this process writes.
 
     Args:
       name: `METRICS` or `TIMING`.
       row: Values by field.
     """
-    if name in self._files:
-      self._files[name].append(row)
+    if name not in self._files:
+      return
+    self._files[name].append(row)
+    if self._log:
+      self._log.write(lines.plain(row))
 
   def record_round(self, **fields: Any) -> None:
     """Records a finished segment of training.
@@ -325,4 +334,4 @@ class Recorder:
     for name in ("simulated_s", "exposed_s", "link_bytes"):
       if math.isnan(row[name]):
         del row[name]
-    self._append(TIMING, row)
+    self._append(TIMING, {"kind": "timing", **row})

@@ -22,13 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from dilocox_jax.plan.model.shapes import (
+  KEPT_TURNS,
+  STRETCHED_LENGTH,
+  STRETCHED_TURNS,
+)
+
 ROPE_BASE = 10_000.0
-# Llama 3.1, 3.2 and 3.3 stretch the rotations that turn less than once in the
-# sequences of their first training, 8192 tokens. Rotations that turn at least 4
-# times keep their speed (`rotation_speeds`).
-STRETCHED_LENGTH = 8192
-STRETCHED_TURNS = 1.0
-KEPT_TURNS = 4.0
 # Rotated keys ("key") and values ("value") of one layer, [B, S, G, K] each.
 Cache = dict[str, Array]
 

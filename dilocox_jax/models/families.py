@@ -3,7 +3,8 @@
 Each family of models is a row of `FAMILIES`: the names of its tensors, the
 names of its sizes in `config.json`, and the options that all of its models have
 in common. The module maps a config to the sizes of a model and back, and the
-leaves of a model to the tensors of a checkpoint. It reads no file.
+leaves of a model to the tensors of a checkpoint. It reads no file, and needs
+no JAX.
 """
 
 import dataclasses
@@ -11,9 +12,15 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dilocox_jax.checks import of_type, require, shown
-from dilocox_jax.models import attention
-from dilocox_jax.plan.model.shapes import ModelShape
+from dilocox_jax.plan.model.shapes import (
+  KEPT_TURNS,
+  STRETCHED_LENGTH,
+  STRETCHED_TURNS,
+  ModelShape,
+)
 
 # Leaf of the built-in decoder that holds the table of learned positions.
 POSITIONS = "embed/positions"
@@ -125,9 +132,9 @@ _ROPE_KEYS = ("rope_theta", "rope_type")
 # factor, because all published models have these values of the others.
 _STRETCHED_ROPE = "llama3"
 _STRETCHED_ROPE_VALUES = {
-  "low_freq_factor": attention.STRETCHED_TURNS,
-  "high_freq_factor": attention.KEPT_TURNS,
-  "original_max_position_embeddings": attention.STRETCHED_LENGTH,
+  "low_freq_factor": STRETCHED_TURNS,
+  "high_freq_factor": KEPT_TURNS,
+  "original_max_position_embeddings": STRETCHED_LENGTH,
 }
 FAMILIES: Mapping[str, Family] = {
   "opt": Family(
@@ -423,6 +430,57 @@ def tensor_name(path: str, layer: int, family: Family) -> str:
   else:
     module = family.module_names[module_path]
   return f"{module}.{_TENSOR_ENDS[last_key]}".format(layer)
+
+
+def leaves_of(
+  tensors: Mapping[str, np.ndarray], shape: ModelShape, family_name: str
+) -> dict[str, np.ndarray]:
+  """Returns the leaves of a model whose tensors another library holds.
+
+  Args:
+    tensors: Values of the tensors by their names in the family.
+    shape: Sizes of the model.
+    family_name: Name of the family, one of `FAMILIES`.
+
+  Returns:
+    Copies of the values by path, in the order in which replicas exchange them.
+  """
+  family = FAMILIES[family_name]
+  leaves = {}
+  for path in sorted(shape.parameter_shapes, key=lambda path: path.split("/")):
+    layers = [tensors[name] for name in tensor_names(path, shape, family)]
+    if is_kernel(path):
+      layers = [layer.T for layer in layers]
+    leaf = np.stack(layers) if is_stacked(path) else np.array(layers[0])
+    if path == POSITIONS:
+      leaf = leaf[family.first_position :]
+    leaves[path] = leaf
+  return leaves
+
+
+def tensors_of(
+  leaves: Mapping[str, Any], shape: ModelShape, family_name: str
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields name and values of each tensor of a model; reverses `leaves_of`.
+
+  Args:
+    leaves: Leaves of the model by path. A leaf is turned into an array of numpy
+      when its tensors are yielded.
+    shape: Sizes of the model.
+    family_name: Name of the family, one of `FAMILIES`.
+  """
+  family = FAMILIES[family_name]
+  for path in shape.parameter_shapes:
+    leaf = np.asarray(leaves[path], np.float32)
+    if path == POSITIONS:
+      # The rows in front of the first position are zeros. Nothing reads them.
+      leaf = np.pad(leaf, ((family.first_position, 0), (0, 0)))
+    layers = leaf if is_stacked(path) else [leaf]
+    names = tensor_names(path, shape, family)
+    for name, values in zip(names, layers, strict=True):
+      # Checkpoints have kernels [outputs, inputs].
+      tensor = values.T if is_kernel(path) else values
+      yield name, np.ascontiguousarray(tensor)
 
 
 def is_stacked(path: str) -> bool:

@@ -397,7 +397,7 @@ def _finite_values(key: str, values: np.ndarray) -> np.ndarray:
 def tensors_of(
   params: Any, shape: ModelShape, family_name: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields name and values of each tensor of a checkpoint.
+  """Returns name and values of each tensor of a checkpoint, one at a time.
 
   Args:
     params: Parameters of the model, a nested dict of arrays. A leaf is turned
@@ -405,19 +405,7 @@ def tensors_of(
     shape: Sizes of the model.
     family_name: Name of the family, one of `families.FAMILIES`.
   """
-  family = families.FAMILIES[family_name]
-  leaves = leaves_by_path(params)
-  for path in shape.parameter_shapes:
-    leaf = np.asarray(leaves[path], np.float32)
-    if path == families.POSITIONS:
-      # The rows in front of the first position are zeros. Nothing reads them.
-      leaf = np.pad(leaf, ((family.first_position, 0), (0, 0)))
-    layers = leaf if families.is_stacked(path) else [leaf]
-    keys = families.tensor_names(path, shape, family)
-    for key, values in zip(keys, layers, strict=True):
-      # Checkpoints have kernels [outputs, inputs].
-      tensor = values.T if families.is_kernel(path) else values
-      yield key, np.ascontiguousarray(tensor)
+  return families.tensors_of(leaves_by_path(params), shape, family_name)
 
 
 def _tensor_shapes(

@@ -29,10 +29,10 @@ the leaf and 8 rows of zeros.
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,6 +79,10 @@ class FragmentView:
 
   count: int
   fragments: Fragmentation | None = None
+
+  def __post_init__(self):
+    """Makes states with a view storable by flax, if flax is loaded."""
+    _register_with_flax()
 
   @property
   def _by_rows(self) -> Fragments | None:
@@ -247,10 +251,22 @@ class FragmentView:
     return balanced(shapes, self.count)
 
 
-# A view has no arrays, so `flax.serialization` stores nothing for it.
-flax.serialization.register_serialization_state(
-  FragmentView, lambda view: {}, lambda view, saved: view
-)
+def _register_with_flax() -> None:
+  """Tells flax how to store a view, if the program uses flax.
+
+  A view has no arrays, so `flax.serialization` stores nothing for it. This
+  function does not import flax, because most programs do without. So a program
+  that stores states with flax imports flax before it makes the transform.
+  """
+  serialization = sys.modules.get("flax.serialization")
+  if serialization is None:
+    return
+  serialization.register_serialization_state(
+    FragmentView,
+    ty_to_state_dict=lambda view: {},
+    ty_from_state_dict=lambda view, saved: view,
+    override=True,
+  )
 
 
 def _check_layers(shapes: Shapes, fragments: Fragments) -> None:

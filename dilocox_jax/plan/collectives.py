@@ -13,6 +13,12 @@ AUTO = "auto"
 # Replicas without a common runtime exchange through a store. Each replica
 # writes its message once, and reads the messages of the others.
 MAILBOX = "mailbox"
+# When the mean of such replicas is made in shares (`mailbox_protocol.shares`).
+MAILBOX_SHARES = ("auto", "on", "off")
+# Least number of replicas for that, with "auto" and with "on". With three
+# replicas, one reads 4/3 of a message in shares instead of 2, and sends more.
+LEAST_AUTO_SHARES = 4
+LEAST_SHARES = 2
 PAIRS = "pairs"  # Each replica exchanges with one other replica at a time.
 
 _PACKAGE = "dilocox_jax.aggregators"
@@ -28,6 +34,23 @@ COLLECTIVES.update(
     MAILBOX: f"{_PACKAGE}.mailbox_mean:MailboxMean",
   }
 )
+
+
+def num_slices(shares: str, num_replicas: int, is_coarse: bool) -> int:
+  """Returns into how many slices messages are cut; 0: they are not cut.
+
+  Args:
+    shares: One of `MAILBOX_SHARES`.
+    num_replicas: Number of replicas that are expected.
+    is_coarse: Whether the codec loses so much that rounding the mean once more
+      costs a higher loss (`RowCodec.is_coarse`). Then "auto" cuts nothing.
+  """
+  if shares == "off":
+    return 0
+  if shares == "auto" and is_coarse:
+    return 0
+  least = LEAST_SHARES if shares == "on" else LEAST_AUTO_SHARES
+  return num_replicas if num_replicas >= least else 0
 
 
 def collective_names() -> tuple[str, ...]:

@@ -183,6 +183,30 @@ class StoreObject(Operation):
     return self.operand_bytes if num_replicas > 1 else 0
 
 
+@dataclasses.dataclass(frozen=True)
+class StoreShares(Operation):
+  """Averages operands through a store in shares, of which each replica makes 1.
+
+  A replica writes its operand, and reads one slice of each of the others. Then
+  it writes its share of the mean, with its residual, and reads the other
+  shares. All shares together are as large as an operand. Like `StoreObject` it
+  has no `sends`.
+
+  Attributes:
+    residual_bytes: Size of the residuals of all shares (bytes).
+  """
+
+  residual_bytes: int = 0
+  kind = "mailbox_shares"
+
+  def sent_bytes(self, num_replicas: int) -> int:
+    """Returns the operand, one share and its residual (bytes)."""
+    if num_replicas == 1:
+      return 0
+    written = self.operand_bytes + self.residual_bytes
+    return self.operand_bytes + _share(1, written, num_replicas)
+
+
 OPERATIONS: dict[str, type[Operation]] = {
   operation.kind: operation
   for operation in (
@@ -192,6 +216,7 @@ OPERATIONS: dict[str, type[Operation]] = {
     Broadcast,
     Permute,
     StoreObject,
+    StoreShares,
   )
 }
 

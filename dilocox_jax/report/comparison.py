@@ -100,10 +100,11 @@ class Page:
     yield "At equal tokens", tables.without_empty_columns(rows), _READING
     for clock, description in frame.clocks.items():
       note = (
-        f"Clock '{markdown(clock)}': {markdown(description)}. Times are"
-        " simulated. Between two evaluations the loss is taken to fall"
+        "Times are simulated. Between two evaluations the loss is taken to fall"
         " linearly."
       )
+      if description != clock:
+        note = f"Clock '{markdown(clock)}': {markdown(description)}. {note}"
       rows = tables.table(frame, ("run",), clock=clock)
       yield f"Time on the clock '{clock}'", rows, note
     other_settings = [

@@ -407,18 +407,6 @@ def _seconds_to(points: Sequence[Point], clock: str, target: float) -> float:
   return start_s + share * (end_s - start_s)
 
 
-def clock_of(run: LoadedRun) -> str:
-  """Returns a name of a run's clock that no other clock has.
-
-  Two clocks of one cluster may differ, for example in the duration of a step.
-  So the name includes the digest of the clock, if the run has recorded it.
-  """
-  digest = run.record.get("clock_digest", "")
-  if not digest:
-    return run.clock
-  return f"{run.clock}, {digest}"
-
-
 def frame_of(runs: Mapping[str, LoadedRun], baseline: str = "") -> Frame:
   """Returns a frame with one setting for each run.
 
@@ -429,12 +417,16 @@ def frame_of(runs: Mapping[str, LoadedRun], baseline: str = "") -> Frame:
     runs: The runs by label, finished or not.
     baseline: Label of the run with which the others are compared; "": none.
   """
-  clocks = {
-    clock_of(run): run.clock for run in runs.values() if run.simulated_s
+  # Two clocks of one cluster may differ, for example in the duration of a step.
+  # Their digests differ then.
+  different_clocks = {
+    (run.clock, run.record.get("clock_digest", ""))
+    for run in runs.values()
+    if run.simulated_s
   }
-  has_one_clock = len(clocks) == 1 and all(map(_is_timed, runs.values()))
-  if not has_one_clock:
-    clocks = {}
+  clocks = {}
+  if len(different_clocks) == 1 and all(map(_is_timed, runs.values())):
+    clocks = {clock: clock for clock, _ in different_clocks}
   settings = [_setting(run, label, baseline) for label, run in runs.items()]
   return Frame(settings, clocks=clocks)
 
@@ -453,7 +445,7 @@ def _setting(run: LoadedRun, name: str, baseline: str) -> Setting:
     name: Name of the setting.
     baseline: Name of the setting's baseline; "": none.
   """
-  clock = clock_of(run)
+  clock = run.clock
   simulated_s = run.simulated_s
   points = []
   for evaluation in run.evaluations:

@@ -17,6 +17,7 @@ from typing import Any
 
 from dilocox_jax import files
 from dilocox_jax.checks import flat, in_front, of_type
+from dilocox_jax.config.run import changed_settings
 from dilocox_jax.metrics.lines import (
   Directory,
   RecordError,
@@ -28,10 +29,12 @@ from dilocox_jax.metrics.lines import (
 from dilocox_jax.metrics.recorder import MAILBOX_LOG
 from dilocox_jax.report import figures, units
 from dilocox_jax.report.escape import code, fenced, indented, markdown
+from dilocox_jax.report.html import html_page
 from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.report.tables import markdown_table
 
 PAGE = "report.md"
+HTML_PAGE = "report.html"  # The same page as one file, pictures inside.
 FIGURES = "figures"  # Folder of the page's pictures.
 SAMPLE = "sample.txt"  # Written by experiments.sample.
 _LONGEST_SAMPLE = 2**24  # Bytes. A longer file is no sample of ours.
@@ -94,10 +97,10 @@ def remove_pictures(out_dir: pathlib.Path, names: Iterable[str]) -> None:
 def write_page(
   out_dir: pathlib.Path, title: str, lines: Sequence[str], command: str = ""
 ) -> pathlib.Path:
-  """Writes `report.md`.
+  """Writes `report.md`, and the same page as `report.html`.
 
   Args:
-    out_dir: Directory of the page.
+    out_dir: Directory of the page. The pictures of the page are there already.
     title: Title of the page, as plain text.
     lines: Lines below title and command, in Markdown.
     command: Command line to show below the title; "": none.
@@ -106,13 +109,14 @@ def write_page(
     Path of `report.md`.
 
   Raises:
-    RecordError: If the file cannot be written.
+    RecordError: If a file cannot be written.
   """
   start = [f"# {markdown(title)}", ""]
   if command:
     start += [*indented(command), ""]
   text = "\n".join([*start, *lines]).rstrip() + "\n"
   write_atomically(out_dir / PAGE, text)
+  write_atomically(out_dir / HTML_PAGE, html_page(title, text, out_dir))
   return out_dir / PAGE
 
 
@@ -340,8 +344,8 @@ def _how_to_reproduce(run: LoadedRun) -> Iterator[str]:
   yield from fenced(command)
   yield ""
   yield (
-    "`config.json` in this directory holds all settings of the run (the table"
-    " above). Pass settings that differ from the config file as"
+    "`config.json` in this directory holds all settings of the run (the last"
+    " table of this page). Pass settings that differ from the config file as"
     " `--config.section.field=value`."
   )
   yield ""
@@ -378,6 +382,26 @@ def _how_to_reproduce(run: LoadedRun) -> Iterator[str]:
     )
 
 
+def _changed_settings(run: LoadedRun) -> list[str]:
+  """Returns the table of the settings that differ from the defaults."""
+  rows = []
+  for field, (value, default) in changed_settings(run.config).items():
+    # None leaves the value to the method, the model or the devices.
+    default_text = "automatic" if default is None else code(str(default))
+    rows.append((code(field), code(str(value)), default_text))
+  if not rows:
+    return ["All settings have their defaults."]
+  return markdown_table(("field", "value", "default"), rows)
+
+
+def _all_settings(run: LoadedRun) -> list[str]:
+  """Returns the table of all settings."""
+  rows = [
+    (code(field), code(str(value))) for field, value in flat(run.config).items()
+  ]
+  return markdown_table(("field", "value"), rows)
+
+
 def _draw(run: LoadedRun) -> Iterator[str]:
   """Draws the figures of a run, and yields the lines that show them."""
   for name, (draw, caption) in _FIGURES.items():
@@ -391,7 +415,10 @@ def _draw(run: LoadedRun) -> Iterator[str]:
 
 
 def write_report(workdir: Directory) -> pathlib.Path:
-  """Writes `report.md` and `figures/` of a run that has ended or not.
+  """Writes the report of a run that has ended or not.
+
+  The report is `report.md` with the pictures in `figures/`, and the same page
+  as the single file `report.html`.
 
   Args:
     workdir: Run directory.
@@ -409,14 +436,11 @@ def write_report(workdir: Directory) -> pathlib.Path:
     raise RecordError(
       f"there is no report: {error}; checkpoints and metrics stay as they are"
     ) from error
-  settings = [
-    (code(field), code(str(value))) for field, value in flat(run.config).items()
-  ]
   sections: dict[str, Iterable[str]] = {
     "Results": _results(run),
+    "What differs from the defaults": _changed_settings(run),
     "Figures": _draw(run),
     "What it cost": _cost(run),
-    "Settings": markdown_table(("field", "value"), settings),
     "How to reproduce": _how_to_reproduce(run),
   }
   mailbox_members = _mailbox_members(run.workdir)
@@ -425,6 +449,7 @@ def write_report(workdir: Directory) -> pathlib.Path:
   sample = _sample(run.workdir)
   if sample:
     sections["A sample"] = indented(sample)
+  sections["All settings"] = _all_settings(run)
   lines = [_summary(run), ""]
   for title, body in sections.items():
     body_lines = list(body) or ["None yet."]

@@ -3,7 +3,7 @@
 If one JAX program holds all replicas, they share an axis, over which an
 aggregator averages (`LocalExchange`). If each replica is a program of its own,
 there is no such axis: the replicas meet in a folder or a bucket
-(`MailboxExchange`, docs/mailbox.md).
+(`MailboxExchange`, docs/mailbox/how_to.md).
 """
 
 import dataclasses

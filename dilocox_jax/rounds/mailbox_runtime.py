@@ -250,9 +250,11 @@ class MailboxRuntime:
     Args:
       due: The exchange.
       turns: Its session.
-      leaving: What leaves, and whether it is finite, with an axis of length 1.
+      leaving: The `EncodedMessage` that leaves, and whether it is finite, with
+        an axis of length 1.
     """
-    arrays, is_finite = leaving
+    message, is_finite = leaving
+    arrays = message.arrays
     if self.client.processes.is_main:
       arrays = jax.device_get(arrays)
     else:
@@ -265,6 +267,7 @@ class MailboxRuntime:
       [np.asarray(array[0]) for array in arrays],
       is_finite=bool(jax.device_get(is_finite)[0]),
       shared=lambda: self._snapshot(due),
+      tables=message.tables,
     )
 
   def _without_own_part(self, result: Any, exchange: Tree) -> Arrived:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dilocox_jax.aggregators.mailbox_mean import EncodedMessage
 from dilocox_jax.checks import require
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.replicas import (
@@ -407,18 +408,20 @@ def _arrived_alone(leaving: Tree) -> Tree:
 
   Args:
     leaving: What the exchange yields to be sent. An exchange through a store
-      yields its arrays and whether they are finite; any other exchange may
-      yield any tree.
+      yields an `EncodedMessage` and whether its values are finite; any other
+      exchange may yield any tree.
 
   Returns:
     The arrays with an axis of one replica in front, the weights [1], and
     whether this replica's message counts. Any other tree comes back as it is.
   """
-  if not isinstance(leaving, tuple) or not isinstance(leaving[0], Sequence):
+  if not isinstance(leaving, tuple):
     return leaving
-  arrays, is_finite = leaving
+  if not isinstance(leaving[0], EncodedMessage):
+    return leaving
+  message, is_finite = leaving
   weights = jnp.ones(1, jnp.float32)
-  return [array[None] for array in arrays], weights, is_finite
+  return [array[None] for array in message.arrays], weights, is_finite
 
 
 @jax.jit

@@ -32,14 +32,15 @@ from typing import Any
 
 import numpy as np
 
-from dilocox_jax.plan.operations import Operation, StoreObject
+from dilocox_jax.plan.operations import Operation, StoreObject, StoreShares
 from dilocox_jax.simulate.link_costs import LinkCosts, MessageStep
 from dilocox_jax.simulate.script import Compute, Join, Key, Launch, Op
 from dilocox_jax.simulate.transfer import RETRANSMISSION_TIMEOUT_S
 
-# Beside messages: for the manifest before it is due, the next free seat, the
-# manifest itself, and the mark of a deletion (docs/notes/mailbox_protocol.md).
-_AGREEING_REQUESTS = 4
+# Requests that follow each other beside those for messages and shares: for the
+# proposal and the manifest, and for the marks of a deletion.
+_DECIDING_REQUESTS = 2
+_AGREEING_REQUESTS = 3
 # Idle time before the first launch. JSON checkpoints have no infinity.
 _NEVER_SENT_S = 1e9
 # A connection that was idle for exactly the time after which it would start
@@ -289,6 +290,8 @@ class AnalyticClock:
     """
     if isinstance(operation, StoreObject):
       return self._through_store(operation.operand_bytes, start, links)
+    if isinstance(operation, StoreShares):
+      return self._in_shares(operation, start, links)
     members = list(links.members)
     steps = links.steps(operation)
     pieces = steps[0].pieces if steps else 1
@@ -337,21 +340,81 @@ class AnalyticClock:
   ) -> np.ndarray:
     """Returns when every replica has read all messages from a store.
 
-    A replica writes its message. Then it reads the messages of the other
-    replicas in the order of seats, each as soon as the message is there, and
-    agrees with the other replicas. The pauses between two looks for a message
-    that is not there yet are not counted.
+    A replica writes its message, reads the messages of the other replicas as
+    they come, and agrees with the other replicas. The pauses between two looks
+    for a message that is not there yet are not counted.
+
+    Args:
+      size_bytes: Size of a message (bytes).
+      start: When each replica begins (seconds).
+      links: The links of the members.
     """
-    write_s, slow_s, read_s, request_s = links.store_s(size_bytes)
-    written = start[links.member_array] + write_s
-    done = written + slow_s
-    places = np.arange(len(written))
-    for place in places:
-      read = np.maximum(done, written[place]) + read_s
-      done = np.where(places == place, done, read)
+    _, _, _, request_s = links.store_s(size_bytes)
+    done = self._write_and_read(
+      size_bytes, size_bytes, start[links.member_array], links
+    )
     end = start.copy()
     end[links.member_array] = done + _AGREEING_REQUESTS * request_s
     return end
+
+  def _in_shares(
+    self, operation: StoreShares, start: np.ndarray, links: LinkCosts
+  ) -> np.ndarray:
+    """Returns when every replica has read all shares of a mean from a store.
+
+    A replica writes its message and reads a slice of each of the others. It
+    proposes the list and decides on it. Then it writes its share, with the
+    residual, and reads the other shares.
+
+    Args:
+      operation: The sizes of a message and of residuals.
+      start: When each replica begins (seconds).
+      links: The links of the members.
+    """
+    num_members = len(links.members)
+    slice_bytes = -(-operation.operand_bytes // num_members)
+    residual_bytes = -(-operation.residual_bytes // num_members)
+    _, _, _, request_s = links.store_s(slice_bytes)
+    agreed = self._write_and_read(
+      operation.operand_bytes, slice_bytes, start[links.member_array], links
+    )
+    # The marks of a deletion are read while the share is written.
+    agreed += _DECIDING_REQUESTS * request_s
+    end = start.copy()
+    end[links.member_array] = self._write_and_read(
+      slice_bytes + residual_bytes, slice_bytes, agreed, links
+    )
+    return end
+
+  def _write_and_read(
+    self,
+    written_bytes: int,
+    read_bytes: int,
+    start: np.ndarray,
+    links: LinkCosts,
+  ) -> np.ndarray:
+    """Returns when every member has read an object of each other member.
+
+    All requests of a member are made at the same time, so they take one round
+    trip. Their contents follow each other on its link, in the order in which
+    the objects were written.
+
+    Args:
+      written_bytes: Size of the object that a member writes (bytes).
+      read_bytes: Bytes that a member reads of each other object.
+      start: When each member begins to write (seconds), [M].
+      links: The links of the members.
+    """
+    write_s, _, _, _ = links.store_s(written_bytes)
+    _, slow_s, read_s, request_s = links.store_s(read_bytes)
+    written = start + write_s
+    done = written + slow_s + request_s
+    places = np.arange(len(written))
+    for place in np.argsort(written, kind="stable"):
+      there = written[place] + request_s
+      read = np.maximum(done, there) + read_s - request_s
+      done = np.where(places == place, done, read)
+    return done
 
   def _take_steps(self, seconds: np.ndarray) -> None:
     """Adds the duration of inner steps of each replica (seconds), [M]."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.config import RunConfig
+from dilocox_jax.metrics.run_logs import RunLog
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.rounds.rounds import Rounds
 from dilocox_jax.rounds.states import RoundState
@@ -81,12 +82,18 @@ class LocalReplicas:
       override_names: Names of the overrides that the user supplies.
     """
 
-  def open(self, workdir: pathlib.Path, resume_step: int | None) -> None:
-    """Does nothing: these replicas have no log of their own.
+  def open(
+    self,
+    workdir: pathlib.Path,
+    resume_step: int | None,
+    log: RunLog | None,
+  ) -> None:
+    """Does nothing: these replicas write no rows of their own.
 
     Args:
       workdir: The run directory.
       resume_step: Inner step of the restored checkpoint, if there is one.
+      log: Log of the run, if it has one.
     """
 
   @property

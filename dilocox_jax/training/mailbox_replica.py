@@ -2,8 +2,9 @@
 
 The trainer goes through the same plan as with all replicas, but with one
 replica. This module has what differs: the exchange through the mailbox
-(docs/mailbox.md), how a late joiner finds its step of the plan, and how a
-replica that was absent skips the segments that the others finished without it.
+(docs/mailbox/how_to.md), how a late joiner finds its step of the plan, and how
+a replica that was absent skips the segments that the others finished without
+it.
 """
 
 import dataclasses
@@ -17,14 +18,16 @@ from typing import Any
 
 from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.checks import flat, require
-from dilocox_jax.config import RunConfig, may_differ, to_plan
+from dilocox_jax.config import RunConfig, to_plan
+from dilocox_jax.config.mailbox_terms import mailbox_rules, mailbox_terms
 from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.mailbox_protocol.agreement import ReplicaStaleError
 from dilocox_jax.mailbox_protocol.costs import num_requests
-from dilocox_jax.mailbox_protocol.roster import MailboxRules, read_secret
+from dilocox_jax.mailbox_protocol.roster import read_secret
 from dilocox_jax.mailbox_protocol.store_size import check_store_bytes
-from dilocox_jax.metrics.lines import JsonLines
+from dilocox_jax.metrics.lines import JsonLines, plain
 from dilocox_jax.metrics.recorder import MAILBOX_LOG
+from dilocox_jax.metrics.run_logs import RunLog
 from dilocox_jax.plan.collectives import AUTO, MAILBOX
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.rounds.exchanges import MailboxExchange, mailbox
@@ -101,7 +104,6 @@ def mailbox_exchange(
     text_digest: Digest of the training text.
   """
   settings = config.exchange
-  default_ratio = MailboxRules.max_norm_ratio
   if address is None:
     address = MailboxAddress(None, name="", secret=b"")
   return mailbox(
@@ -111,15 +113,7 @@ def mailbox_exchange(
     codec=to_plan.codec(config),
     step_weight=float(config.tokens_per_replica_step),
     text_digest=text_digest,
-    rules=MailboxRules(
-      replicas=config.mesh.num_replicas,
-      max_norm_ratio=settings.max_norm_ratio or default_ratio,
-      quorum=config.mailbox.quorum,
-      grace_s=config.mailbox.grace_s,
-      snapshot_every=config.mailbox.snapshot_every,
-      store_bytes=config.mailbox.store_bytes,
-      full_weight_ratio=config.mailbox.full_weight_ratio,
-    ),
+    rules=mailbox_rules(flat(config.to_mapping())),
     feedback=settings.feedback,
     against=settings.against,
     keep_unsent=settings.keep_unsent,
@@ -157,6 +151,8 @@ class MailboxReplica:
     """
     exchange = mailbox_exchange(self.config, self._address, text_digest)
     self._client = exchange.client
+    # The config names the codec and its settings, so `enter` compares them.
+    self._client.terms = {}
     return dataclasses.replace(overrides, exchange=exchange)
 
   def attach(
@@ -246,23 +242,26 @@ class MailboxReplica:
       RefusedError: If the run has other settings than this replica, or if the
         name, the secret or the address of the mailbox is wrong.
     """
-    fields_that_may_differ = may_differ()
-    terms: dict[str, Any] = {"overrides": sorted(override_names)}
-    for field, value in flat(values).items():
-      if field not in fields_that_may_differ:
-        terms[field] = value
+    terms = mailbox_terms(values, override_names)
     try:
-      self._client.enter(terms)
+      self._client.enter(terms.config)
     except ValueError as error:  # The message is one line.
       raise RefusedError(str(error)) from error
 
-  def open(self, workdir: pathlib.Path, resume_step: int | None) -> None:
-    """Opens the log of the replicas that took part in each event.
+  def open(
+    self,
+    workdir: pathlib.Path,
+    resume_step: int | None,
+    log: RunLog | None,
+  ) -> None:
+    """Opens the file with the replicas that took part in each event.
 
     Args:
       workdir: The run directory.
       resume_step: Inner step of the restored checkpoint, if there is one.
+      log: Gets every row of the file, too; None: there is no log.
     """
+    self._log = log
     if not processes.is_main():
       return
     last_step = -1 if resume_step is None else resume_step
@@ -332,6 +331,12 @@ class MailboxReplica:
     except ValueError as error:
       raise RefusedError(str(error)) from error
 
+  def _write(self, row: dict[str, Any]) -> None:
+    """Writes a row to the file, and passes it to the log of the run."""
+    self._rows.append(row)
+    if self._log:
+      self._log.write(plain(row))
+
   def record(self, step: int) -> str:
     """Records the events since the last call.
 
@@ -347,7 +352,7 @@ class MailboxReplica:
     usage = self._client.usage
     for event in events:
       if processes.is_main():
-        self._rows.append({"step": step, "usage": usage, **event})
+        self._write({"kind": "mailbox", "step": step, "usage": usage, **event})
       self._log_changed_members(event["event"], event["members"])
     total_requests = num_requests(usage)
     new_requests = total_requests - self._num_requests

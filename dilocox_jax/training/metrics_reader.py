@@ -10,8 +10,8 @@ segment ends when the devices have computed the metrics of the segment, even if
 the host reads them much later. The time to compile has rows of its own.
 """
 
+import contextlib
 import dataclasses
-import logging
 import math
 import pathlib
 import time
@@ -22,93 +22,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from rich.console import Console
 
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.distributed.link_counter import LinkCounter
 from dilocox_jax.metrics.recorder import Recorder
+from dilocox_jax.metrics.run_logs import RunLog
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.plan.schedule.membership import RoundParticipation
 from dilocox_jax.plan.schedule.run_plan import Segment
-from dilocox_jax.report.units import human_bytes
 from dilocox_jax.rounds.window import StepMetrics
 from dilocox_jax.training import evaluation
 from dilocox_jax.training.build import Programs
+from dilocox_jax.training.progress import progress_display
 from dilocox_jax.training.states import NotFiniteError, TrainingProgress
 from dilocox_jax.training.wall_time import CompileTimes
-
-_LOG_SHARE = 0.1  # Share of a run's steps between two lines, at most.
-_LOG_S = 30.0  # Seconds between two lines, at most.
-
-
-class ProgressLog:
-  """Logs how far a run is.
-
-  It logs a line after the first update, and then after every tenth of the run
-  or every 30 seconds, whichever comes first.
-  """
-
-  def __init__(
-    self, title: str, total_steps: int, start_progress: TrainingProgress
-  ):
-    """Starts to measure time; logs nothing yet.
-
-    Args:
-      title: Name of the run's method.
-      total_steps: Inner steps of the run.
-      start_progress: Progress of the run before the first update.
-    """
-    self._title = title
-    self._total_steps = total_steps
-    self._start_progress = start_progress
-    self._start_s = time.monotonic()
-    # The minus infinity makes a line due at the first update.
-    self._logged_step = start_progress.step
-    self._logged_s = -math.inf
-
-  def leave_out(self, seconds: float) -> None:
-    """Subtracts seconds, in which programs were compiled, from the run's time.
-
-    Args:
-      seconds: Seconds that the speed and the time left do not include.
-    """
-    self._start_s += seconds
-
-  def update(self, progress: TrainingProgress, loss: float, note: str) -> None:
-    """Logs how far the run is, and how long it will take, if a line is due.
-
-    The speed and the time left are computed from the whole run so far, without
-    the time that was left out. A single segment would tell little: on a CPU the
-    next segment may have ended before the host reads this one.
-
-    Args:
-      progress: Progress of the run.
-      loss: Mean loss of the segment.
-      note: A text to add to the line; may be "".
-    """
-    step = progress.step
-    now_s = time.monotonic()
-    has_many_steps = step - self._logged_step >= _LOG_SHARE * self._total_steps
-    if not has_many_steps and now_s - self._logged_s < _LOG_S:
-      return
-    self._logged_step = step
-    self._logged_s = now_s
-    spent_s = now_s - self._start_s
-    speed = (progress.tokens - self._start_progress.tokens) / spent_s
-    step_s = spent_s / (step - self._start_progress.step)
-    minutes_left = (self._total_steps - step) * step_s / 60
-    sent = human_bytes(progress.total_sent_bytes)
-    if note:
-      sent += f" | {note}"
-    logging.getLogger(__name__).info(
-      "%s: step %d of %d | loss %.3f | %s tokens/s | sent %s | %.1f min left",
-      self._title,
-      step,
-      self._total_steps,
-      loss,
-      f"{speed:,.0f}",
-      sent,
-      minutes_left,
-    )
 
 
 class LearningRates:
@@ -188,6 +116,8 @@ class MetricsReader:
     workdir: pathlib.Path | None,
     progress: TrainingProgress,
     is_resumed: bool = False,
+    log: RunLog | None = None,
+    console: Console | None = None,
   ):
     """Opens the records and starts to measure time.
 
@@ -198,12 +128,18 @@ class MetricsReader:
         logs.
       progress: Progress of the run before the first segment.
       is_resumed: Whether a checkpoint was restored.
+      log: Gets every row, and is open; None: there is no log.
+      console: Terminal or notebook of a progress bar; None: progress is logged
+        in lines.
     """
     step_before = progress.step if is_resumed else None
-    self._recorder = Recorder(workdir, step_before)
-    self._log = None
+    self._recorder = Recorder(workdir, step_before, log)
+    self._total_steps = programs.plan.total_steps
+    self._display = None
     if workdir:
-      self._log = ProgressLog(title, programs.plan.total_steps, progress)
+      self._display = progress_display(
+        title, self._total_steps, progress, console
+      )
     self._rates = LearningRates(programs.schedule)
     self._energy_share = programs.policy.energy
     self._compile_times = CompileTimes()
@@ -218,8 +154,34 @@ class MetricsReader:
     self.reads_at_once = waits_for_exchanges or counts_link_bytes
 
   def close(self) -> None:
-    """Stops measuring."""
+    """Stops measuring, and releases the terminal."""
     self._compile_times.close()
+    if self._display:
+      self._display.close()
+
+  def compiling(
+    self, segment: Segment
+  ) -> contextlib.AbstractContextManager[None]:
+    """Shows that a segment's programs are compiled while the block runs.
+
+    Args:
+      segment: The segment.
+    """
+    steps = f"steps {segment.start + 1:,} to {segment.stop:,}"
+    return self.activity("compiling", f"{steps} of {self._total_steps:,}")
+
+  def activity(
+    self, name: str, then: str
+  ) -> contextlib.AbstractContextManager[None]:
+    """Shows what the run does, and for how long, while the block runs.
+
+    Args:
+      name: What the run does, e.g. "evaluating".
+      then: What comes next.
+    """
+    if self._display:
+      return self._display.activity(name, then)
+    return contextlib.nullcontext()
 
   def record_time(
     self,
@@ -278,8 +240,8 @@ class MetricsReader:
 
   def _record_compiling(self, step: int, compile_s: float) -> None:
     """Records a time to compile, and leaves it out of the speed in the log."""
-    if self._log:
-      self._log.leave_out(compile_s)
+    if self._display:
+      self._display.leave_out(compile_s)
     self._recorder.record_timing(step=step, event="compile", wall_s=compile_s)
 
   def record_evaluation(
@@ -383,6 +345,6 @@ class MetricsReader:
       waits=dispatched.waits,
       ended_s=dispatched.ready_s.result(),
     )
-    if self._log:
-      self._log.update(progress, loss, dispatched.note)
+    if self._display:
+      self._display.update(progress, loss, dispatched.note)
     return exchanges

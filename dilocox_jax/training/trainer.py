@@ -26,7 +26,8 @@ from dilocox_jax.mailbox_protocol.agreement import (
   ReplicaStaleError,
   StoppedError,
 )
-from dilocox_jax.metrics import work_directory
+from dilocox_jax.metrics import run_logs, work_directory
+from dilocox_jax.metrics.run_logs import LogStart
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.report.page import PAGE
 from dilocox_jax.rounds.data_parallel import SharedState
@@ -59,6 +60,7 @@ from dilocox_jax.training.states import (
   TrainingStoppedError,
 )
 from dilocox_jax.training.wall_time import ready_time
+from dilocox_jax.training.watching import NOT_WATCHED, FinishedRound, Watching
 
 
 class Trainer:
@@ -78,6 +80,7 @@ class Trainer:
     clock: Clock | None = None,
     overrides: Overrides = NO_OVERRIDES,
     address: MailboxAddress | None = None,
+    watching: Watching = NOT_WATCHED,
   ):
     """Builds all parts of the run.
 
@@ -92,6 +95,7 @@ class Trainer:
       address: Mailbox of the run, and name of this program's replica. It sets
         exchange.collective=mailbox. None means that all replicas are in this
         runtime.
+      watching: How the run is watched.
 
     Raises:
       ValueError: One line, if a part cannot be built.
@@ -103,6 +107,7 @@ class Trainer:
     self.overrides = overrides
     self.workdir = workdir
     self.command = command
+    self._watching = watching
     self._values = self.config.to_mapping()
     self.data = run_text.run_data(self.config, overrides)
     self.programs = build.programs(
@@ -257,18 +262,25 @@ class Trainer:
     if processes.is_main():
       self._announce(is_resumed=is_resumed)
     resume_step = self.progress.step if is_resumed else None
-    self._replicas.open(self.workdir, resume_step)
     # Only the main process writes metrics.
     metrics_directory = self.workdir if processes.is_main() else None
-    self._reader = MetricsReader(
-      title=self.config.sync.method,
-      programs=self.programs,
-      workdir=metrics_directory,
-      progress=self.progress,
-      is_resumed=is_resumed,
+    log = self._watching.log if processes.is_main() else None
+    log_start = LogStart(
+      workdir=self.workdir, config=self._values, resume_step=resume_step
     )
-    with contextlib.closing(self._reader):
-      self._train_to_the_end(state)
+    with run_logs.opened(log, log_start):
+      self._replicas.open(self.workdir, resume_step, log)
+      self._reader = MetricsReader(
+        title=self.config.sync.method,
+        programs=self.programs,
+        workdir=metrics_directory,
+        progress=self.progress,
+        is_resumed=is_resumed,
+        log=log,
+        console=self._watching.console,
+      )
+      with contextlib.closing(self._reader):
+        self._train_to_the_end(state)
 
   def _announce(self, *, is_resumed: bool) -> None:
     """Logs and records what the run trains.
@@ -360,7 +372,10 @@ class Trainer:
         # compiled. So its time does not include the time to compile.
         self._read(pending)
         pending = None
-      state, dispatched = self._dispatch(state, segment)
+        with self._reader.compiling(segment):
+          state, dispatched = self._dispatch(state, segment)
+      else:
+        state, dispatched = self._dispatch(state, segment)
       self._is_compiling = False
       self.has_begun = True
       self._read(pending)
@@ -368,6 +383,7 @@ class Trainer:
       if self._reader.reads_at_once:
         self._read(pending)
         pending = None
+      self._call_on_round(state)
       if segment.stop == self.config.total_steps:
         # A run that continues from a checkpoint of the last step does not pause
         # here either.
@@ -396,6 +412,21 @@ class Trainer:
     """Waits for a segment, records it, and tells the controller its drifts."""
     if pending is not None:
       self.controller.observe(self._reader.read(pending))
+
+  def _call_on_round(self, state: TrainingState) -> None:
+    """Shows the state after a segment to the user's function, if there is one.
+
+    Args:
+      state: The state. The devices may still compute it.
+    """
+    if self._watching.on_round:
+      finished_round = FinishedRound(
+        step=self.progress.step,
+        total_steps=self.config.total_steps,
+        state=state,
+        _programs=self.programs,
+      )
+      self._watching.on_round(finished_round)
 
   def _program_key(self, segment: Segment) -> Hashable:
     """Returns a key that is equal for segments that run the same programs."""
@@ -525,11 +556,18 @@ class Trainer:
         computes the judge loss; None for all others.
     """
     judging = self.data.judging if num_steps else None
-    losses, sent_bytes = evaluation.losses(
-      self.programs, state, self.data.validation, judging=judging
-    )
+    with self._reader.activity("evaluating", self._next_steps()):
+      losses, sent_bytes = evaluation.losses(
+        self.programs, state, self.data.validation, judging=judging
+      )
     self.progress = self.progress.after(sent_bytes)
     self._reader.record_evaluation(losses, self.progress, num_steps)
+
+  def _next_steps(self) -> str:
+    """Names the steps that come next, for the display of the progress."""
+    if self.progress.step == self.config.total_steps:
+      return "the last checkpoint"
+    return f"step {self.progress.step + 1:,} of {self.config.total_steps:,}"
 
   def _save(self, state: TrainingState) -> None:
     """Checks a state and starts to save it in the background.
@@ -588,10 +626,11 @@ class Trainer:
     total_steps = self.config.total_steps
     self._replicas.end()
     participation = plan.flush_participation()
-    state, drifts = self.controller.rounds.flush(state, participation)
-    self._replicas.record(total_steps)
-    self._reader.check_flush(drifts, total_steps, participation)
-    jax.block_until_ready(state)
+    with self._reader.activity("flushing", "the last evaluation"):
+      state, drifts = self.controller.rounds.flush(state, participation)
+      self._replicas.record(total_steps)
+      self._reader.check_flush(drifts, total_steps, participation)
+      jax.block_until_ready(state)
     simulated_s = None
     if self.clock:
       simulated_s = self.clock.finish(plan, traffic)

@@ -6,9 +6,8 @@ A round of `overlap_loco` has the fewest steps that hide all of its bytes on the
 clock of 107B parameters (simulated). The text is divided into three parts:
 training, validation and judge files. Settings were chosen by the validation
 loss (`loss`). Results are losses on the judge files (`judge_loss`), which only
-the evaluation after the last step reads. docs/notes/log.md ("What will be
-compared in slices", "What one GPU will be asked") lists the choices that were
-fixed before the runs.
+the evaluation after the last step reads. docs/results/predictions.md ("Earlier
+runs") lists the choices that were made in advance.
 
 `main`: three or five seeds at the chosen rates. "4x2" stands for four replicas
 of two sequences each. All divisions of the same eight sequences have one

@@ -18,12 +18,14 @@ from rich.console import Console
 
 from dilocox_jax import report
 from dilocox_jax.api import memory_check
+from dilocox_jax.api.progress import bar_console
 from dilocox_jax.checks import in_front
 from dilocox_jax.config import RunConfig
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.metrics import work_directory
 from dilocox_jax.metrics.lines import RecordError
+from dilocox_jax.metrics.run_logs import RunLog
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.token_ids import TokenError
 from dilocox_jax.training import start
@@ -31,6 +33,7 @@ from dilocox_jax.training.mailbox_replica import MailboxAddress
 from dilocox_jax.training.run_clock import Clock
 from dilocox_jax.training.states import StopRequestedError, TrainingStoppedError
 from dilocox_jax.training.trainer import Trainer
+from dilocox_jax.training.watching import Watching
 from experiments.runtime import (
   command_line,
   placement,
@@ -107,6 +110,7 @@ def train(
   address: MailboxAddress | None = None,
   num_sample_tokens: int = 100,
   check_memory: bool = True,
+  log: RunLog | None = None,
 ) -> None:
   """Trains a run to its end, prints its table and adds a sample to its report.
 
@@ -124,6 +128,7 @@ def train(
       of several processes has no sample, because each process has only a part
       of the state.
     check_memory: Whether a run is refused that needs more memory than there is.
+    log: Gets every row that the run writes; None: the rows go to files alone.
 
   Raises:
     UsageError: If the run cannot be set up as asked.
@@ -150,7 +155,12 @@ def train(
       with command_line.usage_errors():
         memory_check.check_memory(config, go_on="--nocheck_memory")
     text = _train(
-      config, workdir, profile=profile, clock=clock, address=address
+      config,
+      workdir,
+      profile=profile,
+      clock=clock,
+      address=address,
+      log=log,
     )
     if num_sample_tokens and jax.process_count() == 1:
       _sample(workdir, num_sample_tokens, text)
@@ -163,6 +173,7 @@ def _train(
   profile: bool,
   clock: Clock | None,
   address: MailboxAddress | None,
+  log: RunLog | None,
 ) -> Corpus:
   """Trains, prints the table and returns the run's text.
 
@@ -182,6 +193,7 @@ def _train(
       clock=clock,
       overrides=overrides,
       address=address,
+      watching=Watching(log=log, console=bar_console()),
     )
   tracing = contextlib.nullcontext()
   if profile and processes.is_main():

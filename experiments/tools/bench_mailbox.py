@@ -2,22 +2,27 @@
 
   python -m experiments.tools.bench_mailbox simulate --num_replicas=64
   python -m experiments.tools.bench_mailbox simulate --num_absent=64
+  python -m experiments.tools.bench_mailbox simulate --shares=on --bits=1
   python -m experiments.tools.bench_mailbox processes --num_replicas=8
   python -m experiments.tools.bench_mailbox sign --megabytes=256
+  python -m experiments.tools.bench_mailbox loss --num_replicas=4 --bits=1
 
 `simulate` runs all replicas in one process, before a store whose requests take
 simulated time. It counts requests, and the latencies that follow each other.
 `processes` runs each replica as a process, before a folder whose requests are
 delayed. `sign` prints how many GB of a message one CPU second signs and checks.
+`loss` trains a small model with and without shares, and prints both losses for
+each seed.
 """
 
 from collections.abc import Sequence
 
 from absl import app, flags
 
+from dilocox_jax.plan.collectives import MAILBOX_SHARES
 from experiments.runtime import command_line
 
-BENCHES = ("simulate", "processes", "sign")
+BENCHES = ("simulate", "processes", "sign", "loss")
 
 _NUM_REPLICAS = flags.DEFINE_integer(
   "num_replicas", 8, "Number of replicas, M.", lower_bound=1
@@ -40,6 +45,18 @@ _LATENCY_MS = flags.DEFINE_float(
 _MESSAGE_BYTES = flags.DEFINE_integer(
   "message_bytes", 4096, "Bytes of a message.", lower_bound=4
 )
+_SHARES = flags.DEFINE_enum(
+  "shares",
+  "off",
+  MAILBOX_SHARES,
+  "When replicas make their mean in shares (mailbox.shares).",
+)
+_BITS = flags.DEFINE_enum(
+  "bits", "32", ("32", "8", "4", "2", "1"), "Bits of a value."
+)
+_NUM_SEEDS = flags.DEFINE_integer(
+  "num_seeds", 3, "Number of seeds of `loss`.", lower_bound=1
+)
 _MEGABYTES = flags.DEFINE_integer(
   "megabytes", 256, "Size of the message to sign (MB).", lower_bound=1
 )
@@ -51,6 +68,9 @@ def main(argv: Sequence[str]) -> None:
   bench = command_line.chosen_argument("bench", argv, BENCHES)
   from experiments.tools import mailbox_events
 
+  if bench == "loss":
+    _print_losses()
+    return
   if bench == "sign":
     signed_gb, checked_gb = mailbox_events.signing_rates(
       _MEGABYTES.value * 10**6
@@ -64,6 +84,8 @@ def main(argv: Sequence[str]) -> None:
     num_events=_NUM_EVENTS.value,
     latency_s=_LATENCY_MS.value / 1000,
     message_bytes=_MESSAGE_BYTES.value,
+    shares=_SHARES.value,
+    bits=int(_BITS.value),
   )
   if bench == "simulate":
     cost = mailbox_events.simulated_cost(exchanges)
@@ -71,9 +93,37 @@ def main(argv: Sequence[str]) -> None:
     cost = mailbox_events.processes_cost(exchanges)
   print(f"time of an event: {1000 * cost.event_s:.0f} ms")
   print(f"requests of a replica in an event: {cost.requests:.1f}")
+  print(f"most requests of a replica in an event: {cost.most_requests}")
+  print(f"messages down in an event: {cost.messages_down:.2f}")
+  print(f"messages up in an event: {cost.messages_up:.2f}")
   print(f"requests of a replica that enters last: {cost.entry_requests}")
   if cost.cpu_s:
     print(f"CPU time of a replica in an event: {1000 * cost.cpu_s:.1f} ms")
+
+
+def _print_losses() -> None:
+  """Trains with and without shares, and prints the held-out losses."""
+  from experiments.tools.mailbox_losses import LossRun
+
+  differences = []
+  for seed in range(_NUM_SEEDS.value):
+    whole, in_shares = (
+      LossRun(
+        num_replicas=_NUM_REPLICAS.value,
+        shares=shares,
+        bits=int(_BITS.value),
+        seed=seed,
+        num_events=_NUM_EVENTS.value,
+      ).train()
+      for shares in ("off", "on")
+    )
+    differences.append(in_shares - whole)
+    print(
+      f"seed {seed}: loss {whole:.4f} without shares, {in_shares:.4f} with",
+      flush=True,
+    )
+  mean = sum(differences) / len(differences)
+  print(f"mean difference: {mean:+.4f}")
 
 
 if __name__ == "__main__":

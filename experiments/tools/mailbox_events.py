@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,9 +26,12 @@ from dilocox_jax.mailbox_protocol.messages import raw_bytes
 from dilocox_jax.mailbox_protocol.roster import MailboxRules
 from dilocox_jax.mailbox_protocol.signer import Signer
 from dilocox_jax.mailbox_protocol.store import Store
+from dilocox_jax.reference.row_codecs import FloatRows, IntRows
+from dilocox_jax.reference.shares import Tables
 from experiments.tools.simulated_store import SimulatedStore, SimulatedTime
 
 _SECRET = b"x" * 64
+_WIDTH = 128  # Values of a row.
 _PATH = "event/0000000000/0/bench"
 # A folder in memory, if there is one: the delay stands for the whole request.
 _SHARED_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
@@ -43,7 +46,9 @@ class Exchanges:
     num_absent: Further replicas that end after two events.
     num_events: Number of events. The first half is not measured.
     latency_s: Time of a request (seconds).
-    message_bytes: Bytes of a message.
+    message_bytes: Bytes of a message without scales.
+    shares: When means are made in shares (`MailboxRules.shares`).
+    bits: Bits of a value; 32: float32.
   """
 
   num_replicas: int
@@ -51,6 +56,8 @@ class Exchanges:
   num_events: int = 12
   latency_s: float = 0.05
   message_bytes: int = 4096
+  shares: str = "off"
+  bits: int = 32
 
   @property
   def num_all(self) -> int:
@@ -72,12 +79,19 @@ class Cost:
     requests: Mean number of requests of an event.
     entry_requests: Requests of the replica that entered last, up to its first
       event.
+    most_requests: Most requests of a replica in an event.
+    messages_down: Mean bytes that a replica reads in an event, over the bytes
+      of the arrays of a message.
+    messages_up: The same of the bytes that it writes.
     cpu_s: CPU seconds of an event for each replica; 0: not measured.
   """
 
   event_s: float
   requests: float
   entry_requests: int
+  most_requests: int = 0
+  messages_down: float = 0.0
+  messages_up: float = 0.0
   cpu_s: float = 0.0
 
 
@@ -87,10 +101,14 @@ class _EventCost(NamedTuple):
   Attributes:
     duration_s: Time of the event (seconds).
     requests: Requests of the replica.
+    messages_down: Bytes that it has read, over the bytes of a message's arrays.
+    messages_up: Bytes that it has written, likewise.
   """
 
   duration_s: float
   requests: int
+  messages_down: float
+  messages_up: float
 
 
 def simulated_cost(exchanges: Exchanges) -> Cost:
@@ -133,17 +151,37 @@ def simulated_cost(exchanges: Exchanges) -> Cost:
     for number in range(exchanges.num_replicas)
     for event in records[number][exchanges.num_unmeasured :]
   ]
+  return dataclasses.replace(
+    _cost_of(measured, entry_requests[exchanges.num_all - 1]),
+    cpu_s=cpu_s / exchanges.num_events / exchanges.num_replicas,
+  )
+
+
+def _cost_of(measured: Sequence[_EventCost], entry_requests: int) -> Cost:
+  """Returns what events cost.
+
+  Args:
+    measured: The events.
+    entry_requests: Requests of the replica that entered last.
+  """
   return Cost(
     event_s=statistics.median(event.duration_s for event in measured),
     requests=statistics.mean(event.requests for event in measured),
-    entry_requests=entry_requests[exchanges.num_all - 1],
-    cpu_s=cpu_s / exchanges.num_events / exchanges.num_replicas,
+    entry_requests=entry_requests,
+    most_requests=max(event.requests for event in measured),
+    messages_down=statistics.mean(event.messages_down for event in measured),
+    messages_up=statistics.mean(event.messages_up for event in measured),
   )
 
 
 def _rules(exchanges: Exchanges) -> MailboxRules:
   """Returns the rules of the run."""
-  return MailboxRules(replicas=exchanges.num_all, quorum=1, grace_s=20.0)
+  return MailboxRules(
+    replicas=exchanges.num_all,
+    quorum=1,
+    grace_s=20.0,
+    shares=exchanges.shares,
+  )
 
 
 def _entered(
@@ -184,20 +222,45 @@ def _run_events(
     exchanges: The events.
     clock: Returns the time (seconds).
   """
-  values = np.full(exchanges.message_bytes // 4, 1.0, np.float32)
+  arrays, tables = _message(exchanges)
+  num_bytes = sum(array.nbytes for array in arrays)
   costs = []
   for event in range(num_events):
     before_s = clock()
-    requests_before = num_requests(mailbox.usage)
+    before = mailbox.usage
     mailbox.announce(event)
-    mailbox.exchange(event, 0, [values])
+    mailbox.exchange(event, 0, arrays, tables=tables)
+    after = mailbox.usage
+    bytes_down = after["bytes_down"] - before["bytes_down"]
+    bytes_up = after["bytes_up"] - before["bytes_up"]
     costs.append(
       _EventCost(
         duration_s=clock() - before_s,
-        requests=num_requests(mailbox.usage) - requests_before,
+        requests=num_requests(after) - num_requests(before),
+        messages_down=bytes_down / num_bytes,
+        messages_up=bytes_up / num_bytes,
       )
     )
   return costs
+
+
+def _message(exchanges: Exchanges) -> tuple[list[np.ndarray], Tables]:
+  """Returns the arrays of a message, and how they are encoded.
+
+  Args:
+    exchanges: The events.
+  """
+  num_values = exchanges.message_bytes * 8 // exchanges.bits
+  codec = FloatRows() if exchanges.bits == 32 else IntRows(exchanges.bits)
+  tables = Tables(codec, widths=(_WIDTH,), has_residual=not codec.is_exact)
+  rng = np.random.default_rng(0)
+  rows = rng.normal(size=(max(num_values // _WIDTH, 1), _WIDTH))
+  arrays = codec.encode(rows.astype(np.float32))
+  if codec.is_exact:
+    arrays = [array.view(np.float32) for array in arrays]
+  else:
+    arrays[1] = arrays[1].view(np.float16)
+  return arrays, tables
 
 
 class DelayedStore(Store):
@@ -234,11 +297,7 @@ def run_replica(where: str, number: int, exchanges: Exchanges) -> Cost:
     mailbox, exchanges.num_events, exchanges, clock=time.monotonic
   )
   measured = costs[exchanges.num_unmeasured :]
-  return Cost(
-    event_s=statistics.median(event.duration_s for event in measured),
-    requests=statistics.mean(event.requests for event in measured),
-    entry_requests=entry_requests,
-  )
+  return _cost_of(measured, entry_requests)
 
 
 def processes_cost(exchanges: Exchanges) -> Cost:
@@ -266,6 +325,9 @@ def processes_cost(exchanges: Exchanges) -> Cost:
     event_s=statistics.median(cost.event_s for cost in costs),
     requests=statistics.mean(cost.requests for cost in costs),
     entry_requests=max(cost.entry_requests for cost in costs),
+    most_requests=max(cost.most_requests for cost in costs),
+    messages_down=statistics.mean(cost.messages_down for cost in costs),
+    messages_up=statistics.mean(cost.messages_up for cost in costs),
   )
 
 

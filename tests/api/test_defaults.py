@@ -1,6 +1,7 @@
 """No default takes the place of what was passed in."""
 
 import json
+from typing import Any
 from unittest import mock
 
 import jax
@@ -39,7 +40,11 @@ def train(workdir, model=Words, steps=2, **changes):
     "evaluation": {"num_sequences": 2},
   }
   config |= changes.pop("config", {})
-  given = {"data": (TOKENS, TOKENS[:200]), "method": "diloco", "replicas": 2}
+  given: dict[str, Any] = {
+    "data": (TOKENS, TOKENS[:200]),
+    "method": "diloco",
+    "replicas": 2,
+  }
   given |= changes
   return dx.train(model, workdir=workdir, steps=steps, config=config, **given)
 
@@ -121,9 +126,9 @@ def test_a_model_that_was_passed_in_takes_no_weights_of_another(run, tmp_path):
 def test_a_model_that_was_passed_in_takes_none_of_another_library(tmp_path):
   (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
   config = {"checkpoint": {"init_from": str(tmp_path)}}
-  for changes in ({}, {"trainable": lambda path: True}):
+  for trainable in (None, lambda path: True):
     with pytest.raises(dx.RefusedError, match="of another library") as error:
-      train(tmp_path / "run", config=config, **changes)
+      train(tmp_path / "run", config=config, trainable=trainable)
     assert "\n" not in str(error.value)
 
 

@@ -174,7 +174,7 @@ def mailbox(store=None, **settings):
 
 def test_a_transform_cannot_wait_for_a_store():
   with pytest.raises(ValueError, match="give it to dilocox_jax.make_rounds"):
-    dx.diloco(INNER, exchange=mailbox())
+    dx.diloco(INNER, exchange=mailbox())  # pyright: ignore
 
 
 def test_a_newcomer_that_differs_is_refused():

@@ -56,7 +56,11 @@ OVERRIDES = {
 
 
 def train(workdir, config=None, **changes):
-  given = {"config": config or settings(), **OVERRIDES, **changes}
+  given: dict[str, Any] = {
+    "config": config or settings(),
+    **OVERRIDES,
+    **changes,
+  }
   return dx.train(workdir=workdir, **given)
 
 
@@ -96,7 +100,9 @@ def test_a_run_is_recorded_and_read_back_with_its_own_parts_alone(run):
   (sent,) = {row.sent_bytes for row in run.metrics.rounds[1:]}
   assert sent == 64
   assert all(np.isnan(row.learning_rate) for row in run.metrics.rounds)
-  overrides = {k: part for k, part in OVERRIDES.items() if k != "data"}
+  overrides: dict[str, Any] = {
+    k: part for k, part in OVERRIDES.items() if k != "data"
+  }
   loaded = dx.load(run.workdir, **overrides)
   assert loaded.config == settings() and loaded.metrics.finished
   runs.assert_same_bits(loaded.params, run.params)

@@ -3,6 +3,7 @@
 import pathlib
 import re
 import runpy
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -83,10 +84,14 @@ def test_a_method_by_name_has_the_parts_of_the_trainer(name, x64):
   interval = SETTINGS[name].get(COUNT, 1)
   problem = make_problem(0, NUM_REPLICAS, 5 * interval, NUM_LAYERS, WIDTH, 3)
   is_divided = parts.method.exchanged == "pseudo_gradient"
-  given = {"fragments": config.fragments if is_divided else None}
-  found = getattr(dx, name)(INNER, **given, **SETTINGS[name])
+  fragments = config.fragments if is_divided else None
+  found = getattr(dx, name)(INNER, fragments=fragments, **SETTINGS[name])
   expected = dx.step_transform(
-    parts.method, INNER, parts.optimizer, exchange=parts.aggregator, **given
+    parts.method,
+    INNER,
+    parts.optimizer,
+    exchange=parts.aggregator,
+    fragments=fragments,
   )
   assert_close(by_steps(found, problem), by_steps(expected, problem), EXACT)
 
@@ -111,7 +116,8 @@ REFUSED = {
   "needs an outer optimizer": lambda: dx.step_transform(diloco(4), INNER),
   "inner=0.1 must be": lambda: dx.diloco(0.1),  # pyright: ignore
   "codec={'bits': 4} must be a codec, or names such as": lambda: dx.diloco(
-    INNER, codec={"bits": 4}
+    INNER,
+    codec={"bits": 4},  # pyright: ignore
   ),
   "codec and exchange both say what is sent": lambda: dx.diloco(
     INNER, codec="int", exchange=dx.exchange()
@@ -119,7 +125,8 @@ REFUSED = {
   "take feedback=1.0": unsent(dx.eager),
   "feedback=1.0": unsent(dx.cocktail_sgd),
   "'float' object cannot be interpreted as an integer": lambda: dx.diloco(
-    INNER, sync_interval=2.5
+    INNER,
+    sync_interval=2.5,  # pyright: ignore
   ),
   "'strided' divides the layers .* leave it out, take one": lambda: dx.delayed(
     INNER, fragment_order="strided"
@@ -128,9 +135,10 @@ REFUSED = {
     INNER, fragment_order="stridden"
   ),
   "exchange=3 must be a dilocox_jax.Aggregator, such": lambda: dx.diloco(
-    INNER, exchange=3
+    INNER,
+    exchange=3,  # pyright: ignore
   ),
-  "has no 'dilocoo'; it has: Aggregator": lambda: dx.dilocoo,
+  "has no 'dilocoo'; it has: Aggregator": lambda: dx.dilocoo,  # pyright: ignore
 }
 
 
@@ -144,7 +152,8 @@ def test_what_does_not_fit_is_said_in_one_line(message):
 
 def test_every_name_of_the_front_door_is_there():
   assert set(METHODS) < set(dir(dx))
-  for name in dir(dx):
+  assert set(dir(dx)) == {*dx.__all__, "__version__"}
+  for name in dx.__all__:
     assert callable(getattr(dx, name))
   # A folder that is loaded would take the place of a function of its name.
   folders = {path.name for path in pathlib.Path(dx.__path__[0]).iterdir()}
@@ -153,11 +162,17 @@ def test_every_name_of_the_front_door_is_there():
 
 def test_fragments_are_divided_by_bytes_or_by_path():
   params = {"a": jnp.zeros(6), "b": jnp.zeros(5), "c": jnp.zeros(4)}
-  settings = {"num_fragments": 2, "sync_interval": 4, "overlap_steps": 1}
 
   def divided(fragments):
-    tx = dx.delayed(INNER, nesterov(), fragments=fragments, **settings)
-    state = tx.init(params)
+    tx = dx.delayed(
+      INNER,
+      nesterov(),
+      sync_interval=4,
+      num_fragments=2,
+      overlap_steps=1,
+      fragments=fragments,
+    )
+    state: Any = tx.init(params)
     return [set(leaves_by_path(part.params)) for part in state.fragments]
 
   assert divided(None) == [{"a"}, {"b", "c"}]

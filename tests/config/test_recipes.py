@@ -60,6 +60,30 @@ def test_the_warm_up_follows_the_run(total_steps, warmup_steps):
   assert config["inner.warmup_steps"] == warmup_steps
 
 
+@pytest.mark.parametrize(
+  ("total_steps", "evaluation", "checkpoint", "segment"),
+  [
+    (1, 1, 1, 1),
+    (12, 2, 3, 2),
+    (128, 13, 32, 13),
+    (599, 60, 150, 50),
+    (2000, 150, 150, 50),
+  ],
+)
+def test_a_short_run_is_evaluated_and_saved_a_few_times(
+  total_steps, evaluation, checkpoint, segment
+):
+  config = fields({"total_steps": total_steps})
+  assert config["evaluation.interval_steps"] == evaluation
+  assert config["checkpoint.interval_steps"] == checkpoint
+  assert config["sync.steps_per_dispatch"] == segment
+
+
+def test_an_interval_that_is_set_stays():
+  values = {"total_steps": 20, "evaluation.interval_steps": 0}
+  assert fields(values)["evaluation.interval_steps"] == 0
+
+
 # Fields that a run would ignore.
 
 LOSSY = {"exchange": {"codec": "int"}}

@@ -16,7 +16,7 @@ from dilocox_jax.config import (
   to_plan,
 )
 from dilocox_jax.config.platforms import chosen_values, on_platform
-from dilocox_jax.config.run import field_facts
+from dilocox_jax.config.run import changed_settings, field_facts
 from dilocox_jax.data import tokenizers
 from dilocox_jax.plan.model.presets import nano
 from dilocox_jax.plan.schedule import methods
@@ -352,3 +352,29 @@ def test_what_a_field_leaves_to_the_device_has_a_value_on_every_platform():
   left.remove("mesh.gather")
   for platform in ("cpu", "gpu", "tpu", "other"):
     assert platforms.chosen_values(RunConfig(), platform).keys() == left
+
+
+def test_what_differs_from_the_defaults_of_the_method_is_listed():
+  built = from_mapping(
+    {
+      "total_steps": 40,
+      "sync": {"method": "dilocox", "sync_interval": 10},
+      "inner": {"learning_rate": 0.5},
+    }
+  )
+  # The recipe of the method and what follows from the number of steps are no
+  # changes.
+  assert changed_settings(built.to_mapping()) == {
+    "sync.method": ("dilocox", "diloco"),
+    "total_steps": (40, 600),
+    "sync.sync_interval": (10, None),
+    "inner.learning_rate": (0.5, 2e-3),
+  }
+  assert not changed_settings(RunConfig().to_mapping())
+
+
+def test_a_method_that_is_not_registered_is_compared_with_the_plain_defaults():
+  values = RunConfig().to_mapping()
+  values["sync"]["method"] = "of_somebody"
+  assert changed_settings(values) == {"sync.method": ("of_somebody", "diloco")}
+  assert not changed_settings({"of_a_newer_version": {"field": 3}})

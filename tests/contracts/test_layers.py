@@ -2,7 +2,6 @@
 
 import ast
 import graphlib
-import importlib.metadata
 import importlib.util
 import json
 import pathlib
@@ -60,32 +59,6 @@ PACKAGES = {
   for folder in ("dilocox_jax", "experiments")
   for path in sorted((ROOT / folder).rglob("*.py"))
 }
-
-
-def test_every_foreign_import_is_a_declared_requirement():
-  tree = ast.parse((ROOT / "setup.py").read_text())
-  (runtime,) = (
-    ast.literal_eval(node.value)
-    for node in tree.body
-    if isinstance(node, ast.Assign)
-    and ast.unparse(node.targets[0]) == "RUNTIME"
-  )
-  declared = {re.split(r"[^\w-]", name)[0].lower() for name in runtime}
-  own = {"dilocox_jax", "experiments"} | set(sys.stdlib_module_names)
-  distributions = importlib.metadata.packages_distributions()
-  undeclared = []
-  for path, text in PACKAGES.items():
-    for node in ast.walk(ast.parse(text)):
-      names = []
-      if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
-      elif isinstance(node, ast.ImportFrom) and not node.level:
-        names = [str(node.module)]
-      for name in {name.split(".")[0] for name in names} - own:
-        found = distributions.get(name, ())
-        if not declared & {each.replace("_", "-").lower() for each in found}:
-          undeclared.append(f"{path} imports {name}")
-  assert not undeclared, "\n".join(undeclared)
 
 
 def imported_names(text):

@@ -62,7 +62,7 @@ BESIDE_THE_WAY = {
 
 
 def test_the_page_lists_the_files_that_are_given_a_pseudo_gradient():
-  page = (ROOT / "docs/notes/pseudo_gradient.md").read_text()
+  page = (ROOT / "docs/how_it_works/pseudo_gradient.md").read_text()
   files = re.findall(r"^\| \d+ \| `(\S+)`", page, re.MULTILINE)
   assert len(files) == len(set(files))
   found = files_given_matrices()

@@ -269,7 +269,7 @@ REFUSED = {
   r"round_at\(4\) has index 2": lambda: dx.register_method(miscounted),
   "did you mean 'growing'": lambda: dx.register_recipe("growin", {}),
   "rounds of one length": lambda: with_interval(parts.growing(), 5),
-  "take dilocox_jax.make_rounds": lambda: dx.growing(optax.sgd(0.1)),
+  "take dilocox_jax.make_rounds": lambda: dx.growing(optax.sgd(0.1)),  # pyright: ignore
   "build='rule' must be": lambda: dx.register_rule("r", dx.RuleKind("rule")),
   "rule 'r': 3 must be a RuleKind": lambda: dx.register_rule("r", 3),  # pyright: ignore
   "model 'm': 3 must be a ModelShape": lambda: dx.register_model("m", 3),  # pyright: ignore

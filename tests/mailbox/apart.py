@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ LAYERS = 2
 SECRET = b"s" * 64
 INNER = optax.sgd(0.1)
 # Name -> method and settings of its exchange.
-METHODS = {
+METHODS: dict[str, tuple[dx.Method, dict[str, Any]]] = {
   "diloco": (methods.diloco(H), {}),
   "overlap_loco": (
     methods.overlap_loco(H, 2),

@@ -1,5 +1,7 @@
 """Who enters a run, and what the store holds: objects of one's own alone."""
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -56,9 +58,9 @@ def enter(store, secret=b"secret", **changes):
     ({"rules": {"grace_s": 6.0}}, "rules.grace_s is 6.0 here"),
     ({"text": "u" * 64}, r"text is uuuuuuuu\.\.\. here and tttttttt\.\.\. in"),
     (
-      {"protocol": 3},
-      "this replica has version 3 of the mailbox's protocol, and the run at "
-      "s3://bucket/run has version 2: install",
+      {"protocol": 4},
+      "this replica has version 4 of the mailbox's protocol, and the run at "
+      "s3://bucket/run has version 3: install",
     ),
   ],
 )
@@ -84,7 +86,7 @@ def test_a_run_of_the_first_protocol_is_refused_by_its_version(store):
   del record["protocol"]
   for path in (messages.RUN, messages.RUN_COPY):
     store.put(path, SIGNER_OF_RECORDS.sign_json(path, record))
-  with pytest.raises(RunMismatchError, match="has version 2 .* has version 1:"):
+  with pytest.raises(RunMismatchError, match="has version 3 .* has version 1:"):
     enter(store)
 
 
@@ -117,8 +119,9 @@ def test_a_name_that_could_be_another_path_is_refused(name):
 
 @pytest.mark.parametrize("field", vars(MailboxRules()))
 def test_no_rule_may_be_zero(field):
+  rule: dict[str, Any] = {field: 0}
   with pytest.raises(ValueError, match=f"mailbox.{field}=0"):
-    MailboxRules(**{field: 0})
+    MailboxRules(**rule)
 
 
 # Messages.

@@ -49,6 +49,8 @@ def bits(marks: bytes) -> int:
 class Replicas(stateful.RuleBasedStateMachine):
   """Three replicas of which each may be disturbed at every call."""
 
+  in_shares_of = ()  # Names of the replicas, if they make means in shares.
+
   @stateful.initialize(
     turns=st.integers(1, 2),
     delay=st.integers(0, 2),
@@ -60,7 +62,11 @@ class Replicas(stateful.RuleBasedStateMachine):
   def begin(self, turns, delay, quorum, every, repeats, are_unlike):
     self.world = self.new_world()
     self.rules_of_run = MailboxRules(
-      replicas=3, quorum=quorum, grace_s=5.0, snapshot_every=every
+      replicas=3,
+      quorum=quorum,
+      grace_s=5.0,
+      snapshot_every=every,
+      shares="on" if self.in_shares_of else "off",
     )
     self.turns = turns
     self.delay = delay
@@ -86,6 +92,7 @@ class Replicas(stateful.RuleBasedStateMachine):
       delay=self.delay,
       noise=0.0 if self.repeats else 0.01 * len(self.lives),
       rounds_up=self.are_unlike and name == "b",
+      in_shares_of=self.in_shares_of,
       checkpoint=checkpoint,
     )
     self.lives.append(toy)
@@ -170,6 +177,8 @@ class Replicas(stateful.RuleBasedStateMachine):
       messages.snapshot_path(event, "index"),
       messages.snapshot_path(event, "claim"),
       messages.seat_path(NAMES.index(name)),
+      messages.share_path(event, 0, NAMES.index(name)),
+      messages.residual_path(event, 0, NAMES.index(name)),
       messages.gone_paths(event)[0],
       "event/0000000000/of/a/stranger",
     ]
@@ -253,6 +262,12 @@ class Replicas(stateful.RuleBasedStateMachine):
         assert other.theta.tobytes() == first.theta.tobytes()
 
 
+class ReplicasWithShares(Replicas):
+  """The same, and each mean of two replicas or more is made in shares."""
+
+  in_shares_of = NAMES
+
+
 class ReplicasInAFolder(Replicas):
   """The same in a folder, in which a stranger makes links, FIFOs and folders.
 
@@ -288,6 +303,12 @@ TestReplicas.settings = hypothesis.settings(
 )
 
 
+TestReplicasWithShares = ReplicasWithShares.TestCase
+TestReplicasWithShares.settings = hypothesis.settings(
+  max_examples=40, stateful_step_count=40, deadline=None
+)
+
+
 TestReplicasInAFolder = ReplicasInAFolder.TestCase
 TestReplicasInAFolder.settings = hypothesis.settings(
   max_examples=8, stateful_step_count=30, deadline=None
@@ -303,6 +324,13 @@ class TestReplicasInAFolderForLonger(ReplicasInAFolder.TestCase):
 
 @pytest.mark.slow
 class TestReplicasForLonger(Replicas.TestCase):
+  settings = hypothesis.settings(
+    max_examples=500, stateful_step_count=60, deadline=None
+  )
+
+
+@pytest.mark.slow
+class TestReplicasWithSharesForLonger(ReplicasWithShares.TestCase):
   settings = hypothesis.settings(
     max_examples=500, stateful_step_count=60, deadline=None
   )

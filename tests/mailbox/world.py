@@ -12,6 +12,7 @@ it. A message carries marks of the units that are in it, so a test can see that
 no unit is averaged twice.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -34,9 +35,25 @@ from dilocox_jax.mailbox_protocol.buffers import Data, parts_of
 from dilocox_jax.mailbox_protocol.mailbox import Exchanged, Mailbox
 from dilocox_jax.mailbox_protocol.roster import MailboxRules
 from dilocox_jax.mailbox_protocol.store import Store, StoreUnavailableError
+from dilocox_jax.reference.row_codecs import FloatRows
+from dilocox_jax.reference.shares import Tables
 from tests.oracles import mailbox as twin
 
+# Least part of a mean that is a mark. Less is the loss of `CoarseRows`.
+MARK = 0.05
 MARKS = 16  # 64-bit words with one bit for every unit of work.
+
+
+@dataclasses.dataclass(frozen=True)
+class CoarseRows(FloatRows):
+  """Rounds to multiples of 1/64, so that shares have residuals."""
+
+  @property
+  def is_exact(self) -> bool:
+    return False
+
+  def encode(self, rows: np.ndarray) -> list[np.ndarray]:
+    return super().encode(np.rint(rows * 64) / np.float32(64))
 
 
 class Toy:
@@ -62,6 +79,7 @@ class Toy:
     unused: int = 0,
     noise: float = 0.0,
     rounds_up: bool = False,
+    in_shares_of: Sequence[str] = (),
     checkpoint: dict[str, Any] | None = None,
   ):
     """Begins a life of a replica.
@@ -74,6 +92,8 @@ class Toy:
       unused: Values of a snapshot that nobody reads.
       noise: How much the work of this life differs from that of another one.
       rounds_up: Whether its machine rounds parameters up to the next number.
+      in_shares_of: Names of all replicas of a run whose means are made in
+        shares. Then marks are a row of floats for each replica.
       checkpoint: What `checkpoint` of an earlier life was; None: it begins with
         the newest snapshot.
     """
@@ -84,6 +104,10 @@ class Toy:
     self.unused = np.zeros(unused)
     self.noise = noise
     self.rounds_up = rounds_up
+    self.in_shares_of = in_shares_of
+    self.tables = None
+    if in_shares_of:
+      self.tables = Tables(CoarseRows(), widths=(5, events), has_residual=True)
     self.history: dict[int, str] = {}
     self.credited: list[tuple[int, str, bytes]] = []
     self.held_back = np.zeros(MARKS, np.uint64)
@@ -173,11 +197,12 @@ class Toy:
       exchanged = box.exchange(
         event,
         turn,
-        [delta, self.held_back.copy()],
+        self._message(delta),
         weight=twin.weight(self.name),
         send=is_there,
         state=state,
         snapshot=lambda: (first, self.saved(theta, momentum)),
+        tables=self.tables,
       )
       self.superseded += exchanged.is_superseded
       is_own_listed |= exchanged.is_superseded or (
@@ -188,7 +213,38 @@ class Toy:
     self._take(event, exchanged)
     self.event += 1
 
+  def _message(self, delta: np.ndarray) -> list[np.ndarray]:
+    if not self.in_shares_of:
+      return [delta, self.held_back.copy()]
+    marks = np.zeros((len(self.in_shares_of), self.events), np.float32)
+    row = self.in_shares_of.index(self.name)
+    for event in range(self.events):
+      bit = self.held_back[event // 64] >> np.uint64(event % 64)
+      marks[row, event] = bit & np.uint64(1)
+    return [delta.reshape(-1, 5).astype(np.float32), marks]
+
+  def _take_mean(self, event: int, mean: list[np.ndarray]) -> None:
+    self.history[event] = hashlib.sha256(
+      mean[0].tobytes() + mean[1].tobytes()
+    ).hexdigest()
+    self._credit(event, mean[1])
+    self.pending.append(mean[0].reshape(-1))
+
+  def _credit(self, event: int, all_marks: np.ndarray) -> None:
+    for name, row in zip(self.in_shares_of, all_marks, strict=True):
+      marks = np.zeros(MARKS, np.uint64)
+      for unit in np.flatnonzero(row > MARK):
+        marks[unit // 64] |= np.uint64(1 << int(unit) % 64)
+      if marks.any():
+        self.credited.append((event, name, marks.tobytes()))
+
   def _take(self, event: int, exchanged: Exchanged) -> None:
+    if exchanged.mean is not None:
+      self._take_mean(event, exchanged.mean)
+      return
+    if self.in_shares_of and exchanged.messages:
+      self._take_messages(event, exchanged)
+      return
     told: Any = hashlib.sha256()
     for name, weight, arrays in exchanged.messages:
       told.update(f"{name} {weight}".encode() + arrays[0].tobytes())
@@ -197,6 +253,16 @@ class Toy:
     self.pending.append(
       twin.mean([(w, arrays[0]) for _, w, arrays in exchanged.messages])
     )
+
+  def _take_messages(self, event: int, exchanged: Exchanged) -> None:
+    """Takes whole messages of a run that also makes means in shares."""
+    weights = [weight for _, weight, _ in exchanged.messages]
+    mean = []
+    for index in range(2):
+      arrays = [arrays[index] for _, _, arrays in exchanged.messages]
+      average = np.average(arrays, axis=0, weights=weights)
+      mean.append(average.astype(np.float32))
+    self._take_mean(event, mean)
 
 
 def assert_same_lists(toys: Iterable[Toy]) -> None:

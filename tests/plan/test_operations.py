@@ -4,10 +4,17 @@ import math
 
 import pytest
 
-from dilocox_jax.plan.operations import OPERATIONS, StoreObject, operation
+from dilocox_jax.plan.operations import (
+  OPERATIONS,
+  StoreObject,
+  StoreShares,
+  operation,
+)
 
 
-@pytest.mark.parametrize("kind", sorted(OPERATIONS.keys() - {StoreObject.kind}))
+@pytest.mark.parametrize(
+  "kind", sorted(OPERATIONS.keys() - {StoreObject.kind, StoreShares.kind})
+)
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 8])
 def test_the_bytes_of_an_operation_are_those_of_its_messages(
   kind, num_replicas

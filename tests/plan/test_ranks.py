@@ -116,6 +116,7 @@ def test_an_update_that_fills_its_rank_is_given_more_room():
     ("broadcast", 12, (0, 12, 12, 12)),
     ("permute", 12, (0, 12, 12, 12)),
     ("mailbox", 12, (0, 12, 12, 12)),
+    ("mailbox_shares", 12, (0, 18, 16, 14)),
   ],
 )
 def test_a_ring_sends_what_its_hops_add_up_to(kind, size, sent):

@@ -6,7 +6,8 @@ Spin visits every state that the processes of a model can reach. For each model
 the program prints the number of states, the seconds and the memory. Then it
 puts one fault after the other into the protocol. Spin has to find an error with
 each of them, since otherwise the model could not show that the protocol works
-because of its rules. docs/notes/mailbox_model.md says what the searches showed.
+because of its rules. docs/how_it_works/mailbox_model.md says what the searches
+showed.
 
 Needs Spin and a C compiler; Python's standard library is enough beside them.
 """

@@ -12,7 +12,7 @@ from tests.protocol_model import check
 
 SOURCE = check.SOURCE.read_text()
 HEADER = SOURCE[: SOURCE.index("*/")]
-PAGE = (check.ROOT / "docs/notes/mailbox_model.md").read_text()
+PAGE = (check.ROOT / "docs/how_it_works/mailbox_model.md").read_text()
 # Macros that the source derives from others.
 DERIVED = {"LOSS", "HOLDS_MESSAGES"}
 COMPLETE = """

@@ -52,7 +52,7 @@ def test_what_describes_a_run_may_be_damaged(run_folder, name):
     ("metrics.jsonl", "round"),
     ("metrics.jsonl", "evaluation"),
     ("metrics.jsonl", "final"),
-    ("timing.jsonl", None),
+    ("timing.jsonl", "timing"),
   ],
 )
 def test_a_row_may_be_damaged(run_folder, name, kind):

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from dilocox_jax.metrics.lines import JsonLines
-from dilocox_jax.report import load_run, write_report
+from dilocox_jax.report import load_run, side_by_side, write_report
 from dilocox_jax.report.run import LoadedRun
 
 
@@ -98,3 +98,42 @@ def test_without_bytes_of_the_text_there_are_no_bits_a_byte(run):
 def test_fp32_gradients_of_every_step_are_what_a_replica_would_have_sent(run):
   # Two replicas: a ring sends each value once. 871,168 values of four bytes.
   assert run.fp32_bytes == 600 * 4 * 871_168
+
+
+def test_the_page_shows_changed_settings_before_all_settings(
+  write_run, tmp_path
+):
+  text = write_report(write_run(tmp_path, num_steps=60)).read_text()
+  changed = text.index("## What differs from the defaults")
+  everything = text.index("## All settings")
+  codec = "`low_rank(rank=16)+int`"
+  assert text.index("## Results") < changed < text.index("## Figures")
+  assert f"| `exchange.codec` | {codec} | `float32` |" in text[:everything]
+  assert f"| `exchange.codec` | {codec} |" in text[everything:]
+  assert "| `sync.num_fragments` | `1` | automatic |" in text
+  assert "| `seed` |" not in text[changed:everything]
+  assert "| `seed` | `0` |" in text[everything:]
+
+
+def test_the_title_of_a_table_has_no_digest(write_run, tmp_path):
+  clock = {"clock": "cluster 1gbit", "clock_digest": "9f194cf159b9"}
+  runs = []
+  for name in ("a", "b"):
+    write_run(tmp_path / name, seconds_a_step=0.5, **clock)
+    runs.append(load_run(tmp_path / name))
+  page = side_by_side(runs)
+  titles = [title for title, _, _ in page.sections()]
+  assert titles == ["At equal tokens", "Time on the clock 'cluster 1gbit'"]
+  page.write(tmp_path / "page")
+  assert (tmp_path / "page/figures/hours_cluster_1gbit.png").exists()
+
+
+def test_clocks_of_one_name_with_other_digests_are_not_compared(
+  write_run, tmp_path
+):
+  runs = []
+  for name in ("a", "b"):
+    clock = {"clock": "cluster 1gbit", "clock_digest": name}
+    write_run(tmp_path / name, seconds_a_step=0.5, **clock)
+    runs.append(load_run(tmp_path / name))
+  assert not side_by_side(runs).frame.clocks

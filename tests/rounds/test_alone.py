@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from typing import Any
 from unittest import mock
 
 import jax
@@ -168,7 +169,7 @@ def test_norms_in_a_store_are_compared_by_the_rules_of_the_mailbox():
 
 def test_an_outer_step_that_needs_the_others_is_refused_at_the_start(rules):
   dx.register_rule("mean", dx.RuleKind(mean_rule))
-  for arguments in (
+  cases: list[dict[str, Any]] = [
     {"outer": with_axis(optax.sgd(0.7))},
     {"rule": "mean"},
     {"wrap": filtered},
@@ -177,7 +178,8 @@ def test_an_outer_step_that_needs_the_others_is_refused_at_the_start(rules):
         e, lambda: jax.lax.axis_index(AXIS) + 1
       )
     },
-  ):
+  ]
+  for arguments in cases:
     rounds = rounds_alone(**arguments)
     params = apart.first_params()
     optimizer = apart.INNER.init(params)

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from dilocox_jax.plan.operations import OPERATIONS, operation
+from dilocox_jax.plan.operations import OPERATIONS, StoreShares, operation
 from dilocox_jax.simulate.analytic import AnalyticClock, Work, run_time
 from dilocox_jax.simulate.cluster import Cluster, Link, Site
 from dilocox_jax.simulate.gloo import GLOO
@@ -234,9 +234,31 @@ def test_a_store_is_written_once_and_read_by_the_others_as_they_come():
   read_s = rtt_s + size / (5e7 * share)
   ops = [Compute(1), Launch(KEY, (operation("mailbox", size),)), Wait(KEY)]
   for step_s, expected in (
-    ([1, 1, 1], [1 + write_s + 2 * read_s + 4 * rtt_s] * 3),
-    # In the order of seats: only the last has read one before.
-    ([1, 9, 1], [9 + write_s + n * read_s + 4 * rtt_s for n in (2, 2, 1)]),
+    # Both reads take one round trip, and three requests are for the agreement.
+    ([1, 1, 1], [1 + write_s + 2 * (read_s - rtt_s) + 4 * rtt_s] * 3),
+    # Those that wait have read one message before.
+    (
+      [1, 9, 1],
+      [9 + write_s + n * (read_s - rtt_s) + 4 * rtt_s for n in (1, 2, 1)],
+    ),
   ):
     found = run_time(costs, Work(np.array(step_s), np.zeros(3)), ops)
     np.testing.assert_allclose(found.busy_until_s, expected)
+
+
+def test_a_mean_in_shares_takes_six_requests_and_reads_two_messages_at_most():
+  num_replicas = 8
+  access = Link(5e7, 3e7, rtt_s=0.06)
+  one = dataclasses.replace(star(num_replicas, rtt_s=0.04), store=access)
+  costs = small.link_costs(one)
+  size = 8 * 10**6
+  share = 1448 / 1514 / 8 / num_replicas
+  rtt_s = 0.05
+  read_s = (num_replicas - 1) * size / num_replicas / (5e7 * share)
+  write_s = size / (3e7 * share)
+  exchange = StoreShares(size, residual_bytes=4 * size)
+  ops = [Compute(1), Launch(KEY, (exchange,)), Wait(KEY)]
+  work = Work(np.ones(num_replicas), np.zeros(num_replicas))
+  found = run_time(costs, work, ops)
+  expected = 1 + write_s + 5 * write_s / num_replicas + 2 * read_s + 6 * rtt_s
+  np.testing.assert_allclose(found.busy_until_s, [expected] * num_replicas)

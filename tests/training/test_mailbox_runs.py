@@ -1,5 +1,6 @@
 """Whole runs whose replicas meet in a store, each in a thread of its own."""
 
+import collections
 import dataclasses
 import functools
 import logging
@@ -20,12 +21,14 @@ import dilocox_jax as dx
 from dilocox_jax.mailbox_protocol import client
 from dilocox_jax.mailbox_protocol.store import Store
 from dilocox_jax.metrics.lines import read_rows
+from dilocox_jax.metrics.run_logs import as_log
 from dilocox_jax.models.loss import LossModel
 from dilocox_jax.training import build, checkpoint, mailbox_replica, states
 from dilocox_jax.training.mailbox_replica import MailboxAddress
 from dilocox_jax.training.overrides import Overrides
 from dilocox_jax.training.states import TrainingStoppedError
 from dilocox_jax.training.trainer import Trainer
+from dilocox_jax.training.watching import Watching
 from tests import runs
 from tests.api.conftest import no_pictures  # noqa: F401
 from tests.mailbox.apart import SECRET, in_threads
@@ -63,6 +66,7 @@ class Group:
     self.folder = folder
     self.config = config
     self.store = Store("memory:///")
+    self.logged = collections.defaultdict(list)  # Rows by name of the replica.
 
   def train(self, name, before=None, config=None):
     """Trains a replica; calls `before` with the trainer at every segment."""
@@ -72,6 +76,7 @@ class Group:
       self.folder / name,
       overrides=runs.TINY,
       address=address,
+      watching=Watching(log=as_log(self.logged[name].append)),
     )
     dispatch = trainer._dispatch
 
@@ -129,6 +134,14 @@ def test_apart_is_as_together(whole, method, tmp_path):
   for name in NAMES:
     (own,) = runs.rows(met.folder / name, "final")
     assert own["outer_loss"] == pytest.approx(final["outer_loss"], rel=1e-6)
+
+
+def test_the_log_of_a_replica_gets_the_events_of_the_mailbox(whole):
+  met = whole("overlap_loco")
+  for name in NAMES:
+    events = [row for row in met.logged[name] if row["kind"] == "mailbox"]
+    assert events == read_rows(met.folder / name / "mailbox.jsonl")
+    assert events and events[-1]["members"] == sorted(NAMES)
 
 
 def test_who_is_killed_goes_on_and_who_differs_is_refused(
@@ -229,7 +242,11 @@ def test_an_exchange_by_a_store_is_not_passed_in(tmp_path):
   exchange = dx.mailbox(Store("memory:///"), name="oslo", secret=SECRET)
   tokens = np.arange(4000) % 61
   with pytest.raises(ValueError, match="give mailbox= in its place"):
-    dx.train(data=(tokens, tokens), exchange=exchange, workdir=tmp_path)
+    dx.train(
+      data=(tokens, tokens),
+      exchange=exchange,  # pyright: ignore
+      workdir=tmp_path,
+    )
 
 
 def divided(layout, shards):

@@ -4,9 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import logging
 import math
-import re
 import threading
 import time
 from concurrent.futures import Future
@@ -34,9 +32,9 @@ from dilocox_jax.training import (
 from dilocox_jax.training.metrics_reader import (
   DispatchedSegment,
   MetricsReader,
-  ProgressLog,
 )
 from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
+from dilocox_jax.training.progress import ProgressLog
 from dilocox_jax.training.states import NotFiniteError, TrainingProgress
 from tests import runs
 
@@ -277,36 +275,6 @@ def test_beside_the_main_process_all_is_checked_and_nothing_shown(capfd):
       losses = finite | {name: math.nan}
       book.record_evaluation(losses, TrainingProgress(18))
   assert not capfd.readouterr().out
-
-
-# The log.
-
-
-@pytest.fixture(name="lines")
-def lines_fixture(caplog):
-  """The lines that are logged."""
-  caplog.set_level(logging.INFO, "dilocox_jax")
-  return lambda: [record.getMessage() for record in caplog.records]
-
-
-def test_a_line_comes_at_once_then_every_tenth_or_half_minute(
-  lines, monkeypatch
-):
-  now = [100.0]
-  clock = SimpleNamespace(monotonic=lambda: now[0])
-  monkeypatch.setattr(metrics_reader, "time", clock)
-  log = ProgressLog("diloco", 80, TrainingProgress(8, 800))
-  log.leave_out(1.0)
-  for step in range(10, 41, 2):
-    now[0] += 3.0
-    log.update(TrainingProgress(step, 100 * step, 5_000), 2.5, "2 here")
-  for step in (41, 41):
-    now[0] += 15.0
-    log.update(TrainingProgress(step, 100 * step), 2.5, "")
-  steps = [re.findall(r"step (\d+) of 80", line)[0] for line in lines()]
-  assert steps == ["10", "18", "26", "34", "41"]
-  said = "loss 2.500 | 71 tokens/s | sent 5.00 kB | 2 here | 1.4 min left"
-  assert lines()[1] == f"diloco: step 18 of 80 | {said}"  # 1.4 s a step.
 
 
 # The summary and the record.

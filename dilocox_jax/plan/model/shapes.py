@@ -23,6 +23,12 @@ ACTIVATIONS = ("swiglu", "gelu", "relu")
 POSITIONS = ("rope", "learned")
 NORMS = ("rms", "layer")
 BIASES = ("none", "qkv", "all")
+# Llama 3.1, 3.2 and 3.3 stretch the rotations that turn less than once in the
+# sequences of their first training, 8192 tokens. Rotations that turn at least 4
+# times keep their speed (`models.attention.rotation_speeds`).
+STRETCHED_LENGTH = 8192
+STRETCHED_TURNS = 1.0
+KEPT_TURNS = 4.0
 _LARGEST = 2**31  # No array of JAX has a longer axis.
 
 

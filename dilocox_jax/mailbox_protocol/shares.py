@@ -1,0 +1,483 @@
+"""The mean of a turn in shares: each replica makes one, and all read all.
+
+If every replica read all messages, the bytes that it reads would grow with the
+number of replicas. In shares they do not: a replica reads one slice of each
+message, averages the slices, and creates the object of its share. Then it reads
+the other shares. `reference.shares` says how a share is computed.
+
+    create the message
+    read one slice of each of the other messages
+    propose the list, and decide on it
+    create the share, and read both marks of a deletion
+    read the other shares, and create the residual of the share
+
+The replica whose place among the expected ones is s makes share s. If its
+message is not listed, one of the listed replicas makes the share. If a share is
+not there after the grace time, every replica that waits makes it. All machines
+compute the same bytes from the same messages, and `create` decides who wins, so
+it does not matter who makes a share.
+
+The residual of a share is an object of its own, which the replica that has
+created the share writes. Whoever makes the same share at the next event of the
+fragment adds the residual to the mean. A replica that made the share before
+remembers the residual, and another one reads the object. If it is lost, the
+share begins with an empty residual, as it does after the number of slices has
+changed. A share is created once, so no residual counts twice.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dilocox_jax.mailbox_protocol.buffers import Buffer, Data
+from dilocox_jax.mailbox_protocol.manifest import Manifest
+from dilocox_jax.mailbox_protocol.messages import (
+  FEW,
+  Inbox,
+  arrays_in,
+  message_path,
+  raw_bytes,
+  residual_path,
+  share_path,
+  shares_folder,
+)
+from dilocox_jax.mailbox_protocol.signer import Signer, signed_bytes
+from dilocox_jax.mailbox_protocol.sliced import SlicedInbox
+from dilocox_jax.reference.shares import (
+  NORM_TOLERANCE,
+  Table,
+  make_share,
+  norm_of_values,
+  residual_cuts,
+  residual_values,
+)
+
+_LOG = logging.getLogger(__name__)
+# Digest of the manifest, and whether a residual was added to the mean.
+_DIGEST_BYTES = 32
+HEADER_BYTES = _DIGEST_BYTES + 1
+# One share of so many turns is computed again by another replica.
+CHECKED_TURNS = 8
+# Two shares that are computed from the same messages may differ by so much of
+# their norm: what a fingerprint allows for rounding in float32.
+_SHARE_TOLERANCE = 63 * 2.0**-24
+
+
+class Residual(NamedTuple):
+  """The residual of a share, as the replica that made the share remembers it.
+
+  Attributes:
+    event: The event of the share.
+    values: Values of each table, float32 [R, width].
+  """
+
+  event: int
+  values: list[np.ndarray]
+
+
+class Share(NamedTuple):
+  """A share that was read or made.
+
+  Attributes:
+    data: The object.
+    tables: The share, as tables of encoded rows.
+    has_residual: Whether a residual was added to the mean.
+    loss: Its residual, as tables of encoded rows; None: this replica has not
+      made the share, and does not know its residual.
+  """
+
+  data: Data
+  tables: list[Table]
+  has_residual: bool
+  loss: list[Table] | None = None
+
+
+@dataclasses.dataclass
+class Shares:
+  """The shares of one turn, as one replica makes and reads them.
+
+  Attributes:
+    store: A `RetryingStore` store.
+    signer: The signer of the run.
+    inbox: The messages of the turn.
+    agreed: The manifest of the turn, which lists at least one message.
+    name: Name of this replica.
+    remembered: Residuals of shares that this replica has made, by kind, turn,
+      number of slices and number of the share.
+    residual_event: The event whose residuals are added to this mean; -1: none.
+    held: The shares that this replica has, by number.
+  """
+
+  store: Any
+  signer: Signer
+  inbox: SlicedInbox
+  agreed: Manifest
+  name: str
+  remembered: dict[tuple[int, int, int, int], Residual]
+  residual_event: int = -1
+  held: dict[int, Share] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self) -> None:
+    """Derives what all shares of the turn have in common."""
+    self._digest = bytes.fromhex(self.agreed.digest())
+    self._largest_norm = max(each.norm for each in self.agreed.listed)
+    self._unwritten_residuals: list[int] = []
+    self._refused: set[int] = set()
+
+  @property
+  def num_slices(self) -> int:
+    """Number of shares, S."""
+    return self.inbox.num_slices
+
+  def missing(self) -> list[int]:
+    """Returns the numbers of the shares that this replica does not have."""
+    return [n for n in range(self.num_slices) if n not in self.held]
+
+  def maker(self, number: int) -> str:
+    """Returns the replica that makes a share, before the grace time is over."""
+    expected = self.inbox.expected
+    names = self.agreed.names
+    if number < len(expected) and expected[number] in names:
+      return expected[number]
+    return names[number % len(names)]
+
+  def own(self) -> list[int]:
+    """Returns the missing shares that this replica makes."""
+    return [n for n in self.missing() if self.maker(n) == self.name]
+
+  def _missing_of_others(self) -> list[int]:
+    """Returns the missing shares that other replicas should have made."""
+    return [n for n in self.missing() if self.maker(n) != self.name]
+
+  def reads_for_comparison(self) -> list[Callable[[], None]]:
+    """Returns functions that read the first listed message, if it is needed.
+
+    A replica whose message is not listed compares its state with that message.
+    """
+    if self.name in self.agreed.names:
+      return []
+    first = self.agreed.listed[0].replica
+    return self.inbox.read_slices([first], self.inbox.first_slice)
+
+  def first_calls(self, is_late: bool) -> list[Callable[[], Any]]:
+    """Returns functions that make this replica's shares, or read their slices.
+
+    Args:
+      is_late: Whether the grace time is over. Then this replica also looks for
+        the shares that others have not made, and for their slices.
+    """
+    calls = self.writes_of_residuals()
+    if self.inbox.is_past:
+      # This replica does not know which residuals belong to the shares.
+      return calls
+    calls += self._making(self.own())
+    if is_late:
+      for number in self._missing_of_others():
+        calls.append(functools.partial(self.read, number))
+        calls += self.reads_of_slices(number)
+    return calls
+
+  def last_calls(self, is_late: bool, lists: bool) -> list[Callable[[], Any]]:
+    """Returns functions that read the shares of others, or make missing ones.
+
+    Args:
+      is_late: As for `first_calls`. Then this replica makes missing shares.
+      lists: Whether to list the shares first, if many are missing.
+    """
+    made_here: list[int] = []
+    if not self.inbox.is_past:
+      made_here = self.missing() if is_late else self.own()
+    calls = self._making(made_here) + self.writes_of_residuals()
+    others = [number for number in self.missing() if number not in made_here]
+    if lists and len(others) > FEW:
+      others = self._in_store(others)
+    for number in others:
+      calls.append(functools.partial(self.read, number))
+    return calls
+
+  def _making(self, numbers: Sequence[int]) -> list[Callable[[], Any]]:
+    """Returns functions that make shares, or read the slices that they need.
+
+    Args:
+      numbers: Numbers of the shares.
+    """
+    calls: list[Callable[[], Any]] = []
+    for number in numbers:
+      reads = self.reads_of_slices(number)
+      if reads:
+        calls += reads
+      else:
+        calls.append(functools.partial(self.create, number))
+    return calls
+
+  def _in_store(self, numbers: Sequence[int]) -> list[int]:
+    """Returns those of some shares that are in the store, by one listing."""
+    event = self.inbox.event
+    turn = self.inbox.turn
+    there = self.store.sizes(shares_folder(event, turn))
+    return [n for n in numbers if share_path(event, turn, n) in there]
+
+  def reads_of_slices(self, number: int) -> list[Callable[[], None]]:
+    """Returns functions that read the slices which a share is made of.
+
+    Args:
+      number: Number of the share.
+    """
+    for listed in self.agreed.listed:
+      section = self.inbox.slice(listed.replica, number)
+      if section is not None and section.digest != listed.digest:
+        self.inbox.forget(listed.replica, number)
+    return self.inbox.read_slices(self.agreed.names, number)
+
+  def has_slices(self, number: int) -> bool:
+    """Returns whether all slices are there that a share is made of."""
+    return not self.reads_of_slices(number)
+
+  def create(self, number: int) -> None:
+    """Makes a share of which all slices are there, and writes it.
+
+    If another replica has written the share, that one is taken.
+
+    Args:
+      number: Number of the share.
+    """
+    share = self._made(number, self._residual_before(number))
+    if self._is_too_large(number, share.tables):
+      return  # This replica computes wrong results. Others make the share.
+    path = share_path(self.inbox.event, self.inbox.turn, number)
+    if not self.store.create(path, share.data):
+      self.read(number)
+      stored = self.held.get(number)
+      if stored is not None:
+        if _is_same(stored.tables, share.tables):
+          self._keep(number, share)
+        return
+      # The object there is no share of this turn: no replica wrote it, or it
+      # was damaged, or its norm is too large. So nobody has applied it.
+      self.store.put(path, share.data)
+    self._keep(number, share)
+
+  def _keep(self, number: int, share: Share) -> None:
+    """Keeps a share that this replica has made, and its residual."""
+    self.held[number] = share
+    if not share.loss:
+      return
+    self._unwritten_residuals.append(number)
+    self.remembered[self._key(number)] = Residual(
+      event=self.inbox.event,
+      values=residual_values(self.inbox.tables, share.loss),
+    )
+
+  def _key(self, number: int) -> tuple[int, int, int, int]:
+    """Returns the key of a share in `remembered`."""
+    inbox = self.inbox
+    return inbox.kind, inbox.turn, self.num_slices, number
+
+  def writes_of_residuals(self) -> list[Callable[[], Any]]:
+    """Returns functions that write the residuals which are not written yet."""
+    calls: list[Callable[[], Any]] = []
+    for number in self._unwritten_residuals:
+      loss = self.held[number].loss
+      path = residual_path(self.inbox.event, self.inbox.turn, number)
+      assert loss is not None, "only residuals of shares made here are written"
+      data = self.signer.sign(path, *_matrices(loss))
+      calls.append(functools.partial(self.store.create, path, data))
+    self._unwritten_residuals = []
+    return calls
+
+  def read(self, number: int) -> None:
+    """Reads a share into `held`, if it is there, valid and not too large."""
+    path = share_path(self.inbox.event, self.inbox.turn, number)
+    size = HEADER_BYTES + self.inbox.cuts.num_bytes(number)
+    data = self.store.get(path, signed_bytes(size))
+    content = self.signer.verify(path, data)
+    if data is None or content is None or len(content) != size:
+      return
+    if content[:_DIGEST_BYTES] != self._digest:
+      return  # It was made for another list, which nobody may follow.
+    tables = self.inbox.cuts.slice_in(content[HEADER_BYTES:], number)
+    if self._is_too_large(number, tables):
+      return
+    self.held[number] = Share(data, tables, bool(content[_DIGEST_BYTES]))
+
+  def _is_too_large(self, number: int, tables: Sequence[Table]) -> bool:
+    """Returns whether a share is refused because of its norm, and says so.
+
+    No mean is larger than the largest of its messages. All replicas refuse the
+    same shares, because they compare the same bytes with the norms of the
+    manifest.
+
+    Args:
+      number: Number of the share.
+      tables: The share, as tables of encoded rows.
+    """
+    norm = self.inbox.tables.norm(tables)
+    if norm <= self._largest_norm * (1 + NORM_TOLERANCE):
+      return False
+    if number not in self._refused:
+      self._refused.add(number)
+      _LOG.warning(
+        "event %d: share %d of the mean, which %s should make, is refused: its"
+        " norm %.3g is above %.3g, that of the largest message; it is made"
+        " again",
+        self.inbox.event,
+        number,
+        self.maker(number),
+        norm,
+        self._largest_norm,
+      )
+    return True
+
+  def mean(self) -> list[np.ndarray]:
+    """Returns the mean, as arrays like those of a message."""
+    slices = [self.held[number].tables for number in range(self.num_slices)]
+    matrices = self.inbox.cuts.join(slices)
+    arrays = []
+    for matrix, like in zip(matrices, self.inbox.like, strict=True):
+      kind = like.dtype, like.shape
+      arrays += arrays_in(raw_bytes(matrix), [kind])
+    return arrays
+
+  def objects(self) -> dict[str, Data]:
+    """Returns the objects that this replica writes again if they vanish.
+
+    These are all shares, and its own message if the manifest lists it.
+    """
+    event = self.inbox.event
+    turn = self.inbox.turn
+    objects: dict[str, Data] = {}
+    for number, share in self.held.items():
+      objects[share_path(event, turn, number)] = share.data
+    for listed in self.agreed.listed:
+      message = self.inbox.held.get(listed.replica)
+      if message is None or not message.is_whole:
+        continue
+      if message.digest == listed.digest:
+        objects[message_path(event, turn, listed.replica)] = message.data
+    return objects
+
+  def checked_share(self, run: str) -> int | None:
+    """Returns the share that this replica computes again; None if it does not.
+
+    Which replica checks which share follows from the run and the turn, and
+    changes from turn to turn.
+
+    Args:
+      run: Identity of the run.
+    """
+    names = self.agreed.names
+    text = f"{run} {self.inbox.event} {self.inbox.turn}".encode()
+    draw = int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
+    if draw % CHECKED_TURNS or len(names) < 2:
+      return None
+    draw //= CHECKED_TURNS
+    number = draw % self.num_slices
+    draw //= self.num_slices
+    others = [name for name in names if name != self.maker(number)]
+    if others[draw % len(others)] != self.name:
+      return None
+    return number
+
+  def difference(self, number: int) -> str:
+    """Computes a share again. Returns how it differs; "" if it does not.
+
+    The result is also "" if its slices or its residual cannot be read.
+
+    Args:
+      number: Number of the share, which is held.
+    """
+    self.store.at_once([lambda: None, *self.reads_of_slices(number)])
+    share = self.held[number]
+    residual = self._residual_before(number) if share.has_residual else None
+    is_known = residual is not None or not share.has_residual
+    if not (self.has_slices(number) and is_known):
+      return ""
+    again = self._made(number, residual)
+    expected = self.inbox.tables.decode(again.tables)
+    actual = self.inbox.tables.decode(share.tables)
+    gap = norm_of_values([a - b for a, b in zip(actual, expected, strict=True)])
+    norm = max(norm_of_values(expected), norm_of_values(actual))
+    if gap <= _SHARE_TOLERANCE * norm:
+      return ""
+    return f"by {gap / norm:.1e} of its norm"
+
+  def _made(self, number: int, residual: list[np.ndarray] | None) -> Share:
+    """Makes a share.
+
+    Args:
+      number: Number of the share. All slices that it is made of are there.
+      residual: The residual before, float32 [R, width] for each table; None:
+        there is none.
+    """
+    slices = []
+    for name in self.agreed.names:
+      section = self.inbox.slice(name, number)
+      assert section is not None, "the slices of a share are read before"
+      slices.append(section.tables)
+    tables, loss = make_share(
+      self.inbox.tables,
+      slices,
+      weights=[listed.weight for listed in self.agreed.listed],
+      norms=[listed.norm for listed in self.agreed.listed],
+      residual=residual,
+    )
+    has_residual = residual is not None
+    path = share_path(self.inbox.event, self.inbox.turn, number)
+    data = self.signer.sign(
+      path, self._digest, bytes([has_residual]), *_matrices(tables)
+    )
+    return Share(data, tables, has_residual, loss)
+
+  def _residual_before(self, number: int) -> list[np.ndarray] | None:
+    """Returns the residual that is added to a share; None if there is none."""
+    tables = self.inbox.tables
+    if self.residual_event < 0 or not tables.has_residual:
+      return None
+    remembered = self.remembered.get(self._key(number))
+    if remembered is not None and remembered.event == self.residual_event:
+      return remembered.values
+    cuts = residual_cuts(tables, self.inbox.cuts)
+    size = cuts.num_bytes(number)
+    path = residual_path(self.residual_event, self.inbox.turn, number)
+    data = self.store.get(path, signed_bytes(size))
+    content = self.signer.verify(path, data)
+    if content is None or len(content) != size:
+      return None
+    return residual_values(tables, cuts.slice_in(content, number))
+
+
+def event_bytes(inbox: Inbox, num_messages: int) -> int:
+  """Returns the bytes of a turn's messages, shares and residuals.
+
+  Args:
+    inbox: The inbox of the turn.
+    num_messages: Number of messages.
+  """
+  size = num_messages * inbox.num_bytes
+  if not isinstance(inbox, SlicedInbox):
+    return size
+  residuals = residual_cuts(inbox.tables, inbox.cuts)
+  for number in range(inbox.num_slices):
+    size += signed_bytes(HEADER_BYTES + inbox.cuts.num_bytes(number))
+    if inbox.tables.has_residual:
+      size += signed_bytes(residuals.num_bytes(number))
+  return size
+
+
+def _matrices(tables: Iterable[Table]) -> list[Buffer]:
+  """Returns the bytes of all arrays of tables, one after the other."""
+  return [raw_bytes(matrix) for table in tables for matrix in table]
+
+
+def _is_same(one: Sequence[Table], other: Sequence[Table]) -> bool:
+  """Returns whether two shares have the same bytes."""
+  return all(
+    np.array_equal(a, b)
+    for first, second in zip(one, other, strict=True)
+    for a, b in zip(first, second, strict=True)
+  )

@@ -1,0 +1,286 @@
+"""Sends the rows of a run to more places than its files, such as TensorBoard.
+
+A run writes its rows to files (`recorder`). A `RunLog` gets the same rows. A
+config does not name it, because a log changes nothing of what is trained: the
+argument `log` of `dilocox_jax.train` and the flag `--log` do. A log has a name,
+as a codec has, so that a user can register another one.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from dilocox_jax.checks import did_you_mean, in_front, require
+from dilocox_jax.plan.choices import (
+  Lazy,
+  Registry,
+  check_lazy,
+  loaded,
+  parts_of,
+)
+
+Row = Mapping[str, Any]  # A row of a run by field, as JSON values.
+
+
+@dataclasses.dataclass(frozen=True)
+class LogStart:
+  """What a log is told before the first row.
+
+  Attributes:
+    workdir: The run directory. A log may make a folder of its own there.
+    config: All fields of the config, nested by section.
+    resume_step: Inner step of the restored checkpoint; None for a new run. The
+      rows of later steps are written again.
+  """
+
+  workdir: pathlib.Path
+  config: Mapping[str, Any]
+  resume_step: int | None
+
+
+class RunLog:
+  """Gets every row that a run writes. A log of your own derives from it.
+
+  The process that writes the files calls the methods, in the thread that
+  dispatches the training. The devices work on the next round meanwhile. So a
+  `write` costs nothing as long as it takes less time than a round. An error of
+  a method ends the run, which can continue from its last checkpoint.
+  """
+
+  def open(self, start: LogStart) -> None:
+    """Prepares for the first row.
+
+    Args:
+      start: What the log may want to know about the run.
+    """
+
+  def write(self, row: Row) -> None:
+    """Takes a row.
+
+    Args:
+      row: A line of metrics.jsonl, timing.jsonl or mailbox.jsonl as a mapping.
+        Its field "kind" is "round", "evaluation", "final", "timing" or
+        "mailbox", and its field "step" is the number of finished inner steps. A
+        number that is not finite is None.
+    """
+    raise NotImplementedError
+
+  def close(self, error: BaseException | None) -> None:
+    """Ends the log.
+
+    Args:
+      error: The error that ends the run; None after the last row.
+    """
+
+
+class FunctionLog(RunLog):
+  """Passes each row to a function."""
+
+  def __init__(self, function: Callable[[Row], Any]):
+    """Stores the function.
+
+    Args:
+      function: It takes a row. Its result is not used.
+    """
+    self._function = function
+
+  def write(self, row: Row) -> None:
+    """Calls the function with a row."""
+    self._function(row)
+
+
+class SeveralLogs(RunLog):
+  """Passes each row to several logs, in order."""
+
+  def __init__(self, logs: list[RunLog]):
+    """Stores the logs."""
+    self._logs = logs
+
+  def open(self, start: LogStart) -> None:
+    """Opens all logs."""
+    for log in self._logs:
+      log.open(start)
+
+  def write(self, row: Row) -> None:
+    """Passes a row to all logs."""
+    for log in self._logs:
+      log.write(row)
+
+  def close(self, error: BaseException | None) -> None:
+    """Closes all logs."""
+    for log in self._logs:
+      log.close(error)
+
+
+LOGS: Registry[Lazy] = Registry("log")
+
+
+def register_log(name: str, log: Lazy) -> None:
+  """Registers a log under a name, which `log` and `--log` may use.
+
+  Args:
+    name: The name, e.g. "tensorboard".
+    log: A class that is derived from `RunLog`; or where to import it from, as
+      "module:name". The arguments of its constructor are the log's settings.
+
+  Raises:
+    ValueError: If the name is taken, or the class is not a log.
+  """
+  check_lazy(f"log {name!r}", log)
+  if isinstance(log, type):
+    require(
+      issubclass(log, RunLog),
+      f"log {name!r}: {log.__name__} must be derived from dilocox_jax.RunLog",
+    )
+  LOGS.add(name, log)
+
+
+def as_log(log: Any) -> RunLog:
+  """Returns the log that a user asks for.
+
+  Args:
+    log: A function that takes a row, an object with a method `write` that takes
+      a row, or names of logs as in `named_logs`.
+
+  Raises:
+    TypeError: If the value is none of these.
+    ValueError: As in `named_logs`.
+  """
+  if isinstance(log, RunLog):
+    return log
+  if isinstance(log, str):
+    return named_logs(log)
+  if callable(getattr(log, "write", None)):
+    return FunctionLog(log.write)
+  if callable(log):
+    return FunctionLog(log)
+  raise TypeError(
+    f"log={log!r} must be a function of a row, an object with a method "
+    f"write(row), or one of the names {', '.join(LOGS)}"
+  )
+
+
+def named_logs(text: str) -> RunLog:
+  """Builds the logs that a text names.
+
+  Args:
+    text: Names in `LOGS`, joined by "+", e.g. "tensorboard+wandb". Settings of
+      a log may follow its name, e.g. "wandb(project=links)".
+
+  Raises:
+    ValueError: One line, if a name or a setting is unknown, or if the package
+      of a log is not installed.
+  """
+  try:
+    parts = parts_of(text)
+  except ValueError as error:
+    raise ValueError(
+      f"log={text!r} must be written like 'tensorboard' or "
+      "'tensorboard+wandb(project=links)'"
+    ) from error
+  logs = [_named_log(name, settings) for name, settings in parts]
+  if len(logs) == 1:
+    return logs[0]
+  return SeveralLogs(logs)
+
+
+def _named_log(name: str, settings: Mapping[str, Any]) -> RunLog:
+  """Builds one log.
+
+  Args:
+    name: Name of the log.
+    settings: Its settings by name.
+
+  Raises:
+    ValueError: As in `named_logs`.
+  """
+  message = f"log={name!r} must be one of {', '.join(LOGS)}"
+  suggestion = did_you_mean(name, LOGS)
+  if suggestion.startswith("did"):
+    message += f": {suggestion}"
+  require(name in LOGS, message)
+  with in_front(f"log {name}: "):
+    build = loaded(LOGS[name])
+    known_settings = list(inspect.signature(build).parameters)
+    for setting in settings:
+      require(
+        setting in known_settings,
+        f"it has no setting {setting} (it has: "
+        f"{', '.join(known_settings) or 'none'})",
+      )
+    return build(**settings)
+
+
+@contextlib.contextmanager
+def opened(log: RunLog | None, start: LogStart) -> Iterator[None]:
+  """Opens a log, and closes the log after the block, also after an error.
+
+  Args:
+    log: The log; None does nothing.
+    start: What the log is told before the first row.
+  """
+  if log is None:
+    yield
+    return
+  log.open(start)
+  try:
+    yield
+  except BaseException as error:
+    log.close(error)
+    raise
+  log.close(None)
+
+
+def scalars(row: Row) -> dict[str, float]:
+  """Returns the numbers of a row under names for curves.
+
+  The names begin with the kind of the row. Both kinds of evaluations share
+  their names, so that the final one is the last point of the curve. A timing
+  has the name of its event. Examples: "round/loss", "round/loss_per_replica/0",
+  "round/drift/fragment_3/cosine", "evaluation/outer_loss",
+  "timing/compile/wall_s".
+
+  Args:
+    row: A row, as `RunLog.write` takes it. Texts, truth values and None have no
+      curve. The step is left out, because it is the axis of all curves.
+  """
+  kind = row["kind"]
+  prefix = "evaluation" if kind == "final" else kind
+  if kind == "timing":
+    prefix += f"/{row['event']}"
+  fields = {name: value for name, value in row.items() if name != "step"}
+  return dict(_numbers(prefix, fields))
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+  """Yields the numbers inside a value, each with its name.
+
+  The name of an entry of a list has the entry's index, or its fragment.
+
+  Args:
+    name: Name of the value.
+    value: A JSON value.
+  """
+  if isinstance(value, Mapping):
+    for key, item in value.items():
+      yield from _numbers(f"{name}/{key}", item)
+  elif isinstance(value, list):
+    for index, item in enumerate(value):
+      if isinstance(item, Mapping) and "fragment" in item:
+        fields = dict(item)
+        fragment = fields.pop("fragment")
+        yield from _numbers(f"{name}/fragment_{fragment}", fields)
+      else:
+        yield from _numbers(f"{name}/{index}", item)
+  elif isinstance(value, int | float) and not isinstance(value, bool):
+    yield name, value
+
+
+for _name, _import_path in {
+  "tensorboard": "dilocox_jax.metrics.tensorboard_log:TensorBoardLog",
+  "wandb": "dilocox_jax.metrics.wandb_log:WandbLog",
+}.items():
+  register_log(_name, _import_path)

@@ -1,0 +1,61 @@
+"""Writes the rows of a run as curves for TensorBoard.
+
+It needs the extra `tensorboard` (`pip install 'dilocox_jax[tensorboard]'`),
+which is imported when the log is used.
+"""
+
+from dilocox_jax.checks import extra_package
+from dilocox_jax.metrics.run_logs import LogStart, Row, RunLog, scalars
+from dilocox_jax.metrics.work_directory import check_subfolder
+
+FOLDER = "tensorboard"  # In the run directory.
+
+
+class TensorBoardLog(RunLog):
+  """Writes curves to the folder `tensorboard` of the run directory.
+
+  The axis of all curves is the number of finished inner steps. A run that
+  continues hides the points after its checkpoint, which it writes again.
+  """
+
+  def __init__(self):
+    """Loads the package.
+
+    Raises:
+      ValueError: One line, if the package is not installed.
+    """
+    self._package = extra_package("tensorboardX", "it", extra="tensorboard")
+
+  def open(self, start: LogStart) -> None:
+    """Starts a file of events.
+
+    Args:
+      start: Names the run directory and the step to continue from.
+
+    Raises:
+      RefusedError: If the folder is a link.
+    """
+    folder = check_subfolder(start.workdir, FOLDER)
+    first_step = 0
+    purge_step = None
+    if start.resume_step is not None:
+      first_step = start.resume_step + 1
+      purge_step = first_step
+    self._writer = self._package.SummaryWriter(
+      logdir=str(folder),
+      purge_step=purge_step,
+      # Without it two starts within a second would have one file.
+      filename_suffix=f".from_{first_step}",
+    )
+
+  def write(self, row: Row) -> None:
+    """Adds a point to the curve of each number of a row."""
+    for name, value in scalars(row).items():
+      self._writer.add_scalar(name, value, row["step"])
+    # A killed run should leave its curves up to the last row.
+    self._writer.flush()
+
+  def close(self, error: BaseException | None) -> None:
+    """Closes the file."""
+    del error  # The curves tell nothing about it.
+    self._writer.close()

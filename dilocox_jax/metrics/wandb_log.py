@@ -1,0 +1,77 @@
+"""Sends the rows of a run to Weights & Biases.
+
+It needs the extra `wandb` (`pip install 'dilocox_jax[wandb]'`), which is
+imported when the log is used. With the environment variable WANDB_MODE=offline
+the package writes to the run directory and sends nothing.
+"""
+
+import uuid
+
+from dilocox_jax.checks import extra_package, printable
+from dilocox_jax.metrics.lines import (
+  RecordError,
+  make_directory,
+  write_atomically,
+)
+from dilocox_jax.metrics.run_logs import LogStart, Row, RunLog, scalars
+from dilocox_jax.metrics.work_directory import check_subfolder
+
+FOLDER = "wandb"  # In the run directory. The package uses the same name.
+_ID = "dilocox_jax_run.txt"  # File in the folder with the id of the run.
+
+
+class WandbLog(RunLog):
+  """Sends numbers as a history whose axis is the number of inner steps.
+
+  A run that continues is the same run in W&B. It sends the points after its
+  checkpoint again.
+  """
+
+  def __init__(self, project: str = "dilocox_jax"):
+    """Loads the package.
+
+    Args:
+      project: Name of the project in W&B. Account and server are settings of
+        the package, for example of its command `wandb login`.
+
+    Raises:
+      ValueError: One line, if the package is not installed.
+    """
+    self._package = extra_package("wandb", "it", extra="wandb")
+    self._project = project
+
+  def open(self, start: LogStart) -> None:
+    """Starts the run in W&B, or continues the run.
+
+    Args:
+      start: Names the run directory, and holds the config.
+
+    Raises:
+      RefusedError: If the folder is a link.
+      RecordError: One line, if W&B refuses, for example because nobody has
+        logged in.
+    """
+    folder = make_directory(check_subfolder(start.workdir, FOLDER))
+    path = folder / _ID
+    if start.resume_step is None or not path.exists():
+      write_atomically(path, uuid.uuid4().hex)
+    try:
+      self._run = self._package.init(
+        project=self._project,
+        name=start.workdir.name,
+        id=path.read_text(),
+        resume="allow",
+        dir=str(start.workdir),
+        config=dict(start.config),
+      )
+    except self._package.errors.Error as error:
+      raise RecordError(f"log wandb: {printable(str(error))}") from error
+    self._run.define_metric("*", step_metric="step")
+
+  def write(self, row: Row) -> None:
+    """Adds the numbers of a row to the history, with the row's step."""
+    self._run.log({"step": row["step"], **scalars(row)})
+
+  def close(self, error: BaseException | None) -> None:
+    """Ends the run in W&B. The run counts as failed if an error ends it."""
+    self._run.finish(exit_code=0 if error is None else 1)

@@ -1,0 +1,265 @@
+"""The codecs of messages in plain numpy: `float32`, and `int(bits=1)`.
+
+A codec turns the leaves of a model into the arrays of a message, and back. All
+values are coded in rows. A layer of n values has ceil(n / width) rows, and
+zeros fill the last row. Leaves whose rows have one width are one *group*: their
+rows follow each other in one array [1, rows, width]. A leaf that is alone in
+its group keeps its layers, [layers, rows, width]. The groups are in the order
+of their first leaves, and the arrays of a message are in the order of the
+groups.
+
+For example, `Signs(block_size=4)` codes a leaf of 6 values in two rows of 3:
+
+    values    0.5  -1.0   1.5 |  2.0   0.0  -4.0
+    codes       0     1     0 |    0     0     1    a set bit means "negative"
+    scales              1.0   |             2.0     the mean of |x| of each row
+    received  1.0  -1.0   1.0 |  2.0   2.0  -2.0
+
+This is what a replica sends that is not divided among devices. Replicas in
+other languages can read it here. The fast code is codecs/quantize.py (`Float`,
+`Int`) and codecs/batching.py (`RowLayout`).
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from dilocox_jax.reference.exchanges import Arrays
+
+# A leaf with more values than this is a group of its own.
+MOST_CONCATENATED = 2**22
+BLOCKS = "blocks/"  # Leaves below it have an axis of layers in front.
+_LARGEST = float(np.finfo(np.float32).max)
+_LARGEST_BFLOAT16 = 2.0**127 * (2 - 2.0**-7)
+
+
+class RowCodec:
+  """Base class of the codecs. A subclass says how rows are coded."""
+
+  def width(self, shape: tuple[int, ...]) -> int:
+    """Returns the number of values in a row.
+
+    Args:
+      shape: Shape of one layer of a leaf.
+    """
+    raise NotImplementedError
+
+  def code(self, rows: np.ndarray) -> list[np.ndarray]:
+    """Returns the arrays that are sent for the rows of a group.
+
+    Args:
+      rows: float32 [layers, rows, width].
+    """
+    raise NotImplementedError
+
+  def values(self, arrays: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """Returns the rows of a group as they are received, float32.
+
+    Args:
+      arrays: What `code` returned.
+      width: Number of values in a row.
+    """
+    raise NotImplementedError
+
+  def encode(self, tree: Arrays) -> list[np.ndarray]:
+    """Returns the arrays of a message, in the order in which they are sent.
+
+    Args:
+      tree: float32 leaves by path. All replicas have them in one order. The
+        leaves below "blocks/" have an axis of layers in front.
+    """
+    arrays = []
+    for names in self._groups(tree):
+      rows = [self._rows_of(name, tree[name], names) for name in names]
+      arrays += self.code(np.concatenate(rows, axis=1))
+    return arrays
+
+  def decode(self, arrays: Sequence[np.ndarray], like: Arrays) -> Arrays:
+    """Returns the float32 leaves that a message brings, by path.
+
+    Args:
+      arrays: Arrays of the message, as `encode` returned them.
+      like: Leaves with the same paths, shapes and order. Their values are not
+        read.
+    """
+    groups = self._groups(like)
+    arrays_per_group = len(arrays) // len(groups)
+    leaves = {}
+    for number, names in enumerate(groups):
+      first = number * arrays_per_group
+      group_arrays = arrays[first : first + arrays_per_group]
+      width = self._width_of(names[0], like[names[0]])
+      rows = self.values(group_arrays, width)
+      start = 0
+      for name in names:
+        num_rows = self._rows_of(name, like[name], names).shape[1]
+        leaf_rows = rows[:, start : start + num_rows]
+        leaves[name] = _leaf_of(leaf_rows, name, like[name])
+        start += num_rows
+    return {name: leaves[name] for name in like}
+
+  def _groups(self, tree: Arrays) -> list[list[str]]:
+    """Returns the groups of leaves that are coded together, by their paths."""
+    groups: dict[object, list[str]] = {}
+    for name, leaf in tree.items():
+      is_large = leaf.size > MOST_CONCATENATED
+      key = name if is_large else self._width_of(name, leaf)
+      groups.setdefault(key, []).append(name)
+    return list(groups.values())
+
+  def _width_of(self, name: str, leaf: np.ndarray) -> int:
+    """Returns the number of values in a row of a leaf."""
+    return self.width(_stacked(name, leaf).shape[1:])
+
+  def _rows_of(
+    self, name: str, leaf: np.ndarray, group: list[str]
+  ) -> np.ndarray:
+    """Returns a leaf as rows, [1 or layers, rows, width].
+
+    Args:
+      name: Path of the leaf.
+      leaf: Values of the leaf.
+      group: Paths of the leaves of its group, including this leaf.
+    """
+    width = self._width_of(name, leaf)
+    stacked = _stacked(name, leaf)
+    layers = stacked.reshape(len(stacked), -1)
+    layers = _padded(layers, -layers.shape[1] % width)
+    if len(group) > 1:
+      return layers.reshape(1, -1, width)
+    return layers.reshape(len(layers), -1, width)
+
+
+@dataclasses.dataclass(frozen=True)
+class Float32(RowCodec):
+  """Sends every value as it is, in 4 bytes. This is the codec `float32`."""
+
+  def width(self, shape: tuple[int, ...]) -> int:
+    """Returns the number of values in a row: the length of the last axis.
+
+    Args:
+      shape: Shape of one layer of a leaf.
+    """
+    return shape[-1] if shape else 1
+
+  def code(self, rows: np.ndarray) -> list[np.ndarray]:
+    """Returns the arrays that are sent for the rows of a group.
+
+    Args:
+      rows: float32 [layers, rows, width].
+
+    Returns:
+      The rows. Infinite values become the largest number of float32.
+    """
+    return [np.clip(rows, -_LARGEST, _LARGEST)]
+
+  def values(self, arrays: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """Returns the rows of a group as they are received.
+
+    Args:
+      arrays: What `code` returned.
+      width: Number of values in a row.
+    """
+    del width
+    return arrays[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Signs(RowCodec):
+  """Sends the sign of every value, and a scale for each row of values.
+
+  This is the codec `int(bits=1)`. The scale is the mean of |x| of the row,
+  rounded to the nearest bfloat16. Padding zeros count as values of the row.
+
+  Source: 1-bit SGD, Seide et al., 2014.
+
+  Attributes:
+    block_size: Largest number of values in a row.
+  """
+
+  block_size: int = 128
+
+  def width(self, shape: tuple[int, ...]) -> int:
+    """Returns the number of values in a row.
+
+    A layer has as few rows as `block_size` allows, and they are as short as
+    that number allows. A layer of 300 values has 3 rows of 100.
+
+    Args:
+      shape: Shape of one layer of a leaf.
+    """
+    size = math.prod(shape)
+    num_rows = -(-size // self.block_size)
+    return -(-size // num_rows)
+
+  def code(self, rows: np.ndarray) -> list[np.ndarray]:
+    """Returns the arrays that are sent for the rows of a group.
+
+    A row is divided into eight parts of W = ceil(width / 8) values; zeros fill
+    the last parts. Bit k of byte j is 1 if value j of part k, which is value
+    k W + j of the row, is negative.
+
+    Args:
+      rows: float32 [layers, rows, width].
+
+    Returns:
+      Bits, uint8 [layers, rows, W], and scales, bfloat16 [layers, rows, 1].
+    """
+    # numpy learns the type bfloat16 from this package, which is small.
+    import ml_dtypes
+
+    width = rows.shape[-1]
+    is_negative = _padded(rows < 0, -width % 8)
+    parts = is_negative.reshape(*rows.shape[:-1], 8, -1)
+    bits = np.packbits(parts, axis=-2, bitorder="little").squeeze(-2)
+    means = np.abs(rows).mean(axis=-1, keepdims=True, dtype=np.float64)
+    scales = np.minimum(means.astype(np.float32), _LARGEST_BFLOAT16)
+    return [bits, scales.astype(ml_dtypes.bfloat16)]
+
+  def values(self, arrays: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """Returns the rows of a group as they are received.
+
+    Args:
+      arrays: What `code` returned.
+      width: Number of values in a row.
+
+    Returns:
+      float32 [layers, rows, width]: plus or minus the scale of the row.
+    """
+    bits, scales = arrays
+    parts = np.unpackbits(bits[..., np.newaxis, :], axis=-2, bitorder="little")
+    is_negative = parts.reshape(*bits.shape[:-1], -1)[..., :width]
+    magnitudes = scales.astype(np.float32)
+    return np.where(is_negative, -magnitudes, magnitudes)
+
+
+# Codec by the name that a config has.
+CODECS: dict[str, RowCodec] = {
+  "float32": Float32(),
+  "int(bits=1)": Signs(),
+}
+
+
+def _stacked(name: str, leaf: np.ndarray) -> np.ndarray:
+  """Returns a leaf with an axis of layers, [layers, *shape]."""
+  return leaf if name.startswith(BLOCKS) else leaf[np.newaxis]
+
+
+def _leaf_of(rows: np.ndarray, name: str, like: np.ndarray) -> np.ndarray:
+  """Returns the leaf from its rows, without the padding.
+
+  Args:
+    rows: Rows as `_rows_of` returned them.
+    name: Path of the leaf.
+    like: Array with the shape of the leaf.
+  """
+  num_layers = len(_stacked(name, like))
+  layers = rows.reshape(num_layers, -1)
+  return layers[:, : like.size // num_layers].reshape(like.shape)
+
+
+def _padded(values: np.ndarray, num_zeros: int) -> np.ndarray:
+  """Adds zeros at the end of the last axis."""
+  return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, num_zeros)])

@@ -1,0 +1,117 @@
+"""The messages of one replica that meets others in a store.
+
+The replica encodes its pseudo-gradient, and averages the messages that
+`dilocox_jax.Mailbox` brings. With error feedback it adds the part that a
+message has lost to its next message. The fast code is
+aggregators/mailbox_mean.py and `CompressedMean` in aggregators/exchange.py.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+import numpy as np
+
+from dilocox_jax.reference.codecs import RowCodec
+from dilocox_jax.reference.exchanges import Arrays, are_finite, zeros_like
+
+
+class Exchanged(Protocol):
+  """What is read of the result of `dilocox_jax.Mailbox.exchange`."""
+
+  @property
+  def is_own_listed(self) -> bool:
+    """Whether a message of this replica is in the mean."""
+    ...
+
+  @property
+  def is_superseded(self) -> bool:
+    """Whether that is a message of an earlier life of this replica."""
+    ...
+
+  @property
+  def left_out(self) -> Mapping[str, str]:
+    """Reasons why messages that were there do not count, by replica."""
+    ...
+
+
+@dataclasses.dataclass
+class Messages:
+  """Encodes and averages messages, and keeps the residual of a replica.
+
+  Call `encode`, then exchange the message, then call `mean` and `settle`.
+
+  Attributes:
+    codec: Codec of the messages.
+    like: float32 leaves by path, in the order of all replicas. Only their
+      shapes are read.
+    feedback: Fraction of the loss that is added to the next message, 0 to 1.
+    residual: What is added to the next message, by path.
+  """
+
+  codec: RowCodec
+  like: Arrays
+  feedback: float = 0.0
+  residual: Arrays = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self):
+    """Begins with an empty residual."""
+    self.residual = zeros_like(self.like)
+
+  def encode(self, delta: Arrays) -> tuple[list[np.ndarray], bool]:
+    """Encodes a pseudo-gradient plus the residual.
+
+    Args:
+      delta: Pseudo-gradient by path.
+
+    Returns:
+      The arrays of the message, and whether all values are finite. If they are
+      not, the message is zeros; send it with the weight 0.
+    """
+    corrected = {path: delta[path] + self.residual[path] for path in self.like}
+    is_finite = are_finite(corrected)
+    if not is_finite:
+      corrected = zeros_like(corrected)
+    self._corrected = corrected
+    self._arrays = self.codec.encode(corrected)
+    return self._arrays, is_finite
+
+  def mean(
+    self, messages: Iterable[tuple[str, float, list[np.ndarray]]]
+  ) -> Arrays:
+    """Returns the weighted mean of messages; zeros if there is none.
+
+    Args:
+      messages: Replica, weight and arrays of each message, as
+        `Exchanged.messages` has them.
+    """
+    messages = list(messages)
+    total_weight = sum(weight for _, weight, _ in messages)
+    mean = zeros_like(self.like)
+    for _, weight, arrays in messages:
+      for path, values in self.codec.decode(arrays, self.like).items():
+        mean[path] += np.float32(weight / total_weight) * values
+    return mean
+
+  def settle(self, exchanged: Exchanged, name: str) -> None:
+    """Computes the residual after the message of `encode` was exchanged.
+
+    If the message is not in the mean, all of it becomes the residual. Nothing
+    is kept if the message was left out for its values, or if a message of an
+    earlier life of this replica counts instead.
+
+    Args:
+      exchanged: What `dilocox_jax.Mailbox.exchange` returned.
+      name: Name of this replica.
+    """
+    drops_all = exchanged.is_superseded or name in exchanged.left_out
+    if drops_all or not self.feedback:
+      self.residual = zeros_like(self.like)
+      return
+    received = zeros_like(self.like)
+    if exchanged.is_own_listed:
+      received = self.codec.decode(self._arrays, self.like)
+    self.residual = {
+      path: np.float32(self.feedback) * (values - received[path])
+      for path, values in self._corrected.items()
+    }

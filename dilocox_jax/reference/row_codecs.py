@@ -1,0 +1,316 @@
+"""Codecs of rows in numpy: rows of values to bytes, and back.
+
+These are the quantizers of `dilocox_jax.codecs.quantize` without JAX. Their
+bytes mean the same. Every operation works on single values, or adds numbers in
+a fixed order, and numpy rounds each of them as IEEE 754 says. So all machines
+get the same bytes from the same values.
+
+An encoded row is one or two rows of bytes: the codes, and the scales. For
+example, 1 bit encodes the row (1, -3, 2, 2) as the byte 0b0010 = 2, and the
+scale 2, the mean of |x|. It is decoded as (2, -2, 2, 2).
+
+bfloat16 is the upper half of the bits of a float32. numpy has no such type, so
+this module rounds and shifts the bits itself.
+"""
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+
+LARGEST_BFLOAT16 = 3.3895313892515355e38
+SMALLEST_SCALE = 2.0**-126
+_LARGEST_RANGE = 2.0**124  # Larger values saturate, as in `codecs.quantize`.
+
+
+class RowCodec(Protocol):
+  """Encodes float32 rows as rows of bytes.
+
+  Attributes:
+    num_arrays: Number of arrays of bytes that rows are encoded in.
+    is_exact: Whether decoded rows equal the rows that were encoded.
+    is_coarse: Whether more than a tenth of the square of values from N(0, 1) is
+      lost, as with 1 or 2 bits and with E3M0.
+  """
+
+  @property
+  def num_arrays(self) -> int: ...  # noqa: D102 - see the class.
+
+  @property
+  def is_exact(self) -> bool: ...  # noqa: D102 - see the class.
+
+  @property
+  def is_coarse(self) -> bool: ...  # noqa: D102 - see the class.
+
+  def encode(self, rows: np.ndarray) -> list[np.ndarray]:
+    """Returns the encoded rows, uint8 [R, bytes of a row] for each array.
+
+    Args:
+      rows: Values, float32 [R, width].
+    """
+    ...
+
+  def decode(self, arrays: list[np.ndarray], width: int) -> np.ndarray:
+    """Returns the values, float32 [R, width].
+
+    Args:
+      arrays: Encoded rows, uint8 [R, bytes of a row] for each array.
+      width: Number of values in a row.
+    """
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class FloatRows:
+  """Sends every value as a float. Values that are too large saturate.
+
+  Attributes:
+    dtype: "float32", "float16" or "bfloat16".
+  """
+
+  dtype: str = "float32"
+
+  @property
+  def num_arrays(self) -> int:
+    """One array: the values."""
+    return 1
+
+  @property
+  def is_exact(self) -> bool:
+    """Whether the type is float32."""
+    return self.dtype == "float32"
+
+  @property
+  def is_coarse(self) -> bool:
+    """False: floats lose little."""
+    return False
+
+  def encode(self, rows: np.ndarray) -> list[np.ndarray]:
+    """Returns the encoded rows, as `RowCodec.encode` says."""
+    if self.dtype == "bfloat16":
+      return [_bytes_of(_to_bfloat16(rows))]
+    largest = float(np.finfo(self.dtype).max)
+    clipped = np.clip(rows, -largest, largest)
+    return [_bytes_of(clipped.astype(np.dtype(self.dtype).newbyteorder("<")))]
+
+  def decode(self, arrays: list[np.ndarray], width: int) -> np.ndarray:
+    """Returns the values, as `RowCodec.decode` says."""
+    if self.dtype == "bfloat16":
+      return _from_bfloat16(arrays[0])
+    flat = np.ascontiguousarray(arrays[0])
+    values = flat.view(np.dtype(self.dtype).newbyteorder("<"))
+    return values.astype(np.float32).reshape(-1, width)
+
+
+@dataclasses.dataclass(frozen=True)
+class IntRows:
+  """Sends values rounded to few bits, with scales for each row.
+
+  `codecs.quantize.Int` says what the codes mean.
+
+  Attributes:
+    bits: Bits of a code: 8, 4, 2 or 1.
+  """
+
+  bits: int
+
+  @property
+  def num_arrays(self) -> int:
+    """Two arrays: the codes and the scales."""
+    return 2
+
+  @property
+  def is_exact(self) -> bool:
+    """False: values are rounded."""
+    return False
+
+  @property
+  def is_coarse(self) -> bool:
+    """Whether a code has 1 or 2 bits."""
+    return self.bits <= 2
+
+  @property
+  def _middle(self) -> int:
+    """Half of the number of codes."""
+    return 2 ** (self.bits - 1)
+
+  def encode(self, rows: np.ndarray) -> list[np.ndarray]:
+    """Returns the encoded rows, as `RowCodec.encode` says."""
+    if self.bits == 1:
+      codes = (rows < 0).astype(np.uint8)
+      scales = _to_bfloat16(_row_means(np.abs(rows)))
+    elif self.bits == 2:
+      codes, scales = _two_magnitudes(rows)
+    else:
+      largest = np.abs(rows).max(axis=1, keepdims=True)
+      largest = np.minimum(largest, np.float32(_LARGEST_RANGE))
+      scales = _to_bfloat16(largest / np.float32(self._middle - 1))
+      steps = np.rint(_ratio(rows, _from_bfloat16(_bytes_of(scales))))
+      most = self._middle - 1
+      codes = (np.clip(steps, -most, most) + self._middle).astype(np.uint8)
+    return [pack(codes, self.bits), _bytes_of(scales)]
+
+  def decode(self, arrays: list[np.ndarray], width: int) -> np.ndarray:
+    """Returns the values, as `RowCodec.decode` says."""
+    codes = unpack(arrays[0], self.bits, width)
+    scales = _from_bfloat16(arrays[1])
+    if self.bits > 2:
+      steps = codes.astype(np.float32) - np.float32(self._middle)
+      return steps * scales
+    if self.bits == 2:
+      is_large = (codes & 1) == 1
+      scales = np.where(is_large, scales[:, 1:], scales[:, :1])
+    return np.where(codes < self._middle, scales, -scales)
+
+
+@dataclasses.dataclass(frozen=True)
+class E3M0Rows:
+  """Sends a sign and a power of two in 4 bits, with a scale for each row.
+
+  `codecs.quantize.E3M0` says what the codes mean.
+  """
+
+  @property
+  def num_arrays(self) -> int:
+    """Two arrays: the codes and the scales."""
+    return 2
+
+  @property
+  def is_exact(self) -> bool:
+    """False: values are rounded."""
+    return False
+
+  @property
+  def is_coarse(self) -> bool:
+    """True: powers of two are far apart."""
+    return True
+
+  def encode(self, rows: np.ndarray) -> list[np.ndarray]:
+    """Returns the encoded rows, as `RowCodec.encode` says."""
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    scales = _to_bfloat16(np.minimum(largest, np.float32(_LARGEST_RANGE)))
+    size = _ratio(np.abs(rows), _from_bfloat16(_bytes_of(scales)))
+    _, exponent = np.frexp(size * np.float32(4 / 3))
+    level = np.where(size >= 2.0**-7, np.clip(exponent + 6, 1, 7), 0)
+    codes = level + 8 * (rows < 0)
+    return [pack(codes.astype(np.uint8), 4), _bytes_of(scales)]
+
+  def decode(self, arrays: list[np.ndarray], width: int) -> np.ndarray:
+    """Returns the values, as `RowCodec.decode` says."""
+    codes = unpack(arrays[0], 4, width)
+    level = (codes & 7).astype(np.int32)
+    size = np.where(level > 0, np.ldexp(np.float32(1), level - 7), 0)
+    sign = np.where(codes < 8, np.float32(1), np.float32(-1))
+    return sign * size.astype(np.float32) * _from_bfloat16(arrays[1])
+
+
+def pack(codes: np.ndarray, bits: int) -> np.ndarray:
+  """Packs codes of few bits into bytes (`codecs.quantize.pack`).
+
+  Args:
+    codes: uint8 codes [R, width], below 2^bits.
+    bits: Bits of a code: 1, 2, 4 or 8.
+
+  Returns:
+    uint8 bytes [R, ceil(width bits / 8)].
+  """
+  num_parts = 8 // bits
+  filled = np.pad(codes, ((0, 0), (0, -codes.shape[1] % num_parts)))
+  parts = filled.reshape(len(codes), num_parts, filled.shape[1] // num_parts)
+  packed = np.zeros((len(codes), parts.shape[2]), np.uint8)
+  for number in range(num_parts):
+    packed |= parts[:, number] << np.uint8(bits * number)
+  return packed
+
+
+def unpack(packed: np.ndarray, bits: int, width: int) -> np.ndarray:
+  """Returns the codes from bytes, uint8 [R, width]; reverses `pack`.
+
+  Args:
+    packed: uint8 bytes [R, bytes of a row].
+    bits: Bits of a code.
+    width: Number of codes of a row.
+  """
+  shifts = range(0, 8, bits)
+  codes = np.concatenate([packed >> np.uint8(each) for each in shifts], axis=1)
+  return codes[:, :width] & np.uint8(2**bits - 1)
+
+
+def _two_magnitudes(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Codes values in 2 bits: the sign, and whether |x| is above its mean.
+
+  Args:
+    rows: Values, float32 [R, width].
+
+  Returns:
+    uint8 codes [R, width], and the bits of the two scales, uint16 [R, 2].
+  """
+  sizes = np.minimum(np.abs(rows), np.float32(_LARGEST_RANGE))
+  is_large = sizes > _row_means(sizes)
+  num_large = is_large.sum(axis=1, keepdims=True)
+  counts = np.concatenate([rows.shape[1] - num_large, num_large], axis=1)
+  totals = np.concatenate(
+    [
+      _row_sums(np.where(is_large, 0, sizes)),
+      _row_sums(np.where(is_large, sizes, 0)),
+    ],
+    axis=1,
+  )
+  means = (totals / np.maximum(counts, 1)).astype(np.float32)
+  codes = 2 * (rows < 0).astype(np.uint8) + is_large
+  return codes, _to_bfloat16(means)
+
+
+def _row_means(rows: np.ndarray) -> np.ndarray:
+  """Returns the mean of each row, float32 [R, 1]."""
+  return (_row_sums(rows) / rows.shape[1]).astype(np.float32)
+
+
+def _row_sums(rows: np.ndarray) -> np.ndarray:
+  """Returns the sum of each row, float64 [R, 1].
+
+  `numpy.sum` adds in an order that depends on the processor. This function
+  adds the second half of each row to the first half, until one value is left.
+  """
+  sums = rows.astype(np.float64)
+  while sums.shape[1] > 1:
+    half = -(-sums.shape[1] // 2)
+    longer = sums[:, :half].copy()
+    longer[:, : sums.shape[1] - half] += sums[:, half:]
+    sums = longer
+  return sums
+
+
+def _ratio(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+  """Returns values / scales in float32; 0 where a scale cannot be inverted."""
+  is_usable = scales > np.float32(SMALLEST_SCALE)
+  divisors = np.where(is_usable, scales, np.float32(1))
+  inverse = np.where(is_usable, np.float32(1) / divisors, np.float32(0))
+  return values * inverse
+
+
+def _to_bfloat16(values: np.ndarray) -> np.ndarray:
+  """Rounds to bfloat16, to even at ties. Returns the bits, uint16.
+
+  Values that are too large become the largest number of bfloat16.
+  """
+  limit = np.float32(LARGEST_BFLOAT16)
+  clipped = np.clip(values.astype(np.float32), -limit, limit)
+  bits = clipped.view(np.uint32)
+  rounded = bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)
+  return (rounded >> 16).astype("<u2")
+
+
+def _from_bfloat16(data: np.ndarray) -> np.ndarray:
+  """Returns the values of bfloat16 numbers, float32 [R, N].
+
+  Args:
+    data: Their bytes, uint8 [R, 2 N].
+  """
+  bits = np.ascontiguousarray(data).view("<u2")
+  return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _bytes_of(array: np.ndarray) -> np.ndarray:
+  """Returns the bytes of each row of an array, uint8 [R, bytes]."""
+  return np.ascontiguousarray(array).view(np.uint8)

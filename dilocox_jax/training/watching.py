@@ -1,0 +1,63 @@
+"""The ways to watch a run. They change nothing that is trained."""
+
+import dataclasses
+from collections.abc import Callable
+
+from rich.console import Console
+
+from dilocox_jax.metrics.run_logs import RunLog
+from dilocox_jax.training.build import Programs
+from dilocox_jax.training.evaluation import params_to_keep
+from dilocox_jax.training.states import TrainingState
+from dilocox_jax.trees import Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedRound:
+  """A round that was dispatched, for a function that looks at the state.
+
+  The function may read the arrays while it runs. A read waits until the devices
+  have computed the round, and they stand still until the next round is
+  dispatched. A function that reads nothing costs nothing. After the function
+  has returned, the next round reuses the memory of all arrays. So the function
+  copies what it keeps, for example by `jax.device_get`.
+
+  Attributes:
+    step: Finished inner steps of the run at the end of the round.
+    total_steps: Inner steps of the run.
+    state: State of all replicas (`rounds.states.RoundState`), or their shared
+      state in a phase without rounds (`rounds.data_parallel.SharedState`).
+  """
+
+  step: int
+  total_steps: int
+  state: TrainingState
+  _programs: Programs = dataclasses.field(repr=False)
+
+  @property
+  def outer_params(self) -> Tree:
+    """Outer parameters without a replica axis, or their average if one is kept.
+
+    These are the parameters that the run evaluates.
+    """
+    return params_to_keep(self._programs, self.state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Watching:
+  """How a run is watched.
+
+  Attributes:
+    log: Gets every row that the run writes; None: the rows go to files alone.
+    on_round: Function that is called after each round, in every process of the
+      run; None: there is no such function.
+    console: Terminal or notebook that shows a progress bar; None: the run logs
+      lines.
+  """
+
+  log: RunLog | None = None
+  on_round: Callable[[FinishedRound], None] | None = None
+  console: Console | None = None
+
+
+NOT_WATCHED = Watching()
