@@ -330,6 +330,7 @@ class TestReplicasForLonger(Replicas.TestCase):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # Twelve minutes on two busy cores.
 class TestReplicasWithSharesForLonger(ReplicasWithShares.TestCase):
   settings = hypothesis.settings(
     max_examples=500, stateful_step_count=60, deadline=None

@@ -194,3 +194,20 @@ def test_large_objects_are_hashed_once_and_not_copied():
   hash_s = cpu_s(lambda: signer_module.hashlib.sha256(content.data).digest())
   assert cpu_s(lambda: SIGNER.sign("a", content.data)) < 1.5 * hash_s
   assert cpu_s(lambda: SIGNER.verify("a", whole)) < 1.5 * hash_s
+
+
+def test_a_section_is_verified_alone_and_belongs_to_one_object():
+  signer = Signer(b"s" * 64, "run")
+  one = signer.sign_sections("path", [[b"head", b"a"], [b"head", b"b"]])
+  other = signer.sign_sections("path", [[b"head", b"a"], [b"head", b"c"]])
+  section = b"".join(one[:3])
+  assert signer.verify_section("path", 0, 2, section) == b"heada"
+  assert signer.verify_section("path", 1, 2, section) is None
+  assert signer.verify_section("path", 0, 3, section) is None
+  assert signer.verify_section("elsewhere", 0, 2, section) is None
+  assert signer.verify_section("path", 0, 2, section[:-1] + b"x") is None
+  assert signer.verify_section("path", 0, 2, None) is None
+  # The same slice of another object has another digest.
+  mixed = bytes(other[0])[:32] + section[32:]
+  assert mixed != section
+  assert signer.verify_section("path", 0, 2, mixed) is None
