@@ -29,7 +29,7 @@ _LONG = "docs/results/replicas_long.csv"
 # "overlap_loco, AdamW, 2x4". "2x4" means two replicas of four sequences each.
 _NAME = re.compile(
   r"(?P<method>\w+)(?P<optimizer>, AdamW)?"
-  r"(?P<other>, last rate zero, no average|, momentum of nine tenths)?"
+  r"(?P<other>, momentum of nine tenths)?"
   r",? (?P<count>\d+)x(?P<sequences>\d+)"
 )
 # Only these sizes are collected, one for each number of replicas.
