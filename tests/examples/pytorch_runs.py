@@ -67,7 +67,12 @@ def config_of(folder, codec, *, seed=0, total_steps=24):
       "sync": {"method": "diloco", "sync_interval": 6},
       "exchange": {**CODECS[codec], "collective": "mailbox"},
       # On a busy machine a replica may compile for minutes.
-      "mailbox": {"snapshot_every": 2, "quorum": 3, "grace_s": 300.0, "shares": "off"},
+      "mailbox": {
+        "snapshot_every": 2,
+        "quorum": 3,
+        "grace_s": 300.0,
+        "shares": "off",
+      },
       "mesh": {"num_replicas": 3, "layout": "stacked"},
       "evaluation": {"interval_steps": total_steps, "num_sequences": 256},
       "checkpoint": {
