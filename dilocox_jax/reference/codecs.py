@@ -16,50 +16,42 @@ For example, `Signs(block_size=4)` codes a leaf of 6 values in two rows of 3:
     received  1.0  -1.0   1.0 |  2.0   2.0  -2.0
 
 This is what a replica sends that is not divided among devices. Replicas in
-other languages can read it here. The fast code is codecs/quantize.py (`Float`,
-`Int`) and codecs/batching.py (`RowLayout`).
+other languages can read it here. `row_codecs` codes the rows. The fast code is
+codecs/quantize.py (`Float`, `Int`) and codecs/batching.py (`RowLayout`).
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from dilocox_jax.reference.exchanges import Arrays
+from dilocox_jax.reference.row_codecs import FloatRows, IntRows, RowCodec
 
 # A leaf with more values than this is a group of its own.
 MOST_CONCATENATED = 2**22
 BLOCKS = "blocks/"  # Leaves below it have an axis of layers in front.
-_LARGEST = float(np.finfo(np.float32).max)
-_LARGEST_BFLOAT16 = 2.0**127 * (2 - 2.0**-7)
 
 
-class RowCodec:
-  """Base class of the codecs. A subclass says how rows are coded."""
+class MessageCodec:
+  """Base class of the codecs. A subclass says how long rows are, and its rows.
+
+  Attributes:
+    rows: Codec of the rows.
+    dtypes: Types of the arrays that are sent for a group.
+  """
+
+  rows: RowCodec
+  dtypes: tuple[Any, ...]
 
   def width(self, shape: tuple[int, ...]) -> int:
     """Returns the number of values in a row.
 
     Args:
       shape: Shape of one layer of a leaf.
-    """
-    raise NotImplementedError
-
-  def code(self, rows: np.ndarray) -> list[np.ndarray]:
-    """Returns the arrays that are sent for the rows of a group.
-
-    Args:
-      rows: float32 [layers, rows, width].
-    """
-    raise NotImplementedError
-
-  def values(self, arrays: Sequence[np.ndarray], width: int) -> np.ndarray:
-    """Returns the rows of a group as they are received, float32.
-
-    Args:
-      arrays: What `code` returned.
-      width: Number of values in a row.
     """
     raise NotImplementedError
 
@@ -73,7 +65,7 @@ class RowCodec:
     arrays = []
     for names in self._groups(tree):
       rows = [self._rows_of(name, tree[name], names) for name in names]
-      arrays += self.code(np.concatenate(rows, axis=1))
+      arrays += self._encoded(np.concatenate(rows, axis=1))
     return arrays
 
   def decode(self, arrays: Sequence[np.ndarray], like: Arrays) -> Arrays:
@@ -91,7 +83,7 @@ class RowCodec:
       first = number * arrays_per_group
       group_arrays = arrays[first : first + arrays_per_group]
       width = self._width_of(names[0], like[names[0]])
-      rows = self.values(group_arrays, width)
+      rows = self._decoded(group_arrays, width)
       start = 0
       for name in names:
         num_rows = self._rows_of(name, like[name], names).shape[1]
@@ -99,6 +91,42 @@ class RowCodec:
         leaves[name] = _leaf_of(leaf_rows, name, like[name])
         start += num_rows
     return {name: leaves[name] for name in like}
+
+  def _encoded(self, rows: np.ndarray) -> list[np.ndarray]:
+    """Returns the arrays that are sent for the rows of a group.
+
+    Args:
+      rows: float32 [layers, rows, width].
+
+    Returns:
+      Arrays [layers, rows, ...] of the types `dtypes`.
+    """
+    layers_and_rows = rows.shape[:2]
+    encoded = self.rows.encode(rows.reshape(-1, rows.shape[2]))
+    return [
+      array.view(dtype).reshape(*layers_and_rows, -1)
+      for array, dtype in zip(encoded, self.dtypes, strict=True)
+    ]
+
+  def _decoded(self, arrays: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """Returns the rows of a group as they are received.
+
+    Args:
+      arrays: What `_encoded` returned.
+      width: Number of values in a row.
+
+    Returns:
+      float32 [layers, rows, width].
+    """
+    num_layers, num_rows = arrays[0].shape[:2]
+    encoded = [
+      np.ascontiguousarray(array)
+      .view(np.uint8)
+      .reshape(num_layers * num_rows, -1)
+      for array in arrays
+    ]
+    values = self.rows.decode(encoded, width)
+    return values.reshape(num_layers, num_rows, width)
 
   def _groups(self, tree: Arrays) -> list[list[str]]:
     """Returns the groups of leaves that are coded together, by their paths."""
@@ -133,8 +161,14 @@ class RowCodec:
 
 
 @dataclasses.dataclass(frozen=True)
-class Float32(RowCodec):
-  """Sends every value as it is, in 4 bytes. This is the codec `float32`."""
+class Float32(MessageCodec):
+  """Sends every value as it is, in 4 bytes. This is the codec `float32`.
+
+  Infinite values become the largest number of float32.
+  """
+
+  rows = FloatRows()
+  dtypes = (np.float32,)
 
   def width(self, shape: tuple[int, ...]) -> int:
     """Returns the number of values in a row: the length of the last axis.
@@ -144,34 +178,18 @@ class Float32(RowCodec):
     """
     return shape[-1] if shape else 1
 
-  def code(self, rows: np.ndarray) -> list[np.ndarray]:
-    """Returns the arrays that are sent for the rows of a group.
-
-    Args:
-      rows: float32 [layers, rows, width].
-
-    Returns:
-      The rows. Infinite values become the largest number of float32.
-    """
-    return [np.clip(rows, -_LARGEST, _LARGEST)]
-
-  def values(self, arrays: Sequence[np.ndarray], width: int) -> np.ndarray:
-    """Returns the rows of a group as they are received.
-
-    Args:
-      arrays: What `code` returned.
-      width: Number of values in a row.
-    """
-    del width
-    return arrays[0]
-
 
 @dataclasses.dataclass(frozen=True)
-class Signs(RowCodec):
+class Signs(MessageCodec):
   """Sends the sign of every value, and a scale for each row of values.
 
-  This is the codec `int(bits=1)`. The scale is the mean of |x| of the row,
-  rounded to the nearest bfloat16. Padding zeros count as values of the row.
+  This is the codec `int(bits=1)`. A row has two arrays:
+
+  - Bits, uint8 [layers, rows, W]. The row is divided into eight parts of
+    W = ceil(width / 8) values; zeros fill the last parts. Bit k of byte j is 1
+    if value j of part k, which is value k W + j of the row, is negative.
+  - A scale, bfloat16 [layers, rows, 1]: the mean of |x| of the row, rounded to
+    the nearest bfloat16. Padding zeros count as values of the row.
 
   Source: 1-bit SGD, Seide et al., 2014.
 
@@ -180,6 +198,9 @@ class Signs(RowCodec):
   """
 
   block_size: int = 128
+  rows = IntRows(bits=1)
+  # numpy knows the type bfloat16 from the package `ml_dtypes`.
+  dtypes = (np.uint8, ml_dtypes.bfloat16)
 
   def width(self, shape: tuple[int, ...]) -> int:
     """Returns the number of values in a row.
@@ -194,49 +215,9 @@ class Signs(RowCodec):
     num_rows = -(-size // self.block_size)
     return -(-size // num_rows)
 
-  def code(self, rows: np.ndarray) -> list[np.ndarray]:
-    """Returns the arrays that are sent for the rows of a group.
-
-    A row is divided into eight parts of W = ceil(width / 8) values; zeros fill
-    the last parts. Bit k of byte j is 1 if value j of part k, which is value
-    k W + j of the row, is negative.
-
-    Args:
-      rows: float32 [layers, rows, width].
-
-    Returns:
-      Bits, uint8 [layers, rows, W], and scales, bfloat16 [layers, rows, 1].
-    """
-    # numpy learns the type bfloat16 from this package, which is small.
-    import ml_dtypes
-
-    width = rows.shape[-1]
-    is_negative = _padded(rows < 0, -width % 8)
-    parts = is_negative.reshape(*rows.shape[:-1], 8, -1)
-    bits = np.packbits(parts, axis=-2, bitorder="little").squeeze(-2)
-    means = np.abs(rows).mean(axis=-1, keepdims=True, dtype=np.float64)
-    scales = np.minimum(means.astype(np.float32), _LARGEST_BFLOAT16)
-    return [bits, scales.astype(ml_dtypes.bfloat16)]
-
-  def values(self, arrays: Sequence[np.ndarray], width: int) -> np.ndarray:
-    """Returns the rows of a group as they are received.
-
-    Args:
-      arrays: What `code` returned.
-      width: Number of values in a row.
-
-    Returns:
-      float32 [layers, rows, width]: plus or minus the scale of the row.
-    """
-    bits, scales = arrays
-    parts = np.unpackbits(bits[..., np.newaxis, :], axis=-2, bitorder="little")
-    is_negative = parts.reshape(*bits.shape[:-1], -1)[..., :width]
-    magnitudes = scales.astype(np.float32)
-    return np.where(is_negative, -magnitudes, magnitudes)
-
 
 # Codec by the name that a config has.
-CODECS: dict[str, RowCodec] = {
+CODECS: dict[str, MessageCodec] = {
   "float32": Float32(),
   "int(bits=1)": Signs(),
 }

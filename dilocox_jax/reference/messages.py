@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dilocox_jax.reference.codecs import RowCodec
+from dilocox_jax.reference.codecs import MessageCodec
 from dilocox_jax.reference.exchanges import Arrays, are_finite, zeros_like
 
 
@@ -49,7 +49,7 @@ class Messages:
     residual: What is added to the next message, by path.
   """
 
-  codec: RowCodec
+  codec: MessageCodec
   like: Arrays
   feedback: float = 0.0
   residual: Arrays = dataclasses.field(default_factory=dict)
