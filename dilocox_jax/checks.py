@@ -211,14 +211,15 @@ def printable(text: str) -> str:
 
   A name of a file, for example, may have line breaks, or a sequence of
   characters that moves the cursor of a terminal. Example: "a" and a line break
-  become r"a\n".
+  become r"a\n". A no-break space stays, although Python does not count it as
+  printable: tables have it in the names of their columns.
 
   Args:
     text: Any text, also a name of a file that is not UTF-8.
   """
 
   def printable_character(character: str) -> str:
-    if character.isprintable():
+    if character.isprintable() or character == "\N{NO-BREAK SPACE}":
       return character
     return character.encode("unicode_escape").decode()
 

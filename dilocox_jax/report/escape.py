@@ -19,7 +19,6 @@ from dilocox_jax.checks import printable
 # "overlap_loco", has none.
 _SPECIAL = re.compile(r"([\\`*\[\]~$|]|(?<![^\W_])_|_(?![^\W_]))")
 _LONGEST = 80  # Largest number of characters of a name in a picture.
-_NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 _NO_GLYPH = "\u25a1"  # A square, in place of a character the font lacks.
 
 
@@ -74,11 +73,9 @@ def fenced(text: str) -> list[str]:
 def terminal(text: str) -> Text:
   """Returns a text for a terminal, in which nothing acts as markup or control.
 
-  Control characters become escapes (`checks.printable`). No-break spaces are
-  harmless, so they stay.
+  Control characters become escapes (`checks.printable`).
   """
-  pieces = text.split(_NO_BREAK_SPACE)
-  return Text(_NO_BREAK_SPACE.join(map(printable, pieces)))
+  return Text(printable(text))
 
 
 def picture(name: str, longest: int = _LONGEST) -> str:

@@ -97,6 +97,7 @@ def test_all_methods_stand_in_one_table_and_their_configs_run(tmp_path):
   assert max(map(len, printed)) <= 80 and "0 at Rome, 1 at Oslo" in done.stdout
   assert "default.py:" in done.stdout and "--process_id=N" in done.stdout
   page = (tmp_path / "all/report.md").read_text()
+  assert "| tokens a\N{NO-BREAK SPACE}second |" in page
   for said in (page, " ".join(done.stdout.split())):
     assert "reach 40 % of a device's peak" in said
     assert "AllReduce sends gradients in float32" in said
