@@ -11,13 +11,11 @@ from tests.docs.simulated import OF_107B, seconds, sent_bytes
 
 # The methods of "Which method?", and when the page recommends each.
 METHODS = {
-  "diloco": (
-    "you begin, or your link is fast enough to wait for it now and then"
-  ),
+  "diloco": "you begin, or your link is so fast that waits cost little",
   "overlap_loco": ("the link should cost no time, and you can train with Muon"),
   "muloco": "you train with Muon, and short waits are fine",
   "streaming_diloco": ("the link should cost little time, and you keep AdamW"),
-  "sparse_loco": "every megabyte counts",
+  "sparse_loco": "every megabyte counts, and the run is long",
 }
 
 
@@ -35,7 +33,7 @@ def from_rows() -> Iterator[str]:
   )
   yield (
     f"it is {100 * two:+.2f} % with two replicas, {100 * four:+.2f} % with four"
-    f" and {100 * eight:+.2f} % with eight,"
+    f" and {100 * eight:+.2f} % with eight."
   )
   millions = runs.parameters("overlap_loco 2x4") / 1e6
   yield f"These losses are those of {millions:.2f} million parameters."
@@ -56,8 +54,9 @@ def simulated() -> Iterator[str]:
   allreduce_h = seconds(OF_107B, configs["allreduce"]) / 3600 / 800
   assert round(allreduce_h) == 1
   yield (
-    f"a step of {3600 * steps_h:.0f} seconds of a model with 107 billion"
-    " parameters then takes an hour (simulated)."
+    "With 107 billion parameters a step computes for"
+    f" {3600 * steps_h:.0f} seconds, and over 1 Gbit/s averaging makes it an"
+    " hour (simulated)."
   )
 
 
@@ -65,8 +64,8 @@ def simulated() -> Iterator[str]:
 # slow tier computes what is simulated.
 REASONS = {
   "simulated; the losses are printed by `make quickstart` (measured)": (
-    "Over 1 Gbit/s, a step of 9 seconds of a model with 107 billion parameters"
-    " then takes an hour (simulated).",
+    "With 107 billion parameters a step computes for 9 seconds, and over 1"
+    " Gbit/s averaging makes it an hour (simulated).",
     "overlap_loco 1.58 +2.6 % 6.24 MB 439x 800",
     "dilocox 2.0 +27 % 3.50 MB 784x 800",
     "allreduce 1.54 - 2.74 GB 1.00x 800",
@@ -81,7 +80,7 @@ REASONS = {
     " Gbit/s.",
   ),
   "a claim that the test of docs/results/links.md holds": (
-    "most speeds are within 5 %.",
+    "most are within 5 % of the simulator's.",
   ),
   "what a program needs, or the name of a thing": (
     "You need Python 3.11 or newer.",
