@@ -28,6 +28,7 @@ EXTRAS = (
 )
 # Names that train, report or estimate runs of a config.
 NEED_TRAIN = {
+  "FinishedRound",
   "LossModel",
   "MailboxAddress",
   "Model",
