@@ -84,6 +84,8 @@ class Exchanged(NamedTuple):
       sent in an earlier life, and not the one that it sent now. The earlier
       life may have sent all values that this replica still holds back. So this
       replica must drop them, or its work would count twice.
+    mean: The mean of the messages, as arrays like those of a message; None if
+      it was not made in shares.
   """
 
   messages: list[tuple[str, float, list[np.ndarray]]]

@@ -3,6 +3,7 @@
 import logging
 import sys
 import types
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +25,7 @@ CONFIG = {
 
 
 def train(workdir, **changes):
-  arguments = {
+  arguments: dict[str, Any] = {
     "data": (TOKENS, TOKENS[:500]),
     "method": "diloco",
     "replicas": 2,

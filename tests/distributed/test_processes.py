@@ -95,7 +95,12 @@ def assert_told_by_process_0():
     found = [np.array(each) for each in replica.collected(divided)]
     for own, wanted in zip(found, whole, strict=True):
       np.testing.assert_array_equal(own, wanted)
-    return Exchanged([("oslo", 0.1, few)], True, {"rome": "é"})
+    return Exchanged(
+      messages=[("oslo", 0.1, few)],
+      is_own_listed=True,
+      left_out={"rome": "é"},
+      mean=[large],
+    )
 
   def stop():
     raise StoppedError("no store")
@@ -105,11 +110,9 @@ def assert_told_by_process_0():
     lambda event, duration_secs, **_: programs.append(event)
   )
   told = replica.from_main(answer, shared=lambda: divided)
-  assert isinstance(told, Exchanged) and told[1:] == (
-    True,
-    {"rome": "é"},
-    False,
-  )
+  assert isinstance(told, Exchanged) and told.is_own_listed
+  assert told.left_out == {"rome": "é"} and not told.is_superseded
+  np.testing.assert_array_equal(told.mean, [large])
   ((name, weight, contents),) = told.messages
   assert (name, weight) == ("oslo", 0.1)
   for array, wanted in zip(contents, few, strict=True):

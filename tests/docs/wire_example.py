@@ -54,7 +54,7 @@ def written_objects():
   messages = Messages(Signs(), theta, feedback=1.0)
   delta = {"w": np.array([0.5, -1, 1.5, 2, 0, -4], np.float32)}
   arrays, _ = messages.encode(delta)
-  shared = [theta["w"], np.int32(0)]
+  shared = [theta["w"], np.asarray(0, np.int32)]
   box.announce(0)
   box.exchange(
     0,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,9 @@ def finished(setting, loss):
   rows = []
   for seeds in (tuning.TUNING_SEEDS, tuning.RESULT_SEEDS):
     for seed, noise in zip(seeds, SEED_NOISE, strict=True):
-      values = {field.name: "" for field in dataclasses.fields(GapRow)}
+      values: dict[str, Any] = {
+        field.name: "" for field in dataclasses.fields(GapRow)
+      }
       losses = dict.fromkeys(
         ("loss_newest", "loss_average", "judge_newest", "judge_average"),
         loss * (1 + noise),
