@@ -63,7 +63,7 @@ def train(folder, name):
     box.announce(event)
     delta = {path: leaf - TARGETS[name] for path, leaf in theta.items()}
     arrays, _ = messages.encode(delta)
-    shared = [*theta.values(), np.int32(event)]
+    shared = [*theta.values(), np.asarray(event, np.int32)]
     exchanged = box.exchange(
       event,
       0,
