@@ -101,14 +101,14 @@ def lessons(runs: Runs) -> Iterator[str]:
   )
   yield (
     "With eight sequences in every step, divided among the replicas, two"
-    f" replicas of `overlap_loco` end {two}"
-    f" above AllReduce, four end {four}, and eight end {eight}."
+    f" replicas of `overlap_loco` end {two} above AllReduce,"
+    f" four end {four}, and eight end {eight}."
   )
   fp32 = "overlap_loco in fp32, 4x4"
   more, _ = runs.gap_and_error(fp32, "overlap_loco 4x4")
   one_bit = runs.setting("overlap_loco 4x4").loss
   yield (
-    f"have a loss of {one_bit:.4f} with one bit. Sent in fp32, it ends"
+    f"has a loss of {one_bit:.4f} when it sends one bit. Sent in fp32, it ends"
     f" {100 * more:.2f} % higher,"
   )
   eager, dilocox, diloco = (
