@@ -25,7 +25,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from dilocox_jax.reference.exchanges import Arrays
@@ -41,11 +40,14 @@ class MessageCodec:
 
   Attributes:
     rows: Codec of the rows.
-    dtypes: Types of the arrays that are sent for a group.
   """
 
   rows: RowCodec
-  dtypes: tuple[Any, ...]
+
+  @property
+  def dtypes(self) -> tuple[Any, ...]:
+    """Types of the arrays that are sent for a group."""
+    raise NotImplementedError
 
   def width(self, shape: tuple[int, ...]) -> int:
     """Returns the number of values in a row.
@@ -168,7 +170,11 @@ class Float32(MessageCodec):
   """
 
   rows = FloatRows()
-  dtypes = (np.float32,)
+
+  @property
+  def dtypes(self) -> tuple[Any, ...]:
+    """Type of the only array."""
+    return (np.float32,)
 
   def width(self, shape: tuple[int, ...]) -> int:
     """Returns the number of values in a row: the length of the last axis.
@@ -199,8 +205,15 @@ class Signs(MessageCodec):
 
   block_size: int = 128
   rows = IntRows(bits=1)
-  # numpy knows the type bfloat16 from the package `ml_dtypes`.
-  dtypes = (np.uint8, ml_dtypes.bfloat16)
+
+  @property
+  def dtypes(self) -> tuple[Any, ...]:
+    """Types of the two arrays."""
+    # numpy learns the type bfloat16 from this package. Programs that send no
+    # messages do without it.
+    import ml_dtypes
+
+    return np.uint8, ml_dtypes.bfloat16
 
   def width(self, shape: tuple[int, ...]) -> int:
     """Returns the number of values in a row.
