@@ -41,9 +41,11 @@ _FIELDS_OF_PAGE = (
 FIELDS = _FIELDS_OF_RUNS + _FIELDS_OF_PAGE
 # Fields that the digest ignores, because they change no result of a run. The
 # fields of `evaluation` are free on resume as well, but the digest contains
-# them, because they decide which points the curve of a run has.
-_IGNORED = tuple(
-  field for field in free_on_resume() if not field.startswith("evaluation.")
+# them, because they decide which points the curve of a run has. How many steps
+# are dispatched as one program changes no loss.
+_IGNORED = (
+  *(field for field in free_on_resume() if not field.startswith("evaluation.")),
+  "sync.steps_per_dispatch",
 )
 # Bytes of a name in the name of a directory, which may have 255 bytes.
 _MAX_NAME_BYTES = 120
