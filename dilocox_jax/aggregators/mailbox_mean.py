@@ -147,7 +147,8 @@ class MailboxMean(Collective):
       encoder, [leaf.shape for leaf in leaves], sender.shares_add_up
     )
     leaving = EncodedMessage(arrays=message, tables=tables)
-    arrays, weights, is_counted = yield leaving, sender.participates
+    reply = yield leaving, sender.participates
+    arrays, weights, is_counted = reply
     return mean_of_messages(
       encoder,
       [leaf.shape for leaf in leaves],

@@ -596,18 +596,19 @@ class Mailbox:
       num_slices: Number of slices into which messages are cut; 0: they are not.
       tables: As for `exchange`; not None if messages are cut.
     """
+    common: dict[str, Any] = {
+      "store": self._store,
+      "signer": self._signer,
+      "event": event,
+      "turn": turn,
+      "like": like,
+      "kind": kind,
+      "num_blocks": num_blocks,
+      "is_past": self._is_past,
+      "expected": expected,
+    }
     if not num_slices:
-      return Inbox(
-        store=self._store,
-        signer=self._signer,
-        event=event,
-        turn=turn,
-        like=like,
-        kind=kind,
-        num_blocks=num_blocks,
-        is_past=self._is_past,
-        expected=expected,
-      )
+      return Inbox(**common)
     if tables is None:
       raise ValueError(
         f"event {event}: the other replicas make the mean in shares, and this"
@@ -617,15 +618,7 @@ class Mailbox:
     if self.name in expected:
       first_slice = list(expected).index(self.name)
     return SlicedInbox(
-      store=self._store,
-      signer=self._signer,
-      event=event,
-      turn=turn,
-      like=like,
-      kind=kind,
-      num_blocks=num_blocks,
-      is_past=self._is_past,
-      expected=expected,
+      **common,
       num_slices=num_slices,
       tables=tables,
       first_slice=first_slice,

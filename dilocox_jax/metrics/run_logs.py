@@ -42,7 +42,7 @@ class LogStart:
 
 
 class RunLog:
-  """Gets every row that a run writes. A log of your own derives from it.
+  """Receives every row that a run writes; base class of all logs.
 
   The process that writes the files calls the methods, in the thread that
   dispatches the training. The devices work on the next round meanwhile. So a

@@ -73,7 +73,7 @@ def html_page(title: str, text: str, folder: pathlib.Path) -> str:
 
 
 def _put_pictures_inside(tokens: Sequence[Token], folder: pathlib.Path) -> None:
-  """Replaces the path of each picture by the picture as a data URI.
+  """Puts the pictures into the page itself, as data URIs.
 
   Args:
     tokens: Tokens of the page. They are changed.

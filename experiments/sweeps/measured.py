@@ -19,6 +19,7 @@ from typing import Any
 from dilocox_jax.api.measured_gaps import PATH
 from dilocox_jax.metrics.lines import write_json
 from dilocox_jax.report.frame import standard_error
+from experiments.configs import replicas
 from experiments.sweeps.rows import Rows, RunRow
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -34,13 +35,8 @@ _NAME = re.compile(
 )
 # Only these sizes are collected, one for each number of replicas.
 _SIZES = ("2x4", "4x4", "8x4", "16x1")
-# The size of AllReduce with which a size is compared, if it is another one.
-# AllReduce trains the same with 16 replicas of one sequence as with four of
-# four, so it was run only once.
-_BASE_SIZES = {"16x1": "4x4"}
-# AllReduce with a momentum of 0.9 in Muon ends below AllReduce with 0.95. So it
-# is the baseline of all runs with Muon and an average, where it was trained.
-_BETTER_KIND = ", momentum of nine tenths"
+# Baseline of each setting of the main sweep, by name of the setting.
+_BASELINES = replicas.SWEEPS["main"]["baselines"]
 # Fields of a config that are listed as settings of a gap. The inner rate is
 # listed apart from them, because the rate of a small model is too high for a
 # large one.
@@ -123,7 +119,8 @@ def _gaps(
     if size not in _SIZES:
       continue
     kind = f"{match['optimizer'] or ''}{match['other'] or ''}"
-    base_name = _base_name(kind, _BASE_SIZES.get(size, size), base)
+    separator = ", " if kind else " "
+    base_name = _BASELINES[f"{match['method']}{kind}{separator}{size}"]
     losses = _losses(runs)
     base_losses = _losses(base[base_name])
     seeds = sorted(losses.keys() & base_losses.keys())
@@ -148,22 +145,6 @@ def _gaps(
       "settings": settings,
       "rows": path,
     }
-
-
-def _base_name(kind: str, size: str, base: RowsByName) -> str:
-  """Returns the name of the AllReduce with which a run is compared.
-
-  Args:
-    kind: What the name of the run says about its optimizer; "": Muon with a
-      momentum of 0.95, and an average.
-    size: Size of AllReduce, e.g. "4x4".
-    base: Runs of the file that has AllReduce.
-  """
-  better_name = f"allreduce{_BETTER_KIND}, {size}"
-  if not kind and better_name in base:
-    return better_name
-  separator = ", " if kind else " "
-  return f"allreduce{kind}{separator}{size}"
 
 
 def _exponent(main: RowsByName) -> dict[str, Any]:

@@ -69,44 +69,37 @@ class Gpu(NamedTuple):
   block_memory_bytes: int
 
 
-GPUS = {
-  "a100": Gpu(
-    name="NVIDIA A100-SXM4-80GB",
-    compute_capability=8,
-    memory_bytes=85_100_068_864,
-    memory_bandwidth=2_039_040_000_000,
-    core_count=108,
-    fpus_per_core=64,
-    clock_ghz=1.41,
-    l2_cache_bytes=41_943_040,
-    shared_memory_bytes=167_936,
-    block_memory_bytes=166_912,
-  ),
-  "h100": Gpu(
-    name="NVIDIA H100 80GB HBM3",
-    compute_capability=9,
-    memory_bytes=84_942_979_072,
-    memory_bandwidth=3_352_320_000_000,
-    core_count=132,
-    fpus_per_core=128,
-    clock_ghz=1.98,
-    l2_cache_bytes=52_428_800,
-    shared_memory_bytes=233_472,
-    block_memory_bytes=232_448,
-  ),
-  "h200": Gpu(
-    name="NVIDIA H200 141GB HBM3e",
-    compute_capability=9,
-    memory_bytes=151_397_597_184,
-    memory_bandwidth=4_800_000_000_000,
-    core_count=132,
-    fpus_per_core=128,
-    clock_ghz=1.98,
-    l2_cache_bytes=52_428_800,
-    shared_memory_bytes=233_472,
-    block_memory_bytes=232_448,
-  ),
-}
+_A100 = Gpu(
+  name="NVIDIA A100-SXM4-80GB",
+  compute_capability=8,
+  memory_bytes=85_100_068_864,
+  memory_bandwidth=2_039_040_000_000,
+  core_count=108,
+  fpus_per_core=64,
+  clock_ghz=1.41,
+  l2_cache_bytes=41_943_040,
+  shared_memory_bytes=167_936,
+  block_memory_bytes=166_912,
+)
+_H100 = Gpu(
+  name="NVIDIA H100 80GB HBM3",
+  compute_capability=9,
+  memory_bytes=84_942_979_072,
+  memory_bandwidth=3_352_320_000_000,
+  core_count=132,
+  fpus_per_core=128,
+  clock_ghz=1.98,
+  l2_cache_bytes=52_428_800,
+  shared_memory_bytes=233_472,
+  block_memory_bytes=232_448,
+)
+# An H100 with other memory.
+_H200 = _H100._replace(
+  name="NVIDIA H200 141GB HBM3e",
+  memory_bytes=151_397_597_184,
+  memory_bandwidth=4_800_000_000_000,
+)
+GPUS = {"a100": _A100, "h100": _H100, "h200": _H200}
 _GPU_PATTERN = re.compile(r"(\w+):(\d+)(?:x(\d+))?")
 
 

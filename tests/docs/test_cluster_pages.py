@@ -1,15 +1,14 @@
 """Scripts that only docs/clusters/ has; the others are in examples/."""
 
-import os
 import pathlib
 import re
-import subprocess
 import textwrap
 
 import pytest
 import yaml
 
 from experiments.runtime.command_line import TRY_AGAIN
+from tests import slurm_script
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"(?:^    .*\n|^\n(?=    ))+", re.MULTILINE)
@@ -33,28 +32,15 @@ CONTINUED = (TRY_AGAIN, 134, 137, 143)
 
 def submit(script, folder, code, restarts):
   """Runs a script as Slurm does; returns it and whether it was requeued."""
-  for name, text in (
-    ("srun", f'echo "$@" > {folder}/srun.out\nexit {code}'),
-    ("scontrol", f'echo "$@" > {folder}/scontrol.out'),
-  ):
-    program = folder / name
-    program.write_text(f"#!/bin/bash\n{text}\n")
-    program.chmod(0o755)
-  activate = folder / ".venv" / "bin" / "activate"
-  activate.parent.mkdir(parents=True)
-  activate.write_text("")
-  environment = os.environ | {
-    "PATH": f"{folder}:{os.environ['PATH']}",
-    "SLURM_JOB_ID": "7",
-    "SLURM_ARRAY_TASK_ID": "3",
-  }
-  if restarts:
-    environment["SLURM_RESTART_COUNT"] = str(restarts)
-  done = subprocess.run(["bash", "-c", script], cwd=folder, env=environment)
-  requeued = folder / "scontrol.out"
-  if requeued.exists():
-    assert requeued.read_text() == "requeue 7\n"
-  return done.returncode, requeued.exists()
+  ended, requeued = slurm_script.submit(
+    script,
+    folder,
+    code=code,
+    restarts=restarts or None,
+    environ={"SLURM_ARRAY_TASK_ID": "3"},
+  )
+  assert requeued in ("", "requeue 7\n")
+  return ended, bool(requeued)
 
 
 @pytest.mark.parametrize(

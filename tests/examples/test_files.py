@@ -1,6 +1,5 @@
 """Every example is listed, and those for clusters are what they say."""
 
-import os
 import pathlib
 import re
 import subprocess
@@ -11,6 +10,7 @@ import yaml
 
 from dilocox_jax.config import from_mapping
 from experiments.runtime.command_line import TRY_AGAIN
+from tests import slurm_script
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 SLURM = (EXAMPLES / "slurm.sh").read_text()
@@ -76,31 +76,15 @@ def test_a_shell_can_read_the_script(script):
 
 
 def submit(folder, code, restarts):
-  """Runs the script as Slurm does; returns its code and the requeued job."""
-  for name, text in (
-    ("srun", f'echo "$@" > {folder}/srun.out\nexit {code}'),
-    ("scontrol", f'echo "$@" > {folder}/scontrol.out'),
-  ):
-    program = folder / name
-    program.write_text(f"#!/bin/bash\n{text}\n")
-    program.chmod(0o755)
-  activate = folder / ".venv" / "bin" / "activate"
-  activate.parent.mkdir(parents=True)
-  activate.write_text("")
-  environment = os.environ | {
-    "PATH": f"{folder}:{os.environ['PATH']}",
-    "SLURM_JOB_ID": "7",
-    "SLURM_RESTART_COUNT": str(restarts),
-  }
-  done = subprocess.run(
-    ["bash", "-c", SLURM, "slurm.sh", "--config.total_steps=9"],
-    cwd=folder,
-    env=environment,
+  """Runs the script; returns its code and the requeued job."""
+  ended, requeued = slurm_script.submit(
+    SLURM,
+    folder,
+    code=code,
+    restarts=restarts,
+    arguments=["--config.total_steps=9"],
   )
-  requeued = folder / "scontrol.out"
-  if not requeued.exists():
-    return done.returncode, ""
-  return done.returncode, requeued.read_text().strip()
+  return ended, requeued.strip()
 
 
 @pytest.mark.parametrize("code", [TRY_AGAIN, 134, 137, 143])

@@ -46,7 +46,7 @@ MARKS = 16  # 64-bit words with one bit for every unit of work.
 
 @dataclasses.dataclass(frozen=True)
 class CoarseRows(FloatRows):
-  """Rounds to multiples of 1/64, so that shares have residuals."""
+  """A codec that loses something: it rounds values to multiples of 1/64."""
 
   @property
   def is_exact(self) -> bool:
