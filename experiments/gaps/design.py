@@ -31,8 +31,9 @@ class Group(NamedTuple):
   settings: tuple[Setting, ...]
 
 
-_CENTER = Setting("59k", replicas=4, batch=4, steps=576, interval=16)
-_SMALL = Setting("26k", replicas=4, batch=4, steps=256, interval=16)
+# Most things vary around the smallest model, because its runs take seconds.
+_CENTER = Setting("26k", replicas=4, batch=4, steps=256, interval=16)
+_MIDDLE = Setting("59k", replicas=4, batch=4, steps=576, interval=16)
 _LARGE = Setting("131k", replicas=4, batch=4, steps=1280, interval=16)
 
 
@@ -49,6 +50,17 @@ def _divided(setting: Setting, *divisions: str) -> Iterable[Setting]:
     yield dataclasses.replace(setting, replicas=int(replicas), batch=int(batch))
 
 
+def _intervals(setting: Setting, *intervals: int) -> Iterable[Setting]:
+  """Yields a setting with other numbers of inner steps in a round.
+
+  Args:
+    setting: The setting.
+    *intervals: Values of H.
+  """
+  for interval in intervals:
+    yield dataclasses.replace(setting, interval=interval)
+
+
 def _allreduce(setting: Setting, *batches: int) -> Iterable[Setting]:
   """Yields AllReduce with the model and the number of steps of a setting.
 
@@ -62,45 +74,56 @@ def _allreduce(setting: Setting, *batches: int) -> Iterable[Setting]:
 
 def _cpu() -> list[Group]:
   """Returns the settings for CPUs: three sizes of up to 131,000 parameters."""
-  center_steps = _CENTER.steps
-  half = dataclasses.replace(_CENTER, steps=center_steps // 2)
-  double = dataclasses.replace(_CENTER, steps=2 * center_steps)
+  half = dataclasses.replace(_CENTER, steps=_CENTER.steps // 2)
+  double = dataclasses.replace(_CENTER, steps=2 * _CENTER.steps)
+  long = dataclasses.replace(_CENTER, steps=4 * _CENTER.steps)
   short_delay: dict[str, Any] = {"delay": 2}
   one_bit: dict[str, Any] = {"bits": 1}
   both = short_delay | one_bit
-  small_long = dataclasses.replace(_SMALL, steps=1024)
-  small_longest = dataclasses.replace(_SMALL, steps=4096)
-  small_center_steps = dataclasses.replace(_SMALL, steps=center_steps)
+  two_and_eight = ("2x8", "8x2")
   return [
-    Group("four replicas, center", (*_allreduce(_CENTER, 16, 8), _CENTER)),
     Group(
-      "two and eight replicas, center",
-      (*_divided(_CENTER, "2x8", "8x2"), *_allreduce(_CENTER, 4, 32)),
-    ),
-    Group(
-      "H, four replicas",
-      tuple(
-        dataclasses.replace(_CENTER, interval=interval)
-        for interval in (4, 32, 8)
-      ),
-    ),
-    Group(
-      "small size",
+      "center",
       (
-        *_allreduce(_SMALL, 16, 8, 4, 32),
-        _SMALL,
-        *_divided(_SMALL, "2x8", "8x2"),
+        *_allreduce(_CENTER, 16, 8, 4, 32),
+        _CENTER,
+        *_divided(_CENTER, *two_and_eight),
       ),
     ),
     Group(
-      "data-parallel start of a sixth",
-      (dataclasses.replace(_CENTER, warm_start=center_steps // 6),),
+      "middle size",
+      (
+        *_allreduce(_MIDDLE, 16, 8, 4, 32),
+        _MIDDLE,
+        *_divided(_MIDDLE, *two_and_eight),
+      ),
+    ),
+    Group("H, four replicas", tuple(_intervals(_CENTER, 4, 8, 32))),
+    Group(
+      "H, two and eight replicas",
+      tuple(
+        setting
+        for division in _divided(_CENTER, *two_and_eight)
+        for setting in _intervals(division, 4, 8, 32)
+      ),
     ),
     Group(
       "delay and bits",
       tuple(
         dataclasses.replace(_CENTER, **changes)
         for changes in (both, short_delay, one_bit)
+      ),
+    ),
+    Group(
+      "twice and four times the length",
+      tuple(
+        setting
+        for center in (double, long)
+        for setting in (
+          *_allreduce(center, 16, 8, 4),
+          center,
+          *_divided(center, *two_and_eight),
+        )
       ),
     ),
     Group(
@@ -112,44 +135,23 @@ def _cpu() -> list[Group]:
       ),
     ),
     Group(
-      "length, four replicas",
-      (
-        *_allreduce(small_long, 16, 8, 4),
-        small_long,
-        *_allreduce(small_longest, 16, 8, 4),
-        small_longest,
-      ),
-    ),
-    Group(
-      "half the length",
-      (
-        *_allreduce(half, 16, 8, 4),
-        half,
-        *_divided(half, "2x8", "8x2"),
-      ),
-    ),
-    Group(
-      "twice the length",
-      (
-        *_allreduce(double, 16, 8, 4),
-        double,
-        *_divided(double, "2x8", "8x2"),
-      ),
-    ),
-    Group(
-      "H, two and eight replicas",
-      tuple(
-        dataclasses.replace(setting, interval=interval)
-        for setting in _divided(_CENTER, "2x8", "8x2")
-        for interval in (4, 32)
-      ),
+      "data-parallel start of a sixth",
+      # Of 256 steps, 48 leave whole rounds of 16.
+      (dataclasses.replace(_CENTER, warm_start=48),),
     ),
     Group("one replica", tuple(_divided(_CENTER, "1x16"))),
     Group(
       "delay and bits, two and eight replicas",
       tuple(
         dataclasses.replace(setting, **both)
-        for setting in _divided(_CENTER, "2x8", "8x2")
+        for setting in _divided(_CENTER, *two_and_eight)
+      ),
+    ),
+    Group(
+      "H and delay, middle size",
+      (
+        *_intervals(_MIDDLE, 4, 32),
+        dataclasses.replace(_MIDDLE, **both),
       ),
     ),
     Group(
@@ -164,27 +166,26 @@ def _cpu() -> list[Group]:
       ),
     ),
     Group(
-      "small size at the steps of the center",
+      "half the length",
       (
-        *_allreduce(small_center_steps, 16, 8, 4),
-        small_center_steps,
-        *_divided(small_center_steps, "2x8", "8x2"),
+        *_allreduce(half, 16, 8, 4),
+        half,
+        *_divided(half, *two_and_eight),
       ),
     ),
-    Group(
-      "held out: sixteen replicas",
-      (
-        *_divided(_CENTER, "16x1", "16x2"),
-        *_divided(_SMALL, "16x1"),
-      ),
-    ),
+    Group("held out: sixteen replicas", tuple(_divided(_CENTER, "16x1"))),
     Group(
       "held out: large size",
       (
-        *_allreduce(_LARGE, 16, 8, 4),
+        *_allreduce(_LARGE, 16, 8),
         _LARGE,
-        *_divided(_LARGE, "2x8", "8x2"),
+        *_divided(_LARGE, *two_and_eight),
+        *_allreduce(_LARGE, 4),
       ),
+    ),
+    Group(
+      "held out: sixteen replicas, middle size",
+      tuple(_divided(_MIDDLE, "16x1")),
     ),
   ]
 

@@ -1,14 +1,17 @@
 """Searches the learning rates of a setting.
 
 The rates lie on a grid whose neighbors differ by a factor of the square root of
-two. The search begins with a point of the grid and its neighbors. It goes on
-until all neighbors of the best point are trained, so that the best rates are
-neither the lowest nor the highest rates that were tried. Then other seeds are
-trained with the best rates. Their losses are the results, because the losses by
-which rates are chosen are too low on average.
+two. The search begins with a point of the grid and its neighbors: the best
+point of the most similar setting that is finished. It goes on until all
+neighbors of the best point are trained, so that the best rates are neither the
+lowest nor the highest rates that were tried. Then other seeds are trained with
+the best rates. Their losses are the results, because the losses by which rates
+are chosen are too low on average.
 """
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -65,7 +68,9 @@ class Missing(NamedTuple):
   num_later: int
 
 
-def missing_runs(setting: Setting, results: Sequence[GapRow]) -> Missing:
+def missing_runs(
+  setting: Setting, results: Sequence[GapRow], start: Point | None = None
+) -> Missing:
   """Returns the runs that a setting needs next.
 
   These are the tuning seeds at the best point so far and its neighbors, and if
@@ -74,10 +79,10 @@ def missing_runs(setting: Setting, results: Sequence[GapRow]) -> Missing:
   Args:
     setting: The setting.
     results: Finished runs of the setting.
+    start: The point at which the search begins; by default a point for the size
+      of the model.
   """
-  center = best_point(setting, results)
-  if center is None:
-    center = _first_point(setting)
+  center = best_point(setting, results) or start or _first_point(setting)
   done = {(_point(setting, result), result.seed) for result in results}
   tuning_runs = [
     (point, seed)
@@ -94,6 +99,33 @@ def missing_runs(setting: Setting, results: Sequence[GapRow]) -> Missing:
     runs=[Run(_rates(setting, point), seed) for point, seed in missing],
     num_later=max(num_left - len(missing), 0),
   )
+
+
+def start_point(
+  setting: Setting, rows_by_setting: Mapping[Setting, Sequence[GapRow]]
+) -> Point | None:
+  """Returns the best point of the most similar setting that is finished.
+
+  AllReduce begins where AllReduce was best, and replicas where replicas were.
+
+  Args:
+    setting: The setting whose search begins.
+    rows_by_setting: Finished runs of each setting.
+
+  Returns:
+    The point. None: no setting of this size is finished.
+  """
+  points = {
+    other: best_point(other, results)
+    for other, results in rows_by_setting.items()
+    if other != setting
+    and other.size == setting.size
+    and other.is_allreduce == setting.is_allreduce
+    and not missing_runs(other, results).runs
+  }
+  if not points:
+    return None
+  return points[min(points, key=lambda other: _distance(setting, other))]
 
 
 def best_point(setting: Setting, results: Iterable[GapRow]) -> Point | None:
@@ -131,6 +163,19 @@ def best_rates(setting: Setting, results: Iterable[GapRow]) -> Rates | None:
   """
   point = best_point(setting, results)
   return None if point is None else _rates(setting, point)
+
+
+def _distance(setting: Setting, other: Setting) -> float:
+  """Returns how much two settings differ: the doublings of all numbers.
+
+  For example, H = 16 and H = 32 differ by about one doubling.
+  """
+  numbers = [
+    (value, getattr(other, field))
+    for field, value in dataclasses.asdict(setting).items()
+    if isinstance(value, int | float)
+  ]
+  return sum(abs(math.log2((1 + mine) / (1 + its))) for mine, its in numbers)
 
 
 def _usual_number(setting: Setting) -> int:

@@ -85,9 +85,15 @@ class Work:
     """
     text = _text(setting.source)
     while not self._is_late():
-      all_results = rows.by_setting(rows.read(self.path)).get(setting, [])
-      results = [row for row in all_results if row.corpus == text.digest]
-      runs = tuning.missing_runs(setting, results).runs
+      all_rows = [
+        row for row in rows.read(self.path) if row.corpus == text.digest
+      ]
+      rows_by_setting = rows.by_setting(all_rows)
+      runs = tuning.missing_runs(
+        setting,
+        rows_by_setting.get(setting, []),
+        start=tuning.start_point(setting, rows_by_setting),
+      ).runs
       if not runs:
         return
       rows.add(self.path, self._train_population(setting, runs, text))

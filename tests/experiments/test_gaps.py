@@ -123,6 +123,20 @@ def test_the_best_rates_are_not_at_an_end(setting, tmp_path, fake_training):
   assert sorted(seeds) == [*tuning.RESULT_SEEDS, *tuning.TUNING_SEEDS]
 
 
+def test_a_search_begins_where_the_most_similar_setting_was_best(
+  tmp_path, fake_training
+):
+  assert work(tmp_path).train_all()
+  finished = rows.by_setting(rows.read(tmp_path / "rows.csv"))
+  more = dataclasses.replace(TINY, replicas=2 * TINY.replicas)
+  start = tuning.start_point(more, finished)
+  assert start is not None
+  first = tuning.missing_runs(more, [], start).runs[0].rates
+  assert first == tuning.best_rates(TINY, finished[TINY])
+  del finished[TINY]
+  assert tuning.start_point(more, finished) is None  # AllReduce tells nothing.
+
+
 def test_a_run_that_diverges_is_not_the_best(tmp_path, monkeypatch):
   def train(setting, runs, text):
     return [
