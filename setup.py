@@ -43,6 +43,7 @@ EXPERIMENTS = ["absl-py>=2.5", "ml-collections>=1.1", *TRAIN, *MAILBOX]
 DEV = [
   "beartype>=0.23",
   "cosmic-ray>=8.7",
+  "equinox>=0.13.8",
   "hypothesis>=6.170",
   "import-linter>=2.16",
   "pyrefly>=1.5",

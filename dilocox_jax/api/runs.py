@@ -224,7 +224,7 @@ def train(
   steps: int | None = None,
   config: RunConfig | Mapping[str, Any] | None = None,
   workdir: str | os.PathLike = "runs/train",
-  loss: Callable[[Any, Any], Any] | None = None,
+  loss: Callable[..., Any] | None = None,
   partition: PartitionRule | None = None,
   trainable: Lora | Callable[[str], bool] | None = None,
   inner_optimizer: optax.GradientTransformation | None = None,
@@ -260,8 +260,10 @@ def train(
       replicas and a number of steps, so these arguments must then be None.
     workdir: The run directory. It is created if it is missing.
     loss: Function (model, batch) -> scalar, which calls the model as the module
-      is called. None means that batches are tokens, and each token is predicted
-      from the tokens before it.
+      is called. If it has a third argument `key`, it gets a key of JAX for each
+      micro-batch, e.g. for dropout, and None in evaluations
+      (`models.random_loss`). None instead of a function means that batches are
+      tokens, and each token is predicted from the tokens before it.
     partition: Function (path, shape) -> `jax.sharding.PartitionSpec` of a
       parameter over the mesh axes "data" and "tensor", for a model that is
       passed in and trained on several devices a replica
@@ -453,7 +455,7 @@ def _overrides(
     loss is None or callable(loss),
     "loss",
     loss,
-    "a function (model, batch) -> scalar",
+    "a function (model, batch) -> scalar or (model, batch, key) -> scalar",
   )
   require(
     model is not None or partition is None,
@@ -491,7 +493,7 @@ def load(
   workdir: str | os.PathLike,
   *,
   model: Any = None,
-  loss: Callable[[Any, Any], Any] | None = None,
+  loss: Callable[..., Any] | None = None,
   data: Any = None,
   trainable: Callable[[str], bool] | None = None,
   inner_optimizer: optax.GradientTransformation | None = None,

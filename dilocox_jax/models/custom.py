@@ -3,7 +3,8 @@
 A loss is a function (model, batch) -> scalar. The model in it is the module;
 or, for functions, the function with its parameters bound. Without a loss,
 batches are tokens, and the loss is the cross-entropy of each token given the
-tokens before it. The parameters become a nested dict of arrays.
+tokens before it. The parameters become a nested dict of arrays. A loss with a
+third argument, `key`, draws random numbers, e.g. for dropout (`random_loss`).
 """
 
 import functools
@@ -19,11 +20,12 @@ from jaxtyping import Array, Int
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.partition_rules import PartitionRule
 from dilocox_jax.models.loss import LossModel, token_loss
+from dilocox_jax.models.random_loss import draws_random, reads_keyed_batch
 from dilocox_jax.models.transformer import bound_module
 from dilocox_jax.trees import Tree, leaves_by_path, nested
 
 MakeModule = Callable[[nnx.Rngs], nnx.Module]
-ModelLoss = Callable[[Any, Any], Array]
+ModelLoss = Callable[..., Array]
 
 
 def cross_entropy(model: Callable, tokens_BxS: Int[Array, "B S"]) -> Array:
@@ -53,7 +55,8 @@ def as_loss_model(
       (init, loss), or (init, apply) if `loss` is given. In a pair, `init` is
       (key) -> parameters, `loss` is (parameters, batch) -> scalar, and `apply`
       is (parameters, inputs) -> outputs.
-    loss: Function (model, batch) -> scalar. None: batches are tokens.
+    loss: Function (model, batch) -> scalar, or (model, batch, key) -> scalar if
+      it draws random numbers. None: batches are tokens.
     example: Function that returns a batch, which linen needs for its init.
     partition: Function from the path and the shape of a parameter to its
       partition among the devices of a replica. None: as the partitioning
@@ -62,11 +65,16 @@ def as_loss_model(
 
   Raises:
     ValueError: One line, if the model is none of these, or a module has state
-      that is not a parameter, e.g. running means or random numbers.
+      that is not a parameter, e.g. running means or a stream of keys.
   """
+  is_random = loss is not None and draws_random(loss)
+  if is_random:
+    loss = reads_keyed_batch(loss)
   loss_model = _without_rule(model, loss, example)
+  if is_random:
+    loss_model = loss_model._replace(draws_random=True)
   if partition is not None:
-    return loss_model._replace(partition=partition)
+    loss_model = loss_model._replace(partition=partition)
   return loss_model
 
 
@@ -86,7 +94,12 @@ def _without_rule(
   if isinstance(model, tuple) and len(model) == 2:
     init, function = model
     if loss is None:
-      return LossModel(init, function)
+      is_random = draws_random(function)
+      return LossModel(
+        init,
+        loss=reads_keyed_batch(function) if is_random else function,
+        draws_random=is_random,
+      )
     return _bound_loss_model(
       loss, init, module=lambda params: functools.partial(function, params)
     )
@@ -277,5 +290,6 @@ def _check_state(others: dict[str, Any]) -> None:
   require(
     not others,
     f"the module has state that is no parameter ({', '.join(map(str, others))})"
-    ": a loss must be a function of parameters and a batch alone",
+    ": a loss must be a function of parameters, a batch and, for dropout, an"
+    " argument `key`",
   )

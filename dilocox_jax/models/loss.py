@@ -36,6 +36,8 @@ class LossModel(NamedTuple):
     partition: (path, shape) -> partition of a parameter among the devices of a
       replica (`distributed.partition_rules`). None: the data shards divide the
       largest dimension of every parameter.
+    draws_random: Whether the loss draws random numbers. Its batches are then
+      `random_loss.KeyedBatch`es in training, and plain batches in evaluations.
   """
 
   init: Callable[[Array], Any]
@@ -43,6 +45,7 @@ class LossModel(NamedTuple):
   module: Callable[[Any], Any] = lambda params: params
   logits: Callable[[Any, Array], Array] | None = None
   partition: Callable[[str, tuple[int, ...]], Any] | None = None
+  draws_random: bool = False
 
 
 def token_loss(

@@ -27,8 +27,10 @@ from dilocox_jax.data.token_checks import (
   CheckedStreams,
   check_token_batch,
 )
+from dilocox_jax.models.random_loss import KeyedBatch
 from dilocox_jax.models.token_limits import token_limits
 from dilocox_jax.token_ids import Vocabulary, check_token_ids
+from dilocox_jax.training.keyed_streams import KeyedStreams
 from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.trees import Tree, leaves_by_path, tree_digest
 
@@ -83,6 +85,25 @@ def run_data(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> RunData:
   Raises:
     ValueError: One line, if there is no data or too little, or if the model
       does not know a token of it.
+  """
+  data = _run_data(config, overrides)
+  if overrides.model is None or not overrides.model.draws_random:
+    return data
+  batch_size = jax.tree.leaves(data.batch)[0].shape[0]
+  keys = jax.ShapeDtypeStruct((batch_size, 2), np.uint32)
+  return dataclasses.replace(
+    data,
+    streams=KeyedStreams(data.streams, config.mesh.num_replicas, config.seed),
+    batch=KeyedBatch(data.batch, keys),
+  )
+
+
+def _run_data(config: RunConfig, overrides: Overrides) -> RunData:
+  """Returns the data of a run whose loss draws no random numbers.
+
+  Args:
+    config: Config of the run.
+    overrides: Overrides that the caller passes.
   """
   if overrides.data is not None and not isinstance(overrides.data, Corpus):
     return _feed_data(config, overrides, overrides.data)

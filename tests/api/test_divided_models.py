@@ -3,9 +3,7 @@
 A replica on four devices must train as a replica on one device does.
 """
 
-import dataclasses
-from typing import Any
-
+import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,14 +52,12 @@ class LinenModel(linen.Module):
     return linen.Dense(NUM_CLASSES)(linen.tanh(hidden))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class TreeModel:
-  """A module that is a tree, as modules of Equinox are, of stacked layers."""
+class EquinoxModel(equinox.Module):
+  """A module of Equinox with stacked layers."""
 
-  embed: Any
-  layers: Any
-  head: Any
+  embed: jax.Array
+  layers: jax.Array
+  head: jax.Array
 
   def __call__(self, inputs):
     def layer(hidden, kernel):
@@ -71,13 +67,13 @@ class TreeModel:
     return hidden @ self.head
 
 
-def tree_model():
+def equinox_model():
   rng = np.random.default_rng(0)
 
   def kernel(*shape):
     return jnp.asarray(rng.normal(size=shape) / 8, jnp.float32)
 
-  return TreeModel(
+  return EquinoxModel(
     kernel(WIDTH, 32), kernel(3, 32, 32), kernel(32, NUM_CLASSES)
   )
 
@@ -99,7 +95,7 @@ def functions():
 MODELS = {
   "nnx": lambda: NnxModel,
   "linen": LinenModel,
-  "tree": tree_model,
+  "equinox": equinox_model,
   "functions": functions,
 }
 
@@ -176,8 +172,8 @@ def test_four_devices_train_as_one_does(tmp_path, name, method):
   ids=["muon", "micro-batches", "average", "one bit", "low rank"],
 )
 def test_options_mean_the_same_on_several_devices(tmp_path, options):
-  one = trained(tmp_path, "tree", {"num_data_shards": 1}, config=options)
-  four = trained(tmp_path, "tree", {"num_data_shards": 4}, config=options)
+  one = trained(tmp_path, "equinox", {"num_data_shards": 1}, config=options)
+  four = trained(tmp_path, "equinox", {"num_data_shards": 4}, config=options)
   assert_same_training(four, one)
 
 

@@ -1,0 +1,63 @@
+"""Adds keys to the batches of a loss that draws random numbers."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from dilocox_jax.data.streams import Streams
+from dilocox_jax.models.random_loss import KeyedBatch
+from dilocox_jax.trees import Tree
+
+
+class KeyedStreams:
+  """`Streams` whose batches are `KeyedBatch`es.
+
+  The keys depend on the seed, the replica and the step alone. So a run that
+  goes on from a checkpoint draws what it would have drawn without a pause.
+
+  Args:
+    streams: Streams of the batches.
+    num_replicas: Number of replicas, M.
+    seed: Seed of the keys.
+  """
+
+  def __init__(self, streams: Streams, num_replicas: int, seed: int):
+    self._streams = streams
+    self._num_replicas = num_replicas
+    self._seed = seed
+    self.get_state = streams.get_state
+    self.set_state = streams.set_state
+
+  def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
+    """As in `Streams`, with keys [replicas, num_steps, B, 2]."""
+    if replicas is None:
+      replicas = range(self._num_replicas)
+    first_step = self.get_state()["step"]
+    batches = self._streams.take(num_steps, replicas)
+    batch_size = jax.tree.leaves(batches)[0].shape[2]
+    keys = np.stack(
+      [
+        np.stack(
+          [
+            row_keys(self._seed, replica, step, batch_size)
+            for step in range(first_step, first_step + num_steps)
+          ]
+        )
+        for replica in replicas
+      ]
+    )
+    return KeyedBatch(batches, keys)
+
+
+def row_keys(seed: int, replica: int, step: int, batch_size: int) -> np.ndarray:
+  """Returns data of keys for the rows of a batch, uint32 [B, 2].
+
+  Args:
+    seed: Seed of the run.
+    replica: Index of the replica.
+    step: Inner step, from 0.
+    batch_size: Number of rows, B.
+  """
+  generator = np.random.default_rng([seed, replica, step])
+  return generator.integers(2**32, size=(batch_size, 2), dtype=np.uint32)
