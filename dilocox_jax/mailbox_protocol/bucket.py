@@ -2,7 +2,7 @@
 
 The library `obstore` does the work. It turns the HTTP status of an answer into
 a class of errors, but one class can mean different things for different calls.
-So this module reads the status itself. docs/how_it_works/mailbox_protocol.md
+So this module reads the status itself. docs/how_it_works/mailbox_stores.md
 has the table of answers.
 """
 

@@ -17,7 +17,8 @@ in float32: another machine adds the sums in another order. The term u * (1 + n)
 is for the state, which is rounded at each event.
 
 For example, rounding explains 4e-6 at the start, and 1.6e-5 after 200 events.
-Two CPUs differed by 3.5e-8 and 1.9e-6 (docs/how_it_works/mailbox_protocol.md).
+Two CPUs differed by 3.5e-8 and 1.9e-6
+(docs/how_it_works/mailbox_wrong_values.md).
 """
 
 import hashlib
