@@ -1,14 +1,15 @@
 """Defines the rows of a run's records, and writes and reads them.
 
-There are two files. The rows of `metrics.jsonl` depend only on seed and config.
-A run that was killed and resumed must write the same bytes as a run that was
-not killed. So the trainer must record every row up to a step before it saves a
-checkpoint of that step. The rows of `timing.jsonl` depend on the machine, so
-they differ between two runs.
+There are two files:
 
-The recorder builds rows from the trainer's numbers, and reports read the rows
-as the same types. So every field has one spelling. A reader skips fields that
-it does not know, so an older version can read the files of a newer one.
+- `metrics.jsonl` depends only on seed and config. A run that was killed and
+resumed must write the same bytes as a run that was never killed. So the trainer
+must record every row up to a step before it saves a checkpoint of that step.
+- `timing.jsonl` depends on the machine, so it differs between two runs.
+
+Writers and readers use the same types, so every field has one spelling. A
+reader skips fields that it does not know. So an older version can read the
+files of a newer one.
 """
 
 import dataclasses
@@ -29,7 +30,14 @@ _Row = TypeVar("_Row")
 
 
 def float_or_nan(value: SupportsFloat | None) -> float:
-  """Returns a Python float; NaN for None, which stands for "not finite"."""
+  """Converts a number to a Python float.
+
+  Args:
+    value: A number, or None, which stands for a value that is not finite.
+
+  Returns:
+    The float; NaN for None.
+  """
   return math.nan if value is None else float(value)
 
 
@@ -66,7 +74,7 @@ class DriftRow:
 
 @dataclasses.dataclass(frozen=True)
 class RoundRow:
-  """One segment of training: a round, or several data-parallel steps.
+  """The metrics of one segment: a round, or several data-parallel steps.
 
   Attributes:
     step: Finished inner steps of the run at the end of the segment.
@@ -197,7 +205,7 @@ def from_json(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
 
 def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
-  """Builds a row from the object of a line that may be damaged.
+  """Checks and builds a row from the object of a line that may be damaged.
 
   Args:
     kind: `RoundRow`, `Evaluation`, `Timing` or `DriftRow`.
@@ -221,7 +229,7 @@ def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
 
 def _check(kind: Any, name: str, value: Any) -> None:
-  """Raises ValueError unless a field of a row may have a value.
+  """Raises ValueError if a value is not allowed in a field of a row.
 
   Args:
     kind: Type of the field, a key of `_CONVERT`.
@@ -246,7 +254,11 @@ def _check(kind: Any, name: str, value: Any) -> None:
 
 
 def _has_no_default(field: dataclasses.Field) -> bool:
-  """Returns whether a field of a dataclass has no default."""
+  """Returns whether a field of a dataclass has no default value.
+
+  Args:
+    field: The field.
+  """
   missing = dataclasses.MISSING
   return field.default is missing and field.default_factory is missing
 
@@ -285,7 +297,7 @@ class Recorder:
     """Appends a row to a file, and passes it on, if this process writes.
 
     Args:
-      name: `METRICS` or `TIMING`.
+      name: `METRICS` or `TIMING`. A process that writes no files does nothing.
       row: Values by field.
     """
     if name not in self._files:
@@ -324,7 +336,7 @@ class Recorder:
     self._append(METRICS, kind | row)
 
   def record_timing(self, **fields: Any) -> None:
-    """Records the time of an event. Events must not overlap in time.
+    """Records the time that an event took. Events must not overlap in time.
 
     Args:
       **fields: Fields of `Timing`. Fields without a value may be None.

@@ -1,7 +1,7 @@
 """The loss that training minimizes and reports show.
 
-The loss is the mean cross-entropy of predicted tokens, in nats and fp32. All
-methods use the same function, so their curves can share an axis.
+The loss is the mean cross-entropy of predicted tokens, in nats, computed in
+fp32. All methods use the same function, so their curves can share an axis.
 """
 
 import functools
@@ -126,7 +126,7 @@ def _mean_loss(
   Args:
     log_partition_T: log(Z) of each token.
     target_T: Logit of each token's target.
-    z_loss: Weight of the z-loss, as in `token_loss`.
+    z_loss: Weight of the mean of log(Z)^2 in the loss.
   """
   loss = jnp.mean(log_partition_T - target_T)
   if z_loss:
@@ -150,9 +150,9 @@ def chunked_token_loss(
 
   Args:
     logits: (stream [C, D]) -> logits [C, V].
-    stream_TxD: Stream of all tokens.
+    stream_TxD: Residual stream of all tokens, after the last layer.
     targets_T: Tokens that should have been predicted.
-    z_loss: Weight of the z-loss, as in `token_loss`.
+    z_loss: Weight of the mean of log(Z)^2 in the loss (`token_loss`).
     chunk_tokens: Largest number of tokens in a chunk, C; 0: one chunk has all.
     scores: Function that computes `token_scores`. If several devices divide the
       vocabulary, another function lets them compute the scores together
@@ -204,7 +204,7 @@ def next_token_loss(
     params: Parameters of the model.
     tokens_BxS: Sequences of S = L + 1 tokens. The model reads the first L and
       predicts the last L.
-    z_loss: Weight of the z-loss, as in `token_loss`.
+    z_loss: Weight of the mean of log(Z)^2 in the loss (`token_loss`).
     end_of_text: Token that ends a document. A token reads only its own document
       (`models.attention.segment_ids`). None: a sequence is one document.
     chunk_tokens: Largest number of tokens whose logits are in memory at a time
@@ -212,8 +212,8 @@ def next_token_loss(
       logits at once in any case.
 
   Returns:
-    Mean over B * L tokens in nats, with the z-loss added. The dtype is fp32,
-    or float64 for a float64 model.
+    Mean over B * L tokens in nats, with the z-loss added. The dtype is fp32, or
+    float64 for a float64 model.
   """
   inputs_BxL = tokens_BxS[:, :-1]
   # A model without segments need not take the argument.

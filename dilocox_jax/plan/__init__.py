@@ -1,1 +1,4 @@
-"""The plan of a run: what it computes and sends, without JAX (numpy only)."""
+"""The plan of a run: what the run computes and sends, and when.
+
+Nothing here needs JAX (only numpy).
+"""

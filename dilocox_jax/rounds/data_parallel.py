@@ -1,9 +1,9 @@
 """Data-parallel steps, which average gradients over replicas in every step.
 
-The baseline and the warm start run these steps. They must equal the training of
-one model on the batches of all replicas together. So the exchange gets each
-replica's gradient, never a difference of parameters: in floating point
-a - (a - b) is not always b.
+AllReduce (the baseline) and the warm start of DiLoCo run these steps. The steps
+must equal the training of one model on the batches of all replicas together. So
+the replicas exchange their gradients, never differences of parameters: in
+floating point a - (a - b) is not always b.
 """
 
 import dataclasses
@@ -81,7 +81,14 @@ class StepPrograms:
     return self.replicas.abstract(state, self.axes)
 
   def _start(self, params: Tree) -> SharedState:
-    """Returns the first state, with a replica axis where leaves have one."""
+    """Returns the first state of all replicas.
+
+    Leaves of the aggregator's state that differ among replicas get an axis [M].
+    Parameters and optimizer state have no such axis.
+
+    Args:
+      params: Parameters of the model, without a replica axis.
+    """
     start = SharedState(
       params, self.optimizer.init(params), self.aggregator.init(params)
     )

@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 class WaitingTimes:
-  """Waits for exchanges, and remembers how long each one took too long."""
+  """Waits for exchanges, and records when inner steps had to wait for them."""
 
   def __init__(self):
-    """Begins with no waits."""
+    """Starts with an empty record."""
     self._waits: Waits = []
 
   def result(self, exchange: Future, beside: Tree) -> Any:
@@ -111,17 +111,19 @@ class InThread:
     """Refuses nothing: the replicas of one runtime share an axis."""
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
-    """Exchanges the due pseudo-gradient beside the inner steps.
+    """Runs the due exchange in a thread, and takes the inner steps meanwhile.
 
-    The window's own program does both instead in three cases: nothing is in
-    flight that is due, there are no inner steps, or the replicas may take
-    different numbers of steps.
+    The window's own program exchanges and takes the steps instead in three
+    cases: nothing that is due is in flight, there are no inner steps, or the
+    replicas may take different numbers of steps.
 
     Args:
       work: The window, and the arguments of its program.
 
     Returns:
-      As `Runtime.run`.
+      The progress after the inner steps, and the result of the exchange with
+      the aggregator's new state. In the three cases: the progress before the
+      window, and None.
     """
     given = work.given
     hides_exchange = work.kind.has_steps and not work.kind.differs

@@ -57,7 +57,12 @@ class LocalExchange:
   axis_name: str = REPLICA_AXIS
 
   def enter(self, method: Method, num_replicas: int) -> None:
-    """Does nothing: the run has no other programs to agree with."""
+    """Does nothing: no other programs belong to the run.
+
+    Args:
+      method: Not read.
+      num_replicas: Not read.
+    """
 
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
     """Returns the object that dispatches the exchanges.
@@ -86,15 +91,15 @@ class MailboxExchange:
   axis_name: str = ALONE_AXIS
 
   def enter(self, method: Method, num_replicas: int) -> None:
-    """Enters the run in the store, or begins it.
+    """Joins the run in the store, or starts it if no replica has started it.
 
     Args:
       method: Schedule and rule, which must be equal in all programs.
       num_replicas: Number of replicas of this program; must be 1.
 
     Raises:
-      ValueError: If this program has several replicas, or the run in the store
-        has other values of what must be equal in all programs.
+      ValueError: If this program has several replicas, or if the run in the
+        store has other settings that must be equal in all programs.
     """
     require(
       num_replicas == 1,
@@ -154,11 +159,11 @@ def mailbox(
     text_digest: Digest of the training text, which must be equal in all
       replicas; "" if there is none.
     rules: Rules of the exchange, such as how long to wait for a replica.
-    feedback: Fraction of the codec's loss that is added to the next exchange,
-      as for `dilocox_jax.exchange`. The loss of a message that came too late is
-      the whole message.
-    against: What the loss is measured against, "own" or "mean", as for
-      `dilocox_jax.exchange`.
+    feedback: Fraction of the codec's loss that is added to the next exchange, 0
+      (none) to 1 (all). If a message came too late, all its values count as
+      lost.
+    against: What the codec's loss is measured against: "own" (this replica's
+      values as they were sent) or "mean" (the mean over all replicas).
     keep_unsent: Whether the codec's loss stays in the replica's parameters.
     seed: Seed of random masks and of the first low-rank factors.
     collective: Must be "mailbox": no other collective reaches other programs.

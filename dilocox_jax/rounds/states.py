@@ -111,7 +111,8 @@ class RoundStates:
       params: Parameters of the model, or their shapes and types.
 
     Raises:
-      ValueError: One line (`rounds.alone`).
+      ValueError: One line, if the outer step uses the replica axis although the
+        other replicas are programs of their own (`rounds.alone`).
     """
     trace = refusing_collectives(OUTER_STEP, self._outer_step, self.replicas)
     mapped = self.replicas.map(trace, (self.outer.axes,), 0)
@@ -120,10 +121,10 @@ class RoundStates:
       jax.eval_shape(mapped, self._abstract(params, fragment, 0))
 
   def _outer_step(self, state: FragmentState) -> FragmentState:
-    """Measures, exchanges and applies a fragment, as if nobody else sent.
+    """Measures, exchanges and applies a fragment, as if no other replica sent.
 
-    It is only traced. The fragment's outer parameters stand in for the
-    replica's own ones, which have equal shapes.
+    This function is only traced, never run. The fragment's outer parameters
+    stand in for the replica's own parameters, which have the same shapes.
     """
     fresh = self.outer.measure(state, (), state.params)
     exchange = self.outer.exchange_coroutine(state, fresh)
@@ -163,7 +164,8 @@ class RoundStates:
     """Returns a function (parameters, index) -> first state of a fragment.
 
     Args:
-      group: Group of the fragment (`outer.fragment_view`).
+      group: Number of the group of fragments with equal shapes to which the
+        fragment belongs (`outer.fragment_view`).
     """
 
     def first(params: Tree, index: Any) -> FragmentState:
@@ -234,7 +236,15 @@ class RoundStates:
 
   @functools.cache  # noqa: B019 - P small arrays.
   def index(self, fragment: int) -> Any:
-    """Returns `FragmentView.index` of a fragment, on all devices; or None."""
+    """Returns the number that tells a fragment from others of its group.
+
+    Args:
+      fragment: Number of the fragment.
+
+    Returns:
+      The index (`FragmentView.index`), on all devices. None if the fragment is
+      alone in its group.
+    """
     index = self.view.index(fragment)
     return None if index is None else self.replicas.place(index, None)
 
@@ -275,7 +285,8 @@ class RoundStates:
   def _joined(self):
     """The jitted program (parameters, fragments) -> parameters to keep.
 
-    The parameters have leaves [...], or [M, ...] if each replica has its own.
+    The results have leaves [...] if all replicas share the outer parameters,
+    and leaves [M, ...] if each replica has its own.
     """
     out = None if self.outer.is_shared else 0
     return self._joining(
@@ -285,9 +296,9 @@ class RoundStates:
 
   @functools.cached_property
   def adopted(self):
-    """The jitted program (parameters, fragments) -> outer parameters.
+    """The jitted program (parameters, fragments) -> new parameters [M, ...].
 
-    Each replica gets them, as its new parameters: leaves [M, ...].
+    Each replica gets the outer parameters as its own parameters.
     """
     return self._joining(lambda fragment: fragment.params, 0)
 
@@ -309,7 +320,7 @@ class RoundStates:
   def rejoin(
     self, state: RoundState, returning: Sequence[int], source_replica: int
   ) -> RoundState:
-    """Lets replicas begin from the outer parameters, as new ones would.
+    """Lets replicas begin again from the outer parameters, as new ones would.
 
     They get a copy of the source replica's inner optimizer state, no residual,
     and zeros for every pseudo-gradient in flight.
@@ -331,7 +342,7 @@ class RoundStates:
   def _rejoin(
     self, state: RoundState, begins: Array, source_replica: Index
   ) -> RoundState:
-    """Gives the replicas that begin the values of a first state.
+    """Gives the replicas that rejoin the values of a first state.
 
     Only leaves with an axis [M] change; all replicas share the other leaves.
 

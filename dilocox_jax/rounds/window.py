@@ -256,7 +256,16 @@ class WindowProgram:
     return progress, arrived
 
   def _run_steps(self, batches: Tree, frozen: Tree | None) -> RunSteps:
-    """Returns the function that takes inner steps; without steps, none."""
+    """Returns the function that takes the inner steps of the window.
+
+    If the window has no inner steps, the function returns the progress
+    unchanged.
+
+    Args:
+      batches: Batches of the round, leaves [n, ...]; None: there are no steps.
+      frozen: Parameters that inner steps read but do not train; None: there are
+        none.
+    """
     if not self.kind.has_steps:
       return lambda progress, count: progress
     return inner_steps(with_frozen(self.inner_step, frozen), batches)
@@ -380,10 +389,11 @@ class WindowProgram:
     return replica, state
 
   def _apply_while_in_flight(self, state: FragmentState) -> events.Apply:
-    """Returns what a send applies while its result is in flight.
+    """Returns the function with which a send applies a result, if it does.
 
-    That is nothing, or what `events.apply_nothing_yet` applies before the first
-    result arrives.
+    While earlier pseudo-gradients of the fragment are in flight, the function
+    applies nothing. At the first send it does what `events.apply_nothing_yet`
+    says: a rule that applies at the first send gets a result of zeros.
 
     Args:
       state: State of the fragment that is sent.
@@ -466,10 +476,12 @@ def exchange_behind_steps(
     state: State of the fragment.
     pseudo_gradient: This replica's pseudo-gradient of the fragment.
     num_steps: Number of inner steps that run meanwhile.
-    weight: Weight of this replica, as for `OuterStep.exchange`.
+    weight: Factor of this replica in the mean, float scalar; None: all replicas
+      have the same.
 
   Returns:
-    The progress after the steps, and the result of `OuterStep.exchange`.
+    The progress after the steps, and the result of the exchange with the
+    aggregator's new state.
 
   Raises:
     ValueError: If the exchange ends in fewer turns than the aggregator's

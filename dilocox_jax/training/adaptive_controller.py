@@ -1,11 +1,13 @@
 """Chooses the rank and H of the rounds while a run is under way.
 
-Without adaptive compression all rounds have the rank and H of the config. With
-it, the controller measures the rank of the averaged update in every round.
-After `adaptive.window_rounds` rounds, the policy chooses the rank and H of the
-next rounds from these measurements. Every checkpoint contains the measurements
-and the choices. So a run that was stopped and continued makes the same choices
-as a run that was never stopped.
+Without adaptive compression, all rounds have the rank and H of the config. With
+it, the controller measures the *energy rank* of the averaged updates in every
+round: how many singular values hold a given share of an update's squared norm
+(`plan.adaptive`). After `adaptive.window_rounds` rounds, the policy chooses the
+rank and H of the next rounds from these measurements.
+
+Every checkpoint contains the measurements and the choices. So a run that was
+stopped and continued makes the same choices as a run that was never stopped.
 """
 
 import dataclasses
@@ -72,7 +74,7 @@ class AdaptiveController:
 
   @property
   def traffic(self) -> Traffic:
-    """Counts the bytes that rounds with the current rank and H send."""
+    """Counter of the bytes that rounds with the current rank and H send."""
     first_traffic = self._first.traffic
     codec = with_rank(first_traffic.codec, self.setting.rank)
     return dataclasses.replace(
@@ -97,6 +99,8 @@ class AdaptiveController:
 
   def observe(self, drifts: Sequence[Drift]) -> None:
     """Records the energy ranks of the averaged updates of a segment.
+
+    Without adaptive compression nothing is recorded.
 
     Args:
       drifts: One drift for each exchange. Its field `observed` has the arrays
@@ -173,7 +177,7 @@ class AdaptiveController:
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Restores choices and measurements.
+    """Restores choices and measurements from a checkpoint.
 
     Args:
       state: A result of `get_state`.

@@ -238,9 +238,10 @@ class Checkpoints:
       self._manager.wait_until_finished()
 
   def what_is_kept(self) -> str:
-    """Waits for the save in the background, and names the newest checkpoint.
+    """Names the newest checkpoint, after a save in the background has ended.
 
-    The text is for messages, e.g. "the checkpoint of step 12 is kept".
+    Returns:
+      A text for messages, e.g. "the checkpoint of step 12 is kept".
     """
     # If the save failed, older checkpoints are still there.
     with contextlib.suppress(SaveError):
@@ -248,7 +249,11 @@ class Checkpoints:
     return self._describe_newest()
 
   def _describe_newest(self) -> str:
-    """Names the newest complete checkpoint, without waiting for a save."""
+    """Names the newest complete checkpoint, without waiting for a save.
+
+    Example: "the checkpoint of step 12 is kept". If there is none: "no
+    checkpoint was saved yet".
+    """
     steps = saved_steps(self._directory)
     if not steps:
       return "no checkpoint was saved yet"
@@ -284,14 +289,17 @@ class Checkpoints:
     """Opens the newest undamaged checkpoint without reading its arrays.
 
     Args:
-      template: As in `restore`. Shardings are not read.
+      template: Function from a checkpoint's record to a tree of the shapes and
+        types of the state. It may raise `RefusedError`.
 
     Returns:
       The state, whose leaves are `SavedArray`s, and the record. The result is
-      None in the same cases as that of `restore`.
+      None if there is no checkpoint, or if the directory is read-only and all
+      checkpoints are damaged.
 
     Raises:
-      RefusedError: As for `restore`, if all checkpoints are damaged.
+      RefusedError: If all checkpoints are damaged and the directory is not
+        read-only.
     """
     step = self._find_newest()
     if step is None:
@@ -311,8 +319,8 @@ class Checkpoints:
     All processes must call this function.
 
     Returns:
-      Its step. The result is None if there is no checkpoint, or if the
-      directory is read-only and all checkpoints are damaged.
+      The step of the checkpoint. The result is None if there is no checkpoint,
+      or if the directory is read-only and all checkpoints are damaged.
 
     Raises:
       RefusedError: If all checkpoints are damaged and the directory is not
@@ -431,7 +439,10 @@ class Checkpoints:
 def _refusing_links(path: pathlib.Path) -> Iterator[None]:
   """Turns a `NotADirectoryError` into a `RefusedError` that names the path.
 
-  `files.folder_below` raises the first error for a symbolic link.
+  `files.folder_below` raises a `NotADirectoryError` for a symbolic link.
+
+  Args:
+    path: The path that cannot be written, for the message.
   """
   try:
     yield
@@ -453,9 +464,12 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
 
 
 def _leaves(state: Tree) -> dict[str, Any]:
-  """Returns the leaves by name (`_named_leaves`).
+  """Returns the leaves of a state by name (`_named_leaves`).
 
   Leaves of zero size are left out, because Orbax refuses them.
+
+  Args:
+    state: Tree of arrays.
   """
   return {name: leaf for name, leaf in _named_leaves(state) if leaf.size}
 
@@ -474,7 +488,15 @@ def _named_leaves(state: Tree) -> list[tuple[str, Any]]:
 
 
 def _damage(checkpoint: pathlib.Path) -> str:
-  """Returns what is wrong with a checkpoint's files, or "" if nothing is."""
+  """Describes what is wrong with the files of a checkpoint.
+
+  Args:
+    checkpoint: Folder of the checkpoint.
+
+  Returns:
+    The first damage, e.g. "arrays/d/1 is damaged or missing"; "" if the files
+    have the digests in `digests.json`.
+  """
   try:
     manifest = json_file(checkpoint / _DIGESTS)
     expected = of_type("files", manifest.get("files"), dict)
@@ -516,11 +538,14 @@ def _has_no_traceback(record: logging.LogRecord) -> bool:
 
 
 def _is_of_disk(error: BaseException | None) -> bool:
-  """Whether the operating system raised an error, or a cause of the error.
+  """Whether an error, or one of its causes, comes from the operating system.
 
-  The library that writes the arrays (TensorStore) raises a ValueError instead.
-  Its text contains the system's code, e.g. "[os_error_code='28']" for a full
-  disk.
+  The library that writes the arrays (TensorStore) raises a ValueError instead
+  of an OSError. Its text contains the system's code, e.g.
+  "[os_error_code='28']" for a full disk.
+
+  Args:
+    error: The error; None counts as an error of another kind.
   """
   while error:
     if isinstance(error, OSError) or "os_error_code=" in str(error):

@@ -39,7 +39,7 @@ def record(
     config: Config of the run.
     data: Data of the run.
     overrides: Overrides that the caller passes.
-    clock: Simulated clock of the run, if it has one.
+    clock: Simulated clock of the run; None: it has none.
     workdir: The run directory.
     programs: Programs of the run.
     command: Command line that started the run.
@@ -76,14 +76,14 @@ def announce(
   traffic: Traffic,
   step: int = 0,
 ) -> None:
-  """Logs what a run trains.
+  """Logs the model, the devices, the data, the method and the bytes of a run.
 
   Args:
     config: Config of the run.
     data: Data of the run.
     overrides: Overrides that the caller passes.
     plan: Current plan of the run.
-    traffic: Counts the bytes of the current rounds.
+    traffic: Counter of the bytes of the current rounds.
     step: Inner steps that were done before; 0 if the run does not continue.
   """
   log = logging.getLogger(__name__)

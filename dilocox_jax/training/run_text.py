@@ -1,7 +1,7 @@
-"""Loads the data of a run, and cuts texts into batches.
+"""Loads the data of a run, and cuts texts into batches, as the config says.
 
-The package `data` takes plain arguments and does not know the config. This
-module reads the config and calls it.
+The package `data` does the work. It takes plain arguments and does not know the
+config.
 """
 
 import dataclasses
@@ -45,10 +45,11 @@ class RunData:
     step_tokens: Tokens, or examples, of one replica's inner step.
     streams: Training batches of every replica.
     validation: Batches of every evaluation, leaves [N, B, ...].
-    batch: Shapes and types of one replica's batch of an inner step, leaves
-      [B, ...].
+    batch: Shapes and types of one replica's batch of an inner step, leaves [B,
+      ...].
     text: The text; None if the data is not a text.
-    judging: Batches for the last evaluation only, if there are any.
+    judging: Batches for the last evaluation only, leaves [N, B, ...]; None:
+      there are none.
     bytes_per_token: Mean number of bytes of text in a token, as in `Corpus`.
       None if it is not known.
     end_of_text: Token that ends a document, after which attention starts anew.
@@ -132,7 +133,11 @@ def _run_data(config: RunConfig, overrides: Overrides) -> RunData:
 
 
 def _text_batch(config: RunConfig) -> jax.ShapeDtypeStruct:
-  """Returns shape [B, L + 1] and type of a batch of token ids."""
+  """Returns shape [B, L + 1] and type of a replica's batch of token ids.
+
+  Args:
+    config: Config of the run.
+  """
   shape = (config.data.batch_size, config.data.sequence_length + 1)
   return jax.ShapeDtypeStruct(shape, np.int32)
 
@@ -215,7 +220,10 @@ def _check_sequences(
 
 
 def _check_same_form(train: Tree, validation: Tree) -> None:
-  """Raises ValueError if validation batches have another form than training.
+  """Raises ValueError if validation and training batches differ in form.
+
+  The form of an array is its kind (booleans, integers or floats) and its number
+  of axes.
 
   Args:
     train: A training batch, leaves [B, ...].
@@ -238,7 +246,11 @@ def _check_same_form(train: Tree, validation: Tree) -> None:
 
 
 def _form(example: np.ndarray) -> str:
-  """Describes an array, e.g. "integers with 1 axis in an example"."""
+  """Describes an example, e.g. "integers with 1 axis in an example".
+
+  Args:
+    example: Array of one example, without a batch axis.
+  """
   kinds = {"b": "booleans", "i": "integers", "u": "integers"}
   kind = kinds.get(example.dtype.kind, "floats")
   axes = "axis" if example.ndim == 1 else "axes"
@@ -270,8 +282,8 @@ def corpus(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> Corpus:
   Args:
     config: Config of the run.
     overrides: Overrides that the caller passes. `overrides.data` is the text if
-      it is a `Corpus`. If it is None or other data, the config decides the
-      text.
+      it is a `Corpus`. If it is None or data of another kind, the text of the
+      config is loaded.
 
   Raises:
     ValueError: If there is no text, or if the vocabulary of the model is
@@ -316,10 +328,10 @@ def _reads_tokens(overrides: Overrides) -> bool:
 def _known_tokens(
   config: RunConfig, overrides: Overrides, sequences_shape: tuple[int, int]
 ) -> Vocabulary:
-  """Returns the token ids that the run's model knows: 0 to a largest one.
+  """Returns the token ids that the run's model knows: 0 to the largest one.
 
-  A supplied model knows as many tokens as it has logits, or fewer if a table
-  in which it looks up tokens has fewer rows.
+  A supplied model knows as many tokens as it has logits, or fewer if a table in
+  which it looks up tokens has fewer rows.
 
   Args:
     config: Config of the run.
@@ -348,7 +360,14 @@ def _known_tokens(
 
 
 def _check_tokens(text: Corpus) -> None:
-  """Raises TokenError if a text has tokens that its vocabulary lacks."""
+  """Raises TokenError if a text has tokens that are not in its vocabulary.
+
+  Of a mapped file only the first token is checked, because reading all of it
+  would take minutes.
+
+  Args:
+    text: The text.
+  """
   vocabulary = Vocabulary(text.vocab_size, f"vocab_size={text.vocab_size}")
   for split in ("train", "validation", "judge"):
     tokens = getattr(text, split)

@@ -52,8 +52,9 @@ def with_trainable(
     config: Config of the run.
     overrides: Overrides that the caller passes. If they have a trained part
       already, they are returned unchanged.
-    trainable: As in `models.adapters.adapt`; None means the adapters of the
-      config, or the whole model if the config has none.
+    trainable: Function from the path of a leaf to whether the leaf is trained
+      (`models.adapters.adapt`); None means the adapters of the config, or the
+      whole model if the config has none.
 
   Raises:
     ValueError: If both `trainable` and the config name a trained part, or if
@@ -180,7 +181,7 @@ def _refusing(source: pathlib.Path) -> Iterator[None]:
   """Turns a ValueError into a RefusedError that names `checkpoint.init_from`.
 
   Args:
-    source: Value of the field.
+    source: Value of the config's field `checkpoint.init_from`.
   """
   try:
     yield
@@ -212,7 +213,7 @@ def _with_outer_optimizers(
   Args:
     state: First state of the run.
     optimizers: Outer optimizer state of each fragment of the other run; None if
-      there is none.
+      the other run has none.
     source: Directory of the other run, for the warning.
   """
   if not isinstance(state, RoundState):
@@ -261,17 +262,18 @@ def _source_config(source: pathlib.Path) -> RunConfig:
 
 
 def _common_overrides(source: pathlib.Path, overrides: Overrides) -> Overrides:
-  """Returns the overrides of a run that were also passed to another run.
+  """Returns the overrides that were passed both to a new and to another run.
 
-  Only those that decide what a checkpoint holds are returned: the model, the
-  optimizers and the exchange.
+  Only overrides that decide what a checkpoint holds are returned: the model,
+  the optimizers and the exchange.
 
   Args:
     source: Directory of the other run.
     overrides: Overrides that the caller passes to the new run.
 
   Raises:
-    RefusedError: If the other run had a part that the new run lacks.
+    RefusedError: If such an override was passed to the other run and not to the
+      new one.
   """
   saved_names = []
   # If the record cannot be read, `_saved_outer` raises a clearer error.
@@ -344,7 +346,8 @@ def saved_leaves(
     overrides: Overrides that the caller passed to the run.
 
   Returns:
-    A nested dict of leaves that `np.asarray` reads (`training.saved_params`).
+    A nested dict of leaves. `np.asarray` reads a leaf from the disk
+    (`training.saved_params`).
 
   Raises:
     RefusedError: If the directory holds no run or no undamaged checkpoint.
@@ -390,13 +393,14 @@ def _saved_model(
   Args:
     config: Config of the new run.
     source: Directory of the other run.
-    replicas: As in `_saved_outer`.
+    replicas: Replicas on whose devices the arrays are placed.
     overrides: Overrides that the caller passes to the new run.
 
   Returns:
-    The parameters and the outer optimizer states, as `_saved_outer` returns
-    them. If the other run trained adapters, they are added to the kernels, and
-    the optimizer states are None.
+    The parameters, and a list of the outer optimizer states of all fragments,
+    or None if there are none (`_saved_outer`). If the other run trained
+    adapters, they are added to the kernels, and None is returned instead of the
+    list.
 
   Raises:
     RefusedError: If the model cannot be read, or is another model.
@@ -420,7 +424,7 @@ def _saved_model(
 def _check_same_config(
   config: RunConfig, record: dict[str, Any], source: pathlib.Path
 ) -> None:
-  """Refuses a directory whose config is of another run than its checkpoints.
+  """Refuses a directory whose config and checkpoints are of different runs.
 
   Args:
     config: Config in the directory's config.json.

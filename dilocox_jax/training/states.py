@@ -1,6 +1,6 @@
-"""Builds the first state of a phase, describes a saved state, and checks both.
+"""Builds, describes and checks the training state of each phase of a run.
 
-During a warm start a state is a `SharedState`. During the rounds it is a
+During a warm start the state is a `SharedState`. During the rounds it is a
 `RoundState`. So the phase of a run decides which of the two a checkpoint holds.
 """
 
@@ -27,7 +27,7 @@ TrainingState = SharedState | RoundState
 
 
 class NotFiniteError(RuntimeError):
-  """Raised if a value is not finite. The message says which and where."""
+  """Raised if a value is not finite. The message says which value and where."""
 
 
 class TrainingStoppedError(RuntimeError):
@@ -57,7 +57,7 @@ class StopRequestedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingProgress:
-  """Says how far a run has come. Every checkpoint contains it.
+  """How far a run has come. Every checkpoint contains it.
 
   Attributes:
     step: Number of finished inner steps.
@@ -146,8 +146,8 @@ def abstract(
   Args:
     programs: Programs of the run.
     phase: "data_parallel" or "rounds".
-    in_flight: Number of pseudo-gradients in flight of every fragment
-      (`rounds.states.abstract`).
+    in_flight: Number of pseudo-gradients in flight, one number for each
+      fragment; empty: none.
   """
   # `eval_shape` draws no numbers, so the seed of the key does not matter.
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
@@ -158,7 +158,7 @@ def abstract(
 
 
 def shapes_of(programs: Programs) -> tuple[Tree, Tree]:
-  """Returns shapes and types of parameters and inner optimizer of a replica.
+  """Returns shapes and types of a replica's parameters and inner optimizer.
 
   Args:
     programs: Programs of the run.
@@ -192,7 +192,12 @@ def segment_sent_bytes(
 
 
 def num_in_flight(state: TrainingState) -> list[int]:
-  """Returns how many pseudo-gradients of every fragment are in flight."""
+  """Returns how many pseudo-gradients are in flight, fragment by fragment.
+
+  Args:
+    state: State of all replicas. A `SharedState` has no fragments, so the list
+      is empty for it.
+  """
   if isinstance(state, SharedState):
     return []
   return [len(fragment.in_flight) for fragment in state.fragments]
@@ -247,7 +252,12 @@ def copies_are_equal(state: Tree) -> bool:
 
 
 def _is_shared(sharding: Sharding) -> bool:
-  """Whether each replica has an equal copy of an array on its own devices."""
+  """Whether each replica has an equal copy of an array on its own devices.
+
+  Args:
+    sharding: Sharding of the array. Without a mesh that has a replica axis, the
+      result is False.
+  """
   if not isinstance(sharding, NamedSharding):
     return False
   has_replicas = REPLICA_AXIS in sharding.mesh.axis_names
