@@ -294,7 +294,7 @@ class Recorder:
         self._files[name] = lines.JsonLines(workdir / name, last_step)
 
   def _append(self, name: str, row: Mapping[str, Any]) -> None:
-    """Appends a row to a file, and passes it on, if this process writes.
+    """Appends a row to a file, and passes the row to the log.
 
     Args:
       name: `METRICS` or `TIMING`. A process that writes no files does nothing.

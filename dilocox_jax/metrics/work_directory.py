@@ -145,7 +145,7 @@ def _write_stamp(path: pathlib.Path, program: str) -> None:
 
 
 def check_subfolder(workdir: pathlib.Path, *names: str) -> pathlib.Path:
-  """Checks that a folder in a work directory is no link, and returns its path.
+  """Refuses a folder of a work directory if it is a link.
 
   Libraries and other programs open the folder by its path, and would follow a
   link to files outside of the work directory. A missing folder is accepted.

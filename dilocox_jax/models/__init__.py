@@ -1,1 +1,1 @@
-"""The built-in decoder, its loss and checkpoints, and models that users pass."""
+"""The decoder, its loss and checkpoints, and models that users pass."""

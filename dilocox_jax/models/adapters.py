@@ -64,7 +64,7 @@ class Adaptation:
 
   @functools.cached_property
   def digest(self) -> str:
-    """Digest (16 hex digits) of paths, shapes and values of all frozen leaves."""
+    """Digest of the frozen leaves (paths, shapes and values), 16 hex digits."""
     return tree_digest([self.frozen], "frozen")
 
 

@@ -215,7 +215,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
 
 
 def _rope_values(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the values of rotary positions by key.
+  """Returns the settings of rotary positions, by key of config.json.
 
   Newer versions of `transformers` write these settings into `rope_parameters`.
   Older versions write the base beside the other keys of config.json, and the
@@ -235,7 +235,7 @@ def _rope_values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope_factor(rope: Mapping[str, Any]) -> float:
-  """Returns the factor by which slow rotations are slower, 1 if none is.
+  """Returns the divisor of the speed of slow rotations, 1 if none is slowed.
 
   Args:
     rope: Settings of rotary positions by key (`_rope_values`).

@@ -142,7 +142,7 @@ def chunked_token_loss(
   chunk_tokens: int = 0,
   scores: Scores = token_scores,
 ) -> Float[Array, ""]:
-  """Computes `token_loss` of a stream's logits, one chunk of tokens at a time.
+  """Computes the mean cross-entropy of tokens, one chunk of tokens at a time.
 
   The backward pass computes the logits of a chunk again, so all logits [T, V]
   are never in memory. At T = 16,384 and V = 32,000 they would take 2.1 GB in

@@ -146,7 +146,7 @@ def open_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
 
 
 def _weight_map(folder: pathlib.Path) -> dict[str, str] | None:
-  """Returns the name of the file of each tensor, from the folder's index.
+  """Reads from a folder's index which file has which tensor.
 
   Returns:
     The name of a file for the name of each tensor; None if the folder has no

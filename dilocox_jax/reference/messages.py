@@ -34,7 +34,7 @@ class Exchanged(Protocol):
 
   @property
   def left_out(self) -> Mapping[str, str]:
-    """Why messages that had arrived do not count: a reason by name of replica."""
+    """Why messages that had arrived do not count: a reason by replica name."""
     ...
 
 

@@ -56,7 +56,7 @@ class ClusterProcesses:
 
   @functools.cached_property
   def _channel(self) -> Channel:
-    """The channel between the processes. Every process opens it at first use."""
+    """The channel between the processes, which opens at the first use."""
     return Channel()
 
   @property

@@ -277,7 +277,7 @@ def _participants(
 def drift_rows(
   segment: Segment, exchanges: Sequence[Drift], energy_share: float
 ) -> list[dict[str, Any]]:
-  """Returns the drifts of a segment, one row for each exchange applied.
+  """Returns the drifts of a segment as rows for `metrics.jsonl`.
 
   Args:
     segment: The segment that was run.

@@ -73,7 +73,7 @@ class LocalReplicas:
     self._rounds = rounds
 
   def check_processes(self) -> None:
-    """Does nothing: the trainer itself compares config and text of processes."""
+    """Does nothing: the trainer itself compares the processes."""
 
   def enter(
     self, values: Mapping[str, Any], override_names: Sequence[str]
@@ -128,7 +128,7 @@ class LocalReplicas:
     raise AssertionError("replicas in one runtime are never behind")
 
   def request_stop(self) -> None:
-    """Does nothing: these replicas have no store whose requests could be ended."""
+    """Does nothing: these replicas send no requests to a store."""
 
   def end(self) -> None:
     """Does nothing. The trainer calls this method when the flush starts."""

@@ -281,7 +281,10 @@ class MailboxReplica:
 
   @property
   def is_behind(self) -> bool:
-    """Whether the other replicas have settled the next event without this one."""
+    """Whether the others have settled the next event without this replica.
+
+    The replica then has to skip the segments that led to this event.
+    """
     return not self._client.announce(self._client.event)
 
   def join(self, state: RoundState, total_steps: int) -> RoundState:

@@ -1,4 +1,4 @@
-"""The interface of a simulated clock, which times a run as on a given cluster."""
+"""The interface of a clock that simulates the time of a run on a cluster."""
 
 from typing import Any, Protocol
 

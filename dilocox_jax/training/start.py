@@ -205,7 +205,7 @@ def _is_of_other_library(source: pathlib.Path) -> bool:
 def _with_outer_optimizers(
   state: TrainingState, optimizers: Tree, source: object
 ) -> TrainingState:
-  """Returns a state with the outer optimizer states of another run.
+  """Replaces the outer optimizer states by those of another run.
 
   If their shapes do not fit, a warning is logged, and the state is returned
   unchanged. A `SharedState` has no outer optimizer and is returned unchanged.
