@@ -32,7 +32,9 @@ def ending_with_this_process(command: Sequence[str]) -> list[str]:
 
 
 def main(parent: str, *command: str) -> None:
-  """Asks the kernel for the signal, and replaces this program by the command.
+  """Asks the kernel for SIGKILL at the end of the parent, and runs a command.
+
+  The command replaces this program in the same process.
 
   Args:
     parent: Id of the process that started this program.
