@@ -35,7 +35,7 @@ _MINUTES = flags.DEFINE_float(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Measures, and prints each figure on a line."""
+  """Runs all steps of the check, and prints each figure on a line."""
   command_line.refuse_arguments(argv)
   if _WHEELS.value:
     _load_wheels(pathlib.Path(_WHEELS.value))
@@ -57,9 +57,10 @@ def _steps(
   """Returns the steps of the check by name, the most important first.
 
   Args:
-    deadline: Time of the monotonic clock by which all should have ended.
-    rows: List to which the caller adds each figure. The PyTorch step reads our
-      rates from it.
+    deadline: Time of the monotonic clock (seconds) by which all steps should
+      have ended.
+    rows: List to which the caller adds each figure. The step "PyTorch" reads
+      this project's rates from it.
   """
   import jax
 
@@ -96,7 +97,11 @@ def _steps(
 
 
 def _load_wheels(folder: pathlib.Path) -> None:
-  """Unpacks the packages of a folder, so that they can be imported."""
+  """Unpacks the wheels in a folder, so that their packages can be imported.
+
+  Args:
+    folder: The folder.
+  """
   target = tempfile.mkdtemp(prefix="wheels_")
   for wheel in sorted(folder.glob("*.whl")):
     zipfile.ZipFile(wheel).extractall(target)

@@ -64,7 +64,7 @@ _MEGABYTES = flags.DEFINE_integer(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Runs the bench whose name is on the command line."""
+  """Runs the bench that the command line names, and prints its results."""
   bench = command_line.chosen_argument("bench", argv, BENCHES)
   from experiments.tools import mailbox_events
 
@@ -102,7 +102,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _print_losses() -> None:
-  """Trains with and without shares, and prints the held-out losses."""
+  """Trains with and without shares, and prints the held-out losses.
+
+  Both are trained once for each seed, with the settings of the flags.
+  """
   from experiments.tools.mailbox_losses import LossRun
 
   differences = []
