@@ -28,7 +28,7 @@ flags.adopt_module_key_flags(workdir_flag)
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Writes the checkpoint and prints where it is."""
+  """Writes the checkpoint, and prints where it is."""
   command_line.refuse_arguments(argv)
   parts_flag.register()
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "export")

@@ -37,7 +37,7 @@ _LOSS = flags.DEFINE_enum(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Writes the page and prints it."""
+  """Fits the law, and writes and prints the page."""
   command_line.refuse_arguments(argv)
   from dilocox_jax.report.page import write_page
   from experiments.gaps import law, rows

@@ -20,7 +20,7 @@ _FILE = flags.DEFINE_string(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Writes the secret and prints where it is."""
+  """Writes the secret, and prints where it is."""
   command_line.refuse_arguments(argv)
   with command_line.usage_errors():
     write_secret(_FILE.value)

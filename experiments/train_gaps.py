@@ -88,7 +88,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _default_population() -> int | None:
-  """Returns how many runs are trained together; None means no limit."""
+  """Returns how many runs are trained together if --population is not given.
+
+  Returns:
+    3 on CPUs. None on other devices: as many as a setting needs next.
+  """
   from dilocox_jax.training import build
 
   return _LARGEST_POPULATION if build.platform_name() == "cpu" else None

@@ -40,7 +40,7 @@ ADAPTERS = {
 
 
 def get_config(name: str = "tiny"):
-  """Returns the default run, but with adapters.
+  """Returns a run like the default run, which trains adapters.
 
   Args:
     name: Size of the model, one of `ADAPTERS`.

@@ -100,7 +100,7 @@ SWEEPS = {
 
 
 def get_config(name: str = "small"):
-  """Returns a sweep, whose runs are in the committed file of its rows.
+  """Returns a sweep. Its runs are those in the committed CSV file of its rows.
 
   Args:
     name: One of `SWEEPS`.

@@ -74,13 +74,13 @@ METHODS = {
 
 
 def get_config(name: str = "diloco"):
-  """Returns the default run with another method, and with short rounds.
+  """Returns the default run with a method, and with short rounds.
 
   Args:
     name: One of `METHODS`.
 
   Raises:
-    ValueError: If there is no such method here.
+    ValueError: If `METHODS` has no such method.
   """
   known("method", name, METHODS)
   config = default.get_config()
