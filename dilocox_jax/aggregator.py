@@ -90,7 +90,10 @@ class Aggregator(NamedTuple):
 
   @property
   def has_turns(self) -> bool:
-    """Whether `average` was made by `as_function` from a coroutine."""
+    """Whether `average` was made by `coroutines.as_function` from a coroutine.
+
+    Such an average can be run message by message, with other work in between.
+    """
     return hasattr(self.average, "coroutine")
 
   def average_coroutine(

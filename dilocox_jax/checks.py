@@ -448,11 +448,15 @@ def dataclass_from(
 
 
 def check_path(cls: type, path: str) -> None:
-  """Raises ValueError, with the nearest name, if a field does not exist.
+  """Checks that a path of names leads to a field of a dataclass.
 
   Args:
-    cls: A dataclass, possibly of dataclasses.
+    cls: A dataclass, whose fields may be dataclasses.
     path: Names joined by dots, e.g. "sync.sync_interval".
+
+  Raises:
+    ValueError: One line, with the nearest known name, if there is no such
+      field.
   """
   kind = cls
   for name in path.split("."):

@@ -97,8 +97,9 @@ def write_atomically(path: Directory, text: str | bytes) -> None:
 
   Args:
     path: File to replace; its directory must exist.
-    text: New content. A string is written as UTF-8. A string with the name of a
-      file may hold bytes that are not UTF-8. They are written as escapes.
+    text: New content. A string is written as UTF-8. Characters that UTF-8
+      cannot encode are written as escapes, e.g. those by which Python
+      represents bytes of a file's name that are not UTF-8.
 
   Raises:
     RecordError: If the system refuses.

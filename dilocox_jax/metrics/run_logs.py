@@ -54,7 +54,7 @@ class RunLog:
     """Prepares for the first row.
 
     Args:
-      start: What the log may want to know about the run.
+      start: Facts about the run.
     """
 
   def write(self, row: Row) -> None:
@@ -242,8 +242,8 @@ def opened(log: RunLog | None, start: LogStart) -> Iterator[None]:
   """Opens a log, and closes the log after the block, also after an error.
 
   Args:
-    log: The log; None does nothing.
-    start: What the log is told before the first row.
+    log: The log; None: nothing is done.
+    start: Facts about the run, which `RunLog.open` gets.
   """
   if log is None:
     yield

@@ -171,12 +171,12 @@ def _of_module(
 def _bound_loss_model(
   loss: ModelLoss, init: Callable, module: Callable[[Tree], Any]
 ) -> LossModel:
-  """Makes a `LossModel` whose loss gets the module with its parameters bound.
+  """Makes a `LossModel` from a loss that takes a module, not parameters.
 
   Args:
-    loss: Function (model, batch) -> scalar.
-    init: (key) -> parameters.
-    module: (parameters) -> module.
+    loss: Function (module, batch) -> mean loss, a scalar.
+    init: Function (key) -> parameters.
+    module: Function (parameters) -> module that holds these parameters.
   """
 
   def bound_loss(params: Any, batch: Any) -> Array:

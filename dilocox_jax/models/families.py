@@ -386,12 +386,15 @@ def _has_options_of(family: Family, shape: ModelShape) -> bool:
 def tensor_shape(
   path: str, leaf_shape: tuple[int, ...], family: Family
 ) -> tuple[int, ...]:
-  """Returns the shape that each tensor of a leaf has in a checkpoint.
+  """Returns the shape of the tensors that hold a leaf in a checkpoint.
+
+  A leaf of the blocks has the values of all layers. In a checkpoint each layer
+  has a tensor of its own.
 
   Args:
-    path: Path of the leaf.
-    leaf_shape: Shape of the leaf here; for a leaf of the blocks with the layer
-      axis.
+    path: Path of the leaf in the parameters of the built-in decoder.
+    leaf_shape: Shape of the leaf in the built-in decoder. For a leaf of the
+      blocks the first axis is the layer.
     family: The family of the checkpoint.
   """
   if path == POSITIONS:
@@ -423,10 +426,10 @@ def tensor_names(path: str, shape: ModelShape, family: Family) -> Iterator[str]:
 
 
 def tensor_name(path: str, layer: int, family: Family) -> str:
-  """Returns the name of a tensor in a checkpoint.
+  """Returns the name of the tensor that holds a leaf in a checkpoint.
 
   Args:
-    path: Path of the leaf.
+    path: Path of the leaf in the parameters of the built-in decoder.
     layer: Number of the layer; 0 if the leaf is not one of the blocks.
     family: The family of the checkpoint.
   """
@@ -443,7 +446,7 @@ def tensor_name(path: str, layer: int, family: Family) -> str:
 def leaves_of(
   tensors: Mapping[str, np.ndarray], shape: ModelShape, family_name: str
 ) -> dict[str, np.ndarray]:
-  """Converts the tensors of a family's model to leaves of the decoder here.
+  """Converts tensors of a checkpoint to leaves of the built-in decoder.
 
   Args:
     tensors: Values of the tensors by their names in the family.

@@ -58,10 +58,11 @@ def named_attention(name: str) -> Attention:
 
 
 def divided_by_heads(attention: Attention) -> Attention:
-  """Lets each tensor shard of a replica compute the attention of its heads.
+  """Makes an attention function in which each tensor shard has its own heads.
 
-  Heads do not depend on each other. JAX's partitioner does not know this of the
-  kernels of "splash" and "cudnn", so the function is mapped over the shards.
+  A tensor shard is one of the devices along the mesh axis "tensor". JAX's
+  partitioner cannot divide the kernels of "splash" and "cudnn" itself, so the
+  function is mapped over the shards.
 
   Args:
     attention: Function that computes the attention of all heads in its
@@ -258,10 +259,14 @@ def cudnn_attention(
   """Computes causal attention with NVIDIA's cuDNN.
 
   Args:
-    query_BxLxNxK: Queries in bfloat16.
-    key_BxLxGxK: Keys in bfloat16.
-    value_BxLxGxK: Values in bfloat16.
-    segments_BxL: Must be None.
+    query_BxLxNxK: Queries of N heads with K values each, in bfloat16.
+    key_BxLxGxK: Keys of G heads in bfloat16. N is a multiple of G.
+    value_BxLxGxK: Values of G heads in bfloat16.
+    segments_BxL: Must be None, because this function reads each sequence as one
+      document.
+
+  Returns:
+    Weighted means of the values, [B, L, N, K].
 
   Raises:
     ValueError: If there are segments, or the dtype is not bfloat16.

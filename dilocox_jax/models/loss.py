@@ -99,17 +99,19 @@ def token_scores(
 def token_scores_of_columns(
   logits_TxV: Float[Array, "T V"], targets_T: Int[Array, " T"]
 ) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
-  """Returns `token_scores` of logits whose columns are divided among devices.
+  """Computes `token_scores` of logits whose columns are divided among devices.
 
-  JAX's partitioner divides a sum over columns. To look up one column of each
-  row it would collect all logits on every device.
+  The logit of the target is computed as a sum over all columns, because JAX's
+  partitioner divides a sum among the devices. To index the column of the
+  target, it would collect all logits on every device.
 
   Args:
-    logits_TxV: Logits.
+    logits_TxV: Logits of T tokens for the V tokens of the vocabulary.
     targets_T: Tokens that should have been predicted.
 
   Returns:
-    log(Z) and the logit of the target, both [T].
+    The logarithm of the partition function, log(sum(exp(logits))), and the
+    logit of the target, both [T].
   """
   log_partition_T = jax.nn.logsumexp(logits_TxV, axis=-1)
   columns_V = jnp.arange(logits_TxV.shape[1])

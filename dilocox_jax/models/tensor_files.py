@@ -148,8 +148,11 @@ def open_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
 def _weight_map(folder: pathlib.Path) -> dict[str, str] | None:
   """Reads from a folder's index which file has which tensor.
 
+  Args:
+    folder: Folder of the checkpoint.
+
   Returns:
-    The name of a file for the name of each tensor; None if the folder has no
+    The name of the file, by the name of the tensor. None if the folder has no
     index.
 
   Raises:
@@ -182,6 +185,9 @@ def _weight_map(folder: pathlib.Path) -> dict[str, str] | None:
 
 def _only_file(folder: pathlib.Path) -> pathlib.Path:
   """Returns the file that has all tensors of a folder without an index.
+
+  Args:
+    folder: Folder of the checkpoint.
 
   Raises:
     ValueError: One line, if there is no such file, or if there are several.

@@ -74,7 +74,11 @@ class StoredCheckpoint:
   tensors: Mapping[str, StoredTensor]
 
   def params(self) -> dict[str, Any]:
-    """Returns the parameters, a nested dict of `StoredLeaf`s."""
+    """Returns the parameters of the built-in decoder, a nested dict.
+
+    Its leaves are `StoredLeaf`s, whose values are read from the files when they
+    are needed.
+    """
     leaves = {
       path: StoredLeaf(self, path) for path in self.shape.parameter_shapes
     }

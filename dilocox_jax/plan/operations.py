@@ -84,10 +84,13 @@ class AllReduce(Operation):
   kind = "all_reduce"
 
   def sent_bytes(self, num_replicas: int) -> int:
-    """Returns the bytes that a replica sends: 2 (M - 1) / M of the operand.
+    """Returns the bytes that a replica sends, 2 (M - 1) / M of the operand.
 
     Args:
       num_replicas: Number of replicas, M.
+
+    Returns:
+      The bytes, rounded up to a whole number.
     """
     return _share(2 * (num_replicas - 1), self.operand_bytes, num_replicas)
 
@@ -141,6 +144,9 @@ class AllToAll(Operation):
 
     Args:
       num_replicas: Number of replicas, M.
+
+    Returns:
+      The bytes, rounded up to a whole number.
     """
     return _share(num_replicas - 1, self.operand_bytes, num_replicas)
 
@@ -290,10 +296,10 @@ def operation(kind: str, operand_bytes: int, turn: int = 0) -> Operation:
 
 
 def _share(numerator: int, operand_bytes: int, num_replicas: int) -> int:
-  """Returns a fraction numerator / M of an operand, rounded up (bytes).
+  """Returns the bytes of a fraction of an operand, rounded up.
 
   Args:
-    numerator: Numerator of the fraction.
+    numerator: Numerator of the fraction; the denominator is `num_replicas`.
     operand_bytes: Size of the operand (bytes).
     num_replicas: Number of replicas, M.
   """

@@ -1,9 +1,9 @@
 """Codecs of rows in numpy: rows of values to bytes, and back.
 
-These are the quantizers of `dilocox_jax.codecs.quantize` without JAX. Their
-bytes mean the same. Every operation works on single values, or adds numbers in
-a fixed order, and numpy rounds each operation as IEEE 754 says. So all machines
-get the same bytes from the same values.
+These are the quantizers of `dilocox_jax.codecs.quantize` without JAX. The
+encoded bytes have the same meaning in both modules. Every operation works on
+single values, or adds numbers in a fixed order, and numpy rounds each operation
+as IEEE 754 says. So all machines get the same bytes from the same values.
 
 An encoded row consists of one or two rows of bytes: the codes, and for
 quantizers the scales. For example, 1 bit encodes the row (1, -3, 2, 2) as the

@@ -70,6 +70,10 @@ class LocalExchange:
     Args:
       outer: Exchanges pseudo-gradients.
       replicas: Number of replicas, and their devices.
+
+    Returns:
+      A runtime with a thread of its own for exchanges if `in_thread` is True;
+      otherwise a runtime that exchanges in the program of the inner steps.
     """
     if self.in_thread:
       return InThread(outer, replicas)
@@ -82,7 +86,8 @@ class MailboxExchange:
 
   Attributes:
     aggregator: Averages the messages that the mailbox brings.
-    client: The mailbox, and how far the run has come.
+    client: Client of the mailbox. It also counts the events that the run has
+      settled.
     axis_name: Axis over which the one replica is mapped.
   """
 
@@ -109,7 +114,7 @@ class MailboxExchange:
     self.client.enter({"method": dataclasses.asdict(method)})
 
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
-    """Returns the object that dispatches the exchanges.
+    """Returns the object that sends and receives the mailbox's messages.
 
     Args:
       outer: Exchanges pseudo-gradients.
@@ -148,8 +153,7 @@ def mailbox(
     name: Name of this replica. Each replica of the run needs another name.
     secret: Path of the file with the secret that all replicas share, or the
       secret as bytes.
-    codec: Codec that encodes the pseudo-gradients, as for
-      `dilocox_jax.exchange`.
+    codec: Codec that encodes the pseudo-gradients, or its name, e.g. "int4".
     step_weight: Weight of one inner step of this replica in the mean, e.g. its
       number of sequences. The weight of a message is `step_weight` times the
       number of inner steps since the fragment was measured last.
@@ -218,7 +222,12 @@ def mailbox(
 
 
 def _replica_processes() -> ReplicaProcesses:
-  """Returns the processes of this runtime, which are those of one replica."""
+  """Returns the object through which a replica's processes share a mailbox.
+
+  Returns:
+    `OneProcess` if JAX runs one process; otherwise `ClusterProcesses`, which
+    all processes of this JAX runtime must use together.
+  """
   if jax.process_count() == 1:
     return OneProcess()
   return ClusterProcesses()

@@ -95,10 +95,12 @@ class Programs:
 
   @functools.cached_property
   def evaluate_each(self) -> Any:
-    """The jitted function (params [M, ...], batches) -> losses [M] in nats.
+    """The jitted function (params, batches) -> losses of all replicas (nats).
 
-    Every replica evaluates its own parameters, so nothing is sent. Batches are
-    token ids [N, B, L + 1], as for `evaluate`.
+    The parameters have leaves [M, ...], and the losses have the shape [M], in
+    nats a token. Every replica evaluates its own parameters on all batches, so
+    nothing is sent. Batches are token ids [N, B, L + 1]: N batches of B
+    sequences of L + 1 tokens.
     """
     return self._evaluation_program(params_axis=0, losses_axis=0)
 
@@ -194,13 +196,14 @@ def programs(
       the whole sequence.
     platform: Kind of devices that the programs are for, e.g. "tpu". None means
       the kind of `devices`, or the kind of JAX's devices.
-    devices: Devices to compile for (`Replicas.devices`).
+    devices: Devices to compile for (`Replicas.devices`); None: the devices of
+      JAX.
 
   Raises:
     ValueError: If there are too few devices, if a device lacks the memory kind
-      of the config, or if optax lacks an optimizer of the config. If replicas
-      are absent for some rounds, also if the user supplies an exchange, or if
-      each replica keeps outer parameters of its own.
+      of the config, or if optax lacks an optimizer of the config. Also if the
+      config lets replicas be absent for some rounds, and the user supplies an
+      exchange or each replica keeps outer parameters of its own.
   """
   if devices:
     platform = platform or devices[0].platform
@@ -376,7 +379,7 @@ def _with_average(
 def outer_step(
   config: RunConfig, overrides: Overrides, aggregator: Aggregator
 ) -> OuterStep:
-  """Builds the outer side of a round: exchange, outer optimizer, apply rule.
+  """Builds the outer step: the exchange, the outer optimizer and the rule.
 
   Args:
     config: Config of the run.

@@ -59,7 +59,7 @@ _LONGEST_REASON = 200  # Characters; Orbax lists whole trees.
 
 
 class SaveError(OSError):
-  """Raised if the disk refused to store a checkpoint. The message says why."""
+  """The disk refused to store a checkpoint. The message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +120,9 @@ class Checkpoints:
         in it may change.
 
     Raises:
-      RefusedError: If the directory or something in it is a symbolic link, and
-        it is not read-only: Orbax would write and delete behind the link.
+      RefusedError: If `read_only` is False, and the directory or something in
+        it is a symbolic link. Orbax would follow the link, and write and delete
+        there.
     """
     self._read_only = read_only
     if read_only:
@@ -389,7 +390,8 @@ class Checkpoints:
       like: Tree of the shapes, types and shardings of the state.
 
     Raises:
-      RefusedError: If the arrays in the checkpoint have another form.
+      RefusedError: If the names, shapes or types of the arrays in the
+        checkpoint are not those of `like`.
     """
     leaves_by_name = _leaves(like)
     try:
@@ -455,8 +457,12 @@ def _refusing_links(path: pathlib.Path) -> Iterator[None]:
 def saved_steps(directory: pathlib.Path) -> list[int]:
   """Returns the steps of the complete checkpoints in a folder, ascending.
 
-  Everything else in the folder is ignored, e.g. a file with the name "12" or a
-  folder with the name "012".
+  A checkpoint is a subfolder whose name is its step. Everything else in the
+  folder is ignored, e.g. a file with the name "12" or a folder with the name
+  "012".
+
+  Args:
+    directory: Folder with one subfolder for each checkpoint.
   """
   names = [path.name for path in directory.glob("*") if path.is_dir()]
   numbers = [int(name) for name in names if _NUMBER.fullmatch(name)]
@@ -477,7 +483,11 @@ def _leaves(state: Tree) -> dict[str, Any]:
 def _named_leaves(state: Tree) -> list[tuple[str, Any]]:
   """Returns all leaves with their names, such as "0002['params']['scale']".
 
-  A name is the number of the leaf in the flattened tree and its key path.
+  A name is the number of the leaf in the flattened tree, and its key path, in
+  which "|" stands for "/".
+
+  Args:
+    state: Tree of arrays, or of their shapes and types.
   """
   paths_and_leaves, _ = jax.tree.flatten_with_path(state)
   named_leaves = []
@@ -517,7 +527,14 @@ def _damage(checkpoint: pathlib.Path) -> str:
 
 
 def _digests(checkpoint: pathlib.Path) -> dict[str, str]:
-  """Returns the SHA-256 of every file of a checkpoint, by relative path."""
+  """Returns the SHA-256 of every file in the subfolders of a checkpoint.
+
+  Args:
+    checkpoint: Folder of the checkpoint. Files directly in it are left out.
+
+  Returns:
+    Digests in hexadecimal, by the file's path relative to the folder.
+  """
   digests = {}
   for path in sorted(checkpoint.glob("*/**/*")):
     if path.is_file():
@@ -528,11 +545,17 @@ def _digests(checkpoint: pathlib.Path) -> dict[str, str]:
 
 
 def _has_no_traceback(record: logging.LogRecord) -> bool:
-  """Log filter that drops the tracebacks of Orbax's background threads.
+  """Drops log records with a traceback, as a filter of the logging module.
 
-  If a save fails, each thread prints a traceback. Orbax raises the error in its
-  next call, and the run ends with one line (`SaveError`). The 200 lines of
-  tracebacks would hide this line.
+  If a save fails, each background thread of Orbax logs a traceback. Orbax also
+  raises the error in its next call, and the run ends with one line
+  (`SaveError`). The 200 lines of tracebacks would hide this line.
+
+  Args:
+    record: The record.
+
+  Returns:
+    False if the record has a traceback.
   """
   return not record.exc_info
 

@@ -72,7 +72,7 @@ def _codec(name: str, codec: str, feedback: float = 0.0) -> dict:
 
 
 def _low_rank(rank: int) -> str:
-  """Returns the codec of low-rank factors in 4 bits a value.
+  """Returns the name of the codec that sends low-rank factors in 4 bits.
 
   Args:
     rank: Rank of the factors.
@@ -81,7 +81,7 @@ def _low_rank(rank: int) -> str:
 
 
 def _top_k(fraction: float) -> str:
-  """Returns the codec of the largest values, in 2 bits a value.
+  """Returns the name of the codec that sends the largest values in 2 bits.
 
   Args:
     fraction: Fraction of the values that is sent.
