@@ -239,7 +239,12 @@ class CollectedArray:
   def __array__(
     self, dtype: np.dtype | None = None, copy: bool | None = None
   ) -> np.ndarray:
-    """Fetches the parts, and returns the whole array."""
+    """Copies the parts from all processes, and returns the whole array.
+
+    Args:
+      dtype: Type of the result; None: the type of the parts.
+      copy: Not used.
+    """
     del copy
     return np.asarray(self._collect(), dtype)
 

@@ -29,7 +29,10 @@ T = TypeVar("T")
 
 
 class WaitingTimes:
-  """Waits for exchanges, and records when inner steps had to wait for them."""
+  """Waits for exchanges, and records when inner steps had to wait for them.
+
+  A wait is a pair (begin, end) on the clock of `time.perf_counter`, in seconds.
+  """
 
   def __init__(self):
     """Starts with an empty record."""
@@ -38,11 +41,12 @@ class WaitingTimes:
   def result(self, exchange: Future, beside: Tree) -> Any:
     """Waits for the inner steps, then for an exchange, and returns its result.
 
-    The time from the end of the steps to the end of the exchange is remembered.
+    The time from the end of the steps to the end of the exchange is recorded as
+    a wait.
 
     Args:
       exchange: An exchange that runs in a thread.
-      beside: Results of the inner steps that hide the exchange.
+      beside: Results of the inner steps that run at the same time.
     """
     jax.block_until_ready(beside)
     start_s = time.perf_counter()
@@ -51,7 +55,7 @@ class WaitingTimes:
     return result
 
   def take(self) -> Waits:
-    """Returns the spans of waiting since the last call, and forgets them."""
+    """Returns the waits since the last call, and forgets them."""
     waits = self._waits
     self._waits = []
     return waits
@@ -92,7 +96,7 @@ class InThread:
   waits_for_exchanges = True
 
   def __init__(self, outer: OuterStep, replicas: Replicas):
-    """Starts no thread yet.
+    """Stores the arguments. Each exchange starts a thread of its own later.
 
     Args:
       outer: Exchanges pseudo-gradients.
@@ -104,11 +108,15 @@ class InThread:
 
   @functools.cached_property
   def _exchange(self) -> Exchange:
-    """The jitted program of an exchange."""
+    """The jitted program that exchanges one pseudo-gradient."""
     return exchange_program(self._outer, self._replicas)
 
   def check(self, trace_outer_step: Callable[[], None]) -> None:
-    """Refuses nothing: the replicas of one runtime share an axis."""
+    """Accepts every outer step, because all replicas are in this JAX runtime.
+
+    Args:
+      trace_outer_step: Not used.
+    """
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
     """Runs the due exchange in a thread, and takes the inner steps meanwhile.
@@ -138,5 +146,9 @@ class InThread:
     )
 
   def new_waits(self) -> Waits:
-    """Returns the spans of waiting for exchanges since the last call."""
+    """Returns when inner steps waited for exchanges since the last call.
+
+    Returns:
+      Pairs (begin, end) on the clock of `time.perf_counter`, in seconds.
+    """
     return self._waiting.take()

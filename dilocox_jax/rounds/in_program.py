@@ -30,8 +30,8 @@ class InProgram:
   def splits_windows(self) -> bool:
     """Whether the steps, sends and applies of a window are separate programs.
 
-    They are if there is no link between the replicas: all replicas are on the
-    same device, or there is only one replica.
+    They are separate if there is no link between the replicas: all replicas are
+    on the same device, or there is only one replica.
     """
     has_links = (
       self.replicas.layout == "mesh" and self.replicas.num_replicas > 1
@@ -39,7 +39,11 @@ class InProgram:
     return not has_links
 
   def check(self, trace_outer_step: Callable[[], None]) -> None:
-    """Refuses nothing: the replicas of one runtime share an axis."""
+    """Accepts every outer step, because all replicas are in this JAX runtime.
+
+    Args:
+      trace_outer_step: Not used.
+    """
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
     """Leaves the exchange and the inner steps to the window's program.

@@ -52,7 +52,7 @@ Message = tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]
 
 
 class Due(NamedTuple):
-  """An exchange that is due.
+  """An exchange whose pseudo-gradient has to be averaged in this window.
 
   Attributes:
     fragment: Number of the fragment.
@@ -86,12 +86,12 @@ class MailboxRuntime:
   def __init__(
     self, outer: OuterStep, replicas: Replicas, client: MailboxClient
   ):
-    """Sends nothing yet.
+    """Stores the arguments, and sends nothing yet.
 
     Args:
       outer: Measures, exchanges and applies pseudo-gradients.
       replicas: The replica and its devices.
-      client: The mailbox, and how far the run has come.
+      client: The client of the mailbox.
 
     Raises:
       ValueError: If the replicas would have outer parameters of their own.

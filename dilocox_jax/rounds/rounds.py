@@ -161,8 +161,9 @@ class Rounds:
         compiling and running can be timed apart.
 
     Returns:
-      The new state; losses and gradient norms [M, n]; a drift for each apply,
-      in order, with axes as in `drift_axes`.
+      Three values: the new state; the losses and gradient norms, [M, n]; a
+      `Drift` for each apply, in order. `outer.drift.drift_axes` says which
+      fields of a drift have an axis [M].
 
     Raises:
       ValueError: If leaves of `batches` do not begin with the same two axes.
@@ -326,13 +327,13 @@ class Rounds:
   def _first_progress(
     self, replica: ReplicaState, num_steps: int, differs: bool
   ) -> InnerProgress:
-    """Returns the progress with which the windows of a round begin.
+    """Returns the progress before the first window: no step is taken yet.
 
     Args:
       replica: State of all replicas.
-      num_steps: Inner steps of the round, n.
-      differs: Whether replicas may take different numbers of steps. Then each
-        has a counter of its own, [M].
+      num_steps: Inner steps of all windows of the call, n.
+      differs: Whether replicas may take different numbers of steps. If True,
+        the counter of steps has an axis [M].
     """
     count = self.replicas.num_replicas
     zeros: Any = np.zeros((count, num_steps), np.float32)
@@ -361,7 +362,16 @@ class Rounds:
     )
 
   def _group_of(self, event: Event | None) -> int | None:
-    """Returns the group of an event's fragment; None if there is no event."""
+    """Returns the number of the group to which an event's fragment belongs.
+
+    Fragments of one group have equal shapes (`outer.fragment_view`).
+
+    Args:
+      event: A send or an apply of a fragment; None if there is no event.
+
+    Returns:
+      The number of the group; None if there is no event.
+    """
     if event is None:
       return None
     return self.view.groups[event.fragment]

@@ -6,8 +6,8 @@ There are three runtimes, each a class in its own file:
     exchange_thread   A second thread runs the exchange.
     mailbox_runtime   The host sends and reads the messages of a mailbox.
 
-For each window `Rounds` calls `Runtime.run`. It exchanges, and returns the
-progress of the inner steps and the result of the exchange.
+For each window `Rounds` calls `Runtime.run`. This method runs the exchange and
+the inner steps, or leaves both to the window's program.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ Waits = list[tuple[float, float]]
 
 
 class WindowWork(NamedTuple):
-  """A window, as `Runtime.run` gets it.
+  """Arguments of `Runtime.run`: a window, and what its exchange needs.
 
   Attributes:
     window: The window of the schedule.

@@ -64,7 +64,11 @@ class RoundStates:
 
   @property
   def axes(self) -> RoundState:
-    """Replica axes of the state as a tree prefix: 0, or None where shared."""
+    """Replica axis of each part of a `RoundState`, as a prefix of its tree.
+
+    0: the arrays of this part have an axis [M] in front. None: they have no
+    such axis, because all replicas share them.
+    """
     per_replica: Any = 0
     shared: Any = None
     fragments = (self.outer.axes,) * self.view.count
@@ -231,7 +235,14 @@ class RoundStates:
 
   @functools.cache  # noqa: B019 - a few numbers.
   def number(self, value: int) -> Array:
-    """Returns a number (int32 scalar) on all devices; later calls reuse it."""
+    """Puts a number on all devices.
+
+    Args:
+      value: The number.
+
+    Returns:
+      An int32 scalar. Later calls with the same number return the same array.
+    """
     return self.replicas.place(np.asarray(value, np.int32), None)
 
   @functools.cache  # noqa: B019 - P small arrays.
@@ -249,13 +260,23 @@ class RoundStates:
     return None if index is None else self.replicas.place(index, None)
 
   def on_device(self, state: FragmentState) -> FragmentState:
-    """Returns the state of a fragment in the devices' own memory."""
+    """Returns the state of a fragment in the devices' own memory.
+
+    Args:
+      state: State of a fragment, in the memory `outer_memory`. If that is the
+        devices' own memory, the state itself is returned.
+    """
     if self.outer_memory == host_memory.DEVICE:
       return state
     return host_memory.moved(state, host_memory.DEVICE)
 
   def in_outer_memory(self, state: FragmentState) -> FragmentState:
-    """Returns the state of a fragment in the memory `outer_memory`."""
+    """Returns the state of a fragment in the memory `outer_memory`.
+
+    Args:
+      state: State of a fragment, in the devices' own memory. If `outer_memory`
+        is that memory, the state itself is returned.
+    """
     if self.outer_memory == host_memory.DEVICE:
       return state
     return host_memory.moved(state, self.outer_memory)
@@ -273,9 +294,15 @@ class RoundStates:
   def outer_params(self, state: RoundState) -> Tree:
     """Returns the outer parameters to evaluate and to keep, on the devices.
 
-    If the outer optimizer keeps an average of its parameters
-    (`outer.average`), this average is returned. If every replica has its own
-    outer parameters, the mean over the replicas is returned.
+    If the outer optimizer keeps an average of its parameters (`outer.average`),
+    this average is returned. If every replica has its own outer parameters, the
+    mean over the replicas is returned.
+
+    Args:
+      state: State of all replicas.
+
+    Returns:
+      A tree like the model's parameters, leaves [...] without a replica axis.
     """
     fragments = tuple(map(self.on_device, state.fragments))
     params = self._joined(state.replica.params, fragments)
@@ -305,9 +332,12 @@ class RoundStates:
   def _joining(self, part: Callable[[FragmentState], Tree], out: int | None):
     """Returns the jitted program (parameters, fragments) -> one whole tree.
 
+    The program takes the parameters [M, ...] and the states of all fragments.
+
     Args:
       part: Function from a fragment's state to its part of the tree.
-      out: Replica axis of the tree: 0; or None if all replicas have the same.
+      out: 0: the leaves of the tree have a replica axis [M] in front. None: all
+        replicas have the same tree, which has no such axis.
     """
 
     def replica_program(params: Tree, fragments: tuple[FragmentState, ...]):
@@ -402,7 +432,9 @@ class RoundStates:
   def _advance(self):
     """The jitted program (replica, taken, num_steps) -> replica.
 
-    It moves the counters of schedules on by `num_steps - taken`.
+    It moves the counters in the inner optimizer's state on by `num_steps -
+    taken`, as if a replica that took `taken` steps [M] had taken all
+    `num_steps` steps.
     """
 
     def replica_program(replica: ReplicaState, taken: Index, num_steps: Index):
@@ -437,5 +469,12 @@ def _arrived_alone(leaving: Tree) -> Tree:
 
 @jax.jit
 def mean_of(tree: Tree) -> Tree:
-  """Returns the mean over replicas of every leaf [M, ...], leaves [...]."""
+  """Returns the means over all replicas.
+
+  Args:
+    tree: Tree with leaves [M, ...].
+
+  Returns:
+    Tree with leaves [...].
+  """
   return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree)

@@ -417,11 +417,16 @@ def with_frozen(function: Callable, frozen: Tree | None) -> Callable:
 
 
 def inner_steps(inner_step: InnerStep, batches: Tree) -> RunSteps:
-  """Returns a function (progress, count) that runs `count` inner steps.
+  """Makes a function that takes a number of inner steps.
 
   Args:
-    inner_step: Function (params, optimizer state, batch) as in `WindowProgram`.
-    batches: Batches, leaves [n, ...]. Each step takes batch `progress.step`.
+    inner_step: Function (params, optimizer state, batch) -> (params, optimizer
+      state, (loss, gradient norm)).
+    batches: Batches of one replica, leaves [n, ...]. The function takes batch
+      `progress.step` for the next step.
+
+  Returns:
+    Function (progress, count) -> progress after `count` more inner steps.
   """
 
   def body(_, progress: InnerProgress) -> InnerProgress:
@@ -471,8 +476,8 @@ def exchange_behind_steps(
   Args:
     outer: Exchanges pseudo-gradients.
     run_steps: Function (progress, count) -> progress.
-    progress: NamedTuple with a counter `step` that the loop over inner steps
-      needs and returns.
+    progress: Progress of the inner steps, a NamedTuple with their counter
+      `step` (`InnerProgress`).
     state: State of the fragment.
     pseudo_gradient: This replica's pseudo-gradient of the fragment.
     num_steps: Number of inner steps that run meanwhile.
