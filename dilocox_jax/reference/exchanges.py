@@ -268,11 +268,18 @@ class SharedFactors:
     return decoded(mean, self.right), own_parts
 
   def _first_right(self, name: str, matrix: np.ndarray) -> np.ndarray:
-    """Returns the Q that an exchange starts from, with columns of length 1.
+    """Returns the right factor Q with which an exchange starts.
+
+    It is the Q of the exchange before, or drawn at random if there was none. A
+    column of zeros is drawn at random again. All columns are scaled to length
+    1.
 
     Args:
       name: Name of the leaf.
       matrix: The leaf, [..., rows, columns], of which only the shape is read.
+
+    Returns:
+      Q, [..., columns, r], where r is the smallest of `rank`, rows and columns.
     """
     *stack, rows, columns = matrix.shape
     shape = (*stack, columns, min(self.rank, rows, columns))

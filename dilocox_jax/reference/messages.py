@@ -34,7 +34,10 @@ class Exchanged(Protocol):
 
   @property
   def left_out(self) -> Mapping[str, str]:
-    """Why messages that had arrived do not count: a reason by replica name."""
+    """Reasons why messages that had arrived are not in the mean.
+
+    The keys are the names of the replicas that sent the messages.
+    """
     ...
 
 
@@ -83,11 +86,10 @@ class Messages:
   def mean(
     self, messages: Iterable[tuple[str, float, list[np.ndarray]]]
   ) -> Arrays:
-    """Returns the weighted mean of messages; zeros if there is none.
+    """Returns the weighted mean of messages; zeros if there are no messages.
 
     Args:
-      messages: Replica, weight and arrays of each message, as
-        `Exchanged.messages` has them.
+      messages: Replica name, weight and encoded arrays of each message.
     """
     messages = list(messages)
     total_weight = sum(weight for _, weight, _ in messages)

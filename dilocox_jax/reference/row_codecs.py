@@ -119,7 +119,11 @@ class FloatRows:
 class IntRows:
   """Sends values rounded to few bits, with scales for each row.
 
-  `codecs.quantize.Int` says what the codes mean.
+  8 and 4 bits: the values are divided by a scale and rounded to whole numbers.
+  The largest |x| of the row gets the largest number, 127 or 7. 2 bits: the
+  sign, and one of two magnitudes, which are the scales. 1 bit: the sign, times
+  the mean of |x|, which is the scale. The encoded bytes have the same meaning
+  as those of `codecs.quantize.Int`.
 
   Attributes:
     bits: Bits of a code: 8, 4, 2 or 1.
@@ -194,7 +198,9 @@ class IntRows:
 class E3M0Rows:
   """Sends a sign and a power of two in 4 bits, with a scale for each row.
 
-  `codecs.quantize.E3M0` says what the codes mean.
+  The scale s is the largest |x| of a row. A value is rounded to 0 or to one of
+  s 2^-6, s 2^-5, ..., s, with its sign. The encoded bytes have the same meaning
+  as those of `codecs.quantize.E3M0`.
   """
 
   @property
@@ -336,8 +342,8 @@ def _ratio(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
   Args:
     values: float32 [R, width].
-    scales: float32 [R, 1]. If a scale is at most 2^-126, its inverse would be
-      infinite, and 0 is returned for its row.
+    scales: float32 [R, 1]. If a scale is at most 2^-126, its row of the result
+      is 0.
   """
   is_usable = scales > np.float32(SMALLEST_SCALE)
   divisors = np.where(is_usable, scales, np.float32(1))

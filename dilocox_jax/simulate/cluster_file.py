@@ -286,11 +286,11 @@ def _sites(file: _File) -> list[Site]:
   site with a "count" becomes that many sites. If the file states "num_devices"
   of all sites together, each site gets an equal share.
 
-  Raises:
-    ValueError: If a section is wrong, or the sites cannot share the devices.
-
   Args:
     file: The content of the file.
+
+  Raises:
+    ValueError: If a section is wrong, or the sites cannot share the devices.
   """
   keys = _keys(Link) | _keys(Site) | {"count": ("count", int)}
   # The file has the keys of a link in the section of its site.

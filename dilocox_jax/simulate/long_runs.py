@@ -101,6 +101,9 @@ def simulate_run(
     work: Durations of the replicas' work without the network (seconds).
     script: Turns segments of the plan into ops.
     plan: Segments of the run.
+
+  Returns:
+    The times of every replica, and the steps and bytes of the run.
   """
   clock = LongRunClock(link_costs, work)
   for ops, count in script.repeated_ops(plan):
@@ -261,12 +264,12 @@ class LongRunClock(AnalyticClock):
   def _walk_through(self, ops: Sequence[Op]) -> np.ndarray:
     """Adds the times of ops one by one.
 
+    Args:
+      ops: The ops.
+
     Returns:
       All points in time within the ops (seconds), [number of points * M]: start
       and end of every exchange, and end of every wait and of the ops.
-
-    Args:
-      ops: The ops.
     """
     self._moments = []
     self.interpret(ops)

@@ -172,10 +172,11 @@ class Script:
       yield Wait(gradient, codec_share=share)
 
   def flush(self, plan: RunPlan) -> Iterator[Op]:
-    """Yields the ops of the flush (`SyncSchedule.flush_windows`).
+    """Yields the ops of the flush, in which no replica takes inner steps.
 
     Args:
-      plan: Plan of the run; without rounds there is nothing to flush.
+      plan: Plan of the run. If all its steps average gradients, nothing is in
+        flight, and no ops are yielded.
     """
     if plan.local_start >= plan.total_steps:
       return

@@ -29,7 +29,7 @@ _DRAWN_ROUNDS = 100  # Rounds that count if replicas are away by chance.
 
 
 def stated_seconds(cluster: Cluster, step_s: float | int) -> np.ndarray:
-  """Returns the step time of each replica if the time at speed 1 is known.
+  """Divides a step time by the speed of each replica's site.
 
   Args:
     cluster: Sites and their speeds.
@@ -176,6 +176,9 @@ def steady_state(
     work: Durations of the replicas' work without the network (seconds).
     script: Turns segments of the plan into ops.
     plan: Segments of the run. The length of the run does not matter.
+
+  Returns:
+    The averages for one inner step.
   """
   method = plan.method
   start = 0 if method.exchanged == "gradient" else plan.warm_start_steps

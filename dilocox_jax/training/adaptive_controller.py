@@ -30,8 +30,8 @@ from dilocox_jax.training.states import TrainingState
 class AdaptiveController:
   """Holds the rank and H of a run's rounds, and changes them during the run.
 
-  The method, the schedule and the phases of the run depend on the current rank
-  and H. So the trainer reads them from `plan`.
+  The property `plan` is the plan of the run with the current H. It changes when
+  the controller chooses another H.
 
   Attributes:
     setting: Current rank and H of the rounds.
@@ -136,7 +136,8 @@ class AdaptiveController:
   def with_choice(self, state: TrainingState, segment: Segment) -> RoundState:
     """Chooses a new rank and H, and returns the state for the next rounds.
 
-    If H changes, the steps of the schedule are counted from a new start.
+    If H changes, the schedule starts anew, and the counter of its steps in the
+    state changes (`plan`).
 
     Args:
       state: State after the segment.
@@ -152,7 +153,7 @@ class AdaptiveController:
     )
 
   def choose_setting(self, segment: Segment) -> None:
-    """Chooses the setting of the next rounds, and drops all measurements.
+    """Chooses the rank and H of the next rounds, and forgets all measurements.
 
     Args:
       segment: Segment that has just ended.
@@ -164,7 +165,11 @@ class AdaptiveController:
     self._measured = []
 
   def _bytes_of(self, rank: int) -> int:
-    """Returns the bytes of all fragments' messages with a given rank."""
+    """Returns the bytes that a replica sends for all fragments with a rank.
+
+    Args:
+      rank: Rank of the low-rank codec.
+    """
     traffic = self._first.traffic
     return message_bytes(with_rank(traffic.codec, rank), traffic.shapes)
 

@@ -153,7 +153,11 @@ def _mean_loss(
 
 @jax.jit
 def _first(tree: Tree) -> Tree:
-  """Returns the values of replica 0 of a tree with leaves [M, ...]."""
+  """Returns the values of replica 0.
+
+  Args:
+    tree: Tree with leaves [M, ...].
+  """
   return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
@@ -232,7 +236,7 @@ def check_drifts(
   Args:
     exchanges: Drift of every exchange, on the host.
     steps: Inner step of the run at which each exchange was sent.
-    participation: Who takes part in the exchanges; None means all replicas.
+    participation: Says which replicas take part in each exchange; None: all do.
 
   Raises:
     NotFiniteError: One line that names the replica and the step.
@@ -263,11 +267,14 @@ def check_drifts(
 def _participants(
   exchanges: Sequence[Drift], participation: RoundParticipation | None
 ) -> list[np.ndarray]:
-  """Returns who takes part in each exchange, as arrays of booleans [M].
+  """Returns which replicas take part in each exchange.
 
   Args:
     exchanges: Drift of every exchange.
-    participation: Who takes part in each exchange; None means all replicas.
+    participation: Says which replicas take part in each exchange; None: all do.
+
+  Returns:
+    An array of booleans [M] for every exchange.
   """
   if participation:
     return participation.participants

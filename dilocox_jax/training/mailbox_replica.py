@@ -45,7 +45,8 @@ class MailboxAddress:
   """Names the mailbox of a run, and the replica that uses it.
 
   Attributes:
-    where: Folder or URL of the run, as for `dilocox_jax.mailbox`.
+    where: Folder or URL of the run, or an object with the methods of
+      `mailbox_protocol.store.Store`.
     name: Name of this replica. Every replica of a run has a different name.
     secret: File of the secret that all replicas share, or the secret as bytes.
       If the replica has several processes, only process 0 needs the file.
@@ -63,7 +64,8 @@ def mailbox_config(
 
   Args:
     config: Config of the user.
-    address: Mailbox of the run, and name of the replica.
+    address: Mailbox of the run, and name of the replica; None: the user gave
+      none, which is an error.
     overrides: Overrides that the caller passes.
 
   Raises:
@@ -143,11 +145,14 @@ class MailboxReplica:
     self._num_requests = 0
 
   def with_exchange(self, overrides: Overrides, text_digest: str) -> Overrides:
-    """Returns the overrides of a run with the exchange through the mailbox.
+    """Makes the exchange through the mailbox, and adds it to the overrides.
 
     Args:
       overrides: Overrides that the caller passes.
       text_digest: Digest of the training text.
+
+    Returns:
+      The overrides with the new exchange.
     """
     exchange = mailbox_exchange(self.config, self._address, text_digest)
     self._client = exchange.client
@@ -204,12 +209,11 @@ class MailboxReplica:
   def check_processes(self) -> None:
     """Checks that all processes of this replica have the same mailbox.
 
-    Only process 0 needs the secret. If another process has one, too, it must be
-    the same.
+    Place, name and secret must be equal. Only process 0 needs the secret.
 
     Raises:
-      RefusedError: One line, in every process, if the place, the name or the
-        secret differs, or process 0 cannot read the secret.
+      RefusedError: One line, in every process, if something differs or if
+        process 0 cannot read the secret.
     """
     address = self._address
     try:
@@ -308,10 +312,10 @@ class MailboxReplica:
         logging.getLogger(__name__).info("beginning again: %s", error)
 
   def skip_segment(self, state: RoundState, segment: Segment) -> RoundState:
-    """Returns the state after a segment in which this replica was absent.
+    """Runs a segment's sends and applies, but none of its inner steps.
 
     Args:
-      state: State before the segment.
+      state: State of this replica before the segment.
       segment: The segment.
     """
     state = skip_windows(
@@ -321,7 +325,7 @@ class MailboxReplica:
     return state
 
   def end(self) -> None:
-    """Stops writing snapshots: nobody can join once the flush has started."""
+    """Stops writing snapshots: nobody can join after the last step."""
     self._client.writes_snapshots = False
 
   def get_state(self) -> dict[str, Any]:

@@ -199,15 +199,16 @@ class MetricsReader:
     its own before the row of the event.
 
     Args:
-      event: Name of the event, as in `recorder.Timing`.
+      event: Name of the event, e.g. "round" (`recorder.Timing.event`).
       step: Finished inner steps.
       simulated_s: Simulated time of the run so far (seconds); None: the run has
         no clock.
       tokens: Tokens that all replicas saw in this time.
-      waits: Times in which the run waited for exchanges, as pairs of start and
-        end (`time.perf_counter`); None: they are not known.
-      ended_s: Time at which the event ended (`time.perf_counter`); None means
-        now.
+      waits: Spans in which the run waited for exchanges, as pairs (begin, end)
+        on the clock of `time.perf_counter`, in seconds; None: they are not
+        known.
+      ended_s: Time at which the event ended, on the clock of
+        `time.perf_counter`, in seconds; None means now.
     """
     start_s = self._recorded_s
     if ended_s is None:
@@ -303,7 +304,7 @@ class MetricsReader:
     Args:
       drifts: Drifts of the exchanges of the flush, on the devices.
       step: Inner steps of the run.
-      participation: Who takes part in the flush; None means all replicas.
+      participation: Says which replicas take part in the flush; None: all do.
 
     Raises:
       NotFiniteError: One line that names the replica and the step.

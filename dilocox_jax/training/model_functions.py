@@ -42,8 +42,8 @@ def run_division(config: RunConfig, supplied: LossModel | None) -> Division:
     supplied: Model of the user; None means the model of the config.
 
   Raises:
-    ValueError: One line, if the user's model cannot be divided so
-      (`distributed.partition_rules.divided_by_rule`).
+    ValueError: One line, if the parameters of the user's model cannot be
+      divided among the devices of the config.
   """
   if supplied is None or not config.mesh.is_divided:
     return config.division

@@ -50,8 +50,8 @@ class RunData:
     text: The text; None if the data is not a text.
     judging: Batches for the last evaluation only, leaves [N, B, ...]; None:
       there are none.
-    bytes_per_token: Mean number of bytes of text in a token, as in `Corpus`.
-      None if it is not known.
+    bytes_per_token: Mean number of bytes of text in a token of the validation
+      text; None if it is not known.
     end_of_text: Token that ends a document, after which attention starts anew.
       None without document masks.
     description: Description of data that are not a text, for the log, e.g.
@@ -77,15 +77,15 @@ class RunData:
 
 
 def run_data(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> RunData:
-  """Returns the data of the user, or of the config's source.
+  """Loads the data of a run: the user's data, or those of the config's source.
 
   Args:
     config: Config of the run.
     overrides: Overrides that the caller passes.
 
   Raises:
-    ValueError: One line, if there is no data or too little, or if the model
-      does not know a token of it.
+    ValueError: One line, if there is no data or too little, or if the data have
+      tokens that are not in the model's vocabulary.
   """
   data = _run_data(config, overrides)
   if overrides.model is None or not overrides.model.draws_random:
@@ -381,14 +381,14 @@ def _check_tokens(text: Corpus) -> None:
 
 
 def text_of(data: DataConfig, seed: int) -> Corpus:
-  """Returns the text of a data source, as tokens of the config's tokenizer.
+  """Loads the text of a data source, as tokens of the config's tokenizer.
 
   Args:
     data: Section of a config.
     seed: Seed of the run; only the source "synthetic" uses it.
 
   Raises:
-    ValueError: If the source has no text. The message is one line.
+    ValueError: One line, if the text cannot be loaded.
   """
   settings = {
     name: value

@@ -86,9 +86,13 @@ def with_trainable(
 
 
 def _on_one_device(config: RunConfig) -> RunConfig:
-  """Returns the config with all replicas on one device.
+  """Returns the config of a run with all replicas on one device.
 
-  The machine that reads a run's checkpoint may lack the devices of the run.
+  The machine that reads the run's checkpoint may not have as many devices as
+  the run.
+
+  Args:
+    config: Config of the run that saved the checkpoint.
   """
   mesh = MeshConfig(num_replicas=config.mesh.num_replicas)
   return dataclasses.replace(config, mesh=mesh)
@@ -102,15 +106,16 @@ def first_state(
 ) -> TrainingState:
   """Returns the state before the first step.
 
-  A run that starts from another run takes over its outer parameters and, if the
-  shapes fit, the state of its outer optimizer.
+  If the run starts from another run (`checkpoint.init_from`), it takes over the
+  other run's outer parameters and, if the shapes fit, the state of the other
+  run's outer optimizer.
 
   Args:
     config: Config of the run.
     programs: Programs of the run.
     phase: First phase of the run.
-    overrides: Overrides that the caller passes. A model, an optimizer or an
-      exchange that was passed to the other run must be among them.
+    overrides: Overrides that the caller passes. If a model, an optimizer or an
+      exchange was passed to the other run, it must be passed here, too.
 
   Raises:
     RefusedError: If the run should start from another run and cannot.
@@ -156,16 +161,16 @@ def _check_fits(programs: Programs, params: Tree, source: pathlib.Path) -> None:
 def _checkpoint_of_other_library(
   config: RunConfig, source: pathlib.Path, overrides: Overrides
 ) -> StoredCheckpoint:
-  """Opens the checkpoint of another library for a run (`foreign_checkpoint`).
+  """Opens a checkpoint of another library, and checks that it fits the run.
 
   Args:
     config: Config of the run. Its model must be the model of the checkpoint.
     source: Folder of the checkpoint.
-    overrides: What the caller passes in place of the config.
+    overrides: Overrides that the caller passes.
 
   Raises:
-    RefusedError: If the user supplies the model, or if the checkpoint cannot be
-      read or holds another model.
+    RefusedError: If the overrides have a model, or if the checkpoint cannot be
+      read or holds another model than the config's.
   """
   if overrides.model is not None:
     raise RefusedError(
@@ -191,6 +196,9 @@ def _refusing(source: pathlib.Path) -> Iterator[None]:
 
 def _is_of_other_library(source: pathlib.Path) -> bool:
   """Whether a folder is a checkpoint that another library has written.
+
+  Args:
+    source: The folder.
 
   Raises:
     RefusedError: If the folder has a config.json that cannot be read.

@@ -173,9 +173,9 @@ def segment_sent_bytes(
 ) -> int:
   """Returns the bytes that a replica sends in a segment.
 
-  A replica sends the messages of the exchanges. If other replicas return after
-  an absence, they start with a copy of the state of one replica. Every replica
-  is counted as if it sent this copy.
+  These are the messages of the exchanges. If replicas return in the segment
+  after an absence, the size of one replica's state is added, because they start
+  with a copy of it.
 
   Args:
     traffic: Counts the bytes of the exchanges.
@@ -229,11 +229,10 @@ _all_finite = jax.jit(all_finite)
 def copies_are_equal(state: Tree) -> bool:
   """Whether all replicas have equal copies of the arrays that they share.
 
-  Outer parameters and outer state are never sent. Every replica computes its
-  own copy, and the copies are equal if all devices compute alike. If one device
-  does not, the replicas drift apart unnoticed, and every later number is wrong.
-  So the copies are compared before each checkpoint. The devices compute
-  checksums of them.
+  The devices compute checksums of the copies, and the checksums are compared.
+  Outer parameters and outer state are never sent: every replica computes its
+  own copy. If one device computed something else, the replicas would drift
+  apart unnoticed, and every later number would be wrong.
 
   Args:
     state: Tree of arrays. Arrays on a mesh whose sharding does not divide them
@@ -297,6 +296,12 @@ def _sum_of_bits(leaf: jax.Array) -> jax.Array:
   """Returns the sum of the bits of an array's values, modulo 2^32.
 
   The bits of each value are read as an unsigned integer of the same size.
+
+  Args:
+    leaf: The array.
+
+  Returns:
+    The sum, a uint32 scalar.
   """
   if leaf.dtype == jnp.bool_:
     leaf = leaf.astype(jnp.uint8)

@@ -89,7 +89,8 @@ class Trainer:
       workdir: The run directory. It is created if it is missing. If it holds
         this run, the run continues.
       command: The command line, for the record.
-      clock: Simulated clock to advance; training never reads it.
+      clock: Simulated clock to advance; training never reads it. None: no times
+        are simulated.
       overrides: Objects in place of what the config names. If only a part of
         the model is trained, `start.with_trainable` has added this part.
       address: Mailbox of the run, and name of this program's replica. It sets
@@ -244,7 +245,7 @@ class Trainer:
     return f"{self._checkpoints.what_is_kept()} in {self.workdir}"
 
   def _start_and_train(self) -> None:
-    """Restores the newest checkpoint, or starts anew, and trains to the end."""
+    """Trains from the newest checkpoint, or from the start, to the end."""
     self._replicas.enter(self._values, self.overrides.names)
     resumed = resume.resumed_state(
       values=self._values,
@@ -294,7 +295,7 @@ class Trainer:
         self._train_to_the_end(state)
 
   def _announce(self, *, is_resumed: bool) -> None:
-    """Logs and records what the run trains.
+    """Logs and writes to files what the run trains.
 
     Args:
       is_resumed: Whether a checkpoint was restored.
@@ -521,7 +522,10 @@ class Trainer:
     )
 
   def _needs_pause(self, segment: Segment) -> bool:
-    """Whether `_pause` has something to do between two segments.
+    """Whether something is due between two segments that `_pause` does.
+
+    It is if a warm start ends, or a new rank and H, an evaluation or a
+    checkpoint is due.
 
     Args:
       segment: Segment that was dispatched, and whose metrics are not yet read.
@@ -600,6 +604,9 @@ class Trainer:
 
   def _save(self, state: TrainingState) -> None:
     """Checks a state, and starts to save it in the background.
+
+    Args:
+      state: State after the last segment.
 
     Raises:
       NotFiniteError: If a value of the state is not finite.

@@ -264,11 +264,11 @@ def run_together(members: Sequence[Member]) -> Failure | None:
 def _first_failed(members: Sequence[Member]) -> Member | None:
   """Waits until all processes have succeeded or one has failed.
 
-  Returns:
-    The process that failed or stopped, or None if all have succeeded.
-
   Args:
     members: All processes.
+
+  Returns:
+    The process that failed or stopped, or None if all have succeeded.
   """
   while True:
     # Lines are read before exit codes, so that the lines that a process wrote

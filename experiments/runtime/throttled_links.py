@@ -75,12 +75,12 @@ def throttled_network(links: Sequence[Link]) -> Iterator["ThrottledNetwork"]:
   Args:
     links: The link of every node, at least two.
 
-  Raises:
-    UsageError: If this machine or user may not make namespaces, or lacks a
-      program or a part of the kernel that this needs.
-
   Yields:
     The network.
+
+  Raises:
+    UsageError: If this machine or user may not make network namespaces, or
+      lacks a program or a part of the kernel that they need.
   """
   missing = [tool for tool in _TOOLS if not shutil.which(tool)]
   if missing:

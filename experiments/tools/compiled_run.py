@@ -296,12 +296,12 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
       (`absent_devices`).
     num_slices: Number of slices.
 
+  Returns:
+    What one device needs.
+
   Raises:
     ValueError: If there are no such slices, the run does not use all devices,
       or the compiler cannot fit the program into a device.
-
-  Returns:
-    What one device needs.
   """
   absent = absent_devices(topology, num_slices)
   devices = absent.devices

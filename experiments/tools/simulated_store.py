@@ -32,11 +32,11 @@ class SimulatedTime:
   def run(self, programs: Sequence[Callable[[], None]]) -> None:
     """Runs programs in threads until all have ended.
 
-    Raises:
-      BaseException: The first error that a program raised.
-
     Args:
       programs: The functions to run, one for each thread.
+
+    Raises:
+      BaseException: The first error that a program raised.
     """
     errors: list[BaseException] = []
 
