@@ -218,8 +218,8 @@ def _write_page(
 
   Args:
     name: Name of the sweep.
-    sweep: Its config.
-    runs: Its runs.
+    sweep: Config of the sweep.
+    runs: Runs of the sweep.
     training: The training of the sweep, with the lines of finished runs and the
       failures of other runs.
     clocks: Clocks by name.

@@ -19,7 +19,7 @@ class TensorBoardLog(RunLog):
   """
 
   def __init__(self):
-    """Loads the package.
+    """Imports the package that writes the files of TensorBoard.
 
     Raises:
       ValueError: One line, if the package is not installed.

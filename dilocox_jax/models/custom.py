@@ -116,7 +116,8 @@ def _without_rule(
 def reads_tokens(model: Any, loss: ModelLoss | None) -> bool:
   """Returns whether a model is trained to predict tokens.
 
-  It is if neither the caller nor the model brings a loss.
+  The answer is True if neither the caller nor the model brings a loss, because
+  the run then takes the cross-entropy of the next token.
 
   Args:
     model: Any model that `as_loss_model` accepts; None: the model of the

@@ -219,9 +219,10 @@ class Fragment:
   def run_events(self, step: int) -> None:
     """Runs the fragment's events after an inner step: measure, apply, send.
 
-    Streaming DiLoCo (arXiv 2501.18512), Algorithm 2: fragment p is sent when
-    (t - t_p) mod H = 0, and its average is used tau steps later.
-    Fast: plan/schedule/sync_schedule.py lists these events.
+    Source: Streaming DiLoCo, arXiv 2501.18512, Algorithm 2: fragment p is sent
+    when (t - t_p) mod H = 0, where t_p is the fragment's offset, and its
+    average is used tau steps later. Fast: plan/schedule/sync_schedule.py lists
+    the same events.
 
     Args:
       step: Number of inner steps done.

@@ -165,7 +165,7 @@ class AdaptiveController:
     self._measured = []
 
   def _bytes_of(self, rank: int) -> int:
-    """Returns the bytes that a replica sends for all fragments with a rank.
+    """Returns the bytes of one message of every fragment, all with this rank.
 
     Args:
       rank: Rank of the low-rank codec.

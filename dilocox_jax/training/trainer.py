@@ -426,7 +426,7 @@ class Trainer:
     return max(coordinator_store.allgather(self._stop_signal))
 
   def _read(self, pending: DispatchedSegment | None) -> None:
-    """Waits for a segment, records it, and tells the controller its drifts.
+    """Waits for a segment, records its metrics, and passes its drifts on.
 
     Args:
       pending: A segment whose metrics are not yet read; None: there is none, so

@@ -20,7 +20,7 @@ ADAPTIVE = FEEDBACK | {"adaptive.mode": "rank", "adaptive.window_rounds": 3}
 
 
 def get_config():
-  """Returns a sweep: DiLoCo in fp32, and nineteen ways to send less."""
+  """Returns the config of a sweep: DiLoCo in fp32, and 19 ways to send less."""
   runs = [
     {"name": "float32"},
     _codec("float16", "float16"),

@@ -120,7 +120,7 @@ def get_config(name="streaming_35m"):
     name: One of `PAPERS`.
 
   Raises:
-    ValueError: If there is no such setting.
+    ValueError: If `PAPERS` has no such name.
   """
   if name not in PAPERS:
     raise ValueError(f"{name!r} must be one of {', '.join(PAPERS)}")

@@ -99,7 +99,7 @@ SWEEPS = {
 
 
 def get_config(name: str = "main"):
-  """Returns a sweep. Its runs are those in the committed CSV file of its rows.
+  """Returns the config of a sweep whose rows are in docs/results.
 
   Args:
     name: One of `SWEEPS`.

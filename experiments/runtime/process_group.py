@@ -69,8 +69,8 @@ class Member:
 
   Attributes:
     number: Number of the process, from 0.
-    errors: File that gets the standard error of the process. Process 0 writes
-      to the terminal instead.
+    errors: File that gets the standard error of the process. It stays empty for
+      process 0, which writes to the terminal.
     last: Last 50 lines of the file that were read.
   """
 

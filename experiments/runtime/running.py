@@ -1,4 +1,4 @@
-"""Runs the trainer for a program: devices, compilation cache, errors."""
+"""Runs a trainer for a program with the program's flags and exit codes."""
 
 import contextlib
 import ctypes

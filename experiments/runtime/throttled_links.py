@@ -93,7 +93,7 @@ def throttled_network(links: Sequence[Link]) -> Iterator["ThrottledNetwork"]:
 
 
 class ThrottledNetwork:
-  """Nodes behind throttled links. `throttled_network` makes a network.
+  """Network namespaces of this machine that are joined by throttled links.
 
   Attributes:
     links: The link of every node.

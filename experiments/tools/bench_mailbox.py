@@ -7,12 +7,12 @@
   python -m experiments.tools.bench_mailbox sign --megabytes=256
   python -m experiments.tools.bench_mailbox loss --num_replicas=4 --bits=1
 
-`simulate` runs all replicas in one process, before a store whose requests take
+`simulate` runs all replicas in one process, with a store whose requests take
 simulated time. It counts requests, and the latencies that follow each other.
-`processes` runs each replica as a process, before a folder whose requests are
-delayed. `sign` prints how many GB of a message one CPU second signs and checks.
-`loss` trains a small model with and without shares, and prints both losses for
-each seed.
+`processes` runs each replica as a process, with a folder as the store whose
+requests are delayed. `sign` prints how many GB of a message one CPU second
+signs and checks. `loss` trains a small model with and without shares, and
+prints both losses for each seed.
 """
 
 from collections.abc import Sequence
