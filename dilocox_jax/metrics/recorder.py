@@ -55,10 +55,10 @@ class DriftRow:
     disagreement: Norm of the difference between a pseudo-gradient and the mean,
       root mean square over replicas.
     pseudo_gradient_norm: Norm of the averaged pseudo-gradient.
-    rank: Mean rank with which the fragment's matrices were sent; NaN without
-      low rank.
+    rank: Mean rank with which the fragment's matrices were sent; NaN without a
+      low-rank codec.
     energy_rank: Mean over matrices of the rank that holds a given share of the
-      averaged update's energy (`plan.adaptive`); NaN without low rank.
+      averaged update's energy (`plan.adaptive`); NaN without a low-rank codec.
     observed: Values that a user's aggregator has recorded, by name.
   """
 
@@ -280,7 +280,8 @@ class Recorder:
       resume_step: Inner step of the restored checkpoint. None: a new run. All
         rows are cut then. A run that was killed before its first checkpoint may
         have left such rows.
-      log: Gets every row, and is open; None: there is no log.
+      log: A log that has been opened. It gets every row, too; None: there is no
+        log.
 
     Raises:
       RecordError: If the directory or a file cannot be read or written.

@@ -28,7 +28,7 @@ class WandbLog(RunLog):
   """
 
   def __init__(self, project: str = "dilocox_jax"):
-    """Loads the package.
+    """Imports the package `wandb`. No run is started yet.
 
     Args:
       project: Name of the project in W&B. Account and server are settings of

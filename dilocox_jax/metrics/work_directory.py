@@ -51,9 +51,10 @@ class BusyError(RuntimeError):
 
 
 def claim(path: Directory, program: str) -> pathlib.Path:
-  """Claims a directory for a program: creates it and writes the stamp.
+  """Claims a directory for a program: creates it and writes its stamp.
 
-  A directory that already has the program's stamp is left as it is.
+  The stamp is a file that names the program (`made_by.json`). A directory that
+  already has the program's stamp is left as it is.
 
   Args:
     path: The directory; created if missing. Several processes of the program

@@ -95,10 +95,11 @@ def divided_by_heads(attention: Attention) -> Attention:
 def _splash_or_blockwise(
   query: Array, key: Array, value: Array, segments: Segments = None
 ) -> Array:
-  """Computes attention with "splash", or "blockwise" for any other length.
+  """Computes attention with "splash", or else with "blockwise".
 
-  "splash" takes only lengths that are multiples of 128. The last part of a
-  held-out text may have any length.
+  "splash" takes only lengths that are multiples of 128. All other lengths are
+  computed with "blockwise", because the last part of a held-out text may have
+  any length.
 
   Args:
     query: Queries [B, L, N, K].
@@ -213,8 +214,8 @@ def _blockwise_backward(
 
   Returns:
     The gradients of queries, keys and values, which are summed block by block
-    in fp32 or wider. The gradient of the segments is None or zeros without a
-    type.
+    in fp32 or wider. The gradient of the segments, which are integers, is None
+    or zeros of JAX's type float0.
   """
   query, key, value, segments = residuals
   factors = (query, key, value)

@@ -80,9 +80,10 @@ def token_loss(
 def token_scores(
   logits_TxV: Float[Array, "T V"], targets_T: Int[Array, " T"]
 ) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
-  """Returns log(Z) and the target's logit of each token.
+  """Returns log(Z) and the logit of the target, for each token.
 
-  The loss of a token depends on these two numbers only.
+  Z is the sum of exp(logits) over the vocabulary. The loss of a token depends
+  on these two numbers only.
 
   Args:
     logits_TxV: Logits.

@@ -92,10 +92,10 @@ class Policy:
     """Returns the rank and the H of the next rounds.
 
     The next rank is the lowest rank of the ladder that is at least the mean of
-    the measured ranks divided by 0.9, so a tenth of it stays unused. If the
-    ladder has no such rank, the next rank is the first one. A measured rank
-    never exceeds the present rank. So a rank that is too small grows by one
-    step of the ladder at a time.
+    the measured ranks divided by 0.9, so that at least a tenth of the new rank
+    stays unused. If the ladder has no such rank, the next rank is the first
+    one. A measured rank never exceeds the present rank. So a rank that is too
+    small grows by one step of the ladder at a time.
 
     Args:
       measured: Energy ranks of averaged updates, one for each exchange of the

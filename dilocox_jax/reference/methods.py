@@ -221,8 +221,8 @@ class Fragment:
 
     Source: Streaming DiLoCo, arXiv 2501.18512, Algorithm 2: fragment p is sent
     when (t - t_p) mod H = 0, where t_p is the fragment's offset, and its
-    average is used tau steps later. Fast: plan/schedule/sync_schedule.py lists
-    the same events.
+    average is used tau steps later. The fast code is in
+    plan/schedule/sync_schedule.py.
 
     Args:
       step: Number of inner steps done.
@@ -260,7 +260,7 @@ class Fragment:
     Under "continue" a replica keeps the progress that it has sent in its
     parameters until the result arrives. So theta - w also contains this
     replica's pseudo-gradients in flight. They are subtracted, because otherwise
-    they would be sent twice. Fast: outer/rules.py.
+    they would be sent twice. The fast code is in outer/rules.py.
     """
     deltas = [self._pseudo_gradient(self.theta, w) for w in self.replicas]
     if self.rule == "continue":
@@ -273,10 +273,10 @@ class Fragment:
   def apply(self, deltas: list[Arrays]) -> None:
     """Averages pseudo-gradients, and takes the outer step and the apply rule.
 
-    DiLoCo, Algorithm 1: Delta = mean over m of Delta_m, then
-    theta = OuterOpt(theta, Delta). In DiLoCoX (arXiv 2506.21263), Algorithm 2,
-    the average contains a codec and error feedback.
-    Fast: outer/outer_step.py.
+    DiLoCo, Algorithm 1: Delta = mean over m of Delta_m, then theta =
+    OuterOpt(theta, Delta). In DiLoCoX (arXiv 2506.21263), Algorithm 2, the
+    average contains a codec and error feedback. The fast code is in
+    outer/outer_step.py.
 
     Args:
       deltas: Pseudo-gradient of each replica, as it was measured.
@@ -301,8 +301,8 @@ class Fragment:
     theta_m = alpha theta_m + (1 - alpha) theta. "continue" is the merge of
     LOSCAR-SGD (arXiv 2605.20866, recalled): the replica moves as theta has
     moved, and adds its own delta again, because the move of theta contains it.
-    The text of DiLoCoX can be read as "reset" or as "continue". Fast:
-    outer/rules.py.
+    The text of DiLoCoX can be read as "reset" or as "continue". The fast code
+    is in outer/rules.py.
 
     Example for "continue": theta was 10 and the replica was at 7 when its delta
     = 10 - 7 = 3 was measured. Now theta moves to 8, and the replica is at
@@ -331,7 +331,7 @@ class Fragment:
     in a longer run the next send would also come before them.
 
     The runs of the papers end on a whole round, so no paper describes a flush.
-    Fast: rounds/rounds.py.
+    The fast code is in rounds/rounds.py.
 
     Args:
       step: Number of inner steps done.
@@ -365,7 +365,8 @@ class EagerFragment(Fragment):
   which is the mean of the round before, with the replica's own part replaced by
   its newest one. Before the first round all d are zero.
 
-  Source: Kale et al., 2025, arXiv 2502.12996. Fast: outer/rules.py.
+  Source: Kale et al., 2025, arXiv 2502.12996. The fast code is in
+  outer/rules.py.
 
   Attributes:
     previous: d_k(t - 1), the pseudo-gradient of the round before, of each
@@ -471,7 +472,7 @@ def train_on_mean_gradient(
   """Trains replicas that average their gradients at every step (AllReduce).
 
   With a lossy exchange and error feedback this method is CocktailSGD (ICML
-  2023). The warm start of DiLoCo trains in this way too. Fast:
+  2023). The warm start of DiLoCo trains in this way too. The fast code is in
   rounds/data_parallel.py.
 
   Args:

@@ -36,7 +36,8 @@ def warmup_cosine(
 ) -> Callable[[int], float]:
   """Returns the learning rate by step: a linear warm-up, then half a cosine.
 
-  Fast: `learning_rate_schedule` in dilocox_jax/optimizers.py, "cosine".
+  The fast code is `learning_rate_schedule` in dilocox_jax/optimizers.py, with
+  the name "cosine".
 
   Args:
     peak: Highest learning rate.

@@ -266,6 +266,12 @@ def _result(future: Future) -> Any:
   """Waits for a future, and returns its result.
 
   It waits in short intervals, so that Ctrl-C can interrupt the wait.
+
+  Args:
+    future: The future.
+
+  Raises:
+    Exception: The error of the future, if it has one.
   """
   while wait([future], _LOOK_EVERY_S).not_done:
     pass

@@ -153,7 +153,8 @@ def mailbox(
     name: Name of this replica. Each replica of the run needs another name.
     secret: Path of the file with the secret that all replicas share, or the
       secret as bytes.
-    codec: Codec that encodes the pseudo-gradients, or its name, e.g. "int4".
+    codec: Codec that encodes the pseudo-gradients, or the codec as text, e.g.
+      "int(bits=4)".
     step_weight: Weight of one inner step of this replica in the mean, e.g. its
       number of sequences. The weight of a message is `step_weight` times the
       number of inner steps since the fragment was measured last.

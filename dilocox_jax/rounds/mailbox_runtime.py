@@ -111,8 +111,8 @@ class MailboxRuntime:
   def splits_windows(self) -> bool:
     """Whether the steps, sends and applies of a window are separate programs.
 
-    They are with tau = 0, where a result is applied right after its values were
-    measured, so no inner steps can hide the exchange.
+    They are separate with tau = 0, where a result is applied right after its
+    values were measured, so no inner steps can hide the exchange.
     """
     return not self._outer.method.schedule.depth
 
@@ -130,7 +130,11 @@ class MailboxRuntime:
     trace_outer_step()
 
   def new_waits(self) -> Waits:
-    """Returns when inner steps waited for exchanges since the last call."""
+    """Returns when inner steps waited for exchanges since the last call.
+
+    Returns:
+      Pairs (begin, end) on the clock of `time.perf_counter`, in seconds.
+    """
     return self._waiting.take()
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:

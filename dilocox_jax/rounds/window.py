@@ -389,11 +389,12 @@ class WindowProgram:
     return replica, state
 
   def _apply_while_in_flight(self, state: FragmentState) -> events.Apply:
-    """Returns the function with which a send applies a result, if it does.
+    """Returns what a send does in the place of an apply.
 
-    While earlier pseudo-gradients of the fragment are in flight, the function
-    applies nothing. At the first send it does what `events.apply_nothing_yet`
-    says: a rule that applies at the first send gets a result of zeros.
+    If earlier pseudo-gradients of the fragment are in flight, the returned
+    function applies nothing. At the first send it applies a result of zeros
+    under a rule that applies at the first send, and nothing under other rules
+    (`events.apply_nothing_yet`).
 
     Args:
       state: State of the fragment that is sent.

@@ -88,8 +88,9 @@ class DispatchedSegment:
       devices.
     ready_s: Time at which the devices have computed metrics and drifts
       (`wall_time.ready_time`).
-    waits: Times in which the segment waited for exchanges, as pairs of start
-      and end (`time.perf_counter`); None if they are not known.
+    waits: Spans in which the segment waited for exchanges, as pairs (begin,
+      end) on the clock of `time.perf_counter`, in seconds; None if they are not
+      known.
     note: A text for the progress line; may be "".
   """
 
@@ -129,7 +130,8 @@ class MetricsReader:
         logs.
       progress: Progress of the run before the first segment.
       is_resumed: Whether a checkpoint was restored.
-      log: Gets every row, and is open; None: there is no log.
+      log: A log that has been opened. It gets every row, too; None: there is no
+        log.
       console: Terminal or notebook of a progress bar; None: progress is logged
         in lines.
     """
@@ -240,7 +242,8 @@ class MetricsReader:
     The time in which JAX compiled meanwhile does not count.
 
     Args:
-      waits: Times of waiting, as pairs of start and end (`time.perf_counter`).
+      waits: Spans of waiting, as pairs (begin, end) on the clock of
+        `time.perf_counter`, in seconds.
     """
     return math.fsum(
       end_s - start_s - self._compile_times.seconds(start_s, end_s)

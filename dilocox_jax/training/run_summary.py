@@ -138,7 +138,12 @@ def _replicas_and_devices(config: RunConfig) -> str:
 
 
 def _with_plural(number: int, noun: str) -> str:
-  """Returns a number with a noun, e.g. "1 device" or "2 devices"."""
+  """Returns a number with a noun, e.g. "1 device" or "2 devices".
+
+  Args:
+    number: The number.
+    noun: The noun in the singular. Its plural must end in "s".
+  """
   if number == 1:
     return f"{number} {noun}"
   return f"{number} {noun}s"

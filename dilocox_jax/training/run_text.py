@@ -384,7 +384,7 @@ def text_of(data: DataConfig, seed: int) -> Corpus:
   """Loads the text of a data source, as tokens of the config's tokenizer.
 
   Args:
-    data: Section of a config.
+    data: Section `data` of a config.
     seed: Seed of the run; only the source "synthetic" uses it.
 
   Raises:

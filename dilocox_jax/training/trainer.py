@@ -524,8 +524,8 @@ class Trainer:
   def _needs_pause(self, segment: Segment) -> bool:
     """Whether something is due between two segments that `_pause` does.
 
-    It is if a warm start ends, or a new rank and H, an evaluation or a
-    checkpoint is due.
+    The result is True if a warm start ends, or if a new rank and H, an
+    evaluation or a checkpoint is due.
 
     Args:
       segment: Segment that was dispatched, and whose metrics are not yet read.

@@ -1,4 +1,6 @@
-"""Three methods for the simulated clock of a slow link, by name after a colon.
+"""Runs of three methods with the simulated times of a slow link.
+
+The name of the method follows the colon.
 
 Two replicas with Muon as inner optimizer, on the same tokens of Python's own
 library. All keep the same average of their parameters and end at the same

@@ -50,7 +50,12 @@ _SUFFIXES = (
 
 
 def _baselines() -> dict[str, str]:
-  """Returns for each setting the name of the setting with its AllReduce."""
+  """Returns with which AllReduce each setting is compared.
+
+  Returns:
+    Name of a setting of AllReduce, by the name of the setting that is compared
+    with it.
+  """
   baselines = {}
   for method in (*METHODS, "overlap_loco in fp32,"):
     if method != "allreduce":
@@ -69,7 +74,7 @@ def _baselines() -> dict[str, str]:
 
 
 def _baselines_of_main() -> dict[str, str]:
-  """Returns for each setting of `main` the name of its AllReduce.
+  """Returns with which AllReduce each setting of `main` is compared.
 
   With Muon, a momentum of 0.9 suits AllReduce better than 0.95. If AllReduce
   was trained with both, every method is compared with the better one, whatever

@@ -88,7 +88,7 @@ ENDINGS: tuple[type[Exception], ...] = (*_CODES, StoppedError)
 
 
 class OneLine(logging.Formatter):
-  """Writes a log message on one line, without codes that a terminal acts on."""
+  """Formatter of log messages: one line, and no codes that terminals act on."""
 
   def formatMessage(self, record: logging.LogRecord) -> str:
     """Returns the line of a message.

@@ -195,7 +195,7 @@ class PaperRuns:
     return self.pace("cocktail_sgd", exchange={"codec": codec})
 
   def speed_up(self) -> float:
-    """Returns how many times faster a step of DiLoCoX is than of AllReduce."""
+    """Returns the step time of AllReduce divided by that of DiLoCoX."""
     return self.allreduce().step_s / self.dilocox().step_s
 
   def codec_s(self) -> float:

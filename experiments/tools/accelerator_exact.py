@@ -1,11 +1,11 @@
 """Compares the results of a device with those of a CPU.
 
-Methods are compared with the reference page (`reference.methods`), which has
-all methods in plain numpy. Codecs and Muon are compared with the same program
-on the CPU, and fused attention with plain attention. An error is the largest
-difference divided by the largest expected value. GPUs round the factors of
-matrix products to TF32 unless a program asks for more, so a result that is
-right on a CPU has to be checked on the device.
+Methods are compared with `reference.methods`, which has all methods in plain
+numpy. Codecs and Muon are compared with the same program on the CPU, and fused
+attention with plain attention. An error is the largest difference divided by
+the largest expected value. GPUs round the factors of matrix products to TF32
+unless a program asks for more, so a result that is right on a CPU has to be
+checked on the device.
 """
 
 from collections.abc import Callable, Iterator
@@ -140,7 +140,7 @@ def _drawn(*shape: int, seed: int = 0) -> Array:
 
 
 def _method_error(name: str) -> float:
-  """Compares a method's training on the device with the reference page.
+  """Compares a method's training on the device with `reference.methods`.
 
   The replicas train toward random targets. Their gradient, w - target, has no
   matrix product, so nothing is rounded to TF32.
@@ -172,7 +172,7 @@ def _method_error(name: str) -> float:
 
 
 def _on_page(method: dx.Method, targets: np.ndarray) -> np.ndarray:
-  """Trains a method on the reference page, in numpy.
+  """Trains with a method in numpy (`reference.methods`).
 
   Args:
     method: The method; its fragments are slices of neighboring rows.

@@ -267,9 +267,10 @@ class Division:
     return (_WHOLE,) * len(shape)
 
   def divided_tables(self, shape: ModelShape) -> frozenset[str]:
-    """Returns the paths of tables whose tokens are divided by data shard.
+    """Returns the paths of tables whose tokens are divided among data shards.
 
-    The shards compute the products of such a table together
+    Each data shard has the rows, or for the head the columns, of some tokens of
+    the vocabulary. The shards compute the products of such a table together
     (`inner.vocabulary`), so no device needs the whole table.
 
     Args:
