@@ -54,7 +54,11 @@ _SLICES = flags.DEFINE_integer(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Prints what a run needs, by arithmetic or by the compiler."""
+  """Prints what a run needs, by arithmetic or by the compiler.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
+  """
   command_line.refuse_arguments(argv)
   parts_flag.register()
   topology = _COMPILE.value

@@ -69,7 +69,11 @@ _LAUNCHER_FLAGS = (_PROCESSES, _LINK, _RTT, _LOSS)
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Checks the flags and the config, and then runs the processes."""
+  """Checks flags and config, and runs the processes until all have ended.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
+  """
   command_line.refuse_arguments(argv)
   distributed_flags.check_unset("experiments.launch")
   parts_flag.register()

@@ -78,7 +78,11 @@ _VALIDATION_FRACTION = flags.DEFINE_float(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Writes the tokens, and prints with which flags a run reads them."""
+  """Writes the tokens of --glob, and prints with which flags a run reads them.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
+  """
   command_line.refuse_arguments(argv)
   command_line.refuse_unused(
     _VOCAB_SIZE,

@@ -49,6 +49,9 @@ def main(argv: Sequence[str]) -> None:
   """Trains all methods at the same time, and writes the comparison.
 
   With --method only this method is trained, and nothing is compared.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
   """
   command_line.refuse_arguments(argv)
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "quickstart")

@@ -70,6 +70,9 @@ def main(argv: Sequence[str]) -> None:
   """Trains the runs that are missing, and reports on all runs.
 
   With --report_only nothing is trained.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
   """
   command_line.refuse_arguments(argv)
   parts_flag.register()

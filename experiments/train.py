@@ -100,7 +100,11 @@ _SECRET = flags.DEFINE_string(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Trains the run of --config, and prints where its report is."""
+  """Trains the run of --config, and prints where its report is.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
+  """
   command_line.refuse_arguments(argv)
   parts_flag.register()
   config_values = config_flag.CONFIG.value

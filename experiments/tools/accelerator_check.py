@@ -3,13 +3,14 @@
   python -m experiments.tools.accelerator_check --out=runs/accelerator
   python -m experiments.tools.accelerator_check --out=DIR --wheels=.wheels
 
-The program compares methods with `dilocox_jax.reference`, and codecs and
-kernels with the CPU. Then it measures inner steps (and PyTorch's, if PyTorch is
-installed), rounds, codecs and memory, and trains for the time that is left.
-Each figure is written to OUT/accelerator.json as soon as it is measured, so a
-program that is ended early loses nothing. --wheels is a folder of packages for
-a machine without a network; docs/guides/accelerators.md lists the packages. On
-a CPU all sizes are tiny, and the figures show only that the program works.
+The program compares methods with `dilocox_jax.reference`, codecs and Muon with
+the CPU, and fused attention with plain attention. Then it measures inner steps
+(and PyTorch's, if PyTorch is installed), rounds, codecs and memory, and trains
+for the time that is left. Each figure is written to OUT/accelerator.json as
+soon as it is measured, so a program that is ended early loses nothing. --wheels
+is a folder of packages for a machine without a network;
+docs/guides/accelerators.md lists the packages. On a CPU all sizes are tiny, and
+the figures show only that the program works.
 """
 
 import importlib.util
@@ -35,7 +36,11 @@ _MINUTES = flags.DEFINE_float(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Runs all steps of the check, and prints each figure on a line."""
+  """Runs all steps of the check, and prints each figure on a line.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
+  """
   command_line.refuse_arguments(argv)
   if _WHEELS.value:
     _load_wheels(pathlib.Path(_WHEELS.value))

@@ -34,7 +34,11 @@ _REPEATS = flags.DEFINE_integer(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Runs the bench that the command line names, and writes its results."""
+  """Runs the bench that the command line names, and writes its results.
+
+  Args:
+    argv: The path of the program, and the name of the bench.
+  """
   bench = command_line.chosen_argument("bench", argv, BENCHES)
   if bench != "inner" and config_flag.is_given():
     raise command_line.UsageError(

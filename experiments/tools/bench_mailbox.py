@@ -64,7 +64,11 @@ _MEGABYTES = flags.DEFINE_integer(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Runs the bench that the command line names, and prints its results."""
+  """Runs the bench that the command line names, and prints its results.
+
+  Args:
+    argv: The path of the program, and the name of the bench.
+  """
   bench = command_line.chosen_argument("bench", argv, BENCHES)
   from experiments.tools import mailbox_events
 

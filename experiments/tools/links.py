@@ -49,7 +49,11 @@ _PROCESSES = flags.DEFINE_multi_integer(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Times the cases of --cases, writes page and JSON, and prints the table."""
+  """Times the cases of --cases, writes page and JSON, and prints the page.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
+  """
   command_line.refuse_arguments(argv)
   cases = _CASES.value
   command_line.refuse_unused(
