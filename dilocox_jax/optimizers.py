@@ -29,9 +29,9 @@ def register_optimizer(name: str, build: Callable[..., Any]) -> None:
   Args:
     name: Name of the optimizer. No optimizer of optax may have it.
     build: Function that returns an `optax.GradientTransformation`. It must have
-      an argument `learning_rate`, for a number or a schedule. It gets those
-      options of the config (`plan.choices.ALL_OPTIONS`) that are among its
-      arguments.
+      an argument `learning_rate`, for a number or a schedule. Its other
+      arguments may be options of the config (`plan.choices.ALL_OPTIONS`), which
+      it gets by name.
 
   Raises:
     ValueError: If the name is taken, also by optax, or if the function has no

@@ -200,7 +200,7 @@ def next_token_loss(
   end_of_text: int | None = None,
   chunk_tokens: int = 0,
 ) -> Float[Array, ""]:
-  """Computes the mean cross-entropy of each token given those before it.
+  """Computes the mean cross-entropy of each token given all earlier tokens.
 
   Args:
     model: Model.

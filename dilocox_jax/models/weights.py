@@ -42,8 +42,8 @@ MAX_FILE_BYTES = 5 * 10**9
 def is_checkpoint(folder: pathlib.Path) -> bool:
   """Returns whether a folder holds a checkpoint of `transformers`.
 
-  It does if its config.json names a family of models, which may be a family
-  that cannot be read here.
+  The result is True if its config.json names a family of models, even a family
+  that this module cannot read.
 
   Args:
     folder: The folder.
@@ -198,7 +198,7 @@ class StoredLeaf(LazyArray):
 
 
 def open_checkpoint(folder: pathlib.Path) -> StoredCheckpoint:
-  """Opens a checkpoint, and checks that its tensors are those of the model.
+  """Opens a checkpoint, and checks that its tensors fit its model.
 
   Args:
     folder: Folder with config.json and .safetensors files.
@@ -328,7 +328,7 @@ def save_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
 def _check_tensors(
   tensors: Mapping[str, StoredTensor], shape: ModelShape, family_name: str
 ) -> None:
-  """Checks that the tensors of a checkpoint are those of a model.
+  """Checks that a checkpoint has exactly the tensors of a model.
 
   Args:
     tensors: Tensors of the checkpoint, by their names in the family.

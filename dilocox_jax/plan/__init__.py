@@ -1,4 +1,4 @@
 """The plan of a run: what the run computes and sends, and when.
 
-Nothing here needs JAX (only numpy).
+The modules of this package need numpy, but not JAX.
 """

@@ -5,8 +5,8 @@ returns two things: the mean, and the tree of each replica as the others have
 received it.
 
 The fast code of `Mean`, `Lossy` and `ErrorFeedback` is aggregators/exchange.py.
-That of `Scattered` is aggregators/reduce_scatter.py, and that of
-`SharedFactors` is codecs/low_rank.py. Averages in pairs are in
+The fast code of `Scattered` is aggregators/reduce_scatter.py, and the fast code
+of `SharedFactors` is codecs/low_rank.py. Averages in pairs are in
 `reference.pairs`.
 """
 
@@ -270,7 +270,7 @@ class SharedFactors:
   def _first_right(self, name: str, matrix: np.ndarray) -> np.ndarray:
     """Returns the right factor Q with which an exchange starts.
 
-    It is the Q of the exchange before, or drawn at random if there was none. A
+    Q is taken from the exchange before, or drawn at random if there was none. A
     column of zeros is drawn at random again. All columns are scaled to length
     1.
 

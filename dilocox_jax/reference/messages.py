@@ -28,7 +28,7 @@ class Exchanged(Protocol):
   def is_superseded(self) -> bool:
     """Whether the mean has a message of an earlier process of this replica.
 
-    That process was stopped, and has sent the same work before.
+    The earlier process was stopped after it had sent the same work.
     """
     ...
 

@@ -62,7 +62,7 @@ class Sgd:
   """Gradient descent: plain, with momentum, or with Nesterov momentum.
 
   m <- g + mu m, then x <- x - lr m, or with Nesterov x <- x - lr (g + mu m).
-  This is `optax.sgd`.
+  `optax.sgd` computes the same.
 
   Attributes:
     learning_rate: lr.

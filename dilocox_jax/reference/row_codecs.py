@@ -31,7 +31,7 @@ class RowCodec(Protocol):
     num_arrays: Number of arrays of bytes into which rows are encoded.
     is_exact: Whether decoded rows equal the rows that were encoded.
     is_coarse: Whether the mean squared error for values from N(0, 1) is above
-      0.1. It is with 1 or 2 bits and with E3M0.
+      0.1, as with 1 or 2 bits and with E3M0.
   """
 
   @property

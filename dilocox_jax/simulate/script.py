@@ -80,7 +80,7 @@ class Wait:
 class Join:
   """An op: replicas come back from an absence, as copies of another replica.
 
-  They go on at the time that the source replica has reached.
+  The returning replicas go on at the time that the source replica has reached.
 
   Attributes:
     returning: Indices of the replicas that come back.

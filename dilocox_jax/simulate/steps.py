@@ -211,12 +211,12 @@ def steady_state(
 def _averages_between(
   first: Outcome, last: Outcome, replica_steps: int
 ) -> SteadyState:
-  """Returns the averages per inner step between two outcomes of one run.
+  """Computes averages per inner step over the rounds between two outcomes.
 
   Args:
-    first: Outcome before these rounds.
-    last: Outcome after these rounds.
-    replica_steps: Number of inner steps of all replicas in these rounds.
+    first: Outcome of the run before the first of the rounds.
+    last: Outcome of the run after the last of the rounds.
+    replica_steps: Number of inner steps of all replicas together in the rounds.
   """
   num_steps = last.num_steps - first.num_steps
 

@@ -405,8 +405,8 @@ def outer_step(
 def platform_name() -> str:
   """Returns the kind of JAX's devices: "cpu", "tpu", "gpu" (NVIDIA) or "rocm".
 
-  JAX calls GPUs of NVIDIA and of AMD "gpu". They must be told apart because
-  only those of NVIDIA have cuDNN.
+  JAX calls GPUs of NVIDIA and of AMD "gpu". The two must be told apart, because
+  only GPUs of NVIDIA have cuDNN.
   """
   name = jax.default_backend()
   if name == "gpu":

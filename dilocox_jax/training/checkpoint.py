@@ -153,7 +153,8 @@ class Checkpoints:
 
     If an earlier save is still being written, this call waits for it first. An
     existing checkpoint of the same step is kept. Such a checkpoint exists if a
-    replica lost the others, restarted, and reaches the step a second time.
+    replica has lost the other replicas of its mailbox, has started again, and
+    reaches the step a second time.
 
     Args:
       step: Name of the checkpoint: the number of finished inner steps, or one

@@ -93,9 +93,9 @@ def losses(
 def params_to_keep(programs: Programs, state: TrainingState) -> Tree:
   """Returns the parameters that a run evaluates and exports.
 
-  These are the outer parameters, or their average over the steps if the run
-  keeps one. If gradients are averaged, as in a warm start, all replicas share
-  their parameters, and these (or their average) are returned.
+  They are the outer parameters, or the average of the outer parameters over the
+  steps if the run keeps one. If gradients are averaged, as in a warm start, all
+  replicas share their parameters, and these (or their average) are returned.
 
   Args:
     programs: Programs of the run.

@@ -285,7 +285,7 @@ class MailboxReplica:
 
   @property
   def is_behind(self) -> bool:
-    """Whether the others have settled the next event without this replica.
+    """Whether the other replicas have settled the next event without this one.
 
     The replica then has to skip the segments that led to this event.
     """
@@ -384,7 +384,7 @@ class MailboxReplica:
     )
 
   def _log_changed_members(self, event: int, members: list[str]) -> None:
-    """Logs the members of an event if they differ from those of the last event.
+    """Logs the members of an event if they differ from the last event's.
 
     Args:
       event: Number of the event.

@@ -260,13 +260,18 @@ def _mean_over_batches(loss: Loss) -> Loss:
 def _divided_functions(
   config: RunConfig, cut_model: Callable[[float], CutModel], gather: str
 ) -> tuple[Gradient, Loss]:
-  """Builds gradient and evaluation of a replica that several devices hold.
+  """Builds gradient and evaluation of a replica with pipeline stages.
 
   Args:
     config: Config of the run.
-    cut_model: Function from the weight of the z-loss to the cut model.
+    cut_model: Function from the weight of the z-loss to the model, cut into
+      embedding, blocks and loss.
     gather: When data shards collect the layers of a pipeline stage: "stage" or
       "layer" (`inner.sharded`).
+
+  Returns:
+    The gradient (params, batch) -> (loss, gradients), and the evaluation
+    (params, batch) -> loss.
   """
   mesh = config.mesh
   layers = config.stage_layers

@@ -77,7 +77,7 @@ class RunData:
 
 
 def run_data(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> RunData:
-  """Loads the data of a run: the user's data, or those of the config's source.
+  """Loads the data of a run: the user's data, or the text of the config.
 
   Args:
     config: Config of the run.
@@ -100,7 +100,7 @@ def run_data(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> RunData:
 
 
 def _run_data(config: RunConfig, overrides: Overrides) -> RunData:
-  """Returns the data of a run whose loss draws no random numbers.
+  """Returns the data of a run, without keys for a loss that draws numbers.
 
   Args:
     config: Config of the run.
@@ -316,8 +316,9 @@ def corpus(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> Corpus:
 def _reads_tokens(overrides: Overrides) -> bool:
   """Returns whether the batches of a run must be tokens.
 
-  They must be for a model of the config, and for a supplied model with logits.
-  A supplied model without logits has its own loss, which may read any data.
+  The result is True for a model of the config, and for a supplied model with
+  logits. A supplied model without logits has its own loss, which may read any
+  data.
 
   Args:
     overrides: Overrides that the caller passes.

@@ -213,7 +213,7 @@ def _is_of_other_library(source: pathlib.Path) -> bool:
 def _with_outer_optimizers(
   state: TrainingState, optimizers: Tree, source: object
 ) -> TrainingState:
-  """Replaces the outer optimizer states by those of another run.
+  """Takes over the outer optimizer states of another run.
 
   If their shapes do not fit, a warning is logged, and the state is returned
   unchanged. A `SharedState` has no outer optimizer and is returned unchanged.

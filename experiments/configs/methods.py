@@ -24,10 +24,10 @@ streaming_diloco: fragments are exchanged in turn, and tau inner steps hide each
   exchange. Source: arXiv 2501.18512. Claim (published): the loss of DiLoCo at a
   fraction of its peak bandwidth. Differs: outer momentum 0.6; E3M0 has a scale
   for each block.
-eager: a replica applies its own pseudo-gradient at once, and the others' one
-  round later. Source: arXiv 2502.12996. Claim (recalled): hours at 1 Gbit/s
-  equal hours at infinite bandwidth, loss close to data parallel. Differs: H =
-  30, outer momentum 0.6.
+eager: a replica applies its own pseudo-gradient at once, and those of the other
+  replicas one round later. Source: arXiv 2502.12996. Claim (recalled): hours at
+  1 Gbit/s equal hours at infinite bandwidth, loss close to data parallel.
+  Differs: H = 30, outer momentum 0.6.
 dilocox: the whole next round hides the exchange. Source: arXiv 2506.21263.
   Claim (published): 357 times the throughput of AllReduce for 107B parameters
   over 1 Gbit/s. Differs: replicas keep progress that is not averaged yet

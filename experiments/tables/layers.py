@@ -221,7 +221,7 @@ def needed_bandwidth_bps(
 ) -> Float[np.ndarray, " targets"]:
   """Finds the least bandwidth at which a method reaches each utilization.
 
-  The bandwidths are those of `GRID_BPS`, and the utilizations are `TARGETS`.
+  The bandwidths are taken from `GRID_BPS`, and the utilizations are `TARGETS`.
   The last bandwidth must reach all utilizations, as it does with the models and
   methods of Table 4.
 

@@ -1,4 +1,4 @@
-"""Compares the results of a device with those of a CPU.
+"""Compares the results of a device with results of a CPU.
 
 Methods are compared with `reference.methods`, which has all methods in plain
 numpy. Codecs and Muon are compared with the same program on the CPU, and fused

@@ -202,8 +202,8 @@ def _fullest_window(config: RunConfig) -> tuple[int, Window]:
 def _idle_bytes(state: RoundState, window: Window) -> int:
   """Returns the bytes of fragments that a window neither applies nor sends.
 
-  The bytes are those on one device. State in the memory of the host is not
-  counted.
+  Only the bytes on one device are counted. State in the memory of the host is
+  not counted.
 
   Args:
     state: Shapes, types and shardings of the state.

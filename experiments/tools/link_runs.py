@@ -152,8 +152,9 @@ class Row:
   def is_bound_by_cpu(self) -> bool:
     """Whether the cores, and not only the links, limit the collective.
 
-    They do if it takes more than a fifth of its time even over open links.
-    False if this was not measured.
+    The result is True if the collective takes more than a fifth of its time
+    even over links that are not throttled. It is False if this was not
+    measured.
     """
     return (
       self.open_s is not None and self.open_s > _CPU_SHARE * self.measured_s

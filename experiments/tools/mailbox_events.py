@@ -63,7 +63,7 @@ class Exchanges:
 
   @property
   def num_all(self) -> int:
-    """Number of all replicas, those that end early included."""
+    """Number of all replicas, including the replicas that end early."""
     return self.num_replicas + self.num_absent
 
   @property

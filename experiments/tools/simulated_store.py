@@ -261,8 +261,8 @@ class SimulatedStore:
   def _request(self, kind: str) -> None:
     """Counts a request, and lets the replica wait until it takes effect.
 
-    That is half of the latency later. The answer comes after the other half,
-    which is added to the replica's time.
+    A request takes effect after half of the latency. The answer comes after the
+    other half, which is added to the replica's time.
 
     Args:
       kind: Kind of the request, e.g. "get".
