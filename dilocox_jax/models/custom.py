@@ -92,6 +92,10 @@ def _without_rule(
     model: Any model that `as_loss_model` accepts.
     loss: Function (model, batch) -> scalar. None: batches are tokens.
     example: Function that returns a batch.
+
+  Raises:
+    ValueError: One line, if the model is of no known kind, or if it already has
+      a loss and `loss` is given too.
   """
   if isinstance(model, LossModel):
     require(loss is None, "loss: the model that is passed in has one already")
@@ -152,6 +156,9 @@ def _of_module(
       module of NNX.
     loss: Function (model, batch) -> scalar.
     example: Function that returns a batch.
+
+  Raises:
+    ValueError: One line, if the model is neither a module nor a function.
   """
   if isinstance(model, linen.Module):
     return _of_linen(model, loss, example)

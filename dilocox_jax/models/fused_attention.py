@@ -106,6 +106,9 @@ def _splash_or_blockwise(
     key: Keys [B, L, G, K].
     value: Values [B, L, G, K].
     segments: Number of each token's document [B, L]; None: one document.
+
+  Returns:
+    Weighted means of the values, [B, L, N, K].
   """
   if query.shape[1] % SPLASH_LENGTH == 0:
     return splash_attention(query, key, value, segments)
@@ -134,6 +137,9 @@ def blockwise_attention(
     value_BxLxGxK: Values.
     segments_BxL: Number of each token's document. A token reads only its own
       document. None: a sequence is one document.
+
+  Returns:
+    Weighted means of the values, [B, L, N, K].
   """
   starts, block_attention = _blocks(query_BxLxNxK, segments_BxL)
 
@@ -304,11 +310,14 @@ def splash_attention(
 
   Args:
     query_BxLxNxK: Queries.
-    key_BxLxGxK: Keys.
+    key_BxLxGxK: Keys. N is a multiple of G.
     value_BxLxGxK: Values.
     segments_BxL: Number of each token's document. A token reads only its own
       document. None: a sequence is one document.
     interpret: Whether to run the kernel step by step in JAX, on any device.
+
+  Returns:
+    Weighted means of the values, [B, L, N, K].
 
   Raises:
     ValueError: If the length is not a multiple of 128.

@@ -267,6 +267,9 @@ def orthogonal(matrix: np.ndarray) -> np.ndarray:
 
   Args:
     matrix: Matrices [..., rows, columns].
+
+  Returns:
+    Matrices with the same shape and the same singular vectors.
   """
   x = matrix / (np.linalg.norm(matrix, axis=(-2, -1), keepdims=True) + 1e-8)
   for _ in range(5):

@@ -300,6 +300,9 @@ def _encoded_within(
     tables: How values are encoded.
     values: Values of each table, float32 [R, width].
     largest_norm: Largest norm of the decoded values.
+
+  Returns:
+    The tables of encoded rows.
   """
   encoded = tables.encode(values)
   norm = tables.norm(encoded)

@@ -337,6 +337,9 @@ class MailboxRuntime:
     Args:
       result: The result of the exchange.
       exchange: State of the aggregator after the exchange.
+
+    Returns:
+      The changed result, and the changed state of the aggregator.
     """
     zeros = functools.partial(map_prefix, jnp.zeros_like)
     if result.retained is not None:
@@ -355,6 +358,9 @@ class MailboxRuntime:
       result: The result of the exchange, whose mean does not contain this
         replica's message.
       exchange: State of the aggregator after the exchange; returned unchanged.
+
+    Returns:
+      The changed result, and the state of the aggregator.
     """
     zeros = jax.tree.map(jnp.zeros_like, result.own)
     return result._replace(own=zeros), exchange
@@ -385,6 +391,9 @@ class MailboxRuntime:
 
     Args:
       leaving: The message.
+
+    Returns:
+      The message, whose arrays are not divided among the devices.
     """
     if self._replicas.layout == "stacked":
       return leaving

@@ -655,6 +655,9 @@ class Rounds:
       window: The window.
       state_of: Function from the number of a fragment to its state.
       index_of: Function from the number of a fragment to its index.
+
+    Returns:
+      The arguments with the states and indices of the fragments.
     """
     applied_index = None
     sent_index = None

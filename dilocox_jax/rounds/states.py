@@ -129,6 +129,12 @@ class RoundStates:
 
     This function is only traced, never run. The fragment's outer parameters
     stand in for the replica's own parameters, which have the same shapes.
+
+    Args:
+      state: State of the fragment, as one replica sees it.
+
+    Returns:
+      The state of the fragment after the apply.
     """
     fresh = self.outer.measure(state, (), state.params)
     exchange = self.outer.exchange_coroutine(state, fresh)
@@ -159,6 +165,9 @@ class RoundStates:
       function: Returns a `ReplicaState` or a `FragmentState`, which the program
         puts where `shardings` says.
       *args: Arguments of the function, of which only the shapes are read.
+
+    Returns:
+      The jitted function.
     """
     shardings = self.shardings(jax.eval_shape(function, *args))
     return jax.jit(function, out_shardings=shardings)
@@ -380,6 +389,9 @@ class RoundStates:
       state: State of all replicas.
       begins: Whether each replica begins, booleans [M].
       source_replica: Index of the replica whose optimizer state is copied.
+
+    Returns:
+      The state in which these replicas begin anew.
     """
     source_optimizer = jax.tree.map(
       lambda leaf: leaf[source_replica], state.replica.optimizer
@@ -421,6 +433,9 @@ class RoundStates:
       num_steps: Number of inner steps by which the run has gone on.
       taken: How many of these steps each replica has taken, [M] int32. Its
         schedules have moved by these already. None: no replica took any.
+
+    Returns:
+      The new state, in which only the counts of the schedules differ.
     """
     if taken is None:
       zeros = np.zeros(self.replicas.num_replicas, np.int32)

@@ -346,6 +346,9 @@ def _without_rounding(seconds: np.ndarray, period_s: float) -> np.ndarray:
   Args:
     seconds: Differences (seconds).
     period_s: Duration of the period in which they arose (seconds).
+
+  Returns:
+    The differences, with 0 in the place of each such difference.
   """
   is_rounding = np.abs(seconds) <= _ROUNDING * period_s
   return np.where(is_rounding, 0.0, seconds)

@@ -390,6 +390,9 @@ class Checkpoints:
       step: Step of the checkpoint.
       like: Tree of the shapes, types and shardings of the state.
 
+    Returns:
+      A tree like `like`, with the arrays of the checkpoint.
+
     Raises:
       RefusedError: If the names, shapes or types of the arrays in the
         checkpoint are not those of `like`.

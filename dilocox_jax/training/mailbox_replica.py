@@ -317,6 +317,9 @@ class MailboxReplica:
     Args:
       state: State of this replica before the segment.
       segment: The segment.
+
+    Returns:
+      State of this replica after the segment.
     """
     state = skip_windows(
       self._rounds, state, segment.windows, segment.num_steps

@@ -105,6 +105,10 @@ def _run_data(config: RunConfig, overrides: Overrides) -> RunData:
   Args:
     config: Config of the run.
     overrides: Overrides that the caller passes.
+
+  Raises:
+    ValueError: One line, if there is no data or too little, or if the data have
+      tokens that are not in the model's vocabulary.
   """
   if overrides.data is not None and not isinstance(overrides.data, Corpus):
     return _feed_data(config, overrides, overrides.data)

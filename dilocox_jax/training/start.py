@@ -56,6 +56,10 @@ def with_trainable(
       (`models.adapters.adapt`); None means the adapters of the config, or the
       whole model if the config has none.
 
+  Returns:
+    The overrides with the trained part. If the whole model is trained, the
+    overrides are unchanged.
+
   Raises:
     ValueError: If both `trainable` and the config name a trained part, or if
       the frozen part cannot be read.
@@ -223,6 +227,9 @@ def _with_outer_optimizers(
     optimizers: Outer optimizer state of each fragment of the other run; None if
       the other run has none.
     source: Directory of the other run, for the warning.
+
+  Returns:
+    The state with the outer optimizer states of the other run.
   """
   if not isinstance(state, RoundState):
     return state

@@ -116,6 +116,9 @@ def _run_with_shared_result(
     programs: Programs of the run.
     function: Function that returns a tree of arrays of one replica.
     *args: Arguments of the function.
+
+  Returns:
+    The result of the function, on the devices of the replicas.
   """
   shapes = jax.eval_shape(function, *args)
   shardings = programs.rounds.replicas.state_shardings(shapes, None)

@@ -172,6 +172,9 @@ def _cost_of(measured: Sequence[_EventCost], entry_requests: int) -> Cost:
   Args:
     measured: The costs.
     entry_requests: Number of requests with which the last replica joined.
+
+  Returns:
+    Their medians and means, as `Cost` names them.
   """
   return Cost(
     event_s=statistics.median(event.duration_s for event in measured),
