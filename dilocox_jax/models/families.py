@@ -87,7 +87,7 @@ _LLAMA_SIZE_KEYS = _SIZE_KEYS | {
   "norm_epsilon": "rms_norm_eps",
   "rope_base": "rope_theta",
 }
-# Names of modules in a checkpoint, by path of the module here.
+# Names of modules in a checkpoint, by path of the module in the decoder.
 _LLAMA_MODULE_NAMES = {
   "embed/embedding": "model.embed_tokens",
   "final_norm": "model.norm",
