@@ -29,8 +29,8 @@ import numpy as np
 # Nothing adapts, the rank alone, or the rank and H.
 MODES = ("off", "rank", "rank_and_interval")
 # An update whose energy rank is close to the rank of the factors may have more
-# directions that were not sent. So the next rank is chosen such that a tenth of
-# it stays unused.
+# directions that were not sent. So the next rank is chosen such that at least a
+# tenth of it stays unused.
 _USED_SHARE = 0.9
 
 
