@@ -44,8 +44,8 @@ def require(condition: bool, message: str) -> None:
 
   Args:
     condition: The condition.
-    message: One line that says what is wrong without the condition, and what to
-      do.
+    message: One line that says what is wrong if the condition does not hold,
+      and what to do.
   """
   if not condition:
     raise ValueError(message)

@@ -49,9 +49,8 @@ class DriftRow:
     fragment: Index of the fragment.
     step: Inner step after which the fragment was measured and sent.
     cosine: Mean cosine over all pairs of replicas' pseudo-gradients, weighted
-      by the product of their norms. NaN if no pair has a cosine (one replica,
-      or at most one vector is not zero), or if each replica has a mean of its
-      own.
+      by the product of their norms. NaN if fewer than two replicas have a
+      pseudo-gradient other than zero, or if each replica has a mean of its own.
     disagreement: Norm of the difference between a pseudo-gradient and the mean,
       root mean square over replicas.
     pseudo_gradient_norm: Norm of the averaged pseudo-gradient.
@@ -298,7 +297,8 @@ class Recorder:
     """Appends a row to a file, and passes the row to the log.
 
     Args:
-      name: `METRICS` or `TIMING`. A process that writes no files does nothing.
+      name: `METRICS` or `TIMING`. Only the first process of a run writes; in
+        other processes nothing happens.
       row: Values by field.
     """
     if name not in self._files:

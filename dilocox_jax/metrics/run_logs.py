@@ -2,8 +2,8 @@
 
 A run writes its rows to files (`recorder`). A `RunLog` gets the same rows. The
 argument `log` of `dilocox_jax.train` and the flag `--log` name it. The config
-does not, because a log changes nothing of what is trained. A log has a name, as
-a codec has, so that a user can register another one.
+does not name a log, because a log does not change what is trained. A log has a
+name, as a codec has, so that a user can register another one.
 """
 
 import contextlib
@@ -51,14 +51,14 @@ class RunLog:
   """
 
   def open(self, start: LogStart) -> None:
-    """Prepares for the first row.
+    """Prepares the log for its rows. It is called before the first row.
 
     Args:
       start: Facts about the run.
     """
 
   def write(self, row: Row) -> None:
-    """Takes a row.
+    """Receives a row. It is called once for each row, in order.
 
     Args:
       row: A line of metrics.jsonl, timing.jsonl or mailbox.jsonl as a mapping.
@@ -69,7 +69,7 @@ class RunLog:
     raise NotImplementedError
 
   def close(self, error: BaseException | None) -> None:
-    """Ends the log.
+    """Ends the log, after the last row or after an error.
 
     Args:
       error: The error that ends the run; None after the last row.

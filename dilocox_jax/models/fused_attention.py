@@ -97,9 +97,9 @@ def _splash_or_blockwise(
 ) -> Array:
   """Computes attention with "splash", or else with "blockwise".
 
-  "splash" takes only lengths that are multiples of 128. All other lengths are
-  computed with "blockwise", because the last part of a held-out text may have
-  any length.
+  "splash" takes only lengths that are multiples of 128. Sequences of other
+  lengths occur as the last part of a held-out text. They are computed with
+  "blockwise".
 
   Args:
     query: Queries [B, L, N, K].

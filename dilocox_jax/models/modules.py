@@ -37,7 +37,7 @@ class Norm(nnx.Module):
   """A norm of rows, as `ModelShape.norm` says: RMS norm or layer norm."""
 
   def __init__(self, width: int, shape: ModelShape):
-    """Builds the norm.
+    """Makes the parameters: scales of 1, and for a layer norm biases of 0.
 
     Args:
       width: Number of values of a row, which are normalized together.
@@ -118,14 +118,14 @@ class _Attention(nnx.Module):
   def __init__(
     self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs, mix: Attention
   ):
-    """Builds the layer.
+    """Draws the kernels of the four projections, and makes the norms.
 
     Args:
       shape: Sizes of the model.
       dtype: Compute dtype.
       rngs: Random numbers for the parameters.
-      mix: Attention of whole sequences (`models.fused_attention`). It mixes
-        the values of the positions.
+      mix: Attention of whole sequences (`models.fused_attention`). It mixes the
+        values of the positions.
     """
     self.shape = shape
     self.mix = mix
@@ -224,7 +224,7 @@ class _Mlp(nnx.Module):
   """
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
-    """Builds the layer.
+    """Draws the kernels of the MLP, and makes the norm.
 
     Args:
       shape: Sizes of the model.
@@ -274,7 +274,7 @@ class _Block(nnx.Module):
   def __init__(
     self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs, mix: Attention
   ):
-    """Builds the layer.
+    """Builds the attention and the MLP of the layer.
 
     Args:
       shape: Sizes of the model.
@@ -319,7 +319,7 @@ class _Embed(nnx.Module):
   """The token table, and the table of learned positions if there is one."""
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
-    """Draws the tables.
+    """Draws the values of the tables from a normal distribution.
 
     Args:
       shape: Sizes of the model.
@@ -383,7 +383,7 @@ class Decoder(nnx.Module):
   def __init__(
     self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs, mix: Attention
   ):
-    """Builds the modules.
+    """Builds the modules, and draws all parameters.
 
     Args:
       shape: Sizes of the model.

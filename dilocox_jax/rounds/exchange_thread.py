@@ -121,9 +121,9 @@ class InThread:
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
     """Runs the due exchange in a thread, and takes the inner steps meanwhile.
 
-    The window's own program exchanges and takes the steps instead in three
-    cases: nothing that is due is in flight, there are no inner steps, or the
-    replicas may take different numbers of steps.
+    In three cases this function runs nothing, and the window's own program
+    exchanges and takes the steps: no pseudo-gradient is due, there are no inner
+    steps, or the replicas may take different numbers of steps.
 
     Args:
       work: The window, and the arguments of its program.

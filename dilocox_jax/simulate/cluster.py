@@ -128,7 +128,7 @@ class Pair:
   rtt_s: float = dataclasses.field(metadata=_DURATION)
 
   def __post_init__(self):
-    """Raises ValueError if a number is not allowed, or sites are not two."""
+    """Raises ValueError if a number is wrong, or there are not two sites."""
     check_limits(self)
     is_pair = len(self.sites) == len(set(self.sites)) == 2
     require(is_pair, f"sites={self.sites} must be two different sites")

@@ -31,8 +31,8 @@ anywhere and is ignored.
 The presets in `presets.json` have this form and are a good start: some have
 round numbers, others the settings of papers. The comment of a paper's preset
 tells which numbers were published, which are recalled and not confirmed, and
-which are assumed, so that nobody takes our assumption for a result of the
-paper.
+which are assumed, so that nobody takes an assumption of this project for a
+result of the paper.
 """
 
 import dataclasses

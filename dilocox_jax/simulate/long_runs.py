@@ -53,8 +53,8 @@ numbers does not look like a change. Durations that differ by less than 1e-12 of
 a period count as equal. The result differs from a walk through all rounds by
 less than 1e-9 of the run's time (tests/simulate/test_long_runs.py).
 
-In two kinds of runs no two rounds need be alike, so the clock walks through all
-rounds: if replicas are away by chance, and if a schedule from outside does not
+In two kinds of runs the clock walks through all rounds, because any two rounds
+may differ: if replicas are away by chance, and if a user's schedule does not
 say when its rounds repeat (`SyncSchedule.steady_round`).
 """
 

@@ -112,9 +112,9 @@ def slow_start_s(
 ) -> float:
   """Returns the seconds that slow start adds to a message after idle time.
 
-  The rate starts at W = 10 MSS k bytes a round trip (ten segments for each of k
-  streams) and doubles with every round trip, up to the rate that the transfer
-  gets later, BDP = rate x RTT bytes a round trip. That takes
+  The rate starts at W = 10 MSS k bytes a round trip: ten segments for each of k
+  streams. It doubles with every round trip, up to the rate that the transfer
+  gets later, which is BDP = rate x RTT bytes a round trip. That takes
 
     RTT log2(BDP / W)
 

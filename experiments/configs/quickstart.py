@@ -2,12 +2,13 @@
 
 The name of the method follows the colon.
 
-Two replicas with Muon as inner optimizer, on the same tokens of Python's own
-library. All keep the same average of their parameters and end at the same
-rate. experiments.quickstart trains all three and compares them.
+Each run has two replicas with Muon as inner optimizer, and all runs read the
+same tokens of Python's own library. All runs keep the same average of their
+parameters and end at the same learning rate. experiments.quickstart trains all
+three and compares them.
 
-Source: ours (`overlap_loco`), DiLoCoX (arXiv 2506.21263) and AllReduce. Claim:
-docs/quick_start.md. Cost: a few minutes on two CPU cores for the three.
+Source: this project (`overlap_loco`), DiLoCoX (arXiv 2506.21263) and AllReduce.
+Claim: docs/quick_start.md. Cost: a few minutes on two CPU cores for the three.
 
     python -m experiments.train --workdir=runs/dilocox \
         --config=experiments/configs/quickstart.py:dilocox

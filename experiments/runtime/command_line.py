@@ -297,8 +297,7 @@ def refuse_unused(
   Args:
     *holders: The flags.
     is_used: Whether the program reads these flags in this call.
-    needs: The flag without which these flags are not read, e.g. "--cluster",
-      for the message.
+    needs: The flag that these flags need, e.g. "--cluster", for the message.
 
   Raises:
     UsageError: If one of the flags is given and not used.

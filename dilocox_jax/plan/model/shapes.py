@@ -223,8 +223,8 @@ def parameter_count(shape: ModelShape) -> int:
   embedding are tied. Biases of norms and projections, and learned positions,
   are added to this number.
 
-  Source: our own count. The matrix terms are those of Hoffmann et al. 2022,
-  arXiv 2203.15556, appendix F.
+  Source: counted by this project. The matrix terms are those of Hoffmann et al.
+  2022, arXiv 2203.15556, appendix F.
 
   Args:
     shape: Sizes of the model.
