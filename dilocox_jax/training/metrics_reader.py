@@ -50,7 +50,7 @@ class LearningRates:
   _STEPS = 65_536  # Steps of a block. Their rates take 256 kB.
 
   def __init__(self, schedule: optax.Schedule):
-    """Computes the rates of the first 65,536 steps.
+    """Computes the learning rates of the first 65,536 inner steps.
 
     Args:
       schedule: Function from the inner step to the learning rate.
@@ -61,7 +61,7 @@ class LearningRates:
     self.at(0)
 
   def at(self, step: int) -> float:
-    """Returns the rate of an inner step.
+    """Returns the learning rate of an inner step.
 
     Args:
       step: Number of the inner step, from 0.

@@ -268,7 +268,8 @@ def _batch(
     draws: Random numbers of the replica.
 
   Returns:
-    The eight characters before each target [targets, 8], and the targets.
+    The eight characters before each target, [number of targets, 8], and the
+    targets, [number of targets].
   """
   starts = draws.integers(0, len(text) - _LENGTH - _CONTEXT, size=_SEQUENCES)
   windows = np.lib.stride_tricks.sliding_window_view(text, _CONTEXT + 1)
