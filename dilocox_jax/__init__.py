@@ -126,7 +126,7 @@ def __dir__() -> list[str]:
 
 
 def _methods() -> Iterable[str]:
-  """Returns the names of all methods, also of those that a user registered."""
+  """Returns the names of all methods, registered ones included."""
   return _module(_METHODS, needed_by="method").METHODS
 
 

@@ -1,4 +1,4 @@
-"""Says which version and devices there are, and where to begin.
+"""Prints the version and the devices, and how to begin.
 
 python -m dilocox_jax
 """
@@ -46,7 +46,10 @@ def describe() -> str:
 
 
 def _devices() -> str:
-  """Returns the kinds of JAX's devices with their numbers, e.g. "8 cpu"."""
+  """Returns the kinds of JAX's devices with their numbers, e.g. "8 cpu".
+
+  If JAX finds no devices, it returns "none" and the reason.
+  """
   try:
     devices = jax.devices()
   except RuntimeError as error:
@@ -58,7 +61,7 @@ def _devices() -> str:
 
 
 def _extras() -> str:
-  """Returns which extras are installed, and how to install the others."""
+  """Names the extras that are installed, and says how to install the others."""
   missing = [
     extra
     for extra, package in _PACKAGE_OF_EXTRA.items()

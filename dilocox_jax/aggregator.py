@@ -1,9 +1,9 @@
 """The interface of aggregators, which average a tree over replicas.
 
-An aggregator is for the replica axis what an optax transformation is for a
-gradient: a pair of pure functions, written for one replica. It serves every
-method and rule. `dilocox_jax.exchange` returns the aggregator of this package;
-a user can write another one.
+An aggregator resembles an optax transformation: it is a pair of pure functions,
+written for one replica. All methods and rules can use any aggregator.
+`dilocox_jax.exchange` returns the aggregator of this package; a user can write
+another one.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,8 @@ class Averaged(NamedTuple):
     mean: The mean, a tree like the values. It is the same on all replicas,
       unless `Aggregator.is_shared` is False.
     sent: This replica's values as the other replicas have received them, a tree
-      like the values. A codec makes them differ from the values.
+      like the values. With a codec that loses something they differ from the
+      values.
     state: New state of the aggregator.
     retained: The part of the values that was neither sent nor held back in the
       state, a tree like the values. The replica keeps this part in its
@@ -49,7 +50,8 @@ class Aggregator(NamedTuple):
 
   `average` may be made by `as_function` from a coroutine. Then inner steps can
   run between its messages. The coroutine yields before and after each
-  collective, and goes on with the yielded values that it gets back:
+  collective. The caller runs inner steps there, and sends the yielded values
+  back:
 
       message = yield message
       arrived = yield jax.lax.pmean(message, "replica")
@@ -61,19 +63,19 @@ class Aggregator(NamedTuple):
       fragment.
     average: Function (values, state, params) -> `Averaged`, or a tuple of its
       first three fields. `values` are this replica's values. `params` are the
-      parameters that they belong to: the outer parameters of a pseudo-gradient;
-      few aggregators read them.
-    axes: Tree prefix of the state, e.g. a dict of axes for a dict: 0 where each
-      replica has its own leaves (the default), None where all replicas have the
-      same. If the mean is shared, it may depend only on leaves of the second
-      kind.
+      parameters to which the values belong: for a pseudo-gradient the outer
+      parameters. Few aggregators read them.
+    axes: Replica axes of the state, a tree prefix such as a dict of axes for a
+      dict: 0 where each replica has its own leaves (the default), None where
+      all replicas have the same. If the mean is shared, it may depend only on
+      leaves that all replicas have.
     observe: Function (state) -> arrays by name, which are recorded with the
-      exchange in `metrics.jsonl`. An array of three dimensions is taken for
-      Gram matrices of an update; only their rank is recorded.
-    stretch_ends: Function (params) -> where the stretch of inner steps that
-      hides each turn ends (`plan.overlap.stretch_ends`), for a fragment of
-      these parameters. None: all inner steps hide the first turn, and the other
-      turns come after the steps.
+      exchange in `metrics.jsonl`. An array of three dimensions is read as Gram
+      matrices of an update, and only their rank is recorded.
+    stretch_ends: Function (params) -> ends of the stretches of inner steps that
+      hide each turn (`plan.overlap.stretch_ends`), for a fragment with these
+      parameters. None: all inner steps hide the first turn, and the other turns
+      come after the steps.
     is_shared: Whether the mean is the same on all replicas. If it is not, as
       after an exchange between pairs, every replica has outer parameters of its
       own, and the mean of these is evaluated and kept.
@@ -88,7 +90,10 @@ class Aggregator(NamedTuple):
 
   @property
   def has_turns(self) -> bool:
-    """Whether `average` was made by `as_function` from a coroutine."""
+    """Whether `average` was made by `coroutines.as_function` from a coroutine.
+
+    Such an average can be run message by message, with other work in between.
+    """
     return hasattr(self.average, "coroutine")
 
   def average_coroutine(
@@ -100,8 +105,8 @@ class Aggregator(NamedTuple):
     before and after the whole function.
 
     Args:
-      values: Values of this replica, as for `average`.
-      state: State of the aggregator before.
+      values: Values of this replica, a tree.
+      state: State of the aggregator before the average.
       params: Parameters that the values belong to.
 
     Returns:
@@ -120,7 +125,7 @@ class Aggregator(NamedTuple):
 
     Args:
       values: Gradients of this replica.
-      state: State of the aggregator before.
+      state: State of the aggregator before the average.
       params: Parameters that the gradients belong to; None if the aggregator
         does not read them.
 

@@ -44,8 +44,8 @@ def require(condition: bool, message: str) -> None:
 
   Args:
     condition: The condition.
-    message: One line that says what is wrong without the condition, and what to
-      do.
+    message: One line that says what is wrong if the condition does not hold,
+      and what to do.
   """
   if not condition:
     raise ValueError(message)
@@ -77,7 +77,7 @@ def extra_package(name: str, needed_by: str, extra: str = "text") -> ModuleType:
 
 @contextlib.contextmanager
 def in_front(text: str) -> Iterator[None]:
-  """Puts a text in front of the message of a ValueError from the block inside.
+  """Puts a text in front of the message of a ValueError from the block.
 
   Args:
     text: The text, e.g. "sync.".
@@ -93,21 +93,27 @@ def limited(default: Default, **limits: Any) -> Default:
 
   Args:
     default: Default value of the field; None: the field may be left unset.
-    **limits: Limits as in `within_limits`, which `check_limits` checks.
+    **limits: Limits of the value: `choices`, `above`, `at_least`, `below` or
+      `at_most` (`within_limits`). `check_limits` checks them.
+
+  Returns:
+    The field of the dataclass; for type checkers a value of the default's type.
   """
   return dataclasses.field(default=default, metadata=limits)
 
 
 def check_limits(values: Any, prefix: str = "") -> None:
-  """Raises ValueError for the first field of a dataclass outside its limits.
+  """Checks the fields of a dataclass that are declared with limits.
 
-  A value that does not have the type of its field counts as outside, too. Only
-  fields that are declared with limits are checked, and only if they are not
-  None.
+  Fields that are None are not checked.
 
   Args:
     values: A dataclass, some of whose fields are declared with `limited`.
     prefix: Text in front of the fields' names, for messages, e.g. "sync.".
+
+  Raises:
+    ValueError: For the first field that is outside its limits or has a wrong
+      type.
   """
   types = typing.get_type_hints(type(values))
   for field in dataclasses.fields(values):
@@ -135,8 +141,8 @@ def within_limits(
     value: The value to check. NaN is outside all bounds, and so is a value that
       is no number.
     choices: The only values that are allowed; None: all are.
-    **bounds: Numbers with which the value is compared. The value must not reach
-      the bounds `above` and `below`. It may reach `at_least` and `at_most`.
+    **bounds: Bounds of the value: `above` and `below`, which the value must not
+      reach, and `at_least` and `at_most`, which it may reach.
   """
   if choices is not None:
     one_of(name, value, choices)
@@ -152,15 +158,19 @@ def within_limits(
 
 
 def _short(number: float) -> str:
-  """Returns a bound as text, e.g. 1000 as "1000" and 0.5 as "0.5"."""
+  """Returns a bound as a short text, e.g. 1000 as "1000" and 0.5 as "0.5".
+
+  Args:
+    number: The bound.
+  """
   return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 def of_type(name: str, value: Any, kind: Any) -> Any:
-  """Returns a value after checking its type.
+  """Checks the type of a value, and returns the value.
 
-  A whole number may stand for a float, and becomes one. A number of numpy
-  becomes a number of Python. A bool counts as neither int nor float.
+  A whole number may stand for a float, and is converted. A number of numpy is
+  converted to a number of Python. A bool counts as neither int nor float.
 
   Args:
     name: Name of the value, for the message.
@@ -186,7 +196,15 @@ def of_type(name: str, value: Any, kind: Any) -> Any:
 
 
 def _float(name: str, value: numbers.Real) -> float:
-  """Returns a number as a float; raises ValueError if it is too large."""
+  """Converts a number to a float.
+
+  Args:
+    name: Name of the number, for the message.
+    value: The number.
+
+  Raises:
+    ValueError: If the number is too large for a float.
+  """
   try:
     return float(value)
   except OverflowError:
@@ -194,7 +212,9 @@ def _float(name: str, value: numbers.Real) -> float:
 
 
 def shown(value: Any) -> str:
-  """Returns the text of a wrong value for a message, cut if it is long.
+  """Returns the text of a wrong value for a message.
+
+  Only the first 80 characters are repeated.
 
   Args:
     value: Anything that was read from a file or passed by a user.
@@ -229,14 +249,14 @@ def printable(text: str) -> str:
 def json_object(
   text: str | bytes, where: object, *, is_ours: bool = True
 ) -> dict[str, Any]:
-  """Returns the object that a text in JSON describes.
+  """Parses a text that must be a JSON object.
 
   Args:
     text: The text, of which anything may be damaged.
     where: Place of the text, e.g. the path of a file, for the message.
     is_ours: Whether a program of this project wrote the text. Python's parser
-      also reads NaN and 1e999, and takes the last of two equal keys. We write
-      none of these, so a text of ours that has them is damaged.
+      also accepts NaN, 1e999 and repeated keys, which the programs of this
+      project never write. So a text of this project that has them is damaged.
 
   Raises:
     ValueError: If the text describes no object, or is damaged. The message is
@@ -254,12 +274,23 @@ def json_object(
 
 
 def _refuse_constant(name: str) -> None:
-  """Raises ValueError for "NaN", "Infinity" or "-Infinity" in a JSON text."""
+  """Raises ValueError: JSON texts of this project have no NaN and no infinity.
+
+  Args:
+    name: The constant in the text: "NaN", "Infinity" or "-Infinity".
+  """
   raise ValueError(f"{name} is no number")
 
 
 def _finite_float(text: str) -> float:
-  """Returns the number of a JSON text; raises ValueError if it is infinite."""
+  """Converts a number in a JSON text to a float.
+
+  Args:
+    text: The number.
+
+  Raises:
+    ValueError: If the number is too large, so that the float is infinite.
+  """
   value = float(text)
   if not math.isfinite(value):
     raise ValueError(f"{shown(text)} is out of range")
@@ -267,10 +298,13 @@ def _finite_float(text: str) -> float:
 
 
 def _dict_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  """Returns a JSON object as a dict; raises ValueError for a repeated key.
+  """Builds a dict from the keys and values of a JSON object.
 
   Args:
     pairs: Keys and values of the object, in order.
+
+  Raises:
+    ValueError: If a key occurs more than once.
   """
   values = dict(pairs)
   if len(values) < len(pairs):
@@ -288,8 +322,8 @@ def file_bytes(path: str | os.PathLike[str], most: int = LONGEST_JSON) -> bytes:
     most: Largest size of the file (bytes).
 
   Raises:
-    ValueError: If the file is missing, is a folder or anything else that is no
-      regular file, cannot be read, or is too large. The message is one line.
+    ValueError: If the file is missing, is no regular file (but e.g. a folder),
+      cannot be read, or is too large. The message is one line.
   """
   path = pathlib.Path(path)
   try:
@@ -306,7 +340,7 @@ def file_bytes(path: str | os.PathLike[str], most: int = LONGEST_JSON) -> bytes:
 
 
 def json_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-  """Returns the object that a JSON file describes.
+  """Reads a JSON file that must hold an object.
 
   Args:
     path: The file, of which anything may be damaged.
@@ -319,7 +353,7 @@ def json_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
-  """Raises ValueError, which lists the choices, if a value is none of them.
+  """Raises ValueError, which lists the choices, unless a value is one of them.
 
   Args:
     name: Name of the value, for the message.
@@ -364,7 +398,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def known(what: str, name: str, names: Iterable[str]) -> None:
-  """Raises ValueError, with a hint, unless a name is one of the known names.
+  """Raises ValueError, which suggests a name, unless a name is known.
 
   Args:
     what: Kind of thing that has the name, e.g. "method".
@@ -414,11 +448,15 @@ def dataclass_from(
 
 
 def check_path(cls: type, path: str) -> None:
-  """Raises ValueError, with the nearest name, if a field does not exist.
+  """Checks that a path of names leads to a field of a dataclass.
 
   Args:
-    cls: A dataclass, possibly of dataclasses.
+    cls: A dataclass, whose fields may be dataclasses.
     path: Names joined by dots, e.g. "sync.sync_interval".
+
+  Raises:
+    ValueError: One line, with the nearest known name, if there is no such
+      field.
   """
   kind = cls
   for name in path.split("."):
@@ -507,10 +545,10 @@ def changed_fields(
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Returns the values of a nested mapping by their dotted names, in order.
+  """Flattens a nested mapping: the values by their dotted names, in order.
 
-  Example: {"seed": 0, "data": {"glob": ""}} becomes {"seed": 0,
-  "data.glob": ""}.
+  Example: {"seed": 0, "data": {"glob": ""}} becomes {"seed": 0, "data.glob":
+  ""}.
 
   Args:
     values: A nested mapping. Names with dots in them are taken as they are. An
@@ -527,7 +565,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def unflat(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
-  """Returns the values of a flat mapping as nested dicts: `flat` undone.
+  """Builds nested dicts from a flat mapping. It is the reverse of `flat`.
 
   Example: {"seed": 0, "data.glob": ""} becomes {"seed": 0, "data": {"glob":
   ""}}.

@@ -3,10 +3,10 @@
 An exchange over a slow link takes as long as many inner steps. So the code of
 an exchange is a generator, used as a coroutine. It yields the arrays of a
 message before the message leaves, and yields the received arrays before it uses
-them. The caller may run inner steps while the message travels
-(`rounds.window.exchange_behind_steps`). It resumes the generator with the
-yielded values. Generators run while a program is traced, so the compiled
-program has no trace of them.
+them. At both places the caller may run inner steps
+(`rounds.window.exchange_behind_steps`), and then resumes the generator with the
+yielded arrays. The generator runs while JAX traces a program, so the compiled
+program contains only the computations, not the stops.
 """
 
 from collections.abc import Callable, Generator

@@ -1,11 +1,11 @@
 """Facts about the fields of a config, declared beside each field.
 
-A field that is set and then ignored misleads: a user who sets `data.glob` and
-forgets `data.source` would train on another text without a warning. So a field
-that only some runs read declares the condition under which it is read. Three
-more facts say whether a field may change when a run is resumed, whether it may
-differ between replicas that are separate programs, and whether its default is
-chosen for the devices.
+A field that only some runs read declares the condition under which it is read.
+So a field that is set but not read can be refused: otherwise a user who sets
+`data.glob` and forgets `data.source` would train on another text without a
+warning. Three more facts say whether a field may change when a run is resumed,
+whether it may differ between replicas that are separate programs, and whether
+its default is chosen for the devices.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ class ReadIf:
 
   Attributes:
     field: Dotted name of the deciding field.
-    holds: Function from the value of the deciding field to whether the run
-      reads the field with this condition.
+    holds: Function from the value of the deciding field to a bool: whether the
+      run reads the field that has this condition.
   """
 
   field: str
@@ -64,20 +64,22 @@ def setting(
   is_left_to_device: bool = False,
   **limits: Any,
 ) -> Default:
-  """Declares a field of a section, with its facts and its limits.
+  """Declares a field of a section of a config, with its facts and its limits.
 
   Args:
     default: Default value of the field.
-    read_if: As in `Facts`.
-    is_free_on_resume: As in `Facts`. Such a field may also differ between
-      separate programs, whatever `may_differ` says.
-    may_differ: As in `Facts`.
-    is_left_to_device: As in `Facts`.
-    **limits: Limits as in `checks.within_limits`.
+    read_if: Condition under which a run reads the field; None: every run does.
+    is_free_on_resume: Whether the field may change when a run is resumed. Such
+      a field may also differ between separate programs, whatever `may_differ`
+      says.
+    may_differ: Whether the field may differ between replicas that are separate
+      programs.
+    is_left_to_device: Whether the default value, None or "auto", stands for a
+      value that is chosen for the devices.
+    **limits: Limits of the value, e.g. `at_least=1` (`checks.within_limits`).
 
   Returns:
-    The field of the dataclass; the type is that of the default, for type
-    checkers.
+    The field of the dataclass; for type checkers a value of the default's type.
   """
   facts = Facts(
     read_if=read_if,

@@ -111,14 +111,13 @@ def opened_to_append(
 
   Args:
     path: The file; its folder must exist.
-    buffering: As in `open`; 0 writes at once.
+    buffering: Size of the buffer as for Python's `open`; 0 writes at once.
     root: Folder above the file that the user names; None: the file's own
       folder.
 
   Raises:
-    OSError: If the path is a link, a FIFO or anything else that is no regular
-      file, if a folder between the root and the file is a link, or the system
-      refuses.
+    OSError: If the path is no regular file (but e.g. a link), if a folder
+      between the root and the file is a link, or if the system refuses.
   """
   path = pathlib.Path(path)
   with _folder_of(path, root) as (folder, name):
@@ -142,9 +141,9 @@ def opened_to_append(
 def folder_below(root: Path, *names: str) -> pathlib.Path:
   """Makes a folder below a root, and returns its path.
 
-  The path is meant for libraries and programs, which open files by their paths.
-  They would follow a link that is put there later. The functions of this module
-  would not, if they are called with `root`.
+  Use it only for libraries and programs that open files by their paths. They
+  follow a link that somebody puts into the path later. The functions of this
+  module do not, if they are called with `root`.
 
   Args:
     root: The folder that the user names; it must exist.
@@ -166,12 +165,12 @@ def folder_below(root: Path, *names: str) -> pathlib.Path:
 
 
 def check_folder(root: Path, *names: str) -> None:
-  """Raises an error if a folder below a root is a link, or no folder.
+  """Raises an error if a folder below a root is a link or anything else.
 
   Args:
     root: The folder that the user names; it must exist.
-    *names: Names of the folders, each in the folder before. They may be
-      missing.
+    *names: Names of the folders, each in the folder before. Missing folders are
+      accepted.
 
   Raises:
     NotADirectoryError: If one of the names belongs to a link, or to anything
@@ -272,7 +271,7 @@ def flush_folder(folder: int) -> None:
     folder: File descriptor of the open folder.
 
   Raises:
-    OSError: If the system refuses for another reason.
+    OSError: If the system refuses although it can flush folders.
   """
   try:
     os.fsync(folder)
@@ -308,7 +307,7 @@ def opened_folders(root: int, names: Iterable[str]) -> Iterator[list[int]]:
 
 
 def kind_of(folder: int, name: str) -> str:
-  """Returns what kind of thing has a name, such as `FILE`, `LINK` or "FIFO".
+  """Returns the kind of the thing that has a name, e.g. "file" or "FIFO".
 
   Args:
     folder: File descriptor of the open folder.
@@ -347,17 +346,17 @@ def read_file(folder: int, name: str, at_most: int) -> bytes | None:
 
 
 def read_range(folder: int, name: str, start: int, stop: int) -> bytes | None:
-  """Returns bytes of a file.
+  """Returns a range of bytes of a file.
 
   Args:
     folder: File descriptor of the open folder that has the file.
     name: Name of the file.
-    start: First byte.
-    stop: End of the range.
+    start: Number of the first byte.
+    stop: Number of the byte after the last one.
 
   Returns:
-    The bytes. None if the file ends before `stop`, or if `read_file` would not
-    read it.
+    The bytes. None if the file ends before `stop`, if it is missing, or if the
+    name belongs to a link or anything else that is no regular file.
 
   Raises:
     OSError: If the system refuses.
@@ -371,7 +370,16 @@ def read_range(folder: int, name: str, start: int, stop: int) -> bytes | None:
 
 @contextlib.contextmanager
 def _file_to_read(folder: int, name: str) -> Iterator[BinaryIO | None]:
-  """Opens a file, and yields it; None if nothing has the name, or no file."""
+  """Opens a file for reading, without following a link or waiting.
+
+  Args:
+    folder: File descriptor of the open folder that has the file.
+    name: Name of the file.
+
+  Yields:
+    The open file. None if nothing has the name, or if the name belongs to
+    anything but a regular file.
+  """
   # Devices are not even opened, because to open some of them has an effect.
   if kind_of(folder, name) != FILE:
     yield None
@@ -396,9 +404,9 @@ def _opened(
 
   Args:
     path: Path of the file. Only its last name is looked up.
-    mode: As in `open`.
+    mode: Mode as for Python's `open`, e.g. "ab".
     folder: File descriptor of the open folder.
-    buffering: As in `open`.
+    buffering: Size of the buffer as for Python's `open`; 0 writes at once.
   """
 
   def opener(_: str, flags: int) -> int:
@@ -408,14 +416,23 @@ def _opened(
 
 
 def _remove(folder: int, name: str) -> None:
-  """Removes a file of an open folder, if it is there."""
+  """Removes a file of an open folder. A missing file is no error.
+
+  Args:
+    folder: File descriptor of the open folder.
+    name: Name of the file.
+  """
   with contextlib.suppress(FileNotFoundError):
     os.unlink(name, dir_fd=folder)
 
 
 @contextlib.contextmanager
 def _closing(folder: int) -> Iterator[int]:
-  """Yields an open folder's descriptor, and closes it at the block's end."""
+  """Yields an open folder, and closes it at the end of the block.
+
+  Args:
+    folder: File descriptor of the open folder.
+  """
   try:
     yield folder
   finally:

@@ -1,9 +1,9 @@
 """Builds optimizers of optax by name, and learning rate schedules.
 
-A config names the inner and the outer optimizer. Options that an optimizer does
-not have are left out. If the user has changed such an option, it is refused
-instead. The config refuses it for the optimizers in `OPTIMIZER_OPTIONS`, and
-this module for all other optimizers.
+A config names the inner and the outer optimizer, and has options such as `b1`
+for all of them. Options that an optimizer does not have are left out, unless
+the user has changed them: then they are refused. The config refuses them for
+the optimizers in `OPTIMIZER_OPTIONS`, and this module for all other optimizers.
 """
 
 import inspect
@@ -29,9 +29,9 @@ def register_optimizer(name: str, build: Callable[..., Any]) -> None:
   Args:
     name: Name of the optimizer. No optimizer of optax may have it.
     build: Function that returns an `optax.GradientTransformation`. It must have
-      an argument `learning_rate`, for a number or a schedule. Of the options of
-      the config (`plan.choices.ALL_OPTIONS`), it gets those that are among its
-      arguments.
+      an argument `learning_rate`, for a number or a schedule. Its other
+      arguments may be options of the config (`plan.choices.ALL_OPTIONS`), which
+      it gets by name.
 
   Raises:
     ValueError: If the name is taken, also by optax, or if the function has no
@@ -47,13 +47,15 @@ def register_optimizer(name: str, build: Callable[..., Any]) -> None:
 
 
 def _builder(name: str) -> Any:
-  """Returns what has the name of an optimizer; None if nothing has it.
-
-  This is the function that was registered under the name, or else an attribute
-  of optax or optax.contrib, which need not be an optimizer.
+  """Looks up the function that builds an optimizer.
 
   Args:
-    name: The name.
+    name: Name of the optimizer.
+
+  Returns:
+    The function that was registered under the name. If there is none, the
+    attribute of optax or optax.contrib with this name, which need not be an
+    optimizer. None if there is no such attribute either.
   """
   build = OPTIMIZERS.get(name)
   if build is None:
@@ -73,8 +75,9 @@ def named_optimizer(
   """Builds an optimizer of optax, or one that was registered.
 
   Args:
-    name: Name of a function of optax or optax.contrib that has an argument
-      `learning_rate`, such as "adamw", "sgd" or "muon", or in `OPTIMIZERS`.
+    name: Name of a registered optimizer (`register_optimizer`), or of a
+      function of optax or optax.contrib that has an argument `learning_rate`,
+      such as "adamw", "sgd" or "muon".
     learning_rate: Learning rate, a number or a schedule.
     needed: Names of options that the user has changed. They are not checked for
       optimizers in `OPTIMIZER_OPTIONS`, because the config has checked them.
@@ -82,7 +85,8 @@ def named_optimizer(
       does not have are left out. A momentum of 0 means the function's default.
 
   Returns:
-    The optimizer, wrapped as `standard_promotion` says.
+    The optimizer. It may mix dtypes although the program forbids it
+    (`standard_promotion`).
 
   Raises:
     ValueError: If there is no such optimizer, if it lacks an option that the
@@ -125,17 +129,17 @@ def named_optimizer(
 def standard_promotion(
   optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-  """Returns an optimizer that may mix dtypes although the program forbids it.
+  """Lets an optimizer mix dtypes although the program forbids it.
 
   Several optimizers of optax raise a float to the power of an integer count,
   which strict dtype promotion refuses. The update of the returned optimizer
   runs with JAX's standard promotion. The rest of the program stays strict.
 
-  The update also has its own precision of matrix products, e.g. those of Muon's
-  Newton-Schulz iteration. A recent NVIDIA GPU computes them in TF32. A TPU
-  computes three bfloat16 products for each, instead of one by default. Full
-  fp32 would be several times as slow, and the iteration ends with singular
-  values between 0.7 and 1.2 anyway.
+  The update also has its own precision of matrix products, which matters e.g.
+  for Muon's Newton-Schulz iteration. A recent NVIDIA GPU computes the products
+  in TF32. A TPU computes three bfloat16 products for each, instead of one by
+  default. Full fp32 would be several times as slow, and the iteration ends with
+  singular values between 0.7 and 1.2 anyway.
 
   Args:
     optimizer: The optimizer.
@@ -182,9 +186,10 @@ def learning_rate_schedule(
       schedule starts with a linear warm-up from 0.
     peak: Highest learning rate.
     warmup_steps: Inner steps until the peak.
-    total_steps: Inner steps of the run. The decay ends at the last step.
-    final_fraction: Ratio of the last learning rate to the peak. "constant" does
-      not use it.
+    total_steps: Inner steps of the run. The decay would end with the step after
+      the last one.
+    final_fraction: Ratio of the rate at the end of the decay to the peak.
+      "constant" does not use it.
 
   Returns:
     Function from the number of an inner step, from 0, to the learning rate.
@@ -226,7 +231,7 @@ def inner_optimizer(
   scaled to the usual size of AdamW's.
 
   Args:
-    name: Name of an optimizer, as in `named_optimizer`.
+    name: Name of an optimizer, e.g. "adamw" (`named_optimizer`).
     schedule: Function from the inner step to the learning rate.
     needed: Names of options that the user has changed.
     clip_norm: Largest norm of a gradient; 0 means no clipping.
@@ -234,7 +239,8 @@ def inner_optimizer(
       of 0 means the optimizer's default.
 
   Raises:
-    ValueError: As `named_optimizer`.
+    ValueError: If there is no such optimizer, if it lacks an option that the
+      user has changed, or if it cannot be built with these arguments.
   """
   # `named_optimizer` passes these options only to Muon: no other optimizer has
   # arguments of these names.

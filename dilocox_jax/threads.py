@@ -1,4 +1,4 @@
-"""Threads that do not keep a program from ending."""
+"""Runs functions in threads that do not keep a program from ending."""
 
 import threading
 from collections.abc import Callable

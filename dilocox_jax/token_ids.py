@@ -1,7 +1,7 @@
-"""Checks token ids, which models look up in tables.
+"""Checks token ids before a model looks them up in tables.
 
-An id that a table lacks becomes NaN or another token, and no library reports
-the mistake. So ids are checked before they reach a device.
+If a table lacks an id, the lookup returns NaN or the row of another token, and
+no library reports the mistake. So ids are checked before they reach a device.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ def check_token_ids(
   Args:
     tokens: Token ids, of any shape. An empty array of integers passes.
     vocabulary: The ids that are known.
-    what: What the tokens are, for the message, e.g. "train tokens of 'own'".
+    what: Name of the tokens for the message, e.g. "train tokens of 'own'".
   """
   if not np.issubdtype(tokens.dtype, np.integer):
     raise TokenError(f"{what} are {tokens.dtype}: pass integers")

@@ -49,7 +49,7 @@ class LazyArray:
     """Reads the whole array.
 
     Args:
-      dtype: Type of the result; None means that of the array.
+      dtype: Type of the result; None means the type of the array.
       copy: Not read: the result is always a new array.
     """
     del copy
@@ -57,7 +57,14 @@ class LazyArray:
 
 
 def in_memory(tree: Tree) -> Tree:
-  """Returns a tree in which every `LazyArray` has been read."""
+  """Reads every `LazyArray` of a tree into the memory of the host.
+
+  Args:
+    tree: Any tree.
+
+  Returns:
+    The tree with arrays of numpy in place of the `LazyArray`s.
+  """
 
   def read(leaf: Any) -> Any:
     return np.asarray(leaf) if isinstance(leaf, LazyArray) else leaf
@@ -81,13 +88,17 @@ def path_name(path: Any) -> str:
 
 
 def leaves_by_path(tree: Tree) -> dict[str, Any]:
-  """Returns the leaves of a tree by `path_name`, in the order of flattening."""
+  """Returns the leaves of a tree by their paths, in the order of flattening.
+
+  Args:
+    tree: Any tree. The path of a leaf is its `path_name`.
+  """
   leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
   return {path_name(path): leaf for path, leaf in leaves}
 
 
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns leaves by path as a nested dict; `leaves_by_path` is the inverse.
+  """Builds a nested dict from leaves by path. `leaves_by_path` is its reverse.
 
   Example: {"a/b": x} becomes {"a": {"b": x}}.
 
@@ -99,12 +110,20 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shapes_by_path(tree: Tree) -> dict[str, tuple[int, ...]]:
-  """Returns the shapes of a tree's leaves by `path_name`, in the same order."""
+  """Returns the shapes of a tree's leaves by their paths (`path_name`).
+
+  Args:
+    tree: Tree of arrays, in the order of flattening.
+  """
   return {path: leaf.shape for path, leaf in leaves_by_path(tree).items()}
 
 
 def kinds_by_path(tree: Tree) -> dict[str, str]:
-  """Returns dtype and shape of each leaf by its path, e.g. "int32[8, 16]"."""
+  """Returns dtype and shape of each leaf by its path, e.g. "int32[8, 16]".
+
+  Args:
+    tree: Tree of arrays.
+  """
   kinds = {}
   for path, leaf in leaves_by_path(tree).items():
     kind = jax.typeof(leaf)
@@ -113,7 +132,7 @@ def kinds_by_path(tree: Tree) -> dict[str, str]:
 
 
 def tree_digest(trees: Iterable[Tree], name: str) -> str:
-  """Returns 16 hex digits that name the values of some trees of arrays.
+  """Returns a digest of the arrays in some trees, 16 hex digits.
 
   The digest depends on the values, types and shapes of the leaves in order, and
   on `name`.
@@ -156,22 +175,39 @@ def check_trainable(params: Tree, allows_integers: bool = False) -> None:
 
 
 def has_values(tree: Tree) -> bool:
-  """Whether a tree has a leaf with at least one value."""
+  """Whether a tree has a leaf with at least one value.
+
+  Args:
+    tree: Tree of arrays.
+  """
   return any(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def is_count(leaf: Any) -> bool:
-  """Whether a leaf is an array of integers or booleans, without a gradient."""
+  """Whether a leaf is an array of integers or booleans, which has no gradient.
+
+  Args:
+    leaf: Any value.
+  """
   return _has_dtype(leaf, jnp.integer) or _has_dtype(leaf, jnp.bool_)
 
 
 def _has_dtype(leaf: Any, kind: Any) -> bool:
-  """Whether a leaf is an array with a dtype of a kind, e.g. `jnp.floating`."""
+  """Whether a leaf is an array with a dtype of a kind.
+
+  Args:
+    leaf: Any value.
+    kind: Kind of dtype, e.g. `jnp.floating`.
+  """
   return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, kind)
 
 
 def is_masked(node: Any) -> bool:
-  """Whether a node is optax's placeholder for a leaf that was masked out."""
+  """Whether a node is optax's placeholder for a leaf that was masked out.
+
+  Args:
+    node: Node of a tree.
+  """
   return isinstance(node, optax.MaskedNode)
 
 
@@ -193,7 +229,7 @@ def all_finite(tree: Tree) -> Boolean:
 
 
 def widened(values: Tree) -> Tree:
-  """Returns a tree of values in fp32; types wider than fp32 stay.
+  """Converts a tree of floating arrays to fp32; wider types stay.
 
   Args:
     values: A tree of floating arrays.
@@ -204,5 +240,9 @@ def widened(values: Tree) -> Tree:
 
 
 def shardings_of(tree: Tree) -> Tree:
-  """Returns a tree with the sharding of each leaf in place of the leaf."""
+  """Returns a tree that has the sharding of each leaf in the place of the leaf.
+
+  Args:
+    tree: Tree of arrays of JAX.
+  """
   return jax.tree.map(lambda leaf: leaf.sharding, tree)

@@ -19,7 +19,8 @@ _GROUPS = {
 def programs(folder: pathlib.Path) -> dict[str, str]:
   """Returns the first line of each program's docstring, by module name.
 
-  The programs are read and not imported, so their flags are not defined.
+  The files are read but not imported, because importing them would define their
+  flags.
 
   Args:
     folder: Folder of the programs; folders inside it are not searched.
@@ -35,7 +36,7 @@ def programs(folder: pathlib.Path) -> dict[str, str]:
 
 
 def listing() -> str:
-  """Returns the list of all programs, as lines."""
+  """Returns the list of all programs, with a line for each."""
   lines = []
   for package, title in _GROUPS.items():
     folder = _FOLDER.joinpath(*package.split(".")[1:])

@@ -28,7 +28,11 @@ flags.adopt_module_key_flags(workdir_flag)
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Writes the checkpoint and prints where it is."""
+  """Writes the checkpoint of --run for other libraries, and prints its path.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
+  """
   command_line.refuse_arguments(argv)
   parts_flag.register()
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "export")

@@ -37,7 +37,11 @@ _LOSS = flags.DEFINE_enum(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Writes the page and prints it."""
+  """Fits the law to the runs of --rows, and writes and prints the page.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
+  """
   command_line.refuse_arguments(argv)
   from dilocox_jax.report.page import write_page
   from experiments.gaps import law, rows

@@ -54,7 +54,11 @@ _SLICES = flags.DEFINE_integer(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Prints the tables, and compiles if asked to."""
+  """Prints what a run needs, by arithmetic or by the compiler.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
+  """
   command_line.refuse_arguments(argv)
   parts_flag.register()
   topology = _COMPILE.value
@@ -70,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _estimate(config: RunConfig, memory_bytes: float) -> None:
-  """Prints what a run needs by arithmetic, and whether it fits.
+  """Computes what a run needs by arithmetic, and prints whether it fits.
 
   Args:
     config: Config of the run.
@@ -127,7 +131,11 @@ def _estimate(config: RunConfig, memory_bytes: float) -> None:
 
 
 def _print_parameters(config: RunConfig) -> None:
-  """Prints the shape and size of every leaf, and the sums of the sizes."""
+  """Prints the shape and size of every leaf, and the sums of the sizes.
+
+  Args:
+    config: Config of the run.
+  """
   trained_shapes = config.trained_shapes
   all_shapes = config.model.shape.parameter_shapes
   rows = []
@@ -160,7 +168,7 @@ def _print_table(
 
 
 def _compile(config: RunConfig, topology: str) -> None:
-  """Compiles, writes the page and prints where it is.
+  """Compiles a run, writes the page, and prints whether the run fits.
 
   Args:
     config: Config of the run.

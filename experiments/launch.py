@@ -69,7 +69,11 @@ _LAUNCHER_FLAGS = (_PROCESSES, _LINK, _RTT, _LOSS)
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Checks the flags and the config, then runs the processes."""
+  """Checks flags and config, and runs the processes until all have ended.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
+  """
   command_line.refuse_arguments(argv)
   distributed_flags.check_unset("experiments.launch")
   parts_flag.register()
@@ -105,9 +109,9 @@ def _run_processes(
 
   Args:
     count: Number of processes.
-    lock: File descriptor of the lock that they inherit.
-    network: Network of which each process gets a node; None: all share this
-      machine's network.
+    lock: File descriptor of the lock, which the processes inherit.
+    network: Network in which each process gets a node; None: all processes use
+      this machine's network.
 
   Raises:
     StoppedError: If a process fails.
@@ -149,7 +153,10 @@ def _train_flags() -> list[str]:
 
 
 def _link() -> Link | None:
-  """Returns the link of --link, --rtt and --loss; None without --link.
+  """Returns the link that --link, --rtt and --loss describe.
+
+  Returns:
+    The link; None if --link is not given.
 
   Raises:
     UsageError: If a value is wrong, if --rtt or --loss are given without

@@ -78,7 +78,11 @@ _VALIDATION_FRACTION = flags.DEFINE_float(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Writes the tokens and prints what a run needs to read them."""
+  """Writes the tokens of --glob, and prints with which flags a run reads them.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
+  """
   command_line.refuse_arguments(argv)
   command_line.refuse_unused(
     _VOCAB_SIZE,
@@ -101,7 +105,13 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _prepare(workdir: pathlib.Path) -> None:
-  """Writes the tokens of all files, and shows a progress bar on a terminal."""
+  """Writes the tokens of all files.
+
+  A terminal shows a progress bar meanwhile.
+
+  Args:
+    workdir: Directory of the tokens.
+  """
   make_tokenizer = tokenizers.choose(
     _TOKENIZER.value, _VOCAB_SIZE.value, _END_OF_TEXT.value
   )
@@ -132,8 +142,8 @@ def _prepare(workdir: pathlib.Path) -> None:
 def _training_documents() -> list[bytes]:
   """Returns the documents from which a tokenizer is trained.
 
-  The list has the first documents that are not held out for validation, up to
-  --bpe_mb. It is empty if the tokenizer is not trained here.
+  These are the first documents that are not held out for validation, with
+  --bpe_mb megabytes in all. The list is empty unless --tokenizer is bpe.
   """
   contents: list[bytes] = []
   if _TOKENIZER.value != tokenizers.BPE:
@@ -151,7 +161,7 @@ def _training_documents() -> list[bytes]:
 
 
 def _report(corpus: Corpus, workdir: pathlib.Path) -> None:
-  """Prints the sizes of the text, and the flags of a run that reads the text.
+  """Prints the sizes of the text, and the flags with which a run reads it.
 
   Args:
     corpus: The text that was written.

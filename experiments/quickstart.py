@@ -46,7 +46,13 @@ _METHOD = flags.DEFINE_enum(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Trains all methods at once and writes the comparison."""
+  """Trains all methods at the same time, and writes the comparison.
+
+  With --method only this method is trained, and nothing is compared.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
+  """
   command_line.refuse_arguments(argv)
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "quickstart")
   for method in METHODS:
@@ -67,13 +73,20 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _run_config(method: str) -> RunConfig:
-  """Returns the checked config of a method's run."""
+  """Returns the checked config of a method's run.
+
+  Args:
+    method: One of `METHODS`.
+  """
   values = get_config(method, num_steps=_STEPS.value, pattern=_GLOB.value)
   return run_configs.run_config(values)
 
 
 def _train_all() -> None:
-  """Trains every method in a process of its own."""
+  """Trains every method in a process of its own.
+
+  The processes run at the same time, or on TPUs one after the other.
+  """
   members = [
     process_group.Member(number, _command(method), _environment())
     for number, method in enumerate(METHODS)
@@ -87,7 +100,11 @@ def _train_all() -> None:
 
 
 def _command(method: str) -> list[str]:
-  """Returns the command line that trains one method."""
+  """Returns the command line that trains one method.
+
+  Args:
+    method: One of `METHODS`.
+  """
   return [
     sys.executable,
     "-m",

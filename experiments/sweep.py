@@ -67,7 +67,13 @@ _REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Train nothing.")
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Trains the runs that are missing, and reports on all runs."""
+  """Trains the runs that are missing, and reports on all runs.
+
+  With --report_only nothing is trained.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
+  """
   command_line.refuse_arguments(argv)
   parts_flag.register()
   from experiments.sweeps import rows
@@ -125,7 +131,7 @@ def main(argv: Sequence[str]) -> None:
 def _checked_runs(
   sweep: Mapping[str, Any], committed_rows: pathlib.Path | None
 ) -> "list[SweepRun]":
-  """Returns the runs of a sweep, and checks that optimizers and texts exist.
+  """Returns the runs of a sweep, after checking their optimizers and texts.
 
   Args:
     sweep: The sweep's config.
@@ -157,14 +163,15 @@ def _checked_runs(
 def _clocks_and_times(
   sweep: Mapping[str, Any], runs: "Sequence[SweepRun]"
 ) -> "tuple[dict[str, SweepClock], dict[str, dict[str, Times]]]":
-  """Returns a sweep's clocks by name, and the times of its runs on them.
+  """Builds a sweep's clocks, and computes the times of its runs on them.
 
   Args:
     sweep: The sweep's config.
     runs: Its runs.
 
   Returns:
-    The clocks; and for each setting of the runs its times by clock.
+    The clocks by name; and for each setting of the runs, its times by name of
+    the clock.
 
   Raises:
     UsageError: If a clock is wrong, or does not fit a run.
@@ -180,7 +187,9 @@ def _clocks_and_times(
 
 
 def _train(training: "Training", runs: "Sequence[SweepRun]") -> bool:
-  """Trains the runs that are chosen (--only) and have no line yet.
+  """Trains the chosen runs that are not finished yet.
+
+  The flag --only chooses runs; without it all runs are chosen.
 
   Args:
     training: The training of the sweep.
@@ -212,8 +221,8 @@ def _write_page(
 
   Args:
     name: Name of the sweep.
-    sweep: Its config.
-    runs: Its runs.
+    sweep: Config of the sweep.
+    runs: Runs of the sweep.
     training: The training of the sweep, with the lines of finished runs and the
       failures of other runs.
     clocks: Clocks by name.
@@ -250,7 +259,11 @@ def _write_page(
 
 
 def _check_field(path: str) -> None:
-  """Raises ValueError if a sweep's config has no such field."""
+  """Raises ValueError if a sweep's config has no field of this name.
+
+  Args:
+    path: Dotted name of the field, e.g. "base.sync.sync_interval".
+  """
   from experiments.sweeps import runs  # Only a mistake needs it this early.
 
   runs.check_field(path)

@@ -100,7 +100,11 @@ _SECRET = flags.DEFINE_string(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Trains and prints where the report is."""
+  """Trains the run of --config, and prints where its report is.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
+  """
   command_line.refuse_arguments(argv)
   parts_flag.register()
   config_values = config_flag.CONFIG.value
@@ -128,7 +132,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def run_log() -> "RunLog | None":
-  """Returns the log that --log asks for, or None.
+  """Returns the log that --log asks for.
+
+  Returns:
+    The log; None if the flag is not given.
 
   Raises:
     UsageError: If there is no such log, or its package is not installed.
@@ -144,11 +151,14 @@ def run_log() -> "RunLog | None":
 def mailbox_address(
   config: config_dict.ConfigDict,
 ) -> "MailboxAddress | None":
-  """Returns where this replica meets the others; None without --mailbox.
+  """Returns the mailbox that --mailbox, --replica and --secret describe.
 
   Args:
-    config: Value of --config. With --mailbox this function sets its
-      exchange.collective to "mailbox".
+    config: Value of --config. If a mailbox is given, this function sets its
+      field exchange.collective to "mailbox".
+
+  Returns:
+    The address of the mailbox; None if none of the flags is given.
 
   Raises:
     UsageError: If the flags do not go together, or the name or the secret is
@@ -187,10 +197,13 @@ def mailbox_address(
 
 
 def clock(config: "RunConfig") -> "ClusterClock | None":
-  """Returns the simulated clock that --cluster asks for, or None.
+  """Returns the simulated clock that --cluster asks for.
 
   Args:
     config: Config of the run.
+
+  Returns:
+    The clock; None if the flag is not given.
 
   Raises:
     UsageError: If the cluster does not exist or does not fit the run.

@@ -1,1 +1,1 @@
-"""Files that a run writes; each module writes one kind."""
+"""The files and logs to which a run writes its metrics."""

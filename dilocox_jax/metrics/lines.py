@@ -29,7 +29,10 @@ Directory = str | os.PathLike[str]
 
 
 class RecordError(RuntimeError):
-  """Raised if a file cannot be written or read. The message is one line."""
+  """Raised if a file of a run cannot be written or read.
+
+  The message is one line.
+  """
 
 
 @contextlib.contextmanager
@@ -94,8 +97,9 @@ def write_atomically(path: Directory, text: str | bytes) -> None:
 
   Args:
     path: File to replace; its directory must exist.
-    text: New content. A string is written as UTF-8. A string with the name of a
-      file may hold bytes that are not UTF-8. They are written as escapes.
+    text: New content. A string is written as UTF-8. Characters that UTF-8
+      cannot encode are written as escapes, e.g. those by which Python
+      represents bytes of a file's name that are not UTF-8.
 
   Raises:
     RecordError: If the system refuses.
@@ -107,7 +111,7 @@ def write_atomically(path: Directory, text: str | bytes) -> None:
 
 
 def write_json(path: Directory, value: Any) -> None:
-  """Replaces a file by a value as indented JSON, as `write_atomically` does.
+  """Replaces a file by indented JSON, as a whole (`write_atomically`).
 
   Args:
     path: File to replace; its directory must exist.
@@ -123,8 +127,11 @@ def write_json(path: Directory, value: Any) -> None:
 def whole_lines(path: pathlib.Path) -> list[bytes]:
   """Returns the lines of a file that end with a newline, newline included.
 
-  A missing file has no lines. A FIFO has no lines either, because to read a
-  FIFO would mean to wait for a writer.
+  A missing file has no lines. A FIFO counts as empty too, because a read would
+  wait for a writer.
+
+  Args:
+    path: The file.
 
   Raises:
     RecordError: If the path is a folder, or if the file cannot be read.
@@ -141,7 +148,7 @@ def whole_lines(path: pathlib.Path) -> list[bytes]:
 
 
 def _parse(path: pathlib.Path, lines: Iterable[bytes]) -> list[dict[str, Any]]:
-  """Returns the rows that lines hold.
+  """Parses lines of JSON into rows.
 
   Args:
     path: File of the lines, for the message.
@@ -182,14 +189,14 @@ class JsonLines:
   """A file with one JSON object per line, to which rows are appended."""
 
   def __init__(self, path: Directory, last_step: int = -1):
-    """Cuts a torn last line, and the rows that a restored run writes again.
+    """Opens a file, and cuts what a restored run will write again.
 
+    A torn last line is cut, and so are all rows after the restored step.
     Example: a file has rows of the steps 30, 60 and 90, and the checkpoint is
     of step 60. The row of step 90 is cut, and the restored run writes it again.
 
-    The row of kind "final" is always cut. It is written after the flush, and no
-    checkpoint of a run that continues is after the flush. So the run writes the
-    row again.
+    The row of kind "final" is always cut. A run writes it after the flush. If
+    the run continues, it flushes again and writes the row again.
 
     Args:
       path: The file. If it is missing, the first `append` creates it. Its
@@ -213,10 +220,10 @@ class JsonLines:
       write_atomically(self.path, remaining)
 
   def append(self, row: Mapping[str, Any]) -> None:
-    """Writes one row with one system call.
+    """Appends one row with one system call.
 
-    A process that is killed during the call leaves nothing, a torn line or the
-    whole row.
+    If the process is killed during the call, the file has nothing of the row, a
+    part of it, or all of it.
 
     Args:
       row: Any mapping that `plain` accepts. `read_rows` returns finite floats

@@ -1,14 +1,15 @@
 """Defines the rows of a run's records, and writes and reads them.
 
-There are two files. The rows of `metrics.jsonl` depend only on seed and config.
-A run that was killed and resumed must write the same bytes as a run that was
-not killed. So the trainer must record every row up to a step before it saves a
-checkpoint of that step. The rows of `timing.jsonl` depend on the machine, so
-they differ between two runs.
+There are two files:
 
-The recorder builds rows from the trainer's numbers, and reports read the rows
-as the same types. So every field has one spelling. A reader skips fields that
-it does not know, so an older version can read the files of a newer one.
+- `metrics.jsonl` depends only on seed and config. A run that was killed and
+resumed must write the same bytes as a run that was never killed. So the trainer
+must record every row up to a step before it saves a checkpoint of that step.
+- `timing.jsonl` depends on the machine, so it differs between two runs.
+
+Writers and readers use the same types, so every field has one spelling. A
+reader skips fields that it does not know. So an older version can read the
+files of a newer one.
 """
 
 import dataclasses
@@ -29,7 +30,14 @@ _Row = TypeVar("_Row")
 
 
 def float_or_nan(value: SupportsFloat | None) -> float:
-  """Returns a Python float; NaN for None, which stands for "not finite"."""
+  """Converts a number to a Python float.
+
+  Args:
+    value: A number, or None, which stands for a value that is not finite.
+
+  Returns:
+    The float; NaN for None.
+  """
   return math.nan if value is None else float(value)
 
 
@@ -41,16 +49,15 @@ class DriftRow:
     fragment: Index of the fragment.
     step: Inner step after which the fragment was measured and sent.
     cosine: Mean cosine over all pairs of replicas' pseudo-gradients, weighted
-      by the product of their norms. NaN if no pair has a cosine (one replica,
-      or at most one vector is not zero), or if each replica has a mean of its
-      own.
+      by the product of their norms. NaN if fewer than two replicas have a
+      pseudo-gradient other than zero, or if each replica has a mean of its own.
     disagreement: Norm of the difference between a pseudo-gradient and the mean,
       root mean square over replicas.
     pseudo_gradient_norm: Norm of the averaged pseudo-gradient.
-    rank: Mean rank with which the fragment's matrices were sent; NaN without
-      low rank.
+    rank: Mean rank with which the fragment's matrices were sent; NaN without a
+      low-rank codec.
     energy_rank: Mean over matrices of the rank that holds a given share of the
-      averaged update's energy (`plan.adaptive`); NaN without low rank.
+      averaged update's energy (`plan.adaptive`); NaN without a low-rank codec.
     observed: Values that a user's aggregator has recorded, by name.
   """
 
@@ -66,7 +73,7 @@ class DriftRow:
 
 @dataclasses.dataclass(frozen=True)
 class RoundRow:
-  """One segment of training: a round, or several data-parallel steps.
+  """The metrics of one segment: a round, or several data-parallel steps.
 
   Attributes:
     step: Finished inner steps of the run at the end of the segment.
@@ -197,7 +204,7 @@ def from_json(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
 
 def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
-  """Builds a row from the object of a line that may be damaged.
+  """Checks and builds a row from the object of a line that may be damaged.
 
   Args:
     kind: `RoundRow`, `Evaluation`, `Timing` or `DriftRow`.
@@ -221,7 +228,7 @@ def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
 
 def _check(kind: Any, name: str, value: Any) -> None:
-  """Raises ValueError unless a field of a row may have a value.
+  """Raises ValueError if a value is not allowed in a field of a row.
 
   Args:
     kind: Type of the field, a key of `_CONVERT`.
@@ -246,7 +253,11 @@ def _check(kind: Any, name: str, value: Any) -> None:
 
 
 def _has_no_default(field: dataclasses.Field) -> bool:
-  """Returns whether a field of a dataclass has no default."""
+  """Returns whether a field of a dataclass has no default value.
+
+  Args:
+    field: The field.
+  """
   missing = dataclasses.MISSING
   return field.default is missing and field.default_factory is missing
 
@@ -268,7 +279,8 @@ class Recorder:
       resume_step: Inner step of the restored checkpoint. None: a new run. All
         rows are cut then. A run that was killed before its first checkpoint may
         have left such rows.
-      log: Gets every row, and is open; None: there is no log.
+      log: A log that has been opened. It gets every row, too; None: there is no
+        log.
 
     Raises:
       RecordError: If the directory or a file cannot be read or written.
@@ -282,10 +294,11 @@ class Recorder:
         self._files[name] = lines.JsonLines(workdir / name, last_step)
 
   def _append(self, name: str, row: Mapping[str, Any]) -> None:
-    """Appends a row to a file, and passes it on, if this process writes.
+    """Appends a row to a file, and passes the row to the log.
 
     Args:
-      name: `METRICS` or `TIMING`.
+      name: `METRICS` or `TIMING`. Only the first process of a run writes; in
+        other processes nothing happens.
       row: Values by field.
     """
     if name not in self._files:
@@ -324,7 +337,7 @@ class Recorder:
     self._append(METRICS, kind | row)
 
   def record_timing(self, **fields: Any) -> None:
-    """Records the time of an event. Events must not overlap in time.
+    """Records the time that an event took. Events must not overlap in time.
 
     Args:
       **fields: Fields of `Timing`. Fields without a value may be None.

@@ -1,9 +1,9 @@
-"""Sends the rows of a run to more places than its files, such as TensorBoard.
+"""Passes the rows of a run to other places than its files, e.g. TensorBoard.
 
-A run writes its rows to files (`recorder`). A `RunLog` gets the same rows. A
-config does not name it, because a log changes nothing of what is trained: the
-argument `log` of `dilocox_jax.train` and the flag `--log` do. A log has a name,
-as a codec has, so that a user can register another one.
+A run writes its rows to files (`recorder`). A `RunLog` gets the same rows. The
+argument `log` of `dilocox_jax.train` and the flag `--log` name it. The config
+does not name a log, because a log does not change what is trained. A log has a
+name, as a codec has, so that a user can register another one.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ Row = Mapping[str, Any]  # A row of a run by field, as JSON values.
 
 @dataclasses.dataclass(frozen=True)
 class LogStart:
-  """What a log is told before the first row.
+  """Facts about a run that its log gets before the first row.
 
   Attributes:
     workdir: The run directory. A log may make a folder of its own there.
@@ -51,14 +51,14 @@ class RunLog:
   """
 
   def open(self, start: LogStart) -> None:
-    """Prepares for the first row.
+    """Prepares the log for its rows. It is called before the first row.
 
     Args:
-      start: What the log may want to know about the run.
+      start: Facts about the run.
     """
 
   def write(self, row: Row) -> None:
-    """Takes a row.
+    """Receives a row. It is called once for each row, in order.
 
     Args:
       row: A line of metrics.jsonl, timing.jsonl or mailbox.jsonl as a mapping.
@@ -69,7 +69,7 @@ class RunLog:
     raise NotImplementedError
 
   def close(self, error: BaseException | None) -> None:
-    """Ends the log.
+    """Ends the log, after the last row or after an error.
 
     Args:
       error: The error that ends the run; None after the last row.
@@ -88,7 +88,11 @@ class FunctionLog(RunLog):
     self._function = function
 
   def write(self, row: Row) -> None:
-    """Calls the function with a row."""
+    """Calls the function with a row.
+
+    Args:
+      row: A row, as `RunLog.write` takes it.
+    """
     self._function(row)
 
 
@@ -96,21 +100,37 @@ class SeveralLogs(RunLog):
   """Passes each row to several logs, in order."""
 
   def __init__(self, logs: list[RunLog]):
-    """Stores the logs."""
+    """Stores the logs.
+
+    Args:
+      logs: The logs, in the order in which they get each row.
+    """
     self._logs = logs
 
   def open(self, start: LogStart) -> None:
-    """Opens all logs."""
+    """Opens all logs.
+
+    Args:
+      start: Facts about the run.
+    """
     for log in self._logs:
       log.open(start)
 
   def write(self, row: Row) -> None:
-    """Passes a row to all logs."""
+    """Passes a row to all logs.
+
+    Args:
+      row: A row, as `RunLog.write` takes it.
+    """
     for log in self._logs:
       log.write(row)
 
   def close(self, error: BaseException | None) -> None:
-    """Closes all logs."""
+    """Closes all logs.
+
+    Args:
+      error: The error that ends the run; None after the last row.
+    """
     for log in self._logs:
       log.close(error)
 
@@ -142,12 +162,14 @@ def as_log(log: Any) -> RunLog:
   """Returns the log that a user asks for.
 
   Args:
-    log: A function that takes a row, an object with a method `write` that takes
-      a row, or names of logs as in `named_logs`.
+    log: A function that takes a row; an object with a method `write` that takes
+      a row; or names of logs, joined by "+", e.g.
+      "tensorboard+wandb(project=links)".
 
   Raises:
     TypeError: If the value is none of these.
-    ValueError: As in `named_logs`.
+    ValueError: One line, if a name or a setting is unknown, or if the package
+      of a log is not installed.
   """
   if isinstance(log, RunLog):
     return log
@@ -195,7 +217,8 @@ def _named_log(name: str, settings: Mapping[str, Any]) -> RunLog:
     settings: Its settings by name.
 
   Raises:
-    ValueError: As in `named_logs`.
+    ValueError: One line, if the name or a setting is unknown, or if the package
+      of the log is not installed.
   """
   message = f"log={name!r} must be one of {', '.join(LOGS)}"
   suggestion = did_you_mean(name, LOGS)
@@ -219,8 +242,8 @@ def opened(log: RunLog | None, start: LogStart) -> Iterator[None]:
   """Opens a log, and closes the log after the block, also after an error.
 
   Args:
-    log: The log; None does nothing.
-    start: What the log is told before the first row.
+    log: The log; None: nothing is done.
+    start: Facts about the run, which `RunLog.open` gets.
   """
   if log is None:
     yield
@@ -235,13 +258,13 @@ def opened(log: RunLog | None, start: LogStart) -> Iterator[None]:
 
 
 def scalars(row: Row) -> dict[str, float]:
-  """Returns the numbers of a row under names for curves.
+  """Returns the numbers of a row by the names of their curves.
 
-  The names begin with the kind of the row. Both kinds of evaluations share
-  their names, so that the final one is the last point of the curve. A timing
-  has the name of its event. Examples: "round/loss", "round/loss_per_replica/0",
-  "round/drift/fragment_3/cosine", "evaluation/outer_loss",
-  "timing/compile/wall_s".
+  A name begins with the kind of the row. A timing also has the name of its
+  event. The final evaluation has the names of the other evaluations, so that it
+  is the last point of their curves. Examples: "round/loss",
+  "round/loss_per_replica/0", "round/drift/fragment_3/cosine",
+  "evaluation/outer_loss", "timing/compile/wall_s".
 
   Args:
     row: A row, as `RunLog.write` takes it. Texts, truth values and None have no

@@ -1,7 +1,7 @@
 """Writes the rows of a run as curves for TensorBoard.
 
-It needs the extra `tensorboard` (`pip install 'dilocox_jax[tensorboard]'`),
-which is imported when the log is used.
+This log needs the extra `tensorboard` (`pip install
+'dilocox_jax[tensorboard]'`). The package is imported when the log is used.
 """
 
 from dilocox_jax.checks import extra_package
@@ -19,7 +19,7 @@ class TensorBoardLog(RunLog):
   """
 
   def __init__(self):
-    """Loads the package.
+    """Imports the package that writes the files of TensorBoard.
 
     Raises:
       ValueError: One line, if the package is not installed.
@@ -49,13 +49,21 @@ class TensorBoardLog(RunLog):
     )
 
   def write(self, row: Row) -> None:
-    """Adds a point to the curve of each number of a row."""
+    """Adds a point to the curve of each number of a row.
+
+    Args:
+      row: A row, as `RunLog.write` takes it.
+    """
     for name, value in scalars(row).items():
       self._writer.add_scalar(name, value, row["step"])
     # A killed run should leave its curves up to the last row.
     self._writer.flush()
 
   def close(self, error: BaseException | None) -> None:
-    """Closes the file."""
+    """Closes the file of events.
+
+    Args:
+      error: Not read, because curves cannot show an error.
+    """
     del error  # The curves tell nothing about it.
     self._writer.close()

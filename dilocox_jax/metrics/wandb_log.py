@@ -1,8 +1,8 @@
 """Sends the rows of a run to Weights & Biases.
 
-It needs the extra `wandb` (`pip install 'dilocox_jax[wandb]'`), which is
-imported when the log is used. With the environment variable WANDB_MODE=offline
-the package writes to the run directory and sends nothing.
+This log needs the extra `wandb` (`pip install 'dilocox_jax[wandb]'`). The
+package is imported when the log is used. With the environment variable
+WANDB_MODE=offline it writes to the run directory and sends nothing.
 """
 
 import uuid
@@ -21,14 +21,14 @@ _ID = "dilocox_jax_run.txt"  # File in the folder with the id of the run.
 
 
 class WandbLog(RunLog):
-  """Sends numbers as a history whose axis is the number of inner steps.
+  """Sends the numbers of rows as a history over the number of inner steps.
 
   A run that continues is the same run in W&B. It sends the points after its
   checkpoint again.
   """
 
   def __init__(self, project: str = "dilocox_jax"):
-    """Loads the package.
+    """Imports the package `wandb`. No run is started yet.
 
     Args:
       project: Name of the project in W&B. Account and server are settings of
@@ -69,9 +69,17 @@ class WandbLog(RunLog):
     self._run.define_metric("*", step_metric="step")
 
   def write(self, row: Row) -> None:
-    """Adds the numbers of a row to the history, with the row's step."""
+    """Adds the numbers of a row to the history, with the row's step.
+
+    Args:
+      row: A row, as `RunLog.write` takes it.
+    """
     self._run.log({"step": row["step"], **scalars(row)})
 
   def close(self, error: BaseException | None) -> None:
-    """Ends the run in W&B. The run counts as failed if an error ends it."""
+    """Ends the run in W&B. The run counts as failed if an error ends it.
+
+    Args:
+      error: The error that ends the run; None after the last row.
+    """
     self._run.finish(exit_code=0 if error is None else 1)

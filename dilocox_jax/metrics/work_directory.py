@@ -1,10 +1,11 @@
 """Claims and locks work directories, and writes the record of a run.
 
-Several programs write files with the same names, such as `report.md`. So the
-first file of a directory is the stamp `made_by.json`, and a program writes only
-into a directory that is empty or has its own stamp. Hidden files do not count:
-they are locks, partly written files, or files of a file browser. Two runs in
-one directory would mix their rows, so a run locks its directory.
+Several programs write files with the same names, such as `report.md`. So a
+program first writes the stamp `made_by.json` into its directory. A program
+writes only into a directory that is empty or has the program's own stamp.
+Hidden files do not count: they are locks, partly written files, or files of a
+file browser. Two runs in one directory would mix their rows, so a run locks its
+directory.
 
 Two losses can only be compared if config, source revision and corpus digest of
 both runs are known. So `config.json` and `run.json` are written before the
@@ -50,9 +51,10 @@ class BusyError(RuntimeError):
 
 
 def claim(path: Directory, program: str) -> pathlib.Path:
-  """Claims a directory for a program: creates it and writes the stamp.
+  """Claims a directory for a program: creates it and writes its stamp.
 
-  A directory that already has the program's stamp is left as it is.
+  The stamp is a file that names the program (`made_by.json`). A directory that
+  already has the program's stamp is left as it is.
 
   Args:
     path: The directory; created if missing. Several processes of the program
@@ -63,8 +65,8 @@ def claim(path: Directory, program: str) -> pathlib.Path:
     The path of the directory.
 
   Raises:
-    RefusedError: If the directory has files without a stamp or a stamp of
-      another program, or if its path is not UTF-8. Nothing in it is changed
+    RefusedError: If the directory has files but no stamp, if it has the stamp
+      of another program, or if its path is not UTF-8. Nothing in it is changed
       then.
     OSError: If the system refuses.
   """
@@ -92,7 +94,10 @@ def claim(path: Directory, program: str) -> pathlib.Path:
 def _check_name(path: pathlib.Path) -> None:
   """Raises RefusedError if a path is not UTF-8.
 
-  Orbax and reports could not write the path.
+  Orbax and reports cannot write such a path.
+
+  Args:
+    path: The path.
   """
   full_path = str(path.resolve())
   try:
@@ -105,7 +110,14 @@ def _check_name(path: pathlib.Path) -> None:
 
 
 def _owner(stamp: pathlib.Path) -> str | None:
-  """Returns the program that a stamp names; None without a readable stamp."""
+  """Returns the program that a stamp names.
+
+  Args:
+    stamp: Path of the stamp.
+
+  Returns:
+    Name of the program; None if there is no stamp, or if it cannot be read.
+  """
   try:
     program = json_file(stamp).get("program")
   except ValueError:
@@ -118,8 +130,12 @@ def _owner(stamp: pathlib.Path) -> str | None:
 def _write_stamp(path: pathlib.Path, program: str) -> None:
   """Writes the stamp of a directory.
 
-  Other processes may write the same stamp at the same time, so each process
-  writes a file with a name of its own and then renames it.
+  Other processes may write the same stamp at the same time. So each process
+  writes a file with a name of its own, and then renames it to the stamp.
+
+  Args:
+    path: The directory.
+    program: Name of the program, for the stamp.
   """
   partial = path / f".{STAMP}.{uuid.uuid4().hex}"
   with partial.open("x") as file:
@@ -130,10 +146,10 @@ def _write_stamp(path: pathlib.Path, program: str) -> None:
 
 
 def check_subfolder(workdir: pathlib.Path, *names: str) -> pathlib.Path:
-  """Checks that a folder in a work directory is no link, and returns its path.
+  """Refuses a folder of a work directory if it is a link.
 
   Libraries and other programs open the folder by its path, and would follow a
-  link to files outside of the work directory. The folder may be missing.
+  link to files outside of the work directory. A missing folder is accepted.
 
   Args:
     workdir: The work directory; it may be missing.
@@ -180,11 +196,13 @@ def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
   """Holds a lock on a file while the block runs.
 
   The kernel releases the lock when the last process that has the file open
-  ends, killed or not. So a child process that inherits the open file, such as
-  the processes of a launch, keeps the lock until it has ended. A lock library
-  opens and closes the file by itself, so no child process could inherit it.
-  Some network file systems have no locks. There the function logs a warning and
-  goes on.
+  ends, even if it was killed. So a child process that inherits the open file,
+  such as a process of the launcher, keeps the lock until it has ended. (Lock
+  libraries open and close the file themselves, so no child process could
+  inherit it.)
+
+  Some network file systems have no locks. On these, the function logs a warning
+  and goes on without a lock.
 
   Args:
     path: File of the lock; created if missing. Nothing is written to it.
@@ -212,7 +230,10 @@ def locked(path: pathlib.Path, refusal: str) -> Iterator[int]:
 
 
 def _holders(path: pathlib.Path) -> str:
-  """Returns text that names the other processes that have a file open.
+  """Names the other processes that have a file open, for messages.
+
+  Args:
+    path: The file.
 
   Returns:
     For example " (process 12)" or " (processes 12, 13)". Empty if there are

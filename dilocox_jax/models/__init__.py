@@ -1,1 +1,1 @@
-"""The decoder, its loss, its checkpoints, and models that users pass."""
+"""The decoder, its loss and checkpoints, and models that users pass."""

@@ -1,7 +1,8 @@
-"""Trains some leaves of a model, or low-rank adapters. All else is frozen.
+"""Trains some leaves of a model, or low-rank adapters, and freezes the rest.
 
-Frozen leaves exist once on a device, for any number of replicas. They have no
-optimizer state, no outer parameters and no residual, and they are never sent.
+A device holds frozen leaves once, for any number of replicas. Frozen leaves
+have no optimizer state, no outer parameters and no residual, and they are never
+sent.
 """
 
 import dataclasses
@@ -46,13 +47,14 @@ class Adaptation:
   """The trained and the frozen leaves of a model, and how to combine them.
 
   Attributes:
-    init: (key) -> trained leaves. Only adapters are drawn from the key.
+    init: (key) -> trained leaves. Adapters are drawn at random with the key.
+      Leaves of the model itself keep their values.
     frozen: Frozen leaves, arrays of the host or `LazyArray`s.
     join: (trained, frozen) -> parameters of the model. Adapters lie beside
       their kernels, already scaled (`split_layer`).
-    fold: (trained, frozen) -> parameters of a model without adapters, which
-      computes the same: the product of the adapters is added to the kernel.
-      It reads frozen leaves that are not in memory.
+    fold: (trained, frozen) -> parameters of a model without adapters that
+      computes the same. The product of the adapters is added to the kernel.
+      Frozen leaves that are not in memory are read.
   """
 
   init: Callable[[Array], Tree]
@@ -62,12 +64,12 @@ class Adaptation:
 
   @functools.cached_property
   def digest(self) -> str:
-    """16 hex digits of the paths, shapes and values of all frozen leaves."""
+    """Digest of the frozen leaves (paths, shapes and values), 16 hex digits."""
     return tree_digest([self.frozen], "frozen")
 
 
 def _adapters(lora: Lora, base: Tree) -> Adaptation:
-  """Returns the adaptation that trains adapters.
+  """Builds the `Adaptation` that trains adapters and freezes the whole model.
 
   Args:
     lora: Which adapters the model gets.

@@ -43,8 +43,8 @@ def rotate(
   """Rotates pairs of features by angles that grow with the position (RoPE).
 
   Feature i < K/2 is paired with i + K/2. The pair is rotated by the angle
-  position * base^(-2 i / K). So the dot product of a query and a key
-  depends only on the distance between their positions.
+  position * base^(-2 i / K). So the dot product of a query and a key depends
+  only on the distance between their positions.
 
   Example with K = 4 and base 10,000: features 0 and 2 are rotated by 1 radian
   per position, features 1 and 3 by 10,000^(-1/2) = 0.01 radian. At position 3
@@ -54,8 +54,8 @@ def rotate(
 
   Source: Su et al. 2021, arXiv 2104.09864, equation 34.
   Differs: the two features of a pair are K/2 apart, while in the paper they are
-  neighbors. The results are equal up to a permutation of the features, and
-  this version needs no strided access.
+  neighbors. The results are equal up to a permutation of the features, and this
+  version needs no strided access.
 
   Args:
     x_BxLxNxK: Queries or keys [B, L, N, K]. The position is the index along L,
@@ -64,7 +64,8 @@ def rotate(
     start: Position of the first query or key. Not read if there are
       `positions_BxL`.
     positions_BxL: Position of each token. None: positions count from `start`.
-    factor: Factor by which slow rotations are slower (`rotation_speeds`).
+    factor: Divisor of the speed of slow rotations (`rotation_speeds`); 1: none
+      is slowed.
 
   Returns:
     Rotated queries or keys, with the shape and dtype of the argument. Angles
@@ -90,20 +91,20 @@ def rotation_speeds(
 ) -> Float[Array, " P"]:
   """Returns the angle per position of each pair of features (radian), [K/2].
 
-  Pair i has the speed base^(-2 i / K). A model that was trained on sequences of
-  8192 tokens has seen the fast pairs in all angles, but the slow pairs in some
-  angles only. So that longer sequences have no new angles, a factor above 1
-  divides the speed of pairs that turn less than once in 8192 tokens. Pairs that
-  turn more than 4 times keep their speed. In between, the speed is a weighted
-  mean of both, and the weight is linear in the number of turns.
+  Pair i has the speed base^(-2 i / K). A factor above 1 slows down the pairs
+  that turn less than once in 8,192 tokens: their speed is divided by it. So a
+  model that was trained on 8,192 tokens meets no new angles of these pairs in
+  longer sequences. Pairs that turn more than 4 times keep their speed. In
+  between, the speed is a weighted mean of both, and the weight is linear in the
+  number of turns.
 
-  Source: Grattafiori et al. 2024, arXiv 2407.21783, section 3.4.2, and
-  the rope type "llama3" of `transformers`.
+  Source: Grattafiori et al. 2024, arXiv 2407.21783, section 3.4.2, and the rope
+  type "llama3" of `transformers`.
 
   Args:
     width: Width of a head, K.
     base: Base of the angles.
-    factor: Factor by which slow pairs are slower; 1 means that none is.
+    factor: Divisor of the speed of slow pairs; 1 means that none is slowed.
     dtype: Type of the result.
   """
   exponents = jnp.arange(0, width, 2, dtype=dtype) / width
@@ -213,6 +214,9 @@ def segment_positions(segments_BxL: Int[Array, "B L"]) -> Int[Array, "B L"]:
   """Returns the distance of each token from the first token of its segment.
 
   Example: the segments [0, 0, 1, 1, 1] have the positions [0, 1, 0, 1, 2].
+
+  Args:
+    segments_BxL: Number of each token's segment (`segment_ids`).
   """
   positions = jnp.arange(segments_BxL.shape[1], dtype=jnp.int32)[None]
   previous_BxL = jnp.pad(segments_BxL[:, :-1], ((0, 0), (1, 0)))
@@ -244,21 +248,46 @@ def wide_einsum(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _widened(equation: str, x: Array, y: Array) -> Array:
-  """Returns an einsum of bfloat16 factors in fp32, as `wide_einsum` says."""
+  """Computes an einsum of bfloat16 factors in fp32 (`wide_einsum`).
+
+  Args:
+    equation: Equation of the einsum.
+    x: First factor.
+    y: Second factor.
+  """
   return jnp.einsum(equation, x, y, preferred_element_type=np.float32)
 
 
 def _widened_forward(
   equation: str, x: Array, y: Array
 ) -> tuple[Array, tuple[Array, Array]]:
-  """Returns the einsum, and the factors for the backward."""
+  """Forward pass of `_widened`.
+
+  Args:
+    equation: Equation of the einsum.
+    x: First factor.
+    y: Second factor.
+
+  Returns:
+    The einsum, and the two factors, which the backward pass needs.
+  """
   return _widened(equation, x, y), (x, y)
 
 
 def _widened_backward(
   equation: str, factors: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array]:
-  """Returns the gradients of both factors from the rounded gradient."""
+  """Backward pass of `_widened`.
+
+  Args:
+    equation: Equation of the einsum.
+    factors: The two factors.
+    gradient: Gradient of the result, in fp32. It is rounded to the type of the
+      factors first.
+
+  Returns:
+    The gradients of the two factors.
+  """
   _, pullback = jax.vjp(functools.partial(jnp.einsum, equation), *factors)
   return pullback(gradient.astype(factors[0].dtype))
 

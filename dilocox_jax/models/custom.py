@@ -1,10 +1,11 @@
-"""Makes a `LossModel` of a user's model: any module, or functions.
+"""Makes a `LossModel` of a user's model: a module, or a pair of functions.
 
-A loss is a function (model, batch) -> scalar. The model in it is the module;
-or, for functions, the function with its parameters bound. Without a loss,
-batches are tokens, and the loss is the cross-entropy of each token given the
-tokens before it. The parameters become a nested dict of arrays. A loss with a
-third argument, `key`, draws random numbers, e.g. for dropout (`random_loss`).
+A loss is a function (model, batch) -> scalar. Its argument `model` is the
+module. For a pair of functions, it is the second function with its parameters
+bound. Without a loss, batches are tokens, and the loss is the cross-entropy of
+each token given the tokens before it. The parameters become a nested dict of
+arrays. A loss with a third argument, `key`, draws random numbers, e.g. for
+dropout (`random_loss`).
 """
 
 import functools
@@ -34,6 +35,9 @@ def cross_entropy(model: Callable, tokens_BxS: Int[Array, "B S"]) -> Array:
   Args:
     model: Function from tokens [B, L] to logits [B, L, V].
     tokens_BxS: Sequences of S = L + 1 tokens.
+
+  Returns:
+    The mean over all B * L predicted tokens, in nats.
   """
   logits = model(tokens_BxS[:, :-1])
   logits = logits.astype(np.promote_types(np.float32, logits.dtype))
@@ -59,9 +63,8 @@ def as_loss_model(
       it draws random numbers. None: batches are tokens.
     example: Function that returns a batch, which linen needs for its init.
     partition: Function from the path and the shape of a parameter to its
-      partition among the devices of a replica. None: as the partitioning
-      metadata of the module say, if it has any
-      (`distributed.partition_rules`).
+      partition among the devices of a replica (`distributed.partition_rules`).
+      None: the partitioning metadata of the module decide, if it has any.
 
   Raises:
     ValueError: One line, if the model is none of these, or a module has state
@@ -81,12 +84,18 @@ def as_loss_model(
 def _without_rule(
   model: Any, loss: ModelLoss | None, example: Callable[[], Tree]
 ) -> LossModel:
-  """Makes a `LossModel` whose partition is that of the module's metadata.
+  """Makes a `LossModel` without a partition rule of the user.
+
+  The partition is that of the module's metadata, if it has any.
 
   Args:
-    model: As for `as_loss_model`.
-    loss: As for `as_loss_model`.
-    example: As for `as_loss_model`.
+    model: Any model that `as_loss_model` accepts.
+    loss: Function (model, batch) -> scalar. None: batches are tokens.
+    example: Function that returns a batch.
+
+  Raises:
+    ValueError: One line, if the model is of no known kind, or if it already has
+      a loss and `loss` is given too.
   """
   if isinstance(model, LossModel):
     require(loss is None, "loss: the model that is passed in has one already")
@@ -111,16 +120,25 @@ def _without_rule(
 def reads_tokens(model: Any, loss: ModelLoss | None) -> bool:
   """Returns whether a model is trained to predict tokens.
 
+  The answer is True if neither the caller nor the model brings a loss, because
+  the run then takes the cross-entropy of the next token.
+
   Args:
-    model: Model as for `as_loss_model`; None: the model of the config.
-    loss: Loss as for `as_loss_model`.
+    model: Any model that `as_loss_model` accepts; None: the model of the
+      config.
+    loss: Function (model, batch) -> scalar; None: none was passed.
   """
   has_loss = isinstance(model, LossModel | tuple) or loss is not None
   return not has_loss
 
 
 def _with_logits(model: LossModel) -> LossModel:
-  """Adds the function `logits`, which calls the module with tokens."""
+  """Adds the function `logits`, which calls the module with tokens.
+
+  Args:
+    model: A `LossModel` whose module returns logits [B, L, V] for tokens [B,
+      L].
+  """
 
   def logits(params: Any, tokens_BxL: Array) -> Array:
     return model.module(params)(tokens_BxL)
@@ -134,9 +152,13 @@ def _of_module(
   """Makes a `LossModel` of a module, or of a function that makes a module.
 
   Args:
-    model: A module of linen, NNX or Equinox, or a function from `nnx.Rngs`.
+    model: A module of linen, NNX or Equinox, or a function from `nnx.Rngs` to a
+      module of NNX.
     loss: Function (model, batch) -> scalar.
     example: Function that returns a batch.
+
+  Raises:
+    ValueError: One line, if the model is neither a module nor a function.
   """
   if isinstance(model, linen.Module):
     return _of_linen(model, loss, example)
@@ -157,12 +179,12 @@ def _of_module(
 def _bound_loss_model(
   loss: ModelLoss, init: Callable, module: Callable[[Tree], Any]
 ) -> LossModel:
-  """Makes a `LossModel` whose loss gets the module with its parameters bound.
+  """Makes a `LossModel` from a loss that takes a module, not parameters.
 
   Args:
-    loss: Function (model, batch) -> scalar.
-    init: (key) -> parameters.
-    module: (parameters) -> module.
+    loss: Function (module, batch) -> mean loss, a scalar.
+    init: Function (key) -> parameters.
+    module: Function (parameters) -> module that holds these parameters.
   """
 
   def bound_loss(params: Any, batch: Any) -> Array:
@@ -174,7 +196,16 @@ def _bound_loss_model(
 def _of_linen(
   module: linen.Module, loss: ModelLoss, example: Callable[[], Tree]
 ) -> LossModel:
-  """Makes a `LossModel` of a module of linen; see `_of_module`."""
+  """Makes a `LossModel` of a module of linen.
+
+  Args:
+    module: The module. `init` and `apply` call the loss as its method.
+    loss: Function (model, batch) -> scalar.
+    example: Function that returns a batch, which linen needs for its init.
+
+  Raises:
+    ValueError: If the module has state that is not a parameter.
+  """
   # The batch is drawn here and not in `init`: JAX traces `init`, and `example`
   # is the user's code.
   batch = jax.tree.map(np.asarray, example())
@@ -204,7 +235,15 @@ def _of_linen(
 
 
 def _of_nnx(make: MakeModule, loss: ModelLoss) -> LossModel:
-  """Makes a `LossModel` of a function from `nnx.Rngs` to a module of NNX."""
+  """Makes a `LossModel` of a function from `nnx.Rngs` to a module of NNX.
+
+  Args:
+    make: The function.
+    loss: Function (model, batch) -> scalar.
+
+  Raises:
+    ValueError: If the module has state that is not a parameter.
+  """
   # A parameter with partitioning metadata would be put on a mesh at once, which
   # does not exist here.
   with nnx.use_eager_sharding(False):
@@ -228,7 +267,15 @@ def _of_nnx(make: MakeModule, loss: ModelLoss) -> LossModel:
 
 
 def _of_tree(model: Any, loss: ModelLoss) -> LossModel:
-  """Makes a `LossModel` of a module that is itself a tree, as in Equinox."""
+  """Makes a `LossModel` of a module that is itself a tree, as in Equinox.
+
+  Its floating-point arrays are trained. They begin with the values that they
+  have now.
+
+  Args:
+    model: The module.
+    loss: Function (model, batch) -> scalar.
+  """
   trained = nested(
     {
       path: leaf
@@ -247,7 +294,7 @@ def _of_tree(model: Any, loss: ModelLoss) -> LossModel:
 
 
 def _with_leaves(tree: Any, params: Any) -> Any:
-  """Returns a tree in which the leaves of a nested dict replace others.
+  """Returns a tree in which the leaves of a nested dict replace the old leaves.
 
   Args:
     tree: Any tree.
@@ -279,14 +326,22 @@ def _rule_of_metadata(partitions: Any) -> PartitionRule | None:
 
 
 def _is_trained(leaf: Any) -> bool:
-  """Returns whether a leaf is an array of floating-point numbers."""
+  """Returns whether a leaf is trained: whether it is an array of floats.
+
+  Args:
+    leaf: The leaf.
+  """
   if not isinstance(leaf, jax.Array | np.ndarray):
     return False
   return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _check_state(others: dict[str, Any]) -> None:
-  """Raises ValueError if a module has state beside its parameters."""
+  """Raises ValueError if a module has state beside its parameters.
+
+  Args:
+    others: The other state by name; empty if there is none.
+  """
   require(
     not others,
     f"the module has state that is no parameter ({', '.join(map(str, others))})"

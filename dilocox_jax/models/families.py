@@ -1,10 +1,10 @@
-"""Says how checkpoints of OPT, Llama and Qwen differ from our decoder.
+"""How checkpoints of OPT, Llama and Qwen differ from the built-in decoder.
 
 Each family of models is a row of `FAMILIES`: the names of its tensors, the
 names of its sizes in `config.json`, and the options that all of its models have
-in common. The module maps a config to the sizes of a model and back, and the
-leaves of a model to the tensors of a checkpoint. It reads no file, and needs
-no JAX.
+in common. The functions map a config to the sizes of a model and back, and the
+leaves of a model to the tensors of a checkpoint. They read no file, and need no
+JAX.
 """
 
 import dataclasses
@@ -87,7 +87,7 @@ _LLAMA_SIZE_KEYS = _SIZE_KEYS | {
   "norm_epsilon": "rms_norm_eps",
   "rope_base": "rope_theta",
 }
-# Names of modules in a checkpoint, by path of the module here.
+# Names of modules in a checkpoint, by path of the module in the decoder.
 _LLAMA_MODULE_NAMES = {
   "embed/embedding": "model.embed_tokens",
   "final_norm": "model.norm",
@@ -215,16 +215,17 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
 
 
 def _rope_values(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the values of rotary positions by key.
+  """Returns the settings of rotary positions, by key of config.json.
 
-  Newer versions of `transformers` write them into `rope_parameters`. Older ones
-  write the base beside the other keys, and the rest into `rope_scaling`.
+  Newer versions of `transformers` write these settings into `rope_parameters`.
+  Older versions write the base beside the other keys of config.json, and the
+  rest into `rope_scaling`.
 
   Args:
     config: Values of config.json, by key.
 
   Raises:
-    ValueError: One line, if they are no dict.
+    ValueError: One line, if one of these two sections is no dict.
   """
   rope: dict[str, Any] = {}
   for section in ("rope_scaling", "rope_parameters"):
@@ -234,10 +235,10 @@ def _rope_values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope_factor(rope: Mapping[str, Any]) -> float:
-  """Returns the factor by which slow rotations are slower, 1 if none is.
+  """Returns the divisor of the speed of slow rotations, 1 if none is slowed.
 
   Args:
-    rope: Values of rotary positions by key.
+    rope: Settings of rotary positions by key (`_rope_values`).
 
   Raises:
     ValueError: One line, if the built-in decoder does not compute such
@@ -307,7 +308,9 @@ def _sizes(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def config_of(shape: ModelShape, family_name: str) -> dict[str, Any]:
-  """Returns the values of config.json for a model; reverses `shape_of`.
+  """Returns the values of config.json for a model.
+
+  It is the reverse of `shape_of`.
 
   Args:
     shape: Sizes of the model.
@@ -360,7 +363,12 @@ def family_of(shape: ModelShape) -> str:
 
 
 def _has_options_of(family: Family, shape: ModelShape) -> bool:
-  """Whether a model differs from a family's models only in its sizes."""
+  """Whether a model differs from a family's models only in its sizes.
+
+  Args:
+    family: The family.
+    shape: Sizes and options of the model.
+  """
   # A subclass may belong to a model that computes something else.
   if type(shape) is not ModelShape:
     return False
@@ -378,12 +386,15 @@ def _has_options_of(family: Family, shape: ModelShape) -> bool:
 def tensor_shape(
   path: str, leaf_shape: tuple[int, ...], family: Family
 ) -> tuple[int, ...]:
-  """Returns the shape that each tensor of a leaf has in a checkpoint.
+  """Returns the shape of the tensors that hold a leaf in a checkpoint.
+
+  A leaf of the blocks has the values of all layers. In a checkpoint each layer
+  has a tensor of its own.
 
   Args:
-    path: Path of the leaf.
-    leaf_shape: Shape of the leaf here; for a leaf of the blocks with the layer
-      axis.
+    path: Path of the leaf in the parameters of the built-in decoder.
+    leaf_shape: Shape of the leaf in the built-in decoder. For a leaf of the
+      blocks the first axis is the layer.
     family: The family of the checkpoint.
   """
   if path == POSITIONS:
@@ -400,9 +411,9 @@ def tensor_names(path: str, shape: ModelShape, family: Family) -> Iterator[str]:
   """Yields the names of a leaf's tensors in a checkpoint.
 
   A leaf of the blocks has a tensor for each layer, and any other leaf has one
-  tensor. The names are not put into a list, because a damaged config may say
-  that there are a billion layers: the reader stops at the first name that the
-  checkpoint lacks.
+  tensor. The names come one by one, so that a reader can stop at the first name
+  that the checkpoint lacks. A damaged config may say that there are a billion
+  layers.
 
   Args:
     path: Path of the leaf, e.g. "blocks/mlp/up/kernel".
@@ -415,10 +426,10 @@ def tensor_names(path: str, shape: ModelShape, family: Family) -> Iterator[str]:
 
 
 def tensor_name(path: str, layer: int, family: Family) -> str:
-  """Returns the name of a tensor in a checkpoint.
+  """Returns the name of the tensor that holds a leaf in a checkpoint.
 
   Args:
-    path: Path of the leaf.
+    path: Path of the leaf in the parameters of the built-in decoder.
     layer: Number of the layer; 0 if the leaf is not one of the blocks.
     family: The family of the checkpoint.
   """
@@ -435,7 +446,7 @@ def tensor_name(path: str, layer: int, family: Family) -> str:
 def leaves_of(
   tensors: Mapping[str, np.ndarray], shape: ModelShape, family_name: str
 ) -> dict[str, np.ndarray]:
-  """Returns the leaves of a model whose tensors another library holds.
+  """Converts tensors of a checkpoint to leaves of the built-in decoder.
 
   Args:
     tensors: Values of the tensors by their names in the family.
@@ -461,7 +472,9 @@ def leaves_of(
 def tensors_of(
   leaves: Mapping[str, Any], shape: ModelShape, family_name: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields name and values of each tensor of a model; reverses `leaves_of`.
+  """Yields name and values of each tensor of a model, for a checkpoint.
+
+  It is the reverse of `leaves_of`.
 
   Args:
     leaves: Leaves of the model by path. A leaf is turned into an array of numpy
@@ -484,10 +497,18 @@ def tensors_of(
 
 
 def is_stacked(path: str) -> bool:
-  """Whether a leaf has an axis of layers in front."""
+  """Whether a leaf has an axis of layers in front.
+
+  Args:
+    path: Path of the leaf. Leaves of "blocks" have such an axis.
+  """
   return path.startswith("blocks/")
 
 
 def is_kernel(path: str) -> bool:
-  """Whether a leaf is the matrix of a linear layer."""
+  """Whether a leaf is the matrix of a linear layer.
+
+  Args:
+    path: Path of the leaf, e.g. "blocks/mlp/up/kernel".
+  """
   return path.endswith("/kernel")

@@ -1,8 +1,8 @@
 """Causal attention that never holds the weights [L, L] of a whole sequence.
 
-`models.attention.attend` computes the same result and holds the weights. It is
-the fastest function on a CPU, where sequences are short. This module has three
-functions for accelerators:
+`models.attention.attend` computes the same result and does hold the weights. On
+a CPU, where sequences are short, it is the fastest function. This module has
+three functions for accelerators:
 
 * "cudnn" is NVIDIA's kernel. It takes bfloat16 values and one document per
   sequence.
@@ -43,7 +43,11 @@ _SPLASH_BLOCKS = (512, 256, SPLASH_LENGTH)
 
 
 def named_attention(name: str) -> Attention:
-  """Returns an attention by its name in `plan.choices.ATTENTIONS`."""
+  """Returns the function that computes an attention.
+
+  Args:
+    name: Name of the attention, one of `plan.choices.ATTENTIONS`.
+  """
   functions: dict[str, Attention] = {
     "plain": attend,
     "blockwise": blockwise_attention,
@@ -54,10 +58,11 @@ def named_attention(name: str) -> Attention:
 
 
 def divided_by_heads(attention: Attention) -> Attention:
-  """Lets each tensor shard of a replica compute the attention of its heads.
+  """Makes an attention function in which each tensor shard has its own heads.
 
-  Heads do not depend on each other. JAX's partitioner does not know this of the
-  kernels of "splash" and "cudnn", so the function is mapped over the shards.
+  A tensor shard is one of the devices along the mesh axis "tensor". JAX's
+  partitioner cannot divide the kernels of "splash" and "cudnn" itself, so the
+  function is mapped over the shards.
 
   Args:
     attention: Function that computes the attention of all heads in its
@@ -90,9 +95,20 @@ def divided_by_heads(attention: Attention) -> Attention:
 def _splash_or_blockwise(
   query: Array, key: Array, value: Array, segments: Segments = None
 ) -> Array:
-  """Computes attention with "splash", or "blockwise" for any other length.
+  """Computes attention with "splash", or else with "blockwise".
 
-  The last part of a held-out text may have any length.
+  "splash" takes only lengths that are multiples of 128. Sequences of other
+  lengths occur as the last part of a held-out text. They are computed with
+  "blockwise".
+
+  Args:
+    query: Queries [B, L, N, K].
+    key: Keys [B, L, G, K].
+    value: Values [B, L, G, K].
+    segments: Number of each token's document [B, L]; None: one document.
+
+  Returns:
+    Weighted means of the values, [B, L, N, K].
   """
   if query.shape[1] % SPLASH_LENGTH == 0:
     return splash_attention(query, key, value, segments)
@@ -119,7 +135,11 @@ def blockwise_attention(
     query_BxLxNxK: Queries.
     key_BxLxGxK: Keys.
     value_BxLxGxK: Values.
-    segments_BxL: Documents of the tokens. A token reads only its own document.
+    segments_BxL: Number of each token's document. A token reads only its own
+      document. None: a sequence is one document.
+
+  Returns:
+    Weighted means of the values, [B, L, N, K].
   """
   starts, block_attention = _blocks(query_BxLxNxK, segments_BxL)
 
@@ -138,7 +158,7 @@ def _blocks(
 
   Args:
     query: Queries of whole sequences, for their length.
-    segments: Documents of the tokens, or None.
+    segments: Number of each token's document [B, L]; None: one document.
 
   Returns:
     The first position of each block; and a function from such a position to the
@@ -174,7 +194,17 @@ def _blocks(
 def _blockwise_forward(
   query: Array, key: Array, value: Array, segments: Segments = None
 ) -> tuple[Array, tuple[Array, Array, Array, Segments]]:
-  """Returns the attention, and the residuals for the backward pass."""
+  """Forward pass of `blockwise_attention`.
+
+  Args:
+    query: Queries [B, L, N, K].
+    key: Keys [B, L, G, K].
+    value: Values [B, L, G, K].
+    segments: Number of each token's document [B, L]; None: one document.
+
+  Returns:
+    The attention, and the four arguments, which the backward pass needs.
+  """
   mixed = blockwise_attention(query, key, value, segments)
   return mixed, (query, key, value, segments)
 
@@ -182,7 +212,17 @@ def _blockwise_forward(
 def _blockwise_backward(
   residuals: tuple[Array, Array, Array, Segments], gradient: Array
 ) -> tuple[Any, ...]:
-  """Returns the gradients of the arguments, summed block by block."""
+  """Backward pass of `blockwise_attention`.
+
+  Args:
+    residuals: The arguments of the forward pass.
+    gradient: Gradient of the attention, [B, L, N, K].
+
+  Returns:
+    The gradients of queries, keys and values, which are summed block by block
+    in fp32 or wider. The gradient of the segments, which are integers, is None
+    or zeros of JAX's type float0.
+  """
   query, key, value, segments = residuals
   factors = (query, key, value)
   starts, block_attention = _blocks(query, segments)
@@ -226,10 +266,14 @@ def cudnn_attention(
   """Computes causal attention with NVIDIA's cuDNN.
 
   Args:
-    query_BxLxNxK: Queries in bfloat16.
-    key_BxLxGxK: Keys in bfloat16.
-    value_BxLxGxK: Values in bfloat16.
-    segments_BxL: Must be None.
+    query_BxLxNxK: Queries of N heads with K values each, in bfloat16.
+    key_BxLxGxK: Keys of G heads in bfloat16. N is a multiple of G.
+    value_BxLxGxK: Values of G heads in bfloat16.
+    segments_BxL: Must be None, because this function reads each sequence as one
+      document.
+
+  Returns:
+    Weighted means of the values, [B, L, N, K].
 
   Raises:
     ValueError: If there are segments, or the dtype is not bfloat16.
@@ -266,10 +310,14 @@ def splash_attention(
 
   Args:
     query_BxLxNxK: Queries.
-    key_BxLxGxK: Keys.
+    key_BxLxGxK: Keys. N is a multiple of G.
     value_BxLxGxK: Values.
-    segments_BxL: Documents of the tokens. A token reads only its own document.
+    segments_BxL: Number of each token's document. A token reads only its own
+      document. None: a sequence is one document.
     interpret: Whether to run the kernel step by step in JAX, on any device.
+
+  Returns:
+    Weighted means of the values, [B, L, N, K].
 
   Raises:
     ValueError: If the length is not a multiple of 128.

@@ -1,7 +1,7 @@
 """The loss that training minimizes and reports show.
 
-The loss is the mean cross-entropy of predicted tokens, in nats and fp32. All
-methods use the same function, so their curves can share an axis.
+The loss is the mean cross-entropy of predicted tokens, in nats, computed in
+fp32. All methods use the same function, so their curves can share an axis.
 """
 
 import functools
@@ -80,9 +80,10 @@ def token_loss(
 def token_scores(
   logits_TxV: Float[Array, "T V"], targets_T: Int[Array, " T"]
 ) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
-  """Returns log(Z) and the target's logit of each token.
+  """Returns log(Z) and the logit of the target, for each token.
 
-  The loss of a token depends on these two numbers only.
+  Z is the sum of exp(logits) over the vocabulary. The loss of a token depends
+  on these two numbers only.
 
   Args:
     logits_TxV: Logits.
@@ -99,17 +100,19 @@ def token_scores(
 def token_scores_of_columns(
   logits_TxV: Float[Array, "T V"], targets_T: Int[Array, " T"]
 ) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
-  """Returns `token_scores` of logits whose columns are divided among devices.
+  """Computes `token_scores` of logits whose columns are divided among devices.
 
-  JAX's partitioner divides a sum over columns. To look up one column of each
-  row it would collect all logits on every device.
+  The logit of the target is computed as a sum over all columns, because JAX's
+  partitioner divides a sum among the devices. To index the column of the
+  target, it would collect all logits on every device.
 
   Args:
-    logits_TxV: Logits.
+    logits_TxV: Logits of T tokens for the V tokens of the vocabulary.
     targets_T: Tokens that should have been predicted.
 
   Returns:
-    log(Z) and the logit of the target, both [T].
+    The logarithm of the partition function, log(sum(exp(logits))), and the
+    logit of the target, both [T].
   """
   log_partition_T = jax.nn.logsumexp(logits_TxV, axis=-1)
   columns_V = jnp.arange(logits_TxV.shape[1])
@@ -126,7 +129,7 @@ def _mean_loss(
   Args:
     log_partition_T: log(Z) of each token.
     target_T: Logit of each token's target.
-    z_loss: Weight of the z-loss, as in `token_loss`.
+    z_loss: Weight of the mean of log(Z)^2 in the loss.
   """
   loss = jnp.mean(log_partition_T - target_T)
   if z_loss:
@@ -142,7 +145,7 @@ def chunked_token_loss(
   chunk_tokens: int = 0,
   scores: Scores = token_scores,
 ) -> Float[Array, ""]:
-  """Computes `token_loss` of a stream's logits, one chunk of tokens at a time.
+  """Computes the mean cross-entropy of tokens, one chunk of tokens at a time.
 
   The backward pass computes the logits of a chunk again, so all logits [T, V]
   are never in memory. At T = 16,384 and V = 32,000 they would take 2.1 GB in
@@ -150,9 +153,9 @@ def chunked_token_loss(
 
   Args:
     logits: (stream [C, D]) -> logits [C, V].
-    stream_TxD: Stream of all tokens.
+    stream_TxD: Residual stream of all tokens, after the last layer.
     targets_T: Tokens that should have been predicted.
-    z_loss: Weight of the z-loss, as in `token_loss`.
+    z_loss: Weight of the mean of log(Z)^2 in the loss (`token_loss`).
     chunk_tokens: Largest number of tokens in a chunk, C; 0: one chunk has all.
     scores: Function that computes `token_scores`. If several devices divide the
       vocabulary, another function lets them compute the scores together
@@ -197,14 +200,14 @@ def next_token_loss(
   end_of_text: int | None = None,
   chunk_tokens: int = 0,
 ) -> Float[Array, ""]:
-  """Computes the mean cross-entropy of each token given those before it.
+  """Computes the mean cross-entropy of each token given all earlier tokens.
 
   Args:
     model: Model.
     params: Parameters of the model.
     tokens_BxS: Sequences of S = L + 1 tokens. The model reads the first L and
       predicts the last L.
-    z_loss: Weight of the z-loss, as in `token_loss`.
+    z_loss: Weight of the mean of log(Z)^2 in the loss (`token_loss`).
     end_of_text: Token that ends a document. A token reads only its own document
       (`models.attention.segment_ids`). None: a sequence is one document.
     chunk_tokens: Largest number of tokens whose logits are in memory at a time
@@ -212,8 +215,8 @@ def next_token_loss(
       logits at once in any case.
 
   Returns:
-    Mean over B * L tokens in nats, with the z-loss added. The dtype is fp32,
-    or float64 for a float64 model.
+    Mean over B * L tokens in nats, with the z-loss added. The dtype is fp32, or
+    float64 for a float64 model.
   """
   inputs_BxL = tokens_BxS[:, :-1]
   # A model without segments need not take the argument.

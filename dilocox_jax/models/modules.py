@@ -34,10 +34,10 @@ _ACTIVATIONS = {
 
 
 class Norm(nnx.Module):
-  """Root-mean-square norm or layer norm, as `ModelShape.norm` says."""
+  """A norm of rows, as `ModelShape.norm` says: RMS norm or layer norm."""
 
   def __init__(self, width: int, shape: ModelShape):
-    """Builds the norm.
+    """Makes the parameters: scales of 1, and for a layer norm biases of 0.
 
     Args:
       width: Number of values of a row, which are normalized together.
@@ -51,7 +51,11 @@ class Norm(nnx.Module):
       self.bias = None
 
   def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-    """Returns the normalized rows, in the dtype of the argument."""
+    """Returns the normalized rows, in the dtype of the argument.
+
+    Args:
+      x: Rows of `width` values, with any axes in front.
+    """
     # Squares of bf16 values lose too much when summed in bf16.
     wide = x.astype(np.promote_types(np.float32, x.dtype))
     if self.bias is not None:
@@ -94,33 +98,34 @@ def _linear(
 
 
 def _residual_scale(shape: ModelShape) -> float:
-  """Returns the scale of the kernels whose products are added to the stream.
+  """Returns the standard deviation of the last kernels of attention and MLP.
 
-  These are the last kernels of attention and MLP.
-
-  Each layer adds two terms to the stream. With this scale the variance of their
-  sum does not depend on depth: 12 layers add 24 terms, each with 1/24 of the
-  variance.
+  The products of these kernels are added to the stream, two for each layer.
+  With this standard deviation, the variance of the sum does not depend on the
+  depth: 12 layers add 24 terms, each with 1/24 of the variance.
 
   Source: Radford et al. 2019, GPT-2, section 2.3.
+
+  Args:
+    shape: Sizes of the model.
   """
   return INIT_SCALE / (2 * shape.num_layers) ** 0.5
 
 
 class _Attention(nnx.Module):
-  """Causal self-attention after a norm."""
+  """The attention of one layer: a norm, and causal self-attention."""
 
   def __init__(
     self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs, mix: Attention
   ):
-    """Builds the layer.
+    """Draws the kernels of the four projections, and makes the norms.
 
     Args:
       shape: Sizes of the model.
       dtype: Compute dtype.
       rngs: Random numbers for the parameters.
-      mix: Attention of whole sequences (`models.fused_attention`). It mixes
-        the values of the positions.
+      mix: Attention of whole sequences (`models.fused_attention`). It mixes the
+        values of the positions.
     """
     self.shape = shape
     self.mix = mix
@@ -158,7 +163,7 @@ class _Attention(nnx.Module):
     start: int | Int[Array, ""] = 0,
     segments: Segments = None,
   ) -> tuple[Float[Array, "T D"], Cache]:
-    """Returns the term that is added to the stream, and keys and values.
+    """Computes the term that attention adds to the stream.
 
     Args:
       x_TxD: The stream of B sequences.
@@ -213,10 +218,19 @@ class _Attention(nnx.Module):
 
 
 class _Mlp(nnx.Module):
-  """Feed-forward after a norm, with a gate if the activation is SwiGLU."""
+  """The feed-forward part of one layer: a norm, and an MLP.
+
+  If the activation is SwiGLU, the MLP has a gate.
+  """
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
-    """Builds the layer; arguments as in `_Attention`."""
+    """Draws the kernels of the MLP, and makes the norm.
+
+    Args:
+      shape: Sizes of the model.
+      dtype: Compute dtype.
+      rngs: Random numbers for the parameters.
+    """
     model_dim = shape.model_dim
     ff_dim = shape.ff_dim
     self.gated = shape.activation == "swiglu"
@@ -240,7 +254,11 @@ class _Mlp(nnx.Module):
     )
 
   def __call__(self, x_TxD: Float[Array, "T D"]) -> Float[Array, "T D"]:
-    """Returns the term that is added to the stream."""
+    """Returns the term that the MLP adds to the stream, [T, D].
+
+    Args:
+      x_TxD: The stream of B sequences.
+    """
     y_TxD = self.norm(x_TxD)
     hidden_TxF = self.up(y_TxD)
     if self.gated:
@@ -256,7 +274,14 @@ class _Block(nnx.Module):
   def __init__(
     self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs, mix: Attention
   ):
-    """Builds the layer; arguments as in `_Attention`."""
+    """Builds the attention and the MLP of the layer.
+
+    Args:
+      shape: Sizes of the model.
+      dtype: Compute dtype.
+      rngs: Random numbers for the parameters.
+      mix: Attention of whole sequences (`models.fused_attention`).
+    """
     self.attention = _Attention(shape, dtype, rngs=rngs, mix=mix)
     self.mlp = _Mlp(shape, dtype, rngs)
 
@@ -268,9 +293,20 @@ class _Block(nnx.Module):
     start: int | Int[Array, ""] = 0,
     segments: Segments = None,
   ) -> tuple[Float[Array, "T D"], Cache]:
-    """Returns the new stream [T, D], and keys and values as `_Attention` does.
+    """Runs one layer.
 
-    The arguments are those of `_Attention.__call__`.
+    Args:
+      x_TxD: The stream of B sequences.
+      length: Length of each sequence, L.
+      cache: Keys and values of earlier positions, with room for these tokens.
+        None: the tokens are whole sequences.
+      start: Position of the first token.
+      segments: Number of each token's segment, [B, L] (`models.attention`).
+        None: a sequence is one document.
+
+    Returns:
+      The new stream [T, D]; and the keys and values of the tokens. If there is
+      a cache, the second result is the cache with these keys and values.
     """
     attention_TxD, cache = self.attention(
       x_TxD, length, cache, start=start, segments=segments
@@ -283,7 +319,7 @@ class _Embed(nnx.Module):
   """The token table, and the table of learned positions if there is one."""
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
-    """Draws the tables.
+    """Draws the values of the tables from a normal distribution.
 
     Args:
       shape: Sizes of the model.
@@ -338,16 +374,23 @@ class _Embed(nnx.Module):
 class Decoder(nnx.Module):
   """The modules of the decoder: embedding, stacked blocks, last norm and head.
 
-  The class cannot be called. `models.transformer` calls each of its modules.
-  A tied head is the embedding, so it has no module. The order in which the
-  modules are built matters: they draw their parameters in this order, so with
-  another order a seed would give other parameters.
+  The class cannot be called. `models.transformer` calls each of its modules. A
+  tied head is the embedding, so it has no module. The modules draw their
+  parameters in the order in which they are built. So with another order, the
+  same seed would give other parameters.
   """
 
   def __init__(
     self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs, mix: Attention
   ):
-    """Builds the modules; arguments as in `_Attention`."""
+    """Builds the modules, and draws all parameters.
+
+    Args:
+      shape: Sizes of the model.
+      dtype: Compute dtype.
+      rngs: Random numbers for the parameters.
+      mix: Attention of whole sequences (`models.fused_attention`).
+    """
     self.embed = _Embed(shape, dtype, rngs)
 
     @nnx.split_rngs(splits=shape.num_layers)

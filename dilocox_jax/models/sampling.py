@@ -38,8 +38,10 @@ def generate(
     prompt_BxL: Token ids of B texts with L tokens each, at least one token.
     num_tokens: Number of tokens to draw for each text, 0 or more.
     key: Random key; the same key gives the same tokens.
-    temperature: Divisor of the logits; 0 takes the likeliest token.
-    top_p: Probability that the candidates must have together (`draw_token`).
+    temperature: Divisor of the logits before the softmax; 0 always takes the
+      likeliest token.
+    top_p: Only the likeliest tokens that have this probability together are
+      candidates (`draw_token`); 1: all tokens are.
 
   Returns:
     The new tokens [B, num_tokens], int32. If a row contains `NO_TOKEN`, this
@@ -121,7 +123,7 @@ def empty_cache(
   Args:
     model: Model whose layers, heads and head width the cache has.
     batch: Number of texts, B.
-    length: Tokens of a text, L: those of the prompt and those to be drawn.
+    length: Tokens of a text, L: the prompt and all tokens to be drawn.
     dtype: Type of keys and values.
 
   Returns:
@@ -183,7 +185,12 @@ def draw_token(
 
 
 def _check_limits(temperature: float | int, top_p: float | int) -> None:
-  """Raises ValueError if a number is outside its limits."""
+  """Raises ValueError if a number is outside its limits.
+
+  Args:
+    temperature: Must be at least 0 and finite.
+    top_p: Must be between 0 and 1.
+  """
   within_limits("temperature", temperature, at_least=0, below=math.inf)
   within_limits("top_p", top_p, at_least=0, at_most=1)
 
@@ -202,7 +209,7 @@ def _drawn(
     highest_Bx1: Highest logit of each row.
     key: Random key.
     temperature: Divisor of the logits, above 0.
-    top_p: As in `draw_token`.
+    top_p: Probability that the candidates must have together.
 
   Returns:
     The tokens, [B].
@@ -233,7 +240,7 @@ def _has_top_share(logits_BxV: Array, top_p: float | int) -> Array:
 
   Args:
     logits_BxV: Logits.
-    top_p: As in `draw_token`.
+    top_p: Probability that the candidates must have together.
   """
   order_BxV = jnp.argsort(-logits_BxV, axis=-1, stable=True)
   shares_BxV = jnp.take_along_axis(

@@ -93,8 +93,8 @@ class StoredTensor:
       rows: Neighboring rows, indices of the first axis. A scalar has one row.
 
     Yields:
-      The rows of a block, counted from the first of the rows that are read, and
-      their values [rows, ...].
+      A slice of the rows of the block, where 0 is the first row of `rows`, and
+      the values of these rows, [block rows, ...].
     """
     num_rows, *row_shape = self.shape or (1,)
     row_bytes = math.prod(row_shape) * self.dtype.itemsize
@@ -146,10 +146,14 @@ def open_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
 
 
 def _weight_map(folder: pathlib.Path) -> dict[str, str] | None:
-  """Returns the name of the file of each tensor, from the folder's index.
+  """Reads from a folder's index which file has which tensor.
+
+  Args:
+    folder: Folder of the checkpoint.
 
   Returns:
-    Names of files by names of tensors; None if the folder has no index.
+    The name of the file, by the name of the tensor. None if the folder has no
+    index.
 
   Raises:
     ValueError: One line, if the index is damaged, or if the folder also has a
@@ -182,6 +186,9 @@ def _weight_map(folder: pathlib.Path) -> dict[str, str] | None:
 def _only_file(folder: pathlib.Path) -> pathlib.Path:
   """Returns the file that has all tensors of a folder without an index.
 
+  Args:
+    folder: Folder of the checkpoint.
+
   Raises:
     ValueError: One line, if there is no such file, or if there are several.
   """
@@ -198,7 +205,13 @@ def _only_file(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _open_file(file: pathlib.Path) -> dict[str, StoredTensor]:
-  """Returns the tensors of one file by name, and checks header and digest.
+  """Opens one file, and checks its header and its digest.
+
+  Args:
+    file: The file.
+
+  Returns:
+    The tensors of the file by name.
 
   Raises:
     ValueError: One line, if the file is missing or damaged, or if a tensor has
@@ -235,13 +248,20 @@ def _open_file(file: pathlib.Path) -> dict[str, StoredTensor]:
 
 
 def _rows_of(tensor: StoredTensor) -> Iterator[np.ndarray]:
-  """Yields the values of a tensor, some rows at a time."""
+  """Yields the values of a tensor, some rows at a time.
+
+  Args:
+    tensor: The tensor.
+  """
   for _, values in tensor.blocks():
     yield values
 
 
 def _header(file: pathlib.Path) -> tuple[dict[str, Any], int]:
-  """Reads the header of a file, after the library has checked the file.
+  """Checks a file with the library safetensors, and reads its header.
+
+  Args:
+    file: The file.
 
   Returns:
     The header, and the byte of the file at which the values begin.
@@ -292,10 +312,10 @@ def _tensor_digest(
 
 
 def _file_digest(digests: Mapping[str, bytes]) -> str:
-  """Returns the digest of a file, as hex digits.
+  """Returns the digest of a file of tensors: a SHA-256, as hex digits.
 
   Args:
-    digests: Digests of all tensors by name.
+    digests: Digests of all tensors by name (`_tensor_digest`).
   """
   total = hashlib.sha256()
   for _, digest in sorted(digests.items()):
@@ -306,13 +326,21 @@ def _file_digest(digests: Mapping[str, bytes]) -> str:
 def _bytes_of(array: np.ndarray) -> memoryview:
   """Returns the bytes of an array's values.
 
-  The types of `ml_dtypes` have no buffer, so the values are seen as bytes.
+  Args:
+    array: An array of any type. The types of `ml_dtypes`, such as bfloat16,
+      have no buffer, so the values are viewed as bytes.
   """
   return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 class TensorShape(NamedTuple):
-  """Name, type and shape of a tensor that is going to be written."""
+  """Name, type and shape of a tensor that is going to be written.
+
+  Attributes:
+    name: Name of the tensor in the checkpoint.
+    dtype: Type of the values.
+    shape: Shape of the tensor.
+  """
 
   name: str
   dtype: np.dtype
@@ -320,7 +348,7 @@ class TensorShape(NamedTuple):
 
   @property
   def num_bytes(self) -> int:
-    """Bytes of the values."""
+    """Number of bytes of the tensor's values."""
     return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -361,7 +389,7 @@ def divided_among_files(
 def write_index(
   folder: pathlib.Path, tensors_by_file: Mapping[str, list[TensorShape]]
 ) -> None:
-  """Writes the file that says which file each tensor is in.
+  """Writes the index, which says in which file each tensor is.
 
   Args:
     folder: Folder of the checkpoint.
@@ -383,10 +411,10 @@ def write_tensors(
   tensors: Iterable[TensorShape],
   values: Iterator[tuple[str, np.ndarray]],
 ) -> None:
-  """Writes a file of tensors that PyTorch can read.
+  """Writes a file of safetensors, with its digest.
 
-  The file gets the same permissions as the other files of this package. The
-  host holds one tensor at a time.
+  The host holds one tensor at a time. The file gets the same permissions as the
+  other files of this package.
 
   Args:
     path: The file. It is replaced as a whole.

@@ -33,7 +33,7 @@ _MOVES = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class TokenLimits:
-  """The numbers of different tokens that the parts of a model know.
+  """How many different tokens the logits and the tables of a model know.
 
   Attributes:
     num_logits: Number of logits of a token, V.
@@ -82,9 +82,9 @@ def _rows_of_tables(jaxpr: Jaxpr, ids: set[Any]) -> Iterator[int]:
   the programs that the program calls.
 
   Args:
-    jaxpr: Program, or a part of one.
-    ids: Variables that hold token ids. The function adds the variables that it
-      finds in the program.
+    jaxpr: The program, as JAX has traced it.
+    ids: Variables that hold token ids. The function adds the variables to which
+      the program moves ids.
   """
   for equation in jaxpr.eqns:
     # A literal is not a variable, and cannot be in a set.
@@ -108,7 +108,12 @@ def _rows_of_tables(jaxpr: Jaxpr, ids: set[Any]) -> Iterator[int]:
 
 
 def _program_inside(equation: Any) -> Jaxpr | None:
-  """Returns the program that an equation calls, e.g. the function of a `jit`.
+  """Returns the program that an equation of a jaxpr calls.
+
+  For example, a `jit` calls the program of its function.
+
+  Args:
+    equation: An equation of a jaxpr.
 
   Returns:
     The program. None if the equation is not a call, or if the program has
@@ -124,12 +129,11 @@ def _program_inside(equation: Any) -> Jaxpr | None:
 
 
 def _keeps_ids(equation: Any, ids: set[Any]) -> bool:
-  """Returns whether the result of an operation is token ids again.
+  """Returns whether the result of an operation still holds token ids.
 
-  Libraries let negative indices count from the end, by
-  `select(id < 0, id + rows, id)`. So a sum of ids and a number that is not
-  negative counts as ids. A selection counts as ids only if all its choices are
-  ids.
+  Libraries let negative indices count from the end, by `select(id < 0, id +
+  rows, id)`. So a sum of ids and a number that is not negative counts as ids. A
+  selection counts as ids only if all its choices are ids.
 
   Args:
     equation: An operation that reads token ids.
@@ -148,10 +152,12 @@ def _keeps_ids(equation: Any, ids: set[Any]) -> bool:
 
 
 def _rows_of_lookup(equation: Any, ids: set[Any]) -> Iterator[int]:
-  """Yields the number of rows of a lookup's table, if ids are its only indices.
+  """Yields the number of rows of the table in which tokens are looked up.
+
+  Nothing is yielded if the lookup has other indices than token ids.
 
   Args:
-    equation: A "gather".
+    equation: A "gather" of a jaxpr.
     ids: Variables that hold token ids.
   """
   table, indices = equation.invars[:2]

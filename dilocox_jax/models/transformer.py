@@ -1,11 +1,12 @@
 """The decoder of this project, as pure functions.
 
-The Flax modules of the decoder are in `models.modules`. The rest of the project
-uses a `Model`: pure functions of a plain nested dict of arrays. That tree can
-be stacked, averaged, sharded and compressed like any other tree. Blocks are
-stacked along a leading layer axis and scanned, so the program does not grow
-with depth. A pipeline separates embedding, blocks and logits, so each of them
-is a function.
+The rest of the project uses a `Model`: pure functions of a nested dict of
+arrays, which can be stacked, averaged, sharded and compressed like any other
+tree. The functions are made from the Flax modules in `models.modules`.
+
+Blocks are stacked along a leading layer axis, and a scan runs over this axis,
+so the program does not grow with depth. A pipeline runs embedding, blocks and
+logits on different devices, so each of them is a function.
 
 Letters in names: B batch, L length, T = B * L tokens, D model, N heads, K head
 width, F feed-forward, V vocabulary.
@@ -50,9 +51,10 @@ class Model(NamedTuple):
       row.
     block: (one layer's slice of `params["blocks"]`, stream [T, D], L,
       segments=None) -> stream [T, D]. In a pipeline, leaves with two axes or
-      more have the dtype of the stream.
-    logits: (parameters, stream [T, D]) -> logits [T, V], or of some tokens of
-      the vocabulary. It does not read the parameters of blocks.
+      more are passed in the dtype of the stream.
+    logits: (parameters, stream [T, D]) -> logits [T, V]. If several devices
+      divide the vocabulary, these are the logits of this device's tokens. It
+      does not read the parameters of blocks.
     decode: (parameters, tokens [B, L], cache, position of the first token) ->
       (logits [B, L, V], cache). The cache holds the keys and values of the
       tokens of earlier calls, leaves [num_layers, B, S, kv heads, K]. None: the
@@ -73,7 +75,7 @@ class Model(NamedTuple):
 
 
 def bound_module(module: nnx.Module) -> Callable[[Params], Any]:
-  """Builds a function that puts leaves into a module.
+  """Returns a function that puts parameters into a module.
 
   Args:
     module: The module. Its leaves may be only shapes and types.
@@ -92,7 +94,12 @@ def bound_module(module: nnx.Module) -> Callable[[Params], Any]:
 
 
 def _divert(module: nnx.Module, multiply: Multiply) -> None:
-  """Makes the linear layers of a module call `multiply` for their products."""
+  """Makes the linear layers of a module call `multiply` for their products.
+
+  Args:
+    module: The module; it is changed.
+    multiply: Function (path of the kernel, x, kernel) -> product.
+  """
 
   def dot_general(
     path: str, x: Array, kernel: Array, *args: Any, **kwargs: Any
@@ -107,7 +114,14 @@ def _divert(module: nnx.Module, multiply: Multiply) -> None:
 
 
 def _head_kernel(params: Params, shape: ModelShape) -> Array:
-  """Returns the kernel [D, V] of the head, which may be the embedding."""
+  """Returns the kernel [D, V] of the head.
+
+  If the head is tied, this is the transposed embedding.
+
+  Args:
+    params: Parameters of the model.
+    shape: Sizes of the model.
+  """
   if shape.tied_head:
     return params["embed"]["embedding"].T
   return params["head"]["kernel"]
@@ -119,10 +133,11 @@ def remat_wrapper(
   """Returns a wrapper that decides what a layer's forward saves.
 
   Args:
-    name: One of `plan.choices.REMATS`. "none" saves whatever JAX saves. "dots"
-      saves the results of products; the backward computes all elementwise
-      operations and fused attention again. "full" saves only the layer's input;
-      the backward computes all products but the last one again.
+    name: One of `plan.choices.REMATS`. "none" saves all values that JAX's
+      backward pass reads. "dots" saves the results of products; the backward
+      computes all elementwise operations and fused attention again. "full"
+      saves only the layer's input; the backward computes all products but the
+      last one again.
     prevent_cse: Whether to keep XLA from merging the forward with the forward
       that is computed again. This is needed if both may be in the same
       computation, as for layers that are not in a loop.

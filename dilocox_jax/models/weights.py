@@ -40,9 +40,13 @@ MAX_FILE_BYTES = 5 * 10**9
 
 
 def is_checkpoint(folder: pathlib.Path) -> bool:
-  """Returns whether a folder has a config.json that names a family of models.
+  """Returns whether a folder holds a checkpoint of `transformers`.
 
-  The family may be one that cannot be read here.
+  The result is True if its config.json names a family of models, even a family
+  that this module cannot read.
+
+  Args:
+    folder: The folder.
 
   Raises:
     ValueError: One line, if config.json is there but cannot be read.
@@ -55,7 +59,7 @@ def is_checkpoint(folder: pathlib.Path) -> bool:
 class StoredCheckpoint:
   """A checkpoint whose parameters are read part by part.
 
-  So a host reads only the parts that its devices hold, and never has a copy of
+  A host reads only the parts that its devices hold. So it never has a copy of
   the whole model.
 
   Attributes:
@@ -70,7 +74,11 @@ class StoredCheckpoint:
   tensors: Mapping[str, StoredTensor]
 
   def params(self) -> dict[str, Any]:
-    """Returns the parameters, a nested dict of `StoredLeaf`s."""
+    """Returns the parameters of the built-in decoder, a nested dict.
+
+    Its leaves are `StoredLeaf`s, whose values are read from the files when they
+    are needed.
+    """
     leaves = {
       path: StoredLeaf(self, path) for path in self.shape.parameter_shapes
     }
@@ -106,7 +114,7 @@ class StoredCheckpoint:
   def _read(
     self, path: str, layer: int, slices: list[slice], part: np.ndarray
   ) -> None:
-    """Reads a part of one tensor.
+    """Reads a part of one tensor into an array.
 
     Args:
       path: Path of the parameter.
@@ -133,7 +141,7 @@ class StoredCheckpoint:
   def _check_head(
     self, rows: slice, columns: list[slice], embedding: np.ndarray
   ) -> None:
-    """Checks that the head of a model with a tied head is the embedding.
+    """Checks that the tied head of a checkpoint equals the embedding.
 
     Args:
       rows: Rows of the embedding that were read.
@@ -156,7 +164,7 @@ class StoredCheckpoint:
 
 @dataclasses.dataclass(frozen=True)
 class StoredLeaf(LazyArray):
-  """A parameter of a checkpoint, which is in no memory.
+  """A parameter of a checkpoint that is still in the file.
 
   Attributes:
     checkpoint: The checkpoint.
@@ -177,12 +185,20 @@ class StoredLeaf(LazyArray):
     return np.dtype(np.float32)
 
   def part(self, index: tuple[slice, ...]) -> np.ndarray:
-    """Reads a part of the parameter (`StoredCheckpoint.part`)."""
+    """Reads a part of the parameter, in fp32.
+
+    Args:
+      index: Slice of every axis, with steps of 1.
+
+    Raises:
+      ValueError: One line, if a value is not finite, or if a tied head differs
+        from the embedding.
+    """
     return self.checkpoint.part(self.path, index)
 
 
 def open_checkpoint(folder: pathlib.Path) -> StoredCheckpoint:
-  """Opens a checkpoint, and checks that its tensors are those of the model.
+  """Opens a checkpoint, and checks that its tensors fit its model.
 
   Args:
     folder: Folder with config.json and .safetensors files.
@@ -210,7 +226,9 @@ def read_checkpoint(folder: pathlib.Path) -> tuple[ModelShape, dict[str, Any]]:
     Sizes of the model, and its parameters as a nested dict of fp32 arrays.
 
   Raises:
-    ValueError: One line, as for `open_checkpoint` and `StoredCheckpoint.part`.
+    ValueError: One line, if a file is missing or damaged, if the tensors do not
+      fit a model that the built-in decoder computes, or if a value is not
+      finite.
   """
   checkpoint = open_checkpoint(folder)
   return checkpoint.shape, jax.tree.map(np.asarray, checkpoint.params())
@@ -222,7 +240,7 @@ def write_checkpoint(
   params: Any,
   max_file_bytes: int = MAX_FILE_BYTES,
 ) -> str:
-  """Writes a checkpoint, tensor by tensor.
+  """Writes a checkpoint for `transformers`, tensor by tensor.
 
   Args:
     folder: Folder to write into, which must exist. A checkpoint that this
@@ -272,7 +290,7 @@ def write_checkpoint(
 
 
 def _check_replaceable(config_path: pathlib.Path) -> None:
-  """Checks that a config.json may be replaced: it belongs to a checkpoint.
+  """Refuses to replace a config.json that belongs to no checkpoint.
 
   Other programs, and the runs of this package, also keep their settings in a
   file of this name.
@@ -310,7 +328,7 @@ def save_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
 def _check_tensors(
   tensors: Mapping[str, StoredTensor], shape: ModelShape, family_name: str
 ) -> None:
-  """Checks that the tensors of a checkpoint are those of a model.
+  """Checks that a checkpoint has exactly the tensors of a model.
 
   Args:
     tensors: Tensors of the checkpoint, by their names in the family.
@@ -373,7 +391,7 @@ def _check_tensor(
 
 
 def _finite_values(key: str, values: np.ndarray) -> np.ndarray:
-  """Returns values of a tensor in fp32.
+  """Converts values of a tensor to fp32, and checks that they are finite.
 
   Args:
     key: Name of the tensor, for messages.
@@ -397,7 +415,7 @@ def _finite_values(key: str, values: np.ndarray) -> np.ndarray:
 def tensors_of(
   params: Any, shape: ModelShape, family_name: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Returns name and values of each tensor of a checkpoint, one at a time.
+  """Yields name and values of each tensor of a checkpoint, one at a time.
 
   Args:
     params: Parameters of the model, a nested dict of arrays. A leaf is turned

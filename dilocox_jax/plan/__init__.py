@@ -1,1 +1,4 @@
-"""The plan of a run: what it computes and sends, without JAX (numpy only)."""
+"""The plan of a run: what the run computes and sends, and when.
+
+The modules of this package need numpy, but not JAX.
+"""

@@ -1,12 +1,12 @@
 """Adaptive compression: the rank and the H of the next rounds.
 
-The rank of each averaged update is measured. After some rounds
-the mean of the measured ranks sets the next rank. Only a few ranks can be
-chosen, the *ladder*, since every rank has a program of its own. H follows the
-bytes: at the first rank a transfer takes no longer than H inner steps, and a
-transfer at a smaller rank needs proportionally fewer steps to hide it. All
-functions here are pure functions of the measurements, so a run that is resumed
-goes on as if it had not been interrupted.
+The rank of each averaged update is measured. After some rounds the mean of the
+measured ranks sets the next rank. Every rank has a program of its own, so the
+next rank is chosen from a short list of ranks, the *ladder*. H follows the
+bytes: at the first rank a transfer takes no longer than H inner steps. A
+transfer at a smaller rank takes less time, so H shrinks in proportion to its
+bytes. All functions here are pure functions of the measurements, so a run that
+is resumed goes on as if it had not been interrupted.
 
 The rank is measured on the factors: if the left factor is orthonormal, the
 right factor and the product of both have the same singular values. The *energy
@@ -16,8 +16,8 @@ sum 10. Their energy rank is 3 for a share of 0.95 and 2 for a share of 0.9.
 
 Example: with a first rank of 16 the ladder is 16, 10, 6, 3, 2. A measured mean
 of 8 needs 8 / 0.9 = 8.9, so the next rank is 10. If an exchange at rank 10 has
-0.65 times the bytes of an exchange at rank 16, H = 30 becomes
-ceil(30 x 0.65) = 20.
+0.65 times the bytes of an exchange at rank 16, H = 30 becomes ceil(30 x 0.65) =
+20.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ import numpy as np
 # Nothing adapts, the rank alone, or the rank and H.
 MODES = ("off", "rank", "rank_and_interval")
 # An update whose energy rank is close to the rank of the factors may have more
-# directions that were not sent. So the next rank is chosen such that a tenth of
-# it stays unused.
+# directions that were not sent. So the next rank is chosen such that at least a
+# tenth of it stays unused.
 _USED_SHARE = 0.9
 
 
@@ -58,8 +58,8 @@ class Policy:
 
   Attributes:
     first: The setting of the first rounds: the largest rank, and its H.
-    mode: Which values adapt, one of `MODES`. With "off" nobody calls
-      `next_setting`.
+    mode: Which values adapt: "off" (none; `next_setting` is never called),
+      "rank", or "rank_and_interval" (rank and H).
     window_rounds: c, the number of rounds that are measured before each new
       setting.
     energy: Share of the squared norm that the energy rank must hold.
@@ -91,10 +91,11 @@ class Policy:
   ) -> RoundSetting:
     """Returns the rank and the H of the next rounds.
 
-    The rank is the lowest rank of the ladder of which at least a tenth would be
-    unused at the mean of the measured ranks. If the ladder has no such rank, it
-    is the first one. A measured rank never exceeds the present rank. So a rank
-    that is too small grows by one step of the ladder at a time.
+    The next rank is the lowest rank of the ladder that is at least the mean of
+    the measured ranks divided by 0.9, so that at least a tenth of the new rank
+    stays unused. If the ladder has no such rank, the next rank is the first
+    one. A measured rank never exceeds the present rank. So a rank that is too
+    small grows by one step of the ladder at a time.
 
     Args:
       measured: Energy ranks of averaged updates, one for each exchange of the
@@ -144,7 +145,8 @@ def energy_rank(spectra: Mapping[str, np.ndarray], share: float) -> float:
   """Computes how many directions hold a share of the energy of an update.
 
   Args:
-    spectra: Squared singular values by leaf, [num_matrices, rank], descending.
+    spectra: Squared singular values by path of a leaf, [num_matrices, rank],
+      descending.
     share: Share of the energy, above 0 and at most 1.
 
   Returns:

@@ -1,8 +1,8 @@
 """Names that a config can choose, and the texts that combine them.
 
 The module has lists of names, registries of parts by name, and the parser of
-texts such as "low_rank(rank=4)+int". It does not import JAX, because loading
-JAX takes seconds. So a config can be checked, and a command line answered, at
+texts such as "low_rank(rank=4)+int". It does not import JAX, which takes
+seconds. So a program can check a config, or answer to a wrong command line, at
 once.
 """
 
@@ -59,7 +59,7 @@ def check_lazy(what: str, reference: Any) -> None:
   """Raises ValueError unless a value is a function or a 'module:name'.
 
   Args:
-    what: What the value is, for the message, e.g. "rule 'mix': build".
+    what: Name of the value for the message, e.g. "rule 'mix': build".
     reference: The value to check.
   """
   is_import_path = isinstance(reference, str) and reference.count(":") == 1
@@ -71,6 +71,9 @@ def check_lazy(what: str, reference: Any) -> None:
 
 def loaded(reference: Lazy) -> Callable[..., Any]:
   """Returns the function that a reference names. Imports it if necessary.
+
+  Args:
+    reference: A function, which is returned as it is; or "module:name".
 
   Raises:
     ValueError: If there is no such module or function. The message is one line.
@@ -86,11 +89,11 @@ def loaded(reference: Lazy) -> Callable[..., Any]:
 
 
 def parts_of(text: str) -> list[tuple[str, dict[str, Any]]]:
-  """Returns the name and the settings of each part in a text.
+  """Parses a text into the name and the settings of each part.
 
   For example, "low_rank(rank=4)+int" gives ("low_rank", {"rank": 4}) and
-  ("int", {}). The value of a setting is a Python literal. Text needs no quotes
-  if it is an identifier.
+  ("int", {}). The value of a setting is a Python literal. A string that is an
+  identifier needs no quotes.
 
   Args:
     text: Names joined by "+". Settings in parentheses may follow a name.
@@ -105,7 +108,7 @@ def parts_of(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def text_of_part(name: str, settings: Mapping[str, Any]) -> str:
-  """Returns the text of one part, from which `parts_of` reads the part again.
+  """Writes one part as a text. It is the reverse of `parts_of`.
 
   Args:
     name: Name of the part.
@@ -119,14 +122,25 @@ def text_of_part(name: str, settings: Mapping[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-  """Returns the text of a setting's value, without quotes if they can go."""
+  """Returns the text of a setting's value.
+
+  Args:
+    value: The value. A string that is an identifier is written without quotes.
+  """
   if isinstance(value, str) and value.isidentifier():
     return value
   return repr(value)
 
 
 def _parts(node: ast.expr) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields name and settings of each part in a parsed text."""
+  """Yields name and settings of each part in a parsed text.
+
+  Args:
+    node: The expression of the whole text.
+
+  Raises:
+    ValueError: If a part is neither a name nor a name with settings.
+  """
   match node:
     case ast.BinOp(left, ast.Add(), right):
       yield from _parts(left)
@@ -145,7 +159,14 @@ def _parts(node: ast.expr) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _value(node: ast.expr) -> Any:
-  """Returns the value of a setting. An identifier is text without quotes."""
+  """Returns the value of a setting.
+
+  Args:
+    node: Expression of the value. An identifier stands for its own name.
+
+  Raises:
+    ValueError: If the expression is no literal.
+  """
   if isinstance(node, ast.Name):
     return node.id
   return ast.literal_eval(node)
@@ -175,7 +196,11 @@ SPLASH_LENGTH = 128
 
 
 def check_splash_length(length: int) -> None:
-  """Raises ValueError unless "splash" takes sequences of `length` tokens."""
+  """Raises ValueError unless "splash" takes sequences of a length.
+
+  Args:
+    length: Number of tokens, which must be a multiple of 128.
+  """
   require(
     length % SPLASH_LENGTH == 0,
     f"model.attention=splash needs sequences of a multiple of {SPLASH_LENGTH} "

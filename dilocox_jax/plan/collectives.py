@@ -37,13 +37,19 @@ COLLECTIVES.update(
 
 
 def num_slices(shares: str, num_replicas: int, is_coarse: bool) -> int:
-  """Returns into how many slices messages are cut; 0: they are not cut.
+  """Returns into how many slices the messages of a mailbox are cut.
+
+  If messages are cut, each replica computes one share of the mean
+  (`reference.shares`).
 
   Args:
-    shares: One of `MAILBOX_SHARES`.
+    shares: "on", "off" or "auto" (`MAILBOX_SHARES`).
     num_replicas: Number of replicas that are expected.
     is_coarse: Whether the codec loses so much that rounding the mean once more
       costs a higher loss (`RowCodec.is_coarse`). Then "auto" cuts nothing.
+
+  Returns:
+    The number of replicas. 0 if messages are not cut.
   """
   if shares == "off":
     return 0

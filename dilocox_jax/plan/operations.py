@@ -4,14 +4,14 @@ The class of an operation says how many bytes one replica sends, and in which
 messages. The trainer and the report count the bytes. The simulator sends the
 messages over links.
 
-For example, one of M = 3 replicas sends these bytes if each has 1200 bytes of
-codes:
+For example, one of M = 3 replicas sends these bytes to average messages of
+1,200 bytes:
 
     all-gather       2 x 1200 = 2400
     reduce-scatter   800 (two slices of 400 to their owners) + 2 x 400 = 1600
 
-With M = 9 the replica sends 9600 and about 2140 bytes. With M = 2 it sends 1200
-bytes in both cases.
+With M = 9 the replica sends 9600 bytes by an all-gather and about 2140 by a
+reduce-scatter. With M = 2 it sends 1200 bytes in both cases.
 """
 
 import dataclasses
@@ -22,10 +22,11 @@ from dilocox_jax.checks import one_of
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-  """Messages that are sent at the same time: every replica i sends to i + hop.
+  """Messages that are sent at the same time, over one distance.
 
   Attributes:
-    hop: Distance of the receiver: replica i sends to i + hop (modulo M).
+    hop: Distance of the receiver: replica i sends to replica i + hop (modulo
+      M).
     size_bytes: Size of each message (bytes).
     sender: Index of the only replica that sends; None if all replicas send.
   """
@@ -37,12 +38,12 @@ class Send:
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-  """One operation over the replica axis.
+  """Base class of the operations over the replica axis.
 
   Attributes:
     operand_bytes: Size of one replica's operand (bytes).
-    turn: 0 if the operation can begin at once. Otherwise it needs the results
-      of the operations of turn - 1 of the same exchange. In low rank the left
+    turn: Number of earlier messages of the same exchange that the operation has
+      to wait for. 0: it can begin at once. With a low-rank codec the left
       factor has turn 0 and the right factor turn 1.
     kind: Name of the operation, e.g. "all_reduce".
   """
@@ -83,11 +84,22 @@ class AllReduce(Operation):
   kind = "all_reduce"
 
   def sent_bytes(self, num_replicas: int) -> int:
-    """Returns 2 (M - 1) / M of the operand, rounded up (bytes)."""
+    """Returns the bytes that a replica sends, 2 (M - 1) / M of the operand.
+
+    Args:
+      num_replicas: Number of replicas, M.
+
+    Returns:
+      The bytes, rounded up to a whole number.
+    """
     return _share(2 * (num_replicas - 1), self.operand_bytes, num_replicas)
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns 2 (M - 1) messages of a slice each."""
+    """Returns the 2 (M - 1) messages, each of a slice of 1 / M of the operand.
+
+    Args:
+      num_replicas: Number of replicas, M.
+    """
     slice_bytes = self.operand_bytes / num_replicas
     return [Send(hop=1, size_bytes=slice_bytes)] * (2 * (num_replicas - 1))
 
@@ -101,11 +113,19 @@ class AllGather(Operation):
   kind = "all_gather"
 
   def sent_bytes(self, num_replicas: int) -> int:
-    """Returns M - 1 times the operand (bytes)."""
+    """Returns the bytes that a replica sends: M - 1 times the operand.
+
+    Args:
+      num_replicas: Number of replicas, M.
+    """
     return (num_replicas - 1) * self.operand_bytes
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns M - 1 messages of a whole operand each."""
+    """Returns the M - 1 messages, each of a whole operand.
+
+    Args:
+      num_replicas: Number of replicas, M.
+    """
     size_bytes = float(self.operand_bytes)
     return [Send(hop=1, size_bytes=size_bytes)] * (num_replicas - 1)
 
@@ -120,11 +140,22 @@ class AllToAll(Operation):
   kind = "all_to_all"
 
   def sent_bytes(self, num_replicas: int) -> int:
-    """Returns (M - 1) / M of the operand, rounded up (bytes)."""
+    """Returns the bytes that a replica sends: (M - 1) / M of the operand.
+
+    Args:
+      num_replicas: Number of replicas, M.
+
+    Returns:
+      The bytes, rounded up to a whole number.
+    """
     return _share(num_replicas - 1, self.operand_bytes, num_replicas)
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns M - 1 messages of a slice each, one for each other replica."""
+    """Returns the M - 1 messages, one slice for each other replica.
+
+    Args:
+      num_replicas: Number of replicas, M.
+    """
     slice_bytes = self.operand_bytes / num_replicas
     hops = range(1, num_replicas)
     return [Send(hop=hop, size_bytes=slice_bytes) for hop in hops]
@@ -136,11 +167,21 @@ class Broadcast(Operation):
   kind = "broadcast"
 
   def sent_bytes(self, num_replicas: int) -> int:
-    """Returns the operand, which no replica sends twice (bytes)."""
+    """Returns the bytes that a replica sends: the operand once.
+
+    The last replica sends nothing, but is counted like the others.
+
+    Args:
+      num_replicas: Number of replicas, M. A single replica sends nothing.
+    """
     return self.operand_bytes if num_replicas > 1 else 0
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns M - 1 messages, each with another sender."""
+    """Returns the M - 1 messages, each sent by the next replica.
+
+    Args:
+      num_replicas: Number of replicas, M.
+    """
     size_bytes = float(self.operand_bytes)
     return [
       Send(hop=1, size_bytes=size_bytes, sender=sender)
@@ -158,11 +199,19 @@ class Permute(Operation):
   kind = "permute"
 
   def sent_bytes(self, num_replicas: int) -> int:
-    """Returns the operand (bytes)."""
+    """Returns the bytes that a replica sends: the operand once.
+
+    Args:
+      num_replicas: Number of replicas, M. A single replica sends nothing.
+    """
     return self.operand_bytes if num_replicas > 1 else 0
 
   def sends(self, num_replicas: int) -> list[Send]:
-    """Returns a single message."""
+    """Returns the only message; an empty list for a single replica.
+
+    Args:
+      num_replicas: Number of replicas, M.
+    """
     if num_replicas == 1:
       return []
     size_bytes = float(self.operand_bytes)
@@ -172,35 +221,44 @@ class Permute(Operation):
 class StoreObject(Operation):
   """Writes the operand into a store, and reads the operands of the others.
 
-  It has no `sends`: the messages go to the store, not to a replica. The
-  simulator has a formula of its own for them.
+  The method `sends` is missing, because the messages go to the store and not to
+  a replica. The simulator has a formula of its own for them
+  (`simulate.link_costs`).
   """
 
   kind = "mailbox"
 
   def sent_bytes(self, num_replicas: int) -> int:
-    """Returns the operand, which is written once (bytes)."""
+    """Returns the bytes that a replica writes: the operand once.
+
+    Args:
+      num_replicas: Number of replicas, M. A single replica writes nothing.
+    """
     return self.operand_bytes if num_replicas > 1 else 0
 
 
 @dataclasses.dataclass(frozen=True)
 class StoreShares(Operation):
-  """Averages operands through a store in shares, of which each replica makes 1.
+  """Averages operands through a store in shares; each replica computes one.
 
-  A replica writes its operand, and reads one slice of each of the others. Then
-  it writes its share of the mean, with its residual, and reads the other
-  shares. All shares together are as large as an operand. Like `StoreObject` it
-  has no `sends`.
+  A replica writes its operand, and reads one slice of the operand of each other
+  replica. Then it writes its share of the mean, with a residual, and reads the
+  other shares. All shares together are as large as an operand. The method
+  `sends` is missing, as for `StoreObject`.
 
   Attributes:
-    residual_bytes: Size of the residuals of all shares (bytes).
+    residual_bytes: Size of the residuals of all shares together (bytes).
   """
 
   residual_bytes: int = 0
   kind = "mailbox_shares"
 
   def sent_bytes(self, num_replicas: int) -> int:
-    """Returns the operand, one share and its residual (bytes)."""
+    """Returns the bytes that a replica writes: operand, share and residual.
+
+    Args:
+      num_replicas: Number of replicas, M. A single replica writes nothing.
+    """
     if num_replicas == 1:
       return 0
     written = self.operand_bytes + self.residual_bytes
@@ -227,7 +285,8 @@ def operation(kind: str, operand_bytes: int, turn: int = 0) -> Operation:
   Args:
     kind: One of `OPERATIONS`, e.g. "all_reduce".
     operand_bytes: Size of one replica's operand (bytes).
-    turn: As in `Operation`.
+    turn: Number of earlier messages of the exchange that the operation waits
+      for.
 
   Raises:
     ValueError: If there is no such kind.
@@ -237,5 +296,11 @@ def operation(kind: str, operand_bytes: int, turn: int = 0) -> Operation:
 
 
 def _share(numerator: int, operand_bytes: int, num_replicas: int) -> int:
-  """Returns numerator / M of an operand, rounded up (bytes)."""
+  """Returns the bytes of a fraction of an operand, rounded up.
+
+  Args:
+    numerator: Numerator of the fraction; the denominator is `num_replicas`.
+    operand_bytes: Size of the operand (bytes).
+    num_replicas: Number of replicas, M.
+  """
   return -(-numerator * operand_bytes // num_replicas)

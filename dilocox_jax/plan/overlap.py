@@ -1,9 +1,9 @@
 """Divides the inner steps that hide an exchange among its messages.
 
 An exchange may have several turns: a message that needs the result of an
-earlier message has a later turn. The inner steps that hide the exchange are run
-in as many stretches as it has turns. A turn that sends more bytes gets more of
-the steps.
+earlier message has a later turn. The inner steps that hide the exchange are
+divided into stretches, one for each turn. A turn that sends more bytes gets
+more steps.
 """
 
 import itertools
@@ -42,11 +42,11 @@ def stretch_ends(
 
 
 def stretches(num_steps: Any, ends: Sequence[int]) -> Iterator[Any]:
-  """Yields the number of inner steps of every turn of an exchange.
+  """Yields how many inner steps hide each turn of an exchange.
 
   Args:
-    num_steps: Number of inner steps that hide the exchange: an int, or a traced
-      integer, and then the results are traced, too.
+    num_steps: Number of inner steps that hide the whole exchange: an int, or a
+      traced integer. The results are of the same kind.
     ends: Result of `stretch_ends`.
   """
   start = 0

@@ -1,10 +1,11 @@
 """The order in which pipeline stages compute micro-batches.
 
-A schedule is one list of ticks for every stage. The dependencies between ticks
+A schedule is a list of ticks for every stage. A tick is the forward or the
+backward pass of one micro-batch on one stage. The dependencies between ticks
 follow from the model, and the duration of a tick follows from the devices. The
 simulator times these lists (`timeline`), and the train step executes them
-(`Pipeline.timetable`). So the predicted bubble, the share of time in which
-stages have nothing to do, is the bubble of the program that runs.
+(`Pipeline.timetable`). So the simulator predicts the *bubble* of the program
+that really runs: the share of time in which stages have nothing to do.
 
 For example, with p = 2 stages and m = 3 micro-batches, F for forward and B for
 backward:
@@ -28,7 +29,7 @@ ACTIONS = ("idle", "forward", "backward")
 
 
 class Tick(NamedTuple):
-  """One entry of a stage's list.
+  """One forward or backward pass of a micro-batch on a stage.
 
   Attributes:
     action: "forward" or "backward".
@@ -78,7 +79,7 @@ class Pipeline:
 
   @property
   def num_output_slots(self) -> int:
-    """Largest number of outputs of the last stage that it keeps at once.
+    """Largest number of its own outputs that the last stage keeps at once.
 
     The last stage keeps the output of a micro-batch from its forward to its
     backward, which starts from the output.

@@ -15,9 +15,10 @@ For example, `Signs(block_size=4)` codes a leaf of 6 values in two rows of 3:
     scales              1.0   |             2.0     the mean of |x| of each row
     received  1.0  -1.0   1.0 |  2.0   2.0  -2.0
 
-This is what a replica sends that is not divided among devices. Replicas in
-other languages can read it here. `row_codecs` codes the rows. The fast code is
-codecs/quantize.py (`Float`, `Int`) and codecs/batching.py (`RowLayout`).
+A replica sends these arrays if it is not divided among devices. This page is
+enough to read them in another language. `row_codecs` codes the rows. The fast
+code is codecs/quantize.py (`Float`, `Int`) and codecs/batching.py
+(`RowLayout`).
 """
 
 import dataclasses
@@ -36,7 +37,9 @@ BLOCKS = "blocks/"  # Leaves below it have an axis of layers in front.
 
 
 class MessageCodec:
-  """Base class of the codecs. A subclass says how long rows are, and its rows.
+  """Base class of the codecs of messages.
+
+  A subclass says how long a row is, and which codec its rows have.
 
   Attributes:
     rows: Codec of the rows.
@@ -61,8 +64,8 @@ class MessageCodec:
     """Returns the arrays of a message, in the order in which they are sent.
 
     Args:
-      tree: float32 leaves by path. All replicas have them in one order. The
-        leaves below "blocks/" have an axis of layers in front.
+      tree: float32 leaves by path. All replicas must have them in the same
+        order. The leaves below "blocks/" have an axis of layers in front.
     """
     arrays = []
     for names in self._groups(tree):
@@ -71,7 +74,7 @@ class MessageCodec:
     return arrays
 
   def decode(self, arrays: Sequence[np.ndarray], like: Arrays) -> Arrays:
-    """Returns the float32 leaves that a message brings, by path.
+    """Decodes the arrays of a message to float32 leaves by path.
 
     Args:
       arrays: Arrays of the message, as `encode` returned them.
@@ -114,7 +117,7 @@ class MessageCodec:
     """Returns the rows of a group as they are received.
 
     Args:
-      arrays: What `_encoded` returned.
+      arrays: Arrays of the group, as `_encoded` returned them.
       width: Number of values in a row.
 
     Returns:
@@ -131,7 +134,14 @@ class MessageCodec:
     return values.reshape(num_layers, num_rows, width)
 
   def _groups(self, tree: Arrays) -> list[list[str]]:
-    """Returns the groups of leaves that are coded together, by their paths."""
+    """Returns the groups of leaves that are coded together, by their paths.
+
+    Leaves with equal row widths are one group. A leaf with more than 2^22
+    values is a group of its own.
+
+    Args:
+      tree: Leaves by path.
+    """
     groups: dict[object, list[str]] = {}
     for name, leaf in tree.items():
       is_large = leaf.size > MOST_CONCATENATED
@@ -140,18 +150,27 @@ class MessageCodec:
     return list(groups.values())
 
   def _width_of(self, name: str, leaf: np.ndarray) -> int:
-    """Returns the number of values in a row of a leaf."""
+    """Returns the number of values in a row of a leaf.
+
+    Args:
+      name: Path of the leaf.
+      leaf: Values of the leaf.
+    """
     return self.width(_stacked(name, leaf).shape[1:])
 
   def _rows_of(
     self, name: str, leaf: np.ndarray, group: list[str]
   ) -> np.ndarray:
-    """Returns a leaf as rows, [1 or layers, rows, width].
+    """Returns the rows of a leaf, padded with zeros.
 
     Args:
       name: Path of the leaf.
       leaf: Values of the leaf.
       group: Paths of the leaves of its group, including this leaf.
+
+    Returns:
+      Rows [layers, rows, width] if the leaf is alone in its group; otherwise
+      [1, rows of all layers, width].
     """
     width = self._width_of(name, leaf)
     stacked = _stacked(name, leaf)
@@ -173,7 +192,7 @@ class Float32(MessageCodec):
 
   @property
   def dtypes(self) -> tuple[Any, ...]:
-    """Type of the only array."""
+    """Type of the only array of a group: float32."""
     return (np.float32,)
 
   def width(self, shape: tuple[int, ...]) -> int:
@@ -208,7 +227,7 @@ class Signs(MessageCodec):
 
   @property
   def dtypes(self) -> tuple[Any, ...]:
-    """Types of the two arrays."""
+    """Types of the two arrays of a group: uint8 bits and bfloat16 scales."""
     # numpy learns the type bfloat16 from this package. Programs that send no
     # messages do without it.
     import ml_dtypes
@@ -218,8 +237,9 @@ class Signs(MessageCodec):
   def width(self, shape: tuple[int, ...]) -> int:
     """Returns the number of values in a row.
 
-    A layer has as few rows as `block_size` allows, and they are as short as
-    that number allows. A layer of 300 values has 3 rows of 100.
+    A layer has as few rows as `block_size` allows, and its rows are as short as
+    this number of rows allows. For example, with a block size of 128 a layer of
+    300 values has 3 rows of 100.
 
     Args:
       shape: Shape of one layer of a leaf.
@@ -237,12 +257,18 @@ CODECS: dict[str, MessageCodec] = {
 
 
 def _stacked(name: str, leaf: np.ndarray) -> np.ndarray:
-  """Returns a leaf with an axis of layers, [layers, *shape]."""
+  """Returns a leaf with an axis of layers in front, [layers, ...].
+
+  Args:
+    name: Path of the leaf. Leaves below "blocks/" already have this axis; any
+      other leaf gets an axis of length 1.
+    leaf: Values of the leaf.
+  """
   return leaf if name.startswith(BLOCKS) else leaf[np.newaxis]
 
 
 def _leaf_of(rows: np.ndarray, name: str, like: np.ndarray) -> np.ndarray:
-  """Returns the leaf from its rows, without the padding.
+  """Returns a leaf from its rows, without the padding.
 
   Args:
     rows: Rows as `_rows_of` returned them.
@@ -255,5 +281,10 @@ def _leaf_of(rows: np.ndarray, name: str, like: np.ndarray) -> np.ndarray:
 
 
 def _padded(values: np.ndarray, num_zeros: int) -> np.ndarray:
-  """Adds zeros at the end of the last axis."""
+  """Adds zeros at the end of the last axis of an array.
+
+  Args:
+    values: The array.
+    num_zeros: Number of zeros to add to each row.
+  """
   return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, num_zeros)])

@@ -2,9 +2,11 @@
 
 An exchange has one method, `average`. It takes a tree of each replica and
 returns two things: the mean, and the tree of each replica as the others have
-received it. The fast code is in aggregators/exchange.py (`Mean`, `Lossy`,
-`ErrorFeedback`), aggregators/reduce_scatter.py (`Scattered`) and
-codecs/low_rank.py (`SharedFactors`). Averages in pairs are in
+received it.
+
+The fast code of `Mean`, `Lossy` and `ErrorFeedback` is aggregators/exchange.py.
+The fast code of `Scattered` is aggregators/reduce_scatter.py, and the fast code
+of `SharedFactors` is codecs/low_rank.py. Averages in pairs are in
 `reference.pairs`.
 """
 
@@ -22,12 +24,20 @@ Codec = Callable[[str, np.ndarray], np.ndarray]
 
 
 def are_finite(tree: Arrays) -> bool:
-  """Returns whether all values of a tree are finite."""
+  """Returns whether all values of a tree are finite.
+
+  Args:
+    tree: Arrays by name.
+  """
   return all(np.isfinite(leaf).all() for leaf in tree.values())
 
 
 def zeros_like(tree: Arrays) -> Arrays:
-  """Returns a tree of zeros with the shapes of a tree."""
+  """Returns a tree of zeros with the names and shapes of a tree.
+
+  Args:
+    tree: Arrays by name.
+  """
   return {name: np.zeros_like(leaf) for name, leaf in tree.items()}
 
 
@@ -38,10 +48,13 @@ class Mean:
   """
 
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
-    """Returns the mean, and the trees as they are.
+    """Averages the trees that are finite.
 
     Args:
       trees: A tree of each replica.
+
+    Returns:
+      The mean, and the trees unchanged.
     """
     counted = [tree for tree in trees if are_finite(tree)]
     mean = {
@@ -68,11 +81,14 @@ class Lossy:
   of_means: Codec | None = None
 
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
-    """Returns the mean, and each tree as it is received.
+    """Encodes and decodes the tree of each replica, and averages the results.
 
     Args:
-      trees: A tree of each replica. A tree that is not finite comes back as it
-        is.
+      trees: A tree of each replica.
+
+    Returns:
+      The mean, and each tree as the others receive it. A tree that is not
+      finite is not in the mean, and is returned unchanged.
     """
     sent = [
       _received(tree, self.codec) if are_finite(tree) else tree
@@ -85,7 +101,12 @@ class Lossy:
 
 
 def _received(tree: Arrays, codec: Codec) -> Arrays:
-  """Returns a tree as it is received after a codec."""
+  """Returns a tree as it is received: encoded and decoded, leaf by leaf.
+
+  Args:
+    tree: Arrays by name.
+    codec: Function (name of a leaf, its values) -> values as they are received.
+  """
   return {name: codec(name, leaf) for name, leaf in tree.items()}
 
 
@@ -120,11 +141,14 @@ class Scattered:
   of_means: Codec | None = None
 
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
-    """Returns the mean that all receive, and each replica's share.
+    """Averages trees in slices, each rounded by its owner.
 
     Args:
-      trees: A tree of each replica. A tree that is not finite comes back as it
-        is, in the place of its share.
+      trees: A tree of each replica.
+
+    Returns:
+      The rounded mean that all replicas receive, and the share of each replica.
+      A tree that is not finite is returned in the place of its share.
     """
     participates = [are_finite(tree) for tree in trees]
     count = max(sum(participates), 1)
@@ -171,10 +195,10 @@ def slices_of(leaf: np.ndarray, count: int, width: int = 1) -> np.ndarray:
 
 
 def leaf_of_slices(slices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  """Returns a leaf from its slices, without the zeros; reverses `slices_of`.
+  """Joins the slices of a leaf again, without the zeros that filled them.
 
   Args:
-    slices: Slices [count, values].
+    slices: Slices [count, values], as `slices_of` returns them.
     shape: Shape of the leaf.
   """
   return slices.ravel()[: math.prod(shape)].reshape(shape)
@@ -209,11 +233,14 @@ class SharedFactors:
   right: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
-    """Returns the mean, and the part of each replica in it.
+    """Averages matrices by their factors, and vectors as they are.
 
     Args:
       trees: A tree of each replica. Leaves of two or more axes are matrices
         [..., rows, columns].
+
+    Returns:
+      The mean, and the part that each replica has in the mean.
     """
     first_right = {
       name: self._first_right(name, leaf)
@@ -241,11 +268,18 @@ class SharedFactors:
     return decoded(mean, self.right), own_parts
 
   def _first_right(self, name: str, matrix: np.ndarray) -> np.ndarray:
-    """Returns the Q that an exchange starts from, with columns of length 1.
+    """Returns the right factor Q with which an exchange starts.
+
+    Q is taken from the exchange before, or drawn at random if there was none. A
+    column of zeros is drawn at random again. All columns are scaled to length
+    1.
 
     Args:
       name: Name of the leaf.
       matrix: The leaf, [..., rows, columns], of which only the shape is read.
+
+    Returns:
+      Q, [..., columns, r], where r is the smallest of `rank`, rows and columns.
     """
     *stack, rows, columns = matrix.shape
     shape = (*stack, columns, min(self.rank, rows, columns))
@@ -282,10 +316,13 @@ class ErrorFeedback:
   residuals: list[Arrays] = dataclasses.field(default_factory=list)
 
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
-    """Returns the mean, and the tree of each replica as it is received.
+    """Averages trees plus residuals, and updates the residuals.
 
     Args:
       trees: A tree d of each replica.
+
+    Returns:
+      The mean, and the tree of each replica as the others receive it.
     """
     corrected_trees = trees
     if self.residuals:
@@ -306,7 +343,7 @@ class ErrorFeedback:
 
     Args:
       corrected: d + e of the replica.
-      received: R.
+      received: R: the replica's tree as the others received it, or the mean.
     """
     if not are_finite(corrected):
       return zeros_like(corrected)

@@ -1,19 +1,20 @@
 """The fingerprint of a shared state: random sums by which replicas compare it.
 
-Replicas on unlike machines apply the same lists of messages, and their states
-differ by rounding. So they cannot compare digests. Each sends a *fingerprint*
-with its message instead: random sums of its values. The difference of two
-fingerprints tells how far the states are apart, without sending the states.
+Replicas on unlike machines apply the same lists of messages, but their states
+differ by rounding, so their digests differ too. Each replica therefore sends a
+*fingerprint* with its message: random sums of the values of its state. The
+difference of two fingerprints tells how far the states are apart, without
+sending the states.
 
 Each array is read in blocks of 2^20 values. Every value of a block is
 multiplied by a random sign, +1 or -1, and added to one of 32 sums:
 
     sum_j = s_j x_j + s_(j+32) x_(j+32) + s_(j+64) x_(j+64) + ...
 
-If two blocks differ by d, their sums differ by the same sums of d. The expected
-square of a difference is |d|^2 / 32. So all 32 differences together estimate
-|d|, and they give it exactly if only one value differs. The norm of the block
-says what |d| has to be compared with.
+If two blocks differ by a vector d, their sums differ by the sums of d (with the
+same signs). The expected square of a difference is |d|^2 / 32. So all 32
+differences together estimate |d|, and they give it exactly if only one value
+differs. The norm of the block says what |d| has to be compared with.
 
 For example, the block (3, 4) with the signs (+, -) has the norm 5 and the sums
 3 and -4. The block (3, 4.04) has the sums 3 and -4.04, so |d| is 0.04.
@@ -61,7 +62,8 @@ def random_signs(
   Args:
     run: Identifier of the run.
     event: Number of the event.
-    num_values: Number of values, if no block has more.
+    num_values: Number of signs. Fewer than a whole block are enough if no block
+      has more values.
   """
   text = f"{run} {event}".encode()
   digest = hashlib.shake_256(text).digest(-(-num_values // 8))
@@ -70,15 +72,20 @@ def random_signs(
 
 
 def num_blocks(num_values: int) -> int:
-  """Returns the number of blocks of an array."""
+  """Returns the number of blocks of an array, each of at most 2^20 values.
+
+  Args:
+    num_values: Number of values of the array.
+  """
   return -(-num_values // BLOCK_VALUES)
 
 
 def rounding_unit(type_name: str) -> float:
-  """Returns the rounding unit of a floating-point type.
+  """Returns the largest relative error when a value is rounded to a type.
 
   Args:
-    type_name: Name of the type, e.g. "float32".
+    type_name: Name of a floating-point type, e.g. "float32". Types that are not
+      listed count as types of 8 bits.
   """
   return _ROUNDING_UNITS.get(type_name, _ROUNDING_UNIT_OF_OTHERS)
 
@@ -88,7 +95,7 @@ def fingerprint(array: np.ndarray, signs: np.ndarray) -> np.ndarray:
 
   Args:
     array: Floating-point values of any shape; they are read in C order.
-    signs: What `random_signs` returned.
+    signs: Random signs of the event, float32 of +1 and -1 (`random_signs`).
 
   Returns:
     float32 [B, 34] for an array of B blocks.

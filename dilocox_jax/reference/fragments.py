@@ -1,9 +1,11 @@
-"""Divides leaves into fragments, which are sent together.
+"""Divides the leaves of a model into fragments, which are sent together.
 
-Here each layer has leaves of its own, "blocks/w/0", "blocks/w/1" and so on.
-Fragment 0 has all other leaves (embedding, final norm, head), and fragments 1
-to P - 1 divide the layers. With P = 1 all leaves are in fragment 0. Fragments
-that are slices, with some rows of every leaf, are in tests/oracles/slices.py.
+In this module each layer has leaves of its own, "blocks/w/0", "blocks/w/1" and
+so on. Fragments 1 to P - 1 divide the layers, and fragment 0 has all other
+leaves (embedding, final norm, head). With P = 1 all leaves are in fragment 0.
+Fragments that are slices, with some rows of every leaf, are in
+tests/oracles/slices.py.
+
 The fast code stacks layers and picks rows of the stacks:
 plan/schedule/fragments.py and outer/fragment_view.py.
 """
@@ -26,7 +28,8 @@ def layers_of(
   Args:
     fragment: Number of the fragment, from 1 to P - 1.
     num_layers: Number of layers of the model.
-    num_fragments: P, including fragment 0, which has no layers.
+    num_fragments: Number of fragments, P, including fragment 0, which has no
+      layers.
     order: "strided" or "sequential".
   """
   layers = np.arange(num_layers)
@@ -45,8 +48,8 @@ def names_by_fragment(
   Args:
     names: Names of all leaves. The names of the leaves of layer n begin with
       "blocks/" and end in "/n".
-    num_fragments: P.
-    order: How the layers are divided (`layers_of`).
+    num_fragments: Number of fragments, P.
+    order: How the layers are divided, "strided" or "sequential" (`layers_of`).
 
   Returns:
     The names of each fragment's leaves, from fragment 0 on.

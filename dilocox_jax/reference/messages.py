@@ -1,9 +1,9 @@
-"""The messages of one replica that meets others in a store.
+"""The messages of one replica that meets other replicas in a store.
 
 The replica encodes its pseudo-gradient, and averages the messages that
-`dilocox_jax.Mailbox` brings. With error feedback it adds the part that a
-message has lost to its next message. The fast code is
-aggregators/mailbox_mean.py and `CompressedMean` in aggregators/exchange.py.
+`dilocox_jax.Mailbox` brings. With error feedback it adds what the codec lost in
+one message to its next message. The fast code is aggregators/mailbox_mean.py
+and `CompressedMean` in aggregators/exchange.py.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from dilocox_jax.reference.exchanges import Arrays, are_finite, zeros_like
 
 
 class Exchanged(Protocol):
-  """What is read of the result of `dilocox_jax.Mailbox.exchange`."""
+  """The fields of the result of `Mailbox.exchange` that this module reads."""
 
   @property
   def is_own_listed(self) -> bool:
@@ -26,12 +26,18 @@ class Exchanged(Protocol):
 
   @property
   def is_superseded(self) -> bool:
-    """Whether that is a message of an earlier life of this replica."""
+    """Whether the mean has a message of an earlier process of this replica.
+
+    The earlier process was stopped after it had sent the same work.
+    """
     ...
 
   @property
   def left_out(self) -> Mapping[str, str]:
-    """Reasons why messages that were there do not count, by replica."""
+    """Reasons why messages that had arrived are not in the mean.
+
+    The keys are the names of the replicas that sent the messages.
+    """
     ...
 
 
@@ -43,10 +49,11 @@ class Messages:
 
   Attributes:
     codec: Codec of the messages.
-    like: float32 leaves by path, in the order of all replicas. Only their
-      shapes are read.
-    feedback: Fraction of the loss that is added to the next message, 0 to 1.
-    residual: What is added to the next message, by path.
+    like: float32 leaves by path, in an order that is the same for all replicas.
+      Only their shapes are read.
+    feedback: Fraction of the codec's loss that is added to the next message, 0
+      to 1.
+    residual: Values that are added to the next pseudo-gradient, by path.
   """
 
   codec: MessageCodec
@@ -55,7 +62,7 @@ class Messages:
   residual: Arrays = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
-    """Begins with an empty residual."""
+    """Starts with a residual of zeros."""
     self.residual = zeros_like(self.like)
 
   def encode(self, delta: Arrays) -> tuple[list[np.ndarray], bool]:
@@ -65,8 +72,8 @@ class Messages:
       delta: Pseudo-gradient by path.
 
     Returns:
-      The arrays of the message, and whether all values are finite. If they are
-      not, the message is zeros; send it with the weight 0.
+      The arrays of the message, and whether all values are finite. If some
+      value is not finite, the message is zeros; send it with the weight 0.
     """
     corrected = {path: delta[path] + self.residual[path] for path in self.like}
     is_finite = are_finite(corrected)
@@ -79,11 +86,10 @@ class Messages:
   def mean(
     self, messages: Iterable[tuple[str, float, list[np.ndarray]]]
   ) -> Arrays:
-    """Returns the weighted mean of messages; zeros if there is none.
+    """Returns the weighted mean of messages; zeros if there are no messages.
 
     Args:
-      messages: Replica, weight and arrays of each message, as
-        `Exchanged.messages` has them.
+      messages: Replica name, weight and encoded arrays of each message.
     """
     messages = list(messages)
     total_weight = sum(weight for _, weight, _ in messages)
@@ -96,12 +102,12 @@ class Messages:
   def settle(self, exchanged: Exchanged, name: str) -> None:
     """Computes the residual after the message of `encode` was exchanged.
 
-    If the message is not in the mean, all of it becomes the residual. Nothing
-    is kept if the message was left out for its values, or if a message of an
-    earlier life of this replica counts instead.
+    If the message is not in the mean, all of it becomes the residual. The
+    residual becomes zero if the message was left out for its values, or if a
+    message of an earlier process of this replica counts instead.
 
     Args:
-      exchanged: What `dilocox_jax.Mailbox.exchange` returned.
+      exchanged: The result of `dilocox_jax.Mailbox.exchange`.
       name: Name of this replica.
     """
     drops_all = exchanged.is_superseded or name in exchanged.left_out

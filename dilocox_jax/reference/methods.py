@@ -44,7 +44,7 @@ steps 2, 8, 14, ... and applied after steps 4, 10, 16, ...
 The fast code has the same parts in these files:
 
     when a fragment is sent and applied       plan/schedule/sync_schedule.py
-    the order of events on one step           outer/window.py
+    the order of events on one step           outer/events.py
     measure and apply                         outer/outer_step.py
     the sign of Delta, and the apply rules    outer/rules.py
     the average                               aggregators/
@@ -106,11 +106,12 @@ def train(
   """Trains M replicas that exchange pseudo-gradients.
 
   Args:
-    loss_and_gradient: The model and its loss.
+    loss_and_gradient: Function (params, batch) -> (loss, gradients) of the
+      model.
     params: First parameters of every replica, and first theta.
     batches: Batches by replica and step, [M][num_steps].
-    inner: Optimizer of the replicas (`reference.optimizers`). Each replica
-      gets a copy.
+    inner: Optimizer of the replicas (`reference.optimizers`). Each replica gets
+      a copy.
     outer: Optimizer of theta. Each fragment gets a copy; under "eager", each
       fragment of each replica.
     sync_interval: H, inner steps between two sends of a fragment.
@@ -130,6 +131,9 @@ def train(
       has it. It needs the rule "continue", or "reset" with tau = 0.
     flush: Whether the run ends with `Fragment.flush`. Otherwise exchanges in
       flight and progress since the last send are missing from theta.
+
+  Returns:
+    The outer parameters, the parameters of each replica, and the losses.
   """
   assert rule in ("reset", "continue", "mix", "eager"), rule
   num_replicas = len(batches)
@@ -189,7 +193,8 @@ class Fragment:
     overlap_steps: tau.
     rule: "reset", "continue" or "mix".
     mixing_alpha: Weight of the replica's own value under "mix".
-    keep_unsent: As for `train`.
+    keep_unsent: Whether the part of a pseudo-gradient that was not sent stays
+      in the replica's parameters.
     outer: Optimizer of theta.
     exchange: Averages pseudo-gradients over replicas.
     in_flight: Pairs (step of the send, pseudo-gradient of each replica), the
@@ -214,9 +219,10 @@ class Fragment:
   def run_events(self, step: int) -> None:
     """Runs the fragment's events after an inner step: measure, apply, send.
 
-    Streaming DiLoCo (arXiv 2501.18512), Algorithm 2: fragment p is sent when
-    (t - t_p) mod H = 0, and its average is used tau steps later.
-    Fast: plan/schedule/sync_schedule.py lists these events.
+    Source: Streaming DiLoCo, arXiv 2501.18512, Algorithm 2: fragment p is sent
+    when (t - t_p) mod H = 0, where t_p is the fragment's offset, and its
+    average is used tau steps later. The fast code is in
+    plan/schedule/sync_schedule.py.
 
     Args:
       step: Number of inner steps done.
@@ -236,7 +242,7 @@ class Fragment:
         self.in_flight.append((step, measured))
 
   def _pseudo_gradient(self, theta: Arrays, w: Arrays) -> Arrays:
-    """Returns the pseudo-gradient theta - w of the fragment's leaves.
+    """Returns the pseudo-gradient theta - w of a replica, for this fragment.
 
     DiLoCo (arXiv 2311.08105), Algorithm 1, line 12: Delta = theta - theta_m. An
     optimizer subtracts its gradient, so a step along Delta moves theta toward
@@ -251,10 +257,10 @@ class Fragment:
   def measure(self) -> list[Arrays]:
     """Returns the pseudo-gradient of each replica.
 
-    Under "continue" a replica keeps the progress that it has sent until the
-    result arrives. So theta - w also has the pseudo-gradients of this replica
-    that are in flight. They would be sent twice, so they are subtracted.
-    Fast: outer/rules.py.
+    Under "continue" a replica keeps the progress that it has sent in its
+    parameters until the result arrives. So theta - w also contains this
+    replica's pseudo-gradients in flight. They are subtracted, because otherwise
+    they would be sent twice. The fast code is in outer/rules.py.
     """
     deltas = [self._pseudo_gradient(self.theta, w) for w in self.replicas]
     if self.rule == "continue":
@@ -267,10 +273,10 @@ class Fragment:
   def apply(self, deltas: list[Arrays]) -> None:
     """Averages pseudo-gradients, and takes the outer step and the apply rule.
 
-    DiLoCo, Algorithm 1: Delta = mean over m of Delta_m, then
-    theta = OuterOpt(theta, Delta). In DiLoCoX (arXiv 2506.21263), Algorithm 2,
-    the average contains a codec and error feedback.
-    Fast: outer/outer_step.py.
+    DiLoCo, Algorithm 1: Delta = mean over m of Delta_m, then theta =
+    OuterOpt(theta, Delta). In DiLoCoX (arXiv 2506.21263), Algorithm 2, the
+    average contains a codec and error feedback. The fast code is in
+    outer/outer_step.py.
 
     Args:
       deltas: Pseudo-gradient of each replica, as it was measured.
@@ -294,15 +300,15 @@ class Fragment:
     "reset" is DiLoCo's line theta_m = theta. "mix" is Streaming DiLoCo's
     theta_m = alpha theta_m + (1 - alpha) theta. "continue" is the merge of
     LOSCAR-SGD (arXiv 2605.20866, recalled): the replica moves as theta has
-    moved, and takes back its own delta, which is a part of that move. The text
-    of DiLoCoX can be read as "reset" or as "continue".
-    Fast: outer/rules.py.
+    moved, and adds its own delta again, because the move of theta contains it.
+    The text of DiLoCoX can be read as "reset" or as "continue". The fast code
+    is in outer/rules.py.
 
-    Example for "continue": theta was 10 and the replica was at 7 when its
-    delta = 10 - 7 = 3 was measured. Now theta moves to 8, and the replica is at
-    6. It goes on from 6 + (8 - 10) + 3 = 7, which is the new theta and its
-    progress of -1 since the send. With tau = 0 there is no such progress, and
-    "continue" equals "reset".
+    Example for "continue": theta was 10 and the replica was at 7 when its delta
+    = 10 - 7 = 3 was measured. Now theta moves to 8, and the replica is at
+    6. It goes on from 6 + (8 - 10) + 3 = 7, which is the new theta plus the
+    replica's progress of -1 since the send. With tau = 0 there is no such
+    progress, and "continue" equals "reset".
 
     Args:
       w: The replica's values before.
@@ -319,12 +325,13 @@ class Fragment:
   def flush(self, step: int) -> None:
     """Ends a run: applies all progress, and every replica takes over theta.
 
-    The pseudo-gradients in flight are applied, the oldest first. The progress
-    since the last send is applied last. With tau < H the progress is measured
+    The pseudo-gradients in flight are applied first, the oldest first, and then
+    the progress since the last send. With tau < H this progress is measured
     after the other applies. With tau >= H it is measured before them, because
-    the next send of a longer run would also come before them.
+    in a longer run the next send would also come before them.
+
     The runs of the papers end on a whole round, so no paper describes a flush.
-    Fast: rounds/rounds.py.
+    The fast code is in rounds/rounds.py.
 
     Args:
       step: Number of inner steps done.
@@ -358,10 +365,12 @@ class EagerFragment(Fragment):
   which is the mean of the round before, with the replica's own part replaced by
   its newest one. Before the first round all d are zero.
 
-  Source: Kale et al., 2025, arXiv 2502.12996. Fast: outer/rules.py.
+  Source: Kale et al., 2025, arXiv 2502.12996. The fast code is in
+  outer/rules.py.
 
   Attributes:
-    previous: d_k(t - 1) of each replica.
+    previous: d_k(t - 1), the pseudo-gradient of the round before, of each
+      replica.
     has_sent: Whether a round has ended before.
   """
 
@@ -383,7 +392,10 @@ class EagerFragment(Fragment):
       self.apply(self.measure())
 
   def measure(self) -> list[Arrays]:
-    """Returns the pseudo-gradient of each replica, from its own theta."""
+    """Returns the pseudo-gradient of each replica.
+
+    Each is measured from the outer parameters of this replica.
+    """
     return [
       self._pseudo_gradient(theta, w)
       for theta, w in zip(self.theta, self.replicas, strict=True)
@@ -393,7 +405,7 @@ class EagerFragment(Fragment):
     """Averages the round before, and takes each replica's outer step.
 
     Args:
-      deltas: d_m(t) of each replica.
+      deltas: d_m(t), the newest pseudo-gradient, of each replica.
     """
     mean = zeros_like(deltas[0])
     if self.has_sent:
@@ -412,8 +424,8 @@ class EagerFragment(Fragment):
   def flush(self, step: int) -> None:
     """Applies the progress since the last send, and the averages of all sends.
 
-    The averages of the last send come a round later. So an apply without
-    progress follows.
+    The averages of the last send would arrive a round later. So one more apply
+    follows, with zeros as the new progress.
 
     Args:
       step: Number of inner steps done.
@@ -460,11 +472,12 @@ def train_on_mean_gradient(
   """Trains replicas that average their gradients at every step (AllReduce).
 
   With a lossy exchange and error feedback this method is CocktailSGD (ICML
-  2023). DiLoCo takes this method for its warm start. Fast:
+  2023). The warm start of DiLoCo trains in this way too. The fast code is in
   rounds/data_parallel.py.
 
   Args:
-    loss_and_gradient: The model and its loss.
+    loss_and_gradient: Function (params, batch) -> (loss, gradients) of the
+      model.
     params: First parameters.
     batches: Batches by replica and step, [M][num_steps].
     inner: Optimizer (`reference.optimizers`). Its state changes in place, so

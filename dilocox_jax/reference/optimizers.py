@@ -1,7 +1,7 @@
 """Optimizers with optax's arithmetic, each with the state of one tree.
 
-The same classes serve as inner optimizer, whose gradient is the gradient of the
-loss, and as outer optimizer, whose gradient is the averaged pseudo-gradient.
+The same classes serve as inner optimizers, which take the gradient of the loss,
+and as outer optimizers, which take the averaged pseudo-gradient as gradient.
 The state is zero before the first step. `copy.deepcopy` copies an optimizer
 with its state. The fast code uses the optimizers of optax:
 dilocox_jax/optimizers.py.
@@ -24,7 +24,8 @@ def rate_at(learning_rate: LearningRate, count: int) -> float:
   """Returns the learning rate of the next step.
 
   Args:
-    learning_rate: A number, or a function as in `LearningRate`.
+    learning_rate: A number, or a function from the number of steps taken before
+      to a number.
     count: Number of steps taken before.
   """
   return learning_rate(count) if callable(learning_rate) else learning_rate
@@ -35,13 +36,15 @@ def warmup_cosine(
 ) -> Callable[[int], float]:
   """Returns the learning rate by step: a linear warm-up, then half a cosine.
 
-  Fast: `learning_rate_schedule` in dilocox_jax/optimizers.py, "cosine".
+  The fast code is `learning_rate_schedule` in dilocox_jax/optimizers.py, with
+  the name "cosine".
 
   Args:
     peak: Highest learning rate.
     warmup_steps: Steps until the peak. The first step has the rate 0.
-    total_steps: Steps of the run. The decay ends at the last one.
-    final_fraction: Ratio of the last rate to the peak.
+    total_steps: Steps of the run. The decay would end with the step after the
+      last one.
+    final_fraction: Ratio of the rate at the end of the decay to the peak.
   """
   decay_steps = total_steps - warmup_steps
 
@@ -59,7 +62,7 @@ class Sgd:
   """Gradient descent: plain, with momentum, or with Nesterov momentum.
 
   m <- g + mu m, then x <- x - lr m, or with Nesterov x <- x - lr (g + mu m).
-  This is `optax.sgd`.
+  `optax.sgd` computes the same.
 
   Attributes:
     learning_rate: lr.
@@ -88,7 +91,12 @@ class Sgd:
     return {name: params[name] - lr * self._move(name, grads) for name in grads}
 
   def _move(self, name: str, grads: Arrays):
-    """Updates m of a leaf, and returns the leaf's step before scaling by lr."""
+    """Updates m of a leaf, and returns the leaf's step without the factor lr.
+
+    Args:
+      name: Name of the leaf.
+      grads: Gradients by name.
+    """
     g = grads[name]
     mu = self.momentum
     if mu is None:
@@ -101,9 +109,10 @@ class Sgd:
 class AdamW:
   """Adam with weight decay that is decoupled and scaled by the learning rate.
 
-  m <- b1 m + (1 - b1) g and v <- b2 v + (1 - b2) g^2. Let m' (`_mean`) and v'
-  be m and v divided by the sum of their weights, which is 1 - b^t without
-  Nesterov. Then x <- x - lr (m' / (sqrt(v') + eps) + decay x). This is
+  m <- b1 m + (1 - b1) g and v <- b2 v + (1 - b2) g^2. m and v start at zero, so
+  after t steps the weights of the gradients in them add up to 1 - b1^t and 1 -
+  b2^t only. Dividing by these sums gives m' and v'. (With Nesterov, `_mean`
+  gives m'.) Then x <- x - lr (m' / (sqrt(v') + eps) + decay x). This is
   `optax.adamw`.
 
   Source: Loshchilov and Hutter, 2017, arXiv 1711.05101, Algorithm 2.
@@ -146,7 +155,12 @@ class AdamW:
     }
 
   def _move(self, name: str, g: np.ndarray):
-    """Updates m and v of a leaf, and returns m' / (sqrt(v') + eps)."""
+    """Updates m and v of a leaf, and returns m' / (sqrt(v') + eps).
+
+    Args:
+      name: Name of the leaf.
+      g: Gradient of the leaf.
+    """
     m = self.mean.get(name, np.zeros_like(g))
     v = self.square.get(name, np.zeros_like(g))
     self.mean[name] = m = self.b1 * m + (1 - self.b1) * g
@@ -163,8 +177,8 @@ def _mean(
 
   The moving average starts at zero, so the weights in m add up to 1 - b^t only.
   The plain mean is m divided by this sum. Nesterov's mean looks one step ahead.
-  It is b m + (1 - b) g, as if the last gradient g came once more. Both parts
-  are divided by sums of weights: 1 - b^(t + 1) and 1 - b^t.
+  It is b m + (1 - b) g, as if the last gradient g came once more, where m is
+  divided by 1 - b^(t + 1) and g by 1 - b^t.
 
   Args:
     m: Moving average, including g.
@@ -229,7 +243,12 @@ class Muon:
     return new | self.rest.step(params, others)
 
   def _move(self, name: str, g: np.ndarray) -> np.ndarray:
-    """Updates m of a matrix, and returns its orthogonal step without lr."""
+    """Updates m of a matrix, and returns its orthogonal step without lr.
+
+    Args:
+      name: Name of the leaf.
+      g: Gradient of the leaf, [..., rows, columns].
+    """
     old = self.mean.get(name, np.zeros_like(g))
     self.mean[name] = m = self.momentum * old + (1 - self.momentum) * g
     n = _mean(m, g, self.momentum, self.count, nesterov=True)
@@ -248,6 +267,9 @@ def orthogonal(matrix: np.ndarray) -> np.ndarray:
 
   Args:
     matrix: Matrices [..., rows, columns].
+
+  Returns:
+    Matrices with the same shape and the same singular vectors.
   """
   x = matrix / (np.linalg.norm(matrix, axis=(-2, -1), keepdims=True) + 1e-8)
   for _ in range(5):

@@ -1,14 +1,14 @@
 """Averages in pairs of replicas, as plain loops.
 
-NoLoCo (arXiv 2506.10911) averages over pairs that are drawn anew for each
-exchange. No message goes to all replicas, so each replica has outer parameters
-of its own, and a pair also averages its outer parameters. The fast code is in
-aggregators/pairs.py.
+NoLoCo (arXiv 2506.10911) averages over pairs of replicas, which are drawn anew
+for each exchange. No message goes to all replicas, so each replica has outer
+parameters of its own, and a pair also averages its outer parameters. The fast
+code is in aggregators/pairs.py.
 
 Example in one dimension, with outer learning rate 1: the two replicas of a pair
 have the outer parameters 10 and 12, and have trained to 9 and 10. The mean of
-the pair's inner parameters is 9.5. The gradients are 10 - 9.5 = 0.5 and
-12 - 9.5 = 2.5, so both replicas go on at 9.5.
+the pair's inner parameters is 9.5. The gradients are 10 - 9.5 = 0.5 and 12 -
+9.5 = 2.5, so both replicas go on at 9.5.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ def train_in_pairs(
   partners_of: Callable[[int], Sequence[int]],
   averages_parameters: bool = True,
 ) -> list[Arrays]:
-  """Trains replicas that average with one other replica at a time.
+  """Trains replicas that exchange with one other replica at a time.
 
   Args:
     loss_and_gradient: Function (params, batch) -> (loss, gradients).

@@ -1,13 +1,14 @@
 """Codecs of rows in numpy: rows of values to bytes, and back.
 
-These are the quantizers of `dilocox_jax.codecs.quantize` without JAX. Their
-bytes mean the same. Every operation works on single values, or adds numbers in
-a fixed order, and numpy rounds each of them as IEEE 754 says. So all machines
-get the same bytes from the same values.
+These are the quantizers of `dilocox_jax.codecs.quantize` without JAX. The
+encoded bytes have the same meaning in both modules. Every operation works on
+single values, or adds numbers in a fixed order, and numpy rounds each operation
+as IEEE 754 says. So all machines get the same bytes from the same values.
 
-An encoded row is one or two rows of bytes: the codes, and the scales. For
-example, 1 bit encodes the row (1, -3, 2, 2) as the byte 0b0010 = 2, and the
-scale 2, the mean of |x|. It is decoded as (2, -2, 2, 2).
+An encoded row consists of one or two rows of bytes: the codes, and for
+quantizers the scales. For example, 1 bit encodes the row (1, -3, 2, 2) as the
+byte 0b0010 = 2, and the scale 2, the mean of |x|. The row is decoded as (2, -2,
+2, 2).
 
 bfloat16 is the upper half of the bits of a float32. numpy has no such type, so
 this module rounds and shifts the bits itself.
@@ -27,10 +28,10 @@ class RowCodec(Protocol):
   """Encodes float32 rows as rows of bytes.
 
   Attributes:
-    num_arrays: Number of arrays of bytes that rows are encoded in.
+    num_arrays: Number of arrays of bytes into which rows are encoded.
     is_exact: Whether decoded rows equal the rows that were encoded.
-    is_coarse: Whether more than a tenth of the square of values from N(0, 1) is
-      lost, as with 1 or 2 bits and with E3M0.
+    is_coarse: Whether the mean squared error for values from N(0, 1) is above
+      0.1, as with 1 or 2 bits and with E3M0.
   """
 
   @property
@@ -72,21 +73,28 @@ class FloatRows:
 
   @property
   def num_arrays(self) -> int:
-    """One array: the values."""
+    """1: the values."""
     return 1
 
   @property
   def is_exact(self) -> bool:
-    """Whether the type is float32."""
+    """Whether decoded rows equal the encoded rows: only with float32."""
     return self.dtype == "float32"
 
   @property
   def is_coarse(self) -> bool:
-    """False: floats lose little."""
+    """False: the relative error of a float is small."""
     return False
 
   def encode(self, rows: np.ndarray) -> list[np.ndarray]:
-    """Returns the encoded rows, as `RowCodec.encode` says."""
+    """Converts rows to the type, little-endian.
+
+    Args:
+      rows: Values, float32 [R, width].
+
+    Returns:
+      One array, uint8 [R, bytes of a row].
+    """
     if self.dtype == "bfloat16":
       return [_bytes_of(_to_bfloat16(rows))]
     largest = float(np.finfo(self.dtype).max)
@@ -94,7 +102,12 @@ class FloatRows:
     return [_bytes_of(clipped.astype(np.dtype(self.dtype).newbyteorder("<")))]
 
   def decode(self, arrays: list[np.ndarray], width: int) -> np.ndarray:
-    """Returns the values, as `RowCodec.decode` says."""
+    """Converts the bytes of rows to values, float32 [R, width].
+
+    Args:
+      arrays: One array, uint8 [R, bytes of a row].
+      width: Number of values in a row.
+    """
     if self.dtype == "bfloat16":
       return _from_bfloat16(arrays[0])
     flat = np.ascontiguousarray(arrays[0])
@@ -106,7 +119,11 @@ class FloatRows:
 class IntRows:
   """Sends values rounded to few bits, with scales for each row.
 
-  `codecs.quantize.Int` says what the codes mean.
+  8 and 4 bits: the values are divided by a scale and rounded to whole numbers.
+  The largest |x| of the row gets the largest number, 127 or 7. 2 bits: the
+  sign, and one of two magnitudes, which are the scales. 1 bit: the sign, times
+  the mean of |x|, which is the scale. The encoded bytes have the same meaning
+  as those of `codecs.quantize.Int`.
 
   Attributes:
     bits: Bits of a code: 8, 4, 2 or 1.
@@ -116,7 +133,7 @@ class IntRows:
 
   @property
   def num_arrays(self) -> int:
-    """Two arrays: the codes and the scales."""
+    """2: the codes and the scales."""
     return 2
 
   @property
@@ -131,11 +148,20 @@ class IntRows:
 
   @property
   def _middle(self) -> int:
-    """Half of the number of codes."""
+    """Half of the number of codes, 2^(bits - 1)."""
     return 2 ** (self.bits - 1)
 
   def encode(self, rows: np.ndarray) -> list[np.ndarray]:
-    """Returns the encoded rows, as `RowCodec.encode` says."""
+    """Rounds rows to codes, and computes the scales of each row.
+
+    Args:
+      rows: Values, float32 [R, width].
+
+    Returns:
+      The packed codes, uint8 [R, ceil(width bits / 8)], and the bfloat16 scales
+      as bytes: uint8 [R, 2], or [R, 4] with 2 bits, which have two scales a
+      row.
+    """
     if self.bits == 1:
       codes = (rows < 0).astype(np.uint8)
       scales = _to_bfloat16(_row_means(np.abs(rows)))
@@ -151,7 +177,12 @@ class IntRows:
     return [pack(codes, self.bits), _bytes_of(scales)]
 
   def decode(self, arrays: list[np.ndarray], width: int) -> np.ndarray:
-    """Returns the values, as `RowCodec.decode` says."""
+    """Computes the values from codes and scales, float32 [R, width].
+
+    Args:
+      arrays: The packed codes and the scales, as `encode` returns them.
+      width: Number of values in a row.
+    """
     codes = unpack(arrays[0], self.bits, width)
     scales = _from_bfloat16(arrays[1])
     if self.bits > 2:
@@ -167,12 +198,14 @@ class IntRows:
 class E3M0Rows:
   """Sends a sign and a power of two in 4 bits, with a scale for each row.
 
-  `codecs.quantize.E3M0` says what the codes mean.
+  The scale s is the largest |x| of a row. A value is rounded to 0 or to one of
+  s 2^-6, s 2^-5, ..., s, with its sign. The encoded bytes have the same meaning
+  as those of `codecs.quantize.E3M0`.
   """
 
   @property
   def num_arrays(self) -> int:
-    """Two arrays: the codes and the scales."""
+    """2: the codes and the scales."""
     return 2
 
   @property
@@ -186,7 +219,15 @@ class E3M0Rows:
     return True
 
   def encode(self, rows: np.ndarray) -> list[np.ndarray]:
-    """Returns the encoded rows, as `RowCodec.encode` says."""
+    """Rounds rows to powers of two, and computes the scale of each row.
+
+    Args:
+      rows: Values, float32 [R, width].
+
+    Returns:
+      The packed codes, uint8 [R, ceil(width / 2)], and the bfloat16 scales as
+      bytes, uint8 [R, 2].
+    """
     largest = np.abs(rows).max(axis=1, keepdims=True)
     scales = _to_bfloat16(np.minimum(largest, np.float32(_LARGEST_RANGE)))
     size = _ratio(np.abs(rows), _from_bfloat16(_bytes_of(scales)))
@@ -196,7 +237,12 @@ class E3M0Rows:
     return [pack(codes.astype(np.uint8), 4), _bytes_of(scales)]
 
   def decode(self, arrays: list[np.ndarray], width: int) -> np.ndarray:
-    """Returns the values, as `RowCodec.decode` says."""
+    """Computes the values from codes and scales, float32 [R, width].
+
+    Args:
+      arrays: The packed codes and the scales, as `encode` returns them.
+      width: Number of values in a row.
+    """
     codes = unpack(arrays[0], 4, width)
     level = (codes & 7).astype(np.int32)
     size = np.where(level > 0, np.ldexp(np.float32(1), level - 7), 0)
@@ -205,7 +251,7 @@ class E3M0Rows:
 
 
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
-  """Packs codes of few bits into bytes (`codecs.quantize.pack`).
+  """Packs codes of few bits into bytes, in the layout of `codecs.quantize`.
 
   Args:
     codes: uint8 codes [R, width], below 2^bits.
@@ -224,12 +270,15 @@ def pack(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray, bits: int, width: int) -> np.ndarray:
-  """Returns the codes from bytes, uint8 [R, width]; reverses `pack`.
+  """Takes codes of few bits out of bytes, as `pack` put them there.
 
   Args:
     packed: uint8 bytes [R, bytes of a row].
-    bits: Bits of a code.
+    bits: Bits of a code: 1, 2, 4 or 8.
     width: Number of codes of a row.
+
+  Returns:
+    uint8 codes [R, width].
   """
   shifts = range(0, 8, bits)
   codes = np.concatenate([packed >> np.uint8(each) for each in shifts], axis=1)
@@ -262,15 +311,22 @@ def _two_magnitudes(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _row_means(rows: np.ndarray) -> np.ndarray:
-  """Returns the mean of each row, float32 [R, 1]."""
+  """Returns the mean of each row, float32 [R, 1].
+
+  Args:
+    rows: Values, float32 [R, width].
+  """
   return (_row_sums(rows) / rows.shape[1]).astype(np.float32)
 
 
 def _row_sums(rows: np.ndarray) -> np.ndarray:
-  """Returns the sum of each row, float64 [R, 1].
+  """Returns the sum of each row, float64 [R, 1], equal on all machines.
 
-  `numpy.sum` adds in an order that depends on the processor. This function
-  adds the second half of each row to the first half, until one value is left.
+  `numpy.sum` adds in an order that depends on the processor. This function adds
+  the second half of each row to the first half, until one value is left.
+
+  Args:
+    rows: Values, float32 [R, width].
   """
   sums = rows.astype(np.float64)
   while sums.shape[1] > 1:
@@ -282,7 +338,13 @@ def _row_sums(rows: np.ndarray) -> np.ndarray:
 
 
 def _ratio(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-  """Returns values / scales in float32; 0 where a scale cannot be inverted."""
+  """Returns values / scales in float32.
+
+  Args:
+    values: float32 [R, width].
+    scales: float32 [R, 1]. If a scale is at most 2^-126, its row of the result
+      is 0.
+  """
   is_usable = scales > np.float32(SMALLEST_SCALE)
   divisors = np.where(is_usable, scales, np.float32(1))
   inverse = np.where(is_usable, np.float32(1) / divisors, np.float32(0))
@@ -290,9 +352,12 @@ def _ratio(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def _to_bfloat16(values: np.ndarray) -> np.ndarray:
-  """Rounds to bfloat16, to even at ties. Returns the bits, uint16.
+  """Rounds values to bfloat16, to even at ties, and returns the bits, uint16.
 
   Values that are too large become the largest number of bfloat16.
+
+  Args:
+    values: Numbers of any shape, converted to float32 first.
   """
   limit = np.float32(LARGEST_BFLOAT16)
   clipped = np.clip(values.astype(np.float32), -limit, limit)
@@ -305,12 +370,16 @@ def _from_bfloat16(data: np.ndarray) -> np.ndarray:
   """Returns the values of bfloat16 numbers, float32 [R, N].
 
   Args:
-    data: Their bytes, uint8 [R, 2 N].
+    data: Bytes of the numbers, uint8 [R, 2 N].
   """
   bits = np.ascontiguousarray(data).view("<u2")
   return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:
-  """Returns the bytes of each row of an array, uint8 [R, bytes]."""
+  """Returns the bytes of each row of an array, uint8 [R, bytes of a row].
+
+  Args:
+    array: Array [R, width].
+  """
   return np.ascontiguousarray(array).view(np.uint8)

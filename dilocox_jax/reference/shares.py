@@ -1,8 +1,8 @@
-"""The mean of messages, made in shares: each replica makes one share of it.
+"""The mean of messages, computed in shares: each replica computes one share.
 
 A message consists of *tables*: rows of values of one width, encoded by one
 codec. All rows of a message, table after table, are cut into S *slices* of
-about as many bytes. Share s is the mean of all messages' slices s. It is
+about as many bytes. Share s is the mean of the slices s of all messages,
 encoded with the codec of the messages. So the S shares together are a message
 again, whose values are the mean.
 
@@ -11,20 +11,20 @@ has rows 0 and 1, slice 1 has rows 2, 3 and 4: the cut is at byte 10 of 20,
 which is within row 2, and a slice has whole rows.
 
 The mean is rounded when it is encoded. The loss is the *residual* of the share:
-it is added to the same share of the next mean of this kind. The residual is
-encoded itself, in 4 bits a value, because another replica may make the next
-share. With one row (0.4, 1.2), a codec that rounds to whole numbers, and the
-same mean each time:
+it is added to the same share of the next mean of the same kind, e.g. of the
+same fragment. The residual is encoded too, in 4 bits a value, because another
+replica may compute the next share. With one row (0.4, 1.2), a codec that rounds
+to whole numbers, and the same mean each time:
 
     mean          plus residual     share       residual
     0.4, 1.2      0.4, 1.2          0, 1        0.4, 0.2
     0.4, 1.2      0.8, 1.4          1, 1        -0.2, 0.4
 
-A share depends on nothing but the messages, their weights and norms, and the
-residual before. All machines compute the same bytes (`row_codecs`).
+A share depends only on the messages, their weights and norms, and the residual
+before. All machines compute the same bytes (`row_codecs`).
 
 Source: 1-bit Adam, Tang et al., 2021, arXiv 2102.02888, for the residual of the
-way back ("server error" there).
+mean ("server error" there).
 """
 
 import dataclasses
@@ -49,14 +49,16 @@ Table = list[np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-  """How the arrays of a message are tables of encoded rows.
+  """Says which arrays of a message form its tables of encoded rows.
 
   Attributes:
     codec: Codec of all rows.
-    widths: Values of a row, by table. Table t has the arrays t A, ...,
-      t A + A - 1 of the message, where A is `codec.num_arrays`.
-    has_residual: Whether shares carry a residual. They do not if their users
-      do not make up for what a codec loses, or if the codec loses nothing.
+    widths: Number of values in a row, one number for each table. With A =
+      `codec.num_arrays`, table t consists of the arrays t A to t A + A - 1 of
+      the message.
+    has_residual: Whether the loss of encoding a share is kept as a residual. It
+      is False if the exchange has no error feedback, or if the codec loses
+      nothing.
   """
 
   codec: RowCodec
@@ -64,7 +66,7 @@ class Tables:
   has_residual: bool = False
 
   def of_arrays(self, arrays: Sequence[np.ndarray]) -> list[Table]:
-    """Returns the tables of a message.
+    """Divides the arrays of a message into its tables.
 
     Args:
       arrays: The arrays of the message. The last axis of each array is a row.
@@ -76,7 +78,7 @@ class Tables:
     ]
 
   def decode(self, tables: Sequence[Table]) -> list[np.ndarray]:
-    """Returns the values of each table, float32 [R, width].
+    """Decodes tables to the values of each table, float32 [R, width].
 
     Args:
       tables: All tables of a message, or of a slice.
@@ -87,7 +89,7 @@ class Tables:
     ]
 
   def encode(self, values: Sequence[np.ndarray]) -> list[Table]:
-    """Returns the tables of values.
+    """Encodes values to tables.
 
     Args:
       values: Values of each table, float32 [R, width].
@@ -95,12 +97,20 @@ class Tables:
     return [self.codec.encode(rows) for rows in values]
 
   def norm(self, tables: Sequence[Table]) -> float:
-    """Returns the Euclidean norm of all decoded values."""
+    """Returns the Euclidean norm of all decoded values together.
+
+    Args:
+      tables: All tables of a message, or of a slice.
+    """
     return norm_of_values(self.decode(tables))
 
 
 def norm_of_values(values: Sequence[np.ndarray]) -> float:
-  """Returns the Euclidean norm of arrays together, computed in float64."""
+  """Returns the Euclidean norm of all values together, computed in float64.
+
+  Args:
+    values: Arrays of any shapes. If a value is NaN, the norm is NaN.
+  """
   squares = 0.0
   for array in values:
     flat = array.reshape(-1)
@@ -110,12 +120,13 @@ def norm_of_values(values: Sequence[np.ndarray]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Cuts:
-  """Where the rows of a message are cut into slices.
+  """The rows at which a message is cut into slices.
 
   Attributes:
     starts: First row of each slice in each table, [S + 1][number of tables].
       The last entry has the numbers of rows.
-    row_bytes: Bytes of a row in each array, [number of tables][A].
+    row_bytes: Bytes of a row in each array, [number of tables][arrays of a
+      table].
   """
 
   starts: tuple[tuple[int, ...], ...]
@@ -155,13 +166,21 @@ class Cuts:
     return len(self.starts) - 1
 
   def num_rows(self, number: int) -> list[int]:
-    """Returns the rows of a slice in each table."""
+    """Returns the number of rows that a slice has in each table.
+
+    Args:
+      number: Number of the slice, from 0.
+    """
     first = self.starts[number]
     end = self.starts[number + 1]
     return [stop - start for start, stop in zip(first, end, strict=True)]
 
   def num_bytes(self, number: int) -> int:
-    """Returns the bytes of a slice."""
+    """Returns the number of bytes of a slice.
+
+    Args:
+      number: Number of the slice, from 0.
+    """
     return sum(
       rows * sum(widths)
       for rows, widths in zip(
@@ -170,7 +189,15 @@ class Cuts:
     )
 
   def slice_of(self, tables: Sequence[Table], number: int) -> list[Table]:
-    """Returns a slice of a message, without a copy."""
+    """Cuts a slice out of a message, without copying.
+
+    Args:
+      tables: All tables of the message.
+      number: Number of the slice, from 0.
+
+    Returns:
+      The rows of the slice in each table.
+    """
     first = self.starts[number]
     end = self.starts[number + 1]
     return [
@@ -179,11 +206,11 @@ class Cuts:
     ]
 
   def slice_in(self, content: bytes | memoryview, number: int) -> list[Table]:
-    """Returns the tables of a slice from its raw bytes.
+    """Reads the tables of a slice from its raw bytes.
 
     Args:
       content: The rows of each array of each table, one after the other.
-      number: Number of the slice.
+      number: Number of the slice, from 0.
     """
     tables = []
     start = 0
@@ -198,7 +225,7 @@ class Cuts:
     return tables
 
   def join(self, slices: Sequence[Sequence[Table]]) -> list[np.ndarray]:
-    """Returns the bytes of each array of a message, uint8 [R, bytes of a row].
+    """Joins all slices of a message to its arrays, uint8 [R, bytes of a row].
 
     Args:
       slices: All slices, in order.
@@ -217,23 +244,25 @@ def make_share(
   norms: Sequence[float],
   residual: Sequence[np.ndarray] | None = None,
 ) -> tuple[list[Table], list[Table]]:
-  """Averages slices, and encodes the mean.
+  """Averages the same slice of all messages, and encodes the mean.
 
-  No value of a store is trusted further than its signature goes: a slice whose
-  norm is above the norm that its sender has declared for the whole message is
-  scaled down to it. The norm of the share is at most the largest declared norm.
+  A sender signs the norm of its whole message, but nobody has checked the
+  values that the store holds. So a slice whose norm is above the declared norm
+  is scaled down to the declared norm. The norm of the share is at most the
+  largest declared norm.
 
   Args:
     tables: How messages are encoded.
-    slices: The same slice of each of the K messages, in the order of the list.
+    slices: The same slice of each of the K messages, in the order in which the
+      manifest lists them.
     weights: Weight of each message, [K].
     norms: Norm of each whole message, as its sender declared it, [K].
     residual: The residual before, as values of each table, float32 [R, width];
       None: there is none.
 
   Returns:
-    The tables of the share, and those of its residual in `RESIDUAL_ROWS`; the
-    latter are empty if shares have no residual.
+    The tables of the share, and the tables of its residual, encoded by
+    `RESIDUAL_ROWS`. The second list is empty if shares have no residual.
   """
   total: list[np.ndarray] | None = None
   sum_of_weights = np.float32(0)
@@ -263,12 +292,17 @@ def make_share(
 def _encoded_within(
   tables: Tables, values: Sequence[np.ndarray], largest_norm: float
 ) -> list[Table]:
-  """Encodes values. Scales them down if their norm would be too large.
+  """Encodes values so that the norm after decoding is within a limit.
+
+  Values with a larger norm are scaled down.
 
   Args:
     tables: How values are encoded.
     values: Values of each table, float32 [R, width].
     largest_norm: Largest norm of the decoded values.
+
+  Returns:
+    The tables of encoded rows.
   """
   encoded = tables.encode(values)
   norm = tables.norm(encoded)
@@ -283,7 +317,12 @@ def _encoded_within(
 def residual_values(
   tables: Tables, residual: Sequence[Table]
 ) -> list[np.ndarray]:
-  """Returns the values of a residual of a share, float32 [R, width] each."""
+  """Decodes the residual of a share to values, float32 [R, width] each.
+
+  Args:
+    tables: How messages are encoded; gives the widths of the rows.
+    residual: The tables of the residual, encoded by `RESIDUAL_ROWS`.
+  """
   return [
     RESIDUAL_ROWS.decode(table, width)
     for table, width in zip(residual, tables.widths, strict=True)
@@ -291,7 +330,9 @@ def residual_values(
 
 
 def residual_cuts(tables: Tables, cuts: Cuts) -> Cuts:
-  """Returns the cuts of residuals, which have the rows of the messages.
+  """Returns the cuts of residuals.
+
+  A residual has as many rows and slices as the messages, but other bytes a row.
 
   Args:
     tables: How messages are encoded.
@@ -303,7 +344,14 @@ def residual_cuts(tables: Tables, cuts: Cuts) -> Cuts:
 
 
 def _rows_of(array: np.ndarray) -> np.ndarray:
-  """Returns the bytes of each row of an array, uint8 [R, bytes of a row]."""
+  """Returns the bytes of each row of an array, little-endian.
+
+  Args:
+    array: Array of any type. Its last axis is a row.
+
+  Returns:
+    uint8 [R, bytes of a row]; [0, 0] if there are no rows.
+  """
   little = array.astype(array.dtype.newbyteorder("<"), copy=False)
   flat = np.ascontiguousarray(little).reshape(-1).view(np.uint8)
   num_rows = math.prod(array.shape[:-1])

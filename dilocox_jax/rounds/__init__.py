@@ -1,1 +1,1 @@
-"""Rounds of a method, for all replicas: programs, and what dispatches them."""
+"""Runs the rounds of a method: compiled programs, and ways to dispatch them."""

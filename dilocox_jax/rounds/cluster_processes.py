@@ -1,8 +1,10 @@
 """Carries the mailbox's answers from process 0 to the others of a replica.
 
-The answers travel through the host (`distributed.channel`) and never through
-the devices: an exchange runs in a thread beside the inner steps, and programs
-that two threads dispatch would have another order in every process.
+A replica may consist of several processes. Only process 0 reads and writes the
+mailbox. The answers travel through the hosts (`distributed.channel`) and never
+through the devices: an exchange runs in a thread beside the inner steps, and if
+two threads dispatched programs that communicate, their order would differ from
+process to process.
 
 While process 0 has not answered, it may ask the other processes for their parts
 of an array, e.g. for a snapshot of the shared state:
@@ -43,15 +45,18 @@ _Bounds = list[tuple[int, int]]
 
 
 class ClusterProcesses:
-  """The processes of a replica whose JAX runtime has several."""
+  """The processes of a replica that consists of several processes.
+
+  It implements `mailbox_protocol.replica_processes.ReplicaProcesses`.
+  """
 
   def __init__(self):
-    """Opens nothing yet."""
+    """Makes the lock. The channel is opened at the first use."""
     self._sending = threading.Lock()
 
   @functools.cached_property
   def _channel(self) -> Channel:
-    """The channel. All processes open it when they ask for the first time."""
+    """The channel between the processes, which opens at the first use."""
     return Channel()
 
   @property
@@ -61,7 +66,7 @@ class ClusterProcesses:
 
   @property
   def is_stop_requested(self) -> bool:
-    """Whether another process was asked to stop."""
+    """Whether another process than process 0 was asked to stop."""
     return self._channel.is_marked(_STOP)
 
   def request_stop(self) -> None:
@@ -72,13 +77,32 @@ class ClusterProcesses:
   def from_main(
     self, ask: Callable[[], Any], shared: TakeArrays | None = None
   ) -> Any:
-    """Returns process 0's answer (`ReplicaProcesses.from_main`)."""
+    """Asks the mailbox in process 0, and returns the answer in every process.
+
+    All processes must make the same calls in the same order.
+
+    Args:
+      ask: Function that asks the mailbox. Only process 0 calls it.
+      shared: Function that returns the arrays of which process 0 may want this
+        process's parts. None: process 0 wants none.
+
+    Raises:
+      Exception: The error of `ask`, in every process.
+    """
     if self.is_main:
       return self._ask_and_tell(ask)
     return _result(in_thread(self._heard, shared))
 
   def _ask_and_tell(self, ask: Callable[[], Any]) -> Any:
-    """Asks the mailbox, and tells the other processes the answer."""
+    """Asks the mailbox, and sends the answer to the other processes.
+
+    Args:
+      ask: Function that asks the mailbox. If it raises, the other processes get
+        the error too, and this function raises it.
+
+    Returns:
+      The answer.
+    """
     try:
       answer = ask()
     except Exception as error:
@@ -94,17 +118,39 @@ class ClusterProcesses:
     return answer
 
   def _tell(self, kind: str, value: Any, *, waits: bool = True) -> None:
-    """Sends values of JSON to all other processes."""
+    """Sends a message to all other processes, and holds the lock meanwhile.
+
+    Args:
+      kind: Kind of the message, e.g. `_WANTED`.
+      value: Value of JSON.
+      waits: Whether to wait until the others have read the message.
+    """
     with self._sending:
       self._tell_locked(kind, value, waits=waits)
 
   def _tell_locked(self, kind: str, value: Any, *, waits: bool = True) -> None:
-    """Does the same for a caller that has the lock."""
+    """Sends a message to all other processes. The caller holds the lock.
+
+    Args:
+      kind: Kind of the message, e.g. `_ANSWER`.
+      value: Value of JSON.
+      waits: Whether to wait until the others have read the message.
+    """
     content = json.dumps([kind, value]).encode()
     self._channel.send(content, self._channel.others, waits=waits)
 
   def _heard(self, shared: TakeArrays | None) -> Any:
-    """Waits for the answer of process 0, and sends the parts that it wants."""
+    """Waits for the answer of process 0, and returns it.
+
+    Meanwhile this process sends its parts of every array that process 0 wants.
+
+    Args:
+      shared: Function that returns the arrays of which process 0 may want
+        parts. None: process 0 wants none.
+
+    Raises:
+      Exception: The error of process 0, if it could not get an answer.
+    """
     arrays: Sequence[Any] | None = None
     while True:
       kind, value = json.loads(self._channel.receive(MAIN))
@@ -124,7 +170,11 @@ class ClusterProcesses:
     return decode_answer(answer, received)
 
   def _send_parts(self, array: jax.Array) -> None:
-    """Sends this process's parts of an array to process 0."""
+    """Sends this process's parts of an array to process 0.
+
+    Args:
+      array: An array that is divided among the devices of all processes.
+    """
     parts = coordinator_store.parts_to_send(array)
     bounds = [_bounds(shard.index, array.shape) for shard in parts]
     self._channel.send(json.dumps(bounds).encode(), [MAIN])
@@ -132,18 +182,25 @@ class ClusterProcesses:
       self._channel.send_array(np.asarray(shard.data), [MAIN])
 
   def collected(self, arrays: Sequence[jax.Array]) -> Sequence[Any]:
-    """Returns arrays that fetch their parts (`ReplicaProcesses.collected`)."""
+    """Returns objects that numpy reads as whole arrays (`CollectedArray`).
+
+    Only process 0 may read them, and only inside `from_main`.
+
+    Args:
+      arrays: Arrays that are divided among the devices of all processes, in the
+        order of `shared` of `from_main`.
+    """
     return [
       CollectedArray(array, functools.partial(self._collect, number, array))
       for number, array in enumerate(arrays)
     ]
 
   def _collect(self, number: int, array: jax.Array) -> np.ndarray:
-    """Returns the whole values of an array of which processes have parts.
+    """Asks the other processes for their parts, and returns the whole array.
 
     Args:
-      number: Number of the array among those that all processes have.
-      array: The array of process 0.
+      number: Number of the array in the list that all processes have.
+      array: The array, of which process 0 has only its own parts.
     """
     if not coordinator_store.is_divided(array):
       return np.asarray(jax.device_get(array))
@@ -163,18 +220,18 @@ class ClusterProcesses:
 
 
 class CollectedArray:
-  """An array whose parts are fetched when numpy reads it.
+  """An array whose parts other processes send when numpy reads it.
 
   Attributes:
     nbytes: Bytes of the whole array.
   """
 
   def __init__(self, array: jax.Array, collect: Callable[[], np.ndarray]):
-    """Fetches nothing yet.
+    """Stores the array. Nothing is fetched before numpy reads it.
 
     Args:
       array: The array, whose parts several processes have.
-      collect: Returns the whole values.
+      collect: Function that fetches the parts and returns the whole array.
     """
     self.nbytes = array.nbytes
     self._collect = collect
@@ -182,13 +239,23 @@ class CollectedArray:
   def __array__(
     self, dtype: np.dtype | None = None, copy: bool | None = None
   ) -> np.ndarray:
-    """Fetches the parts, and returns the whole array."""
+    """Copies the parts from all processes, and returns the whole array.
+
+    Args:
+      dtype: Type of the result; None: the type of the parts.
+      copy: Not used.
+    """
     del copy
     return np.asarray(self._collect(), dtype)
 
 
 def _bounds(index: tuple[slice, ...], shape: Sequence[int]) -> _Bounds:
-  """Returns start and stop of each slice of an index."""
+  """Returns the start and the stop of an index on each axis.
+
+  Args:
+    index: A slice for each axis. Its start and stop may be None.
+    shape: Shape of the array that the index is for.
+  """
   return [
     axis_slice.indices(length)[:2]
     for axis_slice, length in zip(index, shape, strict=True)
@@ -196,7 +263,16 @@ def _bounds(index: tuple[slice, ...], shape: Sequence[int]) -> _Bounds:
 
 
 def _result(future: Future) -> Any:
-  """Waits for a future, so that Ctrl-C works, and returns its result."""
+  """Waits for a future, and returns its result.
+
+  It waits in short intervals, so that Ctrl-C can interrupt the wait.
+
+  Args:
+    future: The future.
+
+  Raises:
+    Exception: The error of the future, if it has one.
+  """
   while wait([future], _LOOK_EVERY_S).not_done:
     pass
   return future.result()

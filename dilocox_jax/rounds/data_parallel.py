@@ -1,9 +1,9 @@
 """Data-parallel steps, which average gradients over replicas in every step.
 
-The baseline and the warm start run these steps. They must equal the training of
-one model on the batches of all replicas together. So the exchange gets each
-replica's gradient, never a difference of parameters: in floating point
-a - (a - b) is not always b.
+AllReduce (the baseline) and the warm start of DiLoCo run these steps. The steps
+must equal the training of one model on the batches of all replicas together. So
+the replicas exchange their gradients, never differences of parameters: in
+floating point a - (a - b) is not always b.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ class SharedState(NamedTuple):
   Attributes:
     params: Parameters, leaves [...] without a replica axis.
     optimizer: State of the inner optimizer, without a replica axis.
-    exchange: State of the aggregator that averages gradients, with replica axes
-      as in `Aggregator.axes`.
+    exchange: State of the aggregator that averages gradients. `Aggregator.axes`
+      says which of its leaves have a replica axis.
   """
 
   params: Tree
@@ -59,11 +59,15 @@ class StepPrograms:
 
   @property
   def axes(self) -> SharedState:
-    """Replica axes of the state as a tree prefix: 0, or None where shared."""
+    """Replica axis of each part of a `SharedState`, as a prefix of its tree.
+
+    0: the arrays of this part have an axis [M] in front. None: they have no
+    such axis, because all replicas share them.
+    """
     return SharedState(None, None, self.aggregator.axes)
 
   def init(self, params: Tree) -> SharedState:
-    """Builds the first state.
+    """Returns the state before the first step, on the devices.
 
     Args:
       params: Parameters of the model, without a replica axis.
@@ -72,7 +76,7 @@ class StepPrograms:
     return jax.jit(self._start, out_shardings=places)(params)
 
   def abstract(self, params: Tree) -> SharedState:
-    """Returns shapes, types and shardings of `init`'s result.
+    """Returns shapes, types and shardings of the state, and computes nothing.
 
     Args:
       params: Parameters of the model, or their shapes and types.
@@ -81,7 +85,14 @@ class StepPrograms:
     return self.replicas.abstract(state, self.axes)
 
   def _start(self, params: Tree) -> SharedState:
-    """Returns the first state, with a replica axis where leaves have one."""
+    """Returns the first state of all replicas.
+
+    Leaves of the aggregator's state that differ among replicas get an axis [M].
+    Parameters and optimizer state have no such axis.
+
+    Args:
+      params: Parameters of the model, without a replica axis.
+    """
     start = SharedState(
       params, self.optimizer.init(params), self.aggregator.init(params)
     )
@@ -90,25 +101,30 @@ class StepPrograms:
   def steps(
     self, state: SharedState, batches: Tree
   ) -> tuple[SharedState, StepMetrics]:
-    """Runs one step for each batch.
+    """Takes one step of data-parallel training for each batch.
 
     The new state reuses the memory of the old one, so the caller must not read
     the old state again.
 
     Args:
-      state: State of the training.
-      batches: Leaves [M, num_steps, ...], as for `Rounds.run`.
+      state: State before the first of the steps.
+      batches: Leaves [M, num_steps, ...]: a batch for every replica and step.
 
     Returns:
-      The new state; the losses of each replica and the norms of the mean
-      gradient, [M, num_steps].
+      The new state, and the metrics: the losses of each replica and the norms
+      of the mean gradient, both [M, num_steps].
     """
     batches = self.replicas.place_batches(batches)
     return self.compiled(state, batches, self.frozen)
 
   @functools.cached_property
   def compiled(self):
-    """The jitted program (state, batches, frozen) -> (state, metrics)."""
+    """The jitted program (state, batches, frozen) -> (state, metrics).
+
+    It takes a step for each batch, and reuses the memory of the state. Batches
+    have leaves [M, num_steps, ...]. `frozen` has the parameters that are not
+    trained, or is None.
+    """
 
     def replica_program(
       state: SharedState, batches: Tree, frozen: Tree | None

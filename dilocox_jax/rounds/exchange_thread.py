@@ -29,20 +29,24 @@ T = TypeVar("T")
 
 
 class WaitingTimes:
-  """Waits for exchanges, and remembers how long each one took too long."""
+  """Waits for exchanges, and records when inner steps had to wait for them.
+
+  A wait is a pair (begin, end) on the clock of `time.perf_counter`, in seconds.
+  """
 
   def __init__(self):
-    """Begins with no waits."""
+    """Starts with an empty record."""
     self._waits: Waits = []
 
   def result(self, exchange: Future, beside: Tree) -> Any:
     """Waits for the inner steps, then for an exchange, and returns its result.
 
-    The time from the end of the steps to the end of the exchange is remembered.
+    The time from the end of the steps to the end of the exchange is recorded as
+    a wait.
 
     Args:
       exchange: An exchange that runs in a thread.
-      beside: Results of the inner steps that hide the exchange.
+      beside: Results of the inner steps that run at the same time.
     """
     jax.block_until_ready(beside)
     start_s = time.perf_counter()
@@ -51,7 +55,7 @@ class WaitingTimes:
     return result
 
   def take(self) -> Waits:
-    """Returns the spans of waiting since the last call, and forgets them."""
+    """Returns the waits since the last call, and forgets them."""
     waits = self._waits
     self._waits = []
     return waits
@@ -92,7 +96,7 @@ class InThread:
   waits_for_exchanges = True
 
   def __init__(self, outer: OuterStep, replicas: Replicas):
-    """Starts no thread yet.
+    """Stores the arguments. Each exchange starts a thread of its own later.
 
     Args:
       outer: Exchanges pseudo-gradients.
@@ -104,24 +108,30 @@ class InThread:
 
   @functools.cached_property
   def _exchange(self) -> Exchange:
-    """The jitted program of an exchange."""
+    """The jitted program that exchanges one pseudo-gradient."""
     return exchange_program(self._outer, self._replicas)
 
   def check(self, trace_outer_step: Callable[[], None]) -> None:
-    """Refuses nothing: the replicas of one runtime share an axis."""
+    """Accepts every outer step, because all replicas are in this JAX runtime.
+
+    Args:
+      trace_outer_step: Not used.
+    """
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
-    """Exchanges the due pseudo-gradient beside the inner steps.
+    """Runs the due exchange in a thread, and takes the inner steps meanwhile.
 
-    The window's own program does both instead in three cases: nothing is in
-    flight that is due, there are no inner steps, or the replicas may take
-    different numbers of steps.
+    In three cases this function runs nothing, and the window's own program
+    exchanges and takes the steps: no pseudo-gradient is due, there are no inner
+    steps, or the replicas may take different numbers of steps.
 
     Args:
       work: The window, and the arguments of its program.
 
     Returns:
-      As `Runtime.run`.
+      The progress after the inner steps, and the result of the exchange with
+      the aggregator's new state. In the three cases: the progress before the
+      window, and None.
     """
     given = work.given
     hides_exchange = work.kind.has_steps and not work.kind.differs
@@ -136,5 +146,9 @@ class InThread:
     )
 
   def new_waits(self) -> Waits:
-    """Returns the spans of waiting for exchanges since the last call."""
+    """Returns when inner steps waited for exchanges since the last call.
+
+    Returns:
+      Pairs (begin, end) on the clock of `time.perf_counter`, in seconds.
+    """
     return self._waiting.take()

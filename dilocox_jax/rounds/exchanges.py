@@ -57,7 +57,12 @@ class LocalExchange:
   axis_name: str = REPLICA_AXIS
 
   def enter(self, method: Method, num_replicas: int) -> None:
-    """Does nothing: the run has no other programs to agree with."""
+    """Does nothing: no other programs belong to the run.
+
+    Args:
+      method: Not read.
+      num_replicas: Not read.
+    """
 
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
     """Returns the object that dispatches the exchanges.
@@ -65,6 +70,10 @@ class LocalExchange:
     Args:
       outer: Exchanges pseudo-gradients.
       replicas: Number of replicas, and their devices.
+
+    Returns:
+      A runtime with a thread of its own for exchanges if `in_thread` is True;
+      otherwise a runtime that exchanges in the program of the inner steps.
     """
     if self.in_thread:
       return InThread(outer, replicas)
@@ -77,7 +86,8 @@ class MailboxExchange:
 
   Attributes:
     aggregator: Averages the messages that the mailbox brings.
-    client: The mailbox, and how far the run has come.
+    client: Client of the mailbox. It also counts the events that the run has
+      settled.
     axis_name: Axis over which the one replica is mapped.
   """
 
@@ -86,15 +96,15 @@ class MailboxExchange:
   axis_name: str = ALONE_AXIS
 
   def enter(self, method: Method, num_replicas: int) -> None:
-    """Enters the run in the store, or begins it.
+    """Joins the run in the store, or starts it if no replica has started it.
 
     Args:
       method: Schedule and rule, which must be equal in all programs.
       num_replicas: Number of replicas of this program; must be 1.
 
     Raises:
-      ValueError: If this program has several replicas, or the run in the store
-        has other values of what must be equal in all programs.
+      ValueError: If this program has several replicas, or if the run in the
+        store has other settings that must be equal in all programs.
     """
     require(
       num_replicas == 1,
@@ -104,7 +114,7 @@ class MailboxExchange:
     self.client.enter({"method": dataclasses.asdict(method)})
 
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
-    """Returns the object that dispatches the exchanges.
+    """Returns the object that sends and receives the mailbox's messages.
 
     Args:
       outer: Exchanges pseudo-gradients.
@@ -143,8 +153,8 @@ def mailbox(
     name: Name of this replica. Each replica of the run needs another name.
     secret: Path of the file with the secret that all replicas share, or the
       secret as bytes.
-    codec: Codec that encodes the pseudo-gradients, as for
-      `dilocox_jax.exchange`.
+    codec: Codec that encodes the pseudo-gradients, or the codec as text, e.g.
+      "int(bits=4)".
     step_weight: Weight of one inner step of this replica in the mean, e.g. its
       number of sequences. The weight of a message is `step_weight` times the
       number of inner steps since the fragment was measured last.
@@ -154,11 +164,11 @@ def mailbox(
     text_digest: Digest of the training text, which must be equal in all
       replicas; "" if there is none.
     rules: Rules of the exchange, such as how long to wait for a replica.
-    feedback: Fraction of the codec's loss that is added to the next exchange,
-      as for `dilocox_jax.exchange`. The loss of a message that came too late is
-      the whole message.
-    against: What the loss is measured against, "own" or "mean", as for
-      `dilocox_jax.exchange`.
+    feedback: Fraction of the codec's loss that is added to the next exchange, 0
+      (none) to 1 (all). If a message came too late, all its values count as
+      lost.
+    against: What the codec's loss is measured against: "own" (this replica's
+      values as they were sent) or "mean" (the mean over all replicas).
     keep_unsent: Whether the codec's loss stays in the replica's parameters.
     seed: Seed of random masks and of the first low-rank factors.
     collective: Must be "mailbox": no other collective reaches other programs.
@@ -213,7 +223,12 @@ def mailbox(
 
 
 def _replica_processes() -> ReplicaProcesses:
-  """Returns the processes of this runtime, which are those of one replica."""
+  """Returns the object through which a replica's processes share a mailbox.
+
+  Returns:
+    `OneProcess` if JAX runs one process; otherwise `ClusterProcesses`, which
+    all processes of this JAX runtime must use together.
+  """
   if jax.process_count() == 1:
     return OneProcess()
   return ClusterProcesses()

@@ -28,17 +28,32 @@ class InProgram:
 
   @property
   def splits_windows(self) -> bool:
-    """Whether there is no link between the replicas."""
+    """Whether the steps, sends and applies of a window are separate programs.
+
+    They are separate if there is no link between the replicas: all replicas are
+    on the same device, or there is only one replica.
+    """
     has_links = (
       self.replicas.layout == "mesh" and self.replicas.num_replicas > 1
     )
     return not has_links
 
   def check(self, trace_outer_step: Callable[[], None]) -> None:
-    """Refuses nothing: the replicas of one runtime share an axis."""
+    """Accepts every outer step, because all replicas are in this JAX runtime.
+
+    Args:
+      trace_outer_step: Not used.
+    """
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
-    """Returns the progress before the window, and None as the result."""
+    """Leaves the exchange and the inner steps to the window's program.
+
+    Args:
+      work: The window, and the arguments of its program.
+
+    Returns:
+      The progress before the window, and None instead of a result.
+    """
     return work.given.progress, None
 
   def new_waits(self) -> Waits | None:

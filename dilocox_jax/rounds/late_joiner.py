@@ -68,7 +68,7 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
 def join(
   rounds: Rounds, state: RoundState, last_step: int | None = None
 ) -> RoundState:
-  """Joins a run of a mailbox, as `join_rounds`, from a first state.
+  """Lets this replica join a run of a mailbox, from a given first state.
 
   Args:
     rounds: Rounds that exchange through a mailbox.
@@ -76,11 +76,13 @@ def join(
     last_step: Number of inner steps of the whole run; None: the run has no end.
 
   Returns:
-    As `join_rounds`. If the run has ended already, the state after its last
-    event.
+    The state of this replica. Its `step` is the number of inner steps of the
+    schedule that count as done. If the run has ended already, this is the state
+    after its last event.
 
   Raises:
-    ReplicaStaleError: As `join_rounds`.
+    ReplicaStaleError: If the other replicas have deleted an event that this
+      replica has to apply. Call this function again, with a new first state.
   """
   assert isinstance(rounds.runtime, MailboxRuntime)
   client = rounds.runtime.client
@@ -113,12 +115,13 @@ def join(
 
 
 class _Walk:
-  """Goes through the windows of a schedule that have events.
+  """Goes through the windows of a schedule that send or apply, one by one.
 
   Attributes:
     window: The window that comes next; None at the end of the schedule.
     step: Number of inner steps before that window.
-    in_flight: Number of exchanges in flight before that window, by fragment.
+    in_flight: Number of exchanges in flight before that window, one number for
+      each fragment.
   """
 
   def __init__(
@@ -168,11 +171,12 @@ class _Walk:
 def skip_windows(
   rounds: Rounds, state: RoundState, windows: Sequence[Window], num_steps: int
 ) -> RoundState:
-  """Follows the other replicas through windows without inner steps.
+  """Runs the sends and applies of windows, but none of their inner steps.
 
-  A replica that has fallen behind calls this. It measures and applies as in any
-  window. Its own progress that the others did not wait for is treated as after
-  any late message (`rounds.mailbox_runtime`).
+  A replica that has fallen behind follows the other replicas in this way. It
+  measures and applies as in any window. If the other replicas have averaged an
+  exchange without this replica's progress, this progress is treated like a
+  message that came too late (`rounds.mailbox_runtime`).
 
   Args:
     rounds: Rounds that exchange through a mailbox.
@@ -223,7 +227,7 @@ def _from_snapshot(
   arrays: Sequence[np.ndarray],
   counts: Sequence[int],
 ) -> RoundState:
-  """Returns the state of a snapshot, with zeros in flight.
+  """Returns the first state with the values of a snapshot, and zeros in flight.
 
   Args:
     rounds: Rounds that exchange through a mailbox.

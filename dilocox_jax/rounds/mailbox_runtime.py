@@ -52,7 +52,7 @@ Message = tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]
 
 
 class Due(NamedTuple):
-  """An exchange that is due.
+  """An exchange whose pseudo-gradient has to be averaged in this window.
 
   Attributes:
     fragment: Number of the fragment.
@@ -71,13 +71,13 @@ class Due(NamedTuple):
 
 
 class MailboxRuntime:
-  """Exchanges the fragments of the one replica of this program.
+  """Runs the exchanges of this program's only replica through a mailbox.
 
   Attributes:
     reuses_states: False, because a snapshot of the states may be written while
       later programs run.
-    waits_for_exchanges: True.
-    client: The mailbox, and how far the run has come.
+    waits_for_exchanges: True: the host waits for the messages.
+    client: The client of the mailbox. It also counts the exchanges so far.
   """
 
   reuses_states = False
@@ -86,12 +86,12 @@ class MailboxRuntime:
   def __init__(
     self, outer: OuterStep, replicas: Replicas, client: MailboxClient
   ):
-    """Sends nothing yet.
+    """Stores the arguments, and sends nothing yet.
 
     Args:
       outer: Measures, exchanges and applies pseudo-gradients.
       replicas: The replica and its devices.
-      client: The mailbox, and how far the run has come.
+      client: The client of the mailbox.
 
     Raises:
       ValueError: If the replicas would have outer parameters of their own.
@@ -109,22 +109,45 @@ class MailboxRuntime:
 
   @property
   def splits_windows(self) -> bool:
-    """Whether a result is applied right after its values were measured."""
+    """Whether the steps, sends and applies of a window are separate programs.
+
+    They are separate with tau = 0, where a result is applied right after its
+    values were measured, so no inner steps can hide the exchange.
+    """
     return not self._outer.method.schedule.depth
 
   def check(self, trace_outer_step: Callable[[], None]) -> None:
     """Refuses outer steps that communicate over the axis of replicas.
 
     A program with one replica has no such axis.
+
+    Args:
+      trace_outer_step: Function that traces the outer step.
+
+    Raises:
+      ValueError: If `trace_outer_step` raises it.
     """
     trace_outer_step()
 
   def new_waits(self) -> Waits:
-    """Returns when steps waited for exchanges since the last call."""
+    """Returns when inner steps waited for exchanges since the last call.
+
+    Returns:
+      Pairs (begin, end) on the clock of `time.perf_counter`, in seconds.
+    """
     return self._waiting.take()
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
-    """Runs the due exchange in a thread, and takes inner steps meanwhile."""
+    """Runs the due exchange in a thread, and takes inner steps meanwhile.
+
+    Args:
+      work: The window, and the arguments of its program.
+
+    Returns:
+      The progress after the inner steps, and the result of the exchange with
+      the aggregator's new state. If no exchange is due: the progress before the
+      window, and None.
+    """
     steps = self.client.steps
     steps.add(work.window.num_steps)
     due = self._take_due(work)
@@ -147,8 +170,11 @@ class MailboxRuntime:
   def _take_due(self, work: WindowWork) -> Due | None:
     """Returns the exchange that is due in a window; None if there is none.
 
-    Its step count is taken from the client, so the measurement is in flight no
-    longer. Call this once for each window.
+    Call this once for each window: it takes the number of steps behind the
+    exchange out of the client's list.
+
+    Args:
+      work: The window, and the arguments of its program.
     """
     if work.window.applied is None:
       return None
@@ -162,7 +188,14 @@ class MailboxRuntime:
     )
 
   def _exchange(self, due: Due) -> Arrived:
-    """Exchanges a pseudo-gradient, and waits for the other replicas."""
+    """Runs all turns of an exchange, and waits for the other replicas.
+
+    Args:
+      due: The exchange.
+
+    Returns:
+      The result, and the aggregator's new state.
+    """
     take_fingerprint = self._dispatch_fingerprint(due)
     turns = self._begin(due, take_fingerprint)
     return self._exchange_rest(due, turns, ())
@@ -170,10 +203,11 @@ class MailboxRuntime:
   def _exchange_between_programs(
     self, due: Due, take_steps: Callable[[], InnerProgress]
   ) -> tuple[InnerProgress, Arrived]:
-    """Exchanges a pseudo-gradient as one of several processes of a replica.
+    """Runs an exchange if several processes hold the replica's devices.
 
-    The first turn runs beside the inner steps. Later turns, of codecs with
-    several messages, come after the steps.
+    All processes dispatch the stages in the main thread. The first turn's
+    messages travel in a thread beside the inner steps. Later turns, of codecs
+    with several messages, come after the steps.
 
     Args:
       due: The exchange.
@@ -196,25 +230,41 @@ class MailboxRuntime:
     return progress, self._exchange_rest(due, turns, (message,))
 
   def _dispatch_fingerprint(self, due: Due) -> Callable[[], Fingerprint]:
-    """Lets the devices compute the fingerprint of a fragment's shared state."""
+    """Lets the devices compute the fingerprint of a fragment's shared state.
+
+    Args:
+      due: The exchange of the fragment.
+
+    Returns:
+      A function that waits for the devices, and returns the fingerprint.
+    """
     signs = self._replicas.place(self.client.signs(), None)
     return dispatch_fingerprint(shared_leaves(self._outer, due.state), signs)
 
   def _begin(
     self, due: Due, take_fingerprint: Callable[[], Fingerprint]
   ) -> ExchangeSession:
-    """Begins the next exchange of the client."""
+    """Begins the next exchange of the client, and returns its session.
+
+    Args:
+      due: The exchange.
+      take_fingerprint: Function that returns the fingerprint of the shared
+        state.
+    """
     return self.client.exchange(due.fragment, due.num_steps, take_fingerprint)
 
   def _exchange_rest(
     self, due: Due, turns: ExchangeSession, arrived: tuple[Message, ...]
   ) -> Arrived:
-    """Takes the turns that are left, and returns the result.
+    """Takes the remaining turns of an exchange.
 
     Args:
       due: The exchange.
-      turns: Its session.
-      arrived: The messages of the turns that were taken.
+      turns: The session of the exchange.
+      arrived: The messages of the turns that were taken already.
+
+    Returns:
+      The result, and the aggregator's new state.
     """
     leaving, result = self._run_stage(due, arrived)
     while result is None:
@@ -229,14 +279,15 @@ class MailboxRuntime:
   def _run_stage(
     self, due: Due, arrived: tuple[Message, ...]
   ) -> tuple[Any, Arrived | None]:
-    """Dispatches a stage of an exchange.
+    """Dispatches the next stage of an exchange.
 
     Args:
       due: The exchange.
-      arrived: The messages of the turns before.
+      arrived: The messages of all turns so far, in order.
 
     Returns:
-      What leaves next, and None; or None, and the result of the exchange.
+      The next message to send, and None. After the last turn: None, and the
+      result of the exchange.
     """
     rest = due.state._replace(exchange=None)
     placed = self._replicas.place(arrived, None)
@@ -245,13 +296,17 @@ class MailboxRuntime:
   def _send(self, due: Due, turns: ExchangeSession, leaving: Any) -> Message:
     """Sends the message of a turn, and returns what all replicas average.
 
-    It dispatches no program.
+    This function dispatches no program.
 
     Args:
       due: The exchange.
-      turns: Its session.
-      leaving: The `EncodedMessage` that leaves, and whether it is finite, with
-        an axis of length 1.
+      turns: The session of the exchange.
+      leaving: The `EncodedMessage` to send, and whether its values are finite.
+        Their arrays have an axis of length 1 in front.
+
+    Returns:
+      The arrays of all listed replicas, their weights, and whether this replica
+      is one of them (`ExchangeSession.send`).
     """
     message, is_finite = leaving
     arrays = message.arrays
@@ -271,16 +326,20 @@ class MailboxRuntime:
     )
 
   def _without_own_part(self, result: Any, exchange: Tree) -> Arrived:
-    """Returns a result after which nothing of this replica's message is left.
+    """Drops from a result everything that is left of this replica's message.
 
-    If the message had wrong values, keeping them would make the next message
-    wrong, too. If an earlier process of this replica has sent the same work,
-    the work would count twice. So the residual becomes zero, and the parameters
-    lose the measured pseudo-gradient as if it was sent.
+    The residual becomes zero, and the parameters lose the measured
+    pseudo-gradient as if it had been sent. There are two reasons to do this. If
+    the message had wrong values, keeping them would make the next message
+    wrong, too. If an earlier process of this replica has already sent the same
+    work, the work would count twice.
 
     Args:
       result: The result of the exchange.
-      exchange: State of the aggregator.
+      exchange: State of the aggregator after the exchange.
+
+    Returns:
+      The changed result, and the changed state of the aggregator.
     """
     zeros = functools.partial(map_prefix, jnp.zeros_like)
     if result.retained is not None:
@@ -289,14 +348,19 @@ class MailboxRuntime:
     return result, zeros(self._outer.axes.exchange, exchange)
 
   def _without_own_measurement(self, result: Any, exchange: Tree) -> Arrived:
-    """Returns a result whose mean does not contain this replica's message.
+    """Sets this replica's own pseudo-gradient in a result to zero.
 
-    Under the rule "continue" a replica takes its own pseudo-gradient back,
-    because the mean contains it. This mean does not, so zero is taken back.
+    Under the rule "continue" a replica adds its own pseudo-gradient to its
+    parameters again, because the mean contains it. This mean does not contain
+    it, so zero must be added.
 
     Args:
-      result: The result of the exchange.
-      exchange: State of the aggregator.
+      result: The result of the exchange, whose mean does not contain this
+        replica's message.
+      exchange: State of the aggregator after the exchange; returned unchanged.
+
+    Returns:
+      The changed result, and the state of the aggregator.
     """
     zeros = jax.tree.map(jnp.zeros_like, result.own)
     return result._replace(own=zeros), exchange
@@ -323,7 +387,14 @@ class MailboxRuntime:
     return jax.jit(program)
 
   def _whole(self, leaving: Any) -> Any:
-    """Lets every device have the whole message, so that process 0 has it."""
+    """Gives every device the whole message, because process 0 needs all of it.
+
+    Args:
+      leaving: The message.
+
+    Returns:
+      The message, whose arrays are not divided among the devices.
+    """
     if self._replicas.layout == "stacked":
       return leaving
     return jax.lax.with_sharding_constraint(leaving, self._replicas.whole(None))
@@ -359,7 +430,7 @@ class MailboxRuntime:
     The leaves stay on the devices, because a snapshot is rarely written.
 
     Args:
-      due: The exchange. Its state takes the place of the fragment's state.
+      due: The exchange. For its fragment, the state in it is used.
     """
     states = list(due.fragments)
     states[due.fragment] = due.state
@@ -368,5 +439,10 @@ class MailboxRuntime:
 
 
 def shared_leaves(outer: OuterStep, state: FragmentState) -> list[Array]:
-  """Returns the leaves of a fragment's state that all replicas share."""
+  """Returns the leaves of a fragment's state that all replicas share.
+
+  Args:
+    outer: The outer step. Its `axes` say which leaves are shared.
+    state: State of the fragment.
+  """
   return jax.tree.leaves(map_prefix(lambda leaf: None, outer.axes, state))

@@ -94,7 +94,7 @@ class Rounds:
 
   @functools.cached_property
   def states(self) -> RoundStates:
-    """Makes and changes the states of all replicas."""
+    """The object that makes and changes the states of all replicas."""
     return RoundStates(self.outer, self.view, self.replicas, self.outer_memory)
 
   @functools.cached_property
@@ -103,22 +103,34 @@ class Rounds:
     return self.make_runtime(self.outer, self.replicas)
 
   def init(self, params: Tree, optimizer: Tree) -> RoundState:
-    """Returns the first state, as `RoundStates.init`.
+    """Builds the first state, in which all replicas have equal parameters.
 
     Args:
       params: Parameters of the model, without a replica axis.
       optimizer: Inner optimizer state of one replica to start from.
 
     Raises:
-      ValueError: As `RoundStates.init`, or if the outer step communicates over
-        the replica axis although the other replicas are programs of their own
-        (`rounds.alone`).
+      ValueError: One line, in any of these cases: the parameters have no
+        values; a leaf is no array of real floats; the fragments do not fit the
+        tree; or the outer step communicates over the replica axis although the
+        other replicas are programs of their own (`rounds.alone`).
     """
     self.runtime.check(lambda: self.states.check_outer(params))
     return self.states.init(params, optimizer)
 
   def outer_params(self, state: RoundState) -> Tree:
-    """Returns the outer parameters to evaluate and to keep, on the devices."""
+    """Returns the outer parameters to evaluate and to keep, on the devices.
+
+    If the outer optimizer keeps an average of its parameters (`outer.average`),
+    this average is returned. If every replica has its own outer parameters, the
+    mean over the replicas is returned.
+
+    Args:
+      state: State of all replicas.
+
+    Returns:
+      The parameters, without a replica axis.
+    """
     return self.states.outer_params(state)
 
   def run(
@@ -149,8 +161,9 @@ class Rounds:
         compiling and running can be timed apart.
 
     Returns:
-      The new state; losses and gradient norms [M, n]; a drift for each apply,
-      in order, with axes as in `drift_axes`.
+      Three values: the new state; the losses and gradient norms, [M, n]; a
+      `Drift` for each apply, in order. `outer.drift.drift_axes` says which
+      fields of a drift have an axis [M].
 
     Raises:
       ValueError: If leaves of `batches` do not begin with the same two axes.
@@ -262,16 +275,17 @@ class Rounds:
     *,
     one_at_a_time: bool = False,
   ) -> tuple[RoundState, InnerProgress, list[Drift]]:
-    """Runs windows one after the other, as `run` says.
+    """Runs windows one after the other.
 
     Args:
-      state: State of all replicas.
+      state: State of all replicas, whose memory is reused.
       batches: Batches on their devices, leaves [M, n, ...]; None: the windows
         have no inner steps.
       num_steps: Inner steps of all windows together, n.
       windows: The windows, in order.
       participation: What each replica does in them; None: all do the same.
-      one_at_a_time: As in `run`.
+      one_at_a_time: Whether a window is dispatched only after the window before
+        it has ended.
 
     Returns:
       The new state, in which only the counter `step` is still the old one; the
@@ -313,13 +327,13 @@ class Rounds:
   def _first_progress(
     self, replica: ReplicaState, num_steps: int, differs: bool
   ) -> InnerProgress:
-    """Returns the progress with which the windows of a round begin.
+    """Returns the progress before the first window: no step is taken yet.
 
     Args:
       replica: State of all replicas.
-      num_steps: Inner steps of the round, n.
-      differs: Whether replicas may take different numbers of steps. Then each
-        has a counter of its own, [M].
+      num_steps: Inner steps of all windows of the call, n.
+      differs: Whether replicas may take different numbers of steps. If True,
+        the counter of steps has an axis [M].
     """
     count = self.replicas.num_replicas
     zeros: Any = np.zeros((count, num_steps), np.float32)
@@ -348,7 +362,16 @@ class Rounds:
     )
 
   def _group_of(self, event: Event | None) -> int | None:
-    """Returns the group of an event's fragment; None if there is no event."""
+    """Returns the number of the group to which an event's fragment belongs.
+
+    Fragments of one group have equal shapes (`outer.fragment_view`).
+
+    Args:
+      event: A send or an apply of a fragment; None if there is no event.
+
+    Returns:
+      The number of the group; None if there is no event.
+    """
     if event is None:
       return None
     return self.view.groups[event.fragment]
@@ -406,7 +429,9 @@ class Rounds:
       fragments: States of all fragments before the window.
 
     Returns:
-      As `WindowProgram.run`, for all replicas.
+      The progress after the window; the new states of the applied and of the
+      sent fragment; the drift of the applied exchange. Each of the last three
+      is None if the program has no such result (`WindowProgram.run`).
     """
     work = WindowWork(
       window=window,
@@ -428,7 +453,16 @@ class Rounds:
     return self._run_program(kind, given)
 
   def _take_steps(self, kind: WindowKind, given: WindowInput) -> InnerProgress:
-    """Takes the inner steps of a window in a program of their own."""
+    """Takes the inner steps of a window in a program of their own.
+
+    Args:
+      kind: The properties of the window.
+      given: Arguments of the window's program, for all replicas.
+
+    Returns:
+      The progress after the steps; without steps, the progress before the
+      window.
+    """
     if not kind.has_steps:
       return given.progress
     steps = WindowInput(
@@ -441,15 +475,17 @@ class Rounds:
     """Runs the program of a window.
 
     A program without inner steps gets only the replicas' parameters and
-    corrections, and the rest of the progress stays as it is. Its metrics
-    [M, n] would otherwise have it compiled again for every n.
+    corrections. The rest of the progress stays as it is. If the program got the
+    metrics [M, n], it would be compiled again for every n.
 
     Args:
       kind: The properties for which the program is compiled.
-      given: Arguments of the program.
+      given: Arguments of the program, for all replicas.
 
     Returns:
-      As `WindowProgram.run`, for all replicas.
+      The progress after the window; the new states of the applied and of the
+      sent fragment; the drift of the applied exchange. Each of the last three
+      is None if the program has no such result (`WindowProgram.run`).
     """
     if kind.has_steps:
       return self.program(kind)(*given)
@@ -465,7 +501,14 @@ class Rounds:
 
   @functools.cache  # noqa: B019 - programs live as long as the run.
   def program(self, kind: WindowKind):
-    """The jitted program of all windows of a kind (`WindowProgram.run`)."""
+    """Returns the jitted program of all windows of a kind.
+
+    The program is `WindowProgram.run`. It takes and returns the values of all
+    replicas.
+
+    Args:
+      kind: The properties for which the program is compiled.
+    """
     window = WindowProgram(self.outer, self.view, self._guarded_step, kind)
     run_window = refusing_collectives(OUTER_STEP, window.run, self.replicas)
     divided = self.replicas.divided
@@ -487,7 +530,10 @@ class Rounds:
 
   @property
   def _guarded_step(self) -> InnerStep:
-    """The inner step, which raises ValueError as `rounds.alone` says."""
+    """The inner step; refuses communication with replicas of other programs.
+
+    It raises a ValueError of one line then (`rounds.alone`).
+    """
     return refusing_collectives(INNER_STEP, self.inner_step, self.replicas)
 
   def check_alone(self, params: Tree, optimizer: Tree, batch: Tree) -> None:
@@ -502,7 +548,8 @@ class Rounds:
       batch: Batch of one inner step, or its shapes and types, leaves [B, ...].
 
     Raises:
-      ValueError: One line (`rounds.alone`).
+      ValueError: One line, if a step uses the replica axis although the other
+        replicas are programs of their own (`rounds.alone`).
     """
     self.states.check_outer(params)
     replica = self.states.abstract(params, optimizer).replica
@@ -598,15 +645,19 @@ class Rounds:
   ) -> WindowInput:
     """Adds the states and indices of a window's fragments to its arguments.
 
-    The oldest pseudo-gradient in flight of the applied fragment becomes `due`.
-    The others in flight stay in the fragment's state only if the window reads
-    them: to measure the same fragment, or to apply after a send.
+    The oldest pseudo-gradient in flight of the applied fragment becomes the
+    argument `due`. The newer pseudo-gradients in flight stay in the fragment's
+    state only if the window reads them: to measure the same fragment, or to
+    apply after a send.
 
     Args:
       given: Arguments of the program that have no fragments yet.
       window: The window.
       state_of: Function from the number of a fragment to its state.
       index_of: Function from the number of a fragment to its index.
+
+    Returns:
+      The arguments with the states and indices of the fragments.
     """
     applied_index = None
     sent_index = None

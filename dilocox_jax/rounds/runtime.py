@@ -6,8 +6,8 @@ There are three runtimes, each a class in its own file:
     exchange_thread   A second thread runs the exchange.
     mailbox_runtime   The host sends and reads the messages of a mailbox.
 
-For each window `Rounds` calls `Runtime.run`. It exchanges, and returns the
-progress of the inner steps and the result of the exchange.
+For each window `Rounds` calls `Runtime.run`. This method runs the exchange and
+the inner steps, or leaves both to the window's program.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ Waits = list[tuple[float, float]]
 
 
 class WindowWork(NamedTuple):
-  """A window, as `Runtime.run` gets it.
+  """Arguments of `Runtime.run`: a window, and what its exchange needs.
 
   Attributes:
     window: The window of the schedule.
@@ -42,14 +42,14 @@ class WindowWork(NamedTuple):
 
 
 class Runtime(Protocol):
-  """One way to dispatch exchanges."""
+  """Interface of the objects that dispatch the exchanges of windows."""
 
   @property
   def splits_windows(self) -> bool:
-    """Whether the inner steps of a window cannot hide its exchange.
+    """Whether the steps, sends and applies of a window are separate programs.
 
-    Then the steps, the sends and the applies of a window are programs of their
-    own, each compiled once.
+    They are separate if the inner steps of a window cannot hide its exchange.
+    Then each of the three is compiled once.
     """
     ...
 
@@ -57,7 +57,7 @@ class Runtime(Protocol):
   def reuses_states(self) -> bool:
     """Whether programs without inner steps may reuse their arguments' memory.
 
-    Programs with inner steps always do.
+    Programs with inner steps always reuse it.
     """
     ...
 
@@ -77,26 +77,32 @@ class Runtime(Protocol):
         although the other replicas are programs of their own.
 
     Raises:
-      ValueError: As `trace_outer_step`.
+      ValueError: If `trace_outer_step` raises it.
     """
 
   def run(self, work: WindowWork) -> tuple[InnerProgress, Arrived | None]:
-    """Exchanges for a window, or leaves the exchange to the window's program.
+    """Runs the exchange of a window, or leaves it to the window's program.
 
     Args:
       work: The window, and the arguments of its program.
 
     Returns:
-      The progress, and the result of the exchange with the aggregator's new
-      state. If the result is not None, the progress is that after the inner
-      steps. If it is None, the window's own program takes the steps and
-      exchanges.
+      Two values: the progress of the inner steps, and the result of the
+      exchange with the aggregator's new state.
+
+      If this call has run the exchange, it has also taken the window's inner
+      steps, and the progress is the one after these steps. If the result is
+      None, nothing was run: the progress is the one before the window, and the
+      window's own program takes the steps and exchanges.
     """
     ...
 
   def new_waits(self) -> Waits | None:
-    """Returns the spans of waiting for exchanges since the last call.
+    """Returns the spans in which inner steps waited for exchanges.
 
     In these spans the inner steps had ended, but the exchange beside them had
-    not. None: the runtime cannot know.
+    not.
+
+    Returns:
+      The spans since the last call. None if the runtime cannot know them.
     """

@@ -1,9 +1,9 @@
 """Computes the fingerprint of a shared state on the devices that hold it.
 
-`reference.fingerprint` says what a fingerprint is. The devices add up the
-values of each chunk of 4096 with their random signs, and the host adds up the
-chunks in float64. So only one value of 128 is moved to the host, and the order
-in which a device adds changes little.
+`reference.fingerprint` says what a fingerprint is. The devices multiply the
+values of each chunk (4,096 values) by random signs and add them up to 32 sums.
+The host adds up the chunks in float64. So only one number for 128 values moves
+to the host, and the order in which a device adds has little influence.
 """
 
 import functools
@@ -76,10 +76,10 @@ def dispatch_fingerprint(
 
 @functools.cache
 def _chunk_sums_program(sharding: Sharding) -> Callable:
-  """Returns the jitted `_chunk_sums`, whose results have a sharding.
+  """Returns the jitted `_chunk_sums`.
 
   Args:
-    sharding: That of values which every device has as a whole.
+    sharding: Sharding of the results: every device has them as a whole.
   """
   return jax.jit(_chunk_sums, out_shardings=sharding)
 
@@ -89,10 +89,13 @@ def _chunk_sums(
 ) -> list[tuple[Array, Array]]:
   """Returns the sums of all chunks, leaf by leaf.
 
-  A leaf has B blocks of C chunks.
+  Args:
+    leaves: Arrays of floats. A leaf has B blocks of C chunks.
+    signs: Random signs, float32 [2^20].
 
   Returns:
-    The sums with random signs [B, C, 32], and the sums of squares [B, C].
+    For each leaf, the sums with random signs [B, C, 32], and the sums of
+    squares [B, C].
   """
   return [_sums_of_leaf(leaf, signs) for leaf in leaves]
 

@@ -64,7 +64,11 @@ class RoundStates:
 
   @property
   def axes(self) -> RoundState:
-    """Replica axes of the state as a tree prefix: 0, or None where shared."""
+    """Replica axis of each part of a `RoundState`, as a prefix of its tree.
+
+    0: the arrays of this part have an axis [M] in front. None: they have no
+    such axis, because all replicas share them.
+    """
     per_replica: Any = 0
     shared: Any = None
     fragments = (self.outer.axes,) * self.view.count
@@ -111,7 +115,8 @@ class RoundStates:
       params: Parameters of the model, or their shapes and types.
 
     Raises:
-      ValueError: One line (`rounds.alone`).
+      ValueError: One line, if the outer step uses the replica axis although the
+        other replicas are programs of their own (`rounds.alone`).
     """
     trace = refusing_collectives(OUTER_STEP, self._outer_step, self.replicas)
     mapped = self.replicas.map(trace, (self.outer.axes,), 0)
@@ -120,10 +125,16 @@ class RoundStates:
       jax.eval_shape(mapped, self._abstract(params, fragment, 0))
 
   def _outer_step(self, state: FragmentState) -> FragmentState:
-    """Measures, exchanges and applies a fragment, as if nobody else sent.
+    """Measures, exchanges and applies a fragment, as if no other replica sent.
 
-    It is only traced. The fragment's outer parameters stand in for the
-    replica's own ones, which have equal shapes.
+    This function is only traced, never run. The fragment's outer parameters
+    stand in for the replica's own parameters, which have the same shapes.
+
+    Args:
+      state: State of the fragment, as one replica sees it.
+
+    Returns:
+      The state of the fragment after the apply.
     """
     fresh = self.outer.measure(state, (), state.params)
     exchange = self.outer.exchange_coroutine(state, fresh)
@@ -154,6 +165,9 @@ class RoundStates:
       function: Returns a `ReplicaState` or a `FragmentState`, which the program
         puts where `shardings` says.
       *args: Arguments of the function, of which only the shapes are read.
+
+    Returns:
+      The jitted function.
     """
     shardings = self.shardings(jax.eval_shape(function, *args))
     return jax.jit(function, out_shardings=shardings)
@@ -163,7 +177,8 @@ class RoundStates:
     """Returns a function (parameters, index) -> first state of a fragment.
 
     Args:
-      group: Group of the fragment (`outer.fragment_view`).
+      group: Number of the group of fragments with equal shapes to which the
+        fragment belongs (`outer.fragment_view`).
     """
 
     def first(params: Tree, index: Any) -> FragmentState:
@@ -229,23 +244,48 @@ class RoundStates:
 
   @functools.cache  # noqa: B019 - a few numbers.
   def number(self, value: int) -> Array:
-    """Returns a number (int32 scalar) on all devices; later calls reuse it."""
+    """Puts a number on all devices.
+
+    Args:
+      value: The number.
+
+    Returns:
+      An int32 scalar. Later calls with the same number return the same array.
+    """
     return self.replicas.place(np.asarray(value, np.int32), None)
 
   @functools.cache  # noqa: B019 - P small arrays.
   def index(self, fragment: int) -> Any:
-    """Returns `FragmentView.index` of a fragment, on all devices; or None."""
+    """Returns the number that tells a fragment from others of its group.
+
+    Args:
+      fragment: Number of the fragment.
+
+    Returns:
+      The index (`FragmentView.index`), on all devices. None if the fragment is
+      alone in its group.
+    """
     index = self.view.index(fragment)
     return None if index is None else self.replicas.place(index, None)
 
   def on_device(self, state: FragmentState) -> FragmentState:
-    """Returns the state of a fragment in the devices' own memory."""
+    """Returns the state of a fragment in the devices' own memory.
+
+    Args:
+      state: State of a fragment, in the memory `outer_memory`. If that is the
+        devices' own memory, the state itself is returned.
+    """
     if self.outer_memory == host_memory.DEVICE:
       return state
     return host_memory.moved(state, host_memory.DEVICE)
 
   def in_outer_memory(self, state: FragmentState) -> FragmentState:
-    """Returns the state of a fragment in the memory `outer_memory`."""
+    """Returns the state of a fragment in the memory `outer_memory`.
+
+    Args:
+      state: State of a fragment, in the devices' own memory. If `outer_memory`
+        is that memory, the state itself is returned.
+    """
     if self.outer_memory == host_memory.DEVICE:
       return state
     return host_memory.moved(state, self.outer_memory)
@@ -263,9 +303,15 @@ class RoundStates:
   def outer_params(self, state: RoundState) -> Tree:
     """Returns the outer parameters to evaluate and to keep, on the devices.
 
-    If the outer optimizer keeps an average of its parameters
-    (`outer.average`), this average is returned. If every replica has its own
-    outer parameters, the mean over the replicas is returned.
+    If the outer optimizer keeps an average of its parameters (`outer.average`),
+    this average is returned. If every replica has its own outer parameters, the
+    mean over the replicas is returned.
+
+    Args:
+      state: State of all replicas.
+
+    Returns:
+      A tree like the model's parameters, leaves [...] without a replica axis.
     """
     fragments = tuple(map(self.on_device, state.fragments))
     params = self._joined(state.replica.params, fragments)
@@ -275,7 +321,8 @@ class RoundStates:
   def _joined(self):
     """The jitted program (parameters, fragments) -> parameters to keep.
 
-    The parameters have leaves [...], or [M, ...] if each replica has its own.
+    The results have leaves [...] if all replicas share the outer parameters,
+    and leaves [M, ...] if each replica has its own.
     """
     out = None if self.outer.is_shared else 0
     return self._joining(
@@ -285,18 +332,21 @@ class RoundStates:
 
   @functools.cached_property
   def adopted(self):
-    """The jitted program (parameters, fragments) -> outer parameters.
+    """The jitted program (parameters, fragments) -> new parameters [M, ...].
 
-    Each replica gets them, as its new parameters: leaves [M, ...].
+    Each replica gets the outer parameters as its own parameters.
     """
     return self._joining(lambda fragment: fragment.params, 0)
 
   def _joining(self, part: Callable[[FragmentState], Tree], out: int | None):
     """Returns the jitted program (parameters, fragments) -> one whole tree.
 
+    The program takes the parameters [M, ...] and the states of all fragments.
+
     Args:
       part: Function from a fragment's state to its part of the tree.
-      out: Replica axis of the tree: 0; or None if all replicas have the same.
+      out: 0: the leaves of the tree have a replica axis [M] in front. None: all
+        replicas have the same tree, which has no such axis.
     """
 
     def replica_program(params: Tree, fragments: tuple[FragmentState, ...]):
@@ -309,7 +359,7 @@ class RoundStates:
   def rejoin(
     self, state: RoundState, returning: Sequence[int], source_replica: int
   ) -> RoundState:
-    """Lets replicas begin from the outer parameters, as new ones would.
+    """Lets replicas begin again from the outer parameters, as new ones would.
 
     They get a copy of the source replica's inner optimizer state, no residual,
     and zeros for every pseudo-gradient in flight.
@@ -331,7 +381,7 @@ class RoundStates:
   def _rejoin(
     self, state: RoundState, begins: Array, source_replica: Index
   ) -> RoundState:
-    """Gives the replicas that begin the values of a first state.
+    """Gives the replicas that rejoin the values of a first state.
 
     Only leaves with an axis [M] change; all replicas share the other leaves.
 
@@ -339,6 +389,9 @@ class RoundStates:
       state: State of all replicas.
       begins: Whether each replica begins, booleans [M].
       source_replica: Index of the replica whose optimizer state is copied.
+
+    Returns:
+      The state in which these replicas begin anew.
     """
     source_optimizer = jax.tree.map(
       lambda leaf: leaf[source_replica], state.replica.optimizer
@@ -380,6 +433,9 @@ class RoundStates:
       num_steps: Number of inner steps by which the run has gone on.
       taken: How many of these steps each replica has taken, [M] int32. Its
         schedules have moved by these already. None: no replica took any.
+
+    Returns:
+      The new state, in which only the counts of the schedules differ.
     """
     if taken is None:
       zeros = np.zeros(self.replicas.num_replicas, np.int32)
@@ -391,7 +447,9 @@ class RoundStates:
   def _advance(self):
     """The jitted program (replica, taken, num_steps) -> replica.
 
-    It moves the counters of schedules on by `num_steps - taken`.
+    It moves the counters in the inner optimizer's state on by `num_steps -
+    taken`, as if a replica that took `taken` steps [M] had taken all
+    `num_steps` steps.
     """
 
     def replica_program(replica: ReplicaState, taken: Index, num_steps: Index):
@@ -426,5 +484,12 @@ def _arrived_alone(leaving: Tree) -> Tree:
 
 @jax.jit
 def mean_of(tree: Tree) -> Tree:
-  """Returns the mean over replicas of every leaf [M, ...], leaves [...]."""
+  """Returns the means over all replicas.
+
+  Args:
+    tree: Tree with leaves [M, ...].
+
+  Returns:
+    Tree with leaves [...].
+  """
   return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree)

@@ -256,7 +256,16 @@ class WindowProgram:
     return progress, arrived
 
   def _run_steps(self, batches: Tree, frozen: Tree | None) -> RunSteps:
-    """Returns the function that takes inner steps; without steps, none."""
+    """Returns the function that takes the inner steps of the window.
+
+    If the window has no inner steps, the function returns the progress
+    unchanged.
+
+    Args:
+      batches: Batches of the round, leaves [n, ...]; None: there are no steps.
+      frozen: Parameters that inner steps read but do not train; None: there are
+        none.
+    """
     if not self.kind.has_steps:
       return lambda progress, count: progress
     return inner_steps(with_frozen(self.inner_step, frozen), batches)
@@ -380,10 +389,12 @@ class WindowProgram:
     return replica, state
 
   def _apply_while_in_flight(self, state: FragmentState) -> events.Apply:
-    """Returns what a send applies while its result is in flight.
+    """Returns what a send does in the place of an apply.
 
-    That is nothing, or what `events.apply_nothing_yet` applies before the first
-    result arrives.
+    If earlier pseudo-gradients of the fragment are in flight, the returned
+    function applies nothing. At the first send it applies a result of zeros
+    under a rule that applies at the first send, and nothing under other rules
+    (`events.apply_nothing_yet`).
 
     Args:
       state: State of the fragment that is sent.
@@ -407,11 +418,16 @@ def with_frozen(function: Callable, frozen: Tree | None) -> Callable:
 
 
 def inner_steps(inner_step: InnerStep, batches: Tree) -> RunSteps:
-  """Returns a function (progress, count) that runs `count` inner steps.
+  """Makes a function that takes a number of inner steps.
 
   Args:
-    inner_step: Function (params, optimizer state, batch) as in `WindowProgram`.
-    batches: Batches, leaves [n, ...]. Each step takes batch `progress.step`.
+    inner_step: Function (params, optimizer state, batch) -> (params, optimizer
+      state, (loss, gradient norm)).
+    batches: Batches of one replica, leaves [n, ...]. The function takes batch
+      `progress.step` for the next step.
+
+  Returns:
+    Function (progress, count) -> progress after `count` more inner steps.
   """
 
   def body(_, progress: InnerProgress) -> InnerProgress:
@@ -461,15 +477,17 @@ def exchange_behind_steps(
   Args:
     outer: Exchanges pseudo-gradients.
     run_steps: Function (progress, count) -> progress.
-    progress: NamedTuple with a counter `step` that the loop over inner steps
-      needs and returns.
+    progress: Progress of the inner steps, a NamedTuple with their counter
+      `step` (`InnerProgress`).
     state: State of the fragment.
     pseudo_gradient: This replica's pseudo-gradient of the fragment.
     num_steps: Number of inner steps that run meanwhile.
-    weight: Weight of this replica, as for `OuterStep.exchange`.
+    weight: Factor of this replica in the mean, float scalar; None: all replicas
+      have the same.
 
   Returns:
-    The progress after the steps, and the result of `OuterStep.exchange`.
+    The progress after the steps, and the result of the exchange with the
+    aggregator's new state.
 
   Raises:
     ValueError: If the exchange ends in fewer turns than the aggregator's

@@ -1,1 +1,1 @@
-"""What a run would cost on given links: seconds, bytes, and where they go."""
+"""Simulates a run on given links: its seconds and bytes, and where they go."""

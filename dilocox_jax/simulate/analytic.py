@@ -1,4 +1,4 @@
-"""Computes the times of a simulated run by formula, without events.
+"""Computes the times of a simulated run by formula, not by simulating events.
 
 The formula keeps two times for every replica: the time at which the replica has
 done its own work (`_now`), and the time at which its last exchange is over
@@ -9,20 +9,23 @@ sends to replica i + 1, message step k of replica i ends at
   start[k + 1][i] = max(end[k][i], end[k][i - 1] + latency)
 
 because a replica sends its next message when it has sent the one before and has
-received that of its neighbor. With M = 2 and messages of 0.1 s and 0.3 s both
-replicas start step 2 at 0.3 s: replica 0 has to wait for the slow message of
-replica 1. Pieces of a message follow the same rule, each after the one before.
+received the last message of its neighbor. With M = 2 and messages of 0.1 s and
+0.3 s both replicas start step 2 at 0.3 s: replica 0 has to wait for the slow
+message of replica 1. Pieces of a message follow the same rule, each after the
+one before.
 
-The formula is exact if the messages of a step share no link, or if they start
-together and share the link evenly, and if no message of one step meets one of
-another on a link. In a ring a replica receives from one other only, so none do.
-In an all-to-all a replica that is ahead of others sends to one that still
-receives from them, and both messages take longer than the formula says.
+The formula is exact under two conditions. First, the messages of a step share
+no link, or they start together and share the link evenly. Second, messages of
+different steps never meet on a link. In a ring each replica receives from only
+one other replica, so the second condition holds. In an all-to-all a replica
+that is ahead of others sends to a replica that still receives from them, and
+both messages take longer than the formula says.
 
-An event simulation in the tests needs none of these assumptions. It replaces
+The tests have an event simulation, which needs neither condition. It replaces
 the methods from `_take_steps` on, which add up times, and must agree to 1e-9
-wherever the formula is exact (tests/simulate/test_times.py). What both share
-(slow start, the codec, the order of messages) has tests of its own.
+wherever the formula is exact (tests/simulate/test_times.py). The parts that
+both share (slow start, the codec, the order of messages) have tests of their
+own.
 """
 
 import dataclasses
@@ -53,12 +56,12 @@ Moment = Any
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Durations of the work that a replica does without the network.
+  """Durations of the work that each replica does without the network.
 
   Attributes:
     step_s: Duration of one inner step of each replica (seconds), [M].
-    codec_s: Time that each replica needs to encode and decode one exchange
-      (seconds), [M]. It is the sum of both.
+    codec_s: Time that each replica needs to encode and to decode one exchange,
+      both together (seconds), [M].
   """
 
   step_s: np.ndarray
@@ -106,14 +109,17 @@ class Outcome:
 
   @property
   def utilization(self) -> float:
-    """Share of `total_s` spent in inner steps, mean over replicas, 0 to 1."""
+    """Share of `total_s` that is spent in inner steps, 0 to 1.
+
+    It is the mean over replicas; 1 for a run without any time.
+    """
     return (
       float(np.mean(self.compute_s)) / self.total_s if self.total_s else 1.0
     )
 
   @property
   def hidden_s(self) -> np.ndarray:
-    """Exchange time during which replicas did not wait (seconds), [M]."""
+    """Time of exchanges for which replicas did not wait (seconds), [M]."""
     return np.maximum(self.exchange_s - self.exposed_s, 0.0)
 
 
@@ -126,14 +132,15 @@ _ARRAYS = (*POINTS_IN_TIME, *SUMS, LAST_SENT)
 
 
 class AnalyticClock:
-  """Computes the times of a run's script by formula.
+  """A clock that computes the times of a run's script by formula.
 
-  `walk` takes the next ops of the script (`simulate.script`), and may be called
-  again with more of them.
+  A *script* is a run as a sequence of ops: inner steps, launches of exchanges,
+  and waits (`simulate.script`). `walk` takes the next ops of the script, and
+  may be called again with more of them.
 
   Attributes:
     link_costs: Cluster and transport.
-    work: Seconds of a replica's own work.
+    work: Durations of the work that each replica does without the network.
     num_steps: Inner steps so far.
     sent_bytes: Bytes that one replica has put on the wire so far.
   """
@@ -143,7 +150,7 @@ class AnalyticClock:
 
     Args:
       link_costs: Cluster and transport.
-      work: Seconds of a replica's own work.
+      work: Durations of the work that each replica does without the network.
     """
     self.link_costs = link_costs
     self.work = work
@@ -193,7 +200,7 @@ class AnalyticClock:
     )
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the state for `set_state`, as values that JSON can hold."""
+    """Returns the state of the clock, as JSON values."""
     arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
     exchange_ends = [
       [*key, end.tolist()] for key, end in self._exchange_ends.items()
@@ -205,7 +212,11 @@ class AnalyticClock:
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Sets the clock to a state that `get_state` returned."""
+    """Sets the clock to an earlier state.
+
+    Args:
+      state: A result of `get_state`.
+    """
     for name in _ARRAYS:
       setattr(self, name, np.array(state[name]))
     self._exchange_ends = {
@@ -215,7 +226,7 @@ class AnalyticClock:
     self.sent_bytes = state["_sent_bytes"]
 
   def interpret(self, ops: Iterable[Op]) -> None:
-    """Goes through more of a script.
+    """Adds the times of the next ops of the script.
 
     Args:
       ops: The ops that come next.
@@ -253,7 +264,8 @@ class AnalyticClock:
   def _on_launch(self, op: Launch) -> None:
     """Encodes the values of an exchange, and computes when the exchange ends.
 
-    The replicas go on at once. `_wait` makes them wait for the end.
+    The replicas go on at once. A later `Wait` of the script makes them wait for
+    the end.
 
     Args:
       op: The exchange, with its operations and its members.
@@ -272,7 +284,10 @@ class AnalyticClock:
   def _half_codec_s(self, members: tuple[int, ...] | None) -> np.ndarray:
     """Returns half of the time of the codec (seconds), [M].
 
-    It is 0 for replicas outside of the ring.
+    It is 0 for replicas that are not members of the exchange.
+
+    Args:
+      members: Indices of the members; None: all replicas.
     """
     ring = self.link_costs.among(members).members
     return self.work.codec_s / 2 * np.isin(range(self.num_replicas), ring)
@@ -282,11 +297,20 @@ class AnalyticClock:
   ) -> Moment:
     """Returns when every replica has sent and received all its messages.
 
-    Ring all-reduce of M = 4: each replica sends 2 (M - 1) = 6 messages of a
-    quarter of the operand to its right neighbor. Replica 2 sends a piece of
-    its third message when it has sent the piece before and has received that
-    piece of replica 1's second message. The slowest link thus delays its right
-    neighbor by one step, the next one by two, until all move at its pace.
+    For example, in a ring all-reduce of M = 4 each replica sends 2 (M - 1) = 6
+    messages of a quarter of the operand to its right neighbor. Replica 2 sends
+    a piece of its third message when it has sent the piece before and has
+    received that piece of replica 1's second message. So the slowest link
+    delays its right neighbor by one step, the next replica by two steps, and so
+    on, until all move at its pace.
+
+    Args:
+      operation: The collective.
+      start: When each replica begins (seconds), [M].
+      links: The links of the members.
+
+    Returns:
+      Time for each replica (seconds), [M].
     """
     if isinstance(operation, StoreObject):
       return self._through_store(operation.operand_bytes, start, links)
@@ -314,12 +338,19 @@ class AnalyticClock:
     return functools.reduce(self._later, [*arrived, sent], end)
 
   def _slow_start_s(self, step: MessageStep, links: LinkCosts) -> np.ndarray:
-    """Returns what slow start adds to each message of a step, [M] (seconds).
+    """Returns the time that slow start adds to the messages of a step.
 
-    A connection that was idle for long starts with a small window again. Every
-    pair of replicas has its own connection. In an all-to-all each step has
-    other receivers, so after a long round every step starts slowly. In a ring
-    only the first step does.
+    A connection that was idle for more than 0.2 s starts with a small window
+    again. Every pair of replicas has its own connection. In an all-to-all each
+    step has other receivers, so after a long round every step starts slowly. In
+    a ring only the first step does.
+
+    Args:
+      step: The message step. Its connections count as used afterwards.
+      links: The links of the members.
+
+    Returns:
+      Extra time of each member's message (seconds), [number of members].
     """
     members = links.member_array
     sending = slice(None) if step.sender is None else [step.sender]
@@ -341,13 +372,17 @@ class AnalyticClock:
     """Returns when every replica has read all messages from a store.
 
     A replica writes its message, reads the messages of the other replicas as
-    they come, and agrees with the other replicas. The pauses between two looks
-    for a message that is not there yet are not counted.
+    they come, and agrees with the other replicas. A replica asks again and
+    again for a message that is not there yet; the pauses between these requests
+    are not counted.
 
     Args:
       size_bytes: Size of a message (bytes).
-      start: When each replica begins (seconds).
+      start: When each replica begins (seconds), [M].
       links: The links of the members.
+
+    Returns:
+      Time for each replica (seconds), [M].
     """
     _, _, _, request_s = links.store_s(size_bytes)
     done = self._write_and_read(
@@ -362,14 +397,17 @@ class AnalyticClock:
   ) -> np.ndarray:
     """Returns when every replica has read all shares of a mean from a store.
 
-    A replica writes its message and reads a slice of each of the others. It
-    proposes the list and decides on it. Then it writes its share, with the
-    residual, and reads the other shares.
+    A replica writes its message and reads one slice of each other message. It
+    proposes the list of messages and decides on it. Then it writes its share of
+    the mean, with the residual, and reads the other shares.
 
     Args:
       operation: The sizes of a message and of residuals.
-      start: When each replica begins (seconds).
+      start: When each replica begins (seconds), [M].
       links: The links of the members.
+
+    Returns:
+      Time for each replica (seconds), [M].
     """
     num_members = len(links.members)
     slice_bytes = -(-operation.operand_bytes // num_members)
@@ -395,14 +433,14 @@ class AnalyticClock:
   ) -> np.ndarray:
     """Returns when every member has read an object of each other member.
 
-    All requests of a member are made at the same time, so they take one round
-    trip. Their contents follow each other on its link, in the order in which
-    the objects were written.
+    A member makes all its requests at the same time, so they take one round
+    trip together. The contents follow each other on its link, in the order in
+    which the objects were written.
 
     Args:
       written_bytes: Size of the object that a member writes (bytes).
       read_bytes: Bytes that a member reads of each other object.
-      start: When each member begins to write (seconds), [M].
+      start: When each member begins to write (seconds), [number of members].
       links: The links of the members.
     """
     write_s, _, _, _ = links.store_s(written_bytes)
@@ -417,12 +455,20 @@ class AnalyticClock:
     return done
 
   def _take_steps(self, seconds: np.ndarray) -> None:
-    """Adds the duration of inner steps of each replica (seconds), [M]."""
+    """Adds the duration of inner steps to the time of each replica.
+
+    Args:
+      seconds: Duration for each replica (seconds), [M].
+    """
     self._now = self._now + seconds
     self._compute = self._compute + seconds
 
   def _run_codec(self, seconds: np.ndarray) -> None:
-    """Adds the time that each replica encodes or decodes (seconds), [M]."""
+    """Adds the time of encoding or decoding to the time of each replica.
+
+    Args:
+      seconds: Duration for each replica (seconds), [M].
+    """
     self._now = self._now + seconds
     self._codec = self._codec + seconds
 
@@ -478,11 +524,16 @@ class AnalyticClock:
     return sent, received
 
   def _later(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns the later of two times of each replica (seconds), [M]."""
+    """Returns the later of two times, for each replica (seconds), [M].
+
+    Args:
+      first: A time for each replica (seconds), [M].
+      second: Another time for each replica (seconds), [M].
+    """
     return np.maximum(first, second)
 
   def _join(self, op: Join) -> None:
-    """Sets the times of replicas that return to those of their source.
+    """Sets the times of returning replicas to the time of their source replica.
 
     Args:
       op: The replicas that return, and the replica whose state they copy.
@@ -494,7 +545,7 @@ class AnalyticClock:
     )
 
   def _occupy_channel(self, start: np.ndarray, end: np.ndarray) -> None:
-    """Adds the time of an exchange, after which a replica can send again.
+    """Marks the network of each replica as occupied by an exchange.
 
     Args:
       start: Time at which each replica begins to send (seconds), [M].
@@ -521,7 +572,7 @@ def run_time(link_costs: LinkCosts, work: Work, ops: Iterable[Op]) -> Outcome:
 
   Args:
     link_costs: Cluster and transport.
-    work: Seconds of a replica's own work.
-    ops: The script.
+    work: Durations of the work that each replica does without the network.
+    ops: All ops of the script (`simulate.script`).
   """
   return AnalyticClock(link_costs, work).walk(ops)

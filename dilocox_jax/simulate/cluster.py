@@ -1,16 +1,17 @@
 """Sites, their replicas, and the links that a transfer occupies.
 
 Users know the numbers of their own sites: links, devices, and rates that were
-measured between two sites. This file describes each of these attributes. The
-end of an attribute's name is its unit (`up_bps`, `rtt_s`). The part of the name
-before the unit is the attribute's key in a cluster file (`up`, `rtt`).
+measured between two sites. The classes of this file have an attribute for each
+of these numbers. The end of an attribute's name is its unit (`up_bps`,
+`rtt_s`). The part of the name before the unit is the attribute's key in a
+cluster file (`up`, `rtt`).
 
 The time of a transfer depends most on the other transfers that share its links.
 Two replicas that send over one access link get half of its rate each. A ring
 that visits the sites in a bad order uses a link twice. For example, two
 replicas are at site a, and two are at site b. In the ring a a b b one replica
-of site a sends to site b, and in the ring a b a b both do. So a user describes
-sites and replicas, and only this file derives the names of the links that a
+of site a sends to site b, and in the ring a b a b both do. So users describe
+only sites and replicas, and this file derives the names of the links that a
 transfer occupies.
 
 A transfer leaves over the link "up:END" and arrives over the link "down:END".
@@ -99,7 +100,7 @@ class Site:
   intra_rtt_s: float = limited(10e-6, **_DURATION)
 
   def __post_init__(self):
-    """Raises ValueError if a number or the name is not allowed."""
+    """Raises ValueError if a number or the name of the site is not allowed."""
     check_limits(self)
     require(
       _NAME.fullmatch(self.name) is not None,
@@ -127,7 +128,7 @@ class Pair:
   rtt_s: float = dataclasses.field(metadata=_DURATION)
 
   def __post_init__(self):
-    """Raises ValueError if a number is not allowed or sites are not two."""
+    """Raises ValueError if a number is wrong, or there are not two sites."""
     check_limits(self)
     is_pair = len(self.sites) == len(set(self.sites)) == 2
     require(is_pair, f"sites={self.sites} must be two different sites")
@@ -173,14 +174,18 @@ class Cluster:
   store: Link = Link(math.inf, math.inf)
 
   def __post_init__(self):
-    """Fills in the placement; raises ValueError if the parts do not fit."""
+    """Fills in an empty placement, and checks the parts of the cluster.
+
+    Raises:
+      ValueError: If the parts do not fit together.
+    """
     placement = self.placement or tuple(range(len(self.sites)))
     object.__setattr__(self, "placement", placement)
     self._check_placement()
     self._check_names()
 
   def _check_placement(self):
-    """Raises ValueError unless the replicas of each site can share it."""
+    """Raises ValueError unless every site has replicas that share it evenly."""
     counts = collections.Counter(self.placement)
     for index, site in enumerate(self.sites):
       num_replicas = counts[index]
@@ -193,7 +198,7 @@ class Cluster:
       )
 
   def _check_names(self):
-    """Raises ValueError if names repeat, or pairs name unknown sites."""
+    """Raises ValueError if a name occurs twice, or a pair's site is unknown."""
     names = [site.name for site in (*self.sites, self.site(STORE))]
     for name, count in collections.Counter(names).items():
       require(count == 1, f"name={name!r} must be that of one site only")
@@ -243,7 +248,7 @@ class Cluster:
   def route(self, sender: int, receiver: int) -> Route:
     """Returns the route of a transfer between two replicas.
 
-    If a replica sends to itself, the route has no links and no delay.
+    If sender and receiver are the same, the route has no links and no delay.
 
     Args:
       sender: Rank of the replica that sends, or `STORE`.
@@ -320,7 +325,7 @@ class Cluster:
     return ends
 
   def _ends_at(self, name: str) -> list[str]:
-    """Returns the names of the network ends of a site, each of them once.
+    """Returns the names of the network ends of a site, without repetitions.
 
     Args:
       name: Name of the site, or "store".
@@ -329,5 +334,5 @@ class Cluster:
 
   @functools.cached_property
   def _pair_of(self) -> dict[frozenset[str], Pair]:
-    """Measured pairs, each by the set of the names of its two sites."""
+    """The measured `Pair` of two sites, by the set of their names."""
     return {frozenset(pair.sites): pair for pair in self.pairs}

@@ -31,8 +31,8 @@ anywhere and is ignored.
 The presets in `presets.json` have this form and are a good start: some have
 round numbers, others the settings of papers. The comment of a paper's preset
 tells which numbers were published, which are recalled and not confirmed, and
-which are assumed, so that nobody takes our assumption for a result of the
-paper.
+which are assumed, so that nobody takes an assumption of this project for a
+result of the paper.
 """
 
 import dataclasses
@@ -90,7 +90,7 @@ _DIMENSIONS = {
 
 @functools.cache
 def cluster_presets() -> dict[str, dict[str, Any]]:
-  """Returns the presets as the content of cluster files, by name."""
+  """Returns the presets by name. Each is the content of a cluster file."""
   folder = importlib.resources.files("dilocox_jax.simulate")
   return json.loads(folder.joinpath("presets.json").read_text("utf-8"))
 
@@ -148,7 +148,7 @@ def _resized(
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-  """The content of a file. Its sections are still mappings from JSON.
+  """The content of a cluster file. Its sections are still mappings from JSON.
 
   The module's docstring describes each attribute. An attribute that is None or
   empty is missing in the file.
@@ -199,7 +199,15 @@ def cluster_from_mapping(values: Any) -> Cluster:
 
 
 def _items(key: str, entries: list) -> list[tuple[str, Any]]:
-  """Returns the entries of a list, each with its place, such as "sites[0]"."""
+  """Returns the entries of a list, each with its place for messages.
+
+  Args:
+    key: Name of the list, e.g. "sites".
+    entries: The entries.
+
+  Returns:
+    Pairs such as ("sites[0]", entry).
+  """
   return [(f"{key}[{i}]", entry) for i, entry in enumerate(entries)]
 
 
@@ -211,9 +219,10 @@ def _keys(kind: type) -> dict[str, tuple[str, Any]]:
     kind: Dataclass of the section.
 
   Returns:
-    Pairs by key: the name of the attribute, and the `Dimension` of its quantity
-    or else its type. For example, the keys of `Link` are {"up": ("up_bps",
-    RATE), ..., "streams": ("streams", int), "shared": ("is_shared", bool)}.
+    For each key the name of the attribute, and the `Dimension` of its quantity;
+    if the attribute is no quantity, its type. For example, the keys of `Link`
+    are {"up": ("up_bps", RATE), ..., "streams": ("streams", int), "shared":
+    ("is_shared", bool)}.
   """
   keys: dict[str, tuple[str, Any]] = {}
   for attribute, hint in typing.get_type_hints(kind).items():
@@ -276,6 +285,9 @@ def _sites(file: _File) -> list[Site]:
   Every site gets the values of "every_site" that it does not state itself. A
   site with a "count" becomes that many sites. If the file states "num_devices"
   of all sites together, each site gets an equal share.
+
+  Args:
+    file: The content of the file.
 
   Raises:
     ValueError: If a section is wrong, or the sites cannot share the devices.

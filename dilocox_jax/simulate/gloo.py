@@ -21,17 +21,17 @@ operand.
 
 Notices leave by the same line as segments and may have to wait there. A line
 with one request at a time is busy for s of every R + s seconds. So the notice
-and the segment of the other request each find the line busy with probability
-s / (R + s), and then wait for half a segment on average. With these two waits,
+and the segment of the other request each find the line busy with probability s
+/ (R + s), and then wait for half a segment on average. With these two waits,
 two segments take
 
     R + s + 2 s / (R + s) * s / 2  =  2 s + R - W,   W = s R / (R + s)
 
-This is 2 s if R is 0, and R + s on a very fast line. Two segments that nothing
-follows take 2 s + R, so W is the time by which two segments overlap with the
-next two. Two processes alone share one connection for notices and segments in
-both directions. There a notice always waits behind the segment that is being
-sent, so nothing overlaps while R is below 2 s.
+This is 2 s if R is 0, and R + s on a very fast line. Two segments with no
+further segments after them take 2 s + R, so W is the time by which two segments
+overlap with the next two. If there are only two processes, one connection
+carries notices and segments in both directions. There a notice always waits
+behind the segment that is being sent, so nothing overlaps while R is below 2 s.
 
 Example: an all-reduce of 128 MiB among M = 4 at 1 Gbit/s and R = 20 ms. The
 payload has 956 Mbit/s, of which acknowledgements take 2 %. A slice has 32
@@ -102,8 +102,8 @@ def request_waits_s(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the time that requests add to the segments' time on the line.
 
-  In the letters at the top of this file these are (R - W) / 2 for each segment,
-  and W after the last two, which overlap with no others.
+  In the letters of the module's docstring, it is (R - W) / 2 for each segment,
+  and W once after the last two segments, which overlap with no others.
 
   Args:
     segment_s: Time of a segment on the line, s (seconds), [M].

@@ -182,11 +182,11 @@ def _cut_by(
 # the thousand sites of a cluster at every call would be slow.
 @dataclasses.dataclass(frozen=True, eq=False)
 class LinkCosts:
-  """Computes the times of messages in a cluster.
+  """Computes the times of messages between the members of an exchange.
 
-  The *members* are the replicas that send to each other. In this class M is
-  their number, and a sender or receiver is named by its place: its index among
-  the members.
+  The *members* are the replicas that send to each other. In this class M is the
+  number of members, and a sender or receiver is named by its *place*: its index
+  among the members.
 
   Attributes:
     cluster: Replicas of the cluster, and the links between them.
@@ -205,15 +205,15 @@ class LinkCosts:
 
   @functools.cached_property
   def member_array(self) -> np.ndarray:
-    """`members` as an array, to index arrays over all replicas."""
+    """`members` as an array, which can index arrays over all replicas."""
     return np.array(self.members)
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
   def steps(self, operation: Operation) -> list[MessageStep]:
     """Returns the message steps of a collective among the members, in order.
 
-    If the transport has trees, an all-reduce goes over trees or round the ring,
-    whichever the formula at the top of this file says to be faster.
+    If the transport has trees, an all-reduce goes over trees or round the ring.
+    The formula in the module's docstring says which of the two is faster.
 
     Args:
       operation: The collective.
@@ -228,7 +228,7 @@ class LinkCosts:
   def _seconds(self, steps: list[MessageStep]) -> float:
     """Estimates the time of a collective, without slow start (seconds).
 
-    This is the formula at the top of this file, for the slowest line and the
+    This is the formula in the module's docstring, for the slowest line and the
     longest latency between neighbors.
 
     Args:
@@ -254,7 +254,7 @@ class LinkCosts:
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
   def among(self, members: tuple[int, ...] | None) -> "LinkCosts":
-    """Returns the costs of messages among other members.
+    """Returns the costs of messages among given members.
 
     Args:
       members: Indices of the members in the cluster, in order; None: the
@@ -267,7 +267,7 @@ class LinkCosts:
   def route(self, sender: int, hop: int) -> Route:
     """Returns the route from a member to another member.
 
-    It has at most the connections of the transport.
+    The transport may limit the number of parallel TCP streams.
 
     Args:
       sender: Place of the sender.
@@ -290,7 +290,7 @@ class LinkCosts:
     """Returns the route of the message of each member, [M].
 
     Args:
-      hop: As in `neighbors`.
+      hop: Distance of the receivers: place i sends to i + hop (modulo M).
     """
     return [self.route(sender, hop) for sender in range(len(self.members))]
 
@@ -303,7 +303,7 @@ class LinkCosts:
     send through one uplink of 1 Gbit/s get 0.5 Gbit/s each.
 
     Args:
-      hop: As in `neighbors`.
+      hop: Distance of the receivers: place i sends to i + hop (modulo M).
       is_alone: Whether only one member sends in this step, as in a broadcast.
         Its message then has all links for itself.
 
@@ -335,10 +335,10 @@ class LinkCosts:
 
   @functools.cache  # noqa: B019 - as above.
   def latency_s(self, hop: int) -> np.ndarray:
-    """Returns the part of messages' times that does not depend on their size.
+    """Returns the part of each message's time that does not depend on its size.
 
     Args:
-      hop: As in `neighbors`.
+      hop: Distance of the receivers: place i sends to i + hop (modulo M).
 
     Returns:
       Latency of the message of each member (seconds), [M].
@@ -349,7 +349,7 @@ class LinkCosts:
     """Returns the round trip of the route of each message (seconds), [M].
 
     Args:
-      hop: As in `neighbors`.
+      hop: Distance of the receivers: place i sends to i + hop (modulo M).
     """
     return np.array([route.rtt_s for route in self._routes(hop)])
 
@@ -357,7 +357,7 @@ class LinkCosts:
   def waits_s(
     self, step: MessageStep, size_bytes: float
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the times that a piece takes besides the time of its bytes.
+    """Returns the times that a piece takes in addition to sending its bytes.
 
     If the receiver asks for segments (`gloo`), the sender waits for requests
     and sends nothing meanwhile. Besides, a piece arrives some time after its

@@ -53,8 +53,8 @@ numbers does not look like a change. Durations that differ by less than 1e-12 of
 a period count as equal. The result differs from a walk through all rounds by
 less than 1e-9 of the run's time (tests/simulate/test_long_runs.py).
 
-In two kinds of runs no two rounds need be alike, so the clock walks through all
-rounds: if replicas are away by chance, and if a schedule from outside does not
+In two kinds of runs the clock walks through all rounds, because any two rounds
+may differ: if replicas are away by chance, and if a user's schedule does not
 say when its rounds repeat (`SyncSchedule.steady_round`).
 """
 
@@ -101,6 +101,9 @@ def simulate_run(
     work: Durations of the replicas' work without the network (seconds).
     script: Turns segments of the plan into ops.
     plan: Segments of the run.
+
+  Returns:
+    The times of every replica, and the steps and bytes of the run.
   """
   clock = LongRunClock(link_costs, work)
   for ops, count in script.repeated_ops(plan):
@@ -109,7 +112,10 @@ def simulate_run(
 
 
 class LongRunClock(AnalyticClock):
-  """An `AnalyticClock` that can repeat ops many times without walking."""
+  """A clock that can repeat ops many times without walking through all of them.
+
+  The module's docstring explains how.
+  """
 
   def __init__(self, link_costs: LinkCosts, work: Work):
     """Starts the clock at 0 seconds.
@@ -125,7 +131,7 @@ class LongRunClock(AnalyticClock):
     self._moments: list[np.ndarray] = []
 
   def repeat(self, ops: Sequence[Op], count: int) -> None:
-    """Adds the times of ops that come several times in a row.
+    """Adds the times of ops that are repeated several times in a row.
 
     Args:
       ops: Ops of one repetition. They wait for every exchange that they launch.
@@ -145,11 +151,11 @@ class LongRunClock(AnalyticClock):
       self.interpret(ops)
 
   def _move_origin(self) -> None:
-    """Begins to count times and sums from the present moment.
+    """Starts to count times and sums from the present moment.
 
-    Subtracts the time of the latest replica from all points in time, and sets
-    the sums to 0. Adds what it subtracts to `_origin`. So numbers stay small,
-    and their rounding errors too.
+    The time of the latest replica is subtracted from all points in time, and
+    the sums are set to 0. `_origin` records what was subtracted. So the numbers
+    stay small, and their rounding errors too.
     """
     latest_s = np.max(self._now)
     offsets: State = {name: latest_s for name in POINTS_IN_TIME}
@@ -161,13 +167,13 @@ class LongRunClock(AnalyticClock):
       self._origin[name] = self._origin.get(name, 0.0) + offset
 
   def _restore_origin(self) -> None:
-    """Undoes `_move_origin`: counts from the start of the run again."""
+    """Undoes `_move_origin`: times count from the start of the run again."""
     for name, offset in self._origin.items():
       setattr(self, name, getattr(self, name) + offset)
     self._origin = {}
 
   def _find_period(self, ops: Sequence[Op], count: int) -> tuple[int, int]:
-    """Walks through repetitions until they are seen to have a period.
+    """Walks through repetitions until a period is found.
 
     Args:
       ops: Ops of one repetition.
@@ -211,7 +217,11 @@ class LongRunClock(AnalyticClock):
     scales_s = np.maximum(line.period_s, np.abs(first_moments_s))
 
     def is_on_line(index: int) -> bool:
-      """Whether all times within a period are on the lines of the first two."""
+      """Whether a period's times are on the lines of the first two periods.
+
+      Args:
+        index: Index of the period in the stretch.
+      """
       moments_s = self._walk_from(line.state_before(index), ops)
       distances_s = np.abs(moments_s - (first_moments_s + index * drifts_s))
       rounding = _ROUNDING + index * _ROUNDING_OF_JUMPS
@@ -237,13 +247,25 @@ class LongRunClock(AnalyticClock):
     return num_added
 
   def _walk_from(self, state: State, ops: Sequence[Op]) -> np.ndarray:
-    """Sets the clock to a state, and then calls `_walk_through` with `ops`."""
+    """Sets the clock to a state, and walks through ops from there.
+
+    Args:
+      state: Values of the clock's attributes by name.
+      ops: Ops of one period.
+
+    Returns:
+      All points in time within the ops (seconds), as `_walk_through` returns
+      them.
+    """
     for name, value in state.items():
       setattr(self, name, copy.copy(value))
     return self._walk_through(ops)
 
   def _walk_through(self, ops: Sequence[Op]) -> np.ndarray:
     """Adds the times of ops one by one.
+
+    Args:
+      ops: The ops.
 
     Returns:
       All points in time within the ops (seconds), [number of points * M]: start
@@ -267,7 +289,11 @@ class LongRunClock(AnalyticClock):
     return {name: copy.copy(getattr(self, name)) for name in names}
 
   def _changes_since(self, state: State) -> State:
-    """Returns by how much the clock differs from a state, by name."""
+    """Returns the differences between the clock and an earlier state, by name.
+
+    Args:
+      state: Values of the clock's attributes by name.
+    """
     return {name: getattr(self, name) - state[name] for name in state}
 
 
@@ -275,8 +301,8 @@ class LongRunClock(AnalyticClock):
 class _Line:
   """The states of the clock before the periods of a stretch.
 
-  The only change from one period to the next is that replicas drift apart. So
-  the states leave out the duration of the periods before, for the slowest
+  From one period to the next, only the differences between replicas change. So
+  these states leave out the duration of all earlier periods for the slowest
   replica. The points in time then stay near 0, where rounding errors are
   smallest. Sums and counts stay as in `start`.
 
@@ -306,23 +332,30 @@ class _Line:
     return state
 
   def without_rounding(self, seconds: np.ndarray) -> np.ndarray:
-    """Returns differences in time, with 0 for those that rounding explains."""
+    """Sets differences in time to 0 if rounding errors can explain them.
+
+    Args:
+      seconds: Differences (seconds).
+    """
     return _without_rounding(seconds, self.period_s)
 
 
 def _without_rounding(seconds: np.ndarray, period_s: float) -> np.ndarray:
-  """Returns differences in time, with 0 for those that rounding explains.
+  """Sets differences in time to 0 if rounding errors can explain them.
 
   Args:
     seconds: Differences (seconds).
     period_s: Duration of the period in which they arose (seconds).
+
+  Returns:
+    The differences, with 0 in the place of each such difference.
   """
   is_rounding = np.abs(seconds) <= _ROUNDING * period_s
   return np.where(is_rounding, 0.0, seconds)
 
 
 def _period(history: Sequence[np.ndarray]) -> int:
-  """Returns the smallest period that the last repetitions have.
+  """Returns the smallest period with which the last repetitions repeat.
 
   With the period p, all points in time have moved on in the last p repetitions
   by as much as in the p repetitions before.
@@ -349,8 +382,9 @@ def _last_index(is_on_line: Callable[[int], bool], most: int) -> int:
   """Returns the last index on a line, by bisection.
 
   Args:
-    is_on_line: Function (index) -> whether the index is on the line. Indices 0
-      and 1 must be. If an index is not, no later index may be.
+    is_on_line: Function (index) -> whether the index is on the line. It must be
+      true for 0 and 1. Once it is false, it must be false for all larger
+      indices.
     most: Largest index that counts, at least 1.
   """
   if is_on_line(most):

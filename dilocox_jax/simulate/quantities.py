@@ -1,10 +1,10 @@
 """Numbers with their units, as people write them.
 
-A bandwidth without a unit is sooner or later wrong by a factor of eight or of
-a million. So every quantity in a cluster file has its unit: "1 Gbit/s",
-"40 ms", "16 MiB", "312 TFLOP/s", "2 %". Abbreviated bits and bytes would differ
-only by the case of one letter (Gb, GB), so "bit" is always spelled out. The
-arithmetic is decimal, so that "0.1 ms" is exactly the float 1e-4.
+Every quantity in a cluster file has its unit, because a bandwidth without a
+unit is sooner or later wrong by a factor of eight or of a million: "1 Gbit/s",
+"40 ms", "16 MiB", "312 TFLOP/s", "2 %". "bit" is always spelled out, because
+the abbreviations of bits and bytes differ only by the case of one letter (Gb,
+GB). The arithmetic is decimal, so that "0.1 ms" is exactly the float 1e-4.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ SHARE = Dimension("share", {"%": "1e-2"}, "%")
 
 
 def parse_quantity(text: Any, dimension: Dimension, field: str) -> float:
-  """Returns the value of a quantity in the unit in which the program computes.
+  """Converts a quantity to the unit in which the program computes.
 
   For example, "100 Mbit/s" is 1e8 (bit/s), and "2 %" is 0.02.
 

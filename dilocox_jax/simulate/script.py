@@ -1,11 +1,12 @@
-"""A run as operations of a replica that cost time: compute, launch, wait.
+"""A run as a *script*: a sequence of ops that cost time.
 
-The segments of the plan say what the trainer does. This file turns them into
-these three operations ("ops"). So the trainer and the simulator count steps and
-bytes in the same way.
+The ops are inner steps (`Compute`), the start of an exchange (`Launch`), the
+wait for its end (`Wait`), and the return of absent replicas (`Join`). This file
+makes them from the segments of the plan, which the trainer follows too. So the
+trainer and the simulator count steps and bytes in the same way.
 
-Example: a round of H = 4 and tau = 4 is Launch, Compute(4), Wait. One of H = 4
-and tau = 0 is Compute(4), Launch, Wait. Low rank has two messages, and the
+Example: a round of H = 4 and tau = 4 is Launch, Compute(4), Wait. A round of H
+= 4 and tau = 0 is Compute(4), Launch, Wait. Low rank has two messages, and the
 second needs the result of the first. So a round of H = 4 and tau = 4 is Launch,
 Compute(2), Wait, Launch, Compute(2), Wait.
 """
@@ -28,13 +29,13 @@ Key = tuple[str, int, int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-  """Inner steps.
+  """An op: inner steps.
 
   Attributes:
     num_steps: Number of inner steps.
-    taken: Number of them that each replica takes, [M]; empty: all of them.
-      Where a round is cut into parts, a slow replica may take a step in a part
-      whose `num_steps` is 0.
+    taken: Number of these steps that each replica takes, [M]; empty: every
+      replica takes all of them. If a round is cut into parts, a slow replica
+      may take a step in a part whose `num_steps` is 0.
   """
 
   num_steps: int
@@ -43,13 +44,14 @@ class Compute:
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-  """The start of an exchange; the replica goes on at once.
+  """An op: the start of an exchange. The replicas go on at once.
 
   Attributes:
     key: Name of the exchange.
     operations: Operations that are sent one after the other.
-    members: Replicas of the ring, in order; None: all.
-    codec_share: Share of the exchange's encoding that is done before it.
+    members: Replicas that exchange, in the order of the ring; None: all.
+    codec_share: Share of the encoding of the whole exchange that is done before
+      this launch.
   """
 
   key: Key
@@ -60,12 +62,13 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Wait:
-  """The replica waits until an exchange has finished.
+  """An op: the replicas wait until an exchange has finished.
 
   Attributes:
     key: Name of the exchange.
     members: Replicas that wait; None: all.
-    codec_share: Share of the exchange's decoding that is done after it.
+    codec_share: Share of the decoding of the whole exchange that is done after
+      this wait.
   """
 
   key: Key
@@ -75,12 +78,12 @@ class Wait:
 
 @dataclasses.dataclass(frozen=True)
 class Join:
-  """Replicas come back from an absence, as copies of another replica.
+  """An op: replicas come back from an absence, as copies of another replica.
 
-  They go on at the time that the source replica has reached.
+  The returning replicas go on at the time that the source replica has reached.
 
   Attributes:
-    returning: Indices of the replicas.
+    returning: Indices of the replicas that come back.
     source_replica: Index of the replica that they copy.
   """
 
@@ -93,12 +96,11 @@ Op = Compute | Launch | Wait | Join
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-  """Turns segments into ops.
+  """Turns the segments of a plan into ops.
 
   Attributes:
     traffic: Operations and bytes of every exchange.
-    copied_bytes: Size of the state that a replica gets which comes back
-      (bytes).
+    copied_bytes: Size of the state that a returning replica gets (bytes).
   """
 
   traffic: Traffic
@@ -110,9 +112,9 @@ class Script:
 
   @functools.cached_property
   def _exchanges(self) -> Callable[[int], list[tuple[Operation, ...]]]:
-    """Function from M to the collectives of every fragment.
+    """Function from M to the operations of every fragment's exchange.
 
-    It keeps its results, since counting takes long for large models.
+    It keeps its results, because counting takes long for large models.
     """
     fragments = range(self.traffic.method.schedule.num_fragments)
 
@@ -123,13 +125,17 @@ class Script:
     return functools.cache(exchanges)
 
   def ops(self, plan: RunPlan) -> Iterator[Op]:
-    """Yields the ops of a run one by one, flush included."""
+    """Yields the ops of a run one by one, flush included.
+
+    Args:
+      plan: Plan of the run.
+    """
     for segment in plan.segments():
       yield from self.segment(segment)
     yield from self.flush(plan)
 
   def repeated_ops(self, plan: RunPlan) -> Iterator[tuple[list[Op], int]]:
-    """Yields the ops of a run, flush included, without repeating them.
+    """Yields the ops of a run, flush included, with repetitions as counts.
 
     Exchanges that repeat keep the keys of their first time.
 
@@ -137,14 +143,18 @@ class Script:
       plan: Plan of the run.
 
     Yields:
-      Ops, and how often they come in a row.
+      A list of ops, and how many times in a row it is repeated.
     """
     for segment, count in plan.repeated_segments():
       yield list(self.segment(segment)), count
     yield list(self.flush(plan)), 1
 
   def segment(self, segment: Segment) -> Iterator[Op]:
-    """Yields the ops of one segment."""
+    """Yields the ops of one segment.
+
+    Args:
+      segment: The segment: a round, or data-parallel steps.
+    """
     if segment.phase == "rounds":
       yield from self._joins(segment)
       yield from self._windows(
@@ -162,10 +172,11 @@ class Script:
       yield Wait(gradient, codec_share=share)
 
   def flush(self, plan: RunPlan) -> Iterator[Op]:
-    """Yields the ops of the flush (`SyncSchedule.flush_windows`).
+    """Yields the ops of the flush, in which no replica takes inner steps.
 
     Args:
-      plan: Plan of the run; without rounds there is nothing to flush.
+      plan: Plan of the run. If all its steps average gradients, nothing is in
+        flight, and no ops are yielded.
     """
     if plan.local_start >= plan.total_steps:
       return
@@ -177,7 +188,12 @@ class Script:
     )
 
   def _joins(self, segment: Segment) -> Iterator[Op]:
-    """Yields the ops of replicas that come back and copy a state."""
+    """Yields the ops of replicas that come back and copy a state.
+
+    Args:
+      segment: The segment before which they come back. If no replica comes
+        back, nothing is yielded.
+    """
     participation = segment.participation
     if participation is None or not participation.returning:
       return
@@ -197,13 +213,15 @@ class Script:
   ) -> Iterator[Op]:
     """Yields the ops of windows in the order of the compiled program.
 
-    The exchange whose result a window applies starts with the window. Without
-    overlap it starts after the window's steps, where it is measured.
+    An exchange starts with the window that applies its result. With tau = 0 it
+    starts after the window's inner steps, because its values are measured
+    there.
 
     Args:
       windows: Windows of a round or of a flush.
       start: Inner step of the run from which the schedule counts.
-      participation: Who takes part, and with how many steps; None: all alike.
+      participation: Which replicas take part, and with how many steps; None:
+        all replicas take all steps.
     """
     hides = bool(self.traffic.method.schedule.overlap_steps)
     shares = participation.windows if participation else [None] * len(windows)
@@ -225,18 +243,18 @@ class Script:
     behind: Compute,
     members: tuple[int, ...] | None,
   ) -> Iterator[Op]:
-    """Yields the ops of an exchange and of the inner steps behind it.
+    """Yields the ops of an exchange and of the inner steps that hide it.
 
-    A message that needs the result of another is sent after it, and each of
-    them has a part of the inner steps to hide behind, as in the compiled
-    program. The time of the codec is divided evenly among them.
+    The exchange has one launch for each of its turns. Each turn is hidden by a
+    part of the inner steps, as in the compiled program. The time of the codec
+    is divided evenly among the turns.
 
     Args:
-      event: Apply of the exchange.
+      event: The event that applies the exchange.
       start: Inner step of the run from which the schedule counts.
       behind: Inner steps between the launch and the wait; if there are none,
         all messages are sent at once.
-      members: Replicas of the ring; None: all.
+      members: Replicas that exchange, in the order of the ring; None: all.
     """
     # A schedule starts again at step 0 when H changes. So the key has the step
     # of the run, and no two exchanges have the same key.

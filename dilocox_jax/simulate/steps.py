@@ -1,14 +1,14 @@
-"""Time of an inner step: alone, and with the exchanges of a long run.
+"""The time of an inner step: alone, and with the exchanges of a long run.
 
 The time of a step is its number of operations (FLOP) divided by the rate that
-the devices achieve (FLOP/s). Pipeline stages add the bubble, the time in which
-a stage has nothing to do. The bubble is computed from the same lists of ticks
-that a pipelined step executes.
+the devices achieve (FLOP/s). Pipeline stages add the *bubble*, the time in
+which a stage has nothing to do. The bubble is computed from the same lists of
+ticks that a pipelined step executes.
 
-The first and the last rounds of a run are different: the first exchange meets
-an idle line, and the flush at the end waits for everything in flight. To know
-the time of the rounds between them, the clock adds up the times of a few rounds
-that do not count, and then of a few more that count.
+A long run is judged by the rounds in its middle. The first and the last rounds
+are different: the first exchange meets an idle line, and the flush at the end
+waits for everything in flight. So a clock adds up the times of a few rounds
+that do not count, and then of a few more rounds that count.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _DRAWN_ROUNDS = 100  # Rounds that count if replicas are away by chance.
 
 
 def stated_seconds(cluster: Cluster, step_s: float | int) -> np.ndarray:
-  """Returns the step time of each replica if the time at speed 1 is known.
+  """Divides a step time by the speed of each replica's site.
 
   Args:
     cluster: Sites and their speeds.
@@ -117,9 +117,9 @@ class SteadyState:
     compute_s: Time that a replica computes, mean over replicas (seconds).
     exposed_s: Time that a replica waits for exchanges, mean over replicas
       (seconds).
-    exchange_s: Time that exchanges take, of the replica for which they take
-      shortest (seconds). Its exchanges take only the time of their bytes. The
-      exchanges of other replicas also include a wait for slower replicas.
+    exchange_s: Time that exchanges take for the replica whose exchanges are
+      shortest (seconds). These exchanges take only the time of their bytes. The
+      exchanges of other replicas also include waits for slower replicas.
     slowest_s: Time that the slowest replica computes (seconds).
     sent_bytes: Bytes that one replica sends.
     replica_steps: Number of inner steps that all replicas together take. It is
@@ -136,7 +136,10 @@ class SteadyState:
 
   @property
   def utilization(self) -> float:
-    """Share of the time that replicas spend in inner steps, 0 to 1."""
+    """Share of the time that replicas spend in inner steps, 0 to 1.
+
+    It is 1 if a step takes no time.
+    """
     return self.compute_s / self.step_s if self.step_s else 1.0
 
   def hiding_interval(self, sync_interval: int) -> int:
@@ -173,6 +176,9 @@ def steady_state(
     work: Durations of the replicas' work without the network (seconds).
     script: Turns segments of the plan into ops.
     plan: Segments of the run. The length of the run does not matter.
+
+  Returns:
+    The averages for one inner step.
   """
   method = plan.method
   start = 0 if method.exchanged == "gradient" else plan.warm_start_steps
@@ -205,17 +211,21 @@ def steady_state(
 def _averages_between(
   first: Outcome, last: Outcome, replica_steps: int
 ) -> SteadyState:
-  """Returns the averages of the rounds between two outcomes of one run.
+  """Computes averages per inner step over the rounds between two outcomes.
 
   Args:
-    first: Outcome before these rounds.
-    last: Outcome after these rounds.
-    replica_steps: Number of inner steps of all replicas in these rounds.
+    first: Outcome of the run before the first of the rounds.
+    last: Outcome of the run after the last of the rounds.
+    replica_steps: Number of inner steps of all replicas together in the rounds.
   """
   num_steps = last.num_steps - first.num_steps
 
   def per_step(name: str) -> np.ndarray:
-    """Returns the change of a field of `Outcome` per inner step, [M]."""
+    """Returns by how much a field of `Outcome` grows in an inner step, [M].
+
+    Args:
+      name: Name of the field.
+    """
     return (getattr(last, name) - getattr(first, name)) / num_steps
 
   return SteadyState(

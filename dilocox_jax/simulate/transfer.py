@@ -53,7 +53,7 @@ class Transport:
   factors: tuple[tuple[str, tuple[tuple[int, float], ...]], ...] = ()
 
   def slowness(self, kind: str, num_replicas: int) -> float:
-    """Returns the factor by which a collective takes longer (`factors`).
+    """Returns the factor by which a collective takes longer (see `factors`).
 
     Args:
       kind: Kind of the collective, e.g. "all_reduce".
@@ -112,17 +112,16 @@ def slow_start_s(
 ) -> float:
   """Returns the seconds that slow start adds to a message after idle time.
 
-  The rate starts at W = 10 MSS k bytes a round trip (ten segments for each of
-  k streams) and doubles with every round trip, up to the rate that the
-  transfer gets later, BDP = rate x RTT bytes a round trip. That takes
+  The rate starts at W = 10 MSS k bytes a round trip: ten segments for each of k
+  streams. It doubles with every round trip, up to the rate that the transfer
+  gets later, which is BDP = rate x RTT bytes a round trip. That takes
 
     RTT log2(BDP / W)
 
   seconds, in which (BDP - W) / ln 2 bytes are sent. A message of S bytes that
-  is smaller never gets the full rate and takes RTT log2(1 + S ln 2 / W)
-  seconds. The result is the time in addition to S / rate, which is the time at
-  the full rate, and 0 if W is at least BDP. A higher rate never makes the sum
-  of both times longer.
+  is smaller than this never gets the full rate, and takes RTT log2(1 + S ln 2 /
+  W) seconds. A message takes S / rate seconds at the full rate, and the result
+  is the time beyond that. It is 0 if W is at least BDP.
 
   Example: RTT 40 ms, one stream, 125 MB/s (1 Gbit/s). W = 14.5 kB, BDP = 5 MB,
   so the rate doubles log2(345) = 8.4 times, which takes 337 ms. In that time

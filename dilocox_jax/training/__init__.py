@@ -1,1 +1,1 @@
-"""One run: builds its parts, trains, evaluates, saves and resumes."""
+"""One training run: builds its parts, trains, evaluates, saves and resumes."""

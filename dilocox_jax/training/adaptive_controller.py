@@ -1,11 +1,13 @@
 """Chooses the rank and H of the rounds while a run is under way.
 
-Without adaptive compression all rounds have the rank and H of the config. With
-it, the controller measures the rank of the averaged update in every round.
-After `adaptive.window_rounds` rounds, the policy chooses the rank and H of the
-next rounds from these measurements. Every checkpoint contains the measurements
-and the choices. So a run that was stopped and continued makes the same choices
-as a run that was never stopped.
+Without adaptive compression, all rounds have the rank and H of the config. With
+it, the controller measures the *energy rank* of the averaged updates in every
+round: how many singular values hold a given share of an update's squared norm
+(`plan.adaptive`). After `adaptive.window_rounds` rounds, the policy chooses the
+rank and H of the next rounds from these measurements.
+
+Every checkpoint contains the measurements and the choices. So a run that was
+stopped and continued makes the same choices as a run that was never stopped.
 """
 
 import dataclasses
@@ -28,8 +30,8 @@ from dilocox_jax.training.states import TrainingState
 class AdaptiveController:
   """Holds the rank and H of a run's rounds, and changes them during the run.
 
-  The method, the schedule and the phases of the run depend on the current rank
-  and H. So the trainer reads them from `plan`.
+  The property `plan` is the plan of the run with the current H. It changes when
+  the controller chooses another H.
 
   Attributes:
     setting: Current rank and H of the rounds.
@@ -72,7 +74,7 @@ class AdaptiveController:
 
   @property
   def traffic(self) -> Traffic:
-    """Counts the bytes that rounds with the current rank and H send."""
+    """Counter of the bytes that rounds with the current rank and H send."""
     first_traffic = self._first.traffic
     codec = with_rank(first_traffic.codec, self.setting.rank)
     return dataclasses.replace(
@@ -97,6 +99,8 @@ class AdaptiveController:
 
   def observe(self, drifts: Sequence[Drift]) -> None:
     """Records the energy ranks of the averaged updates of a segment.
+
+    Without adaptive compression nothing is recorded.
 
     Args:
       drifts: One drift for each exchange. Its field `observed` has the arrays
@@ -132,7 +136,8 @@ class AdaptiveController:
   def with_choice(self, state: TrainingState, segment: Segment) -> RoundState:
     """Chooses a new rank and H, and returns the state for the next rounds.
 
-    If H changes, the steps of the schedule are counted from a new start.
+    If H changes, the schedule starts anew, and the counter of its steps in the
+    state changes (`plan`).
 
     Args:
       state: State after the segment.
@@ -148,7 +153,7 @@ class AdaptiveController:
     )
 
   def choose_setting(self, segment: Segment) -> None:
-    """Chooses the setting of the next rounds, and drops all measurements.
+    """Chooses the rank and H of the next rounds, and forgets all measurements.
 
     Args:
       segment: Segment that has just ended.
@@ -160,7 +165,11 @@ class AdaptiveController:
     self._measured = []
 
   def _bytes_of(self, rank: int) -> int:
-    """Returns the bytes of all fragments' messages with a given rank."""
+    """Returns the bytes of one message of every fragment, all with this rank.
+
+    Args:
+      rank: Rank of the low-rank codec.
+    """
     traffic = self._first.traffic
     return message_bytes(with_rank(traffic.codec, rank), traffic.shapes)
 
@@ -173,7 +182,7 @@ class AdaptiveController:
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Restores choices and measurements.
+    """Restores choices and measurements from a checkpoint.
 
     Args:
       state: A result of `get_state`.

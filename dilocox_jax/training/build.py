@@ -51,19 +51,19 @@ from dilocox_jax.trees import Tree, shapes_by_path
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-  """Holds the plan, the model and all programs that run on the devices.
+  """The plan of a run, its model, and all its programs for the devices.
 
   Attributes:
     model: Functions of the model. Evaluations use its loss.
     evaluation: Function (params, batches [N, B, L + 1]) -> mean loss of one
-      replica, for use under `Replicas.map`. If some parameters are frozen, the
-      function has one more argument, `frozen`.
+      replica (nats a token), for use under `Replicas.map`. If some parameters
+      are frozen, the function has one more argument, `frozen`.
     schedule: Function from the inner step to the learning rate. It returns NaN
       if the user supplied an inner optimizer, which has its own rate.
     steps: Programs of data-parallel steps of all replicas.
     rounds: Programs of the method's first rounds.
     plan: Plan of the run, with the H of the first rounds.
-    traffic: Counts the bytes that the first rounds send.
+    traffic: Counter of the bytes that the first rounds send.
     policy: Chooses rank and H of the rounds after the first ones.
     aggregator_of: Function from a codec to the aggregator that uses it.
   """
@@ -95,9 +95,12 @@ class Programs:
 
   @functools.cached_property
   def evaluate_each(self) -> Any:
-    """The jitted function (params [M, ...], batches) -> losses [M].
+    """The jitted function (params, batches) -> losses of all replicas (nats).
 
-    Every replica evaluates its own parameters, so nothing is sent.
+    The parameters have leaves [M, ...], and the losses have the shape [M], in
+    nats a token. Every replica evaluates its own parameters on all batches, so
+    nothing is sent. Batches are token ids [N, B, L + 1]: N batches of B
+    sequences of L + 1 tokens.
     """
     return self._evaluation_program(params_axis=0, losses_axis=0)
 
@@ -107,8 +110,10 @@ class Programs:
     """Returns the jitted function (params, batches) -> losses.
 
     Args:
-      params_axis: Axis of the replicas in the parameters, if they have one.
-      losses_axis: Axis of the replicas in the losses, if they have one.
+      params_axis: 0 if the parameters have a replica axis in front; None if all
+        replicas have the same parameters.
+      losses_axis: 0 for losses [M]; None for one loss, which all replicas
+        share.
     """
     frozen = self.rounds.frozen
     replicas = self.rounds.replicas
@@ -159,6 +164,10 @@ def run_exchange(
   Args:
     config: Config of the run.
     overrides: Objects in place of what the config names.
+
+  Returns:
+    The exchange of the overrides, if there is one. Otherwise an exchange with
+    the codec and the settings of the config.
   """
   if isinstance(overrides.exchange, MailboxExchange):
     return overrides.exchange
@@ -183,16 +192,18 @@ def programs(
   Args:
     config: Config of the run.
     overrides: Objects in place of what the config names.
-    end_of_text: Token after which attention starts anew (`RunData`).
+    end_of_text: Token after which attention starts anew; None: attention sees
+      the whole sequence.
     platform: Kind of devices that the programs are for, e.g. "tpu". None means
       the kind of `devices`, or the kind of JAX's devices.
-    devices: Devices to compile for (`Replicas.devices`).
+    devices: Devices to compile for (`Replicas.devices`); None: the devices of
+      JAX.
 
   Raises:
     ValueError: If there are too few devices, if a device lacks the memory kind
-      of the config, or if optax lacks an optimizer of the config. If replicas
-      are absent for some rounds, also if the user supplies an exchange, or if
-      each replica keeps outer parameters of its own.
+      of the config, or if optax lacks an optimizer of the config. Also if the
+      config lets replicas be absent for some rounds, and the user supplies an
+      exchange or each replica keeps outer parameters of its own.
   """
   if devices:
     platform = platform or devices[0].platform
@@ -313,13 +324,16 @@ def programs(
 def _gather(config: RunConfig, devices: Sequence[Any] | None) -> str:
   """Returns when the data shards of a pipeline stage collect its layers.
 
-  All processes of a run return the same, even if their devices differ, because
-  they run one program.
+  All processes of a run return the same value, even if their devices differ,
+  because they run one program.
 
   Args:
     config: Config of the run.
-    devices: Devices to compile for. None means the devices of this machine,
-      whose memory is read if the config leaves the choice to them.
+    devices: Devices to compile for. None means the devices of this machine.
+      Their memory decides if the config has `mesh.gather="auto"`.
+
+  Returns:
+    "stage" (all layers of the stage at once) or "layer" (one after the other).
   """
   is_open = config.mesh.gather == "auto" and config.mesh.num_stages > 1
   if devices is not None or not is_open:
@@ -332,8 +346,13 @@ def _gather(config: RunConfig, devices: Sequence[Any] | None) -> str:
 def _needs_thread(config: RunConfig) -> bool:
   """Whether a second thread dispatches exchanges (`rounds.exchange_thread`).
 
-  On TPUs and GPUs XLA overlaps transfers with steps, so a thread is not needed.
-  Between CPUs XLA does not overlap them. Inside one process there is no link.
+  The config can say so. With `mesh.exchange_dispatch="auto"` a thread is used
+  between processes on CPUs, because XLA does not overlap transfers with steps
+  there. On TPUs and GPUs XLA overlaps them, and inside one process there is no
+  link.
+
+  Args:
+    config: Config of the run.
   """
   mesh = config.mesh
   if mesh.exchange_dispatch != "auto":
@@ -345,7 +364,13 @@ def _needs_thread(config: RunConfig) -> bool:
 def _with_average(
   optimizer: optax.GradientTransformation, power: float
 ) -> optax.GradientTransformation:
-  """Adds an average of the parameters to an optimizer, unless power is 0."""
+  """Lets an optimizer keep a running average of the parameters.
+
+  Args:
+    optimizer: The optimizer.
+    power: Power of the average (`outer.average_power`). If it is 0, the
+      optimizer is returned unchanged.
+  """
   if not power:
     return optimizer
   return averaged(optimizer, power)
@@ -354,7 +379,7 @@ def _with_average(
 def outer_step(
   config: RunConfig, overrides: Overrides, aggregator: Aggregator
 ) -> OuterStep:
-  """Builds the outer side of a round: exchange, outer optimizer, apply rule.
+  """Builds the outer step: the exchange, the outer optimizer and the rule.
 
   Args:
     config: Config of the run.
@@ -380,8 +405,8 @@ def outer_step(
 def platform_name() -> str:
   """Returns the kind of JAX's devices: "cpu", "tpu", "gpu" (NVIDIA) or "rocm".
 
-  JAX calls GPUs of NVIDIA and of AMD "gpu". They must be told apart because
-  only those of NVIDIA have cuDNN.
+  JAX calls GPUs of NVIDIA and of AMD "gpu". The two must be told apart, because
+  only GPUs of NVIDIA have cuDNN.
   """
   name = jax.default_backend()
   if name == "gpu":

@@ -59,7 +59,7 @@ _LONGEST_REASON = 200  # Characters; Orbax lists whole trees.
 
 
 class SaveError(OSError):
-  """Raised if the disk refused to store a checkpoint. The message says why."""
+  """The disk refused to store a checkpoint. The message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +120,9 @@ class Checkpoints:
         in it may change.
 
     Raises:
-      RefusedError: If the directory or something in it is a symbolic link, and
-        it is not read-only: Orbax would write and delete behind the link.
+      RefusedError: If `read_only` is False, and the directory or something in
+        it is a symbolic link. Orbax would follow the link, and write and delete
+        there.
     """
     self._read_only = read_only
     if read_only:
@@ -152,7 +153,8 @@ class Checkpoints:
 
     If an earlier save is still being written, this call waits for it first. An
     existing checkpoint of the same step is kept. Such a checkpoint exists if a
-    replica lost the others, restarted, and reaches the step a second time.
+    replica has lost the other replicas of its mailbox, has started again, and
+    reaches the step a second time.
 
     Args:
       step: Name of the checkpoint: the number of finished inner steps, or one
@@ -238,9 +240,10 @@ class Checkpoints:
       self._manager.wait_until_finished()
 
   def what_is_kept(self) -> str:
-    """Waits for the save in the background, and names the newest checkpoint.
+    """Names the newest checkpoint, after a save in the background has ended.
 
-    The text is for messages, e.g. "the checkpoint of step 12 is kept".
+    Returns:
+      A text for messages, e.g. "the checkpoint of step 12 is kept".
     """
     # If the save failed, older checkpoints are still there.
     with contextlib.suppress(SaveError):
@@ -248,7 +251,11 @@ class Checkpoints:
     return self._describe_newest()
 
   def _describe_newest(self) -> str:
-    """Names the newest complete checkpoint, without waiting for a save."""
+    """Names the newest complete checkpoint, without waiting for a save.
+
+    Example: "the checkpoint of step 12 is kept". If there is none: "no
+    checkpoint was saved yet".
+    """
     steps = saved_steps(self._directory)
     if not steps:
       return "no checkpoint was saved yet"
@@ -284,14 +291,17 @@ class Checkpoints:
     """Opens the newest undamaged checkpoint without reading its arrays.
 
     Args:
-      template: As in `restore`. Shardings are not read.
+      template: Function from a checkpoint's record to a tree of the shapes and
+        types of the state. It may raise `RefusedError`.
 
     Returns:
       The state, whose leaves are `SavedArray`s, and the record. The result is
-      None in the same cases as that of `restore`.
+      None if there is no checkpoint, or if the directory is read-only and all
+      checkpoints are damaged.
 
     Raises:
-      RefusedError: As for `restore`, if all checkpoints are damaged.
+      RefusedError: If all checkpoints are damaged and the directory is not
+        read-only.
     """
     step = self._find_newest()
     if step is None:
@@ -311,8 +321,8 @@ class Checkpoints:
     All processes must call this function.
 
     Returns:
-      Its step. The result is None if there is no checkpoint, or if the
-      directory is read-only and all checkpoints are damaged.
+      The step of the checkpoint. The result is None if there is no checkpoint,
+      or if the directory is read-only and all checkpoints are damaged.
 
     Raises:
       RefusedError: If all checkpoints are damaged and the directory is not
@@ -380,8 +390,12 @@ class Checkpoints:
       step: Step of the checkpoint.
       like: Tree of the shapes, types and shardings of the state.
 
+    Returns:
+      A tree like `like`, with the arrays of the checkpoint.
+
     Raises:
-      RefusedError: If the arrays in the checkpoint have another form.
+      RefusedError: If the names, shapes or types of the arrays in the
+        checkpoint are not those of `like`.
     """
     leaves_by_name = _leaves(like)
     try:
@@ -431,7 +445,10 @@ class Checkpoints:
 def _refusing_links(path: pathlib.Path) -> Iterator[None]:
   """Turns a `NotADirectoryError` into a `RefusedError` that names the path.
 
-  `files.folder_below` raises the first error for a symbolic link.
+  `files.folder_below` raises a `NotADirectoryError` for a symbolic link.
+
+  Args:
+    path: The path that cannot be written, for the message.
   """
   try:
     yield
@@ -444,8 +461,12 @@ def _refusing_links(path: pathlib.Path) -> Iterator[None]:
 def saved_steps(directory: pathlib.Path) -> list[int]:
   """Returns the steps of the complete checkpoints in a folder, ascending.
 
-  Everything else in the folder is ignored, e.g. a file with the name "12" or a
-  folder with the name "012".
+  A checkpoint is a subfolder whose name is its step. Everything else in the
+  folder is ignored, e.g. a file with the name "12" or a folder with the name
+  "012".
+
+  Args:
+    directory: Folder with one subfolder for each checkpoint.
   """
   names = [path.name for path in directory.glob("*") if path.is_dir()]
   numbers = [int(name) for name in names if _NUMBER.fullmatch(name)]
@@ -453,9 +474,12 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
 
 
 def _leaves(state: Tree) -> dict[str, Any]:
-  """Returns the leaves by name (`_named_leaves`).
+  """Returns the leaves of a state by name (`_named_leaves`).
 
   Leaves of zero size are left out, because Orbax refuses them.
+
+  Args:
+    state: Tree of arrays.
   """
   return {name: leaf for name, leaf in _named_leaves(state) if leaf.size}
 
@@ -463,7 +487,11 @@ def _leaves(state: Tree) -> dict[str, Any]:
 def _named_leaves(state: Tree) -> list[tuple[str, Any]]:
   """Returns all leaves with their names, such as "0002['params']['scale']".
 
-  A name is the number of the leaf in the flattened tree and its key path.
+  A name is the number of the leaf in the flattened tree, and its key path, in
+  which "|" stands for "/".
+
+  Args:
+    state: Tree of arrays, or of their shapes and types.
   """
   paths_and_leaves, _ = jax.tree.flatten_with_path(state)
   named_leaves = []
@@ -474,7 +502,15 @@ def _named_leaves(state: Tree) -> list[tuple[str, Any]]:
 
 
 def _damage(checkpoint: pathlib.Path) -> str:
-  """Returns what is wrong with a checkpoint's files, or "" if nothing is."""
+  """Describes what is wrong with the files of a checkpoint.
+
+  Args:
+    checkpoint: Folder of the checkpoint.
+
+  Returns:
+    The first damage, e.g. "arrays/d/1 is damaged or missing"; "" if the files
+    have the digests in `digests.json`.
+  """
   try:
     manifest = json_file(checkpoint / _DIGESTS)
     expected = of_type("files", manifest.get("files"), dict)
@@ -495,7 +531,14 @@ def _damage(checkpoint: pathlib.Path) -> str:
 
 
 def _digests(checkpoint: pathlib.Path) -> dict[str, str]:
-  """Returns the SHA-256 of every file of a checkpoint, by relative path."""
+  """Returns the SHA-256 of every file in the subfolders of a checkpoint.
+
+  Args:
+    checkpoint: Folder of the checkpoint. Files directly in it are left out.
+
+  Returns:
+    Digests in hexadecimal, by the file's path relative to the folder.
+  """
   digests = {}
   for path in sorted(checkpoint.glob("*/**/*")):
     if path.is_file():
@@ -506,21 +549,30 @@ def _digests(checkpoint: pathlib.Path) -> dict[str, str]:
 
 
 def _has_no_traceback(record: logging.LogRecord) -> bool:
-  """Log filter that drops the tracebacks of Orbax's background threads.
+  """Drops log records with a traceback, as a filter of the logging module.
 
-  If a save fails, each thread prints a traceback. Orbax raises the error in its
-  next call, and the run ends with one line (`SaveError`). The 200 lines of
-  tracebacks would hide this line.
+  If a save fails, each background thread of Orbax logs a traceback. Orbax also
+  raises the error in its next call, and the run ends with one line
+  (`SaveError`). The 200 lines of tracebacks would hide this line.
+
+  Args:
+    record: The record.
+
+  Returns:
+    False if the record has a traceback.
   """
   return not record.exc_info
 
 
 def _is_of_disk(error: BaseException | None) -> bool:
-  """Whether the operating system raised an error, or a cause of the error.
+  """Whether an error, or one of its causes, comes from the operating system.
 
-  The library that writes the arrays (TensorStore) raises a ValueError instead.
-  Its text contains the system's code, e.g. "[os_error_code='28']" for a full
-  disk.
+  The library that writes the arrays (TensorStore) raises a ValueError instead
+  of an OSError. Its text contains the system's code, e.g.
+  "[os_error_code='28']" for a full disk.
+
+  Args:
+    error: The error; None counts as an error of another kind.
   """
   while error:
     if isinstance(error, OSError) or "os_error_code=" in str(error):

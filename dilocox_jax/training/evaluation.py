@@ -37,7 +37,7 @@ def losses(
   validation: Iterable[Tree],
   judging: Iterable[Tree] | None = None,
 ) -> tuple[dict[str, Any], int]:
-  """Computes validation losses of three views of a state, in nats a token.
+  """Computes validation losses of a state, in nats a token.
 
   Args:
     programs: Programs of the run.
@@ -53,12 +53,12 @@ def losses(
     (`_sent_bytes`). The losses are:
 
     - "outer_loss": loss of the outer parameters, or of their average if the run
-      keeps one (`params_to_keep`).
+    keeps one (`params_to_keep`).
     - "mean_loss": loss of the mean of the replicas' parameters. It is None if
-      there are several processes, which would have to send their parameters.
+    there are several processes, which would have to send their parameters.
     - "replica_loss": loss of replica 0.
     - "judge_loss": loss on `judging`, if it is given, of the parameters of
-      "outer_loss".
+    "outer_loss".
   """
 
   def loss(params: Tree, batches: Iterable[Tree] = validation) -> float:
@@ -93,9 +93,9 @@ def losses(
 def params_to_keep(programs: Programs, state: TrainingState) -> Tree:
   """Returns the parameters that a run evaluates and exports.
 
-  These are the outer parameters, or their average over the steps if the run
-  keeps one. If gradients are averaged, as in a warm start, all replicas share
-  their parameters, and these (or their average) are returned.
+  They are the outer parameters, or the average of the outer parameters over the
+  steps if the run keeps one. If gradients are averaged, as in a warm start, all
+  replicas share their parameters, and these (or their average) are returned.
 
   Args:
     programs: Programs of the run.
@@ -131,9 +131,9 @@ def _mean_loss(
   params: Tree,
   validation: Iterable[Tree],
 ) -> float:
-  """Returns the mean loss of all predicted tokens, in nats.
+  """Returns the mean loss over all held-out batches, in nats a prediction.
 
-  The devices of the replicas compute the loss: one device, or all of a mesh.
+  Every predicted token, or example, has the same weight.
 
   Args:
     programs: Programs of the run.
@@ -153,7 +153,11 @@ def _mean_loss(
 
 @jax.jit
 def _first(tree: Tree) -> Tree:
-  """Returns the values of replica 0 of a tree with leaves [M, ...]."""
+  """Returns the values of replica 0.
+
+  Args:
+    tree: Tree with leaves [M, ...].
+  """
   return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
@@ -178,7 +182,11 @@ def check_losses(metrics: StepMetrics, segment: Segment) -> None:
 
 
 def applied_events(segment: Segment) -> list[Event]:
-  """Returns the exchanges that a segment applies, in order."""
+  """Returns the events in which a segment applies an exchange, in order.
+
+  Args:
+    segment: The segment. Its windows without an apply are skipped.
+  """
   return [window.applied for window in segment.windows if window.applied]
 
 
@@ -228,7 +236,7 @@ def check_drifts(
   Args:
     exchanges: Drift of every exchange, on the host.
     steps: Inner step of the run at which each exchange was sent.
-    participation: Who takes part in the exchanges; None means all replicas.
+    participation: Says which replicas take part in each exchange; None: all do.
 
   Raises:
     NotFiniteError: One line that names the replica and the step.
@@ -259,11 +267,14 @@ def check_drifts(
 def _participants(
   exchanges: Sequence[Drift], participation: RoundParticipation | None
 ) -> list[np.ndarray]:
-  """Returns who takes part in each exchange, as arrays of booleans [M].
+  """Returns which replicas take part in each exchange.
 
   Args:
     exchanges: Drift of every exchange.
-    participation: Who takes part in each exchange; None means all replicas.
+    participation: Says which replicas take part in each exchange; None: all do.
+
+  Returns:
+    An array of booleans [M] for every exchange.
   """
   if participation:
     return participation.participants
@@ -273,13 +284,18 @@ def _participants(
 def drift_rows(
   segment: Segment, exchanges: Sequence[Drift], energy_share: float
 ) -> list[dict[str, Any]]:
-  """Returns the drifts of a segment, one row for each exchange applied.
+  """Returns the drifts of a segment as rows for `metrics.jsonl`.
 
   Args:
     segment: The segment that was run.
     exchanges: Drift of every exchange that the segment applies, on the host.
     energy_share: Share of an update's squared norm that its energy rank must
       hold (`plan.adaptive`).
+
+  Returns:
+    One row for each applied exchange: the fragment, the step at which it was
+    sent, norms and cosines, and what the aggregator recorded. An exchange to
+    which no replica contributed has no row.
   """
   participants = _participants(exchanges, segment.participation)
   events = applied_events(segment)
@@ -321,7 +337,8 @@ def _observed_columns(
 
   Args:
     observed: Observed values by name. Arrays with three axes are Gram matrices.
-    energy_share: As in `drift_rows`.
+    energy_share: Share of an update's squared norm that its energy rank must
+      hold (`plan.adaptive`).
   """
   columns: dict[str, Any] = {}
   values_by_name = {

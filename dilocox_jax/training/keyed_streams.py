@@ -11,10 +11,12 @@ from dilocox_jax.trees import Tree
 
 
 class KeyedStreams:
-  """`Streams` whose batches are `KeyedBatch`es.
+  """Streams of batches with random keys, for a loss that draws random numbers.
 
-  The keys depend on the seed, the replica and the step alone. So a run that
-  goes on from a checkpoint draws what it would have drawn without a pause.
+  The class has the methods of `data.streams.Streams`, and each batch is a
+  `KeyedBatch`. The keys depend on the seed, the replica and the step alone. So
+  a run that goes on from a checkpoint draws what it would have drawn without a
+  pause.
 
   Args:
     streams: Streams of the batches.
@@ -30,7 +32,16 @@ class KeyedStreams:
     self.set_state = streams.set_state
 
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
-    """As in `Streams`, with keys [replicas, num_steps, B, 2]."""
+    """Reads the next batches, and moves all replicas on by `num_steps`.
+
+    Args:
+      num_steps: Number of steps to read, a batch of each replica for a step.
+      replicas: Indices of the replicas to read; None: all.
+
+    Returns:
+      A `KeyedBatch` of the batches, leaves [replicas, num_steps, B, ...], and
+      of keys, uint32 [replicas, num_steps, B, 2].
+    """
     if replicas is None:
       replicas = range(self._num_replicas)
     first_step = self.get_state()["step"]
@@ -51,7 +62,7 @@ class KeyedStreams:
 
 
 def row_keys(seed: int, replica: int, step: int, batch_size: int) -> np.ndarray:
-  """Returns data of keys for the rows of a batch, uint32 [B, 2].
+  """Draws the data of a key for each row of a batch, uint32 [B, 2].
 
   Args:
     seed: Seed of the run.

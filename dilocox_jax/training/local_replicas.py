@@ -21,7 +21,10 @@ from dilocox_jax.trees import Tree
 
 
 class LocalReplicas:
-  """All replicas of a run, in this runtime.
+  """All replicas of a run, which live in this runtime.
+
+  It has the methods of `mailbox_replica.MailboxReplica`. Most of them do
+  nothing here.
 
   Attributes:
     config: Config of the run.
@@ -57,11 +60,11 @@ class LocalReplicas:
     optimizer: Tree,
     batch: Tree,
   ) -> None:
-    """Stores the rounds of the run.
+    """Stores the rounds of the run. The other arguments are not read.
 
     Args:
       rounds: First rounds of the run.
-      traffic: Counts the bytes that these rounds send.
+      traffic: Counter of the bytes that these rounds send.
       params: Shapes and types of the parameters.
       optimizer: Shapes and types of the inner optimizer's state.
       batch: Shapes and types of a batch of one inner step, leaves [B, ...].
@@ -70,7 +73,7 @@ class LocalReplicas:
     self._rounds = rounds
 
   def check_processes(self) -> None:
-    """Does nothing: the trainer compares all that processes have."""
+    """Does nothing: the trainer itself compares the processes."""
 
   def enter(
     self, values: Mapping[str, Any], override_names: Sequence[str]
@@ -92,8 +95,9 @@ class LocalReplicas:
 
     Args:
       workdir: The run directory.
-      resume_step: Inner step of the restored checkpoint, if there is one.
-      log: Log of the run, if it has one.
+      resume_step: Inner step of the restored checkpoint; None: none was
+        restored.
+      log: Log of the run; None: it has none.
     """
 
   @property
@@ -124,10 +128,10 @@ class LocalReplicas:
     raise AssertionError("replicas in one runtime are never behind")
 
   def request_stop(self) -> None:
-    """Does nothing: no request to a store has to be given up."""
+    """Does nothing: these replicas send no requests to a store."""
 
   def end(self) -> None:
-    """Does nothing when the flush starts: no replica can join anyway."""
+    """Does nothing. The trainer calls this method when the flush starts."""
 
   def record(self, step: int) -> str:
     """Records nothing, and returns "" as the note for the progress line.
@@ -139,11 +143,11 @@ class LocalReplicas:
     return ""
 
   def get_state(self) -> dict[str, Any] | None:
-    """Returns None: a checkpoint needs nothing more of these replicas."""
+    """Returns None: these replicas have nothing to save in a checkpoint."""
     return None
 
   def set_state(self, state: Mapping[str, Any] | None) -> None:
-    """Does nothing: a checkpoint holds nothing more of these replicas.
+    """Does nothing: these replicas have saved nothing in a checkpoint.
 
     Args:
       state: Result of `get_state`, which is None.

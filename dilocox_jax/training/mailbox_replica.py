@@ -45,7 +45,8 @@ class MailboxAddress:
   """Names the mailbox of a run, and the replica that uses it.
 
   Attributes:
-    where: Folder or URL of the run, as for `dilocox_jax.mailbox`.
+    where: Folder or URL of the run, or an object with the methods of
+      `mailbox_protocol.store.Store`.
     name: Name of this replica. Every replica of a run has a different name.
     secret: File of the secret that all replicas share, or the secret as bytes.
       If the replica has several processes, only process 0 needs the file.
@@ -59,11 +60,12 @@ class MailboxAddress:
 def mailbox_config(
   config: RunConfig, address: MailboxAddress | None, overrides: Overrides
 ) -> RunConfig:
-  """Returns the config of a run with exchange.collective=mailbox.
+  """Returns the config with `exchange.collective` set to "mailbox".
 
   Args:
     config: Config of the user.
-    address: Mailbox of the run, and name of the replica.
+    address: Mailbox of the run, and name of the replica; None: the user gave
+      none, which is an error.
     overrides: Overrides that the caller passes.
 
   Raises:
@@ -122,7 +124,7 @@ def mailbox_exchange(
 
 
 class MailboxReplica:
-  """The replica of this program. The other replicas are other programs.
+  """The one replica of this program. Each other replica is another program.
 
   Attributes:
     config: Config of the run.
@@ -143,11 +145,14 @@ class MailboxReplica:
     self._num_requests = 0
 
   def with_exchange(self, overrides: Overrides, text_digest: str) -> Overrides:
-    """Returns the overrides of a run with the exchange through the mailbox.
+    """Makes the exchange through the mailbox, and adds it to the overrides.
 
     Args:
       overrides: Overrides that the caller passes.
       text_digest: Digest of the training text.
+
+    Returns:
+      The overrides with the new exchange.
     """
     exchange = mailbox_exchange(self.config, self._address, text_digest)
     self._client = exchange.client
@@ -173,9 +178,9 @@ class MailboxReplica:
       batch: Shapes and types of a batch of one inner step, leaves [B, ...].
 
     Raises:
-      ValueError: One line, if the code of a step needs an axis over the
-        replicas. There is none, as each program has one replica
-        (`rounds.alone`). Or if `mailbox.store_bytes` is too low for this plan.
+      ValueError: One line, if the code of a step communicates over the replica
+        axis, which a program with one replica does not have (`rounds.alone`),
+        or if `mailbox.store_bytes` is too low for this plan.
     """
     rounds.check_alone(params, optimizer, batch)
     fragments = rounds.states.abstract(params, optimizer).fragments
@@ -195,18 +200,20 @@ class MailboxReplica:
     self._rounds = rounds
 
   def request_stop(self) -> None:
-    """Lets requests to the store fail after the grace time from now on."""
+    """Limits the time of requests to the store from now on.
+
+    A request that takes longer than the grace time raises `StoppedError`.
+    """
     self._client.request_stop()
 
   def check_processes(self) -> None:
     """Checks that all processes of this replica have the same mailbox.
 
-    Only process 0 needs the secret. If another process has one, too, it must be
-    the same.
+    Place, name and secret must be equal. Only process 0 needs the secret.
 
     Raises:
-      RefusedError: One line, in every process, if the place, the name or the
-        secret differs, or process 0 cannot read the secret.
+      RefusedError: One line, in every process, if something differs or if
+        process 0 cannot read the secret.
     """
     address = self._address
     try:
@@ -254,11 +261,12 @@ class MailboxReplica:
     resume_step: int | None,
     log: RunLog | None,
   ) -> None:
-    """Opens the file with the replicas that took part in each event.
+    """Opens the file that records which replicas took part in each event.
 
     Args:
       workdir: The run directory.
-      resume_step: Inner step of the restored checkpoint, if there is one.
+      resume_step: Inner step of the restored checkpoint; later rows of the file
+        are deleted. None: no checkpoint was restored, so the file starts empty.
       log: Gets every row of the file, too; None: there is no log.
     """
     self._log = log
@@ -269,23 +277,30 @@ class MailboxReplica:
 
   @property
   def indices(self) -> Sequence[int]:
-    """Index of this replica among the M replicas of the plan.
+    """Index of this replica among the M replicas of the plan, in a list.
 
-    It is the number of the replica's seat in the mailbox, modulo M.
+    The index is the number of the replica's seat in the mailbox, modulo M.
     """
     return [self._client.seat % self.config.mesh.num_replicas]
 
   @property
   def is_behind(self) -> bool:
-    """Whether the others have settled the next event without this replica."""
+    """Whether the other replicas have settled the next event without this one.
+
+    The replica then has to skip the segments that led to this event.
+    """
     return not self._client.announce(self._client.event)
 
   def join(self, state: RoundState, total_steps: int) -> RoundState:
-    """Joins the run late, and returns the state with which to go on.
+    """Joins the run, if it has begun without this replica.
 
     Args:
       state: The first state of the run.
       total_steps: Inner steps of the run.
+
+    Returns:
+      The state with which this replica trains on. Its `step` says how many
+      steps of the plan count as done.
     """
     self._client.writes_snapshots = True
     while True:
@@ -297,11 +312,14 @@ class MailboxReplica:
         logging.getLogger(__name__).info("beginning again: %s", error)
 
   def skip_segment(self, state: RoundState, segment: Segment) -> RoundState:
-    """Returns the state after a segment in which this replica was absent.
+    """Runs a segment's sends and applies, but none of its inner steps.
 
     Args:
-      state: State before the segment.
+      state: State of this replica before the segment.
       segment: The segment.
+
+    Returns:
+      State of this replica after the segment.
     """
     state = skip_windows(
       self._rounds, state, segment.windows, segment.num_steps
@@ -310,7 +328,7 @@ class MailboxReplica:
     return state
 
   def end(self) -> None:
-    """Stops writing snapshots: nobody can join once the flush has started."""
+    """Stops writing snapshots: nobody can join after the last step."""
     self._client.writes_snapshots = False
 
   def get_state(self) -> dict[str, Any]:
@@ -318,7 +336,7 @@ class MailboxReplica:
     return self._client.get_state()
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Restores what `get_state` returned.
+    """Restores the state of the exchange from a checkpoint.
 
     Args:
       state: What `get_state` returned when the checkpoint was saved.
@@ -332,7 +350,11 @@ class MailboxReplica:
       raise RefusedError(str(error)) from error
 
   def _write(self, row: dict[str, Any]) -> None:
-    """Writes a row to the file, and passes it to the log of the run."""
+    """Writes a row to the file of events, and to the log if there is one.
+
+    Args:
+      row: Values by column.
+    """
     self._rows.append(row)
     if self._log:
       self._log.write(plain(row))
@@ -365,7 +387,12 @@ class MailboxReplica:
     )
 
   def _log_changed_members(self, event: int, members: list[str]) -> None:
-    """Logs the members of an event if they are not those of the last one."""
+    """Logs the members of an event if they differ from the last event's.
+
+    Args:
+      event: Number of the event.
+      members: Names of the replicas whose messages the event averages.
+    """
     if sorted(members) == self._last_members:
       return
     names = ", ".join(members) or "nobody"
@@ -383,7 +410,8 @@ def _digest_of_secret(
     key: Key of the digest, which all processes have.
 
   Returns:
-    The digest and "". If there is no secret, or it cannot be read: "" and why.
+    The digest and "". If there is no secret, or it cannot be read: "" and the
+    reason.
   """
   if not isinstance(secret, bytes):
     try:

@@ -42,15 +42,15 @@ from dilocox_jax.training.wall_time import CompileTimes
 class LearningRates:
   """Values of a learning rate schedule, on the host.
 
-  A schedule computes on a device. To compute the rate of a single step would
-  take until the device has finished the next segment, which was dispatched
-  before. So the rates of many steps are computed at once.
+  The rates of many steps are computed at once. A schedule computes on a device,
+  which works on segments that were dispatched before. So the rate of a single
+  step would be ready only after these segments.
   """
 
   _STEPS = 65_536  # Steps of a block. Their rates take 256 kB.
 
   def __init__(self, schedule: optax.Schedule):
-    """Computes the first rates.
+    """Computes the learning rates of the first 65,536 inner steps.
 
     Args:
       schedule: Function from the inner step to the learning rate.
@@ -61,7 +61,7 @@ class LearningRates:
     self.at(0)
 
   def at(self, step: int) -> float:
-    """Returns the rate of an inner step.
+    """Returns the learning rate of an inner step.
 
     Args:
       step: Number of the inner step, from 0.
@@ -83,13 +83,14 @@ class DispatchedSegment:
   Attributes:
     segment: The segment.
     progress: Progress of the run after the segment.
-    metrics: Losses and gradient norms [M, H], still on the devices.
+    metrics: Losses and gradient norms [M, num_steps], still on the devices.
     drifts: Drift of every exchange that the segment applies, still on the
       devices.
     ready_s: Time at which the devices have computed metrics and drifts
       (`wall_time.ready_time`).
-    waits: Times in which the segment waited for exchanges, as pairs of start
-      and end (`time.perf_counter`); None if they are not known.
+    waits: Spans in which the segment waited for exchanges, as pairs (begin,
+      end) on the clock of `time.perf_counter`, in seconds; None if they are not
+      known.
     note: A text for the progress line; may be "".
   """
 
@@ -106,7 +107,8 @@ class MetricsReader:
   """Reads the metrics of segments in order, and records metrics and wall time.
 
   Attributes:
-    reads_at_once: Whether a segment is to be read as soon as it is dispatched.
+    reads_at_once: Whether the caller must read a segment as soon as it is
+      dispatched.
   """
 
   def __init__(
@@ -128,7 +130,8 @@ class MetricsReader:
         logs.
       progress: Progress of the run before the first segment.
       is_resumed: Whether a checkpoint was restored.
-      log: Gets every row, and is open; None: there is no log.
+      log: A log that has been opened. It gets every row, too; None: there is no
+        log.
       console: Terminal or notebook of a progress bar; None: progress is logged
         in lines.
     """
@@ -162,7 +165,7 @@ class MetricsReader:
   def compiling(
     self, segment: Segment
   ) -> contextlib.AbstractContextManager[None]:
-    """Shows that a segment's programs are compiled while the block runs.
+    """Shows, while the block runs, that a segment's programs are compiled.
 
     Args:
       segment: The segment.
@@ -177,7 +180,7 @@ class MetricsReader:
 
     Args:
       name: What the run does, e.g. "evaluating".
-      then: What comes next.
+      then: What comes next, e.g. "step 31 of 600".
     """
     if self._display:
       return self._display.activity(name, then)
@@ -198,14 +201,16 @@ class MetricsReader:
     its own before the row of the event.
 
     Args:
-      event: Name of the event, as in `recorder.Timing`.
+      event: Name of the event, e.g. "round" (`recorder.Timing.event`).
       step: Finished inner steps.
-      simulated_s: Simulated seconds, if the run has a clock.
+      simulated_s: Simulated time of the run so far (seconds); None: the run has
+        no clock.
       tokens: Tokens that all replicas saw in this time.
-      waits: Times in which the run waited for exchanges, if they are known, as
-        pairs of start and end (`time.perf_counter`).
-      ended_s: Time at which the event ended (`time.perf_counter`); None means
-        now.
+      waits: Spans in which the run waited for exchanges, as pairs (begin, end)
+        on the clock of `time.perf_counter`, in seconds; None: they are not
+        known.
+      ended_s: Time at which the event ended, on the clock of
+        `time.perf_counter`, in seconds; None means now.
     """
     start_s = self._recorded_s
     if ended_s is None:
@@ -232,14 +237,26 @@ class MetricsReader:
     )
 
   def _exposed_s(self, waits: Sequence[tuple[float, float]]) -> float:
-    """Returns the seconds of waiting in which nothing was compiled."""
+    """Returns for how long the run waited for exchanges (seconds).
+
+    The time in which JAX compiled meanwhile does not count.
+
+    Args:
+      waits: Spans of waiting, as pairs (begin, end) on the clock of
+        `time.perf_counter`, in seconds.
+    """
     return math.fsum(
       end_s - start_s - self._compile_times.seconds(start_s, end_s)
       for start_s, end_s in waits
     )
 
   def _record_compiling(self, step: int, compile_s: float) -> None:
-    """Records a time to compile, and leaves it out of the speed in the log."""
+    """Records a time to compile, and leaves it out of the displayed speed.
+
+    Args:
+      step: Finished inner steps.
+      compile_s: Time to compile (seconds).
+    """
     if self._display:
       self._display.leave_out(compile_s)
     self._recorder.record_timing(step=step, event="compile", wall_s=compile_s)
@@ -256,8 +273,8 @@ class MetricsReader:
       losses: Losses by name, in nats a token, as `evaluation.losses` returns
         them. A loss that was not computed is None.
       progress: Progress of the run.
-      num_steps: Number of inner steps of the run; marks the row as the final
-        one. None: the run goes on.
+      num_steps: Inner steps of the whole run, if this is its last evaluation;
+        None if the run goes on.
 
     Raises:
       NotFiniteError: If a loss is not finite. Nothing is recorded then.
@@ -285,12 +302,12 @@ class MetricsReader:
     step: int,
     participation: RoundParticipation | None = None,
   ) -> None:
-    """Checks that what every replica sent in the flush is finite.
+    """Checks that the values which every replica sent in the flush are finite.
 
     Args:
       drifts: Drifts of the exchanges of the flush, on the devices.
       step: Inner steps of the run.
-      participation: Who takes part in the flush; None means all replicas.
+      participation: Says which replicas take part in the flush; None: all do.
 
     Raises:
       NotFiniteError: One line that names the replica and the step.
@@ -299,7 +316,7 @@ class MetricsReader:
     evaluation.check_drifts(exchanges, [step] * len(exchanges), participation)
 
   def read(self, dispatched: DispatchedSegment) -> Sequence[Drift]:
-    """Waits for a segment, checks it and records it.
+    """Waits for a segment, checks its metrics and records them.
 
     Args:
       dispatched: A segment with its metrics, on the devices.

@@ -42,8 +42,8 @@ def run_division(config: RunConfig, supplied: LossModel | None) -> Division:
     supplied: Model of the user; None means the model of the config.
 
   Raises:
-    ValueError: One line, if the user's model cannot be divided so
-      (`distributed.partition_rules.divided_by_rule`).
+    ValueError: One line, if the parameters of the user's model cannot be
+      divided among the devices of the config.
   """
   if supplied is None or not config.mesh.is_divided:
     return config.division
@@ -158,7 +158,11 @@ def model_functions(
 
 
 def _check_heads(config: RunConfig) -> None:
-  """Raises ValueError if tensor shards cannot divide the heads evenly."""
+  """Raises ValueError unless tensor shards divide the attention heads evenly.
+
+  Args:
+    config: Config of the run.
+  """
   num_shards = config.mesh.num_tensor_shards
   shape = config.model.shape
   for name, count in (
@@ -179,15 +183,19 @@ def _whole_model_functions(
   micro_batches: int,
   stacked_by: str,
 ) -> tuple[LossModel, Gradient, Callable[..., Scalar]]:
-  """Returns what `model_functions` returns, without pipeline stages.
+  """Builds model, gradient and evaluation of a replica without pipeline stages.
 
   Args:
     evaluated: Model with the loss of evaluations.
     loss: Loss of training.
     trainable: The part of the model that is trained; None means all of it.
     micro_batches: Parts of a batch whose gradients are accumulated.
-    stacked_by: "map" if replicas on one device take their steps in turn,
-      "vmap" if they take them together.
+    stacked_by: "map" if replicas on one device take their steps in turn, "vmap"
+      if they take them together.
+
+  Returns:
+    The model, its gradient and its evaluation, as `model_functions` describes
+    them.
   """
   if trainable:
     gradient, evaluation = _partial_functions(
@@ -207,7 +215,19 @@ def _whole_model_functions(
 def _partial_functions(
   model: LossModel, loss: Loss, trainable: Adaptation, micro_batches: int
 ) -> tuple[Gradient, Callable[..., Scalar]]:
-  """Builds gradient and evaluation if only a part of the model is trained."""
+  """Builds gradient and evaluation if only a part of the model is trained.
+
+  Args:
+    model: Whole model, with the loss of evaluations.
+    loss: Loss of training, a function (params of the whole model, batch).
+    trainable: The part that is trained. It joins the trained and the frozen
+      part to a whole model.
+    micro_batches: Parts of a batch whose gradients are accumulated.
+
+  Returns:
+    The gradient (params, batch, frozen) -> (loss, gradients), and the
+    evaluation (params, batches, frozen) -> mean loss.
+  """
   join = trainable.join
 
   def gradient(params: Tree, batch: Tree, frozen: Tree) -> tuple[Scalar, Tree]:
@@ -224,7 +244,11 @@ def _partial_functions(
 
 
 def _mean_over_batches(loss: Loss) -> Loss:
-  """Builds (params, batches [N, B, ...]) -> mean loss over the N batches."""
+  """Returns a function (params, batches [N, B, ...]) -> mean loss of N batches.
+
+  Args:
+    loss: Function (params, batch [B, ...]) -> loss.
+  """
 
   def mean(params: Tree, batches: Tree) -> Scalar:
     # `map` runs the batches in turn, so memory holds the logits of one batch.
@@ -236,12 +260,18 @@ def _mean_over_batches(loss: Loss) -> Loss:
 def _divided_functions(
   config: RunConfig, cut_model: Callable[[float], CutModel], gather: str
 ) -> tuple[Gradient, Loss]:
-  """Builds gradient and evaluation of a replica that several devices hold.
+  """Builds gradient and evaluation of a replica with pipeline stages.
 
   Args:
     config: Config of the run.
-    cut_model: Function from the weight of the z-loss to the cut model.
-    gather: As in `model_functions`.
+    cut_model: Function from the weight of the z-loss to the model, cut into
+      embedding, blocks and loss.
+    gather: When data shards collect the layers of a pipeline stage: "stage" or
+      "layer" (`inner.sharded`).
+
+  Returns:
+    The gradient (params, batch) -> (loss, gradients), and the evaluation
+    (params, batch) -> loss.
   """
   mesh = config.mesh
   layers = config.stage_layers
@@ -275,7 +305,12 @@ def _divided_functions(
 
 
 def _loss_of_shards(config: RunConfig, cut_model: CutModel) -> Loss:
-  """Builds (params, batch) -> loss of a replica on several data shards."""
+  """Returns a function (params, batch) -> loss of a replica on data shards.
+
+  Args:
+    config: Config of the run.
+    cut_model: The model, cut into embedding, blocks and loss.
+  """
   division = config.division
   stage_loss = sharded.loss_by_layer(cut_model, config.mesh.remat)
   loss = sharded.sharded_loss(

@@ -1,7 +1,7 @@
 """Shows how far a run is, as lines of a log or as a bar in a terminal.
 
-Both say what the run does now and for how long it has done so, because the
-first program of a large model may compile for many minutes.
+Lines and bar also say what the run is doing now and for how long. The first
+program of a large model may compile for many minutes.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ _REFRESHES_PER_S = 4
 
 
 class Speed:
-  """Computes the speed of a run and the time that is left.
+  """Computes the speed of a run, and the time until its end.
 
-  Both follow from the whole run so far, without the time to compile. A single
-  segment would tell little: on a CPU the next segment may have ended before the
-  host reads this one.
+  Both are computed from the whole run so far, without the time to compile. A
+  single segment would tell little: on a CPU the next segment may have ended
+  before the host reads this one.
   """
 
   def __init__(self, total_steps: int, start_progress: TrainingProgress):
@@ -52,16 +52,28 @@ class Speed:
     self._start_s = time.monotonic()
 
   def leave_out(self, seconds: float) -> None:
-    """Subtracts seconds in which programs were compiled."""
+    """Leaves a time out of the speed, in which programs were compiled.
+
+    Args:
+      seconds: The time (seconds).
+    """
     self._start_s += seconds
 
   def tokens_per_s(self, progress: TrainingProgress) -> float:
-    """Returns the tokens of all replicas a second."""
+    """Returns how many tokens all replicas together train on in a second.
+
+    Args:
+      progress: Progress of the run now.
+    """
     tokens = progress.tokens - self._start_progress.tokens
     return tokens / (time.monotonic() - self._start_s)
 
   def minutes_left(self, progress: TrainingProgress) -> float:
-    """Returns the minutes until the last step, at the speed so far."""
+    """Returns the minutes until the last step, at the mean speed so far.
+
+    Args:
+      progress: Progress of the run now.
+    """
     num_steps = progress.step - self._start_progress.step
     step_s = (time.monotonic() - self._start_s) / num_steps
     return (self._total_steps - progress.step) * step_s / 60
@@ -118,10 +130,14 @@ class ProgressLog:
     self._logged_s = -math.inf
 
   def close(self) -> None:
-    """Does nothing: lines need no end."""
+    """Does nothing. A `ProgressBar` has to release the terminal here."""
 
   def leave_out(self, seconds: float) -> None:
-    """Leaves seconds out of the speed, in which programs were compiled."""
+    """Leaves a time out of the speed, in which programs were compiled.
+
+    Args:
+      seconds: The time (seconds).
+    """
     self._speed.leave_out(seconds)
 
   def activity(
@@ -172,15 +188,26 @@ class ProgressLog:
 
 
 class _Status(ProgressColumn):
-  """Shows the text of a function, which is called at each refresh."""
+  """A column of the progress bar that shows the result of a function.
+
+  The function is called each time the bar is drawn.
+  """
 
   def __init__(self, status: Callable[[], str]):
-    """Stores the function."""
+    """Stores the function.
+
+    Args:
+      status: Function that returns the text to show.
+    """
     super().__init__()
     self._status = status
 
   def render(self, task: Task) -> Text:
-    """Returns the text."""
+    """Returns the text to show.
+
+    Args:
+      task: Task of the bar; not read.
+    """
     del task
     return terminal(self._status())
 
@@ -235,7 +262,11 @@ class ProgressBar:
     self._exit_stack.close()
 
   def leave_out(self, seconds: float) -> None:
-    """Leaves seconds out of the speed, in which programs were compiled."""
+    """Leaves a time out of the speed, in which programs were compiled.
+
+    Args:
+      seconds: The time (seconds).
+    """
     self._speed.leave_out(seconds)
 
   @contextlib.contextmanager
@@ -255,7 +286,7 @@ class ProgressBar:
       self._activity = ""
 
   def update(self, progress: TrainingProgress, loss: float, note: str) -> None:
-    """Moves the bar.
+    """Moves the bar, and shows loss, speed and the time left.
 
     Args:
       progress: Progress of the run.
@@ -272,7 +303,11 @@ class ProgressBar:
     self._bar.update(self._task, completed=progress.step)
 
   def _status(self) -> str:
-    """Returns what the run does, or else the last loss and the time left."""
+    """Returns the text behind the bar.
+
+    It says what the run is doing, e.g. that it evaluates. If no activity is
+    under way, it says the last loss, the speed and the time left.
+    """
     if not self._activity:
       return self._result
     seconds = time.monotonic() - self._activity_start_s
@@ -285,7 +320,8 @@ def _log_lines_to(stream, replaced_streams) -> Iterator[None]:
 
   Args:
     stream: The stream to write to.
-    replaced_streams: Only handlers of one of these streams are changed.
+    replaced_streams: Only handlers that write to one of these streams are
+      changed.
   """
   changed_handlers = {}
   handlers = [

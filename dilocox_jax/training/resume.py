@@ -1,8 +1,9 @@
 """Continues a run from its checkpoint.
 
-A run with other settings is refused, because the rows before and after the
-checkpoint would not be of one run. If a directory holds a run without a
-checkpoint, the run is not overwritten.
+A checkpoint of a run with other settings is refused, because the rows of
+metrics before and after it would belong to different runs. A directory that
+holds a run without a checkpoint is refused too if a new run would delete
+results there.
 """
 
 import logging
@@ -59,12 +60,15 @@ def check_nothing_is_lost(
 def _lost_run(
   values: dict[str, Any], workdir: pathlib.Path, corpus_digest: str
 ) -> str:
-  """Returns which results would be lost and what to do; "" if none would be.
+  """Describes the results that a new run would delete, and what to do.
 
   Args:
     values: Config of the run, with its sections.
     workdir: A directory without checkpoints.
     corpus_digest: Digest of the text.
+
+  Returns:
+    A message of one line; "" if no results would be lost.
   """
   files = [
     name for name in (CONFIG, RECORD, METRICS) if (workdir / name).exists()
@@ -89,12 +93,15 @@ def _lost_run(
 def _other_run(
   values: dict[str, Any], workdir: pathlib.Path, corpus_digest: str
 ) -> str:
-  """Returns how the run in a directory differs from a run; "" if it does not.
+  """Describes how the run in a directory differs from the run that is to start.
 
   Args:
-    values: Config of the run, with its sections.
+    values: Config of the run that is to start, with its sections.
     workdir: A directory that holds a run.
-    corpus_digest: Digest of the text.
+    corpus_digest: Digest of the text of the run that is to start.
+
+  Returns:
+    A part of a message; "" if the two runs do not differ.
   """
   try:
     digest = json_file(workdir / RECORD)["corpus_digest"]
@@ -127,7 +134,7 @@ def resumed_state(
     overrides: Overrides that the caller passes now.
 
   Returns:
-    The state and the record of the checkpoint; None if there is none.
+    The state and the record of the checkpoint; None if there is no checkpoint.
 
   Raises:
     RefusedError: If the checkpoints belong to a run with other settings.
@@ -150,14 +157,16 @@ def resumed_state(
 
 
 def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
-  """Restores the clock of a run. A run keeps the clock with which it began.
+  """Restores a run's clock from a checkpoint.
+
+  A run keeps the clock with which it began.
 
   Args:
-    clock: Clock that the user gives now, if any.
+    clock: Clock that the user gives now; None: no clock.
     saved: State of the clock in the checkpoint; None if the run had no clock.
 
   Raises:
-    RefusedError: If only one of the two is there, or if they are of different
+    RefusedError: If only one of the two is None, or if they belong to different
       clusters.
   """
   if (saved is None) != (clock is None):
@@ -176,7 +185,7 @@ def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
 def _check_same_run(
   values: dict[str, Any], corpus_digest: str, record: dict[str, Any]
 ) -> None:
-  """Raises RefusedError if a checkpoint's record is that of another run.
+  """Raises RefusedError if a checkpoint belongs to another run.
 
   Args:
     values: Config that the user gives now, with its sections.
@@ -200,9 +209,10 @@ def _check_same_run(
 
 
 def check_same_overrides(record: dict[str, Any], overrides: Overrides) -> None:
-  """Refuses other overrides than those with which the run began.
+  """Refuses to continue a run with other overrides than it began with.
 
-  The name of the data is not compared, because the digest of the text is.
+  Only the names of the overrides are compared. The name "data" is left out,
+  because the digest of the text is compared instead.
 
   Args:
     record: Record of the run or of a checkpoint.

@@ -1,4 +1,4 @@
-"""Interface of a simulated clock, with which a run is timed on a cluster."""
+"""The interface of a clock that simulates the time of a run on a cluster."""
 
 from typing import Any, Protocol
 
@@ -24,20 +24,26 @@ class Clock(Protocol):
   digest: str
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:
-    """Advances by a segment and returns seconds since the start of the run.
+    """Advances the clock by a segment.
 
     Args:
       segment: Next segment of the run.
-      traffic: Bytes that its exchanges send.
+      traffic: Counter of the bytes that the segment's exchanges send.
+
+    Returns:
+      Simulated seconds since the start of the run.
     """
     ...
 
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
-    """Advances by the flush and returns seconds since the start of the run.
+    """Advances the clock by the flush.
 
     Args:
       plan: Plan of the run.
-      traffic: Bytes that the exchanges of the flush send.
+      traffic: Counter of the bytes that the exchanges of the flush send.
+
+    Returns:
+      Simulated seconds since the start of the run.
     """
     ...
 
@@ -46,7 +52,10 @@ class Clock(Protocol):
     ...
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Restores what `get_state` returned.
+    """Restores the clock from a checkpoint.
+
+    Args:
+      state: A result of `get_state`.
 
     Raises:
       ValueError: If the state is that of another cluster's clock.

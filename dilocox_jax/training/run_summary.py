@@ -39,7 +39,7 @@ def record(
     config: Config of the run.
     data: Data of the run.
     overrides: Overrides that the caller passes.
-    clock: Simulated clock of the run, if it has one.
+    clock: Simulated clock of the run; None: it has none.
     workdir: The run directory.
     programs: Programs of the run.
     command: Command line that started the run.
@@ -76,14 +76,14 @@ def announce(
   traffic: Traffic,
   step: int = 0,
 ) -> None:
-  """Logs what a run trains.
+  """Logs the model, the devices, the data, the method and the bytes of a run.
 
   Args:
     config: Config of the run.
     data: Data of the run.
     overrides: Overrides that the caller passes.
     plan: Current plan of the run.
-    traffic: Counts the bytes of the current rounds.
+    traffic: Counter of the bytes of the current rounds.
     step: Inner steps that were done before; 0 if the run does not continue.
   """
   log = logging.getLogger(__name__)
@@ -138,7 +138,12 @@ def _replicas_and_devices(config: RunConfig) -> str:
 
 
 def _with_plural(number: int, noun: str) -> str:
-  """Returns a number with a noun, e.g. "1 device" or "2 devices"."""
+  """Returns a number with a noun, e.g. "1 device" or "2 devices".
+
+  Args:
+    number: The number.
+    noun: The noun in the singular. Its plural must end in "s".
+  """
   if number == 1:
     return f"{number} {noun}"
   return f"{number} {noun}s"

@@ -1,7 +1,7 @@
-"""Loads the data of a run, and cuts texts into batches.
+"""Loads the data of a run, and cuts texts into batches, as the config says.
 
-The package `data` takes plain arguments and does not know the config. This
-module reads the config and calls it.
+The package `data` does the work. It takes plain arguments and does not know the
+config.
 """
 
 import dataclasses
@@ -45,12 +45,13 @@ class RunData:
     step_tokens: Tokens, or examples, of one replica's inner step.
     streams: Training batches of every replica.
     validation: Batches of every evaluation, leaves [N, B, ...].
-    batch: Shapes and types of one replica's batch of an inner step, leaves
-      [B, ...].
+    batch: Shapes and types of one replica's batch of an inner step, leaves [B,
+      ...].
     text: The text; None if the data is not a text.
-    judging: Batches for the last evaluation only, if there are any.
-    bytes_per_token: Mean number of bytes of text in a token, as in `Corpus`.
-      None if it is not known.
+    judging: Batches for the last evaluation only, leaves [N, B, ...]; None:
+      there are none.
+    bytes_per_token: Mean number of bytes of text in a token of the validation
+      text; None if it is not known.
     end_of_text: Token that ends a document, after which attention starts anew.
       None without document masks.
     description: Description of data that are not a text, for the log, e.g.
@@ -76,15 +77,15 @@ class RunData:
 
 
 def run_data(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> RunData:
-  """Returns the data of the user, or of the config's source.
+  """Loads the data of a run: the user's data, or the text of the config.
 
   Args:
     config: Config of the run.
     overrides: Overrides that the caller passes.
 
   Raises:
-    ValueError: One line, if there is no data or too little, or if the model
-      does not know a token of it.
+    ValueError: One line, if there is no data or too little, or if the data have
+      tokens that are not in the model's vocabulary.
   """
   data = _run_data(config, overrides)
   if overrides.model is None or not overrides.model.draws_random:
@@ -99,11 +100,15 @@ def run_data(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> RunData:
 
 
 def _run_data(config: RunConfig, overrides: Overrides) -> RunData:
-  """Returns the data of a run whose loss draws no random numbers.
+  """Returns the data of a run, without keys for a loss that draws numbers.
 
   Args:
     config: Config of the run.
     overrides: Overrides that the caller passes.
+
+  Raises:
+    ValueError: One line, if there is no data or too little, or if the data have
+      tokens that are not in the model's vocabulary.
   """
   if overrides.data is not None and not isinstance(overrides.data, Corpus):
     return _feed_data(config, overrides, overrides.data)
@@ -132,7 +137,11 @@ def _run_data(config: RunConfig, overrides: Overrides) -> RunData:
 
 
 def _text_batch(config: RunConfig) -> jax.ShapeDtypeStruct:
-  """Returns shape [B, L + 1] and type of a batch of token ids."""
+  """Returns shape [B, L + 1] and type of a replica's batch of token ids.
+
+  Args:
+    config: Config of the run.
+  """
   shape = (config.data.batch_size, config.data.sequence_length + 1)
   return jax.ShapeDtypeStruct(shape, np.int32)
 
@@ -215,7 +224,10 @@ def _check_sequences(
 
 
 def _check_same_form(train: Tree, validation: Tree) -> None:
-  """Raises ValueError if validation batches have another form than training.
+  """Raises ValueError if validation and training batches differ in form.
+
+  The form of an array is its kind (booleans, integers or floats) and its number
+  of axes.
 
   Args:
     train: A training batch, leaves [B, ...].
@@ -238,7 +250,11 @@ def _check_same_form(train: Tree, validation: Tree) -> None:
 
 
 def _form(example: np.ndarray) -> str:
-  """Describes an array, e.g. "integers with 1 axis in an example"."""
+  """Describes an example, e.g. "integers with 1 axis in an example".
+
+  Args:
+    example: Array of one example, without a batch axis.
+  """
   kinds = {"b": "booleans", "i": "integers", "u": "integers"}
   kind = kinds.get(example.dtype.kind, "floats")
   axes = "axis" if example.ndim == 1 else "axes"
@@ -270,8 +286,8 @@ def corpus(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> Corpus:
   Args:
     config: Config of the run.
     overrides: Overrides that the caller passes. `overrides.data` is the text if
-      it is a `Corpus`. If it is None or other data, the config decides the
-      text.
+      it is a `Corpus`. If it is None or data of another kind, the text of the
+      config is loaded.
 
   Raises:
     ValueError: If there is no text, or if the vocabulary of the model is
@@ -304,8 +320,9 @@ def corpus(config: RunConfig, overrides: Overrides = NO_OVERRIDES) -> Corpus:
 def _reads_tokens(overrides: Overrides) -> bool:
   """Returns whether the batches of a run must be tokens.
 
-  They must be for a model of the config, and for a supplied model with logits.
-  A supplied model without logits has its own loss, which may read any data.
+  The result is True for a model of the config, and for a supplied model with
+  logits. A supplied model without logits has its own loss, which may read any
+  data.
 
   Args:
     overrides: Overrides that the caller passes.
@@ -316,10 +333,10 @@ def _reads_tokens(overrides: Overrides) -> bool:
 def _known_tokens(
   config: RunConfig, overrides: Overrides, sequences_shape: tuple[int, int]
 ) -> Vocabulary:
-  """Returns the token ids that the run's model knows: 0 to a largest one.
+  """Returns the token ids that the run's model knows: 0 to the largest one.
 
-  A supplied model knows as many tokens as it has logits, or fewer if a table
-  in which it looks up tokens has fewer rows.
+  A supplied model knows as many tokens as it has logits, or fewer if a table in
+  which it looks up tokens has fewer rows.
 
   Args:
     config: Config of the run.
@@ -348,7 +365,14 @@ def _known_tokens(
 
 
 def _check_tokens(text: Corpus) -> None:
-  """Raises TokenError if a text has tokens that its vocabulary lacks."""
+  """Raises TokenError if a text has tokens that are not in its vocabulary.
+
+  Of a mapped file only the first token is checked, because reading all of it
+  would take minutes.
+
+  Args:
+    text: The text.
+  """
   vocabulary = Vocabulary(text.vocab_size, f"vocab_size={text.vocab_size}")
   for split in ("train", "validation", "judge"):
     tokens = getattr(text, split)
@@ -362,14 +386,14 @@ def _check_tokens(text: Corpus) -> None:
 
 
 def text_of(data: DataConfig, seed: int) -> Corpus:
-  """Returns the text of a data source, as tokens of the config's tokenizer.
+  """Loads the text of a data source, as tokens of the config's tokenizer.
 
   Args:
-    data: Section of a config.
+    data: Section `data` of a config.
     seed: Seed of the run; only the source "synthetic" uses it.
 
   Raises:
-    ValueError: If the source has no text. The message is one line.
+    ValueError: One line, if the text cannot be loaded.
   """
   settings = {
     name: value

@@ -1,8 +1,8 @@
 """Reads the parameters of a run's checkpoint leaf by leaf.
 
 A checkpoint holds the parameters and moments of all replicas, which may take
-ten times as much memory as the model. To export the model, its outer parameters
-are enough, and one leaf of them at a time.
+ten times as much memory as the model. An export needs only the outer
+parameters, and only one leaf of them at a time.
 """
 
 import dataclasses
@@ -25,14 +25,15 @@ from dilocox_jax.trees import LazyArray, leaves_by_path, nested
 
 @dataclasses.dataclass(frozen=True)
 class SavedLeaf(LazyArray):
-  """A parameter of a model that a checkpoint holds.
+  """A parameter of a model that is still in the files of a checkpoint.
 
   Attributes:
-    path: Path of the parameter.
+    path: Path of the parameter, e.g. "head/kernel".
     shape: Shape of the parameter.
     dtype: Type of the parameter.
     view: Cuts the fragments.
-    parts: The leaf of every fragment; None where a fragment has no part of it.
+    parts: The part of the parameter in every fragment; None where a fragment
+      has no part of it.
     is_shared: Whether all replicas have the same parameters. If not, the parts
       begin with an axis [M], and the mean over it is read.
   """
@@ -65,10 +66,11 @@ class SavedLeaf(LazyArray):
     """Reads a part of the parameter.
 
     Args:
-      part: The part.
+      part: The part; None if the fragment has no part of the parameter.
 
     Returns:
-      The values; or what stands for a leaf that a fragment does not have.
+      The values. For None, an `optax.MaskedNode`, which `FragmentView.merge`
+      expects in place of a missing leaf.
     """
     if part is None:
       return optax.MaskedNode()
@@ -79,7 +81,7 @@ class SavedLeaf(LazyArray):
 
 
 def saved_leaves(programs: Programs, state: TrainingState) -> dict[str, Any]:
-  """Returns the parameters to keep of a checkpoint, which are not yet read.
+  """Returns the parameters of a checkpoint, which are not read yet.
 
   Args:
     programs: Programs of the run, which trained a model of this package.

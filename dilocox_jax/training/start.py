@@ -52,8 +52,13 @@ def with_trainable(
     config: Config of the run.
     overrides: Overrides that the caller passes. If they have a trained part
       already, they are returned unchanged.
-    trainable: As in `models.adapters.adapt`; None means the adapters of the
-      config, or the whole model if the config has none.
+    trainable: Function from the path of a leaf to whether the leaf is trained
+      (`models.adapters.adapt`); None means the adapters of the config, or the
+      whole model if the config has none.
+
+  Returns:
+    The overrides with the trained part. If the whole model is trained, the
+    overrides are unchanged.
 
   Raises:
     ValueError: If both `trainable` and the config name a trained part, or if
@@ -85,9 +90,13 @@ def with_trainable(
 
 
 def _on_one_device(config: RunConfig) -> RunConfig:
-  """Returns the config with all replicas on one device.
+  """Returns the config of a run with all replicas on one device.
 
-  The machine that reads a run's checkpoint may lack the devices of the run.
+  The machine that reads the run's checkpoint may not have as many devices as
+  the run.
+
+  Args:
+    config: Config of the run that saved the checkpoint.
   """
   mesh = MeshConfig(num_replicas=config.mesh.num_replicas)
   return dataclasses.replace(config, mesh=mesh)
@@ -101,15 +110,16 @@ def first_state(
 ) -> TrainingState:
   """Returns the state before the first step.
 
-  A run that starts from another run takes over its outer parameters and, if the
-  shapes fit, the state of its outer optimizer.
+  If the run starts from another run (`checkpoint.init_from`), it takes over the
+  other run's outer parameters and, if the shapes fit, the state of the other
+  run's outer optimizer.
 
   Args:
     config: Config of the run.
     programs: Programs of the run.
     phase: First phase of the run.
-    overrides: Overrides that the caller passes. A model, an optimizer or an
-      exchange that was passed to the other run must be among them.
+    overrides: Overrides that the caller passes. If a model, an optimizer or an
+      exchange was passed to the other run, it must be passed here, too.
 
   Raises:
     RefusedError: If the run should start from another run and cannot.
@@ -155,16 +165,16 @@ def _check_fits(programs: Programs, params: Tree, source: pathlib.Path) -> None:
 def _checkpoint_of_other_library(
   config: RunConfig, source: pathlib.Path, overrides: Overrides
 ) -> StoredCheckpoint:
-  """Opens the checkpoint of another library for a run (`foreign_checkpoint`).
+  """Opens a checkpoint of another library, and checks that it fits the run.
 
   Args:
     config: Config of the run. Its model must be the model of the checkpoint.
     source: Folder of the checkpoint.
-    overrides: What the caller passes in place of the config.
+    overrides: Overrides that the caller passes.
 
   Raises:
-    RefusedError: If the user supplies the model, or if the checkpoint cannot be
-      read or holds another model.
+    RefusedError: If the overrides have a model, or if the checkpoint cannot be
+      read or holds another model than the config's.
   """
   if overrides.model is not None:
     raise RefusedError(
@@ -180,7 +190,7 @@ def _refusing(source: pathlib.Path) -> Iterator[None]:
   """Turns a ValueError into a RefusedError that names `checkpoint.init_from`.
 
   Args:
-    source: Value of the field.
+    source: Value of the config's field `checkpoint.init_from`.
   """
   try:
     yield
@@ -190,6 +200,9 @@ def _refusing(source: pathlib.Path) -> Iterator[None]:
 
 def _is_of_other_library(source: pathlib.Path) -> bool:
   """Whether a folder is a checkpoint that another library has written.
+
+  Args:
+    source: The folder.
 
   Raises:
     RefusedError: If the folder has a config.json that cannot be read.
@@ -204,7 +217,7 @@ def _is_of_other_library(source: pathlib.Path) -> bool:
 def _with_outer_optimizers(
   state: TrainingState, optimizers: Tree, source: object
 ) -> TrainingState:
-  """Returns a state with the outer optimizer states of another run.
+  """Takes over the outer optimizer states of another run.
 
   If their shapes do not fit, a warning is logged, and the state is returned
   unchanged. A `SharedState` has no outer optimizer and is returned unchanged.
@@ -212,8 +225,11 @@ def _with_outer_optimizers(
   Args:
     state: First state of the run.
     optimizers: Outer optimizer state of each fragment of the other run; None if
-      there is none.
+      the other run has none.
     source: Directory of the other run, for the warning.
+
+  Returns:
+    The state with the outer optimizer states of the other run.
   """
   if not isinstance(state, RoundState):
     return state
@@ -261,17 +277,18 @@ def _source_config(source: pathlib.Path) -> RunConfig:
 
 
 def _common_overrides(source: pathlib.Path, overrides: Overrides) -> Overrides:
-  """Returns the overrides of a run that were also passed to another run.
+  """Returns the overrides that were passed both to a new and to another run.
 
-  Only those that decide what a checkpoint holds are returned: the model, the
-  optimizers and the exchange.
+  Only overrides that decide what a checkpoint holds are returned: the model,
+  the optimizers and the exchange.
 
   Args:
     source: Directory of the other run.
     overrides: Overrides that the caller passes to the new run.
 
   Raises:
-    RefusedError: If the other run had a part that the new run lacks.
+    RefusedError: If such an override was passed to the other run and not to the
+      new one.
   """
   saved_names = []
   # If the record cannot be read, `_saved_outer` raises a clearer error.
@@ -344,7 +361,8 @@ def saved_leaves(
     overrides: Overrides that the caller passed to the run.
 
   Returns:
-    A nested dict of leaves that `np.asarray` reads (`training.saved_params`).
+    A nested dict of leaves. `np.asarray` reads a leaf from the disk
+    (`training.saved_params`).
 
   Raises:
     RefusedError: If the directory holds no run or no undamaged checkpoint.
@@ -390,13 +408,14 @@ def _saved_model(
   Args:
     config: Config of the new run.
     source: Directory of the other run.
-    replicas: As in `_saved_outer`.
+    replicas: Replicas on whose devices the arrays are placed.
     overrides: Overrides that the caller passes to the new run.
 
   Returns:
-    The parameters and the outer optimizer states, as `_saved_outer` returns
-    them. If the other run trained adapters, they are added to the kernels, and
-    the optimizer states are None.
+    The parameters, and a list of the outer optimizer states of all fragments,
+    or None if there are none (`_saved_outer`). If the other run trained
+    adapters, they are added to the kernels, and None is returned instead of the
+    list.
 
   Raises:
     RefusedError: If the model cannot be read, or is another model.
@@ -420,7 +439,7 @@ def _saved_model(
 def _check_same_config(
   config: RunConfig, record: dict[str, Any], source: pathlib.Path
 ) -> None:
-  """Refuses a directory whose config is of another run than its checkpoints.
+  """Refuses a directory whose config and checkpoints are of different runs.
 
   Args:
     config: Config in the directory's config.json.

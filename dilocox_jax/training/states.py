@@ -1,6 +1,6 @@
-"""Builds the first state of a phase, describes a saved state, and checks both.
+"""Builds, describes and checks the training state of each phase of a run.
 
-During a warm start a state is a `SharedState`. During the rounds it is a
+During a warm start the state is a `SharedState`. During the rounds it is a
 `RoundState`. So the phase of a run decides which of the two a checkpoint holds.
 """
 
@@ -27,7 +27,7 @@ TrainingState = SharedState | RoundState
 
 
 class NotFiniteError(RuntimeError):
-  """Raised if a value is not finite. The message says which and where."""
+  """Raised if a value is not finite. The message says which value and where."""
 
 
 class TrainingStoppedError(RuntimeError):
@@ -57,7 +57,7 @@ class StopRequestedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingProgress:
-  """Says how far a run has come. Every checkpoint contains it.
+  """How far a run has come. Every checkpoint contains it.
 
   Attributes:
     step: Number of finished inner steps.
@@ -116,6 +116,9 @@ def _run_with_shared_result(
     programs: Programs of the run.
     function: Function that returns a tree of arrays of one replica.
     *args: Arguments of the function.
+
+  Returns:
+    The result of the function, on the devices of the replicas.
   """
   shapes = jax.eval_shape(function, *args)
   shardings = programs.rounds.replicas.state_shardings(shapes, None)
@@ -146,8 +149,8 @@ def abstract(
   Args:
     programs: Programs of the run.
     phase: "data_parallel" or "rounds".
-    in_flight: Number of pseudo-gradients in flight of every fragment
-      (`rounds.states.abstract`).
+    in_flight: Number of pseudo-gradients in flight, one number for each
+      fragment; empty: none.
   """
   # `eval_shape` draws no numbers, so the seed of the key does not matter.
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
@@ -158,7 +161,7 @@ def abstract(
 
 
 def shapes_of(programs: Programs) -> tuple[Tree, Tree]:
-  """Returns shapes and types of parameters and inner optimizer of a replica.
+  """Returns shapes and types of a replica's parameters and inner optimizer.
 
   Args:
     programs: Programs of the run.
@@ -173,9 +176,9 @@ def segment_sent_bytes(
 ) -> int:
   """Returns the bytes that a replica sends in a segment.
 
-  A replica sends the messages of the exchanges. If other replicas return after
-  an absence, they start with a copy of the state of one replica. Every replica
-  is counted as if it sent this copy.
+  These are the messages of the exchanges. If replicas return in the segment
+  after an absence, the size of one replica's state is added, because they start
+  with a copy of it.
 
   Args:
     traffic: Counts the bytes of the exchanges.
@@ -192,7 +195,12 @@ def segment_sent_bytes(
 
 
 def num_in_flight(state: TrainingState) -> list[int]:
-  """Returns how many pseudo-gradients of every fragment are in flight."""
+  """Returns how many pseudo-gradients are in flight, fragment by fragment.
+
+  Args:
+    state: State of all replicas. A `SharedState` has no fragments, so the list
+      is empty for it.
+  """
   if isinstance(state, SharedState):
     return []
   return [len(fragment.in_flight) for fragment in state.fragments]
@@ -224,11 +232,10 @@ _all_finite = jax.jit(all_finite)
 def copies_are_equal(state: Tree) -> bool:
   """Whether all replicas have equal copies of the arrays that they share.
 
-  Outer parameters and outer state are never sent. Every replica computes its
-  own copy, and the copies are equal if all devices compute alike. If one device
-  does not, the replicas drift apart unnoticed, and every later number is wrong.
-  So the copies are compared before each checkpoint. The devices compute
-  checksums of them.
+  The devices compute checksums of the copies, and the checksums are compared.
+  Outer parameters and outer state are never sent: every replica computes its
+  own copy. If one device computed something else, the replicas would drift
+  apart unnoticed, and every later number would be wrong.
 
   Args:
     state: Tree of arrays. Arrays on a mesh whose sharding does not divide them
@@ -247,7 +254,12 @@ def copies_are_equal(state: Tree) -> bool:
 
 
 def _is_shared(sharding: Sharding) -> bool:
-  """Whether each replica has an equal copy of an array on its own devices."""
+  """Whether each replica has an equal copy of an array on its own devices.
+
+  Args:
+    sharding: Sharding of the array. Without a mesh that has a replica axis, the
+      result is False.
+  """
   if not isinstance(sharding, NamedSharding):
     return False
   has_replicas = REPLICA_AXIS in sharding.mesh.axis_names
@@ -287,6 +299,12 @@ def _sum_of_bits(leaf: jax.Array) -> jax.Array:
   """Returns the sum of the bits of an array's values, modulo 2^32.
 
   The bits of each value are read as an unsigned integer of the same size.
+
+  Args:
+    leaf: The array.
+
+  Returns:
+    The sum, a uint32 scalar.
   """
   if leaf.dtype == jnp.bool_:
     leaf = leaf.astype(jnp.uint8)

@@ -2,10 +2,10 @@
 
 The trainer computes nothing itself. The plan names the segments, and the
 programs of `build` run them. The metrics reader records their metrics, and the
-checkpoints save the state. The trainer dispatches a segment before it reads the
-metrics of the segment before, so the devices never wait for the host. If there
-are several processes, each goes through the whole plan with the batches of its
-own replicas.
+checkpoints save the state. The trainer dispatches the next segment before it
+reads the metrics of the last one, so the devices do not wait for the host. If
+there are several processes, each goes through the whole plan with the batches
+of its own replicas.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ from dilocox_jax.training.watching import NOT_WATCHED, FinishedRound, Watching
 
 
 class Trainer:
-  """One run in one directory. The method `run` trains it to its end.
+  """One run in one directory. The method `run` trains it to the end.
 
   Attributes:
     has_begun: Whether this program has trained a segment, or has found that the
@@ -89,13 +89,14 @@ class Trainer:
       workdir: The run directory. It is created if it is missing. If it holds
         this run, the run continues.
       command: The command line, for the record.
-      clock: Simulated clock to advance; training never reads it.
-      overrides: Objects in place of what the config names, as
-        `start.with_trainable` returns them.
+      clock: Simulated clock to advance; training never reads it. None: no times
+        are simulated.
+      overrides: Objects in place of what the config names. If only a part of
+        the model is trained, `start.with_trainable` has added this part.
       address: Mailbox of the run, and name of this program's replica. It sets
         exchange.collective=mailbox. None means that all replicas are in this
         runtime.
-      watching: How the run is watched.
+      watching: Logs, functions and displays that observe the run.
 
     Raises:
       ValueError: One line, if a part cannot be built.
@@ -181,7 +182,7 @@ class Trainer:
     """Connects the processes of the run.
 
     Raises:
-      RefusedError: If the processes belong to different runs. They would wait
+      RefusedError: If the processes belong to different runs, which would wait
         for each other for ever.
     """
     try:
@@ -193,10 +194,15 @@ class Trainer:
       processes.open_connections(self.programs.rounds.replicas.mesh)
 
   def _run(self) -> None:
-    """Trains to the end.
+    """Opens the checkpoints, and trains to the end.
 
     If the run must stop, the error says what the user can do and which
-    checkpoint is kept. The errors are those of `run`.
+    checkpoint is kept.
+
+    Raises:
+      TrainingStoppedError: If a value is not finite, or a store does not answer
+        after a request to stop.
+      StopRequestedError: If any process was asked to stop.
     """
     with processes.detect_lost_process():
       resume.check_nothing_is_lost(self._values, self.workdir, self.data.digest)
@@ -222,7 +228,13 @@ class Trainer:
         self._checkpoints.close()
 
   def _rate(self, section: str) -> str:
-    """Names the learning rate of the inner or outer optimizer, for messages."""
+    """Names the learning rate of an optimizer, for messages.
+
+    Example: "inner.learning_rate=0.001".
+
+    Args:
+      section: "inner" or "outer".
+    """
     if getattr(self.overrides, f"{section}_optimizer") is not None:
       return f"the rate of the {section} optimizer that was passed in"
     rate = getattr(self.config, section).learning_rate
@@ -233,7 +245,7 @@ class Trainer:
     return f"{self._checkpoints.what_is_kept()} in {self.workdir}"
 
   def _start_and_train(self) -> None:
-    """Restores the newest checkpoint, or starts anew, and trains to the end."""
+    """Trains from the newest checkpoint, or from the start, to the end."""
     self._replicas.enter(self._values, self.overrides.names)
     resumed = resume.resumed_state(
       values=self._values,
@@ -283,7 +295,7 @@ class Trainer:
         self._train_to_the_end(state)
 
   def _announce(self, *, is_resumed: bool) -> None:
-    """Logs and records what the run trains.
+    """Logs and writes to files what the run trains.
 
     Args:
       is_resumed: Whether a checkpoint was restored.
@@ -308,7 +320,7 @@ class Trainer:
     )
 
   def _train_to_the_end(self, state: TrainingState) -> None:
-    """Trains and finishes the run.
+    """Trains all segments, flushes, and evaluates and saves the result.
 
     If the replica has lost the other replicas of its mailbox, it joins them
     again.
@@ -326,10 +338,11 @@ class Trainer:
         self._reader.record_time("catch_up", self.progress.step)
 
   def _first_state(self) -> TrainingState:
-    """Returns the state with which this run, or this replica of it, starts.
+    """Returns the state with which this program starts to train.
 
-    A replica that joins a run late starts with the state of the others, and
-    continues with their step of the plan.
+    All replicas of a run start with the same state. A replica that joins a
+    mailbox late starts with the state of the other replicas instead, and
+    continues at their step of the plan.
     """
     phase = self.controller.plan.phase(0)
     state = start.first_state(self.config, self.programs, phase, self.overrides)
@@ -342,7 +355,11 @@ class Trainer:
     return joined_state
 
   def _skip_to(self, step: int) -> None:
-    """Continues at a step of the plan without training the steps before it."""
+    """Continues at a step of the plan without training the steps before it.
+
+    Args:
+      step: Number of inner steps that count as finished.
+    """
     self.progress = self.progress.after(step=step)
     self.data.streams.set_state(self.data.streams.get_state() | {"step": step})
 
@@ -409,7 +426,12 @@ class Trainer:
     return max(coordinator_store.allgather(self._stop_signal))
 
   def _read(self, pending: DispatchedSegment | None) -> None:
-    """Waits for a segment, records it, and tells the controller its drifts."""
+    """Waits for a segment, records its metrics, and passes its drifts on.
+
+    Args:
+      pending: A segment whose metrics are not yet read; None: there is none, so
+        nothing is done.
+    """
     if pending is not None:
       self.controller.observe(self._reader.read(pending))
 
@@ -429,7 +451,11 @@ class Trainer:
       self._watching.on_round(finished_round)
 
   def _program_key(self, segment: Segment) -> Hashable:
-    """Returns a key that is equal for segments that run the same programs."""
+    """Returns a key that is equal for segments that run the same programs.
+
+    Args:
+      segment: The segment.
+    """
     window_kinds = tuple(
       self.controller.rounds.kind(window) for window in segment.windows
     )
@@ -437,7 +463,11 @@ class Trainer:
     return (segment.phase, segment.num_steps, window_kinds, setting)
 
   def _is_new(self, segment: Segment) -> bool:
-    """Whether no segment with the programs of a segment has run yet."""
+    """Whether a segment needs programs that no earlier segment has run.
+
+    Args:
+      segment: The segment.
+    """
     return self._program_key(segment) not in self._compiled
 
   def _dispatch(
@@ -492,7 +522,10 @@ class Trainer:
     )
 
   def _needs_pause(self, segment: Segment) -> bool:
-    """Whether `_pause` has something to do between two segments.
+    """Whether something is due between two segments that `_pause` does.
+
+    The result is True if a warm start ends, or if a new rank and H, an
+    evaluation or a checkpoint is due.
 
     Args:
       segment: Segment that was dispatched, and whose metrics are not yet read.
@@ -570,7 +603,10 @@ class Trainer:
     return f"step {self.progress.step + 1:,} of {self.config.total_steps:,}"
 
   def _save(self, state: TrainingState) -> None:
-    """Checks a state and starts to save it in the background.
+    """Checks a state, and starts to save it in the background.
+
+    Args:
+      state: State after the last segment.
 
     Raises:
       NotFiniteError: If a value of the state is not finite.
@@ -606,7 +642,11 @@ class Trainer:
     self._reader.record_time("checkpoint", self.progress.step)
 
   def _finish(self, state: TrainingState) -> None:
-    """Flushes, evaluates and saves. The run has ended then."""
+    """Flushes, evaluates and saves a run after its last inner step.
+
+    Args:
+      state: State after the last inner step. Only a `RoundState` is flushed.
+    """
     if isinstance(state, RoundState):
       state = self._flush(state)
     self._evaluate(state, self.config.total_steps)
@@ -614,12 +654,15 @@ class Trainer:
     self._save(state)
 
   def _flush(self, state: RoundState) -> RoundState:
-    """Applies all updates in flight, and returns the state after that.
+    """Sends and applies all progress that is not applied yet.
 
-    The flush is also checked, and its bytes and time are recorded.
+    The drifts of the flush are checked, and its bytes and time are recorded.
 
     Args:
       state: State after the last inner step.
+
+    Returns:
+      The state after the flush, in which nothing is in flight.
     """
     plan = self.controller.plan
     traffic = self.controller.traffic
@@ -647,7 +690,7 @@ class Trainer:
 def _replicas_of(
   config: RunConfig, address: MailboxAddress | None, overrides: Overrides
 ) -> LocalReplicas | MailboxReplica:
-  """Returns the replicas of this program.
+  """Returns the object that stands for the replicas of this program.
 
   Args:
     config: Config of the run.

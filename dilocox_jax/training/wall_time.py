@@ -1,8 +1,9 @@
 """Measures when the devices have computed arrays, and how long JAX compiled.
 
 The host runs ahead of the devices. So the time at which the host reads a result
-tells little about the time at which the devices had computed it. A thread that
-only waits for the result measures this time, and costs the devices nothing.
+tells little about the time at which the devices had computed it. To measure the
+second time, a thread waits for the result and does nothing else. It costs the
+devices nothing.
 """
 
 import threading
@@ -57,7 +58,7 @@ class CompileTimes:
 
     Args:
       event: JAX's name of the event.
-      duration_secs: Duration of the event.
+      duration_secs: Duration of the event (seconds).
       **details: More facts about the event, which are not read.
     """
     del details
@@ -67,17 +68,17 @@ class CompileTimes:
         self._spans.append((end_s - duration_secs, end_s))
 
   def seconds(self, start_s: float, end_s: float) -> float:
-    """Returns how many seconds of a span of time JAX compiled.
+    """Returns for how many seconds JAX compiled within a span of time.
 
     Example: if JAX compiles from 1 to 3 s, and in another thread from 2 to 4 s,
     it compiles for 3 s of the span from 0 to 10 s.
 
-    The object forgets everything that ended before `start_s`, so spans must be
-    asked for in order.
+    Ask for spans in the order of their starts: the object forgets every
+    compilation that ended before `start_s`.
 
     Args:
-      start_s: Start of the span (`time.perf_counter`).
-      end_s: End of the span.
+      start_s: Start of the span (seconds of `time.perf_counter`).
+      end_s: End of the span (seconds of `time.perf_counter`).
     """
     with self._lock:
       self._spans = [span for span in self._spans if span[1] > start_s]

@@ -17,10 +17,10 @@ class FinishedRound:
   """A round that was dispatched, for a function that looks at the state.
 
   The function may read the arrays while it runs. A read waits until the devices
-  have computed the round, and they stand still until the next round is
-  dispatched. A function that reads nothing costs nothing. After the function
-  has returned, the next round reuses the memory of all arrays. So the function
-  copies what it keeps, for example by `jax.device_get`.
+  have computed the round, and the devices then stand still until the next round
+  is dispatched. A function that reads nothing costs nothing. After the function
+  has returned, the next round reuses the memory of all arrays. So copy what is
+  needed later, for example by `jax.device_get`.
 
   Attributes:
     step: Finished inner steps of the run at the end of the round.
@@ -45,7 +45,7 @@ class FinishedRound:
 
 @dataclasses.dataclass(frozen=True)
 class Watching:
-  """How a run is watched.
+  """Logs, functions and displays that observe a run.
 
   Attributes:
     log: Gets every row that the run writes; None: the rows go to files alone.

@@ -1,1 +1,1 @@
-"""Config files: `default` holds every field; the others change some of them."""
+"""Config files. `default` has every field; the others change some of them."""

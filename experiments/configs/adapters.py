@@ -4,9 +4,9 @@ The size of the model follows the colon. `tiny` reads the pages of docs/.
 `llama_1_1b` has the sizes of TinyLlama; name its text and tokenizer:
 --config.data.glob and --config.data.tokenizer.
 
-Source: LoRA, arXiv 2106.09685; the method, ranks and rates are ours. Claim: two
-stacked replicas of 1.1 billion parameters need less than 12 GB (estimated by
-`experiments.fits`; not run). Cost: a minute on two CPU cores, or one
+Source: LoRA, arXiv 2106.09685; method, ranks and rates: this project. Claim:
+two stacked replicas of 1.1 billion parameters need less than 12 GB (estimated
+by `experiments.fits`; not run). Cost: a minute on two CPU cores, or one
 accelerator a replica.
 
     python -m experiments.train --config=experiments/configs/adapters.py:tiny \
@@ -40,7 +40,7 @@ ADAPTERS = {
 
 
 def get_config(name: str = "tiny"):
-  """Returns the default run, but with adapters.
+  """Returns a run like the default run, which trains adapters.
 
   Args:
     name: Size of the model, one of `ADAPTERS`.

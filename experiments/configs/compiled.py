@@ -95,7 +95,7 @@ def get_config(name="tiny_dilocox"):
     name: One of `COMPILED`.
 
   Raises:
-    ValueError: If there is no such run.
+    ValueError: If `COMPILED` has no such name.
   """
   if name not in COMPILED:
     raise ValueError(f"{name!r} must be one of {', '.join(COMPILED)}")

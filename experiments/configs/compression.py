@@ -20,7 +20,7 @@ ADAPTIVE = FEEDBACK | {"adaptive.mode": "rank", "adaptive.window_rounds": 3}
 
 
 def get_config():
-  """Returns a sweep: DiLoCo in fp32, and nineteen ways to send less."""
+  """Returns the config of a sweep: DiLoCo in fp32, and 19 ways to send less."""
   runs = [
     {"name": "float32"},
     _codec("float16", "float16"),
@@ -62,7 +62,8 @@ def _codec(name: str, codec: str, feedback: float = 0.0) -> dict:
   Args:
     name: Name of the run.
     codec: Codec of the messages.
-    feedback: Share of the compression error that is fed back; 0 means none.
+    feedback: Fraction of the codec's loss that is added to the next message; 0
+      means none.
   """
   run: dict[str, Any] = {"name": name, "exchange.codec": codec}
   if feedback:
@@ -71,10 +72,18 @@ def _codec(name: str, codec: str, feedback: float = 0.0) -> dict:
 
 
 def _low_rank(rank: int) -> str:
-  """Returns the codec of low rank whose factors have 4 bits a value."""
+  """Returns the name of the codec that sends low-rank factors in 4 bits.
+
+  Args:
+    rank: Rank of the factors.
+  """
   return f"low_rank(rank={rank})+int(bits=4)"
 
 
 def _top_k(fraction: float) -> str:
-  """Returns the codec of the largest values, in 2 bits a value."""
+  """Returns the name of the codec that sends the largest values in 2 bits.
+
+  Args:
+    fraction: Fraction of the values that is sent.
+  """
   return f"top_k(fraction={fraction})+int(bits=2)"

@@ -100,7 +100,7 @@ SWEEPS = {
 
 
 def get_config(name: str = "small"):
-  """Returns a sweep, whose runs are in the committed file of its rows.
+  """Returns the config of a sweep whose rows are in docs/results.
 
   Args:
     name: One of `SWEEPS`.

@@ -24,7 +24,7 @@ from dilocox_jax.config import RunConfig
 
 
 def get_config(path: str = "") -> config_dict.ConfigDict:
-  """Returns every field at its default; no other field can be set.
+  """Returns all fields of a config at their defaults, and allows no others.
 
   Fields that the method decides (`config.sync.method`) are None.
 

@@ -11,7 +11,7 @@ from experiments.configs import default
 
 
 def get_config():
-  """Returns a sweep: DiLoCo with H = 10 and 30, each with two rates."""
+  """Returns the config of a sweep: two values of H, two learning rates."""
   config = default.sweep()
   config.base.total_steps = 300
   config.grid = {

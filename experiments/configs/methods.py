@@ -1,10 +1,14 @@
-"""Every method with rounds for a short run; its name follows the colon.
+"""Runs of every method with short rounds. The method follows the colon.
 
-`overlap_loco` has a file of its own. Cost: two minutes on two CPU cores, three
-for Muon (`muloco`) and `cocktail_sgd`.
+The method `overlap_loco` has a config file of its own. Cost: two minutes on two
+CPU cores, three for `muloco` and `cocktail_sgd`.
 
     python -m experiments.train --config=experiments/configs/methods.py:muloco \
         --workdir=runs/muloco --config.sync.sync_interval=50
+
+Each entry says what the method does, where it is described (Source), what its
+authors or this project found (Claim), and how the run here differs from the
+source (Differs).
 
 allreduce: gradients of every step are averaged over the slow links. Source: all
   the papers use it as their baseline. Claim: the other methods try to reach its
@@ -16,22 +20,25 @@ diloco: replicas exchange every H steps and wait for each other. Source: arXiv
 open_diloco: the open reproduction of DiLoCo. Source: arXiv 2407.07852. Claim
   (recalled): perplexity 13.73 with 8 replicas against 13.68 for data parallel.
   Differs: H = 30 instead of 500.
-streaming_diloco: fragments in turn; tau steps hide each exchange. Source: arXiv
-  2501.18512. Claim (published): the loss of DiLoCo at a fraction of its peak
-  bandwidth. Differs: outer momentum 0.6; E3M0 has a scale for each block.
-eager: a replica's own share counts at once, the rest a round late. Source:
-  arXiv 2502.12996. Claim (recalled): hours at 1 Gbit/s equal hours at infinite
-  bandwidth, loss close to data parallel. Differs: H = 30, outer momentum 0.6.
+streaming_diloco: fragments are exchanged in turn, and tau inner steps hide each
+  exchange. Source: arXiv 2501.18512. Claim (published): the loss of DiLoCo at a
+  fraction of its peak bandwidth. Differs: outer momentum 0.6; E3M0 has a scale
+  for each block.
+eager: a replica applies its own pseudo-gradient at once, and those of the other
+  replicas one round later. Source: arXiv 2502.12996. Claim (recalled): hours at
+  1 Gbit/s equal hours at infinite bandwidth, loss close to data parallel.
+  Differs: H = 30, outer momentum 0.6.
 dilocox: the whole next round hides the exchange. Source: arXiv 2506.21263.
   Claim (published): 357 times the throughput of AllReduce for 107B parameters
   over 1 Gbit/s. Differs: replicas keep progress that is not averaged yet
-  ("continue"). With rounds of four steps that ends lower than dropping it, with
-  twenty they end alike (measured). The residual is the error of the
-  replica's own message; in the paper it is the error of the mean (recalled).
-delayed: any schedule with any rule that it allows. Source: ours as a
-  combination; the rule is LOSCAR-SGD's (arXiv 2605.20866). Claim: with rounds
-  of four steps "continue" ends lower than "reset", with twenty they end alike
-  (measured).
+  (sync.rule=continue). With rounds of four steps, runs that keep it end with a
+  lower loss than runs that drop it; with rounds of twenty steps both end alike
+  (measured). The residual is the error of the replica's own message; in the
+  paper it is the error of the mean (recalled).
+delayed: any schedule with any rule that it allows. Source: the combination is
+  this project's own; the rule is LOSCAR-SGD's (arXiv 2605.20866). Claim: with
+  rounds of four steps sync.rule=continue ends with a lower loss than "reset";
+  with rounds of twenty steps both end alike (measured).
 sparse_loco: the largest values of a pseudo-gradient's blocks, in 2 bits.
   Source: Sarfi et al., 2025, arXiv 2508.15706. Claim (recalled): better loss
   than full-precision DiLoCo at 1 to 3 % of the values and 2 bits. Differs: H =
@@ -45,9 +52,10 @@ cocktail_sgd: the gradients of every step, by mask, top-k and 4 bits. Source:
   Wang et al., 2023, ICML. Claim (published): 117 times fewer bytes, 1.2 times
   slower over 500 Mbit/s than on a fast network. Differs: top-k by blocks; AdamW
   runs on the mean, and a step waits for it. The authors' code sends progress
-  one step late instead of gradients. That is `cocktail_params`, which ends far
-  lower. Kept are 2 % of the values (a fifth of a tenth, as in the authors'
-  README); their script for training from scratch keeps 20 % (a half of 0.4).
+  one step late instead of gradients. The run `cocktail_params` of
+  docs/results/convergence_small.csv does so, and ends with a far lower loss.
+  Both send 2 % of the values (a fifth of a tenth), as in the authors' README;
+  the authors' script for training from scratch sends 20 % (a half of 0.4).
 """
 
 from dilocox_jax.checks import known
@@ -74,13 +82,13 @@ METHODS = {
 
 
 def get_config(name: str = "diloco"):
-  """Returns the default run with another method, and with short rounds.
+  """Returns the default run with a method, and with short rounds.
 
   Args:
     name: One of `METHODS`.
 
   Raises:
-    ValueError: If there is no such method here.
+    ValueError: If `METHODS` has no such method.
   """
   known("method", name, METHODS)
   config = default.get_config()

@@ -1,14 +1,17 @@
-"""One bit a value, in slices of all leaves that keep the link busy.
+"""A run of `overlap_loco`: one bit a value, exchanged while replicas train.
+
+The parameters are divided into fragments, each a slice of all leaves, and one
+exchange follows the other, so that the link is always busy.
 
 The run evaluates and keeps an average of the outer parameters. The mean age of
-the averaged parameters is a sixteenth of the run. With such an average the
+the averaged parameters is a sixteenth of the run. Because of the average, the
 learning rate ends higher than in other configs.
 
-Source: ours in its fixed slices, one bit with feedback, Muon and the average.
-The rule by which a replica keeps its progress is LOSCAR-SGD's (arXiv
-2605.20866). Claim: the smallest gap to AllReduce of all methods whose bytes
-are hidden behind the steps (measured). Cost: two minutes on two
-CPU cores.
+Source: the slices, one bit with error feedback, Muon and the average were put
+together in this project. The rule by which a replica keeps its progress is
+LOSCAR-SGD's (arXiv 2605.20866). Claim: the smallest gap to AllReduce of all
+methods whose exchanges are hidden behind inner steps (measured). Cost: two
+minutes on two CPU cores.
 
     python -m experiments.train --config=experiments/configs/overlap_loco.py \
         --workdir=runs/overlap_loco --config.sync.sync_interval=32

@@ -3,10 +3,10 @@
 Sources: DiLoCoX, arXiv 2506.21263 (H, ranks, steps and layers recalled, not
 verified); OpenDiLoCo, arXiv 2407.07852, with the batches, steps and rates of
 its repository; Streaming DiLoCo, arXiv 2501.18512, tables 2 and 5. The papers
-leave some settings open. We have chosen the batches and inner rates of DiLoCoX
-and Streaming DiLoCo, and the pipeline schedule. Differs: E3M0 has a scale for
-each block. Claims: see docs/reproduction.md. Cost: one accelerator a replica,
-and 32 for 107B.
+leave some settings open. This project has chosen the batches and inner rates of
+DiLoCoX and Streaming DiLoCo, and the pipeline schedule. Differs: E3M0 has a
+scale for each block. Claims: see docs/reproduction.md. Cost: one accelerator a
+replica, and 32 for 107B.
 
 The text comes from experiments.prepare_data, with the tokenizer of the paper:
 WikiText-103 for DiLoCoX, C4 for the others.
@@ -120,7 +120,7 @@ def get_config(name="streaming_35m"):
     name: One of `PAPERS`.
 
   Raises:
-    ValueError: If there is no such setting.
+    ValueError: If `PAPERS` has no such name.
   """
   if name not in PAPERS:
     raise ValueError(f"{name!r} must be one of {', '.join(PAPERS)}")

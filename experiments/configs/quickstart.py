@@ -1,11 +1,14 @@
-"""Three methods for the simulated clock of a slow link, by name after a colon.
+"""Runs of three methods with the simulated times of a slow link.
 
-Two replicas with Muon as inner optimizer, on the same tokens of Python's own
-library. All keep the same average of their parameters and end at the same
-rate. experiments.quickstart trains all three and compares them.
+The name of the method follows the colon.
 
-Source: ours (`overlap_loco`), DiLoCoX (arXiv 2506.21263) and AllReduce. Claim:
-docs/quick_start.md. Cost: a few minutes on two CPU cores for the three.
+Each run has two replicas with Muon as inner optimizer, and all runs read the
+same tokens of Python's own library. All runs average their parameters in the
+same way, and the learning rate of each ends at a fifth of its peak.
+experiments.quickstart trains all three and compares them.
+
+Source: this project (`overlap_loco`), DiLoCoX (arXiv 2506.21263) and AllReduce.
+Claim: docs/quick_start.md. Cost: a few minutes on two CPU cores for the three.
 
     python -m experiments.train --workdir=runs/dilocox \
         --config=experiments/configs/quickstart.py:dilocox

@@ -50,7 +50,12 @@ _SUFFIXES = (
 
 
 def _baselines() -> dict[str, str]:
-  """Returns the name of each setting's baseline, by name of the setting."""
+  """Returns with which AllReduce each setting is compared.
+
+  Returns:
+    Name of a setting of AllReduce, by the name of the setting that is compared
+    with it.
+  """
   baselines = {}
   for method in (*METHODS, "overlap_loco in fp32,"):
     if method != "allreduce":
@@ -69,11 +74,11 @@ def _baselines() -> dict[str, str]:
 
 
 def _baselines_of_main() -> dict[str, str]:
-  """Returns the baselines of `main`, which has a better AllReduce for some.
+  """Returns with which AllReduce each setting of `main` is compared.
 
-  With Muon, a momentum of 0.9 suits AllReduce better than 0.95. Where both
-  were trained, every method is compared with the better one, whatever momentum
-  the method itself has.
+  With Muon, a momentum of 0.9 suits AllReduce better than 0.95. If AllReduce
+  was trained with both, every method is compared with the better one, whatever
+  momentum the method itself has.
   """
   better = {
     "allreduce 2x4": "allreduce, momentum of nine tenths, 2x4",
@@ -99,7 +104,7 @@ SWEEPS = {
 
 
 def get_config(name: str = "main"):
-  """Returns a sweep, whose runs are in the committed file of its rows.
+  """Returns the config of a sweep whose rows are in docs/results.
 
   Args:
     name: One of `SWEEPS`.

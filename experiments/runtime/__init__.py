@@ -1,1 +1,1 @@
-"""Parts that all programs share: flags, errors, processes and links."""
+"""Parts that several programs share: flags, errors, processes and links."""

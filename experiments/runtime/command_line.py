@@ -1,6 +1,6 @@
 """Reads the command line of a program, and ends the program with one line.
 
-Every program here is one of absl:
+Every program in `experiments` has this form:
 
   @command_line.one_line_errors()
   def main(argv: Sequence[str]) -> None:
@@ -56,11 +56,11 @@ _QUIET_LOGGERS = ("absl", "jax", "orbax")
 
 
 class UsageError(Exception):
-  """Means that the input is wrong. The message says what to change."""
+  """Raised if a program's input is wrong. The message says what to change."""
 
 
 class SavedAndStoppedError(Exception):
-  """Means that a signal stopped a run after it had saved its state."""
+  """Raised if a signal has stopped a run after the run had saved its state."""
 
   def __init__(self, message: object, stop_signal: int):
     """Sets the exit code to the one that shells use for the signal.
@@ -74,7 +74,7 @@ class SavedAndStoppedError(Exception):
 
 
 class StoppedError(Exception):
-  """Means that a run cannot go on. The message says why."""
+  """Raised if a run cannot go on. The message says why."""
 
   def __init__(self, message: object, exit_code: int = 1):
     super().__init__(message)
@@ -88,10 +88,15 @@ ENDINGS: tuple[type[Exception], ...] = (*_CODES, StoppedError)
 
 
 class OneLine(logging.Formatter):
-  """Writes a message on one line, without codes that a terminal acts on."""
+  """Formatter of log messages: one line, and no codes that terminals act on."""
 
   def formatMessage(self, record: logging.LogRecord) -> str:
-    """Returns the line of a message; a traceback may follow it."""
+    """Returns the line of a message.
+
+    Args:
+      record: The message. If it has a traceback, logging adds the traceback on
+        further lines.
+    """
     return printable(super().formatMessage(record))
 
 
@@ -105,10 +110,10 @@ def exit_code(error: Any) -> int:
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-  """Parses the flags of a program, as `app.run` asks its `flags_parser` to.
+  """Parses the flags of a program, as the `flags_parser` of `app.run`.
 
-  Absl would print a heading and exit with code 1. Here a mistake is one line
-  and exits with code 2; help exits with code 0.
+  A mistake prints one line and exits with code 2; help exits with code 0.
+  (Without this parser, absl prints a heading and exits with code 1.)
 
   Args:
     argv: The command line, with the path of the program in front.
@@ -133,13 +138,13 @@ def set_up_terminal() -> None:
 
 
 def read_flags(argv: Sequence[str]) -> list[str]:
-  """Parses flags as `parse_flags` does, but raises an error for a mistake.
+  """Parses flags, and raises an error for a mistake.
 
   Args:
-    argv: As in `parse_flags`.
+    argv: The command line, with the path of the program in front.
 
   Returns:
-    As `parse_flags`.
+    The path of the program, and the arguments that are no flags.
 
   Raises:
     UsageError: If a flag does not exist or has a wrong value.
@@ -158,9 +163,9 @@ def read_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _refuse_nan() -> None:
-  """Raises UsageError for a flag that is NaN.
+  """Raises UsageError if the value of a flag is NaN.
 
-  Absl refuses numbers below or above their limits, and NaN is neither.
+  Absl compares numbers with their limits, and NaN passes these comparisons.
   """
   for name, value in flags.FLAGS.flag_values_dict().items():
     if isinstance(value, float) and math.isnan(value):
@@ -171,9 +176,10 @@ def _refuse_nan() -> None:
 def one_line_errors() -> Iterator[None]:
   """Ends the program with one line if the block raises a known error.
 
-  The function can also decorate `main`. The known errors are `ENDINGS`,
-  `SavedAndStoppedError`, Ctrl-C, and an output whose reader has gone. Any other
-  error passes through.
+  The function can also decorate `main`. The known errors are those in
+  `ENDINGS`, `SavedAndStoppedError`, KeyboardInterrupt (Ctrl-C), and the
+  BrokenPipeError of an output whose reader has gone. Any other error passes
+  through.
   """
   try:
     yield
@@ -193,7 +199,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 def _quiet_libraries() -> None:
-  """Lets libraries that log many lines log only warnings."""
+  """Lets jax, orbax and absl log only warnings."""
   for name in _QUIET_LOGGERS:
     logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -218,7 +224,10 @@ def _open_closed_streams() -> None:
 
 
 def _leave_closed_output() -> None:
-  """Exits if the reader of the output has gone; else does nothing."""
+  """Exits with code 141 if the reader of standard output has gone.
+
+  Otherwise this function does nothing.
+  """
   output = select.poll()
   output.register(sys.stdout, 0)
   if any(event & select.POLLERR for _, event in output.poll(0)):
@@ -231,7 +240,7 @@ def _leave_closed_output() -> None:
 def usage_errors(
   where: str = "", kinds: tuple[type[Exception], ...] = (ValueError,)
 ) -> Iterator[None]:
-  """Turns errors inside the block into `UsageError`.
+  """Turns errors of the block into a `UsageError`.
 
   The message of a KeyError is only a name, so "no field " is put in front.
 
@@ -250,8 +259,8 @@ def refuse_arguments(argv: Sequence[str]) -> None:
   """Raises UsageError if a program that takes only flags has other arguments.
 
   Args:
-    argv: The argument of `main`: the path of the program, and the arguments
-      that are no flags.
+    argv: The path of the program, and the arguments that are no flags, as
+      `main` gets them.
   """
   if len(argv) > 1:
     raise UsageError(f"unexpected argument {argv[1]!r}: flags start with --")
@@ -263,8 +272,9 @@ def chosen_argument(
   """Returns the one argument of a program, which chooses what it does.
 
   Args:
-    what: What the argument names, for the message, such as "bench".
-    argv: The argument of `main`, as for `refuse_arguments`.
+    what: Kind of thing that the argument names, for the message, e.g. "bench".
+    argv: The path of the program, and the arguments that are no flags, as
+      `main` gets them.
     names: The names that can be chosen.
 
   Raises:
@@ -286,8 +296,8 @@ def refuse_unused(
 
   Args:
     *holders: The flags.
-    is_used: Whether the program reads them this time.
-    needs: What else must be given so that they are read, e.g. "--cluster".
+    is_used: Whether the program reads these flags in this call.
+    needs: The flag that these flags need, e.g. "--cluster", for the message.
 
   Raises:
     UsageError: If one of the flags is given and not used.

@@ -1,8 +1,8 @@
 """The flag --config: a config file, and flags that set fields of its config.
 
 Example: --config=FILE --config.model.num_layers=4. The file is loaded while
-flags are parsed and not at import, so that a mistake in the file or in the name
-of a field is one line like any other mistake.
+flags are parsed, not at import. So a mistake in the file or in the name of a
+field ends the program with one line, like any other mistake.
 """
 
 import pathlib
@@ -39,7 +39,7 @@ class _ConfigFileParser(flags.ArgumentParser):
   """Loads a config file, and raises `UsageError` if that fails."""
 
   def __init__(self, parser: flags.ArgumentParser):
-    """Takes the parser that loads the file.
+    """Stores the parser that loads the file.
 
     Args:
       parser: Parser of a flag of `config_flags.DEFINE_config_file`.
@@ -80,7 +80,11 @@ _flag.parser = _ConfigFileParser(_flag.parser)
 
 
 def _reason(error: Exception) -> str:
-  """Returns one line that says why the code of a config file failed."""
+  """Returns one line that says why the code of a config file failed.
+
+  Args:
+    error: The error that loading the file raised.
+  """
   if "does not accept dots in field names" in str(error):
     return (
       "a plain ConfigDict refuses dotted names in a mapping: begin with"
@@ -93,7 +97,11 @@ def _reason(error: Exception) -> str:
 
 
 def _check_run_field(path: str) -> None:
-  """Raises ValueError if the config of a run has no such field."""
+  """Raises ValueError if the config of a run has no field of this name.
+
+  Args:
+    path: Dotted name of the field, e.g. "sync.sync_interval".
+  """
   check_path(RunConfig, path)
 
 
@@ -109,8 +117,8 @@ def parse_flags(
   Args:
     argv: The command line, with the path of the program in front.
     default_file: Config file that is loaded if --config is not given.
-    check_field: Function of a dotted name. It raises ValueError if the config
-      of the program has no such field.
+    check_field: Function (dotted name of a field) that raises ValueError if the
+      config of the program has no such field.
 
   Returns:
     The path of the program, and the arguments that are no flags.
@@ -137,8 +145,9 @@ def _check_fields(
   """Raises UsageError if the command line sets a field that does not exist.
 
   Args:
-    argv: As in `parse_flags`.
-    check_field: As in `parse_flags`.
+    argv: The command line, with the path of the program in front.
+    check_field: Function (dotted name of a field) that raises ValueError if the
+      config of the program has no such field.
   """
   for argument in argv[1:]:
     flag, _, _ = argument.lstrip("-").partition("=")
@@ -149,7 +158,7 @@ def _check_fields(
 
 
 def is_given() -> bool:
-  """Whether the command line has --config, or sets a field of it."""
+  """Whether the command line has --config or sets one of its fields."""
   flag = flags.FLAGS[CONFIG.name]
   return bool(flag.present or config_flags.get_override_values(flag))
 
@@ -157,7 +166,8 @@ def is_given() -> bool:
 def file_and_argument() -> tuple[str, str]:
   """Returns the path of the config file, and the argument of get_config().
 
-  The argument is what follows the colon in --config=FILE:ARGUMENT, or "".
+  The argument is the text after the colon in --config=FILE:ARGUMENT; "" if
+  there is none.
   """
   path = config_flags.get_config_filename(flags.FLAGS[CONFIG.name])
   file, _, argument = path.partition(":")

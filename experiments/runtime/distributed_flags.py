@@ -1,7 +1,8 @@
 """Flags by which a training process finds the other processes of its run.
 
-A cluster's job file sets these flags, and so does `experiments.launch`, which
-must check them before it starts anything. So they are read without JAX.
+A cluster's job file sets these flags, and so does `experiments.launch`. The
+launcher must check the flags before it starts anything, so this module does not
+load JAX.
 """
 
 from absl import flags
@@ -56,16 +57,23 @@ START_TIMEOUT_S = flags.DEFINE_float(
 
 @flags.validator(COORDINATOR, "has no port: give HOST:PORT")
 def _has_port(coordinator: str | None) -> bool:
-  """Whether an address has a port. An address that is not given passes."""
+  """Whether an address has a port; True if no address is given.
+
+  Args:
+    coordinator: The address, HOST:PORT; None: none is given.
+  """
   return coordinator is None or ":" in coordinator
 
 
 def process_settings(config: config_dict.ConfigDict) -> ProcessSettings | None:
-  """Returns how this process finds the others; None if it runs alone.
+  """Reads from the flags how this process finds the other processes.
 
   Args:
-    config: Value of --config. This function sets its mesh.layout to "mesh" for
-      a run of several processes, because such a run needs that layout.
+    config: Value of --config. For a run of several processes this function sets
+      its field mesh.layout to "mesh", because such a run needs that layout.
+
+  Returns:
+    The settings. None if the process runs alone.
 
   Raises:
     UsageError: If the flags do not go together.
@@ -100,7 +108,7 @@ def process_settings(config: config_dict.ConfigDict) -> ProcessSettings | None:
 
 
 def check_unset(setter: str) -> None:
-  """Raises UsageError if a flag is given that a program sets itself.
+  """Raises UsageError if the user gives a flag that a program sets itself.
 
   Args:
     setter: Name of the program that sets --distributed and its flags.

@@ -20,8 +20,8 @@ _PR_SET_PDEATHSIG = 1  # Of <linux/prctl.h>.
 def ending_with_this_process(command: Sequence[str]) -> list[str]:
   """Returns the command line that starts a command as a child of this process.
 
-  The thread that starts this command line must live as long as this process,
-  because the signal comes when that thread ends.
+  The kernel ends the command when the thread ends that has started the command
+  line. So this thread must live as long as this process.
 
   Args:
     command: Command line, one string for each argument.
@@ -32,7 +32,9 @@ def ending_with_this_process(command: Sequence[str]) -> list[str]:
 
 
 def main(parent: str, *command: str) -> None:
-  """Asks the kernel for the signal, and replaces this program by the command.
+  """Asks the kernel for SIGKILL at the end of the parent, and runs a command.
+
+  The command replaces this program in the same process.
 
   Args:
     parent: Id of the process that started this program.

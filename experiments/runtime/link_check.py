@@ -1,10 +1,10 @@
-"""Measures throttled links by short transfers before they are relied on.
+"""Measures throttled links by short transfers, before a program relies on them.
 
   python -m experiments.runtime.link_check [ADDRESS BYTES]
 
 The module is also the program at both ends of a transfer. With arguments it
 sends. Without arguments it receives: it prints a line when it listens, and
-after the transfer the bits a second from the first byte to the last.
+after the transfer the rate from the first byte to the last (bit/s).
 """
 
 import socket
@@ -25,7 +25,7 @@ _GOODPUT = 1448 / 1514
 
 
 def check(network: ThrottledNetwork) -> list[float]:
-  """Measures the link from every node to the next one, and prints the result.
+  """Measures the link from every node to the next one, and prints the errors.
 
   The node after the last one is the first one.
 
@@ -50,7 +50,7 @@ def check(network: ThrottledNetwork) -> list[float]:
 
 
 def checked_ratio(network: ThrottledNetwork, node: int) -> float:
-  """Measures the link from one node to the next one.
+  """Measures the link from one node to the next, and checks its rate.
 
   Args:
     network: The network.
@@ -88,7 +88,8 @@ def transfer_bps(
     network: The network.
     sender: Number of the node that sends.
     receiver: Number of the node that receives.
-    expected_bps: Payload rate that decides how much is sent (bit/s).
+    expected_bps: Expected payload rate (bit/s). At this rate the bytes that are
+      sent take about 0.6 s.
 
   Returns:
     The payload rate from the first byte to the last (bit/s).
@@ -121,7 +122,7 @@ def transfer_bps(
 
 
 def receive() -> None:
-  """Receives one transfer.
+  """Receives one transfer, and prints its rate.
 
   The function prints a line as soon as it listens, and after the transfer the
   payload rate (bit/s).
@@ -147,7 +148,7 @@ def send(address: str, num_bytes: int) -> None:
 
   Args:
     address: Address of the receiver, which must be listening.
-    num_bytes: Size of the transfer.
+    num_bytes: Size of the transfer (bytes).
   """
   with socket.create_connection((address, _PORT)) as connection:
     connection.sendall(bytes(num_bytes))

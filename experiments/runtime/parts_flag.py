@@ -1,8 +1,9 @@
-"""The flag --parts: files that register parts of the user's own.
+"""The flag --parts: Python files that register a user's own parts.
 
-A run saves the names of its parts, and not the code behind them. So a program
-that reads a run or a config, and a process that trains one run of a sweep,
-first runs the files that register the parts.
+A *part* is anything that a config chooses by name, e.g. a codec or a method. A
+run saves the names of its parts, but not their code. So a program that reads a
+run or a config first runs the files that register the parts. A process that
+trains one run of a sweep does the same.
 """
 
 import pathlib

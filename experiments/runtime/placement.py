@@ -14,14 +14,15 @@ class ProcessSettings:
   """How this process finds the other processes of its run.
 
   Attributes:
-    coordinator: HOST:PORT of process 0. This and the next two may be None on a
-      cluster that JAX knows, such as Slurm. JAX then finds their values.
+    coordinator: HOST:PORT of process 0. This field and the next two may be None
+      on a cluster that JAX knows, such as Slurm. JAX then finds the values
+      itself.
     num_processes: Number of processes.
     process_id: Number of this process, from 0.
     local_devices: Number of devices into which JAX divides the CPU of this
       process; None: an equal share of the devices that the run needs.
-    start_timeout_s: Time after which a process that has not come is given up
-      (seconds).
+    start_timeout_s: Time for which the processes wait for each other at the
+      start (seconds).
   """
 
   coordinator: str | None
@@ -33,11 +34,12 @@ class ProcessSettings:
   def num_devices(self, config: RunConfig) -> int:
     """Returns into how many devices JAX divides the CPU of this process.
 
-    The result is 0 if neither the number of devices nor the number of processes
-    is known.
-
     Args:
       config: Config of the run.
+
+    Returns:
+      The number of devices. 0 if neither this number nor the number of
+      processes is known.
 
     Raises:
       UsageError: If the processes cannot share the devices evenly.
@@ -57,7 +59,7 @@ def free_port() -> int:
 
 
 def devices_each(config: RunConfig, num_processes: int) -> int:
-  """Returns the number of devices of each process.
+  """Returns the number of devices of each process of a run.
 
   Args:
     config: Config of the run.
@@ -83,7 +85,7 @@ def check_devices(config: RunConfig, owners: Sequence[int]) -> None:
 
   Args:
     config: Config of the run.
-    owners: For every device, the number of the process that has it.
+    owners: The number of the process of every device.
   """
   shares = sorted(set(collections.Counter(owners).values()))
   needed = config.num_devices
@@ -100,7 +102,11 @@ def check_devices(config: RunConfig, owners: Sequence[int]) -> None:
 
 
 def _factors(config: RunConfig) -> str:
-  """Names the numbers of the mesh whose product is the number of devices."""
+  """Names the fields of the mesh whose product is the number of devices.
+
+  Args:
+    config: Config of the run.
+  """
   mesh = config.mesh
   factors = (
     f"num_data_shards={mesh.num_data_shards} x num_stages={mesh.num_stages} x "

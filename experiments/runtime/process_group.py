@@ -4,9 +4,10 @@ Either all processes succeed, or all are ended: because one of them failed, or
 because the program that started them was killed.
 
 Only process 0 writes to the terminal directly. The warnings of the other
-processes go to files. They are shown with the number of the process until one
-process fails. JAX then prints many lines in the others, and these would hide
-the one line that says which process failed first.
+processes go to files, and this program shows them with the number of the
+process. Once a process has failed, it shows no more warnings: JAX prints many
+lines in the other processes then, which would hide the line that says which
+process failed first.
 
 Processes that run side by side share the cores of this machine. XLA starts one
 thread for each core, and two processes with two threads each on two cores
@@ -45,11 +46,12 @@ _CONSEQUENCES = (TRY_AGAIN, -signal.SIGABRT)
 
 
 class Failure(NamedTuple):
-  """Describes why a group of processes ended.
+  """The reason for which a group of processes ended.
 
   Attributes:
     reason: One line that says which process failed, and how.
-    exit_code: Exit code as a shell reports it, e.g. 137 after SIGKILL.
+    exit_code: Exit code of the process as a shell reports it, e.g. 137 after
+      SIGKILL.
     is_from_outside: Whether something outside the process ended it, such as a
       signal or the end of another process.
     is_stop: Whether the process saved its state and stopped because a signal
@@ -67,8 +69,8 @@ class Member:
 
   Attributes:
     number: Number of the process, from 0.
-    errors: File that gets the standard error of the process. Process 0 writes
-      to the terminal instead.
+    errors: File that gets the standard error of the process. It stays empty for
+      process 0, which writes to the terminal.
     last: Last 50 lines of the file that were read.
   """
 
@@ -79,7 +81,7 @@ class Member:
     environment: Mapping[str, str],
     keep_open: Sequence[int] = (),
   ):
-    """Describes the process without starting it.
+    """Stores what is needed to start the process. Nothing is started yet.
 
     Args:
       number: Number of the process, from 0.
@@ -97,7 +99,10 @@ class Member:
     self._num_bytes_read = 0
 
   def start(self) -> None:
-    """Starts the process. It is killed if this program ends before it."""
+    """Starts the process.
+
+    The process is killed if this program ends first.
+    """
     hidden = self.number > 0
     self._process = subprocess.Popen(
       ending_with_this_process(self._command),
@@ -109,7 +114,11 @@ class Member:
     )
 
   def new_lines(self) -> list[str]:
-    """Returns the lines of standard error that are new since the last call."""
+    """Returns the lines that the process wrote to standard error.
+
+    Only lines since the last call are returned. A last line that may still grow
+    is returned by a later call.
+    """
     has_ended = self.exit_code is not None
     file = self.errors.fileno()
     num_new_bytes = os.fstat(file).st_size - self._num_bytes_read
@@ -123,11 +132,11 @@ class Member:
 
   @property
   def exit_code(self) -> int | None:
-    """Exit code as `subprocess` reports it, or None while the process runs."""
+    """Exit code as `subprocess` reports it; None while the process runs."""
     return self._process.poll() if self._process else None
 
   def failure(self) -> Failure:
-    """Returns why the process failed. It must have failed before the call."""
+    """Returns why the process failed. Call it only after a failure."""
     self.new_lines()
     code = self.exit_code or 0
     return Failure(
@@ -155,7 +164,7 @@ class Member:
     return f"{name} failed with exit code {code} (see above)"
 
   def error_lines(self) -> list[str]:
-    """Returns the lines among `last` that say why the process ended."""
+    """Returns the lines among `last` that begin with "error: "."""
     return [line for line in self.last if line.startswith("error: ")]
 
   def show(self, lines: Sequence[str]) -> None:
@@ -170,15 +179,20 @@ class Member:
       print(name + line.removeprefix(name), file=sys.stderr)
 
   def send_signal(self, signal_number: int) -> None:
-    """Sends a signal to the process, if it runs."""
+    """Sends a signal to the process. If it does not run, nothing happens.
+
+    Args:
+      signal_number: Number of the signal.
+    """
     if self._process and self.exit_code is None:
       self._process.send_signal(signal_number)
 
   def end(self) -> None:
-    """Kills the process, if it runs, and waits until it has ended.
+    """Kills the process, and waits until it has ended.
 
-    SIGTERM would ask the process to save, and a save would wait for the process
-    that has failed.
+    SIGKILL is sent, because SIGTERM would ask the process to save, and a save
+    would wait for the process that has failed. If the process does not run,
+    nothing happens.
     """
     self.send_signal(signal.SIGKILL)
     if self._process:
@@ -189,8 +203,9 @@ def run(members: Sequence[Member]) -> None:
   """Runs all processes until they have ended, and passes signals on to them.
 
   After the first signal the processes save and stop. After a second signal they
-  end at once (`stop_signals`). This program ends after all of them. If they
-  saved and stopped, it exits with the exit code of that signal.
+  end at once (`stop_signals`). This program ends after all of them. If the
+  processes saved and stopped, this program exits with 128 plus the number of
+  the signal.
 
   Args:
     members: The processes in the order of their numbers.
@@ -217,9 +232,10 @@ def run(members: Sequence[Member]) -> None:
 
 
 def run_together(members: Sequence[Member]) -> Failure | None:
-  """Starts all processes and waits until all have ended.
+  """Starts all processes, and waits until all have succeeded or one failed.
 
-  No process runs any longer when this call ends, even if it raises.
+  If one failed, all others are killed. No process runs any longer when this
+  call ends, even if it raises.
 
   Args:
     members: The processes in the order of their numbers.
@@ -247,6 +263,9 @@ def run_together(members: Sequence[Member]) -> Failure | None:
 
 def _first_failed(members: Sequence[Member]) -> Member | None:
   """Waits until all processes have succeeded or one has failed.
+
+  Args:
+    members: All processes.
 
   Returns:
     The process that failed or stopped, or None if all have succeeded.
@@ -289,7 +308,10 @@ def _cause(members: Sequence[Member]) -> Member:
 
 
 def thread_limits(count: int) -> dict[str, str]:
-  """Returns environment variables that divide the cores, and a GPU's memory.
+  """Returns environment variables that limit the resources of a process.
+
+  They give each process its share of the cores. If there are several processes,
+  they also keep JAX from reserving most of a GPU's memory at its start.
 
   Args:
     count: Number of processes; each has at least one thread.
@@ -328,7 +350,10 @@ def environment(count: int) -> dict[str, str]:
 
 
 def usable_cores() -> int:
-  """Returns how many cores this process may use, which may not be all."""
+  """Returns the number of cores that this process may use.
+
+  It may be less than the number of cores of the machine.
+  """
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1

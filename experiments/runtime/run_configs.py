@@ -10,7 +10,7 @@ from experiments.runtime.command_line import UsageError
 
 
 def run_config(values: config_dict.ConfigDict) -> RunConfig:
-  """Returns the checked config of a run.
+  """Checks the fields of a config, and returns the config of a run.
 
   Args:
     values: Fields of a config, e.g. the value of --config.

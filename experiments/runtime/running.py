@@ -1,4 +1,4 @@
-"""Runs the trainer for a program: devices, compilation cache, errors."""
+"""Runs a trainer for a program with the program's flags and exit codes."""
 
 import contextlib
 import ctypes
@@ -60,7 +60,7 @@ def set_up_jax(num_cpu_devices: int = 1) -> None:
   cache directory. If the variable is set to "", there is no cache.
 
   Args:
-    num_cpu_devices: Number of devices into which JAX divides a CPU.
+    num_cpu_devices: Number of devices into which JAX divides the CPU.
   """
   cache = os.environ.get(CACHE_VARIABLE, _DEFAULT_CACHE)
   _keep_memory()
@@ -75,11 +75,12 @@ def set_up_jax(num_cpu_devices: int = 1) -> None:
 
 
 def _keep_memory() -> None:
-  """Has the C library keep freed memory, up to 1 GiB, for the next program.
+  """Lets the C library keep freed memory, up to 1 GiB, for the next program.
 
-  On CPUs each program asks for its buffers anew. The GNU library returns large
-  buffers to the kernel, which then clears every page of the next buffer. This
-  took half of the time of an exchange. Other libraries have no such setting.
+  On CPUs each compiled program allocates its buffers anew. The GNU library
+  returns large buffers to the kernel, which then clears every page of the next
+  buffer. This took half of the time of an exchange (measured). Other C
+  libraries have no such setting, so nothing happens there.
   """
   setting = getattr(ctypes.CDLL(None), "mallopt", None)
   if setting:
@@ -88,12 +89,13 @@ def _keep_memory() -> None:
 
 
 def _set_xla_flags() -> None:
-  """Has XLA start collectives early on GPUs, and wait for them late.
+  """Lets XLA start collectives early on GPUs, and wait for them late.
 
-  Without the flag the operations of a program keep their order, and an exchange
-  that could hide behind inner steps runs before them. On TPUs XLA overlaps by
-  itself. XLA ends a process that has an unknown flag, so a test starts the
-  installed XLA with this flag. The user's own flags come last and win.
+  This needs a flag of XLA. Without the flag the operations of a program keep
+  their order, and an exchange that could hide behind inner steps runs before
+  them. On TPUs XLA overlaps without a flag. XLA ends a process that has an
+  unknown flag, so a test starts the installed XLA with this flag. Flags of the
+  user in XLA_FLAGS come last and win.
   """
   if any(importlib.util.find_spec(name) for name in _GPU_PLUGINS):
     user_flags = os.environ.get("XLA_FLAGS", "")
@@ -175,9 +177,25 @@ def _train(
   address: MailboxAddress | None,
   log: RunLog | None,
 ) -> Corpus:
-  """Trains, prints the table and returns the run's text.
+  """Trains a run, and prints its table.
 
-  Arguments and errors are those of `train`.
+  Args:
+    config: Config of the run.
+    workdir: The run directory.
+    profile: Whether to write a profiler trace to workdir/profile.
+    clock: Simulated clock of the run; None: the run has no simulated time.
+    address: Where the replica of this program meets the replicas of other
+      programs; None: this run has no mailbox.
+    log: Gets every row that the run writes; None: the rows go to files alone.
+
+  Returns:
+    The text of the run.
+
+  Raises:
+    UsageError: If the run cannot be set up as asked.
+    StoppedError: If the run cannot go on.
+    SavedAndStoppedError: If a signal asked the run to stop, after its state was
+      saved.
   """
   command = os.environ.get(command_line.COMMAND_VARIABLE)
   command = command or command_line.typed_command()
@@ -216,9 +234,10 @@ def _train(
 def stopper(trainer: Trainer) -> Callable[[int], None]:
   """Returns a function that stops a run when a signal has come.
 
-  Compiling cannot be interrupted and may take minutes, and a scheduler does not
-  wait so long. So a run that has not begun ends at once, as it has nothing to
-  save.
+  A run that has begun saves and stops after its current segment. A run that has
+  not begun has nothing to save, so the function ends the process at once:
+  compiling cannot be interrupted and may take minutes, and a scheduler does not
+  wait so long.
 
   Args:
     trainer: The trainer of the run.
@@ -259,7 +278,11 @@ def _sample(
 
 
 def check_optimizers(config: RunConfig) -> None:
-  """Raises ValueError if optax lacks the inner or the outer optimizer."""
+  """Raises ValueError if the inner or the outer optimizer cannot be built.
+
+  Args:
+    config: Config of the run.
+  """
   with in_front("inner."):
     named_optimizer(config.inner.optimizer, 1.0, config.inner.changed_options)
   with in_front("outer."):
@@ -267,7 +290,11 @@ def check_optimizers(config: RunConfig) -> None:
 
 
 def _check_directory(workdir: pathlib.Path) -> None:
-  """Raises UsageError if the processes of a run do not see one directory."""
+  """Raises UsageError if the processes of a run do not see the same directory.
+
+  Args:
+    workdir: The run directory.
+  """
   if not processes.share_directory(workdir):
     raise UsageError(
       f"processes do not see one directory at --workdir={workdir}: take one on "
@@ -278,7 +305,15 @@ def _check_directory(workdir: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _joined(config: RunConfig, process: ProcessSettings) -> Iterator[None]:
-  """Joins the other processes; any error inside the block ends this one."""
+  """Joins the other processes of a run; any error ends this process.
+
+  The process prints the error in one line (or a traceback, if it is a bug), and
+  exits at once with the exit code of the error.
+
+  Args:
+    config: Config of the run.
+    process: How this process finds the other processes.
+  """
   where = (
     "" if process.process_id is None else f"process {process.process_id}: "
   )
@@ -319,9 +354,12 @@ def _joined(config: RunConfig, process: ProcessSettings) -> Iterator[None]:
 
 
 def _digest(config: RunConfig) -> str:
-  """Returns a digest of a config, 32 hex digits.
+  """Returns a digest of a config (32 hex digits).
 
-  Processes of one run have equal digests.
+  All processes of a run must have the same digest.
+
+  Args:
+    config: Config of the run.
   """
   text = json.dumps(config.to_mapping(), sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -331,7 +369,7 @@ def _log_warnings_only(where: str) -> None:
   """Lets all processes but the main one log warnings only.
 
   Args:
-    where: Text in front of each of their lines, such as "process 1: ".
+    where: Text in front of each of this process's lines, e.g. "process 1: ".
   """
   if processes.is_main():
     return
@@ -342,7 +380,11 @@ def _log_warnings_only(where: str) -> None:
 
 
 def _trace(directory: pathlib.Path) -> contextlib.AbstractContextManager:
-  """Returns a context that writes a profiler trace into a directory."""
+  """Returns a context that writes a profiler trace into a directory.
+
+  Args:
+    directory: The directory.
+  """
   options = jax.profiler.ProfileOptions()
   # Every Python call of the compiler would make a trace a hundred times larger.
   options.python_tracer_level = 0

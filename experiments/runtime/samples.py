@@ -1,4 +1,4 @@
-"""Lets the model of a run continue a text, and shows it in the run's report."""
+"""Lets the model of a run continue a text, for the report of the run."""
 
 import functools
 import pathlib
@@ -32,8 +32,9 @@ def add_sample(
     workdir: The run directory.
     num_tokens: Number of tokens to draw.
     prompt: Text to continue; None: the first tokens of the validation text.
-    temperature: Divides the logits; 0 takes the likeliest token.
-    top_p: Share of the probability from which tokens are drawn, 0 to 1.
+    temperature: Divisor of the logits; 0 takes the likeliest token.
+    top_p: Only the likeliest tokens that have this probability together are
+      drawn, 0 to 1.
     seed: Seed of the draws.
     text: The `Corpus` of the run; None reads it again.
 
@@ -113,8 +114,9 @@ def _drawn_tokens(
     run: The run whose model draws.
     prompt_tokens: Tokens of the prompt [L].
     num_tokens: Number of tokens to draw.
-    temperature: As in `add_sample`.
-    top_p: As in `add_sample`.
+    temperature: Divisor of the logits; 0 takes the likeliest token.
+    top_p: Only the likeliest tokens that have this probability together are
+      drawn.
     seed: Seed of the draws.
 
   Returns:
@@ -165,7 +167,10 @@ def _drawn_tokens(
 
 
 def _text_of(run: "Run") -> "Corpus":
-  """Reads the text of a run again.
+  """Reads the text of a run again, as the config of the run says.
+
+  Args:
+    run: The run.
 
   Raises:
     ValueError: If the text was passed in, so that it cannot be read again.

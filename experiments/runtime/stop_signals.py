@@ -28,7 +28,7 @@ def stop_requests(request_stop: Callable[[int], None]) -> Iterator[None]:
   that signal. In any other thread than the main thread nothing changes.
 
   Args:
-    request_stop: Function of the number of the signal. It is called in another
+    request_stop: Function (number of the signal), which is called in another
       thread.
   """
   if threading.current_thread() is not threading.main_thread():
@@ -54,11 +54,12 @@ def stop_requests(request_stop: Callable[[int], None]) -> Iterator[None]:
 
 
 def _watch(reader: int, request_stop: Callable[[int], None]) -> None:
-  """Reads numbers of signals from a pipe until the pipe closes.
+  """Reads numbers of signals from a pipe, and acts on them, until it closes.
 
   Args:
     reader: File descriptor of the end of the pipe that is read.
-    request_stop: As in `stop_requests`.
+    request_stop: Function (number of the signal) that is called for the first
+      signal.
   """
   requested_s = None
   while True:

@@ -17,14 +17,15 @@ Every kernel has it, and it keeps a throttled link full. BBR, the default of
 some machines, sends less now and then to measure the round trip, and took 5 to
 18 % longer (measured).
 
-Half of the round trip is added where a packet leaves, and a packet may be lost
-at each end, as the simulator counts it (`simulate.cluster.Link`). The kernel's
-`netem` does this; some kernels lack it.
+Half of a link's round trip is added where a packet leaves a node. A packet may
+be lost on the sender's link and on the receiver's link, as the simulator counts
+it (`simulate.cluster.Link`). The kernel's `netem` does both; some kernels lack
+it.
 
 A namespace has no name. It exists as long as its holder, a process that only
 sleeps, or a process that was started inside it. All of them get SIGKILL when
 the process that made them ends, however it ends, so nothing is left behind, and
-the machine's own network is never touched. As another user than root, all
+the machine's own network is never touched. If the user is not root, all
 namespaces lie inside a user namespace, in which the user is root.
 """
 
@@ -67,15 +68,19 @@ signal.pause()
 def throttled_network(links: Sequence[Link]) -> Iterator["ThrottledNetwork"]:
   """Makes a network that exists as long as the context.
 
-  Links have their rates at once, and delays and losses after
-  `ThrottledNetwork.impair`, so that a short transfer can check the rates.
+  The links throttle at once. Delays and losses begin with
+  `ThrottledNetwork.impair`, so that a short transfer can check the rates
+  before.
 
   Args:
     links: The link of every node, at least two.
 
+  Yields:
+    The network.
+
   Raises:
-    UsageError: If this machine or user may not make namespaces, or lacks a
-      program or a part of the kernel that this needs.
+    UsageError: If this machine or user may not make network namespaces, or
+      lacks a program or a part of the kernel that they need.
   """
   missing = [tool for tool in _TOOLS if not shutil.which(tool)]
   if missing:
@@ -88,7 +93,7 @@ def throttled_network(links: Sequence[Link]) -> Iterator["ThrottledNetwork"]:
 
 
 class ThrottledNetwork:
-  """Nodes behind throttled links; `throttled_network` makes one.
+  """Network namespaces of this machine that are joined by throttled links.
 
   Attributes:
     links: The link of every node.
@@ -99,7 +104,7 @@ class ThrottledNetwork:
     """Makes the nodes and their links.
 
     Args:
-      links: The links.
+      links: The link of every node.
       stack: Ends the network when it closes.
     """
     self.links = list(links)
@@ -131,7 +136,7 @@ class ThrottledNetwork:
     return self._inside(self.addresses[node], ending_with_this_process(command))
 
   def throttle(self, node: int, link: Link) -> None:
-    """Sets the rates of a node's link, also while the link is in use.
+    """Sets the rates of a node's link. The link may be in use.
 
     Args:
       node: Number of the node, from 0.
@@ -177,7 +182,10 @@ class ThrottledNetwork:
           self._tc(space, lines)
 
   def _check_netem(self) -> None:
-    """Raises UsageError if the kernel cannot delay and lose packets."""
+    """Raises UsageError if the kernel has no netem.
+
+    The kernel's netem delays and loses packets.
+    """
     try:
       self._run(_SWITCH, "tc qdisc add dev lo root netem")
       self._run(_SWITCH, "tc qdisc del dev lo root")

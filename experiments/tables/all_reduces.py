@@ -1,8 +1,8 @@
-"""All-reduces that others measured between machines behind slow links.
+"""Compares all-reduces that others measured over slow links with predictions.
 
 The repository tc_cluster_setting of Binhang Yuan has times of gloo and of NCCL
 among 4 to 32 machines of AWS. The kernel's netem throttled and delayed their
-links. No constant is fitted on these times.
+links. No constant of the predictions is fitted on these times.
 """
 
 from dilocox_jax.plan.operations import operation
@@ -40,10 +40,11 @@ _HEADER = (
 
 
 def build_tables() -> list[Table]:
-  """Returns one table, with an all-reduce of each link, number and library.
+  """Returns one table: all-reduces by link, number of machines and library.
 
-  Readers see the times of gloo and of NCCL side by side. The notes get the
-  largest error of each library ("gloo", "nccl"), a fraction without sign.
+  On the page, the times of gloo and of NCCL stand side by side. The notes get
+  the largest error of each library ("gloo", "nccl"), as a fraction without
+  sign.
   """
   rows = []
   cells = []
@@ -80,7 +81,7 @@ def build_tables() -> list[Table]:
 def _predicted_row(
   transport: str, num_machines: int, gbps: float, delay_ms: float
 ) -> Prediction:
-  """Returns the predicted time of an all-reduce (ms), beside the measured one.
+  """Returns the predicted and the published time of an all-reduce (ms).
 
   Args:
     transport: Library that sends, one of `TRANSPORTS`.

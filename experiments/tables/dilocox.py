@@ -1,16 +1,17 @@
-"""DiLoCoX (arXiv 2506.21263): throughputs, and speed-ups over AllReduce.
+"""Predicts throughputs of DiLoCoX (arXiv 2506.21263), and its speed-ups.
 
-Both models have the same recipe (`RECIPE`). Two things are fitted:
+Both models have the same recipe (`RECIPE`). Two values are fitted on published
+numbers:
 
-- the seconds of a step, for each model, on the throughput of DiLoCoX. There the
-  exchange is hidden, so that only compute bounds the throughput.
-- the seconds of the codec, on the 107B row of DiLoCoX without overlap
-  (`PaperRuns.codec_s`). No other row uses them.
+- the duration of a step, for each model, on the throughput of DiLoCoX. In that
+run the exchange is hidden, so only compute limits the throughput.
+- the duration of the codec, on the 107B row of DiLoCoX without overlap
+(`PaperRuns.codec_s`). No other row uses it.
 
 All other times follow from the plan's bytes over 1 Gbit/s. So the table shows
-which of the paper's numbers follow from these bytes and which do not. Besides,
-two settings were picked so that the 107B speed-up comes to the published 357
-(`PICKED`).
+which of the paper's numbers follow from these bytes and which do not. There are
+also two settings that were picked so that the 107B speed-up comes near the
+published 357 (`PICKED`).
 """
 
 import dataclasses
@@ -44,7 +45,7 @@ class Setting:
     num_clusters: D, the number of clusters; each has one link.
     value_bytes: Bytes of a value that is sent uncompressed: 4 (float32) or 2
       (bfloat16).
-    tokens: Tokens of a step of all clusters together.
+    tokens: Number of tokens of all clusters together in one step.
   """
 
   num_clusters: int = 2
@@ -102,14 +103,17 @@ class PaperRuns:
     return self._figures[f"{self.model}, {method}, throughput"].value
 
   def pace(self, method: str, codec_s: float = 0.0, **changes) -> SteadyState:
-    """Returns the simulated pace of a run with this model.
+    """Simulates a run with this model.
 
     Args:
       method: Name of the method, as `sync.method` has it.
-      codec_s: Seconds of encoding and decoding for each exchange. Nothing hides
-        them.
-      **changes: What differs from the recipe of the method: values by field,
-        for each section. Example: sync={"sync_interval": 125}.
+      codec_s: Duration of encoding and decoding, for each exchange (seconds).
+        Nothing hides it.
+      **changes: Changed fields of the method's recipe: values by field, for
+        each section of the config. Example: sync={"sync_interval": 125}.
+
+    Returns:
+      Averages per inner step.
     """
     num_clusters = self.setting.num_clusters
     gbps = self._figures["bandwidth between clusters"].value
@@ -127,15 +131,16 @@ class PaperRuns:
     """Returns the throughput of all clusters together (tokens/s).
 
     Args:
-      pace: Pace of a run of this model (`pace`).
+      pace: Averages per inner step of a run of this model.
     """
     return self.setting.tokens / pace.step_s
 
   @functools.cache  # noqa: B019 - the cache lives as long as the tables.
   def allreduce(self) -> SteadyState:
-    """Returns the pace of AllReduce, which sends all gradients at every step.
+    """Simulates AllReduce, which sends uncompressed gradients at every step.
 
-    The gradients are sent uncompressed.
+    Returns:
+      Averages per inner step.
     """
     return self.pace("allreduce", exchange={"codec": self._dense})
 
@@ -146,14 +151,18 @@ class PaperRuns:
     codec: str = "low_rank(rank={})+int(bits=4)",
     codec_s: float = 0.0,
   ) -> SteadyState:
-    """Returns the pace of DiLoCoX, complete or without a component.
+    """Simulates DiLoCoX, complete or without one of its components.
 
     Args:
       is_hidden: Whether an exchange runs beside the steps of the next round. If
         not, it runs after the steps of its own round, as in DiLoCo.
-      codec: Name of the codec, in which the rank replaces the braces; "":
-        every value is sent uncompressed, without error feedback.
-      codec_s: As in `pace`.
+      codec: Name of the codec, in which the rank replaces the braces; "": every
+        value is sent uncompressed, without error feedback.
+      codec_s: Duration of encoding and decoding, for each exchange (seconds).
+        Nothing hides it.
+
+    Returns:
+      Averages per inner step.
     """
     sync = {"sync_interval": self.interval}
     if not is_hidden:
@@ -164,30 +173,37 @@ class PaperRuns:
     return self.pace("dilocox", codec_s, sync=sync, exchange=exchange)
 
   def open_diloco(self) -> SteadyState:
-    """Returns the pace of OpenDiLoCo: fp16, no overlap, the H of DiLoCoX."""
+    """Simulates OpenDiLoCo: fp16, no overlap, and the H of DiLoCoX.
+
+    Returns:
+      Averages per inner step.
+    """
     return self.pace("open_diloco", sync={"sync_interval": self.interval})
 
   def cocktail_sgd(self) -> SteadyState:
-    """Returns the pace of CocktailSGD.
+    """Simulates CocktailSGD.
 
     At every step it sends 117 times fewer bytes than fp32.
 
     Source: Wang et al., 2023, "CocktailSGD", ICML, abstract.
+
+    Returns:
+      Averages per inner step.
     """
     mask = "random_mask(fraction=0.15)"
     codec = f"{mask}+top_k(fraction=0.2,indices=bitmap)+int(bits=4)"
     return self.pace("cocktail_sgd", exchange={"codec": codec})
 
   def speed_up(self) -> float:
-    """Returns how many times faster a step of DiLoCoX is than of AllReduce."""
+    """Returns the step time of AllReduce divided by that of DiLoCoX."""
     return self.allreduce().step_s / self.dilocox().step_s
 
   def codec_s(self) -> float:
     """Fits the time of the codec on the published row without overlap.
 
     Returns:
-      Time that the codec of a round would take (seconds): the published time of
-      a round without overlap, less the simulated time of its compute and its
+      Time that the codec would take in a round (seconds): the published time of
+      a round without overlap, minus the simulated time of its compute and its
       bytes. 0 for OPT-1.3B, for which no such row was published.
     """
     row = f"{self.model}, DiLoCoX without overlap, throughput"
@@ -201,9 +217,9 @@ class PaperRuns:
   def cocktail_ratio(self) -> float:
     """Returns the compression that CocktailSGD's published throughput implies.
 
-    If compute and exchange run in turn, the exchange has the time of a
-    published step less `step_s`. The result is the time of AllReduce's exchange
-    divided by this time.
+    If compute and exchange run in turn, the exchange takes the time of a
+    published step minus `step_s`. The compression is the time of AllReduce's
+    exchange divided by this time.
     """
     step_s = self.setting.tokens / self.published("CocktailSGD")
     return self.allreduce().exchange_s / (step_s - self.step_s)
@@ -211,7 +227,7 @@ class PaperRuns:
   def implied_utilization(self) -> float:
     """Returns the share of the GPUs' peak that DiLoCoX achieves, 0 to 1.
 
-    Both the throughput and the number of GPUs are published.
+    It follows from the published throughput and the published number of GPUs.
     """
     num_devices = self._figures[f"{self.model}, GPUs"].value
     shape = MODEL_PRESETS[MODELS[self.model]]
@@ -221,7 +237,7 @@ class PaperRuns:
 
 
 def build_tables() -> list[Table]:
-  """Returns one table: throughputs and speed-ups of both models."""
+  """Returns one table with throughputs and speed-ups of both models."""
   figures = load_published("dilocox")
   runs = [PaperRuns(figures, model) for model in MODELS]
   small, large = runs
@@ -250,8 +266,8 @@ def build_tables() -> list[Table]:
 def _rows(figures: Figures, paper: PaperRuns) -> Iterator[Prediction]:
   """Yields the predictions of one model: throughputs, then speed-ups.
 
-  The speed-up of the 107B model comes three times: with `RECIPE`, and with each
-  of `PICKED`.
+  The speed-up of the 107B model has three rows: with `RECIPE`, and with each of
+  the two settings in `PICKED`.
 
   Args:
     figures: Figures of the paper, by name.

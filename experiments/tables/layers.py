@@ -4,16 +4,17 @@ Elsewhere in this package a step is one block of compute. Streaming DiLoCo
 (arXiv 2501.18512) divides a step of L layers into 4 L - 1 nodes: every layer
 has a forward pass, an activation gradient (except layer 0), a weight gradient
 and a reduction over the link. So a reduction hides behind the rest of the
-backward pass, and a forward pass waits for the reduction of its own layer only.
-Compute is serial, and the link sends one reduction after the other. All
-bandwidths are simulated at once, since they differ only in how long a reduction
-takes.
+backward pass, and the forward pass of a layer waits only for the reduction of
+this layer. Compute is serial, and the link sends one reduction after the other.
+All bandwidths are simulated at once, since they differ only in how long a
+reduction takes.
 
-A step that waits for nothing has closed forms. Let it take T seconds, of which
-the forward pass takes the share f = 0.2. The forward pass of layer k starts at
-k f T / L. The backward pass has 2 L - 1 nodes of (1 - f) T / (2 L - 1) seconds
-each and begins with the last layer. The weight gradient of layer k > 0 is ready
-when the 2 k - 1 nodes of lower layers remain, and the one of layer 0 at T.
+The times in a step that waits for nothing follow from formulas. Let it take T
+seconds, of which the forward pass takes the share f = 0.2. The forward pass of
+layer k starts at k f T / L. The backward pass has 2 L - 1 nodes of (1 - f) T /
+(2 L - 1) seconds each and begins with the last layer. The weight gradient of
+layer k > 0 is ready when only the 2 k - 1 nodes of lower layers remain, and the
+weight gradient of layer 0 is ready at T.
 
 Example: L = 2 and T = 1 s. The forward passes start at 0 and 0.1 s. Three nodes
 of 0.267 s follow from 0.2 s on. The gradient of layer 1 is ready after two of
@@ -51,8 +52,8 @@ class LayerModel:
     num_layers: Number of layers, L.
     step_s: Duration of the compute of one inner step (seconds).
     forward_share: Share of a step's compute that is the forward pass. The paper
-      does not state this share, so it is fitted on Table 4. Values of 0.19 to
-      0.21 give as many exact cells.
+      does not state this share, so it is fitted on Table 4. Any value from 0.19
+      to 0.21 gives the same number of exact cells.
   """
 
   num_parameters: float
@@ -63,13 +64,12 @@ class LayerModel:
 
 @dataclasses.dataclass(frozen=True)
 class LayerMethod:
-  """Which layers are sent when, and with how many bits.
+  """When each layer is sent, and with how many bits.
 
   Attributes:
-    schedule: Schedule of the plan. With more than one fragment, fragment 0
-      holds no layer, but the embedding and the other weights outside the
-      layers. A `LayerModel` has all its parameters in layers, so sending
-      fragment 0 takes no time.
+    schedule: Schedule of the plan. With more than one fragment, fragment 0 has
+      the embedding and the other weights outside the layers. A `LayerModel` has
+      all its parameters in layers, so sending fragment 0 takes no time.
     bits: Bits of a parameter on the wire.
   """
 
@@ -79,7 +79,7 @@ class LayerMethod:
 
 @dataclasses.dataclass(frozen=True)
 class LayerRun:
-  """Result of a simulation.
+  """The times of a simulated run.
 
   Attributes:
     compute_s: Duration of the compute of all steps together (seconds).
@@ -92,7 +92,7 @@ class LayerRun:
 
   @property
   def utilization(self) -> Bandwidths:
-    """Share of the run in which it computes, 0 to 1, [bandwidths]."""
+    """Share of the run's time that is compute, 0 to 1, [bandwidths]."""
     return self.compute_s / self.ends_s[-1]
 
 
@@ -100,7 +100,8 @@ def table_methods(num_layers: int) -> dict[str, LayerMethod]:
   """Returns the methods of the five rows of Table 4, by name, with H = 100.
 
   Args:
-    num_layers: Number of layers, L. A streaming fragment has three of them.
+    num_layers: Number of layers, L. A fragment of the streaming methods has
+      three layers.
   """
   num_fragments = 1 + num_layers // 3
   overlapped = SyncSchedule(100, num_fragments, overlap_steps=1)
@@ -118,9 +119,10 @@ def sends(
 ) -> dict[int, list[int]]:
   """Returns the layers that are sent in the backward pass of each inner step.
 
-  The events are the events of the plan with one difference. The plan first
-  sends a fragment at its offset in the first H steps. Here these first sends
-  are left out, because then 63 cells of Table 4 are exact instead of 50.
+  A layer is sent when the plan sends its fragment, with one difference: the
+  plan first sends a fragment at its offset in the first H steps, and this
+  function leaves these first sends out. With them only 50 cells of Table 4
+  would be exact instead of 63.
 
   Args:
     method: Method with its schedule.
@@ -151,7 +153,7 @@ def simulate_layers(
   method: LayerMethod,
   bandwidth_bps: Sequence[float] | Bandwidths,
 ) -> LayerRun:
-  """Simulates `NUM_ROUNDS` rounds at every bandwidth.
+  """Simulates six rounds (`NUM_ROUNDS`) of a method at every bandwidth.
 
   Args:
     model: Model that is trained.
@@ -195,13 +197,13 @@ def simulate_layers(
 def _node_times(model: LayerModel) -> tuple[np.ndarray, np.ndarray]:
   """Returns the times of the nodes of a step that waits for nothing.
 
-  The formulas are those at the top of this file.
+  The module's docstring has the formulas.
 
   Args:
     model: Model that is trained.
 
   Returns:
-    Starts of the layers' forward passes and ends of their weight gradients, in
+    Starts of the layers' forward passes, and ends of their weight gradients, in
     seconds from the start of the step, [L] each.
   """
   layers = np.arange(model.num_layers)
@@ -217,10 +219,11 @@ def _node_times(model: LayerModel) -> tuple[np.ndarray, np.ndarray]:
 def needed_bandwidth_bps(
   model: LayerModel, method: LayerMethod
 ) -> Float[np.ndarray, " targets"]:
-  """Finds the first bandwidth of `GRID_BPS` that reaches each of `TARGETS`.
+  """Finds the least bandwidth at which a method reaches each utilization.
 
-  The last bandwidth of the grid must reach all targets, as it does with the
-  models and methods of Table 4.
+  The bandwidths are taken from `GRID_BPS`, and the utilizations are `TARGETS`.
+  The last bandwidth must reach all utilizations, as it does with the models and
+  methods of Table 4.
 
   Args:
     model: Model that is trained.
@@ -235,7 +238,7 @@ def needed_bandwidth_bps(
 
 
 def grid_index(bandwidth_bps: float) -> int:
-  """Returns the index of the value of `GRID_BPS` that is nearest by ratio.
+  """Returns the index of the nearest bandwidth of `GRID_BPS`, by ratio.
 
   Args:
     bandwidth_bps: Bandwidth (bit/s), such as a rounded value of the grid.

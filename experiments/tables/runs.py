@@ -1,7 +1,7 @@
-"""Computes the pace of runs from the recipes and plans of the trainer.
+"""Simulates runs of papers from the recipes and plans of the trainer.
 
 The inner steps and the bytes come from the plan that the trainer would follow,
-so that no table has to count them itself.
+so no table has to count them itself.
 """
 
 from collections.abc import Callable
@@ -28,13 +28,13 @@ GOODPUT = Link.efficiency
 
 
 def config_of(method: str, **changes) -> RunConfig:
-  """Returns the config of a method's recipe with some fields changed.
+  """Returns the config of a method's recipe, with some fields changed.
 
   Args:
     method: Name of the method whose recipe is taken.
     **changes: Values by field, for each section of the config. Example:
       sync={"sync_interval": 125}. A change of `sync.method` changes the method,
-      but not the recipe.
+      but the other fields keep the values of the first method's recipe.
   """
   # The config with all fields set. A change of `sync.method` alone would bring
   # the recipe of the new method.
@@ -50,10 +50,9 @@ def equal_links(
   """Returns a cluster of sites with one replica each and equal links.
 
   Args:
-    num_replicas: Number of sites, M. Any number is allowed, while a preset
-      whose devices are divided among replicas needs a divisor.
+    num_replicas: Number of sites, M.
     up_bps: Line rate of a site's uplink (bit/s).
-    down_bps: Line rate of a site's downlink (bit/s); None: as the uplink.
+    down_bps: Line rate of a site's downlink (bit/s); None: that of the uplink.
     **link: Other attributes of `Link`, such as `rtt_s`.
   """
   site_link = Link(up_bps, down_bps or up_bps, **link)
@@ -68,7 +67,7 @@ def flat_traffic(
 
   Args:
     method: Method of the run.
-    num_parameters: Number of parameters. A fraction is cut off.
+    num_parameters: Number of parameters, rounded down.
     num_replicas: Number of replicas, M.
     codec: Codec in which the tensor is sent.
   """
@@ -109,17 +108,20 @@ def pace(
   codec_s: float = 0.0,
   transport: Transport = NCCL,
 ) -> steps.SteadyState:
-  """Returns averages per inner step in the middle of a long run on a cluster.
+  """Simulates a long run on a cluster.
 
   Args:
-    traffic: What the run sends: its method, model, codec and number of
-      replicas.
+    traffic: Counter of the bytes that the run sends. It has the method, the
+      shapes of the parameters, the codec and the number of replicas.
     cluster: Cluster with the same number of replicas.
-    step_s: Seconds of an inner step at speed 1; a site of speed 0.5 takes
-      twice as long.
-    codec_s: Seconds of encoding and decoding for each exchange. Nothing hides
-      them.
+    step_s: Duration of an inner step at speed 1 (seconds); a site of speed 0.5
+      takes twice as long.
+    codec_s: Duration of encoding and decoding, for each exchange (seconds).
+      Nothing hides it.
     transport: How messages are sent.
+
+  Returns:
+    Averages per inner step, over rounds in the middle of the run.
   """
   interval = traffic.method.schedule.sync_interval
   steps_s = steps.stated_seconds(cluster, step_s)
@@ -138,14 +140,15 @@ def least(
   """Finds the least value that is enough, by bisection on a logarithmic scale.
 
   Args:
-    reaches: Whether a value is enough. If a value is, all larger ones must be.
+    reaches: Function (value) -> whether the value is enough. If a value is
+      enough, all larger values must be enough, too.
     low: Lower end of the search, above 0. It should not be enough.
     high: Upper end of the search.
     precision: Largest error that is allowed, as a fraction of the value.
 
   Returns:
-    A value that is enough, at most by `precision` above the least one. Infinity
-    if `high` is not enough.
+    A value that is enough, and is above the least such value by at most
+    `precision`. Infinity if `high` is not enough.
   """
   if not reaches(high):
     return float("inf")

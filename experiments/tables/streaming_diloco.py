@@ -1,4 +1,4 @@
-"""Streaming DiLoCo (arXiv 2501.18512): bandwidths, hours, and bits sent.
+"""Predicts the tables 4 and 1 of Streaming DiLoCo (arXiv 2501.18512).
 
 Table 4 has the bandwidth that a method needs for a given compute utilization.
 Table 1 has the hours that a run takes and the bits that it exchanges.
@@ -60,10 +60,10 @@ def model(figures: Figures, name: str) -> layers.LayerModel:
 
 
 def _table_4(figures: Figures) -> Table:
-  """Returns the bandwidth that each method needs for each utilization.
+  """Builds the table of bandwidths that methods need for each utilization.
 
-  The CSV has a row for each cell of the paper's table. Readers see the cells in
-  the paper's layout.
+  The CSV has a row for each cell of the paper's table. The page shows the cells
+  in the paper's layout.
 
   Args:
     figures: Figures of the paper, by name.
@@ -117,7 +117,7 @@ def _cell_name(model_name: str, method_name: str, target: float) -> str:
 def _bandwidth_row(
   figures: Figures, name: str, needed_bps: float
 ) -> Prediction:
-  """Returns a needed bandwidth beside the published one, in Gbit/s.
+  """Returns the predicted and the published bandwidth of a cell (Gbit/s).
 
   Args:
     figures: Figures of the paper, by name.
@@ -137,9 +137,13 @@ def _bandwidth_row(
 
 
 def _cell(row: Prediction) -> str:
-  """Returns the published number, and the predicted one if they differ.
+  """Returns the text of a cell: the published number.
 
-  Examples: "1.4", or "1.4 / 1.7".
+  If the prediction differs, it follows after a slash. Examples: "1.4", or "1.4
+  / 1.7".
+
+  Args:
+    row: The prediction of the cell.
   """
   published = f"{row.published.value:g}" if row.published else ""
   if row.grid_steps:
@@ -184,7 +188,7 @@ def _picture(figures: Figures) -> Picture:
 
 
 def _table_1(figures: Figures) -> Table:
-  """Returns the hours of two methods, and the bits that they exchange.
+  """Builds the table of the hours of two methods and the bits they exchange.
 
   The hours of the streaming method are predicted twice: for the number of
   parameters that follows from its published bits, and for the number that the
@@ -204,7 +208,7 @@ def _table_1(figures: Figures) -> Table:
   num_steps = value("tokens") / step_tokens
 
   def hours(name: str, bps: float, model: layers.LayerModel) -> float:
-    """Returns the hours of a run whose rounds all take as long as the last.
+    """Returns the hours of a run whose rounds all take as long as the last one.
 
     Args:
       name: Name of the method.

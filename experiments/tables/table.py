@@ -4,8 +4,8 @@ A *figure* is one published number. Some figures that people quote were never
 checked in the paper. So every figure names its source and its status
 (third_party/README.md).
 
-A prediction proves nothing if it was fitted on the published number in the same
-row. So every row says on which figures its constants were fitted (`Fit`).
+A prediction that was fitted on a published number cannot confirm this number.
+So every row says on which figures its constants were fitted (`Fit`).
 """
 
 import csv
@@ -66,7 +66,7 @@ class Figure:
 
   @property
   def is_verified(self) -> bool:
-    """Whether the figure was read in its source."""
+    """Whether somebody of this project has read the figure in its source."""
     return self.status == "published"
 
 
@@ -81,8 +81,8 @@ def load_published(
 
   Args:
     paper: Name of the paper in the file, e.g. "dilocox".
-    path: JSON file: a mapping of papers, each with a list "figures" of mappings
-      with the fields of `Figure`.
+    path: JSON file with an object for each paper. Its key "figures" has a list
+      of objects with the fields of `Figure`.
 
   Raises:
     ValueError: If the file is damaged or lacks the paper. The message is one
@@ -121,7 +121,7 @@ class Fit(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """A row of a table: a predicted number, and the published figure if any.
+  """A row of a table: a predicted number beside a published figure.
 
   Attributes:
     name: Name of the number.
@@ -130,7 +130,7 @@ class Prediction:
     kind: Where the constants of the prediction were fitted.
     basis: A few words that say what was fitted or assumed; may be empty.
     published: Figure of the paper; None for a number that no paper states.
-    grid_steps: Predicted minus published value in steps of a grid, if the
+    grid_steps: Error in steps of a grid (predicted minus published), if the
       paper states only values of a grid; None: there is no grid.
   """
 
@@ -144,7 +144,10 @@ class Prediction:
 
   @property
   def relative_error(self) -> float:
-    """(predicted - published) / published; NaN if no paper has a figure."""
+    """The relative error, (predicted - published) / published.
+
+    NaN if no paper has a figure.
+    """
     published = self.published.value if self.published else math.nan
     return self.predicted / published - 1
 
@@ -164,11 +167,11 @@ class Prediction:
     return f"{round(self.relative_error, 6) + 0.0:+.1%}"
 
   def cells(self) -> tuple[str, ...]:
-    """Returns the texts of the row in a table for readers.
+    """Returns the texts of the row for the table on the page.
 
     Returns:
       Name, published value, predicted value, error, kind and basis. Without a
-      published figure the second and the fourth are empty.
+      published figure, the published value and the error are empty.
     """
     predicted = _short(self.predicted)
     figure = self.published
@@ -182,7 +185,7 @@ class Prediction:
     return name, published, predicted, self.error, self.kind, self.basis
 
   def data(self) -> dict[str, Any]:
-    """Returns the values of the row by column of the CSV.
+    """Returns the values of the row by column of the CSV file.
 
     None stands for an empty cell. Without a published figure the cells about
     the figure are empty.
@@ -204,9 +207,13 @@ class Prediction:
 
 
 def _short(value: float) -> str:
-  """Returns a number with four digits, or whole from 1000 to 10 million.
+  """Returns a number as text, with four digits.
 
-  Examples: "31.68", "12,346", "1.2e+08".
+  Numbers from 1000 to 10 million are whole. Examples: "31.68", "12,346",
+  "1.2e+08".
+
+  Args:
+    value: The number.
   """
   if 1000 <= value < 1e7:
     return f"{value:,.0f}"
@@ -221,15 +228,16 @@ def beside(
   basis: str = "",
   grid_steps: int | None = None,
 ) -> Prediction:
-  """Returns a row with a prediction beside the figure of a paper.
+  """Returns the row of a prediction that a published figure belongs to.
 
   Args:
     figures: Figures of the paper, by name.
     name: Name of the figure, which becomes the name of the row.
     predicted: Predicted value, in the unit of the figure.
     kind: Where the constants of the prediction were fitted.
-    basis: As in `Prediction`.
-    grid_steps: As in `Prediction`.
+    basis: A few words that say what was fitted or assumed; may be empty.
+    grid_steps: Error in steps of a grid, if the paper states only values of a
+      grid; None: there is no grid.
   """
   figure = figures[name]
   return Prediction(
@@ -245,14 +253,14 @@ def beside(
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """One table of predictions; `notes.md` has its title and its notes.
+  """A table of predictions. Its title and notes are in `notes.md`.
 
   Attributes:
     name: Name of the table's CSV file and of its section in `notes.md`.
     rows: All rows, which are written to the CSV file.
-    numbers: Values by the name in braces that they replace in the notes.
+    numbers: Values that replace names in braces in the notes, by name.
     header: Header of the table on the page, if its layout differs from the
-      CSV's. If it is empty, the page shows `rows`.
+      layout of the CSV file. If it is empty, the page shows `rows`.
     cells: Cells below `header`, one sequence for each line of the table.
     pictures: Caption and matplotlib figure, by the name of the picture's file
       without suffix.
@@ -268,7 +276,9 @@ class Table:
   )
 
   def lines(self, out_dir: pathlib.Path) -> Iterator[str]:
-    """Yields the lines of the table's section, and writes its pictures.
+    """Yields the lines of the table's section on the page.
+
+    Its pictures are written meanwhile.
 
     Args:
       out_dir: Directory of the page. It must exist.
@@ -289,7 +299,7 @@ class Table:
 
 @functools.cache
 def _notes() -> dict[str, list[str]]:
-  """Returns the title and paragraphs of each section of `notes.md`, by name."""
+  """Reads `notes.md`: title and paragraphs of each table, by its name."""
   text = pathlib.Path(__file__).with_name("notes.md").read_text("utf-8")
   sections = (section.split("\n\n") for section in text.split("\n## ")[1:])
   return {
@@ -341,10 +351,11 @@ _FOOTNOTE = (
 
 
 def summary(tables: Sequence[Table]) -> Iterator[str]:
-  """Yields the lines that the terminal shows: the main figures of the tables.
+  """Yields the lines of a short table for the terminal.
 
-  `summary.csv` lists these figures. A line of it names a single figure, or both
-  ends of a published range. Figures of tables that were not made are left out.
+  The file `summary.csv` lists the figures of the short table. A line of the
+  file names a single figure, or both ends of a published range. Figures of
+  tables that were not made are left out.
 
   Args:
     tables: The tables that were made.
@@ -376,7 +387,7 @@ def summary(tables: Sequence[Table]) -> Iterator[str]:
 
 
 def _first_row(table: Table, name: str) -> Prediction:
-  """Returns the first row of a figure; later rows vary its assumptions.
+  """Returns the first row of a figure. Later rows vary its assumptions.
 
   Args:
     table: Table that has such a row.
@@ -393,8 +404,8 @@ def _summary_line(paper: str, label: str, rows: Sequence[Prediction]) -> str:
   Args:
     paper: Short name of the paper.
     label: Short name of the figure.
-    rows: Row of the figure, or a row for each end of the range. Both of these
-      have the same predicted value.
+    rows: Row of the figure, or two rows for both ends of the range, which have
+      the same predicted value.
   """
   prediction = rows[0]
   figures = [row.published for row in rows if row.published]

@@ -1,16 +1,16 @@
-"""Three papers that report for which share of the time their runs computed.
+"""Predicts for which share of the time the runs of three papers computed.
 
-OpenDiLoCo (arXiv 2407.07852): the inputs that the paper states give its range
-of utilizations, and nothing is fitted. The slowest link sets the pace of the
-ring, but a round is long.
+OpenDiLoCo (arXiv 2407.07852): its range of utilizations follows from inputs
+that the paper states, and nothing is fitted. The slowest link sets the pace of
+the ring, but a round is long.
 
 INTELLECT-1 (arXiv 2412.01152): the paper gives times of rounds and of
 all-reduces but no bandwidth. So the rate of the slowest link is fitted, for
-each of three settings. The notes say how little follows from that.
+each of three settings. The notes say how little follows from such a fit.
 
 Covenant-72B (arXiv 2603.08163): sparse 2-bit exchanges. Its peers do not form a
 ring. Each peer puts its payload into object storage and reads the payloads of
-the others from there. So its uplink carries each payload once.
+the other peers from there. So its uplink carries each payload once.
 """
 
 from typing import NamedTuple
@@ -45,7 +45,7 @@ _BLOCK = 4096
 
 
 class _StatedRun(NamedTuple):
-  """The run of a paper, as the paper describes it.
+  """A run of a paper, as the paper describes it.
 
   Attributes:
     figures: Figures of the paper, by name.
@@ -79,7 +79,7 @@ def _stated_run(paper: str, replicas: str) -> _StatedRun:
 
 
 def open_diloco() -> list[Table]:
-  """Returns the table of OpenDiLoCo, predicted numbers beside published ones.
+  """Builds the table of OpenDiLoCo: predicted and published numbers.
 
   The paper gives a range of the utilization, so the predicted utilization is
   compared with the lowest and with the highest published value. The third row
@@ -129,13 +129,14 @@ def open_diloco() -> list[Table]:
 
 
 def intellect_1() -> list[Table]:
-  """Returns a table of the utilizations and the all-reduces of INTELLECT-1.
+  """Builds the table of INTELLECT-1: its utilizations and all-reduces.
 
-  All simulated rows are of one ring of the most nodes that took part at a time.
-  The rate of its slowest link is fitted: on the lowest utilization (the preset
-  of the cluster), and on the all-reduce of each of `_SETTINGS`. Nothing is
-  fitted in the last two rows: how many times fewer bytes are sent than in
-  data-parallel training, and the lowest utilization of the devices' peak.
+  All simulated rows are of one ring, with as many nodes as ever took part at
+  the same time. The rate of its slowest link is fitted: on the lowest
+  utilization (the preset of the cluster), and on the all-reduce of each of
+  `_SETTINGS`. Nothing is fitted in the last two rows: how many times fewer
+  bytes are sent than in data-parallel training, and the lowest utilization of
+  the devices' peak.
   """
   run = _stated_run("intellect_1", "most concurrent nodes")
   figures = run.figures
@@ -152,7 +153,11 @@ def intellect_1() -> list[Table]:
     return pace(traffic, cluster, run.step_s)
 
   def rate_for(exchange_s: float) -> float:
-    """Returns the rate (Mbit/s) at which an exchange takes `exchange_s`."""
+    """Returns the link rate at which an exchange takes a given time (Mbit/s).
+
+    Args:
+      exchange_s: Time of the exchange (seconds).
+    """
 
     def is_fast_enough(mbps: float) -> bool:
       return pace_at(mbps).exchange_s <= exchange_s / run.interval
@@ -240,9 +245,9 @@ def intellect_1() -> list[Table]:
 
 
 def covenant_72b() -> list[Table]:
-  """Returns a table of Covenant-72B: utilization, communication, compression.
+  """Builds the table of Covenant-72B: utilization, communication, compression.
 
-  The last row has the utilization if the peers formed a ring.
+  The last row has the utilization that a ring of the peers would reach.
   """
   run = _stated_run("covenant_72b", "most contributing peers")
   figures = run.figures
@@ -254,11 +259,14 @@ def covenant_72b() -> list[Table]:
   payload_bytes = message_bytes(codec, {"parameters": (num_parameters,)})
 
   def ring_pace(num_replicas: int, share: float = 1.0) -> SteadyState:
-    """Returns the pace of a ring.
+    """Simulates the run with its replicas in a ring.
 
     Args:
       num_replicas: Number of replicas of the ring.
       share: Share of the payload's bytes that is sent.
+
+    Returns:
+      Averages per inner step.
     """
     # Links that are 1 / share times as fast have the same effect.
     cluster = equal_links(

@@ -1,1 +1,1 @@
-"""Measuring instruments: speeds, links and compiled programs."""
+"""Programs and parts that measure speeds, links and compiled programs."""

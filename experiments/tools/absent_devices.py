@@ -1,9 +1,10 @@
-"""Makes devices of TPUs and GPUs that need not exist, to compile programs for.
+"""Describes TPUs and GPUs to compile for, which this machine need not have.
 
-JAX can compile a program for devices that no machine here has. For TPUs the
+JAX can compile a program for devices that this machine lacks. For TPUs the
 compiler is a package of its own (`LIBTPU`). For GPUs the compiler comes with
 JAX's CUDA plugin. It reads the properties of the GPU from a text, which this
-module writes.
+module writes. A *slice* is a group of devices that are joined by fast links: a
+slice of TPUs, or some hosts with GPUs.
 """
 
 import importlib.util
@@ -47,14 +48,14 @@ class Gpu(NamedTuple):
   Attributes:
     name: Name that the driver has for the GPU.
     compute_capability: Version of the instruction set, e.g. 9 for Hopper.
-    memory_bytes: Memory of the GPU.
-    memory_bandwidth: Bytes a second.
+    memory_bytes: Memory of the GPU (bytes).
+    memory_bandwidth: Rate of the memory (bytes/s).
     core_count: Number of streaming multiprocessors.
-    fpus_per_core: Units for float32 in each of them.
-    clock_ghz: Highest clock rate.
-    l2_cache_bytes: Size of the second cache.
-    shared_memory_bytes: Shared memory of a multiprocessor.
-    block_memory_bytes: Shared memory that one block may ask for.
+    fpus_per_core: Number of float32 units of each multiprocessor.
+    clock_ghz: Highest clock rate (GHz).
+    l2_cache_bytes: Size of the second-level cache (bytes).
+    shared_memory_bytes: Shared memory of a multiprocessor (bytes).
+    block_memory_bytes: Shared memory that one block may ask for (bytes).
   """
 
   name: str
@@ -104,12 +105,12 @@ _GPU_PATTERN = re.compile(r"(\w+):(\d+)(?:x(\d+))?")
 
 
 class AbsentDevices(NamedTuple):
-  """Devices of some slices, which need not exist.
+  """Devices of some slices, which this machine need not have.
 
   Attributes:
     devices: The devices, slice by slice.
     platform: "tpu" or "gpu".
-    memory_bytes: Memory of a device that a program may use.
+    memory_bytes: Memory of a device that a program may use (bytes).
   """
 
   devices: Sequence[Any]
@@ -118,17 +119,17 @@ class AbsentDevices(NamedTuple):
 
 
 def is_tpu_compiler_installed() -> bool:
-  """Whether the compiler for TPUs is installed."""
+  """Whether the compiler for TPUs (libtpu) is installed."""
   return importlib.util.find_spec("libtpu") is not None
 
 
 def is_gpu_compiler_installed() -> bool:
-  """Whether JAX's CUDA plugin is installed, with the compiler for GPUs."""
+  """Whether the compiler for GPUs is installed, which JAX's CUDA plugin has."""
   return _cuda_plugin() is not None
 
 
 def absent_devices(topology: str, num_slices: int) -> AbsentDevices:
-  """Returns the devices of slices that need not exist.
+  """Returns the devices of slices that this machine need not have.
 
   Args:
     topology: Kind and size of a slice. Of TPUs it is a kind and the edges of
@@ -147,7 +148,15 @@ def absent_devices(topology: str, num_slices: int) -> AbsentDevices:
 
 
 def _tpus(topology: str, num_slices: int) -> AbsentDevices:
-  """Returns the devices of slices of TPUs; see `absent_devices`."""
+  """Returns the devices of slices of TPUs.
+
+  Args:
+    topology: Kind of TPU and edges of a slice, e.g. "v5p:4x4x8".
+    num_slices: Number of slices.
+
+  Raises:
+    ValueError: If the compiler is missing or knows no such slice.
+  """
   require(
     is_tpu_compiler_installed(),
     "the compiler for TPUs is not installed: run `make compile-report`, which"
@@ -175,7 +184,17 @@ def _tpus(topology: str, num_slices: int) -> AbsentDevices:
 
 
 def _gpus(topology: str, num_slices: int) -> AbsentDevices:
-  """Returns the devices of slices of GPUs; see `absent_devices`."""
+  """Returns the devices of slices of GPUs.
+
+  Args:
+    topology: Kind of GPU and the number of GPUs of one host, e.g. "h100:8", or
+      the numbers of hosts and of GPUs of each host, e.g. "h100:4x8".
+    num_slices: Number of slices.
+
+  Raises:
+    ValueError: If the text has another form, the compiler is missing, or it
+      knows no such slice.
+  """
   match = _GPU_PATTERN.fullmatch(topology)
   require(
     match is not None,
@@ -221,12 +240,15 @@ def _gpus(topology: str, num_slices: int) -> AbsentDevices:
 def _known_topology(
   description: Callable[[], Any], topology: str, num_slices: int
 ) -> Any:
-  """Returns what a compiler says about slices.
+  """Asks a compiler to describe slices.
 
   Args:
-    description: Asks the compiler.
-    topology: Kind and size of a slice.
-    num_slices: Number of slices.
+    description: Function that asks the compiler.
+    topology: Kind and size of a slice, for the message.
+    num_slices: Number of slices, for the message.
+
+  Returns:
+    The result of `description`.
 
   Raises:
     ValueError: If the compiler knows no such slice.
@@ -243,7 +265,7 @@ def _known_topology(
 
 
 def _cuda_plugin() -> pathlib.Path | None:
-  """Returns the library of JAX's CUDA plugin; None if it is not installed."""
+  """Returns the path of JAX's CUDA plugin; None if it is not installed."""
   for name in ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"):
     try:
       spec = importlib.util.find_spec(name)
@@ -255,10 +277,10 @@ def _cuda_plugin() -> pathlib.Path | None:
 
 
 def _gpu_description(gpu: Gpu) -> str:
-  """Returns the properties of a GPU as the text that XLA reads.
+  """Writes the properties of a GPU as the text that XLA reads.
 
-  The text is a `stream_executor.GpuTargetConfigProto`. Limits that all GPUs of
-  these kinds share are written here.
+  The text is a `stream_executor.GpuTargetConfigProto`. Properties that all GPUs
+  in `GPUS` share are written in the text itself.
 
   Args:
     gpu: The properties.

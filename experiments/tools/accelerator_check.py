@@ -3,13 +3,14 @@
   python -m experiments.tools.accelerator_check --out=runs/accelerator
   python -m experiments.tools.accelerator_check --out=DIR --wheels=.wheels
 
-The program compares methods, codecs and kernels with the reference page and the
-CPU. Then it measures inner steps (and PyTorch's, if PyTorch is installed),
-rounds, codecs and memory, and trains for the time that is left. Each figure is
-written to OUT/accelerator.json as soon as it is measured, so a program that is
-ended early loses nothing. --wheels is a folder of packages for a machine
-without a network; docs/guides/accelerators.md lists the packages. On a CPU all
-sizes are tiny, and the figures show only that the program works.
+The program compares methods with `dilocox_jax.reference`, codecs and Muon with
+the CPU, and fused attention with plain attention. Then it measures inner steps
+(and PyTorch's, if PyTorch is installed), rounds, codecs and memory, and trains
+for the time that is left. Each figure is written to OUT/accelerator.json as
+soon as it is measured, so a program that is ended early loses nothing. --wheels
+is a folder of packages for a machine without a network;
+docs/guides/accelerators.md lists the packages. On a CPU all sizes are tiny, and
+the figures show only that the program works.
 """
 
 import importlib.util
@@ -35,7 +36,11 @@ _MINUTES = flags.DEFINE_float(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Measures, and prints each figure on a line."""
+  """Runs all steps of the check, and prints each figure on a line.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
+  """
   command_line.refuse_arguments(argv)
   if _WHEELS.value:
     _load_wheels(pathlib.Path(_WHEELS.value))
@@ -57,9 +62,10 @@ def _steps(
   """Returns the steps of the check by name, the most important first.
 
   Args:
-    deadline: Time of the monotonic clock by which all should have ended.
-    rows: List to which the caller adds each figure. The PyTorch step reads our
-      rates from it.
+    deadline: Time of the monotonic clock (seconds) by which all steps should
+      have ended.
+    rows: List to which the caller adds each figure. The step "PyTorch" reads
+      this project's rates from it.
   """
   import jax
 
@@ -96,7 +102,11 @@ def _steps(
 
 
 def _load_wheels(folder: pathlib.Path) -> None:
-  """Unpacks the packages of a folder, so that they can be imported."""
+  """Unpacks the wheels in a folder, so that their packages can be imported.
+
+  Args:
+    folder: The folder.
+  """
   target = tempfile.mkdtemp(prefix="wheels_")
   for wheel in sorted(folder.glob("*.whl")):
     zipfile.ZipFile(wheel).extractall(target)

@@ -1,11 +1,11 @@
-"""Compares the results of a device with those of a CPU.
+"""Compares the results of a device with results of a CPU.
 
-Methods are compared with the reference page (`reference.methods`), a plain
-NumPy implementation of all methods on one page. Codecs and Muon are compared
-with the same program on the CPU, and fused attention with plain attention. An
-error is the largest difference divided by the largest expected value. GPUs
-round the factors of matrix products to TF32 unless a program asks for more, so
-a result that is right on a CPU has to be checked on the device.
+Methods are compared with `reference.methods`, which has all methods in plain
+numpy. Codecs and Muon are compared with the same program on the CPU, and fused
+attention with plain attention. An error is the largest difference divided by
+the largest expected value. GPUs round the factors of matrix products to TF32
+unless a program asks for more, so a result that is right on a CPU has to be
+checked on the device.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ from dilocox_jax.trees import Array, Tree
 
 
 class Error(NamedTuple):
-  """One comparison.
+  """The error of one comparison, and the largest error that is allowed.
 
   Attributes:
     name: Name of the comparison.
@@ -67,7 +67,7 @@ _CODECS = {
 
 
 def errors(attention: str, length: int) -> Iterator[Error]:
-  """Yields the errors of methods, codecs, Muon and attention.
+  """Compares methods, codecs, Muon and attention, and yields the errors.
 
   Args:
     attention: Name of the fused attention of this device.
@@ -86,7 +86,7 @@ def errors(attention: str, length: int) -> Iterator[Error]:
 
 
 def _error(result: Tree, expected: Tree) -> float:
-  """Returns the largest error of all leaves.
+  """Returns the error of a result: the largest error of its leaves.
 
   The error of a leaf is its largest difference divided by its largest expected
   value.
@@ -100,7 +100,12 @@ def _error(result: Tree, expected: Tree) -> float:
 
 
 def _leaf_error(result: Array, expected: Array) -> float:
-  """Returns the error of a leaf, as `_error` says."""
+  """Returns the largest difference divided by the largest expected value.
+
+  Args:
+    result: An array.
+    expected: The expected array, of the same shape.
+  """
   expected_values = np.asarray(expected, np.float64)
   difference = np.asarray(result, np.float64) - expected_values
   scale = max(np.abs(expected_values).max(), 1e-30)
@@ -108,13 +113,14 @@ def _leaf_error(result: Array, expected: Array) -> float:
 
 
 def _over_cpu(function: Callable[[Tree], Tree], argument: Tree) -> float:
-  """Returns the error of a function's result on the device.
-
-  The result of the same function on the CPU is expected.
+  """Compares a function's result on the device with that on the CPU.
 
   Args:
     function: The function.
     argument: Argument of the function.
+
+  Returns:
+    The error of the device's result (`_error`).
   """
   program = jax.jit(function)
   cpu_argument = jax.device_put(argument, jax.devices("cpu")[0])
@@ -122,20 +128,28 @@ def _over_cpu(function: Callable[[Tree], Tree], argument: Tree) -> float:
 
 
 def _drawn(*shape: int, seed: int = 0) -> Array:
-  """Draws an array of a shape from N(0, 1)."""
+  """Draws a float32 array from N(0, 1).
+
+  Args:
+    *shape: Shape of the array.
+    seed: Seed of the draws.
+  """
   return jnp.asarray(
     np.random.default_rng(seed).normal(size=shape), jnp.float32
   )
 
 
 def _method_error(name: str) -> float:
-  """Returns the error of a method, compared with the reference page.
+  """Compares a method's training on the device with `reference.methods`.
 
   The replicas train toward random targets. Their gradient, w - target, has no
   matrix product, so nothing is rounded to TF32.
 
   Args:
     name: One of `_METHODS`.
+
+  Returns:
+    The error of the replicas' parameters after the flush (`_error`).
   """
   method = _METHODS[name]
   interval = method.schedule.sync_interval
@@ -158,11 +172,14 @@ def _method_error(name: str) -> float:
 
 
 def _on_page(method: dx.Method, targets: np.ndarray) -> np.ndarray:
-  """Returns the replicas' parameters as the reference page computes them.
+  """Trains with a method in numpy (`reference.methods`).
 
   Args:
     method: The method; its fragments are slices of neighboring rows.
     targets: Targets by replica and step [M, steps, rows, columns].
+
+  Returns:
+    The parameters of the replicas after the flush, [M, rows, columns].
   """
   schedule = method.schedule
   names = [str(p) for p in range(schedule.num_fragments)]
@@ -193,10 +210,13 @@ def _on_page(method: dx.Method, targets: np.ndarray) -> np.ndarray:
 
 
 def _codec_error(name: str) -> float:
-  """Returns the error of the mean of two replicas that a codec compresses.
+  """Compares the mean of two replicas after a codec with the CPU's mean.
 
   Args:
     name: One of `_CODECS`.
+
+  Returns:
+    The error of the device's mean (`_error`).
   """
   aggregator = dx.exchange(name, collective="all_gather")
   values = {"w": _drawn(_REPLICAS, 64, 256)}
@@ -213,7 +233,7 @@ def _codec_error(name: str) -> float:
 
 
 def _muon_error() -> float:
-  """Returns the error of one update of Muon, compared with the CPU."""
+  """Compares one update of Muon with the CPU's, and returns the error."""
   params = {"w": _drawn(64, 256)}
   muon = named_optimizer("muon", 0.02)
   state = muon.init(params)
@@ -221,13 +241,16 @@ def _muon_error() -> float:
 
 
 def _attention_error(name: str, length: int) -> float:
-  """Returns the error of fused attention, compared with plain attention.
+  """Compares fused attention with plain attention.
 
   Both run on the device in bfloat16, which the fused kernels need.
 
   Args:
     name: Name of the fused attention.
     length: Number of tokens in a sequence.
+
+  Returns:
+    The error of the fused attention (`_error`).
   """
   query, key, value = (
     _drawn(2, length, 4, 64, seed=seed).astype(jnp.bfloat16)

@@ -1,4 +1,7 @@
-"""Writes each figure of an accelerator as soon as it is measured."""
+"""Writes each figure of an accelerator as soon as it is measured.
+
+A *figure* is a dict with the name and the results of one measurement.
+"""
 
 import pathlib
 import sys
@@ -16,13 +19,13 @@ def run_step(
   rows: list[dict[str, Any]],
   path: pathlib.Path,
 ) -> None:
-  """Writes each figure of a step as soon as it is measured.
+  """Runs a step of a check, and writes each of its figures at once.
 
   If the step raises an error, the error becomes its last figure.
 
   Args:
     name: Name of the step.
-    step: Yields the figures.
+    step: Function that measures and yields the figures.
     rows: All figures so far. The function adds the figures of the step.
     path: File to which all figures are written after each of them.
   """
@@ -44,12 +47,16 @@ def run_step(
 
 
 def _short(value: Any) -> str:
-  """Returns the text of a value: a float has four digits."""
+  """Returns a value as text. A float has four digits.
+
+  Args:
+    value: The value.
+  """
   return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _device() -> dict[str, Any]:
-  """Returns the names of the device and its platform, and all versions."""
+  """Returns the names of the device and its platform, and of all versions."""
   import flax
   import jax
   import optax

@@ -1,8 +1,8 @@
 """Measures how fast inner steps and codecs are on a device, and their memory.
 
-A figure is a dict with the name of the measurement, its results, and a goal if
-a goal was set before the first measurement. The tiny sizes are for tests and
-CPUs.
+A *figure* is a dict with the name of a measurement and its results. If a goal
+was set before the first measurement, the figure has the goal too. The tiny
+sizes are for tests and CPUs.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ _GOAL_MEMORY = 0.07  # Relative error of the estimated memory.
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-  """Sizes of all measurements.
+  """The sizes with which everything is measured.
 
   Attributes:
     models: For each name, the fields of `config.model` and the number of
@@ -41,7 +41,8 @@ class Sizes:
     trained: Fields of `config.model` of the model that is trained at the end.
     values: Shape [layers, rows, columns] of the array that codecs encode.
     repeats: Number of measurements of each figure.
-    most_steps: Number of steps that are trained at the end, if there is time.
+    most_steps: Largest number of steps that are trained at the end. If time is
+      short, fewer steps are trained.
   """
 
   models: Mapping[str, tuple[Mapping[str, Any], int]]
@@ -88,7 +89,7 @@ TINY = Sizes(
 
 
 def config_of(sizes: Sizes, name: str) -> RunConfig:
-  """Returns the config of inner steps of one of the models.
+  """Returns the config with which a model's inner steps are measured.
 
   Args:
     sizes: All sizes.
@@ -107,10 +108,14 @@ def config_of(sizes: Sizes, name: str) -> RunConfig:
 
 
 def inner_steps(sizes: Sizes) -> Figures:
-  """Yields two figures for each model: the speed of inner steps, and memory.
+  """Measures the inner steps of each model.
 
   Args:
     sizes: Models, batches and repeats.
+
+  Yields:
+    Two figures for each model: the speed of its inner steps, and their memory
+    by estimate and by compiler.
   """
   for name in sizes.models:
     config = config_of(sizes, name)
@@ -131,11 +136,15 @@ def inner_steps(sizes: Sizes) -> Figures:
 
 
 def torch_steps(sizes: Sizes, ours: Mapping[str, float]) -> Figures:
-  """Yields PyTorch's tokens a second for the same models and batches.
+  """Measures PyTorch on the same models and batches.
 
   Args:
     sizes: Models, batches and repeats.
-    ours: Our tokens a second by the name of the model.
+    ours: This project's tokens a second, by the name of the model.
+
+  Yields:
+    A figure for each model: PyTorch's tokens a second, and this project's rate
+    divided by PyTorch's.
   """
   for name in sizes.models:
     config = config_of(sizes, name)
@@ -154,7 +163,7 @@ def _torch_step_s(config: RunConfig, repeats: int) -> float:
   PyTorch computes in bf16, with flash attention and, on a GPU, fused AdamW.
 
   Args:
-    config: Config of the same steps here.
+    config: Config of the same steps in this project.
     repeats: Number of measurements.
   """
   torch = bench_torch.torch()
@@ -186,7 +195,7 @@ def _torch_step_s(config: RunConfig, repeats: int) -> float:
 
 
 def _torch_params(shape: ModelShape, device: str) -> dict[str, Any]:
-  """Draws the parameters of a model as tensors of PyTorch on a device.
+  """Draws the parameters of a model, as PyTorch's tensors on a device.
 
   Matrices are drawn from N(0, 0.02^2). The scales of norms are 1.
 
@@ -208,13 +217,16 @@ def _torch_params(shape: ModelShape, device: str) -> dict[str, Any]:
 
 
 def ratios(sizes: Sizes) -> Figures:
-  """Yields the ratios of the benches `round` and `codecs`.
+  """Measures the ratios of the benches `round` and `codecs`.
 
   These are the time of a round divided by the time of its inner steps, and the
   time of a codec divided by the time of copying the same values.
 
   Args:
     sizes: Fields of the rounds, shape of the values and repeats.
+
+  Yields:
+    A figure for each ratio.
   """
   for ratio in (
     *bench_programs.round_ratios(sizes.rounds),
@@ -224,13 +236,17 @@ def ratios(sizes: Sizes) -> Figures:
 
 
 def trained(sizes: Sizes, deadline: float) -> Figures:
-  """Yields losses of `overlap_loco` and AllReduce after the same steps.
+  """Trains AllReduce and `overlap_loco` for the same number of steps.
 
   The number of steps follows from the time that is left.
 
   Args:
     sizes: The model, and the largest number of steps.
-    deadline: Time of the monotonic clock by which both should have ended.
+    deadline: Time of the monotonic clock (seconds) by which both should have
+      ended.
+
+  Yields:
+    A figure for each method, with its validation loss (nats a token).
   """
   num_steps = _FEW_STEPS
   if sizes.most_steps > num_steps:
@@ -251,12 +267,15 @@ def trained(sizes: Sizes, deadline: float) -> Figures:
 
 
 def _trained_loss(sizes: Sizes, method: str, num_steps: int) -> float:
-  """Trains a run in a temporary folder and returns its validation loss.
+  """Trains a run in a temporary folder.
 
   Args:
     sizes: The model.
     method: Name of the method.
     num_steps: Number of inner steps.
+
+  Returns:
+    The validation loss (nats a token).
   """
   changes = {"sync.method": method, "total_steps": num_steps}
   config = from_mapping({"model": sizes.trained, **changes})

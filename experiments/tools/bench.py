@@ -34,7 +34,11 @@ _REPEATS = flags.DEFINE_integer(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Runs the bench whose name is on the command line."""
+  """Runs the bench that the command line names, and writes its results.
+
+  Args:
+    argv: The path of the program, and the name of the bench.
+  """
   bench = command_line.chosen_argument("bench", argv, BENCHES)
   if bench != "inner" and config_flag.is_given():
     raise command_line.UsageError(
@@ -54,10 +58,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _inner_record() -> dict[str, Any]:
-  """Measures and prints the speed of inner steps.
+  """Measures and prints the speed of the inner steps of --config.
 
   Returns:
-    The measured values, for the JSON file.
+    The measured values by name, for the JSON file.
   """
   from experiments.runtime import running
 
@@ -78,7 +82,7 @@ def _ratios_record(bench: str) -> dict[str, Any]:
     bench: "round" or "codecs".
 
   Returns:
-    The measured values, for the JSON file.
+    The measured ratios by name, for the JSON file.
   """
   from experiments.runtime import running
 
@@ -122,7 +126,11 @@ def _print(columns: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> None:
 
 
 def _cell(value: Any) -> str:
-  """Returns the text of a value: a float has four digits."""
+  """Returns a value as text. A float has four digits.
+
+  Args:
+    value: The value.
+  """
   return f"{value:.4g}" if isinstance(value, float) else f"{value}"
 
 

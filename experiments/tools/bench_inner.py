@@ -1,8 +1,8 @@
 """The bench `inner`: tokens a second, utilization and memory of inner steps.
 
-Unlike ratios, rates hold only for the device on which they were measured. The
-utilization counts only the operations of the model (`flops_per_token`), so
-recomputing activations lowers the utilization.
+A rate holds only for the device on which it was measured. The utilization
+counts only the operations of the model (`flops_per_token`), so a model that
+recomputes activations has a lower utilization.
 """
 
 import statistics
@@ -36,16 +36,16 @@ DEVICE_PEAK_FLOPS = {
 
 
 def steps_program(programs: build.Programs) -> Any:
-  """Returns the inner steps of all replicas as one jitted function.
+  """Builds one jitted function that takes inner steps in all replicas.
 
   Args:
     programs: Programs of the run.
 
   Returns:
-    A function of the carry (parameters and inner optimizer state, leaves
-    [M, ...]) and batches [M, steps, B, L + 1] that returns the next carry and
-    the metrics of the steps, leaves [M, steps]. The function reuses the memory
-    of the carry.
+    A function (carry, batches) -> (next carry, metrics). A carry is the
+    parameters and the inner optimizer state, leaves [M, ...]. Batches are
+    tokens [M, steps, B, L + 1], and metrics have leaves [M, steps]. The
+    function reuses the memory of the carry.
   """
   step = inner_step(programs.steps.gradient, programs.steps.optimizer)
   replicas = programs.rounds.replicas
@@ -64,7 +64,9 @@ def steps_program(programs: build.Programs) -> Any:
 
 
 def first_carry(programs: build.Programs) -> Tree:
-  """Returns the first parameters and inner optimizer states, leaves [M, ...].
+  """Returns parameters and inner optimizer states before the first step.
+
+  All leaves have an axis of replicas in front, [M, ...].
 
   Args:
     programs: Programs of the run.
@@ -81,12 +83,15 @@ def first_carry(programs: build.Programs) -> Tree:
 
 
 def drawn_batches(programs: build.Programs, config: RunConfig, num_steps: int):
-  """Draws random tokens for some steps, [M, num_steps, B, L + 1].
+  """Draws random tokens for some inner steps.
 
   Args:
     programs: Programs of the run.
     config: Config of the run.
     num_steps: Number of inner steps.
+
+  Returns:
+    Token ids on the devices, [M, num_steps, B, L + 1].
   """
   replicas = programs.rounds.replicas
   shape = (
@@ -104,15 +109,15 @@ def drawn_batches(programs: build.Programs, config: RunConfig, num_steps: int):
 def timed_steps(
   config: RunConfig, num_steps: int
 ) -> tuple[TimedProgram, jax.stages.Compiled]:
-  """Compiles inner steps without an exchange.
+  """Compiles a program of inner steps that exchanges nothing.
 
   Args:
     config: Config of the run.
     num_steps: Number of inner steps of each call.
 
   Returns:
-    A function that takes the next inner steps and waits for their end; and the
-    compiled program that the function runs.
+    A function that takes the next inner steps and waits for their end, and the
+    compiled program that this function runs.
   """
   programs = build.programs(config)
   batches = drawn_batches(programs, config, num_steps)
@@ -128,14 +133,14 @@ def timed_steps(
 
 
 def measure_steps(config: RunConfig, repeats: int) -> dict:
-  """Runs inner steps and returns how fast they were.
+  """Measures how fast inner steps are, without any exchange.
 
   Args:
-    config: Config of the run. Nothing is exchanged.
+    config: Config of the run.
     repeats: Number of measurements of `STEPS` steps each.
 
   Returns:
-    Values by name, ready for JSON.
+    Rates and memory by name, as JSON values.
   """
   run, program = timed_steps(config, STEPS)
   run()  # Warms up.
@@ -144,11 +149,15 @@ def measure_steps(config: RunConfig, repeats: int) -> dict:
 
 
 def _rates(config: RunConfig, times_s: list[float]) -> dict:
-  """Returns the rates that follow from measured times, by name.
+  """Computes rates from measured times.
 
   Args:
     config: Config of the run.
     times_s: Measured times of `STEPS` inner steps (seconds).
+
+  Returns:
+    Rates by name. "mfu" (the share of the device's peak) is None if the peak of
+    the device is not known.
   """
   shape = config.model.shape
   step_s = statistics.median(times_s) / STEPS
@@ -176,13 +185,16 @@ def _rates(config: RunConfig, times_s: list[float]) -> dict:
 
 
 def _memory(program: jax.stages.Compiled) -> dict:
-  """Returns the memory of one device (bytes), by name; None if not known.
+  """Returns the memory of one device by name (bytes).
 
   The compiler counts the arguments and the temporaries of the program. The
   device counts the peak of all its memory.
 
   Args:
     program: The compiled program.
+
+  Returns:
+    Bytes by name; None for a number that is not known.
   """
   analysis = program.memory_analysis()
   stats = jax.local_devices()[0].memory_stats() or {}

@@ -7,12 +7,12 @@
   python -m experiments.tools.bench_mailbox sign --megabytes=256
   python -m experiments.tools.bench_mailbox loss --num_replicas=4 --bits=1
 
-`simulate` runs all replicas in one process, before a store whose requests take
+`simulate` runs all replicas in one process, with a store whose requests take
 simulated time. It counts requests, and the latencies that follow each other.
-`processes` runs each replica as a process, before a folder whose requests are
-delayed. `sign` prints how many GB of a message one CPU second signs and checks.
-`loss` trains a small model with and without shares, and prints both losses for
-each seed.
+`processes` runs each replica as a process, with a folder as the store whose
+requests are delayed. `sign` prints how many GB of a message one CPU second
+signs and checks. `loss` trains a small model with and without shares, and
+prints both losses for each seed.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,11 @@ _MEGABYTES = flags.DEFINE_integer(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Runs the bench whose name is on the command line."""
+  """Runs the bench that the command line names, and prints its results.
+
+  Args:
+    argv: The path of the program, and the name of the bench.
+  """
   bench = command_line.chosen_argument("bench", argv, BENCHES)
   from experiments.tools import mailbox_events
 
@@ -102,7 +106,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _print_losses() -> None:
-  """Trains with and without shares, and prints the held-out losses."""
+  """Trains with and without shares, and prints the held-out losses.
+
+  Both are trained once for each seed, with the settings of the flags.
+  """
   from experiments.tools.mailbox_losses import LossRun
 
   differences = []

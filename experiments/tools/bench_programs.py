@@ -1,8 +1,8 @@
 """Programs that the benches `round` and `codecs` compare.
 
-`round` measures the overhead of delay and of stacking. `codecs` compares the
-time of encoding with the time of moving the same bytes. Bounds are goals that
-were set beforehand.
+`round` measures the overhead of a delayed exchange and of stacked replicas.
+`codecs` compares the time of encoding with the time of copying the same bytes.
+The bounds are goals that were set before the measurements.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,14 +33,19 @@ BOUNDS = {
 
 
 def _drawn(shape: tuple[int, ...]) -> Array:
-  """Draws an array of a shape from N(0, 1)."""
+  """Draws a float32 array from N(0, 1).
+
+  Args:
+    shape: Shape of the array.
+  """
   return jax.random.normal(jax.random.key(0), shape, jnp.float32)
 
 
 def _coded(encoder: Encoder, values: Array) -> TimedProgram:
-  """Returns a function that encodes values and decodes the message.
+  """Returns a program that encodes values and decodes the message.
 
-  Encoding and decoding are two programs, as on two machines.
+  Encoding and decoding are compiled separately, because they run on two
+  machines.
 
   Args:
     encoder: The encoder.
@@ -52,16 +57,21 @@ def _coded(encoder: Encoder, values: Array) -> TimedProgram:
 
 
 def _timed(function: Callable[[Array], Tree], values: Array) -> TimedProgram:
-  """Returns a function that runs a function of values as one program."""
+  """Compiles a function, and returns a program that runs it on given values.
+
+  Args:
+    function: Function of one array.
+    values: The array.
+  """
   program = jax.jit(function)
   return lambda: jax.block_until_ready(program(values))
 
 
 def _factorized(values: Array) -> TimedProgram:
-  """Returns a function that encodes matrices as low-rank factors in 4 bits.
+  """Returns a program that encodes matrices as low-rank factors in 4 bits.
 
-  It computes and encodes the left factor, decodes it, and computes and encodes
-  the right factor.
+  The program computes and encodes the left factor, decodes it, and computes and
+  encodes the right factor.
 
   Args:
     values: Matrices [layers, rows, columns].
@@ -89,7 +99,7 @@ def _factorized(values: Array) -> TimedProgram:
 
 
 def _multiplied(values: Array) -> TimedProgram:
-  """Returns a function that computes only the two products of low rank.
+  """Returns a program that computes only the two matrix products of low rank.
 
   Args:
     values: Matrices [layers, rows, columns].
@@ -106,7 +116,7 @@ def _multiplied(values: Array) -> TimedProgram:
 
 
 def codec_ratios(shape: tuple[int, ...] = VALUES) -> list[Ratio]:
-  """Returns the comparisons of the bench `codecs`.
+  """Returns the comparisons of the bench `codecs`, which are not yet timed.
 
   Args:
     shape: Shape of the values, [layers, rows, columns].
@@ -146,9 +156,9 @@ ROUNDS = {
 
 
 def _delayed_round(config: RunConfig) -> TimedProgram:
-  """Returns a function that runs the next round of a delayed method.
+  """Returns a program that runs the next round of a delayed method.
 
-  The exchange of the round before is under way during the round.
+  During the round, the exchange of the round before is under way.
 
   Args:
     config: Config of the run.
@@ -171,13 +181,17 @@ def _delayed_round(config: RunConfig) -> TimedProgram:
 
 
 def _inner_steps(config: RunConfig) -> TimedProgram:
-  """Returns a function that runs the inner steps of a round, no exchange."""
+  """Returns a program that runs the inner steps of a round without an exchange.
+
+  Args:
+    config: Config of the run.
+  """
   run, _ = inner.timed_steps(config, config.sync.named.schedule.sync_interval)
   return run
 
 
 def round_ratios(changes: Mapping[str, Any] = ROUNDS) -> list[Ratio]:
-  """Returns the comparisons of the bench `round`.
+  """Returns the comparisons of the bench `round`, which are not yet timed.
 
   Args:
     changes: Fields of a config, by dotted names, that replace or extend

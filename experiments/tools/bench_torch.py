@@ -1,4 +1,4 @@
-"""The decoder as PyTorch users write it, to compare the times of a step.
+"""The decoder as PyTorch users write it, to compare the time of a step.
 
 This decoder computes the same function of the same parameters as the project's
 own decoder, with PyTorch's fused attention. PyTorch is loaded only when a
@@ -18,7 +18,7 @@ Tensors = dict[str, Any]
 
 
 def torch() -> Any:
-  """Loads PyTorch.
+  """Imports PyTorch, and returns the module.
 
   Raises:
     ValueError: One line, if PyTorch is not installed.
@@ -27,7 +27,7 @@ def torch() -> Any:
 
 
 def peer_params(params: Mapping[str, np.ndarray]) -> Tensors:
-  """Copies this project's parameters to tensors of PyTorch.
+  """Copies this project's parameters to PyTorch's tensors, by path.
 
   Stacked leaves become one tensor for each layer, e.g. "blocks/0/mlp/up/kernel"
   and "blocks/1/mlp/up/kernel". Kernels become [outputs, inputs].
@@ -52,12 +52,16 @@ def peer_params(params: Mapping[str, np.ndarray]) -> Tensors:
 def peer_loss(
   shape: ModelShape, length: int, device: str = "cpu"
 ) -> Callable[..., Any]:
-  """Returns a function (parameters, tokens [B, L + 1]) -> loss of the decoder.
+  """Returns the loss function of the decoder in PyTorch.
 
   Args:
     shape: Sizes of a model with rotary positions, RMS norms and SwiGLU.
     length: Number of tokens that are predicted in a sequence, L.
     device: Where parameters and tokens are, "cpu" or "cuda".
+
+  Returns:
+    A function (parameters, tokens [B, L + 1]) -> mean cross-entropy (nats a
+    token).
   """
   library = torch()
   functional = library.nn.functional

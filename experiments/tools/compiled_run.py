@@ -1,11 +1,13 @@
 """Compiles a run for TPUs or GPUs that need not exist, and reports its needs.
 
-One program of the run is compiled, without allocating any array: for a method
-with rounds, the program of the window that sends most; for a method that
-averages gradients, the program of the first segment. The compiler counts the
-memory. The bytes that are sent between slices are read from the text of a
-program for TPUs (`compiled_transfers`). In a program for GPUs transfers between
-slices look like those within a slice.
+One program of the run is compiled, without allocating any array. For a method
+with rounds, it is the program of the window that sends most. For a method that
+averages gradients, it is the program of the first segment. The compiler counts
+the memory.
+
+The bytes that are sent between slices are read from the text of a program for
+TPUs (`compiled_transfers`). They are not known for GPUs: in a program for GPUs,
+transfers between slices look like transfers within a slice.
 """
 
 import dataclasses
@@ -39,12 +41,13 @@ class Program(NamedTuple):
   """A window of a run, or a segment of averaged gradients, to be compiled.
 
   Attributes:
-    num_steps: Inner steps of the window.
-    planned_bytes: Bytes that one replica sends in the window, by the plan.
+    num_steps: Inner steps of the window or segment.
+    planned_bytes: Bytes that one replica sends in the window or segment, by the
+      plan.
     idle_bytes: Bytes of the training state that a device keeps although the
       program does not read them: the fragments that the window neither applies
       nor sends.
-    lowered: The program.
+    lowered: The program, traced but not compiled yet.
   """
 
   num_steps: int
@@ -56,12 +59,12 @@ class Program(NamedTuple):
 def steady_program(
   config: RunConfig, devices: Sequence[Any] | None = None
 ) -> Program:
-  """Lowers one program of a run in its steady state.
+  """Traces one program of a run in its steady state.
 
-  For a method with rounds, it is the window that sends most, in a round in
-  which results of earlier rounds arrive. If nothing is exchanged during the
-  steps of that window, only the program of the steps is lowered. For a method
-  that averages gradients, it is the first segment.
+  For a method with rounds, it is the program of the window that sends most, in
+  a round in which results of earlier rounds arrive. If nothing is exchanged
+  during the steps of that window, only the program of the steps is traced. For
+  a method that averages gradients, it is the program of the first segment.
 
   Args:
     config: Config of a run.
@@ -98,7 +101,7 @@ def steady_program(
 def _segment_of_gradients(
   config: RunConfig, programs: build.Programs
 ) -> Program:
-  """Lowers the first segment of a method that averages gradients.
+  """Traces the first segment of a method that averages gradients.
 
   Args:
     config: Config of the run.
@@ -139,10 +142,10 @@ def _batches(config: RunConfig, num_steps: int) -> jax.ShapeDtypeStruct:
 
 
 def _overrides(config: RunConfig) -> Overrides:
-  """Returns the overrides of a run, for compiling without arrays.
+  """Returns the overrides with which a run can be compiled without arrays.
 
-  `trainable` of the overrides has the adapters and the base model as shapes. If
-  the run trains no adapters, there are no overrides.
+  If the run trains adapters, the overrides have the adapters and the frozen
+  base model as shapes. Otherwise there are no overrides.
 
   Args:
     config: Config of the run.
@@ -197,9 +200,10 @@ def _fullest_window(config: RunConfig) -> tuple[int, Window]:
 
 
 def _idle_bytes(state: RoundState, window: Window) -> int:
-  """Returns the bytes on a device of fragments without an event in a window.
+  """Returns the bytes of fragments that a window neither applies nor sends.
 
-  State in the memory of the host is not counted.
+  Only the bytes on one device are counted. State in the memory of the host is
+  not counted.
 
   Args:
     state: Shapes, types and shardings of the state.
@@ -222,20 +226,21 @@ def _idle_bytes(state: RoundState, window: Window) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-  """Needs of one device in one window of a run, as the compiler counts them.
+  """What one device needs in one window of a run, as the compiler counts it.
 
   Attributes:
     name: Method and model.
     machine: The slices, e.g. "2 x v5p:4x4x8".
-    memory_bytes: Memory of a device.
+    memory_bytes: Memory of a device (bytes).
     num_steps: Inner steps of the window.
     state_bytes: Memory of the program's arguments, and of the state that the
-      program does not read.
-    temporaries_bytes: Memory that only the running program needs.
-    needed_bytes: Memory that the run needs, of all kinds.
-    planned_bytes: Bytes that go to other slices, by the plan.
-    sent_bytes: Bytes that go to other slices, by the program's text; None for
-      GPUs, where the text does not say which transfers leave a slice.
+      program does not read (bytes).
+    temporaries_bytes: Memory that only the running program needs (bytes).
+    needed_bytes: Memory that the run needs in all (bytes).
+    planned_bytes: Bytes that the device sends to other slices, by the plan.
+    sent_bytes: Bytes that the device sends to other slices, by the program's
+      text; None for GPUs, where the text does not say which transfers leave a
+      slice.
     transfers: Transfers between slices; None for GPUs.
   """
 
@@ -252,14 +257,15 @@ class Compiled:
 
   @property
   def fits(self) -> bool:
-    """Whether the program fits into a device."""
+    """Whether the memory of a device is enough for the run."""
     return self.needed_bytes <= self.memory_bytes
 
   @property
   def finding(self) -> str:
-    """Sentences: whether the run fits, and how many transfers are hidden.
+    """Sentences for the report: whether the run fits, and what is hidden.
 
-    The second sentence is left out for GPUs.
+    For TPUs they also say how many transfers between slices are hidden by inner
+    steps.
     """
     spare = 1 - self.needed_bytes / self.memory_bytes
     fit = f"fits with {human_share(spare)} to spare"
@@ -281,13 +287,17 @@ class Compiled:
 def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
   """Compiles a run for slices that need not exist.
 
-  The run must use all their devices, or one device if replicas are stacked.
+  The run must use all devices of the slices, or one device if its replicas are
+  stacked.
 
   Args:
     config: Config of the run.
     topology: Kind and size of a slice, e.g. "v5p:4x4x8" or "h100:8"
       (`absent_devices`).
     num_slices: Number of slices.
+
+  Returns:
+    What one device needs.
 
   Raises:
     ValueError: If there are no such slices, the run does not use all devices,
@@ -337,9 +347,9 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
 def without_cudnn(config: RunConfig) -> RunConfig:
   """Returns a config whose attention can be compiled without a GPU.
 
-  JAX asks the library cuDNN for its attention, and cuDNN asks the GPU. So
-  "blockwise" attention takes the place of the one that GPUs use. It does not
-  keep the weights of all positions either.
+  JAX asks the library cuDNN for its attention, and cuDNN asks the GPU. So if
+  the config leaves the choice open, it gets "blockwise" attention, which does
+  not keep the weights of all positions either.
 
   Args:
     config: Config of the run.
@@ -371,11 +381,14 @@ def analyze(
   Args:
     config: Config of the run.
     program: The program that was compiled.
-    compiled: The result.
-    machine: The slices, in words.
-    memory_bytes: Memory of a device.
+    compiled: The compiled program.
+    machine: The slices in words, e.g. "2 x v5p:4x4x8".
+    memory_bytes: Memory of a device (bytes).
     has_transfers: Whether the program's text says which transfers go to other
       slices.
+
+  Returns:
+    What one device needs.
   """
   sizes: Any = compiled.memory_analysis()
   slice_transfers = None
@@ -412,12 +425,15 @@ def analyze(
 def write_compiled(
   compiled: Compiled, workdir: pathlib.Path, command: str
 ) -> pathlib.Path:
-  """Writes `report.md` and `compiled.json`, and returns the path of the page.
+  """Writes the page `report.md` and the data `compiled.json`.
 
   Args:
     compiled: The needs of the run.
     workdir: Directory to write into.
     command: Command line of the program.
+
+  Returns:
+    Path of the page.
   """
   values: dict[str, Any] = dataclasses.asdict(compiled)
   write_json(workdir / "compiled.json", values | {"fits": compiled.fits})
@@ -442,7 +458,7 @@ def write_compiled(
 
 
 def _transfer_lines(slice_transfers: Sequence[Transfer] | None) -> list[str]:
-  """Returns the lines of the page about transfers between slices.
+  """Returns the lines of the page that list the transfers between slices.
 
   Args:
     slice_transfers: The transfers; None: they are not known.

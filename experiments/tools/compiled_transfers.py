@@ -1,9 +1,9 @@
 """Finds the transfers between slices in the text of a compiled program.
 
 XLA has no public way to walk through the instructions of a compiled program, so
-this module reads its text. A pair of `send` and `recv` starts a transfer, and
-`recv-done` waits for the result. If a loop over inner steps lies between the
-start and the wait, it hides the transfer.
+this module reads the text of the program. A pair of the instructions `send` and
+`recv` starts a transfer, and `recv-done` waits for the result. If a loop over
+inner steps lies between the start and the wait, the loop hides the transfer.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ class Transfer:
   Attributes:
     kind: "all_reduce", "all_gather", "all_to_all" or "permute".
     operand_bytes: Size of the operand on one device (bytes).
-    loops: Numbers of the lines of the text with loops over inner steps that
-      hide the transfer.
+    loops: Line numbers of the loops over inner steps that hide the transfer;
+      empty: it is not hidden.
   """
 
   kind: str
@@ -43,7 +43,7 @@ class Transfer:
     """Returns the bytes that one device sends to all other slices.
 
     Args:
-      num_replicas: Number of replicas, each on a slice of its own.
+      num_replicas: Number of replicas. Each is on a slice of its own.
     """
     # The operand of a permute goes to one other slice.
     return operation(self.kind, self.operand_bytes).sent_bytes(num_replicas)
@@ -53,8 +53,8 @@ class _Send(NamedTuple):
   """The start of a transfer.
 
   Attributes:
-    kind: As in `Transfer`.
-    operand_bytes: As in `Transfer`.
+    kind: "all_reduce", "all_gather", "all_to_all" or "permute".
+    operand_bytes: Size of the operand on one device (bytes).
     line_number: Number of the line of the text with the `send`.
   """
 

@@ -1,20 +1,22 @@
-"""One of several processes that time collectives over the links between them.
+"""A program that times collectives, together with processes like itself.
 
   python -m experiments.tools.link_collectives COORDINATOR COUNT NUMBER
   REPEATS REQUEST RESULT
 
-The file REQUEST has a JSON list of [kind, bytes of an operand]. The last
-process writes a JSON list of [seconds, bytes that it sent, seconds of its CPU
-time] to the file RESULT: means of the middle half of REPEATS repeats. Among
-four processes an all-to-all takes one of two times, so that a median would be
-one or the other by chance.
+COUNT processes run this program, each with its NUMBER. The file REQUEST has a
+JSON list of [kind, bytes of an operand]. The last process writes a JSON list to
+the file RESULT, with an entry for each collective: [duration (seconds), bytes
+that the process sent, CPU time of the process (seconds)]. Each is the mean of
+the middle half of REPEATS repeats. It is no median: among four processes an
+all-to-all takes one of two times, and a median would be one or the other by
+chance.
 
-Processes *meet* in an AllReduce of 4 bytes. The time of a collective begins
+The processes *meet* in an AllReduce of 4 bytes. The time of a collective begins
 when the last process is ready, a millisecond after the first process. It ends
 when all processes have met again. The time of such a meeting alone is
-subtracted. The millisecond is there because the processes of a training run are
-never ready at the same time. If they were, gloo's gathers between two processes
-would be faster, as both would send at once.
+subtracted. The processes start a millisecond apart because the processes of a
+training run are never ready at the same time. If they were, gloo's gathers
+between two processes would be faster, as both would send at once.
 """
 
 import json
@@ -48,7 +50,7 @@ MOVES: dict[str, Callable[[jax.Array], jax.Array]] = {
 def measure(
   collectives: list[tuple[str, int]], repeats: int
 ) -> list[tuple[float, float, float]]:
-  """Times collectives with the other processes.
+  """Times collectives, together with the other processes.
 
   Args:
     collectives: Kind and operand size (bytes) of each collective.
@@ -90,9 +92,13 @@ def measure(
 
 
 def middle_mean(values: list[float]) -> float:
-  """Returns the mean without the largest and the smallest quarter of values.
+  """Returns the mean of the middle half of some numbers.
 
-  Example: of 5 values, the mean of the middle 3.
+  The largest and the smallest quarter are left out. Example: of 5 numbers, the
+  mean of the middle 3.
+
+  Args:
+    values: The numbers, in any order.
   """
   num_left_out = len(values) // 4  # At each end.
   middle = sorted(values)[num_left_out : len(values) - num_left_out]
@@ -105,7 +111,7 @@ def _program(mesh: Mesh, kind: str, num_bytes: int, count: int):
   Args:
     mesh: Mesh with one device of each process.
     kind: One of `MOVES`.
-    num_bytes: Size of the operand of each process.
+    num_bytes: Size of the operand of each process (bytes).
     count: Number of processes.
   """
   dtype = jnp.uint8
@@ -134,7 +140,11 @@ def _program(mesh: Mesh, kind: str, num_bytes: int, count: int):
 
 
 def main(argv: Sequence[str]) -> None:
-  """Joins the other processes, measures, and ends without waiting for them."""
+  """Joins the other processes, measures, and ends without waiting for them.
+
+  Args:
+    argv: Path of the program, and the six arguments of the module's docstring.
+  """
   _, coordinator, count, number, repeats, request_path, result_path = argv
   processes.start(coordinator, int(count), int(number))
   collectives = json.loads(pathlib.Path(request_path).read_text())

@@ -1,10 +1,11 @@
 """Times collectives and methods over throttled links, and predicts the times.
 
-DiLoCoX (arXiv 2506.21263) reports tokens a second of several methods over
-1 Gbit/s. Here the same methods train a model so small that the link limits
-AllReduce. The run `ALONE` sends only every 60 steps over a link that is not
-throttled. The simulator gets the duration of its inner step, and predicts the
-duration of a step of all other runs.
+DiLoCoX (arXiv 2506.21263) reports tokens a second of several methods over 1
+Gbit/s. In this module the same methods train a model so small that the link
+limits AllReduce. First the setting `ALONE` is trained over a link that is not
+throttled, with an exchange only every 60 steps. This gives the duration of an
+inner step. From this duration the simulator predicts the duration of a step of
+all other runs.
 """
 
 import collections
@@ -44,11 +45,11 @@ CALIBRATION_REPEATS = 12
 
 
 class Case(NamedTuple):
-  """A network, and the collectives that run on it.
+  """A network, and the collectives that are timed on it.
 
   Attributes:
     rates_bps: Rate of the link of every node (bit/s).
-    sizes_mib: Sizes of the collectives (MiB), by kind.
+    sizes_mib: Operand sizes (MiB), by kind of collective.
   """
 
   rates_bps: Sequence[float]
@@ -80,12 +81,12 @@ _SEGMENTS = 4  # Number of segments after those, which are timed.
 
 
 class Setting(NamedTuple):
-  """A method in a short run.
+  """A method and its settings in a short run.
 
   Attributes:
     method: Name of the method.
-    num_steps: Inner steps of a segment. A segment is a round, or an equal
-      stretch of steps if the method has no rounds.
+    num_steps: Inner steps of a segment. A segment is a round. If the method has
+      no rounds, it is a stretch of data-parallel steps.
     changes: Other fields of the config, as "field=value".
   """
 
@@ -125,7 +126,7 @@ _COMMON = (
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """The measured and the predicted time of a collective, or of a method's step.
+  """The predicted and the measured time of a collective or of a method's step.
 
   Attributes:
     links: The links, e.g. "2 x 100 Mbit/s".
@@ -135,8 +136,8 @@ class Row:
     measured_s: The same time as measured (seconds).
     bytes_ratio: Bytes that the kernel counted divided by the bytes of the plan.
     cpu_s: CPU time of all processes together (seconds); None for a method.
-    open_s: Time over open links, which only the cores of the machine limit
-      (seconds); None if it was not measured.
+    open_s: Time of the collective over links that are not throttled, where only
+      the cores of the machine limit it (seconds); None if it was not measured.
   """
 
   links: str
@@ -149,14 +150,19 @@ class Row:
 
   @property
   def is_bound_by_cpu(self) -> bool:
-    """Whether the cores, and not only the links, limit the collective."""
+    """Whether the cores, and not only the links, limit the collective.
+
+    The result is True if the collective takes more than a fifth of its time
+    even over links that are not throttled. It is False if this was not
+    measured.
+    """
     return (
       self.open_s is not None and self.open_s > _CPU_SHARE * self.measured_s
     )
 
 
 def cluster_of(rates_bps: Sequence[float]) -> Cluster:
-  """Returns a cluster of nodes with links without delay.
+  """Returns a simulated cluster with one node for each link, without delays.
 
   Args:
     rates_bps: Rate of each node's link, up and down (bit/s).
@@ -176,12 +182,12 @@ def run_cases(
   folder: pathlib.Path,
   repeats: int = REPEATS,
 ) -> Iterator[Row]:
-  """Runs collectives over real links, one network after the other.
+  """Times collectives over throttled links, one network after the other.
 
   Args:
     cases: Networks, each with its collectives.
     transport: Transport of the predictions.
-    folder: Directory for files.
+    folder: Directory for temporary files.
     repeats: How often each collective is measured.
 
   Yields:
@@ -211,13 +217,13 @@ def run_cases(
 
 
 def run_processes(counts: Iterable[int], folder: pathlib.Path) -> Iterator[Row]:
-  """Runs collectives among several numbers of processes, at several rates.
+  """Times collectives among several numbers of processes, at several rates.
 
   The predictions use `GLOO` as it is, without a calibration on this machine.
 
   Args:
     counts: Numbers of processes.
-    folder: Directory for files.
+    folder: Directory for temporary files.
 
   Yields:
     A row for each collective, with its time over open links.
@@ -238,12 +244,12 @@ def _measured(
   folder: pathlib.Path,
   repeats: int,
 ) -> list[tuple[float, float, float]]:
-  """Times collectives over the real links of a network.
+  """Times collectives over the throttled links of one network.
 
   Args:
-    cluster: The network; each node has a process.
+    cluster: The network. A process runs on each node.
     collectives: Kind and operand size (bytes) of each collective.
-    folder: Directory for files.
+    folder: Directory for temporary files.
     repeats: How often each collective is measured.
 
   Returns:
@@ -286,10 +292,11 @@ def calibrated(
 ) -> Transport:
   """Measures how slow gloo is on this machine, among two and four processes.
 
-  The sizes and rates differ from the sizes and rates of all cases.
+  The calibration uses other sizes and rates than all cases that are predicted
+  with it.
 
   Args:
-    folder: Directory for files.
+    folder: Directory for temporary files.
     repeats: How often each collective is measured.
 
   Returns:
@@ -319,7 +326,8 @@ def run_methods(transport: Transport, folder: pathlib.Path) -> Iterator[Row]:
     folder: Directory for the runs.
 
   Yields:
-    A row for each rate and setting: the times of a step with its exchanges.
+    A row for each rate and setting, with the times of a step including its
+    exchanges.
   """
   alone_s, _ = measured_step(_train(ALONE, folder / "alone"))
   for rate_bps, setting in itertools.product(RATES_BPS, SETTINGS):
@@ -340,7 +348,7 @@ def flags_of(setting: Setting, workdir: pathlib.Path) -> list[str]:
   """Returns the flags of `experiments.train` for a short run.
 
   Args:
-    setting: The method and its fields.
+    setting: The method and its settings.
     workdir: The run directory.
   """
   length_field = "sync_interval"
@@ -360,10 +368,10 @@ def flags_of(setting: Setting, workdir: pathlib.Path) -> list[str]:
 def _train(
   setting: Setting, workdir: pathlib.Path, link: str = ""
 ) -> LoadedRun:
-  """Trains with two processes and returns the run.
+  """Trains a short run with two processes, and returns it.
 
   Args:
-    setting: The method and its fields.
+    setting: The method and its settings.
     workdir: The run directory.
     link: Rate of the processes' links, e.g. "50 Mbit/s"; "": the processes use
       the loopback interface.
@@ -383,10 +391,11 @@ def _train(
 
 
 def measured_step(run: LoadedRun) -> tuple[float, float]:
-  """Returns the time of a step, and the ratio of sent bytes to planned bytes.
+  """Reads the time of a step and the bytes on the link from a run's metrics.
 
   Args:
-    run: A finished run. Its first segments, which compiled, are left out.
+    run: A finished run. Its first three segments are left out, because programs
+      were compiled in them.
 
   Returns:
     Median time of a step with its exchanges (seconds), and the bytes that
@@ -410,7 +419,7 @@ def predicted_step_s(
   """Returns the simulated time of a step in the middle of a run (seconds).
 
   Args:
-    config: Config of the run, as its directory has it.
+    config: Config of the run, as its config.json has it.
     rate_bps: Rate of both links (bit/s).
     transport: Transport of the prediction.
     step_s: Time of an inner step alone (seconds).

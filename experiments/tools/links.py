@@ -49,7 +49,11 @@ _PROCESSES = flags.DEFINE_multi_integer(
 
 @command_line.one_line_errors()
 def main(argv: Sequence[str]) -> None:
-  """Measures, writes page and JSON, and prints the table."""
+  """Times the cases of --cases, writes page and JSON, and prints the page.
+
+  Args:
+    argv: The path of the program. Arguments that are no flags are refused.
+  """
   command_line.refuse_arguments(argv)
   cases = _CASES.value
   command_line.refuse_unused(
@@ -63,7 +67,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _report_cases(cases: str, workdir: pathlib.Path) -> None:
-  """Calibrates the transport, then runs collectives and methods.
+  """Calibrates the transport, and then times collectives and methods.
 
   Args:
     cases: Value of --cases, other than "processes".
@@ -99,7 +103,7 @@ def _report_cases(cases: str, workdir: pathlib.Path) -> None:
 
 
 def _report_processes(counts: list[int], workdir: pathlib.Path) -> None:
-  """Times collectives among numbers of processes, and writes the page.
+  """Times collectives among several numbers of processes; writes the page.
 
   The page is written again after each row, because all rows take a quarter of
   an hour.

@@ -1,4 +1,4 @@
-"""Writes the page of exchanges over real links, beside simulated times."""
+"""Writes the page with measured times over throttled links and predictions."""
 
 import dataclasses
 import pathlib
@@ -38,12 +38,15 @@ def print_report(lines: list[str], workdir: pathlib.Path) -> None:
 def report(
   rows: list[Row], workdir: pathlib.Path, intro: str = _INTRO
 ) -> list[str]:
-  """Writes the page and `links.json`, and returns the lines of the page.
+  """Writes the page and `links.json`.
 
   Args:
-    rows: All cases, also those whose prediction is wrong.
+    rows: All cases, including those whose prediction is wrong.
     workdir: Directory to write into.
     intro: First paragraph of the page.
+
+  Returns:
+    The lines of the page.
   """
   allreduce = {row.links: row for row in rows if row.what == "allreduce"}
   header, cells = header_and_cells(
@@ -56,7 +59,7 @@ def report(
 
 
 def cells_of(row: Row, allreduce: Row | None) -> dict[str, Any]:
-  """Returns the cells of a case by column.
+  """Returns the cells of a case, by name of the column.
 
   Args:
     row: The case.

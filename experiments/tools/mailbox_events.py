@@ -1,8 +1,9 @@
 """Runs replicas of a mailbox without training, and measures what events cost.
 
-`simulated_cost` runs all replicas in one process, before a store whose requests
-take simulated time. `processes_cost` runs each replica as a process, before a
-folder whose requests are delayed. An event is measured without inner steps.
+`simulated_cost` runs all replicas in one process, with a store whose requests
+take simulated time. `processes_cost` runs each replica as a process, with a
+folder whose requests are delayed. The replicas take no inner steps, so an event
+consists of the exchange alone.
 """
 
 import dataclasses
@@ -39,15 +40,16 @@ _SHARED_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 @dataclasses.dataclass(frozen=True)
 class Exchanges:
-  """The events of a bench.
+  """Settings of the events that a bench runs.
 
   Attributes:
-    num_replicas: Replicas that take part in all events, M.
-    num_absent: Further replicas that end after two events.
+    num_replicas: Number of replicas that take part in all events, M.
+    num_absent: Number of further replicas, which end after two events.
     num_events: Number of events. The first half is not measured.
     latency_s: Time of a request (seconds).
-    message_bytes: Bytes of a message without scales.
-    shares: When means are made in shares (`MailboxRules.shares`).
+    message_bytes: Bytes of a message without its scales.
+    shares: Whether the mean is computed in shares: "on", "off" or "auto"
+      (`MailboxRules.shares`).
     bits: Bits of a value; 32: float32.
   """
 
@@ -61,7 +63,7 @@ class Exchanges:
 
   @property
   def num_all(self) -> int:
-    """Number of all replicas."""
+    """Number of all replicas, including the replicas that end early."""
     return self.num_replicas + self.num_absent
 
   @property
@@ -72,18 +74,19 @@ class Exchanges:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """What the events in the second half of a run cost a replica.
+  """The cost of an event for a replica, over the second half of a run.
 
   Attributes:
     event_s: Median time of an event (seconds).
-    requests: Mean number of requests of an event.
-    entry_requests: Requests of the replica that entered last, up to its first
-      event.
-    most_requests: Most requests of a replica in an event.
-    messages_down: Mean bytes that a replica reads in an event, over the bytes
-      of the arrays of a message.
-    messages_up: The same of the bytes that it writes.
-    cpu_s: CPU seconds of an event for each replica; 0: not measured.
+    requests: Mean number of a replica's requests in an event.
+    entry_requests: Number of requests with which the replica that entered last
+      joined the run, before its first event.
+    most_requests: Largest number of a replica's requests in an event.
+    messages_down: Mean number of bytes that a replica reads in an event,
+      divided by the bytes of one message's arrays.
+    messages_up: Mean number of bytes that a replica writes in an event, divided
+      by the bytes of one message's arrays.
+    cpu_s: CPU time of a replica in an event (seconds); 0: not measured.
   """
 
   event_s: float
@@ -96,13 +99,15 @@ class Cost:
 
 
 class _EventCost(NamedTuple):
-  """What one event cost a replica.
+  """The cost of one event for one replica.
 
   Attributes:
     duration_s: Time of the event (seconds).
-    requests: Requests of the replica.
-    messages_down: Bytes that it has read, over the bytes of a message's arrays.
-    messages_up: Bytes that it has written, likewise.
+    requests: Number of requests of the replica.
+    messages_down: Bytes that the replica has read, divided by the bytes of one
+      message's arrays.
+    messages_up: Bytes that the replica has written, divided by the bytes of one
+      message's arrays.
   """
 
   duration_s: float
@@ -112,7 +117,11 @@ class _EventCost(NamedTuple):
 
 
 def simulated_cost(exchanges: Exchanges) -> Cost:
-  """Returns what an event costs in simulated time."""
+  """Runs all replicas in simulated time, and returns the cost of an event.
+
+  Args:
+    exchanges: Settings of the events.
+  """
   world = SimulatedTime()
   objects: dict[str, bytes] = {}
   stores = [
@@ -158,11 +167,14 @@ def simulated_cost(exchanges: Exchanges) -> Cost:
 
 
 def _cost_of(measured: Sequence[_EventCost], entry_requests: int) -> Cost:
-  """Returns what events cost.
+  """Combines the costs of several events.
 
   Args:
-    measured: The events.
-    entry_requests: Requests of the replica that entered last.
+    measured: The costs.
+    entry_requests: Number of requests with which the last replica joined.
+
+  Returns:
+    Their medians and means, as `Cost` names them.
   """
   return Cost(
     event_s=statistics.median(event.duration_s for event in measured),
@@ -175,7 +187,11 @@ def _cost_of(measured: Sequence[_EventCost], entry_requests: int) -> Cost:
 
 
 def _rules(exchanges: Exchanges) -> MailboxRules:
-  """Returns the rules of the run."""
+  """Returns the rules of the mailbox.
+
+  Args:
+    exchanges: Settings of the events.
+  """
   return MailboxRules(
     replicas=exchanges.num_all,
     quorum=1,
@@ -187,13 +203,13 @@ def _rules(exchanges: Exchanges) -> MailboxRules:
 def _entered(
   store: Any, number: int, exchanges: Exchanges, **times: Any
 ) -> Mailbox:
-  """Returns the mailbox of a replica that has announced itself.
+  """Opens the mailbox of a replica, and announces the replica.
 
   Args:
     store: The store.
     number: Number of the replica.
-    exchanges: The events.
-    **times: `clock` and `pause` of the mailbox, if time is simulated.
+    exchanges: Settings of the events.
+    **times: Arguments `clock` and `pause` of the mailbox, if time is simulated.
   """
   mailbox = Mailbox(
     store,
@@ -214,13 +230,16 @@ def _run_events(
   exchanges: Exchanges,
   clock: Callable[[], float],
 ) -> list[_EventCost]:
-  """Takes part in events, and returns what each of them cost.
+  """Lets a replica take part in events.
 
   Args:
     mailbox: The mailbox of the replica.
     num_events: Number of events in which the replica takes part.
-    exchanges: The events.
-    clock: Returns the time (seconds).
+    exchanges: Settings of the events.
+    clock: Function that returns the time (seconds).
+
+  Returns:
+    The cost of each event.
   """
   arrays, tables = _message(exchanges)
   num_bytes = sum(array.nbytes for array in arrays)
@@ -245,10 +264,13 @@ def _run_events(
 
 
 def _message(exchanges: Exchanges) -> tuple[list[np.ndarray], Tables]:
-  """Returns the arrays of a message, and how they are encoded.
+  """Draws a message, and says how its arrays are encoded.
 
   Args:
-    exchanges: The events.
+    exchanges: Settings of the events.
+
+  Returns:
+    The arrays, and their tables (`reference.shares`).
   """
   num_values = exchanges.message_bytes * 8 // exchanges.bits
   codec = FloatRows() if exchanges.bits == 32 else IntRows(exchanges.bits)
@@ -264,31 +286,37 @@ def _message(exchanges: Exchanges) -> tuple[list[np.ndarray], Tables]:
 
 
 class DelayedStore(Store):
-  """A folder each of whose requests takes some time, as those of a bucket."""
+  """A folder whose requests take as long as those of a bucket."""
 
   def __init__(self, where: str, latency_s: float):
     """Opens the folder.
 
     Args:
       where: The folder.
-      latency_s: Time that a request takes longer (seconds).
+      latency_s: Delay of each request (seconds).
     """
     super().__init__(where)
     self._latency_s = latency_s
 
   def _count(self, kind: str) -> None:
-    """Counts a request and waits. Every request is counted once."""
+    """Counts a request, and waits for the delay.
+
+    The store calls this method once for each request.
+
+    Args:
+      kind: Kind of the request, e.g. "get".
+    """
     super()._count(kind)
     time.sleep(self._latency_s)
 
 
 def run_replica(where: str, number: int, exchanges: Exchanges) -> Cost:
-  """Runs one replica in this process, and returns what an event costs it.
+  """Runs one replica in this process, and returns the cost of an event.
 
   Args:
     where: The folder of the run.
     number: Number of the replica.
-    exchanges: The events.
+    exchanges: Settings of the events.
   """
   store = DelayedStore(where, exchanges.latency_s)
   mailbox = _entered(store, number, exchanges)
@@ -301,7 +329,11 @@ def run_replica(where: str, number: int, exchanges: Exchanges) -> Cost:
 
 
 def processes_cost(exchanges: Exchanges) -> Cost:
-  """Runs each replica as a process, and returns what an event costs."""
+  """Runs each replica as a process, and returns the cost of an event.
+
+  Args:
+    exchanges: Settings of the events.
+  """
   with tempfile.TemporaryDirectory(dir=_SHARED_MEMORY) as folder:
     processes = []
     for number in range(exchanges.num_replicas):
@@ -339,7 +371,8 @@ def signing_rates(num_bytes: int, repeats: int = 5) -> tuple[float, float]:
     repeats: Number of measurements, of which the medians count.
 
   Returns:
-    GB that one CPU second signs, and GB that it checks.
+    GB that are signed in a second of CPU time, and GB whose signature is
+    checked in a second of CPU time.
   """
   signer = Signer(_SECRET, "bench")
   values = np.arange(num_bytes // 4, dtype=np.float32)

@@ -1,11 +1,11 @@
 """Trains a small model in numpy through a mailbox, with and without shares.
 
-The model guesses the next character from the eight before it: an embedding, one
-hidden layer, and a softmax; about 37,000 parameters. Its text is files of
-Python's own library. Each replica takes inner steps with Adam, and exchanges
-its pseudo-gradient by a codec with error feedback (DiLoCo). All replicas are
-threads before a store in simulated time, so a run needs no JAX and takes
-seconds.
+The model guesses the next character from the eight before it. It has an
+embedding, one hidden layer and a softmax; about 37,000 parameters. Its text
+consists of files of Python's own library. Each replica takes inner steps with
+Adam, and exchanges its pseudo-gradient by a codec with error feedback (DiLoCo).
+All replicas are threads that share a store in simulated time. So a run needs no
+JAX and takes seconds.
 """
 
 import dataclasses
@@ -44,14 +44,15 @@ _SHAPES = (
 
 @dataclasses.dataclass(frozen=True)
 class LossRun:
-  """A run whose final loss is compared.
+  """A run whose final loss is compared with that of another run.
 
   Attributes:
     num_replicas: Number of replicas, M.
-    shares: When the mean is made in shares (`MailboxRules.shares`).
+    shares: Whether the mean is computed in shares: "on", "off" or "auto"
+      (`MailboxRules.shares`).
     bits: Bits of a value in messages; 32: float32.
     seed: Seed of the parameters and of the order of the text.
-    num_events: Number of exchanges, with eight inner steps each.
+    num_events: Number of exchanges. Eight inner steps lead to each.
   """
 
   num_replicas: int
@@ -61,7 +62,11 @@ class LossRun:
   num_events: int
 
   def train(self) -> float:
-    """Trains the run. Returns the held-out loss of the outer parameters."""
+    """Trains the run.
+
+    Returns:
+      Loss of the outer parameters on held-out text (nats a character).
+    """
     world = SimulatedTime()
     objects: dict[str, bytes] = {}
     losses: dict[int, float] = {}
@@ -99,11 +104,14 @@ class LossRun:
     return losses[0]
 
   def _train_replica(self, mailbox: Mailbox, number: int) -> float:
-    """Trains one replica. Returns the loss of its outer parameters.
+    """Trains one replica.
 
     Args:
       mailbox: Mailbox of the replica.
       number: Number of the replica.
+
+    Returns:
+      Loss of its outer parameters on held-out text (nats a character).
     """
     codec = FloatRows() if self.bits == 32 else IntRows(self.bits)
     tables = Tables(codec, widths=(_WIDTH,), has_residual=not codec.is_exact)
@@ -149,13 +157,21 @@ class _Adam:
   """Adam (Kingma and Ba, 2015) with the betas 0.9 and 0.99."""
 
   def __init__(self, size: int):
-    """Begins with zero moments of `size` values."""
+    """Starts with moments of zeros.
+
+    Args:
+      size: Number of parameters.
+    """
     self._mean = np.zeros(size, np.float32)
     self._square = np.zeros(size, np.float32)
     self._count = 0
 
   def update(self, gradient: np.ndarray) -> np.ndarray:
-    """Returns what is subtracted from the parameters."""
+    """Updates the moments, and returns the values to subtract from parameters.
+
+    Args:
+      gradient: Gradient, float32 [size].
+    """
     self._count += 1
     self._mean += np.float32(0.1) * (gradient - self._mean)
     self._square += np.float32(0.01) * (gradient**2 - self._square)
@@ -167,7 +183,7 @@ class _Adam:
 def loss_and_gradient(
   params: np.ndarray, contexts: np.ndarray, targets: np.ndarray
 ) -> tuple[float, np.ndarray]:
-  """Returns the mean cross-entropy, and its gradient.
+  """Returns the mean cross-entropy (nats a character), and its gradient [P].
 
   Args:
     params: All parameters, float32 [P].
@@ -195,7 +211,11 @@ def loss_and_gradient(
 
 
 def _leaves(params: np.ndarray) -> list[np.ndarray]:
-  """Returns the parameters of each layer, in the shapes of `_SHAPES`."""
+  """Divides the parameters into the kernels of the layers (`_SHAPES`).
+
+  Args:
+    params: All parameters, float32 [P].
+  """
   leaves = []
   start = 0
   for rows, columns in _SHAPES:
@@ -206,7 +226,11 @@ def _leaves(params: np.ndarray) -> list[np.ndarray]:
 
 
 def _first_params(seed: int) -> np.ndarray:
-  """Returns the first parameters, equal in all replicas, float32 [P]."""
+  """Draws the first parameters, float32 [P]; all replicas draw the same.
+
+  Args:
+    seed: Seed of the draws.
+  """
   draws = np.random.default_rng(seed)
   leaves = [
     draws.normal(size=rows * columns) / np.sqrt(rows)
@@ -217,7 +241,14 @@ def _first_params(seed: int) -> np.ndarray:
 
 @functools.cache
 def _text_of(name: str) -> np.ndarray:
-  """Returns the characters of a file of Python's library, below 128, [N]."""
+  """Returns the characters of a file of Python's own library.
+
+  Args:
+    name: Name of the file, e.g. "typing.py".
+
+  Returns:
+    Codes of the ASCII characters, int64 [N]; others are left out.
+  """
   path = pathlib.Path(os.__file__).parent / name
   if path.is_file():
     data = path.read_bytes()
@@ -230,11 +261,15 @@ def _text_of(name: str) -> np.ndarray:
 def _batch(
   text: np.ndarray, draws: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns contexts [N, 8] and targets [N] of random sequences.
+  """Draws random sequences from a text.
 
   Args:
-    text: Characters.
+    text: Codes of the characters, [N].
     draws: Random numbers of the replica.
+
+  Returns:
+    The eight characters before each target, [number of targets, 8], and the
+    targets, [number of targets].
   """
   starts = draws.integers(0, len(text) - _LENGTH - _CONTEXT, size=_SEQUENCES)
   windows = np.lib.stride_tricks.sliding_window_view(text, _CONTEXT + 1)

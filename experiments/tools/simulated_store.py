@@ -2,10 +2,10 @@
 
 Each replica is a thread. Only one thread runs at a time: the thread whose next
 request takes effect first. A request takes effect after half of the latency,
-and the replica has the answer after the other half. If a replica makes several
-requests together (`SimulatedStore.at_once`), they begin at the same simulated
-time, and take one latency. So the simulated time of an event of the mailbox
-protocol is the latency times the number of requests that follow each other,
+and the replica has the answer after the other half. Requests that a replica
+makes together (`SimulatedStore.at_once`) begin at the same simulated time, and
+take one latency together. So the simulated time of an event of the mailbox
+protocol is the latency times the number of requests that wait for each other,
 plus the pauses between them. For example, with a latency of 0.1 s an event with
 three requests in a row and a pause of 0.2 s takes 0.5 s.
 """
@@ -23,7 +23,7 @@ class SimulatedTime:
   """The clock of a simulation, which lets one thread run at a time."""
 
   def __init__(self):
-    """Begins at 0 s, without a thread."""
+    """Starts the clock at 0 s, without any thread."""
     self._waiting: list[tuple[float, int, threading.Event]] = []
     self._lock = threading.Lock()
     self._num_running = 0
@@ -32,8 +32,11 @@ class SimulatedTime:
   def run(self, programs: Sequence[Callable[[], None]]) -> None:
     """Runs programs in threads until all have ended.
 
+    Args:
+      programs: The functions to run, one for each thread.
+
     Raises:
-      BaseException: The first error of a program.
+      BaseException: The first error that a program raised.
     """
     errors: list[BaseException] = []
 
@@ -59,11 +62,14 @@ class SimulatedTime:
       raise errors[0]
 
   def wait_until(self, time_s: float, is_new: bool = False) -> None:
-    """Lets the threads run whose time comes before this one.
+    """Lets the calling thread wait until a simulated time.
+
+    Meanwhile the threads whose times come first run.
 
     Args:
       time_s: Simulated time at which the calling thread goes on (seconds).
-      is_new: Whether the thread begins. All threads begin before one runs.
+      is_new: Whether the thread calls this for the first time. All threads must
+        have done so before one of them runs.
     """
     event = threading.Event()
     with self._lock:
@@ -75,13 +81,13 @@ class SimulatedTime:
     event.wait()
 
   def _let_next_run(self) -> None:
-    """Ends the calling thread's part."""
+    """Removes the calling thread, which ends, and wakes the next one."""
     with self._lock:
       self._num_running -= 1
     self._wake_first()
 
   def _wake_first(self) -> None:
-    """Wakes the thread whose time comes first."""
+    """Wakes the waiting thread whose time comes first."""
     with self._lock:
       if self._waiting:
         _, _, event = heapq.heappop(self._waiting)
@@ -89,14 +95,17 @@ class SimulatedTime:
 
 
 class SimulatedStore:
-  """The objects of all replicas, as one replica reaches them.
+  """A store in simulated time, as one replica sees it.
+
+  It has the methods of `mailbox_protocol.store.Store`. All replicas share the
+  objects.
 
   Attributes:
-    where: Name for messages.
+    where: Name of the store for messages.
     now_s: Simulated time of this replica (seconds).
-    requests: Number of requests by kind.
-    bytes_up: Bytes that were written.
-    bytes_down: Bytes that were read.
+    requests: Number of this replica's requests by kind.
+    bytes_up: Number of bytes that this replica wrote.
+    bytes_down: Number of bytes that this replica read.
   """
 
   where = "the simulated store"
@@ -107,7 +116,7 @@ class SimulatedStore:
     """Opens the store.
 
     Args:
-      time: The time of all replicas.
+      time: The clock that all replicas share.
       objects: The objects of all replicas by path.
       latency_s: Time from a request to its answer (seconds).
     """
@@ -124,12 +133,23 @@ class SimulatedStore:
     return self.now_s
 
   def pause(self, seconds: float) -> None:
-    """Waits in simulated time."""
+    """Lets this replica wait in simulated time.
+
+    Args:
+      seconds: Duration of the wait (seconds).
+    """
     self.now_s += seconds
     self._time.wait_until(self.now_s)
 
   def at_once(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Calls functions that begin at the same simulated time."""
+    """Calls functions whose requests begin at the same simulated time.
+
+    Args:
+      calls: The functions.
+
+    Returns:
+      The results in order. The simulated time is then that of the slowest call.
+    """
     start_s = self.now_s
     end_s = start_s
     results = []
@@ -141,7 +161,15 @@ class SimulatedStore:
     return results
 
   def get(self, path: str, at_most: int) -> bytes | None:
-    """Returns an object, or None if it is missing or too large."""
+    """Reads an object.
+
+    Args:
+      path: Path of the object.
+      at_most: Largest size to read (bytes).
+
+    Returns:
+      The content; None if the object is missing or larger.
+    """
     self._request("get")
     data = self._objects.get(path)
     if data is None or len(data) > at_most:
@@ -150,7 +178,16 @@ class SimulatedStore:
     return data
 
   def get_range(self, path: str, start: int, stop: int) -> bytes | None:
-    """Returns bytes of an object, or None if it is missing or too short."""
+    """Reads a range of bytes of an object.
+
+    Args:
+      path: Path of the object.
+      start: Number of the first byte.
+      stop: Number of the byte after the last one.
+
+    Returns:
+      The bytes; None if the object is missing or ends before `stop`.
+    """
     self._request("get")
     data = self._objects.get(path)
     if data is None or len(data) < stop:
@@ -159,7 +196,15 @@ class SimulatedStore:
     return data[start:stop]
 
   def create(self, path: str, data: Data) -> bool:
-    """Writes an object that must not exist; returns whether it was written."""
+    """Writes an object, unless there is one already.
+
+    Args:
+      path: Path of the object.
+      data: Content of the object.
+
+    Returns:
+      Whether the object was written.
+    """
     self._request("put")
     if path in self._objects:
       return False
@@ -167,19 +212,35 @@ class SimulatedStore:
     return True
 
   def put(self, path: str, data: Data) -> None:
-    """Writes an object, or replaces it."""
+    """Writes an object. An object with the same path is replaced.
+
+    Args:
+      path: Path of the object.
+      data: Content of the object.
+    """
     self._request("put")
     self._write(path, data)
 
   def delete(self, paths: Sequence[str]) -> None:
-    """Deletes objects, up to 1000 with a request."""
+    """Deletes objects, with a request for each 1,000 objects.
+
+    Args:
+      paths: Paths of the objects. Missing objects are ignored.
+    """
     for start in range(0, len(paths), 1000):
       self._request("delete")
       for path in paths[start : start + 1000]:
         self._objects.pop(path, None)
 
   def sizes(self, prefix: str) -> dict[str, int]:
-    """Returns the sizes in bytes of all objects in a folder, by path."""
+    """Lists the objects in a folder.
+
+    Args:
+      prefix: Path of the folder.
+
+    Returns:
+      The size of each object by its path (bytes).
+    """
     self._request("list")
     return {
       path: len(self._objects[path])
@@ -188,15 +249,23 @@ class SimulatedStore:
     }
 
   def _write(self, path: str, data: Data) -> None:
-    """Writes an object."""
+    """Stores an object, and counts its bytes.
+
+    Args:
+      path: Path of the object.
+      data: Content of the object.
+    """
     self._objects[path] = b"".join(parts_of(data))
     self.bytes_up += num_bytes_of(data)
 
   def _request(self, kind: str) -> None:
-    """Counts a request, and waits until it takes effect.
+    """Counts a request, and lets the replica wait until it takes effect.
 
-    Its answer comes half of the latency later, before this replica's next
-    request.
+    A request takes effect after half of the latency. The answer comes after the
+    other half, which is added to the replica's time.
+
+    Args:
+      kind: Kind of the request, e.g. "get".
     """
     self.requests[kind] += 1
     self._time.wait_until(self.now_s + self._latency_s / 2)

@@ -1,7 +1,8 @@
-"""Times one program, or compares the times of two programs.
+"""Measures the time of one program, or compares the times of two programs.
 
-The speed of a machine changes over time. So two programs run in turn many
-times. Their ratio is the median of the ratios of neighboring times.
+The speed of a machine changes over time. So two programs that are compared run
+in turn many times, and the result is the median of the ratios of neighboring
+times.
 """
 
 import dataclasses
@@ -16,15 +17,15 @@ TimedProgram = Callable[[], object]
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-  """One comparison: how many times slower `measured` is than `baseline`.
+  """A comparison of two programs: how many times slower the first one is.
 
   Attributes:
     name: Name of the comparison.
-    measured: Runs a program once and waits until it has ended.
-    baseline: Runs the other program in the same way.
-    bound: Number that the ratio must not exceed, set beforehand.
+    measured: Function that runs the first program once, and waits for its end.
+    baseline: Function that runs the second program once, and waits for its end.
+    bound: Number that the ratio must not exceed; set before the measurement.
     scale: Number by which the ratio is divided. Example: 2 if `measured` does
-      the work of `baseline` twice.
+      twice the work of `baseline`.
   """
 
   name: str
@@ -35,14 +36,18 @@ class Ratio:
 
 
 def seconds(program: TimedProgram) -> float:
-  """Returns how long a program runs (seconds)."""
+  """Runs a program once, and returns how long it took (seconds).
+
+  Args:
+    program: Function that runs the program and waits for its end.
+  """
   start = time.perf_counter()
   program()
   return time.perf_counter() - start
 
 
 def measure_ratio(ratio: Ratio, repeats: int) -> dict[str, float | bool]:
-  """Runs two programs in turn, and returns the median of their ratios.
+  """Runs two programs in turn, and computes the median of their ratios.
 
   Args:
     ratio: The comparison.

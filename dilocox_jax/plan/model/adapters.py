@@ -18,13 +18,20 @@ UP = "lora_b"  # [R, O]
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-  """Low-rank adapters of matrix products in the layers.
+  """Low-rank adapters of matrix products in the layers (LoRA).
 
   The product x @ kernel becomes x @ kernel + (alpha / rank) (x @ a) @ b. Only a
   and b are trained, and the model's own parameters are frozen. At first b is 0,
   so the model computes the same as without adapters.
 
   Source: Hu et al., 2021, arXiv 2106.09685.
+
+  Attributes:
+    rank: R, the number of columns of a and of rows of b; 0: no adapters, and
+      all parameters are trained.
+    alpha: The scale of the adapters, times the rank.
+    products: The products of a layer that have adapters, joined by commas:
+      query, key, value, output, gate, up, down.
   """
 
   # R, columns of a and rows of b; 0: no adapters, all parameters are trained.

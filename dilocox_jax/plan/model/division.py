@@ -126,14 +126,14 @@ class Division:
   """The division of a replica among its devices.
 
   Attributes:
-    num_data_shards: Number of devices of a stage. Each of them reads its part
-      of a batch and keeps its part of every array.
+    num_data_shards: Number of parts into which a stage divides a batch. Each
+      data shard keeps its own part of every array.
     num_stages: Number of pipeline stages.
-    layers_on_stages: Whether a stage keeps the layers that it computes. If
-      not, every device keeps a part of each layer. It is False if stages have
+    layers_on_stages: Whether a stage keeps the layers that it computes. If not,
+      every device keeps a part of each layer. It is False if stages have
       unequal numbers of layers, or if a fragment has layers of several stages.
     num_tensor_shards: Number of devices that share the matrix products of a
-      layer. Each of them reads the same rows of a batch.
+      layer. All of them read the same rows of a batch.
     leaf_specs: Path and spec of every parameter of a model that is not a
       decoder. None: the model is a decoder, and the table `_RULES` has its
       leaves.
@@ -167,10 +167,10 @@ class Division:
     """Returns the mesh axes that divide each dimension of a leaf.
 
     Args:
-      path: Keys of the leaf, joined by "/". Keys in front of the path in the
-        model, such as the name of an optimizer's moment, are ignored.
-      shape: Shape of the leaf in one replica. Dimensions in front of those of
-        the model's leaf are not divided.
+      path: Keys of the leaf, joined by "/". The path may have more keys in
+        front than the model's leaf, such as the name of an optimizer's moment.
+      shape: Shape of the leaf in one replica. It may have more dimensions in
+        front than the model's leaf; they are not divided.
     """
     if self.leaf_specs is not None:
       return self._spec_like_parameter(path, shape)
@@ -181,7 +181,7 @@ class Division:
 
   @functools.cached_property
   def _specs_by_path(self) -> dict[str, Spec]:
-    """The entries of `leaf_specs`."""
+    """Spec of each parameter by path, from `leaf_specs`; {} for a decoder."""
     return dict(self.leaf_specs or ())
 
   def _spec_like_parameter(self, path: str, shape: tuple[int, ...]) -> Spec:
@@ -189,8 +189,9 @@ class Division:
 
     The leaf may be the parameter, a moment of an optimizer or a residual, whose
     path has more keys in front. Example: the leaf "inner/0/mu/up/kernel" has
-    the spec of the parameter "up/kernel". A leaf that belongs to no parameter,
-    or whose shape that spec does not divide, has `largest_dimension_spec`.
+    the spec of the parameter "up/kernel". Two kinds of leaves have the spec of
+    `largest_dimension_spec` instead: a leaf that belongs to no parameter, and a
+    leaf whose shape the parameter's spec does not divide evenly.
 
     Args:
       path: Keys of the leaf, joined by "/".
@@ -249,8 +250,8 @@ class Division:
       shape: Shape of the leaf.
 
     Returns:
-      Spec of all dimensions. If none divides the shape evenly, it divides no
-      dimension.
+      The mesh axes of each dimension. If no spec divides the shape evenly, the
+      result divides no dimension.
     """
     for spec in specs:
       has_layers_on_stages = bool(spec) and spec[0] == _STAGE
@@ -266,9 +267,10 @@ class Division:
     return (_WHOLE,) * len(shape)
 
   def divided_tables(self, shape: ModelShape) -> frozenset[str]:
-    """Returns the paths of tables whose tokens are divided by data shard.
+    """Returns the paths of tables whose tokens are divided among data shards.
 
-    The shards compute the products of such a table together
+    Each data shard has the rows, or for the head the columns, of some tokens of
+    the vocabulary. The shards compute the products of such a table together
     (`inner.vocabulary`), so no device needs the whole table.
 
     Args:
@@ -286,7 +288,7 @@ class Division:
     return frozenset(paths)
 
   def divides(self, spec: Spec, shape: tuple[int, ...]) -> bool:
-    """Returns whether every size is divisible by the number of its shards.
+    """Returns whether a spec divides all dimensions of a shape evenly.
 
     Args:
       spec: Mesh axes that divide each dimension; empty if none does.
@@ -296,14 +298,18 @@ class Division:
     return all(size % self.num_shards(axes) == 0 for axes, size in pairs)
 
   def num_shards(self, axes: tuple[str, ...]) -> int:
-    """Returns the number of shards into which mesh axes divide a dimension."""
+    """Returns into how many shards a dimension is divided.
+
+    Args:
+      axes: The mesh axes that divide the dimension.
+    """
     return math.prod(self.sizes[axis] for axis in axes)
 
   def share_size(self, path: str, shape: tuple[int, ...]) -> int:
     """Returns how many values of a leaf a device holds.
 
     Args:
-      path: Path of the leaf, as for `spec`.
+      path: Keys of the leaf, joined by "/".
       shape: Shape of the leaf in one replica.
     """
     return math.prod(
@@ -312,12 +318,15 @@ class Division:
     )
 
   def flat_spec(self, shape: tuple[int, ...]) -> Spec | None:
-    """Returns a spec that divides an array evenly among all devices.
+    """Returns a spec that divides an array evenly among a replica's devices.
 
-    Stages divide the layers, data shards the next dimension and tensor shards
-    the one after it, if all are divisible. Otherwise data shards and tensor
-    shards together divide the next dimension, or all devices divide the first
-    divisible dimension.
+    The best of these divisions for which the sizes are divisible is taken:
+
+    1. Stages divide the layers, data shards the second dimension and tensor
+    shards the third.
+    2. Stages divide the layers, and data shards and tensor shards together
+    divide the second dimension.
+    3. All devices together divide one dimension, the first possible one.
 
     Args:
       shape: Shape of an array whose first dimension counts layers.
@@ -341,12 +350,12 @@ class Division:
 
 @dataclasses.dataclass(frozen=True)
 class StageLayers:
-  """The layers that each pipeline stage computes.
+  """Says which layers each pipeline stage computes.
 
-  A stage has neighboring layers, and the numbers of layers are as equal as
+  A stage computes neighboring layers, and the numbers of layers are as equal as
   possible. Stages with one more layer come first, because the last stage also
-  computes the head. For example, five layers over two stages are the layers 0
-  to 2, and 3 and 4.
+  computes the head. For example, of five layers and two stages, the first stage
+  computes the layers 0, 1 and 2, and the second stage the layers 3 and 4.
 
   Attributes:
     num_layers: Number of layers of the model.
@@ -386,7 +395,7 @@ class StageLayers:
 
   @property
   def rows(self) -> np.ndarray:
-    """Row of each layer in the flattened table, [num_layers] int32."""
+    """Index of each layer in the flattened `table`, [num_layers] int32."""
     return np.flatnonzero(self.table < self.num_layers).astype(np.int32)
 
   @property

@@ -1,4 +1,4 @@
-"""Named model sizes, shared by configs, tests and tables.
+"""Named model sizes, which a config chooses by `model.preset`.
 
 A preset is a `ModelShape`. So its parameters can be counted, and its runs
 planned and simulated, without building the model.
@@ -21,14 +21,14 @@ def register_model(name: str, shape: ModelShape) -> None:
 
   Args:
     name: The name, e.g. "tiny".
-    shape: Sizes of the model. A subclass of `ModelShape` says with `builder`
-      what builds the model, and with `block_shapes` which parameters a layer
-      has.
+    shape: Sizes of the model. In a subclass of `ModelShape`, `builder` is the
+      function that builds the model, and `block_shapes` returns the parameters
+      of a layer.
 
   Raises:
-    ValueError: If the name is taken, it is no shape, a subclass has only one of
-      the two, or its builder cannot be called like
-      `models.transformer.build_model`.
+    ValueError: If the name is taken, if `shape` is no `ModelShape`, if a
+      subclass overrides only one of `builder` and `block_shapes`, or if its
+      builder cannot be called like `models.transformer.build_model`.
   """
   kind = type(shape)
   is_shape = hasattr(kind, "builder")
@@ -58,12 +58,17 @@ def register_model(name: str, shape: ModelShape) -> None:
 
 
 def _chinchilla(num_layers: int, ff_dim: int, num_heads: int) -> ModelShape:
-  """Returns a model of Streaming DiLoCo, arXiv 2501.18512, table 2.
+  """Returns the sizes of a model of Streaming DiLoCo.
 
-  The hidden dim of the table is that of the MLP. The paper does not say whether
-  the MLP has two matrices. The width of 4 D suggests it. The paper does not say
-  either whether the head is tied. It is tied here, because then the model 35M
-  has 35.3 million parameters.
+  Source: Douillard et al., 2025, arXiv 2501.18512, table 2. The "hidden dim" of
+  the table is taken as the width of the MLP, which has two matrices (the paper
+  does not say so, but a width of 4 D suggests it). The head is tied (the paper
+  does not say so), because then the model 35M has 35.3 million parameters.
+
+  Args:
+    num_layers: Number of layers.
+    ff_dim: Width of the MLP, which is 4 D.
+    num_heads: Number of attention heads.
   """
   return ModelShape(
     num_layers=num_layers,

@@ -1,7 +1,7 @@
-"""Computes parameter shapes of models without making any array.
+"""Computes the shapes of a model's parameters without making any array.
 
-Payloads, fragments, the simulator and the model itself must agree on the path
-and shape of every leaf, so all of them use this file. It does not need JAX, so
+Codecs, fragments, the simulator and the model itself must agree on the path and
+shape of every leaf, so all of them use this file. It does not need JAX, so
 planning a model of 107 billion parameters takes no memory. A test compares the
 shapes with the parameters that the model really has.
 """
@@ -43,8 +43,8 @@ class ModelShape:
     ff_dim: Hidden width of the MLP, F. With SwiGLU each of the two branches has
       this width.
     vocab_size: Number of tokens in the vocabulary, V.
-    head_dim: Width of one attention head as configured. 0 means
-      model_dim / num_heads. `head_width` is the resulting width.
+    head_dim: Width of one attention head as configured. 0 means model_dim /
+      num_heads. `head_width` is the resulting width.
     activation: "swiglu" (Shazeer 2020, arXiv 2002.05202), "gelu" or "relu".
     qk_norm: Whether queries and keys of each head are normalized before their
       product (Dehghani et al. 2023, arXiv 2302.05442, section 2.1).
@@ -59,9 +59,9 @@ class ModelShape:
     num_positions: Number of rows of the table of learned positions, and so the
       longest sequence. 0 with "rope".
     rope_base: Base of the angles of "rope".
-    rope_factor: Factor by which the slow rotations of "rope" are slower, as in
+    rope_factor: Divisor of the speed of the slow rotations of "rope", as in
       Llama 3.1 (`models.attention.rotation_speeds`). 1 means that no rotation
-      is slower.
+      is slowed.
     norm: "rms" (Zhang and Sennrich 2019, arXiv 1910.07467), or "layer", which
       also subtracts the mean and adds a bias (Ba et al. 2016, arXiv
       1607.06450).
@@ -129,7 +129,7 @@ class ModelShape:
 
   @property
   def kv_heads(self) -> int:
-    """Number of heads of the keys. The values have equally many."""
+    """Number of heads of the keys, which is also that of the values."""
     return self.num_kv_heads or self.num_heads
 
   def has_bias(self, projection: str) -> bool:
@@ -223,8 +223,8 @@ def parameter_count(shape: ModelShape) -> int:
   embedding are tied. Biases of norms and projections, and learned positions,
   are added to this number.
 
-  Source: our own count. The matrix terms are those of Hoffmann et al. 2022,
-  arXiv 2203.15556, appendix F.
+  Source: counted by this project. The matrix terms are those of Hoffmann et al.
+  2022, arXiv 2203.15556, appendix F.
 
   Args:
     shape: Sizes of the model.
@@ -244,12 +244,11 @@ def flops_per_token(shape: ModelShape, sequence_length: int) -> int:
 
   operations. N_mm is the number of parameters in matrices that are multiplied:
   the kernels of the layers and the head. The rows of the embedding are only
-  looked up, so the embedding counts only if it is also the head. Each of
-  these parameters costs one multiply and one add forward, and twice that
-  backward. Attention multiplies queries with keys, and weights with values. For
-  a layer this costs 4 W L operations forward and twice that backward. The
-  number does not become smaller through the causal mask, and it assumes that
-  the backward pass recomputes nothing.
+  looked up, so the embedding counts only if it is also the head. Each of these
+  parameters costs one multiply and one add forward, and twice that backward.
+  Attention multiplies queries with keys, and weights with values. For a layer
+  this costs 4 W L operations forward and twice that backward. The causal mask
+  is not subtracted, and the backward pass is assumed to recompute nothing.
 
   Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
   Differs: the number of parameters in the paper includes the embedding table.
