@@ -89,7 +89,7 @@ class Codec:
     """Returns the state of every leaf, which is equal on all replicas.
 
     Args:
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
       key: Random key, equal on all replicas.
     """
     del key
@@ -155,7 +155,7 @@ class Encoder(Codec):
 
     Args:
       arrays: Arrays that `encode` returned.
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
     """
     return self.leaves(self.concatenated(arrays, shapes), shapes)
 
@@ -169,7 +169,7 @@ class Encoder(Codec):
 
     Args:
       arrays: Arrays that `encode` returned.
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
     """
     return self.decode(arrays, shapes)
 
@@ -180,7 +180,7 @@ class Encoder(Codec):
 
     Args:
       concatenated: Arrays that `concatenated` returned, or their means.
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
     """
     del shapes
     return list(concatenated)
@@ -246,7 +246,7 @@ class Quantizer(Encoder):
 
     Args:
       arrays: Arrays that `encode` returned.
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
     """
     return self.decoded(self.layout(shapes), arrays)
 
@@ -257,7 +257,7 @@ class Quantizer(Encoder):
 
     Args:
       concatenated: Arrays that `concatenated` returned, or their means.
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
     """
     return self.layout(shapes).leaves(concatenated)
 
@@ -265,7 +265,7 @@ class Quantizer(Encoder):
     """Returns the rows in which the leaves are coded.
 
     Args:
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
       num_slices: Number of slices with equally many rows, one for each replica
         of a reduce-scatter; 0: the rows are not divided into slices.
     """
@@ -309,7 +309,7 @@ def _width_in_slices(shape: Shape, width: int, num_slices: int) -> int:
   slice. Rows of up to 128 values are never made narrower.
 
   Args:
-    shape: Shape of the leaf, with the layer axis.
+    shape: Shape of the leaf, (num_layers, *shape).
     width: Width of the rows without slices.
     num_slices: Number of slices.
   """

@@ -42,7 +42,7 @@ class RowLayout:
   in the first slice, and rows 3, 4 and a row of zeros in the second one.
 
   Attributes:
-    shapes: Shapes of the leaves, with the layer axis.
+    shapes: Shape of each leaf, (num_layers, *shape).
     widths: Values of a row, by leaf.
     num_slices: Number of slices; 0: the rows are not divided into slices.
   """
@@ -141,7 +141,7 @@ def group_by_shape(
   of every leaf.
 
   Args:
-    shapes: Shapes of the leaves, with the layer axis.
+    shapes: Shape of each leaf, (num_layers, *shape).
     kinds: Kind of each leaf; leaves of one kind may be concatenated.
 
   Returns:
@@ -181,7 +181,7 @@ def split_layers(
   Args:
     arrays: An array for each group.
     groups: Indices of the leaves of each group.
-    shapes: Shapes of all leaves, with the layer axis.
+    shapes: Shape of each leaf, (num_layers, *shape).
   """
   leaves = {}
   for group, array in zip(groups, arrays, strict=True):
@@ -200,7 +200,7 @@ def layer_numbers(group: Sequence[int], shapes: Sequence[Shape]) -> Array:
 
   Args:
     group: Indices of the leaves.
-    shapes: Shapes of all leaves, with the layer axis.
+    shapes: Shape of each leaf, (num_layers, *shape).
   """
   numbers = [i * 2**16 + np.arange(shapes[i][0]) for i in group]
   return jnp.asarray(np.concatenate(numbers), jnp.uint32)

@@ -87,7 +87,7 @@ def factorizes(shape: Shape, rank: int) -> bool:
   matrix have fewer values than the matrix.
 
   Args:
-    shape: Shape of the leaf, with the layer axis.
+    shape: Shape of the leaf, (num_layers, *shape).
     rank: Number of columns of a factor.
   """
   if len(shape) != 3:
@@ -144,7 +144,7 @@ class LowRank(Projection):
     the state has the same shapes at every rank.
 
     Args:
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
       key: Not used.
 
     Returns:
@@ -244,7 +244,7 @@ class LowRank(Projection):
       state: State of every leaf before this exchange.
       factors: New right factors of each group, [layers, columns, rank].
       groups: Indices of the leaves of each group.
-      shapes: Shapes of all leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
     """
     right = batching.split_layers(factors, groups, shapes)
     new_state = [jax.tree.map(jnp.zeros_like, old) for old in state]
@@ -296,7 +296,7 @@ class LocalLowRank(Encoder):
 
     Args:
       arrays: Arrays that `encode` returned.
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
     """
     groups, whole = matrices_of(shapes, self.rank)
     left_shapes = []
@@ -364,7 +364,7 @@ def matrices_of(
   Matrices of one shape are one group, and their layers are one batch.
 
   Args:
-    shapes: Shapes of the leaves, with the layer axis.
+    shapes: Shape of each leaf, (num_layers, *shape).
     rank: Number of columns of a factor.
 
   Returns:

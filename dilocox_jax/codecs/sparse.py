@@ -81,7 +81,7 @@ class TopK(Encoder):
 
     Args:
       arrays: Arrays that `encode` returned.
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
     """
     groups = _same_size(shapes)
     # One array [layers, blocks, bytes] for each group.
@@ -175,7 +175,7 @@ def _same_size(shapes: Sequence[Shape]) -> list[list[int]]:
   replica that is divided among devices (`batching.group_by_shape`).
 
   Args:
-    shapes: Shapes of the leaves, with the layer axis.
+    shapes: Shape of each leaf, (num_layers, *shape).
 
   Returns:
     Indices of the leaves of each group.
@@ -193,7 +193,7 @@ def _shaped(
   Args:
     arrays: Layers of the leaves of each group, [layers, size].
     groups: Indices of the leaves of each group.
-    shapes: Shapes of all leaves, with the layer axis.
+    shapes: Shape of each leaf, (num_layers, *shape).
   """
   leaves = batching.split_layers(arrays, groups, shapes)
   return [leaves[i].reshape(shape) for i, shape in enumerate(shapes)]
