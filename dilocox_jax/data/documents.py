@@ -7,9 +7,10 @@ A file is compressed if its name ends in .gz, .bz2, .xz or .zst.
 A document is text in UTF-8 without zero bytes. Any other file, such as an
 archive, is refused, because tokenizers and models are made for text.
 
-Every document has a name. The hash of the name decides whether the document is
-held out for validation. The document in line 12 of a.jsonl is called
-"a.jsonl:12". So the documents of a single file can be divided, too.
+Every document has a name. The document in line 12 of a.jsonl is called
+"a.jsonl:12". For the data source "text_files", the hash of the name decides
+whether the document is held out for validation. So the documents of a single
+file are divided, too.
 """
 
 import bz2
