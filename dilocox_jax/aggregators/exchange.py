@@ -106,8 +106,9 @@ def exchange(
     codec: A codec, or its name, e.g. "low_rank(rank=16)+int(bits=4)".
     feedback: Fraction of the codec's loss that is added to the next exchange,
       0 (none) to 1 (all).
-    against: What the loss is measured against, "own" or "mean"; see this
-      module's docstring.
+    against: What is subtracted from a replica's values to get the loss. "own":
+      the replica's values as the others decode them. "mean": the mean over all
+      replicas.
     keep_unsent: Whether the codec's loss stays in the replica's parameters, so
       that the next pseudo-gradient contains it. It needs `feedback` = 0.
     collective: How messages become a mean: "auto" (the fewest bytes),

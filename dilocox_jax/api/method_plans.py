@@ -306,10 +306,15 @@ def compare_methods(
 
 
 def _ranked(plans: Sequence[Sequence[MethodPlan]]) -> list[MethodPlan]:
-  """Returns the best plan of each method, in the order of `compare_methods`.
+  """Chooses the best plan of each method, and sorts these plans.
+
+  `compare_methods` says which plan is better than another one.
 
   Args:
-    plans: Plans of each method, which differ in their settings.
+    plans: For each method, its plans with different settings.
+
+  Returns:
+    One plan for each method, the best first.
   """
   all_plans = [plan for candidates in plans for plan in candidates]
   with_room = [plan for plan in all_plans if plan.has_room] or all_plans

@@ -83,6 +83,10 @@ def _has_handlers_of_program(logger: logging.Logger) -> bool:
 
 
 def _set_levels(levels: dict[str, int]) -> None:
-  """Sets the level of each logger that is named."""
+  """Sets the levels of some loggers.
+
+  Args:
+    levels: The new level by the name of the logger.
+  """
   for name, level in levels.items():
     logging.getLogger(name).setLevel(level)

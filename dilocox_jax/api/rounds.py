@@ -46,8 +46,8 @@ def make_rounds(
   """Builds a method's rounds from a user's inner step.
 
   The method only decides the schedule and the apply rule. Codec, error feedback
-  and outer optimizer come from the other arguments, and not from the method's
-  recipe as in `dilocox_jax.diloco` and the other named transforms.
+  and outer optimizer come from the other arguments. (The named transforms, such
+  as `dilocox_jax.diloco`, take these from the method's recipe.)
 
   Args:
     method: Schedule and apply rule, e.g. `plan.schedule.methods.dilocox(20)`.

@@ -39,9 +39,10 @@ def inner_bytes(config: RunConfig, gather: str, value_bytes: int) -> float:
 
 
 def _collected_values(config: RunConfig, gather: str) -> float:
-  """Returns how many values a device receives to collect and sum layers.
+  """Returns how many values a device receives in a step for whole layers.
 
-  Only the micro-batches after the first one are counted.
+  They are parameters that it collects and gradients that it sums. Only the
+  micro-batches after the first one are counted.
 
   Args:
     config: Config of the run.
@@ -58,10 +59,10 @@ def _collected_values(config: RunConfig, gather: str) -> float:
 
 
 def _summed_values(config: RunConfig) -> float:
-  """Returns how many values a device receives to sum the residual stream.
+  """Returns how many values a device receives in a step for tensor shards.
 
-  To sum n values over T tensor shards, a ring sends 2 n (T - 1) / T values to
-  each of them.
+  Tensor shards sum the residual stream of their tokens. To sum n values over T
+  tensor shards, a ring sends 2 n (T - 1) / T values to each of them.
   """
   mesh = config.mesh
   num_sums = _SUMS_OF_A_LAYER

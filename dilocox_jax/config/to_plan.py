@@ -1,6 +1,6 @@
-"""Builds the plan of a run from its config, and what belongs to the plan.
+"""Builds the plan, the codec and the traffic of a run from its config.
 
-The trainer and the simulator read the same plan. So the simulator computes the
+The trainer and the simulator use the same plan. So the simulator computes the
 time of exactly the run that is trained.
 
 The objects that this module returns have the low rank and the H of the first

@@ -151,12 +151,15 @@ def _in_short(value: Any) -> str:
 
 
 def _at(path: str, value: Any) -> Any:
-  """Converts a part of a state to values of JSON, and adds to errors.
+  """Converts a part of a state to values of JSON.
 
   Args:
-    path: Where the part is in the value around it, e.g. "[3]". It is put before
-      the path in an `_UnknownTypeError`.
+    path: Where the part is in the value around it, e.g. "[3]".
     value: The part.
+
+  Raises:
+    _UnknownTypeError: If the part has a value that cannot be saved. `path` is
+      added in front of the error's path.
   """
   try:
     return _encoded(value)

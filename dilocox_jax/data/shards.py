@@ -103,11 +103,17 @@ class Index:
     return np.min_scalar_type(self.vocab_size - 1).newbyteorder("<")
 
   def text_digest(self) -> str:
-    """Returns the value that the field `digest` must have."""
+    """Returns the SHA-256 of `vocab_size` and `files`.
+
+    In an index that is not damaged, the field `digest` has this value.
+    """
     return _hash_of([self.vocab_size, sorted(self.files.items())])
 
   def own_digest(self) -> str:
-    """Returns the value that the field `index_digest` must have."""
+    """Returns the SHA-256 of all fields but `index_digest`.
+
+    In an index that is not damaged, the field `index_digest` has this value.
+    """
     return _hash_of(dataclasses.asdict(self) | {"index_digest": ""})
 
 

@@ -127,7 +127,8 @@ def stdlib(
     and packages that were installed later are left out.
 
   Raises:
-    ValueError: If the training or the validation text would be empty.
+    ValueError: If the training text, the validation text, or a judge text that
+      is asked for would be empty.
   """
   root = pathlib.Path(sysconfig.get_paths()["stdlib"])
   files = {}

@@ -171,8 +171,8 @@ class Replicas:
     Args:
       tree: Tree of arrays, which must have the same values in every process; or
         of `jax.ShapeDtypeStruct`s.
-      axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all
-        replicas share.
+      axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
+        replicas, None for leaves that all replicas share.
 
     Returns:
       The arrays on the devices; or the `jax.ShapeDtypeStruct`s with shardings.
@@ -190,8 +190,8 @@ class Replicas:
       tree: Tree of arrays with the same values in every process. Of a
         `LazyArray`, every process reads only the parts that its own devices
         hold.
-      axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all
-        replicas share.
+      axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
+        replicas, None for leaves that all replicas share.
 
     Returns:
       The arrays on the devices.
@@ -243,8 +243,8 @@ class Replicas:
 
     Args:
       tree: Tree of arrays, or of their shapes and dtypes.
-      axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all
-        replicas share.
+      axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
+        replicas, None for leaves that all replicas share.
 
     Returns:
       A tree of `jax.ShapeDtypeStruct`s.
@@ -256,8 +256,8 @@ class Replicas:
 
     Args:
       tree: Tree of arrays, or of their shapes and dtypes.
-      axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all
-        replicas share.
+      axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
+        replicas, None for leaves that all replicas share.
 
     Raises:
       ValueError: If `Division` has no rule for a leaf.
@@ -371,8 +371,8 @@ class Replicas:
     """Converts a tree prefix of 0 and None to `PartitionSpec`s for `shard_map`.
 
     Args:
-      axes: Tree prefix: 0 for leaves [M, ...], None for values that all
-        replicas share.
+      axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
+        replicas, None for values that all replicas share.
     """
     return jax.tree.map(
       lambda axis: PartitionSpec(*self._axes(axis)), axes, is_leaf=is_none

@@ -167,7 +167,7 @@ class Memory:
     list is empty if there was no such message.
 
     Args:
-      inbox: The inbox of the turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
     """
     return self.accepted.get(_norms_key(inbox), [])
 
@@ -180,7 +180,7 @@ class Memory:
     one, so its objects may be deleted at any time.
 
     Args:
-      inbox: The inbox of the turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
     """
     event, num_slices = self.shared.get(f"{inbox.kind}.{inbox.turn}", (-1, 0))
     if num_slices != inbox.num_slices:
@@ -201,7 +201,7 @@ class Memory:
 
     Args:
       agreed: The manifest of the turn.
-      inbox: The inbox of the turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
     """
     norms = self.norms(inbox)
     # A replica that made no progress sends a message of norm 0. Such norms are
@@ -252,7 +252,7 @@ def _norms_key(inbox: Inbox) -> str:
   not comparable, so they have different keys.
 
   Args:
-    inbox: The inbox of the turn.
+    inbox: Inbox of the turn: the messages that this replica has of it.
   """
   key = f"{inbox.kind}.{inbox.turn}"
   return f"{key}.slices" if inbox.num_slices else key
@@ -329,7 +329,7 @@ class Agreement:
     later turns it is the digest of the event's first manifest.
 
     Args:
-      inbox: The inbox of the turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
     """
     if inbox.turn:
       return self.first.digest()
@@ -421,7 +421,7 @@ class Agreement:
     so this check finds the marks in this case.
 
     Args:
-      inbox: The inbox of the turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
       agreed: The manifest of the turn.
       beside: More functions without arguments, which are called at the same
         time.
@@ -539,7 +539,7 @@ class Agreement:
     In the first turn of an event, the objects of the event before are dropped.
 
     Args:
-      inbox: The inbox of the turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
       objects: Contents of the turn's manifest and messages, by path.
     """
     if inbox.turn == 0:
@@ -575,7 +575,7 @@ class Agreement:
     writes the manifest again from the proposal.
 
     Args:
-      inbox: The inbox of the turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
     """
     if inbox.turn == 0 and inbox.event in self.announced:
       return self.announced[inbox.event]
@@ -705,7 +705,7 @@ class Agreement:
     they are the replicas whose first message was listed.
 
     Args:
-      inbox: The inbox of the turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
     """
     if inbox.turn:
       return self.first.names
@@ -803,7 +803,7 @@ class Agreement:
     replicas have come, or until the grace time is over.
 
     Args:
-      inbox: The inbox of the turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
       is_late: Whether the grace time is over.
 
     Returns:
@@ -841,15 +841,16 @@ class Agreement:
     agreed: Manifest | None = None,
     looks_at_once: bool = True,
   ) -> Iterator[bool]:
-    """Yields without end, with a pause after each time: one try of a caller.
+    """Makes pauses between the tries of a caller that waits for something.
 
-    If the caller waits for longer than the grace time, this generator writes
-    vanished objects again (`_look_around`) and says in the log, once a minute,
-    what the caller waits for. It calls `_look_around` before it first yields
-    True: this process may have slept, and the other replicas may have gone on.
+    It yields before each try, without end, and pauses after the try. If the
+    caller waits for longer than the grace time, this generator writes vanished
+    objects again (`_look_around`), and says in the log once a minute what the
+    caller waits for. It calls `_look_around` before it first yields True: this
+    process may have slept, and the other replicas may have gone on.
 
     Args:
-      inbox: The inbox of the turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
       waiting: Returns a line for the log that says what the replica waits for.
       agreed: The manifest; None if the turn is not settled yet.
       looks_at_once: Whether `_look_around` is called after the first pause if
@@ -908,7 +909,7 @@ class Agreement:
     First it checks that the other replicas have not gone on without this one.
 
     Args:
-      inbox: The inbox of the turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
       agreed: The manifest; None if the turn is not settled yet. If it is given,
         only the messages that it lists are written again.
 

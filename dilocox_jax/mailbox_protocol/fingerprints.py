@@ -18,9 +18,9 @@ the start of the run. The first term allows for float32 sums that another
 machine adds in another order. The second term allows for the state itself,
 which is rounded at each event.
 
-For example, rounding explains 4e-6 at the start, and 1.6e-5 after 200 events.
-Two CPUs differed by 3.5e-8 and 1.9e-6
-(docs/how_it_works/mailbox_wrong_values.md).
+For example, rounding explains a difference of 4e-6 at the start of a run, and
+of 1.6e-5 after 200 events. Two CPUs with different instruction sets differed by
+1.9e-6 after 200 events (measured, docs/how_it_works/mailbox_wrong_values.md).
 """
 
 import hashlib
@@ -174,7 +174,7 @@ def difference(one: Fingerprint, other: Fingerprint, num_events: float) -> str:
     other: Fingerprint of another state, with arrays of the same shapes. Both
       were computed with the same signs.
     num_events: Number of events of this fragment since both states had the same
-      values. It grows with the number of roundings.
+      values. The more events, the larger a difference may be.
 
   Returns:
     The difference in words, e.g. "its integers differ"; "" if the states are

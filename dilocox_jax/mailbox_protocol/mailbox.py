@@ -585,7 +585,7 @@ class Mailbox:
 
     Args:
       agreed: The manifest of the turn.
-      inbox: The inbox of the turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
       snapshot: Returns the first event whose result the shared state does not
         have yet, and the arrays of the state. None: this replica does not write
         a snapshot now.
@@ -608,10 +608,10 @@ class Mailbox:
   ) -> tuple[
     list[tuple[str, float, list[np.ndarray]]], list[np.ndarray] | None
   ]:
-    """Reads the messages that are averaged or, in shares, their mean.
+    """Reads the listed messages or, if their mean is made in shares, the mean.
 
     Args:
-      inbox: The inbox of a turn.
+      inbox: Inbox of a turn: the messages that this replica has of it.
       agreed: The manifest of the turn.
       beside: More functions without arguments, which are called at the same
         time as the first requests.
@@ -696,7 +696,7 @@ class Mailbox:
     check it (`beside`).
 
     Args:
-      inbox: The inbox of the turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
       agreed: The manifest, which lists at least one message.
       beside: More functions without arguments, which are called at the same
         time as the first requests.
@@ -825,7 +825,7 @@ class Mailbox:
     """Notes how many bytes a snapshot has, and checks the limit of the store.
 
     Args:
-      inbox: The inbox of a turn.
+      inbox: Inbox of a turn: the messages that this replica has of it.
       take: Returns the first event whose result the shared state does not have
         yet, and the arrays of the state.
 

@@ -85,47 +85,66 @@ Kind = tuple[np.dtype, tuple[int, ...]]  # Type and shape of an array.
 
 
 def seat_path(index: int) -> str:
-  """Returns the path of a seat."""
+  """Returns the path of a seat by its number, e.g. "seat/0002"."""
   return f"{SEATS}/{index:04d}"
 
 
 def messages_folder(event: int, turn: int) -> str:
-  """Returns the folder of a turn's messages."""
+  """Returns the folder of a turn's messages, e.g. "event/0000000012/0"."""
   return f"{EVENTS}/{event:010d}/{turn}"
 
 
 def message_path(event: int, turn: int, replica: str) -> str:
-  """Returns the path of a replica's message."""
+  """Returns the path of a replica's message in a turn.
+
+  Example: "event/0000000012/0/oslo".
+  """
   return f"{messages_folder(event, turn)}/{replica}"
 
 
 def proposal_path(event: int, turn: int) -> str:
-  """Returns the path of the list that is proposed for a turn."""
+  """Returns the path of the manifest that is proposed for a turn.
+
+  Example: "proposal/0000000012.0".
+  """
   return f"{PROPOSALS}/{event:010d}.{turn}"
 
 
 def manifest_path(event: int, turn: int) -> str:
-  """Returns the path of a turn's manifest."""
+  """Returns the path of a turn's manifest, e.g. "manifest/0000000012.0"."""
   return f"{MANIFESTS}/{event:010d}.{turn}"
 
 
 def shares_folder(event: int, turn: int) -> str:
-  """Returns the folder of the shares of a turn's mean."""
+  """Returns the folder of the shares of a turn's mean.
+
+  Example: "share/0000000012/0".
+  """
   return f"{SHARES}/{event:010d}/{turn}"
 
 
 def share_path(event: int, turn: int, number: int) -> str:
-  """Returns the path of a share of a turn's mean."""
+  """Returns the path of a share of a turn's mean, by the share's number.
+
+  Example: "share/0000000012/0/5".
+  """
   return f"{shares_folder(event, turn)}/{number}"
 
 
 def residual_path(event: int, turn: int, number: int) -> str:
-  """Returns the path of the residual of a share."""
+  """Returns the path of the residual of a share.
+
+  Example: "share/0000000012/0/5.rest".
+  """
   return f"{share_path(event, turn, number)}.rest"
 
 
 def snapshot_path(event: int, part: str) -> str:
-  """Returns the path of a part of the snapshot before an event."""
+  """Returns the path of a part of the snapshot before an event.
+
+  The parts are "claim", "arrays" and "index". Example:
+  "snapshot/0000000064/index".
+  """
   return f"{SNAPSHOTS}/{event:010d}/{part}"
 
 

@@ -113,7 +113,7 @@ class Shares:
   Attributes:
     store: The store, as a `RetryingStore`.
     signer: The signer of the run.
-    inbox: The inbox of the turn.
+    inbox: Inbox of the turn: the messages that this replica has of it.
     agreed: The manifest of the turn, which lists at least one message.
     name: Name of this replica.
     remembered: Residuals of shares that this replica has made, by (kind, turn,
@@ -283,7 +283,8 @@ class Shares:
     """Computes a share from its slices, writes it, and adds it to `held`.
 
     If another replica has already written the share, that object is used. If
-    the computed share is too large, nothing is written.
+    the norm of the computed share is too large (`_is_too_large`), nothing is
+    written.
 
     Args:
       number: Number of the share, whose slices were all read.
@@ -329,7 +330,11 @@ class Shares:
     return inbox.kind, inbox.turn, self.num_slices, number
 
   def writes_of_residuals(self) -> list[Callable[[], Any]]:
-    """Returns functions that write the residuals that are not written yet."""
+    """Returns functions that write residuals of shares into the store.
+
+    They are the residuals of shares that this replica has made since the last
+    call of this method.
+    """
     calls: list[Callable[[], Any]] = []
     for number in self._unwritten_residuals:
       loss = self.held[number].loss
@@ -531,7 +536,7 @@ def event_bytes(inbox: Inbox, num_messages: int) -> int:
   """Returns the bytes that a turn's messages, shares and residuals take.
 
   Args:
-    inbox: The inbox of the turn.
+    inbox: Inbox of the turn: the messages that this replica has of it.
     num_messages: Number of messages in the turn.
   """
   size = num_messages * inbox.num_bytes
