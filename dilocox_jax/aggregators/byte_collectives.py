@@ -262,7 +262,7 @@ def _send_as_bytes(
 
 
 def _bundled(arrays: Sequence[Array], num_leading: int) -> Array:
-  """Puts the bytes of several arrays one behind the other in one array.
+  """Concatenates the bytes of several arrays.
 
   Args:
     arrays: The arrays.

@@ -407,8 +407,9 @@ class CompressedMean:
       params: Parameters of the fragment.
 
     Returns:
-      Where the steps of each turn end, as in `plan.overlap.stretch_ends`: a
-      numerator over 1024. For example, turns of 3 MB and 1 MB give (768, 1024).
+      Where the steps of each turn end, as a numerator over 1024. For example,
+      turns of 3 MB and 1 MB give (768, 1024): the first turn ends after three
+      quarters of the steps.
     """
     num_replicas = jax.lax.axis_size(self.axis_name)
     operations = exchange_operations(

@@ -1,9 +1,9 @@
 """Averages the messages of a run with a mailbox.
 
-A mailbox is a store of objects, such as a bucket. Replicas do not send to each
-other: each writes its message into the store and reads the messages of the
-others (`mailbox_protocol`). This module encodes the message of a replica, and
-decodes and averages the messages that were read.
+A mailbox is a folder or a bucket. Replicas do not send to each other: each
+writes its message into the mailbox and reads the messages of the others
+(`mailbox_protocol`). This module encodes the message of a replica, and decodes
+and averages the messages that were read.
 """
 
 import dataclasses
@@ -100,7 +100,11 @@ def message_tables(
 
 
 class MailboxMean(Collective):
-  """Averages the messages that are read from a mailbox."""
+  """Averages the messages that a replica reads from a mailbox.
+
+  Unlike the other collectives it sends nothing itself. The caller writes and
+  reads the messages (`reduce`).
+  """
 
   def __init__(self, shares: str = "auto"):
     """Keeps the rule for shares.

@@ -171,10 +171,12 @@ def check_exchange(exchange: Any) -> None:
   """Checks that an exchange is an aggregator.
 
   Args:
-    exchange: Value of the argument `exchange`.
+    exchange: Value of the argument `exchange` of a function that cannot wait
+      for a mailbox.
 
   Raises:
-    ValueError: If the exchange is a mailbox (`dilocox_jax.mailbox`).
+    ValueError: If the exchange is a mailbox (`dilocox_jax.mailbox`). The
+      message names the functions that can use it.
     TypeError: If the exchange is neither a mailbox nor an aggregator.
   """
   require(

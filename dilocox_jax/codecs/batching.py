@@ -53,7 +53,7 @@ class RowLayout:
 
   @property
   def groups(self) -> list[list[int]]:
-    """The groups of leaves that are coded together, as indices of leaves."""
+    """For each group of leaves that are coded together, their indices."""
     return group_by_shape(self.shapes, self.widths)
 
   def rows(self, leaves: Arrays) -> list[Array]:
@@ -227,8 +227,11 @@ def split(array: Array, lengths: Sequence[int], axis: int) -> list[Array]:
 
   Args:
     array: The array.
-    lengths: Lengths of the parts, in order.
+    lengths: Lengths of the parts along the axis, in order.
     axis: The axis that is split.
+
+  Returns:
+    The parts.
   """
   if len(lengths) == 1:
     return [array]

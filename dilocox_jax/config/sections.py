@@ -641,9 +641,9 @@ class MailboxConfig(Section):
     1.0, at_least=1, below=math.inf, read_if=USES_MAILBOX
   )
   # When each replica makes one share of the mean, and reads the shares of the
-  # others instead of their messages: auto (from four replicas on, if the codec
-  # sends every value in a float or in 4 bits or more); on (from two on, for all
-  # codecs that send every value); or off.
+  # others instead of their messages: auto (from four replicas on, with floats
+  # and with int of 4 or 8 bits); on (from two on, with all codecs that send every
+  # value); or off.
   shares: str = setting("auto", choices=MAILBOX_SHARES, read_if=USES_MAILBOX)
 
 

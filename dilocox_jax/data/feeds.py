@@ -669,7 +669,7 @@ class _BatchStreams:
     }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes to a position, also to one before the current position.
+    """Moves the streams to a saved position, which may be an earlier one.
 
     An iterable cannot go back. If the position is earlier, the batches that
     come next in the iterable are used again from there.

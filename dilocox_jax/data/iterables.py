@@ -126,8 +126,8 @@ class Drawn:
 
     Returns:
       The object, and the names of its methods that return and set the state.
-      None if neither object has a state, or if the state leaves out a shuffle
-      buffer (`_has_shuffle_buffer`).
+      None if neither object has a state, or if the state lacks a shuffle buffer
+      (`_has_shuffle_buffer`).
     """
     if _has_shuffle_buffer(self._source):
       return None
@@ -173,7 +173,7 @@ class Drawn:
     return {"count": self._count, "passes": self._passes, "iterator": state}
 
   def set_state(self, saved: Mapping[str, Any]) -> None:
-    """Goes to a position.
+    """Moves the iterable to a saved position.
 
     Args:
       saved: Position that `get_state` returned for data of the same type.

@@ -125,12 +125,12 @@ def _encoded(value: Any) -> Any:
 
 
 def _encoded_items(values: Sequence[Any]) -> list[Any]:
-  """Returns the encoded items of a list or a tuple."""
+  """Returns the items of a list or a tuple as a list of values of JSON."""
   return [_at(f"[{index}]", value) for index, value in enumerate(values)]
 
 
 def _encoded_pairs(values: Mapping[Any, Any]) -> list[list[Any]]:
-  """Returns the encoded pairs [key, value] of a dict, in order."""
+  """Returns the pairs [key, value] of a dict as values of JSON, in order."""
   pairs = []
   for key, value in values.items():
     name = _in_short(key)
@@ -139,7 +139,7 @@ def _encoded_pairs(values: Mapping[Any, Any]) -> list[list[Any]]:
 
 
 def _encoded_set(values: Set[Any]) -> list[Any]:
-  """Returns the encoded elements of a set."""
+  """Returns the elements of a set as a list of values of JSON."""
   return [
     _at(f" (the element {_in_short(element)})", element) for element in values
   ]

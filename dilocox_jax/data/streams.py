@@ -52,7 +52,7 @@ class Streams(Protocol):
     ...
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes to a position.
+    """Moves the streams to a saved position.
 
     Args:
       state: What `get_state` returned for streams of the same data.
@@ -129,7 +129,7 @@ class ReplicaStreams:
 
   The tokens are cut into sequences that do not overlap. Replica m owns the
   sequences m, m + M, m + 2 M, ... of M replicas. In each epoch it reads every
-  one of its sequences once, in an order drawn anew for the epoch.
+  one of its sequences once, in an order that is drawn for this epoch.
 
   Example: ten sequences and M = 3 replicas. Replica 0 owns 0, 3, 6, 9; replica
   1 owns 1, 4, 7; replica 2 owns 2, 5, 8. In batches of two, replica 1 may read
@@ -288,13 +288,13 @@ class ReplicaStreams:
     return {"step": self._step}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes to the step of a state that `get_state` returned.
+    """Moves the streams to a saved step.
 
     The state has only the step. So a run that is resumed must itself compare
     its config and the digest of its text with those of the saved run.
 
     Args:
-      state: State of streams with the same arguments.
+      state: What `get_state` returned for streams with the same arguments.
     """
     self._step = int(state["step"])
 

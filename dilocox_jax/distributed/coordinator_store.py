@@ -82,7 +82,8 @@ def allgather(value: Any) -> list[Any]:
   gathered = b"[" + b",".join([message, *other_messages]) + b"]"
   values = json.loads(gathered)
   store.key_value_set_bytes(f"{folder}/all", gathered)
-  if turn > 0:  # All processes have read the turn before (see the module).
+  if turn > 0:
+    # All processes have read the turn before, as the module's docstring says.
     store.key_value_delete(f"{FOLDER}/{turn - 1}")
   return values
 

@@ -393,7 +393,7 @@ class Replicas:
 
   @property
   def _first_device(self) -> SingleDeviceSharding:
-    """The sharding of stacked replicas: one device holds everything."""
+    """The sharding in the layout "stacked": one device holds everything."""
     devices = self.devices or jax.local_devices()
     return SingleDeviceSharding(devices[0])
 

@@ -131,7 +131,11 @@ class Memory:
 
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> "Memory":
-    """Returns the memory from the fields that `dataclasses.asdict` made."""
+    """Builds a memory from its fields as values of JSON.
+
+    Args:
+      values: The fields, as `dataclasses.asdict` returns them.
+    """
     roster = Roster.from_json(values["roster"])
     starts = tuple(values["starts"])
     shared = {
@@ -273,10 +277,10 @@ class Agreement:
     memory: What this replica remembers of the events that were settled.
     first: Manifest of the first turn of the event that is exchanged now. Only
       the replicas in its list take part in the later turns.
-    objects: Contents of manifests and messages, by event and then by path:
-      those of the last settled turns of this event, or of the event before
-      until the first turn of this event is settled. A waiting replica writes
-      them again if they have vanished, because another one may need them.
+    objects: Contents of manifests and messages, by event and then by path. They
+      are of the settled turns of this event or, before its first turn is
+      settled, of the event before. A waiting replica writes them again if they
+      have vanished, because another one may need them.
     most_were_here: Whether all but a few (`FEW`) of the expected messages were
       in the store at the first look of the last turn. Then this replica asks
       for every message in the next turn. Else it first lists the folder, if
@@ -889,7 +893,7 @@ class Agreement:
       is_late = clock() - start > grace
 
   def _awaited_in(self, inbox: Inbox) -> str:
-    """Returns a line for the log that says what an unsettled turn waits for."""
+    """Returns a line for the log: what a turn without a manifest waits for."""
     there = ", ".join(inbox.held) or "nobody"
     if inbox.is_past:
       return (

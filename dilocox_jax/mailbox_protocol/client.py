@@ -146,7 +146,7 @@ class MailboxClient:
 
   @property
   def seat(self) -> int:
-    """Index of this replica's seat (`Mailbox.seat`)."""
+    """Place of this replica in the order of seats; 0 before `announce`."""
     return self.processes.from_main(lambda: self.mailbox.seat)
 
   @property

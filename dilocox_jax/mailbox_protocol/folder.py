@@ -154,7 +154,8 @@ class Folder:
     *folders, _ = _parts(path)
     with self._call(path) as root, self._staged(root, data) as staged:
       for _ in range(_TRIES):
-        with contextlib.suppress(FileNotFoundError):  # As in `create`.
+        # Another replica may remove the folder while it is still empty.
+        with contextlib.suppress(FileNotFoundError):
           with self._open_or_make(root, folders) as folder:
             self._rename(root, staged, folder=folder, path=path)
             files.flush_folder(folder)

@@ -111,7 +111,11 @@ class Manifest:
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "Manifest":
-    """Returns the manifest from the fields that `dataclasses.asdict` made."""
+    """Builds a manifest from its fields as values of JSON.
+
+    Args:
+      values: The fields, as `dataclasses.asdict` returns them.
+    """
     listed = tuple(Listed(*fields) for fields in values["listed"])
     roster = Roster.from_json(values["roster"])
     fields = {**values, "listed": listed, "roster": roster}

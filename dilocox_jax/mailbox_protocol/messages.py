@@ -158,7 +158,12 @@ def gone_paths(start: int) -> tuple[str, str]:
 
 
 def probe_path(replica: str, token: str) -> str:
-  """Returns the path of an object that a replica creates to test the store."""
+  """Returns the path of an object that a replica creates to test the store.
+
+  Args:
+    replica: Name of the replica.
+    token: Random text, so that no other process uses the same path.
+  """
   return f"probe/{replica}.{token}"
 
 
@@ -271,8 +276,8 @@ class Inbox:
       replica began. Then the replica only reads the turn's objects.
     expected: Names of the replicas whose messages the turn waits for, up to the
       grace time.
-    there: Names of the replicas whose messages were in the store when this
-      replica last looked, and were not read yet.
+    there: Names of the replicas whose messages are probably in the store: the
+      last listing had them, or most messages of the last turn came early.
     held: The messages that this replica has, by name of their sender.
     taken: Contents of the seats that were taken since the event before: the
       replica's "name", and the event "since" which it takes part.
@@ -350,8 +355,8 @@ class Inbox:
       self.held[replica] = message
     if self.held[replica].digest != message.digest:
       _LOG.info(
-        "event %d: %s has sent already, in an earlier life or as another"
-        " process of this name: that message counts, and this one does not",
+        "event %d: %s has sent already, before a restart or as another process"
+        " of this name: that message counts, and this one does not",
         self.event,
         replica,
       )

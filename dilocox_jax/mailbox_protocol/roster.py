@@ -92,9 +92,9 @@ class MailboxRules:
       than this many times the usual norm.
     shares: When each replica averages one part of all messages, instead of all
       parts (see `mailbox_protocol.shares`). "auto": from four expected replicas
-      on, unless the codec is coarse, e.g. 1 or 2 bits a value. "on": from two
-      expected replicas on. "off": never. Only codecs that send all values, row
-      by row, allow it.
+      on, with floats and with "int" of 4 or 8 bits. "on": from two expected
+      replicas on, with any codec of this package that sends every value.
+      "off": never.
   """
 
   replicas: int = limited(2, at_least=1)
@@ -406,7 +406,11 @@ class Roster:
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "Roster":
-    """Returns the roster from the fields that `dataclasses.asdict` made."""
+    """Builds a roster from its fields as values of JSON.
+
+    Args:
+      values: The fields, as `dataclasses.asdict` returns them.
+    """
     return cls(
       seats=tuple(values["seats"]),
       away=dict(values["away"]),

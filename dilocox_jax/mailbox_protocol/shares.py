@@ -325,7 +325,10 @@ class Shares:
     )
 
   def _key(self, number: int) -> tuple[int, int, int, int]:
-    """Returns the key of a share in `remembered`."""
+    """Returns the key of a share in `remembered`.
+
+    It is (kind, turn, number of slices, number of the share).
+    """
     inbox = self.inbox
     return inbox.kind, inbox.turn, self.num_slices, number
 
@@ -551,7 +554,7 @@ def event_bytes(inbox: Inbox, num_messages: int) -> int:
 
 
 def _matrices(tables: Iterable[Table]) -> list[Buffer]:
-  """Returns the bytes of each array in some tables, in order."""
+  """Returns the bytes of each array in some tables of encoded rows."""
   return [raw_bytes(matrix) for table in tables for matrix in table]
 
 

@@ -204,11 +204,13 @@ class Snapshots:
     )
 
   def _whole(self, paths: Iterable[str]) -> list[tuple[int, int]]:
-    """Returns `Snapshot.event` and `Snapshot.first` of snapshots, newest first.
+    """Returns (`Snapshot.event`, `Snapshot.first`) of all complete snapshots.
+
+    The newest snapshot comes first.
 
     Args:
-      paths: Paths of objects in the store. A snapshot counts if its index is
-        among them and is valid.
+      paths: Paths of objects in the store. A snapshot is complete if its index
+        is among them and is valid.
     """
     events = {event_of(path) for path in paths if path.endswith(_INDEX)}
     newest_first = sorted(events - {-1}, reverse=True)

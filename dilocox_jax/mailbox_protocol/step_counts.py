@@ -57,10 +57,12 @@ class StepCounts:
     self._done += num_steps
 
   def measure(self, fragment: int) -> None:
-    """Notes the steps since a fragment's last measurement, which it ends.
+    """Ends a count of steps: a fragment's pseudo-gradient is measured now.
+
+    The steps since the fragment's last measurement are remembered for `take`.
 
     Args:
-      fragment: Number of the fragment whose pseudo-gradient is measured now.
+      fragment: Number of the fragment.
     """
     num_steps = self._done - self._measured_at.get(fragment, 0)
     self._in_flight[fragment].append(num_steps)
