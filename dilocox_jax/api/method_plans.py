@@ -110,7 +110,10 @@ class MethodPlan:
 
   @property
   def is_measured(self) -> bool:
-    """Whether the gap to the loss of AllReduce was measured, or is 0 here."""
+    """Whether the gap to the loss of AllReduce is known.
+
+    It was measured, or is 0 because this plan is AllReduce itself.
+    """
     return self.is_baseline or self.gap is not None
 
   @property
@@ -151,7 +154,10 @@ class MethodPlan:
 
   @property
   def hides(self) -> bool:
-    """Whether all transfers are hidden behind inner steps."""
+    """Whether all transfers are hidden behind inner steps.
+
+    This is so if replicas compute for at least 99.9 % of the time.
+    """
     return self.rounds.utilization >= _HIDDEN
 
   @property

@@ -642,8 +642,8 @@ class MailboxConfig(Section):
   )
   # When each replica makes one share of the mean, and reads the shares of the
   # others instead of their messages: auto (from four replicas on, with floats
-  # and with int of 4 or 8 bits); on (from two on, with all codecs that send every
-  # value); or off.
+  # and with int of 4 or 8 bits); on (from two on, with all codecs that send
+  # every value); or off.
   shares: str = setting("auto", choices=MAILBOX_SHARES, read_if=USES_MAILBOX)
 
 

@@ -332,10 +332,11 @@ def check_equal(**values: Any) -> None:
 
 @contextlib.contextmanager
 def detect_lost_process() -> Iterator[None]:
-  """Turns errors in a `with` statement that a lost process causes.
+  """Converts errors that a lost process causes inside a `with` statement.
 
   Raises:
-    LostProcessError: In place of such an error. Other errors are not changed.
+    LostProcessError: In place of an error that a lost process has caused. Other
+      errors are not changed.
   """
   try:
     yield

@@ -66,7 +66,8 @@ class Replicas:
     """Checks the attributes, and that the replicas fit on the devices.
 
     Raises:
-      ValueError: If they do not. The message is one line.
+      ValueError: If an attribute is wrong, or if the replicas do not fit. The
+        message is one line.
     """
     require(
       not jax.config.jax_disable_jit,  # pyright: ignore

@@ -193,7 +193,7 @@ class Memory:
 
   @property
   def num_kinds(self) -> int:
-    """Number of kinds of events that were settled so far, at least 1."""
+    """Number of kinds of events (fragments) settled so far, at least 1."""
     kinds = {key.partition(".")[0] for key in self.accepted}
     return max(len(kinds), 1)
 
