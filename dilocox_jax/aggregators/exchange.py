@@ -137,7 +137,8 @@ def exchange(
     not (feedback and keep_unsent),
     "feedback and keep_unsent both make up for what a codec loses: set one",
   )
-  chosen_collective(codec, collective, 2)  # Raises if the two do not fit.
+  # This raises an error if the codec and the collective do not fit each other.
+  chosen_collective(codec, collective, 2)
   is_plain_mean = codec == Float() and collective == AUTO and not feedback
   if is_plain_mean:
     return mean_of_finite_replicas(axis_name)

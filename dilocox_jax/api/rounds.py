@@ -124,7 +124,8 @@ def make_rounds(
     make_runtime=run_exchange.make_runtime,
     frozen=frozen,
   )
-  _ = rounds.runtime  # This builds the runtime, which refuses a wrong method.
+  # This builds the runtime, which raises an error if it cannot run the method.
+  _ = rounds.runtime
   run_exchange.enter(method, num_replicas)
   return rounds
 

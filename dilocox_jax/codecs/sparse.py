@@ -321,8 +321,9 @@ def _bit_indices(words: Array, count: int) -> Array:
   ends = jnp.cumsum(counts, dtype=jnp.uint32)
   ranks = jnp.arange(count, dtype=jnp.uint32)
   search = functools.partial(jnp.searchsorted, side="right")
-  # On a GPU, a search as a loop reads and writes all bounds in every step. On a
-  # CPU, a search without a loop repeats in each step all steps before it.
+  # A search as a loop is slow on a GPU, because it reads and writes all bounds
+  # in every step. An unrolled search is slow on a CPU, because XLA repeats in
+  # each step all steps before it.
   unrolled_search = functools.partial(search, method="scan_unrolled")
   word = jax.lax.platform_dependent(
     ends, ranks, cuda=unrolled_search, default=search

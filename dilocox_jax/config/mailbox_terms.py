@@ -121,5 +121,5 @@ def mailbox_rules(fields: Mapping[str, Any]) -> MailboxRules:
   """
   rules = {rule: fields[field] for rule, field in _FIELD_OF_RULE.items()}
   if not rules["max_norm_ratio"]:
-    del rules["max_norm_ratio"]  # The default of the rules.
+    del rules["max_norm_ratio"]  # `MailboxRules` has its own default.
   return MailboxRules(**rules)

@@ -147,7 +147,7 @@ def resolved(
   total_steps = max(settings["total_steps"], 0)
   defaults: dict[str, Any] = {
     **DEFAULTS,
-    # With 40 steps in all the warm-up has 10, with 200 or more it has 50.
+    # The warm-up has 10 steps of a run of 40, and 50 of a run of 200 or more.
     "inner.warmup_steps": min(_MOST_WARMUP_STEPS, total_steps // 4),
     "evaluation.interval_steps": min(
       _LONGEST_INTERVAL, _interval(total_steps, _NUM_EVALUATIONS)

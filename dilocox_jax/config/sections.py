@@ -202,7 +202,8 @@ class ModelConfig(Section):
     None,
     read_if=ReadIf("model.positions", lambda kind: kind != "learned"),
   )
-  # rope: factor by which slow rotations are slower, as in Llama 3.1; 1: none.
+  # rope: factor by which slow rotations are slowed down, as in Llama 3.1; 1:
+  # they are not.
   rope_factor: float | None = setting(
     None,
     read_if=ReadIf("model.positions", lambda kind: kind != "learned"),
@@ -623,7 +624,7 @@ class MailboxConfig(Section):
   """
 
   # Least number of messages that an event (one exchange) averages. With fewer
-  # messages the replicas wait on.
+  # messages the replicas keep waiting.
   quorum: int = setting(1, at_least=1, read_if=USES_MAILBOX)
   # Seconds that a replica waits for the messages of expected replicas.
   grace_s: float = setting(60.0, above=0, below=math.inf, read_if=USES_MAILBOX)

@@ -167,7 +167,7 @@ def write(
         split = TRAIN
         if content_is_held_out(document.content, validation_fraction):
           split = VALIDATION
-        # The document with its end.
+        # The tokens of the document, with `end_of_text` at the end.
         tokens = np.append(tokens, tokenizer.end_of_text).astype(index.dtype)
         open_files[split].write(tokens.tobytes())
         hashes[split].update(tokens.tobytes())

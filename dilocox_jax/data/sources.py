@@ -135,8 +135,8 @@ def stdlib(
   for path in _stdlib_modules(root):
     try:
       files[path.relative_to(root).as_posix()] = path.read_bytes()
-    except OSError:  # The other files are enough.
-      continue
+    except OSError:
+      continue  # The file cannot be read. The others are enough.
   return from_files(
     "stdlib",
     files,

@@ -18,7 +18,7 @@ IDS = "input_ids"
 _MASK = "attention_mask"
 _LABELS = "labels"
 _READ = (IDS, _MASK, _LABELS)  # Columns that are read.
-# Two remedies, for messages.
+# Two things that a user can do, for error messages.
 _OWN_LOSS = "pass loss=, a function of model and batch"
 _JOIN = (
   f"join the rows by np.concatenate(dataset[{IDS!r}]), which is cut into "

@@ -296,8 +296,8 @@ def _from_json(name: str, text: str, end_name: str = "") -> Tokenizer:
 
   def decode(tokens: Sequence[int] | Tokens) -> str:
     # A model may predict numbers that the tokenizer lacks. The library would
-    # leave them out without a word, so the text is decoded in pieces between
-    # them.
+    # silently leave them out. So the tokens between such numbers are decoded
+    # one piece after the other.
     pieces: list[list[int]] = [[]]
     for token in map(int, tokens):
       if token in known_numbers:

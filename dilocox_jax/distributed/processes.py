@@ -32,7 +32,8 @@ END_TIMEOUT_S = 600  # Process 0 must write the report within this time.
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 _GIVE_FLAGS = "Give --coordinator=HOST:PORT, --num_processes and --process_id"
 
-# Words of backends' errors that mean that another process does not answer.
+# Words in errors of JAX's backends which mean that another process does not
+# answer.
 _LOST_PROCESS = re.compile(
   r"gloo|nccl|heartbeat|coordination|connection (reset|closed|refused)|barrier"
   r"|unavailable:|deadline_exceeded|broken pipe",

@@ -32,7 +32,7 @@ from dilocox_jax.distributed.addresses import Endpoint
 
 _VERSION = "dilocox_jax 1"
 _GREETING = re.compile(rf"{_VERSION} ([0-9a-f]*) (\d{{1,7}}) (\d{{1,7}})\n")
-_MOST_BYTES = 128  # Of a greeting.
+_MOST_BYTES = 128  # Largest number of bytes of a greeting.
 _MOST_ANSWER_BYTES = 65_536  # An answer may list a number for every process.
 
 # The answers of process 0. Numbers follow "missing" and "other count".

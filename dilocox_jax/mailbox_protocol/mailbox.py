@@ -718,7 +718,9 @@ class Mailbox:
     if not inbox.is_past:
       number = shares.checked_share(self._run)
       if number is not None:
-        shares.store = self._store.store  # Nothing waits for a check.
+        # The check uses the store without retries: it is not repeated if the
+        # store is away.
+        shares.store = self._store.store
         self.beside(lambda: self._check_share(shares, number))
     return shares.mean()
 

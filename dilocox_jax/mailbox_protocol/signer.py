@@ -47,8 +47,11 @@ from dilocox_jax.threads import in_thread
 
 TAG_BYTES = hashlib.sha256().digest_size
 BLOCK_BYTES = 2**20
-JSON_BYTES = 2**20  # More than any JSON object but the index of a snapshot.
-INDEX_BYTES = 2**24  # An index has about 30 bytes a leaf, so 500,000 leaves.
+# Largest number of bytes of a JSON object, except for the index of a snapshot.
+JSON_BYTES = 2**20
+# The same for an index. It has about 30 bytes for each leaf, so this is enough
+# for 500,000 leaves.
+INDEX_BYTES = 2**24
 # With fewer blocks for each thread, starting the threads takes longer than they
 # save.
 _LEAST_BLOCKS_A_THREAD = 8
@@ -59,7 +62,7 @@ _MOST_THREADS = 8
 _ALL_BLOCKS = 2**64 - 1
 # For the seal of a section it is this number plus the number of the section.
 _FIRST_SEAL = 2**63
-SECTION_HEAD_BYTES = 2 * TAG_BYTES  # Before the content of a section.
+SECTION_HEAD_BYTES = 2 * TAG_BYTES  # Bytes before the content of a section.
 _KEY_OF_SECTIONS = b"sections"
 # A key must not equal the tag of some JSON. JSON begins with "{".
 _KEY_OF_BLOCKS = b"blocks"
