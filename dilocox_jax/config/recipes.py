@@ -90,7 +90,8 @@ def register_recipe(method: str, values: Mapping[str, Any]) -> None:
 
   Args:
     method: Name of the method.
-    values: Values by the dotted names of their fields.
+    values: Values of config fields, by dotted name, e.g.
+      {"exchange.codec": "float16"}.
 
   Raises:
     ValueError: If there is no such method, if the method has a recipe already,

@@ -36,7 +36,7 @@ def _available(meminfo: pathlib.Path) -> float:
   """Returns the available memory of the machine, with its swap space (bytes).
 
   It is MemAvailable plus SwapFree. The result is infinity if the file lacks
-  them or cannot be read.
+  MemAvailable or cannot be read.
 
   Args:
     meminfo: The file /proc/meminfo of Linux.

@@ -47,7 +47,8 @@ class LinkCounter:
     """Starts to count at zero.
 
     Raises:
-      ValueError: If the interface that `LINK_VARIABLE` names does not exist.
+      ValueError: If the environment variable `DILOCOX_JAX_LINK` names an
+        interface that does not exist.
     """
     self.interface = os.environ.get(LINK_VARIABLE, "")
     self._last_count = self._count()

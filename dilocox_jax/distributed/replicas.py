@@ -1,9 +1,9 @@
 """Assigns devices to replicas, and puts arrays on the devices.
 
 Replicas are stacked on one device, or spread over a mesh whose axes are
-replica, data shard, pipeline stage and tensor shard. A `plan.model.division`
-decides which part of an array a device holds. Only this module converts it to
-JAX shardings.
+replica, data shard, pipeline stage and tensor shard. A `Division`
+(`plan.model.division`) says which part of an array a device holds. Only this
+module converts a `Division` to JAX shardings.
 """
 
 import dataclasses

@@ -436,7 +436,7 @@ def _from_stages(
 
 
 def _sum_and_swap(leaf: Array, dimension: int) -> Array:
-  """Sums over data shards, and swaps this stage's layers for parts of all.
+  """Sums over data shards, and swaps some layers for parts of all layers.
 
   The dimension is reshaped so that data shards and stages have an axis of their
   own. Without these axes the compiler for TPUs would sum the whole leaf on
@@ -481,8 +481,11 @@ def _gather(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
   Args:
     leaf: This device's part of the leaf.
     spec: Spec of the leaf.
-    over: Mesh axes over which the leaf is collected. If others divide the leaf,
-      it stays divided along these.
+    over: Mesh axes over which the leaf is collected. Along other axes it stays
+      divided.
+
+  Returns:
+    The whole leaf, or the part of it that other mesh axes leave.
   """
 
   def gather(leaf: Array) -> Array:

@@ -299,7 +299,7 @@ def _record_in_use(
   Args:
     store: The store, as a `RetryingStore`.
     secret: The secret that all replicas share.
-    records: The contents, each of another run.
+    records: The two contents, which have different identifiers of a run.
     where: Folder or URL of the store, for error messages.
 
   Returns:
