@@ -24,7 +24,7 @@ def _next(iterator: Iterator[Any]) -> Any:
 def _is_of_hugging_face(source: Any) -> bool:
   """Returns whether a source is a streamed data set of Hugging Face.
 
-  The name of their library is `datasets`. It may not be installed.
+  The library of Hugging Face is called `datasets`. It need not be installed.
   """
   module = type(source).__module__.partition(".")[0]
   return module == "datasets" and hasattr(source, "load_state_dict")

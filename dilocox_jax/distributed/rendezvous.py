@@ -403,8 +403,8 @@ class _Reception:
   def _answer(self, connection: socket.socket, text: bytes) -> None:
     """Keeps a connection whose greeting is right, and drops any other.
 
-    A process of another run, of another count or with a number that is taken
-    gets an answer before it is dropped.
+    If the process is of another run, expects another number of processes, or
+    has a number that is taken, it gets an answer before it is dropped.
 
     Args:
       connection: The connection.

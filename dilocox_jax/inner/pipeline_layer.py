@@ -8,7 +8,7 @@ layer's parameters. A stage has the parameters anyway, and must not store a copy
 of them for each micro-batch. So this module separates the parameters from all
 other residuals.
 
-Letters in names: T tokens of a micro-batch, D model.
+Letters in names: T tokens of a micro-batch, D width of the residual stream.
 """
 
 import dataclasses

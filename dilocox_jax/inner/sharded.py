@@ -436,12 +436,13 @@ def _from_stages(
 
 
 def _sum_and_swap(leaf: Array, dimension: int) -> Array:
-  """Sums over data shards, and swaps some layers for parts of all layers.
+  """Sums gradients over data shards, and gives each device its part of a leaf.
 
-  The dimension is reshaped so that data shards and stages have an axis of their
-  own. Without these axes the compiler for TPUs would sum the whole leaf on
-  every device: 7.5 GiB for the five layers of a stage, in a model of 107
-  billion parameters.
+  Before, a device has gradients of this stage's layers, whole. Afterwards it
+  has the sum for all layers, of its part of one dimension. For this, the
+  dimension is reshaped to an axis for data shards and an axis for stages.
+  Otherwise the compiler for TPUs would sum the whole leaf on every device: 7.5
+  GiB for the five layers of a stage, in a model of 107 billion parameters.
 
   Args:
     leaf: Gradients of this stage's n layers, [n, ...].

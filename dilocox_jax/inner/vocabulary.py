@@ -21,9 +21,9 @@ Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3, where tensor-parallel
 devices divide the vocabulary.
 Differs: rows are gathered here; in the paper all devices have the same rows.
 
-Letters in names: B batch, L length, T = B L tokens of a shard, N data shards, U
-tokens of all shards (U = N T), D model, W = V / N tokens of a shard's part of
-the vocabulary.
+Letters in names: B sequences of L tokens each, T = B L tokens of a shard, N
+data shards, U = N T tokens of all shards, D width of the residual stream, W =
+V / N tokens of a shard's part of the vocabulary.
 """
 
 from collections.abc import Callable

@@ -60,7 +60,7 @@ class Fingerprint(NamedTuple):
 
   @property
   def num_bytes(self) -> int:
-    """Bytes of the rows."""
+    """Number of bytes of `rows`."""
     return self.rows.size * self.rows.itemsize
 
 

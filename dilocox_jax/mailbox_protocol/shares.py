@@ -181,10 +181,11 @@ class Shares:
     return self.inbox.read_slices([first], self.inbox.first_slice)
 
   def first_calls(self, is_late: bool) -> list[Callable[[], Any]]:
-    """Returns functions for the first half of a try to get all shares.
+    """Returns the functions to call first in a try to get all shares.
 
     They make this replica's own shares, or read the slices for them. They also
-    write residuals that are not written yet.
+    write residuals that are not written yet. The functions of `last_calls`
+    follow.
 
     Args:
       is_late: Whether the grace time is over. Then they also look for the
@@ -202,10 +203,10 @@ class Shares:
     return calls
 
   def last_calls(self, is_late: bool, lists: bool) -> list[Callable[[], Any]]:
-    """Returns functions for the second half of a try to get all shares.
+    """Returns the functions to call last in a try to get all shares.
 
     They read the shares of other replicas, and make this replica's own shares
-    whose slices were read in the first half.
+    whose slices the functions of `first_calls` have read.
 
     Args:
       is_late: Whether the grace time is over. Then they also make the missing
