@@ -169,27 +169,32 @@ def allreduce(
 
   Source: the baseline of the papers of all other methods.
 
-  Rank and H do not change during training; only runs of a config adapt them. A
-  transform cannot transfer messages during later steps; the rounds of
-  `make_rounds` can.
+  The low rank and H do not change during training; only runs of a config can
+  adapt them. A transform cannot hide transfers behind later steps; the rounds
+  of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
     outer: Not read, because this method has no outer optimizer.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
-    exchange: Aggregator that averages over replicas, in place of the codec and
-      the feedback of the method.
-    axis_name: Axis over which replicas are mapped.
-    fragments: How the tree is divided into fragments, as in `step_transform`.
+    exchange: Aggregator that averages over replicas. None: it is built from the
+      codec and the error feedback of the method's recipe.
+    axis_name: Name of the axis over which replicas are mapped.
+    fragments: How the parameters are divided into fragments: a function from
+      the path of a leaf to the number of its fragment, or a
+      `plan.schedule.fragments.Fragments`. None: whole leaves are divided into
+      fragments of about equal bytes, or every leaf is sliced if the method's
+      fragments are slices.
     trainable: Function from the path of a leaf to whether the leaf is trained.
+      None: all leaves are trained.
 
   Returns:
-    An optax transform, as from `step_transform`.
+    An optax transform for one replica (`step_transform` says how to use it).
 
   Raises:
-    TypeError: If an argument does not exist or is of the wrong kind.
-    ValueError: One line, if a value does not fit.
+    TypeError: If an argument does not exist or has a wrong type.
+    ValueError: If a value is wrong. The message is one line.
   """
 
 def cocktail_sgd(
@@ -206,9 +211,9 @@ def cocktail_sgd(
 
   Source: Wang et al., 2023, "CocktailSGD", ICML.
 
-  Rank and H do not change during training; only runs of a config adapt them. A
-  transform cannot transfer messages during later steps; the rounds of
-  `make_rounds` can.
+  The low rank and H do not change during training; only runs of a config can
+  adapt them. A transform cannot hide transfers behind later steps; the rounds
+  of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -216,18 +221,23 @@ def cocktail_sgd(
     codec: Codec or name of a codec. None:
       'random_mask(fraction=0.1)+top_k(fraction=0.2,indices=bitmap)+int(bits=4)',
       as in the recipe of the method.
-    exchange: Aggregator that averages over replicas, in place of the codec and
-      the feedback of the method.
-    axis_name: Axis over which replicas are mapped.
-    fragments: How the tree is divided into fragments, as in `step_transform`.
+    exchange: Aggregator that averages over replicas. None: it is built from the
+      codec and the error feedback of the method's recipe.
+    axis_name: Name of the axis over which replicas are mapped.
+    fragments: How the parameters are divided into fragments: a function from
+      the path of a leaf to the number of its fragment, or a
+      `plan.schedule.fragments.Fragments`. None: whole leaves are divided into
+      fragments of about equal bytes, or every leaf is sliced if the method's
+      fragments are slices.
     trainable: Function from the path of a leaf to whether the leaf is trained.
+      None: all leaves are trained.
 
   Returns:
-    An optax transform, as from `step_transform`.
+    An optax transform for one replica (`step_transform` says how to use it).
 
   Raises:
-    TypeError: If an argument does not exist or is of the wrong kind.
-    ValueError: One line, if a value does not fit.
+    TypeError: If an argument does not exist or has a wrong type.
+    ValueError: If a value is wrong. The message is one line.
   """
 
 def delayed(
@@ -252,9 +262,9 @@ def delayed(
   rule="continue" and outer SGD with learning rate 1 it is delayed model
   averaging of parts of the model, as in LOSCAR-SGD (arXiv 2605.20866).
 
-  Rank and H do not change during training; only runs of a config adapt them. A
-  transform cannot transfer messages during later steps; the rounds of
-  `make_rounds` can.
+  The low rank and H do not change during training; only runs of a config can
+  adapt them. A transform cannot hide transfers behind later steps; the rounds
+  of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -268,18 +278,23 @@ def delayed(
     fragment_order: One of `plan.schedule.fragments.ORDERS`.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
-    exchange: Aggregator that averages over replicas, in place of the codec and
-      the feedback of the method.
-    axis_name: Axis over which replicas are mapped.
-    fragments: How the tree is divided into fragments, as in `step_transform`.
+    exchange: Aggregator that averages over replicas. None: it is built from the
+      codec and the error feedback of the method's recipe.
+    axis_name: Name of the axis over which replicas are mapped.
+    fragments: How the parameters are divided into fragments: a function from
+      the path of a leaf to the number of its fragment, or a
+      `plan.schedule.fragments.Fragments`. None: whole leaves are divided into
+      fragments of about equal bytes, or every leaf is sliced if the method's
+      fragments are slices.
     trainable: Function from the path of a leaf to whether the leaf is trained.
+      None: all leaves are trained.
 
   Returns:
-    An optax transform, as from `step_transform`.
+    An optax transform for one replica (`step_transform` says how to use it).
 
   Raises:
-    TypeError: If an argument does not exist or is of the wrong kind.
-    ValueError: One line, if a value does not fit.
+    TypeError: If an argument does not exist or has a wrong type.
+    ValueError: If a value is wrong. The message is one line.
   """
 
 def diloco(
@@ -297,9 +312,9 @@ def diloco(
 
   Source: Douillard et al., 2023, arXiv 2311.08105, Algorithm 1.
 
-  Rank and H do not change during training; only runs of a config adapt them. A
-  transform cannot transfer messages during later steps; the rounds of
-  `make_rounds` can.
+  The low rank and H do not change during training; only runs of a config can
+  adapt them. A transform cannot hide transfers behind later steps; the rounds
+  of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -308,18 +323,23 @@ def diloco(
     sync_interval: H (inner steps).
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
-    exchange: Aggregator that averages over replicas, in place of the codec and
-      the feedback of the method.
-    axis_name: Axis over which replicas are mapped.
-    fragments: How the tree is divided into fragments, as in `step_transform`.
+    exchange: Aggregator that averages over replicas. None: it is built from the
+      codec and the error feedback of the method's recipe.
+    axis_name: Name of the axis over which replicas are mapped.
+    fragments: How the parameters are divided into fragments: a function from
+      the path of a leaf to the number of its fragment, or a
+      `plan.schedule.fragments.Fragments`. None: whole leaves are divided into
+      fragments of about equal bytes, or every leaf is sliced if the method's
+      fragments are slices.
     trainable: Function from the path of a leaf to whether the leaf is trained.
+      None: all leaves are trained.
 
   Returns:
-    An optax transform, as from `step_transform`.
+    An optax transform for one replica (`step_transform` says how to use it).
 
   Raises:
-    TypeError: If an argument does not exist or is of the wrong kind.
-    ValueError: One line, if a value does not fit.
+    TypeError: If an argument does not exist or has a wrong type.
+    ValueError: If a value is wrong. The message is one line.
   """
 
 def dilocox(
@@ -343,9 +363,9 @@ def dilocox(
   the residual against the replica's own message, while the paper's Algorithm 2
   measures it against the mean (recalled).
 
-  Rank and H do not change during training; only runs of a config adapt them. A
-  transform cannot transfer messages during later steps; the rounds of
-  `make_rounds` can.
+  The low rank and H do not change during training; only runs of a config can
+  adapt them. A transform cannot hide transfers behind later steps; the rounds
+  of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -355,18 +375,23 @@ def dilocox(
     rule: "continue" or "reset".
     codec: Codec or name of a codec. None: 'low_rank(rank=16)+int(bits=4)', as
       in the recipe of the method.
-    exchange: Aggregator that averages over replicas, in place of the codec and
-      the feedback of the method.
-    axis_name: Axis over which replicas are mapped.
-    fragments: How the tree is divided into fragments, as in `step_transform`.
+    exchange: Aggregator that averages over replicas. None: it is built from the
+      codec and the error feedback of the method's recipe.
+    axis_name: Name of the axis over which replicas are mapped.
+    fragments: How the parameters are divided into fragments: a function from
+      the path of a leaf to the number of its fragment, or a
+      `plan.schedule.fragments.Fragments`. None: whole leaves are divided into
+      fragments of about equal bytes, or every leaf is sliced if the method's
+      fragments are slices.
     trainable: Function from the path of a leaf to whether the leaf is trained.
+      None: all leaves are trained.
 
   Returns:
-    An optax transform, as from `step_transform`.
+    An optax transform for one replica (`step_transform` says how to use it).
 
   Raises:
-    TypeError: If an argument does not exist or is of the wrong kind.
-    ValueError: One line, if a value does not fit.
+    TypeError: If an argument does not exist or has a wrong type.
+    ValueError: If a value is wrong. The message is one line.
   """
 
 def eager(
@@ -385,9 +410,9 @@ def eager(
 
   Source: Kale et al., 2025, arXiv 2502.12996, eager updates.
 
-  Rank and H do not change during training; only runs of a config adapt them. A
-  transform cannot transfer messages during later steps; the rounds of
-  `make_rounds` can.
+  The low rank and H do not change during training; only runs of a config can
+  adapt them. A transform cannot hide transfers behind later steps; the rounds
+  of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -397,18 +422,23 @@ def eager(
     num_fragments: Number of fragments, P; the paper has 1.
     codec: Codec or name of a codec. None: 'float32', as in the recipe of the
       method.
-    exchange: Aggregator that averages over replicas, in place of the codec and
-      the feedback of the method.
-    axis_name: Axis over which replicas are mapped.
-    fragments: How the tree is divided into fragments, as in `step_transform`.
+    exchange: Aggregator that averages over replicas. None: it is built from the
+      codec and the error feedback of the method's recipe.
+    axis_name: Name of the axis over which replicas are mapped.
+    fragments: How the parameters are divided into fragments: a function from
+      the path of a leaf to the number of its fragment, or a
+      `plan.schedule.fragments.Fragments`. None: whole leaves are divided into
+      fragments of about equal bytes, or every leaf is sliced if the method's
+      fragments are slices.
     trainable: Function from the path of a leaf to whether the leaf is trained.
+      None: all leaves are trained.
 
   Returns:
-    An optax transform, as from `step_transform`.
+    An optax transform for one replica (`step_transform` says how to use it).
 
   Raises:
-    TypeError: If an argument does not exist or is of the wrong kind.
-    ValueError: One line, if a value does not fit.
+    TypeError: If an argument does not exist or has a wrong type.
+    ValueError: If a value is wrong. The message is one line.
   """
 
 def muloco(
@@ -426,9 +456,9 @@ def muloco(
 
   Source: Therien et al., 2025, arXiv 2505.23725.
 
-  Rank and H do not change during training; only runs of a config adapt them. A
-  transform cannot transfer messages during later steps; the rounds of
-  `make_rounds` can.
+  The low rank and H do not change during training; only runs of a config can
+  adapt them. A transform cannot hide transfers behind later steps; the rounds
+  of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -437,18 +467,23 @@ def muloco(
     sync_interval: H (inner steps).
     codec: Codec or name of a codec. None: 'int(bits=2)', as in the recipe of
       the method.
-    exchange: Aggregator that averages over replicas, in place of the codec and
-      the feedback of the method.
-    axis_name: Axis over which replicas are mapped.
-    fragments: How the tree is divided into fragments, as in `step_transform`.
+    exchange: Aggregator that averages over replicas. None: it is built from the
+      codec and the error feedback of the method's recipe.
+    axis_name: Name of the axis over which replicas are mapped.
+    fragments: How the parameters are divided into fragments: a function from
+      the path of a leaf to the number of its fragment, or a
+      `plan.schedule.fragments.Fragments`. None: whole leaves are divided into
+      fragments of about equal bytes, or every leaf is sliced if the method's
+      fragments are slices.
     trainable: Function from the path of a leaf to whether the leaf is trained.
+      None: all leaves are trained.
 
   Returns:
-    An optax transform, as from `step_transform`.
+    An optax transform for one replica (`step_transform` says how to use it).
 
   Raises:
-    TypeError: If an argument does not exist or is of the wrong kind.
-    ValueError: One line, if a value does not fit.
+    TypeError: If an argument does not exist or has a wrong type.
+    ValueError: If a value is wrong. The message is one line.
   """
 
 def open_diloco(
@@ -466,9 +501,9 @@ def open_diloco(
 
   Source: Jaghouar et al., 2024, arXiv 2407.07852.
 
-  Rank and H do not change during training; only runs of a config adapt them. A
-  transform cannot transfer messages during later steps; the rounds of
-  `make_rounds` can.
+  The low rank and H do not change during training; only runs of a config can
+  adapt them. A transform cannot hide transfers behind later steps; the rounds
+  of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -477,18 +512,23 @@ def open_diloco(
     sync_interval: H (inner steps); the paper has 500.
     codec: Codec or name of a codec. None: 'float16', as in the recipe of the
       method.
-    exchange: Aggregator that averages over replicas, in place of the codec and
-      the feedback of the method.
-    axis_name: Axis over which replicas are mapped.
-    fragments: How the tree is divided into fragments, as in `step_transform`.
+    exchange: Aggregator that averages over replicas. None: it is built from the
+      codec and the error feedback of the method's recipe.
+    axis_name: Name of the axis over which replicas are mapped.
+    fragments: How the parameters are divided into fragments: a function from
+      the path of a leaf to the number of its fragment, or a
+      `plan.schedule.fragments.Fragments`. None: whole leaves are divided into
+      fragments of about equal bytes, or every leaf is sliced if the method's
+      fragments are slices.
     trainable: Function from the path of a leaf to whether the leaf is trained.
+      None: all leaves are trained.
 
   Returns:
-    An optax transform, as from `step_transform`.
+    An optax transform for one replica (`step_transform` says how to use it).
 
   Raises:
-    TypeError: If an argument does not exist or is of the wrong kind.
-    ValueError: One line, if a value does not fit.
+    TypeError: If an argument does not exist or has a wrong type.
+    ValueError: If a value is wrong. The message is one line.
   """
 
 def overlap_loco(
@@ -518,9 +558,9 @@ def overlap_loco(
   LOSCAR-SGD (arXiv 2605.20866), and the inner optimizer of MuLoCo (arXiv
   2505.23725). The fixed slices, and one bit with feedback, are ours.
 
-  Rank and H do not change during training; only runs of a config adapt them. A
-  transform cannot transfer messages during later steps; the rounds of
-  `make_rounds` can.
+  The low rank and H do not change during training; only runs of a config can
+  adapt them. A transform cannot hide transfers behind later steps; the rounds
+  of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -530,18 +570,23 @@ def overlap_loco(
     fragment_order: "sliced", or "interleaved" for replicas of many devices.
     codec: Codec or name of a codec. None: 'int(bits=1)', as in the recipe of
       the method.
-    exchange: Aggregator that averages over replicas, in place of the codec and
-      the feedback of the method.
-    axis_name: Axis over which replicas are mapped.
-    fragments: How the tree is divided into fragments, as in `step_transform`.
+    exchange: Aggregator that averages over replicas. None: it is built from the
+      codec and the error feedback of the method's recipe.
+    axis_name: Name of the axis over which replicas are mapped.
+    fragments: How the parameters are divided into fragments: a function from
+      the path of a leaf to the number of its fragment, or a
+      `plan.schedule.fragments.Fragments`. None: whole leaves are divided into
+      fragments of about equal bytes, or every leaf is sliced if the method's
+      fragments are slices.
     trainable: Function from the path of a leaf to whether the leaf is trained.
+      None: all leaves are trained.
 
   Returns:
-    An optax transform, as from `step_transform`.
+    An optax transform for one replica (`step_transform` says how to use it).
 
   Raises:
-    TypeError: If an argument does not exist or is of the wrong kind.
-    ValueError: One line, if a value does not fit.
+    TypeError: If an argument does not exist or has a wrong type.
+    ValueError: If a value is wrong. The message is one line.
   """
 
 def sparse_loco(
@@ -559,9 +604,9 @@ def sparse_loco(
 
   Source: Sarfi et al., 2025, arXiv 2508.15706.
 
-  Rank and H do not change during training; only runs of a config adapt them. A
-  transform cannot transfer messages during later steps; the rounds of
-  `make_rounds` can.
+  The low rank and H do not change during training; only runs of a config can
+  adapt them. A transform cannot hide transfers behind later steps; the rounds
+  of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -570,18 +615,23 @@ def sparse_loco(
     codec: Codec or name of a codec. None:
       'top_k(fraction=0.015625,block_size=4096)+int(bits=2,scale=tensor)', as
       in the recipe of the method.
-    exchange: Aggregator that averages over replicas, in place of the codec and
-      the feedback of the method.
-    axis_name: Axis over which replicas are mapped.
-    fragments: How the tree is divided into fragments, as in `step_transform`.
+    exchange: Aggregator that averages over replicas. None: it is built from the
+      codec and the error feedback of the method's recipe.
+    axis_name: Name of the axis over which replicas are mapped.
+    fragments: How the parameters are divided into fragments: a function from
+      the path of a leaf to the number of its fragment, or a
+      `plan.schedule.fragments.Fragments`. None: whole leaves are divided into
+      fragments of about equal bytes, or every leaf is sliced if the method's
+      fragments are slices.
     trainable: Function from the path of a leaf to whether the leaf is trained.
+      None: all leaves are trained.
 
   Returns:
-    An optax transform, as from `step_transform`.
+    An optax transform for one replica (`step_transform` says how to use it).
 
   Raises:
-    TypeError: If an argument does not exist or is of the wrong kind.
-    ValueError: One line, if a value does not fit.
+    TypeError: If an argument does not exist or has a wrong type.
+    ValueError: If a value is wrong. The message is one line.
   """
 
 def streaming_diloco(
@@ -605,9 +655,9 @@ def streaming_diloco(
 
   Source: Douillard et al., 2025, arXiv 2501.18512, Algorithm 2.
 
-  Rank and H do not change during training; only runs of a config adapt them. A
-  transform cannot transfer messages during later steps; the rounds of
-  `make_rounds` can.
+  The low rank and H do not change during training; only runs of a config can
+  adapt them. A transform cannot hide transfers behind later steps; the rounds
+  of `make_rounds` can.
 
   Args:
     inner: Optimizer of the inner steps.
@@ -621,16 +671,21 @@ def streaming_diloco(
       "strided" and "sequential".
     codec: Codec or name of a codec. None: 'e3m0', as in the recipe of the
       method.
-    exchange: Aggregator that averages over replicas, in place of the codec and
-      the feedback of the method.
-    axis_name: Axis over which replicas are mapped.
-    fragments: How the tree is divided into fragments, as in `step_transform`.
+    exchange: Aggregator that averages over replicas. None: it is built from the
+      codec and the error feedback of the method's recipe.
+    axis_name: Name of the axis over which replicas are mapped.
+    fragments: How the parameters are divided into fragments: a function from
+      the path of a leaf to the number of its fragment, or a
+      `plan.schedule.fragments.Fragments`. None: whole leaves are divided into
+      fragments of about equal bytes, or every leaf is sliced if the method's
+      fragments are slices.
     trainable: Function from the path of a leaf to whether the leaf is trained.
+      None: all leaves are trained.
 
   Returns:
-    An optax transform, as from `step_transform`.
+    An optax transform for one replica (`step_transform` says how to use it).
 
   Raises:
-    TypeError: If an argument does not exist or is of the wrong kind.
-    ValueError: One line, if a value does not fit.
+    TypeError: If an argument does not exist or has a wrong type.
+    ValueError: If a value is wrong. The message is one line.
   """

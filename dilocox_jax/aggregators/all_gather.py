@@ -1,4 +1,7 @@
-"""Every replica receives all messages, decodes them and averages them."""
+"""Averages by an all-gather.
+
+Every replica receives all messages, decodes them and averages them.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,19 +25,34 @@ class AllGatherMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one all-gather of the codes and a flag."""
+    """Returns one all-gather of the codes and the flag of the sender.
+
+    Args:
+      encoder: Encoder of the leaves in the message.
+      shapes: Shape of each leaf, (num_layers, *shape).
+      num_replicas: Not used.
+    """
     del num_replicas
     return [AllGather(encoded_bytes(encoder, shapes) + FLAG_BYTES)]
 
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
   ) -> Coroutine:
-    """Averages as `Collective.reduce` says."""
+    """Averages the leaves of one message over the replicas that participate.
+
+    Args:
+      encoder: Encoder of the leaves.
+      leaves: Values of this replica, [num_layers, *shape] each.
+      sender: Whether this replica participates, its random key and its axis.
+
+    Returns:
+      A coroutine that returns `codecs.base.Reduced`. It has one message.
+    """
     arrays = encoder.encode(leaves)
     flag = sender.participates.astype(jnp.uint8)[None]
-    # Stops before the message leaves, and before the received arrays are used.
-    # The caller may run inner steps while the message travels. It sends the
-    # yielded arrays back (`coroutines`).
+    # The first `yield` comes before the message leaves, the second one before
+    # the received arrays are used. So the caller can run inner steps while the
+    # message travels. It gives the yielded arrays back (`coroutines`).
     arrays, flag = yield arrays, flag
     *gathered, flags = yield byte_collectives.all_gathered(
       [*arrays, flag], sender.axis_name

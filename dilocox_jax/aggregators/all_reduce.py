@@ -1,4 +1,4 @@
-"""Averages by an all-reduce: the network adds up values in fp32."""
+"""Averages values in fp32 by an all-reduce, without a codec."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,14 +13,18 @@ from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.plan.operations import AllReduce, Operation
 from dilocox_jax.trees import Array
 
-COUNT_BYTES = 4  # The number of participants is summed as one more value.
+# The number of participants is summed as one more value of fp32.
+COUNT_BYTES = 4
 
 
 class AllReduceMean(Collective):
-  """Averages fp32 values by a sum over the network."""
+  """Sums fp32 values by one all-reduce, and divides by the participants."""
 
   def refusal(self, codec: Codec) -> str:
-    """Refuses every codec but float32: codes cannot be added."""
+    """Refuses every codec but float32 (`Collective.refusal`).
+
+    An all-reduce adds up what is sent, and codes cannot be added.
+    """
     if codec.encoder == Float():
       return ""
     return (
@@ -30,18 +34,33 @@ class AllReduceMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one all-reduce of the values and the number of participants."""
+    """Returns one all-reduce of the values and the number of participants.
+
+    Args:
+      encoder: Encoder of the leaves in the message.
+      shapes: Shape of each leaf, (num_layers, *shape).
+      num_replicas: Not used.
+    """
     del num_replicas
     return [AllReduce(encoded_bytes(encoder, shapes) + COUNT_BYTES)]
 
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
   ) -> Coroutine:
-    """Averages as `Collective.reduce` says."""
+    """Averages the leaves of one message over the replicas that participate.
+
+    Args:
+      encoder: Encoder of the leaves, `Float()`.
+      leaves: Values of this replica, [num_layers, *shape] each.
+      sender: Whether this replica participates, its random key and its axis.
+
+    Returns:
+      A coroutine that returns `codecs.base.Reduced`. It has one message.
+    """
     values = [encoder.code(leaf)[0] for leaf in leaves]
-    # Stops before the message leaves, and before the received arrays are used.
-    # The caller may run inner steps while the message travels. It sends the
-    # yielded arrays back (`coroutines`).
+    # The first `yield` comes before the message leaves, the second one before
+    # the received arrays are used. So the caller can run inner steps while the
+    # message travels. It gives the yielded arrays back (`coroutines`).
     values, participates = yield values, sender.participates
     totals, count = yield summed(values, participates, sender.axis_name)
     mean = [mean_of_participants(total, count) for total in totals]

@@ -1,14 +1,14 @@
-"""Sends encoded arrays to the other replicas, as one message of bytes.
+"""Collectives of JAX that send several arrays as one message of bytes.
 
-All arrays of a message are put together as bytes in one array, so that a slow
-link carries one message instead of one for each array.
+All arrays of a message are put together as bytes in one array. So a slow link
+carries one message instead of one for each array.
 
 If a replica has several devices, each device sends its part of an array to the
 devices that hold the same part in the other replicas. So no device has to
 collect the parts first, and together the devices send as many bytes as one
-device would. Some arrays cannot be divided into equal parts. These are put
-together as bytes, and the bytes are cut into one equal part for each device.
-This takes a few bytes of padding, fewer than there are devices: 10 bytes on 4
+device would. Some arrays cannot be divided into equal parts. These arrays are
+put together as bytes, and the bytes are cut into one equal part for each
+device. The padding has fewer bytes than there are devices: 10 bytes on 4
 devices are 4 parts of 3 bytes.
 """
 
@@ -35,11 +35,14 @@ from dilocox_jax.trees import Array, Index
 def all_gathered(
   arrays: Sequence[Array], axis_name: str = REPLICA_AXIS
 ) -> list[Array]:
-  """Gathers every replica's arrays: [...] becomes [M, ...].
+  """Gathers the arrays of all M replicas: [...] becomes [M, ...].
 
   Args:
-    arrays: Arrays that this replica sends to all others.
-    axis_name: Axis over which replicas are mapped.
+    arrays: Arrays [...] that this replica sends to all others.
+    axis_name: Name of the axis over which replicas are mapped.
+
+  Returns:
+    For each array, the arrays of all replicas in their order, [M, ...].
   """
 
   def gather(raw: Array) -> Rows:
@@ -52,11 +55,14 @@ def all_gathered(
 def all_to_all(
   arrays: Sequence[Array], axis_name: str = REPLICA_AXIS
 ) -> list[Array]:
-  """Swaps arrays: [M, ...] by receiver becomes [M, ...] by sender.
+  """Sends row m of each array to replica m, for all M replicas.
 
   Args:
-    arrays: Arrays [M, ...], of which row m goes to replica m.
-    axis_name: Axis over which replicas are mapped.
+    arrays: Arrays [M, ...], with a row for each receiver.
+    axis_name: Name of the axis over which replicas are mapped.
+
+  Returns:
+    Arrays [M, ...], with a row from each sender.
   """
 
   def swap(raw: Array) -> Rows:
@@ -72,17 +78,17 @@ def swapped_in_pairs(
   number: Index,
   axis_name: str = REPLICA_AXIS,
 ) -> list[Array]:
-  """Swaps arrays with the partner of a round; shapes stay the same.
+  """Swaps arrays between pairs of replicas.
 
   Args:
     arrays: Arrays that this replica sends to its partner.
-    rounds: Partner of each replica in every round, [rounds][M]. A replica that
-      is its own partner gets its own arrays back.
-    number: Number of the round (int32 scalar), equal on all replicas.
-    axis_name: Axis over which replicas are mapped.
+    rounds: Partner of each replica in every round of a tournament, [rounds][M].
+      A replica that is its own partner gets its own arrays back.
+    number: Number of the round to use (int32 scalar), equal on all replicas.
+    axis_name: Name of the axis over which replicas are mapped.
 
   Returns:
-    The arrays of the partner.
+    The arrays of the partner, with the same shapes.
   """
 
   def swap_in(partners: Sequence[int]) -> Callable[[Array], Array]:
@@ -97,24 +103,25 @@ def swapped_in_pairs(
   return [array[0] for array in _over_devices(arrays, 0, swap)]
 
 
-# Bytes [N] of every sender, in the order of the replicas.
+# The received bytes, uint8 [N] from every sender, in the order of the replicas.
 Rows = tuple[Array, ...]
 # Function that sends bytes and returns the received `Rows`. Its argument is
-# bytes [N] that all replicas get, or bytes [M, N] with a row for each receiver.
+# uint8 [N] if all replicas get the same bytes, and [M, N] if row m goes to
+# replica m.
 Move = Callable[[Array], Rows]
 
 
 def _by_platform(collective: Move, permute: Move, axis_name: str) -> Move:
-  """Returns a `Move` that uses permutes on TPUs, and the collective elsewhere.
+  """Returns a function that sends by permutes on TPUs, else by a collective.
 
   The compiler for TPUs turns an all-gather between TPU slices into a sum of
   arrays that are mostly zeros, which sends more bytes. It leaves permutes as
   they are.
 
   Args:
-    collective: Sends bytes by one collective of JAX.
-    permute: Sends the same bytes by permutes.
-    axis_name: Axis over which replicas are mapped.
+    collective: Function that sends bytes by one collective of JAX.
+    permute: Function that sends the same bytes by permutes.
+    axis_name: Name of the axis over which replicas are mapped.
   """
   if axis_name not in jax.sharding.get_abstract_mesh().axis_names:
     return collective  # All replicas are on one device.
@@ -124,7 +131,7 @@ def _by_platform(collective: Move, permute: Move, axis_name: str) -> Move:
 
 
 def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Rows:
-  """Gathers or swaps by permutes, one for each other replica.
+  """Does an all-gather or an all-to-all by permutes, one to each other replica.
 
   The permutes do not depend on each other, so the same inner steps can hide all
   of them.
@@ -132,12 +139,12 @@ def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Rows:
   Args:
     same_for_all: Whether all replicas get the same bytes (all-gather).
       Otherwise each receiver gets its own row (all-to-all).
-    axis_name: Axis over which replicas are mapped.
-    raw: Bytes [N] that all replicas get, or [M, N] with a row for each
-      receiver.
+    axis_name: Name of the axis over which replicas are mapped.
+    raw: Bytes uint8 [N] if all replicas get the same, else [M, N] with a row
+      for each receiver.
 
   Returns:
-    Bytes [N] of every sender.
+    Bytes uint8 [N] from every sender, in the order of the replicas.
   """
   num_replicas = jax.lax.axis_size(axis_name)
   replica = jax.lax.axis_index(axis_name)
@@ -156,14 +163,15 @@ def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Rows:
 
 
 def _select_row(rows: Sequence[Array], number: Index) -> Array:
-  """Returns one of several rows, by a traced number.
+  """Returns one of several rows by a number that is only known at run time.
 
-  `select_n` is used because the compiler for TPUs takes minutes to index or
+  It uses `select_n`, because the compiler for TPUs takes minutes to index or
   roll bytes [M, N] with N of the order of 10^7, but seconds to select.
 
   Args:
-    rows: The rows.
-    number: Number of the row, modulo the number of rows.
+    rows: The rows, of one shape.
+    number: Number of the row (int32 scalar). It is taken modulo the number of
+      rows.
   """
   return jax.lax.select_n(number % len(rows), *rows)
 
@@ -174,14 +182,13 @@ def _over_devices(
   """Sends arrays as bytes; each device of a replica sends its part.
 
   Args:
-    arrays: Arrays to send.
-    num_leading: Number of leading axes that are not turned into bytes: 1 if the
-      first axis has a row for each receiver, otherwise 0.
+    arrays: Arrays to send: [M, ...] with a row for each receiver, or [...] that
+      all receivers get.
+    num_leading: 1 if the first axis has a row for each receiver, otherwise 0.
     move: Function that sends bytes.
 
   Returns:
-    The received arrays, with an axis of senders in front. It takes the place of
-    the axis of receivers, if there is one.
+    The received arrays, [M, ...] with a row from each sender.
   """
   division = current_division()
   if division.num_devices == 1:
@@ -223,7 +230,7 @@ def _spec(
   Args:
     division: Division of a replica among its devices.
     array: The array.
-    num_leading: Number of leading axes that are not divided.
+    num_leading: Number of leading axes (0 or 1) that are not divided.
 
   Returns:
     The partition; None if the array cannot be divided equally.
@@ -238,15 +245,16 @@ def _spec(
 def _send_as_bytes(
   arrays: Sequence[Array], num_leading: int, move: Move
 ) -> list[Array]:
-  """Sends arrays as bytes, and returns the received arrays.
+  """Sends arrays as one array of bytes, and returns the received arrays.
 
   Args:
-    arrays: Arrays to send.
-    num_leading: As for `_over_devices`.
+    arrays: Arrays to send: [M, ...] with a row for each receiver, or [...] that
+      all receivers get.
+    num_leading: 1 if the first axis has a row for each receiver, otherwise 0.
     move: Function that sends bytes.
 
   Returns:
-    As `_over_devices`.
+    The received arrays, [M, ...] with a row from each sender.
   """
   received = move(_bundled(arrays, num_leading))
   arrays_by_sender = [_unbundled(raw, arrays, num_leading) for raw in received]
@@ -254,11 +262,14 @@ def _send_as_bytes(
 
 
 def _bundled(arrays: Sequence[Array], num_leading: int) -> Array:
-  """Returns arrays as bytes, one behind the other in one array [..., N].
+  """Concatenates the bytes of several arrays.
 
   Args:
     arrays: The arrays.
-    num_leading: Number of leading axes that stay; they are equal in all arrays.
+    num_leading: Number of leading axes that stay. They are equal in all arrays.
+
+  Returns:
+    Bytes uint8 [..., N], where ... are the leading axes.
   """
 
   def as_bytes(array: Array) -> Array:
@@ -274,13 +285,13 @@ def _bundled(arrays: Sequence[Array], num_leading: int) -> Array:
 def _unbundled(
   raw: Array, like: Sequence[Array], num_leading: int
 ) -> list[Array]:
-  """Returns the arrays from their bytes; undoes `_bundled`.
+  """Makes arrays from their bytes. It reverses `_bundled`.
 
   Args:
-    raw: Bytes [..., N]. Its leading axes, which may differ from those that
-      `_bundled` kept, take the place of these in every array.
-    like: Arrays with the shapes and types of those that were bundled.
-    num_leading: As for `_bundled`.
+    raw: Bytes uint8 [..., N], where ... are any leading axes. Each result has
+      these axes.
+    like: Arrays with the shapes and dtypes of the arrays that were bundled.
+    num_leading: Number of leading axes in `like`. `raw` may have other ones.
   """
   start = 0
   arrays = []

@@ -1,7 +1,8 @@
-"""The base class of collectives, which average the messages of an exchange.
+"""The base class of collectives, and the choice of one for a codec.
 
-Values in fp32 can be added up by the network (`all_reduce`). The codes of a
-codec cannot be added. There are two ways to average codes:
+A collective averages the messages of an exchange over the replicas. An
+all-reduce can add up values in fp32. The codes of a codec cannot be added.
+There are two ways to average codes:
 
 - `all_gather`: every replica receives the codes of all replicas and decodes
   them. Each replica sends its message M - 1 times.
@@ -11,10 +12,11 @@ codec cannot be added. There are two ways to average codes:
   hardly grow with the number of replicas.
 
 Example: values have 1 bit and means have 2 bits. With M = 3 replicas, each
-sends 2 bits a value by `all_gather`, and 2/3 (1 + 2) = 2 by `reduce_scatter`.
-With M = 4 it sends 3 and 3/4 (1 + 2) = 2.25 bits.
+sends 2 bits for each value by `all_gather`, and 2/3 (1 + 2) = 2 bits by
+`reduce_scatter`. With M = 4 it sends 3 and 3/4 (1 + 2) = 2.25 bits.
 
-A codec that selects values takes other places on each replica, so its messages
+A codec that sends only some values, such as the largest ones, chooses other
+values on each replica. So its messages cannot be averaged slice by slice, and
 are always gathered.
 
 Each collective is a class in a file of its own. Users add others by
@@ -40,16 +42,17 @@ FLAG_BYTES = 1
 
 
 class Sender(NamedTuple):
-  """The replica whose values a collective averages.
+  """What a collective knows of the replica on which it runs.
 
   Attributes:
-    participates: Whether the replica counts in the mean (boolean scalar). If it
-      does not, its values are zeros.
+    participates: Whether the replica counts in the mean (boolean scalar). If
+      not, its values are zeros.
     key: Random key of the exchange, equal on all replicas.
-    axis_name: Axis over which replicas are mapped.
-    shares_add_up: Whether `Reduced.own` of all replicas must add up to the mean
-      times the number of participants, also if the mean was rounded
-      (`aggregators.reduce_scatter`).
+    axis_name: Name of the axis over which replicas are mapped.
+    shares_add_up: Whether the sum of `Reduced.own` over replicas must be the
+      mean times the number of participants, even if the collective rounds the
+      mean (`aggregators.reduce_scatter`). Error feedback then makes up for this
+      rounding.
   """
 
   participates: Boolean
@@ -59,26 +62,29 @@ class Sender(NamedTuple):
 
 
 class Collective:
-  """One way to average the messages of replicas.
+  """One way to average the messages of replicas. A subclass defines the way.
 
   Attributes:
     is_shared: Whether all replicas get the same mean.
-    averages_parameters: Whether the exchange shall also average the outer
-      parameters. So the outer parameters of replicas that get different means
-      stay close. Only an exchange in float32 does this
-      (`CompressedMean._sends_parameters`).
+    averages_parameters: Whether the exchange must also average the outer
+      parameters, to keep them close if replicas get different means. Only an
+      exchange in float32 does so (`CompressedMean._sends_parameters`).
   """
 
   is_shared: ClassVar[bool] = True
   averages_parameters: ClassVar[bool] = False
 
   def refusal(self, codec: Codec) -> str:
-    """Returns why the collective cannot average a codec's messages, or "".
+    """Returns why this collective cannot average the messages of a codec.
 
-    The text follows "collective='name' " in an error message.
+    This implementation returns "".
 
     Args:
       codec: The codec of the exchange.
+
+    Returns:
+      The end of an error message that begins with "collective='NAME' "; "" if
+      the collective can average the messages.
     """
     del codec
     return ""
@@ -86,11 +92,14 @@ class Collective:
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns the operations of one message, which the simulator prices.
+    """Returns the operations over replicas that average one message.
+
+    They have the sizes in bytes. The trainer counts the bytes, and the
+    simulator computes how long the operations take.
 
     Args:
-      encoder: Encodes the leaves of the message.
-      shapes: Shapes of the leaves, with the layer axis.
+      encoder: Encoder of the leaves in the message.
+      shapes: Shape of each leaf, (num_layers, *shape).
       num_replicas: Number of replicas, M.
     """
     raise NotImplementedError
@@ -100,31 +109,34 @@ class Collective:
   ) -> Coroutine:
     """Averages the leaves of one message over the replicas that participate.
 
-    All leaves travel together. The message also says whether its sender
-    participates, because a second message would double the latency on a slow
+    A subclass should send all leaves together, with the flag that says whether
+    the sender participates: a second message would double the latency on a slow
     link.
 
     Args:
-      encoder: Encodes the leaves.
+      encoder: Encoder of the leaves.
       leaves: Values of this replica, [num_layers, *shape] each.
-      sender: The replica: whether it participates, its key and its axis.
+      sender: Whether this replica participates, its random key and its axis.
 
     Returns:
-      A coroutine that stops before a message leaves and after it has arrived
-      (`Aggregator`). In the end it returns `codecs.base.Reduced`.
+      A coroutine that yields before a message leaves and after it has arrived
+      (`Aggregator` has an example), and returns `codecs.base.Reduced`.
     """
     raise NotImplementedError
 
 
 def register_collective(name: str, collective: type[Collective]) -> None:
-  """Gives a user's collective a name for `exchange.collective`.
+  """Registers a collective under a name, which configs may use.
+
+  The field of a config is `exchange.collective`.
 
   Args:
     name: Name of the collective, e.g. "pairs".
-    collective: A class derived from `Collective`, built without arguments.
+    collective: A class derived from `Collective`. It is built without
+      arguments.
 
   Raises:
-    ValueError: If the name is taken, or `collective` is no such class.
+    ValueError: If the name is taken, or `collective` is not such a class.
   """
   is_collective = isinstance(collective, type) and issubclass(
     collective, Collective
@@ -141,15 +153,16 @@ def chosen_collective(
 ) -> Collective:
   """Returns the collective that averages the messages of a codec.
 
-  "auto" stands for the collective that sends the fewest bytes for large leaves.
-  If "all_gather" and "reduce_scatter" send equally many, as between two
-  replicas, "all_gather" is taken: it rounds once and waits for one message
+  "auto" chooses the collective that sends the fewest bytes for large leaves. If
+  "all_gather" and "reduce_scatter" send equally many bytes, as between two
+  replicas, it chooses "all_gather", which rounds once and waits for one message
   instead of two.
 
   Args:
     codec: The codec.
-    collective: One of `plan.collectives.collective_names()`, or a collective.
-    num_replicas: Number of replicas, M; read only for "auto".
+    collective: "auto", another name in `plan.collectives.collective_names()`,
+      or a collective.
+    num_replicas: Number of replicas, M; only read for "auto".
 
   Raises:
     ValueError: If there is no collective of this name, or the collective cannot
@@ -168,16 +181,16 @@ def chosen_collective(
 
 
 def _built(name: str) -> Collective:
-  """Returns a new collective of a name that is known."""
+  """Imports the class of a registered collective, and builds one."""
   build: Any = loaded(COLLECTIVES[name])
   return build()
 
 
 def _smallest(encoder: Encoder, num_replicas: int) -> str:
-  """Returns the name of the collective that "auto" stands for.
+  """Returns the name of the collective that "auto" chooses.
 
   Args:
-    encoder: Encodes the leaves of each message.
+    encoder: Encoder of the leaves in each message.
     num_replicas: Number of replicas, M.
   """
   if encoder == Float():

@@ -1,12 +1,12 @@
 """The exchange of this package: averages values, with or without a codec.
 
-All leaves of a message travel together. A codec may need several messages, one
-after the other (`codecs.base`). For example, a codec of low rank sends two
-leaves, "bias" and "kernel", in two messages:
+A message carries all leaves together. A codec may need several messages, one
+after the other (`codecs.base`). For example, a low-rank codec sends two leaves,
+"bias" and "kernel", in two messages:
 
-    message  it carries                     the codec goes on with
-    0        bias, left factor of kernel    their means: an orthonormal basis
-    1        right factor of kernel         its mean: the result
+    message  carries                      what the codec makes of the means
+    0        bias, left factor of kernel  the mean bias, an orthonormal basis
+    1        right factor of kernel       the mean kernel
 
 Error feedback adds the codec's loss in one exchange to the next exchange. A
 replica with the new value d and the residual e sends C(d + e), where C is the
@@ -14,12 +14,13 @@ codec. Its new residual is
 
     e <- feedback * (d + e - R)
 
-There are two choices of R in the literature. With `against="own"`, R is C(d +
-e) as the other replicas decode it, so the residual is exactly the replica's own
-loss. If a replica also rounds the mean of a slice and sends it on
-(`aggregators.reduce_scatter`), R includes this second loss. With
-`against="mean"`, R is the mean over all replicas, so the residual also holds
-the difference between this replica and the mean.
+There are two choices of R in the literature:
+
+- With `against="own"`, R is C(d + e) as the other replicas decode it. So the
+  residual is exactly the replica's own loss. If the replica also rounds the
+  mean of a slice (`aggregators.reduce_scatter`), R includes this second loss.
+- With `against="mean"`, R is the mean over all replicas. So the residual also
+  holds the difference between this replica and the mean.
 
 Example: a codec rounds to whole numbers, d = 0.4 in every exchange, and
 feedback is 1:
@@ -81,42 +82,44 @@ def exchange(
   seed: int = 0,
   axis_name: str = REPLICA_AXIS,
 ) -> Aggregator:
-  """Makes the aggregator of a codec and a collective.
+  """Returns an aggregator that encodes values and averages them.
 
-  The aggregator averages encoded values over the replicas whose values are
-  finite.
+  It averages over the replicas whose values are all finite. A replica with
+  other values is left out of the mean.
 
-  Wire: bytes of the codec (`aggregators.sizes`) and one flag for each message,
-  which says whether its sender participates. A residual never leaves its
+  Wire: the bytes of the codec (`aggregators.sizes`), and in each message a flag
+  that says whether the sender's values are finite. A residual never leaves its
   replica.
   Source: Seide et al., 2014, for error feedback; Karimireddy et al., 2019,
   arXiv 1901.09847, for its convergence; DiLoCoX, arXiv 2506.21263, Algorithm
   2, against the mean; SparseLoCo, arXiv 2508.15706, with decay against the
   replica's own; 1-bit Adam, Tang et al., 2021, arXiv 2102.02888, for feedback
   on the mean that a reduce-scatter rounds ("server error" there).
-  Differs: a replica whose values are not finite loses its residual. If it
-  rounds the mean of a slice meanwhile, no replica makes up for this rounding.
-  The loss from rounding the mean of a slice is added to the owner's residual
-  instead of an array of its own. There is room for it there: the owner sends
-  its own values of this slice to no replica, so no other loss is in that part
-  of its residual.
+  Differs: a replica whose values are not finite loses its residual. If it also
+  rounds the mean of a slice in this exchange, no replica makes up for this
+  rounding. 1-bit Adam keeps the loss from rounding the mean of a slice in an
+  array of its own. Here it goes into the residual of the replica that has
+  rounded the mean. That part of its residual is otherwise zero, because the
+  replica sends its own values of this slice to no other one.
 
   Args:
     codec: A codec, or its name, e.g. "low_rank(rank=16)+int(bits=4)".
     feedback: Fraction of the codec's loss that is added to the next exchange,
       0 (none) to 1 (all).
-    against: What the loss is measured against, "own" or "mean"; see this
-      module's docstring.
-    keep_unsent: Whether the codec's loss stays in the replica's parameters
-      instead, so that the next pseudo-gradient contains it.
+    against: What is subtracted from a replica's values to get the loss. "own":
+      the replica's values as the others decode them. "mean": the mean over all
+      replicas.
+    keep_unsent: Whether the codec's loss stays in the replica's parameters, so
+      that the next pseudo-gradient contains it. It needs `feedback` = 0.
     collective: How messages become a mean: "auto" (the fewest bytes),
       "all_reduce", "all_gather", "reduce_scatter", "pairs", a name of
       `dilocox_jax.register_collective`, or a `dilocox_jax.Collective`.
-    seed: Seed of random masks, random pairs and first low-rank factors.
-    axis_name: Axis over which replicas are mapped.
+    seed: Seed of random masks, random pairs and the first low-rank factors.
+    axis_name: Name of the axis over which replicas are mapped.
 
   Raises:
-    ValueError: One line that names the argument that does not fit.
+    ValueError: If an argument is wrong, or if two do not fit each other. The
+      message is one line that names the argument.
   """
   codec = named_codec(codec) if isinstance(codec, str) else codec
   require(
@@ -134,7 +137,8 @@ def exchange(
     not (feedback and keep_unsent),
     "feedback and keep_unsent both make up for what a codec loses: set one",
   )
-  chosen_collective(codec, collective, 2)  # Raises if the two do not fit.
+  # This raises an error if the codec and the collective do not fit each other.
+  chosen_collective(codec, collective, 2)
   is_plain_mean = codec == Float() and collective == AUTO and not feedback
   if is_plain_mean:
     return mean_of_finite_replicas(axis_name)
@@ -151,19 +155,19 @@ def exchange(
 
 
 def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
-  """Makes the aggregator that averages by an all-reduce, without a codec.
+  """Returns an aggregator that averages by an all-reduce, without a codec.
 
-  It averages over the replicas whose values are all finite. A replica that has
-  diverged is left out of the mean, so that it cannot spoil the other replicas.
-  Its `Averaged.sent` is not finite, which shows in the drift. If no replica is
-  finite, the mean is zero. Sums are computed in fp32, or in the type of the
-  values if that is wider.
+  It averages over the replicas whose values are all finite. So a replica that
+  has diverged cannot spoil the other replicas. Its `Averaged.sent` is not
+  finite, and so is the drift that `metrics.jsonl` records. If no replica has
+  finite values, the mean is zero. Sums are computed in fp32, or in the dtype of
+  the values if that is wider.
 
   Wire: 4 bytes for each value and 4 for the number of participants, in one
   all-reduce.
 
   Args:
-    axis_name: Axis over which replicas are mapped.
+    axis_name: Name of the axis over which replicas are mapped.
 
   Returns:
     An `Aggregator` without state.
@@ -184,12 +188,12 @@ class ExchangeState(NamedTuple):
   """State of a compressed exchange of one fragment, for one replica.
 
   Attributes:
-    count: Number of exchanges so far (int32 scalar). The random key of an
-      exchange follows from it.
-    codec: Codec state of every leaf that has values, by path.
+    count: Number of exchanges so far (int32 scalar). It is folded into the
+      random key of an exchange.
+    codec: State of the codec for every leaf that is not empty, by path.
     residual: Values that error feedback holds back for the next exchange, a
-      tree like the fragment in fp32 or wider: in bfloat16 a residual of 1 could
-      not grow by 0.001. None without feedback.
+      tree like the fragment; None without feedback. It is in fp32 or wider,
+      because in bfloat16 a residual of 1 could not grow by 0.001.
   """
 
   count: Index
@@ -199,9 +203,10 @@ class ExchangeState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CompressedMean:
-  """The functions of the aggregator that `exchange` returns for a codec.
+  """Implements the aggregator that `exchange` returns for a codec.
 
-  The fields are the arguments of `exchange`; `codec` is never a name here.
+  The fields are the arguments of `exchange`, after they were checked. `codec`
+  is a `Codec` and never a name.
   """
 
   codec: Codec
@@ -214,9 +219,10 @@ class CompressedMean:
 
   @property
   def aggregator(self) -> Aggregator:
-    """These functions as an `Aggregator`."""
-    # The number of replicas is not known yet. Any number will do: every
-    # collective that "auto" may choose gives all replicas the same mean.
+    """The methods of this object as an `Aggregator`."""
+    # The number of replicas is not known yet. Any number gives the right
+    # `is_shared`: every collective that "auto" may choose gives all replicas
+    # the same mean.
     collective = chosen_collective(self.codec, self.collective, num_replicas=2)
     return Aggregator(
       init=self.init,
@@ -229,7 +235,7 @@ class CompressedMean:
     )
 
   def init(self, params: Tree) -> ExchangeState:
-    """Returns the first state of a fragment.
+    """Returns the initial state of the exchanges of a fragment.
 
     Args:
       params: Parameters of the fragment.
@@ -249,17 +255,17 @@ class CompressedMean:
   def average(
     self, values: Tree, state: ExchangeState, params: Tree = None
   ) -> Coroutine:
-    """Averages the corrected values: values plus residual, over replicas.
+    """Averages the corrected values (values plus residual) over replicas.
 
-    With error feedback the codec's loss becomes the new residual. With
-    `keep_unsent` it is returned as `Averaged.retained` instead.
+    With error feedback, the codec's loss becomes the new residual. With
+    `keep_unsent`, the loss is returned as `Averaged.retained` instead.
 
     Args:
-      values: Values of this replica.
-      state: State of the exchange before.
-      params: Outer parameters that the values belong to. They are read only if
-        they are averaged too (`_sends_parameters`). None: the values belong to
-        no parameters.
+      values: Values of this replica, a tree like the fragment.
+      state: State after the exchange before.
+      params: Outer parameters from which the values were measured. They are
+        only read if they are averaged, too (`_sends_parameters`). None: the
+        values do not belong to parameters, so these are not averaged.
 
     Returns:
       A coroutine that returns `Averaged`.
@@ -274,8 +280,8 @@ class CompressedMean:
     corrected = values
     if self.feedback:
       corrected = jax.tree.map(jnp.add, widened(values), state.residual)
-    # The sum is checked, because finite values and a finite residual may add up
-    # to infinity: 3e38 + 3e38 is too large for fp32.
+    # Check the sum, because finite values and a finite residual may add up to
+    # infinity: 3e38 + 3e38 is too large for fp32.
     finite, is_finite = _finite_part(corrected)
     mean, own, codec = yield from self._exchange_messages(
       finite, is_finite, state
@@ -292,8 +298,8 @@ class CompressedMean:
       # 0. Reading `corrected` here would keep both in memory while inner steps
       # run.
       residual = jax.tree.map(new_residual, finite, received)
-    # `sent` of a replica that was left out is NaN, so that its drift is not
-    # finite and the host notices.
+    # `sent` of a replica that was left out is NaN, so that its recorded drift
+    # is not finite, which the host notices.
     sent = jax.tree.map(lambda leaf: jnp.where(is_finite, leaf, jnp.nan), own)
     sent = optax.tree.cast_like(sent, values)
     retained = None
@@ -313,13 +319,14 @@ class CompressedMean:
 
     Args:
       values: Values of this replica; zeros if it does not participate.
-      participates: Whether this replica is counted in the mean.
-      state: State of the exchange before.
+      participates: Whether this replica counts in the mean (boolean scalar).
+      state: State after the exchange before.
 
     Returns:
-      A coroutine that returns the mean; this replica's values as the others
-      decode them (both are float32 trees like the values); the new codec state
-      of every leaf by path.
+      A coroutine that returns a tuple (mean, own, codec_state). `mean` is the
+      mean, and `own` is this replica's values as the others decode them; both
+      are float32 trees like the values. `codec_state` is the new state of the
+      codec for every leaf, by path.
     """
     key = jax.random.fold_in(jax.random.key(self.seed), state.count)
     makes_up_for_own_loss = self.keep_unsent or (
@@ -347,7 +354,11 @@ class CompressedMean:
     )
 
   def _chosen_collective(self) -> Collective:
-    """Returns the collective; "auto" chooses by the number of replicas."""
+    """Returns the collective that averages the messages.
+
+    It must be called where the replica axis is mapped, because "auto" chooses
+    by the number of replicas.
+    """
     num_replicas = 0  # Not read if the collective is named.
     if self.collective == AUTO:
       num_replicas = jax.lax.axis_size(self.axis_name)
@@ -357,26 +368,29 @@ class CompressedMean:
   def _sends_parameters(self) -> bool:
     """Whether outer parameters are averaged together with the values.
 
-    For a pseudo-gradient d = a - w, with the outer parameters a and the
-    replica's own parameters w, the replica then sends d - a = -w. It adds a to
-    the mean of the messages, which gives a - mean(w) = mean(d) + (a - mean(a)):
-    the mean pseudo-gradient, plus the distance of a from the mean of all a.
-    This costs no extra byte, but a codec would have to encode whole parameters,
-    so it is done only without a codec.
+    Let a be the replica's outer parameters and w its own parameters, so the
+    pseudo-gradient is d = a - w. If this property is True, the replica sends
+    d - a = -w, and adds a to the mean of the messages. The result is
+    a - mean(w) = mean(d) + (a - mean(a)): the mean pseudo-gradient, plus the
+    distance of a from the mean of all a. This takes no extra bytes. But a codec
+    would have to encode whole parameters, so it is only done without a codec.
     """
-    # `auto` never chooses a collective that averages parameters, so any number
-    # of replicas will do.
+    # "auto" never chooses a collective that averages parameters, so the number
+    # of replicas does not matter here.
     collective = chosen_collective(self.codec, self.collective, num_replicas=2)
     return collective.averages_parameters and self.codec == Float()
 
   def observe(self, state: ExchangeState) -> dict[str, Array]:
-    """Returns the arrays of a state that the host records, by name.
+    """Returns arrays that `metrics.jsonl` records of an exchange, by name.
 
-    These are the Gram matrices of `codecs.low_rank.grams`; a codec that is not
-    of low rank has none.
+    For a low-rank codec, they are Gram matrices of the last averaged update
+    (`codecs.low_rank.grams`). Other codecs have no such arrays.
 
     Args:
-      state: State of the exchange of a fragment.
+      state: State after an exchange of the fragment.
+
+    Returns:
+      The arrays, or {}.
     """
     if not isinstance(self.codec, LowRank):
       return {}
@@ -388,10 +402,15 @@ class CompressedMean:
     return grams(factors, self.codec.rank)
 
   def stretch_ends(self, params: Tree) -> tuple[int, ...]:
-    """Returns where the stretch of inner steps of each turn ends.
+    """Divides the inner steps that hide an exchange among its turns, by bytes.
 
     Args:
-      params: Parameters of the fragment, as for `Aggregator.stretch_ends`.
+      params: Parameters of the fragment.
+
+    Returns:
+      Where the steps of each turn end, as a numerator over 1024. For example,
+      turns of 3 MB and 1 MB give (768, 1024): the first turn ends after three
+      quarters of the steps.
     """
     num_replicas = jax.lax.axis_size(self.axis_name)
     operations = exchange_operations(
@@ -404,11 +423,13 @@ class CompressedMean:
 
 
 def _finite_part(values: Tree) -> tuple[Tree, Boolean]:
-  """Returns the values, and whether all are finite; if not, zeros.
+  """Replaces all values by zeros if one of them is not finite.
 
   Args:
-    values: Leaves of real floats. One value that is not finite is enough to
-      replace all of them by zeros.
+    values: Tree with leaves of real floats.
+
+  Returns:
+    A tuple (values or zeros, whether all values are finite).
   """
   is_finite = are_finite(values)
   zeros = optax.tree.zeros_like(values)
@@ -416,9 +437,16 @@ def _finite_part(values: Tree) -> tuple[Tree, Boolean]:
 
 
 def _stacked(tree: Tree) -> dict[str, Array]:
-  """Returns the leaves by path, each with a layer axis in front.
+  """Returns the leaves of a tree as codecs take them, [num_layers, *shape].
 
-  A leaf that belongs to no layer becomes [1, ...]. Empty leaves are left out.
+  A leaf outside the stack of layers becomes [1, ...]. Empty leaves are left
+  out.
+
+  Args:
+    tree: The tree.
+
+  Returns:
+    The leaves by path.
   """
   return {
     path: leaf.reshape(stacked_shape(path, leaf.shape))
@@ -428,12 +456,13 @@ def _stacked(tree: Tree) -> dict[str, Array]:
 
 
 def _like(tree: Tree, leaves: dict[str, Array]) -> Tree:
-  """Puts leaves by path into the structure and shapes of a tree.
+  """Puts leaves back into the structure and shapes of a tree.
+
+  It reverses `_stacked`.
 
   Args:
-    tree: The tree, of which only the structure and shapes are read.
-    leaves: Leaves by path, as `_stacked` returns them. Leaves of zero size are
-      not among them.
+    tree: The tree. Only its structure and shapes are read.
+    leaves: Leaves by path. Empty leaves may be missing.
   """
   shaped = [
     leaves.get(path, jnp.zeros(0, jnp.float32)).reshape(shape)

@@ -1,9 +1,9 @@
 """Averages the messages of a run with a mailbox.
 
-A mailbox is a store of objects, such as a bucket. Replicas do not send to each
-other: each writes its message into the store and reads the messages of the
-others (`mailbox_protocol`). This module encodes the message of a replica, and
-decodes and averages the messages that were read.
+A mailbox is a folder or a bucket. Replicas do not send to each other: each
+writes its message into the mailbox and reads the messages of the others
+(`mailbox_protocol`). This module encodes the message of a replica, and decodes
+and averages the messages that were read.
 """
 
 import dataclasses
@@ -41,13 +41,13 @@ from dilocox_jax.trees import Array
 )
 @dataclasses.dataclass(frozen=True)
 class EncodedMessage:
-  """A message that leaves a compiled program.
+  """A message that leaves a compiled program, to be written into a mailbox.
 
   Attributes:
-    arrays: The arrays of the message.
-    tables: How the arrays are encoded, so that the mean can be made in shares.
-      None: it cannot, because the codec selects values or is not known to
-      numpy (`reference.row_codecs`).
+    arrays: The encoded arrays of the message.
+    tables: How the arrays are encoded. With it, the mean can be made in shares
+      (`mailbox_protocol.shares`). None: this is not possible, because the codec
+      sends only some values or has no form in numpy (`reference.row_codecs`).
   """
 
   arrays: list[Array]
@@ -55,12 +55,15 @@ class EncodedMessage:
 
 
 def row_codec(encoder: Encoder) -> RowCodec | None:
-  """Returns the codec in numpy whose bytes mean the same; None: there is none.
+  """Returns the numpy codec that encodes rows to the same bytes as an encoder.
 
   Args:
     encoder: The encoder of a message.
+
+  Returns:
+    The codec; None if there is none, e.g. for an encoder of the user.
   """
-  # A subclass may encode in another way, so the class itself counts.
+  # A subclass may encode in another way, so `isinstance` would be wrong here.
   if type(encoder) is Float:
     return FloatRows(encoder.dtype)
   if type(encoder) is Int:
@@ -73,13 +76,16 @@ def row_codec(encoder: Encoder) -> RowCodec | None:
 def message_tables(
   encoder: Encoder, shapes: Sequence[Shape], makes_up_for_loss: bool
 ) -> Tables | None:
-  """Returns how a message is encoded in rows; None if it is not.
+  """Returns how a message is encoded, so that its mean can be made in shares.
 
   Args:
     encoder: The encoder of the message.
-    shapes: Shapes of the leaves, with the layer axis.
+    shapes: Shape of each leaf, (num_layers, *shape).
     makes_up_for_loss: Whether the exchange makes up for what a codec loses, by
       error feedback or in the parameters. Then shares have residuals.
+
+  Returns:
+    The tables of encoded rows; None if `row_codec` returns None.
   """
   codec = row_codec(encoder)
   if codec is None:
@@ -94,25 +100,35 @@ def message_tables(
 
 
 class MailboxMean(Collective):
-  """Averages the messages that are read from a mailbox."""
+  """Averages the messages that a replica reads from a mailbox.
+
+  Unlike the other collectives it sends nothing itself. The caller writes and
+  reads the messages (`reduce`).
+  """
 
   def __init__(self, shares: str = "auto"):
-    """Makes the collective.
+    """Keeps the rule for shares.
 
     Args:
-      shares: When the mean is made in shares (`MailboxRules.shares`). Only
-        `operations` reads it.
+      shares: When the mean is made in shares: "auto", "on" or "off"
+        (`MailboxRules.shares`). Only `operations` reads it.
     """
     self._shares = shares
 
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one operation, a message's bytes with tags and header.
+    """Returns one operation with the bytes of a message, its tags and header.
 
-    It is a `StoreShares` if the mean is made in shares, and else a
-    `StoreObject`. Residuals are counted for all codecs that lose something, as
-    if the exchange made up for the loss.
+    Args:
+      encoder: Encoder of the leaves in the message.
+      shapes: Shape of each leaf, (num_layers, *shape).
+      num_replicas: Number of replicas, M.
+
+    Returns:
+      A `StoreShares` if the mean is made in shares, else a `StoreObject`.
+      A `StoreShares` counts residuals for every codec that loses something, as
+      if the exchange always made up for the loss.
     """
     size = encoded_bytes(encoder, shapes)
     tables = message_tables(encoder, shapes, makes_up_for_loss=True)
@@ -133,14 +149,23 @@ class MailboxMean(Collective):
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
   ) -> Coroutine:
-    """Averages as `Collective.reduce` says, but stops only once.
+    """Averages the leaves of one message over the replicas.
 
-    The coroutine yields the `EncodedMessage` to send, and whether this replica
-    participates. It must be sent the reply of the mailbox
-    (`mailbox_protocol.client.ExchangeSession.send`): the arrays [K, ...] of the
-    K messages that are averaged, the weights of these messages [K], and whether
-    this replica's message is one of them. If the mean was made in shares, it is
-    the only message, K = 1.
+    The coroutine yields once: a tuple of the `EncodedMessage` to send, and
+    whether this replica participates. The caller must resume it with what
+    `mailbox_protocol.client.ExchangeSession.send` returns: the arrays [K, ...]
+    of the K messages that are averaged, their weights [K], and whether this
+    replica's message is one of them. If the mean was made in shares, K is 1,
+    and the only message is the mean.
+
+    Args:
+      encoder: Encoder of the leaves.
+      leaves: Values of this replica, [num_layers, *shape] each.
+      sender: Whether this replica participates, and whether the exchange makes
+        up for a loss (`Sender.shares_add_up`).
+
+    Returns:
+      A coroutine that returns `codecs.base.Reduced`.
     """
     message = encoder.encode(leaves)
     tables = message_tables(

@@ -14,29 +14,32 @@ from dilocox_jax.trees import Array, Boolean, Scalar, Tree
 def summed(
   values: Tree, participates: Boolean, axis_name: str = REPLICA_AXIS
 ) -> tuple[Tree, Scalar]:
-  """Sums values over replicas and counts the participants.
+  """Sums values over replicas, and counts the replicas that participate.
 
-  The count has the type of the values, so that the compiler sums both in the
-  same message. A second message would double the latency on a slow link.
+  The count has the dtype of the values, so that the compiler can sum both in
+  the same message. A second message would double the latency on a slow link.
 
   Args:
-    values: Leaves of one type; zeros if this replica does not participate.
+    values: Tree whose leaves all have one dtype; zeros if this replica does not
+      participate.
     participates: Whether this replica participates (boolean scalar).
-    axis_name: Axis over which replicas are mapped.
+    axis_name: Name of the axis over which replicas are mapped.
 
   Returns:
-    The sums, a tree like the values, and the number of participants.
+    A tuple (sums, count): a tree like the values, and a scalar of their dtype.
   """
   flag = participates.astype(jax.tree.leaves(values)[0].dtype)
   return jax.lax.psum((values, flag), axis_name)
 
 
 def mean_of_participants(total: Array, count: Scalar) -> Array:
-  """Divides a sum by the number of participants; zero without participants.
+  """Divides a sum by the number of participants.
+
+  The result is zero if there are no participants.
 
   Args:
-    total: Sum over the participants.
-    count: Number of participants.
+    total: Sum over the participants, of any shape; zeros if there are none.
+    count: Number of participants (scalar).
   """
   return total / jnp.maximum(count, 1).astype(total.dtype)
 
@@ -53,15 +56,17 @@ def mean_of_messages(
 
   Args:
     encoder: Encoder of the messages.
-    shapes: Shapes of the leaves, with the layer axis.
-    own: Arrays of this replica's message, [...] each.
-    arrays: Arrays of all K messages, [K, ...] each.
-    weights: Weight of each message in the mean, [K].
-    is_counted: Whether this replica's message is one of the K (boolean scalar).
+    shapes: Shape of each leaf, (num_layers, *shape).
+    own: Encoded arrays of this replica's message, [...] each.
+    arrays: Encoded arrays of all K messages, [K, ...] each.
+    weights: Weight of each message in the mean, [K]. A weight of 0 leaves the
+      message out.
+    is_counted: Whether this replica's own message counts in the mean (boolean
+      scalar).
 
   Returns:
-    The mean, and this replica's leaves as the others decode them. The latter
-    are zeros if this replica's message is not counted.
+    The weighted mean, and this replica's leaves as the others decode them;
+    zeros in place of these if its message does not count.
   """
   count = jnp.sum(weights, dtype=jnp.float32)
 

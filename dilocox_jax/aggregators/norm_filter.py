@@ -1,8 +1,8 @@
-"""Leaves replicas out of a mean whose values are far larger than usual.
+"""Leaves out of a mean the replicas whose values have far too large a norm.
 
-Replicas that meet in a store have the same rule (`mailbox_protocol.manifest`).
-Here all replicas share an axis, so the norms of all of them are known: the
-usual norm is their lower median.
+The norm of each replica's values is compared with the usual norm: the lower
+median over all replicas. For replicas that meet in a mailbox,
+`mailbox_protocol.manifest` has a similar rule.
 """
 
 import jax
@@ -20,23 +20,24 @@ from dilocox_jax.trees import Tree, widened
 def norm_filter(
   aggregator: Aggregator, max_norm_ratio: float, axis_name: str = REPLICA_AXIS
 ) -> Aggregator:
-  """Returns an aggregator that leaves out replicas with too large a norm.
+  """Wraps an aggregator, and leaves out replicas with too large a norm.
 
-  The inner aggregator gets NaN instead of the values of such a replica, so it
-  leaves them out. In the result of this replica, `sent` and `retained` are
-  zeros.
+  The norm of a replica's values is compared with the usual norm: the lower
+  median of all replicas' norms that are finite and not 0. If the norm is too
+  large, the wrapped aggregator gets NaN in place of the values, so it leaves
+  the replica out of the mean. This replica's `Averaged.sent` and
+  `Averaged.retained` are then zeros.
 
   Wire: each replica sends the norm of its values, 4 bytes, to all others before
-  the messages of the aggregator. All wait for the norms.
+  the messages of the wrapped aggregator. All wait for the norms.
 
   Args:
-    aggregator: Averages the values of the other replicas, e.g.
-      `dilocox_jax.exchange()`.
+    aggregator: The aggregator to wrap, e.g. `dilocox_jax.exchange()`.
     max_norm_ratio: Largest allowed norm, as a multiple of the usual norm.
-    axis_name: Axis over which replicas are mapped.
+    axis_name: Name of the axis over which replicas are mapped.
 
   Raises:
-    ValueError: If `aggregator` is no `Aggregator`.
+    ValueError: If `aggregator` is not an `Aggregator`.
   """
   require(
     isinstance(aggregator, Aggregator),

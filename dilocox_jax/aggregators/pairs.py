@@ -1,9 +1,9 @@
-"""Each replica averages with one other replica, drawn for each exchange.
+"""Averages over pairs of replicas that are drawn for each exchange.
 
-No replica waits for all others, and the bytes of a replica do not grow with M,
-the number of replicas. The pairs of an exchange are drawn by the random key of
-the exchange. The key is equal on all replicas, so all draw the same pairs. The
-pairs are one round of a round-robin tournament, which for M = 4 has the rounds
+No replica waits for all others, and the bytes that a replica sends do not grow
+with the number of replicas, M. The pairs of an exchange are drawn with a random
+key that is equal on all replicas, so all draw the same pairs. The pairs are one
+round of a round-robin tournament. For M = 4 the tournament has the rounds
 
     round 0   0-3  1-2
     round 1   1-3  2-0
@@ -11,7 +11,7 @@ pairs are one round of a round-robin tournament, which for M = 4 has the rounds
 
 In the M - 1 rounds, each replica meets every other replica once. So all other
 replicas are equally likely to be the partner. If M is odd, there are M rounds,
-and in each of them another replica has no partner.
+and each replica has no partner in one of them.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,8 @@ from dilocox_jax.coroutines import Coroutine
 from dilocox_jax.plan.operations import Operation, Permute
 from dilocox_jax.trees import Array
 
-# Makes the random number of the pairs independent of those that codecs draw.
+# It is folded into the random key, so that the draw of the pairs is independent
+# of what codecs draw with the same key.
 _PAIRS_OF_KEY = 1
 
 
@@ -38,14 +39,14 @@ def tournament(num_replicas: int) -> list[list[int]]:
   """Returns the partner of each replica in every round of a tournament.
 
   The rounds come from the circle method: one replica stays in its place, and
-  the others move on by one place each round. A replica that has no partner in a
-  round is its own partner.
+  the others move on by one place each round.
 
   Args:
     num_replicas: Number of replicas, M.
 
   Returns:
-    Partners [rounds][M]; M - 1 rounds for an even M, M rounds for an odd M.
+    Partners [rounds][M]; M - 1 rounds for an even M, M rounds for an odd M. A
+    replica that has no partner in a round is its own partner.
   """
   # If M is odd, one place is empty, and its partner waits.
   places = num_replicas + num_replicas % 2
@@ -63,26 +64,29 @@ def tournament(num_replicas: int) -> list[list[int]]:
 
 
 class PairMean(Collective):
-  """Averages over pairs of replicas that are drawn anew for each exchange.
+  """Averages over pairs of replicas that are drawn for each exchange.
 
   Replicas get different means, so each has outer parameters of its own. In
   float32 a pair also averages its outer parameters, without extra bytes
-  (`CompressedMean._sends_parameters`). With a codec only the pseudo-gradients
-  are averaged, and the outer parameters slowly move apart.
+  (`CompressedMean._sends_parameters`). With a codec, only the pseudo-gradients
+  are averaged, and the outer parameters of the replicas slowly move apart.
 
   Source: NoLoCo, Kolehmainen et al., 2025, arXiv 2506.10911, which draws from
   all ways to form pairs.
-  Differs: pairs are drawn from the rounds of a tournament, so that compiled
-  programs know all routes; each partner is equally likely in both cases. The
-  outer parameters of a pair move to their mean as a part of the gradient of the
-  outer optimizer, where NoLoCo has a separate rate for this move.
+  Differs: pairs are drawn from the rounds of a tournament, because a compiled
+  program must know all routes; each partner is equally likely in both cases.
+  The move of a pair's outer parameters toward their mean is a part of the
+  gradient for the outer optimizer. NoLoCo has a separate rate for this move.
   """
 
   is_shared = False
   averages_parameters = True
 
   def refusal(self, codec: Codec) -> str:
-    """Refuses a codec whose state must be equal on all replicas."""
+    """Refuses codecs whose state must be equal on all replicas, i.e. low rank.
+
+    `Collective.refusal` describes the result.
+    """
     if not codec.has_shared_state:
       return ""
     return (
@@ -93,26 +97,40 @@ class PairMean(Collective):
   def operations(
     self, encoder: Encoder, shapes: tuple[Shape, ...], num_replicas: int
   ) -> list[Operation]:
-    """Returns one message to the partner, with a flag."""
+    """Returns one message to the partner, with the flag of the sender.
+
+    Args:
+      encoder: Encoder of the leaves in the message.
+      shapes: Shape of each leaf, (num_layers, *shape).
+      num_replicas: Not used.
+    """
     del num_replicas
     return [Permute(encoded_bytes(encoder, shapes) + FLAG_BYTES)]
 
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
   ) -> Coroutine:
-    """Averages as `Collective.reduce` says, over a pair.
+    """Averages the leaves of one message over a pair of replicas.
 
     If the partner does not participate, or the replica has no partner, the mean
     is the replica's own message, decoded.
+
+    Args:
+      encoder: Encoder of the leaves.
+      leaves: Values of this replica, [num_layers, *shape] each.
+      sender: Whether this replica participates, its random key and its axis.
+
+    Returns:
+      A coroutine that returns `codecs.base.Reduced`. It has one message.
     """
     rounds = tournament(jax.lax.axis_size(sender.axis_name))
     key = jax.random.fold_in(sender.key, _PAIRS_OF_KEY)
     number = jax.random.randint(key, (), 0, len(rounds))
     arrays = encoder.encode(leaves)
     flag = sender.participates.astype(jnp.uint8)[None]
-    # Stops before the message leaves, and before the received arrays are used.
-    # The caller may run inner steps while the message travels. It sends the
-    # yielded arrays back (`coroutines`).
+    # The first `yield` comes before the message leaves, the second one before
+    # the received arrays are used. So the caller can run inner steps while the
+    # message travels. It gives the yielded arrays back (`coroutines`).
     arrays, flag = yield arrays, flag
     *partner_arrays, partner_flag = yield byte_collectives.swapped_in_pairs(
       [*arrays, flag], rounds, number, sender.axis_name

@@ -1,7 +1,7 @@
-"""Averages by reduce-scatter and all-gather.
+"""Averages by a reduce-scatter and an all-gather.
 
-Each replica averages one slice of the values, and sends the mean of the slice
-to all replicas.
+Each replica averages one slice of all replicas' values, and sends the mean of
+the slice to all replicas.
 """
 
 from collections.abc import Sequence
@@ -35,15 +35,16 @@ class ReduceScatterMean(Collective):
       all_gather:     every replica receives the means of the three slices,
                       joins them and drops the rows of zeros
 
-  So the mean is rounded a second time, by `encoder.of_means`. `Reduced.own` of
-  a replica has its values as the owners decoded them, before the second
-  rounding.
+  So values are rounded when they are sent, and the mean is rounded a second
+  time, by `encoder.of_means`. `Reduced.own` of a replica has its values as the
+  owners decoded them, before the second rounding.
 
-  Error feedback must also make up for the second rounding, which at one bit a
-  value loses as much as the first. With `Sender.shares_add_up`, the owner of a
-  slice does this. The owner takes its own values of the slice exactly, since
-  they travel over no link. In `Reduced.own` of the owner, the loss of the
-  second rounding is subtracted from these values.
+  Error feedback must also make up for the second rounding. With one bit for
+  each value, this rounding loses as much as the first. If
+  `Sender.shares_add_up` is set, the owner of a slice makes up for it. The owner
+  does not round its own values of the slice, since they travel over no link. In
+  the owner's `Reduced.own`, the loss of the second rounding is subtracted from
+  these values.
 
   Example: M = 2, codes are whole numbers, and replica 0 owns the slice.
 
@@ -59,7 +60,10 @@ class ReduceScatterMean(Collective):
   """
 
   def refusal(self, codec: Codec) -> str:
-    """Refuses a codec that selects values: a slice needs all of its values."""
+    """Refuses codecs that send only some values (`Collective.refusal`).
+
+    A slice can be averaged only if all replicas send all of its values.
+    """
     if isinstance(codec.encoder, Quantizer):
       return ""
     return (
@@ -72,8 +76,12 @@ class ReduceScatterMean(Collective):
   ) -> list[Operation]:
     """Returns an all-to-all of the slices and an all-gather of the means.
 
-    The means need the result of the all-to-all, so they have a later turn. They
-    carry no flag.
+    The means depend on the result of the all-to-all, so they have turn 1.
+
+    Args:
+      encoder: Encoder of the leaves in the message.
+      shapes: Shape of each leaf, (num_layers, *shape).
+      num_replicas: Number of replicas, M.
     """
     values, means = scattered_bytes(encoder, shapes, num_replicas)
     return [
@@ -84,7 +92,16 @@ class ReduceScatterMean(Collective):
   def reduce(
     self, encoder: Any, leaves: Sequence[Array], sender: Sender
   ) -> Coroutine:
-    """Averages as `Collective.reduce` says."""
+    """Averages the leaves of one message over the replicas that participate.
+
+    Args:
+      encoder: Encoder of the leaves, a `Quantizer`.
+      leaves: Values of this replica, [num_layers, *shape] each.
+      sender: Whether this replica participates, its random key and its axis.
+
+    Returns:
+      A coroutine that returns `codecs.base.Reduced`. It has two messages.
+    """
     num_replicas = jax.lax.axis_size(sender.axis_name)
     replica = jax.lax.axis_index(sender.axis_name)
     layout = encoder.layout([leaf.shape for leaf in leaves], num_replicas)
@@ -93,9 +110,9 @@ class ReduceScatterMean(Collective):
     values = layout.rows(leaves)
     codes = encoder.coded(values)
     flag = jnp.full((num_replicas, 1), sender.participates, jnp.uint8)
-    # Stops before the message leaves, and before the received arrays are used.
-    # The caller may run inner steps while the message travels. It sends the
-    # yielded arrays back (`coroutines`).
+    # The first `yield` comes before the message leaves, the second one before
+    # the received arrays are used. So the caller can run inner steps while the
+    # message travels. It gives the yielded arrays back (`coroutines`).
     codes, flag = yield codes, flag
     # Slice `replica` of every sender: codes [M, rows, ...] and flags [M, 1].
     *own_slice_codes, flags = yield byte_collectives.all_to_all(
@@ -115,7 +132,7 @@ class ReduceScatterMean(Collective):
       mean = mean_of_participants(total, count)
       means.append(mean)
       codes_of_means += encoder.of_means.code(mean)
-    # Stops twice, as above.
+    # These two `yield`s are for the message of the means.
     codes_of_means = yield codes_of_means
     # The codes of the mean of every slice, [M, 1, rows, ...].
     gathered = yield byte_collectives.all_gathered(

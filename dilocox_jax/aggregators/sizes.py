@@ -1,8 +1,8 @@
-"""Sizes of encoded messages (bytes), from the shapes of leaves alone.
+"""Computes the sizes of encoded messages in bytes, from the shapes of leaves.
 
-A size is the size of the arrays that the codec's `encode` returns. JAX derives
-their shapes without computing a value (`jax.eval_shape`). Trainer, report and
-simulator all use these sizes.
+A size is the number of bytes of the arrays that the codec's `encode` returns.
+JAX derives the shapes of these arrays without computing a value
+(`jax.eval_shape`). The trainer, the report and the simulator use these sizes.
 """
 
 import functools
@@ -20,23 +20,24 @@ from dilocox_jax.trees import Array
 
 
 def message_bytes(codec: Codec, shapes: Shapes) -> int:
-  """Returns the size of all messages in which a replica sends a tree (bytes).
+  """Returns the size of all messages with which a replica sends a tree (bytes).
 
   Args:
     codec: Codec of the exchange.
-    shapes: Leaf shapes by path.
+    shapes: Shapes of the tree's leaves by path.
   """
   messages = message_shapes(codec, stacked_shapes(shapes))
   return sum(encoded_bytes(codec.encoder, leaves) for leaves in messages)
 
 
 def stacked_shapes(shapes: Shapes) -> tuple[Shape, ...]:
-  """Returns the shapes of leaves with a layer axis, as codecs see them.
+  """Returns the shapes of leaves as codecs see them, (num_layers, *shape).
 
-  A leaf that belongs to no layer has one layer. Empty leaves are left out.
+  A leaf outside the stack of layers gets num_layers = 1. Empty leaves are left
+  out.
 
   Args:
-    shapes: Leaf shapes by path.
+    shapes: Shapes of the leaves by path.
   """
   return tuple(
     stacked_shape(path, shape)
@@ -49,14 +50,14 @@ def stacked_shapes(shapes: Shapes) -> tuple[Shape, ...]:
 def message_shapes(
   codec: Codec, shapes: tuple[Shape, ...]
 ) -> tuple[tuple[Shape, ...], ...]:
-  """Returns the shapes of the leaves in each message of a codec.
+  """Returns the shapes of the arrays in each message, before they are encoded.
 
-  For example, `LowRank` has two messages, the left and the right factors, and
-  an encoder has one.
+  For example, `LowRank` sends two messages, the left and the right factors. An
+  encoder sends the leaves themselves in one message.
 
   Args:
     codec: The codec.
-    shapes: Shapes of the leaves, with the layer axis.
+    shapes: Shape of each leaf, (num_layers, *shape).
   """
 
   def run(leaves: list[Array], key: Array) -> list[list[Array]]:
@@ -82,7 +83,7 @@ def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
 
   Args:
     encoder: The encoder.
-    shapes: Shapes of the leaves, with the layer axis.
+    shapes: Shape of each leaf, (num_layers, *shape).
   """
   arrays = jax.eval_shape(encoder.encode, _values(shapes))
   return _num_bytes(arrays)
@@ -92,16 +93,16 @@ def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
 def scattered_bytes(
   encoder: Encoder, shapes: tuple[Shape, ...], num_slices: int
 ) -> tuple[int, int]:
-  """Returns the sizes of the encoded slices of leaves, and of their means.
+  """Returns the sizes of what a reduce-scatter and an all-gather send (bytes).
 
   Args:
     encoder: The encoder of the values, a `Quantizer`.
-    shapes: Shapes of the leaves, with the layer axis.
+    shapes: Shape of each leaf, (num_layers, *shape).
     num_slices: Number of slices, one for each replica.
 
   Returns:
-    The bytes of all slices of one replica's values, and of the means of all
-    slices.
+    A tuple (values, means): the bytes of all encoded slices of one replica's
+    values, and the bytes of the encoded means of all slices.
   """
   assert isinstance(encoder, Quantizer)
   layout = encoder.layout(shapes, num_slices)
@@ -112,10 +113,10 @@ def scattered_bytes(
 
 
 def _num_bytes(arrays: Sequence[jax.ShapeDtypeStruct]) -> int:
-  """Returns the size of arrays together (bytes)."""
+  """Returns the size of several arrays together (bytes)."""
   return sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays)
 
 
 def _values(shapes: Sequence[Shape]) -> list[jax.ShapeDtypeStruct]:
-  """Returns float32 leaves without values, for `jax.eval_shape`."""
+  """Returns the `jax.ShapeDtypeStruct`s of float32 leaves of some shapes."""
   return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]

@@ -1,4 +1,4 @@
-"""Counts the operations and the bytes of the exchanges of a run."""
+"""Computes the operations and the bytes of the exchanges of a run."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -18,7 +18,8 @@ from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import Window
 
-NORM_BYTES = 4  # The norm that a replica sends first (`norm_filter`).
+# With `norm_filter`, each replica first sends the norm of its values in fp32.
+NORM_BYTES = 4
 
 
 def exchange_operations(
@@ -28,17 +29,19 @@ def exchange_operations(
   collective: str | Collective = AUTO,
   compares_norms: bool = False,
 ) -> list[Operation]:
-  """Returns the operations of one exchange of some leaves, in order.
+  """Returns the operations over replicas of one exchange, in order.
 
-  All leaves travel together in a message. A codec may need several messages,
-  one after the other. A leaf of zero size is not sent.
+  A message carries all leaves together. A codec may need several messages, one
+  after the other. Empty leaves are not sent.
 
   Args:
     codec: Codec of the exchange.
-    shapes: Leaf shapes by path.
+    shapes: Shapes of the leaves by path.
     num_replicas: Number of replicas, M.
-    collective: One of `plan.collectives.collective_names()`, or a collective.
-    compares_norms: Whether norms are compared first (`norm_filter`).
+    collective: A name in `plan.collectives.collective_names()`, or a
+      collective.
+    compares_norms: Whether replicas first compare the norms of their values
+      (`norm_filter`).
 
   Raises:
     ValueError: If the collective cannot average messages of the codec.
@@ -58,18 +61,21 @@ def exchange_operations(
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-  """Computes how many bytes one replica sends; it receives as many.
+  """Computes how many bytes one replica sends in the exchanges of a run.
 
   Attributes:
-    method: Its schedule says when fragments are exchanged. Its `exchanged` says
-      whether replicas exchange pseudo-gradients or gradients.
-    fragments: Division of the tree into fragments.
-    shapes: Leaf shapes of the whole tree by path.
+    method: The method of the run. Its schedule says when fragments are
+      exchanged, and `Method.exchanged` whether replicas exchange
+      pseudo-gradients or gradients.
+    fragments: Division of the parameters into fragments.
+    shapes: Shapes of all parameters by path.
     num_replicas: Number of replicas, M.
-    codec: Codec of the method. The steps of a warm start send an fp32 sum
-      instead.
-    collective: One of `plan.collectives.collective_names()`, or a collective.
-    compares_norms: Whether norms are compared first (`norm_filter`).
+    codec: Codec of the exchanges. The steps of a data-parallel start send
+      gradients in fp32 instead.
+    collective: A name in `plan.collectives.collective_names()`, or a
+      collective.
+    compares_norms: Whether replicas first compare the norms of their values
+      (`norm_filter`).
   """
 
   method: Method
@@ -81,21 +87,29 @@ class Traffic:
   compares_norms: bool = False
 
   def exchange(self, fragment: int) -> list[Operation]:
-    """Returns the operations of one exchange of a fragment, in order."""
+    """Returns the operations of one exchange of a fragment, in order.
+
+    Args:
+      fragment: Number of the fragment.
+    """
     return self._operations(self.fragments.shapes(fragment, self.shapes))
 
   def exchange_bytes(self, fragment: int) -> int:
-    """Returns the bytes that a replica sends in one exchange of a fragment."""
+    """Returns the bytes that a replica sends in one exchange of a fragment.
+
+    Args:
+      fragment: Number of the fragment.
+    """
     return self._sent_bytes(self.exchange(fragment))
 
   def gradient(self) -> list[Operation]:
-    """Returns the operations of one data-parallel step, in order.
+    """Returns the operations that average the gradients of one step, in order.
 
-    They carry the gradients of the whole tree.
+    They carry the gradients of all parameters.
     """
     if self.method.exchanged == "gradient":
       return self._operations(self.shapes)
-    # Only the warm start of a method with rounds exchanges gradients.
+    # A method with rounds exchanges gradients only in a data-parallel start.
     return exchange_operations(Float(), self.shapes, self.num_replicas)
 
   def gradient_bytes(self) -> int:
@@ -103,10 +117,10 @@ class Traffic:
     return self._sent_bytes(self.gradient())
 
   def segment_bytes(self, segment: Segment) -> int:
-    """Returns the bytes that a replica sends in a segment.
+    """Returns the bytes that a replica sends in a segment of the run.
 
-    In a segment of rounds, these are the bytes of the exchanges that are
-    applied there.
+    If the segment is a round, the bytes of the exchanges that are applied in
+    it are counted. If it is a data-parallel start, each step sends gradients.
 
     Args:
       segment: A segment of the run's plan.
@@ -116,7 +130,7 @@ class Traffic:
     return self.among(segment.participation)._windows_bytes(segment.windows)
 
   def among(self, participation: RoundParticipation | None) -> "Traffic":
-    """Returns the traffic of exchanges among the present replicas.
+    """Returns a copy whose `num_replicas` counts only the present replicas.
 
     Args:
       participation: Says which replicas are present; None: all are.
@@ -131,19 +145,24 @@ class Traffic:
     """Returns the bytes that a replica sends in the flush at the end of a run.
 
     Args:
-      step: Number of inner steps of the schedule that are finished.
+      step: Number of inner steps that the run has made, counted from the start
+        of the schedule.
       participation: Says which replicas are present; None: all are.
     """
     windows = self.method.schedule.flush_windows(step)
     return self.among(participation)._windows_bytes(windows)
 
   def _windows_bytes(self, windows: Iterable[Window]) -> int:
-    """Returns the bytes of the exchanges that windows apply."""
+    """Returns the bytes of the exchanges whose averages windows apply."""
     applied = [window.applied for window in windows if window.applied]
     return sum(self.exchange_bytes(event.fragment) for event in applied)
 
   def _operations(self, shapes: Shapes) -> list[Operation]:
-    """Returns the operations of one exchange of leaves with these shapes."""
+    """Returns the operations of one exchange of leaves.
+
+    Args:
+      shapes: Shapes of the leaves by path.
+    """
     return exchange_operations(
       self.codec,
       shapes,
@@ -153,5 +172,5 @@ class Traffic:
     )
 
   def _sent_bytes(self, operations: list[Operation]) -> int:
-    """Returns the bytes that one replica sends in operations."""
+    """Returns the bytes that one replica sends in some operations together."""
     return sum(each.sent_bytes(self.num_replicas) for each in operations)

@@ -1,1 +1,4 @@
-"""The library as users import it; `dilocox_jax` has lazy names for it."""
+"""The functions and classes that a user imports from `dilocox_jax`.
+
+`dilocox_jax` imports each of them when it is first used.
+"""

@@ -2,10 +2,11 @@
 
 A gap is (loss of the method / loss of AllReduce) - 1 after the same number of
 steps on the same number of sequences. All gaps were measured on one small model
-(0.86 million parameters, 2,000 steps). Both sides had the same inner optimizer
-and the same average of the parameters. AllReduce with Muon has a momentum of
-0.9, which suits it better than the 0.95 of the methods, where it was trained
-(M = 2 and 4). No gap was measured on a large model.
+(0.86 million parameters, 2,000 steps). The method and AllReduce had the same
+inner optimizer, and either both or neither kept an average of the parameters.
+With M = 2 and 4, AllReduce with Muon was trained with a momentum of 0.9, which
+suits it better than the 0.95 of the methods. No gap was measured on a large
+model.
 
 The gaps are in `measured_gaps.json`. `experiments.sweeps.measured` writes this
 file from the committed runs.
@@ -26,22 +27,23 @@ PATH = pathlib.Path(__file__).with_name("measured_gaps.json")
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredGap:
-  """One measured setting of a method.
+  """The gap of a method with certain settings, measured by runs of some seeds.
 
   Attributes:
-    name: Name of the runs in their file, e.g. "overlap_loco 2x4".
+    name: Name of the method's runs in their CSV file, e.g. "overlap_loco 2x4".
     baseline: Name of the runs of AllReduce with which they are compared.
     method: Name of the method.
     num_replicas: Number of replicas of the runs, M.
     sequences: Number of sequences in a step of one replica.
     steps: Number of inner steps of each run.
-    seeds: Number of seeds, each with one run.
-    gap: Mean loss divided by the mean loss of AllReduce, minus 1. Example:
-      0.0078 means a loss that is 0.78 % higher.
-    error: Standard error of the gap over the seeds, a fraction too.
+    seeds: Number of seeds. There is one run for each seed.
+    gap: Mean final loss of the method's runs divided by that of AllReduce,
+      minus 1. Example: 0.0078 is a loss that is 0.78 % higher.
+    error: Standard error of the gap over the seeds, as a fraction like `gap`.
     inner_rate: Inner learning rate, which was tuned for the small model.
-    settings: Other fields of the config of the runs, by dotted name.
-    rows: Path of the CSV file of the runs, from the root of the repository.
+    settings: Other fields of the runs' config, by dotted name.
+    rows: Path of the CSV file of the runs, relative to the root of the
+      repository.
   """
 
   name: str
@@ -59,12 +61,12 @@ class MeasuredGap:
 
   @property
   def size(self) -> str:
-    """Numbers of replicas and of sequences, e.g. "2 x 4"."""
+    """Number of replicas and sequences in a step of each, e.g. "2 x 4"."""
     return f"{self.num_replicas} x {self.sequences}"
 
   @property
   def words(self) -> str:
-    """The gap, its error and the setting in which it was measured, as text."""
+    """The gap, its error and the most important settings, in words."""
     size = self.size
     sync_interval = self.settings.get("sync.sync_interval")
     if sync_interval:
@@ -89,16 +91,20 @@ def _content() -> dict[str, Any]:
 
 
 def measured_gaps(method: str, num_replicas: int) -> list[MeasuredGap]:
-  """Returns the gaps of a method at the measured number of replicas nearest M.
+  """Returns the gaps of a method that were measured with about M replicas.
 
-  The distance of two numbers of replicas is the logarithm of their ratio. If
-  two measured numbers are equally near, as 2 and 8 are to 4, the larger one is
-  taken, because its gap is larger. The list is empty if the method was not
-  measured.
+  Of the numbers of replicas with which the method was measured, the nearest to
+  M counts. The distance of two numbers is the logarithm of their ratio. If two
+  numbers are equally near, as 2 and 8 are to 4, the larger one counts, because
+  its gap is larger.
 
   Args:
     method: Name of the method.
     num_replicas: Number of replicas of the run, M.
+
+  Returns:
+    The gaps, all with the same number of replicas; [] if the method was not
+    measured.
   """
   gaps_of_method = []
   for fields in _content()["gaps"]:
@@ -117,9 +123,9 @@ def measured_gaps(method: str, num_replicas: int) -> list[MeasuredGap]:
 
 
 def share_of_more_steps(ratio: float) -> float:
-  """Returns the factor by which more steps multiply the final loss.
+  """Returns the factor by which another number of steps changes the final loss.
 
-  The factor is a power of the ratio of steps. The exponent was fitted to
+  The factor is a power of the ratio of the steps. The exponent was fitted to
   AllReduce runs of 2,000 and of 17,000 steps of a small model. Example: with
   twice as many steps the factor is 0.934, so the loss ends 6.6 % lower.
 

@@ -1,8 +1,8 @@
-"""Says which field of a config would lower the memory of a device most cheaply.
+"""Suggests a change of a config with which a run needs less memory on a device.
 
-A field is tried at a time, and the estimate says what the run would need. The
-fields come in the order of what they cost: first those that need no more
-devices and send few more bytes.
+One field is changed at a time, and the memory is estimated again. The cheapest
+changes are tried first: those that need no more devices and send few more
+bytes.
 """
 
 from typing import Any
@@ -14,15 +14,16 @@ from dilocox_jax.report.units import human_bytes
 
 
 def memory_advice(config: RunConfig, device_bytes: float) -> str:
-  """Returns which field to change if a run does not fit into its devices.
+  """Returns a change of the config with which a run fits into its devices.
 
   Args:
-    config: Config of a run.
+    config: Config of a run that needs too much memory.
     device_bytes: Memory of a device (bytes).
 
   Returns:
-    Words such as "mesh.gather='layer' needs 24.9 GB". It is the first change
-    with which the run fits, or else the change that needs the least memory.
+    A text such as "mesh.gather='layer' needs 24.9 GB". It names the first
+    change with which the run fits. If there is none, it names the change that
+    needs the least memory. If no change helps, it suggests a smaller model.
   """
   needed_before = device_memory(config, device_bytes).total
   best = (needed_before, "a smaller model or batch, or a smaller rank")
@@ -43,7 +44,14 @@ def memory_advice(config: RunConfig, device_bytes: float) -> str:
 
 
 def _changes(config: RunConfig) -> list[tuple[str, Any]]:
-  """Returns fields that may lower the memory, each with a new value."""
+  """Returns the changes to try, the cheapest first.
+
+  Args:
+    config: The config to change.
+
+  Returns:
+    Pairs of a field's dotted name and its new value.
+  """
   mesh = config.mesh
   changes: list[tuple[str, Any]] = []
   if mesh.layout == "mesh":

@@ -1,12 +1,15 @@
 """Refuses a run for which this machine has too little memory.
 
 If a program takes more memory than there is, the operating system ends it
-without a message, after minutes, and may end other programs too. So before any
-array is made, the memory that a run needs is compared with the available
-memory. On CPUs this is the memory that the host has free. On other devices it
-is the limit that JAX has on a device, whether or not memory is in use. The
-state that is kept between steps is exact. The memory of a step is an estimate,
-which may be too high, so a run may need a tenth more than is available.
+without a message, perhaps after minutes, and may end other programs, too. So
+before any array is made, the memory that a run needs is compared with the
+available memory. On CPUs, the available memory is what the host has free. On
+other devices, it is the limit that JAX has on a device, even if a part of it is
+in use.
+
+The bytes of the state that is kept between steps are known exactly. The memory
+of a step is an estimate, which may be too high. So a run is refused only if it
+needs more than 1.1 times the available memory.
 """
 
 import jax
@@ -26,14 +29,14 @@ from dilocox_jax.training.model_functions import run_division
 from dilocox_jax.training.overrides import NO_OVERRIDES, Overrides
 from dilocox_jax.trees import leaves_by_path
 
-# A run is refused if it needs more than this times the available memory.
-# Estimates of a step are within a tenth of what compilers need
+# A run is refused if it needs more than this many times the available memory.
+# Estimates of a step differ by at most a tenth from what compilers need
 # (tests/experiments/test_fits.py).
 MARGIN = 1.1
 
 
 class MemoryRefusedError(ValueError):
-  """Raised if a run would need more memory than there is."""
+  """Says that a run would need more memory than there is, in one line."""
 
 
 def check_memory(
@@ -41,21 +44,22 @@ def check_memory(
   overrides: Overrides = NO_OVERRIDES,
   go_on: str = "check_memory=False",
 ) -> None:
-  """Refuses a run that needs more memory than is available to it.
+  """Refuses a run that needs more than 1.1 times the available memory.
 
-  Available is the memory that this host has free (on CPUs), or the limit of a
-  device. The needed memory may exceed the available memory by a tenth, because
-  the estimate may be too high by so much. Nothing is refused if the system does
-  not tell how much memory there is.
+  The available memory is what this host has free (on CPUs), or the limit of a
+  device. The needed memory is partly an estimate, which may be too high. If the
+  system does not tell how much memory there is, no run is refused.
 
   Args:
     config: Config of the run.
-    overrides: Overrides that the caller passes. If there is a model among them,
-      only its state between steps is counted, because its layers are unknown.
-    go_on: How a user can start the run all the same, for the message.
+    overrides: Objects of the user in place of parts that the config names. If a
+      model is among them, only its state between steps is counted, because its
+      layers are unknown.
+    go_on: What a user can set to start the run all the same, for the message.
 
   Raises:
-    MemoryRefusedError: One line with both numbers and what to change.
+    MemoryRefusedError: If the run is refused. The message is one line with both
+      numbers of bytes, and says what to change.
   """
   device_limit_bytes = min(map(device_bytes, jax.local_devices()))
   state_bytes, step_bytes = _needed_bytes(config, overrides, device_limit_bytes)
@@ -88,17 +92,17 @@ def check_memory(
 def _needed_bytes(
   config: RunConfig, overrides: Overrides, device_limit_bytes: float
 ) -> tuple[float, float]:
-  """Returns the memory that a device needs (bytes).
+  """Returns the memory that a run needs on a device (bytes).
 
   Args:
     config: Config of the run.
-    overrides: Overrides that the caller passes.
+    overrides: Objects of the user in place of parts that the config names.
     device_limit_bytes: Memory of a device that JAX may take (bytes); infinity
       if the device does not tell it.
 
   Returns:
-    The memory of the state that is kept between steps, and the memory that a
-    step needs in addition.
+    A tuple: the bytes of the state that is kept between steps, and the bytes
+    that a step needs in addition (0 for a model of the user).
   """
   num_replicas = 1
   if config.mesh.layout == "stacked":
@@ -122,14 +126,15 @@ def _needed_bytes(
 
 
 def _supplied_model_bytes(config: RunConfig, overrides: Overrides) -> float:
-  """Returns a lower bound of a replica's state on a device (bytes).
+  """Returns how many bytes a replica's state has at least on a device.
 
-  The state of the inner optimizer is not counted. If only a part of the model
-  is trained, the parameters are counted once.
+  It is for a model of the user. The state of the inner optimizer is not
+  counted. If only a part of the model is trained, the parameters are counted
+  once.
 
   Args:
     config: Config of the run.
-    overrides: Overrides that the caller passes, with a model.
+    overrides: Objects of the user, with a model among them.
   """
   assert overrides.model is not None
   params = jax.eval_shape(overrides.model.init, jax.random.key(0))

@@ -1,13 +1,14 @@
-"""Plans what training by each method would cost on a cluster, and ranks them.
+"""Plans how each method would train a model on a cluster, and ranks the plans.
 
 A plan combines four things:
 
 - a method;
 - the model and the batch of a config;
-- H, P and a codec whose loss was measured (`api.measured_gaps`), or those of
-  the method's recipe if nothing was measured;
+- values of H and P and a codec. If the method's loss was measured
+  (`api.measured_gaps`), they are those of the measurement; otherwise they are
+  those of the method's recipe;
 - a layout, which divides each replica among its devices: the fastest layout
-  that leaves some memory to spare.
+  that leaves enough memory free.
 
 Plans are ranked by the loss that they would reach in equal time.
 """
@@ -49,21 +50,23 @@ from dilocox_jax.simulate.steps import SteadyState, steady_state
 _METHOD_SECTIONS = ("sync", "exchange", "adaptive", "outer")
 # Methods that average gradients in every step.
 _EVERY_STEP = ("allreduce", "cocktail_sgd")
-# Most tensor shards that a plan has. More of them would wait for each other
-# over the slower links between machines.
+# Largest number of tensor shards in a plan. More of them would have to use the
+# slower links between machines.
 _MOST_TENSOR_SHARDS = 8
 # Fields whose product is the number of devices of a replica.
 _COUNTS = ("mesh.num_stages", "mesh.num_data_shards", "mesh.num_tensor_shards")
-# Width of the model for each rank. The recipe has rank 16 for width 128.
+# The rank of a low-rank codec is the width of the model divided by this number.
+# The recipe has rank 16 for width 128.
 _WIDTH_PER_RANK = 8
-# Utilization from which on all transfers count as hidden behind inner steps.
+# If replicas compute for at least this share of the time, all transfers count
+# as hidden behind inner steps.
 _HIDDEN = 0.999
-# Name of the plan that sends gradients of two bytes a value, as most frameworks
-# do.
+# Name of the plan that sends gradients with two bytes for each value, as most
+# frameworks do.
 NARROW_ALLREDUCE = "allreduce bf16"
 _NARROW: Mapping[str, Any] = {"exchange.codec": "bfloat16"}
 
-# By default everything is derived from config and cluster.
+# By default, durations are derived from config and cluster.
 _DERIVED = Options()
 
 # New values of fields of a config, by dotted name.
@@ -79,13 +82,14 @@ class MethodPlan:
     config: Config of the run.
     setup: The run on the cluster, ready to be timed.
     rounds: Costs of rounds in the middle of a long run (simulated).
-    memory: Memory that a device needs (its state derived, the rest estimated).
+    memory: Memory that a device needs (the state between steps is derived, the
+      rest is estimated).
     device_bytes: Memory that a device has (bytes); infinity if it is not known.
-    allreduce_tokens_per_s: Throughput of AllReduce in float32 on the same links
-      (tokens per second).
+    allreduce_tokens_per_s: Throughput of AllReduce in float32 on the same
+      cluster (tokens per second); NaN before the plan was compared.
     fastest_tokens_per_s: Throughput of the fastest compared plan (tokens per
-      second).
-    gap: Measured gap between the loss of these settings and the loss of
+      second); NaN before the plan was compared.
+    gap: Measured gap between the loss with these settings and the loss of
       AllReduce. None if it was not measured, and for AllReduce itself.
   """
 
@@ -101,23 +105,26 @@ class MethodPlan:
 
   @property
   def is_baseline(self) -> bool:
-    """Whether this plan is AllReduce, with which gaps compare."""
+    """Whether this plan is AllReduce in float32, the baseline of all gaps."""
     return self.name == "allreduce"
 
   @property
   def is_measured(self) -> bool:
-    """Whether the gap to the loss of AllReduce is known."""
+    """Whether the gap to the loss of AllReduce is known.
+
+    It was measured, or is 0 because this plan is AllReduce itself.
+    """
     return self.is_baseline or self.gap is not None
 
   @property
   def gap_at_equal_time(self) -> float:
-    """Relative gap to the loss of AllReduce if all plans had equal time.
+    """Loss of this plan in equal time, relative to a fast AllReduce, minus 1.
 
-    AllReduce is taken with as many steps as the fastest plan makes in this
-    time. The value adds two gaps: the measured gap at equal steps, and the gap
-    of a slower plan, which makes fewer steps in the same time (derived,
-    `measured_gaps.share_of_more_steps`). Example: 0.02 is a loss that is 2 %
-    higher. NaN if the gap was not measured.
+    The compared loss is that of an AllReduce which makes as many steps as the
+    fastest plan. The value combines two gaps: the measured gap at equal steps,
+    and the gap of a slower plan, which makes fewer steps in the same time
+    (derived, `measured_gaps.share_of_more_steps`). Example: 0.02 is a loss that
+    is 2 % higher. NaN if the gap was not measured.
     """
     if not self.is_measured:
       return math.nan
@@ -127,9 +134,10 @@ class MethodPlan:
 
   @property
   def spare(self) -> float:
-    """Share of a device's memory that is left, below 0 if it is too small.
+    """Share of a device's memory that the plan leaves free.
 
-    It is 1 if the memory of a device is not known.
+    It is below 0 if the plan needs more memory than a device has, and 1 if the
+    memory of a device is not known.
     """
     if math.isinf(self.device_bytes):
       return 1.0
@@ -137,12 +145,19 @@ class MethodPlan:
 
   @property
   def has_room(self) -> bool:
-    """Whether a device has enough memory to spare to recommend the plan."""
+    """Whether enough memory is left free to recommend the plan.
+
+    At least the share `LEAST_SPARE` must be free, because the estimate may be
+    too low.
+    """
     return self.spare >= LEAST_SPARE
 
   @property
   def hides(self) -> bool:
-    """Whether all transfers hide behind inner steps."""
+    """Whether all transfers are hidden behind inner steps.
+
+    This is so if replicas compute for at least 99.9 % of the time.
+    """
     return self.rounds.utilization >= _HIDDEN
 
   @property
@@ -153,7 +168,7 @@ class MethodPlan:
 
   @property
   def speed_up(self) -> float:
-    """Ratio of the throughput to that of AllReduce in float32."""
+    """Throughput divided by the throughput of AllReduce in float32."""
     return self.tokens_per_s / self.allreduce_tokens_per_s
 
   @property
@@ -163,12 +178,15 @@ class MethodPlan:
 
   @property
   def fits(self) -> bool:
-    """Whether a device has room; True if its memory is not known."""
+    """Whether a device has the memory that the plan needs.
+
+    It is True if the memory of a device is not known.
+    """
     return self.memory.total <= self.device_bytes
 
   @property
   def reason(self) -> str:
-    """Why a device lacks memory for the plan; "" if it has enough to spare."""
+    """Why too little memory is left free, in words; "" if `has_room`."""
     if self.has_room:
       return ""
     needed_gb = self.memory.total / 1e9
@@ -186,20 +204,22 @@ def plan_run(
   options: Options = _DERIVED,
   device_bytes: float | None = None,
 ) -> MethodPlan:
-  """Plans a run with all its settings, and AllReduce on the same mesh.
+  """Plans a run as its config describes it, and compares it with AllReduce.
+
+  AllReduce has the same layout.
 
   Args:
     config: Config of the run.
     cluster: Name of a cluster preset, or path of a cluster file.
-    options: What config and cluster leave open.
+    options: Durations and transport, which neither config nor cluster states.
     device_bytes: Memory of a device (bytes). None takes it from the cluster.
 
   Returns:
-    The plan of the run, compared with AllReduce.
+    The plan of the run. Its `allreduce_tokens_per_s` is set.
 
   Raises:
-    ValueError: One line, if the cluster is unknown, or if the run does not fit
-      on it.
+    ValueError: If the cluster is unknown, or if the run does not fit on it. The
+      message is one line.
   """
   run_cluster = cluster_of(config, cluster)
   plan = _plan(config.sync.method, config, run_cluster, options, device_bytes)
@@ -221,43 +241,45 @@ def compare_methods(
   options: Options = _DERIVED,
   device_bytes: float | None = None,
 ) -> tuple[list[MethodPlan], dict[str, str]]:
-  """Compares all methods on the links of a cluster.
+  """Compares all methods on a cluster.
 
-  The settings of a method are chosen in this order:
+  The settings of a method are chosen by the first rule that applies:
 
   1. If the config sets fields of its own method, this method keeps them.
-  2. Other methods take the settings whose loss was measured with the nearest
-     number of replicas. If the config sets H, these must have this H.
-  3. A method without such a measurement takes its recipe. The rank of a
-     low-rank codec grows with the width of the model.
+  2. A method whose loss was measured takes the settings of the measurement with
+     the nearest number of replicas. If the config sets H, only measurements
+     with this H count.
+  3. Any other method takes its recipe. The rank of a low-rank codec then grows
+     with the width of the model.
 
   Args:
     config: Config with the model, the batch of a replica and the settings of
       the inner optimizer.
     cluster: Name of a cluster preset, or path of a cluster file.
-    options: What config and cluster leave open. If they state the duration of a
-      step, this duration belongs to the layout of the config, so no other
-      layout is tried.
+    options: Durations and transport, which neither config nor cluster states.
+      If they state the duration of a step, this duration belongs to the layout
+      of the config, so no other layout is tried.
     device_bytes: Memory of a device (bytes). None takes it from the cluster.
 
   Returns:
-    The best plan of each method, and for each method that does not go with the
-    config the reason. The best plan of all comes first. Plans are ordered by:
+    A tuple (plans, refused). `plans` has the best plan of each method, and
+    `refused` the reason for each method that the config does not allow, by
+    method. The best plan of all comes first. Plans are ordered by:
 
-    1. whether they leave memory to spare (`LEAST_SPARE`), and whether they fit
-       at all;
-    2. the loss at equal time, rounded to a tenth of a percent; a plan whose
-       loss was not measured comes last;
-    3. the memory that they leave;
+    1. whether they leave enough memory free (`LEAST_SPARE`), and then whether
+       they fit at all;
+    2. the loss in equal time, rounded to a tenth of a percent; plans whose loss
+       was not measured come last;
+    3. the memory that they leave free;
     4. their throughput.
 
-    If the config sets an H with which no loss was measured, the throughput
-    takes the place of the loss.
+    If no loss was measured with the config's H, plans are ordered by throughput
+    instead of loss.
 
   Raises:
-    TypeError: If the config is no `RunConfig`.
-    ValueError: One line, if the cluster is unknown, or if AllReduce does not
-      fit on it.
+    TypeError: If `config` is not a `RunConfig`.
+    ValueError: If the cluster is unknown, or if AllReduce does not fit on it.
+      The message is one line.
   """
   check_config(config)
   run_cluster = cluster_of(config, cluster)
@@ -290,10 +312,15 @@ def compare_methods(
 
 
 def _ranked(plans: Sequence[Sequence[MethodPlan]]) -> list[MethodPlan]:
-  """Returns the best plan of each method, in the order of `compare_methods`.
+  """Chooses the best plan of each method, and sorts these plans.
+
+  `compare_methods` says which plan is better than another one.
 
   Args:
-    plans: Plans of each method, which differ in their settings.
+    plans: For each method, its plans with different settings.
+
+  Returns:
+    One plan for each method, the best first.
   """
   all_plans = [plan for candidates in plans for plan in candidates]
   with_room = [plan for plan in all_plans if plan.has_room] or all_plans
@@ -330,15 +357,17 @@ def _ranked(plans: Sequence[Sequence[MethodPlan]]) -> list[MethodPlan]:
 def _candidates(
   config: RunConfig, method: str
 ) -> list[tuple[RunConfig, MeasuredGap | None]]:
-  """Returns the settings of a method that are compared, each with its gap.
+  """Returns the configs with which a method is planned.
+
+  `compare_methods` says how the settings are chosen.
 
   Args:
     config: Config of the run.
     method: Name of the method.
 
   Returns:
-    Configs with the method, each with the gap that was measured with its
-    settings, or with None. There is at least one.
+    At least one pair of a config with the method, and the gap that was measured
+    with its settings; None in place of the gap if none was measured.
   """
   gaps = measured_gaps(method, config.mesh.num_replicas)
   if _sets_fields_of(method, config):
@@ -365,7 +394,7 @@ def _candidates(
       candidate.sync.num_fragments,
       candidate.exchange.codec,
     )
-    # The gap without an average is preferred, because the plan has none.
+    # Prefer the gap of runs that kept no average, because plans keep none.
     if schedule not in candidates or not average_power:
       candidates[schedule] = candidate, gap
   if candidates:
@@ -374,16 +403,16 @@ def _candidates(
 
 
 def _has_plain_muon(gap: MeasuredGap) -> bool:
-  """Whether a gap was measured with Muon and its default momentum.
+  """Returns whether a gap was measured with Muon and its default momentum.
 
-  The gaps of all methods were measured with it, so they can be compared.
+  Every measured method has such a gap, so methods are compared by these gaps.
   """
   has_default_momentum = "inner.momentum" not in gap.settings
   return gap.settings["inner.optimizer"] == "muon" and has_default_momentum
 
 
 def _sets_fields_of(method: str, config: RunConfig) -> bool:
-  """Whether a config has this method and sets fields that its recipe decides.
+  """Returns whether a config has a method and changes a field of its recipe.
 
   Args:
     method: Name of the method.
@@ -392,7 +421,8 @@ def _sets_fields_of(method: str, config: RunConfig) -> bool:
   if method != config.sync.method_name:
     return False
   recipe = from_mapping({"sync.method": method})
-  # The collective is not compared: a mailbox is no setting of a method.
+  # Leave out the collective: whether replicas use a mailbox is not decided by
+  # the recipe.
   exchange = dataclasses.replace(
     config.exchange, collective=recipe.exchange.collective
   )
@@ -404,7 +434,14 @@ def _sets_fields_of(method: str, config: RunConfig) -> bool:
 
 
 def _has_settings_of(gap: MeasuredGap, config: RunConfig) -> bool:
-  """Whether a gap was measured with the settings of a config."""
+  """Returns whether a gap was measured with the settings of a config.
+
+  Of a codec, only the names are compared, and not its settings.
+
+  Args:
+    gap: The measured gap.
+    config: The config.
+  """
   values = flat(config.to_mapping())
   schedule = config.sync.named.schedule
   values["sync.sync_interval"] = schedule.sync_interval
@@ -421,16 +458,18 @@ def _has_settings_of(gap: MeasuredGap, config: RunConfig) -> bool:
 def of_method(
   config: RunConfig, method: str, settings: Mapping[str, Any] | None = None
 ) -> RunConfig:
-  """Returns the config with another method, whose recipe fills the fields.
+  """Returns the config with another method and the fields of its recipe.
 
   The rank does not adapt (`adaptive.mode="off"`), so that all rounds cost the
-  same. A mailbox stays if the method can use one, and so does the config's H.
+  same. The config's H and its mailbox stay, unless the method averages in every
+  step.
 
   Args:
     config: Config whose model, data and settings of the inner optimizer stay.
     method: Name of the method.
-    settings: Values in place of those of the recipe, by dotted name. None: if
-      the method is that of the config, its fields stay as they are.
+    settings: Values that take the place of the recipe's, by dotted name. None:
+      there are no such values. If the config has this method already, all its
+      fields then stay except `adaptive.mode`.
   """
   if method == config.sync.method_name and settings is None:
     return changed(config, {"adaptive.mode": "off"})
@@ -458,7 +497,7 @@ def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     changes: New values by dotted name, such as "sync.sync_interval".
 
   Raises:
-    ValueError: One line, if the new config is wrong.
+    ValueError: If the new config is wrong. The message is one line.
   """
   return from_mapping(flat(config.to_mapping()) | dict(changes))
 
@@ -470,7 +509,15 @@ def _plan(
   options: Options,
   device_bytes: float | None,
 ) -> MethodPlan:
-  """Returns the plan of a config, without a comparison and without a gap."""
+  """Returns the plan of a config, without a comparison and without a gap.
+
+  Args:
+    name: Name of the plan.
+    config: Config of the run, with its method and layout.
+    cluster: The cluster.
+    options: Durations and transport, which neither config nor cluster states.
+    device_bytes: Memory of a device (bytes). None takes it from the cluster.
+  """
   setup = set_up(config, cluster, options)
   memory_bytes = _device_bytes(setup.link_costs.cluster, device_bytes)
   return MethodPlan(
@@ -487,8 +534,9 @@ def _device_bytes(cluster: Cluster, stated_bytes: float | None) -> float:
   """Returns the memory of a device (bytes); infinity if it is not known.
 
   Args:
-    cluster: The cluster, whose smallest device counts.
-    stated_bytes: Memory that takes the place of the cluster's, or None.
+    cluster: The cluster. Its smallest device counts.
+    stated_bytes: Memory of a device that the user states (bytes). None takes it
+      from the cluster.
   """
   if stated_bytes is not None:
     return stated_bytes
@@ -496,28 +544,27 @@ def _device_bytes(cluster: Cluster, stated_bytes: float | None) -> float:
 
 
 def layouts(config: RunConfig, num_devices: int) -> Iterator[Changes]:
-  """Yields layouts, which divide a replica among its devices.
+  """Yields the layouts to try, i.e. ways to divide a replica among its devices.
 
-  A layout is a number of data shards, of tensor shards, of stages and of
-  micro-batches. Some devices may stay idle. For each number of shards, the
-  number of stages is one of these: 1, as many as there are devices for, the
-  largest divisor of the number of layers, or the largest power of two. Example:
-  78 layers on 80 devices may have 39 stages x 2 shards, or 32 x 2 on 64 of the
-  devices. Tensor shards are a power of two, at most the eight devices that
-  share fast links in most machines.
+  A layout is a number of data shards, of tensor shards, of pipeline stages and
+  of micro-batches. Some devices may stay idle. For each number of shards, these
+  numbers of stages are tried: 1, as many as there are devices for, the largest
+  divisor of the number of layers, and the largest power of two. Example: 78
+  layers on 80 devices may have 39 stages x 2 shards, or 32 x 2 on 64 of the
+  devices. The number of tensor shards is a power of two, and at most 8: in most
+  machines eight devices share fast links.
 
-  If there are stages, the backward pass computes the activations again, because
-  models that need stages need the memory. Without stages there is a layout with
-  the config's `mesh.remat`, and one in which the backward computes everything
-  again. The data shards of a stage collect its layers in either way
-  (`mesh.gather`).
+  With several stages, the backward pass computes the activations again
+  (`mesh.remat` "full"), because models that need stages need the memory, and
+  both values of `mesh.gather` are tried. With one stage, the config's
+  `mesh.remat` and "full" are tried.
 
   Args:
     config: Config whose model and batch are divided.
-    num_devices: Devices of one replica.
+    num_devices: Number of devices of one replica.
 
   Yields:
-    The fields of the config that set the layout.
+    Fields of a config that set the layout, by dotted name; {} for one device.
   """
   if num_devices == 1:
     yield {}
@@ -550,7 +597,7 @@ def _numbers_of_stages(config: RunConfig, num_devices: int) -> list[int]:
 
   Args:
     config: Config whose model is divided.
-    num_devices: Devices that are left for stages.
+    num_devices: Number of devices for each pair of a data and a tensor shard.
   """
   num_layers = config.model.shape.num_layers
   most = min(num_devices, num_layers)
@@ -562,7 +609,7 @@ def _numbers_of_stages(config: RunConfig, num_devices: int) -> list[int]:
 def _remat_and_gather(
   config: RunConfig, num_data_shards: int, num_stages: int
 ) -> list[Changes]:
-  """Returns the values of mesh.remat and mesh.gather that `layouts` tries.
+  """Returns the values of `mesh.remat` and `mesh.gather` that `layouts` tries.
 
   Args:
     config: Config whose model is divided.
@@ -586,20 +633,20 @@ def _powers_of_two_in(number: int) -> list[int]:
 def _fastest_layouts(
   allreduce: RunConfig, cluster: Cluster, options: Options, device_bytes: float
 ) -> list[Changes]:
-  """Returns the layouts of AllReduce that fit, the fastest first.
+  """Returns the layouts that fit for AllReduce, the fastest first.
 
-  If none fits, the layout that needs the least memory is returned. AllReduce
-  needs the least memory of all methods, so a layout that does not fit for
-  AllReduce fits for no method.
+  AllReduce needs the least memory of all methods. So a layout that does not fit
+  for AllReduce fits for no method. If no layout fits, the one that needs the
+  least memory is returned.
 
   Args:
     allreduce: Config of AllReduce.
     cluster: The cluster.
-    options: What config and cluster leave open.
+    options: Durations and transport, which neither config nor cluster states.
     device_bytes: Memory of a device (bytes).
 
   Raises:
-    ValueError: One line, if no layout goes with the batch.
+    ValueError: If no layout can divide the batch. The message is one line.
   """
   num_devices = min(map(cluster.num_devices, range(cluster.num_replicas)))
   possible: list[tuple[int, RunConfig, Changes]] = []
@@ -622,8 +669,8 @@ def _fastest_layouts(
     # A pipeline may be too long for the devices of a site.
     with contextlib.suppress(ValueError):
       step_s = float(set_up(divided, cluster, options).work.step_s.max())
-      # The time of what the backward computes again is not known. So of equally
-      # fast layouts the one that computes least again comes first.
+      # `step_s` does not contain the time to compute activations again. So of
+      # equally fast layouts, the one that computes least again comes first.
       num_again = REMATS.index(divided.mesh.remat)
       timed.append((step_s, num_again, needed_bytes, layout))
   timed.sort(key=lambda entry: entry[:3])
@@ -635,12 +682,16 @@ def _useful_layouts(
 ) -> list[Changes]:
   """Leaves out layouts that are slower than others and need no less memory.
 
-  Other methods need more memory than AllReduce: on each device its share of
-  the same copies. So only layouts with equally many devices are compared.
+  Only layouts with the same number of devices are compared: other methods need
+  more copies of the parameters than AllReduce, which the devices share.
 
   Args:
-    timed: Layouts, the fastest first. Each is the time of a step, an order
-      among equal times, the memory of a device (bytes), and the layout.
+    timed: Layouts, the fastest first. Each entry has the duration of a step
+      (seconds), an order among equal durations, the memory that a device needs
+      (bytes), and the layout.
+
+  Returns:
+    The layouts that remain, the fastest first.
   """
   useful: list[Changes] = []
   least_bytes: dict[int, int] = {}
@@ -655,10 +706,10 @@ def _useful_layouts(
 def _with_layout(
   config: RunConfig, candidate_layouts: Sequence[Changes], device_bytes: float
 ) -> RunConfig:
-  """Returns the config with the first layout that leaves memory to spare.
+  """Returns the config with the first layout that leaves enough memory free.
 
-  If there is none, the first layout that fits is taken, and otherwise the
-  layout that needs the least memory.
+  If there is no such layout, the first one that fits is taken. If none fits, it
+  is the layout that needs the least memory.
 
   Args:
     config: Config of a run.

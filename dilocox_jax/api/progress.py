@@ -1,8 +1,8 @@
-"""Shows how far a run is that was started from Python.
+"""Shows the progress of a run that was started from Python.
 
-A run logs to the logger of this package. Python shows such lines only if a
-program asks for them. `dilocox_jax.train` asks for them while it trains. In a
-terminal and in a notebook a bar takes the place of the lines about progress.
+A run writes lines to the logger `dilocox_jax`. Python shows such lines only if
+a program sets up logging. `dilocox_jax.train` does so while it trains. In a
+terminal and in a notebook, a bar takes the place of the lines about progress.
 """
 
 import contextlib
@@ -14,18 +14,18 @@ from collections.abc import Iterator
 from rich.console import Console
 
 _PACKAGE = "dilocox_jax"
-# These packages log many lines about checkpoints, among which the lines of the
-# run would be lost. Only their warnings are shown.
+# These packages log so many lines about checkpoints that the lines of the run
+# would be lost among them. Only their warnings are shown.
 _TALKATIVE = ("absl", "jax", "orbax")
 
 
 def bar_console() -> Console | None:
-  """Returns the terminal or the notebook that can show a progress bar.
+  """Returns a console on standard error, or in a notebook, for a progress bar.
 
   Returns:
-    The console. None if standard error is a file or a pipe, if the terminal
-    cannot move its cursor, or if the notebook lacks the package ipywidgets,
-    which a bar needs there.
+    The console. None if it cannot show a bar: standard error is a file or a
+    pipe, the terminal cannot move its cursor, or the notebook lacks the package
+    ipywidgets.
   """
   console = Console(stderr=True)
   if console.is_jupyter:
@@ -38,10 +38,10 @@ def bar_console() -> Console | None:
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[None]:
-  """Shows the log lines of a run while the block runs.
+  """Shows the log lines of a run inside a `with` statement.
 
-  The lines go to the handlers that the program has set up. If there are none,
-  they go to standard error. After the block everything is as before.
+  The lines go to the logging handlers that the program has set up or, if there
+  are none, to standard error. At the end, all levels and handlers are set back.
   """
   logger = logging.getLogger(_PACKAGE)
   handler = None
@@ -66,11 +66,14 @@ def shown_progress() -> Iterator[None]:
 
 
 def _has_handlers_of_program(logger: logging.Logger) -> bool:
-  """Whether the program has set up a handler for the lines of a logger.
+  """Returns whether the user's program has set up a handler for a logger.
 
-  When Orbax is imported, absl sets up a handler with the default format of
-  Python, so such a handler does not count. It would put the level and the name
-  of a module in front of each line.
+  A handler with Python's default format does not count: absl sets up such a
+  handler when Orbax is imported, and it would put the level and the name of a
+  module in front of each line.
+
+  Args:
+    logger: The logger. The handlers of the root logger also count.
   """
   handlers = [*logger.handlers, *logging.getLogger().handlers]
   return any(
@@ -80,6 +83,10 @@ def _has_handlers_of_program(logger: logging.Logger) -> bool:
 
 
 def _set_levels(levels: dict[str, int]) -> None:
-  """Sets the levels of loggers, given by name."""
+  """Sets the levels of some loggers.
+
+  Args:
+    levels: The new level by the name of the logger.
+  """
   for name, level in levels.items():
     logging.getLogger(name).setLevel(level)

@@ -1,9 +1,9 @@
 """Builds a method's rounds around a user's inner step, without a config.
 
-The host runs one window of the schedule after the other. A window is a stretch
-of inner steps up to the next step at which a fragment is sent or applied. A
-delayed method transfers its messages during the inner steps of a window. A
-transform of single steps (`step_methods`) cannot do that.
+The host runs one window of the schedule after the other. A window is the inner
+steps until a fragment is next sent or applied, together with that send or
+apply. A method with a delay transfers its messages during the inner steps of a
+window. An optax transform of single steps (`step_methods`) cannot do so.
 """
 
 import jax.numpy as jnp
@@ -45,21 +45,21 @@ def make_rounds(
 ) -> Rounds:
   """Builds a method's rounds from a user's inner step.
 
-  A method brings its schedule and its apply rule. It does not bring the rest of
-  its recipe, unlike `dilocox_jax.open_diloco` and the other transforms. The
-  arguments decide codec, feedback and outer optimizer.
+  The method only decides the schedule and the apply rule. Codec, error feedback
+  and outer optimizer come from the other arguments. (The named transforms, such
+  as `dilocox_jax.diloco`, take these from the method's recipe.)
 
   Args:
-    method: Schedule and rule, e.g. `plan.schedule.methods.dilocox(20)`.
-    inner_step: (params, optimizer state, batch) -> (params, optimizer state,
-      (loss, gradient norm)) of one replica. Loss and norm are float32 scalars.
-      The step may use collectives over the axis "replica", unless the replicas
-      use a mailbox.
+    method: Schedule and apply rule, e.g. `plan.schedule.methods.dilocox(20)`.
+    inner_step: Function (params, optimizer state, batch) -> (params, optimizer
+      state, (loss, gradient norm)) of one replica. Loss and norm are float32
+      scalars. The step may use collectives over the axis "replica", unless the
+      replicas use a mailbox.
     outer: Optimizer of the outer parameters.
     num_replicas: Number of replicas, M.
-    num_layers: Number of layers of the leaves below "blocks", which is the size
-      of their first axis. It is needed only if a method has several fragments
-      that are groups of layers.
+    num_layers: Number of stacked layers: the size of the first axis of the
+      leaves below the key "blocks". It is only needed if the method has several
+      fragments that are groups of layers.
     layout: "stacked" (one device holds all replicas) or "mesh" (each replica
       has devices of its own).
     division: How several devices divide a replica (`dilocox_jax.divide_model`),
@@ -67,18 +67,21 @@ def make_rounds(
       JAX's partitioner divides the work of `inner_step`. None: a replica has
       one device.
     exchange: Aggregator or mailbox that averages over replicas, e.g.
-      `dilocox_jax.exchange("int(bits=4)", feedback=1.0)`, or the name of a
-      codec without feedback.
-    frozen: Parameters that are read and not trained. A device holds one copy of
-      them for all its replicas. `inner_step` gets them as its argument
-      `frozen`.
+      `dilocox_jax.exchange("int(bits=4)", feedback=1.0)`; or the name of a
+      codec, which is then used without error feedback.
+    frozen: Parameters that are read but not trained. Each device holds one copy
+      for all its replicas. `inner_step` gets them as the keyword argument
+      `frozen`. None: there are no such parameters.
+
+  Returns:
+    The rounds. `init`, `run` and `flush` train with them.
 
   Raises:
-    TypeError: If `method` is not a method, `outer` not an optimizer, or
-      `exchange` not an exchange.
-    ValueError: If the method averages gradients, or if it divides layers into
-      fragments and `num_layers` is missing or too small. The first round raises
-      it if `inner_step` returns something else than it should, or if it uses
+    TypeError: If `method` is not a method, `outer` is not an optimizer, or
+      `exchange` is neither an aggregator, a mailbox nor a name.
+    ValueError: If the method averages gradients, or if it has fragments of
+      layers and `num_layers` is missing or too small. The first round raises it
+      if `inner_step` returns values of wrong shapes or dtypes, or if it uses
       the axis "replica" although the replicas use a mailbox (`rounds.alone`).
   """
   check_method(method)
@@ -121,7 +124,8 @@ def make_rounds(
     make_runtime=run_exchange.make_runtime,
     frozen=frozen,
   )
-  _ = rounds.runtime  # This builds the runtime, which refuses a wrong method.
+  # This builds the runtime, which raises an error if it cannot run the method.
+  _ = rounds.runtime
   run_exchange.enter(method, num_replicas)
   return rounds
 
@@ -129,13 +133,13 @@ def make_rounds(
 def _divided(inner_step: InnerStep, division: Division) -> InnerStep:
   """Wraps an inner step for a replica on several devices.
 
-  Args:
-    inner_step: As in `make_rounds`.
-    division: How the devices divide a replica.
+  The wrapped step divides the rows of a batch among the data shards, and
+  divides its new parameters like the old ones. With one device per replica, the
+  step is returned unchanged.
 
-  Returns:
-    The inner step for batches whose rows are divided among the data shards. Its
-    new parameters are divided like the old ones.
+  Args:
+    inner_step: The user's inner step of one replica.
+    division: How the devices divide a replica.
   """
   if division.num_devices == 1:
     return inner_step
@@ -150,14 +154,13 @@ def _divided(inner_step: InnerStep, division: Division) -> InnerStep:
 
 
 def _checked(inner_step: InnerStep) -> InnerStep:
-  """Wraps an inner step so that it checks its results when it is traced.
+  """Wraps an inner step, and checks its results when JAX traces it.
 
-  The wrapped step raises a ValueError of one line that names the result that
-  does not fit. JAX would raise an error of many lines about the loop in which
-  the step runs.
+  The wrapped step raises a ValueError of one line that names the wrong result.
+  JAX would raise an error of many lines about the loop in which the step runs.
 
   Args:
-    inner_step: As in `make_rounds`.
+    inner_step: The user's inner step of one replica.
   """
 
   def step(params: Tree, optimizer: Tree, batch: Tree, **frozen: Tree):
@@ -179,11 +182,14 @@ def _checked(inner_step: InnerStep) -> InnerStep:
 
 
 def _check_scalar(name: str, value: ArrayLike) -> None:
-  """Raises ValueError unless a result of the inner step is a scalar.
+  """Checks that a result of the inner step is a scalar.
 
   Args:
-    name: Name of the result for the message.
+    name: Name of the result, for the message.
     value: The result.
+
+  Raises:
+    ValueError: If the result has an axis.
   """
   require(
     not jnp.shape(value),
@@ -193,12 +199,15 @@ def _check_scalar(name: str, value: ArrayLike) -> None:
 
 
 def _check_same(name: str, before: Tree, after: Tree) -> None:
-  """Raises ValueError if a step changes the shape or dtype of a leaf.
+  """Checks that a step keeps the leaves of a tree, their shapes and dtypes.
 
   Args:
-    name: Name of the tree for the message.
+    name: Name of the tree, for the message.
     before: Tree that the step gets.
     after: Tree that the step returns.
+
+  Raises:
+    ValueError: If a leaf is missing or new, or has another shape or dtype.
   """
   kinds_before = kinds_by_path(before)
   kinds_after = kinds_by_path(after)

@@ -59,33 +59,34 @@ class Run:
 
   Attributes:
     workdir: The run directory.
-    overrides: What `train` used in place of what the config names. `load`
-      returns a run whose overrides are those that it was given.
+    overrides: Objects that were passed to `train` or `load` and take the place
+      of parts that the config names, e.g. a model or an optimizer.
   """
 
   workdir: pathlib.Path
   overrides: Overrides = NO_OVERRIDES
 
   def __repr__(self) -> str:
-    """Returns one line: what was trained, or the path if it is unreadable."""
+    """Returns a one-line summary; the path if the run cannot be read."""
     try:
       return f"Run({self.metrics.summary})"
     except (OSError, ValueError, RecordError):
       return f"Run({self.workdir})"
 
   def _repr_html_(self) -> str:
-    """Returns the outcome as an HTML table, which a notebook shows."""
+    """Returns the metrics as an HTML table, which a notebook shows."""
     return self.metrics._repr_html_()
 
   @functools.cached_property
   def metrics(self) -> LoadedRun:
-    """The recorded losses, bytes and times.
+    """The losses, bytes and times that the run has recorded.
 
-    `.rounds` and `.evaluations` are rows, and `.summary` is one line.
+    `.rounds` and `.evaluations` are lists of rows. `.summary` is a line of
+    text.
 
     Raises:
-      ValueError: One line, if the directory holds no run, or a file of the run
-        is damaged.
+      ValueError: If the directory holds no run, or if a file of the run is
+        damaged. The message is one line.
     """
     return report.load_run(self.workdir)
 
@@ -94,7 +95,7 @@ class Run:
     """Config of the run, read from config.json.
 
     Raises:
-      ValueError: One line, if config.json is damaged.
+      ValueError: If config.json is damaged. The message is one line.
     """
     with in_front(f"{self.workdir / CONFIG} is not a run's config: "):
       return from_saved(self.metrics.config)
@@ -103,8 +104,8 @@ class Run:
   def loss(self) -> float:
     """Last validation loss (nats a token); NaN before the first validation.
 
-    It is the loss of the outer parameters, or of their average if the run keeps
-    one.
+    It is the loss of the outer parameters or, if the run keeps an average of
+    them (`outer.average_power`), the loss of this average.
     """
     return self.metrics.validation_loss
 
@@ -117,24 +118,29 @@ class Run:
   def params(self) -> Tree:
     """Outer parameters of the newest checkpoint, without a replica axis.
 
-    If only a part of the model was trained, they are the trained part.
+    If only a part of the model was trained, this is only the trained part.
 
     Raises:
       RefusedError: If there is no checkpoint, or if `overrides` lacks an object
-        that was passed to the run.
+        that was passed to `train`.
     """
     self._check_overrides()
     return start.saved_outer_params(self.workdir, self._whole_overrides)
 
   def _check_overrides(self) -> None:
-    """Raises RefusedError if `overrides` lacks an object that the run had."""
+    """Checks that `overrides` has all objects that were passed to `train`.
+
+    Raises:
+      RefusedError: If it lacks one.
+    """
     resume.check_same_overrides(self.metrics.record, self._whole_overrides)
 
   @functools.cached_property
   def _whole_overrides(self) -> Overrides:
-    """The overrides together with the frozen parameters.
+    """The overrides, with the frozen parameters if a part was not trained.
 
-    The frozen parameters may be large, so they are read at their first use.
+    The frozen parameters may be large, so they are read only when this property
+    is first used.
     """
     return start.with_trainable(self.config, self.overrides)
 
@@ -160,8 +166,9 @@ class Run:
       Name of the family of checkpoints, one of `models.families.FAMILIES`.
 
     Raises:
-      ValueError: One line, if no family has a model like this one, if the model
-        was passed in, or if the folder holds another checkpoint.
+      ValueError: If no family has a model like this one, if the model was an
+        object that the user passed to `train`, or if the folder holds another
+        checkpoint. The message is one line.
       RefusedError: If the run has no checkpoint.
     """
     require(
@@ -184,10 +191,14 @@ class Run:
     return family
 
   def _leaves_to_export(self) -> Tree:
-    """The parameters of the whole model; if possible, leaves to be read.
+    """Returns the parameters of the whole model, as `export` writes them.
+
+    If the whole model was trained, the leaves are not in memory yet: each one
+    is read from the checkpoint when it is written.
 
     Raises:
-      RefusedError: As for `params`.
+      RefusedError: If there is no checkpoint, or if `overrides` lacks an object
+        that was passed to `train`.
     """
     if self._whole_overrides.trainable:
       return self.model
@@ -198,12 +209,13 @@ class Run:
   def model(self) -> Any:
     """The trained model.
 
-    If a model was passed in, this is its module with the trained parameters.
-    Otherwise it is the whole model's parameters as a nested dict. Adapters are
-    added to the kernels in both cases.
+    If the user passed a model to `train`, this is that module with the trained
+    parameters. Otherwise it is the parameters of the whole model as a nested
+    dict. LoRA adapters are added to the kernels in both cases.
 
     Raises:
-      RefusedError: As for `params`.
+      RefusedError: If there is no checkpoint, or if `overrides` lacks an object
+        that was passed to `train`.
     """
     params = self.params
     adaptation = self._whole_overrides.trainable
@@ -238,73 +250,85 @@ def train(
   on_round: Callable[[FinishedRound], None] | None = None,
   quiet: bool = False,
 ) -> Run:
-  """Trains a run to its end, or continues the run in the directory.
+  """Trains a run to its end, or continues the run that is in the directory.
 
   The config describes the run. The arguments `model`, `data`, `loss`,
-  `trainable`, `inner_optimizer`, `outer_optimizer` and `exchange` override what
-  the config names, and `run.json` lists the overrides.
+  `trainable`, `inner_optimizer`, `outer_optimizer` and `exchange` are objects
+  that take the place of parts that the config names. The file `run.json` in the
+  directory lists them as overrides.
 
   Args:
     model: Model to train: a module of NNX, linen or Equinox, a function from
-      `nnx.Rngs` to a module, or a pair of functions (`models.custom`). The
-      bytes that the plan counts are then those of its parameters.
-    data: (train, validation), a function (replica, step) -> batch, or an
-      iterable of batches (`data.feeds`). If rows have named columns, as data
-      sets of Hugging Face do, the column `input_ids` is read as tokens, unless
-      `loss` is given.
-    method: Name of the method; None uses the method of the config.
+      `nnx.Rngs` to a module, or a pair of functions (`models.custom`). None
+      trains the model of the config.
+    data: Data to train on: a pair (train, validation) of arrays or data sets, a
+      function (replica, step) -> batch, or an iterable of batches
+      (`data.feeds.as_feed` lists all kinds). If rows have named columns, as
+      data sets of Hugging Face do, the column `input_ids` is read as tokens,
+      unless `loss` is given. None reads the data that the config names.
+    method: Name of the method, e.g. "overlap_loco"; None uses the method of the
+      config.
     replicas: Number of replicas, M; None uses the number in the config.
-    steps: Number of inner steps; None uses the number in the config.
+    steps: Number of inner steps of each replica; None uses the number in the
+      config.
     config: Sections of a config, e.g. {"inner": {"learning_rate": 1e-3}}, or a
       whole `RunConfig`. A whole config already has a method, a number of
       replicas and a number of steps, so these arguments must then be None.
     workdir: The run directory. It is created if it is missing.
-    loss: Function (model, batch) -> scalar, which calls the model as the module
-      is called. If it has a third argument `key`, it gets a key of JAX for each
-      micro-batch, e.g. for dropout, and None in evaluations
-      (`models.random_loss`). None instead of a function means that batches are
-      tokens, and each token is predicted from the tokens before it.
-    partition: Function (path, shape) -> `jax.sharding.PartitionSpec` of a
-      parameter over the mesh axes "data" and "tensor", for a model that is
-      passed in and trained on several devices a replica
-      (`mesh.num_data_shards`, `mesh.num_tensor_shards`). If it returns None, or
-      is None and the module has no partitioning metadata of flax, the data
-      shards divide the parameter's largest dimension.
+    loss: Function (model, batch) -> scalar, for a `model` that is passed in. It
+      calls the model as one calls the module. If it has a third argument `key`,
+      it gets a random key of JAX for each micro-batch, e.g. for dropout, and
+      None in evaluations (`models.random_loss`). If `loss` is None, batches are
+      token ids, and the loss is the mean negative log-likelihood of each next
+      token.
+    partition: Function (path, shape) -> `jax.sharding.PartitionSpec` that
+      divides a parameter over the mesh axes "data" and "tensor". It is for a
+      `model` that is passed in, if each replica has several devices
+      (`mesh.num_data_shards`, `mesh.num_tensor_shards`). Without this function,
+      partitioning metadata of flax are used, if the module has any. In all
+      other cases, and if the function returns None, the data shards divide the
+      parameter's largest dimension.
     trainable: The part of the model that is trained; None trains all of it. It
       is a `dilocox_jax.Lora`, or a function from the path of a leaf to whether
-      the leaf is trained. The rest of the model is frozen, as it is in
-      `checkpoint.init_from` or in a new model (`models.adapters`).
-    inner_optimizer: Optimizer of the replicas, with its own learning rate.
-    outer_optimizer: Optimizer of the outer parameters.
-    exchange: Averages one fragment over the replicas. The bytes that the run
-      reports are still those of the config's codec.
+      the leaf is trained. The rest keeps the values of the checkpoint
+      `checkpoint.init_from`, or of a new model (`models.adapters`).
+    inner_optimizer: Optimizer of the inner steps, with its own learning rate;
+      None uses the optimizer of the config.
+    outer_optimizer: Optimizer of the outer parameters; None uses the optimizer
+      of the config.
+    exchange: Aggregator that averages one fragment over the replicas; None uses
+      the codec and the collective of the config. The run reports the bytes of
+      the config's codec in either case.
     cluster: Cluster on which the run is timed (simulated): the name of a preset
-      or the path of a file.
+      or the path of a file. None: no time is simulated.
     step_s: Duration of an inner step on the cluster (seconds); None derives it
-      from the config's model.
-    mailbox: Mailbox through which this program, which has one replica of the
-      run, exchanges with the programs of the other replicas. None trains all
-      replicas in this program.
+      from the config's model. It needs `cluster`.
+    mailbox: Mailbox through which this program exchanges messages with the
+      programs of the other replicas. This program then trains one replica. None
+      trains all replicas in this program.
     check_memory: Whether to refuse a run that needs more memory than the host
-      or the device has (`api.memory_check`). The need is partly an estimate.
-    log: Gets every row that the run writes, as a mapping: a function of a row,
-      an object with a method `write(row)` (`dilocox_jax.RunLog`), or names of
-      logs, such as "tensorboard" or "tensorboard+wandb(project=links)".
+      or the device has (`api.memory_check`). The needed memory is partly an
+      estimate.
+    log: Receiver of every row that the run writes, as a mapping: a function of
+      a row, an object with a method `write(row)` (`dilocox_jax.RunLog`), or
+      names of logs, such as "tensorboard" or
+      "tensorboard+wandb(project=links)". None: rows are only written to files.
     on_round: Function that is called with a `dilocox_jax.FinishedRound` after
-      each round, in every process. It may read the state of all replicas, and
-      the devices wait while it does. An error in it ends the run.
-    quiet: Whether to show nothing. By default the run logs what it trains, and
-      shows how far it is: as a bar in a terminal and in a notebook that has
-      ipywidgets, and as lines elsewhere (`api.progress`).
+      each round, in every process. It may read the state of all replicas. The
+      devices wait until it returns. An error that it raises ends the run.
+    quiet: Whether to show no progress. By default the run logs what it trains
+      and how far it is. In a terminal, and in a notebook that has ipywidgets, a
+      bar shows the progress (`api.progress`).
 
   Returns:
     The run. It reads `metrics` and `model` from the directory at first use.
 
   Raises:
     TypeError: If an argument has a wrong type.
-    ValueError: If an argument or the config is wrong, the directory holds
-      another run, or the run needs more memory than there is.
-    BusyError: If another run is at work in the directory.
+    ValueError: If an argument or the config is wrong, if the directory holds
+      another run, or if the run needs more memory than there is. The message is
+      one line.
+    BusyError: If another run is using the directory.
     TrainingStoppedError: If a loss or a parameter is not finite.
   """
   check_kind(
@@ -380,19 +404,22 @@ def _run_config(
   fields: Mapping[str, Any],
   has_layers: bool,
 ) -> RunConfig:
-  """Returns the config of a run from the arguments of `train`.
+  """Combines the arguments of `train` that describe the config.
+
+  If the parameters have no layers that could be fragments, and the config names
+  no order of fragments, fragments become slices of every leaf.
 
   Args:
-    config: The argument `config`.
-    fields: Values of the other arguments that are fields of the config, by
+    config: Sections of a config, or a whole config; None: all defaults.
+    fields: Values of other arguments of `train` that are fields of a config, by
       dotted name. None means that the argument was not given.
     has_layers: Whether the trained parameters are those of a model of this
-      package, whose layers can be fragments.
+      package, so that groups of layers can be fragments.
 
   Raises:
     TypeError: If `config` is a whole config and `fields` has a value, or if
       `config` is neither a config nor a mapping.
-    ValueError: One line, if a field is unknown or wrong.
+    ValueError: If a field is unknown or wrong. The message is one line.
   """
   fields = {path: value for path, value in fields.items() if value is not None}
   if not isinstance(config, Mapping | None):
@@ -422,21 +449,24 @@ def _overrides(
   outer_optimizer: Any,
   exchange: Any,
 ) -> Overrides:
-  """Returns the overrides among the arguments of `train` or `load`.
+  """Checks the objects that were passed to `train` or `load`, and wraps them.
+
+  None stands for an argument that was not given.
 
   Args:
     config: Config of the run.
-    model: As in `train`, and likewise the other arguments.
-    loss: As in `train`.
-    partition: As in `train`.
-    data: As in `train`.
-    inner_optimizer: As in `train`.
-    outer_optimizer: As in `train`.
-    exchange: As in `train`.
+    model: Model of the user.
+    loss: Function (model, batch) -> scalar, for a model of the user.
+    partition: Function (path, shape) -> `PartitionSpec`, for a model of the
+      user.
+    data: Data of the user, of any kind that `data.feeds.as_feed` reads.
+    inner_optimizer: optax transformation for the inner steps.
+    outer_optimizer: optax transformation for the outer parameters.
+    exchange: Aggregator that averages a fragment over the replicas.
 
   Raises:
     TypeError: If an argument has a wrong type.
-    ValueError: One line, if an argument has a wrong value.
+    ValueError: If an argument has a wrong value. The message is one line.
   """
   optimizers = {
     "inner_optimizer": inner_optimizer,
@@ -502,27 +532,29 @@ def load(
 ) -> Run:
   """Reads a run from its directory.
 
-  `Run.metrics` and `Run.config` need the directory alone. `Run.params` and
-  `Run.model` also need the overrides that were passed to `train`.
+  `Run.metrics` and `Run.config` need only the directory. For `Run.params` and
+  `Run.model`, pass the same objects again that were passed to `train`.
 
   Args:
     workdir: The run directory.
-    model: Model that was passed to `train`, if one was.
-    loss: Loss that was passed to `train`.
-    data: Data like those that were passed to `train`. Only a module of linen
-      with a loss needs them, for the shapes of a batch.
-    trainable: Function that was passed to `train` and says what was trained.
-      The adapters of a `Lora` are in the config, and need no argument.
+    model: Model that was passed to `train`; None if the model of the config was
+      trained. The same holds for the other arguments.
+    loss: Loss function that was passed to `train`.
+    data: Data of the same form as those that were passed to `train`. They are
+      needed only for a module of linen with a loss function, to know the shapes
+      of a batch.
+    trainable: Function that was passed to `train`. A `Lora` is in the config,
+      and is not passed again.
     inner_optimizer: Inner optimizer that was passed to `train`.
     outer_optimizer: Outer optimizer that was passed to `train`.
-    exchange: Exchange that was passed to `train`.
+    exchange: Aggregator that was passed to `train`.
 
   Returns:
     The run. It reads its parameters at first use.
 
   Raises:
-    ValueError: One line, if the directory holds no run, or a file of the run is
-      damaged.
+    ValueError: If the directory holds no run, or if a file of the run is
+      damaged. The message is one line.
     TypeError: If an argument has a wrong type.
   """
   run = Run(pathlib.Path(workdir))
@@ -555,16 +587,19 @@ def estimate(
     config: Config of the run.
     cluster: Name of a cluster preset, or path of a cluster file.
     step_s: Duration of an inner step (seconds); None derives it from the
-      operations of a step and the cluster's devices.
+      arithmetic operations of a step and the speed of the cluster's devices.
 
   Returns:
-    Simulated times: `total_s`, `utilization` (0 to 1), `sent_bytes` of one
-    replica, and for every replica `compute_s`, `exposed_s` and more.
+    Simulated times (seconds) and bytes. `total_s` is the duration of the run,
+    `utilization` the share of it in which replicas compute (0 to 1), and
+    `sent_bytes` the bytes that one replica sends. For every replica,
+    `compute_s` is the time of computing, and `exposed_s` the time of waiting
+    for links. There are more fields.
 
   Raises:
-    TypeError: If the config is no `RunConfig`.
-    ValueError: One line, if the cluster is unknown, or if the run does not fit
-      on it.
+    TypeError: If `config` is not a `RunConfig`.
+    ValueError: If the cluster is unknown, or if the run does not fit on it. The
+      message is one line.
   """
   check_config(config)
   run_cluster = cluster_of(config, cluster)

@@ -1,8 +1,8 @@
-"""Combines a run's config with a cluster, so that a run can be simulated.
+"""Combines the config of a run with a cluster, so that the run can be timed.
 
-The simulator knows plans but not configs, and a config knows nothing of
-clusters. This module combines the two for `estimate`, for
-`experiments.simulate` and for the simulated clock of `experiments.train`.
+The simulator takes a plan and not a config, and a config does not describe a
+cluster. This module makes what the simulator needs from both. `estimate`,
+`experiments.simulate` and the simulated clock of `experiments.train` use it.
 """
 
 import dataclasses
@@ -34,14 +34,14 @@ _FP32_BYTES = 4
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """Settings of a simulation that neither cluster nor config have.
+  """Settings of a simulation that are neither in the cluster nor in the config.
 
   Attributes:
-    step_s: Duration of an inner step (seconds). None means that it is computed
-      from the operations of the step.
-    codec_s: Time in which devices encode and decode one exchange (seconds).
-    transport: Library of collectives: "nccl" (GPUs), "tpu" or "gloo" (CPUs).
-      Messages of a mailbox (`exchange.collective`) do not use it.
+    step_s: Duration of an inner step (seconds). None: it is computed from the
+      arithmetic operations of the step and the speed of the devices.
+    codec_s: Time that devices take to encode and decode one exchange (seconds).
+    transport: Protocol of the collectives: "nccl" (GPUs), "tpu" or "gloo"
+      (CPUs). Messages through a mailbox do not use it.
   """
 
   step_s: float | None = limited(None, above=0, below=math.inf)
@@ -57,12 +57,13 @@ class Setup:
   """A run on a cluster, ready to be timed.
 
   Attributes:
-    link_costs: Costs of messages on the links of the cluster.
-    bubble_fraction: Share of a step in which a pipeline stage is idle; NaN if
-      the duration of a step is given and the pipeline has several stages.
-    work: Time of a step and of encoding for every replica (seconds).
+    link_costs: Computes how long messages take on the links of the cluster.
+    bubble_fraction: Share of a step in which a pipeline stage is idle (0 to 1);
+      NaN if the duration of a step is given and the pipeline has several
+      stages.
+    work: Durations of a step and of encoding for every replica (seconds).
     script: Turns segments of the plan into the operations of every replica.
-    plan: Plan of the run.
+    plan: Plan of the run: its segments, rounds and windows.
   """
 
   link_costs: LinkCosts
@@ -73,28 +74,29 @@ class Setup:
 
 
 def cluster_of(config: RunConfig, name: str) -> Cluster:
-  """Returns the cluster on which the replicas of a run are placed.
+  """Loads a cluster for the replicas of a run.
 
   Args:
-    config: Config of the run, which has the number of replicas.
+    config: Config of the run. Only its number of replicas is read.
     name: Name of a cluster preset, or path of a cluster file.
 
   Raises:
-    ValueError: One line, if there is no such cluster, or it is too small.
+    ValueError: If there is no such cluster, or if it is too small for the
+      replicas. The message is one line.
   """
   return load_cluster(name, config.mesh.num_replicas)
 
 
 def set_up(config: RunConfig, cluster: Cluster, options: Options) -> Setup:
-  """Combines a config with a cluster.
+  """Makes what the simulator needs to time a run on a cluster.
 
   Args:
     config: Config of the run.
     cluster: The cluster (`cluster_of`).
-    options: Settings that config and cluster do not have.
+    options: Settings that are neither in the config nor in the cluster.
 
   Raises:
-    ValueError: One line that says what does not fit.
+    ValueError: If the run does not fit on the cluster. The message is one line.
   """
   num_replicas = config.mesh.num_replicas
   step_s, bubble_fraction = _step_times(config, cluster, options)
@@ -117,14 +119,16 @@ def set_up(config: RunConfig, cluster: Cluster, options: Options) -> Setup:
 def _step_times(
   config: RunConfig, cluster: Cluster, options: Options
 ) -> tuple[np.ndarray, float]:
-  """Returns how long an inner step of each replica takes (seconds, [M]).
-
-  The second result is the bubble fraction, as in `Setup`.
+  """Computes how long an inner step of each replica takes.
 
   Args:
     config: Config of the run.
     cluster: The cluster.
-    options: As in `set_up`.
+    options: Settings that are neither in the config nor in the cluster.
+
+  Returns:
+    A tuple: the durations of a step (seconds, [M]), and the share of a step in
+    which a pipeline stage is idle (`Setup.bubble_fraction`).
   """
   has_stages = config.mesh.num_stages > 1
   if options.step_s is not None:
@@ -165,7 +169,7 @@ def least_memory(cluster: Cluster) -> float:
     cluster: The cluster.
 
   Returns:
-    The number of bytes; infinity if the cluster does not state it.
+    The number of bytes; infinity if no site of the cluster states it.
   """
   known = (site.memory_bytes for site in cluster.sites if site.memory_bytes)
   return min(known, default=math.inf)
@@ -176,8 +180,9 @@ class ClusterClock:
 
   Attributes:
     description: Name of the cluster for reports, e.g. "cluster 1gbit". If the
-      time of another run is simulated, also the size of its model.
-    digest: 12 hex digits of a digest of the cluster and of all durations.
+      time of a larger model is simulated, it also has the size of that model.
+    digest: First 12 hexadecimal digits of the SHA-256 of the cluster and of all
+      durations.
   """
 
   def __init__(
@@ -192,14 +197,14 @@ class ClusterClock:
     Args:
       config: Config of the run.
       cluster: Name of a cluster preset, or path of a cluster file.
-      options: Settings of the simulation that config and cluster do not have.
+      options: Settings that are neither in the config nor in the cluster.
       timed: Config of another run with the same schedule, usually with a larger
-        model. The clock then shows the time that the other run would take. None
-        means the run itself.
+        model. The clock then shows the time that the other run would take.
+        None: it shows the time of the run itself.
 
     Raises:
-      ValueError: If the config does not fit the cluster or the options, or if
-        `timed` has another schedule than the run. The message has one line.
+      ValueError: If the run does not fit on the cluster, or if `timed` has
+        another schedule than the run. The message is one line.
     """
     self._timed_traffic = None
     if timed:
@@ -223,40 +228,41 @@ class ClusterClock:
     self._requested_cluster = cluster
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:
-    """Adds the time of a segment and returns seconds since the run's start.
+    """Adds the time of a segment, and returns the seconds since the start.
 
     Args:
-      segment: The segment, as in `Clock.advance`.
-      traffic: Counts the bytes of the exchanges. It is not read if the time of
-        another run is simulated.
+      segment: The segment of the run that comes next.
+      traffic: Computes the bytes of the exchanges. It is not read if the time
+        of another run is simulated.
     """
     script = Script(self._timed_traffic or traffic, self._copied_bytes)
     return self._clock.walk(script.segment(segment)).now_s
 
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
-    """Adds the time of the flush and returns seconds since the run's start.
+    """Adds the time of the flush, and returns the seconds since the start.
 
     Args:
-      plan: Plan of the run, as in `Clock.finish`.
-      traffic: Counts the bytes of the exchanges, as in `advance`.
+      plan: Plan of the run.
+      traffic: Computes the bytes of the exchanges. It is not read if the time
+        of another run is simulated.
     """
     script = Script(self._timed_traffic or traffic)
     return self._clock.walk(script.flush(plan)).now_s
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the state of the clock for a checkpoint, as JSON values.
+    """Returns the state of the clock for a checkpoint, as values of JSON.
 
     Returns:
-      A dictionary. "cluster" is a text of the cluster and of all durations,
-      which `set_state` compares. "clock" has the times so far.
+      A dict. "cluster" is a text that describes the cluster and all durations;
+      `set_state` compares it. "clock" has the times so far.
     """
     return {"cluster": self._name, "clock": self._clock.get_state()}
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Sets the clock to a state that `get_state` returned.
+    """Restores a state that `get_state` returned.
 
     Args:
-      state: The state, as JSON values.
+      state: The state, as values of JSON.
 
     Raises:
       ValueError: If the state belongs to another cluster or another duration of
@@ -272,11 +278,15 @@ class ClusterClock:
 
 
 def _check_schedules(config: RunConfig, timed: RunConfig) -> None:
-  """Raises ValueError unless the time of another run can be simulated.
+  """Checks that a run can show the simulated time of another run.
 
   Args:
     config: Config of the run.
     timed: Config of the other run.
+
+  Raises:
+    ValueError: If their steps, methods or schedules differ, or if the run
+      adapts its rank and H.
   """
   require(
     to_plan.run_plan(config) == to_plan.run_plan(timed),

@@ -1,7 +1,8 @@
-"""Builds the named methods as optax transforms for a user's training loop.
+"""Builds methods as optax transforms, for a user's own training loop.
 
-A transform runs in the code of one replica, under an axis name that the caller
-binds with `jax.vmap`, `jax.shard_map` or `jax.pmap`.
+A transform is code for one replica. The caller maps it over the replicas with
+`jax.vmap`, `jax.shard_map` or `jax.pmap`, under an axis name that the transform
+uses for its collectives.
 """
 
 import inspect
@@ -40,45 +41,49 @@ def step_transform(
   fragments: Fragmentation | None = None,
   trainable: Callable[[str], bool] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Builds an optax transform of a method.
+  """Builds an optax transform of a method, which exchanges between replicas.
 
-  A transform cannot transfer messages during later steps, because each step
-  ends before the next one starts. The rounds of `make_rounds` can.
+  A transform cannot hide transfers behind later steps, because each step ends
+  before the next one starts. The rounds of `make_rounds` can.
 
   Args:
-    method: Schedule and rule, e.g. `plan.schedule.methods.diloco(32)`.
+    method: Schedule and apply rule, e.g. `plan.schedule.methods.diloco(32)`.
     inner: Optimizer of the inner steps.
     outer: Optimizer of the outer parameters. Its gradient is the averaged
       pseudo-gradient of one fragment. Methods that average gradients do not
       read this argument; all others need it. `dilocox_jax.diloco` and the
       other named transforms have an outer optimizer as the default.
     exchange: Aggregator that averages over replicas, e.g.
-      `dilocox_jax.exchange("int(bits=4)", feedback=1.0)`, or the name of a
-      codec without feedback.
-    axis_name: Axis over which replicas are mapped.
-    fragments: How the tree is divided into P fragments. It is a function from
-      the path of a leaf, such as "layers/0/kernel", to the number of its
-      fragment, 0 to P - 1; or `plan.schedule.fragments.Fragments`, which
-      divides stacked layers. None divides whole leaves so that the fragments
-      have about equal bytes, or slices every leaf if the method does so.
+      `dilocox_jax.exchange("int(bits=4)", feedback=1.0)`; or the name of a
+      codec, which is then used without error feedback.
+    axis_name: Name of the axis over which replicas are mapped.
+    fragments: How the parameters are divided into P fragments. It is a function
+      from the path of a leaf, such as "layers/0/kernel", to the number of its
+      fragment, 0 to P - 1; or a `plan.schedule.fragments.Fragments`, which
+      divides stacked layers. None: whole leaves are divided so that the
+      fragments have about equal bytes or, if the method's fragments are slices,
+      every leaf is sliced.
     trainable: Function from the path of a leaf to whether the leaf is trained.
-      Other leaves do not change, have no state and are not sent.
+      Other leaves do not change, have no state and are not sent. None: all
+      leaves are trained.
 
   Returns:
     A transform. Its `init` takes the parameters of one replica, a tree of
     arrays of any shapes. Its `update(grads, state, params)` returns the updates
-    that `optax.apply_updates` adds to the parameters. Arrays of real floats are
-    trained; integers and booleans do not change (`outer.step_state`). Outer
-    parameters and updates in flight have the types of the parameters.
+    that `optax.apply_updates` adds to the parameters, and the new state. Arrays
+    of real floats are trained. Integers and booleans do not change
+    (`outer.step_state`). Outer parameters and updates in flight have the dtypes
+    of the parameters.
 
     The transform must be the last one of a chain, because nothing may change
     its updates. Every replica must call it in every step. A transform that may
-    skip a step belongs into `inner`.
+    skip a step, such as `optax.apply_if_finite`, belongs into `inner`.
 
   Raises:
-    TypeError: If `method` is not a method, `inner` or `outer` not an optimizer,
-      or `exchange` not an aggregator.
-    ValueError: One line that names the argument that does not fit.
+    TypeError: If `method` is not a method, `inner` or `outer` is not an
+      optimizer, or `exchange` is not an aggregator.
+    ValueError: If an argument is wrong. The message is one line that names the
+      argument.
   """
   check_method(method)
   check_optimizer("inner", inner)
@@ -103,16 +108,19 @@ def step_transform(
 def check_kind(
   is_right: bool, argument: str, value: Any, expected: str
 ) -> None:
-  """Raises TypeError unless an argument is of the right kind.
+  """Raises a readable TypeError if an argument has a wrong type.
 
-  Without this check a wrong argument would raise an error from deep inside,
-  such as "'str' object has no attribute 'init'".
+  Without this check, a wrong argument would raise an error deep inside, such as
+  "'str' object has no attribute 'init'".
 
   Args:
-    is_right: Whether the argument is of the right kind.
+    is_right: Whether the argument has a right type.
     argument: Name of the argument, for the message.
     value: Value of the argument.
-    expected: Description of the right kind, e.g. "an optax transformation".
+    expected: Description of a right value, e.g. "an optax transformation".
+
+  Raises:
+    TypeError: If `is_right` is False.
   """
   if not is_right:
     # The text of a tree of arrays would fill many lines.
@@ -121,13 +129,16 @@ def check_kind(
 
 
 def check_method(method: Any) -> None:
-  """Raises TypeError unless an argument is a `Method`.
+  """Checks that an argument is a `Method`.
 
-  Neither a method's name, such as "diloco", nor the transform
-  `dilocox_jax.diloco` is a `Method`.
+  Users may pass the name of a method, such as "diloco", or the transform
+  `dilocox_jax.diloco`. Neither is a `Method`.
 
   Args:
     method: Value of the argument `method`.
+
+  Raises:
+    TypeError: If it is not a `Method`.
   """
   check_kind(
     is_right=isinstance(method, Method),
@@ -139,11 +150,14 @@ def check_method(method: Any) -> None:
 
 
 def check_optimizer(argument: str, value: Any) -> None:
-  """Raises TypeError unless an argument is an optax transformation.
+  """Checks that an argument is an optax transformation.
 
   Args:
     argument: Name of the argument, for the message.
     value: Value of the argument.
+
+  Raises:
+    TypeError: If it is not.
   """
   check_kind(
     is_right=hasattr(value, "init") and hasattr(value, "update"),
@@ -157,10 +171,12 @@ def check_exchange(exchange: Any) -> None:
   """Checks that an exchange is an aggregator.
 
   Args:
-    exchange: Value of the argument `exchange`.
+    exchange: Value of the argument `exchange` of a function that cannot wait
+      for a mailbox.
 
   Raises:
-    ValueError: If the exchange is a mailbox (`dilocox_jax.mailbox`).
+    ValueError: If the exchange is a mailbox (`dilocox_jax.mailbox`). The
+      message names the functions that can use it.
     TypeError: If the exchange is neither a mailbox nor an aggregator.
   """
   require(
@@ -180,12 +196,14 @@ def check_exchange(exchange: Any) -> None:
 def aggregator_of(
   exchange: Aggregator | str, axis_name: str = REPLICA_AXIS
 ) -> Aggregator:
-  """Returns the aggregator that averages over replicas.
+  """Returns the aggregator that an argument `exchange` means.
 
   Args:
-    exchange: An aggregator, which is returned; or the name of a codec, such as
-      "int(bits=4)", which gets an aggregator without feedback.
-    axis_name: Axis over which replicas are mapped; only read for a codec.
+    exchange: An aggregator, which is returned unchanged; or the name of a
+      codec, such as "int(bits=4)", for which an aggregator without error
+      feedback is built.
+    axis_name: Name of the axis over which replicas are mapped; only read if
+      `exchange` is a name.
 
   Raises:
     TypeError: If `exchange` is neither an aggregator nor a string.
@@ -198,7 +216,14 @@ def aggregator_of(
 
 
 def _check_fragments(fragments: Fragmentation | None) -> None:
-  """Raises ValueError unless `fragments` is as in `step_transform`."""
+  """Checks the type of the argument `fragments` of `step_transform`.
+
+  Args:
+    fragments: Value of the argument.
+
+  Raises:
+    ValueError: If it is neither None, a function, nor a `Fragments`.
+  """
   require(
     isinstance(fragments, Fragments | None) or callable(fragments),
     "fragments must be a function from a leaf's path to the number of its "
@@ -214,8 +239,8 @@ def _averaged_gradients(
 
   Args:
     inner: Optimizer that gets the averaged gradients.
-    aggregator: Averages the gradients over replicas.
-    axis_name: Axis over which replicas are mapped.
+    aggregator: Aggregator that averages the gradients over replicas.
+    axis_name: Name of the axis over which replicas are mapped.
   """
   inner = optax.with_extra_args_support(inner)
 
@@ -241,23 +266,28 @@ def _averaged_gradients(
 _COUNTS = ("sync_interval", "num_fragments", "overlap_steps")
 _DOC_WIDTH = 76  # Columns of a docstring without its indentation.
 _DOC_OF_TRANSFORMS = """\
-Rank and H do not change during training; only runs of a config adapt them. A
-transform cannot transfer messages during later steps; the rounds of
-`make_rounds` can."""
+The low rank and H do not change during training; only runs of a config can
+adapt them. A transform cannot hide transfers behind later steps; the rounds
+of `make_rounds` can."""
 _DOC_OF_INNER = "inner: Optimizer of the inner steps."
 _DOC_OF_OTHERS = """\
-exchange: Aggregator that averages over replicas, in place of the codec and
-  the feedback of the method.
-axis_name: Axis over which replicas are mapped.
-fragments: How the tree is divided into fragments, as in `step_transform`.
-trainable: Function from the path of a leaf to whether the leaf is trained."""
+exchange: Aggregator that averages over replicas. None: it is built from the
+  codec and the error feedback of the method's recipe.
+axis_name: Name of the axis over which replicas are mapped.
+fragments: How the parameters are divided into fragments: a function from
+  the path of a leaf to the number of its fragment, or a
+  `plan.schedule.fragments.Fragments`. None: whole leaves are divided into
+  fragments of about equal bytes, or every leaf is sliced if the method's
+  fragments are slices.
+trainable: Function from the path of a leaf to whether the leaf is trained.
+  None: all leaves are trained."""
 _DOC_OF_RESULT = """\
 Returns:
-  An optax transform, as from `step_transform`.
+  An optax transform for one replica (`step_transform` says how to use it).
 
 Raises:
-  TypeError: If an argument does not exist or is of the wrong kind.
-  ValueError: One line, if a value does not fit."""
+  TypeError: If an argument does not exist or has a wrong type.
+  ValueError: If a value is wrong. The message is one line."""
 
 
 def named_step_transform(name: str) -> Callable[..., Any]:
@@ -270,7 +300,7 @@ def named_step_transform(name: str) -> Callable[..., Any]:
     A function that returns an optax transform of the method. The function's
     docstring is the method's docstring, followed by the defaults of the
     method's recipe. The function raises TypeError for an argument that does not
-    exist or is of the wrong kind, and ValueError for a value that does not fit.
+    exist or has a wrong type, and ValueError for a wrong value.
   """
   build: Any = METHODS[name]
   recipe = unflat({**DEFAULTS, **RECIPES.get(name, {})})
@@ -321,14 +351,15 @@ def named_step_transform(name: str) -> Callable[..., Any]:
 def _signature(
   make: Callable[..., Any], build: Callable[..., Method]
 ) -> inspect.Signature:
-  """Returns the signature of a method's transform, for `help` and editors.
+  """Returns the signature of a named transform, for `help` and editors.
 
-  The arguments of the schedule stand in the place of `**schedule`, in front of
-  the other arguments that are passed by name.
+  The arguments of the method's schedule, e.g. `sync_interval`, take the place
+  of `**schedule`. They come before the other arguments that are passed by name.
 
   Args:
-    make: Function that makes the transform, with `**schedule` as last argument.
-    build: Function that builds the method.
+    make: Function that makes the transform, with `**schedule` as its last
+      argument.
+    build: Function that builds the method from the schedule's arguments.
   """
   signature = inspect.signature(make)
   *arguments, _ = signature.parameters.values()
@@ -348,12 +379,16 @@ def _signature(
 def _check_settings(
   name: str, build: Callable[..., Method], settings: Mapping[str, Any]
 ) -> None:
-  """Raises TypeError for an argument that a method's transform does not have.
+  """Checks that a named transform has all arguments that the user passes.
 
   Args:
     name: Name of the method.
-    build: Function that builds the method.
-    settings: Arguments of the schedule that the user gives.
+    build: Function that builds the method from the schedule's arguments.
+    settings: Arguments that the user passes for the schedule, by name.
+
+  Raises:
+    TypeError: If an argument does not exist. The message suggests a similar
+      one.
   """
   method_arguments = list(inspect.signature(build).parameters)
   arguments = [
@@ -378,12 +413,15 @@ def _check_settings(
 def _exchange(
   recipe: Mapping[str, Any], codec: Codec | str | None, axis_name: str
 ) -> Aggregator:
-  """Builds the exchange of a method.
+  """Builds the aggregator of a method from its recipe.
+
+  Without a codec there is no error feedback, because nothing is lost.
 
   Args:
-    recipe: Exchange settings of the method's recipe.
-    codec: Codec that replaces the recipe's codec; None means the recipe's.
-    axis_name: Axis over which replicas are mapped.
+    recipe: Section `exchange` of the method's recipe.
+    codec: Codec, or its name, that takes the place of the recipe's codec. None:
+      the recipe's codec is used.
+    axis_name: Name of the axis over which replicas are mapped.
   """
   settings = dict(recipe)
   if codec is not None:
@@ -395,15 +433,18 @@ def _exchange(
 
 
 def _check_order(order: str | None) -> None:
-  """Raises ValueError for the orders "sequential" and "strided".
+  """Refuses the fragment orders "sequential" and "strided".
 
-  These two orders divide a stacked model into whole layers. A transform divides
-  its parameters into whole leaves of about equal bytes instead, so it would
-  ignore the order. The orders in `SLICED` pass. An order that does not exist
-  also passes, because `Method` refuses it.
+  These two orders divide a stacked model into groups of layers. A transform
+  divides its parameters into groups of whole leaves instead, so it would ignore
+  the order. The orders that slice every leaf are accepted. An unknown order is
+  not refused here, because `Method` refuses it.
 
   Args:
     order: The user's `fragment_order`; None if it is not given.
+
+  Raises:
+    ValueError: If the order is refused. The message is one line.
   """
   require(
     order is None or order in SLICED or order not in ORDERS,
@@ -422,7 +463,8 @@ def _outer_optimizer(
   Args:
     learning_rate: Outer learning rate.
     momentum: Nesterov momentum; 0 means none.
-    average_power: Power of the average of the parameters; 0 means no average.
+    average_power: Power of the running mean of the outer parameters
+      (`dilocox_jax.averaged`); 0 means that no mean is kept.
   """
   optimizer = optax.sgd(
     learning_rate, momentum=momentum or None, nesterov=bool(momentum)
@@ -435,11 +477,13 @@ def _outer_optimizer(
 def _docstring(
   build: Callable[..., Method], recipe: dict[str, dict[str, Any]]
 ) -> str:
-  """Returns the docstring of a method's transform.
+  """Returns the docstring of a named transform.
+
+  It is the docstring of the method, with the arguments of the transform.
 
   Args:
-    build: Function that builds the method.
-    recipe: Sections of the method's recipe.
+    build: Function that builds the method. Its docstring has a section "Args".
+    recipe: Sections of the method's recipe, by name.
   """
   docstring = inspect.cleandoc(build.__doc__ or "")
   text, _, sections = docstring.partition("Args:\n")
@@ -461,7 +505,7 @@ def _docstring(
 
 
 def _filled(text: str) -> str:
-  """Returns the description of an argument in lines of a docstring's width."""
+  """Wraps the description of an argument to the width of a docstring."""
   return textwrap.fill(
     text,
     width=_DOC_WIDTH - 2,
@@ -472,7 +516,7 @@ def _filled(text: str) -> str:
 
 
 def _about_outer(method: Method, recipe: dict[str, Any]) -> str:
-  """Describes the outer optimizer that a transform has without `outer`.
+  """Describes the argument `outer` of a named transform, with its default.
 
   Args:
     method: The method.

@@ -1,1 +1,1 @@
-"""From values to what is on the wire, and back."""
+"""Codecs: they encode values as the bytes that are sent, and decode them."""

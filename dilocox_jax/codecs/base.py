@@ -3,21 +3,21 @@
 A codec compresses the values that replicas send each other. It is a frozen
 dataclass, and its fields are its settings. It works on all leaves of a fragment
 at once: a list of arrays [num_layers, *shape], where a leaf outside the stack
-of layers has one layer. There are three kinds of codecs:
+of layers has num_layers = 1. There are three kinds of codecs:
 
-- A `Quantizer` sends every value in few bits. It works on rows of values, so
-  leaves whose rows have one width are coded together.
-- Any other `Encoder` sends fewer numbers than values, such as the largest
-  values. Its field `then` is the encoder of these numbers.
-- A `Projection` is a linear map that is the same on all replicas, so the mean
-  may be taken before the projection is undone. It may need several messages,
-  one after the other.
+- A `Quantizer` sends every value in few bits. It works on rows of values, and
+  codes leaves with rows of the same width together.
+- Any other `Encoder` sends fewer numbers than there are values, such as the
+  largest values. Its field `then` is the encoder of these numbers.
+- A `Projection` sends a linear function of the values that is the same on all
+  replicas. So replicas can average what it sends, and undo the projection
+  afterwards. It may need several messages, one after the other.
 
-A projection is written as a coroutine. It hands leaves to `reduce` and gets
-their mean over replicas, and this replica's leaves as the other replicas decode
-them. The exchange encodes the leaves with `then` and chooses the collective.
-For example, a projection that sends the mean of each leaf first, and then how
-the leaf differs from its mean:
+A projection is written as a coroutine. It passes the leaves of a message to
+`reduce`, which returns their mean over replicas, and this replica's leaves as
+the other replicas decode them. The exchange encodes the leaves with `then` and
+chooses the collective. For example, this projection first sends the mean of
+each leaf, and then how the leaf differs from its mean:
 
     def run(self, leaves, state, key, reduce):
       means = [jnp.mean(leaf, keepdims=True) for leaf in leaves]
@@ -28,8 +28,8 @@ the leaf differs from its mean:
       ...
       return Reduced(mean=sums, own=own_sums), state
 
-Generators run while a program is traced. The compiled program contains only
-the operations that were traced.
+The coroutine is a generator that runs while JAX traces a program. The compiled
+program has only the operations that were traced.
 """
 
 import dataclasses
@@ -44,11 +44,12 @@ from dilocox_jax.trees import Array, Tree
 
 
 class Reduced(NamedTuple):
-  """Result of one message, decoded.
+  """Result of averaging one message over replicas.
 
   Attributes:
-    mean: Mean over replicas of the decoded leaves.
-    own: This replica's leaves, as the other replicas decode them.
+    mean: Mean over replicas of the decoded leaves, [num_layers, *shape] each.
+    own: This replica's leaves as the other replicas decode them, in the same
+      shapes.
   """
 
   mean: list[Array]
@@ -60,10 +61,19 @@ Reduce = Callable[[list[Array]], Coroutine]
 
 
 class Codec:
-  """Base class of everything that a chain of codecs is made of."""
+  """Base class of all codecs.
+
+  A subclass is a frozen dataclass whose fields all have defaults. If it has a
+  field `then`, this is the encoder of what the codec sends, so that codecs form
+  a chain.
+  """
 
   def __post_init__(self):
-    """Raises ValueError if a field is outside its limits."""
+    """Checks types and limits of the fields, and that `then` is an `Encoder`.
+
+    Raises:
+      ValueError: If one of them is wrong. The message is one line.
+    """
     for field in dataclasses.fields(self):  # pyright: ignore
       if field.name != "then":
         of_type(field.name, getattr(self, field.name), type(field.default))
@@ -77,19 +87,25 @@ class Codec:
 
   @property
   def encoder(self) -> "Encoder":
-    """The encoder of the leaves in each message of this codec."""
+    """The encoder of the leaves in each message. A subclass must define it."""
     raise NotImplementedError
 
   @property
   def has_shared_state(self) -> bool:
-    """Whether the codec keeps means that must be equal on all replicas."""
+    """Whether replicas can use this codec only if they all get the same mean.
+
+    A low-rank codec is an example: all replicas project onto the mean of the
+    last exchange. This implementation returns False.
+    """
     return False
 
   def init(self, shapes: Sequence[Shape], key: Array) -> list[Tree]:
-    """Returns the state of every leaf, which is equal on all replicas.
+    """Returns the initial state of every leaf. It is equal on all replicas.
+
+    This implementation returns () for each leaf: no state.
 
     Args:
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
       key: Random key, equal on all replicas.
     """
     del key
@@ -100,27 +116,29 @@ class Codec:
   ) -> Coroutine:
     """Averages leaves over replicas, in one or several messages.
 
-    This implementation sends the leaves in one message.
+    This implementation sends all leaves in one message.
 
     Args:
       leaves: Values of one replica, [num_layers, *shape] each.
       state: State of every leaf.
-      key: Random key, equal on all replicas.
-      reduce: Function from the leaves of a message to a coroutine that sends
-        them and returns `Reduced`.
+      key: Random key of the exchange, equal on all replicas.
+      reduce: Function from the leaves of a message to a coroutine that averages
+        them over replicas and returns `Reduced`.
 
     Returns:
-      A coroutine that returns `Reduced` of the leaves, and the new state of
-      every leaf.
+      A coroutine that returns a tuple: `Reduced` of the leaves, and the new
+      state of every leaf.
     """
     del key
     return (yield from reduce(list(leaves))), state
 
 
 class Projection(Codec):
-  """Sends a linear function of the leaves, the same on all replicas.
+  """Base class of codecs that send a linear function of the leaves.
 
-  A subclass has a field `then`, the encoder of the values that it sends.
+  The function is the same on all replicas, so its values can be averaged before
+  it is undone. A subclass defines `run`, and has a field `then`: the encoder of
+  the values that it sends.
   """
 
   then: "Encoder"
@@ -132,30 +150,38 @@ class Projection(Codec):
 
 
 class Encoder(Codec):
-  """Turns leaves into the arrays that are sent, and back."""
+  """Base class of codecs that turn leaves into the arrays to send, and back.
+
+  A subclass defines `encode` and `decode`. The leaves of all replicas are
+  decoded before they are averaged.
+  """
 
   @property
   def encoder(self) -> "Encoder":
-    """The encoder itself: leaves are sent as they are."""
+    """This object: it encodes the leaves themselves."""
     return self
 
   def encode(self, leaves: Arrays) -> list[Array]:
-    """Returns the arrays that are sent.
+    """Returns the arrays to send for some leaves.
 
     Args:
       leaves: Values of one replica, [num_layers, *shape] each.
 
     Returns:
-      Arrays whose number, shapes and types depend only on the leaves' shapes.
+      Arrays whose number, shapes and dtypes depend only on the shapes of the
+      leaves.
     """
     raise NotImplementedError
 
   def decode(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
-    """Returns float32 leaves, the reverse of `encode`.
+    """Decodes the arrays of a message into leaves. It reverses `encode`.
 
     Args:
       arrays: Arrays that `encode` returned.
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
+
+    Returns:
+      float32 leaves, [num_layers, *shape] each.
     """
     return self.leaves(self.concatenated(arrays, shapes), shapes)
 
@@ -164,12 +190,16 @@ class Encoder(Codec):
   ) -> list[Array]:
     """Decodes a message into few arrays, each with the values of many leaves.
 
-    A mean over replicas adds up these arrays instead of the leaves, because a
-    program with few arrays is smaller.
+    The mean over replicas is computed on these arrays, because a program with
+    few arrays compiles faster. `leaves` splits them. This implementation
+    returns the leaves themselves.
 
     Args:
       arrays: Arrays that `encode` returned.
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
+
+    Returns:
+      float32 arrays.
     """
     return self.decode(arrays, shapes)
 
@@ -180,58 +210,63 @@ class Encoder(Codec):
 
     Args:
       concatenated: Arrays that `concatenated` returned, or their means.
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
     """
     del shapes
     return list(concatenated)
 
 
 class Quantizer(Encoder):
-  """Codes every value, one row of values at a time.
+  """Base class of encoders that code every value, row by row.
 
-  A subclass says how wide the rows of a leaf are (`width`), and how rows become
-  arrays (`code`) and arrays become rows again (`values`).
+  A subclass defines the width of the rows into which a leaf is divided
+  (`width`), how rows become arrays to send (`code`), and how arrays become rows
+  again (`values`).
   """
 
   def width(self, shape: Shape) -> int:
-    """Returns the number of values in a row.
+    """Returns how many values of a leaf make a row.
 
     Args:
-      shape: Shape of one layer of a leaf.
+      shape: Shape of one layer of the leaf.
     """
     raise NotImplementedError
 
   def code(self, rows: Array) -> tuple[Array, ...]:
-    """Returns the arrays that are sent for some rows.
+    """Returns the arrays to send for some rows.
 
     Args:
       rows: float32 values [layers, rows, width].
 
     Returns:
-      Arrays [layers, rows, ...].
+      Arrays [layers, rows, ...], as many for any rows.
     """
     raise NotImplementedError
 
   def values(self, arrays: Arrays, width: int) -> Array:
-    """Returns float32 rows [layers, rows, width], the reverse of `code`.
+    """Decodes the arrays of some rows. It reverses `code`.
 
     Args:
       arrays: Arrays that `code` returned.
       width: Number of values in a row.
+
+    Returns:
+      float32 rows [layers, rows, width].
     """
     raise NotImplementedError
 
   @property
   def of_means(self) -> "Quantizer":
-    """The quantizer of the means that a reduce-scatter sends back.
+    """The quantizer of the means that replicas send after a reduce-scatter.
 
-    Its rows have the same width as those of `self`. This implementation returns
-    `self`.
+    Its rows must have the same width. This implementation returns `self`.
     """
     return self
 
   def encode(self, leaves: Arrays) -> list[Array]:
-    """Returns the arrays that are sent; rows of one width are coded together.
+    """Returns the arrays to send for some leaves.
+
+    The rows of leaves with the same width are coded together (`layout`).
 
     Args:
       leaves: Values of one replica, [num_layers, *shape] each.
@@ -246,28 +281,32 @@ class Quantizer(Encoder):
 
     Args:
       arrays: Arrays that `encode` returned.
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
+
+    Returns:
+      float32 rows of each group (`RowLayout.rows`). `leaves` splits them.
     """
     return self.decoded(self.layout(shapes), arrays)
 
   def leaves(
     self, concatenated: Arrays, shapes: Sequence[Shape]
   ) -> list[Array]:
-    """Splits the rows of all groups into the leaves.
+    """Splits the rows of all groups into the leaves, [num_layers, *shape] each.
 
     Args:
       concatenated: Arrays that `concatenated` returned, or their means.
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
     """
     return self.layout(shapes).leaves(concatenated)
 
   def layout(self, shapes: Sequence[Shape], num_slices: int = 0) -> RowLayout:
-    """Returns the rows in which the leaves are coded.
+    """Returns how the values of the leaves are divided into rows.
 
     Args:
-      shapes: Shapes of the leaves, with the layer axis.
-      num_slices: Number of slices with equally many rows, one for each replica
-        of a reduce-scatter; 0: the rows are not divided into slices.
+      shapes: Shape of each leaf, (num_layers, *shape).
+      num_slices: Number of slices into which the rows are divided for a
+        reduce-scatter, one for each replica; 0: they are not divided. All
+        slices have equally many rows.
     """
     widths = [self.width(shape[1:]) for shape in shapes]
     if num_slices:
@@ -278,19 +317,26 @@ class Quantizer(Encoder):
     return RowLayout(tuple(shapes), tuple(widths), num_slices)
 
   def coded(self, rows: Arrays) -> list[Array]:
-    """Returns the arrays that are sent for the rows of all groups.
+    """Returns the arrays to send for the rows of all groups of leaves.
 
     Args:
-      rows: Rows of every group of leaves (`RowLayout.rows`).
+      rows: float32 rows of each group (`RowLayout.rows`).
+
+    Returns:
+      The arrays of the first group (`code`), then those of the second one, and
+      so on.
     """
     return [array for group_rows in rows for array in self.code(group_rows)]
 
   def decoded(self, layout: RowLayout, arrays: Arrays) -> list[Array]:
-    """Returns the float32 rows of all groups, the reverse of `coded`.
+    """Decodes the arrays of all groups of leaves. It reverses `coded`.
 
     Args:
-      layout: Says in which row each value of a leaf lies.
+      layout: How the values of the leaves are divided into rows.
       arrays: Arrays that `coded` returned.
+
+    Returns:
+      float32 rows of each group.
     """
     arrays_per_group = len(arrays) // len(layout.groups)
     rows = []
@@ -302,15 +348,15 @@ class Quantizer(Encoder):
 
 
 def _width_in_slices(shape: Shape, width: int, num_slices: int) -> int:
-  """Returns the width of a leaf's rows when they are divided into slices.
+  """Returns how many values of a leaf make a row if rows are put into slices.
 
-  A slice has whole rows, and rows of zeros fill the last slice. The wider
-  the rows are, the more zeros there may be. So a row is at most a 16th of a
-  slice. Rows of up to 128 values are never made narrower.
+  A slice has whole rows, and rows of zeros fill the last slice. Wide rows would
+  need more zeros. So a row has at most a 16th of the values of a slice, or 128
+  values if that is more.
 
   Args:
-    shape: Shape of the leaf, with the layer axis.
-    width: Width of the rows without slices.
+    shape: Shape of the leaf, (num_layers, *shape).
+    width: Width of the rows without slices, which is never exceeded.
     num_slices: Number of slices.
   """
   longest = max(128, math.prod(shape) // (16 * num_slices))

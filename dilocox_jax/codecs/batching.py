@@ -1,7 +1,7 @@
 """Concatenates leaves that are coded in the same way, and splits them again.
 
-A program that codes each leaf by itself grows with the number of leaves, and a
-model without a scan over its layers has hundreds of them. So the values of
+If a program coded each leaf by itself, it would grow with the number of leaves.
+A model without a scan over its layers has hundreds of leaves. So the values of
 leaves that are coded in the same way are concatenated into one array.
 """
 
@@ -21,29 +21,29 @@ from dilocox_jax.trees import Array, Boolean, Tree, all_finite
 Shape = tuple[int, ...]
 Arrays = Sequence[Array]
 
-# Largest number of values of a leaf that is concatenated with others. A leaf is
-# copied when it is concatenated. Copying 16 MB takes next to no time. Leaves of
-# gigabytes are few, so the program stays small although they are coded alone.
+# Largest number of values of a leaf that is concatenated with others, which
+# copies the leaf. Copying 16 MB takes next to no time. Larger leaves are few,
+# so the program stays small although each of them is coded by itself.
 _MOST_CONCATENATED = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
 class RowLayout:
-  """Where the values of leaves lie in rows.
+  """Divides the values of leaves into rows.
 
-  A layer of n values has ceil(n / width) rows, and zeros fill the last row. The
-  rows of all leaves of one width are one array [1, rows, width], so that a
-  program does not grow with the number of leaves. A leaf that is the only one
-  of its group keeps its layers, [num_layers, rows, width], because devices
-  divide them.
+  A layer of n values has ceil(n / width) rows, and zeros fill the last row.
+  Small leaves with rows of the same width are a group, whose rows are
+  concatenated into one array [1, rows, width]. A leaf that is the only one of
+  its group keeps its layers, [num_layers, rows, width], because the devices of
+  a replica may divide them.
 
-  With slices the array is [num_slices, rows, width], and rows of zeros fill the
-  last slice of every leaf. For example, 5 rows in 2 slices are rows 0, 1 and 2
-  in the first slice, and rows 3, 4 and a row of zeros in the second one.
+  With slices, the array is [num_slices, rows, width], and rows of zeros fill
+  the last slice of every leaf. For example, 5 rows in 2 slices are rows 0, 1
+  and 2 in the first slice, and rows 3, 4 and a row of zeros in the second one.
 
   Attributes:
-    shapes: Shapes of the leaves, with the layer axis.
-    widths: Values of a row, by leaf.
+    shapes: Shape of each leaf, (num_layers, *shape).
+    widths: Number of values in a row, by leaf.
     num_slices: Number of slices; 0: the rows are not divided into slices.
   """
 
@@ -53,7 +53,7 @@ class RowLayout:
 
   @property
   def groups(self) -> list[list[int]]:
-    """The groups of leaves that are coded together, as indices of leaves."""
+    """For each group of leaves that are coded together, their indices."""
     return group_by_shape(self.shapes, self.widths)
 
   def rows(self, leaves: Arrays) -> list[Array]:
@@ -63,8 +63,9 @@ class RowLayout:
       leaves: All leaves, [num_layers, *shape] each.
 
     Returns:
-      float32 arrays [1, rows, width], [num_layers, rows, width] or
-      [num_slices, rows, width]; see the docstring of this class.
+      For each group a float32 array: [1, rows, width] if the group has several
+      leaves, [num_layers, rows, width] if it has one leaf, and
+      [num_slices, rows, width] if there are slices.
     """
     rows = []
     for group in self.groups:
@@ -73,10 +74,13 @@ class RowLayout:
     return rows
 
   def leaves(self, rows: Arrays) -> list[Array]:
-    """Returns all leaves as float32, the reverse of `rows`.
+    """Puts rows together to the leaves. It reverses `rows`.
 
     Args:
       rows: Rows of every group of leaves, as `rows` returned them.
+
+    Returns:
+      All leaves, [num_layers, *shape] each, with the dtype of the rows.
     """
     leaves = {}
     for group, group_rows in zip(self.groups, rows, strict=True):
@@ -87,7 +91,7 @@ class RowLayout:
     return [leaves[i] for i in range(len(self.shapes))]
 
   def _num_rows(self, index: int, group: list[int]) -> tuple[int, int]:
-    """Returns the lengths of the first two axes of a leaf's rows.
+    """Returns the first two lengths of a leaf's rows [a, b, width].
 
     Args:
       index: Index of the leaf.
@@ -120,7 +124,12 @@ class RowLayout:
     return flat.reshape(length, num_rows, width)
 
   def _to_leaf(self, index: int, rows: Array) -> Array:
-    """Returns a leaf from its rows, without the zeros; reverses `_to_rows`."""
+    """Returns a leaf from its rows, without the zeros. It reverses `_to_rows`.
+
+    Args:
+      index: Index of the leaf.
+      rows: Rows of the leaf, [layers or slices, rows, width].
+    """
     num_layers, *shape = self.shapes[index]
     width = self.widths[index]
     size = math.prod(shape)
@@ -134,15 +143,16 @@ class RowLayout:
 def group_by_shape(
   shapes: Sequence[Shape], kinds: Sequence[Hashable]
 ) -> list[list[int]]:
-  """Groups the leaves that are concatenated into one array.
+  """Groups leaves that can be concatenated into one array.
 
-  A large leaf has a group of its own. If the replica is divided among devices,
-  every leaf has a group of its own, because each device works on its own part
-  of every leaf.
+  Leaves of the same kind are one group. Exceptions: a large leaf has a group of
+  its own. If the replica is divided among devices, every leaf has a group of
+  its own, because each device works on its own part of every leaf.
 
   Args:
-    shapes: Shapes of the leaves, with the layer axis.
-    kinds: Kind of each leaf; leaves of one kind may be concatenated.
+    shapes: Shape of each leaf, (num_layers, *shape).
+    kinds: For each leaf a value that is equal for leaves of the same kind, e.g.
+      the width of their rows.
 
   Returns:
     Indices of the leaves of each group.
@@ -164,7 +174,8 @@ def concat_layers(
   """Concatenates the layers of each group of leaves along the layer axis.
 
   Args:
-    leaves: Leaves [num_layers, *shape]; those of a group have one `shape`.
+    leaves: Leaves [num_layers, *shape]. The leaves of a group have the same
+      `shape`.
     groups: Indices of the leaves of each group (`group_by_shape`).
 
   Returns:
@@ -176,12 +187,15 @@ def concat_layers(
 def split_layers(
   arrays: Arrays, groups: Sequence[Sequence[int]], shapes: Sequence[Shape]
 ) -> dict[int, Array]:
-  """Returns the layers of every leaf by its index, reversing `concat_layers`.
+  """Splits arrays of layers into leaves. It reverses `concat_layers`.
 
   Args:
-    arrays: An array for each group.
+    arrays: For each group, an array [layers of all leaves, *shape].
     groups: Indices of the leaves of each group.
-    shapes: Shapes of all leaves, with the layer axis.
+    shapes: Shape of each leaf, (num_layers, *shape).
+
+  Returns:
+    The leaves [num_layers, *shape] by index.
   """
   leaves = {}
   for group, array in zip(groups, arrays, strict=True):
@@ -191,16 +205,18 @@ def split_layers(
 
 
 def layer_numbers(group: Sequence[int], shapes: Sequence[Shape]) -> Array:
-  """Returns a number (uint32) for every layer of a group of leaves.
+  """Returns a number for every layer of a group of leaves, to seed its draws.
 
-  The number depends only on the leaf and the layer, not on the group. Random
-  draws for a layer follow from its number. So a replica that is divided among
-  devices draws what an undivided one draws, although its leaves have other
-  groups.
+  The number depends only on the leaf and the layer, not on the group. So a
+  replica that is divided among devices draws the same random numbers as an
+  undivided one, although its leaves are grouped in another way.
 
   Args:
     group: Indices of the leaves.
-    shapes: Shapes of all leaves, with the layer axis.
+    shapes: Shape of each leaf, (num_layers, *shape).
+
+  Returns:
+    uint32 [layers of all leaves in the group].
   """
   numbers = [i * 2**16 + np.arange(shapes[i][0]) for i in group]
   return jnp.asarray(np.concatenate(numbers), jnp.uint32)
@@ -211,8 +227,11 @@ def split(array: Array, lengths: Sequence[int], axis: int) -> list[Array]:
 
   Args:
     array: The array.
-    lengths: Lengths of the parts, in order.
+    lengths: Lengths of the parts along the axis, in order.
     axis: The axis that is split.
+
+  Returns:
+    The parts.
   """
   if len(lengths) == 1:
     return [array]
@@ -222,20 +241,24 @@ def split(array: Array, lengths: Sequence[int], axis: int) -> list[Array]:
 
 
 def materialize(arrays: list[Array]) -> list[Array]:
-  """Returns the arrays such that XLA computes them once for all their readers.
+  """Makes XLA compute arrays once, and not again for each of their readers.
 
-  Without this function, XLA fuses: each of 100 slices of an array computes the
-  array anew, and each reader of a slice computes the slice anew. On CPUs XLA
-  also compiles each slice by itself (10 ms each), while it compiles operations
-  of equal kind and shapes once.
+  Without this function, XLA fuses operations: each of 100 slices of an array
+  would compute the array again, and each reader of a slice would compute the
+  slice again. On CPUs, XLA would also compile each slice by itself (10 ms
+  each).
 
-  On CPUs XLA removes an optimization barrier before it decides what to fuse,
-  but it does not fuse through a loop. So the arrays pass through a loop there.
-  The loop takes no step, unless the first value of the first array is NaN. Then
-  it takes one step, which changes no finite value.
+  The function uses an optimization barrier. On CPUs, XLA removes such a barrier
+  before it decides what to fuse, but it does not fuse through a loop. So the
+  arrays pass through a loop there. The loop makes no step, unless the first
+  value of the first array is NaN. Then it makes one step, which changes no
+  finite value.
 
   Args:
-    arrays: Floating arrays; the first one must not be empty.
+    arrays: Floating-point arrays. The first one must not be empty.
+
+  Returns:
+    The arrays with the same values.
   """
 
   def loop(arrays: list[Array]) -> list[Array]:
@@ -255,13 +278,16 @@ def materialize(arrays: list[Array]) -> list[Array]:
 def sums(arrays: list[Array], axis: int) -> list[Array]:
   """Sums several arrays of one shape along an axis, in one pass.
 
-  XLA hands the sum of a single array along its rows to a library on CPUs. Then
-  the operands that several sums share are computed again for each sum. XLA
-  compiles a sum of several arrays itself, and computes shared operands once.
+  On CPUs, XLA passes the sum of a single array to a library. If several sums
+  share an operand, it is then computed again for each sum. XLA compiles a sum
+  of several arrays itself, and computes shared operands once.
 
   Args:
-    arrays: The arrays.
-    axis: The axis that is summed, and that the sums do not have.
+    arrays: The arrays, of one shape.
+    axis: The axis to sum over.
+
+  Returns:
+    The sums, each without this axis.
   """
   add = functools.partial(jax.tree.map, jnp.add)
   zeros = [np.zeros((), array.dtype) for array in arrays]
@@ -285,13 +311,12 @@ def pad(values: Array, num_zeros: int) -> Array:
 
 
 def block_width(size: int, block_size: int) -> int:
-  """Returns the width of equal blocks that hold `size` values.
+  """Returns the width of equal blocks into which values are divided.
 
-  There are as few blocks as `block_size` allows, and they are as short as that
-  number allows. So padding takes less than one value for each block. For
-  example, a layer of 300 values in blocks of at most 128 needs 3 blocks: blocks
-  of 100 need no padding, while blocks of 128 would have to be padded by 84
-  values.
+  There are as few blocks as `block_size` allows, and each is as short as this
+  number of blocks allows. So less than one value of padding is needed for each
+  block. For example, 300 values in blocks of at most 128 need 3 blocks. Blocks
+  of 100 need no padding, while blocks of 128 would need 84 values of padding.
 
   Args:
     size: Number of values.
@@ -302,16 +327,16 @@ def block_width(size: int, block_size: int) -> int:
 
 
 def are_finite(values: Tree) -> Boolean:
-  """Returns whether all values are finite.
+  """Returns whether all values of a tree are finite (boolean scalar).
 
-  The values are concatenated into few arrays, and only these are checked. With
-  a flag for each leaf, XLA would let each leaf of the result read all flags by
-  itself: a program of 500 leaves would have 250,000 operations for this. A leaf
-  that is alone in its group keeps its shape, because flattening a leaf that
-  devices divide would collect the leaf on every device.
+  The values are concatenated into few arrays before they are checked. With a
+  flag for each leaf, a program that uses the result for 500 leaves would have
+  250,000 operations: XLA would combine all flags again for each leaf. A leaf
+  that is not concatenated keeps its shape. If devices divide the leaf,
+  flattening would collect it on every device.
 
   Args:
-    values: Floating leaves of any shape.
+    values: Tree of floating-point leaves, of any shapes.
   """
   leaves = jax.tree.leaves(values)
   shapes = [leaf.shape for leaf in leaves]

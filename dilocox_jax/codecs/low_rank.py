@@ -1,13 +1,13 @@
 """Codecs that send a matrix as two thin factors.
 
 `LowRank` (PowerSGD) finds one basis for all replicas: the left factors are
-averaged first, and their mean is made orthonormal. A right factor has the
-coordinates of a replica's matrix in this basis. Both factors are linear in the
-matrices, so the mean of the right factors gives the mean of the projected
-matrices.
+averaged first, and the columns of their mean are made orthonormal. A right
+factor has the coordinates of a replica's matrix in this basis. Right factors
+are linear in the matrices. So their mean over replicas gives the mean of the
+projected matrices.
 
-`LocalLowRank` finds a basis for each replica by itself. So each replica sends
-both factors, and their product must be computed before the mean.
+With `LocalLowRank` each replica finds a basis of its own, and sends both
+factors. So the products of the factors must be computed before the mean.
 """
 
 import dataclasses
@@ -37,12 +37,13 @@ matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 def _product(left: Array, right: Array) -> Array:
-  """Multiplies matrices of all layers, all at once or layer by layer.
+  """Multiplies the matrices of each layer.
 
-  If all devices of a replica divide the rows of a matrix, each device needs a
-  whole factor. For a model of 107B at rank 2048, the factors of all layers take
-  29 GiB, and those of one layer 0.4 GiB. So such matrices are multiplied layer
-  by layer. The rows of the result are divided among the devices again.
+  It multiplies all layers at once, or one after the other if all devices of a
+  replica divide the rows of a matrix. Then each device needs whole factors. For
+  a model of 107 billion parameters at rank 2048, the factors of all layers take
+  29 GiB, and those of one layer 0.4 GiB. The rows of the product are divided
+  among the devices again.
 
   Args:
     left: Matrices [num_layers, a, b].
@@ -71,23 +72,23 @@ class Factors(NamedTuple):
   """State that `LowRank` keeps for a leaf. It is equal on all replicas.
 
   Attributes:
-    right: Averaged right factor of the last exchange, [num_layers, columns,
-      rank] with the larger of `LowRank.rank` and `LowRank.max_rank` as its
-      rank. It is zero before the first exchange, and if the leaf was sent
-      whole.
+    right: Averaged right factor of the last exchange, float32
+      [num_layers, columns, r], where `columns` is the last axis of the leaf and
+      r is the larger of `LowRank.rank` and `LowRank.max_rank`. It is zero
+      before the first exchange, and if the leaf was sent whole.
   """
 
   right: Array
 
 
 def factorizes(shape: Shape, rank: int) -> bool:
-  """Returns whether a leaf is sent as factors.
+  """Returns whether a leaf is sent as factors, and not whole.
 
-  It is sent as factors if its layers are matrices, and if the two factors of a
-  matrix have fewer values than the matrix.
+  This is so if its layers are matrices, and if the two factors of a matrix have
+  fewer values than the matrix.
 
   Args:
-    shape: Shape of the leaf, with the layer axis.
+    shape: Shape of the leaf, (num_layers, *shape).
     rank: Number of columns of a factor.
   """
   if len(shape) != 3:
@@ -100,28 +101,29 @@ def factorizes(shape: Shape, rank: int) -> bool:
 class LowRank(Projection):
   """Sends each matrix as two thin factors that all replicas compute together.
 
-  One power iteration on the mean matrix starts from the right factor Q of the
-  previous exchange. P = mean_m (A_m Q) is made orthonormal, then
-  Q = mean_m (A_m^T P), and the mean decodes to P Q^T. This is exact if the mean
-  matrix has no more than `rank` directions and none of them is orthogonal to
-  all columns of the old Q. A leaf without smaller factors (`factorizes`) is
-  sent whole, together with the left factors.
+  A power iteration on the mean over replicas m of the matrices A_m starts from
+  the right factor Q of the exchange before. P = mean_m (A_m Q) is made
+  orthonormal, then Q = mean_m (A_m^T P), and the mean decodes to P Q^T. This is
+  exact if the mean matrix has no higher rank than `rank`, and if none of its
+  directions is orthogonal to all columns of the old Q. A leaf whose factors
+  would not be smaller (`factorizes`) is sent whole, together with the left
+  factors.
 
   Wire: rank (rows + columns) values for each matrix and power iteration, as
-  `then` encodes them. A matrix [512, 512] at rank 16 in fp32 takes 65,536 bytes
-  instead of 1,048,576. Left and right factors are two messages, because the
-  right factor needs the mean of the left one.
+  `then` encodes them. For example, a matrix [512, 512] at rank 16 in fp32 takes
+  65,536 bytes instead of 1,048,576. Left and right factors are two messages,
+  because the right factors need the mean of the left ones.
   Source: PowerSGD, Vogels et al., 2019, arXiv 1905.13727, Algorithm 1; DiLoCoX,
   arXiv 2506.21263, for quantized factors.
-  Differs: Gram-Schmidt is run twice. If the matrix has fewer directions than
-  `rank`, the missing ones are zero columns instead of noise, and the next
-  exchange starts them at random. Sums run over rows only, so rows may be
-  sharded.
+  Differs: each column is made orthogonal twice, for accuracy. If the matrix has
+  a lower rank than `rank`, the missing columns of P are zero instead of noise,
+  and the next exchange starts these columns of Q at random. Gram-Schmidt needs
+  only sums over rows, so rows may be sharded.
 
   Attributes:
     rank: Number of columns of a factor.
-    power_iterations: Number of passes over the matrix, with two messages each.
-    max_rank: Number of columns of the factors in the state, if the rank changes
+    power_iterations: Number of power iterations, with two messages each.
+    max_rank: Number of columns of the factors in the state if the rank changes
       from exchange to exchange; 0: as many as `rank`.
     then: Encoder of the factors and of the leaves that are sent whole.
   """
@@ -133,18 +135,18 @@ class LowRank(Projection):
 
   @property
   def has_shared_state(self) -> bool:
-    """True: all replicas must project their matrices onto the same factors."""
+    """True: all replicas must project their matrices onto the same basis."""
     return True
 
   def init(self, shapes: Sequence[Shape], key: Array) -> list[Tree]:
     """Returns a right factor of zeros for each leaf that has factors.
 
     Each exchange replaces columns of zeros by random ones before it uses them.
-    With `max_rank`, the leaves that have factors at rank 1 get a state, so that
-    the state has the same shapes at every rank.
+    If `max_rank` is set, all leaves that have factors at rank 1 get one, so
+    that the state has the same shapes at every rank.
 
     Args:
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
       key: Not used.
 
     Returns:
@@ -165,17 +167,18 @@ class LowRank(Projection):
   def run(
     self, leaves: Arrays, state: list[Tree], key: Array, reduce: Reduce
   ) -> Coroutine:
-    """Sends left factors and whole leaves, then right factors.
+    """Averages leaves: sends left factors and whole leaves, then right factors.
 
     Args:
       leaves: Values of one replica, [num_layers, *shape] each.
       state: State of every leaf (`init`).
-      key: Random key, equal on all replicas.
-      reduce: As for `Codec.run`.
+      key: Random key of the exchange, equal on all replicas.
+      reduce: Function from the leaves of a message to a coroutine that averages
+        them over replicas and returns `Reduced`.
 
     Returns:
-      A coroutine that returns `Reduced` of the leaves, and the new state of
-      every leaf.
+      A coroutine that returns a tuple: `Reduced` of the leaves, and the new
+      state of every leaf.
     """
     shapes = [leaf.shape for leaf in leaves]
     groups, whole = matrices_of(shapes, self.rank)
@@ -235,16 +238,17 @@ class LowRank(Projection):
     groups: Sequence[Sequence[int]],
     shapes: Sequence[Shape],
   ) -> list[Tree]:
-    """Returns the state with new right factors.
+    """Returns the state of every leaf with its new right factor.
 
     Columns beyond `rank` stay as they were. The factor of a leaf that was sent
     whole becomes zero.
 
     Args:
       state: State of every leaf before this exchange.
-      factors: New right factors of each group, [layers, columns, rank].
+      factors: New right factors of each group of leaves with matrices of one
+        shape, [layers, columns, rank].
       groups: Indices of the leaves of each group.
-      shapes: Shapes of all leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
     """
     right = batching.split_layers(factors, groups, shapes)
     new_state = [jax.tree.map(jnp.zeros_like, old) for old in state]
@@ -259,16 +263,17 @@ class LowRank(Projection):
 class LocalLowRank(Encoder):
   """Sends each matrix as two thin factors that its replica computes alone.
 
-  The power iteration starts from a fixed random matrix.
+  The power iteration starts from a fixed random matrix. A leaf whose factors
+  would not be smaller (`factorizes`) is sent whole.
 
-  Wire: rank (rows + columns) values for each matrix, as `then` encodes them,
-  however many power iterations there are.
+  Wire: rank (rows + columns) values for each matrix, as `then` encodes them.
+  More power iterations send no more values.
   Source: Halko et al., 2011, arXiv 0909.4061, Algorithm 4.4.
   Differs: nothing.
 
   Attributes:
     rank: Number of columns of a factor.
-    power_iterations: Number of passes over the matrix.
+    power_iterations: Number of power iterations.
     then: Encoder of both factors, and of the leaves that are sent whole.
   """
 
@@ -277,7 +282,9 @@ class LocalLowRank(Encoder):
   then: Encoder = Float()
 
   def encode(self, leaves: Arrays) -> list[Array]:
-    """Encodes left factors, right factors and whole leaves with `then`.
+    """Returns the arrays to send for some leaves.
+
+    They are left factors, right factors and whole leaves, encoded with `then`.
 
     Args:
       leaves: Values of one replica, [num_layers, *shape] each.
@@ -292,11 +299,14 @@ class LocalLowRank(Encoder):
     return self.then.encode([*left, *right, *sent_whole])
 
   def decode(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
-    """Returns the products of the factors, and the whole leaves, as float32.
+    """Decodes the arrays of a message into leaves.
 
     Args:
       arrays: Arrays that `encode` returned.
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
+
+    Returns:
+      float32 leaves: products of factors, or leaves that were sent whole.
     """
     groups, whole = matrices_of(shapes, self.rank)
     left_shapes = []
@@ -345,7 +355,9 @@ class LocalLowRank(Encoder):
 
 
 def with_rank(codec: Codec, rank: int) -> Codec:
-  """Returns a `LowRank` codec with another rank, and other codecs as they are.
+  """Returns a copy of a `LowRank` codec that has another rank.
+
+  Any other codec is returned unchanged.
 
   Args:
     codec: The codec.
@@ -359,17 +371,18 @@ def with_rank(codec: Codec, rank: int) -> Codec:
 def matrices_of(
   shapes: Sequence[Shape], rank: int
 ) -> tuple[list[list[int]], list[int]]:
-  """Divides leaves into those that have factors and those that are sent whole.
+  """Says which leaves are sent as factors, and which ones are sent whole.
 
-  Matrices of one shape are one group, and their layers are one batch.
+  Leaves with factors are grouped by the shape of their matrices, so that the
+  layers of a group can be multiplied as one batch.
 
   Args:
-    shapes: Shapes of the leaves, with the layer axis.
+    shapes: Shape of each leaf, (num_layers, *shape).
     rank: Number of columns of a factor.
 
   Returns:
-    Indices of the leaves of each group that has factors, and indices of the
-    leaves that are sent whole.
+    A tuple (groups, whole): for each group the indices of its leaves, and the
+    indices of the leaves that are sent whole.
   """
   matrix_shapes = [
     shape[1:] if factorizes(shape, rank) else () for shape in shapes
@@ -399,9 +412,9 @@ _SHORTEST_NEW_PART = 1e-5
 
 
 def orthonormal(matrix: Array) -> Array:
-  """Returns orthonormal bases of the columns of matrices.
+  """Makes the columns of matrices orthonormal, from left to right.
 
-  A column that lies in the span of the columns before it becomes a zero column.
+  A column that lies in the span of the columns before it becomes zero.
   Gram-Schmidt is written out here, because XLA's batched QR and eigenvalue
   routines can deadlock on few CPU cores.
 
@@ -409,7 +422,7 @@ def orthonormal(matrix: Array) -> Array:
     matrix: Matrices [num_layers, rows, rank].
 
   Returns:
-    Bases [num_layers, rows, rank].
+    Matrices [num_layers, rows, rank] with orthonormal or zero columns.
   """
   columns = normalize_columns(matrix)
 
@@ -439,10 +452,10 @@ def orthonormal(matrix: Array) -> Array:
 
 
 def normalize_columns(matrix: Array) -> Array:
-  """Scales columns to length 1. A zero column stays zero.
+  """Scales the columns of matrices to length 1. A zero column stays zero.
 
-  A column is divided by its largest magnitude first, so that no square
-  overflows or underflows: 1e-30 squared is zero in fp32.
+  A column is divided by its largest magnitude first. Otherwise the squares
+  could overflow or underflow: 1e-30 squared is zero in fp32.
 
   Args:
     matrix: Matrices [num_layers, rows, columns].
@@ -454,14 +467,15 @@ def normalize_columns(matrix: Array) -> Array:
 
 
 def _with_random_columns(factor: Array, layers: Array, key: Array) -> Array:
-  """Replaces zero columns of factors by random columns.
+  """Replaces zero columns of right factors by random columns.
 
-  A zero column would stay zero in all later power iterations.
+  Otherwise a zero column would stay zero in all later power iterations.
 
   Args:
-    factor: Factors [num_layers, columns, rank].
-    layers: Numbers of the layers (`batching.layer_numbers`).
-    key: Random key, equal on all replicas.
+    factor: Right factors [num_layers, columns, rank].
+    layers: A number for each layer, which seeds its values
+      (`batching.layer_numbers`).
+    key: Random key of the exchange, equal on all replicas.
   """
   is_missing = jnp.all(factor == 0, axis=1, keepdims=True)
   random_values = _hashed_values(factor.shape, layers, key)
@@ -469,19 +483,19 @@ def _with_random_columns(factor: Array, layers: Array, key: Array) -> Array:
 
 
 def _hashed_values(shape: Shape, layers: Array, key: Array) -> Array:
-  """Returns pseudo-random values between -1 and 1, from a hash of numbers.
+  """Returns pseudo-random float32 values between -1 and 1.
 
-  These values replace zero columns: all columns at first, and hardly any later.
-  `jax.random` is not used, because it would take a second to compile on CPUs in
-  each program that uses a low rank. Each value is a hash of its indices, so
-  devices can divide the computation.
+  Each value is a hash of its indices and the key, so devices can divide the
+  computation. `jax.random` is not used, because on CPUs it would take a second
+  to compile in each program with a low-rank codec.
 
   Source: "lowbias32" of C. Wellons, 2018, "Prospecting for hash functions".
 
   Args:
-    shape: Shape of the result, three axes.
-    layers: Numbers of the layers (`batching.layer_numbers`).
-    key: Random key, equal on all replicas.
+    shape: Shape of the result, (num_layers, a, b).
+    layers: A number for each layer, uint32 [num_layers]
+      (`batching.layer_numbers`).
+    key: Random key of the exchange, equal on all replicas.
   """
   seed = jax.random.key_data(key)[-1]
   number = (layers * jnp.uint32(2654435769))[:, None, None]
@@ -497,29 +511,30 @@ def _hashed_values(shape: Shape, layers: Array, key: Array) -> Array:
   return signed.astype(jnp.float32) * 2.0**-31
 
 
-# Most bytes of Gram matrices (`grams`) that the host gets after an exchange.
-# For a model of 1.3 billion parameters at rank 64, those of all layers are
-# 2 MB. For 107 billion at rank 2048 they are 6.6 GB, and their eigenvalues take
-# minutes. So the host then gets the Gram matrix of one layer of each leaf.
+# Largest number of bytes of Gram matrices (`grams`) that go to the host after
+# an exchange. For a model of 1.3 billion parameters at rank 64, the matrices of
+# all layers have 2 MB. For 107 billion parameters at rank 2048 they have 6.6
+# GB, and their eigenvalues take minutes. Then only the Gram matrix of one layer
+# of each leaf goes to the host.
 MAX_OBSERVED_BYTES = 64 * 2**20
 
 
 def grams(factors: Mapping[str, Factors], rank: int) -> dict[str, Array]:
-  """Returns the Gram matrices Q^T Q of the right factors, for the host.
+  """Returns the Gram matrices Q^T Q of the right factors Q.
 
   Their eigenvalues are the squared singular values of the last averaged update.
-  If the Gram matrices of all layers take more than `MAX_OBSERVED_BYTES`, those
-  of some layers are returned: at least one layer of each leaf, evenly spread.
-  They are scaled such that their sum over layers estimates the sum over all
-  layers.
+  If the Gram matrices of all layers would take more than `MAX_OBSERVED_BYTES`,
+  some layers are left out. At least one layer of each leaf is kept, and the
+  kept layers are evenly spread. Their matrices are scaled so that their sum
+  estimates the sum over all layers.
 
   Args:
-    factors: State of every leaf that has one, by path.
-    rank: Number of columns of a factor that were sent.
+    factors: State of every leaf that has factors, by path.
+    rank: Number of columns of a factor that were sent in the last exchange.
 
   Returns:
-    float32 arrays [layers, rank, rank] by path, zero for leaves that were sent
-    whole.
+    float32 arrays [kept layers, rank, rank] by path. They are zero for leaves
+    that were sent whole.
   """
   products = {}
   for path, leaf_factors in factors.items():

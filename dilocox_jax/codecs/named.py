@@ -1,13 +1,15 @@
-"""Codecs by name, as configs write them: "low_rank(rank=16)+int(bits=4)".
+"""Builds codecs from names, such as "low_rank(rank=16)+int(bits=4)".
 
-Names joined by "+" are a chain, and each name is a link of it. Each link
-encodes the values that the link before it sends. Projections come first, since
-only they may be undone after the mean. A quantizer comes last, because its
-codes can be decoded but not compressed further. So low_rank+int, top_k+int and
-random_mask+top_k+int are chains; int+top_k and top_k+low_rank are refused.
-Without a quantizer at the end, values are sent in float32.
+Configs name codecs in this way. Names joined by "+" are a chain, and each name
+is a link of it. Each link encodes the values that the link before it sends.
+Projections (low_rank, random_mask) come first, because only they can be undone
+after the mean. A quantizer comes last, because its codes cannot be compressed
+further. For example, low_rank+int, top_k+int and random_mask+top_k+int are
+chains. int+top_k and top_k+low_rank are refused. Without a quantizer at the
+end, values are sent in float32.
 
-A codec's class is loaded when it is first used, because that loads JAX.
+The class of a codec is imported when it is first used, because this import
+loads JAX.
 """
 
 import dataclasses
@@ -32,7 +34,7 @@ if typing.TYPE_CHECKING:
 
 CODECS: Registry[Lazy] = Registry("codec")
 
-# Names of other libraries for codecs that have another name here.
+# Usual names of codecs that have another name here, for error messages.
 _USUAL_NAMES = {
   "fp32": "float32",
   "fp16": "float16",
@@ -47,11 +49,12 @@ def register_codec(name: str, codec: Lazy) -> None:
 
   Args:
     name: The name, e.g. "int".
-    codec: The class of the codec, a frozen dataclass whose fields all have
-      defaults; or where to import the class from, as "module:name".
+    codec: The class of the codec, a frozen dataclass derived from `Codec` whose
+      fields all have defaults; or where to import the class from, as
+      "module:name".
 
   Raises:
-    ValueError: If the name is taken, or the class is not a codec.
+    ValueError: If the name is taken, or if the class is not a codec.
   """
   check_lazy(f"codec {name!r}", codec)
   if isinstance(codec, type):
@@ -70,12 +73,12 @@ def named_codec(text: str) -> "Codec":
   """Builds a codec from names joined by "+".
 
   Args:
-    text: Names in `CODECS`, in the order in which the links encode. Settings of
-      a link may follow its name, e.g. "low_rank(rank=4)+int(bits=2)".
+    text: Names in `CODECS`, in the order in which the codecs encode. Settings
+      of a codec may follow its name, e.g. "low_rank(rank=4)+int(bits=2)".
 
   Raises:
-    ValueError: If a name or a setting is unknown, or the links cannot form a
-      chain.
+    ValueError: If a name or a setting is unknown, if a value is wrong, or if
+      the codecs cannot follow each other. The message is one line.
   """
   codec = None
   for name, settings in reversed(split_links(text)):
@@ -85,16 +88,16 @@ def named_codec(text: str) -> "Codec":
 
 
 def split_links(text: str) -> list[tuple[str, dict[str, Any]]]:
-  """Returns name and settings of every link, without loading a class.
+  """Returns the name and the settings of every codec in a chain.
 
-  For example, "low_rank(rank=4)+int" gives ("low_rank", {"rank": 4}) and
-  ("int", {}). Whether the names are known is not checked.
+  It imports no class, and does not check whether the names are known.
 
   Args:
-    text: As for `named_codec`.
+    text: A chain. For example, "low_rank(rank=4)+int" gives
+      [("low_rank", {"rank": 4}), ("int", {})].
 
   Raises:
-    ValueError: If the text is not a chain of names and settings.
+    ValueError: If the text is not written as a chain of names and settings.
   """
   try:
     return parts_of(text)
@@ -105,11 +108,13 @@ def split_links(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def link_names(text: str) -> str:
-  """Returns a chain without its settings.
+  """Returns a chain of codecs without its settings.
 
   Args:
-    text: As for `named_codec`. For example, "low_rank(rank=4)+int" gives
-      "low_rank+int".
+    text: A chain. For example, "low_rank(rank=4)+int" gives "low_rank+int".
+
+  Raises:
+    ValueError: If the text is not written as a chain of names and settings.
   """
   return "+".join(name for name, _ in split_links(text))
 
@@ -117,16 +122,16 @@ def link_names(text: str) -> str:
 def _link(
   name: str, settings: Mapping[str, Any], then: "Codec | None"
 ) -> "Codec":
-  """Builds one link of a chain.
+  """Builds one codec of a chain.
 
   Args:
-    name: Name of the link.
-    settings: Values of the fields of its class, by name.
-    then: The link that follows; None: the link is the last one.
+    name: Name of the codec.
+    settings: Values for fields of its class, by field name.
+    then: The codec that follows in the chain; None: this codec is the last one.
 
   Raises:
-    ValueError: If the name, a setting or its value is wrong, or if another link
-      follows a quantizer.
+    ValueError: If the name, a setting or its value is wrong, or if `then` is
+      given and no codec can follow this one.
   """
   if name not in CODECS:
     choices = ", ".join(CODECS)
@@ -153,13 +158,14 @@ def _link(
 
 
 def _hint(name: str) -> str:
-  """Returns the end of the error message about an unknown name.
-
-  The end suggests the codec whose name is most similar. It is empty if no name
-  is similar.
+  """Returns the end of an error message, which suggests a known codec.
 
   Args:
     name: The unknown name, e.g. "int8".
+
+  Returns:
+    A text such as ": did you mean 'int(bits=8)'?"; "" if no known name is
+    similar.
   """
   bits = re.fullmatch(r"u?int_?(\d+)", name)
   if bits:

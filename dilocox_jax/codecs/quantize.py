@@ -1,9 +1,10 @@
 """Codecs that send every value, as a float or as a code of a few bits.
 
-Codes are packed into bytes, because JAX's own sub-byte types take a whole byte
-for each value. Scales are bfloat16, because pseudo-gradients can be smaller
-than the smallest number of fp16 (6e-8). A scale is rounded first. Codes are
-then chosen for the rounded scale, because that is the scale that is sent.
+Codes are packed into bytes here, because JAX stores a value of its sub-byte
+types in a whole byte. Scales are bfloat16, because pseudo-gradients can be
+smaller than the smallest number of fp16 (6e-8). A scale is rounded to bfloat16
+first. Codes are then chosen for the rounded scale, which is the one that is
+sent.
 """
 
 import dataclasses
@@ -24,36 +25,38 @@ BITS = (8, 4, 2, 1)
 SCALES = ("block", "row", "tensor")
 
 _LARGEST_SCALE = float(jnp.finfo(jnp.bfloat16).max)
-# Larger values saturate. The inverse of a number above 2^126 is below fp32's
-# normal numbers, and a device may turn it into zero.
+# Larger values are clipped to this one. The inverse of a number above 2^126 is
+# below the normal numbers of fp32, and a device may turn it into zero.
 _LARGEST_RANGE = 2.0**124
 _SMALLEST_SCALE = float(jnp.finfo(jnp.bfloat16).tiny)
 
 
 @dataclasses.dataclass(frozen=True)
 class Float(Quantizer):
-  """Sends every value as a float.
+  """Sends every value as a float of 4 or 2 bytes.
 
-  A value that is too large for the type becomes its largest number, 65504 in
-  fp16.
+  A value that is too large for the dtype becomes the largest number of the
+  dtype: 65504 in fp16.
 
-  fp16 has 11 significant bits. If 2^e is the power of two at or below |x|, the
-  error is spread evenly between -2^(e-11) and 2^(e-11), so the mean squared
-  error is 2^-22 4^e / 3. For x from N(0, 1), E 4^e = 0.543, so the mean squared
-  error is 4.3e-8.
+  Error of fp16, which has 11 significant bits: if 2^e is the largest power of
+  two that is at most |x|, the rounding error is spread evenly between -2^(e-11)
+  and 2^(e-11). So the mean squared error is 2^-22 4^e / 3. For x from N(0, 1),
+  E 4^e = 0.543, so the mean squared error is 4.3e-8.
 
   Wire: 4 bytes for each value in float32, 2 in float16 and bfloat16.
   Source: OpenDiLoCo, arXiv 2407.07852, section 3, for fp16.
-  Differs: a value saturates instead of overflowing.
+  Differs: a value that is too large is clipped instead of becoming infinite.
 
   Attributes:
-    dtype: Type of the floats, one of `FLOATS`.
+    dtype: "float32", "bfloat16" or "float16".
   """
 
   dtype: str = limited("float32", choices=FLOATS)
 
   def width(self, shape: Shape) -> int:
-    """Returns the length of the last axis, so that no row is padded.
+    """Returns how many values make a row: the length of the last axis.
+
+    With this width no row needs padding.
 
     Args:
       shape: Shape of one layer of a leaf.
@@ -61,7 +64,7 @@ class Float(Quantizer):
     return shape[-1] if shape else 1
 
   def code(self, rows: Array) -> tuple[Array, ...]:
-    """Returns the values in the type `dtype`, as a tuple of one array.
+    """Returns a tuple of one array: the values as `dtype`.
 
     Args:
       rows: Values of any shape.
@@ -72,10 +75,10 @@ class Float(Quantizer):
     return (jnp.clip(wide, -largest, largest).astype(dtype),)
 
   def values(self, arrays: Arrays, width: int) -> Array:
-    """Returns the values in float32.
+    """Returns the values as float32.
 
     Args:
-      arrays: Result of `code`: one array of any shape.
+      arrays: One array of any shape, as `code` returned it.
       width: Not used.
     """
     del width
@@ -84,35 +87,39 @@ class Float(Quantizer):
 
 @dataclasses.dataclass(frozen=True)
 class Int(Quantizer):
-  """Sends values rounded to few bits, packed, with a scale for each row.
+  """Sends a code of 8, 4, 2 or 1 bits for each value, and a scale for each row.
 
-  8 and 4 bits: q = round(x / s), where s is max|x| / (2^(bits-1) - 1) over the
-  row, rounded to bfloat16. So |error| <= s / 2 for each value. At 4 bits and
-  max|x| = 1.4, s is 0.2, and 0.6 has the code q = 3. For values from N(0, 1) in
-  blocks of 128, E max^2 = 8.16, so the mean squared error is at most
-  E s^2 / 12 = 0.0139 at 4 bits and 4.2e-5 at 8 bits.
+  With 8 and 4 bits the code is q = round(x / s), where the scale s is
+  max|x| / (2^(bits-1) - 1) over the row, rounded to bfloat16. So |error| is
+  about s / 2 at most. For example, with 4 bits and max|x| = 1.4, s is 0.2, and
+  0.6 has the code q = 3. For values from N(0, 1) in blocks of 128,
+  E max^2 = 8.16, so the mean squared error is about E s^2 / 12 = 0.0139 with 4
+  bits and 4.2e-5 with 8 bits.
 
-  2 bits: the sign, and one of two magnitudes: the mean of the |x| below and of
-  the |x| above the mean of |x|. For N(0, 1) these are 0.378 and 1.366, and the
-  mean squared error is 0.125 (the best four levels have 0.1175).
+  With 2 bits the code is the sign and one of two magnitudes: the mean of the
+  |x| that are at most the mean of |x|, and the mean of the |x| above it. For
+  N(0, 1) these magnitudes are 0.378 and 1.366, and the mean squared error is
+  0.125 (with the best four levels it would be 0.1175).
 
-  1 bit: the sign, times the mean of |x|. The mean squared error is 1 - 2 / pi =
-  0.363 for N(0, 1).
+  With 1 bit the code is the sign, and the value decodes to the mean of |x| with
+  this sign. The mean squared error is 1 - 2 / pi = 0.363 for N(0, 1).
 
-  Wire: `bits` bits for each value and 2 bytes for each row; 4 bytes for each
-  row at 2 bits, which has two magnitudes. 1024 values at 4 bits in blocks of
-  128 take 512 + 8 * 2 = 528 bytes. If values have 1 bit, a reduce-scatter sends
-  means in 2 bits: the sum of several signs has more than two values, and
-  rounding it to a sign again would lose more than the first rounding.
+  Wire: `bits` bits for each value, and 2 bytes for the scale of each row; with
+  2 bits a row has two magnitudes, so 4 bytes. For example, 1024 values with 4
+  bits in blocks of 128 take 512 + 8 * 2 = 528 bytes. If values have 1 bit, the
+  means after a reduce-scatter have 2 bits: the sum of several signs has more
+  than two values, and rounding it to a sign would lose too much.
   Source: CocktailSGD (Wang et al., 2023, ICML) for 4 bits; SparseLoCo, arXiv
   2508.15706, for 2; 1-bit SGD (Seide et al., 2014) for 1.
-  Differs: bfloat16 scales; the two magnitudes of 2 bits follow the data.
+  Differs: scales are bfloat16, and the two magnitudes with 2 bits are computed
+  from the data.
 
   Attributes:
     bits: Bits of a code: 8, 4, 2 or 1.
-    scale: Which values share a scale and make a row: "block" (at most
-      `block_size` values), "row" (the last axis) or "tensor" (one layer).
-    block_size: Largest number of values in a block.
+    scale: Which values make a row, i.e. share a scale: "block" (at most
+      `block_size` neighbors), "row" (the last axis) or "tensor" (all values of
+      one layer).
+    block_size: Largest number of values in a block; only read for "block".
   """
 
   bits: int = limited(4, choices=BITS)
@@ -120,7 +127,7 @@ class Int(Quantizer):
   block_size: int = limited(128, at_least=1)
 
   def width(self, shape: Shape) -> int:
-    """Returns the number of values that share a scale.
+    """Returns how many values make a row, i.e. share a scale.
 
     Args:
       shape: Shape of one layer of a leaf.
@@ -138,8 +145,8 @@ class Int(Quantizer):
       rows: float32 values [..., width].
 
     Returns:
-      uint8 codes [..., bytes], and bfloat16 scales [..., 1]; [..., 2] at 2
-      bits.
+      uint8 codes [..., ceil(width bits / 8)], and bfloat16 scales [..., 1], or
+      [..., 2] with 2 bits.
     """
     if self.bits == 1:
       return _signs(rows)
@@ -150,11 +157,14 @@ class Int(Quantizer):
     return pack(codes, self.bits), scales
 
   def values(self, arrays: Arrays, width: int) -> Array:
-    """Returns float32 rows [..., width], the reverse of `code`.
+    """Decodes rows. It reverses `code`.
 
     Args:
       arrays: Packed codes and scales.
       width: Number of values in a row.
+
+    Returns:
+      float32 values [..., width].
     """
     codes = unpack(arrays[0], self.bits, width)
     magnitudes = arrays[1].astype(jnp.float32)
@@ -169,17 +179,20 @@ class Int(Quantizer):
 
   @property
   def of_means(self) -> "Int":
-    """The quantizer of means: with 2 bits if values have 1, else `self`."""
+    """The quantizer of the means that replicas send after a reduce-scatter.
+
+    It has 2 bits if `bits` is 1; otherwise it is `self`.
+    """
     if self.bits == 1:
       return dataclasses.replace(self, bits=2)
     return self
 
   @property
   def _middle(self) -> int:
-    """Half of the number of codes.
+    """Half of the number of codes, 2^(bits - 1).
 
-    At 4 and 8 bits this is the code of the value zero. At 1 and 2 bits smaller
-    codes are positive values, and the other codes negative values.
+    With 4 and 8 bits this is the code of the value zero. With 1 and 2 bits,
+    smaller codes stand for positive values and the others for negative values.
     """
     return 2 ** (self.bits - 1)
 
@@ -188,12 +201,14 @@ class Int(Quantizer):
 class E3M0(Quantizer):
   """Sends a sign and a power of two in 4 bits, and a scale for each block.
 
-  Levels are 0 and s 2^-6, s 2^-5, ..., s, where s is max|x| of the block. Each
-  value is rounded to the nearest level. For |x| / s between 2^j and 2^(j+1),
-  the error is at most 2^(j-1) s, which is at most a third of |x|; for |x| below
-  2^-6 s it is at most 2^-7 s. So the squared error is at most
-  x^2 / 9 + (2^-7 s)^2, which is 0.112 on average for N(0, 1). If log |x| is
-  spread evenly between two levels, the squared error is 0.038 x^2 on average.
+  The levels are 0, s 2^-6, s 2^-5, ..., s, where the scale s is max|x| of the
+  block. Each |x| is rounded to the nearest level.
+
+  Error: for |x| / s between 2^j and 2^(j+1) it is at most 2^(j-1) s, which is
+  at most a third of |x|. For |x| below 2^-6 s it is at most 2^-7 s. So the
+  squared error is at most x^2 / 9 + (2^-7 s)^2, which is 0.112 on average for
+  N(0, 1). If log |x| is spread evenly between two levels, the squared error is
+  0.038 x^2 on average.
 
   Wire: 4 bits for each value and 2 bytes for each block.
   Source: Streaming DiLoCo, arXiv 2501.18512, section 2.4.
@@ -207,7 +222,7 @@ class E3M0(Quantizer):
   block_size: int = limited(128, at_least=1)
 
   def width(self, shape: Shape) -> int:
-    """Returns the number of values in a block.
+    """Returns how many values make a row: the values of a block.
 
     Args:
       shape: Shape of one layer of a leaf.
@@ -221,7 +236,7 @@ class E3M0(Quantizer):
       rows: float32 values [..., width].
 
     Returns:
-      uint8 codes [..., bytes], and bfloat16 scales [..., 1].
+      uint8 codes [..., ceil(width / 2)], and bfloat16 scales [..., 1].
     """
     scales = _to_bfloat16(_largest(rows))
     size = _ratio(jnp.abs(rows), scales)
@@ -236,11 +251,14 @@ class E3M0(Quantizer):
     return pack((level + 8 * sign).astype(jnp.uint8), 4), scales
 
   def values(self, arrays: Arrays, width: int) -> Array:
-    """Returns float32 rows [..., width], the reverse of `code`.
+    """Decodes rows. It reverses `code`.
 
     Args:
       arrays: Packed codes and scales.
       width: Number of values in a row.
+
+    Returns:
+      float32 values [..., width].
     """
     codes = unpack(arrays[0], 4, width)
     scales = arrays[1]
@@ -272,18 +290,17 @@ def _nearest(values: Array, middle: int) -> tuple[Array, Array]:
 
 
 def _signs(values: Array) -> tuple[Array, Array]:
-  """Codes values in 1 bit, in one pass over the values.
+  """Codes values with 1 bit, in one pass over the values.
 
-  The signs and the magnitudes are summed together (`batching.sums`). On CPUs
-  XLA would otherwise hand the sum of the magnitudes to a library, and read the
-  values a second time for the signs.
+  The signs and the magnitudes are summed together (`batching.sums`). Otherwise
+  XLA would read the values a second time for the signs on CPUs.
 
   Args:
     values: Rows [..., width].
 
   Returns:
-    The signs as bytes, in the order of `pack`, and the mean of |x| of each row,
-    bfloat16 [..., 1].
+    The signs (1 for negative), packed into uint8 as by `pack`, and the mean of
+    |x| of each row, bfloat16 [..., 1].
   """
   width = values.shape[-1]
   parts = _in_parts(values, 8)
@@ -297,14 +314,15 @@ def _signs(values: Array) -> tuple[Array, Array]:
 
 
 def _magnitudes(values: Array) -> tuple[Array, Array]:
-  """Codes values in 2 bits: the sign, and whether |x| is above its mean.
+  """Codes values with 2 bits: the sign, and whether |x| is above its mean.
 
   Args:
     values: Rows [..., width].
 
   Returns:
-    uint8 codes [..., width], and the two scales of each row, bfloat16 [..., 2]:
-    the mean of the |x| up to their mean, and the mean of the |x| above it.
+    Codes and scales. A code, uint8 [..., width], is 2 if x is negative, plus 1
+    if |x| is above the row's mean of |x|. The two scales of a row, bfloat16
+    [..., 2], are the mean of the |x| up to that mean, and of those above it.
   """
   width = values.shape[-1]
   sizes, factor = _scaled_magnitudes(values, width)
@@ -329,49 +347,57 @@ def _magnitudes(values: Array) -> tuple[Array, Array]:
 def _in_parts(values: Array, count: int) -> Array:
   """Divides each row into `count` parts of equal length.
 
+  If `count` does not divide the width, zeros are appended.
+
   Args:
-    values: Rows [..., width]. If `count` does not divide the width, zeros are
-      appended.
+    values: Rows [..., width].
     count: Number of parts.
 
   Returns:
-    Parts [..., count, values of a part].
+    Parts [..., count, ceil(width / count)].
   """
   filled = pad(values, -values.shape[-1] % count)
   return filled.reshape(*values.shape[:-1], count, -1)
 
 
 def _scaled_magnitudes(values: Array, width: int) -> tuple[Array, float]:
-  """Scales |x| down, such that the sum of a row is finite.
+  """Scales the magnitudes |x| down, so that the sum of a row is finite.
 
-  The factor is a power of two, so a product above 2^-126 is exact.
+  The factor is a power of two, so every product above 2^-126 is exact.
 
   Args:
     values: Values of any shape.
     width: Number of values in a row.
 
   Returns:
-    The magnitudes, in the shape of `values`, and the factor.
+    The scaled magnitudes, in the shape of `values`, and the factor.
   """
   factor = 2.0 ** -(width - 1).bit_length()
   return jnp.minimum(jnp.abs(values), _LARGEST_RANGE) * factor, factor
 
 
 def _largest(values: Array) -> Array:
-  """Returns the largest |x| of each row, [..., 1], at most `_LARGEST_RANGE`."""
+  """Returns the largest |x| of each row, clipped to `_LARGEST_RANGE`.
+
+  Args:
+    values: Rows [..., width].
+
+  Returns:
+    [..., 1].
+  """
   largest = jnp.max(jnp.abs(values), axis=-1, keepdims=True)
   return jnp.minimum(largest, _LARGEST_RANGE)
 
 
 def _to_bfloat16(scales: Array) -> Array:
-  """Rounds scales to bfloat16; scales that are too large saturate."""
+  """Rounds scales to bfloat16. Larger ones become its largest number."""
   return jnp.minimum(scales, _LARGEST_SCALE).astype(jnp.bfloat16)
 
 
 def _ratio(values: Array, scales: Array) -> Array:
-  """Returns values / scales, in fp32.
+  """Returns values / scales as float32.
 
-  The ratio is 0 where a scale is 0 or too small to invert.
+  The ratio is 0 where the scale is 0 or too small to invert.
 
   Args:
     values: Rows [..., width].
@@ -386,8 +412,9 @@ def _ratio(values: Array, scales: Array) -> Array:
 def pack(codes: Array, bits: int) -> Array:
   """Packs codes of few bits into bytes.
 
-  The codes are divided into 8 / bits parts, and each byte has one code of every
-  part. So packing is an "or" of a few shifted slices, which vectorizes.
+  The codes of a row are divided into 8 / bits parts of consecutive codes. Each
+  byte has one code of every part. So packing is an "or" of a few shifted parts,
+  which vectorizes.
 
   For example, the 6 codes a to f of 4 bits have the parts (a b c) and (d e f),
   so the 3 bytes are a + 16 d, b + 16 e, c + 16 f. And the 7 codes a to g of 2
@@ -409,12 +436,12 @@ def pack(codes: Array, bits: int) -> Array:
 
 
 def unpack(packed: Array, bits: int, count: int) -> Array:
-  """Returns the codes from bytes, the reverse of `pack`.
+  """Unpacks codes from bytes. It reverses `pack`.
 
   Args:
-    packed: Bytes that `pack` returned, [..., bytes].
-    bits: Bits of a code, as in `pack`.
-    count: Number of codes of a row, N.
+    packed: uint8 bytes that `pack` returned, [..., ceil(count bits / 8)].
+    bits: Bits of a code: 1, 2, 4 or 8.
+    count: Number of codes in a row.
 
   Returns:
     uint8 codes [..., count].

@@ -26,19 +26,20 @@ _MAGNITUDE_BITS = 15  # Bits of a bfloat16 without its sign.
 class TopK(Encoder):
   """Sends the k values of largest magnitude in each block of n values.
 
-  The other values decode to zero. If the k values are sent exactly, the error
-  is ||x - C(x)||^2 <= (1 - (1 - 2^-6) k / n) ||x||^2.
+  The other values decode to zero. If `then` encodes the k values without loss,
+  the error is ||x - C(x)||^2 <= (1 - (1 - 2^-6) k / n) ||x||^2.
 
-  Magnitudes are compared in bfloat16. If some of them are equal, the values
-  that come first in the block are sent. The reason is Adam: if it has moved an
-  embedding's row only once, the changes of all values in the row have the same
-  magnitude, except for rounding. Rounding differs between meshes, so it must
-  not decide which values are sent.
+  Magnitudes are compared after rounding to bfloat16. Among equal magnitudes,
+  the values that come first in the block are sent. This matters with Adam:
+  if it has moved a row of an embedding only once, the changes of all values in
+  the row have the same magnitude up to rounding. Rounding depends on how
+  devices divide the model, so it must not decide which values are sent.
 
-  Wire: packed indices of ceil(log2(block)) bits for each sent value, or one
-  bit for each value of the block; then the sent values as `then` encodes them.
-  The indices of 64 of 4096 values take 64 * 12 bits = 96 bytes packed, and 512
-  bytes as a bitmap. From 342 sent values on, the bitmap is smaller.
+  Wire: for each block the indices of the sent values, then the sent values as
+  `then` encodes them. Indices are packed in ceil(log2(n)) bits each, or a
+  bitmap with one bit for each of the n values. For example, the indices of 64
+  of 4096 values take 64 * 12 bits = 96 bytes packed, and 512 bytes as a bitmap.
+  From 342 sent values on, the bitmap is smaller.
   Source: SparseLoCo, arXiv 2508.15706 (64 of 4096); CocktailSGD (Wang et al.,
   2023, ICML) for the bitmap.
   Differs: the values are selected in blocks of equal length, while CocktailSGD
@@ -46,10 +47,11 @@ class TopK(Encoder):
   them.
 
   Attributes:
-    fraction: Fraction of a block's values that is sent, above 0, at most 1.
+    fraction: Fraction of a block's values that is sent, k / n, above 0, at most
+      1. At least one value is sent.
     block_size: Largest number of values in a block.
-    indices: Coding of the indices of the sent values: "packed" or "bitmap".
-    then: Encoder of the sent values, one vector for each layer.
+    indices: How the indices of the sent values are coded: "packed" or "bitmap".
+    then: Encoder of the sent values. It gets one vector for each layer.
   """
 
   fraction: float = limited(1 / 64, above=0, at_most=1)
@@ -58,10 +60,16 @@ class TopK(Encoder):
   then: Encoder = Float()
 
   def encode(self, leaves: Arrays) -> list[Array]:
-    """Returns the coded indices of each group of leaves, then the sent values.
+    """Returns the arrays to send for some leaves.
+
+    Leaves whose layers have equally many values are coded together as a group.
 
     Args:
       leaves: Values of one replica, [num_layers, *shape] each.
+
+    Returns:
+      The coded indices of each group, uint8 [layers, blocks, bytes], and then
+      the arrays in which `then` encodes the sent values of all groups.
     """
     shapes = [leaf.shape for leaf in leaves]
     coded_indices = []
@@ -77,11 +85,14 @@ class TopK(Encoder):
     return [*coded_indices, *self.then.encode(sent_values)]
 
   def decode(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
-    """Returns float32 leaves with zeros for the values that were not sent.
+    """Decodes the arrays of a message into leaves.
 
     Args:
       arrays: Arrays that `encode` returned.
-      shapes: Shapes of the leaves, with the layer axis.
+      shapes: Shape of each leaf, (num_layers, *shape).
+
+    Returns:
+      float32 leaves, with zeros for the values that were not sent.
     """
     groups = _same_size(shapes)
     # One array [layers, blocks, bytes] for each group.
@@ -119,18 +130,18 @@ class TopK(Encoder):
     """Selects the largest values of each block.
 
     Args:
-      count: Number of values that are selected in each block.
+      count: Number of values to select in each block.
       blocks: Values [..., width].
 
     Returns:
-      The coded indices of the values, [..., bytes], and the values,
-      [..., count].
+      The coded indices of the selected values, uint8 [..., bytes], and the
+      selected values, [..., count], in the order of their indices.
     """
     width = blocks.shape[-1]
     words = _mark_largest(blocks, count)
     indices = _bit_indices(words, count)
-    # Without `materialize`, each pass of the quantizer would look the values up
-    # again.
+    # Without `materialize`, each pass of the quantizer over the selected values
+    # would select them again.
     [largest] = batching.materialize([jnp.take_along_axis(blocks, indices, -1)])
     if self.indices == "packed":
       bits = _to_bits(indices, _index_bits(width))
@@ -143,7 +154,7 @@ class TopK(Encoder):
 
     Args:
       width: Number of values in a block.
-      indices: Coded indices [..., bytes].
+      indices: Coded indices, uint8 [..., bytes].
       largest: The sent values [..., count].
 
     Returns:
@@ -164,18 +175,18 @@ class TopK(Encoder):
 
 
 def _flat(leaves: Arrays) -> list[Array]:
-  """Returns leaves as float32 [layers, size]."""
+  """Returns leaves [num_layers, *shape] as float32 [num_layers, size]."""
   return [leaf.reshape(len(leaf), -1).astype(jnp.float32) for leaf in leaves]
 
 
 def _same_size(shapes: Sequence[Shape]) -> list[list[int]]:
   """Groups the leaves whose layers have equally many values.
 
-  Exceptions: a large leaf has a group of its own, and so has every leaf of a
-  replica that is divided among devices (`batching.group_by_shape`).
+  Exceptions: a large leaf has a group of its own. If the replica is divided
+  among devices, every leaf has one (`batching.group_by_shape`).
 
   Args:
-    shapes: Shapes of the leaves, with the layer axis.
+    shapes: Shape of each leaf, (num_layers, *shape).
 
   Returns:
     Indices of the leaves of each group.
@@ -188,41 +199,46 @@ def _same_size(shapes: Sequence[Shape]) -> list[list[int]]:
 def _shaped(
   arrays: Arrays, groups: Sequence[Sequence[int]], shapes: Sequence[Shape]
 ) -> list[Array]:
-  """Returns the leaves in their shapes and order.
+  """Puts the layers of groups back into leaves.
 
   Args:
-    arrays: Layers of the leaves of each group, [layers, size].
+    arrays: For each group, the layers of all its leaves, [layers, size].
     groups: Indices of the leaves of each group.
-    shapes: Shapes of all leaves, with the layer axis.
+    shapes: Shape of each leaf, (num_layers, *shape).
+
+  Returns:
+    All leaves, [num_layers, *shape] each, in the order of `shapes`.
   """
   leaves = batching.split_layers(arrays, groups, shapes)
   return [leaves[i].reshape(shape) for i, shape in enumerate(shapes)]
 
 
 def _index_bits(width: int) -> int:
-  """Returns the number of bits of one packed index into a block."""
+  """Returns how many bits an index into a block of `width` values needs."""
   return max(1, (width - 1).bit_length())
 
 
 def _mark_largest(blocks: Array, count: int) -> Array:
   """Marks the `count` values of largest magnitude along the last axis.
 
-  Among values of equal magnitude it marks the first ones.
+  Magnitudes are rounded to bfloat16 first. Among equal magnitudes it marks the
+  first ones.
 
   The function first finds `least`, the smallest magnitude among the values to
-  mark. It builds `least` from the highest bits on, three bits in each pass over
-  the values. In a pass it takes the largest three bits for which at least
-  `count` values are not smaller than `least`. Example: mark the 2 largest of 6,
-  3, 5, 1, which have 3 bits. Two values are at least 101 and only one is at
-  least 110, so `least` is 101, which is 5. Sorting takes 80 times as long on a
-  CPU (measured).
+  mark. It builds the binary digits of `least` from the highest ones on, three
+  of them in each pass over the values. In a pass it takes the largest three
+  digits for which at least `count` values are not smaller than `least`.
+  Example: mark the 2 largest of 6, 3, 5, 1, which have 3 binary digits. Two
+  values are at least 101, and only one is at least 110. So `least` is 101,
+  which is 5. Sorting takes 80 times as long on a CPU (measured).
 
   Args:
     blocks: Values [..., width].
     count: Number of values to mark in each row of `width` values.
 
   Returns:
-    The marks as words of 32 bits, [..., ceil(width / 32)].
+    The marks, one bit for each value: uint32 [..., ceil(width / 32)], the
+    lowest bit first.
   """
   # The bits of positive floats, read as integers, are ordered like the floats.
   order = jax.lax.bitcast_convert_type(
@@ -250,14 +266,15 @@ def _mark_largest(blocks: Array, count: int) -> Array:
 
 
 def _running_count(words: Array) -> Array:
-  """Counts the set bits of a row of words up to each bit.
+  """Counts, for each bit of a row of words, the set bits up to this bit.
 
-  The sum over words runs over few words instead of many values, and the count
-  within a word depends on no other word. Example with words of 2 bits: the row
-  01 11 (its lowest bits first: 1 0, 1 1) has the counts 1 1, 2 3.
+  The bit itself is included. This is a cumulative sum of bits, but it is
+  faster: only the sums of whole words are accumulated. Example with words of 2
+  bits: the row 01 11 (with the lowest bits first: 1 0, 1 1) has the counts 1 1,
+  2 3.
 
   Args:
-    words: Words [..., words], the lowest bits first.
+    words: uint32 [..., words]. The lowest bit of a word comes first.
 
   Returns:
     int32 counts [..., words, 32].
@@ -268,10 +285,10 @@ def _running_count(words: Array) -> Array:
 
 
 def _count_inside(words: Array) -> Array:
-  """Counts the set bits of each word up to each of its bits.
+  """Counts, for each bit of a word, the word's set bits up to this bit.
 
   Args:
-    words: Words [..., words], the lowest bits first.
+    words: uint32 [..., words]. The lowest bit of a word comes first.
 
   Returns:
     uint32 counts [..., words, 32].
@@ -284,15 +301,17 @@ def _count_inside(words: Array) -> Array:
 def _bit_indices(words: Array, count: int) -> Array:
   """Returns the indices of the `count` set bits of a row of words, ascending.
 
-  Each set bit has a rank, counted from 0, by which it is looked up. The bit is
-  in the first word up to whose end there are more than `rank` set bits. Its
-  position in this word is the number of bits whose running count is at most
-  `rank`. Example with words of 2 bits: the running counts of 01 11 are 1 1 and
-  2 3. The bit of rank 1 is in the second word. Its position there is 0, because
-  neither of the counts 2 and 3 is at most 1. So its index is 2.
+  The set bits of a row have ranks 0, 1, 2, ..., by which they are looked up.
+  The bit of a rank is in the first word at whose end the row has more than
+  `rank` set bits so far. Its position in this word is the number of the word's
+  bits whose running count is at most `rank`. Example with words of 2 bits: the
+  running counts of 01 11 are 1 1 and 2 3. The bit of rank 1 is in the second
+  word. Its position there is 0, because neither 2 nor 3 is at most 1. So its
+  index is 2.
 
   Args:
-    words: Words [..., words], with `count` set bits in each row.
+    words: uint32 [..., words], with `count` set bits in each row. The lowest
+      bit of a word comes first.
     count: Number of set bits in each row.
 
   Returns:
@@ -302,8 +321,9 @@ def _bit_indices(words: Array, count: int) -> Array:
   ends = jnp.cumsum(counts, dtype=jnp.uint32)
   ranks = jnp.arange(count, dtype=jnp.uint32)
   search = functools.partial(jnp.searchsorted, side="right")
-  # On a GPU, a search as a loop reads and writes all bounds in every step. On a
-  # CPU, a search without a loop repeats in each step all steps before it.
+  # A search as a loop is slow on a GPU, because it reads and writes all bounds
+  # in every step. An unrolled search is slow on a CPU, because XLA repeats in
+  # each step all steps before it.
   unrolled_search = functools.partial(search, method="scan_unrolled")
   word = jax.lax.platform_dependent(
     ends, ranks, cuda=unrolled_search, default=search
@@ -315,7 +335,7 @@ def _bit_indices(words: Array, count: int) -> Array:
 
 
 def _scatter(width: int, values: Array, indices: Array) -> Array:
-  """Returns zeros with values at some indices of the last axis.
+  """Returns an array of zeros with values at some indices of the last axis.
 
   Args:
     width: Length of the last axis of the result.
@@ -334,7 +354,7 @@ def _to_bits(numbers: Array, count: int) -> Array:
 
   Args:
     numbers: Unsigned or int32 numbers [..., numbers].
-    count: Number of bits of each number.
+    count: Number of bits to return of each number.
 
   Returns:
     uint8 bits [..., numbers * count].
@@ -346,15 +366,16 @@ def _to_bits(numbers: Array, count: int) -> Array:
 
 
 def _from_bits(bits: Array, count: int) -> Array:
-  """Returns numbers (uint32) of `count` bits each, the lowest bit first.
+  """Makes a number of each `count` bits, of which the lowest comes first.
+
+  If `count` does not divide the number of bits, zeros are appended.
 
   Args:
-    bits: Bits (0 or 1, or booleans) [..., bits]. If `count` does not divide
-      their number, zeros are appended.
-    count: Number of bits of each number.
+    bits: Bits (0 or 1, or booleans) [..., bits].
+    count: Number of bits of each number, at most 32.
 
   Returns:
-    Numbers [..., ceil(bits / count)].
+    uint32 numbers [..., ceil(bits / count)].
   """
   bits = batching.pad(bits, -bits.shape[-1] % count).astype(jnp.uint32)
   bits = bits.reshape(*bits.shape[:-1], -1, count)
@@ -363,18 +384,18 @@ def _from_bits(bits: Array, count: int) -> Array:
 
 
 def stratum_bounds(size: int, count: int) -> Array:
-  """Divides `size` values into strata; returns where each stratum begins.
+  """Divides values into `count` strata: ranges of about equal length.
 
-  Stratum i begins at floor(i size / count). The compiled program computes the
-  bounds: as constants, they would make its text longer by some 10 MB for 4
-  million values.
+  Stratum i begins at floor(i size / count). The compiled program computes these
+  bounds. As constants they would make the text of a program longer by some 10
+  MB for 4 million values.
 
   Args:
     size: Number of values.
     count: Number of strata, less than 80 million.
 
   Returns:
-    int32 bounds [count + 1]. The last bound is `size`.
+    int32 bounds [count + 1]: where each stratum begins, and at the end `size`.
   """
   width, remainder = divmod(size, count)
   number = jnp.arange(count + 1, dtype=jnp.int32)
@@ -390,14 +411,14 @@ def stratum_bounds(size: int, count: int) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class RandomMask(Projection):
-  """Sends random values of a leaf, which are drawn anew in every exchange.
+  """Sends randomly drawn values of each layer, other ones in every exchange.
 
-  A leaf is divided into strata of neighboring values, and one value is drawn
-  from each stratum. For example, 10 values and a fraction of 0.3 give three
-  strata: values 0-2, 3-5 and 6-9. Each value is drawn with a probability of
-  about the fraction p: exactly 1 / length of its stratum. Values that are not
-  drawn decode to zero, so E ||x - C(x)||^2 is about (1 - p) ||x||^2. Error
-  feedback sends these values later.
+  The values of a layer are divided into strata of neighbors, and one value is
+  drawn from each stratum. For example, 10 values and a fraction of 0.3 give
+  three strata: values 0-2, 3-5 and 6-9. A value is drawn with the probability
+  1 / (length of its stratum), which is about the fraction p. Values that are
+  not drawn decode to zero, so E ||x - C(x)||^2 is about (1 - p) ||x||^2. With
+  error feedback these values are sent later.
 
   Wire: the drawn values as `then` encodes them. The mask itself takes no
   bytes, because all replicas draw the same indices.
@@ -406,8 +427,9 @@ class RandomMask(Projection):
   all values.
 
   Attributes:
-    fraction: Fraction p of the values that is sent, above 0, at most 1.
-    then: Encoder of the drawn values, one vector for each layer.
+    fraction: Fraction p of the values that is sent, above 0, at most 1. At
+      least one value of a layer is sent.
+    then: Encoder of the drawn values. It gets one vector for each layer.
   """
 
   fraction: float = limited(0.1, above=0, at_most=1)
@@ -428,13 +450,15 @@ class RandomMask(Projection):
 
     Args:
       leaves: Values of one replica, [num_layers, *shape] each.
-      state: Returned as it is: this codec has no state.
-      key: Random key, equal on all replicas.
-      reduce: As for `Codec.run`.
+      state: State of every leaf. It is returned unchanged, because this codec
+        has no state.
+      key: Random key of the exchange, equal on all replicas.
+      reduce: Function from the leaves of a message to a coroutine that averages
+        them over replicas and returns `Reduced`.
 
     Returns:
-      A coroutine that returns `Reduced` leaves, with zeros for the values that
-      were not drawn, and the state.
+      A coroutine that returns a tuple: `Reduced` of the leaves, with zeros for
+      the values that were not drawn, and `state`.
     """
     shapes = [leaf.shape for leaf in leaves]
     groups = _same_size(shapes)
@@ -464,12 +488,13 @@ class RandomMask(Projection):
     return Reduced(mean=mean, own=own), state
 
   def _draw(self, size: int, layers: Array, key: Array) -> Array:
-    """Draws one index of each stratum of every layer.
+    """Draws one index from each stratum, for every layer.
 
     Args:
       size: Number of values of a layer.
-      layers: Numbers of the layers (`batching.layer_numbers`).
-      key: Random key, equal on all replicas.
+      layers: A number for each layer, which seeds its draws
+        (`batching.layer_numbers`).
+      key: Random key of the exchange, equal on all replicas.
 
     Returns:
       int32 indices [layers, 1, strata].

@@ -1,4 +1,4 @@
-"""The config of one run: frozen sections, whose fields are checked."""
+"""The config of a run: frozen dataclasses that check their fields."""
 
 from dilocox_jax.config.run import RunConfig as RunConfig
 from dilocox_jax.config.run import free_on_resume as free_on_resume

@@ -1,7 +1,7 @@
-"""Computes the memory of one device from a config.
+"""Computes the memory that a run needs on one device, from its config.
 
-The state that a run keeps between two steps is exact. It follows from the
-shapes of the parameters and from how they are divided among devices: a device
+The bytes of the state that a run keeps between two steps are exact. They follow
+from the shapes of the parameters, and from how devices divide them: a device
 has its share of every copy of the parameters, and of the factors that the
 low-rank codec keeps between exchanges.
 
@@ -26,7 +26,8 @@ from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.schedule.fragments import BLOCKS, Shapes, stacked_shape
 
 # Share of a device's memory that should stay free, because the memory of a step
-# is an estimate (tests/experiments/test_fits.py holds it to within a tenth).
+# is an estimate. A test checks that its error is at most a tenth
+# (tests/experiments/test_fits.py).
 LEAST_SPARE = 0.1
 # Number of copies of the parameters that an inner optimizer keeps.
 _OPTIMIZER_COPIES = {"adamw": 2.0, "adam": 2.0, "lion": 1.0}
@@ -34,13 +35,13 @@ _OPTIMIZER_COPIES = {"adamw": 2.0, "adam": 2.0, "lion": 1.0}
 
 @dataclasses.dataclass(frozen=True)
 class DeviceMemory:
-  """Memory of one device of a replica (bytes).
+  """Memory that one replica needs on one of its devices (bytes).
 
   Attributes:
-    state: Size of the state that is kept between steps.
-    step: Memory that a step needs in addition, estimated.
-    frozen: Size of the parameters that are not trained. All replicas of a
-      device share one copy.
+    state: Bytes of the state that is kept between steps.
+    step: Bytes that a step needs in addition (estimated).
+    frozen: Bytes of the parameters that are not trained. If several replicas
+      are on a device, they share one copy.
   """
 
   state: int
@@ -56,15 +57,15 @@ class DeviceMemory:
 def device_memory(
   config: RunConfig, device_bytes: float = math.inf, platform: str = "gpu"
 ) -> DeviceMemory:
-  """Returns the memory of one device that works for a single replica.
+  """Returns the memory that one replica needs on one of its devices.
 
-  The estimate ignores everything that a compiler adds or saves. Optimizers
-  other than Adam, Muon, Lion and SGD count as Adam.
+  The estimate does not know what a compiler adds or saves. Optimizers other
+  than Adam, Muon, Lion and SGD count as Adam.
 
   Args:
     config: Config of the run.
-    device_bytes: Memory of a device (bytes), from which `mesh.gather="auto"`
-      follows (`chosen_gather`).
+    device_bytes: Memory of a device (bytes). It decides what
+      `mesh.gather="auto"` means (`chosen_gather`).
     platform: Kind of the accelerators: "gpu" or "tpu".
   """
   gather = chosen_gather(config, device_bytes, platform)
@@ -76,8 +77,10 @@ def chosen_gather(
 ) -> str:
   """Returns when the data shards of a pipeline stage collect its layers.
 
-  To collect all layers of a stage once a step sends fewer bytes. So "auto"
-  means "stage" if the run then leaves enough memory to spare, else "layer".
+  "stage" collects all layers of a stage once in each step, which sends fewer
+  bytes. "layer" collects one layer at a time, which needs less memory. If the
+  config says "auto", the result is "stage" if this leaves enough memory free
+  (`LEAST_SPARE`), else "layer".
 
   Args:
     config: Config of the run.
@@ -96,11 +99,12 @@ def chosen_gather(
 
 
 def _memory(config: RunConfig, gather: str, platform: str) -> DeviceMemory:
-  """Returns the memory of a device.
+  """Returns the memory that one replica needs on one of its devices.
 
   Args:
     config: Config of the run.
-    gather: When data shards collect layers of their stage: "stage" or "layer".
+    gather: When data shards collect layers: "stage" (all layers of the pipeline
+      stage once in each step) or "layer" (one layer at a time).
     platform: Kind of the accelerators: "gpu" or "tpu".
   """
   shapes = config.trained_shapes
@@ -129,13 +133,13 @@ def _memory(config: RunConfig, gather: str, platform: str) -> DeviceMemory:
 
 
 def num_copies(config: RunConfig) -> float:
-  """Returns how many copies of the trained parameters a replica keeps, at most.
+  """Returns how many copies of the trained parameters a replica keeps.
 
   The copies are: the parameters, the state of the inner optimizer, the residual
   of error feedback, the average of the parameters, the outer parameters, the
-  outer momentum, and the pseudo-gradients in flight. If fragments are sent in
-  turn, only some are in flight at any time. Example: with P = H = 16 and
-  tau = 1 one fragment is in flight, a sixteenth of a copy.
+  outer momentum, and the pseudo-gradients in flight. The result counts the
+  largest number that are in flight at the same time. Example: with P = H = 16
+  and tau = 1 one fragment is in flight, a sixteenth of a copy.
 
   Args:
     config: Config of the run.
@@ -159,11 +163,12 @@ def num_copies(config: RunConfig) -> float:
 
 
 def optimizer_copies(config: RunConfig) -> float:
-  """Returns how many copies of the parameters an inner optimizer keeps.
+  """Returns how many copies of the parameters the inner optimizer keeps.
 
-  Muon keeps one copy of the layers, and two copies of all other leaves, as Adam
-  does. The result is the mean over all trained parameters. The norms of layers
-  are small and count like kernels. SGD keeps one copy if it has momentum.
+  Adam keeps two copies, Lion one, and SGD one if it has momentum. Muon keeps
+  one copy of the layers and two copies of all other leaves, so the result is a
+  mean over all trained parameters. (The norms in layers are small, and are
+  counted like matrices.)
 
   Args:
     config: Config of the run.
@@ -177,15 +182,15 @@ def optimizer_copies(config: RunConfig) -> float:
 
 
 def factor_bytes(shapes: Shapes, division: Division, codec: Codec) -> int:
-  """Returns a device's share of the right factors of low rank (bytes).
+  """Returns a device's share of the factors of a low-rank codec (bytes).
 
-  A replica keeps the right factors of an exchange, from which the next exchange
-  starts.
+  A replica keeps the right factors of an exchange, because the power iteration
+  of the next exchange starts from them.
 
   Args:
     shapes: Shapes of the exchanged leaves, by path.
     division: How a replica is divided among its devices.
-    codec: Codec of the exchange. Codecs other than low rank keep no factors.
+    codec: Codec of the exchange. For other codecs the result is 0.
   """
   if not isinstance(codec, LowRank):
     return 0

@@ -1,4 +1,4 @@
-"""Counts the bytes that the devices of a replica send each other in a step.
+"""Computes the bytes that devices of one replica wait for in a step.
 
 A step needs the parameters of every layer once, and sums their gradients once.
 These bytes can travel while devices compute, so they are not counted here. Two
@@ -7,9 +7,9 @@ other kinds of bytes are counted:
 - If data shards collect one layer at a time, they collect it for every
   micro-batch. Each micro-batch after the first collects a layer twice, for the
   forward and for the backward, and sums its gradient once.
-- Tensor shards sum the stream of their tokens twice in the forward of a layer
-  and twice in the backward. The next product waits for the sum. With
-  `mesh.remat="full"` the forward is computed twice.
+- Tensor shards sum the residual stream of their tokens twice in the forward of
+  a layer and twice in the backward. The next matrix product waits for the sum.
+  With `mesh.remat="full"` the forward is computed twice.
   Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
 """
 
@@ -22,15 +22,15 @@ _SUMS_OF_A_SECOND_FORWARD = 2
 
 
 def inner_bytes(config: RunConfig, gather: str, value_bytes: int) -> float:
-  """Returns the bytes that a device receives in a step while it waits.
+  """Returns the bytes that a device receives and waits for in a step.
 
-  They come from other devices of the same replica. See the module for the
-  bytes that are left out.
+  They come from other devices of the same replica. Bytes that can travel while
+  devices compute are not counted (the module's docstring says which these are).
 
   Args:
     config: Config of the run.
-    gather: When the data shards of a pipeline stage collect its layers: "stage"
-      or "layer".
+    gather: When data shards collect layers: "stage" (all layers of the pipeline
+      stage once in each step) or "layer" (one layer at a time).
     value_bytes: Size of a value in the compute dtype (bytes).
   """
   return value_bytes * (
@@ -39,7 +39,15 @@ def inner_bytes(config: RunConfig, gather: str, value_bytes: int) -> float:
 
 
 def _collected_values(config: RunConfig, gather: str) -> float:
-  """Returns how many values of layers and gradients a device receives."""
+  """Returns how many values a device receives in a step for whole layers.
+
+  They are parameters that it collects and gradients that it sums. Only the
+  micro-batches after the first one are counted.
+
+  Args:
+    config: Config of the run.
+    gather: When data shards collect layers: "stage" or "layer".
+  """
   mesh = config.mesh
   if mesh.num_stages > 1 and gather == "stage":
     return 0.0
@@ -51,10 +59,10 @@ def _collected_values(config: RunConfig, gather: str) -> float:
 
 
 def _summed_values(config: RunConfig) -> float:
-  """Returns how many values of streams a device receives for sums.
+  """Returns how many values a device receives in a step for tensor shards.
 
-  A ring sums a stream of n values over T devices by sending 2 n (T - 1) / T
-  values to each of them.
+  Tensor shards sum the residual stream of their tokens. To sum n values over T
+  tensor shards, a ring sends 2 n (T - 1) / T values to each of them.
   """
   mesh = config.mesh
   num_sums = _SUMS_OF_A_LAYER

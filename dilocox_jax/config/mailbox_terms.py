@@ -1,8 +1,8 @@
-"""What replicas of a run must have in common when they meet in a store.
+"""Computes what replicas must have in common to exchange through a mailbox.
 
-`dilocox_jax.Mailbox` compares these terms, field by field. They follow from the
-config that a run saves in its work directory. So a program without JAX can read
-that file and take part.
+`dilocox_jax.Mailbox` compares these terms of a run, field by field. They follow
+from the file `config.json` in the work directory of a run. So a program without
+JAX can read that file and take part in the run.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from dilocox_jax.config.sections import SyncConfig
 from dilocox_jax.mailbox_protocol.roster import MailboxRules
 from dilocox_jax.plan.schedule.methods import Method
 
-# Field of the config by attribute of `MailboxRules`.
+# For each attribute of `MailboxRules`, the field of a config.
 _FIELD_OF_RULE = {
   "replicas": "mesh.num_replicas",
   "quorum": "mailbox.quorum",
@@ -30,14 +30,15 @@ _FIELD_OF_RULE = {
 
 @dataclasses.dataclass(frozen=True)
 class MailboxTerms:
-  """The terms of a run.
+  """What replicas of a run must have in common.
 
   Attributes:
     fields: All fields of the run's config, by dotted name.
-    config: The settings that must be equal in all replicas, by dotted name; the
-      argument `config` of `dilocox_jax.Mailbox`.
-    rules: The rules of the exchange; the argument `rules`.
-    method: Schedule and rule of the run's method.
+    config: The settings that must be equal in all replicas, by dotted name.
+      They are the argument `config` of `dilocox_jax.Mailbox`.
+    rules: The rules of the run. They are the argument `rules` of
+      `dilocox_jax.Mailbox`.
+    method: Schedule and apply rule of the run's method.
   """
 
   fields: dict[str, Any]
@@ -46,13 +47,17 @@ class MailboxTerms:
   method: Method
 
   def check_computed(self, computed: Mapping[str, Collection[Any]]) -> None:
-    """Refuses a run that a program of its own does not compute.
+    """Checks that a program other than this package's can take part in the run.
+
+    Such a program, e.g. a replica in PyTorch, supports only some settings.
 
     Args:
-      computed: The values of fields that the program computes, by dotted name.
+      computed: For each field that the program reads, by dotted name, the
+        values that it supports.
 
     Raises:
-      ValueError: One line that names the first field with another value.
+      ValueError: If a field of the run has another value. The message is one
+        line that names the first such field.
     """
     for field, values in computed.items():
       require(
@@ -68,10 +73,10 @@ def mailbox_terms(
   """Returns the terms of a run that `experiments.train --mailbox` trains.
 
   Args:
-    values: All fields of the run's config, with its sections, as in the file
+    values: All fields of the run's config, nested by section, as in the file
       `config.json` of its work directory.
-    override_names: Names of the parts that the caller of `dilocox_jax.train`
-      passes, such as "model".
+    override_names: Names of the arguments of `dilocox_jax.train` with which the
+      user has replaced parts of the config, such as "model".
 
   Raises:
     ValueError: If a field is missing, or a rule is wrong. The message is one
@@ -106,7 +111,7 @@ def mailbox_terms(
 
 
 def mailbox_rules(fields: Mapping[str, Any]) -> MailboxRules:
-  """Returns the rules of the exchange of a run.
+  """Returns the mailbox rules of a run.
 
   Args:
     fields: All fields of the run's config, by dotted name.
@@ -116,5 +121,5 @@ def mailbox_rules(fields: Mapping[str, Any]) -> MailboxRules:
   """
   rules = {rule: fields[field] for rule, field in _FIELD_OF_RULE.items()}
   if not rules["max_norm_ratio"]:
-    del rules["max_norm_ratio"]  # The default of the rules.
+    del rules["max_norm_ratio"]  # `MailboxRules` has its own default.
   return MailboxRules(**rules)

@@ -1,9 +1,9 @@
-"""Fields whose values a config leaves to the devices, and these values.
+"""Chooses values for the config fields that are left to the devices.
 
 The same command should be fast on every kind of device. So a config may leave
-these fields open ("auto", or None for a number). When the programs of a run are
-built, this module chooses their values by the kind of the devices. A value that
-the user sets always wins.
+some fields open ("auto", or None for a number). When the programs of a run are
+built, this module chooses the values of these fields by the kind of the
+devices. A value that the user sets always wins.
 """
 
 import dataclasses
@@ -30,7 +30,8 @@ _ACCELERATOR: Mapping[str, Any] = {
   "mesh.stacked_by": "vmap",
 }
 
-# Values by JAX's name of a kind of devices. All other kinds get `_ACCELERATOR`.
+# Values by the kind of the devices, as JAX names it. All other kinds get
+# `_ACCELERATOR`.
 _VALUES: Mapping[str, Mapping[str, Any]] = {
   "cpu": {
     "model.attention": "plain",
@@ -44,14 +45,14 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
   "gpu": {
     **_ACCELERATOR,
     "model.attention": "cudnn",
-    # On an H200, layers in a loop copy the values that they read and save. A
-    # step of 24 layers takes 94 ms in a loop, and 84 ms unrolled. It takes
-    # 81 ms if XLA decides what to save, but 14.7 GB of temporaries instead of
-    # 10.5 GB (measured).
+    # On an H200, a loop over layers copies the values that the layers read and
+    # save. A step of 24 layers takes 94 ms in a loop and 84 ms unrolled. If XLA
+    # decides what to save, it takes 81 ms, but 14.7 GB of temporary memory
+    # instead of 10.5 GB (measured).
     "model.remat": "none",
     "model.scan_unroll": 0,
-    # To compute logits again takes 3 % of a step (measured). For V = 32,000 the
-    # logits of these tokens take 2.1 GB.
+    # Computing the logits again takes 3 % of a step (measured), which large
+    # chunks avoid. For V = 32,000 the logits of so many tokens take 2.1 GB.
     "model.loss_chunk_tokens": 16384,
   },
   "tpu": {**_ACCELERATOR, "model.attention": "splash"},
@@ -63,11 +64,12 @@ _CUDNN_WIDTH = 128  # Widest head that the kernel supports on every GPU.
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-  """Settings of the computation on one kind of devices.
+  """How one kind of devices computes a run.
 
-  They are the fields of the sections `model` and `mesh` that a config may leave
-  to the devices. If the user supplies the model, fields of `model` may still be
-  open.
+  The attributes are the fields of the config sections `model` and `mesh` that a
+  config may leave to the devices (`stacked_by` is of `mesh`, all others are of
+  `model`). If the user supplies the model, fields of `model` may still have the
+  values "auto" or None.
   """
 
   attention: str
@@ -81,14 +83,14 @@ class Computation:
 def on_platform(
   config: RunConfig, platform: str, has_own_model: bool = False
 ) -> Computation:
-  """Returns the settings of the computation on a kind of devices.
+  """Returns how a kind of devices computes a run.
 
-  A setting has the value of the config. If the config leaves it open, it has
-  the value of `chosen_values`.
+  A field that the config leaves open has the value of `chosen_values`.
 
   Args:
     config: Config of a run.
-    platform: Kind of the devices, as in `chosen_values`.
+    platform: Kind of the devices, as `jax.default_backend` names it: "cpu",
+      "gpu" or "tpu".
     has_own_model: Whether the user supplies the model.
   """
   values = flat(config.to_mapping())
@@ -103,13 +105,18 @@ def on_platform(
 def chosen_values(
   config: RunConfig, platform: str, has_own_model: bool = False
 ) -> dict[str, Any]:
-  """Returns the values that a config leaves to the devices, by dotted names.
+  """Chooses values for the fields that a config leaves to the devices.
 
   Args:
     config: Config of a run.
-    platform: Kind of the devices, as `jax.default_backend` names it.
+    platform: Kind of the devices, as `jax.default_backend` names it: "cpu",
+      "gpu" or "tpu".
     has_own_model: Whether the user supplies the model. Such a model decides by
-      itself how to compute, so the fields of `config.model` stay open.
+      itself how to compute, so no values are chosen for fields of `model`.
+
+  Returns:
+    The chosen values by dotted name. Fields that the user has set are not in
+    it.
   """
   config_values = flat(config.to_mapping())
   chosen = {}
@@ -129,14 +136,14 @@ def chosen_values(
 
 
 def _has_kernel(config: RunConfig, dtype: str, attention: str) -> bool:
-  """Whether the kernel of an attention supports a config.
+  """Returns whether an implementation of attention supports a config.
 
-  Attentions without a kernel for one kind of devices support every config.
+  "cudnn" and "splash" have limits. All others support every config.
 
   Args:
     config: Config of a run.
-    dtype: The compute dtype.
-    attention: Name of the attention.
+    dtype: The compute dtype, e.g. "bfloat16".
+    attention: Name of the implementation, a value of `model.attention`.
   """
   if attention == "cudnn":
     if dtype != "bfloat16" or config.data.document_masks:

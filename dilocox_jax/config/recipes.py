@@ -1,12 +1,12 @@
-"""Recipes: the config fields that a named method sets, except its schedule.
+"""Recipes: the config fields that a method sets in addition to its schedule.
 
-A paper's method is a schedule (`plan.schedule.methods`) together with an inner
-optimizer, a codec, error feedback and an outer optimizer. The name of a method
-decides its schedule. The other parts are its recipe. Every recipe is in this
-module, so `sync.method=muloco` means the whole of MuLoCo everywhere.
+The method of a paper is a schedule (`plan.schedule.methods`) together with an
+inner optimizer, a codec, error feedback and an outer optimizer. All parts but
+the schedule are the method's recipe. So `sync.method=muloco` sets everything
+that belongs to MuLoCo.
 
-A field that the user sets always wins over the recipe, even if the user sets it
-to the default value.
+A value that the user sets always wins over the recipe, even if it is the
+default value.
 """
 
 import math
@@ -23,8 +23,8 @@ from dilocox_jax.plan.schedule.methods import METHODS, method_parts, takes
 
 Values = Mapping[str, Any]  # All fields of a run by their dotted names.
 
-# All fields that a recipe may set, with their values for methods whose recipe
-# does not set them.
+# All fields that a recipe may set, with the values that they have if the
+# method's recipe does not set them.
 DEFAULTS: Mapping[str, Any] = {
   "inner.optimizer": "adamw",
   "exchange.codec": "float32",
@@ -35,7 +35,7 @@ DEFAULTS: Mapping[str, Any] = {
   "outer.average_power": 0.0,
 }
 
-# Methods that are not in this table have the fields of `DEFAULTS`.
+# Methods that are not in this table have the values of `DEFAULTS`.
 _PUBLISHED: Mapping[str, Mapping[str, Any]] = {
   # Wang et al., 2023, ICML: a random mask, the top-k of its values, 4 bits.
   "cocktail_sgd": {
@@ -90,7 +90,8 @@ def register_recipe(method: str, values: Mapping[str, Any]) -> None:
 
   Args:
     method: Name of the method.
-    values: Values by the dotted names of their fields.
+    values: Values of config fields, by dotted name, e.g.
+      {"exchange.codec": "float16"}.
 
   Raises:
     ValueError: If there is no such method, if the method has a recipe already,
@@ -106,13 +107,13 @@ for _method, _values in _PUBLISHED.items():
   register_recipe(_method, _values)
 
 _MOST_WARMUP_STEPS = 50
-# Largest number of steps between two evaluations or two checkpoints, and of a
-# segment without rounds, if the config does not say how many.
+# If the config does not say how many: largest number of steps between two
+# evaluations or two checkpoints, and of a segment without rounds.
 _LONGEST_INTERVAL = 150
 _LONGEST_SEGMENT = 50
-# Short runs are evaluated and saved several times, too: a loss curve needs some
-# points, and a run that is killed should not begin again from its start. A save
-# writes the whole state, so there are fewer saves.
+# A short run has this many evaluations and checkpoints. A loss curve needs some
+# points, and a run that is killed should not begin again from its start. There
+# are fewer checkpoints, because each one writes the whole state.
 _NUM_EVALUATIONS = 10
 _NUM_CHECKPOINTS = 4
 
@@ -122,20 +123,21 @@ def resolved(
 ) -> dict[str, Any]:
   """Fills in the fields that a config leaves to its method.
 
-  A field of the recipe has its default if the run would not read it. Examples:
-  DiLoCoX with `exchange.codec=int` has no rank to adapt. With float32 the codec
-  loses nothing that could be fed back.
+  A field of the recipe that the run would not read gets its default instead.
+  Examples: DiLoCoX with `exchange.codec=int` has no rank to adapt, and with the
+  codec float32 nothing is lost that could be fed back.
 
   Args:
     settings: All fields of a run by their dotted names; None for a field that
       the user did not set.
-    facts: Facts about each field, by its dotted name.
+    facts: What is declared about each field, e.g. when it is read, by its
+      dotted name.
 
   Returns:
-    The same fields. None is replaced in the fields of `DEFAULTS`, in the fields
-    that follow from `total_steps` (the warm-up, the intervals of evaluations
-    and checkpoints, and `sync.steps_per_dispatch`), and, if adapters are
-    trained, in `sync.fragment_order`.
+    The same fields. None is replaced in the fields of `DEFAULTS`, and in the
+    fields that follow from `total_steps`: the warm-up, the intervals of
+    evaluations and checkpoints, and `sync.steps_per_dispatch`. If adapters are
+    trained, it is also replaced in `sync.fragment_order`.
   """
   name, _ = method_parts(settings["sync.method"])
   recipe = {
@@ -146,7 +148,7 @@ def resolved(
   total_steps = max(settings["total_steps"], 0)
   defaults: dict[str, Any] = {
     **DEFAULTS,
-    # With 40 steps in all the warm-up has 10, with 200 or more it has 50.
+    # The warm-up has 10 steps of a run of 40, and 50 of a run of 200 or more.
     "inner.warmup_steps": min(_MOST_WARMUP_STEPS, total_steps // 4),
     "evaluation.interval_steps": min(
       _LONGEST_INTERVAL, _interval(total_steps, _NUM_EVALUATIONS)
@@ -167,8 +169,8 @@ def resolved(
     if values[path] is None:
       values[path] = value
   values |= recipe
-  # Without one field of the recipe another one may become unread. So this is
-  # repeated until all fields of the recipe are read.
+  # After one field of the recipe was dropped, the run may not read another one
+  # any more. So this is repeated until the run reads all fields of the recipe.
   while True:
     unread = unread_fields(values, DEFAULTS, facts)
     unread_of_recipe = recipe.keys() & unread.keys()
@@ -180,12 +182,13 @@ def resolved(
 
 
 def _interval(total_steps: int, num_parts: int) -> int:
-  """Returns the length of a part of a run, in steps, rounded up.
+  """Divides a run into equal parts. Returns the steps of a part, rounded up.
+
+  Example: 128 steps in 10 parts give 13 steps for each part.
 
   Args:
-    total_steps: Inner steps of the run.
-    num_parts: Number of parts. Example: 10 parts of 128 steps have 13 steps
-      each.
+    total_steps: Number of inner steps of the run.
+    num_parts: Number of parts.
   """
   return max(1, math.ceil(total_steps / num_parts))
 
@@ -193,16 +196,18 @@ def _interval(total_steps: int, num_parts: int) -> int:
 def unread_fields(
   values: Values, defaults: Values, facts: Mapping[str, Facts]
 ) -> dict[str, str]:
-  """Finds fields that are not at their default and that the run ignores.
+  """Finds fields that the user has changed and that the run would ignore.
 
   Args:
     values: All fields of a run by their dotted names. Fields that a method may
-      set have values.
+      set are not None.
     defaults: Default values by dotted names. Only these fields are checked.
-    facts: Facts about each field, by its dotted name.
+    facts: What is declared about each field, e.g. when it is read, by its
+      dotted name.
 
   Returns:
-    A message for each such field, by its dotted name.
+    By its dotted name, an error message for each field that differs from its
+    default and is not read.
   """
   preset = MODEL_PRESETS[values["model.preset"]]
   deciding_values = {

@@ -1,9 +1,8 @@
 """The config of one run, and the checks that involve several sections.
 
-Programs have plain mappings. `RunConfig.from_mapping` makes frozen values of
-them, and checks them before anything is built. Numbers that follow from other
-fields (tokens, bytes, the overlap of a whole round) are no fields, but are
-computed where they are needed.
+`RunConfig.from_mapping` builds a frozen config from a plain mapping, and checks
+it before anything else is built. Numbers that follow from other fields, such as
+the tokens of a step, are computed where they are needed and are not fields.
 """
 
 import dataclasses
@@ -30,7 +29,7 @@ from dilocox_jax.plan.pipeline import Pipeline
 from dilocox_jax.plan.schedule.fragments import Fragments, Shapes, stacked_shape
 from dilocox_jax.plan.schedule.methods import with_interval
 
-# Programs count steps as int32.
+# Compiled programs count steps as int32.
 LARGEST_COUNT = 2**31 - 1
 # `jax.random.key` reads 32 bits of a seed, and drops the others.
 LARGEST_SEED = 2**32 - 1
@@ -38,32 +37,33 @@ LARGEST_SEED = 2**32 - 1
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-  """Everything that a run depends on.
+  """All settings on which a run depends, in sections.
 
-  Some fields may be left to the method (None). A config that has been built has
-  values for these fields.
+  The user may leave some fields to the method (None). When the config is built,
+  these fields get the values of the method's recipe.
 
   Attributes:
     seed: Seed of the parameters, the data and the codecs, 0 to LARGEST_SEED.
-    total_steps: Number of inner steps, those of the warm start included.
-    data: Text, batches and tokens.
+    total_steps: Number of inner steps of each replica, with those of a
+      data-parallel start (`sync.warm_start_steps`).
+    data: Text, tokenizer and batches.
     model: Sizes and parts of the model.
     lora: Adapters that are trained in place of the whole model.
-    inner: Optimizer of the replicas.
+    inner: Optimizer of the inner steps.
     sync: Method, and its schedule of exchanges.
     exchange: Codec, error feedback and collective of exchanges.
-    mailbox: How replicas exchange through a mailbox.
-    adaptive: How the rank and H adapt during the run.
+    mailbox: Rules for replicas that exchange through a mailbox.
+    adaptive: How the low rank and H adapt during the run.
     outer: Optimizer of the outer parameters.
-    mesh: Replicas, and how their arrays are divided among devices.
+    mesh: Number of replicas, and how each is divided among devices.
     membership: Planned absences and slow replicas.
     evaluation: When and how the loss is evaluated.
     checkpoint: When the state is saved, and from which run or checkpoint this
       run starts.
 
   Raises:
-    ValueError: One line, if fields do not go together. The sections check
-      themselves.
+    ValueError: If fields of several sections contradict each other. The message
+      is one line. Each section checks its own fields.
   """
 
   seed: int = 0
@@ -137,7 +137,11 @@ class RunConfig:
       raise ValueError(message)
 
   def _check_sizes(self) -> None:
-    """Refuses counts that arrays and counters of JAX cannot hold."""
+    """Refuses integers that do not fit into int32, except for the seed.
+
+    Raises:
+      ValueError: If there is one.
+    """
     for path, value in flat(self.to_mapping()).items():
       is_count = isinstance(value, int) and path != "seed"
       require(
@@ -146,7 +150,7 @@ class RunConfig:
       )
 
   def _resolve(self) -> None:
-    """Replaces None by a value in each field that is left to the method."""
+    """Replaces None in each field that the user has left to the method."""
     sections_with_none = self.to_mapping()
     values = resolved(flat(sections_with_none), field_facts())
     for name, section in sections_with_none.items():
@@ -157,9 +161,9 @@ class RunConfig:
         object.__setattr__(self, name, section_class(**filled))
 
   def _check_rank(self) -> None:
-    """Refuses a rank above that of every matrix of the model.
+    """Refuses a low rank that is higher than the rank of every matrix.
 
-    The codec would then factorize no matrix.
+    Such a codec would factorize no matrix of the model.
     """
     rank = getattr(self.exchange.named_codec, "rank", 0)
     shapes = self.trained_shapes.items()
@@ -178,8 +182,8 @@ class RunConfig:
     from dilocox_jax.aggregators.collective import chosen_collective
 
     exchange = self.exchange
-    # The number of replicas only decides what "auto" stands for, which does not
-    # matter here.
+    # The number of replicas only decides what "auto" chooses. This does not
+    # matter here: every choice fits the codec and the method.
     any_number_of_replicas = 2
     chosen = chosen_collective(
       exchange.named_codec, exchange.collective, any_number_of_replicas
@@ -192,7 +196,7 @@ class RunConfig:
     )
 
   def _check_mesh(self) -> None:
-    """Refuses a division that does not go with the batch or the model."""
+    """Refuses a division among devices that the batch or model rules out."""
     divisor = self.inner.accumulate_steps * self.mesh.num_data_shards
     require(
       self.data.batch_size % divisor == 0,
@@ -220,7 +224,7 @@ class RunConfig:
     )
 
   def _check_adaptive(self) -> None:
-    """Refuses an adaptive rank or H that the method or the codec lacks."""
+    """Refuses to adapt a rank or H if the method or the codec has none."""
     mode = self.adaptive.mode
     if mode == "off":
       return
@@ -241,7 +245,7 @@ class RunConfig:
         with_interval(self.sync.named, 1)
 
   def _check_membership(self) -> None:
-    """Refuses absences and uneven steps where no rule says what they mean."""
+    """Refuses absent and slow replicas if the method cannot handle them."""
     if self.membership == sections.MembershipConfig():
       return
     reason = _reason_against_changing_replicas(self)
@@ -254,7 +258,7 @@ class RunConfig:
     _ = self.membership.plan(self.sync.named, self.mesh.num_replicas, self.seed)
 
   def _check_mailbox(self) -> None:
-    """Refuses what replicas that exchange through a mailbox cannot do."""
+    """Refuses settings that replicas with a mailbox cannot have."""
     reason = _reason_against_changing_replicas(self)
     reason = reason or _reason_against_a_mailbox(self)
     require(
@@ -268,19 +272,23 @@ class RunConfig:
 
   @property
   def num_local_replicas(self) -> int:
-    """Number of replicas in one runtime: M, or 1 if there is a mailbox."""
+    """Number of replicas in this program: M, or 1 with a mailbox."""
     return 1 if self.uses_mailbox else self.mesh.num_replicas
 
   @property
   def num_devices(self) -> int:
-    """Number of devices of one runtime, 1 if the replicas are stacked."""
+    """Number of devices that this program uses; 1 if replicas are stacked."""
     if self.mesh.layout != "mesh":
       return 1
     return self.num_local_replicas * self.division.num_devices
 
   @functools.cached_property
   def trained_shapes(self) -> Shapes:
-    """Shape of every trained leaf by path: of the adapters, or of the model."""
+    """Shape of every trained parameter by path.
+
+    These are the parameters of the adapters if there are any, otherwise those
+    of the model.
+    """
     model_shapes = self.model.shape.parameter_shapes
     if not self.lora.rank:
       return model_shapes
@@ -288,7 +296,7 @@ class RunConfig:
 
   @functools.cached_property
   def fragments(self) -> Fragments:
-    """The fragments into which the method divides the model."""
+    """How the method divides the model into fragments."""
     method = self.sync.named
     return Fragments(
       method.schedule.num_fragments,
@@ -303,18 +311,18 @@ class RunConfig:
 
   @property
   def pipeline(self) -> Pipeline:
-    """The order in which stages run the micro-batches of an inner step."""
+    """The order in which pipeline stages run micro-batches of an inner step."""
     mesh = self.mesh
     return Pipeline(mesh.pipeline, mesh.num_stages, self.inner.accumulate_steps)
 
   @property
   def stage_layers(self) -> StageLayers:
-    """The layers of each pipeline stage."""
+    """Which layers each pipeline stage has."""
     return StageLayers(self.model.shape.num_layers, self.mesh.num_stages)
 
   @property
   def division(self) -> Division:
-    """The division of a replica's arrays among its devices."""
+    """How a replica's arrays are divided among its devices."""
     is_whole = self.fragments.num_fragments == 1
     return Division(
       num_data_shards=self.mesh.num_data_shards,
@@ -334,11 +342,12 @@ class RunConfig:
 
     Args:
       values: Values of fields, nested as {"sync": {"method": "diloco"}} or by
-        dotted name as {"sync.method": "diloco"}. Missing fields have their
-        defaults. None leaves a field to the method, if a method may set it.
+        dotted name as {"sync.method": "diloco"}. Missing fields get their
+        defaults. None leaves a field to the method, if the method may set it.
 
     Raises:
-      ValueError: One line that names the field, the value and what to change.
+      ValueError: If a field is unknown or wrong. The message is one line that
+        names the field and the value, and says what to change.
     """
     nested: dict[str, Any] = {}
     for path, value in flat(values).items():
@@ -356,14 +365,14 @@ class RunConfig:
   def from_saved(cls, values: Mapping[str, Any]) -> "RunConfig":
     """Builds a config from the values that a run has saved.
 
-    A run saves every field. So a missing field is an error: its default could
-    describe another run.
+    A run saves every field, so a missing field is an error here. With its
+    default the config could describe another run.
 
     Args:
-      values: What `to_mapping` returned.
+      values: All fields, as `to_mapping` returned them.
 
     Raises:
-      ValueError: One line, if a field is missing or wrong.
+      ValueError: If a field is missing or wrong. The message is one line.
     """
     missing = flat(cls().to_mapping()).keys() - flat(values).keys()
     first_missing = min(missing, default="")
@@ -374,12 +383,16 @@ class RunConfig:
     return cls.from_mapping(values)
 
   def to_mapping(self) -> dict[str, Any]:
-    """Returns all fields as nested dicts, which `from_mapping` takes."""
+    """Returns all fields as nested dicts. `from_mapping` reads them."""
     return dataclasses.asdict(self)
 
 
 def check_config(config: Any) -> None:
-  """Raises TypeError unless a value is a `RunConfig`."""
+  """Checks that a value is a `RunConfig`.
+
+  Raises:
+    TypeError: If it is not.
+  """
   if not isinstance(config, RunConfig):
     raise TypeError(
       f"config={shown(config)} must be a dilocox_jax.RunConfig, such as "
@@ -388,13 +401,14 @@ def check_config(config: Any) -> None:
 
 
 def _reason_against_changing_replicas(config: RunConfig) -> str:
-  """Returns why replicas cannot come and go, or differ in their steps.
+  """Returns why replicas cannot be absent, or differ in their inner steps.
 
   Args:
     config: Config of a run with planned absences, slow replicas or a mailbox.
 
   Returns:
-    The field that does not allow it, and what to take; "" if there is none.
+    The end of an error message: the field that does not allow it, and what to
+    take. "" if no field forbids it.
   """
   method = config.sync.named
   outer_memory = config.mesh.outer_memory
@@ -408,11 +422,15 @@ def _reason_against_changing_replicas(config: RunConfig) -> str:
 
 
 def _reason_against_absences(config: RunConfig) -> str:
-  """Returns why a run cannot plan absences; "" if it can.
+  """Returns why a run cannot have planned absences.
 
   Args:
     config: Config of a run for which `_reason_against_changing_replicas` finds
       nothing.
+
+  Returns:
+    The end of an error message: the field that does not allow it, and what to
+    take. "" if no field forbids it.
   """
   mode = config.adaptive.mode
   if mode == "rank_and_interval":
@@ -420,17 +438,21 @@ def _reason_against_absences(config: RunConfig) -> str:
   if config.mesh.is_divided:
     return "a divided replica: take one stage and one shard"
   if config.exchange.max_norm_ratio:
-    # The norms would be weighted, and their median would be that of too few.
+    # Too few replicas would be present for a meaningful median of their norms.
     return "exchange.max_norm_ratio: drop it"
   return ""
 
 
 def _reason_against_a_mailbox(config: RunConfig) -> str:
-  """Returns why a run cannot use a mailbox; "" if it can.
+  """Returns why a run cannot use a mailbox.
 
   Args:
     config: Config of a run for which `_reason_against_changing_replicas` finds
       nothing.
+
+  Returns:
+    The end of an error message: the field that does not allow it, and what to
+    take. "" if no field forbids it.
   """
   mode = config.adaptive.mode
   warm_start_steps = config.sync.warm_start_steps
@@ -444,7 +466,7 @@ def _reason_against_a_mailbox(config: RunConfig) -> str:
 
 
 def _fields() -> Iterator[tuple[str, dataclasses.Field]]:
-  """Yields the dotted name and the field, for the fields of all sections."""
+  """Yields each field of each section, as a pair (dotted name, field)."""
   for section in dataclasses.fields(RunConfig):
     if dataclasses.is_dataclass(section.default):
       for field in dataclasses.fields(section.default):
@@ -459,22 +481,30 @@ def _defaults() -> dict[str, Any]:
 
 @functools.cache
 def field_facts() -> dict[str, Facts]:
-  """Returns the facts about the fields of all sections, by dotted name."""
+  """Returns what is declared about each field of all sections.
+
+  For example, the facts say whether a field may change on resume.
+
+  Returns:
+    The facts by dotted name.
+  """
   return {path: facts_of(field) for path, field in _fields()}
 
 
 def changed_settings(values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
   """Returns the settings of a run that differ from the defaults.
 
-  The defaults are those of the run's method and of its number of steps.
+  They are compared with the defaults of a run that has the same method and the
+  same number of steps. The method and the number of steps themselves are
+  compared with the defaults of `RunConfig`.
 
   Args:
     values: All fields of the run's config, nested by section. Fields that this
       version does not know are skipped.
 
   Returns:
-    The value and the default of each such setting, by its dotted name. The
-    method and the number of steps come first, if they are not the defaults.
+    Pairs (value, default) of the settings that differ, by dotted name. The
+    method and the number of steps come first if they differ.
   """
   fields = flat(values)
   plain_defaults = dict(flat(RunConfig().to_mapping()))
@@ -504,9 +534,10 @@ def free_on_resume() -> tuple[str, ...]:
 def may_differ() -> tuple[str, ...]:
   """Returns the dotted names of fields that may differ between replicas.
 
-  This concerns replicas that are separate programs with a mailbox. Their texts
-  are compared by digest. Replicas with different batch sizes get different
-  weights in the mean.
+  It is for replicas that are separate programs and use a mailbox. For example,
+  they may have different batch sizes; their weights in the mean then differ.
+  The fields that name the text may also differ, because the digests of the
+  texts are compared instead.
   """
   facts = field_facts().items()
   return tuple(path for path, fact in facts if fact.may_differ)

@@ -1,9 +1,10 @@
 """Defines the sections of a run's config and their fields.
 
-The declaration of a field includes its limits (`limited`) and the facts about
-it (`setting`), and each section checks its own fields. `config.run.RunConfig`
-checks that the sections fit together. If a field is None, the preset, the
-method or the codec decides its value.
+A field is declared with its limits (`limited`) or with more facts, e.g. whether
+it may change on resume (`setting`). Each section checks its own fields.
+`config.run.RunConfig` checks that the sections fit together. If the user leaves
+a field at None, the preset of the model, the method, or the number of steps
+decides its value.
 """
 
 import dataclasses
@@ -40,10 +41,9 @@ from dilocox_jax.plan.schedule.methods import (
   named_method,
 )
 
-# A field that the method's recipe may set (`config.recipes`) is None until a
-# `RunConfig` is built. The `RunConfig` replaces None by a value. Code that
-# reads a run's config never gets None, so the type for type checkers is the
-# type without None.
+# A field that the method's recipe may set (`config.recipes`) can be None until
+# a `RunConfig` is built, which replaces None by a value. So code that reads the
+# config of a run never gets None, and type checkers see the type without None.
 OF_METHOD: Any = None
 if typing.TYPE_CHECKING:
   from dilocox_jax.codecs.base import Codec
@@ -59,7 +59,7 @@ DEVICES = "mesh.num_stages*num_data_shards*num_tensor_shards"
 
 
 def _reads(field: str) -> ReadIf:
-  """Returns a `ReadIf` that holds if the source of the text reads a field.
+  """Returns the condition that the source of the text reads a field.
 
   Args:
     field: Name of a field of `DataConfig`, e.g. "glob".
@@ -68,9 +68,9 @@ def _reads(field: str) -> ReadIf:
 
 
 def _takes(section: str, option: str) -> ReadIf:
-  """Returns a `ReadIf` that holds if a section's optimizer has an option.
+  """Returns the condition that a section's optimizer has an option.
 
-  An optimizer that is not in `OPTIMIZER_OPTIONS` may have any option.
+  An optimizer that is not in `OPTIMIZER_OPTIONS` counts as having every option.
 
   Args:
     section: "inner" or "outer".
@@ -85,9 +85,13 @@ def _takes(section: str, option: str) -> ReadIf:
 
 
 def _method_has_rounds(method: str) -> bool:
-  """Whether a method has rounds, in which it sends pseudo-gradients.
+  """Returns whether a method sends pseudo-gradients after rounds.
 
-  The result is True for an unknown method, which another check refuses.
+  It is False for methods that average gradients in every step. It is True for
+  an unknown name, which another check refuses.
+
+  Args:
+    method: Name of the method, perhaps with settings.
   """
   name, _ = method_parts(method)
   if name not in METHODS:
@@ -96,7 +100,7 @@ def _method_has_rounds(method: str) -> bool:
 
 
 def _codec_has_low_rank(codec: str) -> bool:
-  """Whether a codec is `low_rank`, or a chain that contains it."""
+  """Returns whether a codec is `low_rank`, or a chain that contains it."""
   return "low_rank" in dict(split_links(codec))
 
 
@@ -107,10 +111,11 @@ USES_MAILBOX = ReadIf("exchange.collective", lambda name: name == MAILBOX)
 
 
 class Section:
-  """Base class of all sections, which checks the limits of their fields.
+  """Base class of all sections. It checks the limits of the fields.
 
   Raises:
-    ValueError: One line that names the field, its value and its limits.
+    ValueError: If a field is outside its limits. The message is one line that
+      names the field, its value and its limits.
   """
 
   def __post_init__(self):
@@ -121,7 +126,7 @@ class Section:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(Section):
-  """The text on which replicas are trained."""
+  """The text, the tokenizer and the batches on which replicas are trained."""
 
   # Source of the text: stdlib (Python's library), text_files, shards or
   # synthetic.
@@ -170,7 +175,11 @@ class DataConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Section):
-  """The model. A field that is None has the value of the preset."""
+  """The model. A field that is None has the value of the preset.
+
+  Exceptions are `compute_dtype` and the four fields after it that set how a
+  device computes: if they are None or "auto", the device decides.
+  """
 
   # Name of a model; `python -m experiments.fits` shows its leaves.
   preset: str = limited("tiny", choices=MODEL_PRESETS)
@@ -193,7 +202,8 @@ class ModelConfig(Section):
     None,
     read_if=ReadIf("model.positions", lambda kind: kind != "learned"),
   )
-  # rope: factor by which slow rotations are slower, as in Llama 3.1; 1: none.
+  # rope: factor by which slow rotations are slowed down, as in Llama 3.1; 1:
+  # they are not.
   rope_factor: float | None = setting(
     None,
     read_if=ReadIf("model.positions", lambda kind: kind != "learned"),
@@ -243,7 +253,12 @@ class ModelConfig(Section):
     self._check_preset_is_read()
 
   def _check_preset_is_read(self) -> None:
-    """Raises ValueError if the other fields override the whole preset."""
+    """Checks that at least one size of the preset is used.
+
+    Raises:
+      ValueError: If the user sets every field in which the preset differs from
+        the default preset. The preset would then have no effect.
+    """
     preset = MODEL_PRESETS[self.preset]
     default_preset = MODEL_PRESETS[type(self).preset]
     is_default = preset is default_preset
@@ -267,10 +282,11 @@ class ModelConfig(Section):
 
   @property
   def label(self) -> str:
-    """Text for logs: the preset's name, or "of own sizes" for other sizes.
+    """Words for the model in logs.
 
-    If only the vocabulary differs from the preset, the text is e.g. "tiny with
-    512 tokens".
+    They are the preset's name if all sizes are those of the preset, and e.g.
+    "tiny with 512 tokens" if only the vocabulary differs. Otherwise they are
+    "of own sizes".
     """
     preset = MODEL_PRESETS[self.preset]
     changed = [
@@ -286,7 +302,7 @@ class ModelConfig(Section):
 
   @functools.cached_property
   def shape(self) -> ModelShape:
-    """Shape of the preset, with the values of the fields that are set."""
+    """Sizes of the model: those of the preset, changed by the fields set."""
     preset = MODEL_PRESETS[self.preset]
     values = dict(vars(preset))
     for name in values:
@@ -298,7 +314,7 @@ class ModelConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class InnerConfig(Section):
-  """The optimizer of the inner steps, which each replica does by itself."""
+  """The optimizer of the inner steps, and its learning-rate schedule."""
 
   optimizer: OfMethod[str] = OF_METHOD  # Name of an optax optimizer.
   # Highest learning rate.
@@ -337,7 +353,7 @@ class InnerConfig(Section):
 
   @property
   def changed_options(self) -> list[str]:
-    """Names of the optimizer's options that are not at their default."""
+    """Names of the optimizer's options whose values are not the defaults."""
     defaults = vars(type(self)())
     values = vars(self)
     return [
@@ -419,7 +435,7 @@ class MeshConfig(Section):
 
   @property
   def is_divided(self) -> bool:
-    """Whether a replica has more than one device."""
+    """Whether a replica is divided among several devices."""
     return self.num_devices > 1
 
   @property
@@ -430,7 +446,7 @@ class MeshConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig(Section):
-  """Validation during the run and at its end."""
+  """How often a run is evaluated on the validation text, and on how much."""
 
   # Inner steps between two validations; 0 validates at the end only. None is a
   # tenth of the run, and at most 150 steps. A validation takes place at the end
@@ -444,7 +460,7 @@ class EvaluationConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig(Section):
-  """How often the state is saved, and the run from which a new run starts."""
+  """How often the state is saved, and from which parameters a run starts."""
 
   # Inner steps between two checkpoints. None is a quarter of the run, and at
   # most 150 steps. A checkpoint is saved at the end of the round in which the
@@ -474,10 +490,10 @@ _SCHEDULE_FIELDS = (
 class SyncConfig(Section):
   """The method by which replicas synchronize, and its schedule.
 
-  Each named method has a schedule and a rule. A field that is None has the
-  value of the method. Settings may also be written after the method's name, as
-  in "doubling(rounds=5)". Settings that are fields of this section are moved to
-  these fields.
+  A method has a schedule and an apply rule. A field that is None has the
+  method's own value. A setting may also be written behind the method's name, as
+  in "doubling(rounds=5)" or "diloco(sync_interval=32)". If this section has a
+  field of that name, the value is moved to the field.
   """
 
   # Name of the method. Its recipe also sets codec, feedback and optimizers.
@@ -513,7 +529,7 @@ class SyncConfig(Section):
     )
 
   def _move_settings(self) -> None:
-    """Moves settings after the method's name to the fields of their names.
+    """Moves settings from the text `method` to the fields of the same names.
 
     Raises:
       ValueError: If a setting and its field have different values.
@@ -532,13 +548,13 @@ class SyncConfig(Section):
 
   @property
   def method_name(self) -> str:
-    """Name of the method without settings."""
+    """Name of the method, without settings."""
     name, _ = method_parts(self.method)
     return name
 
   @functools.cached_property
   def named(self) -> Method:
-    """The method with the schedule and the rule of these fields."""
+    """The method as an object, with the values of the fields that are set."""
     settings = {field: getattr(self, field) for field in _SCHEDULE_FIELDS}
     with in_front("sync."):
       return named_method(self.method, **settings)
@@ -546,7 +562,11 @@ class SyncConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeConfig(Section):
-  """How replicas send pseudo-gradients and make up for compression errors."""
+  """How replicas send values to each other: codec, error feedback, collective.
+
+  The values are pseudo-gradients, or the gradients of a method that averages in
+  every step.
+  """
 
   # Codec of the messages: names joined by "+", each followed by its settings,
   # e.g. float32, int(bits=1) or low_rank(rank=16)+int(bits=4).
@@ -591,17 +611,20 @@ class ExchangeConfig(Section):
 
   @functools.cached_property
   def named_codec(self) -> "Codec":
-    """The codec that the text in `codec` describes."""
+    """The codec as an object, built from the text `codec`."""
     with in_front("exchange."):
       return named_codec(self.codec)
 
 
 @dataclasses.dataclass(frozen=True)
 class MailboxConfig(Section):
-  """Rules of replicas that exchange messages through a mailbox."""
+  """Rules for replicas that exchange messages through a mailbox.
+
+  They are read only if `exchange.collective` is "mailbox".
+  """
 
   # Least number of messages that an event (one exchange) averages. With fewer
-  # messages the replicas wait on.
+  # messages the replicas keep waiting.
   quorum: int = setting(1, at_least=1, read_if=USES_MAILBOX)
   # Seconds that a replica waits for the messages of expected replicas.
   grace_s: float = setting(60.0, above=0, below=math.inf, read_if=USES_MAILBOX)
@@ -610,8 +633,8 @@ class MailboxConfig(Section):
   # as many bytes as a snapshot has. Exception: store_bytes needs more
   # snapshots.
   snapshot_every: int = setting(64, at_least=1, read_if=USES_MAILBOX)
-  # Most bytes of all objects in the store. None means that the limit follows
-  # from the sizes of messages and snapshots (`mailbox_protocol.store_size`).
+  # Largest number of bytes of all objects in the store. None: the limit follows
+  # from the size of a snapshot (`mailbox_protocol.store_size`).
   store_bytes: int | None = setting(None, at_least=1, read_if=USES_MAILBOX)
   # Largest norm of a message with full weight, as a multiple of the usual norm.
   # A message with a larger norm has less weight (`mailbox_protocol.manifest`).
@@ -619,15 +642,15 @@ class MailboxConfig(Section):
     1.0, at_least=1, below=math.inf, read_if=USES_MAILBOX
   )
   # When each replica makes one share of the mean, and reads the shares of the
-  # others instead of their messages: auto (from four replicas on, if the codec
-  # sends every value in a float or in 4 bits or more); on (from two on, for all
-  # codecs that send every value); or off.
+  # others instead of their messages: auto (from four replicas on, with floats
+  # and with int of 4 or 8 bits); on (from two on, with all codecs that send
+  # every value); or off.
   shares: str = setting("auto", choices=MAILBOX_SHARES, read_if=USES_MAILBOX)
 
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveConfig(Section):
-  """How rank and H follow the measured rank of the averaged update."""
+  """How the low rank and H follow the measured rank of the averaged update."""
 
   # What adapts: off (nothing), rank, or rank_and_interval (rank and H).
   mode: OfMethod[str] = setting(OF_METHOD, choices=MODES, read_if=HAS_LOW_RANK)
@@ -689,7 +712,7 @@ class MembershipConfig(Section):
   def plan(
     self, method: Method, num_replicas: int, seed: int
   ) -> membership.Membership:
-    """Returns the rounds in which each replica takes part, and its steps.
+    """Returns which replicas take part in each round, and with how many steps.
 
     Args:
       method: Method of the run, whose schedule has the rounds.
@@ -697,7 +720,8 @@ class MembershipConfig(Section):
       seed: Seed of the random absences.
 
     Raises:
-      ValueError: If a field cannot be read, or does not fit the schedule.
+      ValueError: If a field has a wrong form, or does not fit the schedule. The
+        message is one line.
     """
     with in_front("membership."):
       return membership.Membership(

@@ -3,20 +3,22 @@
 There are three ways to compute a step, and an estimate for each:
 
 - One device computes a whole replica. It holds the gradients in fp32, and the
-  activations that wait for their backward.
-- Data shards and tensor shards without pipeline stages. A device holds its
-  share of the gradients. It collects one layer after the other from the data
-  shards (`inner.sharded.loss_by_layer`). Tensor shards divide a layer: each
-  holds its part of the layer's matrices, and of the values between them.
-- Pipeline stages. The data shards of a stage collect all layers of the stage
-  before a step (`mesh.gather="stage"`), or one layer at a time ("layer").
+  activations that are saved for the backward.
+- Data shards and tensor shards compute a replica, without pipeline stages. A
+  device holds its share of the gradients. It collects one layer after the other
+  from the data shards (`inner.sharded.loss_by_layer`). Tensor shards divide a
+  layer: each holds its part of the layer's matrices, and of the values between
+  them.
+- Pipeline stages compute a replica. The data shards of a stage collect all
+  layers of the stage before a step (`mesh.gather="stage"`), or one layer at a
+  time ("layer").
 
-Muon updates whole layers after the backward. So the larger of two values
-counts: the memory of the activations, or the memory of these layers.
+Muon updates whole layers after the backward, when the activations are freed. So
+the larger of the two counts: the activations, or these layers.
 
 Tests compare the estimates with the memory that compilers for TPUs and for GPUs
-need. An evaluation needs less than a step, because it has no gradients. So it
-is left out.
+need. An evaluation has no gradients and needs less than a step, so there is no
+estimate for it.
 """
 
 import dataclasses
@@ -30,26 +32,29 @@ from dilocox_jax.plan.schedule.fragments import BLOCKS, Shapes
 
 FP32_BYTES = 4
 _BYTES = {"float32": 4, "bfloat16": 2}
-# Muon has the gradient and the momentum of a layer whole at the same time. With
-# a third copy the estimate would be 3.3 GiB above the memory that a compiled
-# program of 107 billion parameters needs.
+# Muon holds a whole layer twice at the same time: its gradient and its
+# momentum. With a third copy, the estimate would be 3.3 GiB above what a
+# compiled program of 107 billion parameters needs.
 _MUON_COPIES = 2
-# Data shards that divide the vocabulary collect the streams of all shards
-# (`inner.vocabulary`). A device has three copies at a time, as compiled
-# programs show: the streams, their norm and a gradient.
+# Data shards that divide the vocabulary collect the residual streams of all
+# shards (`inner.vocabulary`). Compiled programs have three copies at a time:
+# the streams, their norm and a gradient.
 _ROWS_COPIES = 3
-# Layers that a device holds whole if it collects one layer at a time: the layer
-# that it computes, and the next one, which is on its way.
+# Number of whole layers that a device holds if it collects one layer at a time:
+# the layer that it computes, and the next one, which is being collected.
 _LAYERS_AT_A_TIME = 2
 
 
 def step_bytes(config: RunConfig, gather: str, platform: str = "gpu") -> int:
   """Returns the memory that a step needs in addition to the state (bytes).
 
+  It is the memory of one device, for one replica.
+
   Args:
     config: Config of the run.
-    gather: When the data shards of a pipeline stage collect its layers: "stage"
-      or "layer".
+    gather: When data shards collect layers: "stage" (all layers of the pipeline
+      stage once in each step) or "layer" (one layer at a time). It is only read
+      if there are several stages.
     platform: Kind of the accelerators, for fields that the config leaves to the
       devices (`config.platforms`).
   """
@@ -62,7 +67,7 @@ def step_bytes(config: RunConfig, gather: str, platform: str = "gpu") -> int:
 
 
 def share_bytes(shapes: Shapes, division: Division) -> int:
-  """Returns a device's share of one copy of some leaves (bytes, fp32).
+  """Returns a device's share of some leaves in fp32 (bytes).
 
   Args:
     shapes: Shapes of the leaves by path.
@@ -85,14 +90,14 @@ def leaf_bytes(division: Division, path: str, shape: tuple[int, ...]) -> int:
 
 
 def narrow_bytes(shapes: Shapes, division: Division, compute_dtype: str) -> int:
-  """Returns a device's share of a copy in the compute dtype (bytes).
+  """Returns a device's share of a copy of leaves in the compute dtype (bytes).
 
   The result is 0 if the compute dtype is float32, because no copy is needed.
 
   Args:
     shapes: Shapes of the copied leaves, by path.
     division: How a replica is divided among its devices.
-    compute_dtype: The compute dtype.
+    compute_dtype: The compute dtype, "float32" or "bfloat16".
   """
   value_bytes = _BYTES[compute_dtype]
   if value_bytes == FP32_BYTES:
@@ -101,15 +106,16 @@ def narrow_bytes(shapes: Shapes, division: Division, compute_dtype: str) -> int:
 
 
 def trained_sizes(config: RunConfig) -> tuple[int, int]:
-  """Returns the numbers of trained parameters inside and outside of layers."""
+  """Returns the number of trained parameters in layers, and of all others."""
   return sizes_by_place(config.trained_shapes)
 
 
 def sizes_by_place(shapes: Shapes) -> tuple[int, int]:
-  """Returns the numbers of values inside and outside of layers.
+  """Returns the number of values in layers, and the number of all others.
 
   Args:
-    shapes: Shapes of the leaves by path.
+    shapes: Shapes of the leaves by path. The paths of layers begin with
+      "blocks".
   """
   layers_size = 0
   other_size = 0
@@ -122,11 +128,11 @@ def sizes_by_place(shapes: Shapes) -> tuple[int, int]:
 
 
 def _bytes_of_one_device(config: RunConfig, computation: Computation) -> int:
-  """Returns the memory of a step on a device that holds a whole replica.
+  """Returns the memory of a step on a device with a whole replica (bytes).
 
   Args:
     config: Config of the run.
-    computation: Settings of the computation.
+    computation: How the device computes.
   """
   gradients = FP32_BYTES * sum(trained_sizes(config))
   activations = _activations(
@@ -135,8 +141,8 @@ def _bytes_of_one_device(config: RunConfig, computation: Computation) -> int:
   total = activations.saved + activations.layer + activations.logits
   is_one_backward = config.inner.accumulate_steps == 1
   if is_one_backward and computation.remat == "none":
-    # Gradients are allocated while activations are freed. The values in the
-    # compute dtype of all layers stay.
+    # Gradients are allocated while activations are freed. The copies of all
+    # layers in the compute dtype stay in memory.
     narrow = narrow_bytes(
       config.trained_shapes, config.division, computation.compute_dtype
     )
@@ -145,11 +151,14 @@ def _bytes_of_one_device(config: RunConfig, computation: Computation) -> int:
 
 
 def _bytes_of_shard(config: RunConfig, computation: Computation) -> int:
-  """Returns the memory of a step that collects one layer after the other.
+  """Returns the memory of a step on a device without pipeline stages (bytes).
+
+  The device is one of several data shards or tensor shards of a replica. It
+  collects one layer after the other.
 
   Args:
     config: Config of the run.
-    computation: Settings of the computation.
+    computation: How the device computes.
   """
   num_layers = config.model.shape.num_layers
   activations = _activations(config, computation, num_layers)
@@ -166,8 +175,8 @@ def _bytes_of_shard(config: RunConfig, computation: Computation) -> int:
   )
   tables = 0
   if config.mesh.num_data_shards > 1:
-    # Of a table that is not divided by tokens, a shard collects all rows, and
-    # computes the gradient of all rows.
+    # Some tables are not divided by tokens. A shard collects all rows of such a
+    # table, and computes the gradient of all rows.
     tables = 2 * FP32_BYTES * _collected_tables_size(config)
   gradients = share_bytes(config.trained_shapes, config.division)
   if config.inner.accumulate_steps > 1:
@@ -178,27 +187,28 @@ def _bytes_of_shard(config: RunConfig, computation: Computation) -> int:
 def _bytes_of_stage(
   config: RunConfig, computation: Computation, gather: str
 ) -> int:
-  """Returns the memory of a step on a device of a pipeline stage.
+  """Returns the memory of a step on a device of a pipeline stage (bytes).
 
   Args:
     config: Config of the run.
-    computation: Settings of the computation.
-    gather: As in `step_bytes`.
+    computation: How the device computes.
+    gather: When data shards collect layers: "stage" (all layers of the stage
+      once in each step) or "layer" (one layer at a time).
   """
   mesh = config.mesh
   layers_per_stage = config.stage_layers.table.shape[1]
   layers_size, other_size = trained_sizes(config)
   stage_size = layers_size // config.model.shape.num_layers * layers_per_stage
   stage_size //= mesh.num_tensor_shards
-  # A device holds the tables. Of tables that are divided over the vocabulary it
-  # holds one shard.
+  # A device holds the leaves outside of layers. Of a table that is divided over
+  # the vocabulary it holds only one shard.
   divided_size = _divided_tables_size(config)
   tables_size = other_size - divided_size
   tables_size += divided_size // mesh.num_data_shards
   value_bytes = _BYTES[computation.compute_dtype]
-  # One share of a gradient is on its way into the optimizer or into an
-  # exchange, as compiled programs show. A stage that sums gradients layer by
-  # layer has its share already.
+  # Compiled programs hold one more share of the gradient, on its way into the
+  # optimizer or an exchange. If gradients are summed layer by layer, the sum
+  # already is this share.
   share = share_bytes(config.trained_shapes, config.division)
   activations = _activations(config, computation, layers_per_stage)
   if gather == "stage":
@@ -217,15 +227,17 @@ def _bytes_of_stage(
 
 
 def _or_muon(config: RunConfig, activation_bytes: int) -> int:
-  """Returns the larger memory: of the activations, or of Muon's layers.
+  """Returns the larger of two: the activations, or the layers of Muon (bytes).
 
-  The devices of a replica swap their shares for whole layers. Example: of 78
-  layers on 128 devices, 78 devices get one layer each, and the other 50 devices
-  get a layer of zeros.
+  For Muon, the devices of a replica swap their shares of all layers for some
+  whole layers. Example: of 78 layers on 128 devices, 78 devices get one layer
+  each, and the other 50 devices get a layer of zeros. With another optimizer
+  the result is `activation_bytes`.
 
   Args:
     config: Config of the run, whose replicas have several devices.
-    activation_bytes: Memory that is free when the optimizer starts (bytes).
+    activation_bytes: Memory of activations, which is free again when the
+      optimizer starts (bytes).
   """
   if config.inner.optimizer != "muon":
     return activation_bytes
@@ -237,13 +249,14 @@ def _or_muon(config: RunConfig, activation_bytes: int) -> int:
 
 
 def _whole_layer_bytes(config: RunConfig, computation: Computation) -> int:
-  """Returns the size of a layer that a device collected (bytes).
+  """Returns the size of a layer after a device has collected it (bytes).
 
-  Data shards collect whole layers. Tensor shards collect their part of a layer.
+  The layer is in the compute dtype. If tensor shards divide it, a device
+  collects only its part.
 
   Args:
     config: Config of the run.
-    computation: Settings of the computation.
+    computation: How the device computes.
   """
   shape = config.model.shape
   layers_size, _ = sizes_by_place(shape.parameter_shapes)
@@ -253,7 +266,10 @@ def _whole_layer_bytes(config: RunConfig, computation: Computation) -> int:
 
 
 def _divided_tables_size(config: RunConfig) -> int:
-  """Returns the number of trained values in tables divided by tokens."""
+  """Returns the number of trained values in tables that shards divide by token.
+
+  For example, each data shard holds the rows of some tokens of an embedding.
+  """
   return sum(
     math.prod(config.trained_shapes[path])
     for path in config.division.divided_tables(config.model.shape)
@@ -262,7 +278,11 @@ def _divided_tables_size(config: RunConfig) -> int:
 
 
 def _collected_tables_size(config: RunConfig) -> int:
-  """Returns the number of values that a shard collects outside of layers."""
+  """Returns how many values outside of layers a data shard collects.
+
+  These are all leaves outside of layers that data shards divide, except for
+  tables that they divide by token.
+  """
   division = config.division
   divided = division.divided_tables(config.model.shape)
   size = 0
@@ -279,10 +299,11 @@ class _Activations:
   """Memory of the values that a step computes (bytes).
 
   Attributes:
-    saved: Values that all layers save in the forward for their backward.
+    saved: Values that the forward of all layers saves for their backward.
     layer: Values that the backward of one layer reads.
     logits: Logits of a chunk of tokens and their gradient, in fp32. If data
-      shards divide the vocabulary, also the streams of all shards' tokens.
+      shards divide the vocabulary, the residual streams of all shards' tokens
+      are included.
   """
 
   saved: int
@@ -293,11 +314,11 @@ class _Activations:
 def _activations(
   config: RunConfig, computation: Computation, num_layers: int
 ) -> _Activations:
-  """Returns the memory of activations, of one layer and of the logits.
+  """Returns the memory of the values that a step computes.
 
   Args:
     config: Config of the run.
-    computation: Settings of the computation.
+    computation: How the device computes.
     num_layers: Number of layers that a device computes.
   """
   shape = config.model.shape
@@ -347,11 +368,11 @@ def _activations(
 
 
 def _inner_values(shape: ModelShape) -> int:
-  """Returns how many outputs of a layer's first products there are for a token.
+  """Returns how many values inside a layer are computed for each token.
 
   They are queries, keys and values, and the outputs of the feed-forward's first
-  products. The output of the layer's last product is not counted anywhere,
-  because no backward reads it.
+  matrix products. The outputs of the last matrix products are not counted,
+  because no backward reads them.
   """
   head_values = (shape.num_heads + 2 * shape.kv_heads) * shape.head_width
   num_branches = 2 if shape.activation == "swiglu" else 1

@@ -1,10 +1,11 @@
-"""Builds the plan of a run from its config.
+"""Builds the plan, the codec and the traffic of a run from its config.
 
-The trainer and the simulator read the same plan. So the simulator computes the
+The trainer and the simulator use the same plan. So the simulator computes the
 time of exactly the run that is trained.
 
-These objects have the rank and H of the first rounds. An adaptive run changes
-both during training (`training.adaptive_controller`).
+The objects that this module returns have the low rank and the H of the first
+rounds. An adaptive run changes both during training
+(`training.adaptive_controller`).
 """
 
 import dataclasses
@@ -22,9 +23,10 @@ from dilocox_jax.plan.schedule.run_plan import RunPlan
 
 
 def policy(config: RunConfig) -> Policy:
-  """Returns the policy that chooses rank and H of the rounds.
+  """Returns the policy that chooses the low rank and H of the rounds.
 
-  The first rounds have the rank and H of the config.
+  The first rounds have the rank and the H of the config. A codec without a low
+  rank counts as rank 0.
 
   Args:
     config: Config of the run.
@@ -45,8 +47,8 @@ def policy(config: RunConfig) -> Policy:
 def codec(config: RunConfig) -> Codec:
   """Returns the codec of the first exchange.
 
-  If the rank changes during a run, states have room for the first rank, which
-  is the largest.
+  If the low rank adapts during the run, the codec's states have room for the
+  first rank, which is the largest.
 
   Args:
     config: Config of the run.
@@ -58,7 +60,7 @@ def codec(config: RunConfig) -> Codec:
 
 
 def run_plan(config: RunConfig) -> RunPlan:
-  """Returns the plan of the run: its segments, and who takes part in them.
+  """Returns the plan of a run: its segments, and the replicas in each of them.
 
   Args:
     config: Config of the run.
@@ -79,19 +81,19 @@ def run_plan(config: RunConfig) -> RunPlan:
 
 
 def _collective(config: RunConfig) -> str | Collective:
-  """Returns the collective of a run, as `Traffic` takes it."""
+  """Returns the collective of a run: its name, or the object for a mailbox."""
   if config.uses_mailbox:
     return MailboxMean(config.mailbox.shares)
   return config.exchange.collective
 
 
 def traffic(config: RunConfig, shapes: Shapes | None = None) -> Traffic:
-  """Returns the object that counts the bytes one replica sends.
+  """Returns an object that computes the bytes that one replica sends.
 
   Args:
     config: Config of the run.
-    shapes: Shape of every parameter by path; None means the trained parameters
-      of the config's model.
+    shapes: Shape of every parameter by path; None: those of the trained
+      parameters of the config's model.
   """
   exchange = config.exchange
   if shapes is None:

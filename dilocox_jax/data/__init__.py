@@ -1,1 +1,1 @@
-"""Texts, their split into training and validation, and replicas' batches."""
+"""Loads texts and other data, and divides them into batches for replicas."""

@@ -1,14 +1,13 @@
 """Splits a set of files into training text, validation text and judge text.
 
-A loss means something only together with the text on which it was measured. So
-a corpus has a digest of its files, and every reported loss can name the digest.
-The path of a file alone decides whether the file is held out from training. So
-a held-out file stays held out when other files are added.
+A loss can be compared only with losses on the same text. So a corpus has a
+digest of its files, which is reported with every loss. Only the path of a file
+decides whether the file is held out from training. So a held-out file stays
+held out when other files are added.
 
-Settings are chosen by the loss on the validation text, so this loss is lower
-than on new text. A share of the held-out files may be set aside as judge text.
-Only the last evaluation of a run reads the judge text, so that no setting is
-chosen by it.
+Users choose settings by the loss on the validation text, so this loss is lower
+than on new text. For an unbiased loss, a share of the held-out files may be set
+aside as *judge text*. Only the last evaluation of a run reads it.
 """
 
 import dataclasses
@@ -34,19 +33,20 @@ class Corpus:
   No file is in two of the texts.
 
   Attributes:
-    name: Name of the source, for example one of `sources.SOURCES`.
-    train: Training tokens [train_tokens], of any integer type.
-    validation: Validation tokens [validation_tokens] of the same dtype.
-    digest: 16 hex digits that name the content.
-    vocab_size: Number of different tokens; every token is below this number.
+    name: Name of the source, such as "stdlib".
+    train: Training tokens [train_tokens], of any integer dtype.
+    validation: Validation tokens [validation_tokens], of the same dtype.
+    digest: 16 hexadecimal digits that identify the content.
+    vocab_size: Size of the vocabulary; every token is below this number.
     num_files: Number of files that were read; 0 for a source without files.
     bytes_per_token: Number of bytes of the validation text divided by the
       number of its tokens. The loss in bits per byte is the loss in nats per
-      token, divided by `bytes_per_token` and by ln 2. None if the tokens stand
-      for no bytes.
+      token, divided by `bytes_per_token` and by ln 2. None if the tokens are
+      not made of bytes.
     tokenizer: The tokenizer that made the tokens; None if there was none.
-    parts: Number of training tokens of each glob, in order. The training tokens
-      are in the same order. Empty if the text has no parts.
+    parts: Number of training tokens of each part of the text (the files of one
+      glob), in the order of the training tokens. Empty if the text has no
+      parts.
     judge: Tokens of the judge text; None if there is no judge text.
   """
 
@@ -71,10 +71,11 @@ class Corpus:
 
 
 def digest_of(files: Mapping[str, bytes]) -> str:
-  """Returns 16 hex digits that name a set of files, in any order.
+  """Returns 16 hexadecimal digits that identify a set of files.
 
   Args:
-    files: Content of each file by its relative path.
+    files: Content of each file by its relative path. Their order does not
+      matter.
   """
   whole = hashlib.sha256()
   for path, content in sorted(files.items()):
@@ -87,14 +88,14 @@ def digest_of(files: Mapping[str, bytes]) -> str:
 def is_held_out(path: str, validation_fraction: float) -> bool:
   """Returns whether a file is held out from training.
 
-  The hash of the path, read as a number from 0 to 1, is compared with the
-  fraction. Example: "a.txt" has 0.097 and "ast.py" has 0.707. With the fraction
-  0.1 only "a.txt" is held out, with 0.8 both are. So a larger fraction holds
-  out all files that a smaller fraction holds out, and more.
+  A file is held out if the hash of its path, read as a number from 0 to 1, is
+  less than the fraction. Example: "a.txt" has 0.097 and "ast.py" has 0.707.
+  With the fraction 0.1 only "a.txt" is held out; with 0.8 both are. So a larger
+  fraction holds out all files that a smaller one holds out, and more.
 
   Args:
     path: Path relative to the root of the corpus, with forward slashes.
-    validation_fraction: Share of the files held out, above 0 and below 1.
+    validation_fraction: Share of the files to hold out, from 0 to 1.
   """
   head = hashlib.sha256(path.encode(errors="surrogateescape")).digest()[:8]
   return int.from_bytes(head, "big") < validation_fraction * 2**64
@@ -118,19 +119,20 @@ def from_files(
     validation_fraction: Share of the files that is held out from training,
       above 0 and below 1.
     tokenizer: Function from the training documents to a tokenizer. The default
-      makes tokens of bytes.
-    part_of: Index of the part (glob) of each file, by its name; 0 for files
-      without an entry. Every part needs training text.
-    judge_fraction: Share of the held-out files that become the judge text, 0 to
-      below 1. It moves no file to or from training.
+      makes a token of each byte.
+    part_of: Index of the part of the text to which a file belongs, by the name
+      of the file; 0 for files without an entry. Every part needs training text.
+    judge_fraction: Share of the held-out files that become the judge text, from
+      0 to below 1. The training text does not depend on it.
 
   Returns:
     A corpus whose files are joined part by part, in the order of their names.
-    The tokenizer's end of a text is between two files.
+    The tokenizer's `end_of_text` is between two files.
 
   Raises:
-    ValueError: If the training text, the validation text, or the judge text
-      that was asked for would be empty, or the training text of a part.
+    ValueError: If a text would be empty: the training text, the training text
+      of a part, the validation text, or the judge text if `judge_fraction` is
+      above 0. The message is one line.
   """
   paths = sorted(files, key=lambda path: (part_of.get(path, 0), path))
   held_out_paths = [
@@ -211,9 +213,10 @@ def from_files(
 
 
 def content_is_held_out(content: bytes, fraction: float) -> bool:
-  """Returns whether a text is held out, decided by its content alone.
+  """Returns whether a text is held out from training, by its content.
 
-  So all copies of a text are held out, or none.
+  The content alone decides. So either all copies of a text are held out, or
+  none.
 
   Args:
     content: The text.

@@ -5,12 +5,12 @@ every line is an object, and one field of the object is the text of a document.
 A file is compressed if its name ends in .gz, .bz2, .xz or .zst.
 
 A document is text in UTF-8 without zero bytes. Any other file, such as an
-archive, is refused: most tokenizers could not restore its bytes, and the others
-would learn bytes that are no text.
+archive, is refused, because tokenizers and models are made for text.
 
-Documents have names, because a name decides whether a document is held out for
-validation. The document of line 12 of a.jsonl is called "a.jsonl:12", so a
-single file can be divided.
+Every document has a name. The document in line 12 of a.jsonl is called
+"a.jsonl:12". For the data source "text_files", the hash of the name decides
+whether the document is held out for validation. So the documents of a single
+file are divided, too.
 """
 
 import bz2
@@ -34,10 +34,11 @@ class Document(NamedTuple):
   """A text and its name.
 
   Attributes:
-    name: Path relative to the root of the corpus, with forward slashes, and
-      for JSON lines the number of the line, from 1: "b/a.jsonl:12".
+    name: Path of the file, relative to the folders before the first wildcard of
+      the glob; for JSON lines also the number of the line, from 1. Example:
+      "b/a.jsonl:12".
     content: The text in UTF-8.
-    part: Index of the glob that matches its file, from 0.
+    part: Index of the glob that matches the file, from 0.
   """
 
   name: str
@@ -50,15 +51,16 @@ def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
 
   Names are relative to the folders before the first wildcard of the pattern.
   With "/data/texts/**/*.txt" the name of /data/texts/a/b.txt is "a/b.txt". So
-  the folder can be moved, and names stay the same. Characters such as "[1]" are
-  no wildcard if a file or folder of exactly this name exists. Links are
-  followed, and each file is listed once, however many links lead to the file.
+  names stay the same if the folder is moved. Characters such as "[1]" are not
+  read as a wildcard if a file or folder of exactly this name exists. Links are
+  followed. Each file is listed once, however many links lead to it.
 
   Args:
-    pattern: Path, or glob pattern; `**` matches folders of any depth.
+    pattern: Path, or glob pattern; `**` matches folders of any depth, and "~"
+      at the start is the user's home directory.
 
   Returns:
-    Pairs of name and path.
+    Pairs (name, path).
 
   Raises:
     ValueError: If no file matches. The message is one line.
@@ -85,10 +87,10 @@ def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
 
 
 def split_globs(globs: str) -> list[str]:
-  """Splits paths and patterns that are joined by ";".
+  """Splits paths and glob patterns that are joined by ";".
 
-  Blanks around a glob are left out, and so are empty globs. A ";" in the path
-  of an existing file or folder does not split the path.
+  Blanks around a glob are removed, and empty globs are left out. A ";" in the
+  path of an existing file or folder does not split the path.
 
   Args:
     globs: For example "texts/*.txt; more/*.txt".
@@ -116,18 +118,19 @@ def read_globs(
   """Yields each file of several globs, and its documents.
 
   Args:
-    globs: Globs as in `split_globs`. The files of each glob are a part of the
-      text. Names of documents begin with the index of their part, except in
-      part 0: "a.txt", "1/a.txt", "2/a.txt".
+    globs: Globs joined by ";". The files of each glob are a part of the text.
+      Names of documents begin with the index of their part, except in part 0:
+      "a.txt", "1/a.txt", "2/a.txt".
     text_field: Field of a JSON line that has the text.
 
   Yields:
-    Path of a file, and an iterator over its documents. A file is read when its
-    documents are.
+    Path of a file, and an iterator over its documents. The file is only read
+    when its documents are.
 
   Raises:
-    ValueError: If a glob matches no file, a file cannot be read, or a line of
-      JSON has no such text. The message is one line and names file and line.
+    ValueError: If a glob matches no file, if a file cannot be read, or if a
+      line of JSON has no text in the field. The message is one line that names
+      the glob, or the file and the line.
   """
   # All globs are checked before the first file is read.
   files_of_parts = [matching_files(pattern) for pattern in split_globs(globs)]
@@ -150,7 +153,8 @@ def _documents(
     part: Index of the glob that matches the file.
 
   Raises:
-    ValueError: As `read_globs`.
+    ValueError: If the file cannot be read, or if a line of JSON has no text in
+      the field. The message is one line.
   """
   where = printable(str(path))
   is_compressed = path.suffix.lower() in _OPENED_BY
@@ -178,12 +182,15 @@ def _documents(
 
 
 def _open_zstd(path: pathlib.Path, mode: str) -> Any:
-  """Opens a file as `gzip.open` does; the package is loaded when needed."""
+  """Opens a .zst file as `gzip.open` opens a .gz file.
+
+  The package for this format is imported here, when it is needed.
+  """
   return extra_package("backports.zstd", str(path)).open(path, mode)
 
 
-# Functions that open compressed files, by the last ending of the name. Reading
-# a file that is cut short raises an EOFError.
+# Functions that open compressed files, by the last ending of the name. With all
+# of them, reading a file that is cut short raises an EOFError.
 _OPENED_BY = {
   ".gz": gzip.open,
   ".bz2": bz2.open,
@@ -193,11 +200,11 @@ _OPENED_BY = {
 
 
 def _checked(content: bytes, where: str) -> bytes:
-  """Returns the content of a document.
+  """Checks that the content of a document is text, and returns the content.
 
   Args:
     content: The content.
-    where: File and line of the document, for the message.
+    where: File, and for JSON lines the line, for the message.
 
   Raises:
     ValueError: If the content is not UTF-8, or has zero bytes.
@@ -225,8 +232,8 @@ def _text_of(line: bytes, text_field: str, where: str) -> bytes:
   Raises:
     ValueError: If the line is no JSON object, or the field has no such text.
   """
-  # The other fields are not read. So they may have values, such as NaN, that
-  # Python reads although they are no JSON.
+  # Other fields of the object may have values such as NaN, which are not JSON
+  # but which Python reads. They do not matter here.
   text = json_object(line, where, is_ours=False).get(text_field)
   if not isinstance(text, str):
     raise ValueError(
@@ -244,11 +251,14 @@ def _text_of(line: bytes, text_field: str, where: str) -> bytes:
 
 
 def _split_pattern(pattern: str) -> tuple[pathlib.Path, str]:
-  """Splits a pattern before the first of its parts that has a wildcard.
+  """Splits a pattern before its first part that has a wildcard.
 
-  The name of an existing folder has no wildcard, whatever its characters are.
   For example, "/data/texts/**/*.txt" is split into "/data/texts" and
-  "**/*.txt". The last part is always in the second half.
+  "**/*.txt". A part that is the name of an existing folder counts as having no
+  wildcard. The last part always stays in the second half.
+
+  Args:
+    pattern: Path or glob pattern.
 
   Returns:
     The folders before the wildcard, and the rest of the pattern.

@@ -1,15 +1,18 @@
-"""Data that somebody passes: examples, or what gives whole batches.
+"""Converts the data that a user passes to a form that a run can read.
 
-There are three kinds of data. A text is cut into sequences (`streams`).
-Examples are arrays or data sets of Hugging Face, with random access (class
-`Examples`). Like sequences, they are divided among the replicas, in another
-order for every epoch. Whole batches come from a function, a data set of grain
-or any iterable (class `Batches`).
+There are three kinds of data:
 
-A run that goes on from a checkpoint knows its step. A function and a data set
-of grain give the batch of a step. An iterator is set to the state that the
-checkpoint has of it. If an iterator has no state, its batches are drawn again
-from the start, and the batches that the run has used already are dropped.
+- A text is one long array of tokens. It is cut into sequences (`streams`).
+- Examples are arrays or data sets of Hugging Face, with random access (class
+  `Examples`). Like the sequences of a text, they are divided among the
+  replicas, in another order for every epoch.
+- Whole batches come from a function, a data set of grain or any other iterable
+  (class `Batches`).
+
+A run that continues from a checkpoint must get the batches that come next. A
+function and a data set of grain give the batch of any step. An iterator is set
+to its state in the checkpoint. If an iterator has no state, its batches are
+drawn again from the start, and those that the run has already used are dropped.
 """
 
 import dataclasses
@@ -41,8 +44,9 @@ from dilocox_jax.data.token_rows import (
 from dilocox_jax.trees import Tree, kinds_by_path, tree_digest
 
 PASSED_IN = "passed in"
-_DIGESTED = 1000  # Training examples that a digest reads.
-# Names of the split that is held out. The first that a data set has counts.
+# A digest of examples reads at most this many training examples.
+_DIGESTED = 1000
+# Names of the split for evaluations. If a data set has both, the first counts.
 _SPLITS = ("validation", "test")
 
 
@@ -56,26 +60,26 @@ def as_feed(
 
       - A `Corpus`.
       - A pair (train, validation). Each is an array of tokens, a tree of arrays
-        with one example a row, or a data set of Hugging Face.
+        whose first axis counts the examples, or a data set of Hugging Face.
       - A function (replica, step) -> batch.
       - An iterable of batches, such as a data set of grain or a loader.
       - A pair (train, validation) whose training data are a function or an
         iterable.
       - A mapping with the splits "train" and "validation", or "train" and
-        "test". It counts as a pair.
-    reads_tokens: Whether the model reads only tokens. If rows, examples or
-      batches have named columns, the model then gets the column `input_ids`
-      (`data.token_rows`).
-    batch_size: Number of rows of a batch. It counts only if `reads_tokens` is
-      set and an iterable gives single rows, of which batches are made.
+        "test". It is read as a pair.
+    reads_tokens: Whether the model reads only tokens. If the data have named
+      columns, the model then gets the column `input_ids` (`data.token_rows`).
+    batch_size: Number of rows in a batch. It is only read if `reads_tokens` is
+      set and an iterable gives single rows, which are collected to batches.
 
   Returns:
-    A `Corpus` for arrays of tokens, and `Examples` or `Batches` for other data.
+    A `Corpus` for a pair of arrays of tokens, `Examples` for any other pair
+    with random access, and `Batches` for a function or an iterable.
 
   Raises:
-    TypeError: One line, if the data are of another kind.
-    ValueError: If arrays do not fit together, or rows with named columns have
-      no tokens that can be trained on.
+    TypeError: If the data are of another kind. The message is one line.
+    ValueError: If arrays have different numbers of examples, or if named
+      columns have no tokens that can be trained on. The message is one line.
   """
   if isinstance(data, Corpus):
     return data
@@ -120,9 +124,9 @@ def as_feed(
 
 
 def _pair_of_splits(data: Any) -> Any:
-  """Returns the pair (train, held out) of a mapping of splits.
+  """Returns the pair (train, validation) of a mapping of splits.
 
-  Data of any other kind are returned as they are.
+  Data of any other kind are returned unchanged.
   """
   if not isinstance(data, Mapping) or "train" not in data:
     return data
@@ -133,11 +137,14 @@ def _pair_of_splits(data: Any) -> Any:
 
 
 def _split_hint(data: Any) -> str:
-  """Returns the end of a message that tells how to get a second split.
+  """Returns the end of an error message that tells how to make two splits.
 
   Args:
-    data: Data that are no pair. The text is empty unless the data, or their
-      split "train", are a data set of Hugging Face.
+    data: Data that are not a pair.
+
+  Returns:
+    The text; "" unless the data, or their split "train", are a data set of
+    Hugging Face.
   """
   if isinstance(data, Mapping) and hasattr(data.get("train"), "column_names"):
     data = data["train"]
@@ -151,9 +158,8 @@ def _gives_batches(data: Any, reads_tokens: bool = False) -> bool:
 
   Args:
     data: Data of any kind.
-    reads_tokens: Whether the model reads only tokens. A sequence then gives
-      batches only if its items are not rows of tokens, and not rows with named
-      columns.
+    reads_tokens: Whether the model reads only tokens. If so, a sequence of
+      single rows counts as examples with random access, and not as batches.
   """
   if callable(data) or hasattr(data, "__next__"):
     return True
@@ -171,26 +177,26 @@ def _gives_batches(data: Any, reads_tokens: bool = False) -> bool:
 
 
 class ExampleRows:
-  """Examples of one split, with random access.
+  """Reads the examples of one split by their indices.
 
   Args:
     examples: An array, a tree of arrays, a sequence of rows, or a data set of
       Hugging Face.
-    reads_tokens: Whether the column `input_ids` is taken if rows have named
-      columns.
+    reads_tokens: Whether to read only the column `input_ids` if the examples
+      have named columns.
 
   Attributes:
     count: Number of examples.
 
   Raises:
-    TypeError: If the examples are of another kind, or there are none.
-    ValueError: If arrays have different numbers of examples, or rows have no
+    TypeError: If the examples are of another kind, or if there are none.
+    ValueError: If arrays have different numbers of examples, or if rows have no
       tokens that can be trained on.
   """
 
   def __init__(self, examples: Any, reads_tokens: bool = False):
-    # One of these three has the examples: a data set of Hugging Face, rows of
-    # tokens with named columns, or a tree of arrays.
+    # Exactly one of the next three holds the examples: a data set of Hugging
+    # Face, rows of tokens with named columns, or a tree of arrays.
     self._set = None
     self._table = None
     self._arrays = None
@@ -224,7 +230,7 @@ class ExampleRows:
 
   @property
   def text(self) -> np.ndarray | None:
-    """The token ids if the examples are one array of token ids; else None."""
+    """The text, if the examples are one long array of token ids; else None."""
     tokens = self._arrays
     if isinstance(tokens, np.ndarray) and tokens.ndim == 1:
       return tokens if tokens.dtype.kind in "iu" else None
@@ -232,7 +238,10 @@ class ExampleRows:
 
   @property
   def kind(self) -> str:
-    """Kind of the examples: "rows of 129 tokens", or else "examples"."""
+    """Words for messages: "rows of 129 tokens", or "examples" for other data.
+
+    Columns that are not read are also named.
+    """
     first = self.take(np.zeros(1, int))
     is_array = isinstance(first, np.ndarray) and first.ndim == 2
     if not is_array or first.dtype.kind not in "iu":
@@ -244,7 +253,7 @@ class ExampleRows:
 
   @property
   def in_memory(self) -> Tree | None:
-    """All examples if they are arrays, leaves [count, ...]; else None."""
+    """All examples, leaves [count, ...], if they are arrays; else None."""
     return self._arrays
 
   def take(self, ids: np.ndarray) -> Tree:
@@ -270,7 +279,8 @@ class ExampleRows:
     """Returns the indices of evenly spaced examples.
 
     Args:
-      number: How many examples. If there are fewer, all of them are taken.
+      number: Number of indices. If there are fewer examples, the indices of all
+        examples are returned.
     """
     number = min(number, self.count)
     return np.arange(number) * self.count // number
@@ -283,8 +293,9 @@ class ExampleRows:
       most: Largest number of examples; 0: all examples.
 
     Returns:
-      The whole batches as one tree with leaves [batches, B, ...], and then, if
-      examples remain, a last batch with leaves [1, remaining examples, ...].
+      A list of one or two trees. The first has all whole batches, leaves
+      [batches, B, ...]. If examples remain, the other one has them as a smaller
+      batch, leaves [1, remaining examples, ...].
     """
     ids = self.evenly_spaced(most or self.count)
     num_in_batches = len(ids) // batch_size * batch_size
@@ -299,7 +310,7 @@ class ExampleRows:
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-  """Examples with random access to train and to evaluate on, a `Feed`.
+  """Training and validation examples with random access.
 
   Attributes:
     train: Training examples.
@@ -315,21 +326,21 @@ class Examples:
     return f"{self.train.count:,} {self.train.kind}"
 
   def example(self, batch_size: int = 1) -> Tree:
-    """Returns a batch that shows the form of all batches.
+    """Returns a batch with the shapes and dtypes of all batches.
 
     Args:
       batch_size: Number of examples in the batch, B.
 
     Returns:
-      Training examples, leaves [B, ...].
+      The first training examples, leaves [B, ...].
     """
     return self.train.take(np.arange(batch_size) % self.train.count)
 
   def seen_at_once(self) -> Tree:
-    """Returns the training examples that can be checked before the run.
+    """Returns the training examples that are checked before the run.
 
-    These are all examples of arrays, and `_DIGESTED` evenly spaced examples of
-    other data.
+    If the examples are arrays, they are all examples. For other data, they are
+    at most `_DIGESTED` evenly spaced examples.
     """
     if self.train.in_memory is not None:
       return self.train.in_memory
@@ -341,7 +352,10 @@ class Examples:
     Args:
       num_replicas: Number of replicas, M.
       batch_size: Number of examples in a batch of one replica.
-      seed: Seed of the order, which is another one in every epoch.
+      seed: Seed of the order of the examples, which changes in every epoch.
+
+    Returns:
+      Streams that give batches with leaves [replicas, steps, batch_size, ...].
 
     Raises:
       ValueError: If there are too few examples for a batch of every replica.
@@ -363,14 +377,23 @@ class Examples:
     return _ExampleStreams(order, self.train)
 
   def held_out(self, batch_size: int, most: int) -> list[Tree]:
-    """Returns validation examples in batches; see `ExampleRows.held_out`."""
+    """Returns evenly spaced validation examples in batches.
+
+    Args:
+      batch_size: Number of examples in a batch, B.
+      most: Largest number of examples; 0: all examples.
+
+    Returns:
+      A list of one or two trees with leaves [batches, B, ...]; the second one
+      has the examples that make no whole batch (`ExampleRows.held_out`).
+    """
     return self.validation.held_out(batch_size, most)
 
   def digest(self, held_out: Iterable[Tree]) -> str:
-    """Returns 16 hex digits that name the data.
+    """Returns 16 hexadecimal digits that identify the data.
 
-    They depend on the number of training examples, on `_DIGESTED` of these
-    examples, and on the batches for evaluations.
+    They depend on the number of training examples, on at most `_DIGESTED` of
+    these examples, and on the batches for evaluations.
 
     Args:
       held_out: Batches that `held_out` returned.
@@ -380,10 +403,10 @@ class Examples:
 
 
 class _ExampleStreams:
-  """`Streams` of examples.
+  """Streams of batches of examples. It implements `Streams`.
 
   Args:
-    order: Streams of indices of examples.
+    order: Streams of batches of indices of examples.
     rows: The examples.
   """
 
@@ -394,31 +417,40 @@ class _ExampleStreams:
     self.set_state = order.set_state
 
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
-    """As in `Streams`."""
+    """Reads the next batches, and moves all replicas on by `num_steps`.
+
+    Args:
+      num_steps: Number of steps to read, with a batch of each replica.
+      replicas: Indices of the replicas to read; None: all.
+
+    Returns:
+      Examples, leaves [replicas, num_steps, batch size, ...].
+    """
     return self._rows.take(self._order.take(num_steps, replicas)[..., 0])
 
 
 class Batches:
-  """Batches from a function or an iterable, a `Feed`.
+  """Training and validation batches from a function or an iterable.
 
   If the source is an iterable, replica m of M replicas reads the batches m,
-  m + M, m + 2 M, ... of the training batches. Without validation data the first
-  batches of the source are held out for evaluations, and training begins after
-  them.
+  m + M, m + 2 M, ... of the training batches. Without validation data, the
+  first batches of the source are used for evaluations, and training begins
+  after them.
 
   Args:
     source: A function (replica, step) -> batch, a `MapDataset` of grain, or an
       iterable of batches.
     validation: Batches or rows for evaluations; None: the first batches of the
       source.
-    rows_per_batch: Number of rows of a batch if an iterable gives single rows.
-      Batches with named columns are reduced to their tokens. None: the model
-      reads more than tokens, so batches stay as they are.
+    rows_per_batch: If the model reads only tokens, the number of rows that are
+      collected to a batch if an iterable gives single rows. Of batches with
+      named columns, only the tokens are then read. None: the model reads more
+      than tokens, so batches are not changed.
 
   Attributes:
     description: Description of the data, e.g. "batches of a function".
-    drawn: The iterable that batches are drawn from; None if the source gives
-      batches by their number.
+    drawn: The iterable from which batches are drawn in order; None if the
+      source gives any batch by its number.
   """
 
   def __init__(
@@ -446,7 +478,13 @@ class Batches:
 
   @staticmethod
   def _draw_from(source: Any, rows_per_batch: int | None) -> Drawn:
-    """Returns the batches of an iterable; see the class for the arguments."""
+    """Returns an object that draws batches from an iterable.
+
+    Args:
+      source: Iterable of batches, or of single rows.
+      rows_per_batch: Number of single rows that make a batch of tokens. None:
+        the items of the iterable are batches.
+    """
     if rows_per_batch is None:
       return Drawn(source)
     draw = functools.partial(next_batch, batch_size=rows_per_batch)
@@ -458,7 +496,7 @@ class Batches:
     return self._rows_per_batch is not None
 
   def example(self, batch_size: int = 0) -> Tree:
-    """Returns the first batch, which shows the form of all batches.
+    """Returns the first batch, whose shapes and dtypes all batches have.
 
     Args:
       batch_size: Ignored, because the source decides the size of its batches.
@@ -467,17 +505,17 @@ class Batches:
     return self._batch(0, 0)
 
   def seen_at_once(self) -> Tree:
-    """Returns the training data that can be checked before the run.
+    """Returns the training data that are checked before the run.
 
-    This is the first batch, because later batches cannot be seen yet.
+    This is only the first batch, because later batches are not drawn yet.
     """
     return self.example()
 
   def batch(self, replica: int, step: int, num_replicas: int) -> Tree:
     """Returns a training batch.
 
-    If the source is an iterable, batches must be asked for in the order in
-    which the source gives them.
+    If the source is an iterable, the caller must ask for batches in the order
+    in which the source gives them.
 
     Args:
       replica: Index of the replica, m.
@@ -489,14 +527,18 @@ class Batches:
     return self._batch(replica, self._num_held_out + step)
 
   def _batch(self, replica: int, number: int) -> Tree:
-    """Returns a batch. The source is asked for the first batch only once.
+    """Reads a batch from the source, and checks it.
+
+    The first batch is remembered, so it is read only once.
 
     Args:
       replica: Index of the replica.
-      number: Index of the batch in the source, from 0; for a function its step.
+      number: Index of the batch in the source, from 0. For a function it is the
+        argument `step`.
 
     Raises:
-      ValueError: If the batch has no rows or has another form than the first.
+      ValueError: If the batch has no rows, or other shapes or dtypes than the
+        first batch.
     """
     is_first = replica == 0 and number == 0
     if is_first and self._first is not None:
@@ -511,7 +553,7 @@ class Batches:
     return batch
 
   def streams(self, num_replicas: int, batch_size: int, seed: int) -> Streams:
-    """Returns streams of the batches, in the order of the source.
+    """Returns streams of the training batches, in the order of the source.
 
     Args:
       num_replicas: Number of replicas, M.
@@ -519,7 +561,7 @@ class Batches:
       seed: Ignored, because the source decides the order.
 
     Raises:
-      ValueError: If the source has a state that cannot be saved.
+      ValueError: If the source has a state that cannot be saved as JSON.
     """
     del batch_size, seed
     self.example()
@@ -528,16 +570,20 @@ class Batches:
     return _BatchStreams(self, num_replicas)
 
   def held_out(self, batch_size: int, most: int) -> list[Tree]:
-    """Returns the batches for evaluations, each with leaves [batches, B, ...].
+    """Returns the batches for evaluations.
 
-    If the validation data are rows, see `ExampleRows.held_out`. Otherwise they
-    are whole batches of the validation data, or else of the source. Their
-    number is the smallest that has at least `most` examples. This function must
-    be called before training batches are read.
+    They come from the validation data or, if there are none, from the start of
+    the source. This method must be called before training batches are read.
 
     Args:
-      batch_size: Number of rows in a batch, B. It counts only for rows.
-      most: Number of examples; 0: all rows. Batches need a number above 0.
+      batch_size: Number of rows in a batch, B. It is only read if the
+        validation data are rows and not batches.
+      most: Number of examples. Batches are read until they have at least so
+        many. 0 means all; this is only possible for rows.
+
+    Returns:
+      Trees with leaves [batches, B, ...]: one tree for batches; one or two
+      trees for rows (`ExampleRows.held_out`).
 
     Raises:
       ValueError: If `most` is 0 and the validation data are batches.
@@ -563,10 +609,10 @@ class Batches:
     return [_stacked([feed._batch(0, number) for number in range(num_batches)])]
 
   def digest(self, held_out: Iterable[Tree]) -> str:
-    """Returns 16 hex digits that name the data.
+    """Returns 16 hexadecimal digits that identify the data.
 
-    They depend on the description and on the batches for evaluations, because
-    training batches cannot be seen yet.
+    They depend on the description and on the batches for evaluations. Training
+    batches are not drawn yet, so they do not count.
 
     Args:
       held_out: Batches that `held_out` returned.
@@ -575,7 +621,7 @@ class Batches:
 
 
 class _BatchStreams:
-  """`Streams` of whole batches.
+  """Streams of the batches of a `Batches`. It implements `Streams`.
 
   Args:
     feed: The batches.
@@ -586,12 +632,20 @@ class _BatchStreams:
     self._feed = feed
     self._num_replicas = num_replicas
     self._step = 0
-    # The inner step s reads the batch of number s + `_batch_offset`. The offset
-    # is above 0 after the run has gone back to an earlier step (`set_state`).
+    # Inner step s reads batch s + `_batch_offset`. The offset is above 0 after
+    # the run has gone back to an earlier step (`set_state`).
     self._batch_offset = 0
 
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
-    """As in `Streams`."""
+    """Reads the next batches, and moves all replicas on by `num_steps`.
+
+    Args:
+      num_steps: Number of steps to read, with a batch of each replica.
+      replicas: Indices of the replicas to read; None: all.
+
+    Returns:
+      Batches, leaves [replicas, num_steps, ...].
+    """
     chosen = range(self._num_replicas) if replicas is None else replicas
     batches_of_replica = {replica: [] for replica in sorted(chosen)}
     first = self._step + self._batch_offset
@@ -605,7 +659,7 @@ class _BatchStreams:
     )
 
   def get_state(self) -> dict[str, Any]:
-    """As in `Streams`."""
+    """Returns the position of the streams as values of JSON."""
     drawn = self._feed.drawn
     position = drawn.get_state() if drawn else None
     return {
@@ -615,7 +669,17 @@ class _BatchStreams:
     }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """As in `Streams`."""
+    """Moves the streams to a saved position, which may be an earlier one.
+
+    An iterable cannot go back. If the position is earlier, the batches that
+    come next in the iterable are used again from there.
+
+    Args:
+      state: What `get_state` returned for the same data.
+
+    Raises:
+      ValueError: If the position of an iterator cannot be set.
+    """
     self._batch_offset = state["ahead"]
     if self._feed.drawn:
       # A run may go back to an earlier step, but an iterable cannot. So later
@@ -626,16 +690,16 @@ class _BatchStreams:
     self._step = state["step"]
 
 
-Feed = Examples | Batches  # Data of a run that are no text.
+Feed = Examples | Batches  # The data of a run, if they are not a text.
 
 
 def num_predictions(batches: Tree) -> int:
-  """Returns over how many predictions the loss of batches is a mean.
+  """Returns the number of predictions over which the loss of batches is a mean.
 
   Args:
-    batches: Token ids [N, B, L + 1] have N B L predictions, because the first
-      token of a row is not predicted. Any other tree of arrays [N, B, ...] has
-      N B predictions, one for each example.
+    batches: N batches of B rows. Token ids [N, B, L + 1] have N B L
+      predictions, because the first token of a row is not predicted. Any other
+      tree of arrays [N, B, ...] has N B predictions, one for each example.
   """
   first, *others = jax.tree.leaves(batches)
   if not others and first.ndim == 3 and first.dtype.kind in "iu":
@@ -644,16 +708,17 @@ def num_predictions(batches: Tree) -> int:
 
 
 def numbers(leaf: Any) -> np.ndarray:
-  """Converts a leaf of a user's data to an array of numbers.
+  """Converts a leaf of a user's data to a numpy array of numbers.
 
   Args:
-    leaf: An array of any library, a number, a list of numbers or lists, or a
+    leaf: An array of any library, a number, a (nested) list of numbers, or a
       sequence of arrays.
 
   Raises:
-    TypeError: One line, if the leaf has other things than numbers or booleans.
-    ValueError: One line, if some of its values are masked, or its rows differ
-      in length.
+    TypeError: If the leaf has values that are not numbers or booleans. The
+      message is one line.
+    ValueError: If values are masked, or if rows differ in length. The message
+      is one line.
   """
   array = _array(leaf)
   if array.dtype.kind not in "iufb" and array.dtype.name != "bfloat16":
@@ -662,7 +727,16 @@ def numbers(leaf: Any) -> np.ndarray:
 
 
 def _array(leaf: Any) -> np.ndarray:
-  """Converts a leaf of a user's data to an array; raises as `numbers` does."""
+  """Converts a leaf of a user's data to a numpy array of any dtype.
+
+  Args:
+    leaf: An array of any library, a number, a (nested) list of numbers, or a
+      sequence of arrays.
+
+  Raises:
+    TypeError: If items differ in shape or kind.
+    ValueError: If values are masked, or if rows of numbers differ in length.
+  """
   check_not_masked(leaf)
   if is_list_of_numbers(leaf):
     return as_rows(leaf, "rows of data")
@@ -682,11 +756,11 @@ def _array(leaf: Any) -> np.ndarray:
 def narrow(leaf: np.ndarray) -> np.ndarray:
   """Converts an array to the dtype that JAX would give it.
 
-  For example, JAX makes int32 of int64 unless 64-bit types are enabled.
+  For example, JAX converts int64 to int32 unless 64-bit types are enabled.
 
   Raises:
-    ValueError: If an integer of the array does not fit into this dtype. NumPy
-      would change it to another integer without a word.
+    ValueError: If an integer does not fit into this dtype. NumPy would change
+      it to another integer without an error.
   """
   dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
   if leaf.dtype.kind in "iu" and leaf.dtype != dtype and leaf.size:
@@ -707,7 +781,7 @@ def _checked_batch(batch: Any, first: Tree | None, name: str) -> Tree:
 
   Args:
     batch: Tree of arrays or lists.
-    first: The first batch, whose dtypes and shapes the batch must have. None:
+    first: The first batch, whose shapes and dtypes the batch must have. None:
       this is the first batch.
     name: Name of the batch, for messages.
 
@@ -715,8 +789,9 @@ def _checked_batch(batch: Any, first: Tree | None, name: str) -> Tree:
     Copies of the arrays, since the source may write new values into its arrays.
 
   Raises:
-    TypeError: If a leaf is no array of numbers.
-    ValueError: If the batch has no rows, or another form than the first batch.
+    TypeError: If a leaf is not an array of numbers.
+    ValueError: If the batch has no rows, or other shapes or dtypes than the
+      first batch.
   """
   batch = jax.tree.map(lambda leaf: narrow(np.array(numbers(leaf))), batch)
   leaves = jax.tree.leaves(batch)
@@ -738,5 +813,5 @@ def _checked_batch(batch: Any, first: Tree | None, name: str) -> Tree:
 
 
 def _stacked(trees: Sequence[Tree]) -> Tree:
-  """Returns one tree, with an axis in front that counts the trees."""
+  """Stacks the leaves of several trees along a new first axis."""
   return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)

@@ -1,9 +1,9 @@
 """Finds the files that a glob pattern matches, each real file once.
 
-A folder of texts may hold links, as the snapshots of Hugging Face do, and links
-are followed. So a folder can contain itself, and a file can have several names.
-The function `glob.glob` goes through a folder that contains itself forty times,
-and returns forty names for each file.
+A folder of texts may have symbolic links, as the snapshots of Hugging Face do,
+and links are followed. So a folder can contain itself, and a file can have
+several names. `glob.glob` would enter a folder that contains itself forty
+times, and return forty names for each file.
 """
 
 import contextlib
@@ -13,20 +13,21 @@ import pathlib
 import stat
 from collections.abc import Iterator
 
-# Device and inode number, which a file or folder has under all of its names.
+# Device and inode number. They are the same for all names of a file or folder.
 Identity = tuple[int, int]
 
 
 def names_of(pattern: str, root: pathlib.Path) -> list[str]:
-  """Returns the names that a pattern matches below a folder.
+  """Returns the names of files and folders that a pattern matches.
 
   They are the names that `glob.glob` returns, except that `**` matches each
   real folder only once.
 
   Args:
-    pattern: Glob pattern; `**` matches folders of any depth. A hidden file or
-      folder matches only if the part of the pattern begins with a dot, too.
-    root: The folder.
+    pattern: Glob pattern, relative to `root`; `**` matches folders of any
+      depth. A hidden file or folder matches only a part of the pattern that
+      begins with a dot, too.
+    root: The folder in which names are matched.
 
   Returns:
     Names of files and folders, relative to `root`, without repeats.
@@ -46,18 +47,17 @@ def names_of(pattern: str, root: pathlib.Path) -> list[str]:
 def each_file_once(
   names: list[str], root: pathlib.Path
 ) -> list[tuple[str, pathlib.Path]]:
-  """Returns the files among names, each real file once.
+  """Returns the files among some names, each real file once.
 
-  If several names lead to a file, the file is listed under the first name that
-  leads through no link. If there is no such name, it is listed under the first
-  name.
+  If several names lead to a file, the first one (in alphabetical order) that
+  contains no link is chosen. If all contain links, the first one is chosen.
 
   Args:
     names: Names of files, folders and other things.
     root: The folder to which the names are relative.
 
   Returns:
-    Pairs of name and path, in the order of the names.
+    Pairs (name, path), in alphabetical order of the names.
   """
   names_by_file: dict[Identity, list[str]] = {}
   for name in sorted(names):
@@ -75,14 +75,14 @@ def each_file_once(
 
 
 def _name_without_links(names: list[str], root: pathlib.Path) -> str:
-  """Returns the first of a file's names that leads through no link.
+  """Returns the first name of a file that contains no symbolic link.
 
   Args:
-    names: Names of one file, at least one.
+    names: All names of one file, at least one.
     root: The folder to which the names are relative.
 
   Returns:
-    The name; the first of all names if each leads through a link.
+    The name; the first name if each of them contains a link.
   """
   if len(names) > 1:
     real_root = os.path.realpath(root)
@@ -98,7 +98,8 @@ def _names_below(root: pathlib.Path, folder: str, part: str) -> Iterator[str]:
   Args:
     root: The folder to which names are relative.
     folder: Name of the folder in which the part is matched.
-    part: A part of a pattern, such as "**", "*.txt" or "texts".
+    part: A part of a pattern between two slashes, such as "**", "*.txt" or
+      "texts".
   """
   if part == "**":
     yield from _folders(root, folder)
@@ -110,10 +111,11 @@ def _names_below(root: pathlib.Path, folder: str, part: str) -> Iterator[str]:
 
 
 def _folders(root: pathlib.Path, top: str) -> Iterator[str]:
-  """Yields a folder and the folders below it that are not hidden.
+  """Yields the names of a folder and of all folders below it.
 
-  Each real folder is yielded once. Links are followed after all other folders,
-  so a folder that can be reached without a link has a name without links.
+  Hidden folders are left out. Each real folder is yielded once. Links are
+  followed last. So a folder that can be reached without a link is yielded under
+  a name without links.
 
   Args:
     root: The folder to which names are relative.

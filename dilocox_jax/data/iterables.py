@@ -1,4 +1,4 @@
-"""Batches of an iterable that somebody passes, by their number."""
+"""Reads the batches of a user's iterable by their numbers, and its position."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -8,8 +8,8 @@ from dilocox_jax.checks import require
 from dilocox_jax.data.iterator_state import decoded, encoded
 from dilocox_jax.trees import Tree
 
-# Names of the two methods for the state of an iterator: those of grain, and
-# those of torchdata and Hugging Face.
+# Names of the methods that return and set the state of an iterator: in grain,
+# and in torchdata and Hugging Face.
 _STATE_METHODS = (
   ("get_state", "set_state"),
   ("state_dict", "load_state_dict"),
@@ -24,18 +24,18 @@ def _next(iterator: Iterator[Any]) -> Any:
 def _is_of_hugging_face(source: Any) -> bool:
   """Returns whether a source is a streamed data set of Hugging Face.
 
-  The name of their library is `datasets`. It may not be installed.
+  The library of Hugging Face is called `datasets`. It need not be installed.
   """
   module = type(source).__module__.partition(".")[0]
   return module == "datasets" and hasattr(source, "load_state_dict")
 
 
 def _has_shuffle_buffer(source: Any) -> bool:
-  """Returns whether a source shuffles in a buffer that its state leaves out.
+  """Returns whether the state of a source lacks a shuffle buffer.
 
-  After `load_state_dict`, a streamed data set of Hugging Face goes on without
-  the examples that were in its shuffle buffer. The docstring of
-  `IterableDataset.load_state_dict` says so.
+  A streamed data set of Hugging Face that is shuffled has a buffer of examples.
+  After `load_state_dict`, these examples are skipped, as the docstring of
+  `IterableDataset.load_state_dict` says.
   """
   if not _is_of_hugging_face(source):
     return False
@@ -43,7 +43,7 @@ def _has_shuffle_buffer(source: Any) -> bool:
 
 
 def _is_shuffled(step: Any) -> bool:
-  """Returns whether a processing step, or a step before it, has a buffer.
+  """Returns whether a processing step, or one before it, has a shuffle buffer.
 
   Args:
     step: A step of a streamed data set of Hugging Face, such as map or shuffle.
@@ -61,16 +61,16 @@ def _is_shuffled(step: Any) -> bool:
 
 
 class Drawn:
-  """Draws batches from an iterable, and remembers how many.
+  """Draws batches from an iterable, and counts them.
 
-  A caller asks for a batch by its number. The number must not be lower than in
-  the call before. At the end of an iterable its batches are repeated. An
-  iterator has no second pass, so the run fails at its end.
+  The caller asks for a batch by its number, which must not be lower than in the
+  call before. At the end of the iterable, its batches are repeated. An iterator
+  cannot begin again, so an error is raised at its end.
 
   Args:
     source: The iterable.
-    draw: Function from an iterator of `source` to the next batch, or to None at
-      the end of the iterator.
+    draw: Function that draws the next batch from an iterator of `source`. It
+      returns None at the end.
   """
 
   def __init__(self, source: Any, draw: Callable[[Any], Any] = _next):
@@ -79,13 +79,13 @@ class Drawn:
     self._draw = draw
     self._count = 0  # Batches that were drawn.
     self._last = None  # The last batch that was drawn.
-    self._passes = 0  # Times that the source has begun again.
+    self._passes = 0  # How often the source has begun again.
 
   def batch(self, number: int) -> Tree:
-    """Returns a batch. Batches before it are drawn, and not returned.
+    """Returns a batch by its number. Batches before it are drawn and dropped.
 
     Args:
-      number: Index of the batch, from 0. With the number of the call before,
+      number: Index of the batch, from 0. If it is the index of the call before,
         the same batch is returned again.
 
     Raises:
@@ -100,10 +100,10 @@ class Drawn:
     return self._last
 
   def _begin_again(self) -> Tree:
-    """Returns the first batch of another pass over the source.
+    """Begins another pass over the source, and returns its first batch.
 
     Raises:
-      ValueError: If the source gives no batch again.
+      ValueError: If the source gives no batch any more.
     """
     said = f"the data ended after {self._count} batches"
     if _is_of_hugging_face(self._source):
@@ -126,8 +126,8 @@ class Drawn:
 
     Returns:
       The object, and the names of its methods that return and set the state.
-      None if neither object has a state, or if the state leaves out a shuffle
-      buffer (`_has_shuffle_buffer`).
+      None if neither object has a state, or if the state lacks a shuffle buffer
+      (`_has_shuffle_buffer`).
     """
     if _has_shuffle_buffer(self._source):
       return None
@@ -138,13 +138,14 @@ class Drawn:
     return None
 
   def check_state(self) -> None:
-    """Checks before a run whether the position can be saved.
+    """Checks before a run whether the position of the iterable can be saved.
 
-    Logs a warning if `get_state` returns None. A run that goes on from a
-    checkpoint then draws all batches from the start again.
+    If the iterable has no state, a warning is logged: a run that continues from
+    a checkpoint will draw all batches from the start again.
 
     Raises:
-      ValueError: One line, if the iterable has a state that cannot be saved.
+      ValueError: If the iterable has a state that cannot be saved as JSON. The
+        message is one line.
     """
     if self.get_state() is None:
       logging.getLogger(__name__).warning(
@@ -154,14 +155,15 @@ class Drawn:
       )
 
   def get_state(self) -> dict[str, Any] | None:
-    """Returns the position, as values that JSON can hold.
+    """Returns the position in the iterable, as values of JSON.
 
     Returns:
       The position for `set_state`. None if the iterable has no state, or if its
-      state leaves out a shuffle buffer.
+      state lacks a shuffle buffer.
 
     Raises:
-      ValueError: One line, if JSON cannot hold the state without a change.
+      ValueError: If JSON cannot hold the state unchanged. The message is one
+        line.
     """
     stateful = self._find_state()
     if stateful is None:
@@ -171,13 +173,14 @@ class Drawn:
     return {"count": self._count, "passes": self._passes, "iterator": state}
 
   def set_state(self, saved: Mapping[str, Any]) -> None:
-    """Goes on at a position.
+    """Moves the iterable to a saved position.
 
     Args:
-      saved: Position that `get_state` returned for data of the same kind.
+      saved: Position that `get_state` returned for data of the same type.
 
     Raises:
-      ValueError: If `get_state` returns None for this iterable.
+      ValueError: If this iterable has no state, or if its state lacks a shuffle
+        buffer.
     """
     stateful = self._find_state()
     if stateful is None:

@@ -1,10 +1,10 @@
 """Writes the state of a user's iterator as JSON, and restores it unchanged.
 
 JSON has no tuples, bytes, sets or arrays, turns keys into text, and knows one
-kind of number. A loader that gets a list for its tuple, or "3" for 3, may go on
-with other data without a word. So a value of a type that JSON lacks is written
-as an object with its kind and its content. Every dict is written in this way,
-too:
+kind of number. A data loader that gets a list for its tuple, or "3" for 3, may
+continue with other data without an error. So a value of a type that JSON lacks
+is written as an object with its kind and its content. Every dict is written in
+this way, too:
 
     3               3
     (3, None)       {"kind": "tuple", "value": [3, null]}
@@ -13,10 +13,10 @@ too:
     np.int16(3)     {"kind": "number", "value": {"dtype": "<i2", "shape": [],
                       "hex": "0300"}}
 
-Types are compared exactly, since a value of a subclass would come back as a
-value of the base class. A value of an unknown type is refused, and the message
-says where the value is in the state. Nothing is pickled, because to load a
-pickled file is to execute it.
+A value of any other type is refused, and the message says where it is in the
+state. A subclass of a known type is also refused, because its value would come
+back as a value of the base class. Nothing is pickled, because loading a pickled
+file may execute code in it.
 """
 
 import collections
@@ -30,13 +30,18 @@ import numpy as np
 
 from dilocox_jax.checks import require
 
-# Readers of JSON that have only double precision keep integers of up to this
-# many bits.
+# Integers of at most this many bits are written as JSON numbers. Readers of
+# JSON with only double precision keep them exactly.
 _INT_BITS = 53
 
 
 class _UnknownTypeError(Exception):
-  """A value of a type that cannot be saved, with its path in the state."""
+  """Says that a value cannot be saved, and where it is in the state.
+
+  Args:
+    what: Words for the value, e.g. "a array.array".
+    path: Path of the value in the state, e.g. "[3]"; "" for the state itself.
+  """
 
   def __init__(self, what: str, path: str = ""):
     super().__init__(what)
@@ -45,16 +50,17 @@ class _UnknownTypeError(Exception):
 
 
 def encoded(state: Any, owner: str) -> Any:
-  """Returns a state as values that JSON can hold, for `decoded`.
+  """Converts the state of an iterator to values of JSON, for `decoded`.
 
-  The values share no object with the state.
+  The result shares no mutable object with the state.
 
   Args:
     state: State that an iterator returned.
     owner: Name of the iterator's type, for the message.
 
   Raises:
-    ValueError: One line, if `decoded` could not return the same state.
+    ValueError: If the state has a value that cannot be restored exactly. The
+      message is one line.
   """
   try:
     return _encoded(state)
@@ -72,13 +78,15 @@ def encoded(state: Any, owner: str) -> Any:
 
 
 def decoded(value: Any) -> Any:
-  """Returns the state from which `encoded` made a value.
+  """Restores the state of an iterator. It reverses `encoded`.
 
   Args:
-    value: Value that `encoded` returned, or that was read from its JSON.
+    value: Value that `encoded` returned, perhaps after it was written as JSON
+      and read again.
 
   Raises:
-    ValueError: If it has a kind that only another version of the package knows.
+    ValueError: If a part has a kind that this version of the package does not
+      know.
   """
   if type(value) is list:
     return [decoded(item) for item in value]
@@ -94,10 +102,10 @@ def decoded(value: Any) -> Any:
 
 
 def _encoded(value: Any) -> Any:
-  """Returns a part of a state as values that JSON can hold.
+  """Converts a part of a state to values of JSON.
 
   Raises:
-    _UnknownTypeError: If the part has a value of an unknown type.
+    _UnknownTypeError: If the part has a value that cannot be saved.
   """
   kind = type(value)
   if value is None or kind in (bool, str):
@@ -117,12 +125,12 @@ def _encoded(value: Any) -> Any:
 
 
 def _encoded_items(values: Sequence[Any]) -> list[Any]:
-  """Returns the encoded items of a list or a tuple."""
+  """Returns the items of a list or a tuple as a list of values of JSON."""
   return [_at(f"[{index}]", value) for index, value in enumerate(values)]
 
 
 def _encoded_pairs(values: Mapping[Any, Any]) -> list[list[Any]]:
-  """Returns the encoded pairs [key, value] of a dict, in order."""
+  """Returns the pairs [key, value] of a dict as values of JSON, in order."""
   pairs = []
   for key, value in values.items():
     name = _in_short(key)
@@ -131,19 +139,28 @@ def _encoded_pairs(values: Mapping[Any, Any]) -> list[list[Any]]:
 
 
 def _encoded_set(values: Set[Any]) -> list[Any]:
-  """Returns the encoded elements of a set."""
+  """Returns the elements of a set as a list of values of JSON."""
   return [
     _at(f" (the element {_in_short(element)})", element) for element in values
   ]
 
 
 def _in_short(value: Any) -> str:
-  """Returns at most 40 characters that show a value, for messages."""
+  """Returns the `repr` of a value, shortened to 40 characters."""
   return textwrap.shorten(repr(value), 40, placeholder=" ...")
 
 
 def _at(path: str, value: Any) -> Any:
-  """Encodes a part of a state; an error then says where the part stands."""
+  """Converts a part of a state to values of JSON.
+
+  Args:
+    path: Where the part is in the value around it, e.g. "[3]".
+    value: The part.
+
+  Raises:
+    _UnknownTypeError: If the part has a value that cannot be saved. `path` is
+      added in front of the error's path.
+  """
   try:
     return _encoded(value)
   except _UnknownTypeError as error:
@@ -151,11 +168,11 @@ def _at(path: str, value: Any) -> Any:
 
 
 def _encoded_array(array: np.ndarray) -> dict[str, Any]:
-  """Returns dtype, shape and bytes of an array.
+  """Returns dtype, shape and bytes of an array, as values of JSON.
 
   Raises:
-    _UnknownTypeError: If the array holds Python objects, or numpy cannot find
-      its dtype by a name.
+    _UnknownTypeError: If the array has Python objects, or a dtype that numpy
+      does not find by its name.
   """
   # The first name has the byte order, e.g. "<i4". A type of another library
   # has only the second name, e.g. "bfloat16".
@@ -177,7 +194,7 @@ def _has_name(dtype: np.dtype, name: str) -> bool:
 
 
 def _decoded_array(saved: Mapping[str, Any]) -> np.ndarray:
-  """Returns the array that `_encoded_array` encoded."""
+  """Returns the array from what `_encoded_array` returned."""
   # From a bytearray numpy makes an array into which the loader may write.
   raw = bytearray.fromhex(saved["hex"])
   dtype = np.dtype(saved["dtype"])
@@ -186,31 +203,31 @@ def _decoded_array(saved: Mapping[str, Any]) -> np.ndarray:
 
 
 def _encoded_number(number: np.generic) -> dict[str, Any]:
-  """Returns dtype, shape [] and bytes of a scalar of numpy.
+  """Returns dtype, shape and bytes of a numpy scalar, as values of JSON.
 
   Raises:
-    _UnknownTypeError: If the scalar would come back with another type.
+    _UnknownTypeError: If the scalar would be restored with another type.
   """
   saved = _encoded_array(np.asarray(number))
-  # Some machines have two types with the same name of the dtype, e.g. np.int64
-  # and np.longlong.
+  # On some machines two types have the same dtype, e.g. np.int64 and
+  # np.longlong.
   if type(_decoded_number(saved)) is not type(number):
     raise _UnknownTypeError(f"a numpy.{type(number).__name__}")
   return saved
 
 
 def _decoded_number(saved: Mapping[str, Any]) -> np.generic:
-  """Returns the scalar that `_encoded_number` encoded."""
+  """Returns the numpy scalar from what `_encoded_number` returned."""
   return np.asarray(_decoded_array(saved)).reshape(-1)[0]
 
 
 def _decoded_pairs(pairs: Sequence[Any]) -> dict[Any, Any]:
-  """Returns the dict that `_encoded_pairs` encoded."""
+  """Returns the dict from what `_encoded_pairs` returned."""
   return {decoded(key): decoded(value) for key, value in pairs}
 
 
 def _bits(number: float) -> str:
-  """Returns the 8 bytes of a float as hex digits, also of NaN or infinity."""
+  """Returns the 8 bytes of a float as 16 hexadecimal digits."""
   return struct.pack(">d", number).hex()
 
 
@@ -220,8 +237,9 @@ def _from_bits(text: str) -> float:
   return number
 
 
-# Kind, and function that encodes a value, by type. An int has more than
-# `_INT_BITS` bits here, and a float is not finite; see `_encoded`.
+# For each type: the kind in the JSON, and a function that encodes a value.
+# `_encoded` writes short ints and finite floats in another way, so an int here
+# has more than `_INT_BITS` bits, and a float is not finite.
 _ENCODERS: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
   int: ("int", hex),
   float: ("float", _bits),

@@ -1,20 +1,21 @@
-"""Tokens in files that are mapped into memory, for text larger than memory.
+"""Writes tokens to files, and maps them into memory.
 
-A folder has the tokens of each split as one plain file of unsigned integers, a
-copy of the tokenizer's file, and an index that describes the other files:
+So a text can be larger than memory. A folder has the tokens of each split
+(training and validation) as one plain file of unsigned integers, a copy of the
+tokenizer's file, and an index that describes the other files:
 
     train.bin  validation.bin  tokenizer.json  index.json
 
-Every document ends with the tokenizer's end of a text. The hash of a document's
-content decides whether the document is held out for validation. So copies of a
-document never lie in both splits.
+Every document ends with the tokenizer's token `end_of_text`. The hash of a
+document's content decides whether the document is held out for validation. So
+copies of a document are never in both splits.
 
 The index has a digest of each file, and a digest of itself. The first process
 that maps a folder reads all files and compares them with their digests, at 0.9
-GB a second on one CPU core (measured). The process then writes an empty file
+GB/s on one CPU core (measured). The process then writes an empty file
 `.checked.HASH`, so that later processes need not compare again. HASH depends on
-the inode number, size and times of each file, so a copy of a folder or a
-changed folder is compared again.
+the inode number, size and times of each file. So the files of a copied or
+changed folder are compared again.
 """
 
 import contextlib
@@ -49,10 +50,11 @@ INDEX = "index.json"
 _TOKENIZER = "tokenizer.json"
 TRAIN = "train"
 VALIDATION = "validation"
-_BATCH = 1000  # Documents that are encoded and written together.
+_BATCH = 1000  # Number of documents that are encoded and written together.
 _CHUNK_BYTES = 2**24  # Bytes that are read at once to compare digests.
-_CHECKED = ".checked."  # The name of the file that marks a checked folder.
-# A check of more bytes takes long enough for a line in the log.
+_CHECKED = ".checked."  # Start of the name of the file in a checked folder.
+# If more bytes than this are compared, a line in the log says so, because it
+# takes long.
 _SAID_BYTES = 2**30
 _PROGRAM = "prepare_data"  # The program in the stamp of a folder of tokens.
 
@@ -67,19 +69,20 @@ class Index:
   """Description of the files in a folder of tokens.
 
   Attributes:
-    vocab_size: Number of different tokens; every token is below this number.
+    vocab_size: Size of the vocabulary; every token is below this number.
     tokenizer: Name of the tokenizer.
-    end_of_text: Name of the token that ends a document, if the user named a
-      token; otherwise empty.
-    documents: Number of documents.
-    tokens: Number of tokens by split.
+    end_of_text: Name of the token that ends a document if the user chose it;
+      else "".
+    documents: Number of documents in both splits.
+    tokens: Number of tokens by split ("train", "validation").
     text_bytes: Number of bytes of text by split. Each end of a document counts
       as one byte.
-    parts: Number of training tokens of each part of the text.
-    files: SHA-256 of each file beside the index, by its name.
-    digest: Hash of `vocab_size` and `files`, which names the text.
-    index_digest: Hash of all other fields.
-    format: Version of the format of folders.
+    parts: Number of training tokens of each part of the text (the files of one
+      glob).
+    files: SHA-256 of each other file in the folder, by its name.
+    digest: SHA-256 of `vocab_size` and `files`. It identifies the text.
+    index_digest: SHA-256 of all other fields.
+    format: Version of the format of such folders.
   """
 
   vocab_size: int
@@ -96,15 +99,21 @@ class Index:
 
   @property
   def dtype(self) -> np.dtype:
-    """Type of the tokens in the files: little-endian unsigned integers."""
+    """Dtype of the tokens in the files: little-endian unsigned integers."""
     return np.min_scalar_type(self.vocab_size - 1).newbyteorder("<")
 
   def text_digest(self) -> str:
-    """Computes the value that `digest` must have."""
+    """Returns the SHA-256 of `vocab_size` and `files`.
+
+    In an index that is not damaged, the field `digest` has this value.
+    """
     return _hash_of([self.vocab_size, sorted(self.files.items())])
 
   def own_digest(self) -> str:
-    """Computes the value that `index_digest` must have."""
+    """Returns the SHA-256 of all fields but `index_digest`.
+
+    In an index that is not damaged, the field `index_digest` has this value.
+    """
     return _hash_of(dataclasses.asdict(self) | {"index_digest": ""})
 
 
@@ -121,23 +130,23 @@ def write(
 ) -> Generator[Index, None, None]:
   """Writes documents as tokens into a folder.
 
-  Files get their names when all documents are written. So an interrupted call
-  leaves no folder of tokens, and the next call begins again.
+  Files get their names only when all documents are written. So after an
+  interrupted call the folder has no such files, and the next call begins again.
 
   Args:
-    folder: Folder to write to; created if missing.
+    folder: Folder to write to. It is created if it is missing.
     documents: All documents, in the order of their parts.
     tokenizer: Tokenizer that makes the tokens.
-    validation_fraction: Share of the documents that is held out, above 0 and
-      below 1.
+    validation_fraction: Share of the documents that is held out for validation,
+      above 0 and below 1.
 
   Yields:
     The index so far, after each batch of documents. The caller must exhaust the
-    generator, or nothing is written.
+    generator; otherwise no file is written.
 
   Raises:
-    ValueError: If one of the files to write exists already, or a split has no
-      document. The message is one line.
+    ValueError: If one of the files to write exists already, or if a split would
+      have no document. The message is one line.
   """
   index = Index(tokenizer.vocab_size, tokenizer.name, tokenizer.end_name)
   folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +167,7 @@ def write(
         split = TRAIN
         if content_is_held_out(document.content, validation_fraction):
           split = VALIDATION
-        # The document with its end.
+        # The tokens of the document, with `end_of_text` at the end.
         tokens = np.append(tokens, tokenizer.end_of_text).astype(index.dtype)
         open_files[split].write(tokens.tobytes())
         hashes[split].update(tokens.tobytes())
@@ -191,8 +200,8 @@ def _count(
   Args:
     index: The index.
     document: The document.
-    split: `TRAIN` or `VALIDATION`.
-    num_tokens: Number of tokens of the document, its end included.
+    split: Split of the document, "train" or "validation".
+    num_tokens: Number of tokens of the document, with its `end_of_text`.
   """
   index.documents += 1
   index.tokens[split] += num_tokens
@@ -207,14 +216,18 @@ def _count(
 def map_corpus(folder: str) -> Corpus:
   """Maps the tokens of a folder into memory.
 
-  The files are compared with their digests if no earlier process did so.
+  The files are compared with their digests, unless an earlier process has done
+  so.
 
   Args:
     folder: Folder that `write` has filled.
 
+  Returns:
+    The corpus. Its tokens are read from the files when they are used.
+
   Raises:
-    ValueError: If the folder holds no tokens, or a file is damaged. The message
-      is one line.
+    ValueError: If the folder has no tokens, or if a file is damaged. The
+      message is one line.
   """
   path = pathlib.Path(os.path.expanduser(folder))
   index = _read_index(path / INDEX)
@@ -280,7 +293,11 @@ def _read_index(path: pathlib.Path) -> Index:
 
 
 def _check_index(index: Index) -> None:
-  """Raises ValueError if an index was changed, or contradicts itself."""
+  """Checks that an index is unchanged and consistent.
+
+  Raises:
+    ValueError: If a field was changed, or if fields contradict each other.
+  """
   is_unchanged = index.index_digest == index.own_digest()
   require(is_unchanged, "its fields are not those that were written")
   within_limits("vocab_size", index.vocab_size, at_least=1, at_most=2**32)
@@ -306,16 +323,28 @@ def _check_index(index: Index) -> None:
 
 
 def _check_counts(name: str, counts: Sequence[Any]) -> None:
-  """Raises ValueError unless all counts of a field are integers above 0."""
+  """Checks that all counts in a field of the index are integers above 0.
+
+  Args:
+    name: Name of the field, for the message.
+    counts: The counts.
+
+  Raises:
+    ValueError: If a count is less than 1.
+    TypeError: If a count is not an integer.
+  """
   for count in counts:
     within_limits(name, of_type(name, count, int), at_least=1)
 
 
 def _check_stamp(folder: pathlib.Path) -> None:
-  """Raises ValueError if the stamp is damaged, or names another program.
+  """Checks the stamp: a file that names the program which made the folder.
 
   The tokens can be read without the stamp. But a damaged stamp is a sign that
-  other files may be damaged, too.
+  other files may be damaged, too. A folder without a stamp is accepted.
+
+  Raises:
+    ValueError: If the stamp is damaged, or names another program.
   """
   stamp = folder / files.STAMP
   if not stamp.exists():
@@ -329,9 +358,14 @@ def _check_stamp(folder: pathlib.Path) -> None:
 
 
 def _check_files(folder: pathlib.Path, index: Index) -> None:
-  """Compares all files with their digests, unless a marker says it was done.
+  """Compares all files with their digests, unless this was done before.
 
-  Writes the marker `.checked.HASH` afterwards.
+  Afterwards it writes the file `.checked.HASH`. If this file is there already,
+  nothing is compared.
+
+  Args:
+    folder: The folder of tokens.
+    index: Its index.
 
   Raises:
     ValueError: If a file is damaged. The message is one line.
@@ -359,11 +393,17 @@ def _check_files(folder: pathlib.Path, index: Index) -> None:
 
 
 def _state_hash(folder: pathlib.Path, index: Index) -> str:
-  """Returns a hash that is another one if a file was changed or copied.
+  """Returns a hash that changes if a file is changed or copied.
 
-  The hash depends on the inode number, size and times of each file. The time of
-  the last change of an inode, and its number, are different for a copy, even if
-  the copy keeps the time of the content.
+  The hash depends on the inode number, size and times of each file. A copy has
+  another inode, even if it keeps the time of the last change.
+
+  Args:
+    folder: The folder of tokens.
+    index: Its index.
+
+  Returns:
+    16 hexadecimal digits.
 
   Raises:
     ValueError: If a file cannot be read. The message is one line.
@@ -392,13 +432,17 @@ def _state_hash(folder: pathlib.Path, index: Index) -> str:
 def _check_file(
   path: pathlib.Path, digest: str, dtype: np.dtype | None, vocab_size: int
 ) -> None:
-  """Raises ValueError if a file was changed, or has a token that is too high.
+  """Checks that a file is unchanged, and that its tokens are in the vocabulary.
 
   Args:
     path: The file.
     digest: SHA-256 of the content that was written.
-    dtype: Type of the tokens; None: the file has no tokens.
-    vocab_size: Number of different tokens.
+    dtype: Dtype of the tokens; None: the file has no tokens.
+    vocab_size: Size of the vocabulary.
+
+  Raises:
+    ValueError: If the file cannot be read, if it was changed, or if a token is
+      `vocab_size` or higher. The message is one line.
   """
   content_hash = hashlib.sha256()
   highest_token = -1
@@ -424,5 +468,5 @@ def _check_file(
 
 
 def _file(folder: pathlib.Path, split: str) -> pathlib.Path:
-  """Returns the path of the tokens of a split."""
+  """Returns the path of the file with the tokens of a split."""
   return folder / f"{split}.bin"

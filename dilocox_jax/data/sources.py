@@ -1,8 +1,8 @@
-"""Loads the text of each data source that a config can name.
+"""Loads the text of each data source that a config can name (`data.source`).
 
-The default source must be real text that every machine has without a download.
-So the default is the source code of Python's standard library. To add a source,
-write a function that returns a `Corpus`, and call `register_source`.
+The default source is the source code of Python's standard library: real text
+that every machine has without a download. To add a source, write a function
+that returns a `Corpus`, and call `register_source`.
 """
 
 import hashlib
@@ -51,17 +51,19 @@ _LEFT_OUT_FILES = ("_sysconfigdata", "sitecustomize", "usercustomize")
 
 
 def register_source(name: str, load: Callable[..., Corpus]) -> None:
-  """Makes a data source known under a name, for `data.source`.
+  """Registers a data source under a name, which configs may use.
+
+  The field of a config is `data.source`.
 
   Args:
     name: The name, e.g. "text_files".
-    load: Function that returns a `Corpus`. It is called with keyword arguments,
-      the settings of `SETTINGS` that are among its arguments. Its other
-      arguments must have defaults.
+    load: Function that returns a `Corpus`. It is called with those settings of
+      `SETTINGS` that it has as arguments, by keyword. Any other argument must
+      have a default.
 
   Raises:
-    ValueError: If the name is taken, or the function needs an argument that is
-      none of `SETTINGS`.
+    ValueError: If the name is taken, or if an argument without a default is not
+      in `SETTINGS`.
   """
   for argument in inspect.signature(load).parameters.values():
     if argument.default is inspect.Parameter.empty:
@@ -70,11 +72,11 @@ def register_source(name: str, load: Callable[..., Corpus]) -> None:
 
 
 def reads(source: str, setting: str) -> bool:
-  """Returns whether a source is known and takes a setting as an argument.
+  """Returns whether a data source has a setting as an argument.
 
   Args:
-    source: Name of a source, known or not.
-    setting: Name of a setting, one of `SETTINGS`.
+    source: Name of a source. For an unknown name the result is False.
+    setting: Name of a setting in `SETTINGS`.
   """
   load = SOURCES.get(source)
   return load is not None and setting in inspect.signature(load).parameters
@@ -84,15 +86,15 @@ def load_corpus(source: str, **settings: Any) -> Corpus:
   """Loads a corpus by the name of its source.
 
   Args:
-    source: One of `SOURCES`.
-    **settings: Values by name, the name one of `SETTINGS`. `tokenizer` is a
-      function from training documents to a tokenizer (`tokenizers.choose`). The
-      others are fields of the section `data` of a config. Settings that the
-      source does not read are ignored.
+    source: Name of a registered source, e.g. "stdlib".
+    **settings: Values of the settings in `SETTINGS`. `tokenizer` is a function
+      from training documents to a tokenizer (`tokenizers.choose`). The others
+      are fields of the section `data` of a config. Settings that the source
+      does not have are ignored.
 
   Raises:
-    ValueError: If the source is unknown, has too little text, or cannot read
-      it.
+    ValueError: If the source is unknown, if it has too little text, or if the
+      text cannot be read.
   """
   known("data source", source, SOURCES)
   read_settings = {
@@ -109,30 +111,32 @@ def stdlib(
 ) -> Corpus:
   """Reads the standard library of the Python that runs this program.
 
-  This is about 8 MB of real text. It differs between versions of Python, and
-  so does its digest. Files that cannot be read are skipped.
+  This is about 8 MB of real text. The text and its digest differ between
+  versions of Python. Files that cannot be read are skipped.
 
   Args:
     validation_fraction: Share of the files that is held out for validation,
       above 0 and below 1.
-    tokenizer: As for `load_corpus`.
-    judge_fraction: Share of the held-out files that become the judge text
-      (`from_files`), from 0 to below 1.
+    tokenizer: Function from the training documents to a tokenizer. The default
+      makes a token of each byte.
+    judge_fraction: Share of the held-out files that become the judge text,
+      which only the last evaluation of a run reads, from 0 to below 1.
 
   Returns:
     The tokens of the modules of the standard library. Tests, generated files
     and packages that were installed later are left out.
 
   Raises:
-    ValueError: If the training or the validation text would be empty.
+    ValueError: If the training text, the validation text, or a judge text that
+      is asked for would be empty.
   """
   root = pathlib.Path(sysconfig.get_paths()["stdlib"])
   files = {}
   for path in _stdlib_modules(root):
     try:
       files[path.relative_to(root).as_posix()] = path.read_bytes()
-    except OSError:  # The other files are enough.
-      continue
+    except OSError:
+      continue  # The file cannot be read. The others are enough.
   return from_files(
     "stdlib",
     files,
@@ -156,21 +160,22 @@ def text_files(
   hundred documents, so that some of them can be held out.
 
   Args:
-    glob: Glob pattern; `**` matches folders of any depth. Several patterns,
-      joined by ";", give the parts of the text.
+    glob: Glob pattern; `**` matches folders of any depth. Several patterns are
+      joined by ";". The files of each pattern are a part of the text.
     validation_fraction: Share of the documents that is held out for validation,
       above 0 and below 1.
-    tokenizer: As for `load_corpus`.
+    tokenizer: Function from the training documents to a tokenizer. The default
+      makes a token of each byte.
     text_field: Name of the field with the text, in a file of JSON lines.
-    judge_fraction: Share of the held-out documents that become the judge text
-      (`from_files`), from 0 to below 1.
+    judge_fraction: Share of the held-out documents that become the judge text,
+      which only the last evaluation of a run reads, from 0 to below 1.
 
   Returns:
     The tokens of the files.
 
   Raises:
-    ValueError: If no file matches, if a file cannot be read, or if training or
-      validation has no text.
+    ValueError: If no file matches, if a file cannot be read, or if the training
+      or the validation text would be empty. The message is one line.
   """
   files = {}
   part_of = {}
@@ -199,7 +204,8 @@ def _in_pieces(name: str, text: bytes) -> dict[str, bytes]:
     text: Content of the document.
 
   Returns:
-    Pieces by name. Example: "a.txt:31" begins at line 31 of "a.txt".
+    The pieces by name. Example: the piece "a.txt:31" begins at line 31 of
+    "a.txt".
   """
   lines = text.splitlines(keepends=True)
   num_lines = max(1, math.ceil(len(lines) / 100))  # Lines of a piece.
@@ -214,7 +220,7 @@ def _stdlib_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields the paths of the modules of Python's standard library.
 
   Folders in `_LEFT_OUT`, Python's own build folders ("config-...") and files
-  that begin with a name of `_LEFT_OUT_FILES` are left out.
+  whose names begin with an entry of `_LEFT_OUT_FILES` are left out.
 
   Args:
     root: Folder of the standard library.
@@ -231,9 +237,9 @@ def _stdlib_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
         yield pathlib.Path(folder, name)
 
 
-# A token of the synthetic text has four possible successors, 0 to 3. A draw is
-# one of eight equally likely numbers, and this is the successor that each draw
-# chooses. So the successors have the probabilities 1/2, 1/4, 1/8 and 1/8.
+# A token of the synthetic text has four possible successors, 0 to 3. A random
+# byte modulo 8 is an index of this tuple, whose entry is the successor. So the
+# successors have the probabilities 1/2, 1/4, 1/8 and 1/8.
 _BRANCHES = (0, 0, 0, 0, 1, 1, 2, 3)
 
 
@@ -246,16 +252,15 @@ def synthetic(
 ) -> Corpus:
   """Draws text of known entropy from a first-order Markov chain.
 
-  Python's library changes with Python's version, and nobody knows its entropy.
-  This text is the same on every machine, and the loss of any model on it has a
-  known floor: 7/4 bits, or 1.213 nats, per token.
+  No model can have a lower loss on this text than 7/4 bits, or 1.213 nats, per
+  token.
 
   A token t is followed by one of the four tokens p[t], p[t+1], p[t+2], p[t+3]
   with the probabilities 1/2, 1/4, 1/8, 1/8. Here p is a shuffle of the
   vocabulary, and indices wrap around. Every token is followed, and preceded,
   with the same four probabilities, so all tokens are equally frequent. The
-  random bits come from a standard hash of the seed (SHAKE-256). So no version
-  of Python or numpy changes a token.
+  random bits come from a standard hash of the seed (SHAKE-256). So the text is
+  the same on every machine and with every version of Python and numpy.
 
   Args:
     seed: Integer seed of the shuffle and of both streams.
@@ -265,7 +270,8 @@ def synthetic(
       training tokens.
 
   Returns:
-    A corpus of two independent streams of the same chain.
+    A corpus whose training and validation text are independent draws from the
+    same chain.
   """
   sort_keys = np.frombuffer(
     _random_bytes(f"{seed}/chain", 8 * vocab_size), "<u8"
@@ -290,7 +296,7 @@ def synthetic(
 
 
 def _random_bytes(key: str, num_bytes: int) -> bytes:
-  """Returns pseudo-random bytes, the same for one key on every machine."""
+  """Returns pseudo-random bytes that depend only on the key."""
   return hashlib.shake_256(f"synthetic/{key}".encode()).digest(num_bytes)
 
 

@@ -1,14 +1,13 @@
-"""Gives each replica its own text, in an order fixed by seed and step.
+"""Gives each replica its own part of a text, in an order fixed by the seed.
 
-Replicas may run in one process or in many, be killed and start again. If the
-order depended on anything but the seed and the step, a resumed run would be
-another experiment. So a stream is a grain `MapDataset`, which has random
-access: batch s is computed from s alone. A checkpoint has to keep only one
-number, the step.
+The batch of a step depends only on the seed and the step. So a run that is
+killed and resumed, or that runs in another number of processes, reads the same
+batches. A stream is a `MapDataset` of grain, which has random access. A
+checkpoint has to keep only one number, the step.
 
-A run is evaluated on the held-out part of its text: on a few sequences of that
-part, or on all of it. The sequences are the same at every evaluation, so the
-losses of two evaluations can be compared.
+A run is evaluated on the validation part of its text: on some sequences of that
+part, or on all of it. The sequences are the same at every evaluation, so that
+the losses of two evaluations can be compared.
 """
 
 import dataclasses
@@ -25,22 +24,23 @@ from jaxtyping import Int32, Integer
 from dilocox_jax.checks import require
 from dilocox_jax.trees import Tree
 
-# Weights of the parts of a text, [M][number of parts]: a row for each replica.
+# Weights of the parts of a text, with a row for each replica:
+# [M][number of parts].
 Mix = Sequence[Sequence[float]]
 
 
 @runtime_checkable
 class Streams(Protocol):
-  """Endless streams of batches, one for each of M replicas.
+  """Interface of endless streams of batches, one stream for each replica.
 
-  The position of the streams is a step. All replicas are at the same step.
+  The streams have a position, the step. It is the same for all replicas.
   """
 
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
     """Reads the next batches, and moves all replicas on by `num_steps`.
 
     Args:
-      num_steps: Number of steps to read, a batch of each replica for a step.
+      num_steps: Number of steps to read, with a batch of each replica.
       replicas: Indices of the replicas to read; None: all.
 
     Returns:
@@ -48,14 +48,14 @@ class Streams(Protocol):
     """
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the position as values that JSON can hold."""
+    """Returns the position of the streams as values of JSON."""
     ...
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes on at a position.
+    """Moves the streams to a saved position.
 
     Args:
-      state: Result of `get_state` for streams of the same data.
+      state: What `get_state` returned for streams of the same data.
 
     Raises:
       ValueError: If the data come from an iterator whose position cannot be
@@ -64,15 +64,15 @@ class Streams(Protocol):
 
 
 def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
-  """Returns the weights that the setting `data.mix` gives the parts of a text.
+  """Returns how much each replica reads of each part of a text.
 
-  Example: "0.7,0.3" gives the rows [0.7, 0.3] and [0.7, 0.3] for two replicas
-  and two parts, and "own" gives [1, 0] and [0, 1].
+  Example: for two replicas and two parts, "0.7,0.3" gives the rows [0.7, 0.3]
+  and [0.7, 0.3], and "own" gives [1, 0] and [0, 1].
 
   Args:
-    mix: "" to take the text as one part, "own" to give replica m part m modulo
-      the number of parts, "0.7,0.3" for the weights of two parts, or such
-      weights for each replica, e.g. "0.9,0.1;0.1,0.9".
+    mix: Value of the config's field `data.mix`. "": the text has no parts.
+      "own": replica m reads part m modulo the number of parts. "0.7,0.3":
+      weights of two parts. "0.9,0.1;0.1,0.9": weights for each replica.
     num_replicas: Number of replicas, M.
     num_parts: Number of parts of the text.
 
@@ -80,7 +80,7 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
     Weights [M][num_parts]; None for the mix "".
 
   Raises:
-    ValueError: If the mix has another form, or weights for another number of
+    ValueError: If `mix` is none of these, or has weights for another number of
       parts or replicas, or if "own" would leave a part without a replica.
   """
   if not mix:
@@ -125,11 +125,11 @@ def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
 
 
 class ReplicaStreams:
-  """Endless streams of batches, one per replica, without common text.
+  """Endless streams of batches of a text, without common text of two replicas.
 
   The tokens are cut into sequences that do not overlap. Replica m owns the
   sequences m, m + M, m + 2 M, ... of M replicas. In each epoch it reads every
-  one of its sequences once, in an order drawn anew for the epoch.
+  one of its sequences once, in an order that is drawn for this epoch.
 
   Example: ten sequences and M = 3 replicas. Replica 0 owns 0, 3, 6, 9; replica
   1 owns 1, 4, 7; replica 2 owns 2, 5, 8. In batches of two, replica 1 may read
@@ -143,18 +143,19 @@ class ReplicaStreams:
 
   Args:
     tokens: Training tokens.
-    num_replicas: Number of streams, M.
-    batch_size: Sequences in a batch of one replica.
-    sequence_length: Tokens that a model predicts in a sequence, L. A sequence
-      has L + 1 tokens.
-    seed: Any integer; seed of the order.
-    parts: Number of tokens of each part of the text, in order; only a mix needs
-      them.
-    mix: Weights [M][parts]; None takes the text as one part.
+    num_replicas: Number of replicas, M.
+    batch_size: Number of sequences in a batch of one replica.
+    sequence_length: Number of tokens that a model predicts in a sequence, L. A
+      sequence has L + 1 tokens.
+    seed: Seed of the order, any integer.
+    parts: Number of tokens of each part of the text, in order. It is only read
+      if there is a mix.
+    mix: Weights of the parts for each replica, [M][parts] (`mix_of`); None: the
+      text has no parts.
 
   Raises:
-    ValueError: If the sequences of a part are fewer than a batch for each of
-      the replicas that read it.
+    ValueError: If a part has too few sequences for one batch of each replica
+      that reads it.
   """
 
   def __init__(
@@ -195,8 +196,8 @@ class ReplicaStreams:
     # because the end of an earlier part is shorter than a sequence.
     part_token_starts = np.cumsum([0, *parts[:-1]])
     self._skipped_tokens = part_token_starts - self._part_starts[:-1] * width
-    # Grain only orders the numbers of sequences, because numpy gathers a whole
-    # batch of tokens faster than grain collects single sequences.
+    # Grain only orders the numbers of the sequences. numpy then reads the
+    # tokens of a whole batch, which is faster.
     self._batches_by_replica = [
       self._stream(replica, mix, seed).batch(batch_size)
       for replica in range(num_replicas)
@@ -205,12 +206,12 @@ class ReplicaStreams:
     self._step = 0
 
   def _stream(self, replica: int, mix: Mix, seed: int) -> grain.MapDataset:
-    """Returns the endless stream of the numbers of a replica's sequences.
+    """Returns an endless stream of the numbers of a replica's sequences.
 
     Args:
       replica: Index of the replica.
-      mix: Weights [M][parts].
-      seed: Seed of the order of all replicas.
+      mix: Weights of the parts for each replica, [M][parts].
+      seed: Seed of the run.
     """
     weights = []
     streams = []
@@ -220,8 +221,8 @@ class ReplicaStreams:
       first_sequence = int(self._part_starts[part])
       end_sequence = int(self._part_starts[part + 1])
       readers = _readers(mix, part)
-      # Line by line: take the part, keep every sequence that the replica owns,
-      # draw an order per epoch, repeat for ever.
+      # Line by line: take the part, keep the sequences that the replica owns,
+      # draw an order for each epoch, and repeat without end.
       streams.append(
         grain.MapDataset.range(first_sequence, end_sequence)
         .slice(slice(readers.index(replica), None, len(readers)))
@@ -242,7 +243,7 @@ class ReplicaStreams:
     replicas stay at the same step.
 
     Args:
-      num_steps: Number of steps to read.
+      num_steps: Number of steps to read, with a batch of each replica.
       replicas: Indices of the replicas to read; None: all.
 
     Returns:
@@ -275,41 +276,46 @@ class ReplicaStreams:
     width = self._windows.shape[1]
     first_tokens = sequences * width + self._skipped_tokens[parts]
     batch = self._windows[first_tokens]
-    # The system maps up to 2 MB around each page of the file that is read. If
-    # the pages were not given back, a long run would hold the whole file in
-    # memory in the end.
+    # The system maps up to 2 MB around each page of the file that is read.
+    # Without this call, a long run would in the end hold the whole file in
+    # memory.
     if self._mapped_file is not None:
       self._mapped_file.madvise(mmap.MADV_DONTNEED)
     return batch
 
   def get_state(self) -> dict[str, int]:
-    """Returns the step, for JSON; it is the same in every process."""
+    """Returns the step as a value of JSON. It is equal in all processes."""
     return {"step": self._step}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Continues at the step of a state from `get_state`.
+    """Moves the streams to a saved step.
 
-    The state holds nothing else. So a run that is resumed must itself compare
+    The state has only the step. So a run that is resumed must itself compare
     its config and the digest of its text with those of the saved run.
 
     Args:
-      state: State of streams with the same arguments.
+      state: What `get_state` returned for streams with the same arguments.
     """
     self._step = int(state["step"])
 
 
 def _readers(mix: Mix, part: int) -> list[int]:
-  """Returns the indices of the replicas that give a part a weight above 0."""
+  """Returns the indices of the replicas that read a part of the text.
+
+  Args:
+    mix: Weights of the parts for each replica, [M][parts].
+    part: Index of the part.
+  """
   return [replica for replica, weights in enumerate(mix) if weights[part]]
 
 
 def cut(tokens: np.ndarray, sequence_length: int) -> np.ndarray:
-  """Cuts tokens into sequences of L + 1 tokens; a shorter rest is dropped.
+  """Cuts tokens into sequences of L + 1 tokens, which do not overlap.
 
-  Files are packed: a sequence may begin in one file and end in the next.
-  Example with L = 4: sequence 0 has the tokens 0 to 4, sequence 1 the tokens 5
-  to 9. The model reads 0 to 3 and predicts 1 to 4. Token 5 is never predicted,
-  because the sequences do not overlap.
+  A shorter rest at the end is dropped. A sequence may begin in one file and end
+  in the next. Example with L = 4: sequence 0 has the tokens 0 to 4, and
+  sequence 1 the tokens 5 to 9. In sequence 0 the model reads the tokens 0 to 3
+  and predicts 1 to 4. Token 5 is never predicted.
 
   Args:
     tokens: Token ids [number of tokens].
@@ -324,13 +330,13 @@ def cut(tokens: np.ndarray, sequence_length: int) -> np.ndarray:
 
 
 def as_int32(tokens: np.ndarray) -> np.ndarray:
-  """Converts token ids to int32, or raises an error if this would change one.
+  """Converts token ids to int32.
 
-  A conversion by numpy alone would take the remainder of a larger id: 2**32 + 5
-  would become the id 5, which every model knows.
+  numpy alone would change a larger id without an error: 2**32 + 5 would become
+  the id 5.
 
   Args:
-    tokens: Token ids, integers of any type and shape.
+    tokens: Token ids, integers of any dtype and shape.
 
   Raises:
     ValueError: If an id does not fit into int32.
@@ -350,9 +356,9 @@ def as_int32(tokens: np.ndarray) -> np.ndarray:
 def _order_seed(seed: int, replica: int, part: int) -> int:
   """Returns the seed (32 bits) of the order in which a replica reads a part.
 
-  Grain adds the number of the epoch to this seed. With the seeds s and s + 1
-  for two replicas, replica 1 would have in epoch 0 the order that replica 0 has
-  in epoch 1. A hash puts the seeds of the replicas far apart.
+  The seed is a hash, so the seeds of two replicas are far apart. Grain adds the
+  number of the epoch to the seed. If two replicas had the seeds s and s + 1,
+  replica 1 would have in epoch 0 the order that replica 0 has in epoch 1.
 
   Args:
     seed: Seed of the run.
@@ -365,7 +371,7 @@ def _order_seed(seed: int, replica: int, part: int) -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WholePass:
-  """All validation tokens in batches [1, B, L + 1], which are cut when read.
+  """An iterable over all validation tokens, in batches [1, B, L + 1].
 
   Neighboring sequences share one token. So every token but the first is
   predicted exactly once. The last batches may have fewer sequences, or one
@@ -375,7 +381,7 @@ class WholePass:
   with the weights 6, 2 and 1.
 
   Attributes:
-    tokens: Validation tokens.
+    tokens: Validation tokens, [number of tokens].
     batch_size: Largest number of sequences in a batch, B.
     sequence_length: Largest number of tokens that are predicted in a sequence,
       L.
@@ -386,7 +392,11 @@ class WholePass:
   sequence_length: int
 
   def __iter__(self) -> Iterator[np.ndarray]:
-    """Yields the batches, as int32; raises ValueError as `as_int32`."""
+    """Yields the batches as int32.
+
+    Raises:
+      ValueError: If a token id does not fit into int32.
+    """
     length = self.sequence_length
     num_sequences = (len(self.tokens) - 1) // length
     for start in range(0, num_sequences, self.batch_size):
@@ -397,10 +407,10 @@ class WholePass:
       yield self._batch(rest[None])
 
   def _batch(self, indices: np.ndarray) -> np.ndarray:
-    """Returns tokens as a batch, with an axis of length 1 in front.
+    """Returns a batch of tokens, int32 [1, sequences, tokens].
 
     Args:
-      indices: Indices of the tokens, [sequences, tokens].
+      indices: Indices of the tokens in the text, [sequences, tokens].
     """
     return as_int32(self.tokens[indices][None])
 
@@ -412,26 +422,26 @@ def held_out_batches(
   sequence_length: int,
   max_sequences: int,
 ) -> Iterable[np.ndarray]:
-  """Returns the batches on which a run is evaluated every time.
+  """Returns the validation batches, which are the same at every evaluation.
 
-  A limited number of sequences is evenly spaced over the text, so that the
-  sequences represent the whole text. Example: 8 of 1000 sequences are 0, 125,
-  250, ..., 875.
+  If not all sequences are read, the chosen ones are evenly spaced, so that they
+  represent the whole text. Example: 8 of 1000 sequences are 0, 125, 250, ...,
+  875.
 
   Args:
-    tokens: Validation tokens.
-    batch_size: Sequences in a batch, B.
-    sequence_length: Tokens that a model predicts in a sequence, L.
-    max_sequences: Largest number of sequences, rounded down to whole batches; 0
-      takes the whole text (`WholePass`).
+    tokens: Validation tokens, [number of tokens].
+    batch_size: Number of sequences in a batch, B.
+    sequence_length: Number of tokens that a model predicts in a sequence, L.
+    max_sequences: Largest number of sequences. It is rounded down to whole
+      batches. 0: the whole text is read (`WholePass`).
 
   Returns:
     Arrays of token ids [batches, sequences, tokens], int32: a single array
     [batches, B, L + 1], or the arrays of `WholePass`.
 
   Raises:
-    ValueError: If there is no whole batch, no token to predict, or a token id
-      that does not fit into int32.
+    ValueError: If there is no whole batch or no token to predict, or if a token
+      id does not fit into int32.
   """
   if not max_sequences:
     can_predict = len(tokens) > 1

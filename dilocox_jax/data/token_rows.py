@@ -1,10 +1,10 @@
-"""Token ids in named columns, as data sets of Hugging Face have them.
+"""Reads token ids from named columns, as data sets of Hugging Face have them.
 
-A row has its tokens in the column `input_ids`. Libraries put the columns
-`attention_mask` and `labels` beside it. In packed text these two say nothing
-new: the mask is 1 everywhere, and each label is the token itself. Rows with
-another mask or other labels are refused, because the loss of a language model
-reads neither of them, and would train on padding. Other columns are not read.
+A row has its tokens in the column `input_ids`. Libraries add the columns
+`attention_mask` and `labels`. In packed text these two columns are redundant:
+the mask is 1 everywhere, and each label is the token itself. Rows with another
+mask or other labels are refused, because the loss of a language model here
+reads neither column, and would train on padding. Other columns are not read.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,23 +18,23 @@ IDS = "input_ids"
 _MASK = "attention_mask"
 _LABELS = "labels"
 _READ = (IDS, _MASK, _LABELS)  # Columns that are read.
-# Two remedies, for messages.
+# Two things that a user can do, for error messages.
 _OWN_LOSS = "pass loss=, a function of model and batch"
 _JOIN = (
   f"join the rows by np.concatenate(dataset[{IDS!r}]), which is cut into "
   "sequences, or pack them to one length"
 )
 
-Columns = Mapping[str, Any]  # Columns by name, each with one entry a row.
+Columns = Mapping[str, Any]  # Columns by name, each with one entry per row.
 
 
 def token_ids(batch: Columns, what: str = "a batch") -> np.ndarray:
-  """Returns the tokens of rows with named columns.
+  """Returns the tokens of rows with named columns, and checks the rows.
 
   Args:
     batch: Columns by name. `input_ids` may be an array [rows, tokens], lists of
       numbers, or the tokens of a single row.
-    what: What the rows are, for messages, e.g. "a batch".
+    what: Words for the rows in messages, e.g. "a batch".
 
   Returns:
     Token ids [rows, tokens]; [tokens] for a single row.
@@ -63,9 +63,10 @@ def token_ids(batch: Columns, what: str = "a batch") -> np.ndarray:
 
 
 def _without_ids(columns: Columns) -> str:
-  """Returns the end of a message about columns without `input_ids`.
+  """Returns the end of an error message about columns without `input_ids`.
 
-  The text names a column of text, or all columns, and says what to do.
+  The text names a column that has text or, if there is none, all columns. It
+  also says what to do.
   """
   names = ", ".join(map(str, columns)) or "no columns"
   text_columns = [
@@ -82,7 +83,7 @@ def _without_ids(columns: Columns) -> str:
 
 
 def _is_text(values: Any) -> bool:
-  """Whether the entries of a column are texts, as the first entry shows."""
+  """Returns whether the first entry of a column is a text."""
   if isinstance(values, str):
     return True
   if isinstance(values, np.ndarray):
@@ -94,12 +95,15 @@ def _is_text(values: Any) -> bool:
 
 
 def check_not_masked(values: Any) -> None:
-  """Raises ValueError if an array of numpy has values under a mask.
+  """Refuses masked arrays of numpy, of which some values are masked.
 
   A model gets no mask, so it would be trained on the masked values.
 
   Args:
-    values: Anything. Only masked arrays of numpy are checked.
+    values: Any data. Only masked arrays of numpy are checked.
+
+  Raises:
+    ValueError: If a value is masked.
   """
   is_masked = isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values)
   require(
@@ -110,11 +114,11 @@ def check_not_masked(values: Any) -> None:
 
 
 def as_rows(values: Any, what: str) -> np.ndarray:
-  """Returns numbers in rows as one array.
+  """Converts rows of numbers to one array.
 
   Args:
     values: An array, or lists of numbers or of arrays.
-    what: What the rows are, for the message, e.g. "rows of a batch".
+    what: Words for the rows in messages, e.g. "rows of a batch".
 
   Raises:
     ValueError: If the rows differ in length, or values are masked. The message
@@ -137,10 +141,10 @@ def as_rows(values: Any, what: str) -> np.ndarray:
 
 
 def is_sequence(data: Any) -> bool:
-  """Whether data have a length and items that are read by number, as a list.
+  """Returns whether data have a length and items by number, like a list.
 
-  Mappings, texts, arrays and data sets of grain do not count. A data set of
-  grain does have a length, but its items are batches.
+  The result is False for mappings, texts, arrays and data sets of grain. (A
+  data set of grain has a length, but its items are batches.)
   """
   if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
     return False
@@ -152,9 +156,9 @@ def is_sequence(data: Any) -> bool:
 
 
 def is_list_of_numbers(data: Any) -> bool:
-  """Whether data are a list of numbers, or of lists of numbers at any depth.
+  """Returns whether data are a list of numbers, or nested lists of numbers.
 
-  Only the first item of each list is looked at. An empty list does not count.
+  Only the first item of each list is looked at. An empty list gives False.
   """
   if not isinstance(data, list | tuple) or not data:
     return False
@@ -163,9 +167,9 @@ def is_list_of_numbers(data: Any) -> bool:
 
 
 def is_sequence_of_rows(data: Any) -> bool:
-  """Whether data are a sequence of rows, as the first item shows.
+  """Returns whether data are a sequence whose first item is a row.
 
-  A row is a list of numbers, or an array with one axis.
+  A row is a (nested) list of numbers, or an array with one axis.
   """
   if not is_sequence(data) or not len(data):
     return False
@@ -173,30 +177,30 @@ def is_sequence_of_rows(data: Any) -> bool:
 
 
 def read_by_number(data: Any) -> list[Any]:
-  """Returns the items of a sequence, read by number.
+  """Returns the items of a sequence as a list.
 
-  `list(data)` would not do: it goes on until `__getitem__` raises IndexError,
-  which a user's sequence may never do.
+  It reads the items 0 to len(data) - 1. `list(data)` may instead read until
+  `__getitem__` raises IndexError, and a user's sequence may never raise it.
   """
   return [data[number] for number in range(len(data))]
 
 
 def is_table(data: Any) -> bool:
-  """Whether data are a table of pandas, Polars or PyArrow.
+  """Returns whether data are a table of pandas, Polars or PyArrow.
 
-  A table of one library has columns as its items, and a table of another one
-  has rows. A data set of Hugging Face is no table.
+  Tables are refused: in some of these libraries their items are columns, and in
+  others rows. A data set of Hugging Face does not count as a table.
   """
   has_columns = hasattr(data, "columns") or hasattr(data, "column_names")
   return has_columns and not hasattr(data, "with_format")
 
 
 class TokenTable:
-  """Rows of tokens that are read by their numbers.
+  """Reads rows of tokens by their numbers.
 
   Attributes:
     count: Number of rows.
-    unread: Names of the columns that are ignored.
+    unread: Names of the columns that are not read.
   """
 
   def __init__(
@@ -204,16 +208,17 @@ class TokenTable:
   ):
     """Reads and checks the first row and the last row.
 
-    The last row is the likeliest to differ in length: it often has what was
-    left over when a text was cut into rows.
+    The last row often differs in length: it has the tokens that were left over
+    when a text was cut into rows.
 
     Args:
       read: Function from numbers of rows to the columns of these rows.
       count: Number of rows.
-      what: What the rows are, for messages.
+      what: Words for the rows in messages, e.g. "the data set".
 
     Raises:
-      ValueError: As `token_ids`.
+      ValueError: If the two rows have no tokens, differ in length, or have
+        padding or other labels (`token_ids`).
       TypeError: If there are no rows.
     """
     if not count:
@@ -232,7 +237,8 @@ class TokenTable:
       ids: Numbers of rows, of any shape.
 
     Raises:
-      ValueError: As `token_ids`.
+      ValueError: If the rows differ in length, or have padding or other labels
+        (`token_ids`).
     """
     columns = self._read(ids.reshape(-1).tolist())
     tokens = token_ids(columns, self._what)
@@ -240,15 +246,18 @@ class TokenTable:
 
 
 def token_table(data: Any) -> TokenTable | None:
-  """Returns a table of rows with named columns; None for other data.
+  """Returns a reader of rows of tokens, for data whose rows have named columns.
 
   Args:
-    data: Any data. Data sets of Hugging Face with a length, and sequences of
-      mappings, have such rows.
+    data: Any data.
+
+  Returns:
+    The reader for a data set of Hugging Face that has a length, or for a
+    sequence of mappings; None for other data.
 
   Raises:
-    ValueError: If the rows have no tokens, or other tokens than `token_ids`
-      accepts. The message is one line.
+    ValueError: If the rows have no tokens, or tokens that `token_ids` refuses.
+      The message is one line.
     TypeError: If a data set has no rows.
   """
   if hasattr(data, "column_names") and hasattr(data, "__len__"):
@@ -264,14 +273,15 @@ def token_table(data: Any) -> TokenTable | None:
 
 
 def unread_columns(columns: Iterable[str]) -> list[str]:
-  """Returns the names, among those of some columns, that are ignored here."""
+  """Returns the names of the columns that this module does not read."""
   return [str(name) for name in columns if name not in _READ]
 
 
 def is_row(item: Any) -> bool:
-  """Whether an item is a mapping with a single row, and not a batch of rows.
+  """Returns whether an item is a mapping that holds a single row.
 
-  A mapping without `input_ids`, or with no tokens, counts as a row.
+  It is False for a mapping that holds a batch of rows. A mapping without
+  `input_ids`, or with no tokens, counts as a row.
   """
   if not isinstance(item, Mapping):
     return False
@@ -280,11 +290,11 @@ def is_row(item: Any) -> bool:
 
 
 def _columns_of(rows: Sequence[Columns]) -> Columns:
-  """Returns rows as columns.
+  """Converts a list of rows to columns by name.
 
   Args:
-    rows: Rows by name of the column, at least one. Each has the names of the
-      first row.
+    rows: Rows, at least one. Each is a mapping from the name of a column to the
+      row's entry there. All rows have the columns of the first one.
   """
   return {name: [row[name] for row in rows] for name in rows[0]}
 
@@ -294,13 +304,13 @@ def next_batch(iterator: Iterator[Any], batch_size: int) -> Any:
 
   Args:
     iterator: Iterator of batches of token ids [B, S], or of rows [S] that are
-      collected to a batch. Each item is an array, a list, or a mapping with
+      collected to batches. Each item is an array, a list, or a mapping with
       `input_ids`.
-    batch_size: Number of rows in a batch that is collected, B.
+    batch_size: Number of rows that are collected to a batch, B.
 
   Returns:
-    The batch [B, S]. None at the end of the iterator: rows that make no whole
-    batch are dropped. An item of another form is returned as it is.
+    The batch [B, S]; None at the end of the iterator. Rows at the end that make
+    no whole batch are dropped. An item of another kind is returned unchanged.
 
   Raises:
     ValueError: If an item has other tokens than `token_ids` accepts, or rows of
@@ -323,7 +333,7 @@ def _tokens_of_item(item: Any) -> Any:
 
   Args:
     item: An item of an iterator. If it is neither a mapping nor a list of
-      numbers, it is returned as it is.
+      numbers, it is returned unchanged.
   """
   if isinstance(item, Mapping):
     return token_ids(item)

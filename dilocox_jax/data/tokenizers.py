@@ -4,8 +4,9 @@ The tokenizer of bytes needs no package. The other tokenizers need the extra
 `text` (`pip install 'dilocox_jax[text]'`), which is imported when it is used.
 "The library" in this module is the package `tokenizers` of that extra.
 
-A tokenizer has a digest, because a loss per token means something only together
-with the tokens. Losses under two tokenizers are compared in bits per byte.
+A tokenizer has a digest, because two losses per token can be compared only if
+both runs had the same tokenizer. With two tokenizers, compare the losses in
+bits per byte.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ Tokens = Integer[np.ndarray, " tokens"]
 BYTES = "bytes"
 BPE = "bpe"
 BPE_VOCAB_SIZE = 1024
-# Largest `vocab_size` of "bpe": the library reserves memory for all tokens.
+# Largest `vocab_size` of "bpe". The library reserves memory for all tokens.
 MOST_TOKENS = 2**24
 _BATCH = 1000  # Number of documents that are encoded together.
 # Usual names of the token between two documents.
@@ -42,8 +43,8 @@ _MOST_BYTES = 2**28
 # Text of a number that stands for no token.
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 _LISTED = 12  # Largest number of tokens that a message lists.
-# Number of unused token numbers that every vocabulary may have. Some
-# vocabularies leave room for special tokens of later models.
+# Number of token numbers without a token that every vocabulary may have. Some
+# vocabularies keep numbers free for special tokens of later models.
 _UNUSED = 1000
 # Characters with which the patterns of a tokenizer are tried, beside the
 # characters of the patterns themselves (`_check_patterns`).
@@ -55,18 +56,19 @@ _SLOW_S = 0.05  # Time (s) at which a pattern takes too long.
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tokenizer:
-  """Functions from text to tokens and back.
+  """Converts text to tokens and back.
 
   Attributes:
     name: "bytes", "bpe", or the path of a tokenizer.json.
-    vocab_size: Number above every token.
+    vocab_size: Number that is one above the highest token.
     end_of_text: The token that is put between two documents.
-    encode: Function from UTF-8 documents to one array of tokens each.
-    decode: Function from tokens to text. A number that stands for no token
-      becomes a replacement character.
-    digest: 16 hex digits that name the tokenizer; "" for bytes.
+    encode: Function from a list of UTF-8 documents to a list with an array of
+      tokens for each document.
+    decode: Function from tokens to text. A number without a token becomes a
+      replacement character.
+    digest: 16 hexadecimal digits that identify the tokenizer; "" for bytes.
     content: Content of the tokenizer.json; empty for bytes.
-    end_name: Name of `end_of_text` if the user chose this token, else "".
+    end_name: Name of the token `end_of_text` if the user chose it, else "".
   """
 
   name: str
@@ -80,7 +82,7 @@ class Tokenizer:
 
   @property
   def dtype(self) -> np.dtype:
-    """Smallest unsigned integer type that holds every token."""
+    """Smallest unsigned integer dtype that can hold every token."""
     return np.min_scalar_type(self.vocab_size - 1)
 
 
@@ -90,16 +92,18 @@ MakeTokenizer = Callable[[Sequence[bytes]], Tokenizer]
 def choose(
   name: str = BYTES, vocab_size: int = BPE_VOCAB_SIZE, end_of_text: str = ""
 ) -> MakeTokenizer:
-  """Returns a function from training documents to the tokenizer of a name.
+  """Returns a function that makes a tokenizer from training documents.
 
-  The function raises ValueError as `trained_bpe` and `from_file`.
+  The function raises ValueError if the tokenizer cannot be trained or read
+  (`trained_bpe`, `from_file`).
 
   Args:
     name: "bytes", "bpe" (trained on the documents), or the path of a
-      tokenizer.json.
+      tokenizer.json. The last two need the extra `text`.
     vocab_size: Number of tokens of "bpe". Other tokenizers ignore it.
-    end_of_text: Name of the token of a tokenizer.json that is put between two
-      documents; "": the first of the usual names that the file has.
+    end_of_text: Name of the token that is put between two documents, for a
+      tokenizer.json; "": the first usual name, such as "<|endoftext|>", that
+      the file has.
   """
 
   def make(documents: Sequence[bytes]) -> Tokenizer:
@@ -113,7 +117,7 @@ def choose(
 
 
 def join(tokenizer: Tokenizer, documents: Sequence[bytes]) -> Tokens:
-  """Returns the tokens of documents, with `end_of_text` between two of them.
+  """Joins the tokens of documents, with `end_of_text` between two documents.
 
   Args:
     tokenizer: The tokenizer that encodes the documents.
@@ -128,10 +132,12 @@ def join(tokenizer: Tokenizer, documents: Sequence[bytes]) -> Tokens:
 
 
 def byte_tokenizer(documents: Sequence[bytes] = ()) -> Tokenizer:
-  """Returns the tokenizer whose tokens are the bytes; a newline ends a text.
+  """Returns the tokenizer whose tokens are bytes.
+
+  A newline is put between two documents.
 
   Args:
-    documents: Training documents, which this tokenizer does not need.
+    documents: Not used.
   """
   del documents
 
@@ -154,18 +160,19 @@ def byte_tokenizer(documents: Sequence[bytes] = ()) -> Tokenizer:
 
 
 def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
-  """Trains byte-level byte-pair encoding.
+  """Trains a tokenizer by byte-level byte-pair encoding.
 
-  The first 256 tokens stand for the bytes, so any text can be encoded. The same
-  documents give the same tokens.
+  There is a token for each of the 256 bytes, so any text can be encoded. The
+  same documents give the same tokenizer.
 
   Args:
     documents: Training documents in UTF-8.
-    vocab_size: Number of tokens, at least 257: the bytes and the end of a text.
+    vocab_size: Number of tokens, at least 257: the bytes, and the token between
+      two documents.
 
   Raises:
-    ValueError: If the number of tokens is outside its limits, the extra `text`
-      is not installed, or a document is not UTF-8.
+    ValueError: If the number of tokens is outside its limits, if the extra
+      `text` is not installed, or if a document is not UTF-8.
   """
   require(
     257 <= vocab_size <= MOST_TOKENS,
@@ -187,12 +194,12 @@ def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
 
 
 def from_file(path: str, end_of_text: str = "") -> Tokenizer:
-  """Reads a tokenizer.json.
+  """Reads a tokenizer from a tokenizer.json.
 
   Args:
-    path: The file; "~" stands for the user's home directory.
-    end_of_text: Name of the token between two documents; "": the first of the
-      usual names that the file has.
+    path: Path of the file; "~" stands for the user's home directory.
+    end_of_text: Name of the token between two documents; "": the first usual
+      name, such as "<|endoftext|>", that the file has.
 
   Raises:
     ValueError: If there is no such file, if the file is no tokenizer, is
@@ -213,12 +220,12 @@ def from_file(path: str, end_of_text: str = "") -> Tokenizer:
 
 
 def warn_of_changes(tokenizer: Tokenizer, documents: Sequence[bytes]) -> None:
-  """Logs a warning if a tokenizer does not give documents back as they are.
+  """Logs a warning if encoding and decoding changes documents.
 
   Args:
-    tokenizer: The tokenizer. "bytes" and "bpe" are not checked, because they
-      give every text back. A tokenizer.json often changes blanks or letters.
-    documents: Some of the documents.
+    tokenizer: The tokenizer. A tokenizer.json often changes blanks or letters.
+      "bytes" and "bpe" never do, so they are not checked.
+    documents: Documents to try, e.g. a sample of all.
   """
   if tokenizer.name in (BYTES, BPE):
     return
@@ -240,7 +247,7 @@ def warn_of_changes(tokenizer: Tokenizer, documents: Sequence[bytes]) -> None:
 
 @contextlib.contextmanager
 def _one_line(name: str) -> Iterator[None]:
-  """Turns any error of the library into a ValueError of one line.
+  """Turns any error in a `with` statement into a ValueError of one line.
 
   Args:
     name: Name of the tokenizer, for the message.
@@ -256,12 +263,14 @@ def _from_json(name: str, text: str, end_name: str = "") -> Tokenizer:
   """Returns the tokenizer that the text of a tokenizer.json describes.
 
   Args:
-    name: Name of the tokenizer.
-    text: The text.
-    end_name: As `end_of_text` of `from_file`.
+    name: Name of the tokenizer: "bpe" or the path of the file.
+    text: Content of the file.
+    end_name: Name of the token between two documents; "": the first usual name
+      that the tokenizer has.
 
   Raises:
-    ValueError: As `from_file`.
+    ValueError: If the text does not describe a tokenizer, or if the tokenizer
+      is refused (`from_file`). The message is one line.
   """
   library = extra_package("tokenizers", "data.tokenizer")
   with _one_line(name):
@@ -287,8 +296,8 @@ def _from_json(name: str, text: str, end_name: str = "") -> Tokenizer:
 
   def decode(tokens: Sequence[int] | Tokens) -> str:
     # A model may predict numbers that the tokenizer lacks. The library would
-    # leave them out without a word, so the text is decoded in pieces between
-    # them.
+    # silently leave them out. So the tokens between such numbers are decoded
+    # one piece after the other.
     pieces: list[list[int]] = [[]]
     for token in map(int, tokens):
       if token in known_numbers:
@@ -313,17 +322,18 @@ def _from_json(name: str, text: str, end_name: str = "") -> Tokenizer:
 
 
 def _vocab_size(name: str, numbers: Mapping[str, int]) -> int:
-  """Returns the number above the numbers of all tokens.
+  """Returns the number that is one above the highest token number.
 
-  Some numbers in between may have no token: up to `_UNUSED`, or up to a tenth
-  of the number of tokens if this is more.
+  Some lower numbers may have no token: up to `_UNUSED`, or up to a tenth of the
+  number of tokens if this is more.
 
   Args:
     name: Name of the tokenizer, for messages.
     numbers: The number of each token.
 
   Raises:
-    ValueError: If two tokens have one number, or more numbers have no token.
+    ValueError: If two tokens have the same number, or if more numbers than
+      these have no token.
   """
   by_number: dict[int, str] = {}
   for token, number in sorted(numbers.items()):
@@ -345,21 +355,21 @@ def _vocab_size(name: str, numbers: Mapping[str, int]) -> int:
 
 
 def _check_patterns(name: str, text: str, tokenizer: Any) -> None:
-  """Refuses patterns whose time is exponential in the length of a text.
+  """Refuses regular expressions whose time grows exponentially with a text.
 
-  Such a pattern is "(a+)+$": each further "a" in "aaaa!" doubles the time. So
-  "a!", "aa!", "aaa!" and so on are encoded and decoded until one of them takes
-  too long. The time only doubles from one text to the next, so the slowest text
-  takes about twice the limit. With usual patterns all texts take next to no
-  time.
+  An example is "(a+)+$": each further "a" in "aaaa!" doubles the time. So the
+  texts "a!", "aa!", "aaa!" and so on are encoded and decoded until one of them
+  takes too long. As the time only doubles from one text to the next, the
+  slowest text takes about twice the limit. Other characters than "a" are tried,
+  too. With usual patterns, all texts together take next to no time.
 
   Args:
     name: Name of the tokenizer, for the message.
-    text: Text of the tokenizer.json.
+    text: Content of the tokenizer.json.
     tokenizer: The tokenizer of the library.
 
   Raises:
-    ValueError: If a text takes too long, or the library raises an error.
+    ValueError: If a text takes too long, or if the library raises an error.
   """
   patterns = _patterns(json_object(text, name, is_ours=False))
   if not patterns:
@@ -404,11 +414,12 @@ def _patterns(value: Any) -> list[str]:
 
 
 def _end_of_text(name: str, end_name: str, tokenizer: Any) -> int:
-  """Returns the number of the token between two documents.
+  """Returns the number of the token that is put between two documents.
 
   Args:
     name: Name of the tokenizer, for messages.
-    end_name: Name of the token; "": the first of `_ENDS_OF_TEXT` that there is.
+    end_name: Name of the token; "": the first entry of `_ENDS_OF_TEXT` that the
+      tokenizer has.
     tokenizer: The tokenizer of the library.
 
   Raises:
@@ -436,7 +447,11 @@ def _end_of_text(name: str, end_name: str, tokenizer: Any) -> int:
 
 
 def _decode_utf8(document: bytes) -> str:
-  """Returns the text of a document; raises ValueError if it is not UTF-8."""
+  """Returns the text of a document.
+
+  Raises:
+    ValueError: If the document is not UTF-8. The message is one line.
+  """
   try:
     return document.decode()
   except UnicodeDecodeError as error:

@@ -1,1 +1,1 @@
-"""Devices and processes: the parts of replicas they hold, their connections."""
+"""Devices and processes: what parts of replicas they hold, how they connect."""

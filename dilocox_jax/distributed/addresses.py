@@ -1,15 +1,16 @@
-"""Reads, looks up, listens at and connects to the addresses of processes."""
+"""Functions for network addresses of processes, written as HOST:PORT."""
 
 import socket
 from typing import Any, NamedTuple
 
 
 class Endpoint(NamedTuple):
-  """A socket address of a host, with its family.
+  """A socket address with its address family.
 
   Attributes:
     family: Address family, such as `socket.AF_INET`.
-    address: Address in the form that sockets of the family take.
+    address: Address in the form that sockets of this family use, such as
+      ("10.0.0.1", 8476).
   """
 
   family: socket.AddressFamily
@@ -17,10 +18,13 @@ class Endpoint(NamedTuple):
 
 
 def split_address(address: str) -> tuple[str, int]:
-  """Returns the host and the port of host:port.
+  """Splits an address into its host and its port.
+
+  Args:
+    address: Address such as "node1:8476" or "[::1]:8476".
 
   Raises:
-    ValueError: One line, if the address has another form.
+    ValueError: If the address has another form. The message is one line.
   """
   host, _, port = address.rpartition(":")
   if not host or not port.isdecimal() or int(port) > 65_535:
@@ -29,11 +33,14 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def look_up(address: str) -> list[Endpoint]:
-  """Returns all socket addresses of host:port, the preferred one first.
+  """Looks up the socket addresses of a host and port, the preferred one first.
+
+  Args:
+    address: Address such as "node1:8476".
 
   Raises:
-    ValueError: One line, if the address has another form.
-    OSError: If the name is not known.
+    ValueError: If the address has another form. The message is one line.
+    OSError: If the name of the host is not known.
   """
   host, port = split_address(address)
   try:
@@ -47,10 +54,15 @@ def look_up(address: str) -> list[Endpoint]:
 
 
 def own_address(address: str) -> str:
-  """Returns the address that this machine uses when it connects to another.
+  """Returns this machine's own address on the way to another machine.
+
+  A machine may have several addresses. Nothing is sent to the other machine.
 
   Args:
-    address: Address of the other machine, host:port.
+    address: Address of the other machine, such as "node1:8476".
+
+  Returns:
+    The address without a port, such as "10.0.0.2".
 
   Raises:
     OSError: If there is no route to the other machine.
@@ -62,11 +74,11 @@ def own_address(address: str) -> str:
 
 
 def listen(address: str) -> socket.socket:
-  """Returns a socket that listens at host:port as JAX's service does.
+  """Returns a socket that listens at an address, as JAX's service will do.
 
   Args:
-    address: Address of this machine. The host `::` means all addresses,
-      including those of IPv4.
+    address: Address of this machine, such as "node1:8476". In "[::]:8476" the
+      host means all addresses, including those of IPv4.
 
   Raises:
     OSError: If this machine does not have the address, or the port is taken.
@@ -87,10 +99,13 @@ def connect(endpoints: list[Endpoint], timeout_s: float) -> socket.socket:
 
   Args:
     endpoints: Socket addresses, which are tried in this order.
-    timeout_s: Seconds to wait for the answer of each address.
+    timeout_s: Seconds to wait for an answer of each address.
+
+  Returns:
+    The connected socket.
 
   Raises:
-    OSError: If none of them answers.
+    OSError: If no address answers.
   """
   failure = OSError("there is no address")
   for endpoint in endpoints:
@@ -98,7 +113,7 @@ def connect(endpoints: list[Endpoint], timeout_s: float) -> socket.socket:
     try:
       connection.bind(("", 0))
       # The system chooses the source port. While nobody listens at the target
-      # port, it may choose that one. The connection would then lead back to
+      # port, it may choose the target port. The socket would then connect to
       # itself, and for a minute nobody could listen at the port.
       if connection.getsockname()[1] == endpoint.address[1]:
         raise ConnectionRefusedError("the port to call is the port called from")

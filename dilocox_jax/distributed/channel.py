@@ -1,14 +1,14 @@
-"""Sends bytes between the processes of a run, from one thread each.
+"""Sends bytes between the processes of a run, without the devices.
 
 A channel uses the key-value store of JAX's coordinator, as `coordinator_store`
-does, and no device. Every process numbers the messages of every sender, so
-that a key names one message:
+does. Every process numbers the messages of every sender, so that a key names
+one message. For example, this is message 7 of a sender to two receivers:
 
   sender     sets 7, waits for 7/read/1 and 7/read/2, deletes all keys of 7
   receivers  wait for 7, and set 7/read/1 and 7/read/2
 
-Large contents go in pieces, one after the other, so that the store holds only
-one piece at a time.
+Arrays are sent in pieces, one after the other, so that the store holds only one
+piece at a time.
 """
 
 import collections
@@ -26,13 +26,16 @@ _channels = itertools.count()
 
 
 class Channel:
-  """A sequence of messages that no other thread or channel disturbs."""
+  """Sends and receives messages, independently of all other channels.
+
+  In each process only one thread may use a channel.
+
+  Attributes:
+    others: Numbers of all other processes.
+  """
 
   def __init__(self):
-    """Opens the next channel.
-
-    All processes open their channels in the same order.
-    """
+    """Opens a channel. All processes must open channels in the same order."""
     self._store = coordinator_store.key_value_store()
     self._folder = f"{coordinator_store.FOLDER}/channel{next(_channels)}"
     self._counts: collections.Counter[int] = collections.Counter()
@@ -44,7 +47,11 @@ class Channel:
     ]
 
   def _next_key(self, sender: int) -> str:
-    """Returns the key of the next message of a process."""
+    """Returns the key of the next message of a process, and counts it.
+
+    Args:
+      sender: Number of the process that sends the message.
+    """
     number = self._counts[sender]
     self._counts[sender] += 1
     return f"{self._folder}/{sender}/{number}"
@@ -52,12 +59,12 @@ class Channel:
   def send(
     self, content: bytes, receivers: Sequence[int], *, waits: bool = True
   ) -> None:
-    """Sends a message, and waits until it was read.
+    """Sends a message, and waits until all receivers have read it.
 
     Args:
-      content: At least one byte.
+      content: Content of the message, at least one byte.
       receivers: Numbers of the processes that call `receive`.
-      waits: Whether to wait. If not, the message stays in the store.
+      waits: Whether to wait. If not, the message stays in the store for ever.
     """
     key = self._next_key(self._process)
     self._store.key_value_set_bytes(f"{key}/content", content)
@@ -70,7 +77,11 @@ class Channel:
     self._store.key_value_delete(key)
 
   def receive(self, sender: int) -> bytes:
-    """Waits for the next message of a process, and returns its content."""
+    """Waits for the next message of a process, and returns its content.
+
+    Args:
+      sender: Number of the process that sends the message.
+    """
     key = self._next_key(sender)
     content = self._store.blocking_key_value_get_bytes(
       f"{key}/content", coordinator_store.WAIT_MS
@@ -79,10 +90,11 @@ class Channel:
     return content
 
   def send_array(self, array: np.ndarray, receivers: Sequence[int]) -> None:
-    """Sends the values of an array.
+    """Sends the values of an array in pieces, and waits until they are read.
 
     Args:
-      array: The array. The receivers know its shape and type.
+      array: The array. Its shape and dtype are not sent, so the receivers must
+        know them.
       receivers: Numbers of the processes that call `receive_array`.
     """
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -93,15 +105,18 @@ class Channel:
   def receive_array(
     self, sender: int, shape: Sequence[int], dtype: np.dtype
   ) -> np.ndarray:
-    """Returns an array that another process sends by `send_array`.
+    """Waits for an array that another process sends by `send_array`.
 
     Args:
-      sender: Number of that process.
+      sender: Number of the process that sends the array.
       shape: Shape of the array.
-      dtype: Type of its values.
+      dtype: Dtype of the array.
+
+    Returns:
+      The array.
 
     Raises:
-      ValueError: If a piece has another size.
+      ValueError: If a piece has another size than shape and dtype imply.
     """
     array = np.empty(shape, dtype)
     content = array.reshape(-1).view(np.uint8)
@@ -111,13 +126,21 @@ class Channel:
     return array
 
   def mark(self, name: str) -> None:
-    """Sets a mark that all processes can see (`is_marked`)."""
+    """Sets a mark that all processes can see (`is_marked`).
+
+    Args:
+      name: Name of the mark.
+    """
     self._store.key_value_set_bytes(
       f"{self._folder}/{name}", b"1", allow_overwrite=True
     )
 
   def is_marked(self, name: str) -> bool:
-    """Returns whether a process has set a mark."""
+    """Returns whether any process has set a mark.
+
+    Args:
+      name: Name of the mark.
+    """
     try:
       self._store.key_value_try_get_bytes(f"{self._folder}/{name}")
     except jax.errors.JaxRuntimeError as error:

@@ -1,9 +1,8 @@
 """Sends small messages between the processes of a run, without the devices.
 
-A collective for a few bytes would wait in the devices' queue, and every
-collective between replicas costs a slow link its latency. So the processes send
-small messages through the key-value store of JAX's coordinator. The store is a
-part of process 0.
+A collective for a few bytes would wait in the queue of the devices, and would
+cost the latency of a slow link. So the processes send small messages through
+the key-value store of JAX's coordinator, which is a part of process 0.
 
 Every call of `allgather` is one turn. Turns have the same number in all
 processes, because all processes make the same calls in the same order. For
@@ -12,15 +11,15 @@ example, this is turn 7 of three processes:
   process 1, 2  set the keys 7/1 and 7/2, and wait for the key 7/all
   process 0     waits for 7/1 and 7/2, sets 7/all, deletes all keys of turn 6
 
-Process 0 may delete turn 6 then, because a process that has set its key of turn
+Process 0 may then delete turn 6, because a process that has set its key of turn
 7 has read 6/all.
 
-Small arrays that are read often, such as losses and drifts, are sent in this
-way too (`arrays_to_host`). With one process nothing is sent.
+Small arrays that are read often, such as losses and drifts, are sent in the
+same way (`arrays_to_host`). With one process nothing is sent.
 
-Anybody who reaches the coordinator's port can write into the store. So a
+Anybody who can reach the coordinator's port can write into the store. So a
 message is JSON, and arrays in it are in the file format of numpy without Python
-objects: a message of a stranger may be wrong, but it is never executed.
+objects. A forged message may have wrong values, but no code in it is executed.
 """
 
 import base64
@@ -38,11 +37,10 @@ from dilocox_jax.threads import in_thread
 from dilocox_jax.trees import Tree
 
 FOLDER = "dilocox_jax"  # All keys of this module begin with it.
-# Limit of waiting for another process, which may compile or wait for a link for
-# hours. JAX notices by heartbeats if a process has died, and not by this limit.
+# How long to wait for another process, which may compile or wait for a link for
+# hours. If a process has died, JAX notices it sooner by missing heartbeats.
 WAIT_MS = 24 * 60 * 60 * 1000
-# Limit of waiting at the end of a run, where a process may be missing. It is
-# enough for a round trip.
+# How long to wait at the end of a run, where a process may be missing.
 _END_MS = 5_000
 _LAST_S = 0.5  # Process 0 ends this much later than the other processes.
 
@@ -61,7 +59,7 @@ def allgather(value: Any) -> list[Any]:
       processes, tuples become lists in the result.
 
   Returns:
-    The values in the order of the processes.
+    The values of all processes, in the order of their numbers.
   """
   if jax.process_count() == 1:
     return [value]
@@ -84,7 +82,8 @@ def allgather(value: Any) -> list[Any]:
   gathered = b"[" + b",".join([message, *other_messages]) + b"]"
   values = json.loads(gathered)
   store.key_value_set_bytes(f"{folder}/all", gathered)
-  if turn > 0:  # All processes have read the turn before (see the module).
+  if turn > 0:
+    # All processes have read the turn before, as the module's docstring says.
     store.key_value_delete(f"{FOLDER}/{turn - 1}")
   return values
 
@@ -92,15 +91,17 @@ def allgather(value: Any) -> list[Any]:
 def arrays_to_host(tree: Tree) -> Tree:
   """Returns the values of arrays as numpy arrays, in every process.
 
-  All processes must make the same calls in the same order, with trees of one
-  structure. An array is sent only if this process lacks a part of its values.
+  All processes must make the same calls in the same order, with trees of the
+  same structure. Values are sent only for arrays of which each process holds a
+  part.
 
   Args:
-    tree: Arrays, each on devices of only this process or of all processes.
+    tree: Tree of arrays. Each array is on devices of this process only, or on
+      devices of all processes.
 
   Returns:
-    The whole values of every array. An array that is only on devices of this
-    process is not compared with those of other processes.
+    A tree of whole numpy arrays. An array on devices of this process only may
+    have other values in other processes.
   """
   leaves, structure = jax.tree.flatten(tree)
   divided = {i: leaf for i, leaf in enumerate(leaves) if is_divided(leaf)}
@@ -120,17 +121,20 @@ def arrays_to_host(tree: Tree) -> Tree:
 
 
 def is_divided(leaf: Any) -> bool:
-  """Returns whether this process lacks a part of an array's values."""
+  """Returns whether this process lacks a part of an array's values.
+
+  The result is False for anything that is not a JAX array.
+  """
   if not isinstance(leaf, jax.Array):
     return False
   return not (leaf.is_fully_addressable or leaf.is_fully_replicated)
 
 
 def parts_to_send(array: jax.Array) -> list[jax.Shard]:
-  """Returns the parts of an array that this process sends to others.
+  """Returns the parts of an array that this process must send to the others.
 
-  Several devices may hold copies of the same part. Only one of these copies has
-  the replica_id 0, so each part is sent once.
+  Several devices may hold copies of the same part. Only the copy with the
+  `replica_id` 0 is sent.
   """
   return [shard for shard in array.addressable_shards if shard.replica_id == 0]
 
@@ -138,16 +142,16 @@ def parts_to_send(array: jax.Array) -> list[jax.Shard]:
 def _to_message(
   number: int, index: tuple[slice, ...], part: np.ndarray
 ) -> tuple[int, list[tuple[int | None, int | None]], str]:
-  """Returns a part of an array as values of JSON.
+  """Converts a part of an array to values of JSON.
 
   Args:
     number: Number of the array among the leaves of its tree.
-    index: Where the part lies in the array: a slice of each axis.
+    index: Position of the part in the array: a slice of each axis.
     part: The values.
 
   Returns:
-    The number; start and stop of each slice; and the values in the file format
-    of numpy, as text in base64.
+    A tuple: the number of the array, start and stop of each slice, and the
+    values as base64 text of a file in numpy's format.
   """
   file = io.BytesIO()
   np.lib.format.write_array(file, np.asanyarray(part), allow_pickle=False)
@@ -158,16 +162,19 @@ def _to_message(
 def _from_message(
   number: int, bounds: list[list[int | None]], text: str
 ) -> tuple[int, tuple[slice, ...], np.ndarray]:
-  """Returns the number, the index and the values of a part of an array.
+  """Reads a part of an array from values of JSON. It reverses `_to_message`.
 
-  It reverses `_to_message`. numpy's file format has no types such as bfloat16.
-  Values of such a type are returned as raw bytes of the same width, and the
-  caller must view them as the type.
+  numpy's file format does not know dtypes such as bfloat16. Values of such a
+  dtype are returned as raw bytes of the same width. The caller must view them
+  as the dtype.
 
   Args:
     number: Number of the array among the leaves of its tree.
     bounds: Start and stop of the part's slice of each axis.
     text: The values, as `_to_message` has encoded them.
+
+  Returns:
+    A tuple: the number of the array, a slice of each axis, and the values.
 
   Raises:
     ValueError: If the text is damaged, or contains Python objects.
@@ -181,9 +188,9 @@ def _from_message(
 def wait_for_end() -> None:
   """Waits up to 5 s for the other processes to reach the end of the run.
 
-  The store ends with process 0. So process 0 waits for another 0.5 s: if
-  process 0 ended first, the others would report that they have lost a process.
-  Without a store, that is with one process, nothing happens.
+  Process 0 waits another 0.5 s. The store ends with process 0, and if that
+  happened first, the others would report that they have lost a process. With
+  one process there is no store, and the function returns at once.
   """
   store = key_value_store()
   if store is None:
@@ -196,9 +203,10 @@ def wait_for_end() -> None:
 
 
 def key_value_store() -> Any:
-  """Returns this process's client of the store; None if there is no store.
+  """Returns this process's client of the coordinator's key-value store.
 
-  JAX has no public function for that.
+  The result is None if there is only one process. JAX has no public function
+  for the client.
   """
   from jax._src import distributed
 

@@ -1,4 +1,4 @@
-"""Reads how much memory a run may still take on the host and on a device."""
+"""Reads how much memory a process may take on the host and on a device."""
 
 import math
 import pathlib
@@ -17,12 +17,12 @@ def free_host_bytes(
   """Returns the memory that this process may still take (bytes).
 
   The result is the smallest of several limits: the available memory of the
-  machine, swap included; and what each control group of this process may still
-  take. A container or a job of Slurm has such a group.
+  machine with its swap space, and what each control group (cgroup) of this
+  process may still take. A container or a job of Slurm has such a group.
 
   Args:
     meminfo: File of Linux with the available memory.
-    own_group: File that names the control group of this process.
+    own_group: File of Linux that names the control group of this process.
     groups: Folder of all control groups (version 2).
 
   Returns:
@@ -33,7 +33,14 @@ def free_host_bytes(
 
 
 def _available(meminfo: pathlib.Path) -> float:
-  """Returns MemAvailable plus SwapFree (bytes); infinity if unknown."""
+  """Returns the available memory of the machine, with its swap space (bytes).
+
+  It is MemAvailable plus SwapFree. The result is infinity if the file lacks
+  MemAvailable or cannot be read.
+
+  Args:
+    meminfo: The file /proc/meminfo of Linux.
+  """
   try:
     lines = meminfo.read_text().splitlines()
   except OSError:
@@ -51,11 +58,11 @@ def _available(meminfo: pathlib.Path) -> float:
 def _own_groups(
   own_group: pathlib.Path, groups: pathlib.Path
 ) -> Iterator[pathlib.Path]:
-  """Yields the control group of this process and all groups that contain it.
+  """Yields the folders of this process's control group and those around it.
 
   Args:
-    own_group: As in `free_host_bytes`.
-    groups: As in `free_host_bytes`.
+    own_group: File of Linux that names the control group of this process.
+    groups: Folder of all control groups (version 2).
   """
   try:
     lines = own_group.read_text().splitlines()
@@ -76,6 +83,9 @@ def _free_in_group(group: pathlib.Path) -> float:
 
   The result is infinity if the group has no limit, or if its files cannot be
   read.
+
+  Args:
+    group: Folder of the control group.
   """
   try:
     limit = (group / "memory.max").read_text().strip()

@@ -1,9 +1,9 @@
 """Moves arrays between the memory of devices and the memory of the host.
 
-Only the windows that send or apply a fragment need the fragment's outer state.
-Between these windows the outer state would take memory of the accelerator for
-nothing. So it can be kept in host memory (the config field `mesh.outer_memory`)
-and is moved to the devices for the windows that need it.
+The outer state of a fragment (its outer parameters and outer optimizer) is only
+needed in the windows that send or apply the fragment. To save memory of the
+accelerator, it can be kept in host memory (config field `mesh.outer_memory`).
+It is then moved to the devices for these windows.
 """
 
 from collections.abc import Iterable
@@ -18,15 +18,15 @@ DEVICE, HOST = MEMORIES
 
 
 def moved(tree: Tree, kind: str) -> Tree:
-  """Moves arrays to a memory of the devices that hold them.
+  """Moves arrays to another memory of the same devices.
 
   Args:
-    tree: Arrays in any memory. An array that already is in the wanted memory
-      is not copied.
-    kind: One of `plan.choices.MEMORIES`.
+    tree: Tree of arrays in any memory. An array that is in the wanted memory
+      already is not copied.
+    kind: The wanted memory, "device" or "pinned_host".
 
   Returns:
-    The arrays in that memory.
+    The arrays in this memory.
   """
   return jax.device_put(tree, with_memory_kind(shardings_of(tree), kind))
 
@@ -36,7 +36,7 @@ def with_memory_kind(shardings: Tree, kind: str) -> Tree:
 
   Args:
     shardings: Tree of shardings.
-    kind: One of `plan.choices.MEMORIES`.
+    kind: The memory, "device" or "pinned_host".
   """
 
   def with_kind(sharding: Any) -> Any:
@@ -54,11 +54,11 @@ def unsupported(kind: str, devices: Iterable[Any]) -> str | None:
   """Returns why devices cannot keep arrays in a memory.
 
   Args:
-    kind: One of `plan.choices.MEMORIES`.
+    kind: The memory, "device" or "pinned_host".
     devices: Devices of this process.
 
   Returns:
-    The reason; None if they can.
+    The reason, for an error message; None if all devices have this memory.
   """
   if kind == DEVICE:
     return None

@@ -1,10 +1,10 @@
 """Counts the bytes that this process sends over a network interface.
 
 When `experiments.launch` throttles the links between processes, every process
-gets a network interface of its own. The environment variable
-`LINK_VARIABLE` names this interface. A run then records how many bytes the
-kernel has sent over the interface, beside the bytes that the plan predicts. So
-a byte that the plan does not know of is noticed.
+gets a network interface of its own. The environment variable `DILOCOX_JAX_LINK`
+names this interface. A run then records how many bytes the kernel has sent over
+the interface, beside the bytes that the plan predicts. So a user can see if the
+plan misses some bytes.
 """
 
 import math
@@ -18,7 +18,7 @@ def sent_bytes(interface: str, table: str = "/proc/self/net/dev") -> int:
 
   Args:
     interface: Name of the interface in this process's network namespace.
-    table: File with the kernel's counters of all interfaces of the namespace.
+    table: File of Linux with the counters of all interfaces of the namespace.
 
   Raises:
     ValueError: If there is no such interface.
@@ -47,15 +47,17 @@ class LinkCounter:
     """Starts to count at zero.
 
     Raises:
-      ValueError: If the interface that `LINK_VARIABLE` names does not exist.
+      ValueError: If the environment variable `DILOCOX_JAX_LINK` names an
+        interface that does not exist.
     """
     self.interface = os.environ.get(LINK_VARIABLE, "")
     self._last_count = self._count()
 
   def new_bytes(self) -> float:
-    """Returns the bytes sent since the last call, or since the start.
+    """Returns the bytes that were sent since the last call of this method.
 
-    Returns NaN if the process has no throttled link.
+    The first call counts from when this object was made. The result is NaN if
+    the process has no throttled link.
     """
     count = self._count()
     new_bytes = count - self._last_count
@@ -63,7 +65,7 @@ class LinkCounter:
     return new_bytes
 
   def _count(self) -> float:
-    """Returns the kernel's count of sent bytes; NaN without a link."""
+    """Returns the kernel's count of sent bytes; NaN if there is no link."""
     if not self.interface:
       return math.nan
     return sent_bytes(self.interface)

@@ -2,16 +2,16 @@
 
 If a replica has several devices, its arrays are divided among them. For most
 code JAX's partitioner decides which device computes what. Three kinds of code
-must decide this themselves: code that sends bytes over a slow link, code that
-multiplies matrices in pipeline stages, and code that selects values by index.
-For the last kind the partitioner would first collect the whole array on every
-device. This file maps such functions over the devices, so that a device works
-on its own part of the arrays.
+are mapped over the devices by hand instead, so that a device works on its own
+part of the arrays: code that sends bytes over a slow link, the matrix products
+of pipeline stages, and code that selects values by index. (For the last kind,
+the partitioner would first collect the whole array on every device.)
 
 Muon multiplies a matrix with itself ten times in every step. If the devices of
 a replica divide the rows of each matrix, every product needs the rows of all
-devices. So the devices swap rows for layers before the update, and swap back
-after it (`on_whole_layers`). Each device sends its part once in each direction.
+devices. So before the update the devices swap their rows of all layers for some
+whole layers, and after the update they swap back (`on_whole_layers`). Each
+device sends its part once in each direction.
 
 For example, three layers [3, 8, 5] on two devices, each of which has four rows
 of every layer:
@@ -40,7 +40,7 @@ from dilocox_jax.trees import Array, Tree, path_name
 
 INNER_AXES = (DATA_AXIS, STAGE_AXIS, TENSOR_AXIS)
 # A pipeline is mapped by hand over these axes. JAX's partitioner divides its
-# products among the tensor shards.
+# matrix products among the tensor shards.
 PIPELINE_AXES = (DATA_AXIS, STAGE_AXIS)
 _NUM_AXES = 3  # A stack of matrices is [layers, rows, columns].
 
@@ -49,11 +49,11 @@ Update = Callable[..., tuple[Tree, Tree]]
 
 
 def partition(spec: Spec, axes: Sequence[str] = INNER_AXES) -> PartitionSpec:
-  """Returns a spec of `Division` as a JAX `PartitionSpec`.
+  """Converts a spec of a `Division` to a `jax.sharding.PartitionSpec`.
 
   Args:
-    spec: Mesh axes that divide each dimension of an array.
-    axes: Mesh axes of the result. Other axes of the spec are left out.
+    spec: For each dimension of an array, the mesh axes that divide it.
+    axes: Mesh axes that the result may have. Other axes are left out.
   """
 
   def chosen(names: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -63,11 +63,11 @@ def partition(spec: Spec, axes: Sequence[str] = INNER_AXES) -> PartitionSpec:
 
 
 def current_division() -> Division:
-  """Returns the division of the replica whose code is being traced.
+  """Returns how the replica whose code JAX traces now is divided among devices.
 
-  A replica on one device has the default division, `Division()`. A replica on a
-  mesh of the caller has it too, because an axis "data" of that mesh is not an
-  axis of this project: there the partitioner divides the work.
+  The result has only the numbers of shards and stages. It is `Division()` if
+  the replica has one device. It is also `Division()` inside a mesh that a user
+  has set up, where JAX's partitioner divides the work.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if not set(INNER_AXES) <= set(mesh.auto_axes):
@@ -83,8 +83,8 @@ def is_automatic(axis: str) -> bool:
   """Returns whether JAX's partitioner divides the work along a mesh axis.
 
   Args:
-    axis: Name of the axis. It need not exist: a replica on one device has no
-      such axis, and then nothing is divided.
+    axis: Name of the axis. If there is no such axis, as for a replica on one
+      device, the result is False.
   """
   return axis in jax.sharding.get_abstract_mesh().auto_axes
 
@@ -107,10 +107,10 @@ def map_over_devices(
       axes.
 
   Returns:
-    Function of the whole arrays.
+    Function of the whole arrays, with the whole results.
   """
-  # JAX's check would need values in `function` marked as varying (pcast). Many
-  # of these functions also run on one device, which has no axis to name.
+  # `check_vma=True` would need values in `function` marked as varying (pcast).
+  # Many of these functions also run on one device, which has no axis to name.
   return jax.shard_map(
     function,
     in_specs=in_specs,
@@ -121,16 +121,19 @@ def map_over_devices(
 
 
 def map_over_rows(function: Callable, *arrays: Array) -> Any:
-  """Applies a function that computes every row from the same row of its inputs.
+  """Applies a function row by row, with the rows divided among the devices.
 
-  If the rows can be divided evenly, every device computes its share of them. If
-  the replica has one device, the function is called directly.
+  If the devices cannot divide the rows evenly, every device computes all of
+  them. If the replica has one device, the function is called directly.
 
   Args:
-    function: Function (*arrays) -> arrays. All arrays begin with the axes
-      [layers, groups], and a row is the rest. A row of a result depends only on
-      the same rows of the arguments.
-    *arrays: Arguments of the function.
+    function: Function (*arrays) -> arrays. All arrays have the shape
+      [layers, groups, ...], where the remaining axes are a row. A row of a
+      result must depend only on the same rows of the arguments.
+    *arrays: Arguments for the function.
+
+  Returns:
+    The results of the function.
   """
   division = current_division()
   if division.num_devices == 1:
@@ -140,15 +143,18 @@ def map_over_rows(function: Callable, *arrays: Array) -> Any:
 
 
 def _rows(division: Division, shape: tuple[int, ...]) -> PartitionSpec:
-  """Chooses the mesh axes that divide the axes [layers, groups].
+  """Chooses the mesh axes that divide the axes [layers, groups] evenly.
 
-  It takes the first entry of a list that divides both axes evenly. The entries
-  that use all devices come first. Of these, the first ones leave layers on
-  their stage, where the pipeline keeps them.
+  If possible, all devices are used, and layers stay on the stage on which the
+  pipeline keeps them.
 
-  For example take 2 stages and 2 data shards. [4, 6] is divided by ("stage",
+  Example with 2 stages and 2 data shards: [4, 6] is divided by ("stage",
   "data"), so a device has 2 layers and 3 groups. The 3 layers of [3, 8] cannot
   be divided by 2, so all 4 devices divide the groups. [3, 5] is not divided.
+
+  Args:
+    division: How a replica is divided among its devices.
+    shape: Numbers of layers and of groups.
   """
   stage = (STAGE_AXIS,)
   data = (DATA_AXIS,)
@@ -169,14 +175,17 @@ def _rows(division: Division, shape: tuple[int, ...]) -> PartitionSpec:
 
 
 def on_whole_layers(update: Update) -> Update:
-  """Lets each device of a replica update whole layers.
+  """Wraps an optimizer's update so that each device updates whole layers.
 
   Args:
-    update: Update of an optimizer. It computes stacked matrices layer by layer,
-      also a layer of zeros, and all other leaves value by value.
+    update: Function (gradients, optimizer state, parameters) -> (updates,
+      optimizer state). It must treat every layer of stacked matrices by itself,
+      must accept a layer of zeros, and must treat all other leaves value by
+      value.
 
   Returns:
-    The same update of arrays that are divided among the devices in any way.
+    A function with the same arguments and results, for arrays that are divided
+    among the devices in any way.
   """
 
   def mapped(
@@ -205,13 +214,14 @@ def on_whole_layers(update: Update) -> Update:
 def divided(division: Division, tree: Tree) -> Tree:
   """Tells JAX to divide the arrays of one replica among its devices.
 
-  A replica on one device, or on a mesh of the caller, is left as it is.
+  If the replica has one device, or runs in a mesh that a user has set up, the
+  tree is returned unchanged.
 
   Args:
     division: How a replica's arrays are divided among its devices.
-    tree: Arrays of one replica, inside a function that
-      `distributed.replicas.Replicas.map` maps. Parameters, gradients and states
-      have the same paths.
+    tree: Parameters, gradients or optimizer state of one replica, inside a
+      function that `distributed.replicas.Replicas.map` maps. The path of a leaf
+      decides how it is divided.
 
   Returns:
     The tree, with sharding constraints.
@@ -226,11 +236,14 @@ def divided(division: Division, tree: Tree) -> Tree:
 
 
 def specs_of(division: Division, trees: Tree) -> Tree:
-  """Returns the spec of every leaf, a tree like `trees`.
+  """Returns the mesh axes that divide each dimension of every leaf.
 
   Args:
     division: How a replica's arrays are divided among its devices.
-    trees: Trees of arrays.
+    trees: Tree of arrays of one replica.
+
+  Returns:
+    A tree of specs with the structure of `trees`.
   """
 
   def spec(path: Any, leaf: Array) -> Spec:
@@ -240,14 +253,15 @@ def specs_of(division: Division, trees: Tree) -> Tree:
 
 
 def _rows_to_layers(leaf: Array, spec: Spec) -> Array:
-  """Swaps a device's rows and columns of all layers for some whole layers.
+  """Swaps a device's part of all layers for some whole layers.
 
   Args:
-    leaf: Part of all layers, [L, r, c].
-    spec: Mesh axes that divide each axis of the whole leaf.
+    leaf: This device's part of L layers, [L, r, c].
+    spec: For each axis of the whole leaf, the mesh axes that divide it.
 
   Returns:
-    Whole layers [n, R, C]. Layers of zeros fill up the last device's part.
+    n whole layers, [n, R, C]. If L is not a multiple of the number of devices,
+    layers of zeros are added.
   """
   divided = _divided_axes(leaf, spec)
   num_devices = math.prod(jax.lax.axis_size(names) for _, names in divided)
@@ -262,15 +276,18 @@ def _rows_to_layers(leaf: Array, spec: Spec) -> Array:
 
 
 def _layers_to_rows(leaf: Array, part: Array, spec: Spec) -> Array:
-  """Swaps whole layers for a device's rows and columns of all layers.
+  """Swaps whole layers for a device's part of all layers.
+
+  It reverses `_rows_to_layers`.
 
   Args:
-    leaf: Whole layers [n, R, C], as `_rows_to_layers` returned them.
-    part: The argument of `_rows_to_layers`, for its shape [L, r, c].
-    spec: Mesh axes that divide each axis of the whole leaf.
+    leaf: n whole layers, [n, R, C].
+    part: The argument `leaf` of `_rows_to_layers`. Only its shape [L, r, c] is
+      read.
+    spec: For each axis of the whole leaf, the mesh axes that divide it.
 
   Returns:
-    Part of all layers, [L, r, c].
+    This device's part of all L layers, [L, r, c].
   """
   for axis, names in reversed(_divided_axes(part, spec)):
     leaf = jax.lax.all_to_all(
@@ -282,10 +299,15 @@ def _layers_to_rows(leaf: Array, part: Array, spec: Spec) -> Array:
 
 
 def _divided_axes(leaf: Array, spec: Spec) -> list[tuple[int, tuple[str, ...]]]:
-  """Returns the axes of rows and columns that devices divide.
+  """Returns which of the axes of rows and columns are divided among devices.
+
+  Args:
+    leaf: Array. Only stacks of matrices, [layers, rows, columns], count.
+    spec: For each axis of the whole leaf, the mesh axes that divide it.
 
   Returns:
-    Each axis with the mesh axes that divide it.
+    Pairs of a divided axis (1 or 2) and the mesh axes that divide it; [] for
+    other arrays.
   """
   if leaf.ndim != _NUM_AXES:
     return []

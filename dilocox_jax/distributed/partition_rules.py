@@ -1,15 +1,16 @@
 """Divides the parameters of a user's model among the devices of a replica.
 
-A user's model is trained as its code is written. JAX's partitioner divides the
-work: it collects the parameters that an operation needs, and sums gradients
-over the devices. The user decides at most which devices keep which part of a
-parameter, in one of three ways:
+The code of a user's model is not changed. JAX's partitioner divides the work:
+it collects the parameters that an operation needs, and sums gradients over the
+devices. The user may decide which devices keep which part of a parameter. There
+are three cases:
 
-- By nothing: the data shards divide the largest dimension of every parameter
+- The user gives a function from a parameter's path and shape to a
+  `PartitionSpec`.
+- The modules have partitioning metadata of NNX or linen, which become such a
+  function (`models.custom`).
+- Otherwise the data shards divide the largest dimension of every parameter
   (`Division.largest_dimension_spec`).
-- By a function from a parameter's path and shape to a `PartitionSpec`.
-- By the partitioning metadata of modules of NNX and linen (`models.custom`),
-  which become such a function.
 """
 
 import dataclasses
@@ -27,8 +28,9 @@ from dilocox_jax.plan.model.division import (
 )
 from dilocox_jax.trees import Tree, shapes_by_path
 
-# (path of a parameter, such as "blocks/up/kernel"; its shape) -> its partition
-# over the mesh axes "data" and "tensor". None: `largest_dimension_spec`.
+# Function from a parameter's path, such as "blocks/up/kernel", and its shape to
+# its partition over the mesh axes "data" and "tensor". If it returns None, the
+# data shards divide the parameter's largest dimension.
 PartitionRule = Callable[[str, tuple[int, ...]], PartitionSpec | None]
 
 _AXES = (DATA_AXIS, TENSOR_AXIS)
@@ -41,20 +43,23 @@ def divide_model(
   num_tensor_shards: int = 1,
   partition: PartitionRule | None = None,
 ) -> Division:
-  """Divides a model among the devices of a replica, for `make_rounds`.
+  """Says how the devices of a replica divide a model, for `make_rounds`.
+
+  A replica has num_data_shards * num_tensor_shards devices.
 
   Args:
-    params: Parameters of the model, or their shapes and types.
-    num_data_shards: Number of devices that divide the rows of a batch, and the
-      parameters that `partition` does not name.
-    num_tensor_shards: Number of devices that divide what `partition` gives to
-      the axis "tensor". They read the same rows of a batch.
+    params: Parameters of the model, or their shapes and dtypes.
+    num_data_shards: Number of data shards. They divide the rows of a batch, and
+      the dimensions that `partition` gives to the axis "data".
+    num_tensor_shards: Number of tensor shards. They divide the dimensions that
+      `partition` gives to the axis "tensor", and read the same rows of a batch.
     partition: Function (path, shape) -> `jax.sharding.PartitionSpec` of a
       parameter over the mesh axes "data" and "tensor". If it returns None, or
       is None, the data shards divide the parameter's largest dimension.
 
   Raises:
-    ValueError: As `divided_by_rule`.
+    ValueError: If a partition is wrong, or if there are tensor shards and no
+      `partition`. The message is one line.
   """
   division = Division(
     num_data_shards=num_data_shards, num_tensor_shards=num_tensor_shards
@@ -76,12 +81,12 @@ def divided_by_rule(
       dimension of every parameter.
 
   Raises:
-    ValueError: One line with the parameter's path and shape, if its partition
-      is no `PartitionSpec`, names another axis than "data" and "tensor" or an
-      axis twice, has more entries than the parameter has dimensions, or does
-      not divide the parameter evenly. Also if there are stages, which need
-      layers that can be computed one by one, or if there are tensor shards but
-      no rule that uses them.
+    ValueError: If the partition of a parameter is wrong: it is not a
+      `PartitionSpec`, names another axis than "data" and "tensor" or an axis
+      twice, has more entries than the parameter has dimensions, or does not
+      divide the parameter evenly. Also if there are pipeline stages, which a
+      user's model cannot have, or if there are tensor shards but no rule. The
+      message is one line.
   """
   require(
     division.num_stages == 1,
@@ -113,16 +118,17 @@ def divided_by_rule(
 def _checked_spec(
   division: Division, path: str, shape: tuple[int, ...], partition: Any
 ) -> Spec:
-  """Returns a partition as a spec with an entry for every dimension.
+  """Checks a partition, and returns the mesh axes of every dimension.
 
   Args:
-    division: Numbers of shards.
+    division: Numbers of data shards and of tensor shards.
     path: Path of the parameter.
     shape: Shape of the parameter.
     partition: Result of the user's rule for the parameter.
 
   Raises:
-    ValueError: As `divided_by_rule`.
+    ValueError: If the partition is wrong (`divided_by_rule`). The message is
+      one line with the parameter's path and shape.
   """
   name = f"partition of {path} {list(shape)}"
   require(
@@ -160,7 +166,7 @@ def _checked_spec(
 
 
 def _axes_of(entry: Any) -> tuple[str, ...]:
-  """Returns the mesh axes of one entry of a `PartitionSpec`."""
+  """Returns the mesh axes in one entry of a `PartitionSpec`; () for None."""
   if entry is None:
     return ()
   if isinstance(entry, tuple):

@@ -2,9 +2,9 @@
 
 Every process builds the same programs over all devices and goes through the
 same plan. With the functions of this module, processes tell each other the
-values that they must agree on, and notice that another process is gone. In a
-run of one process these functions do nothing, so the rest of the project need
-not ask how many processes there are.
+values that they must agree on, and notice that another process is gone. They
+also work in a run of one process, so the rest of the project need not ask how
+many processes there are.
 """
 
 import contextlib
@@ -24,15 +24,16 @@ from jax.sharding import Mesh, PartitionSpec
 from dilocox_jax.distributed import addresses, coordinator_store, rendezvous
 
 # If a process sends no heartbeat for this long, it counts as dead, and all
-# other processes end. A process that exchanges with it notices far sooner,
-# because a connection closes.
+# other processes end. A process that is exchanging with the dead one notices
+# far sooner, because the connection closes.
 HEARTBEAT_TIMEOUT_S = 30
-START_TIMEOUT_S = 120  # All processes have to come in this time.
-END_TIMEOUT_S = 600  # The main process has to write the report in this time.
+START_TIMEOUT_S = 120  # All processes must connect within this time.
+END_TIMEOUT_S = 600  # Process 0 must write the report within this time.
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 _GIVE_FLAGS = "Give --coordinator=HOST:PORT, --num_processes and --process_id"
 
-# Words of backends' errors that mean that another process does not answer.
+# Words in errors of JAX's backends which mean that another process does not
+# answer.
 _LOST_PROCESS = re.compile(
   r"gloo|nccl|heartbeat|coordination|connection (reset|closed|refused)|barrier"
   r"|unavailable:|deadline_exceeded|broken pipe",
@@ -43,7 +44,7 @@ _STATUS = re.compile("[A-Z_]+: ")
 
 
 class LostProcessError(RuntimeError):
-  """Means that another process of the run is gone. The message is one line."""
+  """Says that another process of the run is gone. The message is one line."""
 
 
 def start(
@@ -53,29 +54,30 @@ def start(
   run: str = "",
   timeout_s: float = START_TIMEOUT_S,
 ) -> None:
-  """Connects the processes of a run. Must come before any use of a device.
+  """Connects the processes of a run. It must be called before a device is used.
 
-  An argument that is None is read from the cluster's environment, if JAX knows
-  the kind of cluster. JAX's runtime starts only when all processes are there,
-  because it would abort this process if another one did not come. Processes of
-  different runs are refused, because they would wait for each other for ever.
+  An argument that is None is read from the environment of the cluster, if JAX
+  knows this kind of cluster. The function waits for all processes before it
+  starts JAX's runtime, which would abort this process if another one did not
+  come. A process of another run is refused.
 
-  Process 0 listens only at the coordinator's address. If that address comes
-  from the cluster, process 0 listens at all addresses of its machine.
-  `JAX_COORDINATOR_BIND_ADDRESS` names another address in both cases.
+  Process 0 listens only at the coordinator's address. If that address was read
+  from the cluster, process 0 listens at all addresses of its machine. The
+  environment variable `JAX_COORDINATOR_BIND_ADDRESS` can name another address
+  in both cases.
 
   Args:
     coordinator: Address of process 0, host:port.
-    num_processes: Number of processes.
+    num_processes: Number of processes of the run.
     process_id: Number of this process, from 0.
-    run: Hexadecimal text that all processes of the run have in common, and
-      processes of other runs do not have.
+    run: Hexadecimal text that identifies the run. All its processes pass the
+      same text.
     timeout_s: Seconds to wait for all processes.
 
   Raises:
-    ValueError: One line, if an argument was neither given nor found, or is
-      wrong.
-    LostProcessError: If not all processes came.
+    ValueError: If an argument was neither given nor found, or is wrong. The
+      message is one line.
+    LostProcessError: If not all processes came in time.
   """
   # A program runs in the thread that dispatches it. Otherwise an exchange in a
   # thread (`rounds.exchange_thread`) would take one of XLA's threads. A process
@@ -126,10 +128,11 @@ class _JaxArguments(NamedTuple):
 
   Attributes:
     coordinator: Address of process 0, host:port.
-    num_processes: Number of processes.
-    process_id: Number of this process.
-    local_device_ids: Numbers of this machine's devices that the process uses;
-      None: all devices, or those of JAX_LOCAL_DEVICE_IDS.
+    num_processes: Number of processes of the run.
+    process_id: Number of this process, from 0.
+    local_device_ids: Numbers of this machine's devices that the process uses.
+      None: JAX reads them from the environment variable `JAX_LOCAL_DEVICE_IDS`
+      or, if it is not set, uses all devices.
   """
 
   coordinator: str
@@ -144,12 +147,19 @@ def _complete(
   process_id: int | None,
   timeout_s: float,
 ) -> _JaxArguments:
-  """Reads arguments that are None from the cluster, as JAX does when it starts.
+  """Reads arguments that are None from the environment of the cluster.
 
-  JAX has no public function for that.
+  It uses the function with which JAX itself does this, which is not public.
+
+  Args:
+    coordinator: Address of process 0, host:port; None: not given.
+    num_processes: Number of processes; None: not given.
+    process_id: Number of this process; None: not given.
+    timeout_s: Seconds to wait for an answer of the cluster.
 
   Raises:
-    ValueError: One line, if an argument was neither given nor found.
+    ValueError: If an argument was neither given nor found, or if `process_id`
+      is not below `num_processes`. The message is one line.
   """
   from jax._src.clusters import ClusterEnv
 
@@ -183,11 +193,11 @@ def _complete(
 
 
 def _use_gloo() -> None:
-  """Makes CPUs exchange by gloo, at the address that reaches process 0.
+  """Makes CPUs exchange by gloo, at this machine's address toward process 0.
 
-  JAX itself would take the address of the host's name. That may be an address
-  that no other machine reaches, or one that strangers reach. JAX has no public
-  function to choose another address.
+  JAX itself would listen at the address that the host's name stands for. Other
+  machines may not reach this address, or strangers may. JAX has no public
+  function to choose another one.
   """
   from jax._src import distributed, xla_bridge
   from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
@@ -206,11 +216,15 @@ def _use_gloo() -> None:
 
 
 def open_connections(mesh: Mesh) -> None:
-  """Connects the devices of every group along the axes of a mesh.
+  """Connects all groups of devices that collectives over a mesh may use.
 
-  Gloo gives a group 30 s to form when it is first used. Later, one process may
-  compile a program for minutes that another process finds in its cache. So all
-  groups are formed at the start, when all processes are at the same point.
+  When a group is first used, gloo gives its processes 30 s to connect. Later in
+  a run this may not be enough: one process may compile a program for minutes
+  that another one finds in its cache. So all groups are connected at the start,
+  when all processes are at the same point.
+
+  Args:
+    mesh: The mesh. There is a group for each combination of its axes.
   """
   # Along an axis of one device nothing is sent.
   names = [name for name in mesh.axis_names if mesh.shape[name] > 1]
@@ -234,11 +248,10 @@ def open_connections(mesh: Mesh) -> None:
 
 @contextlib.contextmanager
 def _silent_output() -> Iterator[None]:
-  """Drops everything that is written to standard output, also by C++ code.
+  """Drops everything that is written to standard output in a `with` statement.
 
-  Gloo prints a line for every group that it connects, and has no setting to
-  turn that off. In the log of a cluster these lines would hide the first lines
-  of the run.
+  This includes the output of C++ code. Gloo prints a line for every group that
+  it connects, and no setting turns that off.
   """
   sys.stdout.flush()
   output = os.dup(1)
@@ -258,10 +271,12 @@ def is_main() -> bool:
 
 
 def from_main(value: Any) -> Any:
-  """Returns process 0's value in every process. All processes wait for all.
+  """Returns process 0's value in every process.
+
+  All processes must call it, and each waits for all others.
 
   Args:
-    value: A value of types that JSON has. Only that of process 0 is used.
+    value: Value of types that JSON has. It is ignored in all other processes.
   """
   sent_value = value if is_main() else None
   return coordinator_store.allgather(sent_value)[0]
@@ -270,7 +285,8 @@ def from_main(value: Any) -> Any:
 def share_directory(directory: pathlib.Path) -> bool:
   """Returns whether all processes see the same directory.
 
-  All processes wait for all.
+  Process 0 writes a file there, and all others look for it. All processes must
+  call it, and each waits for all others.
 
   Args:
     directory: A directory in which process 0 may write.
@@ -292,11 +308,14 @@ def share_directory(directory: pathlib.Path) -> bool:
 def check_equal(**values: Any) -> None:
   """Checks that this process has the same values as process 0.
 
+  All processes must call it, and each waits for all others.
+
   Args:
     **values: Named values of types that JSON has.
 
   Raises:
-    ValueError: One line that names the first value that differs.
+    ValueError: If a value differs. The message is one line that names the first
+      such value.
   """
   gathered = coordinator_store.allgather(values)
   values_of_main = gathered[0]
@@ -314,7 +333,12 @@ def check_equal(**values: Any) -> None:
 
 @contextlib.contextmanager
 def detect_lost_process() -> Iterator[None]:
-  """Turns errors that a lost process causes into `LostProcessError`."""
+  """Converts errors that a lost process causes inside a `with` statement.
+
+  Raises:
+    LostProcessError: In place of an error that a lost process has caused. Other
+      errors are not changed.
+  """
   try:
     yield
   except LostProcessError:
@@ -329,7 +353,11 @@ def detect_lost_process() -> Iterator[None]:
 
 
 def _is_from_lost_process(error: BaseException | None) -> bool:
-  """Returns whether an error, or a cause of it, is about a lost connection."""
+  """Returns whether an error is about a lost connection to another process.
+
+  Args:
+    error: The error. The errors that have caused it are checked, too.
+  """
   kinds = (RuntimeError, ValueError, TimeoutError, jax.errors.JaxRuntimeError)
   while error:
     text = str(error)
@@ -344,7 +372,7 @@ def _is_from_lost_process(error: BaseException | None) -> bool:
 
 
 def exit_now(code: int) -> NoReturn:
-  """Ends this process without waiting for the others, which may be gone.
+  """Ends this process at once, without waiting for other processes.
 
   Args:
     code: Exit code.

@@ -1,18 +1,19 @@
 """Waits for all processes of a run before JAX's runtime starts.
 
-JAX's runtime aborts a process if another one does not come in time, and prints
-a C++ trace that names no cause. So the processes first wait for each other
-here, at the port at which JAX's service listens afterwards:
+If a process does not come in time, JAX's runtime aborts the others with a C++
+trace that names no cause. So the processes first wait for each other here, at
+the port at which JAX's service listens afterwards:
 
   process 3   connects to the coordinator's address and sends its greeting:
               "dilocox_jax 1 RUN 4 3" means process 3 of 4 of the run RUN.
-  process 0   listens there and keeps the connections. It greets itself, too,
+  process 0   listens there and keeps the connections. It also greets itself,
               which shows that the address leads to it.
   process 0   stops listening when all have greeted, and then sends "go".
   process 3   waits until JAX's service listens at the port.
 
-Whoever reaches the port can send a greeting. It has a fixed form and at most
-128 bytes, nothing else is read, and no answer repeats a word of it.
+Anybody who reaches the port can send a greeting. For safety a greeting has a
+fixed form and at most 128 bytes, nothing else is read, and no answer repeats a
+part of it.
 """
 
 import contextlib
@@ -31,34 +32,37 @@ from dilocox_jax.distributed.addresses import Endpoint
 
 _VERSION = "dilocox_jax 1"
 _GREETING = re.compile(rf"{_VERSION} ([0-9a-f]*) (\d{{1,7}}) (\d{{1,7}})\n")
-_MOST_BYTES = 128  # Of a greeting.
+_MOST_BYTES = 128  # Largest number of bytes of a greeting.
 _MOST_ANSWER_BYTES = 65_536  # An answer may list a number for every process.
 
-# The answers of process 0. The second and the fourth are followed by numbers.
+# The answers of process 0. Numbers follow "missing" and "other count".
 _GO = "go"
 _MISSING = "missing"
 _OTHER_RUN = "other run"
 _OTHER_COUNT = "other count"
 _TAKEN = "taken"
 
-_GREET_S = 10.0  # A connection without a greeting by then is dropped.
-_MOST_STRANGERS = 64  # Open connections without a greeting, beyond one each.
-_RESOLVE_S = 10.0  # Name servers may be slow.
+_GREET_S = 10.0  # A connection must send its greeting within this time.
+# Largest number of open connections without a greeting, in addition to one for
+# each process of the run.
+_MOST_STRANGERS = 64
+_RESOLVE_S = 10.0  # Time to look up a name, because name servers may be slow.
 _CONNECT_S = 5.0
-_SERVICE_S = 30.0  # JAX's service listens this soon after all have come.
+# JAX's service must listen within this time after all processes have come.
+_SERVICE_S = 30.0
 _SHORTEST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
-_NOTICE_S = 30.0
-_MOST_NAMED = 8  # Numbers of missing processes in one line.
+_NOTICE_S = 30.0  # Time between two lines in the log about waiting.
+_MOST_NAMED = 8  # A message lists at most this many missing processes.
 _AGAIN = "the same command tries again"
 
 
 class Process(NamedTuple):
-  """One process of a run.
+  """Identifies one process of a run.
 
   Attributes:
-    run: Hexadecimal text that all processes of the run have in common.
-    count: Number of processes.
+    run: Hexadecimal text that identifies the run. All its processes have it.
+    count: Number of processes of the run.
     number: Number of this process, from 0.
   """
 
@@ -73,19 +77,21 @@ def wait_for_processes(
   listening: str | None = None,
   timeout_s: float = 120.0,
 ) -> None:
-  """Waits until all processes of a run are there.
+  """Waits until all processes of a run are connected to process 0.
 
   Args:
     process: This process.
     coordinator: Address of process 0 for all processes, host:port.
     listening: Address at which process 0 listens, host:port. None: all
-      addresses of its machine, with the coordinator's port.
+      addresses of its machine, with the port of `coordinator`. Only process 0
+      reads this argument.
     timeout_s: Seconds to wait for all processes.
 
   Raises:
-    ValueError: One line, if an address is unknown or is not that of process 0,
-      or if process 0 has another config or number of processes.
-    TimeoutError: One line, if a process did not come in time.
+    ValueError: If an address is unknown or does not lead to process 0, or if
+      process 0 is of another run or expects another number of processes. The
+      message is one line.
+    TimeoutError: If a process did not come in time. The message is one line.
   """
   wait = _Wait(timeout_s)
   endpoints = _resolve(coordinator, wait)
@@ -100,25 +106,33 @@ def wait_for_processes(
 
 
 class _Wait:
-  """A time limit. It logs now and then what the process waits for.
+  """A time limit, and a log of what the process waits for.
 
   Attributes:
-    timeout_s: Seconds from the start to the limit.
+    timeout_s: Seconds from when the object was made to the limit.
   """
 
   def __init__(self, timeout_s: float):
-    """Starts the time."""
+    """Starts to count the time.
+
+    Args:
+      timeout_s: Seconds to the limit.
+    """
     self.timeout_s = timeout_s
     self._end_s = time.monotonic() + timeout_s
     self._notice_s = time.monotonic() + _NOTICE_S
 
   @property
   def left_s(self) -> float:
-    """Seconds that are left; 0 when the time is over."""
+    """Seconds that are left; 0 after the limit."""
     return max(0.0, self._end_s - time.monotonic())
 
   def tell(self, text: str) -> None:
-    """Logs a text, at most twice a minute."""
+    """Logs what the process waits for, at most twice a minute.
+
+    Args:
+      text: Words for what the process waits for.
+    """
     if time.monotonic() > self._notice_s:
       self._notice_s = time.monotonic() + _NOTICE_S
       logging.info("still waiting: %s", text)
@@ -135,11 +149,12 @@ def _resolve(coordinator: str, wait: _Wait) -> list[Endpoint]:
     The socket addresses of the coordinator's address.
 
   Raises:
-    ValueError: One line, if the name is unknown.
-    TimeoutError: One line, if the name of a pod is unknown until the limit.
+    ValueError: If the name of the host is unknown. The message is one line.
+    TimeoutError: If, on Kubernetes, the name of a pod stays unknown until the
+      limit. The message is one line.
   """
   # Kubernetes knows the name of a pod only after it has found a node for the
-  # pod. So an unknown name means there that process 0 has not come yet.
+  # pod. So an unknown name there means that process 0 has not started yet.
   is_pod = "KUBERNETES_SERVICE_HOST" in os.environ
   if is_pod:
     name_wait = wait
@@ -167,7 +182,11 @@ def _resolve(coordinator: str, wait: _Wait) -> list[Endpoint]:
 
 
 def _listen(address: str) -> socket.socket:
-  """Returns a socket of process 0 that listens."""
+  """Returns a socket of process 0 that listens at an address.
+
+  Raises:
+    ValueError: If this is not possible. The message is one line.
+  """
   try:
     return addresses.listen(address)
   except OSError as error:
@@ -179,12 +198,19 @@ def _listen(address: str) -> socket.socket:
 
 
 def _greeting(process: Process) -> bytes:
-  """Returns the greeting that a process sends, one line."""
+  """Returns the line with which a process greets process 0."""
   return f"{_VERSION} {process.run} {process.count} {process.number}\n".encode()
 
 
 def _names(numbers: Collection[int], count: int) -> str:
-  """Returns "process 1 of 2", or "processes 1, 2 and 9 others of 12"."""
+  """Returns words for some processes of a run.
+
+  Examples: "process 1 of 2", "processes 1, 2 and 9 others of 12".
+
+  Args:
+    numbers: Numbers of the processes, at least one.
+    count: Number of all processes of the run.
+  """
   words = [str(number) for number in sorted(numbers)]
   if len(words) == 1:
     return f"process {words[0]} of {count}"
@@ -198,10 +224,10 @@ def _names(numbers: Collection[int], count: int) -> str:
 
 
 class _Reception:
-  """Process 0 while it waits for all processes, itself included."""
+  """Accepts and checks the greetings of all processes, in process 0."""
 
   def __init__(self, process: Process, coordinator: str, server: socket.socket):
-    """Accepts nobody yet.
+    """Accepts no connection yet.
 
     Args:
       process: Process 0.
@@ -219,15 +245,16 @@ class _Reception:
     self._selector = selectors.DefaultSelector()
 
   def wait_for_all(self, endpoints: list[Endpoint], wait: _Wait) -> None:
-    """Waits until all processes are there, and tells them.
+    """Waits until all processes have greeted, and then tells them to go on.
 
     Args:
       endpoints: Socket addresses of the coordinator.
       wait: Time limit for all processes to come.
 
     Raises:
-      ValueError: One line, if process 0 does not reach itself.
-      TimeoutError: One line, if a process did not come in time.
+      ValueError: If process 0 does not reach itself at the coordinator's
+        address. The message is one line.
+      TimeoutError: If a process did not come in time. The message is one line.
     """
     with contextlib.ExitStack() as stack:
       stack.callback(self._close)
@@ -254,9 +281,13 @@ class _Reception:
       )
 
   def _loopback_hint(self) -> str:
-    """Returns a hint if the coordinator's name stands for loopback here.
+    """Returns the end of a message if the coordinator's name means loopback.
 
-    Debian gives the name of a machine such an address on the machine itself.
+    On Debian, the name of a machine may mean a loopback address on the machine
+    itself, so that no other machine reaches process 0.
+
+    Returns:
+      The text; "" if the name does not mean a loopback address.
     """
     name, _ = addresses.split_address(self._coordinator)
     address = self._server.getsockname()[0]
@@ -271,7 +302,17 @@ class _Reception:
     self._selector.close()
 
   def _greet_itself(self, endpoints: list[Endpoint]) -> socket.socket:
-    """Connects to process 0 itself, and returns the connection."""
+    """Connects process 0 to itself and sends its greeting.
+
+    Args:
+      endpoints: Socket addresses of the coordinator.
+
+    Returns:
+      The connection.
+
+    Raises:
+      ValueError: If process 0 does not reach itself. The message is one line.
+    """
     try:
       connection = addresses.connect(endpoints, _CONNECT_S)
       connection.sendall(_greeting(self._process))
@@ -288,11 +329,15 @@ class _Reception:
     return set(range(self._process.count)) - self._present.keys()
 
   def _missing_names(self) -> str:
-    """Returns the missing processes as a message names them."""
+    """Returns words for the processes that have not come."""
     return _names(self._missing(), self._process.count)
 
   def _handle_events(self, timeout_s: float) -> None:
-    """Waits for connections and greetings, and reads those that have come."""
+    """Waits for connections and greetings, and handles them.
+
+    Args:
+      timeout_s: Seconds to wait for the first of them.
+    """
     for key, _ in self._selector.select(timeout_s):
       connection = key.fileobj
       assert isinstance(connection, socket.socket)
@@ -324,7 +369,7 @@ class _Reception:
     self._selector.register(connection, selectors.EVENT_READ)
 
   def _drop(self, connection: socket.socket) -> None:
-    """Closes a connection and forgets it."""
+    """Closes a connection and forgets its process."""
     self._strangers.pop(connection, None)
     self._present = {
       number: present
@@ -335,7 +380,13 @@ class _Reception:
     connection.close()
 
   def _read_greeting(self, connection: socket.socket) -> None:
-    """Reads the bytes that have come, and answers if the greeting is whole."""
+    """Reads bytes of a greeting, and checks the greeting if it is complete.
+
+    A connection that has ended, or has sent too many bytes, is dropped.
+
+    Args:
+      connection: A connection whose greeting is not complete yet.
+    """
     earlier_bytes, latest_s = self._strangers[connection]
     try:
       new_bytes = connection.recv(_MOST_BYTES - len(earlier_bytes))
@@ -350,7 +401,15 @@ class _Reception:
       self._strangers[connection] = (text, latest_s)
 
   def _answer(self, connection: socket.socket, text: bytes) -> None:
-    """Keeps a connection whose greeting is right, and drops all others."""
+    """Keeps a connection whose greeting is right, and drops any other.
+
+    If the process is of another run, expects another number of processes, or
+    has a number that is taken, it gets an answer before it is dropped.
+
+    Args:
+      connection: The connection.
+      text: Its complete greeting.
+    """
     match = _GREETING.fullmatch(text.decode("ascii", errors="replace"))
     if not match:
       self._drop(connection)
@@ -365,7 +424,11 @@ class _Reception:
     self._present[guest.number] = connection
 
   def _refusal(self, guest: Process) -> str:
-    """Returns the refusal that a process gets; "" if it is let in."""
+    """Returns the answer for a process that is refused; "" if it is accepted.
+
+    Args:
+      guest: The process, as its greeting describes it.
+    """
     count = self._process.count
     if guest.run != self._process.run:
       return _OTHER_RUN
@@ -382,7 +445,7 @@ class _Reception:
 
 
 def _send(connection: socket.socket, answer: str) -> None:
-  """Sends an answer, one line."""
+  """Sends an answer as one line. A broken connection is ignored."""
   with contextlib.suppress(OSError):  # The process may have gone.
     connection.sendall(f"{answer}\n".encode())
 
@@ -402,8 +465,8 @@ def _greet_until_all_are_there(
     wait: Time limit for all processes to come.
 
   Raises:
-    ValueError: One line, if process 0 refuses this process.
-    TimeoutError: One line, if a process did not come in time.
+    ValueError: If process 0 refuses this process. The message is one line.
+    TimeoutError: If a process did not come in time. The message is one line.
   """
   pause_s = _SHORTEST_PAUSE_S
   reason = ""
@@ -436,10 +499,16 @@ def _greet_until_all_are_there(
 
 
 def _greet(connection: socket.socket, process: Process, wait: _Wait) -> str:
-  """Sends the greeting and returns process 0's answer.
+  """Sends the greeting, and waits for the answer of process 0.
+
+  Args:
+    connection: Connection to process 0.
+    process: This process.
+    wait: Time limit for all processes to come.
 
   Returns:
-    The answer; "" if none came before the time was over.
+    The answer; "" if there was none before the limit, or if the connection
+    broke.
   """
   text = b""
   try:
@@ -462,7 +531,9 @@ def _greet(connection: socket.socket, process: Process, wait: _Wait) -> str:
 
 
 def _raise_refusal(answer: str, process: Process, coordinator: str) -> None:
-  """Raises the error that an answer of process 0 means, if it is a refusal.
+  """Raises an error if process 0 has refused this process.
+
+  Any other answer is ignored.
 
   Args:
     answer: The answer of process 0.
@@ -470,9 +541,10 @@ def _raise_refusal(answer: str, process: Process, coordinator: str) -> None:
     coordinator: Address of process 0, for messages.
 
   Raises:
-    ValueError: One line, if process 0 has another config, number of processes
-      or process of this number.
-    TimeoutError: One line, if a process did not come in time.
+    ValueError: If process 0 is of another run, expects another number of
+      processes, or has a process of the same number already. The message is one
+      line.
+    TimeoutError: If a process did not come in time. The message is one line.
   """
   if answer == _OTHER_RUN:
     raise ValueError(
@@ -501,10 +573,17 @@ def _raise_refusal(answer: str, process: Process, coordinator: str) -> None:
 
 
 def _wait_for_service(coordinator: str, endpoints: list[Endpoint]) -> None:
-  """Waits until JAX's service listens, because JAX would abort otherwise.
+  """Waits until JAX's service listens at the coordinator's address.
+
+  Without this wait, JAX would abort this process if the service is not there.
+
+  Args:
+    coordinator: Address of process 0, for messages.
+    endpoints: Socket addresses of the coordinator.
 
   Raises:
-    TimeoutError: One line, if the service does not listen in time.
+    TimeoutError: If the service does not listen within 30 s. The message is one
+      line.
   """
   wait = _Wait(_SERVICE_S)
   while wait.left_s:

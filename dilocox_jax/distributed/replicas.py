@@ -1,9 +1,9 @@
 """Assigns devices to replicas, and puts arrays on the devices.
 
 Replicas are stacked on one device, or spread over a mesh whose axes are
-replica, data shard, stage and tensor shard. The plan's `Division` decides which
-part of an array a device holds. Only this module turns the division into JAX
-shardings.
+replica, data shard, pipeline stage and tensor shard. A `Division`
+(`plan.model.division`) says which part of an array a device holds. Only this
+module converts a `Division` to JAX shardings.
 """
 
 import dataclasses
@@ -33,27 +33,27 @@ from dilocox_jax.trees import Array, LazyArray, Tree, path_name
 REPLICA_AXIS = "replica"
 # A slice of every axis of an array.
 Slices = tuple[slice, ...]
-# The name of the axis if the other replicas of the run are other programs. Code
-# that communicates over `REPLICA_AXIS` then fails, because there is no such
-# axis. An axis of length 1 with that name would silently turn its sums into
-# copies.
+# The name of the replica axis if the other replicas of the run are other
+# programs. Code that communicates over the axis "replica" then fails, because
+# there is no such axis. With an axis "replica" of length 1, a sum over replicas
+# would silently have only one summand.
 ALONE_AXIS = "alone"
 
 
 @dataclasses.dataclass(frozen=True)
 class Replicas:
-  """Places values on the devices of all replicas, and maps programs over them.
+  """Places values on the devices of all replicas, and maps functions over them.
 
   Attributes:
     num_replicas: Number of replicas, M.
     layout: "stacked" (one device holds all replicas) or "mesh" (each replica
-      has its own devices).
+      has devices of its own).
     division: How a replica is divided among its devices.
-    devices: Devices of the mesh; None: those of this machine. Programs can also
-      be compiled for devices of `jax.experimental.topologies`, which this
-      machine does not have.
-    axis_name: Name of the axis of the replicas: `REPLICA_AXIS`, or `ALONE_AXIS`
-      if the other replicas of the run are other programs.
+    devices: Devices to use; None: all devices of the run's processes. They may
+      also be devices of `jax.experimental.topologies`, to compile programs for
+      a machine that is not there.
+    axis_name: Name of the axis over which replicas are mapped: `REPLICA_AXIS`,
+      or `ALONE_AXIS` if the other replicas of the run are other programs.
   """
 
   num_replicas: int
@@ -63,7 +63,12 @@ class Replicas:
   axis_name: str = REPLICA_AXIS
 
   def __post_init__(self):
-    """Raises ValueError if the replicas do not fit on the devices."""
+    """Checks the attributes, and that the replicas fit on the devices.
+
+    Raises:
+      ValueError: If an attribute is wrong, or if the replicas do not fit. The
+        message is one line.
+    """
     require(
       not jax.config.jax_disable_jit,  # pyright: ignore
       "JAX_DISABLE_JIT is set, and replicas need compiled programs: unset it",
@@ -79,10 +84,12 @@ class Replicas:
       )
 
   def _check_devices(self) -> None:
-    """Raises ValueError if a mesh does not fit on the devices.
+    """Checks that a mesh fits on the devices.
 
-    There may be too few devices for all replicas. Or the run has several
-    processes, and the mesh would leave some of their devices unused.
+    Raises:
+      ValueError: If there are too few devices for all replicas, or if the run
+        has several processes and the mesh would leave some of their devices
+        unused.
     """
     available = len(self._available)
     per_replica = self.division.num_devices
@@ -107,7 +114,7 @@ class Replicas:
 
   @property
   def num_devices(self) -> int:
-    """Number of devices that all replicas together have in a mesh."""
+    """Number of devices of all replicas together, in the layout "mesh"."""
     return self.num_replicas * self.division.num_devices
 
   @functools.cached_property
@@ -115,12 +122,12 @@ class Replicas:
     """The devices of all replicas, [M, data shards, stages, tensor shards].
 
     The replica axis is outermost, so the devices of a replica are neighbors.
-    If every slice (or process) holds the same number of whole replicas, only
-    traffic along the replica axis crosses the slow links between slices. For
-    example, take two slices with the devices 0-3 and 4-7, and 4 replicas of 2
-    stages. Then replicas 0 and 1 have the devices (0, 1) and (2, 3), and
-    replicas 2 and 3 have (4, 5) and (6, 7). With 3 such replicas on these
-    slices, the devices stay in JAX's order.
+    If every TPU slice (or process) holds the same number of whole replicas,
+    only messages between replicas cross the slow links between slices. For
+    example, there are two slices with the devices 0-3 and 4-7, and 4 replicas
+    of 2 stages. Then replicas 0 and 1 have the devices (0, 1) and (2, 3), and
+    replicas 2 and 3 have (4, 5) and (6, 7). If the slices cannot hold equally
+    many replicas, as with 3 replicas, the devices are in JAX's order.
     """
     inner_sizes = tuple(self.division.sizes.values())
     devices = self._available[: self.num_devices]
@@ -163,10 +170,13 @@ class Replicas:
     """Copies the whole arrays of each replica to every device of the replica.
 
     Args:
-      tree: Arrays with the same values in every process, or
-        `jax.ShapeDtypeStruct`s, which get a sharding.
-      axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all
-        replicas share.
+      tree: Tree of arrays, which must have the same values in every process; or
+        of `jax.ShapeDtypeStruct`s.
+      axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
+        replicas, None for leaves that all replicas share.
+
+    Returns:
+      The arrays on the devices; or the `jax.ShapeDtypeStruct`s with shardings.
     """
 
     def put(axis: int | None, subtree: Tree) -> Tree:
@@ -175,13 +185,17 @@ class Replicas:
     return jax.tree.map(put, axes, tree, is_leaf=is_none)
 
   def place_state(self, tree: Tree, axes: Tree) -> Tree:
-    """Puts parameters and states on the devices that hold their parts.
+    """Divides parameters and states among the devices of each replica.
 
     Args:
-      tree: Arrays with the same values in every process. They are divided among
-        the devices of a replica. Of a `LazyArray` every process reads the parts
-        that its own devices hold.
-      axes: Tree prefix, as in `place`.
+      tree: Tree of arrays with the same values in every process. Of a
+        `LazyArray`, every process reads only the parts that its own devices
+        hold.
+      axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
+        replicas, None for leaves that all replicas share.
+
+    Returns:
+      The arrays on the devices.
     """
     return jax.tree.map(put_on, tree, self.state_shardings(tree, axes))
 
@@ -189,8 +203,12 @@ class Replicas:
     """Puts the batches of this process on the devices that read them.
 
     Args:
-      batches: Batches of the replicas `own`, leaves [len(own), H, B, ...]. The
-        data shards of a replica divide the axis B.
+      batches: Batches of H steps for the replicas in `own`, leaves
+        [len(own), H, B, ...]. The data shards of a replica divide the B rows.
+
+    Returns:
+      Arrays [M, H, B, ...]. In each process only the parts of its own devices
+      have values.
     """
     # If this process has the replicas 2 and 3, their rows of `batches` are
     # {2: 0, 3: 1}.
@@ -212,7 +230,7 @@ class Replicas:
 
   @property
   def batch_sharding(self) -> Sharding:
-    """Sharding of batches [M, H, B, ...]. Data shards divide the axis B."""
+    """Sharding of batches [M, H, B, ...]. Data shards divide the B rows."""
     if self.layout == "stacked":
       return self._first_device
     if self.is_divided:
@@ -222,11 +240,15 @@ class Replicas:
     return NamedSharding(self.mesh, spec)
 
   def abstract(self, tree: Tree, axes: Tree) -> Tree:
-    """Returns shapes, types and shardings of a state, without values.
+    """Returns shapes, dtypes and shardings of a state, without values.
 
     Args:
-      tree: Arrays, or their shapes and types.
-      axes: Tree prefix as in `place_state`.
+      tree: Tree of arrays, or of their shapes and dtypes.
+      axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
+        replicas, None for leaves that all replicas share.
+
+    Returns:
+      A tree of `jax.ShapeDtypeStruct`s.
     """
     return with_shardings(tree, self.state_shardings(tree, axes))
 
@@ -234,9 +256,9 @@ class Replicas:
     """Returns the sharding of every leaf of a state.
 
     Args:
-      tree: Arrays of the state, or their shapes.
-      axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all
-        replicas share.
+      tree: Tree of arrays, or of their shapes and dtypes.
+      axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
+        replicas, None for leaves that all replicas share.
 
     Raises:
       ValueError: If `Division` has no rule for a leaf.
@@ -261,7 +283,7 @@ class Replicas:
     )
 
   def whole(self, axis: int | None) -> Sharding:
-    """Returns the sharding of values that are not divided inside a replica.
+    """Returns the sharding of values that each device of a replica holds whole.
 
     Args:
       axis: 0 for values [M, ...], None for values that all replicas share.
@@ -276,6 +298,9 @@ class Replicas:
     Args:
       path: JAX key path of the leaf in the state.
       shape: Shape of the leaf in one replica.
+
+    Returns:
+      An entry for each dimension; () if a replica has only one device.
     """
     if not self.is_divided:
       return ()
@@ -287,12 +312,13 @@ class Replicas:
     Args:
       function: Function that takes and returns the values of one replica. It
         may use collectives over `axis_name`.
-      in_axes: Tree prefix of the arguments: 0 where leaves have a leading
-        axis [M, ...], None where all replicas share the value.
-      out_axes: Tree prefix of the results, with the same meaning.
+      in_axes: Tree prefix of the arguments: 0 for leaves that have a leading
+        axis, [M, ...], None for values that all replicas share.
+      out_axes: Tree prefix of the results: 0 for leaves [M, ...], None for
+        values that are equal on all replicas.
 
     Returns:
-      Function of the values of all replicas. It is not yet compiled.
+      Function of the values of all replicas. It is not compiled.
     """
     stacked = functools.partial(
       jax.vmap,
@@ -321,18 +347,18 @@ class Replicas:
       in_specs=self._specs(in_axes),
       out_specs=self._specs(out_axes),
       axis_names=manual_axes,
-      # The check would need values marked as varying (pcast), which vmap does
-      # not support, and `function` must work under both. Tests check instead
-      # that copies of shared values are equal on all replicas.
+      # `check_vma=True` would need values marked as varying (pcast). vmap does
+      # not support that, and `function` must also work under vmap. Tests check
+      # instead that copies of shared values are equal on all replicas.
       check_vma=False,
     )
 
   def copies(self, leaf: Array) -> Array:
-    """Returns a copy of a replica's array for each replica, [M, ...]."""
+    """Repeats the array of one replica for all replicas: [...] to [M, ...]."""
     return jnp.broadcast_to(leaf, (self.num_replicas, *leaf.shape))
 
   def divided(self, tree: Tree) -> Tree:
-    """Tells JAX to divide a replica's state among its devices.
+    """Tells JAX to divide the state of one replica among its devices.
 
     Args:
       tree: State of one replica, inside a function that `map` maps.
@@ -343,16 +369,24 @@ class Replicas:
     return divided(self.division, tree)
 
   def _specs(self, axes: Tree) -> Tree:
-    """Returns the specs of a tree prefix of replica axes, for `shard_map`."""
+    """Converts a tree prefix of 0 and None to `PartitionSpec`s for `shard_map`.
+
+    Args:
+      axes: Tree prefix: 0 for leaves [M, ...] with values of each of the M
+        replicas, None for values that all replicas share.
+    """
     return jax.tree.map(
       lambda axis: PartitionSpec(*self._axes(axis)), axes, is_leaf=is_none
     )
 
   def _axes(self, axis: int | None) -> tuple[str, ...]:
-    """Returns the mesh axis that divides the first dimension, if any.
+    """Returns the mesh axes that divide the first dimension of a leaf.
 
     Args:
-      axis: 0 if replicas divide the first dimension, else None.
+      axis: 0 for a leaf [M, ...], None for a value that all replicas share.
+
+    Returns:
+      The replica axis for 0; () for None.
     """
     if axis is None:
       return ()
@@ -360,19 +394,28 @@ class Replicas:
 
   @property
   def _first_device(self) -> SingleDeviceSharding:
-    """The sharding of stacked replicas: one device holds everything."""
+    """The sharding in the layout "stacked": one device holds everything."""
     devices = self.devices or jax.local_devices()
     return SingleDeviceSharding(devices[0])
 
 
 def put_on(leaf: Any, sharding: Sharding) -> Any:
-  """Puts an array on devices. A `ShapeDtypeStruct` gets the sharding."""
+  """Puts an array on the devices of a sharding.
+
+  Args:
+    leaf: An array; a `LazyArray`, of which only the parts of this process's
+      devices are read; or a `jax.ShapeDtypeStruct`.
+    sharding: The sharding.
+
+  Returns:
+    The array on the devices; or the `jax.ShapeDtypeStruct` with the sharding.
+  """
   if isinstance(leaf, jax.ShapeDtypeStruct):
     return leaf.update(sharding=sharding)
   if isinstance(leaf, LazyArray):
     return _assembled(leaf.shape, sharding, leaf.part, one_at_a_time=True)
-  # An array may have the right sharding by chance without being committed to
-  # it. A program would be compiled again for that array, so it is committed.
+  # An array may have the right sharding without being committed to it. JAX
+  # would compile a program again for such an array, so it is committed here.
   if getattr(leaf, "sharding", None) == sharding and leaf.committed:
     return leaf
   if sharding.is_fully_addressable:
@@ -394,9 +437,9 @@ def _assembled(
     shape: Shape of the whole array.
     sharding: Sharding of the whole array.
     part: Function from a slice of every axis to the values there. It is called
-      once for devices that hold the same part.
+      once for all devices that hold the same part.
     one_at_a_time: Whether to wait until a part is on its devices before the
-      next part is made, so that the host holds the values of one part.
+      next part is made. The host then holds the values of only one part.
   """
   indices = sharding.addressable_devices_indices_map(shape)
   # Slices cannot be keys of a dict before Python 3.12, so their bounds are.
@@ -418,11 +461,14 @@ def _assembled(
 
 
 def with_shardings(tree: Tree, shardings: Tree) -> Tree:
-  """Returns the shapes and types of arrays, with shardings.
+  """Returns the shapes and dtypes of arrays, with shardings.
 
   Args:
-    tree: Arrays, or only their shapes and types.
-    shardings: A sharding for each leaf of the tree.
+    tree: Tree of arrays, or of their shapes and dtypes.
+    shardings: Tree with a sharding for each leaf.
+
+  Returns:
+    A tree of `jax.ShapeDtypeStruct`s.
   """
   return jax.tree.map(
     lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
@@ -437,11 +483,11 @@ def is_none(axis: Any) -> bool:
 
 
 def without_axis(axes: Tree, tree: Tree) -> Tree:
-  """Removes the first axis, of length 1, of leaves whose axis is None.
+  """Removes the first axis of leaves whose entry in a tree prefix is None.
 
   Args:
-    axes: Tree prefix with 0 or None.
-    tree: Tree of arrays, all with the first axis.
+    axes: Tree prefix: 0 for leaves that keep the axis, None for the others.
+    tree: Tree of arrays that all have a first axis of length 1.
   """
 
   def change(axis: int | None, subtree: Tree) -> Tree:
@@ -453,11 +499,11 @@ def without_axis(axes: Tree, tree: Tree) -> Tree:
 
 
 def map_prefix(function: Callable, axes: Tree, tree: Tree) -> Tree:
-  """Applies a function to all leaves whose axis in a tree prefix is 0.
+  """Applies a function to all leaves whose entry in a tree prefix is 0.
 
   Args:
     function: Function from a leaf to a leaf.
-    axes: Tree prefix with 0 or None. Leaves below None stay as they are.
+    axes: Tree prefix: 0 for leaves that are changed, None for the others.
     tree: Tree of arrays.
   """
 

@@ -1,1 +1,1 @@
-"""The optimizer step of one replica. It does not depend on other replicas."""
+"""The inner step of one replica, also if several devices compute it."""

@@ -1,11 +1,11 @@
-"""Leaves the division of a replica's work to JAX's partitioner.
+"""Lets JAX's partitioner divide a replica's work among its devices.
 
-A model that a user brings is trained as its code is written, for the whole
-batch. Two things are told to the partitioner: the data shards divide the rows
-of a batch, and every gradient is divided like its parameter. The partitioner
-does the rest. It collects the parameters that an operation needs, one layer at
-a time if the model scans over its layers, and it sums gradients over the data
-shards where they are divided.
+This is how a user's model is trained: its code is written for the whole batch,
+and is not changed. The partitioner is told two things: the data shards divide
+the rows of a batch, and every gradient is divided like its parameter. It does
+the rest. It collects the parameters that an operation needs (one layer at a
+time if the model scans over its layers), and it sums gradients over the data
+shards.
 Source: Xu et al. 2021, arXiv 2105.04663 (GSPMD).
 """
 
@@ -29,19 +29,20 @@ from dilocox_jax.plan.model.division import (
 )
 from dilocox_jax.trees import Array, Scalar, Tree
 
-_TABLE_NDIM = 2  # A table whose rows are looked up is [rows, features].
+_TABLE_NDIM = 2  # An embedding table has the axes [tokens, features].
 
 
 def with_divided_rows(loss: Loss, division: Division) -> Loss:
   """Returns a loss whose batch is divided among the data shards of a replica.
 
   Args:
-    loss: (params, batch) -> mean loss, for leaves [B, ...] of the batch.
+    loss: Function (params, batch) -> mean loss, where the batch has leaves
+      [B, ...].
     division: How a replica's arrays are divided among its devices.
 
   Returns:
-    A function with the same arguments and result, for use under
-    `distributed.replicas.Replicas.map`.
+    A function with the same arguments and result. It must be called inside a
+    function that `distributed.replicas.Replicas.map` maps.
   """
 
   def divided_loss(params: Tree, batch: Tree) -> Scalar:
@@ -51,13 +52,14 @@ def with_divided_rows(loss: Loss, division: Division) -> Loss:
 
 
 def _with_whole_tables(division: Division, params: Tree) -> Tree:
-  """Collects matrices from the data shards, if there are tensor shards too.
+  """Undoes the division of tables by data shards, if there are tensor shards.
 
-  XLA's partitioner (JAX 0.10 and 0.12) aborts the program if tokens look up
-  rows of a table, the data shards divide both the tokens and the table, and the
-  mesh has a second axis that the partitioner divides. Which parameter is a
-  table is not known here. So all parameters of one or two dimensions are
-  collected. Stacked layers have three dimensions, and stay divided.
+  This works around a fault: XLA's partitioner (JAX 0.10 and 0.12) aborts the
+  program if tokens look up rows of a table, if data shards divide both the
+  tokens and the table, and if the mesh has a second axis that the partitioner
+  divides. This function does not know which parameters are tables. So it
+  changes all parameters of one or two dimensions. Stacked layers have more
+  dimensions, and stay divided.
 
   Args:
     division: How a replica's arrays are divided among its devices.
@@ -81,11 +83,14 @@ def _with_whole_tables(division: Division, params: Tree) -> Tree:
 def divided_rows(batch: Tree) -> Tree:
   """Tells JAX to divide the rows of a batch among the data shards.
 
-  A leaf stays as it is if its number of rows is not divisible, or if the
-  replica has no data shards.
+  A leaf is not changed if the data shards cannot divide its rows evenly, or if
+  the replica has only one data shard.
 
   Args:
-    batch: Leaves [B, ...] of one replica.
+    batch: Batch of one replica, leaves [B, ...].
+
+  Returns:
+    The batch, with sharding constraints.
   """
   num_shards = current_division().num_data_shards
   if num_shards == 1:
@@ -103,7 +108,7 @@ def with_divided_gradients(gradient: Gradient, division: Division) -> Gradient:
   """Returns a gradient function whose gradients are divided like parameters.
 
   Args:
-    gradient: (params, batch) -> (loss, gradients).
+    gradient: Function (params, batch) -> (loss, gradients).
     division: How a replica's arrays are divided among its devices.
   """
 

@@ -1,16 +1,16 @@
 """Computes the gradient of a model whose layers are spread over stages.
 
-All stages of a replica run this one program. A row of the timetable
-(`plan.pipeline.TickNumbers`) is a tick. In every tick each stage looks up its
-action, runs it, and sends its newest results to the stages next to it. Forwards
-and backwards are actions of the timetable. So only the schedule decides for how
-many micro-batches a stage holds activations. The program is a scan over ticks
-around a loop over layers. So its size does not grow with the number of ticks,
-layers or micro-batches.
+All pipeline stages of a replica run the same program. A timetable
+(`plan.pipeline.TickNumbers`) has a row for every *tick*. In a tick each stage
+looks up its action (the forward or the backward of a micro-batch, or none),
+runs it, and sends its newest results to the stages next to it. So only the
+timetable decides for how many micro-batches a stage holds activations. The
+program is a scan over ticks around a loop over layers. So its size does not
+grow with the number of ticks, layers or micro-batches.
 
 The residual stream between two layers is called the stream, x. Letters in
-shapes: m micro-batches of b sequences with L tokens, T = b L tokens of a
-micro-batch, D model, K layers of a stage.
+shapes: m micro-batches of b sequences with L tokens each, T = b L tokens of a
+micro-batch, D width of the stream, K layers of a stage.
 """
 
 import dataclasses
@@ -39,9 +39,9 @@ from dilocox_jax.plan.model.division import STAGE_AXIS
 from dilocox_jax.plan.pipeline import ACTIONS, Pipeline, TickNumbers
 from dilocox_jax.trees import Index, Scalar, Tree
 
-# (blocks, rest, tokens) -> (loss, gradients of blocks, gradients of rest). A
-# fourth argument, `transfer`, says how a device gets a layer that it holds in
-# part.
+# Function (blocks, rest, tokens) -> (loss, gradients of blocks, gradients of
+# rest). A fourth argument, `transfer`, says how a device gets a whole layer if
+# it holds only a part of it.
 PipelinedGradient = Callable[..., tuple[Scalar, Tree, Tree]]
 
 
@@ -52,25 +52,32 @@ def pipelined_gradient(
   *,
   remat: str = "dots",
 ) -> PipelinedGradient:
-  """Builds one stage's gradient, for use in `shard_map` over the stages.
+  """Builds the gradient function of one stage, for `shard_map` over the stages.
 
   Args:
     model: The model.
-    pipeline: The schedule.
+    pipeline: The timetable of micro-batches.
     layer_counts: Number of layers of each stage, [stages].
-    remat: What a layer's forward saves for its backward: "none", "dots" or
-      "full"; see `models.transformer`.
+    remat: What a layer's forward saves for its backward: "none" (everything
+      that the backward reads), "dots" (results of matrix products) or "full"
+      (only the input).
 
   Returns:
-    (blocks, rest, tokens, transfer) -> (loss, block gradients, rest gradients).
-    `blocks` are this stage's layers, leaves [K, ...], where K is the largest of
-    all layer counts. A stage with fewer layers does not read its last rows, and
-    their gradients are zero. Layers are whole, unless `transfer` says how a
-    device gets a layer that it holds in part; gradients of blocks are divided
-    in the same way. `rest` are all other leaves, whole. `tokens` are int32
-    [m, b, L + 1]. Results are means over the m micro-batches, in fp32 or wider.
-    They are this stage's contribution: the caller must sum the loss and the
-    rest gradients over the stages.
+    Function (blocks, rest, tokens, transfer) -> (loss, block gradients, rest
+    gradients).
+
+    - `blocks`: this stage's layers, leaves [K, ...], where K is the largest
+      number of layers of any stage. A stage with fewer layers does not read its
+      last rows, and their gradients are zero.
+    - `rest`: all leaves outside the layers, whole.
+    - `tokens`: int32 [m, b, L + 1].
+    - `transfer`: how a device gets a whole layer if `blocks` has only its part.
+      Gradients of blocks are divided like the blocks. Default: layers are
+      whole.
+
+    The results are means over the m micro-batches, in fp32 or wider. They are
+    only this stage's contribution. The caller must sum the loss and the rest
+    gradients over the stages.
   """
   ticks = pipeline.timetable
 
@@ -123,14 +130,14 @@ class StageState(NamedTuple):
   """The arrays that a stage holds between two ticks.
 
   Attributes:
-    activations: Stream behind this stage's layers, from its newest forward,
+    activations: Output of this stage's last layer in its newest forward,
       [T, D].
-    gradients: Gradient of the stream in front of this stage's layers, from its
-      newest backward, [T, D].
-    activations_arrived: `activations` of the stage before, [T, D].
-    gradients_arrived: `gradients` of the next stage, [T, D].
-    outputs: `activations` of several forwards, by `TickNumbers.output_slot`,
-      [slots, T, D]. Only the last stage reads them.
+    gradients: Gradient of the input of this stage's first layer in its newest
+      backward, [T, D].
+    activations_arrived: `activations` that the stage before has sent, [T, D].
+    gradients_arrived: `gradients` that the next stage has sent, [T, D].
+    outputs: `activations` of several micro-batches, by
+      `TickNumbers.output_slot`, [slots, T, D]. Only the last stage reads them.
     saved: Arrays that forwards save for backwards, by `TickNumbers.saved_slot`
       and layer, leaves [slots, K, ...].
     loss: Sum of the losses of the micro-batches so far.
@@ -151,10 +158,10 @@ class StageState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainingStage(Stage):
-  """A stage in training, with its two actions: forward and backward.
+  """A pipeline stage in training, with its two actions: forward and backward.
 
   Attributes:
-    passes: Forward and backward of the model's block.
+    passes: Forward and backward of one layer.
   """
 
   passes: LayerPasses
@@ -163,12 +170,13 @@ class TrainingStage(Stage):
     """Runs the stage's layers on a micro-batch.
 
     Args:
-      at: The stage's numbers in this tick, scalars.
+      at: The stage's entries of the timetable in this tick: the micro-batch and
+        its slots (int32 scalars).
       state: State before the action.
 
     Returns:
-      The state with new `activations`. `outputs` and `saved` have new values in
-      the slots of the micro-batch.
+      The state with new `activations`, and with new values in the micro-batch's
+      slots of `outputs` and `saved`.
     """
     context = self.context(at.micro_batch)
 
@@ -197,7 +205,8 @@ class TrainingStage(Stage):
     stage has sent.
 
     Args:
-      at: The stage's numbers in this tick, scalars.
+      at: The stage's entries of the timetable in this tick: the micro-batch and
+        its slots (int32 scalars).
       state: State before the action.
 
     Returns:
@@ -261,7 +270,8 @@ def _tick(training: TrainingStage) -> Callable:
     training: The stage.
 
   Returns:
-    (state, numbers of the stage in this tick) -> (new state, None).
+    Function (state, the stage's entries of the timetable in this tick) ->
+    (new state, None).
   """
 
   def tick(state: StageState, at: TickNumbers) -> tuple[StageState, None]:
@@ -288,10 +298,11 @@ def _first_state(
   """Returns the state before the first tick: empty buffers and zero sums.
 
   Args:
-    pipeline: The schedule.
+    pipeline: The timetable of micro-batches.
     training: The stage.
-    x_TxD: Shape and dtype of the stream.
-    params: This stage's layers [K, ...], and all other parameters.
+    x_TxD: Shape and dtype of the stream, [T, D].
+    params: A tuple: this stage's layers, leaves [K, ...], and all other
+      parameters.
   """
 
   def buffers(tree: Tree, *slots: int) -> Tree:

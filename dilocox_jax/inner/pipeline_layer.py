@@ -1,13 +1,14 @@
 """Cuts the gradient of one layer into a forward and a backward.
 
-A pipeline runs a layer's forward and its backward in different ticks. So the
-forward must leave plain arrays, which wait in a buffer for the backward. The
-function `jax.vjp` differentiates the layer, and its result holds such arrays,
-the residuals. Some of them are the layer's parameters. A stage has the
-parameters anyway, and must not store a copy of them for each micro-batch. So
-this module separates them from all other residuals.
+A pipeline runs the forward and the backward of a layer at different times. So
+the forward must return plain arrays, which are stored until the backward. The
+result of `jax.vjp` holds such arrays: the residuals of the derivative. (They
+have nothing to do with the residuals of error feedback.) Some of them are the
+layer's parameters. A stage has the parameters anyway, and must not store a copy
+of them for each micro-batch. So this module separates the parameters from all
+other residuals.
 
-Letters in names: T tokens of a micro-batch, D model.
+Letters in names: T tokens of a micro-batch, D width of the residual stream.
 """
 
 import dataclasses
@@ -21,15 +22,17 @@ from jaxtyping import Array, Float
 from dilocox_jax.models.transformer import remat_wrapper
 from dilocox_jax.trees import Tree
 
-# (layer's parameters, x [T, D], length, **context) -> x [T, D].
+# Function (layer's parameters, x [T, D], length, **context) -> x [T, D], where
+# `length` is the number of tokens in a sequence.
 Block = Callable[..., Array]
 
-_NUM_ARGUMENTS = 2  # Of the differentiated function: parameters and x.
+# Number of arguments of the differentiated function: parameters and x.
+_NUM_ARGUMENTS = 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayerPasses:
-  """A block's forward and backward; `layer_passes` builds them.
+  """The forward and the backward of a layer. `layer_passes` builds them.
 
   Attributes:
     saved: Shapes and dtypes of the arrays that a forward saves for its
@@ -37,29 +40,28 @@ class LayerPasses:
   """
 
   saved: list[jax.ShapeDtypeStruct]
-  # (context, parameters, x [T, D]) -> x [T, D].
+  # Function (context, parameters, x [T, D]) -> x [T, D].
   _call: Callable[..., Array]
   # Tree structure of the result of `jax.vjp` without its saved arguments.
   _residuals: Any
-  # Whether the derivative reads x. Then x is the last of the saved arrays.
+  # Whether the derivative reads x. If so, x is the last of the saved arrays.
   _saves_input: bool
 
   def forward(
     self, layer: Tree, x_TxD: Float[Array, "T D"], context: Mapping[str, Array]
   ) -> tuple[Float[Array, "T D"], list[Any]]:
-    """Returns the layer's output, and the arrays for `backward`.
-
-    Some of these arrays may be constants, such as the tables of a kernel.
-    Such constants are not of the type `Array`.
+    """Returns the layer's output, and the arrays that `backward` needs.
 
     Args:
       layer: The layer's parameters.
       x_TxD: Input of the layer.
-      context: Keyword arguments of the block, which have no gradient. They are
+      context: Keyword arguments for the block, which have no gradient. They are
         saved if the backward needs them.
 
     Returns:
-      The output [T, D]; and arrays with the shapes and dtypes of `saved`.
+      A tuple: the output [T, D], and a list of arrays with the shapes and
+      dtypes of `saved`. Some of them may be constants, such as the tables of a
+      kernel, which are not of the type `jax.Array`.
     """
     call = functools.partial(self._call, dict(context))
     y_TxD, pullback = jax.vjp(call, layer, x_TxD)
@@ -80,7 +82,7 @@ class LayerPasses:
       y_gradient: Gradient of the layer's output.
 
     Returns:
-      Gradients like `layer`; and the gradient of x, [T, D].
+      A tuple: a tree of gradients like `layer`, and the gradient of x, [T, D].
     """
     if self._saves_input:
       x_TxD = saved[-1]
@@ -103,23 +105,23 @@ def layer_passes(
   remat: str,
   context: Mapping[str, jax.ShapeDtypeStruct],
 ) -> LayerPasses:
-  """Builds a block's forward and backward.
+  """Builds the forward and the backward of a layer.
 
-  The block is traced with shapes, so nothing is computed.
+  The layer is traced with shapes only, so nothing is computed.
 
   Args:
-    block: (parameters, x [T, D], length, **context) -> x [T, D].
+    block: Function (parameters, x [T, D], length, **context) -> x [T, D].
     layer: Shapes and dtypes of one layer's parameters.
-    x_TxD: Shape and dtype of the input and of the output, [T, D].
-    length: Number of tokens of a sequence, L.
-    remat: What a forward saves for its backward: "none", "dots" or "full"
-      (`remat_wrapper`). XLA cannot undo this by merging the backward with the
-      forward, because they are in different loops.
+    x_TxD: Shape and dtype of the layer's input and output, [T, D].
+    length: Number of tokens in a sequence, L.
+    remat: What a forward saves for its backward: "none" (everything that the
+      backward reads), "dots" (results of matrix products) or "full" (only the
+      input). The backward computes the rest again.
     context: Shapes and dtypes of the block's keyword arguments.
 
   Raises:
-    RuntimeError: If the installed JAX cannot cut a gradient (see
-      `replace_saved_arguments`).
+    RuntimeError: If this is not possible with the installed version of JAX
+      (`replace_saved_arguments`).
   """
 
   @remat_wrapper(remat)
@@ -146,24 +148,22 @@ def layer_passes(
 def replace_saved_arguments(pullback: Any, arguments: list[Array]) -> list[Any]:
   """Replaces the arguments that a result of `jax.vjp` has saved.
 
-  A derivative saves the layer's kernels among its residuals. With 8
-  micro-batches in flight the buffers of a stage would hold every kernel 8
-  times. JAX keeps the residuals that are arguments of the function in a list of
-  their own, the attribute `args_res`. So a forward empties this list before its
-  residuals go into a buffer, and a backward fills it with the parameters that
-  the stage holds anyway. JAX does not document the attribute, and no other code
-  of this package uses it.
+  JAX keeps the residuals that are arguments of the differentiated function in a
+  list of their own, the attribute `args_res` of the result. A forward empties
+  this list before its residuals are stored, and a backward fills it again with
+  the parameters, which the stage holds anyway. Otherwise, with 8 micro-batches
+  in flight, a stage would store every parameter 8 times.
 
-  JAX 0.10.2 and 0.12.0.1, which `constraints/` pins, have the attribute.
+  JAX does not document the attribute. JAX 0.10.2 and 0.12.0.1, which
+  `constraints/` pins, have it. Only this function uses it.
 
   Args:
-    pullback: Second result of `jax.vjp` of a function of two arguments, or
-      such a result that was flattened with an empty list and unflattened. It
-      is changed in place.
+    pullback: Second result of `jax.vjp` for a function of two arguments. It is
+      changed in place.
     arguments: New content of the list: a flat list of arrays, or an empty list.
 
   Returns:
-    The old list. It has an entry for each argument, or it is empty.
+    The old list. It has an entry for each argument, or is empty.
 
   Raises:
     RuntimeError: If the attribute is missing, cannot be set, or has another

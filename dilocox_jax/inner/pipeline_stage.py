@@ -1,13 +1,13 @@
 """The stages of a pipeline, and the loss of a pipelined model.
 
 All stages run the same program. Only the first stage embeds tokens, and only
-the last stage computes the loss, so both computations are under a condition. An
-evaluation needs no gradient. So it only runs forwards, and stages save no
-arrays.
+the last stage computes the loss, so the program has a condition around each of
+the two. This module computes only the loss, for evaluations: it runs forwards,
+and saves no arrays for a backward. `inner.pipeline` computes the gradient.
 
 The residual stream between two layers is called the stream, x. Letters in
-shapes: m micro-batches of b sequences with L tokens, T = b L tokens of a
-micro-batch, D model, K layers of a stage.
+shapes: m micro-batches of b sequences with L tokens each, T = b L tokens of a
+micro-batch, D width of the stream, K layers of a stage.
 """
 
 import dataclasses
@@ -23,23 +23,25 @@ from dilocox_jax.inner.pipeline_layer import Block
 from dilocox_jax.plan.model.division import STAGE_AXIS
 from dilocox_jax.trees import Index, Scalar, Tree
 
-# (blocks, rest, tokens) -> this stage's contribution to the loss, as
+# Function (blocks, rest, tokens) -> this stage's contribution to the loss, as
 # `pipelined_loss` returns it. A fourth argument, `transfer`, says how a device
-# gets a layer that it holds in part.
+# gets a whole layer if it holds only a part of it.
 PipelinedLoss = Callable[..., Scalar]
 
 
 class CutModel(NamedTuple):
-  """A model as functions for the parts that a pipeline separates.
+  """A model as functions for its parts: embedding, layer (block), and loss.
 
   Attributes:
-    embed: (leaves outside the blocks, tokens [b, L]) -> x [T, D].
-    block: (one layer's leaves, x [T, D], L) -> x [T, D]. Leaves with two axes
-      or more have the dtype of x.
-    loss: (leaves outside the blocks, x [T, D], targets [T]) -> mean loss.
-    segments: (tokens [b, L]) -> segments [b, L], which separate the documents
-      of a sequence (`models.attention`). `embed` and `block` take them as the
-      keyword argument `segments`. None: `embed` and `block` take no segments.
+    embed: Function (leaves outside the layers, tokens [b, L]) -> x [T, D].
+    block: Function (one layer's leaves, x [T, D], L) -> x [T, D]. Leaves with
+      two axes or more must have the dtype of x.
+    loss: Function (leaves outside the layers, x [T, D], targets [T]) -> mean
+      loss.
+    segments: Function (tokens [b, L]) -> segments [b, L]: numbers that separate
+      the documents of a sequence for attention (`models.attention`). `embed`
+      and `block` then get them as the keyword argument `segments`. None: there
+      are no segments.
   """
 
   embed: Callable[..., Array]
@@ -48,10 +50,13 @@ class CutModel(NamedTuple):
   segments: Callable[[Array], Array] | None = None
 
   def context(self, tokens: Array) -> dict[str, Array]:
-    """Returns the keyword arguments of `embed` and `block`.
+    """Returns the keyword arguments for `embed` and `block`.
 
     Args:
-      tokens: int32 [b, L].
+      tokens: Tokens of a micro-batch, int32 [b, L].
+
+    Returns:
+      The segments by the name "segments"; {} if there are none.
     """
     if self.segments is None:
       return {}
@@ -59,26 +64,27 @@ class CutModel(NamedTuple):
 
 
 class LayerTransfer(NamedTuple):
-  """How a device gets one of its stage's layers, and gives away its gradient.
+  """How a device collects a whole layer, and gives its gradient back.
 
   Attributes:
-    collect: (this device's part of a layer) -> the whole layer.
-    reduce: (gradient of the whole layer) -> gradient of this device's part. A
-      leaf that data shards divide is summed over the data shards.
+    collect: Function from this device's part of a layer to the whole layer.
+    reduce: Function from this device's gradient of the whole layer to the
+      gradient of its part. Leaves that data shards divide are summed over the
+      data shards.
   """
 
   collect: Callable[[Tree], Tree]
   reduce: Callable[[Tree], Tree]
 
   def whole_layer(self, layer: Tree, dtype: jnp.dtype) -> Tree:
-    """Returns a whole layer.
+    """Collects a whole layer, with matrices in the dtype of the computation.
 
-    Matrices are cast before they are collected. So the devices send fewer
+    Matrices are cast before they are collected, so that the devices send fewer
     bytes.
 
     Args:
       layer: This device's part of the layer.
-      dtype: Dtype of the layer's matrices.
+      dtype: Dtype that the layer's matrices get.
     """
     return self.collect(
       jax.tree.map(
@@ -95,16 +101,16 @@ WHOLE_LAYERS = LayerTransfer(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stage:
-  """The values of a stage that are the same in every tick.
+  """A pipeline stage: the values that do not change during a step.
 
   Attributes:
     model: The model.
     counts: Number of layers of every stage, [stages].
     number: Index of this stage, from 0.
-    layers: Parameters of this stage's layers, leaves [K, ...]: whole, or this
-      device's parts of them.
-    transfer: How the device gets a whole layer.
-    rest: Parameters outside the blocks.
+    layers: Parameters of this stage's layers, leaves [K, ...]: whole layers, or
+      this device's part of each.
+    transfer: How the device collects a whole layer.
+    rest: Parameters outside the layers.
     tokens: All tokens of the micro-batches, int32 [m, b, L + 1].
   """
 
@@ -125,24 +131,24 @@ class Stage:
   def count(self) -> np.int32 | Index:
     """Number of layers of this stage.
 
-    If all stages have equally many layers, the number is a constant of the
-    program, and not a traced value.
+    It is a constant of the program if all stages have equally many layers;
+    otherwise it is a traced value.
     """
     if np.ptp(self.counts) == 0:
       return self.counts[0]
     return jnp.asarray(self.counts)[self.number]
 
   def whole_layer(self, row: Index, dtype: jnp.dtype) -> Tree:
-    """Returns a layer of this stage.
+    """Returns a whole layer of this stage.
 
     Args:
-      row: Number of the layer in the stage.
-      dtype: Dtype of the layer's matrices.
+      row: Index of the layer in the stage, from 0.
+      dtype: Dtype that the layer's matrices get.
     """
     return self.transfer.whole_layer(get(self.layers, row), dtype)
 
   def context(self, batch: Index) -> dict[str, Array]:
-    """Returns `CutModel.context` of a micro-batch.
+    """Returns the keyword arguments for the model's functions (segments).
 
     Every stage has all tokens, so stages need not send each other segments.
 
@@ -152,7 +158,7 @@ class Stage:
     return self.model.context(get(self.tokens, batch)[:, :-1])
 
   def targets(self, batch: Index) -> Array:
-    """Returns the tokens [T] that the model should predict.
+    """Returns the tokens that the model should predict, int32 [T].
 
     Args:
       batch: Index of the micro-batch.
@@ -163,17 +169,17 @@ class Stage:
     """Returns the embedded tokens of a micro-batch, [T, D].
 
     Args:
-      rest: Parameters outside the blocks. They are an argument, because the
-        backward differentiates with respect to them.
+      rest: Parameters outside the layers. They are an argument, so that the
+        backward can differentiate with respect to them.
       batch: Index of the micro-batch.
     """
     tokens = get(self.tokens, batch)[:, :-1]
     return self.model.embed(rest, tokens, **self.context(batch))
 
   def input(self, batch: Index, arrived: Array) -> Array:
-    """Returns the stream [T, D] that the stage's first layer reads.
+    """Returns the input of the stage's first layer, [T, D].
 
-    On the first stage these are the embedded tokens, and on every other stage
+    On the first stage it is the embedded tokens; on every other stage it is
     `arrived`.
 
     Args:
@@ -190,24 +196,24 @@ class Stage:
     """Runs a loop over the stage's layers.
 
     Args:
-      body: (row, carry) -> carry, for the layer in a row of `layers`.
-      start: The first carry.
+      body: Function (row, carry) -> carry, where `row` is the index of a layer
+        in the stage.
+      start: The carry before the first layer.
 
     Returns:
-      The last carry.
+      The carry after the last layer.
     """
     return jax.lax.fori_loop(np.int32(0), self.count, body, start)
 
   def exchange(self, message: Tree, step: int = 1) -> Tree:
-    """Sends a message to the stage beside this one.
+    """Sends a message to the next stage, or to the stage before.
 
-    All stages send in the same direction at the same time. The stages form a
-    ring for that, but the message between the last and the first stage is not
-    read.
+    All stages send in the same direction at the same time, around a ring. The
+    message between the last and the first stage is not read.
 
     Args:
-      message: Arrays, of the same shapes on all stages.
-      step: 1: to the next stage; -1: to the stage before.
+      message: Tree of arrays, with the same shapes on all stages.
+      step: 1: send to the next stage; -1: send to the stage before.
 
     Returns:
       The message that has arrived at this stage.
@@ -220,7 +226,7 @@ class Stage:
 
 
 def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
-  """Builds one stage's loss, for use in `shard_map` over the stages.
+  """Builds the loss function of one stage, for `shard_map` over the stages.
 
   In tick t, stage s runs the forward of micro-batch t - s.
 
@@ -229,9 +235,11 @@ def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
     layer_counts: Number of layers of each stage, [stages].
 
   Returns:
-    (blocks, rest, tokens, transfer) -> mean loss over the micro-batches, a
-    scalar, with arguments as in `pipelined_gradient`. The loss is 0 except on
-    the last stage, so the caller must sum it over the stages.
+    Function (blocks, rest, tokens, transfer) -> mean loss over the micro-
+    batches, a scalar. `blocks` are this stage's layers, leaves [K, ...]; `rest`
+    are all other leaves; `tokens` are int32 [m, b, L + 1]; `transfer` says how
+    a device collects a whole layer. The loss is 0 on all stages but the last,
+    so the caller must sum it over the stages.
   """
 
   def loss(
@@ -290,11 +298,11 @@ def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
 
 
 def empty_buffer(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-  """Returns a buffer to be written. No result depends on its first values.
+  """Returns a buffer of zeros. It must be written before it is read.
 
   Args:
     shape: Shape of the buffer.
-    dtype: Type of its values.
+    dtype: Dtype of the buffer.
   """
   return jnp.zeros(shape, dtype)
 
@@ -308,17 +316,17 @@ def when(
 ) -> Tree:
   """Runs an action on a state if a condition holds.
 
-  The result is that of `jax.lax.cond`. But this function is a loop with one
-  iteration or none, because XLA updates the values that a loop carries in
-  place. With a conditional over all actions, XLA copied every buffer in each
-  tick, also in idle ticks. That doubled memory and traffic.
+  The result is the same as with `jax.lax.cond`. But this function uses a loop
+  with one iteration or none, because XLA updates the values that a loop carries
+  in place. With a conditional, XLA copied every buffer in each tick, also in
+  ticks without an action, which doubled memory and traffic.
 
   Args:
     condition: Whether to run the action, a boolean scalar.
     name: Name of the action in compiled operations and profiles.
-    action: (numbers, state) -> state. The action may read other arrays only at
+    action: Function (numbers, state) -> state. It may read other arrays only at
       indices that come from its argument `numbers`.
-    at: Numbers of the tick: an index, or a tree of indices.
+    at: The argument `numbers` of the action: an index, or a tree of indices.
     state: State before the action.
 
   Returns:
@@ -340,14 +348,15 @@ def when(
 
 
 def get(tree: Tree, *indices: Index) -> Tree:
-  """Reads leaves [N1, ..., *shape] at indices of their first axes.
+  """Reads buffers at indices of their first axes.
 
-  Example: get(saved, 1, 3) of a leaf [slots, K, T, D] is leaf[1, 3], with the
-  shape [T, D]. It is layer 3 of the micro-batch whose arrays are in slot 1.
+  Example: for a leaf [slots, K, T, D] of `saved`, get(saved, 1, 3) reads
+  leaf[1, 3] with the shape [T, D]. It is what layer 3 has saved of the
+  micro-batch in slot 1.
 
   Args:
-    tree: Buffers, leaves [N1, ..., *shape].
-    *indices: Indices of the first axes.
+    tree: Buffers, leaves [N1, N2, ..., *shape].
+    *indices: An index for each of the axes N1, N2, ...
 
   Returns:
     Leaves [*shape].
@@ -372,12 +381,14 @@ def get(tree: Tree, *indices: Index) -> Tree:
 
 
 def put(tree: Tree, new: Tree, *indices: Index) -> Tree:
-  """Writes leaves [*shape] at indices of the first axes, as `get` reads them.
+  """Writes values into buffers at indices of their first axes.
+
+  `get` with the same indices reads the values.
 
   Args:
-    tree: Buffers, leaves [N1, ..., *shape].
+    tree: Buffers, leaves [N1, N2, ..., *shape].
     new: The values to write, leaves [*shape].
-    *indices: Indices of the first axes.
+    *indices: An index for each of the axes N1, N2, ...
 
   Returns:
     The new buffers.
@@ -392,10 +403,10 @@ def put(tree: Tree, new: Tree, *indices: Index) -> Tree:
 
 
 def _starts(buffer: Array, indices: tuple[Index, ...]) -> list[Array]:
-  """Returns the start of a slice along every axis of a buffer.
+  """Returns where a slice of a buffer starts along every axis, as int32.
 
-  All starts must have one type, but the index of a loop is int64 if JAX has
-  64-bit types enabled. So all of them are cast to int32.
+  All starts must have the same dtype. Without a cast, the index of a loop would
+  be int64 if JAX has 64-bit types enabled.
 
   Args:
     buffer: The buffer.
@@ -409,9 +420,10 @@ def _starts(buffer: Array, indices: tuple[Index, ...]) -> list[Array]:
 def zeros(x: Array | jax.ShapeDtypeStruct) -> Array:
   """Returns zeros with the shape of x, as the start of a sum.
 
+  They are in fp32, or in the dtype of x if it is wider.
+
   Args:
-    x: An array, or its shape and dtype. The zeros are in fp32, or in the dtype
-      of x if it is wider.
+    x: An array, or its shape and dtype.
   """
   return jnp.zeros(x.shape, np.promote_types(np.float32, x.dtype))
 

@@ -1,17 +1,20 @@
 """Computes the gradient of one replica whose arrays are on several devices.
 
-The loss of an evaluation, which needs no gradient, is computed in the same way.
+The loss of an evaluation is computed in the same way, without a gradient.
 
 Before the pipeline starts, every device collects the layers that its stage
 computes, and the few leaves that all stages share. Of large tables it collects
 only a part (`inner.vocabulary`). Afterwards the gradients go back to the
-devices that keep the parameters. Both happen once per optimizer step, for any
-number of micro-batches, over the fast links inside a cluster.
+devices that keep the parameters. Both happen once in each optimizer step, for
+any number of micro-batches, over the fast links inside a cluster.
 
-If a whole stage is too large for a device, the data shards of a stage keep
-their parts of its layers instead (`mesh.gather`). They collect a layer whenever
-a micro-batch passes through it. So a device holds one whole layer at a time,
-but collects every layer twice for each micro-batch.
+If a whole stage is too large for a device, the data shards of the stage keep
+their parts of its layers (`mesh.gather="layer"`). They collect a layer whenever
+a micro-batch passes through it. So a device holds only one or two whole layers
+at a time, but collects every layer twice for each micro-batch.
+
+In this module, *blocks* are the layers of the model, stacked along their first
+axis. A *spec* of a leaf says for each dimension which mesh axes divide it.
 """
 
 import functools
@@ -48,9 +51,9 @@ from dilocox_jax.plan.model.division import (
 from dilocox_jax.plan.schedule.fragments import BLOCKS
 from dilocox_jax.trees import Array, Scalar, Tree, path_name
 
-# (blocks [K, ...], other leaves, tokens [m, b, L + 1]) -> (loss, gradients
-# of the blocks, gradients of the other leaves). All three results are this
-# stage's contribution to a sum over the stages.
+# Function (blocks [K, ...], other leaves, tokens [m, b, L + 1]) -> (loss,
+# gradients of the blocks, gradients of the other leaves). All three results are
+# this stage's contribution to a sum over the stages.
 StageGradient = Callable[..., tuple[Scalar, Tree, Tree]]
 
 
@@ -62,25 +65,28 @@ def sharded_gradient(
   divided_tables: Collection[str] = (),
   gather: str = "stage",
 ) -> Gradient:
-  """Spreads a gradient over the devices of one replica.
+  """Builds the gradient function of a replica from that of one stage.
+
+  The function spreads the work over the devices of the replica.
 
   Args:
-    stage_gradient: Gradient of one stage, under the mesh axis "stage".
-    division: Division of the parameters among the devices.
-    stage_layers: Layers of every stage.
-    num_micro_batches: Number m of micro-batches into which every data shard
+    stage_gradient: Gradient function of one stage, which uses the mesh axis
+      "stage" (`inner.pipeline.pipelined_gradient`).
+    division: How the parameters are divided among the devices.
+    stage_layers: Which layers each stage has.
+    num_micro_batches: Number of micro-batches, m, into which every data shard
       divides its rows of a batch.
     divided_tables: Paths of leaves outside the blocks of which a data shard
-      gets only its own part (`Division.divided_tables`). The gradient of such
-      a part already is a sum over the data shards.
+      gets only its own part (`Division.divided_tables`). The gradient of such a
+      part is already summed over the data shards.
     gather: When data shards collect layers: "stage" (all layers of the stage
-      once a step) or "layer" (one layer for each micro-batch). For "layer" the
-      stage's gradient has the argument `transfer`.
+      once in each step) or "layer" (one layer for each micro-batch). With
+      "layer", `stage_gradient` gets the argument `transfer`.
 
   Returns:
-    (params, batch [B, L + 1]) -> (loss, gradients), for use under
-    `distributed.replicas.Replicas.map`. The gradients are divided like the
-    parameters.
+    Function (params, batch [B, L + 1]) -> (loss, gradients), to be called
+    inside a function that `distributed.replicas.Replicas.map` maps. The
+    gradients are divided like the parameters.
   """
 
   def from_stages(leaf: Array, spec: Spec) -> Array:
@@ -135,25 +141,29 @@ def sharded_loss(
   divided_tables: Collection[str] = (),
   gather: str = "stage",
 ) -> Loss:
-  """Spreads the loss of an evaluation over the devices of one replica.
+  """Builds the loss function of a replica, for evaluations, from one stage's.
 
-  Every data shard divides its rows of the batches into micro-batches. If the
-  shards cannot divide the rows of a batch evenly, every shard computes all of
-  them.
+  The function spreads the work over the devices of the replica. Every data
+  shard divides its rows of the batches into micro-batches. If the data shards
+  cannot divide the rows of a batch evenly, every shard computes all rows.
 
   Args:
-    stage_loss: Loss of one stage, under the mesh axis "stage": (blocks, other
-      leaves, tokens [m, b, L + 1]) -> its contribution to a sum over stages.
-    division: Division of the parameters among the devices.
-    stage_layers: Layers of every stage. None: blocks stay divided, for
-      `loss_by_layer`.
-    num_rows: Largest number of rows b of a micro-batch.
-    divided_tables: As for `sharded_gradient`.
-    gather: As for `sharded_gradient`, if there are stages.
+    stage_loss: Loss function of one stage, which uses the mesh axis "stage":
+      (blocks, other leaves, tokens [m, b, L + 1]) -> this stage's contribution
+      to a sum over stages. Without stages, it is the loss of `loss_by_layer`.
+    division: How the parameters are divided among the devices.
+    stage_layers: Which layers each stage has. None: there are no stages, and
+      `stage_loss` collects the layers itself, as `loss_by_layer` does.
+    num_rows: Largest number of rows of a micro-batch, b.
+    divided_tables: Paths of leaves outside the blocks of which a data shard
+      gets only its own part.
+    gather: When data shards collect layers: "stage" (all layers of the stage
+      once) or "layer" (one layer for each micro-batch). With "layer",
+      `stage_loss` gets the argument `transfer`.
 
   Returns:
-    (params, batches [N, B, L + 1]) -> mean loss, for use under
-    `distributed.replicas.Replicas.map`.
+    Function (params, batches [N, B, L + 1]) -> mean loss, to be called inside a
+    function that `distributed.replicas.Replicas.map` maps.
   """
   shards = division.num_data_shards
 
@@ -184,20 +194,22 @@ def sharded_loss(
 
 
 def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
-  """Builds the loss of data shards without stages, which JAX differentiates.
+  """Builds the loss function of a data shard if there are no stages.
 
-  A shard collects one layer after the other. The backward collects a layer
-  again, unless the forward has saved it. So a shard never holds all layers
-  whole.
+  JAX can differentiate it. A shard collects one layer after the other. The
+  backward collects a layer again, unless `remat` is "none", with which the
+  forward saves it. So a shard does not hold all layers whole at the same time.
   Source: Zhao et al. 2023, arXiv 2304.11277.
 
   Args:
     model: The model.
-    remat: What a layer's forward saves (`models.transformer.remat_wrapper`).
+    remat: What a layer's forward saves for its backward: "none" (everything),
+      "dots" (results of matrix products) or "full" (only the input).
 
   Returns:
-    (blocks, other leaves, tokens [m, b, L + 1]) -> mean loss of this shard's
-    rows. Blocks are this device's parts of the layers, and their specs.
+    Function (blocks, other leaves, tokens [m, b, L + 1]) -> mean loss of this
+    shard's rows. `blocks` is a tuple: this device's parts of the layers, and
+    the specs of their leaves.
   """
 
   def loss(blocks: tuple[Tree, Tree], rest: Tree, tokens: Array) -> Scalar:
@@ -224,12 +236,13 @@ def loss_by_layer(model: CutModel, remat: str) -> PipelinedLoss:
 
 
 def _with_transfer(function: Callable, gather: str, specs: Tree) -> Callable:
-  """Tells a function of a stage how to collect a layer, if it must.
+  """Gives a function of a stage the argument `transfer` if it needs it.
 
   Args:
-    function: Gradient or loss of a stage.
-    gather: As for `sharded_gradient`.
-    specs: Specs of the leaves of the blocks.
+    function: Gradient or loss function of a stage.
+    gather: When data shards collect layers: "stage" (before the function is
+      called, so it needs no `transfer`) or "layer" (inside the function).
+    specs: Spec of each leaf of the blocks.
   """
   if gather == "stage":
     return function
@@ -240,7 +253,7 @@ def _layer_transfer(specs: Tree) -> LayerTransfer:
   """Returns how data shards collect one layer, and sum its gradient.
 
   Args:
-    specs: Specs of the leaves of the blocks, which begin with the layers.
+    specs: Spec of each leaf of the blocks. The first dimension is the layers.
   """
 
   def collect(layer: Tree) -> Tree:
@@ -266,16 +279,18 @@ def _collected(
   """Collects the parameters that this device needs.
 
   Args:
-    stage_layers: Layers of every stage; None: there are no stages.
+    stage_layers: Which layers each stage has; None: there are no stages.
     params: This device's parts of all parameters.
     specs: Spec of every leaf.
     axes: Mesh axes over which each leaf outside the blocks is collected.
-    gather: As for `sharded_gradient`.
+    gather: When data shards collect layers: "stage" (here) or "layer" (later,
+      one layer for each micro-batch).
 
   Returns:
-    This stage's layers, [K, ...], and all other leaves. With "stage" the layers
-    are whole; with "layer" they are this device's parts. Without stages, the
-    first value is this device's parts of all layers, and their specs.
+    A tuple (layers, other leaves). `layers` are those of this stage, leaves
+    [K, ...]: whole layers with "stage", this device's parts with "layer".
+    Without stages, `layers` is a tuple of this device's parts of all layers,
+    and their specs.
   """
   rest = jax.tree.map(
     _gather,
@@ -294,7 +309,7 @@ def _collected(
 
 
 def _without_blocks(tree: dict[str, Tree]) -> Tree:
-  """Returns a tree without the blocks."""
+  """Returns a tree of parameters without the key "blocks"."""
   return {key: leaves for key, leaves in tree.items() if key != BLOCKS}
 
 
@@ -305,12 +320,13 @@ def _layout(
 
   Args:
     params: The parameters.
-    division: Division of the parameters among the devices.
-    divided_tables: As for `sharded_gradient`.
+    division: How the parameters are divided among the devices.
+    divided_tables: Paths of leaves outside the blocks of which a data shard
+      gets only its own part.
 
   Returns:
-    Three trees like `params`: the spec of every leaf, the mesh axes over which
-    it is collected, and its JAX partition.
+    A tuple of three trees like `params`: the spec of every leaf, the mesh axes
+    over which it is collected, and its `jax.sharding.PartitionSpec`.
   """
 
   def collected_over(path: Any, leaf: Array) -> tuple[str, ...]:
@@ -328,7 +344,12 @@ def _layout(
 
 
 def _dimension(spec: Spec, axis: str) -> int | None:
-  """Returns the dimension that a mesh axis divides; None if it divides none."""
+  """Returns which dimension of a leaf a mesh axis divides; None if it does not.
+
+  Args:
+    spec: For each dimension of the leaf, the mesh axes that divide it.
+    axis: Name of the mesh axis.
+  """
   for dimension, axes in enumerate(spec):
     if axis in axes:
       return dimension
@@ -352,16 +373,17 @@ def _dimension(spec: Spec, axis: str) -> int | None:
 def _to_stages(
   stage_layers: StageLayers, gather: str, leaf: Array, spec: Spec
 ) -> Array:
-  """Collects this stage's layers.
+  """Collects this stage's layers of one leaf.
 
   Args:
-    stage_layers: Layers of every stage.
-    gather: As for `sharded_gradient`.
+    stage_layers: Which layers each stage has.
+    gather: Whether to collect the layers from the data shards ("stage"), or to
+      leave them divided ("layer").
     leaf: This device's part of a leaf of the blocks.
     spec: Spec of the leaf.
 
   Returns:
-    The stage's layers, [K, ...]: whole, or with "layer" the data shard's parts.
+    The stage's layers of the leaf, [K, ...].
   """
   by_stage = _dimension(spec, STAGE_AXIS)
   table = jnp.asarray(stage_layers.table)
@@ -381,17 +403,19 @@ def _to_stages(
 def _from_stages(
   stage_layers: StageLayers, gather: str, leaf: Array, spec: Spec
 ) -> Array:
-  """Sums gradients over data shards, and gives each device its part.
+  """Sums gradients of one leaf over data shards, and gives devices their parts.
+
+  It reverses `_to_stages`.
 
   Args:
-    stage_layers: Layers of every stage.
-    gather: As for `sharded_gradient`. With "layer" each layer's gradient was
-      summed right after the layer's backward, if data shards divide the leaf.
+    stage_layers: Which layers each stage has.
+    gather: "stage" or "layer". With "layer", leaves that data shards divide
+      were summed over the data shards right after each layer's backward.
     leaf: Gradients of this stage's layers, [K, ...].
     spec: Spec of the leaf.
 
   Returns:
-    Gradients of this device's part of the leaf, as `_to_stages` got it.
+    The gradient of the part of the leaf that this device keeps.
   """
   by_stage = _dimension(spec, STAGE_AXIS)
   by_data = _dimension(spec, DATA_AXIS)
@@ -412,18 +436,20 @@ def _from_stages(
 
 
 def _sum_and_swap(leaf: Array, dimension: int) -> Array:
-  """Sums over data shards, and swaps layers for parts of a dimension.
+  """Sums gradients over data shards, and gives each device its part of a leaf.
 
-  Data shards and stages get an axis of their own here. Without these axes the
-  compiler for TPUs sums the whole leaf on every device: 7.5 GiB for the five
-  layers of a stage of 107B.
+  Before, a device has gradients of this stage's layers, whole. Afterwards it
+  has the sum for all layers, of its part of one dimension. For this, the
+  dimension is reshaped to an axis for data shards and an axis for stages.
+  Otherwise the compiler for TPUs would sum the whole leaf on every device: 7.5
+  GiB for the five layers of a stage, in a model of 107 billion parameters.
 
   Args:
-    leaf: Gradients [n, ...] of this stage's layers.
+    leaf: Gradients of this stage's n layers, [n, ...].
     dimension: Dimension that is divided by data shards and then by stages.
 
   Returns:
-    Gradients of this device's part of the dimension, for all layers.
+    Gradients of all layers, for this device's part of the dimension.
   """
   num_shards = jax.lax.axis_size(DATA_AXIS)
   num_stages = jax.lax.axis_size(STAGE_AXIS)
@@ -438,7 +464,15 @@ def _sum_and_swap(leaf: Array, dimension: int) -> Array:
 
 
 def _rows(leaf: Array, numbers: Array) -> Array:
-  """Returns layers by number. A number without a layer gives zeros."""
+  """Selects layers by their numbers. A number without a layer gives zeros.
+
+  Args:
+    leaf: Layers, [layers, ...].
+    numbers: Numbers of layers, [n].
+
+  Returns:
+    The selected layers, [n, ...].
+  """
   return leaf.at[numbers].get(mode="fill", fill_value=0)
 
 
@@ -446,9 +480,13 @@ def _gather(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
   """Collects a leaf from the devices that hold its parts.
 
   Args:
-    leaf: This device's part.
+    leaf: This device's part of the leaf.
     spec: Spec of the leaf.
-    over: Mesh axes over which the leaf is collected.
+    over: Mesh axes over which the leaf is collected. Along other axes it stays
+      divided.
+
+  Returns:
+    The whole leaf, or the part of it that other mesh axes leave.
   """
 
   def gather(leaf: Array) -> Array:
@@ -462,12 +500,15 @@ def _gather(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
 
 
 def _scatter(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
-  """Sums a leaf over the mesh axes that divide it; each device gets its part.
+  """Sums a leaf over the mesh axes that divide it (a reduce-scatter).
 
   Args:
     leaf: Values of the whole leaf on this device.
     spec: Spec of the leaf.
-    over: Mesh axes over which the leaf is summed.
+    over: Mesh axes over which the leaf is summed, if they divide it.
+
+  Returns:
+    The sum of this device's part of the leaf.
   """
 
   def scatter(leaf: Array) -> Array:
@@ -483,14 +524,18 @@ def _scatter(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
 def _on_tensor_shards(
   function: Callable[[Array], Array], spec: Spec
 ) -> Callable[[Array], Array]:
-  """Lets each tensor shard apply collectives to its part of a leaf.
+  """Wraps a function so that each tensor shard applies it to its own part.
 
-  JAX's partitioner divides no collective over other mesh axes: it would first
-  collect the leaf from all tensor shards.
+  The function uses collectives over data shards and stages. Without the wrapper
+  JAX's partitioner would first collect the leaf from all tensor shards.
 
   Args:
-    function: (leaf) -> leaf. Its collectives are over data shards and stages.
+    function: Function from a leaf to a leaf.
     spec: Spec of the leaf.
+
+  Returns:
+    The wrapped function. It is `function` itself if tensor shards do not divide
+    the leaf, or divide the same dimension as other devices.
   """
   # If other devices divide the same dimension as tensor shards, as in the large
   # tables, the parts of a tensor shard are not next to each other.
@@ -506,14 +551,14 @@ def _on_tensor_shards(
 def _divided_dimensions(
   spec: Spec, over: tuple[str, ...]
 ) -> list[tuple[int, tuple[str, ...]]]:
-  """Returns the dimensions of a leaf that some mesh axes divide.
+  """Returns the dimensions of a leaf that given mesh axes divide.
 
   Args:
     spec: Spec of the leaf.
     over: The mesh axes.
 
   Returns:
-    Each dimension with those of the mesh axes that divide it.
+    Pairs of a dimension and the axes of `over` that divide it.
   """
   divided = []
   for dimension, axes in enumerate(spec):
@@ -524,12 +569,16 @@ def _divided_dimensions(
 
 
 def _sum(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
-  """Sums a leaf over devices, and gives each device its part of the sum.
+  """Sums a leaf over mesh axes, and gives each device its part of the sum.
 
   Args:
     leaf: Values of the whole leaf on this device.
     spec: Spec of the leaf.
-    over: Mesh axes over which the leaf is summed.
+    over: Mesh axes over which the leaf is summed. Along an axis that does not
+      divide the leaf, every device gets the whole sum.
+
+  Returns:
+    The sum of this device's part of the leaf.
   """
   leaf = _scatter(leaf, spec, over)
   used = {axis for axes in spec for axis in axes}

@@ -1,8 +1,8 @@
-"""One optimizer step of one replica.
+"""Builds the inner step: one optimizer step of one replica.
 
-A round has H of these steps. An inner step is one call of the optimizer, over
-however many micro-batches its gradient is accumulated. It does not depend on
-other replicas.
+A round has H inner steps. An inner step calls the optimizer once, with a
+gradient that may be accumulated over several micro-batches. It does not depend
+on other replicas.
 """
 
 from collections.abc import Callable
@@ -13,25 +13,28 @@ import optax
 
 from dilocox_jax.trees import Scalar, Tree
 
-# (params, batch) -> mean loss, and -> (mean loss, gradients).
+# Function (params, batch) -> mean loss.
 Loss = Callable[[Tree, Tree], Scalar]
+# Function (params, batch) -> (mean loss, gradients).
 Gradient = Callable[..., tuple[Scalar, Tree]]
 
 
 def accumulated_gradient(loss: Loss, accumulate_steps: int = 1) -> Gradient:
-  """Builds the mean loss and gradient over a batch's micro-batches.
+  """Returns a gradient function that divides a batch into micro-batches.
 
-  Example: with 4 steps a batch of 12 rows has 4 micro-batches of 3 rows. The
+  It computes one micro-batch after the other, to save memory. Example: with
+  accumulate_steps = 4, a batch of 12 rows has 4 micro-batches of 3 rows. The
   first one has the rows 0, 1 and 2. The micro-batches have equal sizes, so the
   mean of their means is the mean over the batch.
 
   Args:
-    loss: (params, micro-batch) -> mean loss.
+    loss: Function (params, micro-batch) -> mean loss.
     accumulate_steps: Number of micro-batches in a batch. It must divide the
       leading axis of each leaf of the batch.
 
   Returns:
-    (params, batch) -> (loss, gradients).
+    Function (params, batch) -> (loss, gradients), which are means over the
+    batch.
   """
   gradient = jax.value_and_grad(loss)
   if accumulate_steps == 1:
@@ -61,13 +64,14 @@ def inner_step(
   """Builds the inner step that a round repeats H times.
 
   Args:
-    gradient: (params, batch) -> (loss, gradients). It also gets the keyword
-      arguments of the step, such as `frozen`.
+    gradient: Function (params, batch, **kwargs) -> (loss, gradients).
     optimizer: Inner optimizer.
 
   Returns:
-    (params, optimizer state, batch) -> (params, optimizer state, (loss,
-    gradient norm)). The norm is taken before the optimizer clips.
+    Function (params, optimizer state, batch, **kwargs) -> (params, optimizer
+    state, (loss, gradient norm)). Keyword arguments, such as `frozen`, are
+    passed to `gradient`. The norm is that of the gradients before the optimizer
+    clips them.
   """
 
   def step(

@@ -1,27 +1,29 @@
-"""Embeds tokens and computes their loss if data shards divide the tables.
+"""Embeds tokens and computes their loss if data shards divide the vocabulary.
 
 The embedding and the head have a row or a column for every token of the
-vocabulary. They are the largest leaves that all stages share: in a model of 107
-billion parameters each takes 4.6 GiB in fp32, and so does its gradient. So each
-data shard of a stage holds only the tokens [n V / N, (n + 1) V / N), and the
-shards work together. Each shard gathers the rows of all shards and computes the
-contributions of its own tokens. The sums of these contributions go back to the
-shards from which the rows came. A shard computes N times as many rows with an
-N-th of the table, which is the same work.
+vocabulary. They are the largest leaves that all pipeline stages share: in a
+model of 107 billion parameters each takes 4.6 GiB in fp32, and so does its
+gradient. So data shard n of N shards holds only the tokens
+[n V / N, (n + 1) V / N) of the V tokens, and the shards work together. Each
+shard gathers the input rows of all shards, and computes the contributions of
+its own tokens to all results. These contributions are summed, and each shard
+gets the sums for its own input rows. A shard computes N times as many rows with
+an N-th of the table, which is the same work as without the division.
 
-Example: N = 2 and V = 8. Shard 0 reads tokens [1, 6] and shard 1 reads [3, 4].
-Shard 0 looks up 1 and 3, and shard 1 looks up 6 and 4. Each gives zeros for the
-tokens that it does not hold. The sums for [1, 6] go to shard 0, and those for
-[3, 4] go to shard 1.
+Example: N = 2 and V = 8. Shard 0 has the input tokens [1, 6], and shard 1 has
+[3, 4]. Shard 0 holds the tokens 0 to 3, so it looks up 1 and 3. Shard 1 looks
+up 6 and 4. Each gives zeros for the tokens that it does not hold. The sums for
+[1, 6] go to shard 0, and the sums for [3, 4] go to shard 1.
 
 Derivatives are those of a sum over the shards' losses: the gradient of a
 gathered array is scattered, and the gradient of a scattered array is gathered.
-Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3 (over other devices).
+Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3, where tensor-parallel
+devices divide the vocabulary.
 Differs: rows are gathered here; in the paper all devices have the same rows.
 
-Letters in names: B batch, L length, T = B L tokens of a shard, N data shards, U
-tokens of all shards (U = N T), D model, W = V / N tokens of a shard's part of
-the vocabulary.
+Letters in names: B sequences of L tokens each, T = B L tokens of a shard, N
+data shards, U = N T tokens of all shards, D width of the residual stream, W =
+V / N tokens of a shard's part of the vocabulary.
 """
 
 from collections.abc import Callable
@@ -35,13 +37,16 @@ from dilocox_jax.trees import Tree
 
 
 def divided_embed(embed: Callable[..., Array]) -> Callable[..., Array]:
-  """Builds `CutModel.embed` for a part [W, D] of the embedding.
+  """Wraps an embedding function for a shard that holds a part of the table.
 
   Args:
-    embed: (leaves, tokens [B, L], **context) -> x [T, D].
+    embed: Function (leaves, tokens [B, L], **context) -> x [T, D] that looks
+      up tokens in the table `leaves["embed"]["embedding"]`
+      (`inner.pipeline_stage.CutModel.embed`).
 
   Returns:
-    The same function for tokens of this shard, over all data shards.
+    A function with the same arguments and result. The table in its leaves is
+    this shard's part, [W, D]. It must run on all data shards.
   """
 
   def embed_with_all_shards(
@@ -60,13 +65,15 @@ def divided_embed(embed: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def divided_logits(logits: Callable[[Array], Array]) -> Callable:
-  """Builds a function that returns logits for a part of the head.
+  """Wraps a function of logits for a shard that holds a part of the head.
 
   Args:
-    logits: (x [U, D]) -> logits [U, W].
+    logits: Function from x [U, D] to the logits [U, W] of this shard's tokens
+      of the vocabulary.
 
   Returns:
-    (x [T, D] of this shard) -> logits [U, W] of all shards' rows.
+    Function from x [T, D] of this shard to the logits [U, W]: for the rows of
+    all shards, and for this shard's tokens of the vocabulary.
   """
   return lambda x_TxD: logits(_gathered(x_TxD))
 
@@ -74,14 +81,18 @@ def divided_logits(logits: Callable[[Array], Array]) -> Callable:
 def divided_scores(
   logits_UxW: Float[Array, "U W"], targets_T: Int[Array, " T"]
 ) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
-  """Returns `models.loss.token_scores` of a shard's rows.
+  """Computes what the loss needs of each row: log(Z) and the target's logit.
+
+  Z is the sum of exp(logit) over the whole vocabulary. Without a division,
+  `models.loss.token_scores` computes the same.
 
   Args:
-    logits_UxW: Logits of all shards' rows for this shard's tokens.
-    targets_T: Tokens that this shard's rows should have predicted.
+    logits_UxW: Logits of all shards' rows, for this shard's tokens of the
+      vocabulary.
+    targets_T: Tokens that this shard's rows should predict.
 
   Returns:
-    log(Z) and the logit of the target, both [T].
+    For this shard's rows, log(Z) and the logit of the target, both [T].
   """
   shard = jax.lax.axis_index(DATA_AXIS)
   num_tokens = targets_T.size
@@ -101,12 +112,12 @@ def _rows_in_part(tokens: Array, size: int) -> tuple[Array, Array]:
   """Returns the rows of tokens in this shard's part of a table.
 
   Args:
-    tokens: Tokens of the whole vocabulary.
+    tokens: Tokens of the whole vocabulary, of any shape.
     size: Number of tokens in a shard's part, W.
 
   Returns:
-    The rows, 0 for tokens that this shard does not hold; and whether it holds
-    them.
+    A tuple (rows, is_held) of arrays in the shape of `tokens`. A row is 0 if
+    this shard does not hold the token; `is_held` is then False.
   """
   rows = tokens - size * jax.lax.axis_index(DATA_AXIS)
   is_held = (rows >= 0) & (rows < size)
@@ -114,12 +125,26 @@ def _rows_in_part(tokens: Array, size: int) -> tuple[Array, Array]:
 
 
 def _gathered(tree: Tree) -> Tree:
-  """Returns the rows of all shards, in the order of the shards."""
+  """Concatenates the rows of all shards, in the order of the shards.
+
+  Args:
+    tree: This shard's rows, leaves [rows, ...].
+
+  Returns:
+    Leaves [N rows, ...].
+  """
   return jax.tree.map(
     lambda rows: jax.lax.all_gather(rows, DATA_AXIS, tiled=True), tree
   )
 
 
 def _scattered(rows: Array) -> Array:
-  """Sums rows over the shards. Each shard gets the sums of its own rows."""
+  """Sums rows over the shards, and returns the sums of this shard's own rows.
+
+  Args:
+    rows: A value for each row of all shards, [U, ...].
+
+  Returns:
+    [T, ...].
+  """
   return jax.lax.psum_scatter(rows, DATA_AXIS, tiled=True)

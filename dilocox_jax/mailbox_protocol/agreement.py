@@ -1,8 +1,10 @@
-"""Replicas agree on the messages of a turn.
+"""Replicas agree on which messages they average.
 
-The agreement on one turn is a manifest: the list of the messages that all
-replicas average. `Agreement` waits for the manifest, writes it when it is due,
-and reads the messages that it lists.
+An exchange (an event) has one or several turns. In each turn, every replica
+sends one message. Then the replicas agree on the turn's manifest: the list of
+the messages that all of them average. `Agreement` waits for the manifest,
+writes it when it is due, and reads the messages that it lists. A turn is
+*settled* once its manifest is written.
 """
 
 import dataclasses
@@ -53,56 +55,65 @@ from dilocox_jax.mailbox_protocol.store_size import StoreLimit, store_limit
 from dilocox_jax.mailbox_protocol.votes import vote
 
 _LOG = logging.getLogger(__name__)
-# A waiting replica asks again after pauses that grow from the first to the
-# longest. After the grace time they grow further, to a sixth of the grace time
-# and at most to the last of these numbers.
+# A waiting replica asks the store again and again. The pauses between two
+# requests grow from FIRST_PAUSE_S to LONGEST_PAUSE_S. After the grace time they
+# grow further, to a sixth of the grace time, but at most to
+# LONGEST_LATE_PAUSE_S.
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
 LONGEST_LATE_PAUSE_S = 10.0
 PAUSE_GROWTH = 1.25
-# It looks around (`Agreement._look_around`) after the grace time, then after
-# twice as long, and so on. The times between grow up to this.
+# A waiting replica writes vanished objects again (`Agreement._look_around`)
+# after the grace time. The time until it does so again doubles up to this
+# number of seconds, or up to the grace time if that is longer.
 LONGEST_LOOK_S = 60.0
-LINE_EVERY_S = 60.0
-# Marks that are older than `KEPT_MARKS` intervals are deleted with a snapshot,
-# of which a few in a row may fail.
+LINE_EVERY_S = 60.0  # Seconds between two lines of the log about waiting.
+# Memory keeps the starts of this many intervals. Whoever writes a snapshot
+# deletes the marks that are older than `KEPT_MARKS` intervals. A few snapshots
+# in a row may fail, so the starts of 16 more intervals are remembered.
 _REMEMBERED_STARTS = KEPT_MARKS + 16
 
 
 class ReplicaStaleError(Exception):
-  """Means that a replica has to begin again from the newest snapshot.
+  """Says that a replica must begin again from the newest snapshot.
 
-  It begins as a newcomer does. The other replicas may have averaged what it has
-  sent. So it drops its residual and its exchanges in flight, and nothing is
-  applied twice.
+  The replica then begins as a newcomer does: it drops its residual and its
+  exchanges in flight. The other replicas may have averaged its messages
+  already, so keeping these values could apply them twice.
   """
 
 
 class StoppedError(Exception):
-  """Means that a replica cannot go on. One line says what to do."""
+  """Says that a replica cannot go on. The message is one line for the user."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-  """What a replica knows of the earlier events.
+  """What a replica remembers of the events that were settled.
+
+  An *interval* is the events from one due snapshot to the next one. Events have
+  the same *kind* if their messages have the same size; the kind is the number
+  of the fragment, for example.
 
   Attributes:
     event: Number of the next event.
-    before: Digest of the manifest of the event before.
+    before: Digest of the manifest of the event before, as hexadecimal digits;
+      "" before the first event.
     roster: The replicas that take part, according to that manifest.
-    accepted: Median norm of each event's listed messages, by "kind.turn", the
-      oldest first.
-    starts: First events of the newest intervals (`store_size`), the oldest
-      first.
+    accepted: The median norm of the listed messages of each of the last
+      `NUM_REMEMBERED` turns, the oldest first. The key is "KIND.TURN", or
+      "KIND.TURN.slices" if messages are cut into slices.
+    starts: First event of each of the newest intervals, the oldest first.
     sent: Bytes of the messages that one replica has sent in this interval.
     stored: Bytes of all messages and manifests of this interval.
-    stored_in_event: Bytes of those of the newest event.
+    stored_in_event: Bytes of the messages and manifests of the newest event.
     largest_event: Largest `stored_in_event` so far.
-    was_split: Whether the shared states were split since then (`votes`).
-    base: Event of the snapshot with which this replica began; 0: it began with
-      the first state.
-    shared: The newest event whose mean was made in shares, and its number of
-      slices, by "kind.turn".
+    was_split: Whether, at an event of this interval, two different shared
+      states were equally frequent among the senders (`votes`).
+    base: Event of the snapshot with which this replica began; 0 if it began
+      with the initial parameters.
+    shared: By "KIND.TURN", the newest event whose mean was made in shares, and
+      the number of slices into which its messages were cut.
   """
 
   event: int = 0
@@ -120,7 +131,11 @@ class Memory:
 
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> "Memory":
-    """Returns the memory of which `values` are the `dataclasses.asdict`."""
+    """Builds a memory from its fields as values of JSON.
+
+    Args:
+      values: The fields, as `dataclasses.asdict` returns them.
+    """
     roster = Roster.from_json(values["roster"])
     starts = tuple(values["starts"])
     shared = {
@@ -131,10 +146,12 @@ class Memory:
     return cls(**fields)  # pyright: ignore
 
   def begin_interval(self, event: int) -> "Memory":
-    """Returns the memory at the start of a new interval of events.
+    """Returns a copy of the memory in which a new interval begins.
+
+    The counts of the interval (`sent`, `stored`, `was_split`) begin at 0 again.
 
     Args:
-      event: The first event of the interval, which is not settled yet.
+      event: The first event of the new interval, which is not settled yet.
     """
     starts = self.starts
     if event != starts[-1]:
@@ -148,21 +165,26 @@ class Memory:
     )
 
   def norms(self, inbox: Inbox) -> list[float]:
-    """Returns the usual norms of earlier messages of the same kind and turn.
+    """Returns the median norms of earlier messages like those of a turn.
+
+    These messages had the same kind and turn. The oldest norm comes first. The
+    list is empty if there was no such message.
 
     Args:
-      inbox: The inbox of a turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
     """
     return self.accepted.get(_norms_key(inbox), [])
 
   def residual_event(self, inbox: Inbox) -> int:
-    """Returns the event whose residuals a mean in shares adds; -1: none.
+    """Returns the event whose share residuals are added to a turn's shares.
 
-    The residuals must be of the same slices. They must also be of this interval
-    or the one before: objects of earlier intervals may be deleted at any time.
+    This is the newest event of the same kind and turn whose mean was made in
+    shares. Returns -1 if no residuals can be added: there was no such event, it
+    had another number of slices, or it is older than the interval before this
+    one, so its objects may be deleted at any time.
 
     Args:
-      inbox: The inbox of a turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
     """
     event, num_slices = self.shared.get(f"{inbox.kind}.{inbox.turn}", (-1, 0))
     if num_slices != inbox.num_slices:
@@ -171,27 +193,31 @@ class Memory:
 
   @property
   def num_kinds(self) -> int:
-    """Number of kinds of events that replicas have settled, at least 1."""
+    """Number of kinds of events (fragments) settled so far, at least 1."""
     kinds = {key.partition(".")[0] for key in self.accepted}
     return max(len(kinds), 1)
 
   def after(self, agreed: Manifest, inbox: Inbox) -> "Memory":
-    """Returns the memory after a turn was settled.
+    """Returns a copy of the memory to which a settled turn was added.
+
+    After the first turn of an event, `event` is the next event and `roster` is
+    the manifest's. Later turns of the event only change norms and sizes.
 
     Args:
       agreed: The manifest of the turn.
-      inbox: The inbox of the turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
     """
     norms = self.norms(inbox)
-    # Messages of replicas that made no progress have a norm of 0. It is not
-    # usual, since every other norm would be far larger.
+    # A replica that made no progress sends a message of norm 0. Such norms are
+    # left out: beside a usual norm of 0, every other message would look too
+    # large.
     positive_norms = [
       message.norm for message in agreed.listed if message.norm > 0
     ]
     if positive_norms:
       norms = [*norms, statistics.median_low(positive_norms)]
       norms = norms[-NUM_REMEMBERED:]
-    # Messages that came too late are in the store, too.
+    # Count the messages that came too late: they are in the store, too.
     expected = self.roster.renewed(inbox.event).expected()
     senders = {*expected, *agreed.names, *agreed.left_out}
     num_stored = event_bytes(inbox, len(senders)) + agreed.num_bytes
@@ -223,14 +249,14 @@ class Memory:
 
 
 def _norms_key(inbox: Inbox) -> str:
-  """Returns the key of the usual norms of a turn's messages.
+  """Returns the key in `Memory.accepted` for the norms of a turn's messages.
 
-  Messages in slices declare the norm of their decoded values, and the norm of
-  other messages is that of their floating-point arrays. So they are remembered
-  apart.
+  A message in slices declares the norm of its decoded values. The norm of any
+  other message is computed from its encoded floating-point arrays. The two are
+  not comparable, so they have different keys.
 
   Args:
-    inbox: The inbox of the turn.
+    inbox: Inbox of the turn: the messages that this replica has of it.
   """
   key = f"{inbox.kind}.{inbox.turn}"
   return f"{key}.slices" if inbox.num_slices else key
@@ -238,32 +264,33 @@ def _norms_key(inbox: Inbox) -> str:
 
 @dataclasses.dataclass
 class Agreement:
-  """Reads the manifests of a run, and writes those that are due.
+  """Reads the manifests of a run, and writes each manifest that is due.
 
   Attributes:
-    store: A `RetryingStore` store.
+    store: The store, as a `RetryingStore`.
     signer: The signer of the run.
     seats: The seats of the run.
     snapshots: The snapshots of the run.
     rules: The rules of the exchange.
-    run_objects: Objects that every replica of the run has, by path. They are
-      written again if they vanish.
-    memory: What this replica knows of the earlier events.
-    first: Manifest of the event's first turn. The replicas that are listed
-      there take part in the later turns.
-    objects: Manifests and messages, by event and path. They are those of all
-      turns of the event before, and of the earlier turns of this event. They
-      are written again if they vanish, because another replica may still need
-      them.
-    most_were_here: Whether most of the expected messages were there when this
-      replica looked for the first time in the last turn. Then it asks for all
-      of them in the next turn. Else it lists them first, if they are many.
-    announced: The manifest that was read when this replica announced itself,
-      by event.
-    snapshot_bytes: Bytes of a snapshot; 0: this replica does not know them, and
-      begins no interval.
-    residuals: Residuals of the shares that this replica has made, as
-      `Shares.remembered`.
+    run_objects: The two objects that describe the run, by path. A waiting
+      replica writes them again if they have vanished.
+    memory: What this replica remembers of the events that were settled.
+    first: Manifest of the first turn of the event that is exchanged now. Only
+      the replicas in its list take part in the later turns.
+    objects: Contents of manifests and messages, by event and then by path. They
+      are of the settled turns of this event or, before its first turn is
+      settled, of the event before. A waiting replica writes them again if they
+      have vanished, because another one may need them.
+    most_were_here: Whether all but a few (`FEW`) of the expected messages were
+      in the store at the first look of the last turn. Then this replica asks
+      for every message in the next turn. Else it first lists the folder, if
+      many messages are missing.
+    announced: At most one entry: an event, and the manifest of its first turn
+      that was already there when this replica announced itself.
+    snapshot_bytes: Bytes of a snapshot; 0 if this replica does not know them.
+      It then proposes no new interval except at event 0.
+    residuals: Residuals of the shares that this replica has made
+      (`Shares.remembered`).
   """
 
   store: Any
@@ -283,40 +310,59 @@ class Agreement:
   )
 
   def __post_init__(self) -> None:
-    """Opens the decisions of the run."""
+    """Creates the `Decisions` of the run."""
     self._decisions = Decisions(self.store, self.signer)
 
   def announced_manifest(self, event: int) -> Manifest | None:
-    """Returns the manifest of an event's first turn, and remembers it.
+    """Reads the manifest of an event's first turn, and remembers it.
 
     Args:
-      event: The event, whose messages are exchanged next.
+      event: Number of the event, whose messages are exchanged next.
+
+    Returns:
+      The manifest; None if the turn is not settled yet.
     """
     manifest = self.manifest(event, turn=0)
     self.announced = {} if manifest is None else {event: manifest}
     return manifest
 
   def before(self, inbox: Inbox) -> str:
-    """Returns the digest of the manifest that precedes that of a turn."""
+    """Returns the digest that a turn's manifest must give as its predecessor.
+
+    In the first turn this is the digest of the manifest of the event before. In
+    later turns it is the digest of the event's first manifest.
+
+    Args:
+      inbox: Inbox of the turn: the messages that this replica has of it.
+    """
     if inbox.turn:
       return self.first.digest()
     return self.memory.before
 
   def manifest(self, event: int, turn: int) -> Manifest | None:
-    """Returns the manifest of a turn, or None if it is not decided yet."""
+    """Reads the manifest of a turn.
+
+    Args:
+      event: Number of the event.
+      turn: Number of the turn.
+
+    Returns:
+      The manifest; None if it is missing or damaged.
+    """
     values = self._decisions.read(manifest_path(event, turn))
     return None if values is None else Manifest.from_json(values)
 
   def expected(self, event: int, turn: int, is_past: bool) -> list[str]:
-    """Returns the replicas whose messages a turn waits for.
+    """Returns the names of the replicas whose messages a turn waits for.
 
-    All replicas with the same manifests expect the same ones.
+    Replicas that have read the same manifests get the same names, in the same
+    order.
 
     Args:
       event: Number of the event.
       turn: Number of the turn.
       is_past: Whether the turn was settled before the snapshot with which this
-        replica began. Then it waits for nobody.
+        replica began. Then the list is empty.
     """
     if is_past:
       return []
@@ -325,7 +371,9 @@ class Agreement:
     return self.memory.roster.renewed(event).expected()
 
   def open(self, inbox: Inbox) -> None:
-    """Notes in an inbox whose messages its turn waits for.
+    """Sets `inbox.expected` to the replicas whose messages the turn waits for.
+
+    Does nothing if the turn is past (`Inbox.is_past`).
 
     Args:
       inbox: The inbox of a turn, before this replica sends its message.
@@ -337,20 +385,23 @@ class Agreement:
       inbox.there = set(inbox.expected)
 
   def wait_for_manifest(self, inbox: Inbox) -> Manifest:
-    """Waits until a turn is settled. Writes its manifest when it is due.
+    """Waits until a turn is settled, and writes its manifest when it is due.
 
-    The event may be deleted, and this may be a second manifest for it.
-    `fetch_messages` finds out.
+    If this process has slept, the other replicas may have deleted the event
+    meanwhile. Then the returned manifest may be a second one for the same turn.
+    The caller must not follow it before `fetch_messages` or `fetch_shares` has
+    checked that the event still exists.
 
     Args:
-      inbox: The inbox of the turn (`open`).
+      inbox: The inbox of the turn, after `open`.
 
     Returns:
       The manifest of the turn.
 
     Raises:
-      ReplicaStaleError: If the other replicas have another manifest of the
-        event before than this replica.
+      ReplicaStaleError: If the manifest names another predecessor than the one
+        that this replica has followed, or if a newer snapshot appears while
+        this replica waits.
     """
     agreed = self._decided(inbox)
     if not inbox.is_past and agreed.before != self.before(inbox):
@@ -365,25 +416,27 @@ class Agreement:
     agreed: Manifest,
     beside: Sequence[Callable[[], Any]] = (),
   ) -> list[tuple[str, float, list[np.ndarray]]]:
-    """Waits until every listed message is there, and reads it.
+    """Reads every message that a manifest lists, and waits for missing ones.
 
-    At the same time it makes sure that the event was not deleted. A replica may
-    have slept while the others went on and deleted the event's manifest. The
-    manifest that it has read or written afterwards is another one, which nobody
-    may follow. The marks of a deletion are written before anything is deleted,
-    so they are there.
+    At the same time it checks that the event was not deleted. This process may
+    have slept while the other replicas went on and deleted the event. The
+    manifest that it holds may then be a second one, which nobody may follow.
+    Replicas put marks of a deletion into the store before they delete anything,
+    so this check finds the marks in this case.
 
     Args:
-      inbox: The inbox of the turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
       agreed: The manifest of the turn.
-      beside: Other functions to call at the same time.
+      beside: More functions without arguments, which are called at the same
+        time.
 
     Returns:
-      Replica, weight and arrays of each message, in the order of the manifest.
+      Name of the replica, weight and arrays of each message, in the order of
+      the manifest.
 
     Raises:
-      ReplicaStaleError: If the event was deleted, or if a message is missing,
-        and there is a newer snapshot.
+      ReplicaStaleError: If the event was deleted, or if a newer snapshot
+        appears while this replica waits for a message.
     """
     path = manifest_path(inbox.event, inbox.turn)
 
@@ -431,20 +484,21 @@ class Agreement:
     shares: Shares,
     beside: Sequence[Callable[[], Any]] = (),
   ) -> None:
-    """Waits until every share of a turn's mean is there, and reads it.
+    """Reads every share of a turn's mean, and makes this replica's own shares.
 
-    Makes the shares that this replica has to make. At the same time it makes
-    sure that the event was not deleted, as `fetch_messages` does. If the event
-    was deleted, the shares that are written here belong to a list that nobody
-    follows, and carry its digest.
+    Waits for the shares that other replicas make. At the same time it checks
+    that the event was not deleted (`fetch_messages` says why). Shares that this
+    replica has written for a deleted event do no harm: they carry the digest of
+    a manifest that nobody follows.
 
     Args:
       shares: The shares of the turn. Afterwards it holds all of them.
-      beside: Other functions to call at the same time.
+      beside: More functions without arguments, which are called at the same
+        time.
 
     Raises:
-      ReplicaStaleError: If the event was deleted, or if a share is missing, and
-        there is a newer snapshot.
+      ReplicaStaleError: If the event was deleted, or if a newer snapshot
+        appears while this replica waits for a share.
     """
     inbox = shares.inbox
 
@@ -467,7 +521,8 @@ class Agreement:
     ):
       self.store.at_once([*calls, *shares.first_calls(is_late)])
       if is_first and self._decisions.has_proposed:
-        # The others have learned of the list later, so their shares are later.
+        # The other replicas learn of the manifest a moment later than this
+        # one, so their shares also come later.
         self.store.pause(DECIDES_WITHIN_S)
       self.store.at_once(shares.last_calls(is_late, lists=not is_first))
       if not shares.missing():
@@ -483,37 +538,49 @@ class Agreement:
     self._remember(inbox, objects)
 
   def _remember(self, inbox: Inbox, objects: dict[str, Data]) -> None:
-    """Remembers objects of a turn, to write them again if they vanish.
+    """Adds a turn's objects to `self.objects`.
+
+    In the first turn of an event, the objects of the event before are dropped.
 
     Args:
-      inbox: The inbox of the turn.
-      objects: The objects by path.
+      inbox: Inbox of the turn: the messages that this replica has of it.
+      objects: Contents of the turn's manifest and messages, by path.
     """
     if inbox.turn == 0:
       self.objects = {inbox.event: {}}
     self.objects.setdefault(inbox.event, {}).update(objects)
 
   def is_gone(self, event: int, thoroughly: bool = True) -> bool:
-    """Returns whether the interval of an event was deleted, or is about to be.
+    """Returns whether the interval of an event was deleted, or soon will be.
 
     Args:
-      event: The event that this replica handles next. If the event is later
-        than all intervals that this replica knows, the newest known interval
-        is looked up.
-      thoroughly: As for `Snapshots.is_gone`.
+      event: The event that this replica handles next. It counts as an event of
+        the newest known interval that does not begin after it.
+      thoroughly: Whether to read both marks of the deletion, and not only the
+        first one (`Snapshots.is_gone`).
     """
     start = interval_of(event, self.memory.starts)
     return self.snapshots.is_gone(start, thoroughly)
 
   def limit(self) -> StoreLimit:
-    """Returns the limit of the store, as far as sizes are known."""
+    """Returns how many bytes the store and one interval may have.
+
+    If the size of a snapshot is not known yet, it counts as 0 bytes.
+    """
     num_replicas = max(self.rules.replicas, len(self.memory.roster.expected()))
     return store_limit(
       self.rules.store_bytes, self.snapshot_bytes, num_replicas
     )
 
   def _decided(self, inbox: Inbox) -> Manifest:
-    """Waits for the decision of a turn. Decides when it is due."""
+    """Waits for the manifest of a turn, writes it if it is due, and returns it.
+
+    For a past turn, this replica only waits. If the manifest was lost, it
+    writes the manifest again from the proposal.
+
+    Args:
+      inbox: Inbox of the turn: the messages that this replica has of it.
+    """
     if inbox.turn == 0 and inbox.event in self.announced:
       return self.announced[inbox.event]
     path = manifest_path(inbox.event, inbox.turn)
@@ -523,8 +590,8 @@ class Agreement:
         agreed = self.manifest(inbox.event, inbox.turn)
         if agreed is not None:
           return agreed
-        # The turn was decided long ago. So either the decision was lost, or
-        # this replica is too late.
+        # The turn was settled long ago. So either the manifest was lost, or
+        # the whole event was deleted.
         decided = self._decisions.complete(path, proposal)
         if decided is not None:
           return Manifest.from_json(decided)
@@ -540,22 +607,25 @@ class Agreement:
     raise AssertionError("pauses do not end")
 
   def _look(self, inbox: Inbox, is_late: bool) -> Manifest | None:
-    """Looks for the manifest of a turn and for messages and new seats.
+    """Reads once whatever may settle a turn: manifest, messages, new seats.
+
+    To save requests, the first look reads no manifest if this replica has sent
+    its message and the other expected messages are probably there.
 
     Args:
-      inbox: The inbox of the turn.
-      is_late: Whether the grace time is over. Then it also reads messages of
-        replicas that nobody waits for.
+      inbox: The inbox of the turn. The messages and the seats are added to it.
+      is_late: Whether the grace time is over. Then messages of replicas that
+        nobody waits for are also read.
 
     Returns:
-      The manifest; None if the turn is not decided, as far as it has looked.
+      The manifest; None if it was not read or is not there.
     """
     is_first_look = inbox.num_looks == 0
     inbox.num_looks += 1
     missing = inbox.missing(inbox.expected)
     are_few = len(missing) <= FEW
-    # A replica that sends nothing follows events that others have settled, so
-    # it reads the manifest first.
+    # A replica that holds no message has sent none: it only follows events that
+    # other replicas have settled. So it reads the manifest at its first look.
     may_be_complete = bool(inbox.held) and (are_few or inbox.covers(missing))
     if is_first_look and may_be_complete:
       agreed = None
@@ -576,16 +646,19 @@ class Agreement:
   def _list_and_read(
     self, inbox: Inbox, missing: Sequence[str], is_late: bool
   ) -> Manifest | None:
-    """Lists the messages that are there, and reads them if they are complete.
+    """Reads a turn's manifest, and its messages if all expected ones are there.
+
+    A listing of the turn's folder says which messages are there.
 
     Args:
-      inbox: The inbox of the turn.
-      missing: Expected replicas whose messages are not held.
-      is_late: Whether the grace time is over. Then the messages are read even
-        if they are not complete, and expected ones even if they are not listed.
+      inbox: The inbox of the turn. The messages are added to it.
+      missing: Names of the expected replicas whose messages were not read yet.
+      is_late: Whether the grace time is over. Then all messages that are there
+        are read, even if some expected ones are missing. The expected ones are
+        asked for even if the listing does not show them.
 
     Returns:
-      The manifest; None if the turn is not decided.
+      The manifest; None if it is not there.
     """
     if is_late:
       reads = [functools.partial(inbox.read, name) for name in missing]
@@ -605,15 +678,17 @@ class Agreement:
   def _read_with_seats(
     self, inbox: Inbox, names: Sequence[str], with_manifest: bool = False
   ) -> Manifest | None:
-    """Reads messages, and at the same time the seats that were taken meanwhile.
+    """Reads some messages and, in an event's first turn, the new seats.
+
+    All requests are made at the same time.
 
     Args:
-      inbox: The inbox of the turn.
-      names: Senders of the messages.
+      inbox: The inbox of the turn. The messages and the seats are added to it.
+      names: Names of the messages' senders.
       with_manifest: Whether to read the manifest, too.
 
     Returns:
-      The manifest; None if it was not read, or is not there.
+      The manifest; None if it was not read or is not there.
     """
     calls: list[Callable] = [
       functools.partial(inbox.read, name) for name in names
@@ -628,13 +703,24 @@ class Agreement:
     return agreed
 
   def _names(self, inbox: Inbox) -> list[str]:
-    """Returns all replicas whose messages in a turn may count."""
+    """Returns the names of all replicas whose messages in a turn may count.
+
+    In the first turn these are all replicas that ever took part. In later turns
+    they are the replicas whose first message was listed.
+
+    Args:
+      inbox: Inbox of the turn: the messages that this replica has of it.
+    """
     if inbox.turn:
       return self.first.names
     return self.memory.roster.names()
 
   def _read_seats(self, inbox: Inbox) -> None:
-    """Reads the seats that were taken since the event before."""
+    """Adds the seats that were taken since the event before to `inbox.taken`.
+
+    Args:
+      inbox: The inbox of the event's first turn.
+    """
     number = self.memory.roster.num_seats + len(inbox.taken)
     seat = self.seats.read(number)
     if seat is not None:
@@ -642,11 +728,16 @@ class Agreement:
       inbox.taken += self.seats.read_from(number + 1)
 
   def _has_all(self, inbox: Inbox, names: Sequence[str]) -> bool:
-    """Returns whether messages of all these replicas were read."""
+    """Returns whether the messages of all these replicas were read."""
     return all(name in inbox.held for name in names)
 
   def _proposed(self, inbox: Inbox, roster: Roster) -> Manifest:
-    """Returns the manifest that this replica proposes."""
+    """Returns the manifest that this replica proposes for a turn.
+
+    Args:
+      inbox: The inbox of the turn. Only messages that it holds can be listed.
+      roster: The replicas that take part after this event.
+    """
     if inbox.turn:
       names = self.first.names
     else:
@@ -668,7 +759,8 @@ class Agreement:
       full_weight_ratio=self.rules.full_weight_ratio,
       roster=roster,
     )
-    # Without a listed message, no replica's state is confirmed.
+    # If no message is listed, no replica's state agrees with another one's, so
+    # nobody should write a snapshot of it.
     begins_interval = bool(manifest.listed) and self._begins_interval(inbox)
     return dataclasses.replace(
       manifest,
@@ -677,15 +769,19 @@ class Agreement:
     )
 
   def _begins_interval(self, inbox: Inbox) -> bool:
-    """Returns whether a snapshot of the state before a turn is due.
+    """Returns whether a snapshot of the shared state before a turn is due.
 
-    A snapshot is due before the messages of the interval are more than the
-    limit of the store allows. It is also due after `rules.snapshot_every`
-    events, once each replica has sent at least as many bytes of messages as the
-    snapshot has, because it travels on the same link as messages.
+    If so, a new interval begins with the turn's event. There are three reasons:
+
+    - The event is the first one of the run.
+    - With the event's messages, the interval would have more bytes than the
+      limit of the store allows.
+    - The interval has `rules.snapshot_every` events, and each replica has sent
+      at least as many bytes in it as a snapshot has. The snapshot uses the same
+      link as the messages, so it should not cost more than they do.
 
     Args:
-      inbox: The inbox of the turn.
+      inbox: The inbox of the turn. Only a first turn can begin an interval.
     """
     if inbox.turn:
       return False
@@ -703,11 +799,19 @@ class Agreement:
     return num_events >= self.rules.snapshot_every and is_paid_for
 
   def _due(self, inbox: Inbox, is_late: bool) -> Roster | None:
-    """Returns the roster of the manifest that is due; None if none is due.
+    """Returns the roster for the manifest of a turn if the manifest is due.
+
+    The manifest is due if the messages of all expected replicas were read, or
+    if the grace time is over. The first turn of an event always needs a quorum
+    of messages. The first event of a run also waits until `rules.replicas`
+    replicas have come, or until the grace time is over.
 
     Args:
-      inbox: The inbox of the turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
       is_late: Whether the grace time is over.
+
+    Returns:
+      The replicas that take part after the event; None if no manifest is due.
     """
     if inbox.turn:
       is_due = is_late or self._has_all(inbox, inbox.expected)
@@ -741,19 +845,26 @@ class Agreement:
     agreed: Manifest | None = None,
     looks_at_once: bool = True,
   ) -> Iterator[bool]:
-    """Yields before each try whether the grace time is over, and then waits.
+    """Makes pauses between the tries of a caller that waits for something.
 
-    A replica that waits for longer than the grace time, or for a listed message
-    that is missing, looks around (`_look_around`). It does so before it learns
-    that the grace time is over: this process may have slept, and the other
-    replicas may have gone on.
+    It yields before each try, without end, and pauses after the try. If the
+    caller waits for longer than the grace time, this generator writes vanished
+    objects again (`_look_around`), and says in the log once a minute what the
+    caller waits for. It calls `_look_around` before it first yields True: this
+    process may have slept, and the other replicas may have gone on.
 
     Args:
-      inbox: The inbox of the turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
       waiting: Returns a line for the log that says what the replica waits for.
-      agreed: The manifest, if it is decided.
-      looks_at_once: Whether a replica that knows the manifest looks around at
-        once. Else it looks around after the grace time.
+      agreed: The manifest; None if the turn is not settled yet.
+      looks_at_once: Whether `_look_around` is called after the first pause if
+        `agreed` is given. Else it is first called after the grace time.
+
+    Yields:
+      Whether the grace time is over. It is counted from the first try.
+
+    Raises:
+      ReplicaStaleError: If there is a newer snapshot (`_look_around`).
     """
     clock = self.store.clock
     grace = self.rules.grace_s
@@ -797,15 +908,18 @@ class Agreement:
     )
 
   def _look_around(self, inbox: Inbox, agreed: Manifest | None) -> None:
-    """Writes vanished objects again, and checks whether the others went on.
+    """Writes objects again that were lost or damaged while this replica waits.
+
+    First it checks that the other replicas have not gone on without this one.
 
     Args:
-      inbox: The inbox of the turn.
-      agreed: The manifest, if it is decided. Then only the messages that it
-        lists are written again.
+      inbox: Inbox of the turn: the messages that this replica has of it.
+      agreed: The manifest; None if the turn is not settled yet. If it is given,
+        only the messages that it lists are written again.
 
     Raises:
-      ReplicaStaleError: If there is a newer snapshot than this replica knows.
+      ReplicaStaleError: If there is a snapshot of a later event than the one
+        that this replica handles.
     """
     known = self.memory.event if inbox.is_past else inbox.event
     if max(self.snapshots.events(), default=0) > known:
@@ -850,18 +964,20 @@ class Agreement:
   ) -> None:
     """Writes an object again if it is missing or damaged.
 
-    If a listed message was lost, a later life of its sender may have written
-    another message in its place. All replicas need the listed one, so it also
-    replaces that message.
+    A valid object with another content is left alone, except in place of a
+    message that a manifest lists: after a restart, the sender may have written
+    another message there. All replicas need the listed message, so it replaces
+    the other one.
 
     Args:
       path: Path of the object.
-      data: The object.
-      replaces: Whether it is a message that a manifest lists. Then it also
-        replaces another object of a replica.
-      is_ours: Function from a path and the bytes that were read there to
-        whether a replica wrote them (`Inbox.is_ours`). None: the object is
-        signed as a whole, or JSON.
+      data: The right content of the object.
+      replaces: Whether the object is a message that a manifest lists, so that
+        it replaces any other content.
+      is_ours: Function of a path and the bytes that were read there. It returns
+        whether a replica of this run wrote them (`Inbox.is_ours`). None: they
+        are valid if they have one signature for the whole object, or are signed
+        JSON.
     """
     stored = self.store.get(path, num_bytes_of(data))
     if stored is not None and is_equal(stored, data):

@@ -1,33 +1,35 @@
-"""Errors of an object store, which `mailbox_protocol.store` handles."""
+"""The errors that requests to an object store raise."""
 
 
 class StoreUnavailableError(Exception):
-  """The store cannot be reached, or refuses a request.
+  """Says that the store could not be reached, or refused a request.
 
-  A later try may succeed, so a replica that is in a run waits and tries again.
+  A later try may succeed. So a replica that has entered a run waits and tries
+  again (`store.RetryingStore`).
   """
 
 
 class ClosedError(StoreUnavailableError):
-  """The store does not exist, or does not let this replica in.
+  """Says that the store does not exist, or denies this replica access.
 
-  When a replica enters a run, this is a mistake of its user, and the replica
-  stops with a message. Later on, the replica waits as for any other store that
-  cannot be reached, until somebody repairs the store.
+  While a replica enters a run, this is a mistake of its user: `RetryingStore`
+  raises `UnfitStoreError`. Later the replica waits and tries again, because
+  somebody may repair the store.
   """
 
 
 class UnfitStoreError(ValueError):
-  """A store cannot hold a run, whatever the replica waits for.
+  """Says that a store cannot hold a run, so that waiting would not help.
 
-  For example, the store is missing when the replica enters, or overwrites
-  objects that it should not. The message is one line.
+  For example, the store does not exist when a replica enters the run, or it
+  overwrites an object that was to be created only once. The message is one
+  line.
   """
 
 
 def first_line(error: BaseException) -> str:
-  """Returns the first line of an error's message.
+  """Returns the first line of an error's message; its class's name if empty.
 
-  The other lines of a message of `obstore` name the source of the error.
+  The further lines of an error of `obstore` only say from where it came.
   """
   return str(error).strip().split("\n")[0] or type(error).__name__

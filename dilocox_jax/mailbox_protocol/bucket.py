@@ -1,9 +1,10 @@
-"""Objects in a bucket of S3, Google Cloud or Azure, or in memory.
+"""Stores objects in a bucket of S3, Google Cloud or Azure, or in memory.
 
-The library `obstore` does the work. It turns the HTTP status of an answer into
-a class of errors, but one class can mean different things for different calls.
-So this module reads the status itself. docs/how_it_works/mailbox_stores.md
-has the table of answers.
+The library `obstore` makes the requests. It turns the HTTP status of an answer
+into an exception, but the same exception can mean different things for
+different calls. So this module reads the status from the exception's message.
+docs/how_it_works/mailbox_stores.md has a table of the answers and what they
+mean.
 """
 
 import datetime
@@ -22,9 +23,10 @@ from dilocox_jax.mailbox_protocol.answers import (
 )
 from dilocox_jax.mailbox_protocol.buffers import Buffer, Data, parts_of
 
-# `RetryingStore` repeats requests and logs that it waits. The library would
-# retry for minutes in silence, so it gets short limits. The timeout must be
-# long enough to transfer the largest message.
+# By default the library repeats a request for minutes without a line in the
+# log, so it gets short limits. `RetryingStore` repeats requests after that, and
+# logs that it waits. The timeout must be long enough to transfer the largest
+# message.
 _SETTINGS: dict[str, Any] = {
   "client_options": {
     "timeout": "10m",
@@ -36,13 +38,13 @@ _SETTINGS: dict[str, Any] = {
     "retry_timeout": datetime.timedelta(seconds=30),
   },
 }
-ERRORS = (BaseError, OSError)  # Errors that the library raises.
+ERRORS = (BaseError, OSError)  # Exceptions that the library raises.
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>|\(code: (\w+)\)")
 _MESSAGE = re.compile(r"<Message>([^<]{1,300})</Message>")
 _CONFLICT = 409
 _NO_RANGE = 416  # The object ends before the range begins.
-_NO_RANGE_IN_MEMORY = "Invalid range"
+_NO_RANGE_IN_MEMORY = "Invalid range"  # The same for `memory:///`.
 _NOT_IMPLEMENTED = 501
 # A status from 400 to 499 means that the request is wrong. With these
 # exceptions another try may succeed: a timeout, a conflict with a simultaneous
@@ -60,6 +62,10 @@ class Bucket:
 
   Paths are relative to the prefix in the URL. Example: in `s3://bucket/run` the
   path `seat/0002` is the object `run/seat/0002`.
+
+  Every method that makes a request raises `StoreUnavailableError` if the store
+  cannot be reached or refuses, and its subclass `ClosedError` if the bucket
+  does not exist or denies access.
 
   Attributes:
     deleted_at_once: Largest number of objects in one call of `delete`.
@@ -88,7 +94,12 @@ class Bucket:
       raise ValueError(first_line(error)) from None
 
   def get(self, path: str, at_most: int) -> Buffer | None:
-    """Returns an object; None if it is missing or larger than `at_most`."""
+    """Returns an object; None if it is missing or larger than `at_most`.
+
+    Args:
+      path: Path of the object.
+      at_most: How many bytes the object may have.
+    """
     try:
       response = obstore.get(self._objects, path)
       if response.meta["size"] > at_most:
@@ -102,7 +113,15 @@ class Bucket:
       raise _refusal(error) from None
 
   def get_range(self, path: str, start: int, stop: int) -> Buffer | None:
-    """Returns bytes of an object; None if it is missing or too short."""
+    """Returns the bytes from `start` to `stop` of an object.
+
+    The result is None if the object is missing or ends before `stop`.
+
+    Args:
+      path: Path of the object.
+      start: First byte, counted from 0.
+      stop: End of the range. This byte is not read.
+    """
     try:
       found = obstore.get_range(self._objects, path, start=start, end=stop)
     except FileNotFoundError as error:
@@ -118,7 +137,15 @@ class Bucket:
     return memoryview(found)
 
   def create(self, path: str, data: Data) -> bool:
-    """Writes an object that must not exist; returns whether it was written."""
+    """Writes an object unless it exists.
+
+    Args:
+      path: Path of the object.
+      data: Content of the object.
+
+    Returns:
+      Whether this call has written the object. False: the object exists.
+    """
     try:
       obstore.put(self._objects, path, parts_of(data), mode="create")
     except AlreadyExistsError as error:
@@ -131,14 +158,23 @@ class Bucket:
     return True
 
   def put(self, path: str, data: Data) -> None:
-    """Writes an object, or replaces it as a whole."""
+    """Writes an object, or replaces it as a whole.
+
+    Args:
+      path: Path of the object.
+      data: Content of the object.
+    """
     try:
       obstore.put(self._objects, path, parts_of(data), mode="overwrite")
     except ERRORS as error:
       raise _refusal(error) from None
 
   def delete(self, paths: Sequence[str]) -> None:
-    """Deletes objects. Missing objects are no error."""
+    """Deletes objects. Missing objects are no error.
+
+    Args:
+      paths: Paths of the objects, at most `deleted_at_once`.
+    """
     try:
       obstore.delete(self._objects, paths)
     except ERRORS as error:
@@ -154,7 +190,14 @@ class Bucket:
         self.delete([path])
 
   def sizes(self, prefix: str) -> dict[str, int]:
-    """Returns the sizes in bytes of the objects below a prefix, by path."""
+    """Returns the sizes in bytes of the objects below a folder, by path.
+
+    Args:
+      prefix: Path of the folder, such as "manifest".
+
+    Returns:
+      The sizes; {} if there is no such object.
+    """
     try:
       objects = obstore.list(self._objects, prefix).collect()
     except ERRORS as error:
@@ -181,7 +224,10 @@ def _status(error: BaseException) -> int:
 
 
 def _code(error: BaseException) -> str:
-  """Returns the server's code of an error, e.g. "NoSuchKey"; "" if none."""
+  """Returns the error code that the server sent, e.g. "NoSuchKey".
+
+  The result is "" if the exception's message has no code.
+  """
   match = _CODE.search(str(error))
   if match is None:
     return ""
@@ -189,7 +235,13 @@ def _code(error: BaseException) -> str:
 
 
 def _refusal(error: BaseException) -> StoreUnavailableError:
-  """Returns the error of this package for an error of the library."""
+  """Translates an exception of `obstore` into an error of this package.
+
+  Returns:
+    A `ClosedError` if another try cannot succeed before somebody changes the
+    bucket, its permissions or the URL; else a `StoreUnavailableError`. The
+    message is one line.
+  """
   status = _status(error)
   code = _code(error)
   message = _MESSAGE.search(str(error))

@@ -1,7 +1,7 @@
 """The content of an object, as one buffer or as several that follow each other.
 
-A message is its header and then the bytes of each array. It is written from
-where the arrays are, without a copy that puts all bytes into one buffer.
+A message consists of a header and the bytes of several arrays. As a list of
+buffers it can be written without copying all bytes into one buffer.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ Data = Buffer | list[Buffer]
 
 
 def parts_of(data: Data) -> Sequence[Buffer]:
-  """Returns the buffers of an object."""
+  """Returns the buffers of an object; one buffer becomes a list of one."""
   if isinstance(data, list):
     return data
   return [data]
@@ -23,7 +23,12 @@ def num_bytes_of(data: Data) -> int:
 
 
 def is_equal(stored: Buffer, data: Data) -> bool:
-  """Returns whether an object that was read has some content."""
+  """Returns whether an object that was read has the same bytes as another one.
+
+  Args:
+    stored: The object that was read.
+    data: The other object.
+  """
   if len(stored) != num_bytes_of(data):
     return False
   view = memoryview(stored)

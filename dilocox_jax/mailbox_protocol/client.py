@@ -1,8 +1,8 @@
-"""The client of a mailbox: exchanges the messages of one replica's rounds.
+"""The client through which a training loop uses a mailbox.
 
-Rounds ask it for one exchange after the other (`rounds.mailbox_runtime`). For
-each turn of an exchange, it sends this replica's message and returns the
-messages of all replicas that are listed in the manifest.
+`rounds.mailbox_runtime` asks the client for one exchange after the other. For
+each turn of an exchange, the client sends this replica's message. It returns
+the messages of all replicas that are listed in the turn's manifest.
 """
 
 import atexit
@@ -30,46 +30,47 @@ from dilocox_jax.reference.shares import Tables
 from dilocox_jax.threads import in_thread
 
 NEVER = 2**62  # Number of an event that no run reaches.
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S = 0.5  # How often a waiting client looks whether it should stop.
 
 
 @dataclasses.dataclass(eq=False)
 class MailboxClient:
-  """The mailbox of a run, and how far the run has come.
+  """Calls a mailbox for a training loop, and counts the exchanges.
 
-  A server may take a request and not answer it for minutes, and an exchange
-  without a quorum takes even longer. So the client calls the mailbox in
-  threads. Ctrl-C then works at once. A run that was asked to stop waits no
-  longer than the grace time plus the duration of the last exchange.
+  Every call of the mailbox runs in a thread, because a server may leave a
+  request without an answer for minutes, and an exchange without a quorum takes
+  even longer. So Ctrl-C works at once. After a run was asked to stop, a call
+  ends within the grace time plus the seconds that the last exchange took.
 
-  A replica may have several processes. Each has a client, and all clients are
-  asked the same. Process 0 asks the mailbox, and the others get its answers
-  (`replica_processes`).
+  A replica may have several processes. Each process has a client, and all
+  clients get the same calls in the same order. Only process 0 has a mailbox.
+  The others get its answers (`replica_processes`).
 
   Attributes:
-    open_mailbox: Function from `config`, the values that must be equal in all
-      replicas, to the mailbox.
-    terms: The part of `config` that is known before the run is entered.
+    open_mailbox: Function that opens the mailbox. It is called with one keyword
+      argument `config`: the values that must be equal in all replicas.
+    terms: The part of `config` that is known before `enter`.
     step_weight: Weight of one inner step of this replica in the mean.
     keeps: Whether the replica keeps values that were not sent, by error
-      feedback or in its parameters. The aggregator then sends them later, so
-      nothing of a late message is lost.
+      feedback or in its parameters, and sends them later. Then nothing is lost
+      if a message comes too late.
     grace_s: Grace time of the run's rules, in seconds.
-    event: Number of the next exchange.
-    settled: Events that were settled since this list was emptied last. Each has
-      its number "event"; "members", the replicas whose messages were averaged;
-      and "left_out", the reasons why other messages were not, by replica.
-    writes_snapshots: Whether this replica may write a snapshot.
-    first_own: Number of the first exchange that this replica takes part in.
-    stop: Set, perhaps in another thread, to ask the run to stop.
-    last_s: Seconds that the last exchange took.
-    written: The newest snapshot that is being written or was written, as a list
-      of at most one future. It is written after all earlier ones.
-    steps: The inner steps behind this replica's messages.
     name: Name of this replica.
     processes: The processes of this replica.
-    run: Identity of the run, once it was entered.
-    mailbox: The mailbox, once the run was entered. Only process 0 has it.
+    event: Number of the next exchange.
+    settled: Events that were settled since the caller emptied this list. Each
+      is a dict: "event" is the event's number, "members" the names of the
+      replicas whose messages were averaged, and "left_out" the reasons why
+      other messages were not, by replica.
+    writes_snapshots: Whether this replica may write a snapshot.
+    first_own: Number of the first exchange that this replica takes part in.
+    stop: Event that any thread may set to ask the run to stop.
+    last_s: Seconds that the last exchange took.
+    written: Empty, or the future of the newest snapshot. This snapshot is
+      written after all earlier ones.
+    steps: Counts the inner steps behind this replica's messages.
+    run: Identifier of the run; only set after `enter`.
+    mailbox: The mailbox; only set after `enter`, and only in process 0.
   """
 
   open_mailbox: Callable[..., Mailbox]
@@ -91,10 +92,14 @@ class MailboxClient:
   mailbox: Mailbox = dataclasses.field(init=False)
 
   def enter(self, terms: Mapping[str, Any]) -> None:
-    """Enters the run.
+    """Opens the mailbox, which joins the run or begins it. Sets `run`.
 
     Args:
-      terms: The values that must be equal in all replicas, beside `self.terms`.
+      terms: More values that must be equal in all replicas. They are added to
+        `self.terms`.
+
+    Raises:
+      Exception: What `open_mailbox` raises, in all processes.
     """
     config = {**self.terms, **terms}
 
@@ -107,7 +112,7 @@ class MailboxClient:
     self.run = self.processes.from_main(open_and_identify)
 
   def request_stop(self) -> None:
-    """Asks the run to stop, perhaps in another thread."""
+    """Asks the run to stop. Any thread may call this method."""
     self.stop.set()
     self.processes.request_stop()
 
@@ -118,17 +123,20 @@ class MailboxClient:
     shared: TakeArrays | None = None,
     **kwargs: Any,
   ) -> Any:
-    """Returns what a method of the mailbox returns, in all processes.
+    """Calls a method of process 0's mailbox. All processes get its result.
 
     Args:
       method: Name of the method.
-      *args: Its arguments.
-      shared: Arrays of all processes that the mailbox may read
-        (`ReplicaProcesses.from_main`).
-      **kwargs: Its keyword arguments.
+      *args: Arguments for the method.
+      shared: Function that returns arrays whose parts are on several processes,
+        if the mailbox may have to read them (`ReplicaProcesses.from_main`).
+      **kwargs: Keyword arguments for the method.
+
+    Returns:
+      What the method returned.
 
     Raises:
-      Exception: The error of the method, in all processes.
+      Exception: The error that the method raised, in all processes.
     """
 
     def ask() -> Any:
@@ -138,27 +146,28 @@ class MailboxClient:
 
   @property
   def seat(self) -> int:
-    """Index of this replica's seat (`Mailbox.seat`)."""
+    """Place of this replica in the order of seats; 0 before `announce`."""
     return self.processes.from_main(lambda: self.mailbox.seat)
 
   @property
   def usage(self) -> dict[str, int]:
-    """Requests and bytes of this replica (`Mailbox.usage`)."""
+    """Number of requests, and bytes sent and read, so far (`Mailbox.usage`)."""
     return self.processes.from_main(lambda: self.mailbox.usage)
 
   def _wait_for(self, call: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Calls a function that asks the store, and waits for its result.
+    """Calls a function in a thread, and waits for its result.
 
     Args:
-      call: The function. It runs in a thread.
-      *args: Its arguments.
-      **kwargs: Its keyword arguments.
+      call: The function, which may make requests to the store.
+      *args: Arguments for the function.
+      **kwargs: Keyword arguments for the function.
 
     Returns:
       The result of the function.
 
     Raises:
-      StoppedError: If the call does not end although the run was asked to stop.
+      StoppedError: If the run was asked to stop, and the call has not ended
+        within the grace time plus the seconds of the last exchange.
     """
     future = in_thread(call, *args, **kwargs)
     while wait([future], LOOK_EVERY_S).not_done:
@@ -172,7 +181,11 @@ class MailboxClient:
     return future.result()
 
   def _write_in_thread(self, write: Callable[[], None]) -> None:
-    """Writes a snapshot in a thread, after all earlier snapshots."""
+    """Starts a thread that writes a snapshot after all earlier snapshots.
+
+    Args:
+      write: Function that writes the snapshot.
+    """
     earlier = self.written
 
     def write_after_earlier() -> None:
@@ -182,7 +195,11 @@ class MailboxClient:
     self.written = [in_thread(write_after_earlier)]
 
   def _wait_for_snapshots(self) -> None:
-    """Waits up to the grace time, at the end of the program, for snapshots."""
+    """Waits for snapshots that are being written, up to the grace time.
+
+    It is called at the end of the program. If a snapshot is not done by then, a
+    line of the log says so.
+    """
     if wait(self.written, self.grace_s).not_done:
       logging.getLogger(__name__).warning(
         "gave up a snapshot that was not written %g s after the run",
@@ -190,17 +207,18 @@ class MailboxClient:
       )
 
   def newest(self) -> list[np.ndarray] | None:
-    """Reads the newest snapshot, and goes back to it.
+    """Reads the newest snapshot, and sets `event` to continue from there.
 
-    The next exchange is that of the first event whose result the snapshot does
-    not have.
+    `event` is then the first event whose result the snapshot does not have.
+    This replica takes part in no exchange until `take_part`.
 
     Returns:
-      The arrays of the snapshot; None if there is none.
+      The arrays of the snapshot; None if there is no snapshot. Then `event` is
+      0, and the caller begins with the initial parameters.
     """
     snapshot = self._ask("newest")
-    # This replica has no part in the exchanges that are in flight in the
-    # snapshot.
+    # Some exchanges may be in flight in the snapshot. This replica has sent
+    # nothing for them.
     self.first_own = NEVER
     if snapshot is None:
       self.event = 0
@@ -209,7 +227,10 @@ class MailboxClient:
     return snapshot.arrays
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the state of this client for `set_state`, as values of JSON."""
+    """Returns the state of this client for a checkpoint, as values of JSON.
+
+    `set_state` restores it.
+    """
     mailbox = self.processes.from_main(lambda: self.mailbox.get_state())
     return {
       "event": self.event,
@@ -219,22 +240,32 @@ class MailboxClient:
     }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes on where `get_state` was called, perhaps in an earlier process."""
+    """Restores what `get_state` returned, perhaps in an earlier process.
+
+    Args:
+      state: The state, as values of JSON.
+
+    Raises:
+      ValueError: If the state is that of another run.
+    """
     self.event = state["event"]
     self.first_own = state["first_own"]
     self.steps.set_state(state["steps"])
     self.processes.from_main(lambda: self.mailbox.set_state(state))
 
   def take_part(self, num_in_flight: int) -> bool:
-    """Takes part in the exchanges of what is measured from now on.
+    """Announces that this replica will send messages from now on.
+
+    Its first message is for the first pseudo-gradient that it measures itself,
+    so it comes after the exchanges that are in flight.
 
     Args:
-      num_in_flight: Number of exchanges that are in flight. They come before
-        the first exchange of a new measurement.
+      num_in_flight: Number of exchanges that are in flight.
 
     Returns:
-      Whether this replica takes part. If the other replicas have settled that
-      event already, it does not, and has to follow them further.
+      Whether this replica takes part. False if the other replicas have already
+      settled the event of its first message. Then it must first apply more of
+      their events, and try again.
     """
     if not self.announce(self.event + num_in_flight):
       return False
@@ -242,11 +273,22 @@ class MailboxClient:
     return True
 
   def announce(self, event: int) -> bool:
-    """Announces this replica for an event (`Mailbox.announce`)."""
+    """Announces this replica for an event, so that the others wait for it.
+
+    Args:
+      event: Number of the event.
+
+    Returns:
+      Whether this replica's message for the event may still count
+      (`Mailbox.announce`).
+    """
     return self._ask("announce", event)
 
   def signs(self) -> np.ndarray:
-    """Returns the random signs of the next event (`Mailbox.signs`)."""
+    """Returns the random signs for the next event's fingerprint.
+
+    They are float32 [2^20] of +1 and -1, and equal in all replicas.
+    """
     return random_signs(self.run, self.event)
 
   def exchange(
@@ -255,16 +297,19 @@ class MailboxClient:
     num_steps: int,
     take_fingerprint: Callable[[], Fingerprint],
   ) -> "ExchangeSession":
-    """Begins the next exchange.
+    """Begins the next exchange, and moves `event` on by one.
 
     Args:
       kind: Number that is equal for exchanges with messages of one size, e.g.
         the number of the fragment.
-      num_steps: Number of inner steps behind this replica's message. With 0
-        steps the message counts as one of 1 step, because it may carry values
-        that were held back.
-      take_fingerprint: Returns the fingerprint of the shared state of this
-        kind, under the signs of the event (`signs`).
+      num_steps: Number of inner steps behind this replica's message. 0 counts
+        as 1, because the message may carry values that were held back.
+      take_fingerprint: Returns the fingerprint of the shared state that this
+        kind of exchange changes, computed with the signs of this event
+        (`signs`).
+
+    Returns:
+      The exchange, which has sent nothing yet.
     """
     event = self.event
     self.event += 1
@@ -279,7 +324,16 @@ class MailboxClient:
     )
 
   def turn(self, *args: Any, **kwargs: Any) -> Exchanged:
-    """Exchanges the messages of a turn (`Mailbox.exchange`)."""
+    """Calls `Mailbox.exchange`, and notes how many seconds it took.
+
+    Args:
+      *args: Arguments for `Mailbox.exchange`.
+      **kwargs: Keyword arguments for `Mailbox.exchange`, and `shared`: a
+        function that returns the arrays which the mailbox may have to read.
+
+    Returns:
+      The messages that all replicas average in the turn.
+    """
     start_s = time.monotonic()
     exchanged = self._ask("exchange", *args, **kwargs)
     self.last_s = time.monotonic() - start_s
@@ -287,13 +341,14 @@ class MailboxClient:
 
 
 class ExchangeSession:
-  """One exchange, with one or several turns.
+  """Exchanges the messages of one event, turn by turn.
 
   Attributes:
     is_counted: Whether this replica's messages were listed in all turns so far.
-    drops_all: Whether this replica must drop all values of the fragment that it
-      sends or holds back. The reason is that a message of this replica was left
-      out for its values, or that a message of an earlier life counts instead.
+    drops_all: Whether this replica must drop the values of the fragment that it
+      has sent or holds back. There are two reasons: one of its messages was
+      left out by the manifest, or a message that it sent before a restart
+      counts in place of the new one.
   """
 
   def __init__(
@@ -306,15 +361,16 @@ class ExchangeSession:
     weight: float,
     state: Fingerprint,
   ):
-    """Sends nothing yet.
+    """Makes no request yet; `send` does.
 
     Args:
       client: The client of the mailbox.
       event: Number of the event.
-      kind: As in `MailboxClient.exchange`.
-      attends: Whether this replica sends messages.
-      weight: Weight of this replica's messages.
-      state: Fingerprint of the shared state.
+      kind: Number that is equal for events with messages of one size, e.g. the
+        number of the fragment.
+      attends: Whether this replica sends messages. If not, it only reads.
+      weight: Weight of this replica's messages in the mean.
+      state: Fingerprint of the shared state before the event.
     """
     self._client = client
     self._event = event
@@ -336,17 +392,25 @@ class ExchangeSession:
     """Sends the next turn's message, and returns the messages that all average.
 
     Args:
-      arrays: The arrays of the message.
+      arrays: The arrays of this replica's message.
       is_finite: Whether this replica's values are finite. If not, the message
-        has the weight 0. It is then left out, but nobody waits for it.
-      shared: Returns the arrays that all replicas share, for a snapshot.
+        has the weight 0: the manifest leaves it out, but the others need not
+        wait for it.
+      shared: Returns the arrays of the shared state, for a snapshot.
       tables: How the arrays are encoded; None: the mean is not made in shares.
 
     Returns:
-      Arrays [K, ...] of the K replicas that are listed, their weights in the
-      mean [K], which add up to K, and whether this replica is one of them. If
-      no replica is listed, zeros [1, ...] with the weight 0. If the mean was
-      made in shares, its arrays [1, ...] with the weight 1.
+      A tuple (arrays, weights, is_listed):
+
+      - arrays: for each array of a message, the arrays of all K listed
+        replicas, stacked: [K, ...].
+      - weights: the weights of these replicas in the mean, float32 [K]. They
+        add up to K.
+      - is_listed: whether this replica is one of them, as a bool array [].
+
+      If no replica is listed, K is 1, and the arrays and the weight are zeros.
+      If the mean was made in shares, K is 1, the arrays are the mean, and the
+      weight is 1.
     """
     turn = self._turn
     self._turn += 1

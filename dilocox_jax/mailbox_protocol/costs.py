@@ -1,34 +1,39 @@
-"""Estimates what a mailbox in a bucket costs a month.
+"""Estimates what a mailbox in a bucket costs, in US dollars a month.
 
-The prices are the list prices of Amazon S3 Standard in the region us-east-1
-(recalled, 2026). Uploads and deletions are free there. Other providers
-have other prices, and some charge nothing for downloads.
+A month has 30 days. The prices are the list prices of Amazon S3 Standard in the
+region us-east-1 (recalled, 2026). Uploaded bytes and deletions are free there.
+Other providers have other prices, and some charge nothing for downloads.
 """
 
 from collections.abc import Mapping
 
 USD_PER_GB_MONTH = 0.023
 USD_PER_WRITE = 0.005 / 1000  # A put or a listing.
-USD_PER_READ = 0.0004 / 1000
-USD_PER_GB_DOWN = 0.09  # To the internet; to machines of the region it is free.
+USD_PER_READ = 0.0004 / 1000  # A get.
+# Bytes that are read over the internet. In the bucket's region they are free.
+USD_PER_GB_DOWN = 0.09
 _MONTH_S = 30 * 86_400.0
 
 
 def num_requests(usage: Mapping[str, int]) -> int:
-  """Returns the number of all requests.
+  """Returns the number of all requests to a store.
 
   Args:
-    usage: Requests by kind, and bytes up and down (`Mailbox.usage`).
+    usage: Number of requests by kind ("get", "put", "list", "delete"), as
+      `Mailbox.usage` returns it. The entries "bytes_up" and "bytes_down" are
+      not counted.
   """
   return sum(number for kind, number in usage.items() if "bytes" not in kind)
 
 
 def traffic_usd(usage: Mapping[str, int], seconds: float) -> float:
-  """Returns what the requests and downloads of a replica cost a month (USD).
+  """Returns the costs of a replica's requests and downloads (USD a month).
 
   Args:
-    usage: Requests by kind, and "bytes_down" (`Mailbox.usage`).
-    seconds: Time in which they were made.
+    usage: Number of requests by kind ("get", "put", "list"), and the bytes that
+      were read ("bytes_down"), as `Mailbox.usage` returns them. A missing entry
+      counts as 0.
+    seconds: Time in which the replica made them. Less than 1 s counts as 1 s.
   """
   num_writes = usage.get("put", 0) + usage.get("list", 0)
   cost = USD_PER_WRITE * num_writes
@@ -38,7 +43,7 @@ def traffic_usd(usage: Mapping[str, int], seconds: float) -> float:
 
 
 def storage_usd(num_bytes: float) -> float:
-  """Returns what the objects of a store cost a month (USD).
+  """Returns the costs of keeping objects in a store (USD a month).
 
   Args:
     num_bytes: Bytes of all objects.

@@ -1,9 +1,10 @@
-"""Decisions that replicas take once, each kept in two objects.
+"""Decisions that replicas take once, each kept in two objects of the store.
 
-All replicas follow a decision, for example the list of messages of an event.
-Whoever may write in the store can delete or damage the object that holds it,
-also after some replicas have followed it. The other replicas must then not
-decide anew. So a replica decides in two steps:
+A decision is a value that all replicas follow, for example the list of messages
+of an event. Somebody may delete or damage the object that holds the decision
+after some replicas have followed it. The other replicas must not decide a
+second time, because they could decide otherwise. So a replica decides in two
+steps:
 
 1. It creates the *proposal*. If several replicas do so, exactly one succeeds.
 2. It creates the *decision* with the content of the proposal.
@@ -25,28 +26,28 @@ from typing import Any
 from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
 
 # How often a replica tries to read an object that exists and cannot be read
-# yet. The pauses double, and all of them take 13 s: longer than the caches of
-# network folders.
+# yet. The pauses double, and together take 13 s. Network folders may remember
+# for some seconds that an object is missing, but not as long as this.
 _TRIES = 8
 _FIRST_PAUSE_S = 0.05
-# A replica that comes second waits so long before it asks for the decision. In
-# most stores an object takes longer to write than to read.
+# A replica that finds the proposal of another one waits this long before it
+# reads the decision, which the other replica is about to write.
 DECIDES_WITHIN_S = 0.01
 
 
 class Decisions:
-  """The decisions of one run.
+  """Reads and takes the decisions of one run.
 
   Attributes:
-    has_proposed: Whether this replica created the proposal of the last
-      decision. Then the others learn of the decision a moment later.
+    has_proposed: Whether this replica created the proposal in the last call of
+      `decide`. Then it knows the decision a moment before the others.
   """
 
   def __init__(self, store: Any, signer: Signer):
-    """Opens the decisions of a run, without a request.
+    """Makes no request to the store yet.
 
     Args:
-      store: A `RetryingStore` store.
+      store: The store, as a `RetryingStore`.
       signer: The signer of the run.
     """
     self._store = store
@@ -54,17 +55,26 @@ class Decisions:
     self.has_proposed = False
 
   def read(self, path: str) -> dict[str, Any] | None:
-    """Returns the content of an object; None if it is missing or damaged."""
+    """Returns the value of a decision or proposal.
+
+    Args:
+      path: Path of the object.
+
+    Returns:
+      The value, as JSON; None if the object is missing or not signed.
+    """
     return self._signer.verify_json(path, self._store.get(path, JSON_BYTES))
 
   def decide(
     self, path: str, proposal: str, value: dict[str, Any]
   ) -> dict[str, Any]:
-    """Proposes a value, and decides.
+    """Proposes a value, decides, and returns the decision.
+
+    If another replica has proposed or decided before, its value counts.
 
     Args:
       path: Path of the decision.
-      proposal: Path of its proposal.
+      proposal: Path of the proposal for this decision.
       value: The value that this replica proposes, as JSON.
 
     Returns:
@@ -75,7 +85,7 @@ class Decisions:
     )
     if self.has_proposed:
       return self._create(path, value)
-    # Another replica has proposed a moment ago, and decides just now.
+    # Another replica has just proposed, and is about to write the decision.
     self._store.pause(DECIDES_WITHIN_S)
     decided = self.read(path)
     if decided is not None:
@@ -93,14 +103,14 @@ class Decisions:
     return self._create(path, proposed)
 
   def complete(self, path: str, proposal: str) -> dict[str, Any] | None:
-    """Decides on the proposal that is there. Proposes nothing.
+    """Writes a lost decision again from its proposal. Proposes nothing itself.
 
     Args:
       path: Path of the decision.
-      proposal: Path of its proposal.
+      proposal: Path of the proposal for this decision.
 
     Returns:
-      The value that all replicas follow; None if there is no proposal.
+      The value that all replicas follow; None if there is no valid proposal.
     """
     proposed = self.read(proposal)
     if proposed is None:
@@ -108,7 +118,17 @@ class Decisions:
     return self._create(path, proposed)
 
   def _create(self, path: str, value: dict[str, Any]) -> dict[str, Any]:
-    """Creates an object unless it exists. Returns the content of the object."""
+    """Creates a signed object, unless a valid one is there.
+
+    An object at the path that is damaged or not signed is replaced.
+
+    Args:
+      path: Path of the object.
+      value: The value of the new object, as JSON.
+
+    Returns:
+      The value that the store has at the path then.
+    """
     data = self._signer.sign_json(path, value)
     wait = _FIRST_PAUSE_S
     for _ in range(_TRIES):

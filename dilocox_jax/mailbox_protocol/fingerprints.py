@@ -1,9 +1,11 @@
 """Compares the shared states of replicas by their fingerprints.
 
-The name of a shared state is the digest of the last manifest that it follows.
-Replicas with the same name have applied the same lists of messages, and differ
-by rounding. A fingerprint shows whether they differ by more, because of bad
-memory or of another computation. `reference.fingerprint` explains its numbers.
+The shared state is the outer parameters, the outer optimizer and the codec's
+common state. Its *name* is the digest of the last manifest whose average is in
+it. Replicas with the same name have applied the same lists of messages, so
+their states should differ only by rounding. A fingerprint (a few random sums)
+shows whether they differ by more, because of bad memory or of another
+computation. `reference.fingerprint` explains the sums.
 
 Two states may differ, relative to the norm of each block of values, by
 
@@ -12,13 +14,13 @@ Two states may differ, relative to the norm of each block of values, by
 Here u is the rounding unit of the values, 2^-24 for float32, and n is the
 number of events of this fragment since both states had the same values. They
 had the same values in the snapshot with which both replicas began, or else at
-the start of the run. The term 63 * 2^-24 is for the results, which are computed
-in float32: another machine adds the sums in another order. The term u * (1 + n)
-is for the state, which is rounded at each event.
+the start of the run. The first term allows for float32 sums that another
+machine adds in another order. The second term allows for the state itself,
+which is rounded at each event.
 
-For example, rounding explains 4e-6 at the start, and 1.6e-5 after 200 events.
-Two CPUs differed by 3.5e-8 and 1.9e-6
-(docs/how_it_works/mailbox_wrong_values.md).
+For example, rounding explains a difference of 4e-6 at the start of a run, and
+of 1.6e-5 after 200 events. Two CPUs with different instruction sets differed by
+1.9e-6 after 200 events (measured, docs/how_it_works/mailbox_wrong_values.md).
 """
 
 import hashlib
@@ -38,8 +40,8 @@ from dilocox_jax.reference.fingerprint import (
 EXACT_DIGEST_BYTES = 8
 _ROW_BYTES = 4 * ROW_VALUES
 _ROUNDING_IN_RESULTS = 63 * 2.0**-24
-# A difference below this norm is not looked at: devices differ in whether they
-# round the smallest numbers to zero, and squares of such values are zero.
+# Differences with a smaller norm than this are ignored: some devices round the
+# smallest numbers to zero, and squares of such numbers are zero.
 _SMALLEST_NORM = 2.0**-62
 
 
@@ -47,10 +49,10 @@ class Fingerprint(NamedTuple):
   """The fingerprint of the shared state of a fragment.
 
   Attributes:
-    rows: Rounding unit, norm and 32 random sums of each of the B blocks of
-      floating-point values, float32 [B, 34] (`reference.fingerprint`).
-    exact_digest: Digest of all other values, e.g. counts of steps, 8 bytes.
-      These values have to be equal in all replicas.
+    rows: The rounding unit, the norm and 32 random sums of each of the B blocks
+      of floating-point values, float32 [B, 34] (`reference.fingerprint`).
+    exact_digest: First 8 bytes of the SHA-256 of all other values, e.g. counts
+      of steps. These values must be exactly equal in all replicas.
   """
 
   rows: np.ndarray
@@ -58,7 +60,7 @@ class Fingerprint(NamedTuple):
 
   @property
   def num_bytes(self) -> int:
-    """Bytes of the rows."""
+    """Number of bytes of `rows`."""
     return self.rows.size * self.rows.itemsize
 
 
@@ -69,14 +71,15 @@ NOTHING = Fingerprint(
 
 
 class SharedState(NamedTuple):
-  """What a replica tells the others about its shared state.
+  """What a message tells about its sender's shared state.
 
   Attributes:
-    name: Digest of the last manifest that the state follows, in hexadecimal
-      digits; "" before the first.
-    base: Event of the snapshot with which the replica began; 0: it began with
-      the first state.
-    fingerprint: Fingerprint of the state; in later turns of an event `NOTHING`.
+    name: Digest of the last manifest that the sender has followed, as 64
+      hexadecimal digits; "" before the first manifest.
+    base: Event of the snapshot with which the sender began; 0 if it began with
+      the initial parameters.
+    fingerprint: Fingerprint of the state. It is `NOTHING` in the later turns of
+      an event.
   """
 
   name: str = ""
@@ -86,15 +89,19 @@ class SharedState(NamedTuple):
   def difference_from(
     self, other: "SharedState", event: int, num_kinds: int
   ) -> str:
-    """Returns how two states with one name differ; "" if they do not.
+    """Returns how this state differs from another one of the same name.
 
     Args:
       other: The state of another replica before the same event.
       event: Number of the event.
-      num_kinds: Number of fragments. Each event changes one of them.
+      num_kinds: Number of fragments. Each event changes the state of one
+        fragment.
+
+    Returns:
+      The difference in words; "" if the states are equal up to rounding.
     """
-    # Replicas that began with one snapshot had the same values then. Of others
-    # it is only known that they had the same values at the start of the run.
+    # Replicas that began with the same snapshot had the same values then. Other
+    # replicas had the same values at the start of the run.
     common = self.base if self.base == other.base else 0
     return difference(
       self.fingerprint, other.fingerprint, (event - common) / num_kinds
@@ -139,11 +146,12 @@ def exact_digest(arrays: Iterable[np.ndarray]) -> bytes:
 def fingerprint_of(
   arrays: Iterable[np.ndarray], signs: np.ndarray
 ) -> Fingerprint:
-  """Returns the fingerprint of a shared state that numpy holds.
+  """Computes the fingerprint of a shared state, in numpy.
 
   Args:
-    arrays: The arrays of the state.
-    signs: The random signs of the event (`Mailbox.signs`).
+    arrays: The arrays of the state, in the same order in all replicas.
+    signs: The random signs of the event (`Mailbox.signs`), float32 [N] of +1
+      and -1. N is at least the smaller of 2^20 and the largest array's size.
   """
   rows = [NOTHING.rows]
   exact_arrays = []
@@ -159,12 +167,18 @@ def fingerprint_of(
 
 
 def difference(one: Fingerprint, other: Fingerprint, num_events: float) -> str:
-  """Returns how two states differ by more than rounding; "" if they do not.
+  """Returns how two states differ, according to their fingerprints.
 
   Args:
     one: Fingerprint of a state.
-    other: Fingerprint of a state of the same arrays, with the same signs.
-    num_events: Events of this fragment since both states had the same values.
+    other: Fingerprint of another state, with arrays of the same shapes. Both
+      were computed with the same signs.
+    num_events: Number of events of this fragment since both states had the same
+      values. The more events, the larger a difference may be.
+
+  Returns:
+    The difference in words, e.g. "its integers differ"; "" if the states are
+    equal up to rounding.
   """
   if one.exact_digest != other.exact_digest:
     return "its integers differ"
@@ -184,9 +198,15 @@ def difference(one: Fingerprint, other: Fingerprint, num_events: float) -> str:
 
 
 def _relative_gaps(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-  """Returns the distance of two states in each block, over the larger norm.
+  """Estimates the relative distance of two states in each block, float64 [B].
 
-  Blocks that are not finite in both states count as equal: both have diverged.
+  The distance is divided by the larger norm of both states. It is 0 for a block
+  that is not finite in both states (both have diverged), and infinite for a
+  block that is finite in only one of them.
+
+  Args:
+    one: Rows of a state's fingerprint, float32 [B, 34].
+    other: Rows of the other state's fingerprint, float32 [B, 34].
   """
   is_finite = np.isfinite(one).all(axis=1)
   is_other_finite = np.isfinite(other).all(axis=1)

@@ -1,19 +1,20 @@
-"""Objects in a folder, as files. Symbolic links in the folder are not followed.
+"""Stores objects as files in a folder, without following symbolic links.
 
-An object is first written to a file in `.staged` and flushed to the disk. Then
-it gets its name. `create` links the name, which fails if the name is taken.
-`put` renames the file, which replaces the old object. So nobody sees half of an
-object, and a power cut loses none.
+An object is first written to a file in the folder `.staged`, and flushed to the
+disk. Then the file gets the name of the object. `create` adds the name as a
+hard link, which fails if the name is taken. `put` renames the file, which
+replaces the old object. So nobody sees half of an object, and a power cut loses
+no object that was written.
 
-A link, a FIFO, a socket, a device or a folder is not an object and counts as
-absent. It is neither read nor waited for. If an object has to have its name, it
-is renamed, and a line in the log says so: nothing of anybody is deleted. Names
-that begin with a dot are not objects.
+A link, a FIFO, a socket, a device or a folder is not an object: it counts as
+missing, and is never opened to read it. If an object must get its name, such a
+thing is renamed and not deleted, because it may belong to somebody. A line in
+the log says so. Files whose names begin with a dot are not objects.
 
 Each folder is opened by its name in its parent folder (`dilocox_jax.files`). So
 no link is followed, even if somebody replaces a folder by a link meanwhile.
-The folder that the user names is opened anew for every call, because its file
-system may have gone and come back.
+The folder that the user names is opened again for every call, because its file
+system may have been unmounted and mounted again.
 """
 
 import contextlib
@@ -38,8 +39,9 @@ _LOG = logging.getLogger(__name__)
 _STAGING = ".staged"
 _ASIDE = ".aside"
 _OLD_S = 3600.0  # A staged file of this age belongs to a writer that has died.
-_DEEPEST = 8  # Largest number of folders in a path. No run has deeper ones.
-_TRIES = 10  # Tries of a call while others change the folder at the same time.
+_DEEPEST = 8  # Objects below more folders than this are not listed.
+# How often a call is tried while others change the folder at the same time.
+_TRIES = 10
 _LOCK_TRIES = 20
 _LOCK_PAUSE_S = 0.05
 # Errors of `link` on a file system that has no hard links.
@@ -59,7 +61,10 @@ class _Staged(NamedTuple):
 
 
 class Folder:
-  """The objects of a folder.
+  """Reads and writes objects in a folder.
+
+  Every method but the constructor raises `StoreUnavailableError` if the system
+  refuses, or if a path has an empty name or one that begins with a dot.
 
   Attributes:
     deleted_at_once: Largest number of objects in one call of `delete`.
@@ -68,19 +73,25 @@ class Folder:
   deleted_at_once = 1
 
   def __init__(self, path: str):
-    """Opens a folder, which is made if missing.
+    """Makes the folder if it is missing.
 
     Args:
-      path: The folder. It may be a link, or its path may have links.
+      path: Path of the folder. The folder itself, or folders on its path, may
+        be symbolic links.
 
     Raises:
-      OSError: If the system refuses.
+      OSError: If the folder cannot be made.
     """
     self._path = os.path.realpath(pathlib.Path(path).expanduser())
     os.makedirs(self._path, exist_ok=True)
 
   def get(self, path: str, at_most: int) -> bytes | None:
-    """Returns an object; None if it is absent or larger than `at_most`."""
+    """Returns an object; None if it is missing or larger than `at_most`.
+
+    Args:
+      path: Path of the object.
+      at_most: How many bytes the object may have.
+    """
     *folders, name = _parts(path)
     with self._call(path) as root:
       try:
@@ -90,7 +101,15 @@ class Folder:
         return None
 
   def get_range(self, path: str, start: int, stop: int) -> bytes | None:
-    """Returns bytes of an object; None if it is absent or too short."""
+    """Returns the bytes from `start` to `stop` of an object.
+
+    The result is None if the object is missing or ends before `stop`.
+
+    Args:
+      path: Path of the object.
+      start: First byte, counted from 0.
+      stop: End of the range. This byte is not read.
+    """
     *folders, name = _parts(path)
     with self._call(path) as root:
       try:
@@ -100,7 +119,18 @@ class Folder:
         return None
 
   def create(self, path: str, data: Data) -> bool:
-    """Writes an object that must not exist; returns whether it was written."""
+    """Writes an object unless it exists.
+
+    Args:
+      path: Path of the object.
+      data: Content of the object.
+
+    Returns:
+      Whether this call has written the object. False: the object exists.
+
+    Raises:
+      ClosedError: If the file system has no hard links.
+    """
     *folders, _ = _parts(path)
     with self._call(path) as root, self._staged(root, data) as staged:
       for _ in range(_TRIES):
@@ -115,11 +145,17 @@ class Folder:
     )
 
   def put(self, path: str, data: Data) -> None:
-    """Writes an object, or replaces it as a whole."""
+    """Writes an object, or replaces it as a whole.
+
+    Args:
+      path: Path of the object.
+      data: Content of the object.
+    """
     *folders, _ = _parts(path)
     with self._call(path) as root, self._staged(root, data) as staged:
       for _ in range(_TRIES):
-        with contextlib.suppress(FileNotFoundError):  # As in `create`.
+        # Another replica may remove the folder while it is still empty.
+        with contextlib.suppress(FileNotFoundError):
           with self._open_or_make(root, folders) as folder:
             self._rename(root, staged, folder=folder, path=path)
             files.flush_folder(folder)
@@ -129,7 +165,13 @@ class Folder:
     )
 
   def delete(self, paths: Sequence[str]) -> None:
-    """Deletes objects, and the folders that are empty without them."""
+    """Deletes objects, and the folders that become empty.
+
+    Missing objects are no error.
+
+    Args:
+      paths: Paths of the objects.
+    """
     for path in paths:
       *folders, name = _parts(path)
       with self._call(path) as root:
@@ -140,7 +182,16 @@ class Folder:
               _remove_empty(opened, folders)
 
   def sizes(self, prefix: str) -> dict[str, int]:
-    """Returns the sizes in bytes of the objects below a folder, by path."""
+    """Returns the sizes in bytes of the objects below a folder, by path.
+
+    It also removes staged files of writers that were killed.
+
+    Args:
+      prefix: Path of the folder.
+
+    Returns:
+      The sizes; {} if the folder is missing.
+    """
     folders = _parts(prefix)
     with self._call(prefix) as root:
       self._clean(root)
@@ -151,16 +202,17 @@ class Folder:
 
   @contextlib.contextmanager
   def _call(self, path: str) -> Iterator[int]:
-    """Opens the folder, and turns errors of the system into those of a store.
+    """Opens the store's folder for one call, and translates errors.
 
     Args:
-      path: Path of the object, for messages.
+      path: Path of the object that the call is about, for messages.
 
     Yields:
       Descriptor of the folder.
 
     Raises:
-      StoreUnavailableError: For an OSError of the system.
+      StoreUnavailableError: In place of an OSError, also of one that the body
+        of the `with` statement raises.
     """
     try:
       root = files.opened_root(self._path)
@@ -175,7 +227,15 @@ class Folder:
 
   @contextlib.contextmanager
   def _staged(self, root: int, data: Data) -> Iterator[_Staged]:
-    """Writes a file in `.staged`, yields it, and removes its staged name."""
+    """Writes a file in `.staged`, and removes its staged name afterwards.
+
+    Args:
+      root: Descriptor of the folder of the store.
+      data: Content of the file.
+
+    Yields:
+      The file, which is flushed to the disk.
+    """
     name = secrets.token_hex(16)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with self._open_or_make(root, [_STAGING]) as staging:
@@ -200,11 +260,15 @@ class Folder:
     Args:
       root: Descriptor of the folder of the store.
       staged: The file.
-      folder: Descriptor of the folder of the object.
+      folder: Descriptor of the folder that will hold the object.
       path: Path of the object.
 
     Returns:
-      Whether the name was free.
+      Whether the file has the name then. False: another object has it.
+
+    Raises:
+      ClosedError: If the file system has no hard links.
+      StoreUnavailableError: If others write and remove the name all the time.
     """
     name = path.rpartition("/")[2]
     for _ in range(_TRIES):
@@ -240,7 +304,7 @@ class Folder:
     Args:
       root: Descriptor of the folder of the store.
       staged: The file.
-      folder: Descriptor of the folder of the object.
+      folder: Descriptor of the folder that will hold the object.
       path: Path of the object.
     """
     name = path.rpartition("/")[2]
@@ -250,14 +314,16 @@ class Folder:
 
   @contextlib.contextmanager
   def _open_or_make(self, root: int, names: Sequence[str]) -> Iterator[int]:
-    """Opens nested folders, and yields the innermost one.
+    """Opens nested folders, and makes those that are missing.
 
-    Missing folders are made. Anything else that has the name of a folder is
-    renamed.
+    A file, link or device that has the name of a folder is renamed.
 
     Args:
       root: Descriptor of the folder of the store.
-      names: Names of the folders, each of which is in the one before.
+      names: Names of the folders, the outermost first.
+
+    Yields:
+      Descriptor of the innermost folder.
     """
     with contextlib.ExitStack() as stack:
       folder = root
@@ -276,17 +342,22 @@ class Folder:
   def _put_aside(
     self, root: int, folder: int, path: str, expected_kind: str
   ) -> None:
-    """Renames what has the name of an object or folder and is of another kind.
+    """Renames an entry of a folder that has a needed name and the wrong kind.
 
-    It does so under a lock. Another replica may have written the object a
-    moment ago, and this replica must not rename that object.
+    For example, a symbolic link has the name of an object. Does nothing if the
+    entry is missing or of the expected kind. The entry is checked again under a
+    lock, because another replica may meanwhile have written the object, which
+    must not be renamed.
 
     Args:
       root: Descriptor of the folder of the store.
-      folder: Descriptor of the folder that has the object or folder.
-      path: Path of the object or folder.
-      expected_kind: `files.FILE` or `files.FOLDER`. Whatever is of this kind
-        stays.
+      folder: Descriptor of the folder that has the entry.
+      path: Path of the object or folder that needs the name.
+      expected_kind: Kind of an entry that is not renamed: `files.FILE` or
+        `files.FOLDER`.
+
+    Raises:
+      StoreUnavailableError: If the entry cannot be renamed.
     """
     name = path.rpartition("/")[2]
     kind = files.kind_of(folder, name)
@@ -313,12 +384,19 @@ class Folder:
     )
 
   def _clean(self, root: int) -> None:
-    """Removes files that writers have staged before they were killed."""
+    """Removes files in `.staged` that are older than an hour.
+
+    Their writers were killed before they could remove them.
+
+    Args:
+      root: Descriptor of the folder of the store.
+    """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
       with files.opened_folders(root, [_STAGING]) as opened:
         staging = opened[-1]
-        # The age of a file is measured by the clock of the file system: up to
-        # the last time that an entry was added or removed.
+        # Measure the age of a file by the clock of the file system, which may
+        # differ from this machine's: up to when an entry of the folder was last
+        # added or removed.
         last_s = os.fstat(staging).st_mtime
         with os.scandir(staging) as entries:
           for entry in entries:
@@ -329,10 +407,13 @@ class Folder:
 
 
 def _parts(path: str) -> list[str]:
-  """Returns the names in a path, which cannot lead out of the folder.
+  """Divides the path of an object into names.
+
+  The check makes sure that the path stays within the folder of the store.
 
   Raises:
-    StoreUnavailableError: If a name is empty or begins with a dot.
+    StoreUnavailableError: If a name is empty, begins with a dot, or has a zero
+      byte.
   """
   parts = path.split("/")
   if any(not part or part.startswith(".") or "\0" in part for part in parts):
@@ -341,7 +422,14 @@ def _parts(path: str) -> list[str]:
 
 
 def _message(path: str, error: OSError) -> str:
-  """Returns the message for an error of the system: what to do about it."""
+  """Returns one line for an error of the system.
+
+  If permission was denied, the line says what to do.
+
+  Args:
+    path: Path of the object.
+    error: The error.
+  """
   message = f"{path}: {error.strerror or error}"
   if isinstance(error, PermissionError):
     return f"{message}: let all replicas read and write it, or remove it"
@@ -349,7 +437,14 @@ def _message(path: str, error: OSError) -> str:
 
 
 def _is_same(folder: int, name: str, other: int, other_name: str) -> bool:
-  """Returns whether two names, in two folders, are links to one file."""
+  """Returns whether two names are hard links to the same file.
+
+  Args:
+    folder: Descriptor of the folder of the first name.
+    name: The first name.
+    other: Descriptor of the folder of the second name.
+    other_name: The second name.
+  """
   return os.path.samestat(
     os.stat(name, dir_fd=folder, follow_symlinks=False),
     os.stat(other_name, dir_fd=other, follow_symlinks=False),
@@ -360,8 +455,9 @@ def _remove_empty(opened: Sequence[int], names: Sequence[str]) -> None:
   """Removes nested folders, the innermost first, until one is not empty.
 
   Args:
-    opened: Descriptors of the outermost folder's parent and of all folders.
-    names: Names of the folders.
+    opened: Descriptors of the parent of the outermost folder and of all
+      folders, the outermost first.
+    names: Names of the folders, the outermost first.
   """
   with contextlib.suppress(OSError):
     for parent, name in reversed(list(zip(opened, names, strict=False))):
@@ -371,7 +467,7 @@ def _remove_empty(opened: Sequence[int], names: Sequence[str]) -> None:
 def _sizes_below(
   folder: int, path: str, depth: int
 ) -> Iterator[tuple[str, int]]:
-  """Yields path and size in bytes of the files below a folder.
+  """Lists the files below a folder.
 
   Names that begin with "." are skipped, and so is everything below more than
   `_DEEPEST` folders.
@@ -380,6 +476,9 @@ def _sizes_below(
     folder: Descriptor of the folder.
     path: Path of the folder in the store.
     depth: Number of folders in this path.
+
+  Yields:
+    Path and size in bytes of each file.
   """
   with os.scandir(folder) as entries:
     for entry in entries:
@@ -397,12 +496,15 @@ def _sizes_below(
 
 @contextlib.contextmanager
 def _locked(root: int) -> Iterator[None]:
-  """Holds an exclusive lock on a folder.
+  """Holds an exclusive lock on a folder inside a `with` statement.
 
-  A file system without such locks, e.g. some NFS, is used without a lock.
+  If the file system has no such locks, as some NFS, there is no lock.
+
+  Args:
+    root: Descriptor of the folder.
 
   Raises:
-    StoreUnavailableError: If another process holds it all the time.
+    StoreUnavailableError: If another process holds the lock for a second.
   """
   for _ in range(_LOCK_TRIES):
     try:

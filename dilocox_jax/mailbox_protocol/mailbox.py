@@ -1,9 +1,9 @@
 """Replicas exchange messages through a store, and agree on which ones count.
 
-For every event of a run's schedule, each replica writes a message. A replica
-that sees that all expected replicas have written, or that the grace time is
-over and a quorum has written, writes the manifest. The manifest is written
-once. It is the list of messages that all replicas average.
+For every event of a run's schedule, each replica writes a message. Then one
+replica writes the manifest: the list of the messages that all replicas average.
+It does so as soon as all expected replicas have written, or as soon as the
+grace time is over and a quorum has written. The manifest is written only once.
 docs/mailbox/guarantees.md says what the mailbox guarantees.
 """
 
@@ -61,31 +61,32 @@ from dilocox_jax.reference.fingerprint import BLOCK_VALUES, random_signs
 from dilocox_jax.reference.shares import Tables
 
 _LOG = logging.getLogger(__name__)
-# A replica gives up if its state has differed more often than this since the
-# last snapshot was due. It can begin with each of the snapshots that a store
-# keeps.
+# A replica gives up if its shared state has differed from that of the others
+# more often than this since the last snapshot was due. So it can try each of
+# the snapshots that a store keeps.
 _MOST_DIFFERENCES = KEPT_SNAPSHOTS
 _LONGEST_START_PAUSE_S = 60.0
 TakeSnapshot = Callable[[], tuple[int, Sequence[np.ndarray]]]
 
 
 class Exchanged(NamedTuple):
-  """The messages that all replicas average in a turn.
+  """The result of a turn: the messages that all replicas average.
 
   Attributes:
-    messages: Replica, weight and arrays of each message, in the order in which
-      all replicas add them up. If it is empty, nothing is applied. If the mean
-      was made in shares, the lists of arrays are empty.
-    is_own_listed: Whether a message of this replica is one of them. If not,
-      this replica keeps the values, and may send them later.
-    left_out: Reasons why messages that were there do not count, by replica. A
-      replica whose values were wrong should not keep them.
-    is_superseded: Whether the listed message of this replica is one that it
-      sent in an earlier life, and not the one that it sent now. The earlier
-      life may have sent all values that this replica still holds back. So this
-      replica must drop them, or its work would count twice.
-    mean: The mean of the messages, as arrays like those of a message; None if
-      it was not made in shares.
+    messages: Name of the replica, weight and arrays of each message, in the
+      order in which all replicas add them up. If there is no message, the
+      caller applies nothing. If `mean` is given, the lists of arrays are empty.
+    is_own_listed: Whether one of these messages is from this replica. If not,
+      this replica keeps the values of its message, and may send them later.
+    left_out: For each replica whose message was in the store and does not
+      count, the reason. Such a replica should drop the values of its message.
+    is_superseded: Whether this replica's listed message is one that it sent
+      before a restart, and not the one that it has sent now. The earlier
+      process may already have sent all values that this replica still holds
+      back. So this replica must drop these values, or they would count twice.
+    mean: The weighted mean of the messages, as arrays of the same types and
+      shapes; None if the mean was not made in shares. The caller then averages
+      `messages`.
   """
 
   messages: list[tuple[str, float, list[np.ndarray]]]
@@ -96,25 +97,31 @@ class Exchanged(NamedTuple):
 
 
 class Mailbox:
-  """The mailbox of a run, for one replica.
+  """One replica's access to a run in a store: sends and reads messages.
 
-  Events are numbered from 0, and every replica goes through them in order. A
-  replica begins with its first state, or with the state that `newest` returned,
-  and runs::
+  Events (exchanges) are numbered from 0, and every replica goes through them in
+  order. A replica begins with the initial parameters, or with the snapshot that
+  `newest` returns. Then it runs::
 
-      while event < events:
-        if mailbox.announce(event):  # Else the others have settled it already.
+      while event < num_events:
+        takes_part = mailbox.announce(event)  # False: it is settled already.
+        if takes_part:
           ... inner steps ...
         state = mailbox.fingerprint(event, arrays_of_state)
-        exchanged = mailbox.exchange(event, 0, arrays, state=state, send=...)
+        exchanged = mailbox.exchange(
+          event, 0, arrays, state=state, send=takes_part
+        )
+        ... apply the mean of exchanged.messages, or exchanged.mean ...
+        event += 1
 
-  After a `ReplicaStaleError` it begins again with `newest`. If its message came
-  too late, or did not carry all values, the replica holds the values back and
-  adds them to its next message (see `Exchanged`).
+  After a `ReplicaStaleError` the replica begins again with `newest`. If its
+  message came too late, or did not carry all values, the replica holds the
+  values back and adds them to its next message (see `Exchanged`).
 
   Attributes:
-    beside: Function that gets a function that writes a snapshot, and calls it:
-      at once, or in a thread that messages do not wait for.
+    beside: Function that is called with a function that writes a snapshot or
+      checks a share. It must call that function at once, as the default does,
+      or in a thread, so that messages do not wait for it.
   """
 
   def __init__(
@@ -129,26 +136,30 @@ class Mailbox:
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
   ):
-    """Enters a run, or begins it.
+    """Joins the run that is in the store, or begins one if there is none.
 
     Args:
-      where: Folder or URL of the run, or an object with the methods of
+      where: Folder or URL of the run, such as "/mnt/share/run" or
+        "s3://bucket/run", or an object with the methods and counters of
         `Store`.
-      name: Name of this replica.
-      secret: File of the secret that all replicas share (see
+      name: Name of this replica, another one for each replica: 1 to 32 of the
+        characters a-z, 0-9, "_" and "-".
+      secret: Path of the file with the secret that all replicas share (see
         `experiments.make_secret`), or the secret itself as bytes.
-      config: All settings that the result depends on, as nested mappings of
-        JSON.
-      text_digest: Digest of the training text.
-      rules: The rules of the exchange.
-      clock: Returns seconds that never go back.
+      config: All settings that the result depends on, as nested mappings with
+        values of JSON. They must be equal in all replicas.
+      text_digest: Digest of the training text, equal in all replicas; "" if
+        none is compared.
+      rules: The rules of the run, equal in all replicas.
+      clock: Returns a time in seconds that never goes back.
       pause: Waits for a number of seconds.
 
     Raises:
-      RunMismatchError: If this replica must not take part.
-      UnfitStoreError: If the store is missing or closed, or does not keep the
-        promises of a store (`proof.prove`).
-      ValueError: If an argument is wrong. Each message is one line.
+      RunMismatchError: If `config`, `text_digest`, `rules`, the secret or the
+        version of the protocol differ from those of the run.
+      UnfitStoreError: If the store does not exist, denies access, or overwrites
+        objects that were to be created once (`proof.prove`).
+      ValueError: If another argument is wrong. Each message is one line.
     """
     self.name = checked_name(name)
     self.rules = rules
@@ -171,8 +182,8 @@ class Mailbox:
     self._signer = Signer(secret, self._run)
     self._seats = Seats(self._store, self._signer, name)
     self._snapshots = Snapshots(self._store, self._signer)
-    # The writer does not retry: nothing waits for a snapshot, and the end of a
-    # run must not.
+    # A failed write of a snapshot is not repeated. The next snapshot replaces
+    # it, and the end of a run must not wait for a store that is away.
     self._writer = Snapshots(store, self._signer)
     self._agreement = Agreement(
       store=self._store,
@@ -186,24 +197,32 @@ class Mailbox:
     self._is_past = False
     self._repeats = False
     self._loaded = -1  # Event of the snapshot that was loaded last.
-    self._is_just_loaded = False  # Whether nothing was announced since then.
-    # Kinds of events at which another replica had the same state since then.
+    # Whether this replica has announced nothing since it loaded the snapshot.
+    self._is_just_loaded = False
+    # Kinds of events at which, since the snapshot was loaded, another replica
+    # had the same state as this one.
     self._confirmed: set[int] = set()
-    # How often the state differed since a snapshot that it agreed with.
+    # How often this replica's state differed from that of the others since the
+    # last snapshot was due.
     self._num_differences = 0
     self._bad: set[int] = set()  # Events of snapshots with a wrong state.
-    self._furthest = -1  # Most events that were settled at any new start.
-    self._starts_in_place = 0  # New starts since then.
+    # Largest number of events that were settled when `newest` was called.
+    self._furthest = -1
+    # Calls of `newest` since that number last grew.
+    self._starts_in_place = 0
     self._entered_s = self._store.clock()
     self._num_events = 0  # Events since this replica entered the run.
     self.beside: Callable[[Callable[[], None]], Any] = lambda write: write()
 
   def newest(self) -> Snapshot | None:
-    """Reads the newest whole snapshot. This mailbox then goes on from there.
+    """Reads the newest complete snapshot, and sets this mailbox back to it.
+
+    If earlier calls have led to no progress, it first waits up to a minute.
 
     Returns:
-      The snapshot. The caller takes its arrays, and goes on with the event
-      `first`. If there is no snapshot, None: the caller begins with event 0.
+      The snapshot. The caller takes over its arrays, and goes on with the event
+      `Snapshot.first`. None if there is no snapshot: the caller then begins
+      with the initial parameters and event 0.
 
     Raises:
       StoppedError: If the first events are deleted, and no snapshot can be
@@ -235,10 +254,11 @@ class Mailbox:
     return snapshot
 
   def _read_newest(self) -> Snapshot | None:
-    """Returns the newest whole snapshot, or None if there is none.
+    """Returns the newest complete snapshot; None if there is none.
 
-    While a snapshot is read, other replicas may write newer ones and delete it.
-    So the snapshots are listed again after each one that cannot be read.
+    Snapshots that have led to a wrong state (`_bad`) are passed over. While
+    this replica reads a snapshot, others may write newer ones and delete it. So
+    it lists the snapshots again after each one that cannot be read.
     """
     passed_over: set[int] = set()
     while True:
@@ -255,11 +275,12 @@ class Mailbox:
       passed_over.add(event)
 
   def _pause_before_start(self) -> None:
-    """Waits before a new start, if the last start has led to no progress.
+    """Waits before a new start if the last one has led to no progress.
 
-    Replicas that begin again and again from the same snapshot, and fail at the
-    same event, wait for another replica's next snapshot. They must not send the
-    store thousands of requests meanwhile.
+    The pause doubles from 2 s up to 60 s. A replica that begins again and again
+    from the same snapshot, and fails at the same event, needs a newer snapshot
+    from another replica. Until then it must not send the store thousands of
+    requests.
     """
     settled = self._agreement.memory.event
     if settled > self._furthest:
@@ -282,12 +303,13 @@ class Mailbox:
   def _go_on(
     self, memory: Memory, *, loaded: int = -1, repeats: bool = False
   ) -> None:
-    """Sets where this replica goes on.
+    """Sets the event from which this replica goes on, and resets its notes.
 
     Args:
-      memory: What is known of the earlier events.
+      memory: What this replica remembers of the earlier events.
       loaded: Event of the snapshot that was loaded; -1: none was.
-      repeats: Whether this replica repeats the work of an earlier life.
+      repeats: Whether this replica was restarted from a checkpoint, so that it
+        repeats work whose messages it may have sent already.
     """
     self._agreement.memory = memory
     self._agreement.announced = {}
@@ -298,9 +320,12 @@ class Mailbox:
     self._confirmed = set()
 
   def signs(self, event: int) -> np.ndarray:
-    """Returns the random signs of an event, float32 [2^20] of +1 and -1.
+    """Returns the random signs for the fingerprint of an event's state.
 
-    They are equal in all replicas of the run.
+    They are float32 [2^20] of +1 and -1, and equal in all replicas of the run.
+
+    Args:
+      event: Number of the event.
     """
     return random_signs(self._run, event)
 
@@ -321,17 +346,21 @@ class Mailbox:
 
   @property
   def run(self) -> str:
-    """Identity of the run, which all replicas have in common."""
+    """Random identifier of the run, equal in all its replicas."""
     return self._run
 
   @property
   def seat(self) -> int:
-    """Index of this replica's seat; 0 before it has announced itself."""
+    """Place of this replica in the order of seats; 0 before `announce`."""
     return self._seats.index or 0
 
   @property
   def usage(self) -> dict[str, int]:
-    """Requests and bytes of this replica since it entered, by kind."""
+    """What this replica has asked of the store since it entered.
+
+    The number of requests by kind ("get", "put", "list", "delete"; a kind
+    without requests may be missing), and "bytes_up" and "bytes_down".
+    """
     store = self._store.store
     return {
       **store.requests,
@@ -340,19 +369,22 @@ class Mailbox:
     }
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the state of this mailbox for `set_state`, as values of JSON."""
+    """Returns the state of this mailbox for a checkpoint, as values of JSON.
+
+    `set_state` restores it.
+    """
     memory = dataclasses.asdict(self._agreement.memory)
     return {"run": self._run, "memory": memory, "seat": self._seats.index}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes on where an earlier process of this replica was.
+    """Restores the state of an earlier process of this replica.
 
-    This replica then repeats its work for the events that were settled with a
-    message of the earlier process. If the new message differs,
-    `Exchanged.is_superseded` says so.
+    This replica then repeats its work since the checkpoint. For events that
+    were settled meanwhile, the message of the earlier process counts. If the
+    new message differs, `Exchanged.is_superseded` is True.
 
     Args:
-      state: What `get_state` returned before the next event.
+      state: What `get_state` returned when the checkpoint was written.
 
     Raises:
       ValueError: If the state is that of another run. The message is one line.
@@ -369,13 +401,14 @@ class Mailbox:
   def announce(self, event: int) -> bool:
     """Announces this replica for an event, so that the others wait for it.
 
-    Nothing is written if the others already wait for it.
+    The replica takes a seat, unless the others wait for it already.
 
     Args:
       event: Number of the event.
 
     Returns:
-      Whether this replica's message for the event may still count.
+      Whether this replica should do its inner steps for the event, because its
+      message may count. False if the event was settled without this replica.
 
     Raises:
       ReplicaStaleError: If the event was deleted.
@@ -388,8 +421,8 @@ class Mailbox:
     if agreed is not None:
       return self._repeats and self.name in agreed.names
     self._repeats = False
-    # This only saves the work for an event that was deleted. `exchange` makes
-    # sure that no deleted event is settled.
+    # This check only avoids inner steps for an event that was deleted. For
+    # safety, `exchange` checks again.
     was_just_loaded = self._is_just_loaded
     self._is_just_loaded = False
     if not was_just_loaded and self._agreement.is_gone(event, thoroughly=False):
@@ -413,19 +446,24 @@ class Mailbox:
   ) -> Exchanged:
     """Sends a message, and returns the messages that all replicas average.
 
+    It waits until the turn is settled: up to the grace time, or longer if there
+    is no quorum or the store is away.
+
     Args:
-      event: Number of the event: the one after the last.
-      turn: Number of the message within the event. In the turns after the
-        first, only replicas whose first message is listed send messages.
-      arrays: The message. If `send` is False, only their types and shapes
-        matter. They are not copied, and may have to be written again: do not
-        change them in place before the event after next.
-      weight: Weight of the message.
-      send: Whether this replica sends a message.
-      state: Fingerprint of the shared state that the message belongs to
-        (`fingerprint`), whose values should be those of all replicas up to
-        rounding. None: nothing is compared, and no snapshot is written. Later
-        turns of an event do not compare it again.
+      event: Number of the event. It is the one after the last event, or an
+        earlier one whose result this replica has not applied yet.
+      turn: Number of the message within the event, from 0. Most codecs have
+        one message in an event. In later turns, only replicas whose first
+        message is listed send messages.
+      arrays: The arrays of the message. If `send` is False, only their types
+        and shapes matter. They are not copied, and may be written again: do not
+        change them in place before the next event is settled.
+      weight: Weight of the message in the mean.
+      send: Whether this replica sends a message. If not, it only reads.
+      state: Fingerprint of the shared state before the event (`fingerprint`),
+        which should be the same in all replicas, up to rounding. None: nothing
+        is compared, and this replica writes no snapshot. It is not read in
+        later turns.
       kind: Number that is equal for events with messages of one size, e.g. the
         number of the fragment.
       snapshot: Returns the first event whose result the shared state does not
@@ -438,10 +476,13 @@ class Mailbox:
       The messages that all replicas average, or their mean.
 
     Raises:
-      ReplicaStaleError: If this replica cannot go on from its state: it has to
-        begin again with `newest`.
-      StoppedError: If this replica must not go on at all.
-      ValueError: If an event was skipped.
+      ReplicaStaleError: If this replica must begin again with `newest`: the
+        event was deleted, the others have gone on without it, or its shared
+        state or its list of messages differs from that of most others.
+      StoppedError: If beginning again would not help: its shared state keeps
+        differing, or `rules.store_bytes` is too low.
+      ValueError: If an event was skipped, or if `tables` is None and the others
+        make the mean in shares.
     """
     self._check_order(event, turn)
     if turn == 0:
@@ -482,7 +523,8 @@ class Mailbox:
     if inbox.is_past and agreed.num_slices:
       inbox = new_inbox(num_slices=agreed.num_slices)
     digests = {listed.replica: listed.digest for listed in agreed.listed}
-    # If its own message is listed, its state was compared with the others'.
+    # If this replica's message is listed, the writer of the manifest has found
+    # that this replica's state is that of the other listed ones.
     is_confirmed = state is not None and sent_digest in digests.values()
     claims: list[bool] = []
     beside = []
@@ -506,7 +548,16 @@ class Mailbox:
     )
 
   def _check_order(self, event: int, turn: int) -> None:
-    """Raises ValueError if a turn is not the next one, or an earlier one."""
+    """Checks that no event is skipped.
+
+    Args:
+      event: Number of the event that the caller exchanges now.
+      turn: Number of the turn.
+
+    Raises:
+      ValueError: If the event before is not settled yet or, in a later turn,
+        the first turn of this event is not.
+    """
     next_event = self._agreement.memory.event
     # The first turn of an event settles it, so `memory` then names the next.
     is_in_order = event <= next_event if turn == 0 else event < next_event
@@ -519,8 +570,9 @@ class Mailbox:
     """Returns into how many slices messages are cut; 0: they are not.
 
     Args:
-      num_replicas: Number of replicas that are expected.
-      tables: As for `exchange`.
+      num_replicas: Number of replicas that are expected in the turn.
+      tables: How the arrays of messages are encoded; None: messages are never
+        cut.
     """
     if tables is None:
       return 0
@@ -533,9 +585,10 @@ class Mailbox:
 
     Args:
       agreed: The manifest of the turn.
-      inbox: The inbox of the turn.
-      snapshot: As for `exchange`, if this replica writes the snapshot; else
-        None.
+      inbox: Inbox of the turn: the messages that this replica has of it.
+      snapshot: Returns the first event whose result the shared state does not
+        have yet, and the arrays of the state. None: this replica does not write
+        a snapshot now.
     """
     memory = self._agreement.memory
     if agreed.begins_interval:
@@ -555,16 +608,19 @@ class Mailbox:
   ) -> tuple[
     list[tuple[str, float, list[np.ndarray]]], list[np.ndarray] | None
   ]:
-    """Returns the messages that are averaged, and their mean.
+    """Reads the listed messages or, if their mean is made in shares, the mean.
 
     Args:
-      inbox: The inbox of a turn.
+      inbox: Inbox of a turn: the messages that this replica has of it.
       agreed: The manifest of the turn.
-      beside: Other functions to call at the same time as the first requests.
+      beside: More functions without arguments, which are called at the same
+        time as the first requests.
 
     Returns:
-      Replica, weight and arrays of each message, and None. Or, if the mean is
-      made in shares, the same with empty lists of arrays, and the mean.
+      A tuple (messages, mean). `messages` has the replica's name, the weight
+      and the arrays of each message. `mean` is None, unless the mean is made in
+      shares: then it has the arrays of the mean, and the messages have no
+      arrays.
     """
     if not isinstance(inbox, SlicedInbox) or not agreed.listed:
       return self._agreement.fetch_messages(inbox, agreed, beside), None
@@ -590,11 +646,15 @@ class Mailbox:
       event: Number of the event.
       turn: Number of the turn.
       like: Arrays of the types and shapes of a message.
-      kind: As for `exchange`.
-      num_blocks: Blocks of the fingerprint in each message.
-      expected: Replicas whose messages the turn waits for.
+      kind: Number that is equal for events with messages of one size.
+      num_blocks: Number of blocks in the fingerprint of each message.
+      expected: Names of the replicas whose messages the turn waits for.
       num_slices: Number of slices into which messages are cut; 0: they are not.
-      tables: As for `exchange`; not None if messages are cut.
+      tables: How the arrays of messages are encoded; None: this replica does
+        not know.
+
+    Raises:
+      ValueError: If messages are cut and `tables` is None.
     """
     common: dict[str, Any] = {
       "store": self._store,
@@ -630,15 +690,20 @@ class Mailbox:
     agreed: Manifest,
     beside: Sequence[Callable[[], Any]],
   ) -> list[np.ndarray]:
-    """Returns the mean of a turn, which is made in shares.
+    """Returns the arrays of a turn's mean, which is made in shares.
+
+    In some turns, this replica then computes another replica's share again to
+    check it (`beside`).
 
     Args:
-      inbox: The messages of the turn.
+      inbox: Inbox of the turn: the messages that this replica has of it.
       agreed: The manifest, which lists at least one message.
-      beside: Other functions to call at the same time as the first requests.
+      beside: More functions without arguments, which are called at the same
+        time as the first requests.
 
     Raises:
-      ReplicaStaleError: As `Agreement.fetch_shares`.
+      ReplicaStaleError: If the event was deleted, or if a newer snapshot
+        appears while this replica waits for a share.
     """
     shares = Shares(
       store=self._store,
@@ -653,12 +718,16 @@ class Mailbox:
     if not inbox.is_past:
       number = shares.checked_share(self._run)
       if number is not None:
-        shares.store = self._store.store  # Nothing waits for a check.
+        # The check uses the store without retries: it is not repeated if the
+        # store is away.
+        shares.store = self._store.store
         self.beside(lambda: self._check_share(shares, number))
     return shares.mean()
 
   def _check_share(self, shares: Shares, number: int) -> None:
-    """Computes a share of another replica again, and says if it differs.
+    """Computes another replica's share again. A warning says if it differs.
+
+    Nothing is checked if the store is away.
 
     Args:
       shares: The shares of a turn.
@@ -687,13 +756,22 @@ class Mailbox:
     shared: SharedState,
     sent_digest: str,
   ) -> None:
-    """Raises an error if this replica has another state than the others.
+    """Checks that this replica has the shared state of the listed messages.
+
+    If its own message is listed, the writer of the manifest has compared the
+    states. Else this replica compares its state with that of the first listed
+    message.
 
     Args:
       agreed: The manifest of the event's first turn.
-      inbox: The messages that it lists.
+      inbox: The inbox of this turn.
       shared: This replica's shared state.
-      sent_digest: Digest of the message that it sent; "" if it sent none.
+      sent_digest: Digest of the message that this replica sent; "" if it sent
+        none.
+
+    Raises:
+      ReplicaStaleError: If the states differ, or if they were split.
+      StoppedError: If they have differed too often.
     """
     if agreed.is_split:
       if sent_digest and self.name in agreed.left_out:
@@ -701,9 +779,9 @@ class Mailbox:
       return
     if not agreed.listed:
       return
-    # If its own message is listed, the states were compared.
     is_listed = any(each.digest == sent_digest for each in agreed.listed)
-    # Of messages in slices, even the first listed one may be lost by now.
+    # The mean in shares does not need whole messages. So the first listed
+    # message may have been lost before this replica could read it.
     first = inbox.held.get(agreed.listed[0].replica)
     if not is_listed:
       if first is None:
@@ -719,15 +797,19 @@ class Mailbox:
       self._confirmed.add(inbox.kind)
 
   def _begin_again(self, inbox: Inbox, reason: str) -> None:
-    """Lets this replica begin with a snapshot, or end if that does not help.
+    """Raises the error for a replica whose shared state differs.
+
+    If the snapshot that it has loaded may be wrong, it will pass over this
+    snapshot in the next call of `newest`.
 
     Args:
-      inbox: The inbox of the event.
-      reason: How its state differs.
+      inbox: The inbox of the event's first turn.
+      reason: How this replica's state differs.
 
     Raises:
-      ReplicaStaleError: If it has to take the newest snapshot.
-      StoppedError: If it has done so too often.
+      ReplicaStaleError: Normally. The replica must begin again with `newest`.
+      StoppedError: If its state has differed more than three times since the
+        last snapshot was due.
     """
     if inbox.kind not in self._confirmed and self._loaded >= 0:
       # This fragment was wrong in the snapshot, or soon after it.
@@ -742,14 +824,16 @@ class Mailbox:
     raise ReplicaStaleError(reason)
 
   def _note_sizes(self, inbox: Inbox, take: TakeSnapshot) -> None:
-    """Notes how large a snapshot is, and checks the limit of the store.
+    """Notes how many bytes a snapshot has, and checks the limit of the store.
 
     Args:
-      inbox: The inbox of a turn.
-      take: Returns the first event that a snapshot needs, and its arrays.
+      inbox: Inbox of a turn: the messages that this replica has of it.
+      take: Returns the first event whose result the shared state does not have
+        yet, and the arrays of the state.
 
     Raises:
-      StoppedError: If the store cannot hold what the protocol keeps.
+      StoppedError: If `rules.store_bytes` is too low for the snapshots and
+        messages that the protocol keeps.
     """
     _, arrays = take()
     snapshot_bytes = sum(array.nbytes for array in arrays)
@@ -764,10 +848,10 @@ class Mailbox:
       raise StoppedError(str(error)) from None
 
   def _log_usage(self, event: int) -> None:
-    """Logs requests, traffic and an estimate of their costs.
+    """Logs requests and bytes for each event, and an estimate of their costs.
 
     Args:
-      event: Number of the event that is settled.
+      event: Number of the event that was settled last.
     """
     usage = self.usage
     num_events = self._num_events
@@ -789,12 +873,15 @@ class Mailbox:
   def _write_snapshot(
     self, event: int, memory: Memory, take: TakeSnapshot
   ) -> None:
-    """Writes a snapshot that is due, and that this replica has claimed.
+    """Copies the shared state, and passes its write as a snapshot to `beside`.
+
+    This replica has claimed the snapshot.
 
     Args:
-      event: Number of the event.
-      memory: What is known of the events before this one.
-      take: Returns the first event that the snapshot needs, and its arrays.
+      event: Number of the event. The snapshot has the state before it.
+      memory: What this replica remembers of the events before this one.
+      take: Returns the first event whose result the shared state does not have
+        yet, and the arrays of the state.
     """
     first, arrays = take()
     snapshot = Snapshot(
@@ -807,7 +894,9 @@ class Mailbox:
     self.beside(lambda: self._write(snapshot, memory.starts))
 
   def _write(self, snapshot: Snapshot, starts: Sequence[int]) -> None:
-    """Writes a snapshot. A failure is only logged: the next one replaces it.
+    """Writes a snapshot, and deletes objects that nobody needs any more.
+
+    A failure is only logged, because the next snapshot will replace this one.
 
     Args:
       snapshot: The snapshot.
@@ -821,13 +910,15 @@ class Mailbox:
   def _note_presence(self, event: int, agreed: Manifest, sent: bool) -> None:
     """Notes whether the others wait for this replica at the next event.
 
+    It also logs whose messages were left out, and whether its own was too late.
+
     Args:
       event: Number of the event that was settled.
       agreed: The manifest of the event.
       sent: Whether this replica has sent a message for the event.
     """
-    # A replica that only reads may be expected there from an earlier life. That
-    # does not count.
+    # A replica that only reads may still be expected because of a message that
+    # it sent before a restart. Such a replica is not present.
     was_here = sent or self._is_present
     self._is_present = was_here and self.name in agreed.roster.expected()
     if sent and not self._is_present:

@@ -1,18 +1,18 @@
-"""The list of messages that all replicas average in a turn of an event.
+"""Makes manifests: the list of messages that all replicas average in a turn.
 
 A replica with a broken device can send values that are finite and wrong. Then
 the norm of its message often differs from the *usual* norm:
 
 - For three or more messages, the usual norm is their median. The median follows
   the learning rate, and one wrong message never decides it.
-- For two messages, it is the lower norm, or the running median of earlier
-  events if that is higher.
-- For a single message, it is the running median, once six events are
-  remembered. Before that there is no usual norm, because the first messages
-  have fewer inner steps, or a learning rate that rises from 0.
+- For two messages, it is the lower norm, or the running median of the last six
+  events with messages of this kind if that is higher.
+- For a single message, it is this running median. In the first six events there
+  is no usual norm, because their messages have fewer inner steps, or a learning
+  rate that rises from 0.
 
-Messages of replicas that made no progress have a norm of 0. They do not count
-toward the usual norm.
+A replica that made no progress sends a message of norm 0. Such messages do not
+count toward the usual norm.
 
 A message with more than `max_norm_ratio` times the usual norm is left out. A
 smaller message, whose norm is r > 1 times the usual norm, is averaged with less
@@ -21,9 +21,10 @@ its size grows, where a mean with equal weights would diverge. For example, one
 of three replicas sends its values times -2. The mean is then
 (1 + 1 - 2 / 4) / (2 + 1 / 4) = 0.67 of the right one, instead of 0.
 
-Of two messages nobody knows which one is wrong. So their weight is 1 / r, and
-neither has more influence than the other. At worst the two cancel, and the run
-makes no progress until somebody looks at it.
+If there are only two messages, nobody knows which one is wrong. Then the weight
+is multiplied by 1 / r instead, so that neither message has more influence than
+the other. At worst the two cancel, and the run makes no progress until somebody
+looks at it.
 """
 
 import dataclasses
@@ -40,18 +41,20 @@ from dilocox_jax.mailbox_protocol.messages import Message
 from dilocox_jax.mailbox_protocol.roster import Roster
 from dilocox_jax.mailbox_protocol.votes import Vote
 
-NUM_REMEMBERED = 6  # Events of the running median.
-ENOUGH = 3  # So many messages need no running median.
+NUM_REMEMBERED = 6  # The running median is over so many events.
+ENOUGH = 3  # With so many messages, the running median is not needed.
 
 
 class Listed(NamedTuple):
-  """A message that is averaged.
+  """An entry of a manifest: a message that is averaged.
 
   Attributes:
-    replica: Name of its sender.
-    digest: Signature of the message, in hexadecimal digits.
-    weight: Weight in the mean. It may be lower than the sender wrote.
-    norm: Norm of the values.
+    replica: Name of the message's sender.
+    digest: First 32 bytes of the message, which sign it, as hexadecimal digits.
+    weight: Weight of the message in the mean. It is lower than the weight that
+      the sender gave if the norm is too large.
+    norm: Euclidean norm of the message (`norm_of`, or what the sender of a
+      message in slices declared).
   """
 
   replica: str
@@ -65,18 +68,17 @@ class Manifest:
   """The agreement on a turn. One replica writes it once, and all follow it.
 
   Attributes:
-    before: Digest of the manifest before this one. It is the name of the shared
-      state that the messages belong to. So two replicas with different lists
-      cannot go on together.
+    before: Digest of the manifest before this one, in hexadecimal digits; ""
+      for the first one. It also names the shared state of the listed messages'
+      senders. So replicas that have followed different manifests notice it.
     listed: The messages that are averaged, in this order.
-    left_out: Reasons why messages that were there are not averaged, by replica.
-    roster: The replicas that take part in the next event.
+    left_out: For each replica whose message was in the store and is not
+      averaged, the reason, e.g. "its values are not finite".
+    roster: The replicas that take part after this event.
+    is_split: Whether two shared states were equally frequent among the senders
+      (`votes`). All senders must then take the newest snapshot.
     begins_interval: Whether a snapshot of the state before this event is due.
-      Then an interval of events begins, which are deleted together
-      (`store_size`).
-    is_split: Whether the shared states of the senders differ and none is more
-      frequent than the others (`votes`). All senders then take the newest
-      snapshot.
+      Then a new interval begins: events that will be deleted together.
     num_slices: Number of slices into which the messages are cut, S, if the mean
       is made in shares; 0: each replica averages the messages itself.
   """
@@ -91,16 +93,16 @@ class Manifest:
 
   @property
   def num_bytes(self) -> int:
-    """Bytes of the manifest and its proposal in a store, without their tags."""
+    """Bytes of the manifest and its proposal in a store, without signatures."""
     return 2 * len(self._text())
 
   @property
   def names(self) -> list[str]:
-    """The replicas whose messages are averaged, in order."""
+    """Names of the replicas whose messages are averaged, in order."""
     return [message.replica for message in self.listed]
 
   def digest(self) -> str:
-    """Returns a digest of the whole manifest."""
+    """Returns the SHA-256 of the whole manifest, as 64 hexadecimal digits."""
     return hashlib.sha256(self._text().encode()).hexdigest()
 
   def _text(self) -> str:
@@ -109,7 +111,11 @@ class Manifest:
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "Manifest":
-    """Returns the manifest of which `values` are the `dataclasses.asdict`."""
+    """Builds a manifest from its fields as values of JSON.
+
+    Args:
+      values: The fields, as `dataclasses.asdict` returns them.
+    """
     listed = tuple(Listed(*fields) for fields in values["listed"])
     roster = Roster.from_json(values["roster"])
     fields = {**values, "listed": listed, "roster": roster}
@@ -128,18 +134,20 @@ def make_manifest(
 ) -> Manifest:
   """Returns the manifest for the messages that have arrived.
 
-  Messages are left out if their senders have another shared state (`votes`), or
-  if they are too large. Large ones get a lower weight (see the module).
+  A message is left out if its sender has another shared state (`votes`), if its
+  values are not finite, or if its norm is too large. A message with a large
+  norm gets a lower weight (the module's docstring has the formula).
 
   Args:
     sent: The messages by replica, in the order of seats.
     before: Digest of the manifest before this one.
-    accepted: Usual norms of the earlier events, the oldest first.
-    max_norm_ratio: How many times the usual norm a message may have.
-    roster: The replicas that take part in the next event.
-    states: Which messages belong to another state.
-    full_weight_ratio: How many times the usual norm a message may have and
-      still keep its full weight.
+    accepted: Median norms of the messages of earlier events, the oldest first.
+    max_norm_ratio: A message is left out if its norm is more than this many
+      times the usual norm.
+    roster: The replicas that take part after this event.
+    states: The messages that do not count because of their senders' states.
+    full_weight_ratio: A message loses weight if its norm is more than this many
+      times the usual norm.
   """
   left_out = dict(states.left_out)
   norms = {}
@@ -176,14 +184,21 @@ def make_manifest(
 
 
 def norm_of(arrays: Sequence[np.ndarray]) -> float:
-  """Returns the Euclidean norm of all floating-point values together."""
+  """Returns the Euclidean norm of the floating-point values of a message.
+
+  Arrays of integers are not counted. So the norm of a message with an integer
+  codec is the norm of its scales. The result is NaN if a value is NaN.
+
+  Args:
+    arrays: The arrays of the message, of any shapes.
+  """
   squares = 0.0
   for array in arrays:
     if array.dtype.kind == "V":  # The short floats of `ml_dtypes`.
       array = array.astype(np.float32)
     if array.dtype.kind == "f":
       flat = array.reshape(-1)
-      # The sum is in float64, and makes no copy in float64.
+      # This adds in float64 without a copy of the array in float64.
       squares += float(np.einsum("i,i->", flat, flat, dtype=np.float64))
   return math.sqrt(squares) if squares >= 0 else math.nan
 
@@ -191,12 +206,18 @@ def norm_of(arrays: Sequence[np.ndarray]) -> float:
 def usual_norm(
   norms: Iterable[float], accepted: Sequence[float]
 ) -> float | None:
-  """Returns the usual norm of messages; None if it is not known.
+  """Returns the usual norm, with which the norms of a turn are compared.
+
+  The module's docstring defines it.
 
   Args:
     norms: Norms of the messages of a turn. Norms that are 0 or not finite do
       not count.
-    accepted: Usual norms of the earlier events, the oldest first.
+    accepted: Median norms of the messages of earlier events, the oldest first.
+
+  Returns:
+    The usual norm; None if no norm counts, or if only one norm counts and there
+    are fewer than six earlier events.
   """
   counted = [norm for norm in norms if math.isfinite(norm) and norm > 0]
   if not counted:
@@ -216,12 +237,16 @@ def usual_norm(
 def too_large(
   norms: Mapping[str, float], accepted: Sequence[float], max_ratio: float
 ) -> dict[str, str]:
-  """Returns why messages are left out, by replica.
+  """Returns the messages that are left out because of their norms.
 
   Args:
     norms: Norms of the messages of a turn, by replica.
-    accepted: Usual norms of the earlier events, the oldest first.
-    max_ratio: How many times the usual norm a message may have.
+    accepted: Median norms of the messages of earlier events, the oldest first.
+    max_ratio: A message is left out if its norm is more than this many times
+      the usual norm, or not finite.
+
+  Returns:
+    For each replica whose message is left out, the reason.
   """
   usual = usual_norm(norms.values(), accepted)
   reasons = {}
@@ -238,13 +263,17 @@ def too_large(
 def weight_factors(
   norms: Mapping[str, float], accepted: Sequence[float], full_ratio: float
 ) -> dict[str, float]:
-  """Returns the factor of each message's weight, at most 1, by replica.
+  """Returns the factors by which the weights of large messages are reduced.
 
   Args:
     norms: Norms of the messages that are averaged, by replica.
-    accepted: Usual norms of the earlier events, the oldest first.
-    full_ratio: How many times the usual norm a message may have and still keep
-      its full weight.
+    accepted: Median norms of the messages of earlier events, the oldest first.
+    full_ratio: The factor is below 1 for a norm of more than this many times
+      the usual norm.
+
+  Returns:
+    The factor by replica. It is at most 1. It is 1 for all messages if there is
+    no usual norm.
   """
   usual = usual_norm(norms.values(), accepted)
   if usual is None:

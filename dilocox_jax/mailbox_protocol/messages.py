@@ -1,27 +1,30 @@
-"""The objects of a run: their paths, and messages as raw bytes.
+"""The objects of a run: their paths in the store, and messages as raw bytes.
 
 run.json, run.copy.json      what is trained, and by which rules
-seat/0002                    a replica that takes part from an event on
+seat/0002                    a replica, and the event from which it takes part
 event/0000000012/0/oslo      message of a replica: event, turn, name
-proposal/0000000012.0        the first list of a turn's messages
-manifest/0000000012.0        the same list, once it is decided: all average it
+proposal/0000000012.0        the list of a turn's messages that is proposed
+manifest/0000000012.0        the same list after the decision: all average it
 share/0000000012/0/5         share 5 of a turn's mean, if it is made in shares
 share/0000000012/0/5.rest    the residual of this share
-snapshot/0000000064/...      shared state before an event
-gone/0000000064, ....copy    say that the events from this one up to the next
-                             snapshot were deleted
+snapshot/0000000064/...      the shared state before event 64
+gone/0000000064              mark: the events from 64 up to the next snapshot
+                             are deleted
+gone/0000000064.copy         a second mark, in case the first one is lost
 probe/oslo.1f0c...           an object that a replica creates to test the store
 
-So a replica knows the path of each object that it needs. It asks for several
+A replica knows the path of each object that it needs, so it asks for several
 objects at the same time. If it waits for the messages of many replicas, it
-lists the folder of the turn, so a message that is missing costs no request.
+first lists the folder of the turn. Then it makes no request for a message that
+is not there yet.
 
-A message is the tags of its signature (`signer.py`), a fixed header and then
-numpy arrays. The header has a digest of the layout (types and shapes), the
-weight of the message, and the name of the shared state that it belongs to: the
-digest of the manifest before. In the first turn of an event, the fingerprint of
-that state follows the header. All replicas know the layout of a message from
-the plan. So they know its size before they ask for it.
+A message consists of the tags of its signature (`signer.py`), a fixed header,
+and the bytes of numpy arrays. The header has a digest of the layout (types and
+shapes), the weight of the message, and the name of the sender's shared state:
+the digest of the manifest of the event before. In the first turn of an event,
+the fingerprint of that state follows the header. Every replica computes the
+layout from its own config. So it knows the size of a message before it asks for
+the message.
 """
 
 import dataclasses
@@ -58,7 +61,7 @@ PROPOSALS = "proposal"
 MANIFESTS = "manifest"
 SHARES = "share"
 SNAPSHOTS = "snapshot"
-# Paths, within each folder, of the objects that replicas write for an event.
+# Patterns of the paths, within each folder, of the objects of an event.
 _PATHS_OF_EVENTS = {
   EVENTS: re.compile(r"([0-9]{10,})/[0-9]+/[a-z0-9][a-z0-9_-]{0,31}"),
   PROPOSALS: re.compile(r"([0-9]{10,})\.[0-9]+"),
@@ -67,60 +70,81 @@ _PATHS_OF_EVENTS = {
   SNAPSHOTS: re.compile(r"([0-9]{10,})/(?:claim|arrays|index)"),
 }
 
-# Layout, digest of the manifest before, weight, event of the snapshot that the
-# sender began with, and `Fingerprint.exact_digest`.
+# The header: digest of the layout, digest of the manifest of the event before,
+# weight, event of the snapshot that the sender began with, and
+# `Fingerprint.exact_digest`.
 _HEADER = struct.Struct("<32s32sdq8s")
-# If messages of so few replicas are missing, each of them is asked for. A
-# listing costs as much as twelve such requests in a bucket of S3, and it does
-# not bring the message.
+# If at most this many messages are missing, a replica asks for each of them
+# without a listing of the folder. In a bucket of S3, a listing costs as much as
+# twelve such requests, and it does not bring the messages.
 FEW = 3
-HEADER_BYTES = _HEADER.size  # Before the fingerprint and the arrays.
+# Bytes of the header, which comes before the fingerprint and the arrays.
+HEADER_BYTES = _HEADER.size
 
 Kind = tuple[np.dtype, tuple[int, ...]]  # Type and shape of an array.
 
 
 def seat_path(index: int) -> str:
-  """Returns the path of a seat."""
+  """Returns the path of a seat by its number, e.g. "seat/0002"."""
   return f"{SEATS}/{index:04d}"
 
 
 def messages_folder(event: int, turn: int) -> str:
-  """Returns the folder of a turn's messages."""
+  """Returns the folder of a turn's messages, e.g. "event/0000000012/0"."""
   return f"{EVENTS}/{event:010d}/{turn}"
 
 
 def message_path(event: int, turn: int, replica: str) -> str:
-  """Returns the path of a replica's message."""
+  """Returns the path of a replica's message in a turn.
+
+  Example: "event/0000000012/0/oslo".
+  """
   return f"{messages_folder(event, turn)}/{replica}"
 
 
 def proposal_path(event: int, turn: int) -> str:
-  """Returns the path of the list that is proposed for a turn."""
+  """Returns the path of the manifest that is proposed for a turn.
+
+  Example: "proposal/0000000012.0".
+  """
   return f"{PROPOSALS}/{event:010d}.{turn}"
 
 
 def manifest_path(event: int, turn: int) -> str:
-  """Returns the path of a turn's manifest."""
+  """Returns the path of a turn's manifest, e.g. "manifest/0000000012.0"."""
   return f"{MANIFESTS}/{event:010d}.{turn}"
 
 
 def shares_folder(event: int, turn: int) -> str:
-  """Returns the folder of the shares of a turn's mean."""
+  """Returns the folder of the shares of a turn's mean.
+
+  Example: "share/0000000012/0".
+  """
   return f"{SHARES}/{event:010d}/{turn}"
 
 
 def share_path(event: int, turn: int, number: int) -> str:
-  """Returns the path of a share of a turn's mean."""
+  """Returns the path of a share of a turn's mean, by the share's number.
+
+  Example: "share/0000000012/0/5".
+  """
   return f"{shares_folder(event, turn)}/{number}"
 
 
 def residual_path(event: int, turn: int, number: int) -> str:
-  """Returns the path of the residual of a share."""
+  """Returns the path of the residual of a share.
+
+  Example: "share/0000000012/0/5.rest".
+  """
   return f"{share_path(event, turn, number)}.rest"
 
 
 def snapshot_path(event: int, part: str) -> str:
-  """Returns the path of a part of the snapshot before an event."""
+  """Returns the path of a part of the snapshot before an event.
+
+  The parts are "claim", "arrays" and "index". Example:
+  "snapshot/0000000064/index".
+  """
   return f"{SNAPSHOTS}/{event:010d}/{part}"
 
 
@@ -134,15 +158,24 @@ def gone_paths(start: int) -> tuple[str, str]:
 
 
 def probe_path(replica: str, token: str) -> str:
-  """Returns the path of an object that a replica creates to test the store."""
+  """Returns the path of an object that a replica creates to test the store.
+
+  Args:
+    replica: Name of the replica.
+    token: Random text, so that no other process uses the same path.
+  """
   return f"probe/{replica}.{token}"
 
 
 def event_of(path: str) -> int:
-  """Returns the event of a message, list or snapshot; -1 for other objects.
+  """Returns the number of the event to which an object of the store belongs.
 
-  Objects of old events are deleted. So the whole path must be one that a
-  replica writes: an object with any other name belongs to somebody else.
+  These objects are messages, proposals, manifests, shares and snapshots. The
+  function returns -1 if the path has any other form. Such an object may belong
+  to somebody else, so it must not be deleted with the objects of old events.
+
+  Args:
+    path: Path of the object, e.g. "manifest/0000000012.0".
   """
   folder, _, path_in_folder = path.partition("/")
   if folder not in _PATHS_OF_EVENTS:
@@ -154,21 +187,23 @@ def event_of(path: str) -> int:
 
 
 def num_bytes(kinds: Iterable[Kind]) -> int:
-  """Returns the number of bytes of arrays of some types and shapes."""
+  """Returns the bytes of all arrays of the given types and shapes together."""
   return sum(kind.itemsize * math.prod(shape) for kind, shape in kinds)
 
 
 def message_bytes(num_array_bytes: int) -> int:
   """Returns the number of bytes of a message, with its tags and its header.
 
+  The fingerprint in the first turn of an event is not counted.
+
   Args:
-    num_array_bytes: Bytes of its arrays.
+    num_array_bytes: Bytes of the message's arrays.
   """
   return signed_bytes(HEADER_BYTES + num_array_bytes)
 
 
 def raw_bytes(array: np.ndarray) -> memoryview:
-  """Returns the values of an array in little-endian order."""
+  """Returns the bytes of an array's values, little-endian and in C order."""
   little = array.astype(array.dtype.newbyteorder("<"), copy=False)
   return np.ascontiguousarray(little).reshape(-1).view(np.uint8).data
 
@@ -197,11 +232,14 @@ class Message(NamedTuple):
     data: The whole object as it is in the store, in one or several parts.
     weight: Weight of the message in the mean; 0 if the sender's values are not
       finite.
-    arrays: The arrays that are averaged.
-    state: The sender's shared state.
-    norm: Norm of the decoded values, as the sender of a message in slices
-      declares it (`sliced.py`); None: it is computed from `arrays`.
-    is_whole: Whether `data` is the whole object, and not just one section.
+    arrays: The arrays that are averaged. Empty if only one section of a message
+      in slices was read.
+    state: Name and fingerprint of the sender's shared state.
+    norm: Euclidean norm of the decoded values, as the sender declares it. Only
+      messages in slices have it (`sliced.py`); None: the norm is computed from
+      `arrays`.
+    is_whole: Whether `data` is the whole object; False: it is one section of a
+      message in slices.
   """
 
   data: Data
@@ -213,37 +251,40 @@ class Message(NamedTuple):
 
   @property
   def digest(self) -> str:
-    """The signature with which the object begins, in hexadecimal digits."""
+    """First 32 bytes of the object, which sign it, as hexadecimal digits."""
     return bytes(parts_of(self.data)[0][:TAG_BYTES]).hex()
 
 
 @dataclasses.dataclass
 class Inbox:
-  """The messages of one turn that a replica has read. Each is read once.
+  """The messages of one turn, as one replica sends and reads them.
 
-  Threads may read messages at the same time.
+  Threads may read different messages at the same time.
 
   Attributes:
-    store: A `RetryingStore` store.
+    store: The store, as a `RetryingStore`.
     signer: The signer of the run.
     event: Number of the event.
     turn: Number of the turn.
-    like: Arrays of the types and shapes that every message of this turn has.
+    like: Arrays with the types and shapes of every message of this turn. Their
+      values are not read.
     kind: Number that is equal for events with messages of one size, e.g. the
       number of the fragment.
-    num_blocks: Blocks of the fingerprint that every message of this turn has.
+    num_blocks: Number of blocks in the fingerprint of every message of this
+      turn; 0 if messages have no fingerprint.
     is_past: Whether the turn was settled before the snapshot with which this
       replica began. Then the replica only reads the turn's objects.
-    expected: Replicas whose messages the turn waits for up to the grace time.
-    there: Replicas whose messages are in the store, as far as this replica
-      knows. It may be wrong, as messages come and vanish.
+    expected: Names of the replicas whose messages the turn waits for, up to the
+      grace time.
+    there: Names of the replicas whose messages are probably in the store: the
+      last listing had them, or most messages of the last turn came early.
     held: The messages that this replica has, by name of their sender.
-    taken: The seats that were taken since the event before, as their holders
-      wrote them.
+    taken: Contents of the seats that were taken since the event before: the
+      replica's "name", and the event "since" which it takes part.
     num_looks: How often this replica has looked whether the turn is settled.
     num_slices: Number of slices into which messages are cut, S
       (`sliced.SlicedInbox`); 0: they are not cut.
-    num_bytes: Bytes of one message.
+    num_bytes: Bytes of one message, with its tags.
   """
 
   store: Any
@@ -281,19 +322,22 @@ class Inbox:
   ) -> Message:
     """Writes a message, unless an earlier message of this replica is there.
 
-    At the same time it looks for the messages of the expected replicas, unless
-    they are known to be there.
+    An earlier message is there if this replica was restarted, or if a second
+    process has the same name. Then the earlier message counts.
+
+    If more than `FEW` other messages are expected, the folder of the turn is
+    listed at the same time.
 
     Args:
       replica: Name of this replica, the sender.
       weight: Weight of the message in the mean.
-      arrays: The arrays that are averaged. They are not copied, so nobody may
-        change them before the event after next.
-      state: The sender's shared state, with a fingerprint of `num_blocks`.
+      arrays: The arrays that are averaged. They are not copied, and may be
+        written again. So they must not change until the next event is settled.
+      state: The sender's shared state. Its fingerprint has `num_blocks` blocks.
 
     Returns:
-      The new message. The message that is in the store may be an earlier one;
-      it is in `held`.
+      The message that was made from the arguments. `held[replica]` is the
+      message that is in the store, which may be the earlier one.
     """
     path = message_path(self.event, self.turn, replica)
     message = self._sealed(path, weight, arrays, state)
@@ -311,8 +355,8 @@ class Inbox:
       self.held[replica] = message
     if self.held[replica].digest != message.digest:
       _LOG.info(
-        "event %d: %s has sent already, in an earlier life or as another"
-        " process of this name: that message counts, and this one does not",
+        "event %d: %s has sent already, before a restart or as another process"
+        " of this name: that message counts, and this one does not",
         self.event,
         replica,
       )
@@ -325,13 +369,13 @@ class Inbox:
     arrays: Sequence[np.ndarray],
     state: SharedState,
   ) -> Message:
-    """Returns a new message of this replica, which is not written yet.
+    """Returns a signed message of this replica, without writing it.
 
     Args:
       path: Path of the message.
-      weight: As for `send`.
-      arrays: As for `send`.
-      state: As for `send`.
+      weight: Weight of the message in the mean.
+      arrays: The arrays that are averaged.
+      state: The sender's shared state.
     """
     header = _HEADER.pack(
       self._layout,
@@ -349,7 +393,7 @@ class Inbox:
     )
 
   def is_ours(self, path: str, stored: Buffer) -> bool:
-    """Returns whether a replica of this run has written a whole message.
+    """Returns whether some bytes are a whole message of a replica of this run.
 
     Args:
       path: Path of the message.
@@ -358,7 +402,10 @@ class Inbox:
     return self.signer.verify(path, stored) is not None
 
   def look(self) -> None:
-    """Lists the messages that are in the store."""
+    """Lists the turn's folder, and sets `there` to the senders of messages.
+
+    An object of another size than a message is passed over.
+    """
     folder = messages_folder(self.event, self.turn)
     self.there = {
       path.rpartition("/")[2]
@@ -367,14 +414,21 @@ class Inbox:
     }
 
   def covers(self, replicas: Iterable[str]) -> bool:
-    """Returns whether messages of all these replicas should be there."""
+    """Returns whether all these replicas have sent, as far as is known.
+
+    Args:
+      replicas: Names of the senders.
+
+    Returns:
+      Whether each of them is in `held` or in `there`.
+    """
     return all(name in self.held or name in self.there for name in replicas)
 
   def reads(self, replicas: Iterable[str]) -> list[Callable[[], None]]:
-    """Returns functions that read the messages that should be there.
+    """Returns functions that read messages which are in `there`, not in `held`.
 
     Args:
-      replicas: Names of the senders. Messages that are held are not read again.
+      replicas: Names of the senders. For the others no function is returned.
     """
     return [
       functools.partial(self.read, name)
@@ -383,25 +437,33 @@ class Inbox:
     ]
 
   def missing(self, replicas: Iterable[str]) -> list[str]:
-    """Returns those of some replicas whose messages are not held."""
+    """Returns the names among `replicas` whose messages are not in `held`."""
     return [name for name in replicas if name not in self.held]
 
   def has(self, replica: str) -> bool:
-    """Returns whether a replica's message has arrived.
+    """Returns whether a replica's message is in `held`, after one try to read.
 
-    It asks the store unless the message is in `held`.
+    The store is asked only if the message is not in `held` yet.
     """
     if replica not in self.held:
       self.read(replica)
     return replica in self.held
 
   def has_listed(self, replica: str, digest: str) -> bool:
-    """Returns whether the message that a manifest lists is in `held`."""
+    """Returns whether `held` has the message that a manifest lists.
+
+    Args:
+      replica: Name of the sender.
+      digest: Digest of the message in the manifest (`Message.digest`).
+    """
     message = self.held.get(replica)
     return message is not None and message.digest == digest
 
   def read(self, replica: str) -> None:
-    """Reads a replica's message into `held`, if it is there and valid."""
+    """Reads a replica's message, and adds it to `held` if it is valid.
+
+    Does nothing if the message is missing, has another layout or is not signed.
+    """
     self.there.discard(replica)
     path = message_path(self.event, self.turn, replica)
     data = self.store.get(path, self.num_bytes)

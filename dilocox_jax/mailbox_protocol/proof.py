@@ -1,10 +1,10 @@
 """Tests a store when a replica enters a run.
 
 The replicas can agree only if the store keeps one promise: if several replicas
-create the same object, exactly one succeeds. A request to S3 demands this by
-the header If-None-Match. Some servers do not know this header, and overwrite
-the object without an error. Then one replica would train alone, and another
-would wait for ever.
+create the same object, exactly one of them succeeds. A request to S3 demands
+this by the HTTP header If-None-Match. Some servers ignore this header, and
+overwrite the object without an error. Then two replicas would each follow their
+own list of messages.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from dilocox_jax.mailbox_protocol.messages import probe_path
 # Somebody else may damage the object of one try, but hardly the objects of all
 # tries.
 _TRIES = 3
-# A link that is down also makes requests fail. But if the second creation fails
-# this many times, for 11 s, and reading the object succeeds each time, then the
+# Requests also fail if the link is down. But if the second creation fails this
+# many times in a row (11 s), and the object can be read each time, then the
 # store is at fault.
 _MOST_ERRORS = 8
-# Both contents are equally long, because some servers overwrite an object but
-# remember the length of the first content.
+# The two creations write contents of the same length, because some servers
+# overwrite an object but remember the length of its first content.
 _FIRST = b"first"
 _SECOND = b"other"
 _OVERWRITES = (
@@ -37,17 +37,18 @@ def prove(store: Any, name: str) -> None:
   """Tests that a store creates an object only if it is missing.
 
   The test reads a missing object, creates the object, creates it again, reads
-  it and deletes it. These are five requests. A test that fails is repeated with
-  another object. The name of an object is drawn at random, so any number of
-  replicas may test a store at the same time, also two processes with one name.
+  it and deletes it. These are five requests. If the test fails, it is repeated
+  with other objects, up to three times in all. The name of an object is drawn
+  at random. So several processes may test a store at the same time.
 
   Args:
     store: The store, as a `RetryingStore`.
     name: Name of the replica that enters.
 
   Raises:
-    UnfitStoreError: If the second creation changes the object or ends in an
-      error, or if the store does not give back the object as it was written.
+    UnfitStoreError: If all three tests fail: the second creation changed the
+      object or kept ending in an error, or the store did not give back the
+      object as it was written.
   """
   fault = ""
   for _ in range(_TRIES):
@@ -56,8 +57,8 @@ def prove(store: Any, name: str) -> None:
     if not fault:
       store.delete([path])
       return
-    # The object is deleted by one request that is not repeated: the store will
-    # probably be refused, so waiting for it is of no use.
+    # Delete the object by one request that is not repeated if it fails: this
+    # store will probably be refused, so there is no use in waiting for it.
     with contextlib.suppress(StoreUnavailableError):
       store.store.delete([path])
   raise UnfitStoreError(
@@ -71,11 +72,12 @@ def _fault_of(store: Any, path: str) -> str:
 
   Args:
     store: The store, as a `RetryingStore`.
-    path: Name of an object that does not exist. The object stays in the store.
+    path: Path of an object that does not exist. The test creates the object,
+      and leaves it in the store.
 
   Returns:
-    What is wrong with the store, as the end of a sentence that begins with its
-    name; "" if nothing is wrong.
+    What is wrong with the store, as the end of a sentence that begins with the
+    store's name; "" if nothing is wrong.
   """
   # Some buckets answer that a missing object is forbidden. Then `get` raises
   # UnfitStoreError here, when the replica enters, and not later in the run.
@@ -93,14 +95,15 @@ def _fault_of(store: Any, path: str) -> str:
 
 
 def _fault_of_second_creation(store: Any, path: str) -> str:
-  """Creates an object that exists, and tests the answer.
+  """Tries to create an object that exists, and tests the store's answer.
 
   Args:
     store: The store, as a `RetryingStore`.
-    path: Name of the object, whose content is `_FIRST`.
+    path: Path of the object, whose content is `_FIRST`.
 
   Returns:
-    What is wrong with the store, as `_fault_of` returns it.
+    What is wrong with the store, as the end of a sentence that begins with the
+    store's name; "" if the store refused to create the object, as it should.
   """
   errors: list[StoreUnavailableError] = []
 

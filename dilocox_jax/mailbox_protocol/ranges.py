@@ -1,9 +1,9 @@
 """Reads a range of an object's content, and verifies it without the rest.
 
-Example: a message has 100 MB, and one of eight replicas averages the second
-eighth of each message. It asks for the tags (3.1 kB) and for the blocks that
-hold the bytes 12,500,000 to 25,000,000. Both requests are made at the same
-time. `signer.py` describes the format.
+Example: a message has 100 MB, and a replica needs the bytes 12,500,000 to
+25,000,000. It asks for the tags (3.1 kB) and for the blocks of 1 MiB that hold
+these bytes. Both requests are made at the same time. `signer.py` describes the
+format.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from dilocox_jax.mailbox_protocol.signer import (
 
 
 class SignedRanges:
-  """Ranges of one signed object."""
+  """Reads and verifies ranges of one signed object."""
 
   def __init__(
     self,
@@ -31,13 +31,13 @@ class SignedRanges:
     """Makes no request yet.
 
     Args:
-      store: A `RetryingStore` store.
+      store: The store, as a `RetryingStore`.
       signer: The signer of the run.
       path: Path of the object.
       num_bytes: Bytes of the object's content.
-      digest: Tag of the object in hexadecimal digits, as a manifest lists it.
-        Another object at the path, also one of the same replica, then counts
-        as missing. "": any signed object will do.
+      digest: First 32 bytes of the object as hexadecimal digits, as a manifest
+        lists them. If another object is at the path, it counts as missing. "":
+        any object that is signed for this path is read.
     """
     self._store = store
     self._signer = signer
@@ -47,14 +47,18 @@ class SignedRanges:
     self._tags: bytes | None = None
 
   def read(self, start: int, stop: int) -> memoryview | None:
-    """Returns bytes of the content; None if missing, damaged or too short.
+    """Reads a range of the content.
 
     Args:
       start: First byte, counted from the beginning of the content.
       stop: End of the range, at most `num_bytes`.
 
+    Returns:
+      The bytes from `start` to `stop`; None if the object is missing, too
+      short, not signed, or not the one with the digest.
+
     Raises:
-      ValueError: If the content has no such range.
+      ValueError: If the range is empty or not within the content.
     """
     if not 0 <= start < stop <= self._num_bytes:
       raise ValueError(
@@ -77,7 +81,15 @@ class SignedRanges:
     return memoryview(blocks)[start - blocks_start : stop - blocks_start]
 
   def _read_blocks(self, start: int, stop: int) -> Buffer | None:
-    """Reads bytes of the content, and the tags if they are not known yet."""
+    """Reads bytes of the content. At the first call it also reads the tags.
+
+    Args:
+      start: First byte, counted from the beginning of the content.
+      stop: End of the range.
+
+    Returns:
+      The bytes, not verified; None if the object is missing or too short.
+    """
     head = head_bytes(self._num_bytes)
 
     def read_content() -> Buffer | None:
@@ -93,7 +105,15 @@ class SignedRanges:
     return content
 
   def _verified_tags(self, head: Buffer | None) -> bytes | None:
-    """Returns the tags of the blocks; None if they are not those asked for."""
+    """Verifies the head of the object, and returns the tags of its blocks.
+
+    Args:
+      head: The bytes of the object before its content; None: it is missing.
+
+    Returns:
+      The tags, 32 bytes a block; None if the head is missing, not signed, or
+      of another object than the one with the digest.
+    """
     if head is None:
       return None
     if self._digest and bytes(head[:TAG_BYTES]).hex() != self._digest:

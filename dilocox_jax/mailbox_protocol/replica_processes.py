@@ -1,10 +1,11 @@
-"""The processes of one replica, of which only process 0 uses the mailbox.
+"""How the processes of one replica share one mailbox.
 
-All processes of a replica run the same program, so they all ask the same
-questions in the same order. Process 0 asks its mailbox, and tells the others
-the answer. This module says what the client of a mailbox needs for that, and
-writes answers as messages that need no pickle. `rounds.cluster_processes`
-carries the messages between the processes.
+All processes of a replica run the same program, so they make the same calls of
+the mailbox in the same order. Only process 0 has a mailbox. It makes the call
+and tells the other processes the result. This module has the interface for that
+(`ReplicaProcesses`), its form for a single process, and functions that write
+results and errors as JSON and arrays, without pickle.
+`rounds.cluster_processes` carries them between the processes.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,17 +21,18 @@ from dilocox_jax.mailbox_protocol.mailbox import Exchanged
 from dilocox_jax.mailbox_protocol.snapshots import Snapshot
 
 TakeArrays = Callable[[], Sequence[Any]]
-# Answers of a mailbox that have fields.
+# Named tuples that methods of a mailbox return.
 _RECORDS: dict[str, type] = {"Exchanged": Exchanged, "Snapshot": Snapshot}
-# Errors that mean the same in all processes. Any other error becomes a
-# RuntimeError in the other processes.
+# Errors that keep their type in the other processes. Any other error of process
+# 0 becomes a RuntimeError there.
 _ERRORS: dict[str, type[Exception]] = {
   "ReplicaStaleError": ReplicaStaleError,
   "StoppedError": StoppedError,
   "ValueError": ValueError,
   "OSError": OSError,
 }
-# Keys of the mappings that stand for what JSON does not have.
+# JSON has no arrays and no named tuples. A mapping with one of these keys
+# stands for such a value. Other mappings are within a mapping, too.
 _ARRAY = "array"
 _RECORD = "record"
 _FIELDS = "fields"
@@ -38,58 +40,68 @@ _MAPPING = "mapping"
 
 
 class ReplicaProcesses(Protocol):
-  """The processes of one replica."""
+  """The processes of one replica, as one of them sees the others.
+
+  `OneProcess` is the form for a replica of a single process.
+  """
 
   @property
   def is_main(self) -> bool:
-    """Whether this is process 0, which has the mailbox."""
+    """Whether this process is process 0, which has the mailbox."""
     ...
 
   @property
   def is_stop_requested(self) -> bool:
-    """Whether another process was asked to stop. Only process 0 may ask."""
+    """Whether another process of the replica was asked to stop the run.
+
+    Only process 0 may read this property.
+    """
     ...
 
   def from_main(
     self, ask: Callable[[], Any], shared: TakeArrays | None = None
   ) -> Any:
-    """Returns process 0's answer in every process.
+    """Calls a function in process 0, and returns its result in every process.
 
-    All processes make the same calls in the same order.
+    All processes must call this method in the same order.
 
     Args:
-      ask: Function that asks the mailbox. Only process 0 calls it.
-      shared: Returns the arrays of which process 0 may ask for the parts that
-        this process has (`collected`). None: it asks for none.
+      ask: Function without arguments, which calls the mailbox. Only process 0
+        calls it.
+      shared: Function that returns arrays. While `ask` runs, process 0 may read
+        the parts of these arrays that other processes have (`collected`). None:
+        it reads none.
 
     Returns:
-      The answer.
+      The result of `ask`.
 
     Raises:
-      Exception: The error of `ask`, in every process.
+      Exception: What `ask` raises, in every process. Outside process 0, an
+        error of an unknown type becomes a RuntimeError.
     """
 
   def collected(self, arrays: Sequence[Any]) -> Sequence[Any]:
-    """Returns arrays that fetch their parts from all processes when read.
+    """Wraps arrays so that process 0 can read them as a whole.
 
     Args:
       arrays: Arrays that are divided among the devices of all processes.
 
     Returns:
-      Objects with `nbytes`, which numpy reads as whole arrays. Only process 0
-      may read them, and only inside `from_main`.
+      For each array an object with `nbytes`. When numpy reads the object, it
+      fetches the array's parts from all processes. Only process 0 may read it,
+      and only inside `from_main`.
     """
     ...
 
   def request_stop(self) -> None:
-    """Tells process 0 that this process was asked to stop.
+    """Tells process 0 that this process was asked to stop the run.
 
     Any thread may call this method.
     """
 
 
 class OneProcess:
-  """A replica of one process, which has nobody to tell."""
+  """The form of `ReplicaProcesses` for a replica of a single process."""
 
   is_main = True
   is_stop_requested = False
@@ -97,12 +109,12 @@ class OneProcess:
   def from_main(
     self, ask: Callable[[], Any], shared: TakeArrays | None = None
   ) -> Any:
-    """Returns the answer of the mailbox."""
+    """Returns the result of `ask()`. `shared` is not used."""
     del shared
     return ask()
 
   def collected(self, arrays: Sequence[Any]) -> Sequence[Any]:
-    """Returns the arrays, of which this process has all parts."""
+    """Returns the arrays unchanged: this process has all their parts."""
     return arrays
 
   def request_stop(self) -> None:
@@ -110,14 +122,15 @@ class OneProcess:
 
 
 def encode_answer(answer: Any) -> tuple[Any, list[np.ndarray]]:
-  """Divides an answer of a mailbox into values of JSON and arrays.
+  """Writes the result of a mailbox's method as values of JSON, and arrays.
 
   Args:
-    answer: Values of JSON, arrays, and the records `Exchanged` and `Snapshot`,
-      nested in any way.
+    answer: The result: values of JSON, numpy arrays, and the named tuples
+      `Exchanged` and `Snapshot`, nested in any way.
 
   Returns:
-    Values of JSON, in which numbers stand for the arrays, and the arrays.
+    A tuple (value, arrays). `value` has only values of JSON. In place of an
+    array it has the array's index in `arrays`.
   """
   arrays: list[np.ndarray] = []
 
@@ -139,9 +152,9 @@ def encode_answer(answer: Any) -> tuple[Any, list[np.ndarray]]:
 
 
 def decode_answer(value: Any, arrays: Sequence[np.ndarray]) -> Any:
-  """Returns the answer that `encode_answer` has divided.
+  """Returns the result from which `encode_answer` made `value` and `arrays`.
 
-  Tuples have become lists.
+  Tuples without names have become lists.
 
   Args:
     value: Values of JSON.
@@ -162,7 +175,10 @@ def decode_answer(value: Any, arrays: Sequence[np.ndarray]) -> Any:
 
 
 def encode_error(error: Exception) -> tuple[str, str]:
-  """Returns the kind and the one line of an error, for `decode_error`."""
+  """Returns the name of an error's type and its message, for `decode_error`.
+
+  For a subclass of one of the types in `_ERRORS`, it is the name of that type.
+  """
   for name, kind in _ERRORS.items():
     if isinstance(error, kind):
       return name, str(error)
@@ -170,11 +186,11 @@ def encode_error(error: Exception) -> tuple[str, str]:
 
 
 def decode_error(name: str, text: str) -> Exception:
-  """Returns the error of process 0, for another process to raise.
+  """Returns an error of process 0, for another process to raise.
 
   Args:
-    name: Kind of the error.
-    text: Its one line.
+    name: Name of the error's type. An unknown type becomes a RuntimeError.
+    text: Message of the error.
   """
   if name in _ERRORS:
     return _ERRORS[name](text)

@@ -1,14 +1,16 @@
 """The replicas that take part in a run, and the rules of the run.
 
-Replicas share a secret, a file that only its owner may read. `run.json` says
-what a run is. The first replica writes it, and nobody changes it afterwards. A
-later replica whose config or protocol differs is refused.
+Replicas share a secret, a file that only its owner may read. The object
+`run.json` says what is trained and by which rules. The first replica writes it,
+and nobody changes it afterwards. A later replica whose config or version of the
+protocol differs is refused.
 
-A replica that comes, or comes back, takes the next free seat, an object that is
-created once. The seat holds the event from which the replica takes part. A
-replica that did not send its message in time is away since that event. Nobody
-waits for it until it takes a seat with a later event. Seats are numbered, so
-one request is enough to look for all replicas that come, however many are away.
+A replica that joins a run, or comes back to it, takes the next free *seat*: an
+object that is created once. The seat holds the event from which the replica
+takes part. A replica that did not send its message in time counts as *away*
+since that event. Nobody waits for it until it takes a new seat with a later
+event. Seats are numbered. So one request for the next number shows whether any
+replica has joined, however many replicas are away.
 """
 
 import dataclasses
@@ -42,13 +44,15 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 # Replicas with different versions of the protocol cannot train together. The
 # version grows with each change of what is written in a store, of what replicas
 # conclude from it, or of what they compute from the same messages. All versions
-# sign and read `run.json` in the same way, so a replica can name both versions.
+# sign and read `run.json` in the same way. So a replica that is refused can say
+# which version it has and which one the run has.
 PROTOCOL_VERSION = 3
-_FIRST_PROTOCOL_VERSION = 1  # Its runs did not say which version they have.
+_FIRST_PROTOCOL_VERSION = 1  # In this version, `run.json` named no version.
 _SECRET_BYTES = 32
 _BEFORE_FIRST_EVENT = -1
 # A seat that exists and cannot be read yet is asked for again after pauses that
-# double. They are 13 s together, longer than the caches of network folders.
+# double. Together they take 13 s. Network folders may remember for some seconds
+# that an object is missing, but not as long as this.
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 12.0
 # Longest pause (seconds) after other replicas took the seat that this one
@@ -57,32 +61,40 @@ _LONGEST_CROWD_PAUSE_S = 3.0
 
 
 class RunMismatchError(ValueError):
-  """Means that a replica must not take part. The message is one line."""
+  """Says that a replica must not join the run that is in a store.
+
+  For example, its config differs. The message is one line.
+  """
 
 
 @dataclasses.dataclass(frozen=True)
 class MailboxRules:
   """Rules of a run, equal in all replicas.
 
-  They say when an event is settled, and which messages are left out.
+  They say when an event is settled (all replicas then average the same list of
+  messages), and which messages are left out of the list.
 
   Attributes:
     replicas: Number of replicas that the first event waits for, up to the grace
       time.
     quorum: Least number of messages with which an event is settled.
-    grace_s: Seconds that a replica waits for the expected replicas.
+    grace_s: Seconds that a replica waits for the messages of the others, from
+      when it has sent its own.
     snapshot_every: Least number of events between two snapshots of the shared
-      state, unless `store_bytes` needs more snapshots.
-    store_bytes: Most bytes of all objects in the store; None: it follows from
-      the sizes of messages and snapshots (see `mailbox_protocol.store_size`).
-    max_norm_ratio: How many times the usual norm a message may have. A larger
-      message is left out.
-    full_weight_ratio: How many times the usual norm a message may have and
-      still keep its full weight (see `mailbox_protocol.manifest`).
-    shares: When the mean is made in shares (see `mailbox_protocol.shares`).
-      "auto": from four expected replicas on, unless the codec loses much
-      (`RowCodec.is_coarse`). "on": from two on. "off": never. Messages that are
-      not made of encoded rows are never averaged in shares.
+      state. If `store_bytes` is too low for that, snapshots are more frequent.
+    store_bytes: Largest number of bytes of all objects in the store; None: the
+      limit follows from the size of a snapshot and the number of replicas, and
+      is at least 1 GB (see `mailbox_protocol.store_size`).
+    max_norm_ratio: A message is left out if its norm is more than this many
+      times the usual norm, e.g. the median of the event's messages (see
+      `mailbox_protocol.manifest`).
+    full_weight_ratio: A message loses weight in the mean if its norm is more
+      than this many times the usual norm.
+    shares: When each replica averages one part of all messages, instead of all
+      parts (see `mailbox_protocol.shares`). "auto": from four expected replicas
+      on, with floats and with "int" of 4 or 8 bits. "on": from two expected
+      replicas on, with any codec of this package that sends every value.
+      "off": never.
   """
 
   replicas: int = limited(2, at_least=1)
@@ -100,11 +112,17 @@ class MailboxRules:
 
 
 def write_secret(path: str | os.PathLike[str]) -> None:
-  """Writes a new secret, a line of 64 characters, to a file of mode 0600.
+  """Writes a new random secret to a file that only its owner may read.
+
+  The file has one line of 64 hexadecimal digits, and the mode 0600. Its folder
+  is made if it is missing.
+
+  Args:
+    path: The new file.
 
   Raises:
     ValueError: If the file exists. The message is one line.
-    OSError: If the system refuses.
+    OSError: If the file cannot be written.
   """
   path = pathlib.Path(path)
   if os.path.lexists(path):
@@ -116,11 +134,14 @@ def write_secret(path: str | os.PathLike[str]) -> None:
 
 
 def read_secret(path: str | os.PathLike[str]) -> bytes:
-  """Returns the secret in a file.
+  """Returns the secret in a file, without the spaces around it.
+
+  Args:
+    path: The file, as `write_secret` writes it.
 
   Raises:
-    ValueError: If the file cannot be read, other users may read it, or it holds
-      no secret. The message is one line.
+    ValueError: If the file cannot be read, its mode lets other users read or
+      write it, or it has fewer than 64 characters. The message is one line.
   """
   try:
     with open(path, "rb") as file:
@@ -147,14 +168,17 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
 def run_terms(
   config: Mapping[str, Any], text_digest: str, rules: MailboxRules
 ) -> dict[str, Any]:
-  """Returns the values that must be equal in all replicas.
+  """Returns the values that must be equal in all replicas, as `run.json` has.
 
   Args:
-    config: All settings that a run's result depends on, as nested mappings of
-      JSON. Settings that may differ between replicas are left out: devices,
-      folders, the number of local steps.
-    text_digest: Digest of the training text.
-    rules: The rules of the exchange.
+    config: All settings that a run's result depends on, as nested mappings with
+      values of JSON. It has no settings that may differ between replicas:
+      devices, folders, the number of local steps.
+    text_digest: Digest of the training text; "" if none is compared.
+    rules: The rules of the run.
+
+  Returns:
+    A dict with "protocol" (the version), "config", "rules" and "text".
   """
   return {
     "protocol": PROTOCOL_VERSION,
@@ -168,8 +192,8 @@ class RunEntry(NamedTuple):
   """A run that a replica has joined.
 
   Attributes:
-    run: Identifier of the run, for its signer.
-    objects: The objects that say what the run is, by path.
+    run: Random identifier of the run. Signatures of its objects depend on it.
+    objects: Contents of `run.json` and its copy, by path.
   """
 
   run: str
@@ -189,14 +213,17 @@ def join_run(
   or damaged, it is written again from the other.
 
   Args:
-    store: A `RetryingStore` store.
-    secret: The shared secret.
+    store: The store, as a `RetryingStore`.
+    secret: The secret that all replicas share.
     terms: The values that must be equal in all replicas (`run_terms`).
-    where: The store's name, for messages.
+    where: Folder or URL of the store, for error messages.
+
+  Returns:
+    The run's identifier and the objects that describe the run.
 
   Raises:
-    RunMismatchError: If this replica differs from the run, or does not have its
-      secret.
+    RunMismatchError: If `terms` differ from those of the run, if the run has
+      another secret, or if both objects are lost while the store has events.
   """
   signer = Signer(secret, "")
   stored = _read_run(store)
@@ -228,10 +255,21 @@ def join_run(
 def _begin_run(
   store: Any, signer: Signer, terms: Mapping[str, Any], where: str
 ) -> dict[str, Buffer | None]:
-  """Begins a run, unless another replica does.
+  """Creates the copy of `run.json`, unless another replica is faster.
+
+  Args:
+    store: The store, as a `RetryingStore`. It has no `run.json` and no copy.
+    signer: A signer with the shared secret and no run.
+    terms: The values that must be equal in all replicas (`run_terms`).
+    where: Folder or URL of the store, for error messages.
 
   Returns:
-    The objects `run.json` and its copy that are in the store then, by path.
+    By path, what the store then has as `run.json` and as its copy; None for an
+    object that is missing.
+
+  Raises:
+    RunMismatchError: If the store has manifests. Then it holds a run whose
+      `run.json` is lost.
   """
   if store.sizes(MANIFESTS):
     raise RunMismatchError(
@@ -244,7 +282,10 @@ def _begin_run(
 
 
 def _read_run(store: Any) -> dict[str, Buffer | None]:
-  """Reads `run.json` and its copy. Returns both by path."""
+  """Returns the bytes of `run.json` and of its copy, by path.
+
+  None stands for an object that is missing.
+  """
   paths = (RUN_COPY, RUN)
   contents = get_all(store, dict.fromkeys(paths, JSON_BYTES))
   return dict(zip(paths, contents, strict=True))
@@ -253,10 +294,19 @@ def _read_run(store: Any) -> dict[str, Buffer | None]:
 def _record_in_use(
   store: Any, secret: bytes, records: Sequence[dict[str, Any]], where: str
 ) -> dict[str, Any]:
-  """Returns the one of several records whose run has manifests in the store.
+  """Chooses between the contents of `run.json` and its copy if they differ.
+
+  Args:
+    store: The store, as a `RetryingStore`.
+    secret: The secret that all replicas share.
+    records: The two contents, which have different identifiers of a run.
+    where: Folder or URL of the store, for error messages.
+
+  Returns:
+    The content whose run has signed manifests in the store.
 
   Raises:
-    RunMismatchError: If not exactly one of the runs has manifests there.
+    RunMismatchError: If none or several of the runs have manifests there.
   """
   paths = list(store.sizes(MANIFESTS))
   in_use = []
@@ -278,7 +328,16 @@ def _record_in_use(
 def _compare_terms(
   record: Mapping[str, Any], terms: Mapping[str, Any], where: str
 ) -> None:
-  """Raises RunMismatchError for the first field in which a replica differs."""
+  """Compares the values of a run with those of this replica, field by field.
+
+  Args:
+    record: The content of the run's `run.json`.
+    terms: The values of this replica (`run_terms`).
+    where: Folder or URL of the store, for error messages.
+
+  Raises:
+    RunMismatchError: For the first field that differs. The message names it.
+  """
   version = record.get("protocol", _FIRST_PROTOCOL_VERSION)
   if version != terms["protocol"]:
     raise RunMismatchError(
@@ -298,7 +357,10 @@ def _compare_terms(
 
 
 def _short(value: Any) -> str:
-  """Returns a value as a message shows it, a digest by its first characters."""
+  """Returns a value as text for an error message.
+
+  Of a digest, which has 64 characters, the text has the first 8.
+  """
   if isinstance(value, str) and len(value) == 64:
     return f"{value[:8]}..."
   return repr(value)
@@ -307,8 +369,12 @@ def _short(value: Any) -> str:
 def checked_name(replica: str) -> str:
   """Checks the name of a replica, and returns it.
 
+  Args:
+    replica: The name. It becomes a part of the paths of objects.
+
   Raises:
-    ValueError: If the name cannot be a part of a path. The message is one line.
+    ValueError: If the name is not 1 to 32 of the characters a-z, 0-9, "_" and
+      "-", or does not begin with a letter or a digit. The message is one line.
   """
   require(
     bool(_NAME.fullmatch(replica)),
@@ -320,14 +386,16 @@ def checked_name(replica: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Roster:
-  """The replicas that take part after an event. It is a part of the manifest.
+  """The replicas that take part after an event, as the event's manifest says.
 
   Attributes:
-    seats: Names of all replicas that ever took part, in the order of their
+    seats: Names of all replicas that ever took a seat, in the order of their
       first seats.
-    away: Replicas that nobody waits for, each with the event that it missed.
-    later: Number of seats that replicas have taken beside their first ones.
-    since: Replicas whose last seat names an event that has not come yet, each
+    away: Replicas that nobody waits for, each with the event that it missed; -1
+      for a newcomer whose first event has not come yet.
+    later: Number of seats that replicas took when they came back, i.e. all
+      seats but the first one of each replica.
+    since: Replicas whose newest seat names an event that has not come yet, each
       with that event.
   """
 
@@ -338,7 +406,11 @@ class Roster:
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "Roster":
-    """Returns the roster of which `values` are the `dataclasses.asdict`."""
+    """Builds a roster from its fields as values of JSON.
+
+    Args:
+      values: The fields, as `dataclasses.asdict` returns them.
+    """
     return cls(
       seats=tuple(values["seats"]),
       away=dict(values["away"]),
@@ -352,24 +424,26 @@ class Roster:
     return len(self.seats) + self.later
 
   def names(self) -> list[str]:
-    """Returns all replicas in the order of seats."""
+    """Returns the names of all replicas that ever took part, in seat order."""
     return list(self.seats)
 
   def expected(self) -> list[str]:
-    """Returns the replicas that others wait for, in the order of seats."""
+    """Returns the names of the replicas that are not away, in seat order.
+
+    The others wait for the messages of these replicas.
+    """
     return [name for name in self.names() if name not in self.away]
 
   def renewed(
     self, event: int, taken: Iterable[Mapping[str, Any]] = ()
   ) -> "Roster":
-    """Adds the replicas that came, or came back, by an event.
+    """Returns the roster to which newcomers and returning replicas are added.
 
     Args:
-      event: The event that is about to be agreed on.
-      taken: The seats from number `num_seats` on, as their holders wrote them.
-
-    Returns:
-      The new roster.
+      event: Number of the event that is settled next. A replica whose seat
+        names this event or an earlier one is expected from now on.
+      taken: Contents of the new seats, from number `num_seats` on: the
+        replica's "name", and the event "since" which it takes part.
     """
     seats = list(self.seats)
     away = dict(self.away)
@@ -394,9 +468,12 @@ class Roster:
   def after(self, event: int, present: Iterable[str]) -> "Roster":
     """Returns the roster after an event.
 
+    A replica with a message is no longer away. An expected replica without a
+    message is away from now on.
+
     Args:
       event: Number of the event.
-      present: Names of the replicas whose messages were there.
+      present: Names of the replicas whose messages were in the store.
     """
     present = set(present)
     away = {
@@ -411,18 +488,17 @@ class Roster:
 
 
 class Seats:
-  """Reads all seats, and takes seats for one replica.
+  """Reads the seats of all replicas, and takes seats for one replica.
 
   Attributes:
-    index: Place of this replica in the order of seats; None before it has
-      announced itself.
+    index: Place of this replica in `Roster.seats`; None before `announce`.
   """
 
   def __init__(self, store: Any, signer: Signer, name: str):
-    """Opens the seats of a run.
+    """Makes no request to the store yet.
 
     Args:
-      store: A `RetryingStore` store.
+      store: The store, as a `RetryingStore`.
       signer: The signer of the run.
       name: Name of this replica.
     """
@@ -434,14 +510,25 @@ class Seats:
     self.index: int | None = None
 
   def read(self, number: int) -> dict[str, Any] | None:
-    """Returns what the holder of a seat wrote, or None."""
+    """Reads a seat.
+
+    Args:
+      number: Number of the seat.
+
+    Returns:
+      The content of the seat: the replica's "name", and the event "since" which
+      it takes part. None if the seat is free or damaged.
+    """
     path = seat_path(number)
     return self._signer.verify_json(path, self._store.get(path, JSON_BYTES))
 
   def read_from(self, number: int) -> list[dict[str, Any]]:
-    """Returns what the holders of the seats from a number on wrote.
+    """Returns the contents of consecutive seats, as `read` returns them.
 
-    The seats end before the first one that is free or damaged.
+    The list ends before the first seat that is free or damaged.
+
+    Args:
+      number: Number of the first seat to read.
     """
     holders = self._read_all(range(number, self._first_free(number)))
     if None in holders:
@@ -449,11 +536,13 @@ class Seats:
     return [holder for holder in holders if holder is not None]
 
   def announce(self, event: int, roster: Roster) -> None:
-    """Takes a seat that says that this replica takes part from an event on.
+    """Takes a seat, so that the others expect this replica from an event on.
+
+    Does nothing if this replica has taken its last seat for the same event.
 
     Args:
       event: Number of the event.
-      roster: The roster after the event before it.
+      roster: The roster after the event before `event`.
     """
     if self._since == event:
       return
@@ -465,14 +554,14 @@ class Seats:
       self.index = self._number - roster.later
 
   def look_after(self, roster: Roster) -> None:
-    """Takes a seat again if this replica's seat has vanished.
+    """Writes this replica's seat again if the seat has vanished.
 
     Seats are counted up to the first one that is free, so a gap hides every
-    seat after it. If an earlier seat has vanished and its replica has died,
-    this replica takes that seat, too.
+    seat after it. So this replica also takes each new seat before its own that
+    is missing, because the replica that held the seat may have died.
 
     Args:
-      roster: The roster after the event before.
+      roster: The roster after the last event that was settled.
     """
     if self._since is None:
       return
@@ -485,33 +574,36 @@ class Seats:
           self._store.put(path, data)
 
   def _record(self) -> dict[str, Any]:
-    """Returns what this replica writes in a seat."""
+    """Returns the content of this replica's seat: its name and first event."""
     return {"name": self._name, "since": self._since}
 
   def _read_all(self, numbers: Iterable[int]) -> list[dict[str, Any] | None]:
-    """Reads several seats at the same time."""
+    """Reads several seats at the same time, each as `read` does."""
     return self._store.at_once(
       [functools.partial(self.read, number) for number in numbers]
     )
 
   def _first_free(self, number: int) -> int:
-    """Returns the number of the first free seat from a number on."""
+    """Returns the smallest number of a free seat that is at least `number`."""
     paths = self._store.sizes(SEATS)
     while seat_path(number) in paths:
       number += 1
     return number
 
   def _take_seat(self, roster: Roster) -> int:
-    """Takes the first free seat, or writes the one that this replica has.
+    """Takes the first free seat.
+
+    If this replica took the next seat before a restart, it writes that one
+    again.
 
     Args:
-      roster: The roster after the event before.
+      roster: The roster after the last event that was settled.
 
     Returns:
       Number of the seat.
     """
     number = roster.num_seats
-    if not number:  # Before the first event, all seats may be taken by others.
+    if not number:  # No event is settled, but others may have taken seats.
       number = self._first_free(0)
     num_lost = 0
     wait = _FIRST_PAUSE_S
@@ -533,19 +625,19 @@ class Seats:
         self._store.pause(wait)
         wait = 2 * wait
       else:
-        # The seat was damaged, or this replica wrote it in an earlier life.
+        # The seat was damaged, or this replica wrote it before a restart.
         self._store.put(path, data)
         return number
 
   def _pause_after(self, num_lost: int) -> float:
-    """Returns how long to wait after other replicas took a seat (seconds).
+    """Returns the pause after another replica took the wanted seat (seconds).
 
-    Replicas that begin at the same time want the same seat, and one of them
-    gets it. The pause differs from replica to replica and doubles, so that they
-    do not meet at each of the next seats.
+    Replicas that join at the same time want the same seat, and one of them gets
+    it. The pause differs from replica to replica, and its upper limit doubles,
+    so that the others do not collide again at each of the next seats.
 
     Args:
-      num_lost: How often another replica was first.
+      num_lost: How often another replica was faster.
     """
     text = f"{self._name} {num_lost}"
     fraction = hashlib.sha256(text.encode()).digest()[0] / 256

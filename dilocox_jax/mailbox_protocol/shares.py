@@ -1,28 +1,31 @@
-"""The mean of a turn in shares: each replica makes one, and all read all.
+"""Makes the mean of a turn in shares, like a reduce-scatter and an all-gather.
 
 If every replica read all messages, the bytes that it reads would grow with the
-number of replicas. In shares they do not: a replica reads one slice of each
-message, averages the slices, and creates the object of its share. Then it reads
-the other shares. `reference.shares` says how a share is computed.
+number of replicas. With shares they do not. Messages are cut into slices. A
+replica reads one slice of each message, averages the slices, and writes the
+result: its *share* of the mean. Then it reads the shares of the others.
+`reference.shares` says how a share is computed. The requests of a turn, one
+after the other:
 
     create the message
     read one slice of each of the other messages
-    propose the list, and decide on it
+    propose the manifest, and decide on it
     create the share, and read both marks of a deletion
     read the other shares, and create the residual of the share
 
-The replica whose place among the expected ones is s makes share s. If its
-message is not listed, one of the listed replicas makes the share. If a share is
-not there after the grace time, every replica that waits makes it. All machines
-compute the same bytes from the same messages, and `create` decides who wins, so
-it does not matter who makes a share.
+Share s is made by the expected replica with place s. If its message is not
+listed, one of the listed replicas makes the share. If a share is not there
+after the grace time, every replica that waits makes it. All machines compute
+the same bytes from the same messages, and only one can create the object. So it
+does not matter which replica makes a share.
 
-The residual of a share is an object of its own, which the replica that has
-created the share writes. Whoever makes the same share at the next event of the
-fragment adds the residual to the mean. A replica that made the share before
-remembers the residual, and another one reads the object. If it is lost, the
-share begins with an empty residual, as it does after the number of slices has
-changed. A share is created once, so no residual counts twice.
+A share is encoded, which loses something: the *residual* of the share. The
+replica that has created the share writes the residual as an object of its own.
+The replica that makes the same share at the next event of this kind adds the
+residual to the mean. It remembers the residual if it made the last share, too;
+else it reads the object. If the object is lost, or if the number of slices has
+changed, no residual is added. A share is created only once, so no residual
+counts twice.
 """
 
 import dataclasses
@@ -58,13 +61,15 @@ from dilocox_jax.reference.shares import (
 )
 
 _LOG = logging.getLogger(__name__)
-# Digest of the manifest, and whether a residual was added to the mean.
+# The header of a share: digest of the manifest, and one byte that is 1 if a
+# residual was added to the mean.
 _DIGEST_BYTES = 32
 HEADER_BYTES = _DIGEST_BYTES + 1
-# One share of so many turns is computed again by another replica.
+# In one of so many turns, drawn at random, another replica computes one share
+# again to check it.
 CHECKED_TURNS = 8
-# Two shares that are computed from the same messages may differ by so much of
-# their norm: what a fingerprint allows for rounding in float32.
+# Two shares that are computed from the same messages may differ by this part of
+# their norm, for rounding in float32. Fingerprints allow the same.
 _SHARE_TOLERANCE = 63 * 2.0**-24
 
 
@@ -72,8 +77,8 @@ class Residual(NamedTuple):
   """The residual of a share, as the replica that made the share remembers it.
 
   Attributes:
-    event: The event of the share.
-    values: Values of each table, float32 [R, width].
+    event: Number of the event whose mean the share is a part of.
+    values: Values of each table, float32 [R, width] for R rows in the slice.
   """
 
   event: int
@@ -81,14 +86,15 @@ class Residual(NamedTuple):
 
 
 class Share(NamedTuple):
-  """A share that was read or made.
+  """A share that this replica has read or made.
 
   Attributes:
-    data: The object.
-    tables: The share, as tables of encoded rows.
-    has_residual: Whether a residual was added to the mean.
-    loss: Its residual, as tables of encoded rows; None: this replica has not
-      made the share, and does not know its residual.
+    data: The signed object, as it is in the store.
+    tables: The values of the share, as tables of encoded rows.
+    has_residual: Whether a residual was added to the mean before it was
+      encoded.
+    loss: The residual that encoding has left, as tables of encoded rows; None:
+      this replica has read the share, so it does not know the residual.
   """
 
   data: Data
@@ -101,14 +107,17 @@ class Share(NamedTuple):
 class Shares:
   """The shares of one turn, as one replica makes and reads them.
 
+  Some methods return functions that make requests, so that the caller can make
+  them at the same time.
+
   Attributes:
-    store: A `RetryingStore` store.
+    store: The store, as a `RetryingStore`.
     signer: The signer of the run.
-    inbox: The messages of the turn.
+    inbox: Inbox of the turn: the messages that this replica has of it.
     agreed: The manifest of the turn, which lists at least one message.
     name: Name of this replica.
-    remembered: Residuals of shares that this replica has made, by kind, turn,
-      number of slices and number of the share.
+    remembered: Residuals of shares that this replica has made, by (kind, turn,
+      number of slices, number of the share).
     residual_event: The event whose residuals are added to this mean; -1: none.
     held: The shares that this replica has, by number.
   """
@@ -139,7 +148,13 @@ class Shares:
     return [n for n in range(self.num_slices) if n not in self.held]
 
   def maker(self, number: int) -> str:
-    """Returns the replica that makes a share, before the grace time is over."""
+    """Returns the name of the replica that has to make a share.
+
+    After the grace time, every replica that waits for the share makes it.
+
+    Args:
+      number: Number of the share.
+    """
     expected = self.inbox.expected
     names = self.agreed.names
     if number < len(expected) and expected[number] in names:
@@ -147,17 +162,18 @@ class Shares:
     return names[number % len(names)]
 
   def own(self) -> list[int]:
-    """Returns the missing shares that this replica makes."""
+    """Returns the numbers of the missing shares that this replica must make."""
     return [n for n in self.missing() if self.maker(n) == self.name]
 
   def _missing_of_others(self) -> list[int]:
-    """Returns the missing shares that other replicas should have made."""
+    """Returns the numbers of the missing shares that others must make."""
     return [n for n in self.missing() if self.maker(n) != self.name]
 
   def reads_for_comparison(self) -> list[Callable[[], None]]:
-    """Returns functions that read the first listed message, if it is needed.
+    """Returns functions that read a slice of the first listed message.
 
-    A replica whose message is not listed compares its state with that message.
+    A replica whose own message is not listed compares its shared state with the
+    fingerprint in this slice. If its message is listed, the list is empty.
     """
     if self.name in self.agreed.names:
       return []
@@ -165,11 +181,15 @@ class Shares:
     return self.inbox.read_slices([first], self.inbox.first_slice)
 
   def first_calls(self, is_late: bool) -> list[Callable[[], Any]]:
-    """Returns functions that make this replica's shares, or read their slices.
+    """Returns the functions to call first in a try to get all shares.
+
+    They make this replica's own shares, or read the slices for them. They also
+    write residuals that are not written yet. The functions of `last_calls`
+    follow.
 
     Args:
-      is_late: Whether the grace time is over. Then this replica also looks for
-        the shares that others have not made, and for their slices.
+      is_late: Whether the grace time is over. Then they also look for the
+        missing shares of other replicas, and read the slices for them.
     """
     calls = self.writes_of_residuals()
     if self.inbox.is_past:
@@ -183,11 +203,16 @@ class Shares:
     return calls
 
   def last_calls(self, is_late: bool, lists: bool) -> list[Callable[[], Any]]:
-    """Returns functions that read the shares of others, or make missing ones.
+    """Returns the functions to call last in a try to get all shares.
+
+    They read the shares of other replicas, and make this replica's own shares
+    whose slices the functions of `first_calls` have read.
 
     Args:
-      is_late: As for `first_calls`. Then this replica makes missing shares.
-      lists: Whether to list the shares first, if many are missing.
+      is_late: Whether the grace time is over. Then they also make the missing
+        shares of other replicas.
+      lists: Whether to list the shares' folder first if more than `FEW` are
+        missing. Then only shares that are there are read.
     """
     made_here: list[int] = []
     if not self.inbox.is_past:
@@ -201,7 +226,9 @@ class Shares:
     return calls
 
   def _making(self, numbers: Sequence[int]) -> list[Callable[[], Any]]:
-    """Returns functions that make shares, or read the slices that they need.
+    """Returns functions that make shares, or read the slices for them.
+
+    A share is made only if all its slices were read before.
 
     Args:
       numbers: Numbers of the shares.
@@ -216,17 +243,28 @@ class Shares:
     return calls
 
   def _in_store(self, numbers: Sequence[int]) -> list[int]:
-    """Returns those of some shares that are in the store, by one listing."""
+    """Returns the numbers of the given shares that are in the store.
+
+    One listing of the shares' folder finds out.
+
+    Args:
+      numbers: Numbers of the shares.
+    """
     event = self.inbox.event
     turn = self.inbox.turn
     there = self.store.sizes(shares_folder(event, turn))
     return [n for n in numbers if share_path(event, turn, n) in there]
 
   def reads_of_slices(self, number: int) -> list[Callable[[], None]]:
-    """Returns functions that read the slices which a share is made of.
+    """Returns functions that read the missing slices of a share.
+
+    A slice of another message than the listed one is forgotten, and read again.
 
     Args:
       number: Number of the share.
+
+    Returns:
+      The functions; none if all slices of the listed messages are there.
     """
     for listed in self.agreed.listed:
       section = self.inbox.slice(listed.replica, number)
@@ -235,20 +273,27 @@ class Shares:
     return self.inbox.read_slices(self.agreed.names, number)
 
   def has_slices(self, number: int) -> bool:
-    """Returns whether all slices are there that a share is made of."""
-    return not self.reads_of_slices(number)
-
-  def create(self, number: int) -> None:
-    """Makes a share of which all slices are there, and writes it.
-
-    If another replica has written the share, that one is taken.
+    """Returns whether all slices of a share were read.
 
     Args:
       number: Number of the share.
     """
+    return not self.reads_of_slices(number)
+
+  def create(self, number: int) -> None:
+    """Computes a share from its slices, writes it, and adds it to `held`.
+
+    If another replica has already written the share, that object is used. If
+    the norm of the computed share is too large (`_is_too_large`), nothing is
+    written.
+
+    Args:
+      number: Number of the share, whose slices were all read.
+    """
     share = self._made(number, self._residual_before(number))
     if self._is_too_large(number, share.tables):
-      return  # This replica computes wrong results. Others make the share.
+      # This replica computes wrong results. Another one will make the share.
+      return
     path = share_path(self.inbox.event, self.inbox.turn, number)
     if not self.store.create(path, share.data):
       self.read(number)
@@ -257,13 +302,20 @@ class Shares:
         if _is_same(stored.tables, share.tables):
           self._keep(number, share)
         return
-      # The object there is no share of this turn: no replica wrote it, or it
-      # was damaged, or its norm is too large. So nobody has applied it.
+      # The object there was refused: it is not signed or damaged, it is of
+      # another manifest, or its norm is too large. So nobody has applied it.
       self.store.put(path, share.data)
     self._keep(number, share)
 
   def _keep(self, number: int, share: Share) -> None:
-    """Keeps a share that this replica has made, and its residual."""
+    """Adds a share that this replica has made to `held`.
+
+    Its residual is remembered, and will be written (`writes_of_residuals`).
+
+    Args:
+      number: Number of the share.
+      share: The share.
+    """
     self.held[number] = share
     if not share.loss:
       return
@@ -274,12 +326,19 @@ class Shares:
     )
 
   def _key(self, number: int) -> tuple[int, int, int, int]:
-    """Returns the key of a share in `remembered`."""
+    """Returns the key of a share in `remembered`.
+
+    It is (kind, turn, number of slices, number of the share).
+    """
     inbox = self.inbox
     return inbox.kind, inbox.turn, self.num_slices, number
 
   def writes_of_residuals(self) -> list[Callable[[], Any]]:
-    """Returns functions that write the residuals which are not written yet."""
+    """Returns functions that write residuals of shares into the store.
+
+    They are the residuals of shares that this replica has made since the last
+    call of this method.
+    """
     calls: list[Callable[[], Any]] = []
     for number in self._unwritten_residuals:
       loss = self.held[number].loss
@@ -291,7 +350,14 @@ class Shares:
     return calls
 
   def read(self, number: int) -> None:
-    """Reads a share into `held`, if it is there, valid and not too large."""
+    """Reads a share, and adds it to `held` if it is valid.
+
+    Does nothing if the share is missing, not signed, of another manifest, or
+    too large.
+
+    Args:
+      number: Number of the share.
+    """
     path = share_path(self.inbox.event, self.inbox.turn, number)
     size = HEADER_BYTES + self.inbox.cuts.num_bytes(number)
     data = self.store.get(path, signed_bytes(size))
@@ -299,22 +365,22 @@ class Shares:
     if data is None or content is None or len(content) != size:
       return
     if content[:_DIGEST_BYTES] != self._digest:
-      return  # It was made for another list, which nobody may follow.
+      return  # It was made for another manifest, which nobody may follow.
     tables = self.inbox.cuts.slice_in(content[HEADER_BYTES:], number)
     if self._is_too_large(number, tables):
       return
     self.held[number] = Share(data, tables, bool(content[_DIGEST_BYTES]))
 
   def _is_too_large(self, number: int, tables: Sequence[Table]) -> bool:
-    """Returns whether a share is refused because of its norm, and says so.
+    """Returns whether a share is refused because of its norm.
 
-    No mean is larger than the largest of its messages. All replicas refuse the
-    same shares, because they compare the same bytes with the norms of the
-    manifest.
+    A mean cannot have a larger norm than the largest of its messages. A warning
+    names the share that is refused, once. All replicas refuse the same shares,
+    because they compare the same bytes with the norms in the manifest.
 
     Args:
       number: Number of the share.
-      tables: The share, as tables of encoded rows.
+      tables: The values of the share, as tables of encoded rows.
     """
     norm = self.inbox.tables.norm(tables)
     if norm <= self._largest_norm * (1 + NORM_TOLERANCE):
@@ -334,7 +400,10 @@ class Shares:
     return True
 
   def mean(self) -> list[np.ndarray]:
-    """Returns the mean, as arrays like those of a message."""
+    """Returns the mean, as arrays of the types and shapes of a message.
+
+    All shares must be in `held`.
+    """
     slices = [self.held[number].tables for number in range(self.num_slices)]
     matrices = self.inbox.cuts.join(slices)
     arrays = []
@@ -346,7 +415,8 @@ class Shares:
   def objects(self) -> dict[str, Data]:
     """Returns the objects that this replica writes again if they vanish.
 
-    These are all shares, and its own message if the manifest lists it.
+    They are all shares that it holds, and each listed message that it holds as
+    a whole, i.e. its own one. The result has the objects by path.
     """
     event = self.inbox.event
     turn = self.inbox.turn
@@ -362,13 +432,16 @@ class Shares:
     return objects
 
   def checked_share(self, run: str) -> int | None:
-    """Returns the share that this replica computes again; None if it does not.
+    """Returns the number of the share that this replica must compute again.
 
-    Which replica checks which share follows from the run and the turn, and
-    changes from turn to turn.
+    In one of `CHECKED_TURNS` turns, one replica checks one share of another
+    replica. A hash of the run and the turn decides which ones.
 
     Args:
-      run: Identity of the run.
+      run: Identifier of the run.
+
+    Returns:
+      The number; None if this replica checks no share in this turn.
     """
     names = self.agreed.names
     text = f"{run} {self.inbox.event} {self.inbox.turn}".encode()
@@ -384,12 +457,14 @@ class Shares:
     return number
 
   def difference(self, number: int) -> str:
-    """Computes a share again. Returns how it differs; "" if it does not.
-
-    The result is also "" if its slices or its residual cannot be read.
+    """Computes a share again, and returns how the share in `held` differs.
 
     Args:
-      number: Number of the share, which is held.
+      number: Number of the share, which is in `held`.
+
+    Returns:
+      The difference, such as "by 1.0e-03 of its norm". "" if the share is equal
+      up to rounding, or if its slices or its residual cannot be read.
     """
     self.store.at_once([lambda: None, *self.reads_of_slices(number)])
     share = self.held[number]
@@ -407,12 +482,12 @@ class Shares:
     return f"by {gap / norm:.1e} of its norm"
 
   def _made(self, number: int, residual: list[np.ndarray] | None) -> Share:
-    """Makes a share.
+    """Computes a share from its slices, without writing it.
 
     Args:
-      number: Number of the share. All slices that it is made of are there.
-      residual: The residual before, float32 [R, width] for each table; None:
-        there is none.
+      number: Number of the share, whose slices were all read.
+      residual: The residual that is added to the mean, float32 [R, width] for
+        each table; None: none is added.
     """
     slices = []
     for name in self.agreed.names:
@@ -434,7 +509,17 @@ class Shares:
     return Share(data, tables, has_residual, loss)
 
   def _residual_before(self, number: int) -> list[np.ndarray] | None:
-    """Returns the residual that is added to a share; None if there is none."""
+    """Returns the residual that is added to a share.
+
+    It is remembered, or read from the store.
+
+    Args:
+      number: Number of the share.
+
+    Returns:
+      The residual, float32 [R, width] for each table; None if there is none, or
+      if it is lost.
+    """
     tables = self.inbox.tables
     if self.residual_event < 0 or not tables.has_residual:
       return None
@@ -452,11 +537,11 @@ class Shares:
 
 
 def event_bytes(inbox: Inbox, num_messages: int) -> int:
-  """Returns the bytes of a turn's messages, shares and residuals.
+  """Returns the bytes that a turn's messages, shares and residuals take.
 
   Args:
-    inbox: The inbox of the turn.
-    num_messages: Number of messages.
+    inbox: Inbox of the turn: the messages that this replica has of it.
+    num_messages: Number of messages in the turn.
   """
   size = num_messages * inbox.num_bytes
   if not isinstance(inbox, SlicedInbox):
@@ -470,12 +555,12 @@ def event_bytes(inbox: Inbox, num_messages: int) -> int:
 
 
 def _matrices(tables: Iterable[Table]) -> list[Buffer]:
-  """Returns the bytes of all arrays of tables, one after the other."""
+  """Returns the bytes of each array in some tables of encoded rows."""
   return [raw_bytes(matrix) for table in tables for matrix in table]
 
 
 def _is_same(one: Sequence[Table], other: Sequence[Table]) -> bool:
-  """Returns whether two shares have the same bytes."""
+  """Returns whether two shares have equal encoded rows."""
   return all(
     np.array_equal(a, b)
     for first, second in zip(one, other, strict=True)

@@ -1,12 +1,13 @@
 """Signs objects, so that only replicas with the secret can write them.
 
-Every object has message authentication codes (HMAC-SHA256), here called tags.
+Every object has message authentication codes (HMAC-SHA256), here called *tags*.
 They depend on the run, the path and the content. The path names the event, the
 turn and the replica. So an object that was changed, cut, renamed or taken from
 another run is not accepted, and counts as missing.
 
-Arrays are raw bytes, the *content* of an object. The content is divided into
-blocks of 1 MiB, and each block has a tag:
+There are three formats. In the first one the *content* of an object is the raw
+bytes of arrays. The content is divided into blocks of 1 MiB, and each block has
+a tag:
 
     tag of the object      32 bytes, over the tags of all blocks
     tags of the blocks     32 bytes a block
@@ -19,18 +20,18 @@ the block. So a range of the content can be verified without the other blocks
 cannot be mixed. Each byte is hashed once, by several threads if the content is
 large, and is not copied.
 
-A message whose mean is made in shares consists of *sections* instead, one for
-each share. Each section begins with the digest of the whole object, and with a
-seal of the section under this digest:
+The second format is for messages whose mean is made in shares. Such an object
+consists of *sections*, one for each share. Each section begins with the digest
+of the whole object, and with a seal of the section under this digest:
 
     digest    32 bytes, over the hashes of all sections
     seal      32 bytes, over the digest, the section's number and its hash
     content   of the section
 
-So whoever reads one section can verify it, and knows which object it is from.
-Sections of two versions of an object cannot be mixed.
+So a replica that reads one section can verify it, and knows to which object it
+belongs. Sections of two versions of an object cannot be mixed.
 
-Everything else is JSON that anybody can read:
+The third format, for all other objects, is JSON that anybody can read:
 `{"mac":"<64 hexadecimal digits>","is":{...}}`.
 """
 
@@ -46,34 +47,43 @@ from dilocox_jax.threads import in_thread
 
 TAG_BYTES = hashlib.sha256().digest_size
 BLOCK_BYTES = 2**20
-JSON_BYTES = 2**20  # More than any JSON object but the index of a snapshot.
-INDEX_BYTES = 2**24  # An index has about 30 bytes a leaf, so 500,000 leaves.
-# With fewer blocks for each thread, starting threads takes longer than it
-# saves.
+# Largest number of bytes of a JSON object, except for the index of a snapshot.
+JSON_BYTES = 2**20
+# The same for an index. It has about 30 bytes for each leaf, so this is enough
+# for 500,000 leaves.
+INDEX_BYTES = 2**24
+# With fewer blocks for each thread, starting the threads takes longer than they
+# save.
 _LEAST_BLOCKS_A_THREAD = 8
 _MOST_THREADS = 8
-# What a tag is computed over begins with a number of 8 bytes: the number of the
-# block, or this number for the tags of all blocks.
+# The input of a tag begins with a number of 8 bytes. For a block or a section
+# it is its number. For the tag over the tags of all blocks, or over the hashes
+# of all sections, it is this number.
 _ALL_BLOCKS = 2**64 - 1
-# Seals of sections are computed over this number plus that of the section.
+# For the seal of a section it is this number plus the number of the section.
 _FIRST_SEAL = 2**63
-SECTION_HEAD_BYTES = 2 * TAG_BYTES  # Before the content of a section.
+SECTION_HEAD_BYTES = 2 * TAG_BYTES  # Bytes before the content of a section.
 _KEY_OF_SECTIONS = b"sections"
-_KEY_OF_BLOCKS = b"blocks"  # JSON begins with another character.
-# The text of a JSON object before the tag, between tag and content, and after
-# the content.
+# A key must not equal the tag of some JSON. JSON begins with "{".
+_KEY_OF_BLOCKS = b"blocks"
+# The text of signed JSON before the tag, between tag and content, and after the
+# content.
 _BEFORE = b'{"mac":"'
 _BETWEEN = b'","is":'
 _AFTER = b"}\n"
 
 
 def num_blocks(num_bytes: int) -> int:
-  """Returns the number of blocks of a content, at least 1."""
+  """Returns the number of blocks of 1 MiB in a content, at least 1.
+
+  Args:
+    num_bytes: Bytes of the content.
+  """
   return max(1, -(-num_bytes // BLOCK_BYTES))
 
 
 def head_bytes(num_bytes: int) -> int:
-  """Returns the bytes before a content: the tags of the object and its blocks.
+  """Returns how many bytes of tags an object has before its content.
 
   Args:
     num_bytes: Bytes of the content.
@@ -82,7 +92,7 @@ def head_bytes(num_bytes: int) -> int:
 
 
 def signed_bytes(num_bytes: int) -> int:
-  """Returns the bytes of a signed object, with its tags.
+  """Returns the number of bytes of a signed object: its tags and its content.
 
   Args:
     num_bytes: Bytes of the content.
@@ -91,11 +101,14 @@ def signed_bytes(num_bytes: int) -> int:
 
 
 def content_bytes(num_signed: int) -> int:
-  """Returns the bytes of the content of a signed object.
+  """Returns the number of bytes of the content of a signed object.
+
+  It is the inverse of `signed_bytes`.
 
   Args:
-    num_signed: Bytes of the object with its tags. For a number that no signed
-      object has, the result is wrong, and the tags will not match.
+    num_signed: Bytes of the object with its tags. If no signed object has this
+      size, `signed_bytes` of the result is another number, or the result is
+      negative.
   """
   without_tag = max(num_signed - TAG_BYTES, 0)
   blocks = max(1, -(-without_tag // (BLOCK_BYTES + TAG_BYTES)))
@@ -106,12 +119,13 @@ class Signer:
   """Signs and verifies the objects of one run."""
 
   def __init__(self, secret: bytes, run: str):
-    """Makes the signer of a run.
+    """Keeps the secret and the name of the run.
 
     Args:
       secret: The secret that all replicas of the run share, and nobody else
         has.
-      run: Identifier of the run, different from that of every other run.
+      run: Identifier of the run, different from that of every other run; "" for
+        `run.json`, which says what the identifier is.
     """
     self._secret = secret
     self._run = run
@@ -132,13 +146,15 @@ class Signer:
     return [_tag(key, _ALL_BLOCKS, [tags]) + tags, *content]
 
   def verify(self, path: str, data: Buffer | None) -> memoryview | None:
-    """Returns the content of an object.
-
-    The result is None if the object is missing or a tag is wrong.
+    """Verifies an object that `sign` made, and returns its content.
 
     Args:
       path: Path of the object.
       data: The bytes that were read there; None: the object is missing.
+
+    Returns:
+      The content, without a copy; None if the object is missing or a tag is
+      wrong.
     """
     if data is None:
       return None
@@ -156,16 +172,18 @@ class Signer:
   def block_tags(
     self, path: str, head: Buffer | None, num_bytes: int
   ) -> bytes | None:
-    """Returns the tags of an object's blocks, 32 bytes a block, in order.
-
-    The result is None if the head is missing, has another length, or is not
-    signed for this run, path and `num_bytes`.
+    """Verifies the head of an object that `sign` made: the tags of its blocks.
 
     Args:
       path: Path of the object.
-      head: The first `head_bytes(num_bytes)` bytes of the object; None: it is
-        missing.
+      head: The first `head_bytes(num_bytes)` bytes of the object; None: the
+        object is missing.
       num_bytes: Bytes of the object's content.
+
+    Returns:
+      The tags of the blocks in order, 32 bytes a block. None if the head is
+      missing, has another length, or is not signed for this run, path and
+      `num_bytes`.
     """
     if head is None or len(head) != head_bytes(num_bytes):
       return None
@@ -177,11 +195,12 @@ class Signer:
   def verify_blocks(
     self, path: str, blocks: Buffer, first: int, tags: bytes, num_bytes: int
   ) -> bool:
-    """Returns whether blocks that follow each other have their tags.
+    """Returns whether consecutive blocks of an object match their tags.
 
     Args:
       path: Path of the object.
-      blocks: The bytes of the blocks.
+      blocks: The bytes of the blocks. Only the last block of the object may be
+        shorter than 1 MiB.
       first: Number, within the object, of the first block in `blocks`.
       tags: The tags of all blocks of the object (`block_tags`).
       num_bytes: Bytes of the object's content.
@@ -194,15 +213,15 @@ class Signer:
   def sign_sections(
     self, path: str, sections: Sequence[Sequence[Buffer]]
   ) -> list[Buffer]:
-    """Returns the object to write at a path, of sections that are sealed.
+    """Returns an object of sealed sections, to write at a path.
 
     Args:
       path: Path of the object.
-      sections: The content of each section, as buffers that follow each other.
-        They are not copied.
+      sections: For each section, the buffers that are its content, one after
+        the other. They are not copied.
 
     Returns:
-      Digest, seal and content of each section, in order.
+      The buffers of the object: digest, seal and content of each section.
     """
     key = self._key_of_sections(path, len(sections))
     size = sum(num_bytes_of(list(section)) for section in sections)
@@ -221,18 +240,18 @@ class Signer:
   def verify_section(
     self, path: str, number: int, num_sections: int, data: Buffer | None
   ) -> memoryview | None:
-    """Returns the content of a section.
-
-    The result is None if the section is missing or was not written by a replica
-    of this run, for this path and this number. The first 32 bytes of `data` are
-    the digest of the object that the section belongs to.
+    """Verifies one section of an object that `sign_sections` made.
 
     Args:
       path: Path of the object.
-      number: Number of the section.
+      number: Number of the section, from 0.
       num_sections: Number of sections of the object.
-      data: The bytes of the section, with digest and seal; None: they are
-        missing.
+      data: The bytes of the section, with digest and seal; None: the section is
+        missing. The first 32 bytes are the digest of the whole object.
+
+    Returns:
+      The content of the section, without a copy. None if the section is
+      missing, or not sealed for this run, path and number.
     """
     if data is None or len(data) < SECTION_HEAD_BYTES:
       return None
@@ -245,11 +264,14 @@ class Signer:
     return view[SECTION_HEAD_BYTES:]
 
   def sign_json(self, path: str, value: dict[str, Any]) -> bytes:
-    """Returns the signed JSON to write at a path.
+    """Returns an object of signed JSON, to write at a path.
 
     Args:
       path: Path of the object.
-      value: Values of JSON without NaN or infinity.
+      value: The values, which JSON can hold.
+
+    Raises:
+      ValueError: If a value is NaN or infinite.
     """
     content = json.dumps(value, sort_keys=True, allow_nan=False).encode()
     tag = self._tag_of_path(path, content).hex().encode()
@@ -258,14 +280,15 @@ class Signer:
   def verify_json(
     self, path: str, data: Buffer | None
   ) -> dict[str, Any] | None:
-    """Returns the value that `sign_json` signed.
-
-    The result is None if the object is missing, larger than `INDEX_BYTES`, or
-    not signed for this run and path.
+    """Verifies an object that `sign_json` made, and returns its value.
 
     Args:
       path: Path of the object.
       data: The bytes that were read there; None: the object is missing.
+
+    Returns:
+      The value; None if the object is missing, larger than `INDEX_BYTES`, or
+      not signed for this run and path.
     """
     if data is None or len(data) > INDEX_BYTES:
       return None
@@ -281,17 +304,34 @@ class Signer:
     return json.loads(content)
 
   def _key(self, path: str, num_bytes: int) -> bytes:
-    """Returns the key of an object's tags, 32 bytes."""
+    """Returns the key for the tags of an object's blocks, 32 bytes.
+
+    Args:
+      path: Path of the object.
+      num_bytes: Bytes of the object's content.
+    """
     length = num_bytes.to_bytes(8, "little")
     return self._tag_of_path(path, _KEY_OF_BLOCKS + length)
 
   def _key_of_sections(self, path: str, num_sections: int) -> bytes:
-    """Returns the key of the seals of an object's sections, 32 bytes."""
+    """Returns the key for the seals of an object's sections, 32 bytes.
+
+    Args:
+      path: Path of the object.
+      num_sections: Number of sections of the object.
+    """
     number = num_sections.to_bytes(8, "little")
     return self._tag_of_path(path, _KEY_OF_SECTIONS + number)
 
   def _tag_of_path(self, path: str, content: bytes) -> bytes:
-    """Returns the tag of the run, a path and a short content, 32 bytes."""
+    """Returns the HMAC of the run, a path and some bytes, 32 bytes.
+
+    The key is the secret that all replicas share.
+
+    Args:
+      path: Path of the object.
+      content: The bytes.
+    """
     digest = hmac.new(self._secret, digestmod="sha256")
     for part in (self._run.encode(), path.encode()):
       digest.update(len(part).to_bytes(8, "little") + part)
@@ -300,7 +340,13 @@ class Signer:
 
 
 def _tag(key: bytes, number: int, parts: Sequence[Buffer]) -> bytes:
-  """Returns the tag of a number and some bytes, 32 bytes."""
+  """Returns the HMAC of a number and some bytes, 32 bytes.
+
+  Args:
+    key: The key.
+    number: The number, from 0 to 2^64 - 1.
+    parts: The bytes, as buffers that follow each other.
+  """
   digest = hmac.new(key, number.to_bytes(8, "little"), "sha256")
   for part in parts:
     digest.update(part)
@@ -308,7 +354,15 @@ def _tag(key: bytes, number: int, parts: Sequence[Buffer]) -> bytes:
 
 
 def _blocks(content: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-  """Yields the blocks of a content, each as the parts that it consists of."""
+  """Divides a content into blocks of 1 MiB, without a copy.
+
+  Args:
+    content: The buffers of the content, which follow each other.
+
+  Yields:
+    The pieces of buffers that a block consists of. The last block may be
+    shorter. An empty content has no block here.
+  """
   block: list[Buffer] = []
   missing = BLOCK_BYTES
   for part in content:
@@ -329,12 +383,12 @@ def _blocks(content: Sequence[Buffer]) -> Iterator[list[Buffer]]:
 def _block_tags(key: bytes, content: Sequence[Buffer], first: int = 0) -> bytes:
   """Returns the tags of the blocks of a content, 32 bytes a block, in order.
 
-  The hashes of large buffers do not hold the interpreter's lock, so threads
-  share the blocks.
+  Several threads compute the tags of a large content. This works in Python,
+  because hashing a large buffer releases the interpreter's lock.
 
   Args:
-    key: Key of the object's tags.
-    content: The parts of the content, which follow each other.
+    key: Key for the tags of the object's blocks.
+    content: The buffers of the content, which follow each other.
     first: Number, within the object, of the first block in `content`.
   """
   # An empty content has one empty block.

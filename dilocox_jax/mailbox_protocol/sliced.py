@@ -1,10 +1,10 @@
-"""Messages that are cut into slices, of which each replica reads one.
+"""Sends and reads messages that are cut into slices.
 
 If the mean is made in shares (`shares.py`), a replica needs only one slice of
-each message. So the object consists of one section for each slice. Each section
-is sealed by itself (`signer.py`), and repeats the header and the fingerprint of
-the message. So one request brings all that a replica needs to agree on the list
-and to make its share:
+each message. So the object of a message has one section for each slice. Each
+section is sealed by itself (`signer.py`), and repeats the header and the
+fingerprint of the message. So with one request a replica gets everything that
+it needs to agree on the manifest and to make its share:
 
     section 0    digest, seal, header, fingerprint, slice 0
     section 1    digest, seal, header, fingerprint, slice 1
@@ -43,26 +43,29 @@ from dilocox_jax.mailbox_protocol.signer import (
 from dilocox_jax.reference.row_codecs import FloatRows
 from dilocox_jax.reference.shares import Cuts, Table, Tables
 
-# Layout, digest of the manifest before, weight, event of the snapshot that the
-# sender began with, `Fingerprint.exact_digest`, and norm of the decoded values.
+# The header: digest of the layout, digest of the manifest of the event before,
+# weight, event of the snapshot that the sender began with,
+# `Fingerprint.exact_digest`, and norm of the decoded values.
 _HEADER = struct.Struct("<32s32sdq8sd")
 
 
 def sliced_message_bytes(num_array_bytes: int, num_slices: int) -> int:
-  """Returns the bytes of a message in slices, without fingerprints.
+  """Returns the number of bytes of a message in slices.
+
+  The fingerprints in the first turn of an event are not counted.
 
   Args:
-    num_array_bytes: Bytes of its arrays.
+    num_array_bytes: Bytes of the message's arrays.
     num_slices: Number of slices, S.
   """
   return num_array_bytes + num_slices * (SECTION_HEAD_BYTES + _HEADER.size)
 
 
 class Section(NamedTuple):
-  """One section of a message.
+  """One slice of a message, and the message's digest.
 
   Attributes:
-    digest: Digest of the message, in hexadecimal digits.
+    digest: Digest of the whole message, as 64 hexadecimal digits.
     tables: The slice, as tables of encoded rows.
   """
 
@@ -72,15 +75,17 @@ class Section(NamedTuple):
 
 @dataclasses.dataclass
 class SlicedInbox(Inbox):
-  """The messages of one turn, of which a replica reads single slices.
+  """The messages of one turn, of which a replica reads only some slices.
 
-  `num_slices` is at least 1.
+  `num_slices` must be at least 1. Messages in `held` that other replicas sent
+  have no arrays.
 
   Attributes:
-    tables: How messages are encoded.
-    first_slice: The slice that this replica reads to agree on the list: that of
-      the share which it makes itself.
-    sections: The slices that this replica has read, by sender and number.
+    tables: How the arrays of a message are encoded.
+    first_slice: Number of the slice that this replica reads of each message,
+      before the manifest is decided. It is the number of the share that this
+      replica makes itself; 0 if it makes none.
+    sections: The slices that this replica has read, by (sender, number).
   """
 
   tables: Tables = Tables(FloatRows(), widths=())
@@ -115,7 +120,17 @@ class SlicedInbox(Inbox):
     arrays: Sequence[np.ndarray],
     state: SharedState,
   ) -> Message:
-    """Returns a new message of this replica, as `Inbox._sealed` says."""
+    """Returns a signed message of this replica in slices, without writing it.
+
+    If the norm of the decoded values is not finite, the message has the weight
+    0 and declares the norm 0.
+
+    Args:
+      path: Path of the message.
+      weight: Weight of the message in the mean.
+      arrays: The arrays that are averaged.
+      state: The sender's shared state.
+    """
     tables = self.tables.of_arrays(arrays)
     norm = self.tables.norm(tables) if weight else 0.0
     if not math.isfinite(norm):
@@ -144,7 +159,7 @@ class SlicedInbox(Inbox):
     )
 
   def is_ours(self, path: str, stored: Buffer) -> bool:
-    """Returns whether a replica of this run has written a message.
+    """Returns whether some bytes are a whole message of a replica of this run.
 
     Args:
       path: Path of the message.
@@ -163,18 +178,27 @@ class SlicedInbox(Inbox):
     )
 
   def read(self, replica: str) -> None:
-    """Reads this replica's slice of a message, if it is there and valid."""
+    """Reads slice `first_slice` of a replica's message.
+
+    The slice is added to `sections`, and the message without arrays to `held`.
+    Does nothing if the slice is missing or not valid.
+
+    Args:
+      replica: Name of the sender.
+    """
     self.there.discard(replica)
     self._read_section(replica, self.first_slice)
 
   def read_slices(
     self, replicas: Sequence[str], number: int
   ) -> list[Callable[[], None]]:
-    """Returns functions that read a slice of messages that are not read yet.
+    """Returns functions that read a slice of each message.
+
+    Slices that were read before are not read again.
 
     Args:
-      replicas: Names of the senders.
-      number: Number of the slice.
+      replicas: Names of the messages' senders.
+      number: Number of the slice, equal for all messages.
     """
     return [
       functools.partial(self._read_section, name, number)
@@ -183,7 +207,16 @@ class SlicedInbox(Inbox):
     ]
 
   def slice(self, replica: str, number: int) -> Section | None:
-    """Returns a slice of a message; None if it was not read yet."""
+    """Returns a slice of a message.
+
+    Args:
+      replica: Name of the message's sender.
+      number: Number of the slice.
+
+    Returns:
+      The slice, of this replica's own message or as it was read; None if it was
+      not read yet.
+    """
     message = self.held.get(replica)
     if message is not None and message.is_whole:
       tables = self.tables.of_arrays(message.arrays)
@@ -191,12 +224,27 @@ class SlicedInbox(Inbox):
     return self.sections.get((replica, number))
 
   def forget(self, replica: str, number: int) -> None:
-    """Forgets a slice that is of another message than the one that counts."""
+    """Forgets a slice of a message, and the message itself.
+
+    The caller does so if the slice is not from the message that the manifest
+    lists.
+
+    Args:
+      replica: Name of the message's sender.
+      number: Number of the slice.
+    """
     self.sections.pop((replica, number), None)
     self.held.pop(replica, None)
 
   def _read_section(self, replica: str, number: int) -> None:
-    """Reads a section of a message, if it is there and valid."""
+    """Reads a section of a message, and adds it to `sections` and `held`.
+
+    Does nothing if the section is missing, not sealed or of another layout.
+
+    Args:
+      replica: Name of the message's sender.
+      number: Number of the section.
+    """
     path = message_path(self.event, self.turn, replica)
     data = self.store.get_range(
       path, self._starts[number], self._starts[number + 1]

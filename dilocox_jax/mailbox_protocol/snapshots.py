@@ -1,16 +1,18 @@
-"""Snapshots of the shared state, and the deletion of old objects.
+"""Writes and reads snapshots of the shared state, and deletes old objects.
 
-A snapshot is the state before an event. It is written once the event's manifest
-lists messages that belong to that state. The replica that claims the snapshot
-first writes it. The store keeps the newest three snapshots, and the events
-since the oldest of them. So a replica can still read a snapshot while two newer
-ones are written, and it can read an older one if the newest is damaged.
+A snapshot is the state before an event. It is written after the event's
+manifest has listed messages whose senders have that state. Several replicas may
+want to write it. The first one that creates the object `claim` does. The store
+keeps the newest three snapshots, and the events since the oldest of them. So a
+replica can still read a snapshot while two newer ones are written, and it can
+read an older one if the newest is damaged.
 
 The events from one snapshot to the next one are an interval. They are deleted
 together. Before that, two marks (tombstones) are written for the interval, with
 the number of its first event in their paths. A process may sleep so long that
-its next event is deleted. The mark then tells it that the manifest was deleted,
-and is not just missing because nobody has written it yet.
+its next event is deleted. A mark then tells the process that the event's
+manifest was deleted. Without marks it would think that nobody has written the
+manifest yet, and write a second one.
 """
 
 import bisect
@@ -44,8 +46,7 @@ from dilocox_jax.mailbox_protocol.signer import (
 from dilocox_jax.mailbox_protocol.store import get_all
 
 _LOG = logging.getLogger(__name__)
-# Intervals whose marks are kept. Replicas remember the starts of so many.
-KEPT_MARKS = 4096
+KEPT_MARKS = 4096  # The marks of so many intervals, the newest, are kept.
 KEPT_SNAPSHOTS = 3
 # The parts of a snapshot.
 _CLAIM = "claim"
@@ -58,11 +59,13 @@ class Snapshot(NamedTuple):
   """The shared state before an event.
 
   Attributes:
-    event: The event.
+    event: Number of the event.
     first: The first event whose result the state does not have yet. It is
-      earlier than `event` if results are applied late.
-    memory: `agreement.Memory` as JSON: what replicas know of earlier events.
-    arrays: The arrays of the shared state.
+      earlier than `event` if averages are applied with a delay (tau > 0).
+    memory: What replicas remember of earlier events: the fields of
+      `agreement.Memory`, as values of JSON.
+    arrays: The arrays of the shared state: outer parameters, outer optimizer
+      and the codec's common state.
   """
 
   event: int
@@ -75,22 +78,23 @@ def interval_of(event: int, starts: Sequence[int]) -> int:
   """Returns the first event of the interval to which an event belongs.
 
   Args:
-    event: The event.
-    starts: First events of the intervals so far. An event before all of them
-      counts as one of the first interval.
+    event: Number of the event.
+    starts: First events of the intervals so far, in increasing order. An event
+      before all of them counts as one of the first interval.
   """
   index = bisect.bisect_right(starts, event) - 1
   return starts[max(index, 0)]
 
 
 class Snapshots:
-  """The snapshots of one run."""
+  """Claims, writes, lists and reads the snapshots of one run."""
 
   def __init__(self, store: Any, signer: Signer):
-    """Opens the snapshots of a run.
+    """Makes no request to the store yet.
 
     Args:
-      store: A `RetryingStore` store.
+      store: The store, as a `RetryingStore` or, for calls that must not wait
+        for a store that is away, as a `Store`.
       signer: The signer of the run.
     """
     self._store = store
@@ -98,10 +102,13 @@ class Snapshots:
     self._token = secrets.token_bytes(16)
 
   def claim(self, event: int) -> bool:
-    """Claims the snapshot before an event.
+    """Tries to become the replica that writes the snapshot before an event.
+
+    Args:
+      event: Number of the event.
 
     Returns:
-      Whether this replica has the claim. If another one has it, False.
+      Whether this replica writes it. False: another replica was faster.
     """
     path = snapshot_path(event, _CLAIM)
     claim = self._signer.sign(path, self._token)
@@ -113,22 +120,23 @@ class Snapshots:
       # No replica wrote this object, or it was deleted meanwhile.
       self._store.put(path, claim)
       return True
-    # If the stored claim is that of this replica, the answer to its first
-    # request was lost.
+    # The stored claim may be this replica's own: `create` also fails if the
+    # object was written and the answer was lost.
     return holder == self._token
 
   def write(self, snapshot: Snapshot, starts: Sequence[int]) -> int:
     """Writes a snapshot that this replica claimed, and deletes old objects.
 
-    The index is written last. A snapshot with an index is whole.
+    The object `index`, with the types and shapes of the arrays, is written
+    last. So a snapshot that has an index is complete.
 
     Args:
       snapshot: The snapshot.
-      starts: First events of the intervals so far, of which the last begins
-        with the snapshot.
+      starts: First events of the intervals so far. The last one is
+        `snapshot.event`.
 
     Returns:
-      Bytes of all objects of events and snapshots that remain.
+      Bytes of all objects of events and snapshots that remain in the store.
     """
     arrays_path = snapshot_path(snapshot.event, _ARRAYS)
     content = [raw_bytes(array) for array in snapshot.arrays]
@@ -140,13 +148,14 @@ class Snapshots:
     return self._delete_before(snapshot.event, starts)
 
   def events(self) -> list[int]:
-    """Returns the events of all whole snapshots, the newest first."""
+    """Returns the events of all snapshots with a valid index, newest first."""
     return [event for event, _ in self._whole(self._store.sizes(SNAPSHOTS))]
 
   def listed(self) -> list[int]:
-    """Returns the events of all snapshots that have an index, unread.
+    """Returns the events of all snapshots that have an index, oldest first.
 
-    A stranger may have written the index.
+    The indices are not read. So some may be damaged, or written by somebody
+    without the secret.
     """
     events = {
       event_of(path)
@@ -156,7 +165,14 @@ class Snapshots:
     return sorted(events - {-1})
 
   def read(self, event: int) -> Snapshot | None:
-    """Returns the snapshot before an event; None if damaged or missing."""
+    """Reads the snapshot before an event.
+
+    Args:
+      event: Number of the event.
+
+    Returns:
+      The snapshot; None if a part of it is missing or damaged.
+    """
     index = self._index(event)
     if index is None:
       return None
@@ -171,12 +187,12 @@ class Snapshots:
     return Snapshot(**fields)  # pyright: ignore
 
   def is_gone(self, start: int, thoroughly: bool = True) -> bool:
-    """Returns whether an interval of events was deleted, or is about to be.
+    """Returns whether an interval of events was deleted, or soon will be.
 
     Args:
       start: The first event of the interval.
-      thoroughly: Whether to read both marks, as one of them may be lost. They
-        are read at the same time.
+      thoroughly: Whether to read both marks of the interval, in case one of
+        them is lost. Else only the first mark is read.
     """
     paths = gone_paths(start)
     if not thoroughly:
@@ -188,7 +204,14 @@ class Snapshots:
     )
 
   def _whole(self, paths: Iterable[str]) -> list[tuple[int, int]]:
-    """Returns event and `first` of whole snapshots, the newest first."""
+    """Returns (`Snapshot.event`, `Snapshot.first`) of all complete snapshots.
+
+    The newest snapshot comes first.
+
+    Args:
+      paths: Paths of objects in the store. A snapshot is complete if its index
+        is among them and is valid.
+    """
     events = {event_of(path) for path in paths if path.endswith(_INDEX)}
     newest_first = sorted(events - {-1}, reverse=True)
     indices = self._store.at_once(
@@ -201,19 +224,27 @@ class Snapshots:
     ]
 
   def _index(self, event: int) -> dict[str, Any] | None:
-    """Returns the index of a snapshot; None if it is missing or damaged."""
+    """Reads the index of the snapshot before an event.
+
+    Returns:
+      The fields of `Snapshot`, with the type and shape of each array in place
+      of the array; None if the index is missing or damaged.
+    """
     path = snapshot_path(event, _INDEX)
     return self._signer.verify_json(path, self._store.get(path, INDEX_BYTES))
 
   def _delete_before(self, event: int, starts: Sequence[int]) -> int:
     """Deletes the objects that nobody needs any more.
 
+    Marks of the deleted intervals are written first. Marks of intervals before
+    the newest `KEPT_MARKS` are deleted.
+
     Args:
       event: Event of the newest snapshot.
-      starts: First events of the intervals so far.
+      starts: First events of the intervals so far, in increasing order.
 
     Returns:
-      Bytes of all objects of events and snapshots that remain.
+      Bytes of all objects of events and snapshots that remain in the store.
     """
     folders = (EVENTS, PROPOSALS, MANIFESTS, SHARES, SNAPSHOTS)
     listings = self._store.at_once(
@@ -256,13 +287,18 @@ class Snapshots:
   ) -> list[str]:
     """Returns the paths of the objects that nobody needs any more.
 
-    A replica may start at the oldest snapshot that is kept. It needs that
-    snapshot, and all events whose results the snapshot does not have.
+    A replica may begin with the oldest snapshot that is kept. It needs that
+    snapshot, and all events whose results the snapshot does not have. All
+    objects of whole intervals before these events may be deleted, and all
+    snapshots before the oldest one that is kept.
 
     Args:
       event: Event of the newest snapshot.
-      paths: Paths of all messages, lists and snapshots.
-      starts: First events of the intervals so far.
+      paths: Paths of all objects of events and snapshots in the store.
+      starts: First events of the intervals so far, in increasing order.
+
+    Returns:
+      The paths; none before there are `KEPT_SNAPSHOTS` snapshots.
     """
     older = [
       (older_event, first)

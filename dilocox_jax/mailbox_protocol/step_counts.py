@@ -1,8 +1,8 @@
 """Counts the inner steps that each message of a replica stands for.
 
-The weight of a message in the mean is the number of inner steps in which its
-sender has made the progress. A replica that joins in the middle of a round has
-taken fewer steps than the others when it sends its first message.
+The weight of a message in the mean is proportional to the number of inner steps
+in which its sender learned the values. A replica that joins in the middle of a
+round has taken fewer steps than the others when it sends its first message.
 
 For example, a fragment is sent every 6 steps, and a second replica joins 3
 steps before a send. The first replica sends the value 12, and the second one
@@ -11,8 +11,8 @@ sends the value 6:
     mean = (6 * 12 + 3 * 6) / (6 + 3) = 10
 
 A message may also carry values that the codec left out of an earlier message.
-The steps of these values do not count again: the weight of a message counts
-only the steps since the fragment was measured last.
+The steps of these values do not count again: a message counts only the steps
+since the replica last measured the pseudo-gradient of the fragment.
 """
 
 import collections
@@ -23,9 +23,9 @@ from typing import Any
 class StepCounts:
   """Counts the inner steps of one replica for each fragment.
 
-  The calls follow the replica's schedule: `add` after inner steps, `measure`
-  when a fragment is measured, and `take` when the oldest measurement of the
-  fragment is exchanged.
+  The caller calls `add` after inner steps, `measure` when it measures the
+  pseudo-gradient of a fragment, and `take` when it exchanges the oldest
+  measurement of the fragment.
   """
 
   def __init__(self) -> None:
@@ -35,11 +35,12 @@ class StepCounts:
     self._in_flight: dict[int, list[int]] = collections.defaultdict(list)
 
   def restart(self, num_in_flight: Sequence[int]) -> None:
-    """Begins anew, after the replica has taken the state of a snapshot.
+    """Sets all counts to 0, after the replica has taken a snapshot's state.
 
     Args:
-      num_in_flight: Number of exchanges in flight, by fragment. They count 0
-        steps, because this replica has no part in them.
+      num_in_flight: For each fragment, the number of its exchanges that are in
+        flight in the snapshot. `take` returns 0 for them, because this replica
+        has no part in them.
     """
     self._done = 0
     self._measured_at = {}
@@ -48,15 +49,17 @@ class StepCounts:
       self._in_flight[fragment] = [0] * count
 
   def add(self, num_steps: int) -> None:
-    """Counts inner steps that the replica has taken.
+    """Adds inner steps that the replica has taken.
 
     Args:
-      num_steps: Number of these steps.
+      num_steps: Number of the new steps.
     """
     self._done += num_steps
 
   def measure(self, fragment: int) -> None:
-    """Records that the pseudo-gradient of a fragment is measured now.
+    """Ends a count of steps: a fragment's pseudo-gradient is measured now.
+
+    The steps since the fragment's last measurement are remembered for `take`.
 
     Args:
       fragment: Number of the fragment.
@@ -68,15 +71,21 @@ class StepCounts:
   def take(self, fragment: int) -> int:
     """Returns the inner steps of a fragment's oldest measurement in flight.
 
-    The measurement is in flight no longer.
+    The measurement is then removed from those in flight.
 
     Args:
       fragment: Number of the fragment.
+
+    Raises:
+      IndexError: If the fragment has no measurement in flight.
     """
     return self._in_flight[fragment].pop(0)
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the counts for `set_state`, as values of JSON."""
+    """Returns the counts for a checkpoint, as values of JSON.
+
+    `set_state` restores them.
+    """
     return {
       "done": self._done,
       "measured_at": {str(k): n for k, n in self._measured_at.items()},

@@ -1,8 +1,8 @@
 """An object store: a folder, or a bucket of S3, Google Cloud or Azure.
 
-A replica needs only a few methods of a store. A user's own store has the
-methods of `Store`. While a store cannot be reached, replicas wait for it
-(`RetryingStore`).
+`Store` has the few methods that a replica needs, and counts requests and bytes.
+A user may pass an own object with the same methods and counters instead.
+`RetryingStore` wraps either, and waits while the store cannot be reached.
 """
 
 import collections
@@ -32,19 +32,22 @@ _LOG = logging.getLogger(__name__)
 _FILE = "file://"
 
 
-# Most requests of one replica that are under way at the same time.
+# Largest number of requests that one replica makes at the same time.
 _MOST_AT_ONCE = 128
 
 
 def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-  """Calls functions at the same time, each in a thread.
+  """Calls functions at the same time, each in a thread, up to 128 at once.
 
   Args:
-    calls: The functions. Each of them makes one request to a store, or several
-      that follow each other.
+    calls: The functions, without arguments. Each makes one request to a store,
+      or several that follow each other.
 
   Returns:
-    Their results, in the order of the functions.
+    The results of the functions, in the order of `calls`.
+
+  Raises:
+    Exception: An error that one of the functions raised.
   """
   results = []
   for start in range(0, len(calls), _MOST_AT_ONCE):
@@ -59,10 +62,11 @@ def get_all(store: Any, at_most: dict[str, int]) -> list[Buffer | None]:
 
   Args:
     store: A `Store`, or an object with its methods.
-    at_most: Number of bytes that each object may have, by path.
+    at_most: For each path, how many bytes the object may have.
 
   Returns:
-    For each object what `Store.get` returns.
+    The bytes of each object, in the order of `at_most`; None for an object that
+    is missing or larger.
   """
   return store.at_once(
     [functools.partial(store.get, *item) for item in at_most.items()]
@@ -70,24 +74,27 @@ def get_all(store: Any, at_most: dict[str, int]) -> list[Buffer | None]:
 
 
 class Store:
-  """Objects by path. Every call makes one request and counts it.
+  """Reads and writes objects in a folder or a bucket, and counts requests.
 
-  Threads may call it at the same time. Each call raises
+  An object is a sequence of bytes with a path such as "seat/0002". Threads may
+  call the methods at the same time. Each method that makes a request raises
   `StoreUnavailableError` if the store cannot be reached, or refuses.
 
   Attributes:
-    where: The folder or URL, for messages.
-    requests: Number of requests by kind: get, put, list, delete.
+    where: The folder or URL of the store, for messages.
+    requests: Number of requests by kind: "get", "put", "list", "delete".
     bytes_up: Number of bytes that were written.
     bytes_down: Number of bytes that were read.
   """
 
   def __init__(self, where: str | os.PathLike[str], **options: Any):
-    """Opens a store. It makes no request to a bucket yet.
+    """Opens a store. A folder is made if it is missing.
+
+    It makes no request to a bucket yet.
 
     Args:
-      where: A folder, which is made if missing, or a URL such as
-        `file:///mnt/share/run`, `s3://bucket/run` or `memory:///`.
+      where: A folder, or a URL such as `file:///mnt/share/run`,
+        `s3://bucket/run` or `memory:///`.
       **options: Settings of `obstore.store.from_url`, e.g. `endpoint`. The
         library also reads settings of a bucket from the environment
         (`AWS_ACCESS_KEY_ID`, ...).
@@ -112,12 +119,15 @@ class Store:
       ) from None
 
   def get(self, path: str, at_most: int) -> Buffer | None:
-    """Returns an object, or None if it is missing or too large.
+    """Reads an object.
 
     Args:
-      path: Name of the object.
-      at_most: Number of bytes that it may have. A larger object is not
+      path: Path of the object.
+      at_most: How many bytes the object may have. A larger object is not
         downloaded.
+
+    Returns:
+      The bytes; None if the object is missing or larger than `at_most`.
     """
     self._count("get")
     data = self._objects.get(path, at_most)
@@ -125,12 +135,15 @@ class Store:
     return data
 
   def get_range(self, path: str, start: int, stop: int) -> Buffer | None:
-    """Returns bytes of an object, or None if it is missing or too short.
+    """Reads the bytes from `start` to `stop` of an object.
 
     Args:
-      path: Name of the object.
-      start: First byte.
-      stop: End of the range, larger than `start`.
+      path: Path of the object.
+      start: First byte, counted from 0.
+      stop: End of the range, larger than `start`. This byte is not read.
+
+    Returns:
+      The bytes; None if the object is missing or ends before `stop`.
     """
     self._count("get")
     data = self._objects.get_range(path, start, stop)
@@ -138,18 +151,19 @@ class Store:
     return data
 
   def create(self, path: str, data: Data) -> bool:
-    """Writes an object that must not exist. Of several writers one succeeds.
+    """Writes an object unless it exists. Of several writers, one succeeds.
 
-    The answer to a request may be lost. So a caller that gets False may have
-    written the object itself: it has to read the object to know.
+    The answer to a request may be lost, and the request repeated. So a caller
+    that gets False may have written the object itself. It must read the object
+    to know.
 
     Args:
-      path: Name of the object.
+      path: Path of the object.
       data: Content of the object, as one buffer or as several that follow each
         other.
 
     Returns:
-      Whether this call has written the object.
+      Whether this call has written the object. False: the object exists.
     """
     self._count("put")
     is_written = self._objects.create(path, data)
@@ -161,22 +175,30 @@ class Store:
     """Writes an object, or replaces it as a whole.
 
     Args:
-      path: Name of the object.
-      data: As for `create`.
+      path: Path of the object.
+      data: Content of the object, as one buffer or as several that follow each
+        other.
     """
     self._count("put")
     self._objects.put(path, data)
     self._count_bytes(up=data)
 
   def delete(self, paths: Sequence[str]) -> None:
-    """Deletes objects. Missing objects are no error."""
+    """Deletes the objects at some paths. Missing objects are no error."""
     size = self._objects.deleted_at_once
     for start in range(0, len(paths), size):
       self._count("delete")
       self._objects.delete(paths[start : start + size])
 
   def sizes(self, prefix: str) -> dict[str, int]:
-    """Returns the sizes in bytes of all objects in a folder, by sorted path."""
+    """Returns the sizes in bytes of all objects below a folder, by path.
+
+    Args:
+      prefix: Path of the folder, such as "event/0000000012/0".
+
+    Returns:
+      The sizes, sorted by path; {} if there is no such object.
+    """
     self._count("list")
     return dict(sorted(self._objects.sizes(prefix).items()))
 
@@ -184,34 +206,45 @@ class Store:
     """Calls functions at the same time. Returns their results, in order.
 
     Args:
-      calls: Functions that call methods of this store.
+      calls: Functions without arguments, which call methods of this store.
     """
     return at_once(calls)
 
   def _count(self, kind: str) -> None:
-    """Counts a request of a kind."""
+    """Counts one request.
+
+    Args:
+      kind: "get", "put", "list" or "delete".
+    """
     with self._lock:
       self.requests[kind] += 1
 
   def _count_bytes(
     self, up: Data | None = None, down: Data | None = None
   ) -> None:
-    """Counts the bytes of objects that were written or read."""
+    """Counts the bytes of an object that was written or read.
+
+    Args:
+      up: The object that was written, if any.
+      down: The object that was read, if any.
+    """
     with self._lock:
       self.bytes_up += num_bytes_of(up or b"")
       self.bytes_down += num_bytes_of(down or b"")
 
 
+# Pauses (seconds) between the tries of a call: they double from the first to
+# the longest. While a store is away, the log gets one line in LINE_EVERY_S.
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 LINE_EVERY_S = 60.0
 
 
 def _open_bucket(url: str, options: dict[str, Any]) -> "Bucket":
-  """Opens a bucket.
+  """Opens a bucket, without a request.
 
-  The client of buckets is imported here, because a mailbox in a folder works
-  without the package.
+  The module `bucket` is imported only here, because a mailbox in a folder works
+  without the package `obstore`.
 
   Args:
     url: URL such as `s3://bucket/run`.
@@ -228,13 +261,19 @@ def _open_bucket(url: str, options: dict[str, Any]) -> "Bucket":
 
 
 class RetryingStore:
-  """A store that repeats every call until it succeeds.
+  """Wraps a store, and repeats every call until it succeeds.
 
-  A folder without space, a bucket without permission and a link that is down
-  are treated in the same way: somebody repairs them, and the run goes on.
-  Meanwhile the log has one line a minute that says what the replica waits for,
-  however many calls wait. `create` also returns False if it wrote the object
-  and the answer was lost.
+  It has the methods of `Store`. A call is repeated after a
+  `StoreUnavailableError`, whatever the reason: a link that is down, a folder
+  without space, or a bucket without permission. Somebody will repair it, and
+  the run goes on. Meanwhile the log gets one line a minute that says what the
+  replica waits for, however many calls wait. `create` also returns False if it
+  wrote the object itself, and the answer to its first request was lost.
+
+  Attributes:
+    store: The store that is wrapped.
+    clock: Returns a time in seconds that never goes back.
+    pause: Waits for a number of seconds.
   """
 
   def __init__(
@@ -244,46 +283,52 @@ class RetryingStore:
     pause: Callable[[float], None] = time.sleep,
     is_entering: bool = False,
   ):
-    """Wraps a store.
+    """Makes no request to the store yet.
 
     Args:
       store: A `Store`, or an object with its methods.
-      clock: Seconds that never go back.
+      clock: Returns a time in seconds that never goes back.
       pause: Waits for a number of seconds.
-      is_entering: Whether this replica is entering a run. Then a store that is
-        missing or closed is a mistake of the user, and raises
-        `UnfitStoreError` instead of being waited for.
+      is_entering: Whether this replica is still entering a run. Then a store
+        that does not exist or denies access is a mistake of the user: the call
+        raises `UnfitStoreError`, and is not repeated.
     """
     self.store = store
     self.clock = clock
     self.pause = pause
     self._is_entering = is_entering
-    self._lock = threading.Lock()  # Held while these three change.
-    self._num_failing = 0
+    self._lock = threading.Lock()  # Held while the next three fields change.
+    self._num_failing = 0  # Calls that have failed and are being repeated.
     self._failing_since_s = 0.0
     self._last_line_s: float | None = None
 
   def __getattr__(self, call: str) -> Any:
-    """Returns a method of the store that is repeated until it succeeds."""
+    """Returns the store's method `call`, wrapped by `retry`."""
     return functools.partial(self.retry, getattr(self.store, call))
 
   def at_once(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Calls functions at the same time. Returns their results, in order."""
+    """Calls functions at the same time. Returns their results, in order.
+
+    Only calls of this object's methods within the functions are repeated.
+
+    Args:
+      calls: Functions without arguments.
+    """
     return self.store.at_once(calls)
 
   def retry(self, call: Callable, *args: Any) -> Any:
-    """Calls a function of the store until it succeeds.
+    """Calls a function until it raises no `StoreUnavailableError`.
 
     Args:
-      call: The function.
-      *args: Its arguments.
+      call: The function, which makes requests to the store.
+      *args: Arguments for the function.
 
     Returns:
       The result of the function.
 
     Raises:
-      UnfitStoreError: If the store is missing or closed, and this replica is
-        entering a run.
+      UnfitStoreError: If this replica is entering a run, and the store does not
+        exist or denies access.
     """
     has_failed = False
     wait = FIRST_PAUSE_S
@@ -303,11 +348,11 @@ class RetryingStore:
       wait = min(2 * wait, LONGEST_PAUSE_S)
 
   def _note_failure(self, error: StoreUnavailableError, is_first: bool) -> None:
-    """Says what this replica waits for, if nothing said so in this minute.
+    """Logs what this replica waits for, at most once a minute.
 
     Args:
-      error: The error of a call.
-      is_first: Whether the call fails for the first time.
+      error: The error that a call raised.
+      is_first: Whether the call has failed for the first time.
     """
     with self._lock:
       now_s = self.clock()
@@ -321,7 +366,7 @@ class RetryingStore:
         self._last_line_s = now_s
 
   def _note_success(self) -> None:
-    """Says that the store is back, if no other call still fails."""
+    """Logs that the store is back, unless another call still fails."""
     with self._lock:
       self._num_failing -= 1
       if not self._num_failing:

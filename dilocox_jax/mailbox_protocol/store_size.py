@@ -1,23 +1,25 @@
-"""How many bytes a store holds at most, and when a snapshot is due for it.
+"""Computes how many bytes a store may hold, and how many of them in messages.
 
 A store holds snapshots, and the messages since the oldest snapshot that is
-kept. So the more often a snapshot is written, the fewer messages it holds. The
-events from one snapshot to the next one are an *interval*. At most, a store
-holds
+kept. So the more often a snapshot is written, the fewer messages the store
+holds. The events from one snapshot to the next one are an *interval*. At most,
+a store holds
 
 - five snapshots: three that are kept, one that is about to be deleted, and one
   that is being written;
 - the messages and manifests of six intervals: three since the oldest snapshot
   that is kept, one before it if results are applied late, one whose snapshot is
   being written, and one that has begun meanwhile;
-- seats, marks and indices, which take less than 2 MB.
+- seats, marks and the indices of snapshots, less than 2 MB together.
 
 For example, four replicas send messages of 100 MB, and a snapshot has 800 MB.
-With `store_bytes` = 10 GB an interval has (10 - 5 * 0.8) / 6 = 1 GB of
-messages, so a snapshot is written at every second event.
+With `store_bytes` = 10 GB an interval may have (10 - 5 * 0.8) / 6 = 1 GB of
+messages. An event has 0.4 GB, so a snapshot is written at every second event.
 
-If no limit is set, an interval may have as many bytes as one snapshot for each
-replica. Then snapshots at most double the bytes that a replica sends.
+If the user sets no limit, an interval may have M times the bytes of a snapshot,
+where M is the number of replicas. Each replica then sends about as many bytes
+as one snapshot has before the next one is written. So snapshots at most about
+double the bytes that a replica sends.
 """
 
 from typing import NamedTuple
@@ -31,11 +33,12 @@ LEAST_DEFAULT_BYTES = 1_000_000_000
 
 
 class StoreLimit(NamedTuple):
-  """The limit of a store.
+  """How many bytes a store may hold.
 
   Attributes:
-    store_bytes: Most bytes of all objects.
-    interval_bytes: Most bytes of the messages and manifests of an interval.
+    store_bytes: Largest number of bytes of all objects together.
+    interval_bytes: Largest number of bytes of the messages and manifests of one
+      interval.
   """
 
   store_bytes: int
@@ -43,11 +46,13 @@ class StoreLimit(NamedTuple):
 
 
 def least_store_bytes(snapshot_bytes: int, event_bytes: int) -> int:
-  """Returns the lowest limit that can be kept, with a snapshot at every event.
+  """Returns the lowest limit of a store that the protocol can keep (bytes).
+
+  With this limit a snapshot is written at every event.
 
   Args:
     snapshot_bytes: Bytes of a snapshot.
-    event_bytes: Bytes of the messages and manifests of an event.
+    event_bytes: Bytes of all messages and manifests of an event.
   """
   return (
     MOST_SNAPSHOTS * snapshot_bytes + MOST_INTERVALS * event_bytes + OTHER_BYTES
@@ -57,15 +62,17 @@ def least_store_bytes(snapshot_bytes: int, event_bytes: int) -> int:
 def check_store_bytes(
   store_bytes: int | None, snapshot_bytes: int, event_bytes: int
 ) -> None:
-  """Checks that a store can hold what the protocol keeps.
+  """Checks that the user's limit of a store is not too low.
 
   Args:
-    store_bytes: The limit that the user set; None: it follows from the sizes.
+    store_bytes: The limit that the user set, in bytes; None: there is nothing
+      to check.
     snapshot_bytes: Bytes of a snapshot.
-    event_bytes: Bytes of the messages of an event.
+    event_bytes: Bytes of all messages of an event.
 
   Raises:
-    ValueError: If the limit is too low. The message is one line.
+    ValueError: If the limit is below `least_store_bytes`. The message is one
+      line.
   """
   least = least_store_bytes(snapshot_bytes, event_bytes)
   require(
@@ -79,11 +86,12 @@ def check_store_bytes(
 def store_limit(
   store_bytes: int | None, snapshot_bytes: int, num_replicas: int
 ) -> StoreLimit:
-  """Returns the limit of a store.
+  """Returns how many bytes a store and one of its intervals may have.
 
   Args:
-    store_bytes: The limit that the user set; None: it follows from the sizes,
-      and is at least 1 GB.
+    store_bytes: The limit that the user set, in bytes. None: the limit is what
+      5 snapshots and 6 intervals take, where an interval may have M times the
+      bytes of a snapshot, and at least 1 GB.
     snapshot_bytes: Bytes of a snapshot.
     num_replicas: Number of replicas, M.
   """

@@ -1,13 +1,15 @@
-"""Which shared state counts, if those of the senders differ.
+"""Decides which shared state counts if the senders of messages have several.
 
-The messages of a turn are averaged if their senders have the state that most
-senders have. The others take the newest snapshot.
+The shared state should be equal in all replicas. If it is not, the state that
+most senders have counts. Only the messages of these senders are averaged. The
+other senders must take the newest snapshot.
 
-If another state is as frequent, nobody knows which one is wrong, e.g. if two
-replicas differ. Then the states are *split*: no message counts, and all senders
-take the newest snapshot, which heals whoever was wrong. A device that computes
-wrong results would split the states again. So at a second time before the next
-snapshot the state of the earliest seat counts, and the run goes on with it.
+If two states are equally frequent, nobody knows which one is wrong. For
+example, two replicas differ. Then the states are *split*: no message counts,
+and all senders take the newest snapshot, which repairs the wrong state. But a
+device that keeps computing wrong results would split the states again. So at
+the second split before the next snapshot is due, the state of the sender with
+the earliest seat counts, and the run goes on.
 """
 
 from collections.abc import Mapping
@@ -17,11 +19,13 @@ from dilocox_jax.mailbox_protocol.messages import Message
 
 
 class Vote(NamedTuple):
-  """Which messages do not count because of their senders' states.
+  """The messages that do not count because of their senders' shared states.
 
   Attributes:
-    left_out: The reason why a message does not count, by replica.
-    is_split: Whether no state is more frequent than all others.
+    left_out: For each replica whose message does not count, the reason, e.g.
+      "it follows other lists of messages".
+    is_split: Whether two states were equally frequent, so that no message
+      counts.
   """
 
   left_out: dict[str, str]
@@ -36,15 +40,17 @@ def vote(
   num_kinds: int = 1,
   breaks_ties: bool = False,
 ) -> Vote:
-  """Returns which messages belong to another state than most of them.
+  """Returns which messages do not count because of their senders' states.
 
   Args:
     sent: The messages by replica, in the order of seats.
-    before: Digest of the manifest before this one, the name of the state.
+    before: Digest of the manifest of the event before, in hexadecimal digits.
+      It is the name that the senders' state must have.
     event: Number of the event.
-    num_kinds: Number of fragments, of which an event changes one.
-    breaks_ties: Whether the state of the earliest seat counts if another one is
-      as frequent.
+    num_kinds: Number of kinds of events, i.e. of fragments. An event changes
+      the state of one fragment.
+    breaks_ties: Whether the state of the sender with the earliest seat counts
+      if two states are equally frequent. If not, such states are split.
   """
   left_out = {}
   comparable = {}
