@@ -379,7 +379,11 @@ _OTHER_NAMES = {
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-  """Returns the end of a message: the nearest known name, or all names.
+  """Returns the end of a message about a name that is not known.
+
+  The message suggests our name for a name of the papers, such as
+  `overlap_steps` for "tau", or else the most similar known name. If no name is
+  similar, the message lists all names.
 
   Examples: "did you mean 'sync_interval'?" and "have: diloco, eager".
 

@@ -7,6 +7,7 @@ the optimizers in `OPTIMIZER_OPTIONS`, and this module for all other optimizers.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -162,7 +163,7 @@ def standard_promotion(
 # arXiv 2502.16982, section 2.2), so that learning rates carry over.
 _MUON_UPDATE_RMS = 0.2
 # Words in the names of the leaves before and after the layers.
-_OUTSIDE = ("embed", "head")
+_OUTSIDE = frozenset({"embed", "embedding", "embeddings", "head"})
 # Share of the run's inner steps, at the end, in which "wsd" decays.
 _WSD_DECAY = 0.2
 
@@ -271,8 +272,10 @@ def block_matrices(params: Tree) -> Tree:
   Embedding, head and norms are left to Muon's own AdamW, as its authors advise
   (Jordan et al., 2024, "Muon"). The tree below "blocks" has either stacked
   leaves [num_layers, ...], or the keys "0", "1" and so on, each with the leaves
-  of one layer. In a tree without "blocks", Muon updates all matrices whose
-  names do not contain "embed" or "head".
+  of one layer. In a tree without "blocks", Muon updates all matrices but those
+  of an embedding or a head. A matrix is one of these if a name on its path
+  begins or ends with the word "embed", "embedding" or "head", as "embed_tokens"
+  and "lm_head" do. "MultiHeadAttention_0" does neither.
 
   Args:
     params: Parameters of one replica.
@@ -283,7 +286,8 @@ def block_matrices(params: Tree) -> Tree:
     that AdamW updates.
 
   Raises:
-    ValueError: If there is no matrix at all, so that Muon would be AdamW.
+    ValueError: If no matrix is left to Muon, so that Muon would be AdamW. A
+      tree without leaves is no error.
   """
   leaves = leaves_by_path(params)
   has_blocks = any(path.startswith(f"{BLOCKS}/") for path in leaves)
@@ -298,22 +302,35 @@ def block_matrices(params: Tree) -> Tree:
     if has_blocks:
       is_in_layer = path.startswith(f"{BLOCKS}/")
     else:
-      is_in_layer = not any(word in path.lower() for word in _OUTSIDE)
+      is_in_layer = not any(map(_is_outside, path.split("/")))
     if not is_in_layer or not is_matrix(path, leaf):
       return None
     first_axis = 1 if is_stacked(path) else 0
     return optax.contrib.MuonDimensionNumbers(first_axis, first_axis + 1)
 
-  has_matrix = any(is_matrix(path, leaf) for path, leaf in leaves.items())
+  chosen = jax.tree_util.tree_map_with_path(axes, params)
+  # None has no leaves, and the axes of a matrix have two.
   require(
-    not leaves or has_matrix,
-    "optimizer='muon' finds no matrix in the parameters: take 'adamw'",
+    not leaves or bool(jax.tree.leaves(chosen)),
+    "optimizer='muon' finds no matrix in the parameters but those of embedding"
+    " and head: take 'adamw'",
   )
-  return jax.tree_util.tree_map_with_path(axes, params)
+  return chosen
+
+
+def _is_outside(name: str) -> bool:
+  """Returns whether a name on a path is that of an embedding or a head.
+
+  Args:
+    name: One part of a path, e.g. "lm_head", "Embed_0" or "embedTokens".
+  """
+  words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)
+  ends = {word.lower() for word in words[:1] + words[-1:]}
+  return not ends.isdisjoint(_OUTSIDE)
 
 
 def advanced(state: Tree, num_steps: Index) -> Tree:
-  """Advances the learning rate schedule of an optimizer without updates.
+  """Without updates, advances the learning rate schedule of an optimizer.
 
   Only the count of the schedule changes. Counts that an optimizer keeps of its
   own updates, as Adam does, do not change.

@@ -259,7 +259,9 @@ def _write_page(
 
 
 def _check_field(path: str) -> None:
-  """Raises ValueError if a sweep's config has no field of this name.
+  """Raises ValueError if no sweep can have a field of this name.
+
+  Below `base` and `grid` the whole name is checked, elsewhere its first part.
 
   Args:
     path: Dotted name of the field, e.g. "base.sync.sync_interval".

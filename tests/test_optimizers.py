@@ -108,6 +108,15 @@ def test_what_an_optimizer_has_under_its_own_name_is_not_missing():
       },
       {"Dense_0/kernel": (0, 1)},
     ),
+    (
+      {
+        "embed_tokens": (9, 3),
+        "MultiHeadAttention_0": {"query": (3, 3)},
+        "tokenEmbedding": (9, 3),
+        "lm_head": (3, 9),
+      },
+      {"MultiHeadAttention_0/query": (0, 1)},
+    ),
   ],
 )
 def test_muon_finds_the_matrices_of_a_tree_of_ones_own(params, chosen):
@@ -120,6 +129,9 @@ def test_muon_finds_the_matrices_of_a_tree_of_ones_own(params, chosen):
   assert {path_name(path): tuple(axes) for path, axes in found} == chosen
   with pytest.raises(ValueError, match="finds no matrix in the parameters"):
     block_matrices({"bias": jnp.zeros(3), "conv": jnp.zeros((3, 3, 1))})
+  with pytest.raises(ValueError, match="but those of embedding and head"):
+    block_matrices({"embed": jnp.zeros((9, 3))})
+  assert block_matrices({}) == {}
 
 
 PEAK = 2.0

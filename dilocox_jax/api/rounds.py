@@ -2,8 +2,9 @@
 
 The host runs one window of the schedule after the other. A window is the inner
 steps until a fragment is next sent or applied, together with that send or
-apply. A method with a delay transfers its messages during the inner steps of a
-window. An optax transform of single steps (`step_methods`) cannot do so.
+apply. If a method has a delay, its messages travel while the inner steps of a
+window run. An optax transform (`step_methods`) sees one step at a time, so its
+messages cannot travel beside several steps.
 """
 
 import jax.numpy as jnp

@@ -92,6 +92,12 @@ class RunConfig:
     )
 
   def __post_init__(self):
+    """Fills in the fields that are derived from others, and checks all fields.
+
+    Raises:
+      ValueError: One line, if a field is wrong, or if a field was changed that
+        this run would not read.
+    """
     self._resolve()
     self._check_sizes()
     require(
@@ -110,6 +116,7 @@ class RunConfig:
       f"total_steps={self.total_steps}",
     )
     with in_front("model/sync: "):
+      # These two raise an error if the model or the schedule is wrong.
       _ = self.trained_shapes
       _ = self.fragments
     length = self.data.sequence_length
@@ -130,11 +137,12 @@ class RunConfig:
     self._check_membership()
     if self.uses_mailbox:
       self._check_mailbox()
+    # A changed field that the run would ignore is a mistake of the user.
     messages = unread_fields(
       flat(self.to_mapping()), _defaults(), field_facts()
     )
-    for message in messages.values():
-      raise ValueError(message)
+    if messages:
+      raise ValueError(next(iter(messages.values())))
 
   def _check_sizes(self) -> None:
     """Refuses integers that do not fit into int32, except for the seed.
@@ -306,7 +314,10 @@ class RunConfig:
 
   @property
   def model_builder(self) -> Callable[..., Any]:
-    """The function that builds the model from its shape."""
+    """The function that builds the model from its `ModelShape`.
+
+    It also takes options of the computation, such as `dtype` and `remat`.
+    """
     return loaded(type(self.model.shape).builder)
 
   @property

@@ -265,7 +265,7 @@ class _Reception:
       while self._missing() and wait.left_s:
         wait.tell(f"{self._missing_names()} did not come yet")
         self._handle_events(min(wait.left_s, _LONGEST_PAUSE_S))
-      hint = self._loopback_hint()
+      hint = self._loopback_hint()  # It reads the address of the open server.
       # Connections from now on are refused until JAX's service listens.
       self._selector.unregister(self._server)
       self._server.close()

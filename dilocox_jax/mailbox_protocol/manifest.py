@@ -208,12 +208,16 @@ def usual_norm(
 ) -> float | None:
   """Returns the usual norm, with which the norms of a turn are compared.
 
-  The module's docstring defines it.
+  With three norms or more the usual norm is their median, the lower one of two.
+  With two norms it is the lower one, or the median of the last six events if
+  that is higher. With one norm it is that median. So a single large message
+  never raises the norm that it is compared with.
 
   Args:
     norms: Norms of the messages of a turn. Norms that are 0 or not finite do
       not count.
-    accepted: Median norms of the messages of earlier events, the oldest first.
+    accepted: Median norms of the messages of earlier events of the same kind
+      and turn, the oldest first.
 
   Returns:
     The usual norm; None if no norm counts, or if only one norm counts and there

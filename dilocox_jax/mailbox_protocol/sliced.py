@@ -239,7 +239,10 @@ class SlicedInbox(Inbox):
   def _read_section(self, replica: str, number: int) -> None:
     """Reads a section of a message, and adds it to `sections` and `held`.
 
-    Does nothing if the section is missing, not sealed or of another layout.
+    Does nothing if the section is missing, not sealed or of another layout, or
+    if its weight or its norm is negative or not finite. The section may be of
+    another version of the message than the one in `held`. The caller notices
+    this by the manifest, and calls `forget`.
 
     Args:
       replica: Name of the message's sender.
@@ -254,7 +257,7 @@ class SlicedInbox(Inbox):
       return
     if len(data) != self._starts[number + 1] - self._starts[number]:
       return
-    layout, name, weight, base, exact_digest, norm = _HEADER.unpack_from(
+    layout, state_name, weight, base, exact_digest, norm = _HEADER.unpack_from(
       content
     )
     is_usable = 0 <= weight < math.inf and 0 <= norm < math.inf
@@ -271,7 +274,7 @@ class SlicedInbox(Inbox):
       weight=weight,
       arrays=[],
       state=SharedState(
-        name=name.hex() if any(name) else "",
+        name=state_name.hex() if any(state_name) else "",
         base=base,
         fingerprint=Fingerprint(rows, exact_digest),
       ),

@@ -295,9 +295,12 @@ def _git(*arguments: str) -> str:
 
 
 def source_revision() -> str | None:
-  """Returns the commit of this source, or None outside a checkout.
+  """Returns the commit of this source.
 
-  The text ends with "-dirty" if tracked files were edited.
+  Returns:
+    The commit, with "-dirty" at the end if tracked files were edited. None if
+    the source is no checkout, or if git is missing, fails or takes more than 10
+    seconds.
   """
   try:
     # An installed copy may lie inside the checkout of another project, for

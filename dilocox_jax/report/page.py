@@ -383,7 +383,10 @@ def _how_to_reproduce(run: LoadedRun) -> Iterator[str]:
 
 
 def _changed_settings(run: LoadedRun) -> list[str]:
-  """Returns the table of the settings that differ from the defaults."""
+  """Returns the settings that differ from the defaults, as a Markdown table.
+
+  The defaults are those of the run's own method and length.
+  """
   rows = []
   for field, (value, default) in changed_settings(run.config).items():
     # None leaves the value to the method, the model or the devices.

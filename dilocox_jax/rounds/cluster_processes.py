@@ -196,10 +196,13 @@ class ClusterProcesses:
     ]
 
   def _collect(self, number: int, array: jax.Array) -> np.ndarray:
-    """Asks the other processes for their parts, and returns the whole array.
+    """Returns the whole array.
+
+    If the array is divided, the other processes are asked for their parts.
 
     Args:
-      number: Number of the array in the list that all processes have.
+      number: Position of the array in the arrays of `collected`. The other
+        processes get the same arrays in the same order (`shared`).
       array: The array, of which process 0 has only its own parts.
     """
     if not coordinator_store.is_divided(array):

@@ -430,7 +430,8 @@ class MailboxRuntime:
     The leaves stay on the devices, because a snapshot is rarely written.
 
     Args:
-      due: The exchange. For its fragment, the state in it is used.
+      due: The exchange. For the fragment that is exchanged, `due.state` takes
+        the place of its state in `due.fragments`.
     """
     states = list(due.fragments)
     states[due.fragment] = due.state

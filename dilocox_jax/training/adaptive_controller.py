@@ -74,7 +74,7 @@ class AdaptiveController:
 
   @property
   def traffic(self) -> Traffic:
-    """Counter of the bytes that rounds with the current rank and H send."""
+    """Computes the bytes that rounds with the current rank and H send."""
     first_traffic = self._first.traffic
     codec = with_rank(first_traffic.codec, self.setting.rank)
     return dataclasses.replace(

@@ -171,8 +171,10 @@ def _cost(
   Args:
     setting: Setting of the replicas.
     losses: Their losses, by seed.
-    allreduce_losses: Losses of AllReduce with as many sequences, by seed.
-    curve: Mean loss of AllReduce, by number of sequences.
+    allreduce_losses: Losses of AllReduce with as many sequences a step, by
+      seed.
+    curve: Mean loss of AllReduce, by number of sequences a step. It has the
+      batch of the replicas together, and half of it.
   """
   gaps = [losses[seed] / allreduce_losses[seed] - 1 for seed in losses]
   error = math.nan
