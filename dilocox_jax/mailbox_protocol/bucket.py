@@ -94,11 +94,11 @@ class Bucket:
       raise ValueError(first_line(error)) from None
 
   def get(self, path: str, at_most: int) -> Buffer | None:
-    """Returns an object; None if it is missing or larger than `at_most`.
+    """Returns an object; None if it is missing or has too many bytes.
 
     Args:
       path: Path of the object.
-      at_most: How many bytes the object may have.
+      at_most: Largest number of bytes that the object may have.
     """
     try:
       response = obstore.get(self._objects, path)

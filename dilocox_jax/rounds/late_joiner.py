@@ -154,7 +154,8 @@ class _Walk:
     """Goes past the next `count` events, to the window after the last of them.
 
     Args:
-      count: Number of events. Each is a window that applies a result.
+      count: Number of events. An event is passed with the window that applies
+        its average.
     """
     while count:
       assert self.window is not None, "the others have gone on for longer"

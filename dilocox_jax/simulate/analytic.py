@@ -297,12 +297,13 @@ class AnalyticClock:
   ) -> Moment:
     """Returns when every replica has sent and received all its messages.
 
-    For example, in a ring all-reduce of M = 4 each replica sends 2 (M - 1) = 6
-    messages of a quarter of the operand to its right neighbor. Replica 2 sends
-    a piece of its third message when it has sent the piece before and has
-    received that piece of replica 1's second message. So the slowest link
-    delays its right neighbor by one step, the next replica by two steps, and so
-    on, until all move at its pace.
+    A message is sent in pieces. For example, in a ring all-reduce of M = 4 each
+    replica sends 2 (M - 1) = 6 messages of a quarter of the operand to its
+    right neighbor. Replica 2 sends a piece of its third message when it has
+    sent the piece before and has received that piece of replica 1's second
+    message. So a slow link first holds up the replica that it leads to, one
+    message later the replica after that, and so on, until all move at its pace.
+    In a step whose messages are not passed on, no replica waits for another.
 
     Args:
       operation: The collective.
@@ -310,7 +311,8 @@ class AnalyticClock:
       links: The links of the members.
 
     Returns:
-      Time for each replica (seconds), [M].
+      Time for each replica (seconds), [M]. It is `start` for a replica that is
+      not a member.
     """
     if isinstance(operation, StoreObject):
       return self._through_store(operation.operand_bytes, start, links)

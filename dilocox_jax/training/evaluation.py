@@ -332,7 +332,7 @@ def _observed_columns(
   """Returns the columns of a row for the values that an aggregator observed.
 
   The host computes the ranks of a low-rank update from the eigenvalues of its
-  Gram matrices. For large updates only some matrices are observed, or none
+  Gram matrices. For large updates only some matrices are observed
   (`codecs.low_rank.grams`).
 
   Args:

@@ -163,7 +163,7 @@ class Trainer:
 
     Raises:
       TrainingStoppedError: If a value is not finite, if copies of the outer
-        state differ, or if a store does not answer after a request to stop.
+        state differ, or if a store does not answer or its limit is reached.
       StopRequestedError: If any process was asked to stop. All processes raise
         it.
       RefusedError: If the directory, or another process, has another run.
@@ -200,9 +200,11 @@ class Trainer:
     checkpoint is kept.
 
     Raises:
-      TrainingStoppedError: If a value is not finite, or a store does not answer
-        after a request to stop.
+      TrainingStoppedError: If a value is not finite, if copies of the outer
+        state differ, or if a store does not answer or its limit is reached.
       StopRequestedError: If any process was asked to stop.
+      RefusedError: If the directory has another run, or lost what it had.
+      LostProcessError: If another process of the run is gone.
     """
     with processes.detect_lost_process():
       resume.check_nothing_is_lost(self._values, self.workdir, self.data.digest)

@@ -74,7 +74,7 @@ def _baselines() -> dict[str, str]:
 
 
 def _baselines_of_main() -> dict[str, str]:
-  """Returns with which AllReduce each setting of `main` is compared.
+  """Returns the baseline of each setting of the sweep `main`, by its name.
 
   With Muon, a momentum of 0.9 suits AllReduce better than 0.95. If AllReduce
   was trained with both, every method is compared with the better one, whatever

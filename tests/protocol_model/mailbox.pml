@@ -75,7 +75,7 @@
    - States and the chain of manifests are not compared, because the first
      property says that they cannot differ. Values are always finite.
    - Any number of replicas may claim the same snapshot: they write the same.
-   - All marks are kept. The code keeps those of the last 1000 blocks.
+   - All marks are kept. The code keeps those of the last 4096 intervals.
    - Two lives of a replica never send equal messages. If they are equal, the
      code need not tell them apart.
 
