@@ -121,6 +121,9 @@ def shapes_by_path(tree: Tree) -> dict[str, tuple[int, ...]]:
 def kinds_by_path(tree: Tree) -> dict[str, str]:
   """Returns dtype and shape of each leaf by its path, e.g. "int32[8, 16]".
 
+  The dtype is the one that JAX gives the leaf. So an int64 array of numpy is an
+  "int32" here, unless JAX's 64-bit types are enabled.
+
   Args:
     tree: Tree of arrays.
   """

@@ -39,11 +39,12 @@ matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 def _product(left: Array, right: Array) -> Array:
   """Multiplies the matrices of each layer.
 
-  It multiplies all layers at once, or one after the other if all devices of a
-  replica divide the rows of a matrix. Then each device needs whole factors. For
-  a model of 107 billion parameters at rank 2048, the factors of all layers take
-  29 GiB, and those of one layer 0.4 GiB. The rows of the product are divided
-  among the devices again.
+  All layers are multiplied at once if the pipeline stages can divide them
+  evenly. Otherwise one layer is multiplied after the other, because every
+  device needs the whole factor of a layer that it multiplies. For a model of
+  107 billion parameters at rank 2048, one factor of a feed-forward matrix takes
+  29 GiB for all layers, and 0.4 GiB for one layer. The rows of the product are
+  divided among the devices again.
 
   Args:
     left: Matrices [num_layers, a, b].

@@ -355,7 +355,7 @@ class _Reception:
         self._drop(connection)
 
   def _accept(self) -> None:
-    """Accepts a connection, unless there are too many without a greeting."""
+    """Accepts a connection, and closes it if too many lack a greeting."""
     try:
       connection, _ = self._server.accept()
     except OSError:  # The other side has gone, or too many files are open.

@@ -350,8 +350,8 @@ def when(
 def get(tree: Tree, *indices: Index) -> Tree:
   """Reads buffers at indices of their first axes.
 
-  Example: for a leaf [slots, K, T, D] of `saved`, get(saved, 1, 3) reads
-  leaf[1, 3] with the shape [T, D]. It is what layer 3 has saved of the
+  Example: a leaf of `saved` is [slots, K, T, D] for K layers of the stage, T
+  tokens and width D. get(saved, 1, 3) reads leaf[1, 3] with the shape [T, D]. It is what layer 3 has saved of the
   micro-batch in slot 1.
 
   Args:

@@ -172,7 +172,10 @@ class Signer:
   def block_tags(
     self, path: str, head: Buffer | None, num_bytes: int
   ) -> bytes | None:
-    """Verifies the head of an object that `sign` made: the tags of its blocks.
+    """Verifies the head of a signed object, and returns the blocks' tags.
+
+    The head is what `sign` put before the content: the tag of the object, and
+    then the tags of its blocks.
 
     Args:
       path: Path of the object.

@@ -187,7 +187,11 @@ class Snapshots:
     return Snapshot(**fields)  # pyright: ignore
 
   def is_gone(self, start: int, thoroughly: bool = True) -> bool:
-    """Returns whether an interval of events was deleted, or soon will be.
+    """Returns whether an interval of events is marked as deleted.
+
+    Before the events of an interval are deleted, two equal marks are written.
+    The marks of intervals before the newest `KEPT_MARKS` are deleted in turn,
+    so an interval that old counts as not marked.
 
     Args:
       start: The first event of the interval.

@@ -147,9 +147,9 @@ def chunked_token_loss(
 ) -> Float[Array, ""]:
   """Computes the mean cross-entropy of tokens, one chunk of tokens at a time.
 
-  The backward pass computes the logits of a chunk again, so all logits [T, V]
-  are never in memory. At T = 16,384 and V = 32,000 they would take 2.1 GB in
-  fp32, and so would their gradient.
+  If there are several chunks, the backward pass computes the logits of each
+  chunk again, so all logits [T, V] are never in memory at once. At T = 16,384
+  and V = 32,000 they would take 2.1 GB in fp32, and so would their gradient.
 
   Args:
     logits: (stream [C, D]) -> logits [C, V].

@@ -227,7 +227,7 @@ class Signs(MessageCodec):
 
   @property
   def dtypes(self) -> tuple[Any, ...]:
-    """Types of the two arrays of a group: uint8 bits and bfloat16 scales."""
+    """Types of the two arrays that are sent: uint8 bits and bfloat16 scales."""
     # numpy learns the type bfloat16 from this package. Programs that send no
     # messages do without it.
     import ml_dtypes

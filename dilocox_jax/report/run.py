@@ -162,6 +162,7 @@ class LoadedRun:
   def perplexity(self) -> float:
     """Exponential of the last validation loss.
 
+    It is NaN before the first validation, and infinite for a loss above 700.
     Perplexities under different tokenizers cannot be compared.
     """
     if self.validation_loss > 700:

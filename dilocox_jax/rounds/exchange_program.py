@@ -70,7 +70,7 @@ def exchange_program(outer: OuterStep, replicas: Replicas) -> Exchange:
 def divided_arrived(
   replicas: Replicas, result: ExchangeResult, exchange: Tree
 ) -> Arrived:
-  """Divides the trees of a result among the devices of a replica.
+  """Divides a result, and the aggregator's state, among a replica's devices.
 
   The recorded arrays, `result.observed`, are not divided.
 

@@ -46,7 +46,10 @@ def with_trainable(
   overrides: Overrides = NO_OVERRIDES,
   trainable: Callable[[str], bool] | None = None,
 ) -> Overrides:
-  """Adds the trained part of a model, and reads or draws the frozen part.
+  """Adds to the overrides which part of a model is trained.
+
+  The model is read from `checkpoint.init_from`, or drawn at random if that
+  field is empty, and divided into trained and frozen leaves (`Adaptation`).
 
   Args:
     config: Config of the run.
@@ -61,8 +64,9 @@ def with_trainable(
     overrides are unchanged.
 
   Raises:
-    ValueError: If both `trainable` and the config name a trained part, or if
-      the frozen part cannot be read.
+    ValueError: If both `trainable` and the config name a trained part, if no
+      leaf is trained, or if the model cannot be read.
+    TypeError: If `trainable` cannot be called.
   """
   require(
     trainable is None or not config.lora.rank,
