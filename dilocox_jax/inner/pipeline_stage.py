@@ -351,8 +351,8 @@ def get(tree: Tree, *indices: Index) -> Tree:
   """Reads buffers at indices of their first axes.
 
   Example: a leaf of `saved` is [slots, K, T, D] for K layers of the stage, T
-  tokens and width D. get(saved, 1, 3) reads leaf[1, 3] with the shape [T, D]. It is what layer 3 has saved of the
-  micro-batch in slot 1.
+  tokens and width D. get(saved, 1, 3) reads leaf[1, 3] with the shape [T, D]:
+  what layer 3 has saved of the micro-batch in slot 1.
 
   Args:
     tree: Buffers, leaves [N1, N2, ..., *shape].
