@@ -79,8 +79,8 @@ def comparison_with_diloco(runs: Runs) -> Iterator[str]:
   diloco = runs.losses("diloco 4x4")
   less = [other - own for own, other in zip(losses, diloco, strict=False)]
   yield (
-    "It has the lower loss on each of the three seeds that both have, by"
-    f" {min(less):.4f} to {max(less):.4f}."
+    "On each of the three seeds that both have, `overlap_loco` has the lower"
+    f" loss, by {min(less):.4f} to {max(less):.4f}."
   )
   assert len(less) == 3
   assert min(less) > 0
@@ -202,7 +202,7 @@ REASONS = {
     " have 0.95. We also trained `overlap_loco` with 0.9,",
     "hides its bytes for 107 billion parameters.",
     "compare with an AllReduce of momentum 0.95.",
-    "`cocktail_sgd` keeps 2 % of the values; its authors' script for training"
+    "`cocktail_sgd` keeps 2 % of the values. Its authors' script for training"
     " from scratch keeps 20 %.",
     "17,000 steps <results/pages/replicas_long/index>",
     "Older runs of 17,000 steps",
