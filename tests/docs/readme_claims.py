@@ -32,11 +32,11 @@ def from_rows() -> Iterator[str]:
     for name in ("overlap_loco 2x4", "overlap_loco 4x2", "overlap_loco 8x1")
   )
   yield (
-    f"it is {100 * two:+.2f} % with two replicas, {100 * four:+.2f} % with four"
-    f" and {100 * eight:+.2f} % with eight."
+    f"Two replicas ended {100 * two:.2f} % above AllReduce, four"
+    f" {100 * four:.2f} %, and eight {100 * eight:.2f} %."
   )
   millions = runs.parameters("overlap_loco 2x4") / 1e6
-  yield f"These losses are those of {millions:.2f} million parameters."
+  yield f"those of a model with {millions:.2f} million parameters."
 
 
 def simulated() -> Iterator[str]:
@@ -54,9 +54,9 @@ def simulated() -> Iterator[str]:
   allreduce_h = seconds(OF_107B, configs["allreduce"]) / 3600 / 800
   assert round(allreduce_h) == 1
   yield (
-    "With 107 billion parameters a step computes for"
-    f" {3600 * steps_h:.0f} seconds, and over 1 Gbit/s averaging makes it an"
-    " hour (simulated)."
+    "A step of a model with 107 billion parameters computes for"
+    f" {3600 * steps_h:.0f} seconds, but with averaging over 1 Gbit/s it takes"
+    " an hour (simulated)."
   )
 
 
@@ -64,8 +64,8 @@ def simulated() -> Iterator[str]:
 # slow tier computes what is simulated.
 REASONS = {
   "simulated; the losses are printed by `make quickstart` (measured)": (
-    "With 107 billion parameters a step computes for 9 seconds, and over 1"
-    " Gbit/s averaging makes it an hour (simulated).",
+    "A step of a model with 107 billion parameters computes for 9 seconds, but"
+    " with averaging over 1 Gbit/s it takes an hour (simulated).",
     "overlap_loco 1.60 +3.7 % 6.24 MB 439x 800",
     "dilocox 1.97 +28 % 3.50 MB 784x 800",
     "allreduce 1.54 - 2.74 GB 1.00x 800",
@@ -80,7 +80,7 @@ REASONS = {
     " Gbit/s.",
   ),
   "a claim that the test of docs/results/links.md holds": (
-    "most are within 5 % of the simulator's.",
+    "most of them are within 5 % of the simulator's.",
   ),
   "what a program needs, or the name of a thing": (
     "You need Python 3.11 or newer.",
