@@ -286,8 +286,9 @@ def block_matrices(params: Tree) -> Tree:
     that AdamW updates.
 
   Raises:
-    ValueError: If no matrix is left to Muon, so that Muon would be AdamW. A
-      tree without leaves is no error.
+    ValueError: If no leaf has the shape of a matrix, so that Muon would be
+      AdamW. A model may have no other matrices than those of embedding and
+      head, as very small ones do. AdamW then updates all of it.
   """
   leaves = leaves_by_path(params)
   has_blocks = any(path.startswith(f"{BLOCKS}/") for path in leaves)
@@ -308,14 +309,12 @@ def block_matrices(params: Tree) -> Tree:
     first_axis = 1 if is_stacked(path) else 0
     return optax.contrib.MuonDimensionNumbers(first_axis, first_axis + 1)
 
-  chosen = jax.tree_util.tree_map_with_path(axes, params)
-  # None has no leaves, and the axes of a matrix have two.
+  has_matrix = any(is_matrix(path, leaf) for path, leaf in leaves.items())
   require(
-    not leaves or bool(jax.tree.leaves(chosen)),
-    "optimizer='muon' finds no matrix in the parameters but those of embedding"
-    " and head: take 'adamw'",
+    not leaves or has_matrix,
+    "optimizer='muon' finds no matrix in the parameters: take 'adamw'",
   )
-  return chosen
+  return jax.tree_util.tree_map_with_path(axes, params)
 
 
 def _is_outside(name: str) -> bool:
