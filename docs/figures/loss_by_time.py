@@ -25,7 +25,6 @@ from experiments.configs import convergence
 from experiments.sweeps import page, rows, runs
 from experiments.sweeps.clocks import SweepClock
 
-DOCS = pathlib.Path(__file__).parents[1]
 PICTURE = pathlib.Path(__file__).with_suffix(".png")
 SWEEP = "muon"
 METHOD = "overlap_loco"
@@ -38,8 +37,7 @@ STEP_S = 0.03  # Stated: a replica takes so long on two CPU cores.
 
 
 def _committed_rows() -> rows.Rows:
-  sweep = convergence.get_config(SWEEP).to_dict()
-  return rows.Rows(DOCS.parent / sweep["rows"])
+  return rows.Rows(rows.COMMITTED, f"convergence_{SWEEP}")
 
 
 def _runs(committed: rows.Rows) -> list[runs.SweepRun]:
@@ -69,13 +67,15 @@ def read() -> dict[str, Setting]:
   """
   committed = _committed_rows()
   sweep_runs = _runs(committed)
-  rows_by_run = {(row.name, row.seed): row for row in committed.runs.values()}
+  rows_by_run = {
+    (row.setting, row.seed): row for row in committed.runs.values()
+  }
   common_seeds = set.intersection(
     *(
       {
         row.seed
         for row in rows_by_run.values()
-        if row.name == name and committed.curve(row)
+        if row.setting == name and committed.evaluations(row)
       }
       for name in (METHOD, BASELINE)
     )
