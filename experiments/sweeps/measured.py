@@ -124,7 +124,7 @@ def _gaps(
     base_name = _BASELINES[f"{match['method']}{kind}{separator}{size}"]
     paired = _paired_losses(runs, base[base_name])
     means = paired.mean()
-    seed_gaps = paired["own"] / paired["base"] - 1
+    seed_gaps = (paired["own"] / paired["base"] - 1).to_frame("gap")
     overrides = overrides_of(runs[0].config)
     settings = {
       path: overrides[path] for path in _SETTINGS if path in overrides
@@ -138,7 +138,7 @@ def _gaps(
       "steps": runs[0].steps,
       "seeds": len(paired),
       "gap": round(float(means["own"] / means["base"] - 1), 6),
-      "error": round(float(seed_gaps.sem()), 6),
+      "error": round(float(seed_gaps.sem()["gap"]), 6),
       "inner_rate": overrides["inner.learning_rate"],
       "settings": settings,
       "study": study,

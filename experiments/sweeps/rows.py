@@ -115,7 +115,7 @@ class RunRow:
   def cells(self) -> dict[str, Any]:
     """Cells of the line by column, without `gap`."""
     cells = {name: getattr(self, name) for name in _RESULTS}
-    return cells | self.config
+    return cells | dict(self.config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,10 +210,16 @@ class Rows:
     is_own_evaluation = evaluations["run"].isin(runs.loc[is_own, "run"])
     self.runs = {
       cells["run"]: _run_row(cells, self.source)
-      for cells in runs[is_own].to_dict("records")
+      for cells in _lines(runs[is_own])
     }
     self._evaluations: dict[str, list[EvaluationRow]] = {}
-    for cells in evaluations[is_own_evaluation].to_dict("records"):
+    own_evaluations = evaluations[is_own_evaluation]
+    if own_evaluations.drop(columns="loss").isna().any(axis=None):
+      raise RecordError(
+        f"{evaluations_path(self.source)} is damaged: a line of {study} has an"
+        " empty cell"
+      )
+    for cells in _lines(own_evaluations):
       row = EvaluationRow(**cells)
       self._evaluations.setdefault(row.run, []).append(row)
     self._other_runs = runs[~is_own]
@@ -456,10 +462,12 @@ def write_tables(
   Raises:
     RecordError: If a file cannot be written.
   """
-  study = evaluations["run"].str.partition("/")[0]
+  study = evaluations["run"].str.split("/").str[0]
   _write(evaluations_path(path), evaluations, study)
-  fields = sorted(set(runs) - set(_RUN_TYPES))
-  runs = runs[[*_RUN_TYPES, *fields]].reset_index(drop=True)
+  *names, last = _RUN_TYPES
+  fields = sorted(set(map(str, runs)) - set(_RUN_TYPES))
+  # The last cell is never empty, so a line that was cut is noticed.
+  runs = runs[[*names, *fields, last]].reset_index(drop=True)
   runs["gap"] = gaps(runs)
   _write(path, runs, runs["study"])
 
@@ -546,6 +554,14 @@ def evaluations_of(run: LoadedRun, row: RunRow) -> list[EvaluationRow]:
   ]
 
 
+def _lines(table: pd.DataFrame) -> list[dict[str, Any]]:
+  """Returns the cells of each line of a table, by column."""
+  return [
+    {str(name): value for name, value in line.items()}
+    for line in table.to_dict("records")
+  ]
+
+
 def _without_text(run: str) -> str:
   """Returns the name of a run without the digits of its text."""
   return run.rpartition("-")[0]
@@ -566,8 +582,8 @@ def _run_row(cells: Mapping[str, Any], path: pathlib.Path) -> RunRow:
   config = {}
   try:
     for name, value in cells.items():
-      if name in _RUN_TYPES:
-        require(value is not pd.NA, f"its {name} is empty")
+      is_missing = _RUN_TYPES.get(name) is int and pd.isna(value)
+      require(not is_missing, f"its {name} is empty")
       if name in _CONFIG:
         config[name] = value
       elif name not in _RUN_TYPES:
@@ -619,9 +635,10 @@ def _read(
       dtype={name: _DTYPES[kinds.get(name, str)] for name in names},
       keep_default_na=False,
       na_values={name: [""] for name in numbers},
-      index_col=False,
-      float_precision="round_trip",
     )
+    # A line with more cells than columns makes pandas take an index from it.
+    is_longer = not isinstance(table.index, pd.RangeIndex)
+    require(not is_longer, "a line is longer than the others")
     _check_values(table, kinds)
   except (TypeError, ValueError, OverflowError) as error:
     reason = " ".join(str(error).split())
@@ -649,14 +666,11 @@ def _check_values(table: pd.DataFrame, kinds: Mapping[str, type]) -> None:
 
   Args:
     table: The table.
-    kinds: Types of its columns by name.
+    kinds: Types of its columns by name. Other columns have texts.
   """
-  for name, kind in kinds.items():
+  for name in map(str, table):
+    kind = kinds.get(name, str)
     if kind is int:
       require(bool((table[name].dropna() >= 0).all()), f"a {name} is below 0")
     if kind is float:
-      require(not np.isinf(table[name]).any(), f"a {name} is out of range")
-    if kind is str:
-      require(
-        bool(table[name].notna().all()), "a line is shorter than the others"
-      )
+      require(not np.isinf(table[name]).any(), f"a {name} is infinite")
