@@ -174,7 +174,8 @@ def of_gpu(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
   """
   new_lines = []
   for line in _old_lines(path):
-    study = f"{path.stem}_{line.pop('stage')}"
+    stage = line.pop("stage").replace(" ", "_")
+    study = f"{path.stem}_{stage}"
     rates = [line[name] for name in ("inner_rate", "outer_rate") if line[name]]
     name = f"{line['task']}, {', '.join(rates)}, seed {line['seed']}"
     cells = _renamed(line, _RENAMED_IN_GPU)
