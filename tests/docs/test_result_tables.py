@@ -44,7 +44,8 @@ def test_each_run_has_the_baseline_that_its_sweep_names(study):
   runs = runs[runs["study"] == study]
   settings = set(runs["setting"])
   wrong = []
-  for setting, baseline in set(zip(runs["setting"], runs["baseline"])):
+  pairs = runs[["setting", "baseline"]].drop_duplicates()
+  for setting, baseline in pairs.itertuples(index=False):
     expected = baseline_of(SWEEPS[study], setting)
     if expected == setting or expected not in settings:
       expected = ""
