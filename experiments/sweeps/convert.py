@@ -1,6 +1,6 @@
 r"""Converts the CSV files of earlier versions to runs.csv and evaluations.csv.
 
-  git archive 55132eb docs/results | tar -x -C runs/old
+  git archive f78da982 docs/results | tar -x -C runs/old
   python -m experiments.sweeps.convert --runs=runs/new/runs.csv \
     runs/old/docs/results/{ablate,convergence,replicas}_*.csv
 
@@ -19,10 +19,8 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import pandas as pd
 from absl import app, flags
 
-from dilocox_jax.metrics.lines import make_directory
 from dilocox_jax.plan.model.shapes import parameter_count
 from experiments.configs import convergence, replicas
 from experiments.runtime import command_line
@@ -218,16 +216,7 @@ def main(argv: Sequence[str]) -> None:
   new_evaluations = rows.evaluations_table(
     [point for _, points in converted for point in points]
   )
-  runs = rows.read_runs(path)
-  evaluations = rows.read_evaluations(path)
-  runs = runs[~runs["study"].isin(new_runs["study"])]
-  evaluations = evaluations[evaluations["run"].isin(runs["run"])]
-  make_directory(path.parent)
-  rows.write_tables(
-    path,
-    pd.concat([runs, new_runs]),
-    pd.concat([evaluations, new_evaluations]),
-  )
+  rows.replace_studies(path, new_runs, new_evaluations)
   print(f"{len(new_runs)} runs, {len(new_evaluations)} evaluations: {path}")
 
 

@@ -472,6 +472,45 @@ def write_tables(
   _write(path, runs, runs["study"])
 
 
+def replace_studies(
+  path: pathlib.Path, runs: pd.DataFrame, evaluations: pd.DataFrame
+) -> None:
+  """Writes all runs of some studies into the two files, and keeps the others.
+
+  Args:
+    path: Path of runs.csv, which is made if it is missing. Lines of the studies
+      that it has already are removed.
+    runs: The new lines.
+    evaluations: The evaluations of these runs.
+
+  Raises:
+    RecordError: If a file cannot be read or written, or is damaged.
+  """
+  make_directory(path.parent)
+  old_runs = read_runs(path)
+  old_evaluations = read_evaluations(path)
+  kept_runs = old_runs[~old_runs["study"].isin(runs["study"])]
+  is_kept = old_evaluations["run"].isin(kept_runs["run"])
+  write_tables(
+    path,
+    pd.concat([kept_runs, runs]),
+    pd.concat([old_evaluations[is_kept], evaluations]),
+  )
+
+
+def commit(path: str) -> None:
+  """Replaces the runs of a sweep in `COMMITTED` by those of a work directory.
+
+  Args:
+    path: The file runs.csv in the work directory.
+
+  Raises:
+    RecordError: If a file cannot be read or written, or is damaged.
+  """
+  source = pathlib.Path(path)
+  replace_studies(COMMITTED, read_runs(source), read_evaluations(source))
+
+
 def _write(path: pathlib.Path, table: pd.DataFrame, study: pd.Series) -> None:
   """Writes a CSV file, sorted by study.
 
