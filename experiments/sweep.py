@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
   """
   command_line.refuse_arguments(argv)
   parts_flag.register()
-  from experiments.sweeps import rows
+  from experiments.sweeps import finished
 
   sweep = config_flag.CONFIG.value.to_dict()
   config_file, argument = config_flag.file_and_argument()
@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> None:
 
   training = Training(
     workdir,
-    rows.Rows(workdir / "runs.csv", name, committed_rows),
+    finished.Rows(workdir / "runs.csv", name, committed_rows),
     sweep=sweep,
     parts_files=[*parts_flag.PARTS.value, config_file],
   )
@@ -144,13 +144,13 @@ def _checked_runs(
     UsageError: If the config or --only is wrong.
   """
   from dilocox_jax.checks import known
-  from experiments.sweeps import rows
+  from experiments.sweeps import finished
   from experiments.sweeps.runs import runs_of
 
   with command_line.usage_errors("--config: ", _MISTAKES):
     settings = []
     if committed_rows:
-      settings = rows.Rows(committed_rows, name).settings
+      settings = finished.Rows(committed_rows, name).settings
     runs = runs_of(sweep, settings)
     if not runs:
       raise ValueError("the sweep has no runs: set its `grid` or its `runs`")

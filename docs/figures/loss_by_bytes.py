@@ -13,7 +13,7 @@ import pathlib
 import pandas as pd
 
 from dilocox_jax.report import panels, style, units
-from experiments.sweeps import rows
+from experiments.sweeps.tables import COMMITTED
 
 PICTURE = pathlib.Path(__file__).with_suffix(".png")
 # Study and name of the setting, by method.
@@ -49,7 +49,7 @@ class MethodPoint:
 
 def read() -> list[MethodPoint]:
   """Returns the points from the committed rows."""
-  runs = pd.read_csv(rows.COMMITTED).groupby(["study", "setting"])
+  runs = pd.read_csv(COMMITTED).groupby(["study", "setting"])
   means = runs[["sent_bytes", "judge_loss"]].mean()
   return [
     MethodPoint(

@@ -22,8 +22,10 @@ from dilocox_jax.report.frame import Setting, standard_error
 from dilocox_jax.simulate.cluster_file import cluster_presets
 from dilocox_jax.simulate.transfer import NCCL
 from experiments.configs import convergence
-from experiments.sweeps import page, rows, runs
+from experiments.sweeps import page, runs
 from experiments.sweeps.clocks import SweepClock
+from experiments.sweeps.finished import Rows
+from experiments.sweeps.tables import COMMITTED
 
 PICTURE = pathlib.Path(__file__).with_suffix(".png")
 SWEEP = "muon"
@@ -36,11 +38,11 @@ DRAWN_ROUND_TRIP = 40
 STEP_S = 0.03  # Stated: a replica takes so long on two CPU cores.
 
 
-def _committed_rows() -> rows.Rows:
-  return rows.Rows(rows.COMMITTED, f"convergence_{SWEEP}")
+def _committed_rows() -> Rows:
+  return Rows(COMMITTED, f"convergence_{SWEEP}")
 
 
-def _runs(committed: rows.Rows) -> list[runs.SweepRun]:
+def _runs(committed: Rows) -> list[runs.SweepRun]:
   """Returns the runs of both methods, one for each seed."""
   settings = [
     (name, values)

@@ -24,11 +24,12 @@ from absl import app, flags
 from dilocox_jax.plan.model.shapes import parameter_count
 from experiments.configs import convergence, replicas
 from experiments.runtime import command_line
-from experiments.sweeps import columns, rows
+from experiments.sweeps import columns, tables
+from experiments.sweeps.rows import run_id
 from experiments.sweeps.runs import baseline_of, runs_of
 
 _RUNS = flags.DEFINE_string(
-  "runs", str(rows.COMMITTED), "Path of runs.csv, which is made if missing."
+  "runs", str(tables.COMMITTED), "Path of runs.csv, which is made if missing."
 )
 # Configs of the sweeps, which name the baselines, by name of the study.
 _SWEEPS = {
@@ -94,7 +95,7 @@ def of_sweep(path: pathlib.Path) -> tuple[list[Cells], list[Cells]]:
   run_by_key = {}
   for line in _old_lines(path):
     (run,) = runs_of({}, [(line["name"], json.loads(line["overrides"]))])
-    name = rows.run_id(study, run.digest, line["corpus"])
+    name = run_id(study, run.digest, line["corpus"])
     run_by_key[line["digest"], line["corpus"]] = name
     baseline = baseline_of(sweep, line["name"])
     cells = _renamed(line, _RENAMED_IN_SWEEPS) | columns.cells_of(run)
@@ -212,11 +213,13 @@ def main(argv: Sequence[str]) -> None:
   path = pathlib.Path(_RUNS.value)
   with command_line.usage_errors():
     converted = list(convert([pathlib.Path(name) for name in argv[1:]]))
-  new_runs = rows.runs_table([line for lines, _ in converted for line in lines])
-  new_evaluations = rows.evaluations_table(
+  new_runs = tables.runs_table(
+    [line for lines, _ in converted for line in lines]
+  )
+  new_evaluations = tables.evaluations_table(
     [point for _, points in converted for point in points]
   )
-  rows.replace_studies(path, new_runs, new_evaluations)
+  tables.replace_studies(path, new_runs, new_evaluations)
   print(f"{len(new_runs)} runs, {len(new_evaluations)} evaluations: {path}")
 
 

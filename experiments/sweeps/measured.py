@@ -19,7 +19,9 @@ from dilocox_jax.api.measured_gaps import PATH
 from dilocox_jax.metrics.lines import write_json
 from experiments.configs import replicas
 from experiments.sweeps.columns import overrides_of
-from experiments.sweeps.rows import COMMITTED, Rows, RunRow
+from experiments.sweeps.finished import Rows
+from experiments.sweeps.rows import RunRow
+from experiments.sweeps.tables import COMMITTED
 
 _MAIN = "replicas_main"
 _CPU = "replicas_cpu"

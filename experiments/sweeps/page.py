@@ -20,7 +20,8 @@ from dilocox_jax.report.escape import code, markdown
 from dilocox_jax.report.frame import Frame, Point, SeedRun, Setting
 from dilocox_jax.simulate.cluster_file import load_cluster
 from experiments.sweeps.clocks import SweepClock, Times
-from experiments.sweeps.rows import Rows, RunRow
+from experiments.sweeps.finished import Rows
+from experiments.sweeps.rows import RunRow
 from experiments.sweeps.runs import SweepRun, baseline_of, changes
 
 

@@ -1,8 +1,8 @@
 """Trains the runs of a sweep that have not ended yet.
 
-A run that has ended has a line in runs.csv (`experiments.sweeps.rows`). A run
-that diverged has ended as well: its line says so. A run that failed for another
-reason has no line, so the next sweep trains it again.
+A run that has ended has a line in runs.csv (`experiments.sweeps.finished`). A
+run that diverged has ended as well: its line says so. A run that failed for
+another reason has no line, so the next sweep trains it again.
 """
 
 import contextlib
@@ -25,8 +25,9 @@ from dilocox_jax.report.run import load_run
 from dilocox_jax.training import run_text
 from experiments.runtime.process_group import usable_cores
 from experiments.runtime.running import check_optimizers
+from experiments.sweeps.finished import Rows
 from experiments.sweeps.pool import Job, Pool
-from experiments.sweeps.rows import Rows, RunRow, evaluations_of, row_of
+from experiments.sweeps.rows import RunRow, evaluations_of, row_of
 from experiments.sweeps.runs import SweepRun, baseline_of, text_of
 
 _DIVERGED = re.compile(r"is not finite (at|after) step")

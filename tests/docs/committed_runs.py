@@ -12,8 +12,9 @@ from dilocox_jax.report import units
 from dilocox_jax.report.frame import Frame, Setting
 from experiments.configs import replicas
 from experiments.sweeps import page
-from experiments.sweeps.rows import COMMITTED, Rows
+from experiments.sweeps.finished import Rows
 from experiments.sweeps.runs import runs_of
+from experiments.sweeps.tables import COMMITTED
 
 ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "docs/results"

@@ -6,7 +6,7 @@ import pandas
 import pytest
 
 from docs import result_pages
-from experiments.sweeps.rows import COMMITTED
+from experiments.sweeps.tables import COMMITTED
 from tests.docs.committed_runs import ROOT
 
 RESULTS = (ROOT / "docs/results.md").read_text()

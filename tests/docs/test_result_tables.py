@@ -7,8 +7,8 @@ import pandas
 import pytest
 
 from experiments.configs import convergence, replicas
-from experiments.sweeps.rows import COMMITTED
 from experiments.sweeps.runs import baseline_of
+from experiments.sweeps.tables import COMMITTED
 
 PAGE = COMMITTED.with_name("README.md")
 SWEEPS = {

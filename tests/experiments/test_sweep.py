@@ -14,15 +14,13 @@ from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.metrics.work_directory import RefusedError
 from experiments.runtime.command_line import UsageError
 from experiments.sweeps import columns, page, runs, training
+from experiments.sweeps.finished import Rows
 from experiments.sweeps.pool import Job, Pool
-from experiments.sweeps.rows import (
+from experiments.sweeps.rows import EvaluationRow, RunRow, run_id
+from experiments.sweeps.tables import (
   COMMITTED,
-  EvaluationRow,
-  Rows,
-  RunRow,
   read_evaluations,
   read_runs,
-  run_id,
   write_tables,
 )
 from tests import damage

@@ -13,7 +13,8 @@ from experiments.configs import quickstart
 from experiments.sweeps import measured, page, rows, training
 from experiments.sweeps.clocks import SweepClock, Times, clock_of
 from experiments.sweeps.columns import cells_of
-from experiments.sweeps.rows import EvaluationRow, Rows, RunRow, run_id
+from experiments.sweeps.finished import Rows
+from experiments.sweeps.rows import EvaluationRow, RunRow, run_id
 from experiments.sweeps.runs import runs_of
 from tests.report.conftest import write_run
 

@@ -13,7 +13,8 @@ from experiments.configs import compression, convergence, grid
 from experiments.runtime.config_flag import CONFIGS
 from experiments.sweeps import runs
 from experiments.sweeps.clocks import SweepClock, clock_of
-from experiments.sweeps.rows import Rows, run_id
+from experiments.sweeps.finished import Rows
+from experiments.sweeps.rows import run_id
 from tests.experiments import programs
 
 BASE = {"sync": {"sync_interval": 6}, "total_steps": 60}
