@@ -264,7 +264,8 @@ def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
   Args:
     rows: Values of each row by column. Columns are in the order in which they
-      first appear in a row. A row that lacks a column has an empty cell there.
+      first appear in a row. A cell is empty if its value is None, or if the row
+      lacks the column.
   """
   # The import is slow, and only this function needs it.
   import pandas as pd
@@ -273,12 +274,14 @@ def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
   cells = [[row.get(name, "") for name in names] for row in rows]
   # With other types than `object`, whole numbers could become floats.
   table = pd.DataFrame(cells, columns=names, dtype=object)
-  table = table.map(_printable_text).rename(columns=printable)
+  table = table.map(_csv_value).rename(columns=printable)
   return table.to_csv(index=False, lineterminator="\n", na_rep="nan")
 
 
-def _printable_text(value: Any) -> Any:
-  """Returns a text without characters that cannot be printed, or the value."""
+def _csv_value(value: Any) -> Any:
+  """Returns a value as it stands in a cell: None as "", texts printable."""
+  if value is None:
+    return ""
   return printable(value) if isinstance(value, str) else value
 
 
