@@ -20,7 +20,12 @@ CORE = [
 ]
 
 # Pages, tables and figures of runs.
-REPORT = ["markdown-it-py>=4.0", "matplotlib>=3.11", "rich>=15.0"]
+REPORT = [
+  "markdown-it-py>=4.0",
+  "matplotlib>=3.11",
+  "pandas>=3.1",
+  "rich>=15.0",
+]
 
 # Complete runs: `dilocox_jax.train`, `load`, `estimate` and `compare_methods`.
 TRAIN = [

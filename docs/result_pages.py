@@ -65,7 +65,8 @@ def is_current(name: str) -> bool:
     return False
   config_file, _, _ = SWEEPS[name].partition(":")
   sources = [
-    *(ROOT / "docs/results").glob(f"{name}*.csv"),
+    ROOT / "docs/results/runs.csv",
+    ROOT / "docs/results/evaluations.csv",
     ROOT / "experiments/configs" / config_file,
   ]
   newest = max(source.stat().st_mtime for source in sources)

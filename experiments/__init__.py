@@ -16,6 +16,7 @@ _PACKAGES = (
   "ml_collections",
   "obstore",
   "orbax",
+  "pandas",
   "rich",
 )
 

@@ -7,8 +7,8 @@ r"""Trains many runs from one config, and compares their results.
 This example trains twenty runs in ten minutes on two CPU cores. A sweep is a
 grid of fields, or a list of runs with names, fields and seeds
 (docs/commands.md). Each run is a process of its own, on this machine or on
-Slurm (--slurm). A finished run is a line of WORKDIR/NAME.csv, and its
-evaluations are lines of WORKDIR/NAME_curves.csv. The same command again keeps
+Slurm (--slurm). A finished run is a line of WORKDIR/runs.csv, and its
+evaluations are lines of WORKDIR/evaluations.csv. The same command again keeps
 finished runs, continues interrupted runs and repeats failed runs. If the
 repository has the rows of a sweep, the sweep begins with these rows:
 
@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
   """
   command_line.refuse_arguments(argv)
   parts_flag.register()
-  from experiments.sweeps import rows
+  from experiments.sweeps import finished
 
   sweep = config_flag.CONFIG.value.to_dict()
   config_file, argument = config_flag.file_and_argument()
@@ -84,14 +84,15 @@ def main(argv: Sequence[str]) -> None:
   if argument:
     name += f"_{argument}"
   committed_rows = _ROOT / sweep["rows"] if sweep.get("rows") else None
-  runs = _checked_runs(sweep, committed_rows)
+  runs = _checked_runs(sweep, name, committed_rows)
   workdir = workdir_flag.writable(workdir_flag.WORKDIR.value, "sweep")
   # This import loads JAX and takes seconds, so mistakes are found before it.
   from experiments.sweeps.training import Training
 
   training = Training(
     workdir,
-    rows.Rows(workdir / f"{name}.csv", committed_rows),
+    finished.Rows(workdir / "runs.csv", name, committed_rows),
+    sweep=sweep,
     parts_files=[*parts_flag.PARTS.value, config_file],
   )
   # A wrong clock is found before anything begins.
@@ -129,24 +130,27 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _checked_runs(
-  sweep: Mapping[str, Any], committed_rows: pathlib.Path | None
+  sweep: Mapping[str, Any], name: str, committed_rows: pathlib.Path | None
 ) -> "list[SweepRun]":
   """Returns the runs of a sweep, after checking their optimizers and texts.
 
   Args:
     sweep: The sweep's config.
-    committed_rows: CSV file of runs with which the sweep begins; None if there
-      is no such file.
+    name: Name of the sweep.
+    committed_rows: Path of runs.csv with the runs with which the sweep begins;
+      None if there is no such file.
 
   Raises:
     UsageError: If the config or --only is wrong.
   """
   from dilocox_jax.checks import known
-  from experiments.sweeps import rows
+  from experiments.sweeps import finished
   from experiments.sweeps.runs import runs_of
 
   with command_line.usage_errors("--config: ", _MISTAKES):
-    settings = rows.Rows(committed_rows).settings if committed_rows else ()
+    settings = []
+    if committed_rows:
+      settings = finished.Rows(committed_rows, name).settings
     runs = runs_of(sweep, settings)
     if not runs:
       raise ValueError("the sweep has no runs: set its `grid` or its `runs`")

@@ -42,8 +42,8 @@ class MeasuredGap:
     error: Standard error of the gap over the seeds, as a fraction like `gap`.
     inner_rate: Inner learning rate, which was tuned for the small model.
     settings: Other fields of the runs' config, by dotted name.
-    rows: Path of the CSV file of the runs, relative to the root of the
-      repository.
+    study: Name of the runs' sweep, the column `study` of
+      docs/results/runs.csv.
   """
 
   name: str
@@ -57,7 +57,7 @@ class MeasuredGap:
   error: float
   inner_rate: float
   settings: Mapping[str, Any]
-  rows: str
+  study: str
 
   @property
   def size(self) -> str:

@@ -3,8 +3,6 @@
 A cell "-" means that the setting has no such value.
 """
 
-import csv
-import io
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,6 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from dilocox_jax.checks import printable
 from dilocox_jax.report import style, units
 from dilocox_jax.report.escape import markdown, terminal
 from dilocox_jax.report.frame import Frame, Setting, mean, standard_error
@@ -260,30 +259,30 @@ def header_and_cells(
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
   """Returns the text of a CSV file, with numbers at full precision.
 
+  Line breaks and other characters that cannot be printed become escapes
+  (`checks.printable`), so each row is one line of the file.
+
   Args:
     rows: Values of each row by column. Columns are in the order in which they
-      first appear in a row. A row that lacks a column has an empty cell there.
+      first appear in a row. A cell is empty if its value is None, or if the row
+      lacks the column.
   """
-  columns = list(dict.fromkeys(name for row in rows for name in row))
-  lines = [_csv_line(columns)]
-  lines += [_csv_line([row.get(name, "") for name in columns]) for row in rows]
-  return "".join(lines)
+  # The import is slow, and only this function needs it.
+  import pandas as pd
+
+  names = list(dict.fromkeys(name for row in rows for name in row))
+  cells = [[row.get(name, "") for name in names] for row in rows]
+  # With other types than `object`, whole numbers could become floats.
+  table = pd.DataFrame(cells, columns=names, dtype=object)
+  table = table.map(_csv_value).rename(columns=printable)
+  return table.to_csv(index=False, lineterminator="\n", na_rep="nan")
 
 
-def _csv_line(values: Sequence[Any]) -> str:
-  """Returns a line of CSV. Values with line breaks are quoted.
-
-  The CSV writer of Python quotes a value that has a character of the line
-  terminator. So the terminator here is carriage return and line feed, although
-  the line is to end with a line feed alone: with a line feed as terminator,
-  values with a carriage return would not be quoted.
-
-  Args:
-    values: Values of one row.
-  """
-  text = io.StringIO()
-  csv.writer(text, lineterminator="\r\n").writerow(values)
-  return text.getvalue().removesuffix("\r\n") + "\n"
+def _csv_value(value: Any) -> Any:
+  """Returns a value as it stands in a cell: None as "", texts printable."""
+  if value is None:
+    return ""
+  return printable(value) if isinstance(value, str) else value
 
 
 def terminal_table(

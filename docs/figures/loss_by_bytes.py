@@ -9,28 +9,25 @@ script trains nothing and takes seconds.
 
 import dataclasses
 import pathlib
-import statistics
+
+import pandas as pd
 
 from dilocox_jax.report import panels, style, units
-from experiments.sweeps.rows import Rows
+from experiments.sweeps.tables import COMMITTED
 
-RESULTS = pathlib.Path(__file__).parents[1] / "results"
 PICTURE = pathlib.Path(__file__).with_suffix(".png")
-# Files of the rows, and the names of the settings in them, by method.
+# Study and name of the setting, by method.
 SETTINGS = {
-  "allreduce": (
-    "replicas_main.csv",
-    "allreduce, momentum of nine tenths, 4x4",
-  ),
-  "overlap_loco": ("replicas_main.csv", "overlap_loco 4x4"),
-  "diloco": ("replicas_main.csv", "diloco 4x4"),
-  "muloco": ("replicas_main.csv", "muloco 4x4"),
-  "streaming_diloco": ("replicas_main.csv", "streaming_diloco 4x4"),
-  "eager": ("replicas_cpu.csv", "eager, 4x4"),
-  "sparse_loco": ("replicas_main.csv", "sparse_loco 4x4"),
-  "dilocox": ("replicas_main.csv", "dilocox 4x4"),
-  "open_diloco": ("replicas_main.csv", "open_diloco 4x4"),
-  "cocktail_sgd": ("replicas_main.csv", "cocktail_sgd 4x4"),
+  "allreduce": ("replicas_main", "allreduce, momentum of nine tenths, 4x4"),
+  "overlap_loco": ("replicas_main", "overlap_loco 4x4"),
+  "diloco": ("replicas_main", "diloco 4x4"),
+  "muloco": ("replicas_main", "muloco 4x4"),
+  "streaming_diloco": ("replicas_main", "streaming_diloco 4x4"),
+  "eager": ("replicas_cpu", "eager, 4x4"),
+  "sparse_loco": ("replicas_main", "sparse_loco 4x4"),
+  "dilocox": ("replicas_main", "dilocox 4x4"),
+  "open_diloco": ("replicas_main", "open_diloco 4x4"),
+  "cocktail_sgd": ("replicas_main", "cocktail_sgd 4x4"),
 }
 
 
@@ -52,19 +49,16 @@ class MethodPoint:
 
 def read() -> list[MethodPoint]:
   """Returns the points from the committed rows."""
-  points = []
-  for method, (file, name) in SETTINGS.items():
-    rows = [
-      row for row in Rows(RESULTS / file).runs.values() if row.name == name
-    ]
-    points.append(
-      MethodPoint(
-        method=method,
-        sent_bytes=rows[0].sent_bytes,
-        loss=statistics.fmean(row.judge_loss for row in rows),
-      )
+  runs = pd.read_csv(COMMITTED).groupby(["study", "setting"])
+  means = runs[["sent_bytes", "judge_loss"]].mean()
+  return [
+    MethodPoint(
+      method=method,
+      sent_bytes=int(means.loc[setting, "sent_bytes"]),
+      loss=float(means.loc[setting, "judge_loss"]),
     )
-  return points
+    for method, setting in SETTINGS.items()
+  ]
 
 
 def draw(points: list[MethodPoint]) -> None:

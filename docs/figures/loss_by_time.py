@@ -22,10 +22,11 @@ from dilocox_jax.report.frame import Setting, standard_error
 from dilocox_jax.simulate.cluster_file import cluster_presets
 from dilocox_jax.simulate.transfer import NCCL
 from experiments.configs import convergence
-from experiments.sweeps import page, rows, runs
+from experiments.sweeps import page, runs
 from experiments.sweeps.clocks import SweepClock
+from experiments.sweeps.finished import Rows
+from experiments.sweeps.tables import COMMITTED
 
-DOCS = pathlib.Path(__file__).parents[1]
 PICTURE = pathlib.Path(__file__).with_suffix(".png")
 SWEEP = "muon"
 METHOD = "overlap_loco"
@@ -37,12 +38,11 @@ DRAWN_ROUND_TRIP = 40
 STEP_S = 0.03  # Stated: a replica takes so long on two CPU cores.
 
 
-def _committed_rows() -> rows.Rows:
-  sweep = convergence.get_config(SWEEP).to_dict()
-  return rows.Rows(DOCS.parent / sweep["rows"])
+def _committed_rows() -> Rows:
+  return Rows(COMMITTED, f"convergence_{SWEEP}")
 
 
-def _runs(committed: rows.Rows) -> list[runs.SweepRun]:
+def _runs(committed: Rows) -> list[runs.SweepRun]:
   """Returns the runs of both methods, one for each seed."""
   settings = [
     (name, values)
@@ -69,13 +69,15 @@ def read() -> dict[str, Setting]:
   """
   committed = _committed_rows()
   sweep_runs = _runs(committed)
-  rows_by_run = {(row.name, row.seed): row for row in committed.runs.values()}
+  rows_by_run = {
+    (row.setting, row.seed): row for row in committed.runs.values()
+  }
   common_seeds = set.intersection(
     *(
       {
         row.seed
         for row in rows_by_run.values()
-        if row.name == name and committed.curve(row)
+        if row.setting == name and committed.evaluations(row)
       }
       for name in (METHOD, BASELINE)
     )

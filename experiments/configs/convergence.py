@@ -1,18 +1,18 @@
 """Every method under one budget; the name of the sweep follows the colon.
 
 `small`: two replicas of `tiny` (0.86 million parameters), 2000 steps. Each
-method was tuned before, with 11 runs of 1000 steps on seed 1000 (the file
-convergence_small_others.csv): six inner learning rates, then five settings of
-the method at the best of them. Three seeds were trained with the best setting,
-and once more with as many steps as fit into the time of DiLoCoX on each clock.
-H = 25 and OpenDiLoCo's H = 500 both divide 2000. A run of 2000 steps took 4 to
-14 minutes with two at once on two CPU cores (measured).
+method was tuned before, with 11 runs of 1000 steps on seed 1000 (the study
+convergence_small_others of docs/results/runs.csv): six inner learning rates,
+then five settings of the method at the best of them. Three seeds were trained
+with the best setting, and once more with as many steps as fit into the time of
+DiLoCoX on each clock. H = 25 and OpenDiLoCo's H = 500 both divide 2000. A run
+of 2000 steps took 4 to 14 minutes with two at once on two CPU cores (measured).
 
 `muon`: Muon as inner optimizer of the methods that have AdamW in `small`. Muon
 changes nothing about the exchange, so a fair comparison gives it to every
 method. The sweep has eleven methods, with the model, text, clocks, seeds and
-rounds of `small`. Each method was tuned with seven runs
-(docs/results/convergence_muon_others.csv).
+rounds of `small`. Each method was tuned with seven runs (the study
+convergence_muon_others of docs/results/runs.csv).
 
 `long`: eight methods at 20 tokens a parameter, which are 17,000 steps of 1,024
 tokens. A cold start is a large share of 2000 steps, but a small share of these.
@@ -105,6 +105,6 @@ def get_config(name: str = "small"):
   Args:
     name: One of `SWEEPS`.
   """
-  rows = f"docs/results/convergence_{name}.csv"
+  rows = "docs/results/runs.csv"
   common = {"rows": rows, "clocks": CLOCKS, "front": FRONT, "notes": NOTES}
   return config_dict.ConfigDict(common | SWEEPS[name])

@@ -109,5 +109,5 @@ def get_config(name: str = "main"):
   Args:
     name: One of `SWEEPS`.
   """
-  rows = f"docs/results/replicas_{name}.csv"
+  rows = "docs/results/runs.csv"
   return config_dict.ConfigDict({"rows": rows, **SWEEPS[name]})

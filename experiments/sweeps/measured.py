@@ -8,24 +8,24 @@ command writes the file anew; a test fails as long as the file is out of date:
     python -c 'from experiments.sweeps import measured; measured.write()'
 """
 
-import json
 import math
-import pathlib
 import re
-import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pandas as pd
+
 from dilocox_jax.api.measured_gaps import PATH
 from dilocox_jax.metrics.lines import write_json
-from dilocox_jax.report.frame import standard_error
 from experiments.configs import replicas
-from experiments.sweeps.rows import Rows, RunRow
+from experiments.sweeps.columns import overrides_of
+from experiments.sweeps.finished import Rows
+from experiments.sweeps.rows import RunRow
+from experiments.sweeps.tables import COMMITTED
 
-_ROOT = pathlib.Path(__file__).parents[2]
-_MAIN = "docs/results/replicas_main.csv"
-_CPU = "docs/results/replicas_cpu.csv"
-_LONG = "docs/results/replicas_long.csv"
+_MAIN = "replicas_main"
+_CPU = "replicas_cpu"
+_LONG = "replicas_long"
 # Names of the runs of `tiny` whose gaps are collected, such as "diloco 4x4" or
 # "overlap_loco, AdamW, 2x4". "2x4" means two replicas of four sequences each.
 _NAME = re.compile(
@@ -52,8 +52,7 @@ _SETTINGS = (
   "outer.average_power",
 )
 
-Losses = dict[int, float]  # By seed (nats a token).
-RowsByName = Mapping[str, list[RunRow]]  # A row for each seed of a setting.
+RowsBySetting = Mapping[str, list[RunRow]]  # A row for each seed.
 
 
 def collected() -> dict[str, Any]:
@@ -64,10 +63,10 @@ def collected() -> dict[str, Any]:
     how fast AllReduce's loss falls (`_exponent`).
   """
   main = _rows(_MAIN)
-  # Of this file only the method eager is collected.
+  # Of this study only the method eager is collected.
   cpu = {name: runs for name, runs in _rows(_CPU).items() if "eager" in name}
-  gaps = list(_gaps(main, base=main, path=_MAIN))
-  gaps += _gaps(cpu, base=main, path=_CPU)
+  gaps = list(_gaps(main, base=main, study=_MAIN))
+  gaps += _gaps(cpu, base=main, study=_CPU)
   gaps.sort(key=lambda gap: (gap["method"], gap["num_replicas"], gap["name"]))
   return {"exponent": _exponent(main), "gaps": gaps}
 
@@ -77,28 +76,32 @@ def write() -> None:
   write_json(PATH, collected())
 
 
-def _rows(path: str) -> dict[str, list[RunRow]]:
-  """Reads the finished runs of a file, by name of the setting.
-
-  Args:
-    path: CSV file, relative to the root of the repository.
-  """
+def _rows(study: str) -> dict[str, list[RunRow]]:
+  """Returns the committed runs of a study, by name of the setting."""
   rows: dict[str, list[RunRow]] = {}
-  for row in Rows(_ROOT / path).runs.values():
-    rows.setdefault(row.name, []).append(row)
+  for row in Rows(COMMITTED, study).runs.values():
+    rows.setdefault(row.setting, []).append(row)
   return rows
 
 
-def _losses(rows: list[RunRow]) -> Losses:
-  """Returns the losses of runs on the judge text, by seed.
+def _paired_losses(rows: list[RunRow], base: list[RunRow]) -> pd.DataFrame:
+  """Returns the losses on the judge text of the seeds that two settings have.
 
   No setting is chosen by its loss on this text (`dilocox_jax.data.corpus`).
+
+  Args:
+    rows: Runs of a setting, which become the column "own".
+    base: Runs of another setting, which become the column "base".
   """
-  return {row.seed: row.judge_loss for row in rows}
+  columns = {
+    name: pd.Series({row.seed: row.judge_loss for row in runs})
+    for name, runs in (("own", rows), ("base", base))
+  }
+  return pd.DataFrame(columns).dropna()
 
 
 def _gaps(
-  rows: RowsByName, base: RowsByName, path: str
+  rows: RowsBySetting, base: RowsBySetting, study: str
 ) -> Iterator[dict[str, Any]]:
   """Yields the gap of each setting to AllReduce, with its error and settings.
 
@@ -106,10 +109,10 @@ def _gaps(
   the error is the standard error of the gaps of single seeds.
 
   Args:
-    rows: Runs of a file. Names that `_NAME` and `_SIZES` do not allow, and
+    rows: Runs of a study. Names that `_NAME` and `_SIZES` do not allow, and
       AllReduce, are left out.
-    base: Runs of the file that has AllReduce.
-    path: File of `rows`, relative to the root of the repository.
+    base: Runs of the study that has AllReduce.
+    study: Name of the study of `rows`.
   """
   for name, runs in rows.items():
     match = _NAME.fullmatch(name)
@@ -121,13 +124,10 @@ def _gaps(
     kind = f"{match['optimizer'] or ''}{match['other'] or ''}"
     separator = ", " if kind else " "
     base_name = _BASELINES[f"{match['method']}{kind}{separator}{size}"]
-    losses = _losses(runs)
-    base_losses = _losses(base[base_name])
-    seeds = sorted(losses.keys() & base_losses.keys())
-    mean = statistics.mean(losses[seed] for seed in seeds)
-    base_mean = statistics.mean(base_losses[seed] for seed in seeds)
-    seed_gaps = [losses[seed] / base_losses[seed] - 1 for seed in seeds]
-    overrides = json.loads(runs[0].overrides)
+    paired = _paired_losses(runs, base[base_name])
+    means = paired.mean()
+    seed_gaps = (paired["own"] / paired["base"] - 1).to_frame("gap")
+    overrides = overrides_of(runs[0].config)
     settings = {
       path: overrides[path] for path in _SETTINGS if path in overrides
     }
@@ -137,17 +137,17 @@ def _gaps(
       "method": match["method"],
       "num_replicas": int(match["count"]),
       "sequences": int(match["sequences"]),
-      "steps": runs[0].total_steps,
-      "seeds": len(seeds),
-      "gap": round(mean / base_mean - 1, 6),
-      "error": round(standard_error(seed_gaps), 6),
+      "steps": runs[0].steps,
+      "seeds": len(paired),
+      "gap": round(float(means["own"] / means["base"] - 1), 6),
+      "error": round(float(seed_gaps.sem()["gap"]), 6),
       "inner_rate": overrides["inner.learning_rate"],
       "settings": settings,
-      "rows": path,
+      "study": study,
     }
 
 
-def _exponent(main: RowsByName) -> dict[str, Any]:
+def _exponent(main: RowsBySetting) -> dict[str, Any]:
   """Computes the exponent with which AllReduce's loss falls with the steps.
 
   The exponent e of loss ~ steps^-e follows from a short and a long run:
@@ -157,7 +157,7 @@ def _exponent(main: RowsByName) -> dict[str, Any]:
   The losses are means over the seeds that both runs have.
 
   Args:
-    main: Runs of the file with the short run.
+    main: Runs of the study with the short run.
 
   Returns:
     "value": e. "steps": short and long number of inner steps. "runs": name of
@@ -166,14 +166,11 @@ def _exponent(main: RowsByName) -> dict[str, Any]:
   name = "allreduce 2x4"
   short_runs = main[name]
   long_runs = _rows(_LONG)[name]
-  short_losses = _losses(short_runs)
-  long_losses = _losses(long_runs)
-  seeds = sorted(short_losses.keys() & long_losses.keys())
-  short_mean = statistics.mean(short_losses[seed] for seed in seeds)
-  long_mean = statistics.mean(long_losses[seed] for seed in seeds)
-  short_steps = short_runs[0].total_steps
-  long_steps = long_runs[0].total_steps
-  value = math.log(short_mean / long_mean) / math.log(long_steps / short_steps)
+  means = _paired_losses(short_runs, long_runs).mean()
+  short_steps = short_runs[0].steps
+  long_steps = long_runs[0].steps
+  fall = float(means["own"] / means["base"])
+  value = math.log(fall) / math.log(long_steps / short_steps)
   return {
     "value": round(value, 4),
     "steps": [short_steps, long_steps],

@@ -1,6 +1,6 @@
 """Joins the finished runs of a sweep with clocks, for the page of the sweep.
 
-The *line* of a run is the line of a CSV file with its results (`RunRow`). A run
+The *line* of a run is its line of runs.csv, with its results (`RunRow`). A run
 that has not ended has none. A *setting* is a name with its runs, one for each
 seed.
 
@@ -20,8 +20,9 @@ from dilocox_jax.report.escape import code, markdown
 from dilocox_jax.report.frame import Frame, Point, SeedRun, Setting
 from dilocox_jax.simulate.cluster_file import load_cluster
 from experiments.sweeps.clocks import SweepClock, Times
-from experiments.sweeps.rows import Rows, RunRow
-from experiments.sweeps.runs import SweepRun, changes
+from experiments.sweeps.finished import Rows
+from experiments.sweeps.rows import RunRow
+from experiments.sweeps.runs import SweepRun, baseline_of, changes
 
 
 def frame(
@@ -40,7 +41,7 @@ def frame(
     sweep: The sweep's config.
     runs: The runs of the sweep.
     lines: The line of each run; None for a run that has not ended.
-    rows: The files of the lines, which have the curves too.
+    rows: The files of the lines, which have the evaluations too.
     clocks: Clocks by name.
     times: Times by name of the setting and of the clock (`times_of`).
   """
@@ -49,7 +50,6 @@ def frame(
     lines_by_name.setdefault(run.name, []).append(line)
   changed_by_name = changes(runs)
   configs = _configs_by_name(runs)
-  baselines = sweep.get("baselines", {})
   uses_judge = bool(sweep.get("judged"))
   settings = []
   for name, setting_lines in lines_by_name.items():
@@ -58,7 +58,7 @@ def frame(
     note = ""
     if configs[name].outer.average_power and "average" not in name:
       note = ", average"
-    baseline = baselines.get(name, sweep.get("baseline", ""))
+    baseline = baseline_of(sweep, name)
     if baseline not in lines_by_name:
       baseline = ""
     seed_runs = [
@@ -129,13 +129,13 @@ def _seed_run(
 
   Args:
     row: The line of the run.
-    rows: The files with the curves.
+    rows: The files with the evaluations.
     times: Times of the run, by name of the clock.
     uses_judge: Whether the page shows the loss on the judge text
       (`dilocox_jax.data.corpus`), and not on the validation text.
   """
   points = []
-  for evaluation in rows.curve(row):
+  for evaluation in rows.evaluations(row):
     seconds = {}
     for clock, time in times.items():
       # The last inner step may have two evaluations, before and after the
@@ -155,10 +155,10 @@ def _seed_run(
     seed=row.seed,
     loss=row.judge_loss if uses_judge else row.loss,
     sent_bytes=row.sent_bytes,
-    steps=row.total_steps,
+    steps=row.steps,
     tokens=row.tokens,
     points=points,
-    wall_s=row.wall_s,
+    wall_s=row.seconds,
   )
 
 
@@ -183,7 +183,7 @@ def intro(
   }
   trained_on = markdown("; ".join(sorted(platforms)))
   digests = ", ".join(sorted({code(row.corpus) for row in ended}))
-  times_s = [row.wall_s for row in ended if math.isfinite(row.wall_s)]
+  times_s = [row.seconds for row in ended if math.isfinite(row.seconds)]
   hours = math.fsum(times_s) / 3600
   return (
     f"{budget} Trained on {trained_on}. {len(ended)} of"

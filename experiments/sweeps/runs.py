@@ -23,6 +23,7 @@ from dilocox_jax.checks import check_path, flat, in_front, known, require
 from dilocox_jax.config import RunConfig, free_on_resume, from_mapping
 from dilocox_jax.config.recipes import DEFAULTS
 from dilocox_jax.config.sections import DataConfig
+from dilocox_jax.plan.schedule.methods import method_parts, takes
 
 # Fields of a sweep's config that say what is trained.
 _FIELDS_OF_RUNS = ("base", "grid", "runs", "seeds", "rows")
@@ -47,6 +48,8 @@ _IGNORED = (
   *(field for field in free_on_resume() if not field.startswith("evaluation.")),
   "sync.steps_per_dispatch",
 )
+# Settings of a method's schedule: H, P and tau.
+SCHEDULE = ("sync_interval", "num_fragments", "overlap_steps")
 # Bytes of a name in the name of a directory, which may have 255 bytes.
 _MAX_NAME_BYTES = 120
 
@@ -57,7 +60,8 @@ class SweepRun:
 
   Attributes:
     name: Name of the setting. Runs that differ only in the seed have the same.
-    config: The whole checked config, with its seed.
+    config: The whole checked config, with its seed. It states H, P and tau if
+      the method takes them, also where they are the method's own.
   """
 
   name: str
@@ -236,12 +240,50 @@ def _run(
     changed: Values that replace those of `base`, by dotted name.
 
   Raises:
-    ValueError: If the config is not possible. The message names the run.
+    ValueError: If the config is not possible, or if the name has a character
+      that cannot be printed. The message names the run.
   """
   with in_front(f"run {name!r}: "):
+    require(name.isprintable(), "its name must be one line of plain text")
     for path in changed:
       check_path(RunConfig, path)
-    return SweepRun(name, from_mapping(flat(base) | dict(changed)))
+    config = from_mapping(flat(base) | dict(changed))
+    return SweepRun(name, _with_schedule(config))
+
+
+def _with_schedule(config: RunConfig) -> RunConfig:
+  """Returns a config that states the H, P and tau of its method.
+
+  A setting that the method does not take, or that the text of the method has,
+  is not stated.
+
+  Args:
+    config: A checked config.
+  """
+  method, settings_in_name = method_parts(config.sync.method)
+  stated = {}
+  for setting in SCHEDULE:
+    is_open = getattr(config.sync, setting) is None
+    if is_open and takes(method, setting) and setting not in settings_in_name:
+      stated[setting] = getattr(config.sync.named.schedule, setting)
+  if not stated:
+    return config
+  sync = dataclasses.replace(config.sync, **stated)
+  return dataclasses.replace(config, sync=sync)
+
+
+def baseline_of(sweep: Mapping[str, Any], name: str) -> str:
+  """Returns the name of the setting with which a setting is compared.
+
+  Args:
+    sweep: The sweep's config.
+    name: Name of the setting. A baseline may have its own name as the result.
+
+  Returns:
+    The name of the baseline; "" if the sweep names none.
+  """
+  baselines = sweep.get("baselines") or {}
+  return baselines.get(name, sweep.get("baseline", ""))
 
 
 def changes(runs: Sequence[SweepRun]) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Trains the runs of a sweep that have not ended yet.
 
-A run that has ended has a line in a CSV file (`experiments.sweeps.rows`). A run
-that diverged has ended as well: its line says so. A run that failed for another
-reason has no line, so the next sweep trains it again.
+A run that has ended has a line in runs.csv (`experiments.sweeps.finished`). A
+run that diverged has ended as well: its line says so. A run that failed for
+another reason has no line, so the next sweep trains it again.
 """
 
 import contextlib
@@ -12,7 +12,9 @@ import pathlib
 import re
 import sys
 import time
-from collections.abc import Iterable, Sequence
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from dilocox_jax import files
 from dilocox_jax.checks import in_front, printable
@@ -23,9 +25,10 @@ from dilocox_jax.report.run import load_run
 from dilocox_jax.training import run_text
 from experiments.runtime.process_group import usable_cores
 from experiments.runtime.running import check_optimizers
+from experiments.sweeps.finished import Rows
 from experiments.sweeps.pool import Job, Pool
-from experiments.sweeps.rows import Rows, RunRow, curve_of, row_of
-from experiments.sweeps.runs import SweepRun, text_of
+from experiments.sweeps.rows import RunRow, evaluations_of, row_of
+from experiments.sweeps.runs import SweepRun, baseline_of, text_of
 
 _DIVERGED = re.compile(r"is not finite (at|after) step")
 
@@ -86,19 +89,25 @@ class Training:
   """
 
   def __init__(
-    self, workdir: pathlib.Path, rows: Rows, parts_files: Sequence[str] = ()
+    self,
+    workdir: pathlib.Path,
+    rows: Rows,
+    sweep: Mapping[str, Any] = types.MappingProxyType({}),
+    parts_files: Sequence[str] = (),
   ):
     """Prepares the training, and trains nothing yet.
 
     Args:
       workdir: The work directory.
       rows: Files with the lines of the runs that have ended.
+      sweep: The sweep's config, which names the baselines.
       parts_files: Python files that the process of each run executes first
         (`--parts`). They may register models, codecs and other parts that the
         configs name.
     """
     self.workdir = workdir
     self.rows = rows
+    self._sweep = sweep
     self._parts_files = parts_files
     self.failed: list[dict[str, str]] = []
 
@@ -236,8 +245,16 @@ class Training:
       return ""
     run_directory = self._directory(run)
     loaded_run = load_run(run_directory)
-    row = row_of(loaded_run, run, failure=failure, cores=num_cores)
-    self.rows.add(row, curve_of(loaded_run, row))
+    baseline = baseline_of(self._sweep, run.name)
+    row = row_of(
+      loaded_run,
+      run,
+      study=self.rows.study,
+      baseline="" if baseline == run.name else baseline,
+      failure=failure,
+      cores=num_cores,
+    )
+    self.rows.add(row, evaluations_of(loaded_run, row))
     # Checkpoints are much larger than everything else.
     with contextlib.suppress(OSError):
       files.remove_folder(

@@ -20,6 +20,7 @@ EXTRAS = (
   "ml_collections",
   "obstore",
   "orbax",
+  "pandas",
   "rich",
   "safetensors",
   "tensorboardX",

@@ -12,8 +12,9 @@ from dilocox_jax.report import units
 from dilocox_jax.report.frame import Frame, Setting
 from experiments.configs import replicas
 from experiments.sweeps import page
-from experiments.sweeps.rows import Rows
+from experiments.sweeps.finished import Rows
 from experiments.sweeps.runs import runs_of
+from experiments.sweeps.tables import COMMITTED
 
 ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "docs/results"
@@ -93,14 +94,14 @@ def equal() -> Runs:
   main = replicas.get_config("main").to_dict()
   # Those of a CPU are judged, too, and have no baseline of their own.
   cpu = replicas.get_config("cpu").to_dict() | {"judged": True}
-  return _runs([main, cpu])
+  return _runs({"replicas_main": main, "replicas_cpu": cpu})
 
 
-def _runs(sweeps: Sequence[Mapping]) -> Runs:
+def _runs(sweeps: Mapping[str, Mapping]) -> Runs:
   settings = []
   configs = {}
-  for sweep in sweeps:
-    rows = Rows(ROOT / sweep["rows"])
+  for study, sweep in sweeps.items():
+    rows = Rows(COMMITTED, study)
     runs = runs_of(sweep, rows.settings)
     names = [run.name for run in runs]
     found = list(rows.runs.values())

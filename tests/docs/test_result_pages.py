@@ -2,9 +2,11 @@
 
 import os
 
+import pandas
 import pytest
 
 from docs import result_pages
+from experiments.sweeps.tables import COMMITTED
 from tests.docs.committed_runs import ROOT
 
 RESULTS = (ROOT / "docs/results.md").read_text()
@@ -18,7 +20,7 @@ def test_the_page_of_results_links_every_sweep(name):
 
 @pytest.mark.parametrize("name", result_pages.SWEEPS)
 def test_every_sweep_has_committed_rows(name):
-  assert (ROOT / f"docs/results/{name}.csv").exists()
+  assert name in set(pandas.read_csv(COMMITTED)["study"])
 
 
 @pytest.fixture(name="page")
@@ -26,11 +28,13 @@ def page_fixture(tmp_path, monkeypatch):
   """A repository with the rows, the config and the page of one sweep."""
   monkeypatch.setattr(result_pages, "ROOT", tmp_path)
   monkeypatch.setattr(result_pages, "PAGES", tmp_path / "pages")
-  rows = tmp_path / "docs/results" / f"{NAME}.csv"
+  rows = tmp_path / "docs/results/runs.csv"
+  evaluations = rows.with_name("evaluations.csv")
   config = tmp_path / "experiments/configs/replicas.py"
   page = tmp_path / "pages" / NAME / "index.md"
-  for path, time_s in ((rows, 1000), (config, 1000), (page, 2000)):
-    path.parent.mkdir(parents=True)
+  written = ((rows, 1000), (evaluations, 1000), (config, 1000), (page, 2000))
+  for path, time_s in written:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("")
     os.utime(path, (time_s, time_s))
   return page

@@ -1,6 +1,5 @@
 """Sweeps: the program, the lines of finished runs, and the processes."""
 
-import csv
 import dataclasses
 import math
 import os
@@ -8,14 +7,22 @@ import sys
 import textwrap
 import time
 
+import pandas
 import pytest
 
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.metrics.work_directory import RefusedError
 from experiments.runtime.command_line import UsageError
-from experiments.sweeps import page, runs, training
+from experiments.sweeps import columns, page, runs, training
+from experiments.sweeps.finished import Rows
 from experiments.sweeps.pool import Job, Pool
-from experiments.sweeps.rows import CurveRow, Rows, RunRow
+from experiments.sweeps.rows import EvaluationRow, RunRow, run_id
+from experiments.sweeps.tables import (
+  COMMITTED,
+  read_evaluations,
+  read_runs,
+  write_tables,
+)
 from tests import damage
 from tests.experiments.programs import run
 
@@ -67,10 +74,12 @@ def test_a_sweep_keeps_what_is_done_and_trains_the_rest(tmp_path):
   done = run("sweep", config(tmp_path, more), f"--workdir={out}")
   assert done.returncode == 0, done.stderr
   assert "3 runs, 2 to do" in done.stdout and "wild, seed 0: div" in done.stdout
-  with (out / "mine.csv").open(newline="") as file:
-    rows = {row["name"]: row for row in csv.DictReader(file)}
-  assert set(rows) == {"allreduce", "diloco", "wild"}
-  assert rows["wild"]["failure"] and rows["wild"]["loss"] == "nan"
+  rows = pandas.read_csv(out / "runs.csv").set_index("setting")
+  assert set(rows.index) == {"allreduce", "diloco", "wild"}
+  assert rows["failure"]["wild"] and math.isnan(rows["loss"]["wild"])
+  expected = rows["loss"]["diloco"] / rows["loss"]["allreduce"] - 1
+  assert rows["gap"]["diloco"] == pytest.approx(expected)
+  assert rows["gap"].notna().sum() == 1
   page = (out / "report.md").read_text()
   assert "| diloco |" in page and "Time on the clock '1gbit'" in page
   assert not list(out.glob("runs/*/checkpoints"))
@@ -102,44 +111,110 @@ def test_what_did_not_end_is_said_and_the_page_is_written(
 # Lines of finished runs.
 
 (RUN,) = runs.runs_of({"base": {"total_steps": 60}, "runs": [{"name": "a"}]})
-ROW = RunRow(
-  name="a",
-  seed=0,
-  digest=RUN.digest,
-  corpus="text",
-  overrides="{}",
-  total_steps=60,
-  tokens=600,
-  sent_bytes=100,
-  loss=1.5,
-  mean_loss=1.5,
-  best_loss=1.4,
-  judge_loss=math.nan,
-  wall_s=9.0,
-  platform="cpu",
-  python="3.11",
-  jax="0.10",
-  revision="",
-  cores=1,
-  failure="",
-)
-ROW_WITH_ALL = dataclasses.replace(ROW, judge_loss=2.0)  # NaN is not NaN.
-POINTS = [CurveRow(RUN.digest, "text", n, n, n, 1.5, n == 60) for n in (30, 60)]
+
+
+def line_of(run, corpus="text00", **changes):
+  """A line of a run, on a text."""
+  line = RunRow(
+    study="mine",
+    run=run_id("mine", run.digest, corpus),
+    setting=run.name,
+    config=columns.cells_of(run),
+    parameters=857_088,
+    tokens=600,
+    sent_bytes=100,
+    loss=1.5,
+    judge_loss=2.0,
+    loss_newest=1.6,
+    judge_loss_newest=2.1,
+    replica_mean_loss=1.5,
+    best_loss=1.4,
+    baseline="",
+    seconds=9.0,
+    failure="",
+    corpus=corpus,
+    platform="cpu",
+    python="3.11",
+    jax="0.10",
+    revision="",
+    cores=1,
+  )
+  return dataclasses.replace(line, **changes)
+
+
+LINE = line_of(RUN)  # Without NaN, which does not equal itself.
+POINTS = [
+  EvaluationRow(LINE.run, step, step, step, 1.5, step == 60)
+  for step in (30, 60)
+]
+
+
+def other(name, **changes):
+  """Another run, and its line."""
+  (run,) = runs.runs_of(
+    {"base": {"total_steps": 60}, "runs": [{"name": name} | changes]}
+  )
+  return run, line_of(run)
 
 
 def test_what_is_added_is_read_again_by_anybody_and_has_each_point_once(
   tmp_path,
 ):
-  path = tmp_path / "rows.csv"
-  row = dataclasses.replace(ROW, judge_loss=2.0)
-  Rows(path).add(row, POINTS)
+  path = tmp_path / "runs.csv"
+  Rows(path, "mine").add(LINE, POINTS)
   path.unlink()  # Killed between the two writes.
-  Rows(path).add(row, POINTS)
-  again = Rows(path)
-  assert [*again.runs.values()] == [row] and again.curve(row) == POINTS
-  with path.open(newline="") as file:
-    (line,) = csv.DictReader(file)
-  assert float(line["loss"]) == 1.5 and int(line["sent_bytes"]) == 100
+  Rows(path, "mine").add(LINE, POINTS)
+  again = Rows(path, "mine")
+  assert [*again.runs.values()] == [LINE]
+  assert again.evaluations(LINE) == POINTS
+  table = pandas.read_csv(path)
+  (line,) = table.to_dict("records")
+  assert line["loss"] == 1.5 and line["sent_bytes"] == 100
+  assert (line["method"], line["sync_interval"]) == ("diloco", 30)
+  assert (line["num_fragments"], line["overlap_steps"]) == (1, 0)
+  joined = pandas.read_csv(tmp_path / "evaluations.csv").merge(table, on="run")
+  assert list(joined["step"]) == [30, 60]
+
+
+def test_the_committed_files_are_what_a_sweep_would_write(tmp_path):
+  """No digit is lost, and the gaps follow from the losses."""
+  runs_table = read_runs(COMMITTED)
+  evaluations = read_evaluations(COMMITTED)
+  write_tables(tmp_path / "runs.csv", runs_table, evaluations)
+  for name in ("runs.csv", "evaluations.csv"):
+    committed = COMMITTED.with_name(name).read_text()
+    assert (tmp_path / name).read_text() == committed, name
+
+
+def test_a_file_of_several_sweeps_keeps_the_lines_of_the_others(tmp_path):
+  path = tmp_path / "runs.csv"
+  Rows(path, "mine").add(LINE, POINTS)
+  theirs = dataclasses.replace(
+    LINE, study="theirs", run=LINE.run.replace("mine", "theirs")
+  )
+  point = dataclasses.replace(POINTS[0], run=theirs.run)
+  Rows(path, "theirs").add(theirs, [point])
+  Rows(path, "mine").add(LINE, POINTS)
+  assert [*Rows(path, "mine").runs.values()] == [LINE]
+  again = Rows(path, "theirs")
+  assert [*again.runs.values()] == [theirs]
+  assert again.evaluations(theirs) == [point]
+
+
+def test_a_run_has_its_gap_to_the_baseline_of_its_seed(tmp_path):
+  path = tmp_path / "runs.csv"
+  rows = Rows(path, "mine")
+  for seed, judge_loss in ((0, 2.0), (1, 2.5), (2, 2.0)):
+    run, line = other("base", seed=seed)
+    rows.add(dataclasses.replace(line, judge_loss=judge_loss), [])
+    run, line = other("own", seed=seed, **{"sync.sync_interval": 6})
+    changes = {"baseline": "base", "tokens": 600 if seed < 2 else 900}
+    rows.add(dataclasses.replace(line, judge_loss=3.0, **changes), [])
+  gaps = pandas.read_csv(path).set_index(["setting", "seed"])["gap"]
+  assert gaps["own", 0] == pytest.approx(0.5)
+  assert gaps["own", 1] == pytest.approx(0.2)
+  # After other numbers of tokens losses do not compare.
+  assert math.isnan(gaps["own", 2]) and gaps["base"].isna().all()
 
 
 @pytest.mark.parametrize(
@@ -148,100 +223,112 @@ def test_what_is_added_is_read_again_by_anybody_and_has_each_point_once(
 def test_only_a_sweep_of_results_shows_losses_of_the_text_that_judges(
   sweep, loss, tmp_path
 ):
-  found = [dataclasses.replace(ROW, judge_loss=1.6)]
-  rows = Rows(tmp_path / "rows.csv")
+  found = [dataclasses.replace(LINE, judge_loss=1.6)]
+  rows = Rows(tmp_path / "runs.csv", "mine")
   frame = page.frame(sweep, [RUN], found, rows, {}, {"a": {}})
   assert [seed_run.loss for seed_run in frame.settings[0].seed_runs] == [loss]
 
 
 def test_a_sweep_begins_with_committed_rows_and_changes_none(tmp_path):
   start = tmp_path / "start.csv"
-  path = tmp_path / "new" / "rows.csv"
-  Rows(start).add(ROW, POINTS)
+  path = tmp_path / "new" / "runs.csv"
+  Rows(start, "mine").add(LINE, POINTS)
   before = start.read_bytes()
-  rows = Rows(path, start)
+  rows = Rows(path, "mine", start)
   assert rows.source == start
   (found,) = rows.on_one_text([RUN])
-  assert found and found is rows.row(RUN, "text") and found.loss == ROW.loss
-  rows.add(dataclasses.replace(ROW, corpus="other"), [])
-  assert start.read_bytes() == before and len(Rows(path, start).runs) == 2
-
-
-def other(name, **changes):
-  """Another run, and its line."""
-  runs_found = runs.runs_of(
-    {"base": {"total_steps": 60}, "runs": [{"name": name} | changes]}
-  )
-  digest = runs_found[0].digest
-  return runs_found[0], dataclasses.replace(
-    ROW_WITH_ALL, name=name, digest=digest
-  )
+  assert found and found is rows.row(RUN, "text00") and found.loss == LINE.loss
+  rows.add(line_of(RUN, corpus="other"), [])
+  assert start.read_bytes() == before
+  assert len(Rows(path, "mine", start).runs) == 2
+  assert Rows(path, "mine").evaluations(LINE) == POINTS
 
 
 def test_a_page_shows_lines_on_one_text_alone(tmp_path):
   """Losses on two texts do not compare."""
-  rows = Rows(tmp_path / "rows.csv")
+  rows = Rows(tmp_path / "runs.csv", "mine")
   second, of_second = other("b", **{"inner.learning_rate": 0.5})
-  third, of_third = other("c", **{"inner.learning_rate": 0.25})
-  rows.add(dataclasses.replace(ROW, corpus="old", loss=9.0), [])
-  rows.add(dataclasses.replace(of_third, corpus="old"), [])
-  rows.add(ROW_WITH_ALL, [])
+  third, _ = other("c", **{"inner.learning_rate": 0.25})
+  rows.add(line_of(RUN, corpus="old", loss=9.0), [])
+  rows.add(line_of(third, corpus="old"), [])
+  rows.add(LINE, [])
   rows.add(of_second, [])
   listed = [RUN, second, third]
   found = rows.on_one_text(listed)
-  assert found == [ROW_WITH_ALL, of_second, None]
+  assert found == [LINE, of_second, None]
   assert rows.num_others(listed, found) == 2
   text = page.intro(listed, found, rows)
-  assert "2 of 3 runs" in text and "`text`. 2 lines are on another" in text
-  assert rows.row(third, "text") is None and rows.row(third, "old")
+  assert "2 of 3 runs" in text and "`text00`. 2 lines are on another" in text
+  assert rows.row(third, "text00") is None and rows.row(third, "old")
 
 
 def test_a_text_that_is_drawn_is_another_one_for_each_seed(tmp_path):
-  rows = Rows(tmp_path / "rows.csv")
-  made = [
-    other("a", **{"data.source": "synthetic", "seed": seed})
+  rows = Rows(tmp_path / "runs.csv", "mine")
+  drawn_runs = [
+    other("a", **{"data.source": "synthetic", "seed": seed})[0]
     for seed in range(3)
   ]
   lines = [
-    dataclasses.replace(row, seed=seed, corpus=f"drawn {seed}")
-    for seed, (_, row) in enumerate(made)
+    line_of(run, corpus=f"{run.seed} drawn", loss=run.seed)
+    for run in drawn_runs
   ]
   for line in lines:
     rows.add(line, [])
-  assert rows.on_one_text([each for each, _ in made]) == lines
+  assert rows.on_one_text(drawn_runs) == lines
 
 
 def test_a_run_that_is_trained_again_has_the_points_of_the_last_time(tmp_path):
-  path = tmp_path / "rows.csv"
-  Rows(path).add(ROW, POINTS)
-  path.unlink()  # Its curve is left, and belongs to no line.
-  assert not Rows(path).curve(ROW)
+  path = tmp_path / "runs.csv"
+  Rows(path, "mine").add(LINE, POINTS)
+  path.unlink()  # Its evaluations are left, and belong to no line.
+  assert not Rows(path, "mine").evaluations(LINE)
   again = [dataclasses.replace(point, loss=2.5) for point in POINTS]
-  Rows(path).add(ROW, again)
-  assert Rows(path).curve(ROW) == again
+  Rows(path, "mine").add(LINE, again)
+  assert Rows(path, "mine").evaluations(LINE) == again
+
+
+@pytest.mark.parametrize("name", ['a"b,c', " a", "nan", "数据", "1.0"])
+def test_any_name_comes_back_from_a_table(tmp_path, name):
+  line = dataclasses.replace(LINE, setting=name)
+  Rows(tmp_path / "runs.csv", "mine").add(line, POINTS)
+  (found,) = Rows(tmp_path / "runs.csv", "mine").runs.values()
+  assert found == line
+
+
+@pytest.mark.parametrize("name", ["a\rb", "a\nb", "\u2028"])
+def test_a_name_of_several_lines_is_refused(name):
+  with pytest.raises(ValueError, match="must be one line of plain text"):
+    other(name)
 
 
 @pytest.mark.parametrize(
-  "name", ["a\rb", "a\r\nb", "a\nb", 'a"b,c', " a", "\u2028"]
+  "changes",
+  [
+    {"sync.method": "streaming_diloco"},
+    {"sync.method": "overlap_loco", "inner.momentum": 0.9},
+    {"sync.method": "delayed", "sync.rule": "reset"},
+    {"model.num_layers": 3, "model.qk_norm": True},
+  ],
 )
-def test_any_name_comes_back_from_a_table(tmp_path, name):
-  row = dataclasses.replace(ROW_WITH_ALL, name=name)
-  Rows(tmp_path / "rows.csv").add(row, POINTS)
-  (found,) = Rows(tmp_path / "rows.csv").runs.values()
-  assert found == row
-  with (tmp_path / "rows.csv").open(newline="") as file:
-    assert [line["name"] for line in csv.DictReader(file)] == [name]
+def test_the_columns_of_a_line_make_its_config_again(tmp_path, changes):
+  run, line = other("a", **changes)
+  path = tmp_path / "runs.csv"
+  Rows(path, "mine").add(LINE, POINTS)  # It has other columns.
+  Rows(path, "mine").add(line, POINTS)
+  _, again = runs.runs_of({}, Rows(path, "mine").settings)
+  assert again.config == run.config and again.digest == run.digest
 
 
 def test_a_damaged_table_is_one_line_or_has_whole_rows(tmp_path):
-  path = tmp_path / "rows.csv"
-  rows = Rows(path)
-  rows.add(ROW, POINTS)
-  rows.add(other("b", **{"inner.learning_rate": 0.5})[1], POINTS)
+  path = tmp_path / "runs.csv"
+  rows = Rows(path, "mine")
+  rows.add(LINE, POINTS)
+  rows.add(other("b", **{"model.num_layers": 3})[1], POINTS)
 
   def read():
     try:
-      return Rows(path).settings and [*Rows(path).runs.values()]
+      found = Rows(path, "mine")
+      return found.settings and [*found.runs.values()]
     except RecordError as error:
       raise ValueError(error) from error
 
@@ -255,35 +342,37 @@ def test_a_damaged_table_is_one_line_or_has_whole_rows(tmp_path):
     damage.outcome(cell, read)
   path.write_bytes(content + content.split(b"\n")[1] + b"\n")
   with pytest.raises(RecordError, match="two lines of 'a', seed 0"):
-    Rows(path)
+    Rows(path, "mine")
   path.write_bytes(content[:-1])
   with pytest.raises(RecordError, match="its last line is cut"):
-    Rows(path)
+    Rows(path, "mine")
 
 
-def test_a_table_has_each_column_once_and_no_line_is_shorter(tmp_path):
-  path = tmp_path / "rows.csv"
-  Rows(path).add(ROW, POINTS)
+def test_a_table_has_each_column_once_and_no_line_has_other_lengths(tmp_path):
+  path = tmp_path / "runs.csv"
+  Rows(path, "mine").add(LINE, POINTS)
   header, line, _ = path.read_text().split("\n")
   for wrong, said in (
-    ([header, line.rpartition(",")[0]], "a line is shorter than the others"),
+    ([header, line.rpartition(",")[0]], "its cores is empty"),
+    ([header, f"{line},1"], "is no table of runs"),
     ([line], "it lacks the column"),
     ([f"{header},more", f"{line},1"], "it has a column .'more'"),
-    ([f"{header},name", f"{line},b"], "it has a column twice"),
+    ([f"{header},setting", f"{line},b"], "it has a column twice"),
+    ([f"{header},sync.more", f"{line},b"], "more"),
   ):
     path.write_text("\n".join([*wrong, ""]))
-    with pytest.raises(RecordError, match=f"is no table of RunRow.*{said}"):
-      Rows(path)
+    with pytest.raises(RecordError, match=said):
+      Rows(path, "mine")
 
 
 @pytest.mark.parametrize(
   "text", ["name,seed\na,0\n", "nonsense\n1\n", "\xff\xfe\n", "a" * 200_000]
 )
 def test_a_damaged_file_is_one_line(tmp_path, text):
-  path = tmp_path / "rows.csv"
+  path = tmp_path / "runs.csv"
   path.write_bytes(text.encode("latin1") + b"\n")
-  with pytest.raises(RecordError, match="rows.csv is no table") as error:
-    Rows(path)
+  with pytest.raises(RecordError, match="runs.csv is no table") as error:
+    Rows(path, "mine")
   assert "\n" not in str(error.value)
 
 
@@ -325,7 +414,7 @@ def test_what_a_sweep_writes_is_not_behind_a_link(tmp_path, name, monkeypatch):
   monkeypatch.setattr(training, "corpus_digest", lambda config: "text")
   workdir = tmp_path / "sweep"
   victim = tmp_path / "victim"
-  made = training.Training(workdir, Rows(workdir / "rows.csv"))
+  made = training.Training(workdir, Rows(workdir / "runs.csv", "mine"))
   first = made._job(RUN)
   assert first.log.parent == workdir / "logs" and first.root == workdir
   link = {"run": workdir / "runs" / first.log.stem}.get(name, workdir / name)
@@ -345,10 +434,10 @@ def test_the_states_of_a_finished_run_are_removed_and_none_behind_a_link(
 ):
   monkeypatch.setattr(training, "corpus_digest", lambda config: "text")
   monkeypatch.setattr(training, "load_run", lambda workdir: None)
-  monkeypatch.setattr(training, "row_of", lambda *_, **__: ROW)
-  monkeypatch.setattr(training, "curve_of", lambda *_: POINTS)
+  monkeypatch.setattr(training, "row_of", lambda *_, **__: LINE)
+  monkeypatch.setattr(training, "evaluations_of", lambda *_: POINTS)
   workdir = tmp_path / "sweep"
-  made = training.Training(workdir, Rows(workdir / "rows.csv"))
+  made = training.Training(workdir, Rows(workdir / "runs.csv", "mine"))
   states = made._directory(RUN) / "checkpoints"
   (states / "6").mkdir(parents=True)
   made._record(RUN, "", 1)

@@ -12,7 +12,9 @@ from dilocox_jax.report import load_run
 from experiments.configs import quickstart
 from experiments.sweeps import measured, page, rows, training
 from experiments.sweeps.clocks import SweepClock, Times, clock_of
-from experiments.sweeps.rows import CurveRow, Rows, RunRow
+from experiments.sweeps.columns import cells_of
+from experiments.sweeps.finished import Rows
+from experiments.sweeps.rows import EvaluationRow, RunRow, run_id
 from experiments.sweeps.runs import runs_of
 from tests.report.conftest import write_run
 
@@ -26,33 +28,36 @@ def listed(*names, **changes):
 
 def row(run, **changes):
   first = RunRow(
-    name=run.name,
-    seed=run.seed,
-    digest=run.digest,
-    corpus="9f3a",
-    overrides="{}",
-    total_steps=60,
+    study="mine",
+    run=run_id("mine", run.digest, "9f3a"),
+    setting=run.name,
+    config=cells_of(run),
+    parameters=857_088,
     tokens=600,
     sent_bytes=100,
     loss=1.5,
-    mean_loss=1.6,
-    best_loss=1.4,
     judge_loss=math.nan,
-    wall_s=1800.0,
+    loss_newest=math.nan,
+    judge_loss_newest=math.nan,
+    replica_mean_loss=1.6,
+    best_loss=1.4,
+    baseline="",
+    seconds=1800.0,
+    failure="",
+    corpus="9f3a",
     platform="cpu",
     python="3.11",
     jax="0.10",
     revision="",
     cores=1,
-    failure="",
   )
   return dataclasses.replace(first, **changes)
 
 
 def test_the_introduction_sums_hours_and_counts_runs(tmp_path):
   found = listed("a", "b", "c")
-  lines = [row(found[0]), row(found[1], wall_s=5400.0), None]
-  rows = Rows(tmp_path / "rows.csv")
+  lines = [row(found[0]), row(found[1], seconds=5400.0), None]
+  rows = Rows(tmp_path / "runs.csv", "mine")
   text = page.intro(found, lines, rows)
   assert text.startswith("60 inner steps by diloco, H = 6; replicas: 2;")
   assert "Trained on cpu, Python 3.11, JAX 0.10. 2 of 3 runs have ended" in text
@@ -60,27 +65,31 @@ def test_the_introduction_sums_hours_and_counts_runs(tmp_path):
   assert page.intro(found, [None] * 3, rows).endswith("No run has ended yet.")
 
 
-def test_points_have_the_time_of_their_step_and_the_last_that_of_the_flush():
-  (run,) = listed("a")
-  line = row(run, seed=7, judge_loss=2.5)
+def test_points_have_the_time_of_their_step_and_the_last_that_of_the_flush(
+  tmp_path,
+):
+  run = listed("z", "a")[1]
+  line = row(run, judge_loss=2.5)
   points = [
-    CurveRow(run.digest, "9f3a", step, 10 * step, step, 2.0, step == 60)
+    EvaluationRow(line.run, step, 10 * step, step, 2.0, step == 60)
     for step in (30, 45, 60)
   ]
-  kept = Rows.__new__(Rows)
-  kept._curves = {(run.digest, "9f3a"): points}
+  kept = Rows(tmp_path / "runs.csv", "mine")
+  kept.add(line, points)
   times = {"slow": Times({20: 2.0, 40: 4.0, 60: 6.0}, 6.5, 0.9)}
   seed_run = page._seed_run(line, kept, times, uses_judge=False)
   # The last segment that ended at step 30 or before did so after 2 s.
   assert [p.seconds["slow"] for p in seed_run.points] == [2.0, 4.0, 6.5]
   assert [p.tokens for p in seed_run.points] == [300, 450, 600]
   assert [p.sent_bytes for p in seed_run.points] == [30, 45, 60]
-  assert (seed_run.seed, seed_run.loss, seed_run.sent_bytes) == (7, 1.5, 100)
+  assert (seed_run.seed, seed_run.loss, seed_run.sent_bytes) == (1, 1.5, 100)
   assert (seed_run.steps, seed_run.tokens, seed_run.wall_s) == (60, 600, 1800.0)
   assert page._seed_run(line, kept, times, uses_judge=True).loss == 2.5
 
 
-def test_a_setting_has_its_own_baseline_and_says_that_it_is_an_average():
+def test_a_setting_has_its_own_baseline_and_says_that_it_is_an_average(
+  tmp_path,
+):
   runs = runs_of(
     {
       "base": {"total_steps": 60},
@@ -95,8 +104,7 @@ def test_a_setting_has_its_own_baseline_and_says_that_it_is_an_average():
   sweep = {"baseline": "allreduce", "baselines": {"kept": "plain"}}
   times = {run.name: {"x": Times({60: 6.0}, 7.0, 0.5)} for run in runs}
   lines = [row(run) for run in runs]
-  kept = Rows.__new__(Rows)
-  kept._curves = {}
+  kept = Rows(tmp_path / "runs.csv", "mine")
   found = page.frame(sweep, runs, lines, kept, {}, times)
   labels = {each.label: each for each in found.settings}
   assert set(labels) == {
@@ -124,23 +132,25 @@ def test_a_line_has_the_last_and_the_lowest_loss_of_a_run(tmp_path):
   )
   (run,) = listed("mine")
   loaded = load_run(folder)
-  found = rows.row_of(loaded, run, failure="", cores=3)
-  assert (found.name, found.seed, found.cores) == ("mine", 0, 3)
-  assert (found.loss, found.mean_loss, found.judge_loss) == (1.25, 1.5, 2.0)
-  assert found.best_loss == 0.5
+  common = {"study": "mine", "baseline": "b", "cores": 3}
+  found = rows.row_of(loaded, run, failure="", **common)
+  assert (found.setting, found.seed, found.cores) == ("mine", 0, 3)
+  assert (found.loss, found.replica_mean_loss) == (1.25, 1.5)
+  assert (found.judge_loss, found.best_loss) == (2.0, 0.5)
+  assert (found.study, found.baseline) == ("mine", "b")
   # Two replicas of 1,024 tokens; compiling 11.5 s, two rounds, one evaluation.
-  assert (found.total_steps, found.tokens) == (60, 60 * 2048)
-  assert found.wall_s == pytest.approx(11.5 + 2 * 2.5 + 0.75, abs=0.06)
+  assert (found.steps, found.tokens) == (60, 60 * 2048)
+  assert found.seconds == pytest.approx(11.5 + 2 * 2.5 + 0.75, abs=0.06)
   assert found.sent_bytes == loaded.total_sent_bytes
-  diverged = rows.row_of(loaded, run, failure="not finite", cores=3)
+  diverged = rows.row_of(loaded, run, failure="not finite", **common)
   assert math.isnan(diverged.loss) and math.isnan(diverged.judge_loss)
   assert diverged.best_loss == 0.5 and diverged.failure == "not finite"
-  curve = rows.curve_of(loaded, found)
-  assert [(each.step, each.loss) for each in curve][-2:] == [
+  evaluations = rows.evaluations_of(loaded, found)
+  assert [(each.step, each.loss) for each in evaluations][-2:] == [
     (30, 0.5),
     (60, 1.25),
   ]
-  assert curve[-1].flushed and curve[-1].digest == run.digest
+  assert evaluations[-1].flushed and evaluations[-1].run == found.run
 
 
 class OneByOne:
@@ -164,7 +174,7 @@ def test_processes_that_run_at_once_share_the_cores(tmp_path, monkeypatch):
     return "" if reason else "loss 1.5"
 
   monkeypatch.setattr(training.Training, "_record", keep)
-  trained = training.Training(tmp_path, Rows(tmp_path / "rows.csv"))
+  trained = training.Training(tmp_path, Rows(tmp_path / "runs.csv", "mine"))
   runs = listed("a", "b")
   trained.train(runs, OneByOne(["", "no text"]), num_processes=2)  # pyright: ignore
   assert cores == [4, 4]
@@ -177,7 +187,9 @@ def test_a_run_is_a_process_with_its_own_settings(tmp_path, monkeypatch):
   monkeypatch.setattr(training, "corpus_digest", lambda config: "9f3a" * 4)
   (run,) = listed("my run")
   parts = [tmp_path / "parts.py"]
-  trained = training.Training(tmp_path, Rows(tmp_path / "rows.csv"), parts)
+  trained = training.Training(
+    tmp_path, Rows(tmp_path / "runs.csv", "mine"), {}, parts
+  )
   job = trained._job(run)
   folder = tmp_path / "runs" / f"my_run-seed0-{run.digest}-9f3a9f"
   assert job.log == tmp_path / "logs" / f"{folder.name}.log"
@@ -286,7 +298,7 @@ def test_a_sweep_stops_after_so_many_minutes(
 
   monkeypatch.setattr(training, "Pool", Pool)
   monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
-  trained = training.Training(tmp_path, Rows(tmp_path / "rows.csv"))
+  trained = training.Training(tmp_path, Rows(tmp_path / "runs.csv", "mine"))
   monkeypatch.setattr(trained, "train", lambda runs, pool, num_processes: None)
   monkeypatch.setattr(trained, "row", lambda run: None)
   assert trained.train_for(

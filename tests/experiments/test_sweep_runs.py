@@ -13,7 +13,8 @@ from experiments.configs import compression, convergence, grid
 from experiments.runtime.config_flag import CONFIGS
 from experiments.sweeps import runs
 from experiments.sweeps.clocks import SweepClock, clock_of
-from experiments.sweeps.rows import Rows
+from experiments.sweeps.finished import Rows
+from experiments.sweeps.rows import run_id
 from tests.experiments import programs
 
 BASE = {"sync": {"sync_interval": 6}, "total_steps": 60}
@@ -165,17 +166,23 @@ def test_overrides_make_the_same_run_again(given):
 
 
 @pytest.mark.parametrize(
-  "config",
-  [compression.get_config(), *map(convergence.get_config, convergence.SWEEPS)],
+  ("study", "config"),
+  [
+    ("compression", compression.get_config()),
+    *(
+      (f"convergence_{name}", convergence.get_config(name))
+      for name in convergence.SWEEPS
+    ),
+  ],
   ids=["compression", *convergence.SWEEPS],
 )
 def test_every_config_of_a_sweep_has_its_baseline_and_its_committed_rows(
-  config,
+  study, config
 ):
   committed_rows = []
   settings = []
   if config.get("rows") and not (config.get("runs") or config.get("grid")):
-    rows = Rows(ROOT / config.rows)
+    rows = Rows(ROOT / config.rows, study)
     committed_rows = list(rows.runs.values())
     settings = rows.settings
   found = runs.runs_of(config.to_dict(), settings)
@@ -184,9 +191,10 @@ def test_every_config_of_a_sweep_has_its_baseline_and_its_committed_rows(
   assert len(found) > 2 and config.baseline in names
   assert names >= {*baselines, *baselines.values()}
   if committed_rows:
-    assert [(run.digest, run.seed) for run in found] == [
-      (row.digest, row.seed) for row in committed_rows
-    ]
+    assert [
+      run_id(study, run.digest, row.corpus)
+      for run, row in zip(found, committed_rows, strict=True)
+    ] == [row.run for row in committed_rows]
 
 
 def config(method, **sync):

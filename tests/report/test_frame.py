@@ -132,10 +132,19 @@ def test_the_price_says_no_more_than_the_numbers(settings, words):
 
 def test_text_tables_lose_no_cell_and_invent_no_column():
   assert tables.markdown_table(["a"], [["x|y"]])[-1] == r"| x\|y |"
-  rows = [{"b": 1, "a": "x, y"}, {"b": 2, "c": 0.1 + 0.2}]
+  rows = [
+    {"b": 1, "a": "x, y"},
+    {"b": 2, "c": 0.1 + 0.2},
+    {"b": None, "a": "two\nlines", "c": NAN},
+  ]
   found = list(csv.reader(io.StringIO(tables.csv_table(rows))))
   tenth = "0.30000000000000004"
-  assert found == [["b", "a", "c"], ["1", "x, y", ""], ["2", "", tenth]]
+  assert found == [
+    ["b", "a", "c"],
+    ["1", "x, y", ""],
+    ["2", "", tenth],
+    ["", r"two\nlines", "nan"],
+  ]
   text = io.StringIO()
   header, cells = tables.header_and_cells([{"a": "[bold]x", "b": "1.5"}])
   table = tables.terminal_table(header, cells, title="what is shown")

@@ -161,7 +161,7 @@ def test_a_page_of_settings_has_each_name(name, tmp_path, monkeypatch):
   assert not [t for t in inlines(text)[1] if t.type.startswith("html")]
   with (tmp_path / "table.csv").open(newline="") as file:
     rows = list(csv.DictReader(file))
-  assert rows[1]["run"] == name.encode(errors="backslashreplace").decode()
+  assert rows[1]["run"] == printable(name)
   made.print(Console(file=io.StringIO()))
 
 

@@ -1,0 +1,259 @@
+"""The finished runs of one sweep, in the two files that have them.
+
+A run that has ended is written into runs.csv and evaluations.csv. It is not
+trained again if there is a line of the same config on the same text.
+"""
+
+import collections
+import dataclasses
+import math
+import pathlib
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from dilocox_jax.checks import require
+from dilocox_jax.metrics.lines import RecordError, make_directory
+from experiments.sweeps import columns
+from experiments.sweeps.rows import (
+  CONFIG,
+  RESULTS,
+  RUN_TYPES,
+  EvaluationRow,
+  RunRow,
+  run_id,
+)
+from experiments.sweeps.runs import SweepRun, text_of
+from experiments.sweeps.tables import (
+  evaluations_path,
+  evaluations_table,
+  read_evaluations,
+  read_runs,
+  runs_table,
+  write_tables,
+)
+
+
+class Rows:
+  """The finished runs of one sweep, and the two files that have them.
+
+  Attributes:
+    path: Path of runs.csv, to which `add` writes. evaluations.csv is beside it.
+    study: Name of the sweep.
+    source: Path of the file that has the present content: `path`, or `start`
+      until the first run is added.
+    runs: Lines of the sweep in their order, by name of the run.
+  """
+
+  def __init__(
+    self, path: pathlib.Path, study: str, start: pathlib.Path | None = None
+  ):
+    """Reads the files. A file that does not exist counts as empty.
+
+    Args:
+      path: Path of runs.csv. Lines of other sweeps in it are kept.
+      study: Name of the sweep.
+      start: Another runs.csv, which is read if `path` does not exist. The first
+        `add` copies its runs of the sweep, and their evaluations, to `path`.
+        None: a new sweep begins without runs.
+
+    Raises:
+      RecordError: If a file cannot be read, is damaged or has other columns.
+    """
+    self.path = path
+    self.study = study
+    self.source = start if start and not path.exists() else path
+    runs = read_runs(self.source)
+    evaluations = read_evaluations(self.source)
+    is_own = runs["study"] == study
+    # A process that was killed between the writes of the two files left
+    # evaluations without a line of their run.
+    has_line = evaluations["run"].isin(runs["run"])
+    is_own_evaluation = evaluations["run"].isin(runs.loc[is_own, "run"])
+    self.runs = {
+      cells["run"]: _run_row(cells, self.source)
+      for cells in _lines(runs[is_own])
+    }
+    self._evaluations: dict[str, list[EvaluationRow]] = {}
+    own_evaluations = evaluations[is_own_evaluation]
+    if own_evaluations.drop(columns="loss").isna().any(axis=None):
+      raise RecordError(
+        f"{evaluations_path(self.source)} is damaged: a line of {study} has an"
+        " empty cell"
+      )
+    for cells in _lines(own_evaluations):
+      row = EvaluationRow(**cells)
+      self._evaluations.setdefault(row.run, []).append(row)
+    self._other_runs = runs[~is_own]
+    self._other_evaluations = evaluations[has_line & ~is_own_evaluation]
+    if self.source != path:
+      self._other_runs = self._other_runs[:0]
+      self._other_evaluations = self._other_evaluations[:0]
+
+  @property
+  def settings(self) -> list[tuple[str, Mapping[str, Any]]]:
+    """Name and overrides of each finished run, as `runs.runs_of` takes them.
+
+    A run with lines on several texts is listed once, with the name and the
+    overrides of the last of these lines.
+    """
+    by_config = {_without_text(row.run): row for row in self.runs.values()}
+    return [
+      (row.setting, columns.overrides_of(row.config))
+      for row in by_config.values()
+    ]
+
+  def evaluations(self, row: RunRow) -> list[EvaluationRow]:
+    """Returns the evaluations of a finished run, in order.
+
+    Args:
+      row: The line of the run.
+
+    Returns:
+      The lines of its evaluations; empty if evaluations.csv has none.
+    """
+    return list(self._evaluations.get(row.run, ()))
+
+  def row(self, run: SweepRun, corpus: str) -> RunRow | None:
+    """Returns the line of a run on a text; None if there is none.
+
+    Args:
+      run: The run.
+      corpus: Digest of the text.
+    """
+    return self.runs.get(run_id(self.study, run.digest, corpus))
+
+  def on_one_text(self, runs: Sequence[SweepRun]) -> list[RunRow | None]:
+    """Chooses one text, and returns the line of each run on this text.
+
+    The same config may have been trained on different versions of its text, for
+    example with another version of Python's library. Losses on two versions do
+    not compare. The version with the most lines is chosen; of two versions with
+    equally many lines, the version of the later line.
+
+    A version is chosen for each text that the configs name (`text_of`). For
+    example, a synthetic text differs with the seed.
+
+    Args:
+      runs: The runs.
+
+    Returns:
+      For each run its line on the chosen text; None if it has no such line.
+    """
+    corpora_by_config: dict[str, list[str]] = {}
+    last_line: dict[str, int] = {}
+    for number, row in enumerate(self.runs.values()):
+      config = _without_text(row.run)
+      corpora_by_config.setdefault(config, []).append(row.corpus)
+      last_line[row.corpus] = number
+    # How many lines of the runs each version has, by text of the config.
+    num_lines: dict[Hashable, collections.Counter[str]] = {}
+    for run in runs:
+      counter = num_lines.setdefault(text_of(run.config), collections.Counter())
+      config = _without_text(run_id(self.study, run.digest, ""))
+      counter.update(corpora_by_config.get(config, ()))
+    chosen_corpus = {}
+    for text, counter in num_lines.items():
+      ranks = {
+        corpus: (count, last_line[corpus]) for corpus, count in counter.items()
+      }
+      chosen_corpus[text] = max(ranks, key=ranks.__getitem__, default="")
+    return [self.row(run, chosen_corpus[text_of(run.config)]) for run in runs]
+
+  def num_others(
+    self, runs: Sequence[SweepRun], lines: Sequence[RunRow | None]
+  ) -> int:
+    """Returns how many lines of some runs a page does not show.
+
+    They are lines of the same runs on other texts.
+
+    Args:
+      runs: The runs.
+      lines: The line of each run that the page shows; None if it shows none.
+    """
+    configs = {
+      _without_text(run_id(self.study, run.digest, "")) for run in runs
+    }
+    num_lines = sum(_without_text(run) in configs for run in self.runs)
+    return num_lines - len({row.run for row in lines if row})
+
+  def add(self, row: RunRow, evaluations: Sequence[EvaluationRow]) -> None:
+    """Adds a finished run, and writes both files.
+
+    A line of the same run is replaced. The evaluations are written first: if
+    the process is killed between the two writes, no run has a line without its
+    evaluations.
+
+    Args:
+      row: Line of the finished run, of the same sweep.
+      evaluations: Evaluations of the run, in order.
+
+    Raises:
+      RecordError: If the files cannot be written.
+    """
+    make_directory(self.path.parent)
+    self.source = self.path
+    self._evaluations[row.run] = list(evaluations)
+    self.runs[row.run] = row
+    own_runs = runs_table([row.cells for row in self.runs.values()])
+    own_evaluations = evaluations_table(
+      [
+        dataclasses.asdict(evaluation)
+        for evaluations in self._evaluations.values()
+        for evaluation in evaluations
+      ]
+    )
+    write_tables(
+      self.path,
+      pd.concat([self._other_runs, own_runs]),
+      pd.concat([self._other_evaluations, own_evaluations]),
+    )
+
+
+def _lines(table: pd.DataFrame) -> list[dict[str, Any]]:
+  """Returns the cells of each line of a table, by column."""
+  return [
+    {str(name): value for name, value in line.items()}
+    for line in table.to_dict("records")
+  ]
+
+
+def _without_text(run: str) -> str:
+  """Returns the name of a run without the digits of its text."""
+  return run.rpartition("-")[0]
+
+
+def _run_row(cells: Mapping[str, Any], path: pathlib.Path) -> RunRow:
+  """Returns a line of runs.csv whose config is known.
+
+  Args:
+    cells: Cells of the line by column (`read_runs`).
+    path: Path of the file, for messages.
+
+  Raises:
+    RecordError: If a cell is empty that must not be, or does not fit the field
+      of its column.
+  """
+  results = {name: cells[name] for name in RESULTS}
+  config = {}
+  try:
+    for name, value in cells.items():
+      is_missing = RUN_TYPES.get(name) is int and pd.isna(value)
+      require(not is_missing, f"its {name} is empty")
+      if name in CONFIG:
+        config[name] = value
+      elif name not in RUN_TYPES:
+        config[name] = columns.value_of(name, value)
+  except ValueError as error:
+    raise RecordError(
+      f"{path} is damaged: run {cells['run']!r}: {error}"
+    ) from error
+  if math.isnan(config["inner_momentum"]):
+    config["inner_momentum"] = None
+  config = {
+    name: value
+    for name, value in config.items()
+    if value is not None or name in CONFIG
+  }
+  return RunRow(config=config, **results)

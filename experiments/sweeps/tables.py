@@ -1,0 +1,277 @@
+"""Reads and writes runs.csv and evaluations.csv as tables of pandas.
+
+The files may have the runs of several sweeps: the column `study` has the name
+of the sweep.
+"""
+
+import io
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dilocox_jax.checks import require, shown
+from dilocox_jax.metrics.lines import (
+  RecordError,
+  make_directory,
+  one_line,
+  write_atomically,
+)
+from experiments.sweeps.rows import EVALUATION_TYPES, RUN_TYPES
+
+# The committed runs of all sweeps.
+COMMITTED = pathlib.Path(__file__).parents[2] / "docs/results/runs.csv"
+# Types of the columns of a file in pandas, by type of the value.
+_DTYPES = {str: "str", int: "Int64", float: "float64", bool: "boolean"}
+
+
+def gaps(runs: pd.DataFrame) -> pd.Series:
+  """Returns the gap of each run to the run of its baseline with its seed.
+
+  The gap is the loss of the run divided by the loss of the baseline, minus 1.
+  Both are losses on the judge text where the run has one, and else on the
+  validation text. The gap is NaN if the study has no run of the baseline with
+  this seed, text and number of tokens.
+
+  Args:
+    runs: Lines of runs.csv.
+  """
+  is_judged = runs["judge_loss"].notna()
+  losses = runs["judge_loss"].where(is_judged, runs["loss"])
+  common = ["study", "seed", "corpus", "tokens"]
+  bases = runs[common].assign(baseline=runs["setting"], base_loss=losses)
+  bases = bases.drop_duplicates([*common, "baseline"])
+  paired = runs[[*common, "baseline"]].merge(bases, how="left")
+  base_losses = paired["base_loss"].set_axis(runs.index)
+  return losses / base_losses - 1
+
+
+def evaluations_path(path: pathlib.Path) -> pathlib.Path:
+  """Returns the path of evaluations.csv beside a runs.csv."""
+  return path.with_name("evaluations.csv")
+
+
+def read_runs(path: pathlib.Path) -> pd.DataFrame:
+  """Reads runs.csv; a file that does not exist counts as empty.
+
+  Cells of columns with dotted names are texts. An empty cell there means that
+  the field has its default, or that it is not known.
+
+  Args:
+    path: Path of the file.
+
+  Raises:
+    RecordError: If the file cannot be read, ends within a line, has other
+      columns, has a cell that does not fit its column, or has two lines of one
+      run.
+  """
+  runs = _read(path, RUN_TYPES, "runs")
+  for _, line in runs[runs["run"].duplicated()].iterrows():
+    raise RecordError(
+      f"{path} is damaged: it has two lines of {line['setting']!r}, seed"
+      f" {line['seed']}, on the text {line['corpus']}"
+    )
+  return runs
+
+
+def read_evaluations(path: pathlib.Path) -> pd.DataFrame:
+  """Reads the evaluations.csv beside a runs.csv, as `read_runs` does.
+
+  Args:
+    path: Path of runs.csv.
+  """
+  return _read(evaluations_path(path), EVALUATION_TYPES, "evaluations")
+
+
+def runs_table(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+  """Returns lines of runs.csv as a table like that of `read_runs`.
+
+  Args:
+    lines: Cells of each line by column: values, or the texts of values. A cell
+      that is missing, None or "" is empty.
+  """
+  return _table(lines, RUN_TYPES)
+
+
+def evaluations_table(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+  """Returns lines of evaluations.csv as a table, as `runs_table` does."""
+  return _table(lines, EVALUATION_TYPES)
+
+
+def _table(
+  lines: Sequence[Mapping[str, Any]], kinds: Mapping[str, type]
+) -> pd.DataFrame:
+  """Returns lines as a table whose columns have the right types.
+
+  Args:
+    lines: Cells of each line by column.
+    kinds: Types of the columns by name. Other columns get texts.
+  """
+  others = {name for line in lines for name in line if name not in kinds}
+  values_by_column = {}
+  for name, kind in [*kinds.items(), *((name, str) for name in sorted(others))]:
+    values = []
+    for line in lines:
+      value = line.get(name)
+      if value is None or value == "":
+        value = "" if kind is str else None
+      elif kind is bool:
+        value = str(value) == "True"
+      else:
+        value = kind(value)
+      values.append(value)
+    values_by_column[name] = pd.Series(values, dtype=_DTYPES[kind])
+  return pd.DataFrame(values_by_column)
+
+
+def write_tables(
+  path: pathlib.Path, runs: pd.DataFrame, evaluations: pd.DataFrame
+) -> None:
+  """Writes evaluations.csv and runs.csv; each replaces an earlier file.
+
+  The studies are in alphabetical order. The gaps are computed anew.
+
+  Args:
+    path: Path of runs.csv.
+    runs: Its lines, without gaps or with old ones.
+    evaluations: Lines of evaluations.csv.
+
+  Raises:
+    RecordError: If a file cannot be written.
+  """
+  study = evaluations["run"].str.split("/").str[0]
+  _write(evaluations_path(path), evaluations, study)
+  *names, last = RUN_TYPES
+  fields = sorted(set(map(str, runs)) - set(RUN_TYPES))
+  # The last cell is never empty, so a line that was cut is noticed.
+  runs = runs[[*names, *fields, last]].reset_index(drop=True)
+  runs["gap"] = gaps(runs)
+  _write(path, runs, runs["study"])
+
+
+def replace_studies(
+  path: pathlib.Path, runs: pd.DataFrame, evaluations: pd.DataFrame
+) -> None:
+  """Writes all runs of some studies into the two files, and keeps the others.
+
+  Args:
+    path: Path of runs.csv, which is made if it is missing. Lines of the studies
+      that it has already are removed.
+    runs: The new lines.
+    evaluations: The evaluations of these runs.
+
+  Raises:
+    RecordError: If a file cannot be read or written, or is damaged.
+  """
+  make_directory(path.parent)
+  old_runs = read_runs(path)
+  old_evaluations = read_evaluations(path)
+  kept_runs = old_runs[~old_runs["study"].isin(runs["study"])]
+  is_kept = old_evaluations["run"].isin(kept_runs["run"])
+  write_tables(
+    path,
+    pd.concat([kept_runs, runs]),
+    pd.concat([old_evaluations[is_kept], evaluations]),
+  )
+
+
+def commit(path: str) -> None:
+  """Replaces the runs of a sweep in `COMMITTED` by those of a work directory.
+
+  Args:
+    path: The file runs.csv in the work directory.
+
+  Raises:
+    RecordError: If a file cannot be read or written, or is damaged.
+  """
+  source = pathlib.Path(path)
+  replace_studies(COMMITTED, read_runs(source), read_evaluations(source))
+
+
+def _write(path: pathlib.Path, table: pd.DataFrame, study: pd.Series) -> None:
+  """Writes a CSV file, sorted by study.
+
+  Args:
+    path: Path of the file.
+    table: Its lines.
+    study: Name of the study of each line.
+  """
+  order = np.argsort(study.to_numpy(), kind="stable")
+  text = table.iloc[order].to_csv(index=False, lineterminator="\n")
+  write_atomically(path, text)
+
+
+def _read(
+  path: pathlib.Path, kinds: Mapping[str, type], noun: str
+) -> pd.DataFrame:
+  """Reads a CSV file; a file that does not exist counts as empty.
+
+  Args:
+    path: Path of the file.
+    kinds: Types of the columns that it must have, by name. Other columns must
+      have a dot in their names; their cells are texts.
+    noun: What its lines are, for messages.
+
+  Raises:
+    RecordError: If the file cannot be read, ends within a line, has other
+      columns, or has a cell that does not fit its column.
+  """
+  if not path.exists():
+    return pd.DataFrame(
+      {name: pd.Series(dtype=_DTYPES[kind]) for name, kind in kinds.items()}
+    )
+  with one_line(path, "read"):
+    content = path.read_bytes()
+  try:
+    # The file is replaced as a whole, so a line without an end was cut.
+    require(content.endswith(b"\n"), "its last line is cut")
+    header = pd.read_csv(io.BytesIO(content), header=None, nrows=1, dtype=str)
+    names = list(header.iloc[0])
+    _check_columns(names, kinds)
+    numbers = [name for name in names if kinds.get(name, str) is not str]
+    table = pd.read_csv(
+      io.BytesIO(content),
+      dtype={name: _DTYPES[kinds.get(name, str)] for name in names},
+      keep_default_na=False,
+      na_values={name: [""] for name in numbers},
+    )
+    # A line with more cells than columns makes pandas take an index from it.
+    is_longer = not isinstance(table.index, pd.RangeIndex)
+    require(not is_longer, "a line is longer than the others")
+    _check_values(table, kinds)
+  except (TypeError, ValueError, OverflowError) as error:
+    reason = " ".join(str(error).split())
+    raise RecordError(f"{path} is no table of {noun}: {reason}") from error
+  return table
+
+
+def _check_columns(names: Sequence[str], kinds: Iterable[str]) -> None:
+  """Raises ValueError unless a table has the expected columns, each once.
+
+  Args:
+    names: Columns of the table.
+    kinds: Columns that it must have, in any order. Other columns must have a
+      dot in their names.
+  """
+  missing = sorted(set(kinds) - set(names))
+  require(not missing, f"it lacks the column {missing[:1]}")
+  others = [name for name in names if name not in kinds and "." not in name]
+  require(not others, f"it has a column {shown(others[:1])}")
+  require(len(names) == len(set(names)), "it has a column twice")
+
+
+def _check_values(table: pd.DataFrame, kinds: Mapping[str, type]) -> None:
+  """Raises ValueError if an int is below 0 or a float is infinite.
+
+  Args:
+    table: The table.
+    kinds: Types of its columns by name. Other columns have texts.
+  """
+  for name in map(str, table):
+    kind = kinds.get(name, str)
+    if kind is int:
+      require(bool((table[name].dropna() >= 0).all()), f"a {name} is below 0")
+    if kind is float:
+      require(not np.isinf(table[name]).any(), f"a {name} is infinite")
