@@ -402,8 +402,15 @@ class Agreement:
       ReplicaStaleError: If the manifest names another predecessor than the one
         that this replica has followed, or if a newer snapshot appears while
         this replica waits.
+      StoppedError: If the other replicas send messages of another layout.
     """
     agreed = self._decided(inbox)
+    if agreed.listed and agreed.layout != inbox.layout:
+      raise StoppedError(
+        f"event {inbox.event}: the messages of {', '.join(agreed.names)} have"
+        " other arrays than this replica's: give all replicas a model of the"
+        " same shapes and the same codec"
+      )
     if not inbox.is_past and agreed.before != self.before(inbox):
       raise ReplicaStaleError("the others agreed on another list before")
     if inbox.turn == 0:
@@ -766,6 +773,7 @@ class Agreement:
       manifest,
       begins_interval=begins_interval,
       num_slices=inbox.num_slices,
+      layout=inbox.layout,
     )
 
   def _begins_interval(self, inbox: Inbox) -> bool:

@@ -50,6 +50,7 @@ class MailboxClient:
     open_mailbox: Function that opens the mailbox. It is called with one keyword
       argument `config`: the values that must be equal in all replicas.
     terms: The part of `config` that is known before `enter`.
+    terms_of_devices: The same for what follows from the replica's devices.
     step_weight: Weight of one inner step of this replica in the mean.
     keeps: Whether the replica keeps values that were not sent, by error
       feedback or in its parameters, and sends them later. Then nothing is lost
@@ -80,6 +81,7 @@ class MailboxClient:
   grace_s: float
   name: str = ""
   processes: ReplicaProcesses = dataclasses.field(default_factory=OneProcess)
+  terms_of_devices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   event: int = 0
   settled: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   writes_snapshots: bool = True
@@ -101,7 +103,7 @@ class MailboxClient:
     Raises:
       Exception: What `open_mailbox` raises, in all processes.
     """
-    config = {**self.terms, **terms}
+    config = {**self.terms, **terms, **self.terms_of_devices}
 
     def open_and_identify() -> str:
       self.mailbox = self._wait_for(self.open_mailbox, config=config)

@@ -202,6 +202,21 @@ def message_bytes(num_array_bytes: int) -> int:
   return signed_bytes(HEADER_BYTES + num_array_bytes)
 
 
+def _kind_text(kind: np.dtype, shape: tuple[int, ...]) -> str:
+  """Returns type and shape of an array, as rows: `uint8[12, 16]`.
+
+  A replica on one device may have rows [layers, rows, width], and a replica
+  on several devices the same rows as [1, layers * rows, width].
+
+  Args:
+    kind: Type of the array.
+    shape: Its shape. All axes but the last count as one.
+  """
+  if len(shape) > 1:
+    shape = math.prod(shape[:-1]), shape[-1]
+  return f"{kind.name}{list(shape)}"
+
+
 def raw_bytes(array: np.ndarray) -> memoryview:
   """Returns the bytes of an array's values, little-endian and in C order."""
   little = array.astype(array.dtype.newbyteorder("<"), copy=False)
@@ -285,6 +300,8 @@ class Inbox:
     num_slices: Number of slices into which messages are cut, S
       (`sliced.SlicedInbox`); 0: they are not cut.
     num_bytes: Bytes of one message, with its tags.
+    layout: Digest of types and shapes of a whole message, in hexadecimal
+      digits.
   """
 
   store: Any
@@ -309,9 +326,11 @@ class Inbox:
     ]
     self._arrays_start = _HEADER.size + rows_bytes(self.num_blocks)
     self.num_bytes = signed_bytes(self._arrays_start + num_bytes(self._kinds))
-    parts = [f"{kind.name}{list(shape)}" for kind, shape in self._kinds]
+    parts = [_kind_text(kind, shape) for kind, shape in self._kinds]
     text = ";".join([f"fingerprint[{self.num_blocks}]", *parts])
     self._layout = hashlib.sha256(text.encode()).digest()
+    # That of whole messages, also if they are cut into slices.
+    self.layout = self._layout.hex()
 
   def send(
     self,
