@@ -6,6 +6,7 @@ the messages of all replicas that are listed in the turn's manifest.
 """
 
 import atexit
+import collections
 import dataclasses
 import logging
 import threading
@@ -61,8 +62,9 @@ class MailboxClient:
     event: Number of the next exchange.
     settled: Events that were settled since the caller emptied this list. Each
       is a dict: "event" is the event's number, "members" the names of the
-      replicas whose messages were averaged, and "left_out" the reasons why
-      other messages were not, by replica.
+      replicas whose messages were averaged, "left_out" the reasons why other
+      messages were not, by replica, and "wrong_shares" how many wrong shares of
+      earlier events this replica has found meanwhile, by their makers.
     writes_snapshots: Whether this replica may write a snapshot.
     first_own: Number of the first exchange that this replica takes part in.
     stop: Event that any thread may set to ask the run to stop.
@@ -381,6 +383,7 @@ class ExchangeSession:
     self._weight = weight
     self._state = state
     self._turn = 0
+    self._wrong_shares: collections.Counter[str] = collections.Counter()
     self.is_counted = True
     self.drops_all = False
 
@@ -437,12 +440,15 @@ class ExchangeSession:
     is_left_out = self._client.name in exchanged.left_out
     if exchanged.is_superseded or is_left_out:
       self.drops_all = True
+    makers = [maker for _, _, maker in exchanged.wrong_shares]
+    self._wrong_shares.update(makers)
     if turn == 0:
       self._client.settled.append(
         {
           "event": self._event,
           "members": [name for name, _, _ in exchanged.messages],
           "left_out": exchanged.left_out,
+          "wrong_shares": self._wrong_shares,
         }
       )
     is_listed = np.asarray(exchanged.is_own_listed)

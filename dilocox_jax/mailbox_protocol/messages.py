@@ -7,6 +7,7 @@ proposal/0000000012.0        the list of a turn's messages that is proposed
 manifest/0000000012.0        the same list after the decision: all average it
 share/0000000012/0/5         share 5 of a turn's mean, if it is made in shares
 share/0000000012/0/5.rest    the residual of this share
+share/0000000012/0/5.wrong   says which replica has found that share 5 is wrong
 snapshot/0000000064/...      the shared state before event 64
 gone/0000000064              mark: the events from 64 up to the next snapshot
                              are deleted
@@ -66,7 +67,7 @@ _PATHS_OF_EVENTS = {
   EVENTS: re.compile(r"([0-9]{10,})/[0-9]+/[a-z0-9][a-z0-9_-]{0,31}"),
   PROPOSALS: re.compile(r"([0-9]{10,})\.[0-9]+"),
   MANIFESTS: re.compile(r"([0-9]{10,})\.[0-9]+"),
-  SHARES: re.compile(r"([0-9]{10,})/[0-9]+/[0-9]+(?:\.rest)?"),
+  SHARES: re.compile(r"([0-9]{10,})/[0-9]+/[0-9]+(?:\.rest|\.wrong)?"),
   SNAPSHOTS: re.compile(r"([0-9]{10,})/(?:claim|arrays|index)"),
 }
 
@@ -137,6 +138,11 @@ def residual_path(event: int, turn: int, number: int) -> str:
   Example: "share/0000000012/0/5.rest".
   """
   return f"{share_path(event, turn, number)}.rest"
+
+
+def wrong_share_path(event: int, turn: int, number: int) -> str:
+  """Returns the path of the object which says that a share is wrong."""
+  return f"{share_path(event, turn, number)}.wrong"
 
 
 def snapshot_path(event: int, part: str) -> str:
