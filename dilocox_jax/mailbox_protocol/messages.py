@@ -303,6 +303,8 @@ class Inbox:
     taken: Contents of the seats that were taken since the event before: the
       replica's "name", and the event "since" which it takes part.
     num_looks: How often this replica has looked whether the turn is settled.
+    seats_read_s: When it has looked for new seats last, by the clock of the
+      store; None: not in this turn.
     num_slices: Number of slices into which messages are cut, S
       (`sliced.SlicedInbox`); 0: they are not cut.
     num_bytes: Bytes of one message, with its tags.
@@ -323,6 +325,7 @@ class Inbox:
   held: dict[str, Message] = dataclasses.field(default_factory=dict)
   taken: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   num_looks: int = 0
+  seats_read_s: float | None = None
   num_slices: int = 0
 
   def __post_init__(self) -> None:
