@@ -62,7 +62,7 @@ _LOG = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
 LONGEST_LATE_PAUSE_S = 10.0
-PAUSE_GROWTH = 1.5
+PAUSE_GROWTH = 1.25
 # It looks for new seats at its first look, and then when the last look for
 # seats is so long ago. Most further looks come after a few hundredths of a
 # second, and replicas rarely come.
