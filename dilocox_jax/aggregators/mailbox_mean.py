@@ -15,6 +15,7 @@ import jax
 
 from dilocox_jax.aggregators.collective import Collective, Sender
 from dilocox_jax.aggregators.means import mean_of_messages
+from dilocox_jax.aggregators.message_groups import MessageGroups, is_in_rows
 from dilocox_jax.aggregators.sizes import encoded_bytes
 from dilocox_jax.codecs.base import Encoder, Quantizer
 from dilocox_jax.codecs.batching import Shape
@@ -91,10 +92,10 @@ def message_tables(
   if codec is None:
     return None
   assert isinstance(encoder, Quantizer), "all encoders of rows are quantizers"
-  layout = encoder.layout(list(shapes))
+  groups = MessageGroups.of(encoder, shapes)
   return Tables(
     codec=codec,
-    widths=tuple(layout.widths[group[0]] for group in layout.groups),
+    widths=tuple(groups.widths[group[0]] for group in groups.of_message),
     has_residual=makes_up_for_loss and not codec.is_exact,
   )
 
@@ -167,17 +168,20 @@ class MailboxMean(Collective):
     Returns:
       A coroutine that returns `codecs.base.Reduced`.
     """
-    message = encoder.encode(leaves)
-    tables = message_tables(
-      encoder, [leaf.shape for leaf in leaves], sender.shares_add_up
-    )
+    shapes = [leaf.shape for leaf in leaves]
+    encoded = encoder.encode(leaves)
+    groups = MessageGroups.of(encoder, shapes) if is_in_rows(encoder) else None
+    message = encoded if groups is None else groups.to_message(encoded)
+    tables = message_tables(encoder, shapes, sender.shares_add_up)
     leaving = EncodedMessage(arrays=message, tables=tables)
     reply = yield leaving, sender.participates
     arrays, weights, is_counted = reply
+    if groups is not None:
+      arrays = groups.from_messages(arrays)
     return mean_of_messages(
       encoder,
-      [leaf.shape for leaf in leaves],
-      own=message,
+      shapes,
+      own=encoded,
       arrays=arrays,
       weights=weights,
       is_counted=is_counted,

@@ -147,7 +147,8 @@ def group_by_shape(
 
   Leaves of the same kind are one group. Exceptions: a large leaf has a group of
   its own. If the replica is divided among devices, every leaf has a group of
-  its own, because each device works on its own part of every leaf.
+  its own, because each device works on its own part of every leaf. The leaves
+  then have the same order as on one device.
 
   Args:
     shapes: Shape of each leaf, (num_layers, *shape).
@@ -157,10 +158,28 @@ def group_by_shape(
   Returns:
     Indices of the leaves of each group.
   """
-  is_divided = current_division().num_devices > 1
+  groups = groups_on_one_device(shapes, kinds)
+  if current_division().num_devices > 1:
+    return [[index] for group in groups for index in group]
+  return groups
+
+
+def groups_on_one_device(
+  shapes: Sequence[Shape], kinds: Sequence[Hashable]
+) -> list[list[int]]:
+  """Groups leaves as a replica does that is not divided among devices.
+
+  Args:
+    shapes: Shape of each leaf, (num_layers, *shape).
+    kinds: For each leaf a value that is equal for leaves of the same kind, e.g.
+      the width of their rows.
+
+  Returns:
+    Indices of the leaves of each group.
+  """
   groups: dict[Hashable, list[int]] = {}
   for index, (shape, kind) in enumerate(zip(shapes, kinds, strict=True)):
-    if is_divided or math.prod(shape) > _MOST_CONCATENATED:
+    if math.prod(shape) > _MOST_CONCATENATED:
       group_key = ("alone", index)
     else:
       group_key = ("together", kind)

@@ -28,6 +28,7 @@ import io
 import itertools
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -45,6 +46,7 @@ _END_MS = 5_000
 _LAST_S = 0.5  # Process 0 ends this much later than the other processes.
 
 _turns = itertools.count()  # Numbers of the turns, from 0.
+_at_end: list[Callable[[], None]] = []  # See `at_end`.
 
 
 def allgather(value: Any) -> list[Any]:
@@ -185,6 +187,15 @@ def _from_message(
   return number, index, part
 
 
+def at_end(function: Callable[[], None]) -> None:
+  """Lets a function be called when all processes have come to the end.
+
+  Args:
+    function: The function.
+  """
+  _at_end.append(function)
+
+
 def wait_for_end() -> None:
   """Waits up to 5 s for the other processes to reach the end of the run.
 
@@ -198,6 +209,8 @@ def wait_for_end() -> None:
   # If a process does not come in time, the store raises RuntimeError.
   with contextlib.suppress(RuntimeError):
     store.wait_at_barrier(f"{FOLDER}/end", _END_MS)
+    for function in _at_end:
+      function()
     if jax.process_index() == 0:
       time.sleep(_LAST_S)
 

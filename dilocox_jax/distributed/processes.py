@@ -7,6 +7,7 @@ also work in a run of one process, so the rest of the project need not ask how
 many processes there are.
 """
 
+import atexit
 import contextlib
 import functools
 import itertools
@@ -15,22 +16,28 @@ import pathlib
 import re
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from dilocox_jax.distributed import addresses, coordinator_store, rendezvous
+from dilocox_jax.distributed.lifelines import Lifelines
 
-# If a process sends no heartbeat for this long, it counts as dead, and all
-# other processes end. A process that is exchanging with the dead one notices
-# far sooner, because the connection closes.
+# If a process is there and sends no heartbeat for this long, JAX's runtime
+# aborts all processes. A process that is gone is noticed sooner (`lifelines`).
 HEARTBEAT_TIMEOUT_S = 30
 START_TIMEOUT_S = 120  # All processes must connect within this time.
 END_TIMEOUT_S = 600  # Process 0 must write the report within this time.
 _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 _GIVE_FLAGS = "Give --coordinator=HOST:PORT, --num_processes and --process_id"
+
+_IS_GONE = (
+  "another process of this run is gone: its own last lines say why, and the "
+  "same command continues the run"
+)
+_TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h.
 
 # Words in errors of JAX's backends which mean that another process does not
 # answer.
@@ -53,6 +60,7 @@ def start(
   process_id: int | None = None,
   run: str = "",
   timeout_s: float = START_TIMEOUT_S,
+  on_lost: Callable[[LostProcessError, int], None] | None = None,
 ) -> None:
   """Connects the processes of a run. It must be called before a device is used.
 
@@ -73,6 +81,10 @@ def start(
     run: Hexadecimal text that identifies the run. All its processes pass the
       same text.
     timeout_s: Seconds to wait for all processes.
+    on_lost: Called in a thread if another process is gone later, with the error
+      and the number of this process. It should end this process, because JAX's
+      runtime would wait for the other one or abort. None: the error is printed,
+      and this process ends with exit code 75.
 
   Raises:
     ValueError: If an argument was neither given nor found, or is wrong. The
@@ -89,7 +101,7 @@ def start(
   listening = os.environ.get(_BIND_VARIABLE, coordinator)
   arguments = _complete(coordinator, num_processes, process_id, timeout_s)
   try:
-    rendezvous.wait_for_processes(
+    connections = rendezvous.wait_for_processes(
       rendezvous.Process(run, arguments.num_processes, arguments.process_id),
       coordinator=arguments.coordinator,
       listening=listening,
@@ -97,9 +109,17 @@ def start(
     )
   except TimeoutError as error:
     raise LostProcessError(str(error)) from error
+  lifelines = Lifelines(
+    functools.partial(
+      on_lost or _end, LostProcessError(_IS_GONE), arguments.process_id
+    )
+  )
+  coordinator_of_jax = arguments.coordinator
+  if arguments.process_id:
+    coordinator_of_jax = lifelines.relay(arguments.coordinator)
   try:
     jax.distributed.initialize(
-      arguments.coordinator,
+      coordinator_of_jax,
       arguments.num_processes,
       arguments.process_id,
       local_device_ids=arguments.local_device_ids,
@@ -116,11 +136,22 @@ def start(
         "the same command tries again"
       ) from error
     raise ValueError(" ".join(str(error).split())) from error
-  _use_gloo()
+  lifelines.watch(connections)
+  # Functions that are registered later run earlier. So this process leaves
+  # before JAX's runtime ends, in which all processes wait for each other.
+  atexit.register(lifelines.leave)
+  coordinator_store.at_end(lifelines.leave)
+  _use_gloo(arguments.coordinator)
   try:
     jax.devices()
   except RuntimeError as error:
     raise ValueError(str(error).splitlines()[0]) from error
+
+
+def _end(error: LostProcessError, number: int) -> NoReturn:
+  """Prints an error, and ends this process with the code for "try again"."""
+  print(f"error: process {number}: {error}", file=sys.stderr)
+  exit_now(_TRY_AGAIN)
 
 
 class _JaxArguments(NamedTuple):
@@ -192,21 +223,23 @@ def _complete(
   return _JaxArguments(coordinator, num_processes, process_id, local_device_ids)
 
 
-def _use_gloo() -> None:
+def _use_gloo(coordinator: str) -> None:
   """Makes CPUs exchange by gloo, at this machine's address toward process 0.
 
   JAX itself would listen at the address that the host's name stands for. Other
   machines may not reach this address, or strangers may. JAX has no public
   function to choose another one.
+
+  Args:
+    coordinator: Address of process 0, host:port.
   """
   from jax._src import distributed, xla_bridge
   from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
   state = distributed.global_state
-  assert state.coordinator_address
   gloo = _jax.make_gloo_tcp_collectives(
     distributed_client=state.client,
-    hostname=addresses.own_address(state.coordinator_address),
+    hostname=addresses.own_address(coordinator),
   )
   xla_bridge.register_backend_factory(
     "cpu",
@@ -345,10 +378,7 @@ def detect_lost_process() -> Iterator[None]:
     raise
   except Exception as error:
     if jax.process_count() > 1 and _is_from_lost_process(error):
-      raise LostProcessError(
-        "another process of this run is gone: its own last lines say why, and "
-        "the same command continues the run"
-      ) from error
+      raise LostProcessError(_IS_GONE) from error
     raise
 
 

@@ -11,6 +11,9 @@ the port at which JAX's service listens afterwards:
   process 0   stops listening when all have greeted, and then sends "go".
   process 3   waits until JAX's service listens at the port.
 
+The connections stay open: by them the processes notice later that one of them
+has gone (`lifelines`).
+
 Anybody who reaches the port can send a greeting. For safety a greeting has a
 fixed form and at most 128 bytes, nothing else is read, and no answer repeats a
 part of it.
@@ -76,7 +79,7 @@ def wait_for_processes(
   coordinator: str,
   listening: str | None = None,
   timeout_s: float = 120.0,
-) -> None:
+) -> dict[int, socket.socket]:
   """Waits until all processes of a run are connected to process 0.
 
   Args:
@@ -87,6 +90,10 @@ def wait_for_processes(
       reads this argument.
     timeout_s: Seconds to wait for all processes.
 
+  Returns:
+    The open connections of process 0 to all other processes, by their numbers.
+    In the other processes: the connection to process 0.
+
   Raises:
     ValueError: If an address is unknown or does not lead to process 0, or if
       process 0 is of another run or expects another number of processes. The
@@ -96,13 +103,16 @@ def wait_for_processes(
   wait = _Wait(timeout_s)
   endpoints = _resolve(coordinator, wait)
   if process.number:
-    _greet_until_all_are_there(process, coordinator, endpoints, wait)
-    return
+    connection = _greet_until_all_are_there(
+      process, coordinator, endpoints, wait
+    )
+    return {0: connection}
   if listening is None:
     _, port = addresses.split_address(coordinator)
     listening = f"[::]:{port}"
   with _listen(listening) as server:
-    _Reception(process, coordinator, server).wait_for_all(endpoints, wait)
+    reception = _Reception(process, coordinator, server)
+    return reception.wait_for_all(endpoints, wait)
 
 
 class _Wait:
@@ -244,12 +254,17 @@ class _Reception:
     self._most_strangers = process.count + _MOST_STRANGERS
     self._selector = selectors.DefaultSelector()
 
-  def wait_for_all(self, endpoints: list[Endpoint], wait: _Wait) -> None:
+  def wait_for_all(
+    self, endpoints: list[Endpoint], wait: _Wait
+  ) -> dict[int, socket.socket]:
     """Waits until all processes have greeted, and then tells them to go on.
 
     Args:
       endpoints: Socket addresses of the coordinator.
       wait: Time limit for all processes to come.
+
+    Returns:
+      The connections to the other processes, by their numbers.
 
     Raises:
       ValueError: If process 0 does not reach itself at the coordinator's
@@ -272,13 +287,24 @@ class _Reception:
       missing = self._missing()
       if not missing:
         self._tell_all(_GO)
-        return
+        return self._released()
       numbers = ",".join(str(number) for number in sorted(missing))
       self._tell_all(f"{_MISSING} {numbers}")
       raise TimeoutError(
         f"{self._missing_names()} did not come to {self._coordinator}{hint} "
         f"within {wait.timeout_s:g} s: {_AGAIN}"
       )
+
+  def _released(self) -> dict[int, socket.socket]:
+    """Returns the connections to the others, which then stay open."""
+    released = {
+      number: connection
+      for number, connection in self._present.items()
+      if number != self._process.number
+    }
+    for number in released:
+      del self._present[number]
+    return released
 
   def _loopback_hint(self) -> str:
     """Returns the end of a message if the coordinator's name means loopback.
@@ -455,7 +481,7 @@ def _send(connection: socket.socket, answer: str) -> None:
 
 def _greet_until_all_are_there(
   process: Process, coordinator: str, endpoints: list[Endpoint], wait: _Wait
-) -> None:
+) -> socket.socket:
   """Greets process 0 again and again until all processes are there.
 
   Args:
@@ -463,6 +489,9 @@ def _greet_until_all_are_there(
     coordinator: Address of process 0, host:port.
     endpoints: Socket addresses of the coordinator.
     wait: Time limit for all processes to come.
+
+  Returns:
+    The connection to process 0.
 
   Raises:
     ValueError: If process 0 refuses this process. The message is one line.
@@ -477,11 +506,13 @@ def _greet_until_all_are_there(
       cause = error.strerror or error
       reason = f"process 0 does not answer at {coordinator} ({cause})"
     else:
-      with connection:
+      with contextlib.ExitStack() as stack:
+        stack.enter_context(connection)
         answer = _greet(connection, process, wait)
-      if answer == _GO:
-        _wait_for_service(coordinator, endpoints)
-        return
+        if answer == _GO:
+          _wait_for_service(coordinator, endpoints)
+          stack.pop_all()  # The connection stays open.
+          return connection
       _raise_refusal(answer, process, coordinator)
       reason = (
         f"{coordinator} ended the connection: process 0 has gone, or another "

@@ -63,6 +63,10 @@ FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
 LONGEST_LATE_PAUSE_S = 10.0
 PAUSE_GROWTH = 1.25
+# It looks for new seats at its first look, and then when the last look for
+# seats is so long ago. Most further looks come after a few hundredths of a
+# second, and replicas rarely come.
+SEATS_EVERY_S = 1.0
 # A waiting replica writes vanished objects again (`Agreement._look_around`)
 # after the grace time. The time until it does so again doubles up to this
 # number of seconds, or up to the grace time if that is longer.
@@ -402,8 +406,15 @@ class Agreement:
       ReplicaStaleError: If the manifest names another predecessor than the one
         that this replica has followed, or if a newer snapshot appears while
         this replica waits.
+      StoppedError: If the other replicas send messages of another layout.
     """
     agreed = self._decided(inbox)
+    if agreed.listed and agreed.layout != inbox.layout:
+      raise StoppedError(
+        f"event {inbox.event}: the messages of {', '.join(agreed.names)} have"
+        " other arrays than this replica's: give all replicas a model of the"
+        " same shapes and the same codec"
+      )
     if not inbox.is_past and agreed.before != self.before(inbox):
       raise ReplicaStaleError("the others agreed on another list before")
     if inbox.turn == 0:
@@ -693,7 +704,7 @@ class Agreement:
     calls: list[Callable] = [
       functools.partial(inbox.read, name) for name in names
     ]
-    if inbox.turn == 0:
+    if inbox.turn == 0 and self._is_time_for_seats(inbox):
       calls.append(functools.partial(self._read_seats, inbox))
     if not with_manifest:
       self.store.at_once(calls)
@@ -715,12 +726,23 @@ class Agreement:
       return self.first.names
     return self.memory.roster.names()
 
+  def _is_time_for_seats(self, inbox: Inbox) -> bool:
+    """Returns whether this replica looks for new seats now.
+
+    Args:
+      inbox: The inbox of the turn.
+    """
+    if inbox.event == 0 or inbox.seats_read_s is None:
+      return True  # The first event waits for all replicas to take seats.
+    return self.store.clock() - inbox.seats_read_s >= SEATS_EVERY_S
+
   def _read_seats(self, inbox: Inbox) -> None:
     """Adds the seats that were taken since the event before to `inbox.taken`.
 
     Args:
       inbox: The inbox of the event's first turn.
     """
+    inbox.seats_read_s = self.store.clock()
     number = self.memory.roster.num_seats + len(inbox.taken)
     seat = self.seats.read(number)
     if seat is not None:
@@ -766,6 +788,7 @@ class Agreement:
       manifest,
       begins_interval=begins_interval,
       num_slices=inbox.num_slices,
+      layout=inbox.layout,
     )
 
   def _begins_interval(self, inbox: Inbox) -> bool:

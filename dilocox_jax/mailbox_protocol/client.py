@@ -6,6 +6,7 @@ the messages of all replicas that are listed in the turn's manifest.
 """
 
 import atexit
+import collections
 import dataclasses
 import logging
 import threading
@@ -50,6 +51,7 @@ class MailboxClient:
     open_mailbox: Function that opens the mailbox. It is called with one keyword
       argument `config`: the values that must be equal in all replicas.
     terms: The part of `config` that is known before `enter`.
+    terms_of_devices: The same for what follows from the replica's devices.
     step_weight: Weight of one inner step of this replica in the mean.
     keeps: Whether the replica keeps values that were not sent, by error
       feedback or in its parameters, and sends them later. Then nothing is lost
@@ -60,8 +62,9 @@ class MailboxClient:
     event: Number of the next exchange.
     settled: Events that were settled since the caller emptied this list. Each
       is a dict: "event" is the event's number, "members" the names of the
-      replicas whose messages were averaged, and "left_out" the reasons why
-      other messages were not, by replica.
+      replicas whose messages were averaged, "left_out" the reasons why other
+      messages were not, by replica, and "wrong_shares" how many wrong shares of
+      earlier events this replica has found meanwhile, by their makers.
     writes_snapshots: Whether this replica may write a snapshot.
     first_own: Number of the first exchange that this replica takes part in.
     stop: Event that any thread may set to ask the run to stop.
@@ -80,6 +83,7 @@ class MailboxClient:
   grace_s: float
   name: str = ""
   processes: ReplicaProcesses = dataclasses.field(default_factory=OneProcess)
+  terms_of_devices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   event: int = 0
   settled: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   writes_snapshots: bool = True
@@ -101,7 +105,7 @@ class MailboxClient:
     Raises:
       Exception: What `open_mailbox` raises, in all processes.
     """
-    config = {**self.terms, **terms}
+    config = {**self.terms, **terms, **self.terms_of_devices}
 
     def open_and_identify() -> str:
       self.mailbox = self._wait_for(self.open_mailbox, config=config)
@@ -379,6 +383,7 @@ class ExchangeSession:
     self._weight = weight
     self._state = state
     self._turn = 0
+    self._wrong_shares: collections.Counter[str] = collections.Counter()
     self.is_counted = True
     self.drops_all = False
 
@@ -435,12 +440,15 @@ class ExchangeSession:
     is_left_out = self._client.name in exchanged.left_out
     if exchanged.is_superseded or is_left_out:
       self.drops_all = True
+    makers = [maker for _, _, maker in exchanged.wrong_shares]
+    self._wrong_shares.update(makers)
     if turn == 0:
       self._client.settled.append(
         {
           "event": self._event,
           "members": [name for name, _, _ in exchanged.messages],
           "left_out": exchanged.left_out,
+          "wrong_shares": self._wrong_shares,
         }
       )
     is_listed = np.asarray(exchanged.is_own_listed)

@@ -46,8 +46,8 @@ from dilocox_jax.mailbox_protocol.roster import (
   read_secret,
   run_terms,
 )
-from dilocox_jax.mailbox_protocol.shares import Shares, event_bytes
-from dilocox_jax.mailbox_protocol.signer import Signer
+from dilocox_jax.mailbox_protocol.shares import Check, Shares, event_bytes
+from dilocox_jax.mailbox_protocol.signer import JSON_BYTES, Signer
 from dilocox_jax.mailbox_protocol.sliced import SlicedInbox
 from dilocox_jax.mailbox_protocol.snapshots import (
   KEPT_SNAPSHOTS,
@@ -65,6 +65,9 @@ _LOG = logging.getLogger(__name__)
 # more often than this since the last snapshot was due. So it can try each of
 # the snapshots that a store keeps.
 _MOST_DIFFERENCES = KEPT_SNAPSHOTS
+# A replica ends if so many others have found wrong shares of it. If it is only
+# one, nobody knows which of the two computes wrong results.
+_ENOUGH_ACCUSERS = 2
 _LONGEST_START_PAUSE_S = 60.0
 TakeSnapshot = Callable[[], tuple[int, Sequence[np.ndarray]]]
 
@@ -87,6 +90,9 @@ class Exchanged(NamedTuple):
     mean: The weighted mean of the messages, as arrays of the same types and
       shapes; None if the mean was not made in shares. The caller then averages
       `messages`.
+    wrong_shares: Wrong shares that this replica has found since the turn
+      before, in earlier turns: event and number of the share, and the replica
+      that should make it.
   """
 
   messages: list[tuple[str, float, list[np.ndarray]]]
@@ -94,6 +100,7 @@ class Exchanged(NamedTuple):
   left_out: dict[str, str]
   is_superseded: bool = False
   mean: list[np.ndarray] | None = None
+  wrong_shares: Sequence[tuple[int, int, str]] = ()
 
 
 class Mailbox:
@@ -210,6 +217,13 @@ class Mailbox:
     self._furthest = -1
     # Calls of `newest` since that number last grew.
     self._starts_in_place = 0
+    # Wrong shares that were found and not returned yet.
+    self._wrong_shares: list[tuple[int, int, str]] = []
+    # Checks of shares that this replica has made, and that it does not know the
+    # result of.
+    self._unread_checks: list[Check] = []
+    # Replicas that have found a wrong share of this replica.
+    self._accusers: set[str] = set()
     self._entered_s = self._store.clock()
     self._num_events = 0  # Events since this replica entered the run.
     self.beside: Callable[[Callable[[], None]], Any] = lambda write: write()
@@ -485,6 +499,7 @@ class Mailbox:
         make the mean in shares.
     """
     self._check_order(event, turn)
+    self._check_accusers()
     if turn == 0:
       self._is_past = event < self._agreement.memory.event
     # The later turns of an event belong to the same state.
@@ -545,7 +560,28 @@ class Mailbox:
       left_out=dict(agreed.left_out),
       is_superseded=is_own_listed and digests[self.name] != sent_digest,
       mean=mean,
+      wrong_shares=self._taken_wrong_shares(),
     )
+
+  def _taken_wrong_shares(self) -> list[tuple[int, int, str]]:
+    """Returns the wrong shares that were found since the last call."""
+    # A check in another thread may add one meanwhile.
+    found = list(self._wrong_shares)
+    del self._wrong_shares[: len(found)]
+    return found
+
+  def _check_accusers(self) -> None:
+    """Ends this replica if several others have found wrong shares of it.
+
+    Raises:
+      StoppedError: If they have.
+    """
+    if len(self._accusers) >= _ENOUGH_ACCUSERS:
+      raise StoppedError(
+        f"{self.name} makes wrong shares of means, as"
+        f" {' and '.join(sorted(self._accusers))} have found: look for a broken"
+        " device or a bad memory on its machine, and start it again on another"
+      )
 
   def _check_order(self, event: int, turn: int) -> None:
     """Checks that no event is skipped.
@@ -716,36 +752,82 @@ class Mailbox:
     )
     self._agreement.fetch_shares(shares, beside)
     if not inbox.is_past:
-      number = shares.checked_share(self._run)
-      if number is not None:
-        # The check uses the store without retries: it is not repeated if the
-        # store is away.
-        shares.store = self._store.store
-        self.beside(lambda: self._check_share(shares, number))
+      self._check_one_share(shares)
     return shares.mean()
 
-  def _check_share(self, shares: Shares, number: int) -> None:
+  def _check_one_share(self, shares: Shares) -> None:
+    """Lets one share of a turn be computed again, if it is its turn.
+
+    Args:
+      shares: The shares of the turn.
+    """
+    check = shares.check(self._run)
+    if check is None:
+      return
+    unread = list(self._unread_checks)
+    if unread:
+      self.beside(lambda: self._read_checks(unread))
+    if check.checker == self.name:
+      # The check uses the store without retries: it is not repeated if the
+      # store is away.
+      shares.store = self._store.store
+      self.beside(lambda: self._check_share(shares, check))
+    elif shares.is_made_here(check.number):
+      self._unread_checks.append(check)
+
+  def _check_share(self, shares: Shares, check: Check) -> None:
     """Computes another replica's share again. A warning says if it differs.
 
     Nothing is checked if the store is away.
 
     Args:
       shares: The shares of a turn.
-      number: Number of the share.
+      check: Which share.
     """
+    maker = shares.maker(check.number)
     try:
-      difference = shares.difference(number)
+      difference = shares.difference(check.number)
+      if not difference:
+        return
+      values = {"found_by": self.name}
+      data = self._signer.sign_json(check.path, values)
+      shares.store.create(check.path, data)
     except StoreUnavailableError:
       return
-    if difference:
+    self._wrong_shares.append((check.event, check.number, maker))
+    _LOG.warning(
+      "event %d: share %d of the mean, made by %s, differs %s from the one"
+      " that %s computes from the same messages: look for a broken device or"
+      " a bad memory on both machines",
+      check.event,
+      check.number,
+      maker,
+      difference,
+      self.name,
+    )
+
+  def _read_checks(self, checks: Sequence[Check]) -> None:
+    """Reads whether shares that this replica has made were found to be wrong.
+
+    Args:
+      checks: Checks of earlier turns.
+    """
+    for check in checks:
+      try:
+        data = self._store.store.get(check.path, JSON_BYTES)
+      except StoreUnavailableError:
+        return  # It tries again at the next check.
+      self._unread_checks.remove(check)
+      found = self._signer.verify_json(check.path, data)
+      if found is None or found.get("found_by") != check.checker:
+        continue
+      self._accusers.add(check.checker)
       _LOG.warning(
-        "event %d: share %d of the mean, made by %s, differs %s from the one"
-        " that %s computes from the same messages: look for a broken device or"
-        " a bad memory on both machines",
-        shares.inbox.event,
-        number,
-        shares.maker(number),
-        difference,
+        "event %d: %s has found that share %d of the mean, which %s has made,"
+        " is wrong: look for a broken device or a bad memory on both machines",
+        check.event,
+        check.checker,
+        check.number,
         self.name,
       )
 

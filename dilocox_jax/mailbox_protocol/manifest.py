@@ -81,6 +81,7 @@ class Manifest:
       Then a new interval begins: events that will be deleted together.
     num_slices: Number of slices into which the messages are cut, S, if the mean
       is made in shares; 0: each replica averages the messages itself.
+    layout: Digest of types and shapes of the messages (`Inbox.layout`).
   """
 
   before: str = ""
@@ -90,6 +91,7 @@ class Manifest:
   is_split: bool = False
   begins_interval: bool = False
   num_slices: int = 0
+  layout: str = ""
 
   @property
   def num_bytes(self) -> int:

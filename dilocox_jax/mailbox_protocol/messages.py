@@ -7,6 +7,7 @@ proposal/0000000012.0        the list of a turn's messages that is proposed
 manifest/0000000012.0        the same list after the decision: all average it
 share/0000000012/0/5         share 5 of a turn's mean, if it is made in shares
 share/0000000012/0/5.rest    the residual of this share
+share/0000000012/0/5.wrong   says which replica has found that share 5 is wrong
 snapshot/0000000064/...      the shared state before event 64
 gone/0000000064              mark: the events from 64 up to the next snapshot
                              are deleted
@@ -66,7 +67,7 @@ _PATHS_OF_EVENTS = {
   EVENTS: re.compile(r"([0-9]{10,})/[0-9]+/[a-z0-9][a-z0-9_-]{0,31}"),
   PROPOSALS: re.compile(r"([0-9]{10,})\.[0-9]+"),
   MANIFESTS: re.compile(r"([0-9]{10,})\.[0-9]+"),
-  SHARES: re.compile(r"([0-9]{10,})/[0-9]+/[0-9]+(?:\.rest)?"),
+  SHARES: re.compile(r"([0-9]{10,})/[0-9]+/[0-9]+(?:\.rest|\.wrong)?"),
   SNAPSHOTS: re.compile(r"([0-9]{10,})/(?:claim|arrays|index)"),
 }
 
@@ -139,6 +140,11 @@ def residual_path(event: int, turn: int, number: int) -> str:
   return f"{share_path(event, turn, number)}.rest"
 
 
+def wrong_share_path(event: int, turn: int, number: int) -> str:
+  """Returns the path of the object which says that a share is wrong."""
+  return f"{share_path(event, turn, number)}.wrong"
+
+
 def snapshot_path(event: int, part: str) -> str:
   """Returns the path of a part of the snapshot before an event.
 
@@ -200,6 +206,21 @@ def message_bytes(num_array_bytes: int) -> int:
     num_array_bytes: Bytes of the message's arrays.
   """
   return signed_bytes(HEADER_BYTES + num_array_bytes)
+
+
+def _kind_text(kind: np.dtype, shape: tuple[int, ...]) -> str:
+  """Returns type and shape of an array, as rows: `uint8[12, 16]`.
+
+  A replica on one device may have rows [layers, rows, width], and a replica
+  on several devices the same rows as [1, layers * rows, width].
+
+  Args:
+    kind: Type of the array.
+    shape: Its shape. All axes but the last count as one.
+  """
+  if len(shape) > 1:
+    shape = math.prod(shape[:-1]), shape[-1]
+  return f"{kind.name}{list(shape)}"
 
 
 def raw_bytes(array: np.ndarray) -> memoryview:
@@ -282,9 +303,13 @@ class Inbox:
     taken: Contents of the seats that were taken since the event before: the
       replica's "name", and the event "since" which it takes part.
     num_looks: How often this replica has looked whether the turn is settled.
+    seats_read_s: When it has looked for new seats last, by the clock of the
+      store; None: not in this turn.
     num_slices: Number of slices into which messages are cut, S
       (`sliced.SlicedInbox`); 0: they are not cut.
     num_bytes: Bytes of one message, with its tags.
+    layout: Digest of types and shapes of a whole message, in hexadecimal
+      digits.
   """
 
   store: Any
@@ -300,6 +325,7 @@ class Inbox:
   held: dict[str, Message] = dataclasses.field(default_factory=dict)
   taken: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   num_looks: int = 0
+  seats_read_s: float | None = None
   num_slices: int = 0
 
   def __post_init__(self) -> None:
@@ -309,9 +335,11 @@ class Inbox:
     ]
     self._arrays_start = _HEADER.size + rows_bytes(self.num_blocks)
     self.num_bytes = signed_bytes(self._arrays_start + num_bytes(self._kinds))
-    parts = [f"{kind.name}{list(shape)}" for kind, shape in self._kinds]
+    parts = [_kind_text(kind, shape) for kind, shape in self._kinds]
     text = ";".join([f"fingerprint[{self.num_blocks}]", *parts])
     self._layout = hashlib.sha256(text.encode()).digest()
+    # That of whole messages, also if they are cut into slices.
+    self.layout = self._layout.hex()
 
   def send(
     self,

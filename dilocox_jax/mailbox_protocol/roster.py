@@ -46,7 +46,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 # conclude from it, or of what they compute from the same messages. All versions
 # sign and read `run.json` in the same way. So a replica that is refused can say
 # which version it has and which one the run has.
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 _FIRST_PROTOCOL_VERSION = 1  # In this version, `run.json` named no version.
 _SECRET_BYTES = 32
 _BEFORE_FIRST_EVENT = -1

@@ -26,6 +26,13 @@ residual to the mean. It remembers the residual if it made the last share, too;
 else it reads the object. If the object is lost, or if the number of slices has
 changed, no residual is added. A share is created only once, so no residual
 counts twice.
+
+In one of eight turns a replica computes a share of another one again. If they
+differ, all replicas have applied the wrong share, and go on with equal states.
+The replica that found it writes an object beside the share that says so. The
+maker of the share reads it some events later. A maker with wrong shares that
+two replicas have found computes wrong results, and ends. If only one replica
+finds them, that one may be the broken one.
 """
 
 import dataclasses
@@ -48,6 +55,7 @@ from dilocox_jax.mailbox_protocol.messages import (
   residual_path,
   share_path,
   shares_folder,
+  wrong_share_path,
 )
 from dilocox_jax.mailbox_protocol.signer import Signer, signed_bytes
 from dilocox_jax.mailbox_protocol.sliced import SlicedInbox
@@ -71,6 +79,27 @@ CHECKED_TURNS = 8
 # Two shares that are computed from the same messages may differ by this part of
 # their norm, for rounding in float32. Fingerprints allow the same.
 _SHARE_TOLERANCE = 63 * 2.0**-24
+
+
+class Check(NamedTuple):
+  """Which share of a turn is computed again.
+
+  Attributes:
+    event: Event of the turn.
+    turn: Number of the turn.
+    number: Number of the share.
+    checker: Name of the replica that computes it again.
+  """
+
+  event: int
+  turn: int
+  number: int
+  checker: str
+
+  @property
+  def path(self) -> str:
+    """Path of the object which says that the share is wrong."""
+    return wrong_share_path(self.event, self.turn, self.number)
 
 
 class Residual(NamedTuple):
@@ -431,17 +460,18 @@ class Shares:
         objects[message_path(event, turn, listed.replica)] = message.data
     return objects
 
-  def checked_share(self, run: str) -> int | None:
-    """Returns the number of the share that this replica must compute again.
+  def check(self, run: str) -> Check | None:
+    """Returns which share is computed again in this turn, and by whom.
 
     In one of `CHECKED_TURNS` turns, one replica checks one share of another
-    replica. A hash of the run and the turn decides which ones.
+    replica. A hash of the run and the turn decides which ones, so all replicas
+    know it.
 
     Args:
       run: Identifier of the run.
 
     Returns:
-      The number; None if this replica checks no share in this turn.
+      The check; None if no share is checked in this turn.
     """
     names = self.agreed.names
     text = f"{run} {self.inbox.event} {self.inbox.turn}".encode()
@@ -452,9 +482,16 @@ class Shares:
     number = draw % self.num_slices
     draw //= self.num_slices
     others = [name for name in names if name != self.maker(number)]
-    if others[draw % len(others)] != self.name:
-      return None
-    return number
+    return Check(
+      event=self.inbox.event,
+      turn=self.inbox.turn,
+      number=number,
+      checker=others[draw % len(others)],
+    )
+
+  def is_made_here(self, number: int) -> bool:
+    """Returns whether this replica has made a share, or the same bytes."""
+    return self.held[number].loss is not None
 
   def difference(self, number: int) -> str:
     """Computes a share again, and returns how the share in `held` differs.

@@ -17,8 +17,10 @@ import jax
 from dilocox_jax.aggregator import Aggregator
 from dilocox_jax.aggregators.exchange import exchange
 from dilocox_jax.aggregators.mailbox_mean import MailboxMean
+from dilocox_jax.aggregators.message_groups import is_in_rows
 from dilocox_jax.checks import require, within_limits
 from dilocox_jax.codecs.base import Codec
+from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.distributed.replicas import (
   ALONE_AXIS,
   REPLICA_AXIS,
@@ -88,11 +90,14 @@ class MailboxExchange:
     aggregator: Averages the messages that the mailbox brings.
     client: Client of the mailbox. It also counts the events that the run has
       settled.
+    is_in_rows: Whether messages do not depend on how a replica is divided among
+      devices (`aggregators.message_groups`).
     axis_name: Axis over which the one replica is mapped.
   """
 
   aggregator: Aggregator
   client: MailboxClient
+  is_in_rows: bool
   axis_name: str = ALONE_AXIS
 
   def enter(self, method: Method, num_replicas: int) -> None:
@@ -116,10 +121,15 @@ class MailboxExchange:
   def make_runtime(self, outer: OuterStep, replicas: Replicas) -> Runtime:
     """Returns the object that sends and receives the mailbox's messages.
 
+    A codec that selects values groups the leaves of a divided replica in
+    another way. So the run may then have only divided replicas, or none.
+
     Args:
       outer: Exchanges pseudo-gradients.
       replicas: The one replica, and its devices.
     """
+    if replicas.is_divided and not self.is_in_rows:
+      self.client.terms_of_devices = {"groups_of_leaves": "one leaf each"}
     return MailboxRuntime(outer, replicas, self.client)
 
 
@@ -180,6 +190,9 @@ def mailbox(
     ValueError: One line that names the argument that does not fit.
   """
   within_limits("step_weight", step_weight, above=0)
+  codec_name = str(codec)
+  if isinstance(codec, str):
+    codec = named_codec(codec)
   require(
     collective == MAILBOX,
     f"collective={collective!r} needs replicas in one runtime: those that meet "
@@ -194,7 +207,7 @@ def mailbox(
     rules=rules,
   )
   settings = {
-    "codec": str(codec),
+    "codec": codec_name,
     "feedback": feedback,
     "against": against,
     "keep_unsent": keep_unsent,
@@ -219,7 +232,11 @@ def mailbox(
   )
   # A thread carries out the whole exchange beside all inner steps of a window,
   # so the steps are not divided among its messages.
-  return MailboxExchange(aggregator._replace(stretch_ends=None), client)
+  return MailboxExchange(
+    aggregator=aggregator._replace(stretch_ends=None),
+    client=client,
+    is_in_rows=is_in_rows(codec.encoder),
+  )
 
 
 def _replica_processes() -> ReplicaProcesses:

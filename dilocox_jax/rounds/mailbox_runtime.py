@@ -341,11 +341,9 @@ class MailboxRuntime:
     Returns:
       The changed result, and the changed state of the aggregator.
     """
-    zeros = functools.partial(map_prefix, jnp.zeros_like)
     if result.retained is not None:
-      nothing = jax.tree.map(jnp.zeros_like, result.retained)
-      result = result._replace(retained=nothing)
-    return result, zeros(self._outer.axes.exchange, exchange)
+      result = result._replace(retained=_zeros(0, result.retained))
+    return result, _zeros(self._outer.axes.exchange, exchange)
 
   def _without_own_measurement(self, result: Any, exchange: Tree) -> Arrived:
     """Sets this replica's own pseudo-gradient in a result to zero.
@@ -362,8 +360,7 @@ class MailboxRuntime:
     Returns:
       The changed result, and the state of the aggregator.
     """
-    zeros = jax.tree.map(jnp.zeros_like, result.own)
-    return result._replace(own=zeros), exchange
+    return result._replace(own=_zeros(0, result.own)), exchange
 
   @functools.cached_property
   def _stage(self) -> Any:
@@ -437,6 +434,23 @@ class MailboxRuntime:
     states[due.fragment] = due.state
     leaves = [shared_leaves(self._outer, state) for state in states]
     return [leaf for of_fragment in leaves for leaf in of_fragment]
+
+
+def _zeros(axes: Tree, tree: Tree) -> Tree:
+  """Returns a tree whose leaves of one replica are zero.
+
+  A compiled program makes the zeros. The trainer refuses transfers from the
+  host while it dispatches, and no process alone could make an array that is
+  divided among several processes.
+
+  Args:
+    axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all replicas
+      share. The latter stay as they are.
+    tree: Arrays on devices.
+  """
+  make = functools.partial(map_prefix, jnp.zeros_like, axes)
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, tree)
+  return jax.jit(make, out_shardings=shardings)(tree)
 
 
 def shared_leaves(outer: OuterStep, state: FragmentState) -> list[Array]:

@@ -182,6 +182,7 @@ class MailboxReplica:
         axis, which a program with one replica does not have (`rounds.alone`),
         or if `mailbox.store_bytes` is too low for this plan.
     """
+    _ = rounds.runtime  # This tells the client how the replica is divided.
     rounds.check_alone(params, optimizer, batch)
     fragments = rounds.states.abstract(params, optimizer).fragments
     snapshot_bytes = sum(

@@ -325,6 +325,7 @@ def _joined(config: RunConfig, process: ProcessSettings) -> Iterator[None]:
         process.process_id,
         run=_digest(config),
         timeout_s=process.start_timeout_s,
+        on_lost=_end_after_loss,
       )
     with processes.detect_lost_process():
       where = f"process {jax.process_index()}: "
@@ -351,6 +352,17 @@ def _joined(config: RunConfig, process: ProcessSettings) -> Iterator[None]:
     traceback.print_exc()
     code = 1
   processes.exit_now(code)
+
+
+def _end_after_loss(error: processes.LostProcessError, number: int) -> None:
+  """Ends this process because another one is gone, whatever it does.
+
+  Args:
+    error: The error.
+    number: Number of this process.
+  """
+  command_line.print_error(error, f"process {number}: ")
+  processes.exit_now(command_line.TRY_AGAIN)
 
 
 def _digest(config: RunConfig) -> str:

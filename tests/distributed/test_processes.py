@@ -247,7 +247,10 @@ def started_fixture(monkeypatch):
   monkeypatch.setattr(jax.distributed, "initialize", initialize)
   monkeypatch.setattr(jax.config, "update", lambda *args: None)
   monkeypatch.setattr(
-    processes.rendezvous, "wait_for_processes", lambda *args, **named: None
+    processes.rendezvous, "wait_for_processes", lambda *args, **named: {}
+  )
+  monkeypatch.setattr(
+    processes.Lifelines, "relay", lambda lifelines, coordinator: coordinator
   )
   return given
 

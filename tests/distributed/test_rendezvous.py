@@ -4,6 +4,7 @@ Each process is a thread. A plain listener stands for JAX's service, which takes
 the port of process 0 afterwards.
 """
 
+import contextlib
 import socket
 import threading
 import time
@@ -54,9 +55,13 @@ def come(port, count, number, run="ab", timeout_s=PATIENT_S, service=None):
   def wait():
     address = f"127.0.0.1:{port}"
     process = Process(run, count, number)
-    rendezvous.wait_for_processes(process, address, address, timeout_s)
-    if number == 0:  # Where JAX's service would start.
-      with addresses.listen(address):
+    kept = rendezvous.wait_for_processes(process, address, address, timeout_s)
+    with contextlib.ExitStack() as stack:
+      for connection in kept.values():
+        stack.enter_context(connection)
+      assert set(kept) == (set(range(1, count)) if number == 0 else {0})
+      if number == 0:  # Where JAX's service would start.
+        stack.enter_context(addresses.listen(address))
         assert (service or threading.Event()).wait(timeout=PATIENT_S)
 
   return in_thread(wait)
@@ -169,7 +174,8 @@ def test_process_0_that_goes_before_its_service_listens_is_missed(
   first = in_thread(rendezvous.wait_for_processes, zero, address, address)
   with pytest.raises(TimeoutError, match="was at .* and has gone"):
     come(port, 2, 1).result(PATIENT_S)
-  first.result(PATIENT_S)
+  for connection in first.result(PATIENT_S).values():
+    connection.close()
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@
 
 Each run trains two replicas of two processes. At a random time a random process
 gets SIGKILL, perhaps while its replica starts, compiles or saves. When the rest
-of its replica has ended, the replica is started again with the same command. A
-run is counted as good if all processes end with code 0, the other replica has
-every step, and both have the same outer parameters bit for bit.
+of its replica has ended, with one line and the exit code that says "start
+again", the replica is started again with the same command. A run is counted as
+good if then all processes end with code 0, the other replica has every step,
+and both have the same outer parameters bit for bit.
 
 Importing JAX and the trainer takes longer than a small run. So this process
 imports them once, does not start JAX, and forks all training processes.
@@ -33,6 +34,7 @@ from dilocox_jax.data.streams import ReplicaStreams
 from dilocox_jax.metrics.lines import read_rows
 from dilocox_jax.training import trainer  # noqa: F401
 from experiments.runtime import config_flag, running  # noqa: F401
+from experiments.runtime.command_line import TRY_AGAIN
 from tests import runs
 
 NAMES = ("oslo", "rome")
@@ -114,7 +116,7 @@ class World:
           f"--process_id={number}",
           "--start_timeout_s=300",
         ]
-      log = self.folder / f"{name}.{number}.log"
+      log = self.log(name, number)
       pid = fork(lambda flags=flags: _train(flags, self.hurry), log)
       self.members[name].append(pid)
 
@@ -144,6 +146,10 @@ class World:
         if ended(pid) is None:
           os.kill(pid, signal.SIGKILL)
           os.waitpid(pid, 0)
+
+  def log(self, name, number):
+    """The log of a process."""
+    return self.folder / f"{name}.{number}.log"
 
   def lists(self):
     """The names of the messages that each event averages."""
@@ -269,6 +275,25 @@ def check_equal_ends(folder, workdirs):
   return f"see {log}" if status else ""
 
 
+def wrong_end(world, name, killed, codes):
+  """Says how the end of a replica was wrong; "" if it was not.
+
+  Args:
+    world: The world.
+    name: Name of the replica.
+    killed: Number of the process that was killed.
+    codes: Exit codes of both processes.
+  """
+  if codes[killed] != -signal.SIGKILL:
+    return f"{name} had ended before the kill"
+  if codes[1 - killed] != TRY_AGAIN:
+    return f"{name} ended with {codes} after the kill"
+  text = world.log(name, 1 - killed).read_text()
+  if "Traceback" in text or "stack trace" in text:
+    return f"{name} ended with a trace after the kill"
+  return ""
+
+
 def disturbed_run(folder, method, draw):
   """One run with a kill.
 
@@ -280,7 +305,8 @@ def disturbed_run(folder, method, draw):
   Returns:
     What happened, and what was wrong; "" if nothing was.
   """
-  world = World(folder, method, flags=("--config.mailbox.grace_s=5",))
+  # A replica that compiles on a busy machine must not be missed.
+  world = World(folder, method, flags=("--config.mailbox.grace_s=30",))
   victim = draw.choice(NAMES)
   other = NAMES[1 - NAMES.index(victim)]
   number = draw.randrange(2)
@@ -297,6 +323,7 @@ def disturbed_run(folder, method, draw):
     time.sleep(delay_s)
     os.kill(world.members[victim][number], signal.SIGKILL)
     codes = world.wait(victim)
+    wrong = wrong_end(world, victim, number, codes)
     num_settled = len(world.lists())
     world.start(victim)
     while victim not in sum(world.lists()[num_settled + 1 :], []):
@@ -319,7 +346,7 @@ def disturbed_run(folder, method, draw):
   if world.round_steps(other) != list(range(H, STEPS + 1, H)):
     return happened, f"{other} lost a step: {world.round_steps(other)}"
   workdirs = [folder / name for name in NAMES]
-  return happened, check_equal_ends(folder, workdirs)
+  return happened, wrong or check_equal_ends(folder, workdirs)
 
 
 def undisturbed_runs(folder, method):
@@ -360,7 +387,7 @@ def two_secrets(folder):
   lines = [
     line
     for number in range(2)
-    for line in (folder / f"oslo.{number}.log").read_text().splitlines()
+    for line in world.log("oslo", number).read_text().splitlines()
   ]
   if codes != [2, 2]:
     return f"ended with {codes}: {lines}"
@@ -398,8 +425,10 @@ def main():
   for number in range(given.runs):
     draw = random.Random(given.seed + number)
     folder = given.folder / f"run{given.seed + number}"
+    start_s = time.monotonic()
     happened, wrong = disturbed_run(folder, given.method, draw)
-    print(f"{happened}: {wrong or 'good'}", flush=True)
+    seconds = time.monotonic() - start_s
+    print(f"{happened}, {seconds:.0f} s: {wrong or 'good'}", flush=True)
     if wrong:
       bad += 1
     else:

@@ -350,7 +350,11 @@ def test_a_message_that_vanished_before_the_manifest_is_written_again():
 
 def test_who_waits_for_what_was_deleted_looks_for_a_newer_snapshot():
   one = One()
-  manifest = Manifest("", (Listed("b", "0" * 64, 1.0, 5.0),), {}, BOTH)
+  manifest = Manifest(
+    listed=(Listed("b", "0" * 64, 1.0, 5.0),),
+    roster=BOTH,
+    layout=one.inbox().layout,
+  )
   path = messages.manifest_path(3, 0)
   one.store.put(path, SIGNER.sign_json(path, dataclasses.asdict(manifest)))
   one.snapshots.write(Snapshot(8, 8, {}, ARRAYS), starts=[0, 8])

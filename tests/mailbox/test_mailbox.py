@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dilocox_jax.mailbox_protocol.agreement import ReplicaStaleError
+from dilocox_jax.mailbox_protocol.agreement import (
+  ReplicaStaleError,
+  StoppedError,
+)
 from dilocox_jax.mailbox_protocol.mailbox import Mailbox
 from dilocox_jax.mailbox_protocol.roster import MailboxRules
 from dilocox_jax.mailbox_protocol.store import Store
+from dilocox_jax.threads import in_thread
 from tests.mailbox.world import CONFIG, SECRET, FakeStore, Process, Toy, World
 from tests.oracles import mailbox as twin
 
@@ -455,3 +459,45 @@ def test_events_come_in_order():
   for event, turn in [(1, 0), (0, 1)]:
     with pytest.raises(ValueError, match="is not after -1"):
       box.exchange(event, turn, [np.zeros(1)])
+
+
+def test_a_message_of_other_arrays_is_never_averaged():
+  """Whoever agrees first goes on alone, and the other one ends."""
+  store = Store("memory:///")
+  rules = dataclasses.replace(RULES, replicas=2, quorum=1, grace_s=0.2)
+
+  def exchange(name, size):
+    box = Mailbox(store, name=name, secret=SECRET, config={}, rules=rules)
+    assert box.announce(0)
+    return box.exchange(0, 0, [np.zeros((2, size))])
+
+  exchanges = [in_thread(exchange, "a", 3), in_thread(exchange, "b", 4)]
+  errors = [each.exception(timeout=60) for each in exchanges]
+  [error] = [error for error in errors if error is not None]
+  assert isinstance(error, StoppedError)
+  alone, ended = ("a", "b") if errors[1] else ("b", "a")
+  [going_on] = [each for each in exchanges if each.exception() is None]
+  assert [name for name, *_ in going_on.result().messages] == [alone]
+  line = str(error)
+  assert line.startswith(f"event 0: the messages of {alone} have other arrays")
+  assert ended != alone and "\n" not in line
+
+
+def test_the_same_rows_may_have_another_axis_of_layers():
+  boxes = {}
+  store = Store("memory:///")
+  rules = dataclasses.replace(RULES, replicas=2, quorum=2)
+  rows = np.arange(24, dtype=np.float32)
+
+  def exchange(name, shape):
+    boxes[name] = Mailbox(
+      store, name=name, secret=SECRET, config={}, rules=rules
+    )
+    assert boxes[name].announce(0)
+    return boxes[name].exchange(0, 0, [rows.reshape(shape)])
+
+  shapes = {"a": (2, 4, 3), "b": (1, 8, 3)}
+  exchanges = [in_thread(exchange, *item) for item in shapes.items()]
+  for each, shape in zip(exchanges, shapes.values(), strict=True):
+    messages = each.result(timeout=60).messages
+    assert [arrays[0].shape for _, _, arrays in messages] == [shape, shape]

@@ -58,9 +58,9 @@ def enter(store, secret=b"secret", **changes):
     ({"rules": {"grace_s": 6.0}}, "rules.grace_s is 6.0 here"),
     ({"text": "u" * 64}, r"text is uuuuuuuu\.\.\. here and tttttttt\.\.\. in"),
     (
-      {"protocol": 4},
-      "this replica has version 4 of the mailbox's protocol, and the run at "
-      "s3://bucket/run has version 3: install",
+      {"protocol": 5},
+      "this replica has version 5 of the mailbox's protocol, and the run at "
+      "s3://bucket/run has version 4: install",
     ),
   ],
 )
@@ -86,7 +86,7 @@ def test_a_run_of_the_first_protocol_is_refused_by_its_version(store):
   del record["protocol"]
   for path in (messages.RUN, messages.RUN_COPY):
     store.put(path, SIGNER_OF_RECORDS.sign_json(path, record))
-  with pytest.raises(RunMismatchError, match="has version 3 .* has version 1:"):
+  with pytest.raises(RunMismatchError, match="has version 4 .* has version 1:"):
     enter(store)
 
 

@@ -5,8 +5,9 @@ import logging
 import numpy as np
 import pytest
 
+from dilocox_jax.mailbox_protocol import roster
 from dilocox_jax.mailbox_protocol import shares as shares_module
-from dilocox_jax.mailbox_protocol.agreement import Memory
+from dilocox_jax.mailbox_protocol.agreement import Memory, StoppedError
 from dilocox_jax.mailbox_protocol.manifest import Manifest
 from dilocox_jax.mailbox_protocol.messages import (
   Inbox,
@@ -186,19 +187,61 @@ def test_a_wrong_share_is_found_by_the_replica_that_checks_it(
   caplog.set_level(logging.WARNING)
   undisturbed()
   assert not caplog.text
-  made = shares_module.make_share
-  num_made = [0]
+  break_shares(monkeypatch, "b")
+  run = Run(events=7)
+  run.finish()
+  assert "share 1 of the mean, made by b, differs" in caplog.text
+  found = {
+    name for toy in run.toys if toy.name != "b" for *_, name in toy.wrong_shares
+  }
+  assert found == {"b"}
 
-  def broken(tables, slices, **arguments):
-    share, residual = made(tables, slices, **arguments)
-    num_made[0] += 1
-    if num_made[0] % 5 == 0:
+
+def break_shares(monkeypatch, broken_name):
+  """Lets one replica compute half of each share, in every turn."""
+  monkeypatch.setattr(shares_module, "CHECKED_TURNS", 1)
+  # The name of the run decides who checks which share.
+  monkeypatch.setattr(roster.secrets, "token_hex", lambda size: "0" * 2 * size)
+  made = shares_module.Shares._made
+  computed = shares_module.make_share
+  is_broken = [False]
+
+  def broken_share(tables, slices, **arguments):
+    share, residual = computed(tables, slices, **arguments)
+    if is_broken[0]:
       share = tables.encode([rows * 0.5 for rows in tables.decode(share)])
     return share, residual
 
-  monkeypatch.setattr(shares_module, "make_share", broken)
-  Run(events=12).finish()
-  assert "of the mean, made by" in caplog.text
+  def made_by(shares, number, residual):
+    is_broken[0] = shares.name == broken_name
+    try:
+      return made(shares, number, residual)
+    finally:
+      is_broken[0] = False
+
+  monkeypatch.setattr(shares_module, "make_share", broken_share)
+  monkeypatch.setattr(shares_module.Shares, "_made", made_by)
+
+
+def test_who_makes_wrong_shares_ends_once_two_others_have_found_some(
+  monkeypatch, caplog
+):
+  caplog.set_level(logging.WARNING)
+  break_shares(monkeypatch, "b")
+  run = Run(events=40)
+  assert run.world.move_to_end(run.processes)
+  errors = {process.toy.name: process.error for process in run.processes}
+  error = errors.pop("b")
+  assert isinstance(error, StoppedError)
+  assert str(error).startswith("b makes wrong shares of means, as a and c have")
+  assert "\n" not in str(error)
+  # It accuses the others, too. But it is the only one.
+  assert set(errors.values()) == {None}
+  assert "b has found that share" in caplog.text
+  a, _, *others = run.toys
+  for other in others:
+    assert other.event == a.event == 40
+    assert other.theta.tobytes() == a.theta.tobytes()
 
 
 def test_a_residual_is_read_by_the_next_maker_of_the_share(monkeypatch):

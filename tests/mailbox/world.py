@@ -67,6 +67,7 @@ class Toy:
     done: Marks of all units that this life has had.
     losses: How often it had to begin again from a snapshot.
     superseded: How often a message of an earlier life counted instead.
+    wrong_shares: The wrong shares that it has found.
   """
 
   def __init__(
@@ -117,6 +118,7 @@ class Toy:
     self.event = 0
     self.losses = 0
     self.superseded = 0
+    self.wrong_shares: list[tuple[int, int, str]] = []
     self._start = checkpoint
     self._box: Mailbox | None = None
     self.checkpoint: dict[str, Any] | None = None
@@ -205,6 +207,7 @@ class Toy:
         tables=self.tables,
       )
       self.superseded += exchanged.is_superseded
+      self.wrong_shares += exchanged.wrong_shares
       is_own_listed |= exchanged.is_superseded or (
         turn == self.turns - 1 and exchanged.is_own_listed
       )

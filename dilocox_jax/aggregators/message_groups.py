@@ -1,0 +1,127 @@
+"""Messages that do not depend on how a replica is divided among its devices.
+
+A replica on one device encodes leaves of one width together. A replica that is
+divided among devices encodes each leaf by itself, because each device works on
+its own part of every leaf. Both encode the same rows. So that they can meet in
+a mailbox, a message always has the groups of one device:
+
+    program of one device     codes of a and b, scales of a and b
+    program of several        codes of a, scales of a, codes of b, scales of b
+    message of both           codes of a and b, scales of a and b
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from dilocox_jax.codecs.base import Encoder, Quantizer
+from dilocox_jax.codecs.batching import (
+  Arrays,
+  Shape,
+  groups_on_one_device,
+)
+from dilocox_jax.trees import Array
+
+
+def is_in_rows(encoder: Encoder) -> bool:
+  """Returns whether differently divided replicas can send equal messages.
+
+  Args:
+    encoder: The encoder of a message. If it does not encode every value, its
+      groups of leaves are those of the program.
+  """
+  return isinstance(encoder, Quantizer)
+
+
+@dataclasses.dataclass(frozen=True)
+class MessageGroups:
+  """The groups of leaves in a message, and in the program that encodes it.
+
+  Attributes:
+    widths: Values in a row of each leaf.
+    layers: Number of layers of each leaf.
+    rows: Number of rows in a layer of each leaf.
+    of_message: Indices of the leaves of each group of the message.
+    of_program: Indices of the leaves of each group of the program, in the same
+      order.
+  """
+
+  widths: tuple[int, ...]
+  layers: tuple[int, ...]
+  rows: tuple[int, ...]
+  of_message: list[list[int]]
+  of_program: list[list[int]]
+
+  @classmethod
+  def of(cls, encoder: Quantizer, shapes: Sequence[Shape]) -> "MessageGroups":
+    """Returns the groups of a message.
+
+    Args:
+      encoder: The encoder of the message.
+      shapes: Shapes of the leaves, with the layer axis.
+    """
+    layout = encoder.layout(list(shapes))
+    return cls(
+      widths=layout.widths,
+      layers=tuple(shape[0] for shape in shapes),
+      rows=tuple(
+        -(-math.prod(shape[1:]) // width)
+        for shape, width in zip(shapes, layout.widths, strict=True)
+      ),
+      of_message=groups_on_one_device(layout.shapes, layout.widths),
+      of_program=layout.groups,
+    )
+
+  def to_message(self, arrays: Arrays) -> list[Array]:
+    """Returns the arrays of a message.
+
+    Args:
+      arrays: Arrays [layers, rows, ...] of every group of the program.
+    """
+    if self.of_program == self.of_message:
+      return list(arrays)
+    num_arrays = len(arrays) // len(self.of_program)
+    joined = []
+    first = 0  # Group of the program with the first leaf of the group.
+    for group in self.of_message:
+      for number in range(num_arrays):
+        parts = [
+          arrays[(first + place) * num_arrays + number]
+          for place in range(len(group))
+        ]
+        if len(parts) > 1:
+          parts = [part.reshape(1, -1, *part.shape[2:]) for part in parts]
+        joined.append(jnp.concatenate(parts, axis=1))
+      first += len(group)
+    return joined
+
+  def from_messages(self, arrays: Arrays) -> list[Array]:
+    """Returns the arrays of the program, which `to_message` has joined.
+
+    Args:
+      arrays: Arrays [K, layers, rows, ...] of every group of K messages.
+    """
+    if self.of_program == self.of_message:
+      return list(arrays)
+    num_arrays = len(arrays) // len(self.of_message)
+    separate = []
+    for position, group in enumerate(self.of_message):
+      first = position * num_arrays
+      num_rows = [self.layers[leaf] * self.rows[leaf] for leaf in group]
+      ends = list(itertools.accumulate(num_rows))[:-1]
+      parts_of_arrays = []
+      for array in arrays[first : first + num_arrays]:
+        rows = array.reshape(len(array), 1, -1, *array.shape[3:])
+        parts_of_arrays.append(jnp.split(rows, ends, axis=2))
+      for place, leaf in enumerate(group):
+        for parts in parts_of_arrays:
+          part = parts[place]
+          separate.append(
+            part.reshape(
+              len(part), self.layers[leaf], self.rows[leaf], *part.shape[3:]
+            )
+          )
+    return separate

@@ -1,0 +1,183 @@
+"""Ends a process with one line when another process of its run has gone.
+
+JAX's runtime aborts a process as soon as its connection to process 0 breaks,
+and prints a C++ trace. It calls no function of this package before that. So the
+other processes talk to process 0 through a *relay*, a thread of their own that
+forwards bytes:
+
+  JAX's client  <->  relay (127.0.0.1)  <->  JAX's service in process 0
+
+If process 0 dies, the relay sees it, and JAX's client sees nothing. The relay
+lets the process end itself.
+
+Process 0 learns in the same way that another process has died: it keeps the
+connections on which the processes have greeted it (`rendezvous`). These are its
+*lifelines*. A process that leaves the run says goodbye on its lifeline. The
+operating system checks lifelines and relays when nothing is sent, so a machine
+that vanishes is noticed, too.
+
+JAX's own heartbeats still find a process that is there and does not move. Then
+JAX's runtime aborts.
+"""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from dilocox_jax.distributed import addresses
+from dilocox_jax.threads import in_thread
+
+_GOODBYE = b"bye\n"
+_CONNECT_S = 5.0
+_MOST_BYTES = 2**20  # Read at once by a relay.
+# A process whose own work fails because of the loss, or that was asked to stop,
+# says so itself. It has this long for that.
+_OWN_WORDS_S = 1.0
+# The other machine counts as gone if it has answered nothing for 25 s. JAX's
+# service waits for 30 s.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+
+class Lifelines:
+  """The connections by which this process notices that another has gone."""
+
+  def __init__(self, on_lost: Callable[[], None]):
+    """Watches nothing yet.
+
+    Args:
+      on_lost: Called in a thread when another process has gone. It should end
+        this process.
+    """
+    self._on_lost = on_lost
+    self._lock = threading.Lock()  # Held while `on_lost` runs.
+    self._is_watching = False
+    self._connections: list[socket.socket] = []
+
+  def watch(self, connections: Mapping[int, socket.socket]) -> None:
+    """Watches connections that the rendezvous has kept.
+
+    Args:
+      connections: Connections by number of the other process.
+    """
+    self._is_watching = True
+    for connection in connections.values():
+      connection.settimeout(None)
+      _check_when_idle(connection)
+      self._connections.append(connection)
+      in_thread(self._watch_one, connection)
+
+  def relay(self, coordinator: str) -> str:
+    """Starts a relay to process 0, and returns its address, host:port.
+
+    Args:
+      coordinator: Address of JAX's service, host:port.
+    """
+    server = socket.create_server(("127.0.0.1", 0))
+    in_thread(self._accept, server, coordinator)
+    host, port = server.getsockname()
+    return f"{host}:{port}"
+
+  def leave(self) -> None:
+    """Leaves the run: this process and the others may end from now on."""
+    with self._lock:
+      was_watching = self._is_watching
+      self._is_watching = False
+    if not was_watching:
+      return
+    for connection in self._connections:
+      with contextlib.suppress(OSError):  # The other process may have gone.
+        connection.sendall(_GOODBYE)
+
+  def _watch_one(self, connection: socket.socket) -> None:
+    """Waits until the other end says goodbye, or has gone."""
+    text = b""
+    with contextlib.suppress(OSError):
+      while text != _GOODBYE:
+        new_bytes = connection.recv(len(_GOODBYE) - len(text))
+        if not new_bytes:
+          break
+        text += new_bytes
+    connection.close()
+    if text != _GOODBYE:
+      self._lost()
+
+  def _lost(self) -> None:
+    """Calls `on_lost`, unless this process leaves the run meanwhile."""
+    time.sleep(_OWN_WORDS_S)
+    with self._lock:
+      if self._is_watching:
+        self._on_lost()
+
+  def _accept(self, server: socket.socket, coordinator: str) -> None:
+    """Forwards each connection of this process to process 0."""
+    while True:
+      inner, _ = server.accept()
+      try:
+        outer = addresses.connect(addresses.look_up(coordinator), _CONNECT_S)
+      except OSError:
+        inner.close()  # JAX's client tries again.
+        continue
+      outer.settimeout(None)
+      for connection in (inner, outer):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+      _check_when_idle(outer)
+      for forward in (self._forward_to_main, self._forward_from_main):
+        in_thread(forward, inner, outer)
+
+  def _forward_to_main(
+    self, inner: socket.socket, outer: socket.socket
+  ) -> None:
+    """Forwards what JAX's client sends, until it closes its connection.
+
+    Args:
+      inner: Connection to JAX's client.
+      outer: Connection to process 0.
+    """
+    if _forward(inner, outer):
+      with contextlib.suppress(OSError):
+        outer.shutdown(socket.SHUT_RDWR)
+      inner.close()
+    # Else process 0 is gone, of which `_forward_from_main` takes care.
+
+  def _forward_from_main(
+    self, inner: socket.socket, outer: socket.socket
+  ) -> None:
+    """Forwards what process 0 sends, until the connection to it ends.
+
+    Args:
+      inner: Connection to JAX's client.
+      outer: Connection to process 0.
+    """
+    _forward(outer, inner)
+    if self._is_watching:
+      self._lost()  # JAX's client must not see before that what has happened.
+    with contextlib.suppress(OSError):
+      inner.shutdown(socket.SHUT_RDWR)
+    outer.close()
+
+
+def _forward(source: socket.socket, target: socket.socket) -> bool:
+  """Forwards bytes. Returns whether the source has ended; else the target."""
+  buffer = memoryview(bytearray(_MOST_BYTES))
+  while True:
+    try:
+      size = source.recv_into(buffer)
+    except OSError:
+      return True
+    if not size:
+      return True
+    try:
+      target.sendall(buffer[:size])
+    except OSError:
+      return False
+
+
+def _check_when_idle(connection: socket.socket) -> None:
+  """Lets the operating system end a connection whose other end is gone."""
+  connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+  for name, value in _KEEPALIVE.items():
+    option = getattr(socket, name, None)  # Not all systems have them.
+    if option is not None:
+      connection.setsockopt(socket.IPPROTO_TCP, option, value)
